@@ -1,0 +1,241 @@
+// Package discovery finds the accelerators of a host. It turns a file system
+// into data: a scan asks every [Family] what it recognises and returns a
+// [Snapshot]. It reads the host and does nothing else: it writes nothing, logs
+// nothing, runs no command and does not know that there is a cluster.
+package discovery
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Domain is the domain of Chandler's attributes and the name of its DRA
+// driver. Attribute names without a domain, such as "kind", are in it.
+const Domain = "chandler.dev"
+
+// Device is one thing that can be given to a container. It is plain data:
+// everything that is said to Kubernetes about the device is computed from it.
+type Device struct {
+	// Name is unique on the host, a DNS label, and the same after a reboot or
+	// a hot-swap of other devices: the PCI address and partition index as
+	// "pci-0000-19-00-0" and "pci-0000-19-00-0-xcp-1", or what the kernel
+	// names a device that has no address.
+	Name string
+
+	// Family is the name of the family that recognised the device.
+	Family string
+
+	// Identity is the UUID or serial number by which this piece of silicon is
+	// told from another in the same slot, "" while it is unknown.
+	Identity string
+
+	// Source is the kernel's directory of the device without the leading
+	// slash, such as "sys/devices/pci0000:00/0000:00:01.0". The device is gone
+	// when this directory is.
+	Source string
+
+	// Attributes and Capacity are as they stand in a ResourceSlice.
+	Attributes Attributes
+	Capacity   Capacity
+
+	// Edits are what a container needs to use the device, whatever else it is
+	// given: nodes, mounts, environment, hooks. Host paths are those of the
+	// host that was scanned.
+	Edits specs.ContainerEdits
+
+	Health Health
+
+	// PartOf is the silicon that the device shares with others, nil if it is
+	// all there is of it, and Takes what it takes of the Whole's counters.
+	PartOf *Whole
+	Takes  map[string]resource.Quantity
+
+	// Shareable says that any number of containers may have the device at once
+	// and lose nothing by it, as with /dev/kvm.
+	Shareable bool
+
+	// Offers says how the classic device-plugin API sees the device.
+	Offers []Offer
+
+	// Mode is the API that the administrator chose for the device; "" leaves
+	// the choice to the agent. It is set by [Rules], never by a family.
+	Mode Mode
+}
+
+// Whole is a piece of silicon that several devices are parts of: a PCI
+// function and its partitions, a physical function and its virtual ones. Only
+// one API offers a Whole at a time.
+type Whole struct {
+	Name string `json:"name"` // a DNS label, by the same rules as a device's name
+
+	// Counters is how much there is to take, nil if the parts do not compete.
+	// Devices that share a Whole carry the same counters.
+	Counters map[string]resource.Quantity `json:"counters,omitempty"`
+}
+
+// Offer is one classic resource that a device stands behind. One device may
+// have many IDs (shares), many Offers, and several devices may share a Unit,
+// which is then only handed out as a whole (a two-chip card).
+type Offer struct {
+	Resource string   `json:"resource"`       // "amd.com/gpu"
+	IDs      []string `json:"ids"`            // as the plugin that Chandler replaces gives them
+	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
+}
+
+// Mode is an API that offers devices.
+type Mode string
+
+// The modes that an administrator may choose.
+const (
+	ModeAuto         Mode = ""             // DRA where the cluster has it, else the device-plugin API
+	ModeDRA          Mode = "DRA"          // Dynamic Resource Allocation only
+	ModeDevicePlugin Mode = "DevicePlugin" // the classic device-plugin API only
+)
+
+// Health is a reading of a device's state at the time of the scan.
+type Health struct {
+	Status HealthStatus `json:"status"`
+	Reason string       `json:"reason,omitempty"` // in words, "" while healthy
+}
+
+// HealthStatus says whether a device can be used.
+type HealthStatus string
+
+// The states of a device. The zero value counts as Healthy.
+const (
+	Healthy   HealthStatus = "Healthy"
+	Unhealthy HealthStatus = "Unhealthy" // known not to work
+	Unknown   HealthStatus = "Unknown"   // could not be read; what is said of it may be out of date
+)
+
+// Attributes are a device's attributes by name; see ARCHITECTURE.md for the
+// vocabulary that all families share.
+type Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+
+// SetString sets a string attribute. An empty value is left out, since it is
+// not known; one longer than the API's limit is cut at a character's end.
+func (a Attributes) SetString(name resourceapi.QualifiedName, value string) {
+	value = strings.ToValidUTF8(value, "")
+	if len(value) > resourceapi.DeviceAttributeMaxValueLength {
+		value = strings.TrimSpace(strings.ToValidUTF8(value[:resourceapi.DeviceAttributeMaxValueLength], ""))
+	}
+	if value != "" {
+		a[name] = resourceapi.DeviceAttribute{StringValue: &value}
+	}
+}
+
+// SetInt sets an integer attribute.
+func (a Attributes) SetInt(name resourceapi.QualifiedName, value int64) {
+	a[name] = resourceapi.DeviceAttribute{IntValue: &value}
+}
+
+// SetBool sets a boolean attribute.
+func (a Attributes) SetBool(name resourceapi.QualifiedName, value bool) {
+	a[name] = resourceapi.DeviceAttribute{BoolValue: &value}
+}
+
+// String returns the value of a string attribute, "" if there is none.
+func (a Attributes) String(name resourceapi.QualifiedName) string {
+	if value := a[name].StringValue; value != nil {
+		return *value
+	}
+	return ""
+}
+
+// Capacity is what a device has of things that can be counted.
+type Capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
+
+// Set sets a capacity that is a number, in bytes for memory.
+func (c Capacity) Set(name resourceapi.QualifiedName, value int64) {
+	format := resource.DecimalSI
+	if name == "memory" {
+		format = resource.BinarySI
+	}
+	c[name] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(value, format)}
+}
+
+// Snapshot is all devices of a host at one moment. It is never modified.
+type Snapshot struct {
+	Devices  []Device // in name order
+	Problems []Problem
+}
+
+// Problem is what could not be read, or is not as it should be. It never ends
+// a scan.
+type Problem struct {
+	Device string // the name of the device, or of what was looked at
+	Err    error
+}
+
+// Lookup returns the device of that name.
+func (s *Snapshot) Lookup(name string) (Device, bool) {
+	i, found := slices.BinarySearchFunc(s.Devices, name, func(d Device, name string) int {
+		return strings.Compare(d.Name, name)
+	})
+	if !found {
+		return Device{}, false
+	}
+	return s.Devices[i], true
+}
+
+// Silicon names the piece of silicon that the device competes for: its Whole,
+// or itself.
+func (d *Device) Silicon() string {
+	if d.PartOf != nil {
+		return d.PartOf.Name
+	}
+	return d.Name
+}
+
+// MarshalJSON writes the form that "chandler discover -o json" prints.
+func (d Device) MarshalJSON() ([]byte, error) {
+	health := d.Health
+	if health.Status == "" {
+		health.Status = Healthy
+	}
+	return json.Marshal(struct {
+		Name       string                       `json:"name"`
+		Family     string                       `json:"family"`
+		Identity   string                       `json:"identity,omitempty"`
+		Attributes Attributes                   `json:"attributes,omitempty"`
+		Capacity   Capacity                     `json:"capacity,omitempty"`
+		Health     Health                       `json:"health"`
+		Shareable  bool                         `json:"shareable,omitempty"`
+		PartOf     *Whole                       `json:"partOf,omitempty"`
+		Takes      map[string]resource.Quantity `json:"takes,omitempty"`
+		Mode       Mode                         `json:"mode,omitempty"`
+		Offers     []Offer                      `json:"offers,omitempty"`
+		Edits      specs.ContainerEdits         `json:"edits"`
+	}{
+		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable,
+		d.PartOf, d.Takes, d.Mode, d.Offers, d.Edits,
+	})
+}
+
+// MarshalJSON writes {"devices":[…],"problems":[…]}, both always there.
+func (s *Snapshot) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Devices  []Device  `json:"devices"`
+		Problems []Problem `json:"problems"`
+	}{append([]Device{}, s.Devices...), append([]Problem{}, s.Problems...)})
+}
+
+// MarshalJSON writes {"device":…,"error":…}.
+func (p Problem) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Device string `json:"device"`
+		Error  string `json:"error"`
+	}{p.Device, p.Err.Error()})
+}
+
+// Error returns the problem in words.
+func (p Problem) Error() string { return fmt.Sprintf("%s: %v", p.Device, p.Err) }
+
+// Unwrap returns what went wrong.
+func (p Problem) Unwrap() error { return p.Err }

@@ -1,0 +1,177 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family recognises one kind of accelerator and describes what it finds. A
+// family is a value in a list: see package families.
+//
+// Its functions only read the host that they are given. They may not run
+// commands, write, log or keep state, and must give the same answer for the
+// same host.
+type Family struct {
+	Name  string  // a DNS label; published as the attribute "family"
+	Doc   string  // one line: what the family covers
+	Match []Match // the kernel devices that belong to the family
+
+	// Describe returns what the matched kernel devices offer. It is given all
+	// of them at once, in path order, since one unit may be several functions:
+	// a card by its serial number, an IOMMU group, a pool. It is not called
+	// where nothing matches.
+	//
+	// What cannot be read is a Problem that names the device by its
+	// Device.Name and hides no other. The device is returned besides, without
+	// what could not be read, unless it cannot be described at all.
+	Describe func(host *Host, found []sysfs.Device) ([]Device, []Problem)
+
+	// Grant returns what a container needs because of the set of devices it
+	// was given, beyond their own Edits: joined, numbered or JSON variables.
+	// It is pure. Nil means nothing.
+	Grant func(given []Device, grant Grant) specs.ContainerEdits
+}
+
+// Grant says to whom, and by which API, a set of devices is given.
+type Grant struct {
+	API      Mode   // ModeDRA or ModeDevicePlugin
+	Resource string // the classic resource name, "" in DRA
+	Claim    string // the claim's name in the pod, "" in the classic API
+	Request  string // the request's name in the claim, "" in the classic API
+}
+
+// Match selects kernel devices. All fields that are set must hold; either Bus
+// or Class is.
+type Match struct {
+	Bus   string // "pci": devices of /sys/bus/pci/devices
+	Class string // "misc": devices of /sys/class/misc
+
+	Name     string // a pattern of [path.Match] for the kernel's name: "kvm", "amdgpu_xcp_*"
+	Driver   string // the bound driver: "amdgpu"
+	Vendor   string // PCI vendor ID, four lower-case digits: "10de"
+	PCIClass string // how the PCI class code begins, lower-case digits: "03", "0302"
+}
+
+// Host is what a family may look at.
+type Host struct {
+	// FS is the host's file system, rooted at its "/". Paths have no leading
+	// slash: "proc/devices".
+	FS fs.FS
+
+	// Roots are directories of the host that the administrator named for a
+	// family, by the family's name: where a vendor's driver libraries lie.
+	Roots map[string]string
+}
+
+// ReadText returns a file of the host without the white space around it; it
+// may be up to 64 KiB long. The path begins with a slash.
+func (h *Host) ReadText(name string) (string, error) {
+	return sysfs.ReadText(h.FS, strings.TrimPrefix(path.Clean(name), "/"), 64<<10)
+}
+
+// Exists reports whether the host has a file of that path, which begins with
+// a slash.
+func (h *Host) Exists(name string) bool {
+	_, err := fs.Stat(h.FS, strings.TrimPrefix(path.Clean(name), "/"))
+	return err == nil
+}
+
+// Validate reports what is wrong with a list of families, nil if nothing is.
+func Validate(families []*Family) error {
+	var errs []error
+	seen := make(map[string]bool)
+	for _, f := range families {
+		if seen[f.Name] {
+			errs = append(errs, fmt.Errorf("family %s: listed twice", f.Name))
+		}
+		seen[f.Name] = true
+		for _, err := range f.validate() {
+			errs = append(errs, fmt.Errorf("family %s: %w", f.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (f *Family) validate() []error {
+	var errs []error
+	for _, message := range validation.IsDNS1123Label(f.Name) {
+		errs = append(errs, fmt.Errorf("name: %s", message))
+	}
+	if f.Doc == "" || strings.Contains(f.Doc, "\n") {
+		errs = append(errs, errors.New("doc: must be one line"))
+	}
+	if len(f.Match) == 0 {
+		errs = append(errs, errors.New("match: must not be empty"))
+	}
+	for i, m := range f.Match {
+		if (m.Bus == "") == (m.Class == "") {
+			errs = append(errs, fmt.Errorf("match %d: either a bus or a class", i))
+		}
+		if _, err := path.Match(m.Name, ""); err != nil {
+			errs = append(errs, fmt.Errorf("match %d: name %q: %w", i, m.Name, err))
+		}
+		if m.Bus != "pci" && (m.Vendor != "" || m.PCIClass != "") {
+			errs = append(errs, fmt.Errorf("match %d: vendor and PCI class are of bus pci", i))
+		}
+	}
+	if f.Describe == nil {
+		errs = append(errs, errors.New("describe: missing"))
+	}
+	return errs
+}
+
+// selects reports whether a device of the match's bus or class belongs to the
+// family. The cheapest test comes first: a host may have thousands of devices.
+func (m Match) selects(d sysfs.Device) (bool, error) {
+	if m.Name != "" {
+		if ok, _ := path.Match(m.Name, d.Name()); !ok {
+			return false, nil
+		}
+	}
+	attrs := d.Attrs()
+	if m.Vendor != "" {
+		if vendor, _ := attrs.Hex("vendor", 4); vendor != m.Vendor {
+			return false, attrs.Err()
+		}
+	}
+	if m.PCIClass != "" {
+		if class, _ := attrs.Hex("class", 6); !strings.HasPrefix(class, m.PCIClass) {
+			return false, attrs.Err()
+		}
+	}
+	return m.Driver == "" || d.Driver() == m.Driver, attrs.Err()
+}
+
+// matched returns the kernel devices that belong to the family, each once, in
+// path order, and what could not be read to decide.
+func (f *Family) matched(kernel *kernel) ([]sysfs.Device, []Problem) {
+	var found []sysfs.Device
+	var problems []Problem
+	seen := make(map[string]bool)
+	for _, m := range f.Match {
+		for _, d := range kernel.list(m) {
+			if seen[d.Path] {
+				continue
+			}
+			ok, err := m.selects(d)
+			if err != nil {
+				problems = append(problems, Problem{DeviceName(d), err})
+			}
+			if ok {
+				seen[d.Path] = true
+				found = append(found, d)
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b sysfs.Device) int { return strings.Compare(a.Path, b.Path) })
+	return found, problems
+}

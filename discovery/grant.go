@@ -1,0 +1,39 @@
+package discovery
+
+import (
+	"slices"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Granter returns what a container needs because of the set of devices it is
+// given, beyond the devices' own Edits.
+type Granter func(given []Device, grant Grant) specs.ContainerEdits
+
+// Granters joins the Grants of families: each is asked about the devices of
+// its own that are in the set, in the order in which they are in it.
+func Granters(families []*Family) Granter {
+	return func(given []Device, grant Grant) specs.ContainerEdits {
+		var edits specs.ContainerEdits
+		for _, f := range families {
+			own := slices.DeleteFunc(slices.Clone(given), func(d Device) bool { return d.Family != f.Name })
+			if f.Grant != nil && len(own) > 0 {
+				edits = Join(edits, f.Grant(own, grant))
+			}
+		}
+		return edits
+	}
+}
+
+// Join returns what both edits make of a container.
+func Join(a, b specs.ContainerEdits) specs.ContainerEdits {
+	return specs.ContainerEdits{
+		DeviceNodes:    slices.Concat(a.DeviceNodes, b.DeviceNodes),
+		NetDevices:     slices.Concat(a.NetDevices, b.NetDevices),
+		Mounts:         slices.Concat(a.Mounts, b.Mounts),
+		Env:            slices.Concat(a.Env, b.Env),
+		Hooks:          slices.Concat(a.Hooks, b.Hooks),
+		AdditionalGIDs: slices.Concat(a.AdditionalGIDs, b.AdditionalGIDs),
+		IntelRdt:       a.IntelRdt,
+	}
+}

@@ -1,0 +1,126 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// DeviceName returns the name of a device by the kernel's: "pci-0000-03-00-0"
+// for the PCI function "0000:03:00.0", "vhost-net" for itself.
+func DeviceName(d sysfs.Device) string {
+	if sysfs.IsPCIAddress(d.Name()) {
+		return "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(d.Name())
+	}
+	return strings.NewReplacer(":", "-", ".", "-", "_", "-", "!", "-").Replace(strings.ToLower(d.Name()))
+}
+
+// PCI returns what is to be said of any PCI function, for a family to add to:
+// its name, the vocabulary's pciVendor, pciDevice, driver, function, parent,
+// iommuGroup, linkSpeed and linkWidth, and the standard attributes pciBusID,
+// pcieRoot and numaNode. What is not there is left out; what cannot be read
+// is the error.
+func PCI(host *Host, function sysfs.Device) (Device, error) {
+	attrs := function.Attrs()
+	d := Device{
+		Name:       DeviceName(function),
+		Source:     function.Path,
+		Attributes: Attributes{},
+		Capacity:   Capacity{},
+	}
+	if vendor, ok := attrs.Hex("vendor", 4); ok {
+		d.Attributes.SetString("pciVendor", vendor)
+	}
+	if device, ok := attrs.Hex("device", 4); ok {
+		d.Attributes.SetString("pciDevice", device)
+	}
+	d.Attributes.SetString("driver", function.Driver())
+	d.Attributes.SetString("function", "physical")
+	if physical, ok := function.LinkTo("physfn"); ok {
+		d.Attributes.SetString("function", "virtual")
+		d.Attributes.SetString("parent", DeviceName(physical))
+	}
+	setGroupAndLink(d.Attributes, function, attrs)
+	setLocation(d.Attributes, host, function, attrs)
+	if err := attrs.Err(); err != nil {
+		return d, fmt.Errorf("describe PCI function %s: %w", function.Name(), err)
+	}
+	return d, nil
+}
+
+// setGroupAndLink sets iommuGroup, linkSpeed in MT/s and linkWidth in lanes
+// (Documentation/ABI/testing/sysfs-bus-pci).
+func setGroupAndLink(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {
+	var group int64
+	if _, err := fmt.Sscanf(function.Link("iommu_group"), "%d", &group); err == nil {
+		a.SetInt("iommuGroup", group)
+	}
+	// "16.0 GT/s PCIe"; "Unknown" while the link is down.
+	var gigaTransfers float64
+	if speed, ok := attrs.Text("current_link_speed"); ok {
+		if _, err := fmt.Sscanf(speed, "%f GT/s", &gigaTransfers); err == nil && gigaTransfers > 0 {
+			a.SetInt("linkSpeed", int64(gigaTransfers*1000))
+		}
+	}
+	// The kernel writes 255 where the width is unknown and 0 where the link is down.
+	if width, ok := attrs.Uint("current_link_width"); ok && width > 0 && width <= 32 {
+		a.SetInt("linkWidth", int64(width))
+	}
+}
+
+// setLocation sets the attributes that Kubernetes itself defines, through its
+// own helpers. Those refuse PCI domains of more than four digits (KEP-4381
+// knows only "0000"), which are published in the same form, longer.
+func setLocation(a Attributes, host *Host, function sysfs.Device, attrs *sysfs.Attrs) {
+	address := function.Name()
+	a.SetString(deviceattribute.StandardDeviceAttributePCIBusID, address)
+	a.SetString(deviceattribute.StandardDeviceAttributePCIeRoot, function.PCIRoot())
+	node, ok := attrs.Int("numa_node")
+	if !ok || node < 0 {
+		return
+	}
+	if attribute, err := deviceattribute.GetNUMANodeAttribute(int(node), deviceattribute.ScalarAttribute); err == nil {
+		a[attribute.Name] = attribute.Value
+	}
+}
+
+// Node returns the edit that gives a container the kernel's node of a device.
+// dir is where the node lies if the kernel does not say: "/dev/dri". The
+// numbers are written down where they are known, so that what was prepared
+// can be checked and what has changed since is not handed out.
+func Node(d sysfs.Device, dir string) *specs.DeviceNode {
+	node := d.Node(dir)
+	edit := &specs.DeviceNode{Path: node.Path, HostPath: node.Path, Permissions: "rw"}
+	if node.Major == 0 && node.Minor == 0 {
+		return edit
+	}
+	edit.Major, edit.Minor, edit.Type = node.Major, node.Minor, "c"
+	if node.Block {
+		edit.Type = "b"
+	}
+	return edit
+}
+
+// NodeHealth reads from the host's /dev whether the nodes of a device are
+// there. It opens none of them.
+func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
+	if len(nodes) == 0 {
+		return Health{Unhealthy, "the kernel has no device node for it"}
+	}
+	for _, node := range nodes {
+		_, err := fs.Stat(host.FS, strings.TrimPrefix(node.HostPath, "/"))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return Health{Unhealthy, fmt.Sprintf("device node %s is missing", node.HostPath)}
+		case err != nil:
+			return Health{Unknown, fmt.Sprintf("device node %s cannot be looked at: %v", node.HostPath, err)}
+		}
+	}
+	return Health{Status: Healthy}
+}

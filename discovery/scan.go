@@ -1,0 +1,151 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// Scan returns the devices of the given families on a host. It never fails:
+// what could not be described is left out of the snapshot, or is in it with
+// health Unknown and without what could not be read, and is named in Problems.
+func Scan(host *Host, families []*Family) *Snapshot {
+	kernel := newKernel(host.FS)
+	s := &Snapshot{}
+	for _, f := range families {
+		found, problems := f.matched(kernel)
+		s.Problems = append(s.Problems, problems...)
+		if len(found) == 0 {
+			continue
+		}
+		devices, problems := f.describe(host, found)
+		s.Problems = append(s.Problems, problems...)
+		s.add(devices, f)
+	}
+	s.Problems = append(kernel.problems, s.Problems...)
+	slices.SortStableFunc(s.Devices, func(a, b Device) int { return strings.Compare(a.Name, b.Name) })
+	s.dropNamesakes()
+	s.markUnread()
+	return s
+}
+
+// describe calls the family's Describe. A family that panics on what it finds
+// is a defect of ours, but must not take the devices of the others with it.
+func (f *Family) describe(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			devices, problems = nil, []Problem{{f.Name, fmt.Errorf("describe: panic: %v", cause)}}
+		}
+	}()
+	return f.Describe(host, found)
+}
+
+// add takes the family's devices into the snapshot, less those that could not
+// be published or handed out.
+func (s *Snapshot) add(devices []Device, f *Family) {
+	for _, d := range devices {
+		d.Family = f.Name
+		if d.Attributes == nil {
+			d.Attributes = Attributes{}
+		}
+		d.Attributes.SetString("family", f.Name)
+		if d.Health.Status == "" {
+			d.Health.Status = Healthy
+		}
+		if err := d.Validate(); err != nil {
+			s.Problems = append(s.Problems, Problem{d.Name, err})
+			continue
+		}
+		s.Devices = append(s.Devices, d)
+	}
+}
+
+// dropNamesakes keeps the first of several devices of one name, that of the
+// family listed first.
+func (s *Snapshot) dropNamesakes() {
+	s.Devices = slices.CompactFunc(s.Devices, func(kept, d Device) bool {
+		if kept.Name != d.Name {
+			return false
+		}
+		s.Problems = append(s.Problems, Problem{d.Name, fmt.Errorf("described by families %s and %s; the first is kept", kept.Family, d.Family)})
+		return true
+	})
+}
+
+// markUnread turns the health of devices that have a problem to Unknown.
+func (s *Snapshot) markUnread() {
+	for _, problem := range s.Problems {
+		for i := range s.Devices {
+			if d := &s.Devices[i]; d.Name == problem.Device && d.Health.Status == Healthy {
+				d.Health = Health{Unknown, problem.Err.Error()}
+			}
+		}
+	}
+}
+
+// Validate reports why the device could not be published in a ResourceSlice,
+// or handed to a container runtime, nil if it can.
+func (d *Device) Validate() error {
+	var errs []error
+	for _, message := range validation.IsDNS1123Label(d.Name) {
+		errs = append(errs, fmt.Errorf("name %q: %s", d.Name, message))
+	}
+	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+		errs = append(errs, fmt.Errorf("%d attributes and capacities, at most %d", n, resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice))
+	}
+	for name, attribute := range d.Attributes {
+		if s := attribute.StringValue; s != nil && len(*s) > resourceapi.DeviceAttributeMaxValueLength {
+			errs = append(errs, fmt.Errorf("attribute %s: longer than %d bytes", name, resourceapi.DeviceAttributeMaxValueLength))
+		}
+	}
+	for _, offer := range d.Offers {
+		for _, message := range content.IsLabelKey(offer.Resource) {
+			errs = append(errs, fmt.Errorf("resource name %q: %s", offer.Resource, message))
+		}
+	}
+	edits := cdi.ContainerEdits{ContainerEdits: &d.Edits}
+	if err := edits.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("container edits: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// kernel lists the devices of buses and classes, each once in a scan.
+type kernel struct {
+	fsys     fs.FS
+	lists    map[string][]sysfs.Device
+	problems []Problem
+}
+
+func newKernel(fsys fs.FS) *kernel {
+	return &kernel{fsys: fsys, lists: make(map[string][]sysfs.Device)}
+}
+
+// list returns the devices of the match's bus or class.
+func (k *kernel) list(m Match) []sysfs.Device {
+	read, name, dir := sysfs.Bus, m.Bus, "/sys/bus/"+m.Bus
+	if m.Class != "" {
+		read, name, dir = sysfs.Class, m.Class, "/sys/class/"+m.Class
+	}
+	devices, known := k.lists[dir]
+	if known {
+		return devices
+	}
+	devices, err := read(k.fsys, name)
+	k.lists[dir] = devices
+	// A missing class only says that no driver made one. A missing PCI bus says
+	// that the host was not mounted where it should be, or has no such bus.
+	if err != nil && (m.Bus == "pci" || !errors.Is(err, fs.ErrNotExist)) {
+		k.problems = append(k.problems, Problem{dir, err})
+	}
+	return devices
+}

@@ -1,0 +1,303 @@
+// Package sysfs reads kernel devices from sysfs. It knows how sysfs is laid
+// out and nothing about accelerators or Kubernetes.
+//
+// All functions read through an [io/fs.FS] that is rooted at the host's "/",
+// so that a test, a recorded host and a container's mount read alike. See
+// Documentation/admin-guide/sysfs-rules.rst and Documentation/ABI/ in the
+// kernel's source.
+package sysfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// maxAttribute bounds what is read of one attribute, in bytes. The kernel
+// never shows more than a page (fs/sysfs/file.c), so more is no attribute.
+const maxAttribute = 4096
+
+// Device is one kernel device: a directory below /sys/devices.
+type Device struct {
+	// Path is the directory as a path of the host's file system, without the
+	// leading slash: "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0". Where
+	// sysfs was copied without its links, it is where the device was found.
+	Path string
+
+	fsys fs.FS
+}
+
+// At returns the device whose directory is path, which is not checked to
+// exist.
+func At(fsys fs.FS, path string) Device { return Device{Path: path, fsys: fsys} }
+
+// Bus returns the devices of a bus, in name order: /sys/bus/pci/devices/*.
+// A bus that the kernel does not have is an error that wraps fs.ErrNotExist.
+func Bus(fsys fs.FS, bus string) ([]Device, error) {
+	return list(fsys, path.Join("sys/bus", bus, "devices"))
+}
+
+// Class returns the devices of a class, in name order: /sys/class/drm/*. A
+// class that the kernel does not have is an error that wraps fs.ErrNotExist.
+func Class(fsys fs.FS, class string) ([]Device, error) {
+	return list(fsys, path.Join("sys/class", class))
+}
+
+// list returns the devices that the entries of dir are, or link to.
+func list(fsys fs.FS, dir string) ([]Device, error) {
+	entries, err := fs.ReadDir(fsys, dir)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	devices := make([]Device, 0, len(entries))
+	for _, entry := range entries {
+		name := path.Join(dir, entry.Name())
+		switch {
+		case entry.Type()&fs.ModeSymlink != 0:
+			devices = append(devices, Device{Path: resolve(fsys, name), fsys: fsys})
+		case entry.IsDir():
+			devices = append(devices, Device{Path: name, fsys: fsys})
+		}
+	}
+	return devices, nil
+}
+
+// resolve follows the one link that bus and class entries are. A link whose
+// text cannot be read, or that points out of /sys, resolves to itself.
+func resolve(fsys fs.FS, name string) string {
+	target, err := fs.ReadLink(fsys, name)
+	if err != nil {
+		return name
+	}
+	target = path.Join(path.Dir(name), target)
+	if !strings.HasPrefix(target, "sys/") {
+		return name
+	}
+	return target
+}
+
+// Name returns the kernel's name of the device, such as "0000:03:00.0".
+func (d Device) Name() string { return path.Base(d.Path) }
+
+// Parent returns the device's parent directory as a device.
+func (d Device) Parent() Device { return Device{Path: path.Dir(d.Path), fsys: d.fsys} }
+
+// Child returns the directory name below the device as a device, which is not
+// checked to exist.
+func (d Device) Child(name string) Device {
+	return Device{Path: path.Join(d.Path, name), fsys: d.fsys}
+}
+
+// Exists reports whether the device has an entry of that name, without
+// following it if it is a link.
+func (d Device) Exists(name string) bool {
+	_, err := fs.Lstat(d.fsys, path.Join(d.Path, name))
+	return err == nil
+}
+
+// Children returns the directories below the device's sub-directory dir, in
+// name order: Children("drm") of a PCI function are card0 and renderD128. A
+// missing sub-directory has no children.
+func (d Device) Children(dir string) []Device {
+	entries, err := fs.ReadDir(d.fsys, path.Join(d.Path, dir))
+	if err != nil {
+		return nil
+	}
+	var children []Device
+	for _, entry := range entries {
+		if entry.IsDir() {
+			children = append(children, d.Child(path.Join(dir, entry.Name())))
+		}
+	}
+	return children
+}
+
+// Link returns the last element of a link's target, such as "amdgpu" for
+// "driver" and "42" for "iommu_group", or "" if there is no such link. The
+// link's text is read and not followed: it may lead nowhere in a copied tree.
+func (d Device) Link(name string) string {
+	target, err := fs.ReadLink(d.fsys, path.Join(d.Path, name))
+	if err != nil {
+		return ""
+	}
+	return path.Base(target)
+}
+
+// LinkTo returns the device that a link below this one leads to, such as the
+// physical function behind "physfn".
+func (d Device) LinkTo(name string) (Device, bool) {
+	if d.Link(name) == "" {
+		return Device{}, false
+	}
+	target := resolve(d.fsys, path.Join(d.Path, name))
+	return Device{Path: target, fsys: d.fsys}, true
+}
+
+// Driver returns the name of the kernel driver that is bound to the device,
+// or "" if none is. Where the driver link is missing, as in trees copied
+// without links, the uevent file is asked.
+func (d Device) Driver() string {
+	if name := d.Link("driver"); name != "" {
+		return name
+	}
+	return d.Uevent()["DRIVER"]
+}
+
+// Uevent returns the variables of the device's uevent file, which is empty if
+// the file cannot be read.
+func (d Device) Uevent() map[string]string {
+	text, err := d.Text("uevent")
+	if err != nil {
+		return nil
+	}
+	variables := make(map[string]string)
+	for line := range strings.Lines(text) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+			variables[key] = value
+		}
+	}
+	return variables
+}
+
+// Text returns an attribute without the white space around it. An attribute
+// of more than a page, or one that is no text, is an error.
+func (d Device) Text(name string) (string, error) {
+	return ReadText(d.fsys, path.Join(d.Path, name), maxAttribute)
+}
+
+// ReadText returns a file without the white space around it. A file of more
+// than limit bytes, or one that holds a NUL byte, is an error.
+func ReadText(fsys fs.FS, name string, limit int) (string, error) {
+	file, err := fsys.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
+	if err != nil {
+		return "", err
+	}
+	if len(data) > limit {
+		return "", fmt.Errorf("read %s: longer than %d bytes", name, limit)
+	}
+	text := strings.TrimSpace(string(data))
+	if strings.ContainsRune(text, 0) {
+		return "", fmt.Errorf("read %s: not a text", name)
+	}
+	return text, nil
+}
+
+// Attrs starts reading several attributes of the device, whose errors are
+// asked for once with [Attrs.Err].
+func (d Device) Attrs() *Attrs { return &Attrs{device: d} }
+
+// Attrs reads attributes of one device and collects what went wrong. An
+// attribute that does not exist is no error: it is reported as not there.
+type Attrs struct {
+	device Device
+	errs   []error
+}
+
+// Text returns an attribute without the white space around it. An empty
+// attribute counts as not there.
+func (a *Attrs) Text(name string) (string, bool) {
+	text, err := a.device.Text(name)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			a.fail(name, err)
+		}
+		return "", false
+	}
+	return text, text != ""
+}
+
+// Uint returns an attribute that is a number, decimal or with a 0x prefix.
+func (a *Attrs) Uint(name string) (uint64, bool) { return number(a, name, strconv.ParseUint) }
+
+// Int returns an attribute that is a number with or without a sign, decimal
+// or with a 0x prefix.
+func (a *Attrs) Int(name string) (int64, bool) { return number(a, name, strconv.ParseInt) }
+
+// Hex returns an attribute that is a hexadecimal number with or without its
+// 0x, as its lower-case digits, at least width of them: "10de" for "0x10DE".
+func (a *Attrs) Hex(name string, width int) (string, bool) {
+	text, ok := a.Text(name)
+	if !ok {
+		return "", false
+	}
+	digits := strings.TrimPrefix(strings.ToLower(text), "0x")
+	value, err := strconv.ParseUint(digits, 16, 64)
+	if err != nil {
+		a.fail(name, fmt.Errorf("not a hexadecimal number: %.32q", text))
+		return "", false
+	}
+	return fmt.Sprintf("%0*x", width, value), true
+}
+
+// Err returns what went wrong in reading, nil if nothing did.
+func (a *Attrs) Err() error { return errors.Join(a.errs...) }
+
+func (a *Attrs) fail(name string, err error) {
+	a.errs = append(a.errs, fmt.Errorf("attribute %s: %w", name, err))
+}
+
+// number reads an attribute with one of strconv's parsers.
+func number[T int64 | uint64](a *Attrs, name string, parse func(string, int, int) (T, error)) (T, bool) {
+	text, ok := a.Text(name)
+	if !ok {
+		return 0, false
+	}
+	base := 10
+	if strings.HasPrefix(text, "0x") {
+		base = 0 // ParseUint takes the prefix itself; a leading 0 alone is no octal number in sysfs
+	}
+	value, err := parse(text, base, 64)
+	if err != nil {
+		a.fail(name, fmt.Errorf("not a number: %.32q", text))
+		return 0, false
+	}
+	return value, true
+}
+
+// Node is a device node as the kernel names it.
+type Node struct {
+	Path  string // "/dev/dri/card1"
+	Block bool   // a block device; else a character device
+
+	// Major and Minor are the node's numbers; both are 0, which no node has,
+	// where the kernel's dev attribute is not there.
+	Major, Minor int64
+}
+
+// Node returns the node that the kernel has for the device: its numbers by
+// the dev attribute, its name by DEVNAME in uevent. Where uevent does not say,
+// as in trees copied without it, the node is taken to lie in dir, such as
+// "/dev/dri", under the device's own name with "!" for "/".
+func (d Device) Node(dir string) Node {
+	node := Node{Block: d.Link("subsystem") == "block"}
+	if name := d.Uevent()["DEVNAME"]; name != "" && fs.ValidPath(name) {
+		node.Path = path.Join("/dev", name)
+	} else {
+		node.Path = path.Join(dir, strings.ReplaceAll(d.Name(), "!", "/"))
+	}
+	if text, err := d.Text("dev"); err == nil {
+		node.Major, node.Minor, _ = parseDev(text)
+	}
+	return node
+}
+
+// parseDev parses "226:128". The kernel has 12 bits of major and 20 of minor
+// number (include/linux/kdev_t.h).
+func parseDev(text string) (major, minor int64, ok bool) {
+	majorText, minorText, ok := strings.Cut(text, ":")
+	majorNumber, majorErr := strconv.ParseUint(majorText, 10, 12)
+	minorNumber, minorErr := strconv.ParseUint(minorText, 10, 20)
+	if !ok || majorErr != nil || minorErr != nil {
+		return 0, 0, false
+	}
+	return int64(majorNumber), int64(minorNumber), true
+}
