@@ -27,7 +27,7 @@ type Watch struct {
 	Settle time.Duration
 
 	// Events reports kernel events, one value for each burst at least; see
-	// [Uevents]. It may be nil.
+	// [Listen]. It may be nil.
 	Events <-chan struct{}
 }
 
@@ -129,4 +129,3 @@ func Same(a, b *Snapshot) bool {
 	return equality.Semantic.DeepEqual(a.Devices, b.Devices) &&
 		slices.EqualFunc(a.Problems, b.Problems, func(p, q Problem) bool { return p.Error() == q.Error() })
 }
-

@@ -1,0 +1,77 @@
+package v1alpha1
+
+import (
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// ParseDriverConfig decodes and validates a configuration file in YAML or
+// JSON. A field that is not in [DriverConfig] is an error, since a misspelt
+// field must not pass for one that was left out.
+func ParseDriverConfig(data []byte) (*DriverConfig, error) {
+	config := &DriverConfig{}
+	if err := decode(data, KindDriverConfig, &config.TypeMeta, config); err != nil {
+		return nil, err
+	}
+	if config.Mode == "" {
+		config.Mode = ModeAuto
+	}
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", KindDriverConfig, err)
+	}
+	return config, nil
+}
+
+// ParseClaimParameters decodes and validates the opaque parameters of a claim
+// in JSON. Another kind, or a field that is not in [ClaimParameters], is an
+// error.
+func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
+	parameters := &ClaimParameters{}
+	if err := decode(data, KindClaimParameters, &parameters.TypeMeta, parameters); err != nil {
+		return nil, err
+	}
+	return parameters, nil
+}
+
+// decode reads the type first, so that an object of another kind is reported
+// as that and not by its first unknown field.
+func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
+	if err := yaml.Unmarshal(data, meta); err != nil {
+		return fmt.Errorf("decode %s: %w", kind, err)
+	}
+	if meta.APIVersion != APIVersion || meta.Kind != kind {
+		return fmt.Errorf("decode %s: is apiVersion %q, kind %q; want apiVersion %q, kind %q",
+			kind, meta.APIVersion, meta.Kind, APIVersion, kind)
+	}
+	if err := yaml.UnmarshalStrict(data, into); err != nil {
+		return fmt.Errorf("decode %s: %w", kind, err)
+	}
+	return nil
+}
+
+// Validate reports everything that is wrong with the configuration.
+// Expressions are not compiled here.
+func (c *DriverConfig) Validate() error {
+	var errs []error
+	check := func(path string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		}
+	}
+	check("mode", c.Mode.validate())
+	for i, selector := range c.Exclude {
+		check(fmt.Sprintf("exclude[%d].cel", i), selector.validate())
+	}
+	for i, resource := range c.Resources {
+		check(fmt.Sprintf("resources[%d].cel", i), resource.validate())
+		check(fmt.Sprintf("resources[%d].name", i), validateResourceName(resource.Name))
+		check(fmt.Sprintf("resources[%d].mode", i), resource.Mode.validate())
+	}
+	for family, root := range c.Roots {
+		check(fmt.Sprintf("roots[%s]", family), validateRoot(root))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,77 @@
+// Package v1alpha1 is what users write: the configuration of the agent and
+// the parameters of a claim. It holds types, defaults and validation, and no
+// behaviour.
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// APIVersion is the API group and version of every type in this package.
+const APIVersion = "chandler.dev/v1alpha1"
+
+// The kinds of this package.
+const (
+	KindDriverConfig    = "DriverConfig"
+	KindClaimParameters = "ClaimParameters"
+)
+
+// DriverConfig is the configuration of the agent on a node, in the file that
+// its --config names. Every field may be left out.
+type DriverConfig struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Mode is the API that offers devices for which no resource says another:
+	// Auto (the default), DRA or DevicePlugin.
+	Mode Mode `json:"mode,omitempty"`
+
+	// Exclude are devices that are offered to nobody.
+	Exclude []Selector `json:"exclude,omitempty"`
+
+	// Resources rename devices in the classic API, or choose the API that
+	// offers them. The first that selects a device counts.
+	Resources []Resource `json:"resources,omitempty"`
+
+	// Roots are directories of the host in which a family may look for its
+	// vendor's libraries, by the family's name:
+	//	roots: {nvidia: /run/nvidia/driver}
+	Roots map[string]string `json:"roots,omitempty"`
+}
+
+// Mode is an API that offers devices.
+type Mode string
+
+// The modes.
+const (
+	// ModeAuto is DRA where the cluster has it and the device-plugin API elsewhere.
+	ModeAuto         Mode = "Auto"
+	ModeDRA          Mode = "DRA"
+	ModeDevicePlugin Mode = "DevicePlugin"
+)
+
+// Selector selects devices.
+type Selector struct {
+	// CEL is an expression over "device", as in a DeviceClass:
+	//	device.attributes["chandler.dev"].kind == "gpu"
+	// A device that lacks an attribute which the expression reads is not
+	// selected, and is reported; write ?.name.orValue("") to allow for that.
+	CEL string `json:"cel"`
+}
+
+// Resource is how the selected devices are offered.
+type Resource struct {
+	Selector `json:",inline"`
+
+	// Name is their name in the classic API, in place of the family's own:
+	// example.com/gpu-large.
+	Name string `json:"name"`
+
+	// Mode is the API that offers them; left out, it is the configuration's.
+	Mode Mode `json:"mode,omitempty"`
+}
+
+// ClaimParameters are what a ResourceClaim or a DeviceClass may say to
+// Chandler, as opaque configuration of the driver chandler.dev. No family
+// takes any parameter so far. The type is there so that a claim written for a
+// later version is refused by this one, in words, and not half obeyed.
+type ClaimParameters struct {
+	metav1.TypeMeta `json:",inline"`
+}

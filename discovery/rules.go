@@ -1,0 +1,146 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apiserver/pkg/cel/environment"
+	dracel "k8s.io/dynamic-resource-allocation/cel"
+)
+
+// Rules are what the administrator wants done with the devices of a host,
+// with compiled expressions. They are data to [Rules.Apply] and say nothing of
+// where they were written.
+type Rules struct {
+	Mode      Mode // for devices for which no Resource says another
+	Exclude   []Selector
+	Resources []Resource
+}
+
+// Resource renames the selected devices in the classic API, and sets the API
+// that offers them if Mode is set.
+type Resource struct {
+	Selector
+	Name string
+	Mode *Mode
+}
+
+// Selector is a compiled CEL expression over a device, in the language of
+// DeviceClasses.
+type Selector struct {
+	expression string
+	compiled   dracel.CompilationResult
+}
+
+// Compile compiles a CEL expression.
+func Compile(expression string) (Selector, error) {
+	compiler := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true})
+	newExpressions := environment.NewExpressions
+	compiled := compiler.CompileCELExpression(expression, dracel.Options{EnvType: &newExpressions})
+	if compiled.Error != nil {
+		return Selector{}, fmt.Errorf("compile %q: %w", expression, compiled.Error)
+	}
+	return Selector{expression, compiled}, nil
+}
+
+// Selects reports whether the expression holds for the device. An expression
+// that reads an attribute which the device does not have is an error.
+func (s Selector) Selects(d Device) (bool, error) {
+	selected, _, err := s.compiled.DeviceMatches(context.Background(), dracel.Device{
+		Driver:                   Domain,
+		AllowMultipleAllocations: &d.Shareable,
+		Attributes:               d.Attributes,
+		Capacity:                 d.Capacity,
+	})
+	if err != nil {
+		return false, fmt.Errorf("evaluate %q: %w", s.expression, err)
+	}
+	return selected, nil
+}
+
+// Apply returns the snapshot as the rules want it: without the excluded
+// devices, with the classic names and the modes that they say. An expression that cannot be
+// evaluated for a device does not select it and is reported as a problem.
+//
+// Devices that are parts of one piece of silicon must be offered by one API.
+// Where the rules say otherwise, none of them is offered, and the problem
+// names them.
+func (r *Rules) Apply(s *Snapshot) *Snapshot {
+	out := &Snapshot{Problems: slices.Clone(s.Problems)}
+	for _, d := range s.Devices {
+		kept, errs := r.apply(&d)
+		for _, err := range errs {
+			out.Problems = append(out.Problems, Problem{d.Name, fmt.Errorf("config: %w", err)})
+		}
+		if kept {
+			out.Devices = append(out.Devices, d)
+		}
+	}
+	out.dropSplit()
+	return out
+}
+
+// apply changes the device, which is a copy whose slices are shared with the
+// original, and reports whether it is kept.
+func (r *Rules) apply(d *Device) (kept bool, errs []error) {
+	selects := func(s Selector) bool {
+		selected, err := s.Selects(*d)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		return selected
+	}
+	if slices.ContainsFunc(r.Exclude, selects) {
+		return false, errs
+	}
+	d.Mode = r.Mode
+	i := slices.IndexFunc(r.Resources, func(resource Resource) bool { return selects(resource.Selector) })
+	if i < 0 {
+		return true, errs
+	}
+	resource := r.Resources[i]
+	if resource.Mode != nil {
+		d.Mode = *resource.Mode
+	}
+	if len(d.Offers) == 0 && d.Mode != ModeDRA {
+		errs = append(errs, fmt.Errorf("resource %s: the device has no ID in the classic API", resource.Name))
+	}
+	d.Offers = renamed(d.Offers, resource.Name)
+	return true, errs
+}
+
+// renamed returns the offers under one other name. What was offered under
+// several names keeps the IDs of the first; what has no ID is not offered.
+func renamed(offers []Offer, resource string) []Offer {
+	if len(offers) == 0 {
+		return nil
+	}
+	offer := offers[0]
+	offer.Resource = resource
+	return []Offer{offer}
+}
+
+// dropSplit leaves out every device of a piece of silicon whose devices are
+// of several modes.
+func (s *Snapshot) dropSplit() {
+	modes := make(map[string]Mode)
+	split := make(map[string]bool)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if mode, seen := modes[d.Silicon()]; seen && mode != d.Mode {
+			split[d.Silicon()] = true
+		}
+		modes[d.Silicon()] = d.Mode
+	}
+	s.Devices = slices.DeleteFunc(s.Devices, func(d Device) bool {
+		if !split[d.Silicon()] {
+			return false
+		}
+		s.Problems = append(s.Problems, Problem{d.Name, errSplit})
+		return true
+	})
+}
+
+var errSplit = errors.New("config: its silicon is given to two APIs; choose one mode for all of its devices")
