@@ -66,6 +66,11 @@ type Device struct {
 	// Mode is the API that the administrator chose for the device; "" leaves
 	// the choice to the agent. It is set by [Rules], never by a family.
 	Mode Mode
+
+	// Withheld says why nobody new may have the device, "" if anybody may. Who
+	// was promised it still gets it. It is set by the agent while the device
+	// moves from one API to the other, never by a family.
+	Withheld string
 }
 
 // Whole is a piece of silicon that several devices are parts of: a PCI

@@ -1,0 +1,114 @@
+package v1alpha1
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const header = "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
+
+func TestParseDriverConfig(t *testing.T) {
+	got, err := ParseDriverConfig([]byte(header + `
+mode: DRA
+exclude:
+- cel: "true"
+resources:
+- name: devices.kubevirt.io/kvm
+  mode: DevicePlugin
+  cel: "false"
+roots: {nvidia: /run/nvidia/driver}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &DriverConfig{
+		TypeMeta:  metav1.TypeMeta{APIVersion: APIVersion, Kind: KindDriverConfig},
+		Mode:      ModeDRA,
+		Exclude:   []Selector{{CEL: "true"}},
+		Resources: []Resource{{Selector: Selector{CEL: "false"}, Name: "devices.kubevirt.io/kvm", Mode: ModeDevicePlugin}},
+		Roots:     map[string]string{"nvidia": "/run/nvidia/driver"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("ParseDriverConfig (-want +got):\n%s", diff)
+	}
+}
+
+func TestParseDriverConfigDefaults(t *testing.T) {
+	got, err := ParseDriverConfig([]byte(header))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Mode != ModeAuto {
+		t.Errorf("mode %q; want %q", got.Mode, ModeAuto)
+	}
+}
+
+// Each error says which field is wrong and what was wanted.
+func TestParseDriverConfigRefuses(t *testing.T) {
+	tests := map[string]struct {
+		text string
+		want []string
+	}{
+		"unknown field":      {header + "modes: DRA\n", []string{"modes", "unknown field"}},
+		"field twice":        {header + "mode: DRA\nmode: Auto\n", []string{"mode", "already set"}},
+		"other kind":         {"apiVersion: chandler.dev/v1alpha1\nkind: ClaimParameters\n", []string{"ClaimParameters", "DriverConfig"}},
+		"other version":      {"apiVersion: chandler.dev/v2\nkind: DriverConfig\n", []string{"chandler.dev/v2", APIVersion}},
+		"empty":              {"", []string{"kind"}},
+		"no YAML":            {"{{", []string{"decode DriverConfig"}},
+		"unknown mode":       {header + "mode: Sometimes\n", []string{"mode", "Sometimes", "DevicePlugin"}},
+		"no expression":      {header + "exclude: [{cel: ''}]\n", []string{"exclude[0].cel"}},
+		"unqualified name":   {header + "resources: [{name: gpu, cel: 'true'}]\n", []string{"resources[0].name", "gpu", "example.com/gpu"}},
+		"name of Kubernetes": {header + "resources: [{name: x.kubernetes.io/gpu, cel: 'true'}]\n", []string{"resources[0].name", "Kubernetes' own"}},
+		"name that is none":  {header + "resources: [{name: example.com/ä, cel: 'true'}]\n", []string{"resources[0].name"}},
+		"resource mode":      {header + "resources: [{name: example.com/a, cel: 'true', mode: x}]\n", []string{"resources[0].mode"}},
+		"relative root":      {header + "roots: {nvidia: run/nvidia}\n", []string{"roots[nvidia]", "absolute"}},
+		"root that escapes":  {header + "roots: {nvidia: /run/../etc}\n", []string{"roots[nvidia]"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := ParseDriverConfig([]byte(test.text))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error does not name %q: %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+func TestParseClaimParameters(t *testing.T) {
+	tests := map[string]struct {
+		text, wantErr string
+	}{
+		"as it should be": {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters"}`, ""},
+		"unknown field":   {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","hostPath":"/etc"}`, "hostPath"},
+		"unknown kind":    {`{"apiVersion":"chandler.dev/v1alpha1","kind":"GpuConfig"}`, "GpuConfig"},
+		"another's":       {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`, "resource.nvidia.com"},
+		"nothing":         {``, "kind"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := ParseClaimParameters([]byte(test.text))
+			if (err == nil) != (test.wantErr == "") || err != nil && !strings.Contains(err.Error(), test.wantErr) {
+				t.Errorf("error %v; want one that names %q", err, test.wantErr)
+			}
+		})
+	}
+}
+
+// Whatever is written, decoding ends with a value or an error.
+func FuzzParseDriverConfig(f *testing.F) {
+	f.Add([]byte(header + "mode: DRA\nresources:\n- {name: a.b/c, cel: 'true'}\n"))
+	f.Add([]byte("{"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if config, err := ParseDriverConfig(data); err == nil && config.Validate() != nil {
+			t.Errorf("accepted, and yet not valid: %v", config.Validate())
+		}
+	})
+}

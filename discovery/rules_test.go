@@ -1,0 +1,116 @@
+package discovery
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// gpu returns a device with some attributes and one classic ID.
+func gpu(name, vendor string, memory int64) Device {
+	d := Device{Name: name, Attributes: Attributes{}, Capacity: Capacity{}, Offers: []Offer{{Resource: vendor + ".com/gpu", IDs: []string{name}}}}
+	d.Attributes.SetString("kind", "gpu")
+	d.Attributes.SetString("vendor", vendor)
+	if memory > 0 {
+		d.Capacity.Set("memory", memory)
+	}
+	return d
+}
+
+func selector(t *testing.T, expression string) Selector {
+	t.Helper()
+	s, err := Compile(expression)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestRules(t *testing.T) {
+	classic := ModeDevicePlugin
+	rules := &Rules{
+		Mode:    ModeDRA,
+		Exclude: []Selector{selector(t, `device.attributes["chandler.dev"].vendor == "acme"`)},
+		Resources: []Resource{
+			{Selector: selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("80Gi")) >= 0`), Name: "example.com/gpu-large", Mode: &classic},
+			{Selector: selector(t, `device.attributes["chandler.dev"].kind == "gpu"`), Name: "example.com/gpu"},
+		},
+	}
+	got := rules.Apply(&Snapshot{Devices: []Device{
+		gpu("a", "acme", 1<<30),
+		gpu("b", "amd", 192<<30),
+		gpu("c", "amd", 16<<30),
+		gpu("d", "nvidia", 0),
+	}})
+	type result struct {
+		Name, Resource string
+		Mode           Mode
+	}
+	var results []result
+	for _, d := range got.Devices {
+		results = append(results, result{d.Name, d.Offers[0].Resource, d.Mode})
+	}
+	want := []result{
+		{"b", "example.com/gpu-large", ModeDevicePlugin},
+		{"c", "example.com/gpu", ModeDRA},
+		{"d", "example.com/gpu", ModeDRA},
+	}
+	if diff := cmp.Diff(want, results); diff != "" {
+		t.Errorf("Apply (-want +got):\n%s", diff)
+	}
+	// The device without memory is not selected by the expression that reads it,
+	// and that is said.
+	if len(got.Problems) != 1 || got.Problems[0].Device != "d" || !strings.Contains(got.Problems[0].Error(), "memory") {
+		t.Errorf("Problems = %v; want one, of device d, that names memory", got.Problems)
+	}
+}
+
+func TestRulesLeaveTheirInputAlone(t *testing.T) {
+	rules := &Rules{Mode: ModeDRA, Resources: []Resource{{Selector: selector(t, "true"), Name: "example.com/gpu"}}}
+	snapshot := &Snapshot{Devices: []Device{gpu("a", "amd", 0)}}
+	rules.Apply(snapshot)
+	if diff := cmp.Diff([]Device{gpu("a", "amd", 0)}, snapshot.Devices); diff != "" {
+		t.Errorf("the snapshot changed (-want +got):\n%s", diff)
+	}
+}
+
+// The parts of a Whole cannot be given to two APIs.
+func TestRulesRefuseToSplitAWhole(t *testing.T) {
+	first, second, other := gpu("a", "amd", 0), gpu("b", "amd", 0), gpu("c", "amd", 0)
+	whole := &Whole{Name: "card"}
+	first.PartOf, second.PartOf = whole, whole
+	classic := ModeDevicePlugin
+	rules := &Rules{Mode: ModeDRA, Resources: []Resource{
+		{Selector: selector(t, `device.attributes["chandler.dev"].name == "b"`), Name: "example.com/gpu", Mode: &classic},
+	}}
+	second.Attributes.SetString("name", "b")
+	got := rules.Apply(&Snapshot{Devices: []Device{first, second, other}})
+	if len(got.Devices) != 1 || got.Devices[0].Name != "c" {
+		t.Errorf("got %d devices; want c alone", len(got.Devices))
+	}
+	for _, name := range []string{"a", "b"} {
+		if !slices.ContainsFunc(got.Problems, func(p Problem) bool {
+			return p.Device == name && strings.Contains(p.Error(), "two APIs")
+		}) {
+			t.Errorf("no problem says that %s is split: %v", name, got.Problems)
+		}
+	}
+}
+
+func TestCompile(t *testing.T) {
+	for _, expression := range []string{
+		"device.attributes[",            // no expression
+		"device.nonsense == 1",          // no such field
+		`"text"`,                        // no truth value
+		`device.attributes["a"].b == 1`, // compiles: the domain may be anyone's
+	} {
+		_, err := Compile(expression)
+		if valid := strings.HasPrefix(expression, `device.attributes["a"]`); (err == nil) != valid {
+			t.Errorf("Compile(%q): %v", expression, err)
+		} else if err != nil && !strings.Contains(err.Error(), strings.ReplaceAll(expression, `"`, `\"`)) {
+			t.Errorf("Compile(%q): error does not name the expression: %v", expression, err)
+		}
+	}
+}

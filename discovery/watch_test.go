@@ -1,0 +1,196 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// widgets is a family of devices of class "widget", whose health file makes
+// them unreadable.
+var widgets = &Family{
+	Name: "widget", Doc: "Widgets", Match: []Match{{Class: "widget"}},
+	Describe: func(_ *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
+		for _, f := range found {
+			d := Device{Name: DeviceName(f), Source: f.Path, Attributes: Attributes{}}
+			if text, err := f.Text("label"); err == nil && text == "unreadable" {
+				problems = append(problems, Problem{d.Name, errors.New("attribute label: input/output error")})
+			} else if err == nil {
+				d.Attributes.SetString("model", text)
+			}
+			devices = append(devices, d)
+		}
+		return devices, problems
+	},
+}
+
+// widgetHost is a host in a directory, with a widget for each label.
+func widgetHost(t *testing.T, labels map[string]string) (*Host, string) {
+	t.Helper()
+	root := t.TempDir()
+	for name, label := range labels {
+		setLabel(t, root, name, label)
+	}
+	return &Host{FS: os.DirFS(root)}, root
+}
+
+func setLabel(t *testing.T, root, name, label string) {
+	t.Helper()
+	dir := filepath.Join(root, "sys/class/widget", name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "label"), []byte(label+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMerge(t *testing.T) {
+	host, root := widgetHost(t, map[string]string{"a": "first", "b": "second"})
+	families := []*Family{widgets}
+	first := Merge(host, nil, Scan(host, families))
+
+	setLabel(t, root, "a", "unreadable")
+	second := Merge(host, first, Scan(host, families))
+	a, _ := second.Lookup("a")
+	if a.Attributes.String("model") != "first" || a.Health.Status != Unknown || a.Health.Reason == "" {
+		t.Errorf("unreadable: got model %q, health %+v; want the last description, Unknown and why", a.Attributes.String("model"), a.Health)
+	}
+	if b, _ := second.Lookup("b"); b.Health.Status != Healthy {
+		t.Errorf("its neighbour: health %+v; want Healthy", b.Health)
+	}
+
+	// It stays so for as long as it cannot be read.
+	third := Merge(host, second, Scan(host, families))
+	if !Same(second, third) {
+		t.Errorf("a second scan of the same host differs: %v, %v", second.Devices, third.Devices)
+	}
+
+	setLabel(t, root, "a", "renamed")
+	fourth := Merge(host, third, Scan(host, families))
+	if a, _ := fourth.Lookup("a"); a.Attributes.String("model") != "renamed" || a.Health.Status != Healthy {
+		t.Errorf("readable again: got model %q, health %+v", a.Attributes.String("model"), a.Health)
+	}
+
+	setLabel(t, root, "a", "unreadable")
+	fifth := Merge(host, fourth, Scan(host, families))
+	if err := os.RemoveAll(filepath.Join(root, "sys/class/widget/a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, there := Merge(host, fifth, Scan(host, families)).Lookup("a"); there {
+		t.Error("gone: the device is still there")
+	}
+}
+
+// A burst of kernel events is answered by one scan, after it.
+func TestWatchCoalescesBursts(t *testing.T) {
+	host, _ := widgetHost(t, map[string]string{"a": "first"})
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		events := make(chan struct{}, 1)
+		scans := 0
+		go Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Events: events}.Run(ctx, func(*Snapshot) { scans++ })
+		synctest.Wait()
+		if scans != 1 {
+			t.Fatalf("%d scans at the start; want 1", scans)
+		}
+		for range 5 {
+			events <- struct{}{}
+			time.Sleep(100 * time.Millisecond)
+		}
+		synctest.Wait()
+		if scans != 1 {
+			t.Errorf("%d scans during the burst; want still 1", scans)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if scans != 2 {
+			t.Errorf("%d scans after the burst; want 2", scans)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if scans != 3 {
+			t.Errorf("%d scans after the interval; want 3", scans)
+		}
+	})
+}
+
+// A burst without end is answered all the same.
+func TestWatchDoesNotStarve(t *testing.T) {
+	host, _ := widgetHost(t, map[string]string{"a": "first"})
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		events := make(chan struct{}, 1)
+		scans := 0
+		go Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Settle: time.Second, Events: events}.Run(ctx, func(*Snapshot) { scans++ })
+		for range 250 {
+			events <- struct{}{}
+			time.Sleep(100 * time.Millisecond)
+		}
+		synctest.Wait()
+		if scans < 3 {
+			t.Errorf("%d scans in 25 s of events; want one in about ten", scans)
+		}
+	})
+}
+
+func TestWatchEndsWithItsContext(t *testing.T) {
+	host, _ := widgetHost(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		Watch{Host: host, Families: []*Family{widgets}}.Run(ctx, func(*Snapshot) { cancel() })
+	}()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("Run did not return when its context ended")
+	}
+}
+
+func TestListenEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Listen(ctx, make(chan struct{}, 1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A kernel event reaches the listener: writing to a device's uevent file makes
+// the kernel send one.
+func TestListen(t *testing.T) {
+	const trigger = "/sys/class/mem/null/uevent"
+	file, err := os.OpenFile(trigger, os.O_WRONLY, 0)
+	if err != nil {
+		t.Skipf("cannot make the kernel send an event: %v", err)
+	}
+	defer file.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, ended := make(chan struct{}, 1), make(chan error, 1)
+	go func() { ended <- Listen(ctx, events) }()
+	for {
+		if _, err := file.WriteString("change"); err != nil {
+			t.Skipf("cannot make the kernel send an event: %v", err)
+		}
+		select {
+		case <-events:
+			return
+		case err := <-ended:
+			t.Fatal(err)
+		case <-time.After(50 * time.Millisecond): // Listen may not have begun
+		}
+		if t.Context().Err() != nil {
+			return
+		}
+	}
+}
