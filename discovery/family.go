@@ -148,7 +148,11 @@ func (m Match) selects(d sysfs.Device) (bool, error) {
 			return false, attrs.Err()
 		}
 	}
-	return m.Driver == "" || d.Driver() == m.Driver, attrs.Err()
+	if m.Driver != "" && d.Driver() != m.Driver {
+		return false, attrs.Err()
+	}
+	// A link in a class may lead to a device that is gone.
+	return m.Vendor != "" || m.PCIClass != "" || d.Exists("."), attrs.Err()
 }
 
 // matched returns the kernel devices that belong to the family, each once, in

@@ -93,18 +93,22 @@ func setLocation(a Attributes, host *Host, function sysfs.Device, attrs *sysfs.A
 // Node returns the edit that gives a container the kernel's node of a device.
 // dir is where the node lies if the kernel does not say: "/dev/dri". The
 // numbers are written down where they are known, so that what was prepared
-// can be checked and what has changed since is not handed out.
-func Node(d sysfs.Device, dir string) *specs.DeviceNode {
-	node := d.Node(dir)
+// can be checked and what has changed since is not handed out. Where they
+// cannot be read, the edit is without them and there is an error besides.
+func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
+	node, err := d.Node(dir)
 	edit := &specs.DeviceNode{Path: node.Path, HostPath: node.Path, Permissions: "rw"}
+	if err != nil {
+		return edit, fmt.Errorf("device node %s: %w", node.Path, err)
+	}
 	if node.Major == 0 && node.Minor == 0 {
-		return edit
+		return edit, nil
 	}
 	edit.Major, edit.Minor, edit.Type = node.Major, node.Minor, "c"
 	if node.Block {
 		edit.Type = "b"
 	}
-	return edit
+	return edit, nil
 }
 
 // NodeHealth reads from the host's /dev whether the nodes of a device are

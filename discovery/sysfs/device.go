@@ -179,7 +179,11 @@ func ReadText(fsys fs.FS, name string, limit int) (string, error) {
 	defer file.Close()
 	data, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
 	if err != nil {
-		return "", err
+		// os.DirFS names a file by the host's path only where it opens it.
+		if cause := (*fs.PathError)(nil); errors.As(err, &cause) {
+			err = cause.Err
+		}
+		return "", &fs.PathError{Op: "read", Path: name, Err: err}
 	}
 	if len(data) > limit {
 		return "", fmt.Errorf("read %s: longer than %d bytes", name, limit)
@@ -269,25 +273,29 @@ type Node struct {
 	Block bool   // a block device; else a character device
 
 	// Major and Minor are the node's numbers; both are 0, which no node has,
-	// where the kernel's dev attribute is not there.
+	// where they are not known.
 	Major, Minor int64
 }
 
 // Node returns the node that the kernel has for the device: its numbers by
 // the dev attribute, its name by DEVNAME in uevent. Where uevent does not say,
 // as in trees copied without it, the node is taken to lie in dir, such as
-// "/dev/dri", under the device's own name with "!" for "/".
-func (d Device) Node(dir string) Node {
+// "/dev/dri", under the device's own name with "!" for "/". A missing attribute
+// is no error; one that cannot be read is, and the node is without its numbers.
+func (d Device) Node(dir string) (Node, error) {
 	node := Node{Block: d.Link("subsystem") == "block"}
 	if name := d.Uevent()["DEVNAME"]; name != "" && fs.ValidPath(name) {
 		node.Path = path.Join("/dev", name)
 	} else {
 		node.Path = path.Join(dir, strings.ReplaceAll(d.Name(), "!", "/"))
 	}
-	if text, err := d.Text("dev"); err == nil {
-		node.Major, node.Minor, _ = parseDev(text)
+	attrs := d.Attrs()
+	if text, ok := attrs.Text("dev"); ok {
+		if node.Major, node.Minor, ok = parseDev(text); !ok {
+			attrs.fail("dev", fmt.Errorf("not the numbers of a device: %.32q", text))
+		}
 	}
-	return node
+	return node, attrs.Err()
 }
 
 // parseDev parses "226:128". The kernel has 12 bits of major and 20 of minor

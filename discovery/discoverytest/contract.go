@@ -1,0 +1,169 @@
+package discoverytest
+
+import (
+	"fmt"
+	"io/fs"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+)
+
+// vocabulary are the attributes and capacities that all families share, in
+// Chandler's own domain, and the types they have. A family that has something
+// to say for which there is no word adds it here and to ARCHITECTURE.md.
+var vocabulary = map[resourceapi.QualifiedName]string{
+	"kind":            "string",
+	"family":          "string",
+	"vendor":          "string",
+	"model":           "string",
+	"architecture":    "string",
+	"pciVendor":       "string",
+	"pciDevice":       "string",
+	"driver":          "string",
+	"driverVersion":   "version",
+	"firmwareVersion": "version",
+	"uuid":            "string",
+	"serial":          "string",
+	"function":        "string",
+	"parent":          "string",
+	"profile":         "string",
+	"fabric":          "string",
+	"iommuGroup":      "int",
+	"linkSpeed":       "int",
+	"linkWidth":       "int",
+}
+
+// kinds are the values of the attribute "kind", and whether a device of that
+// kind is hardware, whose vendor must be known.
+var kinds = map[string]bool{
+	"gpu": true, "npu": true, "fpga": true, "crypto": true, "dma": true, "nic": true,
+	"hypervisor": false, "enclave": false, "other": false,
+}
+
+// standard begins the names of the attributes that Kubernetes defines.
+const standard = "resource.kubernetes.io/"
+
+// checkContract checks what must hold for the snapshot of any host.
+func checkContract(t *testing.T, host *discovery.Host, f *discovery.Family, snapshot *discovery.Snapshot) {
+	t.Helper()
+	again := discovery.Scan(host, []*discovery.Family{f})
+	if string(marshal(t, snapshot)) != string(marshal(t, again)) {
+		t.Error("two scans of the same host disagree")
+	}
+	for _, p := range snapshot.Problems {
+		if p.Device == "" || p.Err == nil || strings.Contains(p.Error(), "panic") {
+			t.Errorf("problem %+v: must name a device, and be no panic", p)
+		}
+	}
+	ids := make(map[string]string)
+	for i := range snapshot.Devices {
+		d := &snapshot.Devices[i]
+		checkDevice(t, host, d)
+		for _, offer := range d.Offers {
+			for _, id := range offer.IDs {
+				key := offer.Resource + "=" + id
+				if other, taken := ids[key]; taken && other != unit(d, offer) {
+					t.Errorf("%s: %s is offered by %s too", d.Name, key, other)
+				}
+				ids[key] = unit(d, offer)
+			}
+		}
+	}
+	checkGrant(t, f, snapshot.Devices)
+}
+
+// unit returns what an ID of the offer stands for.
+func unit(d *discovery.Device, offer discovery.Offer) string {
+	if offer.Unit != "" {
+		return offer.Unit
+	}
+	return d.Name
+}
+
+func checkDevice(t *testing.T, host *discovery.Host, d *discovery.Device) {
+	t.Helper()
+	if err := d.Validate(); err != nil {
+		t.Errorf("%s: %v", d.Name, err)
+	}
+	if _, err := fs.Stat(host.FS, d.Source); err != nil {
+		t.Errorf("%s: source: %v", d.Name, err)
+	}
+	hardware, known := kinds[d.Attributes.String("kind")]
+	if !known {
+		t.Errorf("%s: unknown kind %q", d.Name, d.Attributes.String("kind"))
+	}
+	if hardware && d.Attributes.String("vendor") == "" {
+		t.Errorf("%s: no vendor", d.Name)
+	}
+	for name, attribute := range d.Attributes {
+		if err := checkAttribute(name, attribute); err != nil {
+			t.Errorf("%s: attribute %s: %v", d.Name, name, err)
+		}
+	}
+	for name, capacity := range d.Capacity {
+		if capacity.Value.Sign() <= 0 {
+			t.Errorf("%s: capacity %s: %s", d.Name, name, capacity.Value.String())
+		}
+	}
+	if healthy := d.Health.Status == discovery.Healthy; healthy != (d.Health.Reason == "") {
+		t.Errorf("%s: health %s with the reason %q", d.Name, d.Health.Status, d.Health.Reason)
+	}
+	if d.PartOf != nil && d.PartOf.Name == "" {
+		t.Errorf("%s: part of something without a name", d.Name)
+	}
+}
+
+// checkAttribute checks one attribute against the vocabulary. No number of a
+// device is negative: the kernel says so where it does not know.
+func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute) error {
+	kind, known := vocabulary[name]
+	if !known && !strings.HasPrefix(string(name), standard) {
+		return fmt.Errorf("not in the vocabulary")
+	}
+	has := ""
+	switch {
+	case a.StringValue != nil && *a.StringValue != "":
+		has = "string"
+	case a.IntValue != nil && *a.IntValue >= 0:
+		has = "int"
+	case a.VersionValue != nil && *a.VersionValue != "":
+		has = "version"
+	}
+	if has == "" || known && has != kind {
+		return fmt.Errorf("%+v: empty, negative or not of type %s", a, kind)
+	}
+	return nil
+}
+
+// checkGrant checks that Grant is pure.
+func checkGrant(t *testing.T, f *discovery.Family, devices []discovery.Device) {
+	t.Helper()
+	if f.Grant == nil {
+		return
+	}
+	sets := [][]discovery.Device{devices}
+	for i := range devices {
+		sets = append(sets, devices[i:i+1])
+	}
+	for _, given := range sets {
+		if len(given) == 0 {
+			continue // it is asked about sets that hold a device of the family
+		}
+		for _, grant := range []discovery.Grant{
+			{API: discovery.ModeDRA, Claim: "claim", Request: "request"},
+			{API: discovery.ModeDevicePlugin, Resource: "example.com/device"},
+		} {
+			before := string(marshal(t, given))
+			first, second := marshal(t, f.Grant(given, grant)), marshal(t, f.Grant(given, grant))
+			if string(first) != string(second) {
+				t.Errorf("grant %+v: two answers for the same set", grant)
+			}
+			if string(marshal(t, given)) != before {
+				t.Errorf("grant %+v: modified the devices it was given", grant)
+			}
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package discoverytest
+
+import (
+	"bytes"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery"
+)
+
+// damages are what can be in a file's place. None means that it is removed.
+var damages = map[string]func(name string) error{
+	"garbage":   content([]byte("\xff\xfe: -- 0xZZ\n\n18446744073709551616 -1\n\x1b[")),
+	"empty":     content(nil),
+	"huge":      content(bytes.Repeat([]byte("9"), 1<<17)),
+	"NUL":       content(make([]byte, 64)),
+	"removed":   func(string) error { return nil },
+	"directory": func(name string) error { return os.Mkdir(name, 0o755) },
+	"loop":      func(name string) error { return os.Symlink(filepath.Base(name), name) },
+}
+
+func content(data []byte) func(string) error {
+	return func(name string) error { return os.WriteFile(name, data, 0o644) }
+}
+
+// checkDamage damages each file, link and node of the host in turn, in every
+// way, and expects that no scan panics and that no device suffers to which the
+// file does not belong.
+func checkDamage(t *testing.T, dir string, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
+	t.Helper()
+	before := make(map[string]string)
+	for _, d := range whole.Devices {
+		before[d.Name] = string(marshal(t, d))
+	}
+	aside := filepath.Join(t.TempDir(), "aside")
+	for _, name := range files(t, dir) {
+		for _, how := range slices.Sorted(maps.Keys(damages)) {
+			snapshot := scanDamaged(t, filepath.Join(dir, name), aside, damages[how], host, f)
+			for _, p := range snapshot.Problems {
+				if strings.Contains(p.Error(), "panic") {
+					t.Errorf("%s %s: %v", name, how, p)
+				}
+			}
+			checkHarm(t, name, how, whole, before, snapshot)
+		}
+	}
+}
+
+// scanDamaged scans the host while a file of it is damaged. The file is moved
+// aside and never opened: it may be a device node.
+func scanDamaged(t *testing.T, name, aside string, damage func(string) error, host *discovery.Host, f *discovery.Family) *discovery.Snapshot {
+	t.Helper()
+	if err := os.Rename(name, aside); err != nil {
+		t.Fatal(err)
+	}
+	if err := damage(name); err != nil {
+		t.Fatal(err)
+	}
+	snapshot := discovery.Scan(host, []*discovery.Family{f})
+	if err := os.RemoveAll(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(aside, name); err != nil {
+		t.Fatal(err)
+	}
+	return snapshot
+}
+
+// files returns the paths of all that is no directory, as of fs.FS.
+func files(t *testing.T, dir string) []string {
+	t.Helper()
+	var names []string
+	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			names = append(names, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// checkHarm reports devices that are not as before although the damaged file
+// is not theirs.
+func checkHarm(t *testing.T, name, how string, whole *discovery.Snapshot, before map[string]string, after *discovery.Snapshot) {
+	t.Helper()
+	harmed := make(map[string]bool) // pieces of silicon
+	for _, d := range whole.Devices {
+		if now, ok := after.Lookup(d.Name); !ok || string(marshal(t, now)) != before[d.Name] {
+			harmed[d.Silicon()] = true
+		}
+	}
+	owner, owned := ownerOf(name, whole.Devices)
+	switch {
+	case owned:
+		delete(harmed, owner)
+		if len(harmed) > 0 {
+			t.Errorf("%s %s: harms %v, and belongs to %s", name, how, slices.Sorted(maps.Keys(harmed)), owner)
+		}
+	case numbered(name) && len(harmed) > 1:
+		t.Errorf("%s %s: harms %v", name, how, slices.Sorted(maps.Keys(harmed)))
+	}
+}
+
+// ownerOf returns the piece of silicon that a file belongs to: the file lies
+// below the device's directory, or below one that bears the kernel's name of
+// the device, or is a node that only one piece of silicon has.
+func ownerOf(name string, devices []discovery.Device) (string, bool) {
+	using := make(map[string]bool)
+	for i := range devices {
+		d := &devices[i]
+		if strings.HasPrefix(name, d.Source+"/") || slices.Contains(strings.Split(name, "/"), path.Base(d.Source)) {
+			return d.Silicon(), true
+		}
+		for _, node := range d.Edits.DeviceNodes {
+			if node.HostPath == "/"+name {
+				using[d.Silicon()] = true
+			}
+		}
+	}
+	for silicon := range using {
+		return silicon, len(using) == 1
+	}
+	return "", false
+}
+
+// numbered reports whether a file of the kernel lies below one of several
+// numbered directories, of which at most one belongs to a device.
+func numbered(name string) bool {
+	kernel := strings.HasPrefix(name, "sys/") || strings.HasPrefix(name, "proc/")
+	return kernel && slices.ContainsFunc(strings.Split(path.Dir(name), "/"), func(element string) bool {
+		return strings.TrimRight(element, "0123456789") != element
+	})
+}

@@ -1,0 +1,152 @@
+// Package discoverytest holds families to their contract. It is for tests only
+// and knows no family: what a family has to say about a machine is in the
+// recorded hosts and golden files of its testdata folder.
+package discoverytest
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/recorded"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// Run tests the family on every recorded host testdata/*.host of the caller's
+// folder: the snapshot must equal testdata/NAME.golden.json, which -update
+// rewrites, keep the contract of all families, and lose no more than the
+// device concerned when any single file of the host is not as it should be.
+//
+// A line "root: FAMILY DIRECTORY" in the comment of a recorded host names a
+// root for a family, as an administrator would.
+func Run(t *testing.T, f *discovery.Family) {
+	t.Helper()
+	if err := discovery.Validate([]*discovery.Family{f}); err != nil {
+		t.Error(err)
+	}
+	hosts, err := filepath.Glob(filepath.Join("testdata", "*.host"))
+	if err != nil || len(hosts) == 0 {
+		t.Fatalf("no recorded hosts in testdata (%v)", err)
+	}
+	for _, file := range hosts {
+		name := strings.TrimSuffix(file, ".host")
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			host := layout(t, file, dir)
+			snapshot := discovery.Scan(host, []*discovery.Family{f})
+			compareGolden(t, name+".golden.json", snapshot)
+			checkContract(t, host, f, snapshot)
+			checkRecord(t, host, f, snapshot)
+			checkDamage(t, dir, host, f, snapshot)
+		})
+	}
+}
+
+// Layout lays a recorded host out in a temporary directory and returns it,
+// with the roots that its comment names.
+func Layout(t testing.TB, file string) *discovery.Host {
+	t.Helper()
+	return layout(t, file, t.TempDir())
+}
+
+func layout(t testing.TB, file, dir string) *discovery.Host {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := recorded.Parse(data)
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	if _, err := h.Layout(dir); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	host := &discovery.Host{FS: os.DirFS(dir), Roots: map[string]string{}}
+	for line := range strings.Lines(h.Comment()) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "root:" {
+			host.Roots[fields[1]] = fields[2]
+		}
+	}
+	return host
+}
+
+// compareGolden compares a snapshot with the one that was read and found good.
+func compareGolden(t *testing.T, file string, snapshot *discovery.Snapshot) {
+	t.Helper()
+	got := marshal(t, abbreviate(snapshot))
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("no golden file, run with -update: %v", err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("snapshot differs from %s (-want +got):\n%s", file, diff)
+	}
+}
+
+// abbreviate returns the snapshot with what lies between the ends of long
+// lists of IDs replaced by its count, for golden files to be read by people.
+func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
+	short := &discovery.Snapshot{Problems: s.Problems}
+	for _, d := range s.Devices {
+		offers := make([]discovery.Offer, len(d.Offers))
+		for i, offer := range d.Offers {
+			if n := len(offer.IDs); n > 8 {
+				offer.IDs = []string{offer.IDs[0], fmt.Sprintf("and %d more to", n-2), offer.IDs[n-1]}
+			}
+			offers[i] = offer
+		}
+		d.Offers = offers
+		short.Devices = append(short.Devices, d)
+	}
+	return short
+}
+
+// checkRecord records the host and expects the same snapshot of the record.
+func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapshot *discovery.Snapshot) {
+	t.Helper()
+	families := []*discovery.Family{f}
+	data, err := recorded.Record(host, families, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := recorded.Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if _, err := h.Layout(dir); err != nil {
+		t.Fatal(err)
+	}
+	again := discovery.Scan(&discovery.Host{FS: os.DirFS(dir), Roots: host.Roots}, families)
+	if diff := cmp.Diff(string(marshal(t, snapshot)), string(marshal(t, again))); diff != "" {
+		t.Errorf("snapshot of the host as it was recorded differs (-host +record):\n%s", diff)
+	}
+}
+
+func marshal(t testing.TB, v any) []byte {
+	t.Helper()
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(v); err != nil {
+		t.Fatal(err)
+	}
+	return text.Bytes()
+}
