@@ -1,0 +1,54 @@
+# Versions of the tools that are run from source; nothing is installed.
+GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+.DEFAULT_GOAL := help
+.PHONY: build test unit e2e lint fmt generate verify fuzz bench image demo cluster clean help
+
+build: ## the agent, as bin/chandler
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
+
+test: unit e2e ## every test: unit tests with the race detector, then a real Kubernetes
+
+unit: ## the tests that need no cluster
+	$(GO) test -race ./...
+
+e2e: build ## the tests on a real Kubernetes; needs root
+	cd e2e && $(GO) test -timeout 45m ./...
+
+lint: ## golangci-lint, with the rules of .golangci.yml
+	$(GO) run $(GOLANGCI_LINT) run ./...
+	cd e2e && $(GO) vet ./...
+
+fmt: ## gofmt and goimports
+	$(GO) run $(GOLANGCI_LINT) fmt ./...
+
+generate: ## rewrite the golden files of recorded hosts
+	$(GO) test ./discovery/families/... -update
+
+verify: generate ## fail if a golden file is not what the code makes of its host
+	git diff --exit-code -- discovery/families
+
+fuzz: ## every fuzz target for ten seconds
+	./hack/fuzz.sh 10s
+
+bench: ## benchmarks of the product
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+image: ## the agent's image, with docker
+	docker build --build-arg VERSION=$(VERSION) -t chandler.dev/chandler:latest .
+
+demo: build ## a real Kubernetes, eight recorded GPUs, and pods that use them; needs root
+	cd e2e && $(GO) run ./cmd/demo
+
+cluster: build ## the same, left running for you to use; needs root
+	cd e2e && $(GO) run ./cmd/demo --keep
+
+clean: ## remove what was built here
+	rm -rf bin
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,0 +1,205 @@
+// Package chandler installs Chandler on a cluster, from the project's own
+// manifests and its own binary, and lets it stand in a recorded host.
+package chandler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/e2e/build"
+	"chandler.dev/e2e/cluster"
+	"chandler.dev/e2e/kubectl"
+)
+
+// Names that the manifests give.
+const (
+	Namespace  = "chandler"
+	DaemonSet  = "chandler"
+	Driver     = "chandler.dev"
+	AgentImage = "chandler.dev/chandler:latest"
+	ProbeImage = "chandler.dev/probe:latest"
+)
+
+// HostDir is where a simulated host is laid out on the node.
+const HostDir = "/var/lib/chandler/host"
+
+// StateDir is where the agent keeps its records, and RecordDir the records of
+// claims in it.
+const (
+	StateDir  = "/var/lib/kubelet/plugins/" + Driver
+	RecordDir = StateDir + "/claims"
+	CDIDir    = "/var/run/cdi"
+)
+
+// A Project is a checkout of Chandler and what was built of it.
+type Project struct {
+	Dir   string // the checkout
+	Agent string // the agent's binary
+	Probe string // the program that the example pods run
+}
+
+// Build builds the agent of the checkout in dir as a static binary.
+func Build(ctx context.Context, builder build.Builder, programs build.Programs, dir string) (Project, error) {
+	agent, err := builder.Static(ctx, dir, "chandler.dev/cmd/chandler")
+	if err != nil {
+		return Project{}, err
+	}
+	return Project{Dir: dir, Agent: agent, Probe: programs.Program("probe")}, nil
+}
+
+// Manifest returns the path of a manifest of the project.
+func (p Project) Manifest(name string) string { return filepath.Join(p.Dir, "deployments", name) }
+
+// LoadImages makes the images of the agent and of the example pods, as the
+// Dockerfile would, and gives them to the node.
+func (p Project) LoadImages(ctx context.Context, c *cluster.Cluster) error {
+	return errors.Join(
+		c.LoadImage(ctx, cluster.Image{
+			Name: AgentImage, Files: map[string]string{"/chandler": p.Agent}, Entrypoint: []string{"/chandler"},
+		}),
+		c.LoadImage(ctx, cluster.Image{
+			Name: ProbeImage, Files: map[string]string{"/probe": p.Probe}, Entrypoint: []string{"/probe"},
+		}),
+	)
+}
+
+// Simulate lays the recorded hosts out on the node, and over them this
+// machine's own devices, which are real.
+func (p Project) Simulate(ctx context.Context, c *cluster.Cluster, hosts ...string) error {
+	own := filepath.Join(c.NodePath("/var/lib"), "own.host")
+	if _, err := p.run(ctx, "record", "--comment", "This machine.", "-o", own); err != nil {
+		return err
+	}
+	dir := c.NodePath(HostDir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("simulate host: %w", err)
+	}
+	args := append([]string{"simulate", dir}, hosts...)
+	_, err := p.run(ctx, append(args, own)...)
+	return err
+}
+
+// Discover returns what "chandler discover" prints of the simulated host.
+func (p Project) Discover(ctx context.Context, c *cluster.Cluster, args ...string) ([]byte, error) {
+	return p.run(ctx, append([]string{"discover", "--host-root", c.NodePath(HostDir)}, args...)...)
+}
+
+func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, p.Agent, args...)
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		return nil, fmt.Errorf("chandler %s: %w\n%s", args[0], err, failed.Stderr)
+	}
+	return out, err
+}
+
+// Install applies the manifests of the agent, with the configuration in the
+// manifest of that name, so that the agent stands in the simulated host, and
+// waits until the agent runs.
+func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
+	err := k.ApplyFiles(ctx, p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest(config), p.Manifest("deviceclasses.yaml"))
+	if err != nil {
+		return err
+	}
+	manifest, err := p.simulated()
+	if err != nil {
+		return err
+	}
+	if err := k.Apply(ctx, manifest); err != nil {
+		return err
+	}
+	return WaitForAgent(ctx, k)
+}
+
+// simulated returns the DaemonSet's manifest with the host's directories those
+// of the simulated host, which has no kernel that reports what changes.
+func (p Project) simulated() (string, error) {
+	data, err := os.ReadFile(p.Manifest("daemonset.yaml"))
+	if err != nil {
+		return "", err
+	}
+	var agent appsv1.DaemonSet
+	if err := yaml.UnmarshalStrict(data, &agent); err != nil {
+		return "", fmt.Errorf("daemonset.yaml: %w", err)
+	}
+	pod := &agent.Spec.Template.Spec
+	for _, volume := range pod.Volumes {
+		if slices.Contains([]string{"sys", "proc", "dev"}, volume.Name) {
+			volume.HostPath.Path = HostDir + "/" + volume.Name
+		}
+	}
+	pod.Containers[0].Args = append(pod.Containers[0].Args, "--runtime-root="+HostDir, "--rescan-interval=250ms", "-v=4")
+	data, err = yaml.Marshal(agent)
+	return string(data), err
+}
+
+// WaitForAgent waits until the agent runs on every node.
+func WaitForAgent(ctx context.Context, k *kubectl.Client) error {
+	return k.Until(ctx, "the agent to run", func(ctx context.Context) error {
+		agent, err := k.AppsV1().DaemonSets(Namespace).Get(ctx, DaemonSet, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		s := agent.Status
+		if s.ObservedGeneration < agent.Generation || s.DesiredNumberScheduled == 0 || s.NumberAvailable < s.DesiredNumberScheduled || s.UpdatedNumberScheduled < s.DesiredNumberScheduled {
+			return fmt.Errorf("%d of %d pods are available", s.NumberAvailable, s.DesiredNumberScheduled)
+		}
+		return nil
+	})
+}
+
+// AgentPod returns the agent's pod on a cluster of one node.
+func AgentPod(ctx context.Context, k *kubectl.Client) (*corev1.Pod, error) {
+	pods, err := k.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=chandler"})
+	if err != nil {
+		return nil, err
+	}
+	if len(pods.Items) != 1 {
+		return nil, fmt.Errorf("there are %d pods of the agent", len(pods.Items))
+	}
+	return &pods.Items[0], nil
+}
+
+// Devices returns the devices that the agent's ResourceSlices offer, by name.
+func Devices(ctx context.Context, k *kubectl.Client) (map[string]resourceapi.Device, error) {
+	slices, err := k.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + Driver})
+	if err != nil {
+		return nil, err
+	}
+	devices := make(map[string]resourceapi.Device)
+	for _, slice := range slices.Items {
+		for _, device := range slice.Spec.Devices {
+			devices[device.Name] = device
+		}
+	}
+	return devices, nil
+}
+
+// Held returns the CDI specs and the records of claims that are on the node.
+func Held(c *cluster.Cluster) ([]string, error) {
+	var held []string
+	for _, dir := range []string{CDIDir, RecordDir} {
+		entries, err := os.ReadDir(c.NodePath(dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		for _, entry := range entries {
+			if entry.Type().IsRegular() {
+				held = append(held, filepath.Join(dir, entry.Name()))
+			}
+		}
+	}
+	return held, nil
+}
