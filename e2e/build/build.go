@@ -1,0 +1,183 @@
+// Package build builds and finds the programs that a cluster on one machine is made of. Where it builds it leans on
+// Go's build cache, so that a second call takes seconds; it runs none of the programs.
+package build
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Version is that of the Kubernetes that Cluster builds: the one which go.mod requires.
+const Version = "v1.37.0"
+
+// clusterPackages are built into one directory, each a program with the last element of its path as name.
+var clusterPackages = []string{
+	"chandler.dev/e2e/cmd/kube",
+	"chandler.dev/e2e/cmd/machine",
+	"chandler.dev/e2e/cmd/pause",
+	"chandler.dev/e2e/cmd/probe",
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+}
+
+// A Builder builds into a cache directory. Its zero value is ready to use.
+type Builder struct {
+	// Cache is chandler-e2e in the user's cache directory unless given. The programs go to its folder bin.
+	Cache string
+	// Module is the directory of this module; the current directory unless given, which may be any in the module.
+	Module string
+	// Progress is told what takes time; nothing is written if it is nil.
+	Progress io.Writer
+}
+
+// Programs are all that a cluster needs of the host.
+type Programs struct {
+	// Dir holds what was built: kube, machine, pause, probe and containerd-shim-runc-v2.
+	Dir string
+	// Runc is the directory that runc lies in.
+	Runc string
+	// CNI is the directory of the CNI plugins.
+	CNI string
+}
+
+// Program is the path of one of the programs in Dir.
+func (p Programs) Program(name string) string { return filepath.Join(p.Dir, name) }
+
+// Cluster builds the programs of a cluster and finds, or installs, the others.
+func (b Builder) Cluster(ctx context.Context) (Programs, error) {
+	runtime, err := b.findRuntime(ctx)
+	if err != nil {
+		return Programs{}, err
+	}
+	what := "kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, etcd, containerd"
+	dir, err := b.build(ctx, what, b.module(), clusterPackages)
+	if err != nil {
+		return Programs{}, err
+	}
+	return Programs{Dir: dir, Runc: filepath.Dir(runtime.runc), CNI: runtime.cni}, nil
+}
+
+// Static builds a package of the module in directory module as a static program, and returns its path. It lies beside
+// the cluster's programs, named by the last element of the package's path.
+func (b Builder) Static(ctx context.Context, module, pkg string) (string, error) {
+	dir, err := b.build(ctx, pkg, module, []string{pkg})
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, filepath.Base(pkg)), nil
+}
+
+func (b Builder) module() string {
+	if b.Module == "" {
+		return "."
+	}
+	return b.Module
+}
+
+func (b Builder) bin() (string, error) {
+	cache := b.Cache
+	if cache == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return "", fmt.Errorf("cache directory: %w", err)
+		}
+		cache = filepath.Join(user, "chandler-e2e")
+	}
+	bin, err := filepath.Abs(filepath.Join(cache, "bin"))
+	if err != nil {
+		return "", err
+	}
+	return bin, os.MkdirAll(bin, 0o755)
+}
+
+// build runs go build, which writes only those programs that are not up to date. Builds into the same directory take
+// turns.
+func (b Builder) build(ctx context.Context, what, module string, packages []string) (dir string, err error) {
+	dir, err = b.bin()
+	if err != nil {
+		return "", err
+	}
+	unlock, err := lock(ctx, filepath.Join(filepath.Dir(dir), "lock"))
+	if err != nil {
+		return "", fmt.Errorf("lock %s: %w", dir, err)
+	}
+	defer unlock()
+
+	// Without version control's stamp, which would make every program new with every commit.
+	args := []string{"build", "-buildvcs=false", "-ldflags", linkerFlags(), "-o", dir + string(filepath.Separator)}
+	cmd := exec.CommandContext(ctx, "go", append(args, packages...)...)
+	cmd.Dir = module
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	var stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stderr, &stderr
+	if err := b.run(cmd, "building "+what); err != nil {
+		return "", fmt.Errorf("build %s: %w\n%s", what, err, strings.TrimSpace(stderr.String()))
+	}
+	return dir, nil
+}
+
+// linkerFlags leave debugging information out and tell Kubernetes its version, without which clients refuse it.
+func linkerFlags() string {
+	major, rest, _ := strings.Cut(strings.TrimPrefix(Version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	const pkg = "-X k8s.io/component-base/version."
+	return strings.Join([]string{"-s -w", pkg + "gitVersion=" + Version, pkg + "gitMajor=" + major, pkg + "gitMinor=" + minor}, " ")
+}
+
+// run runs a command and tells every now and then that it still does.
+func (b Builder) run(cmd *exec.Cmd, doing string) error {
+	const interval = 10 * time.Second
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case now := <-tick.C:
+			b.say("%s: %s so far", doing, now.Sub(begin).Round(time.Second))
+		}
+	}
+}
+
+func (b Builder) say(format string, args ...any) {
+	if b.Progress != nil {
+		fmt.Fprintf(b.Progress, format+"\n", args...)
+	}
+}
+
+// lock takes a file's lock, waiting for others to let it go.
+func lock(ctx context.Context, path string) (unlock func(), err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = file.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(err, file.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), file.Close())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package build
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestStatic(t *testing.T) {
+	b := Builder{Cache: t.TempDir()}
+	first, err := b.Static(t.Context(), ".", "chandler.dev/e2e/cmd/pause")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Static(t.Context(), ".", "chandler.dev/e2e/cmd/pause"); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !os.SameFile(before, after) {
+		t.Error("the second build wrote the program again")
+	}
+}
+
+func TestBuildTellsWhatIsWrong(t *testing.T) {
+	_, err := Builder{Cache: t.TempDir()}.Static(t.Context(), ".", "chandler.dev/e2e/cmd/missing")
+	if err == nil || !strings.Contains(err.Error(), "cmd/missing") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	unlock, err := lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := lock(ctx, path); err == nil {
+		t.Fatal("locked twice")
+	}
+	unlock()
+	unlock, err = lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+}
+
+func TestFindIn(t *testing.T) {
+	empty, full := t.TempDir(), t.TempDir()
+	for _, name := range []string{"ptp", "loopback"} {
+		if err := os.WriteFile(filepath.Join(full, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := findIn([]string{empty, full}, "ptp", "loopback")
+	if want := filepath.Join(full, "ptp"); err != nil || got != want {
+		t.Errorf("got %q, %v; want %q", got, err, want)
+	}
+	if _, err := findIn([]string{empty, full}, "ptp", "host-local"); err == nil {
+		t.Error("found a directory that has not all")
+	}
+}

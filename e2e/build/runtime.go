@@ -1,0 +1,102 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Where distributions put what containerd runs.
+var (
+	runcDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	cniDirs  = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni", "/usr/local/lib/cni"}
+)
+
+// cniPlugins are those that a cluster's network is made of.
+var cniPlugins = []string{"loopback", "ptp", "host-local"}
+
+// debian names the packages that hold both.
+var debian = []string{"runc", "containernetworking-plugins"}
+
+// A containerRuntime is what lies below containerd and is not built here: runc needs cgo for libseccomp.
+type containerRuntime struct {
+	runc string // path of the program
+	cni  string // directory of the plugins
+}
+
+// findRuntime installs Debian's packages where something is missing and it can.
+func (b Builder) findRuntime(ctx context.Context) (containerRuntime, error) {
+	found, missing := lookForRuntime()
+	if missing == nil {
+		return found, nil
+	}
+	apt, err := exec.LookPath("apt-get")
+	if err != nil || os.Getuid() != 0 {
+		return found, fmt.Errorf("%w; install runc, built with seccomp, and the CNI plugins %s in one of %s (on Debian: apt-get install --no-install-recommends %s)",
+			missing, strings.Join(cniPlugins, ", "), strings.Join(cniDirs, ", "), strings.Join(debian, " "))
+	}
+	if err := b.install(ctx, apt); err != nil {
+		return found, errors.Join(missing, err)
+	}
+	return lookForRuntime()
+}
+
+func lookForRuntime() (containerRuntime, error) {
+	var found containerRuntime
+	var err error
+	if found.runc, err = findIn(runcDirs, "runc"); err != nil {
+		return found, err
+	}
+	loopback, err := findIn(cniDirs, cniPlugins...)
+	if err != nil {
+		return found, err
+	}
+	found.cni = filepath.Dir(loopback)
+	return found, nil
+}
+
+// findIn returns the path of the first of the files, in the first directory that has them all.
+func findIn(dirs []string, files ...string) (string, error) {
+	for _, dir := range dirs {
+		if hasAll(dir, files) {
+			return filepath.Join(dir, files[0]), nil
+		}
+	}
+	return "", fmt.Errorf("no %s in %s", strings.Join(files, ", "), strings.Join(dirs, ", "))
+}
+
+func hasAll(dir string, files []string) bool {
+	for _, file := range files {
+		if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// install installs the packages; if they are not to be had, perhaps the lists of packages are old or not there.
+func (b Builder) install(ctx context.Context, apt string) error {
+	if b.apt(ctx, apt, append([]string{"install", "--yes", "--no-install-recommends"}, debian...)...) == nil {
+		return nil
+	}
+	if err := b.apt(ctx, apt, "update"); err != nil {
+		return err
+	}
+	return b.apt(ctx, apt, append([]string{"install", "--yes", "--no-install-recommends"}, debian...)...)
+}
+
+func (b Builder) apt(ctx context.Context, apt string, args ...string) error {
+	cmd := exec.CommandContext(ctx, apt, args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	what := "apt-get " + strings.Join(args, " ")
+	if err := b.run(cmd, what); err != nil {
+		return fmt.Errorf("%s: %w\n%s", what, err, strings.TrimSpace(out.String()))
+	}
+	return nil
+}

@@ -1,0 +1,156 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/machine"
+)
+
+// A component is a process of the cluster.
+type component struct {
+	name   string
+	log    string
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when cmd has been waited for
+}
+
+// launch starts one of kube's programs on the node, with its output in a log that outlives restarts.
+func (c *Cluster) launch(name string, args []string) error {
+	p := &component{name: name, log: filepath.Join(c.LogDir(), name+".log"), exited: make(chan struct{})}
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("log of %s: %w", name, err)
+	}
+	defer log.Close()
+	p.cmd = c.machine.Command(context.Background(), machine.ProgramDir+"/kube", append([]string{name}, args...)...)
+	p.cmd.Env = c.environment()
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the test, which then calls Stop
+	if err := p.cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", name, err)
+	}
+	go func() {
+		_ = p.cmd.Wait() // why it ended is in its log and its ProcessState
+		close(p.exited)
+	}()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.components[name] = p
+	c.say("started %s", name)
+	return nil
+}
+
+// terminate asks a component to end and waits until it has; if ctx ends first it is killed.
+func (c *Cluster) terminate(ctx context.Context, name string) error {
+	c.mu.Lock()
+	p := c.components[name]
+	delete(c.components, name)
+	c.mu.Unlock()
+	if p == nil {
+		return fmt.Errorf("%s does not run", name)
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // refused only if it has ended
+	select {
+	case <-p.exited:
+		return nil
+	case <-ctx.Done():
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+		return fmt.Errorf("%s did not end: %w", name, context.Cause(ctx))
+	}
+}
+
+// dead returns an error that says which component has ended and what it said last, nil if all run.
+func (c *Cluster) dead() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.components {
+		select {
+		case <-p.exited:
+			return fmt.Errorf("%s ended: %s\n%s", p.name, p.cmd.ProcessState, p.lastWords())
+		default:
+		}
+	}
+	return nil
+}
+
+// lastWords are the last lines of the log.
+func (p *component) lastWords() []byte {
+	const lines = 15
+	log, err := os.ReadFile(p.log)
+	if err != nil {
+		return nil
+	}
+	log = bytes.TrimSpace(log)
+	begin := len(log)
+	for range lines {
+		if begin = bytes.LastIndexByte(log[:begin], '\n'); begin < 0 {
+			return log
+		}
+	}
+	return log[begin+1:]
+}
+
+// until asks again and again whether something is so, as long as all components run. The last answer is in the error
+// if it does not become so in time.
+func (c *Cluster) until(ctx context.Context, what string, is func(context.Context) error) error {
+	const interval = 50 * time.Millisecond
+	for {
+		err := is(ctx)
+		if err == nil {
+			return nil
+		}
+		if dead := c.dead(); dead != nil {
+			return dead
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w; last: %w", what, context.Cause(ctx), err)
+		case <-time.After(interval):
+		}
+	}
+}
+
+func (c *Cluster) containerdListens(context.Context) error {
+	conn, err := net.Dial("unix", c.NodePath(containerdSocket))
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+func (c *Cluster) apiserverIsReady(ctx context.Context) error {
+	return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+}
+
+// hasDefaultAccount tells whether the controller manager has made what every pod needs.
+func (c *Cluster) hasDefaultAccount(ctx context.Context) error {
+	_, err := c.client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+	return err
+}
+
+// nodeIsReady tells whether pods can be scheduled to the node, whose kubelet has reported since a given moment.
+func (c *Cluster) nodeIsReady(since time.Time) func(context.Context) error {
+	return func(ctx context.Context) error {
+		node, err := c.client.CoreV1().Nodes().Get(ctx, c.cfg.NodeName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return errors.New("not registered")
+		}
+		if err != nil {
+			return err
+		}
+		return readiness(node, since)
+	}
+}

@@ -1,0 +1,311 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/e2e/machine"
+)
+
+// Where the node finds its configuration.
+const (
+	kubernetesDir    = "/etc/kubernetes"
+	pkiDir           = kubernetesDir + "/pki"
+	kubeletConfig    = kubernetesDir + "/kubelet.yaml"
+	containerdConfig = "/etc/containerd/config.toml"
+	cniConfig        = "/etc/cni/net.d/10-pods.conflist"
+
+	containerdSocket = "/run/containerd/containerd.sock"
+	pauseImage       = "localhost/pause:1"
+)
+
+// configure writes all files that the components read, and the administrator's kubeconfig.
+func (c *Cluster) configure() error {
+	ca, err := newAuthority()
+	if err != nil {
+		return fmt.Errorf("certificate authority: %w", err)
+	}
+	files := map[string][]byte{
+		pkiDir + "/ca.crt": ca.pem,
+		cniConfig:          []byte(cniNetwork),
+		containerdConfig:   []byte(c.containerdTOML()),
+	}
+	if files[kubeletConfig], err = c.kubeletYAML(); err != nil {
+		return fmt.Errorf("kubelet: %w", err)
+	}
+	if err := c.addIdentities(files, ca); err != nil {
+		return err
+	}
+	for path, content := range files {
+		if err := c.writeFile(path, content); err != nil {
+			return err
+		}
+	}
+	return c.configureAdmin(ca)
+}
+
+// writeFile writes a file of the node.
+func (c *Cluster) writeFile(path string, content []byte) error {
+	outside := filepath.Join(c.cfg.Dir, path)
+	if err := os.MkdirAll(filepath.Dir(outside), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(outside, content, 0o600)
+}
+
+// addIdentities adds keys, certificates and kubeconfigs: each component is who it is in any cluster.
+func (c *Cluster) addIdentities(files map[string][]byte, ca *authority) error {
+	add := func(name string, id identity, err error) error {
+		files[pkiDir+"/"+name+".crt"], files[pkiDir+"/"+name+".key"] = id.cert, id.key
+		return err
+	}
+	id, err := ca.server("kube-apiserver", "localhost", "127.0.0.1", NodeIP, serviceIP,
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
+	if err := add("apiserver", id, err); err != nil {
+		return fmt.Errorf("API server's certificate: %w", err)
+	}
+	id, err = ca.client("kube-apiserver-kubelet-client", "system:masters")
+	if err := add("apiserver-kubelet-client", id, err); err != nil {
+		return fmt.Errorf("API server's certificate for the kubelet: %w", err)
+	}
+	if _, files[pkiDir+"/sa.key"], err = newKey(); err != nil {
+		return fmt.Errorf("key of service accounts: %w", err)
+	}
+	users := map[string][]string{ // component: user, groups
+		"kube-controller-manager": {"system:kube-controller-manager"},
+		"kube-scheduler":          {"system:kube-scheduler"},
+		"kubelet":                 {"system:node:" + c.cfg.NodeName, "system:nodes"},
+	}
+	for component, user := range users {
+		id, err := ca.client(user[0], user[1:]...)
+		if err != nil {
+			return fmt.Errorf("certificate of %s: %w", component, err)
+		}
+		if files[kubeconfigOf(component)], err = clientcmd.Write(kubeconfig(apiserver, ca, id)); err != nil {
+			return fmt.Errorf("kubeconfig of %s: %w", component, err)
+		}
+	}
+	return nil
+}
+
+func kubeconfigOf(component string) string { return kubernetesDir + "/" + component + ".kubeconfig" }
+
+func kubeconfig(address string, ca *authority, id identity) api.Config {
+	const name = "chandler-e2e"
+	return api.Config{
+		Clusters:       map[string]*api.Cluster{name: {Server: "https://" + address, CertificateAuthorityData: ca.pem}},
+		AuthInfos:      map[string]*api.AuthInfo{name: {ClientCertificateData: id.cert, ClientKeyData: id.key}},
+		Contexts:       map[string]*api.Context{name: {Cluster: name, AuthInfo: name}},
+		CurrentContext: name,
+	}
+}
+
+// configureAdmin gives the outside its way in.
+func (c *Cluster) configureAdmin(ca *authority) error {
+	id, err := ca.client("admin", "system:masters")
+	if err != nil {
+		return fmt.Errorf("administrator's certificate: %w", err)
+	}
+	config := kubeconfig(c.machine.Published(), ca, id)
+	if err := clientcmd.WriteToFile(config, c.Kubeconfig()); err != nil {
+		return fmt.Errorf("administrator's kubeconfig: %w", err)
+	}
+	c.rest = &rest.Config{
+		Host:            "https://" + c.machine.Published(),
+		TLSClientConfig: rest.TLSClientConfig{CAData: ca.pem, CertData: id.cert, KeyData: id.key},
+		QPS:             -1, // no limit: nobody else is there
+	}
+	c.client, err = kubernetes.NewForConfig(c.rest)
+	return err
+}
+
+func (c *Cluster) removeKubeconfig() error {
+	if err := os.Remove(c.Kubeconfig()); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func etcdArgs() []string { return []string{"--data-dir", "/var/lib/etcd"} }
+
+func (c *Cluster) apiserverArgs() []string {
+	return append(c.gateArgs(),
+		"--advertise-address="+NodeIP,
+		"--allow-privileged=true",
+		"--authorization-mode=Node,RBAC",
+		"--client-ca-file="+pkiDir+"/ca.crt",
+		"--enable-admission-plugins=NodeRestriction",
+		"--etcd-servers=http://127.0.0.1:2379",
+		"--kubelet-client-certificate="+pkiDir+"/apiserver-kubelet-client.crt",
+		"--kubelet-client-key="+pkiDir+"/apiserver-kubelet-client.key",
+		"--kubelet-preferred-address-types=InternalIP",
+		"--runtime-config="+switches(c.cfg.RuntimeConfig),
+		"--secure-port=6443",
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file="+pkiDir+"/sa.key",
+		"--service-account-signing-key-file="+pkiDir+"/sa.key",
+		"--service-cluster-ip-range="+serviceNetwork,
+		"--shutdown-delay-duration=0s",
+		"--tls-cert-file="+pkiDir+"/apiserver.crt",
+		"--tls-private-key-file="+pkiDir+"/apiserver.key",
+	)
+}
+
+func (c *Cluster) controllerManagerArgs() []string {
+	return append(c.clientArgs("kube-controller-manager"),
+		"--kube-api-burst=400",
+		"--kube-api-qps=200",
+		"--flex-volume-plugin-dir=/var/lib/kubelet/volumeplugins",
+		"--root-ca-file="+pkiDir+"/ca.crt",
+		"--service-account-private-key-file="+pkiDir+"/sa.key",
+		"--use-service-account-credentials=true",
+	)
+}
+
+func (c *Cluster) schedulerArgs() []string { return c.clientArgs("kube-scheduler") }
+
+// clientArgs are those that the API server's clients in the control plane have in common. There is one of each, so
+// there is nobody to elect.
+func (c *Cluster) clientArgs(component string) []string {
+	return append(c.gateArgs(),
+		"--authentication-kubeconfig="+kubeconfigOf(component),
+		"--authorization-kubeconfig="+kubeconfigOf(component),
+		"--bind-address=127.0.0.1",
+		"--kubeconfig="+kubeconfigOf(component),
+		"--leader-elect=false",
+	)
+}
+
+func (c *Cluster) gateArgs() []string {
+	if len(c.cfg.FeatureGates) == 0 {
+		return nil
+	}
+	return []string{"--feature-gates=" + switches(c.cfg.FeatureGates)}
+}
+
+// switches writes a map as flags of Kubernetes have it, in order.
+func switches(on map[string]bool) string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(on)) {
+		list = append(list, name+"="+strconv.FormatBool(on[name]))
+	}
+	return strings.Join(list, ",")
+}
+
+func (c *Cluster) kubeletArgs() []string {
+	return []string{
+		"--config=" + kubeletConfig,
+		"--hostname-override=" + c.cfg.NodeName,
+		"--kubeconfig=" + kubeconfigOf("kubelet"),
+		"--node-ip=" + NodeIP,
+	}
+}
+
+func (c *Cluster) kubeletYAML() ([]byte, error) {
+	config := map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1",
+		"kind":       "KubeletConfiguration",
+		"authentication": map[string]any{
+			"anonymous": map[string]any{"enabled": false},
+			"webhook":   map[string]any{"enabled": true},
+			"x509":      map[string]any{"clientCAFile": pkiDir + "/ca.crt"},
+		},
+		"authorization":            map[string]any{"mode": "Webhook"},
+		"cgroupDriver":             "cgroupfs",             // there is no systemd in the machine
+		"clusterDNS":               []string{"10.96.0.10"}, // nobody; with none, each pod gets a warning
+		"clusterDomain":            "cluster.local",
+		"containerRuntimeEndpoint": "unix://" + containerdSocket,
+		"enforceNodeAllocatable":   []string{},
+		// The disk is the host's, whose fullness is no reason to evict pods or images.
+		"evictionHard":                map[string]string{"nodefs.available": "1%", "imagefs.available": "1%"},
+		"imageGCHighThresholdPercent": 100,
+		"imageGCLowThresholdPercent":  99,
+		"failCgroupV1":                false,
+		"failSwapOn":                  false,
+		"featureGates":                c.cfg.FeatureGates,
+		"resolvConf":                  "",
+		"volumePluginDir":             "/var/lib/kubelet/volumeplugins", // the default is in /usr
+	}
+	maps.Copy(config, c.cfg.Kubelet)
+	return yaml.Marshal(config)
+}
+
+// containerdTOML turns CDI on, where it looks by default on any node. The OOM score stays as it is where it may not be
+// lowered. What is switched off is not used and takes time to probe, or would report to elsewhere.
+func (c *Cluster) containerdTOML() string {
+	return fmt.Sprintf(`version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+disabled_plugins = [
+  "io.containerd.internal.v1.tracing",
+  "io.containerd.snapshotter.v1.blockfile",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.erofs",
+  "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.tracing.processor.v1.otlp",
+]
+
+[grpc]
+address = %q
+
+[plugins.'io.containerd.cri.v1.images']
+snapshotter = "overlayfs"
+
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = %q
+
+[plugins.'io.containerd.cri.v1.runtime']
+enable_cdi = true
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+restrict_oom_score_adj = true
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+SystemdCgroup = false
+
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = [%q]
+conf_dir = %q
+`, containerdSocket, pauseImage, c.cfg.Programs.CNI, filepath.Dir(cniConfig))
+}
+
+// cniNetwork joins each pod to the node by a pair of interfaces.
+const cniNetwork = `{
+  "cniVersion": "1.0.0",
+  "name": "pods",
+  "plugins": [
+    {
+      "type": "ptp",
+      "ipMasq": false,
+      "ipam": {
+        "type": "host-local",
+        "dataDir": "/var/lib/cni/networks",
+        "ranges": [[{"subnet": "` + podNetwork + `"}]],
+        "routes": [{"dst": "0.0.0.0/0"}]
+      }
+    }
+  ]
+}
+`
+
+// environment is that of each component. containerd finds its shim and runc by it.
+func (c *Cluster) environment() []string {
+	path := []string{machine.ProgramDir, c.cfg.Programs.Runc, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	return []string{"PATH=" + strings.Join(path, ":"), "HOME=/run"}
+}

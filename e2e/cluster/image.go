@@ -1,0 +1,143 @@
+package cluster
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"runtime"
+	"slices"
+	"strings"
+
+	"chandler.dev/e2e/machine"
+)
+
+// An Image is a container image made of files of the host, with nothing below: static programs and what they read.
+type Image struct {
+	// Name has a tag, such as localhost/probe:1. Containers that use it say imagePullPolicy: Never.
+	Name string
+	// Files are the image's, by path in it: the path of the file on the host. They keep their permissions.
+	Files map[string]string
+	// Entrypoint is the program with its first arguments.
+	Entrypoint []string
+	// Env is added to PATH.
+	Env []string
+}
+
+// LoadImage makes the image and gives it to the node's containerd. An image of the same name is replaced.
+func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
+	archive, err := image.archive()
+	if err != nil {
+		return fmt.Errorf("make image %s: %w", image.Name, err)
+	}
+	cmd := c.machine.Command(ctx, machine.ProgramDir+"/kube", "ctr", "--address", containerdSocket,
+		"--namespace", "k8s.io", "images", "import", "-")
+	cmd.Env = c.environment()
+	cmd.Stdin = archive
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("load image %s: %w\n%s", image.Name, err, bytes.TrimSpace(out))
+	}
+	c.say("loaded image %s", image.Name)
+	return nil
+}
+
+// archive is the image as docker save would write it. The same files make the same archive.
+func (i Image) archive() (io.Reader, error) {
+	layer, err := i.layer()
+	if err != nil {
+		return nil, err
+	}
+	config, err := json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH,
+		"os":           runtime.GOOS,
+		"config": map[string]any{
+			"Entrypoint": i.Entrypoint,
+			"Env":        append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, i.Env...),
+		},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	manifest, err := json.Marshal([]any{map[string]any{
+		"Config":   "config.json",
+		"RepoTags": []string{i.Name},
+		"Layers":   []string{"layer.tar"},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	for _, part := range []struct {
+		name    string
+		content []byte
+	}{{"layer.tar", layer}, {"config.json", config}, {"manifest.json", manifest}} {
+		if err := addFile(w, part.name, 0o644, part.content); err != nil {
+			return nil, err
+		}
+	}
+	return &archive, w.Close()
+}
+
+func digest(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
+
+// layer holds the files, and the directories that they and most programs need.
+func (i Image) layer() ([]byte, error) {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "tmp/", Mode: 0o1777}); err != nil {
+		return nil, err
+	}
+	made := map[string]bool{".": true, "tmp": true}
+	for _, target := range slices.Sorted(maps.Keys(i.Files)) {
+		if err := addHostFile(w, made, strings.TrimPrefix(path.Clean(target), "/"), i.Files[target]); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return layer.Bytes(), nil
+}
+
+func addHostFile(w *tar.Writer, made map[string]bool, target, source string) error {
+	content, err := os.ReadFile(source)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(source)
+	if err != nil {
+		return err
+	}
+	if err := addDirs(w, made, path.Dir(target)); err != nil {
+		return err
+	}
+	return addFile(w, target, int64(info.Mode().Perm()), content)
+}
+
+// addDirs adds a directory after those above it, once.
+func addDirs(w *tar.Writer, made map[string]bool, dir string) error {
+	if made[dir] {
+		return nil
+	}
+	if err := addDirs(w, made, path.Dir(dir)); err != nil {
+		return err
+	}
+	made[dir] = true
+	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755})
+}
+
+func addFile(w *tar.Writer, name string, mode int64, content []byte) error {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(content))}); err != nil {
+		return err
+	}
+	_, err := w.Write(content)
+	return err
+}
