@@ -1,0 +1,190 @@
+package legacy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+)
+
+const (
+	socketPrefix = "chandler-"
+	socketSuffix = ".sock"
+
+	// kubeletSocket is where the kubelet takes registrations.
+	kubeletSocket = "kubelet.sock"
+
+	// maxSocketPath is what sun_path holds beside its final zero (unix(7)).
+	maxSocketPath = 107
+)
+
+// directory is the kubelet's device-plugins directory. The kubelet removes all
+// sockets in it when it starts, then makes its own
+// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
+type directory string
+
+// errUnwritable is in an error that says that no socket can be made in the
+// directory, however often it is tried.
+var errUnwritable = errors.New("not writable")
+
+// check reports that the directory cannot be written to. One that is not there
+// is made by the kubelet.
+func (dir directory) check() error {
+	f, err := os.CreateTemp(string(dir), "."+socketPrefix+"*")
+	if err != nil {
+		return dir.explain(err)
+	}
+	return dir.explain(errors.Join(f.Close(), os.Remove(f.Name())))
+}
+
+// explain names the directory in an error, and marks it if it will not pass.
+func (dir directory) explain(err error) error {
+	for _, lasting := range []error{fs.ErrPermission, syscall.EROFS, syscall.ENOTDIR} {
+		if errors.Is(err, lasting) {
+			return fmt.Errorf("device-plugins directory %s: %w: %w", string(dir), errUnwritable, err)
+		}
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return fmt.Errorf("device-plugins directory %s: %w", string(dir), err)
+}
+
+// path returns the path of a socket in the directory.
+func (dir directory) path(name string) string { return filepath.Join(string(dir), name) }
+
+// kubelet returns what tells the kubelet's socket from the one before it, nil
+// if there is none.
+func (dir directory) kubelet() os.FileInfo {
+	info, err := os.Lstat(dir.path(kubeletSocket))
+	if err != nil {
+		return nil
+	}
+	return info
+}
+
+// sameSocket reports whether both are one socket, or both none. The number of
+// an inode is often used again at once, so that the time must agree too.
+func sameSocket(a, b os.FileInfo) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
+}
+
+// probe reports why the kubelet cannot be spoken to, nil if it can.
+func (dir directory) probe(ctx context.Context) error {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", dir.path(kubeletSocket))
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// listen makes a socket for a resource, of a name that has not been before:
+// the kubelet refuses to connect to one that it knows
+// (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected).
+func (dir directory) listen(resource string) (*net.UnixListener, error) {
+	unique := "-" + strconv.FormatInt(time.Now().UnixNano(), 36) + socketSuffix
+	room := max(0, maxSocketPath-len(dir.path(socketPrefix))-len(unique))
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' {
+			return r
+		}
+		return '-'
+	}, resource)
+	path := dir.path(socketPrefix + name[:min(room, len(name))] + unique)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		if explained := dir.explain(err); explained != nil {
+			return nil, explained
+		}
+		return nil, err
+	}
+	return listener, nil
+}
+
+// sweep removes the sockets that an instance of ours has left behind: those of
+// our name that nobody listens on.
+func (dir directory) sweep(ctx context.Context) error {
+	left, err := filepath.Glob(dir.path(socketPrefix + "*" + socketSuffix))
+	errs := []error{err}
+	for _, path := range left {
+		info, err := os.Lstat(path)
+		if err != nil || info.Mode().Type() != fs.ModeSocket {
+			continue
+		}
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
+		if err == nil {
+			errs = append(errs, conn.Close())
+			continue
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			errs = append(errs, os.Remove(path))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove left-over sockets: %w", err)
+	}
+	return nil
+}
+
+// watch calls changed whenever the kubelet's socket was made or one of ours
+// has gone, until the context ends. It only saves time: all that it tells is
+// looked for at intervals too. So a host that has no inotify instance left is
+// no reason to stop.
+func (dir directory) watch(ctx context.Context, changed func()) {
+	logger := klog.FromContext(ctx)
+	for ctx.Err() == nil {
+		again := maxUnavailable // the directory is not there yet
+		if err := dir.watchOnce(ctx, changed); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			logger.V(2).Info("The device-plugins directory is looked at in intervals", "directory", string(dir), "reason", err.Error())
+			again = time.Minute
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(again):
+		}
+	}
+}
+
+func (dir directory) watchOnce(ctx context.Context, changed func()) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	if err := watcher.Add(string(dir)); err != nil {
+		return err
+	}
+	changed()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event, ok := <-watcher.Events:
+			if !ok || event.Name == string(dir) && event.Has(fsnotify.Remove) {
+				return fs.ErrNotExist
+			}
+			name := filepath.Base(event.Name)
+			if name == kubeletSocket || strings.HasPrefix(name, socketPrefix) && !event.Has(fsnotify.Create) {
+				changed()
+			}
+		case err := <-watcher.Errors:
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				return err
+			}
+			changed()
+		}
+	}
+}

@@ -1,0 +1,387 @@
+// Package legacy speaks the classic device-plugin API (v1beta1): a server for
+// each resource, registration, allocate, preferred allocation. It knows no
+// vendor and reads no host.
+package legacy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/cdi"
+	"chandler.dev/discovery"
+)
+
+// Config is what a Plugin needs to know. StateDir must be set.
+type Config struct {
+	// Dir is the kubelet's device-plugins directory,
+	// "/var/lib/kubelet/device-plugins" if empty.
+	Dir string
+
+	// PodResources is the kubelet's socket of the PodResources API,
+	// "/var/lib/kubelet/pod-resources/kubelet.sock" if empty.
+	PodResources string
+
+	// StateDir is a directory of ours that outlives the process. What was
+	// handed out is written there before the kubelet is told.
+	StateDir string
+
+	// RuntimeRoot is where the container runtime sees the root of the host
+	// that was scanned, "/" if empty.
+	RuntimeRoot string
+
+	// Grant returns what a container needs for a set of devices beyond their
+	// own edits. Nil means nothing.
+	Grant discovery.Granter
+
+	// Elsewhere tells what is held through the other API. Nil means nothing.
+	Elsewhere Elsewhere
+
+	// Active is closed once this instance is the one that serves. Nothing is
+	// served or written before. Nil means at once.
+	Active <-chan struct{}
+
+	// Pending reports whether a pod of this node that has not ended asks for a
+	// resource in an init container. Those are left out by PodResources, so
+	// that a grant which is never confirmed may be one's; only who can ask the
+	// API server knows. A grant that is unconfirmed for the time of that name
+	// is dropped when Pending says no. Where Pending is nil it is kept, since
+	// nothing else is safe, until its ID is handed out again.
+	Pending func(ctx context.Context, resource string) (bool, error)
+
+	Grace       time.Duration // how long the kubelet may still hand out what it was told is unhealthy; 10 s if 0
+	Poll        time.Duration // how often PodResources is asked; 5 s if 0
+	Unconfirmed time.Duration // see Pending; 5 min if 0
+}
+
+// Elsewhere is what must be known of the other API: that of package driver.
+type Elsewhere interface {
+	// Holder names what holds a piece of silicon, if anything does.
+	Holder(silicon string) (holder string, held bool)
+}
+
+// Plugin offers snapshots to the kubelet as extended resources.
+type Plugin struct {
+	config    Config
+	directory directory
+	holdings  *holdings
+
+	snapshot atomic.Pointer[discovery.Snapshot] // nil until there is one to offer
+	servers  atomic.Pointer[map[string]*server] // by resource; the map is never modified
+	ready    chan struct{}                      // closed when the holdings are known
+	changed  chan struct{}                      // what the lists are computed from may have changed
+	ask      chan struct{}                      // PodResources may have something new to say
+}
+
+// New returns a Plugin, which does nothing until it runs.
+func New(config Config) *Plugin {
+	if config.Dir == "" {
+		config.Dir = pluginapi.DevicePluginPath
+	}
+	if config.PodResources == "" {
+		config.PodResources = "/var/lib/kubelet/pod-resources/kubelet.sock"
+	}
+	if config.Grace == 0 {
+		config.Grace = 10 * time.Second
+	}
+	if config.Poll == 0 {
+		config.Poll = 5 * time.Second
+	}
+	if config.Unconfirmed == 0 {
+		config.Unconfirmed = 5 * time.Minute
+	}
+	p := &Plugin{
+		config:    config,
+		directory: directory(filepath.Clean(config.Dir)),
+		holdings:  &holdings{file: filepath.Join(config.StateDir, "grants.json"), held: make(map[key]*holding)},
+		ready:     make(chan struct{}),
+		changed:   make(chan struct{}, 1),
+		ask:       make(chan struct{}, 1),
+	}
+	p.servers.Store(&map[string]*server{})
+	return p
+}
+
+// Publish says what the classic API is to offer from now on. Each snapshot is
+// the whole truth; to publish the same one again changes nothing.
+func (p *Plugin) Publish(s *discovery.Snapshot) {
+	p.snapshot.Store(s)
+	signal(p.changed)
+}
+
+// Holder names the container that holds a piece of silicon, if one does or is
+// about to. A shareable device is never held. What was held before this
+// instance became the active one is known when Ready is.
+func (p *Plugin) Holder(silicon string) (holder string, held bool) {
+	return p.holdings.holder(silicon)
+}
+
+// Ready is closed when Run has read what was held before this instance became
+// the active one.
+func (p *Plugin) Ready() <-chan struct{} { return p.ready }
+
+// Registered returns the sockets under which resources are registered with the
+// kubelet, by resource.
+func (p *Plugin) Registered() map[string]string {
+	sockets := make(map[string]string)
+	for resource, s := range *p.servers.Load() {
+		if socket := s.socket.Load(); socket != nil {
+			sockets[resource] = *socket
+		}
+	}
+	return sockets
+}
+
+// Run serves what is published until the context ends, and then leaves no
+// socket. The kubelet keeps what pods hold, for the next instance to take
+// over. It is an error if the directories cannot be written to; a kubelet that
+// is not there is waited for.
+func (p *Plugin) Run(ctx context.Context) error {
+	if p.config.Active != nil {
+		select {
+		case <-p.config.Active:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	logger := klog.FromContext(ctx)
+	if err := os.MkdirAll(p.config.StateDir, 0o700); err != nil {
+		return fmt.Errorf("make state directory: %w", err)
+	}
+	if err := p.holdings.load(); err != nil {
+		logger.Error(err, "Grants of before are lost")
+	}
+	if err := p.directory.sweep(ctx); err != nil {
+		logger.Error(err, "Sockets are left over")
+	}
+	// A first list that has not all that pods hold would fail them. A kubelet
+	// that is not there has nothing to fail.
+	lastError := p.poll(ctx, "")
+	close(p.ready)
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { p.offer(ctx, group); return nil })
+	group.Go(func() error { p.follow(ctx, lastError); return nil })
+	group.Go(func() error { p.directory.watch(ctx, p.pokeAll); return nil })
+	return group.Wait()
+}
+
+// pokeAll lets each server look whether it must register anew.
+func (p *Plugin) pokeAll() {
+	for _, s := range *p.servers.Load() {
+		s.poke()
+	}
+}
+
+// offer keeps the servers and their lists as they should be, until the context
+// ends. Only it adds servers and ends them.
+func (p *Plugin) offer(ctx context.Context, group *errgroup.Group) {
+	o := &offering{plugin: p, group: group, running: make(map[string]func())}
+	ticker := time.NewTicker(p.config.Poll)
+	defer ticker.Stop()
+	for {
+		if s := p.snapshot.Load(); s != nil {
+			o.update(ctx, s)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.changed:
+		case <-ticker.C:
+		}
+	}
+}
+
+// offering is the state of offer.
+type offering struct {
+	plugin   *Plugin
+	group    *errgroup.Group
+	running  map[string]func() // ends the server of a resource, and waits for it
+	problems []string          // as they were logged last
+}
+
+// update makes the lists say what follows from a snapshot and from what is
+// held.
+func (o *offering) update(ctx context.Context, s *discovery.Snapshot) {
+	p := o.plugin
+	units, problems := offered(s)
+	o.report(ctx, problems)
+	servers := make(map[string]*server)
+	for resource := range units {
+		servers[resource] = nil
+	}
+	for resource := range p.holdings.resources() {
+		servers[resource] = nil
+	}
+	before := *p.servers.Load()
+	for resource, one := range before {
+		servers[resource] = one
+	}
+	for resource, one := range servers {
+		if one == nil {
+			servers[resource] = newServer(resource, p.config.Grace, p.allocate)
+		}
+	}
+	p.adopt(ctx, servers, units)
+	now, asked := time.Now(), p.holdings.askedAt()
+	for resource, one := range servers {
+		l, _ := one.current()
+		one.publish(l.next(situation{
+			units:     units[resource],
+			held:      p.holdings.of(resource),
+			elsewhere: p.elsewhere(units[resource]),
+			leave:     one.leave(now, asked),
+		}))
+		if one.done(now) {
+			delete(servers, resource)
+		}
+	}
+	p.servers.Store(&servers)
+	o.start(ctx, servers)
+	o.stop(ctx, servers)
+}
+
+// adopt enters what PodResources says pods hold of our resources and we did not
+// hand out: the plugin that we replace did.
+func (p *Plugin) adopt(ctx context.Context, servers map[string]*server, units map[string][]*unit) {
+	adopted := p.holdings.adopt(func(k key) (*unit, bool) {
+		one := servers[k.resource]
+		if one == nil {
+			return nil, false // other plugins' devices are none of our business
+		}
+		for _, u := range units[k.resource] {
+			if slices.Contains(u.ids, k.id) {
+				return u, true
+			}
+		}
+		if l, _ := one.current(); l != nil {
+			return l.rows[k.id].unit, true
+		}
+		return nil, true
+	})
+	if adopted {
+		if err := p.holdings.save(); err != nil {
+			klog.FromContext(ctx).Error(err, "What pods hold is not saved")
+		}
+	}
+}
+
+// start runs the servers that do not run yet.
+func (o *offering) start(ctx context.Context, servers map[string]*server) {
+	for resource, one := range servers {
+		if o.running[resource] != nil {
+			continue
+		}
+		own, cancel := context.WithCancel(ctx)
+		ended := make(chan struct{})
+		o.running[resource] = func() { cancel(); <-ended }
+		o.group.Go(func() error {
+			defer close(ended)
+			defer cancel()
+			return one.run(own, o.plugin.directory)
+		})
+	}
+}
+
+// stop ends the servers that have nothing left to offer.
+func (o *offering) stop(ctx context.Context, servers map[string]*server) {
+	for resource, end := range o.running {
+		if servers[resource] == nil {
+			end()
+			delete(o.running, resource)
+			klog.FromContext(ctx).Info("Device plugin ended, since its last device has gone", "resource", resource)
+		}
+	}
+}
+
+// report logs the problems that it has not logged the last time.
+func (o *offering) report(ctx context.Context, problems []discovery.Problem) {
+	var words []string
+	for _, problem := range problems {
+		words = append(words, problem.Error())
+		if !slices.Contains(o.problems, problem.Error()) {
+			klog.FromContext(ctx).Error(problem.Err, "Cannot be offered", "device", problem.Device)
+		}
+	}
+	o.problems = words
+}
+
+// elsewhere returns what the other API holds of the silicon of units.
+func (p *Plugin) elsewhere(units []*unit) map[string]string {
+	holders := make(map[string]string)
+	if p.config.Elsewhere == nil {
+		return holders
+	}
+	for _, u := range units {
+		for _, silicon := range u.silicon() {
+			if holder, held := p.config.Elsewhere.Holder(silicon); held {
+				holders[silicon] = holder
+			}
+		}
+	}
+	return holders
+}
+
+// allocate answers the requests of containers for IDs of a resource: look up,
+// edit, record, check that the other API has not taken the same meanwhile. All
+// are granted or none.
+func (p *Plugin) allocate(ctx context.Context, l *list, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
+	var responses []*pluginapi.ContainerAllocateResponse
+	var granted []*holding
+	var given []*unit
+	now := time.Now()
+	for _, ids := range requests {
+		units, err := l.lookUp(resource, ids)
+		if err != nil {
+			return nil, err
+		}
+		edits := editsOf(devicesOf(units), resource, p.config.Grant)
+		r, err := response(cdi.Rebase(edits, p.config.RuntimeRoot))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", resource, err)
+		}
+		responses = append(responses, r)
+		for _, id := range ids {
+			granted = append(granted, newHolding(resource, id, l.rows[id].unit, now))
+		}
+		given = append(given, units...)
+	}
+	err := p.holdings.grant(granted, func() error { return p.free(given) })
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", resource, err)
+	}
+	signal(p.ask)
+	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)
+	return responses, nil
+}
+
+// free says what of units is held through the other API.
+func (p *Plugin) free(units []*unit) error {
+	held := p.elsewhere(units)
+	var errs []error
+	for _, u := range units {
+		for _, silicon := range u.silicon() {
+			if holder, taken := held[silicon]; taken {
+				errs = append(errs, fmt.Errorf("device %s: %s is held by %s", u.name, silicon, holder))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// signal tells a channel of capacity 1 that there is something to do.
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,127 @@
+package legacy
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// maxAnswer is how long an answer of PodResources may be, as the kubelet's own
+// client has it (pkg/kubelet/apis/podresources/constants.go).
+const maxAnswer = 16 << 20
+
+// listPods asks the kubelet which containers have which IDs of classic
+// resources. A container is named "namespace/pod container".
+func listPods(ctx context.Context, socket string) (map[key]string, error) {
+	conn, err := dial(socket)
+	if err != nil {
+		return nil, fmt.Errorf("ask PodResources: %w", err)
+	}
+	defer conn.Close()
+	client := podresourcesapi.NewPodResourcesListerClient(conn)
+	answer, err := client.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("ask PodResources at %s: %w", socket, err)
+	}
+	listed := make(map[key]string)
+	for _, pod := range answer.PodResources {
+		for _, container := range pod.Containers {
+			for _, devices := range container.Devices {
+				for _, id := range devices.DeviceIds {
+					listed[key{devices.ResourceName, id}] = fmt.Sprintf("%s/%s %s", pod.Namespace, pod.Name, container.Name)
+				}
+			}
+		}
+	}
+	return listed, nil
+}
+
+// dial prepares a connection to a socket of the kubelet. Each is for one call:
+// one that is kept backs off for minutes while the kubelet is down.
+func dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", address)
+		}),
+	)
+}
+
+const (
+	podResourcesTimeout = 2 * time.Second
+
+	// settling is how long the kubelet may take to show what it was just
+	// granted.
+	settling = 100 * time.Millisecond
+)
+
+// follow asks PodResources at intervals, and soon after each Allocate, until
+// the context ends. lastError is what kept it from answering before.
+func (p *Plugin) follow(ctx context.Context, lastError string) {
+	ticker := time.NewTicker(p.config.Poll)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-p.ask:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(settling):
+			}
+		}
+		lastError = p.poll(ctx, lastError)
+		signal(p.changed)
+	}
+}
+
+// poll enters what PodResources says in the holdings. It logs why it does not
+// answer where that is another reason than the last, and returns it.
+func (p *Plugin) poll(ctx context.Context, lastError string) string {
+	logger := klog.FromContext(ctx)
+	began := time.Now()
+	asking, cancel := context.WithTimeout(ctx, podResourcesTimeout)
+	defer cancel()
+	listed, err := listPods(asking, p.config.PodResources)
+	changed := p.holdings.observe(began, listed, p.config.Grace)
+	reason := ""
+	if err != nil {
+		if reason = err.Error(); reason != lastError && ctx.Err() == nil {
+			logger.Info("What pods hold is not known; no device leaves its resource", "reason", reason)
+		}
+	} else if p.expire(ctx) || changed {
+		if err := p.holdings.save(); err != nil {
+			logger.Error(err, "What pods hold is not saved")
+		}
+	}
+	return reason
+}
+
+// expire drops the grants that no container can have, and reports whether
+// there were any.
+func (p *Plugin) expire(ctx context.Context) bool {
+	if p.config.Pending == nil {
+		return false
+	}
+	dropped := false
+	for resource, grants := range p.holdings.unconfirmed(time.Now().Add(-p.config.Unconfirmed)) {
+		pending, err := p.config.Pending(ctx, resource)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("Unconfirmed grants are kept", "resource", resource, "reason", err.Error())
+		}
+		if err == nil && !pending {
+			p.holdings.drop(grants)
+			dropped = true
+		}
+	}
+	return dropped
+}
