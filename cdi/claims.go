@@ -1,0 +1,252 @@
+// Package cdi writes CDI specs. It knows file names, CDI names and their
+// lifetime, and nothing of DRA or the device-plugin API.
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+// Vendor and Class make the kind of the specs that are written for claims.
+const (
+	Vendor = discovery.Domain
+	Class  = "claim"
+)
+
+// A claim's spec is chandler.dev-claim_<uid>.json, as the CDI library names
+// transient specs.
+const (
+	prefix    = Vendor + "-" + Class + "_"
+	extension = ".json"
+)
+
+// Dir is a directory of CDI specs that a container runtime reads. Claims of
+// different UIDs may be written at the same time; one claim by one caller only.
+type Dir struct {
+	Path string // "/var/run/cdi"
+
+	// RuntimeRoot is where the container runtime sees the root of the host
+	// that was scanned, "" if it sees it where it is.
+	RuntimeRoot string
+
+	// Files writes the specs; its zero value is the one to use.
+	Files atomicfile.Files
+}
+
+// Device is one CDI device of a claim's spec.
+type Device struct {
+	Name  string // as [Name] gives it
+	Edits specs.ContainerEdits
+}
+
+// Name returns the name of the CDI device for one allocation result of a
+// claim. It is never used again for another, so that no runtime can have it
+// cached.
+func Name(uid types.UID, result int, device string, share types.UID) string {
+	name := fmt.Sprintf("%s-%d-%s", uid, result, device)
+	if share != "" {
+		name += "-" + string(share)
+	}
+	return name
+}
+
+// ID returns the fully qualified name of a claim's CDI device, as container
+// runtimes are given it: "chandler.dev/claim=<name>".
+func ID(name string) string { return parser.QualifiedName(Vendor, Class, name) }
+
+// WriteClaim writes the spec of a claim, in place of an earlier one.
+func (d Dir) WriteClaim(uid types.UID, devices []Device) error {
+	data, err := d.render(uid, devices)
+	if err != nil {
+		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
+	}
+	// Runtimes need not run as root to read it, and there is no secret in it.
+	if err := d.Files.Write(d.file(uid), data, 0o644); err != nil {
+		return fmt.Errorf("write CDI spec %s: %w", d.file(uid), err)
+	}
+	return nil
+}
+
+// CheckClaim returns nil if the spec of a claim is on disk exactly as
+// WriteClaim would write it, and else what is different.
+func (d Dir) CheckClaim(uid types.UID, devices []Device) error {
+	want, err := d.render(uid, devices)
+	if err != nil {
+		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
+	}
+	got, err := os.ReadFile(d.file(uid))
+	if err != nil {
+		return fmt.Errorf("read CDI spec: %w", err)
+	}
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("CDI spec %s: not as it was written", d.file(uid))
+	}
+	return nil
+}
+
+// RemoveClaim removes the spec of a claim. One that is missing is no error.
+func (d Dir) RemoveClaim(uid types.UID) error {
+	if checkUID(uid) != nil {
+		return nil // never written
+	}
+	if err := d.Files.Remove(d.file(uid)); err != nil {
+		return fmt.Errorf("remove CDI spec %s: %w", d.file(uid), err)
+	}
+	return nil
+}
+
+// Claims returns the UIDs of the claims that have a spec, in order. Files of
+// others are ignored.
+func (d Dir) Claims() ([]types.UID, error) {
+	entries, err := os.ReadDir(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list CDI specs: %w", err)
+	}
+	var uids []types.UID
+	for _, entry := range entries {
+		uid, ours := strings.CutPrefix(entry.Name(), prefix)
+		uid, spec := strings.CutSuffix(uid, extension)
+		if ours && spec && entry.Type().IsRegular() && checkUID(types.UID(uid)) == nil {
+			uids = append(uids, types.UID(uid))
+		}
+	}
+	slices.Sort(uids)
+	return uids, nil
+}
+
+// share is how a share ID ends a name.
+var share = regexp.MustCompile(`-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// ClaimDevices returns the names of the devices that the spec of a claim is
+// for, as its CDI names tell. It serves where nothing better is left to tell.
+// If it cannot be told whether a name ends in a share ID, it is returned with
+// and without.
+func (d Dir) ClaimDevices(uid types.UID) ([]string, error) {
+	data, err := os.ReadFile(d.file(uid))
+	if err != nil {
+		return nil, fmt.Errorf("read CDI spec: %w", err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return nil, fmt.Errorf("parse CDI spec %s: %w", d.file(uid), err)
+	}
+	var names []string
+	for _, device := range spec.Devices {
+		rest, ok := strings.CutPrefix(device.Name, string(uid)+"-")
+		index, name, _ := strings.Cut(rest, "-")
+		if _, err := strconv.Atoi(index); !ok || err != nil || name == "" {
+			continue
+		}
+		names = append(names, name)
+		if shared := share.ReplaceAllString(name, ""); shared != name && shared != "" {
+			names = append(names, shared)
+		}
+	}
+	return names, nil
+}
+
+// Sweep removes what writers that were interrupted left behind. Nobody may be
+// writing specs of claims.
+func (d Dir) Sweep() error {
+	if err := d.Files.RemoveTemporary(d.Path, prefix); err != nil {
+		return fmt.Errorf("sweep CDI directory %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+func (d Dir) file(uid types.UID) string {
+	return filepath.Join(d.Path, prefix+string(uid)+extension)
+}
+
+// checkUID reports why a UID cannot be part of a file name and a CDI name.
+func checkUID(uid types.UID) error {
+	if err := parser.ValidateDeviceName(string(uid)); err != nil {
+		return fmt.Errorf("UID %q: %w", uid, err)
+	}
+	return nil
+}
+
+// render returns the spec's bytes, which are the same for the same devices.
+func (d Dir) render(uid types.UID, devices []Device) ([]byte, error) {
+	if err := checkUID(uid); err != nil {
+		return nil, err
+	}
+	spec := &specs.Spec{Kind: Vendor + "/" + Class, Devices: []specs.Device{}}
+	for _, device := range devices {
+		edits := Rebase(device.Edits, d.RuntimeRoot)
+		edits.DeviceNodes = firstOfPath(edits.DeviceNodes)
+		spec.Devices = append(spec.Devices, specs.Device{Name: device.Name, ContainerEdits: edits})
+	}
+	// Runtimes refuse what is newer than they are, so no more is asked for
+	// than is used.
+	version, err := specs.MinimumRequiredVersion(spec)
+	if err != nil {
+		return nil, fmt.Errorf("minimum version: %w", err)
+	}
+	spec.Version = version
+	if err := validate(spec); err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(spec); err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// validate reports why a runtime would not load the spec: one device that is
+// not right makes it skip all devices of the file.
+func validate(spec *specs.Spec) error {
+	if len(spec.Devices) == 0 {
+		return errors.New("no devices")
+	}
+	seen := make(map[string]bool)
+	for _, device := range spec.Devices {
+		if seen[device.Name] {
+			return fmt.Errorf("device %s: twice in the spec", device.Name)
+		}
+		seen[device.Name] = true
+		if err := parser.ValidateDeviceName(device.Name); err != nil {
+			return fmt.Errorf("device %s: name: %w", device.Name, err)
+		}
+		edits := cdi.ContainerEdits{ContainerEdits: &device.ContainerEdits}
+		if err := edits.Validate(); err != nil {
+			return fmt.Errorf("device %s: container edits: %w", device.Name, err)
+		}
+	}
+	return nil
+}
+
+// firstOfPath returns the nodes, of several with one path in the container
+// only the first.
+func firstOfPath(nodes []*specs.DeviceNode) []*specs.DeviceNode {
+	seen := make(map[string]bool)
+	return slices.DeleteFunc(nodes, func(node *specs.DeviceNode) bool {
+		repeated := seen[node.Path]
+		seen[node.Path] = true
+		return repeated
+	})
+}
