@@ -34,6 +34,7 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	s.Problems = append(kernel.problems, s.Problems...)
 	slices.SortStableFunc(s.Devices, func(a, b Device) int { return strings.Compare(a.Name, b.Name) })
 	s.dropNamesakes()
+	s.dropRepeated()
 	s.markUnread()
 	return s
 }
@@ -78,6 +79,17 @@ func (s *Snapshot) dropNamesakes() {
 		}
 		s.Problems = append(s.Problems, Problem{d.Name, fmt.Errorf("described by families %s and %s; the first is kept", kept.Family, d.Family)})
 		return true
+	})
+}
+
+// dropRepeated keeps one of several problems that say the same: more than one
+// family looks at a device before it is known whose it is.
+func (s *Snapshot) dropRepeated() {
+	seen := make(map[string]bool)
+	s.Problems = slices.DeleteFunc(s.Problems, func(p Problem) bool {
+		repeated := seen[p.Error()]
+		seen[p.Error()] = true
+		return repeated
 	})
 }
 

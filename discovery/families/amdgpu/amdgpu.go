@@ -1,0 +1,232 @@
+// Package amdgpu describes AMD GPUs, and the compute partitions of those that
+// are partitioned, as the amdgpu driver shows them in /sys: PCI functions, the
+// amdgpu_xcp platform devices of partitions, and the KFD topology. It covers no
+// GPU that is bound to another driver, such as one for a virtual machine.
+package amdgpu
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is AMD's GPUs.
+var Family = &discovery.Family{
+	Name: "amdgpu",
+	Doc:  "AMD Radeon and Instinct GPUs and their compute partitions",
+	Match: []discovery.Match{
+		{Bus: "pci", Vendor: "1002", PCIClass: "03", Driver: "amdgpu"}, // displays: Radeon, MI50 to MI250
+		{Bus: "pci", Vendor: "1002", PCIClass: "12", Driver: "amdgpu"}, // processing accelerators: MI300 and later
+		{Bus: "platform", Name: "amdgpu_xcp_*"},
+	},
+	Describe: describe,
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+	var functions, xcps []sysfs.Device
+	for _, d := range found {
+		if sysfs.IsPCIAddress(d.Name()) {
+			functions = append(functions, d)
+		} else {
+			xcps = append(xcps, d)
+		}
+	}
+	kfd := readKFD(host, functions)
+	var devices []discovery.Device
+	problems := kfd.problems
+	for _, function := range functions {
+		gpu := &gpu{host: host, kfd: kfd, function: function, nodes: kfd.of[function.Name()]}
+		devices = append(devices, gpu.describe(xcps)...)
+		problems = append(problems, gpu.problems...)
+	}
+	return devices, problems
+}
+
+// gpu is one PCI function while it is being described.
+type gpu struct {
+	host     *discovery.Host
+	kfd      *kfd
+	function sysfs.Device
+	nodes    []kfdNode // one for each compute partition, in their order
+	problems []discovery.Problem
+}
+
+// mode is how a GPU is partitioned.
+type mode struct {
+	compute string // "spx", "cpx", …; "" where the GPU knows no partitions
+	profile string // with the memory's partitions, "cpx_nps4"; "" if not known
+}
+
+// describe returns the GPU as one device, or its partitions if it has any.
+//
+// A GPU is named by its PCI address, and each of its partitions, the first one
+// too, by that and its index: what is allocated as the whole is never mistaken
+// for a part of it. What an index stands for depends on the mode, which is
+// therefore in a partition's Identity.
+func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
+	whole, mode, err := g.whole()
+	if len(g.nodes) < 2 && (mode.compute == "" || mode.compute == "spx") {
+		whole.Attributes.SetString("profile", mode.profile)
+		return []discovery.Device{g.finish(whole, g.function, first(g.nodes), err)}
+	}
+	nodes := g.nodes
+	if len(nodes) == 0 {
+		g.problems = append(g.problems, discovery.Problem{Device: whole.Name, Err: fmt.Errorf("partitioned as %s, and the KFD topology does not list the partitions", mode.compute)})
+		nodes = make([]kfdNode, 1) // the first partition is the function itself
+	}
+	var partitions []discovery.Device
+	for _, node := range nodes {
+		d := partition(whole, mode, node)
+		drm, found := g.drmOf(node, xcps)
+		if !found {
+			g.problems = append(g.problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("no amdgpu_xcp device has the render node renderD%d", node.renderMinor)})
+			continue
+		}
+		partitions = append(partitions, g.finish(d, drm, node, err))
+	}
+	return partitions
+}
+
+// whole returns what is to be said of the GPU and of all of its partitions.
+func (g *gpu) whole() (discovery.Device, mode, error) {
+	d, err := discovery.PCI(g.host, g.function)
+	d.Attributes.SetString("kind", "gpu")
+	d.Attributes.SetString("vendor", "amd")
+	if version, err := g.host.ReadText("/sys/module/amdgpu/version"); err == nil {
+		d.Attributes.SetVersion("driverVersion", version)
+	}
+	attrs := g.function.Attrs()
+	for _, file := range []struct {
+		attribute resourceapi.QualifiedName
+		name      string
+	}{{"model", "product_name"}, {"serial", "serial_number"}, {"uuid", "unique_id"}} {
+		text, _ := attrs.Text(file.name)
+		d.Attributes.SetString(file.attribute, text)
+	}
+	setMemory(&d, func() (uint64, bool) { return attrs.Uint("mem_info_vram_total") })
+	first(g.nodes).setShared(d.Attributes)
+	d.Identity = cmp.Or(d.Attributes.String("uuid"), d.Attributes.String("serial"))
+	mode, modeErr := g.mode()
+	return d, mode, errors.Join(err, attrs.Err(), modeErr)
+}
+
+// mode reads how the GPU is partitioned. Files that are not there mean that it
+// cannot be.
+func (g *gpu) mode() (mode, error) {
+	attrs := g.function.Attrs()
+	compute, _ := attrs.Text("current_compute_partition")
+	memory, _ := attrs.Text("current_memory_partition")
+	m := mode{compute: strings.ToLower(compute)}
+	if attrs.Err() == nil {
+		m.profile = strings.ToLower(strings.Trim(compute+"_"+memory, "_"))
+	}
+	return m, attrs.Err()
+}
+
+// partition returns what is known of a partition without its device.
+func partition(whole discovery.Device, mode mode, node kfdNode) discovery.Device {
+	d := whole
+	d.Name = fmt.Sprintf("%s-xcp-%d", whole.Name, node.index)
+	d.Attributes = maps.Clone(whole.Attributes)
+	d.Capacity = discovery.Capacity{} // the GPU's memory is not the partition's
+	d.Attributes.SetString("function", "partition")
+	d.Attributes.SetString("parent", whole.Name)
+	d.Attributes.SetString("profile", mode.profile)
+	d.PartOf = &discovery.Whole{Name: whole.Name}
+	if d.Identity != "" {
+		d.Identity += "/" + mode.profile
+	}
+	if mode.profile == "" {
+		d.Identity = ""
+	}
+	return d
+}
+
+// drmOf returns the kernel device that has the DRM nodes of a partition: the
+// PCI function for the first one, an amdgpu_xcp device for each of the others.
+// Those of partitions that are not in use have no KFD node.
+func (g *gpu) drmOf(node kfdNode, xcps []sysfs.Device) (sysfs.Device, bool) {
+	if node.index == 0 {
+		return g.function, true
+	}
+	i := slices.IndexFunc(xcps, func(xcp sysfs.Device) bool {
+		return xcp.Exists(fmt.Sprintf("drm/renderD%d", node.renderMinor))
+	})
+	if i < 0 {
+		return sysfs.Device{}, false
+	}
+	return xcps[i], true
+}
+
+// finish adds what differs between a GPU and its partitions: cores, memory,
+// nodes, health, offer. err is what was wrong so far.
+func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err error) discovery.Device {
+	d.Source = drm.Path
+	errs := []error{err}
+	if node.cores > 0 {
+		d.Capacity.Set("cores", node.cores)
+	}
+	if _, known := d.Capacity["memory"]; !known {
+		setMemory(&d, func() (uint64, bool) {
+			size, err := node.memory()
+			errs = append(errs, err)
+			return size, err == nil
+		})
+	}
+	nodes, nodesErr := drmNodes(drm)
+	d.Health = discovery.NodeHealth(g.host, nodes)
+	// A GPU that KFD does not list can render and not compute, which is what
+	// amd.com/gpu promises. Where a part of the topology cannot be read, this
+	// GPU may be in it.
+	if g.kfd.node != nil && (len(g.nodes) > 0 || g.kfd.partial) {
+		nodes = append([]*specs.DeviceNode{g.kfd.node}, nodes...)
+		d.Offers = []discovery.Offer{{Resource: "amd.com/gpu", IDs: []string{drm.Name()}}}
+		if d.Health.Status == discovery.Healthy {
+			d.Health = discovery.NodeHealth(g.host, nodes)
+		}
+	}
+	d.Edits.DeviceNodes = nodes
+	if err := errors.Join(append(errs, nodesErr)...); err != nil {
+		g.problems = append(g.problems, discovery.Problem{Device: d.Name, Err: err})
+	}
+	return d
+}
+
+// drmNodes returns the card and render nodes of a device.
+func drmNodes(drm sysfs.Device) ([]*specs.DeviceNode, error) {
+	var nodes []*specs.DeviceNode
+	var errs []error
+	for _, child := range drm.Children("drm") {
+		if !strings.HasPrefix(child.Name(), "card") && !strings.HasPrefix(child.Name(), "renderD") {
+			continue
+		}
+		node, err := discovery.Node(child, "/dev/dri")
+		nodes, errs = append(nodes, node), append(errs, err)
+	}
+	return nodes, errors.Join(errs...)
+}
+
+// setMemory sets the memory if it is known and can be said.
+func setMemory(d *discovery.Device, read func() (uint64, bool)) {
+	if size, ok := read(); ok && size > 0 && size <= math.MaxInt64 {
+		d.Capacity.Set("memory", int64(size))
+	}
+}
+
+// first returns the first KFD node of a GPU, or one that says nothing.
+func first(nodes []kfdNode) kfdNode {
+	if len(nodes) == 0 {
+		return kfdNode{}
+	}
+	return nodes[0]
+}

@@ -1,0 +1,164 @@
+package amdgpu
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// kfd is the kernel's compute driver and what its topology says of GPUs
+// (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+type kfd struct {
+	node     *specs.DeviceNode    // /dev/kfd, nil where the kernel has no KFD
+	of       map[string][]kfdNode // by PCI address, those of one GPU by partition index
+	partial  bool                 // a part of the topology could not be read
+	problems []discovery.Problem
+}
+
+// kfdNode is a GPU, or one compute partition of it.
+type kfdNode struct {
+	device      sysfs.Device // the directory of the node
+	index       int          // of the partition
+	renderMinor uint64
+	cores       int64 // compute units
+	gfx         uint64
+	hive        uint64 // the GPUs that XGMI links join, 0 if none are
+	uniqueID    uint64
+}
+
+// readKFD reads the topology nodes of the given functions. What cannot be read
+// names the node: the kernel refuses it to a process whose device cgroup lacks
+// the render node, and the GPU is none the worse for that.
+func readKFD(host *discovery.Host, functions []sysfs.Device) *kfd {
+	k := &kfd{of: make(map[string][]kfdNode)}
+	class, err := sysfs.Class(host.FS, "kfd")
+	if len(class) == 0 || !class[0].Exists(".") {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			k.problems = append(k.problems, discovery.Problem{Device: "kfd", Err: err})
+		}
+		return k
+	}
+	if k.node, err = discovery.Node(class[0], "/dev"); err != nil {
+		k.problems = append(k.problems, discovery.Problem{Device: "kfd", Err: err})
+	}
+	known := make(map[string]bool)
+	for _, function := range functions {
+		known[function.Name()] = true
+	}
+	for _, dir := range class[0].Children("topology/nodes") {
+		properties, err := readProperties(dir)
+		if err != nil {
+			k.partial = true
+			k.problems = append(k.problems, discovery.Problem{Device: "kfd-node-" + dir.Name(), Err: err})
+			continue
+		}
+		if address, index := locate(properties, known); properties["simd_count"] > 0 && address != "" {
+			k.of[address] = append(k.of[address], newKFDNode(dir, index, properties))
+		}
+	}
+	for _, nodes := range k.of {
+		slices.SortStableFunc(nodes, func(a, b kfdNode) int { return cmp.Compare(a.index, b.index) })
+	}
+	return k
+}
+
+func newKFDNode(dir sysfs.Device, index int, properties map[string]uint64) kfdNode {
+	n := kfdNode{
+		device:      dir,
+		index:       index,
+		renderMinor: properties["drm_render_minor"],
+		gfx:         properties["gfx_target_version"],
+		hive:        properties["hive_id"],
+		uniqueID:    properties["unique_id"],
+	}
+	if each := properties["simd_per_cu"]; each > 0 {
+		n.cores = int64(properties["simd_count"] / each)
+	}
+	return n
+}
+
+// locate returns which of the known PCI functions a node is of, and which of
+// its partitions. The kernel writes the partition's index to bits 31 to 28 of
+// location_id; AMD's own releases of the driver, which are older, write it to
+// the function's bits.
+func locate(properties map[string]uint64, known map[string]bool) (address string, index int) {
+	location := properties["location_id"]
+	device := fmt.Sprintf("%04x:%02x:%02x.", properties["domain"], location>>8&0xff, location>>3&0x1f)
+	function := location & 7
+	if address := device + strconv.FormatUint(function, 10); known[address] {
+		return address, int(location >> 28 & 0xf)
+	}
+	if address := device + "0"; known[address] {
+		return address, int(function)
+	}
+	return "", 0
+}
+
+// setShared sets what all partitions of a GPU have in common. What /sys says
+// of the PCI function comes first.
+func (n kfdNode) setShared(a discovery.Attributes) {
+	if n.gfx > 0 {
+		// 90402 is gfx942, 90010 is gfx90a.
+		a.SetString("architecture", fmt.Sprintf("gfx%d%x%x", n.gfx/10000, n.gfx/100%100, n.gfx%100))
+	}
+	if n.hive != 0 {
+		a.SetString("fabric", fmt.Sprintf("xgmi-%016x", n.hive))
+	}
+	if n.uniqueID != 0 && a.String("uuid") == "" {
+		a.SetString("uuid", fmt.Sprintf("%016x", n.uniqueID)) // as in the function's unique_id
+	}
+}
+
+// memory returns the bytes of the GPU's own memory that the node may use.
+func (n kfdNode) memory() (uint64, error) {
+	if n.device.Path == "" {
+		return 0, nil // not in the topology
+	}
+	var size uint64
+	for _, bank := range n.device.Children("mem_banks") {
+		properties, err := readProperties(bank)
+		if err != nil {
+			return 0, fmt.Errorf("KFD node %s: memory bank %s: %w", n.device.Name(), bank.Name(), err)
+		}
+		// Frame buffer, public or private (enum in kfd_crat.h); 0 is the host's.
+		if heap := properties["heap_type"]; heap == 1 || heap == 2 {
+			size += properties["size_in_bytes"]
+		}
+	}
+	return size, nil
+}
+
+// readProperties reads the file "properties" of a topology directory.
+func readProperties(dir sysfs.Device) (map[string]uint64, error) {
+	text, err := dir.Text("properties")
+	if err != nil {
+		return nil, err
+	}
+	return parseProperties(text)
+}
+
+// parseProperties parses lines such as "simd_count 416".
+func parseProperties(text string) (map[string]uint64, error) {
+	properties := make(map[string]uint64)
+	for line := range strings.Lines(text) {
+		name, digits, _ := strings.Cut(strings.TrimSpace(line), " ")
+		value, err := strconv.ParseUint(digits, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("properties: not a name and a number: %.40q", strings.TrimSpace(line))
+		}
+		properties[name] = value
+	}
+	if len(properties) == 0 {
+		return nil, errors.New("properties: empty")
+	}
+	return properties, nil
+}

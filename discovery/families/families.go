@@ -1,0 +1,18 @@
+// Package families lists the accelerators that Chandler knows. It is imported
+// by the program and by tests; no other package knows a vendor.
+package families
+
+import (
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/amdgpu"
+	"chandler.dev/discovery/families/hypervisor"
+	"chandler.dev/discovery/families/nvidia"
+)
+
+// All are the families in the order in which they are asked: where two
+// describe a device of the same name, the first one's is kept.
+var All = []*discovery.Family{
+	amdgpu.Family,
+	hypervisor.Family,
+	nvidia.Family,
+}

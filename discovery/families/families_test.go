@@ -1,0 +1,117 @@
+package families_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/recorded"
+)
+
+func TestAllAreValid(t *testing.T) {
+	if err := discovery.Validate(families.All); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOverlay lays a server of each family over the others in one directory,
+// as "chandler simulate" does, and expects all of their devices.
+func TestOverlay(t *testing.T) {
+	dir := t.TempDir()
+	want := make(map[string]string)
+	for _, file := range []string{"hypervisor/testdata/five.host", "amdgpu/testdata/mi210x8.host", "nvidia/testdata/h100x8.host"} {
+		for _, d := range discovery.Scan(discoverytest.Layout(t, file), families.All).Devices {
+			want[d.Name] = format(t, d)
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		host, err := recorded.Parse(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := host.Layout(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make(map[string]string)
+	snapshot := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families.All)
+	for _, d := range snapshot.Devices {
+		got[d.Name] = format(t, d)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("devices of three hosts in one directory (-each alone +overlay):\n%s", diff)
+	}
+	if len(snapshot.Problems) > 0 {
+		t.Errorf("problems: %v", snapshot.Problems)
+	}
+}
+
+// TestRecordedHosts scans every recorded host with all families: none takes
+// another's device, and what a host's own family found is found still.
+func TestRecordedHosts(t *testing.T) {
+	hosts, err := filepath.Glob("*/testdata/*.host")
+	if err != nil || len(hosts) == 0 {
+		t.Fatalf("no recorded hosts (%v)", err)
+	}
+	for _, file := range hosts {
+		host := discoverytest.Layout(t, file)
+		family, _, _ := strings.Cut(filepath.ToSlash(file), "/")
+		for _, f := range families.All {
+			alone := discovery.Scan(host, []*discovery.Family{f})
+			if f.Name != family && len(alone.Devices) > 0 {
+				t.Errorf("%s: family %s describes %s", file, f.Name, alone.Devices[0].Name)
+			}
+			if f.Name == family {
+				all := discovery.Scan(host, families.All)
+				if diff := cmp.Diff(format(t, alone.Devices), format(t, all.Devices)); diff != "" {
+					t.Errorf("%s (-%s alone +all):\n%s", file, f.Name, diff)
+				}
+			}
+		}
+	}
+}
+
+// TestRecordTwice records a host, lays it out and records that again.
+func TestRecordTwice(t *testing.T) {
+	for _, file := range []string{"amdgpu/testdata/mi300x-cpx.host", "nvidia/testdata/a100-root.host", "hypervisor/testdata/broken.host"} {
+		host := discoverytest.Layout(t, file)
+		first, err := recorded.Record(host, families.All, "A comment.")
+		if err != nil {
+			t.Fatal(err)
+		}
+		copied := filepath.Join(t.TempDir(), "copy.host")
+		if err := os.WriteFile(copied, first, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		again := discoverytest.Layout(t, copied)
+		second, err := recorded.Record(&discovery.Host{FS: again.FS, Roots: host.Roots}, families.All, "A comment.")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if os.Geteuid() != 0 {
+			continue // without device nodes the second is another host
+		}
+		if diff := cmp.Diff(string(first), string(second)); diff != "" {
+			t.Errorf("%s: the record of a record (-first +second):\n%s", file, diff)
+		}
+	}
+}
+
+func format(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintln(string(text))
+}

@@ -1,0 +1,192 @@
+package nvidia
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+// driver is what all GPUs of a host share.
+type driver struct {
+	host    *discovery.Host
+	version string // "535.104.05", "" if not known
+	majors  map[string]int64
+	mounts  []*specs.Mount // of its libraries and programs, where a root is named for them
+	rootErr error          // why there are none below the root that is named
+}
+
+// nvidiaMajor is the major of /dev/nvidia*, the same on every host
+// (NV_MAJOR_DEVICE_NUMBER). The others are given out by the kernel.
+const nvidiaMajor = 195
+
+// readDriver reads what all GPUs share. Problems name no device: a GPU that
+// lacks no more than a version or a node's numbers can still be used.
+func readDriver(host *discovery.Host) (*driver, []discovery.Problem) {
+	d := &driver{host: host}
+	var problems []discovery.Problem
+	fail := func(err error) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			problems = append(problems, discovery.Problem{Device: "nvidia", Err: err})
+		}
+	}
+	var err error
+	d.version, err = readVersion(host)
+	fail(err)
+	text, err := host.ReadText("/proc/devices")
+	fail(err)
+	d.majors = parseMajors(text)
+	d.majors["nvidia"] = nvidiaMajor
+	if root := host.Roots["nvidia"]; root != "" {
+		d.mounts, d.rootErr = d.mountsBelow(root)
+	}
+	return d, problems
+}
+
+// versionText finds the version in /proc/driver/nvidia/version, of which a line
+// is "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …".
+var versionText = regexp.MustCompile(`NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)\s`)
+
+func readVersion(host *discovery.Host) (string, error) {
+	version, err := host.ReadText("/sys/module/nvidia/version")
+	if err == nil && version != "" {
+		return version, nil
+	}
+	text, procErr := host.ReadText("/proc/driver/nvidia/version")
+	if m := versionText.FindStringSubmatch(text); m != nil {
+		return m[1], nil
+	}
+	return "", errors.Join(err, procErr)
+}
+
+// parseMajors returns the majors of character devices by name, from lines of
+// /proc/devices such as "511 nvidia-uvm".
+func parseMajors(text string) map[string]int64 {
+	majors := make(map[string]int64)
+	characters, _, _ := strings.Cut(text, "Block devices:")
+	for line := range strings.Lines(characters) {
+		fields := strings.Fields(line)
+		if len(fields) != 2 {
+			continue
+		}
+		if major, err := strconv.ParseUint(fields[0], 10, 12); err == nil {
+			majors[fields[1]] = int64(major)
+		}
+	}
+	return majors
+}
+
+// nodes returns the node of a GPU and those that all GPUs share: always
+// nvidiactl, and of the others what is there. Where we bring the libraries,
+// nobody else loads the module for CUDA, and its node is missed if it is not
+// there.
+func (d *driver) nodes(minor int64) []*specs.DeviceNode {
+	nodes := []*specs.DeviceNode{
+		d.node("nvidia", fmt.Sprintf("/dev/nvidia%d", minor), minor),
+		d.node("nvidia", "/dev/nvidiactl", 255),
+	}
+	for _, shared := range []*specs.DeviceNode{
+		d.node("nvidia-uvm", "/dev/nvidia-uvm", 0),
+		d.node("nvidia-uvm", "/dev/nvidia-uvm-tools", 1),
+		d.node("nvidia", "/dev/nvidia-modeset", 254),
+	} {
+		needed := shared.Path == "/dev/nvidia-uvm" && len(d.mounts) > 0
+		if needed || d.host.Exists(shared.HostPath) {
+			nodes = append(nodes, shared)
+		}
+	}
+	return nodes
+}
+
+// node returns a node of the driver of that name. Its numbers are left out
+// where the kernel does not list the driver.
+func (d *driver) node(name, nodePath string, minor int64) *specs.DeviceNode {
+	node := &specs.DeviceNode{Path: nodePath, HostPath: nodePath, Permissions: "rw"}
+	if major, ok := d.majors[name]; ok {
+		node.Type, node.Major, node.Minor = "c", major, minor
+	}
+	return node
+}
+
+// libraryDirs are where distributions, and NVIDIA's and Google's installers,
+// put the driver's libraries below its root.
+var libraryDirs = []string{
+	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
+	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
+}
+
+// programs come with the driver and must be of its version.
+var programs = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-persistenced", "nvidia-smi"}
+
+// mountsBelow returns read-only mounts of the driver's libraries and programs
+// below root, each to the path that it has below root.
+func (d *driver) mountsBelow(root string) ([]*specs.Mount, error) {
+	if d.version == "" {
+		return nil, errors.New("driver root: the driver's version is not known, and so not its libraries")
+	}
+	root = path.Clean("/" + root)
+	for _, dir := range libraryDirs {
+		if d.host.Exists(path.Join(root, dir, "libcuda.so."+d.version)) {
+			return append(d.libraries(root, dir), d.programs(root)...), nil
+		}
+	}
+	return nil, fmt.Errorf("driver root: no libcuda.so.%s in the library directories below %s", d.version, root)
+}
+
+// libraries returns mounts of the libraries of the driver's version in a
+// directory, and of the links that lead to them, by which programs ask for
+// them: libcuda.so.1. CDI has no links; the mount of a link's target at the
+// link's path does the same.
+func (d *driver) libraries(root, dir string) []*specs.Mount {
+	below := strings.TrimPrefix(path.Join(root, dir), "/")
+	entries, err := fs.ReadDir(d.host.FS, below)
+	if err != nil {
+		return nil
+	}
+	var mounts []*specs.Mount
+	for _, entry := range entries {
+		name := entry.Name()
+		for links := 0; links < 4; links++ { // libcuda.so -> libcuda.so.1 -> libcuda.so.535.104.05
+			target, err := fs.ReadLink(d.host.FS, path.Join(below, name))
+			if err != nil || strings.Contains(target, "/") {
+				break
+			}
+			name = target
+		}
+		if strings.HasPrefix(name, "lib") && strings.HasSuffix(name, ".so."+d.version) {
+			mounts = append(mounts, mount("/"+path.Join(below, name), "/"+path.Join(dir, entry.Name())))
+		}
+	}
+	slices.SortFunc(mounts, func(a, b *specs.Mount) int { return strings.Compare(a.ContainerPath, b.ContainerPath) })
+	return mounts
+}
+
+// programs returns mounts of the driver's programs.
+func (d *driver) programs(root string) []*specs.Mount {
+	var mounts []*specs.Mount
+	for _, program := range programs {
+		for _, dir := range []string{"usr/bin", "bin"} {
+			if file := path.Join(root, dir, program); d.host.Exists(file) {
+				mounts = append(mounts, mount(file, "/usr/bin/"+program))
+				break
+			}
+		}
+	}
+	return mounts
+}
+
+func mount(hostPath, containerPath string) *specs.Mount {
+	return &specs.Mount{
+		HostPath:      hostPath,
+		ContainerPath: containerPath,
+		Options:       []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
+	}
+}
