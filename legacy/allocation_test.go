@@ -1,0 +1,60 @@
+package legacy
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+func TestResponse(t *testing.T) {
+	got, err := response(specs.ContainerEdits{
+		DeviceNodes: []*specs.DeviceNode{
+			{Path: "/dev/ctl", HostPath: "/dev/ctl", Permissions: "r"},
+			{Path: "/dev/a"},
+			{Path: "/dev/ctl", HostPath: "/dev/ctl", Permissions: "rw"},
+		},
+		Mounts: []*specs.Mount{
+			{ContainerPath: "/lib/a", HostPath: "/opt/a", Options: []string{"ro", "nosuid", "rbind"}},
+			{ContainerPath: "/run/b", HostPath: "/run/b", Type: "bind"},
+			{ContainerPath: "/run/b", HostPath: "/run/b", Options: []string{"ro"}},
+		},
+		Env: []string{"A=1", "B=x=y", "EMPTY", "A=2"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &pluginapi.ContainerAllocateResponse{
+		Devices: []*pluginapi.DeviceSpec{
+			{ContainerPath: "/dev/ctl", HostPath: "/dev/ctl", Permissions: "rw"},
+			{ContainerPath: "/dev/a", HostPath: "/dev/a", Permissions: "rw"},
+		},
+		Mounts: []*pluginapi.Mount{
+			{ContainerPath: "/lib/a", HostPath: "/opt/a", ReadOnly: true},
+			{ContainerPath: "/run/b", HostPath: "/run/b"},
+		},
+		Envs: map[string]string{"A": "2", "B": "x=y", "EMPTY": ""},
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestResponseCannotSay(t *testing.T) {
+	for want, edits := range map[string]specs.ContainerEdits{
+		"needs CDI: hooks":                               {Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}},
+		"needs CDI: net devices":                         {NetDevices: []*specs.LinuxNetDevice{{HostInterfaceName: "eth1", Name: "eth1"}}},
+		"needs CDI: additional GIDs":                     {AdditionalGIDs: []uint32{44}},
+		"needs CDI: Intel RDT":                           {IntelRdt: &specs.IntelRdt{}},
+		"needs CDI: mount /tmp of type tmpfs":            {Mounts: []*specs.Mount{{ContainerPath: "/tmp", HostPath: "tmpfs", Type: "tmpfs"}}},
+		"mount /m: both /a and /b are to be it":          {Mounts: []*specs.Mount{{ContainerPath: "/m", HostPath: "/a"}, {ContainerPath: "/m", HostPath: "/b"}}},
+		"device node /dev/x: both /dev/0 and /dev/1 are": {DeviceNodes: []*specs.DeviceNode{{Path: "/dev/x", HostPath: "/dev/0"}, {Path: "/dev/x", HostPath: "/dev/1"}}},
+	} {
+		if _, err := response(edits); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}

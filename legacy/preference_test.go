@@ -1,0 +1,88 @@
+package legacy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery"
+)
+
+func TestPrefer(t *testing.T) {
+	// Two nodes of four devices, each with two PCIe roots; 2 and 6 have a
+	// private link.
+	var pairs []discovery.Device
+	for i := range 8 {
+		fabric := ""
+		if i == 2 || i == 6 {
+			fabric = "hive"
+		}
+		pairs = append(pairs, at(gpu(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), fabric))
+	}
+	var shares []discovery.Device
+	for i := range 3 {
+		d := at(gpu(fmt.Sprint(i)), int64(i/2), "", "")
+		shares = append(shares, offer(d, "", fmt.Sprintf("%d::0", i), fmt.Sprintf("%d::1", i), fmt.Sprintf("%d::2", i)))
+	}
+	tests := map[string]struct {
+		devices            []discovery.Device
+		available, include string
+		size               int
+		want               string
+	}{
+		"none":                           {pairs, "0 1", "", 0, ""},
+		"private link first":             {pairs, "0 1 2 3 4 5 6 7", "", 2, "2 6"},
+		"then the PCIe root":             {pairs, "0 2 3 5", "", 2, "2 3"},
+		"then the NUMA node":             {pairs, "0 5 7", "", 2, "5 7"},
+		"a whole node":                   {pairs, "0 1 3 4 5 6 7", "", 4, "4 5 6 7"},
+		"the smaller neighbourhood":      {pairs, "0 1 3 4 5", "", 2, "4 5"},
+		"one that keeps neighbours":      {pairs, "0 1 3 5", "", 1, "5"},
+		"near to what must be included":  {pairs, "0 1 3 4 5", "5", 2, "4 5"},
+		"all that must be included":      {pairs, "0 1 2 3", "3 0", 2, "0 3"},
+		"included and not available":     {pairs, "0 1", "7", 2, "0 7"},
+		"all":                            {pairs, "5 0 3", "", 3, "0 3 5"},
+		"IDs that are listed no more":    {pairs, "x y", "", 1, "x"},
+		"too many":                       {pairs, "0 1", "", 3, "preferred allocation of 3 devices: 2 are available, 0 must be included"},
+		"fewer than must be included":    {pairs, "0 1", "0 1", 1, "preferred allocation of 1 devices: 2 are available, 2 must be included"},
+		"share of the freest":            {shares, "0::0 1::1 1::2 2::0", "", 1, "1::1"},
+		"shares of near ones":            {shares, "0::0 0::1 0::2 1::0 1::1 1::2 2::0 2::1 2::2", "", 2, "0::0 1::0"},
+		"shares of all":                  {shares, "0::0 0::1 0::2 1::0 1::1 1::2 2::0 2::1 2::2", "", 3, "0::0 1::0 2::0"},
+		"shares beside those included":   {shares, "0::0 0::1 1::0 1::1", "0::0", 2, "0::0 1::0"},
+		"shares of one, if there is one": {shares, "2::0 2::1 2::2", "", 2, "2::0 2::1"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			units, _ := offered(snapshot(test.devices...))
+			l := (*list)(nil).next(situation{units: units[gpuResource]})
+			available := strings.Fields(test.available)
+			for range 20 {
+				rand.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
+				ids, err := l.prefer(available, strings.Fields(test.include), test.size)
+				got := strings.Join(ids, " ")
+				if err != nil {
+					got = err.Error()
+				}
+				if got != test.want {
+					t.Fatalf("got %q, want %q", got, test.want)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkPrefer(b *testing.B) {
+	var devices []discovery.Device
+	var ids []string
+	for i := range 256 {
+		id := fmt.Sprint(i)
+		devices, ids = append(devices, at(gpu(id), int64(i/128), fmt.Sprint("pci", i/32), "")), append(ids, id)
+	}
+	units, _ := offered(snapshot(devices...))
+	l := (*list)(nil).next(situation{units: units[gpuResource]})
+	for b.Loop() {
+		if _, err := l.prefer(ids, nil, 16); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

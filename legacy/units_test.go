@@ -1,0 +1,69 @@
+package legacy
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"chandler.dev/discovery"
+)
+
+func TestOffered(t *testing.T) {
+	shared := offer(gpu("s"), "", "s::10", "s::9", "s::9")
+	shared.Offers = append(shared.Offers, discovery.Offer{Resource: "example.com/monitoring", IDs: []string{"all"}})
+	units, problems := offered(snapshot(
+		offer(gpu("chip0"), "card7", "card7"),
+		offer(gpu("chip1"), "card7", "card7"),
+		shared,
+		offer(gpu("thief"), "", "card7", "t"),
+		offer(gpu("unknown"), ""),
+	))
+	got := make(map[string][]string)
+	for resource, list := range units {
+		for _, u := range list {
+			got[resource] = append(got[resource], strings.Join(u.ids, ",")+" = "+strings.Join(u.deviceNames(), ","))
+		}
+	}
+	want := map[string][]string{
+		gpuResource:              {"card7 = gpu-chip0,gpu-chip1", "s::9,s::10 = gpu-s", "t = gpu-thief"},
+		"example.com/monitoring": {"all = gpu-s"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if len(problems) != 1 || problems[0].Error() != `gpu-thief: resource example.com/gpu: ID "card7": stands for card7 already` {
+		t.Errorf("problems: %v", problems)
+	}
+}
+
+func TestCheckResource(t *testing.T) {
+	for name, valid := range map[string]bool{
+		"example.com/gpu":                               true,
+		"devices.kubevirt.io/kvm":                       true,
+		"gpu.intel.com/i915_monitoring":                 true,
+		"gpu":                                           false,
+		"kubernetes.io/gpu":                             false,
+		"x.kubernetes.io/gpu":                           false,
+		"requests.example.com/gpu":                      false,
+		"example.com/sym;dc":                            false,
+		"example.com/region-":                           false,
+		"example.com/" + strings.Repeat("g", 64):        false,
+		strings.Repeat("long.", 49) + "example.com/gpu": false, // too long only with the quota's prefix
+	} {
+		if err := checkResource(name); (err == nil) != valid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestNatural(t *testing.T) {
+	want := []string{"", "0", "1", "a", "a01", "a1", "a1b", "a2", "a10", "a10b2", "a10b10", "b"}
+	got := slices.Clone(want)
+	slices.Reverse(got)
+	slices.SortFunc(got, natural)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
