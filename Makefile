@@ -33,7 +33,10 @@ verify: generate ## fail if a golden file is not what the code makes of its host
 	git diff --exit-code -- discovery/families
 
 fuzz: ## every fuzz target for ten seconds
-	./hack/fuzz.sh 10s
+	@set -e; for package in $$($(GO) list ./...); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+	    echo "$$package $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime 10s $$package; \
+	  done; done
 
 bench: ## benchmarks of the product
 	$(GO) test -run '^$$' -bench . -benchmem ./...

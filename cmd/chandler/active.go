@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// activate returns once this process holds the lock of the state directory.
+// While an upgrade surges two agents run at once, and only the one that holds
+// the lock may write records, specs and slices. The caller closes the file to
+// let go of the lock, and the kernel does where a process is killed.
+func activate(ctx context.Context, stateDir string) (*os.File, error) {
+	name := filepath.Join(stateDir, "active.lock")
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("become the active instance: %w", err)
+	}
+	for {
+		// A blocking flock could not be interrupted by the context, so it is
+		// asked for again; a hand-over takes 50 ms longer than it need at most.
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return file, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			file.Close()
+			return nil, fmt.Errorf("become the active instance: lock %s: %w", name, err)
+		}
+		select {
+		case <-ctx.Done():
+			file.Close()
+			return nil, ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+)
+
+// Intervals at which the agent looks again though no device has changed: until
+// both sides are ready, while something waits, and otherwise.
+const (
+	readyInterval   = 50 * time.Millisecond
+	waitingInterval = time.Second
+	quietInterval   = 30 * time.Second
+)
+
+// publisher is a side of the agent: packages driver and legacy.
+type publisher interface {
+	Publish(*discovery.Snapshot)
+}
+
+// agent hands each device to the API that is to offer it.
+type agent struct {
+	rules        *discovery.Rules
+	auto         *auto
+	sides        *sides
+	dra, classic publisher
+
+	// ready reports whether both sides know what is held.
+	ready func() bool
+
+	snapshots chan *discovery.Snapshot // the newest that the watch has seen; room for one
+	problems  map[string]bool          // that were logged and persist
+}
+
+// run publishes until the context ends. It looks again when a device changes,
+// and now and then, since who holds what and what the cluster can do change
+// besides.
+func (a *agent) run(ctx context.Context) error {
+	var snapshot *discovery.Snapshot
+	timer := time.NewTimer(readyInterval)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case raw := <-a.snapshots:
+			snapshot = a.rules.Apply(raw)
+			a.report(ctx, snapshot.Problems)
+		case <-timer.C:
+		}
+		if snapshot == nil || !a.ready() {
+			timer.Reset(readyInterval)
+			continue
+		}
+		mode := a.auto.choose(ctx)
+		dra, classic, waiting := a.sides.split(ctx, snapshot, mode)
+		a.dra.Publish(dra)
+		a.classic.Publish(classic)
+		if waiting || mode == discovery.ModeAuto {
+			timer.Reset(waitingInterval)
+		} else {
+			timer.Reset(quietInterval)
+		}
+	}
+}
+
+// report logs problems that were not there at the last snapshot.
+func (a *agent) report(ctx context.Context, problems []discovery.Problem) {
+	now := make(map[string]bool, len(problems))
+	for _, problem := range problems {
+		text := problem.Error()
+		if !a.problems[text] && !now[text] {
+			klog.FromContext(ctx).Info("Discovery problem", "device", problem.Device, "error", problem.Err)
+		}
+		now[text] = true
+	}
+	a.problems = now
+}

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/klog/v2"
+
+	devices "chandler.dev/discovery"
+	"chandler.dev/driver"
+)
+
+// askInterval is how often an API server that does not serve resource.k8s.io
+// is asked whether it does by now.
+const askInterval = time.Minute
+
+// auto chooses the API for devices whose mode leaves the choice: DRA where the
+// API server serves resource.k8s.io and the kubelet has registered the driver,
+// the device-plugin API where the group is not served or the kubelet refuses
+// the driver. While either is silent the last choice stands, which is kept in
+// a file: silence is no statement.
+type auto struct {
+	served       func() (bool, error)
+	registration func() driver.Registration
+	file         string
+
+	last  devices.Mode
+	asked time.Time
+}
+
+// newAuto reads the last choice.
+func newAuto(served func() (bool, error), registration func() driver.Registration, stateDir string) (*auto, error) {
+	a := &auto{served: served, registration: registration, file: filepath.Join(stateDir, "mode")}
+	data, err := os.ReadFile(a.file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the last mode: %w", err)
+	}
+	if last := devices.Mode(data); last == devices.ModeDRA || last == devices.ModeDevicePlugin {
+		a.last = last
+	}
+	return a, nil
+}
+
+// choose returns the choice as it is now, "" if none could be made yet.
+func (a *auto) choose(ctx context.Context) devices.Mode {
+	choice := a.ask(ctx)
+	if choice != a.last && choice != devices.ModeAuto {
+		klog.FromContext(ctx).Info("Chose the API for devices without a mode of their own", "mode", choice)
+		a.last = choice
+		if err := os.WriteFile(a.file, []byte(choice), 0o600); err != nil {
+			klog.FromContext(ctx).Error(err, "Writing down the choice")
+		}
+	}
+	return a.last
+}
+
+func (a *auto) ask(ctx context.Context) devices.Mode {
+	switch a.registration() {
+	case driver.Accepted:
+		return devices.ModeDRA
+	case driver.Refused:
+		return devices.ModeDevicePlugin
+	}
+	if time.Since(a.asked) < askInterval && a.last == devices.ModeDevicePlugin {
+		return a.last
+	}
+	served, err := a.served()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The API server cannot be asked whether it serves DRA", "error", err)
+		return devices.ModeAuto
+	}
+	a.asked = time.Now()
+	if !served {
+		return devices.ModeDevicePlugin
+	}
+	return devices.ModeAuto // the kubelet has yet to register the driver
+}
+
+// servesDRA reports whether the API server serves resource.k8s.io in a version
+// that the driver speaks: v1beta1 or later.
+func servesDRA(client discovery.DiscoveryInterface) (bool, error) {
+	groups, err := client.ServerGroups()
+	if err != nil {
+		return false, fmt.Errorf("list API groups: %w", err)
+	}
+	for _, group := range groups.Groups {
+		if group.Name != resourceapi.GroupName {
+			continue
+		}
+		for _, version := range group.Versions {
+			switch version.Version {
+			case "v1", "v1beta2", "v1beta1":
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+
+	"chandler.dev/discovery"
+)
+
+// nodeClaims asks the API server what it says of a node's devices.
+type nodeClaims struct {
+	client *draclient.Client
+	node   string
+}
+
+// Claimed returns, by device name, which ResourceClaim has a device of this
+// node's pool allocated, or which ResourceSlice still offers it. An API server
+// without resource.k8s.io says nothing of any device.
+func (c nodeClaims) Claimed(ctx context.Context) (map[string]string, error) {
+	by := make(map[string]string)
+	slices, err := c.client.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
+		resourceapi.ResourceSliceSelectorDriver:   discovery.Domain,
+		resourceapi.ResourceSliceSelectorNodeName: c.node,
+	}).String()})
+	if apierrors.IsNotFound(err) {
+		return by, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list ResourceSlices: %w", err)
+	}
+	for _, slice := range slices.Items {
+		for _, device := range slice.Spec.Devices {
+			by[device.Name] = "ResourceSlice " + slice.Name
+		}
+	}
+	claims, err := c.client.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list ResourceClaims: %w", err)
+	}
+	for _, claim := range claims.Items {
+		if claim.Status.Allocation == nil {
+			continue
+		}
+		for _, result := range claim.Status.Allocation.Devices.Results {
+			if result.Driver == discovery.Domain && result.Pool == c.node {
+				by[result.Device] = fmt.Sprintf("ResourceClaim %s/%s", claim.Namespace, claim.Name)
+			}
+		}
+	}
+	return by, nil
+}
+
+// initContainers asks the API server for what the kubelet's PodResources API
+// leaves out.
+type initContainers struct {
+	client kubernetes.Interface
+	node   string
+}
+
+// Pending reports whether a pod of the node that has not ended asks for a
+// resource in an init container.
+func (c initContainers) Pending(ctx context.Context, resource string) (bool, error) {
+	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": c.node}).String(),
+	})
+	if err != nil {
+		return false, fmt.Errorf("list pods of node %s: %w", c.node, err)
+	}
+	for _, pod := range pods.Items {
+		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		for _, container := range pod.Spec.InitContainers {
+			if _, asks := container.Resources.Limits[corev1.ResourceName(resource)]; asks {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}

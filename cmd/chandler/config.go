@@ -1,0 +1,63 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/discovery"
+)
+
+// loadConfig reads the configuration file, or returns the defaults where none
+// is named.
+func loadConfig(file string) (*v1alpha1.DriverConfig, *discovery.Rules, error) {
+	config := &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}
+	if file != "" {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, nil, fmt.Errorf("read config: %w", err)
+		}
+		if config, err = v1alpha1.ParseDriverConfig(data); err != nil {
+			return nil, nil, fmt.Errorf("config %s: %w", file, err)
+		}
+	}
+	rules, err := compileRules(config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("config %s: %w", file, err)
+	}
+	return config, rules, nil
+}
+
+// compileRules compiles the configuration's expressions. All that do not
+// compile are reported, each by its place in the file.
+func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
+	rules := &discovery.Rules{Mode: deviceMode(config.Mode)}
+	var errs []error
+	compile := func(list string, i int, selector v1alpha1.Selector) discovery.Selector {
+		compiled, err := discovery.Compile(selector.CEL)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s[%d].cel: %w", list, i, err))
+		}
+		return compiled
+	}
+	for i, selector := range config.Exclude {
+		rules.Exclude = append(rules.Exclude, compile("exclude", i, selector))
+	}
+	for i, resource := range config.Resources {
+		rule := discovery.Resource{Selector: compile("resources", i, resource.Selector), Name: resource.Name}
+		if resource.Mode != "" {
+			mode := deviceMode(resource.Mode)
+			rule.Mode = &mode
+		}
+		rules.Resources = append(rules.Resources, rule)
+	}
+	return rules, errors.Join(errs...)
+}
+
+func deviceMode(mode v1alpha1.Mode) discovery.Mode {
+	if mode == v1alpha1.ModeAuto {
+		return discovery.ModeAuto
+	}
+	return discovery.Mode(mode)
+}

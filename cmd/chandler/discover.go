@@ -1,0 +1,143 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/recorded"
+)
+
+type discoverOptions struct {
+	hostRoot string
+	config   string
+	output   string
+}
+
+func newDiscoverCommand() *cobra.Command {
+	var o discoverOptions
+	cmd := &cobra.Command{
+		Use:   "discover [RECORDED.host]",
+		Short: "Print the accelerators of this host, or of a recorded one",
+		Long: `Print the accelerators of a host: of this one, of the directory tree of another
+(--host-root), or of a host that "chandler record" wrote. It needs no cluster
+and no root, and changes nothing. What it could not read it says on standard
+error, and it prints the rest.`,
+		Example: `  chandler discover
+  chandler discover -o json | jq '.devices[].name'
+  chandler discover --host-root /mnt/other-machine
+  chandler discover rack7.host`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.run(cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
+		},
+	}
+	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	cmd.Flags().StringVar(&o.config, "config", "", "apply the rules of this DriverConfig `file`")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, json or yaml")
+	return cmd
+}
+
+func (o discoverOptions) run(out, errOut io.Writer, args []string) error {
+	print, err := printer(o.output)
+	if err != nil {
+		return err
+	}
+	config, rules, err := loadConfig(o.config)
+	if err != nil {
+		return err
+	}
+	root := o.hostRoot
+	if len(args) == 1 {
+		dir, err := layOut(args[0])
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		root = dir
+	}
+	if info, err := os.Stat(root); err != nil {
+		return fmt.Errorf("host root: %w", err)
+	} else if !info.IsDir() {
+		return fmt.Errorf("host root %s: not a directory", root)
+	}
+	host := &discovery.Host{FS: os.DirFS(root), Roots: config.Roots}
+	snapshot := rules.Apply(discovery.Scan(host, families.All))
+	if err := print(out, snapshot); err != nil {
+		return err
+	}
+	for _, problem := range snapshot.Problems {
+		fmt.Fprintln(errOut, "problem:", problem)
+	}
+	return nil
+}
+
+// layOut lays a recorded host out in a directory of its own, which the caller
+// removes.
+func layOut(file string) (string, error) {
+	host, err := readRecorded(file)
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "chandler-host-")
+	if err != nil {
+		return "", fmt.Errorf("lay out %s: %w", file, err)
+	}
+	if _, err := host.Layout(dir); err != nil {
+		os.RemoveAll(dir)
+		return "", fmt.Errorf("lay out %s: %w", file, err)
+	}
+	return dir, nil
+}
+
+func readRecorded(file string) (*recorded.Host, error) {
+	data, err := readFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read recorded host: %w", err)
+	}
+	host, err := recorded.Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("recorded host %s: %w", file, err)
+	}
+	return host, nil
+}
+
+// readFile reads a file, or standard input for "-".
+func readFile(file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(os.Stdin)
+	}
+	return os.ReadFile(file)
+}
+
+// printer returns what prints a snapshot in a format.
+func printer(format string) (func(io.Writer, *discovery.Snapshot) error, error) {
+	switch format {
+	case "table":
+		return printTable, nil
+	case "wide":
+		return printWide, nil
+	case "json":
+		return func(out io.Writer, s *discovery.Snapshot) error {
+			encoder := json.NewEncoder(out)
+			encoder.SetIndent("", "  ")
+			return encoder.Encode(s)
+		}, nil
+	case "yaml":
+		return func(out io.Writer, s *discovery.Snapshot) error {
+			data, err := yaml.Marshal(s)
+			if err != nil {
+				return err
+			}
+			_, err = out.Write(data)
+			return err
+		}, nil
+	}
+	return nil, fmt.Errorf("output format %q: want table, wide, json or yaml", format)
+}

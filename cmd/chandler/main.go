@@ -1,0 +1,44 @@
+// Command chandler finds the accelerators of a host and offers them to
+// Kubernetes, through Dynamic Resource Allocation and through the classic
+// device-plugin API.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "chandler:", err)
+		os.Exit(1)
+	}
+}
+
+func newCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "chandler",
+		Short: "Outfit pods with accelerators",
+		Long: `Chandler finds every accelerator of a host (GPU, FPGA, NPU, NIC, KVM, of any
+vendor) and offers it to Kubernetes through Dynamic Resource Allocation where
+the cluster has it, and through the classic device-plugin API where it has not.
+
+To see what it finds on this machine, without a cluster and without root:
+
+  chandler discover`,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newVersionCommand())
+	return cmd
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/recorded"
+)
+
+func newRecordCommand() *cobra.Command {
+	var hostRoot, output, comment string
+	cmd := &cobra.Command{
+		Use:   "record",
+		Short: "Write what discovery reads of this host as a recorded host",
+		Long: `Write what discovery reads of this host's /sys, /proc and /dev as one text file,
+a recorded host. "chandler discover FILE" finds in it what was found here,
+"chandler simulate" lays it out as a directory, and it makes a test for a device
+family. Serial numbers and UUIDs are in it as they are.`,
+		Example: `  chandler record -o $(hostname).host
+  chandler record | ssh laptop chandler discover -`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			host := &discovery.Host{FS: os.DirFS(hostRoot)}
+			data, err := recorded.Record(host, families.All, comment)
+			if err != nil {
+				return fmt.Errorf("record host %s: %w", hostRoot, err)
+			}
+			return writeFile(cmd.OutOrStdout(), output, data)
+		},
+	}
+	cmd.Flags().StringVar(&hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	cmd.Flags().StringVarP(&output, "output", "o", "-", "`file` to write, - for standard output")
+	cmd.Flags().StringVar(&comment, "comment", "", "what to say of the host at the head of the file")
+	return cmd
+}
+
+// writeFile writes a file, or out for "-".
+func writeFile(out io.Writer, file string, data []byte) error {
+	if file == "-" {
+		_, err := out.Write(data)
+		return err
+	}
+	return os.WriteFile(file, data, 0o644)
+}

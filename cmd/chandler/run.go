@@ -1,0 +1,343 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cdi"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/driver"
+	"chandler.dev/legacy"
+)
+
+type runOptions struct {
+	kubeconfig      string
+	kubeQPS         float32
+	kubeBurst       int
+	nodeName        string
+	podUID          string
+	kubeletRoot     string
+	devicePluginDir string
+	hostRoot        string
+	runtimeRoot     string
+	cdiRoot         string
+	config          string
+	rescanInterval  time.Duration
+	logging         *logsapi.LoggingConfiguration
+}
+
+func newRunCommand() *cobra.Command {
+	o := runOptions{logging: logsapi.NewLoggingConfiguration()}
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the agent of a node",
+		Long: `Run the agent of a node: find its accelerators, keep watching them, and offer
+them to the kubelet and the API server. One agent runs on each node, as the
+DaemonSet in deployments/ does it. It ends with SIGTERM and leaves what pods
+hold to the next one.`,
+		Example: `  chandler run --kubeconfig ~/.kube/config --node-name worker-1 -v 2`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
+				return fmt.Errorf("logging: %w", err)
+			}
+			return o.run(cmd.Context())
+		},
+	}
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (o *runOptions) addFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod it may be left out")
+	flags.Float32Var(&o.kubeQPS, "kube-api-qps", 50, "requests to the API server per second")
+	flags.IntVar(&o.kubeBurst, "kube-api-burst", 100, "requests to the API server at once")
+	flags.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "name of this `node` in Kubernetes; $NODE_NAME, else the host's name")
+	flags.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"), "UID of the agent's own pod, $POD_UID; without it no two agents can run while one takes over")
+	flags.StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory`, its --root-dir")
+	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir")
+	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` in which the agent sees the host's /sys, /proc and /dev")
+	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
+	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` from which the container runtime reads CDI specs")
+	flags.StringVar(&o.config, "config", "", "DriverConfig `file`")
+	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
+	logsapi.AddFlags(o.logging, flags)
+}
+
+// parts are what the agent is made of.
+type parts struct {
+	options   runOptions
+	rules     *discovery.Rules
+	host      *discovery.Host
+	client    kubernetes.Interface
+	driver    *driver.Driver
+	classic   *legacy.Plugin
+	active    chan struct{} // closed once this is the active instance
+	stateDir  string
+	snapshots chan *discovery.Snapshot
+
+	withoutDRA atomic.Bool // the API server said that it does not serve DRA
+}
+
+// run builds the parts and runs them until the context ends or one of them
+// fails.
+func (o *runOptions) run(ctx context.Context) error {
+	p, err := o.build(ctx)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Chandler starts", "version", buildVersion(), "node", o.nodeName, "hostRoot", o.hostRoot)
+	lock := make(chan *os.File, 1)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		file, err := activate(ctx, p.stateDir)
+		if err != nil {
+			return ignoreEnd(ctx, err)
+		}
+		lock <- file
+		close(p.active)
+		return nil
+	})
+	group.Go(func() error { return p.watch(ctx, group) })
+	group.Go(func() error { return p.runDRA(ctx) })
+	group.Go(func() error { return p.classic.Run(ctx) })
+	group.Go(func() error { return p.runAgent(ctx) })
+	err = group.Wait()
+	select {
+	case file := <-lock: // the next instance may begin, now that nothing of this one writes
+		file.Close()
+	default:
+	}
+	klog.FromContext(ctx).Info("Chandler ends", "reason", context.Cause(ctx))
+	return err
+}
+
+// build makes the parts. What is wrong with the options is found here.
+func (o *runOptions) build(ctx context.Context) (*parts, error) {
+	config, rules, err := loadConfig(o.config)
+	if err != nil {
+		return nil, err
+	}
+	if o.nodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("node name: %w", err)
+		}
+		o.nodeName = strings.ToLower(name)
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("boot ID: %w", err)
+	}
+	p := &parts{
+		options:   *o,
+		rules:     rules,
+		host:      &discovery.Host{FS: os.DirFS(o.hostRoot), Roots: config.Roots},
+		active:    make(chan struct{}),
+		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
+		snapshots: make(chan *discovery.Snapshot, 1),
+	}
+	if p.client, err = o.newClient(); err != nil {
+		return nil, err
+	}
+	if err := o.checkDirectories(ctx, p.stateDir); err != nil {
+		return nil, err
+	}
+	p.classic = legacy.New(legacy.Config{
+		Dir:          o.devicePluginDir,
+		PodResources: filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"),
+		StateDir:     filepath.Join(p.stateDir, "grants"),
+		RuntimeRoot:  o.runtimeRoot,
+		Grant:        discovery.Granters(families.All),
+		Elsewhere:    draHolder{p},
+		Active:       p.active,
+		Pending:      initContainers{p.client, o.nodeName}.Pending,
+	})
+	p.driver, err = driver.New(driver.Config{
+		NodeName:    o.nodeName,
+		PodUID:      types.UID(o.podUID),
+		KubeClient:  p.client,
+		KubeletRoot: o.kubeletRoot,
+		CDI:         cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
+		Records:     filepath.Join(p.stateDir, "claims"),
+		HostFS:      p.host.FS,
+		BootID:      strings.TrimSpace(string(bootID)),
+		Granter:     discovery.Granters(families.All),
+		Elsewhere:   p.classic,
+		Active:      p.active,
+		ReadParameters: func(raw []byte) error {
+			_, err := v1alpha1.ParseClaimParameters(raw)
+			return err
+		},
+	})
+	return p, err
+}
+
+// newClient returns a client that does not make a burst of claims wait, and
+// that speaks protobuf, which costs both ends less than JSON.
+func (o *runOptions) newClient() (kubernetes.Interface, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	config = rest.AddUserAgent(config, "chandler/"+buildVersion())
+	config.QPS, config.Burst = o.kubeQPS, o.kubeBurst
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = config.ContentType + ",application/json"
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	return client, nil
+}
+
+// checkDirectories reports at once what would fail at the first claim. The
+// agent cannot work without the kubelet's directory; without that for CDI
+// specs it still offers what the device-plugin API serves.
+func (o *runOptions) checkDirectories(ctx context.Context, stateDir string) error {
+	if err := writable(stateDir); err != nil {
+		return fmt.Errorf("kubelet root %s: %w", o.kubeletRoot, err)
+	}
+	if err := writable(o.cdiRoot); err != nil {
+		klog.FromContext(ctx).Error(err, "CDI specs cannot be written: claims will not be prepared until they can", "cdiRoot", o.cdiRoot)
+	}
+	return nil
+}
+
+// writable makes the directory if it is missing, and a file in it.
+func writable(dir string) error {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	file, err := os.CreateTemp(dir, ".writable-")
+	if err != nil {
+		return fmt.Errorf("write to directory: %w", err)
+	}
+	file.Close()
+	return os.Remove(file.Name())
+}
+
+// watch scans the host and hands the snapshots on.
+func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
+	events := make(chan struct{}, 1)
+	group.Go(func() error {
+		if err := discovery.Listen(ctx, events); err != nil {
+			klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", p.options.rescanInterval)
+		}
+		return nil
+	})
+	watch := discovery.Watch{Host: p.host, Families: families.All, Interval: p.options.rescanInterval, Events: events}
+	var last *discovery.Snapshot
+	watch.Run(ctx, func(s *discovery.Snapshot) {
+		if discovery.Same(last, s) {
+			return
+		}
+		last = s
+		klog.FromContext(ctx).V(2).Info("The host's devices changed", "devices", len(s.Devices), "problems", len(s.Problems))
+		replace(p.snapshots, s)
+	})
+	return nil
+}
+
+// replace puts a value into a channel with room for one, in place of one that
+// waits in it. It has one caller at a time.
+func replace[T any](c chan T, value T) {
+	select {
+	case <-c:
+	default:
+	}
+	c <- value
+}
+
+// runDRA runs the driver as soon as the cluster may have DRA. An API server
+// that cannot be asked is no reason to wait: the kubelet can unprepare claims
+// without it.
+func (p *parts) runDRA(ctx context.Context) error {
+	for {
+		served, err := p.servesDRA()
+		p.withoutDRA.Store(!served && err == nil)
+		if !p.withoutDRA.Load() {
+			return p.driver.Run(ctx)
+		}
+		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", askInterval)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(askInterval):
+		}
+	}
+}
+
+func (p *parts) servesDRA() (bool, error) { return servesDRA(p.client.Discovery()) }
+
+// runAgent hands devices to the two APIs, once this is the active instance.
+func (p *parts) runAgent(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-p.active:
+	}
+	auto, err := newAuto(p.servesDRA, p.driver.Registration, p.stateDir)
+	if err != nil {
+		return err
+	}
+	claimed := nodeClaims{client: draclient.New(p.client), node: p.options.nodeName}
+	sides, err := newSides(draHolder{p}, p.classic, claimed, p.stateDir)
+	if err != nil {
+		return err
+	}
+	a := &agent{rules: p.rules, auto: auto, sides: sides, dra: p.driver, classic: p.classic, ready: p.ready, snapshots: p.snapshots}
+	return a.run(ctx)
+}
+
+// ready reports whether both sides know what was held before.
+func (p *parts) ready() bool {
+	return closed(p.classic.Ready()) && (p.withoutDRA.Load() || closed(p.driver.Ready()))
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// draHolder tells what claims hold. In a cluster without DRA there are none.
+type draHolder struct{ *parts }
+
+func (h draHolder) Holder(silicon string) (string, bool) {
+	if h.withoutDRA.Load() {
+		return "", false
+	}
+	return h.driver.Holder(silicon)
+}
+
+// ignoreEnd returns nil for the error of a context that was ended from outside.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
