@@ -2,30 +2,383 @@ package cluster_test
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/cluster"
+	"chandler.dev/e2e/kubectl"
 )
 
-func TestSmoke(t *testing.T) {
-	programs, err := build.Builder{Progress: t.Output()}.Cluster(t.Context())
+// programs are built once.
+var programs = sync.OnceValues(func() (build.Programs, error) {
+	return build.Builder{Progress: os.Stderr}.Cluster(context.Background())
+})
+
+// TestMain makes the test program also one that starts a cluster and waits to be killed.
+func TestMain(m *testing.M) {
+	if os.Getenv("TEST_ROLE") != "caller" {
+		os.Exit(m.Run())
+	}
+	if err := beCaller(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func beCaller(ctx context.Context) error {
+	programs, err := programs()
 	if err != nil {
+		return err
+	}
+	c, err := cluster.Start(ctx, cluster.Config{Programs: programs})
+	if err != nil {
+		return err
+	}
+	if err := runPod(ctx, c, "left", "wait", corev1.PodRunning); err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(traceOf(c)); err != nil {
+		return err
+	}
+	select {}
+}
+
+func start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	var err error
+	if cfg.Programs, err = programs(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	cfg.Progress = t.Output()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	dir := "/tmp/e2e-smoke"
-	c, err := cluster.Start(ctx, cluster.Config{Programs: programs, Dir: dir, Progress: t.Output()})
+	c, err := cluster.Start(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := c.Kubectl(ctx, "get", "nodes,pods,svc,sa", "-A", "-o", "wide").CombinedOutput()
-	t.Log(string(out), err)
-	b := time.Now()
-	if err := c.Stop(); err != nil {
-		t.Error(err)
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// pod is a manifest of a pod whose container takes steps of probe.
+func pod(name, steps, more string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: probe
+    image: localhost/probe:1
+    imagePullPolicy: Never
+    args: [%s]
+%s`, name, steps, more)
+}
+
+func runPod(ctx context.Context, c *cluster.Cluster, name, steps string, phase corev1.PodPhase) error {
+	programs, err := programs()
+	if err != nil {
+		return err
 	}
-	t.Log("stop", time.Since(b))
+	image := cluster.Image{
+		Name:       "localhost/probe:1",
+		Files:      map[string]string{"/bin/probe": programs.Program("probe")},
+		Entrypoint: []string{"/bin/probe"},
+	}
+	if err := c.LoadImage(ctx, image); err != nil {
+		return err
+	}
+	client, err := kubectl.New(c.RESTConfig())
+	if err != nil {
+		return err
+	}
+	if err := client.Apply(ctx, pod(name, steps, "")); err != nil {
+		return err
+	}
+	_, err = client.WaitForPod(ctx, "default", name, phase)
+	return err
+}
+
+func TestPods(t *testing.T) {
+	c := start(t, cluster.Config{})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := runPod(ctx, c, "long", "wait", corev1.PodRunning); err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubectl.New(c.RESTConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Run("log and environment", func(t *testing.T) {
+		got := succeed(t, client, pod("env", "env", `    env: [{name: ACCELERATOR, value: "0"}]`))
+		if want := "env ACCELERATOR=0\n"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+	t.Run("API server through its Service", func(t *testing.T) {
+		if got, want := succeed(t, client, pod("api", "api", "")), "api "+build.Version+"\n"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+	t.Run("host's devices", func(t *testing.T) {
+		if _, err := os.Stat("/dev/kvm"); err != nil {
+			t.Skip(err)
+		}
+		got := succeed(t, client, pod("kvm", "kvm", `    securityContext: {privileged: true}
+    volumeMounts: [{name: dev, mountPath: /dev}]
+  volumes: [{name: dev, hostPath: {path: /dev}}]`))
+		if want := "kvm 12\n"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+	t.Run("a failing pod tells why", func(t *testing.T) {
+		if err := client.Apply(ctx, pod("lost", "kvm", "")); err != nil {
+			t.Fatal(err)
+		}
+		_, err := client.WaitForPod(ctx, "default", "lost", corev1.PodSucceeded)
+		if err == nil || !strings.Contains(err.Error(), "ended with 1") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("kubelet restart", func(t *testing.T) { restartKubelet(t, c, client) })
+	t.Run("delete", func(t *testing.T) {
+		if err := client.DeletePod(ctx, "default", "long"); err != nil {
+			t.Error(err)
+		}
+		if err := client.Delete(ctx, pod("env", "env", "")+"\n---\n"+pod("never", "env", "")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// succeed runs a pod to its end and returns its log.
+func succeed(t *testing.T, client *kubectl.Client, manifest string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := client.Apply(ctx, manifest); err != nil {
+		t.Fatal(err)
+	}
+	_, name, _ := strings.Cut(manifest, "metadata: {name: ")
+	name, _, _ = strings.Cut(name, "}")
+	if _, err := client.WaitForPod(ctx, "default", name, corev1.PodSucceeded); err != nil {
+		t.Fatal(err)
+	}
+	log, err := client.Logs(ctx, "default", name, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return log
+}
+
+func restartKubelet(t *testing.T, c *cluster.Cluster, client *kubectl.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	before, err := client.WaitForPod(ctx, "default", "long", corev1.PodRunning)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.RestartKubelet(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.StartKubelet(ctx); err == nil {
+		t.Error("a second kubelet was started")
+	}
+	after, err := client.WaitForPod(ctx, "default", "long", corev1.PodRunning)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if was, is := before.Status.ContainerStatuses[0].ContainerID, after.Status.ContainerStatuses[0].ContainerID; was != is {
+		t.Errorf("container %s became %s", was, is)
+	}
+}
+
+// Two clusters share a host without knowing of each other.
+func TestClustersSideBySide(t *testing.T) {
+	dir := t.TempDir()
+	first := start(t, cluster.Config{Dir: dir, NodeName: "first"})
+	second := start(t, cluster.Config{
+		NodeName:      "second",
+		FeatureGates:  map[string]bool{"AllAlpha": false},
+		RuntimeConfig: map[string]bool{"resource.k8s.io/v1alpha3": true},
+		Kubelet:       map[string]any{"maxPods": 7},
+	})
+	for _, c := range []*cluster.Cluster{first, second} {
+		client, err := kubectl.New(c.RESTConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(nodes.Items) != 1 || nodes.Items[0].Name != c.NodeName() {
+			t.Errorf("%s: got %v, %v", c.NodeName(), nodes.Items, err)
+		}
+	}
+	out, err := second.Kubectl(t.Context(), "get", "--raw", "/apis/resource.k8s.io/v1alpha3").CombinedOutput()
+	if err != nil {
+		t.Errorf("v1alpha3 on second: %v\n%s", err, out)
+	}
+	if err := first.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := filepath.Glob(dir + "/*")
+	if want := []string{first.LogDir()}; err != nil || !slices.Equal(entries, want) {
+		t.Errorf("left in the given directory: %q, want %q", entries, want)
+	}
+	if out, err := second.Kubectl(t.Context(), "get", "nodes").CombinedOutput(); err != nil {
+		t.Errorf("second, after first stopped: %v\n%s", err, out)
+	}
+}
+
+func TestStartTellsWhatEnded(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	programs, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := host(t)
+	_, err = cluster.Start(t.Context(), cluster.Config{Programs: programs, FeatureGates: map[string]bool{"NoSuchGate": true}})
+	if err == nil || !strings.Contains(err.Error(), "kube-apiserver ended") || !strings.Contains(err.Error(), "NoSuchGate") {
+		t.Errorf("got %v", err)
+	}
+	if after := host(t); after != before {
+		t.Errorf("the host was\n%s\nand is\n%s", before, after)
+	}
+}
+
+func TestStopLeavesNothing(t *testing.T) {
+	before := host(t)
+	c := start(t, cluster.Config{})
+	if err := runPod(t.Context(), c, "left", "wait", corev1.PodRunning); err != nil {
+		t.Fatal(err)
+	}
+	seen := traceOf(c)
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if left := seen.remains(); left != "" {
+		t.Error(left)
+	}
+	if after := host(t); after != before {
+		t.Errorf("the host was\n%s\nand is\n%s", before, after)
+	}
+}
+
+func TestKilledCallerLeavesNothing(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	before := host(t)
+	caller := exec.CommandContext(t.Context(), os.Args[0])
+	caller.Env = append(os.Environ(), "TEST_ROLE=caller")
+	caller.Stderr = t.Output()
+	stdout, err := caller.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := caller.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var seen trace
+	if err := json.NewDecoder(stdout).Decode(&seen); err != nil {
+		t.Fatal(err)
+	}
+	_ = caller.Process.Kill()
+	_, _ = io.Copy(io.Discard, stdout)
+	_ = caller.Wait()
+	left := "not looked"
+	for begin := time.Now(); left != "" && time.Since(begin) < 10*time.Second; time.Sleep(50 * time.Millisecond) {
+		left = seen.remains()
+	}
+	if left != "" {
+		t.Error(left)
+	}
+	if after := host(t); after != before {
+		t.Errorf("the host was\n%s\nand is\n%s", before, after)
+	}
+}
+
+// A trace tells a cluster of this host from others that may run at the same time.
+type trace struct {
+	Dir       string
+	Namespace string // the PID namespace that all its processes are in
+	Address   string
+}
+
+func traceOf(c *cluster.Cluster) trace {
+	namespace, _ := os.Readlink(c.NodePath("/proc/1/ns") + "/pid")
+	return trace{Dir: filepath.Dir(c.LogDir()), Namespace: namespace, Address: strings.TrimPrefix(c.RESTConfig().Host, "https://")}
+}
+
+// remains names the first thing that is left, "" for nothing.
+func (s trace) remains() string {
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, process := range processes {
+		if namespace, err := os.Readlink(process + "/ns/pid"); err == nil && namespace == s.Namespace {
+			return process
+		}
+	}
+	if _, err := os.Stat(s.Dir); err == nil {
+		return s.Dir
+	}
+	if conn, err := net.Dial("tcp", s.Address); err == nil {
+		_ = conn.Close()
+		return "listener " + s.Address
+	}
+	return ""
+}
+
+// host describes what a cluster could leave behind on this host: mounts, network interfaces, cgroups, and files where
+// a node has its own.
+func host(t *testing.T) string {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := []string{string(mounts)}
+	for _, pattern := range []string{
+		"/sys/class/net/*", "/sys/fs/cgroup/chandler-e2e-*", "/sys/fs/cgroup/*/chandler-e2e-*", "/run/*", "/etc/cni/*", "/etc/cdi/*",
+		"/var/lib/*", "/var/log/*", "/usr/libexec/*", "/opt/*", filepath.Join(os.TempDir(), "chandler-e2e-*"),
+	} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = append(state, found...)
+	}
+	for name := range map[string]bool{"vm/overcommit_memory": true, "kernel/panic": true, "kernel/panic_on_oops": true, "net/ipv4/ip_forward": true} {
+		value, err := os.ReadFile("/proc/sys/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = append(state, name+" "+strings.TrimSpace(string(value)))
+	}
+	slices.Sort(state)
+	return strings.Join(state, "\n")
 }

@@ -131,8 +131,9 @@ func (c *Cluster) containerdListens(context.Context) error {
 	return conn.Close()
 }
 
+// apiserverIsReady does not leave repetition to the client, which would take seconds from one try to the next.
 func (c *Cluster) apiserverIsReady(ctx context.Context) error {
-	return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").MaxRetries(0).Do(ctx).Error()
 }
 
 // hasDefaultAccount tells whether the controller manager has made what every pod needs.

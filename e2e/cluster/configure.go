@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -263,7 +264,7 @@ disabled_plugins = [
 address = %q
 
 [plugins.'io.containerd.cri.v1.images']
-snapshotter = "overlayfs"
+snapshotter = %q
 
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
 sandbox = %q
@@ -282,7 +283,16 @@ SystemdCgroup = false
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = [%q]
 conf_dir = %q
-`, containerdSocket, pauseImage, c.cfg.Programs.CNI, filepath.Dir(cniConfig))
+`, containerdSocket, c.snapshotter(), pauseImage, c.cfg.Programs.CNI, filepath.Dir(cniConfig))
+}
+
+// snapshotter is the usual one, unless the state lies on an overlay itself, as in a container.
+func (c *Cluster) snapshotter() string {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(c.cfg.Dir, &fs); err == nil && fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		return "native"
+	}
+	return "overlayfs"
 }
 
 // cniNetwork joins each pod to the node by a pair of interfaces.

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
@@ -85,7 +84,14 @@ func (c *Client) ApplyFiles(ctx context.Context, paths ...string) error {
 }
 
 func (c *Client) apply(ctx context.Context, object *unstructured.Unstructured) error {
-	resource, err := c.resource(ctx, object)
+	var resource dynamic.ResourceInterface
+	err := c.Until(ctx, "kind "+object.GetKind(), func(context.Context) (err error) {
+		resource, err = c.resource(object)
+		if err != nil && !meta.IsNoMatchError(err) {
+			return Final(err)
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -109,7 +115,10 @@ func (c *Client) Delete(ctx context.Context, manifest string) error {
 }
 
 func (c *Client) delete(ctx context.Context, object *unstructured.Unstructured) error {
-	resource, err := c.resource(ctx, object)
+	resource, err := c.resource(object)
+	if meta.IsNoMatchError(err) { // its kind is gone, and it too
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -126,15 +135,8 @@ func (c *Client) delete(ctx context.Context, object *unstructured.Unstructured) 
 	if err != nil {
 		return err
 	}
-	return c.Until(ctx, describe(object)+" to be gone", func(ctx context.Context) error {
-		left, err := resource.Get(ctx, object.GetName(), metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		return fmt.Errorf("still there, with finalizers %q", left.GetFinalizers())
+	return c.gone(ctx, describe(object), func() (metav1.Object, error) {
+		return resource.Get(ctx, object.GetName(), metav1.GetOptions{})
 	})
 }
 
@@ -144,15 +146,22 @@ func (c *Client) DeletePod(ctx context.Context, namespace, name string) error {
 	if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	return c.Until(ctx, "pod "+name+" to be gone", func(ctx context.Context) error {
-		_, err := pods.Get(ctx, name, metav1.GetOptions{})
+	return c.gone(ctx, "pod "+name, func() (metav1.Object, error) {
+		return pods.Get(ctx, name, metav1.GetOptions{})
+	})
+}
+
+// gone waits until get does not find what it gets.
+func (c *Client) gone(ctx context.Context, what string, get func() (metav1.Object, error)) error {
+	return c.Until(ctx, what+" to be gone", func(context.Context) error {
+		left, err := get()
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		return errors.New("still there")
+		return fmt.Errorf("still there, with finalizers %q", left.GetFinalizers())
 	})
 }
 
@@ -234,41 +243,16 @@ func (c *Client) Logs(ctx context.Context, namespace, pod, container string) (st
 	return string(log), nil
 }
 
-// Patch merges a YAML or JSON merge patch into an object, found by apiVersion, kind, namespace and name of the patch.
-func (c *Client) Patch(ctx context.Context, patch string) error {
-	objects, err := parse(patch)
-	if err != nil {
-		return fmt.Errorf("patch: %w", err)
-	}
-	for _, object := range objects {
-		if err := c.patch(ctx, object); err != nil {
-			return fmt.Errorf("patch %s: %w", describe(object), err)
-		}
-	}
-	return nil
-}
-
-func (c *Client) patch(ctx context.Context, object *unstructured.Unstructured) error {
-	resource, err := c.resource(ctx, object)
-	if err != nil {
-		return err
-	}
-	merge, err := object.MarshalJSON()
-	if err != nil {
-		return err
-	}
-	_, err = resource.Patch(ctx, object.GetName(), types.MergePatchType, merge, metav1.PatchOptions{FieldManager: fieldManager})
-	return err
-}
-
 // Until asks again and again whether something is so, until it is, the answer is Final, or ctx ends; the last answer
 // is then in the error.
 func (c *Client) Until(ctx context.Context, what string, is func(context.Context) error) error {
 	for {
 		err := is(ctx)
-		var final finalError
-		if err == nil || errors.As(err, &final) {
-			return wrap(what, err)
+		if err == nil {
+			return nil
+		}
+		if final := (finalError{}); errors.As(err, &final) {
+			return fmt.Errorf("wait for %s: %w", what, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -278,13 +262,6 @@ func (c *Client) Until(ctx context.Context, what string, is func(context.Context
 	}
 }
 
-func wrap(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("wait for %s: %w", what, err)
-}
-
 // Final marks an answer given to Until as one that will not change.
 func Final(err error) error { return finalError{err} }
 
@@ -292,18 +269,13 @@ type finalError struct{ error }
 
 func (e finalError) Unwrap() error { return e.error }
 
-// resource returns the client for an object's kind and namespace. The mapper learns what is served; a kind that was
-// defined a moment ago takes a while to be.
-func (c *Client) resource(ctx context.Context, object *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+// resource returns the client for an object's kind and namespace.
+func (c *Client) resource(object *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
 	kind := object.GroupVersionKind()
-	var mapping *meta.RESTMapping
-	err := c.Until(ctx, "kind "+kind.String(), func(context.Context) (err error) {
-		mapping, err = c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
-		if meta.IsNoMatchError(err) {
-			c.mapper.Reset()
-		}
-		return err
-	})
+	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if meta.IsNoMatchError(err) {
+		c.mapper.Reset() // so that the next call asks again what is served
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -49,7 +49,8 @@ type Config struct {
 	Program string `json:"program"`
 	// Dir holds the machine's own directories and its log.
 	Dir string `json:"dir"`
-	// RemoveDir says to remove Dir with the machine; else only the own directories are removed from it.
+	// RemoveDir says to remove Dir with the machine; else only the own directories are removed from it, with those
+	// above them up to Dir.
 	RemoveDir bool `json:"removeDir"`
 	// Hostname is "machine" unless given.
 	Hostname string `json:"hostname"`

@@ -10,6 +10,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -84,14 +86,18 @@ func (s *supervisor) begin() error {
 	return nil
 }
 
-// paths are the directories to remove in the end.
+// paths are the directories to remove in the end. Of an own directory that is the first element below Dir.
 func (s *supervisor) paths() []string {
+	dir := s.order.Config.Dir
 	if s.order.Config.RemoveDir {
-		return []string{s.order.Config.Dir}
+		return []string{dir}
 	}
 	var paths []string
 	for _, own := range s.order.Config.Own {
-		paths = append(paths, filepath.Join(s.order.Config.Dir, own))
+		first, _, _ := strings.Cut(strings.TrimPrefix(own, "/"), "/")
+		if path := filepath.Join(dir, first); !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
 	}
 	return paths
 }
