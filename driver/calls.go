@@ -1,0 +1,88 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+var errStopping = errors.New("this instance is stopping; another will answer")
+
+// calls lets the kubelet's calls in once the driver is ready, and waits for
+// them when it stops.
+type calls struct {
+	ready    chan struct{} // closed when calls may go on
+	stopping chan struct{} // closed when no more are let in
+
+	mu      sync.Mutex
+	stopped bool
+	running sync.WaitGroup
+}
+
+// begin waits until a call may go on. The caller must call done when it has
+// ended, unless there is an error.
+func (c *calls) begin(ctx context.Context) (done func(), err error) {
+	c.mu.Lock()
+	if c.stopped {
+		c.mu.Unlock()
+		return nil, errStopping
+	}
+	c.running.Add(1)
+	c.mu.Unlock()
+	select {
+	case <-c.ready:
+		return c.running.Done, nil
+	case <-c.stopping:
+		err = errStopping
+	case <-ctx.Done():
+		err = fmt.Errorf("wait to become the active instance: %w", ctx.Err())
+	}
+	c.running.Done()
+	return nil, err
+}
+
+// drain lets no more calls in and returns when those that were have ended.
+func (c *calls) drain() {
+	c.mu.Lock()
+	c.stopped = true
+	close(c.stopping)
+	c.mu.Unlock()
+	c.running.Wait()
+}
+
+// locks has a lock for each key, which can be waited for with a context. The
+// zero value is ready to use.
+type locks[K comparable] struct {
+	mu    sync.Mutex
+	taken map[K]chan struct{} // closed when let go
+}
+
+// lock returns once nobody else has the key, or with the context's error.
+func (l *locks[K]) lock(ctx context.Context, key K) (unlock func(), err error) {
+	for {
+		l.mu.Lock()
+		other, taken := l.taken[key]
+		if !taken {
+			break
+		}
+		l.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	defer l.mu.Unlock()
+	if l.taken == nil {
+		l.taken = make(map[K]chan struct{})
+	}
+	released := make(chan struct{})
+	l.taken[key] = released
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.taken, key)
+		close(released)
+	}, nil
+}

@@ -1,0 +1,330 @@
+// Package driver speaks Dynamic Resource Allocation: it publishes a snapshot
+// of a host's devices in ResourceSlices, prepares and unprepares claims for
+// the kubelet, and tells the kubelet how the devices are. It knows no vendor
+// and reads nothing of the host but the device nodes that it hands out.
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"chandler.dev/cdi"
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+// Config says where and for whom a driver works.
+type Config struct {
+	NodeName string    // also the name of the pool
+	NodeUID  types.UID // optional; spares a look at the Node
+
+	// PodUID is that of the agent's pod. If it is set, two agents may run at
+	// once while one takes over from the other.
+	PodUID types.UID
+
+	// KubeClient should allow for bursts: the kubelet's calls wait while each
+	// of their claims is read with it.
+	KubeClient kubernetes.Interface
+
+	KubeletRoot string  // the kubelet's data directory; "/var/lib/kubelet" if empty
+	CDI         cdi.Dir // where the specs of claims go
+	Records     string  // the directory of records, used by nobody else
+
+	// HostFS is the file system of the scanned host, in which device nodes are
+	// looked at before they are handed out.
+	HostFS fs.FS
+
+	// BootID is the kernel's: what was prepared in another boot is not held.
+	BootID string
+
+	// Granter adds what depends on the set of devices of a request. Optional.
+	Granter discovery.Granter
+
+	// Elsewhere is asked who else holds a piece of silicon. Optional.
+	Elsewhere Holder
+
+	// Active is closed once this instance may write records, specs and slices.
+	// Until then calls wait. Nil means that it may from the start.
+	Active <-chan struct{}
+
+	// ReadParameters strictly decodes the opaque parameters that a claim or a
+	// device class has for this driver, and returns why they are not
+	// understood. If it is nil, none are.
+	ReadParameters func(raw []byte) error
+
+	// UnknownAfter is for how long the health of a device must be unknown
+	// before the scheduler is told; 30 seconds if zero.
+	UnknownAfter time.Duration
+
+	// Without says what the API server is known to drop from slices. What else
+	// it drops is found out.
+	Without Without
+}
+
+// Holder knows who holds a piece of silicon, in words for a message.
+type Holder interface {
+	Holder(silicon string) (holder string, held bool)
+}
+
+// Registration is what the kubelet has said to the driver's registration.
+type Registration string
+
+// The answers of a kubelet.
+const (
+	Unanswered Registration = ""         // nothing yet
+	Accepted   Registration = "Accepted" // it will call
+	Refused    Registration = "Refused"
+)
+
+// helper is what the driver uses of [kubeletplugin.Helper].
+type helper interface {
+	PublishResources(context.Context, resourceslice.DriverResources) error
+	Stop()
+}
+
+// Driver is the DRA driver of one node. It is made with [New] and works while
+// [Driver.Run] does.
+type Driver struct {
+	config Config
+	start  func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helper, error)
+
+	// Replaced in tests.
+	files          atomicfile.Files // writes records
+	healthInterval time.Duration
+
+	view         atomic.Pointer[view]
+	publishing   sync.Mutex // of views
+	registration atomic.Value
+	without      atomic.Pointer[Without]
+	wake         chan struct{}
+
+	calls  calls
+	claims locks[types.UID]
+	store  *store                  // set once calls are ready
+	fatal  context.CancelCauseFunc // set by Run
+}
+
+var _ kubeletplugin.DRAPlugin = &Driver{}
+
+// New returns a driver. It touches nothing yet.
+func New(config Config) (*Driver, error) {
+	required := map[string]bool{
+		"NodeName":   config.NodeName != "",
+		"KubeClient": config.KubeClient != nil,
+		"CDI.Path":   config.CDI.Path != "",
+		"Records":    config.Records != "",
+		"HostFS":     config.HostFS != nil,
+		"BootID":     config.BootID != "",
+	}
+	for field, set := range required {
+		if !set {
+			return nil, fmt.Errorf("new driver: config: %s is not set", field)
+		}
+	}
+	if config.KubeletRoot == "" {
+		config.KubeletRoot = "/var/lib/kubelet"
+	}
+	if config.UnknownAfter == 0 {
+		config.UnknownAfter = 30 * time.Second
+	}
+	if config.Active == nil {
+		active := make(chan struct{})
+		close(active)
+		config.Active = active
+	}
+	if config.ReadParameters == nil {
+		config.ReadParameters = func([]byte) error { return errors.New("this driver takes no parameters") }
+	}
+	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, wake: make(chan struct{}, 1)}
+	d.calls.ready = make(chan struct{})
+	d.calls.stopping = make(chan struct{})
+	d.registration.Store(Unanswered)
+	d.without.Store(&config.Without)
+	d.view.Store(&view{next: make(chan struct{})})
+	return d, nil
+}
+
+func startHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (helper, error) {
+	return kubeletplugin.Start(ctx, plugin, options...)
+}
+
+// Run serves the kubelet and publishes what [Driver.Publish] was given, until
+// the context ends. It may be called once. When it returns, the calls that it
+// served are finished and nothing is written any more; the error is nil unless
+// something else than the context ended it.
+func (d *Driver) Run(parent context.Context) error {
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
+	d.fatal = cancel
+	options, err := d.options()
+	if err != nil {
+		return fmt.Errorf("run driver: %w", err)
+	}
+	// The helper drops calls in progress when its context ends, so it is
+	// stopped below, after them.
+	helper, err := d.start(context.WithoutCancel(ctx), d, options...)
+	if err != nil {
+		return fmt.Errorf("run driver: %w", err)
+	}
+	err = d.serve(ctx, helper)
+	d.calls.drain()
+	helper.Stop()
+	if parent.Err() != nil {
+		return nil
+	}
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	return fmt.Errorf("run driver: %w", err)
+}
+
+// serve does what the active instance does, once it is.
+func (d *Driver) serve(ctx context.Context, helper helper) error {
+	select {
+	case <-d.config.Active:
+	case <-ctx.Done():
+		return nil
+	}
+	store, problems, err := openStore(d.config.Records, d.config.BootID, d.files, d.config.CDI)
+	if err != nil {
+		return err
+	}
+	d.store = store
+	for _, problem := range append(problems, d.restoreSpecs()...) {
+		klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
+	}
+	close(d.calls.ready)
+	return d.publishLoop(ctx, helper)
+}
+
+// restoreSpecs makes the specs of claims those of the records of this boot: a
+// running kubelet does not prepare again what it knows to be prepared.
+func (d *Driver) restoreSpecs() (problems []error) {
+	specs := d.config.CDI
+	current := make(map[types.UID]bool)
+	for _, r := range d.store.prepared() {
+		current[r.UID] = true
+		if specs.CheckClaim(r.UID, r.devices()) != nil {
+			problems = append(problems, specs.WriteClaim(r.UID, r.devices()))
+		}
+	}
+	uids, err := specs.Claims()
+	problems = append(problems, err, specs.Sweep())
+	for _, uid := range uids {
+		// The spec of an unreadable record is what tells who holds its devices.
+		if !current[uid] && !d.store.unreadable(uid) {
+			problems = append(problems, specs.RemoveClaim(uid))
+		}
+	}
+	return withoutNil(problems)
+}
+
+func withoutNil(errs []error) (out []error) {
+	for _, err := range errs {
+		if err != nil {
+			out = append(out, err)
+		}
+	}
+	return out
+}
+
+// options makes the kubelet's directories and says to the helper where it is.
+func (d *Driver) options() ([]kubeletplugin.Option, error) {
+	data := filepath.Join(d.config.KubeletRoot, "plugins", discovery.Domain)
+	registry := filepath.Join(d.config.KubeletRoot, "plugins_registry")
+	for _, dir := range []string{data, registry} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return nil, err
+		}
+	}
+	return []kubeletplugin.Option{
+		kubeletplugin.DriverName(discovery.Domain),
+		kubeletplugin.NodeName(d.config.NodeName),
+		kubeletplugin.NodeUID(d.config.NodeUID),
+		kubeletplugin.KubeClient(d.config.KubeClient),
+		kubeletplugin.PluginDataDirectoryPath(data),
+		kubeletplugin.RegistrarDirectoryPath(registry),
+		kubeletplugin.RollingUpdate(d.config.PodUID),
+		// The helper's lock would make unrelated claims wait for each other.
+		kubeletplugin.Serialize(false),
+		kubeletplugin.GRPCInterceptor(d.noteRegistration),
+	}, nil
+}
+
+// noteRegistration notes what the kubelet says to the registration. The
+// helper's RegistrationStatus is not safe to read while it runs.
+func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if status, ok := request.(*registerapi.RegistrationStatus); ok {
+		answer := Refused
+		if status.GetPluginRegistered() {
+			answer = Accepted
+		}
+		d.registration.Store(answer)
+	}
+	return handler(ctx, request)
+}
+
+// Registration returns what the kubelet last said to the registration.
+func (d *Driver) Registration() Registration { return d.registration.Load().(Registration) }
+
+// Holder returns which claim holds anything of a piece of silicon. Until the
+// records are read everything counts as held. It implements the interface of
+// whoever offers the same devices otherwise.
+func (d *Driver) Holder(silicon string) (holder string, held bool) {
+	select {
+	case <-d.calls.ready:
+		return d.store.holder(silicon, d.view.Load().lookup)
+	default:
+		return "a claim perhaps: records are not read yet", true
+	}
+}
+
+// HandleError takes errors from the helper's background work. It implements
+// [kubeletplugin.DRAPlugin] and is not for other callers.
+func (d *Driver) HandleError(ctx context.Context, err error, message string) {
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		d.fatal(fmt.Errorf("%s: %w", message, err))
+		return
+	}
+	var dropped *resourceslice.DroppedFieldsError
+	if errors.As(err, &dropped) && d.learn(dropped.DisabledFeatures()) {
+		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "features", dropped.DisabledFeatures())
+		d.wakePublisher()
+		return
+	}
+	runtime.HandleErrorWithContext(ctx, err, message)
+}
+
+// learn notes feature gates that the API server has off, and reports whether
+// that was news.
+func (d *Driver) learn(disabled []string) bool {
+	for {
+		before := d.without.Load()
+		after := *before
+		for _, gate := range disabled {
+			after.add(gate)
+		}
+		if after == *before {
+			return false
+		}
+		if d.without.CompareAndSwap(before, &after) {
+			return true
+		}
+	}
+}

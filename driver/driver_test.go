@@ -1,0 +1,428 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/cdi"
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+var timeZero time.Time
+
+// bench is a driver at work without a kubelet, on directories that outlive it.
+type bench struct {
+	*Driver
+	t      *testing.T
+	config Config
+	host   fstest.MapFS
+	files  atomicfile.Files
+}
+
+func newBench(t *testing.T) *bench {
+	host := fstest.MapFS{}
+	return &bench{t: t, host: host, config: Config{
+		NodeName:   "node",
+		KubeClient: fake.NewClientset(),
+		CDI:        cdi.Dir{Path: t.TempDir()},
+		Records:    t.TempDir(),
+		HostFS:     host,
+		BootID:     "boot-1",
+	}}
+}
+
+// restart makes a new driver that is active and has recovered.
+func (b *bench) restart() *bench {
+	b.t.Helper()
+	b.config.CDI.Files = b.files
+	d, err := New(b.config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	d.files = b.files
+	store, problems, err := openStore(d.config.Records, d.config.BootID, d.files, d.config.CDI)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	d.store = store
+	for _, problem := range append(problems, d.restoreSpecs()...) {
+		b.t.Logf("recovery: %v", problem)
+	}
+	close(d.calls.ready)
+	b.Driver = d
+	return b
+}
+
+// offers makes the devices the snapshot, and gives the host their nodes.
+func (b *bench) offers(devices ...discovery.Device) *bench {
+	for _, d := range devices {
+		for _, edit := range d.Edits.DeviceNodes {
+			if b.host[edit.HostPath[1:]] == nil {
+				b.host[edit.HostPath[1:]] = charDevice(uint32(edit.Major), uint32(edit.Minor))
+			}
+		}
+	}
+	b.Publish(&discovery.Snapshot{Devices: devices})
+	return b
+}
+
+func charDevice(major, minor uint32) *fstest.MapFile {
+	return &fstest.MapFile{Mode: fs.ModeDevice | fs.ModeCharDevice | 0o666, Sys: &syscall.Stat_t{Rdev: unix.Mkdev(major, minor)}}
+}
+
+// gpu is a device with a node of its own: /dev/<name>, 226:<minor>.
+func gpu(name string, minor int64) discovery.Device {
+	d := discovery.Device{Name: name, Family: "gpu", Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}
+	d.Attributes.SetString("driver", "amdgpu")
+	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/" + name, HostPath: "/dev/" + name, Type: "c", Major: 226, Minor: minor}}
+	return d
+}
+
+// claim is a claim with one request for each device.
+func claim(name string, devices ...string) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
+		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
+	}
+	for _, device := range devices {
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+			resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: "chandler.dev", Pool: "node", Device: device})
+	}
+	return c
+}
+
+// try prepares one claim.
+func (b *bench) try(c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	b.t.Helper()
+	results, err := b.PrepareResourceClaims(b.t.Context(), []*resourceapi.ResourceClaim{c})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return results[c.UID].Devices, results[c.UID].Err
+}
+
+func (b *bench) tryUnprepare(c *resourceapi.ResourceClaim) error {
+	b.t.Helper()
+	results, err := b.UnprepareResourceClaims(b.t.Context(), []kubeletplugin.NamespacedObject{
+		{UID: c.UID, NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return results[c.UID]
+}
+
+// fakeHelper stands in for the library's helper.
+type fakeHelper struct {
+	mu        sync.Mutex
+	published []resourceslice.DriverResources
+	stopped   bool
+}
+
+func (f *fakeHelper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.published = append(f.published, *resources.DeepCopy())
+	return nil
+}
+
+func (f *fakeHelper) Stop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stopped = true
+}
+
+// sketches returns what was published since the last call.
+func (f *fakeHelper) sketches() (out [][]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, resources := range f.published {
+		out = append(out, sketch(resources))
+	}
+	f.published = nil
+	return out
+}
+
+// run starts a driver with the helper in a bubble of synctest, and returns
+// what ends it and gives Run's error.
+func (b *bench) run(helper *fakeHelper) (stop func() error) {
+	b.t.Helper()
+	b.config.KubeletRoot = b.t.TempDir()
+	d, err := New(b.config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	d.start = func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helperInterface, error) { return helper, nil }
+	b.Driver = d
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	return func() error {
+		cancel()
+		return <-ended
+	}
+}
+
+type helperInterface = helper
+
+func expectPublished(t *testing.T, helper *fakeHelper, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	got := helper.sketches()
+	if len(got) != len(want) {
+		t.Fatalf("published %q, want %q", got, want)
+	}
+	for i := range want {
+		if len(got[i]) != 1 || got[i][0] != want[i] {
+			t.Errorf("published %q, want %q", got[i], want[i])
+		}
+	}
+}
+
+func TestPublishing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		active := make(chan struct{})
+		b.config.Active = active
+		stop := b.run(helper)
+		a, other := gpu("a", 1), gpu("b", 2)
+		b.offers(a, other)
+		expectPublished(t, helper) // not while another instance is active
+		close(active)
+		expectPublished(t, helper, "a b")
+
+		b.offers(gpu("a", 1), gpu("b", 2))
+		expectPublished(t, helper) // nothing changed
+
+		a.Health.Status = discovery.Unknown
+		b.offers(a, other)
+		time.Sleep(29 * time.Second)
+		b.offers(a, other)
+		expectPublished(t, helper)
+		time.Sleep(2 * time.Second)
+		expectPublished(t, helper, "a!unknown:NoSchedule b")
+		a.Health.Status = discovery.Healthy
+		b.offers(a, other)
+		expectPublished(t, helper, "a b")
+
+		c := claim("c", "a")
+		if _, err := b.try(c); err != nil {
+			t.Fatal(err)
+		}
+		b.offers(other)
+		expectPublished(t, helper, "a!gone:NoSchedule b")
+		if err := b.tryUnprepare(c); err != nil {
+			t.Fatal(err)
+		}
+		expectPublished(t, helper, "b")
+
+		kvm := discovery.Device{Name: "kvm", Shareable: true}
+		b.offers(kvm)
+		expectPublished(t, helper, "kvm*")
+		a.Health.Status = discovery.Unhealthy
+		b.offers(a, other)
+		expectPublished(t, helper, "a!unhealthy:NoSchedule b")
+		b.learn([]string{"DRADeviceTaints"})
+		b.wakePublisher()
+		expectPublished(t, helper, "b")
+
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if !helper.stopped {
+			t.Error("the helper still runs")
+		}
+	})
+}
+
+func TestDroppedFieldsArePublishedOtherwise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		stop := b.run(helper)
+		synctest.Wait()
+		sick := gpu("a", 1)
+		sick.Health.Status = discovery.Unhealthy
+		b.offers(sick)
+		expectPublished(t, helper, "a!unhealthy:NoSchedule")
+		slice := func(taints ...resourceapi.DeviceTaint) *resourceapi.ResourceSlice {
+			return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: "a", Taints: taints}}}}
+		}
+		dropped := &resourceslice.DroppedFieldsError{DesiredSlice: slice(resourceapi.DeviceTaint{}), ActualSlice: slice()}
+		b.HandleError(t.Context(), errors.Join(dropped, kubeletplugin.ErrRecoverable), "publish")
+		expectPublished(t, helper, "")
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func TestFatalErrorEndsRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		stop := b.run(helper)
+		synctest.Wait()
+		b.HandleError(t.Context(), kubeletplugin.ErrRecoverable, "a passing trouble")
+		fatal := errors.New("listener is gone")
+		b.HandleError(t.Context(), fatal, "DRA gRPC server")
+		synctest.Wait()
+		if err := stop(); !errors.Is(err, fatal) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func TestCallsWaitForTheActiveInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		active := make(chan struct{})
+		b.config.Active = active
+		stop := b.run(helper)
+		b.offers(gpu("a", 1))
+		c := claim("c", "a")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := b.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{c}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Prepare does not end with its context: %v", err)
+		}
+		if _, err := b.UnprepareResourceClaims(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Unprepare does not end with its context: %v", err)
+		}
+		if _, held := b.Holder("a"); !held {
+			t.Error("free before the records are read")
+		}
+		prepared := make(chan error, 1)
+		go func() {
+			_, err := b.try(c)
+			prepared <- err
+		}()
+		synctest.Wait()
+		select {
+		case <-prepared:
+			t.Error("prepared while another instance is active")
+		default:
+		}
+		close(active)
+		if err := <-prepared; err != nil {
+			t.Error(err)
+		}
+		if who, held := b.Holder("a"); !held || who != "claim default/c" {
+			t.Errorf("holder is %q, %v", who, held)
+		}
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if _, err := b.PrepareResourceClaims(t.Context(), nil); !errors.Is(err, errStopping) {
+			t.Errorf("a stopped driver takes calls: %v", err)
+		}
+	})
+}
+
+func TestRunFinishesCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		entered, leave := make(chan struct{}), make(chan struct{})
+		b.config.Elsewhere = holderFunc(func(string) (string, bool) {
+			close(entered)
+			<-leave
+			return "", false
+		})
+		stop := b.run(helper)
+		b.offers(gpu("a", 1))
+		prepared := make(chan error, 1)
+		go func() {
+			_, err := b.try(claim("c", "a"))
+			prepared <- err
+		}()
+		<-entered
+		ended := make(chan error, 1)
+		go func() { ended <- stop() }()
+		synctest.Wait()
+		select {
+		case <-ended:
+			t.Error("Run returned before the call ended")
+		default:
+		}
+		close(leave)
+		if err := <-prepared; err != nil {
+			t.Error(err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+type holderFunc func(silicon string) (string, bool)
+
+func (f holderFunc) Holder(silicon string) (string, bool) { return f(silicon) }
+
+func TestNewNamesWhatIsMissing(t *testing.T) {
+	if _, err := New(Config{}); err == nil {
+		t.Error("an empty config passes")
+	}
+}
+
+func TestHealthReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t).restart()
+		reports := make(chan kubeletplugin.DeviceHealthReport)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.WatchHealthStatus(ctx, reports) }()
+		start := time.Now()
+		expect := func(after time.Duration, want ...kubeletplugin.HealthStatus) {
+			t.Helper()
+			report := <-reports
+			if since := time.Since(start); since != after {
+				t.Errorf("reported after %v, want %v", since, after)
+			}
+			var got []kubeletplugin.HealthStatus
+			for _, device := range report.Devices {
+				got = append(got, device.Health)
+			}
+			for i := range want {
+				if len(got) != len(want) || got[i] != want[i] {
+					t.Fatalf("reported %v, want %v", got, want)
+				}
+			}
+		}
+		healthy, unhealthy, unknown := kubeletplugin.HealthStatusHealthy, kubeletplugin.HealthStatusUnhealthy, kubeletplugin.HealthStatusUnknown
+		a, other := gpu("a", 1), gpu("b", 2)
+		synctest.Wait()
+		b.offers(a, other)
+		expect(0, healthy, healthy)
+		other.Health = discovery.Health{Status: discovery.Unhealthy}
+		b.offers(a, other)
+		expect(0, healthy, unhealthy)
+		expect(10*time.Second, healthy, unhealthy)
+		if _, err := b.try(claim("c", "b")); err != nil {
+			t.Fatal(err)
+		}
+		a.Health.Status = discovery.Unknown
+		b.offers(a)
+		expect(10*time.Second, healthy, unhealthy) // a is smoothed over, b is gone
+		expect(20*time.Second, healthy, unhealthy)
+		expect(30*time.Second, healthy, unhealthy)
+		expect(40*time.Second, unknown, unhealthy)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}

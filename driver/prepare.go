@@ -1,0 +1,316 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/cdi"
+	"chandler.dev/discovery"
+)
+
+// maxAtOnce bounds how many claims of one call are worked on at a time.
+const maxAtOnce = 16
+
+// PrepareResourceClaims prepares each claim by itself: one that fails does not
+// fail the others. It waits until this instance is the active one. It
+// implements [kubeletplugin.DRAPlugin] and is not for other callers.
+func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	done, err := d.calls.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	results := make([]kubeletplugin.PrepareResult, len(claims))
+	each(len(claims), func(i int) {
+		devices, err := d.prepareSafely(ctx, claims[i])
+		if err != nil {
+			err = fmt.Errorf("prepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
+		}
+		results[i] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+	})
+	answer := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for i, claim := range claims {
+		answer[claim.UID] = results[i]
+	}
+	return answer, nil
+}
+
+// UnprepareResourceClaims lets go of each claim by itself. It needs neither
+// the API server nor the host. It implements [kubeletplugin.DRAPlugin] and is
+// not for other callers.
+func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	done, err := d.calls.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	results := make([]error, len(claims))
+	each(len(claims), func(i int) {
+		if err := d.unprepare(ctx, claims[i].UID); err != nil {
+			results[i] = fmt.Errorf("unprepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
+		}
+	})
+	answer := make(map[types.UID]error, len(claims))
+	for i, claim := range claims {
+		answer[claim.UID] = results[i]
+	}
+	return answer, nil
+}
+
+// each calls work for the numbers below n, some of them at the same time.
+func each(n int, work func(i int)) {
+	var group sync.WaitGroup
+	slots := make(chan struct{}, maxAtOnce)
+	for i := range n {
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			work(i)
+		})
+	}
+	group.Wait()
+}
+
+// prepareSafely prepares a claim. A panic is a defect of ours, but must not
+// take the other claims, nor the process, with it.
+func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceClaim) (devices []kubeletplugin.Device, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			klog.FromContext(ctx).Error(nil, "Preparing a claim panicked", "claim", klog.KObj(claim), "panic", cause, "stack", string(debug.Stack()))
+			devices, err = nil, fmt.Errorf("panic: %v", cause)
+		}
+	}()
+	unlock, err := d.claims.lock(ctx, claim.UID)
+	if err != nil {
+		return nil, fmt.Errorf("wait for another call for the claim: %w", err)
+	}
+	defer unlock()
+	return d.prepare(ctx, claim)
+}
+
+// prepare holds the order of steps: look up, parameters, verify, held, record,
+// and the CDI spec last, so that whatever a container can be given is on record.
+func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	view, err := d.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	wanted, err := d.newRecord(claim, view)
+	if err != nil || len(wanted.Results) == 0 {
+		return nil, err
+	}
+	if err := d.checkParameters(claim); err != nil {
+		return nil, err
+	}
+	earlier := d.store.get(claim.UID)
+	for i := range wanted.Results {
+		before, _ := earlier.find(&wanted.Results[i])
+		if err := wanted.Results[i].verify(d.config.HostFS, before); err != nil {
+			return nil, err
+		}
+	}
+	if d.answersFor(earlier, wanted) {
+		if err := d.ensureSpec(ctx, earlier); err != nil {
+			return nil, err
+		}
+		return answer(earlier), nil
+	}
+	wanted.keepUnknown(earlier)
+	if err := d.take(ctx, wanted, earlier, view); err != nil {
+		return nil, err
+	}
+	return answer(wanted), nil
+}
+
+// take makes the claim the holder of what it wants: in memory, in the record
+// and in the spec. If it cannot, nothing has changed.
+func (d *Driver) take(ctx context.Context, wanted, earlier *record, view *view) error {
+	if err := d.store.reserve(wanted, view.lookup); err != nil {
+		return err
+	}
+	// The classic API is asked after the reservation, which it sees when it
+	// asks us: of two that take the same silicon at once, at least one is told.
+	if err := d.heldElsewhere(wanted); err != nil {
+		d.store.release(wanted.UID, earlier)
+		return err
+	}
+	err := d.store.write(wanted)
+	if err == nil {
+		err = d.config.CDI.WriteClaim(wanted.UID, wanted.devices())
+	}
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
+		return nil
+	}
+	// The spec goes first: what has no record must not be there for containers.
+	undo := d.config.CDI.RemoveClaim(wanted.UID)
+	if undo == nil {
+		undo = d.store.restore(wanted.UID, earlier)
+	}
+	if undo != nil {
+		undo = fmt.Errorf("undo: %w", undo)
+	}
+	return errors.Join(err, undo)
+}
+
+// unprepare removes the spec, then the record. What is missing is already
+// done. A claim that could not be unprepared keeps what it holds.
+func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
+	unlock, err := d.claims.lock(ctx, uid)
+	if err != nil {
+		return fmt.Errorf("wait for another call for the claim: %w", err)
+	}
+	defer unlock()
+	if err := d.config.CDI.RemoveClaim(uid); err != nil {
+		return err
+	}
+	if err := d.store.remove(uid); err != nil {
+		return err
+	}
+	d.wakePublisher() // a device that is gone leaves the slices once it is unheld
+	return nil
+}
+
+// newRecord returns what is to be written down of a claim: of each of its
+// results that is of this driver, with the device that it stands for.
+func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*record, error) {
+	r := &record{
+		Version:   recordVersion,
+		UID:       claim.UID,
+		Namespace: claim.Namespace,
+		Name:      claim.Name,
+		Boot:      d.config.BootID,
+	}
+	if claim.Status.Allocation == nil {
+		return nil, errors.New("not allocated")
+	}
+	var devices []discovery.Device
+	for i, allocated := range claim.Status.Allocation.Devices.Results {
+		if allocated.Driver != discovery.Domain {
+			continue
+		}
+		device, found := view.allocated(allocated.Device)
+		if allocated.Pool != d.config.NodeName || !found {
+			return nil, fmt.Errorf("request %s: device %s/%s is gone from this node", allocated.Request, allocated.Pool, allocated.Device)
+		}
+		r.Results = append(r.Results, newResult(claim.UID, i, &allocated, &device))
+		devices = append(devices, device)
+	}
+	setEdits(r.Results, devices, claimName(claim), d.config.Granter)
+	return r, nil
+}
+
+// newResult returns what is known of an allocation result from the device.
+func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *discovery.Device) result {
+	r := result{
+		Request:  allocated.Request,
+		Pool:     allocated.Pool,
+		Device:   allocated.Device,
+		Admin:    allocated.AdminAccess != nil && *allocated.AdminAccess,
+		Shared:   device.Shareable,
+		Silicon:  device.Silicon(),
+		Whole:    device.PartOf == nil,
+		Takes:    device.Takes,
+		Source:   device.Name,
+		Identity: device.Identity,
+		Driver:   device.Attributes.String("driver"),
+	}
+	if allocated.ShareID != nil {
+		r.ShareID = *allocated.ShareID
+	}
+	r.CDI = cdi.Name(uid, i, r.Device, r.ShareID)
+	return r
+}
+
+// checkParameters reports what is said to this driver about requests of the
+// claim, by the claim or its device classes, and is not understood.
+func (d *Driver) checkParameters(claim *resourceapi.ResourceClaim) error {
+	var errs []error
+	seen := make(map[string]bool)
+	allocation := claim.Status.Allocation.Devices
+	for _, allocated := range allocation.Results {
+		if allocated.Driver != discovery.Domain || seen[allocated.Request] {
+			continue
+		}
+		seen[allocated.Request] = true
+		for _, config := range resourceclaim.ConfigForResult(allocation.Config, allocated) {
+			if config.Opaque == nil || config.Opaque.Driver != discovery.Domain {
+				continue
+			}
+			if err := d.config.ReadParameters(config.Opaque.Parameters.Raw); err != nil {
+				errs = append(errs, fmt.Errorf("request %s: parameters %s: %w", allocated.Request, config.Source, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// heldElsewhere reports what the classic API holds of what the claim wants.
+func (d *Driver) heldElsewhere(wanted *record) error {
+	if d.config.Elsewhere == nil {
+		return nil
+	}
+	for _, result := range wanted.Results {
+		if result.Admin || result.Shared {
+			continue
+		}
+		if who, held := d.config.Elsewhere.Holder(result.Silicon); held {
+			return fmt.Errorf("device %s is held by %s", result.Device, who)
+		}
+	}
+	return nil
+}
+
+// answersFor reports whether the claim is already prepared as it is wanted:
+// in this boot, with the same allocation, and its nodes as they were.
+func (d *Driver) answersFor(earlier, wanted *record) bool {
+	if earlier == nil || earlier.Boot != d.config.BootID || len(earlier.Results) != len(wanted.Results) {
+		return false
+	}
+	for i := range wanted.Results {
+		before := &earlier.Results[i]
+		if !before.sameAllocation(&wanted.Results[i]) || !wanted.Results[i].sameNodes(before) {
+			return false
+		}
+	}
+	return true
+}
+
+// ensureSpec writes the spec of a prepared claim again if it is not as it
+// should be.
+func (d *Driver) ensureSpec(ctx context.Context, r *record) error {
+	wrong := d.config.CDI.CheckClaim(r.UID, r.devices())
+	if wrong == nil {
+		return nil
+	}
+	klog.FromContext(ctx).V(2).Info("Writing CDI spec again", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", wrong)
+	return d.config.CDI.WriteClaim(r.UID, r.devices())
+}
+
+// answer returns what the kubelet is told of a prepared claim. A device's own
+// CDI ID comes first, since the kubelet's health report is keyed on that.
+func answer(r *record) []kubeletplugin.Device {
+	devices := make([]kubeletplugin.Device, 0, len(r.Results))
+	for _, result := range r.Results {
+		device := kubeletplugin.Device{
+			Requests:     []string{result.Request},
+			PoolName:     result.Pool,
+			DeviceName:   result.Device,
+			CDIDeviceIDs: []string{cdi.ID(result.CDI)},
+		}
+		if result.ShareID != "" {
+			device.ShareID = &result.ShareID
+		}
+		devices = append(devices, device)
+	}
+	return devices
+}

@@ -1,0 +1,86 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+)
+
+// publishLoop publishes until the context ends: when there is a new snapshot,
+// when a claim lets go of a device, when health has been unknown for long
+// enough, and when the server turns out to drop fields.
+func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
+	var last *resourceslice.DriverResources
+	for {
+		v := d.view.Load()
+		var again <-chan time.Time
+		if v.snapshot != nil {
+			offer, wait := d.offer(v, last, time.Now())
+			resources, problems := offer.driverResources()
+			if last == nil || !equality.Semantic.DeepEqual(*last, resources) {
+				for _, problem := range problems {
+					klog.FromContext(ctx).Error(problem.Err, "A device is left out of the ResourceSlices", "device", problem.Device)
+				}
+				if err := helper.PublishResources(ctx, resources); err != nil {
+					return fmt.Errorf("publish: %w", err)
+				}
+				last = &resources
+			}
+			if wait > 0 {
+				again = time.After(wait)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-v.next:
+		case <-d.wake:
+		case <-again:
+		}
+	}
+}
+
+// offer returns what is to be published of a view, and after which time that
+// changes by itself, zero if it does not.
+func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Time) (o *offer, wait time.Duration) {
+	o = &offer{
+		pool:     d.config.NodeName,
+		snapshot: v.snapshot,
+		unknown:  make(map[string]bool),
+		held:     make(map[string]string),
+		without:  *d.without.Load(),
+	}
+	if last != nil {
+		o.last = remember(*last)
+	}
+	for name, reading := range v.health {
+		left := d.config.UnknownAfter - reading.unknown(now)
+		switch {
+		case reading.now.Status != discovery.Unknown:
+		case left <= 0:
+			o.unknown[name] = true
+		case wait == 0 || left < wait:
+			wait = left
+		}
+	}
+	for _, r := range d.store.prepared() {
+		for _, result := range r.Results {
+			o.held[result.Device] = result.Source
+		}
+	}
+	return o, wait
+}
+
+// wakePublisher makes the publisher look again.
+func (d *Driver) wakePublisher() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,271 @@
+package driver
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/cdi"
+)
+
+// recordVersion is that of records that this code understands. It only changes
+// when an older agent would misread what is written.
+const recordVersion = 1
+
+// record is what is written down of a prepared claim: who holds what, and all
+// that is needed to write its CDI spec again. It is a type of our own, so that
+// no update of a library changes what is on disk.
+//
+// On disk it is a line with the checksum of all that follows, and JSON.
+type record struct {
+	Version   int       `json:"version"`
+	UID       types.UID `json:"uid"`
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	Boot      string    `json:"boot"` // the kernel's boot ID when it was prepared
+	Results   []result  `json:"results"`
+
+	unknown unknownFields
+}
+
+// result is one allocation result of a claim.
+type result struct {
+	Request string    `json:"request"` // "request" or "request/subrequest"
+	Pool    string    `json:"pool"`
+	Device  string    `json:"device"` // as it was allocated
+	ShareID types.UID `json:"shareID,omitempty"`
+	Admin   bool      `json:"admin,omitempty"`  // holds nothing
+	Shared  bool      `json:"shared,omitempty"` // may be held by others besides
+
+	// What the result holds: all of the silicon, or what it takes of it.
+	Silicon string                       `json:"silicon"`
+	Whole   bool                         `json:"whole,omitempty"`
+	Takes   map[string]resource.Quantity `json:"takes,omitempty"`
+
+	// By what the device is known again.
+	Source   string `json:"source"`             // name in the snapshot
+	Identity string `json:"identity,omitempty"` // "" if it was unknown
+	Driver   string `json:"driver,omitempty"`
+	Nodes    []node `json:"nodes,omitempty"` // as they were on the host
+
+	CDI   string               `json:"cdi"` // name of the CDI device
+	Edits specs.ContainerEdits `json:"edits"`
+
+	unknown unknownFields
+}
+
+// node is a device node as it was found on the host.
+type node struct {
+	Path  string `json:"path"`
+	Type  string `json:"type"` // "c", "b" or "p"
+	Major uint32 `json:"major,omitempty"`
+	Minor uint32 `json:"minor,omitempty"`
+}
+
+// who names the claim for those who may not have what it holds.
+func (r *record) who() string {
+	if r.Name == "" {
+		return fmt.Sprintf("claim with UID %s", r.UID)
+	}
+	return fmt.Sprintf("claim %s/%s", r.Namespace, r.Name)
+}
+
+// devices returns what the claim's CDI spec holds.
+func (r *record) devices() []cdi.Device {
+	devices := make([]cdi.Device, 0, len(r.Results))
+	for _, result := range r.Results {
+		devices = append(devices, cdi.Device{Name: result.CDI, Edits: result.Edits})
+	}
+	return devices
+}
+
+// find returns the result that stands for the same allocation as the other.
+func (r *record) find(other *result) (*result, bool) {
+	if r == nil {
+		return nil, false
+	}
+	i := slices.IndexFunc(r.Results, func(mine result) bool { return mine.sameAllocation(other) })
+	if i < 0 {
+		return nil, false
+	}
+	return &r.Results[i], true
+}
+
+// sameAllocation reports whether both are of the same allocation result.
+func (r *result) sameAllocation(other *result) bool {
+	return r.Request == other.Request && r.Pool == other.Pool && r.Device == other.Device &&
+		r.ShareID == other.ShareID && r.Admin == other.Admin
+}
+
+// keepUnknown takes over what a newer agent wrote in an earlier record of the
+// same claim.
+func (r *record) keepUnknown(earlier *record) {
+	if earlier == nil {
+		return
+	}
+	r.unknown = earlier.unknown
+	for i := range r.Results {
+		if same, found := earlier.find(&r.Results[i]); found {
+			r.Results[i].unknown = same.unknown
+		}
+	}
+}
+
+// excludes reports whether a claim that holds r keeps others from having what
+// is wanted, whatever else is held. Of two parts of one piece of silicon that
+// is not so: what they take together is for the caller to add up.
+func (r *result) excludes(wanted *result) bool {
+	switch {
+	case r.Admin || wanted.Admin:
+		return false
+	case r.Source == wanted.Source:
+		return !r.Shared || !wanted.Shared
+	case r.Shared || wanted.Shared || r.Silicon != wanted.Silicon:
+		return false
+	}
+	return r.Whole || wanted.Whole
+}
+
+// encode returns the bytes of a record's file.
+func (r *record) encode() ([]byte, error) {
+	body, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	body = append(body, '\n')
+	return append([]byte(checksum(body)+"\n"), body...), nil
+}
+
+// decodeRecord reads a record's file.
+func decodeRecord(data []byte) (*record, error) {
+	sum, body, found := bytes.Cut(data, []byte("\n"))
+	if !found {
+		return nil, errors.New("no checksum")
+	}
+	if string(sum) != checksum(body) {
+		return nil, errors.New("checksum does not match")
+	}
+	r := &record{}
+	if err := json.Unmarshal(body, r); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	if r.Version != recordVersion {
+		return nil, fmt.Errorf("version is %d, want %d", r.Version, recordVersion)
+	}
+	return r, nil
+}
+
+// salvage returns the devices that a damaged record still names. What it says
+// is only good enough to keep others from having them.
+func salvage(data []byte, boot string) []string {
+	_, body, _ := bytes.Cut(data, []byte("\n"))
+	var r struct {
+		Boot    string
+		Results []struct{ Device, Source string }
+	}
+	if json.Unmarshal(body, &r) != nil || r.Boot != boot {
+		return nil
+	}
+	var names []string
+	for _, result := range r.Results {
+		names = append(names, result.Device, result.Source)
+	}
+	return names
+}
+
+func checksum(body []byte) string {
+	sum := sha256.Sum256(body)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// unknownFields are fields of a JSON object that this code does not know.
+type unknownFields map[string]json.RawMessage
+
+// UnmarshalJSON keeps unknown fields.
+func (r *record) UnmarshalJSON(data []byte) (err error) {
+	type plain record
+	if err := json.Unmarshal(data, (*plain)(r)); err != nil {
+		return err
+	}
+	r.unknown, err = unknownOf(data, plain{})
+	return err
+}
+
+// MarshalJSON writes unknown fields too.
+func (r *record) MarshalJSON() ([]byte, error) {
+	type plain record
+	return withUnknown((*plain)(r), r.unknown)
+}
+
+// UnmarshalJSON keeps unknown fields.
+func (r *result) UnmarshalJSON(data []byte) (err error) {
+	type plain result
+	if err := json.Unmarshal(data, (*plain)(r)); err != nil {
+		return err
+	}
+	r.unknown, err = unknownOf(data, plain{})
+	return err
+}
+
+// MarshalJSON writes unknown fields too. It is declared on the value because
+// results are encoded as elements of a list.
+func (r result) MarshalJSON() ([]byte, error) {
+	type plain result
+	return withUnknown(plain(r), r.unknown)
+}
+
+// unknownOf returns the fields of a JSON object that the struct does not have.
+func unknownOf(data []byte, known any) (unknownFields, error) {
+	var fields unknownFields
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return nil, err
+	}
+	for field := range reflect.TypeOf(known).Fields() {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		// The decoder takes names in any case.
+		maps.DeleteFunc(fields, func(key string, _ json.RawMessage) bool { return name != "" && strings.EqualFold(key, name) })
+	}
+	if len(fields) == 0 {
+		return nil, nil
+	}
+	return fields, nil
+}
+
+// withUnknown encodes a struct and adds the fields to it, in name order.
+func withUnknown(known any, unknown unknownFields) ([]byte, error) {
+	data, err := json.Marshal(known)
+	if err != nil || len(unknown) == 0 {
+		return data, err
+	}
+	more, err := json.Marshal(unknown)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(data[:len(data)-1], []byte(","), more[1:]), nil
+}
+
+// typeOf returns the type of a device node as CDI writes it, "" if the file is
+// no device node.
+func typeOf(mode fs.FileMode) string {
+	switch {
+	case mode&fs.ModeCharDevice != 0:
+		return "c"
+	case mode&fs.ModeDevice != 0:
+		return "b"
+	case mode&fs.ModeNamedPipe != 0:
+		return "p"
+	}
+	return ""
+}

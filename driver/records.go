@@ -1,0 +1,395 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/cdi"
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+// The files of a store: <claim uid>.record, and <claim uid>.bad<n> for one
+// that could not be read.
+const (
+	recordExtension = ".record"
+	badExtension    = ".bad"
+)
+
+// lookup finds a device of the present snapshot by its name.
+type lookup func(name string) (discovery.Device, bool)
+
+// store keeps the records of claims, one file for each, and knows from memory
+// who holds what. Only the active instance has one, so no file has two
+// writers. Callers keep calls for the same claim apart.
+type store struct {
+	dir   string
+	boot  string
+	files atomicfile.Files
+
+	// mu guards what follows and is never held during I/O.
+	mu      sync.Mutex
+	claims  map[types.UID]*record
+	silicon map[string]map[types.UID]bool // who may hold a piece of it; exact answers are in claims
+	bad     map[types.UID][]string        // devices of unreadable records, as far as they are known
+}
+
+// openStore reads the records. What it could not read is in problems: it is
+// set aside, and what its claim's CDI spec names stays held.
+func openStore(dir, boot string, files atomicfile.Files, specs cdi.Dir) (s *store, problems []error, err error) {
+	s = &store{
+		dir: dir, boot: boot, files: files,
+		claims:  make(map[types.UID]*record),
+		silicon: make(map[string]map[types.UID]bool),
+		bad:     make(map[types.UID][]string),
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("open records: %w", err)
+	}
+	if err := files.RemoveTemporary(dir, ""); err != nil {
+		problems = append(problems, fmt.Errorf("sweep records: %w", err))
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open records: %w", err)
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		uid := types.UID(strings.TrimSuffix(name, filepath.Ext(name)))
+		switch extension := filepath.Ext(name); {
+		case strings.HasPrefix(name, "."):
+		case extension == recordExtension:
+			if err := s.load(uid, specs); err != nil {
+				problems = append(problems, err)
+			}
+		case strings.HasPrefix(extension, badExtension):
+			data, _ := os.ReadFile(filepath.Join(dir, name))
+			s.hold(uid, data, specs)
+		}
+	}
+	return s, problems, nil
+}
+
+// load reads the record of a claim, or sets it aside.
+func (s *store) load(uid types.UID, specs cdi.Dir) error {
+	data, err := os.ReadFile(s.file(uid))
+	var r *record
+	if err == nil {
+		r, err = decodeRecord(data)
+	}
+	if err == nil && r.UID != uid {
+		err = fmt.Errorf("is of claim %s", r.UID)
+	}
+	if err == nil {
+		s.enter(r)
+		return nil
+	}
+	s.hold(uid, data, specs)
+	return errors.Join(fmt.Errorf("record %s: %w; it is set aside, and the devices that it names stay held until the claim is unprepared", s.file(uid), err),
+		s.setAside(uid))
+}
+
+// setAside moves an unreadable record out of the way of a new one.
+func (s *store) setAside(uid types.UID) error {
+	files, err := s.badFiles(uid)
+	if err == nil {
+		err = s.files.Rename(s.file(uid), fmt.Sprintf("%s%d", filepath.Join(s.dir, string(uid)+badExtension), len(files)))
+	}
+	if err != nil {
+		return fmt.Errorf("set aside the record of claim %s: %w", uid, err)
+	}
+	return nil
+}
+
+// hold keeps what an unreadable record named: what its spec is for, and what
+// can be read of the record itself.
+func (s *store) hold(uid types.UID, data []byte, specs cdi.Dir) {
+	names := salvage(data, s.boot)
+	if fromSpec, err := specs.ClaimDevices(uid); err == nil {
+		names = append(names, fromSpec...)
+	}
+	s.bad[uid] = append(s.bad[uid], names...)
+}
+
+// get returns the record of a claim, nil if there is none.
+func (s *store) get(uid types.UID) *record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.claims[uid]
+}
+
+// holds reports whether the claim has a record, readable or not.
+func (s *store) holds(uid types.UID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, bad := s.bad[uid]
+	return bad || s.claims[uid] != nil
+}
+
+// unreadable reports whether a record of the claim was set aside.
+func (s *store) unreadable(uid types.UID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, bad := s.bad[uid]
+	return bad
+}
+
+// prepared returns the records of this boot, in order of their UIDs.
+func (s *store) prepared() []*record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*record
+	for _, uid := range slices.Sorted(maps.Keys(s.claims)) {
+		if s.claims[uid].Boot == s.boot {
+			all = append(all, s.claims[uid])
+		}
+	}
+	return all
+}
+
+// reserve enters the record in memory unless another claim holds what it
+// wants. It decides in one step, so of several claims for a device one wins,
+// and nobody waits. What is reserved counts as held from here on: whoever asks
+// Holder afterwards is told.
+func (s *store) reserve(r *record, lookup lookup) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range r.Results {
+		if err := s.free(r, i, lookup); err != nil {
+			return err
+		}
+	}
+	s.enter(r)
+	return nil
+}
+
+// free returns an error that names who holds what a result of the record wants.
+func (s *store) free(r *record, i int, lookup lookup) error {
+	wanted := &r.Results[i]
+	if wanted.Admin {
+		return nil
+	}
+	balance := newBalance(wanted, lookup)
+	for j := range r.Results {
+		if j != i {
+			balance.add(&r.Results[j]) // what the claim gets besides
+		}
+	}
+	for other := range s.holders(r.UID, wanted.Silicon) {
+		for j := range other.Results {
+			held := &other.Results[j]
+			if held.excludes(wanted) {
+				return fmt.Errorf("device %s is held by %s (device %s)", wanted.Device, other.who(), held.Device)
+			}
+			if counter := balance.add(held); counter != "" {
+				return fmt.Errorf("device %s is held by %s: with its device %s, %s would have to give more of counter %s than there is",
+					wanted.Device, other.who(), held.Device, wanted.Silicon, counter)
+			}
+		}
+	}
+	for other, names := range s.bad {
+		if other != r.UID && !wanted.Shared && badHolds(names, wanted, lookup) {
+			return fmt.Errorf("device %s is held by claim with UID %s, whose record cannot be read", wanted.Device, other)
+		}
+	}
+	return nil
+}
+
+// holders yields the records of other claims of this boot which hold anything
+// of the silicon.
+func (s *store) holders(uid types.UID, silicon string) func(yield func(*record) bool) {
+	return func(yield func(*record) bool) {
+		for _, other := range slices.Sorted(maps.Keys(s.silicon[silicon])) {
+			if other != uid && s.claims[other].Boot == s.boot && !yield(s.claims[other]) {
+				return
+			}
+		}
+	}
+}
+
+// balance adds up what is taken of the counters that a result takes of.
+type balance struct {
+	wanted *result
+	taken  map[string]resource.Quantity
+	limits map[string]resource.Quantity
+}
+
+func newBalance(wanted *result, lookup lookup) *balance {
+	b := &balance{wanted: wanted, taken: make(map[string]resource.Quantity)}
+	for counter, quantity := range wanted.Takes {
+		b.taken[counter] = quantity.DeepCopy()
+	}
+	if device, found := lookup(wanted.Source); found && device.PartOf != nil {
+		b.limits = device.PartOf.Counters
+	}
+	return b
+}
+
+// add counts what another result takes and returns a counter of which there is
+// then not enough, "" if there is enough of all.
+func (b *balance) add(other *result) string {
+	if b.wanted.Shared || other.Admin || other.Shared || other.Silicon != b.wanted.Silicon {
+		return ""
+	}
+	for _, counter := range slices.Sorted(maps.Keys(other.Takes)) {
+		total, counted := b.taken[counter]
+		if !counted {
+			continue
+		}
+		total.Add(other.Takes[counter])
+		b.taken[counter] = total
+		if limit := b.limits[counter]; total.Cmp(limit) > 0 {
+			return counter
+		}
+	}
+	return ""
+}
+
+// badHolds reports whether devices of an unreadable record, of which no more
+// than the names is known, are or compete with what is wanted.
+func badHolds(names []string, wanted *result, lookup lookup) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		if name == wanted.Source || name == wanted.Device {
+			return true
+		}
+		device, found := lookup(name)
+		return found && !device.Shareable && device.Silicon() == wanted.Silicon &&
+			(wanted.Whole || device.PartOf == nil || len(device.Takes) > 0)
+	})
+}
+
+// holder returns who holds anything of the silicon through DRA.
+func (s *store) holder(silicon string, lookup lookup) (string, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for other := range s.holders("", silicon) {
+		for i := range other.Results {
+			if held := &other.Results[i]; held.Silicon == silicon && !held.Admin {
+				return other.who(), true
+			}
+		}
+	}
+	for uid, names := range s.bad {
+		if slices.ContainsFunc(names, func(name string) bool {
+			device, found := lookup(name)
+			return name == silicon || found && device.Silicon() == silicon
+		}) {
+			return fmt.Sprintf("claim with UID %s, whose record cannot be read", uid), true
+		}
+	}
+	return "", false
+}
+
+// enter makes r the record of its claim in memory.
+func (s *store) enter(r *record) {
+	s.leave(r.UID)
+	s.claims[r.UID] = r
+	for _, result := range r.Results {
+		if s.silicon[result.Silicon] == nil {
+			s.silicon[result.Silicon] = make(map[types.UID]bool)
+		}
+		s.silicon[result.Silicon][r.UID] = true
+	}
+}
+
+// leave forgets the record of a claim in memory.
+func (s *store) leave(uid types.UID) {
+	r := s.claims[uid]
+	if r == nil {
+		return
+	}
+	delete(s.claims, uid)
+	for _, result := range r.Results {
+		delete(s.silicon[result.Silicon], uid)
+		if len(s.silicon[result.Silicon]) == 0 {
+			delete(s.silicon, result.Silicon)
+		}
+	}
+}
+
+// write writes the record of a claim to disk.
+func (s *store) write(r *record) error {
+	data, err := r.encode()
+	if err == nil {
+		err = s.files.Write(s.file(r.UID), data, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write record %s: %w", s.file(r.UID), err)
+	}
+	return nil
+}
+
+// restore puts back what was there before a reservation: the earlier record,
+// or none. If the disk cannot be set right the reservation stays, since the
+// record may be there after a restart.
+func (s *store) restore(uid types.UID, earlier *record) error {
+	if earlier == nil {
+		if err := s.files.Remove(s.file(uid)); err != nil {
+			return fmt.Errorf("remove record %s: %w", s.file(uid), err)
+		}
+	} else if err := s.write(earlier); err != nil {
+		return err
+	}
+	s.release(uid, earlier)
+	return nil
+}
+
+// release puts back in memory what was there before a reservation.
+func (s *store) release(uid types.UID, earlier *record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leave(uid)
+	if earlier != nil {
+		s.enter(earlier)
+	}
+}
+
+// remove removes all that is known of a claim. What is missing is no error.
+func (s *store) remove(uid types.UID) error {
+	if !s.holds(uid) {
+		return nil
+	}
+	files, err := s.badFiles(uid)
+	if err != nil {
+		return fmt.Errorf("remove record of claim %s: %w", uid, err)
+	}
+	for _, file := range append(files, s.file(uid)) {
+		if err := s.files.Remove(file); err != nil {
+			return fmt.Errorf("remove record %s: %w", file, err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leave(uid)
+	delete(s.bad, uid)
+	return nil
+}
+
+// badFiles returns the records of a claim that were set aside.
+func (s *store) badFiles(uid types.UID) ([]string, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var files []string
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), string(uid)+badExtension) {
+			files = append(files, filepath.Join(s.dir, entry.Name()))
+		}
+	}
+	return files, nil
+}
+
+func (s *store) file(uid types.UID) string {
+	return filepath.Join(s.dir, string(uid)+recordExtension)
+}

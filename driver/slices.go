@@ -1,0 +1,300 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	"chandler.dev/discovery"
+)
+
+// The taints of devices that are not to be given to new claims.
+const (
+	TaintUnhealthy = discovery.Domain + "/unhealthy" // known not to work
+	TaintUnknown   = discovery.Domain + "/unknown"   // could not be read for a while
+	TaintGone      = discovery.Domain + "/gone"      // not there any more, but held by a claim
+)
+
+// Without says which optional fields of a ResourceSlice the API server drops.
+// The zero value is a server that drops none.
+type Without struct {
+	Taints   bool // unhealthy devices are left out
+	Counters bool // of devices that compete, only such as can all be given out are published
+	Sharing  bool // a shared device is published as several numbered ones
+}
+
+// add notes a feature gate that is off, by the name that the helper has for it.
+func (w *Without) add(gate string) {
+	switch gate {
+	case "DRADeviceTaints":
+		w.Taints = true
+	case "DRAPartitionableDevices":
+		w.Counters = true
+	case "DRAConsumableCapacity":
+		w.Sharing = true
+	}
+}
+
+const (
+	// devicesPerSlice is the limit where any device has a taint or takes of
+	// counters. It is kept to always, since the first taint would otherwise
+	// move devices between slices.
+	devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+	// numberedShares is how often a shared device is published to a server
+	// that does not know of sharing.
+	numberedShares = 64
+
+	// shareInfix stands between the name of a shared device and the number.
+	shareInfix = "-share-"
+)
+
+// offer is all that decides what is published.
+type offer struct {
+	pool     string
+	snapshot *discovery.Snapshot
+	unknown  map[string]bool   // devices whose health has been unknown for long enough to say so
+	held     map[string]string // names of allocated devices to those in the snapshot
+	last     published         // what was published before
+	without  Without
+}
+
+// published is what a pool consists of.
+type published struct {
+	devices  map[string]resourceapi.Device
+	counters map[string]resourceapi.CounterSet
+}
+
+// driverResources returns the slices of the pool: first the shared counters,
+// then the devices in name order. Devices that could not be published without
+// the server refusing their neighbours are left out and named.
+func (o *offer) driverResources() (resourceslice.DriverResources, []discovery.Problem) {
+	all, problems := o.content()
+	var pool resourceslice.Pool
+	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
+	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
+		pool.Slices = append(pool.Slices, resourceslice.Slice{SharedCounters: chunk})
+	}
+	devices := slices.SortedFunc(maps.Values(all.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+	for chunk := range slices.Chunk(devices, devicesPerSlice) {
+		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+	}
+	if len(pool.Slices) == 0 {
+		// An empty pool says that the driver is there.
+		pool.Slices = []resourceslice.Slice{{}}
+	}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{o.pool: pool}}, problems
+}
+
+// content returns the devices and counters of the pool.
+func (o *offer) content() (published, []discovery.Problem) {
+	out := published{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet)}
+	var problems []discovery.Problem
+	for _, d := range o.choose() {
+		if err := checkCounters(&d); err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+			continue
+		}
+		if err := o.add(&out, &d); err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+	}
+	o.addGone(&out)
+	return out, problems
+}
+
+// choose returns the devices that are offered. Without counters the scheduler
+// cannot know that devices compete: then those are offered that fit together,
+// the held ones and after them what comes first by name.
+func (o *offer) choose() []discovery.Device {
+	offered := slices.DeleteFunc(slices.Clone(o.snapshot.Devices), func(d discovery.Device) bool {
+		return d.Mode == discovery.ModeDevicePlugin
+	})
+	if !o.without.Counters {
+		return offered
+	}
+	held := make(map[string]bool)
+	for _, source := range o.held {
+		held[source] = true
+	}
+	slices.SortStableFunc(offered, func(a, b discovery.Device) int {
+		switch {
+		case held[a.Name] == held[b.Name]:
+			return 0
+		case held[a.Name]:
+			return -1
+		}
+		return 1
+	})
+	left := make(map[string]map[string]resource.Quantity)
+	return slices.DeleteFunc(offered, func(d discovery.Device) bool { return !takeOf(left, &d) })
+}
+
+// takeOf takes what the device takes of what is left of its silicon, and
+// reports whether there was enough.
+func takeOf(left map[string]map[string]resource.Quantity, d *discovery.Device) bool {
+	if d.PartOf == nil || d.PartOf.Counters == nil {
+		return true
+	}
+	if left[d.PartOf.Name] == nil {
+		left[d.PartOf.Name] = maps.Clone(d.PartOf.Counters)
+	}
+	counters := left[d.PartOf.Name]
+	for counter, quantity := range d.Takes {
+		if have := counters[counter]; have.Cmp(quantity) < 0 {
+			return false
+		}
+	}
+	for counter, quantity := range d.Takes {
+		rest := counters[counter].DeepCopy()
+		rest.Sub(quantity)
+		counters[counter] = rest
+	}
+	return true
+}
+
+// checkCounters reports what the server, or the helper for all of the pool,
+// would refuse.
+func checkCounters(d *discovery.Device) error {
+	if d.PartOf == nil {
+		return nil
+	}
+	if n := len(d.PartOf.Counters); n > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+		return fmt.Errorf("%s has %d counters, at most %d", d.PartOf.Name, n, resourceapi.ResourceSliceMaxCountersPerCounterSet)
+	}
+	if len(d.PartOf.Counters) == 0 {
+		return nil
+	}
+	for _, message := range validation.IsDNS1123Label(d.PartOf.Name) {
+		return fmt.Errorf("counter set %q: %s", d.PartOf.Name, message)
+	}
+	for counter := range d.Takes {
+		if _, found := d.PartOf.Counters[counter]; !found {
+			return fmt.Errorf("takes of counter %s, which %s does not have", counter, d.PartOf.Name)
+		}
+	}
+	return nil
+}
+
+// add adds a device of the snapshot, under as many names as it has to have.
+func (o *offer) add(out *published, d *discovery.Device) error {
+	taints := o.taints(d)
+	if o.without.Taints && len(taints) > 0 {
+		return nil
+	}
+	device := resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity, Taints: taints}
+	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && !o.without.Counters {
+		set := d.PartOf.Name
+		if err := addCounters(out, set, d.PartOf.Counters, d.Takes); err != nil {
+			return err
+		}
+		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters(d.Takes)}}
+	}
+	switch {
+	case !d.Shareable:
+		out.devices[d.Name] = device
+	case !o.without.Sharing:
+		device.AllowMultipleAllocations = ptr.To(true)
+		out.devices[d.Name] = device
+	default:
+		return addNumbered(out, device)
+	}
+	return nil
+}
+
+// addCounters adds the counter set of a piece of silicon, once.
+func addCounters(out *published, name string, all, taken map[string]resource.Quantity) error {
+	set, found := out.counters[name]
+	if !found {
+		out.counters[name] = resourceapi.CounterSet{Name: name, Counters: counters(all)}
+		return nil
+	}
+	for counter := range taken {
+		if _, found := set.Counters[counter]; !found {
+			return fmt.Errorf("takes of counter %s, which %s does not have by its other devices", counter, name)
+		}
+	}
+	return nil
+}
+
+// addNumbered adds numbered shares of a device.
+func addNumbered(out *published, device resourceapi.Device) error {
+	if len(device.Name)+len(shareInfix)+2 > validation.DNS1123LabelMaxLength {
+		return errors.New("name is too long for numbered shares, and the API server does not know of sharing")
+	}
+	name := device.Name
+	for i := range numberedShares {
+		// Two digits, so that the order of names is that of numbers.
+		device.Name = fmt.Sprintf("%s%s%02d", name, shareInfix, i)
+		out.devices[device.Name] = device
+	}
+	return nil
+}
+
+func counters(quantities map[string]resource.Quantity) map[string]resourceapi.Counter {
+	out := make(map[string]resourceapi.Counter, len(quantities))
+	for name, quantity := range quantities {
+		out[name] = resourceapi.Counter{Value: quantity}
+	}
+	return out
+}
+
+// taints returns what keeps new claims from a device. The time is left to the
+// server, so that the taint stays the same.
+func (o *offer) taints(d *discovery.Device) []resourceapi.DeviceTaint {
+	switch {
+	case d.Health.Status == discovery.Unhealthy:
+		return []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	case o.unknown[d.Name]:
+		return []resourceapi.DeviceTaint{{Key: TaintUnknown, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	}
+	return nil
+}
+
+// addGone adds devices that are gone but held, as they were last published. Of
+// one that this process has not published there is only the name.
+func (o *offer) addGone(out *published) {
+	if o.without.Taints {
+		return
+	}
+	for name, source := range o.held {
+		if _, present := o.snapshot.Lookup(source); present {
+			continue
+		}
+		device, known := o.last.devices[name]
+		if !known {
+			device = resourceapi.Device{Name: name}
+		}
+		device.Taints = []resourceapi.DeviceTaint{{Key: TaintGone, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		for _, consumed := range device.ConsumesCounters {
+			if _, found := out.counters[consumed.CounterSet]; !found {
+				out.counters[consumed.CounterSet] = o.last.counters[consumed.CounterSet]
+			}
+		}
+		out.devices[name] = device
+	}
+}
+
+// remember returns what the resources consist of.
+func remember(resources resourceslice.DriverResources) published {
+	out := published{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet)}
+	for _, pool := range resources.Pools {
+		for _, slice := range pool.Slices {
+			for _, device := range slice.Devices {
+				out.devices[device.Name] = device
+			}
+			for _, set := range slice.SharedCounters {
+				out.counters[set.Name] = set
+			}
+		}
+	}
+	return out
+}

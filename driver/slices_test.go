@@ -1,0 +1,217 @@
+package driver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	"chandler.dev/discovery"
+)
+
+func quantities(pairs ...any) map[string]resource.Quantity {
+	out := make(map[string]resource.Quantity)
+	for i := 0; i < len(pairs); i += 2 {
+		out[pairs[i].(string)] = *resource.NewQuantity(int64(pairs[i+1].(int)), resource.DecimalSI)
+	}
+	return out
+}
+
+// part is a device that takes slices of a piece of silicon with 7 of them.
+func part(silicon, name string, takes int) discovery.Device {
+	return discovery.Device{
+		Name:   name,
+		PartOf: &discovery.Whole{Name: silicon, Counters: quantities("slices", 7)},
+		Takes:  quantities("slices", takes),
+	}
+}
+
+// sketch writes a pool in a few words, a line for each slice.
+func sketch(resources resourceslice.DriverResources) []string {
+	var lines []string
+	for _, slice := range resources.Pools["node"].Slices {
+		var words []string
+		for _, set := range slice.SharedCounters {
+			words = append(words, "set:"+set.Name)
+		}
+		for _, device := range slice.Devices {
+			word := device.Name
+			for _, taint := range device.Taints {
+				word += "!" + strings.TrimPrefix(taint.Key, "chandler.dev/") + ":" + string(taint.Effect)
+			}
+			for _, consumed := range device.ConsumesCounters {
+				word += fmt.Sprintf("<%s", consumed.CounterSet)
+			}
+			if ptr.Deref(device.AllowMultipleAllocations, false) {
+				word += "*"
+			}
+			words = append(words, word)
+		}
+		lines = append(lines, strings.Join(words, " "))
+	}
+	return lines
+}
+
+func TestDriverResources(t *testing.T) {
+	unhealthy := discovery.Health{Status: discovery.Unhealthy, Reason: "fell off the bus"}
+	unknown := discovery.Health{Status: discovery.Unknown}
+	tests := map[string]struct {
+		devices []discovery.Device
+		offer   offer
+		want    []string
+		left    []string // devices left out with a problem
+	}{
+		"nothing is an empty slice": {want: []string{""}},
+		"name order, whatever the order found in the maps": {
+			devices: []discovery.Device{{Name: "a"}, {Name: "b"}, {Name: "c"}},
+			want:    []string{"a b c"},
+		},
+		"what the classic API is to have is not in slices": {
+			devices: []discovery.Device{{Name: "a", Mode: discovery.ModeDevicePlugin}, {Name: "b", Mode: discovery.ModeDRA}},
+			want:    []string{"b"},
+		},
+		"shared": {
+			devices: []discovery.Device{{Name: "kvm", Shareable: true}},
+			want:    []string{"kvm*"},
+		},
+		"health": {
+			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b", Health: unknown}, {Name: "c", Health: unknown}},
+			offer:   offer{unknown: map[string]bool{"c": true}},
+			want:    []string{"a!unhealthy:NoSchedule b c!unknown:NoSchedule"},
+		},
+		"health without taints": {
+			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b"}, {Name: "c", Health: unknown}},
+			offer:   offer{unknown: map[string]bool{"c": true}, without: Without{Taints: true}},
+			want:    []string{"b"},
+		},
+		"counters in slices of their own": {
+			devices: []discovery.Device{part("g0", "g0-a", 7), part("g0", "g0-b", 3), part("g1", "g1-a", 7), {Name: "x"}},
+			want:    []string{"set:g0 set:g1", "g0-a<g0 g0-b<g0 g1-a<g1 x"},
+		},
+		"without counters only what fits together": {
+			devices: []discovery.Device{part("g0", "g0-a", 7), part("g0", "g0-b", 3), part("g0", "g0-c", 3), {Name: "x"}},
+			offer:   offer{without: Without{Counters: true}},
+			want:    []string{"g0-a x"},
+		},
+		"without counters what is held stays": {
+			devices: []discovery.Device{part("g0", "g0-a", 7), part("g0", "g0-b", 3), part("g0", "g0-c", 3)},
+			offer:   offer{without: Without{Counters: true}, held: map[string]string{"g0-c": "g0-c"}},
+			want:    []string{"g0-b g0-c"},
+		},
+		"a part that takes what is not there is left out alone": {
+			devices: []discovery.Device{part("g0", "g0-a", 7), {Name: "g0-b", PartOf: &discovery.Whole{Name: "g0", Counters: quantities("slices", 7)}, Takes: quantities("engines", 1)}},
+			want:    []string{"set:g0", "g0-a<g0"},
+			left:    []string{"g0-b"},
+		},
+		"gone but held": {
+			devices: []discovery.Device{{Name: "b"}},
+			offer: offer{
+				held: map[string]string{"a": "a", "g0-a": "g0-a", "z": "z"},
+				last: published{
+					devices: map[string]resourceapi.Device{
+						"a":    {Name: "a", Taints: []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
+						"c":    {Name: "c"},
+						"g0-a": {Name: "g0-a", ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "g0"}}},
+					},
+					counters: map[string]resourceapi.CounterSet{"g0": {Name: "g0"}},
+				},
+			},
+			want: []string{"set:g0", "a!gone:NoSchedule b g0-a!gone:NoSchedule<g0 z!gone:NoSchedule"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			test.offer.pool = "node"
+			test.offer.snapshot = &discovery.Snapshot{Devices: test.devices}
+			got, problems := test.offer.driverResources()
+			if diff := cmp.Diff(test.want, sketch(got)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			var left []string
+			for _, problem := range problems {
+				left = append(left, problem.Device)
+			}
+			if diff := cmp.Diff(test.left, left); diff != "" {
+				t.Errorf("left out (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSliceSizes(t *testing.T) {
+	var devices []discovery.Device
+	for i := range 130 {
+		devices = append(devices, discovery.Device{Name: fmt.Sprintf("d%03d", i)})
+	}
+	o := offer{pool: "node", snapshot: &discovery.Snapshot{Devices: devices}}
+	sizes := func() (sizes []int) {
+		resources, _ := o.driverResources()
+		for _, slice := range resources.Pools["node"].Slices {
+			sizes = append(sizes, len(slice.Devices)+len(slice.SharedCounters))
+		}
+		return sizes
+	}
+	if diff := cmp.Diff([]int{64, 64, 2}, sizes()); diff != "" {
+		t.Error(diff)
+	}
+	devices[100].Health.Status = discovery.Unhealthy
+	if diff := cmp.Diff([]int{64, 64, 2}, sizes()); diff != "" {
+		t.Errorf("the first taint moves devices: %s", diff)
+	}
+	devices = nil
+	for i := range 9 {
+		silicon := fmt.Sprintf("g%d", i)
+		devices = append(devices, part(silicon, silicon+"-a", 1))
+	}
+	o.snapshot = &discovery.Snapshot{Devices: devices}
+	if diff := cmp.Diff([]int{8, 1, 9}, sizes()); diff != "" {
+		t.Errorf("counter sets: %s", diff)
+	}
+	many := make(map[string]resource.Quantity)
+	for i := range 33 {
+		many[fmt.Sprintf("c%d", i)] = resource.MustParse("1")
+	}
+	o.snapshot = &discovery.Snapshot{Devices: []discovery.Device{{Name: "a", PartOf: &discovery.Whole{Name: "g", Counters: many}}, {Name: "b"}}}
+	resources, problems := o.driverResources()
+	if got := sketch(resources); !slices.Equal(got, []string{"b"}) || len(problems) != 1 {
+		t.Errorf("33 counters: published %v, problems %v", got, problems)
+	}
+}
+
+func TestSharedWithoutSharing(t *testing.T) {
+	devices := []discovery.Device{{Name: "kvm", Shareable: true}, {Name: strings.Repeat("x", 60), Shareable: true}}
+	o := offer{pool: "node", snapshot: &discovery.Snapshot{Devices: devices}, without: Without{Sharing: true}}
+	resources, problems := o.driverResources()
+	published := resources.Pools["node"].Slices[0].Devices
+	if len(published) != numberedShares || published[0].Name != "kvm-share-00" || published[63].Name != "kvm-share-63" {
+		t.Errorf("published %v", sketch(resources))
+	}
+	if len(problems) != 1 {
+		t.Errorf("problems: %v", problems)
+	}
+	v := (&view{}).after(o.snapshot, timeZero)
+	for name, want := range map[string]bool{"kvm": true, "kvm-share-07": true, "kvm-share-": false, "kvm-share-x": false, "other-share-1": false} {
+		if device, found := v.allocated(name); found != want || found && device.Name != "kvm" {
+			t.Errorf("%s: found %v %s", name, found, device.Name)
+		}
+	}
+}
+
+func TestAttributesAndCapacityAreCopied(t *testing.T) {
+	d := discovery.Device{Name: "a", Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
+	d.Attributes.SetString("model", "MI300X")
+	d.Attributes.SetInt("resource.kubernetes.io/numaNode", 1)
+	d.Capacity.Set("memory", 192<<30)
+	o := offer{pool: "node", snapshot: &discovery.Snapshot{Devices: []discovery.Device{d}}}
+	resources, _ := o.driverResources()
+	want := resourceapi.Device{Name: "a", Attributes: d.Attributes, Capacity: d.Capacity}
+	if diff := cmp.Diff(want, resources.Pools["node"].Slices[0].Devices[0]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
