@@ -85,6 +85,9 @@ func program(t *testing.T) string {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
+	if path := os.Getenv("TEST_PROGRAM"); path != "" { // where there is no Go
+		return path
+	}
 	path := filepath.Join(t.TempDir(), "machine")
 	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", path, "chandler.dev/e2e/cmd/machine")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -141,7 +144,7 @@ func TestMachineHasItsOwn(t *testing.T) {
 		"directory in etc": {"ls /etc/cni", ""},
 		"file":             {"cat /proc/sys/kernel/panic", "10"},
 		"devices":          {"stat -c %t:%T /dev/null", "1:3"},
-		"read-only root":   {"touch /usr/mark 2>&1 || echo refused", "touch: cannot touch '/usr/mark': Read-only file system\nrefused"},
+		"read-only root":   {"touch /usr/mark 2>/dev/null || echo refused", "refused"},
 		"writable etc":     {"echo a > /etc/mark && cat /etc/mark", "a"},
 		"cgroup":           {"cut -d: -f3 /proc/self/cgroup | sort -u | grep -v -e '^/$' -e '^/init$' || echo roots", "roots"},
 	}
