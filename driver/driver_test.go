@@ -168,7 +168,9 @@ func (b *bench) run(helper *fakeHelper) (stop func() error) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	d.start = func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helperInterface, error) { return helper, nil }
+	d.start = func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helperInterface, error) {
+		return helper, nil
+	}
 	b.Driver = d
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // suffix ends the names of temporary files. Container runtimes load only
@@ -101,7 +102,7 @@ func (f Files) Rename(from, to string) error {
 
 // Remove removes a file. One that is missing is no error.
 func (f Files) Remove(name string) error {
-	if _, err := os.Lstat(name); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(name); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil
 	}
 	if err := f.remove(name); err != nil {

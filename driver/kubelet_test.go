@@ -1,0 +1,113 @@
+package driver
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"chandler.dev/discovery"
+)
+
+func dial(t *testing.T, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// TestThroughTheHelper plays the kubelet: it registers the driver, prepares and
+// unprepares a claim and watches health over the real sockets.
+func TestThroughTheHelper(t *testing.T) {
+	c := claim("c", "a")
+	b := newBench(t)
+	client := fake.NewClientset(c)
+	b.config.KubeClient = client
+	b.config.NodeUID = "node-uid"
+	b.config.PodUID = "pod-uid"
+	b.config.KubeletRoot = t.TempDir()
+	d, err := New(b.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Driver = d
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}()
+	b.offers(gpu("a", 1))
+
+	registry := filepath.Join(b.config.KubeletRoot, "plugins_registry", "chandler.dev-pod-uid-reg.sock")
+	eventually(t, "the registration socket", func() bool { return exists(registry) })
+	registration := registerapi.NewRegistrationClient(dial(t, registry))
+	info, err := registration.GetInfo(ctx, &registerapi.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Name != "chandler.dev" {
+		t.Errorf("registers as %s", info.Name)
+	}
+	for answer, registered := range map[Registration]bool{Refused: false, Accepted: true} {
+		// A refusal is an error to the library as well.
+		registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: registered})
+		if got := d.Registration(); got != answer {
+			t.Errorf("registration is %q, want %q", got, answer)
+		}
+	}
+
+	conn := dial(t, info.Endpoint)
+	node := drapb.NewDRAPluginClient(conn)
+	claims := []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}
+	prepared, err := node.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := prepared.Claims[string(c.UID)]
+	if answer.GetError() != "" || len(answer.Devices) != 1 || answer.Devices[0].CdiDeviceIds[0] != "chandler.dev/claim=uid-c-0-a" {
+		t.Errorf("prepared: %v", answer)
+	}
+	health, err := healthapi.NewDRAResourceHealthClient(conn).NodeWatchResources(ctx, &healthapi.NodeWatchResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report, err := health.Recv(); err != nil || len(report.Devices) != 1 || report.Devices[0].Health != healthapi.HealthStatus_HEALTHY {
+		t.Errorf("health: %v, %v", report, err)
+	}
+	unprepared, err := node.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: claims})
+	if err != nil || unprepared.Claims[string(c.UID)].GetError() != "" {
+		t.Errorf("unprepared: %v, %v", unprepared, err)
+	}
+	if exists(b.recordFile(c)) || exists(b.specFile(c)) {
+		t.Error("something is left of the claim")
+	}
+	eventually(t, "a ResourceSlice", func() bool {
+		list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 1 && len(list.Items[0].Spec.Devices) == 1 &&
+			list.Items[0].Spec.Driver == discovery.Domain && list.Items[0].Spec.Pool.Name == "node"
+	})
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("there is no %s", what)
+		}
+	}
+}

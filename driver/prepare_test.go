@@ -1,0 +1,591 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/utils/ptr"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+// specOf returns what a container runtime makes of the claim's CDI devices.
+func (b *bench) specOf(c *resourceapi.ResourceClaim) map[string]specs.ContainerEdits {
+	b.t.Helper()
+	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(b.config.CDI.Path), cdiapi.WithAutoRefresh(false))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if errs := cache.GetErrors(); len(errs) > 0 {
+		b.t.Fatal(errs)
+	}
+	edits := make(map[string]specs.ContainerEdits)
+	for _, name := range cache.ListDevices() {
+		if strings.HasPrefix(name, "chandler.dev/claim="+string(c.UID)) {
+			edits[name] = cache.GetDevice(name).ContainerEdits
+		}
+	}
+	return edits
+}
+
+func (b *bench) recordFile(c *resourceapi.ResourceClaim) string {
+	return filepath.Join(b.config.Records, string(c.UID)+".record")
+}
+
+func (b *bench) specFile(c *resourceapi.ResourceClaim) string {
+	return filepath.Join(b.config.CDI.Path, "chandler.dev-claim_"+string(c.UID)+".json")
+}
+
+func exists(file string) bool {
+	_, err := os.Lstat(file)
+	return err == nil
+}
+
+func mustPrepare(t *testing.T, b *bench, c *resourceapi.ResourceClaim) []kubeletplugin.Device {
+	t.Helper()
+	devices, err := b.try(c)
+	if err != nil {
+		t.Fatalf("prepare %s: %v", c.Name, err)
+	}
+	return devices
+}
+
+func mustRefuse(t *testing.T, b *bench, c *resourceapi.ResourceClaim, words ...string) {
+	t.Helper()
+	_, err := b.try(c)
+	if err == nil {
+		t.Fatalf("claim %s is prepared", c.Name)
+	}
+	for _, word := range append(words, "default/"+c.Name) {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error lacks %q: %v", word, err)
+		}
+	}
+}
+
+func TestAnswer(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), discovery.Device{Name: "kvm", Shareable: true})
+	c := claim("c", "x", "b", "a", "kvm")
+	results := c.Status.Allocation.Devices.Results
+	results[0].Driver = "other.example.com"
+	results[3].Request = "vm/fast"
+	results[3].ShareID = ptr.To(types.UID("11111111-2222-3333-4444-555555555555"))
+	want := []kubeletplugin.Device{
+		{Requests: []string{"r"}, PoolName: "node", DeviceName: "b", CDIDeviceIDs: []string{"chandler.dev/claim=uid-c-1-b"}},
+		{Requests: []string{"r"}, PoolName: "node", DeviceName: "a", CDIDeviceIDs: []string{"chandler.dev/claim=uid-c-2-a"}},
+		{Requests: []string{"vm/fast"}, PoolName: "node", DeviceName: "kvm", ShareID: results[3].ShareID,
+			CDIDeviceIDs: []string{"chandler.dev/claim=uid-c-3-kvm-11111111-2222-3333-4444-555555555555"}},
+	}
+	for _, when := range []string{"first", "again", "after a restart"} {
+		if when == "after a restart" {
+			b.restart().offers(gpu("a", 1), gpu("b", 2), discovery.Device{Name: "kvm", Shareable: true})
+		}
+		if diff := cmp.Diff(want, mustPrepare(t, b, c)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	spec := b.specOf(c)
+	for _, device := range want {
+		if _, found := spec[device.CDIDeviceIDs[0]]; !found {
+			t.Errorf("%s is not in the spec", device.CDIDeviceIDs[0])
+		}
+	}
+	if got := mustPrepare(t, b, claim("none")); len(got) != 0 || exists(b.recordFile(claim("none"))) {
+		t.Error("a claim without devices of ours has a record")
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	b := newBench(t)
+	b.config.Granter = func(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+		var names []string
+		for _, d := range given {
+			names = append(names, d.Identity)
+		}
+		return specs.ContainerEdits{
+			Env:    []string{"VISIBLE=" + strings.Join(names, ","), "GRANT=" + fmt.Sprint(grant)},
+			Mounts: []*specs.Mount{{HostPath: "/opt", ContainerPath: "/opt"}},
+		}
+	}
+	b.restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
+	c := claim("made-up-xyz12", "b", "a", "c")
+	c.Annotations = map[string]string{"resource.kubernetes.io/pod-claim-name": "my-gpus"}
+	c.Status.Allocation.Devices.Results[2].Request = "two/sub-1"
+	mustPrepare(t, b, c)
+	spec := b.specOf(c)
+	for id, want := range map[string][]string{
+		"chandler.dev/claim=uid-made-up-xyz12-0-b": {"VISIBLE=uuid-of-b,uuid-of-a", "GRANT={DRA  my-gpus r}", "CHANDLER_DEVICES=b,a"},
+		"chandler.dev/claim=uid-made-up-xyz12-1-a": {"VISIBLE=uuid-of-b,uuid-of-a", "GRANT={DRA  my-gpus r}", "CHANDLER_DEVICES=b,a"},
+		"chandler.dev/claim=uid-made-up-xyz12-2-c": {"VISIBLE=uuid-of-c", "GRANT={DRA  my-gpus two/sub-1}", "CHANDLER_DEVICES=c"},
+	} {
+		suffix := "_MY_GPUS_R="
+		if strings.HasSuffix(id, "c") {
+			suffix = "_MY_GPUS_TWO_SUB_1="
+		}
+		for _, env := range slices.Clone(want) {
+			want = append(want, strings.Replace(env, "=", suffix, 1))
+		}
+		if diff := cmp.Diff(want, spec[id].Env); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", id, diff)
+		}
+		if len(spec[id].Mounts) != 1 {
+			t.Errorf("%s: mounts %v", id, spec[id].Mounts)
+		}
+	}
+}
+
+func TestEachClaimFailsByItself(t *testing.T) {
+	b := newBench(t)
+	b.config.Granter = func(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
+		if given[0].Name == "b" {
+			panic("a defect")
+		}
+		return specs.ContainerEdits{}
+	}
+	b.restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
+	batch := []*resourceapi.ResourceClaim{claim("gone", "nowhere"), claim("good", "a"), claim("panics", "b"), claim("good2", "c")}
+	foreign := claim("foreign", "a")
+	foreign.Status.Allocation.Devices.Results[0].Pool = "other-node"
+	batch = append(batch, foreign)
+	results, err := b.PrepareResourceClaims(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"gone": "prepare claim default/gone: request r: device node/nowhere is gone", "good": "", "good2": "", "panics": "panic: a defect", "foreign": "other-node/a"} {
+		got := ""
+		if err := results[types.UID("uid-"+name)].Err; err != nil {
+			got = err.Error()
+		}
+		if (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestHeldByClaims(t *testing.T) {
+	admin := func(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+		c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+		return c
+	}
+	whole := discovery.Device{Name: "g2"}
+	partOfWhole := discovery.Device{Name: "g2-vf", PartOf: &discovery.Whole{Name: "g2"}}
+	otherPart := discovery.Device{Name: "g2-vf2", PartOf: &discovery.Whole{Name: "g2"}}
+	devices := []discovery.Device{
+		gpu("a", 1), part("g1", "g1-a", 7), part("g1", "g1-b", 3), part("g1", "g1-c", 3), part("g1", "g1-d", 3),
+		whole, partOfWhole, otherPart, {Name: "kvm", Shareable: true},
+	}
+	tests := map[string]struct {
+		held    []*resourceapi.ResourceClaim
+		wanted  *resourceapi.ResourceClaim
+		refused bool
+	}{
+		"free":                       {[]*resourceapi.ResourceClaim{claim("h", "g1-a")}, claim("w", "a"), false},
+		"same device":                {[]*resourceapi.ResourceClaim{claim("h", "a")}, claim("w", "a"), true},
+		"one of two":                 {[]*resourceapi.ResourceClaim{claim("h", "a")}, claim("w", "g1-a", "a"), true},
+		"shared":                     {[]*resourceapi.ResourceClaim{claim("h", "kvm")}, claim("w", "kvm"), false},
+		"for administration":         {[]*resourceapi.ResourceClaim{claim("h", "a")}, admin(claim("w", "a")), false},
+		"by administration":          {[]*resourceapi.ResourceClaim{admin(claim("h", "a"))}, claim("w", "a"), false},
+		"whole while a part is held": {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-a"), true},
+		"part while the whole is":    {[]*resourceapi.ResourceClaim{claim("h", "g1-a")}, claim("w", "g1-b"), true},
+		"part while another is":      {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-c"), false},
+		"third part of two":          {[]*resourceapi.ResourceClaim{claim("h", "g1-b"), claim("h2", "g1-c")}, claim("w", "g1-d"), true},
+		"two parts of one claim":     {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-c", "g1-d"), true},
+		"uncounted whole":            {[]*resourceapi.ResourceClaim{claim("h", "g2-vf")}, claim("w", "g2"), true},
+		"part of uncounted whole":    {[]*resourceapi.ResourceClaim{claim("h", "g2")}, claim("w", "g2-vf"), true},
+		"uncounted parts":            {[]*resourceapi.ResourceClaim{claim("h", "g2-vf")}, claim("w", "g2-vf2"), false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			slices.SortFunc(devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+			b := newBench(t).restart().offers(devices...)
+			for _, c := range test.held {
+				mustPrepare(t, b, c)
+			}
+			b.restart().offers(devices...) // what is held is known from disk
+			if !test.refused {
+				mustPrepare(t, b, test.wanted)
+				return
+			}
+			mustRefuse(t, b, test.wanted, "is held by claim default/h")
+			if exists(b.recordFile(test.wanted)) || exists(b.specFile(test.wanted)) {
+				t.Error("a refused claim has left something")
+			}
+			for _, c := range test.held {
+				if err := b.tryUnprepare(c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if name != "two parts of one claim" {
+				mustPrepare(t, b, test.wanted)
+			}
+		})
+	}
+}
+
+func TestHeldByTheClassicAPI(t *testing.T) {
+	b := newBench(t)
+	var b2 *Driver
+	b.config.Elsewhere = holderFunc(func(silicon string) (string, bool) {
+		if who, held := b2.Holder(silicon); !held || who != "claim default/c" {
+			t.Errorf("the classic API is asked before it could see the claim: %q", who)
+		}
+		return "pod default/training", true
+	})
+	b.restart().offers(gpu("a", 1), discovery.Device{Name: "kvm", Shareable: true})
+	b2 = b.Driver
+	c := claim("c", "a")
+	mustRefuse(t, b, c, "device a is held by pod default/training")
+	if who, held := b.Holder("a"); held || exists(b.recordFile(c)) {
+		t.Errorf("held by %s although refused", who)
+	}
+	c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+	mustPrepare(t, b, c)
+	if who, held := b.Holder("a"); held {
+		t.Errorf("held by %s although only administered", who)
+	}
+	mustPrepare(t, b, claim("k", "kvm"))
+}
+
+func TestVerify(t *testing.T) {
+	tests := map[string]struct {
+		change  func(b *bench, d *discovery.Device)
+		refused string // "" if it is prepared
+	}{
+		"as it was":             {func(*bench, *discovery.Device) {}, ""},
+		"swapped":               {func(_ *bench, d *discovery.Device) { d.Identity = "uuid-of-another" }, "swapped: it is uuid-of-another now and was uuid-of-a"},
+		"identity is not known": {func(_ *bench, d *discovery.Device) { d.Identity = "" }, ""},
+		"driver changed":        {func(_ *bench, d *discovery.Device) { d.Attributes.SetString("driver", "vfio-pci") }, `"vfio-pci" is bound`},
+		"driver unbound":        {func(_ *bench, d *discovery.Device) { delete(d.Attributes, "driver") }, `"" is bound`},
+		"node is missing":       {func(b *bench, _ *discovery.Device) { delete(b.host, "dev/a") }, "device node /dev/a is missing"},
+		"node has other numbers": {func(b *bench, _ *discovery.Device) { b.host["dev/a"] = charDevice(226, 9) },
+			"device node /dev/a is 226:9 on the host, want 226:1"},
+		"node is a file":         {func(b *bench, _ *discovery.Device) { b.host["dev/a"] = &fstest.MapFile{} }, "type"},
+		"node is a block device": {func(b *bench, _ *discovery.Device) { b.host["dev/a"] = &fstest.MapFile{Mode: fs.ModeDevice} }, "type"},
+	}
+	for name, test := range tests {
+		for _, boot := range []string{"boot-1", "boot-2"} {
+			t.Run(name+", "+boot, func(t *testing.T) {
+				b := newBench(t).restart().offers(gpu("a", 1))
+				c := claim("c", "a")
+				mustPrepare(t, b, c)
+				d := gpu("a", 1)
+				test.change(b, &d)
+				b.config.BootID = boot
+				b.restart()
+				b.Publish(&discovery.Snapshot{Devices: []discovery.Device{d}})
+				if test.refused != "" {
+					mustRefuse(t, b, c, test.refused)
+				} else {
+					mustPrepare(t, b, c)
+				}
+			})
+		}
+	}
+}
+
+func TestVerifyRealNode(t *testing.T) {
+	root := t.TempDir()
+	if err := unix.Mknod(filepath.Join(root, "a"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
+		t.Skipf("device nodes cannot be made here: %v", err)
+	}
+	host := os.DirFS(root)
+	found, err := nodeOnHost(host, &specs.DeviceNode{Path: "/a", Type: "c", Major: 1, Minor: 3})
+	if want := (node{Path: "/a", Type: "c", Major: 1, Minor: 3}); err != nil || found != want {
+		t.Errorf("found %v, %v", found, err)
+	}
+	if _, err := nodeOnHost(host, &specs.DeviceNode{Path: "/a", Type: "c", Major: 1, Minor: 5}); err == nil {
+		t.Error("wrong numbers pass")
+	}
+	if _, err := nodeOnHost(host, &specs.DeviceNode{Path: "/b", HostPath: "/a"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNodesThatChangedAreRecordedAnew(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	b.host["dev/a"] = charDevice(226, 5) // the driver was loaded again
+	b.offers(gpu("a", 5))
+	mustPrepare(t, b, c)
+	if minor := b.specOf(c)["chandler.dev/claim=uid-c-0-a"].DeviceNodes[0].Minor; minor != 5 {
+		t.Errorf("the spec has minor %d", minor)
+	}
+}
+
+func TestParameters(t *testing.T) {
+	b := newBench(t)
+	b.config.ReadParameters = func(raw []byte) error {
+		if string(raw) != "good" {
+			return fmt.Errorf("unknown kind %s", raw)
+		}
+		return nil
+	}
+	b.restart().offers(gpu("a", 1))
+	config := func(driver, raw string, requests ...string) *resourceapi.ResourceClaim {
+		c := claim("c", "a")
+		c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+			Source: resourceapi.AllocationConfigSourceClaim, Requests: requests,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(raw)}}},
+		}}
+		return c
+	}
+	mustRefuse(t, b, config("chandler.dev", "bad"), "request r", "unknown kind bad")
+	mustRefuse(t, b, config("chandler.dev", "bad", "r"), "request r", "unknown kind bad")
+	if exists(b.recordFile(claim("c"))) {
+		t.Error("a refused claim has a record")
+	}
+	mustPrepare(t, b, config("chandler.dev", "bad", "another"))
+	mustPrepare(t, b, config("other.example.com", "bad"))
+	mustPrepare(t, b, config("chandler.dev", "good"))
+	b.config.ReadParameters = nil
+	b.restart().offers(gpu("a", 1))
+	mustRefuse(t, b, config("chandler.dev", "good"), "takes no parameters")
+}
+
+func TestSpecIsWrittenAgain(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	want, err := os.ReadFile(b.specFile(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	damages := map[string]func() error{
+		"deleted": func() error { return os.Remove(b.specFile(c)) },
+		"damaged": func() error { return os.WriteFile(b.specFile(c), []byte("{}"), 0o600) },
+	}
+	repairs := map[string]func(){
+		"by Prepare": func() { mustPrepare(t, b, c) },
+		"at start":   func() { b.restart() },
+	}
+	for damage, do := range damages {
+		for repair, undo := range repairs {
+			if err := do(); err != nil {
+				t.Fatal(err)
+			}
+			undo()
+			got, _ := os.ReadFile(b.specFile(c))
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("%s, repaired %s: %s", damage, repair, diff)
+			}
+			b.offers(gpu("a", 1))
+		}
+	}
+}
+
+func TestSpecsWithoutRecordAreSwept(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	if err := os.Remove(b.recordFile(c)); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	if exists(b.specFile(c)) {
+		t.Error("the spec is still there")
+	}
+}
+
+func TestNewBoot(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	b.config.BootID = "boot-2"
+	b.restart().offers(gpu("a", 1))
+	if who, held := b.Holder("a"); held {
+		t.Errorf("%s holds it after a reboot", who)
+	}
+	other := claim("other", "a")
+	mustPrepare(t, b, other)
+	mustRefuse(t, b, c, "held by claim default/other")
+	if r := b.store.get(c.UID); r == nil || r.Results[0].Identity != "uuid-of-a" {
+		t.Error("the identity is forgotten")
+	}
+	if err := b.tryUnprepare(other); err != nil {
+		t.Fatal(err)
+	}
+	mustPrepare(t, b, c)
+	if who, held := b.Holder("a"); !held || who != "claim default/c" {
+		t.Errorf("holder is %q, %v", who, held)
+	}
+}
+
+func TestUnprepare(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	var removed []string
+	b.files.Before = func(op atomicfile.Op, name string) error {
+		if op == atomicfile.Remove {
+			removed = append(removed, name)
+		}
+		return nil
+	}
+	b.config.HostFS = fstest.MapFS{} // nothing of the host, nor a snapshot, is needed
+	b.restart()
+	for _, which := range []*resourceapi.ResourceClaim{c, c, claim("never-prepared", "a")} {
+		if err := b.tryUnprepare(which); err != nil {
+			t.Errorf("unprepare %s: %v", which.Name, err)
+		}
+	}
+	if diff := cmp.Diff([]string{b.specFile(c), b.recordFile(c)}, removed); diff != "" {
+		t.Errorf("removed in another order (-want +got):\n%s", diff)
+	}
+	if who, held := b.Holder("a"); held {
+		t.Errorf("still held by %s", who)
+	}
+}
+
+func TestUnprepareThatFailsKeepsHolding(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	failing := true
+	b.files.Before = func(op atomicfile.Op, name string) error {
+		if failing && op == atomicfile.Remove && name == b.recordFile(c) {
+			return errors.New("read-only file system")
+		}
+		return nil
+	}
+	b.restart().offers(gpu("a", 1))
+	if err := b.tryUnprepare(c); err == nil || !strings.Contains(err.Error(), "read-only file system") {
+		t.Errorf("error is %v", err)
+	}
+	mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
+	failing = false
+	if err := b.tryUnprepare(c); err != nil {
+		t.Fatal(err)
+	}
+	mustPrepare(t, b, claim("other", "a"))
+}
+
+func TestRollback(t *testing.T) {
+	blocked := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t)
+	good := b.config.CDI.Path
+	b.config.CDI.Path = filepath.Join(blocked, "cdi")
+	b.restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustRefuse(t, b, c, "write CDI spec "+b.specFile(c))
+	if entries, _ := os.ReadDir(b.config.Records); len(entries) > 0 {
+		t.Errorf("left in records: %v", entries)
+	}
+	if who, held := b.Holder("a"); held {
+		t.Errorf("held by %s", who)
+	}
+	b.config.CDI.Path = good
+	b.restart().offers(gpu("a", 1))
+	mustPrepare(t, b, c)
+}
+
+func TestOneOfManyWins(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), part("g", "g-a", 3), part("g", "g-b", 3), part("g", "g-c", 3))
+	const n = 40
+	var wins sync.Map
+	var group sync.WaitGroup
+	for i := range n {
+		device := []string{"a", "b", "g-a", "g-b", "g-c"}[i%5]
+		group.Go(func() {
+			c := claim(fmt.Sprintf("c%d", i), device)
+			results, err := b.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{c})
+			if err == nil && results[c.UID].Err == nil {
+				if other, taken := wins.LoadOrStore(device, c.Name); taken {
+					t.Errorf("device %s was given to %s and %s", device, other, c.Name)
+				}
+			}
+		})
+	}
+	group.Wait()
+	count := map[bool]int{}
+	wins.Range(func(device, _ any) bool {
+		count[strings.HasPrefix(device.(string), "g-")]++
+		return true
+	})
+	if count[false] != 2 || count[true] != 2 {
+		t.Errorf("devices given: %d of 2, parts: %d of 2 that fit", count[false], count[true])
+	}
+	files, _ := os.ReadDir(b.config.Records)
+	if len(files) != 4 {
+		t.Errorf("%d records", len(files))
+	}
+}
+
+func TestPrepareAndUnprepareOfOneClaimTakeTurns(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	var group sync.WaitGroup
+	for i := range 30 {
+		group.Go(func() {
+			var err error
+			if i%2 == 0 {
+				_, err = b.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{c})
+			} else {
+				_, err = b.UnprepareResourceClaims(context.Background(), []kubeletplugin.NamespacedObject{{UID: c.UID}})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	_, held := b.Holder("a")
+	if record, spec := exists(b.recordFile(c)), exists(b.specFile(c)); held != record || record != spec {
+		t.Errorf("held %v, record %v, spec %v", held, record, spec)
+	}
+}
+
+func TestUnrelatedClaimsDoNotWait(t *testing.T) {
+	b := newBench(t)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	slow := claim("slow", "a")
+	b.files.Before = func(op atomicfile.Op, name string) error {
+		if op == atomicfile.Sync && strings.Contains(name, "uid-slow.record") {
+			close(entered)
+			<-leave
+		}
+		return nil
+	}
+	b.restart().offers(gpu("a", 1), gpu("b", 2))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.try(slow)
+		ended <- err
+	}()
+	<-entered
+	mustPrepare(t, b, claim("quick", "b"))
+	mustRefuse(t, b, claim("rival", "a"), "held by claim default/slow")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	results, err := b.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{slow})
+	if err != nil || !errors.Is(results[slow.UID].Err, context.DeadlineExceeded) {
+		t.Errorf("a second call for the claim does not end with its context: %v, %v", err, results)
+	}
+	close(leave)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

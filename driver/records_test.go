@@ -1,0 +1,309 @@
+package driver
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+func TestUnreadableRecordKeepsHolding(t *testing.T) {
+	damages := map[string]func([]byte) []byte{
+		"truncated":      func(data []byte) []byte { return data[:len(data)/2] },
+		"empty":          func([]byte) []byte { return nil },
+		"one bit":        func(data []byte) []byte { data[len(data)/2] ^= 1; return data },
+		"of a newer age": func(data []byte) []byte { return reseal(data, `"version": 1`, `"version": 2`) },
+		"of another":     func(data []byte) []byte { return reseal(data, `"uid": "uid-c"`, `"uid": "uid-x"`) },
+	}
+	for name, damage := range damages {
+		t.Run(name, func(t *testing.T) {
+			devices := []discovery.Device{gpu("a", 1), gpu("b", 2), part("g", "g-a", 7), part("g", "g-b", 1)}
+			b := newBench(t).restart().offers(devices...)
+			c := claim("c", "a", "g-b")
+			mustPrepare(t, b, c)
+			data, err := os.ReadFile(b.recordFile(c))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(b.recordFile(c), damage(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // the second start finds it set aside
+				b.restart().offers(devices...)
+				if exists(b.recordFile(c)) || !exists(filepath.Join(b.config.Records, "uid-c.bad0")) {
+					t.Fatal("it is not set aside")
+				}
+				if !exists(b.specFile(c)) {
+					t.Error("its spec was swept")
+				}
+				for _, device := range []string{"a", "g-a", "g-b"} {
+					mustRefuse(t, b, claim("other", device), "held by claim with UID uid-c")
+				}
+				for silicon, want := range map[string]bool{"a": true, "g": true, "b": false} {
+					if _, held := b.Holder(silicon); held != want {
+						t.Errorf("Holder(%s) says %v", silicon, held)
+					}
+				}
+				mustPrepare(t, b, claim("free", "b"))
+				if err := b.tryUnprepare(claim("free")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			mustPrepare(t, b, c) // the claim itself may be prepared again
+			if !exists(filepath.Join(b.config.Records, "uid-c.bad0")) {
+				t.Error("what was set aside was deleted")
+			}
+			for range 2 {
+				if err := b.tryUnprepare(c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if entries, _ := filepath.Glob(filepath.Join(b.config.Records, "uid-c*")); len(entries) > 0 {
+				t.Errorf("left: %v", entries)
+			}
+			mustPrepare(t, b, claim("other", "a", "g-a"))
+		})
+	}
+}
+
+// reseal changes a record and gives it the checksum that is right for it.
+func reseal(data []byte, before, after string) []byte {
+	_, body, _ := bytes.Cut(data, []byte("\n"))
+	changed := bytes.Replace(body, []byte(before), []byte(after), 1)
+	return append([]byte(checksum(changed)+"\n"), changed...)
+}
+
+func TestUnreadableRecordWithoutSpecHoldsWhatItStillNames(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	data, _ := os.ReadFile(b.recordFile(c))
+	if err := os.WriteFile(b.recordFile(c), bytes.Replace(data, []byte("sha256:"), []byte("sha256:0"), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(b.specFile(c)); err != nil {
+		t.Fatal(err)
+	}
+	b.restart().offers(gpu("a", 1))
+	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
+	b.config.BootID = "boot-2"
+	b.restart().offers(gpu("a", 1))
+	mustPrepare(t, b, claim("other", "a"))
+}
+
+func TestUnknownFieldsAreKept(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2))
+	c := claim("c", "a", "b")
+	mustPrepare(t, b, c)
+	data, _ := os.ReadFile(b.recordFile(c))
+	data = reseal(data, `"version"`, `"later": {"x": [1]}, "version"`)
+	data = reseal(data, `"device": "b"`, `"device": "b", "partition": "q"`)
+	if err := os.WriteFile(b.recordFile(c), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.config.BootID = "boot-2" // the record is written anew
+	b.restart().offers(gpu("a", 1), gpu("b", 2))
+	mustPrepare(t, b, c)
+	data, _ = os.ReadFile(b.recordFile(c))
+	_, body, _ := bytes.Cut(data, []byte("\n"))
+	var got struct {
+		Boot    string
+		Later   map[string][]int
+		Results []struct{ Device, Partition string }
+	}
+	if err := json.Unmarshal(body, &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Boot != "boot-2" || len(got.Later["x"]) != 1 || got.Results[0].Partition != "" || got.Results[1].Partition != "q" {
+		t.Errorf("rewritten as %s", body)
+	}
+}
+
+func FuzzDecodeRecord(f *testing.F) {
+	r := &record{Version: recordVersion, UID: "u", Results: []result{{Device: "a", Takes: quantities("slices", 3), Edits: gpu("a", 1).Edits}}}
+	data, err := r.encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	_, body, _ := bytes.Cut(data, []byte("\n"))
+	f.Add(body, true)
+	f.Add([]byte(`{"version":1,"Version":1,"results":[{"x":null,"edits":{"deviceNodes":[null]}}],"y":{}}`), true)
+	f.Add([]byte("sha256:\n"), false)
+	f.Fuzz(func(t *testing.T, body []byte, seal bool) {
+		data := body
+		if seal {
+			data = append([]byte(checksum(body)+"\n"), body...)
+		}
+		salvage(data, "boot")
+		r, err := decodeRecord(data)
+		if err != nil {
+			return
+		}
+		again, err := r.encode()
+		if err != nil {
+			t.Fatalf("what was read cannot be written: %v", err)
+		}
+		same, err := decodeRecord(again)
+		if err != nil {
+			t.Fatalf("what was written cannot be read: %v\n%s", err, again)
+		}
+		twice, err := same.encode()
+		if err != nil || !bytes.Equal(again, twice) {
+			t.Fatalf("not the same when written again: %v\n%s\n%s", err, again, twice)
+		}
+	})
+}
+
+func TestRecordSurvivesItsFile(t *testing.T) {
+	r := &record{Version: recordVersion, UID: "u", Namespace: "n", Name: "c", Boot: "b", Results: []result{{
+		Request: "r", Pool: "p", Device: "d", ShareID: "s", Admin: true, Shared: true, Silicon: "w", Whole: true,
+		Takes: quantities("slices", 3), Source: "d", Identity: "i", Driver: "k", Nodes: []node{{Path: "/dev/d", Type: "c", Major: 1, Minor: 2}},
+		CDI: "x", Edits: gpu("d", 2).Edits,
+	}}}
+	data, err := r.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeRecord(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(r, got, cmp.AllowUnexported(record{}, result{}), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestCrash stops the driver before each of its file operations in turn, as a
+// crash would: nothing is done from then on, no undoing either. Whatever the
+// moment, after a restart a claim that was answered is held and has its spec,
+// no device is held by two, and both claims can be prepared or unprepared.
+func TestCrash(t *testing.T) {
+	errCrash := errors.New("crashed")
+	sharedDevices := []discovery.Device{gpu("a", 1), gpu("b", 2)}
+	held, rival := claim("held", "a"), claim("rival", "a")
+	other := claim("other", "b")
+	tests := map[string]func(b *bench) error{
+		"prepare":   func(b *bench) error { _, err := b.try(other); return err },
+		"unprepare": func(b *bench) error { return b.tryUnprepare(held) },
+		"prepare in a new boot": func(b *bench) error {
+			_, err := b.try(held)
+			return err
+		},
+		"prepare with a damaged record": func(b *bench) error {
+			_, err := b.try(held)
+			return err
+		},
+	}
+	for name, do := range tests {
+		t.Run(name, func(t *testing.T) {
+			for step := 1; ; step++ {
+				if step > 50 {
+					t.Fatal("no end of steps")
+				}
+				if done := crashAt(t, step, errCrash, name, do, sharedDevices, held, rival, other); done {
+					t.Logf("%d steps", step-1)
+					return
+				}
+			}
+		})
+	}
+}
+
+// crashAt does one run that stops before the step, and reports whether there
+// was no such step.
+func crashAt(t *testing.T, step int, errCrash error, name string, do func(*bench) error, devices []discovery.Device, held, rival, other *resourceapi.ResourceClaim) (done bool) {
+	b := newBench(t).restart().offers(devices...)
+	mustPrepare(t, b, held)
+	switch name {
+	case "prepare in a new boot":
+		b.config.BootID = "boot-2"
+	case "prepare with a damaged record":
+		if err := os.WriteFile(b.recordFile(held), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	steps := 0
+	var trace []string
+	b.files.Before = func(op atomicfile.Op, file string) error {
+		steps++
+		trace = append(trace, fmt.Sprintf("%s %s", op, filepath.Base(file)))
+		if steps >= step {
+			return errCrash
+		}
+		return nil
+	}
+	b.restart().offers(devices...)
+	err := do(b)
+	at := fmt.Sprintf("step %d (%s)", step, strings.Join(trace, ", "))
+	if done = steps < step; done && err != nil {
+		t.Fatalf("%s: nothing was stopped and yet: %v", at, err)
+	}
+	// The kubelet has no answer of what failed; it may call again or not.
+	answered := map[*resourceapi.ResourceClaim]bool{held: true}
+	switch {
+	case name == "unprepare":
+		answered[held] = false
+	case name == "prepare":
+		answered[other] = err == nil
+	case name == "prepare in a new boot":
+		answered[held] = err == nil
+	}
+
+	b.files.Before = nil
+	b.restart().offers(devices...)
+	for c, was := range answered {
+		if !was {
+			continue
+		}
+		if !exists(b.specFile(c)) {
+			t.Errorf("%s: %s was answered and has no spec", at, c.Name)
+		}
+		mustRefuse(t, b, claim("thief", c.Status.Allocation.Devices.Results[0].Device), "held by claim")
+	}
+	for _, c := range []*resourceapi.ResourceClaim{held, other} {
+		if b.store.get(c.UID) == nil && !b.store.unreadable(c.UID) && exists(b.specFile(c)) {
+			t.Errorf("%s: %s has a spec and no record", at, c.Name)
+		}
+	}
+	if temporary, _ := filepath.Glob(filepath.Join(b.config.Records, ".*")); len(temporary) > 0 {
+		t.Errorf("%s: left %v", at, temporary)
+	}
+	if temporary, _ := filepath.Glob(filepath.Join(b.config.CDI.Path, ".*")); len(temporary) > 0 {
+		t.Errorf("%s: left %v", at, temporary)
+	}
+	// Calling again ends in the same state as if nothing had happened.
+	if name == "unprepare" {
+		if err := b.tryUnprepare(held); err != nil {
+			t.Fatalf("%s: %v", at, err)
+		}
+		mustPrepare(t, b, rival)
+		mustRefuse(t, b, held, "held by claim default/rival")
+		return done
+	}
+	mustPrepare(t, b, held)
+	mustPrepare(t, b, other)
+	mustRefuse(t, b, rival, "held by claim default/held")
+	for _, c := range []*resourceapi.ResourceClaim{held, other} {
+		if err := b.tryUnprepare(c); err != nil {
+			t.Fatalf("%s: %v", at, err)
+		}
+	}
+	for _, dir := range []string{b.config.Records, b.config.CDI.Path} {
+		if entries, _ := os.ReadDir(dir); len(entries) > 0 {
+			t.Errorf("%s: left %v", at, entries)
+		}
+	}
+	mustPrepare(t, b, rival)
+	return done
+}
