@@ -33,11 +33,12 @@ type kubelet struct {
 	podServer *grpc.Server
 	server    *grpc.Server
 
-	mu      sync.Mutex
-	plugins []*plugin
-	refuse  error // what Register answers
-	listed  []*podresourcesapi.PodResources
-	silent  bool // PodResources fails
+	mu       sync.Mutex
+	plugins  []*plugin
+	refuse   error // what Register answers
+	attempts int   // calls of Register
+	listed   []*podresourcesapi.PodResources
+	silent   bool // PodResources fails
 }
 
 // plugin is a registration that the kubelet has taken.
@@ -116,6 +117,7 @@ func (k *kubelet) stop() {
 func (k *kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	k.mu.Lock()
 	refuse := k.refuse
+	k.attempts++
 	k.mu.Unlock()
 	if refuse != nil {
 		return nil, refuse

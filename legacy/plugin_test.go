@@ -185,15 +185,12 @@ func TestRefusedRegistrationIsNotHurried(t *testing.T) {
 	p := New(k.config())
 	p.Publish(gpus("a"))
 	run(t, p)
-	names := make(map[string]bool)
-	for end := time.Now().Add(900 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		for _, name := range k.sockets() {
-			names[name] = true
-		}
+	time.Sleep(1600 * time.Millisecond) // attempts at 0, 0.1, 0.3, 0.7 and 1.5 s
+	k.mu.Lock()
+	if k.attempts < 3 || k.attempts > 5 {
+		t.Errorf("%d attempts", k.attempts)
 	}
-	if len(names) > 5 {
-		t.Errorf("%d attempts in a second", len(names))
-	}
+	k.mu.Unlock()
 	k.stop()
 	k.mu.Lock()
 	k.refuse = nil
@@ -202,6 +199,17 @@ func TestRefusedRegistrationIsNotHurried(t *testing.T) {
 	started := time.Now()
 	if took := k.plugin(gpuResource, 1).at.Sub(started); took > time.Second {
 		t.Errorf("registered %v after another kubelet came", took)
+	}
+}
+
+func TestNoSocketIsMadeForAKubeletThatIsAway(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := newServer(gpuResource, grace, nil).register(t.Context(), directory(file))
+	if !errors.As(err, new(unavailable)) {
+		t.Errorf("register: %v", err)
 	}
 }
 
