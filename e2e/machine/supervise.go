@@ -112,7 +112,7 @@ func (s *supervisor) startInit() error {
 	defer reports.Close()
 	defer reportTo.Close()
 	s.init = exec.Command(s.order.Config.Program, "init")
-	s.init.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	s.init.Env = []string{"TMPDIR=" + os.TempDir()}
 	s.init.Stderr = os.Stderr
 	s.init.ExtraFiles = []*os.File{os.NewFile(listenerFD, "listener"), reportTo}
 	s.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces, Pdeathsig: syscall.SIGKILL}

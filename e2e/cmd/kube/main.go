@@ -1,8 +1,12 @@
-// Command kube is every program of a one-node Kubernetes in one file: the API server and its etcd, the scheduler,
-// the controller manager, the kubelet and containerd, with kubectl and ctr to look at them. Which one it is, its own name or
-// its first argument says. It adds nothing to them.
+//go:build !cgo
+
+// Command kube is every program of a one-node Kubernetes in one file: the API server and its etcd, the scheduler, the
+// controller manager, the kubelet and containerd, with kubectl and ctr to look at them. Which one it is, its own name
+// or its first argument says. It adds nothing to them.
 //
 // The containerd shim is not here: linked into the same file it would start the daemon's plugins too.
+//
+// It is only built without cgo, as a static program: with it, commands on all packages would compile Kubernetes anew.
 package main
 
 import (
