@@ -94,12 +94,12 @@ func Parse(data []byte) (*Host, error) {
 			}
 			return h, checkParents(h.entries, kinds)
 		}
+		if stray, ok := strayMarker(f.Data); ok {
+			return nil, fmt.Errorf("recorded host: line %d: %s", line+stray, garbled)
+		}
 		e, err := parseEntry(f)
 		if err != nil {
 			return nil, fmt.Errorf("recorded host: line %d: %w", line, err)
-		}
-		if stray, ok := strayMarker(f.Data); ok {
-			return nil, fmt.Errorf("recorded host: line %d: %s", line+stray, garbled)
 		}
 		if _, twice := kinds[e.path]; twice {
 			return nil, fmt.Errorf("recorded host: line %d: %s appears twice", line, e.path)
@@ -157,6 +157,9 @@ func number(digits string) uint32 {
 func (e *entry) check() error {
 	if !fs.ValidPath(e.path) || e.path == "." || strings.ContainsFunc(e.path, unicode.IsControl) || strings.TrimSpace(e.path) != e.path {
 		return fmt.Errorf("%q is no path: it must be relative and without empty, . and .. elements", e.path)
+	}
+	if end := e.path + " "; strings.HasSuffix(end, linkArrow) || strings.HasSuffix(end, unreadMark) {
+		return fmt.Errorf("%q does not say where the link leads, or why nothing could be read", e.path)
 	}
 	if e.kind == link {
 		return checkTarget(e.path, e.target)
