@@ -1,0 +1,76 @@
+package nvidia
+
+import (
+	"strings"
+	"testing"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+func TestParseInformation(t *testing.T) {
+	for name, test := range map[string]struct {
+		text string
+		want information
+	}{
+		"of a driver without firmware": {
+			"Model: \t\t Tesla K80\nGPU UUID: \t GPU-0e7d5a3c-1111-2222-3333-444455556666\nBus Location: \t 0000:05:00.0\nDevice Minor: \t 3\n",
+			information{"Tesla K80", "GPU-0e7d5a3c-1111-2222-3333-444455556666", 3, false},
+		},
+		"not initialised": {
+			"Model: \t NVIDIA H100\nGPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\nGPU Excluded:\t No\n",
+			information{"NVIDIA H100", "", 0, false},
+		},
+		"excluded":               {"Device Minor: 1\nGPU Excluded:\t Yes\n", information{"", "", 1, true}},
+		"the minor of nvidiactl": {"Device Minor: 255\n", information{minor: -1}},
+		"empty":                  {"", information{minor: -1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := parseInformation(test.text); got != test.want {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
+
+func TestGrant(t *testing.T) {
+	libraries := specs.ContainerEdits{Mounts: []*specs.Mount{{HostPath: "/a", ContainerPath: "/a"}}}
+	for name, test := range map[string]struct {
+		given []discovery.Device
+		want  string
+	}{
+		"in the order given, once each": {[]discovery.Device{{Identity: "GPU-b"}, {Identity: "GPU-a"}, {Identity: "GPU-b"}}, "GPU-b,GPU-a"},
+		"not yet known":                 {[]discovery.Device{{}}, "void"},
+		"one of them not yet known":     {[]discovery.Device{{}, {Identity: "GPU-a"}}, "GPU-a"},
+		"libraries are ours":            {[]discovery.Device{{Identity: "GPU-a", Edits: libraries}, {Identity: "GPU-b"}}, "void"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := grant(test.given, discovery.Grant{}).Env
+			if len(got) != 1 || got[0] != "NVIDIA_VISIBLE_DEVICES="+test.want {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
+
+func FuzzInformation(f *testing.F) {
+	f.Add("Model: \t\t Tesla K80\nGPU UUID: \t GPU-0e7d5a3c-1111-2222-3333-444455556666\nDevice Minor: \t 3\n")
+	f.Add("GPU UUID: GPU-?\nDevice Minor: -1\nGPU Excluded: Yes\n")
+	f.Add("DeviceFileMinor: 12\nDeviceFileMode: 292\n")
+	f.Add("Character devices:\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n  8 sd\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		info := parseInformation(text)
+		if strings.Contains(info.uuid, "?") || info.minor < -1 || info.minor > 253 {
+			t.Errorf("%+v", info)
+		}
+		if minor, err := parseAccess(text); err == nil && (minor < 0 || minor >= 1<<20) {
+			t.Errorf("minor %d", minor)
+		}
+		for name, major := range parseMajors(text) {
+			if major < 0 || major > 4095 {
+				t.Errorf("major %d of %s", major, name)
+			}
+		}
+	})
+}

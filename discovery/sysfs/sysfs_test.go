@@ -1,0 +1,217 @@
+package sysfs_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+const address = "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0"
+
+func link(target string) *fstest.MapFile {
+	return &fstest.MapFile{Data: []byte(target), Mode: fs.ModeSymlink}
+}
+
+func text(content string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(content)} }
+
+func host() fstest.MapFS {
+	return fstest.MapFS{
+		"sys/bus/pci/devices/0000:03:00.0":         link("../../../devices/pci0000:00/0000:00:01.0/0000:03:00.0"),
+		"sys/bus/pci/devices/0000:04:00.0":         link("../../../../outside"),
+		"sys/bus/pci/devices/0000:05:00.0/vendor":  text("0x10DE\n"), // a tree copied without links
+		"sys/bus/pci/devices/stray":                text("no device"),
+		address + "/vendor":                        text("0x1002\n"),
+		address + "/class":                         text("0x038000\n"),
+		address + "/numa_node":                     text("-1\n"),
+		address + "/size":                          text("0x40\n"),
+		address + "/octal":                         text("010\n"),
+		address + "/word":                          text("many\n"),
+		address + "/empty":                         text("\n"),
+		address + "/long":                          text(strings.Repeat("1", 5000)),
+		address + "/binary":                        text("a\x00b"),
+		address + "/driver":                        link("../../../../bus/pci/drivers/amdgpu"),
+		address + "/iommu_group":                   link("../../../../kernel/iommu_groups/42"),
+		address + "/physfn":                        link("../0000:02:00.0"),
+		address + "/uevent":                        text("DRIVER=other\nPCI_ID=1002:740F\nbroken\nA=b=c\n"),
+		address + "/drm/card1/dev":                 text("226:1\n"),
+		address + "/drm/card1/uevent":              text("DEVNAME=dri/card1\n"),
+		address + "/drm/renderD129/dev":            text("226:129:1\n"),
+		address + "/drm/version":                   text("1"),
+		address + "/block/a!b/dev":                 text("259:3"),
+		address + "/block/a!b/subsystem":           link("../../../../../../class/block"),
+		"sys/class/misc/kvm":                       link("../../devices/virtual/misc/kvm"),
+		"sys/devices/virtual/misc/kvm/uevent":      text("DEVNAME=../../etc/passwd\n"),
+		"sys/devices/pci10000:00/10000:00:00.0/id": text("1"),
+	}
+}
+
+func paths(devices []sysfs.Device) []string {
+	names := []string{}
+	for _, d := range devices {
+		names = append(names, d.Path)
+	}
+	return names
+}
+
+func TestBus(t *testing.T) {
+	devices, err := sysfs.Bus(host(), "pci")
+	want := []string{address, "sys/bus/pci/devices/0000:04:00.0", "sys/bus/pci/devices/0000:05:00.0"}
+	if diff := cmp.Diff(want, paths(devices)); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if _, err := sysfs.Bus(host(), "cxl"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a bus that is not there: %v", err)
+	}
+	devices, err = sysfs.Class(host(), "misc")
+	if diff := cmp.Diff([]string{"sys/devices/virtual/misc/kvm"}, paths(devices)); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+}
+
+func TestDevice(t *testing.T) {
+	d := sysfs.At(host(), address)
+	for what, values := range map[string][2]string{
+		"name":           {d.Name(), "0000:03:00.0"},
+		"driver":         {d.Driver(), "amdgpu"},
+		"link":           {d.Link("iommu_group"), "42"},
+		"no link":        {d.Link("vendor"), ""},
+		"missing link":   {d.Link("subsystem"), ""},
+		"root":           {d.PCIRoot(), "pci0000:00"},
+		"uevent":         {d.Uevent()["PCI_ID"], "1002:740F"},
+		"uevent's value": {d.Uevent()["A"], "b=c"},
+	} {
+		if values[0] != values[1] {
+			t.Errorf("%s: %q, want %q", what, values[0], values[1])
+		}
+	}
+	if diff := cmp.Diff([]string{address + "/drm/card1", address + "/drm/renderD129"}, paths(d.Children("drm"))); diff != "" {
+		t.Error(diff)
+	}
+	if physical, ok := d.LinkTo("physfn"); !ok || physical.Path != "sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0" {
+		t.Errorf("physical function %v, %v", physical.Path, ok)
+	}
+	if function, ok := d.Child("drm/card1").PCIFunction(); !ok || function.Path != address {
+		t.Errorf("function of a card %v, %v", function.Path, ok)
+	}
+	if _, ok := sysfs.At(host(), "sys/devices/virtual/misc/kvm").PCIFunction(); ok {
+		t.Error("a PCI function of /dev/kvm")
+	}
+	if root := sysfs.At(host(), "sys/devices/pci10000:00/10000:00:00.0").PCIRoot(); root != "pci10000:00" {
+		t.Errorf("root of a domain of five digits: %q", root)
+	}
+	if !d.Exists("physfn") || d.Exists("virtfn0") {
+		t.Error("Exists follows links, or finds what is not there")
+	}
+}
+
+func TestAttrs(t *testing.T) {
+	attrs := sysfs.At(host(), address).Attrs()
+	if vendor, ok := attrs.Hex("vendor", 4); vendor != "1002" || !ok {
+		t.Errorf("vendor %q, %v", vendor, ok)
+	}
+	if node, ok := attrs.Int("numa_node"); node != -1 || !ok {
+		t.Errorf("numa_node %d, %v", node, ok)
+	}
+	if size, ok := attrs.Uint("size"); size != 64 || !ok {
+		t.Errorf("size %d, %v", size, ok)
+	}
+	if octal, ok := attrs.Uint("octal"); octal != 10 || !ok {
+		t.Errorf("a number with a leading zero: %d, %v", octal, ok)
+	}
+	for _, name := range []string{"empty", "missing"} {
+		if value, ok := attrs.Text(name); ok {
+			t.Errorf("%s is there: %q", name, value)
+		}
+	}
+	if err := attrs.Err(); err != nil {
+		t.Errorf("what is not there is an error: %v", err)
+	}
+	for _, name := range []string{"word", "long", "binary"} {
+		if value, ok := attrs.Uint(name); ok {
+			t.Errorf("%s is the number %d", name, value)
+		}
+		if err := attrs.Err(); err == nil || !strings.Contains(err.Error(), "attribute "+name) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+func TestNode(t *testing.T) {
+	for name, test := range map[string]struct {
+		path string
+		want sysfs.Node
+		fail bool
+	}{
+		"named by uevent":    {address + "/drm/card1", sysfs.Node{Path: "/dev/dri/card1", Major: 226, Minor: 1}, false},
+		"numbers garbled":    {address + "/drm/renderD129", sysfs.Node{Path: "/dev/fallback/renderD129"}, true},
+		"block, with a !":    {address + "/block/a!b", sysfs.Node{Path: "/dev/fallback/a/b", Block: true, Major: 259, Minor: 3}, false},
+		"name leads outside": {"sys/devices/virtual/misc/kvm", sysfs.Node{Path: "/dev/fallback/kvm"}, false},
+		"not there":          {"sys/devices/virtual/misc/tun", sysfs.Node{Path: "/dev/fallback/tun"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := sysfs.At(host(), test.path).Node("/dev/fallback")
+			if got != test.want || (err != nil) != test.fail {
+				t.Errorf("got %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestReadErrorNamesThePath checks that an error names a file as of the host,
+// wherever that is mounted: it is shown to people and compared over time.
+func TestReadErrorNamesThePath(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "sys/attribute"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := sysfs.ReadText(os.DirFS(dir), "sys/attribute", 16)
+	if err == nil || strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "sys/attribute") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestIsPCIAddress(t *testing.T) {
+	for s, want := range map[string]bool{
+		"0000:03:00.0": true, "10000:e1:1f.7": true, "0000:03:20.0": false, "0000:03:00.8": false,
+		"03:00.0": false, "0000:03:00": false, "": false, "0000:03:00.0/drm": false, "pci0000:00": false,
+	} {
+		if got := sysfs.IsPCIAddress(s); got != want {
+			t.Errorf("%q: %v", s, got)
+		}
+	}
+}
+
+// FuzzAttributes gives one content to every reader.
+func FuzzAttributes(f *testing.F) {
+	for _, seed := range []string{"", "0x10de\n", "-1", "226:128", "4096:1", "DEVNAME=dri/card0\nMAJOR=226\n", "DEVNAME=/etc/passwd", "=\n==", "0x", "\x00", "18446744073709551616"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		fsys := fstest.MapFS{"d/uevent": {Data: content}, "d/dev": {Data: content}, "d/a": {Data: content}}
+		d := sysfs.At(fsys, "d")
+		attrs := d.Attrs()
+		if digits, ok := attrs.Hex("a", 4); ok && (len(digits) < 4 || strings.Trim(digits, "0123456789abcdef") != "") {
+			t.Errorf("hexadecimal digits %q", digits)
+		}
+		attrs.Uint("a")
+		attrs.Int("a")
+		if value, ok := attrs.Text("a"); ok && strings.TrimSpace(value) != value {
+			t.Errorf("text %q", value)
+		}
+		node, err := d.Node("/dev")
+		if !strings.HasPrefix(node.Path, "/dev/") || strings.Contains(node.Path, "..") && !strings.Contains(string(content), "..") {
+			t.Errorf("node %+v", node)
+		}
+		if err != nil && (node.Major != 0 || node.Minor != 0) || node.Major < 0 || node.Major > 4095 || node.Minor > 1<<20-1 {
+			t.Errorf("node %+v, %v", node, err)
+		}
+	})
+}
