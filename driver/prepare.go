@@ -132,7 +132,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 }
 
 // take makes the claim the holder of what it wants: in memory, in the record
-// and in the spec. If it cannot, nothing has changed.
+// and in the spec. If it cannot, it holds what it held before, and no more.
 func (d *Driver) take(ctx context.Context, wanted, earlier *record, view *view) error {
 	if err := d.store.reserve(wanted, view.lookup); err != nil {
 		return err

@@ -274,13 +274,35 @@ func (o *offer) addGone(out *published) {
 			device = resourceapi.Device{Name: name}
 		}
 		device.Taints = []resourceapi.DeviceTaint{{Key: TaintGone, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-		for _, consumed := range device.ConsumesCounters {
-			if _, found := out.counters[consumed.CounterSet]; !found {
-				out.counters[consumed.CounterSet] = o.last.counters[consumed.CounterSet]
-			}
+		if o.without.Sharing {
+			device.AllowMultipleAllocations = nil
+		}
+		if !o.keepCounters(out, device.ConsumesCounters) {
+			device.ConsumesCounters = nil
 		}
 		out.devices[name] = device
 	}
+}
+
+// keepCounters adds what a device that is gone takes of, and reports whether
+// all of it is still there: the silicon may have been replaced by another.
+func (o *offer) keepCounters(out *published, consumptions []resourceapi.DeviceCounterConsumption) bool {
+	for _, consumed := range consumptions {
+		set, found := out.counters[consumed.CounterSet]
+		if !found {
+			set, found = o.last.counters[consumed.CounterSet]
+		}
+		if !found || o.without.Counters {
+			return false
+		}
+		for counter := range consumed.Counters {
+			if _, found := set.Counters[counter]; !found {
+				return false
+			}
+		}
+		out.counters[consumed.CounterSet] = set
+	}
+	return true
 }
 
 // remember returns what the resources consist of.

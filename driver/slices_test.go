@@ -109,6 +109,15 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"set:g0", "g0-a<g0"},
 			left:    []string{"g0-b"},
 		},
+		"gone but held, of silicon that is another now": {
+			devices: []discovery.Device{part("g0", "g0-b", 1)},
+			offer: offer{
+				held: map[string]string{"g0-a": "g0-a"},
+				last: published{devices: map[string]resourceapi.Device{"g0-a": {Name: "g0-a", ConsumesCounters: []resourceapi.DeviceCounterConsumption{
+					{CounterSet: "g0", Counters: counters(quantities("engines", 1))}}}}},
+			},
+			want: []string{"set:g0", "g0-a!gone:NoSchedule g0-b<g0"},
+		},
 		"gone but held": {
 			devices: []discovery.Device{{Name: "b"}},
 			offer: offer{
