@@ -131,28 +131,27 @@ func (f *Family) validate() []error {
 
 // selects reports whether a device of the match's bus or class belongs to the
 // family. The cheapest test comes first: a host may have thousands of devices.
-func (m Match) selects(d sysfs.Device) (bool, error) {
+func (m Match) selects(d sysfs.Device, kernel *kernel) (bool, error) {
 	if m.Name != "" {
 		if ok, _ := path.Match(m.Name, d.Name()); !ok {
 			return false, nil
 		}
 	}
-	attrs := d.Attrs()
 	if m.Vendor != "" {
-		if vendor, _ := attrs.Hex("vendor", 4); vendor != m.Vendor {
-			return false, attrs.Err()
+		if vendor, err := kernel.id(d, "vendor", 4); vendor != m.Vendor {
+			return false, err
 		}
 	}
 	if m.PCIClass != "" {
-		if class, _ := attrs.Hex("class", 6); !strings.HasPrefix(class, m.PCIClass) {
-			return false, attrs.Err()
+		if class, err := kernel.id(d, "class", 6); !strings.HasPrefix(class, m.PCIClass) {
+			return false, err
 		}
 	}
 	if m.Driver != "" && d.Driver() != m.Driver {
-		return false, attrs.Err()
+		return false, nil
 	}
 	// A link in a class may lead to a device that is gone.
-	return m.Vendor != "" || m.PCIClass != "" || d.Exists("."), attrs.Err()
+	return m.Vendor != "" || m.PCIClass != "" || d.Exists("."), nil
 }
 
 // matched returns the kernel devices that belong to the family, each once, in
@@ -166,7 +165,7 @@ func (f *Family) matched(kernel *kernel) ([]sysfs.Device, []Problem) {
 			if seen[d.Path] {
 				continue
 			}
-			ok, err := m.selects(d)
+			ok, err := m.selects(d, kernel)
 			if err != nil {
 				problems = append(problems, Problem{DeviceName(d), err})
 			}

@@ -73,13 +73,15 @@ func (s *Snapshot) add(devices []Device, f *Family) {
 // dropNamesakes keeps the first of several devices of one name, that of the
 // family listed first.
 func (s *Snapshot) dropNamesakes() {
-	s.Devices = slices.CompactFunc(s.Devices, func(kept, d Device) bool {
-		if kept.Name != d.Name {
-			return false
+	var kept []Device
+	for _, d := range s.Devices {
+		if n := len(kept); n > 0 && kept[n-1].Name == d.Name {
+			s.Problems = append(s.Problems, Problem{d.Name, fmt.Errorf("described by families %s and %s; the first is kept", kept[n-1].Family, d.Family)})
+			continue
 		}
-		s.Problems = append(s.Problems, Problem{d.Name, fmt.Errorf("described by families %s and %s; the first is kept", kept.Family, d.Family)})
-		return true
-	})
+		kept = append(kept, d)
+	}
+	s.Devices = kept
 }
 
 // dropRepeated keeps one of several problems that say the same: more than one
@@ -131,15 +133,36 @@ func (d *Device) Validate() error {
 	return errors.Join(errs...)
 }
 
-// kernel lists the devices of buses and classes, each once in a scan.
+// kernel lists the devices of buses and classes and reads their IDs, each once
+// in a scan, however many families ask.
 type kernel struct {
 	fsys     fs.FS
 	lists    map[string][]sysfs.Device
+	ids      map[[2]string]id // by path and attribute
 	problems []Problem
 }
 
+// id is a hexadecimal attribute as it was read.
+type id struct {
+	digits string
+	err    error
+}
+
 func newKernel(fsys fs.FS) *kernel {
-	return &kernel{fsys: fsys, lists: make(map[string][]sysfs.Device)}
+	return &kernel{fsys: fsys, lists: make(map[string][]sysfs.Device), ids: make(map[[2]string]id)}
+}
+
+// id returns a hexadecimal attribute, "" if the device has none.
+func (k *kernel) id(d sysfs.Device, name string, width int) (string, error) {
+	key := [2]string{d.Path, name}
+	read, known := k.ids[key]
+	if !known {
+		attrs := d.Attrs()
+		read.digits, _ = attrs.Hex(name, width)
+		read.err = attrs.Err()
+		k.ids[key] = read
+	}
+	return read.digits, read.err
 }
 
 // list returns the devices of the match's bus or class.

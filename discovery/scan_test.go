@@ -1,0 +1,274 @@
+package discovery_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/sysfs"
+)
+
+// scanFamily returns a family that describes what it is told to.
+func scanFamily(name string, match discovery.Match, describe func(found []sysfs.Device) ([]discovery.Device, []discovery.Problem)) *discovery.Family {
+	return &discovery.Family{Name: name, Doc: "test", Match: []discovery.Match{match},
+		Describe: func(_ *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+			return describe(found)
+		}}
+}
+
+// named describes each kernel device by its name alone.
+func named(found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	for _, d := range found {
+		devices = append(devices, discovery.Device{Name: discovery.DeviceName(d)})
+	}
+	return devices, nil
+}
+
+func miscHost(names ...string) *discovery.Host {
+	fsys := fstest.MapFS{}
+	for _, name := range names {
+		fsys["sys/class/misc/"+name+"/dev"] = &fstest.MapFile{Data: []byte("10:1")}
+	}
+	return &discovery.Host{FS: fsys}
+}
+
+var misc = discovery.Match{Class: "misc"}
+
+func TestScanOrdersAndMarks(t *testing.T) {
+	f := scanFamily("one", misc, func(found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+		devices, _ := named(found)
+		slices.Reverse(devices)
+		return devices, []discovery.Problem{{Device: "b", Err: errors.New("one thing")}}
+	})
+	s := discovery.Scan(miscHost("a", "b", "c"), []*discovery.Family{f})
+	var got []string
+	for _, d := range s.Devices {
+		got = append(got, fmt.Sprint(d.Name, " ", d.Family, " ", d.Attributes.String("family"), " ", d.Health))
+	}
+	want := []string{"a one one {Healthy }", "b one one {Unknown one thing}", "c one one {Healthy }"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if _, ok := s.Lookup("c"); !ok {
+		t.Error("c is not found")
+	}
+	if _, ok := s.Lookup("bb"); ok {
+		t.Error("bb is found")
+	}
+}
+
+func TestScanKeepsTheFirstOfNamesakes(t *testing.T) {
+	s := discovery.Scan(miscHost("a", "b"), []*discovery.Family{scanFamily("one", misc, named), scanFamily("two", misc, named)})
+	if len(s.Devices) != 2 || s.Devices[0].Family != "one" || s.Devices[1].Family != "one" {
+		t.Errorf("devices %+v", s.Devices)
+	}
+	if len(s.Problems) != 2 || !strings.Contains(s.Problems[0].Error(), "a: described by families one and two") {
+		t.Errorf("problems %v", s.Problems)
+	}
+}
+
+func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
+	tooMany := discovery.Attributes{}
+	for i := range 40 {
+		tooMany.SetInt(resourceapi.QualifiedName(fmt.Sprintf("a%d", i)), 1)
+	}
+	long := strings.Repeat("x", 65)
+	invalid := []discovery.Device{
+		{Name: "Upper_Case"},
+		{Name: strings.Repeat("x", 64)},
+		{Name: "many", Attributes: tooMany},
+		{Name: "long", Attributes: discovery.Attributes{"model": {StringValue: &long}}},
+		{Name: "resource", Offers: []discovery.Offer{{Resource: "not a resource"}}},
+		{Name: "edits", Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{HostPath: "/dev/a"}}}},
+	}
+	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+		return append(slices.Clone(invalid), discovery.Device{Name: "good"}), nil
+	})
+	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})
+	if len(s.Devices) != 1 || s.Devices[0].Name != "good" {
+		t.Errorf("devices %+v", s.Devices)
+	}
+	for _, d := range invalid {
+		if !slices.ContainsFunc(s.Problems, func(p discovery.Problem) bool { return p.Device == d.Name }) {
+			t.Errorf("no problem names %s", d.Name)
+		}
+	}
+}
+
+func TestScanConfinesPanics(t *testing.T) {
+	panicking := scanFamily("panics", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) { panic("at what it found") })
+	s := discovery.Scan(miscHost("a"), []*discovery.Family{panicking, scanFamily("one", misc, named)})
+	if len(s.Devices) != 1 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0].Error(), "panics: describe: panic: at what it found") {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestScanWithoutSysfs(t *testing.T) {
+	s := discovery.Scan(&discovery.Host{FS: os.DirFS(t.TempDir())}, families.All)
+	if len(s.Devices) != 0 || len(s.Problems) != 1 || s.Problems[0].Device != "/sys/bus/pci" || !errors.Is(s.Problems[0].Err, fs.ErrNotExist) {
+		t.Errorf("a host without /sys: %+v", s)
+	}
+}
+
+func TestMatch(t *testing.T) {
+	fsys := fstest.MapFS{
+		"sys/class/misc/gone": {Data: []byte("../../devices/gone"), Mode: fs.ModeSymlink},
+		"sys/class/misc/kvm":  {Mode: fs.ModeDir | 0o755},
+	}
+	for address, ids := range map[string][3]string{
+		"0000:01:00.0": {"0x10de", "0x030200", "nvidia"},
+		"0000:02:00.0": {"0x10de", "0x030000", "vfio-pci"},
+		"0000:03:00.0": {"0x10DE", "0x040300", "snd_hda_intel"},
+		"0000:04:00.0": {"0x1002", "0x030000", "amdgpu"},
+		"0000:05:00.0": {"garbage", "0x030000", "nvidia"},
+	} {
+		dir := "sys/bus/pci/devices/" + address
+		fsys[dir+"/vendor"] = &fstest.MapFile{Data: []byte(ids[0] + "\n")}
+		fsys[dir+"/class"] = &fstest.MapFile{Data: []byte(ids[1] + "\n")}
+		fsys[dir+"/driver"] = &fstest.MapFile{Data: []byte("../../drivers/" + ids[2]), Mode: fs.ModeSymlink}
+	}
+	for name, test := range map[string]struct {
+		match    discovery.Match
+		want     []string
+		problems int
+	}{
+		"all of a bus":      {discovery.Match{Bus: "pci"}, []string{"pci-0000-01-00-0", "pci-0000-02-00-0", "pci-0000-03-00-0", "pci-0000-04-00-0", "pci-0000-05-00-0"}, 0},
+		"vendor":            {discovery.Match{Bus: "pci", Vendor: "10de"}, []string{"pci-0000-01-00-0", "pci-0000-02-00-0", "pci-0000-03-00-0"}, 1},
+		"class and driver":  {discovery.Match{Bus: "pci", Vendor: "10de", PCIClass: "03", Driver: "nvidia"}, []string{"pci-0000-01-00-0"}, 1},
+		"subclass":          {discovery.Match{Bus: "pci", PCIClass: "0302"}, []string{"pci-0000-01-00-0"}, 0},
+		"name":              {discovery.Match{Class: "misc", Name: "kv*"}, []string{"kvm"}, 0},
+		"what is gone":      {discovery.Match{Class: "misc", Name: "gone"}, nil, 0},
+		"class not there":   {discovery.Match{Class: "drm"}, nil, 0},
+		"bus not there":     {discovery.Match{Bus: "platform"}, nil, 0},
+		"a driver not here": {discovery.Match{Bus: "pci", Driver: "xe"}, nil, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := discovery.Scan(&discovery.Host{FS: fsys}, []*discovery.Family{scanFamily("one", test.match, named)})
+			var got []string
+			for _, d := range s.Devices {
+				got = append(got, d.Name)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" || len(s.Problems) != test.problems {
+				t.Errorf("problems %v, devices:\n%s", s.Problems, diff)
+			}
+		})
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := scanFamily("good", misc, named)
+	for name, test := range map[string]struct {
+		families []*discovery.Family
+		want     string
+	}{
+		"good":              {[]*discovery.Family{good}, ""},
+		"twice":             {[]*discovery.Family{good, good}, "family good: listed twice"},
+		"name":              {[]*discovery.Family{scanFamily("Not_a_label", misc, named)}, "family Not_a_label: name:"},
+		"bus and class":     {[]*discovery.Family{scanFamily("f", discovery.Match{Bus: "pci", Class: "misc"}, named)}, "either a bus or a class"},
+		"pattern":           {[]*discovery.Family{scanFamily("f", discovery.Match{Bus: "pci", Name: "["}, named)}, "name \"[\""},
+		"vendor of a class": {[]*discovery.Family{scanFamily("f", discovery.Match{Class: "misc", Vendor: "10de"}, named)}, "are of bus pci"},
+		"empty":             {[]*discovery.Family{{Name: "f"}}, "describe: missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := discovery.Validate(test.families)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestSetters(t *testing.T) {
+	a := discovery.Attributes{}
+	a.SetString("model", strings.Repeat("é", 40)+" ")
+	if got := a.String("model"); got != strings.Repeat("é", 32) {
+		t.Errorf("cut to %q", got)
+	}
+	a.SetString("serial", "")
+	if _, ok := a["serial"]; ok {
+		t.Error("an empty string is published")
+	}
+	for text, want := range map[string]string{
+		"6.8.5": "6.8.5", "535.104.05": "535.104.5", "550.120": "550.120.0", "550.90.07-custom": "", "1.2.3.4": "", "": "", "12": "", "N/A": "",
+	} {
+		a := discovery.Attributes{}
+		a.SetVersion("driverVersion", text)
+		got := ""
+		if v := a["driverVersion"].VersionValue; v != nil {
+			got = *v
+		}
+		if got != want {
+			t.Errorf("version %q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestGranters(t *testing.T) {
+	grant := func(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
+		return specs.ContainerEdits{Env: []string{fmt.Sprint(given[0].Family, len(given))}}
+	}
+	granter := discovery.Granters([]*discovery.Family{{Name: "a", Grant: grant}, {Name: "b"}, {Name: "c", Grant: grant}, {Name: "d", Grant: grant}})
+	got := granter([]discovery.Device{{Family: "c"}, {Family: "a"}, {Family: "b"}, {Family: "a"}}, discovery.Grant{}).Env
+	if diff := cmp.Diff([]string{"a2", "c1"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func layout(tb testing.TB, file, dir string) {
+	tb.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	host, err := recorded.Parse(data)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := host.Layout(dir); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// BenchmarkScan scans hosts with eight GPUs among many other PCI functions.
+func BenchmarkScan(b *testing.B) {
+	for _, functions := range []int{256, 1024, 4096} {
+		b.Run(fmt.Sprint(functions), func(b *testing.B) {
+			dir := b.TempDir()
+			layout(b, "families/amdgpu/testdata/mi210x8.host", dir)
+			for i := range functions {
+				address := fmt.Sprintf("0001:%02x:%02x.%d", i>>8, i>>3&0x1f, i&7)
+				function := filepath.Join(dir, "sys/devices/pci0001:00", address)
+				if err := os.MkdirAll(function, 0o755); err != nil {
+					b.Fatal(err)
+				}
+				for name, content := range map[string]string{"vendor": "0x8086\n", "device": "0x1889\n", "class": "0x020000\n", "numa_node": "0\n"} {
+					if err := os.WriteFile(filepath.Join(function, name), []byte(content), 0o644); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := os.Symlink("../../../devices/pci0001:00/"+address, filepath.Join(dir, "sys/bus/pci/devices", address)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if s := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families.All); len(s.Devices) != 8 {
+					b.Fatal(s.Problems)
+				}
+			}
+		})
+	}
+}
