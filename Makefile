@@ -16,7 +16,7 @@ test: unit e2e ## every test: unit tests with the race detector, then a real Kub
 unit: ## the tests that need no cluster
 	$(GO) test -race ./...
 
-e2e: build ## the tests on a real Kubernetes; needs root
+e2e: ## the tests on a real Kubernetes; needs root
 	cd e2e && $(GO) test -timeout 45m ./...
 
 lint: ## golangci-lint, with the rules of .golangci.yml
@@ -44,10 +44,10 @@ bench: ## benchmarks of the product
 image: ## the agent's image, with docker
 	docker build --build-arg VERSION=$(VERSION) -t chandler.dev/chandler:latest .
 
-demo: build ## a real Kubernetes, eight recorded GPUs, and pods that use them; needs root
+demo: ## a real Kubernetes, eight recorded GPUs, and pods that use them; needs root
 	cd e2e && $(GO) run ./cmd/demo
 
-cluster: build ## the same, left running for you to use; needs root
+cluster: ## the same, left running for you to use; needs root
 	cd e2e && $(GO) run ./cmd/demo --keep
 
 clean: ## remove what was built here

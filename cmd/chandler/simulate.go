@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 )
@@ -42,8 +43,10 @@ func simulate(errOut io.Writer, dir string, files []string) error {
 		}
 		layouts[i] = host.Layout
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("simulate: %w", err)
+	for _, mount := range []string{"sys", "proc", "dev"} { // every host has them, whatever was recorded
+		if err := os.MkdirAll(filepath.Join(dir, mount), 0o755); err != nil {
+			return fmt.Errorf("simulate: %w", err)
+		}
 	}
 	for i, layout := range layouts {
 		standIns, err := layout(dir)

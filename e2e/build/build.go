@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,7 +60,7 @@ func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 		return Programs{}, err
 	}
 	what := "kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, etcd, containerd"
-	dir, err := b.build(ctx, what, b.module(), clusterPackages)
+	dir, err := b.build(ctx, what, b.module(), clusterPackages, linkerFlags())
 	if err != nil {
 		return Programs{}, err
 	}
@@ -69,7 +70,8 @@ func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 // Static builds a package of the module in directory module as a static program, and returns its path. It lies beside
 // the cluster's programs, named by the last element of the package's path.
 func (b Builder) Static(ctx context.Context, module, pkg string) (string, error) {
-	dir, err := b.build(ctx, pkg, module, []string{pkg})
+	// As the Makefile does, so that the one finds in Go's cache what the other built.
+	dir, err := b.build(ctx, pkg, module, []string{pkg}, "-s -w", "-trimpath")
 	if err != nil {
 		return "", err
 	}
@@ -101,7 +103,7 @@ func (b Builder) bin() (string, error) {
 
 // build runs go build, which writes only those programs that are not up to date. Builds into the same directory take
 // turns.
-func (b Builder) build(ctx context.Context, what, module string, packages []string) (dir string, err error) {
+func (b Builder) build(ctx context.Context, what, module string, packages []string, linkerFlags string, flags ...string) (dir string, err error) {
 	dir, err = b.bin()
 	if err != nil {
 		return "", err
@@ -113,8 +115,8 @@ func (b Builder) build(ctx context.Context, what, module string, packages []stri
 	defer unlock()
 
 	// Without version control's stamp, which would make every program new with every commit.
-	args := []string{"build", "-buildvcs=false", "-ldflags", linkerFlags(), "-o", dir + string(filepath.Separator)}
-	cmd := exec.CommandContext(ctx, "go", append(args, packages...)...)
+	args := []string{"build", "-buildvcs=false", "-ldflags", linkerFlags, "-o", dir + string(filepath.Separator)}
+	cmd := exec.CommandContext(ctx, "go", slices.Concat(args, flags, packages)...)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	var stderr bytes.Buffer

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -145,9 +146,11 @@ func (p Project) simulated() (string, error) {
 	return string(data), err
 }
 
-// WaitForAgent waits until the agent runs on every node.
+// WaitForAgent waits until the agent runs, in the version that was last
+// applied. The error of a wait in vain tells what the agent's pod waits for
+// and what it wrote.
 func WaitForAgent(ctx context.Context, k *kubectl.Client) error {
-	return k.Until(ctx, "the agent to run", func(ctx context.Context) error {
+	err := k.Until(ctx, "the agent to run", func(ctx context.Context) error {
 		agent, err := k.AppsV1().DaemonSets(Namespace).Get(ctx, DaemonSet, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -158,6 +161,18 @@ func WaitForAgent(ctx context.Context, k *kubectl.Client) error {
 		}
 		return nil
 	})
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	pod, podErr := AgentPod(ctx, k)
+	if podErr != nil {
+		return errors.Join(err, podErr)
+	}
+	_, story := k.WaitForPod(ctx, Namespace, pod.Name, corev1.PodRunning)
+	log, logErr := k.Logs(context.WithoutCancel(ctx), Namespace, pod.Name, "")
+	return errors.Join(err, story, fmt.Errorf("its log:\n%s", log), logErr)
 }
 
 // AgentPod returns the agent's pod on a cluster of one node.

@@ -41,6 +41,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			Offers:     []discovery.Offer{offer(misc.Name())},
 		}
 		d.Attributes.SetString("kind", "hypervisor")
+		d.Attributes.SetString("model", misc.Name())
 		node, err := discovery.Node(misc, nodeDir(misc))
 		if err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})

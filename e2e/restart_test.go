@@ -1,0 +1,246 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// holders starts a pod that holds a GPU through DRA and one that holds KVM
+// through the device-plugin API, and returns a check that both still run with
+// what they hold, untouched.
+func holders(t *testing.T) (unharmed func(t *testing.T)) {
+	t.Helper()
+	pods := map[string]*corev1.Pod{"gpu-holder": nil}
+	apply(t, gpuPod("gpu-holder", "0000:23:00.0"))
+	if _, err := os.Stat("/dev/kvm"); err == nil {
+		apply(t, kvmPod)
+		pods["kvm-holder"] = nil
+	}
+	for name := range pods {
+		pods[name] = running(t, name)
+	}
+	held, err := chandler.Held(node)
+	if err != nil || len(held) != 2 {
+		t.Fatalf("held are %q, %v; want a CDI spec and a record", held, err)
+	}
+	before := contents(t, held)
+	return func(t *testing.T) {
+		t.Helper()
+		for name, pod := range pods {
+			now := running(t, name)
+			if now.UID != pod.UID || now.Status.ContainerStatuses[0].ContainerID != pod.Status.ContainerStatuses[0].ContainerID {
+				t.Errorf("pod %s is another, or its container is", name)
+			}
+		}
+		if after := contents(t, held); after != before {
+			t.Errorf("the CDI spec or the record changed:\n%s\nwas:\n%s", after, before)
+		}
+		// The GPU is not handed out twice.
+		apply(t, gpuPod("latecomer", "0000:23:00.0"))
+		until(t, "the latecomer to wait", func(ctx context.Context) error {
+			pod, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, "latecomer", metav1.GetOptions{})
+			if err == nil && !unschedulable(pod) {
+				err = fmt.Errorf("it is %s", pod.Status.Phase)
+			}
+			return err
+		})
+		remove(t, gpuPod("latecomer", "0000:23:00.0"))
+	}
+}
+
+// contents returns the text of files of the node.
+func contents(t *testing.T, files []string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, file := range files {
+		data, err := os.ReadFile(node.NodePath(file))
+		if err != nil {
+			t.Error(err)
+		}
+		fmt.Fprintf(&all, "%s: %s\n", file, data)
+	}
+	return all.String()
+}
+
+// works shows that new pods get devices through both APIs.
+func works(t *testing.T) {
+	t.Helper()
+	t.Run("new pods", func(t *testing.T) {
+		apply(t, gpuPod("newcomer", "0000:24:00.0"))
+		running(t, "newcomer")
+		if _, err := os.Stat("/dev/kvm"); err == nil {
+			apply(t, strings.ReplaceAll(kvmPod, "kvm-holder", "kvm-newcomer"))
+			running(t, "kvm-newcomer")
+		}
+	})
+}
+
+// offers waits until the eight GPUs are in slices and KVM is allocatable.
+func offers(t *testing.T) {
+	t.Helper()
+	until(t, "all devices to be offered", func(ctx context.Context) error {
+		devices, err := chandler.Devices(ctx, kube)
+		if err != nil {
+			return err
+		}
+		if n := countGPUs(devices); n != 8 {
+			return fmt.Errorf("%d GPUs are in slices", n)
+		}
+		if _, err := os.Stat("/dev/kvm"); err != nil {
+			return nil
+		}
+		n, err := allocatable(ctx, "devices.kubevirt.io/kvm")
+		if err == nil && n == 0 {
+			err = errors.New("no KVM is allocatable")
+		}
+		return err
+	})
+}
+
+func countGPUs(devices map[string]resourceapi.Device) (n int) {
+	for _, device := range devices {
+		if kind := device.Attributes["kind"].StringValue; kind != nil && *kind == "gpu" {
+			n++
+		}
+	}
+	return n
+}
+
+// When the kubelet restarts, what pods hold stays prepared, and both APIs are
+// registered anew.
+func TestKubeletRestart(t *testing.T) {
+	unharmed := holders(t)
+	registered := sockets(t)
+	if err := node.RestartKubelet(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if len(registered) > 0 {
+		back := time.Now()
+		until(t, "a new socket for the kubelet", func(context.Context) error {
+			for _, socket := range sockets(t) {
+				if !slices.Contains(registered, socket) {
+					return nil
+				}
+			}
+			return errors.New("there is none")
+		})
+		t.Logf("registered again %s after the kubelet answered", time.Since(back).Round(time.Millisecond))
+	}
+	offers(t)
+	unharmed(t)
+	works(t)
+}
+
+// sockets returns the names of the sockets that the agent has in the kubelet's
+// device-plugins directory.
+func sockets(t *testing.T) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(node.NodePath("/var/lib/kubelet/device-plugins"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), "chandler-") {
+			names = append(names, entry.Name())
+		}
+	}
+	return names
+}
+
+// When the agent is replaced, orderly, nothing is lost and nothing handed out
+// twice.
+func TestAgentRestart(t *testing.T) {
+	unharmed := holders(t)
+	agent, err := chandler.AgentPod(t.Context(), kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kube.DeletePod(within(t), chandler.Namespace, agent.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := chandler.WaitForAgent(within(t), kube); err != nil {
+		t.Fatal(err)
+	}
+	offers(t)
+	unharmed(t)
+	works(t)
+}
+
+// When the agent is killed, nothing is lost and nothing handed out twice, and
+// what ends while it is away is let go of when it is back.
+func TestAgentKilled(t *testing.T) {
+	unharmed := holders(t)
+	apply(t, gpuPod("short-lived", "0000:24:00.0"))
+	running(t, "short-lived")
+	killAgent(t)
+	remove(t, gpuPod("short-lived", "0000:24:00.0"))
+	if err := chandler.WaitForAgent(within(t), kube); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the claim of the pod that ended to be let go of", func(context.Context) error {
+		held, err := chandler.Held(node)
+		if err == nil && len(held) != 2 {
+			err = fmt.Errorf("held are %q", held)
+		}
+		return err
+	})
+	offers(t)
+	unharmed(t)
+	works(t)
+}
+
+// killAgent kills the agent's process, as the kernel would that has no memory
+// left, and waits until the kubelet has noticed.
+func killAgent(t *testing.T) {
+	t.Helper()
+	agent, err := chandler.AgentPod(t.Context(), kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := agentPID(t)
+	if out, err := node.Command(within(t), "kill", "-9", pid).CombinedOutput(); err != nil {
+		t.Fatalf("kill -9 %s: %v: %s", pid, err, out)
+	}
+	restarts := agent.Status.ContainerStatuses[0].RestartCount
+	until(t, "the kubelet to restart the agent", func(ctx context.Context) error {
+		now, err := chandler.AgentPod(ctx, kube)
+		if err == nil && now.Status.ContainerStatuses[0].RestartCount == restarts {
+			err = errors.New("it has not")
+		}
+		return err
+	})
+}
+
+// agentPID returns the PID, in the node, of the one process whose program is
+// the agent's image's.
+func agentPID(t *testing.T) string {
+	t.Helper()
+	proc := node.NodePath("/proc")
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []string
+	for _, entry := range entries {
+		line, err := os.ReadFile(proc + "/" + entry.Name() + "/cmdline")
+		if err == nil && strings.HasPrefix(string(line), "/chandler\x00run\x00") {
+			pids = append(pids, entry.Name())
+		}
+	}
+	if len(pids) != 1 {
+		t.Fatalf("processes of the agent: %q; want one", pids)
+	}
+	return pids[0]
+}
