@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -30,7 +31,7 @@ func content(data []byte) func(string) error {
 }
 
 // checkDamage damages each file, link and node of the host in turn, in every
-// way, and expects that no scan panics and that no device suffers to which the
+// way (in one way with -short), and expects that no scan panics and that no device suffers to which the
 // file does not belong.
 func checkDamage(t *testing.T, dir string, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
 	t.Helper()
@@ -39,8 +40,11 @@ func checkDamage(t *testing.T, dir string, host *discovery.Host, f *discovery.Fa
 		before[d.Name] = string(marshal(t, d))
 	}
 	aside := filepath.Join(t.TempDir(), "aside")
-	for _, name := range files(t, dir) {
-		for _, how := range slices.Sorted(maps.Keys(damages)) {
+	for i, name := range files(t, dir) {
+		for j, how := range slices.Sorted(maps.Keys(damages)) {
+			if testing.Short() && (i+j)%len(damages) != 0 {
+				continue // one way for each file
+			}
 			snapshot := scanDamaged(t, filepath.Join(dir, name), aside, damages[how], host, f)
 			for _, p := range snapshot.Problems {
 				if strings.Contains(p.Error(), "panic") {
@@ -94,7 +98,11 @@ func checkHarm(t *testing.T, name, how string, whole *discovery.Snapshot, before
 	t.Helper()
 	harmed := make(map[string]bool) // pieces of silicon
 	for _, d := range whole.Devices {
-		if now, ok := after.Lookup(d.Name); !ok || string(marshal(t, now)) != before[d.Name] {
+		now, found := after.Lookup(d.Name)
+		if found && reflect.DeepEqual(now, d) {
+			continue // the usual case, and quickly told
+		}
+		if !found || string(marshal(t, now)) != before[d.Name] {
 			harmed[d.Silicon()] = true
 		}
 	}
