@@ -209,6 +209,7 @@ func TestHeldByClaims(t *testing.T) {
 		"part while another is":      {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-c"), false},
 		"third part of two":          {[]*resourceapi.ResourceClaim{claim("h", "g1-b"), claim("h2", "g1-c")}, claim("w", "g1-d"), true},
 		"two parts of one claim":     {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-c", "g1-d"), true},
+		"administration of a third":  {[]*resourceapi.ResourceClaim{claim("h", "g1-b"), claim("h2", "g1-c")}, admin(claim("w", "g1-d")), false},
 		"uncounted whole":            {[]*resourceapi.ResourceClaim{claim("h", "g2-vf")}, claim("w", "g2"), true},
 		"part of uncounted whole":    {[]*resourceapi.ResourceClaim{claim("h", "g2")}, claim("w", "g2-vf"), true},
 		"uncounted parts":            {[]*resourceapi.ResourceClaim{claim("h", "g2-vf")}, claim("w", "g2-vf2"), false},
