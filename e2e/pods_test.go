@@ -340,16 +340,9 @@ func allocateByHand(t *testing.T, name, device string) {
 	got.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: chandler.Driver, Pool: node.NodeName(), Device: device}},
 	}}
-	if got, err = claims.UpdateStatus(ctx, got, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	apply(t, strings.Replace(pod, "spec:", "spec:\n  nodeName: "+node.NodeName(), 1))
-	created, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	got.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: created.UID}}
 	if _, err := claims.UpdateStatus(ctx, got, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// The controller manager reserves the claim for a pod that has a node.
+	apply(t, strings.Replace(pod, "spec:", "spec:\n  nodeName: "+node.NodeName(), 1))
 }

@@ -90,7 +90,7 @@ func (d *demo) showOffers(ctx context.Context) error {
 		if count.IsZero() {
 			return errors.New("it is zero")
 		}
-		fmt.Printf("%s: %s\n", kvmResource, count.String())
+		fmt.Printf("%s: %d\n", kvmResource, count.Value())
 		return nil
 	})
 }
@@ -164,14 +164,14 @@ func (d *demo) turns(ctx context.Context) error {
 			return err
 		}
 		fmt.Printf("Pod %s runs. Pod %s waits: %s\n", running, waiting.Name, reason(waiting))
+		deleted := time.Now()
 		if err := d.kubectl.DeletePod(ctx, metav1.NamespaceDefault, running); err != nil {
 			return err
 		}
-		ended := time.Now()
 		if _, err := d.kubectl.WaitForPod(ctx, metav1.NamespaceDefault, waiting.Name, corev1.PodRunning); err != nil {
 			return err
 		}
-		fmt.Printf("Pod %s has ended. Pod %s runs, %.1f s later.\n", running, waiting.Name, time.Since(ended).Seconds())
+		fmt.Printf("Pod %s was deleted. %.1f s later it has ended and pod %s runs.\n", running, time.Since(deleted).Seconds(), waiting.Name)
 		return nil
 	})
 }
