@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,29 +96,29 @@ func TestWatchCoalescesBursts(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		events := make(chan struct{}, 1)
-		scans := 0
-		go Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Events: events}.Run(ctx, func(*Snapshot) { scans++ })
+		var scans atomic.Int32
+		go Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Events: events}.Run(ctx, func(*Snapshot) { scans.Add(1) })
 		synctest.Wait()
-		if scans != 1 {
-			t.Fatalf("%d scans at the start; want 1", scans)
+		if n := scans.Load(); n != 1 {
+			t.Fatalf("%d scans at the start; want 1", n)
 		}
 		for range 5 {
 			events <- struct{}{}
 			time.Sleep(100 * time.Millisecond)
 		}
 		synctest.Wait()
-		if scans != 1 {
-			t.Errorf("%d scans during the burst; want still 1", scans)
+		if n := scans.Load(); n != 1 {
+			t.Errorf("%d scans during the burst; want still 1", n)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if scans != 2 {
-			t.Errorf("%d scans after the burst; want 2", scans)
+		if n := scans.Load(); n != 2 {
+			t.Errorf("%d scans after the burst; want 2", n)
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if scans != 3 {
-			t.Errorf("%d scans after the interval; want 3", scans)
+		if n := scans.Load(); n != 3 {
+			t.Errorf("%d scans after the interval; want 3", n)
 		}
 	})
 }
