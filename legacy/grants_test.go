@@ -43,6 +43,7 @@ func TestObserve(t *testing.T) {
 	check("no answer", 3650, nil, "default/train main", true)
 	check("there again", 3651, listed, "default/train main", true)
 	check("left out", 3652, map[key]string{}, "default/train main", true)
+	check("left out a little longer", 3660, map[key]string{}, "default/train main", true)
 	check("left out for long", 3662, map[key]string{}, "", false)
 }
 

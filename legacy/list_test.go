@@ -72,6 +72,11 @@ func TestList(t *testing.T) {
 			{devices: nil, held: []*holding{had("a", a)}, leave: everything, want: "a!"},
 			{devices: nil, leave: everything, want: ""},
 		},
+		"held ID keeps its place": {
+			{devices: []discovery.Device{at(a, 1, "", "")}, want: "a@1"},
+			{devices: nil, want: "a!@1"},
+			{devices: nil, held: []*holding{had("a", a)}, leave: everything, want: "a!@1"},
+		},
 		"held and never seen": {{devices: []discovery.Device{b}, held: []*holding{had("a", a)}, want: "a! b"}},
 		"held by the other API": {
 			{devices: []discovery.Device{a, b}, elsewhere: map[string]string{"gpu-a": "claim c"}, want: "a! b", why: map[string]string{"a": "gpu-a is held by claim c"}},

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -223,9 +224,7 @@ func (o *offering) update(ctx context.Context, s *discovery.Snapshot) {
 		servers[resource] = nil
 	}
 	before := *p.servers.Load()
-	for resource, one := range before {
-		servers[resource] = one
-	}
+	maps.Copy(servers, before)
 	for resource, one := range servers {
 		if one == nil {
 			servers[resource] = newServer(resource, p.config.Grace, p.allocate)

@@ -321,10 +321,10 @@ func TestUnconfirmedGrant(t *testing.T) {
 			run(t, p)
 			registered := k.plugin(gpuResource, 1)
 			registered.says(t, "a")
+			granted := time.Now()
 			if _, err := registered.allocate("a"); err != nil {
 				t.Fatal(err)
 			}
-			granted := time.Now()
 			if holder, held := p.Holder("gpu-a"); !held || holder != "a container that the kubelet is starting" {
 				t.Errorf("holder is %q, %t", holder, held)
 			}

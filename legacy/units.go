@@ -148,12 +148,15 @@ func (u *unit) deviceNames() []string {
 	return names
 }
 
-// health is that of the worst of the unit's devices. Unknown is worse than
+// health is that of the worst of the unit's devices. One that is withheld must
+// not be handed out, which the kubelet understands as Unhealthy. Unknown is worse than
 // Healthy, since it was not read, and better than Unhealthy, which was.
 func (u *unit) health() discovery.Health {
 	health := discovery.Health{Status: discovery.Healthy}
 	for _, d := range u.devices {
 		switch {
+		case d.Withheld != "":
+			return discovery.Health{Status: discovery.Unhealthy, Reason: d.Withheld}
 		case d.Health.Status == discovery.Unhealthy:
 			return d.Health
 		case d.Health.Status == discovery.Unknown:
