@@ -51,7 +51,7 @@ func ueventSocket() (*os.File, error) {
 		return nil, fmt.Errorf("open uevent socket: %w", err)
 	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return nil, fmt.Errorf("bind uevent socket: %w", err)
 	}
 	return os.NewFile(uintptr(fd), "uevent socket"), nil

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"maps"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -42,7 +43,7 @@ func setEdits(results []result, devices []discovery.Device, claim string, grante
 		if granter != nil {
 			edits = granter(given[request], discovery.Grant{API: discovery.ModeDRA, Claim: claim, Request: request})
 		}
-		edits.Env = append(edits.Env[:len(edits.Env):len(edits.Env)], devicesVariable+"="+strings.Join(names[request], ","))
+		edits.Env = append(slices.Clip(edits.Env), devicesVariable+"="+strings.Join(names[request], ","))
 		edits.Env = append(edits.Env, ofRequest(edits.Env, claim, request)...)
 		granted[request] = edits
 	}

@@ -183,7 +183,7 @@ func TestEachClaimFailsByItself(t *testing.T) {
 
 func TestHeldByClaims(t *testing.T) {
 	admin := func(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
-		c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+		c.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 		return c
 	}
 	whole := discovery.Device{Name: "g2"}
@@ -258,7 +258,7 @@ func TestHeldByTheClassicAPI(t *testing.T) {
 	if who, held := b.Holder("a"); held || exists(b.recordFile(c)) {
 		t.Errorf("held by %s although refused", who)
 	}
-	c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+	c.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 	mustPrepare(t, b, c)
 	if who, held := b.Holder("a"); held {
 		t.Errorf("held by %s although only administered", who)

@@ -251,12 +251,12 @@ func crashAt(t *testing.T, step int, errCrash error, name string, do func(*bench
 	}
 	// The kubelet has no answer of what failed; it may call again or not.
 	answered := map[*resourceapi.ResourceClaim]bool{held: true}
-	switch {
-	case name == "unprepare":
+	switch name {
+	case "unprepare":
 		answered[held] = false
-	case name == "prepare":
+	case "prepare":
 		answered[other] = err == nil
-	case name == "prepare in a new boot":
+	case "prepare in a new boot":
 		answered[held] = err == nil
 	}
 

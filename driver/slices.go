@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
 )
@@ -116,7 +115,7 @@ func (o *offer) content() (published, []discovery.Problem) {
 // the held ones and after them what comes first by name.
 func (o *offer) choose() []discovery.Device {
 	offered := slices.DeleteFunc(slices.Clone(o.snapshot.Devices), func(d discovery.Device) bool {
-		return d.Mode == discovery.ModeDevicePlugin
+		return d.Withheld != ""
 	})
 	if !o.without.Counters {
 		return offered
@@ -202,7 +201,7 @@ func (o *offer) add(out *published, d *discovery.Device) error {
 	case !d.Shareable:
 		out.devices[d.Name] = device
 	case !o.without.Sharing:
-		device.AllowMultipleAllocations = ptr.To(true)
+		device.AllowMultipleAllocations = new(true)
 		out.devices[d.Name] = device
 	default:
 		return addNumbered(out, device)

@@ -73,7 +73,7 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"a b c"},
 		},
 		"what the classic API is to have is not in slices": {
-			devices: []discovery.Device{{Name: "a", Mode: discovery.ModeDevicePlugin}, {Name: "b", Mode: discovery.ModeDRA}},
+			devices: []discovery.Device{{Name: "a", Withheld: "moves to the other API"}, {Name: "b", Mode: discovery.ModeDRA}},
 			want:    []string{"b"},
 		},
 		"shared": {

@@ -25,9 +25,9 @@ type reading struct {
 	since time.Time        // when it became Unknown
 }
 
-// Publish makes the snapshot what the driver offers: all of its devices, but
-// those of [discovery.ModeDevicePlugin], which are only kept for claims that
-// have them. The snapshot must not be modified any more.
+// Publish makes the snapshot what the driver offers: all of its devices but
+// those that are withheld, which only claims that have them already can get.
+// The snapshot must not be modified any more.
 func (d *Driver) Publish(snapshot *discovery.Snapshot) {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()

@@ -42,7 +42,7 @@ func validateResourceName(name string) error {
 
 func validateRoot(root string) error {
 	if !path.IsAbs(root) || path.Clean(root) != root {
-		return fmt.Errorf("is %q; want an absolute path without . or ..", root)
+		return fmt.Errorf("is %q; want a clean absolute path, such as /run/nvidia/driver", root)
 	}
 	return nil
 }

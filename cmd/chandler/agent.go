@@ -48,7 +48,7 @@ func (a *agent) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case raw := <-a.snapshots:
-			snapshot = a.rules.Apply(raw)
+			snapshot = a.rules.Apply(raw) //nolint:contextcheck // evaluating an expression does not block
 			a.report(ctx, snapshot.Problems)
 		case <-timer.C:
 		}

@@ -127,14 +127,14 @@ func (r *recorder) walk(name string, follow bool) string {
 	for links := 0; len(rest) > 0; {
 		element := rest[0]
 		rest = rest[1:]
-		switch {
-		case element == "..":
+		switch element {
+		case "..":
 			if at == "." {
 				return ""
 			}
 			at = path.Dir(at)
 			continue
-		case element == "." || element == "":
+		case ".", "":
 			continue
 		}
 		next := path.Join(at, element)
@@ -193,8 +193,7 @@ func (r *recorder) keepFailure(name string, err error) {
 	if name == "" || errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	var pathError *fs.PathError
-	if errors.As(err, &pathError) {
+	if pathError, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pathError.Err
 	}
 	// A path below a file is no directory, and the file has its own entry.

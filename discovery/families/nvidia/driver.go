@@ -154,7 +154,7 @@ func (d *driver) libraries(root, dir string) []*specs.Mount {
 	var mounts []*specs.Mount
 	for _, entry := range entries {
 		name := entry.Name()
-		for links := 0; links < 4; links++ { // libcuda.so -> libcuda.so.1 -> libcuda.so.535.104.05
+		for range 4 { // libcuda.so -> libcuda.so.1 -> libcuda.so.535.104.05
 			target, err := fs.ReadLink(d.host.FS, path.Join(below, name))
 			if err != nil || strings.Contains(target, "/") {
 				break
