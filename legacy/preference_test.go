@@ -43,6 +43,7 @@ func TestPrefer(t *testing.T) {
 		"included and not available":     {pairs, "0 1", "7", 2, "0 7"},
 		"all":                            {pairs, "5 0 3", "", 3, "0 3 5"},
 		"IDs that are listed no more":    {pairs, "x y", "", 1, "x"},
+		"beside a stranger":              {pairs, "0 1 3 5", "x", 2, "5 x"},
 		"too many":                       {pairs, "0 1", "", 3, "preferred allocation of 3 devices: 2 are available, 0 must be included"},
 		"fewer than must be included":    {pairs, "0 1", "0 1", 1, "preferred allocation of 1 devices: 2 are available, 2 must be included"},
 		"share of the freest":            {shares, "0::0 1::1 1::2 2::0", "", 1, "1::1"},
