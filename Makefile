@@ -6,7 +6,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: build test unit e2e lint fmt generate verify fuzz bench image demo cluster clean help
+.PHONY: build test unit e2e lint fmt generate verify fuzz bench image demo cluster cluster-stop clean help
 
 build: ## the agent, as bin/chandler
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -47,11 +47,14 @@ image: ## the agent's image, with docker
 demo: ## a real Kubernetes, eight recorded GPUs, and pods that use them; needs root
 	cd e2e && $(GO) run ./cmd/demo
 
-cluster: ## the same, left running for you to use; needs root
+cluster: ## such a Kubernetes, left running for you to use; needs root
 	cd e2e && $(GO) run ./cmd/demo --keep
+
+cluster-stop: ## end it
+	cd e2e && $(GO) run ./cmd/demo --stop
 
 clean: ## remove what was built here
 	rm -rf bin
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

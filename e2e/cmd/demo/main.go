@@ -20,27 +20,73 @@ import (
 )
 
 func main() {
-	keep := flag.Bool("keep", false, "leave the cluster running, with Chandler on it, until Ctrl-C")
+	keep := flag.Bool("keep", false, "leave the cluster running in the background, with Chandler on it")
+	end := flag.Bool("stop", false, "end the cluster that was left running")
+	keeper := flag.Bool("keeper", false, "be the process in the background that keeps the cluster (for -keep)")
 	project := flag.String("project", "..", "the checkout of Chandler")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	begin := time.Now()
-	err := run(ctx, *project, *keep, begin)
+	var err error
+	switch {
+	case *end:
+		err = stopKeeper(ctx)
+	case *keep:
+		err = startKeeper(ctx, *project)
+	case *keeper:
+		err = keepCluster(ctx, *project, begin)
+	default:
+		err = show(ctx, *project, begin)
+	}
 	stop()
 	switch {
 	case errors.Is(err, context.Canceled):
 		fmt.Fprintln(os.Stderr, "\nInterrupted; everything that was started has been stopped.")
 		os.Exit(130)
 	case err != nil:
-		fmt.Fprintf(os.Stderr, "\nThe demo did not come to its end: %v\n", err)
+		fmt.Fprintf(os.Stderr, "\nThis did not come to its end: %v\n", err)
 		os.Exit(1)
-	case !*keep:
-		fmt.Printf("\nAll of it worked, in %s. Nothing is left running.\n", time.Since(begin).Round(time.Second))
 	}
 }
 
-func run(ctx context.Context, dir string, keep bool, begin time.Time) (err error) {
+// show runs the demo from beginning to end.
+func show(ctx context.Context, project string, begin time.Time) error {
+	err := run(ctx, project, begin, func(ctx context.Context, d *demo, built time.Duration) error {
+		for _, step := range []func(context.Context) error{d.pair, d.kvm, d.turns, d.nothingLeft} {
+			if err := step(ctx); err != nil {
+				return err
+			}
+		}
+		fmt.Printf("\nBuilding took %s, Kubernetes and the demo %s.\n", built.Round(time.Second), (time.Since(begin) - built).Round(time.Second))
+		return nil
+	})
+	if err == nil {
+		fmt.Println("All of it worked. Nothing is left running.")
+	}
+	return err
+}
+
+// keepCluster leaves the cluster to its user until it is told to end.
+func keepCluster(ctx context.Context, project string, begin time.Time) error {
+	release, err := becomeKeeper()
+	if err != nil {
+		return err
+	}
+	defer release()
+	return run(ctx, project, begin, func(ctx context.Context, d *demo, _ time.Duration) error {
+		heading("The cluster runs, with Chandler on it")
+		fmt.Printf("export KUBECONFIG=%s\n\nTry:   kubectl get resourceslices\n       kubectl apply -f deployments/examples/gpu-pair.yaml\nEnd it: make cluster-stop\n", d.cluster.Kubeconfig())
+		if err := tellReady(); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return nil
+	})
+}
+
+// run starts a cluster with Chandler on it, lets it be used, and stops it.
+func run(ctx context.Context, dir string, begin time.Time, use func(ctx context.Context, d *demo, built time.Duration) error) (err error) {
 	dir, err = filepath.Abs(dir)
 	if err != nil {
 		return err
@@ -72,16 +118,7 @@ func run(ctx context.Context, dir string, keep bool, begin time.Time) (err error
 	if err := d.prepare(ctx); err != nil {
 		return err
 	}
-	if keep {
-		return d.keep(ctx)
-	}
-	for _, step := range []func(context.Context) error{d.pair, d.kvm, d.turns, d.nothingLeft} {
-		if err := step(ctx); err != nil {
-			return err
-		}
-	}
-	fmt.Printf("\nBuilding took %s, Kubernetes and the demo %s.\n", built.Round(time.Second), (time.Since(begin) - built).Round(time.Second))
-	return nil
+	return use(ctx, d, built)
 }
 
 func heading(format string, args ...any) {

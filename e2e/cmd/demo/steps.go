@@ -266,11 +266,3 @@ func (d *demo) show(ctx context.Context, pod string) error {
 	}
 	return nil
 }
-
-// keep leaves the cluster to its user until Ctrl-C.
-func (d *demo) keep(ctx context.Context) error {
-	heading("The cluster runs, with Chandler on it, until you press Ctrl-C here")
-	fmt.Printf("In another terminal:\n\n  export KUBECONFIG=%s\n  kubectl get resourceslices\n  kubectl apply -f deployments/examples/gpu-pair.yaml\n\n", d.cluster.Kubeconfig())
-	<-ctx.Done()
-	return nil
-}

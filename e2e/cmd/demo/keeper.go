@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A keeper is the process in the background that a cluster which is left
+// running belongs to. It holds the lock of a file with its PID for as long as
+// it lives, so that nobody mistakes another process for it.
+
+// readyFD is where a keeper writes a line once the cluster is ready.
+const readyFD = 3
+
+// keeperFile is the file with the keeper's PID.
+func keeperFile() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("cache directory: %w", err)
+	}
+	dir := filepath.Join(cache, "chandler-e2e")
+	return filepath.Join(dir, "cluster.pid"), os.MkdirAll(dir, 0o755)
+}
+
+// startKeeper starts this program as a keeper and returns when the cluster is
+// ready, or the keeper has ended.
+func startKeeper(ctx context.Context, project string) error {
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	ready, tell, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	keeper := exec.Command(program, "-project", project, "-keeper")
+	keeper.Stdout, keeper.Stderr = os.Stdout, os.Stderr
+	keeper.ExtraFiles = []*os.File{tell}
+	keeper.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // not ended with the terminal
+	if err := keeper.Start(); err != nil {
+		return errors.Join(err, tell.Close())
+	}
+	tell.Close()
+	defer context.AfterFunc(ctx, func() { _ = keeper.Process.Signal(syscall.SIGTERM) })()
+	if said, _ := io.ReadAll(ready); len(said) > 0 {
+		return nil
+	}
+	if err := keeper.Wait(); err != nil {
+		return fmt.Errorf("the cluster did not start: %w", err)
+	}
+	return ctx.Err()
+}
+
+// becomeKeeper takes the lock. It is an error if there is a keeper already.
+func becomeKeeper() (release func(), err error) {
+	unix.CloseOnExec(readyFD) // or all that the keeper starts would hold it
+	name, err := keeperFile()
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		file.Close()
+		return nil, errors.New("a cluster was left running already; end it with: make cluster-stop")
+	}
+	if err := errors.Join(file.Truncate(0), write(file, strconv.Itoa(os.Getpid()))); err != nil {
+		file.Close()
+		return nil, err
+	}
+	return func() {
+		os.Remove(name)
+		file.Close()
+	}, nil
+}
+
+func write(file *os.File, text string) error {
+	_, err := file.WriteString(text)
+	return err
+}
+
+// tellReady lets go of the terminal and of who waits for the cluster.
+func tellReady() error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	for _, fd := range []int{0, 1, 2} {
+		if err := unix.Dup2(int(null.Fd()), fd); err != nil {
+			return err
+		}
+	}
+	tell := os.NewFile(readyFD, "ready")
+	return errors.Join(write(tell, "ready\n"), tell.Close())
+}
+
+// stopKeeper ends the keeper and with it the cluster, and returns when both
+// are gone.
+func stopKeeper(ctx context.Context) error {
+	name, err := keeperFile()
+	if err != nil {
+		return err
+	}
+	file, err := os.Open(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return errors.New("no cluster was left running")
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(file)
+	if err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		if unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+			return nil // nobody holds it: the keeper is gone
+		}
+		if first {
+			pid, err := strconv.Atoi(string(bytes.TrimSpace(text)))
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+				return fmt.Errorf("end process %d: %w", pid, err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
