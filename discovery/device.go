@@ -87,6 +87,10 @@ type Whole struct {
 // Offer is one classic resource that a device stands behind. One device may
 // have many IDs (shares), many Offers, and several devices may share a Unit,
 // which is then only handed out as a whole (a two-chip card).
+//
+// An Offer without a Resource says what the IDs are where there is no name that
+// everybody knows the device by. It is offered once the administrator has named
+// the resource; see [Rules].
 type Offer struct {
 	Resource string   `json:"resource"`       // "amd.com/gpu"
 	IDs      []string `json:"ids"`            // as the plugin that Chandler replaces gives them

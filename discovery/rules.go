@@ -19,8 +19,8 @@ type Rules struct {
 	Resources []Resource
 }
 
-// Resource renames the selected devices in the classic API, and sets the API
-// that offers them if Mode is set.
+// Resource renames the selected devices in the classic API, or names those that
+// have IDs there and no name, and sets the API that offers them if Mode is set.
 type Resource struct {
 	Selector
 	Name string
@@ -61,8 +61,9 @@ func (s Selector) Selects(d Device) (bool, error) {
 }
 
 // Apply returns the snapshot as the rules want it: without the excluded
-// devices, with the classic names and the modes that they say. An expression that cannot be
-// evaluated for a device does not select it and is reported as a problem.
+// devices, with the classic names and the modes that they say. What nobody named
+// is not offered. An expression that cannot be evaluated for a device does not
+// select it and is reported as a problem.
 //
 // Devices that are parts of one piece of silicon must be offered by one API.
 // Where the rules say otherwise, none of them is offered, and the problem
@@ -98,6 +99,7 @@ func (r *Rules) apply(d *Device) (kept bool, errs []error) {
 	d.Mode = r.Mode
 	i := slices.IndexFunc(r.Resources, func(resource Resource) bool { return selects(resource.Selector) })
 	if i < 0 {
+		d.Offers = named(d.Offers)
 		return true, errs
 	}
 	resource := r.Resources[i]
@@ -120,6 +122,15 @@ func renamed(offers []Offer, resource string) []Offer {
 	offer := offers[0]
 	offer.Resource = resource
 	return []Offer{offer}
+}
+
+// named returns the offers that have a name.
+func named(offers []Offer) []Offer {
+	unnamed := func(offer Offer) bool { return offer.Resource == "" }
+	if !slices.ContainsFunc(offers, unnamed) {
+		return offers
+	}
+	return slices.DeleteFunc(slices.Clone(offers), unnamed)
 }
 
 // dropSplit leaves out every device of a piece of silicon whose devices are

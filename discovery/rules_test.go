@@ -76,6 +76,33 @@ func TestRulesLeaveTheirInputAlone(t *testing.T) {
 	}
 }
 
+// What has IDs and no name is offered once the administrator names it.
+func TestRulesNameWhatHasNoName(t *testing.T) {
+	unnamed := func(name string) Device {
+		d := gpu(name, "acme", 0)
+		d.Attributes.SetString("model", name)
+		d.Offers[0].Resource = ""
+		return d
+	}
+	rules := &Rules{Resources: []Resource{{Selector: selector(t, `device.attributes["chandler.dev"].model == "b"`), Name: "example.com/pool"}}}
+	snapshot := &Snapshot{Devices: []Device{unnamed("a"), unnamed("b")}}
+	for _, d := range snapshot.Devices {
+		if err := d.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+	got := rules.Apply(snapshot)
+	if len(got.Problems) > 0 || len(got.Devices) != 2 || len(got.Devices[0].Offers) != 0 {
+		t.Fatalf("got the devices %+v and the problems %v; want both devices, a without an offer", got.Devices, got.Problems)
+	}
+	if diff := cmp.Diff([]Offer{{Resource: "example.com/pool", IDs: []string{"b"}}}, got.Devices[1].Offers); diff != "" {
+		t.Errorf("offers of b (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]Device{unnamed("a"), unnamed("b")}, snapshot.Devices); diff != "" {
+		t.Errorf("the snapshot changed (-want +got):\n%s", diff)
+	}
+}
+
 // The parts of a Whole cannot be given to two APIs.
 func TestRulesRefuseToSplitAWhole(t *testing.T) {
 	first, second, other := gpu("a", "amd", 0), gpu("b", "amd", 0), gpu("c", "amd", 0)

@@ -122,6 +122,9 @@ func (d *Device) Validate() error {
 		}
 	}
 	for _, offer := range d.Offers {
+		if offer.Resource == "" {
+			continue // until the administrator names it
+		}
 		for _, message := range content.IsLabelKey(offer.Resource) {
 			errs = append(errs, fmt.Errorf("resource name %q: %s", offer.Resource, message))
 		}
