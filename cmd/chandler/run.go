@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -120,7 +121,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	})
 	group.Go(func() error { return p.watch(ctx, group) })
 	group.Go(func() error { return p.runDRA(ctx) })
-	group.Go(func() error { return p.classic.Run(ctx) })
+	group.Go(func() error { p.runClassic(ctx); return nil })
 	group.Go(func() error { return p.runAgent(ctx) })
 	err = group.Wait()
 	select {
@@ -196,7 +197,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 // newClient returns a client that does not make a burst of claims wait, and
 // that speaks protobuf, which costs both ends less than JSON.
 func (o *runOptions) newClient() (kubernetes.Interface, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	config, err := o.clientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
@@ -209,6 +210,17 @@ func (o *runOptions) newClient() (kubernetes.Interface, error) {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
 	return client, nil
+}
+
+func (o *runOptions) clientConfig() (*rest.Config, error) {
+	if o.kubeconfig != "" {
+		return clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	}
+	config, err := rest.InClusterConfig()
+	if errors.Is(err, rest.ErrNotInCluster) {
+		return nil, errors.New("this is not a pod, so --kubeconfig must say how to reach it")
+	}
+	return config, err
 }
 
 // checkDirectories reports at once what would fail at the first claim. The
@@ -267,6 +279,14 @@ func replace[T any](c chan T, value T) {
 	default:
 	}
 	c <- value
+}
+
+// runClassic serves the device-plugin API. Where that cannot be done, DRA goes
+// on without it.
+func (p *parts) runClassic(ctx context.Context) {
+	if err := p.classic.Run(ctx); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "The device-plugin API is not served until the agent is restarted", "devicePluginDir", p.options.devicePluginDir)
+	}
 }
 
 // runDRA runs the driver as soon as the cluster may have DRA. An API server

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"errors"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/driver"
+)
+
+func TestAuto(t *testing.T) {
+	yes := func() (bool, error) { return true, nil }
+	no := func() (bool, error) { return false, nil }
+	silent := func() (bool, error) { return false, errors.New("connection refused") }
+	tests := map[string]struct {
+		last         discovery.Mode
+		served       func() (bool, error)
+		registration driver.Registration
+		want         discovery.Mode
+	}{
+		"registered":                                {served: yes, registration: driver.Accepted, want: discovery.ModeDRA},
+		"registered, and the API server is silent":  {served: silent, registration: driver.Accepted, want: discovery.ModeDRA},
+		"refused":                                   {served: yes, registration: driver.Refused, want: discovery.ModeDevicePlugin},
+		"not served":                                {served: no, want: discovery.ModeDevicePlugin},
+		"not served any more":                       {last: discovery.ModeDRA, served: no, want: discovery.ModeDevicePlugin},
+		"silence at the first start":                {served: silent, want: discovery.ModeAuto},
+		"silence later":                             {last: discovery.ModeDevicePlugin, served: silent, want: discovery.ModeDevicePlugin},
+		"the kubelet is silent at the first start":  {served: yes, want: discovery.ModeAuto},
+		"the kubelet is silent later":               {last: discovery.ModeDRA, served: yes, want: discovery.ModeDRA},
+		"moves to DRA when the kubelet registers":   {last: discovery.ModeDevicePlugin, served: yes, registration: driver.Accepted, want: discovery.ModeDRA},
+		"stays classic while the kubelet is silent": {last: discovery.ModeDevicePlugin, served: yes, want: discovery.ModeDevicePlugin},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			registration := func() driver.Registration { return test.registration }
+			a, err := newAuto(test.served, registration, dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.last = test.last
+			if got := a.choose(t.Context()); got != test.want {
+				t.Errorf("chose %q; want %q", got, test.want)
+			}
+			// The choice outlives the process.
+			if a, err = newAuto(silent, func() driver.Registration { return driver.Unanswered }, dir); err != nil {
+				t.Fatal(err)
+			}
+			if got := a.choose(t.Context()); test.last == "" && got != test.want {
+				t.Errorf("after a restart in silence it chose %q; want %q", got, test.want)
+			}
+		})
+	}
+}

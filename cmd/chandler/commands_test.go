@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+const (
+	eightGPUs = "../../discovery/families/amdgpu/testdata/mi210x8.host"
+	kvmHost   = "../../discovery/families/hypervisor/testdata/kvm.host"
+)
+
+// chandler runs a command and returns what it printed.
+func chandler(args ...string) (out, errOut string, err error) {
+	var o, e bytes.Buffer
+	cmd := newCommand()
+	cmd.SetArgs(args)
+	cmd.SetOut(&o)
+	cmd.SetErr(&e)
+	err = cmd.Execute()
+	return o.String(), e.String(), err
+}
+
+func mustRun(t *testing.T, args ...string) string {
+	t.Helper()
+	out, _, err := chandler(args...)
+	if err != nil {
+		t.Fatalf("chandler %s: %v", strings.Join(args, " "), err)
+	}
+	return out
+}
+
+// names returns the devices that discover finds.
+func names(t *testing.T, args ...string) (names []string) {
+	t.Helper()
+	var snapshot struct {
+		Devices  []struct{ Name string }
+		Problems []struct{ Device, Error string }
+	}
+	out := mustRun(t, append([]string{"discover", "-o", "json"}, args...)...)
+	if err := json.Unmarshal([]byte(out), &snapshot); err != nil {
+		t.Fatalf("%v in:\n%s", err, out)
+	}
+	for _, d := range snapshot.Devices {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+func TestDiscoverTableFitsTerminal(t *testing.T) {
+	for _, host := range []string{eightGPUs, kvmHost, "../../discovery/families/amdgpu/testdata/mi300x-cpx.host"} {
+		for line := range strings.Lines(mustRun(t, "discover", host)) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+				t.Errorf("%s: a line of %d characters: %s", host, n, line)
+			}
+		}
+	}
+}
+
+func TestDiscoverFormats(t *testing.T) {
+	for format, want := range map[string]string{
+		"table": "pci-0000-23-00-0  gpu",
+		"wide":  "pci0000:20",
+		"yaml":  "name: pci-0000-23-00-0",
+		"json":  `"name": "pci-0000-23-00-0"`,
+	} {
+		if out := mustRun(t, "discover", "-o", format, eightGPUs); !strings.Contains(out, want) {
+			t.Errorf("-o %s does not contain %q:\n%s", format, want, out)
+		}
+	}
+}
+
+// What could not be read is said in words, and the rest is printed.
+func TestDiscoverSaysWhatItCouldNotRead(t *testing.T) {
+	root := t.TempDir()
+	out, errOut, err := chandler("discover", "--host-root", root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out, "No accelerators found") || !strings.Contains(errOut, "/sys/bus/pci") {
+		t.Errorf("a host without /sys/bus/pci: printed %q and %q", out, errOut)
+	}
+}
+
+func TestDiscoverRefuses(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	write(t, file, "")
+	whole, err := os.ReadFile(kvmHost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := filepath.Join(dir, "short.host")
+	write(t, short, string(whole[:len(whole)*2/3]))
+	header := "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
+	unknown, cel := filepath.Join(dir, "unknown.yaml"), filepath.Join(dir, "cel.yaml")
+	write(t, unknown, header+"modes: DRA\n")
+	write(t, cel, header+"exclude: [{cel: 'true'}, {cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\n")
+	tests := map[string]struct{ args, names []string }{
+		"format":               {[]string{"-o", "xml"}, []string{"xml", "json"}},
+		"missing root":         {[]string{"--host-root", dir + "/missing"}, []string{"host root", dir + "/missing"}},
+		"root is a file":       {[]string{"--host-root", file}, []string{file, "not a directory"}},
+		"missing host":         {[]string{dir + "/missing.host"}, []string{dir + "/missing.host"}},
+		"host cut short":       {[]string{short}, []string{short, "cut short"}},
+		"config unknown field": {[]string{"--config", unknown}, []string{unknown, "modes"}},
+		"config CEL":           {[]string{"--config", cel}, []string{cel, "exclude[1].cel", "resources[0].cel"}},
+		"config missing":       {[]string{"--config", dir + "/missing.yaml"}, []string{dir + "/missing.yaml"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := chandler(append([]string{"discover"}, test.args...)...)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range test.names {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error does not name %q: %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is recorded of a simulated host is the host, and two hosts may be laid
+// out over each other.
+func TestSimulateAndRecord(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "host")
+	mustRun(t, "simulate", dir, eightGPUs, kvmHost)
+	want := append(names(t, kvmHost), names(t, eightGPUs)...)
+	got := names(t, "--host-root", dir)
+	if diff := cmp.Diff(want, got, cmp.Transformer("sorted", sorted)); diff != "" {
+		t.Errorf("simulated (-want +got):\n%s", diff)
+	}
+	file := filepath.Join(t.TempDir(), "again.host")
+	mustRun(t, "record", "--host-root", dir, "-o", file, "--comment", "Both.")
+	before := mustRun(t, "discover", "--host-root", dir, "-o", "json")
+	if diff := cmp.Diff(before, mustRun(t, "discover", file, "-o", "json")); diff != "" {
+		t.Errorf("recorded (-want +got):\n%s", diff)
+	}
+}
+
+func sorted(names []string) map[string]bool {
+	set := make(map[string]bool)
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
+}
+
+// A host that cannot be read is found out before another is laid out.
+func TestSimulateDoesNothingByHalves(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "host")
+	if _, _, err := chandler("simulate", dir, kvmHost, filepath.Join(t.TempDir(), "missing.host")); err == nil {
+		t.Fatal("no error")
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("the first host was laid out")
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	write(t, file, "")
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	write(t, kubeconfig, `{apiVersion: v1, kind: Config, clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}`)
+	tests := map[string]struct{ args, names []string }{
+		"config missing":          {[]string{"--kubeconfig", kubeconfig, "--config", dir + "/missing"}, []string{dir + "/missing"}},
+		"kubeconfig missing":      {[]string{"--kubeconfig", dir + "/missing"}, []string{"API server", dir + "/missing"}},
+		"no kubeconfig":           {nil, []string{"API server", "--kubeconfig"}},
+		"kubelet root not usable": {[]string{"--kubeconfig", kubeconfig, "--kubelet-root", file}, []string{"kubelet root", file}},
+		"unknown flag":            {[]string{"--kubelet-rot", dir}, []string{"--kubelet-rot"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if err := logsapi.ResetForTest(nil); err != nil {
+				t.Fatal(err)
+			}
+			_, _, err := chandler(append([]string{"run", "--cdi-root", dir}, test.args...)...)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range test.names {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error does not name %q: %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, command := range []string{"", "run", "discover", "record", "simulate", "version"} {
+		out := mustRun(t, append(strings.Fields(command), "--help")...)
+		if !strings.Contains(out, "Usage:") || len(out) < 200 && command != "version" {
+			t.Errorf("%s --help does not help:\n%s", command, out)
+		}
+	}
+	if out := mustRun(t, "version"); !strings.HasPrefix(out, "chandler ") {
+		t.Errorf("version prints %q", out)
+	}
+}
