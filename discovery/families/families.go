@@ -7,6 +7,7 @@ import (
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/families/tenstorrent"
 )
 
 // All are the families in the order in which they are asked: where two
@@ -15,4 +16,5 @@ var All = []*discovery.Family{
 	amdgpu.Family,
 	hypervisor.Family,
 	nvidia.Family,
+	tenstorrent.Family,
 }
