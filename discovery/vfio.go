@@ -20,6 +20,9 @@ import (
 // of them has them all.
 func VFIO(host *Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
 	name := function.Link("iommu_group")
+	if name == "" {
+		return nil, errors.New("vfio: in no IOMMU group")
+	}
 	if _, err := strconv.ParseUint(name, 10, 32); err != nil {
 		return nil, fmt.Errorf("vfio: IOMMU group %q: not a number", name)
 	}

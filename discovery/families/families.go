@@ -6,7 +6,9 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/hypervisor"
+	"chandler.dev/discovery/families/neuron"
 	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/families/qat"
 	"chandler.dev/discovery/families/tenstorrent"
 )
 
@@ -15,6 +17,8 @@ import (
 var All = []*discovery.Family{
 	amdgpu.Family,
 	hypervisor.Family,
+	neuron.Family,
 	nvidia.Family,
+	qat.Family,
 	tenstorrent.Family,
 }

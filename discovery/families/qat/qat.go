@@ -1,0 +1,184 @@
+// Package qat describes the virtual functions of Intel QuickAssist devices that
+// were bound to vfio or igb_uio for programs in user space. It covers neither
+// physical functions nor what the kernel keeps for itself, and binds nothing.
+package qat
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is Intel QuickAssist.
+var Family = &discovery.Family{
+	Name: "qat",
+	Doc:  "Intel QuickAssist (QAT) virtual functions under vfio or igb_uio",
+	Match: []discovery.Match{
+		{Bus: "pci", Vendor: "8086", Driver: "vfio-pci"},
+		{Bus: "pci", Vendor: "8086", Driver: "qat_vfio_pci"}, // vfio with live migration
+		{Bus: "pci", Vendor: "8086", Driver: igbUIO},
+	},
+	Describe: describe,
+	Grant:    grant,
+}
+
+const igbUIO = "igb_uio"
+
+// architectures are the PCI device IDs of virtual functions, and what the
+// kernel calls the driver of their physical ones.
+var architectures = map[string]string{
+	"0442": "dh895xcc", "0443": "dh895xcc",
+	"18a1": "c4xxx",
+	"19e3": "c3xxx",
+	"37c9": "c6xx",
+	"6f55": "d15xx",
+	"4941": "4xxx", "4943": "4xxx", "4945": "4xxx",
+	"4947": "420xx",
+	"4949": "6xxx",
+}
+
+// configurable are the architectures whose services the administrator chooses.
+var configurable = []string{"4xxx", "420xx", "6xxx"}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	physicals := make(map[string]physical)
+	for _, function := range found {
+		d, err := discovery.PCI(host, function)
+		id := d.Attributes.String("pciDevice")
+		if id == "" && err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		if architectures[id] == "" {
+			continue
+		}
+		var pf physical
+		if parent, ok := function.LinkTo("physfn"); ok {
+			if _, read := physicals[parent.Path]; !read {
+				physicals[parent.Path] = readPhysical(host, parent)
+			}
+			pf = physicals[parent.Path]
+			d.PartOf = &discovery.Whole{Name: discovery.DeviceName(parent)}
+		}
+		nodesErr := addNodes(&d, host, function)
+		finish(&d, host, architectures[id], pf)
+		for _, err := range []error{err, pf.err, nodesErr} {
+			if err != nil {
+				problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+			}
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// finish adds what depends on the physical function, which a virtual machine
+// does not see.
+func finish(d *discovery.Device, host *discovery.Host, architecture string, pf physical) {
+	d.Attributes.SetString("kind", "crypto")
+	d.Attributes.SetString("vendor", "intel")
+	d.Attributes.SetString("architecture", architecture)
+	d.Attributes.SetString("function", "virtual") // by its ID, in a virtual machine too
+	d.Attributes.SetString("profile", pf.profile())
+	d.Health = pf.health
+	if d.Health.Status != discovery.Unhealthy {
+		d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	}
+	if pf.err == nil {
+		address := d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
+		d.Offers = []discovery.Offer{{Resource: "qat.intel.com/" + pf.suffix(architecture), IDs: []string{address}}}
+	}
+}
+
+// addNodes adds the nodes of the function, and for igb_uio the directory that
+// its memory is mapped through.
+func addNodes(d *discovery.Device, host *discovery.Host, function sysfs.Device) (err error) {
+	if function.Driver() != igbUIO {
+		d.Edits.DeviceNodes, err = discovery.VFIO(host, function)
+		return err
+	}
+	uios := function.Children("uio")
+	if len(uios) == 0 {
+		return nil // and so no node, which is said of its health
+	}
+	node, err := discovery.Node(uios[0], "/dev")
+	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
+	dir := "/sys/class/uio/" + uios[0].Name() + "/device"
+	d.Edits.Mounts = []*specs.Mount{{HostPath: dir, ContainerPath: dir, Options: []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}}}
+	return err
+}
+
+// physical is what a physical function says of its virtual ones
+// (Documentation/ABI/testing/sysfs-driver-qat and debugfs-driver-qat).
+type physical struct {
+	services []string // in the order in which they are told; none if they are not
+	health   discovery.Health
+	err      error
+}
+
+func readPhysical(host *discovery.Host, function sysfs.Device) (pf physical) {
+	attrs := function.Attrs()
+	state, _ := attrs.Text("qat/state")
+	text, _ := attrs.Text("qat/cfg_services")
+	if pf.err = attrs.Err(); pf.err == nil {
+		pf.services, pf.err = parseServices(text)
+	}
+	if pf.err != nil {
+		pf.err = fmt.Errorf("physical function %s: %w", function.Name(), pf.err)
+	}
+	// Debugfs may not be there, or not for us.
+	heartbeat, _ := host.ReadText("/sys/kernel/debug/qat_" + function.Driver() + "_" + function.Name() + "/heartbeat/status")
+	switch {
+	case state == "down":
+		pf.health = discovery.Health{Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " is down"}
+	case heartbeat == "-1":
+		pf.health = discovery.Health{Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " does not respond"}
+	}
+	return pf
+}
+
+// serviceNames matches "dc" and "sym;asym". The kernel combines at most three
+// of them, and what becomes of them is at most a resource name's length.
+var serviceNames = regexp.MustCompile(`^[a-z0-9]{1,15}(;[a-z0-9]{1,15}){0,2}$`)
+
+func parseServices(text string) ([]string, error) {
+	if text == "" {
+		return nil, nil
+	}
+	if !serviceNames.MatchString(text) {
+		return nil, fmt.Errorf("attribute qat/cfg_services: no list of services: %.32q", text)
+	}
+	return strings.Split(text, ";"), nil
+}
+
+// profile names the services in alphabetical order, as theirs does not matter.
+func (pf *physical) profile() string {
+	return strings.Join(slices.Sorted(slices.Values(pf.services)), ";")
+}
+
+// suffix is how Intel's plugin calls functions with these services.
+func (pf *physical) suffix(architecture string) string {
+	if len(pf.services) == 0 || !slices.Contains(configurable, architecture) {
+		return "generic"
+	}
+	if pf.profile() == "asym;sym" {
+		return "cy"
+	}
+	return strings.Join(pf.services, "-")
+}
+
+// grant numbers the functions, as programs that use DPDK expect them.
+func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
+	var edits specs.ContainerEdits
+	for i, d := range given {
+		address := d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
+		edits.Env = append(edits.Env, fmt.Sprintf("QAT%d=%s", i, address))
+	}
+	return edits
+}
