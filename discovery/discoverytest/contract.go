@@ -31,6 +31,7 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"parent":          "string",
 	"profile":         "string",
 	"fabric":          "string",
+	"linkedTo":        "string",
 	"iommuGroup":      "int",
 	"linkSpeed":       "int",
 	"linkWidth":       "int",

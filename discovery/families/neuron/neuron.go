@@ -1,0 +1,127 @@
+// Package neuron describes AWS Inferentia and Trainium devices as the neuron
+// driver shows them in /sys. The driver does not say which PCI function a device
+// is, and so neither does this package: NUMA nodes and PCI roots are not known,
+// nor is the memory. A device is only offered whole, not by its cores.
+package neuron
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is AWS's accelerators.
+var Family = &discovery.Family{
+	Name:     "neuron",
+	Doc:      "AWS Inferentia and Trainium devices",
+	Match:    []discovery.Match{{Class: "neuron_device", Name: prefix + "[0-9]*"}},
+	Describe: describe,
+}
+
+// prefix begins the kernel's names: "neuron0".
+const prefix = "neuron"
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	version, _ := host.ReadText("/sys/module/neuron/version")
+	for _, neuron := range found {
+		d, err := describeDevice(host, neuron)
+		if err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		// Of the four numbers that the driver's version has the last is 0.
+		d.Attributes.SetVersion("driverVersion", strings.TrimSuffix(version, ".0"))
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device, error) {
+	d := discovery.Device{
+		Name:       discovery.DeviceName(neuron),
+		Source:     neuron.Path,
+		Attributes: discovery.Attributes{},
+		Capacity:   discovery.Capacity{},
+		Offers:     []discovery.Offer{{Resource: "aws.amazon.com/neuron", IDs: []string{strings.TrimPrefix(neuron.Name(), prefix)}}},
+	}
+	attrs := neuron.Attrs()
+	d.Attributes.SetString("kind", "npu")
+	d.Attributes.SetString("vendor", "aws")
+	for _, file := range []struct {
+		attribute resourceapi.QualifiedName
+		name      string
+	}{
+		{"model", "info/architecture/device_name"},
+		{"serial", "info/serial_number"},
+		// The version of the cores is what models are compiled for; the device's
+		// own is the same for Inferentia2 and Trainium2.
+		{"architecture", "neuron_core0/info/architecture/arch_type"},
+	} {
+		text, _ := attrs.Text(file.name)
+		d.Attributes.SetString(file.attribute, text)
+	}
+	d.Identity = d.Attributes.String("serial")
+	if cores, ok := attrs.Uint("core_count"); ok && cores > 0 && cores <= math.MaxInt64 {
+		d.Capacity.Set("cores", int64(cores))
+	}
+	links, err := linkedTo(neuron)
+	d.Attributes.SetString("linkedTo", links)
+	node, nodeErr := discovery.Node(neuron, "/dev")
+	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	if state, ok := attrs.Uint("reset"); ok && d.Health.Status == discovery.Healthy {
+		d.Health = healthOf(state)
+	}
+	return d, errors.Join(attrs.Err(), err, nodeErr)
+}
+
+// healthOf returns what the state of a device means (enum neuron_device_state
+// in neuron_device.h). A runtime that starts resets the device, which is no
+// fault. The counters of errors only say what was.
+func healthOf(state uint64) discovery.Health {
+	switch state {
+	case 0:
+		return discovery.Health{Status: discovery.Unknown, Reason: "the device is being reset"}
+	case 1:
+		return discovery.Health{Status: discovery.Healthy}
+	}
+	return discovery.Health{Status: discovery.Unhealthy, Reason: "the driver could not reset the device"}
+}
+
+// linkedTo returns the names of the devices at the other ends of NeuronLinks.
+func linkedTo(neuron sysfs.Device) (string, error) {
+	attrs := neuron.Attrs()
+	text, ok := attrs.Text("connected_devices")
+	if !ok {
+		return "", attrs.Err()
+	}
+	numbers, err := parseConnected(text)
+	names := make([]string, len(numbers))
+	for i, number := range numbers {
+		names[i] = prefix + strconv.FormatUint(number, 10)
+	}
+	return strings.Join(names, ","), err
+}
+
+// parseConnected parses the numbers of devices, such as "12, 3, 4, 1", and
+// returns them in order. A torus gives each device four neighbours.
+func parseConnected(text string) ([]uint64, error) {
+	var numbers []uint64
+	for field := range strings.SplitSeq(text, ",") {
+		number, err := strconv.ParseUint(strings.TrimSpace(field), 10, 8)
+		if err != nil || len(numbers) == 4 {
+			return nil, fmt.Errorf("attribute connected_devices: not up to four numbers: %.32q", text)
+		}
+		numbers = append(numbers, number)
+	}
+	slices.Sort(numbers)
+	return numbers, nil
+}
