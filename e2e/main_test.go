@@ -73,10 +73,11 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// within returns a context that ends with the test or when patience does.
+// within returns a context that ends when patience does. Unlike the test's own
+// it serves the test's clean-up too.
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -101,9 +102,7 @@ func apply(t *testing.T, manifest string) {
 // remove deletes a manifest's objects, if they are still there.
 func remove(t *testing.T, manifest string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := kube.Delete(ctx, manifest); err != nil {
+	if err := kube.Delete(within(t), manifest); err != nil {
 		t.Error(err)
 	}
 }

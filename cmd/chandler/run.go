@@ -43,6 +43,7 @@ type runOptions struct {
 	cdiRoot         string
 	config          string
 	rescanInterval  time.Duration
+	healthAddress   string
 	logging         *logsapi.LoggingConfiguration
 }
 
@@ -82,6 +83,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` from which the container runtime reads CDI specs")
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file`")
 	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
+	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz and /readyz are answered, such as :8080; nowhere if empty")
 	logsapi.AddFlags(o.logging, flags)
 }
 
@@ -123,6 +125,9 @@ func (o *runOptions) run(ctx context.Context) error {
 	group.Go(func() error { return p.runDRA(ctx) })
 	group.Go(func() error { p.runClassic(ctx); return nil })
 	group.Go(func() error { return p.runAgent(ctx) })
+	if o.healthAddress != "" {
+		group.Go(func() error { return serveHealth(ctx, o.healthAddress, p.checkReady) })
+	}
 	err = group.Wait()
 	select {
 	case file := <-lock: // the next instance may begin, now that nothing of this one writes

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+func TestServeHealth(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	listener.Close()
+
+	var ready atomic.Bool
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- serveHealth(ctx, address, func() error {
+			if !ready.Load() {
+				return errors.New("the kettle is cold")
+			}
+			return nil
+		})
+	}()
+	for {
+		if connection, err := net.Dial("tcp", address); err == nil {
+			connection.Close()
+			break
+		}
+	}
+	expect(t, "http://"+address+"/healthz", http.StatusOK, "ok")
+	expect(t, "http://"+address+"/readyz", http.StatusServiceUnavailable, "the kettle is cold")
+	ready.Store(true)
+	expect(t, "http://"+address+"/readyz", http.StatusOK, "ok")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func expect(t *testing.T, url string, status int, text string) {
+	t.Helper()
+	response, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.StatusCode != status || !strings.Contains(string(body), text) {
+		t.Errorf("%s: %d %s; want %d %s", url, response.StatusCode, body, status, text)
+	}
+}
+
+func TestServeHealthNamesTheAddress(t *testing.T) {
+	err := serveHealth(t.Context(), "127.0.0.1:99999", func() error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "99999") {
+		t.Errorf("error %v does not name the port", err)
+	}
+}

@@ -1,0 +1,127 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// oneClassicGPU is the tests' configuration, and besides gives one GPU to the
+// device-plugin API.
+const oneClassicGPU = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: chandler, namespace: chandler}
+data:
+  config.yaml: |
+    apiVersion: chandler.dev/v1alpha1
+    kind: DriverConfig
+    resources:
+    - name: devices.kubevirt.io/kvm
+      mode: DevicePlugin
+      cel: device.attributes["chandler.dev"].?model.orValue("") == "kvm"
+    - name: amd.com/gpu
+      mode: DevicePlugin
+      cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "0000:23:00.0"
+`
+
+// classicGPUPod is a pod that asks for a GPU by its classic name.
+const classicGPUPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: classic-holder}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: probe
+    image: chandler.dev/probe:latest
+    imagePullPolicy: Never
+    args: [devices, wait]
+    resources: {limits: {amd.com/gpu: 1}}
+`
+
+// A GPU that the configuration moves from one API to the other moves when it
+// is free, and is offered by neither until then.
+func TestModeMovesFreeDevices(t *testing.T) {
+	const name = "pci-0000-23-00-0"
+	offers(t)
+	t.Cleanup(func() {
+		reconfigure(t, example(t, "config-kvm-classic.yaml"))
+		offers(t)
+	})
+
+	holder := gpuPod("dra-holder", "0000:23:00.0")
+	apply(t, holder)
+	running(t, "dra-holder")
+	reconfigure(t, oneClassicGPU)
+	offeredNowhere(t, name)
+	running(t, "dra-holder")
+
+	remove(t, holder)
+	until(t, "the GPU to be allocatable by its classic name", func(ctx context.Context) error {
+		return allocatableIs(ctx, "amd.com/gpu", 1)
+	})
+	apply(t, classicGPUPod)
+	pod := running(t, "classic-holder")
+	if pod.Status.ExtendedResourceClaimStatus != nil {
+		t.Error("the pod got its GPU through DRA")
+	}
+
+	reconfigure(t, example(t, "config-kvm-classic.yaml"))
+	offeredNowhere(t, name)
+	running(t, "classic-holder")
+
+	remove(t, classicGPUPod)
+	until(t, "the GPU to be back in the slices", func(ctx context.Context) error {
+		return offersGPUs(ctx, 8)
+	})
+	nothingHeld(t)
+}
+
+// reconfigure applies a configuration and restarts the agent with it.
+func reconfigure(t *testing.T, config string) {
+	t.Helper()
+	ctx := within(t)
+	if err := kube.Apply(ctx, config); err != nil {
+		t.Fatal(err)
+	}
+	agent, err := chandler.AgentPod(ctx, kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kube.DeletePod(ctx, chandler.Namespace, agent.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := chandler.WaitForAgent(ctx, kube); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// offeredNowhere waits until a GPU is in no slice, and checks that it is not
+// allocatable by its classic name either.
+func offeredNowhere(t *testing.T, name string) {
+	t.Helper()
+	until(t, "the GPU to be offered by neither API", func(ctx context.Context) error {
+		devices, err := chandler.Devices(ctx, kube)
+		if err != nil {
+			return err
+		}
+		if _, there := devices[name]; there || countGPUs(devices) != 7 {
+			return fmt.Errorf("it is in a slice, with %d GPUs", countGPUs(devices))
+		}
+		return allocatableIs(ctx, "amd.com/gpu", 0)
+	})
+}
+
+func allocatableIs(ctx context.Context, resource corev1.ResourceName, want int64) error {
+	n, err := allocatable(ctx, resource)
+	if err == nil && n != want {
+		err = fmt.Errorf("%d are", n)
+	}
+	return err
+}
