@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/qat"
 	"chandler.dev/discovery/families/tenstorrent"
+	"chandler.dev/discovery/families/tpu"
 )
 
 // All are the families in the order in which they are asked: where two
@@ -21,4 +22,5 @@ var All = []*discovery.Family{
 	nvidia.Family,
 	qat.Family,
 	tenstorrent.Family,
+	tpu.Family,
 }

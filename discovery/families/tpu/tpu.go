@@ -1,0 +1,169 @@
+// Package tpu describes Google's TPUs, version 2 to 7, by the kernel driver of
+// the older ones and by vfio for the others. It knows what the host's files
+// tell, and so no topology beyond the host: it sets no TPU_TOPOLOGY,
+// TPU_HOST_BOUNDS, TPU_WORKER_ID or the like, and makes no directory for logs.
+package tpu
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is Google's TPUs. Network and storage functions are of the same
+// vendor, and the driver of the older TPUs has a name for each of them.
+var Family = &discovery.Family{
+	Name:     "tpu",
+	Doc:      "Google TPUs, v2 to 7x",
+	Match:    []discovery.Match{{Bus: "pci", Vendor: "1ae0"}},
+	Describe: describe,
+	Grant:    grant,
+}
+
+// architectures are the TPUs by their PCI device IDs.
+var architectures = map[string]string{
+	"0027": twoOrThree,
+	"005e": "v4",
+	"0062": "v5p",
+	"0063": "v5e",
+	"006f": "v6e",
+	"0076": twin,
+}
+
+const (
+	twoOrThree = "v2 or v3" // by its subsystem
+	twin       = "tpu7x"    // whose chips are two functions each
+)
+
+// subsystems are the TPUs of one device ID by their subsystem's.
+var subsystems = map[string]string{"004e": "v2", "004f": "v3"}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	chips, problems := chips(found)
+	for _, functions := range chips {
+		d, err := describeChip(host, functions)
+		if err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// chips returns the functions of each TPU that a driver was given: its own, or
+// vfio.
+func chips(found []sysfs.Device) (chips [][]sysfs.Device, problems []discovery.Problem) {
+	index := make(map[string]int) // by slot
+	for _, function := range found {
+		if function.Driver() != "vfio-pci" && len(function.Children("accel")) == 0 {
+			continue
+		}
+		attrs := function.Attrs()
+		id, _ := attrs.Hex("device", 4)
+		if err := attrs.Err(); err != nil {
+			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(function), Err: err})
+		}
+		if architectures[id] == "" {
+			continue
+		}
+		if i, seen := index[slot(function)]; seen && architectures[id] == twin {
+			chips[i] = append(chips[i], function)
+			continue
+		}
+		index[slot(function)] = len(chips)
+		chips = append(chips, []sysfs.Device{function})
+	}
+	return chips, problems
+}
+
+// slot returns the address of a function without its function number.
+func slot(function sysfs.Device) string {
+	slot, _, _ := strings.Cut(function.Name(), ".")
+	return slot
+}
+
+func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Device, error) {
+	first := functions[0]
+	d, err := discovery.PCI(host, first)
+	errs := []error{err}
+	d.Attributes.SetString("kind", "npu")
+	d.Attributes.SetString("vendor", "google")
+	architecture := architectures[d.Attributes.String("pciDevice")]
+	if architecture == twoOrThree {
+		attrs := first.Attrs()
+		subsystem, _ := attrs.Hex("subsystem_device", 4)
+		architecture = subsystems[subsystem]
+		errs = append(errs, attrs.Err())
+	}
+	d.Attributes.SetString("architecture", architecture)
+	for _, function := range functions {
+		nodes, err := nodesOf(host, function)
+		errs = append(errs, err)
+		for _, node := range nodes {
+			same := func(other *specs.DeviceNode) bool { return other.Path == node.Path }
+			if !slices.ContainsFunc(d.Edits.DeviceNodes, same) { // /dev/vfio/vfio
+				d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node)
+			}
+		}
+	}
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	if architecture == twin && len(functions) != 2 {
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci"}
+	}
+	if len(d.Edits.DeviceNodes) > 0 {
+		d.Offers = []discovery.Offer{{Resource: "google.com/tpu", IDs: []string{classicID(architecture, first)}}}
+	}
+	return d, errors.Join(errs...)
+}
+
+func nodesOf(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
+	if function.Driver() == "vfio-pci" {
+		return discovery.VFIO(host, function)
+	}
+	node, err := discovery.Node(function.Children("accel")[0], "/dev")
+	return []*specs.DeviceNode{node}, err
+}
+
+// classicID is what Google's plugin calls a chip: by its node, its IOMMU group,
+// or its slot.
+func classicID(architecture string, first sysfs.Device) string {
+	switch {
+	case architecture == twin:
+		return slot(first)
+	case first.Driver() == "vfio-pci":
+		return first.Link("iommu_group")
+	}
+	return first.Children("accel")[0].Name()
+}
+
+// bounds are how as many chips of a host are laid out.
+var bounds = map[int]string{1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+
+// grant tells how the chips given are laid out, and on which NUMA nodes those
+// of a TPU7x are.
+func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
+	var edits specs.ContainerEdits
+	if layout := bounds[len(given)]; layout != "" {
+		edits.Env = append(edits.Env, "CHIPS_PER_HOST_BOUNDS="+layout, "TPU_CHIPS_PER_HOST_BOUNDS="+layout)
+	}
+	var nodes []string
+	for _, d := range given {
+		node := d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode].IntValue
+		if d.Attributes.String("architecture") != twin || node == nil {
+			return edits
+		}
+		nodes = append(nodes, strconv.FormatInt(*node, 10))
+	}
+	if len(given) > 1 {
+		slices.Sort(nodes)
+		edits.Env = append(edits.Env, "WORKLOAD_NIC_PREFERRED_NUMA="+strings.Join(slices.Compact(nodes), ","))
+	}
+	return edits
+}
