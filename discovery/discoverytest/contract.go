@@ -35,6 +35,11 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"iommuGroup":      "int",
 	"linkSpeed":       "int",
 	"linkWidth":       "int",
+	"queueName":       "string",
+	"queueSize":       "int",
+	"queuePriority":   "int",
+	"queueGroup":      "int",
+	"queueEngines":    "int",
 }
 
 // kinds are the values of the attribute "kind", and whether a device of that

@@ -6,6 +6,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/hypervisor"
+	"chandler.dev/discovery/families/idxd"
 	"chandler.dev/discovery/families/neuron"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/qat"
@@ -18,6 +19,7 @@ import (
 var All = []*discovery.Family{
 	amdgpu.Family,
 	hypervisor.Family,
+	idxd.Family,
 	neuron.Family,
 	nvidia.Family,
 	qat.Family,
