@@ -28,6 +28,7 @@ type capture struct {
 		PCI, Vendor, Device, Class, Driver string
 		NUMA                               *int64
 		Devnodes                           []string
+		VirtFns                            []string
 	}
 	KFD []kfdNode `json:"kfd_gpu_nodes"`
 }
@@ -39,9 +40,9 @@ type kfdNode struct {
 	Minor    int `json:"drm_render_minor"`
 }
 
-// ours are the driver by which a function of a vendor is one of our families'.
+// ours are the drivers by which a function of a vendor is one of our families'.
 // The captures of NVIDIA's mock have no driver, and so no device of ours.
-var ours = map[string]string{"0x1002": "amdgpu", "0x10de": "nvidia"}
+var ours = map[string][]string{"0x1002": {"amdgpu"}, "0x10de": {"nvidia"}, "0x8086": {"i915", "xe"}}
 
 // TestCaptures scans captured hosts of other people, which are not part of
 // this repository: the folder that CHANDLER_CAPTURES names holds a NAME.tar.gz
@@ -95,8 +96,8 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 	want, got := make(map[string]string), make(map[string]string)
 	for _, d := range known.Devices {
 		display := strings.HasPrefix(d.Class, "0x03") || strings.HasPrefix(d.Class, "0x12")
-		if d.Driver == "" || ours[d.Vendor] != d.Driver || !display {
-			continue
+		if !slices.Contains(ours[d.Vendor], d.Driver) || !display || len(d.VirtFns) > 0 {
+			continue // a physical function is hidden behind its virtual ones
 		}
 		numa := int64(-1)
 		if d.NUMA != nil {

@@ -7,6 +7,7 @@ import (
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/idxd"
+	"chandler.dev/discovery/families/intelgpu"
 	"chandler.dev/discovery/families/neuron"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/qat"
@@ -20,6 +21,7 @@ var All = []*discovery.Family{
 	amdgpu.Family,
 	hypervisor.Family,
 	idxd.Family,
+	intelgpu.Family,
 	neuron.Family,
 	nvidia.Family,
 	qat.Family,

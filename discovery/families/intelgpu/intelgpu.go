@@ -1,0 +1,182 @@
+// Package intelgpu describes Intel GPUs, integrated and discrete, and their
+// SR-IOV virtual functions, as the i915 and xe drivers show them in /sys. It
+// covers no GPU that is bound to another driver, such as one for a virtual
+// machine, and says nothing of what only Level Zero knows: model, temperature,
+// links between GPUs.
+//
+// The resource gpu.intel.com/monitoring, all GPUs of a node at once whoever has
+// them, is not among what it offers: Intel's plugin does so only where it is
+// told to, and in DRA it is a claim with admin access.
+package intelgpu
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is Intel's GPUs.
+var Family = &discovery.Family{
+	Name: "intelgpu",
+	Doc:  "Intel GPUs, integrated and discrete, and their SR-IOV virtual functions",
+	Match: []discovery.Match{
+		{Bus: "pci", Vendor: "8086", PCIClass: "03", Driver: "i915"},
+		{Bus: "pci", Vendor: "8086", PCIClass: "03", Driver: "xe"},
+	},
+	Describe: describe,
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	links, err := readLinks(host)
+	if err != nil {
+		problems = append(problems, discovery.Problem{Device: byPath, Err: err})
+	}
+	for _, function := range found {
+		divided, sriovErr := divided(function)
+		if divided {
+			continue // what it can do is its virtual functions'
+		}
+		d, err := describeGPU(host, function, links)
+		if err = errors.Join(sriovErr, err); err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// divided reports whether a physical function has virtual ones.
+func divided(function sysfs.Device) (bool, error) {
+	attrs := function.Attrs()
+	n, _ := attrs.Uint("sriov_numvfs")
+	return n > 0 || function.Exists("virtfn0"), attrs.Err()
+}
+
+func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (discovery.Device, error) {
+	d, err := discovery.PCI(host, function)
+	errs := []error{err}
+	d.Attributes.SetString("kind", "gpu")
+	d.Attributes.SetString("vendor", "intel")
+	if physical := d.Attributes.String("parent"); physical != "" {
+		d.PartOf = &discovery.Whole{Name: physical}
+	}
+	errs = append(errs, setTiles(&d, numbered(function.Children(""), "tile")))
+	drm := function.Children("drm")
+	for _, card := range numbered(drm, "card") { // one
+		errs = append(errs, setLocalMemory(&d, card))
+		d.Offers = []discovery.Offer{{
+			Resource: "gpu.intel.com/" + d.Attributes.String("driver"),
+			IDs:      []string{card.Name() + "-0"}, // the only share
+		}}
+	}
+	for _, minor := range append(numbered(drm, "card"), numbered(drm, "renderD")...) {
+		node, err := discovery.Node(minor, "/dev/dri")
+		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
+	}
+	d.Edits.Mounts = mounts(function, links)
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	// The file is there while the firmware has failed and can only be flashed
+	// (drivers/gpu/drm/xe/xe_survivability_mode.c).
+	if function.Exists("survivability_mode") {
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "in survivability mode: its firmware has failed and must be flashed"}
+	}
+	return d, errors.Join(errs...)
+}
+
+// setLocalMemory sets the memory of a discrete GPU as the i915 driver of
+// Intel's releases tells it; the kernel's own does not. A gt is a tile there,
+// while one of an integrated GPU may be its media engine.
+func setLocalMemory(d *discovery.Device, card sysfs.Device) error {
+	attrs := card.Attrs()
+	size, ok := attrs.Uint("lmem_total_bytes")
+	if ok && setMemory(d, size) {
+		if gts := numbered(card.Children("gt"), "gt"); len(gts) > 0 {
+			d.Capacity.Set("tiles", int64(len(gts)))
+		}
+	}
+	return attrs.Err()
+}
+
+// setTiles sets the number of tiles, which only the xe driver shows, and the
+// memory if all of them tell theirs. Those of most kernels do not.
+func setTiles(d *discovery.Device, tiles []sysfs.Device) error {
+	if len(tiles) == 0 {
+		return nil
+	}
+	d.Capacity.Set("tiles", int64(len(tiles)))
+	var total uint64
+	for _, tile := range tiles {
+		attrs := tile.Attrs()
+		size, ok := attrs.Uint("physical_vram_size_bytes")
+		if err := attrs.Err(); err != nil {
+			return fmt.Errorf("%s: %w", tile.Name(), err)
+		}
+		if !ok || size > math.MaxInt64-total {
+			return nil
+		}
+		total += size
+	}
+	setMemory(d, total)
+	return nil
+}
+
+// setMemory sets the memory if it can be said, and reports whether it did.
+func setMemory(d *discovery.Device, size uint64) bool {
+	if size == 0 || size > math.MaxInt64 {
+		return false
+	}
+	d.Capacity.Set("memory", int64(size))
+	return true
+}
+
+// numbered returns those of the devices that are called prefix and a number.
+func numbered(devices []sysfs.Device, prefix string) []sysfs.Device {
+	var found []sysfs.Device
+	for _, d := range devices {
+		digits, ok := strings.CutPrefix(d.Name(), prefix)
+		if _, err := strconv.ParseUint(digits, 10, 16); ok && err == nil {
+			found = append(found, d)
+		}
+	}
+	return found
+}
+
+// byPath is where udev links to the nodes of GPUs by their addresses, such as
+// "pci-0000:03:00.0-render". Media software looks for them there.
+const byPath = "/dev/dri/by-path"
+
+// readLinks returns the names of the links by path. A host may have none.
+func readLinks(host *discovery.Host) ([]string, error) {
+	entries, err := fs.ReadDir(host.FS, strings.TrimPrefix(byPath, "/"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list links to nodes: %w", err)
+	}
+	names := make([]string, len(entries))
+	for i, entry := range entries {
+		names[i] = entry.Name()
+	}
+	return names, nil
+}
+
+// mounts returns read-only mounts of the links to the nodes of a function, as
+// Intel's plugin gives them by default: a container finds the nodes themselves
+// where the links would be.
+func mounts(function sysfs.Device, links []string) []*specs.Mount {
+	var mounts []*specs.Mount
+	for _, name := range links {
+		if strings.HasPrefix(name, "pci-"+function.Name()+"-") {
+			link := path.Join(byPath, name)
+			mounts = append(mounts, &specs.Mount{HostPath: link, ContainerPath: link, Options: []string{"ro", "nosuid", "rbind", "rprivate"}})
+		}
+	}
+	return mounts
+}
