@@ -29,22 +29,6 @@ data:
       cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "0000:23:00.0"
 `
 
-// classicGPUPod is a pod that asks for a GPU by its classic name.
-const classicGPUPod = `
-apiVersion: v1
-kind: Pod
-metadata: {name: classic-holder}
-spec:
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: probe
-    image: chandler.dev/probe:latest
-    imagePullPolicy: Never
-    args: [devices, wait]
-    resources: {limits: {amd.com/gpu: 1}}
-`
-
 // A GPU that the configuration moves from one API to the other moves when it
 // is free, and is offered by neither until then.
 func TestModeMovesFreeDevices(t *testing.T) {
@@ -66,7 +50,8 @@ func TestModeMovesFreeDevices(t *testing.T) {
 	until(t, "the GPU to be allocatable by its classic name", func(ctx context.Context) error {
 		return allocatableIs(ctx, "amd.com/gpu", 1)
 	})
-	apply(t, classicGPUPod)
+	classic := probePod("classic-holder", "[wait]", "limits: {amd.com/gpu: 1}")
+	apply(t, classic)
 	pod := running(t, "classic-holder")
 	if pod.Status.ExtendedResourceClaimStatus != nil {
 		t.Error("the pod got its GPU through DRA")
@@ -76,7 +61,7 @@ func TestModeMovesFreeDevices(t *testing.T) {
 	offeredNowhere(t, name)
 	running(t, "classic-holder")
 
-	remove(t, classicGPUPod)
+	remove(t, classic)
 	until(t, "the GPU to be back in the slices", func(ctx context.Context) error {
 		return offersGPUs(ctx, 8)
 	})

@@ -197,27 +197,33 @@ func unschedulable(pod *corev1.Pod) bool {
 
 // A pod with classic limits gets its GPUs through DRA, unchanged.
 func TestClassicLimitThroughDRA(t *testing.T) {
-	manifest := `
-apiVersion: v1
-kind: Pod
-metadata: {name: classic-gpus}
-spec:
-  restartPolicy: Never
-  containers:
-  - name: probe
-    image: chandler.dev/probe:latest
-    imagePullPolicy: Never
-    args: [env, devices]
-    resources: {limits: {amd.com/gpu: 2}}
-`
-	apply(t, manifest)
+	apply(t, probePod("classic-gpus", "[env, devices]", "limits: {amd.com/gpu: 2}"))
 	f := succeed(t, "classic-gpus")
 	if got := f.nodes("/dev/dri/renderD"); len(got) != 2 {
 		t.Errorf("render nodes %q; want two", got)
 	}
 }
 
-// gpuPod is a pod that holds one particular GPU until it is deleted.
+// probePod is a pod that runs the probe with steps and resources.
+func probePod(name, steps, resources string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: probe
+    image: chandler.dev/probe:latest
+    imagePullPolicy: Never
+    args: %s
+    resources: {%s}
+`, name, steps, resources)
+}
+
+// gpuPod is a pod, and its claim, that holds one particular GPU until it is
+// deleted.
 func gpuPod(name, address string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
@@ -232,38 +238,16 @@ spec:
         selectors:
         - cel: {expression: 'device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "%[2]s"'}
 ---
-apiVersion: v1
-kind: Pod
-metadata: {name: %[1]s}
-spec:
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 1
+%[3]s
   resourceClaims: [{name: gpu, resourceClaimName: %[1]s}]
-  containers:
-  - name: probe
-    image: chandler.dev/probe:latest
-    imagePullPolicy: Never
-    args: [env, devices, wait]
-    resources: {claims: [{name: gpu}]}
-`, name, address)
+`, name, address, strings.TrimSpace(probePod(name, "[env, devices, wait]", "claims: [{name: gpu}]")))
 }
 
 // kvmPod is a pod that holds /dev/kvm, by its classic name, until it is
 // deleted.
-const kvmPod = `
-apiVersion: v1
-kind: Pod
-metadata: {name: kvm-holder}
-spec:
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: probe
-    image: chandler.dev/probe:latest
-    imagePullPolicy: Never
-    args: [kvm, wait]
-    resources: {limits: {devices.kubevirt.io/kvm: 1}}
-`
+func kvmPod(name string) string {
+	return probePod(name, "[kvm, wait]", "limits: {devices.kubevirt.io/kvm: 1}")
+}
 
 // warned waits for a warning about a pod that contains all of the words.
 func warned(t *testing.T, pod string, words ...string) {

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/e2e/chandler"
 )
@@ -25,7 +26,7 @@ func holders(t *testing.T) (unharmed func(t *testing.T)) {
 	pods := map[string]*corev1.Pod{"gpu-holder": nil}
 	apply(t, gpuPod("gpu-holder", "0000:23:00.0"))
 	if _, err := os.Stat("/dev/kvm"); err == nil {
-		apply(t, kvmPod)
+		apply(t, kvmPod("kvm-holder"))
 		pods["kvm-holder"] = nil
 	}
 	for name := range pods {
@@ -81,7 +82,7 @@ func works(t *testing.T) {
 		apply(t, gpuPod("newcomer", "0000:24:00.0"))
 		running(t, "newcomer")
 		if _, err := os.Stat("/dev/kvm"); err == nil {
-			apply(t, strings.ReplaceAll(kvmPod, "kvm-holder", "kvm-newcomer"))
+			apply(t, kvmPod("kvm-newcomer"))
 			running(t, "kvm-newcomer")
 		}
 	})
@@ -243,4 +244,54 @@ func agentPID(t *testing.T) string {
 		t.Fatalf("processes of the agent: %q; want one", pids)
 	}
 	return pids[0]
+}
+
+// When the agent is upgraded, the old one serves until the kubelet has
+// registered the new one: no slice is lost, and pods that start meanwhile start.
+func TestAgentUpgrade(t *testing.T) {
+	unharmed := holders(t)
+	before := generations(t)
+	agent, err := chandler.AgentPod(t.Context(), kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	upgrade := fmt.Sprintf(`{"spec": {"template": {"metadata": {"annotations": {"upgraded": %q}}}}}`, agent.UID)
+	_, err = kube.AppsV1().DaemonSets(chandler.Namespace).Patch(within(t), chandler.DaemonSet, types.MergePatchType, []byte(upgrade), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "pods to start during the upgrade, and the old agent to be gone", func(ctx context.Context) error {
+		name := fmt.Sprintf("meanwhile-%d", time.Now().UnixNano())
+		apply(t, gpuPod(name, "0000:24:00.0"))
+		running(t, name)
+		remove(t, gpuPod(name, "0000:24:00.0"))
+		now, err := chandler.AgentPod(ctx, kube)
+		if err == nil && now.UID == agent.UID {
+			err = errors.New("the old agent is there")
+		}
+		return err
+	})
+	if err := chandler.WaitForAgent(within(t), kube); err != nil {
+		t.Fatal(err)
+	}
+	if after := generations(t); after != before {
+		t.Errorf("the slices are %s; were %s", after, before)
+	}
+	unharmed(t)
+	works(t)
+}
+
+// generations returns the agent's slices, by name, UID and generation.
+func generations(t *testing.T) string {
+	t.Helper()
+	list, err := kube.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, slice := range list.Items {
+		all = append(all, fmt.Sprintf("%s %s %d", slice.Name, slice.UID, slice.Generation))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
 }

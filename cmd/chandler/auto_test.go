@@ -18,13 +18,13 @@ func TestAuto(t *testing.T) {
 		registration driver.Registration
 		want         discovery.Mode
 	}{
-		"registered":                                {served: yes, registration: driver.Accepted, want: discovery.ModeDRA},
-		"registered, and the API server is silent":  {served: silent, registration: driver.Accepted, want: discovery.ModeDRA},
-		"refused":                                   {served: yes, registration: driver.Refused, want: discovery.ModeDevicePlugin},
-		"not served":                                {served: no, want: discovery.ModeDevicePlugin},
-		"not served any more":                       {last: discovery.ModeDRA, served: no, want: discovery.ModeDevicePlugin},
-		"silence at the first start":                {served: silent, want: discovery.ModeAuto},
-		"silence later":                             {last: discovery.ModeDevicePlugin, served: silent, want: discovery.ModeDevicePlugin},
+		"registered": {served: yes, registration: driver.Accepted, want: discovery.ModeDRA},
+		"registered, and the API server is silent": {served: silent, registration: driver.Accepted, want: discovery.ModeDRA},
+		"refused":                    {served: yes, registration: driver.Refused, want: discovery.ModeDevicePlugin},
+		"not served":                 {served: no, want: discovery.ModeDevicePlugin},
+		"not served any more":        {last: discovery.ModeDRA, served: no, want: discovery.ModeDevicePlugin},
+		"silence at the first start": {served: silent, want: discovery.ModeAuto},
+		"silence later":              {last: discovery.ModeDevicePlugin, served: silent, want: discovery.ModeDevicePlugin},
 		"the kubelet is silent at the first start":  {served: yes, want: discovery.ModeAuto},
 		"the kubelet is silent later":               {last: discovery.ModeDRA, served: yes, want: discovery.ModeDRA},
 		"moves to DRA when the kubelet registers":   {last: discovery.ModeDevicePlugin, served: yes, registration: driver.Accepted, want: discovery.ModeDRA},

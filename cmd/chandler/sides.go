@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
 )
 
@@ -143,10 +144,7 @@ func (s *sides) heldAgainst(ctx context.Context, silicon string, devices []disco
 func (s *sides) save(ctx context.Context) {
 	data, err := json.Marshal(s.current)
 	if err == nil {
-		temporary := s.file + ".tmp"
-		if err = os.WriteFile(temporary, data, 0o600); err == nil {
-			err = os.Rename(temporary, s.file)
-		}
+		err = new(atomicfile.Files).Write(s.file, data, 0o600)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Writing down which API offers which device")
