@@ -5,6 +5,7 @@ package families
 import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
+	"chandler.dev/discovery/families/dlb"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/idxd"
 	"chandler.dev/discovery/families/intelgpu"
@@ -19,6 +20,7 @@ import (
 // describe a device of the same name, the first one's is kept.
 var All = []*discovery.Family{
 	amdgpu.Family,
+	dlb.Family,
 	hypervisor.Family,
 	idxd.Family,
 	intelgpu.Family,

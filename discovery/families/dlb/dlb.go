@@ -1,0 +1,72 @@
+// Package dlb describes Intel Dynamic Load Balancers, physical and virtual
+// functions, as the dlb2 driver shows them in /sys. It divides no device, and
+// covers none that is bound to another driver.
+package dlb
+
+import (
+	"errors"
+	"fmt"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is Intel's Dynamic Load Balancers.
+var Family = &discovery.Family{
+	Name:     "dlb",
+	Doc:      "Intel Dynamic Load Balancers (DLB) and their virtual functions",
+	Match:    []discovery.Match{{Class: "dlb2", Name: "dlb*"}},
+	Describe: describe,
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	for _, class := range found {
+		function, ok := class.PCIFunction()
+		if !ok {
+			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(class), Err: fmt.Errorf("%s: on no PCI function", class.Path)})
+			continue
+		}
+		// The whole is not given away under those who have its parts.
+		attrs := function.Attrs()
+		count, physical := attrs.Uint("sriov_numvfs")
+		if count > 0 || function.Exists("virtfn0") {
+			continue
+		}
+		d, err := describeFunction(host, function, class)
+		if attrs.Err() == nil {
+			d.Offers = offers(&d, physical)
+		}
+		if err := errors.Join(err, attrs.Err()); err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// describeFunction describes a function with the node of its class device.
+func describeFunction(host *discovery.Host, function, class sysfs.Device) (discovery.Device, error) {
+	d, err := discovery.PCI(host, function)
+	d.Attributes.SetString("kind", "other")
+	d.Attributes.SetString("vendor", "intel")
+	if parent, ok := function.LinkTo("physfn"); ok {
+		d.PartOf = &discovery.Whole{Name: discovery.DeviceName(parent)}
+	}
+	node, nodeErr := discovery.Node(class, "/dev")
+	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	return d, errors.Join(err, nodeErr)
+}
+
+// offers returns what Intel's plugin offers of the device: what could have
+// virtual functions is a physical one. In a virtual machine nothing else tells.
+func offers(d *discovery.Device, physical bool) []discovery.Offer {
+	resource := "dlb.intel.com/pf"
+	if !physical {
+		resource = "dlb.intel.com/vf"
+		d.Attributes.SetString("function", "virtual")
+	}
+	return []discovery.Offer{{Resource: resource, IDs: []string{d.Edits.DeviceNodes[0].Path}}}
+}
