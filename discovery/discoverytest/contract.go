@@ -35,6 +35,7 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"iommuGroup":      "int",
 	"linkSpeed":       "int",
 	"linkWidth":       "int",
+	"linkLayer":       "string",
 	"queueName":       "string",
 	"queueSize":       "int",
 	"queuePriority":   "int",

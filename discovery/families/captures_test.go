@@ -42,7 +42,13 @@ type kfdNode struct {
 
 // ours are the drivers by which a function of a vendor is one of our families'.
 // The captures of NVIDIA's mock have no driver, and so no device of ours.
-var ours = map[string][]string{"0x1002": {"amdgpu"}, "0x10de": {"nvidia"}, "0x8086": {"i915", "xe"}}
+var ours = map[string][]string{
+	"0x1002": {"amdgpu"},
+	"0x1077": {"ib_qib"},
+	"0x10de": {"nvidia"},
+	"0x15b3": {"mlx4_core"}, // the functions on mlx5_core have no RDMA device
+	"0x8086": {"i915", "xe"},
+}
 
 // TestCaptures scans captured hosts of other people, which are not part of
 // this repository: the folder that CHANDLER_CAPTURES names holds a NAME.tar.gz
@@ -95,8 +101,8 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 	t.Helper()
 	want, got := make(map[string]string), make(map[string]string)
 	for _, d := range known.Devices {
-		display := strings.HasPrefix(d.Class, "0x03") || strings.HasPrefix(d.Class, "0x12")
-		if !slices.Contains(ours[d.Vendor], d.Driver) || !display || len(d.VirtFns) > 0 {
+		ofClass := slices.ContainsFunc([]string{"0x02", "0x03", "0x0c06", "0x12"}, func(class string) bool { return strings.HasPrefix(d.Class, class) })
+		if !slices.Contains(ours[d.Vendor], d.Driver) || !ofClass || len(d.VirtFns) > 0 {
 			continue // a physical function is hidden behind its virtual ones
 		}
 		numa := int64(-1)
@@ -121,7 +127,7 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 		got[address] = fmt.Sprint("0x"+d.Attributes.String("pciVendor"), "0x"+d.Attributes.String("pciDevice"), d.Attributes.String("driver"), numa, nodes)
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {
-		t.Errorf("GPUs (-known +found):\n%s", diff)
+		t.Errorf("devices (-known +found):\n%s", diff)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery/families/neuron"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/qat"
+	"chandler.dev/discovery/families/rdma"
 	"chandler.dev/discovery/families/sgx"
 	"chandler.dev/discovery/families/tenstorrent"
 	"chandler.dev/discovery/families/tpu"
@@ -28,6 +29,7 @@ var All = []*discovery.Family{
 	neuron.Family,
 	nvidia.Family,
 	qat.Family,
+	rdma.Family,
 	sgx.Family,
 	tenstorrent.Family,
 	tpu.Family,
