@@ -206,7 +206,8 @@ func (d *Driver) serve(ctx context.Context, helper helper) error {
 		return err
 	}
 	d.store = store
-	for _, problem := range append(problems, d.restoreSpecs()...) {
+	problems = append(problems, d.sweepSockets(ctx))
+	for _, problem := range withoutNil(append(problems, d.restoreSpecs()...)) {
 		klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
 	}
 	close(d.calls.ready)
@@ -244,10 +245,17 @@ func withoutNil(errs []error) (out []error) {
 	return out
 }
 
+// dataDir is where the driver has the socket that the kubelet calls.
+func (d *Driver) dataDir() string {
+	return filepath.Join(d.config.KubeletRoot, "plugins", discovery.Domain)
+}
+
+// registryDir is where the kubelet looks for drivers.
+func (d *Driver) registryDir() string { return filepath.Join(d.config.KubeletRoot, "plugins_registry") }
+
 // options makes the kubelet's directories and says to the helper where it is.
 func (d *Driver) options() ([]kubeletplugin.Option, error) {
-	data := filepath.Join(d.config.KubeletRoot, "plugins", discovery.Domain)
-	registry := filepath.Join(d.config.KubeletRoot, "plugins_registry")
+	data, registry := d.dataDir(), d.registryDir()
 	for _, dir := range []string{data, registry} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return nil, err
