@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery/families/idxd"
 	"chandler.dev/discovery/families/intelgpu"
 	"chandler.dev/discovery/families/neuron"
+	"chandler.dev/discovery/families/npu"
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/families/qat"
 	"chandler.dev/discovery/families/rdma"
@@ -27,6 +28,7 @@ var All = []*discovery.Family{
 	idxd.Family,
 	intelgpu.Family,
 	neuron.Family,
+	npu.Family,
 	nvidia.Family,
 	qat.Family,
 	rdma.Family,
