@@ -6,6 +6,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/dlb"
+	"chandler.dev/discovery/families/gaudi"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/idxd"
 	"chandler.dev/discovery/families/intelgpu"
@@ -24,6 +25,7 @@ import (
 var All = []*discovery.Family{
 	amdgpu.Family,
 	dlb.Family,
+	gaudi.Family,
 	hypervisor.Family,
 	idxd.Family,
 	intelgpu.Family,

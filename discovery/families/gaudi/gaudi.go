@@ -1,0 +1,141 @@
+// Package gaudi describes Habana's accelerators, Goya and Gaudi, as the
+// habanalabs driver of Linux 6.5 and later shows them in /sys. It says nothing
+// of what only Habana's library knows, memory and serial number among it, and
+// hands out no network ports.
+//
+// The IDs of Habana's plugin are those serial numbers. Here they are PCI
+// addresses, so pods that the other plugin gave devices to must be gone before
+// this family's are offered.
+package gaudi
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is Habana's accelerators.
+var Family = &discovery.Family{
+	Name:     "gaudi",
+	Doc:      "Habana Goya and Intel Gaudi accelerators",
+	Match:    []discovery.Match{{Bus: "pci", Vendor: "1da3", Driver: "habanalabs"}},
+	Describe: describe,
+	Grant:    grant,
+}
+
+// goya is the PCI device ID of Goya; all others are Gaudis.
+const goya = "0001"
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	for _, function := range found {
+		d, err := describeCard(host, function)
+		if err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
+	d, err := discovery.PCI(host, function)
+	errs := []error{err}
+	d.Attributes.SetString("kind", "npu")
+	d.Attributes.SetString("vendor", "habana")
+	if version, err := host.ReadText("/sys/module/habanalabs/version"); err == nil {
+		d.Attributes.SetVersion("driverVersion", version)
+	}
+	// See Documentation/ABI/testing/sysfs-driver-habanalabs.
+	attrs := function.Attrs()
+	if model, ok := attrs.Text("device_type"); ok {
+		d.Attributes.SetString("model", model)
+	}
+	if module, ok := attrs.Uint("module_id"); ok && module < 1<<16 {
+		d.Attributes.SetInt("moduleID", int64(module))
+	}
+	status, _ := attrs.Text("status")
+	errs = append(errs, attrs.Err())
+	for _, minor := range function.Children("accel") { // one
+		nodes, err := nodes(host, minor)
+		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, nodes...), append(errs, err)
+	}
+	switch d.Attributes.String("pciDevice") {
+	case "": // which of the two cannot be told
+	case goya:
+		d.Offers = []discovery.Offer{{Resource: "habana.ai/goya", IDs: []string{function.Name()}}}
+	default:
+		d.Offers = []discovery.Offer{{Resource: "habana.ai/gaudi", IDs: []string{function.Name()}}}
+	}
+	d.Health = health(status)
+	if d.Health.Status == discovery.Healthy {
+		d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	}
+	return d, errors.Join(errs...)
+}
+
+// nodes returns the node that computes and the one that controls. The kernel
+// has the latter nowhere below the PCI function, but in the same class and
+// under the same number.
+func nodes(host *discovery.Host, minor sysfs.Device) ([]*specs.DeviceNode, error) {
+	number, ok := number(minor.Name())
+	if !ok {
+		return nil, nil
+	}
+	control := sysfs.At(host.FS, fmt.Sprintf("sys/class/accel/accel_controlD%d", number))
+	compute, computeErr := discovery.Node(minor, "/dev/accel")
+	controlling, controlErr := discovery.Node(control, "/dev/accel")
+	return []*specs.DeviceNode{compute, controlling}, errors.Join(computeErr, controlErr)
+}
+
+// number returns the number in a name such as "accel0".
+func number(name string) (uint64, bool) {
+	digits, ok := strings.CutPrefix(name, "accel")
+	n, err := strconv.ParseUint(digits, 10, 16)
+	return n, ok && err == nil
+}
+
+// health says what the driver's word for a device's state means for its next
+// user. After each user the driver resets the device, and a program that opens
+// it is told to try again.
+func health(status string) discovery.Health {
+	switch status {
+	case "", "Operational", "In reset after device release":
+		return discovery.Health{Status: discovery.Healthy}
+	}
+	return discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver says %.40q", status)}
+}
+
+// grant names the devices to Habana's container runtime and libraries, by the
+// numbers of the host and by their places on the board.
+func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
+	var numbers, paths, modules []string
+	for _, d := range given {
+		for _, node := range d.Edits.DeviceNodes {
+			if n, ok := number(path.Base(node.Path)); ok {
+				numbers = append(numbers, strconv.FormatUint(n, 10))
+				paths = append(paths, node.Path)
+			}
+		}
+		if module := d.Attributes["moduleID"].IntValue; module != nil {
+			modules = append(modules, strconv.FormatInt(*module, 10))
+		}
+	}
+	if len(numbers) == 0 {
+		return specs.ContainerEdits{}
+	}
+	env := []string{
+		"HABANA_VISIBLE_DEVICES=" + strings.Join(numbers, ","),
+		"HL_VISIBLE_DEVICES=" + strings.Join(paths, ","),
+	}
+	if len(modules) == len(given) { // a list that lacks one would hide it
+		env = append(env, "HABANA_VISIBLE_MODULES="+strings.Join(modules, ","))
+	}
+	return specs.ContainerEdits{Env: env}
+}
