@@ -40,6 +40,10 @@ type Device struct {
 	// when this directory is.
 	Source string
 
+	// Includes are the directories of further kernel devices that the device
+	// consists of, in the same form: the other function of a two-function chip.
+	Includes []string
+
 	// Attributes and Capacity are as they stand in a ResourceSlice.
 	Attributes Attributes
 	Capacity   Capacity

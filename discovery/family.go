@@ -35,6 +35,11 @@ type Family struct {
 	// what could not be read, unless it cannot be described at all.
 	Describe func(host *Host, found []sysfs.Device) ([]Device, []Problem)
 
+	// Leftovers says that the family is asked after all others, and given only
+	// such matches as no device of theirs consists of and none of them could not
+	// read: whatever is bound to vfio and nobody knows more of.
+	Leftovers bool
+
 	// Grant returns what a container needs because of the set of devices it
 	// was given, beyond their own Edits: joined, numbered or JSON variables.
 	// It is pure. Nil means nothing.

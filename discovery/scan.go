@@ -21,8 +21,11 @@ import (
 func Scan(host *Host, families []*Family) *Snapshot {
 	kernel := newKernel(host.FS)
 	s := &Snapshot{}
-	for _, f := range families {
+	for _, f := range leftoversLast(families) {
 		found, problems := f.matched(kernel)
+		if f.Leftovers {
+			found = s.left(found)
+		}
 		s.Problems = append(s.Problems, problems...)
 		if len(found) == 0 {
 			continue
@@ -37,6 +40,37 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	s.dropRepeated()
 	s.markUnread()
 	return s
+}
+
+// leftoversLast returns the families in the order in which they are asked.
+func leftoversLast(families []*Family) []*Family {
+	ordered := slices.Clone(families)
+	slices.SortStableFunc(ordered, func(a, b *Family) int {
+		switch {
+		case a.Leftovers == b.Leftovers:
+			return 0
+		case a.Leftovers:
+			return 1
+		}
+		return -1
+	})
+	return ordered
+}
+
+// left returns the kernel devices that no device of the snapshot consists of.
+// One that somebody could not read may be somebody's, and is not left either.
+func (s *Snapshot) left(found []sysfs.Device) []sysfs.Device {
+	taken := make(map[string]bool) // paths, and names of devices
+	for _, d := range s.Devices {
+		taken[d.Source] = true
+		for _, path := range d.Includes {
+			taken[path] = true
+		}
+	}
+	for _, problem := range s.Problems {
+		taken[problem.Device] = true
+	}
+	return slices.DeleteFunc(found, func(d sysfs.Device) bool { return taken[d.Path] || taken[DeviceName(d)] })
 }
 
 // describe calls the family's Describe. A family that panics on what it finds

@@ -80,6 +80,31 @@ func TestScanKeepsTheFirstOfNamesakes(t *testing.T) {
 	}
 }
 
+// A family of leftovers gets what the others, before or after it in the list,
+// neither described nor had a problem with, and says nothing of the rest.
+func TestScanLeftovers(t *testing.T) {
+	rest := scanFamily("rest", misc, named)
+	rest.Leftovers = true
+	one := scanFamily("one", misc, func(found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+		return []discovery.Device{{Name: "first", Source: found[0].Path, Includes: []string{found[1].Path}}},
+			[]discovery.Problem{{Device: "c", Err: errors.New("cannot be read")}}
+	})
+	last := scanFamily("last", discovery.Match{Class: "misc", Name: "d"}, func(found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+		return []discovery.Device{{Name: "last", Source: found[0].Path}}, nil
+	})
+	s := discovery.Scan(miscHost("a", "b", "c", "d", "e"), []*discovery.Family{rest, one, last})
+	var got []string
+	for _, d := range s.Devices {
+		got = append(got, d.Family+" "+d.Name)
+	}
+	if diff := cmp.Diff([]string{"rest e", "one first", "last last"}, got); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	if len(s.Problems) != 1 {
+		t.Errorf("problems %v; want that of c alone", s.Problems)
+	}
+}
+
 func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 	tooMany := discovery.Attributes{}
 	for i := range 40 {

@@ -103,7 +103,10 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 		errs = append(errs, attrs.Err())
 	}
 	d.Attributes.SetString("architecture", architecture)
-	for _, function := range functions {
+	for i, function := range functions {
+		if i > 0 {
+			d.Includes = append(d.Includes, function.Path)
+		}
 		nodes, err := nodesOf(host, function)
 		errs = append(errs, err)
 		for _, node := range nodes {
