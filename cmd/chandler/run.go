@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
-	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -85,21 +83,6 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
 	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz and /readyz are answered, such as :8080; nowhere if empty")
 	logsapi.AddFlags(o.logging, flags)
-}
-
-// parts are what the agent is made of.
-type parts struct {
-	options   runOptions
-	rules     *discovery.Rules
-	host      *discovery.Host
-	client    kubernetes.Interface
-	driver    *driver.Driver
-	classic   *legacy.Plugin
-	active    chan struct{} // closed once this is the active instance
-	stateDir  string
-	snapshots chan *discovery.Snapshot
-
-	withoutDRA atomic.Bool // the API server said that it does not serve DRA
 }
 
 // run builds the parts and runs them until the context ends or one of them
@@ -252,117 +235,4 @@ func writable(dir string) error {
 	}
 	file.Close()
 	return os.Remove(file.Name())
-}
-
-// watch scans the host and hands the snapshots on.
-func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
-	events := make(chan struct{}, 1)
-	group.Go(func() error {
-		if err := discovery.Listen(ctx, events); err != nil {
-			klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", p.options.rescanInterval)
-		}
-		return nil
-	})
-	watch := discovery.Watch{Host: p.host, Families: families.All, Interval: p.options.rescanInterval, Events: events}
-	var last *discovery.Snapshot
-	watch.Run(ctx, func(s *discovery.Snapshot) {
-		if discovery.Same(last, s) {
-			return
-		}
-		last = s
-		klog.FromContext(ctx).V(2).Info("The host's devices changed", "devices", len(s.Devices), "problems", len(s.Problems))
-		replace(p.snapshots, s)
-	})
-	return nil
-}
-
-// replace puts a value into a channel with room for one, in place of one that
-// waits in it. It has one caller at a time.
-func replace[T any](c chan T, value T) {
-	select {
-	case <-c:
-	default:
-	}
-	c <- value
-}
-
-// runClassic serves the device-plugin API. Where that cannot be done, DRA goes
-// on without it.
-func (p *parts) runClassic(ctx context.Context) {
-	if err := p.classic.Run(ctx); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "The device-plugin API is not served until the agent is restarted", "devicePluginDir", p.options.devicePluginDir)
-	}
-}
-
-// runDRA runs the driver as soon as the cluster may have DRA. An API server
-// that cannot be asked is no reason to wait: the kubelet can unprepare claims
-// without it.
-func (p *parts) runDRA(ctx context.Context) error {
-	for {
-		served, err := p.servesDRA()
-		p.withoutDRA.Store(!served && err == nil)
-		if !p.withoutDRA.Load() {
-			return p.driver.Run(ctx)
-		}
-		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", askInterval)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(askInterval):
-		}
-	}
-}
-
-func (p *parts) servesDRA() (bool, error) { return servesDRA(p.client.Discovery()) }
-
-// runAgent hands devices to the two APIs, once this is the active instance.
-func (p *parts) runAgent(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-p.active:
-	}
-	auto, err := newAuto(p.servesDRA, p.driver.Registration, p.stateDir)
-	if err != nil {
-		return err
-	}
-	claimed := nodeClaims{client: draclient.New(p.client), node: p.options.nodeName}
-	sides, err := newSides(draHolder{p}, p.classic, claimed, p.stateDir)
-	if err != nil {
-		return err
-	}
-	a := &agent{rules: p.rules, auto: auto, sides: sides, dra: p.driver, classic: p.classic, ready: p.ready, snapshots: p.snapshots}
-	return a.run(ctx)
-}
-
-// ready reports whether both sides know what was held before.
-func (p *parts) ready() bool {
-	return closed(p.classic.Ready()) && (p.withoutDRA.Load() || closed(p.driver.Ready()))
-}
-
-func closed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// draHolder tells what claims hold. In a cluster without DRA there are none.
-type draHolder struct{ *parts }
-
-func (h draHolder) Holder(silicon string) (string, bool) {
-	if h.withoutDRA.Load() {
-		return "", false
-	}
-	return h.driver.Holder(silicon)
-}
-
-// ignoreEnd returns nil for the error of a context that was ended from outside.
-func ignoreEnd(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
 }
