@@ -22,6 +22,7 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"architecture":    "string",
 	"pciVendor":       "string",
 	"pciDevice":       "string",
+	"pciClass":        "string",
 	"driver":          "string",
 	"driverVersion":   "version",
 	"firmwareVersion": "version",

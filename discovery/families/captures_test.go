@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
@@ -102,7 +103,8 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 	want, got := make(map[string]string), make(map[string]string)
 	for _, d := range known.Devices {
 		ofClass := slices.ContainsFunc([]string{"0x02", "0x03", "0x0c06", "0x12"}, func(class string) bool { return strings.HasPrefix(d.Class, class) })
-		if !slices.Contains(ours[d.Vendor], d.Driver) || !ofClass || len(d.VirtFns) > 0 {
+		known := slices.Contains(ours[d.Vendor], d.Driver) && ofClass || strings.Contains(d.Driver, "vfio")
+		if !known || len(d.VirtFns) > 0 {
 			continue // a physical function is hidden behind its virtual ones
 		}
 		numa := int64(-1)
@@ -122,13 +124,23 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 		}
 		var nodes []string
 		for _, node := range d.Edits.DeviceNodes {
-			nodes = append(nodes, strings.TrimPrefix(node.HostPath, "/dev/"))
+			if !strings.HasPrefix(node.HostPath, "/dev/vfio/") { // of which nothing is stated
+				nodes = append(nodes, strings.TrimPrefix(node.HostPath, "/dev/"))
+			}
 		}
-		got[address] = fmt.Sprint("0x"+d.Attributes.String("pciVendor"), "0x"+d.Attributes.String("pciDevice"), d.Attributes.String("driver"), numa, nodes)
+		got[address] = fmt.Sprint(hex(d, "pciVendor"), hex(d, "pciDevice"), d.Attributes.String("driver"), numa, nodes)
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-known +found):\n%s", diff)
 	}
+}
+
+// hex returns an attribute as the kernel writes it.
+func hex(d discovery.Device, attribute resourceapi.QualifiedName) string {
+	if digits := d.Attributes.String(attribute); digits != "" {
+		return "0x" + digits
+	}
+	return ""
 }
 
 func checkRoundTrip(t *testing.T, host *discovery.Host, snapshot *discovery.Snapshot) {

@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery/families/sgx"
 	"chandler.dev/discovery/families/tenstorrent"
 	"chandler.dev/discovery/families/tpu"
+	"chandler.dev/discovery/families/vfio"
 )
 
 // All are the families in the order in which they are asked: where two
@@ -37,4 +38,5 @@ var All = []*discovery.Family{
 	sgx.Family,
 	tenstorrent.Family,
 	tpu.Family,
+	vfio.Family,
 }

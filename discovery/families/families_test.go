@@ -72,6 +72,9 @@ func TestRecordedHosts(t *testing.T) {
 		owner := make(map[string]string)               // of a directory in sysfs
 		for _, f := range families.All {
 			devices[f.Name] = discovery.Scan(host, []*discovery.Family{f}).Devices
+			if f.Leftovers {
+				continue
+			}
 			for _, d := range devices[f.Name] {
 				if other := owner[d.Source]; other != "" && other != f.Name {
 					t.Errorf("%s: families %s and %s describe %s", file, other, f.Name, d.Name)
@@ -79,9 +82,31 @@ func TestRecordedHosts(t *testing.T) {
 				owner[d.Source] = f.Name
 			}
 		}
-		all := slices.DeleteFunc(discovery.Scan(host, families.All).Devices, func(d discovery.Device) bool { return d.Family != family })
+		snapshot := discovery.Scan(host, families.All)
+		checkShared(t, file, snapshot)
+		all := slices.DeleteFunc(snapshot.Devices, func(d discovery.Device) bool { return d.Family != family })
 		if diff := cmp.Diff(format(t, devices[family]), format(t, all)); diff != "" {
 			t.Errorf("%s (-%s alone +all):\n%s", file, family, diff)
+		}
+	}
+}
+
+// checkShared expects that no node is given away by two families, but such as
+// stand for no device: /dev/vfio/vfio.
+func checkShared(t *testing.T, file string, snapshot *discovery.Snapshot) {
+	t.Helper()
+	families := make(map[string]string)
+	for _, d := range snapshot.Devices {
+		for _, node := range d.Edits.DeviceNodes {
+			if other := families[node.HostPath]; other != "" && other != d.Family && !strings.HasSuffix(node.HostPath, "/vfio") {
+				t.Errorf("%s: families %s and %s give away %s", file, other, d.Family, node.HostPath)
+			}
+			families[node.HostPath] = d.Family
+		}
+	}
+	for _, p := range snapshot.Problems {
+		if strings.Contains(p.Error(), "described by families") {
+			t.Errorf("%s: %v", file, p)
 		}
 	}
 }

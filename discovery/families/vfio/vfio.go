@@ -1,0 +1,199 @@
+// Package vfio describes PCI functions that were bound to vfio for programs in
+// user space, virtual machines above all, whatever they are and whoever made
+// them. It gets what no other family hands out, binds nothing itself, and knows
+// nothing of mediated devices.
+package vfio
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is what is bound to vfio.
+var Family = &discovery.Family{
+	Name:      "vfio",
+	Doc:       "PCI functions bound to vfio that no other family hands out",
+	Match:     matches(),
+	Leftovers: true,
+	Describe:  describe,
+	Grant:     grant,
+}
+
+// drivers are the kernel's vfio drivers for PCI functions: the one for any of
+// them, and those that add live migration or memory to it (drivers/vfio/pci).
+var drivers = []string{
+	"vfio-pci", "hisi_acc_vfio_pci", "mlx5_vfio_pci", "nvgrace_gpu_vfio_pci",
+	"pds_vfio_pci", "qat_vfio_pci", "virtio_vfio_pci", "xe-vfio-pci",
+}
+
+// harmless are the drivers that leave a group to vfio, beside vfio's own
+// (those with driver_managed_dma in the kernel); "" is none.
+var harmless = []string{"", "pci-stub", "pcieport"}
+
+func matches() []discovery.Match {
+	var matches []discovery.Match
+	for _, driver := range drivers {
+		matches = append(matches, discovery.Match{Bus: "pci", Driver: driver})
+	}
+	return matches
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	ours := make(map[string][]sysfs.Device) // by IOMMU group
+	for _, function := range found {
+		id := groupOf(function)
+		ours[id] = append(ours[id], function)
+	}
+	groups := make(map[string]*group)
+	for _, function := range found {
+		// A physical function is not given away under its virtual ones.
+		if function.Exists("virtfn0") {
+			continue
+		}
+		id := groupOf(function)
+		g := groups[id]
+		switch {
+		case id == "":
+			g = &group{functions: []sysfs.Device{function}}
+		case g == nil:
+			g = readGroup(host, id, ours[id])
+			groups[id] = g
+		}
+		if g.taken {
+			continue
+		}
+		d, err := g.describe(host, function)
+		if err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// groupOf returns the number of the function's IOMMU group, "" if it has none.
+func groupOf(function sysfs.Device) string {
+	id := function.Link("iommu_group")
+	if _, err := strconv.ParseUint(id, 10, 32); err != nil {
+		return ""
+	}
+	return id
+}
+
+// group is an IOMMU group. Whoever opens it has all of its functions.
+type group struct {
+	id        string // "" of a function that is in none
+	functions []sysfs.Device
+	taken     bool   // another family hands out one of the functions
+	blocked   string // why vfio cannot open it, "" if it can
+	err       error
+}
+
+// readGroup reads which functions a group has besides our own.
+func readGroup(host *discovery.Host, id string, ours []sysfs.Device) *group {
+	g := &group{id: id, functions: ours}
+	dir := path.Join("sys/kernel/iommu_groups", id, "devices")
+	entries, err := fs.ReadDir(host.FS, dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		g.err = fmt.Errorf("IOMMU group %s: list devices: %w", id, err)
+	}
+	for _, entry := range entries {
+		member, ok := sysfs.At(host.FS, dir).LinkTo(entry.Name())
+		if !ok || slices.ContainsFunc(ours, func(own sysfs.Device) bool { return own.Path == member.Path }) {
+			continue
+		}
+		switch driver := member.Driver(); {
+		case slices.Contains(drivers, driver):
+			g.taken = true
+		case !slices.Contains(harmless, driver):
+			g.blocked = fmt.Sprintf("IOMMU group %s is also that of %s, which is bound to %s", id, member.Name(), driver)
+		}
+		g.functions = append(g.functions, member)
+	}
+	return g
+}
+
+func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
+	d, err := discovery.PCI(host, function)
+	errs := []error{err, g.err}
+	// A GPU under vfio is none to a container that wants to compute.
+	d.Attributes.SetString("kind", "other")
+	attrs := function.Attrs()
+	class, _ := attrs.Hex("class", 6)
+	d.Attributes.SetString("pciClass", class)
+	nodes, nodesErr := discovery.VFIO(host, function)
+	cdevs, cdevsErr := g.cdevs(host)
+	d.Edits.DeviceNodes = append(nodes, cdevs...)
+	errs = append(errs, attrs.Err(), nodesErr, cdevsErr)
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	if g.blocked != "" {
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: g.blocked}
+	}
+	if parent := d.Attributes.String("parent"); parent != "" {
+		d.PartOf = &discovery.Whole{Name: parent}
+	}
+	unit := ""
+	if g.shared() {
+		one := map[string]resource.Quantity{"group": resource.MustParse("1")}
+		unit = "iommu-group-" + g.id
+		d.PartOf, d.Takes = &discovery.Whole{Name: unit, Counters: one}, one
+	}
+	if len(nodes) > 0 {
+		d.Offers = []discovery.Offer{{IDs: []string{g.id}, Unit: unit}} // as KubeVirt has it
+	}
+	return d, errors.Join(errs...)
+}
+
+// shared reports whether the group has several functions that could be given
+// away, each of which is the whole group.
+func (g *group) shared() bool {
+	bound := slices.DeleteFunc(slices.Clone(g.functions), func(function sysfs.Device) bool {
+		return !slices.Contains(drivers, function.Driver())
+	})
+	return len(bound) > 1
+}
+
+// cdevs returns the nodes of the group's functions by which iommufd is used,
+// and its own, where the kernel has them.
+func (g *group) cdevs(host *discovery.Host) (nodes []*specs.DeviceNode, err error) {
+	var errs []error
+	add := func(d sysfs.Device, dir string) {
+		node, err := discovery.Node(d, dir)
+		nodes, errs = append(nodes, node), append(errs, err)
+	}
+	for _, function := range g.functions {
+		for _, cdev := range function.Children("vfio-dev") {
+			add(cdev, "/dev/vfio/devices")
+		}
+	}
+	if iommu := sysfs.At(host.FS, "sys/class/misc/iommu"); len(nodes) > 0 && iommu.Exists(".") {
+		add(iommu, "/dev")
+	}
+	return nodes, errors.Join(errs...)
+}
+
+// grant names the functions by their addresses, in the variable that KubeVirt
+// has for a resource.
+func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+	if grant.Resource == "" {
+		return specs.ContainerEdits{}
+	}
+	addresses := make([]string, len(given))
+	for i, d := range given {
+		addresses[i] = d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
+	}
+	name := strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(grant.Resource))
+	return specs.ContainerEdits{Env: []string{"PCI_RESOURCE_" + name + "=" + strings.Join(addresses, ",")}}
+}

@@ -1,0 +1,27 @@
+package vfio_test
+
+import (
+	"slices"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families/vfio"
+)
+
+func TestFamily(t *testing.T) { discoverytest.Run(t, vfio.Family) }
+
+func TestGrant(t *testing.T) {
+	given := make([]discovery.Device, 2)
+	for i, address := range []string{"0000:41:00.0", "0000:01:00.1"} {
+		given[i].Attributes = discovery.Attributes{}
+		given[i].Attributes.SetString("resource.kubernetes.io/pciBusID", address)
+	}
+	got := vfio.Family.Grant(given, discovery.Grant{Resource: "nvidia.com/GA102GL_A10"}).Env
+	if want := []string{"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10=0000:41:00.0,0000:01:00.1"}; !slices.Equal(got, want) {
+		t.Errorf("got %q; want %q", got, want)
+	}
+	if got := vfio.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA}).Env; len(got) > 0 {
+		t.Errorf("without a resource: got %q", got)
+	}
+}
