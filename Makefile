@@ -2,11 +2,12 @@
 GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 GO      ?= go
+CAPTURES ?= ../shared/captures
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: build test unit e2e lint fmt generate verify fuzz bench image demo cluster cluster-stop clean help
+.PHONY: build test unit e2e lint fmt generate verify fuzz captures bench image demo cluster cluster-stop clean help
 
 build: ## the agent, as bin/chandler
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -37,6 +38,9 @@ fuzz: ## every fuzz target for ten seconds
 	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
 	    echo "$$package $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime 10s $$package; \
 	  done; done
+
+captures: ## compare what discovery finds with what is known of captured hosts, in CAPTURES
+	CHANDLER_CAPTURES=$(abspath $(CAPTURES)) $(GO) test -run TestCaptures -v ./discovery/families
 
 bench: ## benchmarks of the product
 	$(GO) test -run '^$$' -bench . -benchmem ./...
