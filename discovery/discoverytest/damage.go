@@ -141,9 +141,12 @@ func ownerOf(name string, devices []discovery.Device) (string, bool) {
 }
 
 // numbered reports whether a file of the kernel lies below one of several
-// numbered directories, of which at most one belongs to a device.
+// numbered directories, of which at most one belongs to a device. That of the
+// host's first process is the only one of processes that a family may read, and
+// stands for the host.
 func numbered(name string) bool {
 	kernel := strings.HasPrefix(name, "sys/") || strings.HasPrefix(name, "proc/")
+	name = strings.TrimPrefix(name, "proc/1/")
 	return kernel && slices.ContainsFunc(strings.Split(path.Dir(name), "/"), func(element string) bool {
 		return strings.TrimRight(element, "0123456789") != element
 	})

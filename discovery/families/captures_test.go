@@ -48,7 +48,7 @@ var ours = map[string][]string{
 	"0x1077": {"ib_qib"},
 	"0x10de": {"nvidia"},
 	"0x15b3": {"mlx4_core"}, // the functions on mlx5_core have no RDMA device
-	"0x8086": {"i915", "xe"},
+	"0x8086": {"i915", "igbvf", "xe"},
 }
 
 // TestCaptures scans captured hosts of other people, which are not part of

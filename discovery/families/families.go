@@ -16,6 +16,7 @@ import (
 	"chandler.dev/discovery/families/qat"
 	"chandler.dev/discovery/families/rdma"
 	"chandler.dev/discovery/families/sgx"
+	"chandler.dev/discovery/families/sriovnet"
 	"chandler.dev/discovery/families/tenstorrent"
 	"chandler.dev/discovery/families/tpu"
 	"chandler.dev/discovery/families/vfio"
@@ -36,6 +37,7 @@ var All = []*discovery.Family{
 	qat.Family,
 	rdma.Family,
 	sgx.Family,
+	sriovnet.Family,
 	tenstorrent.Family,
 	tpu.Family,
 	vfio.Family,

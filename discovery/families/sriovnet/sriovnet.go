@@ -1,0 +1,278 @@
+// Package sriovnet describes virtual functions and sub-functions of network
+// adapters that have no RDMA device: those that a container uses through its
+// network, and those that were bound to vfio, uio or vDPA for programs in user
+// space. It makes and binds none, moves no network interface, and leaves
+// physical functions to the host.
+package sriovnet
+
+import (
+	"encoding/json"
+	"errors"
+	"path"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is virtual functions of network adapters.
+var Family = &discovery.Family{
+	Name: "sriovnet",
+	Doc:  "SR-IOV virtual functions and sub-functions of network adapters, without RDMA",
+	Match: []discovery.Match{
+		{Bus: "pci", PCIClass: "02"},
+		{Bus: "auxiliary", Name: subfunctions},
+		{Bus: "vdpa"},  // what is made of a function
+		{Class: "net"}, // likewise
+	},
+	Describe: describe,
+	Grant:    grant,
+}
+
+// subfunctions are called "mlx5_core.sf.4".
+const subfunctions = "*.sf.*"
+
+// vendors are the makers by their PCI vendor IDs.
+var vendors = map[string]string{
+	"1077": "qlogic",
+	"10df": "emulex",
+	"1425": "chelsio",
+	"14e4": "broadcom",
+	"15b3": "mellanox",
+	"177d": "cavium",
+	"1924": "solarflare",
+	"19e5": "huawei",
+	"19ee": "netronome",
+	"1dd8": "pensando",
+	"8086": "intel",
+}
+
+// virtualIDs are the PCI device IDs that only virtual functions have, by the
+// vendor's: a virtual machine does not see whose they are.
+var virtualIDs = map[string]string{
+	"15b3": "1002 1004 1012 1014 1016 1018 101a 101c 101e",
+	"8086": "10ca 10ed 1515 1520 154c 1565 15a8 15c5 1889 37cd 57ad",
+}
+
+// unit is what can be given away: a PCI function or a sub-function of one.
+type unit struct {
+	sysfs.Device
+	function   sysfs.Device
+	interfaces []sysfs.Device // in the host's network namespace
+	vdpa       []sysfs.Device
+	carved     bool // it has sub-functions
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	units, byPath := unitsOf(found)
+	routes, routesErr := readRoutes(host)
+	ports := make(map[string]port)
+	for _, u := range units {
+		// With an RDMA device it is family rdma's.
+		if u.carved || u.Driver() == "" || u.Exists("infiniband") {
+			continue
+		}
+		d, err := u.identify(host)
+		if d.Attributes.String("function") == "physical" {
+			if d.Attributes.String("pciDevice") == "" && err != nil { // and so it may be a virtual one
+				problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+			}
+			continue
+		}
+		if len(u.interfaces) > 0 && routesErr != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: routesErr})
+			continue
+		}
+		if routes.leadThrough(host, u.interfaces) {
+			continue
+		}
+		var pf port
+		if parent, ok := u.parent(); ok {
+			if _, read := ports[parent.Path]; !read {
+				ports[parent.Path] = readPort(host, parent, byPath[parent.Path])
+			}
+			pf = ports[parent.Path]
+			d.PartOf = &discovery.Whole{Name: discovery.DeviceName(parent)}
+		}
+		if err := errors.Join(err, u.describe(&d, host, pf)); err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// unitsOf returns the functions and sub-functions, with what the kernel made of
+// them, and the same by their paths.
+func unitsOf(found []sysfs.Device) (units []*unit, byPath map[string]*unit) {
+	byPath = make(map[string]*unit)
+	for _, d := range found {
+		function, ok := d.PCIFunction()
+		if ok && (function.Path == d.Path || isSubfunction(d)) {
+			byPath[d.Path] = &unit{Device: d, function: function}
+			units = append(units, byPath[d.Path])
+		}
+	}
+	for _, d := range found {
+		u := byPath[ownerOf(d.Parent())]
+		switch {
+		case u == nil || byPath[d.Path] != nil:
+		case path.Base(path.Dir(d.Path)) == "net":
+			u.interfaces = append(u.interfaces, d)
+		default:
+			u.vdpa = append(u.vdpa, d)
+		}
+	}
+	for _, u := range units {
+		if function := byPath[u.function.Path]; function != nil && function != u {
+			function.carved = true
+		}
+	}
+	return units, byPath
+}
+
+// ownerOf returns the path of the function or sub-function that the device is
+// or sits on, "" if there is none.
+func ownerOf(d sysfs.Device) string {
+	for ; strings.Contains(d.Path, "/"); d = d.Parent() {
+		if sysfs.IsPCIAddress(d.Name()) || isSubfunction(d) {
+			return d.Path
+		}
+	}
+	return ""
+}
+
+func isSubfunction(d sysfs.Device) bool {
+	matched, _ := path.Match(subfunctions, d.Name())
+	return matched
+}
+
+// parent returns the physical function, which a virtual machine does not see.
+func (u *unit) parent() (sysfs.Device, bool) {
+	if u.Path != u.function.Path {
+		return u.function, true
+	}
+	return u.LinkTo("physfn")
+}
+
+// identify describes what the unit is, and of what.
+func (u *unit) identify(host *discovery.Host) (discovery.Device, error) {
+	d, err := discovery.PCI(host, u.function)
+	vendor, id := d.Attributes.String("pciVendor"), d.Attributes.String("pciDevice")
+	if id != "" && strings.Contains(virtualIDs[vendor], id) {
+		d.Attributes.SetString("function", "virtual")
+	}
+	if u.Path != u.function.Path {
+		d.Attributes.SetString("function", "partition")
+		d.Attributes.SetString("parent", d.Name)
+		d.Attributes.SetString("driver", u.Driver())
+		d.Name, d.Source = d.Name+"-"+discovery.DeviceName(u.Device), u.Path
+	}
+	d.Attributes.SetString("kind", "nic")
+	d.Attributes.SetString("vendor", vendors[vendor])
+	return d, err
+}
+
+// describe adds what the unit is for, and the port that it sends through.
+func (u *unit) describe(d *discovery.Device, host *discovery.Host, pf port) error {
+	errs := []error{pf.err}
+	d.Attributes.SetString("pfName", pf.name)
+	if index, ok := pf.indices[u.Name()]; ok {
+		d.Attributes.SetInt("vfIndex", index)
+	}
+	layer := pf.linkLayer
+	if len(u.interfaces) == 1 {
+		own, err := linkLayer(u.interfaces[0])
+		errs = append(errs, err)
+		d.Attributes.SetString("ifName", u.interfaces[0].Name())
+		layer = own
+	}
+	d.Attributes.SetString("linkLayer", layer)
+	nodes, wanted, err := u.nodes(d, host)
+	d.Edits.DeviceNodes, errs = nodes, append(errs, err)
+	if wanted {
+		d.Health = discovery.NodeHealth(host, nodes)
+	}
+	if pf.down && d.Health.Status != discovery.Unhealthy {
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "port " + pf.name + " has no carrier"}
+	}
+	d.Offers = []discovery.Offer{{IDs: []string{u.Name()}}}
+	return errors.Join(errs...)
+}
+
+// nodes returns the nodes of the unit, and whether its driver has any: what the
+// kernel drives itself is used through the network.
+func (u *unit) nodes(d *discovery.Device, host *discovery.Host) (nodes []*specs.DeviceNode, wanted bool, err error) {
+	switch driver := u.Driver(); {
+	case strings.HasSuffix(strings.ReplaceAll(driver, "_", "-"), "vfio-pci"): // and "mlx5_vfio_pci", for live migration
+		nodes, err = discovery.VFIO(host, u.Device)
+		return nodes, true, err
+	case driver == "igb_uio" || driver == "uio_pci_generic":
+		nodes, err = nodesOf(u.Children("uio"))
+		return nodes, true, err
+	}
+	var errs []error
+	for _, vdpa := range u.vdpa {
+		switch vdpa.Driver() {
+		case "virtio_vdpa":
+			d.Attributes.SetString("vdpaType", "virtio")
+		case "vhost_vdpa":
+			d.Attributes.SetString("vdpaType", "vhost")
+			more, err := nodesOf(vdpa.Children("."))
+			nodes, wanted, errs = append(nodes, more...), true, append(errs, err)
+		}
+	}
+	return nodes, wanted, errors.Join(errs...)
+}
+
+// nodesOf returns the nodes of those devices that have one: uio0, vhost-vdpa-0.
+func nodesOf(devices []sysfs.Device) (nodes []*specs.DeviceNode, err error) {
+	var errs []error
+	for _, d := range devices {
+		if !d.Exists("dev") {
+			continue
+		}
+		node, err := discovery.Node(d, "/dev")
+		nodes, errs = append(nodes, node), append(errs, err)
+	}
+	return nodes, errors.Join(errs...)
+}
+
+// grant names the units and says what they have, in the variables of the SR-IOV
+// network device plugin.
+func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+	if grant.Resource == "" {
+		return specs.ContainerEdits{}
+	}
+	ids := make([]string, len(given))
+	info := make(map[string]map[string]map[string]string)
+	for i, d := range given {
+		ids[i] = path.Base(d.Source)
+		info[ids[i]] = infoOf(d, ids[i])
+	}
+	variable := "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(grant.Resource))
+	text, _ := json.Marshal(info) // of strings only
+	return specs.ContainerEdits{Env: []string{variable + "=" + strings.Join(ids, ","), variable + "_INFO=" + string(text)}}
+}
+
+func infoOf(d discovery.Device, id string) map[string]map[string]string {
+	info := map[string]map[string]string{"generic": {"deviceID": id}}
+	for _, node := range d.Edits.DeviceNodes {
+		provider, key := "uio", "mount"
+		switch {
+		case node.Path == "/dev/vfio/vfio":
+			provider = "vfio"
+		case strings.HasPrefix(node.Path, "/dev/vfio/"):
+			provider, key = "vfio", "dev-mount"
+		case strings.HasPrefix(node.Path, "/dev/vhost-vdpa"):
+			provider = "vdpa"
+		}
+		if info[provider] == nil {
+			info[provider] = make(map[string]string)
+		}
+		info[provider][key] = node.Path
+	}
+	return info
+}
