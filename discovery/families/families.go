@@ -6,6 +6,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/dlb"
+	"chandler.dev/discovery/families/fpgaxilinx"
 	"chandler.dev/discovery/families/gaudi"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/idxd"
@@ -27,6 +28,7 @@ import (
 var All = []*discovery.Family{
 	amdgpu.Family,
 	dlb.Family,
+	fpgaxilinx.Family,
 	gaudi.Family,
 	hypervisor.Family,
 	idxd.Family,

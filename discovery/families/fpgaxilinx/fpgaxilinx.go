@@ -1,0 +1,302 @@
+// Package fpgaxilinx describes the accelerator cards of AMD and Xilinx: Alveo
+// FPGAs as the XRT drivers xocl and xclmgmt show them, and MA35D transcoders. It
+// flashes no shell, loads no bitstream, and knows nothing of FPGAs that are part
+// of a system on a chip.
+package fpgaxilinx
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is the cards of AMD and Xilinx. Who else puts these FPGAs on a card has
+// a PCI vendor ID of its own, so the driver decides.
+var Family = &discovery.Family{
+	Name: "fpga-xilinx",
+	Doc:  "AMD Xilinx Alveo FPGAs (U30 and V70 among them) and MA35D transcoders",
+	Match: []discovery.Match{
+		{Bus: "pci", Driver: "xocl"},
+		{Bus: "pci", Driver: "xclmgmt"},
+		{Class: "misc", Name: "ama_transcoder*"},
+	},
+	Describe: describe,
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	management := make(map[string]sysfs.Device) // by slot
+	for _, kernel := range found {
+		if kernel.Driver() == "xclmgmt" {
+			management[slot(kernel)] = kernel
+		}
+	}
+	for _, kernel := range found {
+		d, ok, err := discovery.Device{}, true, error(nil)
+		switch {
+		case !sysfs.IsPCIAddress(kernel.Name()):
+			d, ok, err = describeTranscoder(host, kernel)
+		case kernel.Driver() == "xocl":
+			d, err = describeFPGA(host, kernel, management[slot(kernel)])
+		default:
+			continue // what manages a card is part of it
+		}
+		if err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+		if ok {
+			devices = append(devices, d)
+		}
+	}
+	return devices, append(problems, joinU30(devices)...)
+}
+
+// slot returns the address of a PCI function without the number of the function.
+func slot(function sysfs.Device) string {
+	return strings.TrimRight(strings.TrimRight(function.Name(), "01234567"), ".")
+}
+
+// describeFPGA describes the function of an FPGA that is for users. Whoever uses
+// it may need the one that manages the card, which virtual machines do not see.
+func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discovery.Device, error) {
+	d, err := discovery.PCI(host, user)
+	errs := []error{err}
+	d.Attributes.SetString("kind", "fpga")
+	d.Attributes.SetString("vendor", "xilinx")
+	shell, resource, shellErr := readShell(user)
+	d.Attributes.SetString("profile", shell)
+	d.Offers = []discovery.Offer{{Resource: resource, IDs: []string{user.Name()}}}
+	nodes, nodesErr := nodes(host, user, management)
+	d.Edits.DeviceNodes = nodes
+	d.Health = discovery.NodeHealth(host, nodes)
+	attrs := user.Attrs()
+	if offline, _ := attrs.Uint("dev_offline"); offline == 1 {
+		d.Health = unhealthy("the card is offline, as it is while it is reset")
+	}
+	err = errors.Join(append(errs, shellErr, setCard(&d, user), nodesErr, attrs.Err())...)
+	for _, missing := range []error{errNoRenderNode, errNoShell} {
+		if errors.Is(err, missing) {
+			d.Health = unhealthy(missing.Error())
+		}
+	}
+	return d, err
+}
+
+func unhealthy(reason string) discovery.Health {
+	return discovery.Health{Status: discovery.Unhealthy, Reason: reason}
+}
+
+// The driver takes the shell's name and the render node away during a reset: who
+// was described before keeps what was said.
+var (
+	errNoShell      = errors.New("no shell: the card is not flashed, or is being reset")
+	errNoRenderNode = errors.New("the kernel has no render node for it")
+)
+
+// readShell returns the name of the shell that is flashed, with its time, and
+// what AMD's plugin calls a card with it, "" where Kubernetes has no such name.
+func readShell(user sysfs.Device) (shell, resource string, err error) {
+	rom, ok := child(user, "rom.", "rom")
+	if !ok {
+		return "", "", errNoShell
+	}
+	attrs := rom.Attrs()
+	name, named := attrs.Text("VBNV") // vendor, board, name and version
+	time, timed := attrs.Text("timestamp")
+	if err := attrs.Err(); err != nil {
+		return "", "", fmt.Errorf("shell: %w", err)
+	}
+	if !named || !timed {
+		return "", "", errNoShell
+	}
+	shell = name + "-" + time
+	if suffix := resourceSuffix(shell); suffix != "" {
+		resource = "amd.com/" + suffix
+	}
+	return shell, resource, nil
+}
+
+// invalid matches what no name of a resource may have.
+var invalid = regexp.MustCompile(`[^A-Za-z0-9_.-]+`)
+
+// resourceSuffix returns the shell's name as the last part of a resource's, ""
+// if it is too long: a name that is cut could be another shell's.
+func resourceSuffix(shell string) string {
+	suffix := strings.Trim(invalid.ReplaceAllString(shell, "-"), "_.-")
+	if len(suffix) > 63 {
+		return ""
+	}
+	return suffix
+}
+
+// setCard sets what the controller of the card tells: xmc, or hwmon_sdm on a V70.
+func setCard(d *discovery.Device, user sysfs.Device) error {
+	controller, ok := child(user, "xmc.u.", "hwmon_sdm.u.")
+	if !ok {
+		return nil
+	}
+	attrs := controller.Attrs()
+	d.Identity, _ = attrs.Text("serial_num")
+	d.Attributes.SetString("serial", d.Identity)
+	board, _ := attrs.Text("bd_name")
+	d.Attributes.SetString("model", board)
+	return attrs.Err()
+}
+
+// child returns the first directory below a device that one of the prefixes
+// begins, in the order of the prefixes. XRT numbers them.
+func child(d sysfs.Device, prefixes ...string) (sysfs.Device, bool) {
+	children := d.Children("")
+	for _, prefix := range prefixes {
+		for _, child := range children {
+			if strings.HasPrefix(child.Name(), prefix) {
+				return child, true
+			}
+		}
+	}
+	return sysfs.Device{}, false
+}
+
+// nodes returns the nodes of an FPGA in the order of AMD's plugin: that of the
+// function that manages the card, the render node, and that of the QDMA engine.
+func nodes(host *discovery.Host, user, management sysfs.Device) (nodes []*specs.DeviceNode, err error) {
+	var errs []error
+	add := func(d sysfs.Device, dir string) {
+		node, err := node(d, dir)
+		nodes, errs = append(nodes, node), append(errs, err)
+	}
+	if management.Path != "" {
+		attrs := management.Attrs()
+		if instance, ok := attrs.Uint("instance"); ok {
+			add(sysfs.At(host.FS, fmt.Sprintf("sys/class/xrt_mgmt/xclmgmt%d", instance)), "/dev")
+		} else {
+			errs = append(errs, fmt.Errorf("management function %s: no instance", management.Name()), attrs.Err())
+		}
+	}
+	drm := user.Children("drm")
+	if i := slices.IndexFunc(drm, func(d sysfs.Device) bool { return strings.HasPrefix(d.Name(), "renderD") }); i >= 0 {
+		add(drm[i], "/dev/dri")
+	} else {
+		errs = append(errs, errNoRenderNode)
+	}
+	if engine, ok := child(user, "dma.qdma.u"); ok {
+		if nodes := engine.Children("xrt_user"); len(nodes) > 0 {
+			add(nodes[0], "/dev")
+		} else {
+			add(engine.Child(fmt.Sprintf("xfpga!dma.qdma.u%d.0", instance(user))), "/dev")
+		}
+	}
+	return nodes, errors.Join(errs...)
+}
+
+// node is discovery.Node with the permissions that AMD's plugin gives.
+func node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
+	node, err := discovery.Node(d, dir)
+	node.Permissions = "rwm"
+	return node, err
+}
+
+// instance returns XRT's number of a PCI function, which is its address.
+func instance(function sysfs.Device) uint64 {
+	var domain, bus, device, number uint64
+	if _, err := fmt.Sscanf(function.Name(), "%x:%x:%x.%x", &domain, &bus, &device, &number); err != nil {
+		return 0
+	}
+	return domain<<16 | bus<<8 | device<<3 | number
+}
+
+// u30 is the beginning of the shells' names of U30 cards.
+const u30 = "xilinx_u30"
+
+// isU30 reports whether the FPGA has a shell of a U30 card.
+func isU30(d *discovery.Device) bool {
+	return strings.Contains(d.Attributes.String("profile"), "xilinx_u30")
+}
+
+// joinU30 makes the FPGAs of each U30 card, which have its serial number, one
+// unit of the classic API, known by the first one's address. One whose card
+// cannot be told has no ID there.
+func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
+	cards := make(map[string][]*discovery.Device) // by serial number
+	lost := false                                 // an FPGA may be of any U30 card
+	withhold := func(d *discovery.Device, why string) {
+		d.Offers = nil
+		problems = append(problems, discovery.Problem{Device: d.Name, Err: errors.New(why)})
+	}
+	for i := range devices {
+		d := &devices[i]
+		switch {
+		case d.Identity != "":
+			cards[d.Identity] = append(cards[d.Identity], d)
+		case isU30(d):
+			lost = true
+			withhold(d, "U30 without a serial number: which card it is on is not known")
+		case d.Attributes.String("profile") == "":
+			lost = true
+		}
+	}
+	for i := range devices {
+		d := &devices[i]
+		card := cards[d.Identity]
+		switch {
+		case !slices.ContainsFunc(card, isU30):
+			continue
+		case len(card) == 1 && lost:
+			withhold(d, "U30 card: its other FPGA may be one that cannot be read")
+			continue
+		case len(card) > 1:
+			d.PartOf = &discovery.Whole{Name: card[0].Name}
+		}
+		address := card[0].Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
+		d.Offers = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
+	}
+	return problems
+}
+
+// describeTranscoder describes an ASIC of an MA35D, whose node has no parent in
+// sysfs and tells the PCI function itself. Without it the ASIC has no name.
+func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.Device, ok bool, err error) {
+	d.Name = discovery.DeviceName(misc)
+	attrs := misc.Attrs()
+	address, _ := attrs.Text("bus_id")
+	if !sysfs.IsPCIAddress(address) {
+		return d, false, errors.Join(fmt.Errorf("attribute bus_id: no PCI address: %.32q", address), attrs.Err())
+	}
+	pci := sysfs.At(host.FS, "sys/bus/pci/devices")
+	function, ok := pci.LinkTo(address)
+	if !ok {
+		function = pci.Child(address)
+	}
+	d, pciErr := discovery.PCI(host, function)
+	d.Source = misc.Path
+	d.Attributes.SetString("kind", "other")
+	d.Attributes.SetString("vendor", "amd")
+	info, _ := attrs.Text("device_info")
+	product := parseInfo(info)
+	d.Attributes.SetString("model", product["Product name"])
+	d.Identity = product["Product serial number"]
+	d.Attributes.SetString("serial", d.Identity)
+	node, nodeErr := node(misc, "/dev")
+	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	d.Offers = []discovery.Offer{{Resource: "amd.com/MA35", IDs: []string{address}}}
+	return d, true, errors.Join(pciErr, attrs.Err(), nodeErr)
+}
+
+// parseInfo parses lines such as "Product name = MA35D".
+func parseInfo(text string) map[string]string {
+	info := make(map[string]string)
+	for line := range strings.Lines(text) {
+		if key, value, ok := strings.Cut(line, "="); ok {
+			info[strings.TrimSpace(key)] = strings.TrimSpace(value)
+		}
+	}
+	return info
+}
