@@ -247,6 +247,15 @@ func (p Problem) MarshalJSON() ([]byte, error) {
 	}{p.Device, p.Err.Error()})
 }
 
+// Problems returns the problem of a device as a list, which is empty if err is
+// nil.
+func Problems(device string, err error) []Problem {
+	if err == nil {
+		return nil
+	}
+	return []Problem{{device, err}}
+}
+
 // Error returns the problem in words.
 func (p Problem) Error() string { return fmt.Sprintf("%s: %v", p.Device, p.Err) }
 

@@ -62,6 +62,7 @@ type Match struct {
 
 	Name     string // a pattern of [path.Match] for the kernel's name: "kvm", "amdgpu_xcp_*"
 	Driver   string // the bound driver: "amdgpu"
+	Unbound  bool   // no driver is bound, and it is no virtual function, which may have to wait for one
 	Vendor   string // PCI vendor ID, four lower-case digits: "10de"
 	PCIClass string // how the PCI class code begins, lower-case digits: "03", "0302"
 }
@@ -152,7 +153,7 @@ func (m Match) selects(d sysfs.Device, kernel *kernel) (bool, error) {
 			return false, err
 		}
 	}
-	if m.Driver != "" && d.Driver() != m.Driver {
+	if m.Driver != "" && d.Driver() != m.Driver || m.Unbound && (d.Bound() || d.Exists("physfn")) {
 		return false, nil
 	}
 	// A link in a class may lead to a device that is gone.

@@ -90,6 +90,16 @@ func setLocation(a Attributes, host *Host, function sysfs.Device, attrs *sysfs.A
 	}
 }
 
+// Unbound returns what is to be said of a PCI function that no driver is bound
+// to: that it is there, and that nobody can use it so.
+func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, error) {
+	d, err := PCI(host, function)
+	d.Attributes.SetString("kind", kind)
+	d.Attributes.SetString("vendor", vendor)
+	d.Health = Health{Unhealthy, "no driver is bound to it"}
+	return d, err
+}
+
 // Node returns the edit that gives a container the kernel's node of a device.
 // dir is where the node lies if the kernel does not say: "/dev/dri". The
 // numbers are written down where they are known, so that what was prepared

@@ -42,11 +42,11 @@ type kfdNode struct {
 }
 
 // ours are the drivers by which a function of a vendor is one of our families'.
-// The captures of NVIDIA's mock have no driver, and so no device of ours.
+// The functions of NVIDIA's mock have no driver.
 var ours = map[string][]string{
 	"0x1002": {"amdgpu"},
 	"0x1077": {"ib_qib"},
-	"0x10de": {"nvidia"},
+	"0x10de": {"nvidia", ""},
 	"0x15b3": {"mlx4_core"}, // the functions on mlx5_core have no RDMA device
 	"0x8086": {"i915", "igbvf", "xe"},
 }

@@ -13,6 +13,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -145,6 +146,12 @@ func (d Device) Driver() string {
 		return name
 	}
 	return d.Uevent()["DRIVER"]
+}
+
+// Bound reports whether a driver is bound to the device, be it that its name is
+// not known: trees copied without links still have what only a driver makes.
+func (d Device) Bound() bool {
+	return d.Driver() != "" || slices.ContainsFunc([]string{"drm", "accel", "net", "infiniband"}, d.Exists)
 }
 
 // Uevent returns the variables of the device's uevent file, which is empty if

@@ -27,6 +27,8 @@ var Family = &discovery.Family{
 	Match: []discovery.Match{
 		{Bus: "pci", Vendor: "1002", PCIClass: "03", Driver: "amdgpu"}, // displays: Radeon, MI50 to MI250
 		{Bus: "pci", Vendor: "1002", PCIClass: "12", Driver: "amdgpu"}, // processing accelerators: MI300 and later
+		{Bus: "pci", Vendor: "1002", PCIClass: "03", Unbound: true},
+		{Bus: "pci", Vendor: "1002", PCIClass: "12", Unbound: true},
 		{Bus: "platform", Name: "amdgpu_xcp_*"},
 	},
 	Describe: describe,
@@ -45,6 +47,11 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	var devices []discovery.Device
 	problems := kfd.problems
 	for _, function := range functions {
+		if !function.Bound() {
+			d, err := discovery.Unbound(host, function, "gpu", "amd")
+			devices, problems = append(devices, d), append(problems, discovery.Problems(d.Name, err)...)
+			continue
+		}
 		gpu := &gpu{host: host, kfd: kfd, function: function, nodes: kfd.of[function.Name()]}
 		devices = append(devices, gpu.describe(xcps)...)
 		problems = append(problems, gpu.problems...)

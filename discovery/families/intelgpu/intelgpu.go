@@ -31,6 +31,7 @@ var Family = &discovery.Family{
 	Match: []discovery.Match{
 		{Bus: "pci", Vendor: "8086", PCIClass: "03", Driver: "i915"},
 		{Bus: "pci", Vendor: "8086", PCIClass: "03", Driver: "xe"},
+		{Bus: "pci", Vendor: "8086", PCIClass: "03", Unbound: true},
 	},
 	Describe: describe,
 }
@@ -62,6 +63,9 @@ func divided(function sysfs.Device) (bool, error) {
 }
 
 func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (discovery.Device, error) {
+	if !function.Bound() {
+		return discovery.Unbound(host, function, "gpu", "intel")
+	}
 	d, err := discovery.PCI(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "gpu")

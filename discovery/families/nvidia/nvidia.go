@@ -21,9 +21,12 @@ import (
 
 // Family is NVIDIA's GPUs.
 var Family = &discovery.Family{
-	Name:     "nvidia",
-	Doc:      "NVIDIA GPUs and their MIG instances",
-	Match:    []discovery.Match{{Bus: "pci", Vendor: "10de", PCIClass: "03", Driver: "nvidia"}},
+	Name: "nvidia",
+	Doc:  "NVIDIA GPUs and their MIG instances",
+	Match: []discovery.Match{
+		{Bus: "pci", Vendor: "10de", PCIClass: "03", Driver: "nvidia"},
+		{Bus: "pci", Vendor: "10de", PCIClass: "03", Unbound: true},
+	},
 	Describe: describe,
 	Grant:    grant,
 }
@@ -44,6 +47,10 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // describe returns the GPU as one device, its MIG instances instead if it has
 // any, or nothing if the driver was told to leave it alone.
 func (d *driver) describe(function sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	if !function.Bound() {
+		gpu, err := discovery.Unbound(d.host, function, "gpu", "nvidia")
+		return []discovery.Device{gpu}, discovery.Problems(gpu.Name, err)
+	}
 	gpu, err := discovery.PCI(d.host, function)
 	gpu.Attributes.SetString("kind", "gpu")
 	gpu.Attributes.SetString("vendor", "nvidia")
