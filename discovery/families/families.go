@@ -6,6 +6,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/dlb"
+	"chandler.dev/discovery/families/fpgaintel"
 	"chandler.dev/discovery/families/fpgaxilinx"
 	"chandler.dev/discovery/families/gaudi"
 	"chandler.dev/discovery/families/hypervisor"
@@ -17,6 +18,7 @@ import (
 	"chandler.dev/discovery/families/qat"
 	"chandler.dev/discovery/families/rdma"
 	"chandler.dev/discovery/families/sgx"
+	"chandler.dev/discovery/families/solarflare"
 	"chandler.dev/discovery/families/sriovnet"
 	"chandler.dev/discovery/families/tenstorrent"
 	"chandler.dev/discovery/families/tpu"
@@ -28,6 +30,7 @@ import (
 var All = []*discovery.Family{
 	amdgpu.Family,
 	dlb.Family,
+	fpgaintel.Family,
 	fpgaxilinx.Family,
 	gaudi.Family,
 	hypervisor.Family,
@@ -39,6 +42,7 @@ var All = []*discovery.Family{
 	qat.Family,
 	rdma.Family,
 	sgx.Family,
+	solarflare.Family,
 	sriovnet.Family,
 	tenstorrent.Family,
 	tpu.Family,

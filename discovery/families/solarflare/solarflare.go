@@ -1,0 +1,184 @@
+// Package solarflare describes Onload, the network stack in user space of
+// Solarflare's adapters. It gives a container the stack's devices and, from the
+// directory that the administrator names, its libraries. The adapters and their
+// interfaces stay the host's: Onload accelerates what a network plugin has put
+// upon them.
+package solarflare
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is Solarflare's Onload.
+var Family = &discovery.Family{
+	Name: "solarflare",
+	Doc:  "Onload on Solarflare network adapters",
+	Match: []discovery.Match{
+		{Class: "onload", Name: "onload"},
+		{Class: "onload_epoll", Name: "onload_epoll"},
+		{Class: "sfc_char", Name: "sfc_char"},
+		{Bus: "pci", Driver: "sfc"},
+		{Bus: "pci", Driver: "sfc_ef100"},
+		{Bus: "pci", Driver: "xilinx_efct"}, // of the X3 series
+	},
+	Describe: describe,
+	Grant:    grant,
+}
+
+// characters are the devices that a program with Onload opens.
+var characters = []string{"onload", "onload_epoll", "sfc_char"}
+
+// modules are the kernel's, beside the driver of the adapters.
+var modules = []string{"onload", "sfc_char", "sfc_resource"}
+
+// vendors are the makers of the adapters by their PCI vendor IDs.
+var vendors = map[string]string{"1924": "solarflare", "10ee": "xilinx"}
+
+// count is how many containers of a node may have Onload under the classic API:
+// the default of the Onload operator's maxPodsPerNode.
+const count = 100
+
+func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+	var adapters []sysfs.Device
+	byName := make(map[string]sysfs.Device)
+	for _, d := range found {
+		if sysfs.IsPCIAddress(d.Name()) {
+			adapters = append(adapters, d)
+		}
+		byName[d.Name()] = d
+	}
+	onload, ok := byName["onload"]
+	if !ok {
+		return nil, nil // an adapter without Onload is like any other
+	}
+	name := discovery.DeviceName(onload)
+	if len(adapters) == 0 {
+		return nil, []discovery.Problem{{Device: name, Err: errors.New("no adapter is bound to a driver that Onload knows")}}
+	}
+	d := discovery.Device{
+		Name:       name,
+		Source:     onload.Path,
+		Attributes: discovery.Attributes{},
+		Shareable:  true,
+		Offers:     []discovery.Offer{{Resource: "amd.com/onload", IDs: ids()}},
+	}
+	d.Attributes.SetString("kind", "nic")
+	errs := []error{setMaker(d.Attributes, adapters[0]), setDriver(d.Attributes, host)}
+	for _, name := range characters {
+		character, known := byName[name]
+		if !known {
+			character = sysfs.At(host.FS, path.Join("sys/class", name, name))
+		}
+		node, err := discovery.Node(character, "/dev")
+		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
+	}
+	d.Health = health(host, d.Edits.DeviceNodes)
+	if root := host.Roots["solarflare"]; root != "" {
+		mounts, err := libraries(host, root)
+		d.Edits.Mounts, errs = mounts, append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return []discovery.Device{d}, []discovery.Problem{{Device: d.Name, Err: err}}
+	}
+	return []discovery.Device{d}, nil
+}
+
+// ids are those of the Onload operator's device plugin.
+func ids() []string {
+	ids := make([]string, count)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("sfc-%d", i)
+	}
+	return ids
+}
+
+// setMaker says who made the adapters, of which one machine has one maker's.
+func setMaker(a discovery.Attributes, adapter sysfs.Device) error {
+	attrs := adapter.Attrs()
+	id, _ := attrs.Hex("vendor", 4)
+	a.SetString("pciVendor", id)
+	a.SetString("vendor", vendors[id])
+	if err := attrs.Err(); err != nil {
+		return fmt.Errorf("adapter %s: %w", adapter.Name(), err)
+	}
+	return nil
+}
+
+func setDriver(a discovery.Attributes, host *discovery.Host) error {
+	module := sysfs.At(host.FS, "sys/module/onload")
+	a.SetString("driver", module.Name())
+	attrs := module.Attrs()
+	version, _ := attrs.Text("version") // Onload's have three numbers or four
+	a.SetVersion("driverVersion", version)
+	if err := attrs.Err(); err != nil {
+		return fmt.Errorf("module onload: %w", err)
+	}
+	return nil
+}
+
+func health(host *discovery.Host, nodes []*specs.DeviceNode) discovery.Health {
+	for _, module := range modules {
+		if !host.Exists("/sys/module/" + module) {
+			return discovery.Health{Status: discovery.Unhealthy, Reason: "kernel module " + module + " is not loaded"}
+		}
+	}
+	return discovery.NodeHealth(host, nodes)
+}
+
+// libraryDir is where the libraries lie below the root that the administrator
+// names, which is "/opt/onload" where the Onload operator put them.
+const libraryDir = "usr/lib64"
+
+// containerDir is where the operator has them in a container.
+const containerDir = "/opt/onload/usr/lib64"
+
+// preloaded is the library that takes the place of the C library's sockets.
+const preloaded = "libonload.so"
+
+// libraries returns read-only mounts of Onload's libraries, under all of their
+// names: libonload.so, libonload_ext.so and libonload_ext.so.2.
+func libraries(host *discovery.Host, root string) (mounts []*specs.Mount, err error) {
+	dir := path.Join("/", root, libraryDir)
+	entries, err := fs.ReadDir(host.FS, strings.TrimPrefix(dir, "/"))
+	if err != nil {
+		return nil, fmt.Errorf("list libraries: %w", err)
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if entry.IsDir() || !strings.HasPrefix(name, preloaded) && !strings.HasPrefix(name, "libonload_ext.so") {
+			continue
+		}
+		mounts = append(mounts, &specs.Mount{
+			HostPath:      path.Join(dir, name),
+			ContainerPath: path.Join(containerDir, name),
+			Options:       []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
+		})
+	}
+	if !slices.ContainsFunc(mounts, isPreloaded) {
+		return nil, fmt.Errorf("no %s in %s", preloaded, dir)
+	}
+	return mounts, nil
+}
+
+func isPreloaded(m *specs.Mount) bool { return path.Base(m.ContainerPath) == preloaded }
+
+// grant has every program of the container load Onload, where the library is
+// given with it. Where it is not, an image that brings its own says so itself.
+func grant(given []discovery.Device, _ discovery.Grant) (edits specs.ContainerEdits) {
+	for _, d := range given {
+		if i := slices.IndexFunc(d.Edits.Mounts, isPreloaded); i >= 0 {
+			edits.Env = []string{"LD_PRELOAD=" + d.Edits.Mounts[i].ContainerPath}
+		}
+	}
+	return edits
+}
