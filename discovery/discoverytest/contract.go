@@ -32,6 +32,7 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"parent":          "string",
 	"profile":         "string",
 	"fabric":          "string",
+	"afuID":           "string",
 	"linkedTo":        "string",
 	"iommuGroup":      "int",
 	"linkSpeed":       "int",
