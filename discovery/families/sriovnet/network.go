@@ -93,20 +93,22 @@ const maxRoutes = 4 << 20
 
 // readRoutes reads the routing tables of the host's first process: /proc/net
 // is of the network namespace of the process that reads it. A kernel may have
-// no IPv4 or no IPv6.
+// no IPv4 or no IPv6, but a node has one of them.
 func readRoutes(host *discovery.Host) (routes, error) {
 	found := make(routes)
-	return found, errors.Join(
-		found.read(host, "proc/1/net/route", found.addLine),
-		found.read(host, "proc/1/net/ipv6_route", found.addLine6),
-	)
+	err4 := found.read(host, "proc/1/net/route", found.addLine)
+	err6 := found.read(host, "proc/1/net/ipv6_route", found.addLine6)
+	switch missing4, missing6 := errors.Is(err4, fs.ErrNotExist), errors.Is(err6, fs.ErrNotExist); {
+	case missing4 && !missing6:
+		err4 = nil
+	case missing6 && !missing4:
+		err6 = nil
+	}
+	return found, errors.Join(err4, err6)
 }
 
 func (r routes) read(host *discovery.Host, name string, add func(fields []string) bool) error {
 	text, err := sysfs.ReadText(host.FS, name, maxRoutes)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
 		return fmt.Errorf("default routes: %w", err)
 	}
