@@ -6,6 +6,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/dlb"
+	"chandler.dev/discovery/families/fpgaaws"
 	"chandler.dev/discovery/families/fpgaintel"
 	"chandler.dev/discovery/families/fpgaxilinx"
 	"chandler.dev/discovery/families/gaudi"
@@ -30,6 +31,7 @@ import (
 var All = []*discovery.Family{
 	amdgpu.Family,
 	dlb.Family,
+	fpgaaws.Family,
 	fpgaintel.Family,
 	fpgaxilinx.Family,
 	gaudi.Family,
