@@ -20,7 +20,8 @@ func newRecordCommand() *cobra.Command {
 		Long: `Write what discovery reads of this host's /sys, /proc and /dev as one text file,
 a recorded host. "chandler discover FILE" finds in it what was found here,
 "chandler simulate" lays it out as a directory, and it makes a test for a device
-family. Serial numbers and UUIDs are in it as they are.`,
+family. Serial numbers, UUIDs and the host's network addresses are in it as they
+are.`,
 		Example: `  chandler record -o $(hostname).host
   chandler record | ssh laptop chandler discover -`,
 		Args: cobra.NoArgs,
