@@ -95,10 +95,15 @@ type Whole struct {
 // An Offer without a Resource says what the IDs are where there is no name that
 // everybody knows the device by. It is offered once the administrator has named
 // the resource; see [Rules].
+//
+// An Optional one too is only offered once the administrator has named its
+// resource for the device, and then instead of the others: what the plugin has
+// in a mode that is not its default, such as larger units of the same silicon.
 type Offer struct {
 	Resource string   `json:"resource"`       // "amd.com/gpu"
 	IDs      []string `json:"ids"`            // as the plugin that Chandler replaces gives them
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
+	Optional bool     `json:"optional,omitempty"`
 }
 
 // Mode is an API that offers devices.

@@ -114,23 +114,25 @@ func (r *Rules) apply(d *Device) (kept bool, errs []error) {
 }
 
 // renamed returns the offers under one other name. What was offered under
-// several names keeps the IDs of the first; what has no ID is not offered.
+// several names keeps the IDs of that one, else those of the first; what has no
+// ID is not offered.
 func renamed(offers []Offer, resource string) []Offer {
 	if len(offers) == 0 {
 		return nil
 	}
-	offer := offers[0]
-	offer.Resource = resource
+	i := slices.IndexFunc(offers, func(offer Offer) bool { return offer.Resource == resource })
+	offer := offers[max(i, 0)]
+	offer.Resource, offer.Optional = resource, false
 	return []Offer{offer}
 }
 
-// named returns the offers that have a name.
+// named returns the offers that have a name and need no administrator.
 func named(offers []Offer) []Offer {
-	unnamed := func(offer Offer) bool { return offer.Resource == "" }
-	if !slices.ContainsFunc(offers, unnamed) {
+	unasked := func(offer Offer) bool { return offer.Resource == "" || offer.Optional }
+	if !slices.ContainsFunc(offers, unasked) {
 		return offers
 	}
-	return slices.DeleteFunc(slices.Clone(offers), unnamed)
+	return slices.DeleteFunc(slices.Clone(offers), unasked)
 }
 
 // dropSplit leaves out every device of a piece of silicon whose devices are

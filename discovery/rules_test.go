@@ -103,6 +103,31 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 	}
 }
 
+// An optional offer is made where its own name is given to the device, and the
+// first one where another is.
+func TestRulesChooseAnOffer(t *testing.T) {
+	part := Offer{Resource: "example.com/part", IDs: []string{"part0"}}
+	card := Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Optional: true}
+	for name, want := range map[string][]Offer{
+		"":                 {part},
+		"example.com/part": {part},
+		"example.com/card": {{Resource: card.Resource, IDs: card.IDs, Unit: card.Unit}},
+		"example.com/any":  {{Resource: "example.com/any", IDs: part.IDs}},
+	} {
+		rules := &Rules{}
+		if name != "" {
+			rules.Resources = []Resource{{Selector: selector(t, "true"), Name: name}}
+		}
+		snapshot := &Snapshot{Devices: []Device{{Name: "a", Offers: []Offer{part, card}}}}
+		if diff := cmp.Diff(want, rules.Apply(snapshot).Devices[0].Offers); diff != "" {
+			t.Errorf("named %q (-want +got):\n%s", name, diff)
+		}
+		if diff := cmp.Diff([]Offer{part, card}, snapshot.Devices[0].Offers); diff != "" {
+			t.Errorf("named %q: the snapshot changed (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // The parts of a Whole cannot be given to two APIs.
 func TestRulesRefuseToSplitAWhole(t *testing.T) {
 	first, second, other := gpu("a", "amd", 0), gpu("b", "amd", 0), gpu("c", "amd", 0)
