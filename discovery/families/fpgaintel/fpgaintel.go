@@ -74,7 +74,7 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 		d.Attributes.SetString("vendor", "intel")
 	}
 	afu, afuErr := readID(port, "afu_id")
-	region, regionErr := interfaceID(function)
+	region, engine, regionErr := interfaceID(function)
 	dead := afu == crashed || region == crashed
 	if dead {
 		afu, region = "", "" // what the card is, it does not say
@@ -88,6 +88,10 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "the card's firmware has crashed: its IDs are all ones"}
 	}
 	d.Offers = []discovery.Offer{{Resource: resource(region, afu), IDs: []string{port.Name()}}}
+	if region != "" {
+		// In its other modes Intel's plugin hands a card out with all of its ports.
+		d.Offers = append(d.Offers, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine}, Unit: engine, Optional: true})
+	}
 	return d, true, errors.Join(pciErr, attrs.Err(), afuErr, regionErr, nodeErr)
 }
 
@@ -109,41 +113,41 @@ func readID(d sysfs.Device, name string) (string, error) {
 }
 
 // interfaceID returns the ID of the interface that accelerator functions for the
-// card must have been made for. It is told by the management engine, which is on
-// the physical function. It is "" where that is not to be seen, as in a virtual
+// card must have been made for, and the name of the management engine, which tells
+// it and is on the physical function. They are "" where that is not to be seen, as in a virtual
 // machine, and where the card has several regions and it is not said which one is
 // the port's.
-func interfaceID(function sysfs.Device) (string, error) {
+func interfaceID(function sysfs.Device) (id, engine string, err error) {
 	if physical, ok := function.LinkTo("physfn"); ok {
 		function = physical
 	}
-	var ids []string
+	told := 0
 	var errs []error
-	read := func(d sysfs.Device, name string) {
-		id, err := readID(d, name)
-		if errs = append(errs, err); id != "" {
-			ids = append(ids, id)
+	read := func(of, d sysfs.Device, name string) {
+		read, err := readID(d, name)
+		if errs = append(errs, err); read != "" {
+			id, engine = read, of.Name()
+			told++
 		}
 	}
 	for _, device := range function.Children("fpga") {
 		for _, engine := range children(device, "intel-fpga-fme.") {
-			read(engine.Child("pr"), "interface_id")
+			read(engine, engine.Child("pr"), "interface_id")
 		}
 	}
 	for _, device := range function.Children("fpga_region") {
 		for _, engine := range children(device, "dfl-fme.") {
 			for _, partial := range children(engine, "dfl-fme-region.") {
 				for _, region := range partial.Children("fpga_region") {
-					read(region, "compat_id")
+					read(engine, region, "compat_id")
 				}
 			}
 		}
 	}
-	err := errors.Join(errs...)
-	if len(ids) != 1 || err != nil {
-		return "", err
+	if err := errors.Join(errs...); told != 1 || err != nil {
+		return "", "", err
 	}
-	return ids[0], nil
+	return id, engine, nil
 }
 
 // children returns the directories below a device that one of the prefixes
