@@ -217,7 +217,7 @@ const u30 = "xilinx_u30"
 
 // isU30 reports whether the FPGA has a shell of a U30 card.
 func isU30(d *discovery.Device) bool {
-	return strings.Contains(d.Attributes.String("profile"), "xilinx_u30")
+	return strings.Contains(d.Attributes.String("profile"), u30)
 }
 
 // joinU30 makes the FPGAs of each U30 card, which have its serial number, one
