@@ -110,7 +110,7 @@ func (s *Snapshot) dropNamesakes() {
 	var kept []Device
 	for _, d := range s.Devices {
 		if n := len(kept); n > 0 && kept[n-1].Name == d.Name {
-			s.Problems = append(s.Problems, Problem{d.Name, fmt.Errorf("described by families %s and %s; the first is kept", kept[n-1].Family, d.Family)})
+			s.Problems = append(s.Problems, Problem{d.Family + " " + d.Name, fmt.Errorf("described by family %s too, whose description is kept", kept[n-1].Family)})
 			continue
 		}
 		kept = append(kept, d)

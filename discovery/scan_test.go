@@ -75,7 +75,7 @@ func TestScanKeepsTheFirstOfNamesakes(t *testing.T) {
 	if len(s.Devices) != 2 || s.Devices[0].Family != "one" || s.Devices[1].Family != "one" {
 		t.Errorf("devices %+v", s.Devices)
 	}
-	if len(s.Problems) != 2 || !strings.Contains(s.Problems[0].Error(), "a: described by families one and two") {
+	if len(s.Problems) != 2 || !strings.Contains(s.Problems[0].Error(), "two a: described by family one too") {
 		t.Errorf("problems %v", s.Problems)
 	}
 }

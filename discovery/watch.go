@@ -1,8 +1,10 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -88,36 +90,66 @@ func (w Watch) settle(ctx context.Context) {
 // Merge returns the next snapshot with what is still true of the last one.
 //
 // Absence is a statement: a device whose directory is gone from sysfs is gone.
-// A device whose directory is there, and which a Problem says could not be
-// read, keeps its last description, with health Unknown and the problem as
-// the reason.
+// A device whose directory is there keeps its last description, with health
+// Unknown and the problem as the reason, if a Problem says that it could not be
+// read; and so does one that is missing because what leads to it could not be:
+// its silicon, its family, or a list of devices. Parts that are kept so take the
+// place of the whole that they would else be taken for.
 func Merge(host *Host, last, next *Snapshot) *Snapshot {
 	if last == nil {
 		return next
 	}
-	unread := make(map[string]error)
-	for _, problem := range next.Problems {
-		if unread[problem.Device] == nil {
-			unread[problem.Device] = problem.Err
-		}
+	devices := make(map[string]Device, len(next.Devices))
+	for _, d := range next.Devices {
+		devices[d.Name] = d
 	}
-	devices := slices.Clone(next.Devices)
+	causes := causesOf(next.Problems)
 	for _, old := range last.Devices {
-		cause := unread[old.Name]
-		if cause == nil || !host.Exists(path.Join("/", old.Source)) {
+		_, found := devices[old.Name]
+		cause := causes[old.Name]
+		if cause == nil && !found {
+			cause = whyMissing(&old, causes)
+		}
+		if cause == nil || !host.Exists(path.Join("/", old.Source)) || !found && next.divides(old.Name) {
 			continue
 		}
 		old.Health = Health{Unknown, fmt.Sprintf("last description kept: %v", cause)}
-		i, found := slices.BinarySearchFunc(devices, old.Name, func(d Device, name string) int {
-			return strings.Compare(d.Name, name)
-		})
-		if found {
-			devices[i] = old
-		} else {
-			devices = slices.Insert(devices, i, old)
+		devices[old.Name] = old
+		if old.PartOf != nil && causes[old.Silicon()] != nil {
+			delete(devices, old.Silicon())
 		}
 	}
-	return &Snapshot{Devices: devices, Problems: next.Problems}
+	return &Snapshot{
+		Devices:  slices.SortedFunc(maps.Values(devices), func(a, b Device) int { return strings.Compare(a.Name, b.Name) }),
+		Problems: next.Problems,
+	}
+}
+
+// causesOf returns the first problem of each device, and under "/sys/" that of
+// a list of devices.
+func causesOf(problems []Problem) map[string]error {
+	causes := make(map[string]error)
+	for _, problem := range problems {
+		name := problem.Device
+		if strings.HasPrefix(name, "/sys/") {
+			name = "/sys/"
+		}
+		if causes[name] == nil {
+			causes[name] = problem.Err
+		}
+	}
+	return causes
+}
+
+// whyMissing returns what kept a scan from finding a device that is there, nil
+// if nothing is known to have.
+func whyMissing(d *Device, causes map[string]error) error {
+	return cmp.Or(causes[d.Silicon()], causes[d.Family], causes["/sys/"])
+}
+
+// divides reports whether the snapshot has parts of the silicon of that name.
+func (s *Snapshot) divides(silicon string) bool {
+	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.PartOf != nil && d.PartOf.Name == silicon })
 }
 
 // Same reports whether two snapshots say the same, so that a reader need only

@@ -89,6 +89,46 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// What leads to a device may be what cannot be read: its silicon, its family or
+// the list that it is in. Then it is not gone either.
+func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
+	host, _ := widgetHost(t, map[string]string{"a": "first"})
+	part := Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &Whole{Name: "a"}}
+	last := &Snapshot{Devices: []Device{part}}
+	broken := errors.New("input/output error")
+	for name, next := range map[string]*Snapshot{
+		"silicon":                  {Problems: []Problem{{"a", broken}}},
+		"family":                   {Problems: []Problem{{"widget", broken}}},
+		"list":                     {Problems: []Problem{{"/sys/class/widget", broken}}},
+		"taken for a whole":        {Devices: []Device{{Name: "a"}}, Problems: []Problem{{"a", broken}}},
+		"itself":                   {Problems: []Problem{{"a-1", broken}}},
+		"described without a fact": {Devices: []Device{{Name: "a-1"}}, Problems: []Problem{{"a-1", broken}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Merge(host, last, next).Devices
+			if len(got) != 1 || got[0].Name != "a-1" || got[0].PartOf == nil || got[0].Health.Status != Unknown {
+				t.Errorf("got %+v; want the last description of a-1, Unknown", got)
+			}
+		})
+	}
+	for name, next := range map[string]*Snapshot{
+		"nothing is wrong":    {},
+		"another is":          {Problems: []Problem{{"b", broken}}},
+		"it is a whole again": {Devices: []Device{{Name: "a"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, there := Merge(host, last, next).Lookup("a-1"); there {
+				t.Error("a-1 is kept")
+			}
+		})
+	}
+	whole := &Snapshot{Devices: []Device{{Name: "a", Family: "widget", Source: part.Source}}}
+	divided := &Snapshot{Devices: []Device{part}, Problems: []Problem{{"widget", broken}}}
+	if _, there := Merge(host, whole, divided).Lookup("a"); there {
+		t.Error("a whole is kept beside its parts")
+	}
+}
+
 // A burst of kernel events is answered by one scan, after it.
 func TestWatchCoalescesBursts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})

@@ -63,7 +63,7 @@ func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Ti
 		left := d.config.UnknownAfter - reading.unknown(now)
 		switch {
 		case reading.now.Status != discovery.Unknown:
-		case left <= 0:
+		case left <= 0 || reading.never:
 			o.unknown[name] = true
 		case wait == 0 || left < wait:
 			wait = left

@@ -12,9 +12,10 @@ import (
 // Intervals at which the agent looks again though no device has changed: until
 // both sides are ready, while something waits, and otherwise.
 const (
-	readyInterval   = 50 * time.Millisecond
-	waitingInterval = time.Second
-	quietInterval   = 30 * time.Second
+	readyInterval    = 50 * time.Millisecond
+	waitingInterval  = time.Second // doubled until it is the next
+	longWaitInterval = 10 * time.Second
+	quietInterval    = 30 * time.Second
 )
 
 // publisher is a side of the agent: packages driver and legacy.
@@ -43,6 +44,7 @@ func (a *agent) run(ctx context.Context) error {
 	var snapshot *discovery.Snapshot
 	timer := time.NewTimer(readyInterval)
 	defer timer.Stop()
+	wait := waitingInterval
 	for {
 		select {
 		case <-ctx.Done():
@@ -61,9 +63,11 @@ func (a *agent) run(ctx context.Context) error {
 		a.dra.Publish(dra)
 		a.classic.Publish(classic)
 		if waiting || mode == discovery.ModeAuto {
-			timer.Reset(waitingInterval)
+			timer.Reset(wait)
+			wait = min(2*wait, longWaitInterval) // what is held may be held for days
 		} else {
 			timer.Reset(quietInterval)
+			wait = waitingInterval
 		}
 	}
 }

@@ -37,16 +37,16 @@ type auto struct {
 }
 
 // newAuto reads the last choice.
-func newAuto(served func() (bool, error), registration func() driver.Registration, stateDir string) (*auto, error) {
+func newAuto(ctx context.Context, served func() (bool, error), registration func() driver.Registration, stateDir string) *auto {
 	a := &auto{served: served, registration: registration, file: filepath.Join(stateDir, "mode")}
 	data, err := os.ReadFile(a.file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the last mode: %w", err)
+		klog.FromContext(ctx).Error(err, "The last choice of an API is not known any more")
 	}
 	if last := devices.Mode(data); last == devices.ModeDRA || last == devices.ModeDevicePlugin {
 		a.last = last
 	}
-	return a, nil
+	return a
 }
 
 // choose returns the choice as it is now, "" if none could be made yet.

@@ -34,18 +34,13 @@ func TestAuto(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			registration := func() driver.Registration { return test.registration }
-			a, err := newAuto(test.served, registration, dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := newAuto(t.Context(), test.served, registration, dir)
 			a.last = test.last
 			if got := a.choose(t.Context()); got != test.want {
 				t.Errorf("chose %q; want %q", got, test.want)
 			}
 			// The choice outlives the process.
-			if a, err = newAuto(silent, func() driver.Registration { return driver.Unanswered }, dir); err != nil {
-				t.Fatal(err)
-			}
+			a = newAuto(t.Context(), silent, func() driver.Registration { return driver.Unanswered }, dir)
 			if got := a.choose(t.Context()); test.last == "" && got != test.want {
 				t.Errorf("after a restart in silence it chose %q; want %q", got, test.want)
 			}

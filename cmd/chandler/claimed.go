@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -15,6 +16,10 @@ import (
 	"chandler.dev/discovery"
 )
 
+// askTimeout is how long the API server has for an answer that other work waits
+// for.
+const askTimeout = 10 * time.Second
+
 // nodeClaims asks the API server what it says of a node's devices.
 type nodeClaims struct {
 	client *draclient.Client
@@ -25,6 +30,8 @@ type nodeClaims struct {
 // node's pool allocated, or which ResourceSlice still offers it. An API server
 // without resource.k8s.io says nothing of any device.
 func (c nodeClaims) Claimed(ctx context.Context) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	by := make(map[string]string)
 	slices, err := c.client.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
 		resourceapi.ResourceSliceSelectorDriver:   discovery.Domain,
@@ -50,7 +57,8 @@ func (c nodeClaims) Claimed(ctx context.Context) (map[string]string, error) {
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
-			if result.Driver == discovery.Domain && result.Pool == c.node {
+			admin := result.AdminAccess != nil && *result.AdminAccess // which holds nothing
+			if result.Driver == discovery.Domain && result.Pool == c.node && !admin {
 				by[result.Device] = fmt.Sprintf("ResourceClaim %s/%s", claim.Namespace, claim.Name)
 			}
 		}
@@ -68,6 +76,8 @@ type initContainers struct {
 // Pending reports whether a pod of the node that has not ended asks for a
 // resource in an init container.
 func (c initContainers) Pending(ctx context.Context, resource string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": c.node}).String(),
 	})

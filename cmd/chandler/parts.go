@@ -2,10 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
@@ -22,6 +27,7 @@ type parts struct {
 	rules     *discovery.Rules
 	host      *discovery.Host
 	client    kubernetes.Interface
+	discovery kubediscovery.DiscoveryInterface // with a deadline for each answer
 	driver    *driver.Driver
 	classic   *legacy.Plugin
 	active    chan struct{} // closed once this is the active instance
@@ -71,11 +77,14 @@ func (p *parts) runClassic(ctx context.Context) {
 	}
 }
 
-// runDRA runs the driver as soon as the cluster may have DRA. An API server
-// that cannot be asked is no reason to wait: the kubelet can unprepare claims
-// without it.
+// runDRA runs the driver as soon as the cluster may have DRA. Where there are
+// records of claims it had, and the kubelet must be able to unprepare them
+// whatever the API server says now, or does not say.
 func (p *parts) runDRA(ctx context.Context) error {
 	for {
+		if p.hasRecords() {
+			return p.driver.Run(ctx)
+		}
 		served, err := p.servesDRA()
 		p.withoutDRA.Store(!served && err == nil)
 		if !p.withoutDRA.Load() {
@@ -90,7 +99,15 @@ func (p *parts) runDRA(ctx context.Context) error {
 	}
 }
 
-func (p *parts) servesDRA() (bool, error) { return servesDRA(p.client.Discovery()) }
+// hasRecords reports whether there may be records of claims.
+func (p *parts) hasRecords() bool {
+	records, err := os.ReadDir(p.recordDir())
+	return len(records) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
+}
+
+func (p *parts) recordDir() string { return filepath.Join(p.stateDir, "claims") }
+
+func (p *parts) servesDRA() (bool, error) { return servesDRA(p.discovery) }
 
 // runAgent hands devices to the two APIs, once this is the active instance.
 func (p *parts) runAgent(ctx context.Context) error {
@@ -99,16 +116,16 @@ func (p *parts) runAgent(ctx context.Context) error {
 		return nil
 	case <-p.active:
 	}
-	auto, err := newAuto(p.servesDRA, p.driver.Registration, p.stateDir)
-	if err != nil {
-		return err
-	}
 	claimed := nodeClaims{client: draclient.New(p.client), node: p.options.nodeName}
-	sides, err := newSides(draHolder{p}, p.classic, claimed, p.stateDir)
-	if err != nil {
-		return err
+	a := &agent{
+		rules:     p.rules,
+		auto:      newAuto(ctx, p.servesDRA, p.driver.Registration, p.stateDir),
+		sides:     newSides(ctx, draHolder{p}, p.classic, claimed, p.stateDir),
+		dra:       p.driver,
+		classic:   p.classic,
+		ready:     p.ready,
+		snapshots: p.snapshots,
 	}
-	a := &agent{rules: p.rules, auto: auto, sides: sides, dra: p.driver, classic: p.classic, ready: p.ready, snapshots: p.snapshots}
 	return a.run(ctx)
 }
 
@@ -126,7 +143,8 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// draHolder tells what claims hold. In a cluster without DRA there are none.
+// draHolder tells what claims hold. Where the cluster has no DRA and no record
+// was left of the time when it had, none do.
 type draHolder struct{ *parts }
 
 func (h draHolder) Holder(silicon string) (string, bool) {

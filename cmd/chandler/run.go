@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
+	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -146,8 +147,8 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
 		snapshots: make(chan *discovery.Snapshot, 1),
 	}
-	if p.client, err = o.newClient(); err != nil {
-		return nil, err
+	if err := p.connect(); err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
 	}
 	if err := o.checkDirectories(ctx, p.stateDir); err != nil {
 		return nil, err
@@ -168,7 +169,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		KubeClient:  p.client,
 		KubeletRoot: o.kubeletRoot,
 		CDI:         cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
-		Records:     filepath.Join(p.stateDir, "claims"),
+		Records:     p.recordDir(),
 		HostFS:      p.host.FS,
 		BootID:      strings.TrimSpace(string(bootID)),
 		Granter:     discovery.Granters(families.All),
@@ -182,22 +183,25 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 	return p, err
 }
 
-// newClient returns a client that does not make a burst of claims wait, and
-// that speaks protobuf, which costs both ends less than JSON.
-func (o *runOptions) newClient() (kubernetes.Interface, error) {
-	config, err := o.clientConfig()
+// connect makes the clients of the API server; it does not ask it yet. They do
+// not make a burst of claims wait, and speak protobuf, which costs both ends
+// less than JSON.
+func (p *parts) connect() error {
+	config, err := p.options.clientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("API server: %w", err)
+		return err
 	}
 	config = rest.AddUserAgent(config, "chandler/"+buildVersion())
-	config.QPS, config.Burst = o.kubeQPS, o.kubeBurst
+	config.QPS, config.Burst = p.options.kubeQPS, p.options.kubeBurst
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = config.ContentType + ",application/json"
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("API server: %w", err)
+	if p.client, err = kubernetes.NewForConfig(config); err != nil {
+		return err
 	}
-	return client, nil
+	config = rest.CopyConfig(config)
+	config.Timeout = askTimeout
+	p.discovery, err = kubediscovery.NewDiscoveryClientForConfig(config)
+	return err
 }
 
 func (o *runOptions) clientConfig() (*rest.Config, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,27 +41,27 @@ type sides struct {
 }
 
 // newSides reads the sides that silicon was last on.
-func newSides(dra, classic holder, claimed claimed, stateDir string) (*sides, error) {
+func newSides(ctx context.Context, dra, classic holder, claimed claimed, stateDir string) *sides {
 	s := &sides{dra: dra, classic: classic, claimed: claimed, file: filepath.Join(stateDir, "sides.json")}
 	data, err := os.ReadFile(s.file)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		s.current = make(map[string]discovery.Mode)
-		return s, nil
-	case err != nil:
-		return nil, fmt.Errorf("read sides: %w", err)
+	if err == nil {
+		err = json.Unmarshal(data, &s.current)
 	}
-	if err := json.Unmarshal(data, &s.current); err != nil || s.current == nil {
-		// Nothing is lost: what is held is known from records and grants.
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Which API offered which device is not known any more; who holds what still is")
+	}
+	if s.current == nil {
 		s.current = make(map[string]discovery.Mode)
 	}
-	return s, nil
+	return s
 }
 
 // split returns what each API is to offer of the snapshot, where auto is the
 // API for devices whose mode leaves the choice, "" while that is not known. A
 // device that waits to change sides stays where it is and is withheld there,
-// so that it becomes free; split reports whether there is one.
+// so that it becomes free; split reports whether there is one. What the classic
+// API offers is in DRA's snapshot too, withheld: claims that were allocated it
+// before it moved can still be prepared and are not told that it is gone.
 func (s *sides) split(ctx context.Context, snapshot *discovery.Snapshot, auto discovery.Mode) (dra, classic *discovery.Snapshot, waiting bool) {
 	dra, classic = &discovery.Snapshot{}, &discovery.Snapshot{}
 	silicon := make(map[string][]discovery.Device)
@@ -81,6 +82,8 @@ func (s *sides) split(ctx context.Context, snapshot *discovery.Snapshot, auto di
 			dra.Devices = append(dra.Devices, d)
 		case discovery.ModeDevicePlugin:
 			classic.Devices = append(classic.Devices, d)
+			d.Withheld = cmp.Or(d.Withheld, "offered by the device-plugin API")
+			dra.Devices = append(dra.Devices, d)
 		}
 	}
 	if !maps.Equal(before, s.current) {

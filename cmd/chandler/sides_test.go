@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"chandler.dev/discovery"
@@ -56,10 +58,7 @@ func TestSplit(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			s, err := newSides(test.dra, test.classic, test.claims, t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := newSides(t.Context(), test.dra, test.classic, test.claims, t.TempDir())
 			test.device.Mode = test.mode
 			if test.now != unknown {
 				s.current[test.device.Silicon()] = test.now
@@ -73,18 +72,21 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// sideOf returns which of the snapshots has the device; both is a failure.
+// sideOf returns which of the snapshots offers the device; both is a failure. A
+// device that the classic API offers is in DRA's too, withheld.
 func sideOf(t *testing.T, name string, dra, classic *discovery.Snapshot) (discovery.Mode, bool) {
 	t.Helper()
 	onDRA, inDRA := dra.Lookup(name)
 	onClassic, inClassic := classic.Lookup(name)
 	switch {
-	case inDRA && inClassic:
+	case inDRA && inClassic && onDRA.Withheld == "":
 		t.Fatalf("device %s is offered by both APIs", name)
-	case inDRA:
-		return discovery.ModeDRA, onDRA.Withheld != ""
+	case inClassic && !inDRA:
+		t.Fatalf("device %s is gone for claims that have it", name)
 	case inClassic:
 		return discovery.ModeDevicePlugin, onClassic.Withheld != ""
+	case inDRA:
+		return discovery.ModeDRA, onDRA.Withheld != ""
 	}
 	return unknown, false
 }
@@ -97,33 +99,54 @@ func TestSplitMovesSiliconAsOne(t *testing.T) {
 		{Name: "gpu-1", PartOf: whole, Mode: discovery.ModeDevicePlugin},
 	}}
 	asked := claims{by: map[string]string{"gpu-1": "claim"}}
-	s, err := newSides(holders{}, holders{}, asked, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newSides(t.Context(), holders{}, holders{}, asked, t.TempDir())
 	s.current["gpu"] = discovery.ModeDRA
 	if dra, classic, _ := s.split(t.Context(), snapshot, ""); len(dra.Devices) != 2 || len(classic.Devices) != 0 {
 		t.Errorf("one part is claimed: %d parts in DRA, %d in the classic API; want 2, 0", len(dra.Devices), len(classic.Devices))
 	}
 	delete(asked.by, "gpu-1")
-	if dra, classic, _ := s.split(t.Context(), snapshot, ""); len(dra.Devices) != 0 || len(classic.Devices) != 2 {
-		t.Errorf("no part is claimed: %d parts in DRA, %d in the classic API; want 0, 2", len(dra.Devices), len(classic.Devices))
+	if dra, classic, _ := s.split(t.Context(), snapshot, ""); offered(dra) != 0 || offered(classic) != 2 {
+		t.Errorf("no part is claimed: %d parts in DRA, %d in the classic API; want 0, 2", offered(dra), offered(classic))
 	}
 }
 
 func TestSidesSurviveRestart(t *testing.T) {
 	dir := t.TempDir()
 	snapshot := &discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}}
-	s, err := newSides(holders{}, holders{}, claims{}, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newSides(t.Context(), holders{}, holders{}, claims{}, dir)
 	s.split(t.Context(), snapshot, discovery.ModeDRA)
-	s, err = newSides(holders{}, holders{}, claims{}, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s = newSides(t.Context(), holders{}, holders{}, claims{}, dir)
 	if dra, _, _ := s.split(t.Context(), snapshot, unknown); len(dra.Devices) != 1 {
 		t.Error("after a restart, with nothing known of the cluster, the device is not where it was")
+	}
+}
+
+// offered counts the devices that are not withheld.
+func offered(s *discovery.Snapshot) (n int) {
+	for _, d := range s.Devices {
+		if d.Withheld == "" {
+			n++
+		}
+	}
+	return n
+}
+
+// What cannot be read of the last sides is no reason not to start.
+func TestSidesThatCannotBeRead(t *testing.T) {
+	for name, spoil := range map[string]func(file string) error{
+		"garbage":     func(file string) error { return os.WriteFile(file, []byte("{"), 0o600) },
+		"a directory": func(file string) error { return os.Mkdir(file, 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := spoil(filepath.Join(dir, "sides.json")); err != nil {
+				t.Fatal(err)
+			}
+			s := newSides(t.Context(), holders{}, holders{}, claims{}, dir)
+			dra, _, _ := s.split(t.Context(), &discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}}, discovery.ModeDRA)
+			if offered(dra) != 1 {
+				t.Error("nothing is offered")
+			}
+		})
 	}
 }

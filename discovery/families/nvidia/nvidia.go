@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,6 +58,10 @@ func (d *driver) describe(function sysfs.Device) (devices []discovery.Device, pr
 	gpu.Attributes.SetVersion("driverVersion", d.version)
 	gpu.Edits.Mounts = d.mounts
 	text, infoErr := d.host.ReadText("/proc/driver/nvidia/gpus/" + function.Name() + "/information")
+	if infoErr != nil && !errors.Is(infoErr, fs.ErrNotExist) {
+		// The GPU may be divided into instances, and must not be taken for a whole.
+		return nil, discovery.Problems(gpu.Name, infoErr)
+	}
 	info := parseInformation(text)
 	if info.excluded {
 		return nil, nil
