@@ -1,17 +1,20 @@
 package legacy
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
 )
 
 // holding is an ID that a container has, or is about to have. It begins as a
@@ -60,8 +63,17 @@ type holdings struct {
 
 	mu     sync.Mutex
 	held   map[key]*holding
-	asked  time.Time      // when PodResources was last asked, zero if it did not answer
-	listed map[key]string // what it answered last: which container has what
+	asked  time.Time        // when PodResources was last asked, zero if it did not answer in full
+	heard  bool             // whether it has answered at all
+	listed map[key]sighting // what it says that containers have, of whatever resource
+	known  map[string]*unit // what an ID may stand for, whatever the resource; see know
+}
+
+// sighting is an ID that PodResources lists, or listed until a moment ago. It
+// is kept for as long as a holding would be.
+type sighting struct {
+	container string
+	missing   time.Time // when PodResources first left it out again
 }
 
 // load reads what was held when the holdings were last saved. A file that
@@ -88,6 +100,11 @@ func (h *holdings) load() error {
 		}
 	}
 	return nil
+}
+
+// sweep removes what writers that crashed have left.
+func (h *holdings) sweep() error {
+	return atomicfile.Files{}.RemoveTemporary(filepath.Dir(h.file), filepath.Base(h.file)+".")
 }
 
 // grant takes IDs and saves them. It shows them to the other API before it
@@ -153,13 +170,12 @@ func (h *holdings) sorted() []*holding {
 	for _, one := range h.held {
 		all = append(all, one)
 	}
-	slices.SortFunc(all, func(a, b *holding) int {
-		if a.Resource != b.Resource {
-			return strings.Compare(a.Resource, b.Resource)
-		}
-		return natural(a.ID, b.ID)
-	})
+	slices.SortFunc(all, byKey)
 	return all
+}
+
+func byKey(a, b *holding) int {
+	return cmp.Or(strings.Compare(a.Resource, b.Resource), natural(a.ID, b.ID))
 }
 
 // of returns what is held of a resource, by ID.
@@ -175,38 +191,164 @@ func (h *holdings) of(resource string) map[string]*holding {
 	return own
 }
 
+// unheard is who holds what nobody is known to hold before PodResources has
+// answered for the first time.
+const unheard = "unknown: the kubelet has not said yet what containers hold"
+
 // holder names a container that holds a piece of silicon; one that
 // PodResources names, if there is one.
 func (h *holdings) holder(silicon string) (string, bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	var found *holding
-	for _, one := range h.held {
+	all, heard := h.all()
+	for _, one := range all {
 		if slices.Contains(one.Silicon, silicon) && (found == nil || one.Container > found.Container) {
 			found = one
 		}
 	}
-	if found == nil {
+	switch {
+	case found != nil:
+		return found.who(), true
+	case !heard:
+		return unheard, true
+	default:
 		return "", false
 	}
-	return found.who(), true
+}
+
+// know says what IDs may stand for: the devices of a host with all that they
+// could be offered as. Shareable ones are never held.
+func (h *holdings) know(devices []discovery.Device) {
+	known := make(map[string]*unit)
+	for _, d := range devices {
+		if d.Shareable {
+			continue
+		}
+		for _, offer := range d.Offers {
+			for _, id := range offer.IDs {
+				known[id] = known[id].with(d, offer)
+			}
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.known = known
+}
+
+// all returns what containers have of all resources, also of those that are
+// not ours, with the devices that it is known to be, by resource and ID; and
+// whether PodResources has answered yet.
+func (h *holdings) all() (all []*holding, heard bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, one := range h.held {
+		all = append(all, h.recognise(one))
+	}
+	for k, s := range h.listed {
+		if h.held[k] == nil {
+			all = append(all, h.recognise(&holding{Resource: k.resource, ID: k.id, Container: s.container}))
+		}
+	}
+	slices.SortFunc(all, byKey)
+	return all, h.heard
+}
+
+// recognise returns the holding with its devices. Where they were not written
+// down they are those of the ID, whatever the resource: the plugin that we
+// replace, or an administrator before, may have given it another name. One
+// that has none keeps none.
+func (h *holdings) recognise(one *holding) *holding {
+	if len(one.Devices) > 0 {
+		return one
+	}
+	u, share := h.known[one.ID], false
+	if u == nil {
+		var id string
+		if id, share = shareOf(one.ID); share {
+			u = h.known[id]
+		}
+	}
+	if u == nil {
+		return one
+	}
+	recognised := newHolding(one.Resource, one.ID, u, one.Since)
+	recognised.Container = one.Container
+	recognised.Exclusive = recognised.Exclusive && !share
+	return recognised
+}
+
+// shareOf returns the ID of the device that an ID such as "GPU-1::3" is a
+// share of, which is how NVIDIA's plugin counts them.
+func shareOf(id string) (device string, share bool) {
+	i := strings.LastIndex(id, "::")
+	if i < 0 {
+		return "", false
+	}
+	number := id[i+len("::"):]
+	if number == "" || digits(number) < len(number) {
+		return "", false
+	}
+	return id[:i], true
+}
+
+// listing is what PodResources said.
+type listing struct {
+	containers map[key]string // which container has what
+
+	// whole says that the kubelet knew all of its pods. One that has just
+	// started lists those that it knows, which are at first none, then the
+	// static ones and, once the API server has answered it, the others
+	// (pkg/kubelet/apis/podresources/server_v1.go, List, takes the active
+	// pods of the pod manager). What such an answer names is held; that it
+	// leaves something out says nothing.
+	whole bool
 }
 
 // observe enters what PodResources said when it was asked at a time, nil if
-// it did not answer. One that it named before is dropped when it has left it
-// out for as long as a kubelet that has just started may not know its pods. A
-// grant that it never named stays: it leaves init containers out
+// it did not answer. One that it named before is dropped when whole answers
+// have left it out for the time that is the patience. A grant that it never
+// named stays: it leaves init containers out
 // (pkg/kubelet/apis/podresources/server_v1.go, List). The answer is whether
 // there is anything to save.
-func (h *holdings) observe(at time.Time, listed map[key]string, patience time.Duration) bool {
+func (h *holdings) observe(at time.Time, said *listing, patience time.Duration) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if listed == nil {
-		h.asked = time.Time{}
+	h.asked = time.Time{}
+	if said == nil {
 		return false
 	}
-	h.asked, h.listed = at, listed
-	changed := false
+	h.heard = true
+	h.list(at, said, patience)
+	changed := h.confirm(at, said.containers)
+	if !said.whole {
+		return changed
+	}
+	h.asked = at
+	return h.dismiss(at, said.containers, patience) || changed
+}
+
+// list remembers what was said, and for a while what no longer is.
+func (h *holdings) list(at time.Time, said *listing, patience time.Duration) {
+	listed := make(map[key]sighting)
+	for k, container := range said.containers {
+		listed[k] = sighting{container: container}
+	}
+	for k, before := range h.listed {
+		if _, named := listed[k]; named {
+			continue
+		}
+		if said.whole && before.missing.IsZero() {
+			before.missing = at
+		}
+		if !said.whole || at.Sub(before.missing) < patience {
+			listed[k] = before
+		}
+	}
+	h.listed = listed
+}
+
+// confirm enters which container has what is held, and reports whether any of
+// it is new.
+func (h *holdings) confirm(at time.Time, listed map[key]string) (changed bool) {
 	for k, container := range listed {
 		one := h.held[k]
 		// An answer that was asked for before the grant tells of the container
@@ -219,6 +361,12 @@ func (h *holdings) observe(at time.Time, listed map[key]string, patience time.Du
 		confirmed.Container, confirmed.missing = container, time.Time{}
 		h.held[k] = &confirmed
 	}
+	return changed
+}
+
+// dismiss drops what was confirmed and has been left out for long enough, and
+// reports whether there was any.
+func (h *holdings) dismiss(at time.Time, listed map[key]string, patience time.Duration) (changed bool) {
 	for k, one := range h.held {
 		if _, named := listed[k]; named || one.Container == "" {
 			continue
@@ -236,19 +384,31 @@ func (h *holdings) observe(at time.Time, listed map[key]string, patience time.Du
 	return changed
 }
 
-// adopt enters what PodResources named last and is not held yet, where ours
-// says that it is of a resource of ours, and reports whether there was any.
+// adopt enters what PodResources lists and is not held yet, where ours says
+// that it is of a resource of ours, and the devices of what is held without
+// any, once ours knows them. It reports whether there was anything to enter.
 func (h *holdings) adopt(ours func(key) (*unit, bool)) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	adopted := false
-	for k, container := range h.listed {
+	for k, one := range h.held {
+		if len(one.Devices) > 0 {
+			continue
+		}
+		if u, _ := ours(k); u != nil {
+			completed := newHolding(k.resource, k.id, u, one.Since)
+			completed.Container, completed.missing = one.Container, one.missing
+			h.held[k] = completed
+			adopted = true
+		}
+	}
+	for k, s := range h.listed {
 		if h.held[k] != nil {
 			continue
 		}
 		if u, own := ours(k); own {
 			one := newHolding(k.resource, k.id, u, h.asked)
-			one.Container = container
+			one.Container = s.container
 			h.held[k] = one
 			adopted = true
 		}
@@ -281,7 +441,8 @@ func (h *holdings) drop(grants []*holding) {
 	}
 }
 
-// askedAt returns when PodResources was last asked, zero if it did not answer.
+// askedAt returns when PodResources was last asked, zero if it did not answer
+// in full.
 func (h *holdings) askedAt() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -62,6 +62,7 @@ func newKubelet(t *testing.T) *kubelet {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	k := &kubelet{t: t, dir: filepath.Join(dir, "dp"), pods: filepath.Join(dir, "pods.sock")}
+	k.own()
 	if err := os.Mkdir(k.dir, 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -248,6 +249,21 @@ func (k *kubelet) hold(pod, resource string, ids ...string) {
 	}
 }
 
+// own makes PodResources list the agent's own pod too.
+func (k *kubelet) own() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.listed = append(slices.Clone(k.listed), &podresourcesapi.PodResources{Name: "agent", Namespace: "chandler"})
+}
+
+// forget makes PodResources list no pod, as before the API server has told the
+// kubelet of any.
+func (k *kubelet) forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.listed = nil
+}
+
 // mute makes PodResources fail.
 func (k *kubelet) mute(silent bool) {
 	k.mu.Lock()
@@ -328,6 +344,7 @@ func (k *kubelet) config() Config {
 		Dir:          k.dir,
 		PodResources: k.pods,
 		StateDir:     filepath.Join(filepath.Dir(k.dir), "state"),
+		OwnPod:       "chandler/agent",
 		Grace:        grace,
 		Poll:         20 * time.Millisecond,
 		Unconfirmed:  200 * time.Millisecond,

@@ -1,6 +1,7 @@
 package legacy
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -25,7 +26,7 @@ type row struct {
 	unit *unit // nil for a held ID of which no more than that is known
 
 	sick     string // why the unit cannot be used, "" if it can
-	withheld string // who holds it through the other API, or by another ID, "" if nobody does
+	withheld string // who holds it through the other API, or by another ID or resource, "" if nobody does
 
 	// gone is the version of the list in which the ID was first marked as no
 	// longer offered, 0 while it is offered.
@@ -34,8 +35,10 @@ type row struct {
 
 // situation is what a list is computed from, beside the list before it.
 type situation struct {
-	units     []*unit             // what is offered
+	units     []*unit // what is offered
+	resource  string
 	held      map[string]*holding // by ID: what containers hold of the resource
+	taken     taken               // what they hold of all resources
 	elsewhere map[string]string   // by silicon: who holds it through the other API
 
 	// leave is the newest version such that IDs that were marked gone in it
@@ -74,7 +77,7 @@ func (l *list) next(s situation) *list {
 			following.rows[id] = row{}.without(following.version)
 		}
 	}
-	following.withhold(s, offered)
+	following.withhold(s)
 	following.devices = make([]*pluginapi.Device, 0, len(following.rows))
 	for _, id := range slices.SortedFunc(maps.Keys(following.rows), natural) {
 		following.devices = append(following.devices, following.rows[id].device(id))
@@ -123,16 +126,8 @@ func (r row) without(version int) row {
 }
 
 // withhold marks the rows whose silicon is held through the other API, and
-// those of a device that a container holds by an ID that it no longer has.
-func (l *list) withhold(s situation, offered map[string]bool) {
-	renamed := make(map[string]*holding) // by device
-	for id, h := range s.held {
-		for _, device := range h.Devices {
-			if before := renamed[device]; !offered[id] && (before == nil || !before.Exclusive) {
-				renamed[device] = h
-			}
-		}
-	}
+// those of a device that a container holds by another ID or resource.
+func (l *list) withhold(s situation) {
 	for id, r := range l.rows {
 		if r.unit == nil || r.gone > 0 {
 			continue
@@ -142,11 +137,8 @@ func (l *list) withhold(s situation, offered map[string]bool) {
 				r.withheld = fmt.Sprintf("%s is held by %s", silicon, holder)
 			}
 		}
-		for _, device := range r.unit.exclusive() {
-			h := renamed[device]
-			if h != nil && s.held[id] == nil && (h.Exclusive || len(r.unit.ids) == 1) {
-				r.withheld = fmt.Sprintf("%s is held by %s as %s", device, h.who(), h.ID)
-			}
+		if s.held[id] == nil {
+			r.withheld = cmp.Or(s.taken.from(s.resource, r.unit), r.withheld)
 		}
 		l.rows[id] = r
 	}

@@ -31,6 +31,14 @@ func TestList(t *testing.T) {
 	unread := sick(a, discovery.Unknown, "cannot be read")
 	shareable := gpu("s")
 	shareable.Shareable = true
+	part := offer(gpu("a-1"), "", "p")
+	part.PartOf = &discovery.Whole{Name: "gpu-a"}
+	another := offer(gpu("a-2"), "", "q")
+	another.PartOf = part.PartOf
+	elsewhere := func(h *holding) *holding {
+		h.Resource = "example.com/other"
+		return h
+	}
 	tests := map[string][]step{
 		"topology": {{devices: []discovery.Device{at(a, 1, "", ""), at(b, -1, "", "")}, want: "a@1 b"}},
 		"topology of a unit": {{devices: []discovery.Device{
@@ -108,6 +116,34 @@ func TestList(t *testing.T) {
 			devices: []discovery.Device{offer(a, "", "1", "2")}, held: []*holding{had("3", offer(a, "", "1", "2", "3"))},
 			want: "1 2 3!",
 		}},
+		"IDs have changed places while one is held": {{
+			devices: []discovery.Device{offer(a, "", "b"), offer(b, "", "a")}, held: []*holding{had("a", a)},
+			want: "a! b!", why: map[string]string{"b": "gpu-a is held by default/train main as a"},
+		}},
+		"held of another resource": {{
+			devices: []discovery.Device{a, b}, held: []*holding{elsewhere(had("x", offer(a, "", "x")))},
+			want: "a! b", why: map[string]string{"a": "gpu-a is held by default/train main as example.com/other x"},
+		}},
+		"a share is held of another resource": {
+			{devices: []discovery.Device{a, b}, held: []*holding{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
+			{devices: []discovery.Device{offer(a, "", "1", "2"), b}, held: []*holding{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "1 2 a! b"},
+		},
+		"shareable is held of another resource": {{
+			devices: []discovery.Device{shareable}, held: []*holding{elsewhere(had("s", shareable))}, want: "s",
+		}},
+		"a unit has a device that is held of another resource": {{
+			devices: []discovery.Device{offer(a, "card", "c"), offer(b, "card", "c")}, held: []*holding{elsewhere(had("b", b))}, want: "c!",
+		}},
+		"held whole is parted": {{
+			devices: []discovery.Device{part, b}, held: []*holding{elsewhere(had("a", a))},
+			want: "b p!", why: map[string]string{"p": "gpu-a is held by default/train main as example.com/other a"},
+		}},
+		"held whole is there beside its parts": {{
+			devices: []discovery.Device{a, part}, held: []*holding{had("a", a)}, want: "a p",
+		}},
+		"another part is held": {{
+			devices: []discovery.Device{part}, held: []*holding{elsewhere(had("q", another))}, want: "p",
+		}},
 		"no shares any more": {{
 			devices: []discovery.Device{offer(a, "", "1")}, held: []*holding{had("3", offer(a, "", "1", "2", "3"))},
 			want: "1! 3!",
@@ -119,8 +155,14 @@ func TestList(t *testing.T) {
 			for i, step := range steps {
 				units, _ := offered(snapshot(step.devices...))
 				s := situation{units: units[gpuResource], held: make(map[string]*holding), elsewhere: step.elsewhere, leave: step.leave}
+				s.resource, s.taken = gpuResource, taken{holdings: step.held, present: make(map[string]bool)}
 				for _, h := range step.held {
-					s.held[h.ID] = h
+					if h.Resource == gpuResource {
+						s.held[h.ID] = h
+					}
+				}
+				for _, d := range step.devices {
+					s.taken.present[d.Name] = true
 				}
 				before := l
 				l = l.next(s)

@@ -47,6 +47,15 @@ type Config struct {
 	// Elsewhere tells what is held through the other API. Nil means nothing.
 	Elsewhere Elsewhere
 
+	// OwnPod is the agent's own pod as "namespace/name", "" if it is none. The
+	// kubelet lists the pods that it knows (pkg/kubelet/apis/podresources/
+	// server_v1.go, List): after its start none at first, then static ones and
+	// only with the API server's answer all others, among them the agent's. So
+	// a list that has not got that pod does not say that a container has ended,
+	// and nothing is dropped by it; where there is no such pod, by a list that
+	// has none at all. The pod must therefore not be a static one.
+	OwnPod string
+
 	// Active is closed once this instance is the one that serves. Nothing is
 	// served or written before. Nil means at once.
 	Active <-chan struct{}
@@ -119,15 +128,27 @@ func (p *Plugin) Publish(s *discovery.Snapshot) {
 	signal(p.changed)
 }
 
+// Know says which devices the host has and what each could be offered as: all
+// of them, whichever API offers them, with the offers that their families gave.
+// By those Holder recognises what containers have from a plugin that was
+// replaced. It offers nothing; to say the same again changes nothing.
+func (p *Plugin) Know(all *discovery.Snapshot) {
+	p.holdings.know(all.Devices)
+	signal(p.changed)
+}
+
 // Holder names the container that holds a piece of silicon, if one does or is
-// about to. A shareable device is never held. What was held before this
-// instance became the active one is known when Ready is.
+// about to: by an ID that was handed out here, or by one that the kubelet
+// lists, under whatever resource, and that the devices which Know named have. A
+// shareable device is never held. What was held before this instance became
+// the active one is known when Ready is; what the kubelet lists, once it has
+// answered. Until then all silicon is held by somebody unknown.
 func (p *Plugin) Holder(silicon string) (holder string, held bool) {
 	return p.holdings.holder(silicon)
 }
 
 // Ready is closed when Run has read what was held before this instance became
-// the active one.
+// the active one, and has asked the kubelet once, whether it answered or not.
 func (p *Plugin) Ready() <-chan struct{} { return p.ready }
 
 // Registered returns the sockets under which resources are registered with the
@@ -144,8 +165,10 @@ func (p *Plugin) Registered() map[string]string {
 
 // Run serves what is published until the context ends, and then leaves no
 // socket. The kubelet keeps what pods hold, for the next instance to take
-// over. It is an error if the directories cannot be written to; a kubelet that
-// is not there is waited for.
+// over. A kubelet that is not there is waited for. Directories that cannot be
+// written to end the serving, which is logged at once; what containers hold is
+// followed all the same, so that Holder stays right, and the error is returned
+// when the context has ended.
 func (p *Plugin) Run(ctx context.Context) error {
 	if p.config.Active != nil {
 		select {
@@ -154,24 +177,52 @@ func (p *Plugin) Run(ctx context.Context) error {
 			return nil
 		}
 	}
-	logger := klog.FromContext(ctx)
-	if err := os.MkdirAll(p.config.StateDir, 0o700); err != nil {
-		return fmt.Errorf("make state directory: %w", err)
-	}
-	if err := p.holdings.load(); err != nil {
-		logger.Error(err, "Grants of before are lost")
-	}
-	if err := p.directory.sweep(ctx); err != nil {
-		logger.Error(err, "Sockets are left over")
-	}
+	prepared := p.prepare(ctx)
 	// A first list that has not all that pods hold would fail them. A kubelet
 	// that is not there has nothing to fail.
 	lastError := p.poll(ctx, "")
 	close(p.ready)
 
+	var group errgroup.Group // one that fails does not end the other
+	group.Go(func() error { p.follow(ctx, lastError); return nil })
+	group.Go(func() error {
+		err := prepared
+		if err == nil {
+			err = p.serve(ctx)
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Nothing is offered to the kubelet any more")
+		}
+		return err
+	})
+	return group.Wait()
+}
+
+// prepare reads what was held before, and clears away what a crash has left.
+// It is an error if what is handed out cannot be written down.
+func (p *Plugin) prepare(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	made := os.MkdirAll(p.config.StateDir, 0o700)
+	if made != nil {
+		made = fmt.Errorf("make state directory: %w", made)
+	}
+	if err := p.holdings.load(); err != nil {
+		logger.Error(err, "Grants of before are lost")
+	}
+	if err := p.holdings.sweep(); err != nil {
+		logger.Error(err, "Temporary files are left over")
+	}
+	if err := p.directory.sweep(ctx); err != nil {
+		logger.Error(err, "Sockets are left over")
+	}
+	return made
+}
+
+// serve offers what is published until the context ends or a directory cannot
+// be written to.
+func (p *Plugin) serve(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { p.offer(ctx, group); return nil })
-	group.Go(func() error { p.follow(ctx, lastError); return nil })
 	group.Go(func() error { p.directory.watch(ctx, p.pokeAll); return nil })
 	return group.Wait()
 }
@@ -232,11 +283,14 @@ func (o *offering) update(ctx context.Context, s *discovery.Snapshot) {
 	}
 	p.adopt(ctx, servers, units)
 	now, asked := time.Now(), p.holdings.askedAt()
+	taken := p.taken(s)
 	for resource, one := range servers {
 		l, _ := one.current()
 		one.publish(l.next(situation{
+			resource:  resource,
 			units:     units[resource],
 			held:      p.holdings.of(resource),
+			taken:     taken,
 			elsewhere: p.elsewhere(units[resource]),
 			leave:     one.leave(now, asked),
 		}))
@@ -331,8 +385,8 @@ func (p *Plugin) elsewhere(units []*unit) map[string]string {
 }
 
 // allocate answers the requests of containers for IDs of a resource: look up,
-// edit, record, check that the other API has not taken the same meanwhile. All
-// are granted or none.
+// edit, record, check that nobody has taken the same meanwhile through the
+// other API or by another name. All are granted or none.
 func (p *Plugin) allocate(ctx context.Context, l *list, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
 	var granted []*holding
@@ -354,7 +408,7 @@ func (p *Plugin) allocate(ctx context.Context, l *list, resource string, request
 		}
 		given = append(given, units...)
 	}
-	err := p.holdings.grant(granted, func() error { return p.free(given) })
+	err := p.holdings.grant(granted, func() error { return p.free(resource, given) })
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
 	}
@@ -363,11 +417,15 @@ func (p *Plugin) allocate(ctx context.Context, l *list, resource string, request
 	return responses, nil
 }
 
-// free says what of units is held through the other API.
-func (p *Plugin) free(units []*unit) error {
-	held := p.elsewhere(units)
+// free says what of the units of a resource is held through the other API, or
+// by another ID or resource.
+func (p *Plugin) free(resource string, units []*unit) error {
+	held, taken := p.elsewhere(units), p.taken(p.snapshot.Load())
 	var errs []error
 	for _, u := range units {
+		if holder := taken.from(resource, u); holder != "" {
+			errs = append(errs, fmt.Errorf("device %s: %s", u.name, holder))
+		}
 		for _, silicon := range u.silicon() {
 			if holder, taken := held[silicon]; taken {
 				errs = append(errs, fmt.Errorf("device %s: %s is held by %s", u.name, silicon, holder))

@@ -457,6 +457,165 @@ func TestHolder(t *testing.T) {
 	}
 }
 
+func TestHolderOfWhatIsNotOffered(t *testing.T) {
+	k := newKubelet(t)
+	shareable := gpu("s")
+	shareable.Shareable = true
+	part := gpu("p")
+	part.PartOf = &discovery.Whole{Name: "card"}
+	k.hold("train", "example.com/renamed", "a::3", "p", "s", "unknown")
+	p := New(k.config())
+	p.Know(snapshot(gpu("a"), gpu("b"), part, shareable))
+	p.Publish(snapshot())
+	run(t, p)
+	<-p.Ready()
+	holders := map[string]string{"gpu-a": "default/train main", "card": "default/train main", "gpu-b": "", "gpu-p": "", "gpu-s": ""}
+	for silicon, want := range holders {
+		if who, held := p.Holder(silicon); who != want || held != (want != "") {
+			t.Errorf("%s: held %t by %q, want %q", silicon, held, who, want)
+		}
+	}
+	if n := len(p.Registered()); n > 0 {
+		t.Errorf("registered %v", p.Registered())
+	}
+	// A kubelet that does not know its pods frees nothing.
+	k.forget()
+	never(t, 3*grace, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "freed" })
+	k.hold("static", "example.org/nic", "x")
+	never(t, 3*grace, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "freed by another's pod" })
+	k.own()
+	eventually(t, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "held for ever" })
+}
+
+func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
+	k := newKubelet(t)
+	k.mute(true)
+	k.start()
+	p := New(k.config())
+	p.Know(gpus("a", "b"))
+	p.Publish(gpus("a"))
+	run(t, p)
+	<-p.Ready()
+	if who, held := p.Holder("gpu-b"); !held || who != unheard {
+		t.Errorf("held %t by %q", held, who)
+	}
+	registered := k.plugin(gpuResource, 1)
+	registered.says(t, "a")
+	if _, err := registered.allocate("a"); err != nil {
+		t.Errorf("allocate: %v", err)
+	}
+	if who, _ := p.Holder("gpu-a"); who == unheard {
+		t.Error("our own grant is unknown")
+	}
+	k.mute(false)
+	eventually(t, func() bool { _, held := p.Holder("gpu-b"); return !held }, func() string { return "still unknown" })
+	k.mute(true)
+	never(t, 100*time.Millisecond, func() bool { _, held := p.Holder("gpu-b"); return held }, func() string { return "unknown again" })
+}
+
+func TestKubeletDoesNotKnowItsPods(t *testing.T) {
+	for name, own := range map[string]string{"agent is a pod": "chandler/agent", "agent is none": ""} {
+		t.Run(name, func(t *testing.T) {
+			k := newKubelet(t)
+			k.start()
+			config := k.config()
+			config.OwnPod = own
+			config.Pending = func(context.Context, string) (bool, error) { return false, nil }
+			p := New(config)
+			p.Publish(gpus("a", "b"))
+			run(t, p)
+			registered := k.plugin(gpuResource, 1)
+			registered.says(t, "a b")
+			if _, err := registered.allocate("a"); err != nil {
+				t.Fatal(err)
+			}
+			k.hold("train", gpuResource, "a")
+			eventually(t, func() bool { who, _ := p.Holder("gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
+			k.forget()
+			time.Sleep(50 * time.Millisecond)
+			if _, err := registered.allocate("b"); err != nil {
+				t.Fatal(err)
+			}
+			never(t, config.Unconfirmed+3*grace, func() bool {
+				_, a := p.Holder("gpu-a")
+				_, b := p.Holder("gpu-b")
+				return !a || !b
+			}, func() string { return "dropped" })
+			k.own()
+			for _, silicon := range []string{"gpu-a", "gpu-b"} {
+				eventually(t, func() bool { _, held := p.Holder(silicon); return !held }, func() string { return silicon + " is kept" })
+			}
+		})
+	}
+}
+
+func TestHeldByAnotherName(t *testing.T) {
+	const other = "example.com/renamed"
+	renamed := func(d discovery.Device) discovery.Device {
+		d.Offers = []discovery.Offer{{Resource: other, IDs: d.Offers[0].IDs}}
+		return d
+	}
+	for name, ours := range map[string]bool{"handed out by us": true, "handed out by the plugin before": false} {
+		t.Run(name, func(t *testing.T) {
+			k := newKubelet(t)
+			k.start()
+			p := New(k.config())
+			p.Know(gpus("a", "b"))
+			if ours {
+				p.Publish(gpus("a", "b"))
+			} else {
+				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))))
+				k.hold("train", gpuResource, "a")
+			}
+			run(t, p)
+			if ours {
+				registered := k.plugin(gpuResource, 1)
+				registered.says(t, "a b")
+				if _, err := registered.allocate("a"); err != nil {
+					t.Fatal(err)
+				}
+				k.hold("train", gpuResource, "a")
+				eventually(t, func() bool { who, _ := p.Holder("gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
+				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))))
+			}
+			registered := k.plugin(other, 1)
+			registered.says(t, "a! b")
+			_, err := registered.allocate("a")
+			if err == nil || !strings.Contains(err.Error(), "gpu-a is held by default/train main as example.com/gpu a") {
+				t.Errorf("allocate: %v", err)
+			}
+			k.hold("train", gpuResource)
+			registered.says(t, "a b")
+		})
+	}
+}
+
+// Two resources of which each list was made before the other was handed out.
+func TestTheOtherNameIsQuicker(t *testing.T) {
+	p := New(Config{StateDir: t.TempDir()})
+	a := gpu("a")
+	a.Offers = append(a.Offers, discovery.Offer{Resource: "example.com/renamed", IDs: []string{"x"}})
+	units, _ := offered(snapshot(a))
+	lists := make(map[string]*list)
+	for resource := range units {
+		lists[resource] = (*list)(nil).next(situation{resource: resource, units: units[resource]})
+	}
+	if _, err := p.allocate(t.Context(), lists[gpuResource], gpuResource, [][]string{{"a"}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.allocate(t.Context(), lists["example.com/renamed"], "example.com/renamed", [][]string{{"x"}})
+	if err == nil || !strings.Contains(err.Error(), "gpu-a is held by a container that the kubelet is starting as example.com/gpu a") {
+		t.Errorf("allocate: %v", err)
+	}
+	if held := p.holdings.of("example.com/renamed"); len(held) > 0 {
+		t.Error("what was refused is held")
+	}
+	// Another container of the pod has the same ID again.
+	if _, err := p.allocate(t.Context(), lists[gpuResource], gpuResource, [][]string{{"a"}}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestHeldByTheOtherAPI(t *testing.T) {
 	k := newKubelet(t)
 	k.start()
@@ -500,7 +659,7 @@ func TestTheOtherAPIIsQuicker(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "claim default/c1") {
 		t.Errorf("allocate: %v", err)
 	}
-	if _, held := p.Holder("gpu-a"); held {
+	if held := p.holdings.of(gpuResource); len(held) > 0 {
 		t.Error("what was refused is held")
 	}
 }
@@ -575,12 +734,39 @@ func TestDirectoryIsNotWritable(t *testing.T) {
 	if err := os.WriteFile(config.Dir, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	unwritable(t, k, config, "device-plugins directory "+config.Dir+": not writable")
+}
+
+func TestStateIsNotWritable(t *testing.T) {
+	k := newKubelet(t)
+	config := k.config()
+	if err := os.WriteFile(config.StateDir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unwritable(t, k, config, "make state directory")
+	if sockets := k.sockets(); len(sockets) > 0 {
+		t.Errorf("serves %v", sockets)
+	}
+}
+
+// unwritable checks that what containers hold is followed where nothing can be
+// served, and that the end says why.
+func unwritable(t *testing.T, k *kubelet, config Config, want string) {
+	t.Helper()
 	p := New(config)
+	p.Know(gpus("a"))
 	p.Publish(gpus("a"))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	err := p.Run(ctx)
-	if err == nil || !strings.Contains(err.Error(), "device-plugins directory "+config.Dir+": not writable") {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	<-p.Ready()
+	time.Sleep(50 * time.Millisecond) // nothing is served by now
+	for _, ids := range [][]string{{"a"}, nil} {
+		k.hold("train", gpuResource, ids...)
+		eventually(t, func() bool { _, held := p.Holder("gpu-a"); return held == (len(ids) > 0) }, func() string { return "holdings are not followed" })
+	}
+	cancel()
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("run: %v", err)
 	}
 }

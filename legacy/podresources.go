@@ -17,29 +17,33 @@ import (
 const maxAnswer = 16 << 20
 
 // listPods asks the kubelet which containers have which IDs of classic
-// resources. A container is named "namespace/pod container".
-func listPods(ctx context.Context, socket string) (map[key]string, error) {
+// resources. A container is named "namespace/pod container". An answer is
+// whole if it names own, the pod "namespace/name" that we are, or any pod if
+// we are none.
+func listPods(ctx context.Context, socket, own string) (*listing, error) {
 	conn, err := dial(socket)
 	if err != nil {
 		return nil, fmt.Errorf("ask PodResources: %w", err)
 	}
 	defer conn.Close()
 	client := podresourcesapi.NewPodResourcesListerClient(conn)
-	answer, err := client.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
+	listed, err := client.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
 	if err != nil {
 		return nil, fmt.Errorf("ask PodResources at %s: %w", socket, err)
 	}
-	listed := make(map[key]string)
-	for _, pod := range answer.PodResources {
+	said := &listing{containers: make(map[key]string)}
+	for _, pod := range listed.PodResources {
+		name := pod.Namespace + "/" + pod.Name
+		said.whole = said.whole || own == "" || own == name
 		for _, container := range pod.Containers {
 			for _, devices := range container.Devices {
 				for _, id := range devices.DeviceIds {
-					listed[key{devices.ResourceName, id}] = fmt.Sprintf("%s/%s %s", pod.Namespace, pod.Name, container.Name)
+					said.containers[key{devices.ResourceName, id}] = name + " " + container.Name
 				}
 			}
 		}
 	}
-	return listed, nil
+	return said, nil
 }
 
 // dial prepares a connection to a socket of the kubelet. Each is for one call:
@@ -60,6 +64,9 @@ const (
 	// settling is how long the kubelet may take to show what it was just
 	// granted.
 	settling = 100 * time.Millisecond
+
+	// notWhole is why an answer may leave something out that is held.
+	notWhole = "PodResources does not list the agent's own pod, or no pod at all"
 )
 
 // follow asks PodResources at intervals, and soon after each Allocate, until
@@ -91,14 +98,21 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	began := time.Now()
 	asking, cancel := context.WithTimeout(ctx, podResourcesTimeout)
 	defer cancel()
-	listed, err := listPods(asking, p.config.PodResources)
-	changed := p.holdings.observe(began, listed, p.config.Grace)
+	said, err := listPods(asking, p.config.PodResources, p.config.OwnPod)
+	changed := p.holdings.observe(began, said, p.config.Grace)
 	reason := ""
-	if err != nil {
-		if reason = err.Error(); reason != lastError && ctx.Err() == nil {
-			logger.Info("What pods hold is not known; no device leaves its resource", "reason", reason)
-		}
-	} else if p.expire(ctx) || changed {
+	switch {
+	case err != nil:
+		reason = err.Error()
+	case !said.whole:
+		reason = notWhole
+	case p.expire(ctx):
+		changed = true
+	}
+	if reason != "" && reason != lastError && ctx.Err() == nil {
+		logger.Info("What pods hold is not known; no device leaves its resource", "reason", reason)
+	}
+	if changed {
 		if err := p.holdings.save(); err != nil {
 			logger.Error(err, "What pods hold is not saved")
 		}

@@ -69,6 +69,21 @@ func join(units map[string]*unit, d discovery.Device, offer discovery.Offer) {
 	u.ids = append(u.ids, offer.IDs...)
 }
 
+// with returns a unit that stands for a device too, by the IDs of its offer.
+// The unit may be nil.
+func (u *unit) with(d discovery.Device, offer discovery.Offer) *unit {
+	if u == nil {
+		return &unit{name: d.Name, ids: offer.IDs, devices: []discovery.Device{d}}
+	}
+	joined := &unit{name: u.name, ids: slices.Concat(u.ids, offer.IDs), devices: u.devices}
+	if !slices.Contains(u.deviceNames(), d.Name) {
+		joined.devices = slices.Concat(u.devices, []discovery.Device{d})
+	}
+	slices.SortFunc(joined.ids, natural)
+	joined.ids = slices.Compact(joined.ids)
+	return joined
+}
+
 // settle leaves out the IDs that the kubelet could not take and those that
 // stand for another unit already. One that is not UTF-8 would make the whole
 // list impossible to send.
@@ -126,17 +141,6 @@ func (u *unit) silicon() []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
-}
-
-// exclusive returns the names of the unit's devices that are not shareable.
-func (u *unit) exclusive() []string {
-	var names []string
-	for i := range u.devices {
-		if !u.devices[i].Shareable {
-			names = append(names, u.devices[i].Name)
-		}
-	}
-	return names
 }
 
 // deviceNames returns the names of the unit's devices.
