@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -137,15 +138,23 @@ const (
 type Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // SetString sets a string attribute. An empty value is left out, since it is
-// not known; one longer than the API's limit is cut at a character's end.
+// not known; one longer than the API's limit is cut at a character's end, and
+// what cannot be printed becomes a space.
 func (a Attributes) SetString(name resourceapi.QualifiedName, value string) {
-	value = strings.ToValidUTF8(value, "")
+	value = strings.TrimSpace(strings.Map(printable, strings.ToValidUTF8(value, "")))
 	if len(value) > resourceapi.DeviceAttributeMaxValueLength {
 		value = strings.TrimSpace(strings.ToValidUTF8(value[:resourceapi.DeviceAttributeMaxValueLength], ""))
 	}
 	if value != "" {
 		a[name] = resourceapi.DeviceAttribute{StringValue: &value}
 	}
+}
+
+func printable(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return ' '
 }
 
 // SetInt sets an integer attribute.

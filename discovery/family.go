@@ -153,7 +153,7 @@ func (m Match) selects(d sysfs.Device, kernel *kernel) (bool, error) {
 			return false, err
 		}
 	}
-	if m.Driver != "" && d.Driver() != m.Driver || m.Unbound && (d.Bound() || d.Exists("physfn")) {
+	if m.Driver != "" && kernel.driver(d) != m.Driver || m.Unbound && (d.Bound() || d.Exists("physfn")) {
 		return false, nil
 	}
 	// A link in a class may lead to a device that is gone.

@@ -42,7 +42,7 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 	}
 	d.Attributes.SetString("driver", function.Driver())
 	d.Attributes.SetString("function", "physical")
-	if physical, ok := function.LinkTo("physfn"); ok {
+	if physical, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(physical.Name()) {
 		d.Attributes.SetString("function", "virtual")
 		d.Attributes.SetString("parent", DeviceName(physical))
 	}

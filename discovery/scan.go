@@ -175,7 +175,8 @@ func (d *Device) Validate() error {
 type kernel struct {
 	fsys     fs.FS
 	lists    map[string][]sysfs.Device
-	ids      map[[2]string]id // by path and attribute
+	ids      map[[2]string]id  // by path and attribute
+	drivers  map[string]string // by path
 	problems []Problem
 }
 
@@ -186,7 +187,22 @@ type id struct {
 }
 
 func newKernel(fsys fs.FS) *kernel {
-	return &kernel{fsys: fsys, lists: make(map[string][]sysfs.Device), ids: make(map[[2]string]id)}
+	return &kernel{
+		fsys:    fsys,
+		lists:   make(map[string][]sysfs.Device),
+		ids:     make(map[[2]string]id),
+		drivers: make(map[string]string),
+	}
+}
+
+// driver returns the driver that is bound to a device, "" if none is.
+func (k *kernel) driver(d sysfs.Device) string {
+	name, known := k.drivers[d.Path]
+	if !known {
+		name = d.Driver()
+		k.drivers[d.Path] = name
+	}
+	return name
 }
 
 // id returns a hexadecimal attribute, "" if the device has none.

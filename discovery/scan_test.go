@@ -17,6 +17,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/sysfs"
 )
@@ -288,9 +289,13 @@ func BenchmarkScan(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+			hostFS, err := hostfs.Open(dir)
+			if err != nil {
+				b.Fatal(err)
+			}
 			b.ReportAllocs()
 			for b.Loop() {
-				if s := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families.All); len(s.Devices) != 8 {
+				if s := discovery.Scan(&discovery.Host{FS: hostFS}, families.All); len(s.Devices) != 8 {
 					b.Fatal(s.Problems)
 				}
 			}

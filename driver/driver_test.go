@@ -161,7 +161,7 @@ func (f *fakeHelper) sketches() (out [][]string) {
 
 // run starts a driver with the helper in a bubble of synctest, and returns
 // what ends it and gives Run's error.
-func (b *bench) run(helper *fakeHelper) (stop func() error) {
+func (b *bench) run(helper helperInterface) (stop func() error) {
 	b.t.Helper()
 	b.config.KubeletRoot = b.t.TempDir()
 	d, err := New(b.config)
@@ -424,6 +424,31 @@ func TestHealthReports(t *testing.T) {
 		expect(40*time.Second, unknown, unhealthy)
 		cancel()
 		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// silentServer is a helper that waits for an API server which never answers,
+// as the library's does, until it is stopped.
+type silentServer struct{ stopped chan struct{} }
+
+func (s *silentServer) PublishResources(context.Context, resourceslice.DriverResources) error {
+	<-s.stopped
+	return nil
+}
+
+func (s *silentServer) Stop() { close(s.stopped) }
+
+// A driver that waits for the API server ends all the same.
+func TestRunEndsWithoutAPIServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		stop := b.run(&silentServer{stopped: make(chan struct{})})
+		b.Publish(&discovery.Snapshot{})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if err := stop(); err != nil {
 			t.Error(err)
 		}
 	})

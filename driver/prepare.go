@@ -198,8 +198,11 @@ func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*recor
 		if allocated.Driver != discovery.Domain {
 			continue
 		}
+		if allocated.Pool != d.config.NodeName {
+			return nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, d.config.NodeName)
+		}
 		device, found := view.allocated(allocated.Device)
-		if allocated.Pool != d.config.NodeName || !found {
+		if !found {
 			return nil, fmt.Errorf("request %s: device %s/%s is gone from this node", allocated.Request, allocated.Pool, allocated.Device)
 		}
 		r.Results = append(r.Results, newResult(claim.UID, i, &allocated, &device))

@@ -12,6 +12,9 @@ import (
 	"chandler.dev/discovery"
 )
 
+// sayAfter is how often it is said that the API server does not answer.
+const sayAfter = 30 * time.Second
+
 // publishLoop publishes until the context ends: when there is a new snapshot,
 // when a claim lets go of a device, when health has been unknown for long
 // enough, and when the server turns out to drop fields.
@@ -27,8 +30,11 @@ func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
 				for _, problem := range problems {
 					klog.FromContext(ctx).Error(problem.Err, "A device is left out of the ResourceSlices", "device", problem.Device)
 				}
-				if err := helper.PublishResources(ctx, resources); err != nil {
-					return fmt.Errorf("publish: %w", err)
+				if err := publish(ctx, helper, resources); err != nil {
+					return err
+				}
+				if ctx.Err() != nil {
+					return nil
 				}
 				last = &resources
 			}
@@ -42,6 +48,28 @@ func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
 		case <-v.next:
 		case <-d.wake:
 		case <-again:
+		}
+	}
+}
+
+// publish publishes. The first time the helper waits until the API server has
+// listed what slices there are, whatever becomes of the context; that must not
+// keep the driver from ending. It returns when its own context ends, which it
+// does right after this one.
+func publish(ctx context.Context, helper helper, resources resourceslice.DriverResources) error {
+	published := make(chan error, 1)
+	go func() { published <- helper.PublishResources(ctx, resources) }()
+	for {
+		select {
+		case err := <-published:
+			if err != nil {
+				return fmt.Errorf("publish: %w", err)
+			}
+			return nil
+		case <-ctx.Done():
+			return nil
+		case <-time.After(sayAfter):
+			klog.FromContext(ctx).Info("Publishing ResourceSlices waits for the API server to answer")
 		}
 	}
 }

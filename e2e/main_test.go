@@ -41,6 +41,9 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) (code int, err error) {
+	if os.Getuid() != 0 {
+		return 0, errors.New("needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute) // a first build takes its time
 	defer cancel()
 	builder := build.Builder{Progress: os.Stderr}

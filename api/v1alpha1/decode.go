@@ -3,8 +3,10 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
+	"regexp"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -36,6 +38,9 @@ func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 	return parameters, nil
 }
 
+// manyDocuments matches a separator with a document behind it.
+var manyDocuments = regexp.MustCompile(`(?m)\A\s*[^-\s#][\s\S]*^---[ \t]*$[\s]*[^\s#]`)
+
 // decode reads the type first, so that an object of another kind is reported
 // as that and not by its first unknown field.
 func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
@@ -46,7 +51,16 @@ func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
 		return fmt.Errorf("decode %s: is apiVersion %q, kind %q; want apiVersion %q, kind %q",
 			kind, meta.APIVersion, meta.Kind, APIVersion, kind)
 	}
-	if err := yaml.UnmarshalStrict(data, into); err != nil {
+	if manyDocuments.Match(data) {
+		return fmt.Errorf("decode %s: more than one document", kind)
+	}
+	object, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return fmt.Errorf("decode %s: %w", kind, err)
+	}
+	// As the API server decodes: names of fields are told by case.
+	strict, err := json.UnmarshalStrict(object, into)
+	if err := errors.Join(append(strict, err)...); err != nil {
 		return fmt.Errorf("decode %s: %w", kind, err)
 	}
 	return nil

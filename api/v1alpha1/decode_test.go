@@ -54,6 +54,8 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 	}{
 		"unknown field":      {header + "modes: DRA\n", []string{"modes", "unknown field"}},
 		"field twice":        {header + "mode: DRA\nmode: Auto\n", []string{"mode", "already set"}},
+		"wrong case":         {header + "Mode: DRA\n", []string{"Mode", "unknown field"}},
+		"two documents":      {header + "mode: DRA\n---\n" + header + "mode: Auto\n", []string{"more than one document"}},
 		"other kind":         {"apiVersion: chandler.dev/v1alpha1\nkind: ClaimParameters\n", []string{"ClaimParameters", "DriverConfig"}},
 		"other version":      {"apiVersion: chandler.dev/v2\nkind: DriverConfig\n", []string{"chandler.dev/v2", APIVersion}},
 		"empty":              {"", []string{"kind"}},

@@ -23,12 +23,22 @@ type publisher interface {
 	Publish(*discovery.Snapshot)
 }
 
+// classic is the side of the device-plugin API: package legacy.
+type classic interface {
+	publisher
+
+	// Know says what devices there are, whichever API offers them, with their
+	// classic IDs: containers may hold some that another plugin handed out.
+	Know(*discovery.Snapshot)
+}
+
 // agent hands each device to the API that is to offer it.
 type agent struct {
-	rules        *discovery.Rules
-	auto         *auto
-	sides        *sides
-	dra, classic publisher
+	rules   *discovery.Rules
+	auto    *auto
+	sides   *sides
+	dra     publisher
+	classic classic
 
 	// ready reports whether both sides know what is held.
 	ready func() bool
@@ -50,6 +60,7 @@ func (a *agent) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case raw := <-a.snapshots:
+			a.classic.Know(raw)
 			snapshot = a.rules.Apply(raw) //nolint:contextcheck // evaluating an expression does not block
 			a.report(ctx, snapshot.Problems)
 		case <-timer.C:

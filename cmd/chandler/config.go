@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
 )
 
 // loadConfig reads the configuration file, or returns the defaults where none
@@ -22,11 +24,24 @@ func loadConfig(file string) (*v1alpha1.DriverConfig, *discovery.Rules, error) {
 			return nil, nil, fmt.Errorf("config %s: %w", file, err)
 		}
 	}
+	if err := checkRoots(config.Roots); err != nil {
+		return nil, nil, fmt.Errorf("config %s: %w", file, err)
+	}
 	rules, err := compileRules(config)
 	if err != nil {
 		return nil, nil, fmt.Errorf("config %s: %w", file, err)
 	}
 	return config, rules, nil
+}
+
+// checkRoots reports roots that nobody would look at.
+func checkRoots(roots map[string]string) error {
+	for name := range roots {
+		if !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.Name == name }) {
+			return fmt.Errorf("roots[%s]: there is no family of that name", name)
+		}
+	}
+	return nil
 }
 
 // compileRules compiles the configuration's expressions. All that do not

@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
 )
 
@@ -62,12 +63,11 @@ func (o discoverOptions) run(out, errOut io.Writer, args []string) error {
 		defer os.RemoveAll(dir)
 		root = dir
 	}
-	if info, err := os.Stat(root); err != nil {
-		return fmt.Errorf("host root: %w", err)
-	} else if !info.IsDir() {
-		return fmt.Errorf("host root %s: not a directory", root)
+	hostFS, err := hostfs.Open(root)
+	if err != nil {
+		return err
 	}
-	host := &discovery.Host{FS: os.DirFS(root), Roots: config.Roots}
+	host := &discovery.Host{FS: hostFS, Roots: config.Roots}
 	snapshot := rules.Apply(discovery.Scan(host, families.All))
 	if err := print(out, snapshot); err != nil {
 		return err

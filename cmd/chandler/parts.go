@@ -69,11 +69,11 @@ func replace[T any](c chan T, value T) {
 	c <- value
 }
 
-// runClassic serves the device-plugin API. Where that cannot be done, DRA goes
-// on without it.
+// runClassic serves the device-plugin API. Where that cannot be done it says so
+// and goes on to follow what containers hold, so that DRA is none the worse.
 func (p *parts) runClassic(ctx context.Context) {
-	if err := p.classic.Run(ctx); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "The device-plugin API is not served until the agent is restarted", "devicePluginDir", p.options.devicePluginDir)
+	if err := p.classic.Run(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "The device-plugin API was not served", "devicePluginDir", p.options.devicePluginDir)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
 )
 
@@ -26,8 +27,11 @@ are.`,
   chandler record | ssh laptop chandler discover -`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			host := &discovery.Host{FS: os.DirFS(hostRoot)}
-			data, err := recorded.Record(host, families.All, comment)
+			hostFS, err := hostfs.Open(hostRoot)
+			if err != nil {
+				return err
+			}
+			data, err := recorded.Record(&discovery.Host{FS: hostFS}, families.All, comment)
 			if err != nil {
 				return fmt.Errorf("record host %s: %w", hostRoot, err)
 			}

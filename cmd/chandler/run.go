@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -25,6 +26,7 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/driver"
 	"chandler.dev/legacy"
 )
@@ -35,6 +37,7 @@ type runOptions struct {
 	kubeBurst       int
 	nodeName        string
 	podUID          string
+	pod             string
 	kubeletRoot     string
 	devicePluginDir string
 	hostRoot        string
@@ -75,6 +78,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.IntVar(&o.kubeBurst, "kube-api-burst", 100, "requests to the API server at once")
 	flags.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "name of this `node` in Kubernetes; $NODE_NAME, else the host's name")
 	flags.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"), "UID of the agent's own pod, $POD_UID; without it no two agents can run while one takes over")
+	flags.StringVar(&o.pod, "pod", os.Getenv("POD"), "namespace/name of the agent's own pod, $POD; a kubelet that does not list it is not believed about others either")
 	flags.StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory`, its --root-dir")
 	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir")
 	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` in which the agent sees the host's /sys, /proc and /dev")
@@ -122,27 +126,45 @@ func (o *runOptions) run(ctx context.Context) error {
 	return err
 }
 
+// check completes the options and reports what cannot be right about them.
+func (o *runOptions) check() error {
+	if o.nodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("node name: %w", err)
+		}
+		o.nodeName = strings.ToLower(name)
+	}
+	if messages := validation.IsDNS1123Subdomain(o.nodeName); len(messages) > 0 {
+		return fmt.Errorf("node name %q: %s", o.nodeName, strings.Join(messages, "; "))
+	}
+	if o.rescanInterval <= 0 {
+		return fmt.Errorf("rescan interval %s: must be more than nothing", o.rescanInterval)
+	}
+	return nil
+}
+
 // build makes the parts. What is wrong with the options is found here.
 func (o *runOptions) build(ctx context.Context) (*parts, error) {
 	config, rules, err := loadConfig(o.config)
 	if err != nil {
 		return nil, err
 	}
-	if o.nodeName == "" {
-		name, err := os.Hostname()
-		if err != nil {
-			return nil, fmt.Errorf("node name: %w", err)
-		}
-		o.nodeName = strings.ToLower(name)
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return nil, fmt.Errorf("boot ID: %w", err)
 	}
+	hostFS, err := hostfs.Open(o.hostRoot)
+	if err != nil {
+		return nil, err
+	}
 	p := &parts{
 		options:   *o,
 		rules:     rules,
-		host:      &discovery.Host{FS: os.DirFS(o.hostRoot), Roots: config.Roots},
+		host:      &discovery.Host{FS: hostFS, Roots: config.Roots},
 		active:    make(chan struct{}),
 		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
 		snapshots: make(chan *discovery.Snapshot, 1),
@@ -158,6 +180,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		PodResources: filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"),
 		StateDir:     filepath.Join(p.stateDir, "grants"),
 		RuntimeRoot:  o.runtimeRoot,
+		OwnPod:       o.pod,
 		Grant:        discovery.Granters(families.All),
 		Elsewhere:    draHolder{p},
 		Active:       p.active,

@@ -39,7 +39,7 @@ func printWide(out io.Writer, s *discovery.Snapshot) error {
 	columns := []column{
 		nameColumn, kindColumn, {"FAMILY", attribute("family"), 0}, {"VENDOR", attribute("vendor"), 0}, modelColumn, memoryColumn,
 		{"ARCHITECTURE", attribute("architecture"), 0}, {"DRIVER", attribute("driver"), 0}, numaColumn, rootColumn,
-		{"CLASSIC", classic, 0}, {"HEALTH", wideHealth, 0},
+		{"CLASSIC", classicNames, 0}, {"HEALTH", wideHealth, 0},
 	}
 	for i := range columns {
 		columns[i].width = 0
@@ -112,8 +112,8 @@ func wideHealth(d discovery.Device) string {
 	return fmt.Sprintf("%s: %s", d.Health.Status, d.Health.Reason)
 }
 
-// classic lists the device's classic resources with how many IDs each has.
-func classic(d discovery.Device) string {
+// classicNames lists the device's classic resources with how many IDs each has.
+func classicNames(d discovery.Device) string {
 	offers := make([]string, len(d.Offers))
 	for i, offer := range d.Offers {
 		offers[i] = offer.Resource

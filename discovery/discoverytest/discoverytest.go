@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
 )
 
@@ -59,6 +61,16 @@ func Layout(t testing.TB, file string) *discovery.Host {
 	return layout(t, file, t.TempDir())
 }
 
+// open returns the file system of a host that was laid out.
+func open(t testing.TB, dir string) fs.FS {
+	t.Helper()
+	hostFS, err := hostfs.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hostFS
+}
+
 func layout(t testing.TB, file, dir string) *discovery.Host {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -72,7 +84,7 @@ func layout(t testing.TB, file, dir string) *discovery.Host {
 	if _, err := h.Layout(dir); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
-	host := &discovery.Host{FS: os.DirFS(dir), Roots: map[string]string{}}
+	host := &discovery.Host{FS: open(t, dir), Roots: map[string]string{}}
 	for line := range strings.Lines(h.Comment()) {
 		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "root:" {
 			host.Roots[fields[1]] = fields[2]
@@ -133,7 +145,7 @@ func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapsh
 	if _, err := h.Layout(dir); err != nil {
 		t.Fatal(err)
 	}
-	again := discovery.Scan(&discovery.Host{FS: os.DirFS(dir), Roots: host.Roots}, families)
+	again := discovery.Scan(&discovery.Host{FS: open(t, dir), Roots: host.Roots}, families)
 	if diff := cmp.Diff(string(marshal(t, snapshot)), string(marshal(t, again))); diff != "" {
 		t.Errorf("snapshot of the host as it was recorded differs (-host +record):\n%s", diff)
 	}

@@ -74,7 +74,11 @@ func resolve(fsys fs.FS, name string) string {
 	if err != nil {
 		return name
 	}
-	target = path.Join(path.Dir(name), target)
+	if path.IsAbs(target) {
+		target = strings.TrimPrefix(path.Clean(target), "/") // of the host, wherever it is mounted
+	} else {
+		target = path.Join(path.Dir(name), target)
+	}
 	if !strings.HasPrefix(target, "sys/") {
 		return name
 	}

@@ -25,6 +25,10 @@ func main() {
 	keeper := flag.Bool("keeper", false, "be the process in the background that keeps the cluster (for -keep)")
 	project := flag.String("project", "..", "the checkout of Chandler")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	begin := time.Now()
@@ -87,6 +91,9 @@ func keepCluster(ctx context.Context, project string, begin time.Time) error {
 
 // run starts a cluster with Chandler on it, lets it be used, and stops it.
 func run(ctx context.Context, dir string, begin time.Time, use func(ctx context.Context, d *demo, built time.Duration) error) (err error) {
+	if os.Getuid() != 0 {
+		return errors.New("this needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
+	}
 	dir, err = filepath.Abs(dir)
 	if err != nil {
 		return err
@@ -122,5 +129,9 @@ func run(ctx context.Context, dir string, begin time.Time, use func(ctx context.
 }
 
 func heading(format string, args ...any) {
-	fmt.Printf("\n\x1b[1m== "+format+"\x1b[0m\n", args...)
+	bold, plain := "", ""
+	if info, err := os.Stdout.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+		bold, plain = "\x1b[1m", "\x1b[0m"
+	}
+	fmt.Printf("\n%s== %s%s\n", bold, fmt.Sprintf(format, args...), plain)
 }

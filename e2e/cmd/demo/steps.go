@@ -46,7 +46,7 @@ func (d *demo) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("$ chandler discover\n%s", table)
+	fmt.Printf("$ chandler discover --host-root %s\n%s", chandler.HostDir, table)
 
 	heading("Installing Chandler from deployments/")
 	if err := d.project.LoadImages(ctx, d.cluster); err != nil {

@@ -1,0 +1,204 @@
+// Package hostfs opens a directory as the root of a host's file system, for
+// discovery to read. It knows nothing of what is in it.
+package hostfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Open opens the host whose root is dir.
+//
+// Unlike the file system of [os.DirFS], that of Open keeps to the directory:
+// links, absolute ones too, mean what they mean on the host, and lead nowhere
+// else. Nor does opening what is no file wait: a FIFO without a writer is
+// empty. Where the kernel has no openat2(2), before Linux 5.6, or it is
+// forbidden, there is nothing better than os.DirFS.
+func Open(dir string) (fs.FS, error) {
+	root, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("host root: %w", err)
+	}
+	f := &hostFS{root}
+	probe, err := f.openat("open", ".", unix.O_PATH)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		return os.DirFS(dir), root.Close()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, unix.Close(probe)
+}
+
+// hostFS is a host's file system.
+type hostFS struct {
+	root *os.File // O_PATH; closed when nothing refers to it any more
+}
+
+var (
+	_ fs.ReadLinkFS = &hostFS{}
+	_ fs.ReadDirFS  = &hostFS{}
+	_ fs.StatFS     = &hostFS{}
+)
+
+// openat opens a path below the root.
+func (f *hostFS) openat(op, name string, flags uint64) (int, error) {
+	if !fs.ValidPath(name) {
+		return -1, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
+	}
+	how := &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+	for {
+		fd, err := unix.Openat2(int(f.root.Fd()), name, how)
+		switch {
+		case err == nil:
+			return fd, nil
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // a rename on the way
+			continue
+		default:
+			return -1, &fs.PathError{Op: op, Path: name, Err: err}
+		}
+	}
+}
+
+// Open implements [fs.FS].
+func (f *hostFS) Open(name string) (fs.File, error) {
+	fd, err := f.openat("open", name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	if err != nil {
+		return nil, err
+	}
+	return &file{fsys: f, fd: fd, name: name}, nil
+}
+
+// Stat implements [fs.StatFS]. It follows links and opens nothing.
+func (f *hostFS) Stat(name string) (fs.FileInfo, error) { return f.info("stat", name, 0) }
+
+// Lstat implements [fs.ReadLinkFS].
+func (f *hostFS) Lstat(name string) (fs.FileInfo, error) {
+	return f.info("lstat", name, unix.O_NOFOLLOW)
+}
+
+func (f *hostFS) info(op, name string, flags uint64) (fs.FileInfo, error) {
+	fd, err := f.openat(op, name, unix.O_PATH|flags)
+	if err != nil {
+		return nil, err
+	}
+	opened := os.NewFile(uintptr(fd), name)
+	defer opened.Close()
+	return opened.Stat()
+}
+
+// ReadLink implements [fs.ReadLinkFS].
+func (f *hostFS) ReadLink(name string) (string, error) {
+	fd, err := f.openat("readlink", name, unix.O_PATH|unix.O_NOFOLLOW)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	target := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(fd, "", target)
+	if err != nil {
+		return "", &fs.PathError{Op: "readlink", Path: name, Err: err}
+	}
+	return string(target[:n]), nil
+}
+
+// ReadDir implements [fs.ReadDirFS]. The entries are in name order.
+func (f *hostFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	fd, err := f.openat("open", name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	opened := os.NewFile(uintptr(fd), name)
+	defer opened.Close()
+	entries, err := opened.ReadDir(-1)
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return f.entries(name, entries), err
+}
+
+// entries returns the entries of a directory as this host's.
+func (f *hostFS) entries(dir string, listed []fs.DirEntry) []fs.DirEntry {
+	for i, entry := range listed {
+		listed[i] = dirEntry{DirEntry: entry, fsys: f, path: path.Join(dir, entry.Name())}
+	}
+	return listed
+}
+
+// dirEntry looks its information up in the host, not in the directory of that
+// name in which this process works.
+type dirEntry struct {
+	fs.DirEntry
+
+	fsys *hostFS
+	path string
+}
+
+func (e dirEntry) Info() (fs.FileInfo, error) { return e.fsys.Lstat(e.path) }
+
+// file is an open file. The runtime's poller, which os.File would bring in for
+// a file that does not block, is of no use here and costs as much as the read.
+type file struct {
+	fsys *hostFS
+	fd   int
+	name string
+	dir  *os.File // if it is a directory that is being read
+}
+
+func (f *file) Read(p []byte) (int, error) {
+	for {
+		n, err := unix.Read(f.fd, p)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return 0, &fs.PathError{Op: "read", Path: f.name, Err: err}
+		case n == 0 && len(p) > 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+func (f *file) Stat() (fs.FileInfo, error) {
+	opened, err := f.again()
+	if err != nil {
+		return nil, err
+	}
+	defer opened.Close()
+	return opened.Stat()
+}
+
+// ReadDir implements [fs.ReadDirFile].
+func (f *file) ReadDir(n int) ([]fs.DirEntry, error) {
+	if f.dir == nil {
+		var err error
+		if f.dir, err = f.again(); err != nil {
+			return nil, err
+		}
+	}
+	entries, err := f.dir.ReadDir(n)
+	return f.fsys.entries(f.name, entries), err
+}
+
+// again returns what is open as a file of package os.
+func (f *file) again() (*os.File, error) {
+	fd, err := unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate %s: %w", f.name, err)
+	}
+	return os.NewFile(uintptr(fd), f.name), nil
+}
+
+func (f *file) Close() error {
+	if f.dir != nil {
+		f.dir.Close()
+	}
+	return unix.Close(f.fd)
+}
