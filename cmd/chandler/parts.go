@@ -86,6 +86,9 @@ func (p *parts) runDRA(ctx context.Context) error {
 			return p.driver.Run(ctx)
 		}
 		served, err := p.servesDRA()
+		if err != nil {
+			klog.FromContext(ctx).Info("The API server cannot be asked whether it serves DRA; taking it that it may", "reason", err)
+		}
 		p.withoutDRA.Store(!served && err == nil)
 		if !p.withoutDRA.Load() {
 			return p.driver.Run(ctx)
