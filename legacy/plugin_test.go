@@ -421,9 +421,8 @@ func TestHoldingsOfThePluginBefore(t *testing.T) {
 	if holder, held := p.Holder("gpu-a"); !held || holder != "default/train main" {
 		t.Errorf("holder is %q, %t", holder, held)
 	}
-	if n := len(p.Registered()); n != 1 {
-		t.Errorf("registered %v", p.Registered())
-	}
+	// The kubelet asks for the list before it answers the registration.
+	eventually(t, func() bool { return len(p.Registered()) == 1 }, func() string { return fmt.Sprintf("registered %v", p.Registered()) })
 	k.hold("train", gpuResource)
 	registered.says(t, "a b")
 	eventually(t, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "still held" })
