@@ -10,6 +10,7 @@ COPY cdi cdi
 COPY cmd cmd
 COPY discovery discovery
 COPY driver driver
+COPY internal internal
 COPY legacy legacy
 RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
     go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /chandler ./cmd/chandler

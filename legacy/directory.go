@@ -15,6 +15,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/socket"
 )
 
 const (
@@ -117,26 +119,7 @@ func (dir directory) listen(resource string) (*net.UnixListener, error) {
 // sweep removes the sockets that an instance of ours has left behind: those of
 // our name that nobody listens on.
 func (dir directory) sweep(ctx context.Context) error {
-	left, err := filepath.Glob(dir.path(socketPrefix + "*" + socketSuffix))
-	errs := []error{err}
-	for _, path := range left {
-		info, err := os.Lstat(path)
-		if err != nil || info.Mode().Type() != fs.ModeSocket {
-			continue
-		}
-		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
-		if err == nil {
-			errs = append(errs, conn.Close())
-			continue
-		}
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			errs = append(errs, os.Remove(path))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("remove left-over sockets: %w", err)
-	}
-	return nil
+	return socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix))
 }
 
 // watch calls changed whenever the kubelet's socket was made or one of ours

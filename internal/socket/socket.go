@@ -1,0 +1,41 @@
+// Package socket removes Unix sockets that killed processes have left behind.
+// It makes none, and knows nothing of who speaks over them.
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// Sweep removes the sockets that match a pattern of [filepath.Glob] and that
+// nobody listens on. What anybody still serves, and what is no socket, is left
+// alone.
+func Sweep(ctx context.Context, pattern string) error {
+	left, err := filepath.Glob(pattern)
+	errs := []error{err}
+	for _, path := range left {
+		info, err := os.Lstat(path)
+		if err != nil || info.Mode().Type() != fs.ModeSocket {
+			continue
+		}
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
+		if err == nil {
+			errs = append(errs, conn.Close())
+			continue
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			errs = append(errs, os.Remove(path))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove left-over sockets: %w", err)
+	}
+	return nil
+}
