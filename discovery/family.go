@@ -44,6 +44,10 @@ type Family struct {
 	// was given, beyond their own Edits: joined, numbered or JSON variables.
 	// It is pure. Nil means nothing.
 	Grant func(given []Device, grant Grant) specs.ContainerEdits
+
+	// Parameters are what a claim may ask of the family's devices. Grant is
+	// told what it asked for.
+	Parameters []Parameter
 }
 
 // Grant says to whom, and by which API, a set of devices is given.
@@ -52,6 +56,10 @@ type Grant struct {
 	Resource string // the classic resource name, "" in DRA
 	Claim    string // the claim's name in the pod, "" in the classic API
 	Request  string // the request's name in the claim, "" in the classic API
+
+	// Parameters are what the claim asks of the devices of the request, none
+	// in the classic API.
+	Parameters Parameters
 }
 
 // Match selects kernel devices. All fields that are set must hold; either Bus

@@ -66,7 +66,11 @@ type Config struct {
 	// ReadParameters strictly decodes the opaque parameters that a claim or a
 	// device class has for this driver, and returns why they are not
 	// understood. If it is nil, none are.
-	ReadParameters func(raw []byte) error
+	ReadParameters func(raw []byte) (discovery.Parameters, error)
+
+	// Accept reports why a device cannot be given with parameters that were
+	// understood. If it is nil, all can.
+	Accept discovery.Acceptor
 
 	// UnknownAfter is for how long the health of a device must be unknown
 	// before the scheduler is told; 30 seconds if zero.
@@ -148,8 +152,13 @@ func New(config Config) (*Driver, error) {
 		close(active)
 		config.Active = active
 	}
+	if config.Accept == nil {
+		config.Accept = func(discovery.Device, discovery.Parameters) error { return nil }
+	}
 	if config.ReadParameters == nil {
-		config.ReadParameters = func([]byte) error { return errors.New("this driver takes no parameters") }
+		config.ReadParameters = func([]byte) (discovery.Parameters, error) {
+			return nil, errors.New("this driver takes no parameters")
+		}
 	}
 	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, wake: make(chan struct{}, 1)}
 	d.calls.ready = make(chan struct{})

@@ -30,7 +30,7 @@ func claimName(claim *resourceapi.ResourceClaim) string {
 // and container runtimes replace a variable by its name. So what depends on
 // the set of devices is computed for each request, carried alike by all of its
 // devices, and said again under a name of the request's own.
-func setEdits(results []result, devices []discovery.Device, claim string, granter discovery.Granter) {
+func (d *Driver) setEdits(results []result, devices []discovery.Device, parameters map[string]discovery.Parameters, claim string) {
 	given := make(map[string][]discovery.Device)
 	names := make(map[string][]string)
 	for i, result := range results {
@@ -40,8 +40,10 @@ func setEdits(results []result, devices []discovery.Device, claim string, grante
 	granted := make(map[string]specs.ContainerEdits)
 	for request := range maps.Keys(given) {
 		var edits specs.ContainerEdits
-		if granter != nil {
-			edits = granter(given[request], discovery.Grant{API: discovery.ModeDRA, Claim: claim, Request: request})
+		if d.config.Granter != nil {
+			edits = d.config.Granter(given[request], discovery.Grant{
+				API: discovery.ModeDRA, Claim: claim, Request: request, Parameters: parameters[request],
+			})
 		}
 		edits.Env = append(slices.Clip(edits.Env), devicesVariable+"="+strings.Join(names[request], ","))
 		edits.Env = append(edits.Env, ofRequest(edits.Env, claim, request)...)

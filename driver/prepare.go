@@ -10,7 +10,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/cdi"
@@ -104,13 +103,15 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil {
 		return nil, err
 	}
-	wanted, err := d.newRecord(claim, view)
+	wanted, devices, err := d.newRecord(claim, view)
 	if err != nil || len(wanted.Results) == 0 {
 		return nil, err
 	}
-	if err := d.checkParameters(claim); err != nil {
+	parameters, err := d.parameters(claim, wanted.Results, devices)
+	if err != nil {
 		return nil, err
 	}
+	d.setEdits(wanted.Results, devices, parameters, claimName(claim))
 	earlier := d.store.get(claim.UID)
 	for i := range wanted.Results {
 		before, _ := earlier.find(&wanted.Results[i])
@@ -180,9 +181,9 @@ func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// newRecord returns what is to be written down of a claim: of each of its
-// results that is of this driver, with the device that it stands for.
-func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*record, error) {
+// newRecord returns what is to be written down of a claim but the edits: of
+// each of its results that is of this driver, and the devices that they stand for.
+func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*record, []discovery.Device, error) {
 	r := &record{
 		Version:   recordVersion,
 		UID:       claim.UID,
@@ -191,7 +192,7 @@ func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*recor
 		Boot:      d.config.BootID,
 	}
 	if claim.Status.Allocation == nil {
-		return nil, errors.New("not allocated")
+		return nil, nil, errors.New("not allocated")
 	}
 	var devices []discovery.Device
 	for i, allocated := range claim.Status.Allocation.Devices.Results {
@@ -199,17 +200,16 @@ func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*recor
 			continue
 		}
 		if allocated.Pool != d.config.NodeName {
-			return nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, d.config.NodeName)
+			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, d.config.NodeName)
 		}
 		device, found := view.allocated(allocated.Device)
 		if !found {
-			return nil, fmt.Errorf("request %s: device %s/%s is gone from this node", allocated.Request, allocated.Pool, allocated.Device)
+			return nil, nil, fmt.Errorf("request %s: device %s/%s is gone from this node", allocated.Request, allocated.Pool, allocated.Device)
 		}
 		r.Results = append(r.Results, newResult(claim.UID, i, &allocated, &device))
 		devices = append(devices, device)
 	}
-	setEdits(r.Results, devices, claimName(claim), d.config.Granter)
-	return r, nil
+	return r, devices, nil
 }
 
 // newResult returns what is known of an allocation result from the device.
@@ -232,29 +232,6 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 	}
 	r.CDI = cdi.Name(uid, i, r.Device, r.ShareID)
 	return r
-}
-
-// checkParameters reports what is said to this driver about requests of the
-// claim, by the claim or its device classes, and is not understood.
-func (d *Driver) checkParameters(claim *resourceapi.ResourceClaim) error {
-	var errs []error
-	seen := make(map[string]bool)
-	allocation := claim.Status.Allocation.Devices
-	for _, allocated := range allocation.Results {
-		if allocated.Driver != discovery.Domain || seen[allocated.Request] {
-			continue
-		}
-		seen[allocated.Request] = true
-		for _, config := range resourceclaim.ConfigForResult(allocation.Config, allocated) {
-			if config.Opaque == nil || config.Opaque.Driver != discovery.Domain {
-				continue
-			}
-			if err := d.config.ReadParameters(config.Opaque.Parameters.Raw); err != nil {
-				errs = append(errs, fmt.Errorf("request %s: parameters %s: %w", allocated.Request, config.Source, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // heldElsewhere reports what the classic API holds of what the claim wants.

@@ -335,9 +335,16 @@ func TestNodesThatChangedAreRecordedAnew(t *testing.T) {
 
 func TestParameters(t *testing.T) {
 	b := newBench(t)
-	b.config.ReadParameters = func(raw []byte) error {
-		if string(raw) != "good" {
-			return fmt.Errorf("unknown kind %s", raw)
+	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
+		name, ok := strings.CutPrefix(string(raw), "good")
+		if !ok {
+			return nil, fmt.Errorf("unknown kind %s", raw)
+		}
+		return discovery.Parameters{discovery.InterfaceName: name}, nil
+	}
+	b.config.Accept = func(_ discovery.Device, parameters discovery.Parameters) error {
+		if parameters[discovery.InterfaceName] == "-unheard-of" {
+			return errors.New("takes no such name")
 		}
 		return nil
 	}
@@ -358,10 +365,38 @@ func TestParameters(t *testing.T) {
 	}
 	mustPrepare(t, b, config("chandler.dev", "bad", "another"))
 	mustPrepare(t, b, config("other.example.com", "bad"))
+	mustRefuse(t, b, config("chandler.dev", "good-unheard-of", "r"), "request r", "takes no such name")
 	mustPrepare(t, b, config("chandler.dev", "good"))
 	b.config.ReadParameters = nil
 	b.restart().offers(gpu("a", 1))
 	mustRefuse(t, b, config("chandler.dev", "good"), "takes no parameters")
+}
+
+// What a claim says counts against its device class, and reaches the family.
+func TestParametersReachTheFamily(t *testing.T) {
+	b := newBench(t)
+	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
+		return discovery.Parameters{discovery.InterfaceName: string(raw)}, nil
+	}
+	b.config.Granter = func(_ []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+		return specs.ContainerEdits{Env: []string{"NAME=" + grant.Parameters[discovery.InterfaceName]}}
+	}
+	b.restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	for _, said := range []struct {
+		source resourceapi.AllocationConfigSource
+		raw    string
+	}{{resourceapi.AllocationConfigSourceClass, "class"}, {resourceapi.AllocationConfigSourceClaim, "claim"}} {
+		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
+			Source: said.source,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: "chandler.dev", Parameters: runtime.RawExtension{Raw: []byte(said.raw)}}},
+		})
+	}
+	mustPrepare(t, b, c)
+	if env := b.specOf(c)["chandler.dev/claim=uid-c-0-a"].Env; !slices.Contains(env, "NAME=claim") {
+		t.Errorf("the container gets %q", env)
+	}
 }
 
 func TestSpecIsWrittenAgain(t *testing.T) {

@@ -35,6 +35,9 @@ func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 	if err := decode(data, KindClaimParameters, &parameters.TypeMeta, parameters); err != nil {
 		return nil, err
 	}
+	if err := parameters.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", KindClaimParameters, err)
+	}
 	return parameters, nil
 }
 
@@ -88,4 +91,9 @@ func (c *DriverConfig) Validate() error {
 		check(fmt.Sprintf("roots[%s]", family), validateRoot(root))
 	}
 	return errors.Join(errs...)
+}
+
+// Validate reports everything that is wrong with the parameters.
+func (p *ClaimParameters) Validate() error {
+	return errors.Join(validateInterfaceName(p.InterfaceName), validateAcceleratorFunction(p.AcceleratorFunction))
 }

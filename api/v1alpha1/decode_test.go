@@ -89,6 +89,12 @@ func TestParseClaimParameters(t *testing.T) {
 		text, wantErr string
 	}{
 		"as it should be": {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters"}`, ""},
+		"interface":       {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","interfaceName":"net1"}`, ""},
+		"long interface":  {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","interfaceName":"sixteen-letters-"}`, "interfaceName"},
+		"path":            {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","interfaceName":"../x"}`, "interfaceName"},
+		"loopback":        {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","interfaceName":"lo"}`, "has already"},
+		"function":        {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","acceleratorFunction":"D8424DC4-a4a3-c413-f89e-433683f9040b"}`, ""},
+		"no function":     {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","acceleratorFunction":"../../etc"}`, "acceleratorFunction"},
 		"unknown field":   {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","hostPath":"/etc"}`, "hostPath"},
 		"unknown kind":    {`{"apiVersion":"chandler.dev/v1alpha1","kind":"GpuConfig"}`, "GpuConfig"},
 		"another's":       {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`, "resource.nvidia.com"},

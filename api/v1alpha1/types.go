@@ -69,9 +69,19 @@ type Resource struct {
 }
 
 // ClaimParameters are what a ResourceClaim or a DeviceClass may say to
-// Chandler, as opaque configuration of the driver chandler.dev. No family
-// takes any parameter so far. The type is there so that a claim written for a
-// later version is refused by this one, in words, and not half obeyed.
+// Chandler, as opaque configuration of the driver chandler.dev, for one
+// request or for all. What the claim says counts against what its class says.
+// A parameter that a device of the request does not take is refused, so that a
+// claim is never half obeyed. None names a path, a mount or a hook of the host.
 type ClaimParameters struct {
 	metav1.TypeMeta `json:",inline"`
+
+	// InterfaceName is what the network interface of the device is called in
+	// the container, which it is moved into: "net1". At most 15 characters.
+	InterfaceName string `json:"interfaceName,omitempty"`
+
+	// AcceleratorFunction is the function that an FPGA is to be programmed
+	// with, by the ID that its maker gave it: 8 to 40 hexadecimal digits, in
+	// which dashes do not count.
+	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"regexp"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -45,4 +46,29 @@ func validateRoot(root string) error {
 		return fmt.Errorf("is %q; want a clean absolute path, such as /run/nvidia/driver", root)
 	}
 	return nil
+}
+
+// interfaceName is stricter than the kernel (net/core/dev.c, dev_valid_name),
+// which takes any bytes but a few.
+var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
+
+func validateInterfaceName(name string) error {
+	switch {
+	case name == "":
+		return nil
+	case !interfaceName.MatchString(name) || name == "." || name == "..":
+		return fmt.Errorf("interfaceName: is %q; want 1 to 15 letters, digits, '-', '_' and '.', such as net1", name)
+	case name == "lo":
+		return fmt.Errorf("interfaceName: is %q, which every container has already", name)
+	}
+	return nil
+}
+
+var hexadecimal = regexp.MustCompile(`^[0-9A-Fa-f]{8,40}$`)
+
+func validateAcceleratorFunction(id string) error {
+	if id == "" || hexadecimal.MatchString(strings.ReplaceAll(id, "-", "")) {
+		return nil
+	}
+	return fmt.Errorf("acceleratorFunction: is %q; want 8 to 40 hexadecimal digits", id)
 }

@@ -3,8 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
@@ -68,6 +70,20 @@ func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
 		rules.Resources = append(rules.Resources, rule)
 	}
 	return rules, errors.Join(errs...)
+}
+
+// readParameters turns what a claim says to the driver into data.
+func readParameters(raw []byte) (discovery.Parameters, error) {
+	said, err := v1alpha1.ParseClaimParameters(raw)
+	if err != nil {
+		return nil, err
+	}
+	parameters := discovery.Parameters{
+		discovery.InterfaceName:       said.InterfaceName,
+		discovery.AcceleratorFunction: strings.ReplaceAll(strings.ToLower(said.AcceleratorFunction), "-", ""),
+	}
+	maps.DeleteFunc(parameters, func(_ discovery.Parameter, value string) bool { return value == "" })
+	return parameters, nil
 }
 
 func deviceMode(mode v1alpha1.Mode) discovery.Mode {

@@ -22,7 +22,6 @@ import (
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
@@ -187,21 +186,19 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		Pending:      initContainers{p.client, o.nodeName}.Pending,
 	})
 	p.driver, err = driver.New(driver.Config{
-		NodeName:    o.nodeName,
-		PodUID:      types.UID(o.podUID),
-		KubeClient:  p.client,
-		KubeletRoot: o.kubeletRoot,
-		CDI:         cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
-		Records:     p.recordDir(),
-		HostFS:      p.host.FS,
-		BootID:      strings.TrimSpace(string(bootID)),
-		Granter:     discovery.Granters(families.All),
-		Elsewhere:   p.classic,
-		Active:      p.active,
-		ReadParameters: func(raw []byte) error {
-			_, err := v1alpha1.ParseClaimParameters(raw)
-			return err
-		},
+		NodeName:       o.nodeName,
+		PodUID:         types.UID(o.podUID),
+		KubeClient:     p.client,
+		KubeletRoot:    o.kubeletRoot,
+		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
+		Records:        p.recordDir(),
+		HostFS:         p.host.FS,
+		BootID:         strings.TrimSpace(string(bootID)),
+		Granter:        discovery.Granters(families.All),
+		Elsewhere:      p.classic,
+		Active:         p.active,
+		ReadParameters: readParameters,
+		Accept:         discovery.Acceptors(families.All),
 	})
 	return p, err
 }
