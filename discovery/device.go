@@ -65,6 +65,12 @@ type Device struct {
 	// and lose nothing by it, as with /dev/kvm.
 	Shareable bool
 
+	// OptIn says that nobody gets the device, by either API, unless the
+	// administrator gives it one of the names of its Offers: what a plugin has
+	// only where it is told to, and is not for everybody, such as the nodes of
+	// all GPUs at once for a monitor.
+	OptIn bool
+
 	// Offers says how the classic device-plugin API sees the device.
 	Offers []Offer
 
@@ -234,13 +240,14 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		Capacity   Capacity                     `json:"capacity,omitempty"`
 		Health     Health                       `json:"health"`
 		Shareable  bool                         `json:"shareable,omitempty"`
+		OptIn      bool                         `json:"optIn,omitempty"`
 		PartOf     *Whole                       `json:"partOf,omitempty"`
 		Takes      map[string]resource.Quantity `json:"takes,omitempty"`
 		Mode       Mode                         `json:"mode,omitempty"`
 		Offers     []Offer                      `json:"offers,omitempty"`
 		Edits      specs.ContainerEdits         `json:"edits"`
 	}{
-		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable,
+		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable, d.OptIn,
 		d.PartOf, d.Takes, d.Mode, d.Offers, d.Edits,
 	})
 }

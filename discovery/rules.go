@@ -21,6 +21,7 @@ type Rules struct {
 
 // Resource renames the selected devices in the classic API, or names those that
 // have IDs there and no name, and sets the API that offers them if Mode is set.
+// An OptIn device it selects only by a name that the device itself offers.
 type Resource struct {
 	Selector
 	Name string
@@ -62,7 +63,7 @@ func (s Selector) Selects(d Device) (bool, error) {
 
 // Apply returns the snapshot as the rules want it: without the excluded
 // devices, with the classic names and the modes that they say. What nobody named
-// is not offered. An expression that cannot be evaluated for a device does not
+// is not offered, and an OptIn device that nobody named is left out. An expression that cannot be evaluated for a device does not
 // select it and is reported as a problem.
 //
 // Devices that are parts of one piece of silicon must be offered by one API.
@@ -97,10 +98,12 @@ func (r *Rules) apply(d *Device) (kept bool, errs []error) {
 		return false, errs
 	}
 	d.Mode = r.Mode
-	i := slices.IndexFunc(r.Resources, func(resource Resource) bool { return selects(resource.Selector) })
+	i := slices.IndexFunc(r.Resources, func(resource Resource) bool {
+		return (!d.OptIn || d.offers(resource.Name)) && selects(resource.Selector)
+	})
 	if i < 0 {
 		d.Offers = named(d.Offers)
-		return true, errs
+		return !d.OptIn, errs
 	}
 	resource := r.Resources[i]
 	if resource.Mode != nil {
@@ -111,6 +114,11 @@ func (r *Rules) apply(d *Device) (kept bool, errs []error) {
 	}
 	d.Offers = renamed(d.Offers, resource.Name)
 	return true, errs
+}
+
+// offers reports whether the device has an offer of that resource.
+func (d *Device) offers(resource string) bool {
+	return slices.ContainsFunc(d.Offers, func(offer Offer) bool { return offer.Resource == resource })
 }
 
 // renamed returns the offers under one other name. What was offered under

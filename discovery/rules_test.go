@@ -103,6 +103,39 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 	}
 }
 
+// A device that is not for everybody is there only where it is named by its own
+// name, whatever else selects it.
+func TestRulesLetNobodyInUnasked(t *testing.T) {
+	monitor := gpu("monitor", "acme", 0)
+	monitor.OptIn = true
+	monitor.Offers = []Offer{{Resource: "acme.com/monitor", IDs: []string{"all"}}}
+	for name, test := range map[string]struct {
+		resources []Resource
+		want      []Offer
+	}{
+		"no rule":      {},
+		"another name": {resources: []Resource{{Selector: selector(t, "true"), Name: "acme.com/gpu"}}},
+		"not selected": {resources: []Resource{{Selector: selector(t, "false"), Name: "acme.com/monitor"}}},
+		"its name": {
+			resources: []Resource{{Selector: selector(t, "true"), Name: "acme.com/gpu"}, {Selector: selector(t, "true"), Name: "acme.com/monitor"}},
+			want:      monitor.Offers,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := (&Rules{Resources: test.resources}).Apply(&Snapshot{Devices: []Device{monitor}})
+			if test.want == nil {
+				if len(got.Devices) > 0 {
+					t.Errorf("got %+v; want no device", got.Devices)
+				}
+				return
+			}
+			if len(got.Devices) != 1 || !cmp.Equal(got.Devices[0].Offers, test.want) {
+				t.Errorf("got %+v; want the device with the offers %+v", got.Devices, test.want)
+			}
+		})
+	}
+}
+
 // An optional offer is made where its own name is given to the device, and the
 // first one where another is.
 func TestRulesChooseAnOffer(t *testing.T) {

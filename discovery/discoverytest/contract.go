@@ -3,6 +3,7 @@ package discoverytest
 import (
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"testing"
 
@@ -124,6 +125,10 @@ func checkDevice(t *testing.T, host *discovery.Host, d *discovery.Device) {
 	}
 	if healthy := d.Health.Status == discovery.Healthy; healthy != (d.Health.Reason == "") {
 		t.Errorf("%s: health %s with the reason %q", d.Name, d.Health.Status, d.Health.Reason)
+	}
+	unnamed := func(offer discovery.Offer) bool { return offer.Resource == "" }
+	if d.OptIn && (len(d.Offers) == 0 || slices.ContainsFunc(d.Offers, unnamed)) {
+		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.Offers)
 	}
 	if d.PartOf != nil && d.PartOf.Name == "" {
 		t.Errorf("%s: part of something without a name", d.Name)

@@ -106,27 +106,35 @@ func checkHarm(t *testing.T, name, how string, whole *discovery.Snapshot, before
 			harmed[d.Silicon()] = true
 		}
 	}
-	owner, owned := ownerOf(name, whole.Devices)
-	switch {
-	case owned:
-		delete(harmed, owner)
-		if len(harmed) > 0 {
-			t.Errorf("%s %s: harms %v, and belongs to %s", name, how, slices.Sorted(maps.Keys(harmed)), owner)
+	owners := owners(name, whole.Devices)
+	owned := len(owners) > 0
+	for silicon := range owners {
+		delete(harmed, silicon)
+	}
+	for i := range whole.Devices {
+		if d := &whole.Devices[i]; includesAny(d, harmed, whole.Devices) {
+			delete(harmed, d.Silicon()) // it suffers with what it consists of
 		}
-	case numbered(name) && len(harmed) > 1:
+	}
+	switch {
+	case owned && len(harmed) > 0:
+		t.Errorf("%s %s: harms %v, to which it does not belong", name, how, slices.Sorted(maps.Keys(harmed)))
+	case !owned && numbered(name) && len(harmed) > 1:
 		t.Errorf("%s %s: harms %v", name, how, slices.Sorted(maps.Keys(harmed)))
 	}
 }
 
-// ownerOf returns the piece of silicon that a file belongs to: the file lies
-// below the device's directory, or below one that bears the kernel's name of
-// the device, or is a node that only one piece of silicon has.
-func ownerOf(name string, devices []discovery.Device) (string, bool) {
-	using := make(map[string]bool)
+// owners returns the pieces of silicon that a file belongs to: the file lies
+// below a directory of theirs, or below one that bears the kernel's name of
+// one, or else is a node that they have.
+func owners(name string, devices []discovery.Device) map[string]bool {
+	owners, using := make(map[string]bool), make(map[string]bool)
 	for i := range devices {
 		d := &devices[i]
-		if strings.HasPrefix(name, d.Source+"/") || slices.Contains(strings.Split(name, "/"), path.Base(d.Source)) {
-			return d.Silicon(), true
+		for _, dir := range append([]string{d.Source}, d.Includes...) {
+			if strings.HasPrefix(name, dir+"/") || slices.Contains(strings.Split(name, "/"), path.Base(dir)) {
+				owners[d.Silicon()] = true
+			}
 		}
 		for _, node := range d.Edits.DeviceNodes {
 			if node.HostPath == "/"+name {
@@ -134,10 +142,18 @@ func ownerOf(name string, devices []discovery.Device) (string, bool) {
 			}
 		}
 	}
-	for silicon := range using {
-		return silicon, len(using) == 1
+	if len(owners) > 0 {
+		return owners
 	}
-	return "", false
+	return using
+}
+
+// includesAny reports whether the device consists of others of which one is
+// among the silicon.
+func includesAny(d *discovery.Device, silicon map[string]bool, devices []discovery.Device) bool {
+	return len(d.Includes) > 0 && slices.ContainsFunc(devices, func(other discovery.Device) bool {
+		return other.Name != d.Name && silicon[other.Silicon()] && (other.Source == d.Source || slices.Contains(d.Includes, other.Source))
+	})
 }
 
 // numbered reports whether a file of the kernel lies below one of several

@@ -41,6 +41,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	if err != nil {
 		problems = append(problems, discovery.Problem{Device: byPath, Err: err})
 	}
+	var gpus []used
 	for _, function := range found {
 		divided, sriovErr := divided(function)
 		if divided {
@@ -51,8 +52,12 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
+		if function.Bound() {
+			gpus = append(gpus, used{function, d.Edits.DeviceNodes})
+		}
 	}
-	return devices, problems
+	monitors, monitorProblems := monitoring(host, gpus)
+	return append(devices, monitors...), append(problems, monitorProblems...)
 }
 
 // divided reports whether a physical function has virtual ones.
@@ -70,6 +75,7 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	errs := []error{err}
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "intel")
+	d.Attributes.SetString("model", models[d.Attributes.String("pciDevice")])
 	if physical := d.Attributes.String("parent"); physical != "" {
 		d.PartOf = &discovery.Whole{Name: physical}
 	}
