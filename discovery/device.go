@@ -163,6 +163,15 @@ func printable(r rune) rune {
 	return ' '
 }
 
+// SetNames sets a string attribute to the names of devices with commas between.
+// Names of more than the API's limit together are left out, since some of them
+// would say that there are no others.
+func (a Attributes) SetNames(name resourceapi.QualifiedName, devices []string) {
+	if value := strings.Join(devices, ","); len(value) <= resourceapi.DeviceAttributeMaxValueLength {
+		a.SetString(name, value)
+	}
+}
+
 // SetInt sets an integer attribute.
 func (a Attributes) SetInt(name resourceapi.QualifiedName, value int64) {
 	a[name] = resourceapi.DeviceAttribute{IntValue: &value}

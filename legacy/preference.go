@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 )
@@ -13,8 +14,10 @@ type place struct {
 	unit *unit
 	free []string // its IDs that may be chosen, in natural order
 
-	fabric, root string
-	numa         []int64
+	names, silicon []string
+	linked         []string // names of the devices at the other ends of its private links
+	fabric, root   string
+	numa           []int64
 }
 
 // prefer chooses size of the available IDs, all of include among them: shares
@@ -155,25 +158,40 @@ func newPlace(u *unit) *place {
 		return &place{}
 	}
 	return &place{
-		unit:   u,
-		fabric: u.attribute("fabric"),
-		root:   u.attribute(deviceattribute.StandardDeviceAttributePCIeRoot),
-		numa:   u.numaNodes(),
+		unit:    u,
+		names:   u.deviceNames(),
+		silicon: u.silicon(),
+		linked:  strings.Split(u.attribute("linkedTo"), ","),
+		fabric:  u.attribute("fabric"),
+		root:    u.attribute(deviceattribute.StandardDeviceAttributePCIeRoot),
+		numa:    u.numaNodes(),
 	}
 }
 
-// nearness is more the nearer two places are: a private link beats a common
-// PCIe root beats a common NUMA node.
+// nearness is more the nearer two places are: parts of one piece of silicon beat
+// a private link of their own, which beats a common fabric of such links, which
+// beats a common PCIe root, which beats a common NUMA node.
 func (p *place) nearness(other *place) int {
 	near := 0
+	if common(p.silicon, other.silicon) {
+		near += 16
+	}
+	if common(p.linked, other.names) || common(other.linked, p.names) {
+		near += 8
+	}
 	if p.fabric != "" && p.fabric == other.fabric {
 		near += 4
 	}
 	if p.root != "" && p.root == other.root {
 		near += 2
 	}
-	if slices.ContainsFunc(p.numa, func(node int64) bool { return slices.Contains(other.numa, node) }) {
+	if common(p.numa, other.numa) {
 		near++
 	}
 	return near
+}
+
+// common reports whether two lists have an element in common.
+func common[T comparable](a, b []T) bool {
+	return slices.ContainsFunc(a, func(element T) bool { return slices.Contains(b, element) })
 }

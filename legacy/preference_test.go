@@ -25,6 +25,19 @@ func TestPrefer(t *testing.T) {
 		d := at(gpu(fmt.Sprint(i)), int64(i/2), "", "")
 		shares = append(shares, offer(d, "", fmt.Sprintf("%d::0", i), fmt.Sprintf("%d::1", i), fmt.Sprintf("%d::2", i)))
 	}
+	// A ring of six in one fabric, and two pieces of silicon of two and three
+	// parts, all on one NUMA node.
+	var ring, parts []discovery.Device
+	for i := range 6 {
+		d := at(gpu(fmt.Sprint(i)), 0, "", "ring")
+		d.Attributes.SetString("linkedTo", fmt.Sprintf("gpu-%d,gpu-%d", (i+1)%6, (i+5)%6))
+		ring = append(ring, d)
+	}
+	for i := range 5 {
+		d := at(gpu(fmt.Sprint(i)), 0, "", "")
+		d.PartOf = &discovery.Whole{Name: fmt.Sprint("card-", i/3)}
+		parts = append(parts, d)
+	}
 	tests := map[string]struct {
 		devices            []discovery.Device
 		available, include string
@@ -50,6 +63,11 @@ func TestPrefer(t *testing.T) {
 		"shares of near ones":            {shares, "0::0 0::1 0::2 1::0 1::1 1::2 2::0 2::1 2::2", "", 2, "0::0 1::0"},
 		"shares of all":                  {shares, "0::0 0::1 0::2 1::0 1::1 1::2 2::0 2::1 2::2", "", 3, "0::0 1::0 2::0"},
 		"shares beside those included":   {shares, "0::0 0::1 1::0 1::1", "0::0", 2, "0::0 1::0"},
+		"linked to each other":           {ring, "0 2 4 5", "", 2, "0 5"},
+		"a stretch of the ring":          {ring, "0 1 3 4 5", "3", 3, "3 4 5"},
+		"parts of one":                   {parts, "0 1 3 4", "0", 2, "0 1"},
+		"parts of the emptier one":       {parts, "0 1 2 3 4", "", 2, "3 4"},
+		"parts of the one that has all":  {parts, "0 1 2 3 4", "", 3, "0 1 2"},
 		"shares of one, if there is one": {shares, "2::0 2::1 2::2", "", 2, "2::0 2::1"},
 	}
 	for name, test := range tests {

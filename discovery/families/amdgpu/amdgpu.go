@@ -84,6 +84,7 @@ func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	whole, mode, err := g.whole()
 	if len(g.nodes) < 2 && (mode.compute == "" || mode.compute == "spx") {
 		whole.Attributes.SetString("profile", mode.profile)
+		whole.Attributes.SetNames("linkedTo", g.kfd.linkedTo(first(g.nodes)))
 		return []discovery.Device{g.finish(whole, g.function, first(g.nodes), err)}
 	}
 	nodes := g.nodes
@@ -119,6 +120,10 @@ func (g *gpu) whole() (discovery.Device, mode, error) {
 	}{{"model", "product_name"}, {"serial", "serial_number"}, {"uuid", "unique_id"}} {
 		text, _ := attrs.Text(file.name)
 		d.Attributes.SetString(file.attribute, text)
+	}
+	revision, _ := attrs.Hex("revision", 2)
+	if d.Attributes.String("model") == "" {
+		d.Attributes.SetString("model", models[d.Attributes.String("pciDevice")+" "+revision])
 	}
 	setMemory(&d, func() (uint64, bool) { return attrs.Uint("mem_info_vram_total") })
 	first(g.nodes).setShared(d.Attributes)
@@ -197,7 +202,7 @@ func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err err
 	// GPU may be in it.
 	if g.kfd.node != nil && (len(g.nodes) > 0 || g.kfd.partial) {
 		nodes = append([]*specs.DeviceNode{g.kfd.node}, nodes...)
-		d.Offers = []discovery.Offer{{Resource: "amd.com/gpu", IDs: []string{drm.Name()}}}
+		d.Offers = offers(d, drm)
 		if d.Health.Status == discovery.Healthy {
 			d.Health = discovery.NodeHealth(g.host, nodes)
 		}
@@ -207,6 +212,24 @@ func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err err
 		g.problems = append(g.problems, discovery.Problem{Device: d.Name, Err: err})
 	}
 	return d
+}
+
+// offers returns the classic names: by default the one for all GPUs, and where
+// the administrator chooses it, as with the plugin's naming strategy "mixed",
+// that of how the GPU is partitioned, such as "amd.com/cpx_nps4".
+func offers(d discovery.Device, drm sysfs.Device) []discovery.Offer {
+	ids := []string{drm.Name()}
+	offers := []discovery.Offer{{Resource: "amd.com/gpu", IDs: ids}}
+	profile := d.Attributes.String("profile")
+	if compute, memory, both := strings.Cut(profile, "_"); both && plain(compute) && plain(memory) {
+		offers = append(offers, discovery.Offer{Resource: "amd.com/" + profile, IDs: ids, Optional: true})
+	}
+	return offers
+}
+
+// plain reports whether a part of a profile can be part of a resource's name.
+func plain(text string) bool {
+	return text != "" && strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
 // drmNodes returns the card and render nodes of a device.

@@ -33,6 +33,7 @@ type kfdNode struct {
 	gfx         uint64
 	hive        uint64 // the GPUs that XGMI links join, 0 if none are
 	uniqueID    uint64
+	links       []string // the nodes that XGMI joins it to, by number
 }
 
 // readKFD reads the topology nodes of the given functions. What cannot be read
@@ -62,7 +63,11 @@ func readKFD(host *discovery.Host, functions []sysfs.Device) *kfd {
 			continue
 		}
 		if address, index := locate(properties, known); properties["simd_count"] > 0 && address != "" {
-			k.of[address] = append(k.of[address], newKFDNode(dir, index, properties))
+			node := newKFDNode(dir, index, properties)
+			if node.links, err = readLinks(dir); err != nil {
+				k.problems = append(k.problems, discovery.Problem{Device: "kfd-node-" + dir.Name(), Err: err})
+			}
+			k.of[address] = append(k.of[address], node)
 		}
 	}
 	for _, nodes := range k.of {
@@ -84,6 +89,39 @@ func newKFDNode(dir sysfs.Device, index int, properties map[string]uint64) kfdNo
 		n.cores = int64(properties["simd_count"] / each)
 	}
 	return n
+}
+
+// readLinks returns the numbers of the nodes at the other ends of a node's XGMI
+// links, no others between. The kernel weighs such a link by 15 for each hop
+// (kfd_fill_gpu_xgmi_link_to_gpu in kfd_crat.c); type 11 is CRAT_IOLINK_TYPE_XGMI.
+// All or none are returned, since some would say that there are no others.
+func readLinks(dir sysfs.Device) ([]string, error) {
+	var links []string
+	for _, link := range dir.Children("io_links") {
+		properties, err := readProperties(link)
+		if err != nil {
+			return nil, fmt.Errorf("link %s: %w", link.Name(), err)
+		}
+		if properties["type"] == 11 && properties["weight"] <= 15 {
+			links = append(links, strconv.FormatUint(properties["node_to"], 10))
+		}
+	}
+	return links, nil
+}
+
+// linkedTo returns the names of the devices that XGMI joins a GPU to. A node that
+// is no GPU of this host's, such as the processor's, has none.
+func (k *kfd) linkedTo(n kfdNode) []string {
+	var names []string
+	for address, nodes := range k.of {
+		for _, other := range nodes {
+			if slices.Contains(n.links, other.device.Name()) {
+				names = append(names, "pci-"+strings.NewReplacer(":", "-", ".", "-").Replace(address))
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // locate returns which of the known PCI functions a node is of, and which of
