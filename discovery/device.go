@@ -71,6 +71,10 @@ type Device struct {
 	// all GPUs at once for a monitor.
 	OptIn bool
 
+	// Sharing says how several containers have the device together, nil if one
+	// has it alone. It is set by [Rules], never by a family.
+	Sharing *Sharing
+
 	// Offers says how the classic device-plugin API sees the device.
 	Offers []Offer
 
@@ -111,6 +115,14 @@ type Offer struct {
 	IDs      []string `json:"ids"`            // as the plugin that Chandler replaces gives them
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
 	Optional bool     `json:"optional,omitempty"`
+
+	// ShareInfix is what the plugin replaced writes between an ID and the
+	// number of a share of it, "::" if empty.
+	ShareInfix string `json:"shareInfix,omitempty"`
+
+	// Counts is the capacity of which each ID is a unit: what a container asks
+	// for is an amount, and comes from one device. It is set by [Rules].
+	Counts resourceapi.QualifiedName `json:"counts,omitempty"`
 }
 
 // Mode is an API that offers devices.
@@ -252,12 +264,13 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		OptIn      bool                         `json:"optIn,omitempty"`
 		PartOf     *Whole                       `json:"partOf,omitempty"`
 		Takes      map[string]resource.Quantity `json:"takes,omitempty"`
+		Sharing    *Sharing                     `json:"sharing,omitempty"`
 		Mode       Mode                         `json:"mode,omitempty"`
 		Offers     []Offer                      `json:"offers,omitempty"`
 		Edits      specs.ContainerEdits         `json:"edits"`
 	}{
 		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable, d.OptIn,
-		d.PartOf, d.Takes, d.Mode, d.Offers, d.Edits,
+		d.PartOf, d.Takes, d.Sharing, d.Mode, d.Offers, d.Edits,
 	})
 }
 

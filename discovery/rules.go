@@ -16,6 +16,7 @@ import (
 type Rules struct {
 	Mode      Mode // for devices for which no Resource says another
 	Exclude   []Selector
+	Sharing   []Share
 	Resources []Resource
 }
 
@@ -62,8 +63,9 @@ func (s Selector) Selects(d Device) (bool, error) {
 }
 
 // Apply returns the snapshot as the rules want it: without the excluded
-// devices, with the classic names and the modes that they say. What nobody named
-// is not offered, and an OptIn device that nobody named is left out. An expression that cannot be evaluated for a device does not
+// devices, shared, with the classic names and the modes that they say. What
+// nobody named is not offered, and an OptIn device that nobody named is left
+// out. An expression that cannot be evaluated for a device does not
 // select it and is reported as a problem.
 //
 // Devices that are parts of one piece of silicon must be offered by one API.
@@ -97,23 +99,42 @@ func (r *Rules) apply(d *Device) (kept bool, errs []error) {
 	if slices.ContainsFunc(r.Exclude, selects) {
 		return false, errs
 	}
+	share := r.shared(selects)
+	kept, err := r.name(d, selects, share)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if share != nil {
+		if err := share.apply(d); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return kept, errs
+}
+
+// name gives the device its mode and its classic names, and reports whether it
+// is offered at all. What is to be shared under a name of its own needs no other.
+func (r *Rules) name(d *Device, selects func(Selector) bool, share *Share) (kept bool, err error) {
 	d.Mode = r.Mode
 	i := slices.IndexFunc(r.Resources, func(resource Resource) bool {
 		return (!d.OptIn || d.offers(resource.Name)) && selects(resource.Selector)
 	})
 	if i < 0 {
-		d.Offers = named(d.Offers)
-		return !d.OptIn, errs
+		if share == nil || share.Resource == "" {
+			d.Offers = named(d.Offers)
+		}
+		return !d.OptIn, nil
 	}
 	resource := r.Resources[i]
 	if resource.Mode != nil {
 		d.Mode = *resource.Mode
 	}
-	if len(d.Offers) == 0 && d.Mode != ModeDRA {
-		errs = append(errs, fmt.Errorf("resource %s: the device has no ID in the classic API", resource.Name))
-	}
+	unknown := len(d.Offers) == 0 && d.Mode != ModeDRA
 	d.Offers = renamed(d.Offers, resource.Name)
-	return true, errs
+	if unknown {
+		return true, fmt.Errorf("resource %s: the device has no ID in the classic API", resource.Name)
+	}
+	return true, nil
 }
 
 // offers reports whether the device has an offer of that resource.

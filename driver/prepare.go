@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -230,8 +231,23 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 	if allocated.ShareID != nil {
 		r.ShareID = *allocated.ShareID
 	}
+	if !r.Shared {
+		r.Consumes = consumed(allocated, device)
+	}
 	r.CDI = cdi.Name(uid, i, r.Device, r.ShareID)
 	return r
+}
+
+// consumed returns what an allocation takes of a device that claims have
+// together, nil if it has the device alone.
+func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *discovery.Device) map[resourceapi.QualifiedName]resource.Quantity {
+	switch {
+	case allocated.ShareID != nil:
+		return allocated.ConsumedCapacity
+	case device.Sharing != nil && allocated.Device != device.Name: // a numbered share
+		return map[resourceapi.QualifiedName]resource.Quantity{device.Sharing.Capacity: device.Sharing.Unit}
+	}
+	return nil
 }
 
 // heldElsewhere reports what the classic API holds of what the claim wants.

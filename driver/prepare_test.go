@@ -122,7 +122,7 @@ func TestEnvironment(t *testing.T) {
 			names = append(names, d.Identity)
 		}
 		return specs.ContainerEdits{
-			Env:    []string{"VISIBLE=" + strings.Join(names, ","), "GRANT=" + fmt.Sprint(grant)},
+			Env:    []string{"VISIBLE=" + strings.Join(names, ","), fmt.Sprintf("GRANT={%s %s %s %s}", grant.API, grant.Resource, grant.Claim, grant.Request)},
 			Mounts: []*specs.Mount{{HostPath: "/opt", ContainerPath: "/opt"}},
 		}
 	}

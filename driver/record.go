@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -49,10 +50,12 @@ type result struct {
 	Admin   bool      `json:"admin,omitempty"`  // holds nothing
 	Shared  bool      `json:"shared,omitempty"` // may be held by others besides
 
-	// What the result holds: all of the silicon, or what it takes of it.
-	Silicon string                       `json:"silicon"`
-	Whole   bool                         `json:"whole,omitempty"`
-	Takes   map[string]resource.Quantity `json:"takes,omitempty"`
+	// What the result holds: all of the silicon, or what it takes of it. Claims
+	// that have the device together consume of its capacity.
+	Silicon  string                                          `json:"silicon"`
+	Whole    bool                                            `json:"whole,omitempty"`
+	Takes    map[string]resource.Quantity                    `json:"takes,omitempty"`
+	Consumes map[resourceapi.QualifiedName]resource.Quantity `json:"consumes,omitempty"`
 
 	// By what the device is known again.
 	Source   string `json:"source"`             // name in the snapshot
@@ -125,13 +128,14 @@ func (r *record) keepUnknown(earlier *record) {
 
 // excludes reports whether a claim that holds r keeps others from having what
 // is wanted, whatever else is held. Of two parts of one piece of silicon that
-// is not so: what they take together is for the caller to add up.
+// is not so, nor of two shares of one device: what they take together is for
+// the caller to add up.
 func (r *result) excludes(wanted *result) bool {
 	switch {
 	case r.Admin || wanted.Admin:
 		return false
 	case r.Source == wanted.Source:
-		return !r.Shared || !wanted.Shared
+		return (!r.Shared || !wanted.Shared) && (r.Consumes == nil || wanted.Consumes == nil)
 	case r.Shared || wanted.Shared || r.Silicon != wanted.Silicon:
 		return false
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/cdi"
@@ -182,7 +181,7 @@ func (s *store) free(r *record, i int, lookup lookup) error {
 	balance := newBalance(wanted, lookup)
 	for j := range r.Results {
 		if j != i {
-			balance.add(&r.Results[j]) // what the claim gets besides
+			balance.add(&r.Results[j]) // what the claim gets besides; with what others hold it is told
 		}
 	}
 	for other := range s.holders(r.UID, wanted.Silicon) {
@@ -191,9 +190,8 @@ func (s *store) free(r *record, i int, lookup lookup) error {
 			if held.excludes(wanted) {
 				return fmt.Errorf("device %s is held by %s (device %s)", wanted.Device, other.who(), held.Device)
 			}
-			if counter := balance.add(held); counter != "" {
-				return fmt.Errorf("device %s is held by %s: with its device %s, %s would have to give more of counter %s than there is",
-					wanted.Device, other.who(), held.Device, wanted.Silicon, counter)
+			if short := balance.add(held); short != "" {
+				return fmt.Errorf("device %s is held by %s: with its device %s, %s", wanted.Device, other.who(), held.Device, short)
 			}
 		}
 	}
@@ -215,44 +213,6 @@ func (s *store) holders(uid types.UID, silicon string) func(yield func(*record) 
 			}
 		}
 	}
-}
-
-// balance adds up what is taken of the counters that a result takes of.
-type balance struct {
-	wanted *result
-	taken  map[string]resource.Quantity
-	limits map[string]resource.Quantity
-}
-
-func newBalance(wanted *result, lookup lookup) *balance {
-	b := &balance{wanted: wanted, taken: make(map[string]resource.Quantity)}
-	for counter, quantity := range wanted.Takes {
-		b.taken[counter] = quantity.DeepCopy()
-	}
-	if device, found := lookup(wanted.Source); found && device.PartOf != nil {
-		b.limits = device.PartOf.Counters
-	}
-	return b
-}
-
-// add counts what another result takes and returns a counter of which there is
-// then not enough, "" if there is enough of all.
-func (b *balance) add(other *result) string {
-	if b.wanted.Shared || other.Admin || other.Shared || other.Silicon != b.wanted.Silicon {
-		return ""
-	}
-	for _, counter := range slices.Sorted(maps.Keys(other.Takes)) {
-		total, counted := b.taken[counter]
-		if !counted {
-			continue
-		}
-		total.Add(other.Takes[counter])
-		b.taken[counter] = total
-		if limit := b.limits[counter]; total.Cmp(limit) > 0 {
-			return counter
-		}
-	}
-	return ""
 }
 
 // badHolds reports whether devices of an unreadable record, of which no more

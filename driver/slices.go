@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -27,7 +28,7 @@ const (
 type Without struct {
 	Taints   bool // unhealthy devices are left out
 	Counters bool // of devices that compete, only such as can all be given out are published
-	Sharing  bool // a shared device is published as several numbered ones
+	Sharing  bool // a device shared by number is published as several numbered ones, one shared by amount as one
 }
 
 // add notes a feature gate that is off, by the name that the helper has for it.
@@ -197,16 +198,59 @@ func (o *offer) add(out *published, d *discovery.Device) error {
 		}
 		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters(d.Takes)}}
 	}
+	numbered := sharesOf(d)
 	switch {
-	case !d.Shareable:
+	case !d.Shareable && d.Sharing == nil:
 		out.devices[d.Name] = device
 	case !o.without.Sharing:
 		device.AllowMultipleAllocations = new(true)
+		device.Capacity = consumable(d)
 		out.devices[d.Name] = device
+	case numbered == 0 || len(device.ConsumesCounters) > 0:
+		out.devices[d.Name] = device // for one claim: what would be counted twice is not shared
 	default:
-		return addNumbered(out, device)
+		return addNumbered(out, device, numbered)
 	}
 	return nil
+}
+
+// sharesOf returns as how many devices a shared one is published to a server
+// that does not know of sharing, 0 if amounts of it are shared.
+func sharesOf(d *discovery.Device) int {
+	switch {
+	case d.Shareable:
+		return numberedShares
+	case d.Sharing != nil && d.Sharing.Capacity == discovery.Shares:
+		shares := d.Capacity[discovery.Shares].Value
+		return int(shares.Value())
+	}
+	return 0
+}
+
+// consumable returns the capacity of a shared device with what a claim may take
+// of it. Of a capacity without a policy the scheduler takes all for the first
+// claim (k8s.io/dynamic-resource-allocation/structured/internal/…/
+// consumable_capacity.go, fillEmptyRequest), so that nobody else got the device.
+func consumable(d *discovery.Device) discovery.Capacity {
+	capacity := make(discovery.Capacity, len(d.Capacity))
+	for name, one := range d.Capacity {
+		zero := resource.NewQuantity(0, one.Value.Format)
+		policy := &resourceapi.CapacityRequestPolicy{
+			Default:    zero,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: zero, Max: new(one.Value.DeepCopy())},
+		}
+		if s := d.Sharing; s != nil && s.Capacity == name {
+			most := s.Unit.DeepCopy()
+			most.Mul(one.Value.Value() / s.Unit.Value())
+			policy = &resourceapi.CapacityRequestPolicy{
+				Default:    new(s.Default.DeepCopy()),
+				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &s.Unit, Max: &most, Step: &s.Unit},
+			}
+		}
+		one.RequestPolicy = policy
+		capacity[name] = one
+	}
+	return capacity
 }
 
 // addCounters adds the counter set of a piece of silicon, once.
@@ -225,14 +269,14 @@ func addCounters(out *published, name string, all, taken map[string]resource.Qua
 }
 
 // addNumbered adds numbered shares of a device.
-func addNumbered(out *published, device resourceapi.Device) error {
-	if len(device.Name)+len(shareInfix)+2 > validation.DNS1123LabelMaxLength {
+func addNumbered(out *published, device resourceapi.Device, shares int) error {
+	digits := max(2, len(strconv.Itoa(shares-1))) // alike, so that the order of names is that of numbers
+	if len(device.Name)+len(shareInfix)+digits > validation.DNS1123LabelMaxLength {
 		return errors.New("name is too long for numbered shares, and the API server does not know of sharing")
 	}
 	name := device.Name
-	for i := range numberedShares {
-		// Two digits, so that the order of names is that of numbers.
-		device.Name = fmt.Sprintf("%s%s%02d", name, shareInfix, i)
+	for i := range shares {
+		device.Name = fmt.Sprintf("%s%s%0*d", name, shareInfix, digits, i)
 		out.devices[device.Name] = device
 	}
 	return nil

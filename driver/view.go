@@ -88,7 +88,7 @@ func (v *view) allocated(name string) (discovery.Device, bool) {
 		return discovery.Device{}, false
 	}
 	device, found := v.lookup(shared)
-	return device, found && device.Shareable
+	return device, found && sharesOf(&device) > 0
 }
 
 func cutLast(s, separator string) (before, after string, found bool) {

@@ -392,12 +392,18 @@ func (p *Plugin) allocate(ctx context.Context, l *list, resource string, request
 	var granted []*holding
 	var given []*unit
 	now := time.Now()
+	all := len(slices.Concat(requests...))
 	for _, ids := range requests {
 		units, err := l.lookUp(resource, ids)
 		if err != nil {
 			return nil, err
 		}
+		amount, err := amountOf(ids, units, l)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", resource, err)
+		}
 		edits := editsOf(devicesOf(units), resource, p.config.Grant)
+		edits = discovery.Join(edits, amount.edits(resource, all, l))
 		r, err := response(cdi.Rebase(edits, p.config.RuntimeRoot))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)

@@ -23,7 +23,8 @@ type place struct {
 // prefer chooses size of the available IDs, all of include among them: shares
 // from the units that have most of them left, else units that are near to each
 // other. Of equals it takes from the smaller neighbourhood, to keep the larger
-// one whole, and then the first. The answer is the same for the same question.
+// one whole, and then the first. IDs that count a capacity come from one unit.
+// The answer is the same for the same question.
 func (l *list) prefer(available, include []string, size int) ([]string, error) {
 	include = slices.Compact(slices.SortedFunc(slices.Values(include), natural))
 	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), natural))
@@ -31,6 +32,11 @@ func (l *list) prefer(available, include []string, size int) ([]string, error) {
 		return nil, fmt.Errorf("preferred allocation of %d devices: %d are available, %d must be included", size, len(candidates), len(include))
 	}
 	n := l.neighbourhood(candidates)
+	if n.counts() != "" {
+		if ids, found := n.amount(include, size); found {
+			return ids, nil
+		}
+	}
 	if len(include) > 0 || size == 0 {
 		return n.choose(include, size).ids, nil
 	}

@@ -22,6 +22,8 @@ type unit struct {
 	name    string             // of the Offer, or of its only device
 	ids     []string           // in natural order
 	devices []discovery.Device // in name order
+
+	counts resourceapi.QualifiedName // the capacity of which each ID is a unit, "" if the IDs stand for the devices
 }
 
 // offered returns the units of each resource that a snapshot offers. What
@@ -60,7 +62,7 @@ func join(units map[string]*unit, d discovery.Device, offer discovery.Offer) {
 	}
 	u := units[key]
 	if u == nil {
-		u = &unit{name: name}
+		u = &unit{name: name, counts: offer.Counts}
 		units[key] = u
 	}
 	if n := len(u.devices); n == 0 || u.devices[n-1].Name != d.Name {

@@ -82,6 +82,10 @@ func (c *DriverConfig) Validate() error {
 	for i, selector := range c.Exclude {
 		check(fmt.Sprintf("exclude[%d].cel", i), selector.validate())
 	}
+	for i, sharing := range c.Sharing {
+		check(fmt.Sprintf("sharing[%d].cel", i), sharing.Selector.validate())
+		check(fmt.Sprintf("sharing[%d]", i), sharing.validate())
+	}
 	for i, resource := range c.Resources {
 		check(fmt.Sprintf("resources[%d].cel", i), resource.validate())
 		check(fmt.Sprintf("resources[%d].name", i), validateResourceName(resource.Name))

@@ -3,7 +3,10 @@
 // behaviour.
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // APIVersion is the API group and version of every type in this package.
 const APIVersion = "chandler.dev/v1alpha1"
@@ -25,6 +28,10 @@ type DriverConfig struct {
 
 	// Exclude are devices that are offered to nobody.
 	Exclude []Selector `json:"exclude,omitempty"`
+
+	// Sharing lets several containers have one device. The first that selects
+	// a device counts.
+	Sharing []Sharing `json:"sharing,omitempty"`
 
 	// Resources rename devices in the classic API, or choose the API that
 	// offers them. The first that selects a device counts.
@@ -54,6 +61,36 @@ type Selector struct {
 	// A device that lacks an attribute which the expression reads is not
 	// selected, and is reported; write ?.name.orValue("") to allow for that.
 	CEL string `json:"cel"`
+}
+
+// Sharing is how containers share each of the selected devices: by number
+// (Replicas) or by units of a capacity (Unit). What they do with it, they do
+// together: nothing keeps one from using what another asked for, unless the
+// device or its vendor's software does.
+type Sharing struct {
+	Selector `json:",inline"`
+
+	// Resource is the classic name of the shares, such as aliyun.com/gpu-mem.
+	// It may be left out with Replicas: the shares then have the devices' name.
+	Resource string `json:"resource,omitempty"`
+
+	// Replicas is how many containers may have a device at once. In DRA each
+	// takes one of so many of the capacity "shares".
+	Replicas int `json:"replicas,omitempty"`
+
+	// Pool says that a container gets all of the selected devices, and that
+	// there are Replicas of all of them together. It is for the device-plugin
+	// API; a claim asks for as many devices as it wants.
+	Pool bool `json:"pool,omitempty"`
+
+	// Unit is how much one unit is, 1Gi. In the device-plugin API a container
+	// asks for a number of units, all of one device; in DRA a claim asks for an
+	// amount, which is rounded up to units, and without one for all.
+	Unit *resource.Quantity `json:"unit,omitempty"`
+
+	// Capacity is what the units are of: memory (the default), cores, or
+	// another capacity of the devices.
+	Capacity string `json:"capacity,omitempty"`
 }
 
 // Resource is how the selected devices are offered.

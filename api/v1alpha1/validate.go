@@ -3,10 +3,12 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
+	"math"
 	"path"
 	"regexp"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -21,6 +23,37 @@ func (m Mode) validate() error {
 func (s Selector) validate() error {
 	if strings.TrimSpace(s.CEL) == "" {
 		return errors.New("must not be empty")
+	}
+	return nil
+}
+
+// validate reports what is wrong with all but the selector.
+func (s *Sharing) validate() error {
+	byNumber, byUnit := s.Replicas != 0, s.Unit != nil
+	switch {
+	case byNumber == byUnit:
+		return errors.New("want either replicas or unit")
+	case s.Replicas < 0 || s.Replicas > 4096:
+		return fmt.Errorf("replicas: is %d; want 1 to 4096", s.Replicas)
+	case byUnit && (s.Unit.Sign() <= 0 || s.Unit.CmpInt64(math.MaxInt64) > 0 || s.Unit.Cmp(*resource.NewQuantity(s.Unit.Value(), s.Unit.Format)) != 0):
+		return fmt.Errorf("unit: is %s; want a whole number above 0, such as 1Gi", s.Unit)
+	case byUnit && s.Resource == "":
+		return errors.New("resource: must be set with unit, such as aliyun.com/gpu-mem")
+	case s.Pool && (byUnit || s.Resource == ""):
+		return errors.New("pool: wants replicas and a resource, such as rdma/hca_shared")
+	case byNumber && s.Capacity != "":
+		return errors.New("capacity: is for unit, not for replicas")
+	}
+	if s.Capacity != "" {
+		if messages := validation.IsCIdentifier(s.Capacity); len(messages) > 0 {
+			return fmt.Errorf("capacity: is %q; %s", s.Capacity, strings.Join(messages, "; "))
+		}
+	}
+	if s.Resource == "" {
+		return nil
+	}
+	if err := validateResourceName(s.Resource); err != nil {
+		return fmt.Errorf("resource: %w", err)
 	}
 	return nil
 }

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
@@ -60,6 +63,19 @@ func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
 	}
 	for i, selector := range config.Exclude {
 		rules.Exclude = append(rules.Exclude, compile("exclude", i, selector))
+	}
+	for i, sharing := range config.Sharing {
+		share := discovery.Share{
+			Selector: compile("sharing", i, sharing.Selector),
+			Resource: sharing.Resource,
+			Replicas: sharing.Replicas,
+			Pool:     sharing.Pool,
+			Capacity: resourceapi.QualifiedName(cmp.Or(sharing.Capacity, "memory")),
+		}
+		if sharing.Unit != nil {
+			share.Unit = *sharing.Unit
+		}
+		rules.Sharing = append(rules.Sharing, share)
 	}
 	for i, resource := range config.Resources {
 		rule := discovery.Resource{Selector: compile("resources", i, resource.Selector), Name: resource.Name}

@@ -1,0 +1,183 @@
+package discovery
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Shares is the capacity of which containers take where a device is shared by
+// number.
+const Shares resourceapi.QualifiedName = "shares"
+
+// maxShares bounds the shares of a device. The kubelet takes no list of more
+// than 4 MiB (gRPC's default), and eight devices of so many are 2 MiB.
+const maxShares = 4096
+
+// What stands between an ID and the number of a share: NVIDIA's plugin writes
+// replicas so, and Aliyun's units of memory.
+const (
+	replicaInfix = "::"
+	unitInfix    = "-_-"
+)
+
+// Sharing says that containers have a device together, each as much of it as
+// it takes of one of its capacities, until nothing is left.
+type Sharing struct {
+	Capacity resourceapi.QualifiedName `json:"capacity"` // [Shares], "memory", …
+	Unit     resource.Quantity         `json:"unit"`     // the least that is taken, and the step
+
+	// Default is what is taken for a request that does not say: one share, or
+	// all of the units, since who does not know of sharing wants the device.
+	Default resource.Quantity `json:"default"`
+}
+
+// Share shares the selected devices: by number, if Replicas is set, or by units
+// of a capacity.
+type Share struct {
+	Selector
+
+	// Resource is the classic name of the shares. Left empty, shares by number
+	// are offered under the names of the devices.
+	Resource string
+
+	// Replicas is how many containers may have a device at once.
+	Replicas int
+
+	// Pool says that a container gets all selected devices, and that there are
+	// so many shares of all together, as in Mellanox's shared RDMA plugin. DRA
+	// knows no pools: there a claim asks for as many devices as it wants.
+	Pool bool
+
+	// Capacity is what is shared in units of Unit.
+	Capacity resourceapi.QualifiedName
+	Unit     resource.Quantity
+}
+
+// apply shares the device, which is a copy whose maps and slices are shared
+// with the original. A device that cannot be shared as it should be is left
+// whole, and without an ID in the classic API.
+func (s *Share) apply(d *Device) error {
+	sharing, offers, err := s.of(d)
+	if err == nil && s.Replicas > 0 {
+		d.Capacity, err = d.withShares(s.Replicas)
+	}
+	if err != nil {
+		d.Offers = nil
+		return err
+	}
+	d.Sharing, d.Offers = sharing, offers
+	return nil
+}
+
+// of returns how the device is shared.
+func (s *Share) of(d *Device) (*Sharing, []Offer, error) {
+	if d.Shareable {
+		return nil, nil, errors.New("sharing: any number of containers may have the device already")
+	}
+	offers := d.Offers
+	if s.Resource != "" {
+		offers = renamed(offers, s.Resource)
+	}
+	if s.Replicas > 0 {
+		one := *resource.NewQuantity(1, resource.DecimalSI)
+		offers, err := s.replicas(offers)
+		return &Sharing{Shares, one, one}, offers, err
+	}
+	units, err := s.units(d)
+	if err != nil {
+		return nil, nil, fmt.Errorf("sharing: %w", err)
+	}
+	all := s.Unit.DeepCopy()
+	all.Mul(units)
+	offers, err = s.inUnits(offers, units)
+	return &Sharing{s.Capacity, s.Unit, all}, offers, err
+}
+
+// replicas returns the offers with a number of shares for each ID.
+func (s *Share) replicas(offers []Offer) ([]Offer, error) {
+	var shared []Offer
+	for _, offer := range offers {
+		if s.Pool {
+			offer.Unit, offer.IDs = offer.Resource, numbers("", s.Replicas)
+		} else {
+			infix := cmp.Or(offer.ShareInfix, replicaInfix)
+			var ids []string
+			for _, id := range offer.IDs {
+				ids = append(ids, numbers(id+infix, s.Replicas)...)
+			}
+			offer.IDs = ids
+		}
+		if len(offer.IDs) > maxShares {
+			return nil, fmt.Errorf("sharing: %d shares as %s, at most %d", len(offer.IDs), offer.Resource, maxShares)
+		}
+		shared = append(shared, offer)
+	}
+	return shared, nil
+}
+
+// units returns how many units the device has of the capacity.
+func (s *Share) units(d *Device) (int64, error) {
+	capacity, known := d.Capacity[s.Capacity]
+	if !known {
+		return 0, fmt.Errorf("how much %s the device has is not known", s.Capacity)
+	}
+	units := capacity.Value.Value() / s.Unit.Value()
+	switch {
+	case units == 0:
+		return 0, fmt.Errorf("the device has %s of %s, which is less than a unit of %s", capacity.Value.String(), s.Capacity, s.Unit.String())
+	case units > maxShares:
+		return 0, fmt.Errorf("units of %s: %d of them, at most %d", s.Unit.String(), units, maxShares)
+	}
+	return units, nil
+}
+
+// inUnits returns the offers with an ID for each unit. A device that has
+// several IDs already cannot be counted out again.
+func (s *Share) inUnits(offers []Offer, units int64) ([]Offer, error) {
+	var counted []Offer
+	for _, offer := range offers {
+		if len(offer.IDs) != 1 {
+			return nil, fmt.Errorf("sharing: the device has %d IDs as %s", len(offer.IDs), offer.Resource)
+		}
+		offer.IDs, offer.Counts = numbers(offer.IDs[0]+unitInfix, int(units)), s.Capacity
+		counted = append(counted, offer)
+	}
+	return counted, nil
+}
+
+// numbers returns the numbers below n behind a prefix.
+func numbers(prefix string, n int) []string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = prefix + strconv.Itoa(i)
+	}
+	return ids
+}
+
+// withShares returns the device's capacity and a number of shares.
+func (d *Device) withShares(n int) (Capacity, error) {
+	if len(d.Attributes)+len(d.Capacity) >= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+		return nil, fmt.Errorf("sharing: no room for the capacity %s beside %d attributes and capacities", Shares, len(d.Attributes)+len(d.Capacity))
+	}
+	capacity := maps.Clone(d.Capacity)
+	if capacity == nil {
+		capacity = make(Capacity)
+	}
+	capacity.Set(Shares, int64(n))
+	return capacity, nil
+}
+
+// shared returns the first share that selects the device, nil if none does.
+func (r *Rules) shared(selects func(Selector) bool) *Share {
+	if i := slices.IndexFunc(r.Sharing, func(s Share) bool { return selects(s.Selector) }); i >= 0 {
+		return &r.Sharing[i]
+	}
+	return nil
+}

@@ -1,0 +1,119 @@
+package discovery
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+const gib = 1 << 30
+
+// everyGPU selects what gpu returns.
+const everyGPU = `device.attributes["chandler.dev"].kind == "gpu"`
+
+func shareOf(t *testing.T, share Share, devices ...Device) *Snapshot {
+	t.Helper()
+	share.Selector = selector(t, everyGPU)
+	rules := &Rules{Sharing: []Share{share}}
+	return rules.Apply(&Snapshot{Devices: devices})
+}
+
+func TestShareByNumber(t *testing.T) {
+	gke := gpu("nvidia0", "acme", 80*gib)
+	gke.Offers[0].ShareInfix = "/vgpu"
+	s := shareOf(t, Share{Replicas: 2}, gpu("a", "acme", 80*gib), gke)
+	want := [][]Offer{
+		{{Resource: "acme.com/gpu", IDs: []string{"a::0", "a::1"}}},
+		{{Resource: "acme.com/gpu", IDs: []string{"nvidia0/vgpu0", "nvidia0/vgpu1"}, ShareInfix: "/vgpu"}},
+	}
+	for i, d := range s.Devices {
+		if diff := cmp.Diff(want[i], d.Offers); diff != "" {
+			t.Errorf("%s: offers (-want +got):\n%s", d.Name, diff)
+		}
+		if n := d.Capacity[Shares].Value; d.Sharing == nil || d.Sharing.Capacity != Shares || n.Value() != 2 {
+			t.Errorf("%s: sharing %v of %v", d.Name, d.Sharing, d.Capacity)
+		}
+	}
+	if len(s.Problems) > 0 {
+		t.Errorf("problems: %v", s.Problems)
+	}
+}
+
+func TestShareLeavesTheScanAlone(t *testing.T) {
+	before := gpu("a", "acme", 80*gib)
+	shareOf(t, Share{Replicas: 2}, before)
+	if _, added := before.Capacity[Shares]; added || before.Sharing != nil || len(before.Offers[0].IDs) != 1 {
+		t.Errorf("the device of the scan was changed: %v", before)
+	}
+}
+
+func TestShareOfAPool(t *testing.T) {
+	s := shareOf(t, Share{Replicas: 3, Pool: true, Resource: "rdma/hca"}, gpu("a", "acme", 0), gpu("b", "acme", 0))
+	for _, d := range s.Devices {
+		want := []Offer{{Resource: "rdma/hca", IDs: []string{"0", "1", "2"}, Unit: "rdma/hca"}}
+		if diff := cmp.Diff(want, d.Offers); diff != "" {
+			t.Errorf("%s: offers (-want +got):\n%s", d.Name, diff)
+		}
+	}
+}
+
+func TestShareByMemory(t *testing.T) {
+	// 3.5 GiB are three units.
+	s := shareOf(t, Share{Unit: resource.MustParse("1Gi"), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}, gpu("a", "acme", 7*gib/2))
+	d := s.Devices[0]
+	want := []Offer{{Resource: "aliyun.com/gpu-mem", IDs: []string{"a-_-0", "a-_-1", "a-_-2"}, Counts: "memory"}}
+	if diff := cmp.Diff(want, d.Offers); diff != "" {
+		t.Errorf("offers (-want +got):\n%s", diff)
+	}
+	if d.Sharing.Default.Cmp(resource.MustParse("3Gi")) != 0 {
+		t.Errorf("a claim that says nothing gets %s", d.Sharing.Default.String())
+	}
+}
+
+// What cannot be shared as it should be is not offered by a classic name: whole
+// devices must not be had for the price of a share.
+func TestNotShared(t *testing.T) {
+	gi := Share{Unit: resource.MustParse("1Gi"), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}
+	kvm := gpu("kvm", "acme", gib)
+	kvm.Shareable = true
+	counted := gpu("counted", "acme", gib)
+	counted.Offers[0].IDs = []string{"0", "1"}
+	for name, test := range map[string]struct {
+		share  Share
+		device Device
+		want   string
+	}{
+		"unknown memory":  {gi, gpu("a", "acme", 0), "how much memory the device has is not known"},
+		"less than one":   {gi, gpu("a", "acme", gib/2), "less than a unit"},
+		"too many units":  {Share{Unit: resource.MustParse("1Ki"), Capacity: "memory", Resource: "a.b/c"}, gpu("a", "acme", gib), "at most 4096"},
+		"shareable":       {gi, kvm, "any number of containers"},
+		"counted already": {gi, counted, "has 2 IDs"},
+		"too many shares": {Share{Replicas: 4000}, counted, "at most 4096"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := shareOf(t, test.share, test.device)
+			if len(s.Problems) != 1 || !strings.Contains(s.Problems[0].Error(), test.want) {
+				t.Errorf("problems %v; want one that says %q", s.Problems, test.want)
+			}
+			if d := s.Devices[0]; d.Sharing != nil || len(d.Offers) > 0 {
+				t.Errorf("shared all the same: %v %v", d.Sharing, d.Offers)
+			}
+		})
+	}
+}
+
+func TestShareUnderANameOfTheAdministrator(t *testing.T) {
+	rules := &Rules{
+		Sharing:   []Share{{Selector: selector(t, everyGPU), Replicas: 2}},
+		Resources: []Resource{{Selector: selector(t, everyGPU), Name: "example.com/shared-gpu"}},
+	}
+	unnamed := gpu("a", "acme", 0)
+	unnamed.Offers[0].Resource = ""
+	s := rules.Apply(&Snapshot{Devices: []Device{unnamed}})
+	want := []Offer{{Resource: "example.com/shared-gpu", IDs: []string{"a::0", "a::1"}}}
+	if diff := cmp.Diff(want, s.Devices[0].Offers); diff != "" {
+		t.Errorf("offers (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,134 @@
+package driver
+
+import (
+	"fmt"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+)
+
+const gib = 1 << 30
+
+// byMemory returns a GPU of so many GiB that is shared in GiB.
+func byMemory(name string, memory int64) discovery.Device {
+	d := gpu(name, 1)
+	d.Capacity = discovery.Capacity{}
+	d.Capacity.Set("memory", memory*gib)
+	d.Capacity.Set("cores", 100)
+	d.Sharing = &discovery.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi"), Default: resource.MustParse(fmt.Sprint(memory, "Gi"))}
+	return d
+}
+
+// byNumber returns a GPU for so many claims.
+func byNumber(name string, shares int64) discovery.Device {
+	d := gpu(name, 1)
+	d.Capacity = discovery.Capacity{}
+	d.Capacity.Set(discovery.Shares, shares)
+	d.Sharing = &discovery.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
+	return d
+}
+
+// taking makes the claim's results shares that consume so much of a capacity.
+func taking(c *resourceapi.ResourceClaim, capacity resourceapi.QualifiedName, amount string) *resourceapi.ResourceClaim {
+	for i := range c.Status.Allocation.Devices.Results {
+		r := &c.Status.Allocation.Devices.Results[i]
+		r.ShareID = new(types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", i)))
+		r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{capacity: resource.MustParse(amount)}
+	}
+	return c
+}
+
+func TestSharedMemoryAddsUp(t *testing.T) {
+	b := newBench(t).restart().offers(byMemory("a", 8))
+	mustPrepare(t, b, taking(claim("one", "a"), "memory", "3Gi"))
+	mustPrepare(t, b, taking(claim("two", "a"), "memory", "4Gi"))
+	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "is held by", "more of its memory than there is")
+	mustPrepare(t, b, taking(claim("four", "a"), "memory", "1Gi"))
+	mustRefuse(t, b, claim("whole", "a"), "is held by")
+	// What is held is known again after a restart.
+	b.restart().offers(byMemory("a", 8))
+	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "more of its memory than there is")
+	if err := b.tryUnprepare(claim("two")); err != nil {
+		t.Fatal(err)
+	}
+	mustPrepare(t, b, taking(claim("three", "a"), "memory", "2Gi"))
+}
+
+func TestSharesOfOneClaimAddUp(t *testing.T) {
+	b := newBench(t).restart().offers(byMemory("a", 8))
+	mustPrepare(t, b, taking(claim("one", "a"), "memory", "3Gi"))
+	two := taking(claim("two", "a", "a"), "memory", "3Gi")
+	mustRefuse(t, b, two, "more of its memory than there is")
+}
+
+func TestWholeExcludesShares(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	mustPrepare(t, b, claim("whole", "a"))
+	b.offers(byMemory("a", 8)) // the administrator has it shared now
+	mustRefuse(t, b, taking(claim("share", "a"), "memory", "1Gi"), "is held by", "whole")
+}
+
+// Shares of a part take of the silicon once, and a part that is shared keeps
+// its sisters from what it takes.
+func TestSharedPart(t *testing.T) {
+	shared := func(name string, takes int) discovery.Device {
+		d := part("silicon", name, takes)
+		d.Capacity = discovery.Capacity{}
+		d.Capacity.Set(discovery.Shares, 4)
+		d.Sharing = &discovery.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
+		return d
+	}
+	most := part("silicon", "x", 1).PartOf.Counters["slices"]
+	n := int(most.Value())
+	b := newBench(t).restart().offers(shared("x", n), shared("y", 1))
+	mustPrepare(t, b, taking(claim("one", "x"), discovery.Shares, "1"))
+	mustPrepare(t, b, taking(claim("two", "x"), discovery.Shares, "1"))
+	mustRefuse(t, b, taking(claim("three", "y"), discovery.Shares, "1"), "more of counter")
+}
+
+func TestNumberedShares(t *testing.T) {
+	b := newBench(t).restart().offers(byNumber("a", 2))
+	mustPrepare(t, b, claim("one", "a-share-00"))
+	mustPrepare(t, b, claim("two", "a-share-01"))
+	mustRefuse(t, b, claim("three", "a-share-02"), "more of its shares than there is")
+	mustRefuse(t, b, claim("whole", "a"), "is held by")
+}
+
+func TestSlicesOfSharedDevices(t *testing.T) {
+	all := func(without Without, devices ...discovery.Device) map[string]resourceapi.Device {
+		o := &offer{pool: "node", snapshot: &discovery.Snapshot{Devices: devices}, without: without}
+		out, problems := o.content()
+		if len(problems) > 0 {
+			t.Errorf("problems: %v", problems)
+		}
+		return out.devices
+	}
+	d := all(Without{}, byMemory("a", 8))["a"]
+	memory, cores := d.Capacity["memory"].RequestPolicy, d.Capacity["cores"].RequestPolicy
+	if d.AllowMultipleAllocations == nil || !*d.AllowMultipleAllocations || memory == nil || cores == nil {
+		t.Fatalf("not shared: %v", d)
+	}
+	for name, quantities := range map[string][2]*resource.Quantity{
+		"default":       {memory.Default, new(resource.MustParse("8Gi"))},
+		"minimum":       {memory.ValidRange.Min, new(resource.MustParse("1Gi"))},
+		"step":          {memory.ValidRange.Step, new(resource.MustParse("1Gi"))},
+		"maximum":       {memory.ValidRange.Max, new(resource.MustParse("8Gi"))},
+		"cores, unsaid": {cores.Default, new(resource.MustParse("0"))},
+	} {
+		if quantities[0].Cmp(*quantities[1]) != 0 {
+			t.Errorf("%s is %s, want %s", name, quantities[0], quantities[1])
+		}
+	}
+	// To a server that does not know of sharing an amount cannot be said, and a
+	// number can.
+	if d := all(Without{Sharing: true}, byMemory("a", 8)); len(d) != 1 || d["a"].AllowMultipleAllocations != nil || d["a"].Capacity["memory"].RequestPolicy != nil {
+		t.Errorf("without sharing, by memory: %v", d)
+	}
+	if d := all(Without{Sharing: true}, byNumber("a", 101)); len(d) != 101 || d["a-share-007"].Name == "" {
+		t.Errorf("without sharing, by number: %d devices", len(d))
+	}
+}

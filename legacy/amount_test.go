@@ -1,0 +1,92 @@
+package legacy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/discovery"
+)
+
+const memoryResource = "aliyun.com/gpu-mem"
+
+// inUnits returns a device whose memory is offered in n units.
+func inUnits(id string, n int) discovery.Device {
+	d := gpu(id)
+	offer := discovery.Offer{Resource: memoryResource, Counts: "memory"}
+	for i := range n {
+		offer.IDs = append(offer.IDs, fmt.Sprintf("%s-_-%d", id, i))
+	}
+	d.Offers = []discovery.Offer{offer}
+	return d
+}
+
+func units(id string, from, to int) []string {
+	var ids []string
+	for i := from; i < to; i++ {
+		ids = append(ids, fmt.Sprintf("%s-_-%d", id, i))
+	}
+	return ids
+}
+
+func TestPreferAmounts(t *testing.T) {
+	offeredUnits, _ := offered(snapshot(inUnits("a", 8), inUnits("b", 8)))
+	l := (*list)(nil).next(situation{units: offeredUnits[memoryResource]})
+	for name, test := range map[string]struct {
+		available, include []string
+		size               int
+		want               []string
+	}{
+		"the fullest that has enough": {slices.Concat(units("a", 0, 8), units("b", 5, 8)), nil, 3, units("b", 5, 8)},
+		"not the one with too little": {slices.Concat(units("a", 0, 8), units("b", 5, 8)), nil, 4, units("a", 0, 4)},
+		"beside what is included":     {slices.Concat(units("a", 0, 8), units("b", 5, 8)), units("a", 7, 8), 2, []string{"a-_-0", "a-_-7"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := l.prefer(test.available, test.include, test.size)
+			if err != nil || !slices.Equal(got, test.want) {
+				t.Errorf("got %v, %v; want %v", got, err, test.want)
+			}
+		})
+	}
+	if got, err := l.prefer(slices.Concat(units("a", 0, 2), units("b", 0, 2)), nil, 3); err != nil || len(got) != 3 {
+		t.Errorf("where none has enough: %v, %v; Allocate is to say so", got, err)
+	}
+}
+
+func TestAllocateAmounts(t *testing.T) {
+	k := newKubelet(t)
+	k.start()
+	p := New(k.config())
+	p.Publish(snapshot(inUnits("a", 8), inUnits("b", 8)))
+	run(t, p)
+	registered := k.plugin(memoryResource, 1)
+	ask := func(ids ...string) (*pluginapi.AllocateResponse, error) {
+		return registered.api.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+	}
+	r, err := ask(units("b", 0, 3)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := r.ContainerResponses[0]
+	for name, want := range map[string]string{
+		"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "3", "ALIYUN_COM_GPU_MEM_CONTAINER": "3", "ALIYUN_COM_GPU_MEM_DEV": "8",
+	} {
+		if got.Envs[name] != want {
+			t.Errorf("%s is %q, want %q", name, got.Envs[name], want)
+		}
+	}
+	if n := len(got.Devices); n != 2 || got.Devices[1].HostPath != "/dev/b" {
+		t.Errorf("device nodes %v", got.Devices)
+	}
+	// Another container has the rest, beside the first.
+	if _, err := ask(units("b", 3, 8)...); err != nil {
+		t.Errorf("the other units: %v", err)
+	}
+	_, err = ask(slices.Concat(units("a", 0, 2), units("b", 0, 1))...)
+	if want := "3 units of memory asked for, and no one device has that much left; it would be 2 of gpu-a and 1 of gpu-b"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("units of two devices: %v; want %q", err, want)
+	}
+}
