@@ -144,28 +144,35 @@ func (f *Family) validate() []error {
 }
 
 // selects reports whether a device of the match's bus or class belongs to the
-// family. The cheapest test comes first: a host may have thousands of devices.
-func (m Match) selects(d sysfs.Device, kernel *kernel) (bool, error) {
+// family.
+func (m Match) selects(d sysfs.Device) (bool, error) {
 	if m.Name != "" {
 		if ok, _ := path.Match(m.Name, d.Name()); !ok {
 			return false, nil
 		}
 	}
-	if m.Vendor != "" {
-		if vendor, err := kernel.id(d, "vendor", 4); vendor != m.Vendor {
-			return false, err
+	if m.Vendor != "" || m.PCIClass != "" {
+		id, err := d.PCIID()
+		switch {
+		case m.Vendor != "" && id.Vendor != m.Vendor:
+			return false, unknown(id.Vendor, err)
+		case !strings.HasPrefix(id.Class, m.PCIClass):
+			return false, unknown(id.Class, err)
 		}
 	}
-	if m.PCIClass != "" {
-		if class, err := kernel.id(d, "class", 6); !strings.HasPrefix(class, m.PCIClass) {
-			return false, err
-		}
-	}
-	if m.Driver != "" && kernel.driver(d) != m.Driver || m.Unbound && (d.Bound() || d.Exists("physfn")) {
+	if m.Driver != "" && d.Driver() != m.Driver || m.Unbound && (d.Bound() || d.Exists("physfn")) {
 		return false, nil
 	}
 	// A link in a class may lead to a device that is gone.
 	return m.Vendor != "" || m.PCIClass != "" || d.Exists("."), nil
+}
+
+// unknown returns err if it is why a value is not known.
+func unknown(value string, err error) error {
+	if value != "" {
+		return nil
+	}
+	return err
 }
 
 // matched returns the kernel devices that belong to the family, each once, in
@@ -175,11 +182,11 @@ func (f *Family) matched(kernel *kernel) ([]sysfs.Device, []Problem) {
 	var problems []Problem
 	seen := make(map[string]bool)
 	for _, m := range f.Match {
-		for _, d := range kernel.list(m) {
+		for _, d := range kernel.candidates(m) {
 			if seen[d.Path] {
 				continue
 			}
-			ok, err := m.selects(d, kernel)
+			ok, err := m.selects(d)
 			if err != nil {
 				problems = append(problems, Problem{DeviceName(d), err})
 			}

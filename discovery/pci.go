@@ -34,12 +34,9 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 		Attributes: Attributes{},
 		Capacity:   Capacity{},
 	}
-	if vendor, ok := attrs.Hex("vendor", 4); ok {
-		d.Attributes.SetString("pciVendor", vendor)
-	}
-	if device, ok := attrs.Hex("device", 4); ok {
-		d.Attributes.SetString("pciDevice", device)
-	}
+	id, idErr := function.PCIID()
+	d.Attributes.SetString("pciVendor", id.Vendor)
+	d.Attributes.SetString("pciDevice", id.Device)
 	d.Attributes.SetString("driver", function.Driver())
 	d.Attributes.SetString("function", "physical")
 	if physical, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(physical.Name()) {
@@ -48,7 +45,7 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 	}
 	setGroupAndLink(d.Attributes, function, attrs)
 	setLocation(d.Attributes, host, function, attrs)
-	if err := attrs.Err(); err != nil {
+	if err := errors.Join(idErr, attrs.Err()); err != nil {
 		return d, fmt.Errorf("describe PCI function %s: %w", function.Name(), err)
 	}
 	return d, nil

@@ -3,7 +3,6 @@ package discovery
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 
@@ -168,72 +167,4 @@ func (d *Device) Validate() error {
 		errs = append(errs, fmt.Errorf("container edits: %w", err))
 	}
 	return errors.Join(errs...)
-}
-
-// kernel lists the devices of buses and classes and reads their IDs, each once
-// in a scan, however many families ask.
-type kernel struct {
-	fsys     fs.FS
-	lists    map[string][]sysfs.Device
-	ids      map[[2]string]id  // by path and attribute
-	drivers  map[string]string // by path
-	problems []Problem
-}
-
-// id is a hexadecimal attribute as it was read.
-type id struct {
-	digits string
-	err    error
-}
-
-func newKernel(fsys fs.FS) *kernel {
-	return &kernel{
-		fsys:    fsys,
-		lists:   make(map[string][]sysfs.Device),
-		ids:     make(map[[2]string]id),
-		drivers: make(map[string]string),
-	}
-}
-
-// driver returns the driver that is bound to a device, "" if none is.
-func (k *kernel) driver(d sysfs.Device) string {
-	name, known := k.drivers[d.Path]
-	if !known {
-		name = d.Driver()
-		k.drivers[d.Path] = name
-	}
-	return name
-}
-
-// id returns a hexadecimal attribute, "" if the device has none.
-func (k *kernel) id(d sysfs.Device, name string, width int) (string, error) {
-	key := [2]string{d.Path, name}
-	read, known := k.ids[key]
-	if !known {
-		attrs := d.Attrs()
-		read.digits, _ = attrs.Hex(name, width)
-		read.err = attrs.Err()
-		k.ids[key] = read
-	}
-	return read.digits, read.err
-}
-
-// list returns the devices of the match's bus or class.
-func (k *kernel) list(m Match) []sysfs.Device {
-	read, name, dir := sysfs.Bus, m.Bus, "/sys/bus/"+m.Bus
-	if m.Class != "" {
-		read, name, dir = sysfs.Class, m.Class, "/sys/class/"+m.Class
-	}
-	devices, known := k.lists[dir]
-	if known {
-		return devices
-	}
-	devices, err := read(k.fsys, name)
-	k.lists[dir] = devices
-	// A missing class only says that no driver made one. A missing PCI bus says
-	// that the host was not mounted where it should be, or has no such bus.
-	if err != nil && (m.Bus == "pci" || !errors.Is(err, fs.ErrNotExist)) {
-		k.problems = append(k.problems, Problem{dir, err})
-	}
-	return devices
 }

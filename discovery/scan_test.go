@@ -268,37 +268,122 @@ func layout(tb testing.TB, file, dir string) {
 	}
 }
 
-// BenchmarkScan scans hosts with eight GPUs among many other PCI functions.
+// counting counts how often a file system is asked.
+type counting struct {
+	fs.FS
+
+	asked int
+}
+
+func (c *counting) Open(name string) (fs.File, error) { c.asked++; return c.FS.Open(name) }
+func (c *counting) Stat(name string) (fs.FileInfo, error) {
+	c.asked++
+	return fs.Stat(c.FS, name)
+}
+func (c *counting) Lstat(name string) (fs.FileInfo, error) {
+	c.asked++
+	return fs.Lstat(c.FS, name)
+}
+func (c *counting) ReadLink(name string) (string, error) {
+	c.asked++
+	return fs.ReadLink(c.FS, name)
+}
+
+// What a function is costs three looks, however many families and functions
+// there are: its link, its modalias, its driver. Those that families look closer
+// at, network adapters here, are a quarter of them.
+func TestScanLooksOnce(t *testing.T) {
+	asked := func(functions int) int {
+		dir := t.TempDir()
+		layFunctions(t, dir, functions)
+		host := &counting{FS: os.DirFS(dir)}
+		discovery.Scan(&discovery.Host{FS: host}, families.All)
+		return host.asked
+	}
+	few, many := asked(64), asked(512)
+	each := float64(many-few) / (512 - 64)
+	t.Logf("%.1f looks at each function", each)
+	if each > 5 {
+		t.Errorf("looks %.1f times at each function", each)
+	}
+}
+
+// BenchmarkScan scans directories with eight GPUs among many other PCI
+// functions, as a server has them: bridges, disks, network adapters and their
+// virtual functions. That the time grows linearly shows in ns/function.
 func BenchmarkScan(b *testing.B) {
-	for _, functions := range []int{256, 1024, 4096} {
+	for _, functions := range []int{256, 1024, 4096, 16384} {
 		b.Run(fmt.Sprint(functions), func(b *testing.B) {
 			dir := b.TempDir()
 			layout(b, "families/amdgpu/testdata/mi210x8.host", dir)
-			for i := range functions {
-				address := fmt.Sprintf("0001:%02x:%02x.%d", i>>8, i>>3&0x1f, i&7)
-				function := filepath.Join(dir, "sys/devices/pci0001:00", address)
-				if err := os.MkdirAll(function, 0o755); err != nil {
-					b.Fatal(err)
-				}
-				for name, content := range map[string]string{"vendor": "0x8086\n", "device": "0x1889\n", "class": "0x020000\n", "numa_node": "0\n"} {
-					if err := os.WriteFile(filepath.Join(function, name), []byte(content), 0o644); err != nil {
-						b.Fatal(err)
-					}
-				}
-				if err := os.Symlink("../../../devices/pci0001:00/"+address, filepath.Join(dir, "sys/bus/pci/devices", address)); err != nil {
-					b.Fatal(err)
-				}
-			}
+			layFunctions(b, dir, functions)
 			hostFS, err := hostfs.Open(dir)
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				if s := discovery.Scan(&discovery.Host{FS: hostFS}, families.All); len(s.Devices) != 8 {
-					b.Fatal(s.Problems)
+				if s := discovery.Scan(&discovery.Host{FS: hostFS}, families.All); len(s.Devices) != 8 || len(s.Problems) > 0 {
+					b.Fatal(len(s.Devices), s.Problems)
 				}
 			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(functions), "ns/function")
 		})
+	}
+}
+
+// layFunctions lays PCI functions out that no family hands out.
+func layFunctions(tb testing.TB, dir string, count int) {
+	tb.Helper()
+	kinds := []struct{ vendor, device, class, driver string }{
+		{"8086", "352a", "060400", "pcieport"},
+		{"8086", "3250", "088000", ""},
+		{"8086", "0998", "088000", "intel_vsec"},
+		{"1022", "14a5", "060400", "pcieport"},
+		{"144d", "a80a", "010802", "nvme"},
+		{"15b3", "101d", "020000", "mlx5_core"},
+		{"8086", "1592", "020000", "ice"},
+		{"1a03", "2000", "030000", "ast"},
+	}
+	layFiles(tb, filepath.Join(dir, "sys/bus/pci/devices"), nil)
+	for i := range count {
+		kind := kinds[i%len(kinds)]
+		domain, bus := 1+i>>16, i>>8&0xff
+		root := fmt.Sprintf("devices/pci%04x:%02x", domain, bus)
+		address := fmt.Sprintf("%04x:%02x:%02x.%d", domain, bus, i>>3&0x1f, i&7)
+		layFiles(tb, filepath.Join(dir, "sys", root, address), map[string]string{
+			"vendor":             "0x" + kind.vendor,
+			"device":             "0x" + kind.device,
+			"class":              "0x" + kind.class,
+			"modalias":           fmt.Sprintf("pci:v0000%sd0000%ssv00000000sd00000000bc%ssc%si%s", strings.ToUpper(kind.vendor), strings.ToUpper(kind.device), kind.class[:2], kind.class[2:4], kind.class[4:]),
+			"numa_node":          "0",
+			"current_link_speed": "16.0 GT/s PCIe",
+			"current_link_width": "16",
+			"uevent":             "PCI_SLOT_NAME=" + address,
+		})
+		links := map[string]string{
+			filepath.Join(dir, "sys/bus/pci/devices", address):    "../../../" + root + "/" + address,
+			filepath.Join(dir, "sys", root, address, "subsystem"): "../../../bus/pci",
+		}
+		if kind.driver != "" {
+			links[filepath.Join(dir, "sys", root, address, "driver")] = "../../../bus/pci/drivers/" + kind.driver
+		}
+		for name, target := range links {
+			if err := os.Symlink(target, name); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
+}
+
+func layFiles(tb testing.TB, dir string, files map[string]string) {
+	tb.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		tb.Fatal(err)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content+"\n"), 0o644); err != nil {
+			tb.Fatal(err)
+		}
 	}
 }

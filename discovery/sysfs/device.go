@@ -30,6 +30,17 @@ type Device struct {
 	Path string
 
 	fsys fs.FS
+	seen *seen // nil if nothing is remembered
+}
+
+// seen is what was read of a listed device, which many ask for: reading it once
+// is quicker, and gives all of them the same answer.
+type seen struct {
+	driver      string
+	knowsDriver bool
+	id          PCIID
+	idErr       error
+	knowsID     bool
 }
 
 // At returns the device whose directory is path, which is not checked to
@@ -38,6 +49,9 @@ func At(fsys fs.FS, path string) Device { return Device{Path: path, fsys: fsys} 
 
 // Bus returns the devices of a bus, in name order: /sys/bus/pci/devices/*.
 // A bus that the kernel does not have is an error that wraps fs.ErrNotExist.
+//
+// The devices remember their driver and PCIID once these were asked for. They
+// are for one scan, and not for several goroutines.
 func Bus(fsys fs.FS, bus string) ([]Device, error) {
 	return list(fsys, path.Join("sys/bus", bus, "devices"))
 }
@@ -59,9 +73,9 @@ func list(fsys fs.FS, dir string) ([]Device, error) {
 		name := path.Join(dir, entry.Name())
 		switch {
 		case entry.Type()&fs.ModeSymlink != 0:
-			devices = append(devices, Device{Path: resolve(fsys, name), fsys: fsys})
+			devices = append(devices, Device{Path: resolve(fsys, name), fsys: fsys, seen: &seen{}})
 		case entry.IsDir():
-			devices = append(devices, Device{Path: name, fsys: fsys})
+			devices = append(devices, Device{Path: name, fsys: fsys, seen: &seen{}})
 		}
 	}
 	return devices, nil
@@ -143,10 +157,22 @@ func (d Device) LinkTo(name string) (Device, bool) {
 }
 
 // Driver returns the name of the kernel driver that is bound to the device,
-// or "" if none is. Where the driver link is missing, as in trees copied
-// without links, the uevent file is asked.
+// or "" if none is. In trees copied without links, which lack that of the
+// subsystem too, the uevent file is asked. It is not asked of a kernel, which
+// makes its reader wait until a driver that probes the device is done
+// (uevent_show in drivers/base/core.c).
 func (d Device) Driver() string {
-	if name := d.Link("driver"); name != "" {
+	if d.seen == nil {
+		return d.readDriver()
+	}
+	if !d.seen.knowsDriver {
+		d.seen.driver, d.seen.knowsDriver = d.readDriver(), true
+	}
+	return d.seen.driver
+}
+
+func (d Device) readDriver() string {
+	if name := d.Link("driver"); name != "" || d.Link("subsystem") != "" {
 		return name
 	}
 	return d.Uevent()["DRIVER"]

@@ -1,6 +1,7 @@
 package sysfs
 
 import (
+	"errors"
 	"regexp"
 	"strings"
 )
@@ -12,6 +13,71 @@ var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0
 // IsPCIAddress reports whether s is a PCI address as the kernel writes it,
 // such as "0000:03:00.0".
 func IsPCIAddress(s string) bool { return pciAddress.MatchString(s) }
+
+// PCIID is what a PCI function says it is, in lower-case hexadecimal digits.
+// What is not known is "".
+type PCIID struct {
+	Vendor, Device string // four digits
+	Class          string // six digits: base class, sub-class, programming interface
+}
+
+// PCIID returns what the PCI function is: by its modalias, which holds all of
+// it in one file, else by the files vendor, device and class
+// (Documentation/ABI/testing/sysfs-bus-pci). A file that is not there is no
+// error. The first that cannot be read is, and the rest is returned besides.
+func (d Device) PCIID() (PCIID, error) {
+	if d.seen == nil {
+		return d.readPCIID()
+	}
+	if !d.seen.knowsID {
+		d.seen.id, d.seen.idErr = d.readPCIID()
+		d.seen.knowsID = true
+	}
+	return d.seen.id, d.seen.idErr
+}
+
+func (d Device) readPCIID() (PCIID, error) {
+	if text, err := d.Text("modalias"); err == nil {
+		if id, ok := parseModalias(text); ok {
+			return id, nil
+		}
+	}
+	attrs := d.Attrs()
+	vendor, _ := attrs.Hex("vendor", 4)
+	device, _ := attrs.Hex("device", 4)
+	class, _ := attrs.Hex("class", 6)
+	return PCIID{vendor, device, class}, errors.Join(attrs.errs[:min(1, len(attrs.errs))]...)
+}
+
+// modaliasFields are what stands before the numbers of a PCI function's
+// modalias, and how many digits follow (modalias_show in
+// drivers/pci/pci-sysfs.c).
+var modaliasFields = [...]struct {
+	prefix string
+	digits int
+}{{"pci:v", 8}, {"d", 8}, {"sv", 8}, {"sd", 8}, {"bc", 2}, {"sc", 2}, {"i", 2}}
+
+// parseModalias parses
+// "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00". Anything else, such
+// as the beginning of one, is none.
+func parseModalias(text string) (PCIID, bool) {
+	var numbers [len(modaliasFields)]string
+	rest := text
+	for i, field := range modaliasFields {
+		var ok bool
+		if rest, ok = strings.CutPrefix(rest, field.prefix); !ok || len(rest) < field.digits {
+			return PCIID{}, false
+		}
+		numbers[i], rest = rest[:field.digits], rest[field.digits:]
+		if strings.Trim(numbers[i], "0123456789ABCDEF") != "" {
+			return PCIID{}, false
+		}
+	}
+	vendor, ok := strings.CutPrefix(numbers[0], "0000")
+	device, fits := strings.CutPrefix(numbers[1], "0000")
+	class := numbers[4] + numbers[5] + numbers[6]
+	return PCIID{strings.ToLower(vendor), strings.ToLower(device), strings.ToLower(class)}, ok && fits && rest == ""
+}
 
 // PCIFunction returns the PCI function that the device is or sits on: the
 // deepest directory on its path that is named by a PCI address.

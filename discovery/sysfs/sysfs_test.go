@@ -189,6 +189,92 @@ func TestIsPCIAddress(t *testing.T) {
 	}
 }
 
+func TestPCIID(t *testing.T) {
+	const modalias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00"
+	all := sysfs.PCIID{Vendor: "10de", Device: "2330", Class: "030200"}
+	files := map[string]string{"vendor": "0x1002\n", "device": "0x740f\n", "class": "0x038000\n"}
+	byFiles := sysfs.PCIID{Vendor: "1002", Device: "740f", Class: "038000"}
+	for name, test := range map[string]struct {
+		modalias string
+		files    map[string]string
+		want     sysfs.PCIID
+		fail     bool
+	}{
+		"modalias":                {modalias + "\n", nil, all, false},
+		"modalias before files":   {modalias, map[string]string{"vendor": "garbage"}, all, false},
+		"files":                   {"", files, byFiles, false},
+		"half a modalias":         {modalias[:40], files, byFiles, false},
+		"more than a modalias":    {modalias + "0", files, byFiles, false},
+		"a vendor of 32 bits":     {strings.Replace(modalias, "v0000", "v0001", 1), files, byFiles, false},
+		"another bus's":           {"usb:v1D6Bp0002d0618dc09dsc00dp01ic09isc00ip00in00", files, byFiles, false},
+		"no file":                 {"", nil, sysfs.PCIID{}, false},
+		"one file cannot be read": {"", map[string]string{"vendor": "0x1002", "device": "many"}, sysfs.PCIID{Vendor: "1002"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fsys := fstest.MapFS{"d": {Mode: fs.ModeDir | 0o755}}
+			if test.modalias != "" {
+				fsys["d/modalias"] = text(test.modalias)
+			}
+			for file, content := range test.files {
+				fsys["d/"+file] = text(content)
+			}
+			got, err := sysfs.At(fsys, "d").PCIID()
+			if got != test.want || (err != nil) != test.fail {
+				t.Errorf("got %+v, %v; want %+v", got, err, test.want)
+			}
+		})
+	}
+}
+
+// FuzzModalias checks that what is no vendor, device or class is none.
+func FuzzModalias(f *testing.F) {
+	for _, seed := range []string{"", "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00", "pci:v00008086d000", "pci:vd", "acpi:PNP0A08:"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		id, err := sysfs.At(fstest.MapFS{"d/modalias": {Data: content}}, "d").PCIID()
+		if err != nil || id != (sysfs.PCIID{}) && (len(id.Vendor) != 4 || len(id.Device) != 4 || len(id.Class) != 6) ||
+			strings.Trim(id.Vendor+id.Device+id.Class, "0123456789abcdef") != "" {
+			t.Errorf("%+v, %v", id, err)
+		}
+	})
+}
+
+// TestDriver checks when the uevent file is asked: where a tree was copied
+// without its links, and never of a kernel.
+func TestDriver(t *testing.T) {
+	for name, test := range map[string]struct {
+		link, subsystem string
+		want            string
+	}{
+		"bound":                {"../../bus/pci/drivers/amdgpu", "../../bus/pci", "amdgpu"},
+		"not bound":            {"", "../../bus/pci", ""},
+		"copied without links": {"", "", "stale"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fsys := fstest.MapFS{"sys/bus/pci/devices/d/uevent": text("DRIVER=stale\n")}
+			if test.link != "" {
+				fsys["sys/bus/pci/devices/d/driver"] = link(test.link)
+			}
+			if test.subsystem != "" {
+				fsys["sys/bus/pci/devices/d/subsystem"] = link(test.subsystem)
+			}
+			devices, err := sysfs.Bus(fsys, "pci")
+			if err != nil || len(devices) != 1 {
+				t.Fatal(devices, err)
+			}
+			for range 2 { // the second time it is remembered
+				if got := devices[0].Driver(); got != test.want {
+					t.Errorf("driver %q, want %q", got, test.want)
+				}
+			}
+			if got := sysfs.At(fsys, devices[0].Path).Driver(); got != test.want {
+				t.Errorf("driver %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
 // FuzzAttributes gives one content to every reader.
 func FuzzAttributes(f *testing.F) {
 	for _, seed := range []string{"", "0x10de\n", "-1", "226:128", "4096:1", "DEVNAME=dri/card0\nMAJOR=226\n", "DEVNAME=/etc/passwd", "=\n==", "0x", "\x00", "18446744073709551616"} {

@@ -56,6 +56,10 @@ var virtualIDs = map[string]string{
 	"8086": "10ca 10ed 1515 1520 154c 1565 15a8 15c5 1889 37cd 57ad",
 }
 
+func isVirtual(id sysfs.PCIID) bool {
+	return id.Device != "" && strings.Contains(virtualIDs[id.Vendor], id.Device)
+}
+
 // unit is what can be given away: a PCI function or a sub-function of one.
 type unit struct {
 	sysfs.Device
@@ -74,13 +78,14 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		if u.carved || u.Driver() == "" || u.Exists("infiniband") {
 			continue
 		}
-		d, err := u.identify(host)
-		if d.Attributes.String("function") == "physical" {
-			if d.Attributes.String("pciDevice") == "" && err != nil { // and so it may be a virtual one
-				problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
-			}
+		physical, err := u.physical()
+		if err != nil {
+			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(u.function), Err: err})
+		}
+		if physical {
 			continue
 		}
+		d, err := u.identify(host)
 		if len(u.interfaces) > 0 && routesErr != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: routesErr})
 			continue
@@ -154,14 +159,31 @@ func (u *unit) parent() (sysfs.Device, bool) {
 	if u.Path != u.function.Path {
 		return u.function, true
 	}
-	return u.LinkTo("physfn")
+	parent, ok := u.LinkTo("physfn")
+	return parent, ok && sysfs.IsPCIAddress(parent.Name())
+}
+
+// physical reports whether the unit is left to the host: a physical function,
+// or what may be one. The error is why it cannot be told.
+func (u *unit) physical() (bool, error) {
+	if _, virtual := u.parent(); virtual {
+		return false, nil
+	}
+	id, err := u.PCIID()
+	if isVirtual(id) {
+		return false, nil
+	}
+	if id.Vendor != "" && id.Device != "" {
+		err = nil
+	}
+	return true, err
 }
 
 // identify describes what the unit is, and of what.
 func (u *unit) identify(host *discovery.Host) (discovery.Device, error) {
 	d, err := discovery.PCI(host, u.function)
-	vendor, id := d.Attributes.String("pciVendor"), d.Attributes.String("pciDevice")
-	if id != "" && strings.Contains(virtualIDs[vendor], id) {
+	vendor := d.Attributes.String("pciVendor")
+	if id, _ := u.function.PCIID(); isVirtual(id) {
 		d.Attributes.SetString("function", "virtual")
 	}
 	if u.Path != u.function.Path {

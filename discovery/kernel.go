@@ -1,0 +1,79 @@
+package discovery
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// kernel lists the devices of buses and classes, each once in a scan, however
+// many families ask, and knows which of thousands a match may select.
+type kernel struct {
+	fsys     fs.FS
+	lists    map[string][]sysfs.Device
+	byVendor map[string][]sysfs.Device // PCI functions, those that cannot be told by ""; nil until asked for
+	byClass  map[string][]sysfs.Device // likewise, by the two digits of the base class
+	byDriver map[string][]sysfs.Device // likewise, by what is bound to them
+	problems []Problem
+}
+
+func newKernel(fsys fs.FS) *kernel {
+	return &kernel{fsys: fsys, lists: make(map[string][]sysfs.Device)}
+}
+
+// list returns the devices of the match's bus or class.
+func (k *kernel) list(m Match) []sysfs.Device {
+	read, name, dir := sysfs.Bus, m.Bus, "/sys/bus/"+m.Bus
+	if m.Class != "" {
+		read, name, dir = sysfs.Class, m.Class, "/sys/class/"+m.Class
+	}
+	devices, known := k.lists[dir]
+	if known {
+		return devices
+	}
+	devices, err := read(k.fsys, name)
+	k.lists[dir] = devices
+	// A missing class only says that no driver made one. A missing PCI bus says
+	// that the host was not mounted where it should be, or has no such bus.
+	if err != nil && (m.Bus == "pci" || !errors.Is(err, fs.ErrNotExist)) {
+		k.problems = append(k.problems, Problem{dir, err})
+	}
+	return devices
+}
+
+// candidates returns the devices of the match's bus or class that it may
+// select, and those of which that cannot be told.
+func (k *kernel) candidates(m Match) []sysfs.Device {
+	all := k.list(m)
+	switch {
+	case m.Bus != "pci":
+		return all
+	case m.Vendor != "":
+		if k.byVendor == nil {
+			k.byVendor = index(all, func(d sysfs.Device) string { id, _ := d.PCIID(); return id.Vendor })
+		}
+		return slices.Concat(k.byVendor[m.Vendor], k.byVendor[""])
+	case len(m.PCIClass) >= 2:
+		if k.byClass == nil {
+			k.byClass = index(all, func(d sysfs.Device) string { id, _ := d.PCIID(); return id.Class[:min(2, len(id.Class))] })
+		}
+		return slices.Concat(k.byClass[m.PCIClass[:2]], k.byClass[""])
+	case m.Driver != "":
+		if k.byDriver == nil {
+			k.byDriver = index(all, sysfs.Device.Driver)
+		}
+		return k.byDriver[m.Driver]
+	}
+	return all
+}
+
+func index(devices []sysfs.Device, key func(sysfs.Device) string) map[string][]sysfs.Device {
+	indexed := make(map[string][]sysfs.Device)
+	for _, d := range devices {
+		k := key(d)
+		indexed[k] = append(indexed[k], d)
+	}
+	return indexed
+}
