@@ -72,6 +72,7 @@ type Match struct {
 	Driver   string // the bound driver: "amdgpu"
 	Unbound  bool   // no driver is bound, and it is no virtual function, which may have to wait for one
 	Vendor   string // PCI vendor ID, four lower-case digits: "10de"
+	Device   string // PCI device ID, likewise: "6240"
 	PCIClass string // how the PCI class code begins, lower-case digits: "03", "0302"
 }
 
@@ -133,8 +134,8 @@ func (f *Family) validate() []error {
 		if _, err := path.Match(m.Name, ""); err != nil {
 			errs = append(errs, fmt.Errorf("match %d: name %q: %w", i, m.Name, err))
 		}
-		if m.Bus != "pci" && (m.Vendor != "" || m.PCIClass != "") {
-			errs = append(errs, fmt.Errorf("match %d: vendor and PCI class are of bus pci", i))
+		if m.Bus != "pci" && (m.Vendor != "" || m.Device != "" || m.PCIClass != "") {
+			errs = append(errs, fmt.Errorf("match %d: vendor, device and PCI class are of bus pci", i))
 		}
 	}
 	if f.Describe == nil {
@@ -151,11 +152,13 @@ func (m Match) selects(d sysfs.Device) (bool, error) {
 			return false, nil
 		}
 	}
-	if m.Vendor != "" || m.PCIClass != "" {
+	if m.Vendor != "" || m.Device != "" || m.PCIClass != "" {
 		id, err := d.PCIID()
 		switch {
 		case m.Vendor != "" && id.Vendor != m.Vendor:
 			return false, unknown(id.Vendor, err)
+		case m.Device != "" && id.Device != m.Device:
+			return false, unknown(id.Device, err)
 		case !strings.HasPrefix(id.Class, m.PCIClass):
 			return false, unknown(id.Class, err)
 		}
@@ -164,7 +167,7 @@ func (m Match) selects(d sysfs.Device) (bool, error) {
 		return false, nil
 	}
 	// A link in a class may lead to a device that is gone.
-	return m.Vendor != "" || m.PCIClass != "" || d.Exists("."), nil
+	return m.Vendor != "" || m.Device != "" || m.PCIClass != "" || d.Exists("."), nil
 }
 
 // unknown returns err if it is why a value is not known.

@@ -24,6 +24,7 @@ import (
 	"chandler.dev/discovery/families/tenstorrent"
 	"chandler.dev/discovery/families/tpu"
 	"chandler.dev/discovery/families/vfio"
+	"chandler.dev/discovery/families/vpu"
 )
 
 // All are the families in the order in which they are asked: where two
@@ -49,4 +50,5 @@ var All = []*discovery.Family{
 	tenstorrent.Family,
 	tpu.Family,
 	vfio.Family,
+	vpu.Family,
 }

@@ -31,6 +31,20 @@ var drivers = map[string]struct{ vendor, resource string }{
 	"qaic":      {"qualcomm", "qualcomm.com/qaic"},
 }
 
+// chips are what is known of accelerators by driver and PCI device ID. Intel's
+// are told apart by generation, whose firmware and libraries differ
+// (drivers/accel/ivpu/ivpu_drv.h); Qualcomm's have names (drivers/accel/qaic).
+var chips = map[string]struct{ model, architecture string }{
+	"intel_vpu 643e": {"", "40xx"},
+	"intel_vpu 7d1d": {"", "37xx"},
+	"intel_vpu ad1d": {"", "37xx"},
+	"intel_vpu b03e": {"", "50xx"},
+	"intel_vpu fd3e": {"", "50xx"},
+	"qaic a080":      {"AIC080", ""},
+	"qaic a100":      {"AIC100", ""},
+	"qaic a110":      {"AIC200", ""},
+}
+
 // elsewhere are the drivers whose accelerators are another family's.
 var elsewhere = map[string]bool{"habanalabs": true}
 
@@ -86,6 +100,9 @@ func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Devic
 	if vendor, _, ok := strings.Cut(parent.Uevent()["OF_COMPATIBLE_0"], ","); ok && drivers[driver].vendor == "" {
 		d.Attributes.SetString("vendor", vendor) // of "fsl,imx93-npu"
 	}
+	chip := chips[driver+" "+d.Attributes.String("pciDevice")]
+	d.Attributes.SetString("model", chip.model)
+	d.Attributes.SetString("architecture", chip.architecture)
 	attrs := parent.Attrs()
 	if model, ok := attrs.Text("vbnv"); ok { // amdxdna
 		d.Attributes.SetString("model", model)

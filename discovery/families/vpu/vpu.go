@@ -1,0 +1,159 @@
+// Package vpu describes Intel's vision processors: Myriad X on USB, as on HDDL
+// cards, and Keem Bay and Thunder Bay on PCI. They are used through a service on
+// the host, which gives no client a processor of its own: a container gets the
+// service's socket. So the services are the devices here, and the IDs of Intel's
+// plugin, one for each processor, are places among their clients.
+//
+// The directory of the service's socket, /var/tmp, is outside of what a family
+// reads. Without a root of that name nothing is offered.
+package vpu
+
+import (
+	"fmt"
+	"path"
+	"slices"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Family is Intel's vision processors.
+var Family = &discovery.Family{
+	Name: "vpu",
+	Doc:  "Intel vision processors behind the services of HDDL: Myriad X, Keem Bay, Thunder Bay",
+	Match: []discovery.Match{
+		{Bus: "usb"},
+		{Bus: "pci", Vendor: "8086", Device: "6240"},
+		{Bus: "pci", Vendor: "8086", Device: "4fc0"},
+		{Bus: "pci", Vendor: "8086", Device: "4fc1"},
+	},
+	Describe: describe,
+}
+
+// kind is one kind of processor and how its service is reached.
+type kind struct {
+	name      string // also the classic name below vpu.intel.com/, and the profile
+	model     string
+	id        string // how classic IDs begin
+	functions int    // PCI functions of one processor
+	node      string // in /dev
+	socket    string
+	others    []string // the service's other files
+}
+
+var (
+	hddl = kind{"hddl", "Myriad X", "hddl_service-", 1, "ion", "hddl_service.sock",
+		[]string{"hddl_service_ready.mutex", "hddl_service_alive.mutex"}}
+	keemBay = kind{"kmb", "Keem Bay", "kmb-device-", 1, "xlnk", "hddlunite_service.sock",
+		[]string{"hddlunite_service_alive.mutex", "hddlunite_service_ready.mutex", "hddlunite_service_start_exit.mutex"}}
+	thunderBay = kind{"tbh", "Thunder Bay", "tbh-device-", 2, keemBay.node, keemBay.socket, keemBay.others}
+)
+
+// directory is where the service and its clients look for each other.
+const directory = "/var/tmp"
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	myriads, problems := myriads(found)
+	for _, group := range []struct {
+		kind kind
+		own  []sysfs.Device
+	}{
+		{hddl, myriads},
+		{keemBay, functions(found, "6240")},
+		{thunderBay, functions(found, "4fc0", "4fc1")},
+	} {
+		if len(group.own) == 0 {
+			continue
+		}
+		d, err := group.kind.describe(host, group.own)
+		devices, problems = append(devices, d), append(problems, discovery.Problems(d.Name, err)...)
+	}
+	return devices, problems
+}
+
+// myriads returns the USB devices that are a Myriad X, before its firmware is
+// loaded or after.
+func myriads(found []sysfs.Device) (own []sysfs.Device, problems []discovery.Problem) {
+	for _, d := range found {
+		attrs := d.Attrs()
+		if vendor, _ := attrs.Text("idVendor"); vendor != "03e7" {
+			continue // or it cannot be told that it is one of ours
+		}
+		product, _ := attrs.Text("idProduct")
+		if product == "2485" || product == "f63b" {
+			own = append(own, d)
+		}
+		problems = append(problems, discovery.Problems("usb-"+discovery.DeviceName(d), attrs.Err())...)
+	}
+	return own, problems
+}
+
+// functions returns the PCI functions of these device IDs.
+func functions(found []sysfs.Device, ids ...string) (own []sysfs.Device) {
+	for _, d := range found {
+		if id, _ := d.PCIID(); sysfs.IsPCIAddress(d.Name()) && slices.Contains(ids, id.Device) {
+			own = append(own, d)
+		}
+	}
+	return own
+}
+
+// describe returns the service of one kind of processors, with as many places as
+// there are processors.
+func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discovery.Device, error) {
+	d := discovery.Device{
+		Name:       "vpu-" + k.name,
+		Source:     functions[0].Path,
+		Attributes: discovery.Attributes{},
+		Shareable:  true,
+	}
+	for _, function := range functions[1:] {
+		d.Includes = append(d.Includes, function.Path)
+	}
+	d.Attributes.SetString("kind", "npu")
+	d.Attributes.SetString("vendor", "intel")
+	d.Attributes.SetString("model", k.model)
+	d.Attributes.SetString("profile", k.name)
+	root := host.Roots["vpu"]
+	if reason := k.unusable(host, root, len(functions)); reason != "" {
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: reason}
+		return d, nil
+	}
+	node, err := discovery.Node(sysfs.At(host.FS, path.Join("sys/class/misc", k.node)), "/dev")
+	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
+	d.Edits.Mounts = k.mounts(host, root)
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	offer := discovery.Offer{Resource: "vpu.intel.com/" + k.name}
+	for i := range len(functions) / k.functions {
+		offer.IDs = append(offer.IDs, fmt.Sprint(k.id, i))
+	}
+	d.Offers = []discovery.Offer{offer}
+	return d, err
+}
+
+// unusable says why nobody can use the service, "" if somebody can.
+func (k kind) unusable(host *discovery.Host, root string, functions int) string {
+	socket := path.Join(root, k.socket)
+	switch {
+	case root == "":
+		return "the administrator has named no root for the files of its service"
+	case !host.Exists(socket):
+		return fmt.Sprintf("its service does not run: there is no %s", socket)
+	case functions%k.functions != 0:
+		return fmt.Sprintf("%d PCI functions are no whole number of processors, which have %d each", functions, k.functions)
+	}
+	return ""
+}
+
+// mounts returns the service's files that are there, the socket first.
+func (k kind) mounts(host *discovery.Host, root string) []*specs.Mount {
+	var mounts []*specs.Mount
+	for _, name := range append([]string{k.socket}, k.others...) {
+		if from := path.Join(root, name); host.Exists(from) {
+			mounts = append(mounts, &specs.Mount{HostPath: from, ContainerPath: path.Join(directory, name), Options: []string{"rw", "nosuid", "nodev", "bind"}})
+		}
+	}
+	return mounts
+}
