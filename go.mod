@@ -22,6 +22,11 @@ require (
 )
 
 require (
+	github.com/NVIDIA/go-nvlib v0.7.2 // indirect
+	github.com/NVIDIA/go-nvml v0.13.0-1 // indirect
+)
+
+require (
 	cel.dev/expr v0.25.2 // indirect
 	github.com/antlr4-go/antlr/v4 v4.13.1 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect

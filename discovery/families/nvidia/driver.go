@@ -13,6 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia/facts"
 )
 
 // driver is what all GPUs of a host share.
@@ -22,6 +23,12 @@ type driver struct {
 	majors  map[string]int64
 	mounts  []*specs.Mount // of its libraries and programs, where a root is named for them
 	rootErr error          // why there are none below the root that is named
+
+	installer bool // the root is as Google's installer leaves it
+
+	nvml    map[string]facts.GPU // by PCI address; nil if NVML was not asked
+	nvmlErr error                // why nothing of it is known
+	links   links
 }
 
 // nvidiaMajor is the major of /dev/nvidia*, the same on every host
@@ -46,8 +53,10 @@ func readDriver(host *discovery.Host) (*driver, []discovery.Problem) {
 	d.majors = parseMajors(text)
 	d.majors["nvidia"] = nvidiaMajor
 	if root := host.Roots["nvidia"]; root != "" {
+		d.installer = installerRoot(host, root)
 		d.mounts, d.rootErr = d.mountsBelow(root)
 	}
+	d.readNVML()
 	return d, problems
 }
 
@@ -110,6 +119,9 @@ func (d *driver) nodes(minor int64) []*specs.DeviceNode {
 // where the kernel does not list the driver.
 func (d *driver) node(name, nodePath string, minor int64) *specs.DeviceNode {
 	node := &specs.DeviceNode{Path: nodePath, HostPath: nodePath, Permissions: "rw"}
+	if d.installer {
+		node.Permissions = "mrw" // as Google's plugin has it
+	}
 	if major, ok := d.majors[name]; ok {
 		node.Type, node.Major, node.Minor = "c", major, minor
 	}
@@ -129,6 +141,9 @@ var programs = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nv
 // mountsBelow returns read-only mounts of the driver's libraries and programs
 // below root, each to the path that it has below root.
 func (d *driver) mountsBelow(root string) ([]*specs.Mount, error) {
+	if d.installer {
+		return installerMounts(root), nil
+	}
 	if d.version == "" {
 		return nil, errors.New("driver root: the driver's version is not known, and so not its libraries")
 	}

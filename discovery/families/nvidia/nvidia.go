@@ -1,8 +1,9 @@
-// Package nvidia describes NVIDIA GPUs and their MIG instances as the kernel
-// driver shows them in /sys and /proc. It needs no NVIDIA library, and so says
-// nothing of what only NVML knows: memory, architecture, MIG profiles, NVLink.
-// GPUs bound to another driver, such as one for a virtual machine, are not its
-// own, nor are the virtual functions of vGPU.
+// Package nvidia describes NVIDIA GPUs, their MIG instances and IMEX channels as
+// the kernel driver shows them in /sys, /proc and /dev. What only NVML knows
+// (memory, architecture, MIG profiles, NVLink, errors) it takes from a file, if
+// the host has one: see package facts. It needs no NVIDIA library. GPUs bound to
+// another driver, such as one for a virtual machine, are not its own, nor are
+// the virtual functions of vGPU, Tegra's GPUs and those of WSL.
 package nvidia
 
 import (
@@ -17,13 +18,14 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/sysfs"
 )
 
 // Family is NVIDIA's GPUs.
 var Family = &discovery.Family{
 	Name: "nvidia",
-	Doc:  "NVIDIA GPUs and their MIG instances",
+	Doc:  "NVIDIA GPUs, their MIG instances and IMEX channels",
 	Match: []discovery.Match{
 		{Bus: "pci", Vendor: "10de", PCIClass: "03", Driver: "nvidia"},
 		{Bus: "pci", Vendor: "10de", PCIClass: "03", Unbound: true},
@@ -42,12 +44,14 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		devices = append(devices, described...)
 		problems = append(problems, trouble...)
 	}
-	return devices, problems
+	channels, err := driver.channels()
+	problems = append(problems, discovery.Problems("nvidia", err)...)
+	return append(devices, channels...), problems
 }
 
 // describe returns the GPU as one device, its MIG instances instead if it has
-// any, or nothing if the driver was told to leave it alone.
-func (d *driver) describe(function sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+// any, or nothing if nobody is meant to compute with it.
+func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 	if !function.Bound() {
 		gpu, err := discovery.Unbound(d.host, function, "gpu", "nvidia")
 		return []discovery.Device{gpu}, discovery.Problems(gpu.Name, err)
@@ -63,7 +67,9 @@ func (d *driver) describe(function sysfs.Device) (devices []discovery.Device, pr
 		return nil, discovery.Problems(gpu.Name, infoErr)
 	}
 	info := parseInformation(text)
-	if info.excluded {
+	told, toldErr := d.told(function.Name(), info)
+	info.uuid, info.model = cmp.Or(info.uuid, told.UUID), cmp.Or(info.model, told.Name)
+	if info.excluded || unwanted[info.model] {
 		return nil, nil
 	}
 	if infoErr == nil && info.minor < 0 {
@@ -72,25 +78,45 @@ func (d *driver) describe(function sysfs.Device) (devices []discovery.Device, pr
 	gpu.Attributes.SetString("model", info.model)
 	gpu.Attributes.SetString("uuid", info.uuid)
 	gpu.Identity = info.uuid
+	setTold(&gpu, told)
 	if info.minor >= 0 {
 		gpu.Edits.DeviceNodes = d.nodes(info.minor)
-		devices, problems = d.instances(gpu, info)
 	}
+	devices, problems := d.divide(gpu, info, told)
 	if len(devices) == 0 && len(problems) == 0 {
-		if infoErr == nil {
-			gpu.Health = discovery.NodeHealth(d.host, gpu.Edits.DeviceNodes)
-		}
-		if info.uuid != "" {
-			gpu.Offers = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{info.uuid}}}
-		}
+		d.setWhole(&gpu, info, told, infoErr == nil)
+		d.setLinks(&gpu, told)
 		devices = []discovery.Device{gpu}
 	}
-	if err := errors.Join(err, infoErr, d.rootErr); err != nil {
+	if err := errors.Join(err, infoErr, toldErr, d.rootErr); err != nil {
 		for _, device := range devices {
 			problems = append(problems, discovery.Problem{Device: device.Name, Err: err})
 		}
 	}
 	return devices, problems
+}
+
+// unwanted are the models of GPUs that drive a screen in a machine made for
+// computing with others. NVIDIA's device plugin skips them too.
+var unwanted = map[string]bool{"DGX Display": true, "NVIDIA DGX Display": true}
+
+// setWhole says how a GPU is used that has no MIG instances. In MIG mode, that
+// is not at all.
+func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GPU, known bool) {
+	if told.MIG == "enabled" {
+		gpu.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "MIG mode is on and there is no instance to compute in"}
+		return
+	}
+	if known {
+		gpu.Health = discovery.NodeHealth(d.host, gpu.Edits.DeviceNodes)
+		gpu.Health = worse(gpu.Health, toldHealth(told, wholeGPU))
+	}
+	switch {
+	case d.installer && info.minor >= 0:
+		gpu.Offers = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{fmt.Sprintf("nvidia%d", info.minor)}}}
+	case !d.installer && info.uuid != "":
+		gpu.Offers = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{info.uuid}}}
+	}
 }
 
 // information is what /proc/driver/nvidia/gpus/ADDRESS/information says.
@@ -127,114 +153,32 @@ func parseInformation(text string) information {
 	return info
 }
 
-// instances returns the MIG instances of a GPU. The kernel lists those that
-// exist, each compute instance below its GPU instance, with the minor of the
-// node that opens it.
-//
-// An instance is named and identified by its place. "MIG-GPU-…/1/0" is what
-// NVIDIA called it before release 470; its UUID is known to NVML alone.
-func (d *driver) instances(gpu discovery.Device, info information) (instances []discovery.Device, problems []discovery.Problem) {
-	mig := sysfs.At(d.host.FS, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", info.minor))
-	gis := numbered(mig, "gi")
-	for _, gi := range gis {
-		for _, ci := range numbered(gi.dir, "ci") {
-			instance := gpu
-			instance.Name = fmt.Sprintf("%s-gi-%d-ci-%d", gpu.Name, gi.number, ci.number)
-			instance.Identity = ""
-			if info.uuid != "" {
-				instance.Identity = fmt.Sprintf("MIG-%s/%d/%d", info.uuid, gi.number, ci.number)
-			}
-			instance.Attributes = make(discovery.Attributes, len(gpu.Attributes))
-			for name, value := range gpu.Attributes {
-				if name != "uuid" { // it is the GPU's
-					instance.Attributes[name] = value
-				}
-			}
-			instance.Attributes.SetString("function", "partition")
-			instance.Attributes.SetString("parent", gpu.Name)
-			instance.PartOf = &discovery.Whole{Name: gpu.Name}
-			caps, err := d.capabilityNodes(gi.dir, ci.dir)
-			instance.Edits.DeviceNodes = slices.Concat(gpu.Edits.DeviceNodes, caps)
-			instance.Health = discovery.NodeHealth(d.host, instance.Edits.DeviceNodes)
-			if err != nil {
-				problems = append(problems, discovery.Problem{Device: instance.Name, Err: err})
-			}
-			instances = append(instances, instance)
-		}
-	}
-	if len(gis) > 0 && len(instances) == 0 {
-		problems = append(problems, discovery.Problem{Device: gpu.Name, Err: errors.New("divided into MIG instances that nothing can compute in")})
-	}
-	return instances, problems
-}
-
-// capabilityNodes returns the nodes that open a GPU instance and a compute
-// instance in it.
-func (d *driver) capabilityNodes(dirs ...sysfs.Device) ([]*specs.DeviceNode, error) {
-	var nodes []*specs.DeviceNode
-	var errs []error
-	for _, dir := range dirs {
-		text, err := dir.Text("access")
-		if err == nil {
-			var minor int64
-			if minor, err = parseAccess(text); err == nil {
-				nodes = append(nodes, d.node("nvidia-caps", fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor), minor))
-			}
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("MIG instance %s: %w", dir.Path, err))
-		}
-	}
-	return nodes, errors.Join(errs...)
-}
-
-// parseAccess returns the minor of lines such as "DeviceFileMinor: 12".
-func parseAccess(text string) (int64, error) {
-	for line := range strings.Lines(text) {
-		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "DeviceFileMinor" {
-			minor, err := strconv.ParseUint(strings.TrimSpace(value), 10, 20)
-			if err != nil {
-				return 0, fmt.Errorf("access: no number: %.40q", strings.TrimSpace(line))
-			}
-			return int64(minor), nil
-		}
-	}
-	return 0, errors.New("access: no DeviceFileMinor")
-}
-
-// entry is a directory such as "gi7".
-type entry struct {
-	dir    sysfs.Device
-	number int
-}
-
-// numbered returns the directories of dir that are called prefix and a number,
-// in the order of their numbers.
-func numbered(dir sysfs.Device, prefix string) []entry {
-	var entries []entry
-	for _, child := range dir.Children("") {
-		digits, ok := strings.CutPrefix(child.Name(), prefix)
-		if number, err := strconv.ParseUint(digits, 10, 16); ok && err == nil {
-			entries = append(entries, entry{child, int(number)})
-		}
-	}
-	slices.SortFunc(entries, func(a, b entry) int { return cmp.Compare(a.number, b.number) })
-	return entries
-}
-
 // grant names the devices to NVIDIA's container runtime, where it is the one
 // that brings the driver's libraries. Where we mount them it is to do nothing,
 // and neither where a device has no name yet: images of NVIDIA's ask for all.
+//
+// Nothing is said of channels, which the runtime knows by another variable and
+// we bring ourselves, nor where Google's installer put the libraries: no such
+// runtime is there.
 func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 	var names []string
+	runtime, ours := false, false
 	for _, d := range given {
-		if len(d.Edits.Mounts) > 0 {
-			names = nil
-			break
-		}
-		if d.Identity != "" && !slices.Contains(names, d.Identity) {
+		switch {
+		case d.Attributes.String("kind") == "other" || installed(d.Edits.Mounts):
+			continue
+		case len(d.Edits.Mounts) > 0:
+			ours = true
+		case d.Identity != "" && !slices.Contains(names, d.Identity):
 			names = append(names, d.Identity)
 		}
+		runtime = true
+	}
+	if !runtime {
+		return specs.ContainerEdits{}
+	}
+	if ours {
+		names = nil
 	}
 	return specs.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=" + cmp.Or(strings.Join(names, ","), "void")}}
 }

@@ -35,6 +35,8 @@ func TestParseInformation(t *testing.T) {
 }
 
 func TestGrant(t *testing.T) {
+	channel := discovery.Device{Attributes: discovery.Attributes{}}
+	channel.Attributes.SetString("kind", "other")
 	libraries := specs.ContainerEdits{Mounts: []*specs.Mount{{HostPath: "/a", ContainerPath: "/a"}}}
 	for name, test := range map[string]struct {
 		given []discovery.Device
@@ -44,6 +46,7 @@ func TestGrant(t *testing.T) {
 		"not yet known":                 {[]discovery.Device{{}}, "void"},
 		"one of them not yet known":     {[]discovery.Device{{}, {Identity: "GPU-a"}}, "GPU-a"},
 		"libraries are ours":            {[]discovery.Device{{Identity: "GPU-a", Edits: libraries}, {Identity: "GPU-b"}}, "void"},
+		"with a channel":                {[]discovery.Device{channel, {Identity: "GPU-a"}}, "GPU-a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := grant(test.given, discovery.Grant{}).Env
@@ -51,6 +54,14 @@ func TestGrant(t *testing.T) {
 				t.Errorf("got %q", got)
 			}
 		})
+	}
+	for name, given := range map[string][]discovery.Device{
+		"channels alone":       {channel},
+		"Google's installer's": {{Identity: "GPU-a", Edits: specs.ContainerEdits{Mounts: installerMounts("/home/kubernetes/bin/nvidia")}}},
+	} {
+		if got := grant(given, discovery.Grant{}).Env; len(got) > 0 {
+			t.Errorf("%s: got %q, want nothing", name, got)
+		}
 	}
 }
 

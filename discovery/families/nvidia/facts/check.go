@@ -1,0 +1,98 @@
+package facts
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+)
+
+// What NVML's texts look like. UUIDs of MIG devices from before R470 are those
+// of their GPU with the numbers of their instances.
+var (
+	addresses    = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+	plainUUIDs   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	gpuUUIDs     = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	migUUIDs     = regexp.MustCompile(`^MIG-([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]{1,2}/[0-9]{1,2})$`)
+	capabilities = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
+	words        = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
+	profiles     = regexp.MustCompile(`^(?:([1-8])c\.)?([1-8])g\.([1-9][0-9]{0,3})gb(?:\+[a-z]+(?:\.[a-z]+)*|-[a-z]+)?$`)
+)
+
+// maxMemory is more than any GPU has, in bytes: 64 TiB.
+const maxMemory = 64 << 40
+
+// check reports what of the GPU makes no sense, nil if all does.
+func (g *GPU) check() error {
+	var errs []error
+	wrong := func(what string, value any) { errs = append(errs, fmt.Errorf("no %s: %.40q", what, fmt.Sprint(value))) }
+	text := func(what, value string, form *regexp.Regexp) {
+		if value != "" && !form.MatchString(value) {
+			wrong(what, value)
+		}
+	}
+	text("UUID", g.UUID, gpuUUIDs)
+	text("compute capability", g.ComputeCapability, capabilities)
+	text("recovery", g.Recovery, words)
+	if g.MemoryBytes < 0 || g.MemoryBytes > maxMemory {
+		wrong("size of memory", g.MemoryBytes)
+	}
+	if g.MIG != "" && g.MIG != "enabled" && g.MIG != "disabled" {
+		wrong("MIG mode", g.MIG)
+	}
+	if g.Fabric != nil && !plainUUIDs.MatchString(g.Fabric.Cluster) {
+		wrong("UUID of a fabric cluster", g.Fabric.Cluster)
+	}
+	for _, address := range append(append([]string(nil), g.Peers...), g.Switches...) {
+		if !addresses.MatchString(address) {
+			wrong("PCI address at the end of an NVLink", address)
+		}
+	}
+	seen := make(map[[2]int]bool)
+	for i := range g.Instances {
+		instance := &g.Instances[i]
+		place := [2]int{instance.GI, instance.CI}
+		if seen[place] {
+			errs = append(errs, fmt.Errorf("MIG instance %d/%d: listed twice", instance.GI, instance.CI))
+		}
+		seen[place] = true
+		if err := instance.check(g.MemoryBytes); err != nil {
+			errs = append(errs, fmt.Errorf("MIG instance %d/%d: %w", instance.GI, instance.CI, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// check reports what of an instance makes no sense on a GPU of that much
+// memory, which is 0 if it is not known.
+func (i *Instance) check(gpuMemory int64) error {
+	if i.GI < 0 || i.GI > 99 || i.CI < 0 || i.CI > 99 {
+		return errors.New("no such number")
+	}
+	if i.UUID != "" && !migUUIDs.MatchString(i.UUID) {
+		return fmt.Errorf("no UUID: %.40q", i.UUID)
+	}
+	if _, _, ok := i.Slices(); i.Profile != "" && !ok {
+		return fmt.Errorf("no profile: %.40q", i.Profile)
+	}
+	if i.MemoryBytes < 0 || i.MemoryBytes > maxMemory || gpuMemory > 0 && i.MemoryBytes > gpuMemory {
+		return fmt.Errorf("no size of memory: %d", i.MemoryBytes)
+	}
+	return nil
+}
+
+// Slices returns how many slices of compute the instance has, and how many its
+// GPU instance: 1 and 3 for "1c.3g.40gb", 3 and 3 for "3g.40gb". They are not
+// known without a profile.
+func (i *Instance) Slices() (compute, gpu int, ok bool) {
+	m := profiles.FindStringSubmatch(i.Profile)
+	if m == nil {
+		return 0, 0, false
+	}
+	gpu, _ = strconv.Atoi(m[2])
+	compute = gpu
+	if m[1] != "" {
+		compute, _ = strconv.Atoi(m[1])
+	}
+	return compute, gpu, compute <= gpu
+}

@@ -1,0 +1,66 @@
+package nvidia
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+// channelDir is where the nodes of IMEX channels are: what GPUs of several hosts
+// that NVLink joins share their memory through. The driver makes channel 0, and
+// who wants others makes their nodes.
+const channelDir = "/dev/nvidia-caps-imex-channels"
+
+// maxChannel is the highest number of a channel (NVreg_ImexChannelCount is at
+// most 2048).
+const maxChannel = 2047
+
+// channels returns the IMEX channels of the host. A channel is there when its
+// node is: the kernel has no other sign of it. The device plugin has no name for
+// them, so that the administrator may give one.
+func (d *driver) channels() ([]discovery.Device, error) {
+	entries, err := fs.ReadDir(d.host.FS, strings.TrimPrefix(channelDir, "/"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("IMEX channels: %w", err)
+	}
+	var numbers []int64
+	for _, entry := range entries {
+		digits, ok := strings.CutPrefix(entry.Name(), "channel")
+		number, err := strconv.ParseUint(digits, 10, 16)
+		if ok && err == nil && number <= maxChannel && digits == strconv.FormatUint(number, 10) {
+			numbers = append(numbers, int64(number))
+		}
+	}
+	slices.Sort(numbers)
+	devices := make([]discovery.Device, len(numbers))
+	for i, number := range numbers {
+		devices[i] = d.channel(number)
+	}
+	return devices, nil
+}
+
+func (d *driver) channel(number int64) discovery.Device {
+	name := fmt.Sprintf("channel%d", number)
+	node := d.node("nvidia-caps-imex-channels", path.Join(channelDir, name), number)
+	channel := discovery.Device{
+		Name:       fmt.Sprintf("nvidia-imex-channel-%d", number),
+		Source:     strings.TrimPrefix(node.HostPath, "/"),
+		Attributes: discovery.Attributes{},
+		Edits:      specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node}},
+		Health:     discovery.NodeHealth(d.host, []*specs.DeviceNode{node}),
+		Offers:     []discovery.Offer{{IDs: []string{name}}},
+	}
+	channel.Attributes.SetString("kind", "other")
+	channel.Attributes.SetString("vendor", "nvidia")
+	channel.Attributes.SetString("model", "IMEX channel")
+	channel.Attributes.SetVersion("driverVersion", d.version)
+	return channel
+}

@@ -1,0 +1,113 @@
+package hostfs
+
+import (
+	"bytes"
+	"io/fs"
+	"maps"
+	"path"
+	"sync/atomic"
+	"time"
+)
+
+// Overlay is a host's file system with files over it that lie in memory: what
+// is known of the host and stands on no disk of it. It is safe for concurrent
+// use. The files are there for those who ask for them by name; no directory
+// lists them.
+type Overlay struct {
+	base  fs.FS
+	files atomic.Pointer[map[string][]byte]
+}
+
+var (
+	_ fs.ReadLinkFS = &Overlay{}
+	_ fs.ReadDirFS  = &Overlay{}
+	_ fs.StatFS     = &Overlay{}
+)
+
+// NewOverlay returns the file system as it is, with nothing over it.
+func NewOverlay(base fs.FS) *Overlay {
+	o := &Overlay{base: base}
+	o.files.Store(&map[string][]byte{})
+	return o
+}
+
+// Set lays a file over the file system in place of what is there, or takes it
+// away again if data is nil, and reports whether anything changed. It has one
+// caller at a time. The name is as of [fs.FS]: "run/a.json".
+func (o *Overlay) Set(name string, data []byte) (changed bool) {
+	old, known := (*o.files.Load())[name]
+	if known == (data != nil) && bytes.Equal(old, data) {
+		return false
+	}
+	files := maps.Clone(*o.files.Load())
+	delete(files, name)
+	if data != nil {
+		files[name] = bytes.Clone(data)
+	}
+	o.files.Store(&files)
+	return true
+}
+
+// file returns a file of the overlay.
+func (o *Overlay) file(name string) (memoryInfo, bool) {
+	data, ok := (*o.files.Load())[name]
+	return memoryInfo{path.Base(name), data}, ok
+}
+
+// Open implements [fs.FS].
+func (o *Overlay) Open(name string) (fs.File, error) {
+	if info, ok := o.file(name); ok {
+		return memoryFile{bytes.NewReader(info.data), info}, nil
+	}
+	return o.base.Open(name)
+}
+
+// Stat implements [fs.StatFS].
+func (o *Overlay) Stat(name string) (fs.FileInfo, error) {
+	if info, ok := o.file(name); ok {
+		return info, nil
+	}
+	return fs.Stat(o.base, name)
+}
+
+// Lstat implements [fs.ReadLinkFS].
+func (o *Overlay) Lstat(name string) (fs.FileInfo, error) {
+	if info, ok := o.file(name); ok {
+		return info, nil
+	}
+	return fs.Lstat(o.base, name)
+}
+
+// ReadLink implements [fs.ReadLinkFS].
+func (o *Overlay) ReadLink(name string) (string, error) {
+	if _, ok := o.file(name); ok {
+		return "", &fs.PathError{Op: "readlink", Path: name, Err: fs.ErrInvalid}
+	}
+	return fs.ReadLink(o.base, name)
+}
+
+// ReadDir implements [fs.ReadDirFS].
+func (o *Overlay) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(o.base, name) }
+
+// memoryFile is an open file of an overlay.
+type memoryFile struct {
+	*bytes.Reader
+
+	info memoryInfo
+}
+
+func (f memoryFile) Stat() (fs.FileInfo, error) { return f.info, nil }
+func (f memoryFile) Close() error               { return nil }
+
+// memoryInfo describes a file of an overlay.
+type memoryInfo struct {
+	name string
+	data []byte
+}
+
+func (i memoryInfo) Name() string       { return i.name }
+func (i memoryInfo) Size() int64        { return int64(len(i.data)) }
+func (i memoryInfo) Mode() fs.FileMode  { return 0o444 }
+func (i memoryInfo) ModTime() time.Time { return time.Time{} }
+func (i memoryInfo) IsDir() bool        { return false }
+func (i memoryInfo) Sys() any           { return nil }
