@@ -20,6 +20,7 @@ import (
 type kfd struct {
 	node     *specs.DeviceNode    // /dev/kfd, nil where the kernel has no KFD
 	of       map[string][]kfdNode // by PCI address, those of one GPU by partition index
+	at       map[string]string    // by number of the node, the PCI address, "" if it is no GPU
 	partial  bool                 // a part of the topology could not be read
 	problems []discovery.Problem
 }
@@ -40,7 +41,7 @@ type kfdNode struct {
 // names the node: the kernel refuses it to a process whose device cgroup lacks
 // the render node, and the GPU is none the worse for that.
 func readKFD(host *discovery.Host, functions []sysfs.Device) *kfd {
-	k := &kfd{of: make(map[string][]kfdNode)}
+	k := &kfd{of: make(map[string][]kfdNode), at: make(map[string]string)}
 	class, err := sysfs.Class(host.FS, "kfd")
 	if len(class) == 0 || !class[0].Exists(".") {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -62,7 +63,9 @@ func readKFD(host *discovery.Host, functions []sysfs.Device) *kfd {
 			k.problems = append(k.problems, discovery.Problem{Device: "kfd-node-" + dir.Name(), Err: err})
 			continue
 		}
-		if address, index := locate(properties, known); properties["simd_count"] > 0 && address != "" {
+		address, index := locate(properties, known)
+		k.at[dir.Name()] = cmp.Or(address, unlocated(properties))
+		if properties["simd_count"] > 0 && address != "" {
 			node := newKFDNode(dir, index, properties)
 			if node.links, err = readLinks(dir); err != nil {
 				k.problems = append(k.problems, discovery.Problem{Device: "kfd-node-" + dir.Name(), Err: err})
@@ -109,15 +112,17 @@ func readLinks(dir sysfs.Device) ([]string, error) {
 	return links, nil
 }
 
-// linkedTo returns the names of the devices that XGMI joins a GPU to. A node that
-// is no GPU of this host's, such as the processor's, has none.
+// linkedTo returns the names of the devices that XGMI joins a GPU to, be they
+// this family's to describe or not. If one cannot be told, none are returned.
 func (k *kfd) linkedTo(n kfdNode) []string {
 	var names []string
-	for address, nodes := range k.of {
-		for _, other := range nodes {
-			if slices.Contains(n.links, other.device.Name()) {
-				names = append(names, "pci-"+strings.NewReplacer(":", "-", ".", "-").Replace(address))
-			}
+	for _, link := range n.links {
+		address, known := k.at[link]
+		if !known {
+			return nil
+		}
+		if address != "" {
+			names = append(names, "pci-"+strings.NewReplacer(":", "-", ".", "-").Replace(address))
 		}
 	}
 	slices.Sort(names)
@@ -139,6 +144,16 @@ func locate(properties map[string]uint64, known map[string]bool) (address string
 		return address, int(function)
 	}
 	return "", 0
+}
+
+// unlocated returns the PCI address that a node states of itself, "" if it is no
+// GPU, where the function is not among those that are described.
+func unlocated(properties map[string]uint64) string {
+	if properties["simd_count"] == 0 {
+		return ""
+	}
+	location := properties["location_id"]
+	return fmt.Sprintf("%04x:%02x:%02x.%d", properties["domain"], location>>8&0xff, location>>3&0x1f, location&7)
 }
 
 // setShared sets what all partitions of a GPU have in common. What /sys says
