@@ -1,15 +1,9 @@
 package discovery
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/validate/content"
-	"k8s.io/apimachinery/pkg/util/validation"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"chandler.dev/discovery/sysfs"
 )
@@ -38,6 +32,7 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	s.dropNamesakes()
 	s.dropRepeated()
 	s.markUnread()
+	s.dropAmbiguous()
 	return s
 }
 
@@ -137,34 +132,4 @@ func (s *Snapshot) markUnread() {
 			}
 		}
 	}
-}
-
-// Validate reports why the device could not be published in a ResourceSlice,
-// or handed to a container runtime, nil if it can.
-func (d *Device) Validate() error {
-	var errs []error
-	for _, message := range validation.IsDNS1123Label(d.Name) {
-		errs = append(errs, fmt.Errorf("name %q: %s", d.Name, message))
-	}
-	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
-		errs = append(errs, fmt.Errorf("%d attributes and capacities, at most %d", n, resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice))
-	}
-	for name, attribute := range d.Attributes {
-		if s := attribute.StringValue; s != nil && len(*s) > resourceapi.DeviceAttributeMaxValueLength {
-			errs = append(errs, fmt.Errorf("attribute %s: longer than %d bytes", name, resourceapi.DeviceAttributeMaxValueLength))
-		}
-	}
-	for _, offer := range d.Offers {
-		if offer.Resource == "" {
-			continue // until the administrator names it
-		}
-		for _, message := range content.IsLabelKey(offer.Resource) {
-			errs = append(errs, fmt.Errorf("resource name %q: %s", offer.Resource, message))
-		}
-	}
-	edits := cdi.ContainerEdits{ContainerEdits: &d.Edits}
-	if err := edits.Validate(); err != nil {
-		errs = append(errs, fmt.Errorf("container edits: %w", err))
-	}
-	return errors.Join(errs...)
 }

@@ -28,7 +28,7 @@ func TestAllAreValid(t *testing.T) {
 func TestOverlay(t *testing.T) {
 	dir := t.TempDir()
 	want := make(map[string]string)
-	for _, file := range []string{"hypervisor/testdata/five.host", "amdgpu/testdata/mi210x8.host", "nvidia/testdata/h100x8.host"} {
+	for _, file := range []string{"hypervisor/testdata/five.host", "amdgpu/testdata/mi300x-cpx.host", "nvidia/testdata/h100x8.host"} {
 		for _, d := range discovery.Scan(discoverytest.Layout(t, file), families.All).Devices {
 			want[d.Name] = format(t, d)
 		}

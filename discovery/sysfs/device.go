@@ -318,7 +318,8 @@ type Node struct {
 // the dev attribute, its name by DEVNAME in uevent. Where uevent does not say,
 // as in trees copied without it, the node is taken to lie in dir, such as
 // "/dev/dri", under the device's own name with "!" for "/". A missing attribute
-// is no error; one that cannot be read is, and the node is without its numbers.
+// is no error; one that cannot be read or is empty is, and the node is without
+// its numbers.
 func (d Device) Node(dir string) (Node, error) {
 	node := Node{Block: d.Link("subsystem") == "block"}
 	if name := d.Uevent()["DEVNAME"]; name != "" && fs.ValidPath(name) {
@@ -326,23 +327,27 @@ func (d Device) Node(dir string) (Node, error) {
 	} else {
 		node.Path = path.Join(dir, strings.ReplaceAll(d.Name(), "!", "/"))
 	}
-	attrs := d.Attrs()
-	if text, ok := attrs.Text("dev"); ok {
-		if node.Major, node.Minor, ok = parseDev(text); !ok {
-			attrs.fail("dev", fmt.Errorf("not the numbers of a device: %.32q", text))
-		}
+	text, err := d.Text("dev")
+	if errors.Is(err, fs.ErrNotExist) {
+		return node, nil
 	}
-	return node, attrs.Err()
+	if err == nil {
+		node.Major, node.Minor, err = parseDev(text)
+	}
+	if err != nil {
+		return node, fmt.Errorf("attribute dev: %w", err)
+	}
+	return node, nil
 }
 
 // parseDev parses "226:128". The kernel has 12 bits of major and 20 of minor
-// number (include/linux/kdev_t.h).
-func parseDev(text string) (major, minor int64, ok bool) {
-	majorText, minorText, ok := strings.Cut(text, ":")
+// number (include/linux/kdev_t.h), and no device is 0:0.
+func parseDev(text string) (major, minor int64, err error) {
+	majorText, minorText, _ := strings.Cut(text, ":")
 	majorNumber, majorErr := strconv.ParseUint(majorText, 10, 12)
 	minorNumber, minorErr := strconv.ParseUint(minorText, 10, 20)
-	if !ok || majorErr != nil || minorErr != nil {
-		return 0, 0, false
+	if majorErr != nil || minorErr != nil || majorNumber == 0 && minorNumber == 0 {
+		return 0, 0, fmt.Errorf("not the numbers of a device: %.32q", text)
 	}
-	return int64(majorNumber), int64(minorNumber), true
+	return int64(majorNumber), int64(minorNumber), nil
 }

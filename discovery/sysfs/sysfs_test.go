@@ -44,6 +44,8 @@ func host() fstest.MapFS {
 		address + "/drm/card1/dev":                 text("226:1\n"),
 		address + "/drm/card1/uevent":              text("DEVNAME=dri/card1\n"),
 		address + "/drm/renderD129/dev":            text("226:129:1\n"),
+		address + "/drm/card2/dev":                 text("\n"),
+		address + "/drm/card3/dev":                 text("0:0\n"),
 		address + "/drm/version":                   text("1"),
 		address + "/block/a!b/dev":                 text("259:3"),
 		address + "/block/a!b/subsystem":           link("../../../../../../class/block"),
@@ -92,7 +94,7 @@ func TestDevice(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, values[0], values[1])
 		}
 	}
-	if diff := cmp.Diff([]string{address + "/drm/card1", address + "/drm/renderD129"}, paths(d.Children("drm"))); diff != "" {
+	if diff := cmp.Diff([]string{address + "/drm/card1", address + "/drm/card2", address + "/drm/card3", address + "/drm/renderD129"}, paths(d.Children("drm"))); diff != "" {
 		t.Error(diff)
 	}
 	if physical, ok := d.LinkTo("physfn"); !ok || physical.Path != "sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0" {
@@ -152,6 +154,8 @@ func TestNode(t *testing.T) {
 	}{
 		"named by uevent":    {address + "/drm/card1", sysfs.Node{Path: "/dev/dri/card1", Major: 226, Minor: 1}, false},
 		"numbers garbled":    {address + "/drm/renderD129", sysfs.Node{Path: "/dev/fallback/renderD129"}, true},
+		"numbers empty":      {address + "/drm/card2", sysfs.Node{Path: "/dev/fallback/card2"}, true},
+		"numbers of nothing": {address + "/drm/card3", sysfs.Node{Path: "/dev/fallback/card3"}, true},
 		"block, with a !":    {address + "/block/a!b", sysfs.Node{Path: "/dev/fallback/a/b", Block: true, Major: 259, Minor: 3}, false},
 		"name leads outside": {"sys/devices/virtual/misc/kvm", sysfs.Node{Path: "/dev/fallback/kvm"}, false},
 		"not there":          {"sys/devices/virtual/misc/tun", sysfs.Node{Path: "/dev/fallback/tun"}, false},

@@ -281,8 +281,11 @@ func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.De
 	info, _ := attrs.Text("device_info")
 	product := parseInfo(info)
 	d.Attributes.SetString("model", product["Product name"])
-	d.Identity = product["Product serial number"]
-	d.Attributes.SetString("serial", d.Identity)
+	serial := product["Product serial number"]
+	d.Attributes.SetString("serial", serial)
+	if serial != "" { // the card's, which has two ASICs
+		d.Identity = serial + "/" + address
+	}
 	node, nodeErr := node(misc, "/dev")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)

@@ -1,0 +1,137 @@
+package discovery
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// dropAmbiguous takes from devices what would stand for several of them: an
+// identity that different silicon states alike, and classic IDs that more than
+// one unit has. None is known by it then, so that none is taken for the other.
+// It is one problem, whose name is that of no device: nothing of theirs was
+// unreadable.
+func (s *Snapshot) dropAmbiguous() {
+	s.dropIdentities()
+	s.dropIDs()
+}
+
+// among tells in which group of devices a value must be unique.
+type among struct{ group, value string }
+
+// dropIdentities drops identities, with the attributes and IDs that say the
+// same. Parts of one piece of silicon may well have one in common.
+func (s *Snapshot) dropIdentities() {
+	stating := make(map[among][]*Device)
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.Identity != "" {
+			key := among{d.Family, d.Identity}
+			stating[key] = append(stating[key], d)
+		}
+	}
+	maps.DeleteFunc(stating, func(_ among, devices []*Device) bool {
+		return !slices.ContainsFunc(devices, func(d *Device) bool { return d.Silicon() != devices[0].Silicon() })
+	})
+	for _, key := range slices.SortedFunc(maps.Keys(stating), byValue) {
+		for _, d := range stating[key] {
+			d.dropIdentity()
+		}
+		s.ambiguous(stating[key], fmt.Errorf("state the same identity %q; none is known by it", key.value))
+	}
+}
+
+// dropIdentity makes a device one whose identity is not known.
+func (d *Device) dropIdentity() {
+	identity := d.Identity
+	d.Identity = ""
+	for _, name := range []resourceapi.QualifiedName{"uuid", "serial"} {
+		if value := d.Attributes.String(name); value == identity || value != "" && strings.HasPrefix(identity, value+"/") {
+			delete(d.Attributes, name)
+		}
+	}
+	d.keepIDs(func(_ Offer, id string) bool { return id != identity })
+}
+
+// keepIDs leaves out the classic IDs that are not to be kept, and offers that
+// have none then.
+func (d *Device) keepIDs(keep func(Offer, string) bool) {
+	var offers []Offer
+	for _, offer := range d.Offers {
+		all := len(offer.IDs)
+		offer.IDs = slices.DeleteFunc(slices.Clone(offer.IDs), func(id string) bool { return !keep(offer, id) })
+		if len(offer.IDs) > 0 || all == 0 {
+			offers = append(offers, offer)
+		}
+	}
+	d.Offers = offers
+}
+
+// dropIDs drops classic IDs of a resource, or of a family where its offers
+// have no resource yet, that stand for more than one unit.
+func (s *Snapshot) dropIDs() {
+	units := make(map[among]string)
+	twice := make(map[among]bool)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		for _, offer := range d.Offers {
+			unit := offer.unit(d)
+			for _, id := range offer.IDs {
+				key := among{offer.group(d), id}
+				if first, known := units[key]; known && first != unit {
+					twice[key] = true
+				}
+				units[key] = unit
+			}
+		}
+	}
+	if len(twice) == 0 {
+		return
+	}
+	standing := make(map[among][]*Device)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		d.keepIDs(func(offer Offer, id string) bool {
+			key := among{offer.group(d), id}
+			if twice[key] && !slices.Contains(standing[key], d) {
+				standing[key] = append(standing[key], d)
+			}
+			return !twice[key]
+		})
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(standing), byValue) {
+		s.ambiguous(standing[key], fmt.Errorf("have the same ID %q of %s in the classic API; none is offered by it", key.value, key.group))
+	}
+}
+
+// group names what the IDs of an offer must be unique in.
+func (o *Offer) group(d *Device) string {
+	if o.Resource == "" {
+		return "family " + d.Family
+	}
+	return o.Resource
+}
+
+// unit names what the IDs of a device's offer stand for.
+func (o *Offer) unit(d *Device) string {
+	if o.Unit == "" {
+		return "device " + d.Name
+	}
+	return "unit " + o.Unit
+}
+
+// ambiguous reports what several devices have in common.
+func (s *Snapshot) ambiguous(devices []*Device, what error) {
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = d.Name
+	}
+	s.Problems = append(s.Problems, Problem{strings.Join(names, " and "), what})
+}
+
+func byValue(a, b among) int {
+	return cmp.Or(strings.Compare(a.group, b.group), strings.Compare(a.value, b.value))
+}
