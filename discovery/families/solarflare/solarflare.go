@@ -27,6 +27,8 @@ var Family = &discovery.Family{
 		{Class: "onload", Name: "onload"},
 		{Class: "onload_epoll", Name: "onload_epoll"},
 		{Class: "sfc_char", Name: "sfc_char"},
+		{Class: "onload_cplane", Name: "onload_cplane"},
+		{Class: "sfc_affinity", Name: "sfc_affinity"},
 		{Bus: "pci", Driver: "sfc"},
 		{Bus: "pci", Driver: "sfc_ef100"},
 		{Bus: "pci", Driver: "xilinx_efct"}, // of the X3 series
@@ -35,8 +37,12 @@ var Family = &discovery.Family{
 	Grant:    grant,
 }
 
-// characters are the devices that a program with Onload opens.
-var characters = []string{"onload", "onload_epoll", "sfc_char"}
+// characters are the devices that a program with Onload opens, and formerly
+// those that it opened besides, which are given where the kernel has them.
+var (
+	characters = []string{"onload", "onload_epoll", "sfc_char"}
+	formerly   = []string{"onload_cplane", "sfc_affinity"}
+)
 
 // modules are the kernel's, beside the driver of the adapters.
 var modules = []string{"onload", "sfc_char", "sfc_resource"}
@@ -74,8 +80,11 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	}
 	d.Attributes.SetString("kind", "nic")
 	errs := []error{setMaker(d.Attributes, adapters[0]), setDriver(d.Attributes, host)}
-	for _, name := range characters {
+	for _, name := range slices.Concat(characters, formerly) {
 		character, known := byName[name]
+		if !known && slices.Contains(formerly, name) {
+			continue
+		}
 		if !known {
 			character = sysfs.At(host.FS, path.Join("sys/class", name, name))
 		}
@@ -87,10 +96,43 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		mounts, err := libraries(host, root)
 		d.Edits.Mounts, errs = mounts, append(errs, err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return []discovery.Device{d}, []discovery.Problem{{Device: d.Name, Err: err}}
+	for _, adapter := range adapters {
+		d.Includes = append(d.Includes, adapter.Path)
 	}
-	return []discovery.Device{d}, nil
+	devices, problems := []discovery.Device{d}, discovery.Problems(d.Name, errors.Join(errs...))
+	for _, adapter := range adapters {
+		port, ok, err := describePort(host, adapter, d)
+		problems = append(problems, discovery.Problems(port.Name, err)...)
+		if ok {
+			devices = append(devices, port)
+		}
+	}
+	return devices, problems
+}
+
+// describePort describes Onload once more for an interface of an adapter, as two
+// earlier plugins counted it: one container for each. It is for clusters that
+// have their names still. An interface that the host does not have, since a pod
+// does, has no name here.
+func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.Device) (discovery.Device, bool, error) {
+	d, err := discovery.PCI(host, adapter)
+	d.Name, d.Includes = onload.Name+"-"+d.Name, []string{onload.Source}
+	interfaces := adapter.Children("net")
+	if len(interfaces) == 0 {
+		return d, false, err
+	}
+	name := interfaces[0].Name()
+	d.Attributes.SetString("kind", "nic")
+	d.Attributes.SetString("vendor", vendors[d.Attributes.String("pciVendor")])
+	d.Attributes.SetString("profile", "interface")
+	d.Attributes.SetString("ifName", name)
+	d.Shareable, d.OptIn = true, true
+	d.Offers = []discovery.Offer{
+		{Resource: "solarflare.com/sfc", IDs: []string{name}},
+		{Resource: "solarflare/smartNIC", IDs: []string{name}},
+	}
+	d.Edits, d.Health = onload.Edits, onload.Health
+	return d, true, err
 }
 
 // ids are those of the Onload operator's device plugin.
@@ -174,11 +216,24 @@ func isPreloaded(m *specs.Mount) bool { return path.Base(m.ContainerPath) == pre
 
 // grant has every program of the container load Onload, where the library is
 // given with it. Where it is not, an image that brings its own says so itself.
+// The interfaces, where they were asked for, it names to the hook of the earlier
+// plugins.
 func grant(given []discovery.Device, _ discovery.Grant) (edits specs.ContainerEdits) {
+	var preload string
+	var interfaces []string
 	for _, d := range given {
 		if i := slices.IndexFunc(d.Edits.Mounts, isPreloaded); i >= 0 {
-			edits.Env = []string{"LD_PRELOAD=" + d.Edits.Mounts[i].ContainerPath}
+			preload = d.Edits.Mounts[i].ContainerPath
 		}
+		if name := d.Attributes.String("ifName"); name != "" {
+			interfaces = append(interfaces, name)
+		}
+	}
+	if preload != "" {
+		edits.Env = append(edits.Env, "LD_PRELOAD="+preload)
+	}
+	if len(interfaces) > 0 {
+		edits.Env = append(edits.Env, "SOLARFLARE_VISIBLE_DEVICES="+strings.Join(interfaces, ","))
 	}
 	return edits
 }

@@ -17,9 +17,40 @@ func TestGrant(t *testing.T) {
 		"testdata/x2522.host":  {"LD_PRELOAD=/opt/onload/usr/lib64/libonload.so"},
 		"testdata/images.host": nil,
 	} {
-		given := discovery.Scan(discoverytest.Layout(t, file), []*discovery.Family{solarflare.Family}).Devices
+		given := discovery.Scan(discoverytest.Layout(t, file), []*discovery.Family{solarflare.Family}).Devices[:1]
 		if got := solarflare.Family.Grant(given, discovery.Grant{}).Env; !slices.Equal(got, want) {
 			t.Errorf("%s: got %q; want %q", file, got, want)
+		}
+	}
+}
+
+// Who asks by an earlier plugin's name is told the interfaces, and has the
+// devices that such an Onload has.
+func TestInterfaces(t *testing.T) {
+	classic := discovery.ModeDevicePlugin
+	for resource, want := range map[string][]string{
+		"solarflare.com/sfc":  {"enp59s0f0", "enp59s0f1"},
+		"solarflare/smartNIC": {"enp59s0f0", "enp59s0f1"},
+		"amd.com/onload":      nil,
+	} {
+		all, err := discovery.Compile("true")
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules := &discovery.Rules{Resources: []discovery.Resource{{Selector: all, Name: resource, Mode: &classic}}}
+		snapshot := rules.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/x2522.host"), []*discovery.Family{solarflare.Family}))
+		var ids []string
+		var given []discovery.Device
+		for _, d := range snapshot.Devices {
+			if d.OptIn && d.Offers[0].Resource == resource {
+				ids, given = append(ids, d.Offers[0].IDs...), append(given, d)
+			}
+		}
+		if !slices.Equal(ids, want) {
+			t.Errorf("%s: got the IDs %q; want %q", resource, ids, want)
+		}
+		if len(given) > 0 && !slices.Contains(solarflare.Family.Grant(given, discovery.Grant{}).Env, "SOLARFLARE_VISIBLE_DEVICES=enp59s0f0,enp59s0f1") {
+			t.Errorf("%s: the container is not told its interfaces", resource)
 		}
 	}
 }
