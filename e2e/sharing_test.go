@@ -1,0 +1,114 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// sharedMemory is the tests' configuration, and besides shares the memory of
+// all GPUs, of which two are given to the device-plugin API.
+const sharedMemory = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: chandler, namespace: chandler}
+data:
+  config.yaml: |
+    apiVersion: chandler.dev/v1alpha1
+    kind: DriverConfig
+    sharing:
+    - cel: device.attributes["chandler.dev"].kind == "gpu"
+      unit: 1Gi
+      resource: aliyun.com/gpu-mem
+    resources:
+    - name: devices.kubevirt.io/kvm
+      mode: DevicePlugin
+      cel: device.attributes["chandler.dev"].?model.orValue("") == "kvm"
+    - name: amd.com/gpu
+      mode: DevicePlugin
+      cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") in ["0000:23:00.0", "0000:24:00.0"]
+`
+
+// unitsOfEach is how many GiB each of the recorded GPUs has, rounded down.
+const unitsOfEach = 63
+
+// GPUs whose memory is shared are given to several pods as long as there is
+// memory, by both APIs.
+func TestSharedMemory(t *testing.T) {
+	offers(t)
+	t.Cleanup(func() {
+		reconfigure(t, example(t, "config-kvm-classic.yaml"))
+		offers(t)
+	})
+	reconfigure(t, sharedMemory)
+	until(t, "the memory of two GPUs to be allocatable", func(ctx context.Context) error {
+		return allocatableIs(ctx, "aliyun.com/gpu-mem", 2*unitsOfEach)
+	})
+	t.Run("DRA", testSharedByClaims)
+	t.Run("DevicePlugin", testSharedByLimits)
+	nothingHeld(t)
+}
+
+func testSharedByClaims(t *testing.T) {
+	const address = "0000:43:00.0"
+	ask := func(name, amount string) string {
+		const exactly = "        deviceClassName: gpu.chandler.dev\n"
+		return strings.Replace(gpuPod(name, address), exactly, exactly+"        capacity: {requests: {memory: "+amount+"}}\n", 1)
+	}
+	apply(t, ask("share-40", "40Gi"))
+	running(t, "share-40")
+	apply(t, ask("share-20", "20Gi"))
+	running(t, "share-20")
+	third := ask("share-4", "4Gi")
+	apply(t, third)
+	until(t, "the third pod to wait, since 3 GiB are left", func(ctx context.Context) error {
+		pod, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, "share-4", metav1.GetOptions{})
+		if err == nil && !unschedulable(pod) {
+			err = fmt.Errorf("its conditions are %v", pod.Status.Conditions)
+		}
+		return err
+	})
+	remove(t, ask("share-20", "20Gi"))
+	running(t, "share-4")
+
+	apply(t, example(t, "gpu-memory.yaml"))
+	if f := succeed(t, "gpu-memory"); len(f.nodes("/dev/dri/renderD")) != 1 {
+		t.Errorf("the example pod has the nodes %q", f["device"])
+	}
+}
+
+func testSharedByLimits(t *testing.T) {
+	ask := func(name string, units int) string {
+		return probePod(name, "[env, devices, wait]", fmt.Sprintf("limits: {aliyun.com/gpu-mem: %d}", units))
+	}
+	apply(t, ask("units-40", 40))
+	running(t, "units-40")
+	logs, err := kube.Logs(within(t), metav1.NamespaceDefault, "units-40", "")
+	for _, want := range []string{"ALIYUN_COM_GPU_MEM_CONTAINER=40", "ALIYUN_COM_GPU_MEM_DEV=63", "/dev/kfd"} {
+		if err != nil || !strings.Contains(logs, want) {
+			t.Errorf("the container does not print %s: %v\n%s", want, err, logs)
+		}
+	}
+	// It fits beside the first, and the other GPU stays whole.
+	apply(t, ask("units-20", 20))
+	running(t, "units-20")
+	apply(t, ask("units-60", 60))
+	running(t, "units-60")
+	// 3 and 3 are left: the kubelet counts 6.
+	apply(t, ask("units-5", 5))
+	until(t, "the pod that no one GPU can serve to be refused", func(ctx context.Context) error {
+		pod, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, "units-5", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if pod.Status.Phase != corev1.PodFailed || !strings.Contains(pod.Status.Message, "no one device has that much left") {
+			return errors.New(string(pod.Status.Phase) + ": " + pod.Status.Message)
+		}
+		return nil
+	})
+}
