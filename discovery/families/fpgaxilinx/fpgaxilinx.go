@@ -255,7 +255,14 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 			d.PartOf = &discovery.Whole{Name: card[0].Name}
 		}
 		address := card[0].Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
+		shell := d.Offers // by the plugin's U30AllocUnit=Device and U30NameConvention=ExactName
 		d.Offers = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
+		for _, offer := range shell {
+			if offer.Resource != "" {
+				offer.Optional = true
+				d.Offers = append(d.Offers, offer)
+			}
+		}
 	}
 	return problems
 }

@@ -1,0 +1,117 @@
+package fpgaxilinx_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families/fpgaxilinx"
+)
+
+// The stages of "xbutil reset": the driver takes what it knows of the card away,
+// the bus drops the functions, and they come back with other nodes.
+func TestReset(t *testing.T) {
+	const name = "pci-0000-3b-00-1"
+	families := []*discovery.Family{fpgaxilinx.Family}
+	var last *discovery.Snapshot
+	scan := func(edit func(line string) string) (discovery.Device, bool) {
+		host := edited(t, "testdata/alveo.host", edit)
+		last = discovery.Merge(host, last, discovery.Scan(host, families))
+		return last.Lookup(name)
+	}
+	before, found := scan(func(line string) string { return line })
+	if !found || before.Health.Status != discovery.Healthy {
+		t.Fatalf("before: %+v", before)
+	}
+
+	during, found := scan(func(line string) string {
+		if strings.Contains(line, "3b:00.1/rom.") || strings.Contains(line, "3b:00.1/drm/") || strings.Contains(line, "renderD128") {
+			return ""
+		}
+		return line
+	})
+	if !found || during.Health.Status != discovery.Unknown || during.Attributes.String("profile") != before.Attributes.String("profile") || len(during.Offers) == 0 {
+		t.Errorf("without shell and nodes: %+v; want the last description, of unknown health", during)
+	}
+
+	if gone, found := scan(func(line string) string {
+		if strings.Contains(line, "0000:3b:00.") {
+			return ""
+		}
+		return line
+	}); found {
+		t.Errorf("without the functions: %+v; want no device", gone)
+	}
+
+	after, found := scan(func(line string) string {
+		return strings.NewReplacer("renderD128", "renderD140", "226:128", "226:140", "MINOR=128", "MINOR=140").Replace(line)
+	})
+	if !found || after.Health.Status != discovery.Healthy || after.Identity != before.Identity || after.Offers[0].IDs[0] != before.Offers[0].IDs[0] {
+		t.Errorf("after: %+v; want the same device", after)
+	}
+	if node := after.Edits.DeviceNodes[1]; node.HostPath != "/dev/dri/renderD140" || node.Minor != 140 {
+		t.Errorf("after: node %+v; want renderD140", node)
+	}
+}
+
+// edited lays a recorded host out of which each file's lines, heading first, went
+// through edit; a heading that becomes "" takes its file with it.
+func edited(t *testing.T, file string, edit func(string) string) *discovery.Host {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	dropped := false
+	for line := range strings.Lines(string(data)) {
+		changed := edit(line)
+		if strings.HasPrefix(line, "-- ") {
+			dropped = changed == ""
+		}
+		if !dropped {
+			out.WriteString(changed)
+		}
+	}
+	name := filepath.Join(t.TempDir(), "edited.host")
+	if err := os.WriteFile(name, []byte(out.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return discoverytest.Layout(t, name)
+}
+
+// What the plugin's ConfigMap called an alias is an entry of "resources"; a U30 is
+// one unit by its own name and by an alias, and two by its shell's name.
+func TestAliases(t *testing.T) {
+	const shell = "amd.com/xilinx_u30_gen3x4_base_2-1626198029"
+	selector, err := discovery.Compile(`device.attributes["chandler.dev"].?profile.orValue("").startsWith("xilinx_u30_")`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for resource, want := range map[string]struct {
+		unit string
+		ids  []string
+	}{
+		"example.com/transcoder": {"u30-XFL1O4FJBGKB", []string{"0000:0b:00.1", "0000:0b:00.1"}},
+		"amd.com/ama_u30":        {"u30-XFL1O4FJBGKB", []string{"0000:0b:00.1", "0000:0b:00.1"}},
+		shell:                    {"", []string{"0000:0b:00.1", "0000:0c:00.1"}},
+	} {
+		rules := &discovery.Rules{Resources: []discovery.Resource{{Selector: selector, Name: resource}}}
+		snapshot := rules.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
+		var ids []string
+		for _, d := range snapshot.Devices {
+			if len(d.Offers) == 1 && d.Offers[0].Resource == resource {
+				ids = append(ids, d.Offers[0].IDs...)
+				if d.Offers[0].Unit != want.unit {
+					t.Errorf("%s: %s is of unit %q; want %q", resource, d.Name, d.Offers[0].Unit, want.unit)
+				}
+			}
+		}
+		if strings.Join(ids, " ") != strings.Join(want.ids, " ") {
+			t.Errorf("%s: got the IDs %q; want %q", resource, ids, want.ids)
+		}
+	}
+}
