@@ -48,6 +48,14 @@ type Family struct {
 	// Parameters are what a claim may ask of the family's devices. Grant is
 	// told what it asked for.
 	Parameters []Parameter
+
+	// Configure returns the device as it is described now, and the work that
+	// makes it what the parameters want, nil if it is so already. It only reads;
+	// the work alone changes the host, and after it Configure is asked again.
+	// It is a privilege: without something that the administrator said, such as
+	// a root, a device that is not as wanted is an error. Nil means that no
+	// parameter needs work on the host.
+	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
 }
 
 // Grant says to whom, and by which API, a set of devices is given.

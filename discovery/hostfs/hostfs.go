@@ -142,6 +142,21 @@ type dirEntry struct {
 
 func (e dirEntry) Info() (fs.FileInfo, error) { return e.fsys.Lstat(e.path) }
 
+// OpenDevice opens a device node of a host for reading and writing. Families
+// read what is in files; this is for the few that must ask a driver to do
+// something. A host that is no directory of this machine has no such nodes.
+func OpenDevice(host fs.FS, name string) (*os.File, error) {
+	f, ok := host.(*hostFS)
+	if !ok {
+		return nil, &fs.PathError{Op: "open device", Path: name, Err: errors.ErrUnsupported}
+	}
+	fd, err := f.openat("open device", name, unix.O_RDWR|unix.O_NONBLOCK|unix.O_NOCTTY)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
 // file is an open file. The runtime's poller, which os.File would bring in for
 // a file that does not block, is of no use here and costs as much as the read.
 type file struct {

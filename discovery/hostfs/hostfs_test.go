@@ -106,3 +106,22 @@ func TestOpenNamesTheDirectory(t *testing.T) {
 		}
 	}
 }
+
+func TestOpenDevice(t *testing.T) {
+	root := host(t, map[string]string{"dev/node": "1", "dev/out": "->/etc/passwd"})
+	f := open(t, root)
+	node, err := OpenDevice(f, "dev/node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	if _, err := node.WriteString("2"); err != nil {
+		t.Errorf("not open for writing: %v", err)
+	}
+	if _, err := OpenDevice(f, "dev/out"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a link out of the host: %v; want that it leads nowhere", err)
+	}
+	if _, err := OpenDevice(os.DirFS(root), "dev/node"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("of another file system: %v", err)
+	}
+}

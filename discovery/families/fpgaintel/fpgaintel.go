@@ -1,7 +1,8 @@
 // Package fpgaintel describes the ports of Intel's FPGA cards, through which the
 // accelerator functions (AFUs) that are programmed into them are used, as either
-// driver shows them: OPAE's own or the kernel's (DFL). It programs nothing, gives
-// away no management engine (FME), and knows no bitstreams.
+// driver shows them: OPAE's own or the kernel's (DFL). Where the administrator
+// named a directory of bitstreams, a port is programmed with the function that a
+// claim asks for. It gives away no management engine (FME).
 package fpgaintel
 
 import (
@@ -10,25 +11,32 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/fpgaintel/program"
 	"chandler.dev/discovery/sysfs"
 )
 
+// name is the family's, also for its root.
+const name = "fpga-intel"
+
 // Family is Intel's FPGA cards, and those of others that DFL drives.
 var Family = &discovery.Family{
-	Name: "fpga-intel",
+	Name: name,
 	Doc:  "accelerator functions in Intel FPGAs, under OPAE or DFL",
 	Match: []discovery.Match{
 		{Class: "fpga", Name: "intel-fpga-dev.*"},
 		{Class: "fpga_region", Name: "region*"}, // any FPGA's; those of DFL have ports
 	},
-	Describe: describe,
-	Grant:    grant,
+	Describe:   describe,
+	Grant:      grant,
+	Parameters: []discovery.Parameter{discovery.AcceleratorFunction},
+	Configure:  programmer(program.Port).configure,
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -90,8 +98,11 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 	d.Offers = []discovery.Offer{{Resource: resource(region, afu), IDs: []string{port.Name()}}}
 	if region != "" {
 		// In its other modes Intel's plugin hands a card out with all of its ports.
-		d.Offers = append(d.Offers, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine}, Unit: engine, Optional: true})
+		d.Offers = append(d.Offers, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine.Name()}, Unit: engine.Name(), Optional: true})
 	}
+	// So does b<>com's, whose IDs are those of PCI functions.
+	id := shortAddress(function.Name())
+	d.Offers = append(d.Offers, discovery.Offer{Resource: bcom, IDs: []string{id}, Unit: id, Optional: true})
 	return d, true, errors.Join(pciErr, attrs.Err(), afuErr, regionErr, nodeErr)
 }
 
@@ -103,31 +114,31 @@ const crashed = "ffffffffffffffffffffffffffffffff"
 var idDigits = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // readID returns an ID, "" if there is none.
-func readID(d sysfs.Device, name string) (string, error) {
+func readID(d sysfs.Device, attribute string) (string, error) {
 	attrs := d.Attrs()
-	id, ok := attrs.Text(name)
+	id, ok := attrs.Text(attribute)
 	if ok && !idDigits.MatchString(id) {
-		return "", fmt.Errorf("attribute %s: not 32 hexadecimal digits: %.48q", name, id)
+		return "", fmt.Errorf("attribute %s: not 32 hexadecimal digits: %.48q", attribute, id)
 	}
 	return id, attrs.Err()
 }
 
 // interfaceID returns the ID of the interface that accelerator functions for the
-// card must have been made for, and the name of the management engine, which tells
-// it and is on the physical function. They are "" where that is not to be seen, as in a virtual
-// machine, and where the card has several regions and it is not said which one is
-// the port's.
-func interfaceID(function sysfs.Device) (id, engine string, err error) {
+// card must have been made for, and the management engine, which tells it and is
+// on the physical function. There is none where that is not to be seen, as in a
+// virtual machine, and where the card's regions say different things, since it is
+// not said which one is the port's.
+func interfaceID(function sysfs.Device) (id string, engine sysfs.Device, err error) {
 	if physical, ok := function.LinkTo("physfn"); ok {
 		function = physical
 	}
-	told := 0
+	told := make(map[[2]string]bool) // by engine and ID
 	var errs []error
-	read := func(of, d sysfs.Device, name string) {
-		read, err := readID(d, name)
+	read := func(of, d sysfs.Device, attribute string) {
+		read, err := readID(d, attribute)
 		if errs = append(errs, err); read != "" {
-			id, engine = read, of.Name()
-			told++
+			id, engine = read, of
+			told[[2]string{of.Path, read}] = true
 		}
 	}
 	for _, device := range function.Children("fpga") {
@@ -137,6 +148,8 @@ func interfaceID(function sysfs.Device) (id, engine string, err error) {
 	}
 	for _, device := range function.Children("fpga_region") {
 		for _, engine := range children(device, "dfl-fme.") {
+			// One for each port, all of which tell what the engine knows
+			// (drivers/fpga/dfl-fme-pr.c).
 			for _, partial := range children(engine, "dfl-fme-region.") {
 				for _, region := range partial.Children("fpga_region") {
 					read(engine, region, "compat_id")
@@ -144,8 +157,8 @@ func interfaceID(function sysfs.Device) (id, engine string, err error) {
 			}
 		}
 	}
-	if err := errors.Join(errs...); told != 1 || err != nil {
-		return "", "", err
+	if err := errors.Join(errs...); len(told) != 1 || err != nil {
+		return "", sysfs.Device{}, err
 	}
 	return id, engine, nil
 }
@@ -179,15 +192,24 @@ func resource(region, afu string) string {
 // only where the administrator says so.
 const bcom = "b-com.com/accelerator"
 
-// grant names the ports to b<>com's software by their addresses without domain.
+// shortAddress returns a PCI address as b<>com's software writes it: without
+// its domain, which stays where it is another than the first.
+func shortAddress(address string) string { return strings.TrimPrefix(address, "0000:") }
+
+// grant names the ports to b<>com's software by the addresses of their
+// functions, under the name of variable that its code uses and under the one that
+// its documentation does.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	if grant.Resource != bcom {
 		return specs.ContainerEdits{}
 	}
-	addresses := make([]string, len(given))
-	for i, d := range given {
-		address := d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
-		_, addresses[i], _ = strings.Cut(address, ":")
+	var addresses []string
+	for _, d := range given {
+		address := shortAddress(d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID))
+		if !slices.Contains(addresses, address) {
+			addresses = append(addresses, address)
+		}
 	}
-	return specs.ContainerEdits{Env: []string{"ACCELERATOR_DEVICES=" + strings.Join(addresses, ",")}}
+	joined := strings.Join(addresses, ",")
+	return specs.ContainerEdits{Env: []string{"ACCELERATOR_DEVICES=" + joined, "ACCELERATOR_UNITS=" + joined}}
 }

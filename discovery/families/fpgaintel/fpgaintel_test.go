@@ -1,6 +1,7 @@
 package fpgaintel_test
 
 import (
+	"slices"
 	"testing"
 
 	"chandler.dev/discovery"
@@ -16,10 +17,11 @@ func TestGrant(t *testing.T) {
 		attributes.SetString("resource.kubernetes.io/pciBusID", address)
 		return discovery.Device{Attributes: attributes}
 	}
-	given := []discovery.Device{port("0000:d8:00.1"), port("0000:3b:1f.7")}
+	given := []discovery.Device{port("0000:d8:00.1"), port("0000:d8:00.1"), port("0000:3b:1f.7"), port("0001:3b:1f.7")}
 	got := fpgaintel.Family.Grant(given, discovery.Grant{Resource: "b-com.com/accelerator"}).Env
-	if len(got) != 1 || got[0] != "ACCELERATOR_DEVICES=d8:00.1,3b:1f.7" {
-		t.Errorf("got %q; want hexadecimal addresses without domain, in the order given", got)
+	want := []string{"ACCELERATOR_DEVICES=d8:00.1,3b:1f.7,0001:3b:1f.7", "ACCELERATOR_UNITS=d8:00.1,3b:1f.7,0001:3b:1f.7"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q; want each hexadecimal address once, in the order given: %q", got, want)
 	}
 	if got := fpgaintel.Family.Grant(given, discovery.Grant{Resource: "fpga.intel.com/af"}).Env; len(got) > 0 {
 		t.Errorf("under another name: got %q", got)

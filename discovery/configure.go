@@ -1,0 +1,57 @@
+package discovery
+
+import (
+	"context"
+	"fmt"
+)
+
+// Work changes a host so that a device becomes what was asked of it. It may
+// take longer than a caller can wait, and is begun by whoever holds the device
+// alone. It ends early only where its context ends before anything is changed.
+type Work func(ctx context.Context) error
+
+// Configurer returns a device as it is described now, and what is to be done to
+// the host before it is as the parameters want it: nil if it is so already. It
+// changes nothing itself. The error says why the device cannot be made so, or
+// that it cannot be seen whether it is.
+type Configurer func(d Device, want Parameters) (Device, Work, error)
+
+// Configurers joins the Configures of families. What a family says nothing of
+// is as it should be.
+func Configurers(host *Host, families []*Family) Configurer {
+	return func(d Device, want Parameters) (Device, Work, error) {
+		for _, f := range families {
+			if f.Name == d.Family && f.Configure != nil && len(want) > 0 {
+				return f.configured(host, d, want)
+			}
+		}
+		return d, nil, nil
+	}
+}
+
+// configured asks the family, and takes over what it describes anew. What was
+// made of the device since it was found, by rules and by the agent, stays.
+func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work, error) {
+	now, work, err := f.Configure(host, d, want)
+	if err != nil {
+		return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
+	}
+	if now.Attributes == nil {
+		now.Attributes = Attributes{}
+	}
+	now.Attributes.SetString("family", f.Name)
+	d.Identity, d.Source, d.Includes = now.Identity, now.Source, now.Includes
+	d.Attributes, d.Capacity, d.Edits, d.Health = now.Attributes, now.Capacity, now.Edits, now.Health
+	if err := d.Validate(); err != nil {
+		return d, nil, fmt.Errorf("device %s: described anew: %w", d.Name, err)
+	}
+	if work == nil {
+		return d, nil, nil
+	}
+	return d, func(ctx context.Context) error {
+		if err := work(ctx); err != nil {
+			return fmt.Errorf("device %s: %w", d.Name, err)
+		}
+		return nil
+	}, nil
+}

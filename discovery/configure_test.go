@@ -1,0 +1,59 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// What the family describes anew counts, and what was made of the device since
+// it was found stays.
+func TestConfigurers(t *testing.T) {
+	errWork := errors.New("no power")
+	described := Device{Name: "p", Source: "sys/new", Attributes: Attributes{}, Offers: []Offer{{Resource: "a.b/new"}}}
+	described.Attributes.SetString("afuID", "1")
+	var work Work
+	var refusal error
+	families := []*Family{{Name: "gpu"}, {Name: "fpga", Configure: func(*Host, Device, Parameters) (Device, Work, error) {
+		return described, work, refusal
+	}}}
+	configure := Configurers(&Host{}, families)
+	want := Parameters{AcceleratorFunction: "1"}
+	before := Device{Name: "p", Family: "fpga", Mode: ModeDRA, Withheld: "held", Source: "sys/old"}
+
+	now, got, err := configure(before, want)
+	if err != nil || got != nil {
+		t.Errorf("what is as wanted: work %t, %v", got != nil, err)
+	}
+	if now.Source != "sys/new" || now.Attributes.String("afuID") != "1" || now.Attributes.String("family") != "fpga" {
+		t.Errorf("not described anew: %+v", now)
+	}
+	if now.Mode != ModeDRA || now.Withheld != "held" || len(now.Offers) > 0 {
+		t.Errorf("what rules and agent said is lost: %+v", now)
+	}
+
+	work = func(context.Context) error { return errWork }
+	if _, got, err = configure(before, want); err != nil || got == nil {
+		t.Fatalf("what is not as wanted: work %t, %v", got != nil, err)
+	}
+	if err := got(t.Context()); !errors.Is(err, errWork) || !strings.Contains(err.Error(), "device p") {
+		t.Errorf("error of the work: %v", err)
+	}
+	for name, d := range map[string]Device{"of no family with work": {Name: "g", Family: "gpu"}, "of no known family": {Name: "x"}} {
+		if _, got, err := configure(d, want); got != nil || err != nil {
+			t.Errorf("%s: work %t, %v", name, got != nil, err)
+		}
+	}
+	if now, got, err := configure(before, nil); got != nil || err != nil || now.Source != "sys/old" {
+		t.Errorf("asked for nothing: %+v, work %t, %v", now, got != nil, err)
+	}
+	refusal = errors.New("no bitstream")
+	if _, _, err := configure(before, want); !errors.Is(err, refusal) || !strings.Contains(err.Error(), "device p") {
+		t.Errorf("refused: %v", err)
+	}
+	refusal, described.Edits.Env = nil, []string{"no variable"}
+	if _, _, err := configure(before, want); err == nil || !strings.Contains(err.Error(), "described anew") {
+		t.Errorf("what cannot be handed out passes: %v", err)
+	}
+}

@@ -1,0 +1,98 @@
+// Package program writes accelerator functions into Intel FPGAs: it reads
+// bitstreams and has the kernel load them. It is the part of the family that
+// changes the host, and is used by nothing but the family's Configure.
+package program
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+)
+
+const (
+	magic       = "XeonFPGA\xb7GBSv001" // a GUID that can be read
+	headerSize  = len(magic) + 4        // and the metadata's length
+	maxMetadata = 4096                  // bytes, as Intel's own reader has it
+	maxFile     = 256 << 20             // bytes; bounds what a file costs that is none
+)
+
+// Bitstream is what a port can be programmed with.
+type Bitstream struct {
+	Interface string // the interface it was made for: 32 lower-case hexadecimal digits
+	Function  string // the accelerator function that it is, in the same form
+
+	raw []byte
+}
+
+// Load reads a bitstream in the GBS format of Intel's Open Programmable
+// Acceleration Engine (OPAE). The name is a path of fs.FS.
+func Load(fsys fs.FS, name string) (*Bitstream, error) {
+	file, err := fsys.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("bitstream: %w", err)
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("bitstream: %w", err)
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("bitstream %s: longer than %d bytes", name, maxFile)
+	}
+	b, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("bitstream %s: %w", name, err)
+	}
+	return b, nil
+}
+
+// parse takes a file apart: the magic number, the length of the metadata in
+// four bytes, the least significant first, the metadata in JSON, and what is
+// for the FPGA.
+func parse(data []byte) (*Bitstream, error) {
+	rest, ok := bytes.CutPrefix(data, []byte(magic))
+	if !ok || len(data) < headerSize {
+		return nil, errors.New("not in GBS format")
+	}
+	length := uint64(binary.LittleEndian.Uint32(rest))
+	rest = rest[4:]
+	if length >= maxMetadata || length > uint64(len(rest)) {
+		return nil, fmt.Errorf("metadata of %d bytes in a file of %d", length, len(data))
+	}
+	b := &Bitstream{raw: rest[length:]}
+	if len(b.raw) == 0 {
+		return nil, errors.New("nothing follows the metadata")
+	}
+	if err := b.describe(rest[:length]); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
+	return b, nil
+}
+
+// describe reads from the metadata what the bitstream is.
+func (b *Bitstream) describe(metadata []byte) error {
+	var said struct {
+		Image struct {
+			Interface string `json:"interface-uuid"`
+			Clusters  []struct {
+				Function string `json:"accelerator-type-uuid"`
+			} `json:"accelerator-clusters"`
+		} `json:"afu-image"`
+	}
+	if err := json.Unmarshal(metadata, &said); err != nil {
+		return err
+	}
+	if n := len(said.Image.Clusters); n != 1 {
+		return fmt.Errorf("%d accelerator functions, want one", n)
+	}
+	b.Interface, b.Function = digits(said.Image.Interface), digits(said.Image.Clusters[0].Function)
+	return nil
+}
+
+// digits returns a UUID as the kernel writes it.
+func digits(uuid string) string { return strings.ToLower(strings.ReplaceAll(uuid, "-", "")) }

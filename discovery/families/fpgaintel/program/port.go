@@ -1,0 +1,127 @@
+package program
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/sysfs"
+)
+
+// driver is one of the two kernel drivers, which have the same request for
+// partial reconfiguration under other numbers: DFL_FPGA_FME_PORT_PR
+// (include/uapi/linux/fpga-dfl.h) and FPGA_FME_PORT_PR (OPAE's intel-fpga.h).
+type driver struct {
+	engine   string // how it names management engines
+	request  uint
+	argument int // bytes; OPAE's ends with the hardware's error bits
+}
+
+var drivers = [...]driver{
+	{engine: "dfl-fme.", request: 0xb680, argument: 24},
+	{engine: "intel-fpga-fme.", request: 0xb580, argument: 32},
+}
+
+// Port programs a port with a bitstream, which takes seconds and cannot be
+// interrupted. It is named by its number on the card and by the card's
+// management engine. The kernel puts the port out of use meanwhile.
+func Port(host fs.FS, engine sysfs.Device, port uint64, b *Bitstream) error {
+	for _, d := range drivers {
+		if !strings.HasPrefix(engine.Name(), d.engine) {
+			continue
+		}
+		node, err := open(host, engine)
+		if err != nil {
+			return fmt.Errorf("management engine %s: %w", engine.Name(), err)
+		}
+		defer node.Close()
+		if err := d.program(ioctl{node}, port, b.raw); err != nil {
+			return fmt.Errorf("management engine %s: program port %d: %w", engine.Name(), port, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("management engine %s: of no known driver", engine.Name())
+}
+
+// open opens the node of a management engine, if it is the one that the kernel
+// has for it.
+func open(host fs.FS, engine sysfs.Device) (*os.File, error) {
+	node, err := engine.Node("/dev")
+	if err != nil {
+		return nil, err
+	}
+	file, err := hostfs.OpenDevice(host, strings.TrimPrefix(node.Path, "/"))
+	if err != nil {
+		return nil, err
+	}
+	var found unix.Stat_t
+	err = unix.Fstat(int(file.Fd()), &found)
+	if err == nil && (found.Mode&unix.S_IFMT != unix.S_IFCHR || found.Rdev != unix.Mkdev(uint32(node.Major), uint32(node.Minor))) {
+		err = fmt.Errorf("%s is not the character device %d:%d", node.Path, node.Major, node.Minor)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+// kernel takes requests for one open node.
+type kernel interface {
+	// ask makes a request whose argument is a structure of these bytes, into
+	// which the kernel may write.
+	ask(request uint, argument []byte) error
+}
+
+// program makes the request. What the FPGA is given must be a multiple of four
+// bytes, and it does not mind what follows the end.
+func (d driver) program(k kernel, port uint64, raw []byte) error {
+	if port > math.MaxUint32 {
+		return errors.New("no such number")
+	}
+	if over := len(raw) % 4; over != 0 {
+		raw = append(slices.Clip(raw), make([]byte, 4-over)...)
+	}
+	var pinned runtime.Pinner
+	defer pinned.Unpin()
+	pinned.Pin(&raw[0])
+	argument := d.encode(uint32(port), uint32(len(raw)), uint64(uintptr(unsafe.Pointer(&raw[0]))))
+	err := k.ask(d.request, argument)
+	if bits := argument[24:]; errors.Is(err, syscall.EIO) && len(bits) > 0 {
+		return fmt.Errorf("%w: the FPGA's error bits are %#x", err, binary.NativeEndian.Uint64(bits))
+	}
+	return err
+}
+
+// encode returns the argument: its size in bytes, no flags, the port's number,
+// and the size and address of what is for the FPGA.
+func (d driver) encode(port, size uint32, address uint64) []byte {
+	argument := make([]byte, 0, d.argument)
+	for _, word := range []uint32{uint32(d.argument), 0, port, size} {
+		argument = binary.NativeEndian.AppendUint32(argument, word)
+	}
+	return binary.NativeEndian.AppendUint64(argument, address)[:d.argument]
+}
+
+// ioctl asks the real kernel.
+type ioctl struct{ node *os.File }
+
+func (i ioctl) ask(request uint, argument []byte) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, i.node.Fd(), uintptr(request), uintptr(unsafe.Pointer(&argument[0])))
+	runtime.KeepAlive(i.node)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
