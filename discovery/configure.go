@@ -2,18 +2,21 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
 // Work changes a host so that a device becomes what was asked of it. It may
 // take longer than a caller can wait, and is begun by whoever holds the device
-// alone. It ends early only where its context ends before anything is changed.
+// alone. If its context ends before anything is changed, nothing is; later it
+// goes on to its end.
 type Work func(ctx context.Context) error
 
 // Configurer returns a device as it is described now, and what is to be done to
 // the host before it is as the parameters want it: nil if it is so already. It
 // changes nothing itself. The error says why the device cannot be made so, or
-// that it cannot be seen whether it is.
+// that it cannot be seen whether it is; that of the work, also that the device
+// is not so after it.
 type Configurer func(d Device, want Parameters) (Device, Work, error)
 
 // Configurers joins the Configures of families. What a family says nothing of
@@ -41,7 +44,7 @@ func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work
 	}
 	now.Attributes.SetString("family", f.Name)
 	d.Identity, d.Source, d.Includes = now.Identity, now.Source, now.Includes
-	d.Attributes, d.Capacity, d.Edits, d.Health = now.Attributes, now.Capacity, now.Edits, now.Health
+	d.Attributes, d.Edits, d.Health = now.Attributes, now.Edits, now.Health
 	if err := d.Validate(); err != nil {
 		return d, nil, fmt.Errorf("device %s: described anew: %w", d.Name, err)
 	}
@@ -49,9 +52,25 @@ func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work
 		return d, nil, nil
 	}
 	return d, func(ctx context.Context) error {
-		if err := work(ctx); err != nil {
+		err := work(ctx)
+		if err == nil {
+			err = f.confirm(host, d, want)
+		}
+		if err != nil {
 			return fmt.Errorf("device %s: %w", d.Name, err)
 		}
 		return nil
 	}, nil
+}
+
+// confirm reports why a device is not as it is wanted after the work.
+func (f *Family) confirm(host *Host, d Device, want Parameters) error {
+	_, work, err := f.Configure(host, d, want)
+	if err != nil {
+		return fmt.Errorf("look at it after the work: %w", err)
+	}
+	if work != nil {
+		return errors.New("it is not as it was wanted, though the work was done")
+	}
+	return nil
 }

@@ -40,6 +40,13 @@ func TestConfigurers(t *testing.T) {
 	if err := got(t.Context()); !errors.Is(err, errWork) || !strings.Contains(err.Error(), "device p") {
 		t.Errorf("error of the work: %v", err)
 	}
+	work = func(context.Context) error { return nil }
+	if _, got, err = configure(before, want); err != nil {
+		t.Fatal(err)
+	}
+	if err := got(t.Context()); err == nil || !strings.Contains(err.Error(), "device p: it is not as it was wanted") {
+		t.Errorf("work that did not help: %v", err)
+	}
 	for name, d := range map[string]Device{"of no family with work": {Name: "g", Family: "gpu"}, "of no known family": {Name: "x"}} {
 		if _, got, err := configure(d, want); got != nil || err != nil {
 			t.Errorf("%s: work %t, %v", name, got != nil, err)

@@ -72,6 +72,10 @@ type Config struct {
 	// understood. If it is nil, all can.
 	Accept discovery.Acceptor
 
+	// Configure makes devices what claims want of them. If it is nil, they are
+	// taken to be so.
+	Configure discovery.Configurer
+
 	// UnknownAfter is for how long the health of a device must be unknown
 	// before the scheduler is told; 30 seconds if zero.
 	UnknownAfter time.Duration
@@ -111,6 +115,7 @@ type Driver struct {
 	// Replaced in tests.
 	files          atomicfile.Files // writes records
 	healthInterval time.Duration
+	jobWait        time.Duration
 
 	view         atomic.Pointer[view]
 	publishing   sync.Mutex // of views
@@ -120,6 +125,7 @@ type Driver struct {
 
 	calls  calls
 	claims locks[types.UID]
+	jobs   jobs
 	store  *store                  // set once calls are ready
 	fatal  context.CancelCauseFunc // set by Run
 }
@@ -155,12 +161,17 @@ func New(config Config) (*Driver, error) {
 	if config.Accept == nil {
 		config.Accept = func(discovery.Device, discovery.Parameters) error { return nil }
 	}
+	if config.Configure == nil {
+		config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+			return d, nil, nil
+		}
+	}
 	if config.ReadParameters == nil {
 		config.ReadParameters = func([]byte) (discovery.Parameters, error) {
 			return nil, errors.New("this driver takes no parameters")
 		}
 	}
-	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, wake: make(chan struct{}, 1)}
+	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, jobWait: jobWait, wake: make(chan struct{}, 1)}
 	d.calls.ready = make(chan struct{})
 	d.calls.stopping = make(chan struct{})
 	d.registration.Store(Unanswered)
@@ -193,6 +204,7 @@ func (d *Driver) Run(parent context.Context) error {
 	}
 	err = d.serve(ctx, helper)
 	d.calls.drain()
+	d.jobs.stop()
 	helper.Stop()
 	if parent.Err() != nil {
 		return nil
@@ -229,6 +241,9 @@ func (d *Driver) restoreSpecs() (problems []error) {
 	specs := d.config.CDI
 	current := make(map[types.UID]bool)
 	for _, r := range d.store.prepared() {
+		if r.Configuring {
+			continue // its devices are not yet what a container may have
+		}
 		current[r.UID] = true
 		if specs.CheckClaim(r.UID, r.devices()) != nil {
 			problems = append(problems, specs.WriteClaim(r.UID, r.devices()))

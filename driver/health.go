@@ -44,6 +44,7 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	health := make(map[string]discovery.Health)
 	for name, reading := range v.health {
+		reading.since = d.jobs.unknownSince(name, reading.since, now)
 		health[name] = reading.settled(now, d.config.UnknownAfter)
 	}
 	for _, r := range d.recorded() {

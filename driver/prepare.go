@@ -99,69 +99,111 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 
 // prepare holds the order of steps: look up, parameters, verify, held, record,
 // and the CDI spec last, so that whatever a container can be given is on record.
+// Where devices must first be made what the claim wants, that is recorded, held
+// and done before, and then all is looked at anew.
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if err := d.join(ctx, claim.UID); err != nil {
+		return nil, err
+	}
+	plan, err := d.plan(ctx, claim)
+	if err == nil && len(plan.works) > 0 {
+		plan, err = d.configure(ctx, claim, plan)
+	}
+	if err != nil || len(plan.wanted.Results) == 0 {
+		return nil, err
+	}
+	if d.answersFor(plan.earlier, plan.wanted) {
+		if err := d.ensureSpec(ctx, plan.earlier); err != nil {
+			return nil, err
+		}
+		return answer(plan.earlier), nil
+	}
+	if err := d.take(ctx, plan); err != nil {
+		return nil, err
+	}
+	return answer(plan.wanted), nil
+}
+
+// plan is what is to be done for a claim.
+type plan struct {
+	wanted  *record
+	earlier *record // nil if there is none
+	works   []work
+	view    *view
+}
+
+// plan looks up what the claim wants, and whether it can be had.
+func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*plan, error) {
 	view, err := d.wait(ctx)
 	if err != nil {
 		return nil, err
 	}
 	wanted, devices, err := d.newRecord(claim, view)
-	if err != nil || len(wanted.Results) == 0 {
+	if err != nil {
 		return nil, err
 	}
 	parameters, err := d.parameters(claim, wanted.Results, devices)
 	if err != nil {
 		return nil, err
 	}
+	p := &plan{wanted: wanted, earlier: d.store.get(claim.UID), view: view}
+	if p.works, err = d.works(wanted.Results, devices, parameters); err != nil {
+		return nil, err
+	}
 	d.setEdits(wanted.Results, devices, parameters, claimName(claim))
-	earlier := d.store.get(claim.UID)
 	for i := range wanted.Results {
-		before, _ := earlier.find(&wanted.Results[i])
+		before, _ := p.earlier.find(&wanted.Results[i])
 		if err := wanted.Results[i].verify(d.config.HostFS, before); err != nil {
 			return nil, err
 		}
 	}
-	if d.answersFor(earlier, wanted) {
-		if err := d.ensureSpec(ctx, earlier); err != nil {
-			return nil, err
-		}
-		return answer(earlier), nil
-	}
-	wanted.keepUnknown(earlier)
-	if err := d.take(ctx, wanted, earlier, view); err != nil {
-		return nil, err
-	}
-	return answer(wanted), nil
+	wanted.keepUnknown(p.earlier)
+	return p, nil
 }
 
 // take makes the claim the holder of what it wants: in memory, in the record
 // and in the spec. If it cannot, it holds what it held before, and no more.
-func (d *Driver) take(ctx context.Context, wanted, earlier *record, view *view) error {
-	if err := d.store.reserve(wanted, view.lookup); err != nil {
+func (d *Driver) take(ctx context.Context, plan *plan) error {
+	if err := d.hold(plan); err != nil {
+		return err
+	}
+	wanted := plan.wanted
+	if err := d.config.CDI.WriteClaim(wanted.UID, wanted.devices()); err != nil {
+		return d.undo(wanted.UID, plan.earlier, err)
+	}
+	klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
+	return nil
+}
+
+// hold makes the claim the holder of what it wants, in memory and in the record.
+func (d *Driver) hold(plan *plan) error {
+	wanted := plan.wanted
+	if err := d.store.reserve(wanted, plan.view.lookup); err != nil {
 		return err
 	}
 	// The classic API is asked after the reservation, which it sees when it
 	// asks us: of two that take the same silicon at once, at least one is told.
 	if err := d.heldElsewhere(wanted); err != nil {
-		d.store.release(wanted.UID, earlier)
+		d.store.release(wanted.UID, plan.earlier)
 		return err
 	}
-	err := d.store.write(wanted)
+	if err := d.store.write(wanted); err != nil {
+		return d.undo(wanted.UID, plan.earlier, err)
+	}
+	return nil
+}
+
+// undo puts back what a claim held before something failed, and returns what
+// did. The spec goes first: what has no record must not be there for containers.
+func (d *Driver) undo(uid types.UID, earlier *record, cause error) error {
+	err := d.config.CDI.RemoveClaim(uid)
 	if err == nil {
-		err = d.config.CDI.WriteClaim(wanted.UID, wanted.devices())
+		err = d.store.restore(uid, earlier)
 	}
-	if err == nil {
-		klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
-		return nil
+	if err != nil {
+		err = fmt.Errorf("undo: %w", err)
 	}
-	// The spec goes first: what has no record must not be there for containers.
-	undo := d.config.CDI.RemoveClaim(wanted.UID)
-	if undo == nil {
-		undo = d.store.restore(wanted.UID, earlier)
-	}
-	if undo != nil {
-		undo = fmt.Errorf("undo: %w", undo)
-	}
-	return errors.Join(err, undo)
+	return errors.Join(cause, err)
 }
 
 // unprepare removes the spec, then the record. What is missing is already
@@ -172,6 +214,9 @@ func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 		return fmt.Errorf("wait for another call for the claim: %w", err)
 	}
 	defer unlock()
+	if err := d.callOff(ctx, uid); err != nil {
+		return err
+	}
 	if err := d.config.CDI.RemoveClaim(uid); err != nil {
 		return err
 	}
@@ -269,7 +314,7 @@ func (d *Driver) heldElsewhere(wanted *record) error {
 // answersFor reports whether the claim is already prepared as it is wanted:
 // in this boot, with the same allocation, and its nodes as they were.
 func (d *Driver) answersFor(earlier, wanted *record) bool {
-	if earlier == nil || earlier.Boot != d.config.BootID || len(earlier.Results) != len(wanted.Results) {
+	if earlier == nil || earlier.Configuring || earlier.Boot != d.config.BootID || len(earlier.Results) != len(wanted.Results) {
 		return false
 	}
 	for i := range wanted.Results {

@@ -88,6 +88,7 @@ func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Ti
 		o.last = remember(*last)
 	}
 	for name, reading := range v.health {
+		reading.since = d.jobs.unknownSince(name, reading.since, now)
 		left := d.config.UnknownAfter - reading.unknown(now)
 		switch {
 		case reading.now.Status != discovery.Unknown:

@@ -38,6 +38,10 @@ type record struct {
 	Boot      string    `json:"boot"` // the kernel's boot ID when it was prepared
 	Results   []result  `json:"results"`
 
+	// Configuring says that the devices are being made what the claim wants of
+	// them: it holds them, and no container may have them yet.
+	Configuring bool `json:"configuring,omitempty"`
+
 	unknown unknownFields
 }
 

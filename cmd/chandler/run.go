@@ -199,6 +199,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		Active:         p.active,
 		ReadParameters: readParameters,
 		Accept:         discovery.Acceptors(families.All),
+		Configure:      discovery.Configurers(p.host, families.All),
 	})
 	return p, err
 }
