@@ -38,7 +38,7 @@ type DriverConfig struct {
 	Resources []Resource `json:"resources,omitempty"`
 
 	// Roots are directories of the host in which a family may look for its
-	// vendor's libraries, by the family's name:
+	// vendor's libraries or bitstreams, by the family's name:
 	//	roots: {nvidia: /run/nvidia/driver}
 	Roots map[string]string `json:"roots,omitempty"`
 }
