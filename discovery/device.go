@@ -38,7 +38,8 @@ type Device struct {
 
 	// Source is the kernel's directory of the device without the leading
 	// slash, such as "sys/devices/pci0000:00/0000:00:01.0". The device is gone
-	// when this directory is.
+	// when this directory is. What the kernel has no directory for, such as a
+	// file that the administrator named, has its path on the host.
 	Source string
 
 	// Includes are the directories of further kernel devices that the device
@@ -72,11 +73,16 @@ type Device struct {
 	OptIn bool
 
 	// Sharing says how several containers have the device together, nil if one
-	// has it alone. It is set by [Rules], never by a family.
+	// has it alone. It is set by [Rules] or, where the administrator
+	// said so elsewhere, by [Device.ShareAmong].
 	Sharing *Sharing
 
 	// Offers says how the classic device-plugin API sees the device.
 	Offers []Offer
+
+	// Configured says that the administrator named what the device consists of.
+	// It is set by [Scan].
+	Configured bool
 
 	// Mode is the API that the administrator chose for the device; "" leaves
 	// the choice to the agent. It is set by [Rules], never by a family.

@@ -35,6 +35,12 @@ type Family struct {
 	// what could not be read, unless it cannot be described at all.
 	Describe func(host *Host, found []sysfs.Device) ([]Device, []Problem)
 
+	// Configured says that the administrator names what the family describes,
+	// in Host.Paths: Describe is called though nothing matches, and Match may be
+	// empty. What it describes gives way to what other families do; see
+	// [Rules.Apply].
+	Configured bool
+
 	// Leftovers says that the family is asked after all others, and given only
 	// such matches as no device of theirs consists of and none of them could not
 	// read: whatever is bound to vfio and nobody knows more of.
@@ -93,6 +99,10 @@ type Host struct {
 	// Roots are directories of the host that the administrator named for a
 	// family, by the family's name: where a vendor's driver libraries lie.
 	Roots map[string]string
+
+	// Paths are the device nodes, files and USB devices that the administrator
+	// named, in the order of the configuration.
+	Paths []PathResource
 }
 
 // ReadText returns a file of the host without the white space around it; it
@@ -132,7 +142,7 @@ func (f *Family) validate() []error {
 	if f.Doc == "" || strings.Contains(f.Doc, "\n") {
 		errs = append(errs, errors.New("doc: must be one line"))
 	}
-	if len(f.Match) == 0 {
+	if len(f.Match) == 0 && !f.Configured {
 		errs = append(errs, errors.New("match: must not be empty"))
 	}
 	for i, m := range f.Match {

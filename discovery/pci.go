@@ -44,7 +44,7 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 		d.Attributes.SetString("parent", DeviceName(physical))
 	}
 	setGroupAndLink(d.Attributes, function, attrs)
-	setLocation(d.Attributes, host, function, attrs)
+	setLocation(d.Attributes, function, attrs)
 	if err := errors.Join(idErr, attrs.Err()); err != nil {
 		return d, fmt.Errorf("describe PCI function %s: %w", function.Name(), err)
 	}
@@ -71,12 +71,31 @@ func setGroupAndLink(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {
 	}
 }
 
+// SetPlace sets where in the machine a kernel device is that is no PCI function
+// but sits on one, such as a USB device: pcieRoot and numaNode. What sits on
+// none has no place.
+func SetPlace(a Attributes, d sysfs.Device) error {
+	function, ok := d.PCIFunction()
+	if !ok {
+		return nil
+	}
+	attrs := function.Attrs()
+	setPlace(a, function, attrs)
+	if err := attrs.Err(); err != nil {
+		return fmt.Errorf("PCI function %s: %w", function.Name(), err)
+	}
+	return nil
+}
+
 // setLocation sets the attributes that Kubernetes itself defines, through its
 // own helpers. Those refuse PCI domains of more than four digits (KEP-4381
 // knows only "0000"), which are published in the same form, longer.
-func setLocation(a Attributes, host *Host, function sysfs.Device, attrs *sysfs.Attrs) {
-	address := function.Name()
-	a.SetString(deviceattribute.StandardDeviceAttributePCIBusID, address)
+func setLocation(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {
+	a.SetString(deviceattribute.StandardDeviceAttributePCIBusID, function.Name())
+	setPlace(a, function, attrs)
+}
+
+func setPlace(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {
 	a.SetString(deviceattribute.StandardDeviceAttributePCIeRoot, function.PCIRoot())
 	node, ok := attrs.Int("numa_node")
 	if !ok || node < 0 {

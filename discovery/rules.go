@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apiserver/pkg/cel/environment"
 	dracel "k8s.io/dynamic-resource-allocation/cel"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // Rules are what the administrator wants done with the devices of a host,
@@ -70,7 +71,8 @@ func (s Selector) Selects(d Device) (bool, error) {
 //
 // Devices that are parts of one piece of silicon must be offered by one API.
 // Where the rules say otherwise, none of them is offered, and the problem
-// names them.
+// names them. A device that the administrator made of paths is not offered
+// either where one of its nodes is what another family offers: exclude that.
 func (r *Rules) Apply(s *Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems)}
 	for _, d := range s.Devices {
@@ -82,6 +84,7 @@ func (r *Rules) Apply(s *Snapshot) *Snapshot {
 			out.Devices = append(out.Devices, d)
 		}
 	}
+	out.dropTaken()
 	out.dropSplit()
 	return out
 }
@@ -183,6 +186,36 @@ func (s *Snapshot) dropSplit() {
 		s.Problems = append(s.Problems, Problem{d.Name, errSplit})
 		return true
 	})
+}
+
+// dropTaken leaves out every configured device that has the node of another
+// family's device. A node that several pieces of silicon have, such as
+// /dev/vfio/vfio, is that of none, and any number may have what is shareable.
+func (s *Snapshot) dropTaken() {
+	owners := make(map[string][]*Device) // one of each piece of silicon, by node
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if d.Configured || d.Shareable {
+			continue
+		}
+		for _, node := range d.Edits.DeviceNodes {
+			same := func(other *Device) bool { return other.Silicon() == d.Silicon() }
+			if !slices.ContainsFunc(owners[node.HostPath], same) {
+				owners[node.HostPath] = append(owners[node.HostPath], d)
+			}
+		}
+	}
+	var kept []Device
+	for _, d := range s.Devices {
+		i := slices.IndexFunc(d.Edits.DeviceNodes, func(node *specs.DeviceNode) bool { return len(owners[node.HostPath]) == 1 })
+		if !d.Configured || i < 0 {
+			kept = append(kept, d)
+			continue
+		}
+		node := d.Edits.DeviceNodes[i].HostPath
+		s.Problems = append(s.Problems, Problem{d.Name, fmt.Errorf("config: %s is that of device %s of family %s, which is not excluded", node, owners[node][0].Name, owners[node][0].Family)})
+	}
+	s.Devices = kept
 }
 
 var errSplit = errors.New("config: its silicon is given to two APIs; choose one mode for all of its devices")

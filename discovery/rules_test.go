@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // gpu returns a device with some attributes and one classic ID.
@@ -197,5 +198,43 @@ func TestCompile(t *testing.T) {
 		} else if err != nil && !strings.Contains(err.Error(), strings.ReplaceAll(expression, `"`, `\"`)) {
 			t.Errorf("Compile(%q): error does not name the expression: %v", expression, err)
 		}
+	}
+}
+
+// What the administrator names gives way to what a family knows, until that is
+// excluded. What is shareable, or several have, is nobody's alone.
+func TestConfiguredGivesWay(t *testing.T) {
+	device := func(name, family string, nodes ...string) Device {
+		d := Device{Name: name, Family: family, Attributes: Attributes{}, Configured: family == "paths"}
+		d.Attributes.SetString("family", family)
+		for _, node := range nodes {
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
+		}
+		return d
+	}
+	kvm := device("kvm", "hypervisor", "/dev/kvm")
+	kvm.Shareable = true
+	snapshot := &Snapshot{Devices: []Device{
+		device("gpu-0", "gpus", "/dev/dri/card0", "/dev/all"), device("gpu-1", "gpus", "/dev/dri/card1", "/dev/all"), kvm,
+		device("paths-all", "paths", "/dev/all"), device("paths-kvm", "paths", "/dev/kvm"), device("paths-video", "paths", "/dev/fuse", "/dev/dri/card1"),
+	}}
+	names := func(rules *Rules) (names []string, problems []Problem) {
+		applied := rules.Apply(snapshot)
+		for _, d := range applied.Devices {
+			names = append(names, d.Name)
+		}
+		return names, applied.Problems
+	}
+	got, problems := names(&Rules{})
+	if want := []string{"gpu-0", "gpu-1", "kvm", "paths-all", "paths-kvm"}; !slices.Equal(got, want) {
+		t.Errorf("kept %q, want %q", got, want)
+	}
+	if len(problems) != 1 || !strings.Contains(problems[0].Error(), "paths-video: config: /dev/dri/card1 is that of device gpu-1 of family gpus") {
+		t.Errorf("problems %v", problems)
+	}
+	excluded := selector(t, `device.attributes["chandler.dev"].family == "gpus"`)
+	got, problems = names(&Rules{Exclude: []Selector{excluded}})
+	if want := []string{"kvm", "paths-all", "paths-kvm", "paths-video"}; !slices.Equal(got, want) || len(problems) > 0 {
+		t.Errorf("with the GPUs excluded: kept %q, want %q; %v", got, want, problems)
 	}
 }

@@ -20,7 +20,7 @@ func Scan(host *Host, families []*Family) *Snapshot {
 			found = s.left(found)
 		}
 		s.Problems = append(s.Problems, problems...)
-		if len(found) == 0 {
+		if len(found) == 0 && !f.Configured {
 			continue
 		}
 		devices, problems := f.describe(host, found)
@@ -82,7 +82,7 @@ func (f *Family) describe(host *Host, found []sysfs.Device) (devices []Device, p
 // be published or handed out.
 func (s *Snapshot) add(devices []Device, f *Family) {
 	for _, d := range devices {
-		d.Family = f.Name
+		d.Family, d.Configured = f.Name, f.Configured
 		if d.Attributes == nil {
 			d.Attributes = Attributes{}
 		}

@@ -480,3 +480,24 @@ func layFiles(tb testing.TB, dir string, files map[string]string) {
 		}
 	}
 }
+
+// A family of what the administrator names is asked though no kernel device
+// matches, and its devices say so.
+func TestScanConfigured(t *testing.T) {
+	family := &discovery.Family{Name: "named", Doc: "what is named", Configured: true,
+		Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, _ []discovery.Problem) {
+			for _, resource := range host.Paths {
+				devices = append(devices, discovery.Device{Name: resource.Name})
+			}
+			return devices, nil
+		},
+	}
+	if err := discovery.Validate([]*discovery.Family{family}); err != nil {
+		t.Error(err)
+	}
+	host := &discovery.Host{FS: fstest.MapFS{}, Paths: []discovery.PathResource{{Name: "port"}}}
+	got := discovery.Scan(host, []*discovery.Family{family}).Devices
+	if len(got) != 1 || got[0].Name != "port" || !got[0].Configured {
+		t.Errorf("got %+v", got)
+	}
+}

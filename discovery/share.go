@@ -76,10 +76,25 @@ func (s *Share) apply(d *Device) error {
 	return nil
 }
 
+// ShareAmong lets n containers have the device at once. Its offers are to have
+// an ID for each.
+func (d *Device) ShareAmong(n int) error {
+	capacity, err := d.withShares(n)
+	if err != nil {
+		return err
+	}
+	one := *resource.NewQuantity(1, resource.DecimalSI)
+	d.Capacity, d.Sharing = capacity, &Sharing{Shares, one, one}
+	return nil
+}
+
 // of returns how the device is shared.
 func (s *Share) of(d *Device) (*Sharing, []Offer, error) {
-	if d.Shareable {
+	switch {
+	case d.Shareable:
 		return nil, nil, errors.New("sharing: any number of containers may have the device already")
+	case d.Sharing != nil:
+		return nil, nil, errors.New("sharing: several containers may have the device already")
 	}
 	offers := d.Offers
 	if s.Resource != "" {

@@ -94,6 +94,15 @@ func (c *DriverConfig) Validate() error {
 	for family, root := range c.Roots {
 		check(fmt.Sprintf("roots[%s]", family), validateRoot(root))
 	}
+	named := make(map[string]bool)
+	for i := range c.Paths {
+		resource := &c.Paths[i]
+		if named[resource.Name] {
+			check(fmt.Sprintf("paths[%d].name", i), fmt.Errorf("is %q, as another's is", resource.Name))
+		}
+		named[resource.Name] = true
+		check(fmt.Sprintf("paths[%d]", i), resource.validate())
+	}
 	return errors.Join(errs...)
 }
 

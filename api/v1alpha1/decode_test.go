@@ -20,6 +20,15 @@ resources:
   mode: DevicePlugin
   cel: "false"
 roots: {nvidia: /run/nvidia/driver}
+paths:
+- name: example.com/serial
+  kind: other
+  env: {BAUD: "9600"}
+  groups:
+  - paths: [{path: /dev/ttyUSB*, mountPath: /dev/modem/, permissions: rw, limit: 2, optional: true}, {path: /run/x, type: Mount, readOnly: true}]
+    count: 2
+  - usb: [{vendor: "1a86", product: "7523", serial: A}]
+    each: true
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -30,6 +39,19 @@ roots: {nvidia: /run/nvidia/driver}
 		Exclude:   []Selector{{CEL: "true"}},
 		Resources: []Resource{{Selector: Selector{CEL: "false"}, Name: "devices.kubevirt.io/kvm", Mode: ModeDevicePlugin}},
 		Roots:     map[string]string{"nvidia": "/run/nvidia/driver"},
+		Paths: []PathResource{{
+			Name: "example.com/serial", Kind: "other", Env: map[string]string{"BAUD": "9600"},
+			Groups: []PathGroup{{
+				Paths: []Path{
+					{Path: "/dev/ttyUSB*", MountPath: "/dev/modem/", Permissions: "rw", Limit: 2, Optional: true},
+					{Path: "/run/x", Type: PathTypeMount, ReadOnly: true},
+				},
+				Count: 2,
+			}, {
+				USB:  []USBDevice{{Vendor: "1a86", Product: "7523", Serial: "A"}},
+				Each: true,
+			}},
+		}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("ParseDriverConfig (-want +got):\n%s", diff)
@@ -52,31 +74,40 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		text string
 		want []string
 	}{
-		"unknown field":      {header + "modes: DRA\n", []string{"modes", "unknown field"}},
-		"field twice":        {header + "mode: DRA\nmode: Auto\n", []string{"mode", "already set"}},
-		"wrong case":         {header + "Mode: DRA\n", []string{"Mode", "unknown field"}},
-		"two documents":      {header + "mode: DRA\n---\n" + header + "mode: Auto\n", []string{"more than one document"}},
-		"other kind":         {"apiVersion: chandler.dev/v1alpha1\nkind: ClaimParameters\n", []string{"ClaimParameters", "DriverConfig"}},
-		"other version":      {"apiVersion: chandler.dev/v2\nkind: DriverConfig\n", []string{"chandler.dev/v2", APIVersion}},
-		"empty":              {"", []string{"kind"}},
-		"no YAML":            {"{{", []string{"decode DriverConfig"}},
-		"unknown mode":       {header + "mode: Sometimes\n", []string{"mode", "Sometimes", "DevicePlugin"}},
-		"no expression":      {header + "exclude: [{cel: ''}]\n", []string{"exclude[0].cel"}},
-		"unqualified name":   {header + "resources: [{name: gpu, cel: 'true'}]\n", []string{"resources[0].name", "gpu", "example.com/gpu"}},
-		"name of Kubernetes": {header + "resources: [{name: x.kubernetes.io/gpu, cel: 'true'}]\n", []string{"resources[0].name", "Kubernetes' own"}},
-		"name that is none":  {header + "resources: [{name: example.com/ä, cel: 'true'}]\n", []string{"resources[0].name"}},
-		"resource mode":      {header + "resources: [{name: example.com/a, cel: 'true', mode: x}]\n", []string{"resources[0].mode"}},
-		"shared twice over":  {header + "sharing: [{cel: 'true', replicas: 2, unit: 1Gi, resource: a.b/c}]\n", []string{"sharing[0]", "either replicas or unit"}},
-		"not shared at all":  {header + "sharing: [{cel: 'true'}]\n", []string{"sharing[0]", "either replicas or unit"}},
-		"no shares":          {header + "sharing: [{cel: 'true', replicas: -1}]\n", []string{"sharing[0]", "replicas"}},
-		"unit of nothing":    {header + "sharing: [{cel: 'true', unit: 0, resource: a.b/c}]\n", []string{"sharing[0]", "unit"}},
-		"half a unit":        {header + "sharing: [{cel: 'true', unit: 500m, resource: a.b/c}]\n", []string{"sharing[0]", "whole number"}},
-		"unit without name":  {header + "sharing: [{cel: 'true', unit: 1Gi}]\n", []string{"sharing[0]", "resource"}},
-		"pool without name":  {header + "sharing: [{cel: 'true', replicas: 2, pool: true}]\n", []string{"sharing[0]", "pool"}},
-		"shared, no cel":     {header + "sharing: [{replicas: 2}]\n", []string{"sharing[0].cel"}},
-		"capacity of count":  {header + "sharing: [{cel: 'true', replicas: 2, capacity: memory}]\n", []string{"sharing[0]", "capacity"}},
-		"relative root":      {header + "roots: {nvidia: run/nvidia}\n", []string{"roots[nvidia]", "absolute"}},
-		"root that escapes":  {header + "roots: {nvidia: /run/../etc}\n", []string{"roots[nvidia]"}},
+		"unknown field":        {header + "modes: DRA\n", []string{"modes", "unknown field"}},
+		"field twice":          {header + "mode: DRA\nmode: Auto\n", []string{"mode", "already set"}},
+		"wrong case":           {header + "Mode: DRA\n", []string{"Mode", "unknown field"}},
+		"two documents":        {header + "mode: DRA\n---\n" + header + "mode: Auto\n", []string{"more than one document"}},
+		"other kind":           {"apiVersion: chandler.dev/v1alpha1\nkind: ClaimParameters\n", []string{"ClaimParameters", "DriverConfig"}},
+		"other version":        {"apiVersion: chandler.dev/v2\nkind: DriverConfig\n", []string{"chandler.dev/v2", APIVersion}},
+		"empty":                {"", []string{"kind"}},
+		"no YAML":              {"{{", []string{"decode DriverConfig"}},
+		"unknown mode":         {header + "mode: Sometimes\n", []string{"mode", "Sometimes", "DevicePlugin"}},
+		"no expression":        {header + "exclude: [{cel: ''}]\n", []string{"exclude[0].cel"}},
+		"unqualified name":     {header + "resources: [{name: gpu, cel: 'true'}]\n", []string{"resources[0].name", "gpu", "example.com/gpu"}},
+		"name of Kubernetes":   {header + "resources: [{name: x.kubernetes.io/gpu, cel: 'true'}]\n", []string{"resources[0].name", "Kubernetes' own"}},
+		"name that is none":    {header + "resources: [{name: example.com/ä, cel: 'true'}]\n", []string{"resources[0].name"}},
+		"resource mode":        {header + "resources: [{name: example.com/a, cel: 'true', mode: x}]\n", []string{"resources[0].mode"}},
+		"shared twice over":    {header + "sharing: [{cel: 'true', replicas: 2, unit: 1Gi, resource: a.b/c}]\n", []string{"sharing[0]", "either replicas or unit"}},
+		"not shared at all":    {header + "sharing: [{cel: 'true'}]\n", []string{"sharing[0]", "either replicas or unit"}},
+		"no shares":            {header + "sharing: [{cel: 'true', replicas: -1}]\n", []string{"sharing[0]", "replicas"}},
+		"unit of nothing":      {header + "sharing: [{cel: 'true', unit: 0, resource: a.b/c}]\n", []string{"sharing[0]", "unit"}},
+		"half a unit":          {header + "sharing: [{cel: 'true', unit: 500m, resource: a.b/c}]\n", []string{"sharing[0]", "whole number"}},
+		"unit without name":    {header + "sharing: [{cel: 'true', unit: 1Gi}]\n", []string{"sharing[0]", "resource"}},
+		"pool without name":    {header + "sharing: [{cel: 'true', replicas: 2, pool: true}]\n", []string{"sharing[0]", "pool"}},
+		"shared, no cel":       {header + "sharing: [{replicas: 2}]\n", []string{"sharing[0].cel"}},
+		"capacity of count":    {header + "sharing: [{cel: 'true', replicas: 2, capacity: memory}]\n", []string{"sharing[0]", "capacity"}},
+		"relative root":        {header + "roots: {nvidia: run/nvidia}\n", []string{"roots[nvidia]", "absolute"}},
+		"root that escapes":    {header + "roots: {nvidia: /run/../etc}\n", []string{"roots[nvidia]"}},
+		"paths twice":          {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}]}]}, {name: a.b/c, groups: [{paths: [{path: /dev/a}]}]}]\n", []string{"paths[1].name"}},
+		"paths without groups": {header + "paths: [{name: a.b/c}]\n", []string{"paths[0]", "groups"}},
+		"paths and USB":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], usb: [{vendor: a, product: b}]}]}]\n", []string{"paths[0]", "groups[0]", "either"}},
+		"paths, much":          {header + "paths: [{name: a, kind: x, env: {1: a}, groups: [{each: true, count: -1, paths: [{path: dev, mountPath: x, limit: -1, permissions: rx}]}]}]\n", []string{"name: is", "kind: is", "env:", "each:", "count:", "path: is", "mountPath:", "limit:", "permissions:"}},
+		"path pattern":         {header + "paths: [{name: a.b/c, groups: [{paths: [{path: '/dev/[', type: File}]}]}]\n", []string{"paths[0]: path", "syntax", "type: is"}},
+		"path that escapes":    {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/../etc, readOnly: true}]}]}]\n", []string{"clean", "readOnly"}},
+		"mount permissions":    {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /run, type: Mount, permissions: r}]}]}]\n", []string{"permissions: is for"}},
+		"USB ID unquoted":      {header + "paths: [{name: a.b/c, groups: [{usb: [{vendor: 1209, product: xyz}]}]}]\n", []string{"vendor"}},
+		"USB ID that is none":  {header + "paths: [{name: a.b/c, groups: [{usb: [{vendor: '1209', product: xyz}]}]}]\n", []string{"usb[0]", "hexadecimal"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -122,6 +153,7 @@ func TestParseClaimParameters(t *testing.T) {
 // Whatever is written, decoding ends with a value or an error.
 func FuzzParseDriverConfig(f *testing.F) {
 	f.Add([]byte(header + "mode: DRA\nresources:\n- {name: a.b/c, cel: 'true'}\n"))
+	f.Add([]byte(header + "paths:\n- {name: a.b/c, groups: [{paths: [{path: '/dev/[a-c]*', type: Mount}]}]}\n"))
 	f.Add([]byte("{"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if config, err := ParseDriverConfig(data); err == nil && config.Validate() != nil {

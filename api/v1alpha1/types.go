@@ -41,6 +41,10 @@ type DriverConfig struct {
 	// vendor's libraries or bitstreams, by the family's name:
 	//	roots: {nvidia: /run/nvidia/driver}
 	Roots map[string]string `json:"roots,omitempty"`
+
+	// Paths are device nodes, files and USB devices of the host that are
+	// offered because they are named here.
+	Paths []PathResource `json:"paths,omitempty"`
 }
 
 // Mode is an API that offers devices.
@@ -103,6 +107,91 @@ type Resource struct {
 
 	// Mode is the API that offers them; left out, it is the configuration's.
 	Mode Mode `json:"mode,omitempty"`
+}
+
+// PathResource is what is offered under one name. In DRA the name is the
+// attribute "resource" of the devices.
+type PathResource struct {
+	// Name is the classic name, which is in the configuration once:
+	// example.com/serial. At most 64 characters.
+	Name string `json:"name"`
+
+	// Kind is the attribute "kind" of the devices; left out, it is "other".
+	Kind string `json:"kind,omitempty"`
+
+	// Env are variables that each container with such a device gets.
+	Env map[string]string `json:"env,omitempty"`
+
+	// Groups say what makes the devices.
+	Groups []PathGroup `json:"groups"`
+}
+
+// PathGroup makes devices of either paths or USB devices.
+type PathGroup struct {
+	// Paths are what each device consists of: the first device of the first
+	// match of each, the second of the second. There are as many devices as the
+	// path with the most matches has, or as the scarcest lasts for.
+	Paths []Path `json:"paths,omitempty"`
+
+	// USB are USB devices by what they say they are. All that match make one
+	// device, or with Each one of each entry does.
+	USB []USBDevice `json:"usb,omitempty"`
+
+	// Each says that each USB device is one of its own, as KubeVirt has it.
+	Each bool `json:"each,omitempty"`
+
+	// Count is how many containers may have each device at once: 1 (the
+	// default) to 4096.
+	Count int `json:"count,omitempty"`
+}
+
+// Path is a device node of the host, or what is mounted from it. The agent must
+// see it: what is not in /dev must be mounted into its pod.
+type Path struct {
+	// Path is absolute, and may be a pattern: /dev/ttyUSB*. A directory stands
+	// for all device nodes below it.
+	Path string `json:"path"`
+
+	// MountPath is the path in the container, the same as on the host if left
+	// out. One that ends in a slash is the directory that it lies in there.
+	MountPath string `json:"mountPath,omitempty"`
+
+	// Permissions are what a container may do with a device node: read (r),
+	// write (w), and make nodes for it (m). Left out, they are mrw.
+	Permissions string `json:"permissions,omitempty"`
+
+	// Type is Device (the default) or Mount.
+	Type PathType `json:"type,omitempty"`
+
+	// ReadOnly says how a Mount is mounted.
+	ReadOnly bool `json:"readOnly,omitempty"`
+
+	// Limit is how many devices of the group may have the same match, 1 if left
+	// out, where other paths of the group have more.
+	Limit int `json:"limit,omitempty"`
+
+	// Optional says that devices do without this path where it matches nothing.
+	Optional bool `json:"optional,omitempty"`
+}
+
+// PathType says how a path gets into a container.
+type PathType string
+
+// The types of paths.
+const (
+	PathTypeDevice PathType = "Device"
+	PathTypeMount  PathType = "Mount"
+)
+
+// USBDevice selects USB devices.
+type USBDevice struct {
+	// Vendor and Product are the IDs, up to four hexadecimal digits. They must
+	// be quoted where YAML takes them for a number: "1209".
+	Vendor  string `json:"vendor"`
+	Product string `json:"product"`
+
+	// Serial is the serial number; left out, it may be any.
+	Serial string `json:"serial,omitempty"`
 }
 
 // ClaimParameters are what a ResourceClaim or a DeviceClass may say to

@@ -78,6 +78,31 @@ func TestDiscoverFormats(t *testing.T) {
 	}
 }
 
+// What the configuration names is printed, and recorded with --config alone.
+func TestPathsOfTheConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	config, host := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "own.host")
+	write(t, config, `{apiVersion: chandler.dev/v1alpha1, kind: DriverConfig, paths: [
+		{name: example.com/serial, env: {BAUD: "9600"}, groups: [{paths: [{path: /dev/ttyUSB*, permissions: rw, mountPath: /dev/modem/}, {path: /dev/fuse, limit: 2}, {path: /run/none, type: Mount, readOnly: true, optional: true}]}]},
+		{name: example.com/stick, kind: npu, groups: [{each: true, count: 2, usb: [{vendor: "18D1", product: "9302"}, {vendor: "403", product: "6001", serial: A50285BI}]}]}]}`)
+	gateway := "../../discovery/families/paths/testdata/gateway.host"
+	out := mustRun(t, "discover", "--config", config, "-o", "json", gateway)
+	for _, want := range []string{`"example.com/serial"`, `"/dev/modem/ttyUSB1"`, `"BAUD=9600"`, `"/dev/bus/usb/001/012"`, `"/dev/bus/usb/001/005"`, `"npu"`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %s in:\n%s", want, out)
+		}
+	}
+	root := filepath.Join(dir, "root")
+	mustRun(t, "simulate", root, gateway)
+	mustRun(t, "record", "--host-root", root, "--config", config, "-o", host)
+	if again := mustRun(t, "discover", "--config", config, "-o", "json", host); again != out {
+		t.Errorf("of the record:\n%s\nwant:\n%s", again, out)
+	}
+	if without := mustRun(t, "record", "--host-root", root); strings.Contains(without, "ttyUSB") {
+		t.Error("recorded what nobody named")
+	}
+}
+
 // What could not be read is said in words, and the rest is printed.
 func TestDiscoverSaysWhatItCouldNotRead(t *testing.T) {
 	root := t.TempDir()

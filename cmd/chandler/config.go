@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -37,6 +38,42 @@ func loadConfig(file string) (*v1alpha1.DriverConfig, *discovery.Rules, error) {
 		return nil, nil, fmt.Errorf("config %s: %w", file, err)
 	}
 	return config, rules, nil
+}
+
+// configuredHost returns a host with what the configuration says of it.
+func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
+	host := &discovery.Host{FS: fsys, Roots: config.Roots}
+	for _, resource := range config.Paths {
+		named := discovery.PathResource{Name: resource.Name, Kind: resource.Kind, Env: resource.Env}
+		for _, group := range resource.Groups {
+			named.Groups = append(named.Groups, pathGroup(group))
+		}
+		host.Paths = append(host.Paths, named)
+	}
+	return host
+}
+
+func pathGroup(group v1alpha1.PathGroup) discovery.PathGroup {
+	out := discovery.PathGroup{Each: group.Each, Count: group.Count}
+	for _, p := range group.Paths {
+		out.Paths = append(out.Paths, discovery.HostPath{
+			Path:        p.Path,
+			MountPath:   p.MountPath,
+			Permissions: p.Permissions,
+			Mount:       p.Type == v1alpha1.PathTypeMount,
+			ReadOnly:    p.ReadOnly,
+			Limit:       p.Limit,
+			Optional:    p.Optional,
+		})
+	}
+	for _, device := range group.USB {
+		out.USB = append(out.USB, discovery.USBID{
+			Vendor:  fmt.Sprintf("%04s", strings.ToLower(device.Vendor)),
+			Product: fmt.Sprintf("%04s", strings.ToLower(device.Product)),
+			Serial:  device.Serial,
+		})
+	}
+	return out
 }
 
 // checkRoots reports roots that nobody would look at.

@@ -67,7 +67,7 @@ func (o discoverOptions) run(out, errOut io.Writer, args []string) error {
 	if err != nil {
 		return err
 	}
-	host := &discovery.Host{FS: hostFS, Roots: config.Roots}
+	host := configuredHost(hostFS, config)
 	snapshot := rules.Apply(discovery.Scan(host, families.All))
 	if err := print(out, snapshot); err != nil {
 		return err

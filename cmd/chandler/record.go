@@ -7,14 +7,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
 )
 
 func newRecordCommand() *cobra.Command {
-	var hostRoot, output, comment string
+	var hostRoot, config, output, comment string
 	cmd := &cobra.Command{
 		Use:   "record",
 		Short: "Write what discovery reads of this host as a recorded host",
@@ -31,7 +30,11 @@ are.`,
 			if err != nil {
 				return err
 			}
-			data, err := recorded.Record(&discovery.Host{FS: hostFS}, families.All, comment)
+			loaded, _, err := loadConfig(config)
+			if err != nil {
+				return err
+			}
+			data, err := recorded.Record(configuredHost(hostFS, loaded), families.All, comment)
 			if err != nil {
 				return fmt.Errorf("record host %s: %w", hostRoot, err)
 			}
@@ -39,6 +42,7 @@ are.`,
 		},
 	}
 	cmd.Flags().StringVar(&hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	cmd.Flags().StringVar(&config, "config", "", "record what this DriverConfig `file` names, too")
 	cmd.Flags().StringVarP(&output, "output", "o", "-", "`file` to write, - for standard output")
 	cmd.Flags().StringVar(&comment, "comment", "", "what to say of the host at the head of the file")
 	return cmd

@@ -163,7 +163,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 	p := &parts{
 		options:   *o,
 		rules:     rules,
-		host:      &discovery.Host{FS: hostFS, Roots: config.Roots},
+		host:      configuredHost(hostFS, config),
 		active:    make(chan struct{}),
 		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
 		snapshots: make(chan *discovery.Snapshot, 1),

@@ -50,10 +50,13 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"queuePriority":         "int",
 	"queueGroup":            "int",
 	"queueEngines":          "int",
+	"resource":              "string",
+	"usbVendor":             "string",
+	"usbProduct":            "string",
 }
 
 // kinds are the values of the attribute "kind", and whether a device of that
-// kind is hardware, whose vendor must be known, by its PCI ID at least.
+// kind is hardware, whose vendor must be known, by its PCI or USB ID at least.
 var kinds = map[string]bool{
 	"gpu": true, "npu": true, "fpga": true, "crypto": true, "dma": true, "nic": true,
 	"hypervisor": false, "enclave": false, "other": false,
@@ -111,7 +114,7 @@ func checkDevice(t *testing.T, host *discovery.Host, d *discovery.Device) {
 	if !known {
 		t.Errorf("%s: unknown kind %q", d.Name, d.Attributes.String("kind"))
 	}
-	if hardware && d.Attributes.String("vendor") == "" && d.Attributes.String("pciVendor") == "" {
+	if hardware && d.Attributes.String("vendor") == "" && d.Attributes.String("pciVendor") == "" && d.Attributes.String("usbVendor") == "" {
 		t.Errorf("%s: no vendor", d.Name)
 	}
 	for name, attribute := range d.Attributes {

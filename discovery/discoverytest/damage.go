@@ -119,7 +119,7 @@ func checkHarm(t *testing.T, name, how string, whole *discovery.Snapshot, before
 	switch {
 	case owned && len(harmed) > 0:
 		t.Errorf("%s %s: harms %v, to which it does not belong", name, how, slices.Sorted(maps.Keys(harmed)))
-	case !owned && numbered(name) && len(harmed) > 1:
+	case !owned && numbered(name) && len(harmed) > 1 && !carries(path.Dir(name), harmed, whole.Devices):
 		t.Errorf("%s %s: harms %v", name, how, slices.Sorted(maps.Keys(harmed)))
 	}
 }
@@ -129,6 +129,16 @@ func unlinked(d discovery.Device) discovery.Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "linkedTo")
 	return d
+}
+
+// carries reports whether a directory is that of a kernel device which all of
+// the harmed devices sit on, as USB devices do on their controller.
+func carries(dir string, harmed map[string]bool, devices []discovery.Device) bool {
+	return !slices.ContainsFunc(devices, func(d discovery.Device) bool {
+		return harmed[d.Silicon()] && !slices.ContainsFunc(append([]string{d.Source}, d.Includes...), func(own string) bool {
+			return strings.HasPrefix(own, dir+"/")
+		})
+	})
 }
 
 // owners returns the pieces of silicon that a file belongs to: the file lies

@@ -29,7 +29,8 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // device concerned when any single file of the host is not as it should be.
 //
 // A line "root: FAMILY DIRECTORY" in the comment of a recorded host names a
-// root for a family, as an administrator would.
+// root for a family, as an administrator would, and a line "paths: JSON" is a
+// [discovery.PathResource].
 func Run(t *testing.T, f *discovery.Family) {
 	t.Helper()
 	if err := discovery.Validate([]*discovery.Family{f}); err != nil {
@@ -55,7 +56,7 @@ func Run(t *testing.T, f *discovery.Family) {
 }
 
 // Layout lays a recorded host out in a temporary directory and returns it,
-// with the roots that its comment names.
+// with the roots and paths that its comment names.
 func Layout(t testing.TB, file string) *discovery.Host {
 	t.Helper()
 	return layout(t, file, t.TempDir())
@@ -89,8 +90,21 @@ func layout(t testing.TB, file, dir string) *discovery.Host {
 		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "root:" {
 			host.Roots[fields[1]] = fields[2]
 		}
+		if resource, ok := strings.CutPrefix(line, "paths: "); ok {
+			host.Paths = append(host.Paths, parsePaths(t, resource))
+		}
 	}
 	return host
+}
+
+func parsePaths(t testing.TB, text string) (resource discovery.PathResource) {
+	t.Helper()
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&resource); err != nil {
+		t.Fatalf("paths %s: %v", text, err)
+	}
+	return resource
 }
 
 // compareGolden compares a snapshot with the one that was read and found good.
@@ -145,7 +159,9 @@ func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapsh
 	if _, err := h.Layout(dir); err != nil {
 		t.Fatal(err)
 	}
-	again := discovery.Scan(&discovery.Host{FS: open(t, dir), Roots: host.Roots}, families)
+	replayed := *host
+	replayed.FS = open(t, dir)
+	again := discovery.Scan(&replayed, families)
 	if diff := cmp.Diff(string(marshal(t, snapshot)), string(marshal(t, again))); diff != "" {
 		t.Errorf("snapshot of the host as it was recorded differs (-host +record):\n%s", diff)
 	}

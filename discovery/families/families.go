@@ -16,6 +16,7 @@ import (
 	"chandler.dev/discovery/families/neuron"
 	"chandler.dev/discovery/families/npu"
 	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/families/paths"
 	"chandler.dev/discovery/families/qat"
 	"chandler.dev/discovery/families/rdma"
 	"chandler.dev/discovery/families/sgx"
@@ -42,6 +43,7 @@ var All = []*discovery.Family{
 	neuron.Family,
 	npu.Family,
 	nvidia.Family,
+	paths.Family,
 	qat.Family,
 	rdma.Family,
 	sgx.Family,

@@ -26,7 +26,9 @@ import (
 // pass for an archive's entry are recorded as unreadable, with the reason.
 func Record(host *discovery.Host, families []*discovery.Family, comment string) ([]byte, error) {
 	r := &recorder{fsys: host.FS, entries: make(map[string]entry)}
-	discovery.Scan(&discovery.Host{FS: r, Roots: host.Roots}, families)
+	observed := *host
+	observed.FS = r
+	discovery.Scan(&observed, families)
 	archive := &txtar.Archive{Comment: []byte(strings.TrimSpace(comment) + "\n\n")}
 	for _, name := range slices.Sorted(maps.Keys(r.entries)) {
 		if e := r.entries[name]; e.kind != directory || !r.parents()[name] {

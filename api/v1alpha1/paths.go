@@ -1,0 +1,102 @@
+package v1alpha1
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// kinds are the values of the attribute "kind".
+var kinds = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic", "hypervisor", "enclave", "other"}
+
+// maxShares bounds the count of a group, and the limit of a path.
+const maxShares = 4096
+
+func (r *PathResource) validate() error {
+	var errs []error
+	check := func(path string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		}
+	}
+	check("name", validateResourceName(r.Name))
+	if len(r.Name) > 64 {
+		check("name", fmt.Errorf("is %q; an attribute has at most 64 characters", r.Name))
+	}
+	if r.Kind != "" && !slices.Contains(kinds, r.Kind) {
+		check("kind", fmt.Errorf("is %q; want one of %s", r.Kind, strings.Join(kinds, ", ")))
+	}
+	for name, value := range r.Env {
+		if len(validation.IsCIdentifier(name)) > 0 || strings.ContainsRune(value, 0) {
+			check("env", fmt.Errorf("%q=%q: want a name such as SERIAL_PORT, and a text", name, value))
+		}
+	}
+	if len(r.Groups) == 0 {
+		check("groups", errors.New("must not be empty"))
+	}
+	for i := range r.Groups {
+		check(fmt.Sprintf("groups[%d]", i), r.Groups[i].validate())
+	}
+	return errors.Join(errs...)
+}
+
+func (g *PathGroup) validate() error {
+	var errs []error
+	if (len(g.Paths) == 0) == (len(g.USB) == 0) {
+		errs = append(errs, errors.New("want either paths or usb"))
+	}
+	if g.Each && len(g.USB) == 0 {
+		errs = append(errs, errors.New("each: is for usb"))
+	}
+	if g.Count < 0 || g.Count > maxShares {
+		errs = append(errs, fmt.Errorf("count: is %d; want 1 to %d", g.Count, maxShares))
+	}
+	for i := range g.Paths {
+		if err := g.Paths[i].validate(); err != nil {
+			errs = append(errs, fmt.Errorf("paths[%d]: %w", i, err))
+		}
+	}
+	for i, device := range g.USB {
+		if !usbID.MatchString(device.Vendor) || !usbID.MatchString(device.Product) {
+			errs = append(errs, fmt.Errorf("usb[%d]: is vendor %q, product %q; want up to four hexadecimal digits each", i, device.Vendor, device.Product))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var (
+	usbID       = regexp.MustCompile(`^[0-9A-Fa-f]{1,4}$`)
+	permissions = regexp.MustCompile(`^[rwm]{0,3}$`)
+)
+
+func (p *Path) validate() error {
+	var errs []error
+	if !path.IsAbs(p.Path) || path.Clean(p.Path) != p.Path || p.Path == "/" {
+		errs = append(errs, fmt.Errorf("path: is %q; want a clean absolute path, such as /dev/ttyUSB*", p.Path))
+	}
+	if _, err := path.Match(p.Path, ""); err != nil {
+		errs = append(errs, fmt.Errorf("path: is %q: %w", p.Path, err))
+	}
+	if inside := strings.TrimSuffix(p.MountPath, "/"); p.MountPath != "" && (!path.IsAbs(p.MountPath) || inside != "" && path.Clean(inside) != inside) {
+		errs = append(errs, fmt.Errorf("mountPath: is %q; want a clean absolute path", p.MountPath))
+	}
+	if p.Limit < 0 || p.Limit > maxShares {
+		errs = append(errs, fmt.Errorf("limit: is %d; want 1 to %d", p.Limit, maxShares))
+	}
+	switch {
+	case p.Type != "" && p.Type != PathTypeDevice && p.Type != PathTypeMount:
+		errs = append(errs, fmt.Errorf("type: is %q; want %s or %s", string(p.Type), PathTypeDevice, PathTypeMount))
+	case !permissions.MatchString(p.Permissions):
+		errs = append(errs, fmt.Errorf("permissions: is %q; want some of m, r and w", p.Permissions))
+	case p.Type == PathTypeMount && p.Permissions != "":
+		errs = append(errs, errors.New("permissions: is for type Device"))
+	case p.Type != PathTypeMount && p.ReadOnly:
+		errs = append(errs, errors.New("readOnly: is for type Mount"))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,212 @@
+// Package paths describes what the administrator names: device nodes, files to
+// be mounted and USB devices, with the resource names and IDs of squat's
+// generic-device-plugin. It describes nothing that nobody named, and knows no
+// more of it than any kernel device tells.
+package paths
+
+import (
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+const family = "paths"
+
+// Family is what the administrator named.
+var Family = &discovery.Family{
+	Name:       family,
+	Doc:        "device nodes, files and USB devices that the administrator named",
+	Configured: true,
+	Describe:   describe,
+	Grant:      grant,
+}
+
+func describe(host *discovery.Host, _ []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	r := &reader{host: host}
+	owners := make(map[string]string) // of nodes that one device has alone
+	for i := range host.Paths {
+		resource := &host.Paths[i]
+		for j := range resource.Groups {
+			group := &resource.Groups[j]
+			sets, err := r.sets(group)
+			// What could not be looked for may be there: a problem of all devices.
+			problems = append(problems, discovery.Problems(family, err)...)
+			for _, set := range sets {
+				d, err := describeSet(host, resource, group, set)
+				problems = append(problems, discovery.Problems(d.Name, err)...)
+				if err := claim(owners, &d, group, set); err != nil {
+					problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+					continue
+				}
+				devices = append(devices, d)
+			}
+		}
+	}
+	return devices, problems
+}
+
+// part is one of the things that a device consists of.
+type part struct {
+	key    string // what names it from one scan to the next: "/dev/serial/by-id/usb-…", "usb 1-4"
+	id     string // what names it in the classic ID: its path on the host, "" while that is not known
+	nodes  []*specs.DeviceNode
+	mount  *specs.Mount
+	source string         // see discovery.Device
+	kernel []sysfs.Device // what is behind the nodes, as far as the kernel tells
+	shared bool           // several devices may have it
+	err    error
+}
+
+// sets returns the parts of each device that the group makes.
+func (r *reader) sets(group *discovery.PathGroup) ([][]*part, error) {
+	if len(group.USB) > 0 {
+		return r.usbSets(group)
+	}
+	var errs []error
+	var columns [][]*part
+	var limits []int
+	for _, p := range group.Paths {
+		parts, err := r.matches(p)
+		errs = append(errs, err)
+		if len(parts) == 0 && p.Optional {
+			continue
+		}
+		columns, limits = append(columns, parts), append(limits, max(p.Limit, 1))
+	}
+	return combine(columns, limits), errors.Join(errs...)
+}
+
+// combine returns sets with one part of each column. There are as many as the
+// longest column has parts, or as the scarcest lasts for when each of its parts
+// is used so often as its limit says.
+func combine(columns [][]*part, limits []int) (sets [][]*part) {
+	if len(columns) == 0 {
+		return nil
+	}
+	longest, scarcest := 0, len(columns[0])*limits[0]
+	for i, column := range columns {
+		longest = max(longest, len(column))
+		scarcest = min(scarcest, len(column)*limits[i])
+	}
+	for i := range min(longest, scarcest) {
+		var set []*part
+		for _, column := range columns {
+			set = append(set, column[i%len(column)])
+		}
+		sets = append(sets, set)
+	}
+	return sets
+}
+
+func describeSet(host *discovery.Host, resource *discovery.PathResource, group *discovery.PathGroup, set []*part) (discovery.Device, error) {
+	d := discovery.Device{
+		Name:       name(resource.Name, set),
+		Source:     set[0].source,
+		Attributes: discovery.Attributes{},
+	}
+	if ids := ids(set, group.Count); len(ids) > 0 {
+		d.Offers = []discovery.Offer{{Resource: resource.Name, IDs: ids}}
+	}
+	for _, variable := range slices.Sorted(maps.Keys(resource.Env)) {
+		d.Edits.Env = append(d.Edits.Env, variable+"="+resource.Env[variable])
+	}
+	var errs []error
+	var kernel []sysfs.Device
+	for _, p := range set {
+		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, p.nodes...)
+		if p.mount != nil {
+			d.Edits.Mounts = append(d.Edits.Mounts, p.mount)
+		}
+		d.Includes = append(d.Includes, p.source)
+		for _, device := range p.kernel {
+			d.Includes = append(d.Includes, device.Path)
+		}
+		kernel = append(kernel, p.kernel...)
+		errs = append(errs, p.err)
+	}
+	slices.Sort(d.Includes)
+	d.Includes = slices.DeleteFunc(slices.Compact(d.Includes), func(dir string) bool { return dir == d.Source })
+	errs = append(errs, setAttributes(d.Attributes, kernel))
+	d.Identity = d.Attributes.String("serial")
+	d.Attributes.SetString("kind", resource.Kind)
+	if resource.Kind == "" {
+		d.Attributes.SetString("kind", "other")
+	}
+	d.Attributes.SetString("resource", resource.Name)
+	if group.Count > 1 {
+		errs = append(errs, d.ShareAmong(group.Count))
+	}
+	d.Health = health(host, &d, kernel)
+	return d, errors.Join(errs...)
+}
+
+// name returns the name of a device of a resource: it is the same for as long
+// as its parts bear their names, whatever else comes and goes.
+func name(resource string, set []*part) string {
+	hash := sha1.New()
+	hash.Write([]byte(resource))
+	for _, p := range set {
+		hash.Write([]byte("\x00" + p.key))
+	}
+	_, short, _ := strings.Cut(strings.ToLower(resource), "/")
+	short = strings.Map(func(r rune) rune {
+		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' {
+			return r
+		}
+		return '-'
+	}, short)
+	return fmt.Sprintf("paths-%s-%s", short[:min(len(short), 30)], hex.EncodeToString(hash.Sum(nil))[:8])
+}
+
+// ids returns the classic IDs, which are the generic-device-plugin's: the SHA-1
+// of the number of the share and the paths on the host. Where one of those is
+// not known there are none.
+func ids(set []*part, count int) []string {
+	if slices.ContainsFunc(set, func(p *part) bool { return p.id == "" }) {
+		return nil
+	}
+	ids := make([]string, max(count, 1))
+	for i := range ids {
+		hash := sha1.New()
+		hash.Write([]byte(strconv.Itoa(i)))
+		for _, p := range set {
+			hash.Write([]byte(p.id))
+		}
+		ids[i] = hex.EncodeToString(hash.Sum(nil))
+	}
+	return ids
+}
+
+// claim notes the nodes that the device has alone. One that another has alone
+// already would be in two containers at once, which is an error.
+func claim(owners map[string]string, d *discovery.Device, group *discovery.PathGroup, set []*part) error {
+	if group.Count > 1 {
+		return nil
+	}
+	var own []string
+	for _, p := range set {
+		if p.shared {
+			continue
+		}
+		for _, node := range p.nodes {
+			if owner := owners[node.HostPath]; owner != "" {
+				return fmt.Errorf("%s is in %s already; several devices have it only with a count or a limit above 1", node.HostPath, owner)
+			}
+			own = append(own, node.HostPath)
+		}
+	}
+	for _, node := range own {
+		owners[node] = d.Name
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package paths_test
+
+import (
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families/paths"
+)
+
+func TestFamily(t *testing.T) { discoverytest.Run(t, paths.Family) }
+
+func scan(fsys fs.FS, groups ...discovery.PathGroup) *discovery.Snapshot {
+	host := &discovery.Host{FS: fsys, Paths: []discovery.PathResource{{Name: "example.com/a", Groups: groups}}}
+	return discovery.Scan(host, []*discovery.Family{paths.Family})
+}
+
+// How many devices there are of paths with so many matches, and which of them
+// go together, is as the generic-device-plugin has it.
+func TestSets(t *testing.T) {
+	fsys := fstest.MapFS{"dev/a0": {}, "dev/a1": {}, "dev/a2": {}, "dev/b0": {}, "dev/b1": {}, "dev/c": {}}
+	type p = discovery.HostPath
+	for name, test := range map[string]struct {
+		paths []p
+		want  []string
+	}{
+		"one":              {[]p{{Path: "/dev/c"}}, []string{"c"}},
+		"pattern":          {[]p{{Path: "/dev/a*"}}, []string{"a0", "a1", "a2"}},
+		"scarcest counts":  {[]p{{Path: "/dev/a*"}, {Path: "/dev/b*"}}, []string{"a0 b0", "a1 b1"}},
+		"limit":            {[]p{{Path: "/dev/a*"}, {Path: "/dev/c", Limit: 9}}, []string{"a0 c", "a1 c", "a2 c"}},
+		"limit too low":    {[]p{{Path: "/dev/c", Limit: 2}, {Path: "/dev/a*"}}, []string{"c a0", "c a1"}},
+		"limit alone":      {[]p{{Path: "/dev/c", Limit: 5}}, []string{"c"}},
+		"limit in turn":    {[]p{{Path: "/dev/a*"}, {Path: "/dev/b*", Limit: 2}}, []string{"a0 b0", "a1 b1", "a2 b0"}},
+		"missing":          {[]p{{Path: "/dev/c"}, {Path: "/dev/none"}}, nil},
+		"optional":         {[]p{{Path: "/dev/none", Optional: true}, {Path: "/dev/c"}}, []string{"c"}},
+		"optional, there":  {[]p{{Path: "/dev/b*", Optional: true}, {Path: "/dev/c"}}, []string{"b0 c"}},
+		"nothing optional": {[]p{{Path: "/dev/none", Optional: true}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			snapshot := scan(fsys, discovery.PathGroup{Paths: test.paths})
+			var got []string
+			for _, d := range snapshot.Devices {
+				var nodes []string
+				for _, node := range d.Edits.DeviceNodes {
+					nodes = append(nodes, strings.TrimPrefix(node.HostPath, "/dev/"))
+				}
+				got = append(got, strings.Join(nodes, " "))
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, test.want) || len(snapshot.Problems) > 0 {
+				t.Errorf("got %q, want %q; %v", got, test.want, snapshot.Problems)
+			}
+		})
+	}
+}
+
+// The IDs are what sha1sum says of the number of the share and the paths, so
+// that what a kubelet remembers of the plugin that is replaced goes on.
+func TestIDs(t *testing.T) {
+	fsys := fstest.MapFS{"dev/fuse": {}, "dev/snd/pcmC0D0c": {}, "dev/snd/controlC0": {}}
+	for want, group := range map[string]discovery.PathGroup{
+		"a68db766f638034740111848aafee2d2dcd6b642": {Paths: []discovery.HostPath{{Path: "/dev/fuse"}}},
+		"a6a12fe5e9397cf9922cdcb98c53f0976ac80e3c": {Paths: []discovery.HostPath{{Path: "/dev/snd/pcmC0D0c"}, {Path: "/dev/snd/controlC0"}}, Count: 2},
+	} {
+		ids := scan(fsys, group).Devices[0].Offers[0].IDs
+		if ids[len(ids)-1] != want {
+			t.Errorf("%v: IDs %q, the last is to be %s", group, ids, want)
+		}
+	}
+}
+
+func usb(bus, number, serial string) fstest.MapFS {
+	return fstest.MapFS{
+		"sys/bus/usb/devices/1-4/idVendor":  {Data: []byte("1a86\n")},
+		"sys/bus/usb/devices/1-4/idProduct": {Data: []byte("7523\n")},
+		"sys/bus/usb/devices/1-4/serial":    {Data: []byte(serial)},
+		"sys/bus/usb/devices/1-4/busnum":    {Data: []byte(bus)},
+		"sys/bus/usb/devices/1-4/devnum":    {Data: []byte(number)},
+		"dev/bus/usb/001/002":               {},
+		"dev/bus/usb/001/003":               {},
+	}
+}
+
+// A USB device that is plugged in again has another number, and so another ID
+// in the classic API. In DRA it stays what it was, by its place.
+func TestPluggedInAgain(t *testing.T) {
+	group := discovery.PathGroup{USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}
+	before, after := scan(usb("1", "2", "A"), group).Devices[0], scan(usb("1", "3", "B"), group).Devices[0]
+	if before.Name != after.Name || before.Identity != "A" || after.Identity != "B" {
+		t.Errorf("%s of serial %s is %s of serial %s now", before.Name, before.Identity, after.Name, after.Identity)
+	}
+	if node := after.Edits.DeviceNodes[0]; node.HostPath != "/dev/bus/usb/001/003" || after.Offers[0].IDs[0] == before.Offers[0].IDs[0] {
+		t.Errorf("node %s, ID %s", node.HostPath, after.Offers[0].IDs[0])
+	}
+}
+
+// FuzzUSB checks that no serial number and no place on a bus makes a device
+// that could not be published, or a node outside of the bus.
+func FuzzUSB(f *testing.F) {
+	f.Add("1", "2", "A")
+	f.Add("001", "0x10", "\x00")
+	f.Add("-1", "../../sda", strings.Repeat("ä", 99))
+	f.Fuzz(func(t *testing.T, bus, number, serial string) {
+		for _, d := range scan(usb(bus, number, serial), discovery.PathGroup{USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}).Devices {
+			if err := d.Validate(); err != nil {
+				t.Error(err)
+			}
+			for _, node := range d.Edits.DeviceNodes {
+				if !strings.HasPrefix(node.HostPath, "/dev/bus/usb/") || strings.Contains(node.HostPath, "..") {
+					t.Errorf("node %s", node.HostPath)
+				}
+			}
+		}
+	})
+}
+
+// noDirectory is a host of which a directory cannot be read.
+type noDirectory struct {
+	fs.FS
+
+	name string
+}
+
+func (f noDirectory) ReadDir(name string) ([]fs.DirEntry, error) {
+	if name == f.name {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
+	}
+	return fs.ReadDir(f.FS, name)
+}
+
+// A device whose directory cannot be read is not gone, nor is one whose bus
+// cannot be.
+func TestUnreadable(t *testing.T) {
+	whole := usb("1", "2", "A")
+	whole["dev/serial/port"] = &fstest.MapFile{}
+	groups := []discovery.PathGroup{{Paths: []discovery.HostPath{{Path: "/dev/serial/p*"}}}, {USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}}
+	before := scan(whole, groups...)
+	for _, dir := range []string{"dev/serial", "sys/bus/usb/devices"} {
+		host := noDirectory{whole, dir}
+		after := discovery.Merge(&discovery.Host{FS: host}, before, scan(host, groups...))
+		if len(before.Devices) != 2 || len(after.Devices) != 2 || len(after.Problems) != 1 {
+			t.Errorf("%s: %d devices of %d, problems %v", dir, len(after.Devices), len(before.Devices), after.Problems)
+		}
+	}
+	delete(whole, "dev/serial/port")
+	if after := discovery.Merge(&discovery.Host{FS: whole}, before, scan(whole, groups...)); len(after.Devices) != 1 {
+		t.Errorf("the port is gone, and there are %d devices", len(after.Devices))
+	}
+}
+
+func TestGrant(t *testing.T) {
+	group := discovery.PathGroup{USB: []discovery.USBID{{Vendor: "1a86", Product: "7523"}}}
+	given := append(scan(usb("1", "2", "A"), group).Devices, scan(usb("1", "3", "A"), group).Devices...)
+	got := paths.Family.Grant(given, discovery.Grant{Resource: "kubevirt.io/usb-key.a"}).Env
+	if want := []string{"USB_RESOURCE_KUBEVIRT_IO_USB-KEY_A=1:2,1:3"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := paths.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA}).Env; len(got) > 0 {
+		t.Errorf("without a resource: got %q", got)
+	}
+}

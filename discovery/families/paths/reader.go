@@ -1,0 +1,168 @@
+package paths
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// reader finds what the configuration names. It reads each list once.
+type reader struct {
+	host    *discovery.Host
+	classes []string // of /sys/class, nil until they are asked for
+	usb     []usbDevice
+	usbErr  error
+	hasUSB  bool
+}
+
+// matches returns what is on the host for a path of the configuration, in name
+// order.
+func (r *reader) matches(p discovery.HostPath) ([]*part, error) {
+	pattern := strings.TrimPrefix(p.Path, "/")
+	found, err := fs.Glob(r.host.FS, pattern)
+	if err == nil && len(found) == 0 {
+		err = r.readable(pattern)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("path %s: %w", p.Path, err)
+	}
+	slices.Sort(found)
+	var parts []*part
+	for _, name := range found {
+		if _, err := fs.Stat(r.host.FS, name); errors.Is(err, fs.ErrNotExist) {
+			continue // a link that leads nowhere
+		}
+		parts = append(parts, r.part(p, name))
+	}
+	return parts, nil
+}
+
+// readable reports why a directory that a pattern begins with cannot be read:
+// [fs.Glob] takes that for one without a match.
+func (r *reader) readable(pattern string) error {
+	dir := path.Dir(pattern)
+	for strings.ContainsAny(dir, `*?[\`) {
+		dir = path.Dir(dir)
+	}
+	_, err := fs.ReadDir(r.host.FS, dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// part describes a file of the host, whose name has no leading slash.
+func (r *reader) part(p discovery.HostPath, name string) *part {
+	hostPath := "/" + name
+	inside := cmp.Or(p.MountPath, hostPath)
+	if strings.HasSuffix(inside, "/") {
+		inside = path.Join(inside, path.Base(name))
+	}
+	out := &part{key: hostPath, id: hostPath, source: name, shared: p.Limit > 1}
+	if p.Mount {
+		access := "rw"
+		if p.ReadOnly {
+			access = "ro"
+		}
+		out.mount = &specs.Mount{HostPath: hostPath, ContainerPath: inside, Options: []string{access, "nosuid", "nodev", "rbind", "rprivate"}}
+		return out
+	}
+	permissions := cmp.Or(p.Permissions, "mrw")
+	if info, err := fs.Stat(r.host.FS, name); err == nil && info.IsDir() {
+		out.err = r.addDirectory(out, name, inside, permissions)
+		return out
+	}
+	out.err = r.addNode(out, name, inside, permissions)
+	if len(out.kernel) > 0 {
+		out.source = out.kernel[0].Path
+	}
+	return out
+}
+
+// addDirectory adds all nodes below a directory, such as /dev/snd.
+func (r *reader) addDirectory(out *part, dir, inside, permissions string) error {
+	entries, err := fs.ReadDir(r.host.FS, dir)
+	if err != nil {
+		return fmt.Errorf("directory /%s: %w", dir, err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		name, inside := path.Join(dir, entry.Name()), path.Join(inside, entry.Name())
+		switch {
+		case entry.IsDir():
+			errs = append(errs, r.addDirectory(out, name, inside, permissions))
+		case entry.Type()&(fs.ModeSymlink|fs.ModeSocket|fs.ModeNamedPipe) == 0: // a link is another name of a node
+			errs = append(errs, r.addNode(out, name, inside, permissions))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// addNode adds a device node. The node is named by where it lies and not by the
+// link that may lead to it: the runtime takes no links.
+func (r *reader) addNode(out *part, name, inside, permissions string) error {
+	name = r.target(name)
+	node := &specs.DeviceNode{Path: inside, HostPath: "/" + name, Permissions: permissions}
+	out.nodes = append(out.nodes, node)
+	device, ok := r.kernelDevice(name)
+	if !ok {
+		return nil
+	}
+	out.kernel = append(out.kernel, device)
+	known, err := discovery.Node(device, "/dev")
+	node.Type, node.Major, node.Minor = known.Type, known.Major, known.Minor
+	return err
+}
+
+// target follows the links at the end of a path. Where they lead nowhere it
+// returns the path.
+func (r *reader) target(name string) string {
+	at := name
+	for range 8 {
+		to, err := fs.ReadLink(r.host.FS, at)
+		if err != nil {
+			break
+		}
+		if path.IsAbs(to) {
+			at = strings.TrimPrefix(path.Clean(to), "/")
+		} else {
+			at = path.Join(path.Dir(at), to)
+		}
+	}
+	if _, err := fs.Stat(r.host.FS, at); err != nil || at == "" {
+		return name
+	}
+	return at
+}
+
+// kernelDevice returns the kernel's device of a node. Classes name a device as
+// its node, but for few, and the device says which node it has.
+func (r *reader) kernelDevice(node string) (sysfs.Device, bool) {
+	below, ok := strings.CutPrefix(node, "dev/")
+	if !ok {
+		return sysfs.Device{}, false
+	}
+	if r.classes == nil {
+		r.classes = []string{}
+		entries, _ := fs.ReadDir(r.host.FS, "sys/class") // without it, nothing is known of nodes
+		for _, entry := range entries {
+			r.classes = append(r.classes, path.Join("sys/class", entry.Name()))
+		}
+	}
+	for _, class := range r.classes {
+		device, ok := sysfs.At(r.host.FS, class).LinkTo(path.Base(node))
+		if ok && device.Uevent()["DEVNAME"] == below {
+			return device, true
+		}
+	}
+	return sysfs.Device{}, false
+}

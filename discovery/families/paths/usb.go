@@ -1,0 +1,135 @@
+package paths
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// usbDevice is a device of /sys/bus/usb/devices
+// (Documentation/ABI/testing/sysfs-bus-usb and sysfs-devices-usb).
+type usbDevice struct {
+	kernel                  sysfs.Device
+	vendor, product, serial string
+}
+
+func (u *usbDevice) is(id discovery.USBID) bool {
+	return u.vendor == id.Vendor && u.product == id.Product && (id.Serial == "" || u.serial == id.Serial)
+}
+
+// usbSets returns the parts of the devices that a group of USB devices makes:
+// one of all that match or, where each is for itself, of one for each entry.
+func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
+	if !r.hasUSB {
+		r.usb, r.usbErr = listUSB(r.host.FS)
+		r.hasUSB = true
+	}
+	used := make(map[string]bool) // one device is in the set once, however many entries it matches
+	columns := make([][]*part, len(group.USB))
+	limits := make([]int, len(group.USB))
+	var all []*part
+	for i, id := range group.USB {
+		for _, u := range r.usb {
+			if used[u.kernel.Path] || !u.is(id) {
+				continue
+			}
+			used[u.kernel.Path] = true
+			columns[i] = append(columns[i], u.part())
+		}
+		all = append(all, columns[i]...)
+		limits[i] = 1
+	}
+	if group.Each {
+		return combine(columns, limits), r.usbErr
+	}
+	if len(all) == 0 {
+		return nil, r.usbErr
+	}
+	return [][]*part{all}, r.usbErr
+}
+
+// listUSB returns the USB devices of a host, hubs too, in name order. A host
+// may have none.
+func listUSB(fsys fs.FS) ([]usbDevice, error) {
+	listed, err := sysfs.Bus(fsys, "usb")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	errs := []error{err}
+	var devices []usbDevice
+	for _, device := range listed {
+		if strings.Contains(device.Name(), ":") {
+			continue // an interface of a device
+		}
+		attrs := device.Attrs()
+		u := usbDevice{kernel: device}
+		u.vendor, _ = attrs.Hex("idVendor", 4)
+		u.product, _ = attrs.Hex("idProduct", 4)
+		u.serial, _ = attrs.Text("serial")
+		if err := attrs.Err(); err != nil {
+			errs = append(errs, fmt.Errorf("USB device %s: %w", device.Name(), err))
+		}
+		devices = append(devices, u)
+	}
+	return devices, errors.Join(errs...)
+}
+
+// part describes a USB device. Its node's name changes whenever it is plugged
+// in, and its place does not.
+func (u *usbDevice) part() *part {
+	attrs := u.kernel.Attrs()
+	bus, hasBus := attrs.Uint("busnum")
+	number, hasNumber := attrs.Uint("devnum")
+	out := &part{key: "usb " + u.kernel.Name(), source: u.kernel.Path, kernel: []sysfs.Device{u.kernel}}
+	if !hasBus || !hasNumber {
+		out.err = errors.Join(fmt.Errorf("USB device %s: its number on its bus is not known", u.kernel.Name()), attrs.Err())
+		return out
+	}
+	out.id = fmt.Sprintf("/dev/bus/usb/%03d/%03d", bus, number)
+	node, err := discovery.Node(u.kernel, "/dev/bus/usb")
+	node.Path, node.HostPath = out.id, out.id
+	out.nodes, out.err = []*specs.DeviceNode{node}, err
+	return out
+}
+
+// usbOf returns the USB device that a kernel device is, or sits on.
+func usbOf(d sysfs.Device) (sysfs.Device, bool) {
+	for ; strings.Contains(d.Path, "/"); d = d.Parent() {
+		if d.Exists("idVendor") {
+			return d, true
+		}
+	}
+	return sysfs.Device{}, false
+}
+
+// usbNode matches the node of a USB device.
+var usbNode = regexp.MustCompile(`^/dev/bus/usb/([0-9]{3})/([0-9]{3})$`)
+
+// grant names the USB devices by bus and number, in the variable that KubeVirt
+// has for a resource.
+func grant(given []discovery.Device, grant discovery.Grant) (edits specs.ContainerEdits) {
+	var addresses []string
+	for _, d := range given {
+		for _, node := range d.Edits.DeviceNodes {
+			if m := usbNode.FindStringSubmatch(node.HostPath); m != nil {
+				bus, _ := strconv.Atoi(m[1])
+				number, _ := strconv.Atoi(m[2])
+				addresses = append(addresses, fmt.Sprintf("%d:%d", bus, number))
+			}
+		}
+	}
+	if grant.Resource == "" || len(addresses) == 0 {
+		return edits
+	}
+	name := strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(grant.Resource))
+	edits.Env = []string{"USB_RESOURCE_" + name + "=" + strings.Join(addresses, ",")}
+	return edits
+}
