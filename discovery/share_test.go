@@ -117,3 +117,16 @@ func TestShareUnderANameOfTheAdministrator(t *testing.T) {
 		t.Errorf("offers (-want +got):\n%s", diff)
 	}
 }
+
+// A device whose count the administrator said is not shared a second time.
+func TestShareAmong(t *testing.T) {
+	d := gpu("port", "example", 0)
+	err := d.ShareAmong(3)
+	if shares := d.Capacity[Shares].Value; err != nil || d.Sharing.Capacity != Shares || shares.Value() != 3 {
+		t.Errorf("%v, %+v of %v", err, d.Sharing, d.Capacity)
+	}
+	again := &Share{Replicas: 2}
+	if err := again.apply(&d); err == nil || !strings.Contains(err.Error(), "already") {
+		t.Errorf("shared again: %v", err)
+	}
+}
