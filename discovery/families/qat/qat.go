@@ -126,14 +126,16 @@ func readPhysical(host *discovery.Host, function sysfs.Device) (pf physical) {
 	attrs := function.Attrs()
 	state, _ := attrs.Text("qat/state")
 	text, _ := attrs.Text("qat/cfg_services")
+	if state == "" && text == "" { // before Linux 6.0, which brought both
+		text = servicesEnabled(host, function)
+	}
 	if pf.err = attrs.Err(); pf.err == nil {
 		pf.services, pf.err = parseServices(text)
 	}
 	if pf.err != nil {
 		pf.err = fmt.Errorf("physical function %s: %w", function.Name(), pf.err)
 	}
-	// Debugfs may not be there, or not for us.
-	heartbeat, _ := host.ReadText("/sys/kernel/debug/qat_" + function.Driver() + "_" + function.Name() + "/heartbeat/status")
+	heartbeat, _ := host.ReadText(debugfs(function) + "/heartbeat/status")
 	switch {
 	case state == "down":
 		pf.health = discovery.Health{Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " is down"}
@@ -141,6 +143,40 @@ func readPhysical(host *discovery.Host, function sysfs.Device) (pf physical) {
 		pf.health = discovery.Health{Status: discovery.Unhealthy, Reason: "physical function " + function.Name() + " does not respond"}
 	}
 	return pf
+}
+
+// debugfs returns the directory of a physical function in debugfs, which may not
+// be there, or not for us, and is at the same place behind any number of bridges.
+func debugfs(function sysfs.Device) string {
+	return "/sys/kernel/debug/qat_" + function.Driver() + "_" + function.Name()
+}
+
+// servicesEnabled returns the services by the configuration in debugfs, "" if
+// they are not known.
+func servicesEnabled(host *discovery.Host, function sysfs.Device) string {
+	text, err := host.ReadText(debugfs(function) + "/dev_cfg")
+	if err != nil {
+		return ""
+	}
+	return parseConfig(text)
+}
+
+// parseConfig returns the value of ServicesEnabled in the section GENERAL, ""
+// if there is none (qat_dev_cfg_show in drivers/crypto/intel/qat/qat_common/adf_cfg.c).
+func parseConfig(text string) string {
+	section := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			section = strings.Trim(line, "[]")
+			continue
+		}
+		key, value, _ := strings.Cut(line, "=")
+		if section == "GENERAL" && strings.TrimSpace(key) == "ServicesEnabled" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
 }
 
 // serviceNames matches "dc" and "sym;asym". The kernel combines at most three

@@ -34,6 +34,30 @@ func TestServices(t *testing.T) {
 	}
 }
 
+func TestConfig(t *testing.T) {
+	for name, test := range map[string]struct{ text, want string }{
+		"as the kernel writes it": {"[GENERAL]\nServicesEnabled = sym;asym\nConfigVersion = 2\n[KERNEL]\nNumberCyInstances = 0\n", "sym;asym"},
+		"not the first section":   {"[KERNEL]\n[GENERAL]\nServicesEnabled = dc\n", "dc"},
+		"another section's":       {"[KERNEL]\nServicesEnabled = dc\n", ""},
+		"none":                    {"[GENERAL]\nServicesEnabled\n", ""},
+		"empty":                   {"", ""},
+	} {
+		if got := parseConfig(test.text); got != test.want {
+			t.Errorf("%s: got %q; want %q", name, got, test.want)
+		}
+	}
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add("[GENERAL]\nServicesEnabled = sym;asym\n")
+	f.Add("[GENERAL\n=\n[]")
+	f.Fuzz(func(t *testing.T, text string) {
+		if value := parseConfig(text); strings.ContainsAny(value, "\n") {
+			t.Errorf("%q", value)
+		}
+	})
+}
+
 func TestGrant(t *testing.T) {
 	given := make([]discovery.Device, 2)
 	for i, address := range []string{"0000:6b:00.4", "0000:6b:00.1"} {

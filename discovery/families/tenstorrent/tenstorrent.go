@@ -41,6 +41,17 @@ var resources = map[string]string{
 	"e75": "grayskull", "e150": "grayskull",
 }
 
+// chips are how many chips come with one PCI function of a card: that of an n300
+// is also the only way to its second chip.
+var chips = map[string]int64{
+	"n150": 1,
+	"n300": 2, "n300l": 2, "n300s": 2,
+	"p100a": 1,
+	"p150a": 1, "p150b": 1, "p150c": 1,
+	"p300a": 1, "p300b": 1, "p300c": 1,
+	"e75": 1, "e150": 1,
+}
+
 // hugepages is where Tenstorrent's installer mounts pages of 1 GiB, which its
 // software needs on a host without an IOMMU.
 const hugepages = "/dev/hugepages-1G"
@@ -93,11 +104,17 @@ func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 	attrs := chip.Attrs()
 	if card, ok := attrs.Text("tt_card_type"); ok && card != "unknown" {
 		d.Attributes.SetString("model", card)
+		if n := chips[card]; n > 0 {
+			d.Capacity.Set("chips", n)
+		}
 	}
-	// The board's number, which the chips of a board have in common, and the
-	// chip's own.
+	// The board's number, which the chips of a board have in common and by which
+	// they are known to be linked, and the chip's own.
 	if serial, ok := attrs.Text("tt_serial"); ok && !unset(serial) {
 		d.Attributes.SetString("serial", serial)
+		if len(serial) == len("0100014511708000") {
+			d.Attributes.SetString("fabric", "board-"+serial)
+		}
 	}
 	if asic, ok := attrs.Text("tt_asic_id"); ok && !unset(asic) {
 		d.Attributes.SetString("uuid", asic)

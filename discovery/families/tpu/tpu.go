@@ -103,6 +103,7 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 		errs = append(errs, attrs.Err())
 	}
 	d.Attributes.SetString("architecture", architecture)
+	setPlace(d.Attributes, first)
 	for i, function := range functions {
 		if i > 0 {
 			d.Includes = append(d.Includes, function.Path)
@@ -124,6 +125,18 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 		d.Offers = []discovery.Offer{{Resource: "google.com/tpu", IDs: []string{classicID(architecture, first)}}}
 	}
 	return d, errors.Join(errs...)
+}
+
+// setPlace sets the chip's number on its host, by which the libraries know where
+// in the mesh of the host's chips it is. The driver of the older TPUs tells it in
+// the name of the node; what tells it of the others is not on the host.
+func setPlace(a discovery.Attributes, function sysfs.Device) {
+	for _, accel := range function.Children("accel") {
+		digits, ok := strings.CutPrefix(accel.Name(), "accel")
+		if number, err := strconv.ParseUint(digits, 10, 16); ok && err == nil {
+			a.SetInt("moduleID", int64(number))
+		}
+	}
 }
 
 func nodesOf(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode, error) {
