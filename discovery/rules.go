@@ -92,6 +92,9 @@ func (r *Rules) Apply(s *Snapshot) *Snapshot {
 // apply changes the device, which is a copy whose slices are shared with the
 // original, and reports whether it is kept.
 func (r *Rules) apply(d *Device) (kept bool, errs []error) {
+	if d.OptIn && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.offers(resource.Name) }) {
+		return false, nil // nobody asks for it, so nothing is to be said of it
+	}
 	selects := func(s Selector) bool {
 		selected, err := s.Selects(*d)
 		if err != nil {

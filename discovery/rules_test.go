@@ -123,10 +123,15 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := (&Rules{Resources: test.resources}).Apply(&Snapshot{Devices: []Device{monitor}})
+			// It has no memory, which is nobody's concern while nobody asks for it.
+			rules := &Rules{Resources: test.resources}
+			if !slices.ContainsFunc(test.resources, func(r Resource) bool { return r.Name == "acme.com/monitor" }) {
+				rules.Exclude = []Selector{selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("1Gi")) < 0`)}
+			}
+			got := rules.Apply(&Snapshot{Devices: []Device{monitor}})
 			if test.want == nil {
-				if len(got.Devices) > 0 {
-					t.Errorf("got %+v; want no device", got.Devices)
+				if len(got.Devices) > 0 || len(got.Problems) > 0 {
+					t.Errorf("got %+v and the problems %v; want no device and no problem", got.Devices, got.Problems)
 				}
 				return
 			}
