@@ -27,6 +27,20 @@ func ParseDriverConfig(data []byte) (*DriverConfig, error) {
 	return config, nil
 }
 
+// ParseProvisionConfig decodes and validates what "chandler provision" is to do,
+// in YAML or JSON, as strictly as [ParseDriverConfig].
+func ParseProvisionConfig(data []byte) (*ProvisionConfig, error) {
+	config := &ProvisionConfig{}
+	if err := decode(data, KindProvisionConfig, &config.TypeMeta, config); err != nil {
+		return nil, err
+	}
+	config.setDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", KindProvisionConfig, err)
+	}
+	return config, nil
+}
+
 // ParseClaimParameters decodes and validates the opaque parameters of a claim
 // in JSON. Another kind, or a field that is not in [ClaimParameters], is an
 // error.

@@ -1,5 +1,5 @@
-// Package v1alpha1 is what users write: the configuration of the agent and
-// the parameters of a claim. It holds types, defaults and validation, and no
+// Package v1alpha1 is what users write: the configuration of the agent, that of
+// a host's PCI functions, and the parameters of a claim. It holds types, defaults and validation, and no
 // behaviour.
 package v1alpha1
 
@@ -15,6 +15,7 @@ const APIVersion = "chandler.dev/v1alpha1"
 const (
 	KindDriverConfig    = "DriverConfig"
 	KindClaimParameters = "ClaimParameters"
+	KindProvisionConfig = "ProvisionConfig"
 )
 
 // DriverConfig is the configuration of the agent on a node, in the file that

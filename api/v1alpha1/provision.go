@@ -1,0 +1,217 @@
+package v1alpha1
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ProvisionConfig says how the PCI functions of a host are to be, in the file
+// that the --config of "chandler provision" names.
+type ProvisionConfig struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Functions are rules for PCI functions. The first that selects a function
+	// counts. What no rule selects is not touched.
+	Functions []Function `json:"functions,omitempty"`
+}
+
+// Function says how the selected PCI functions are to be: either bound to a
+// driver, or with what their own driver offers set up.
+type Function struct {
+	// Selector is over all PCI functions, by the attributes that every one has:
+	// pciVendor, pciDevice, pciClass, driver, function and the standard ones, and
+	// by those of a device that discovery finds on the function.
+	Selector `json:",inline"`
+
+	// Driver is the kernel driver that the function is to be bound to, such as
+	// vfio-pci. It must be loaded.
+	Driver string `json:"driver,omitempty"`
+
+	// VirtualFunctions are those that the function is to have. Left out, they
+	// are not touched.
+	VirtualFunctions *VirtualFunctions `json:"virtualFunctions,omitempty"`
+
+	// Services are what an Intel QAT function is to do: sym, asym, dc, dcc,
+	// decomp. Their order does not matter.
+	Services []string `json:"services,omitempty"`
+
+	// WorkQueueGroups are the groups 0, 1, … of an Intel DSA or IAA function.
+	// Its work queues are numbered through all of them, and so are its engines.
+	WorkQueueGroups []WorkQueueGroup `json:"workQueueGroups,omitempty"`
+}
+
+// VirtualFunctions are the SR-IOV virtual functions of a physical one.
+type VirtualFunctions struct {
+	// Count is how many there are to be, at least one.
+	Count int `json:"count"`
+
+	// Driver is the kernel driver that each is to be bound to. Left out, that is
+	// the kernel's choice.
+	Driver string `json:"driver,omitempty"`
+}
+
+// WorkQueueGroup is a group of work queues and of the engines that do their work.
+type WorkQueueGroup struct {
+	Engines    int         `json:"engines"` // how many, at least one
+	WorkQueues []WorkQueue `json:"workQueues"`
+}
+
+// WorkQueue is a work queue for programs in user space; see
+// Documentation/ABI/stable/sysfs-driver-dma-idxd in the kernel's source.
+type WorkQueue struct {
+	// Name is for programs to find the queue by.
+	Name string `json:"name"`
+
+	// Mode is dedicated, for one process at a time, or shared.
+	Mode string `json:"mode"`
+
+	// Size is in entries, which all queues of a device share.
+	Size int `json:"size"`
+
+	// Priority is from 1 to 15, the highest; 10 if it is left out.
+	Priority int `json:"priority,omitempty"`
+
+	// Threshold is how many entries of a shared queue programs without
+	// privilege may fill; all if it is left out.
+	Threshold int `json:"threshold,omitempty"`
+}
+
+// The modes of work queues.
+const (
+	WorkQueueDedicated = "dedicated"
+	WorkQueueShared    = "shared"
+)
+
+// defaultPriority is that of the configurations that Intel ships.
+const defaultPriority = 10
+
+func (c *ProvisionConfig) setDefaults() {
+	for _, f := range c.Functions {
+		for _, group := range f.WorkQueueGroups {
+			for i := range group.WorkQueues {
+				queue := &group.WorkQueues[i]
+				if queue.Priority == 0 {
+					queue.Priority = defaultPriority
+				}
+				if queue.Mode == WorkQueueShared && queue.Threshold == 0 {
+					queue.Threshold = queue.Size
+				}
+			}
+		}
+	}
+}
+
+// Validate reports everything that is wrong with the configuration.
+// Expressions are not compiled here, and what only a function can tell, such as
+// how many virtual functions it may have, is not known yet.
+func (c *ProvisionConfig) Validate() error {
+	var errs []error
+	for i := range c.Functions {
+		for _, err := range c.Functions[i].validate() {
+			errs = append(errs, fmt.Errorf("functions[%d]%w", i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// validate returns errors that begin with the path of a field below the rule.
+func (f *Function) validate() (errs []error) {
+	check := func(path string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		}
+	}
+	check(".cel", f.Selector.validate())
+	others := f.VirtualFunctions != nil || len(f.Services) > 0 || len(f.WorkQueueGroups) > 0
+	switch {
+	case f.Driver == "" && !others:
+		check("", errors.New("says nothing; want driver, virtualFunctions, services or workQueueGroups"))
+	case f.Driver != "" && others:
+		check(".driver", errors.New("is that of the function itself, which leaves nothing else to set; for its virtual functions, say virtualFunctions.driver"))
+	case f.Driver != "":
+		check(".driver", validateDriver(f.Driver))
+	}
+	if f.VirtualFunctions != nil {
+		check(".virtualFunctions", f.VirtualFunctions.validate())
+	}
+	check(".services", validateServices(f.Services))
+	for i := range f.WorkQueueGroups {
+		group := &f.WorkQueueGroups[i]
+		check(fmt.Sprintf(".workQueueGroups[%d]", i), group.validate())
+		for j, queue := range group.WorkQueues {
+			check(fmt.Sprintf(".workQueueGroups[%d].workQueues[%d]", i, j), queue.validate())
+		}
+	}
+	return errs
+}
+
+func (v *VirtualFunctions) validate() error {
+	if v.Count < 1 || v.Count > 0xffff {
+		return fmt.Errorf("count is %d; want at least 1 and at most 65535", v.Count)
+	}
+	if v.Driver == "" {
+		return nil
+	}
+	return validateDriver(v.Driver)
+}
+
+// driverName matches the name of a driver, which becomes part of a path.
+var driverName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_. -]{0,62}$`)
+
+func validateDriver(name string) error {
+	if !driverName.MatchString(name) || strings.HasSuffix(name, " ") {
+		return fmt.Errorf("driver is %q; want the name of a kernel driver, such as vfio-pci", name)
+	}
+	return nil
+}
+
+// serviceName matches what is written between semicolons.
+var serviceName = regexp.MustCompile(`^[a-z0-9]{1,15}$`)
+
+func validateServices(services []string) error {
+	for i, name := range services {
+		if !serviceName.MatchString(name) {
+			return fmt.Errorf("is %q; want services such as sym, asym or dc", name)
+		}
+		if slices.Contains(services[:i], name) {
+			return fmt.Errorf("names %q twice", name)
+		}
+	}
+	return nil
+}
+
+func (g *WorkQueueGroup) validate() error {
+	switch {
+	case g.Engines < 1:
+		return fmt.Errorf("engines is %d; want at least 1", g.Engines)
+	case len(g.WorkQueues) == 0:
+		return errors.New("workQueues must not be empty")
+	}
+	return nil
+}
+
+// queueName matches a name that an attribute of a ResourceSlice can hold.
+var queueName = regexp.MustCompile(`^[!-~]([ -~]{0,62}[!-~])?$`)
+
+func (q WorkQueue) validate() error {
+	switch {
+	case !queueName.MatchString(q.Name):
+		return fmt.Errorf("name is %q; want 1 to 64 printable ASCII characters", q.Name)
+	case q.Mode != WorkQueueDedicated && q.Mode != WorkQueueShared:
+		return fmt.Errorf("mode is %q; want %s or %s", q.Mode, WorkQueueDedicated, WorkQueueShared)
+	case q.Size < 1:
+		return fmt.Errorf("size is %d; want at least 1", q.Size)
+	case q.Priority < 1 || q.Priority > 15:
+		return fmt.Errorf("priority is %d; want 1 to 15", q.Priority)
+	case q.Mode == WorkQueueDedicated && q.Threshold != 0:
+		return errors.New("threshold is for shared queues")
+	case q.Mode == WorkQueueShared && (q.Threshold < 1 || q.Threshold > q.Size):
+		return fmt.Errorf("threshold is %d; want 1 to %d, the queue's size", q.Threshold, q.Size)
+	}
+	return nil
+}
