@@ -46,6 +46,14 @@ type Family struct {
 	// read: whatever is bound to vfio and nobody knows more of.
 	Leftovers bool
 
+	// Provision returns what is to be written, in this order, to make a PCI
+	// function of the family as it is wanted, nothing if it is so already. Like
+	// Describe it only reads. It refuses, in words, what the function cannot be
+	// made, and what would take something from somebody who uses it. A function
+	// that is none of the family's, or a setting that the family has not, is an
+	// error that wraps [errors.ErrUnsupported]. Nil means that nothing can be set.
+	Provision Provision
+
 	// Grant returns what a container needs because of the set of devices it
 	// was given, beyond their own Edits: joined, numbered or JSON variables.
 	// It is pure. Nil means nothing.

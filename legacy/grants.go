@@ -17,6 +17,9 @@ import (
 	"chandler.dev/discovery"
 )
 
+// grantsFile is the name of the file that holdings are saved in.
+const grantsFile = "grants.json"
+
 // holding is an ID that a container has, or is about to have. It begins as a
 // grant, which Allocate writes to disk before it answers, and is confirmed
 // once PodResources names the container. It is never modified.

@@ -112,7 +112,7 @@ func New(config Config) *Plugin {
 	p := &Plugin{
 		config:    config,
 		directory: directory(filepath.Clean(config.Dir)),
-		holdings:  &holdings{file: filepath.Join(config.StateDir, "grants.json"), held: make(map[key]*holding)},
+		holdings:  &holdings{file: filepath.Join(config.StateDir, grantsFile), held: make(map[key]*holding)},
 		ready:     make(chan struct{}),
 		changed:   make(chan struct{}, 1),
 		ask:       make(chan struct{}, 1),

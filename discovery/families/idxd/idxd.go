@@ -26,8 +26,9 @@ var Family = &discovery.Family{
 		{Bus: "dsa", Name: "wq*"},
 		{Bus: "pci", Vendor: "8086", Driver: vfioPCI},
 	},
-	Describe: describe,
-	Grant:    grant,
+	Describe:  describe,
+	Grant:     grant,
+	Provision: provision,
 }
 
 const vfioPCI = "vfio-pci"

@@ -25,8 +25,9 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "8086", Driver: "qat_vfio_pci"}, // vfio with live migration
 		{Bus: "pci", Vendor: "8086", Driver: igbUIO},
 	},
-	Describe: describe,
-	Grant:    grant,
+	Describe:  describe,
+	Grant:     grant,
+	Provision: provision,
 }
 
 const igbUIO = "igb_uio"

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/driver"
+	"chandler.dev/internal/provision"
+	"chandler.dev/legacy"
+)
+
+type provisionOptions struct {
+	config      string
+	dryRun      bool
+	hostRoot    string
+	kubeletRoot string
+}
+
+func newProvisionCommand() *cobra.Command {
+	var o provisionOptions
+	cmd := &cobra.Command{
+		Use:   "provision --config FILE",
+		Short: "Create virtual functions, bind drivers, set up QAT services and work queues",
+		Long: `Make the PCI functions of this host as a ProvisionConfig says: create SR-IOV virtual
+functions, bind functions to a driver such as vfio-pci, choose the services of
+Intel QAT, and lay out the work queues of Intel DSA and IAA. Nothing else of
+Chandler does any of that; it happens when this command is run, and once.
+
+It prints a line for each change, with what there was and what there is to be,
+and "nothing to do" where all is as it should be already. What no rule selects
+is not touched, and nothing is undone because a rule has gone.
+
+It refuses to touch a function in use: one with a mounted disk, or a disk that is
+swap or part of something, with an interface that a route of the host leads
+through, with a device node that a process has open, or that a container has by
+a claim or by the device-plugin API; to unbind one whose interface is up; and to
+destroy virtual functions that a driver is bound to. What it cannot tell counts
+as in use. What it refuses, or cannot do, does not keep it from doing the rest;
+the exit code then is not 0.
+
+It needs root, the host's processes in /proc, and the wanted drivers loaded.`,
+		Example: `  chandler provision --config provision.yaml --dry-run
+  sudo chandler provision --config provision.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.run(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&o.config, "config", "", "ProvisionConfig `file`, or - for standard input")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the changes, and write nothing")
+	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	cmd.Flags().StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory` on the host, below --host-root")
+	_ = cmd.MarkFlagRequired("config") // the flag is there
+	return cmd
+}
+
+func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
+	rules, err := loadProvisionConfig(o.config)
+	if err != nil {
+		return err
+	}
+	hostFS, err := hostfs.Open(o.hostRoot)
+	if err != nil {
+		return err
+	}
+	host := &discovery.Host{FS: hostFS}
+	p := &provision.Provisioner{
+		Host:     host,
+		Families: families.All,
+		Rules:    rules,
+		Held:     func(known []discovery.Device) (map[string]string, error) { return o.held(host, known) },
+		Out:      out,
+	}
+	if !o.dryRun {
+		if p.Write, err = provision.Writer(o.hostRoot); err != nil {
+			return err
+		}
+	}
+	return p.Run(ctx)
+}
+
+// held returns what containers have by either API.
+func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) (map[string]string, error) {
+	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
+	kubelet := strings.TrimPrefix(path.Clean("/"+o.kubeletRoot), "/")
+	state := path.Join(kubelet, "plugins", discovery.Domain)
+	held, claimsErr := driver.Held(host.FS, path.Join(state, "claims"), boot)
+	granted, grantsErr := legacy.Held(host.FS, path.Join(state, "grants"), kubelet, known)
+	for name, who := range held {
+		granted[name] = who
+	}
+	return granted, errors.Join(claimsErr, grantsErr)
+}
+
+// loadProvisionConfig reads the configuration and compiles its expressions.
+func loadProvisionConfig(file string) ([]provision.Rule, error) {
+	data, err := readFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read config: %w", err)
+	}
+	config, err := v1alpha1.ParseProvisionConfig(data)
+	if err != nil {
+		return nil, fmt.Errorf("config %s: %w", file, err)
+	}
+	rules := make([]provision.Rule, len(config.Functions))
+	var errs []error
+	for i, f := range config.Functions {
+		selector, err := discovery.Compile(f.CEL)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("functions[%d].cel: %w", i, err))
+		}
+		rules[i] = provision.Rule{Selects: selector.Selects, Driver: f.Driver, Settings: settings(f)}
+		if f.VirtualFunctions != nil {
+			rules[i].VFs = &provision.VFs{Count: f.VirtualFunctions.Count, Driver: f.VirtualFunctions.Driver}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("config %s: %w", file, err)
+	}
+	return rules, nil
+}
+
+func settings(f v1alpha1.Function) discovery.Settings {
+	s := discovery.Settings{Services: f.Services}
+	for _, group := range f.WorkQueueGroups {
+		g := discovery.QueueGroup{Engines: group.Engines}
+		for _, q := range group.WorkQueues {
+			g.Queues = append(g.Queues, discovery.WorkQueue{
+				Name:      q.Name,
+				Shared:    q.Mode == v1alpha1.WorkQueueShared,
+				Size:      q.Size,
+				Priority:  q.Priority,
+				Threshold: q.Threshold,
+			})
+		}
+		s.Groups = append(s.Groups, g)
+	}
+	return s
+}

@@ -1,0 +1,150 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"sync"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Held returns who has which of the devices, by their names: containers, by
+// claims and by the device-plugin API.
+type Held func(known []discovery.Device) (map[string]string, error)
+
+// Provisioner makes the functions of a host as the rules say.
+type Provisioner struct {
+	Host     *discovery.Host
+	Families []*discovery.Family
+	Rules    []Rule
+	Held     Held
+
+	// Write writes an attribute of the host, as of fs.FS. Nil writes nothing,
+	// and the plan is printed only.
+	Write func(name, value string) error
+
+	Out io.Writer // gets a line for each change, before it is made
+}
+
+// Run does all that can be done, one function after the other. What could not or
+// must not be done is the error, by function; it keeps none of the others from
+// being done.
+func (p *Provisioner) Run(ctx context.Context) error {
+	known := discovery.Scan(p.Host, p.Families).Devices
+	selected, notes, err := functions(p.Host, p.Rules, known)
+	if err != nil {
+		return err
+	}
+	for _, note := range notes {
+		fmt.Fprintln(p.Out, note)
+	}
+	var errs []error
+	changes := 0
+	for _, f := range selected {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		n, err := p.provision(f, known)
+		changes += n
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if changes == 0 && len(errs) == 0 {
+		fmt.Fprintln(p.Out, "nothing to do")
+	}
+	return errors.Join(errs...)
+}
+
+// provision plans one function and writes what is planned. It returns how many
+// changes there are.
+func (p *Provisioner) provision(f function, known []discovery.Device) (changes int, err error) {
+	parts, err := p.plan(f, known)
+	errs := []error{err}
+	failed := make(map[string]bool)
+	for _, part := range parts {
+		changes += len(part.writes)
+		if err := p.apply(part); err != nil {
+			errs = append(errs, err)
+			failed[part.name] = true
+		}
+		if failed[f.Name()] {
+			break // its virtual functions are not as planned
+		}
+	}
+	if p.Write != nil && changes > 0 && !failed[f.Name()] {
+		errs = append(errs, p.check(f, known, failed))
+	}
+	return changes, errors.Join(errs...)
+}
+
+// plan looks at the host as it is now.
+func (p *Provisioner) plan(f function, known []discovery.Device) ([]part, error) {
+	planner := &planner{
+		host:     p.Host,
+		families: p.Families,
+		uses:     sync.OnceValue(func() *uses { return readUses(p.Host, known, p.Held) }),
+	}
+	return planner.plan(f)
+}
+
+// apply makes the writes of a part. After one that failed it makes only those
+// that end what was begun.
+func (p *Provisioner) apply(part part) error {
+	var errs []error
+	made := false
+	for _, w := range part.writes {
+		if len(errs) > 0 && (!w.Always || !made || p.shown(w.Shows) == w.To) {
+			continue
+		}
+		fmt.Fprintln(p.Out, w)
+		if p.Write == nil {
+			continue
+		}
+		value, err := p.value(w)
+		if err == nil {
+			err = p.Write(w.Path, value)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: write %q to /%s: %w", part.name, value, w.Path, err))
+			continue
+		}
+		made = true
+	}
+	return errors.Join(errs...)
+}
+
+// value returns what is written.
+func (p *Provisioner) value(w discovery.Write) (string, error) {
+	if w.NameOf == "" {
+		return w.Value, nil
+	}
+	name := sysfs.At(p.Host.FS, path.Dir(w.NameOf)).Link(path.Base(w.NameOf))
+	if name == "" {
+		return "", fmt.Errorf("%s did not appear", path.Base(w.NameOf))
+	}
+	return name, nil
+}
+
+// shown returns what an attribute shows now.
+func (p *Provisioner) shown(name string) string {
+	text, _ := sysfs.At(p.Host.FS, path.Dir(name)).Text(path.Base(name))
+	return text
+}
+
+// check plans again: what is still to be done after everything was written was
+// taken by the kernel, and not done.
+func (p *Provisioner) check(f function, known []discovery.Device, failed map[string]bool) error {
+	left, _ := p.plan(f, known)
+	left = slices.DeleteFunc(left, func(part part) bool { return failed[part.name] })
+	var errs []error
+	for _, part := range left {
+		errs = append(errs, fmt.Errorf("%s: was written, and is not done: %s; the kernel's log may say why", part.name, part.writes[0]))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,268 @@
+package provision
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// part is what is to be written for one function.
+type part struct {
+	name   string // "0000:6b:00.0", or "0000:6b:00.0 virtfn3"
+	writes []discovery.Write
+}
+
+// planner computes what is to be written. It reads the host and writes nothing.
+type planner struct {
+	host     *discovery.Host
+	families []*discovery.Family
+	uses     func() *uses // read when it is first asked for
+}
+
+// plan returns what is to be written for a function and for its virtual ones,
+// the function first. What cannot or must not be done is left out, and is the
+// error.
+func (p *planner) plan(f function) (parts []part, err error) {
+	if f.err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Name(), f.err)
+	}
+	if f.rule.Driver != "" {
+		writes, err := p.bindExisting(f.Device, f.Device, f.rule.Driver)
+		if err != nil {
+			return nil, fmt.Errorf("%s: bind to %s: %w", f.Name(), f.rule.Driver, err)
+		}
+		return nonempty(part{f.Name(), writes}), nil
+	}
+	settings, err := p.settings(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	if f.rule.VFs == nil {
+		if err := p.settable(f, settings); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.Name(), err)
+		}
+		return nonempty(part{f.Name(), settings}), nil
+	}
+	return p.virtual(f, settings)
+}
+
+func nonempty(p part) []part {
+	if len(p.writes) == 0 {
+		return nil
+	}
+	return []part{p}
+}
+
+// settings returns the writes by which its family makes the function as it is
+// wanted.
+func (p *planner) settings(f function) ([]discovery.Write, error) {
+	if f.rule.Settings.Empty() {
+		return nil, nil
+	}
+	for _, family := range p.families {
+		if family.Provision == nil {
+			continue
+		}
+		writes, err := family.Provision(p.host, f.Device, f.rule.Settings)
+		if !errors.Is(err, errors.ErrUnsupported) {
+			return writes, err
+		}
+	}
+	return nil, fmt.Errorf("bound to %s: has no such services or work queues to set", orNone(f.Driver()))
+}
+
+func orNone(name string) string {
+	if name == "" {
+		return "no driver"
+	}
+	return name
+}
+
+// settable refuses settings of a function that is in use, and of one that would
+// lose virtual functions by them.
+func (p *planner) settable(f function, settings []discovery.Write) error {
+	if len(settings) == 0 {
+		return nil
+	}
+	if f.Exists("virtfn0") {
+		return errors.New("has virtual functions, which could be lost; say in virtualFunctions how many it is to have")
+	}
+	return p.uses().of(f.Device, false)
+}
+
+// virtual plans the settings of a physical function and its virtual functions.
+func (p *planner) virtual(f function, settings []discovery.Write) (parts []part, err error) {
+	want := f.rule.VFs
+	writes, fresh, err := p.create(f, settings)
+	if err == nil && fresh && want.Driver != "" { // rather than to create what cannot be bound
+		err = errors.Join(driverLoaded(p.host, want.Driver), usable(p.host, f.Device, want.Driver))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	parts = nonempty(part{f.Name(), writes})
+	if want.Driver == "" {
+		return parts, nil
+	}
+	var errs []error
+	for i := range want.Count {
+		link := f.Child(fmt.Sprintf("virtfn%d", i))
+		writes, err := p.bindVirtual(f.Device, link, want.Driver, fresh)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: bind to %s: %w", f.Name(), link.Name(), want.Driver, err))
+			continue
+		}
+		parts = append(parts, nonempty(part{f.Name() + " " + link.Name(), writes})...)
+	}
+	return parts, errors.Join(errs...)
+}
+
+// create returns what is to be written to set the function up and to give it its
+// virtual functions, and whether they are new ones then. It refuses to destroy a
+// virtual function that a driver is bound to.
+func (p *planner) create(f function, settings []discovery.Write) (writes []discovery.Write, fresh bool, err error) {
+	attrs := f.Attrs()
+	now, ok := attrs.Uint("sriov_numvfs")
+	total, _ := attrs.Uint("sriov_totalvfs")
+	if err := attrs.Err(); err != nil {
+		return nil, false, err
+	}
+	want := uint64(f.rule.VFs.Count)
+	switch {
+	case !ok:
+		return nil, false, errors.New("can have no virtual functions")
+	case want > total:
+		return nil, false, fmt.Errorf("%d virtual functions are wanted, and it can have %d", want, total)
+	case now == want && len(settings) == 0:
+		return nil, false, nil
+	}
+	if err := p.uses().of(f.Device, false); err != nil {
+		return nil, false, err
+	}
+	file := f.Child("sriov_numvfs").Path
+	// The kernel goes from no number but 0 to another.
+	if now > 0 {
+		if err := p.destructible(f.Device); err != nil {
+			return nil, false, err
+		}
+		writes = append(writes, discovery.Set(file, fmt.Sprint(now), "0"))
+	}
+	writes = append(writes, settings...)
+	created := discovery.Set(file, "0", fmt.Sprint(want))
+	return append(writes, p.withoutProbing(f, attrs, created)...), true, attrs.Err()
+}
+
+// withoutProbing returns the write that creates virtual functions, with writes
+// around it that keep the kernel from binding them to a driver of its choice
+// where another is wanted. What it was set to is set again.
+func (p *planner) withoutProbing(f function, attrs *sysfs.Attrs, created discovery.Write) []discovery.Write {
+	autoprobe, _ := attrs.Text("sriov_drivers_autoprobe")
+	if f.rule.VFs.Driver == "" || autoprobe != "1" {
+		return []discovery.Write{created}
+	}
+	file := f.Child("sriov_drivers_autoprobe").Path
+	again := discovery.Set(file, "0", "1")
+	again.Always = true
+	return []discovery.Write{discovery.Set(file, "1", "0"), created, again}
+}
+
+// destructible refuses the virtual functions of a function that a driver is
+// bound to, or somebody was given.
+func (p *planner) destructible(f sysfs.Device) error {
+	entries, err := fs.ReadDir(p.host.FS, f.Path)
+	if err != nil {
+		return fmt.Errorf("list virtual functions: %w", err)
+	}
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), "virtfn") {
+			continue
+		}
+		vf, ok := f.LinkTo(entry.Name())
+		if !ok {
+			return fmt.Errorf("%s: cannot be read", entry.Name())
+		}
+		if driver := vf.Driver(); driver != "" || vf.Bound() {
+			return fmt.Errorf("virtual function %s would be destroyed, and is bound to %s; unbind it first", vf.Name(), orNone(driver))
+		}
+		if err := p.uses().of(vf, true); err != nil {
+			return fmt.Errorf("virtual function %s would be destroyed: %w", vf.Name(), err)
+		}
+	}
+	return nil
+}
+
+// bindVirtual returns what binds a virtual function, by the link from the
+// physical one, to a driver. A fresh one does not exist yet.
+func (p *planner) bindVirtual(physical, link sysfs.Device, driver string, fresh bool) ([]discovery.Write, error) {
+	if fresh {
+		return bind(link, discovery.Write{NameOf: link.Path}, "", "", driver), nil
+	}
+	vf, ok := physical.LinkTo(link.Name())
+	if !ok {
+		return nil, errors.New("it is missing")
+	}
+	return p.bindExisting(vf, link, driver)
+}
+
+// bindExisting returns what binds a function to a driver. The link is where it
+// is seen: the function itself, or the entry of the physical one that leads to
+// it.
+func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]discovery.Write, error) {
+	now := function.Driver()
+	if now == driver {
+		return nil, nil
+	}
+	if now == "" && function.Bound() {
+		return nil, errors.New("is bound to a driver that cannot be told")
+	}
+	if err := errors.Join(driverLoaded(p.host, driver), usable(p.host, function, driver)); err != nil {
+		return nil, err
+	}
+	override, err := function.Text("driver_override")
+	if err != nil {
+		return nil, fmt.Errorf("attribute driver_override: %w", err)
+	}
+	if override == "(null)" { // as the kernel prints what was never set
+		override = ""
+	}
+	if function.Exists("virtfn0") {
+		return nil, errors.New("has virtual functions")
+	}
+	if err := p.uses().of(function, true); err != nil {
+		return nil, err
+	}
+	return bind(link, discovery.Write{Value: function.Name()}, now, override, driver), nil
+}
+
+// usable refuses to take a function from its driver for one of vfio's that
+// would not have it, since nothing protects the host from what it does.
+func usable(host *discovery.Host, function sysfs.Device, driver string) error {
+	if !strings.Contains(driver, "vfio") || function.Link("iommu_group") != "" {
+		return nil
+	}
+	if unsafe, _ := host.ReadText("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"); unsafe == "Y" {
+		return nil
+	}
+	return errors.New("is in no IOMMU group; switch the IOMMU on")
+}
+
+// bind returns what binds a function to a driver in place of the one that is
+// bound to it, if any (Documentation/ABI/testing/sysfs-bus-pci).
+func bind(link sysfs.Device, address discovery.Write, now, override, driver string) (writes []discovery.Write) {
+	if override != driver {
+		writes = append(writes, discovery.Set(link.Child("driver_override").Path, override, driver))
+	}
+	address.Shows = link.Child("driver").Path
+	if now != "" {
+		unbind := address
+		unbind.Path, unbind.From = "sys/bus/pci/drivers/"+now+"/unbind", now
+		writes = append(writes, unbind)
+	}
+	probe := address
+	probe.Path, probe.To = "sys/bus/pci/drivers_probe", driver
+	return append(writes, probe)
+}

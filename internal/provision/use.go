@@ -1,0 +1,178 @@
+package provision
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// uses tells whether a PCI function is in use, as far as the files of the host
+// tell. What cannot be told counts as in use.
+type uses struct {
+	host  *discovery.Host
+	known []discovery.Device
+
+	held      map[string]string // who holds a device, by its name
+	heldErr   error             // why that is not known
+	opened    map[string]string // which process has a node of /dev open
+	openedErr error
+	disks     disks
+	nets      nets
+}
+
+// readUses reads what is in use now.
+func readUses(host *discovery.Host, known []discovery.Device, held Held) *uses {
+	u := &uses{host: host, known: known, disks: readDisks(host), nets: readNets(host)}
+	u.held, u.heldErr = held(known)
+	u.opened, u.openedErr = openNodes(host)
+	return u
+}
+
+// of returns who uses a function, nil if nobody does. To unbind it from its
+// driver would also take from the host what is only prepared for use: an
+// interface that is up.
+func (u *uses) of(function sysfs.Device, unbind bool) error {
+	if err := u.holder(function); err != nil {
+		return err
+	}
+	if err := u.disks.below(function); err != nil {
+		return err
+	}
+	if err := u.nets.below(function, unbind); err != nil {
+		return err
+	}
+	if unbind {
+		if child, ok := bridged(u.host, function); ok {
+			return fmt.Errorf("in use: %s is behind it", child)
+		}
+	}
+	return u.open(function)
+}
+
+// holder tells whether a container has the function, or a part of it.
+func (u *uses) holder(function sysfs.Device) error {
+	if u.heldErr != nil {
+		return fmt.Errorf("whether a container has it cannot be told: %w", u.heldErr)
+	}
+	name := discovery.DeviceName(function)
+	for device, who := range u.held {
+		if device == name || strings.HasPrefix(device, name+"-") {
+			return fmt.Errorf("in use: %s has %s", who, device)
+		}
+	}
+	return nil
+}
+
+// bridged returns a PCI function that is behind this one.
+func bridged(host *discovery.Host, function sysfs.Device) (string, bool) {
+	entries, _ := fs.ReadDir(host.FS, function.Path)
+	for _, entry := range entries {
+		if entry.IsDir() && sysfs.IsPCIAddress(entry.Name()) {
+			return entry.Name(), true
+		}
+	}
+	return "", false
+}
+
+// open tells whether a process has a node of the function open.
+func (u *uses) open(function sysfs.Device) error {
+	nodes, err := u.nodes(function)
+	if err != nil {
+		return err
+	}
+	if len(nodes) > 0 && u.openedErr != nil {
+		return fmt.Errorf("whether it is in use cannot be told: %w", u.openedErr)
+	}
+	for _, node := range nodes {
+		if who, ok := u.opened[node]; ok {
+			return fmt.Errorf("in use: %s has %s open", who, node)
+		}
+	}
+	return nil
+}
+
+// nodes returns the paths of the nodes that are the function's alone: those that
+// the kernel has below it, that of its IOMMU group, and those that a family
+// knows of and no other device has.
+func (u *uses) nodes(function sysfs.Device) (nodes []string, err error) {
+	err = fs.WalkDir(u.host.FS, function.Path, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if entry != nil && !entry.IsDir() && entry.Name() == "dev" {
+			node, _ := sysfs.At(u.host.FS, path.Dir(name)).Node("/dev")
+			nodes = append(nodes, node.Path)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("whether it is in use cannot be told: list its nodes: %w", err)
+	}
+	if group, _ := discovery.VFIO(u.host, function); len(group) > 0 {
+		nodes = append(nodes, group[0].HostPath)
+	}
+	users := make(map[string]int)
+	for _, d := range u.known {
+		for _, node := range d.Edits.DeviceNodes {
+			users[node.HostPath]++
+		}
+	}
+	for _, d := range u.known {
+		if d.Source != function.Path && !strings.HasPrefix(d.Source, function.Path+"/") {
+			continue
+		}
+		for _, node := range d.Edits.DeviceNodes {
+			if users[node.HostPath] == 1 && node.HostPath != "/dev/vfio/vfio" {
+				nodes = append(nodes, node.HostPath)
+			}
+		}
+	}
+	return nodes, nil
+}
+
+// openNodes returns the nodes of /dev that processes have open, by their names
+// there, and a process that does.
+func openNodes(host *discovery.Host) (map[string]string, error) {
+	entries, err := fs.ReadDir(host.FS, "proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	opened := make(map[string]string)
+	processes := 0
+	for _, entry := range entries {
+		if _, err := strconv.ParseUint(entry.Name(), 10, 32); err != nil {
+			continue
+		}
+		dir := path.Join("proc", entry.Name(), "fd")
+		files, err := fs.ReadDir(host.FS, dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it has ended
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list open files of process %s: %w", entry.Name(), err)
+		}
+		processes++
+		for _, file := range files {
+			node, err := fs.ReadLink(host.FS, path.Join(dir, file.Name()))
+			if err == nil && strings.HasPrefix(node, "/dev/") && opened[node] == "" {
+				name, _ := host.ReadText("/proc/" + entry.Name() + "/comm")
+				opened[node] = fmt.Sprintf("process %s (%s)", entry.Name(), name)
+			}
+		}
+	}
+	if processes == 0 {
+		return nil, errors.New("list processes: there are none in /proc")
+	}
+	return opened, nil
+}
+
+// below reports whether a kernel device is on the function, or is it.
+func below(d, function sysfs.Device) bool {
+	return d.Path == function.Path || strings.HasPrefix(d.Path, function.Path+"/")
+}
