@@ -230,7 +230,7 @@ func TestRunRefuses(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, command := range []string{"", "run", "discover", "record", "simulate", "version"} {
+	for _, command := range []string{"", "run", "discover", "record", "simulate", "provision", "version"} {
 		out := mustRun(t, append(strings.Fields(command), "--help")...)
 		if !strings.Contains(out, "Usage:") || len(out) < 200 && command != "version" {
 			t.Errorf("%s --help does not help:\n%s", command, out)

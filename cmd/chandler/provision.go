@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path"
 	"strings"
 
@@ -96,9 +97,7 @@ func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) 
 	state := path.Join(kubelet, "plugins", discovery.Domain)
 	held, claimsErr := driver.Held(host.FS, path.Join(state, "claims"), boot)
 	granted, grantsErr := legacy.Held(host.FS, path.Join(state, "grants"), kubelet, known)
-	for name, who := range held {
-		granted[name] = who
-	}
+	maps.Copy(granted, held)
 	return granted, errors.Join(claimsErr, grantsErr)
 }
 

@@ -302,10 +302,10 @@ func (u *unit) disable() (writes []discovery.Write, err error) {
 func (u *unit) layOut(reset bool) (writes []discovery.Write) {
 	set := func(attrs *sysfs.Attrs, d sysfs.Device, name, value string, again bool) bool {
 		now, _ := attrs.Text(name)
-		if reset {
-			now = ""
+		if reset || again {
+			now = "" // whatever it was
 		}
-		if now == value && !again {
+		if now == value {
 			return false
 		}
 		writes = append(writes, discovery.Set(d.Child(name).Path, now, value))

@@ -1,0 +1,61 @@
+package legacy
+
+import (
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"chandler.dev/discovery"
+)
+
+const checkpointFile = "kubelet/device-plugins/kubelet_internal_checkpoint"
+
+func TestHeld(t *testing.T) {
+	known := []discovery.Device{
+		{Name: "gpu-0", Offers: []discovery.Offer{{Resource: "a.b/gpu", IDs: []string{"one", "other"}}}},
+		{Name: "gpu-1", Offers: []discovery.Offer{{Resource: "a.b/gpu", IDs: []string{"two"}}}},
+		{Name: "group", Offers: []discovery.Offer{{IDs: []string{"42"}}}},
+	}
+	host := fstest.MapFS{
+		"grants/" + grantsFile: {Data: []byte(`[{"resource":"a.b/x","id":"1","devices":["x-0"],"container":"n/p c"},null]`)},
+		checkpointFile: {Data: []byte(`{"Data":{"PodDeviceEntries":[
+			{"PodUID":"here","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["other"],"-1":[]}},
+			{"PodUID":"here","ContainerName":"d","ResourceName":"named/x","DeviceIDs":{"-1":["42","0000:6b:00.1","two"]}},
+			{"PodUID":"gone","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["two"]}}],
+			"RegisteredDevices":{"a.b/gpu":["one","other","two"]}},"Checksum":1}`)},
+		"kubelet/pods/here/etc-hosts": {},
+	}
+	want := map[string]string{
+		"x-0":              "n/p c",
+		"gpu-0":            "container c of the pod with UID here",
+		"group":            "container d of the pod with UID here",
+		"pci-0000-6b-00-1": "container d of the pod with UID here",
+	}
+	held, err := Held(host, "grants", "kubelet", known)
+	if diff := cmp.Diff(want, held); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if held, err := Held(fstest.MapFS{}, "grants", "kubelet", known); len(held) > 0 || err != nil {
+		t.Errorf("without a kubelet: %v, %v", held, err)
+	}
+	for _, name := range []string{"grants/" + grantsFile, checkpointFile} {
+		broken := fstest.MapFS{name: {Data: []byte("{")}}
+		if _, err := Held(broken, "grants", "kubelet", known); err == nil || !strings.Contains(err.Error(), "read ") {
+			t.Errorf("%s is damaged: %v", name, err)
+		}
+	}
+}
+
+// Whatever the kubelet or an agent wrote, reading it ends.
+func FuzzHeld(f *testing.F) {
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ResourceName":"a.b/c","DeviceIDs":{"0":["0000:6b:00.1"]}}]}}`), []byte(`[{"devices":["a"]}]`))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["old"]}]}}`), []byte(`[null]`))
+	f.Fuzz(func(t *testing.T, checkpoint, grants []byte) {
+		host := fstest.MapFS{checkpointFile: {Data: checkpoint}, "grants/" + grantsFile: {Data: grants}, "kubelet/pods/u/f": {}}
+		if held, err := Held(host, "grants", "kubelet", nil); held == nil {
+			t.Errorf("nothing at all, %v", err)
+		}
+	})
+}
