@@ -30,6 +30,7 @@ func (p *planner) plan(f function) (parts []part, err error) {
 	if f.err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Name(), f.err)
 	}
+	f.Device = sysfs.At(p.host.FS, f.Path) // as it is now: one that was listed remembers its driver
 	if f.rule.Driver != "" {
 		writes, err := p.bindExisting(f.Device, f.Device, f.rule.Driver)
 		if err != nil {

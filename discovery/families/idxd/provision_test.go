@@ -3,6 +3,7 @@ package idxd
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -25,9 +26,7 @@ func device(changes map[string]string) fstest.MapFS {
 		"wq3.0/size": "16", "wq3.0/priority": "10", "wq3.0/group_id": "0",
 		"wq3.1/state": "disabled", "wq3.1/type": "none", "wq3.1/size": "0",
 	}
-	for name, value := range changes {
-		attributes[name] = value
-	}
+	maps.Copy(attributes, changes)
 	for name, value := range attributes {
 		if value != "missing" {
 			host["f/iax3/"+name] = &fstest.MapFile{Data: []byte(value + "\n")}
