@@ -88,6 +88,10 @@ type Device struct {
 	// the choice to the agent. It is set by [Rules], never by a family.
 	Mode Mode
 
+	// Want is what the administrator wants the device to be before the classic
+	// API lists it. It is set by [Rules], never by a family.
+	Want Parameters
+
 	// Withheld says why nobody new may have the device, "" if anybody may. Who
 	// was promised it still gets it. It is set by the agent while the device
 	// moves from one API to the other, never by a family.
@@ -272,11 +276,12 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		Takes      map[string]resource.Quantity `json:"takes,omitempty"`
 		Sharing    *Sharing                     `json:"sharing,omitempty"`
 		Mode       Mode                         `json:"mode,omitempty"`
+		Want       Parameters                   `json:"want,omitempty"`
 		Offers     []Offer                      `json:"offers,omitempty"`
 		Edits      specs.ContainerEdits         `json:"edits"`
 	}{
 		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable, d.OptIn,
-		d.PartOf, d.Takes, d.Sharing, d.Mode, d.Offers, d.Edits,
+		d.PartOf, d.Takes, d.Sharing, d.Mode, d.Want, d.Offers, d.Edits,
 	})
 }
 

@@ -28,6 +28,9 @@ type Resource struct {
 	Selector
 	Name string
 	Mode *Mode
+
+	// Want is what the devices are to be before the classic API lists them.
+	Want Parameters
 }
 
 // Selector is a compiled CEL expression over a device, in the language of
@@ -135,6 +138,7 @@ func (r *Rules) name(d *Device, selects func(Selector) bool, share *Share) (kept
 	if resource.Mode != nil {
 		d.Mode = *resource.Mode
 	}
+	d.Want = resource.Want
 	unknown := len(d.Offers) == 0 && d.Mode != ModeDRA
 	d.Offers = renamed(d.Offers, resource.Name)
 	if unknown {

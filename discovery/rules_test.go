@@ -35,7 +35,7 @@ func TestRules(t *testing.T) {
 		Mode:    ModeDRA,
 		Exclude: []Selector{selector(t, `device.attributes["chandler.dev"].vendor == "acme"`)},
 		Resources: []Resource{
-			{Selector: selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("80Gi")) >= 0`), Name: "example.com/gpu-large", Mode: &classic},
+			{Selector: selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("80Gi")) >= 0`), Name: "example.com/gpu-large", Mode: &classic, Want: Parameters{AcceleratorFunction: "1"}},
 			{Selector: selector(t, `device.attributes["chandler.dev"].kind == "gpu"`), Name: "example.com/gpu"},
 		},
 	}
@@ -48,15 +48,16 @@ func TestRules(t *testing.T) {
 	type result struct {
 		Name, Resource string
 		Mode           Mode
+		Want           Parameters
 	}
 	var results []result
 	for _, d := range got.Devices {
-		results = append(results, result{d.Name, d.Offers[0].Resource, d.Mode})
+		results = append(results, result{d.Name, d.Offers[0].Resource, d.Mode, d.Want})
 	}
 	want := []result{
-		{"b", "example.com/gpu-large", ModeDevicePlugin},
-		{"c", "example.com/gpu", ModeDRA},
-		{"d", "example.com/gpu", ModeDRA},
+		{"b", "example.com/gpu-large", ModeDevicePlugin, Parameters{AcceleratorFunction: "1"}},
+		{"c", "example.com/gpu", ModeDRA, nil},
+		{"d", "example.com/gpu", ModeDRA, nil},
 	}
 	if diff := cmp.Diff(want, results); diff != "" {
 		t.Errorf("Apply (-want +got):\n%s", diff)

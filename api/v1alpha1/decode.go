@@ -104,6 +104,7 @@ func (c *DriverConfig) Validate() error {
 		check(fmt.Sprintf("resources[%d].cel", i), resource.validate())
 		check(fmt.Sprintf("resources[%d].name", i), validateResourceName(resource.Name))
 		check(fmt.Sprintf("resources[%d].mode", i), resource.Mode.validate())
+		check(fmt.Sprintf("resources[%d]", i), validateAcceleratorFunction(resource.AcceleratorFunction))
 	}
 	for family, root := range c.Roots {
 		check(fmt.Sprintf("roots[%s]", family), validateRoot(root))

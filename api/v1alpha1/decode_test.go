@@ -19,6 +19,9 @@ resources:
 - name: devices.kubevirt.io/kvm
   mode: DevicePlugin
   cel: "false"
+- name: example.com/nlb0
+  cel: "true"
+  acceleratorFunction: d8424dc4-a4a3-c413-f89e-433683f9040b
 roots: {nvidia: /run/nvidia/driver}
 paths:
 - name: example.com/serial
@@ -34,11 +37,13 @@ paths:
 		t.Fatal(err)
 	}
 	want := &DriverConfig{
-		TypeMeta:  metav1.TypeMeta{APIVersion: APIVersion, Kind: KindDriverConfig},
-		Mode:      ModeDRA,
-		Exclude:   []Selector{{CEL: "true"}},
-		Resources: []Resource{{Selector: Selector{CEL: "false"}, Name: "devices.kubevirt.io/kvm", Mode: ModeDevicePlugin}},
-		Roots:     map[string]string{"nvidia": "/run/nvidia/driver"},
+		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: KindDriverConfig},
+		Mode:     ModeDRA,
+		Exclude:  []Selector{{CEL: "true"}},
+		Resources: []Resource{{Selector: Selector{CEL: "false"}, Name: "devices.kubevirt.io/kvm", Mode: ModeDevicePlugin}, {
+			Selector: Selector{CEL: "true"}, Name: "example.com/nlb0", AcceleratorFunction: "d8424dc4-a4a3-c413-f89e-433683f9040b",
+		}},
+		Roots: map[string]string{"nvidia": "/run/nvidia/driver"},
 		Paths: []PathResource{{
 			Name: "example.com/serial", Kind: "other", Env: map[string]string{"BAUD": "9600"},
 			Groups: []PathGroup{{
@@ -97,6 +102,7 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"pool without name":    {header + "sharing: [{cel: 'true', replicas: 2, pool: true}]\n", []string{"sharing[0]", "pool"}},
 		"shared, no cel":       {header + "sharing: [{replicas: 2}]\n", []string{"sharing[0].cel"}},
 		"capacity of count":    {header + "sharing: [{cel: 'true', replicas: 2, capacity: memory}]\n", []string{"sharing[0]", "capacity"}},
+		"resource function":    {header + "resources: [{name: example.com/a, cel: 'true', acceleratorFunction: nlb0}]\n", []string{"resources[0]", "acceleratorFunction", "nlb0"}},
 		"relative root":        {header + "roots: {nvidia: run/nvidia}\n", []string{"roots[nvidia]", "absolute"}},
 		"root that escapes":    {header + "roots: {nvidia: /run/../etc}\n", []string{"roots[nvidia]"}},
 		"paths twice":          {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}]}]}, {name: a.b/c, groups: [{paths: [{path: /dev/a}]}]}]\n", []string{"paths[1].name"}},

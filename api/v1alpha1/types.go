@@ -108,6 +108,11 @@ type Resource struct {
 
 	// Mode is the API that offers them; left out, it is the configuration's.
 	Mode Mode `json:"mode,omitempty"`
+
+	// AcceleratorFunction is the function that FPGAs are programmed with before
+	// the classic API lists them under that name, as in [ClaimParameters]. In
+	// DRA a claim says which one it wants.
+	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
 }
 
 // PathResource is what is offered under one name. In DRA the name is the

@@ -37,6 +37,7 @@ type agent struct {
 	rules   *discovery.Rules
 	auto    *auto
 	sides   *sides
+	fitter  *fitter
 	dra     publisher
 	classic classic
 
@@ -54,6 +55,7 @@ func (a *agent) run(ctx context.Context) error {
 	var snapshot *discovery.Snapshot
 	timer := time.NewTimer(readyInterval)
 	defer timer.Stop()
+	defer a.fitter.wait()
 	wait := waitingInterval
 	for {
 		select {
@@ -63,6 +65,7 @@ func (a *agent) run(ctx context.Context) error {
 			a.classic.Know(raw)
 			snapshot = a.rules.Apply(raw) //nolint:contextcheck // evaluating an expression does not block
 			a.report(ctx, snapshot.Problems)
+		case <-a.fitter.ended:
 		case <-timer.C:
 		}
 		if snapshot == nil || !a.ready() {
@@ -72,8 +75,9 @@ func (a *agent) run(ctx context.Context) error {
 		mode := a.auto.choose(ctx)
 		dra, classic, waiting := a.sides.split(ctx, snapshot, mode)
 		a.dra.Publish(dra)
+		classic, fitting := a.fitter.fit(ctx, classic)
 		a.classic.Publish(classic)
-		if waiting || mode == discovery.ModeAuto {
+		if waiting || fitting || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // what is held may be held for days
 		} else {

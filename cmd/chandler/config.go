@@ -120,6 +120,9 @@ func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
 			mode := deviceMode(resource.Mode)
 			rule.Mode = &mode
 		}
+		if id := functionID(resource.AcceleratorFunction); id != "" {
+			rule.Want = discovery.Parameters{discovery.AcceleratorFunction: id}
+		}
 		rules.Resources = append(rules.Resources, rule)
 	}
 	return rules, errors.Join(errs...)
@@ -133,11 +136,14 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 	}
 	parameters := discovery.Parameters{
 		discovery.InterfaceName:       said.InterfaceName,
-		discovery.AcceleratorFunction: strings.ReplaceAll(strings.ToLower(said.AcceleratorFunction), "-", ""),
+		discovery.AcceleratorFunction: functionID(said.AcceleratorFunction),
 	}
 	maps.DeleteFunc(parameters, func(_ discovery.Parameter, value string) bool { return value == "" })
 	return parameters, nil
 }
+
+// functionID returns the ID of an accelerator function as the kernel writes it.
+func functionID(said string) string { return strings.ReplaceAll(strings.ToLower(said), "-", "") }
 
 func deviceMode(mode v1alpha1.Mode) discovery.Mode {
 	if mode == v1alpha1.ModeAuto {

@@ -124,6 +124,7 @@ func (p *parts) runAgent(ctx context.Context) error {
 		rules:     p.rules,
 		auto:      newAuto(ctx, p.servesDRA, p.driver.Registration, p.stateDir),
 		sides:     newSides(ctx, draHolder{p}, p.classic, claimed, p.stateDir),
+		fitter:    newFitter(discovery.Configurers(p.host, families.All), discovery.Acceptors(families.All), draHolder{p}, p.classic),
 		dra:       p.driver,
 		classic:   p.classic,
 		ready:     p.ready,

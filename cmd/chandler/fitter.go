@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+)
+
+// refitInterval is how long what could not be done to a device is not tried
+// again.
+const refitInterval = 5 * time.Minute
+
+// fitter makes devices what the configuration wants them to be before the
+// device-plugin API lists them. What is not so is not listed; it is made so
+// while nobody has its silicon, and not before the kubelet was told that it is
+// not to be had. In DRA it is the claim that says what it wants.
+type fitter struct {
+	configure discovery.Configurer
+	accept    discovery.Acceptor
+	holders   []holder      // of silicon, through either API
+	ended     chan struct{} // some work has ended; room for one
+
+	fitting map[string]bool   // devices that were as wanted when they were last looked at
+	reasons map[string]string // why the others are not listed
+
+	group   sync.WaitGroup
+	mu      sync.Mutex
+	working map[string]bool // devices
+	failed  map[string]failure
+}
+
+// failure is why a device was not made what it is to be.
+type failure struct {
+	err error
+	at  time.Time
+}
+
+func newFitter(configure discovery.Configurer, accept discovery.Acceptor, holders ...holder) *fitter {
+	return &fitter{
+		configure: configure, accept: accept, holders: holders, ended: make(chan struct{}, 1),
+		working: make(map[string]bool), failed: make(map[string]failure),
+	}
+}
+
+// fit returns what can be listed of a snapshot, and whether to look again soon.
+func (f *fitter) fit(ctx context.Context, s *discovery.Snapshot) (listed *discovery.Snapshot, soon bool) {
+	listed = &discovery.Snapshot{Devices: slices.Clone(s.Devices), Problems: s.Problems}
+	fitting, reasons := make(map[string]bool), make(map[string]string)
+	for i := range listed.Devices {
+		d := &listed.Devices[i]
+		if len(d.Want) == 0 {
+			continue
+		}
+		reason, again := f.look(ctx, d)
+		fitting[d.Name] = reason == ""
+		if reason == "" {
+			continue
+		}
+		reasons[d.Name], soon = reason, soon || again
+		if reason != f.reasons[d.Name] {
+			klog.FromContext(ctx).Info("A device is not listed while it is not what the configuration wants", "device", d.Name, "reason", reason)
+		}
+	}
+	f.fitting, f.reasons = fitting, reasons
+	listed.Devices = withdraw(listed.Devices, reasons)
+	return listed, soon
+}
+
+// look returns why the device cannot be listed, "" if it can, and whether that
+// may change by itself. It takes over how the device is described now, and
+// begins the work that is to be done to it if that is due.
+func (f *fitter) look(ctx context.Context, d *discovery.Device) (reason string, again bool) {
+	const begun = "it is being made so"
+	working, failed := f.state(d.Name)
+	if working {
+		return begun, false
+	}
+	if err := f.accept(*d, d.Want); err != nil {
+		return err.Error(), false
+	}
+	now, work, err := f.configure(*d, d.Want)
+	switch {
+	case err != nil && d.Health.Status == discovery.Unknown && f.fitting[d.Name]:
+		return "", false // it was so, and cannot be read for the moment
+	case err != nil:
+		return err.Error(), false
+	case work == nil:
+		*d = now
+		return "", false
+	case failed.err != nil && time.Since(failed.at) < refitInterval:
+		return failed.err.Error(), false
+	case f.reasons[d.Name] == "":
+		return "it is to be made so", true // the kubelet hears of it first
+	}
+	for _, holder := range f.holders {
+		if who, held := holder.Holder(d.Silicon()); held {
+			return fmt.Sprintf("it is to be made so once it is free of %s", who), true
+		}
+	}
+	f.start(ctx, d.Name, work)
+	return begun, false
+}
+
+func (f *fitter) state(device string) (working bool, failed failure) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.working[device], f.failed[device]
+}
+
+// start begins the work on a device.
+func (f *fitter) start(ctx context.Context, device string, work discovery.Work) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.working[device] = true
+	f.group.Go(func() {
+		err := workSafely(ctx, work)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.working, device)
+		f.failed[device] = failure{err, time.Now()}
+		select {
+		case f.ended <- struct{}{}:
+		default:
+		}
+	})
+}
+
+// workSafely does some work. A panic is a defect of ours, but must not take the
+// process with it.
+func workSafely(ctx context.Context, work discovery.Work) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			klog.FromContext(ctx).Error(nil, "Work on a device panicked", "panic", cause, "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", cause)
+		}
+	}()
+	return work(ctx)
+}
+
+// wait returns when no work goes on.
+func (f *fitter) wait() { f.group.Wait() }
+
+// withdraw takes back the offers of the devices that have a reason, and of those
+// that are only handed out together with one of them.
+func withdraw(devices []discovery.Device, reasons map[string]string) []discovery.Device {
+	type unit struct{ resource, name string }
+	broken := make(map[unit]bool)
+	for i := range devices {
+		if reasons[devices[i].Name] == "" {
+			continue
+		}
+		for _, offer := range devices[i].Offers {
+			broken[unit{offer.Resource, offer.Unit}] = offer.Unit != ""
+		}
+		devices[i].Offers = nil
+	}
+	for i := range devices {
+		devices[i].Offers = slices.DeleteFunc(slices.Clone(devices[i].Offers), func(offer discovery.Offer) bool {
+			return broken[unit{offer.Resource, offer.Unit}]
+		})
+	}
+	return devices
+}
