@@ -76,6 +76,11 @@ type Config struct {
 	// taken to be so.
 	Configure discovery.Configurer
 
+	// Abandoned is asked at about SweepInterval, 10 minutes if zero, which
+	// claims nobody has any more. If it is nil, a record goes only by Unprepare.
+	Abandoned     Abandoned
+	SweepInterval time.Duration
+
 	// UnknownAfter is for how long the health of a device must be unknown
 	// before the scheduler is told; 30 seconds if zero.
 	UnknownAfter time.Duration
@@ -149,6 +154,9 @@ func New(config Config) (*Driver, error) {
 	}
 	if config.KubeletRoot == "" {
 		config.KubeletRoot = "/var/lib/kubelet"
+	}
+	if config.SweepInterval == 0 {
+		config.SweepInterval = 10 * time.Minute
 	}
 	if config.UnknownAfter == 0 {
 		config.UnknownAfter = 30 * time.Second
@@ -232,6 +240,11 @@ func (d *Driver) serve(ctx context.Context, helper helper) error {
 		klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
 	}
 	close(d.calls.ready)
+	sweeping, stop := context.WithCancel(ctx)
+	var sweeper sync.WaitGroup
+	sweeper.Go(func() { d.sweepLoop(sweeping) })
+	defer sweeper.Wait()
+	defer stop()
 	return d.publishLoop(ctx, helper)
 }
 

@@ -156,6 +156,18 @@ func (s *store) prepared() []*record {
 	return all
 }
 
+// all returns the claims with a readable record, of whatever boot.
+func (s *store) all() []Claim {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	claims := make([]Claim, 0, len(s.claims))
+	for _, uid := range slices.Sorted(maps.Keys(s.claims)) {
+		r := s.claims[uid]
+		claims = append(claims, Claim{r.UID, r.Namespace, r.Name})
+	}
+	return claims
+}
+
 // reserve enters the record in memory unless another claim holds what it
 // wants. It decides in one step, so of several claims for a device one wins,
 // and nobody waits. What is reserved counts as held from here on: whoever asks

@@ -17,6 +17,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/kubeletapi"
 )
 
 // kubelet stands in for the kubelet: its registration service, one connection
@@ -123,7 +124,7 @@ func (k *kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 	if refuse != nil {
 		return nil, refuse
 	}
-	conn, err := dial(filepath.Join(k.dir, r.Endpoint))
+	conn, err := kubeletapi.Dial(filepath.Join(k.dir, r.Endpoint))
 	if err != nil {
 		return nil, err
 	}

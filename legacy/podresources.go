@@ -2,60 +2,31 @@ package legacy
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/klog/v2"
-	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/internal/kubeletapi"
 )
 
-// maxAnswer is how long an answer of PodResources may be, as the kubelet's own
-// client has it (pkg/kubelet/apis/podresources/constants.go).
-const maxAnswer = 16 << 20
-
 // listPods asks the kubelet which containers have which IDs of classic
-// resources. A container is named "namespace/pod container". An answer is
-// whole if it names own, the pod "namespace/name" that we are, or any pod if
-// we are none.
+// resources. A container is named "namespace/pod container".
 func listPods(ctx context.Context, socket, own string) (*listing, error) {
-	conn, err := dial(socket)
+	listed, err := kubeletapi.ListPods(ctx, socket, own)
 	if err != nil {
-		return nil, fmt.Errorf("ask PodResources: %w", err)
+		return nil, err
 	}
-	defer conn.Close()
-	client := podresourcesapi.NewPodResourcesListerClient(conn)
-	listed, err := client.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
-	if err != nil {
-		return nil, fmt.Errorf("ask PodResources at %s: %w", socket, err)
-	}
-	said := &listing{containers: make(map[key]string)}
-	for _, pod := range listed.PodResources {
-		name := pod.Namespace + "/" + pod.Name
-		said.whole = said.whole || own == "" || own == name
+	said := &listing{containers: make(map[key]string), whole: listed.Whole}
+	for _, pod := range listed.Pods {
 		for _, container := range pod.Containers {
 			for _, devices := range container.Devices {
 				for _, id := range devices.DeviceIds {
-					said.containers[key{devices.ResourceName, id}] = name + " " + container.Name
+					said.containers[key{devices.ResourceName, id}] = kubeletapi.PodName(pod) + " " + container.Name
 				}
 			}
 		}
 	}
 	return said, nil
-}
-
-// dial prepares a connection to a socket of the kubelet. Each is for one call:
-// one that is kept backs off for minutes while the kubelet is down.
-func dial(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", address)
-		}),
-	)
 }
 
 const (

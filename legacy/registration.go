@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/internal/kubeletapi"
 )
 
 const (
@@ -116,10 +118,10 @@ func (s *server) register(ctx context.Context, dir directory) (registration, err
 }
 
 // announce tells the kubelet of the endpoint.
-func (e *endpoint) announce(ctx context.Context, kubelet string) error {
+func (e *endpoint) announce(ctx context.Context, socket string) error {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
-	conn, err := dial(kubelet)
+	conn, err := kubeletapi.Dial(socket)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -176,7 +177,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 	}
 	p.classic = legacy.New(legacy.Config{
 		Dir:          o.devicePluginDir,
-		PodResources: filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"),
+		PodResources: p.podResources(),
 		StateDir:     filepath.Join(p.stateDir, "grants"),
 		RuntimeRoot:  o.runtimeRoot,
 		OwnPod:       o.pod,
@@ -199,9 +200,17 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		Active:         p.active,
 		ReadParameters: readParameters,
 		Accept:         discovery.Acceptors(families.All),
-		Configure:      discovery.Configurers(p.host, families.All),
+		Abandoned: references{
+			client: p.client, claims: draclient.New(p.client), node: o.nodeName, ownPod: o.pod, socket: p.podResources(),
+		}.Abandoned,
+		Configure: discovery.Configurers(p.host, families.All),
 	})
 	return p, err
+}
+
+// podResources is the kubelet's socket of the PodResources API.
+func (p *parts) podResources() string {
+	return filepath.Join(p.options.kubeletRoot, "pod-resources/kubelet.sock")
 }
 
 // connect makes the clients of the API server; it does not ask it yet. They do

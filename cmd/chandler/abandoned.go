@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+
+	"chandler.dev/cdi"
+	"chandler.dev/driver"
+	"chandler.dev/internal/kubeletapi"
+)
+
+// references knows who refers to claims that were prepared.
+type references struct {
+	client kubernetes.Interface
+	claims *draclient.Client
+	node   string
+	ownPod string // see kubeletapi.ListPods
+	socket string
+}
+
+// Abandoned returns which of the claims are gone from the API server and are
+// referred to by no pod of the node and by no container that the kubelet lists.
+// Who cannot be asked counts as referring.
+func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]types.UID, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	listed, err := kubeletapi.ListPods(ctx, r.socket, r.ownPod)
+	if err != nil {
+		return nil, err
+	}
+	if !listed.Whole {
+		return nil, fmt.Errorf("PodResources at %s does not list all pods yet", r.socket)
+	}
+	pods, err := r.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": r.node}).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of node %s: %w", r.node, err)
+	}
+	var abandoned []types.UID
+	for _, claim := range claims {
+		successor, gone, err := r.gone(ctx, claim)
+		if err != nil {
+			return nil, err
+		}
+		if gone && !inContainer(listed, claim.UID) && !inPod(pods.Items, claim, successor) {
+			abandoned = append(abandoned, claim.UID)
+		}
+	}
+	return abandoned, nil
+}
+
+// gone reports whether the API server has the claim no more, and returns the
+// claim that has its name now, nil if there is none.
+func (r references) gone(ctx context.Context, claim driver.Claim) (successor *resourceapi.ResourceClaim, gone bool, err error) {
+	now, err := r.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, true, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("get ResourceClaim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	return now, now.UID != claim.UID, nil
+}
+
+// inContainer reports whether the kubelet gave a container a CDI device of the
+// claim. Names of claims are used again; UIDs, which names of CDI devices begin
+// with, are not.
+func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
+	prefix := cdi.ID(string(uid) + "-")
+	for _, pod := range listed.Pods {
+		for _, container := range pod.Containers {
+			for _, claim := range container.DynamicResources {
+				for _, resource := range claim.ClaimResources {
+					for _, device := range resource.CdiDevices {
+						if strings.HasPrefix(device.Name, prefix) {
+							return true
+						}
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+// inPod reports whether a pod refers to the claim by its name. A pod for which
+// the claim of that name now is reserved means that one.
+func inPod(pods []corev1.Pod, claim driver.Claim, successor *resourceapi.ResourceClaim) bool {
+	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
+		return pod.Namespace == claim.Namespace && slices.Contains(claimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
+	})
+}
+
+func reservedFor(claim *resourceapi.ResourceClaim, pod types.UID) bool {
+	return claim != nil && slices.ContainsFunc(claim.Status.ReservedFor, func(consumer resourceapi.ResourceClaimConsumerReference) bool {
+		return consumer.UID == pod
+	})
+}
+
+// claimsOf returns the names of the claims that a pod refers to.
+func claimsOf(pod *corev1.Pod) []string {
+	var names []string
+	for _, claim := range pod.Spec.ResourceClaims {
+		if claim.ResourceClaimName != nil {
+			names = append(names, *claim.ResourceClaimName)
+		}
+	}
+	for _, status := range pod.Status.ResourceClaimStatuses {
+		if status.ResourceClaimName != nil {
+			names = append(names, *status.ResourceClaimName)
+		}
+	}
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		names = append(names, extended.ResourceClaimName)
+	}
+	return names
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/driver"
+)
+
+// lister answers as the kubelet's PodResources API.
+type lister struct {
+	podresourcesapi.UnimplementedPodResourcesListerServer
+	pods []*podresourcesapi.PodResources
+}
+
+func (l *lister) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
+	return &podresourcesapi.ListPodResourcesResponse{PodResources: l.pods}, nil
+}
+
+func serve(t *testing.T, l *lister) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "kubelet.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	podresourcesapi.RegisterPodResourcesListerServer(server, l)
+	go server.Serve(listener)
+	t.Cleanup(server.Stop)
+	return socket
+}
+
+func TestAbandoned(t *testing.T) {
+	own := &podresourcesapi.PodResources{Namespace: "chandler", Name: "agent"}
+	holder := func(device string) *podresourcesapi.PodResources {
+		return &podresourcesapi.PodResources{Namespace: "default", Name: "p", Containers: []*podresourcesapi.ContainerResources{{
+			DynamicResources: []*podresourcesapi.DynamicResource{{
+				ClaimName: "c", ClaimNamespace: "default",
+				ClaimResources: []*podresourcesapi.ClaimResource{{CdiDevices: []*podresourcesapi.CDIDevice{{Name: device}}}},
+			}},
+		}}}
+	}
+	claim := func(uid types.UID, reserved ...types.UID) *resourceapi.ResourceClaim {
+		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: uid}}
+		for _, pod := range reserved {
+			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", UID: pod})
+		}
+		return c
+	}
+	pod := func(change func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "pod-1"}}
+		change(p)
+		return p
+	}
+	byName := pod(func(p *corev1.Pod) {
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("c")}}
+	})
+	tests := map[string]struct {
+		objects []runtime.Object
+		kubelet []*podresourcesapi.PodResources
+		want    bool
+		unknown bool
+	}{
+		"it is there":             {objects: []runtime.Object{claim("uid-1")}, kubelet: []*podresourcesapi.PodResources{own}},
+		"nobody has it":           {kubelet: []*podresourcesapi.PodResources{own}, want: true},
+		"another has its name":    {objects: []runtime.Object{claim("uid-2")}, kubelet: []*podresourcesapi.PodResources{own}, want: true},
+		"a container has it":      {kubelet: []*podresourcesapi.PodResources{own, holder("chandler.dev/claim=uid-1-0-gpu")}},
+		"a container has another": {kubelet: []*podresourcesapi.PodResources{own, holder("chandler.dev/claim=uid-10-0-gpu")}, want: true},
+		"a pod names it":          {objects: []runtime.Object{byName}, kubelet: []*podresourcesapi.PodResources{own}},
+		"a pod names its heir":    {objects: []runtime.Object{byName, claim("uid-2", "pod-1")}, kubelet: []*podresourcesapi.PodResources{own}, want: true},
+		"of a template": {objects: []runtime.Object{pod(func(p *corev1.Pod) {
+			p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{ResourceClaimName: new("c")}}
+		})}, kubelet: []*podresourcesapi.PodResources{own}},
+		"of an extended resource": {objects: []runtime.Object{pod(func(p *corev1.Pod) {
+			p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "c"}
+		})}, kubelet: []*podresourcesapi.PodResources{own}},
+		"the kubelet has no pods yet": {unknown: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset(test.objects...)
+			r := references{client: client, claims: draclient.New(client), node: "node", ownPod: "chandler/agent", socket: serve(t, &lister{pods: test.kubelet})}
+			abandoned, err := r.Abandoned(t.Context(), []driver.Claim{{UID: "uid-1", Namespace: "default", Name: "c"}})
+			if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != test.want {
+				t.Errorf("abandoned %v, %v; want %t", abandoned, err, test.want)
+			}
+		})
+	}
+}

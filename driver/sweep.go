@@ -1,0 +1,70 @@
+package driver
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+)
+
+// Claim is a claim that was prepared.
+type Claim struct {
+	UID             types.UID
+	Namespace, Name string
+}
+
+// Abandoned returns which of the claims nobody has any more and nobody will
+// ask to unprepare: those that are gone from the API server and that no pod of
+// the node and no container that its kubelet knows refers to.
+type Abandoned func(ctx context.Context, claims []Claim) ([]types.UID, error)
+
+// sweepLoop lets go of claims that the kubelet has forgotten, as one does whose
+// state was lost. Twice in a row such a claim must have been found: the kubelet
+// may be about to unprepare it.
+func (d *Driver) sweepLoop(ctx context.Context) {
+	if d.config.Abandoned == nil {
+		return
+	}
+	suspects := make(map[types.UID]bool)
+	for {
+		// Not all nodes of a cluster are to ask at the same time.
+		pause := d.config.SweepInterval*3/4 + rand.N(d.config.SweepInterval/2+1)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+			suspects = d.sweep(ctx, suspects)
+		}
+	}
+}
+
+// sweep unprepares the abandoned claims that were suspects before, and returns
+// the suspects for the next time.
+func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
+	logger := klog.FromContext(ctx)
+	claims := d.store.all()
+	if len(claims) == 0 {
+		return nil
+	}
+	abandoned, err := d.config.Abandoned(ctx, claims)
+	if err != nil {
+		logger.V(2).Info("Whether claims were abandoned cannot be found out; all are kept", "reason", err.Error())
+		return before
+	}
+	suspects := make(map[types.UID]bool)
+	for _, uid := range abandoned {
+		if !before[uid] {
+			suspects[uid] = true
+			continue
+		}
+		if err := d.unprepare(ctx, uid); err != nil {
+			logger.Error(err, "Letting go of an abandoned claim", "uid", uid)
+			suspects[uid] = true
+			continue
+		}
+		logger.Info("Let go of a claim that is gone from the API server and that no pod refers to", "uid", uid)
+	}
+	return suspects
+}

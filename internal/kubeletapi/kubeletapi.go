@@ -1,0 +1,63 @@
+// Package kubeletapi calls the kubelet at its sockets, and asks it through its
+// PodResources API (v1) which containers have what.
+package kubeletapi
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// maxAnswer is how long an answer may be, as the kubelet's own client has it
+// (pkg/kubelet/apis/podresources/constants.go).
+const maxAnswer = 16 << 20
+
+// Listing is an answer of the kubelet.
+type Listing struct {
+	Pods []*podresourcesapi.PodResources
+
+	// Whole says that the answer leaves out no pod with a container that runs.
+	// The kubelet lists the pods that it knows (pkg/kubelet/apis/podresources/
+	// server_v1.go, List): after its start none at first, then static ones, and
+	// all others once the API server has named them.
+	Whole bool
+}
+
+// ListPods asks the kubelet at a socket. The answer is whole if it names own,
+// the pod "namespace/name" that we are, or any pod if we are none.
+func ListPods(ctx context.Context, socket, own string) (*Listing, error) {
+	conn, err := Dial(socket)
+	if err != nil {
+		return nil, fmt.Errorf("ask PodResources: %w", err)
+	}
+	defer conn.Close()
+	client := podresourcesapi.NewPodResourcesListerClient(conn)
+	listed, err := client.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("ask PodResources at %s: %w", socket, err)
+	}
+	said := &Listing{Pods: listed.PodResources}
+	for _, pod := range said.Pods {
+		said.Whole = said.Whole || own == "" || own == PodName(pod)
+	}
+	return said, nil
+}
+
+// PodName returns a pod's "namespace/name".
+func PodName(pod *podresourcesapi.PodResources) string { return pod.Namespace + "/" + pod.Name }
+
+// Dial prepares a connection to a socket of the kubelet. Each is for one call:
+// one that is kept backs off for minutes while the kubelet is down.
+func Dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", address)
+		}),
+	)
+}
