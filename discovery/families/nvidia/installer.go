@@ -35,3 +35,8 @@ func installerMounts(root string) []*specs.Mount {
 func installed(mounts []*specs.Mount) bool {
 	return len(mounts) > 0 && mounts[0].ContainerPath == installerTarget
 }
+
+// installerOffers returns what GKE's device plugin offers under an ID.
+func installerOffers(id string) []discovery.Offer {
+	return []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{id}, ShareInfix: "/vgpu"}}
+}

@@ -87,7 +87,7 @@ func (d *driver) instanceOffers(known facts.Instance, info information, gi, ci i
 		if ci != 0 {
 			return nil
 		}
-		return []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{fmt.Sprintf("nvidia%d/gi%d", info.minor, gi)}}}
+		return installerOffers(fmt.Sprintf("nvidia%d/gi%d", info.minor, gi))
 	}
 	if known.UUID == "" {
 		return nil

@@ -1,0 +1,178 @@
+//go:build cgo
+
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"chandler.dev/discovery/families/nvidia/facts"
+)
+
+// reader reads what NVML knows of GPUs.
+type reader struct {
+	lib  nvml.Interface
+	gpus []*gpu
+}
+
+// gpu is one that NVML has opened, or has lost.
+type gpu struct {
+	device nvml.Device // nil if it was lost before it was opened
+	last   facts.GPU   // what was read last
+	xids   []facts.XID
+}
+
+// newReader opens the GPUs of the addresses. What NVML does not know, such as
+// one that its driver was told to leave alone, is left out. That none can be
+// opened is an error.
+func newReader(lib nvml.Interface, addresses []string) (*reader, error) {
+	r := &reader{lib: lib}
+	var errs []error
+	for _, address := range addresses {
+		device, ret := lib.DeviceGetHandleByPciBusId(address)
+		switch {
+		case ret == nvml.SUCCESS:
+			r.gpus = append(r.gpus, &gpu{device: device, last: facts.GPU{Address: address}})
+		case ret == nvml.ERROR_GPU_IS_LOST:
+			r.gpus = append(r.gpus, &gpu{last: facts.GPU{Address: address, Lost: true}})
+		default:
+			errs = append(errs, fmt.Errorf("open GPU %s: %s", address, describe(ret)))
+		}
+	}
+	if len(r.gpus) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	return r, nil
+}
+
+// has reports whether the library has a function. To call one that it has not
+// would end the program.
+func (r *reader) has(function string) bool {
+	return r.lib.Extensions().LookupSymbol(function) == nil
+}
+
+// write writes what is known now as one line.
+func (r *reader) write(out io.Writer) error {
+	gpus := make([]facts.GPU, len(r.gpus))
+	for i, g := range r.gpus {
+		gpus[i] = r.read(g)
+	}
+	text, err := facts.Format(gpus)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(append(text, '\n'))
+	return err
+}
+
+// read returns what is known of a GPU. Of one that is lost, that is what was
+// known before.
+func (r *reader) read(g *gpu) facts.GPU {
+	if g.device == nil {
+		return g.last
+	}
+	uuid, ret := g.device.GetUUID()
+	if ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED {
+		lost := g.last
+		lost.Lost, lost.XIDs = true, g.xids
+		return lost
+	}
+	now := facts.GPU{Address: g.last.Address}
+	if ret == nvml.SUCCESS {
+		now.UUID = uuid
+	}
+	if name, ret := g.device.GetName(); ret == nvml.SUCCESS {
+		now.Name = name
+	}
+	// A GPU that uses the host's memory has none of its own.
+	if memory, ret := g.device.GetMemoryInfo(); ret == nvml.SUCCESS {
+		now.MemoryBytes = int64(memory.Total)
+	}
+	if major, minor, ret := g.device.GetCudaComputeCapability(); ret == nvml.SUCCESS && major > 0 {
+		now.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
+	}
+	r.readMIG(g.device, &now)
+	now.Fabric = r.fabric(g.device)
+	r.readLinks(g.device, &now)
+	now.Recovery = r.recovery(g.device)
+	now.XIDs = g.pending(now.Recovery)
+	g.last = now
+	return now
+}
+
+// fabric returns the NVLink domain of a GPU, nil if it is in none, or not yet.
+// The GPUs of one host behind NVSwitches have a domain whose UUID is zero, as
+// have those of any other host.
+func (r *reader) fabric(device nvml.Device) *facts.Fabric {
+	if !r.has("nvmlDeviceGetGpuFabricInfo") {
+		return nil
+	}
+	info, ret := device.GetGpuFabricInfo()
+	id := info.ClusterUuid
+	if ret != nvml.SUCCESS || info.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(info.Status) != nvml.SUCCESS || id == [16]uint8{} {
+		return nil
+	}
+	return &facts.Fabric{
+		Cluster: fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]),
+		Clique:  info.CliqueId,
+	}
+}
+
+// readLinks reads what is at the other ends of a GPU's NVLinks.
+func (r *reader) readLinks(device nvml.Device, now *facts.GPU) {
+	if !r.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
+		return
+	}
+	for link := range nvml.NVLINK_MAX_LINKS {
+		state, ret := device.GetNvLinkState(link)
+		if ret != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
+			continue
+		}
+		kind, ret := device.GetNvLinkRemoteDeviceType(link)
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		pci, ret := device.GetNvLinkRemotePciInfo(link)
+		if ret != nvml.SUCCESS || pci.Domain == 0xffffffff {
+			continue
+		}
+		address := fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+		switch kind {
+		case nvml.NVLINK_DEVICE_TYPE_GPU:
+			now.Peers = append(now.Peers, address)
+		case nvml.NVLINK_DEVICE_TYPE_SWITCH:
+			now.Switches = append(now.Switches, address)
+		}
+	}
+	slices.Sort(now.Peers)
+	slices.Sort(now.Switches)
+	now.Peers, now.Switches = slices.Compact(now.Peers), slices.Compact(now.Switches)
+}
+
+// recoveries are what a driver may want done with a GPU
+// (nvmlDeviceGpuRecoveryAction_t).
+var recoveries = []string{
+	"none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "recover-imex-domain", "bus-reset", "system-reboot",
+}
+
+// recovery returns what the driver wants done with a GPU, "" if it does not say.
+func (r *reader) recovery(device nvml.Device) string {
+	if !r.has("nvmlDeviceGetFieldValues") {
+		return ""
+	}
+	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+	ret := device.GetFieldValues(values)
+	if ret != nvml.SUCCESS || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS || nvml.ValueType(values[0].ValueType) != nvml.VALUE_TYPE_UNSIGNED_INT {
+		return ""
+	}
+	action := binary.NativeEndian.Uint32(values[0].Value[:4])
+	if int(action) < len(recoveries) {
+		return recoveries[action]
+	}
+	return fmt.Sprintf("action-%d", action)
+}
