@@ -9,8 +9,14 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 .DEFAULT_GOAL := help
 .PHONY: build test unit e2e lint fmt generate verify fuzz captures bench image demo cluster cluster-stop clean help
 
-build: ## the agent, as bin/chandler
+build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
+
+# It needs a C compiler, and NVML only when it runs. Functions of NVML are looked
+# up when they are called, since older libraries do not have them all.
+.PHONY: bin/chandler-nvml
+bin/chandler-nvml:
+	CGO_ENABLED=1 CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '-s -w' -o bin/chandler-nvml ./cmd/chandler-nvml
 
 test: unit e2e ## every test: unit tests with the race detector, then a real Kubernetes
 

@@ -3,6 +3,7 @@ module chandler.dev
 go 1.26.0
 
 require (
+	github.com/NVIDIA/go-nvml v0.13.0-1
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/google/go-cmp v0.7.0
 	github.com/spf13/cobra v1.10.2
@@ -19,11 +20,6 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 	tags.cncf.io/container-device-interface v1.1.1
 	tags.cncf.io/container-device-interface/specs-go v1.1.1
-)
-
-require (
-	github.com/NVIDIA/go-nvlib v0.7.2 // indirect
-	github.com/NVIDIA/go-nvml v0.13.0-1 // indirect
 )
 
 require (

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -36,7 +37,7 @@ error, and it prints the rest.`,
   chandler discover rack7.host`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.run(cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}
 	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
@@ -45,7 +46,7 @@ error, and it prints the rest.`,
 	return cmd
 }
 
-func (o discoverOptions) run(out, errOut io.Writer, args []string) error {
+func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	print, err := printer(o.output)
 	if err != nil {
 		return err
@@ -68,7 +69,8 @@ func (o discoverOptions) run(out, errOut io.Writer, args []string) error {
 		return err
 	}
 	host := configuredHost(hostFS, config)
-	snapshot := rules.Apply(discovery.Scan(host, families.All))
+	askNVML(ctx, host, root, errOut)
+	snapshot := rules.Apply(discovery.Scan(host, families.All)) //nolint:contextcheck // evaluating an expression does not block
 	if err := print(out, snapshot); err != nil {
 		return err
 	}

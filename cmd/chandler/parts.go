@@ -26,6 +26,8 @@ type parts struct {
 	options   runOptions
 	rules     *discovery.Rules
 	host      *discovery.Host
+	nvml      *nvml         // nil if nobody can be asked
+	events    chan struct{} // something about the host's devices changed
 	client    kubernetes.Interface
 	discovery kubediscovery.DiscoveryInterface // with a deadline for each answer
 	driver    *driver.Driver
@@ -39,14 +41,16 @@ type parts struct {
 
 // watch scans the host and hands the snapshots on.
 func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
-	events := make(chan struct{}, 1)
 	group.Go(func() error {
-		if err := discovery.Listen(ctx, events); err != nil {
+		if err := discovery.Listen(ctx, p.events); err != nil {
 			klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", p.options.rescanInterval)
 		}
 		return nil
 	})
-	watch := discovery.Watch{Host: p.host, Families: families.All, Interval: p.options.rescanInterval, Events: events}
+	watch := discovery.Watch{Host: p.host, Families: families.All, Interval: p.options.rescanInterval, Events: p.events}
+	if p.nvml != nil {
+		waitFor(ctx, p.nvml.ready, nvmlFirstWord)
+	}
 	var last *discovery.Snapshot
 	watch.Run(ctx, func(s *discovery.Snapshot) {
 		if discovery.Same(last, s) {
@@ -57,6 +61,26 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 		replace(p.snapshots, s)
 	})
 	return nil
+}
+
+// notify puts a value into a channel with room for one, unless one waits in it.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// waitFor returns when the channel is closed, after a time, or when the context
+// ends.
+func waitFor(ctx context.Context, c <-chan struct{}, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-c:
+	case <-timer.C:
+	}
 }
 
 // replace puts a value into a channel with room for one, in place of one that

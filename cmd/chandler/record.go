@@ -34,7 +34,9 @@ are.`,
 			if err != nil {
 				return err
 			}
-			data, err := recorded.Record(configuredHost(hostFS, loaded), families.All, comment)
+			host := configuredHost(hostFS, loaded)
+			askNVML(cmd.Context(), host, hostRoot, cmd.ErrOrStderr())
+			data, err := recorded.Record(host, families.All, comment)
 			if err != nil {
 				return fmt.Errorf("record host %s: %w", hostRoot, err)
 			}

@@ -109,6 +109,9 @@ func (o *runOptions) run(ctx context.Context) error {
 		close(p.active)
 		return nil
 	})
+	if p.nvml != nil {
+		group.Go(func() error { p.nvml.run(ctx); return nil })
+	}
 	group.Go(func() error { return p.watch(ctx, group) })
 	group.Go(func() error { return p.runDRA(ctx) })
 	group.Go(func() error { p.runClassic(ctx); return nil })
@@ -167,7 +170,11 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		host:      configuredHost(hostFS, config),
 		active:    make(chan struct{}),
 		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
+		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
+	}
+	if p.nvml = overlayNVML(p.host, o.hostRoot); p.nvml != nil {
+		p.nvml.changed = func() { notify(p.events) }
 	}
 	if err := p.connect(); err != nil {
 		return nil, fmt.Errorf("API server: %w", err)

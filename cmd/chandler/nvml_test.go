@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/hostfs"
+)
+
+// nvmlHost is a host with one GPU of NVIDIA's.
+const nvmlHost = `One GPU.
+
+-- proc/devices --
+Character devices:
+195 nvidia
+-- proc/driver/nvidia/gpus/0000:01:00.0/information --
+Model: NVIDIA Stand-In
+GPU UUID: GPU-5d2c1f01-8a41-4e0b-9c37-0b6f3d9ae401
+Device Minor: 0
+-- sys/bus/pci/devices/0000:01:00.0 -> ../../../devices/pci0000:00/0000:01:00.0 --
+-- sys/devices/pci0000:00/0000:01:00.0/vendor --
+0x10de
+-- sys/devices/pci0000:00/0000:01:00.0/class --
+0x030200
+-- sys/devices/pci0000:00/0000:01:00.0/driver -> ../../../bus/pci/drivers/nvidia --
+-- dev/nvidia0 c 195:0 --
+-- dev/nvidiactl c 195:255 --
+-- end --
+`
+
+// buildNVML builds the program once for all tests.
+var buildNVML = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "chandler-nvml-")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command("go", "build", "-o", dir, "../chandler-nvml")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return string(out), err
+	}
+	return filepath.Join(dir, nvmlProgram), nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if program, err := buildNVML(); builtNVML && err == nil {
+		os.RemoveAll(filepath.Dir(program))
+	}
+	os.Exit(code)
+}
+
+var builtNVML bool
+
+// standIn lays out the host with a library that was compiled so, and returns
+// what asks the real program about it, with little patience.
+func standIn(t *testing.T, defines ...string) (*nvml, *discovery.Host) {
+	t.Helper()
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("there is no gcc to compile a stand-in for NVML with")
+	}
+	builtNVML = true
+	program, err := buildNVML()
+	if err != nil {
+		t.Fatalf("build: %v\n%s", err, program)
+	}
+	file := filepath.Join(t.TempDir(), "one.host")
+	if err := os.WriteFile(file, []byte(nvmlHost), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	root, err := layOut(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	lib := filepath.Join(root, "run/driver/usr/lib64")
+	if err := os.MkdirAll(lib, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"-shared", "-fPIC", "-o", filepath.Join(lib, "libnvidia-ml.so.1"), "testdata/nvml.c"}, defines...)
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	hostFS, err := hostfs.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := hostfs.NewOverlay(hostFS)
+	n := newNVML(program, overlay, root, "/run/driver")
+	n.silence, n.retry, n.keep = time.Second, 50*time.Millisecond, 0
+	return n, &discovery.Host{FS: overlay}
+}
+
+// gpuOf returns the GPU as the agent would see it now.
+func gpuOf(t *testing.T, host *discovery.Host) discovery.Device {
+	t.Helper()
+	snapshot := discovery.Scan(host, families.All)
+	gpu, ok := snapshot.Lookup("pci-0000-01-00-0")
+	if !ok {
+		t.Fatalf("no GPU: %v", snapshot.Problems)
+	}
+	return gpu
+}
+
+// start runs the program until the test ends, and checks that it does end.
+func start(t *testing.T, n *nvml) (changed <-chan struct{}) {
+	t.Helper()
+	changes := make(chan struct{}, 1)
+	n.changed = func() { notify(changes) }
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		n.run(ctx)
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		within(t, ended, "run has not ended")
+	})
+	return changes
+}
+
+func within(t *testing.T, c <-chan struct{}, otherwise string) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(30 * time.Second):
+		t.Fatal(otherwise)
+	}
+}
+
+// What NVML says is in the next scan, though the library is an old one that has
+// few functions.
+func TestNVML(t *testing.T) {
+	n, host := standIn(t)
+	if gpu := gpuOf(t, host); gpu.Attributes.String("architecture") != "" || gpu.Health.Status != discovery.Healthy {
+		t.Errorf("before: %+v", gpu)
+	}
+	changed := start(t, n)
+	within(t, changed, "nothing was heard")
+	within(t, n.ready, "the first scan is kept waiting")
+	gpu := gpuOf(t, host)
+	memory := gpu.Capacity["memory"].Value
+	if gpu.Attributes.String("architecture") != "hopper" || memory.Value() != 1<<34 || gpu.Health.Status != discovery.Healthy {
+		t.Errorf("after: %+v", gpu)
+	}
+}
+
+func TestNVMLOnce(t *testing.T) {
+	n, host := standIn(t)
+	if err := n.once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if gpu := gpuOf(t, host); gpu.Attributes.String("architecture") != "hopper" {
+		t.Errorf("got %+v", gpu)
+	}
+}
+
+// A library that is of no use does the host no harm, and the first scan does not
+// wait for it for long.
+func TestNVMLThatIsOfNoUse(t *testing.T) {
+	for name, test := range map[string]struct{ define, want string }{
+		"hangs":   {"-DHANG", "silent for 1s"},
+		"crashes": {"-DCRASH", "it ended: exit status 2: SIGSEGV"},
+		"lacks":   {"-DLACKS", "nvmlDeviceGetHandleByPciBusId"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, host := standIn(t, test.define)
+			err := n.once(t.Context())
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q in it", err, test.want)
+			}
+			start(t, n)
+			within(t, n.ready, "the first scan is kept waiting")
+			if gpu := gpuOf(t, host); gpu.Health.Status != discovery.Healthy || len(gpu.Offers) == 0 {
+				t.Errorf("the GPU suffers: %+v", gpu)
+			}
+		})
+	}
+}
+
+// Where NVML is not installed the program says so.
+func TestNVMLThatIsNotThere(t *testing.T) {
+	n, host := standIn(t)
+	n.driverRoot = t.TempDir()
+	if err := n.once(t.Context()); err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so.1") {
+		t.Errorf("error %v", err)
+	}
+	if gpu := gpuOf(t, host); gpu.Health.Status != discovery.Healthy {
+		t.Errorf("the GPU suffers: %+v", gpu)
+	}
+	n.program = filepath.Join(t.TempDir(), "missing")
+	if err := n.once(t.Context()); err == nil {
+		t.Error("a program that is not there gave an answer")
+	}
+}
+
+// When NVML stops answering, what it said is kept, and the GPU's health is no
+// longer known.
+func TestNVMLThatTires(t *testing.T) {
+	n, host := standIn(t, "-DTIRES")
+	n.keep = time.Nanosecond
+	changed := start(t, n)
+	within(t, changed, "nothing was heard")
+	first := discovery.Scan(host, families.All)
+	if gpu := gpuOf(t, host); gpu.Attributes.String("architecture") != "hopper" {
+		t.Fatalf("got %+v", gpu)
+	}
+	within(t, changed, "nothing was taken back")
+	merged := discovery.Merge(host, first, discovery.Scan(host, families.All))
+	gpu, _ := merged.Lookup("pci-0000-01-00-0")
+	if gpu.Health.Status != discovery.Unknown || !strings.Contains(gpu.Health.Reason, "silent for 1s") || gpu.Attributes.String("architecture") != "hopper" {
+		t.Errorf("got %+v", gpu)
+	}
+}
+
+// Only this machine is asked about, and only if nobody has answered yet.
+func TestOverlayNVML(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, nvmlProgram), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const idFile = "proc/sys/kernel/random/boot_id"
+	for name, test := range map[string]struct {
+		path  string
+		files map[string]string
+		want  bool
+	}{
+		"this machine":      {dir, map[string]string{idFile: string(bootID)}, true},
+		"another":           {dir, map[string]string{idFile: "another"}, false},
+		"a recorded one":    {dir, nil, false},
+		"without a program": {t.TempDir(), map[string]string{idFile: string(bootID)}, false},
+		"answered already":  {dir, map[string]string{idFile: string(bootID), facts.Path[1:]: "{}"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("PATH", test.path)
+			root := t.TempDir()
+			for name, text := range test.files {
+				file := filepath.Join(root, name)
+				if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			host := &discovery.Host{FS: os.DirFS(root), Roots: map[string]string{"nvidia": "/run/driver"}}
+			before := host.FS
+			n := overlayNVML(host, "/host")
+			if (n != nil) != test.want || (host.FS != fs.FS(before)) != test.want {
+				t.Fatalf("got %+v, host %T", n, host.FS)
+			}
+			if n != nil && (n.driverRoot != "/host/run/driver" || n.gpus != "/host/proc/driver/nvidia/gpus") {
+				t.Errorf("got %+v", n)
+			}
+		})
+	}
+}
