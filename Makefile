@@ -7,7 +7,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: build test unit e2e lint fmt generate verify fuzz captures bench image demo cluster cluster-stop clean help
+.PHONY: build test unit e2e lint fmt generate verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -16,7 +16,9 @@ build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for i
 # up when they are called, since older libraries do not have them all.
 .PHONY: bin/chandler-nvml
 bin/chandler-nvml:
-	CGO_ENABLED=1 CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '-s -w' -o bin/chandler-nvml ./cmd/chandler-nvml
+	@if command -v $$($(GO) env CC) >/dev/null; then set -x; \
+	  CGO_ENABLED=1 CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/chandler-nvml; \
+	else echo "$@ is left out: there is no C compiler"; fi
 
 test: unit e2e ## every test: unit tests with the race detector, then a real Kubernetes
 
@@ -53,6 +55,9 @@ bench: ## benchmarks of the product
 
 image: ## the agent's image, with docker
 	docker build --build-arg VERSION=$(VERSION) -t chandler.dev/chandler:latest .
+
+image-nvml: ## the image of an agent that asks NVML, with docker
+	docker build --build-arg VERSION=$(VERSION) --target nvml -t chandler.dev/chandler:nvml .
 
 demo: ## a real Kubernetes, eight recorded GPUs, and pods that use them; needs root
 	cd e2e && $(GO) run ./cmd/demo

@@ -100,8 +100,8 @@ var suffixes = map[int]string{
 func (r *reader) suffix(device, mig nvml.Device, gi int) (string, bool) {
 	if name, ret := mig.GetName(); ret == nvml.SUCCESS {
 		if _, named, ok := strings.Cut(name, " MIG "); ok {
-			if i := strings.Index(named, "gb"); i >= 0 {
-				return strings.ReplaceAll(named[i+len("gb"):], ",", "."), true
+			if _, suffix, ok := strings.Cut(named, "gb"); ok {
+				return strings.ReplaceAll(suffix, ",", "."), true
 			}
 		}
 	}

@@ -35,10 +35,10 @@ func newReader(lib nvml.Interface, addresses []string) (*reader, error) {
 	var errs []error
 	for _, address := range addresses {
 		device, ret := lib.DeviceGetHandleByPciBusId(address)
-		switch {
-		case ret == nvml.SUCCESS:
+		switch ret {
+		case nvml.SUCCESS:
 			r.gpus = append(r.gpus, &gpu{device: device, last: facts.GPU{Address: address}})
-		case ret == nvml.ERROR_GPU_IS_LOST:
+		case nvml.ERROR_GPU_IS_LOST:
 			r.gpus = append(r.gpus, &gpu{last: facts.GPU{Address: address, Lost: true}})
 		default:
 			errs = append(errs, fmt.Errorf("open GPU %s: %s", address, describe(ret)))

@@ -227,7 +227,8 @@ func (n *nvml) session(ctx context.Context, hear func(text []byte) error) error 
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	lines, deaf, ended := make(chan []byte), make(chan struct{}), make(chan error, 1)
+	lines, deaf, ended := make(chan []byte), make(chan struct{}), make(chan struct{})
+	var end error // once ended is closed
 	go func() {
 		scanner := bufio.NewScanner(stdout)
 		scanner.Buffer(nil, facts.MaxSize+1)
@@ -238,7 +239,8 @@ func (n *nvml) session(ctx context.Context, hear func(text []byte) error) error 
 			}
 		}
 		close(lines)
-		ended <- errors.Join(scanner.Err(), cmd.Wait())
+		end = errors.Join(scanner.Err(), cmd.Wait())
+		close(ended)
 	}()
 	reason := n.listen(ctx, lines, hear)
 	close(deaf)
@@ -257,9 +259,9 @@ func (n *nvml) session(ctx context.Context, hear func(text []byte) error) error 
 	// beside it; only this process may end before it.
 	select {
 	case <-ctx.Done():
-	case err := <-ended:
+	case <-ended:
 		if reason == nil {
-			reason = ending(err, said.text)
+			reason = ending(end, said.text)
 		}
 	}
 	return reason

@@ -53,11 +53,10 @@ var buildNVML = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
-	code := m.Run()
+	m.Run()
 	if program, err := buildNVML(); builtNVML && err == nil {
 		os.RemoveAll(filepath.Dir(program))
 	}
-	os.Exit(code)
 }
 
 var builtNVML bool

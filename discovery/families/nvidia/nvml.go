@@ -97,9 +97,8 @@ const wholeGPU = -1
 // toldHealth returns what NVML says of the health of a GPU, or of one of its
 // GPU instances.
 //
-// A driver from R565 on says itself what is to be done before a GPU is used
-// again, also when nothing is, and takes it back when it was done. Of an older
-// one there are only the errors that it reported, which hold until the GPU was
+// A newer driver says itself what is to be done before a GPU is used again, also
+// when nothing is, and takes it back when it was done. Of an older one there are only the errors that it reported, which hold until the GPU was
 // reset or the driver was loaded anew; chandler-nvml leaves out those that an
 // application brings upon itself, and those that its driver is done with.
 func toldHealth(told facts.GPU, gi int) discovery.Health {

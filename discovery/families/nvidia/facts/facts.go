@@ -48,7 +48,8 @@ type GPU struct {
 	Lost bool `json:"lost,omitempty"`
 
 	// Recovery is what the driver wants done before the GPU is used again:
-	// "none", "gpu-reset", …; "" from drivers that do not say (before R565).
+	// "none", "gpu-reset", …; "" from drivers that do not say
+	// (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION).
 	Recovery string `json:"recovery,omitempty"`
 
 	// XIDs are the errors of the hardware or the driver since the program
