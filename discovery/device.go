@@ -58,7 +58,8 @@ type Device struct {
 	Health Health
 
 	// PartOf is the silicon that the device shares with others, nil if it is
-	// all there is of it, and Takes what it takes of the Whole's counters.
+	// all there is of it, and Takes what it takes of the Whole's counters. A
+	// device that bears the name of its Whole is all of it.
 	PartOf *Whole
 	Takes  map[string]resource.Quantity
 

@@ -33,7 +33,26 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	s.dropRepeated()
 	s.markUnread()
 	s.dropAmbiguous()
+	s.joinWholes()
 	return s
+}
+
+// joinWholes makes a device take all of the silicon that bears its name and
+// that others take parts of, so that it is given out only without them: the
+// device that mediated devices are made of is another family's.
+func (s *Snapshot) joinWholes() {
+	wholes := make(map[string]*Whole)
+	for _, d := range s.Devices {
+		if d.PartOf != nil && len(d.PartOf.Counters) > 0 {
+			wholes[d.PartOf.Name] = d.PartOf
+		}
+	}
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.PartOf == nil && wholes[d.Name] != nil {
+			d.PartOf = wholes[d.Name]
+			d.Takes = d.PartOf.Counters
+		}
+	}
 }
 
 // leftoversLast returns the families in the order in which they are asked.

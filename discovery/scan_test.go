@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -499,5 +500,28 @@ func TestScanConfigured(t *testing.T) {
 	got := discovery.Scan(host, []*discovery.Family{family}).Devices
 	if len(got) != 1 || got[0].Name != "port" || !got[0].Configured {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// The device that others are parts of takes all of what they compete for, and
+// stays as it is where they do not compete.
+func TestScanJoinsWholes(t *testing.T) {
+	counters := map[string]resource.Quantity{"mediated": resource.MustParse("2")}
+	one := map[string]resource.Quantity{"mediated": resource.MustParse("1")}
+	family := &discovery.Family{Name: "gpus", Doc: "GPUs and parts of them", Configured: true,
+		Describe: func(*discovery.Host, []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+			return []discovery.Device{
+				{Name: "gpu"}, {Name: "gpu-part", PartOf: &discovery.Whole{Name: "gpu", Counters: counters}, Takes: one},
+				{Name: "nic"}, {Name: "nic-part", PartOf: &discovery.Whole{Name: "nic"}},
+			}, nil
+		},
+	}
+	snapshot := discovery.Scan(&discovery.Host{FS: fstest.MapFS{}}, []*discovery.Family{family})
+	gpu, _ := snapshot.Lookup("gpu")
+	if gpu.PartOf == nil || gpu.PartOf.Name != "gpu" || !cmp.Equal(counters, gpu.Takes) {
+		t.Errorf("gpu: part of %+v, takes %v", gpu.PartOf, gpu.Takes)
+	}
+	if nic, _ := snapshot.Lookup("nic"); nic.PartOf != nil {
+		t.Errorf("nic: part of %+v", nic.PartOf)
 	}
 }

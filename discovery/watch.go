@@ -110,12 +110,12 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 		if cause == nil && !found {
 			cause = whyMissing(&old, causes)
 		}
-		if cause == nil || !host.Exists(path.Join("/", old.Source)) || !found && next.divides(old.Name) {
+		if cause == nil || !host.Exists(path.Join("/", old.Source)) || !found && old.PartOf == nil && next.divides(old.Name) {
 			continue
 		}
 		old.Health = Health{Unknown, fmt.Sprintf("last description kept: %v", cause)}
 		devices[old.Name] = old
-		if old.PartOf != nil && causes[old.Silicon()] != nil {
+		if _, beside := last.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
 			delete(devices, old.Silicon())
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -130,6 +132,26 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 }
 
 // A burst of kernel events is answered by one scan, after it.
+// A whole that stands beside its parts is kept with them, though none of them
+// can be read.
+func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
+	host, _ := widgetHost(t, map[string]string{"whole": "x", "part": "x"})
+	silicon := &Whole{Name: "whole", Counters: map[string]resource.Quantity{"parts": resource.MustParse("1")}}
+	last := &Snapshot{Devices: []Device{
+		{Name: "part", Source: "sys/class/widget/part", PartOf: silicon},
+		{Name: "whole", Source: "sys/class/widget/whole", PartOf: silicon},
+	}}
+	unreadable := errors.New("input/output error")
+	for name, next := range map[string]*Snapshot{
+		"both":  {Problems: []Problem{{"part", unreadable}, {"whole", unreadable}}},
+		"whole": {Devices: last.Devices[:1], Problems: []Problem{{"whole", unreadable}}},
+	} {
+		if got := Merge(host, last, next).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
+			t.Errorf("%s unreadable: %+v", name, got)
+		}
+	}
+}
+
 func TestWatchCoalescesBursts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	synctest.Test(t, func(t *testing.T) {

@@ -50,7 +50,7 @@ func (t taken) from(resource string, u *unit) string {
 // too, "" if there is none: one that both have and one of them has alone, or
 // what a device of the unit has become a part of it since. A whole that is
 // still there beside its parts, as a physical function is beside its virtual
-// ones, takes nothing from them.
+// ones, takes nothing from them unless they compete.
 func (t taken) overlap(h *holding, u *unit) string {
 	for i := range u.devices {
 		d := &u.devices[i]
@@ -61,8 +61,13 @@ func (t taken) overlap(h *holding, u *unit) string {
 			return d.Name
 		}
 		whole := d.Silicon()
-		if h.Exclusive && !t.present[whole] && slices.Contains(h.Devices, whole) && slices.Contains(h.Silicon, whole) {
+		competes := d.PartOf != nil && len(d.PartOf.Counters) > 0
+		switch {
+		case !h.Exclusive || !slices.Contains(h.Silicon, whole):
+		case slices.Contains(h.Devices, whole) && (competes || !t.present[whole]):
 			return whole
+		case competes && d.Name == whole:
+			return h.Devices[0]
 		}
 	}
 	return ""

@@ -158,3 +158,13 @@ func format(t *testing.T, v any) string {
 	}
 	return fmt.Sprintln(string(text))
 }
+
+// TestMediated scans a GPU that mediated devices were made of: it is one
+// family's, they are another's, and all of them are of one piece of silicon.
+func TestMediated(t *testing.T) {
+	gpu, found := discovery.Scan(discoverytest.Layout(t, "vfio/testdata/gvt.host"), families.All).Lookup("pci-0000-00-02-0")
+	taken := gpu.Takes["mediated"]
+	if !found || gpu.Family != "intelgpu" || gpu.Silicon() != gpu.Name || taken.Value() != 2 {
+		t.Errorf("the GPU: %s", format(t, gpu))
+	}
+}

@@ -1,7 +1,7 @@
 // Package vfio describes PCI functions that were bound to vfio for programs in
 // user space, virtual machines above all, whatever they are and whoever made
-// them. It gets what no other family hands out, binds nothing itself, and knows
-// nothing of mediated devices.
+// them, and mediated devices such as vGPUs. It gets what no other family hands
+// out, and binds and makes nothing itself.
 package vfio
 
 import (
@@ -24,7 +24,7 @@ import (
 // Family is what is bound to vfio.
 var Family = &discovery.Family{
 	Name:      "vfio",
-	Doc:       "PCI functions bound to vfio that no other family hands out",
+	Doc:       "PCI functions bound to vfio that no other family hands out, and mediated devices",
 	Match:     matches(),
 	Leftovers: true,
 	Describe:  describe,
@@ -47,17 +47,19 @@ func matches() []discovery.Match {
 	for _, driver := range drivers {
 		matches = append(matches, discovery.Match{Bus: "pci", Driver: driver})
 	}
-	return matches
+	return append(matches, discovery.Match{Bus: "mdev"})
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	functions, mdevs := split(found)
+	devices, problems = describeMediated(host, mdevs)
 	ours := make(map[string][]sysfs.Device) // by IOMMU group
-	for _, function := range found {
+	for _, function := range functions {
 		id := groupOf(function)
 		ours[id] = append(ours[id], function)
 	}
 	groups := make(map[string]*group)
-	for _, function := range found {
+	for _, function := range functions {
 		// A physical function is not given away under its virtual ones.
 		if function.Exists("virtfn0") {
 			continue
@@ -184,16 +186,27 @@ func (g *group) cdevs(host *discovery.Host) (nodes []*specs.DeviceNode, err erro
 	return nodes, errors.Join(errs...)
 }
 
-// grant names the functions by their addresses, in the variable that KubeVirt
-// has for a resource.
+// grant names functions by their addresses and mediated devices by their UUIDs,
+// in the variables that KubeVirt has for a resource.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	if grant.Resource == "" {
 		return specs.ContainerEdits{}
 	}
-	addresses := make([]string, len(given))
-	for i, d := range given {
-		addresses[i] = d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
+	var addresses, uuids []string
+	for _, d := range given {
+		if uuid := d.Attributes.String("uuid"); uuid != "" {
+			uuids = append(uuids, uuid)
+		} else {
+			addresses = append(addresses, d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID))
+		}
 	}
 	name := strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(grant.Resource))
-	return specs.ContainerEdits{Env: []string{"PCI_RESOURCE_" + name + "=" + strings.Join(addresses, ",")}}
+	var edits specs.ContainerEdits
+	if len(addresses) > 0 {
+		edits.Env = append(edits.Env, "PCI_RESOURCE_"+name+"="+strings.Join(addresses, ","))
+	}
+	if len(uuids) > 0 {
+		edits.Env = append(edits.Env, "MDEV_PCI_RESOURCE_"+name+"="+strings.Join(uuids, ","))
+	}
+	return edits
 }

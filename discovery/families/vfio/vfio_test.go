@@ -21,6 +21,12 @@ func TestGrant(t *testing.T) {
 	if want := []string{"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10=0000:41:00.0,0000:01:00.1"}; !slices.Equal(got, want) {
 		t.Errorf("got %q; want %q", got, want)
 	}
+	vgpu := discovery.Device{Attributes: discovery.Attributes{}}
+	vgpu.Attributes.SetString("uuid", "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001")
+	got = vfio.Family.Grant([]discovery.Device{vgpu}, discovery.Grant{Resource: "nvidia.com/GRID_T4-1Q"}).Env
+	if want := []string{"MDEV_PCI_RESOURCE_NVIDIA_COM_GRID_T4-1Q=83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"}; !slices.Equal(got, want) {
+		t.Errorf("got %q; want %q", got, want)
+	}
 	if got := vfio.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA}).Env; len(got) > 0 {
 		t.Errorf("without a resource: got %q", got)
 	}

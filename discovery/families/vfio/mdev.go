@@ -1,0 +1,125 @@
+package vfio
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// mediated reports whether a kernel device is a mediated one: a part of another
+// device, such as a vGPU, made by writing its UUID to the driver
+// (Documentation/driver-api/vfio-mediated-device.rst).
+func mediated(d sysfs.Device) bool { return !sysfs.IsPCIAddress(d.Name()) }
+
+// describeMediated describes the mediated devices of a host. All of one parent
+// can be given out together, and the parent itself only without them.
+func describeMediated(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	siblings := make(map[string]int64) // by the parent's directory
+	for _, mdev := range found {
+		siblings[mdev.Parent().Path]++
+	}
+	for _, mdev := range found {
+		d, err := describeMdev(host, mdev)
+		if parent, ok := parentOf(mdev); ok {
+			d.Attributes.SetString("parent", discovery.DeviceName(parent))
+			d.PartOf, d.Takes = wholeOf(parent, siblings[parent.Path])
+		}
+		problems = append(problems, discovery.Problems(d.Name, err)...)
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// parentOf returns the device that a mediated one is a part of. In a tree that
+// was copied without links it is not known.
+func parentOf(mdev sysfs.Device) (sysfs.Device, bool) {
+	return mdev.Parent(), strings.HasPrefix(mdev.Path, "sys/devices/")
+}
+
+// wholeOf returns the silicon that the mediated devices of a parent compete
+// for. That of a virtual function is its physical one.
+func wholeOf(parent sysfs.Device, siblings int64) (*discovery.Whole, map[string]resource.Quantity) {
+	if physical, ok := parent.LinkTo("physfn"); ok {
+		return &discovery.Whole{Name: discovery.DeviceName(physical)}, nil
+	}
+	all := map[string]resource.Quantity{"mediated": *resource.NewQuantity(siblings, resource.DecimalSI)}
+	one := map[string]resource.Quantity{"mediated": resource.MustParse("1")}
+	return &discovery.Whole{Name: discovery.DeviceName(parent), Counters: all}, one
+}
+
+func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, error) {
+	d := discovery.Device{
+		Name:       "mdev-" + discovery.DeviceName(mdev),
+		Identity:   mdev.Name(),
+		Source:     mdev.Path,
+		Attributes: discovery.Attributes{},
+	}
+	d.Attributes.SetString("kind", "other") // as of all that is under vfio
+	d.Attributes.SetString("function", "partition")
+	d.Attributes.SetString("uuid", mdev.Name())
+	d.Attributes.SetString("driver", mdev.Driver())
+	profile, profileErr := profileOf(mdev)
+	d.Attributes.SetString("profile", profile)
+	nodes, nodesErr := discovery.VFIO(host, mdev)
+	g := &group{id: groupOf(mdev), functions: []sysfs.Device{mdev}}
+	cdevs, cdevsErr := g.cdevs(host)
+	d.Edits.DeviceNodes = append(nodes, cdevs...)
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	if mdev.Driver() == "" {
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "no driver is bound to it"}
+	}
+	if len(nodes) > 0 {
+		number, _ := strconv.ParseInt(g.id, 10, 32)
+		d.Attributes.SetInt("iommuGroup", number)
+		d.Offers = append([]discovery.Offer{{IDs: []string{g.id}}}, nvidia(mdev, profile)...) // as KubeVirt has it
+	}
+	return d, errors.Join(profileErr, nodesErr, cdevsErr, discovery.SetPlace(d.Attributes, mdev))
+}
+
+// profileOf returns the name of a mediated device's type as its driver gives
+// it, "GRID T4-1Q", or the type itself, "i915-GVTg_V5_4", where it has none.
+func profileOf(mdev sysfs.Device) (string, error) {
+	kind, ok := mdev.LinkTo("mdev_type")
+	if !ok {
+		return "", errors.New("mediated device: of no type")
+	}
+	attrs := kind.Attrs()
+	name, named := attrs.Text("name")
+	if err := attrs.Err(); err != nil {
+		return "", fmt.Errorf("mediated device: type %s: %w", path.Base(kind.Path), err)
+	}
+	if !named {
+		return kind.Name(), nil
+	}
+	return name, nil
+}
+
+// label matches what may follow the slash of a resource's name.
+var label = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
+
+// nvidia returns what NVIDIA's plugin for KubeVirt offers of a vGPU, by its
+// UUID. It is offered where the administrator names it so.
+func nvidia(mdev sysfs.Device, profile string) []discovery.Offer {
+	name := strings.ReplaceAll(profile, " ", "_")
+	vendor, _ := mdev.Parent().Attrs().Hex("vendor", 4)
+	if vendor != "10de" || !label.MatchString(name) {
+		return nil
+	}
+	return []discovery.Offer{{Resource: "nvidia.com/" + name, IDs: []string{mdev.Name()}, Optional: true}}
+}
+
+// split returns what is a function of its own and what is mediated.
+func split(found []sysfs.Device) (functions, mdevs []sysfs.Device) {
+	functions = slices.DeleteFunc(slices.Clone(found), mediated)
+	mdevs = slices.DeleteFunc(slices.Clone(found), func(d sysfs.Device) bool { return !mediated(d) })
+	return functions, mdevs
+}
