@@ -12,6 +12,8 @@ import (
 	"testing/fstest"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
 )
@@ -185,5 +187,26 @@ func layOut(t *testing.T, root string, files map[string]string) {
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A node that is as the kernel says is asked: this one is /dev/null, which knows
+// no such request.
+func TestPortAsksTheKernel(t *testing.T) {
+	root := t.TempDir()
+	host, err := hostfs.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layOut(t, root, map[string]string{"sys/dfl-fme.0/dev": "1:3", "dev/other": ""})
+	if err := unix.Mknod(filepath.Join(root, "dev/dfl-fme.0"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
+		t.Skipf("device nodes cannot be made here: %v", err)
+	}
+	err = Port(host, sysfs.At(host, "sys/dfl-fme.0"), 2, &Bitstream{raw: []byte("bits")})
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
+		t.Skipf("device nodes cannot be opened here: %v", err)
+	}
+	if !errors.Is(err, syscall.ENOTTY) || !strings.Contains(err.Error(), "management engine dfl-fme.0: program port 2") {
+		t.Errorf("error %v; want the kernel's, with the port's number", err)
 	}
 }
