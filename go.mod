@@ -22,6 +22,8 @@ require (
 	tags.cncf.io/container-device-interface/specs-go v1.1.1
 )
 
+require k8s.io/component-helpers v0.37.2 // indirect
+
 require (
 	cel.dev/expr v0.25.2 // indirect
 	github.com/antlr4-go/antlr/v4 v4.13.1 // indirect

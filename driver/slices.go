@@ -111,12 +111,13 @@ func (o *offer) content() (published, []discovery.Problem) {
 	return out, problems
 }
 
-// choose returns the devices that are offered. Without counters the scheduler
+// choose returns the devices that are offered: without taints none that would
+// have one. Without counters the scheduler
 // cannot know that devices compete: then those are offered that fit together,
 // the held ones and after them what comes first by name.
 func (o *offer) choose() []discovery.Device {
 	offered := slices.DeleteFunc(slices.Clone(o.snapshot.Devices), func(d discovery.Device) bool {
-		return d.Withheld != ""
+		return d.Withheld != "" || o.without.Taints && len(o.taints(&d)) > 0
 	})
 	if !o.without.Counters {
 		return offered
@@ -186,11 +187,7 @@ func checkCounters(d *discovery.Device) error {
 
 // add adds a device of the snapshot, under as many names as it has to have.
 func (o *offer) add(out *published, d *discovery.Device) error {
-	taints := o.taints(d)
-	if o.without.Taints && len(taints) > 0 {
-		return nil
-	}
-	device := resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity, Taints: taints}
+	device := resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity, Taints: o.taints(d)}
 	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && !o.without.Counters {
 		set := d.PartOf.Name
 		if err := addCounters(out, set, d.PartOf.Counters, d.Takes); err != nil {
