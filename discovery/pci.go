@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
@@ -44,25 +46,29 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 		d.Attributes.SetString("parent", DeviceName(physical))
 	}
 	setGroupAndLink(d.Attributes, function, attrs)
-	setLocation(d.Attributes, function, attrs)
-	if err := errors.Join(idErr, attrs.Err()); err != nil {
+	locationErr := setLocation(d.Attributes, function, attrs)
+	if err := errors.Join(idErr, attrs.Err(), locationErr); err != nil {
 		return d, fmt.Errorf("describe PCI function %s: %w", function.Name(), err)
 	}
 	return d, nil
 }
 
+// linkSpeed matches "16.0 GT/s PCIe", and "8 GT/s" of older kernels. It is
+// "Unknown" while the link is down.
+var linkSpeed = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]))? GT/s`)
+
 // setGroupAndLink sets iommuGroup, linkSpeed in MT/s and linkWidth in lanes
 // (Documentation/ABI/testing/sysfs-bus-pci).
 func setGroupAndLink(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {
-	var group int64
-	if _, err := fmt.Sscanf(function.Link("iommu_group"), "%d", &group); err == nil {
-		a.SetInt("iommuGroup", group)
+	if group, err := strconv.ParseUint(function.Link("iommu_group"), 10, 31); err == nil {
+		a.SetInt("iommuGroup", int64(group))
 	}
-	// "16.0 GT/s PCIe"; "Unknown" while the link is down.
-	var gigaTransfers float64
-	if speed, ok := attrs.Text("current_link_speed"); ok {
-		if _, err := fmt.Sscanf(speed, "%f GT/s", &gigaTransfers); err == nil && gigaTransfers > 0 {
-			a.SetInt("linkSpeed", int64(gigaTransfers*1000))
+	speed, _ := attrs.Text("current_link_speed")
+	if m := linkSpeed.FindStringSubmatch(speed); m != nil {
+		whole, _ := strconv.ParseInt(m[1], 10, 64)
+		tenths, _ := strconv.ParseInt(m[2], 10, 64) // "" is 0
+		if transfers := 1000*whole + 100*tenths; transfers > 0 {
+			a.SetInt("linkSpeed", transfers)
 		}
 	}
 	// The kernel writes 255 where the width is unknown and 0 where the link is down.
@@ -80,8 +86,8 @@ func SetPlace(a Attributes, d sysfs.Device) error {
 		return nil
 	}
 	attrs := function.Attrs()
-	setPlace(a, function, attrs)
-	if err := attrs.Err(); err != nil {
+	placeErr := setPlace(a, function, attrs)
+	if err := errors.Join(attrs.Err(), placeErr); err != nil {
 		return fmt.Errorf("PCI function %s: %w", function.Name(), err)
 	}
 	return nil
@@ -90,20 +96,28 @@ func SetPlace(a Attributes, d sysfs.Device) error {
 // setLocation sets the attributes that Kubernetes itself defines, through its
 // own helpers. Those refuse PCI domains of more than four digits (KEP-4381
 // knows only "0000"), which are published in the same form, longer.
-func setLocation(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {
+func setLocation(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) error {
 	a.SetString(deviceattribute.StandardDeviceAttributePCIBusID, function.Name())
-	setPlace(a, function, attrs)
+	return setPlace(a, function, attrs)
 }
 
-func setPlace(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {
+// maxNUMANodes is how many NUMA nodes a kernel can be built for (NODES_SHIFT).
+const maxNUMANodes = 1 << 10
+
+func setPlace(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) error {
 	a.SetString(deviceattribute.StandardDeviceAttributePCIeRoot, function.PCIRoot())
 	node, ok := attrs.Int("numa_node")
 	if !ok || node < 0 {
-		return
+		return nil
 	}
-	if attribute, err := deviceattribute.GetNUMANodeAttribute(int(node), deviceattribute.ScalarAttribute); err == nil {
+	if node >= maxNUMANodes {
+		return fmt.Errorf("attribute numa_node: no NUMA node: %d", node)
+	}
+	attribute, err := deviceattribute.GetNUMANodeAttribute(int(node), deviceattribute.ScalarAttribute)
+	if err == nil {
 		a[attribute.Name] = attribute.Value
 	}
+	return err
 }
 
 // Unbound returns what is to be said of a PCI function that no driver is bound

@@ -3,6 +3,7 @@ package discoverytest
 import (
 	"fmt"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -55,6 +56,14 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"usbProduct":            "string",
 }
 
+// forms are what the values of some attributes look like.
+var forms = map[resourceapi.QualifiedName]*regexp.Regexp{
+	"pciVendor": regexp.MustCompile(`^[0-9a-f]{4}$`),
+	"pciDevice": regexp.MustCompile(`^[0-9a-f]{4}$`),
+	"pciClass":  regexp.MustCompile(`^[0-9a-f]{6}$`),
+	"function":  regexp.MustCompile(`^(physical|virtual|partition)$`),
+}
+
 // kinds are the values of the attribute "kind", and whether a device of that
 // kind is hardware, whose vendor must be known, by its PCI or USB ID at least.
 var kinds = map[string]bool{
@@ -66,9 +75,9 @@ var kinds = map[string]bool{
 const standard = "resource.kubernetes.io/"
 
 // checkContract checks what must hold for the snapshot of any host.
-func checkContract(t *testing.T, host *discovery.Host, f *discovery.Family, snapshot *discovery.Snapshot) {
+func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
-	again := discovery.Scan(host, []*discovery.Family{f})
+	again := discovery.Scan(host, families)
 	if string(marshal(t, snapshot)) != string(marshal(t, again)) {
 		t.Error("two scans of the same host disagree")
 	}
@@ -81,6 +90,9 @@ func checkContract(t *testing.T, host *discovery.Host, f *discovery.Family, snap
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
 		checkDevice(t, host, d)
+		if vendor := d.Attributes.String("vendor") + d.Attributes.String("pciVendor") + d.Attributes.String("usbVendor"); kinds[d.Attributes.String("kind")] && vendor == "" && len(snapshot.Problems) == 0 {
+			t.Errorf("%s: no vendor, and nothing said of it", d.Name)
+		}
 		for _, offer := range d.Offers {
 			for _, id := range offer.IDs {
 				key := offer.Resource + "=" + id
@@ -91,7 +103,40 @@ func checkContract(t *testing.T, host *discovery.Host, f *discovery.Family, snap
 			}
 		}
 	}
-	checkGrant(t, f, snapshot.Devices)
+	checkWholes(t, snapshot.Devices)
+	for _, f := range families {
+		own := slices.DeleteFunc(slices.Clone(snapshot.Devices), func(d discovery.Device) bool { return d.Family != f.Name })
+		checkGrant(t, f, own)
+	}
+}
+
+// checkWholes checks that the devices of a Whole agree on what there is to
+// take, and take of nothing else.
+func checkWholes(t testing.TB, devices []discovery.Device) {
+	t.Helper()
+	counters := make(map[string]string)
+	for i := range devices {
+		d := &devices[i]
+		if d.PartOf == nil {
+			if len(d.Takes) > 0 {
+				t.Errorf("%s: takes of nothing", d.Name)
+			}
+			continue
+		}
+		for counter := range d.Takes {
+			if _, found := d.PartOf.Counters[counter]; !found {
+				t.Errorf("%s: takes of counter %s, which %s does not have", d.Name, counter, d.PartOf.Name)
+			}
+		}
+		if len(d.Takes) == 0 {
+			continue
+		}
+		has := string(marshal(t, d.PartOf.Counters))
+		if other, seen := counters[d.PartOf.Name]; seen && other != has {
+			t.Errorf("%s: counters of %s differ from those of its other devices", d.Name, d.PartOf.Name)
+		}
+		counters[d.PartOf.Name] = has
+	}
 }
 
 // unit returns what an ID of the offer stands for.
@@ -102,7 +147,7 @@ func unit(d *discovery.Device, offer discovery.Offer) string {
 	return d.Name
 }
 
-func checkDevice(t *testing.T, host *discovery.Host, d *discovery.Device) {
+func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 	t.Helper()
 	if err := d.Validate(); err != nil {
 		t.Errorf("%s: %v", d.Name, err)
@@ -110,12 +155,9 @@ func checkDevice(t *testing.T, host *discovery.Host, d *discovery.Device) {
 	if _, err := fs.Stat(host.FS, d.Source); err != nil {
 		t.Errorf("%s: source: %v", d.Name, err)
 	}
-	hardware, known := kinds[d.Attributes.String("kind")]
+	_, known := kinds[d.Attributes.String("kind")]
 	if !known {
 		t.Errorf("%s: unknown kind %q", d.Name, d.Attributes.String("kind"))
-	}
-	if hardware && d.Attributes.String("vendor") == "" && d.Attributes.String("pciVendor") == "" && d.Attributes.String("usbVendor") == "" {
-		t.Errorf("%s: no vendor", d.Name)
 	}
 	for name, attribute := range d.Attributes {
 		if err := checkAttribute(name, attribute); err != nil {
@@ -158,11 +200,14 @@ func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribut
 	if has == "" || known && has != kind {
 		return fmt.Errorf("%+v: empty, negative or not of type %s", a, kind)
 	}
+	if form := forms[name]; form != nil && !form.MatchString(*a.StringValue) {
+		return fmt.Errorf("%q: not of the form %s", *a.StringValue, form)
+	}
 	return nil
 }
 
 // checkGrant checks that Grant is pure.
-func checkGrant(t *testing.T, f *discovery.Family, devices []discovery.Device) {
+func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	t.Helper()
 	if f.Grant == nil {
 		return

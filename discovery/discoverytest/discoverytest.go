@@ -48,7 +48,7 @@ func Run(t *testing.T, f *discovery.Family) {
 			host := layout(t, file, dir)
 			snapshot := discovery.Scan(host, []*discovery.Family{f})
 			compareGolden(t, name+".golden.json", snapshot)
-			checkContract(t, host, f, snapshot)
+			checkContract(t, host, []*discovery.Family{f}, snapshot)
 			checkRecord(t, host, f, snapshot)
 			checkDamage(t, dir, host, f, snapshot)
 		})

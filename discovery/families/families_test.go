@@ -150,6 +150,16 @@ func TestRecordTwice(t *testing.T) {
 	}
 }
 
+// FuzzScan replaces files and links of the recorded hosts and scans them with
+// all families.
+func FuzzScan(f *testing.F) {
+	hosts, err := filepath.Glob("*/testdata/*.host")
+	if err != nil || len(hosts) == 0 {
+		f.Fatalf("no recorded hosts (%v)", err)
+	}
+	discoverytest.Fuzz(f, families.All, hosts)
+}
+
 func format(t *testing.T, v any) string {
 	t.Helper()
 	text, err := json.MarshalIndent(v, "", "  ")

@@ -263,20 +263,30 @@ func (a *Attrs) Uint(name string) (uint64, bool) { return number(a, name, strcon
 // or with a 0x prefix.
 func (a *Attrs) Int(name string) (int64, bool) { return number(a, name, strconv.ParseInt) }
 
-// Hex returns an attribute that is a hexadecimal number with or without its
-// 0x, as its lower-case digits, at least width of them: "10de" for "0x10DE".
+// Hex returns an attribute that is a hexadecimal number of up to width digits,
+// with or without its 0x, as that many lower-case digits: "10de" for "0x10DE".
 func (a *Attrs) Hex(name string, width int) (string, bool) {
 	text, ok := a.Text(name)
 	if !ok {
 		return "", false
 	}
-	digits := strings.TrimPrefix(strings.ToLower(text), "0x")
-	value, err := strconv.ParseUint(digits, 16, 64)
+	digits, err := parseHex(text, width)
 	if err != nil {
-		a.fail(name, fmt.Errorf("not a hexadecimal number: %.32q", text))
-		return "", false
+		a.fail(name, err)
 	}
-	return fmt.Sprintf("%0*x", width, value), true
+	return digits, err == nil
+}
+
+func parseHex(text string, width int) (string, error) {
+	digits := strings.TrimPrefix(strings.ToLower(text), "0x")
+	value, err := strconv.ParseUint(digits, 16, 4*width)
+	if errors.Is(err, strconv.ErrRange) {
+		return "", fmt.Errorf("more than %d hexadecimal digits: %.32q", width, text)
+	}
+	if err != nil {
+		return "", fmt.Errorf("not a hexadecimal number: %.32q", text)
+	}
+	return fmt.Sprintf("%0*x", width, value), nil
 }
 
 // Err returns what went wrong in reading, nil if nothing did.

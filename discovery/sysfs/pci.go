@@ -2,6 +2,8 @@ package sysfs
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"regexp"
 	"strings"
 )
@@ -42,11 +44,22 @@ func (d Device) readPCIID() (PCIID, error) {
 			return id, nil
 		}
 	}
-	attrs := d.Attrs()
-	vendor, _ := attrs.Hex("vendor", 4)
-	device, _ := attrs.Hex("device", 4)
-	class, _ := attrs.Hex("class", 6)
-	return PCIID{vendor, device, class}, errors.Join(attrs.errs[:min(1, len(attrs.errs))]...)
+	var id PCIID
+	var first error
+	for _, file := range []struct {
+		name  string
+		value *string
+		width int
+	}{{"vendor", &id.Vendor, 4}, {"device", &id.Device, 4}, {"class", &id.Class, 6}} {
+		text, err := d.Text(file.name)
+		if err == nil {
+			*file.value, err = parseHex(text, file.width) // which no kernel leaves empty
+		}
+		if first == nil && err != nil && !errors.Is(err, fs.ErrNotExist) {
+			first = fmt.Errorf("attribute %s: %w", file.name, err)
+		}
+	}
+	return id, first
 }
 
 // modaliasFields are what stands before the numbers of a PCI function's

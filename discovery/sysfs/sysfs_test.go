@@ -212,6 +212,8 @@ func TestPCIID(t *testing.T) {
 		"a vendor of 32 bits":     {strings.Replace(modalias, "v0000", "v0001", 1), files, byFiles, false},
 		"another bus's":           {"usb:v1D6Bp0002d0618dc09dsc00dp01ic09isc00ip00in00", files, byFiles, false},
 		"no file":                 {"", nil, sysfs.PCIID{}, false},
+		"an empty file":           {"", map[string]string{"vendor": "", "device": "0x740f"}, sysfs.PCIID{Device: "740f"}, true},
+		"more than four digits":   {"", map[string]string{"vendor": "0x11002"}, sysfs.PCIID{}, true},
 		"one file cannot be read": {"", map[string]string{"vendor": "0x1002", "device": "many"}, sysfs.PCIID{Vendor: "1002"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -288,7 +290,7 @@ func FuzzAttributes(f *testing.F) {
 		fsys := fstest.MapFS{"d/uevent": {Data: content}, "d/dev": {Data: content}, "d/a": {Data: content}}
 		d := sysfs.At(fsys, "d")
 		attrs := d.Attrs()
-		if digits, ok := attrs.Hex("a", 4); ok && (len(digits) < 4 || strings.Trim(digits, "0123456789abcdef") != "") {
+		if digits, ok := attrs.Hex("a", 4); ok && (len(digits) != 4 || strings.Trim(digits, "0123456789abcdef") != "") {
 			t.Errorf("hexadecimal digits %q", digits)
 		}
 		attrs.Uint("a")

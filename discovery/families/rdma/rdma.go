@@ -59,12 +59,11 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			continue
 		}
 		seen = append(seen, owner.Path)
-		attrs := function.Attrs()
-		class, _ := attrs.Hex("class", 6)
-		if err := attrs.Err(); err != nil {
+		id, err := function.PCIID()
+		if id.Class == "" && err != nil {
 			problems = append(problems, discovery.Problem{Device: nameOf(owner, function), Err: err})
 		}
-		network := slices.ContainsFunc(classes, func(prefix string) bool { return strings.HasPrefix(class, prefix) })
+		network := slices.ContainsFunc(classes, func(prefix string) bool { return strings.HasPrefix(id.Class, prefix) })
 		// As with the SR-IOV plugin, an adapter that has virtual functions is not
 		// given away under them, and neither is one that has sub-functions.
 		if !network || owner.Exists("virtfn0") || carved[owner.Path] {

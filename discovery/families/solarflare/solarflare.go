@@ -146,11 +146,10 @@ func ids() []string {
 
 // setMaker says who made the adapters, of which one machine has one maker's.
 func setMaker(a discovery.Attributes, adapter sysfs.Device) error {
-	attrs := adapter.Attrs()
-	id, _ := attrs.Hex("vendor", 4)
-	a.SetString("pciVendor", id)
-	a.SetString("vendor", vendors[id])
-	if err := attrs.Err(); err != nil {
+	id, err := adapter.PCIID()
+	a.SetString("pciVendor", id.Vendor)
+	a.SetString("vendor", vendors[id.Vendor])
+	if id.Vendor == "" && err != nil {
 		return fmt.Errorf("adapter %s: %w", adapter.Name(), err)
 	}
 	return nil

@@ -65,15 +65,14 @@ func chips(found []sysfs.Device) (chips [][]sysfs.Device, problems []discovery.P
 		if function.Driver() != "vfio-pci" && len(function.Children("accel")) == 0 {
 			continue
 		}
-		attrs := function.Attrs()
-		id, _ := attrs.Hex("device", 4)
-		if err := attrs.Err(); err != nil {
+		id, err := function.PCIID()
+		if id.Device == "" && err != nil {
 			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(function), Err: err})
 		}
-		if architectures[id] == "" {
+		if architectures[id.Device] == "" {
 			continue
 		}
-		if i, seen := index[slot(function)]; seen && architectures[id] == twin {
+		if i, seen := index[slot(function)]; seen && architectures[id.Device] == twin {
 			chips[i] = append(chips[i], function)
 			continue
 		}

@@ -132,13 +132,12 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	errs := []error{err, g.err}
 	// A GPU under vfio is none to a container that wants to compute.
 	d.Attributes.SetString("kind", "other")
-	attrs := function.Attrs()
-	class, _ := attrs.Hex("class", 6)
-	d.Attributes.SetString("pciClass", class)
+	id, _ := function.PCIID()
+	d.Attributes.SetString("pciClass", id.Class)
 	nodes, nodesErr := discovery.VFIO(host, function)
 	cdevs, cdevsErr := g.cdevs(host)
 	d.Edits.DeviceNodes = append(nodes, cdevs...)
-	errs = append(errs, attrs.Err(), nodesErr, cdevsErr)
+	errs = append(errs, nodesErr, cdevsErr)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if g.blocked != "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: g.blocked}

@@ -1,0 +1,224 @@
+package families_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+)
+
+// rewritten lays a recorded host out as another that its text is turned into.
+func rewritten(t *testing.T, file string, rewrite func(string) string) *discovery.Host {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(t.TempDir(), "other.host")
+	if err := os.WriteFile(other, []byte(rewrite(string(data))), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return discoverytest.Layout(t, other)
+}
+
+// domain matches the domain of a PCI address or root in the files of a host.
+var domain = regexp.MustCompile(`(?m)(^|[^0-9a-f:])0000:([0-9a-f]{2})\b`)
+
+// A PCI domain of 32 bits, as behind VMD and Hyper-V bridges, changes the names
+// of devices and nothing else.
+func TestWideDomains(t *testing.T) {
+	hosts, err := filepath.Glob("*/testdata/*.host")
+	if err != nil || len(hosts) == 0 {
+		t.Fatalf("no recorded hosts (%v)", err)
+	}
+	// Where an ID leaves the domain out if it is 0000, it is there otherwise.
+	same := strings.NewReplacer(`"0000:`, `"`)
+	narrow := strings.NewReplacer("pci-1f000-", "pci-0000-", `"1f000:`, `"`, "1f000:", "0000:")
+	for i, file := range hosts {
+		if testing.Short() && i%4 != 0 {
+			continue
+		}
+		want := byName(t, discovery.Scan(discoverytest.Layout(t, file), families.All), same)
+		host := rewritten(t, file, func(text string) string {
+			text = domain.ReplaceAllString(text, "${1}1f000:$2")
+			return strings.ReplaceAll(text, "\ndomain 0\n", "\ndomain 126976\n") // of the KFD topology
+		})
+		got := byName(t, discovery.Scan(host, families.All), narrow)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-in domain 0000 +in 1f000):\n%s", file, diff)
+		}
+	}
+}
+
+// byName returns what is said of each device, and the problems, with some text
+// replaced.
+func byName(t *testing.T, s *discovery.Snapshot, replacer *strings.Replacer) map[string]string {
+	t.Helper()
+	said := make(map[string]string)
+	for _, d := range s.Devices {
+		said[replacer.Replace(d.Name)] = replacer.Replace(format(t, d))
+	}
+	for _, p := range s.Problems {
+		said["problem "+replacer.Replace(p.Error())] = ""
+	}
+	return said
+}
+
+// Two GPUs that state one identity are known by it neither in DRA nor in the
+// classic API, and no other GPU is the worse for it.
+func TestTwoOfOneIdentity(t *testing.T) {
+	for _, file := range []string{"nvidia/testdata/h100x8.host", "amdgpu/testdata/mi210x8.host"} {
+		whole := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		var first, second discovery.Device
+		for _, d := range whole.Devices {
+			switch {
+			case d.Identity == "" || d.PartOf != nil:
+			case first.Name == "":
+				first = d
+			default:
+				second = d
+			}
+		}
+		host := rewritten(t, file, func(text string) string { return strings.ReplaceAll(text, second.Identity, first.Identity) })
+		snapshot := discovery.Scan(host, families.All)
+		var problems []string
+		for _, p := range snapshot.Problems {
+			problems = append(problems, p.Error())
+		}
+		want := []string{fmt.Sprintf("%s and %s: state the same identity %q; none is known by it", first.Name, second.Name, first.Identity)}
+		if diff := cmp.Diff(want, problems); diff != "" {
+			t.Errorf("%s: problems (-want +got):\n%s", file, diff)
+		}
+		for _, d := range whole.Devices {
+			got, found := snapshot.Lookup(d.Name)
+			switch {
+			case !found:
+				t.Errorf("%s: %s is lost", file, d.Name)
+			case d.Name != first.Name && d.Name != second.Name:
+				if diff := cmp.Diff(format(t, d), format(t, got)); diff != "" {
+					t.Errorf("%s: %s (-before +after):\n%s", file, d.Name, diff)
+				}
+			case strings.Contains(format(t, got), first.Identity):
+				t.Errorf("%s: %s is still known by %s:\n%s", file, d.Name, first.Identity, format(t, got))
+			}
+		}
+	}
+}
+
+// A host of 10,000 functions under vfio, each in a group of its own, has as
+// many devices; one of them that cannot be read is one problem.
+func TestTenThousandFunctions(t *testing.T) {
+	const count, bad = 10_000, 4711
+	host := memory{}
+	for i := range count {
+		// Bus, device and function, in a domain of 32 bits.
+		dir := fmt.Sprintf("sys/bus/pci/devices/10000:%02x:%02x.%d", i>>8, i>>3&0x1f, i&7)
+		host.add(dir+"/modalias", "pci:v000015B3d0000101Esv000015B3sd00000058bc02sc00i00\n", 0)
+		host.add(dir+"/driver", "../../drivers/vfio-pci", fs.ModeSymlink)
+		host.add(dir+"/subsystem", "../..", fs.ModeSymlink)
+		host.add(dir+"/iommu_group", fmt.Sprintf("../../../../kernel/iommu_groups/%d", i), fs.ModeSymlink)
+		host.add(fmt.Sprintf("sys/class/vfio/%d/dev", i), fmt.Sprintf("243:%d\n", i), 0)
+		host.add(fmt.Sprintf("dev/vfio/%d", i), "", fs.ModeDevice|fs.ModeCharDevice)
+		if i == bad {
+			host.add(dir+"/modalias", "pci:v0000", 0)
+			host.add(dir+"/vendor", "0x", 0)
+		}
+	}
+	host.add("dev/vfio/vfio", "", fs.ModeDevice|fs.ModeCharDevice)
+	snapshot := discovery.Scan(&discovery.Host{FS: host}, families.All)
+	if len(snapshot.Devices) != count-1 || len(snapshot.Problems) != 1 || snapshot.Problems[0].Device != "pci-10000-12-0c-7" {
+		t.Errorf("%d devices, %d problems, such as %v; want %d devices", len(snapshot.Devices), len(snapshot.Problems), snapshot.Problems[:min(3, len(snapshot.Problems))], count-1)
+	}
+	for _, d := range snapshot.Devices {
+		if d.Health.Status != discovery.Healthy {
+			t.Fatalf("%s: %+v", d.Name, d.Health)
+		}
+	}
+}
+
+// memory is a file system of many files, without what fstest.MapFS takes to
+// find that there is none of a name. Links are read and not followed.
+type memory map[string]*memoryFile
+
+type memoryFile struct {
+	fstest.MapFile
+
+	entries []fs.DirEntry
+}
+
+func (m memory) add(name, data string, mode fs.FileMode) {
+	if m[name] == nil {
+		dir := path.Dir(name)
+		if dir != "." && m[dir] == nil {
+			m.add(dir, "", fs.ModeDir)
+		}
+		if dir != "." {
+			m[dir].entries = append(m[dir].entries, fs.FileInfoToDirEntry(info(path.Base(name), &fstest.MapFile{Mode: mode})))
+		}
+	}
+	m[name] = &memoryFile{MapFile: fstest.MapFile{Data: []byte(data), Mode: mode | 0o555}}
+}
+
+// info returns what is known of a file.
+func info(name string, file *fstest.MapFile) fs.FileInfo {
+	info, err := fstest.MapFS{name: file}.Lstat(name)
+	if err != nil {
+		panic(err)
+	}
+	return info
+}
+
+func (m memory) find(op, name string) (*memoryFile, error) {
+	if f := m[name]; f != nil {
+		return f, nil
+	}
+	return nil, &fs.PathError{Op: op, Path: name, Err: fs.ErrNotExist}
+}
+
+func (m memory) Open(name string) (fs.File, error) {
+	f, err := m.find("open", name)
+	if err != nil {
+		return nil, err
+	}
+	return fstest.MapFS{"f": &f.MapFile}.Open("f")
+}
+
+func (m memory) Lstat(name string) (fs.FileInfo, error) {
+	f, err := m.find("lstat", name)
+	if err != nil {
+		return nil, err
+	}
+	return info(path.Base(name), &f.MapFile), nil
+}
+
+func (m memory) Stat(name string) (fs.FileInfo, error) { return m.Lstat(name) }
+
+func (m memory) ReadLink(name string) (string, error) {
+	f, err := m.find("readlink", name)
+	if err == nil && f.Mode.Type() != fs.ModeSymlink {
+		err = &fs.PathError{Op: "readlink", Path: name, Err: fs.ErrInvalid}
+	}
+	if err != nil {
+		return "", err
+	}
+	return string(f.Data), nil
+}
+
+func (m memory) ReadDir(name string) ([]fs.DirEntry, error) {
+	f, err := m.find("readdir", name)
+	if err != nil {
+		return nil, err
+	}
+	return f.entries, nil
+}

@@ -1,0 +1,57 @@
+package discovery_test
+
+import (
+	"io/fs"
+	"testing"
+	"testing/fstest"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// FuzzPCI gives one content to every file of a PCI function, and as the text of
+// a link, and expects that what is said of it could be true.
+func FuzzPCI(f *testing.F) {
+	for _, seed := range []string{
+		"", "0x10de\n", "-1\n", "1024\n", "16.0 GT/s PCIe\n", "8 GT/s", "Inf GT/s", "1e300 GT/s", "Unknown", "255", "0x7fffffffffffffff",
+		"../../kernel/iommu_groups/42", "../0000:00:00.0", "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		const dir = "sys/devices/pci0000:00/0000:00:01.0"
+		host := fstest.MapFS{}
+		for _, name := range []string{"vendor", "device", "class", "modalias", "numa_node", "current_link_speed", "current_link_width", "uevent"} {
+			host[dir+"/"+name] = &fstest.MapFile{Data: content}
+		}
+		for _, name := range []string{"driver", "iommu_group", "physfn"} {
+			host[dir+"/"+name] = &fstest.MapFile{Data: content, Mode: fs.ModeSymlink}
+		}
+		d, _ := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
+		if err := d.Validate(); err != nil {
+			t.Error(err)
+		}
+		for name, most := range map[string]int64{"linkSpeed": 1_000_000, "linkWidth": 32, "resource.kubernetes.io/numaNode": 1023, "iommuGroup": 1<<31 - 1} {
+			if value := d.Attributes[resourceapi.QualifiedName(name)].IntValue; value != nil && (*value < 0 || *value > most) {
+				t.Errorf("%s of %d", name, *value)
+			}
+		}
+	})
+}
+
+// FuzzVersion checks that what is published as a version is one.
+func FuzzVersion(f *testing.F) {
+	for _, seed := range []string{"535.104.05", "550.120", "6.8.5-custom", "1.2.3.4", "..", "999999999.999999999.999999999", "1.2\n"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		d := discovery.Device{Name: "a", Attributes: discovery.Attributes{}}
+		d.Attributes.SetVersion("driverVersion", text)
+		d.Attributes.SetString("model", text)
+		if err := d.Validate(); err != nil {
+			t.Error(err)
+		}
+	})
+}
