@@ -46,8 +46,8 @@ func (p *Provisioner) Run(ctx context.Context) error {
 	var errs []error
 	changes := 0
 	for _, f := range selected {
-		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, err)...)
+		if ctx.Err() != nil { // said so that nobody takes it for an end that was asked for
+			return errors.Join(append(errs, fmt.Errorf("%s and those after it: interrupted, and not looked at", f.Name()))...)
 		}
 		n, err := p.provision(f, known)
 		changes += n

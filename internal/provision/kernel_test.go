@@ -78,7 +78,7 @@ func sriov(total int) map[string]string {
 	return map[string]string{"sriov_numvfs": "0", "sriov_totalvfs": strconv.Itoa(total), "sriov_drivers_autoprobe": "1"}
 }
 
-// interface adds a network interface of a function.
+// netdev adds a network interface of a function.
 func (k *kernel) netdev(dir, name, flags string) {
 	k.file(dir+"/net/"+name+"/flags", flags)
 	k.link("sys/class/net/"+name, "../../../"+dir+"/net/"+name)

@@ -360,7 +360,7 @@ func TestProvisionRefuses(t *testing.T) {
 			if err == nil || len(k.writes) > 0 || out != "" {
 				t.Fatalf("error %v, printed %q, wrote %q", err, out, k.writes)
 			}
-			for _, want := range append(test.want, path0(dir)) {
+			for _, want := range append(test.want, filepath.Base(dir)) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error does not name %q: %v", want, err)
 				}
@@ -368,9 +368,6 @@ func TestProvisionRefuses(t *testing.T) {
 		})
 	}
 }
-
-// path0 returns the address of a function by its directory.
-func path0(dir string) string { return filepath.Base(dir) }
 
 // What a container has is not touched, nor what may be a container's.
 func TestProvisionRefusesWhatContainersHave(t *testing.T) {
@@ -469,6 +466,17 @@ func TestVirtualFunctionsAreOneRules(t *testing.T) {
 		if out, err := k.run(rules...); err != nil || strings.Contains(out, "vfdriver") {
 			t.Errorf("error %v, printed\n%s", err, out)
 		}
+	}
+}
+
+// What was not done is said, and is a failure also where it was interrupted.
+func TestProvisionInterrupted(t *testing.T) {
+	k, _ := qat()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	p := &provision.Provisioner{Host: &discovery.Host{FS: k.MapFS}, Rules: []provision.Rule{qatRule(1)}, Write: k.write, Out: &bytes.Buffer{}}
+	if err := p.Run(ctx); err == nil || errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "0000:6b:00.0") || len(k.writes) > 0 {
+		t.Errorf("error %v, wrote %q", err, k.writes)
 	}
 }
 
