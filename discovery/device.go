@@ -55,6 +55,10 @@ type Device struct {
 	// host that was scanned.
 	Edits specs.ContainerEdits
 
+	// Files are files of the host that others read while a container has the
+	// device, in the directories that its family lists.
+	Files []HostFile
+
 	Health Health
 
 	// PartOf is the silicon that the device shares with others, nil if it is
@@ -126,6 +130,11 @@ type Offer struct {
 	IDs      []string `json:"ids"`            // as the plugin that Chandler replaces gives them
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
 	Optional bool     `json:"optional,omitempty"`
+
+	// NameAs is the attribute under which DRA publishes the name of the resource
+	// too, for those who look a device up by it there as in the classic API, ""
+	// if there are none.
+	NameAs resourceapi.QualifiedName `json:"nameAs,omitempty"`
 
 	// ShareInfix is what the plugin replaced writes between an ID and the
 	// number of a share of it, "::" if empty.
@@ -280,9 +289,10 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		Want       Parameters                   `json:"want,omitempty"`
 		Offers     []Offer                      `json:"offers,omitempty"`
 		Edits      specs.ContainerEdits         `json:"edits"`
+		Files      []HostFile                   `json:"files,omitempty"`
 	}{
 		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable, d.OptIn,
-		d.PartOf, d.Takes, d.Sharing, d.Mode, d.Want, d.Offers, d.Edits,
+		d.PartOf, d.Takes, d.Sharing, d.Mode, d.Want, d.Offers, d.Edits, d.Files,
 	})
 }
 

@@ -70,6 +70,15 @@ type Family struct {
 	// a root, a device that is not as wanted is an error. Nil means that no
 	// parameter needs work on the host.
 	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
+
+	// Accept reports why the devices of a request cannot be given with
+	// parameters that are among the family's, nil if they can. It is pure. Nil
+	// accepts all.
+	Accept func(given []Device, parameters Parameters) error
+
+	// FileDirs are the directories of the host in which the Files of the
+	// family's devices are: clean and absolute paths.
+	FileDirs []string
 }
 
 // Grant says to whom, and by which API, a set of devices is given.
@@ -162,6 +171,11 @@ func (f *Family) validate() []error {
 		}
 		if m.Bus != "pci" && (m.Vendor != "" || m.Device != "" || m.PCIClass != "") {
 			errs = append(errs, fmt.Errorf("match %d: vendor, device and PCI class are of bus pci", i))
+		}
+	}
+	for _, dir := range f.FileDirs {
+		if !path.IsAbs(dir) || path.Clean(dir) != dir || dir == "/" {
+			errs = append(errs, fmt.Errorf("directory of files %q: want a clean and absolute path", dir))
 		}
 	}
 	if f.Describe == nil {

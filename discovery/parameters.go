@@ -25,25 +25,47 @@ const (
 // Parameters are what a claim asks of the devices of a request.
 type Parameters map[Parameter]string
 
-// Acceptor reports why a device cannot be given with parameters, nil if it can.
-type Acceptor func(d Device, parameters Parameters) error
+// Acceptor reports why the devices of a request cannot be given with
+// parameters, nil if they can.
+type Acceptor func(given []Device, parameters Parameters) error
 
 // Acceptors joins what families accept: a device takes the parameters that its
-// family lists, and no other.
+// family lists, and no other, where the family's Accept has nothing against
+// those that are its own.
 func Acceptors(families []*Family) Acceptor {
-	return func(d Device, parameters Parameters) error {
-		var accepted []Parameter
-		for _, f := range families {
-			if f.Name == d.Family {
-				accepted = f.Parameters
-			}
+	byName := make(map[string]*Family, len(families))
+	for _, f := range families {
+		byName[f.Name] = f
+	}
+	return func(given []Device, parameters Parameters) error {
+		if len(parameters) == 0 {
+			return nil
 		}
 		var errs []error
-		for _, name := range slices.Sorted(maps.Keys(parameters)) {
-			if !slices.Contains(accepted, name) {
-				errs = append(errs, fmt.Errorf("device %s of family %s takes no %s; name the request that %s is for", d.Name, d.Family, name, name))
+		own := make(map[*Family][]Device)
+		for _, d := range given {
+			f := byName[d.Family]
+			errs = append(errs, f.takes(d, parameters))
+			if f != nil {
+				own[f] = append(own[f], d)
+			}
+		}
+		for _, f := range families {
+			if f.Accept != nil && len(own[f]) > 0 {
+				errs = append(errs, f.Accept(own[f], parameters))
 			}
 		}
 		return errors.Join(errs...)
 	}
+}
+
+// takes reports which of the parameters the family does not list.
+func (f *Family) takes(d Device, parameters Parameters) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(parameters)) {
+		if f == nil || !slices.Contains(f.Parameters, name) {
+			errs = append(errs, fmt.Errorf("device %s of family %s takes no %s; name the request that %s is for", d.Name, d.Family, name, name))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apiserver/pkg/cel/environment"
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -118,7 +120,29 @@ func (r *Rules) apply(d *Device) (kept bool, errs []error) {
 			errs = append(errs, err)
 		}
 	}
+	if err := d.publishNames(); err != nil {
+		errs = append(errs, err)
+	}
 	return kept, errs
+}
+
+// publishNames sets the attributes that say under which names the device is
+// offered.
+func (d *Device) publishNames() error {
+	for _, offer := range d.Offers {
+		if offer.NameAs == "" || offer.Resource == "" {
+			continue
+		}
+		if n := len(d.Attributes) + len(d.Capacity); n >= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+			return fmt.Errorf("resource %s: no room for the attribute %s beside %d attributes and capacities", offer.Resource, offer.NameAs, n)
+		}
+		if len(offer.Resource) > resourceapi.DeviceAttributeMaxValueLength {
+			return fmt.Errorf("resource %s: too long for the attribute %s", offer.Resource, offer.NameAs)
+		}
+		d.Attributes = maps.Clone(d.Attributes)
+		d.Attributes.SetString(offer.NameAs, offer.Resource)
+	}
+	return nil
 }
 
 // name gives the device its mode and its classic names, and reports whether it

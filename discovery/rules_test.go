@@ -1,11 +1,13 @@
 package discovery
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -242,5 +244,38 @@ func TestConfiguredGivesWay(t *testing.T) {
 	got, problems = names(&Rules{Exclude: []Selector{excluded}})
 	if want := []string{"kvm", "paths-all", "paths-kvm", "paths-video"}; !slices.Equal(got, want) || len(problems) > 0 {
 		t.Errorf("with the GPUs excluded: kept %q, want %q; %v", got, want, problems)
+	}
+}
+
+func TestRulesPublishTheNameOfAResource(t *testing.T) {
+	d := gpu("a", "acme", 0)
+	d.Offers = []Offer{{IDs: []string{"1"}, NameAs: "example.com/resourceName"}}
+	full := gpu("b", "acme", 0)
+	full.Offers = d.Offers
+	for len(full.Attributes)+len(full.Capacity) < 32 {
+		full.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprintf("a%d", len(full.Attributes))), 1)
+	}
+	rules := &Rules{Resources: []Resource{{Selector: selector(t, "true"), Name: "intel.com/net"}}}
+	for _, given := range []Device{d, full} {
+		got := rules.Apply(&Snapshot{Devices: []Device{given}})
+		want := ""
+		if given.Name == "a" {
+			want = "intel.com/net"
+		}
+		if name := got.Devices[0].Attributes.String("example.com/resourceName"); name != want {
+			t.Errorf("%s: attribute %q; want %q", given.Name, name, want)
+		}
+		if (len(got.Problems) == 0) != (want != "") {
+			t.Errorf("%s: problems %v", given.Name, got.Problems)
+		}
+		if got.Devices[0].Resource() != "intel.com/net" {
+			t.Errorf("%s: resource %q", given.Name, got.Devices[0].Resource())
+		}
+	}
+	if got := (&Rules{}).Apply(&Snapshot{Devices: []Device{d}}); len(got.Devices[0].Attributes) != len(d.Attributes) {
+		t.Errorf("unnamed: attributes %v", got.Devices[0].Attributes)
+	}
+	if d.Attributes.String("example.com/resourceName") != "" {
+		t.Error("the device that was given is modified")
 	}
 }

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -109,7 +110,7 @@ func (s *Snapshot) add(devices []Device, f *Family) {
 		if d.Health.Status == "" {
 			d.Health.Status = Healthy
 		}
-		if err := d.Validate(); err != nil {
+		if err := errors.Join(d.Validate(), d.checkFiles(f.FileDirs)); err != nil {
 			s.Problems = append(s.Problems, Problem{d.Name, err})
 			continue
 		}

@@ -68,8 +68,8 @@ type Config struct {
 	// understood. If it is nil, none are.
 	ReadParameters func(raw []byte) (discovery.Parameters, error)
 
-	// Accept reports why a device cannot be given with parameters that were
-	// understood. If it is nil, all can.
+	// Accept reports why the devices of a request cannot be given with
+	// parameters that were understood. If it is nil, all can.
 	Accept discovery.Acceptor
 
 	// Configure makes devices what claims want of them. If it is nil, they are
@@ -167,7 +167,7 @@ func New(config Config) (*Driver, error) {
 		config.Active = active
 	}
 	if config.Accept == nil {
-		config.Accept = func(discovery.Device, discovery.Parameters) error { return nil }
+		config.Accept = func([]discovery.Device, discovery.Parameters) error { return nil }
 	}
 	if config.Configure == nil {
 		config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -13,12 +14,11 @@ import (
 
 // parameters returns what the claim and its device classes ask of the devices
 // of each request. The device class comes first in the allocation, so that
-// what the claim says counts. What is not understood, or not taken by a device
-// that was allocated for the request, is an error.
-func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []result, devices []discovery.Device) (map[string]discovery.Parameters, error) {
+// what the claim says counts. What is not understood is an error.
+func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []result) (map[string]discovery.Parameters, error) {
 	asked := make(map[string]discovery.Parameters)
 	var errs []error
-	for i, r := range results {
+	for _, r := range results {
 		if _, seen := asked[r.Request]; !seen {
 			parameters, err := d.readParameters(claim, r.Request)
 			if err != nil {
@@ -26,11 +26,26 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []result, 
 			}
 			asked[r.Request] = parameters
 		}
-		if err := d.config.Accept(devices[i], asked[r.Request]); err != nil {
-			errs = append(errs, fmt.Errorf("request %s: parameters: %w", r.Request, err))
-		}
 	}
 	return asked, errors.Join(errs...)
+}
+
+// accept reports why devices cannot be given with what their requests ask.
+func (d *Driver) accept(results []result, devices []discovery.Device, asked map[string]discovery.Parameters) error {
+	given := make(map[string][]discovery.Device)
+	var errs []error
+	for i, r := range results {
+		given[r.Request] = append(given[r.Request], devices[i])
+		if r.Admin && len(asked[r.Request]) > 0 {
+			errs = append(errs, fmt.Errorf("request %s: parameters: with admin access device %s is not the claim's alone, and nothing of it is changed", r.Request, r.Device))
+		}
+	}
+	for _, request := range slices.Sorted(maps.Keys(given)) {
+		if err := d.config.Accept(given[request], asked[request]); err != nil {
+			errs = append(errs, fmt.Errorf("request %s: parameters: %w", request, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // readParameters joins what is said to this driver about a request.

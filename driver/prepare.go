@@ -97,10 +97,10 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 	return d.prepare(ctx, claim)
 }
 
-// prepare holds the order of steps: look up, parameters, verify, held, record,
-// and the CDI spec last, so that whatever a container can be given is on record.
-// Where devices must first be made what the claim wants, that is recorded, held
-// and done before, and then all is looked at anew.
+// prepare holds the order of steps: look up, parameters, accept, verify, held,
+// record, and the CDI spec last, so that whatever a container can be given is on
+// record. Where devices must first be made what the claim wants, that is
+// recorded, held and done before, and then all is looked at anew.
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if err := d.join(ctx, claim.UID); err != nil {
 		return nil, err
@@ -142,11 +142,18 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	if err != nil {
 		return nil, err
 	}
-	parameters, err := d.parameters(claim, wanted.Results, devices)
+	parameters, err := d.parameters(claim, wanted.Results)
 	if err != nil {
 		return nil, err
 	}
 	p := &plan{wanted: wanted, earlier: d.store.get(claim.UID), view: view}
+	// Not asked again of what the claim has: an interface that was moved is no
+	// longer there to be moved.
+	if !d.has(p.earlier, wanted) {
+		if err := d.accept(wanted.Results, devices, parameters); err != nil {
+			return nil, err
+		}
+	}
 	if p.works, err = d.works(wanted.Results, devices, parameters); err != nil {
 		return nil, err
 	}
@@ -314,12 +321,24 @@ func (d *Driver) heldElsewhere(wanted *record) error {
 // answersFor reports whether the claim is already prepared as it is wanted:
 // in this boot, with the same allocation, and its nodes as they were.
 func (d *Driver) answersFor(earlier, wanted *record) bool {
-	if earlier == nil || earlier.Configuring || earlier.Boot != d.config.BootID || len(earlier.Results) != len(wanted.Results) {
+	if !d.has(earlier, wanted) || earlier.Configuring {
 		return false
 	}
 	for i := range wanted.Results {
-		before := &earlier.Results[i]
-		if !before.sameAllocation(&wanted.Results[i]) || !wanted.Results[i].sameNodes(before) {
+		if !wanted.Results[i].sameNodes(&earlier.Results[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// has reports whether the claim was given in this boot what it is to have.
+func (d *Driver) has(earlier, wanted *record) bool {
+	if earlier == nil || earlier.Boot != d.config.BootID || len(earlier.Results) != len(wanted.Results) {
+		return false
+	}
+	for i := range wanted.Results {
+		if !earlier.Results[i].sameAllocation(&wanted.Results[i]) {
 			return false
 		}
 	}

@@ -69,6 +69,13 @@ func mustPrepare(t *testing.T, b *bench, c *resourceapi.ResourceClaim) []kubelet
 	return devices
 }
 
+func mustUnprepare(t *testing.T, b *bench, c *resourceapi.ResourceClaim) {
+	t.Helper()
+	if err := b.tryUnprepare(c); err != nil {
+		t.Fatalf("unprepare %s: %v", c.Name, err)
+	}
+}
+
 func mustRefuse(t *testing.T, b *bench, c *resourceapi.ResourceClaim, words ...string) {
 	t.Helper()
 	_, err := b.try(c)
@@ -342,7 +349,7 @@ func TestParameters(t *testing.T) {
 		}
 		return discovery.Parameters{discovery.InterfaceName: name}, nil
 	}
-	b.config.Accept = func(_ discovery.Device, parameters discovery.Parameters) error {
+	b.config.Accept = func(_ []discovery.Device, parameters discovery.Parameters) error {
 		if parameters[discovery.InterfaceName] == "-unheard-of" {
 			return errors.New("takes no such name")
 		}
@@ -360,12 +367,12 @@ func TestParameters(t *testing.T) {
 	}
 	mustRefuse(t, b, config("chandler.dev", "bad"), "request r", "unknown kind bad")
 	mustRefuse(t, b, config("chandler.dev", "bad", "r"), "request r", "unknown kind bad")
+	mustRefuse(t, b, config("chandler.dev", "good-unheard-of", "r"), "request r", "takes no such name")
 	if exists(b.recordFile(claim("c"))) {
 		t.Error("a refused claim has a record")
 	}
 	mustPrepare(t, b, config("chandler.dev", "bad", "another"))
 	mustPrepare(t, b, config("other.example.com", "bad"))
-	mustRefuse(t, b, config("chandler.dev", "good-unheard-of", "r"), "request r", "takes no such name")
 	mustPrepare(t, b, config("chandler.dev", "good"))
 	b.config.ReadParameters = nil
 	b.restart().offers(gpu("a", 1))
@@ -624,4 +631,50 @@ func TestUnrelatedClaimsDoNotWait(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// asking returns a claim that asks something of all of its devices.
+func asking(c *resourceapi.ResourceClaim, raw string) *resourceapi.ResourceClaim {
+	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: "chandler.dev", Parameters: runtime.RawExtension{Raw: []byte(raw)}}},
+	}}
+	return c
+}
+
+// What can be given once may not be there to be given a second time, such as
+// an interface that was moved into the pod.
+func TestParametersOfWhatIsPreparedAreNotJudgedAgain(t *testing.T) {
+	b := newBench(t)
+	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
+		return discovery.Parameters{discovery.InterfaceName: string(raw)}, nil
+	}
+	moved := false
+	b.config.Accept = func([]discovery.Device, discovery.Parameters) error {
+		if moved {
+			return errors.New("its interface is in a pod")
+		}
+		return nil
+	}
+	b.restart().offers(gpu("a", 1))
+	c := asking(claim("c", "a"), "net1")
+	mustPrepare(t, b, c)
+	moved = true
+	mustPrepare(t, b, c)
+	mustUnprepare(t, b, c)
+	mustRefuse(t, b, c, "its interface is in a pod")
+}
+
+func TestAdminAccessChangesNothing(t *testing.T) {
+	b := newBench(t)
+	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
+		return discovery.Parameters{discovery.InterfaceName: string(raw)}, nil
+	}
+	b.restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	c.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	mustPrepare(t, b, c)
+	mustUnprepare(t, b, c)
+	mustRefuse(t, b, asking(c, "net1"), "device a is not the claim's alone")
 }
