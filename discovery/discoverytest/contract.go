@@ -54,6 +54,18 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"resource":              "string",
 	"usbVendor":             "string",
 	"usbProduct":            "string",
+	"pfPCIBusID":            "string",
+	"sfNumber":              "int",
+	"representor":           "string",
+	"acpiIndex":             "int",
+	"defaultRoute":          "bool",
+	"rdmaDevice":            "string",
+	"rdmaNamespaces":        "string",
+	"pKey":                  "string",
+
+	// By these Multus finds a device.
+	"k8s.cni.cncf.io/deviceID":     "string",
+	"k8s.cni.cncf.io/resourceName": "string",
 }
 
 // forms are what the values of some attributes look like.
@@ -196,6 +208,8 @@ func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribut
 		has = "int"
 	case a.VersionValue != nil && *a.VersionValue != "":
 		has = "version"
+	case a.BoolValue != nil:
+		has = "bool"
 	}
 	if has == "" || known && has != kind {
 		return fmt.Errorf("%+v: empty, negative or not of type %s", a, kind)

@@ -1,31 +1,36 @@
 // Package rdma describes network adapters that can do RDMA, as the kernel's
 // InfiniBand core shows them in /sys: InfiniBand, RoCE, iWARP and the like. It
 // covers adapters that are PCI functions and the sub-functions of one. It gives
-// a container the verbs devices and moves no network interface, which is a
-// network plugin's task; what it gives works where the RDMA devices are shared
-// between network namespaces.
+// a container the verbs devices, and the network interface where the claim asks
+// for it. What it gives works where the RDMA devices are shared between network
+// namespaces; else a network plugin must move them (rdma-cni).
 package rdma
 
 import (
 	"errors"
+	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/network"
 	"chandler.dev/discovery/sysfs"
 )
 
 // Family is RDMA adapters.
 var Family = &discovery.Family{
-	Name:     "rdma",
-	Doc:      "RDMA network adapters: InfiniBand, RoCE, iWARP, EFA",
-	Match:    []discovery.Match{{Class: "infiniband"}},
-	Describe: describe,
-	Grant:    grant,
+	Name:       "rdma",
+	Doc:        "RDMA network adapters: InfiniBand, RoCE, iWARP, EFA",
+	Match:      []discovery.Match{{Class: "infiniband"}},
+	Describe:   describe,
+	Grant:      network.Grant,
+	Parameters: []discovery.Parameter{discovery.InterfaceName},
+	Accept:     network.Accept,
+	FileDirs:   []string{network.InfoDir},
 }
 
 // vendors are the makers by their PCI vendor IDs.
@@ -50,6 +55,9 @@ var classes = []string{"02", "0c06"}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	cm, cmErr := connectionManager(host)
+	core := core{cm: cm, ports: make(map[string]network.Port)}
+	core.namespaces, core.namespacesErr = namespaces(host)
+	core.routes, core.routesErr = network.ReadRoutes(host)
 	carved := carved(found)
 	var seen []string
 	for _, verbs := range found {
@@ -69,8 +77,8 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		if !network || owner.Exists("virtfn0") || carved[owner.Path] {
 			continue
 		}
-		d, err := describeAdapter(host, owner, function, verbs, cm)
-		if err := errors.Join(err, cmErr); err != nil {
+		d, err := core.describe(host, owner, function, verbs)
+		if err := errors.Join(err, cmErr, core.namespacesErr); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
@@ -102,7 +110,17 @@ func nameOf(owner, function sysfs.Device) string {
 	return discovery.DeviceName(function) + "-" + discovery.DeviceName(owner)
 }
 
-func describeAdapter(host *discovery.Host, owner, function, verbs sysfs.Device, cm *specs.DeviceNode) (discovery.Device, error) {
+// core is what all adapters of a host have in common.
+type core struct {
+	cm            *specs.DeviceNode // of the connection manager, nil where the kernel has none
+	namespaces    string
+	namespacesErr error
+	routes        network.Routes
+	routesErr     error                   // only keeps interfaces where they are
+	ports         map[string]network.Port // of physical functions, by their paths
+}
+
+func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Device) (discovery.Device, error) {
 	d, err := discovery.PCI(host, function)
 	errs := []error{err}
 	parent := d.Attributes.String("parent") // of a virtual function
@@ -136,15 +154,62 @@ func describeAdapter(host *discovery.Host, owner, function, verbs sysfs.Device, 
 			d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
 		}
 	}
-	if cm != nil {
-		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, cm)
+	if c.cm != nil {
+		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, c.cm)
 	}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if len(owner.Children("infiniband_verbs")) == 0 {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "the kernel has no verbs device for it"}
 	}
-	d.Offers = []discovery.Offer{{IDs: []string{owner.Name()}}}
+	c.describeNames(&d, owner, verbs)
+	errs = append(errs, c.describeFunction(&d, host, owner, function))
 	return d, errors.Join(errs...)
+}
+
+// describeNames adds what the RDMA devices of the adapter are called.
+func (c *core) describeNames(d *discovery.Device, owner, verbs sysfs.Device) {
+	var names []string
+	for _, device := range owner.Children("infiniband") {
+		names = append(names, device.Name())
+	}
+	d.Attributes.SetNames("rdmaDevice", names)
+	d.Attributes.SetString("rdmaNamespaces", c.namespaces)
+	// The partition of the first port; an adapter on Ethernet has only the one
+	// that all have (Documentation/ABI/stable/sysfs-class-infiniband).
+	if key, err := verbs.Text("ports/1/pkeys/0"); err == nil && partitionKey.MatchString(key) {
+		d.Attributes.SetString("pKey", key)
+	}
+}
+
+var partitionKey = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
+
+// describeFunction adds what the network function is, and whether the port that
+// it sends through is connected.
+func (c *core) describeFunction(d *discovery.Device, host *discovery.Host, owner, function sysfs.Device) error {
+	f := network.Function{Device: owner, PCI: function, Interfaces: owner.Children("net"), Routes: c.routes, RoutesErr: c.routesErr}
+	physical := function
+	if parent, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(parent.Name()) {
+		physical = parent
+	}
+	if _, read := c.ports[physical.Path]; !read {
+		c.ports[physical.Path] = network.ReadPort(host, physical, physical.Children("net"))
+	}
+	f.Port = c.ports[physical.Path]
+	err := f.Describe(d, host)
+	d.Health = f.Port.Health(d.Health)
+	return err
+}
+
+// namespaces returns how network namespaces have RDMA devices: "shared", all of
+// them all, or "exclusive", each its own; "" if the kernel does not say
+// (drivers/infiniband/core/device.c, netns_mode).
+func namespaces(host *discovery.Host) (string, error) {
+	attrs := sysfs.At(host.FS, "sys/module/ib_core/parameters").Attrs()
+	mode, _ := attrs.Text("netns_mode")
+	if err := attrs.Err(); err != nil {
+		return "", fmt.Errorf("RDMA and network namespaces: %w", err)
+	}
+	return map[string]string{"Y": "shared", "N": "exclusive"}[mode], nil
 }
 
 // linkLayer returns what the ports are connected to, "InfiniBand" or
@@ -183,22 +248,4 @@ func nodeOf(d sysfs.Device) (*specs.DeviceNode, error) {
 	node.Path = path.Join(dir, path.Base(node.Path))
 	node.HostPath = node.Path
 	return node, err
-}
-
-// grant names the adapters by their addresses, in the variable that the SR-IOV
-// network device plugin has for a resource.
-func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
-	prefix, name, ok := strings.Cut(grant.Resource, "/")
-	if !ok {
-		return specs.ContainerEdits{}
-	}
-	ids := make([]string, len(given))
-	for i, d := range given {
-		ids[i] = d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
-		if d.Attributes.String("function") == "partition" {
-			ids[i] = path.Base(d.Source)
-		}
-	}
-	variable := "PCIDEVICE_" + strings.ToUpper(strings.ReplaceAll(prefix+"_"+name, ".", "_"))
-	return specs.ContainerEdits{Env: []string{variable + "=" + strings.Join(ids, ",")}}
 }

@@ -6,7 +6,6 @@
 package sriovnet
 
 import (
-	"encoding/json"
 	"errors"
 	"path"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/network"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -27,8 +27,11 @@ var Family = &discovery.Family{
 		{Bus: "vdpa"},  // what is made of a function
 		{Class: "net"}, // likewise
 	},
-	Describe: describe,
-	Grant:    grant,
+	Describe:   describe,
+	Grant:      network.Grant,
+	Parameters: []discovery.Parameter{discovery.InterfaceName},
+	Accept:     network.Accept,
+	FileDirs:   []string{network.InfoDir},
 }
 
 // subfunctions are called "mlx5_core.sf.4".
@@ -71,8 +74,8 @@ type unit struct {
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	units, byPath := unitsOf(found)
-	routes, routesErr := readRoutes(host)
-	ports := make(map[string]port)
+	routes, routesErr := network.ReadRoutes(host)
+	ports := make(map[string]network.Port)
 	for _, u := range units {
 		// With an RDMA device it is family rdma's.
 		if u.carved || u.Driver() == "" || u.Exists("infiniband") {
@@ -90,18 +93,18 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: routesErr})
 			continue
 		}
-		if routes.leadThrough(host, u.interfaces) {
+		if routes.LeadThrough(host, u.interfaces) {
 			continue
 		}
-		var pf port
+		f := network.Function{Device: u.Device, PCI: u.function, Interfaces: u.interfaces, Routes: routes, RoutesErr: routesErr}
 		if parent, ok := u.parent(); ok {
 			if _, read := ports[parent.Path]; !read {
-				ports[parent.Path] = readPort(host, parent, byPath[parent.Path])
+				ports[parent.Path] = network.ReadPort(host, parent, byPath[parent.Path].interfacesOf())
 			}
-			pf = ports[parent.Path]
+			f.Port = ports[parent.Path]
 			d.PartOf = &discovery.Whole{Name: discovery.DeviceName(parent)}
 		}
-		if err := errors.Join(err, u.describe(&d, host, pf)); err != nil {
+		if err := errors.Join(err, u.describe(&d, host, f)); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
@@ -197,56 +200,78 @@ func (u *unit) identify(host *discovery.Host) (discovery.Device, error) {
 	return d, err
 }
 
+// interfacesOf returns the interfaces of a unit, none of one that is not known.
+func (u *unit) interfacesOf() []sysfs.Device {
+	if u == nil {
+		return nil
+	}
+	return u.interfaces
+}
+
 // describe adds what the unit is for, and the port that it sends through.
-func (u *unit) describe(d *discovery.Device, host *discovery.Host, pf port) error {
-	errs := []error{pf.err}
-	d.Attributes.SetString("pfName", pf.name)
-	if index, ok := pf.indices[u.Name()]; ok {
-		d.Attributes.SetInt("vfIndex", index)
-	}
-	layer := pf.linkLayer
-	if len(u.interfaces) == 1 {
-		own, err := linkLayer(u.interfaces[0])
-		errs = append(errs, err)
-		d.Attributes.SetString("ifName", u.interfaces[0].Name())
-		layer = own
-	}
-	d.Attributes.SetString("linkLayer", layer)
-	nodes, wanted, err := u.nodes(d, host)
-	d.Edits.DeviceNodes, errs = nodes, append(errs, err)
+func (u *unit) describe(d *discovery.Device, host *discovery.Host, f network.Function) error {
+	nodes, wanted, nodesErr := u.nodes(host)
+	d.Edits.DeviceNodes = nodes
 	if wanted {
 		d.Health = discovery.NodeHealth(host, nodes)
 	}
-	if pf.down && d.Health.Status != discovery.Unhealthy {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "port " + pf.name + " has no carrier"}
-	}
-	d.Offers = []discovery.Offer{{IDs: []string{u.Name()}}}
-	return errors.Join(errs...)
+	d.Health = f.Port.Health(d.Health)
+	f.VDPA = u.vdpaDevice()
+	return errors.Join(nodesErr, f.Describe(d, host))
 }
 
 // nodes returns the nodes of the unit, and whether its driver has any: what the
 // kernel drives itself is used through the network.
-func (u *unit) nodes(d *discovery.Device, host *discovery.Host) (nodes []*specs.DeviceNode, wanted bool, err error) {
+func (u *unit) nodes(host *discovery.Host) (nodes []*specs.DeviceNode, wanted bool, err error) {
 	switch driver := u.Driver(); {
 	case strings.HasSuffix(strings.ReplaceAll(driver, "_", "-"), "vfio-pci"): // and "mlx5_vfio_pci", for live migration
 		nodes, err = discovery.VFIO(host, u.Device)
-		return nodes, true, err
+		return inContainer(nodes), true, err
 	case driver == "igb_uio" || driver == "uio_pci_generic":
 		nodes, err = nodesOf(u.Children("uio"))
 		return nodes, true, err
 	}
 	var errs []error
 	for _, vdpa := range u.vdpa {
-		switch vdpa.Driver() {
-		case "virtio_vdpa":
-			d.Attributes.SetString("vdpaType", "virtio")
-		case "vhost_vdpa":
-			d.Attributes.SetString("vdpaType", "vhost")
+		if vdpa.Driver() == "vhost_vdpa" {
 			more, err := nodesOf(vdpa.Children("."))
 			nodes, wanted, errs = append(nodes, more...), true, append(errs, err)
 		}
 	}
 	return nodes, wanted, errors.Join(errs...)
+}
+
+// inContainer gives the group of a function without an IOMMU the name in the
+// container that other groups have, as the SR-IOV plugin does.
+func inContainer(nodes []*specs.DeviceNode) []*specs.DeviceNode {
+	for _, node := range nodes {
+		node.Path = strings.Replace(node.Path, "/noiommu-", "/", 1)
+	}
+	return nodes
+}
+
+// vdpaDevice returns what the kernel made of the unit on the vDPA bus, nil if it
+// is nothing that can be used.
+func (u *unit) vdpaDevice() *network.VDPA {
+	for _, d := range u.vdpa {
+		driver, made, dir := "", "", ""
+		switch d.Driver() {
+		case "vhost_vdpa":
+			driver, made, dir = "vhost", "vhost-vdpa-", "/dev/"
+		case "virtio_vdpa":
+			driver, made, dir = "virtio", "virtio", "/sys/bus/virtio/devices/"
+		default:
+			continue
+		}
+		vdpa := &network.VDPA{Name: d.Name(), Driver: driver}
+		for _, child := range d.Children(".") {
+			if strings.HasPrefix(child.Name(), made) {
+				vdpa.Path = dir + child.Name()
+			}
+		}
+		return vdpa
+	}
+	return nil
 }
 
 // nodesOf returns the nodes of those devices that have one: uio0, vhost-vdpa-0.
@@ -260,41 +285,4 @@ func nodesOf(devices []sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 		nodes, errs = append(nodes, node), append(errs, err)
 	}
 	return nodes, errors.Join(errs...)
-}
-
-// grant names the units and says what they have, in the variables of the SR-IOV
-// network device plugin.
-func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
-	if grant.Resource == "" {
-		return specs.ContainerEdits{}
-	}
-	ids := make([]string, len(given))
-	info := make(map[string]map[string]map[string]string)
-	for i, d := range given {
-		ids[i] = path.Base(d.Source)
-		info[ids[i]] = infoOf(d, ids[i])
-	}
-	variable := "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(grant.Resource))
-	text, _ := json.Marshal(info) // of strings only
-	return specs.ContainerEdits{Env: []string{variable + "=" + strings.Join(ids, ","), variable + "_INFO=" + string(text)}}
-}
-
-func infoOf(d discovery.Device, id string) map[string]map[string]string {
-	info := map[string]map[string]string{"generic": {"deviceID": id}}
-	for _, node := range d.Edits.DeviceNodes {
-		provider, key := "uio", "mount"
-		switch {
-		case node.Path == "/dev/vfio/vfio":
-			provider = "vfio"
-		case strings.HasPrefix(node.Path, "/dev/vfio/"):
-			provider, key = "vfio", "dev-mount"
-		case strings.HasPrefix(node.Path, "/dev/vhost-vdpa"):
-			provider = "vdpa"
-		}
-		if info[provider] == nil {
-			info[provider] = make(map[string]string)
-		}
-		info[provider][key] = node.Path
-	}
-	return info
 }

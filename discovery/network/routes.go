@@ -1,0 +1,107 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Routes are the interfaces that have a default route of the host.
+type Routes map[string]bool
+
+// maxRoutes bounds what is read of a routing table, in bytes. A route is 128 of
+// them, or 150.
+const maxRoutes = 4 << 20
+
+// ReadRoutes reads the routing tables of the host's first process: /proc/net
+// is of the network namespace of the process that reads it. A kernel may have
+// no IPv4 or no IPv6, but a node has one of them.
+func ReadRoutes(host *discovery.Host) (Routes, error) {
+	found := make(Routes)
+	err4 := found.read(host, "proc/1/net/route", found.addLine)
+	err6 := found.read(host, "proc/1/net/ipv6_route", found.addLine6)
+	switch missing4, missing6 := errors.Is(err4, fs.ErrNotExist), errors.Is(err6, fs.ErrNotExist); {
+	case missing4 && !missing6:
+		err4 = nil
+	case missing6 && !missing4:
+		err6 = nil
+	}
+	return found, errors.Join(err4, err6)
+}
+
+func (r Routes) read(host *discovery.Host, name string, add func(fields []string) bool) error {
+	text, err := sysfs.ReadText(host.FS, name, maxRoutes)
+	if err != nil {
+		return fmt.Errorf("default routes: %w", err)
+	}
+	for line := range strings.Lines(text) {
+		if !add(strings.Fields(line)) {
+			return fmt.Errorf("default routes: %s: no route: %.64q", path.Base(name), line)
+		}
+	}
+	return nil
+}
+
+// addLine adds the interface of a default route in a line such as
+// "eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0": interface, destination,
+// gateway, flags, three numbers, mask. It reports whether the line is a route.
+func (r Routes) addLine(fields []string) bool {
+	if len(fields) < 8 {
+		return false
+	}
+	if fields[1] == "00000000" && fields[7] == "00000000" {
+		r[fields[0]] = true
+	}
+	return true
+}
+
+// addLine6 does so for a line of ten fields: destination and length of its
+// prefix, the same of the source, next hop, four numbers, interface.
+func (r Routes) addLine6(fields []string) bool {
+	if len(fields) != 10 {
+		return false
+	}
+	if strings.Trim(fields[0]+fields[1], "0") == "" {
+		r[fields[9]] = true
+	}
+	return true
+}
+
+// maxStack bounds how many interfaces lie above one another: a VLAN on a bridge
+// on a bond. The kernel's bound is 8 (MAX_NEST_DEV).
+const maxStack = 8
+
+// LeadThrough reports whether a default route leads through one of the
+// interfaces, by itself or by a bond, bridge or VLAN above it.
+func (r Routes) LeadThrough(host *discovery.Host, interfaces []sysfs.Device) bool {
+	if len(r) == 0 {
+		return false
+	}
+	for _, d := range interfaces {
+		if r.leadAbove(host, d.Name(), maxStack) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r Routes) leadAbove(host *discovery.Host, name string, above int) bool {
+	if r[name] {
+		return true
+	}
+	entries, err := fs.ReadDir(host.FS, path.Join("sys/class/net", name))
+	if err != nil || above == 0 {
+		return false
+	}
+	for _, entry := range entries {
+		if upper, ok := strings.CutPrefix(entry.Name(), "upper_"); ok && r.leadAbove(host, upper, above-1) {
+			return true
+		}
+	}
+	return false
+}
