@@ -82,7 +82,7 @@ func (f *fitter) look(ctx context.Context, d *discovery.Device) (reason string, 
 	if working {
 		return begun, false
 	}
-	if err := f.accept(*d, d.Want); err != nil {
+	if err := f.accept([]discovery.Device{*d}, d.Want); err != nil {
 		return err.Error(), false
 	}
 	now, work, err := f.configure(*d, d.Want)

@@ -49,8 +49,8 @@ func (c *card) configure(d discovery.Device, want discovery.Parameters) (discove
 }
 
 func (c *card) fitter() *fitter {
-	return newFitter(c.configure, func(d discovery.Device, _ discovery.Parameters) error {
-		if d.Family != "" {
+	return newFitter(c.configure, func(given []discovery.Device, _ discovery.Parameters) error {
+		if given[0].Family != "" {
 			return errors.New("takes no such parameter")
 		}
 		return nil
@@ -146,7 +146,7 @@ func TestFitFails(t *testing.T) {
 func TestFitSurvivesPanic(t *testing.T) {
 	f := newFitter(func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
 		return d, func(context.Context) error { panic("a defect") }, nil
-	}, func(discovery.Device, discovery.Parameters) error { return nil })
+	}, func([]discovery.Device, discovery.Parameters) error { return nil })
 	snapshot := &discovery.Snapshot{Devices: []discovery.Device{port("a", "new", "")}}
 	for range 3 {
 		f.fit(t.Context(), snapshot)
