@@ -11,7 +11,7 @@ type PathResource struct {
 }
 
 // PathGroup says what makes one device of the resource: something of each of
-// its Paths, or USB devices.
+// its Paths, or USB devices, or no more than a number.
 type PathGroup struct {
 	Paths []HostPath `json:"paths,omitempty"`
 	USB   []USBID    `json:"usb,omitempty"`
@@ -22,6 +22,15 @@ type PathGroup struct {
 
 	// Count is how many containers may have each device at once; 0 is 1.
 	Count int `json:"count,omitempty"`
+
+	// Units is how many devices the group is where that cannot be seen: what
+	// it names is in each of them, and must be there, but it may name nothing.
+	// 0 is as many as are found.
+	Units int `json:"units,omitempty"`
+
+	// UnitEnv is the variable that holds the numbers of the units which a
+	// container has, joined with commas.
+	UnitEnv string `json:"unitEnv,omitempty"`
 }
 
 // HostPath is a device node, or what is mounted, of the host.

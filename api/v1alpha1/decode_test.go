@@ -32,6 +32,8 @@ paths:
     count: 2
   - usb: [{vendor: "1a86", product: "7523", serial: A}]
     each: true
+  - units: 4
+    unitEnv: UNITS
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -55,6 +57,8 @@ paths:
 			}, {
 				USB:  []USBDevice{{Vendor: "1a86", Product: "7523", Serial: "A"}},
 				Each: true,
+			}, {
+				Units: 4, UnitEnv: "UNITS",
 			}},
 		}},
 	}
@@ -109,6 +113,8 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"paths without groups": {header + "paths: [{name: a.b/c}]\n", []string{"paths[0]", "groups"}},
 		"paths and USB":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], usb: [{vendor: a, product: b}]}]}]\n", []string{"paths[0]", "groups[0]", "either"}},
 		"paths, much":          {header + "paths: [{name: a, kind: x, env: {1: a}, groups: [{each: true, count: -1, paths: [{path: dev, mountPath: x, limit: -1, permissions: rx}]}]}]\n", []string{"name: is", "kind: is", "env:", "each:", "count:", "path: is", "mountPath:", "limit:", "permissions:"}},
+		"units, much":          {header + "paths: [{name: a.b/c, groups: [{units: 1025, count: 2, unitEnv: a-b}]}]\n", []string{"units: is 1025", "in place of count", "unitEnv: is"}},
+		"units of none":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], unitEnv: A}]}]\n", []string{"unitEnv: is"}},
 		"path pattern":         {header + "paths: [{name: a.b/c, groups: [{paths: [{path: '/dev/[', type: File}]}]}]\n", []string{"paths[0]: path", "syntax", "type: is"}},
 		"path that escapes":    {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/../etc, readOnly: true}]}]}]\n", []string{"clean", "readOnly"}},
 		"mount permissions":    {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /run, type: Mount, permissions: r}]}]}]\n", []string{"permissions: is for"}},

@@ -14,8 +14,12 @@ import (
 // kinds are the values of the attribute "kind".
 var kinds = []string{"gpu", "npu", "fpga", "crypto", "dma", "nic", "hypervisor", "enclave", "other"}
 
-// maxShares bounds the count of a group, and the limit of a path.
-const maxShares = 4096
+// Bounds of the count of a group and the limit of a path, and of its units,
+// each of which is a device.
+const (
+	maxShares = 4096
+	maxUnits  = 1024
+)
 
 func (r *PathResource) validate() error {
 	var errs []error
@@ -47,8 +51,17 @@ func (r *PathResource) validate() error {
 
 func (g *PathGroup) validate() error {
 	var errs []error
-	if (len(g.Paths) == 0) == (len(g.USB) == 0) {
+	if len(g.Paths) > 0 && len(g.USB) > 0 || len(g.Paths) == 0 && len(g.USB) == 0 && g.Units == 0 {
 		errs = append(errs, errors.New("want either paths or usb"))
+	}
+	if g.Units < 0 || g.Units > maxUnits {
+		errs = append(errs, fmt.Errorf("units: is %d; want 1 to %d", g.Units, maxUnits))
+	}
+	if g.Units > 0 && (g.Each || g.Count > 1) {
+		errs = append(errs, errors.New("units: is in place of count and each"))
+	}
+	if g.UnitEnv != "" && (g.Units == 0 || len(validation.IsCIdentifier(g.UnitEnv)) > 0) {
+		errs = append(errs, fmt.Errorf("unitEnv: is %q; want a name such as ACCELERATOR_UNITS, with units", g.UnitEnv))
 	}
 	if g.Each && len(g.USB) == 0 {
 		errs = append(errs, errors.New("each: is for usb"))

@@ -132,7 +132,7 @@ type PathResource struct {
 	Groups []PathGroup `json:"groups"`
 }
 
-// PathGroup makes devices of either paths or USB devices.
+// PathGroup makes devices of either paths or USB devices, or of a number.
 type PathGroup struct {
 	// Paths are what each device consists of: the first device of the first
 	// match of each, the second of the second. There are as many devices as the
@@ -149,6 +149,16 @@ type PathGroup struct {
 	// Count is how many containers may have each device at once: 1 (the
 	// default) to 4096.
 	Count int `json:"count,omitempty"`
+
+	// Units is how many devices there are, at most 1024, where nothing on the
+	// host tells: each has all that the group names, and there is none where
+	// that is not found. A group with Units may name nothing. In the
+	// device-plugin API their IDs are their numbers, from 0.
+	Units int `json:"units,omitempty"`
+
+	// UnitEnv is a variable for the numbers of the units that a container has,
+	// with commas between: ACCELERATOR_UNITS.
+	UnitEnv string `json:"unitEnv,omitempty"`
 }
 
 // Path is a device node of the host, or what is mounted from it. The agent must

@@ -84,10 +84,11 @@ func TestPathsOfTheConfiguration(t *testing.T) {
 	config, host := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "own.host")
 	write(t, config, `{apiVersion: chandler.dev/v1alpha1, kind: DriverConfig, paths: [
 		{name: example.com/serial, env: {BAUD: "9600"}, groups: [{paths: [{path: /dev/ttyUSB*, permissions: rw, mountPath: /dev/modem/}, {path: /dev/fuse, limit: 2}, {path: /run/none, type: Mount, readOnly: true, optional: true}]}]},
-		{name: example.com/stick, kind: npu, groups: [{each: true, count: 2, usb: [{vendor: "18D1", product: "9302"}, {vendor: "403", product: "6001", serial: A50285BI}]}]}]}`)
+		{name: example.com/stick, kind: npu, groups: [{each: true, count: 2, usb: [{vendor: "18D1", product: "9302"}, {vendor: "403", product: "6001", serial: A50285BI}]}]},
+		{name: b-com.com/accelerator, kind: fpga, groups: [{units: 3, unitEnv: ACCELERATOR_UNITS}]}]}`)
 	gateway := "../../discovery/families/paths/testdata/gateway.host"
 	out := mustRun(t, "discover", "--config", config, "-o", "json", gateway)
-	for _, want := range []string{`"example.com/serial"`, `"/dev/modem/ttyUSB1"`, `"BAUD=9600"`, `"/dev/bus/usb/001/012"`, `"/dev/bus/usb/001/005"`, `"npu"`} {
+	for _, want := range []string{`"example.com/serial"`, `"/dev/modem/ttyUSB1"`, `"BAUD=9600"`, `"/dev/bus/usb/001/012"`, `"/dev/bus/usb/001/005"`, `"npu"`, `"ACCELERATOR_UNITS=2"`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %s in:\n%s", want, out)
 		}

@@ -54,7 +54,7 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 }
 
 func pathGroup(group v1alpha1.PathGroup) discovery.PathGroup {
-	out := discovery.PathGroup{Each: group.Each, Count: group.Count}
+	out := discovery.PathGroup{Each: group.Each, Count: group.Count, Units: group.Units, UnitEnv: group.UnitEnv}
 	for _, p := range group.Paths {
 		out.Paths = append(out.Paths, discovery.HostPath{
 			Path:        p.Path,

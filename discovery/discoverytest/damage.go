@@ -149,6 +149,9 @@ func owners(name string, devices []discovery.Device) map[string]bool {
 	for i := range devices {
 		d := &devices[i]
 		for _, dir := range append([]string{d.Source}, d.Includes...) {
+			if !strings.Contains(dir, "/") {
+				continue // all of /sys: a unit that the administrator counted
+			}
 			if strings.HasPrefix(name, dir+"/") || slices.Contains(strings.Split(name, "/"), path.Base(dir)) {
 				owners[d.Silicon()] = true
 			}

@@ -75,6 +75,7 @@ func setKernel(a discovery.Attributes, device sysfs.Device) error {
 
 // health reads whether what a device consists of can be used: its nodes are
 // there, what is mounted can be looked at, and its USB devices may work.
+// Of units that consist of nothing there is nothing to be read.
 func health(host *discovery.Host, d *discovery.Device, kernel []sysfs.Device) discovery.Health {
 	for _, device := range kernel {
 		if usb, ok := usbOf(device); ok {
@@ -88,7 +89,7 @@ func health(host *discovery.Host, d *discovery.Device, kernel []sysfs.Device) di
 			return discovery.Health{Status: discovery.Unknown, Reason: fmt.Sprintf("%s cannot be looked at: %v", mount.HostPath, err)}
 		}
 	}
-	if len(d.Edits.Mounts) > 0 && len(d.Edits.DeviceNodes) == 0 {
+	if len(d.Edits.DeviceNodes) == 0 && (len(d.Edits.Mounts) > 0 || d.Source == "sys") {
 		return discovery.Health{Status: discovery.Healthy}
 	}
 	return discovery.NodeHealth(host, d.Edits.DeviceNodes)

@@ -48,7 +48,7 @@ func describe(host *discovery.Host, _ []sysfs.Device) (devices []discovery.Devic
 					problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 					continue
 				}
-				devices = append(devices, d)
+				devices = append(devices, units(d, group)...)
 			}
 		}
 	}
@@ -67,8 +67,41 @@ type part struct {
 	err    error
 }
 
-// sets returns the parts of each device that the group makes.
+// units returns the units that the administrator counted of what was found, or
+// what was found if nothing was counted. Their IDs are their numbers.
+func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
+	if group.Units == 0 {
+		return []discovery.Device{d}
+	}
+	devices := make([]discovery.Device, group.Units)
+	for i := range devices {
+		unit, number := d, strconv.Itoa(i)
+		unit.Name = d.Name + "-" + number
+		unit.Identity = "" // which is that of all of them
+		unit.Attributes = maps.Clone(d.Attributes)
+		unit.Offers = []discovery.Offer{{Resource: d.Attributes.String("resource"), IDs: []string{number}}}
+		if group.UnitEnv != "" {
+			unit.Edits.Env = append(slices.Clone(d.Edits.Env), group.UnitEnv+"="+number)
+		}
+		devices[i] = unit
+	}
+	return devices
+}
+
+// sets returns the parts of each device that the group makes. What is counted
+// and not found may have none, and is made of what is found first.
 func (r *reader) sets(group *discovery.PathGroup) ([][]*part, error) {
+	found, err := r.found(group)
+	if group.Units > 0 && len(found) > 1 {
+		found = found[:1]
+	}
+	return found, err
+}
+
+func (r *reader) found(group *discovery.PathGroup) ([][]*part, error) {
+	if group.Units > 0 && len(group.Paths) == 0 && len(group.USB) == 0 {
+		return [][]*part{nil}, nil
+	}
 	if len(group.USB) > 0 {
 		return r.usbSets(group)
 	}
@@ -111,8 +144,11 @@ func combine(columns [][]*part, limits []int) (sets [][]*part) {
 func describeSet(host *discovery.Host, resource *discovery.PathResource, group *discovery.PathGroup, set []*part) (discovery.Device, error) {
 	d := discovery.Device{
 		Name:       name(resource.Name, set),
-		Source:     set[0].source,
+		Source:     "sys", // units of nothing that can be seen last as long as the host
 		Attributes: discovery.Attributes{},
+	}
+	if len(set) > 0 {
+		d.Source = set[0].source
 	}
 	if ids := ids(set, group.Count); len(ids) > 0 {
 		d.Offers = []discovery.Offer{{Resource: resource.Name, IDs: ids}}
@@ -190,7 +226,7 @@ func ids(set []*part, count int) []string {
 // claim notes the nodes that the device has alone. One that another has alone
 // already would be in two containers at once, which is an error.
 func claim(owners map[string]string, d *discovery.Device, group *discovery.PathGroup, set []*part) error {
-	if group.Count > 1 {
+	if group.Count > 1 || group.Units > 0 {
 		return nil
 	}
 	var own []string

@@ -159,6 +159,11 @@ func TestGrant(t *testing.T) {
 	if want := []string{"USB_RESOURCE_KUBEVIRT_IO_USB-KEY_A=1:2,1:3"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	units := scan(fstest.MapFS{}, discovery.PathGroup{Units: 12, UnitEnv: "UNITS"}).Devices
+	got = paths.Family.Grant([]discovery.Device{units[0], units[2]}, discovery.Grant{API: discovery.ModeDRA}).Env
+	if want := []string{"UNITS=0,10"}; !slices.Equal(got, want) { // in name order, 10 comes before 2
+		t.Errorf("got %q, want %q", got, want)
+	}
 	if got := paths.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA}).Env; len(got) > 0 {
 		t.Errorf("without a resource: got %q", got)
 	}

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -113,9 +115,11 @@ func usbOf(d sysfs.Device) (sysfs.Device, bool) {
 // usbNode matches the node of a USB device.
 var usbNode = regexp.MustCompile(`^/dev/bus/usb/([0-9]{3})/([0-9]{3})$`)
 
-// grant names the USB devices by bus and number, in the variable that KubeVirt
-// has for a resource.
-func grant(given []discovery.Device, grant discovery.Grant) (edits specs.ContainerEdits) {
+// grant joins the variables that differ from device to device, and names the
+// USB devices by bus and number, in the variable that KubeVirt has for a
+// resource.
+func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+	edits := specs.ContainerEdits{Env: joined(given)}
 	var addresses []string
 	for _, d := range given {
 		for _, node := range d.Edits.DeviceNodes {
@@ -130,6 +134,26 @@ func grant(given []discovery.Device, grant discovery.Grant) (edits specs.Contain
 		return edits
 	}
 	name := strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(grant.Resource))
-	edits.Env = []string{"USB_RESOURCE_" + name + "=" + strings.Join(addresses, ",")}
+	edits.Env = append(edits.Env, "USB_RESOURCE_"+name+"="+strings.Join(addresses, ","))
 	return edits
+}
+
+// joined returns the variables to which the devices give several values, each
+// with all of its values.
+func joined(given []discovery.Device) (env []string) {
+	values := make(map[string][]string)
+	for _, d := range given {
+		for _, variable := range d.Edits.Env {
+			name, value, _ := strings.Cut(variable, "=")
+			if !slices.Contains(values[name], value) {
+				values[name] = append(values[name], value)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if len(values[name]) > 1 {
+			env = append(env, name+"="+strings.Join(values[name], ","))
+		}
+	}
+	return env
 }
