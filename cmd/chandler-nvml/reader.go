@@ -44,7 +44,7 @@ func newReader(lib nvml.Interface, addresses []string) (*reader, error) {
 			errs = append(errs, fmt.Errorf("open GPU %s: %s", address, describe(ret)))
 		}
 	}
-	if len(r.gpus) == 0 {
+	if len(r.gpus) == 0 && len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
 	return r, nil

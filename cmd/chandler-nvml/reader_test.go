@@ -296,6 +296,18 @@ func TestErrorsAreBounded(t *testing.T) {
 	}
 }
 
+// A driver that is loaded and has no GPU is no error.
+func TestReadNone(t *testing.T) {
+	s, _ := server(t)
+	r, err := newReader(s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gpus := read(t, r); len(gpus) > 0 {
+		t.Errorf("got %+v", gpus)
+	}
+}
+
 // A GPU that is lost is still described as it was.
 func TestLost(t *testing.T) {
 	s, r := server(t)

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/recorded"
 )
 
 // nvmlHost is a host with one GPU of NVIDIA's.
@@ -155,6 +156,7 @@ func TestNVML(t *testing.T) {
 	}
 }
 
+// What NVML says is recorded with the host, and found again in the recording.
 func TestNVMLOnce(t *testing.T) {
 	n, host := standIn(t)
 	if err := n.once(t.Context()); err != nil {
@@ -162,6 +164,22 @@ func TestNVMLOnce(t *testing.T) {
 	}
 	if gpu := gpuOf(t, host); gpu.Attributes.String("architecture") != "hopper" {
 		t.Errorf("got %+v", gpu)
+	}
+	data, err := recorded.Record(host, families.All, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "again.host")
+	if err := os.WriteFile(file, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	root, err := layOut(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(root)
+	if gpu := gpuOf(t, &discovery.Host{FS: os.DirFS(root)}); gpu.Attributes.String("architecture") != "hopper" {
+		t.Errorf("as it was recorded: %+v", gpu)
 	}
 }
 
