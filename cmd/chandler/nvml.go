@@ -36,6 +36,8 @@ type nvml struct {
 	host       *hostfs.Overlay
 	changed    func() // called when the program said something new
 
+	interval time.Duration // how often the program is to speak
+
 	silence time.Duration // how long the program may say nothing
 	retry   time.Duration // how long to wait when it ended; doubled until it is maxRetry
 	keep    time.Duration // how long what it said is believed when it has ended
@@ -47,8 +49,10 @@ type nvml struct {
 }
 
 const (
-	// nvmlSilence is long, since NVML wakes each GPU up at first, which may take
-	// seconds for each; afterwards the program speaks every ten seconds.
+	nvmlInterval = 10 * time.Second
+
+	// nvmlSilence is longer, since NVML wakes each GPU up at first, which may take
+	// seconds for each.
 	nvmlSilence  = 2 * time.Minute
 	nvmlRetry    = time.Second
 	nvmlMaxRetry = time.Minute
@@ -85,6 +89,7 @@ func newNVML(program string, host *hostfs.Overlay, hostRoot, driverRoot string) 
 		gpus:       filepath.Join(hostRoot, "proc/driver/nvidia/gpus"),
 		host:       host,
 		changed:    func() {},
+		interval:   nvmlInterval,
 		silence:    nvmlSilence,
 		retry:      nvmlRetry,
 		keep:       nvmlKeep,
@@ -212,7 +217,7 @@ func (n *nvml) forget(reason error) {
 // it ends, is silent for too long, writes nonsense, hear returns an error, or the
 // context ends. It returns why, and leaves no program behind that can be ended.
 func (n *nvml) session(ctx context.Context, hear func(text []byte) error) error {
-	cmd := exec.Command(n.program, "--watch", "--driver-root="+n.driverRoot, "--gpus="+n.gpus)
+	cmd := exec.Command(n.program, "--watch", "--interval="+n.interval.String(), "--driver-root="+n.driverRoot, "--gpus="+n.gpus)
 	said := &head{}
 	cmd.Stderr = said
 	stdin, err := cmd.StdinPipe() // the program ends when it is closed, as when this one dies

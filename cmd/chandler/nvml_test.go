@@ -97,7 +97,7 @@ func standIn(t *testing.T, defines ...string) (*nvml, *discovery.Host) {
 	}
 	overlay := hostfs.NewOverlay(hostFS)
 	n := newNVML(program, overlay, root, "/run/driver")
-	n.silence, n.retry, n.keep = time.Second, 50*time.Millisecond, 0
+	n.interval, n.silence, n.retry, n.keep = 50*time.Millisecond, 10*time.Second, 50*time.Millisecond, 0
 	return n, &discovery.Host{FS: overlay}
 }
 
@@ -193,6 +193,9 @@ func TestNVMLThatIsOfNoUse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, host := standIn(t, test.define)
+			if test.define == "-DHANG" {
+				n.silence = time.Second
+			}
 			err := n.once(t.Context())
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q in it", err, test.want)
@@ -226,7 +229,7 @@ func TestNVMLThatIsNotThere(t *testing.T) {
 // longer known.
 func TestNVMLThatTires(t *testing.T) {
 	n, host := standIn(t, "-DTIRES")
-	n.keep = time.Nanosecond
+	n.silence, n.retry = 2*time.Second, time.Hour
 	changed := start(t, n)
 	within(t, changed, "nothing was heard")
 	first := discovery.Scan(host, families.All)
@@ -236,7 +239,7 @@ func TestNVMLThatTires(t *testing.T) {
 	within(t, changed, "nothing was taken back")
 	merged := discovery.Merge(host, first, discovery.Scan(host, families.All))
 	gpu, _ := merged.Lookup("pci-0000-01-00-0")
-	if gpu.Health.Status != discovery.Unknown || !strings.Contains(gpu.Health.Reason, "silent for 1s") || gpu.Attributes.String("architecture") != "hopper" {
+	if gpu.Health.Status != discovery.Unknown || !strings.Contains(gpu.Health.Reason, "silent for 2s") || gpu.Attributes.String("architecture") != "hopper" {
 		t.Errorf("got %+v", gpu)
 	}
 }
