@@ -33,6 +33,7 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	s.dropNamesakes()
 	s.dropRepeated()
 	s.markUnread()
+	s.joinGroups()
 	s.dropAmbiguous()
 	s.joinWholes()
 	return s

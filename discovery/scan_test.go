@@ -200,6 +200,46 @@ func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 	}
 }
 
+// Whoever opens an IOMMU group has all of its functions, whichever families hand
+// them out: they are one Whole and one unit. A function alone stays as it is.
+func TestScanJoinsIOMMUGroups(t *testing.T) {
+	device := func(name, resource string, nodes ...string) discovery.Device {
+		d := discovery.Device{Name: name, Offers: []discovery.Offer{{Resource: resource, IDs: []string{name}}}}
+		for _, node := range append(nodes, "/dev/vfio/vfio") {
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
+		}
+		return d
+	}
+	described := []discovery.Device{
+		device("b", "example.com/x", "/dev/vfio/7"),
+		device("a", "example.com/x", "/dev/vfio/7"),
+		device("c", "example.com/y", "/dev/vfio/7"),
+		device("d", "example.com/x", "/dev/vfio/8"),
+		device("e", "example.com/x", "/dev/vfio/noiommu-7"),
+	}
+	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) { return described, nil })
+	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})
+	var got []string
+	for _, d := range s.Devices {
+		line := fmt.Sprint(d.Name, " ", d.Offers[0].Resource, ids(d), " ", d.Offers[0].Unit, " ", d.Silicon())
+		if d.PartOf != nil {
+			takes, all := d.Takes["group"], d.PartOf.Counters["group"]
+			line += fmt.Sprintf(" %s of %s", takes.String(), all.String())
+		}
+		got = append(got, line)
+	}
+	want := []string{
+		"a example.com/x[a] iommu-group-7 iommu-group-7 1 of 1",
+		"b example.com/x[a] iommu-group-7 iommu-group-7 1 of 1",
+		"c example.com/y[c] iommu-group-7 iommu-group-7 1 of 1",
+		"d example.com/x[d]  d",
+		"e example.com/x[e]  e",
+	}
+	if diff := cmp.Diff(want, got); diff != "" || len(s.Problems) > 0 {
+		t.Errorf("problems %v, devices (-want +got):\n%s", s.Problems, diff)
+	}
+}
+
 // An ID of the classic API stands for one unit or for none.
 func TestScanDropsAnIDOfTwo(t *testing.T) {
 	offer := func(resource, unit string, ids ...string) []discovery.Offer {

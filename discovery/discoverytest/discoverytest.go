@@ -49,6 +49,7 @@ func Run(t *testing.T, f *discovery.Family) {
 			snapshot := discovery.Scan(host, []*discovery.Family{f})
 			compareGolden(t, name+".golden.json", snapshot)
 			checkContract(t, host, []*discovery.Family{f}, snapshot)
+			checkVendors(t, snapshot)
 			checkRecord(t, host, f, snapshot)
 			checkDamage(t, dir, host, f, snapshot)
 		})

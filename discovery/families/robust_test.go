@@ -7,6 +7,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -111,6 +112,35 @@ func TestTwoOfOneIdentity(t *testing.T) {
 				}
 			case strings.Contains(format(t, got), first.Identity):
 				t.Errorf("%s: %s is still known by %s:\n%s", file, d.Name, first.Identity, format(t, got))
+			}
+		}
+	}
+}
+
+// Two functions that the kernel puts in one IOMMU group are one unit, whichever
+// family hands them out.
+func TestOneIOMMUGroup(t *testing.T) {
+	for _, file := range []string{"qat/testdata/4xxx.host", "idxd/testdata/vfio.host", "sriovnet/testdata/e810.host", "vfio/testdata/kubevirt.host"} {
+		var alone []discovery.Device
+		for _, d := range discovery.Scan(discoverytest.Layout(t, file), families.All).Devices {
+			if d.Attributes["iommuGroup"].IntValue != nil && strings.Contains(format(t, d.Edits), "/dev/vfio/") && !strings.HasPrefix(d.Silicon(), "iommu-group-") {
+				alone = append(alone, d)
+			}
+		}
+		if len(alone) < 2 {
+			t.Errorf("%s: not two functions under vfio", file)
+			continue
+		}
+		first, second := *alone[0].Attributes["iommuGroup"].IntValue, *alone[1].Attributes["iommuGroup"].IntValue
+		groupOf := regexp.MustCompile(fmt.Sprintf(`(?m)(/iommu_group -> .*/)%d --$`, second))
+		host := rewritten(t, file, func(text string) string { return groupOf.ReplaceAllString(text, fmt.Sprintf("${1}%d --", first)) })
+		snapshot := discovery.Scan(host, families.All)
+		want := fmt.Sprintf("iommu-group-%d", first)
+		for _, before := range alone {
+			d, _ := snapshot.Lookup(before.Name)
+			joined := d.Silicon() == want && len(d.Takes) == 1 && !slices.ContainsFunc(d.Offers, func(o discovery.Offer) bool { return o.Unit != want })
+			if should := before.Name == alone[0].Name || before.Name == alone[1].Name; joined != should {
+				t.Errorf("%s: %s is one with the group: %t\n%s", file, d.Name, joined, format(t, d))
 			}
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -145,25 +144,10 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	if parent := d.Attributes.String("parent"); parent != "" {
 		d.PartOf = &discovery.Whole{Name: parent}
 	}
-	unit := ""
-	if g.shared() {
-		one := map[string]resource.Quantity{"group": resource.MustParse("1")}
-		unit = "iommu-group-" + g.id
-		d.PartOf, d.Takes = &discovery.Whole{Name: unit, Counters: one}, one
-	}
 	if len(nodes) > 0 {
-		d.Offers = []discovery.Offer{{IDs: []string{g.id}, Unit: unit}} // as KubeVirt has it
+		d.Offers = []discovery.Offer{{IDs: []string{g.id}}} // as KubeVirt has it
 	}
 	return d, errors.Join(errs...)
-}
-
-// shared reports whether the group has several functions that could be given
-// away, each of which is the whole group.
-func (g *group) shared() bool {
-	bound := slices.DeleteFunc(slices.Clone(g.functions), func(function sysfs.Device) bool {
-		return !slices.Contains(drivers, function.Driver())
-	})
-	return len(bound) > 1
 }
 
 // cdevs returns the nodes of the group's functions by which iommufd is used,
