@@ -46,6 +46,11 @@ type Family struct {
 	// read: whatever is bound to vfio and nobody knows more of.
 	Leftovers bool
 
+	// Unclaimed says of a family of leftovers that it is not given either what
+	// any other family so much as matched: what those know and leave out on
+	// purpose, such as a physical function that has virtual ones, stays so.
+	Unclaimed bool
+
 	// Provision returns what is to be written, in this order, to make a PCI
 	// function of the family as it is wanted, nothing if it is so already. Like
 	// Describe it only reads. It refuses, in words, what the function cannot be

@@ -15,10 +15,18 @@ import (
 func Scan(host *Host, families []*Family) *Snapshot {
 	kernel := newKernel(host.FS)
 	s := &Snapshot{}
+	claimed := make(map[string]bool) // paths that families matched
 	for _, f := range leftoversLast(families) {
 		found, problems := f.matched(kernel)
-		if f.Leftovers {
+		switch {
+		case f.Unclaimed:
+			found = s.left(slices.DeleteFunc(found, func(d sysfs.Device) bool { return claimed[d.Path] }))
+		case f.Leftovers:
 			found = s.left(found)
+		default:
+			for _, d := range found {
+				claimed[d.Path] = true
+			}
 		}
 		s.Problems = append(s.Problems, problems...)
 		if len(found) == 0 && !f.Configured {

@@ -107,6 +107,19 @@ func TestScanLeftovers(t *testing.T) {
 	}
 }
 
+// A family of what is unclaimed does not get what another matched and left out.
+func TestScanUnclaimed(t *testing.T) {
+	rest := scanFamily("rest", misc, named)
+	rest.Leftovers, rest.Unclaimed = true, true
+	choosy := scanFamily("choosy", discovery.Match{Class: "misc", Name: "a"}, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+		return nil, nil
+	})
+	s := discovery.Scan(miscHost("a", "b"), []*discovery.Family{rest, choosy})
+	if len(s.Devices) != 1 || s.Devices[0].Name != "b" {
+		t.Errorf("devices %v; want b alone", s.Devices)
+	}
+}
+
 func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 	tooMany := discovery.Attributes{}
 	for i := range 40 {

@@ -48,7 +48,8 @@ var ours = map[string][]string{
 	"0x1077": {"ib_qib"},
 	"0x10de": {"nvidia", ""},
 	"0x15b3": {"mlx4_core"}, // the functions on mlx5_core have no RDMA device
-	"0x8086": {"i915", "igbvf", "xe"},
+	"0x1bcf": {"ve_drv"},
+	"0x8086": {"i915", "igbvf", "mic", "xe"},
 }
 
 // TestCaptures scans captured hosts of other people, which are not part of
@@ -102,7 +103,7 @@ func checkCapture(t *testing.T, known capture, snapshot *discovery.Snapshot) {
 	t.Helper()
 	want, got := make(map[string]string), make(map[string]string)
 	for _, d := range known.Devices {
-		ofClass := slices.ContainsFunc([]string{"0x02", "0x03", "0x0c06", "0x12"}, func(class string) bool { return strings.HasPrefix(d.Class, class) })
+		ofClass := slices.ContainsFunc([]string{"0x02", "0x03", "0x0b40", "0x0c06", "0x12"}, func(class string) bool { return strings.HasPrefix(d.Class, class) })
 		known := slices.Contains(ours[d.Vendor], d.Driver) && ofClass || strings.Contains(d.Driver, "vfio")
 		if !known || len(d.VirtFns) > 0 {
 			continue // a physical function is hidden behind its virtual ones

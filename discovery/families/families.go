@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery/families/fpgaintel"
 	"chandler.dev/discovery/families/fpgaxilinx"
 	"chandler.dev/discovery/families/gaudi"
+	"chandler.dev/discovery/families/generic"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/idxd"
 	"chandler.dev/discovery/families/intelgpu"
@@ -37,6 +38,7 @@ var All = []*discovery.Family{
 	fpgaintel.Family,
 	fpgaxilinx.Family,
 	gaudi.Family,
+	generic.Family,
 	hypervisor.Family,
 	idxd.Family,
 	intelgpu.Family,
