@@ -15,6 +15,7 @@ import (
 
 	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/hostfile"
 )
 
 // grantsFile is the name of the file that holdings are saved in.
@@ -32,6 +33,11 @@ type holding struct {
 	Since     time.Time `json:"since"`
 	Container string    `json:"container,omitempty"` // "namespace/pod container", "" until PodResources says
 
+	// Files are the files of the host that go with what the ID stood for. They
+	// are written down whole: after a reboot the kubelet starts the pod again
+	// without another Allocate, and they must be there again.
+	Files []discovery.HostFile `json:"files,omitempty"`
+
 	missing time.Time // when PodResources first left it out again
 }
 
@@ -39,6 +45,9 @@ func newHolding(resource, id string, u *unit, since time.Time) *holding {
 	h := &holding{Resource: resource, ID: id, Since: since}
 	if u != nil {
 		h.Devices, h.Silicon, h.Exclusive = u.deviceNames(), u.silicon(), len(u.ids) == 1
+		for _, d := range u.devices {
+			h.Files = append(h.Files, d.FilesAs(resource)...)
+		}
 	}
 	return h
 }
@@ -60,6 +69,10 @@ type key struct{ resource, id string }
 // Allocate.
 type holdings struct {
 	file string
+
+	files  hostfile.Writer
+	filing sync.Mutex      // one at a time writes files of the host or removes them
+	filed  map[string]bool // what is written of them, or may be
 
 	granting sync.Mutex // one grant at a time, so that one that fails can be undone
 	saving   sync.Mutex // one write at a time, so that the last one is the newest
@@ -84,7 +97,7 @@ type sighting struct {
 func (h *holdings) load() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.held = make(map[key]*holding)
+	h.held, h.filed = make(map[key]*holding), make(map[string]bool)
 	data, err := os.ReadFile(h.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -105,27 +118,84 @@ func (h *holdings) load() error {
 	return nil
 }
 
+// restoreFiles writes the files of the host that go with what is held, where
+// they are not as they should be.
+func (h *holdings) restoreFiles() error {
+	var errs []error
+	for _, one := range h.sorted() {
+		_, err := h.writeFiles(one.Files)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// writeFiles writes files of the host of what is held. It returns those that
+// nobody reads, and which are not written.
+func (h *holdings) writeFiles(files []discovery.HostFile) (unwritten []string, err error) {
+	h.filing.Lock()
+	defer h.filing.Unlock()
+	for _, f := range files {
+		h.filed[f.Path] = true
+	}
+	return h.files.Write(files)
+}
+
+// removeFiles removes the files of the host that go with nothing that is held
+// any more. It is called before what goes is off the disk too, so that none is
+// forgotten. One that cannot be removed is tried again the next time.
+func (h *holdings) removeFiles() error {
+	h.filing.Lock()
+	defer h.filing.Unlock()
+	held := make(map[string]bool)
+	for _, one := range h.sorted() {
+		for _, f := range one.Files {
+			held[f.Path] = true
+		}
+	}
+	var errs []error
+	for path := range h.filed {
+		if held[path] {
+			continue
+		}
+		if err := h.files.Remove([]string{path}); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(h.filed, path)
+	}
+	return errors.Join(errs...)
+}
+
 // sweep removes what writers that crashed have left.
 func (h *holdings) sweep() error {
 	return atomicfile.Files{}.RemoveTemporary(filepath.Dir(h.file), filepath.Base(h.file)+".")
 }
 
-// grant takes IDs and saves them. It shows them to the other API before it
+// grant takes IDs and saves them, and then writes their files of the host, of
+// which it returns those that nobody reads. It shows them to the other API before it
 // calls check, which asks what that one holds: of two that take the same
 // silicon at the same moment, at least one sees the other.
-func (h *holdings) grant(given []*holding, check func() error) error {
+func (h *holdings) grant(given []*holding, check func() error) (unwritten []string, err error) {
 	h.granting.Lock()
 	defer h.granting.Unlock()
 	undo := h.take(given)
 	if err := check(); err != nil {
 		undo()
-		return err
+		return nil, err
 	}
 	if err := h.save(); err != nil {
 		undo()
-		return err
+		return nil, err
 	}
-	return nil
+	for _, one := range given {
+		more, err := h.writeFiles(one.Files)
+		if err != nil {
+			undo()
+			return nil, errors.Join(err, h.removeFiles(), h.save())
+		}
+		unwritten = append(unwritten, more...)
+	}
+	return unwritten, nil
 }
 
 // take enters IDs in memory and returns how to take that back.

@@ -66,12 +66,12 @@ func TestObserve(t *testing.T) {
 func TestGrantUndone(t *testing.T) {
 	h := newHoldings(t)
 	before := had("a", gpu("a"))
-	if err := h.grant([]*holding{before}, func() error { return nil }); err != nil {
+	if _, err := h.grant([]*holding{before}, func() error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	again := had("a", gpu("a"))
 	refused := errors.New("refused")
-	err := h.grant([]*holding{again, had("b", gpu("b")), again}, func() error {
+	_, err := h.grant([]*holding{again, had("b", gpu("b")), again}, func() error {
 		if who, held := h.holder("gpu-b"); !held || who == unheard {
 			t.Error("the grant cannot be seen while the other API is asked")
 		}
@@ -93,7 +93,7 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 	if _, err := os.Stat(h.file + ".unreadable"); err != nil {
 		t.Errorf("not set aside: %v", err)
 	}
-	if err := h.grant([]*holding{had("a", gpu("a"))}, func() error { return nil }); err != nil {
+	if _, err := h.grant([]*holding{had("a", gpu("a"))}, func() error { return nil }); err != nil {
 		t.Error(err)
 	}
 	if err := h.load(); err != nil || len(h.of(gpuResource)) != 1 {

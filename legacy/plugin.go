@@ -20,6 +20,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/hostfile"
 )
 
 // Config is what a Plugin needs to know. StateDir must be set.
@@ -43,6 +44,10 @@ type Config struct {
 	// Grant returns what a container needs for a set of devices beyond their
 	// own edits. Nil means nothing.
 	Grant discovery.Granter
+
+	// HostFiles writes the files of the host that go with devices. They are
+	// there before Allocate answers, and until nothing held needs them.
+	HostFiles hostfile.Writer
 
 	// Elsewhere tells what is held through the other API. Nil means nothing.
 	Elsewhere Elsewhere
@@ -112,7 +117,7 @@ func New(config Config) *Plugin {
 	p := &Plugin{
 		config:    config,
 		directory: directory(filepath.Clean(config.Dir)),
-		holdings:  &holdings{file: filepath.Join(config.StateDir, grantsFile), held: make(map[key]*holding)},
+		holdings:  &holdings{file: filepath.Join(config.StateDir, grantsFile), held: make(map[key]*holding), files: config.HostFiles, filed: make(map[string]bool)},
 		ready:     make(chan struct{}),
 		changed:   make(chan struct{}, 1),
 		ask:       make(chan struct{}, 1),
@@ -208,6 +213,9 @@ func (p *Plugin) prepare(ctx context.Context) error {
 	}
 	if err := p.holdings.load(); err != nil {
 		logger.Error(err, "Grants of before are lost")
+	}
+	if err := p.holdings.restoreFiles(); err != nil {
+		logger.Error(err, "Host files of what is held are missing")
 	}
 	if err := p.holdings.sweep(); err != nil {
 		logger.Error(err, "Temporary files are left over")
@@ -322,7 +330,7 @@ func (p *Plugin) adopt(ctx context.Context, servers map[string]*server, units ma
 		return nil, true
 	})
 	if adopted {
-		if err := p.holdings.save(); err != nil {
+		if err := errors.Join(p.holdings.save(), p.holdings.restoreFiles()); err != nil {
 			klog.FromContext(ctx).Error(err, "What pods hold is not saved")
 		}
 	}
@@ -414,9 +422,12 @@ func (p *Plugin) allocate(ctx context.Context, l *list, resource string, request
 		}
 		given = append(given, units...)
 	}
-	err := p.holdings.grant(granted, func() error { return p.free(resource, given) })
+	unread, err := p.holdings.grant(granted, func() error { return p.free(resource, given) })
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
+	}
+	if len(unread) > 0 {
+		klog.FromContext(ctx).V(2).Info("Host files are not written, since nobody made their directory", "files", unread)
 	}
 	signal(p.ask)
 	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)

@@ -83,6 +83,9 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	if reason != "" && reason != lastError && ctx.Err() == nil {
 		logger.Info("What pods hold is not known; no device leaves its resource", "reason", reason)
 	}
+	if err := p.holdings.removeFiles(); err != nil {
+		logger.Error(err, "Host files are left over")
+	}
 	if changed {
 		if err := p.holdings.save(); err != nil {
 			logger.Error(err, "What pods hold is not saved")
