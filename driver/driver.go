@@ -27,6 +27,7 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/hostfile"
 )
 
 // Config says where and for whom a driver works.
@@ -45,6 +46,10 @@ type Config struct {
 	KubeletRoot string  // the kubelet's data directory; "/var/lib/kubelet" if empty
 	CDI         cdi.Dir // where the specs of claims go
 	Records     string  // the directory of records, used by nobody else
+
+	// HostFiles writes the files of the host that go with devices: before a
+	// claim is prepared, until it is unprepared.
+	HostFiles hostfile.Writer
 
 	// HostFS is the file system of the scanned host, in which device nodes are
 	// looked at before they are handed out.
@@ -130,6 +135,7 @@ type Driver struct {
 
 	calls  calls
 	claims locks[types.UID]
+	filing sync.Mutex // one claim at a time writes files of the host or removes them
 	jobs   jobs
 	store  *store                  // set once calls are ready
 	fatal  context.CancelCauseFunc // set by Run
@@ -236,7 +242,7 @@ func (d *Driver) serve(ctx context.Context, helper helper) error {
 	}
 	d.store = store
 	problems = append(problems, d.sweepSockets(ctx))
-	for _, problem := range withoutNil(append(problems, d.restoreSpecs()...)) {
+	for _, problem := range withoutNil(append(problems, d.restoreSpecs(ctx)...)) {
 		klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
 	}
 	close(d.calls.ready)
@@ -248,9 +254,9 @@ func (d *Driver) serve(ctx context.Context, helper helper) error {
 	return d.publishLoop(ctx, helper)
 }
 
-// restoreSpecs makes the specs of claims those of the records of this boot: a
-// running kubelet does not prepare again what it knows to be prepared.
-func (d *Driver) restoreSpecs() (problems []error) {
+// restoreSpecs makes the specs of claims, and the files of the host that go with
+// them, those of the records of this boot: a running kubelet does not prepare again what it knows to be prepared.
+func (d *Driver) restoreSpecs(ctx context.Context) (problems []error) {
 	specs := d.config.CDI
 	current := make(map[types.UID]bool)
 	for _, r := range d.store.prepared() {
@@ -258,6 +264,7 @@ func (d *Driver) restoreSpecs() (problems []error) {
 			continue // its devices are not yet what a container may have
 		}
 		current[r.UID] = true
+		problems = append(problems, d.writeFiles(ctx, r))
 		if specs.CheckClaim(r.UID, r.devices()) != nil {
 			problems = append(problems, specs.WriteClaim(r.UID, r.devices()))
 		}

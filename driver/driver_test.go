@@ -62,7 +62,7 @@ func (b *bench) restart() *bench {
 		b.t.Fatal(err)
 	}
 	d.store = store
-	for _, problem := range append(problems, d.restoreSpecs()...) {
+	for _, problem := range append(problems, d.restoreSpecs(b.t.Context())...) {
 		b.t.Logf("recovery: %v", problem)
 	}
 	close(d.calls.ready)

@@ -98,8 +98,8 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 }
 
 // prepare holds the order of steps: look up, parameters, accept, verify, held,
-// record, and the CDI spec last, so that whatever a container can be given is on
-// record. Where devices must first be made what the claim wants, that is
+// record, files of the host, and the CDI spec last, so that whatever a container
+// can be given is on record. Where devices must first be made what the claim wants, that is
 // recorded, held and done before, and then all is looked at anew.
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if err := d.join(ctx, claim.UID); err != nil {
@@ -175,7 +175,14 @@ func (d *Driver) take(ctx context.Context, plan *plan) error {
 		return err
 	}
 	wanted := plan.wanted
-	if err := d.config.CDI.WriteClaim(wanted.UID, wanted.devices()); err != nil {
+	err := d.writeFiles(ctx, wanted)
+	if err == nil { // the claim may have had others, as a device of another name
+		err = d.removeFiles(plan.earlier, wanted, func() error { return nil })
+	}
+	if err == nil {
+		err = d.config.CDI.WriteClaim(wanted.UID, wanted.devices())
+	}
+	if err != nil {
 		return d.undo(wanted.UID, plan.earlier, err)
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
@@ -205,7 +212,7 @@ func (d *Driver) hold(plan *plan) error {
 func (d *Driver) undo(uid types.UID, earlier *record, cause error) error {
 	err := d.config.CDI.RemoveClaim(uid)
 	if err == nil {
-		err = d.store.restore(uid, earlier)
+		err = d.removeFiles(d.store.get(uid), earlier, func() error { return d.store.restore(uid, earlier) })
 	}
 	if err != nil {
 		err = fmt.Errorf("undo: %w", err)
@@ -213,7 +220,7 @@ func (d *Driver) undo(uid types.UID, earlier *record, cause error) error {
 	return errors.Join(cause, err)
 }
 
-// unprepare removes the spec, then the record. What is missing is already
+// unprepare removes the spec, the files of the host, then the record. What is missing is already
 // done. A claim that could not be unprepared keeps what it holds.
 func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	unlock, err := d.claims.lock(ctx, uid)
@@ -227,7 +234,7 @@ func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	if err := d.config.CDI.RemoveClaim(uid); err != nil {
 		return err
 	}
-	if err := d.store.remove(uid); err != nil {
+	if err := d.removeFiles(d.store.get(uid), nil, func() error { return d.store.remove(uid) }); err != nil {
 		return err
 	}
 	d.wakePublisher() // a device that is gone leaves the slices once it is unheld
@@ -287,6 +294,9 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 		r.Consumes = consumed(allocated, device)
 	}
 	r.CDI = cdi.Name(uid, i, r.Device, r.ShareID)
+	for _, f := range device.FilesAs(device.Resource()) {
+		r.Files = append(r.Files, hostFile(f))
+	}
 	return r
 }
 
@@ -345,9 +355,12 @@ func (d *Driver) has(earlier, wanted *record) bool {
 	return true
 }
 
-// ensureSpec writes the spec of a prepared claim again if it is not as it
-// should be.
+// ensureSpec writes the spec of a prepared claim, and the files of the host that
+// go with it, again if they are not as they should be.
 func (d *Driver) ensureSpec(ctx context.Context, r *record) error {
+	if err := d.writeFiles(ctx, r); err != nil {
+		return err
+	}
 	wrong := d.config.CDI.CheckClaim(r.UID, r.devices())
 	if wrong == nil {
 		return nil

@@ -19,6 +19,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/cdi"
+	"chandler.dev/discovery"
 )
 
 // recordVersion is that of records that this code understands. It only changes
@@ -69,8 +70,15 @@ type result struct {
 
 	CDI   string               `json:"cdi"` // name of the CDI device
 	Edits specs.ContainerEdits `json:"edits"`
+	Files []hostFile           `json:"files,omitempty"` // of the host, for others than the container
 
 	unknown unknownFields
+}
+
+// hostFile is a file of the host that goes with a device.
+type hostFile struct {
+	Path string `json:"path"`
+	Text string `json:"text"`
 }
 
 // node is a device node as it was found on the host.
@@ -96,6 +104,20 @@ func (r *record) devices() []cdi.Device {
 		devices = append(devices, cdi.Device{Name: result.CDI, Edits: result.Edits})
 	}
 	return devices
+}
+
+// files returns the files of the host that go with what the claim has.
+func (r *record) files() []discovery.HostFile {
+	var files []discovery.HostFile
+	if r == nil {
+		return nil
+	}
+	for _, result := range r.Results {
+		for _, f := range result.Files {
+			files = append(files, discovery.HostFile(f))
+		}
+	}
+	return files
 }
 
 // find returns the result that stands for the same allocation as the other.

@@ -28,6 +28,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/driver"
+	"chandler.dev/internal/hostfile"
 	"chandler.dev/legacy"
 )
 
@@ -43,6 +44,7 @@ type runOptions struct {
 	hostRoot        string
 	runtimeRoot     string
 	cdiRoot         string
+	filesRoot       string
 	config          string
 	rescanInterval  time.Duration
 	healthAddress   string
@@ -84,6 +86,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` in which the agent sees the host's /sys, /proc and /dev")
 	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
 	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` from which the container runtime reads CDI specs")
+	flags.StringVar(&o.filesRoot, "host-files-root", "/", "`directory` below which the agent sees the directories for host files, "+strings.Join(discovery.FileDirs(families.All), ", ")+"; one that is not there gets none")
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file`")
 	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
 	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz and /readyz are answered, such as :8080; nowhere if empty")
@@ -182,6 +185,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 	if err := o.checkDirectories(ctx, p.stateDir); err != nil {
 		return nil, err
 	}
+	hostFiles := hostfile.Writer{Root: o.filesRoot, Dirs: discovery.FileDirs(families.All)}
 	p.classic = legacy.New(legacy.Config{
 		Dir:          o.devicePluginDir,
 		PodResources: p.podResources(),
@@ -189,6 +193,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		RuntimeRoot:  o.runtimeRoot,
 		OwnPod:       o.pod,
 		Grant:        discovery.Granters(families.All),
+		HostFiles:    hostFiles,
 		Elsewhere:    draHolder{p},
 		Active:       p.active,
 		Pending:      initContainers{p.client, o.nodeName}.Pending,
@@ -200,6 +205,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		KubeletRoot:    o.kubeletRoot,
 		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
 		Records:        p.recordDir(),
+		HostFiles:      hostFiles,
 		HostFS:         p.host.FS,
 		BootID:         strings.TrimSpace(string(bootID)),
 		Granter:        discovery.Granters(families.All),
