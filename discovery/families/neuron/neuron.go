@@ -1,7 +1,8 @@
 // Package neuron describes AWS Inferentia and Trainium devices as the neuron
 // driver shows them in /sys. The driver does not say which PCI function a device
 // is, and so neither does this package: NUMA nodes and PCI roots are not known,
-// nor is the memory. A device is only offered whole, not by its cores.
+// nor is the memory. Cores are devices too, which exclude the whole; it knows
+// physical cores, and not how many of them a runtime makes a logical one of.
 package neuron
 
 import (
@@ -25,6 +26,7 @@ var Family = &discovery.Family{
 	Doc:      "AWS Inferentia and Trainium devices",
 	Match:    []discovery.Match{{Class: "neuron_device", Name: prefix + "[0-9]*"}},
 	Describe: describe,
+	Grant:    grant,
 }
 
 // prefix begins the kernel's names: "neuron0".
@@ -39,6 +41,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		}
 		// Of the four numbers that the driver's version has the last is 0.
 		d.Attributes.SetVersion("driverVersion", strings.TrimSuffix(version, ".0"))
+		devices = append(devices, divide(&d, err)...)
 		devices = append(devices, d)
 	}
 	return devices, problems
@@ -55,6 +58,7 @@ func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device
 	attrs := neuron.Attrs()
 	d.Attributes.SetString("kind", "npu")
 	d.Attributes.SetString("vendor", "aws")
+	d.Attributes.SetString("function", "physical")
 	for _, file := range []struct {
 		attribute resourceapi.QualifiedName
 		name      string
