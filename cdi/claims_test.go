@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -56,6 +57,32 @@ func TestWrittenSpecIsWhatRuntimesLoad(t *testing.T) {
 	}
 	if got := device.GetSpec().Version; got != "0.5.0" {
 		t.Errorf("version is %s, want the least that knows hostPath", got)
+	}
+}
+
+// A runtime that does not know how to move an interface must not take the spec
+// for one that it knows all of. What it makes of it stands in the container's
+// OCI specification.
+func TestInterfaceAsksForTheVersionThatMovesIt(t *testing.T) {
+	dir := Dir{Path: t.TempDir(), RuntimeRoot: "/simulated"}
+	name := Name(uid, 0, "pci-0000-16-01-2", "")
+	edits := specs.ContainerEdits{NetDevices: []*specs.LinuxNetDevice{{HostInterfaceName: "ens1f0v2", Name: "net1"}}}
+	if err := dir.WriteClaim(uid, []Device{{Name: name, Edits: edits}}); err != nil {
+		t.Fatal(err)
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir.Path), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := &oci.Spec{Linux: &oci.Linux{}}
+	if _, err := cache.InjectDevices(container, ID(name)); err != nil {
+		t.Fatal(err)
+	}
+	if got := container.Linux.NetDevices["ens1f0v2"]; got.Name != "net1" {
+		t.Errorf("interfaces of the container: %v", container.Linux.NetDevices)
+	}
+	if got := cache.GetDevice(ID(name)).GetSpec().Version; got != "1.1.0" {
+		t.Errorf("version is %s, want 1.1.0", got)
 	}
 }
 

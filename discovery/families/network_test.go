@@ -1,0 +1,120 @@
+package families_test
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/network"
+)
+
+// selectorRow is a row of the table of selectors, and shorthand what stands in it
+// for Chandler's attributes.
+var (
+	selectorRow = regexp.MustCompile("(?m)^\\| (`.*) \\| .* \\| `([^`]*)` \\|$")
+	shorthand   = regexp.MustCompile(`\ba\.`)
+)
+
+func networkFunctions(t *testing.T) *discovery.Snapshot {
+	t.Helper()
+	all := &discovery.Snapshot{}
+	for _, file := range []string{"sriovnet/testdata/e810.host", "sriovnet/testdata/switchdev.host", "rdma/testdata/partitions.host"} {
+		for _, d := range discovery.Scan(discoverytest.Layout(t, file), families.All).Devices {
+			// The recorded hosts of sriovnet do not have all that rdma reads.
+			if d.Family == "sriovnet" || d.Family == "rdma" && strings.HasPrefix(file, "rdma/") {
+				all.Devices = append(all.Devices, d)
+			}
+		}
+	}
+	return all
+}
+
+// Every selector that the page on network functions translates selects what the
+// plugin's did.
+func TestDocumentedSelectors(t *testing.T) {
+	page, err := os.ReadFile("../../docs/network-functions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := networkFunctions(t)
+	rdma := []string{"0000:18:00.1", "0000:18:00.2", "0000:5d:00.1"}
+	want := map[string][]string{
+		"`vendors`, `devices`":        {"0000:16:01.0", "0000:16:01.1", "0000:16:01.2", "0000:16:01.3"},
+		"`drivers`":                   {"0000:16:01.0", "0000:16:01.1", "0000:0a:00.1"},
+		"`pciAddresses`":              {"0000:16:01.0"},
+		"`acpiIndexes`":               {"0000:16:01.0", "0000:16:01.1", "0000:16:01.2", "0000:16:01.3"},
+		"`auxTypes`":                  {"mlx5_core.sf.4"},
+		"`pfNames`":                   {"0000:16:01.0", "0000:16:01.1", "0000:16:01.2", "0000:16:01.3"},
+		"`pfNames`, some":             {"0000:16:01.0", "0000:16:01.2", "0000:16:01.3"},
+		"`pfNames`, of sub-functions": {"mlx5_core.sf.4"},
+		"`rootDevices`":               {"0000:16:01.1"},
+		"`ifNames`":                   {"0000:18:00.1"},
+		"`linkTypes`":                 {"0000:0a:00.1", "0000:18:00.1", "0000:18:00.2"},
+		"`pKeys`":                     {"0000:18:00.1"},
+		"`isRdma`":                    rdma,
+		"`vdpaType`":                  {"0000:08:00.2"},
+	}
+	for _, row := range selectorRow.FindAllStringSubmatch(string(page), -1) {
+		selector, err := discovery.Compile(shorthand.ReplaceAllString(row[2], `device.attributes["chandler.dev"].`))
+		if err != nil {
+			t.Errorf("%s: %v", row[1], err)
+			continue
+		}
+		var got []string
+		for _, d := range all.Devices {
+			if selects, err := selector.Selects(d); selects {
+				got = append(got, d.Attributes.String(network.DeviceIDAttribute))
+			} else if err != nil {
+				t.Errorf("%s: %s: %v", row[1], d.Name, err)
+			}
+		}
+		slices.Sort(got)
+		expected := slices.Sorted(slices.Values(want[row[1]]))
+		if len(expected) == 0 || !slices.Equal(got, expected) {
+			t.Errorf("%s selects %q; want %q", row[1], got, expected)
+		}
+		delete(want, row[1])
+	}
+	if len(want) > 0 {
+		t.Errorf("not in the table: %v", want)
+	}
+}
+
+// All adapters of a pool are behind each of its IDs, mlx5_1 and mlx5_10 each
+// once; in DRA each can be had so many times.
+func TestSharedAdapters(t *testing.T) {
+	host := discoverytest.Layout(t, "rdma/testdata/connectx7.host")
+	selector, err := discovery.Compile(`device.attributes["chandler.dev"].family == "rdma"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := &discovery.Rules{Sharing: []discovery.Share{{Selector: selector, Resource: "rdma/hca_shared", Replicas: 1000, Pool: true}}}
+	shared := rules.Apply(discovery.Scan(host, families.All))
+	var names []string
+	for _, d := range shared.Devices {
+		if d.Family != "rdma" {
+			continue
+		}
+		names = append(names, d.Attributes.String("rdmaDevice"))
+		if len(d.Offers) != 1 || d.Offers[0].Resource != "rdma/hca_shared" || d.Offers[0].Unit == "" || len(d.Offers[0].IDs) != 1000 {
+			t.Errorf("%s: offers %d", d.Name, len(d.Offers))
+		}
+		if d.Attributes.String(deviceattribute.StandardDeviceAttributePCIeRoot) == "" || d.Sharing == nil {
+			t.Errorf("%s: no PCIe root, or not shared", d.Name)
+		}
+		if len(d.Edits.DeviceNodes) != 4 {
+			t.Errorf("%s: %d nodes; want its own three and the connection manager", d.Name, len(d.Edits.DeviceNodes))
+		}
+	}
+	slices.Sort(names)
+	if want := strings.Fields("mlx5_0 mlx5_1 mlx5_10 mlx5_2 mlx5_3 mlx5_4 mlx5_5 mlx5_6 mlx5_7 mlx5_8 mlx5_9"); !slices.Equal(names, want) {
+		t.Errorf("RDMA devices %q; want %q", names, want)
+	}
+}
