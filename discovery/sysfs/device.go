@@ -135,6 +135,16 @@ func (d Device) Children(dir string) []Device {
 	return children
 }
 
+// Numbered returns those of the Children of dir that are called prefix and a
+// number of up to 16 bits, in name order: "card" of "drm" is card0.
+func (d Device) Numbered(dir, prefix string) []Device {
+	return slices.DeleteFunc(d.Children(dir), func(child Device) bool {
+		digits, ok := strings.CutPrefix(child.Name(), prefix)
+		_, err := strconv.ParseUint(digits, 10, 16)
+		return !ok || err != nil
+	})
+}
+
 // Link returns the last element of a link's target, such as "amdgpu" for
 // "driver" and "42" for "iommu_group", or "" if there is no such link. The
 // link's text is read and not followed: it may lead nowhere in a copied tree.

@@ -97,6 +97,12 @@ func TestDevice(t *testing.T) {
 	if diff := cmp.Diff([]string{address + "/drm/card1", address + "/drm/card2", address + "/drm/card3", address + "/drm/renderD129"}, paths(d.Children("drm"))); diff != "" {
 		t.Error(diff)
 	}
+	if diff := cmp.Diff([]string{address + "/drm/renderD129"}, paths(d.Numbered("drm", "renderD"))); diff != "" {
+		t.Error(diff)
+	}
+	if none := d.Numbered("drm", "render"); len(none) > 0 {
+		t.Errorf("numbers that are none: %v", paths(none))
+	}
 	if physical, ok := d.LinkTo("physfn"); !ok || physical.Path != "sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0" {
 		t.Errorf("physical function %v, %v", physical.Path, ok)
 	}

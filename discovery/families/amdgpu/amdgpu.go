@@ -195,7 +195,7 @@ func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err err
 			return size, err == nil
 		})
 	}
-	nodes, nodesErr := drmNodes(drm)
+	nodes, nodesErr := discovery.DRMNodes(drm)
 	d.Health = discovery.NodeHealth(g.host, nodes)
 	// A GPU that KFD does not list can render and not compute, which is what
 	// amd.com/gpu promises. Where a part of the topology cannot be read, this
@@ -230,20 +230,6 @@ func offers(d discovery.Device, drm sysfs.Device) []discovery.Offer {
 // plain reports whether a part of a profile can be part of a resource's name.
 func plain(text string) bool {
 	return text != "" && strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
-}
-
-// drmNodes returns the card and render nodes of a device.
-func drmNodes(drm sysfs.Device) ([]*specs.DeviceNode, error) {
-	var nodes []*specs.DeviceNode
-	var errs []error
-	for _, child := range drm.Children("drm") {
-		if !strings.HasPrefix(child.Name(), "card") && !strings.HasPrefix(child.Name(), "renderD") {
-			continue
-		}
-		node, err := discovery.Node(child, "/dev/dri")
-		nodes, errs = append(nodes, node), append(errs, err)
-	}
-	return nodes, errors.Join(errs...)
 }
 
 // setMemory sets the memory if it is known and can be said.

@@ -5,10 +5,6 @@
 package hypervisor
 
 import (
-	"fmt"
-
-	"tags.cncf.io/container-device-interface/specs-go"
-
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 )
@@ -33,21 +29,11 @@ const count = 1000
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, misc := range found {
-		d := discovery.Device{
-			Name:       discovery.DeviceName(misc),
-			Source:     misc.Path,
-			Attributes: discovery.Attributes{},
-			Shareable:  true,
-			Offers:     []discovery.Offer{offer(misc.Name())},
-		}
+		d, err := discovery.Common(host, misc, nodeDir(misc))
 		d.Attributes.SetString("kind", "hypervisor")
-		d.Attributes.SetString("model", misc.Name())
-		node, err := discovery.Node(misc, nodeDir(misc))
-		if err != nil {
-			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
-		}
-		d.Edits.DeviceNodes = []*specs.DeviceNode{node}
-		d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+		// As KubeVirt's node agent offers it.
+		d.Offers = []discovery.Offer{{Resource: "devices.kubevirt.io/" + misc.Name(), IDs: discovery.CountedIDs(misc.Name(), count)}}
+		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
 	}
 	return devices, problems
@@ -60,13 +46,4 @@ func nodeDir(misc sysfs.Device) string {
 		return "/dev/net"
 	}
 	return "/dev"
-}
-
-// offer is what KubeVirt's node agent offers of the device.
-func offer(name string) discovery.Offer {
-	ids := make([]string, count)
-	for i := range ids {
-		ids[i] = fmt.Sprintf("%s%d", name, i)
-	}
-	return discovery.Offer{Resource: "devices.kubevirt.io/" + name, IDs: ids}
 }

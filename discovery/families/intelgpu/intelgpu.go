@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"math"
 	"path"
-	"strconv"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -79,19 +78,16 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	if physical := d.Attributes.String("parent"); physical != "" {
 		d.PartOf = &discovery.Whole{Name: physical}
 	}
-	errs = append(errs, setTiles(&d, numbered(function.Children(""), "tile")))
-	drm := function.Children("drm")
-	for _, card := range numbered(drm, "card") { // one
+	errs = append(errs, setTiles(&d, function.Numbered("", "tile")))
+	for _, card := range function.Numbered("drm", "card") { // one
 		errs = append(errs, setLocalMemory(&d, card))
 		d.Offers = []discovery.Offer{{
 			Resource: "gpu.intel.com/" + d.Attributes.String("driver"),
 			IDs:      []string{card.Name() + "-0"}, // the only share
 		}}
 	}
-	for _, minor := range append(numbered(drm, "card"), numbered(drm, "renderD")...) {
-		node, err := discovery.Node(minor, "/dev/dri")
-		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
-	}
+	nodes, err := discovery.DRMNodes(function)
+	d.Edits.DeviceNodes, errs = nodes, append(errs, err)
 	d.Edits.Mounts = mounts(function, links)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	// The file is there while the firmware has failed and can only be flashed
@@ -109,7 +105,7 @@ func setLocalMemory(d *discovery.Device, card sysfs.Device) error {
 	attrs := card.Attrs()
 	size, ok := attrs.Uint("lmem_total_bytes")
 	if ok && setMemory(d, size) {
-		if gts := numbered(card.Children("gt"), "gt"); len(gts) > 0 {
+		if gts := card.Numbered("gt", "gt"); len(gts) > 0 {
 			d.Capacity.Set("tiles", int64(len(gts)))
 		}
 	}
@@ -146,18 +142,6 @@ func setMemory(d *discovery.Device, size uint64) bool {
 	}
 	d.Capacity.Set("memory", int64(size))
 	return true
-}
-
-// numbered returns those of the devices that are called prefix and a number.
-func numbered(devices []sysfs.Device, prefix string) []sysfs.Device {
-	var found []sysfs.Device
-	for _, d := range devices {
-		digits, ok := strings.CutPrefix(d.Name(), prefix)
-		if _, err := strconv.ParseUint(digits, 10, 16); ok && err == nil {
-			found = append(found, d)
-		}
-	}
-	return found
 }
 
 // byPath is where udev links to the nodes of GPUs by their addresses, such as

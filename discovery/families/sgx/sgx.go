@@ -5,10 +5,7 @@
 package sgx
 
 import (
-	"fmt"
 	"strings"
-
-	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
@@ -31,32 +28,13 @@ const count = 110
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, misc := range found {
-		d := discovery.Device{
-			Name:       discovery.DeviceName(misc),
-			Source:     misc.Path,
-			Attributes: discovery.Attributes{},
-			Shareable:  true,
-		}
+		d, err := discovery.Common(host, misc, "/dev")
 		d.Attributes.SetString("kind", "enclave")
 		d.Attributes.SetString("vendor", "intel")
-		d.Attributes.SetString("model", misc.Name())
-		d.Offers = []discovery.Offer{offer(d.Name)}
-		node, err := discovery.Node(misc, "/dev")
-		if err != nil {
-			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
-		}
-		d.Edits.DeviceNodes = []*specs.DeviceNode{node}
-		d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+		// As Intel's plugin offers the device "sgx-enclave".
+		d.Offers = []discovery.Offer{{Resource: "sgx.intel.com/" + strings.TrimPrefix(d.Name, "sgx-"), IDs: discovery.CountedIDs(d.Name+"-", count)}}
+		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
 	}
 	return devices, problems
-}
-
-// offer is what Intel's plugin offers of the device "sgx-enclave".
-func offer(name string) discovery.Offer {
-	ids := make([]string, count)
-	for i := range ids {
-		ids[i] = fmt.Sprintf("%s-%d", name, i)
-	}
-	return discovery.Offer{Resource: "sgx.intel.com/" + strings.TrimPrefix(name, "sgx-"), IDs: ids}
 }

@@ -76,7 +76,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		Source:     onload.Path,
 		Attributes: discovery.Attributes{},
 		Shareable:  true,
-		Offers:     []discovery.Offer{{Resource: "amd.com/onload", IDs: ids()}},
+		Offers:     []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count)}}, // as of the Onload operator's device plugin
 	}
 	d.Attributes.SetString("kind", "nic")
 	errs := []error{setMaker(d.Attributes, adapters[0]), setDriver(d.Attributes, host)}
@@ -133,15 +133,6 @@ func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.D
 	}
 	d.Edits, d.Health = onload.Edits, onload.Health
 	return d, true, err
-}
-
-// ids are those of the Onload operator's device plugin.
-func ids() []string {
-	ids := make([]string, count)
-	for i := range ids {
-		ids[i] = fmt.Sprintf("sfc-%d", i)
-	}
-	return ids
 }
 
 // setMaker says who made the adapters, of which one machine has one maker's.
