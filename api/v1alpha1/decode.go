@@ -46,8 +46,14 @@ func ParseProvisionConfig(data []byte) (*ProvisionConfig, error) {
 // error.
 func ParseClaimParameters(data []byte) (*ClaimParameters, error) {
 	parameters := &ClaimParameters{}
-	if err := decode(data, KindClaimParameters, &parameters.TypeMeta, parameters); err != nil {
+	if err := json.UnmarshalCaseSensitivePreserveInts(data, &parameters.TypeMeta); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", KindClaimParameters, err)
+	}
+	if err := checkKind(KindClaimParameters, &parameters.TypeMeta); err != nil {
 		return nil, err
+	}
+	if err := decodeStrict(data, parameters); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", KindClaimParameters, err)
 	}
 	if err := parameters.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", KindClaimParameters, err)
@@ -64,9 +70,8 @@ func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
 	if err := yaml.Unmarshal(data, meta); err != nil {
 		return fmt.Errorf("decode %s: %w", kind, err)
 	}
-	if meta.APIVersion != APIVersion || meta.Kind != kind {
-		return fmt.Errorf("decode %s: is apiVersion %q, kind %q; want apiVersion %q, kind %q",
-			kind, meta.APIVersion, meta.Kind, APIVersion, kind)
+	if err := checkKind(kind, meta); err != nil {
+		return err
 	}
 	if manyDocuments.Match(data) {
 		return fmt.Errorf("decode %s: more than one document", kind)
@@ -75,12 +80,25 @@ func decode(data []byte, kind string, meta *metav1.TypeMeta, into any) error {
 	if err != nil {
 		return fmt.Errorf("decode %s: %w", kind, err)
 	}
-	// As the API server decodes: names of fields are told by case.
-	strict, err := json.UnmarshalStrict(object, into)
-	if err := errors.Join(append(strict, err)...); err != nil {
+	if err := decodeStrict(object, into); err != nil {
 		return fmt.Errorf("decode %s: %w", kind, err)
 	}
 	return nil
+}
+
+func checkKind(kind string, meta *metav1.TypeMeta) error {
+	if meta.APIVersion == APIVersion && meta.Kind == kind {
+		return nil
+	}
+	return fmt.Errorf("decode %s: is apiVersion %q, kind %q; want apiVersion %q, kind %q",
+		kind, meta.APIVersion, meta.Kind, APIVersion, kind)
+}
+
+// decodeStrict decodes JSON as the API server does: names of fields are told
+// by case, and a field that is not known, or there twice, is an error.
+func decodeStrict(data []byte, into any) error {
+	strict, err := json.UnmarshalStrict(data, into)
+	return errors.Join(append(strict, err)...)
 }
 
 // Validate reports everything that is wrong with the configuration.

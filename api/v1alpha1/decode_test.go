@@ -1,11 +1,13 @@
 package v1alpha1
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 const header = "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
@@ -137,28 +139,33 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 }
 
 func TestParseClaimParameters(t *testing.T) {
-	tests := map[string]struct {
-		text, wantErr string
-	}{
-		"as it should be": {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters"}`, ""},
-		"interface":       {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","interfaceName":"net1"}`, ""},
-		"long interface":  {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","interfaceName":"sixteen-letters-"}`, "interfaceName"},
-		"path":            {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","interfaceName":"../x"}`, "interfaceName"},
-		"loopback":        {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","interfaceName":"lo"}`, "has already"},
-		"function":        {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","acceleratorFunction":"D8424DC4-a4a3-c413-f89e-433683f9040b"}`, ""},
-		"no function":     {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","acceleratorFunction":"../../etc"}`, "acceleratorFunction"},
-		"unknown field":   {`{"apiVersion":"chandler.dev/v1alpha1","kind":"ClaimParameters","hostPath":"/etc"}`, "hostPath"},
-		"unknown kind":    {`{"apiVersion":"chandler.dev/v1alpha1","kind":"GpuConfig"}`, "GpuConfig"},
-		"another's":       {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`, "resource.nvidia.com"},
-		"nothing":         {``, "kind"},
+	data, err := os.ReadFile("testdata/claimparameters.yaml")
+	if err != nil {
+		t.Fatal(err)
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			_, err := ParseClaimParameters([]byte(test.text))
-			if (err == nil) != (test.wantErr == "") || err != nil && !strings.Contains(err.Error(), test.wantErr) {
-				t.Errorf("error %v; want one that names %q", err, test.wantErr)
+	var tests []struct {
+		Name, Parameters, Refused string
+		AtPrepare                 bool
+	}
+	if err := yaml.UnmarshalStrict(data, &tests); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range tests {
+		t.Run(test.Name, func(t *testing.T) {
+			_, err := ParseClaimParameters([]byte(test.Parameters))
+			if (err == nil) != (test.Refused == "") || err != nil && !strings.Contains(err.Error(), test.Refused) {
+				t.Errorf("error %v; want one that names %q", err, test.Refused)
 			}
 		})
+	}
+}
+
+// What is no object cannot come from the API server, and is refused too.
+func TestParseClaimParametersRefusesWhatIsNoObject(t *testing.T) {
+	for _, text := range []string{"", "null", "[]", `"x"`, "{", "{}{}"} {
+		if _, err := ParseClaimParameters([]byte(text)); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
 	}
 }
 

@@ -110,7 +110,8 @@ func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
 // manifest of that name, so that the agent stands in the simulated host, and
 // waits until the agent runs.
 func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
-	err := k.ApplyFiles(ctx, p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest(config), p.Manifest("deviceclasses.yaml"))
+	err := k.ApplyFiles(ctx, p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest(config),
+		p.Manifest("deviceclasses.yaml"), p.Manifest("admission.yaml"))
 	if err != nil {
 		return err
 	}
