@@ -20,22 +20,30 @@ import (
 // loadConfig reads the configuration file, or returns the defaults where none
 // is named.
 func loadConfig(file string) (*v1alpha1.DriverConfig, *discovery.Rules, error) {
-	config := &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}
-	if file != "" {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return nil, nil, fmt.Errorf("read config: %w", err)
-		}
-		if config, err = v1alpha1.ParseDriverConfig(data); err != nil {
-			return nil, nil, fmt.Errorf("config %s: %w", file, err)
-		}
+	if file == "" {
+		config := &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}
+		return config, &discovery.Rules{Mode: discovery.ModeAuto}, nil
 	}
-	if err := checkRoots(config.Roots); err != nil {
-		return nil, nil, fmt.Errorf("config %s: %w", file, err)
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read config: %w", err)
 	}
-	rules, err := compileRules(config)
+	config, rules, err := parseConfig(data)
 	if err != nil {
 		return nil, nil, fmt.Errorf("config %s: %w", file, err)
+	}
+	return config, rules, nil
+}
+
+// parseConfig decodes a configuration, checks it and compiles its expressions.
+func parseConfig(data []byte) (*v1alpha1.DriverConfig, *discovery.Rules, error) {
+	config, err := v1alpha1.ParseDriverConfig(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	rules, err := compileRules(config)
+	if err := errors.Join(checkRoots(config.Roots), err); err != nil {
+		return nil, nil, err
 	}
 	return config, rules, nil
 }

@@ -39,6 +39,6 @@ To see what it finds on this machine, without a cluster and without root:
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newVersionCommand())
+	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newValidateCommand(), newVersionCommand())
 	return cmd
 }

@@ -157,6 +157,16 @@ func (p *parts) runAgent(ctx context.Context) error {
 	return a.run(ctx)
 }
 
+// checkClasses warns of DeviceClasses, once this is the active instance.
+func (p *parts) checkClasses(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-p.active:
+		check := classCheck{client: draclient.New(p.client)}
+		check.run(ctx)
+	}
+}
+
 // ready reports whether both sides know what was held before.
 func (p *parts) ready() bool {
 	return closed(p.classic.Ready()) && (p.withoutDRA.Load() || closed(p.driver.Ready()))

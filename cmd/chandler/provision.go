@@ -101,15 +101,25 @@ func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) 
 	return granted, errors.Join(claimsErr, grantsErr)
 }
 
-// loadProvisionConfig reads the configuration and compiles its expressions.
+// loadProvisionConfig reads the configuration.
 func loadProvisionConfig(file string) ([]provision.Rule, error) {
 	data, err := readFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("read config: %w", err)
 	}
-	config, err := v1alpha1.ParseProvisionConfig(data)
+	rules, err := parseProvisionConfig(data)
 	if err != nil {
 		return nil, fmt.Errorf("config %s: %w", file, err)
+	}
+	return rules, nil
+}
+
+// parseProvisionConfig decodes a configuration, checks it and compiles its
+// expressions.
+func parseProvisionConfig(data []byte) ([]provision.Rule, error) {
+	config, err := v1alpha1.ParseProvisionConfig(data)
+	if err != nil {
+		return nil, err
 	}
 	rules := make([]provision.Rule, len(config.Functions))
 	var errs []error
@@ -123,10 +133,7 @@ func loadProvisionConfig(file string) ([]provision.Rule, error) {
 			rules[i].VFs = &provision.VFs{Count: f.VirtualFunctions.Count, Driver: f.VirtualFunctions.Driver}
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("config %s: %w", file, err)
-	}
-	return rules, nil
+	return rules, errors.Join(errs...)
 }
 
 func settings(f v1alpha1.Function) discovery.Settings {

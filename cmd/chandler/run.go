@@ -119,6 +119,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	group.Go(func() error { return p.runDRA(ctx) })
 	group.Go(func() error { p.runClassic(ctx); return nil })
 	group.Go(func() error { return p.runAgent(ctx) })
+	group.Go(func() error { p.checkClasses(ctx); return nil })
 	if o.healthAddress != "" {
 		group.Go(func() error { return serveHealth(ctx, o.healthAddress, p.checkReady) })
 	}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/klog/v2"
+)
+
+// class returns a DeviceClass for a driver's devices; age is in minutes.
+func class(name, resource, driver string, age int) *resourceapi.DeviceClass {
+	c := &resourceapi.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              name,
+			CreationTimestamp: metav1.NewTime(time.Date(2026, 1, 1, 0, -age, 0, 0, time.UTC)),
+		},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{
+			{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.driver == %q", driver)}},
+		}},
+	}
+	if resource != "" {
+		c.Spec.ExtendedResourceName = &resource
+	}
+	return c
+}
+
+// Classes with one name are found where one is for this driver, in the order in
+// which the scheduler prefers them.
+func TestClashes(t *testing.T) {
+	got := clashes([]resourceapi.DeviceClass{
+		*class("ours", "nvidia.com/gpu", "chandler.dev", 5),
+		*class("old", "nvidia.com/gpu", "gpu.nvidia.com", 9),
+		*class("new", "nvidia.com/gpu", "gpu.nvidia.com", 1),
+		*class("b", "amd.com/gpu", "chandler.dev", 1),
+		*class("a", "amd.com/gpu", "chandler.dev", 1),
+		*class("alone", "intel.com/gpu", "chandler.dev", 1),
+		*class("theirs-1", "example.com/gpu", "example.com", 1),
+		*class("theirs-2", "example.com/gpu", "example.com", 2),
+		*class("nameless-1", "", "chandler.dev", 1),
+		*class("nameless-2", "", "chandler.dev", 2),
+	})
+	want := []clash{
+		{"amd.com/gpu", []string{"a", "b"}},
+		{"nvidia.com/gpu", []string{"new", "ours", "old"}},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(clash{})); diff != "" {
+		t.Errorf("clashes (-want +got):\n%s", diff)
+	}
+}
+
+// The agent says once what there is to say, and again when that has changed.
+func TestClassCheck(t *testing.T) {
+	var log []string
+	logger := funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{})
+	ctx := klog.NewContext(t.Context(), logger)
+	client := fake.NewClientset(
+		class("ours", "nvidia.com/gpu", "chandler.dev", 5),
+		class("theirs", "nvidia.com/gpu", "gpu.nvidia.com", 9),
+	)
+	check := classCheck{client: draclient.New(client)}
+	said := func(want ...string) {
+		t.Helper()
+		log = nil
+		check.warn(ctx)
+		if len(log) != len(want) {
+			t.Fatalf("logged %q; want %q", log, want)
+		}
+		for i := range want {
+			if !strings.Contains(log[i], `"extendedResourceName"="nvidia.com/gpu"`) || !strings.Contains(log[i], want[i]) {
+				t.Errorf("logged %q; want %q", log[i], want[i])
+			}
+		}
+	}
+	said(`["ours" "theirs"]`)
+	said()
+	if _, err := client.ResourceV1().DeviceClasses().Create(ctx, class("third", "nvidia.com/gpu", "gpu.nvidia.com", 1), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	said(`["third" "ours" "theirs"]`)
+	for _, name := range []string{"third", "theirs"} {
+		if err := client.ResourceV1().DeviceClasses().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said()
+	if _, err := client.ResourceV1().DeviceClasses().Create(ctx, class("theirs", "nvidia.com/gpu", "gpu.nvidia.com", 9), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	said(`["ours" "theirs"]`)
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// validate returns what validate prints of a text.
+func validate(text string) (string, error) {
+	var out strings.Builder
+	err := validateFiles(strings.NewReader(text), &out, []string{"-"})
+	return out.String(), err
+}
+
+// withParameters are objects that hold parameters, in all versions that they
+// are served in, and where.
+func withParameters(parameters string) map[string]string {
+	const opaque = `config: [{opaque: {driver: gpu.nvidia.com, parameters: {}}}, {opaque: {driver: chandler.dev, parameters: %s}}]`
+	config := fmt.Sprintf(opaque, parameters)
+	objects := make(map[string]string)
+	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
+		header := "apiVersion: resource.k8s.io/" + version + "\nmetadata: {name: x}\n"
+		objects[version+"/spec.devices.config[1].opaque.parameters"] = header + "kind: ResourceClaim\nspec: {devices: {" + config + "}}\n"
+		objects[version+"/spec.spec.devices.config[1].opaque.parameters"] = header + "kind: ResourceClaimTemplate\nspec: {spec: {devices: {" + config + "}}}\n"
+		objects[version+"/spec.config[1].opaque.parameters"] = header + "kind: DeviceClass\nspec: {" + config + "}\n"
+	}
+	return objects
+}
+
+// What Prepare refuses of the parameters of a claim, a template or a class,
+// validate does, and says where it is.
+func TestValidateParameters(t *testing.T) {
+	for _, test := range parametersTests(t) {
+		if test.AtPrepare {
+			continue // YAML is refused for that before it is looked at
+		}
+		for name, text := range withParameters(strings.ReplaceAll(test.Parameters, `\/`, "/")) {
+			_, path, _ := strings.Cut(name, "/")
+			out, err := validate(text)
+			if (err != nil) != (test.Refused != "") || err != nil && (!strings.Contains(out, path) || !strings.Contains(out, test.Refused)) {
+				t.Errorf("%s, %s: %v\n%s", test.Name, name, err, out)
+			}
+		}
+		out, err := validate(strings.ReplaceAll(test.Parameters, `\/`, "/"))
+		if strings.Contains(test.Parameters, `"chandler.dev`) && strings.Contains(test.Parameters, `"ClaimParameters"`) && (err != nil) != (test.Refused != "") {
+			t.Errorf("%s, alone: %v\n%s", test.Name, err, out)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: %s}\nspec: {extendedResourceName: %s}\n---\n"
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: "
+	tests := map[string]struct {
+		text   string
+		prints []string
+		fails  bool
+	}{
+		"configuration": {
+			header(), []string{"1 object checked: 0 errors, 0 warnings"}, false,
+		},
+		"expressions of a configuration": {
+			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\nroots: {nobody: /x}\n",
+			[]string{"-:1: error: DriverConfig: roots[nobody]", "error: DriverConfig: exclude[0].cel: ", "error: DriverConfig: resources[0].cel: ", "3 errors"}, true,
+		},
+		"field of a configuration": {
+			header() + "modes: DRA\n", []string{`unknown field "modes"`}, true,
+		},
+		"what is to be provisioned": {
+			"apiVersion: chandler.dev/v1alpha1\nkind: ProvisionConfig\nfunctions: [{cel: 'device.', driver: vfio-pci}]\n", []string{"ProvisionConfig: functions[0].cel: "}, true,
+		},
+		"kind of our own that there is not": {
+			"apiVersion: chandler.dev/v1alpha1\nkind: DriverConfgi\n", []string{`is kind "DriverConfgi"`, "DriverConfig"}, true,
+		},
+		"configuration in a ConfigMap": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  readme: Hello.\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: DriverConfig\n    mode: Sometimes\n",
+			[]string{`-:1: error: ConfigMap c: data[config.yaml]: mode: is "Sometimes"`, "1 object checked"}, true,
+		},
+		"configuration that is no YAML": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: [\n",
+			[]string{"data[config.yaml]: "}, true,
+		},
+		"ConfigMap of others": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n", []string{"note: ConfigMap c: is not checked", "0 objects checked"}, false,
+		},
+		"others": {
+			"# Says nothing.\n---\n\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", []string{"-:4: note: Service s: is not checked"}, false,
+		},
+		"selectors of a class": {
+			"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec: {selectors: [{cel: {expression: 'true'}}, {cel: {expression: 'device.driver'}}]}\n",
+			[]string{"error: DeviceClass c: spec.selectors[1].cel.expression: "}, true,
+		},
+		"selectors of a claim": {
+			"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, exactly: {deviceClassName: x, selectors: [{cel: {expression: 'devise'}}]}}]}}\n",
+			[]string{"ResourceClaim c: spec.devices.requests[0].exactly.selectors[0].cel.expression: "}, true,
+		},
+		"selectors of an old claim": {
+			"apiVersion: resource.k8s.io/v1beta1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, deviceClassName: x, selectors: [{cel: {expression: 'devise'}}]}]}}\n",
+			[]string{"ResourceClaim c: spec.devices.requests[0].selectors[0].cel.expression: "}, true,
+		},
+		"field of a claim": {
+			"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, deviceClassName: x}]}}\n",
+			[]string{`unknown field "spec.devices.requests[0].deviceClassName"`}, true,
+		},
+		"version of a claim": {
+			"apiVersion: resource.k8s.io/v2\nkind: ResourceClaim\nmetadata: {name: c}\n", []string{`"resource.k8s.io/v2", which is not known`}, true,
+		},
+		"class of one name with another": {
+			fmt.Sprintf(class+class+class, "a", "example.com/gpu", "b", "example.com/gpu", "c", "example.com/other"),
+			[]string{"-:6: warning: DeviceClass b: spec.extendedResourceName: is example.com/gpu, and so is that of DeviceClass a (-:1)", "3 objects checked: 0 errors, 1 warning\n"}, false,
+		},
+		"one class twice": {
+			fmt.Sprintf(class+class, "a", "example.com/gpu", "a", "example.com/gpu"), []string{"0 warnings"}, false,
+		},
+		"classes as kubectl prints them": {
+			`{"apiVersion":"v1","kind":"List","items":[` +
+				`{"apiVersion":"resource.k8s.io/v1","kind":"DeviceClass","metadata":{"name":"a"},"spec":{"extendedResourceName":"a.b/c"}},` +
+				`{"apiVersion":"resource.k8s.io/v1","kind":"DeviceClass","metadata":{"name":"b"},"spec":{"extendedResourceName":"a.b/c"}}]}`,
+			[]string{"-:1: warning: DeviceClass b: items[1].spec.extendedResourceName: "}, false,
+		},
+		"claims of a pod": {
+			pod + "{resourceClaims: [{name: gpu}], initContainers: [{name: i, resources: {claims: [{name: gpu}, {name: nic}]}}], containers: [{name: c, resources: {claims: [{name: gpus}]}}]}\n",
+			[]string{`Pod p: spec.initContainers[0].resources.claims[1].name: is "nic"`, `Pod p: spec.containers[0].resources.claims[0].name: is "gpus"`, "2 errors"}, true,
+		},
+		"claims of a job's pods": {
+			"apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: j}\nspec: {jobTemplate: {spec: {template: {spec: {containers: [{name: c, resources: {claims: [{name: gpu}]}}]}}}}}\n",
+			[]string{"CronJob j: spec.jobTemplate.spec.template.spec.containers[0].resources.claims[0].name: "}, true,
+		},
+		"pod that is none": {
+			pod + "{containers: none}\n", []string{"error: Pod p: "}, true,
+		},
+		"separator with a comment": {
+			header() + "--- # another\n" + header() + "mode: Never\n", []string{"-:4: error: DriverConfig: mode: ", "2 objects checked"}, true,
+		},
+		"field twice":     {header() + "mode: DRA\nmode: DRA\n", []string{"-:1: error: ", "already set"}, true},
+		"no object":       {"- a\n", []string{"is no object"}, true},
+		"no kind":         {"spec: {}\n", []string{"no kind"}, true},
+		"nothing":         {"# Only words.\n---\n", []string{"note: has no objects", "0 objects checked"}, false},
+		"entries of none": {"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec: {config: [1, {opaque: 2}]}\n", []string{"error: DeviceClass c: "}, true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			out, err := validate(test.text)
+			if (err != nil) != test.fails {
+				t.Errorf("error %v", err)
+			}
+			for _, want := range test.prints {
+				if !strings.Contains(out, want) {
+					t.Errorf("does not print %q:\n%s", want, out)
+				}
+			}
+		})
+	}
+}
+
+func header() string { return "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" }
+
+// Everything that is shipped is right, but for patches, which are no objects.
+func TestValidateShipped(t *testing.T) {
+	files, err := filepath.Glob("../../deployments/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples, err := filepath.Glob("../../deployments/examples/*.yaml")
+	if err != nil || len(files) == 0 || len(examples) == 0 {
+		t.Fatalf("found %q, %q, %v", files, examples, err)
+	}
+	args := []string{"validate"}
+	for _, file := range append(files, examples...) {
+		if !strings.HasSuffix(file, "-patch.yaml") {
+			args = append(args, file)
+		}
+	}
+	if out := mustRun(t, args...); !strings.Contains(out, ": 0 errors, 0 warnings\n") {
+		t.Error(out)
+	}
+}
+
+// Files are checked together, and one that cannot be read hides no other.
+func TestValidateFiles(t *testing.T) {
+	dir := t.TempDir()
+	good, bad, missing := filepath.Join(dir, "good.yaml"), filepath.Join(dir, "bad.yaml"), filepath.Join(dir, "missing.yaml")
+	write(t, good, header())
+	write(t, bad, header()+"mode: Never\n")
+	out, _, err := chandler("validate", missing, good, bad)
+	if err == nil || !strings.Contains(err.Error(), "2 errors") {
+		t.Errorf("error %v", err)
+	}
+	for _, want := range []string{missing + ": error: ", bad + ":1: error: DriverConfig: mode"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not print %q:\n%s", want, out)
+		}
+	}
+	if _, _, err := chandler("validate"); err == nil {
+		t.Error("no file is no error")
+	}
+}
+
+// Whatever is written, it is checked to the end.
+func FuzzValidate(f *testing.F) {
+	for _, file := range []string{"config.yaml", "examples/fpga-function.yaml", "examples/gpu-pair.yaml"} {
+		data, err := os.ReadFile("../../deployments/" + file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(data))
+	}
+	for _, text := range withParameters(`{"kind": 1}`) {
+		f.Add(text)
+	}
+	f.Fuzz(func(_ *testing.T, text string) {
+		_ = validateFiles(strings.NewReader(text), io.Discard, []string{"-"})
+	})
+}
