@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"chandler.dev/e2e/chandler"
 )
@@ -279,16 +280,21 @@ func containsAll(text string, words []string) bool {
 	return true
 }
 
-// Parameters that the driver does not know are refused, by name.
+// Parameters that the driver does not know are refused, by name, however they
+// came to be allocated: the admission policy looks at specs, and need not be
+// there.
 func TestClaimWithUnknownParameters(t *testing.T) {
 	for name, test := range map[string]struct{ parameters, names string }{
-		"unknown-field": {`{apiVersion: chandler.dev/v1alpha1, kind: ClaimParameters, hostPath: /etc}`, "hostPath"},
-		"unknown-kind":  {`{apiVersion: chandler.dev/v1alpha1, kind: GpuConfig}`, "GpuConfig"},
+		"unknown-field": {`{"apiVersion": "chandler.dev/v1alpha1", "kind": "ClaimParameters", "hostPath": "/etc"}`, "hostPath"},
+		"unknown-kind":  {`{"apiVersion": "chandler.dev/v1alpha1", "kind": "GpuConfig"}`, "GpuConfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			apply(t, strings.Replace(gpuPod(name, "0000:23:00.0"), "    requests:", `    config:
-    - opaque: {driver: chandler.dev, parameters: `+test.parameters+`}
-    requests:`, 1))
+			allocateByHand(t, name, "pci-0000-23-00-0", resourceapi.DeviceAllocationConfiguration{
+				Source: resourceapi.AllocationConfigSourceClaim,
+				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+					Driver: chandler.Driver, Parameters: runtime.RawExtension{Raw: []byte(test.parameters)},
+				}},
+			})
 			warned(t, name, name, "request gpu", test.names)
 		})
 	}
@@ -311,7 +317,7 @@ func TestClaimThatCannotBeHonoured(t *testing.T) {
 
 // allocateByHand creates a claim with a device allocated to it, and a pod that
 // uses the claim on the node, as a scheduler gone wrong would.
-func allocateByHand(t *testing.T, name, device string) {
+func allocateByHand(t *testing.T, name, device string, config ...resourceapi.DeviceAllocationConfiguration) {
 	t.Helper()
 	ctx := within(t)
 	claim, pod, _ := strings.Cut(gpuPod(name, "any"), "---")
@@ -323,6 +329,7 @@ func allocateByHand(t *testing.T, name, device string) {
 	}
 	got.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: chandler.Driver, Pool: node.NodeName(), Device: device}},
+		Config:  config,
 	}}
 	if _, err := claims.UpdateStatus(ctx, got, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

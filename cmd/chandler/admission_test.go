@@ -23,8 +23,8 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// oldestServer is the first that serves resource.k8s.io/v1beta1.
-var oldestServer = kubernetes.MajorMinor(1, 32)
+// oldestServer is the first that serves ValidatingAdmissionPolicies by default.
+var oldestServer = kubernetes.MajorMinor(1, 30)
 
 // A policy is a compiled ValidatingAdmissionPolicy.
 type policy struct {

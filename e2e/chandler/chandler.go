@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -94,6 +95,14 @@ func (p Project) Simulate(ctx context.Context, c *cluster.Cluster, hosts ...stri
 // Discover returns what "chandler discover" prints of the simulated host.
 func (p Project) Discover(ctx context.Context, c *cluster.Cluster, args ...string) ([]byte, error) {
 	return p.run(ctx, append([]string{"discover", "--host-root", c.NodePath(HostDir)}, args...)...)
+}
+
+// Validate returns what "chandler validate" says of a manifest, and an error if it refuses it.
+func (p Project) Validate(ctx context.Context, manifest string) (string, error) {
+	cmd := exec.CommandContext(ctx, p.Agent, "validate", "-")
+	cmd.Stdin = strings.NewReader(manifest)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {

@@ -99,6 +99,25 @@ func (c *Client) apply(ctx context.Context, object *unstructured.Unstructured) e
 	return err
 }
 
+// DryRun asks the server whether it would create each object of a manifest, and returns the answer for the first that it
+// would not.
+func (c *Client) DryRun(ctx context.Context, manifest string) error {
+	objects, err := parse(manifest)
+	if err != nil {
+		return fmt.Errorf("dry run: %w", err)
+	}
+	for _, object := range objects {
+		resource, err := c.resource(object)
+		if err == nil {
+			_, err = resource.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}})
+		}
+		if err != nil {
+			return fmt.Errorf("dry run of %s: %w", describe(object), err)
+		}
+	}
+	return nil
+}
+
 // Delete deletes the objects of a manifest, the last one first, and waits until all are gone. What is missing is
 // already done. Pods are given one second.
 func (c *Client) Delete(ctx context.Context, manifest string) error {
