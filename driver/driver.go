@@ -125,6 +125,7 @@ type Driver struct {
 	// Replaced in tests.
 	files          atomicfile.Files // writes records
 	healthInterval time.Duration
+	askInterval    time.Duration // about how long until the API server is asked again what it keeps
 	jobWait        time.Duration
 
 	view         atomic.Pointer[view]
@@ -185,7 +186,7 @@ func New(config Config) (*Driver, error) {
 			return nil, errors.New("this driver takes no parameters")
 		}
 	}
-	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, jobWait: jobWait, wake: make(chan struct{}, 1)}
+	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, jobWait: jobWait, askInterval: askInterval, wake: make(chan struct{}, 1)}
 	d.calls.ready = make(chan struct{})
 	d.calls.stopping = make(chan struct{})
 	d.registration.Store(Unanswered)
@@ -246,16 +247,19 @@ func (d *Driver) serve(ctx context.Context, helper helper) error {
 		klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
 	}
 	close(d.calls.ready)
-	sweeping, stop := context.WithCancel(ctx)
-	var sweeper sync.WaitGroup
-	sweeper.Go(func() { d.sweepLoop(sweeping) })
-	defer sweeper.Wait()
+	own, stop := context.WithCancel(ctx)
+	var background sync.WaitGroup
+	d.negotiate(ctx) // before anything is published
+	background.Go(func() { d.sweepLoop(own) })
+	background.Go(func() { d.negotiateLoop(own) })
+	defer background.Wait()
 	defer stop()
 	return d.publishLoop(ctx, helper)
 }
 
 // restoreSpecs makes the specs of claims, and the files of the host that go with
-// them, those of the records of this boot: a running kubelet does not prepare again what it knows to be prepared.
+// them, those of the records of this boot: a running kubelet does not prepare
+// again what it knows to be prepared.
 func (d *Driver) restoreSpecs(ctx context.Context) (problems []error) {
 	specs := d.config.CDI
 	current := make(map[types.UID]bool)

@@ -1,0 +1,102 @@
+package driver
+
+import (
+	"errors"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// dropping returns a client of an API server that changes the slices that it is
+// to create, or refuses them.
+func dropping(t *testing.T, change func(*resourceapi.ResourceSlice) error) *fake.Clientset {
+	client := fake.NewClientset()
+	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create := action.(clienttesting.CreateActionImpl)
+		if len(create.CreateOptions.DryRun) == 0 {
+			t.Error("a slice is created in earnest")
+		}
+		slice := create.Object.(*resourceapi.ResourceSlice).DeepCopy()
+		if slice.Spec.Driver != "chandler.dev" || slice.Spec.Pool.Name != "node" || *slice.Spec.NodeName != "node" {
+			t.Errorf("an admission policy would not let this pass: %v", slice.Spec)
+		}
+		return true, slice, change(slice)
+	})
+	return client
+}
+
+func TestNegotiate(t *testing.T) {
+	each := func(change func(*resourceapi.Device)) func(*resourceapi.ResourceSlice) error {
+		return func(slice *resourceapi.ResourceSlice) error {
+			for i := range slice.Spec.Devices {
+				change(&slice.Spec.Devices[i])
+			}
+			return nil
+		}
+	}
+	tests := map[string]struct {
+		server func(*resourceapi.ResourceSlice) error
+		config Without
+		want   Without
+	}{
+		"keeps all":           {server: each(func(*resourceapi.Device) {})},
+		"drops taints":        {server: each(func(d *resourceapi.Device) { d.Taints = nil }), want: Without{Taints: true}},
+		"drops policies":      {server: each(func(d *resourceapi.Device) { d.Capacity = nil }), want: Without{Sharing: true}},
+		"drops sharing":       {server: each(func(d *resourceapi.Device) { d.AllowMultipleAllocations = nil }), want: Without{Sharing: true}},
+		"drops consumption":   {server: each(func(d *resourceapi.Device) { d.ConsumesCounters = nil }), want: Without{Counters: true}},
+		"drops counters":      {server: func(s *resourceapi.ResourceSlice) error { s.Spec.SharedCounters = nil; return nil }, want: Without{Counters: true}},
+		"what is known stays": {server: each(func(*resourceapi.Device) {}), config: Without{Taints: true}, want: Without{Taints: true}},
+		"counters with their devices": {
+			server: func(slice *resourceapi.ResourceSlice) error {
+				for _, d := range slice.Spec.Devices {
+					if len(d.ConsumesCounters) > 0 && len(slice.Spec.SharedCounters) == 0 {
+						return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
+					}
+				}
+				return nil
+			},
+			want: Without{Counters: true},
+		},
+		"does not answer": {server: func(*resourceapi.ResourceSlice) error { return errors.New("timeout") }},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.config.KubeClient, b.config.Without = dropping(t, test.server), test.config
+			b.restart()
+			b.negotiate(t.Context())
+			if got := *b.without.Load(); got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+// A server that was upgraded is taken at its new word.
+func TestNegotiateAgain(t *testing.T) {
+	old := true
+	b := newBench(t)
+	b.config.KubeClient = dropping(t, func(slice *resourceapi.ResourceSlice) error {
+		for i := range slice.Spec.Devices {
+			if old {
+				slice.Spec.Devices[i].Taints = nil
+			}
+		}
+		return nil
+	})
+	b.restart()
+	b.negotiate(t.Context())
+	if !b.without.Load().Taints {
+		t.Fatal("the old server's answer was not noticed")
+	}
+	old = false
+	b.negotiate(t.Context())
+	if *b.without.Load() != (Without{}) {
+		t.Errorf("still without %+v", *b.without.Load())
+	}
+}
