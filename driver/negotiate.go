@@ -53,13 +53,11 @@ func (d *Driver) negotiate(ctx context.Context) {
 	}
 	without := d.config.Without.or(found)
 	before := d.without.Swap(&without)
-	dropped := []any{"taints", without.Taints, "counters", without.Counters, "sharing", without.Sharing}
-	if *before == without {
-		logger.V(2).Info("Asked the API server what it drops of ResourceSlices", dropped...)
-		return
+	logger.Info("Asked the API server what it drops of ResourceSlices",
+		"taints", without.Taints, "counters", without.Counters, "sharing", without.Sharing)
+	if *before != without {
+		d.wakePublisher()
 	}
-	logger.Info("The API server drops other fields of ResourceSlices than before", dropped...)
-	d.wakePublisher()
 }
 
 // dropped returns what the API server drops, or does not take.

@@ -123,3 +123,9 @@ func noticed(t *testing.T, words string) {
 		return err
 	})
 }
+
+// The API server of this Kubernetes keeps every field of slices that is used,
+// and says so before the first slice is published.
+func TestWhatTheAPIServerDrops(t *testing.T) {
+	noticed(t, "what it drops of ResourceSlices\" taints=false counters=false sharing=false")
+}
