@@ -21,10 +21,10 @@ func DRMNodes(d sysfs.Device) (nodes []*specs.DeviceNode, err error) {
 	return nodes, errors.Join(errs...)
 }
 
-// Common returns what is to be said of a device whose node any number of
+// SharedNode returns what is to be said of a device whose node any number of
 // containers may have at once, such as /dev/kvm: its name, node and health, and
 // as its model what the kernel calls it. dir and the error are those of [Node].
-func Common(host *Host, misc sysfs.Device, dir string) (Device, error) {
+func SharedNode(host *Host, misc sysfs.Device, dir string) (Device, error) {
 	d := Device{
 		Name:       DeviceName(misc),
 		Source:     misc.Path,

@@ -57,6 +57,30 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 // "Unknown" while the link is down.
 var linkSpeed = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]))? GT/s`)
 
+// Hardware returns what is to be said of a piece of hardware: of a PCI function
+// what [PCI] does, and of one that has no address, such as a part of a system on
+// a chip, its name and driver.
+func Hardware(host *Host, d sysfs.Device) (Device, error) {
+	if sysfs.IsPCIAddress(d.Name()) {
+		return PCI(host, d)
+	}
+	described := Device{Name: DeviceName(d), Source: d.Path, Attributes: Attributes{}, Capacity: Capacity{}}
+	described.Attributes.SetString("driver", d.Driver())
+	return described, nil
+}
+
+// CompatibleVendor returns who made a part of a system on a chip, as the device
+// tree's first compatible string says: "rockchip" of "rockchip,rk3588-mali". It
+// is empty where there is none (Documentation/devicetree/bindings/
+// vendor-prefixes.yaml).
+func CompatibleVendor(d sysfs.Device) string {
+	vendor, _, ok := strings.Cut(d.Uevent()["OF_COMPATIBLE_0"], ",")
+	if !ok {
+		return ""
+	}
+	return vendor
+}
+
 // setGroupAndLink sets iommuGroup, linkSpeed in MT/s and linkWidth in lanes
 // (Documentation/ABI/testing/sysfs-bus-pci).
 func setGroupAndLink(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {

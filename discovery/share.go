@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -120,12 +119,12 @@ func (s *Share) replicas(offers []Offer) ([]Offer, error) {
 	var shared []Offer
 	for _, offer := range offers {
 		if s.Pool {
-			offer.Unit, offer.IDs = offer.Resource, numbers("", s.Replicas)
+			offer.Unit, offer.IDs = offer.Resource, CountedIDs("", s.Replicas)
 		} else {
 			infix := cmp.Or(offer.ShareInfix, replicaInfix)
 			var ids []string
 			for _, id := range offer.IDs {
-				ids = append(ids, numbers(id+infix, s.Replicas)...)
+				ids = append(ids, CountedIDs(id+infix, s.Replicas)...)
 			}
 			offer.IDs = ids
 		}
@@ -161,19 +160,10 @@ func (s *Share) inUnits(offers []Offer, units int64) ([]Offer, error) {
 		if len(offer.IDs) != 1 {
 			return nil, fmt.Errorf("sharing: the device has %d IDs as %s", len(offer.IDs), offer.Resource)
 		}
-		offer.IDs, offer.Counts = numbers(offer.IDs[0]+unitInfix, int(units)), s.Capacity
+		offer.IDs, offer.Counts = CountedIDs(offer.IDs[0]+unitInfix, int(units)), s.Capacity
 		counted = append(counted, offer)
 	}
 	return counted, nil
-}
-
-// numbers returns the numbers below n behind a prefix.
-func numbers(prefix string, n int) []string {
-	ids := make([]string, n)
-	for i := range ids {
-		ids[i] = prefix + strconv.Itoa(i)
-	}
-	return ids
 }
 
 // withShares returns the device's capacity and a number of shares.

@@ -56,8 +56,9 @@ func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, b
 	if len(nodes) == 0 {
 		return discovery.Device{}, false, nil
 	}
-	d, err := common(host, kernel)
+	d, err := discovery.Hardware(host, kernel)
 	errs := []error{err}
+	d.Attributes.SetString("vendor", discovery.CompatibleVendor(kernel))
 	d.Attributes.SetString("kind", "other")
 	if rendering {
 		d.Attributes.SetString("kind", "gpu")
@@ -69,18 +70,6 @@ func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, b
 	d.Offers = []discovery.Offer{{IDs: []string{kernel.Name()}}}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	return d, true, errors.Join(errs...)
-}
-
-func common(host *discovery.Host, kernel sysfs.Device) (discovery.Device, error) {
-	if sysfs.IsPCIAddress(kernel.Name()) {
-		return discovery.PCI(host, kernel)
-	}
-	d := discovery.Device{Name: discovery.DeviceName(kernel), Source: kernel.Path, Attributes: discovery.Attributes{}}
-	d.Attributes.SetString("driver", kernel.Driver())
-	if vendor, _, ok := strings.Cut(kernel.Uevent()["OF_COMPATIBLE_0"], ","); ok {
-		d.Attributes.SetString("vendor", vendor) // of "arm,mali-bifrost"
-	}
-	return d, nil
 }
 
 // others are classes of nodes that drivers of accelerators make besides, and

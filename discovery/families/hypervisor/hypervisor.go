@@ -29,7 +29,7 @@ const count = 1000
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, misc := range found {
-		d, err := discovery.Common(host, misc, nodeDir(misc))
+		d, err := discovery.SharedNode(host, misc, nodeDir(misc))
 		d.Attributes.SetString("kind", "hypervisor")
 		// As KubeVirt's node agent offers it.
 		d.Offers = []discovery.Offer{{Resource: "devices.kubevirt.io/" + misc.Name(), IDs: discovery.CountedIDs(misc.Name(), count)}}

@@ -7,6 +7,7 @@
 package npu
 
 import (
+	"cmp"
 	"errors"
 	"path"
 	"strings"
@@ -92,14 +93,11 @@ func isAccel(minor sysfs.Device) bool {
 }
 
 func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Device) (discovery.Device, error) {
-	d, err := common(host, parent)
+	d, err := discovery.Hardware(host, parent)
 	errs := []error{err}
 	driver := parent.Driver()
 	d.Attributes.SetString("kind", "npu")
-	d.Attributes.SetString("vendor", drivers[driver].vendor)
-	if vendor, _, ok := strings.Cut(parent.Uevent()["OF_COMPATIBLE_0"], ","); ok && drivers[driver].vendor == "" {
-		d.Attributes.SetString("vendor", vendor) // of "fsl,imx93-npu"
-	}
+	d.Attributes.SetString("vendor", cmp.Or(drivers[driver].vendor, discovery.CompatibleVendor(parent)))
 	chip := chips[driver+" "+d.Attributes.String("pciDevice")]
 	d.Attributes.SetString("model", chip.model)
 	d.Attributes.SetString("architecture", chip.architecture)
@@ -118,17 +116,6 @@ func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Devic
 	d.Offers = []discovery.Offer{offer(driver, parent, minors[0])}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	return d, errors.Join(errs...)
-}
-
-// common returns what is to be said of any device: of a PCI function, or of one
-// that has no address.
-func common(host *discovery.Host, parent sysfs.Device) (discovery.Device, error) {
-	if sysfs.IsPCIAddress(parent.Name()) {
-		return discovery.PCI(host, parent)
-	}
-	d := discovery.Device{Name: discovery.DeviceName(parent), Source: parent.Path, Attributes: discovery.Attributes{}}
-	d.Attributes.SetString("driver", parent.Driver())
-	return d, nil
 }
 
 // offer returns how the classic API sees an accelerator. The ID is that of the

@@ -28,7 +28,7 @@ const count = 110
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, misc := range found {
-		d, err := discovery.Common(host, misc, "/dev")
+		d, err := discovery.SharedNode(host, misc, "/dev")
 		d.Attributes.SetString("kind", "enclave")
 		d.Attributes.SetString("vendor", "intel")
 		// As Intel's plugin offers the device "sgx-enclave".
