@@ -24,6 +24,10 @@ const patience = 2 * time.Minute
 // eightGPUs is a server with eight GPUs, two under each PCIe root.
 const eightGPUs = "discovery/families/amdgpu/testdata/mi210x8.host"
 
+// olderVersions are those of resource.k8s.io that users may still write. They
+// are off by default.
+var olderVersions = map[string]bool{"resource.k8s.io/v1beta1": true, "resource.k8s.io/v1beta2": true}
+
 // What all tests use. It is set before the first and only read by them.
 var (
 	project chandler.Project
@@ -58,7 +62,7 @@ func run(m *testing.M) (code int, err error) {
 	if project, err = chandler.Build(ctx, builder, programs, dir); err != nil {
 		return 0, err
 	}
-	if node, err = cluster.Start(ctx, cluster.Config{Programs: programs, Progress: os.Stderr}); err != nil {
+	if node, err = cluster.Start(ctx, cluster.Config{Programs: programs, Progress: os.Stderr, RuntimeConfig: olderVersions}); err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, node.Stop()) }()

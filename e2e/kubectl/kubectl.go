@@ -41,6 +41,8 @@ type Client struct {
 
 // New returns a client; it does not connect yet.
 func New(config *rest.Config) (*Client, error) {
+	config = rest.CopyConfig(config)
+	config.WarningHandler = rest.NewWarningWriter(os.Stderr, rest.WarningWriterOptions{Deduplicate: true})
 	typed, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
