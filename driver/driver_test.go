@@ -31,13 +31,13 @@ var timeZero time.Time
 // bench is a driver at work without a kubelet, on directories that outlive it.
 type bench struct {
 	*Driver
-	t      *testing.T
+	t      testing.TB
 	config Config
 	host   fstest.MapFS
 	files  atomicfile.Files
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t testing.TB) *bench {
 	host := fstest.MapFS{}
 	return &bench{t: t, host: host, config: Config{
 		NodeName:   "node",

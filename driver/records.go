@@ -331,11 +331,15 @@ func (s *store) remove(uid types.UID) error {
 	if !s.holds(uid) {
 		return nil
 	}
-	files, err := s.badFiles(uid)
-	if err != nil {
-		return fmt.Errorf("remove record of claim %s: %w", uid, err)
+	files := []string{s.file(uid)}
+	if s.unreadable(uid) {
+		bad, err := s.badFiles(uid)
+		if err != nil {
+			return fmt.Errorf("remove record of claim %s: %w", uid, err)
+		}
+		files = append(bad, files...)
 	}
-	for _, file := range append(files, s.file(uid)) {
+	for _, file := range files {
 		if err := s.files.Remove(file); err != nil {
 			return fmt.Errorf("remove record %s: %w", file, err)
 		}

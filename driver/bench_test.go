@@ -1,0 +1,112 @@
+package driver
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"chandler.dev/discovery"
+)
+
+// manyGPUs is a driver on a disk with n GPUs, of which claims hold the first.
+func manyGPUs(b *testing.B, n, held int) *bench {
+	b.Helper()
+	var gpus []discovery.Device
+	for i := range n {
+		gpus = append(gpus, gpu(fmt.Sprintf("gpu-%04d", i), int64(i)))
+	}
+	driver := newBench(b).restart().offers(gpus...)
+	for i := range held {
+		if _, err := driver.try(claim(fmt.Sprint("held-", i), gpus[i].Name)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return driver
+}
+
+// percentiles reports the 50th and the 99th percentile of durations, in
+// milliseconds.
+func percentiles(b *testing.B, what string, durations []time.Duration) {
+	slices.Sort(durations)
+	at := func(percent int) float64 {
+		return float64(durations[(len(durations)-1)*percent/100]) / float64(time.Millisecond)
+	}
+	b.ReportMetric(at(50), what+"-p50-ms")
+	b.ReportMetric(at(99), what+"-p99-ms")
+}
+
+// BenchmarkPrepare is the driver's own part of preparing and unpreparing: the
+// checks, the record and the spec on a real disk. What the kubelet and the
+// library do before and after, such as reading the claim, is not in it.
+func BenchmarkPrepare(b *testing.B) {
+	for _, size := range []struct{ claims, devices, held int }{
+		{1, 1, 0}, {1, 1, 1000}, {1, 8, 0}, {1, 8, 1000}, {100, 1, 0}, {100, 1, 1000},
+	} {
+		b.Run(fmt.Sprintf("claims=%d/devices=%d/held=%d", size.claims, size.devices, size.held), func(b *testing.B) {
+			driver := manyGPUs(b, size.held+size.claims*size.devices, size.held)
+			var claims []*resourceapi.ResourceClaim
+			var objects []kubeletplugin.NamespacedObject
+			for i := range size.claims {
+				var names []string
+				for j := range size.devices {
+					names = append(names, fmt.Sprintf("gpu-%04d", size.held+i*size.devices+j))
+				}
+				c := claim(fmt.Sprint("c-", i), names...)
+				claims = append(claims, c)
+				objects = append(objects, kubeletplugin.NamespacedObject{UID: c.UID, NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}})
+			}
+			var prepared, unprepared []time.Duration
+			for b.Loop() {
+				began := time.Now()
+				results, err := driver.PrepareResourceClaims(b.Context(), claims)
+				prepared = append(prepared, time.Since(began))
+				for _, result := range results {
+					if err == nil {
+						err = result.Err
+					}
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				began = time.Now()
+				failures, err := driver.UnprepareResourceClaims(b.Context(), objects)
+				unprepared = append(unprepared, time.Since(began))
+				for _, failure := range failures {
+					if err == nil {
+						err = failure
+					}
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			percentiles(b, "prepare", prepared)
+			percentiles(b, "unprepare", unprepared)
+		})
+	}
+}
+
+// BenchmarkRestart is what a new agent does before it answers: it reads the
+// records and looks whether the specs are as they should be.
+func BenchmarkRestart(b *testing.B) {
+	driver := manyGPUs(b, 1000, 1000)
+	for b.Loop() {
+		driver.restart()
+	}
+}
+
+// BenchmarkSlices is the way from a snapshot to what is published.
+func BenchmarkSlices(b *testing.B) {
+	driver := manyGPUs(b, 512, 0)
+	for b.Loop() {
+		offer, _ := driver.offer(driver.view.Load(), nil, time.Now())
+		if resources, _ := offer.driverResources(); len(resources.Pools["node"].Slices) != 8 {
+			b.Fatal("not 8 slices of 64 devices")
+		}
+	}
+}
