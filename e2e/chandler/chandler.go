@@ -120,7 +120,7 @@ func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
 // waits until the agent runs.
 func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
 	err := k.ApplyFiles(ctx, p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest(config),
-		p.Manifest("deviceclasses.yaml"), p.Manifest("admission.yaml"))
+		p.Manifest("deviceclasses.yaml"), p.Manifest("admission.yaml"), p.Manifest("admission-slices.yaml"))
 	if err != nil {
 		return err
 	}
