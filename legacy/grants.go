@@ -349,18 +349,22 @@ func (h *holdings) recognise(one *holding) *holding {
 	return recognised
 }
 
-// shareOf returns the ID of the device that an ID such as "GPU-1::3" is a
-// share of, which is how NVIDIA's plugin counts them.
+// shareInfixes stand between the ID of a device and the number of a share of
+// it: for NVIDIA's plugin, Aliyun's, GKE's and HAMi's.
+var shareInfixes = []string{"::", "-_-", "/vgpu", "-"}
+
+// shareOf returns the ID of the device that an ID such as "GPU-1::3" would be a
+// share of.
 func shareOf(id string) (device string, share bool) {
-	i := strings.LastIndex(id, "::")
-	if i < 0 {
-		return "", false
+	for _, infix := range shareInfixes {
+		if i := strings.LastIndex(id, infix); i > 0 {
+			if number := id[i+len(infix):]; number != "" && digits(number) == len(number) {
+				return id[:i], true
+			}
+			return "", false
+		}
 	}
-	number := id[i+len("::"):]
-	if number == "" || digits(number) < len(number) {
-		return "", false
-	}
-	return id[:i], true
+	return "", false
 }
 
 // listing is what PodResources said.

@@ -461,13 +461,16 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	shareable.Shareable = true
 	part := gpu("p")
 	part.PartOf = &discovery.Whole{Name: "card"}
-	k.hold("train", "example.com/renamed", "a::3", "p", "s", "unknown")
+	k.hold("train", "example.com/renamed", "a::3", "c-_-12", "d/vgpu0", "e-4", "b-x", "p", "s", "unknown")
 	p := New(k.config())
-	p.Know(snapshot(gpu("a"), gpu("b"), part, shareable))
+	p.Know(snapshot(gpu("a"), gpu("b"), gpu("c"), gpu("d"), gpu("e"), part, shareable))
 	p.Publish(snapshot())
 	run(t, p)
 	<-p.Ready()
-	holders := map[string]string{"gpu-a": "default/train main", "card": "default/train main", "gpu-b": "", "gpu-p": "", "gpu-s": ""}
+	holders := map[string]string{"card": "default/train main", "gpu-b": "", "gpu-p": "", "gpu-s": ""}
+	for _, shared := range []string{"gpu-a", "gpu-c", "gpu-d", "gpu-e"} {
+		holders[shared] = "default/train main"
+	}
 	for silicon, want := range holders {
 		if who, held := p.Holder(silicon); who != want || held != (want != "") {
 			t.Errorf("%s: held %t by %q, want %q", silicon, held, who, want)
