@@ -76,12 +76,15 @@ func (s Selector) Selects(d Device) (bool, error) {
 //
 // Devices that are parts of one piece of silicon must be offered by one API.
 // Where the rules say otherwise, none of them is offered, and the problem
-// names them. A device that the administrator made of paths is not offered
+// names them. A name that some devices of a family bear of their own gives
+// none to the others of that family: that of neuron cores is not what whole
+// chips are to be had by. A device that the administrator made of paths is not offered
 // either where one of its nodes is what another family offers: exclude that.
 func (r *Rules) Apply(s *Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems)}
+	own := s.ownNames()
 	for _, d := range s.Devices {
-		kept, errs := r.apply(&d)
+		kept, errs := r.apply(&d, own[d.Family])
 		for _, err := range errs {
 			out.Problems = append(out.Problems, Problem{d.Name, fmt.Errorf("config: %w", err)})
 		}
@@ -94,9 +97,25 @@ func (r *Rules) Apply(s *Snapshot) *Snapshot {
 	return out
 }
 
+// ownNames returns the classic names that devices have of their own, in
+// whatever mode of their plugin, by family.
+func (s *Snapshot) ownNames() map[string]map[string]bool {
+	names := make(map[string]map[string]bool)
+	for _, d := range s.Devices {
+		if names[d.Family] == nil {
+			names[d.Family] = make(map[string]bool)
+		}
+		for _, offer := range d.Offers {
+			names[d.Family][offer.Resource] = true
+		}
+	}
+	return names
+}
+
 // apply changes the device, which is a copy whose slices are shared with the
-// original, and reports whether it is kept.
-func (r *Rules) apply(d *Device) (kept bool, errs []error) {
+// original, and reports whether it is kept. own are the names that devices of
+// its family have.
+func (r *Rules) apply(d *Device, own map[string]bool) (kept bool, errs []error) {
 	if d.OptIn && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.offers(resource.Name) }) {
 		return false, nil // nobody asks for it, so nothing is to be said of it
 	}
@@ -111,7 +130,7 @@ func (r *Rules) apply(d *Device) (kept bool, errs []error) {
 		return false, errs
 	}
 	share := r.shared(selects)
-	kept, err := r.name(d, selects, share)
+	kept, err := r.name(d, selects, own, share)
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -147,10 +166,10 @@ func (d *Device) publishNames() error {
 
 // name gives the device its mode and its classic names, and reports whether it
 // is offered at all. What is to be shared under a name of its own needs no other.
-func (r *Rules) name(d *Device, selects func(Selector) bool, share *Share) (kept bool, err error) {
+func (r *Rules) name(d *Device, selects func(Selector) bool, own map[string]bool, share *Share) (kept bool, err error) {
 	d.Mode = r.Mode
 	i := slices.IndexFunc(r.Resources, func(resource Resource) bool {
-		return (!d.OptIn || d.offers(resource.Name)) && selects(resource.Selector)
+		return (d.offers(resource.Name) || !d.OptIn && !own[resource.Name]) && selects(resource.Selector)
 	})
 	if i < 0 {
 		if share == nil || share.Resource == "" {

@@ -279,3 +279,23 @@ func TestRulesPublishTheNameOfAResource(t *testing.T) {
 		t.Error("the device that was given is modified")
 	}
 }
+
+// A name that some devices of a family have of their own is not given to the
+// others, whatever the expression selects.
+func TestRulesDoNotMixGranularities(t *testing.T) {
+	chip, core, other := gpu("chip", "acme", 0), gpu("core", "acme", 0), gpu("other", "acme", 0)
+	chip.Family, core.Family, other.Family = "neuron", "neuron", "another"
+	core.Offers = []Offer{{Resource: "acme.com/core", IDs: []string{"0"}, Optional: true}}
+	rules := &Rules{Resources: []Resource{{Selector: selector(t, `true`), Name: "acme.com/core"}}}
+	s := rules.Apply(&Snapshot{Devices: []Device{chip, core, other}})
+	for name, want := range map[string]Offer{
+		"chip":  {Resource: "acme.com/gpu", IDs: []string{"chip"}},
+		"core":  {Resource: "acme.com/core", IDs: []string{"0"}},
+		"other": {Resource: "acme.com/core", IDs: []string{"other"}}, // to which the administrator gives it
+	} {
+		d, _ := (&Snapshot{Devices: s.Devices}).Lookup(name)
+		if diff := cmp.Diff([]Offer{want}, d.Offers); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
