@@ -64,6 +64,10 @@ type Config struct {
 	// Elsewhere is asked who else holds a piece of silicon. Optional.
 	Elsewhere Holder
 
+	// NoMetadata leaves out the files in which containers read the attributes
+	// of their devices.
+	NoMetadata bool
+
 	// Active is closed once this instance may write records, specs and slices.
 	// Until then calls wait. Nil means that it may from the start.
 	Active <-chan struct{}
@@ -134,12 +138,13 @@ type Driver struct {
 	without      atomic.Pointer[Without]
 	wake         chan struct{}
 
-	calls  calls
-	claims locks[types.UID]
-	filing sync.Mutex // one claim at a time writes files of the host or removes them
-	jobs   jobs
-	store  *store                  // set once calls are ready
-	fatal  context.CancelCauseFunc // set by Run
+	calls    calls
+	claims   locks[types.UID]
+	filing   sync.Mutex // one claim at a time writes files of the host or removes them
+	jobs     jobs
+	metadata metadata
+	store    *store                  // set once calls are ready
+	fatal    context.CancelCauseFunc // set by Run
 }
 
 var _ kubeletplugin.DRAPlugin = &Driver{}
@@ -187,6 +192,8 @@ func New(config Config) (*Driver, error) {
 		}
 	}
 	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, jobWait: jobWait, askInterval: askInterval, wake: make(chan struct{}, 1)}
+	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
+	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
 	d.calls.ready = make(chan struct{})
 	d.calls.stopping = make(chan struct{})
 	d.registration.Store(Unanswered)
@@ -281,6 +288,7 @@ func (d *Driver) restoreSpecs(ctx context.Context) (problems []error) {
 			problems = append(problems, specs.RemoveClaim(uid))
 		}
 	}
+	problems = append(problems, d.metadata.sweep(d.store.prepared(), d.store.unreadable))
 	return withoutNil(problems)
 }
 
@@ -309,7 +317,7 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 			return nil, err
 		}
 	}
-	return []kubeletplugin.Option{
+	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
 		kubeletplugin.NodeUID(d.config.NodeUID),
@@ -320,7 +328,11 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 		// The helper's lock would make unrelated claims wait for each other.
 		kubeletplugin.Serialize(false),
 		kubeletplugin.GRPCInterceptor(d.noteRegistration),
-	}, nil
+	}
+	if !d.config.NoMetadata {
+		options = append(options, d.metadata.options()...)
+	}
+	return options, nil
 }
 
 // noteRegistration notes what the kubelet says to the registration. The

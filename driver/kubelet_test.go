@@ -3,12 +3,14 @@ package driver
 import (
 	"context"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -17,7 +19,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-func dial(t *testing.T, socket string) *grpc.ClientConn {
+func dial(t testing.TB, socket string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -27,51 +29,63 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 	return conn
 }
 
+// serve runs a new driver with the library's helper, and returns where it
+// registers, where it is called, and what ends it. The kubelet's directory is
+// that of earlier calls.
+func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.ClientConn, stop func()) {
+	b.t.Helper()
+	b.config.KubeClient = client
+	b.config.NodeUID = "node-uid"
+	b.config.PodUID = "pod-uid"
+	if b.config.KubeletRoot == "" {
+		b.config.KubeletRoot = b.t.TempDir()
+	}
+	d, err := New(b.config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.Driver = d
+	ctx, cancel := context.WithCancel(b.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			b.t.Errorf("Run: %v", err)
+		}
+	})
+	b.t.Cleanup(stop)
+	registry := filepath.Join(b.config.KubeletRoot, "plugins_registry", "chandler.dev-pod-uid-reg.sock")
+	eventually(b.t, "the registration socket", func() bool { return exists(registry) })
+	registration = dial(b.t, registry)
+	info, err := registerapi.NewRegistrationClient(registration).GetInfo(ctx, &registerapi.InfoRequest{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if info.Name != "chandler.dev" {
+		b.t.Errorf("registers as %s", info.Name)
+	}
+	return registration, dial(b.t, info.Endpoint), stop
+}
+
 // TestThroughTheHelper plays the kubelet: it registers the driver, prepares and
 // unprepares a claim and watches health over the real sockets.
 func TestThroughTheHelper(t *testing.T) {
 	c := claim("c", "a")
 	b := newBench(t)
 	client := fake.NewClientset(c)
-	b.config.KubeClient = client
-	b.config.NodeUID = "node-uid"
-	b.config.PodUID = "pod-uid"
-	b.config.KubeletRoot = t.TempDir()
-	d, err := New(b.config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.Driver = d
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	}()
+	registry, conn, _ := b.serve(client)
 	b.offers(gpu("a", 1))
-
-	registry := filepath.Join(b.config.KubeletRoot, "plugins_registry", "chandler.dev-pod-uid-reg.sock")
-	eventually(t, "the registration socket", func() bool { return exists(registry) })
-	registration := registerapi.NewRegistrationClient(dial(t, registry))
-	info, err := registration.GetInfo(ctx, &registerapi.InfoRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.Name != "chandler.dev" {
-		t.Errorf("registers as %s", info.Name)
-	}
+	ctx := t.Context()
+	registration := registerapi.NewRegistrationClient(registry)
 	for answer, registered := range map[Registration]bool{Refused: false, Accepted: true} {
 		// A refusal is an error to the library as well.
 		registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: registered})
-		if got := d.Registration(); got != answer {
+		if got := b.Registration(); got != answer {
 			t.Errorf("registration is %q, want %q", got, answer)
 		}
 	}
 
-	conn := dial(t, info.Endpoint)
 	node := drapb.NewDRAPluginClient(conn)
 	claims := []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}
 	prepared, err := node.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
@@ -103,7 +117,7 @@ func TestThroughTheHelper(t *testing.T) {
 	})
 }
 
-func eventually(t *testing.T, what string, is func() bool) {
+func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -116,18 +116,19 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		if err := d.ensureSpec(ctx, plan.earlier); err != nil {
 			return nil, err
 		}
-		return answer(plan.earlier), nil
+		return answer(plan.earlier, plan.devices), nil
 	}
 	if err := d.take(ctx, plan); err != nil {
 		return nil, err
 	}
-	return answer(plan.wanted), nil
+	return answer(plan.wanted, plan.devices), nil
 }
 
 // plan is what is to be done for a claim.
 type plan struct {
 	wanted  *record
-	earlier *record // nil if there is none
+	earlier *record            // nil if there is none
+	devices []discovery.Device // what the results stand for
 	works   []work
 	view    *view
 }
@@ -146,7 +147,7 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{wanted: wanted, earlier: d.store.get(claim.UID), view: view}
+	p := &plan{wanted: wanted, earlier: d.store.get(claim.UID), devices: devices, view: view}
 	// Not asked again of what the claim has: an interface that was moved is no
 	// longer there to be moved.
 	if !d.has(p.earlier, wanted) {
@@ -220,8 +221,9 @@ func (d *Driver) undo(uid types.UID, earlier *record, cause error) error {
 	return errors.Join(cause, err)
 }
 
-// unprepare removes the spec, the files of the host, then the record. What is missing is already
-// done. A claim that could not be unprepared keeps what it holds.
+// unprepare removes the spec, the files for containers and of the host, then
+// the record. What is missing is already done. A claim that could not be
+// unprepared keeps what it holds.
 func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	unlock, err := d.claims.lock(ctx, uid)
 	if err != nil {
@@ -234,7 +236,11 @@ func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	if err := d.config.CDI.RemoveClaim(uid); err != nil {
 		return err
 	}
-	if err := d.removeFiles(d.store.get(uid), nil, func() error { return d.store.remove(uid) }); err != nil {
+	r := d.store.get(uid)
+	if err := d.metadata.remove(r, d.store.sameName); err != nil {
+		return err
+	}
+	if err := d.removeFiles(r, nil, func() error { return d.store.remove(uid) }); err != nil {
 		return err
 	}
 	d.wakePublisher() // a device that is gone leaves the slices once it is unheld
@@ -371,14 +377,15 @@ func (d *Driver) ensureSpec(ctx context.Context, r *record) error {
 
 // answer returns what the kubelet is told of a prepared claim. A device's own
 // CDI ID comes first, since the kubelet's health report is keyed on that.
-func answer(r *record) []kubeletplugin.Device {
+func answer(r *record, given []discovery.Device) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Results))
-	for _, result := range r.Results {
+	for i, result := range r.Results {
 		device := kubeletplugin.Device{
 			Requests:     []string{result.Request},
 			PoolName:     result.Pool,
 			DeviceName:   result.Device,
 			CDIDeviceIDs: []string{cdi.ID(result.CDI)},
+			Metadata:     metadataOf(&result, &given[i]),
 		}
 		if result.ShareID != "" {
 			device.ShareID = &result.ShareID

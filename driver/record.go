@@ -97,6 +97,11 @@ func (r *record) who() string {
 	return fmt.Sprintf("claim %s/%s", r.Namespace, r.Name)
 }
 
+// named is the claim's name, which another claim may have had before it.
+func (r *record) named() types.NamespacedName {
+	return types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
+}
+
 // devices returns what the claim's CDI spec holds.
 func (r *record) devices() []cdi.Device {
 	devices := make([]cdi.Device, 0, len(r.Results))

@@ -39,6 +39,7 @@ type store struct {
 	// mu guards what follows and is never held during I/O.
 	mu      sync.Mutex
 	claims  map[types.UID]*record
+	names   map[types.NamespacedName]int  // how many of the claims have a name
 	silicon map[string]map[types.UID]bool // who may hold a piece of it; exact answers are in claims
 	bad     map[types.UID][]string        // devices of unreadable records, as far as they are known
 }
@@ -49,6 +50,7 @@ func openStore(dir, boot string, files atomicfile.Files, specs cdi.Dir) (s *stor
 	s = &store{
 		dir: dir, boot: boot, files: files,
 		claims:  make(map[types.UID]*record),
+		names:   make(map[types.NamespacedName]int),
 		silicon: make(map[string]map[types.UID]bool),
 		bad:     make(map[types.UID][]string),
 	}
@@ -266,6 +268,7 @@ func (s *store) holder(silicon string, lookup lookup) (string, bool) {
 func (s *store) enter(r *record) {
 	s.leave(r.UID)
 	s.claims[r.UID] = r
+	s.names[r.named()]++
 	for _, result := range r.Results {
 		if s.silicon[result.Silicon] == nil {
 			s.silicon[result.Silicon] = make(map[types.UID]bool)
@@ -281,6 +284,9 @@ func (s *store) leave(uid types.UID) {
 		return
 	}
 	delete(s.claims, uid)
+	if s.names[r.named()]--; s.names[r.named()] == 0 {
+		delete(s.names, r.named())
+	}
 	for _, result := range r.Results {
 		delete(s.silicon[result.Silicon], uid)
 		if len(s.silicon[result.Silicon]) == 0 {

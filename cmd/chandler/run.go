@@ -45,6 +45,7 @@ type runOptions struct {
 	runtimeRoot     string
 	cdiRoot         string
 	filesRoot       string
+	metadata        bool
 	config          string
 	rescanInterval  time.Duration
 	healthAddress   string
@@ -87,6 +88,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
 	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` from which the container runtime reads CDI specs")
 	flags.StringVar(&o.filesRoot, "host-files-root", "/", "`directory` below which the agent sees the directories for host files, "+strings.Join(discovery.FileDirs(families.All), ", ")+"; one that is not there gets none")
+	flags.BoolVar(&o.metadata, "device-metadata", true, "give containers files with the attributes of the devices of their claims")
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file`")
 	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
 	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz and /readyz are answered, such as :8080; nowhere if empty")
@@ -211,6 +213,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		BootID:         strings.TrimSpace(string(bootID)),
 		Granter:        discovery.Granters(families.All),
 		Elsewhere:      p.classic,
+		NoMetadata:     !o.metadata,
 		Active:         p.active,
 		ReadParameters: readParameters,
 		Accept:         discovery.Acceptors(families.All),

@@ -1,0 +1,176 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+// Where the library writes what containers can read of their devices
+// (k8s.io/dynamic-resource-allocation/kubeletplugin, metadata.go): a file
+// <namespace>_<name>/<request>… of each request of a claim in a directory of
+// the driver's, and a CDI spec <driver>_metadata_<claim uid>_<request>.json
+// that has it mounted.
+const (
+	metadataDir        = "dra-device-metadata"
+	metadataSpecPrefix = discovery.Domain + "_metadata_"
+)
+
+// metadata keeps the files that containers read of their devices: attributes,
+// and the names of interfaces that they got. The library writes them after a
+// claim is prepared; a claim whose files cannot be written is prepared without.
+// They are removed with the claim's record, which tells what there is, and what
+// has no record is swept at the start.
+type metadata struct {
+	specs string // directory of CDI specs
+	dir   string // directory of the claims' directories
+	files atomicfile.Files
+
+	// mu keeps a claim's files from being written while those of an earlier
+	// claim of its name are removed.
+	mu sync.Mutex
+}
+
+// options has the library write the files.
+func (m *metadata) options() []kubeletplugin.Option {
+	return []kubeletplugin.Option{
+		// The newest version comes first; the older is for readers that know no other.
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
+		kubeletplugin.CDIDirectory(m.specs),
+		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
+			WriteFile: m.write,
+			// When the library wants to remove files they are gone already. Its
+			// way goes by the claim's name, which another claim may have by
+			// now, and lists the specs of all claims.
+			RemoveAll: func(string) error { return nil },
+			Glob:      func(string) ([]string, error) { return nil, nil },
+		}),
+	}
+}
+
+func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.files.Write(name, data, mode)
+}
+
+// remove removes the files of a claim; r may be nil. What is missing is no
+// error. The directory stays while another claim has the same name.
+func (m *metadata) remove(r *record, sameName func(*record) bool) error {
+	if r == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for _, result := range r.Results {
+		errs = append(errs, m.files.Remove(filepath.Join(m.specs, metadataSpecPrefix+string(r.UID)+"_"+resourceclaim.BaseRequestRef(result.Request)+".json")))
+	}
+	if r.Name != "" && !sameName(r) {
+		errs = append(errs, removeDir(filepath.Join(m.dir, claimDir(r))))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove metadata of devices: %w", err)
+	}
+	return nil
+}
+
+// sweep removes what is there of claims that have no record in keep, and what
+// interrupted writers left. Claims whose record cannot be read keep what they
+// have: all directories stay, since the names of such claims are not known.
+func (m *metadata) sweep(keep []*record, unreadable func(types.UID) bool) error {
+	uids, names := make(map[types.UID]bool), make(map[string]bool)
+	for _, r := range keep {
+		uids[r.UID], names[claimDir(r)] = true, true
+	}
+	errs := []error{m.files.RemoveTemporary(m.specs, metadataSpecPrefix)}
+	specs, err := entries(m.specs)
+	errs = append(errs, err)
+	anyUnreadable := false
+	for _, name := range specs {
+		rest, found := strings.CutPrefix(name, metadataSpecPrefix)
+		if !found {
+			continue
+		}
+		uid, _, _ := strings.Cut(rest, "_")
+		switch {
+		case unreadable(types.UID(uid)):
+			anyUnreadable = true
+		case !uids[types.UID(uid)]:
+			errs = append(errs, m.files.Remove(filepath.Join(m.specs, name)))
+		}
+	}
+	dirs, err := entries(m.dir)
+	errs = append(errs, err)
+	for _, name := range dirs {
+		if !names[name] && !anyUnreadable {
+			errs = append(errs, removeDir(filepath.Join(m.dir, name)))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("sweep metadata of devices: %w", err)
+	}
+	return nil
+}
+
+// removeDir removes a directory. One that is missing is no error, nor is one
+// that could not be made, since its parent is a file.
+func removeDir(dir string) error {
+	if err := os.RemoveAll(dir); err != nil && !errors.Is(err, syscall.ENOTDIR) {
+		return err
+	}
+	return nil
+}
+
+// entries returns the names in a directory, none if there is no such directory.
+func entries(dir string) ([]string, error) {
+	all, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+		return nil, err
+	}
+	names := make([]string, 0, len(all))
+	for _, entry := range all {
+		names = append(names, entry.Name())
+	}
+	return names, nil
+}
+
+// claimDir is the name of a claim's directory.
+func claimDir(r *record) string { return r.Namespace + "_" + r.Name }
+
+// metadataOf returns what containers can read of a device: all that is
+// published of it, and how they call the interface that was moved to them.
+func metadataOf(r *result, device *discovery.Device) *kubeletplugin.DeviceMetadata {
+	out := &kubeletplugin.DeviceMetadata{Attributes: make(map[string]resourceapi.DeviceAttribute, len(device.Attributes))}
+	for name, value := range device.Attributes {
+		out.Attributes[string(name)] = value
+	}
+	if len(r.Edits.NetDevices) == 1 {
+		out.NetworkData = &resourceapi.NetworkDeviceData{InterfaceName: r.Edits.NetDevices[0].Name}
+	}
+	return out
+}
+
+// sameName reports whether another claim has the name of the record's: one that
+// was made when the other was deleted.
+func (s *store) sameName(r *record) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.names[r.named()] > 1
+}

@@ -1,0 +1,279 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	metadataapi "k8s.io/dynamic-resource-allocation/api/metadata"
+	"k8s.io/dynamic-resource-allocation/devicemetadata"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+// prepareCall has the library prepare a claim, and returns the CDI devices of
+// each device of the answer.
+func prepareCall(t *testing.T, conn *grpc.ClientConn, c *resourceapi.ResourceClaim) (ids [][]string) {
+	t.Helper()
+	response, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := response.Claims[string(c.UID)]
+	if answer.GetError() != "" {
+		t.Fatalf("prepare %s: %s", c.UID, answer.GetError())
+	}
+	for _, device := range answer.Devices {
+		ids = append(ids, device.CdiDeviceIds)
+	}
+	return ids
+}
+
+func unprepareCall(t *testing.T, conn *grpc.ClientConn, c *resourceapi.ResourceClaim) {
+	t.Helper()
+	response, err := drapb.NewDRAPluginClient(conn).NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	if err != nil || response.Claims[string(c.UID)].GetError() != "" {
+		t.Fatalf("unprepare %s: %v, %v", c.UID, err, response)
+	}
+}
+
+// mounted returns what is mounted by a CDI device, as a container runtime finds
+// it: the path in the container and what is read there.
+func (b *bench) mounted(id string) (path string, data []byte) {
+	b.t.Helper()
+	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(b.config.CDI.Path), cdiapi.WithAutoRefresh(false))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	device := cache.GetDevice(id)
+	if device == nil || len(device.ContainerEdits.Mounts) != 1 {
+		b.t.Fatalf("CDI device %s: %v, %v", id, device, cache.GetErrors())
+	}
+	mount := device.ContainerEdits.Mounts[0]
+	if data, err = os.ReadFile(mount.HostPath); err != nil {
+		b.t.Fatal(err)
+	}
+	return mount.ContainerPath, data
+}
+
+// metadataFiles returns what there is of the metadata of all claims.
+func (b *bench) metadataFiles() []string {
+	b.t.Helper()
+	specs, err := filepath.Glob(filepath.Join(b.config.CDI.Path, "*metadata*"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	dirs, err := filepath.Glob(filepath.Join(b.config.KubeletRoot, "plugins/chandler.dev/dra-device-metadata/*"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, names := range [][]string{specs, dirs} {
+		for i := range names {
+			names[i] = filepath.Base(names[i])
+		}
+	}
+	return append(specs, dirs...)
+}
+
+func (b *bench) expectMetadata(when string, want ...string) {
+	b.t.Helper()
+	if got := b.metadataFiles(); !slices.Equal(got, want) {
+		b.t.Errorf("%s there is %q, want %q", when, got, want)
+	}
+}
+
+func versionsOf(t *testing.T, data []byte) (versions []string) {
+	t.Helper()
+	for stream := json.NewDecoder(bytes.NewReader(data)); ; {
+		var object struct{ APIVersion string }
+		if err := stream.Decode(&object); errors.Is(err, io.EOF) {
+			return versions
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		versions = append(versions, object.APIVersion)
+	}
+}
+
+// A container reads all that is published of its devices, and the name of the
+// interface that it was given; and nothing is left when the claim is unprepared,
+// which takes no API server.
+func TestMetadata(t *testing.T) {
+	c := claim("made-up-xyz12", "a", "vf", "b")
+	c.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: "mine"}
+	c.Status.Allocation.Devices.Results[1].Request = "net/fast"
+	b := newBench(t)
+	b.config.Granter = func(given []discovery.Device, grant discovery.Grant) (edits specs.ContainerEdits) {
+		if grant.Request == "net/fast" {
+			edits.NetDevices = []*specs.LinuxNetDevice{{HostInterfaceName: "enp1s0v0", Name: "net1"}}
+		}
+		return edits
+	}
+	client := fake.NewClientset(c)
+	_, conn, stop := b.serve(client)
+	a, vf := gpu("a", 1), gpu("vf", 2)
+	a.Attributes.SetString("model", "One")
+	a.Attributes.SetInt("linkWidth", 16)
+	b.offers(a, gpu("b", 3), vf)
+
+	ids := prepareCall(t, conn, c)
+	const gpus, net = "chandler.dev/metadata=uid-made-up-xyz12_r", "chandler.dev/metadata=uid-made-up-xyz12_net"
+	want := [][]string{{"chandler.dev/claim=uid-made-up-xyz12-0-a", gpus}, {"chandler.dev/claim=uid-made-up-xyz12-1-vf", net}, {"chandler.dev/claim=uid-made-up-xyz12-2-b"}}
+	if diff := cmp.Diff(want, ids); diff != "" {
+		t.Errorf("CDI devices (-want +got):\n%s", diff)
+	}
+	path, data := b.mounted(gpus)
+	if path != "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/mine/r/chandler.dev-metadata.json" {
+		t.Errorf("mounted at %s", path)
+	}
+	if got := versionsOf(t, data); !slices.Equal(got, []string{"metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"}) {
+		t.Errorf("versions %q", got)
+	}
+	devices := decodeMetadata(t, data, "r")
+	if len(devices) != 2 || devices[0].Name != "a" || devices[1].Name != "b" || devices[0].Driver != "chandler.dev" || devices[0].Pool != "node" {
+		t.Fatalf("devices: %+v", devices)
+	}
+	if diff := cmp.Diff(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute(a.Attributes), devices[0].Attributes); diff != "" {
+		t.Errorf("attributes (-published +read):\n%s", diff)
+	}
+	if devices[0].NetworkData != nil {
+		t.Errorf("the GPU has %v", devices[0].NetworkData)
+	}
+	_, data = b.mounted(net)
+	if network := decodeMetadata(t, data, "net/fast")[0].NetworkData; network == nil || network.InterfaceName != "net1" {
+		t.Errorf("the function has %v", network)
+	}
+
+	there := []string{"chandler.dev_metadata_uid-made-up-xyz12_net.json", "chandler.dev_metadata_uid-made-up-xyz12_r.json", "default_made-up-xyz12"}
+	b.expectMetadata("prepared,", there...)
+	stop()
+	b.config.NoMetadata = true // what is there stays for those that have it, and goes with them
+	_, conn, stop = b.serve(client)
+	b.offers(a, gpu("b", 3), vf)
+	b.expectMetadata("after a restart", there...)
+	if got := prepareCall(t, conn, c)[0]; len(got) != 1 {
+		t.Errorf("without metadata the CDI devices are %q", got)
+	}
+	client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("silence") })
+	unprepareCall(t, conn, c)
+	b.expectMetadata("unprepared,")
+	stop()
+}
+
+func decodeMetadata(t *testing.T, data []byte, request string) []metadataapi.Device {
+	t.Helper()
+	var decoded metadataapi.DeviceMetadata
+	if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(bytes.NewReader(data)), &decoded); err != nil {
+		t.Fatal(err)
+	}
+	if len(decoded.Requests) != 1 || decoded.Requests[0].Name != request {
+		t.Fatalf("requests: %+v", decoded.Requests)
+	}
+	return decoded.Requests[0].Devices
+}
+
+// A claim that has the name of one that is still prepared keeps its files when
+// the other goes.
+func TestMetadataOfClaimsWithOneName(t *testing.T) {
+	first, second := claim("c", "a"), claim("c", "b")
+	second.UID = "uid-second"
+	b := newBench(t)
+	client := fake.NewClientset(first)
+	_, conn, _ := b.serve(client)
+	b.offers(gpu("a", 1), gpu("b", 2))
+	prepareCall(t, conn, first)
+	if err := client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), second, second.Namespace); err != nil {
+		t.Fatal(err)
+	}
+	prepareCall(t, conn, second)
+	unprepareCall(t, conn, first)
+	b.expectMetadata("of the second", "chandler.dev_metadata_uid-second_r.json", "default_c")
+	_, data := b.mounted("chandler.dev/metadata=uid-second_r")
+	if devices := decodeMetadata(t, data, "r"); devices[0].Name != "b" {
+		t.Errorf("the file is of %v", devices)
+	}
+	unprepareCall(t, conn, second)
+	b.expectMetadata("of neither")
+}
+
+// Where the files cannot be written, claims are prepared without.
+func TestMetadataThatCannotBeWritten(t *testing.T) {
+	c := claim("c", "a")
+	b := newBench(t)
+	b.config.KubeletRoot = t.TempDir()
+	dir := filepath.Join(b.config.KubeletRoot, "plugins/chandler.dev")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, metadataDir), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, conn, _ := b.serve(fake.NewClientset(c))
+	b.offers(gpu("a", 1))
+	if ids := prepareCall(t, conn, c); len(ids[0]) != 1 || !exists(b.specFile(c)) {
+		t.Errorf("prepared with %q", ids)
+	}
+	unprepareCall(t, conn, c)
+	if exists(b.recordFile(c)) {
+		t.Error("the claim is not unprepared")
+	}
+}
+
+// What no claim has any more is swept at the start.
+func TestMetadataIsSwept(t *testing.T) {
+	b := newBench(t)
+	b.config.KubeletRoot = t.TempDir()
+	b.restart().offers(gpu("a", 1), gpu("b", 2))
+	held, damaged := claim("held", "a"), claim("damaged", "b")
+	mustPrepare(t, b, held)
+	write := func(uid types.UID, name string) {
+		t.Helper()
+		dir := filepath.Join(b.metadata.dir, "default_"+name)
+		if err := os.MkdirAll(filepath.Join(dir, "r"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(b.metadata.specs, metadataSpecPrefix+string(uid)+"_r.json"), []byte("{}"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(held.UID, held.Name)
+	write("uid-lost", "lost")
+	if err := os.WriteFile(filepath.Join(b.metadata.specs, "."+metadataSpecPrefix+"x.json.1.tmp"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	b.expectMetadata("after a restart", "chandler.dev_metadata_uid-held_r.json", "default_held")
+
+	mustPrepare(t, b.offers(gpu("a", 1), gpu("b", 2)), damaged)
+	write(damaged.UID, damaged.Name)
+	write("uid-lost", "lost")
+	if err := os.WriteFile(b.recordFile(damaged), []byte("noise"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	b.expectMetadata("beside a record that cannot be read",
+		"chandler.dev_metadata_uid-damaged_r.json", "chandler.dev_metadata_uid-held_r.json", "default_damaged", "default_held", "default_lost")
+
+	// An abandoned claim is let go of without the library.
+	b.config.Abandoned = func(context.Context, []Claim) ([]types.UID, error) { return []types.UID{held.UID}, nil }
+	b.restart().sweep(t.Context(), map[types.UID]bool{held.UID: true})
+	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "default_damaged", "default_lost")
+}
