@@ -140,6 +140,12 @@ type Offer struct {
 	// number of a share of it, "::" if empty.
 	ShareInfix string `json:"shareInfix,omitempty"`
 
+	// ShareStem is what the plugin replaced writes before the number of a share
+	// where the IDs above are numbered themselves, "" where they are not: "card1-"
+	// of a GPU that has the ID "card1-0" alone and is "card1-0", "card1-1", …
+	// shared. A Shareable device that has one may be given another count.
+	ShareStem string `json:"shareStem,omitempty"`
+
 	// Counts is the capacity of which each ID is a unit: what a container asks
 	// for is an amount, and comes from one device. It is set by [Rules].
 	Counts resourceapi.QualifiedName `json:"counts,omitempty"`

@@ -61,10 +61,11 @@ type Share struct {
 
 // apply shares the device, which is a copy whose maps and slices are shared
 // with the original. A device that cannot be shared as it should be is left
-// whole, and without an ID in the classic API.
+// whole, and without an ID in the classic API. Of one that any number of
+// containers may have, only the number of its classic IDs changes.
 func (s *Share) apply(d *Device) error {
 	sharing, offers, err := s.of(d)
-	if err == nil && s.Replicas > 0 {
+	if err == nil && sharing != nil && s.Replicas > 0 {
 		d.Capacity, err = d.withShares(s.Replicas)
 	}
 	if err != nil {
@@ -91,7 +92,8 @@ func (d *Device) ShareAmong(n int) error {
 func (s *Share) of(d *Device) (*Sharing, []Offer, error) {
 	switch {
 	case d.Shareable:
-		return nil, nil, errors.New("sharing: any number of containers may have the device already")
+		offers, err := s.recounted(d)
+		return nil, offers, err
 	case d.Sharing != nil:
 		return nil, nil, errors.New("sharing: several containers may have the device already")
 	}
@@ -114,13 +116,30 @@ func (s *Share) of(d *Device) (*Sharing, []Offer, error) {
 	return &Sharing{s.Capacity, s.Unit, all}, offers, err
 }
 
+// recounted returns the offers of a device that any number of containers may
+// have, with as many IDs as the administrator wants.
+func (s *Share) recounted(d *Device) ([]Offer, error) {
+	fixed := func(offer Offer) bool { return offer.ShareStem == "" }
+	if s.Replicas == 0 || s.Pool || slices.ContainsFunc(d.Offers, fixed) {
+		return nil, errors.New("sharing: any number of containers may have the device already")
+	}
+	offers := d.Offers
+	if s.Resource != "" {
+		offers = renamed(offers, s.Resource)
+	}
+	return s.replicas(offers)
+}
+
 // replicas returns the offers with a number of shares for each ID.
 func (s *Share) replicas(offers []Offer) ([]Offer, error) {
 	var shared []Offer
 	for _, offer := range offers {
-		if s.Pool {
+		switch {
+		case s.Pool:
 			offer.Unit, offer.IDs = offer.Resource, CountedIDs("", s.Replicas)
-		} else {
+		case offer.ShareStem != "":
+			offer.IDs = CountedIDs(offer.ShareStem, s.Replicas)
+		default:
 			infix := cmp.Or(offer.ShareInfix, replicaInfix)
 			var ids []string
 			for _, id := range offer.IDs {

@@ -41,6 +41,39 @@ func TestShareByNumber(t *testing.T) {
 	}
 }
 
+// Where the plugin that is replaced numbers what it has one of, its shares go on
+// counting.
+func TestShareByStem(t *testing.T) {
+	numbered := gpu("a", "acme", 80*gib)
+	numbered.Offers[0].IDs, numbered.Offers[0].ShareStem = []string{"card1-0"}, "card1-"
+	d := shareOf(t, Share{Replicas: 3}, numbered).Devices[0]
+	want := []Offer{{Resource: "acme.com/gpu", IDs: []string{"card1-0", "card1-1", "card1-2"}, ShareStem: "card1-"}}
+	if diff := cmp.Diff(want, d.Offers); diff != "" {
+		t.Errorf("offers (-want +got):\n%s", diff)
+	}
+	if d.Sharing == nil || d.Sharing.Capacity != Shares {
+		t.Errorf("sharing %v", d.Sharing)
+	}
+}
+
+// What any number of containers may have is given another count in the classic
+// API, and stays without limit in DRA.
+func TestShareableRecounted(t *testing.T) {
+	kvm := gpu("kvm", "acme", 0)
+	kvm.Shareable = true
+	kvm.Offers[0].IDs, kvm.Offers[0].ShareStem = CountedIDs("kvm", 1000), "kvm"
+	for resource, want := range map[string]string{"": "acme.com/gpu", "example.com/kvm": "example.com/kvm"} {
+		s := shareOf(t, Share{Replicas: 2, Resource: resource}, kvm)
+		d := s.Devices[0]
+		if diff := cmp.Diff([]Offer{{Resource: want, IDs: []string{"kvm0", "kvm1"}, ShareStem: "kvm"}}, d.Offers); diff != "" {
+			t.Errorf("offers (-want +got):\n%s", diff)
+		}
+		if _, limited := d.Capacity[Shares]; limited || d.Sharing != nil || !d.Shareable || len(s.Problems) > 0 {
+			t.Errorf("sharing %v of %v, problems %v", d.Sharing, d.Capacity, s.Problems)
+		}
+	}
+}
+
 func TestShareLeavesTheScanAlone(t *testing.T) {
 	before := gpu("a", "acme", 80*gib)
 	shareOf(t, Share{Replicas: 2}, before)
@@ -78,6 +111,8 @@ func TestNotShared(t *testing.T) {
 	gi := Share{Unit: resource.MustParse("1Gi"), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}
 	kvm := gpu("kvm", "acme", gib)
 	kvm.Shareable = true
+	numbered := kvm
+	numbered.Offers = []Offer{{Resource: "acme.com/gpu", IDs: []string{"kvm0"}, ShareStem: "kvm"}}
 	counted := gpu("counted", "acme", gib)
 	counted.Offers[0].IDs = []string{"0", "1"}
 	for name, test := range map[string]struct {
@@ -88,7 +123,9 @@ func TestNotShared(t *testing.T) {
 		"unknown memory":  {gi, gpu("a", "acme", 0), "how much memory the device has is not known"},
 		"less than one":   {gi, gpu("a", "acme", gib/2), "less than a unit"},
 		"too many units":  {Share{Unit: resource.MustParse("1Ki"), Capacity: "memory", Resource: "a.b/c"}, gpu("a", "acme", gib), "at most 4096"},
-		"shareable":       {gi, kvm, "any number of containers"},
+		"shareable":       {Share{Replicas: 2}, kvm, "any number of containers"},
+		"of no amount":    {gi, numbered, "any number of containers"},
+		"of no pool":      {Share{Replicas: 2, Pool: true, Resource: "a.b/c"}, numbered, "any number of containers"},
 		"counted already": {gi, counted, "has 2 IDs"},
 		"too many shares": {Share{Replicas: 4000}, counted, "at most 4096"},
 	} {

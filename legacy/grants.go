@@ -83,6 +83,7 @@ type holdings struct {
 	heard  bool             // whether it has answered at all
 	listed map[key]sighting // what it says that containers have, of whatever resource
 	known  map[string]*unit // what an ID may stand for, whatever the resource; see know
+	stems  map[string]*unit // what an ID may be a numbered share of, likewise
 }
 
 // sighting is an ID that PodResources lists, or listed until a moment ago. It
@@ -291,7 +292,7 @@ func (h *holdings) holder(silicon string) (string, bool) {
 // know says what IDs may stand for: the devices of a host with all that they
 // could be offered as. Shareable ones are never held.
 func (h *holdings) know(devices []discovery.Device) {
-	known := make(map[string]*unit)
+	known, stems := make(map[string]*unit), make(map[string]*unit)
 	for _, d := range devices {
 		if d.Shareable {
 			continue
@@ -300,11 +301,14 @@ func (h *holdings) know(devices []discovery.Device) {
 			for _, id := range offer.IDs {
 				known[id] = known[id].with(d, offer)
 			}
+			if offer.ShareStem != "" {
+				stems[offer.ShareStem] = stems[offer.ShareStem].with(d, offer)
+			}
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.known = known
+	h.known, h.stems = known, stems
 }
 
 // all returns what containers have of all resources, also of those that are
@@ -335,10 +339,7 @@ func (h *holdings) recognise(one *holding) *holding {
 	}
 	u, share := h.known[one.ID], false
 	if u == nil {
-		var id string
-		if id, share = shareOf(one.ID); share {
-			u = h.known[id]
-		}
+		u, share = h.shared(one.ID), true
 	}
 	if u == nil {
 		return one
@@ -347,6 +348,16 @@ func (h *holdings) recognise(one *holding) *holding {
 	recognised.Container = one.Container
 	recognised.Exclusive = recognised.Exclusive && !share
 	return recognised
+}
+
+// shared returns what an ID that stands for nothing itself would be a share of,
+// nil if nothing is known of it.
+func (h *holdings) shared(id string) *unit {
+	if stem := strings.TrimRight(id, "0123456789"); stem != id && h.stems[stem] != nil {
+		return h.stems[stem]
+	}
+	device, _ := shareOf(id)
+	return h.known[device]
 }
 
 // shareInfixes stand between the ID of a device and the number of a share of

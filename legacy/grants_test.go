@@ -157,6 +157,8 @@ func TestShareOf(t *testing.T) {
 func TestKnow(t *testing.T) {
 	a, b, s := gpu("a"), gpu("b"), gpu("a")
 	s.Name, s.Shareable = "gpu-s", true
+	stem := offer(a, "", "card1-0")
+	stem.Offers[0].ShareStem = "card1-"
 	twice := gpu("a")
 	twice.Offers = append(twice.Offers, discovery.Offer{Resource: "example.com/other", IDs: []string{"a"}})
 	for name, test := range map[string]struct {
@@ -167,6 +169,8 @@ func TestKnow(t *testing.T) {
 	}{
 		"whole":                       {[]discovery.Device{a, b}, "a", "gpu-a", true},
 		"share of a whole":            {[]discovery.Device{a, b}, "a::0", "gpu-a", false},
+		"share by its plugin's count": {[]discovery.Device{stem, b}, "card1-2", "gpu-a", false},
+		"no number after the stem":    {[]discovery.Device{stem, b}, "card1-", "", false},
 		"share by our own count":      {[]discovery.Device{offer(a, "", "1", "2")}, "2", "gpu-a", false},
 		"ID of two":                   {[]discovery.Device{a, offer(b, "", "a")}, "a", "gpu-a gpu-b", true},
 		"two offers of one ID":        {[]discovery.Device{twice}, "a", "gpu-a", true},

@@ -131,10 +131,8 @@ func setQueue(d *discovery.Device, wq sysfs.Device, accelerator, mode string) {
 	d.Shareable = mode == "shared"
 	resource := "wq-user-" + mode
 	// Intel's plugin lets one container have a shared queue unless told otherwise.
-	d.Offers = []discovery.Offer{{
-		Resource: accelerator + ".intel.com/" + resource,
-		IDs:      []string{resource + "-" + wq.Name() + "-0"},
-	}}
+	stem := resource + "-" + wq.Name() + "-"
+	d.Offers = []discovery.Offer{{Resource: accelerator + ".intel.com/" + resource, IDs: []string{stem + "0"}, ShareStem: stem}}
 }
 
 // setGroup sets what the administrator gave the queue: its name, size and

@@ -81,9 +81,11 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	errs = append(errs, setTiles(&d, function.Numbered("", "tile")))
 	for _, card := range function.Numbered("drm", "card") { // one
 		errs = append(errs, setLocalMemory(&d, card))
+		stem := card.Name() + "-"
 		d.Offers = []discovery.Offer{{
-			Resource: "gpu.intel.com/" + d.Attributes.String("driver"),
-			IDs:      []string{card.Name() + "-0"}, // the only share
+			Resource:  "gpu.intel.com/" + d.Attributes.String("driver"),
+			IDs:       []string{stem + "0"}, // the only share
+			ShareStem: stem,
 		}}
 	}
 	nodes, err := discovery.DRMNodes(function)

@@ -122,9 +122,10 @@ func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Devic
 // only share in Intel's plugin. What Qualcomm's gives is not published, and no
 // plugin offers the others: they have the kernel's name of the device.
 func offer(driver string, parent, minor sysfs.Device) discovery.Offer {
-	id := parent.Name()
+	resource := drivers[driver].resource
 	if driver == "intel_vpu" {
-		id = minor.Name() + "-0"
+		stem := minor.Name() + "-"
+		return discovery.Offer{Resource: resource, IDs: []string{stem + "0"}, ShareStem: stem}
 	}
-	return discovery.Offer{Resource: drivers[driver].resource, IDs: []string{id}}
+	return discovery.Offer{Resource: resource, IDs: []string{parent.Name()}}
 }

@@ -32,7 +32,8 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		d.Attributes.SetString("kind", "enclave")
 		d.Attributes.SetString("vendor", "intel")
 		// As Intel's plugin offers the device "sgx-enclave".
-		d.Offers = []discovery.Offer{{Resource: "sgx.intel.com/" + strings.TrimPrefix(d.Name, "sgx-"), IDs: discovery.CountedIDs(d.Name+"-", count)}}
+		stem := d.Name + "-"
+		d.Offers = []discovery.Offer{{Resource: "sgx.intel.com/" + strings.TrimPrefix(d.Name, "sgx-"), IDs: discovery.CountedIDs(stem, count), ShareStem: stem}}
 		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
 	}

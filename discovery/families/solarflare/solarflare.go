@@ -76,7 +76,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		Source:     onload.Path,
 		Attributes: discovery.Attributes{},
 		Shareable:  true,
-		Offers:     []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count)}}, // as of the Onload operator's device plugin
+		Offers:     []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), ShareStem: "sfc-"}}, // as of the Onload operator's device plugin
 	}
 	d.Attributes.SetString("kind", "nic")
 	errs := []error{setMaker(d.Attributes, adapters[0]), setDriver(d.Attributes, host)}

@@ -125,7 +125,7 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
 	d.Edits.Mounts = k.mounts(host, root)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
-	offer := discovery.Offer{Resource: "vpu.intel.com/" + k.name}
+	offer := discovery.Offer{Resource: "vpu.intel.com/" + k.name, ShareStem: k.id}
 	for i := range len(functions) / k.functions {
 		offer.IDs = append(offer.IDs, fmt.Sprint(k.id, i))
 	}
