@@ -23,7 +23,7 @@ type PathGroup struct {
 	// Count is how many containers may have each device at once; 0 is 1.
 	Count int `json:"count,omitempty"`
 
-	// Units is how many devices the group is where that cannot be seen: what
+	// Units is how many devices the group is where that cannot be seen: all that
 	// it names is in each of them, and must be there, but it may name nothing.
 	// 0 is as many as are found.
 	Units int `json:"units,omitempty"`
@@ -32,6 +32,10 @@ type PathGroup struct {
 	// container has, joined with commas.
 	UnitEnv string `json:"unitEnv,omitempty"`
 }
+
+// Unseen is the Source of units of which nothing on the host can be seen: they
+// last as long as the host.
+const Unseen = "sys"
 
 // HostPath is a device node, or what is mounted, of the host.
 type HostPath struct {

@@ -79,7 +79,8 @@ func (s Selector) Selects(d Device) (bool, error) {
 // names them. A name that some devices of a family bear of their own gives
 // none to the others of that family: that of neuron cores is not what whole
 // chips are to be had by. A device that the administrator made of paths is not offered
-// either where one of its nodes is what another family offers: exclude that.
+// either where one of its nodes is what another family offers, nor are units of
+// the kind of such a device that nothing on the host shows: exclude that.
 func (r *Rules) Apply(s *Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems)}
 	own := s.ownNames()
@@ -93,6 +94,7 @@ func (r *Rules) Apply(s *Snapshot) *Snapshot {
 		}
 	}
 	out.dropTaken()
+	out.dropCounted()
 	out.dropSplit()
 	return out
 }
@@ -188,6 +190,32 @@ func (r *Rules) name(d *Device, selects func(Selector) bool, own map[string]bool
 		return true, fmt.Errorf("resource %s: the device has no ID in the classic API", resource.Name)
 	}
 	return true, nil
+}
+
+// dropCounted leaves out the units that the administrator counted where there
+// are devices of their kind that can be had: they may be the same silicon. Of the
+// kind "other" nothing can be said.
+func (s *Snapshot) dropCounted() {
+	found := make(map[string]*Device) // one of each kind
+	for i := range s.Devices {
+		if d := &s.Devices[i]; !d.Configured && len(d.Edits.DeviceNodes) > 0 {
+			found[d.Attributes.String("kind")] = d
+		}
+	}
+	delete(found, "other")
+	said := make(map[string]bool)
+	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d Device) bool {
+		kind, resource := d.Attributes.String("kind"), d.Attributes.String("resource")
+		other := found[kind]
+		if !d.Configured || d.Source != Unseen || other == nil {
+			return false
+		}
+		if !said[resource] {
+			said[resource] = true
+			s.Problems = append(s.Problems, Problem{resource, fmt.Errorf("config: its units may be of device %s of family %s, which is of kind %s too and not excluded", other.Name, other.Family, kind)})
+		}
+		return true
+	})
 }
 
 // offers reports whether the device has an offer of that resource.

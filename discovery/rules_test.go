@@ -247,6 +247,41 @@ func TestConfiguredGivesWay(t *testing.T) {
 	}
 }
 
+// What the administrator counted, and nothing on the host shows, gives way to
+// what a family finds of that kind and somebody can have.
+func TestCountedGiveWay(t *testing.T) {
+	device := func(name, family, kind string, nodes ...string) Device {
+		d := Device{Name: name, Family: family, Attributes: Attributes{}, Source: Unseen, Configured: family == "paths"}
+		d.Attributes.SetString("family", family)
+		d.Attributes.SetString("kind", kind)
+		if d.Configured {
+			d.Attributes.SetString("resource", "example.com/unit")
+		}
+		for _, node := range nodes {
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
+		}
+		return d
+	}
+	snapshot := &Snapshot{Devices: []Device{
+		device("fpga", "aws", "fpga", "/dev/xdma0_user"), device("idle", "aws", "npu"), device("vfio", "vfio", "other", "/dev/vfio/1"),
+		device("u0", "paths", "fpga"), device("u1", "paths", "fpga"), device("n", "paths", "npu"), device("o", "paths", "other"),
+	}}
+	for expression, want := range map[string]string{"false": "fpga idle vfio n o", "device.attributes[\"chandler.dev\"].family == \"aws\"": "vfio u0 u1 n o"} {
+		applied := (&Rules{Exclude: []Selector{selector(t, expression)}}).Apply(snapshot)
+		var names []string
+		for _, d := range applied.Devices {
+			names = append(names, d.Name)
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("exclude %s: kept %q, want %q", expression, got, want)
+		}
+		given := expression == "false"
+		if given != (len(applied.Problems) == 1) || given && !strings.Contains(applied.Problems[0].Error(), "example.com/unit: config: its units may be of device fpga of family aws") {
+			t.Errorf("exclude %s: problems %v", expression, applied.Problems)
+		}
+	}
+}
+
 func TestRulesPublishTheNameOfAResource(t *testing.T) {
 	d := gpu("a", "acme", 0)
 	d.Offers = []Offer{{IDs: []string{"1"}, NameAs: "example.com/resourceName"}}

@@ -116,6 +116,7 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"paths and USB":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], usb: [{vendor: a, product: b}]}]}]\n", []string{"paths[0]", "groups[0]", "either"}},
 		"paths, much":          {header + "paths: [{name: a, kind: x, env: {1: a}, groups: [{each: true, count: -1, paths: [{path: dev, mountPath: x, limit: -1, permissions: rx}]}]}]\n", []string{"name: is", "kind: is", "env:", "each:", "count:", "path: is", "mountPath:", "limit:", "permissions:"}},
 		"units, much":          {header + "paths: [{name: a.b/c, groups: [{units: 1025, count: 2, unitEnv: a-b}]}]\n", []string{"units: is 1025", "in place of count", "unitEnv: is"}},
+		"units twice":          {header + "paths: [{name: a.b/c, groups: [{units: 2}, {units: 3}]}]\n", []string{"groups[1].units: groups[0] has units"}},
 		"units of none":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], unitEnv: A}]}]\n", []string{"unitEnv: is"}},
 		"path pattern":         {header + "paths: [{name: a.b/c, groups: [{paths: [{path: '/dev/[', type: File}]}]}]\n", []string{"paths[0]: path", "syntax", "type: is"}},
 		"path that escapes":    {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/../etc, readOnly: true}]}]}]\n", []string{"clean", "readOnly"}},

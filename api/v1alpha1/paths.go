@@ -43,8 +43,15 @@ func (r *PathResource) validate() error {
 	if len(r.Groups) == 0 {
 		check("groups", errors.New("must not be empty"))
 	}
+	counted := -1
 	for i := range r.Groups {
 		check(fmt.Sprintf("groups[%d]", i), r.Groups[i].validate())
+		switch {
+		case r.Groups[i].Units > 0 && counted >= 0:
+			check(fmt.Sprintf("groups[%d].units", i), fmt.Errorf("groups[%d] has units, which have the same numbers", counted))
+		case r.Groups[i].Units > 0:
+			counted = i
+		}
 	}
 	return errors.Join(errs...)
 }

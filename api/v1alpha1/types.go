@@ -151,8 +151,9 @@ type PathGroup struct {
 	Count int `json:"count,omitempty"`
 
 	// Units is how many devices there are, at most 1024, where nothing on the
-	// host tells: each has all that the group names, and there is none where
-	// that is not found. A group with Units may name nothing. In the
+	// host tells: each has all that is found of what the group names, and there
+	// is none where that is not found. Of a group that names nothing there is
+	// none either while another family offers devices of the same kind. A group with Units may name nothing. In the
 	// device-plugin API their IDs are their numbers, from 0.
 	Units int `json:"units,omitempty"`
 

@@ -89,7 +89,7 @@ func health(host *discovery.Host, d *discovery.Device, kernel []sysfs.Device) di
 			return discovery.Health{Status: discovery.Unknown, Reason: fmt.Sprintf("%s cannot be looked at: %v", mount.HostPath, err)}
 		}
 	}
-	if len(d.Edits.DeviceNodes) == 0 && (len(d.Edits.Mounts) > 0 || d.Source == "sys") {
+	if len(d.Edits.DeviceNodes) == 0 && (len(d.Edits.Mounts) > 0 || d.Source == discovery.Unseen) {
 		return discovery.Health{Status: discovery.Healthy}
 	}
 	return discovery.NodeHealth(host, d.Edits.DeviceNodes)

@@ -88,17 +88,9 @@ func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 	return devices
 }
 
-// sets returns the parts of each device that the group makes. What is counted
-// and not found may have none, and is made of what is found first.
+// sets returns the parts of each device that the group makes. Units that were
+// counted are one set of all that is found, or of nothing where nothing is named.
 func (r *reader) sets(group *discovery.PathGroup) ([][]*part, error) {
-	found, err := r.found(group)
-	if group.Units > 0 && len(found) > 1 {
-		found = found[:1]
-	}
-	return found, err
-}
-
-func (r *reader) found(group *discovery.PathGroup) ([][]*part, error) {
 	if group.Units > 0 && len(group.Paths) == 0 && len(group.USB) == 0 {
 		return [][]*part{nil}, nil
 	}
@@ -116,7 +108,30 @@ func (r *reader) found(group *discovery.PathGroup) ([][]*part, error) {
 		}
 		columns, limits = append(columns, parts), append(limits, max(p.Limit, 1))
 	}
+	if group.Units > 0 {
+		return together(columns), errors.Join(errs...)
+	}
 	return combine(columns, limits), errors.Join(errs...)
+}
+
+// together returns one set with every part of each column, once, and none where
+// a column has no part.
+func together(columns [][]*part) [][]*part {
+	var set []*part
+	for _, column := range columns {
+		if len(column) == 0 {
+			return nil
+		}
+		for _, p := range column {
+			if !slices.ContainsFunc(set, func(other *part) bool { return other.key == p.key }) {
+				set = append(set, p)
+			}
+		}
+	}
+	if len(set) == 0 {
+		return nil
+	}
+	return [][]*part{set}
 }
 
 // combine returns sets with one part of each column. There are as many as the
@@ -143,8 +158,8 @@ func combine(columns [][]*part, limits []int) (sets [][]*part) {
 
 func describeSet(host *discovery.Host, resource *discovery.PathResource, group *discovery.PathGroup, set []*part) (discovery.Device, error) {
 	d := discovery.Device{
-		Name:       name(resource.Name, set),
-		Source:     "sys", // units of nothing that can be seen last as long as the host
+		Name:       name(resource.Name, keys(group, set)),
+		Source:     discovery.Unseen,
 		Attributes: discovery.Attributes{},
 	}
 	if len(set) > 0 {
@@ -186,13 +201,31 @@ func describeSet(host *discovery.Host, resource *discovery.PathResource, group *
 	return d, errors.Join(errs...)
 }
 
+// keys returns what tells a device of a resource from another: its parts or, of
+// units, which have all parts alike, what the administrator wrote.
+func keys(group *discovery.PathGroup, set []*part) (keys []string) {
+	if group.Units == 0 {
+		for _, p := range set {
+			keys = append(keys, p.key)
+		}
+		return keys
+	}
+	for _, p := range group.Paths {
+		keys = append(keys, p.Path)
+	}
+	for _, id := range group.USB {
+		keys = append(keys, fmt.Sprintf("usb %s:%s %s", id.Vendor, id.Product, id.Serial))
+	}
+	return keys
+}
+
 // name returns the name of a device of a resource: it is the same for as long
-// as its parts bear their names, whatever else comes and goes.
-func name(resource string, set []*part) string {
+// as its keys are, whatever else comes and goes.
+func name(resource string, keys []string) string {
 	hash := sha1.New()
 	hash.Write([]byte(resource))
-	for _, p := range set {
-		hash.Write([]byte("\x00" + p.key))
+	for _, key := range keys {
+		hash.Write([]byte("\x00" + key))
 	}
 	_, short, _ := strings.Cut(strings.ToLower(resource), "/")
 	short = strings.Map(func(r rune) rune {
@@ -223,10 +256,10 @@ func ids(set []*part, count int) []string {
 	return ids
 }
 
-// claim notes the nodes that the device has alone. One that another has alone
-// already would be in two containers at once, which is an error.
+// claim notes the nodes that the device, or the units of it, have alone. One that
+// another has alone already would be in two containers at once, which is an error.
 func claim(owners map[string]string, d *discovery.Device, group *discovery.PathGroup, set []*part) error {
-	if group.Count > 1 || group.Units > 0 {
+	if group.Count > 1 {
 		return nil
 	}
 	var own []string

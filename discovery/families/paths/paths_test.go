@@ -58,6 +58,67 @@ func TestSets(t *testing.T) {
 	}
 }
 
+// What is no device node is given to nobody as one.
+func TestNoNode(t *testing.T) {
+	fsys := fstest.MapFS{
+		"etc/hostname":   {Data: []byte("node\n")},
+		"etc/empty":      {},
+		"dev/pipe":       {Mode: fs.ModeNamedPipe},
+		"dev/log":        {Mode: fs.ModeSocket},
+		"dev/shm/a":      {Data: []byte("a")},
+		"dev/port":       {Mode: fs.ModeDevice | fs.ModeCharDevice},
+		"dev/full/port":  {Mode: fs.ModeDevice | fs.ModeCharDevice},
+		"dev/full/pipe":  {Mode: fs.ModeNamedPipe},
+		"dev/full/notes": {Data: []byte("a")},
+	}
+	for path, healthy := range map[string]bool{
+		"/etc/hostname": false, "/etc/empty": false, "/dev/pipe": false, "/dev/log": false, "/dev/shm/a": false,
+		"/dev/port": true, "/dev/full": true,
+	} {
+		s := scan(fsys, discovery.PathGroup{Paths: []discovery.HostPath{{Path: path}}})
+		if len(s.Devices) != 1 || (s.Devices[0].Health.Status == discovery.Healthy) != healthy || (len(s.Problems) == 0) != healthy {
+			t.Fatalf("%s: %+v, problems %v", path, s.Devices, s.Problems)
+		}
+		if nodes := len(s.Devices[0].Edits.DeviceNodes); (nodes == 1) != healthy {
+			t.Errorf("%s: %d nodes", path, nodes)
+		}
+		if !healthy && !strings.Contains(s.Problems[0].Error(), path+": no device node") {
+			t.Errorf("%s: %v", path, s.Problems)
+		}
+		mounted := scan(fsys, discovery.PathGroup{Paths: []discovery.HostPath{{Path: path, Mount: true}}})
+		if len(mounted.Devices) != 1 || len(mounted.Problems) > 0 {
+			t.Errorf("%s mounted: problems %v", path, mounted.Problems)
+		}
+	}
+}
+
+// Each unit has all that is found, which nobody else has alone, and keeps its
+// name whatever more is found.
+func TestUnits(t *testing.T) {
+	fsys := fstest.MapFS{"dev/a0": {}}
+	patterns := []discovery.HostPath{{Path: "/dev/a*"}, {Path: "/dev/a0"}, {Path: "/dev/b", Optional: true}}
+	units := discovery.PathGroup{Units: 2, Paths: patterns}
+	before := scan(fsys, units).Devices
+	fsys["dev/a1"], fsys["dev/b"] = &fstest.MapFile{}, &fstest.MapFile{}
+	s := scan(fsys, units, discovery.PathGroup{Paths: []discovery.HostPath{{Path: "/dev/a1"}}})
+	if len(before) != 2 || len(s.Devices) != 2 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0].Error(), "/dev/a1 is in") {
+		t.Fatalf("%d units, then %d; problems %v", len(before), len(s.Devices), s.Problems)
+	}
+	for i, d := range s.Devices {
+		var nodes []string
+		for _, node := range d.Edits.DeviceNodes {
+			nodes = append(nodes, node.HostPath)
+		}
+		if want := []string{"/dev/a0", "/dev/a1", "/dev/b"}; !slices.Equal(nodes, want) || d.Name != before[i].Name {
+			t.Errorf("%s, before %s: nodes %q, want %q", d.Name, before[i].Name, nodes, want)
+		}
+	}
+	delete(fsys, "dev/a0")
+	if left := scan(fsys, units).Devices; len(left) > 0 {
+		t.Errorf("without one of the paths: %+v", left)
+	}
+}
+
 // The IDs are what sha1sum says of the number of the share and the paths, so
 // that what a kubelet remembers of the plugin that is replaced goes on.
 func TestIDs(t *testing.T) {

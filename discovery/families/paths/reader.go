@@ -77,8 +77,12 @@ func (r *reader) part(p discovery.HostPath, name string) *part {
 		return out
 	}
 	permissions := cmp.Or(p.Permissions, "mrw")
-	if info, err := fs.Stat(r.host.FS, name); err == nil && info.IsDir() {
+	switch info, err := fs.Stat(r.host.FS, name); {
+	case err == nil && info.IsDir():
 		out.err = r.addDirectory(out, name, inside, permissions)
+		return out
+	case err == nil && !isNode(name, info):
+		out.err = fmt.Errorf("%s: no device node; a file is mounted, as type Mount", hostPath)
 		return out
 	}
 	out.err = r.addNode(out, name, inside, permissions)
@@ -100,11 +104,24 @@ func (r *reader) addDirectory(out *part, dir, inside, permissions string) error 
 		switch {
 		case entry.IsDir():
 			errs = append(errs, r.addDirectory(out, name, inside, permissions))
-		case entry.Type()&(fs.ModeSymlink|fs.ModeSocket|fs.ModeNamedPipe) == 0: // a link is another name of a node
-			errs = append(errs, r.addNode(out, name, inside, permissions))
+		case entry.Type()&fs.ModeSymlink == 0: // which is another name of a node
+			info, err := entry.Info()
+			switch {
+			case err != nil && !errors.Is(err, fs.ErrNotExist):
+				errs = append(errs, fmt.Errorf("directory /%s: %w", dir, err))
+			case err == nil && isNode(name, info):
+				errs = append(errs, r.addNode(out, name, inside, permissions))
+			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// isNode reports whether a file is a device node. So is an empty file in /dev,
+// which stands in for one on a host that was laid out without privilege.
+func isNode(name string, info fs.FileInfo) bool {
+	standIn := info.Mode().IsRegular() && info.Size() == 0 && strings.HasPrefix(name, "dev/")
+	return info.Mode()&fs.ModeDevice != 0 || standIn
 }
 
 // addNode adds a device node. The node is named by where it lies and not by the
