@@ -36,7 +36,7 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 		Attributes: Attributes{},
 		Capacity:   Capacity{},
 	}
-	id, idErr := function.PCIID()
+	id, idErr := function.CheckedPCIID()
 	d.Attributes.SetString("pciVendor", id.Vendor)
 	d.Attributes.SetString("pciDevice", id.Device)
 	d.Attributes.SetString("driver", function.Driver())

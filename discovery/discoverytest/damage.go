@@ -15,19 +15,44 @@ import (
 	"chandler.dev/discovery"
 )
 
-// damages are what can be in a file's place. None means that it is removed.
-var damages = map[string]func(name string) error{
-	"garbage":   content([]byte("\xff\xfe: -- 0xZZ\n\n18446744073709551616 -1\n\x1b[")),
-	"empty":     content(nil),
-	"huge":      content(bytes.Repeat([]byte("9"), 1<<17)),
-	"NUL":       content(make([]byte, 64)),
-	"removed":   func(string) error { return nil },
-	"directory": func(name string) error { return os.Mkdir(name, 0o755) },
-	"loop":      func(name string) error { return os.Symlink(filepath.Base(name), name) },
+// damages put something into the place of a file, which lies aside for them to
+// look at. Nothing means that it is removed.
+var damages = map[string]func(name, aside string) error{
+	"half-written": halfWritten,
+	"garbage":      content([]byte("\xff\xfe: -- 0xZZ\n\n18446744073709551616 -1\n\x1b[")),
+	"empty":        content(nil),
+	"huge":         content(bytes.Repeat([]byte("9"), 1<<17)),
+	"NUL":          content(make([]byte, 64)),
+	"removed":      func(string, string) error { return nil },
+	"directory":    func(name, _ string) error { return os.Mkdir(name, 0o755) },
+	"loop":         func(name, _ string) error { return os.Symlink(filepath.Base(name), name) },
 }
 
-func content(data []byte) func(string) error {
-	return func(name string) error { return os.WriteFile(name, data, 0o644) }
+func content(data []byte) func(name, aside string) error {
+	return func(name, _ string) error { return os.WriteFile(name, data, 0o644) }
+}
+
+// halfWritten writes the first half of a file, as a reader sees it that was too
+// early, or of a link's target. Of a node there is no half.
+func halfWritten(name, aside string) error {
+	info, err := os.Lstat(aside)
+	switch {
+	case err != nil:
+		return err
+	case info.Mode()&fs.ModeSymlink != 0:
+		target, err := os.Readlink(aside)
+		if err != nil {
+			return err
+		}
+		return os.Symlink(target[:(len(target)+1)/2], name)
+	case !info.Mode().IsRegular():
+		return nil
+	}
+	data, err := os.ReadFile(aside)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, data[:len(data)/2], 0o644)
 }
 
 // checkDamage damages each file, link and node of the host in turn, in every
@@ -58,12 +83,12 @@ func checkDamage(t *testing.T, dir string, host *discovery.Host, f *discovery.Fa
 
 // scanDamaged scans the host while a file of it is damaged. The file is moved
 // aside and never opened: it may be a device node.
-func scanDamaged(t *testing.T, name, aside string, damage func(string) error, host *discovery.Host, f *discovery.Family) *discovery.Snapshot {
+func scanDamaged(t *testing.T, name, aside string, damage func(name, aside string) error, host *discovery.Host, f *discovery.Family) *discovery.Snapshot {
 	t.Helper()
 	if err := os.Rename(name, aside); err != nil {
 		t.Fatal(err)
 	}
-	if err := damage(name); err != nil {
+	if err := damage(name, aside); err != nil {
 		t.Fatal(err)
 	}
 	snapshot := discovery.Scan(host, []*discovery.Family{f})

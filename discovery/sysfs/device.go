@@ -273,14 +273,15 @@ func (a *Attrs) Uint(name string) (uint64, bool) { return number(a, name, strcon
 // or with a 0x prefix.
 func (a *Attrs) Int(name string) (int64, bool) { return number(a, name, strconv.ParseInt) }
 
-// Hex returns an attribute that is a hexadecimal number of up to width digits,
-// with or without its 0x, as that many lower-case digits: "10de" for "0x10DE".
+// Hex returns an attribute that is a hexadecimal number of exactly width digits,
+// as the kernel pads it, with or without its 0x, in lower case: "10de" for
+// "0x10DE".
 func (a *Attrs) Hex(name string, width int) (string, bool) {
-	text, ok := a.Text(name)
+	text, ok := a.number(name)
 	if !ok {
 		return "", false
 	}
-	digits, err := parseHex(text, width)
+	digits, err := parseHex(strings.TrimPrefix(text, "0x"), width)
 	if err != nil {
 		a.fail(name, err)
 	}
@@ -288,15 +289,11 @@ func (a *Attrs) Hex(name string, width int) (string, bool) {
 }
 
 func parseHex(text string, width int) (string, error) {
-	digits := strings.TrimPrefix(strings.ToLower(text), "0x")
-	value, err := strconv.ParseUint(digits, 16, 4*width)
-	if errors.Is(err, strconv.ErrRange) {
-		return "", fmt.Errorf("more than %d hexadecimal digits: %.32q", width, text)
+	digits := strings.ToLower(text)
+	if len(digits) != width || strings.Trim(digits, "0123456789abcdef") != "" {
+		return "", fmt.Errorf("not %d hexadecimal digits: %.32q", width, text)
 	}
-	if err != nil {
-		return "", fmt.Errorf("not a hexadecimal number: %.32q", text)
-	}
-	return fmt.Sprintf("%0*x", width, value), nil
+	return digits, nil
 }
 
 // Err returns what went wrong in reading, nil if nothing did.
@@ -306,9 +303,20 @@ func (a *Attrs) fail(name string, err error) {
 	a.errs = append(a.errs, fmt.Errorf("attribute %s: %w", name, err))
 }
 
+// number returns the text of an attribute that is a number. The kernel leaves
+// none empty.
+func (a *Attrs) number(name string) (string, bool) {
+	failed := len(a.errs)
+	text, ok := a.Text(name)
+	if !ok && len(a.errs) == failed && a.device.Exists(name) {
+		a.fail(name, errors.New("not a number: empty, or a link that leads nowhere"))
+	}
+	return text, ok
+}
+
 // number reads an attribute with one of strconv's parsers.
 func number[T int64 | uint64](a *Attrs, name string, parse func(string, int, int) (T, error)) (T, bool) {
-	text, ok := a.Text(name)
+	text, ok := a.number(name)
 	if !ok {
 		return 0, false
 	}

@@ -1,6 +1,7 @@
 package sysfs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,8 +26,11 @@ type PCIID struct {
 
 // PCIID returns what the PCI function is: by its modalias, which holds all of
 // it in one file, else by the files vendor, device and class
-// (Documentation/ABI/testing/sysfs-bus-pci). A file that is not there is no
-// error. The first that cannot be read is, and the rest is returned besides.
+// (Documentation/ABI/testing/sysfs-bus-pci). All of them missing is no error.
+//
+// A number that is not as long as the kernel writes it is half of one, and an
+// error, as is one that cannot be read or is missing beside others. The first
+// error is returned, and what could be read besides.
 func (d Device) PCIID() (PCIID, error) {
 	if d.seen == nil {
 		return d.readPCIID()
@@ -38,28 +42,76 @@ func (d Device) PCIID() (PCIID, error) {
 	return d.seen.id, d.seen.idErr
 }
 
-func (d Device) readPCIID() (PCIID, error) {
-	if text, err := d.Text("modalias"); err == nil {
-		if id, ok := parseModalias(text); ok {
-			return id, nil
+// CheckedPCIID returns what PCIID does, less what a file that is there says
+// otherwise or cannot say, which is an error. It costs a look at each of them
+// and is for functions that are described, not for all that a host has.
+func (d Device) CheckedPCIID() (PCIID, error) {
+	id, err := d.PCIID()
+	for _, file := range idFiles(&id) {
+		value, there, fileErr := d.readID(file)
+		if fileErr == nil && there && *file.value != "" && value != *file.value {
+			fileErr = fmt.Errorf("attribute %s: %s, but %s in modalias", file.name, value, *file.value)
+		}
+		if fileErr != nil {
+			*file.value = ""
+			err = cmp.Or(err, fileErr)
 		}
 	}
+	return id, err
+}
+
+func (d Device) readPCIID() (PCIID, error) {
+	text, err := d.Text("modalias")
+	if id, ok := parseModalias(text); ok {
+		return id, nil
+	}
+	half := err == nil && strings.HasPrefix(text, "pci:")
 	var id PCIID
 	var first error
-	for _, file := range []struct {
-		name  string
-		value *string
-		width int
-	}{{"vendor", &id.Vendor, 4}, {"device", &id.Device, 4}, {"class", &id.Class, 6}} {
-		text, err := d.Text(file.name)
-		if err == nil {
-			*file.value, err = parseHex(text, file.width) // which no kernel leaves empty
+	var missing []string
+	files := idFiles(&id)
+	for _, file := range files {
+		value, there, err := d.readID(file)
+		if !there {
+			missing = append(missing, file.name)
 		}
-		if first == nil && err != nil && !errors.Is(err, fs.ErrNotExist) {
-			first = fmt.Errorf("attribute %s: %w", file.name, err)
-		}
+		*file.value, first = value, cmp.Or(first, err)
+	}
+	if first == nil && len(missing) > 0 && (half || len(missing) < len(files)) {
+		first = fmt.Errorf("attribute %s: not there", missing[0])
 	}
 	return id, first
+}
+
+// idFile is an attribute that holds a number of a PCIID, and its hexadecimal
+// digits ("0x%04x" and "0x%06x" in drivers/pci/pci-sysfs.c).
+type idFile struct {
+	name   string
+	value  *string
+	digits int
+}
+
+func idFiles(id *PCIID) [3]idFile {
+	return [...]idFile{{"vendor", &id.Vendor, 4}, {"device", &id.Device, 4}, {"class", &id.Class, 6}}
+}
+
+// readID reads a number of as many digits as the kernel writes, such as
+// "0x10de", and reports whether the file is there.
+func (d Device) readID(file idFile) (value string, there bool, err error) {
+	text, err := d.Text(file.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false, nil
+	}
+	if err == nil {
+		number, ok := strings.CutPrefix(text, "0x")
+		if value, err = parseHex(number, file.digits); !ok || err != nil {
+			value, err = "", fmt.Errorf("not 0x and %d hexadecimal digits: %.32q", file.digits, text)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("attribute %s: %w", file.name, err)
+	}
+	return value, true, err
 }
 
 // modaliasFields are what stands before the numbers of a PCI function's

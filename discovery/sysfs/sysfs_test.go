@@ -3,6 +3,7 @@ package sysfs_test
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,6 +38,7 @@ func host() fstest.MapFS {
 		address + "/empty":                         text("\n"),
 		address + "/long":                          text(strings.Repeat("1", 5000)),
 		address + "/binary":                        text("a\x00b"),
+		address + "/dangling":                      link("nowhere"),
 		address + "/driver":                        link("../../../../bus/pci/drivers/amdgpu"),
 		address + "/iommu_group":                   link("../../../../kernel/iommu_groups/42"),
 		address + "/physfn":                        link("../0000:02:00.0"),
@@ -139,10 +141,19 @@ func TestAttrs(t *testing.T) {
 			t.Errorf("%s is there: %q", name, value)
 		}
 	}
+	if value, ok := attrs.Uint("missing"); ok {
+		t.Errorf("missing is the number %d", value)
+	}
 	if err := attrs.Err(); err != nil {
 		t.Errorf("what is not there is an error: %v", err)
 	}
-	for _, name := range []string{"word", "long", "binary"} {
+	for name, width := range map[string]int{"vendor": 3, "class": 8, "word": 4, "empty": 4, "dangling": 4} {
+		attrs := sysfs.At(host(), address).Attrs()
+		if digits, ok := attrs.Hex(name, width); ok || attrs.Err() == nil {
+			t.Errorf("%s as %d hexadecimal digits: %q, error %v", name, width, digits, attrs.Err())
+		}
+	}
+	for _, name := range []string{"word", "long", "binary", "empty", "dangling"} {
 		if value, ok := attrs.Uint(name); ok {
 			t.Errorf("%s is the number %d", name, value)
 		}
@@ -204,23 +215,41 @@ func TestPCIID(t *testing.T) {
 	all := sysfs.PCIID{Vendor: "10de", Device: "2330", Class: "030200"}
 	files := map[string]string{"vendor": "0x1002\n", "device": "0x740f\n", "class": "0x038000\n"}
 	byFiles := sysfs.PCIID{Vendor: "1002", Device: "740f", Class: "038000"}
+	same := map[string]string{"vendor": "0x10de", "device": "0x2330", "class": "0x030200"}
+	with := func(files map[string]string, file, content string) map[string]string {
+		changed := maps.Clone(files)
+		changed[file] = content
+		return changed
+	}
+	const none, checked, both = 0, 1, 2 // which of the two fail
 	for name, test := range map[string]struct {
 		modalias string
 		files    map[string]string
 		want     sysfs.PCIID
-		fail     bool
+		check    sysfs.PCIID
+		fail     int
 	}{
-		"modalias":                {modalias + "\n", nil, all, false},
-		"modalias before files":   {modalias, map[string]string{"vendor": "garbage"}, all, false},
-		"files":                   {"", files, byFiles, false},
-		"half a modalias":         {modalias[:40], files, byFiles, false},
-		"more than a modalias":    {modalias + "0", files, byFiles, false},
-		"a vendor of 32 bits":     {strings.Replace(modalias, "v0000", "v0001", 1), files, byFiles, false},
-		"another bus's":           {"usb:v1D6Bp0002d0618dc09dsc00dp01ic09isc00ip00in00", files, byFiles, false},
-		"no file":                 {"", nil, sysfs.PCIID{}, false},
-		"an empty file":           {"", map[string]string{"vendor": "", "device": "0x740f"}, sysfs.PCIID{Device: "740f"}, true},
-		"more than four digits":   {"", map[string]string{"vendor": "0x11002"}, sysfs.PCIID{}, true},
-		"one file cannot be read": {"", map[string]string{"vendor": "0x1002", "device": "many"}, sysfs.PCIID{Vendor: "1002"}, true},
+		"modalias alone":              {modalias + "\n", nil, all, all, none},
+		"modalias and files":          {modalias, same, all, all, none},
+		"files":                       {"", files, byFiles, byFiles, none},
+		"no file":                     {"", nil, sysfs.PCIID{}, sysfs.PCIID{}, none},
+		"modalias and a garbled file": {modalias, with(same, "vendor", "garbage"), all, sysfs.PCIID{Device: "2330", Class: "030200"}, checked},
+		"modalias and half a vendor":  {modalias, with(same, "vendor", "0x10"), all, sysfs.PCIID{Device: "2330", Class: "030200"}, checked},
+		"modalias and an empty class": {modalias, with(same, "class", ""), all, sysfs.PCIID{Vendor: "10de", Device: "2330"}, checked},
+		"modalias says otherwise":     {modalias, with(same, "device", "0x740f"), all, sysfs.PCIID{Vendor: "10de", Class: "030200"}, checked},
+		"an empty file":               {"", with(files, "vendor", ""), sysfs.PCIID{Device: "740f", Class: "038000"}, sysfs.PCIID{Device: "740f", Class: "038000"}, both},
+		"half a vendor":               {"", with(files, "vendor", "0x10"), sysfs.PCIID{Device: "740f", Class: "038000"}, sysfs.PCIID{Device: "740f", Class: "038000"}, both},
+		"half a device":               {"", with(files, "device", "0x2"), sysfs.PCIID{Vendor: "1002", Class: "038000"}, sysfs.PCIID{Vendor: "1002", Class: "038000"}, both},
+		"half a class":                {"", with(files, "class", "0x0380"), sysfs.PCIID{Vendor: "1002", Device: "740f"}, sysfs.PCIID{Vendor: "1002", Device: "740f"}, both},
+		"no 0x":                       {"", with(files, "class", "038000"), sysfs.PCIID{Vendor: "1002", Device: "740f"}, sysfs.PCIID{Vendor: "1002", Device: "740f"}, both},
+		"more than four digits":       {"", with(files, "device", "0x1740f"), sysfs.PCIID{Vendor: "1002", Class: "038000"}, sysfs.PCIID{Vendor: "1002", Class: "038000"}, both},
+		"a sign":                      {"", with(files, "device", "0x+40f"), sysfs.PCIID{Vendor: "1002", Class: "038000"}, sysfs.PCIID{Vendor: "1002", Class: "038000"}, both},
+		"one is missing":              {"", map[string]string{"vendor": "0x1002", "device": "0x740f"}, sysfs.PCIID{Vendor: "1002", Device: "740f"}, sysfs.PCIID{Vendor: "1002", Device: "740f"}, both},
+		"half a modalias":             {modalias[:40], files, byFiles, byFiles, none},
+		"half a modalias alone":       {modalias[:40], nil, sysfs.PCIID{}, sysfs.PCIID{}, both},
+		"more than a modalias":        {modalias + "0", files, byFiles, byFiles, none},
+		"a vendor of 32 bits":         {strings.Replace(modalias, "v0000", "v0001", 1), files, byFiles, byFiles, none},
+		"another bus's":               {"usb:v1D6Bp0002d0618dc09dsc00dp01ic09isc00ip00in00", nil, sysfs.PCIID{}, sysfs.PCIID{}, none},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fsys := fstest.MapFS{"d": {Mode: fs.ModeDir | 0o755}}
@@ -231,8 +260,12 @@ func TestPCIID(t *testing.T) {
 				fsys["d/"+file] = text(content)
 			}
 			got, err := sysfs.At(fsys, "d").PCIID()
-			if got != test.want || (err != nil) != test.fail {
+			if got != test.want || (err != nil) != (test.fail == both) {
 				t.Errorf("got %+v, %v; want %+v", got, err, test.want)
+			}
+			got, err = sysfs.At(fsys, "d").CheckedPCIID()
+			if got != test.check || (err != nil) != (test.fail != none) {
+				t.Errorf("checked: got %+v, %v; want %+v", got, err, test.check)
 			}
 		})
 	}
@@ -245,7 +278,7 @@ func FuzzModalias(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
 		id, err := sysfs.At(fstest.MapFS{"d/modalias": {Data: content}}, "d").PCIID()
-		if err != nil || id != (sysfs.PCIID{}) && (len(id.Vendor) != 4 || len(id.Device) != 4 || len(id.Class) != 6) ||
+		if err != nil && id != (sysfs.PCIID{}) || id != (sysfs.PCIID{}) && (len(id.Vendor) != 4 || len(id.Device) != 4 || len(id.Class) != 6) ||
 			strings.Trim(id.Vendor+id.Device+id.Class, "0123456789abcdef") != "" {
 			t.Errorf("%+v, %v", id, err)
 		}

@@ -1,0 +1,66 @@
+package families_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+)
+
+// half rewrites one file of a recorded host.
+func half(t *testing.T, file, name, content string) *discovery.Host {
+	t.Helper()
+	return rewritten(t, file, func(text string) string {
+		before, rest, found := strings.Cut(text, "-- "+name+" --\n")
+		_, after, _ := strings.Cut(rest, "\n-- ")
+		if !found {
+			t.Fatalf("%s: no %s", file, name)
+		}
+		return before + "-- " + name + " --\n" + content + "\n-- " + after
+	})
+}
+
+// A function whose IDs are written by half is no family's by what is there of
+// them: it is a problem that names it, and keeps its last description.
+func TestHalfWrittenIDs(t *testing.T) {
+	for _, test := range []struct{ file, attribute, content string }{
+		{"gaudi/testdata/gaudi2x8.host", "vendor", "0x1d"},
+		{"intelgpu/testdata/flex170x2.host", "vendor", "0x80"},
+		{"nvidia/testdata/h100x8.host", "vendor", "0x2"},
+		{"nvidia/testdata/h100x8.host", "class", "0x2"},
+		{"nvidia/testdata/h100x8.host", "class", "0x03020"},
+		{"nvidia/testdata/h100x8.host", "device", "0x2"},
+	} {
+		t.Run(filepath.Base(test.file)+" "+test.attribute+" "+test.content, func(t *testing.T) {
+			whole := discovery.Scan(discoverytest.Layout(t, test.file), families.All)
+			d := firstFunction(t, whole)
+			host := half(t, test.file, d.Source+"/"+test.attribute, test.content)
+			now := discovery.Scan(host, families.All)
+			if got, found := now.Lookup(d.Name); found && (got.Health.Status != discovery.Unknown || got.Family != d.Family) {
+				t.Errorf("is %s", format(t, got))
+			}
+			if len(now.Problems) != len(whole.Problems)+1 || now.Problems[0].Device != d.Name || !strings.Contains(now.Problems[0].Error(), "attribute "+test.attribute) {
+				t.Errorf("problems %v", now.Problems)
+			}
+			kept, _ := discovery.Merge(host, whole, now).Lookup(d.Name)
+			if kept.Health.Status != discovery.Unknown || kept.Attributes.String("pciDevice") != d.Attributes.String("pciDevice") {
+				t.Errorf("its last description is not kept: %s", format(t, kept))
+			}
+		})
+	}
+}
+
+// firstFunction returns the first device that is a PCI function.
+func firstFunction(t *testing.T, s *discovery.Snapshot) discovery.Device {
+	t.Helper()
+	for _, d := range s.Devices {
+		if d.Attributes.String("pciDevice") != "" && d.PartOf == nil && d.Health.Status == discovery.Healthy {
+			return d
+		}
+	}
+	t.Fatal("no PCI function")
+	return discovery.Device{}
+}
