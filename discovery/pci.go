@@ -26,8 +26,8 @@ func DeviceName(d sysfs.Device) string {
 // PCI returns what is to be said of any PCI function, for a family to add to:
 // its name, the vocabulary's pciVendor, pciDevice, driver, function, parent,
 // iommuGroup, linkSpeed and linkWidth, and the standard attributes pciBusID,
-// pcieRoot and numaNode. What is not there is left out; what cannot be read
-// is the error.
+// pcieRoot and numaNode. A virtual function is part of its physical one. What is
+// not there is left out; what cannot be read is the error.
 func PCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()
 	d := Device{
@@ -44,6 +44,7 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 	if physical, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(physical.Name()) {
 		d.Attributes.SetString("function", "virtual")
 		d.Attributes.SetString("parent", DeviceName(physical))
+		d.PartOf = &Whole{Name: DeviceName(physical)}
 	}
 	setGroupAndLink(d.Attributes, function, attrs)
 	locationErr := setLocation(d.Attributes, function, attrs)
@@ -51,6 +52,28 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 		return d, fmt.Errorf("describe PCI function %s: %w", function.Name(), err)
 	}
 	return d, nil
+}
+
+// maxVFs is what the number of virtual functions has room for, which has 16 bits
+// (PCI Express Base Specification, SR-IOV Extended Capability).
+const maxVFs = 1<<16 - 1
+
+// Divided reports whether a PCI function has virtual ones, under which it is not
+// to be given away (Documentation/ABI/testing/sysfs-bus-pci). Where that cannot
+// be read it is the error.
+func Divided(function sysfs.Device) (bool, error) {
+	if function.Exists("virtfn0") {
+		return true, nil
+	}
+	attrs := function.Attrs()
+	count, _ := attrs.Uint("sriov_numvfs")
+	if err := attrs.Err(); err != nil {
+		return false, err
+	}
+	if count > maxVFs {
+		return false, fmt.Errorf("attribute sriov_numvfs: no number of virtual functions: %d", count)
+	}
+	return count > 0, nil
 }
 
 // linkSpeed matches "16.0 GT/s PCIe", and "8 GT/s" of older kernels. It is

@@ -41,6 +41,42 @@ func FuzzPCI(f *testing.F) {
 	})
 }
 
+// A virtual function is part of its physical one, which is divided.
+func TestVirtualFunctions(t *testing.T) {
+	const dir = "sys/bus/pci/devices/"
+	host := fstest.MapFS{
+		dir + "0000:01:00.0/virtfn0":      {Data: []byte("../0000:01:00.1"), Mode: fs.ModeSymlink},
+		dir + "0000:01:00.1/physfn":       {Data: []byte("../0000:01:00.0"), Mode: fs.ModeSymlink},
+		dir + "0000:02:00.0/sriov_numvfs": {Data: []byte("2\n")},
+		dir + "0000:03:00.0/sriov_numvfs": {Data: []byte("0\n")},
+		dir + "0000:04:00.0/sriov_numvfs": {Data: []byte("65536\n")},
+		dir + "0000:05:00.0/sriov_numvfs": {Data: []byte("many\n")},
+		dir + "0000:06:00.0/vendor":       {Data: []byte("0x10de\n")},
+	}
+	for address, want := range map[string]struct {
+		divided, unread bool
+		partOf          string
+	}{
+		"0000:01:00.0": {divided: true},
+		"0000:01:00.1": {partOf: "pci-0000-01-00-0"},
+		"0000:02:00.0": {divided: true},
+		"0000:03:00.0": {},
+		"0000:04:00.0": {unread: true},
+		"0000:05:00.0": {unread: true},
+		"0000:06:00.0": {},
+	} {
+		function := sysfs.At(host, dir+address)
+		divided, err := discovery.Divided(function)
+		if divided != want.divided || (err != nil) != want.unread {
+			t.Errorf("%s: divided %t, error %v; want %+v", address, divided, err, want)
+		}
+		d, err := discovery.PCI(&discovery.Host{FS: host}, function)
+		if err != nil || (d.PartOf == nil) != (want.partOf == "") || d.PartOf != nil && d.Silicon() != want.partOf {
+			t.Errorf("%s: part of %+v, error %v; want %q", address, d.PartOf, err, want.partOf)
+		}
+	}
+}
+
 // FuzzVersion checks that what is published as a version is one.
 func FuzzVersion(f *testing.F) {
 	for _, seed := range []string{"535.104.05", "550.120", "6.8.5-custom", "1.2.3.4", "..", "999999999.999999999.999999999", "1.2\n"} {

@@ -3,8 +3,11 @@ package discovery
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery/sysfs"
 )
@@ -48,20 +51,42 @@ func Scan(host *Host, families []*Family) *Snapshot {
 }
 
 // joinWholes makes a device take all of the silicon that bears its name and
-// that others take parts of, so that it is given out only without them: the
-// device that mediated devices are made of is another family's.
+// that others are parts of, so that it is given out only without them: the
+// device that mediated devices are made of is another family's, and so may a
+// physical function be. Parts that take nothing of their silicon take one part
+// of it each then, which leaves them free of one another.
 func (s *Snapshot) joinWholes() {
-	wholes := make(map[string]*Whole)
-	for _, d := range s.Devices {
-		if d.PartOf != nil && len(d.PartOf.Counters) > 0 {
-			wholes[d.PartOf.Name] = d.PartOf
+	parts := make(map[string][]*Device) // by their Whole
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.PartOf != nil {
+			parts[d.PartOf.Name] = append(parts[d.PartOf.Name], d)
 		}
 	}
 	for i := range s.Devices {
-		if d := &s.Devices[i]; d.PartOf == nil && wholes[d.Name] != nil {
-			d.PartOf = wholes[d.Name]
-			d.Takes = d.PartOf.Counters
+		if d := &s.Devices[i]; d.PartOf == nil && len(parts[d.Name]) > 0 {
+			d.takeAll(parts[d.Name])
 		}
+	}
+}
+
+// takeAll makes the device the Whole of its parts.
+func (d *Device) takeAll(parts []*Device) {
+	one := map[string]resource.Quantity{"parts": resource.MustParse("1")}
+	all, free := make(map[string]resource.Quantity), int64(0)
+	for _, part := range parts {
+		maps.Copy(all, part.PartOf.Counters)
+		if len(part.Takes) == 0 {
+			part.Takes = one
+			free++
+		}
+	}
+	if free > 0 {
+		all["parts"] = *resource.NewQuantity(free, resource.DecimalSI)
+	}
+	whole := &Whole{Name: d.Name, Counters: all}
+	d.PartOf, d.Takes = whole, all
+	for _, part := range parts {
+		part.PartOf = whole
 	}
 }
 

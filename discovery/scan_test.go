@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -556,25 +557,53 @@ func TestScanConfigured(t *testing.T) {
 	}
 }
 
-// The device that others are parts of takes all of what they compete for, and
-// stays as it is where they do not compete.
+// The device that others are parts of takes all of what they take, and is given
+// out only without them though they leave room for one another.
 func TestScanJoinsWholes(t *testing.T) {
-	counters := map[string]resource.Quantity{"mediated": resource.MustParse("2")}
+	parts := func(whole string) *discovery.Whole { return &discovery.Whole{Name: whole} }
+	two := map[string]resource.Quantity{"mediated": resource.MustParse("2")}
+	mediated := &discovery.Whole{Name: "gpu", Counters: two}
 	one := map[string]resource.Quantity{"mediated": resource.MustParse("1")}
 	family := &discovery.Family{Name: "gpus", Doc: "GPUs and parts of them", Configured: true,
 		Describe: func(*discovery.Host, []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 			return []discovery.Device{
-				{Name: "gpu"}, {Name: "gpu-part", PartOf: &discovery.Whole{Name: "gpu", Counters: counters}, Takes: one},
-				{Name: "nic"}, {Name: "nic-part", PartOf: &discovery.Whole{Name: "nic"}},
+				{Name: "alone"},
+				{Name: "gpu"}, {Name: "gpu-a", PartOf: mediated, Takes: one}, {Name: "gpu-b", PartOf: parts("gpu")},
+				{Name: "nic"}, {Name: "nic-a", PartOf: parts("nic")}, {Name: "nic-b", PartOf: parts("nic")},
+				{Name: "part", PartOf: parts("hidden")},
 			}, nil
 		},
 	}
 	snapshot := discovery.Scan(&discovery.Host{FS: fstest.MapFS{}}, []*discovery.Family{family})
-	gpu, _ := snapshot.Lookup("gpu")
-	if gpu.PartOf == nil || gpu.PartOf.Name != "gpu" || !cmp.Equal(counters, gpu.Takes) {
-		t.Errorf("gpu: part of %+v, takes %v", gpu.PartOf, gpu.Takes)
+	var got []string
+	for _, d := range snapshot.Devices {
+		line := d.Name
+		if d.PartOf != nil {
+			line += " takes" + quantities(d.Takes) + " of " + d.PartOf.Name + quantities(d.PartOf.Counters)
+		}
+		got = append(got, line)
 	}
-	if nic, _ := snapshot.Lookup("nic"); nic.PartOf != nil {
-		t.Errorf("nic: part of %+v", nic.PartOf)
+	want := []string{
+		"alone",
+		"gpu takes[mediated=2 parts=1] of gpu[mediated=2 parts=1]",
+		"gpu-a takes[mediated=1] of gpu[mediated=2 parts=1]",
+		"gpu-b takes[parts=1] of gpu[mediated=2 parts=1]",
+		"nic takes[parts=2] of nic[parts=2]",
+		"nic-a takes[parts=1] of nic[parts=2]",
+		"nic-b takes[parts=1] of nic[parts=2]",
+		"part takes[] of hidden[]",
 	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+}
+
+// quantities returns counters in the order of their names.
+func quantities(counters map[string]resource.Quantity) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(counters)) {
+		quantity := counters[name]
+		all = append(all, name+"="+quantity.String())
+	}
+	return fmt.Sprint(all)
 }

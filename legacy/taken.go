@@ -100,8 +100,7 @@ func exceeds(total, takes, all map[string]resource.Quantity) bool {
 // overlap names a device of a holding that cannot be handed out with the unit
 // too, "" if there is none: one that both have and one of them has alone, or
 // what a device of the unit has become a part of it since. A whole that is
-// still there beside its parts, as a physical function is beside its virtual
-// ones, takes nothing from them unless they compete.
+// still there beside its parts takes nothing from them unless they compete.
 func (t taken) overlap(h *holding, u *unit) string {
 	for i := range u.devices {
 		d := &u.devices[i]

@@ -85,6 +85,7 @@ func TestRecordedHosts(t *testing.T) {
 		}
 		snapshot := discovery.Scan(host, families.All)
 		checkShared(t, file, snapshot)
+		checkWholes(t, file, snapshot)
 		all := slices.DeleteFunc(snapshot.Devices, func(d discovery.Device) bool { return d.Family != family })
 		left := slices.DeleteFunc(devices[family], func(d discovery.Device) bool { return owner[d.Source] != "" && owner[d.Source] != family })
 		if diff := cmp.Diff(format(t, left), format(t, all)); diff != "" {
@@ -169,12 +170,60 @@ func format(t *testing.T, v any) string {
 	return fmt.Sprintln(string(text))
 }
 
-// TestMediated scans a GPU that mediated devices were made of: it is one
-// family's, they are another's, and all of them are of one piece of silicon.
+// TestMediated scans GPUs that mediated devices were made of, one of them on a
+// virtual function: a GPU is one family's, they are another's, and all of them
+// are of one piece of silicon.
 func TestMediated(t *testing.T) {
-	gpu, found := discovery.Scan(discoverytest.Layout(t, "vfio/testdata/gvt.host"), families.All).Lookup("pci-0000-00-02-0")
-	taken := gpu.Takes["mediated"]
-	if !found || gpu.Family != "intelgpu" || gpu.Silicon() != gpu.Name || taken.Value() != 2 {
-		t.Errorf("the GPU: %s", format(t, gpu))
+	for file, want := range map[string]struct {
+		gpu, family string
+		devices     int64
+	}{
+		"vfio/testdata/gvt.host":         {"pci-0000-00-02-0", "intelgpu", 2},
+		"vfio/testdata/mdev-broken.host": {"pci-0000-41-00-0", "nvidia", 4},
+	} {
+		gpu, found := discovery.Scan(discoverytest.Layout(t, file), families.All).Lookup(want.gpu)
+		taken := gpu.Takes["mediated"]
+		if !found || gpu.Family != want.family || gpu.Silicon() != gpu.Name || taken.Value() != want.devices {
+			t.Errorf("%s: the GPU: %s", file, format(t, gpu))
+		}
+	}
+}
+
+// checkWholes expects that a device which others are parts of, or carved from,
+// is only given out without them.
+func checkWholes(t *testing.T, file string, snapshot *discovery.Snapshot) {
+	t.Helper()
+	for _, part := range snapshot.Devices {
+		for _, name := range []string{part.Silicon(), part.Attributes.String("parent")} {
+			whole, found := snapshot.Lookup(name)
+			if !found || name == part.Name && part.PartOf == nil {
+				continue
+			}
+			if whole.Silicon() != part.Silicon() || len(whole.Takes) == 0 || len(part.Takes) == 0 {
+				t.Errorf("%s: %s is given out beside %s, which is part of it", file, whole.Name, part.Name)
+			}
+			for counter, taken := range whole.Takes {
+				if all := part.PartOf.Counters[counter]; taken.Cmp(all) != 0 {
+					t.Errorf("%s: %s takes %s of %s %s, though %s is part of it", file, whole.Name, taken.String(), all.String(), counter, part.Name)
+				}
+			}
+		}
+	}
+}
+
+// A physical function is left out, or a whole, wherever it has virtual ones.
+func TestDivided(t *testing.T) {
+	for file, physical := range map[string]string{
+		"dlb/testdata/vfs.host":       "pci-0000-6d-00-0",
+		"dlb/testdata/broken.host":    "pci-0000-03-00-0",
+		"generic/testdata/sriov.host": "pci-0000-75-00-0",
+	} {
+		snapshot := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		if d, found := snapshot.Lookup(physical); found {
+			t.Errorf("%s: %s is described beside its virtual functions: %s", file, physical, format(t, d))
+		}
+		if !slices.ContainsFunc(snapshot.Devices, func(d discovery.Device) bool { return d.Silicon() == physical }) {
+			t.Errorf("%s: no virtual function of %s", file, physical)
+		}
 	}
 }

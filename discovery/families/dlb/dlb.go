@@ -15,30 +15,35 @@ import (
 
 // Family is Intel's Dynamic Load Balancers.
 var Family = &discovery.Family{
-	Name:     "dlb",
-	Doc:      "Intel Dynamic Load Balancers (DLB) and their virtual functions",
-	Match:    []discovery.Match{{Class: "dlb2", Name: "dlb*"}},
+	Name: "dlb",
+	Doc:  "Intel Dynamic Load Balancers (DLB) and their virtual functions",
+	Match: []discovery.Match{
+		{Class: "dlb2", Name: "dlb*"},
+		{Bus: "pci", Driver: "dlb2"}, // what is left out here is for nobody else
+	},
 	Describe: describe,
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, class := range found {
+		if sysfs.IsPCIAddress(class.Name()) {
+			continue // described by its class device
+		}
 		function, ok := class.PCIFunction()
 		if !ok {
 			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(class), Err: fmt.Errorf("%s: on no PCI function", class.Path)})
 			continue
 		}
 		// The whole is not given away under those who have its parts.
-		attrs := function.Attrs()
-		count, physical := attrs.Uint("sriov_numvfs")
-		if count > 0 || function.Exists("virtfn0") {
+		divided, sriovErr := discovery.Divided(function)
+		if divided {
 			continue
 		}
 		d, err := describeFunction(host, function, class)
-		if attrs.Err() == nil {
-			d.Offers = offers(&d, physical)
+		if sriovErr == nil {
+			d.Offers = offers(&d, function.Exists("sriov_numvfs"))
 		}
-		if err := errors.Join(err, attrs.Err()); err != nil {
+		if err := errors.Join(err, sriovErr); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
@@ -51,9 +56,6 @@ func describeFunction(host *discovery.Host, function, class sysfs.Device) (disco
 	d, err := discovery.PCI(host, function)
 	d.Attributes.SetString("kind", "other")
 	d.Attributes.SetString("vendor", "intel")
-	if parent, ok := function.LinkTo("physfn"); ok {
-		d.PartOf = &discovery.Whole{Name: discovery.DeviceName(parent)}
-	}
 	node, nodeErr := discovery.Node(class, "/dev")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)

@@ -68,9 +68,7 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 		return d, false, errors.Join(errors.New("port without a number"), attrs.Err())
 	}
 	d, pciErr := discovery.PCI(host, function)
-	if physical, ok := function.LinkTo("physfn"); ok {
-		d.PartOf = &discovery.Whole{Name: discovery.DeviceName(physical)}
-	} else {
+	if d.PartOf == nil { // no virtual function
 		d.PartOf = &discovery.Whole{Name: d.Name}
 		d.Attributes.SetString("function", "partition")
 		d.Attributes.SetString("parent", d.Name)

@@ -252,7 +252,7 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 			withhold(d, "U30 card: its other FPGA may be one that cannot be read")
 			continue
 		case len(card) > 1:
-			d.PartOf = &discovery.Whole{Name: card[0].Name}
+			d.PartOf = &discovery.Whole{Name: card[0].Name + "-card"} // which no FPGA is alone
 		}
 		address := card[0].Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
 		shell := d.Offers // by the plugin's U30AllocUnit=Device and U30NameConvention=ExactName

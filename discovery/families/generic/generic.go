@@ -40,10 +40,14 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			}
 			kernel = kernel.Parent().Parent()
 		}
+		divided, sriovErr := discovery.Divided(kernel)
+		if divided {
+			continue // it is not given away under those who have its parts
+		}
 		d, offered, err := describeOne(host, kernel)
 		if offered {
 			devices = append(devices, d)
-			problems = append(problems, discovery.Problems(d.Name, err)...)
+			problems = append(problems, discovery.Problems(d.Name, errors.Join(err, sriovErr))...)
 		}
 	}
 	return devices, problems

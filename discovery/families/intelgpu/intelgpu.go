@@ -42,7 +42,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	}
 	var gpus []used
 	for _, function := range found {
-		divided, sriovErr := divided(function)
+		divided, sriovErr := discovery.Divided(function)
 		if divided {
 			continue // what it can do is its virtual functions'
 		}
@@ -59,13 +59,6 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return append(devices, monitors...), append(problems, monitorProblems...)
 }
 
-// divided reports whether a physical function has virtual ones.
-func divided(function sysfs.Device) (bool, error) {
-	attrs := function.Attrs()
-	n, _ := attrs.Uint("sriov_numvfs")
-	return n > 0 || function.Exists("virtfn0"), attrs.Err()
-}
-
 func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (discovery.Device, error) {
 	if !function.Bound() {
 		return discovery.Unbound(host, function, "gpu", "intel")
@@ -75,9 +68,6 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "intel")
 	d.Attributes.SetString("model", models[d.Attributes.String("pciDevice")])
-	if physical := d.Attributes.String("parent"); physical != "" {
-		d.PartOf = &discovery.Whole{Name: physical}
-	}
 	errs = append(errs, setTiles(&d, function.Numbered("", "tile")))
 	for _, card := range function.Numbered("drm", "card") { // one
 		errs = append(errs, setLocalMemory(&d, card))

@@ -65,7 +65,6 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 				physicals[parent.Path] = readPhysical(host, parent)
 			}
 			pf = physicals[parent.Path]
-			d.PartOf = &discovery.Whole{Name: discovery.DeviceName(parent)}
 		}
 		nodesErr := addNodes(&d, host, function)
 		finish(&d, host, architectures[id], pf)

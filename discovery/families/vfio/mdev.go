@@ -23,15 +23,16 @@ func mediated(d sysfs.Device) bool { return !sysfs.IsPCIAddress(d.Name()) }
 // describeMediated describes the mediated devices of a host. All of one parent
 // can be given out together, and the parent itself only without them.
 func describeMediated(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
-	siblings := make(map[string]int64) // by the parent's directory
+	siblings := make(map[string]int64) // by their silicon
 	for _, mdev := range found {
-		siblings[mdev.Parent().Path]++
+		siblings[siliconOf(mdev.Parent()).Path]++
 	}
 	for _, mdev := range found {
 		d, err := describeMdev(host, mdev)
 		if parent, ok := parentOf(mdev); ok {
 			d.Attributes.SetString("parent", discovery.DeviceName(parent))
-			d.PartOf, d.Takes = wholeOf(parent, siblings[parent.Path])
+			silicon := siliconOf(parent)
+			d.PartOf, d.Takes = wholeOf(silicon, siblings[silicon.Path])
 		}
 		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
@@ -45,15 +46,21 @@ func parentOf(mdev sysfs.Device) (sysfs.Device, bool) {
 	return mdev.Parent(), strings.HasPrefix(mdev.Path, "sys/devices/")
 }
 
-// wholeOf returns the silicon that the mediated devices of a parent compete
-// for. That of a virtual function is its physical one.
-func wholeOf(parent sysfs.Device, siblings int64) (*discovery.Whole, map[string]resource.Quantity) {
+// siliconOf returns the device whose silicon the mediated devices of a parent
+// are parts of: of a virtual function the physical one.
+func siliconOf(parent sysfs.Device) sysfs.Device {
 	if physical, ok := parent.LinkTo("physfn"); ok {
-		return &discovery.Whole{Name: discovery.DeviceName(physical)}, nil
+		return physical
 	}
+	return parent
+}
+
+// wholeOf returns the silicon that mediated devices compete for, with whoever
+// is to have all of it, and what one of them takes.
+func wholeOf(silicon sysfs.Device, siblings int64) (*discovery.Whole, map[string]resource.Quantity) {
 	all := map[string]resource.Quantity{"mediated": *resource.NewQuantity(siblings, resource.DecimalSI)}
 	one := map[string]resource.Quantity{"mediated": resource.MustParse("1")}
-	return &discovery.Whole{Name: discovery.DeviceName(parent), Counters: all}, one
+	return &discovery.Whole{Name: discovery.DeviceName(silicon), Counters: all}, one
 }
 
 func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, error) {

@@ -60,7 +60,8 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	groups := make(map[string]*group)
 	for _, function := range functions {
 		// A physical function is not given away under its virtual ones.
-		if function.Exists("virtfn0") {
+		divided, sriovErr := discovery.Divided(function)
+		if divided {
 			continue
 		}
 		id := groupOf(function)
@@ -76,7 +77,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			continue
 		}
 		d, err := g.describe(host, function)
-		if err != nil {
+		if err = errors.Join(err, sriovErr); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
@@ -140,9 +141,6 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if g.blocked != "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: g.blocked}
-	}
-	if parent := d.Attributes.String("parent"); parent != "" {
-		d.PartOf = &discovery.Whole{Name: parent}
 	}
 	if len(nodes) > 0 {
 		d.Offers = []discovery.Offer{{IDs: []string{g.id}}} // as KubeVirt has it
