@@ -51,7 +51,7 @@ func TestVirtualFunctions(t *testing.T) {
 		dir + "0000:03:00.0/sriov_numvfs": {Data: []byte("0\n")},
 		dir + "0000:04:00.0/sriov_numvfs": {Data: []byte("65536\n")},
 		dir + "0000:05:00.0/sriov_numvfs": {Data: []byte("many\n")},
-		dir + "0000:06:00.0/vendor":       {Data: []byte("0x10de\n")},
+		dir + "0000:06:00.0/numa_node":    {Data: []byte("0\n")},
 	}
 	for address, want := range map[string]struct {
 		divided, unread bool
