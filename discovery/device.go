@@ -131,6 +131,11 @@ type Offer struct {
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
 	Optional bool     `json:"optional,omitempty"`
 
+	// Within is the domain of the names for which the IDs of an Offer without a
+	// Resource are those above, "" for any other name: "nvidia.com" of a function
+	// that NVIDIA's plugin has another ID for than KubeVirt.
+	Within string `json:"within,omitempty"`
+
 	// NameAs is the attribute under which DRA publishes the name of the resource
 	// too, for those who look a device up by it there as in the classic API, ""
 	// if there are none.

@@ -39,17 +39,19 @@ func isGroupNode(name string) bool {
 }
 
 // join makes devices, which are in name order, one unit of that name.
-func join(name string, devices []*Device) {
+func join(unit string, devices []*Device) {
 	all := map[string]resource.Quantity{"group": resource.MustParse("1")}
-	ids := make(map[string][]string) // by resource
+	type name struct{ resource, within string }
+	ids := make(map[name][]string)
 	for _, d := range devices {
-		d.PartOf, d.Takes = &Whole{Name: name, Counters: all}, all
+		d.PartOf, d.Takes = &Whole{Name: unit, Counters: all}, all
 		offers := make([]Offer, len(d.Offers))
 		for i, offer := range d.Offers {
-			if ids[offer.Resource] == nil {
-				ids[offer.Resource] = offer.IDs
+			key := name{offer.Resource, offer.Within}
+			if ids[key] == nil {
+				ids[key] = offer.IDs
 			}
-			offer.IDs, offer.Unit = ids[offer.Resource], name
+			offer.IDs, offer.Unit = ids[key], unit
 			offers[i] = offer
 		}
 		if d.Offers != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apiserver/pkg/cel/environment"
@@ -184,9 +185,8 @@ func (r *Rules) name(d *Device, selects func(Selector) bool, own map[string]bool
 		d.Mode = *resource.Mode
 	}
 	d.Want = resource.Want
-	unknown := len(d.Offers) == 0 && d.Mode != ModeDRA
 	d.Offers = renamed(d.Offers, resource.Name)
-	if unknown {
+	if len(d.Offers) == 0 && d.Mode != ModeDRA {
 		return true, fmt.Errorf("resource %s: the device has no ID in the classic API", resource.Name)
 	}
 	return true, nil
@@ -224,16 +224,22 @@ func (d *Device) offers(resource string) bool {
 }
 
 // renamed returns the offers under one other name. What was offered under
-// several names keeps the IDs of that one, else those of the first; what has no
-// ID is not offered.
+// several names keeps the IDs of that one, else those of its domain, else those
+// of the first; what has no ID is not offered.
 func renamed(offers []Offer, resource string) []Offer {
-	if len(offers) == 0 {
-		return nil
+	domain, _, _ := strings.Cut(resource, "/")
+	for _, fits := range []func(Offer) bool{
+		func(offer Offer) bool { return offer.Resource == resource },
+		func(offer Offer) bool { return offer.Within == domain },
+		func(offer Offer) bool { return offer.Within == "" },
+	} {
+		if i := slices.IndexFunc(offers, fits); i >= 0 {
+			offer := offers[i]
+			offer.Resource, offer.Optional, offer.Within = resource, false, ""
+			return []Offer{offer}
+		}
 	}
-	i := slices.IndexFunc(offers, func(offer Offer) bool { return offer.Resource == resource })
-	offer := offers[max(i, 0)]
-	offer.Resource, offer.Optional = resource, false
-	return []Offer{offer}
+	return nil
 }
 
 // named returns the offers that have a name and need no administrator.

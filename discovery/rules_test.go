@@ -247,6 +247,27 @@ func TestConfiguredGivesWay(t *testing.T) {
 	}
 }
 
+// A device has the IDs of the plugin that has names in that domain.
+func TestNamesWithinADomain(t *testing.T) {
+	d := gpu("a", "acme", 0)
+	d.Offers = []Offer{{IDs: []string{"0000:01:00.0"}, Within: "acme.com"}, {IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Optional: true}}
+	for name, want := range map[string]string{"acme.com/big": "0000:01:00.0", "example.com/big": "12", "not-acme.com/big": "12", "acme.com/own": "own"} {
+		rules := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: name}}}
+		got := rules.Apply(&Snapshot{Devices: []Device{d}}).Devices[0].Offers
+		if diff := cmp.Diff([]Offer{{Resource: name, IDs: []string{want}}}, got); diff != "" {
+			t.Errorf("%s: offers (-want +got):\n%s", name, diff)
+		}
+	}
+	d.Offers = d.Offers[:1]
+	other := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: "example.com/big"}}}
+	if s := other.Apply(&Snapshot{Devices: []Device{d}}); len(s.Devices[0].Offers) > 0 || len(s.Problems) != 1 {
+		t.Errorf("no ID but within acme.com, and offered as %+v", s.Devices[0].Offers)
+	}
+	if s := (&Rules{}).Apply(&Snapshot{Devices: []Device{d}}); len(s.Devices[0].Offers) > 0 {
+		t.Errorf("unnamed, and offered as %+v", s.Devices[0].Offers)
+	}
+}
+
 // What the administrator counted, and nothing on the host shows, gives way to
 // what a family finds of that kind and somebody can have.
 func TestCountedGiveWay(t *testing.T) {

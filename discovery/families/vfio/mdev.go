@@ -113,15 +113,21 @@ func profileOf(mdev sysfs.Device) (string, error) {
 // label matches what may follow the slash of a resource's name.
 var label = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 
+// NVIDIA's PCI vendor ID, and the domain of its plugins' names.
+const (
+	nvidiaVendor = "10de"
+	nvidiaDomain = "nvidia.com"
+)
+
 // nvidia returns what NVIDIA's plugin for KubeVirt offers of a vGPU, by its
 // UUID. It is offered where the administrator names it so.
 func nvidia(mdev sysfs.Device, profile string) []discovery.Offer {
 	name := strings.ReplaceAll(profile, " ", "_")
 	vendor, _ := mdev.Parent().Attrs().Hex("vendor", 4)
-	if vendor != "10de" || !label.MatchString(name) {
+	if vendor != nvidiaVendor || !label.MatchString(name) {
 		return nil
 	}
-	return []discovery.Offer{{Resource: "nvidia.com/" + name, IDs: []string{mdev.Name()}, Optional: true}}
+	return []discovery.Offer{{Resource: nvidiaDomain + "/" + name, IDs: []string{mdev.Name()}, Optional: true}}
 }
 
 // split returns what is a function of its own and what is mediated.

@@ -143,9 +143,19 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: g.blocked}
 	}
 	if len(nodes) > 0 {
-		d.Offers = []discovery.Offer{{IDs: []string{g.id}}} // as KubeVirt has it
+		d.Offers = offers(g.id, id, function)
 	}
 	return d, errors.Join(errs...)
+}
+
+// offers returns how plugins offer a function where the administrator names it:
+// KubeVirt by the group, and NVIDIA's, for names of its own domain, by the address.
+func offers(group string, id sysfs.PCIID, function sysfs.Device) []discovery.Offer {
+	offers := []discovery.Offer{{IDs: []string{group}}}
+	if id.Vendor == nvidiaVendor {
+		offers = append(offers, discovery.Offer{IDs: []string{function.Name()}, Within: nvidiaDomain})
+	}
+	return offers
 }
 
 // cdevs returns the nodes of the group's functions by which iommufd is used,
