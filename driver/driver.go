@@ -43,6 +43,11 @@ type Config struct {
 	// of their claims is read with it.
 	KubeClient kubernetes.Interface
 
+	// StatusClient writes what becomes of the devices of claims into the status
+	// of these. It should have a limit of its own, so that nothing else waits
+	// for it. If it is nil, the status is left alone.
+	StatusClient kubernetes.Interface
+
 	KubeletRoot string  // the kubelet's data directory; "/var/lib/kubelet" if empty
 	CDI         cdi.Dir // where the specs of claims go
 	Records     string  // the directory of records, used by nobody else
@@ -137,6 +142,7 @@ type Driver struct {
 	registration atomic.Value
 	without      atomic.Pointer[Without]
 	wake         chan struct{}
+	prepared     chan struct{} // has one when a claim was prepared
 
 	calls    calls
 	claims   locks[types.UID]
@@ -191,7 +197,7 @@ func New(config Config) (*Driver, error) {
 			return nil, errors.New("this driver takes no parameters")
 		}
 	}
-	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, jobWait: jobWait, askInterval: askInterval, wake: make(chan struct{}, 1)}
+	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, jobWait: jobWait, askInterval: askInterval, wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
 	d.calls.ready = make(chan struct{})
@@ -259,6 +265,7 @@ func (d *Driver) serve(ctx context.Context, helper helper) error {
 	d.negotiate(ctx) // before anything is published
 	background.Go(func() { d.sweepLoop(own) })
 	background.Go(func() { d.negotiateLoop(own) })
+	background.Go(func() { d.statusLoop(own) })
 	defer background.Wait()
 	defer stop()
 	return d.publishLoop(ctx, helper)

@@ -161,10 +161,19 @@ func metadataOf(r *result, device *discovery.Device) *kubeletplugin.DeviceMetada
 	for name, value := range device.Attributes {
 		out.Attributes[string(name)] = value
 	}
-	if len(r.Edits.NetDevices) == 1 {
-		out.NetworkData = &resourceapi.NetworkDeviceData{InterfaceName: r.Edits.NetDevices[0].Name}
+	if name := interfaceOf(r); name != "" {
+		out.NetworkData = &resourceapi.NetworkDeviceData{InterfaceName: name}
 	}
 	return out
+}
+
+// interfaceOf returns what the interface is called that is moved to the
+// container, "" if none is.
+func interfaceOf(r *result) string {
+	if len(r.Edits.NetDevices) != 1 {
+		return ""
+	}
+	return r.Edits.NetDevices[0].Name
 }
 
 // sameName reports whether another claim has the name of the record's: one that

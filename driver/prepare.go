@@ -37,6 +37,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		}
 		results[i] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
 	})
+	d.notePrepared()
 	answer := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, claim := range claims {
 		answer[claim.UID] = results[i]

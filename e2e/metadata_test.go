@@ -1,12 +1,17 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/chandler"
 )
 
 // A container reads from a file which GPU it was given, and all that the slices
@@ -25,6 +30,27 @@ func TestMetadata(t *testing.T) {
 		t.Errorf("the container reads\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	remove(t, example(t, "gpu-metadata.yaml"))
+	nothingHeld(t)
+}
+
+// The status of a claim says that its device is prepared.
+func TestClaimStatus(t *testing.T) {
+	offers(t)
+	const address, name = "0000:24:00.0", "pci-0000-24-00-0"
+	apply(t, gpuPod("with-status", address))
+	running(t, "with-status")
+	until(t, "the claim's status to say that the GPU is ready", func(ctx context.Context) error {
+		claim, err := kube.ResourceV1().ResourceClaims(metav1.NamespaceDefault).Get(ctx, "with-status", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		devices := claim.Status.Devices
+		if len(devices) != 1 || devices[0].Driver != chandler.Driver || devices[0].Device != name || !meta.IsStatusConditionTrue(devices[0].Conditions, "Ready") {
+			return fmt.Errorf("it says %+v", devices)
+		}
+		return nil
+	})
+	remove(t, gpuPod("with-status", address))
 	nothingHeld(t)
 }
 

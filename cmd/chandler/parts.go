@@ -29,6 +29,7 @@ type parts struct {
 	nvml      *nvml         // nil if nobody can be asked
 	events    chan struct{} // something about the host's devices changed
 	client    kubernetes.Interface
+	statuses  kubernetes.Interface
 	discovery kubediscovery.DiscoveryInterface // with a deadline for each answer
 	driver    *driver.Driver
 	classic   *legacy.Plugin

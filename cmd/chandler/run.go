@@ -205,6 +205,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		NodeName:       o.nodeName,
 		PodUID:         types.UID(o.podUID),
 		KubeClient:     p.client,
+		StatusClient:   p.statuses,
 		KubeletRoot:    o.kubeletRoot,
 		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
 		Records:        p.recordDir(),
@@ -230,6 +231,12 @@ func (p *parts) podResources() string {
 	return filepath.Join(p.options.kubeletRoot, "pod-resources/kubelet.sock")
 }
 
+// How many requests per second, and at once, the status of claims may take.
+const (
+	statusQPS   = 10
+	statusBurst = 20
+)
+
 // connect makes the clients of the API server; it does not ask it yet. They do
 // not make a burst of claims wait, and speak protobuf, which costs both ends
 // less than JSON.
@@ -243,6 +250,12 @@ func (p *parts) connect() error {
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = config.ContentType + ",application/json"
 	if p.client, err = kubernetes.NewForConfig(config); err != nil {
+		return err
+	}
+	// The status of claims has a limit of its own, and waits for itself only.
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = statusQPS, statusBurst
+	if p.statuses, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
 	config = rest.CopyConfig(config)

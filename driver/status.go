@@ -1,0 +1,258 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+)
+
+// The condition of a claim's devices and its reasons.
+const (
+	ConditionReady  = "Ready"
+	ReasonPrepared  = "Prepared"
+	ReasonUnhealthy = "Unhealthy"
+	ReasonUnknown   = "Unknown" // the device cannot be read at present
+	ReasonGone      = "Gone"    // it is not there any more
+)
+
+const (
+	// statusPause is between attempts to write what could not be written.
+	statusPause = 10 * time.Second
+
+	// statusTries is how often the same is written of a claim that the API
+	// server refuses. One that does not answer is asked until it does.
+	statusTries = 5
+
+	// statusTimeout bounds what the API server takes for one claim.
+	statusTimeout = 10 * time.Second
+)
+
+// deviceStatus is what is said of a device in the status of a claim.
+type deviceStatus struct {
+	pool, device, share     string
+	status                  metav1.ConditionStatus
+	reason, message, ifName string
+}
+
+// statusWriter says in the status of prepared claims how their devices are. It
+// works beside the kubelet's calls, with a client of its own, so that they
+// neither wait for it nor fail with it. It speaks resource.k8s.io/v1 only: to a
+// server without, every claim is gone.
+type statusWriter struct {
+	client resourceclient.ResourceV1Interface
+	claims map[types.UID]attempt
+	due    time.Time // when a server that did not answer is to be asked again
+}
+
+// attempt is what was to be said of a claim, and how that went.
+type attempt struct {
+	statuses []deviceStatus
+	failures int
+	due      time.Time // when it is to be tried again
+	said     bool
+}
+
+// statusLoop keeps the status of claims as the records and the devices are.
+func (d *Driver) statusLoop(ctx context.Context) {
+	if d.config.StatusClient == nil {
+		return
+	}
+	w := statusWriter{client: d.config.StatusClient.ResourceV1()}
+	for {
+		v := d.view.Load()
+		var again <-chan time.Time
+		if v.snapshot != nil && w.write(ctx, v, d.store.prepared()) {
+			again = time.After(statusPause)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-v.next:
+		case <-d.prepared:
+		case <-again:
+		}
+	}
+}
+
+// notePrepared has the status of claims looked at.
+func (d *Driver) notePrepared() {
+	select {
+	case d.prepared <- struct{}{}:
+	default:
+	}
+}
+
+// write writes what has changed, and reports whether some of it is to be tried
+// again.
+func (w *statusWriter) write(ctx context.Context, v *view, records []*record) (again bool) {
+	before := w.claims
+	w.claims = make(map[types.UID]attempt, len(records))
+	for _, r := range records {
+		if r.Configuring {
+			continue
+		}
+		a := before[r.UID]
+		if statuses := statusesOf(v, r); !slices.Equal(a.statuses, statuses) {
+			a = attempt{statuses: statuses}
+		}
+		if now := time.Now(); a.open() && !now.Before(a.due) && !now.Before(w.due) && ctx.Err() == nil {
+			w.try(ctx, r, &a)
+		}
+		again = again || a.open()
+		w.claims[r.UID] = a
+	}
+	return again
+}
+
+// open reports whether there is still something to be said of a claim.
+func (a *attempt) open() bool { return !a.said && a.failures < statusTries }
+
+// try writes the status of a claim once, and notes how that went.
+func (w *statusWriter) try(ctx context.Context, r *record, a *attempt) {
+	err := w.writeClaim(ctx, r, a.statuses)
+	var refused apierrors.APIStatus
+	switch {
+	case err == nil:
+		a.said = true
+		return
+	case errors.As(err, &refused):
+		a.failures++
+		a.due = time.Now().Add(statusPause)
+	default:
+		w.due = time.Now().Add(statusPause) // the other claims would wait as long
+	}
+	klog.FromContext(ctx).V(2).Info("The status of a claim's devices cannot be written", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "refused", a.failures, "reason", err.Error())
+}
+
+// writeClaim makes the status of a claim say of its devices what it is to say.
+// A claim that is gone, or was replaced by another of its name, has none to
+// be written.
+func (w *statusWriter) writeClaim(ctx context.Context, r *record, statuses []deviceStatus) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	claims := w.client.ResourceClaims(r.Namespace)
+	claim, err := claims.Get(ctx, r.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && claim.UID != r.UID {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	entries, changed := entriesFor(claim, statuses, metav1.Now())
+	if !changed {
+		return nil
+	}
+	// With the UID it is refused if the claim is replaced meanwhile.
+	apply := resourceapply.ResourceClaim(r.Name, r.Namespace).WithUID(r.UID).
+		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(entries...))
+	_, err = claims.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: discovery.Domain, Force: true})
+	return err
+}
+
+// statusesOf returns what is to be said of what a claim has. A device that it
+// has twice, as one can with admin access, is told of once.
+func statusesOf(v *view, r *record) []deviceStatus {
+	var statuses []deviceStatus
+	for i := range r.Results {
+		result := &r.Results[i]
+		s := deviceStatus{pool: result.Pool, device: result.Device, share: string(result.ShareID)}
+		if slices.ContainsFunc(statuses, func(other deviceStatus) bool {
+			return other.pool == s.pool && other.device == s.device && other.share == s.share
+		}) {
+			continue
+		}
+		device, found := v.lookup(result.Source)
+		switch {
+		case !found:
+			s.status, s.reason, s.message = metav1.ConditionFalse, ReasonGone, "the device is gone"
+		case device.Health.Status == discovery.Unhealthy:
+			s.status, s.reason, s.message = metav1.ConditionFalse, ReasonUnhealthy, device.Health.Reason
+		case device.Health.Status == discovery.Unknown:
+			s.status, s.reason, s.message = metav1.ConditionUnknown, ReasonUnknown, device.Health.Reason
+		default:
+			s.status, s.reason = metav1.ConditionTrue, ReasonPrepared
+		}
+		s.ifName = interfaceOf(result)
+		statuses = append(statuses, s)
+	}
+	return statuses
+}
+
+// entriesFor returns the entries to apply to a claim, of devices that are
+// allocated to it, and whether it says anything else now. The time of a
+// condition stays while its status does.
+func entriesFor(claim *resourceapi.ResourceClaim, statuses []deviceStatus, now metav1.Time) (entries []*resourceapply.AllocatedDeviceStatusApplyConfiguration, changed bool) {
+	for _, s := range statuses {
+		if !s.allocatedTo(claim) {
+			continue
+		}
+		want := metav1.Condition{Type: ConditionReady, Status: s.status, Reason: s.reason, Message: s.message, LastTransitionTime: now}
+		said := s.entryOf(claim)
+		before := meta.FindStatusCondition(said.Conditions, ConditionReady)
+		if before != nil && before.Status == want.Status {
+			want.LastTransitionTime = before.LastTransitionTime
+		}
+		ifName := ""
+		if said.NetworkData != nil {
+			ifName = said.NetworkData.InterfaceName
+		}
+		changed = changed || before == nil || before.Status != want.Status || before.Reason != want.Reason || before.Message != want.Message || ifName != s.ifName
+		entries = append(entries, s.apply(want))
+	}
+	return entries, changed
+}
+
+// is reports whether the entry is of this driver's device.
+func (s *deviceStatus) is(driver, pool, device, share string) bool {
+	return driver == discovery.Domain && s.pool == pool && s.device == device && s.share == share
+}
+
+func (s *deviceStatus) allocatedTo(claim *resourceapi.ResourceClaim) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		share := ""
+		if r.ShareID != nil {
+			share = string(*r.ShareID)
+		}
+		return s.is(r.Driver, r.Pool, r.Device, share)
+	})
+}
+
+// entryOf returns what the claim says of the device, an empty entry if nothing.
+func (s *deviceStatus) entryOf(claim *resourceapi.ResourceClaim) resourceapi.AllocatedDeviceStatus {
+	for _, e := range claim.Status.Devices {
+		share := ""
+		if e.ShareID != nil {
+			share = *e.ShareID
+		}
+		if s.is(e.Driver, e.Pool, e.Device, share) {
+			return e
+		}
+	}
+	return resourceapi.AllocatedDeviceStatus{}
+}
+
+func (s *deviceStatus) apply(ready metav1.Condition) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
+	entry := resourceapply.AllocatedDeviceStatus().WithDriver(discovery.Domain).WithPool(s.pool).WithDevice(s.device).
+		WithConditions(metaapply.Condition().WithType(ready.Type).WithStatus(ready.Status).WithReason(ready.Reason).
+			WithMessage(ready.Message).WithLastTransitionTime(ready.LastTransitionTime))
+	if s.share != "" {
+		entry.WithShareID(s.share)
+	}
+	if s.ifName != "" {
+		entry.WithNetworkData(resourceapply.NetworkDeviceData().WithInterfaceName(s.ifName))
+	}
+	return entry
+}

@@ -1,0 +1,228 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+// statusBench is a driver at work that writes the status of claims.
+type statusBench struct {
+	*bench
+	client *fake.Clientset
+}
+
+// statusTest runs a test in a bubble, with a driver and what ends it.
+func statusTest(t *testing.T, claims []*resourceapi.ResourceClaim, test func(t *testing.T, b *statusBench)) {
+	synctest.Test(t, func(t *testing.T) {
+		var objects []runtime.Object
+		for _, c := range claims {
+			objects = append(objects, c)
+		}
+		b := &statusBench{newBench(t), fake.NewClientset(objects...)}
+		b.config.StatusClient = b.client
+		b.config.Granter = func(given []discovery.Device, grant discovery.Grant) (edits specs.ContainerEdits) {
+			if grant.Request == "net" {
+				edits.NetDevices = []*specs.LinuxNetDevice{{HostInterfaceName: "enp1s0v0", Name: "net1"}}
+			}
+			return edits
+		}
+		stop := b.run(&fakeHelper{})
+		defer func() {
+			if err := stop(); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}()
+		test(t, b)
+	})
+}
+
+// said returns what the status of a claim says of devices, a line for each.
+func (b *statusBench) said(name string) (lines []string) {
+	b.t.Helper()
+	synctest.Wait()
+	c, err := b.client.ResourceV1().ResourceClaims("default").Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, device := range c.Status.Devices {
+		line := device.Driver + " " + device.Pool + " " + device.Device + " " + ptr.Deref(device.ShareID, "-")
+		for _, condition := range device.Conditions {
+			line += fmt.Sprintf(" %s=%s(%s %s)", condition.Type, condition.Status, condition.Reason, condition.Message)
+		}
+		if device.NetworkData != nil {
+			line += " " + device.NetworkData.InterfaceName
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func (b *statusBench) expectSaid(name string, want ...string) {
+	b.t.Helper()
+	if diff := cmp.Diff(want, b.said(name)); diff != "" {
+		b.t.Errorf("status of %s (-want +got):\n%s", name, diff)
+	}
+}
+
+// verbs returns which calls were made of claims since the last time.
+func (b *statusBench) verbs() (verbs []string) {
+	synctest.Wait()
+	for _, action := range b.client.Actions() {
+		if action.GetResource().Resource == "resourceclaims" {
+			verbs = append(verbs, action.GetVerb())
+		}
+	}
+	b.client.ClearActions()
+	return verbs
+}
+
+// The status of a claim follows its devices; what others say there stays.
+func TestStatus(t *testing.T) {
+	share := types.UID("11111111-2222-3333-4444-555555555555")
+	c := claim("c", "a", "vf", "kvm", "x")
+	results := c.Status.Allocation.Devices.Results
+	results[1].Request, results[2].ShareID, results[3].Driver = "net", &share, "other.example.com"
+	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "other.example.com", Pool: "node", Device: "x",
+		Conditions: []metav1.Condition{{Type: "Ready", Status: "True", Reason: "Theirs", LastTransitionTime: metav1.Now()}}}}
+	const (
+		function = "chandler.dev node vf - Ready=True(Prepared ) net1"
+		shared   = "chandler.dev node kvm 11111111-2222-3333-4444-555555555555 Ready=True(Prepared )"
+		theirs   = "other.example.com node x - Ready=True(Theirs )"
+	)
+	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
+		a, vf, kvm := gpu("a", 1), gpu("vf", 2), discovery.Device{Name: "kvm", Shareable: true}
+		b.offers(a, kvm, vf)
+		b.expectSaid("c", theirs)
+		mustPrepare(t, b.bench, c)
+		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )", shared, function, theirs)
+
+		b.client.ClearActions()
+		b.offers(a, kvm, vf)
+		if got := b.verbs(); got != nil {
+			t.Errorf("with nothing new the API server is asked to %q", got)
+		}
+		time.Sleep(time.Hour)
+		a.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "too hot"}
+		b.offers(a, kvm, vf)
+		b.expectSaid("c", "chandler.dev node a - Ready=False(Unhealthy too hot)", shared, function, theirs)
+		a.Health = discovery.Health{Status: discovery.Unknown, Reason: "cannot be read"}
+		b.offers(a, kvm, vf)
+		b.expectSaid("c", "chandler.dev node a - Ready=Unknown(Unknown cannot be read)", shared, function, theirs)
+		b.offers(kvm, vf)
+		b.expectSaid("c", "chandler.dev node a - Ready=False(Gone the device is gone)", shared, function, theirs)
+	})
+}
+
+// A new agent finds what the one before it wrote and writes nothing.
+func TestStatusAfterARestart(t *testing.T) {
+	c := claim("c", "a")
+	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
+		b.offers(gpu("a", 1))
+		mustPrepare(t, b.bench, c)
+		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )")
+		b.client.ClearActions()
+		time.Sleep(time.Hour)
+		w := statusWriter{client: b.client.ResourceV1()}
+		if again := w.write(t.Context(), b.view.Load(), b.store.prepared()); again || !slices.Equal(b.verbs(), []string{"get"}) {
+			t.Error("it is written again")
+		}
+	})
+}
+
+// A claim that was replaced, or is gone, is left alone.
+func TestStatusOfReplacedClaims(t *testing.T) {
+	c, other := claim("c", "a"), claim("c", "a")
+	other.UID = "uid-of-another"
+	statusTest(t, []*resourceapi.ResourceClaim{other}, func(t *testing.T, b *statusBench) {
+		b.offers(gpu("a", 1), gpu("b", 2))
+		mustPrepare(t, b.bench, c)
+		mustPrepare(t, b.bench, claim("gone", "b"))
+		b.expectSaid("c")
+		time.Sleep(time.Hour)
+		b.client.ClearActions()
+		b.offers(gpu("a", 1), gpu("b", 2))
+		if got := b.verbs(); got != nil {
+			t.Errorf("the API server is still asked to %q", got)
+		}
+	})
+}
+
+// A status that the API server refuses is given up; one that it does not answer
+// is written when it does. Neither is noticed by who prepares.
+func TestStatusThatCannotBeWritten(t *testing.T) {
+	c := claim("c", "a")
+	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "resourceclaims"}, "c", errors.New("no role"))
+	for name, test := range map[string]struct {
+		err   error
+		tries int
+	}{"refused": {refusal, statusTries}, "unanswered": {errors.New("connection refused"), 61}} {
+		t.Run(name, func(t *testing.T) {
+			statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
+				tries, failing := 0, true
+				b.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+					tries++
+					return failing, nil, test.err
+				})
+				b.offers(gpu("a", 1))
+				mustPrepare(t, b.bench, c)
+				time.Sleep(10*time.Minute + time.Second)
+				synctest.Wait()
+				if tries != test.tries {
+					t.Errorf("tried %d times, want %d", tries, test.tries)
+				}
+				failing = false
+				a := gpu("a", 1)
+				a.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "too hot"}
+				b.offers(a)
+				time.Sleep(statusPause)
+				b.expectSaid("c", "chandler.dev node a - Ready=False(Unhealthy too hot)")
+			})
+		})
+	}
+}
+
+// The time of a condition is when its status changed, and no entry is made for
+// what is not, or no longer, allocated.
+func TestEntriesFor(t *testing.T) {
+	c := claim("c", "a")
+	earlier, now := metav1.Unix(1, 0), metav1.Unix(2, 0)
+	ready := deviceStatus{pool: "node", device: "a", status: metav1.ConditionTrue, reason: ReasonPrepared}
+	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "chandler.dev", Pool: "node", Device: "a",
+		Conditions: []metav1.Condition{{Type: ConditionReady, Status: metav1.ConditionTrue, Reason: ReasonPrepared, LastTransitionTime: earlier}}}}
+	if _, changed := entriesFor(c, []deviceStatus{ready}, now); changed {
+		t.Error("what is said already counts as a change")
+	}
+	ready.message = "with news"
+	entries, changed := entriesFor(c, []deviceStatus{ready}, now)
+	if !changed || len(entries) != 1 || !entries[0].Conditions[0].LastTransitionTime.Equal(&earlier) {
+		t.Errorf("another message: %v, %v", entries, changed)
+	}
+	ready.status = metav1.ConditionFalse
+	if entries, _ = entriesFor(c, []deviceStatus{ready}, now); !entries[0].Conditions[0].LastTransitionTime.Equal(&now) {
+		t.Errorf("another status: %v", entries)
+	}
+	ready.device = "b"
+	if entries, changed = entriesFor(c, []deviceStatus{ready}, now); changed || len(entries) != 0 {
+		t.Errorf("another device: %v", entries)
+	}
+}
