@@ -227,3 +227,16 @@ func TestDivided(t *testing.T) {
 		}
 	}
 }
+
+// A function under vfio that cannot be read does not hide its neighbour in the
+// IOMMU group, which is not said to work either.
+func TestUnreadNeighbour(t *testing.T) {
+	const vendor = "0000:01:00.1/vendor --\n"
+	host := rewritten(t, "vfio/testdata/kubevirt.host", func(text string) string {
+		return strings.Replace(text, vendor, vendor+"garbage ", 1)
+	})
+	d, found := discovery.Scan(host, families.All).Lookup("pci-0000-01-00-0")
+	if !found || d.Health.Status != discovery.Unknown || !strings.Contains(d.Health.Reason, "function 0000:01:00.1: attribute vendor:") {
+		t.Errorf("the GPU beside it: %s", format(t, d))
+	}
+}

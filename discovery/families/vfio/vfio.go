@@ -100,7 +100,7 @@ type group struct {
 	functions []sysfs.Device
 	taken     bool   // another family hands out one of the functions
 	blocked   string // why vfio cannot open it, "" if it can
-	err       error
+	err       error  // what could not be read of its functions
 }
 
 // readGroup reads which functions a group has besides our own.
@@ -116,7 +116,10 @@ func readGroup(host *discovery.Host, id string, ours []sysfs.Device) *group {
 		if !ok || slices.ContainsFunc(ours, func(own sysfs.Device) bool { return own.Path == member.Path }) {
 			continue
 		}
+		_, err := member.PCIID()
 		switch driver := member.Driver(); {
+		case slices.Contains(drivers, driver) && err != nil: // nobody can tell whose it is
+			g.err = errors.Join(g.err, fmt.Errorf("IOMMU group %s: function %s: %w", id, member.Name(), err))
 		case slices.Contains(drivers, driver):
 			g.taken = true
 		case !slices.Contains(harmless, driver):
