@@ -136,7 +136,7 @@ func (c *DriverConfig) Validate() error {
 		named[resource.Name] = true
 		check(fmt.Sprintf("paths[%d]", i), resource.validate())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.validateNames()...)...)
 }
 
 // Validate reports everything that is wrong with the parameters.

@@ -116,6 +116,13 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"paths and USB":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], usb: [{vendor: a, product: b}]}]}]\n", []string{"paths[0]", "groups[0]", "either"}},
 		"paths, much":          {header + "paths: [{name: a, kind: x, env: {1: a}, groups: [{each: true, count: -1, paths: [{path: dev, mountPath: x, limit: -1, permissions: rx}]}]}]\n", []string{"name: is", "kind: is", "env:", "each:", "count:", "path: is", "mountPath:", "limit:", "permissions:"}},
 		"units, much":          {header + "paths: [{name: a.b/c, groups: [{units: 1025, count: 2, unitEnv: a-b}]}]\n", []string{"units: is 1025", "in place of count", "unitEnv: is"}},
+		"shares of two units":  {header + "sharing: [{cel: a, unit: 1Gi, resource: a.b/c}, {cel: b, unit: 2Gi, resource: a.b/c}]\n", []string{"sharing[1].resource", "sharing[0]"}},
+		"of two capacities":    {header + "sharing: [{cel: a, unit: 1, resource: a.b/c}, {cel: b, unit: 1, capacity: cores, resource: a.b/c}]\n", []string{"sharing[1].resource", "sharing[0]"}},
+		"unit and replicas":    {header + "sharing: [{cel: a, unit: 1Gi, resource: a.b/c}, {cel: b, replicas: 2, resource: a.b/c}]\n", []string{"sharing[1].resource", "sharing[0]"}},
+		"two pools":            {header + "sharing: [{cel: a, pool: true, replicas: 3, resource: a.b/c}, {cel: b, pool: true, replicas: 2, resource: a.b/c}]\n", []string{"sharing[1].resource", "sharing[0]"}},
+		"share and device":     {header + "sharing: [{cel: a, replicas: 3, resource: a.b/c}]\nresources: [{cel: b, name: a.b/c}]\n", []string{"resources[0].name", "sharing[0]", "same cel"}},
+		"name of paths":        {header + "resources: [{cel: b, name: a.b/c}]\npaths: [{name: a.b/c, groups: [{units: 2}]}]\n", []string{"resources[0].name", "paths[0].name"}},
+		"share of paths":       {header + "sharing: [{cel: b, replicas: 2, resource: a.b/c}]\npaths: [{name: a.b/c, groups: [{units: 2}]}]\n", []string{"sharing[0].resource", "paths[0].name"}},
 		"units twice":          {header + "paths: [{name: a.b/c, groups: [{units: 2}, {units: 3}]}]\n", []string{"groups[1].units: groups[0] has units"}},
 		"units of none":        {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}], unitEnv: A}]}]\n", []string{"unitEnv: is"}},
 		"path pattern":         {header + "paths: [{name: a.b/c, groups: [{paths: [{path: '/dev/[', type: File}]}]}]\n", []string{"paths[0]: path", "syntax", "type: is"}},
@@ -136,6 +143,22 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// One name may be written twice where it stands for one thing.
+func TestParseDriverConfigNames(t *testing.T) {
+	for name, text := range map[string]string{
+		"one unit":         "sharing: [{cel: a, unit: 1Gi, resource: a.b/c}, {cel: b, unit: 1024Mi, capacity: memory, resource: a.b/c}]\n",
+		"more shares":      "sharing: [{cel: a, replicas: 2, resource: a.b/c}, {cel: b, replicas: 4, resource: a.b/c}]\n",
+		"names of devices": "sharing: [{cel: a, replicas: 2}, {cel: b, replicas: 4}]\n",
+		"mode of shares":   "sharing: [{cel: a, pool: true, replicas: 2, resource: a.b/c}]\nresources: [{cel: a, name: a.b/c, mode: DRA}]\n",
+		"mode of paths":    "resources: [{cel: 'device.attributes[\"chandler.dev\"].resource == \"a.b/c\"', name: a.b/c, mode: DRA}]\npaths: [{name: a.b/c, groups: [{units: 2}]}]\n",
+		"two modes":        "resources: [{cel: a, name: a.b/c}, {cel: b, name: a.b/c, mode: DRA}]\n",
+	} {
+		if _, err := ParseDriverConfig([]byte(header + text)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -170,15 +170,16 @@ func validateDriver(name string) error {
 	return nil
 }
 
-// serviceName matches what is written between semicolons.
-var serviceName = regexp.MustCompile(`^[a-z0-9]{1,15}$`)
+// services are those of Intel QAT (Documentation/ABI/testing/sysfs-driver-qat in
+// the kernel's source).
+var services = []string{"sym", "asym", "dc", "dcc", "decomp"}
 
-func validateServices(services []string) error {
-	for i, name := range services {
-		if !serviceName.MatchString(name) {
-			return fmt.Errorf("is %q; want services such as sym, asym or dc", name)
+func validateServices(named []string) error {
+	for i, name := range named {
+		if !slices.Contains(services, name) {
+			return fmt.Errorf("names %q; want some of %s", name, strings.Join(services, ", "))
 		}
-		if slices.Contains(services[:i], name) {
+		if slices.Contains(named[:i], name) {
 			return fmt.Errorf("names %q twice", name)
 		}
 	}

@@ -67,6 +67,7 @@ func TestParseProvisionConfigRefuses(t *testing.T) {
 		"no virtual function":   {"{cel: 'true', virtualFunctions: {driver: vfio-pci}}", []string{"functions[0].virtualFunctions", "count is 0"}},
 		"too many":              {"{cel: 'true', virtualFunctions: {count: 65536}}", []string{"count is 65536"}},
 		"no service":            {"{cel: 'true', services: ['sym;asym']}", []string{"functions[0].services", "sym;asym"}},
+		"unknown service":       {"{cel: 'true', services: [sym, foo]}", []string{"functions[0].services", `names "foo"`, "decomp"}},
 		"service twice":         {"{cel: 'true', services: [sym, sym]}", []string{"functions[0].services", "twice"}},
 		"no engine":             {"{cel: 'true', workQueueGroups: [{workQueues: [{name: a, mode: shared, size: 1}]}]}", []string{"workQueueGroups[0]: engines"}},
 		"no queue":              {"{cel: 'true', workQueueGroups: [{engines: 1}]}", []string{"workQueueGroups[0]", "workQueues"}},

@@ -75,7 +75,8 @@ type Selector struct {
 type Sharing struct {
 	Selector `json:",inline"`
 
-	// Resource is the classic name of the shares, such as aliyun.com/gpu-mem.
+	// Resource is the classic name of the shares, such as aliyun.com/gpu-mem. Where
+	// several entries have one, their shares are alike.
 	// It may be left out with Replicas: the shares then have the devices' name.
 	Resource string `json:"resource,omitempty"`
 

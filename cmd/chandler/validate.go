@@ -156,14 +156,32 @@ func (v *validator) report(at place, s severity, err error) {
 // them, or else err itself.
 func apart(err error) []error {
 	var joined interface{ Unwrap() []error }
-	if errors.As(err, &joined) {
-		var all []error
-		for _, err := range joined.Unwrap() {
-			all = append(all, apart(err)...)
-		}
-		return all
+	if !errors.As(err, &joined) {
+		return []error{err}
 	}
-	return []error{err}
+	var all []error
+	for _, err := range joined.Unwrap() {
+		all = append(all, placed(err)...)
+	}
+	return all
+}
+
+// placed returns the errors that err joins, each behind what is said before them,
+// which is where they are.
+func placed(err error) []error {
+	inner := errors.Unwrap(err)
+	if inner == nil {
+		return apart(err)
+	}
+	before, ok := strings.CutSuffix(err.Error(), inner.Error())
+	parts := placed(inner)
+	if !ok || len(parts) == 1 {
+		return []error{err}
+	}
+	for i, part := range parts {
+		parts[i] = fmt.Errorf("%s%w", before, part)
+	}
+	return parts
 }
 
 func (v *validator) errorf(at place, format string, args ...any) {

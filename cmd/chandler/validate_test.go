@@ -67,6 +67,17 @@ func TestValidate(t *testing.T) {
 			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\nroots: {nobody: /x}\n",
 			[]string{"-:1: error: DriverConfig: roots[nobody]", "error: DriverConfig: exclude[0].cel: ", "error: DriverConfig: resources[0].cel: ", "3 errors"}, true,
 		},
+		"places in paths": {
+			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}, {path: dev/b, permissions: xyz}]}, {count: -1, paths: [{path: /dev/a}]}]}]\n",
+			[]string{
+				`-:1: error: DriverConfig: paths[0]: groups[0]: paths[1]: path: is "dev/b"`, `-:1: error: DriverConfig: paths[0]: groups[0]: paths[1]: permissions: is "xyz"`,
+				"-:1: error: DriverConfig: paths[0]: groups[1]: count: is -1", "3 errors",
+			}, true,
+		},
+		"one place in paths": {
+			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a, permissions: xyz}]}]}]\n",
+			[]string{`-:1: error: DriverConfig: paths[0]: groups[0]: paths[0]: permissions: is "xyz"`, "1 error,"}, true,
+		},
 		"field of a configuration": {
 			header() + "modes: DRA\n", []string{`unknown field "modes"`}, true,
 		},

@@ -1,0 +1,58 @@
+package v1alpha1
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+)
+
+// validateNames reports classic names that would stand for different things: a
+// container that asks for one of them must know what it gets.
+func (c *DriverConfig) validateNames() (errs []error) {
+	for i := range c.Sharing {
+		field := fmt.Sprintf("sharing[%d].resource", i)
+		share := &c.Sharing[i]
+		for j := range c.Sharing[:i] {
+			if first := &c.Sharing[j]; share.Resource != "" && share.Resource == first.Resource && !share.alike(first) {
+				errs = append(errs, fmt.Errorf("%s: is %q, as that of sharing[%d] is, whose shares are others", field, share.Resource, j))
+			}
+		}
+		errs = append(errs, c.checkPathName(field, share.Resource, share.Selector)...)
+	}
+	for i, resource := range c.Resources {
+		field := fmt.Sprintf("resources[%d].name", i)
+		for j, share := range c.Sharing {
+			if resource.Name == share.Resource && resource.Selector != share.Selector {
+				errs = append(errs, fmt.Errorf("%s: is %q, under which sharing[%d] offers shares; want another name, or the same cel in both", field, resource.Name, j))
+			}
+		}
+		errs = append(errs, c.checkPathName(field, resource.Name, resource.Selector)...)
+	}
+	return errs
+}
+
+// alike reports whether a share of one is what a share of the other is. How many
+// there are of a device may differ.
+func (s *Sharing) alike(other *Sharing) bool {
+	switch {
+	case (s.Unit == nil) != (other.Unit == nil) || s.Pool != other.Pool:
+		return false
+	case s.Unit != nil:
+		return s.Unit.Cmp(*other.Unit) == 0 && cmp.Or(s.Capacity, defaultCapacity) == cmp.Or(other.Capacity, defaultCapacity)
+	}
+	return !s.Pool || s.Replicas == other.Replicas
+}
+
+// defaultCapacity is what units are of.
+const defaultCapacity = "memory"
+
+// checkPathName reports a name that paths have too, but for devices that the
+// expression selects by it.
+func (c *DriverConfig) checkPathName(field, name string, selector Selector) []error {
+	for i := range c.Paths {
+		if c.Paths[i].Name == name && !strings.Contains(selector.CEL, name) {
+			return []error{fmt.Errorf("%s: is %q, as paths[%d].name is; want another name, or a cel that selects those devices by their attribute resource", field, name, i)}
+		}
+	}
+	return nil
+}
