@@ -46,9 +46,10 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 		d.Attributes.SetString("parent", DeviceName(physical))
 		d.PartOf = &Whole{Name: DeviceName(physical)}
 	}
-	setGroupAndLink(d.Attributes, function, attrs)
-	locationErr := setLocation(d.Attributes, function, attrs)
-	if err := errors.Join(idErr, attrs.Err(), locationErr); err != nil {
+	groupErr := setGroup(d.Attributes, function)
+	linkErr := setLink(d.Attributes, attrs)
+	locationErr := setLocation(d.Attributes, function)
+	if err := errors.Join(idErr, groupErr, attrs.Err(), linkErr, locationErr); err != nil {
 		return d, fmt.Errorf("describe PCI function %s: %w", function.Name(), err)
 	}
 	return d, nil
@@ -76,9 +77,8 @@ func Divided(function sysfs.Device) (bool, error) {
 	return count > 0, nil
 }
 
-// linkSpeed matches "16.0 GT/s PCIe", and "8 GT/s" of older kernels. It is
-// "Unknown" while the link is down.
-var linkSpeed = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]))? GT/s`)
+// linkSpeed matches "16.0 GT/s PCIe", and "8 GT/s" of older kernels.
+var linkSpeed = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]))? GT/s(?: PCIe)?$`)
 
 // Hardware returns what is to be said of a piece of hardware: of a PCI function
 // what [PCI] does, and of one that has no address, such as a part of a system on
@@ -104,24 +104,51 @@ func CompatibleVendor(d sysfs.Device) string {
 	return vendor
 }
 
-// setGroupAndLink sets iommuGroup, linkSpeed in MT/s and linkWidth in lanes
-// (Documentation/ABI/testing/sysfs-bus-pci).
-func setGroupAndLink(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) {
-	if group, err := strconv.ParseUint(function.Link("iommu_group"), 10, 31); err == nil {
-		a.SetInt("iommuGroup", int64(group))
+func setGroup(a Attributes, function sysfs.Device) error {
+	group, ok, err := function.IOMMUGroup()
+	if ok {
+		a.SetInt("iommuGroup", group)
 	}
-	speed, _ := attrs.Text("current_link_speed")
-	if m := linkSpeed.FindStringSubmatch(speed); m != nil {
-		whole, _ := strconv.ParseInt(m[1], 10, 64)
-		tenths, _ := strconv.ParseInt(m[2], 10, 64) // "" is 0
-		if transfers := 1000*whole + 100*tenths; transfers > 0 {
+	return err
+}
+
+// setLink sets linkSpeed in MT/s and linkWidth in lanes
+// (Documentation/ABI/testing/sysfs-bus-pci).
+func setLink(a Attributes, attrs *sysfs.Attrs) error {
+	var errs []error
+	if speed, ok := attrs.Written("current_link_speed"); ok {
+		transfers, err := parseLinkSpeed(speed)
+		if transfers > 0 {
 			a.SetInt("linkSpeed", transfers)
 		}
+		errs = append(errs, err)
 	}
-	// The kernel writes 255 where the width is unknown and 0 where the link is down.
-	if width, ok := attrs.Uint("current_link_width"); ok && width > 0 && width <= 32 {
-		a.SetInt("linkWidth", int64(width))
+	if width, ok := attrs.Uint("current_link_width"); ok {
+		switch width {
+		case 1, 2, 4, 8, 12, 16, 32:
+			a.SetInt("linkWidth", int64(width))
+		case 0, 63, 255: // the link is down, nothing answers, not known
+		default:
+			errs = append(errs, fmt.Errorf("attribute current_link_width: no link has %d lanes", width))
+		}
 	}
+	return errors.Join(errs...)
+}
+
+// parseLinkSpeed returns a speed in MT/s, 0 where the link is down and the
+// kernel says "Unknown", or "Unknown speed" (pci_speed_string in
+// drivers/pci/probe.c).
+func parseLinkSpeed(text string) (int64, error) {
+	m := linkSpeed.FindStringSubmatch(text)
+	if m == nil {
+		if text == "Unknown" || text == "Unknown speed" {
+			return 0, nil
+		}
+		return 0, fmt.Errorf("attribute current_link_speed: no speed: %.32q", text)
+	}
+	whole, _ := strconv.ParseInt(m[1], 10, 64)
+	tenths, _ := strconv.ParseInt(m[2], 10, 64) // "" is 0
+	return 1000*whole + 100*tenths, nil
 }
 
 // SetPlace sets where in the machine a kernel device is that is no PCI function
@@ -132,9 +159,7 @@ func SetPlace(a Attributes, d sysfs.Device) error {
 	if !ok {
 		return nil
 	}
-	attrs := function.Attrs()
-	placeErr := setPlace(a, function, attrs)
-	if err := errors.Join(attrs.Err(), placeErr); err != nil {
+	if err := setPlace(a, function); err != nil {
 		return fmt.Errorf("PCI function %s: %w", function.Name(), err)
 	}
 	return nil
@@ -143,22 +168,16 @@ func SetPlace(a Attributes, d sysfs.Device) error {
 // setLocation sets the attributes that Kubernetes itself defines, through its
 // own helpers. Those refuse PCI domains of more than four digits (KEP-4381
 // knows only "0000"), which are published in the same form, longer.
-func setLocation(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) error {
+func setLocation(a Attributes, function sysfs.Device) error {
 	a.SetString(deviceattribute.StandardDeviceAttributePCIBusID, function.Name())
-	return setPlace(a, function, attrs)
+	return setPlace(a, function)
 }
 
-// maxNUMANodes is how many NUMA nodes a kernel can be built for (NODES_SHIFT).
-const maxNUMANodes = 1 << 10
-
-func setPlace(a Attributes, function sysfs.Device, attrs *sysfs.Attrs) error {
+func setPlace(a Attributes, function sysfs.Device) error {
 	a.SetString(deviceattribute.StandardDeviceAttributePCIeRoot, function.PCIRoot())
-	node, ok := attrs.Int("numa_node")
-	if !ok || node < 0 {
-		return nil
-	}
-	if node >= maxNUMANodes {
-		return fmt.Errorf("attribute numa_node: no NUMA node: %d", node)
+	node, ok, err := function.NUMANode()
+	if !ok {
+		return err
 	}
 	attribute, err := deviceattribute.GetNUMANodeAttribute(int(node), deviceattribute.ScalarAttribute)
 	if err == nil {

@@ -11,6 +11,70 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
+// TestPCIValues checks what is left out because the kernel says that there is
+// none, and what because it cannot be true, which is an error.
+func TestPCIValues(t *testing.T) {
+	const dir = "sys/devices/pci0000:00/0000:00:01.0"
+	node := resourceapi.QualifiedName("resource.kubernetes.io/numaNode")
+	for _, test := range []struct {
+		file, content string
+		attribute     resourceapi.QualifiedName
+		want          int64 // -1 where it is left out
+		fail          bool
+	}{
+		{"numa_node", "1\n", node, 1, false},
+		{"numa_node", "-1\n", node, -1, false},
+		{"numa_node", "-2\n", node, -1, true},
+		{"numa_node", "", node, -1, true},
+		{"numa_node", "0x1\n", node, -1, true},
+		{"numa_node", "01\n", node, -1, true},
+		{"numa_node", "7\n", node, -1, true}, // which the kernel does not have
+		{"current_link_speed", "16.0 GT/s PCIe\n", "linkSpeed", 16000, false},
+		{"current_link_speed", "2.5 GT/s\n", "linkSpeed", 2500, false},
+		{"current_link_speed", "Unknown\n", "linkSpeed", -1, false},
+		{"current_link_speed", "Unknown speed\n", "linkSpeed", -1, false},
+		{"current_link_speed", "16.0 GT/", "linkSpeed", -1, true},
+		{"current_link_speed", "16.0 GT/s P", "linkSpeed", -1, true},
+		{"current_link_speed", "", "linkSpeed", -1, true},
+		{"current_link_width", "16\n", "linkWidth", 16, false},
+		{"current_link_width", "0\n", "linkWidth", -1, false},
+		{"current_link_width", "63\n", "linkWidth", -1, false},
+		{"current_link_width", "255\n", "linkWidth", -1, false},
+		{"current_link_width", "17\n", "linkWidth", -1, true},
+		{"current_link_width", "many\n", "linkWidth", -1, true},
+		{"iommu_group", "../../../kernel/iommu_groups/42", "iommuGroup", 42, false},
+		{"iommu_group", "../../../kernel/iommu_gr", "iommuGroup", -1, true},
+	} {
+		t.Run(test.file+" "+test.content, func(t *testing.T) {
+			host := fstest.MapFS{"sys/devices/system/node/node1": {Mode: fs.ModeDir}, dir + "/" + test.file: {Data: []byte(test.content)}}
+			if test.file == "iommu_group" {
+				host[dir+"/"+test.file].Mode = fs.ModeSymlink
+			}
+			d, err := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
+			got := int64(-1)
+			if value := d.Attributes[test.attribute].IntValue; value != nil {
+				got = *value
+			}
+			if got != test.want || (err != nil) != test.fail {
+				t.Errorf("%d, %v", got, err)
+			}
+		})
+	}
+	t.Run("iommu_group is a directory", func(t *testing.T) {
+		host := fstest.MapFS{dir + "/iommu_group": {Mode: fs.ModeDir}}
+		if _, err := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, dir)); err == nil {
+			t.Error("no error")
+		}
+	})
+	t.Run("nodes not listed", func(t *testing.T) {
+		host := fstest.MapFS{dir + "/numa_node": {Data: []byte("999\n")}}
+		d, err := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, dir))
+		if value := d.Attributes[node].IntValue; err != nil || value == nil || *value != 999 {
+			t.Error(value, err)
+		}
+	})
+}
+
 // FuzzPCI gives one content to every file of a PCI function, and as the text of
 // a link, and expects that what is said of it could be true.
 func FuzzPCI(f *testing.F) {

@@ -266,6 +266,17 @@ func (a *Attrs) Text(name string) (string, bool) {
 	return text, text != ""
 }
 
+// Written returns an attribute that the kernel never leaves empty: one that is,
+// or is a link that leads nowhere, is an error.
+func (a *Attrs) Written(name string) (string, bool) {
+	failed := len(a.errs)
+	text, ok := a.Text(name)
+	if !ok && len(a.errs) == failed && a.device.Exists(name) {
+		a.fail(name, errors.New("empty, or a link that leads nowhere"))
+	}
+	return text, ok
+}
+
 // Uint returns an attribute that is a number, decimal or with a 0x prefix.
 func (a *Attrs) Uint(name string) (uint64, bool) { return number(a, name, strconv.ParseUint) }
 
@@ -277,7 +288,7 @@ func (a *Attrs) Int(name string) (int64, bool) { return number(a, name, strconv.
 // as the kernel pads it, with or without its 0x, in lower case: "10de" for
 // "0x10DE".
 func (a *Attrs) Hex(name string, width int) (string, bool) {
-	text, ok := a.number(name)
+	text, ok := a.Written(name)
 	if !ok {
 		return "", false
 	}
@@ -303,20 +314,9 @@ func (a *Attrs) fail(name string, err error) {
 	a.errs = append(a.errs, fmt.Errorf("attribute %s: %w", name, err))
 }
 
-// number returns the text of an attribute that is a number. The kernel leaves
-// none empty.
-func (a *Attrs) number(name string) (string, bool) {
-	failed := len(a.errs)
-	text, ok := a.Text(name)
-	if !ok && len(a.errs) == failed && a.device.Exists(name) {
-		a.fail(name, errors.New("not a number: empty, or a link that leads nowhere"))
-	}
-	return text, ok
-}
-
 // number reads an attribute with one of strconv's parsers.
 func number[T int64 | uint64](a *Attrs, name string, parse func(string, int, int) (T, error)) (T, bool) {
-	text, ok := a.number(name)
+	text, ok := a.Written(name)
 	if !ok {
 		return 0, false
 	}
@@ -345,18 +345,19 @@ type Node struct {
 // Node returns the node that the kernel has for the device: its numbers by
 // the dev attribute, its name by DEVNAME in uevent. Where uevent does not say,
 // as in trees copied without it, the node is taken to lie in dir, such as
-// "/dev/dri", under the device's own name with "!" for "/". A missing attribute
-// is no error; one that cannot be read or is empty is, and the node is without
-// its numbers.
+// "/dev/dri", under the device's own name with "!" for "/". A dev attribute that
+// such trees lack is no error; one that is missing beside a uevent which names
+// the node, cannot be read or is empty is, and the node is without its numbers.
 func (d Device) Node(dir string) (Node, error) {
 	node := Node{Block: d.Link("subsystem") == "block"}
-	if name := d.Uevent()["DEVNAME"]; name != "" && fs.ValidPath(name) {
+	name := d.Uevent()["DEVNAME"]
+	if name != "" && fs.ValidPath(name) {
 		node.Path = path.Join("/dev", name)
 	} else {
 		node.Path = path.Join(dir, strings.ReplaceAll(d.Name(), "!", "/"))
 	}
 	text, err := d.Text("dev")
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && name == "" && !d.Exists("dev") {
 		return node, nil
 	}
 	if err == nil {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -142,6 +144,47 @@ func parseModalias(text string) (PCIID, bool) {
 	device, fits := strings.CutPrefix(numbers[1], "0000")
 	class := numbers[4] + numbers[5] + numbers[6]
 	return PCIID{strings.ToLower(vendor), strings.ToLower(device), strings.ToLower(class)}, ok && fits && rest == ""
+}
+
+// maxNUMANodes is how many NUMA nodes a kernel can be built for (NODES_SHIFT).
+const maxNUMANodes = 1 << 10
+
+// NUMANode returns the NUMA node that a PCI function is on. It is on none where
+// the kernel says -1 or has no such attribute. A node that the kernel does not
+// have (Documentation/ABI/stable/sysfs-devices-node) is an error.
+func (d Device) NUMANode() (node int64, ok bool, err error) {
+	attrs := d.Attrs()
+	text, ok := attrs.Written("numa_node")
+	if !ok || text == "-1" {
+		return 0, false, attrs.Err()
+	}
+	node, err = strconv.ParseInt(text, 10, 32)
+	const nodes = "sys/devices/system/node"
+	_, listErr := fs.Stat(d.fsys, nodes)
+	switch {
+	case err != nil || node < 0 || strconv.FormatInt(node, 10) != text:
+		err = fmt.Errorf("attribute numa_node: not the number of a NUMA node: %.32q", text)
+	case node >= maxNUMANodes || listErr == nil && !At(d.fsys, nodes).Exists("node"+text):
+		err = fmt.Errorf("attribute numa_node: the kernel has no NUMA node %d", node)
+	}
+	return node, err == nil, err
+}
+
+// IOMMUGroup returns the number of the IOMMU group that a PCI function is in,
+// and whether it is in one (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+func (d Device) IOMMUGroup() (group int64, ok bool, err error) {
+	target, err := fs.ReadLink(d.fsys, path.Join(d.Path, "iommu_group"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("link iommu_group: %w", err)
+	}
+	number, err := strconv.ParseUint(path.Base(target), 10, 31)
+	if err != nil {
+		return 0, false, fmt.Errorf("link iommu_group: leads to no group: %.64q", target)
+	}
+	return int64(number), true, nil
 }
 
 // PCIFunction returns the PCI function that the device is or sits on: the

@@ -48,6 +48,8 @@ func host() fstest.MapFS {
 		address + "/drm/renderD129/dev":            text("226:129:1\n"),
 		address + "/drm/card2/dev":                 text("\n"),
 		address + "/drm/card3/dev":                 text("0:0\n"),
+		address + "/drm/card4/dev":                 link("nowhere"),
+		address + "/drm/card5/uevent":              text("DEVNAME=dri/card5\n"),
 		address + "/drm/version":                   text("1"),
 		address + "/block/a!b/dev":                 text("259:3"),
 		address + "/block/a!b/subsystem":           link("../../../../../../class/block"),
@@ -96,7 +98,7 @@ func TestDevice(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, values[0], values[1])
 		}
 	}
-	if diff := cmp.Diff([]string{address + "/drm/card1", address + "/drm/card2", address + "/drm/card3", address + "/drm/renderD129"}, paths(d.Children("drm"))); diff != "" {
+	if diff := cmp.Diff([]string{address + "/drm/card1", address + "/drm/card2", address + "/drm/card3", address + "/drm/card4", address + "/drm/card5", address + "/drm/renderD129"}, paths(d.Children("drm"))); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{address + "/drm/renderD129"}, paths(d.Numbered("drm", "renderD"))); diff != "" {
@@ -174,7 +176,9 @@ func TestNode(t *testing.T) {
 		"numbers empty":      {address + "/drm/card2", sysfs.Node{Path: "/dev/fallback/card2"}, true},
 		"numbers of nothing": {address + "/drm/card3", sysfs.Node{Path: "/dev/fallback/card3"}, true},
 		"block, with a !":    {address + "/block/a!b", sysfs.Node{Path: "/dev/fallback/a/b", Block: true, Major: 259, Minor: 3}, false},
-		"name leads outside": {"sys/devices/virtual/misc/kvm", sysfs.Node{Path: "/dev/fallback/kvm"}, false},
+		"name leads outside": {"sys/devices/virtual/misc/kvm", sysfs.Node{Path: "/dev/fallback/kvm"}, true},
+		"a link to nothing":  {address + "/drm/card4", sysfs.Node{Path: "/dev/fallback/card4"}, true},
+		"named, no numbers":  {address + "/drm/card5", sysfs.Node{Path: "/dev/dri/card5"}, true},
 		"not there":          {"sys/devices/virtual/misc/tun", sysfs.Node{Path: "/dev/fallback/tun"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
