@@ -1,6 +1,8 @@
 package families_test
 
 import (
+	"io/fs"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -48,6 +50,41 @@ func TestHalfWrittenIDs(t *testing.T) {
 			kept, _ := discovery.Merge(host, whole, now).Lookup(d.Name)
 			if kept.Health.Status != discovery.Unknown || kept.Attributes.String("pciDevice") != d.Attributes.String("pciDevice") {
 				t.Errorf("its last description is not kept: %s", format(t, kept))
+			}
+		})
+	}
+}
+
+// What the kernel and firmware never write is a problem of the device, whose
+// health is not known, and no value of it.
+func TestImpossibleValues(t *testing.T) {
+	const flex = "intelgpu/testdata/flex170x2.host"
+	const chips = "tenstorrent/testdata/mixed.host"
+	for _, test := range []struct{ file, attribute, content string }{
+		{flex, "sriov_numvfs", "18446744073709551615"},
+		{flex, "drm/card1/lmem_total_bytes", "9223372036854775808"},
+		{flex, "drm/card1/dev", ""},
+		{flex, "numa_node", ""},
+		{chips, "tenstorrent/*/tt_serial", "0xzzzz"},
+		{chips, "tenstorrent/*/tt_serial", ""},
+		{chips, "tenstorrent/*/tt_asic_id", "7C0A3188"},
+		{chips, "tenstorrent/*/tt_fw_bundle_ver", ""},
+		{chips, "tenstorrent/*/tt_fw_bundle_ver", "19.4"},
+		{chips, "tenstorrent/*/tt_card_type", ""},
+	} {
+		t.Run(test.attribute+" "+test.content, func(t *testing.T) {
+			whole := discoverytest.Layout(t, test.file)
+			d := firstFunction(t, discovery.Scan(whole, families.All))
+			files, err := fs.Glob(whole.FS, d.Source+"/"+test.attribute)
+			if err != nil || len(files) != 1 {
+				t.Fatal(files, err)
+			}
+			got, found := discovery.Scan(half(t, test.file, files[0], test.content), families.All).Lookup(d.Name)
+			if !found || got.Health.Status != discovery.Unknown || !strings.Contains(got.Health.Reason, "attribute "+path.Base(files[0])) {
+				t.Errorf("found %t: %s", found, format(t, got))
+			}
+			if strings.Contains(format(t, got.Attributes)+got.Identity, test.content) && test.content != "" {
+				t.Errorf("published: %s", format(t, got))
 			}
 		})
 	}

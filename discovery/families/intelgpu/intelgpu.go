@@ -96,12 +96,18 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 func setLocalMemory(d *discovery.Device, card sysfs.Device) error {
 	attrs := card.Attrs()
 	size, ok := attrs.Uint("lmem_total_bytes")
-	if ok && setMemory(d, size) {
+	if !ok {
+		return attrs.Err()
+	}
+	if err := setMemory(d, size); err != nil {
+		return fmt.Errorf("attribute lmem_total_bytes: %w", err)
+	}
+	if size > 0 {
 		if gts := card.Numbered("gt", "gt"); len(gts) > 0 {
 			d.Capacity.Set("tiles", int64(len(gts)))
 		}
 	}
-	return attrs.Err()
+	return nil
 }
 
 // setTiles sets the number of tiles, which only the xe driver shows, and the
@@ -118,22 +124,26 @@ func setTiles(d *discovery.Device, tiles []sysfs.Device) error {
 		if err := attrs.Err(); err != nil {
 			return fmt.Errorf("%s: %w", tile.Name(), err)
 		}
-		if !ok || size > math.MaxInt64-total {
+		if !ok {
 			return nil
+		}
+		if size > math.MaxInt64-total {
+			return fmt.Errorf("%s: attribute physical_vram_size_bytes: no size of a memory: %d", tile.Name(), size)
 		}
 		total += size
 	}
-	setMemory(d, total)
-	return nil
+	return setMemory(d, total)
 }
 
-// setMemory sets the memory if it can be said, and reports whether it did.
-func setMemory(d *discovery.Device, size uint64) bool {
-	if size == 0 || size > math.MaxInt64 {
-		return false
+// setMemory sets the memory. What has none of its own says 0.
+func setMemory(d *discovery.Device, size uint64) error {
+	if size > math.MaxInt64 {
+		return fmt.Errorf("no size of a memory: %d", size)
 	}
-	d.Capacity.Set("memory", int64(size))
-	return true
+	if size > 0 {
+		d.Capacity.Set("memory", int64(size))
+	}
+	return nil
 }
 
 // byPath is where udev links to the nodes of GPUs by their addresses, such as

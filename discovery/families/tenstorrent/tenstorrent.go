@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"regexp"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -76,8 +77,11 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 	if version, err := host.ReadText("/sys/module/tenstorrent/version"); err == nil {
 		d.Attributes.SetVersion("driverVersion", version)
 	}
+	// Its software looks the chips up in /sys. What is mounted below, such as the
+	// files for debugging, does not come with it.
+	d.Edits.Mounts = []*specs.Mount{{HostPath: "/sys", ContainerPath: "/sys", Options: []string{"ro", "nosuid", "nodev", "noexec", "bind", "rprivate"}}}
 	if host.Exists(hugepages) {
-		d.Edits.Mounts = []*specs.Mount{{HostPath: hugepages, ContainerPath: hugepages, Options: []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}}}
+		d.Edits.Mounts = append(d.Edits.Mounts, &specs.Mount{HostPath: hugepages, ContainerPath: hugepages, Options: []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}})
 	}
 	for _, chip := range function.Children("tenstorrent") { // one, "tenstorrent!0"
 		errs = append(errs, setTelemetry(&d, chip))
@@ -102,7 +106,7 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 // not there is one that this firmware does not know of.
 func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 	attrs := chip.Attrs()
-	if card, ok := attrs.Text("tt_card_type"); ok && card != "unknown" {
+	if card, ok := attrs.Written("tt_card_type"); ok && card != "unknown" {
 		d.Attributes.SetString("model", card)
 		if n := chips[card]; n > 0 {
 			d.Capacity.Set("chips", n)
@@ -110,25 +114,50 @@ func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 	}
 	// The board's number, which the chips of a board have in common and by which
 	// they are known to be linked, and the chip's own.
-	if serial, ok := attrs.Text("tt_serial"); ok && !unset(serial) {
+	serial, serialErr := number(attrs, "tt_serial")
+	if serial != "" {
 		d.Attributes.SetString("serial", serial)
-		if len(serial) == len("0100014511708000") {
-			d.Attributes.SetString("fabric", "board-"+serial)
-		}
+		d.Attributes.SetString("fabric", "board-"+serial)
 	}
-	if asic, ok := attrs.Text("tt_asic_id"); ok && !unset(asic) {
-		d.Attributes.SetString("uuid", asic)
-	}
-	// Of the four numbers that the driver writes the last is 0 in releases.
-	if version, ok := attrs.Text("tt_fw_bundle_ver"); ok {
-		d.Attributes.SetVersion("firmwareVersion", strings.TrimSuffix(version, ".0"))
-	}
-	d.Identity = cmp.Or(d.Attributes.String("uuid"), d.Attributes.String("serial"))
-	return attrs.Err()
+	asic, asicErr := number(attrs, "tt_asic_id")
+	d.Attributes.SetString("uuid", asic)
+	versionErr := setFirmware(d.Attributes, attrs)
+	d.Identity = cmp.Or(asic, serial)
+	return errors.Join(attrs.Err(), serialErr, asicErr, versionErr)
 }
 
-// unset reports whether a number of 16 hexadecimal digits was never written.
-func unset(digits string) bool { return strings.Trim(digits, "0") == "" }
+// numberText is how the driver writes the numbers of boards and chips ("%016llX").
+var numberText = regexp.MustCompile(`^[0-9A-F]{16}$`)
+
+// number returns the number of a board or chip, "" if none was ever given.
+func number(attrs *sysfs.Attrs, name string) (string, error) {
+	text, ok := attrs.Written(name)
+	if ok && !numberText.MatchString(text) {
+		return "", fmt.Errorf("attribute %s: not 16 hexadecimal digits: %.32q", name, text)
+	}
+	if strings.Trim(text, "0") == "" {
+		return "", nil
+	}
+	return text, nil
+}
+
+// versionText is how the driver writes a version. A byte of 255 is one that the
+// firmware did not tell.
+var versionText = regexp.MustCompile(`^[0-9]{1,3}(\.[0-9]{1,3}){3}$`)
+
+// setFirmware sets the version of the firmware. Of the four numbers that the
+// driver writes the last is 0 in releases.
+func setFirmware(a discovery.Attributes, attrs *sysfs.Attrs) error {
+	version, ok := attrs.Written("tt_fw_bundle_ver")
+	if !ok {
+		return nil
+	}
+	if !versionText.MatchString(version) {
+		return fmt.Errorf("attribute tt_fw_bundle_ver: not four numbers: %.32q", version)
+	}
+	a.SetVersion("firmwareVersion", strings.TrimSuffix(version, ".0"))
+	return nil
+}
 
 // temperature reads whether the chip is too hot, by the limit that its firmware
 // tells. Whether the firmware's heartbeat goes on is not to be seen in one
