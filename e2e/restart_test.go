@@ -18,6 +18,10 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
+// filesOfClaim is how many files there are of a claim with one request: two CDI
+// specs, a record and a metadata file.
+const filesOfClaim = 4
+
 // holders starts a pod that holds a GPU through DRA and one that holds KVM
 // through the device-plugin API, and returns a check that both still run with
 // what they hold, untouched.
@@ -33,8 +37,8 @@ func holders(t *testing.T) (unharmed func(t *testing.T)) {
 		pods[name] = running(t, name)
 	}
 	held, err := chandler.Held(node)
-	if err != nil || len(held) != 2 {
-		t.Fatalf("held are %q, %v; want a CDI spec and a record", held, err)
+	if err != nil || len(held) != filesOfClaim {
+		t.Fatalf("held are %q, %v; want two CDI specs, a record and a metadata file", held, err)
 	}
 	before := contents(t, held)
 	return func(t *testing.T) {
@@ -46,7 +50,7 @@ func holders(t *testing.T) (unharmed func(t *testing.T)) {
 			}
 		}
 		if after := contents(t, held); after != before {
-			t.Errorf("the CDI spec or the record changed:\n%s\nwas:\n%s", after, before)
+			t.Errorf("a CDI spec, the record or the metadata changed:\n%s\nwas:\n%s", after, before)
 		}
 		// The GPU is not handed out twice.
 		apply(t, gpuPod("latecomer", "0000:23:00.0"))
@@ -192,7 +196,7 @@ func TestAgentKilled(t *testing.T) {
 	}
 	until(t, "the claim of the pod that ended to be let go of", func(context.Context) error {
 		held, err := chandler.Held(node)
-		if err == nil && len(held) != 2 {
+		if err == nil && len(held) != filesOfClaim {
 			err = fmt.Errorf("held are %q", held)
 		}
 		return err

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,12 +37,13 @@ const (
 // HostDir is where a simulated host is laid out on the node.
 const HostDir = "/var/lib/chandler/host"
 
-// StateDir is where the agent keeps its records, and RecordDir the records of
-// claims in it.
+// StateDir is where the agent keeps its records, RecordDir the records of claims
+// in it, and MetadataDir what containers read of their devices.
 const (
-	StateDir  = "/var/lib/kubelet/plugins/" + Driver
-	RecordDir = StateDir + "/claims"
-	CDIDir    = "/var/run/cdi"
+	StateDir    = "/var/lib/kubelet/plugins/" + Driver
+	RecordDir   = StateDir + "/claims"
+	MetadataDir = StateDir + "/dra-device-metadata"
+	CDIDir      = "/var/run/cdi"
 )
 
 // A Project is a checkout of Chandler and what was built of it.
@@ -212,18 +214,22 @@ func Devices(ctx context.Context, k *kubectl.Client) (map[string]resourceapi.Dev
 	return devices, nil
 }
 
-// Held returns the CDI specs and the records of claims that are on the node.
+// Held returns the CDI specs, the records and the metadata files of claims that
+// are on the node.
 func Held(c *cluster.Cluster) ([]string, error) {
 	var held []string
-	for _, dir := range []string{CDIDir, RecordDir} {
-		entries, err := os.ReadDir(c.NodePath(dir))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
-		for _, entry := range entries {
-			if entry.Type().IsRegular() {
-				held = append(held, filepath.Join(dir, entry.Name()))
+	for _, dir := range []string{CDIDir, RecordDir, MetadataDir} {
+		err := fs.WalkDir(os.DirFS(c.NodePath(dir)), ".", func(name string, entry fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
 			}
+			if err == nil && entry.Type().IsRegular() {
+				held = append(held, filepath.Join(dir, name))
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
 	return held, nil
