@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,6 +88,34 @@ func TestImpossibleValues(t *testing.T) {
 				t.Errorf("published: %s", format(t, got))
 			}
 		})
+	}
+}
+
+// A GPU of which it cannot be told whether it is divided is not taken for a
+// whole one, and its last description is kept.
+func TestGarbledInformation(t *testing.T) {
+	for file, address := range map[string]string{"nvidia/testdata/gke.host": "0000:00:05.0", "nvidia/testdata/h100-mig.host": "0000:1b:00.0"} {
+		whole := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		gpu := "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address)
+		host := half(t, file, "proc/driver/nvidia/gpus/"+address+"/information", "half")
+		now := discovery.Scan(host, families.All)
+		for _, d := range now.Devices {
+			if d.Silicon() == gpu {
+				t.Errorf("%s: %s", file, format(t, d))
+			}
+		}
+		problem := func(p discovery.Problem) bool {
+			return p.Device == gpu && strings.Contains(p.Error(), "information: no device minor")
+		}
+		if !slices.ContainsFunc(now.Problems, problem) {
+			t.Errorf("%s: problems %v", file, now.Problems)
+		}
+		kept := discovery.Merge(host, whole, now)
+		for _, d := range whole.Devices {
+			if got, _ := kept.Lookup(d.Name); d.Silicon() == gpu && got.Health.Status != discovery.Unknown {
+				t.Errorf("%s: %s is not kept: %s", file, d.Name, format(t, got))
+			}
+		}
 	}
 }
 

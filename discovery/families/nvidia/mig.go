@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
@@ -24,6 +25,9 @@ func (d *driver) divide(gpu discovery.Device, info information, told facts.GPU) 
 		return nil, nil
 	}
 	mig := sysfs.At(d.host.FS, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", info.minor))
+	if _, err := fs.ReadDir(d.host.FS, mig.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, discovery.Problems(gpu.Name, fmt.Errorf("list MIG instances: %w", err))
+	}
 	gis := numbered(mig, "gi")
 	for _, gi := range gis {
 		for _, ci := range numbered(gi.dir, "ci") {

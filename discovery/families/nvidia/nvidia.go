@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,18 +63,18 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 	gpu.Attributes.SetVersion("driverVersion", d.version)
 	gpu.Edits.Mounts = d.mounts
 	text, infoErr := d.host.ReadText("/proc/driver/nvidia/gpus/" + function.Name() + "/information")
-	if infoErr != nil && !errors.Is(infoErr, fs.ErrNotExist) {
+	info := information{minor: -1}
+	if infoErr == nil {
+		info, infoErr = parseInformation(text)
+	}
+	if infoErr != nil && info.minor < 0 && !errors.Is(infoErr, fs.ErrNotExist) {
 		// The GPU may be divided into instances, and must not be taken for a whole.
 		return nil, discovery.Problems(gpu.Name, infoErr)
 	}
-	info := parseInformation(text)
 	told, toldErr := d.told(function.Name(), info)
 	info.uuid, info.model = cmp.Or(info.uuid, told.UUID), cmp.Or(info.model, told.Name)
 	if info.excluded || unwanted[info.model] {
 		return nil, nil
-	}
-	if infoErr == nil && info.minor < 0 {
-		infoErr = errors.New("information: no device minor")
 	}
 	gpu.Attributes.SetString("model", info.model)
 	gpu.Attributes.SetString("uuid", info.uuid)
@@ -127,9 +128,16 @@ type information struct {
 	excluded bool
 }
 
-// parseInformation parses lines such as "Device Minor: 	 0".
-func parseInformation(text string) information {
+// uuidText is how the driver writes a UUID, with "?" for each digit while it is
+// not known.
+var uuidText = regexp.MustCompile(`^GPU-(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(\?{8}(?:-\?{4}){3}-\?{12}))$`)
+
+// parseInformation parses lines such as "Device Minor: 	 0". The error is what
+// all drivers write and the text lacks, and what none would write.
+func parseInformation(text string) (information, error) {
 	info := information{minor: -1}
+	var errs []error
+	named := false
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(line, ":")
 		value = strings.TrimSpace(value)
@@ -137,8 +145,8 @@ func parseInformation(text string) information {
 		case "Model":
 			info.model = value
 		case "GPU UUID":
-			// "GPU-????????-????-…" while it is not known.
-			if strings.HasPrefix(value, "GPU-") && !strings.Contains(value, "?") {
+			m := uuidText.FindStringSubmatch(value)
+			if named = m != nil; named && m[1] == "" {
 				info.uuid = value
 			}
 		case "Device Minor":
@@ -148,9 +156,21 @@ func parseInformation(text string) information {
 			}
 		case "GPU Excluded":
 			info.excluded = value == "Yes"
+			if value != "Yes" && value != "No" {
+				errs = append(errs, fmt.Errorf("information: GPU excluded: neither Yes nor No: %.32q", value))
+			}
 		}
 	}
-	return info
+	if info.model == "" {
+		errs = append(errs, errors.New("information: no model"))
+	}
+	if !named {
+		errs = append(errs, errors.New("information: no GPU UUID"))
+	}
+	if info.minor < 0 {
+		errs = append(errs, errors.New("information: no device minor"))
+	}
+	return info, errors.Join(errs...)
 }
 
 // grant names the devices to NVIDIA's container runtime, where it is the one

@@ -10,25 +10,32 @@ import (
 )
 
 func TestParseInformation(t *testing.T) {
+	const uuid = "GPU-0e7d5a3c-1111-2222-3333-444455556666"
 	for name, test := range map[string]struct {
 		text string
 		want information
+		fail bool
 	}{
 		"of a driver without firmware": {
-			"Model: \t\t Tesla K80\nGPU UUID: \t GPU-0e7d5a3c-1111-2222-3333-444455556666\nBus Location: \t 0000:05:00.0\nDevice Minor: \t 3\n",
-			information{"Tesla K80", "GPU-0e7d5a3c-1111-2222-3333-444455556666", 3, false},
+			"Model: \t\t Tesla K80\nGPU UUID: \t " + uuid + "\nBus Location: \t 0000:05:00.0\nDevice Minor: \t 3\n",
+			information{"Tesla K80", uuid, 3, false}, false,
 		},
 		"not initialised": {
 			"Model: \t NVIDIA H100\nGPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\nGPU Excluded:\t No\n",
-			information{"NVIDIA H100", "", 0, false},
+			information{"NVIDIA H100", "", 0, false}, false,
 		},
-		"excluded":               {"Device Minor: 1\nGPU Excluded:\t Yes\n", information{"", "", 1, true}},
-		"the minor of nvidiactl": {"Device Minor: 255\n", information{minor: -1}},
-		"empty":                  {"", information{minor: -1}},
+		"excluded":               {"Model: a\nGPU UUID: " + uuid + "\nDevice Minor: 1\nGPU Excluded:\t Yes\n", information{"a", uuid, 1, true}, false},
+		"neither Yes nor No":     {"Model: a\nGPU UUID: " + uuid + "\nDevice Minor: 1\nGPU Excluded:\t N", information{"a", uuid, 1, false}, true},
+		"half a UUID":            {"Model: a\nGPU UUID: GPU-0e7d5a3c-11\nDevice Minor: 1\n", information{"a", "", 1, false}, true},
+		"no model":               {"GPU UUID: " + uuid + "\nDevice Minor: 1\n", information{"", uuid, 1, false}, true},
+		"no minor":               {"Model: a\nGPU UUID: " + uuid + "\nDevice Mi", information{"a", uuid, -1, false}, true},
+		"the minor of nvidiactl": {"Model: a\nGPU UUID: " + uuid + "\nDevice Minor: 255\n", information{"a", uuid, -1, false}, true},
+		"half":                   {"half", information{minor: -1}, true},
+		"empty":                  {"", information{minor: -1}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := parseInformation(test.text); got != test.want {
-				t.Errorf("got %+v", got)
+			if got, err := parseInformation(test.text); got != test.want || (err != nil) != test.fail {
+				t.Errorf("got %+v, %v", got, err)
 			}
 		})
 	}
@@ -71,7 +78,7 @@ func FuzzInformation(f *testing.F) {
 	f.Add("DeviceFileMinor: 12\nDeviceFileMode: 292\n")
 	f.Add("Character devices:\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n  8 sd\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		info := parseInformation(text)
+		info, _ := parseInformation(text)
 		if strings.Contains(info.uuid, "?") || info.minor < -1 || info.minor > 253 {
 			t.Errorf("%+v", info)
 		}
