@@ -131,6 +131,11 @@ type Offer struct {
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
 	Optional bool     `json:"optional,omitempty"`
 
+	// Members is how many devices the Unit consists of, if it is of several and
+	// only given with all of them, as a card is with its FPGAs. It is 0 where
+	// whatever the administrator leaves of a unit will do, as of an IOMMU group.
+	Members int `json:"members,omitempty"`
+
 	// Within is the domain of the names for which the IDs of an Offer without a
 	// Resource are those above, "" for any other name: "nvidia.com" of a function
 	// that NVIDIA's plugin has another ID for than KubeVirt.

@@ -51,7 +51,7 @@ func join(unit string, devices []*Device) {
 			if ids[key] == nil {
 				ids[key] = offer.IDs
 			}
-			offer.IDs, offer.Unit = ids[key], unit
+			offer.IDs, offer.Unit, offer.Members = ids[key], unit, 0
 			offers[i] = offer
 		}
 		if d.Offers != nil {

@@ -82,6 +82,7 @@ func (s Selector) Selects(d Device) (bool, error) {
 // chips are to be had by. A device that the administrator made of paths is not offered
 // either where one of its nodes is what another family offers, nor are units of
 // the kind of such a device that nothing on the host shows: exclude that.
+// A unit that has lost one of its Members is not offered for the others.
 func (r *Rules) Apply(s *Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems)}
 	own := s.ownNames()
@@ -97,6 +98,7 @@ func (r *Rules) Apply(s *Snapshot) *Snapshot {
 	out.dropTaken()
 	out.dropCounted()
 	out.dropSplit()
+	out.dropPartial()
 	return out
 }
 

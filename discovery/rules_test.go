@@ -355,3 +355,40 @@ func TestRulesDoNotMixGranularities(t *testing.T) {
 		}
 	}
 }
+
+// A unit of Members is offered with all of them or not at all, and one that is
+// said to have none with what is left.
+func TestRulesKeepUnitsWhole(t *testing.T) {
+	member := func(name, unit string) Device {
+		d := gpu(name, "acme", 0)
+		d.Offers = []Offer{{Resource: "acme.com/card", IDs: []string{unit}, Unit: unit}}
+		return d
+	}
+	devices := []Device{member("a", "one"), member("b", "one"), member("c", "two"), member("d", "two"), member("e", "three")}
+	CountMembers(devices)
+	snapshot := &Snapshot{Devices: append(devices, member("f", "group"), member("g", "group"))}
+	excluded := func(name string) Selector {
+		return selector(t, fmt.Sprintf(`device.attributes["chandler.dev"].?model.orValue("") == %q`, name))
+	}
+	for i := range snapshot.Devices {
+		snapshot.Devices[i].Attributes.SetString("model", snapshot.Devices[i].Name)
+	}
+	rules := &Rules{Exclude: []Selector{excluded("b"), excluded("g")}}
+	got := rules.Apply(snapshot)
+	var offered []string
+	for _, d := range got.Devices {
+		if len(d.Offers) > 0 {
+			offered = append(offered, d.Name)
+		}
+	}
+	if diff := cmp.Diff([]string{"c", "d", "e", "f"}, offered); diff != "" {
+		t.Errorf("offered (-want +got):\n%s", diff)
+	}
+	want := "[a: config: resource acme.com/card: one is given with all of its 2 devices, of which 1 have the name]"
+	if fmt.Sprint(got.Problems) != want {
+		t.Errorf("problems %v; want %s", got.Problems, want)
+	}
+	if len(snapshot.Devices[0].Offers) != 1 {
+		t.Error("the input was changed")
+	}
+}

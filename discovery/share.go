@@ -136,7 +136,7 @@ func (s *Share) replicas(offers []Offer) ([]Offer, error) {
 	for _, offer := range offers {
 		switch {
 		case s.Pool:
-			offer.Unit, offer.IDs = offer.Resource, CountedIDs("", s.Replicas)
+			offer.Unit, offer.Members, offer.IDs = offer.Resource, 0, CountedIDs("", s.Replicas)
 		case offer.ShareStem != "":
 			offer.IDs = CountedIDs(offer.ShareStem, s.Replicas)
 		default:

@@ -55,6 +55,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			}
 		}
 	}
+	discovery.CountMembers(devices) // of cards with all of their ports
 	return devices, problems
 }
 

@@ -264,6 +264,7 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 			}
 		}
 	}
+	discovery.CountMembers(devices)
 	return problems
 }
 

@@ -1,6 +1,7 @@
 package fpgaxilinx_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -112,6 +113,45 @@ func TestAliases(t *testing.T) {
 		}
 		if strings.Join(ids, " ") != strings.Join(want.ids, " ") {
 			t.Errorf("%s: got the IDs %q; want %q", resource, ids, want.ids)
+		}
+	}
+}
+
+// What is left of a U30 when one of its FPGAs is excluded, or has another name,
+// is not sold as a card, by no name.
+func TestHalfACard(t *testing.T) {
+	half, err := discovery.Compile(`device.attributes["resource.kubernetes.io"].pciBusID == "0000:0c:00.1"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const shell = "amd.com/xilinx_u30_gen3x4_base_2-1626198029"
+	for name, test := range map[string]struct {
+		rules discovery.Rules
+		cards int      // FPGAs that are offered as parts of a card
+		left  []string // resources of the half
+	}{
+		"as it is": {cards: 2},
+		"excluded": {rules: discovery.Rules{Exclude: []discovery.Selector{half}}},
+		"renamed":  {rules: discovery.Rules{Resources: []discovery.Resource{{Selector: half, Name: "example.com/half"}}}},
+		"by shell": {rules: discovery.Rules{Resources: []discovery.Resource{{Selector: half, Name: shell}}}, left: []string{shell}},
+	} {
+		snapshot := test.rules.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
+		cards, left := 0, []string(nil)
+		for _, d := range snapshot.Devices {
+			for _, offer := range d.Offers {
+				switch {
+				case offer.Unit != "":
+					cards++
+				case d.Name == "pci-0000-0c-00-1":
+					left = append(left, offer.Resource)
+				}
+			}
+		}
+		if cards != test.cards || strings.Join(left, " ") != strings.Join(test.left, " ") {
+			t.Errorf("%s: %d FPGAs of cards, the half as %q; want %d and %q", name, cards, left, test.cards, test.left)
+		}
+		if said := strings.Contains(fmt.Sprint(snapshot.Problems), "is given with all of its 2 devices"); said != (test.cards == 0) {
+			t.Errorf("%s: problems %v", name, snapshot.Problems)
 		}
 	}
 }
