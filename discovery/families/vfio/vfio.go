@@ -1,7 +1,7 @@
 // Package vfio describes PCI functions that were bound to vfio for programs in
 // user space, virtual machines above all, whatever they are and whoever made
-// them, and mediated devices such as vGPUs. It gets what no other family hands
-// out, and binds and makes nothing itself.
+// them, and vGPUs, be they mediated devices or virtual functions. It gets what no
+// other family hands out, and binds and makes nothing itself.
 package vfio
 
 import (
@@ -23,7 +23,7 @@ import (
 // Family is what is bound to vfio.
 var Family = &discovery.Family{
 	Name:      "vfio",
-	Doc:       "PCI functions bound to vfio that no other family hands out, and mediated devices",
+	Doc:       "PCI functions bound to vfio that no other family hands out, and vGPUs, mediated or virtual functions",
 	Match:     matches(),
 	Leftovers: true,
 	Describe:  describe,
@@ -46,12 +46,14 @@ func matches() []discovery.Match {
 	for _, driver := range drivers {
 		matches = append(matches, discovery.Match{Bus: "pci", Driver: driver})
 	}
-	return append(matches, discovery.Match{Bus: "mdev"})
+	return append(matches, discovery.Match{Bus: "pci", Driver: manager}, discovery.Match{Bus: "mdev"})
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	functions, mdevs := split(found)
 	devices, problems = describeMediated(host, mdevs)
+	functions, unread := withoutOthers(functions)
+	problems = append(problems, unread...)
 	ours := make(map[string][]sysfs.Device) // by IOMMU group
 	for _, function := range functions {
 		id := groupOf(function)
@@ -137,6 +139,8 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	d.Attributes.SetString("kind", "other")
 	id, _ := function.PCIID()
 	d.Attributes.SetString("pciClass", id.Class)
+	profile, _ := vgpuOf(function) // which can be read, or it were not here
+	d.Attributes.SetString("profile", profile)
 	nodes, nodesErr := discovery.VFIO(host, function)
 	cdevs, cdevsErr := g.cdevs(host)
 	d.Edits.DeviceNodes = append(nodes, cdevs...)
@@ -155,7 +159,7 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 // KubeVirt by the group, and NVIDIA's, for names of its own domain, by the address.
 func offers(group string, id sysfs.PCIID, function sysfs.Device) []discovery.Offer {
 	offers := []discovery.Offer{{IDs: []string{group}}}
-	if id.Vendor == nvidiaVendor {
+	if id.Vendor == nvidiaVendor && function.Driver() != manager { // which is KubeVirt's alone
 		offers = append(offers, discovery.Offer{IDs: []string{function.Name()}, Within: nvidiaDomain})
 	}
 	return offers
