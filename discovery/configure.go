@@ -33,7 +33,8 @@ func Configurers(host *Host, families []*Family) Configurer {
 }
 
 // configured asks the family, and takes over what it describes anew. What was
-// made of the device since it was found, by rules and by the agent, stays.
+// made of the device since it was found, by rules and by the agent, stays, and so
+// does its health, which is a matter of more than one reading.
 func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work, error) {
 	now, work, err := f.Configure(host, d, want)
 	if err != nil {
@@ -44,7 +45,7 @@ func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work
 	}
 	now.Attributes.SetString("family", f.Name)
 	d.Identity, d.Source, d.Includes = now.Identity, now.Source, now.Includes
-	d.Attributes, d.Edits, d.Health = now.Attributes, now.Edits, now.Health
+	d.Attributes, d.Edits = now.Attributes, now.Edits
 	if err := d.Validate(); err != nil {
 		return d, nil, fmt.Errorf("device %s: described anew: %w", d.Name, err)
 	}

@@ -61,6 +61,10 @@ type Device struct {
 
 	Health Health
 
+	// Readings are what else is wrong with the device, worst first, beside what
+	// its family found. They are set by [Scan].
+	Readings []Health
+
 	// PartOf is the silicon that the device shares with others, nil if it is
 	// all there is of it, and Takes what it takes of the Whole's counters. A
 	// device that bears the name of its Whole is all of it.
@@ -169,22 +173,6 @@ const (
 	ModeAuto         Mode = ""             // DRA where the cluster has it, else the device-plugin API
 	ModeDRA          Mode = "DRA"          // Dynamic Resource Allocation only
 	ModeDevicePlugin Mode = "DevicePlugin" // the classic device-plugin API only
-)
-
-// Health is a reading of a device's state at the time of the scan.
-type Health struct {
-	Status HealthStatus `json:"status"`
-	Reason string       `json:"reason,omitempty"` // in words, "" while healthy
-}
-
-// HealthStatus says whether a device can be used.
-type HealthStatus string
-
-// The states of a device. The zero value counts as Healthy.
-const (
-	Healthy   HealthStatus = "Healthy"
-	Unhealthy HealthStatus = "Unhealthy" // known not to work
-	Unknown   HealthStatus = "Unknown"   // could not be read; what is said of it may be out of date
 )
 
 // Attributes are a device's attributes by name; see ARCHITECTURE.md for the

@@ -192,7 +192,7 @@ func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, er
 	d, err := PCI(host, function)
 	d.Attributes.SetString("kind", kind)
 	d.Attributes.SetString("vendor", vendor)
-	d.Health = Health{Unhealthy, "no driver is bound to it"}
+	d.Health = Health{Status: Unhealthy, Condition: ConditionDriverUnbound, Reason: "no driver is bound to it"}
 	return d, err
 }
 
@@ -221,15 +221,15 @@ func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
 // there. It opens none of them.
 func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
 	if len(nodes) == 0 {
-		return Health{Unhealthy, "the kernel has no device node for it"}
+		return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "the kernel has no device node for it"}
 	}
 	for _, node := range nodes {
 		_, err := fs.Stat(host.FS, strings.TrimPrefix(node.HostPath, "/"))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return Health{Unhealthy, fmt.Sprintf("device node %s is missing", node.HostPath)}
+			return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: fmt.Sprintf("device node %s is missing", node.HostPath)}
 		case err != nil:
-			return Health{Unknown, fmt.Sprintf("device node %s cannot be looked at: %v", node.HostPath, err)}
+			return Health{Status: Unknown, Reason: fmt.Sprintf("device node %s cannot be looked at: %v", node.HostPath, err)}
 		}
 	}
 	return Health{Status: Healthy}

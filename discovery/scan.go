@@ -44,6 +44,7 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	s.dropNamesakes()
 	s.dropRepeated()
 	s.markUnread()
+	s.readPCI(host)
 	s.joinGroups()
 	s.dropAmbiguous()
 	s.joinWholes()
@@ -182,7 +183,7 @@ func (s *Snapshot) markUnread() {
 	for _, problem := range s.Problems {
 		for i := range s.Devices {
 			if d := &s.Devices[i]; d.Name == problem.Device && d.Health.Status == Healthy {
-				d.Health = Health{Unknown, problem.Err.Error()}
+				d.Health = Health{Status: Unknown, Reason: problem.Err.Error()}
 			}
 		}
 	}

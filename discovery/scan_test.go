@@ -59,9 +59,9 @@ func TestScanOrdersAndMarks(t *testing.T) {
 	s := discovery.Scan(miscHost("a", "b", "c"), []*discovery.Family{f})
 	var got []string
 	for _, d := range s.Devices {
-		got = append(got, fmt.Sprint(d.Name, " ", d.Family, " ", d.Attributes.String("family"), " ", d.Health))
+		got = append(got, fmt.Sprint(d.Name, " ", d.Family, " ", d.Attributes.String("family"), " ", d.Health.Status, " ", d.Health.Reason))
 	}
-	want := []string{"a one one {Healthy }", "b one one {Unknown one thing}", "c one one {Healthy }"}
+	want := []string{"a one one Healthy ", "b one one Unknown one thing", "c one one Healthy "}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -113,7 +113,7 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 		if cause == nil || !host.Exists(path.Join("/", old.Source)) || !found && old.PartOf == nil && next.divides(old.Name) {
 			continue
 		}
-		old.Health = Health{Unknown, fmt.Sprintf("last description kept: %v", cause)}
+		old.Health, old.Readings = Health{Status: Unknown, Reason: fmt.Sprintf("last description kept: %v", cause)}, nil
 		devices[old.Name] = old
 		if _, beside := last.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
 			delete(devices, old.Silicon())

@@ -229,20 +229,29 @@ func (s *jobs) stop() {
 	s.group.Wait()
 }
 
-// unknownSince returns since when it counts that a device's health is unknown:
-// not while a job is at it, which is why it cannot be read.
-func (s *jobs) unknownSince(device string, since, now time.Time) time.Time {
+// readAgain is how long after a job a device may still be Unknown because of it:
+// it is to be scanned, and read for a while.
+const readAgain = 30 * time.Second
+
+// excuse returns for how long it is not said of a device that it is Unknown:
+// while a job is at it, which is why it cannot be read.
+func (s *jobs) excuse(device string, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, j := range s.byUID {
 		if slices.Contains(j.devices, device) && !j.ended() {
-			return now
+			return readAgain
 		}
 	}
-	if ended := s.ended[device]; ended.After(since) {
-		return ended
+	return max(0, readAgain-now.Sub(s.ended[device]))
+}
+
+// said returns what is said of a device's health.
+func (s *jobs) said(device *discovery.Device, now time.Time) discovery.Health {
+	if device.Health.Status == discovery.Unknown && s.excuse(device.Name, now) > 0 {
+		return discovery.Health{Status: discovery.Healthy}
 	}
-	return since
+	return device.Health
 }
 
 func (j *job) ended() bool {

@@ -342,8 +342,8 @@ func TestHealthWhileConfiguring(t *testing.T) {
 			offer, _ := b.offer(b.view.Load(), nil, now)
 			report := b.healthReport(b.view.Load(), now)
 			reported := report.Devices[0].Health != kubeletplugin.HealthStatusHealthy
-			if offer.unknown["a"] != reported {
-				t.Errorf("slices say %v, health reports %v", offer.unknown["a"], reported)
+			if tainted := !offer.health(&unreadable).Usable(); tainted != reported {
+				t.Errorf("slices say %v, health reports %v", tainted, reported)
 			}
 			return reported
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -95,9 +96,9 @@ type Config struct {
 	Abandoned     Abandoned
 	SweepInterval time.Duration
 
-	// UnknownAfter is for how long the health of a device must be unknown
-	// before the scheduler is told; 30 seconds if zero.
-	UnknownAfter time.Duration
+	// Gone is what it means that a device is gone which a claim holds;
+	// NoSchedule if empty.
+	Gone resourceapi.DeviceTaintEffect
 
 	// Without says what the API server is known to drop from slices. What else
 	// it drops is found out.
@@ -176,8 +177,8 @@ func New(config Config) (*Driver, error) {
 	if config.SweepInterval == 0 {
 		config.SweepInterval = 10 * time.Minute
 	}
-	if config.UnknownAfter == 0 {
-		config.UnknownAfter = 30 * time.Second
+	if config.Gone == "" {
+		config.Gone = resourceapi.DeviceTaintEffectNoSchedule
 	}
 	if config.Active == nil {
 		active := make(chan struct{})

@@ -43,15 +43,14 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 // gone but held are not well.
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	health := make(map[string]discovery.Health)
-	for name, reading := range v.health {
-		reading.since = d.jobs.unknownSince(name, reading.since, now)
-		health[name] = reading.settled(now, d.config.UnknownAfter)
+	for _, device := range v.snapshot.Devices {
+		health[device.Name] = d.jobs.said(&device, now)
 	}
 	for _, r := range d.recorded() {
 		for _, result := range r.Results {
 			of, found := health[result.Source]
 			if !found {
-				of = discovery.Health{Status: discovery.Unhealthy, Reason: "the device is gone"}
+				of = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionGone, Reason: "the device is gone", Effect: d.config.Gone}
 			}
 			health[result.Device] = of // a numbered share is as its device
 		}
@@ -61,7 +60,7 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 		report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{
 			PoolName:    d.config.NodeName,
 			DeviceName:  name,
-			Health:      statusOf(health[name].Status),
+			Health:      statusOf(health[name]),
 			LastUpdated: v.taken,
 			Message:     health[name].Reason,
 		})
@@ -79,11 +78,13 @@ func (d *Driver) recorded() []*record {
 	}
 }
 
-func statusOf(status discovery.HealthStatus) kubeletplugin.HealthStatus {
-	switch status {
-	case discovery.Healthy, "":
+// statusOf returns what the kubelet is told. What the administrator only wants
+// to be told of leaves a device healthy, and is the report's message.
+func statusOf(health discovery.Health) kubeletplugin.HealthStatus {
+	switch {
+	case health.Usable():
 		return kubeletplugin.HealthStatusHealthy
-	case discovery.Unhealthy:
+	case health.Status == discovery.Unhealthy:
 		return kubeletplugin.HealthStatusUnhealthy
 	}
 	return kubeletplugin.HealthStatusUnknown

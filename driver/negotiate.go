@@ -54,7 +54,7 @@ func (d *Driver) negotiate(ctx context.Context) {
 	without := d.config.Without.or(found)
 	before := d.without.Swap(&without)
 	logger.Info("Asked the API server what it drops of ResourceSlices",
-		"taints", without.Taints, "counters", without.Counters, "sharing", without.Sharing)
+		"taints", without.Taints, "counters", without.Counters, "sharing", without.Sharing, "toldTaints", without.Told)
 	if *before != without {
 		d.wakePublisher()
 	}
@@ -65,7 +65,7 @@ func (d *Driver) dropped(ctx context.Context) (Without, error) {
 	one := resource.MustParse("1")
 	counters := map[string]resourceapi.Counter{"slices": {Value: one}}
 	plain := []resourceapi.Device{
-		{Name: "sick", Taints: []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
+		{Name: "sick", Taints: []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
 		{Name: "shared", AllowMultipleAllocations: new(true), Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			discovery.Shares: {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one}},
 		}},
@@ -90,8 +90,16 @@ func (d *Driver) dropped(ctx context.Context) (Without, error) {
 	for _, device := range devices.Spec.Devices {
 		kept[device.Name] = device
 	}
+	// Before 1.35 a taint had to have an effect.
+	_, err = d.dryRun(ctx, resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{
+		{Name: "told", Taints: []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: resourceapi.DeviceTaintEffectNone}}},
+	}})
+	if err != nil && !apierrors.IsInvalid(err) {
+		return Without{}, fmt.Errorf("taints: %w", err)
+	}
 	shared := kept["shared"]
 	return Without{
+		Told:     err != nil,
 		Taints:   len(kept["sick"].Taints) == 0,
 		Counters: !separate || len(kept["part"].ConsumesCounters) == 0,
 		Sharing:  shared.AllowMultipleAllocations == nil || shared.Capacity[discovery.Shares].RequestPolicy == nil,
@@ -108,5 +116,5 @@ func (d *Driver) dryRun(ctx context.Context, spec resourceapi.ResourceSliceSpec)
 
 // or returns what either says is dropped.
 func (w Without) or(other Without) Without {
-	return Without{w.Taints || other.Taints, w.Counters || other.Counters, w.Sharing || other.Sharing}
+	return Without{w.Taints || other.Taints, w.Told || other.Told, w.Counters || other.Counters, w.Sharing || other.Sharing}
 }

@@ -62,6 +62,17 @@ func TestNegotiate(t *testing.T) {
 			},
 			want: Without{Counters: true},
 		},
+		"before taints without an effect": {
+			server: func(slice *resourceapi.ResourceSlice) error {
+				for _, d := range slice.Spec.Devices {
+					if len(d.Taints) > 0 && d.Taints[0].Effect == resourceapi.DeviceTaintEffectNone {
+						return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
+					}
+				}
+				return nil
+			},
+			want: Without{Told: true},
+		},
 		"does not answer": {server: func(*resourceapi.ResourceSlice) error { return errors.New("timeout") }},
 	}
 	for name, test := range tests {

@@ -16,8 +16,8 @@ import (
 const sayAfter = 30 * time.Second
 
 // publishLoop publishes until the context ends: when there is a new snapshot,
-// when a claim lets go of a device, when health has been unknown for long
-// enough, and when the server turns out to drop fields.
+// when a claim lets go of a device, when a device has long been configured
+// that cannot be read, and when the server turns out to drop fields.
 func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
 	var last *resourceslice.DriverResources
 	for {
@@ -80,22 +80,23 @@ func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Ti
 	o = &offer{
 		pool:     d.config.NodeName,
 		snapshot: v.snapshot,
-		unknown:  make(map[string]bool),
+		excused:  make(map[string]bool),
 		held:     make(map[string]string),
+		gone:     d.config.Gone,
 		without:  *d.without.Load(),
 	}
 	if last != nil {
 		o.last = remember(*last)
 	}
-	for name, reading := range v.health {
-		reading.since = d.jobs.unknownSince(name, reading.since, now)
-		left := d.config.UnknownAfter - reading.unknown(now)
-		switch {
-		case reading.now.Status != discovery.Unknown:
-		case left <= 0 || reading.never:
-			o.unknown[name] = true
-		case wait == 0 || left < wait:
-			wait = left
+	for _, device := range v.snapshot.Devices {
+		if device.Health.Status != discovery.Unknown {
+			continue
+		}
+		if left := d.jobs.excuse(device.Name, now); left > 0 {
+			o.excused[device.Name] = true
+			if wait == 0 || left < wait {
+				wait = left
+			}
 		}
 	}
 	for _, r := range d.store.prepared() {

@@ -16,17 +16,11 @@ import (
 	"chandler.dev/discovery"
 )
 
-// The taints of devices that are not to be given to new claims.
-const (
-	TaintUnhealthy = discovery.Domain + "/unhealthy" // known not to work
-	TaintUnknown   = discovery.Domain + "/unknown"   // could not be read for a while
-	TaintGone      = discovery.Domain + "/gone"      // not there any more, but held by a claim
-)
-
 // Without says which optional fields of a ResourceSlice the API server drops.
 // The zero value is a server that drops none.
 type Without struct {
 	Taints   bool // unhealthy devices are left out
+	Told     bool // taints without an effect are left out
 	Counters bool // of devices that compete, only such as can all be given out are published
 	Sharing  bool // a device shared by number is published as several numbered ones, one shared by amount as one
 }
@@ -61,9 +55,10 @@ const (
 type offer struct {
 	pool     string
 	snapshot *discovery.Snapshot
-	unknown  map[string]bool   // devices whose health has been unknown for long enough to say so
-	held     map[string]string // names of allocated devices to those in the snapshot
-	last     published         // what was published before
+	excused  map[string]bool               // devices of which it is not said that they are Unknown
+	held     map[string]string             // names of allocated devices to those in the snapshot
+	gone     resourceapi.DeviceTaintEffect // of held devices that are not in the snapshot
+	last     published                     // what was published before
 	without  Without
 }
 
@@ -117,7 +112,7 @@ func (o *offer) content() (published, []discovery.Problem) {
 // the held ones and after them what comes first by name.
 func (o *offer) choose() []discovery.Device {
 	offered := slices.DeleteFunc(slices.Clone(o.snapshot.Devices), func(d discovery.Device) bool {
-		return d.Withheld != "" || o.without.Taints && len(o.taints(&d)) > 0
+		return d.Withheld != "" || o.without.Taints && !o.health(&d).Usable()
 	})
 	if !o.without.Counters {
 		return offered
@@ -187,7 +182,7 @@ func checkCounters(d *discovery.Device) error {
 
 // add adds a device of the snapshot, under as many names as it has to have.
 func (o *offer) add(out *published, d *discovery.Device) error {
-	device := resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity, Taints: o.taints(d)}
+	device := resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity, Taints: o.taints(o.health(d))}
 	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && !o.without.Counters {
 		set := d.PartOf.Name
 		if err := addCounters(out, set, d.PartOf.Counters, d.Takes); err != nil {
@@ -287,16 +282,34 @@ func counters(quantities map[string]resource.Quantity) map[string]resourceapi.Co
 	return out
 }
 
-// taints returns what keeps new claims from a device. The time is left to the
-// server, so that the taint stays the same.
-func (o *offer) taints(d *discovery.Device) []resourceapi.DeviceTaint {
-	switch {
-	case d.Health.Status == discovery.Unhealthy:
-		return []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-	case o.unknown[d.Name]:
-		return []resourceapi.DeviceTaint{{Key: TaintUnknown, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+// health returns what is said of a device's health.
+func (o *offer) health(d *discovery.Device) discovery.Health {
+	if d.Health.Status == discovery.Unknown && o.excused[d.Name] {
+		return discovery.Health{Status: discovery.Healthy}
 	}
-	return nil
+	return d.Health
+}
+
+// taints returns what is said of a device that is not healthy. Its time is when
+// the state began, the same after a restart; where that is not known, it is left
+// to the server.
+func (o *offer) taints(health discovery.Health) []resourceapi.DeviceTaint {
+	key := health.Key()
+	if key == "" || o.without.Taints || o.without.Told && health.Usable() {
+		return nil
+	}
+	taint := resourceapi.DeviceTaint{Key: taintKey(key), Effect: health.Effect}
+	if taint.Effect == "" {
+		taint.Effect = resourceapi.DeviceTaintEffectNoSchedule
+	}
+	if !health.Since.IsZero() {
+		taint.TimeAdded = &health.Since
+	}
+	return []resourceapi.DeviceTaint{taint}
+}
+
+func taintKey(condition discovery.Condition) string {
+	return discovery.Domain + "/" + string(condition)
 }
 
 // addGone adds devices that are gone but held, as they were last published. Of
@@ -313,7 +326,7 @@ func (o *offer) addGone(out *published) {
 		if !known {
 			device = resourceapi.Device{Name: name}
 		}
-		device.Taints = []resourceapi.DeviceTaint{{Key: TaintGone, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		device.Taints = o.taints(discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionGone, Effect: o.gone})
 		if o.without.Sharing {
 			device.AllowMultipleAllocations = nil
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
@@ -43,7 +44,11 @@ func sketch(resources resourceslice.DriverResources) []string {
 		for _, device := range slice.Devices {
 			word := device.Name
 			for _, taint := range device.Taints {
-				word += "!" + strings.TrimPrefix(taint.Key, "chandler.dev/") + ":" + string(taint.Effect)
+				word += "!" + strings.TrimPrefix(taint.Key, "chandler.dev/")
+				if taint.TimeAdded != nil {
+					word += fmt.Sprintf("@%d", taint.TimeAdded.Unix())
+				}
+				word += ":" + string(taint.Effect)
 			}
 			for _, consumed := range device.ConsumesCounters {
 				word += fmt.Sprintf("<%s", consumed.CounterSet)
@@ -61,6 +66,11 @@ func sketch(resources resourceslice.DriverResources) []string {
 func TestDriverResources(t *testing.T) {
 	unhealthy := discovery.Health{Status: discovery.Unhealthy, Reason: "fell off the bus"}
 	unknown := discovery.Health{Status: discovery.Unknown}
+	hot := discovery.Health{
+		Status: discovery.Unhealthy, Condition: discovery.ConditionOverTemperature,
+		Effect: resourceapi.DeviceTaintEffectNoExecute, Since: metav1.Unix(60, 0),
+	}
+	slow := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded, Effect: resourceapi.DeviceTaintEffectNone}
 	tests := map[string]struct {
 		devices []discovery.Device
 		offer   offer
@@ -81,14 +91,23 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"kvm*"},
 		},
 		"health": {
-			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b", Health: unknown}, {Name: "c", Health: unknown}},
-			offer:   offer{unknown: map[string]bool{"c": true}},
-			want:    []string{"a!unhealthy:NoSchedule b c!unknown:NoSchedule"},
+			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b", Health: hot}, {Name: "c", Health: unknown}, {Name: "d", Health: slow}},
+			want:    []string{"a!unhealthy:NoSchedule b!over-temperature@60:NoExecute c!unknown:NoSchedule d!link-degraded:None"},
 		},
 		"health without taints": {
-			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b"}, {Name: "c", Health: unknown}},
-			offer:   offer{unknown: map[string]bool{"c": true}, without: Without{Taints: true}},
-			want:    []string{"b"},
+			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b"}, {Name: "c", Health: unknown}, {Name: "d", Health: slow}},
+			offer:   offer{without: Without{Taints: true}},
+			want:    []string{"b d"},
+		},
+		"health without taints that have no effect": {
+			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "d", Health: slow}},
+			offer:   offer{without: Without{Told: true}},
+			want:    []string{"a!unhealthy:NoSchedule d"},
+		},
+		"unknown because it is configured": {
+			devices: []discovery.Device{{Name: "a", Health: unknown}, {Name: "b", Health: unhealthy}},
+			offer:   offer{excused: map[string]bool{"a": true, "b": true}},
+			want:    []string{"a b!unhealthy:NoSchedule"},
 		},
 		"counters in slices of their own": {
 			devices: []discovery.Device{part("g0", "g0-a", 7), part("g0", "g0-b", 3), part("g1", "g1-a", 7), {Name: "x"}},
@@ -124,7 +143,7 @@ func TestDriverResources(t *testing.T) {
 				held: map[string]string{"a": "a", "g0-a": "g0-a", "z": "z"},
 				last: published{
 					devices: map[string]resourceapi.Device{
-						"a":    {Name: "a", Taints: []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
+						"a":    {Name: "a", Taints: []resourceapi.DeviceTaint{{Key: "chandler.dev/unhealthy", Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
 						"c":    {Name: "c"},
 						"g0-a": {Name: "g0-a", ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "g0"}}},
 					},
@@ -138,6 +157,7 @@ func TestDriverResources(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			test.offer.pool = "node"
 			test.offer.snapshot = &discovery.Snapshot{Devices: test.devices}
+			test.offer.gone = resourceapi.DeviceTaintEffectNoSchedule
 			got, problems := test.offer.driverResources()
 			if diff := cmp.Diff(test.want, sketch(got)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -204,7 +224,7 @@ func TestSharedWithoutSharing(t *testing.T) {
 	if len(problems) != 1 {
 		t.Errorf("problems: %v", problems)
 	}
-	v := (&view{}).after(o.snapshot, timeZero)
+	v := &view{snapshot: o.snapshot}
 	for name, want := range map[string]bool{"kvm": true, "kvm-share-07": true, "kvm-share-": false, "kvm-share-x": false, "other-share-1": false} {
 		if device, found := v.allocated(name); found != want || found && device.Name != "kvm" {
 			t.Errorf("%s: found %v %s", name, found, device.Name)

@@ -53,6 +53,7 @@ type deviceStatus struct {
 // server without, every claim is gone.
 type statusWriter struct {
 	client resourceclient.ResourceV1Interface
+	jobs   *jobs
 	claims map[types.UID]attempt
 	due    time.Time // when a server that did not answer is to be asked again
 }
@@ -70,7 +71,7 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	if d.config.StatusClient == nil {
 		return
 	}
-	w := statusWriter{client: d.config.StatusClient.ResourceV1()}
+	w := statusWriter{client: d.config.StatusClient.ResourceV1(), jobs: &d.jobs}
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
@@ -105,7 +106,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, records []*record) (a
 			continue
 		}
 		a := before[r.UID]
-		if statuses := statusesOf(v, r); !slices.Equal(a.statuses, statuses) {
+		if statuses := statusesOf(v, r, w.jobs); !slices.Equal(a.statuses, statuses) {
 			a = attempt{statuses: statuses}
 		}
 		if now := time.Now(); a.open() && !now.Before(a.due) && !now.Before(w.due) && ctx.Err() == nil {
@@ -164,7 +165,7 @@ func (w *statusWriter) writeClaim(ctx context.Context, r *record, statuses []dev
 
 // statusesOf returns what is to be said of what a claim has. A device that it
 // has twice, as one can with admin access, is told of once.
-func statusesOf(v *view, r *record) []deviceStatus {
+func statusesOf(v *view, r *record, jobs *jobs) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range r.Results {
 		result := &r.Results[i]
@@ -175,13 +176,14 @@ func statusesOf(v *view, r *record) []deviceStatus {
 			continue
 		}
 		device, found := v.lookup(result.Source)
+		health := jobs.said(&device, time.Now())
 		switch {
 		case !found:
 			s.status, s.reason, s.message = metav1.ConditionFalse, ReasonGone, "the device is gone"
-		case device.Health.Status == discovery.Unhealthy:
-			s.status, s.reason, s.message = metav1.ConditionFalse, ReasonUnhealthy, device.Health.Reason
-		case device.Health.Status == discovery.Unknown:
-			s.status, s.reason, s.message = metav1.ConditionUnknown, ReasonUnknown, device.Health.Reason
+		case health.Status == discovery.Unhealthy && !health.Usable():
+			s.status, s.reason, s.message = metav1.ConditionFalse, ReasonUnhealthy, health.Reason
+		case !health.Usable():
+			s.status, s.reason, s.message = metav1.ConditionUnknown, ReasonUnknown, health.Reason
 		default:
 			s.status, s.reason = metav1.ConditionTrue, ReasonPrepared
 		}

@@ -128,6 +128,9 @@ func TestStatus(t *testing.T) {
 		a.Health = discovery.Health{Status: discovery.Unknown, Reason: "cannot be read"}
 		b.offers(a, kvm, vf)
 		b.expectSaid("c", "chandler.dev node a - Ready=Unknown(Unknown cannot be read)", shared, function, theirs)
+		a.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "slow", Effect: resourceapi.DeviceTaintEffectNone}
+		b.offers(a, kvm, vf)
+		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )", shared, function, theirs)
 		b.offers(kvm, vf)
 		b.expectSaid("c", "chandler.dev node a - Ready=False(Gone the device is gone)", shared, function, theirs)
 	})
@@ -142,7 +145,7 @@ func TestStatusAfterARestart(t *testing.T) {
 		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )")
 		b.client.ClearActions()
 		time.Sleep(time.Hour)
-		w := statusWriter{client: b.client.ResourceV1()}
+		w := statusWriter{client: b.client.ResourceV1(), jobs: &jobs{}}
 		if again := w.write(t.Context(), b.view.Load(), b.store.prepared()); again || !slices.Equal(b.verbs(), []string{"get"}) {
 			t.Error("it is written again")
 		}

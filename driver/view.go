@@ -13,16 +13,7 @@ import (
 type view struct {
 	snapshot *discovery.Snapshot // nil before the first
 	taken    time.Time
-	health   map[string]reading
 	next     chan struct{} // closed when another view has replaced this one
-}
-
-// reading is the health of a device over time.
-type reading struct {
-	now   discovery.Health
-	known discovery.Health // what it was when it was last not Unknown
-	never bool             // it has always been Unknown
-	since time.Time        // when it became Unknown
 }
 
 // Publish makes the snapshot what the driver offers: all of its devices but
@@ -32,41 +23,8 @@ func (d *Driver) Publish(snapshot *discovery.Snapshot) {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
 	before := d.view.Load()
-	d.view.Store(before.after(snapshot, time.Now()))
+	d.view.Store(&view{snapshot: snapshot, taken: time.Now(), next: make(chan struct{})})
 	close(before.next)
-}
-
-// after returns the view that follows on v.
-func (v *view) after(snapshot *discovery.Snapshot, now time.Time) *view {
-	following := &view{snapshot: snapshot, taken: now, health: make(map[string]reading), next: make(chan struct{})}
-	for _, device := range snapshot.Devices {
-		before, seen := v.health[device.Name]
-		r := reading{now: device.Health, known: before.known, never: before.never || !seen, since: before.since}
-		switch {
-		case device.Health.Status != discovery.Unknown:
-			r.known, r.never = device.Health, false
-		case !seen || before.now.Status != discovery.Unknown:
-			r.since = now
-		}
-		following.health[device.Name] = r
-	}
-	return following
-}
-
-// unknown returns for how long the health is unknown, zero if it is known.
-func (r reading) unknown(at time.Time) time.Duration {
-	if r.now.Status != discovery.Unknown {
-		return 0
-	}
-	return at.Sub(r.since)
-}
-
-// settled returns the health with short times of not knowing smoothed over.
-func (r reading) settled(at time.Time, unknownAfter time.Duration) discovery.Health {
-	if r.now.Status == discovery.Unknown && r.unknown(at) < unknownAfter && !r.never {
-		return r.known
-	}
-	return r.now
 }
 
 // lookup finds a device of the snapshot.

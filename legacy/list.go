@@ -9,8 +9,6 @@ import (
 	"strings"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"chandler.dev/discovery"
 )
 
 // list is what a resource's plugin says to the kubelet, and what Allocate
@@ -100,20 +98,7 @@ func (r row) offer(u *unit, held *holding) row {
 		reason := fmt.Sprintf("%s has it as %s", held.who(), strings.Join(held.Devices, ", "))
 		return row{unit: r.unit, sick: reason}
 	}
-	following := row{unit: u}
-	switch health := u.health(); health.Status {
-	case discovery.Unhealthy:
-		following.sick = health.Reason
-		if following.sick == "" {
-			following.sick = "unhealthy"
-		}
-	case discovery.Unknown:
-		following.sick = r.sick // what cannot be read keeps the state that it had
-		if r.gone > 0 {
-			following.sick = ""
-		}
-	}
-	return following
+	return row{unit: u, sick: u.sick()}
 }
 
 // without returns the row of an ID that is no longer offered.

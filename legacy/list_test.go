@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"chandler.dev/discovery"
 )
 
@@ -29,6 +31,9 @@ func TestList(t *testing.T) {
 	a, b := gpu("a"), gpu("b")
 	hot := sick(a, discovery.Unhealthy, "hot")
 	unread := sick(a, discovery.Unknown, "cannot be read")
+	told, evicting := hot, hot
+	told.Health.Effect = resourceapi.DeviceTaintEffectNone
+	evicting.Health.Effect = resourceapi.DeviceTaintEffectNoExecute
 	shareable := gpu("s")
 	shareable.Shareable = true
 	part := offer(gpu("a-1"), "", "p")
@@ -51,12 +56,9 @@ func TestList(t *testing.T) {
 		"one sick device of a unit": {{devices: []discovery.Device{
 			offer(a, "card", "c"), sick(offer(b, "card", "c"), discovery.Unhealthy, "hot"),
 		}, want: "c!"}},
-		"unknown is healthy":             {{devices: []discovery.Device{unread}, want: "a"}},
-		"unknown keeps what was healthy": {{devices: []discovery.Device{a}, want: "a"}, {devices: []discovery.Device{unread}, want: "a"}},
-		"unknown keeps what was not": {
-			{devices: []discovery.Device{hot}, want: "a!"},
-			{devices: []discovery.Device{unread}, want: "a!", why: map[string]string{"a": "hot"}},
-		},
+		"unknown is unhealthy":        {{devices: []discovery.Device{unread}, want: "a!", why: map[string]string{"a": "cannot be read"}}},
+		"what has no effect is heard": {{devices: []discovery.Device{told}, want: "a"}},
+		"evicted in DRA":              {{devices: []discovery.Device{evicting}, want: "a!"}},
 		"marked before it leaves, whatever may leave": {
 			{devices: []discovery.Device{a, b}, want: "a b"},
 			{devices: []discovery.Device{b}, leave: everything, want: "a! b", why: map[string]string{"a": "no longer offered"}},

@@ -154,22 +154,19 @@ func (u *unit) deviceNames() []string {
 	return names
 }
 
-// health is that of the worst of the unit's devices. One that is withheld must
-// not be handed out, which the kubelet understands as Unhealthy. Unknown is worse than
-// Healthy, since it was not read, and better than Unhealthy, which was.
-func (u *unit) health() discovery.Health {
-	health := discovery.Health{Status: discovery.Healthy}
+// sick says why one of the unit's devices cannot be given to a new pod, "" if
+// all can. One that is withheld must not be handed out, which the kubelet
+// understands as Unhealthy.
+func (u *unit) sick() (reason string) {
 	for _, d := range u.devices {
 		switch {
 		case d.Withheld != "":
-			return discovery.Health{Status: discovery.Unhealthy, Reason: d.Withheld}
-		case d.Health.Status == discovery.Unhealthy:
-			return d.Health
-		case d.Health.Status == discovery.Unknown:
-			health = d.Health
+			return d.Withheld
+		case reason == "" && !d.Health.Usable():
+			reason = cmp.Or(d.Health.Reason, string(d.Health.Key()))
 		}
 	}
-	return health
+	return reason
 }
 
 // numaNodes returns the NUMA nodes of the unit's devices, in order, less those

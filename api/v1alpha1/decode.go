@@ -127,6 +127,9 @@ func (c *DriverConfig) Validate() error {
 	for family, root := range c.Roots {
 		check(fmt.Sprintf("roots[%s]", family), validateRoot(root))
 	}
+	for condition, effect := range c.Health.Severity {
+		check(fmt.Sprintf("health.severity[%s]", condition), effect.validate())
+	}
 	named := make(map[string]bool)
 	for i := range c.Paths {
 		resource := &c.Paths[i]

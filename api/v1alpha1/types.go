@@ -46,7 +46,30 @@ type DriverConfig struct {
 	// Paths are device nodes, files and USB devices of the host that are
 	// offered because they are named here.
 	Paths []PathResource `json:"paths,omitempty"`
+
+	// Health is what it means that a device is not well.
+	Health Health `json:"health,omitzero"`
 }
+
+// Health is what the agent makes of the health of devices.
+type Health struct {
+	// Severity is what a condition means, by its name, in place of what the
+	// documentation says:
+	//	severity: {over-temperature: NoExecute, link-degraded: NoSchedule}
+	Severity map[string]Effect `json:"severity,omitempty"`
+}
+
+// Effect is what a condition of a device means for pods: that of its taint in
+// DRA.
+type Effect string
+
+// The effects. In the device-plugin API, which evicts nobody, NoExecute is as
+// NoSchedule.
+const (
+	EffectNone       Effect = "None"       // it is said, and nothing follows
+	EffectNoSchedule Effect = "NoSchedule" // no new pod gets the device
+	EffectNoExecute  Effect = "NoExecute"  // and pods that have it are evicted
+)
 
 // Mode is an API that offers devices.
 type Mode string

@@ -20,6 +20,14 @@ func (m Mode) validate() error {
 	return fmt.Errorf("is %q; want %s, %s or %s", string(m), ModeAuto, ModeDRA, ModeDevicePlugin)
 }
 
+func (e Effect) validate() error {
+	switch e {
+	case EffectNone, EffectNoSchedule, EffectNoExecute:
+		return nil
+	}
+	return fmt.Errorf("is %q; want %s, %s or %s", string(e), EffectNone, EffectNoSchedule, EffectNoExecute)
+}
+
 func (s Selector) validate() error {
 	if strings.TrimSpace(s.CEL) == "" {
 		return errors.New("must not be empty")

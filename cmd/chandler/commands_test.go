@@ -130,7 +130,12 @@ func TestDiscoverRefuses(t *testing.T) {
 	unknown, cel := filepath.Join(dir, "unknown.yaml"), filepath.Join(dir, "cel.yaml")
 	write(t, unknown, header+"modes: DRA\n")
 	write(t, cel, header+"exclude: [{cel: 'true'}, {cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\n")
+	condition, effect := filepath.Join(dir, "condition.yaml"), filepath.Join(dir, "effect.yaml")
+	write(t, condition, header+"health: {severity: {too-hot: NoSchedule}}\n")
+	write(t, effect, header+"health: {severity: {over-temperature: Evict}}\n")
 	tests := map[string]struct{ args, names []string }{
+		"config condition":     {[]string{"--config", condition}, []string{condition, "health.severity[too-hot]", "over-temperature"}},
+		"config effect":        {[]string{"--config", effect}, []string{effect, "health.severity[over-temperature]", "Evict", "NoExecute"}},
 		"format":               {[]string{"-o", "xml"}, []string{"xml", "json"}},
 		"missing root":         {[]string{"--host-root", dir + "/missing"}, []string{"host root", dir + "/missing"}},
 		"root is a file":       {[]string{"--host-root", file}, []string{file, "not a directory"}},

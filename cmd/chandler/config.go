@@ -42,7 +42,7 @@ func parseConfig(data []byte) (*v1alpha1.DriverConfig, *discovery.Rules, error) 
 		return nil, nil, err
 	}
 	rules, err := compileRules(config)
-	if err := errors.Join(checkRoots(config.Roots), err); err != nil {
+	if err := errors.Join(checkRoots(config.Roots), checkSeverity(config.Health.Severity), err); err != nil {
 		return nil, nil, err
 	}
 	return config, rules, nil
@@ -92,6 +92,26 @@ func checkRoots(roots map[string]string) error {
 		}
 	}
 	return nil
+}
+
+// checkSeverity reports conditions that no device ever has.
+func checkSeverity(effects map[string]v1alpha1.Effect) error {
+	known := discovery.Conditions()
+	for name := range effects {
+		if !slices.Contains(known, discovery.Condition(name)) {
+			return fmt.Errorf("health.severity[%s]: there is no condition of that name; there are %v", name, known)
+		}
+	}
+	return nil
+}
+
+// severityOf returns what the configuration wants conditions to mean.
+func severityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
+	out := make(discovery.Severity, len(effects))
+	for name, effect := range effects {
+		out[discovery.Condition(name)] = resourceapi.DeviceTaintEffect(effect)
+	}
+	return out
 }
 
 // compileRules compiles the configuration's expressions. All that do not

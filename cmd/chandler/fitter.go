@@ -87,7 +87,7 @@ func (f *fitter) look(ctx context.Context, d *discovery.Device) (reason string, 
 	}
 	now, work, err := f.configure(*d, d.Want)
 	switch {
-	case err != nil && d.Health.Status == discovery.Unknown && f.fitting[d.Name]:
+	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.fitting[d.Name]:
 		return "", false // it was so, and cannot be read for the moment
 	case err != nil:
 		return err.Error(), false

@@ -25,6 +25,7 @@ import (
 type parts struct {
 	options   runOptions
 	rules     *discovery.Rules
+	severity  discovery.Severity // of conditions
 	host      *discovery.Host
 	nvml      *nvml         // nil if nobody can be asked
 	events    chan struct{} // something about the host's devices changed
@@ -40,7 +41,8 @@ type parts struct {
 	withoutDRA atomic.Bool // the API server said that it does not serve DRA
 }
 
-// watch scans the host and hands the snapshots on.
+// watch scans the host, once this is the active instance, and hands the
+// snapshots on, with the states that devices have settled in.
 func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error {
 		if err := discovery.Listen(ctx, p.events); err != nil {
@@ -52,8 +54,16 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 	if p.nvml != nil {
 		waitFor(ctx, p.nvml.ready, nvmlFirstWord)
 	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-p.active:
+	}
 	var last *discovery.Snapshot
+	settling := newSettling(ctx, p.severity, p.stateDir, func() { notify(p.events) })
+	defer settling.stop()
 	watch.Run(ctx, func(s *discovery.Snapshot) {
+		s = settling.settle(ctx, s)
 		if discovery.Same(last, s) {
 			return
 		}

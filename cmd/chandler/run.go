@@ -173,6 +173,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 	p := &parts{
 		options:   *o,
 		rules:     rules,
+		severity:  severityOf(config.Health.Severity),
 		host:      configuredHost(hostFS, config),
 		active:    make(chan struct{}),
 		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
@@ -218,6 +219,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		Active:         p.active,
 		ReadParameters: readParameters,
 		Accept:         discovery.Acceptors(families.All),
+		Gone:           severityOf(config.Health.Severity).Effect(discovery.ConditionGone),
 		Abandoned: references{
 			client: p.client, claims: draclient.New(p.client), node: o.nodeName, ownPod: o.pod, socket: p.podResources(),
 		}.Abandoned,

@@ -193,6 +193,9 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 	if healthy := d.Health.Status == discovery.Healthy; healthy != (d.Health.Reason == "") {
 		t.Errorf("%s: health %s with the reason %q", d.Name, d.Health.Status, d.Health.Reason)
 	}
+	if c := d.Health.Condition; c != "" && (d.Health.Status != discovery.Unhealthy || !slices.Contains(discovery.Conditions(), c)) {
+		t.Errorf("%s: health %s with the condition %q", d.Name, d.Health.Status, c)
+	}
 	unnamed := func(offer discovery.Offer) bool { return offer.Resource == "" }
 	if d.OptIn && (len(d.Offers) == 0 || slices.ContainsFunc(d.Offers, unnamed)) {
 		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.Offers)

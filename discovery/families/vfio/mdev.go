@@ -82,7 +82,7 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	d.Edits.DeviceNodes = append(nodes, cdevs...)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if mdev.Driver() == "" {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "no driver is bound to it"}
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it"}
 	}
 	if len(nodes) > 0 {
 		number, _ := strconv.ParseInt(g.id, 10, 32)

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+)
+
+func healthSnapshot(status discovery.HealthStatus) *discovery.Snapshot {
+	return &discovery.Snapshot{Devices: []discovery.Device{{Name: "a", Health: discovery.Health{Status: status}}}}
+}
+
+// What settles by itself asks for a scan when it is due, and an agent that is
+// restarted says the same of it as the one before.
+func TestSettling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		scans := 0
+		severity := discovery.Severity{discovery.ConditionUnhealthy: resourceapi.DeviceTaintEffectNoExecute}
+		s := newSettling(t.Context(), severity, dir, func() { scans++ })
+		first := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy))
+		if effect := first.Devices[0].Health.Effect; effect != resourceapi.DeviceTaintEffectNoExecute {
+			t.Errorf("effect %q", effect)
+		}
+		written, err := os.Stat(filepath.Join(dir, "health.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if again := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy)); !discovery.Same(first, again) {
+			t.Errorf("nothing has changed, and it is %+v", again.Devices[0].Health)
+		}
+		if now, err := os.Stat(filepath.Join(dir, "health.json")); err != nil || !os.SameFile(written, now) {
+			t.Errorf("written though nothing has changed: %v", err)
+		}
+		s.stop()
+
+		s = newSettling(t.Context(), severity, dir, func() { scans++ })
+		if again := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy)); !discovery.Same(first, again) {
+			t.Errorf("after a restart it is %+v, it was %+v", again.Devices[0].Health, first.Devices[0].Health)
+		}
+		s.settle(t.Context(), healthSnapshot(discovery.Healthy))
+		time.Sleep(9 * time.Second)
+		if scans > 0 {
+			t.Error("scans before it can have recovered")
+		}
+		time.Sleep(2 * time.Second)
+		if synctest.Wait(); scans != 1 {
+			t.Errorf("%d scans, want one when it has recovered", scans)
+		}
+		if now := s.settle(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
+			t.Errorf("then %+v", now.Devices[0].Health)
+		}
+		s.stop()
+	})
+}
+
+func TestSettlingFromDamagedFile(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "health.json"), `{"a":{"status":"Unhe`)
+	s := newSettling(t.Context(), nil, dir, func() {})
+	defer s.stop()
+	if now := s.settle(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
+		t.Errorf("settled as %+v", now.Devices[0].Health)
+	}
+	again := newSettling(t.Context(), nil, dir, func() {})
+	defer again.stop()
+	if string(again.saved) != string(s.saved) || len(s.saved) == 0 {
+		t.Errorf("the file is %q, want %q", again.saved, s.saved)
+	}
+}
+
+func TestSeverityOfConfig(t *testing.T) {
+	const header = "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
+	config, _, err := parseConfig([]byte(header + "health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	severity := severityOf(config.Health.Severity)
+	for condition, want := range map[discovery.Condition]resourceapi.DeviceTaintEffect{
+		discovery.ConditionOverTemperature: "NoExecute", discovery.ConditionUnhealthy: "None", discovery.ConditionLinkDegraded: "NoSchedule",
+		discovery.ConditionGone: "NoSchedule", discovery.ConditionFatalErrors: "None",
+	} {
+		if got := severity.Effect(condition); got != want {
+			t.Errorf("%s: %s, want %s", condition, got, want)
+		}
+	}
+}

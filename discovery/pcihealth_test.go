@@ -1,0 +1,98 @@
+package discovery_test
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"testing"
+	"testing/fstest"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// functionHost is a host with one function below one port.
+func functionHost(files map[string]string) *discovery.Host {
+	const bus, port = "sys/bus/pci/devices/", "sys/devices/pci0000:00/0000:00:01.0"
+	const function = port + "/0000:03:00.0"
+	host := fstest.MapFS{bus + "0000:03:00.0": {Data: []byte("../../../devices/pci0000:00/0000:00:01.0/0000:03:00.0"), Mode: fs.ModeSymlink}}
+	all := map[string]string{
+		"class": "0x120000", "vendor": "0x1e52", "device": "0xb140",
+		"current_link_width": "16", "max_link_width": "16", "../max_link_width": "16",
+		"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe", "../max_link_speed": "16.0 GT/s PCIe",
+		"aer_dev_fatal":            "Undefined 0\nDLP 0\nTOTAL_ERR_FATAL 0",
+		"hwmon/hwmon3/temp2_input": "40000", "hwmon/hwmon3/temp2_crit": "100000",
+	}
+	maps.Copy(all, files)
+	for name, text := range all {
+		dir := function
+		if len(name) > 3 && name[:3] == "../" {
+			dir, name = port, name[3:]
+		}
+		host[dir+"/"+name] = &fstest.MapFile{Data: []byte(text + "\n")}
+	}
+	return &discovery.Host{FS: host}
+}
+
+func TestPCIHealth(t *testing.T) {
+	sick := discovery.Health{Status: discovery.Unhealthy, Reason: "sick"}
+	tests := map[string]struct {
+		files   map[string]string
+		health  discovery.Health // what the family says
+		problem bool
+		want    discovery.Condition
+		others  int // further readings
+	}{
+		"all is well":                   {},
+		"too hot":                       {files: map[string]string{"hwmon/hwmon3/temp2_input": "100000"}, want: discovery.ConditionOverTemperature},
+		"hot, but no limit":             {files: map[string]string{"hwmon/hwmon3/temp1_input": "300000"}},
+		"a limit of zero":               {files: map[string]string{"hwmon/hwmon3/temp2_crit": "0"}},
+		"a sensor that does not answer": {files: map[string]string{"hwmon/hwmon3/temp2_input": "N/A"}},
+		"hot, but asleep":               {files: map[string]string{"hwmon/hwmon3/temp2_input": "100000", "power/runtime_status": "suspended"}},
+		"hot and awake":                 {files: map[string]string{"hwmon/hwmon3/temp2_input": "100000", "power/runtime_status": "active"}, want: discovery.ConditionOverTemperature},
+		"fatal errors":                  {files: map[string]string{"aer_dev_fatal": "Undefined 0\nTLP 2\nTOTAL_ERR_FATAL 2"}, want: discovery.ConditionFatalErrors},
+		"narrow":                        {files: map[string]string{"current_link_width": "8"}, want: discovery.ConditionLinkDegraded},
+		"narrow port":                   {files: map[string]string{"current_link_width": "8", "../max_link_width": "8"}},
+		"narrow card":                   {files: map[string]string{"current_link_width": "8", "max_link_width": "8"}},
+		"no link":                       {files: map[string]string{"current_link_width": "0"}},
+		"width not known":               {files: map[string]string{"current_link_width": "8", "max_link_width": "255"}},
+		"width unreadable":              {files: map[string]string{"current_link_width": "8", "../max_link_width": "x"}},
+		"slow accelerator":              {files: map[string]string{"current_link_speed": "2.5 GT/s PCIe"}},
+		"slow network controller":       {files: map[string]string{"class": "0x020000", "current_link_speed": "8.0 GT/s PCIe"}, want: discovery.ConditionLinkDegraded},
+		"slow port":                     {files: map[string]string{"class": "0x020000", "current_link_speed": "8.0 GT/s PCIe", "../max_link_speed": "8 GT/s"}},
+		"what is so now before what was": {
+			files: map[string]string{"current_link_width": "8", "hwmon/hwmon3/temp2_input": "100000", "aer_dev_fatal": "TOTAL_ERR_FATAL 2"},
+			want:  discovery.ConditionOverTemperature, others: 2,
+		},
+		"the family's reading comes first": {files: map[string]string{"current_link_width": "8"}, health: sick, want: discovery.ConditionUnhealthy, others: 1},
+		"a problem comes first":            {files: map[string]string{"current_link_width": "8"}, problem: true, want: discovery.ConditionUnknown, others: 1},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			f := &discovery.Family{Name: "one", Doc: "test", Match: []discovery.Match{{Bus: "pci", Vendor: "1e52"}},
+				Describe: func(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+					d, err := discovery.PCI(host, found[0])
+					d.Health = test.health
+					if test.problem {
+						err = errors.New("EIO")
+					}
+					return []discovery.Device{d}, discovery.Problems(d.Name, err)
+				}}
+			s := discovery.Scan(functionHost(test.files), []*discovery.Family{f})
+			if len(s.Devices) != 1 {
+				t.Fatalf("found %+v, problems %v", s.Devices, s.Problems)
+			}
+			d := s.Devices[0]
+			others := d.Readings
+			if len(others) > 0 && others[0] == d.Health {
+				others = others[1:]
+			}
+			if got := d.Health.Key(); got != test.want || len(others) != test.others {
+				t.Errorf("got %q and %+v, want %q and %d others", got, others, test.want, test.others)
+			}
+			if !test.problem && len(s.Problems) > 0 {
+				t.Errorf("problems: %v", s.Problems)
+			}
+		})
+	}
+}

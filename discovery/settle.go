@@ -1,0 +1,202 @@
+package discovery
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// The times of a [Settler] that are not set.
+const (
+	defaultUnknownAfter   = 30 * time.Second
+	defaultRecoverAfter   = 10 * time.Second
+	defaultRecoverAtLast  = 5 * time.Minute
+	defaultFlappingWithin = 10 * time.Minute
+)
+
+// maxFlaps is how many of them are counted. The time to recover has long been
+// the longest by then.
+const maxFlaps = 10
+
+// Settler turns what was read of devices, scan after scan, into the states that
+// are said of them. It reads no clock and no host. The zero value has the times
+// of the documentation.
+//
+//   - A device that cannot be read keeps its state for UnknownAfter, 30 s, and
+//     is Unknown then. One that was never read is so at once.
+//   - A worse state holds at once. A better one does when no reading of
+//     RecoverAfter, 10 s, was as bad. That time doubles, up to RecoverAtLast,
+//     5 min, each time that the state becomes worse within FlappingWithin,
+//     10 min, of the last time.
+//   - The state of a device that is missing is kept for FlappingWithin, unless
+//     other hardware takes its place.
+//
+// What is worse is what Severity says has the worse effect.
+type Settler struct {
+	Severity       Severity
+	UnknownAfter   time.Duration
+	RecoverAfter   time.Duration
+	RecoverAtLast  time.Duration
+	FlappingWithin time.Duration
+
+	states map[string]*state // by device
+}
+
+// state is what is known of one device over time.
+type state struct {
+	Identity  string       `json:"identity,omitempty"`
+	Status    HealthStatus `json:"status"`
+	Condition Condition    `json:"condition,omitempty"`
+	Reason    string       `json:"reason,omitempty"`
+	Since     metav1.Time  `json:"since"`
+	Worsened  metav1.Time  `json:"worsened,omitzero"` // when it last became worse
+	Flaps     int          `json:"flaps,omitempty"`   // how often it did so before, each time soon after the last
+
+	// Since when readings are Unknown or better than the state, and since when
+	// the device is missing. After a restart these begin anew.
+	unread, better, missing time.Time
+}
+
+// Settle returns the snapshot with the states of its devices, and after which
+// time one may change although what is read stays the same, 0 if none does. The
+// host should be scanned then.
+func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, again time.Duration) {
+	settled = &Snapshot{Devices: slices.Clone(snapshot.Devices), Problems: snapshot.Problems}
+	present := make(map[string]bool, len(settled.Devices))
+	for i := range settled.Devices {
+		d := &settled.Devices[i]
+		present[d.Name] = true
+		wait := s.settle(d, now)
+		if wait > 0 && (again == 0 || wait < again) {
+			again = wait
+		}
+	}
+	maps.DeleteFunc(s.states, func(name string, st *state) bool {
+		switch {
+		case present[name]:
+			st.missing = time.Time{}
+		case st.missing.IsZero():
+			st.missing, st.better, st.unread = now, time.Time{}, time.Time{}
+		}
+		return !present[name] && now.Sub(st.missing) >= or(s.FlappingWithin, defaultFlappingWithin)
+	})
+	return settled, again
+}
+
+// settle gives the device its state, and returns after which time that may
+// change.
+func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
+	reading := s.Severity.worst(d)
+	st := s.states[d.Name]
+	if st == nil || st.Identity != "" && d.Identity != "" && st.Identity != d.Identity {
+		st = &state{}
+		if s.states == nil {
+			s.states = make(map[string]*state)
+		}
+		s.states[d.Name] = st
+	}
+	if d.Identity != "" {
+		st.Identity = d.Identity
+	}
+	if wait = s.wait(st, reading, now); wait == 0 {
+		s.become(st, reading, now)
+	}
+	if st.Since.After(now) {
+		st.Since = seconds(now) // the clock was set back
+	}
+	d.Health = st.health()
+	d.Health.Since = st.Since
+	d.Health.Stale = wait > 0 && reading.Status == Unknown
+	if key := d.Health.Key(); key != "" {
+		d.Health.Effect = s.Severity.Effect(key)
+	}
+	return wait
+}
+
+// wait returns for how long the state is kept if the reading stays as it is.
+func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
+	known := st.Status != "" && st.Status != Unknown
+	if reading.Status == Unknown {
+		st.better = time.Time{}
+		if st.unread.IsZero() {
+			st.unread = now
+		}
+		if !known {
+			return 0
+		}
+		return max(0, or(s.UnknownAfter, defaultUnknownAfter)-now.Sub(st.unread))
+	}
+	st.unread = time.Time{}
+	if st.Status == "" || s.Severity.level(reading) >= s.Severity.level(st.health()) {
+		st.better = time.Time{}
+		return 0
+	}
+	if st.better.IsZero() {
+		st.better = now
+	}
+	hold := min(or(s.RecoverAfter, defaultRecoverAfter)<<st.Flaps, or(s.RecoverAtLast, defaultRecoverAtLast))
+	return max(0, hold-now.Sub(st.better))
+}
+
+// become makes the reading the state. A different reason alone is no other state.
+func (s *Settler) become(st *state, reading Health, now time.Time) {
+	before := st.health()
+	if st.Status != "" && s.Severity.level(reading) > s.Severity.level(before) {
+		if !st.Worsened.IsZero() && now.Sub(st.Worsened.Time) <= or(s.FlappingWithin, defaultFlappingWithin) {
+			st.Flaps = min(st.Flaps+1, maxFlaps)
+		} else {
+			st.Flaps = 0
+		}
+		st.Worsened = seconds(now)
+	}
+	if st.Status == "" || before.Key() != reading.Key() {
+		st.Since, st.better = seconds(now), time.Time{}
+	}
+	st.Status, st.Condition, st.Reason = reading.Status, reading.Condition, reading.Reason
+	if st.Status == "" {
+		st.Status = Healthy
+	}
+}
+
+func (st *state) health() Health {
+	return Health{Status: st.Status, Condition: st.Condition, Reason: st.Reason}
+}
+
+// seconds is what is left of a time when it was written down and read again.
+func seconds(t time.Time) metav1.Time { return metav1.Time{Time: t.UTC().Truncate(time.Second)} }
+
+func or(set, otherwise time.Duration) time.Duration {
+	if set > 0 {
+		return set
+	}
+	return otherwise
+}
+
+// MarshalJSON writes the states, for another Settler to go on from.
+func (s *Settler) MarshalJSON() ([]byte, error) { return json.Marshal(s.states) }
+
+// UnmarshalJSON takes over states that were written down. If one of them cannot
+// be right, it takes none.
+func (s *Settler) UnmarshalJSON(data []byte) error {
+	var states map[string]*state
+	if err := json.Unmarshal(data, &states); err != nil {
+		return fmt.Errorf("states of devices: %w", err)
+	}
+	for name, st := range states {
+		switch {
+		case st == nil || st.Status != Healthy && st.Status != Unhealthy && st.Status != Unknown:
+			return fmt.Errorf("states of devices: %s: no status", name)
+		case st.Condition != "" && len(validation.IsDNS1123Label(string(st.Condition))) > 0:
+			return fmt.Errorf("states of devices: %s: condition %q: not a name", name, st.Condition)
+		case st.Flaps < 0 || st.Flaps > maxFlaps:
+			return fmt.Errorf("states of devices: %s: %d flaps", name, st.Flaps)
+		}
+	}
+	s.states = states
+	return nil
+}

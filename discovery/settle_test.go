@@ -1,0 +1,249 @@
+package discovery_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+)
+
+var settleStart = time.Date(2026, 1, 2, 3, 4, 5, 6789, time.UTC)
+
+// scans settles one device, scan after scan.
+type scans struct {
+	t       *testing.T
+	settler *discovery.Settler
+	now     time.Time
+	device  discovery.Device
+}
+
+func newScans(t *testing.T) *scans {
+	return &scans{t: t, settler: &discovery.Settler{}, now: settleStart, device: discovery.Device{Name: "a"}}
+}
+
+// want scans when seconds have gone by, and expects a state in the form
+// "condition reason since again", times in seconds from the start; "-" is a
+// healthy device without a reason.
+func (s *scans) want(after int, reading discovery.Health, want string) {
+	s.t.Helper()
+	s.now = s.now.Add(time.Duration(after) * time.Second)
+	s.device.Health = reading
+	settled, again := s.settler.Settle(&discovery.Snapshot{Devices: []discovery.Device{s.device}}, s.now)
+	h := settled.Devices[0].Health
+	since := h.Since.Sub(settleStart.Truncate(time.Second))
+	got := fmt.Sprintf("%s %s %.0f %.0f", h.Key(), h.Reason, since.Seconds(), again.Seconds())
+	if h.Stale {
+		got += " stale"
+	}
+	if got != want {
+		s.t.Errorf("after %s: got %q, want %q", s.now.Sub(settleStart), got, want)
+	}
+}
+
+// gone scans without the device when seconds have gone by.
+func (s *scans) gone(after int) {
+	s.now = s.now.Add(time.Duration(after) * time.Second)
+	s.settler.Settle(&discovery.Snapshot{}, s.now)
+}
+
+// restart goes on with another Settler that has what the first wrote down.
+func (s *scans) restart() {
+	s.t.Helper()
+	data, err := json.Marshal(s.settler)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.settler = &discovery.Settler{Severity: s.settler.Severity}
+	if err := json.Unmarshal(data, s.settler); err != nil {
+		s.t.Fatalf("%s: %v", data, err)
+	}
+}
+
+func TestSettle(t *testing.T) {
+	well := discovery.Health{Status: discovery.Healthy}
+	sick := discovery.Health{Status: discovery.Unhealthy, Reason: "sick"}
+	worse := discovery.Health{Status: discovery.Unhealthy, Reason: "worse"}
+	hot := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionOverTemperature, Reason: "hot"}
+	slow := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded, Reason: "slow"}
+	unread := discovery.Health{Status: discovery.Unknown, Reason: "EIO"}
+	tests := map[string]func(s *scans){
+		"healthy": func(s *scans) {
+			s.want(0, discovery.Health{}, "  0 0")
+			s.want(60, well, "  0 0")
+		},
+		"unknown after a time": func(s *scans) {
+			s.want(0, well, "  0 0")
+			s.want(5, unread, "  0 30 stale")
+			s.want(20, unread, "  0 10 stale")
+			s.want(10, unread, "unknown EIO 35 0")
+			s.want(5, well, "unknown EIO 35 10")
+			s.want(10, well, "  50 0")
+		},
+		"read again in time": func(s *scans) {
+			s.want(0, well, "  0 0")
+			s.want(5, unread, "  0 30 stale")
+			s.want(25, well, "  0 0")
+			s.want(25, unread, "  0 30 stale")
+		},
+		"unread keeps what it had": func(s *scans) {
+			s.want(0, sick, "unhealthy sick 0 0")
+			s.want(5, unread, "unhealthy sick 0 30 stale")
+			s.want(30, unread, "unknown EIO 35 0")
+			s.want(1, sick, "unhealthy sick 36 0")
+		},
+		"never read": func(s *scans) {
+			s.want(0, unread, "unknown EIO 0 0")
+			s.want(5, well, "unknown EIO 0 10")
+			s.want(10, well, "  15 0")
+		},
+		"another reason is no other state": func(s *scans) {
+			s.want(0, sick, "unhealthy sick 0 0")
+			s.want(5, worse, "unhealthy worse 0 0")
+			s.want(5, hot, "over-temperature hot 10 0")
+		},
+		"recovers": func(s *scans) {
+			s.want(0, well, "  0 0")
+			s.want(5, sick, "unhealthy sick 5 0")
+			s.want(5, well, "unhealthy sick 5 10")
+			s.want(6, well, "unhealthy sick 5 4")
+			s.want(4, well, "  20 0")
+		},
+		"recovers anew after a bad reading": func(s *scans) {
+			s.want(0, sick, "unhealthy sick 0 0")
+			s.want(5, well, "unhealthy sick 0 10")
+			s.want(6, sick, "unhealthy sick 0 0")
+			s.want(5, well, "unhealthy sick 0 10")
+			s.want(6, unread, "unhealthy sick 0 30 stale")
+			s.want(1, well, "unhealthy sick 0 10")
+		},
+		"flapping": func(s *scans) {
+			s.want(0, well, "  0 0")
+			at := 0
+			for _, hold := range []int{10, 20, 40, 80, 160, 300, 300} {
+				s.want(1, sick, fmt.Sprintf("unhealthy sick %d 0", at+1))
+				s.want(1, well, fmt.Sprintf("unhealthy sick %d %d", at+1, hold))
+				at += 2 + hold
+				s.want(hold, well, fmt.Sprintf("  %d 0", at))
+			}
+			s.want(600, sick, fmt.Sprintf("unhealthy sick %d 0", at+600)) // the last time was 901 s before
+			s.want(1, well, fmt.Sprintf("unhealthy sick %d 10", at+600))
+		},
+		"flapping over a restart": func(s *scans) {
+			s.want(0, well, "  0 0")
+			s.want(1, sick, "unhealthy sick 1 0")
+			s.want(1, well, "unhealthy sick 1 10")
+			s.want(10, well, "  12 0")
+			s.restart()
+			s.want(1, sick, "unhealthy sick 13 0")
+			s.want(1, well, "unhealthy sick 13 20")
+		},
+		"a restart keeps the time": func(s *scans) {
+			s.want(0, hot, "over-temperature hot 0 0")
+			s.restart()
+			s.want(60, hot, "over-temperature hot 0 0")
+			s.restart()
+			s.want(60, well, "over-temperature hot 0 10")
+			s.restart()
+			s.want(5, unread, "over-temperature hot 0 30 stale")
+		},
+		"what has no effect is better than what has": func(s *scans) {
+			s.want(0, slow, "link-degraded slow 0 0")
+			s.want(1, hot, "over-temperature hot 1 0")
+			s.want(1, slow, "over-temperature hot 1 10")
+			s.want(10, slow, "link-degraded slow 12 0")
+			s.want(1, well, "link-degraded slow 12 10")
+		},
+		"the administrator's severity": func(s *scans) {
+			s.settler.Severity = discovery.Severity{discovery.ConditionLinkDegraded: resourceapi.DeviceTaintEffectNoExecute}
+			s.device.Readings = []discovery.Health{slow}
+			s.want(0, hot, "link-degraded slow 0 0")
+			s.device.Readings = nil
+			s.want(1, hot, "link-degraded slow 0 10")
+			s.want(10, hot, "over-temperature hot 11 0")
+		},
+		"missing for a while": func(s *scans) {
+			s.want(0, sick, "unhealthy sick 0 0")
+			s.gone(1)
+			s.gone(598)
+			s.want(1, sick, "unhealthy sick 0 0")
+		},
+		"missing for long": func(s *scans) {
+			s.want(0, sick, "unhealthy sick 0 0")
+			s.gone(1)
+			s.gone(600)
+			s.want(1, well, "  602 0")
+		},
+		"other hardware in its place": func(s *scans) {
+			s.device.Identity = "first"
+			s.want(0, sick, "unhealthy sick 0 0")
+			s.device.Identity = "" // could not be read
+			s.want(1, sick, "unhealthy sick 0 0")
+			s.device.Identity = "second"
+			s.want(1, well, "  2 0")
+		},
+		"the clock is set back": func(s *scans) {
+			s.want(0, sick, "unhealthy sick 0 0")
+			s.want(-60, sick, "unhealthy sick -60 0")
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) { test(newScans(t)) })
+	}
+}
+
+// What a state means is said with it, and the scan is left as it was.
+func TestSettleEffects(t *testing.T) {
+	s := discovery.Settler{Severity: discovery.Severity{discovery.ConditionUnknown: resourceapi.DeviceTaintEffectNone}}
+	scan := &discovery.Snapshot{
+		Devices: []discovery.Device{
+			{Name: "a"},
+			{Name: "b", Health: discovery.Health{Status: discovery.Unknown}},
+			{Name: "c", Health: discovery.Health{Status: discovery.Unhealthy}},
+		},
+		Problems: []discovery.Problem{{Device: "b", Err: errors.New("EIO")}},
+	}
+	settled, _ := s.Settle(scan, settleStart)
+	for i, want := range []struct {
+		effect resourceapi.DeviceTaintEffect
+		usable bool
+	}{{"", true}, {"None", true}, {"NoSchedule", false}} {
+		h := settled.Devices[i].Health
+		if h.Effect != want.effect || h.Usable() != want.usable {
+			t.Errorf("%s: effect %q, usable %v; want %+v", settled.Devices[i].Name, h.Effect, h.Usable(), want)
+		}
+		if !scan.Devices[i].Health.Since.IsZero() {
+			t.Errorf("%s: the scan was modified", scan.Devices[i].Name)
+		}
+	}
+	if len(settled.Problems) != 1 {
+		t.Errorf("problems: %v", settled.Problems)
+	}
+}
+
+// FuzzSettlerStates reads states that somebody damaged: they are refused, or
+// such that a device could have been in them.
+func FuzzSettlerStates(f *testing.F) {
+	for _, seed := range []string{
+		`{"a":{"status":"Unhealthy","condition":"node-missing","reason":"r","since":"2026-01-02T03:04:05Z","worsened":"2026-01-02T03:04:05Z","flaps":3}}`,
+		`{"a":null}`, `{"a":{"status":"Fine"}}`, `{"a":{"status":"Unhealthy","condition":"a b"}}`, `{"a":{"status":"Healthy","flaps":99}}`, `null`, `[`, ``,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s discovery.Settler
+		if err := json.Unmarshal(data, &s); err != nil {
+			if again, _ := json.Marshal(&s); string(again) != "null" {
+				t.Errorf("%v, and took %s", err, again)
+			}
+		}
+		settled, _ := s.Settle(&discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}}}, settleStart)
+		if h := settled.Devices[0].Health; h.Since.After(settleStart) || h.Key() != "" && h.Effect == "" {
+			t.Errorf("settled as %+v", h)
+		}
+	})
+}
