@@ -217,6 +217,14 @@ func Node(d sysfs.Device, dir string) (*specs.DeviceNode, error) {
 	return edit, nil
 }
 
+// PermitMknod lets a container make the nodes too ("mrw"), as the plugins of some
+// families do and software that makes its own /dev expects.
+func PermitMknod(nodes []*specs.DeviceNode) {
+	for _, node := range nodes {
+		node.Permissions = "mrw"
+	}
+}
+
 // NodeHealth reads from the host's /dev whether the nodes of a device are
 // there. It opens none of them.
 func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {

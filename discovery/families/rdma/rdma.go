@@ -247,5 +247,6 @@ func nodeOf(d sysfs.Device) (*specs.DeviceNode, error) {
 	node, err := discovery.Node(d, dir)
 	node.Path = path.Join(dir, path.Base(node.Path))
 	node.HostPath = node.Path
+	discovery.PermitMknod([]*specs.DeviceNode{node}) // as the shared RDMA plugin does
 	return node, err
 }

@@ -91,6 +91,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		node, err := discovery.Node(character, "/dev")
 		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
 	}
+	discovery.PermitMknod(d.Edits.DeviceNodes) // as the Onload operator's plugin does
 	d.Health = health(host, d.Edits.DeviceNodes)
 	if root := host.Roots["solarflare"]; root != "" {
 		mounts, err := libraries(host, root)

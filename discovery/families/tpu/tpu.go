@@ -116,6 +116,7 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 			}
 		}
 	}
+	discovery.PermitMknod(d.Edits.DeviceNodes) // as Google's plugin does
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if architecture == twin && len(functions) != 2 {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci"}

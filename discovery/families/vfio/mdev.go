@@ -80,6 +80,7 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	g := &group{id: groupOf(mdev), functions: []sysfs.Device{mdev}}
 	cdevs, cdevsErr := g.cdevs(host)
 	d.Edits.DeviceNodes = append(nodes, cdevs...)
+	discovery.PermitMknod(d.Edits.DeviceNodes) // as KubeVirt does
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if mdev.Driver() == "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it"}

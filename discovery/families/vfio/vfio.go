@@ -144,6 +144,7 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	nodes, nodesErr := discovery.VFIO(host, function)
 	cdevs, cdevsErr := g.cdevs(host)
 	d.Edits.DeviceNodes = append(nodes, cdevs...)
+	discovery.PermitMknod(d.Edits.DeviceNodes) // as KubeVirt does
 	errs = append(errs, nodesErr, cdevsErr)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if g.blocked != "" {
