@@ -31,6 +31,8 @@ Device Minor: 0
 -- sys/bus/pci/devices/0000:01:00.0 -> ../../../devices/pci0000:00/0000:01:00.0 --
 -- sys/devices/pci0000:00/0000:01:00.0/vendor --
 0x10de
+-- sys/devices/pci0000:00/0000:01:00.0/device --
+0x2330
 -- sys/devices/pci0000:00/0000:01:00.0/class --
 0x030200
 -- sys/devices/pci0000:00/0000:01:00.0/driver -> ../../../bus/pci/drivers/nvidia --
