@@ -1,6 +1,7 @@
 package families_test
 
 import (
+	"fmt"
 	"io/fs"
 	"path"
 	"path/filepath"
@@ -129,4 +130,27 @@ func firstFunction(t *testing.T, s *discovery.Snapshot) discovery.Device {
 	}
 	t.Fatal("no PCI function")
 	return discovery.Device{}
+}
+
+// The same goes for a GPU whose instances cannot be listed.
+func TestUnlistedInstances(t *testing.T) {
+	const file = "nvidia/testdata/h100x8.host"
+	d := firstFunction(t, discovery.Scan(discoverytest.Layout(t, file), families.All))
+	host := rewritten(t, file, func(text string) string {
+		const first = "-- proc/devices --\n"
+		for minor := range 6 { // 6 has instances
+			text = strings.Replace(text, first, fmt.Sprintf("-- proc/driver/nvidia/capabilities/gpu%d/mig --\nno directory\n", minor)+first, 1)
+		}
+		return text
+	})
+	now := discovery.Scan(host, families.All)
+	if got, found := now.Lookup(d.Name); found {
+		t.Errorf("is %s", format(t, got))
+	}
+	problem := func(p discovery.Problem) bool {
+		return p.Device == d.Name && strings.Contains(p.Error(), "list MIG instances")
+	}
+	if !slices.ContainsFunc(now.Problems, problem) {
+		t.Errorf("problems %v", now.Problems)
+	}
 }
