@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -128,6 +129,10 @@ func TestMetadata(t *testing.T) {
 		return edits
 	}
 	client := fake.NewClientset(c)
+	var silent atomic.Bool
+	client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return silent.Load(), nil, errors.New("silence")
+	})
 	_, conn, stop := b.serve(client)
 	a, vf := gpu("a", 1), gpu("vf", 2)
 	a.Attributes.SetString("model", "One")
@@ -172,7 +177,7 @@ func TestMetadata(t *testing.T) {
 	if got := prepareCall(t, conn, c)[0]; len(got) != 1 {
 		t.Errorf("without metadata the CDI devices are %q", got)
 	}
-	client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("silence") })
+	silent.Store(true)
 	unprepareCall(t, conn, c)
 	b.expectMetadata("unprepared,")
 	stop()

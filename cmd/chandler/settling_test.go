@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,9 +22,9 @@ func healthSnapshot(status discovery.HealthStatus) *discovery.Snapshot {
 func TestSettling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		scans := 0
+		var scans atomic.Int32
 		severity := discovery.Severity{discovery.ConditionUnhealthy: resourceapi.DeviceTaintEffectNoExecute}
-		s := newSettling(t.Context(), severity, dir, func() { scans++ })
+		s := newSettling(t.Context(), severity, dir, func() { scans.Add(1) })
 		first := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy))
 		if effect := first.Devices[0].Health.Effect; effect != resourceapi.DeviceTaintEffectNoExecute {
 			t.Errorf("effect %q", effect)
@@ -41,18 +42,18 @@ func TestSettling(t *testing.T) {
 		}
 		s.stop()
 
-		s = newSettling(t.Context(), severity, dir, func() { scans++ })
+		s = newSettling(t.Context(), severity, dir, func() { scans.Add(1) })
 		if again := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy)); !discovery.Same(first, again) {
 			t.Errorf("after a restart it is %+v, it was %+v", again.Devices[0].Health, first.Devices[0].Health)
 		}
 		s.settle(t.Context(), healthSnapshot(discovery.Healthy))
 		time.Sleep(9 * time.Second)
-		if scans > 0 {
+		if scans.Load() > 0 {
 			t.Error("scans before it can have recovered")
 		}
 		time.Sleep(2 * time.Second)
-		if synctest.Wait(); scans != 1 {
-			t.Errorf("%d scans, want one when it has recovered", scans)
+		if synctest.Wait(); scans.Load() != 1 {
+			t.Errorf("%d scans, want one when it has recovered", scans.Load())
 		}
 		if now := s.settle(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
 			t.Errorf("then %+v", now.Devices[0].Health)
