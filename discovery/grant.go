@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"slices"
+	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -36,4 +37,24 @@ func Join(a, b specs.ContainerEdits) specs.ContainerEdits {
 		AdditionalGIDs: slices.Concat(a.AdditionalGIDs, b.AdditionalGIDs),
 		IntelRdt:       a.IntelRdt,
 	}
+}
+
+// Variable returns a name as part of a variable's: "my-gpu/big" is MY_GPU_BIG.
+func Variable(name string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z':
+			return r - 'a' + 'A'
+		case 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
+			return r
+		}
+		return '_'
+	}, name)
+}
+
+// ResourceVariable returns the name of a resource as part of a variable's, as
+// the SR-IOV network device plugin and KubeVirt write it: dots and slashes become
+// underscores, and hyphens stay.
+func ResourceVariable(resource string) string {
+	return strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(resource))
 }

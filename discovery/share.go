@@ -83,9 +83,14 @@ func (d *Device) ShareAmong(n int) error {
 	if err != nil {
 		return err
 	}
-	one := *resource.NewQuantity(1, resource.DecimalSI)
-	d.Capacity, d.Sharing = capacity, &Sharing{Shares, one, one}
+	d.Capacity, d.Sharing = capacity, byNumber()
 	return nil
+}
+
+// byNumber says that containers take shares, one if they do not say.
+func byNumber() *Sharing {
+	one := *resource.NewQuantity(1, resource.DecimalSI)
+	return &Sharing{Shares, one, one}
 }
 
 // of returns how the device is shared.
@@ -102,9 +107,8 @@ func (s *Share) of(d *Device) (*Sharing, []Offer, error) {
 		offers = renamed(offers, s.Resource)
 	}
 	if s.Replicas > 0 {
-		one := *resource.NewQuantity(1, resource.DecimalSI)
 		offers, err := s.replicas(offers)
-		return &Sharing{Shares, one, one}, offers, err
+		return byNumber(), offers, err
 	}
 	units, err := s.units(d)
 	if err != nil {

@@ -56,7 +56,7 @@ func (d *Driver) setEdits(results []result, devices []discovery.Device, paramete
 
 // ofRequest returns the variables under their names for the request.
 func ofRequest(env []string, claim, request string) []string {
-	suffix := "_" + variable(claim) + "_" + variable(request)
+	suffix := "_" + discovery.Variable(claim) + "_" + discovery.Variable(request)
 	var out []string
 	for _, entry := range env {
 		if key, value, ok := strings.Cut(entry, "="); ok {
@@ -64,17 +64,4 @@ func ofRequest(env []string, claim, request string) []string {
 		}
 	}
 	return out
-}
-
-// variable returns a name as part of a variable's: "my-gpu/big" is MY_GPU_BIG.
-func variable(name string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case 'a' <= r && r <= 'z':
-			return r - 'a' + 'A'
-		case 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
-			return r
-		}
-		return '_'
-	}, name)
 }

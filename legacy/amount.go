@@ -1,7 +1,6 @@
 package legacy
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -9,6 +8,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
 )
 
 // amount is what a container asks for of a resource whose IDs count a
@@ -61,21 +62,9 @@ func (a *amount) edits(resource string, pod int, l *list) specs.ContainerEdits {
 		{"CONTAINER", a.ids},
 		{"DEV", len(a.unit.ids)},
 	} {
-		env = append(env, variablePrefix(resource)+variable.name+"="+strconv.Itoa(variable.value))
+		env = append(env, discovery.Variable(resource)+"_"+variable.name+"="+strconv.Itoa(variable.value))
 	}
 	return specs.ContainerEdits{Env: env}
-}
-
-// variablePrefix returns what variables of a resource begin with: that of
-// aliyun.com/gpu-mem is ALIYUN_COM_GPU_MEM_.
-func variablePrefix(resource string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
-			return r
-		}
-		return '_'
-	}, strings.ToUpper(resource)) + "_"
 }
 
 // units returns the units that the list offers, each once, in name order.
@@ -108,7 +97,7 @@ func (n *neighbourhood) amount(include []string, size int) ([]string, bool) {
 	var best *place
 	for _, p := range n.places {
 		all := !slices.ContainsFunc(include, func(id string) bool { return !slices.Contains(p.free, id) })
-		if all && len(p.free) >= size && (best == nil || cmp.Compare(len(p.free), len(best.free)) < 0) {
+		if all && len(p.free) >= size && (best == nil || len(p.free) < len(best.free)) {
 			best = p
 		}
 	}

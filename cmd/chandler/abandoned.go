@@ -10,7 +10,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	draclient "k8s.io/dynamic-resource-allocation/client"
@@ -42,11 +41,9 @@ func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]typ
 	if !listed.Whole {
 		return nil, fmt.Errorf("PodResources at %s does not list all pods yet", r.socket)
 	}
-	pods, err := r.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": r.node}).String(),
-	})
+	pods, err := podsOf(ctx, r.client, r.node)
 	if err != nil {
-		return nil, fmt.Errorf("list pods of node %s: %w", r.node, err)
+		return nil, err
 	}
 	var abandoned []types.UID
 	for _, claim := range claims {
@@ -54,7 +51,7 @@ func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]typ
 		if err != nil {
 			return nil, err
 		}
-		if gone && !inContainer(listed, claim.UID) && !inPod(pods.Items, claim, successor) {
+		if gone && !inContainer(listed, claim.UID) && !inPod(pods, claim, successor) {
 			abandoned = append(abandoned, claim.UID)
 		}
 	}

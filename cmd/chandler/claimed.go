@@ -78,13 +78,11 @@ type initContainers struct {
 func (c initContainers) Pending(ctx context.Context, resource string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": c.node}).String(),
-	})
+	pods, err := podsOf(ctx, c.client, c.node)
 	if err != nil {
-		return false, fmt.Errorf("list pods of node %s: %w", c.node, err)
+		return false, err
 	}
-	for _, pod := range pods.Items {
+	for _, pod := range pods {
 		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
@@ -95,4 +93,15 @@ func (c initContainers) Pending(ctx context.Context, resource string) (bool, err
 		}
 	}
 	return false, nil
+}
+
+// podsOf asks the API server for the pods of a node, those that have ended too.
+func podsOf(ctx context.Context, client kubernetes.Interface, node string) ([]corev1.Pod, error) {
+	pods, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": node}).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of node %s: %w", node, err)
+	}
+	return pods.Items, nil
 }

@@ -52,7 +52,7 @@ func variables(given []discovery.Device, grant discovery.Grant) []string {
 		}
 	}
 	if resource != "" {
-		names = append(names, prefix+"_"+strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(resource)))
+		names = append(names, prefix+"_"+discovery.ResourceVariable(resource))
 	}
 	return names
 }

@@ -133,7 +133,7 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	if grant.Resource == "" || len(addresses) == 0 {
 		return edits
 	}
-	name := strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(grant.Resource))
+	name := discovery.ResourceVariable(grant.Resource)
 	edits.Env = append(edits.Env, "USB_RESOURCE_"+name+"="+strings.Join(addresses, ","))
 	return edits
 }

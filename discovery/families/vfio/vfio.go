@@ -199,7 +199,7 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 			addresses = append(addresses, d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID))
 		}
 	}
-	name := strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(grant.Resource))
+	name := discovery.ResourceVariable(grant.Resource)
 	var edits specs.ContainerEdits
 	if len(addresses) > 0 {
 		edits.Env = append(edits.Env, "PCI_RESOURCE_"+name+"="+strings.Join(addresses, ","))
