@@ -82,8 +82,7 @@ type holdings struct {
 	asked  time.Time        // when PodResources was last asked, zero if it did not answer in full
 	heard  bool             // whether it has answered at all
 	listed map[key]sighting // what it says that containers have, of whatever resource
-	known  map[string]*unit // what an ID may stand for, whatever the resource; see know
-	stems  map[string]*unit // what an ID may be a numbered share of, likewise
+	known  catalogue        // what an ID may stand for
 }
 
 // sighting is an ID that PodResources lists, or listed until a moment ago. It
@@ -296,11 +295,11 @@ func (h *holdings) all() (all []*holding, heard bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, one := range h.held {
-		all = append(all, h.recognise(one))
+		all = append(all, h.known.recognise(one))
 	}
 	for k, s := range h.listed {
 		if h.held[k] == nil {
-			all = append(all, h.recognise(&holding{Resource: k.resource, ID: k.id, Container: s.container}))
+			all = append(all, h.known.recognise(&holding{Resource: k.resource, ID: k.id, Container: s.container}))
 		}
 	}
 	slices.SortFunc(all, byKey)

@@ -182,7 +182,7 @@ func TestKnow(t *testing.T) {
 			h := newHoldings(t)
 			h.know(test.devices)
 			h.know(test.devices)
-			one := h.recognise(&holding{Resource: "example.org/any", ID: test.id})
+			one := h.known.recognise(&holding{Resource: "example.org/any", ID: test.id})
 			if got := strings.Join(one.Silicon, " "); got != test.held || one.Exclusive != test.exclusive {
 				t.Errorf("holds %q, exclusive %t", got, one.Exclusive)
 			}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"slices"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
@@ -27,7 +26,7 @@ func Held(host fs.FS, stateDir, kubeletRoot string, known []discovery.Device) (m
 	}
 	data, checkpointErr := readIfThere(host, path.Join(kubeletRoot, "device-plugins/kubelet_internal_checkpoint"))
 	if checkpointErr == nil {
-		checkpointErr = addCheckpoint(held, data, known, func(uid string) bool {
+		checkpointErr = addCheckpoint(held, data, catalogueOf(known), func(uid string) bool {
 			_, err := fs.Stat(host, path.Join(kubeletRoot, "pods", uid))
 			return err == nil || !errors.Is(err, fs.ErrNotExist)
 		})
@@ -73,7 +72,6 @@ type checkpoint struct {
 		PodDeviceEntries []struct {
 			PodUID        string
 			ContainerName string
-			ResourceName  string
 			DeviceIDs     map[string][]string // by NUMA node
 		}
 	}
@@ -82,7 +80,7 @@ type checkpoint struct {
 // addCheckpoint adds what containers have by the kubelet's checkpoint. It keeps
 // entries of pods that have ended until it hands out something else; those pods
 // have no directory any more.
-func addCheckpoint(held map[string]string, data []byte, known []discovery.Device, exists func(uid string) bool) error {
+func addCheckpoint(held map[string]string, data []byte, known catalogue, exists func(uid string) bool) error {
 	if len(data) == 0 {
 		return nil
 	}
@@ -96,28 +94,24 @@ func addCheckpoint(held map[string]string, data []byte, known []discovery.Device
 		}
 		who := fmt.Sprintf("container %s of the pod with UID %s", entry.ContainerName, entry.PodUID)
 		for _, ids := range entry.DeviceIDs {
-			for _, name := range named(known, entry.ResourceName, ids) {
-				held[name] = who
+			for _, id := range ids {
+				for _, name := range known.names(id) {
+					held[name] = who
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// named returns the devices that IDs of a resource stand for. A PCI address
-// stands for that function whatever the resource and whoever offers it.
-func named(known []discovery.Device, resource string, ids []string) (names []string) {
-	for _, id := range ids {
-		if sysfs.IsPCIAddress(id) {
-			names = append(names, discovery.DeviceName(sysfs.Device{Path: id}))
-		}
-		for _, d := range known {
-			if slices.ContainsFunc(d.Offers, func(offer discovery.Offer) bool {
-				return (offer.Resource == "" || offer.Resource == resource) && slices.Contains(offer.IDs, id)
-			}) {
-				names = append(names, d.Name)
-			}
-		}
+// names returns the devices that an ID stands for. A PCI address stands for that
+// function, whoever offers it.
+func (c catalogue) names(id string) (names []string) {
+	if sysfs.IsPCIAddress(id) {
+		names = append(names, discovery.DeviceName(sysfs.Device{Path: id}))
+	}
+	if u, _ := c.find(id); u != nil {
+		names = append(names, u.deviceNames()...)
 	}
 	return names
 }

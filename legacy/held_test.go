@@ -22,14 +22,16 @@ func TestHeld(t *testing.T) {
 		"grants/" + grantsFile: {Data: []byte(`[{"resource":"a.b/x","id":"1","devices":["x-0"],"container":"n/p c"},null]`)},
 		checkpointFile: {Data: []byte(`{"Data":{"PodDeviceEntries":[
 			{"PodUID":"here","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["other"],"-1":[]}},
-			{"PodUID":"here","ContainerName":"d","ResourceName":"named/x","DeviceIDs":{"-1":["42","0000:6b:00.1","two"]}},
-			{"PodUID":"gone","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["two"]}}],
+			{"PodUID":"here","ContainerName":"d","ResourceName":"named/x","DeviceIDs":{"-1":["42","0000:6b:00.1"]}},
+			{"PodUID":"here","ContainerName":"e","ResourceName":"named/shared","DeviceIDs":{"-1":["two::1"]}},
+			{"PodUID":"gone","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["one"]}}],
 			"RegisteredDevices":{"a.b/gpu":["one","other","two"]}},"Checksum":1}`)},
 		"kubelet/pods/here/etc-hosts": {},
 	}
 	want := map[string]string{
 		"x-0":              "n/p c",
 		"gpu-0":            "container c of the pod with UID here",
+		"gpu-1":            "container e of the pod with UID here",
 		"group":            "container d of the pod with UID here",
 		"pci-0000-6b-00-1": "container d of the pod with UID here",
 	}

@@ -6,40 +6,61 @@ import (
 	"chandler.dev/discovery"
 )
 
-// know says what IDs may stand for: the devices of a host with all that they
-// could be offered as. Shareable ones are never held.
-func (h *holdings) know(devices []discovery.Device) {
-	known, stems := make(map[string]*unit), make(map[string]*unit)
+// catalogue says what IDs stand for, whatever the resource: the plugin that we
+// replace, or an administrator before, may have given it another name.
+type catalogue struct {
+	known map[string]*unit // by ID
+	stems map[string]*unit // what an ID may be a numbered share of, by what stands before the number
+}
+
+// catalogueOf returns what IDs may stand for: the devices of a host with all
+// that they could be offered as. Shareable ones are never held.
+func catalogueOf(devices []discovery.Device) catalogue {
+	c := catalogue{make(map[string]*unit), make(map[string]*unit)}
 	for _, d := range devices {
 		if d.Shareable {
 			continue
 		}
 		for _, offer := range d.Offers {
 			for _, id := range offer.IDs {
-				known[id] = known[id].with(d, offer)
+				c.known[id] = c.known[id].with(d, offer)
 			}
 			if offer.ShareStem != "" {
-				stems[offer.ShareStem] = stems[offer.ShareStem].with(d, offer)
+				c.stems[offer.ShareStem] = c.stems[offer.ShareStem].with(d, offer)
 			}
 		}
 	}
+	return c
+}
+
+// find returns what an ID stands for, or would be a share of; nil if nothing is
+// known of it.
+func (c catalogue) find(id string) (u *unit, share bool) {
+	if u := c.known[id]; u != nil {
+		return u, false
+	}
+	if stem := strings.TrimRight(id, "0123456789"); stem != id && c.stems[stem] != nil {
+		return c.stems[stem], true
+	}
+	device, _ := shareOf(id)
+	return c.known[device], true
+}
+
+// know says what IDs may stand for.
+func (h *holdings) know(devices []discovery.Device) {
+	known := catalogueOf(devices)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.known, h.stems = known, stems
+	h.known = known
 }
 
 // recognise returns the holding with its devices. Where they were not written
-// down they are those of the ID, whatever the resource: the plugin that we
-// replace, or an administrator before, may have given it another name. One
-// that has none keeps none.
-func (h *holdings) recognise(one *holding) *holding {
+// down they are those of the ID. One that has none keeps none.
+func (c catalogue) recognise(one *holding) *holding {
 	if len(one.Devices) > 0 {
 		return one
 	}
-	u, share := h.known[one.ID], false
-	if u == nil {
-		u, share = h.shared(one.ID), true
-	}
+	u, share := c.find(one.ID)
 	if u == nil {
 		return one
 	}
@@ -47,16 +68,6 @@ func (h *holdings) recognise(one *holding) *holding {
 	recognised.Container = one.Container
 	recognised.Exclusive = recognised.Exclusive && !share
 	return recognised
-}
-
-// shared returns what an ID that stands for nothing itself would be a share of,
-// nil if nothing is known of it.
-func (h *holdings) shared(id string) *unit {
-	if stem := strings.TrimRight(id, "0123456789"); stem != id && h.stems[stem] != nil {
-		return h.stems[stem]
-	}
-	device, _ := shareOf(id)
-	return h.known[device]
 }
 
 // shareInfixes stand between the ID of a device and the number of a share of

@@ -76,20 +76,7 @@ func (r references) gone(ctx context.Context, claim driver.Claim) (successor *re
 // with, are not.
 func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
 	prefix := cdi.ID(string(uid) + "-")
-	for _, pod := range listed.Pods {
-		for _, container := range pod.Containers {
-			for _, claim := range container.DynamicResources {
-				for _, resource := range claim.ClaimResources {
-					for _, device := range resource.CdiDevices {
-						if strings.HasPrefix(device.Name, prefix) {
-							return true
-						}
-					}
-				}
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(listed.CDIDevices(), func(name string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // inPod reports whether a pod refers to the claim by its name. A pod for which

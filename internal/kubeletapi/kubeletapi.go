@@ -47,6 +47,28 @@ func ListPods(ctx context.Context, socket, own string) (*Listing, error) {
 	return said, nil
 }
 
+// CDIDevices returns the names of the CDI devices that containers have by
+// claims, as "vendor/class=name".
+func (l *Listing) CDIDevices() (names []string) {
+	for _, pod := range l.Pods {
+		for _, container := range pod.Containers {
+			for _, claim := range container.DynamicResources {
+				names = append(names, cdiDevices(claim)...)
+			}
+		}
+	}
+	return names
+}
+
+func cdiDevices(claim *podresourcesapi.DynamicResource) (names []string) {
+	for _, resource := range claim.ClaimResources {
+		for _, device := range resource.CdiDevices {
+			names = append(names, device.Name)
+		}
+	}
+	return names
+}
+
 // PodName returns a pod's "namespace/name".
 func PodName(pod *podresourcesapi.PodResources) string { return pod.Namespace + "/" + pod.Name }
 
