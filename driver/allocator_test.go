@@ -15,47 +15,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
 )
-
-// randomHost returns n devices or a few more: plain ones, such as all may have,
-// such as are shared by number or by memory, and silicon with its parts.
-func randomHost(random *rand.Rand, n int) *discovery.Snapshot {
-	s := &discovery.Snapshot{}
-	add := func(d discovery.Device) {
-		if d.Attributes == nil {
-			d.Attributes = discovery.Attributes{}
-		}
-		d.Attributes.SetString("serial", d.Name)
-		if random.IntN(20) == 0 {
-			d.Health.Status = discovery.Unhealthy
-		}
-		s.Devices = append(s.Devices, d)
-	}
-	for i := 0; len(s.Devices) < n; i++ {
-		name := fmt.Sprintf("dev-%04d", i)
-		switch random.IntN(6) {
-		case 0, 1:
-			add(discovery.Device{Name: name})
-		case 2:
-			add(discovery.Device{Name: name, Shareable: true})
-		case 3:
-			add(byNumber(name, 1+random.Int64N(5)))
-		case 4:
-			add(byMemory(name, 1+random.Int64N(16)))
-		case 5:
-			add(part(name, name, 7))
-			for j := range 1 + random.IntN(7) {
-				p := part(name, fmt.Sprintf("%s-p-%d", name, j), 1+random.IntN(3))
-				if random.IntN(3) == 0 {
-					shared := byNumber(p.Name, 2)
-					p.Capacity, p.Sharing = shared.Capacity, shared.Sharing
-				}
-				add(p)
-			}
-		}
-	}
-	return s
-}
 
 // gates are the combinations of what an API server may drop.
 func gates() (all []Without) {
@@ -77,8 +38,7 @@ type scheduler struct {
 // schedulerOf returns a scheduler for a snapshot, as it is published to a server.
 func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, without Without) *scheduler {
 	t.Helper()
-	o := &offer{pool: "node", snapshot: snapshot, without: without}
-	resources, problems := o.driverResources()
+	resources, problems := Slices("node", snapshot, without)
 	if len(problems) > 0 {
 		t.Fatalf("problems: %v", problems)
 	}
@@ -247,7 +207,7 @@ func TestSchedulerAndDriverAgree(t *testing.T) {
 			t.Run(fmt.Sprintf("%d devices, %+v", size, without), func(t *testing.T) {
 				t.Parallel()
 				random := rand.New(rand.NewPCG(uint64(size), uint64(i)))
-				agree(t, random, randomHost(random, size), without, min(3*size, 60))
+				agree(t, random, discoverytest.RandomHost(random, size), without, min(3*size, 60))
 			})
 		}
 	}
@@ -294,19 +254,19 @@ func agree(t *testing.T, random *rand.Rand, snapshot *discovery.Snapshot, withou
 	}
 }
 
-// Every healthy device that is published can be had, and of every piece of
-// silicon something is published.
+// Every device that nobody is to be kept from can be had, and without counters
+// something of every piece of silicon.
 func TestNoDeviceIsUnreachable(t *testing.T) {
 	for i, without := range gates() {
 		t.Run(fmt.Sprintf("%+v", without), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(7, uint64(i)))
-			snapshot := newBench(t).restart().offers(randomHost(random, 70).Devices...).view.Load().snapshot
+			snapshot := newBench(t).restart().offers(discoverytest.RandomHost(random, 70).Devices...).view.Load().snapshot
 			s := schedulerOf(t, snapshot, without)
 			reached := make(map[string]bool)
 			healthy := make(map[string]bool)
 			for _, d := range snapshot.Devices {
-				if d.Health.Status == discovery.Unhealthy {
+				if !d.Health.Usable() || d.Withheld != "" {
 					continue
 				}
 				healthy[d.Silicon()] = true

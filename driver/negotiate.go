@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
@@ -46,7 +47,7 @@ func (d *Driver) negotiate(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	asking, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
-	found, err := d.dropped(asking)
+	found, err := Negotiate(asking, d.config.KubeClient, d.config.NodeName)
 	if err != nil {
 		logger.Info("What the API server keeps of ResourceSlices cannot be asked; it will show", "reason", err.Error())
 		return
@@ -60,8 +61,12 @@ func (d *Driver) negotiate(ctx context.Context) {
 	}
 }
 
-// dropped returns what the API server drops, or does not take.
-func (d *Driver) dropped(ctx context.Context) (Without, error) {
+// Negotiate returns what the API server drops of slices for the node, or does
+// not take. It creates some in a dry run.
+func Negotiate(ctx context.Context, client kubernetes.Interface, nodeName string) (Without, error) {
+	dryRun := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSlice, error) {
+		return dryRun(ctx, client, nodeName, spec)
+	}
 	one := resource.MustParse("1")
 	counters := map[string]resourceapi.Counter{"slices": {Value: one}}
 	plain := []resourceapi.Device{
@@ -72,16 +77,16 @@ func (d *Driver) dropped(ctx context.Context) (Without, error) {
 	}
 	part := resourceapi.Device{Name: "part", ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "silicon", Counters: counters}}}
 
-	sets, err := d.dryRun(ctx, resourceapi.ResourceSliceSpec{SharedCounters: []resourceapi.CounterSet{{Name: "silicon", Counters: counters}}})
+	sets, err := dryRun(resourceapi.ResourceSliceSpec{SharedCounters: []resourceapi.CounterSet{{Name: "silicon", Counters: counters}}})
 	if err != nil && !apierrors.IsInvalid(err) {
 		return Without{}, fmt.Errorf("counters: %w", err)
 	}
 	separate := err == nil && len(sets.Spec.SharedCounters) > 0
-	devices, err := d.dryRun(ctx, resourceapi.ResourceSliceSpec{Devices: append(plain, part)})
+	devices, err := dryRun(resourceapi.ResourceSliceSpec{Devices: append(plain, part)})
 	if apierrors.IsInvalid(err) {
 		// Before 1.35 counters and who takes of them were of one slice.
 		separate = false
-		devices, err = d.dryRun(ctx, resourceapi.ResourceSliceSpec{Devices: plain})
+		devices, err = dryRun(resourceapi.ResourceSliceSpec{Devices: plain})
 	}
 	if err != nil {
 		return Without{}, fmt.Errorf("devices: %w", err)
@@ -91,7 +96,7 @@ func (d *Driver) dropped(ctx context.Context) (Without, error) {
 		kept[device.Name] = device
 	}
 	// Before 1.35 a taint had to have an effect.
-	_, err = d.dryRun(ctx, resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{
+	_, err = dryRun(resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{
 		{Name: "told", Taints: []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: resourceapi.DeviceTaintEffectNone}}},
 	}})
 	if err != nil && !apierrors.IsInvalid(err) {
@@ -107,11 +112,11 @@ func (d *Driver) dropped(ctx context.Context) (Without, error) {
 }
 
 // dryRun returns what the API server would make of a slice.
-func (d *Driver) dryRun(ctx context.Context, spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSlice, error) {
-	spec.Driver, spec.NodeName = discovery.Domain, &d.config.NodeName
-	spec.Pool = resourceapi.ResourcePool{Name: d.config.NodeName, Generation: 1, ResourceSliceCount: 1}
+func dryRun(ctx context.Context, client kubernetes.Interface, nodeName string, spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSlice, error) {
+	spec.Driver, spec.NodeName = discovery.Domain, &nodeName
+	spec.Pool = resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1}
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: "chandler-dry-run-"}, Spec: spec}
-	return draclient.New(d.config.KubeClient).ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	return draclient.New(client).ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 }
 
 // or returns what either says is dropped.

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -130,5 +131,12 @@ func TestSlicesOfSharedDevices(t *testing.T) {
 	}
 	if d := all(Without{Sharing: true}, byNumber("a", 101)); len(d) != 101 || d["a-share-007"].Name == "" {
 		t.Errorf("without sharing, by number: %d devices", len(d))
+	}
+	long := strings.Repeat("a", 54) // as many as leave room for two digits
+	if d := all(Without{Sharing: true}, byNumber(long, 2)); len(d) != 2 {
+		t.Errorf("without sharing, of a long name: %v", d)
+	}
+	if d := all(Without{Sharing: true}, byNumber(long+"a", 2)); len(d) != 1 || d[long+"a"].Name == "" {
+		t.Errorf("without sharing, of a name that has no room for a number: %v", d)
 	}
 }

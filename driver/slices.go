@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -66,6 +65,15 @@ type offer struct {
 type published struct {
 	devices  map[string]resourceapi.Device
 	counters map[string]resourceapi.CounterSet
+}
+
+// Slices returns what is published of a snapshot to an API server that drops
+// what without says, as long as nothing is held: the pool of that name, and why
+// devices are left out. Devices are in slices by their names and wholes by
+// theirs, so that the same snapshot always makes the same slices.
+func Slices(pool string, snapshot *discovery.Snapshot, without Without) (resourceslice.DriverResources, []discovery.Problem) {
+	o := &offer{pool: pool, snapshot: snapshot, without: without}
+	return o.driverResources()
 }
 
 // driverResources returns the slices of the pool: first the shared counters,
@@ -198,10 +206,13 @@ func (o *offer) add(out *published, d *discovery.Device) error {
 		device.AllowMultipleAllocations = new(true)
 		device.Capacity = consumable(d)
 		out.devices[d.Name] = device
-	case numbered == 0 || len(device.ConsumesCounters) > 0:
-		out.devices[d.Name] = device // for one claim: what would be counted twice is not shared
+	case numbered == 0 || len(device.ConsumesCounters) > 0 || len(shareName(d.Name, numbered-1, numbered)) > validation.DNS1123LabelMaxLength:
+		out.devices[d.Name] = device // for one claim: what would be counted twice is not shared, nor what has no room for a number
 	default:
-		return addNumbered(out, device, numbered)
+		for i := range numbered {
+			device.Name = shareName(d.Name, i, numbered)
+			out.devices[device.Name] = device
+		}
 	}
 	return nil
 }
@@ -260,18 +271,11 @@ func addCounters(out *published, name string, all, taken map[string]resource.Qua
 	return nil
 }
 
-// addNumbered adds numbered shares of a device.
-func addNumbered(out *published, device resourceapi.Device, shares int) error {
-	digits := max(2, len(strconv.Itoa(shares-1))) // alike, so that the order of names is that of numbers
-	if len(device.Name)+len(shareInfix)+digits > validation.DNS1123LabelMaxLength {
-		return errors.New("name is too long for numbered shares, and the API server does not know of sharing")
-	}
-	name := device.Name
-	for i := range shares {
-		device.Name = fmt.Sprintf("%s%s%0*d", name, shareInfix, digits, i)
-		out.devices[device.Name] = device
-	}
-	return nil
+// shareName returns the name of one of the numbered shares of a device. Numbers
+// have as many digits each, so that the order of names is theirs.
+func shareName(device string, i, shares int) string {
+	digits := max(2, len(strconv.Itoa(shares-1)))
+	return fmt.Sprintf("%s%s%0*d", device, shareInfix, digits, i)
 }
 
 func counters(quantities map[string]resource.Quantity) map[string]resourceapi.Counter {

@@ -214,14 +214,18 @@ func TestSliceSizes(t *testing.T) {
 }
 
 func TestSharedWithoutSharing(t *testing.T) {
-	devices := []discovery.Device{{Name: "kvm", Shareable: true}, {Name: strings.Repeat("x", 60), Shareable: true}}
+	long := strings.Repeat("x", 60)
+	devices := []discovery.Device{{Name: "kvm", Shareable: true}, {Name: long, Shareable: true}}
 	o := offer{pool: "node", snapshot: &discovery.Snapshot{Devices: devices}, without: Without{Sharing: true}}
 	resources, problems := o.driverResources()
 	published := resources.Pools["node"].Slices[0].Devices
 	if len(published) != numberedShares || published[0].Name != "kvm-share-00" || published[63].Name != "kvm-share-63" {
 		t.Errorf("published %v", sketch(resources))
 	}
-	if len(problems) != 1 {
+	if rest := resources.Pools["node"].Slices[1].Devices; len(rest) != 1 || rest[0].Name != long {
+		t.Errorf("of a name without room for numbers: %v", rest)
+	}
+	if len(problems) > 0 {
 		t.Errorf("problems: %v", problems)
 	}
 	v := &view{snapshot: o.snapshot}

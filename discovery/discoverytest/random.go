@@ -1,0 +1,217 @@
+package discoverytest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+// partsPerWhole is of how many slices the silicon of a random host is.
+const partsPerWhole = 7
+
+// RandomHost returns a snapshot of n devices or a few more, whatever the random
+// numbers say of each: plain, such as all may have, shared by number or by
+// memory, or silicon with its parts; healthy or not, withheld or not; with names
+// and attributes up to the limits of the API. Of recorded hosts it takes some
+// silicon under other names. Each device has its name as serial number and, but
+// for what recorded hosts have, a device node of its own.
+//
+// What it returns keeps the rules of [discovery.Scan] and [discovery.Settler].
+func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *discovery.Snapshot {
+	h := &randomHost{Rand: random}
+	for len(h.devices) < n {
+		name := fmt.Sprintf("dev-%04d", len(h.devices))
+		if h.oneIn(8) {
+			name += "-" + strings.Repeat("x", validation.DNS1123LabelMaxLength-len("-p-0")-len(name)-1)
+		}
+		if len(recorded) > 0 && h.oneIn(3) {
+			h.addRecorded(name, recorded[h.IntN(len(recorded))])
+			continue
+		}
+		h.addSilicon(name)
+	}
+	slices.SortFunc(h.devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+	return &discovery.Snapshot{Devices: h.devices}
+}
+
+type randomHost struct {
+	*rand.Rand
+	devices []discovery.Device
+}
+
+func (h *randomHost) oneIn(n int) bool { return h.IntN(n) == 0 }
+
+// addSilicon adds a device, or one and the parts of it.
+func (h *randomHost) addSilicon(name string) {
+	switch h.IntN(7) {
+	case 0, 1:
+		h.add(h.device(name))
+	case 2:
+		d := h.device(name)
+		d.Shareable = true
+		h.add(d)
+	case 3:
+		h.add(h.byNumber(name))
+	case 4:
+		h.add(h.byMemory(name))
+	case 5:
+		h.addParts(name)
+	case 6: // parts that do not compete
+		for i := range 1 + h.IntN(4) {
+			d := h.device(fmt.Sprintf("%s-p-%d", name, i))
+			d.PartOf = &discovery.Whole{Name: name}
+			h.add(d)
+		}
+	}
+}
+
+// addParts adds silicon that is given out as a whole or in parts.
+func (h *randomHost) addParts(name string) {
+	whole := &discovery.Whole{Name: name, Counters: map[string]resource.Quantity{
+		"slices": *resource.NewQuantity(partsPerWhole, resource.DecimalSI),
+		"memory": *resource.NewQuantity(partsPerWhole<<30, resource.BinarySI),
+	}}
+	if h.oneIn(4) {
+		for i := len(whole.Counters); i < resourceapi.ResourceSliceMaxCountersPerCounterSet; i++ {
+			whole.Counters[fmt.Sprintf("engine-%02d", i)] = *resource.NewQuantity(partsPerWhole, resource.DecimalSI)
+		}
+	}
+	all := h.device(name)
+	all.PartOf, all.Takes = whole, whole.Counters
+	h.add(all)
+	for i := range 1 + h.IntN(partsPerWhole) {
+		d := h.device(fmt.Sprintf("%s-p-%d", name, i))
+		if h.oneIn(3) {
+			d = h.byNumber(d.Name)
+		}
+		size := 1 + h.Int64N(3)
+		d.PartOf, d.Takes = whole, make(map[string]resource.Quantity)
+		for counter, quantity := range whole.Counters {
+			d.Takes[counter] = *resource.NewQuantity(quantity.Value()/partsPerWhole*size, quantity.Format)
+		}
+		h.add(d)
+	}
+}
+
+// device returns a device that one container has for itself.
+func (h *randomHost) device(name string) discovery.Device {
+	d := discovery.Device{
+		Name: name, Family: "random", Identity: "uuid-of-" + name,
+		Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{},
+	}
+	d.Attributes.SetString("serial", name)
+	d.Attributes.SetString("resource.kubernetes.io/pcieRoot", fmt.Sprintf("pci0000:%02x", h.IntN(4)))
+	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/" + name, HostPath: "/dev/" + name, Type: "c", Major: 226, Minor: int64(len(h.devices) + 1)}}
+	if h.oneIn(8) { // as many attributes as fit beside three capacities
+		for i := len(d.Attributes); i < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice-3; i++ {
+			h.setAttribute(d.Attributes, i)
+		}
+	}
+	h.setHealth(&d)
+	if h.oneIn(25) {
+		d.Withheld = "moves to the device-plugin API"
+	}
+	return d
+}
+
+// setAttribute sets an attribute of any type, with a long name and value.
+func (h *randomHost) setAttribute(attributes discovery.Attributes, i int) {
+	id := fmt.Sprintf("a%02d", i)
+	name := resourceapi.QualifiedName(strings.Repeat("d", resourceapi.DeviceMaxDomainLength) + "/" + id + strings.Repeat("i", resourceapi.DeviceMaxIDLength-len(id)))
+	switch h.IntN(4) {
+	case 0:
+		attributes.SetString(name, strings.Repeat("v", resourceapi.DeviceAttributeMaxValueLength))
+	case 1:
+		attributes.SetInt(name, int64(h.Uint64()))
+	case 2:
+		attributes.SetBool(name, h.oneIn(2))
+	case 3:
+		version := "1.22.333-" + strings.Repeat("rc", 27)
+		attributes[name] = resourceapi.DeviceAttribute{VersionValue: &version}
+	}
+}
+
+// setHealth says of some devices that they are not well.
+func (h *randomHost) setHealth(d *discovery.Device) {
+	d.Health.Status = discovery.Healthy
+	if !h.oneIn(10) {
+		return
+	}
+	d.Health = discovery.Health{Status: discovery.Unknown, Reason: "cannot be read"}
+	if !h.oneIn(3) {
+		conditions := discovery.Conditions()
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: conditions[h.IntN(len(conditions))], Reason: "is broken"}
+	}
+	d.Health.Effect = []resourceapi.DeviceTaintEffect{
+		resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute,
+	}[h.IntN(3)]
+	if !h.oneIn(3) {
+		d.Health.Since = metav1.NewTime(time.Unix(1_700_000_000+h.Int64N(100_000_000), 0))
+	}
+}
+
+// byNumber returns a device that several containers may have at once.
+func (h *randomHost) byNumber(name string) discovery.Device {
+	d := h.device(name)
+	shares := 1 + h.IntN(5)
+	if h.oneIn(20) {
+		shares = 101 + h.IntN(100) // numbers of three digits
+	}
+	if err := d.ShareAmong(shares); err != nil {
+		panic(err) // it has no such capacity yet
+	}
+	return d
+}
+
+// byMemory returns a device of which containers take as much memory as they want.
+func (h *randomHost) byMemory(name string) discovery.Device {
+	d := h.device(name)
+	memory := 1 + h.Int64N(16)
+	d.Capacity.Set("memory", memory<<30)
+	d.Capacity.Set("cores", 100)
+	d.Sharing = &discovery.Sharing{
+		Capacity: "memory",
+		Unit:     resource.MustParse("1Gi"),
+		Default:  *resource.NewQuantity(memory<<30, resource.BinarySI),
+	}
+	return d
+}
+
+// addRecorded adds a piece of silicon of another host, with all its devices, as
+// it would be called here.
+func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
+	if len(from.Devices) == 0 {
+		return
+	}
+	chosen := from.Devices[h.IntN(len(from.Devices))].Silicon()
+	rename := func(old string) string { return name[:len("dev-0000")] + "-" + old }
+	for _, d := range from.Devices {
+		if d.Silicon() != chosen || len(rename(d.Name)) > validation.DNS1123LabelMaxLength {
+			continue
+		}
+		d.Name = rename(d.Name)
+		if d.PartOf != nil {
+			d.PartOf = &discovery.Whole{Name: rename(d.PartOf.Name), Counters: d.PartOf.Counters}
+		}
+		attributes := discovery.Attributes{"serial": {StringValue: new(d.Name)}}
+		for key, value := range d.Attributes {
+			if key != "serial" {
+				attributes[key] = value
+			}
+		}
+		d.Attributes = attributes
+		h.add(d)
+	}
+}
+
+func (h *randomHost) add(d discovery.Device) { h.devices = append(h.devices, d) }
