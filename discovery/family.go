@@ -81,6 +81,10 @@ type Family struct {
 	// accepts all.
 	Accept func(given []Device, parameters Parameters) error
 
+	// Program says what only the vendor's library knows. Nil means that there is
+	// no such program.
+	Program *Program
+
 	// FileDirs are the directories of the host in which the Files of the
 	// family's devices are: clean and absolute paths.
 	FileDirs []string

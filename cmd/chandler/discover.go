@@ -69,7 +69,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		return err
 	}
 	host := configuredHost(hostFS, config)
-	askNVML(ctx, host, root, errOut)
+	askInformants(ctx, host, families.All, root, errOut)
 	snapshot := rules.Apply(discovery.Scan(host, families.All)) //nolint:contextcheck // evaluating an expression does not block
 	if err := print(out, snapshot); err != nil {
 		return err

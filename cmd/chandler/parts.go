@@ -23,20 +23,20 @@ import (
 
 // parts are what the agent is made of.
 type parts struct {
-	options   runOptions
-	rules     *discovery.Rules
-	severity  discovery.Severity // of conditions
-	host      *discovery.Host
-	nvml      *nvml         // nil if nobody can be asked
-	events    chan struct{} // something about the host's devices changed
-	client    kubernetes.Interface
-	statuses  kubernetes.Interface
-	discovery kubediscovery.DiscoveryInterface // with a deadline for each answer
-	driver    *driver.Driver
-	classic   *legacy.Plugin
-	active    chan struct{} // closed once this is the active instance
-	stateDir  string
-	snapshots chan *discovery.Snapshot
+	options    runOptions
+	rules      *discovery.Rules
+	severity   discovery.Severity // of conditions
+	host       *discovery.Host
+	informants []*informant
+	events     chan struct{} // something about the host's devices changed
+	client     kubernetes.Interface
+	statuses   kubernetes.Interface
+	discovery  kubediscovery.DiscoveryInterface // with a deadline for each answer
+	driver     *driver.Driver
+	classic    *legacy.Plugin
+	active     chan struct{} // closed once this is the active instance
+	stateDir   string
+	snapshots  chan *discovery.Snapshot
 
 	withoutDRA atomic.Bool // the API server said that it does not serve DRA
 }
@@ -51,8 +51,8 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 		return nil
 	})
 	watch := discovery.Watch{Host: p.host, Families: families.All, Interval: p.options.rescanInterval, Events: p.events}
-	if p.nvml != nil {
-		waitFor(ctx, p.nvml.ready, nvmlFirstWord)
+	for _, n := range p.informants {
+		waitFor(ctx, n.ready, informantFirstWord)
 	}
 	select {
 	case <-ctx.Done():

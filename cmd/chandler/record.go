@@ -35,7 +35,7 @@ are.`,
 				return err
 			}
 			host := configuredHost(hostFS, loaded)
-			askNVML(cmd.Context(), host, hostRoot, cmd.ErrOrStderr())
+			askInformants(cmd.Context(), host, families.All, hostRoot, cmd.ErrOrStderr())
 			data, err := recorded.Record(host, families.All, comment)
 			if err != nil {
 				return fmt.Errorf("record host %s: %w", hostRoot, err)

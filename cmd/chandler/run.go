@@ -114,8 +114,8 @@ func (o *runOptions) run(ctx context.Context) error {
 		close(p.active)
 		return nil
 	})
-	if p.nvml != nil {
-		group.Go(func() error { p.nvml.run(ctx); return nil })
+	for _, n := range p.informants {
+		group.Go(func() error { n.run(ctx); return nil })
 	}
 	group.Go(func() error { return p.watch(ctx, group) })
 	group.Go(func() error { return p.runDRA(ctx) })
@@ -180,8 +180,9 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
 	}
-	if p.nvml = overlayNVML(p.host, o.hostRoot); p.nvml != nil {
-		p.nvml.changed = func() { notify(p.events) }
+	p.informants = overlayInformants(p.host, families.All, o.hostRoot)
+	for _, n := range p.informants {
+		n.changed = func() { notify(p.events) }
 	}
 	if err := p.connect(); err != nil {
 		return nil, fmt.Errorf("API server: %w", err)

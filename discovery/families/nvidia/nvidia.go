@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -33,6 +34,18 @@ var Family = &discovery.Family{
 	},
 	Describe: describe,
 	Grant:    grant,
+	Program: &discovery.Program{
+		Name:    "chandler-nvml",
+		Library: "NVML",
+		File:    facts.Path,
+		Driver:  "/proc/driver/nvidia",
+		Args: func(hostRoot, root string) []string {
+			return []string{"--driver-root=" + path.Join(hostRoot, root), "--gpus=" + path.Join(hostRoot, "proc/driver/nvidia/gpus")}
+		},
+		MaxSize: facts.MaxSize,
+		Check:   func(text string) error { _, err := facts.Parse(text); return err },
+		Lost:    facts.FormatError,
+	},
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {

@@ -18,23 +18,18 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
-	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/hostfs"
 )
 
-// nvmlProgram is the name of the program that asks NVML. NVML needs cgo, and may
-// hang or crash, neither of which is to happen to the agent.
-const nvmlProgram = "chandler-nvml"
-
-// nvml runs the program and lays what it says over the host's file system, where
-// the nvidia family finds it. Where the program is not there, or NVML is not, the
-// host is as the kernel's files tell.
-type nvml struct {
-	program    string // its path
-	driverRoot string // below which NVML lies, as this process sees it
-	gpus       string // the kernel's list of GPUs, likewise
-	host       *hostfs.Overlay
-	changed    func() // called when the program said something new
+// informant runs the program of a family and lays what it says over the host's
+// file system, where the family finds it. Where the program is not there, or has
+// nothing to say, the host is as the kernel's files tell.
+type informant struct {
+	discovery.Program
+	path    string // of the program
+	args    []string
+	host    *hostfs.Overlay
+	changed func() // called when the program said something new
 
 	interval time.Duration // how often the program is to speak
 
@@ -49,51 +44,61 @@ type nvml struct {
 }
 
 const (
-	nvmlInterval = 10 * time.Second
+	askInformant = 10 * time.Second
 
-	// nvmlSilence is longer, since NVML wakes each GPU up at first, which may take
-	// seconds for each.
-	nvmlSilence  = 2 * time.Minute
-	nvmlRetry    = time.Second
-	nvmlMaxRetry = time.Minute
-	nvmlKeep     = 2 * time.Minute
+	// informantSilence is longer, since a library may have to wake each device up
+	// at first, which may take seconds for each.
+	informantSilence  = 2 * time.Minute
+	informantRetry    = time.Second
+	informantMaxRetry = time.Minute
+	informantKeep     = 2 * time.Minute
 
-	// nvmlLook is how often to see whether the kernel driver was loaded.
-	nvmlLook = 10 * time.Second
+	// informantLook is how often to see whether the kernel driver was loaded.
+	informantLook = 10 * time.Second
 
-	// nvmlFirstWord is how long the first scan waits for what NVML says, so that
-	// an agent that starts does not take back what the last one published.
-	nvmlFirstWord = 30 * time.Second
+	// informantFirstWord is how long the first scan waits for what informants say,
+	// so that an agent that starts does not take back what the last one published.
+	informantFirstWord = 30 * time.Second
 
-	// nvmlOnce is how long a command that prints once waits.
-	nvmlOnce = 10 * time.Second
+	// informantOnce is how long a command that prints once waits.
+	informantOnce = 10 * time.Second
 )
 
-// overlayNVML returns what asks NVML about the host, and lets the host's file
-// system take the answers; nil if nobody can be asked, or the host is not this
-// machine, or has the answers in a file already.
-func overlayNVML(host *discovery.Host, hostRoot string) *nvml {
-	program := findProgram(nvmlProgram)
-	if program == "" || !thisMachine(host.FS) || host.Exists(facts.Path) {
+// overlayInformants returns who can be asked about the host, and lets the host's
+// file system take the answers; nobody if the host is not this machine, or has
+// the answers in files already.
+func overlayInformants(host *discovery.Host, all []*discovery.Family, hostRoot string) []*informant {
+	if !thisMachine(host.FS) {
 		return nil
 	}
+	var informants []*informant
 	overlay := hostfs.NewOverlay(host.FS)
-	host.FS = overlay
-	return newNVML(program, overlay, hostRoot, host.Roots["nvidia"])
+	for _, f := range all {
+		if f.Program == nil || host.Exists(f.Program.File) {
+			continue
+		}
+		if found := findProgram(f.Program.Name); found != "" {
+			informants = append(informants, newInformant(*f.Program, found, overlay, f.Program.Args(hostRoot, host.Roots[f.Name])))
+		}
+	}
+	if len(informants) > 0 {
+		host.FS = overlay
+	}
+	return informants
 }
 
-func newNVML(program string, host *hostfs.Overlay, hostRoot, driverRoot string) *nvml {
-	n := &nvml{
-		program:    program,
-		driverRoot: filepath.Join(hostRoot, driverRoot),
-		gpus:       filepath.Join(hostRoot, "proc/driver/nvidia/gpus"),
-		host:       host,
-		changed:    func() {},
-		interval:   nvmlInterval,
-		silence:    nvmlSilence,
-		retry:      nvmlRetry,
-		keep:       nvmlKeep,
-		ready:      make(chan struct{}),
+func newInformant(program discovery.Program, path string, host *hostfs.Overlay, args []string) *informant {
+	n := &informant{
+		Program:  program,
+		path:     path,
+		args:     args,
+		host:     host,
+		changed:  func() {},
+		interval: askInformant,
+		silence:  informantSilence,
+		retry:    informantRetry,
+		keep:     informantKeep,
+		ready:    make(chan struct{}),
 	}
 	n.settled = sync.OnceFunc(func() { close(n.ready) })
 	return n
@@ -124,27 +129,27 @@ func thisMachine(host fs.FS) bool {
 	return err == nil && ourErr == nil && bytes.Equal(theirs, ours)
 }
 
-// loaded reports whether NVIDIA's kernel driver is.
-func (n *nvml) loaded() bool {
-	_, err := fs.Stat(n.host, "proc/driver/nvidia")
+// loaded reports whether the vendor's kernel driver is.
+func (n *informant) loaded() bool {
+	_, err := fs.Stat(n.host, strings.TrimPrefix(n.Driver, "/"))
 	return err == nil
 }
 
 // set lays a text over the host's file system, or takes it away.
-func (n *nvml) set(text []byte) {
-	if n.host.Set(strings.TrimPrefix(facts.Path, "/"), text) {
+func (n *informant) set(text []byte) {
+	if n.host.Set(strings.TrimPrefix(n.File, "/"), text) {
 		n.changed()
 	}
 }
 
 // once asks the program one time. What it says is then in the host's file
 // system. That the kernel driver is not loaded is no error.
-func (n *nvml) once(ctx context.Context) error {
+func (n *informant) once(ctx context.Context) error {
 	if !n.loaded() {
 		return nil
 	}
-	deadline := fmt.Errorf("no answer in %s", nvmlOnce)
-	ctx, cancel := context.WithTimeoutCause(ctx, nvmlOnce, deadline)
+	deadline := fmt.Errorf("no answer in %s", informantOnce)
+	ctx, cancel := context.WithTimeoutCause(ctx, informantOnce, deadline)
 	defer cancel()
 	heard := errors.New("heard it")
 	err := n.session(ctx, func(text []byte) error {
@@ -157,24 +162,22 @@ func (n *nvml) once(ctx context.Context) error {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
-	return fmt.Errorf("%s: %w", nvmlProgram, err)
+	return fmt.Errorf("%s: %w", n.Name, err)
 }
 
-// askNVML asks NVML about the host once, if it can be asked. That it does not
+// askInformants asks whoever can be asked about the host once. That one does not
 // answer is said, and does no harm.
-func askNVML(ctx context.Context, host *discovery.Host, hostRoot string, errOut io.Writer) {
-	n := overlayNVML(host, hostRoot)
-	if n == nil {
-		return
-	}
-	if err := n.once(ctx); err != nil {
-		fmt.Fprintln(errOut, "NVML was not asked:", err)
+func askInformants(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
+	for _, n := range overlayInformants(host, all, hostRoot) {
+		if err := n.once(ctx); err != nil {
+			fmt.Fprintf(errOut, "%s was not asked: %v\n", n.Library, err)
+		}
 	}
 }
 
 // run keeps the program running until the context ends. What ended it is logged,
 // once for each reason.
-func (n *nvml) run(ctx context.Context) {
+func (n *informant) run(ctx context.Context) {
 	defer n.settled()
 	wait := n.retry
 	for ctx.Err() == nil {
@@ -182,7 +185,7 @@ func (n *nvml) run(ctx context.Context) {
 			n.set(nil)
 			n.heard = time.Time{}
 			n.settled()
-			waitFor(ctx, nil, nvmlLook)
+			waitFor(ctx, nil, informantLook)
 			continue
 		}
 		err := n.session(ctx, func(text []byte) error {
@@ -198,26 +201,26 @@ func (n *nvml) run(ctx context.Context) {
 		n.forget(err)
 		if n.logged != err.Error() {
 			n.logged = err.Error()
-			klog.FromContext(ctx).Info("NVML is not being asked", "program", n.program, "reason", err)
+			klog.FromContext(ctx).Info("A vendor's library is not being asked", "library", n.Library, "program", n.path, "reason", err)
 		}
 		waitFor(ctx, nil, wait)
-		wait = min(2*wait, nvmlMaxRetry)
+		wait = min(2*wait, informantMaxRetry)
 	}
 }
 
 // forget says that nothing is known any more of what was, unless the program may
 // soon be back. If it never said anything, nothing is taken back.
-func (n *nvml) forget(reason error) {
+func (n *informant) forget(reason error) {
 	if !n.heard.IsZero() && time.Since(n.heard) >= n.keep {
-		n.set(facts.FormatError(reason))
+		n.set(n.Lost(reason))
 	}
 }
 
 // session starts the program and hands each line that it writes to hear, until
 // it ends, is silent for too long, writes nonsense, hear returns an error, or the
 // context ends. It returns why, and leaves no program behind that can be ended.
-func (n *nvml) session(ctx context.Context, hear func(text []byte) error) error {
-	cmd := exec.Command(n.program, "--watch", "--interval="+n.interval.String(), "--driver-root="+n.driverRoot, "--gpus="+n.gpus)
+func (n *informant) session(ctx context.Context, hear func(text []byte) error) error {
+	cmd := exec.Command(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
 	said := &head{}
 	cmd.Stderr = said
 	stdin, err := cmd.StdinPipe() // the program ends when it is closed, as when this one dies
@@ -236,7 +239,7 @@ func (n *nvml) session(ctx context.Context, hear func(text []byte) error) error 
 	var end error // once ended is closed
 	go func() {
 		scanner := bufio.NewScanner(stdout)
-		scanner.Buffer(nil, facts.MaxSize+1)
+		scanner.Buffer(nil, n.MaxSize+1)
 		for scanner.Scan() {
 			select {
 			case lines <- bytes.Clone(scanner.Bytes()):
@@ -266,7 +269,7 @@ func (n *nvml) session(ctx context.Context, hear func(text []byte) error) error 
 	case <-ctx.Done():
 	case <-ended:
 		if reason == nil {
-			reason = ending(end, said.text)
+			reason = n.ending(end, said.text)
 		}
 	}
 	return reason
@@ -274,7 +277,7 @@ func (n *nvml) session(ctx context.Context, hear func(text []byte) error) error 
 
 // listen hears lines until there are no more, which is no error, or something
 // is wrong with them.
-func (n *nvml) listen(ctx context.Context, lines <-chan []byte, hear func([]byte) error) error {
+func (n *informant) listen(ctx context.Context, lines <-chan []byte, hear func([]byte) error) error {
 	silence := time.NewTimer(n.silence)
 	defer silence.Stop()
 	for {
@@ -287,7 +290,7 @@ func (n *nvml) listen(ctx context.Context, lines <-chan []byte, hear func([]byte
 			if !more {
 				return nil
 			}
-			if _, err := facts.Parse(string(text)); err != nil {
+			if err := n.Check(string(text)); err != nil {
 				return err
 			}
 			if err := hear(text); err != nil {
@@ -308,9 +311,9 @@ func (h *head) Write(p []byte) (int, error) {
 }
 
 // ending returns why a program ended: how, and the first line of what it wrote.
-func ending(err error, said []byte) error {
+func (n *informant) ending(err error, said []byte) error {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
-	line = strings.TrimPrefix(line, nvmlProgram+": ")
+	line = strings.TrimPrefix(line, n.Name+": ")
 	if err == nil {
 		return fmt.Errorf("it ended: %s", line)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,7 +14,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
 )
@@ -52,7 +53,7 @@ var buildNVML = sync.OnceValues(func() (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return string(out), err
 	}
-	return filepath.Join(dir, nvmlProgram), nil
+	return filepath.Join(dir, nvidia.Family.Program.Name), nil
 })
 
 func TestMain(m *testing.M) {
@@ -69,7 +70,7 @@ var builtNVML bool
 
 // standIn lays out the host with a library that was compiled so, and returns
 // what asks the real program about it, with little patience.
-func standIn(t *testing.T, defines ...string) (*nvml, *discovery.Host) {
+func standIn(t *testing.T, defines ...string) (*informant, *discovery.Host) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("there is no gcc to compile a stand-in for NVML with")
@@ -101,7 +102,7 @@ func standIn(t *testing.T, defines ...string) (*nvml, *discovery.Host) {
 		t.Fatal(err)
 	}
 	overlay := hostfs.NewOverlay(hostFS)
-	n := newNVML(program, overlay, root, "/run/driver")
+	n := newInformant(*nvidia.Family.Program, program, overlay, nvidia.Family.Program.Args(root, "/run/driver"))
 	n.interval, n.silence, n.retry, n.keep = 50*time.Millisecond, 10*time.Second, 50*time.Millisecond, 0
 	return n, &discovery.Host{FS: overlay}
 }
@@ -118,7 +119,7 @@ func gpuOf(t *testing.T, host *discovery.Host) discovery.Device {
 }
 
 // start runs the program until the test ends, and checks that it does end.
-func start(t *testing.T, n *nvml) (changed <-chan struct{}) {
+func start(t *testing.T, n *informant) (changed <-chan struct{}) {
 	t.Helper()
 	changes := make(chan struct{}, 1)
 	n.changed = func() { notify(changes) }
@@ -217,14 +218,14 @@ func TestNVMLThatIsOfNoUse(t *testing.T) {
 // Where NVML is not installed the program says so.
 func TestNVMLThatIsNotThere(t *testing.T) {
 	n, host := standIn(t)
-	n.driverRoot = t.TempDir()
+	n.args = n.Args(t.TempDir(), "")
 	if err := n.once(t.Context()); err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so.1") {
 		t.Errorf("error %v", err)
 	}
 	if gpu := gpuOf(t, host); gpu.Health.Status != discovery.Healthy {
 		t.Errorf("the GPU suffers: %+v", gpu)
 	}
-	n.program = filepath.Join(t.TempDir(), "missing")
+	n.path = filepath.Join(t.TempDir(), "missing")
 	if err := n.once(t.Context()); err == nil {
 		t.Error("a program that is not there gave an answer")
 	}
@@ -250,9 +251,9 @@ func TestNVMLThatTires(t *testing.T) {
 }
 
 // Only this machine is asked about, and only if nobody has answered yet.
-func TestOverlayNVML(t *testing.T) {
+func TestOverlayInformants(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, nvmlProgram), []byte("#!/bin/sh\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, nvidia.Family.Program.Name), []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -269,7 +270,7 @@ func TestOverlayNVML(t *testing.T) {
 		"another":           {dir, map[string]string{idFile: "another"}, false},
 		"a recorded one":    {dir, nil, false},
 		"without a program": {t.TempDir(), map[string]string{idFile: string(bootID)}, false},
-		"answered already":  {dir, map[string]string{idFile: string(bootID), facts.Path[1:]: "{}"}, false},
+		"answered already":  {dir, map[string]string{idFile: string(bootID), nvidia.Family.Program.File[1:]: "{}"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("PATH", test.path)
@@ -285,12 +286,13 @@ func TestOverlayNVML(t *testing.T) {
 			}
 			host := &discovery.Host{FS: os.DirFS(root), Roots: map[string]string{"nvidia": "/run/driver"}}
 			before := host.FS
-			n := overlayNVML(host, "/host")
-			if (n != nil) != test.want || (host.FS != fs.FS(before)) != test.want {
-				t.Fatalf("got %+v, host %T", n, host.FS)
+			informants := overlayInformants(host, families.All, "/host")
+			if (len(informants) == 1) != test.want || (host.FS != fs.FS(before)) != test.want {
+				t.Fatalf("got %+v, host %T", informants, host.FS)
 			}
-			if n != nil && (n.driverRoot != "/host/run/driver" || n.gpus != "/host/proc/driver/nvidia/gpus") {
-				t.Errorf("got %+v", n)
+			want := []string{"--driver-root=/host/run/driver", "--gpus=/host/proc/driver/nvidia/gpus"}
+			if test.want && !slices.Equal(informants[0].args, want) {
+				t.Errorf("arguments %q", informants[0].args)
 			}
 		})
 	}
