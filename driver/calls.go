@@ -5,7 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 )
+
+// callLimit is how long a call waits at most for whatever it waits for. The
+// kubelet gives up after 45 seconds (pkg/kubelet/cm/dra/plugin) and then hears
+// no reason any more.
+const callLimit = 40 * time.Second
+
+// inTime returns a context for what a call waits for: it ends while there is
+// time left to tell the caller what that was, eight ninths into what the caller
+// waits, which for the kubelet is callLimit.
+func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit := callLimit
+	if deadline, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(deadline)*8/9)
+	}
+	return context.WithTimeout(ctx, limit)
+}
 
 var errStopping = errors.New("this instance is stopping; another will answer")
 
@@ -30,16 +47,28 @@ func (c *calls) begin(ctx context.Context) (done func(), err error) {
 	}
 	c.running.Add(1)
 	c.mu.Unlock()
+	if closed(c.ready) {
+		return c.running.Done, nil
+	}
 	select {
 	case <-c.ready:
 		return c.running.Done, nil
 	case <-c.stopping:
 		err = errStopping
 	case <-ctx.Done():
-		err = fmt.Errorf("wait to become the active instance: %w", ctx.Err())
+		err = fmt.Errorf("wait for another agent of this node to let go, and for what is prepared to be read: %w", ctx.Err())
 	}
 	c.running.Done()
 	return nil, err
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // drain lets no more calls in and returns when those that were have ended.

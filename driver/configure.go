@@ -16,14 +16,6 @@ import (
 	"chandler.dev/discovery"
 )
 
-// jobWait is how long a call waits for a job at most, and jobMargin how long
-// before its own deadline it answers. The kubelet's calls have 45 seconds
-// (pkg/kubelet/cm/dra/plugin).
-const (
-	jobWait   = 30 * time.Second
-	jobMargin = 5 * time.Second
-)
-
 // work makes one device what a claim wants of it.
 type work struct {
 	device string // the name in the snapshot
@@ -104,18 +96,14 @@ func (d *Driver) callOff(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// await returns once the job has ended, and before the caller's time is over.
+// await returns once the job has ended, or with the context.
 func (d *Driver) await(ctx context.Context, j *job) error {
-	limit := d.jobWait
-	if deadline, ok := ctx.Deadline(); ok {
-		limit = min(limit, time.Until(deadline)-jobMargin)
+	if closed(j.done) {
+		return nil
 	}
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
 	case <-j.done:
 		return nil
-	case <-timer.C:
 	case <-ctx.Done():
 	case <-d.calls.stopping:
 		return errStopping
@@ -239,7 +227,7 @@ func (s *jobs) excuse(device string, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, j := range s.byUID {
-		if slices.Contains(j.devices, device) && !j.ended() {
+		if slices.Contains(j.devices, device) && !closed(j.done) {
 			return readAgain
 		}
 	}
@@ -252,13 +240,4 @@ func (s *jobs) said(device *discovery.Device, now time.Time) discovery.Health {
 		return discovery.Health{Status: discovery.Healthy}
 	}
 	return device.Health
-}
-
-func (j *job) ended() bool {
-	select {
-	case <-j.done:
-		return true
-	default:
-		return false
-	}
 }

@@ -136,7 +136,6 @@ type Driver struct {
 	files          atomicfile.Files // writes records
 	healthInterval time.Duration
 	askInterval    time.Duration // about how long until the API server is asked again what it keeps
-	jobWait        time.Duration
 
 	view         atomic.Pointer[view]
 	publishing   sync.Mutex // of views
@@ -198,7 +197,7 @@ func New(config Config) (*Driver, error) {
 			return nil, errors.New("this driver takes no parameters")
 		}
 	}
-	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, jobWait: jobWait, askInterval: askInterval, wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
+	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
 	d.calls.ready = make(chan struct{})
@@ -363,12 +362,10 @@ func (d *Driver) Registration() Registration { return d.registration.Load().(Reg
 // records are read everything counts as held. It implements the interface of
 // whoever offers the same devices otherwise.
 func (d *Driver) Holder(silicon string) (holder string, held bool) {
-	select {
-	case <-d.calls.ready:
-		return d.store.holder(silicon, d.view.Load().lookup)
-	default:
+	if !closed(d.calls.ready) {
 		return "a claim perhaps: records are not read yet", true
 	}
+	return d.store.holder(silicon, d.view.Load().lookup)
 }
 
 // HandleError takes errors from the helper's background work. It implements

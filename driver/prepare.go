@@ -24,6 +24,8 @@ const maxAtOnce = 16
 // fail the others. It waits until this instance is the active one. It
 // implements [kubeletplugin.DRAPlugin] and is not for other callers.
 func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	done, err := d.calls.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -49,6 +51,8 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 // the API server nor the host. It implements [kubeletplugin.DRAPlugin] and is
 // not for other callers.
 func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	done, err := d.calls.begin(ctx)
 	if err != nil {
 		return nil, err

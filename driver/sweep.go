@@ -59,7 +59,7 @@ func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types
 			suspects[uid] = true
 			continue
 		}
-		if err := d.unprepare(ctx, uid); err != nil {
+		if err := d.letGo(ctx, uid); err != nil {
 			logger.Error(err, "Letting go of an abandoned claim", "uid", uid)
 			suspects[uid] = true
 			continue
@@ -67,4 +67,12 @@ func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types
 		logger.Info("Let go of a claim that is gone from the API server and that no pod refers to", "uid", uid)
 	}
 	return suspects
+}
+
+// letGo unprepares an abandoned claim, and waits for it no longer than a call
+// does: one whose devices are being configured does not keep the others.
+func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
+	ctx, cancel := inTime(ctx)
+	defer cancel()
+	return d.unprepare(ctx, uid)
 }

@@ -66,6 +66,8 @@ func (d *Driver) wait(ctx context.Context) (*view, error) {
 		}
 		select {
 		case <-v.next:
+		case <-d.calls.stopping:
+			return nil, errStopping
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait for the first scan of the host: %w", ctx.Err())
 		}
