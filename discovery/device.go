@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -242,6 +243,10 @@ func (c Capacity) Set(name resourceapi.QualifiedName, value int64) {
 type Snapshot struct {
 	Devices  []Device // in name order
 	Problems []Problem
+
+	// Scanned is when the scan ended by which all this was found. It is set by
+	// [Watch].
+	Scanned time.Time
 }
 
 // Problem is what could not be read, or is not as it should be. It never ends

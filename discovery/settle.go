@@ -66,7 +66,7 @@ type state struct {
 // time one may change although what is read stays the same, 0 if none does. The
 // host should be scanned then.
 func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, again time.Duration) {
-	settled = &Snapshot{Devices: slices.Clone(snapshot.Devices), Problems: snapshot.Problems}
+	settled = &Snapshot{Devices: slices.Clone(snapshot.Devices), Problems: snapshot.Problems, Scanned: snapshot.Scanned}
 	present := make(map[string]bool, len(settled.Devices))
 	for i := range settled.Devices {
 		d := &settled.Devices[i]

@@ -28,6 +28,11 @@ type Watch struct {
 	// end is answered every ten times that long.
 	Settle time.Duration
 
+	// Patience is how long a scan may take until it is said that no device can
+	// be read; 0 means 10 s. The kernel may never answer a read of a device that
+	// hangs.
+	Patience time.Duration
+
 	// Events reports kernel events, one value for each burst at least; see
 	// [Listen]. It may be nil.
 	Events <-chan struct{}
@@ -38,7 +43,9 @@ type Watch struct {
 // returns when the context ends.
 //
 // A device that was described before and cannot be read for the moment keeps
-// its last description with health Unknown; see [Merge].
+// its last description with health Unknown; see [Merge]. While a scan takes
+// longer than Patience that is so of all devices, and handed on each time that
+// Patience has gone by again.
 func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	if w.Interval == 0 {
 		w.Interval = 30 * time.Second
@@ -46,12 +53,58 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	if w.Settle == 0 {
 		w.Settle = 200 * time.Millisecond
 	}
+	if w.Patience == 0 {
+		w.Patience = 10 * time.Second
+	}
 	var last *Snapshot
-	for ctx.Err() == nil {
-		last = Merge(w.Host, last, Scan(w.Host, w.Families))
+	for {
+		next := w.scan(ctx, last, publish)
+		if next == nil {
+			return
+		}
+		last = Merge(w.Host, last, next)
+		last.Scanned = time.Now()
 		publish(last)
 		w.wait(ctx)
 	}
+}
+
+// scan returns what a scan finds, nil if the context ends before. A scan that
+// hangs in the kernel cannot be ended; nothing waits for it then.
+func (w Watch) scan(ctx context.Context, last *Snapshot, publish func(*Snapshot)) *Snapshot {
+	if ctx.Err() != nil {
+		return nil
+	}
+	done := make(chan *Snapshot, 1)
+	go func() { done <- Scan(w.Host, w.Families) }()
+	late := time.NewTicker(w.Patience)
+	defer late.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case found := <-done:
+			return found
+		case <-late.C:
+			if last != nil {
+				publish(last.unreadable(fmt.Errorf("the scan of the host takes longer than %s", w.Patience)))
+			}
+		}
+	}
+}
+
+// unreadable returns the snapshot as it is when nothing of it can be read.
+func (s *Snapshot) unreadable(why error) *Snapshot {
+	out := &Snapshot{Devices: slices.Clone(s.Devices), Problems: append(slices.Clone(s.Problems), Problem{"host", why}), Scanned: s.Scanned}
+	for i := range out.Devices {
+		out.Devices[i].unread(why)
+	}
+	return out
+}
+
+// unread says that the description is of a time when the device could be read.
+func (d *Device) unread(why error) {
+	d.Health, d.Readings = Health{Status: Unknown, Reason: fmt.Sprintf("last description kept: %v", why)}, nil
 }
 
 // wait returns when it is time for the next scan.
@@ -113,7 +166,7 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 		if cause == nil || !host.Exists(path.Join("/", old.Source)) || !found && old.PartOf == nil && next.divides(old.Name) {
 			continue
 		}
-		old.Health, old.Readings = Health{Status: Unknown, Reason: fmt.Sprintf("last description kept: %v", cause)}, nil
+		old.unread(cause)
 		devices[old.Name] = old
 		if _, beside := last.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
 			delete(devices, old.Silicon())
@@ -152,8 +205,8 @@ func (s *Snapshot) divides(silicon string) bool {
 	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.PartOf != nil && d.PartOf.Name == silicon })
 }
 
-// Same reports whether two snapshots say the same, so that a reader need only
-// be told of changes.
+// Same reports whether two snapshots say the same of the host, whenever it was
+// scanned, so that a reader need only be told of changes.
 func Same(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b

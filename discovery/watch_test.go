@@ -220,6 +220,62 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// While a scan hangs, devices become such that cannot be read, and the time of
+// the last scan stays what it was. The next scan that ends says how they are.
+func TestWatchOfAHostThatHangs(t *testing.T) {
+	host, _ := widgetHost(t, map[string]string{"a": "first"})
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var hangs atomic.Pointer[chan struct{}]
+		stuck := *widgets
+		stuck.Describe = func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
+			if hung := hangs.Load(); hung != nil {
+				<-*hung
+			}
+			return widgets.Describe(host, found)
+		}
+		settler, start := &Settler{}, time.Now()
+		var last *Snapshot
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			Watch{Host: host, Families: []*Family{&stuck}}.Run(ctx, func(s *Snapshot) {
+				last, _ = settler.Settle(s, time.Now())
+			})
+		}()
+		want := func(at time.Duration, key Condition, stale bool, scanned time.Duration) {
+			t.Helper()
+			time.Sleep(time.Until(start.Add(at)))
+			synctest.Wait()
+			a := last.Devices[0]
+			if a.Health.Key() != key || a.Health.Stale != stale || last.Scanned.Sub(start) != scanned || a.Attributes.String("model") != "first" {
+				t.Errorf("after %s: %+v, scanned after %s; want %q, stale %t, %s", at, a.Health, last.Scanned.Sub(start), key, stale, scanned)
+			}
+		}
+		want(0, "", false, 0)
+		hung := make(chan struct{})
+		hangs.Store(&hung)
+		want(35*time.Second, "", false, 0)
+		want(45*time.Second, "", true, 0)
+		want(75*time.Second, ConditionUnknown, false, 0)
+		if len(last.Problems) != 1 {
+			t.Errorf("problems: %v", last.Problems)
+		}
+		hangs.Store(nil)
+		close(hung)
+		want(76*time.Second, ConditionUnknown, false, 75*time.Second)
+		want(136*time.Second, "", false, 135*time.Second)
+
+		never := make(chan struct{})
+		hangs.Store(&never)
+		time.Sleep(time.Minute)
+		cancel()
+		<-ended // though the scan is in the kernel still
+		close(never)
+	})
+}
+
 func TestListenEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -379,7 +379,10 @@ func TestNewNamesWhatIsMissing(t *testing.T) {
 
 func TestHealthReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t).restart()
+		b := newBench(t)
+		var scanned time.Time
+		b.config.Scanned = func() time.Time { return scanned }
+		b.restart()
 		reports := make(chan kubeletplugin.DeviceHealthReport)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -394,6 +397,9 @@ func TestHealthReports(t *testing.T) {
 			var got []kubeletplugin.HealthStatus
 			for _, device := range report.Devices {
 				got = append(got, device.Health)
+				if !device.LastUpdated.Equal(scanned) {
+					t.Errorf("health of %s, want of %s, when the host was scanned", device.LastUpdated, scanned)
+				}
 			}
 			for i := range want {
 				if len(got) != len(want) || got[i] != want[i] {
@@ -409,6 +415,7 @@ func TestHealthReports(t *testing.T) {
 		other.Health = discovery.Health{Status: discovery.Unhealthy}
 		b.offers(a, other)
 		expect(0, healthy, unhealthy)
+		scanned = time.Now().Add(5 * time.Second) // and found nothing new
 		expect(10*time.Second, healthy, unhealthy)
 		if _, err := b.try(claim("c", "b")); err != nil {
 			t.Fatal(err)

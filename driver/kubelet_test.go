@@ -2,17 +2,21 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
-	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	healthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -69,7 +73,7 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 }
 
 // TestThroughTheHelper plays the kubelet: it registers the driver, prepares and
-// unprepares a claim and watches health over the real sockets.
+// unprepares a claim over the real sockets.
 func TestThroughTheHelper(t *testing.T) {
 	c := claim("c", "a")
 	b := newBench(t)
@@ -96,13 +100,6 @@ func TestThroughTheHelper(t *testing.T) {
 	if answer.GetError() != "" || len(answer.Devices) != 1 || answer.Devices[0].CdiDeviceIds[0] != "chandler.dev/claim=uid-c-0-a" {
 		t.Errorf("prepared: %v", answer)
 	}
-	health, err := healthapi.NewDRAResourceHealthClient(conn).NodeWatchResources(ctx, &healthapi.NodeWatchResourcesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if report, err := health.Recv(); err != nil || len(report.Devices) != 1 || report.Devices[0].Health != healthapi.HealthStatus_HEALTHY {
-		t.Errorf("health: %v, %v", report, err)
-	}
 	unprepared, err := node.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: claims})
 	if err != nil || unprepared.Claims[string(c.UID)].GetError() != "" {
 		t.Errorf("unprepared: %v, %v", unprepared, err)
@@ -115,6 +112,53 @@ func TestThroughTheHelper(t *testing.T) {
 		return err == nil && len(list.Items) == 1 && len(list.Items[0].Spec.Devices) == 1 &&
 			list.Items[0].Spec.Driver == discovery.Domain && list.Items[0].Spec.Pool.Name == "node"
 	})
+}
+
+// TestHealthStreams plays kubelets that know one version of the health service:
+// each is offered it, and told the same by it.
+func TestHealthStreams(t *testing.T) {
+	b := newBench(t)
+	scanned := time.Unix(1767323045, 0)
+	b.config.Scanned = func() time.Time { return scanned }
+	registry, conn, _ := b.serve(fake.NewClientset())
+	sick := gpu("a", 1)
+	sick.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "too hot", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	b.offers(sick)
+	ctx := t.Context()
+	info, err := registerapi.NewRegistrationClient(registry).GetInfo(ctx, &registerapi.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range []string{healthv1.DRAResourceHealthService, healthv1alpha1.DRAResourceHealthService} {
+		if !slices.Contains(info.SupportedVersions, service) {
+			t.Errorf("the kubelet is offered %v, not %s", info.SupportedVersions, service)
+		}
+	}
+	const want = "node/a UNHEALTHY too hot 1767323045"
+	stream, err := healthv1.NewDRAResourceHealthClient(conn).NodeWatchResources(ctx, &healthv1.NodeWatchResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := stream.Recv()
+	if err != nil || len(report.Devices) != 1 {
+		t.Fatalf("v1: %v, %v", report, err)
+	}
+	d := report.Devices[0]
+	if got := fmt.Sprintf("%s/%s %s %s %d", d.Device.PoolName, d.Device.DeviceName, d.Health, d.Message, d.LastUpdatedTime); got != want {
+		t.Errorf("v1: got %s, want %s", got, want)
+	}
+	older, err := healthv1alpha1.NewDRAResourceHealthClient(conn).NodeWatchResources(ctx, &healthv1alpha1.NodeWatchResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same, err := older.Recv()
+	if err != nil || len(same.Devices) != 1 {
+		t.Fatalf("v1alpha1: %v, %v", same, err)
+	}
+	e := same.Devices[0]
+	if got := fmt.Sprintf("%s/%s %s %s %d", e.Device.PoolName, e.Device.DeviceName, e.Health, e.Message, e.LastUpdatedTime); got != want {
+		t.Errorf("v1alpha1: got %s, want %s", got, want)
+	}
 }
 
 func eventually(t testing.TB, what string, is func() bool) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"chandler.dev/discovery"
 )
@@ -12,8 +11,7 @@ import (
 // view is a snapshot and what is made of it. It is never modified.
 type view struct {
 	snapshot *discovery.Snapshot // nil before the first
-	taken    time.Time
-	next     chan struct{} // closed when another view has replaced this one
+	next     chan struct{}       // closed when another view has replaced this one
 }
 
 // Publish makes the snapshot what the driver offers: all of its devices but
@@ -23,7 +21,7 @@ func (d *Driver) Publish(snapshot *discovery.Snapshot) {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
 	before := d.view.Load()
-	d.view.Store(&view{snapshot: snapshot, taken: time.Now(), next: make(chan struct{})})
+	d.view.Store(&view{snapshot: snapshot, next: make(chan struct{})})
 	close(before.next)
 }
 

@@ -38,7 +38,8 @@ type parts struct {
 	stateDir   string
 	snapshots  chan *discovery.Snapshot
 
-	withoutDRA atomic.Bool // the API server said that it does not serve DRA
+	scanned    atomic.Pointer[time.Time] // when the host was last scanned to the end
+	withoutDRA atomic.Bool               // the API server said that it does not serve DRA
 }
 
 // watch scans the host, once this is the active instance, and hands the
@@ -63,6 +64,8 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 	settling := newSettling(ctx, p.severity, p.stateDir, func() { notify(p.events) })
 	defer settling.stop()
 	watch.Run(ctx, func(s *discovery.Snapshot) {
+		at := s.Scanned
+		p.scanned.Store(&at)
 		s = settling.settle(ctx, s)
 		if discovery.Same(last, s) {
 			return
@@ -72,6 +75,15 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 		replace(p.snapshots, s)
 	})
 	return nil
+}
+
+// lastScan returns when the host was last scanned to the end, zero if it was not
+// yet.
+func (p *parts) lastScan() time.Time {
+	if at := p.scanned.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
 }
 
 // notify puts a value into a channel with room for one, unless one waits in it.

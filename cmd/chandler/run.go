@@ -216,6 +216,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		BootID:         strings.TrimSpace(string(bootID)),
 		Granter:        discovery.Granters(families.All),
 		Elsewhere:      p.classic,
+		Scanned:        p.lastScan,
 		NoMetadata:     !o.metadata,
 		Active:         p.active,
 		ReadParameters: readParameters,
