@@ -155,6 +155,7 @@ type Driver struct {
 	jobs     jobs
 	metadata metadata
 	store    *store                  // set once calls are ready
+	serving  atomic.Bool             // the helper's sockets are there
 	fatal    context.CancelCauseFunc // set by Run
 }
 
@@ -238,9 +239,11 @@ func (d *Driver) Run(parent context.Context) error {
 	if err != nil {
 		return fmt.Errorf("run driver: %w", err)
 	}
+	d.serving.Store(true)
 	err = d.serve(ctx, helper)
 	d.calls.drain()
 	d.jobs.stop()
+	d.serving.Store(false)
 	helper.Stop()
 	if parent.Err() != nil {
 		return nil

@@ -326,7 +326,7 @@ func TestCallsWaitForTheActiveInstance(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		if _, err := b.PrepareResourceClaims(t.Context(), nil); !errors.Is(err, errStopping) {
+		if _, err := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{c}); !errors.Is(err, errStopping) {
 			t.Errorf("a stopped driver takes calls: %v", err)
 		}
 	})

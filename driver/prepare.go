@@ -21,9 +21,13 @@ import (
 const maxAtOnce = 16
 
 // PrepareResourceClaims prepares each claim by itself: one that fails does not
-// fail the others. It waits until this instance is the active one. It
-// implements [kubeletplugin.DRAPlugin] and is not for other callers.
+// fail the others. It waits until this instance is the active one, unless there
+// is nothing to do, as for [Driver.Probe]. It implements
+// [kubeletplugin.DRAPlugin] and is not for other callers.
 func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	if len(claims) == 0 {
+		return nil, nil
+	}
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	done, err := d.calls.begin(ctx)

@@ -19,16 +19,19 @@ func TestServeHealth(t *testing.T) {
 	address := listener.Addr().String()
 	listener.Close()
 
-	var ready atomic.Bool
+	var live, ready atomic.Bool
+	check := func(is *atomic.Bool, words string) func(context.Context) error {
+		return func(context.Context) error {
+			if !is.Load() {
+				return errors.New(words)
+			}
+			return nil
+		}
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- serveHealth(ctx, address, func() error {
-			if !ready.Load() {
-				return errors.New("the kettle is cold")
-			}
-			return nil
-		})
+		ended <- serveHealth(ctx, address, healthMux(check(&live, "the stove is off"), check(&ready, "the kettle is cold")))
 	}()
 	for {
 		if connection, err := net.Dial("tcp", address); err == nil {
@@ -36,6 +39,8 @@ func TestServeHealth(t *testing.T) {
 			break
 		}
 	}
+	expect(t, "http://"+address+"/healthz", http.StatusServiceUnavailable, "the stove is off")
+	live.Store(true)
 	expect(t, "http://"+address+"/healthz", http.StatusOK, "ok")
 	expect(t, "http://"+address+"/readyz", http.StatusServiceUnavailable, "the kettle is cold")
 	ready.Store(true)
@@ -63,7 +68,7 @@ func expect(t *testing.T, url string, status int, text string) {
 }
 
 func TestServeHealthNamesTheAddress(t *testing.T) {
-	err := serveHealth(t.Context(), "127.0.0.1:99999", func() error { return nil })
+	err := serveHealth(t.Context(), "127.0.0.1:99999", nil)
 	if err == nil || !strings.Contains(err.Error(), "99999") {
 		t.Errorf("error %v does not name the port", err)
 	}

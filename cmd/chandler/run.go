@@ -123,7 +123,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	group.Go(func() error { return p.runAgent(ctx) })
 	group.Go(func() error { p.checkClasses(ctx); return nil })
 	if o.healthAddress != "" {
-		group.Go(func() error { return serveHealth(ctx, o.healthAddress, p.checkReady) })
+		group.Go(func() error { return serveHealth(ctx, o.healthAddress, healthMux(p.checkLive, p.checkReady)) })
 	}
 	err = group.Wait()
 	select {

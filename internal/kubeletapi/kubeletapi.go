@@ -1,5 +1,5 @@
-// Package kubeletapi calls the kubelet at its sockets, and asks it through its
-// PodResources API (v1) which containers have what.
+// Package kubeletapi calls at sockets as the kubelet has and makes them, and asks
+// it through its PodResources API (v1) which containers have what.
 package kubeletapi
 
 import (
@@ -72,8 +72,8 @@ func cdiDevices(claim *podresourcesapi.DynamicResource) (names []string) {
 // PodName returns a pod's "namespace/name".
 func PodName(pod *podresourcesapi.PodResources) string { return pod.Namespace + "/" + pod.Name }
 
-// Dial prepares a connection to a socket of the kubelet. Each is for one call:
-// one that is kept backs off for minutes while the kubelet is down.
+// Dial prepares a connection to a socket. Each is for one call: one that is kept
+// backs off for minutes while the other end is down.
 func Dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

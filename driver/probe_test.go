@@ -1,0 +1,103 @@
+package driver
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+// What the kubelet would call answers, is not there, or is silent, and the
+// probe says which.
+func TestProbe(t *testing.T) {
+	remove := func(t *testing.T, socket string) {
+		if err := os.Remove(socket); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hang := func(t *testing.T, socket string) {
+		remove(t, socket)
+		listener, err := net.Listen("unix", socket) // nobody accepts
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { listener.Close() })
+	}
+	for name, test := range map[string]struct {
+		harm   func(t *testing.T, socket string)
+		socket func(d *Driver) string
+		want   string
+	}{
+		"registration removed": {remove, (*Driver).registrarSocket, "DRA registration at "},
+		"registration hangs":   {hang, (*Driver).registrarSocket, "DRA registration at "},
+		"calls removed":        {remove, draSocket, "DRA calls at "},
+		"calls hang":           {hang, draSocket, "DRA calls at "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.serve(fake.NewClientset())
+			if err := b.probe(t, 10*time.Second); err != nil {
+				t.Fatalf("unharmed: %v", err)
+			}
+			socket := test.socket(b.Driver)
+			test.harm(t, socket)
+			if err := b.probe(t, 200*time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), test.want+socket) {
+				t.Errorf("got %v; want %q", err, test.want+socket)
+			}
+		})
+	}
+}
+
+func draSocket(d *Driver) string { return filepath.Join(d.dataDir(), "dra-pod-uid.sock") }
+
+func (b *bench) probe(t *testing.T, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	return b.Probe(ctx)
+}
+
+// Nothing is wrong with a driver that does not serve, or that waits until it
+// may.
+func TestProbeOfIdleDriver(t *testing.T) {
+	b := newBench(t)
+	b.config.Active = make(chan struct{})
+	d, err := New(b.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Probe(t.Context()); err != nil {
+		t.Errorf("before it runs: %v", err)
+	}
+	_, _, stop := b.serve(fake.NewClientset())
+	if err := b.probe(t, 10*time.Second); err != nil {
+		t.Errorf("while another instance is active: %v", err)
+	}
+	stop()
+	if err := b.Probe(t.Context()); err != nil {
+		t.Errorf("after it ran: %v", err)
+	}
+}
+
+// Without a pod of its own the driver registers at the library's default.
+func TestProbeWithoutPod(t *testing.T) {
+	b := newBench(t)
+	b.config.KubeletRoot = t.TempDir()
+	d, err := New(b.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	eventually(t, "the registration socket", func() bool { return exists(d.registrarSocket()) })
+	eventually(t, "an answer", func() bool { return d.serving.Load() && d.Probe(ctx) == nil })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

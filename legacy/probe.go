@@ -1,0 +1,40 @@
+package legacy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/internal/kubeletapi"
+)
+
+// Probe calls each resource's plugin at the socket under which the kubelet has
+// it, and returns which did not answer before the context ended. A socket that
+// is not there any more passes: a kubelet that starts removes all, and each
+// server makes a new one by itself, as soon as it can be registered.
+func (p *Plugin) Probe(ctx context.Context) error {
+	var errs []error
+	for resource, socket := range p.Registered() {
+		if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := askOptions(ctx, socket); err != nil {
+			errs = append(errs, fmt.Errorf("device plugin of %s at %s: %w", resource, socket, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func askOptions(ctx context.Context, socket string) error {
+	conn, err := kubeletapi.Dial(socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = pluginapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &pluginapi.Empty{})
+	return err
+}
