@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -147,6 +148,7 @@ type Driver struct {
 	registration atomic.Value
 	without      atomic.Pointer[Without]
 	wake         chan struct{}
+	ask          chan struct{} // has one when the API server is to be asked anew what it keeps
 	prepared     chan struct{} // has one when a claim was prepared
 
 	calls    calls
@@ -206,7 +208,7 @@ func New(config Config) (*Driver, error) {
 			return nil, errors.New("this driver takes no parameters")
 		}
 	}
-	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
+	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
 	d.calls.ready = make(chan struct{})
@@ -387,10 +389,13 @@ func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 		return
 	}
 	var dropped *resourceslice.DroppedFieldsError
-	if errors.As(err, &dropped) && d.learn(dropped.DisabledFeatures()) {
-		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "features", dropped.DisabledFeatures())
+	switch {
+	case errors.As(err, &dropped) && d.learn(dropped.DisabledFeatures()):
+		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.without.Load().names())
 		d.wakePublisher()
 		return
+	case dropped != nil || apierrors.IsInvalid(err):
+		notify(d.ask) // it may be another server by now
 	}
 	runtime.HandleErrorWithContext(ctx, err, message)
 }

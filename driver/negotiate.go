@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -27,15 +28,17 @@ const (
 	askInterval = 30 * time.Minute
 )
 
-// negotiateLoop asks the API server now and then what it keeps of slices.
+// negotiateLoop asks the API server what it keeps of slices: now and then, and
+// when it made something else of them than was expected.
 func (d *Driver) negotiateLoop(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(d.askInterval*3/4 + rand.N(d.askInterval/2)):
-			d.negotiate(ctx)
+		case <-d.ask:
 		}
+		d.negotiate(ctx)
 	}
 }
 
@@ -53,73 +56,122 @@ func (d *Driver) negotiate(ctx context.Context) {
 		return
 	}
 	without := d.config.Without.or(found)
-	before := d.without.Swap(&without)
-	logger.Info("Asked the API server what it drops of ResourceSlices",
-		"taints", without.Taints, "counters", without.Counters, "sharing", without.Sharing, "toldTaints", without.Told)
-	if *before != without {
+	if before := d.without.Swap(&without); *before != without {
+		logger.Info("The API server keeps other fields of ResourceSlices than was thought; publishing accordingly", "without", without.names())
 		d.wakePublisher()
 	}
 }
 
 // Negotiate returns what the API server drops of slices for the node, or does
-// not take. It creates some in a dry run.
-func Negotiate(ctx context.Context, client kubernetes.Interface, nodeName string) (Without, error) {
-	dryRun := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSlice, error) {
+// not take. It creates some in a dry run: one with all optional fields, and
+// where that is refused one for each.
+func Negotiate(ctx context.Context, client kubernetes.Interface, nodeName string) (without Without, err error) {
+	create := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 		return dryRun(ctx, client, nodeName, spec)
 	}
-	one := resource.MustParse("1")
-	counters := map[string]resourceapi.Counter{"slices": {Value: one}}
-	plain := []resourceapi.Device{
-		{Name: "sick", Taints: []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
-		{Name: "shared", AllowMultipleAllocations: new(true), Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			discovery.Shares: {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one}},
-		}},
+	if err := without.find(create, probes()); err != nil {
+		return Without{}, err
 	}
-	part := resourceapi.Device{Name: "part", ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "silicon", Counters: counters}}}
+	if !without.Counters {
+		return without, nil
+	}
+	// Before 1.35 counters and who takes of them were of one slice.
+	made, err := create(resourceapi.ResourceSliceSpec{
+		SharedCounters: []resourceapi.CounterSet{{Name: probeSet, Counters: probeCounters()}},
+		Devices:        []resourceapi.Device{probePart("part")},
+	})
+	switch {
+	case err == nil && len(made.SharedCounters) > 0 && slices.ContainsFunc(made.Devices, consumes):
+		without.Counters, without.Separate = false, true
+	case err != nil && !apierrors.IsInvalid(err):
+		return Without{}, fmt.Errorf("counters with their devices: %w", err)
+	}
+	return without, nil
+}
 
-	sets, err := dryRun(resourceapi.ResourceSliceSpec{SharedCounters: []resourceapi.CounterSet{{Name: "silicon", Counters: counters}}})
-	if err != nil && !apierrors.IsInvalid(err) {
-		return Without{}, fmt.Errorf("counters: %w", err)
+// probe is an optional field that a server keeps, drops or refuses.
+type probe struct {
+	feature string
+	device  resourceapi.Device
+	kept    func(resourceapi.Device) bool
+}
+
+const probeSet = "silicon"
+
+func probeCounters() map[string]resourceapi.Counter {
+	return map[string]resourceapi.Counter{"slices": {Value: resource.MustParse("1")}}
+}
+
+func probePart(name string) resourceapi.Device {
+	return resourceapi.Device{Name: name, ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: probeSet, Counters: probeCounters()}}}
+}
+
+func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
+
+// probes returns a device for each optional field.
+func probes() []probe {
+	taint := func(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaint {
+		return []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: effect}}
 	}
-	separate := err == nil && len(sets.Spec.SharedCounters) > 0
-	devices, err := dryRun(resourceapi.ResourceSliceSpec{Devices: append(plain, part)})
-	if apierrors.IsInvalid(err) {
-		// Before 1.35 counters and who takes of them were of one slice.
-		separate = false
-		devices, err = dryRun(resourceapi.ResourceSliceSpec{Devices: plain})
+	tainted := func(d resourceapi.Device) bool { return len(d.Taints) > 0 }
+	one := resource.MustParse("1")
+	return []probe{
+		{"DRADeviceTaints", resourceapi.Device{Name: "sick", Taints: taint(resourceapi.DeviceTaintEffectNoSchedule)}, tainted},
+		{"DeviceTaintEffectNone", resourceapi.Device{Name: "told", Taints: taint(resourceapi.DeviceTaintEffectNone)}, tainted},
+		{
+			"DRAConsumableCapacity",
+			resourceapi.Device{Name: "shared", AllowMultipleAllocations: new(true), Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+				discovery.Shares: {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one}},
+			}},
+			func(d resourceapi.Device) bool {
+				return d.AllowMultipleAllocations != nil && d.Capacity[discovery.Shares].RequestPolicy != nil
+			},
+		},
+		{"DRAPartitionableDevices", probePart("part"), consumes},
 	}
-	if err != nil {
-		return Without{}, fmt.Errorf("devices: %w", err)
+}
+
+// find adds the features that the server drops or refuses. Where it refuses
+// them together, they are tried one by one.
+func (w *Without) find(create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error), probes []probe) error {
+	var spec resourceapi.ResourceSliceSpec
+	for _, p := range probes {
+		spec.Devices = append(spec.Devices, p.device)
 	}
-	kept := make(map[string]resourceapi.Device)
-	for _, device := range devices.Spec.Devices {
-		kept[device.Name] = device
+	made, err := create(spec)
+	switch {
+	case err == nil:
+		kept := make(map[string]resourceapi.Device)
+		for _, device := range made.Devices {
+			kept[device.Name] = device
+		}
+		for _, p := range probes {
+			if !p.kept(kept[p.device.Name]) {
+				w.add(p.feature)
+			}
+		}
+	case !apierrors.IsInvalid(err):
+		return fmt.Errorf("%s: %w", probes[0].feature, err)
+	case len(probes) == 1:
+		w.add(probes[0].feature)
+	default:
+		for _, p := range probes {
+			if err := w.find(create, []probe{p}); err != nil {
+				return err
+			}
+		}
 	}
-	// Before 1.35 a taint had to have an effect.
-	_, err = dryRun(resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{
-		{Name: "told", Taints: []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: resourceapi.DeviceTaintEffectNone}}},
-	}})
-	if err != nil && !apierrors.IsInvalid(err) {
-		return Without{}, fmt.Errorf("taints: %w", err)
-	}
-	shared := kept["shared"]
-	return Without{
-		Told:     err != nil,
-		Taints:   len(kept["sick"].Taints) == 0,
-		Counters: !separate || len(kept["part"].ConsumesCounters) == 0,
-		Sharing:  shared.AllowMultipleAllocations == nil || shared.Capacity[discovery.Shares].RequestPolicy == nil,
-	}, nil
+	return nil
 }
 
 // dryRun returns what the API server would make of a slice.
-func dryRun(ctx context.Context, client kubernetes.Interface, nodeName string, spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSlice, error) {
+func dryRun(ctx context.Context, client kubernetes.Interface, nodeName string, spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 	spec.Driver, spec.NodeName = discovery.Domain, &nodeName
 	spec.Pool = resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1}
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: "chandler-dry-run-"}, Spec: spec}
-	return draclient.New(client).ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-}
-
-// or returns what either says is dropped.
-func (w Without) or(other Without) Without {
-	return Without{w.Taints || other.Taints, w.Told || other.Told, w.Counters || other.Counters, w.Sharing || other.Sharing}
+	made, err := draclient.New(client).ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		return nil, err
+	}
+	return &made.Spec, nil
 }

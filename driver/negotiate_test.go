@@ -2,6 +2,7 @@ package driver
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -30,6 +31,36 @@ func dropping(t *testing.T, change func(*resourceapi.ResourceSlice) error) *fake
 	return client
 }
 
+// refusing returns a server that refuses some slices as invalid.
+func refusing(invalid func(*resourceapi.ResourceSlice) bool) func(*resourceapi.ResourceSlice) error {
+	return func(slice *resourceapi.ResourceSlice) error {
+		if invalid(slice) {
+			return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
+		}
+		return nil
+	}
+}
+
+// effectless reports whether a device has a taint without an effect.
+func effectless(slice *resourceapi.ResourceSlice) bool {
+	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool {
+		return len(d.Taints) > 0 && d.Taints[0].Effect == resourceapi.DeviceTaintEffectNone
+	})
+}
+
+// apart reports whether a device takes of counters that are not in the slice.
+func apart(slice *resourceapi.ResourceSlice) bool {
+	return len(slice.Spec.SharedCounters) == 0 && slices.ContainsFunc(slice.Spec.Devices, consumes)
+}
+
+func withoutCounters(slice *resourceapi.ResourceSlice) error {
+	slice.Spec.SharedCounters = nil
+	for i := range slice.Spec.Devices {
+		slice.Spec.Devices[i].ConsumesCounters = nil
+	}
+	return nil
+}
+
 func TestNegotiate(t *testing.T) {
 	each := func(change func(*resourceapi.Device)) func(*resourceapi.ResourceSlice) error {
 		return func(slice *resourceapi.ResourceSlice) error {
@@ -45,35 +76,37 @@ func TestNegotiate(t *testing.T) {
 		want   Without
 	}{
 		"keeps all":           {server: each(func(*resourceapi.Device) {})},
-		"drops taints":        {server: each(func(d *resourceapi.Device) { d.Taints = nil }), want: Without{Taints: true}},
+		"drops taints":        {server: each(func(d *resourceapi.Device) { d.Taints = nil }), want: Without{Taints: true, Told: true}},
 		"drops policies":      {server: each(func(d *resourceapi.Device) { d.Capacity = nil }), want: Without{Sharing: true}},
 		"drops sharing":       {server: each(func(d *resourceapi.Device) { d.AllowMultipleAllocations = nil }), want: Without{Sharing: true}},
-		"drops consumption":   {server: each(func(d *resourceapi.Device) { d.ConsumesCounters = nil }), want: Without{Counters: true}},
-		"drops counters":      {server: func(s *resourceapi.ResourceSlice) error { s.Spec.SharedCounters = nil; return nil }, want: Without{Counters: true}},
+		"drops counters":      {server: withoutCounters, want: Without{Counters: true}},
 		"what is known stays": {server: each(func(*resourceapi.Device) {}), config: Without{Taints: true}, want: Without{Taints: true}},
-		"counters with their devices": {
-			server: func(slice *resourceapi.ResourceSlice) error {
-				for _, d := range slice.Spec.Devices {
-					if len(d.ConsumesCounters) > 0 && len(slice.Spec.SharedCounters) == 0 {
-						return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
-					}
-				}
-				return nil
-			},
-			want: Without{Counters: true},
+		"1.34 with all that it has": {
+			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return effectless(slice) || apart(slice) }),
+			want:   Without{Told: true, Separate: true},
 		},
-		"before taints without an effect": {
+		"1.34 as it comes": {
 			server: func(slice *resourceapi.ResourceSlice) error {
-				for _, d := range slice.Spec.Devices {
-					if len(d.Taints) > 0 && d.Taints[0].Effect == resourceapi.DeviceTaintEffectNone {
-						return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
-					}
-				}
-				return nil
+				return errors.Join(withoutCounters(slice), each(func(d *resourceapi.Device) { d.Taints, d.AllowMultipleAllocations = nil, nil })(slice))
 			},
-			want: Without{Told: true},
+			want: Without{Taints: true, Told: true, Counters: true, Sharing: true},
 		},
-		"does not answer": {server: func(*resourceapi.ResourceSlice) error { return errors.New("timeout") }},
+		"refuses counters anyhow": {
+			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return slices.ContainsFunc(slice.Spec.Devices, consumes) }),
+			want:   Without{Counters: true},
+		},
+		"before taints without an effect": {server: refusing(effectless), want: Without{Told: true}},
+		"does not answer":                 {server: func(*resourceapi.ResourceSlice) error { return errors.New("timeout") }},
+		"fails when it is asked for one field": {
+			server: func(slice *resourceapi.ResourceSlice) error {
+				if len(slice.Spec.Devices) > 1 {
+					return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
+				}
+				return errors.New("timeout")
+			},
+			config: Without{Sharing: true},
+			want:   Without{Sharing: true},
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -108,9 +108,12 @@ func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Ti
 }
 
 // wakePublisher makes the publisher look again.
-func (d *Driver) wakePublisher() {
+func (d *Driver) wakePublisher() { notify(d.wake) }
+
+// notify puts a value into a channel with room for one, unless one waits in it.
+func notify(c chan<- struct{}) {
 	select {
-	case d.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }

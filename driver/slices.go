@@ -15,27 +15,6 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Without says which optional fields of a ResourceSlice the API server drops.
-// The zero value is a server that drops none.
-type Without struct {
-	Taints   bool // unhealthy devices are left out
-	Told     bool // taints without an effect are left out
-	Counters bool // of devices that compete, only such as can all be given out are published
-	Sharing  bool // a device shared by number is published as several numbered ones, one shared by amount as one
-}
-
-// add notes a feature gate that is off, by the name that the helper has for it.
-func (w *Without) add(gate string) {
-	switch gate {
-	case "DRADeviceTaints":
-		w.Taints = true
-	case "DRAPartitionableDevices":
-		w.Counters = true
-	case "DRAConsumableCapacity":
-		w.Sharing = true
-	}
-}
-
 const (
 	// devicesPerSlice is the limit where any device has a taint or takes of
 	// counters. It is kept to always, since the first taint would otherwise
@@ -76,25 +55,41 @@ func Slices(pool string, snapshot *discovery.Snapshot, without Without) (resourc
 	return o.driverResources()
 }
 
-// driverResources returns the slices of the pool: first the shared counters,
-// then the devices in name order. Devices that could not be published without
-// the server refusing their neighbours are left out and named.
+// driverResources returns the slices of the pool. Devices that could not be
+// published without the server refusing their neighbours are left out and named.
 func (o *offer) driverResources() (resourceslice.DriverResources, []discovery.Problem) {
 	all, problems := o.content()
 	var pool resourceslice.Pool
-	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
-	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
-		pool.Slices = append(pool.Slices, resourceslice.Slice{SharedCounters: chunk})
-	}
-	devices := slices.SortedFunc(maps.Values(all.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
-	for chunk := range slices.Chunk(devices, devicesPerSlice) {
-		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+	if o.without.Separate {
+		var left []discovery.Problem
+		pool.Slices, left = o.combined(all)
+		problems = append(problems, left...)
+	} else {
+		pool.Slices = separate(all)
 	}
 	if len(pool.Slices) == 0 {
 		// An empty pool says that the driver is there.
 		pool.Slices = []resourceslice.Slice{{}}
 	}
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{o.pool: pool}}, problems
+}
+
+// separate returns first the slices of the shared counters, then those of the
+// devices in name order.
+func separate(all published) (out []resourceslice.Slice) {
+	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
+	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
+		out = append(out, resourceslice.Slice{SharedCounters: chunk})
+	}
+	for chunk := range slices.Chunk(all.inOrder(), devicesPerSlice) {
+		out = append(out, resourceslice.Slice{Devices: chunk})
+	}
+	return out
+}
+
+// inOrder returns the devices in name order.
+func (p published) inOrder() []resourceapi.Device {
+	return slices.SortedFunc(maps.Values(p.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // content returns the devices and counters of the pool.

@@ -1,0 +1,105 @@
+package driver
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+)
+
+// The limits of a slice before Kubernetes 1.35, which are no longer constants of
+// the API (ResourceSliceMaxSharedCounters and
+// ResourceSliceMaxDeviceCountersPerSlice in pkg/apis/resource/types.go of 1.34).
+// Its number of devices does not depend on what they have.
+const (
+	combinedDevices  = resourceapi.ResourceSliceMaxDevices
+	combinedCounters = 32   // of all counter sets together
+	combinedTaken    = 1024 // of all that the devices take of
+)
+
+// combined returns slices in which each counter set is with all devices that
+// take of it, as Kubernetes 1.34 wants it: there the scheduler counts within a
+// slice (structured/internal/incubating/allocator_incubating.go of 0.34,
+// checkAvailableCounters). They are in the order of their first devices' names.
+// What takes of a set beyond what a slice has room for is left out.
+func (o *offer) combined(all published) (out []resourceslice.Slice, left []discovery.Problem) {
+	for _, unit := range all.units() {
+		left = append(left, o.fit(&unit)...)
+		if last := len(out) - 1; last >= 0 && fits(join(out[last], unit)) {
+			out[last] = join(out[last], unit)
+			continue
+		}
+		out = append(out, unit)
+	}
+	return out, left
+}
+
+// units returns the smallest slices there may be: a counter set with all that
+// takes of it, and each other device by itself.
+func (p published) units() (units []resourceslice.Slice) {
+	of := make(map[string]int) // where the unit of a counter set is
+	for _, device := range p.inOrder() {
+		if len(device.ConsumesCounters) == 0 {
+			units = append(units, resourceslice.Slice{Devices: []resourceapi.Device{device}})
+			continue
+		}
+		set := device.ConsumesCounters[0].CounterSet // nothing takes of two
+		i, found := of[set]
+		if !found {
+			i, of[set] = len(units), len(units)
+			units = append(units, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{p.counters[set]}})
+		}
+		units[i].Devices = append(units[i].Devices, device)
+	}
+	return units
+}
+
+func join(a, b resourceslice.Slice) resourceslice.Slice {
+	return resourceslice.Slice{
+		SharedCounters: slices.Concat(a.SharedCounters, b.SharedCounters),
+		Devices:        slices.Concat(a.Devices, b.Devices),
+	}
+}
+
+// fits reports whether a slice is within the limits.
+func fits(slice resourceslice.Slice) bool {
+	counters, taken := 0, 0
+	for _, set := range slice.SharedCounters {
+		counters += len(set.Counters)
+	}
+	for _, device := range slice.Devices {
+		for _, consumed := range device.ConsumesCounters {
+			taken += len(consumed.Counters)
+		}
+	}
+	return len(slice.Devices) <= combinedDevices && counters <= combinedCounters && taken <= combinedTaken
+}
+
+var errNoRoom = errors.New("the API server wants all devices that compete in one slice, which has no room for so many")
+
+// fit removes devices from a unit that is too large for a slice: the last, and
+// those that a claim has only after all others, since it must be seen what they
+// take.
+func (o *offer) fit(unit *resourceslice.Slice) (left []discovery.Problem) {
+	if fits(*unit) {
+		return nil
+	}
+	free := func(d resourceapi.Device) int {
+		if _, held := o.held[d.Name]; held {
+			return 0
+		}
+		return 1
+	}
+	devices := slices.Clone(unit.Devices)
+	slices.SortStableFunc(devices, func(a, b resourceapi.Device) int { return cmp.Compare(free(a), free(b)) })
+	for unit.Devices = devices; len(unit.Devices) > 0 && !fits(*unit); unit.Devices = unit.Devices[:len(unit.Devices)-1] {
+		left = append(left, discovery.Problem{Device: unit.Devices[len(unit.Devices)-1].Name, Err: errNoRoom})
+	}
+	slices.SortFunc(unit.Devices, func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+	return left
+}
