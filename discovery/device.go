@@ -94,6 +94,10 @@ type Device struct {
 	// It is set by [Scan].
 	Configured bool
 
+	// Overhead is what each user of the device needs of the host, nil if nothing.
+	// It is set by [Rules], never by a family.
+	Overhead HostResources
+
 	// Mode is the API that the administrator chose for the device; "" leaves
 	// the choice to the agent. It is set by [Rules], never by a family.
 	Mode Mode
@@ -294,6 +298,7 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		PartOf     *Whole                       `json:"partOf,omitempty"`
 		Takes      map[string]resource.Quantity `json:"takes,omitempty"`
 		Sharing    *Sharing                     `json:"sharing,omitempty"`
+		Overhead   HostResources                `json:"overhead,omitempty"`
 		Mode       Mode                         `json:"mode,omitempty"`
 		Want       Parameters                   `json:"want,omitempty"`
 		Offers     []Offer                      `json:"offers,omitempty"`
@@ -301,7 +306,7 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		Files      []HostFile                   `json:"files,omitempty"`
 	}{
 		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable, d.OptIn,
-		d.PartOf, d.Takes, d.Sharing, d.Mode, d.Want, d.Offers, d.Edits, d.Files,
+		d.PartOf, d.Takes, d.Sharing, d.Overhead, d.Mode, d.Want, d.Offers, d.Edits, d.Files,
 	})
 }
 

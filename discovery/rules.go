@@ -22,6 +22,7 @@ type Rules struct {
 	Exclude   []Selector
 	Sharing   []Share
 	Resources []Resource
+	Overhead  []Overhead
 }
 
 // Resource renames the selected devices in the classic API, or names those that
@@ -134,6 +135,7 @@ func (r *Rules) apply(d *Device, own map[string]bool) (kept bool, errs []error) 
 	if slices.ContainsFunc(r.Exclude, selects) {
 		return false, errs
 	}
+	d.Overhead = r.overhead(selects)
 	share := r.shared(selects)
 	kept, err := r.name(d, selects, own, share)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -116,6 +117,15 @@ func probes() []probe {
 	tainted := func(d resourceapi.Device) bool { return len(d.Taints) > 0 }
 	one := resource.MustParse("1")
 	return []probe{
+		{
+			"DRANodeAllocatableResources",
+			resourceapi.Device{Name: "needy", NodeAllocatableResources: map[corev1.ResourceName]resourceapi.NodeAllocatableResource{
+				corev1.ResourceMemory: {Overhead: &resourceapi.NodeAllocatableOverhead{PerPod: &one}},
+			}},
+			func(d resourceapi.Device) bool {
+				return d.NodeAllocatableResources[corev1.ResourceMemory].Overhead != nil
+			},
+		},
 		{"DRADeviceTaints", resourceapi.Device{Name: "sick", Taints: taint(resourceapi.DeviceTaintEffectNoSchedule)}, tainted},
 		{"DeviceTaintEffectNone", resourceapi.Device{Name: "told", Taints: taint(resourceapi.DeviceTaintEffectNone)}, tainted},
 		{

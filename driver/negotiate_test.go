@@ -80,6 +80,7 @@ func TestNegotiate(t *testing.T) {
 		"drops policies":      {server: each(func(d *resourceapi.Device) { d.Capacity = nil }), want: Without{Sharing: true}},
 		"drops sharing":       {server: each(func(d *resourceapi.Device) { d.AllowMultipleAllocations = nil }), want: Without{Sharing: true}},
 		"drops counters":      {server: withoutCounters, want: Without{Counters: true}},
+		"drops overhead":      {server: each(func(d *resourceapi.Device) { d.NodeAllocatableResources = nil }), want: Without{Overhead: true}},
 		"what is known stays": {server: each(func(*resourceapi.Device) {}), config: Without{Taints: true}, want: Without{Taints: true}},
 		"1.34 with all that it has": {
 			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return effectless(slice) || apart(slice) }),
@@ -87,9 +88,11 @@ func TestNegotiate(t *testing.T) {
 		},
 		"1.34 as it comes": {
 			server: func(slice *resourceapi.ResourceSlice) error {
-				return errors.Join(withoutCounters(slice), each(func(d *resourceapi.Device) { d.Taints, d.AllowMultipleAllocations = nil, nil })(slice))
+				return errors.Join(withoutCounters(slice), each(func(d *resourceapi.Device) {
+					d.Taints, d.AllowMultipleAllocations, d.NodeAllocatableResources = nil, nil, nil
+				})(slice))
 			},
-			want: Without{Taints: true, Told: true, Counters: true, Sharing: true},
+			want: Without{Overhead: true, Taints: true, Told: true, Counters: true, Sharing: true},
 		},
 		"refuses counters anyhow": {
 			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return slices.ContainsFunc(slice.Spec.Devices, consumes) }),

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -186,6 +187,9 @@ func checkCounters(d *discovery.Device) error {
 // add adds a device of the snapshot, under as many names as it has to have.
 func (o *offer) add(out *published, d *discovery.Device) error {
 	device := resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity, Taints: o.taints(o.health(d))}
+	if !o.without.Overhead {
+		device.NodeAllocatableResources = overhead(d.Overhead)
+	}
 	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && !o.without.Counters {
 		set := d.PartOf.Name
 		if err := addCounters(out, set, d.PartOf.Counters, d.Takes); err != nil {
@@ -210,6 +214,21 @@ func (o *offer) add(out *published, d *discovery.Device) error {
 		}
 	}
 	return nil
+}
+
+// overhead returns what users of a device are charged with. The scheduler does
+// so for each claim of it and each pod of the claim (pkg/scheduler/framework/
+// plugins/dynamicresources/nodeallocatabledynamicresources.go), so that who has
+// a share, numbered or not, is charged like who has all.
+func overhead(needed discovery.HostResources) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
+	if len(needed) == 0 {
+		return nil
+	}
+	out := make(map[corev1.ResourceName]resourceapi.NodeAllocatableResource, len(needed))
+	for name, amount := range needed {
+		out[name] = resourceapi.NodeAllocatableResource{Overhead: &amount}
+	}
+	return out
 }
 
 // sharesOf returns as how many devices a shared one is published to a server
@@ -328,6 +347,9 @@ func (o *offer) addGone(out *published) {
 		device.Taints = o.taints(discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionGone, Effect: o.gone})
 		if o.without.Sharing {
 			device.AllowMultipleAllocations = nil
+		}
+		if o.without.Overhead {
+			device.NodeAllocatableResources = nil
 		}
 		if !o.keepCounters(out, device.ConsumesCounters) {
 			device.ConsumesCounters = nil

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -232,6 +233,56 @@ func TestSharedWithoutSharing(t *testing.T) {
 	for name, want := range map[string]bool{"kvm": true, "kvm-share-07": true, "kvm-share-": false, "kvm-share-x": false, "other-share-1": false} {
 		if device, found := v.allocated(name); found != want || found && device.Name != "kvm" {
 			t.Errorf("%s: found %v %s", name, found, device.Name)
+		}
+	}
+}
+
+// Who has a share is charged like who has all, however the share is published.
+func TestOverhead(t *testing.T) {
+	memory, cpu := resource.MustParse("512Mi"), resource.MustParse("100m")
+	needed := discovery.HostResources{"memory": {PerPod: &memory}, "cpu": {PerContainer: &cpu}}
+	want := map[corev1.ResourceName]resourceapi.NodeAllocatableResource{
+		"memory": {Overhead: &resourceapi.NodeAllocatableOverhead{PerPod: &memory}},
+		"cpu":    {Overhead: &resourceapi.NodeAllocatableOverhead{PerContainer: &cpu}},
+	}
+	shared, alone := byNumber("shared", 2), gpu("alone", 1)
+	shared.Overhead, alone.Overhead = needed, needed
+	snapshot := &discovery.Snapshot{Devices: []discovery.Device{alone, gpu("other", 2), shared}}
+	tests := map[string]struct {
+		without Without
+		charged int
+	}{
+		"all":           {Without{}, 2},
+		"no sharing":    {Without{Sharing: true}, 3},
+		"no overhead":   {Without{Overhead: true}, 0},
+		"neither of it": {Without{Overhead: true, Sharing: true}, 0},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			resources, problems := Slices("node", snapshot, test.without)
+			charged := 0
+			for _, device := range resources.Pools["node"].Slices[0].Devices {
+				if device.NodeAllocatableResources == nil {
+					continue
+				}
+				charged++
+				if diff := cmp.Diff(want, device.NodeAllocatableResources); diff != "" || device.Name == "other" {
+					t.Errorf("%s (-want +got):\n%s", device.Name, diff)
+				}
+			}
+			if charged != test.charged || len(problems) > 0 {
+				t.Errorf("%d devices with overhead, want %d; problems %v", charged, test.charged, problems)
+			}
+		})
+	}
+	// One that is gone goes on to be charged for, unless the server has forgotten how.
+	o := &offer{pool: "node", snapshot: &discovery.Snapshot{}, held: map[string]string{"alone": "alone"}}
+	o.last = published{devices: map[string]resourceapi.Device{"alone": {Name: "alone", NodeAllocatableResources: want}}}
+	for _, without := range []Without{{}, {Overhead: true}} {
+		o.without = without
+		resources, _ := o.driverResources()
+		if got := resources.Pools["node"].Slices[0].Devices[0].NodeAllocatableResources; (got == nil) != without.Overhead {
+			t.Errorf("%+v: %v", without, got)
 		}
 	}
 }

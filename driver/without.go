@@ -4,6 +4,7 @@ package driver
 // does not take. The zero value is a server that keeps all. What else is
 // published where one is missing never lets two claims have the same silicon.
 type Without struct {
+	Overhead bool // what users of devices need of the host is not charged
 	Taints   bool // unhealthy devices are left out
 	Told     bool // taints without an effect are left out
 	Counters bool // of devices that compete, only such as can all be given out are published
@@ -36,6 +37,7 @@ type field struct {
 // that have no effect.
 func (w *Without) fields() []field {
 	return []field{
+		{"DRANodeAllocatableResources", &w.Overhead},
 		{"DRAConsumableCapacity", &w.Sharing},
 		{"SeparateCounters", &w.Separate},
 		{"DRAPartitionableDevices", &w.Counters},

@@ -124,6 +124,10 @@ func (c *DriverConfig) Validate() error {
 		check(fmt.Sprintf("resources[%d].mode", i), resource.Mode.validate())
 		check(fmt.Sprintf("resources[%d]", i), validateAcceleratorFunction(resource.AcceleratorFunction))
 	}
+	for i, overhead := range c.Overhead {
+		check(fmt.Sprintf("overhead[%d].cel", i), overhead.Selector.validate())
+		check(fmt.Sprintf("overhead[%d]", i), overhead.validate())
+	}
 	for family, root := range c.Roots {
 		check(fmt.Sprintf("roots[%s]", family), validateRoot(root))
 	}

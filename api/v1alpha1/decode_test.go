@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -24,6 +25,10 @@ resources:
 - name: example.com/nlb0
   cel: "true"
   acceleratorFunction: d8424dc4-a4a3-c413-f89e-433683f9040b
+overhead:
+- cel: "true"
+  perPod: {memory: 512Mi, hugepages-2Mi: 4Mi}
+  perContainer: {cpu: 100m}
 roots: {nvidia: /run/nvidia/driver}
 paths:
 - name: example.com/serial
@@ -46,6 +51,11 @@ paths:
 		Exclude:  []Selector{{CEL: "true"}},
 		Resources: []Resource{{Selector: Selector{CEL: "false"}, Name: "devices.kubevirt.io/kvm", Mode: ModeDevicePlugin}, {
 			Selector: Selector{CEL: "true"}, Name: "example.com/nlb0", AcceleratorFunction: "d8424dc4-a4a3-c413-f89e-433683f9040b",
+		}},
+		Overhead: []Overhead{{
+			Selector:     Selector{CEL: "true"},
+			PerPod:       map[string]resource.Quantity{"memory": resource.MustParse("512Mi"), "hugepages-2Mi": resource.MustParse("4Mi")},
+			PerContainer: map[string]resource.Quantity{"cpu": resource.MustParse("100m")},
 		}},
 		Roots: map[string]string{"nvidia": "/run/nvidia/driver"},
 		Paths: []PathResource{{
@@ -109,6 +119,16 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"shared, no cel":       {header + "sharing: [{replicas: 2}]\n", []string{"sharing[0].cel"}},
 		"capacity of count":    {header + "sharing: [{cel: 'true', replicas: 2, capacity: memory}]\n", []string{"sharing[0]", "capacity"}},
 		"resource function":    {header + "resources: [{name: example.com/a, cel: 'true', acceleratorFunction: nlb0}]\n", []string{"resources[0]", "acceleratorFunction", "nlb0"}},
+		"overhead of nothing":  {header + "overhead: [{cel: 'true'}]\n", []string{"overhead[0]", "perPod"}},
+		"overhead, no cel":     {header + "overhead: [{perPod: {cpu: 1}}]\n", []string{"overhead[0].cel"}},
+		"overhead, other":      {header + "overhead: [{cel: 'true', perPod: {nvidia.com/gpu: 1}}]\n", []string{"overhead[0]", "perPod[nvidia.com/gpu]", "cpu, memory or"}},
+		"overhead, negative":   {header + "overhead: [{cel: 'true', perContainer: {memory: -1}}]\n", []string{"perContainer[memory]", "is -1"}},
+		"overhead, no amount":  {header + "overhead: [{cel: 'true', perPod: {memory: 0}}]\n", []string{"perPod[memory]", "above 0"}},
+		"overhead, half bytes": {header + "overhead: [{cel: 'true', perPod: {memory: 500m}}]\n", []string{"perPod[memory]", "multiple of 1"}},
+		"overhead, fine CPU":   {header + "overhead: [{cel: 'true', perPod: {cpu: 100u}}]\n", []string{"perPod[cpu]", "multiple of 1m"}},
+		"overhead, too much":   {header + "overhead: [{cel: 'true', perPod: {memory: 9Ei}}]\n", []string{"perPod[memory]"}},
+		"overhead, part pages": {header + "overhead: [{cel: 'true', perPod: {hugepages-2Mi: 3Mi}}]\n", []string{"perPod[hugepages-2Mi]", "multiple of 2Mi"}},
+		"overhead, no pages":   {header + "overhead: [{cel: 'true', perPod: {hugepages-: 3Mi, hugepages-0: 1Mi, hugepages-x: 1, hugepages-1m: 1}}]\n", []string{"perPod[hugepages-]", "perPod[hugepages-0]", "perPod[hugepages-x]", "perPod[hugepages-1m]"}},
 		"relative root":        {header + "roots: {nvidia: run/nvidia}\n", []string{"roots[nvidia]", "absolute"}},
 		"root that escapes":    {header + "roots: {nvidia: /run/../etc}\n", []string{"roots[nvidia]"}},
 		"paths twice":          {header + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}]}]}, {name: a.b/c, groups: [{paths: [{path: /dev/a}]}]}]\n", []string{"paths[1].name"}},

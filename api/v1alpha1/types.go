@@ -38,6 +38,10 @@ type DriverConfig struct {
 	// offers them. The first that selects a device counts.
 	Resources []Resource `json:"resources,omitempty"`
 
+	// Overhead is what users of devices need of the host's own CPU and memory.
+	// The first that selects a device counts.
+	Overhead []Overhead `json:"overhead,omitempty"`
+
 	// Roots are directories of the host in which a family may look for its
 	// vendor's libraries or bitstreams, by the family's name:
 	//	roots: {nvidia: /run/nvidia/driver}
@@ -137,6 +141,22 @@ type Resource struct {
 	// the classic API lists them under that name, as in [ClaimParameters]. In
 	// DRA a claim says which one it wants.
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
+}
+
+// Overhead is what a pod needs of the node for each of the selected devices that
+// it has, beside what its containers ask for: the host memory of a GPU's
+// driver, the CPU time of who polls a queue. The scheduler charges the pod with
+// it, and the kubelet lets the pod have it, where DRA offers the device and the
+// cluster has the feature gate DRANodeAllocatableResources (KEP-5517). Elsewhere
+// nothing is charged.
+type Overhead struct {
+	Selector `json:",inline"`
+
+	// PerPod is needed once by each pod, {memory: 512Mi}, and PerContainer again
+	// by each container that names the claim. They are of cpu, memory, or huge
+	// pages of a size: hugepages-2Mi.
+	PerPod       map[string]resource.Quantity `json:"perPod,omitempty"`
+	PerContainer map[string]resource.Quantity `json:"perContainer,omitempty"`
 }
 
 // PathResource is what is offered under one name. In DRA the name is the

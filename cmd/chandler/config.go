@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/api/v1alpha1"
@@ -153,7 +154,27 @@ func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
 		}
 		rules.Resources = append(rules.Resources, rule)
 	}
+	for i, overhead := range config.Overhead {
+		rules.Overhead = append(rules.Overhead, discovery.Overhead{
+			Selector:      compile("overhead", i, overhead.Selector),
+			HostResources: hostResources(overhead),
+		})
+	}
 	return rules, errors.Join(errs...)
+}
+
+// hostResources returns what is needed, by resource.
+func hostResources(overhead v1alpha1.Overhead) discovery.HostResources {
+	out := make(discovery.HostResources)
+	for name, amount := range overhead.PerPod {
+		out[corev1.ResourceName(name)] = resourceapi.NodeAllocatableOverhead{PerPod: &amount}
+	}
+	for name, amount := range overhead.PerContainer {
+		of := out[corev1.ResourceName(name)]
+		of.PerContainer = &amount
+		out[corev1.ResourceName(name)] = of
+	}
+	return out
 }
 
 // readParameters turns what a claim says to the driver into data.

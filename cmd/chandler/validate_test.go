@@ -64,8 +64,8 @@ func TestValidate(t *testing.T) {
 			header(), []string{"1 object checked: 0 errors, 0 warnings"}, false,
 		},
 		"expressions of a configuration": {
-			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\nroots: {nobody: /x}\n",
-			[]string{"-:1: error: DriverConfig: roots[nobody]", "error: DriverConfig: exclude[0].cel: ", "error: DriverConfig: resources[0].cel: ", "3 errors"}, true,
+			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\noverhead: [{cel: 'x', perPod: {cpu: 1}}]\nroots: {nobody: /x}\n",
+			[]string{"-:1: error: DriverConfig: roots[nobody]", "error: DriverConfig: exclude[0].cel: ", "error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
 		},
 		"places in paths": {
 			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}, {path: dev/b, permissions: xyz}]}, {count: -1, paths: [{path: /dev/a}]}]}]\n",

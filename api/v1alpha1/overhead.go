@@ -1,0 +1,66 @@
+package v1alpha1
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// validate reports what is wrong with all but the selector.
+func (o *Overhead) validate() error {
+	if len(o.PerPod) == 0 && len(o.PerContainer) == 0 {
+		return errors.New("want perPod, perContainer or both")
+	}
+	return errors.Join(validateAmounts("perPod", o.PerPod), validateAmounts("perContainer", o.PerContainer))
+}
+
+func validateAmounts(field string, amounts map[string]resource.Quantity) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(amounts)) {
+		if err := validateAmount(name, amounts[name]); err != nil {
+			errs = append(errs, fmt.Errorf("%s[%s]: %w", field, name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hugePages is how the name of huge pages of a size begins.
+const hugePages = "hugepages-"
+
+// validateAmount checks an amount as the API server does those of containers:
+// names are those of resources that the kubelet sets cgroups for
+// (IsNodeAllocatableResourceName in pkg/apis/core/helper), CPU is in thousandths
+// and huge pages are whole.
+func validateAmount(name string, amount resource.Quantity) error {
+	unit := resource.MustParse("1")
+	size, huge := strings.CutPrefix(name, hugePages)
+	switch {
+	case huge:
+		var err error
+		if unit, err = resource.ParseQuantity(size); err != nil || unit.Sign() <= 0 || !multiple(unit, resource.MustParse("1")) {
+			return fmt.Errorf("no size of pages; want one such as %s2Mi", hugePages)
+		}
+	case name == "cpu":
+		unit = resource.MustParse("1m")
+	case name != "memory":
+		return fmt.Errorf("is not of the node itself; want cpu, memory or %s<size>", hugePages)
+	}
+	if amount.Sign() <= 0 || !multiple(amount, unit) {
+		return fmt.Errorf("is %s; want a multiple of %s above 0", amount.String(), unit.String())
+	}
+	return nil
+}
+
+// multiple reports whether an amount is a whole number of units, and not so
+// large that it could not be counted.
+func multiple(amount, unit resource.Quantity) bool {
+	if amount.CmpInt64(math.MaxInt64/1000) > 0 || amount.Cmp(*resource.NewMilliQuantity(amount.MilliValue(), amount.Format)) != 0 {
+		return false
+	}
+	return amount.MilliValue()%unit.MilliValue() == 0
+}
