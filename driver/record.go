@@ -22,8 +22,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// recordVersion is that of records that this code understands. It only changes
-// when an older agent would misread what is written.
+// recordVersion is that of the records which this code writes.
 const recordVersion = 1
 
 // record is what is written down of a prepared claim: who holds what, and all
@@ -31,8 +30,26 @@ const recordVersion = 1
 // no update of a library changes what is on disk.
 //
 // On disk it is a line with the checksum of all that follows, and JSON.
+//
+// Agents are replaced by older ones too, while claims are held. Whatever is
+// added to the format makes a new version, and a record says in ReadableBy the
+// oldest version whose agents may act on it. That may be an older one if such
+// an agent
+//
+//   - sees by the fields it knows no less held than is,
+//   - finds in the edits all that containers are to have, and can write them as
+//     CDI, and
+//   - may prepare the claim anew. It then keeps the version and the fields of
+//     the record and its results which it does not know, without knowing whether
+//     they are still so: results of other devices have none of them, and what is
+//     looked up at each Prepare (nodes, edits, files) has only what it knows.
+//
+// What an agent may not act on it sets aside, and it keeps others from the
+// devices all the same. Agents read the records of all versions before theirs.
 type record struct {
-	Version   int       `json:"version"`
+	Version    int `json:"version"`              // of the agent that wrote it first
+	ReadableBy int `json:"readableBy,omitempty"` // zero means that Version
+
 	UID       types.UID `json:"uid"`
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
@@ -44,6 +61,7 @@ type record struct {
 	Configuring bool `json:"configuring,omitempty"`
 
 	unknown unknownFields
+	raw     []byte // its file as it was read, nil if this code made it
 }
 
 // result is one allocation result of a claim.
@@ -150,6 +168,9 @@ func (r *record) keepUnknown(earlier *record) {
 		return
 	}
 	r.unknown = earlier.unknown
+	if earlier.Version > r.Version {
+		r.Version, r.ReadableBy = earlier.Version, earlier.ReadableBy
+	}
 	for i := range r.Results {
 		if same, found := earlier.find(&r.Results[i]); found {
 			r.Results[i].unknown = same.unknown
@@ -192,14 +213,71 @@ func decodeRecord(data []byte) (*record, error) {
 	if string(sum) != checksum(body) {
 		return nil, errors.New("checksum does not match")
 	}
-	r := &record{}
+	r := &record{raw: data}
 	if err := json.Unmarshal(body, r); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
-	if r.Version != recordVersion {
-		return nil, fmt.Errorf("version is %d, want %d", r.Version, recordVersion)
+	if err := r.understood(recordVersion); err != nil {
+		return nil, err
+	}
+	if err := r.complete(); err != nil {
+		return nil, err
+	}
+	if r.Version > recordVersion {
+		if err := checkEdits(body); err != nil {
+			return nil, fmt.Errorf("version %d: %w", r.Version, err)
+		}
 	}
 	return r, nil
+}
+
+// understood reports why an agent whose own records are of the version may not
+// act on this one.
+func (r *record) understood(version int) error {
+	readableBy := r.ReadableBy
+	if readableBy == 0 {
+		readableBy = r.Version
+	}
+	switch {
+	case r.Version < 1 || readableBy < 1 || readableBy > r.Version:
+		return fmt.Errorf("version is %d, readable by %d", r.Version, r.ReadableBy)
+	case readableBy > version:
+		return fmt.Errorf("version is %d, readable by agents of version %d and later; this one's is %d", r.Version, readableBy, version)
+	}
+	return nil
+}
+
+// complete reports what a record lacks that all have: without it nobody would
+// be kept from what the claim holds.
+func (r *record) complete() error {
+	if r.UID == "" || r.Boot == "" {
+		return errors.New("lacks the claim's UID or the boot ID")
+	}
+	for i, result := range r.Results {
+		if result.Device == "" || result.Silicon == "" || result.Source == "" || result.CDI == "" {
+			return fmt.Errorf("result %d lacks the names of its device", i)
+		}
+	}
+	return nil
+}
+
+// checkEdits reports what this code does not know of the edits in a record, and
+// would leave out of its CDI spec.
+func checkEdits(body []byte) error {
+	var r struct {
+		Results []struct{ Edits json.RawMessage }
+	}
+	if err := json.Unmarshal(body, &r); err != nil {
+		return err
+	}
+	for i, result := range r.Results {
+		strict := json.NewDecoder(bytes.NewReader(result.Edits))
+		strict.DisallowUnknownFields()
+		if err := strict.Decode(&specs.ContainerEdits{}); err != nil {
+			return fmt.Errorf("result %d: edits: %w", i, err)
+		}
+	}
+	return nil
 }
 
 // salvage returns the devices that a damaged record still names. What it says

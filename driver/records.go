@@ -295,9 +295,13 @@ func (s *store) leave(uid types.UID) {
 	}
 }
 
-// write writes the record of a claim to disk.
-func (s *store) write(r *record) error {
-	data, err := r.encode()
+// write writes the record of a claim to disk: one that was read as it was, with
+// all that this code does not know of it.
+func (s *store) write(r *record) (err error) {
+	data := r.raw
+	if data == nil {
+		data, err = r.encode()
+	}
 	if err == nil {
 		err = s.files.Write(s.file(r.UID), data, 0o600)
 	}

@@ -1,0 +1,329 @@
+package driver
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+var newRecords = flag.Bool("new-records", false, "write the golden records that are not there yet; none is ever changed")
+
+// goldenRecords is where the records of a version are, and beside each the CDI
+// spec that goes with it.
+func goldenRecords(version int) string { return fmt.Sprintf("testdata/records/v%d", version) }
+
+// golden is a claim of which there is a golden record.
+type golden struct {
+	claim   *resourceapi.ResourceClaim
+	devices []discovery.Device
+	granted specs.ContainerEdits
+}
+
+// goldenClaims are claims whose records together have all that one can have, but
+// that devices are being configured.
+func goldenClaims() map[string]golden {
+	share := func(r *resourceapi.DeviceRequestAllocationResult) {
+		shared := taking(claim("x", r.Device), "memory", "3Gi").Status.Allocation.Devices.Results[0]
+		r.ShareID, r.ConsumedCapacity = shared.ShareID, shared.ConsumedCapacity
+	}
+	results := func(c *resourceapi.ResourceClaim, change ...func(*resourceapi.DeviceRequestAllocationResult)) *resourceapi.ResourceClaim {
+		for i := range change {
+			change[i](&c.Status.Allocation.Devices.Results[i])
+		}
+		return c
+	}
+	same := func(*resourceapi.DeviceRequestAllocationResult) {}
+	card := gpu("card", 1)
+	card.Edits.Mounts = []*specs.Mount{{HostPath: "/opt/lib", ContainerPath: "/usr/lib/gpu", Options: []string{"ro", "bind"}}}
+	card.Edits.Hooks = []*specs.Hook{{HookName: "createContainer", Path: "/opt/bin/hook", Args: []string{"hook", "--ldconfig"}}}
+	card.Edits.Env = []string{"CARD=<1>"}
+	return map[string]golden{
+		"whole": {claim: claim("whole", "card", "kvm"), devices: []discovery.Device{card, {Name: "kvm", Shareable: true}}},
+		"parts": {claim: claim("parts", "g-a", "g-b"), devices: []discovery.Device{part("g", "g-a", 3), part("g", "g-b", 1)}},
+		"share": {claim: results(claim("share", "big"), share), devices: []discovery.Device{byMemory("big", 8)}},
+		"numbered-share": {
+			claim:   claim("numbered-share", "small-share-01"),
+			devices: []discovery.Device{byNumber("small", 2)},
+		},
+		"network": {
+			claim: results(claim("network", "nic"), func(r *resourceapi.DeviceRequestAllocationResult) { r.Request = "net/fast" }), devices: []discovery.Device{nic("nic")},
+			granted: specs.ContainerEdits{NetDevices: []*specs.LinuxNetDevice{{HostInterfaceName: "ens1f0v2", Name: "net1"}}},
+		},
+		"administration": {
+			claim:   results(claim("administration", "card", "g-a"), same, func(r *resourceapi.DeviceRequestAllocationResult) { r.AdminAccess = new(true) }),
+			devices: []discovery.Device{card, part("g", "g-a", 3)},
+		},
+	}
+}
+
+// goldenBench is a driver that has the devices of a golden claim.
+func goldenBench(t *testing.T, g golden) *bench {
+	b := newBench(t)
+	b.withFiles()
+	b.config.Granter = func([]discovery.Device, discovery.Grant) specs.ContainerEdits { return g.granted }
+	return b.restart().offers(g.devices...)
+}
+
+// What is written today is what the golden records of this version say. A
+// change of them is one of the format, and makes a new version (see record).
+func TestRecordsAreWrittenAsTheirVersionSays(t *testing.T) {
+	check := func(t *testing.T, name, file string) {
+		t.Helper()
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name = filepath.Join(goldenRecords(recordVersion), name)
+		want, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) && *newRecords {
+			want, err = got, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, got, 0o644))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	for name, g := range goldenClaims() {
+		t.Run(name, func(t *testing.T) {
+			b := goldenBench(t, g)
+			mustPrepare(t, b, g.claim)
+			check(t, name+".record", b.recordFile(g.claim))
+			check(t, name+".json", b.specFile(g.claim))
+		})
+	}
+	t.Run("configuring", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b, f := newFPGAs(t)
+			f.hold = make(chan struct{})
+			defer close(f.hold)
+			c := wanting("new", claim("configuring", "a"))
+			if _, err := b.call(c); err == nil {
+				t.Fatal("prepared")
+			}
+			check(t, "configuring.record", b.recordFile(c))
+		})
+	})
+}
+
+// Records of all versions are read for ever: what they say is held, its spec is
+// made again, Prepare answers by them, and Unprepare lets go.
+func TestRecordsOfEveryVersionAreHonoured(t *testing.T) {
+	for version := 1; version <= recordVersion; version++ {
+		for name, g := range goldenClaims() {
+			t.Run(fmt.Sprintf("version %d, %s", version, name), func(t *testing.T) {
+				data, err := os.ReadFile(filepath.Join(goldenRecords(version), name+".record"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				spec, err := os.ReadFile(filepath.Join(goldenRecords(version), name+".json"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				honours(t, goldenBench(t, g), g, data, spec)
+			})
+		}
+		t.Run(fmt.Sprintf("version %d, configuring", version), func(t *testing.T) {
+			data, err := os.ReadFile(filepath.Join(goldenRecords(version), "configuring.record"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, f := newFPGAs(t)
+			c := wanting("new", claim("configuring", "a"))
+			if err := os.WriteFile(b.recordFile(c), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			b.restart().offers(gpu("a", 1))
+			mustRefuse(t, b, claim("rival", "a"), "held by claim default/configuring")
+			mustPrepare(t, b, c)
+			if f.begun() != "a=new" {
+				t.Errorf("begun: %q", f.begun())
+			}
+		})
+	}
+}
+
+// honours checks that the driver does as a record of the claim says, and leaves
+// it as it is.
+func honours(t *testing.T, b *bench, g golden, data, spec []byte) {
+	t.Helper()
+	if err := os.WriteFile(b.recordFile(g.claim), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	for _, r := range g.claim.Status.Allocation.Devices.Results {
+		device, found := b.offers(g.devices...).view.Load().allocated(r.Device)
+		if !found {
+			t.Fatalf("no device %s", r.Device)
+		}
+		who, held := b.Holder(device.Silicon())
+		if want := r.AdminAccess == nil; held != want || held && who != "claim default/"+g.claim.Name {
+			t.Errorf("device %s is held by %q", r.Device, who)
+		}
+	}
+	before, err := decodeRecord(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range before.files() {
+		if text, err := os.ReadFile(filepath.Join(b.config.HostFiles.Root, f.Path)); err != nil || string(text) != f.Text {
+			t.Errorf("host file %s: %q, %v", f.Path, text, err)
+		}
+	}
+	same := func(when string) {
+		t.Helper()
+		for file, want := range map[string][]byte{b.recordFile(g.claim): data, b.specFile(g.claim): spec} {
+			got, err := os.ReadFile(file)
+			if diff := cmp.Diff(string(want), string(got)); err != nil || diff != "" {
+				t.Errorf("%s: %v (-want +got):\n%s", when, err, diff)
+			}
+		}
+	}
+	same("at start")
+	if got := len(mustPrepare(t, b, g.claim)); got != len(g.claim.Status.Allocation.Devices.Results) {
+		t.Errorf("Prepare answers with %d devices", got)
+	}
+	same("prepared")
+	if err := b.tryUnprepare(g.claim); err != nil {
+		t.Fatal(err)
+	}
+	if exists(b.recordFile(g.claim)) || exists(b.specFile(g.claim)) {
+		t.Error("something is left of the claim")
+	}
+}
+
+// newer returns a golden record as a later agent may write it: of another
+// version, and with more in all of its objects than this one knows, but in the
+// edits, of which all is to be known.
+func newer(t *testing.T, name string, version, readableBy int) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(goldenRecords(recordVersion), name+".record"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, body, _ := bytes.Cut(data, []byte("\n"))
+	var r map[string]any
+	if err := json.Unmarshal(body, &r); err != nil {
+		t.Fatal(err)
+	}
+	addLater(r)
+	r["version"], r["readableBy"] = version, readableBy
+	if body, err = json.MarshalIndent(r, "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	return append([]byte(checksum(body)+"\n"), body...)
+}
+
+// addLater adds a field to all objects of a record.
+func addLater(value any) {
+	switch value := value.(type) {
+	case []any:
+		for _, element := range value {
+			addLater(element)
+		}
+	case map[string]any:
+		for name, field := range value {
+			if name != "edits" && name != "takes" && name != "consumes" {
+				addLater(field)
+			}
+		}
+		value["later"] = map[string]any{"x": []any{1, "two", nil}}
+	}
+}
+
+// A record of the next version is honoured like one of this, and stays as it is:
+// an agent that is replaced by its predecessor loses nothing of what it wrote.
+func TestRecordsOfTheNextVersionAreHonoured(t *testing.T) {
+	for name, g := range goldenClaims() {
+		t.Run(name, func(t *testing.T) {
+			spec, err := os.ReadFile(filepath.Join(goldenRecords(recordVersion), name+".json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			honours(t, goldenBench(t, g), g, newer(t, name, recordVersion+1, recordVersion), spec)
+		})
+	}
+}
+
+// Where an older agent has to write a record anew it keeps the version, and
+// what it does not know.
+func TestRecordsOfTheNextVersionAreNotDowngraded(t *testing.T) {
+	g := goldenClaims()["whole"]
+	b := goldenBench(t, g)
+	data := newer(t, "whole", recordVersion+2, recordVersion)
+	if err := os.WriteFile(b.recordFile(g.claim), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.config.BootID = "boot-2"
+	// A Prepare that fails at its end puts back what was there.
+	failing := true
+	b.files.Before = func(op atomicfile.Op, name string) error {
+		if failing && op == atomicfile.Rename && strings.HasSuffix(name, ".json") {
+			return errors.New("no space")
+		}
+		return nil
+	}
+	b.restart().offers(g.devices...)
+	mustRefuse(t, b, g.claim, "no space")
+	if got, err := os.ReadFile(b.recordFile(g.claim)); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("put back as %s, %v", got, err)
+	}
+	failing = false
+	mustPrepare(t, b, g.claim)
+	got, err := os.ReadFile(b.recordFile(g.claim))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := decodeRecord(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Version != recordVersion+2 || r.ReadableBy != recordVersion || r.Boot != "boot-2" {
+		t.Errorf("version %d, readable by %d, of %s", r.Version, r.ReadableBy, r.Boot)
+	}
+	if r.unknown["later"] == nil || r.Results[0].unknown["later"] == nil || r.Results[1].unknown["later"] == nil {
+		t.Errorf("what the later agent wrote is gone:\n%s", got)
+	}
+}
+
+// An agent reads what was written before it, and of what was written after it
+// what is said to be for it.
+func TestWhichVersionsAreRead(t *testing.T) {
+	for _, test := range []struct {
+		version, readableBy, reader int
+		want                        bool
+	}{
+		{version: 1, reader: 1, want: true},
+		{version: 1, reader: 2, want: true},
+		{version: 2, reader: 1, want: false},
+		{version: 2, reader: 2, want: true},
+		{version: 2, readableBy: 1, reader: 1, want: true},
+		{version: 3, readableBy: 1, reader: 1, want: true},
+		{version: 3, readableBy: 2, reader: 1, want: false},
+		{version: 3, readableBy: 2, reader: 2, want: true},
+		{version: 0, reader: 1, want: false},
+		{version: 2, readableBy: -1, reader: 1, want: false},
+		{version: 1, readableBy: 2, reader: 2, want: false}, // nobody writes that
+	} {
+		r := &record{Version: test.version, ReadableBy: test.readableBy}
+		if err := r.understood(test.reader); (err == nil) != test.want {
+			t.Errorf("%+v: %v", test, err)
+		}
+	}
+}
