@@ -68,6 +68,12 @@ type Family struct {
 	// told what it asked for.
 	Parameters []Parameter
 
+	// Variables are what a claim may set in the environment of the containers
+	// that get the family's devices: those by which the vendor documents that its
+	// libraries are tuned, in order. None is one that Grant or a device's Edits
+	// set, none chooses devices, and none loads code.
+	Variables []string
+
 	// Configure returns the device as it is described now, and the work that
 	// makes it what the parameters want, nil if it is so already. It only reads;
 	// the work alone changes the host, and after it Configure is asked again.
@@ -160,6 +166,9 @@ func Validate(families []*Family) error {
 	return errors.Join(errs...)
 }
 
+// ownVariables begins the names of what containers are told whatever the family.
+const ownVariables = "CHANDLER_"
+
 func (f *Family) validate() []error {
 	var errs []error
 	for _, message := range validation.IsDNS1123Label(f.Name) {
@@ -185,6 +194,14 @@ func (f *Family) validate() []error {
 	for _, dir := range f.FileDirs {
 		if !path.IsAbs(dir) || path.Clean(dir) != dir || dir == "/" {
 			errs = append(errs, fmt.Errorf("directory of files %q: want a clean and absolute path", dir))
+		}
+	}
+	for i, name := range f.Variables {
+		if len(validation.IsCIdentifier(name)) > 0 || strings.HasPrefix(name, ownVariables) {
+			errs = append(errs, fmt.Errorf("variable %q: want a C identifier that does not begin with %s", name, ownVariables))
+		}
+		if i > 0 && f.Variables[i-1] >= name {
+			errs = append(errs, fmt.Errorf("variable %s: is not after %s", name, f.Variables[i-1]))
 		}
 	}
 	if f.Describe == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Parameter names what a claim may ask of a device beyond having it. The names
@@ -20,10 +21,44 @@ const (
 	// AcceleratorFunction is the function that an FPGA is to be programmed
 	// with: lower-case hexadecimal digits without dashes.
 	AcceleratorFunction Parameter = "acceleratorFunction"
+
+	// ComputePercentage is how much of the computing of each device the
+	// containers may use at most: a decimal number from 1 to 100.
+	ComputePercentage Parameter = "computePercentage"
 )
+
+// Environment returns the parameter that sets a variable in the containers which
+// get the devices. A family takes it that has the variable among its Variables.
+func Environment(variable string) Parameter {
+	return Parameter(variablePrefix + variable + "]")
+}
+
+// variablePrefix begins the parameters that set variables.
+const variablePrefix = "environment["
+
+// variable returns the name of the variable that the parameter sets, "" if it
+// sets none.
+func (p Parameter) variable() string {
+	if rest, ok := strings.CutPrefix(string(p), variablePrefix); ok {
+		return strings.TrimSuffix(rest, "]")
+	}
+	return ""
+}
 
 // Parameters are what a claim asks of the devices of a request.
 type Parameters map[Parameter]string
+
+// Environment returns the variables that the parameters set, as NAME=value, in
+// the order of their names.
+func (p Parameters) Environment() []string {
+	var env []string
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		if variable := name.variable(); variable != "" {
+			env = append(env, variable+"="+p[name])
+		}
+	}
+	return env
+}
 
 // Acceptor reports why the devices of a request cannot be given with
 // parameters, nil if they can.
@@ -63,9 +98,16 @@ func Acceptors(families []*Family) Acceptor {
 func (f *Family) takes(d Device, parameters Parameters) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(parameters)) {
-		if f == nil || !slices.Contains(f.Parameters, name) {
+		if f == nil || !f.lists(name) {
 			errs = append(errs, fmt.Errorf("device %s of family %s takes no %s; name the request that %s is for", d.Name, d.Family, name, name))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (f *Family) lists(name Parameter) bool {
+	if variable := name.variable(); variable != "" {
+		return slices.Contains(f.Variables, variable)
+	}
+	return slices.Contains(f.Parameters, name)
 }

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -14,10 +15,11 @@ func TestAcceptors(t *testing.T) {
 			}
 			return nil
 		}},
-		{Name: "gpu"},
+		{Name: "gpu", Variables: []string{"GPU_QUEUES", "GPU_X"}},
 	})
 	nic, gpu, other := Device{Name: "a", Family: "nic"}, Device{Name: "b", Family: "gpu"}, Device{Name: "b", Family: "unknown"}
 	parameters := Parameters{InterfaceName: "net1"}
+	tuned := Parameters{Environment("GPU_QUEUES"): "2"}
 	for name, test := range map[string]struct {
 		given      []Device
 		parameters Parameters
@@ -29,10 +31,39 @@ func TestAcceptors(t *testing.T) {
 		"of no family":       {[]Device{other}, parameters, "device b of family unknown takes no interfaceName"},
 		"not together":       {[]Device{nic, nic}, parameters, "two of them as net1"},
 		"among its own only": {[]Device{nic, nic, gpu}, parameters, "two of them as net1"},
+		"its variable":       {[]Device{gpu}, tuned, ""},
+		"another's variable": {[]Device{gpu, nic}, tuned, "device a of family nic takes no environment[GPU_QUEUES]; name the request"},
+		"nobody's variable":  {[]Device{gpu}, Parameters{Environment("LD_PRELOAD"): "x"}, "device b of family gpu takes no environment[LD_PRELOAD]"},
+		"parameter as such":  {[]Device{gpu}, Parameters{"GPU_QUEUES": "x"}, "device b of family gpu takes no GPU_QUEUES"},
 	} {
 		err := accept(test.given, test.parameters)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v; want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestParametersEnvironment(t *testing.T) {
+	parameters := Parameters{Environment("B"): "2=3", InterfaceName: "net1", Environment("A"): "one two"}
+	if got := parameters.Environment(); !slices.Equal(got, []string{"A=one two", "B=2=3"}) {
+		t.Errorf("environment: %q", got)
+	}
+}
+
+// The variables of a family are names, in order, and none of Chandler's own.
+func TestFamilyVariables(t *testing.T) {
+	for text, want := range map[string]string{
+		"A B_2":      "",
+		"A-B":        "want a C identifier",
+		"CHANDLER_X": "does not begin with CHANDLER_",
+		"B A":        "variable A: is not after B",
+		"A A":        "variable A: is not after A",
+	} {
+		f := *widgets
+		f.Variables = strings.Fields(text)
+		err := Validate([]*Family{&f})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
 		}
 	}
 }

@@ -45,7 +45,8 @@ func (d *Driver) setEdits(results []result, devices []discovery.Device, paramete
 				API: discovery.ModeDRA, Claim: claim, Request: request, Parameters: parameters[request],
 			})
 		}
-		edits.Env = append(slices.Clip(edits.Env), devicesVariable+"="+strings.Join(names[request], ","))
+		edits.Env = slices.Concat(edits.Env, parameters[request].Environment())
+		edits.Env = append(edits.Env, devicesVariable+"="+strings.Join(names[request], ","))
 		edits.Env = append(edits.Env, ofRequest(edits.Env, claim, request)...)
 		granted[request] = edits
 	}

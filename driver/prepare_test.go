@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -404,6 +405,50 @@ func TestParametersReachTheFamily(t *testing.T) {
 	mustPrepare(t, b, c)
 	if env := b.specOf(c)["chandler.dev/claim=uid-c-0-a"].Env; !slices.Contains(env, "NAME=claim") {
 		t.Errorf("the container gets %q", env)
+	}
+}
+
+// What a claim says of one variable leaves the others as its device class has
+// them. A request's variables are carried under its own names too.
+func TestEnvironmentOfClass(t *testing.T) {
+	b := newBench(t)
+	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
+		var said map[string]string
+		err := json.Unmarshal(raw, &said)
+		parameters := make(discovery.Parameters)
+		for name, value := range said {
+			parameters[discovery.Environment(name)] = value
+		}
+		return parameters, err
+	}
+	b.restart().offers(gpu("a", 1), gpu("b", 2))
+	c := claim("c", "a", "b")
+	c.Status.Allocation.Devices.Results[1].Request = "other"
+	for _, said := range []struct {
+		source resourceapi.AllocationConfigSource
+		raw    string
+	}{
+		{resourceapi.AllocationConfigSourceClass, `{"QUEUES": "1", "XNACK": "0"}`},
+		{resourceapi.AllocationConfigSourceClaim, `{"XNACK": "1", "DMA": "0"}`},
+	} {
+		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
+			Source: said.source, Requests: []string{"r"},
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: "chandler.dev", Parameters: runtime.RawExtension{Raw: []byte(said.raw)}}},
+		})
+	}
+	mustPrepare(t, b, c)
+	spec := b.specOf(c)
+	want := []string{
+		"DMA=0", "QUEUES=1", "XNACK=1", "CHANDLER_DEVICES=a",
+		"DMA_C_R=0", "QUEUES_C_R=1", "XNACK_C_R=1", "CHANDLER_DEVICES_C_R=a",
+	}
+	if diff := cmp.Diff(want, spec["chandler.dev/claim=uid-c-0-a"].Env); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	want = []string{"CHANDLER_DEVICES=b", "CHANDLER_DEVICES_C_OTHER=b"}
+	if diff := cmp.Diff(want, spec["chandler.dev/claim=uid-c-1-b"].Env); diff != "" {
+		t.Errorf("the other request (-want +got):\n%s", diff)
 	}
 }
 

@@ -148,5 +148,10 @@ func (c *DriverConfig) Validate() error {
 
 // Validate reports everything that is wrong with the parameters.
 func (p *ClaimParameters) Validate() error {
-	return errors.Join(validateInterfaceName(p.InterfaceName), validateAcceleratorFunction(p.AcceleratorFunction))
+	return errors.Join(
+		validateInterfaceName(p.InterfaceName),
+		validateAcceleratorFunction(p.AcceleratorFunction),
+		validateEnvironment(p.Environment),
+		validateComputePercentage(p.ComputePercentage),
+	)
 }

@@ -271,4 +271,16 @@ type ClaimParameters struct {
 	// with, by the ID that its maker gave it: 8 to 40 hexadecimal digits, in
 	// which dashes do not count.
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
+
+	// Environment are variables by which the device's own libraries are tuned
+	// in the containers that get it: {HSA_XNACK: "1"}. Which there are depends on
+	// the device's family. What the claim says of a variable counts against what
+	// its class says of it. At most 32 C identifiers of up to 64 characters, each
+	// with 1 to 256 printable ASCII characters.
+	Environment map[string]string `json:"environment,omitempty"`
+
+	// ComputePercentage is how much of the computing of each device the
+	// containers may use at most, in percent: 1 to 100. It is for devices whose
+	// vendor's software keeps to it.
+	ComputePercentage *int `json:"computePercentage,omitempty"`
 }

@@ -3,9 +3,11 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -112,4 +114,43 @@ func validateAcceleratorFunction(id string) error {
 		return nil
 	}
 	return fmt.Errorf("acceleratorFunction: is %q; want 8 to 40 hexadecimal digits", id)
+}
+
+// A claim may set so many variables of such names and values. Names are those
+// of C, so that every shell and library can read them, and a value is one line.
+var (
+	variableName  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
+	variableValue = regexp.MustCompile(`^[ -~]{1,256}$`)
+)
+
+const (
+	maxVariables = 32
+
+	// ownVariables begins the names of what containers are told by Chandler.
+	ownVariables = "CHANDLER_"
+)
+
+func validateEnvironment(environment map[string]string) error {
+	if len(environment) > maxVariables {
+		return fmt.Errorf("environment: has %d variables; want at most %d", len(environment), maxVariables)
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(environment)) {
+		switch {
+		case !variableName.MatchString(name):
+			errs = append(errs, fmt.Errorf("environment: %.80q is no name of a variable; want 1 to 64 letters, digits and '_', no digit first", name))
+		case strings.HasPrefix(name, ownVariables):
+			errs = append(errs, fmt.Errorf("environment[%s]: variables of that prefix are not for claims to set", name))
+		case !variableValue.MatchString(environment[name]):
+			errs = append(errs, fmt.Errorf("environment[%s]: want 1 to 256 printable ASCII characters", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func validateComputePercentage(percentage *int) error {
+	if percentage == nil || 1 <= *percentage && *percentage <= 100 {
+		return nil
+	}
+	return fmt.Errorf("computePercentage: is %d; want 1 to 100", *percentage)
 }

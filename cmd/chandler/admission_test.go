@@ -136,7 +136,8 @@ func (p *policy) refuses(object, oldObject any) (string, error) {
 // object decodes JSON, in which PARAMETERS stands for the parameters.
 func object(t testing.TB, text, parameters string) (object map[string]any) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(strings.ReplaceAll(text, "PARAMETERS", parameters)), &object); err != nil {
+	// As the API server does, which tells whole numbers from others.
+	if err := strictjson.UnmarshalCaseSensitivePreserveInts([]byte(strings.ReplaceAll(text, "PARAMETERS", parameters)), &object); err != nil {
 		t.Fatal(err)
 	}
 	return object

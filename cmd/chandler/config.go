@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -186,6 +187,12 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 	parameters := discovery.Parameters{
 		discovery.InterfaceName:       said.InterfaceName,
 		discovery.AcceleratorFunction: functionID(said.AcceleratorFunction),
+	}
+	if said.ComputePercentage != nil {
+		parameters[discovery.ComputePercentage] = strconv.Itoa(*said.ComputePercentage)
+	}
+	for name, value := range said.Environment {
+		parameters[discovery.Environment(name)] = value
 	}
 	maps.DeleteFunc(parameters, func(_ discovery.Parameter, value string) bool { return value == "" })
 	return parameters, nil

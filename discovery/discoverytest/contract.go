@@ -232,9 +232,11 @@ func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribut
 	return nil
 }
 
-// checkGrant checks that Grant is pure.
+// checkGrant checks that Grant is pure, and that no variable is set that claims
+// may set.
 func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	t.Helper()
+	checkVariables(t, f, devices)
 	if f.Grant == nil {
 		return
 	}
@@ -246,10 +248,7 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 		if len(given) == 0 {
 			continue // it is asked about sets that hold a device of the family
 		}
-		for _, grant := range []discovery.Grant{
-			{API: discovery.ModeDRA, Claim: "claim", Request: "request"},
-			{API: discovery.ModeDevicePlugin, Resource: "example.com/device"},
-		} {
+		for _, grant := range grants(given) {
 			before := string(marshal(t, given))
 			first, second := marshal(t, f.Grant(given, grant)), marshal(t, f.Grant(given, grant))
 			if string(first) != string(second) {
@@ -258,6 +257,34 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 			if string(marshal(t, given)) != before {
 				t.Errorf("grant %+v: modified the devices it was given", grant)
 			}
+			for _, variable := range f.Grant(given, grant).Env {
+				checkVariable(t, f, "grant", variable)
+			}
 		}
+	}
+}
+
+// grants are to whom devices may be given.
+func grants(_ []discovery.Device) []discovery.Grant {
+	return []discovery.Grant{
+		{API: discovery.ModeDRA, Claim: "claim", Request: "request"},
+		{API: discovery.ModeDevicePlugin, Resource: "example.com/device"},
+	}
+}
+
+// checkVariables checks that devices set no variable that claims may set.
+func checkVariables(t testing.TB, f *discovery.Family, devices []discovery.Device) {
+	t.Helper()
+	for i := range devices {
+		for _, variable := range devices[i].Edits.Env {
+			checkVariable(t, f, devices[i].Name, variable)
+		}
+	}
+}
+
+func checkVariable(t testing.TB, f *discovery.Family, who, variable string) {
+	t.Helper()
+	if name, _, _ := strings.Cut(variable, "="); slices.Contains(f.Variables, name) {
+		t.Errorf("%s: sets %s, which a claim may set", who, variable)
 	}
 }

@@ -31,7 +31,15 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "1002", PCIClass: "12", Unbound: true},
 		{Bus: "platform", Name: "amdgpu_xcp_*"},
 	},
-	Describe: describe,
+	Describe:  describe,
+	Variables: variables,
+}
+
+// variables tune the libraries of ROCm's runtimes, HIP and ROCR, and of RCCL.
+var variables = []string{
+	"AMD_LOG_LEVEL", "AMD_SERIALIZE_COPY", "AMD_SERIALIZE_KERNEL", "GPU_MAX_HW_QUEUES",
+	"HIP_FORCE_DEV_KERNARG", "HIP_HOST_COHERENT", "HIP_LAUNCH_BLOCKING", "HSA_CU_MASK", "HSA_ENABLE_PEER_SDMA",
+	"HSA_ENABLE_SDMA", "HSA_NO_SCRATCH_RECLAIM", "HSA_SCRATCH_SINGLE_LIMIT", "HSA_XNACK", "NCCL_DEBUG",
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {

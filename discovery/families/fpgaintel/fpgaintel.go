@@ -37,6 +37,12 @@ var Family = &discovery.Family{
 	Grant:      grant,
 	Parameters: []discovery.Parameter{discovery.AcceleratorFunction},
 	Configure:  programmer(program.Port).configure,
+	Variables:  variables,
+}
+
+// variables tune the libraries of OPAE.
+var variables = []string{
+	"LIBOPAE_LOG",
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {

@@ -23,11 +23,18 @@ import (
 
 // Family is Habana's accelerators.
 var Family = &discovery.Family{
-	Name:     "gaudi",
-	Doc:      "Habana Goya and Intel Gaudi accelerators",
-	Match:    []discovery.Match{{Bus: "pci", Vendor: "1da3", Driver: "habanalabs"}},
-	Describe: describe,
-	Grant:    grant,
+	Name:      "gaudi",
+	Doc:       "Habana Goya and Intel Gaudi accelerators",
+	Match:     []discovery.Match{{Bus: "pci", Vendor: "1da3", Driver: "habanalabs"}},
+	Describe:  describe,
+	Grant:     grant,
+	Variables: variables,
+}
+
+// variables tune the libraries of Habana's runtime and its bridge to PyTorch.
+var variables = []string{
+	"ENABLE_CONSOLE", "GRAPH_VISUALIZATION", "HABANA_PROFILE", "LOG_LEVEL_ALL",
+	"PT_HPU_ENABLE_LAZY_COLLECTIVES", "PT_HPU_LAZY_MODE", "PT_HPU_MAX_COMPOUND_OP_SIZE",
 }
 
 // goya is the PCI device ID of Goya; all others are Gaudis.

@@ -32,7 +32,14 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "8086", PCIClass: "03", Driver: "xe"},
 		{Bus: "pci", Vendor: "8086", PCIClass: "03", Unbound: true},
 	},
-	Describe: describe,
+	Describe:  describe,
+	Variables: variables,
+}
+
+// variables tune the libraries of Level Zero, the compute runtime and VA-API.
+var variables = []string{
+	"LIBVA_DRIVER_NAME", "NEOReadDebugKeys", "ZES_ENABLE_SYSMAN", "ZE_ENABLE_PCI_ID_DEVICE_ORDER",
+	"ZE_FLAT_DEVICE_HIERARCHY",
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {

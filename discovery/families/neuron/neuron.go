@@ -22,11 +22,18 @@ import (
 
 // Family is AWS's accelerators.
 var Family = &discovery.Family{
-	Name:     "neuron",
-	Doc:      "AWS Inferentia and Trainium devices",
-	Match:    []discovery.Match{{Class: "neuron_device", Name: prefix + "[0-9]*"}},
-	Describe: describe,
-	Grant:    grant,
+	Name:      "neuron",
+	Doc:       "AWS Inferentia and Trainium devices",
+	Match:     []discovery.Match{{Class: "neuron_device", Name: prefix + "[0-9]*"}},
+	Describe:  describe,
+	Grant:     grant,
+	Variables: variables,
+}
+
+// variables tune the libraries of the Neuron runtime, by its configuration guide.
+var variables = []string{
+	"NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_LOG_LEVEL", "NEURON_RT_LOG_LOCATION",
+	"NEURON_RT_STOCHASTIC_ROUNDING_EN", "NEURON_RT_STOCHASTIC_ROUNDING_SEED", "NEURON_RT_VALIDATE_HASH",
 }
 
 // prefix begins the kernel's names: "neuron0".

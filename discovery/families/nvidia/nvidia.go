@@ -32,8 +32,9 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "10de", PCIClass: "03", Driver: "nvidia"},
 		{Bus: "pci", Vendor: "10de", PCIClass: "03", Unbound: true},
 	},
-	Describe: describe,
-	Grant:    grant,
+	Describe:  describe,
+	Grant:     grant,
+	Variables: variables,
 	Program: &discovery.Program{
 		Name:    "chandler-nvml",
 		Library: "NVML",
@@ -46,6 +47,15 @@ var Family = &discovery.Family{
 		Check:   func(text string) error { _, err := facts.Parse(text); return err },
 		Lost:    facts.FormatError,
 	},
+}
+
+// variables tune the libraries of CUDA, MPS, NCCL and NVIDIA's container runtime.
+var variables = []string{
+	"CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DISABLE_PTX_JIT",
+	"CUDA_FORCE_PTX_JIT", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_MPS_CLIENT_PRIORITY",
+	"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_DEBUG",
+	"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_NTHREADS", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE",
+	"NCCL_P2P_LEVEL", "NCCL_PROTO", "NVIDIA_DRIVER_CAPABILITIES",
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {

@@ -28,6 +28,7 @@ var Family = &discovery.Family{
 	Describe:  describe,
 	Grant:     grant,
 	Provision: provision,
+	Variables: []string{"QAT_POLICY", "QAT_SECTION_NAME"}, // of qatlib and of QAT's engine for OpenSSL
 }
 
 const igbUIO = "igb_uio"

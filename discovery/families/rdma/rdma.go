@@ -31,6 +31,13 @@ var Family = &discovery.Family{
 	Parameters: []discovery.Parameter{discovery.InterfaceName},
 	Accept:     network.Accept,
 	FileDirs:   []string{network.InfoDir},
+	Variables:  variables,
+}
+
+// variables tune the libraries of UCX, and of NCCL's transport for InfiniBand and RoCE.
+var variables = []string{
+	"NCCL_IB_GID_INDEX", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_RETRY_CNT", "NCCL_IB_SL", "NCCL_IB_TC",
+	"NCCL_IB_TIMEOUT", "UCX_IB_GID_INDEX", "UCX_IB_SL", "UCX_IB_TRAFFIC_CLASS", "UCX_LOG_LEVEL", "UCX_TLS",
 }
 
 // vendors are the makers by their PCI vendor IDs.

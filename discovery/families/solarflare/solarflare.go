@@ -33,8 +33,15 @@ var Family = &discovery.Family{
 		{Bus: "pci", Driver: "sfc_ef100"},
 		{Bus: "pci", Driver: "xilinx_efct"}, // of the X3 series
 	},
-	Describe: describe,
-	Grant:    grant,
+	Describe:  describe,
+	Grant:     grant,
+	Variables: variables,
+}
+
+// variables tune the libraries of Onload, by its user guide.
+var variables = []string{
+	"EF_INT_DRIVEN", "EF_MAX_PACKETS", "EF_PACKET_BUFFER_MODE", "EF_POLL_USEC", "EF_RXQ_SIZE", "EF_SPIN_USEC",
+	"EF_STACK_PER_THREAD", "EF_TCP_CLIENT_LOOPBACK", "EF_TCP_SERVER_LOOPBACK", "EF_TXQ_SIZE",
 }
 
 // characters are the devices that a program with Onload opens, and formerly

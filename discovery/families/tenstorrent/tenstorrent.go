@@ -20,11 +20,17 @@ import (
 
 // Family is Tenstorrent's accelerators.
 var Family = &discovery.Family{
-	Name:     "tenstorrent",
-	Doc:      "Tenstorrent Grayskull, Wormhole and Blackhole accelerators",
-	Match:    []discovery.Match{{Bus: "pci", Vendor: "1e52", Driver: "tenstorrent"}},
-	Describe: describe,
-	Grant:    grant,
+	Name:      "tenstorrent",
+	Doc:       "Tenstorrent Grayskull, Wormhole and Blackhole accelerators",
+	Match:     []discovery.Match{{Bus: "pci", Vendor: "1e52", Driver: "tenstorrent"}},
+	Describe:  describe,
+	Grant:     grant,
+	Variables: variables,
+}
+
+// variables tune the libraries of TT-Metalium.
+var variables = []string{
+	"TT_METAL_LOGGER_LEVEL", "TT_METAL_SLOW_DISPATCH_MODE",
 }
 
 // architectures are the chips by their PCI device IDs.

@@ -20,11 +20,17 @@ import (
 // Family is Google's TPUs. Network and storage functions are of the same
 // vendor, and the driver of the older TPUs has a name for each of them.
 var Family = &discovery.Family{
-	Name:     "tpu",
-	Doc:      "Google TPUs, v2 to 7x",
-	Match:    []discovery.Match{{Bus: "pci", Vendor: "1ae0"}},
-	Describe: describe,
-	Grant:    grant,
+	Name:      "tpu",
+	Doc:       "Google TPUs, v2 to 7x",
+	Match:     []discovery.Match{{Bus: "pci", Vendor: "1ae0"}},
+	Describe:  describe,
+	Grant:     grant,
+	Variables: variables,
+}
+
+// variables tune the libraries of libtpu.
+var variables = []string{
+	"LIBTPU_INIT_ARGS", "TPU_MIN_LOG_LEVEL", "TPU_PREMAPPED_BUFFER_SIZE", "TPU_STDERR_LOG_LEVEL",
 }
 
 // architectures are the TPUs by their PCI device IDs.
