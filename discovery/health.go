@@ -57,6 +57,12 @@ func Conditions() []Condition {
 	}
 }
 
+// Gone returns the health of a device that somebody has and that is not there any
+// more, by what the administrator wants that to mean.
+func Gone(effect resourceapi.DeviceTaintEffect) Health {
+	return Health{Status: Unhealthy, Condition: ConditionGone, Reason: "the device is gone", Effect: effect}
+}
+
 // Key returns the condition, "" of a healthy device. One that has no other name
 // is by the status.
 func (h Health) Key() Condition {

@@ -236,18 +236,20 @@ func TestWatchOfAHostThatHangs(t *testing.T) {
 			return widgets.Describe(host, found)
 		}
 		settler, start := &Settler{}, time.Now()
-		var last *Snapshot
+		var settled atomic.Pointer[Snapshot]
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
 			Watch{Host: host, Families: []*Family{&stuck}}.Run(ctx, func(s *Snapshot) {
-				last, _ = settler.Settle(s, time.Now())
+				now, _ := settler.Settle(s, time.Now())
+				settled.Store(now)
 			})
 		}()
 		want := func(at time.Duration, key Condition, stale bool, scanned time.Duration) {
 			t.Helper()
 			time.Sleep(time.Until(start.Add(at)))
 			synctest.Wait()
+			last := settled.Load()
 			a := last.Devices[0]
 			if a.Health.Key() != key || a.Health.Stale != stale || last.Scanned.Sub(start) != scanned || a.Attributes.String("model") != "first" {
 				t.Errorf("after %s: %+v, scanned after %s; want %q, stale %t, %s", at, a.Health, last.Scanned.Sub(start), key, stale, scanned)
@@ -259,8 +261,8 @@ func TestWatchOfAHostThatHangs(t *testing.T) {
 		want(35*time.Second, "", false, 0)
 		want(45*time.Second, "", true, 0)
 		want(75*time.Second, ConditionUnknown, false, 0)
-		if len(last.Problems) != 1 {
-			t.Errorf("problems: %v", last.Problems)
+		if problems := settled.Load().Problems; len(problems) != 1 {
+			t.Errorf("problems: %v", problems)
 		}
 		hangs.Store(nil)
 		close(hung)

@@ -53,7 +53,7 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 		for _, result := range r.Results {
 			of, found := health[result.Source]
 			if !found {
-				of = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionGone, Reason: "the device is gone", Effect: d.config.Gone}
+				of = discovery.Gone(d.config.Gone)
 			}
 			health[result.Device] = of // a numbered share is as its device
 		}

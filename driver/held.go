@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Held returns which claims have which devices, by the devices' names, as the
@@ -42,6 +45,24 @@ func Held(host fs.FS, dir, boot string) (map[string]string, error) {
 		}
 	}
 	return held, errors.Join(errs...)
+}
+
+// InUse returns which claims containers may have devices by, by the devices' names
+// in the snapshot, in order. What a claim has for administration only is nobody's
+// concern. It is empty until the records are read.
+func (d *Driver) InUse() map[string][]types.NamespacedName {
+	used := make(map[string][]types.NamespacedName)
+	for _, r := range d.recorded() {
+		if r.Configuring {
+			continue
+		}
+		for _, result := range r.Results {
+			if !result.Admin && !slices.Contains(used[result.Source], r.named()) {
+				used[result.Source] = append(used[result.Source], r.named())
+			}
+		}
+	}
+	return used
 }
 
 // addHeld adds what a record names, whatever its version and checksum.

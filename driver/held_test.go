@@ -6,6 +6,8 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func TestHeld(t *testing.T) {
@@ -40,5 +42,34 @@ func TestHeld(t *testing.T) {
 	}
 	if held, err := Held(fstest.MapFS{}, "claims", "now"); len(held) > 0 || err != nil {
 		t.Errorf("without records: %v, %v", held, err)
+	}
+}
+
+// What claims have for their containers is in use, once it is theirs.
+func TestInUse(t *testing.T) {
+	b := newBench(t)
+	d, err := New(b.config)
+	if err != nil || len(d.InUse()) > 0 {
+		t.Errorf("before the records are read: %v, %v", d.InUse(), err)
+	}
+	b.restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
+	admin := claim("admin", "b")
+	admin.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	for _, c := range []*resourceapi.ResourceClaim{claim("one", "a", "c"), admin} {
+		if _, err := b.try(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one := []types.NamespacedName{{Namespace: "default", Name: "one"}}
+	want := map[string][]types.NamespacedName{"a": one, "c": one}
+	if diff := cmp.Diff(want, b.InUse()); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(want, b.restart().InUse()); diff != "" {
+		t.Errorf("after a restart: %s", diff)
+	}
+	b.config.BootID = "boot-2"
+	if used := b.restart().InUse(); len(used) > 0 {
+		t.Errorf("after a reboot: %v", used)
 	}
 }

@@ -62,7 +62,8 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 	registry := filepath.Join(b.config.KubeletRoot, "plugins_registry", "chandler.dev-pod-uid-reg.sock")
 	eventually(b.t, "the registration socket", func() bool { return exists(registry) })
 	registration = dial(b.t, registry)
-	info, err := registerapi.NewRegistrationClient(registration).GetInfo(ctx, &registerapi.InfoRequest{})
+	// The socket is there a moment before it is listened to.
+	info, err := registerapi.NewRegistrationClient(registration).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		b.t.Fatal(err)
 	}

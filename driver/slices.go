@@ -344,7 +344,7 @@ func (o *offer) addGone(out *published) {
 		if !known {
 			device = resourceapi.Device{Name: name}
 		}
-		device.Taints = o.taints(discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionGone, Effect: o.gone})
+		device.Taints = o.taints(discovery.Gone(o.gone))
 		if o.without.Sharing {
 			device.AllowMultipleAllocations = nil
 		}

@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
@@ -35,6 +39,29 @@ func Held(host fs.FS, stateDir, kubeletRoot string, known []discovery.Device) (m
 		checkpointErr = fmt.Errorf("read the kubelet's checkpoint of devices: %w", checkpointErr)
 	}
 	return held, errors.Join(err, checkpointErr)
+}
+
+// InUse returns which pods have devices, by the devices' names, in order: by IDs
+// that were handed out here, and by those that the kubelet lists and that stand
+// for devices which Know named. Grants that PodResources does not show are left
+// out, since nobody knows whose they are.
+func (p *Plugin) InUse() map[string][]types.NamespacedName {
+	used := make(map[string][]types.NamespacedName)
+	all, _ := p.holdings.all()
+	for _, one := range all {
+		name, _, _ := strings.Cut(one.Container, " ")
+		namespace, pod, listed := strings.Cut(name, "/")
+		if !listed {
+			continue
+		}
+		of := types.NamespacedName{Namespace: namespace, Name: pod}
+		for _, device := range one.Devices {
+			if !slices.Contains(used[device], of) {
+				used[device] = append(used[device], of)
+			}
+		}
+	}
+	return used
 }
 
 // readIfThere reads a file, and nothing where there is none.

@@ -6,6 +6,7 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
 )
@@ -48,6 +49,30 @@ func TestHeld(t *testing.T) {
 			t.Errorf("%s is damaged: %v", name, err)
 		}
 	}
+}
+
+// Pods have what was handed out to them, here or by the plugin before, once the
+// kubelet names them.
+func TestInUse(t *testing.T) {
+	k := newKubelet(t)
+	k.start()
+	p := New(k.config())
+	p.Know(snapshot(gpu("a"), gpu("b"), gpu("c")))
+	p.Publish(snapshot(gpu("a"), gpu("b")))
+	run(t, p)
+	registered := k.plugin(gpuResource, 1)
+	registered.says(t, "a b")
+	if _, err := registered.allocate("a", "b"); err != nil {
+		t.Fatal(err)
+	}
+	if used := p.InUse(); len(used) > 0 {
+		t.Errorf("before the kubelet names a pod: %v", used)
+	}
+	k.hold("train", gpuResource, "a", "b")
+	k.hold("serve", "example.com/before", "c::1", "c::2")
+	train, serve := types.NamespacedName{Namespace: "default", Name: "train"}, types.NamespacedName{Namespace: "default", Name: "serve"}
+	want := map[string][]types.NamespacedName{"gpu-a": {train}, "gpu-b": {train}, "gpu-c": {serve}}
+	eventually(t, func() bool { return cmp.Equal(want, p.InUse()) }, func() string { return cmp.Diff(want, p.InUse()) })
 }
 
 // Whatever the kubelet or an agent wrote, reading it ends.

@@ -83,7 +83,7 @@ func (c initContainers) Pending(ctx context.Context, resource string) (bool, err
 		return false, err
 	}
 	for _, pod := range pods {
-		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		if ended(&pod) {
 			continue
 		}
 		for _, container := range pod.Spec.InitContainers {

@@ -38,8 +38,11 @@ type parts struct {
 	stateDir   string
 	snapshots  chan *discovery.Snapshot
 
-	scanned    atomic.Pointer[time.Time] // when the host was last scanned to the end
-	withoutDRA atomic.Bool               // the API server said that it does not serve DRA
+	scanned atomic.Pointer[time.Time]          // when the host was last scanned to the end
+	settled atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
+	resaid  chan struct{}                      // has one when that says something else
+
+	withoutDRA atomic.Bool // the API server said that it does not serve DRA
 }
 
 // watch scans the host, once this is the active instance, and hands the
@@ -72,6 +75,8 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 		}
 		last = s
 		klog.FromContext(ctx).V(2).Info("The host's devices changed", "devices", len(s.Devices), "problems", len(s.Problems))
+		p.settled.Store(s)
+		notify(p.resaid)
 		replace(p.snapshots, s)
 	})
 	return nil

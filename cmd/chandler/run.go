@@ -122,6 +122,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	group.Go(func() error { p.runClassic(ctx); return nil })
 	group.Go(func() error { return p.runAgent(ctx) })
 	group.Go(func() error { p.checkClasses(ctx); return nil })
+	group.Go(func() error { p.tellPods(ctx); return nil })
 	if o.healthAddress != "" {
 		group.Go(func() error { return serveHealth(ctx, o.healthAddress, healthMux(p.checkLive, p.checkReady)) })
 	}
@@ -179,6 +180,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
+		resaid:    make(chan struct{}, 1),
 	}
 	p.informants = overlayInformants(p.host, families.All, o.hostRoot)
 	for _, n := range p.informants {
@@ -235,7 +237,8 @@ func (p *parts) podResources() string {
 	return filepath.Join(p.options.kubeletRoot, "pod-resources/kubelet.sock")
 }
 
-// How many requests per second, and at once, the status of claims may take.
+// How many requests per second, and at once, the status of claims and the Events
+// of pods may take.
 const (
 	statusQPS   = 10
 	statusBurst = 20
@@ -256,7 +259,8 @@ func (p *parts) connect() error {
 	if p.client, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
-	// The status of claims has a limit of its own, and waits for itself only.
+	// The status of claims and Events have a limit of their own, for which nothing
+	// else waits.
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = statusQPS, statusBurst
 	if p.statuses, err = kubernetes.NewForConfig(config); err != nil {

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/podevents"
+)
+
+// tellPods tells pods how the devices are that they have, once this is the
+// active instance.
+func (p *parts) tellPods(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-p.active:
+	}
+	teller := podevents.Teller{
+		Client: p.statuses,
+		Node:   p.options.nodeName,
+		File:   filepath.Join(p.stateDir, "events.json"),
+		InUse: func() ([]podevents.Device, bool) {
+			settled := p.settled.Load()
+			if settled == nil || !p.ready() {
+				return nil, false
+			}
+			gone := discovery.Gone(p.severity.Effect(discovery.ConditionGone))
+			return devicesInUse(settled, gone, p.driver.InUse(), p.classic.InUse()), true
+		},
+		Pods: p.podsWithClaims,
+	}
+	teller.Run(ctx, p.resaid)
+}
+
+// devicesInUse returns the devices that claims or pods have, in name order, and
+// how they are: as they were last seen, or gone.
+func devicesInUse(settled *discovery.Snapshot, gone discovery.Health, claims, pods map[string][]types.NamespacedName) []podevents.Device {
+	names := slices.Concat(slices.Collect(maps.Keys(claims)), slices.Collect(maps.Keys(pods)))
+	slices.Sort(names)
+	var devices []podevents.Device
+	for _, name := range slices.Compact(names) {
+		of := podevents.Device{Name: name, Health: gone, Claims: claims[name], Pods: pods[name]}
+		if d, found := settled.Lookup(name); found {
+			of.Model, of.Health = d.Attributes.String("model"), d.Health
+		}
+		devices = append(devices, of)
+	}
+	return devices
+}
+
+// podsWithClaims asks the API server for the node's pods that have not ended, and
+// for the claims that they refer to.
+func (p *parts) podsWithClaims(ctx context.Context) ([]podevents.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	listed, err := podsOf(ctx, p.client, p.options.nodeName)
+	if err != nil {
+		return nil, err
+	}
+	var pods []podevents.Pod
+	for i := range listed {
+		pod := &listed[i]
+		if ended(pod) {
+			continue
+		}
+		pods = append(pods, podevents.Pod{
+			NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name},
+			UID:            pod.UID,
+			Claims:         claimsOf(pod),
+		})
+	}
+	return pods, nil
+}
+
+// ended reports whether no container of the pod runs any more, or will.
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}

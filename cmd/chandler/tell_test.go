@@ -1,0 +1,63 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/podevents"
+)
+
+// What either API gave out is told of as it was seen, and what is not there any
+// more as the administrator wants it.
+func TestDevicesInUse(t *testing.T) {
+	sick := discovery.Health{Status: discovery.Unhealthy, Reason: "sick"}
+	settled := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}, {Name: "b", Health: sick, Attributes: discovery.Attributes{}}}}
+	settled.Devices[1].Attributes.SetString("model", "MI300X")
+	gone := discovery.Gone(resourceapi.DeviceTaintEffectNoExecute)
+	claim, pod := []types.NamespacedName{{Namespace: "n", Name: "claim"}}, []types.NamespacedName{{Namespace: "n", Name: "pod"}}
+	got := devicesInUse(settled, gone,
+		map[string][]types.NamespacedName{"b": claim, "c": claim},
+		map[string][]types.NamespacedName{"a": pod, "b": pod})
+	want := []podevents.Device{
+		{Name: "a", Pods: pod},
+		{Name: "b", Model: "MI300X", Health: sick, Claims: claim, Pods: pod},
+		{Name: "c", Health: gone, Claims: claim},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Pods are known with all claims that they refer to, until they end.
+func TestPodsWithClaims(t *testing.T) {
+	pod := func(name string, phase corev1.PodPhase) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
+			Spec:       corev1.PodSpec{NodeName: "node"},
+			Status:     corev1.PodStatus{Phase: phase},
+		}
+	}
+	running := pod("running", corev1.PodRunning)
+	running.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("own")}, {Name: "y", ResourceClaimTemplateName: new("template")}}
+	running.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "y", ResourceClaimName: new("of-the-group")}}
+	running.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "extended"}
+	p := &parts{
+		options: runOptions{nodeName: "node"},
+		client:  fake.NewClientset(running, pod("starting", corev1.PodPending), pod("done", corev1.PodSucceeded), pod("failed", corev1.PodFailed)),
+	}
+	got, err := p.podsWithClaims(t.Context())
+	want := []podevents.Pod{
+		{NamespacedName: types.NamespacedName{Namespace: "default", Name: "running"}, UID: "uid-running", Claims: []string{"own", "of-the-group", "extended"}},
+		{NamespacedName: types.NamespacedName{Namespace: "default", Name: "starting"}, UID: "uid-starting"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+}

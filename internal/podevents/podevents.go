@@ -1,0 +1,197 @@
+// Package podevents tells pods, by Events, when a device that they have becomes
+// one that cannot be used, and when it can be used again. Kubernetes itself says
+// so to some only: of pods that have a device by limits which DRA serves, the
+// kubelet says nothing in their status and no taint evicts them
+// (kubernetes/kubernetes#141290). It knows neither of the APIs by which pods have
+// devices, and has no rule of its own for when one is well.
+package podevents
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+const (
+	// lookInterval is the time between looks at who has what, which asks nobody.
+	lookInterval = 10 * time.Second
+
+	// listInterval is the time after which it is asked again which pods there
+	// are, while there is something that they may have to be told: claims are
+	// shared, and pods are replaced by others of their name.
+	listInterval = 5 * time.Minute
+
+	// createTimeout bounds what the API server takes for one Event.
+	createTimeout = 10 * time.Second
+)
+
+// Teller tells pods of their devices. All its fields must be set.
+type Teller struct {
+	// Client writes the Events. It should have a limit of its own, so that
+	// nothing else waits for it.
+	Client kubernetes.Interface
+
+	Node string // the name of the node
+	File string // where it writes down what it has told, so that a restart repeats nothing
+
+	// InUse returns the devices that pods have, in the same order each time, and
+	// whether that is known yet.
+	InUse func() (devices []Device, known bool)
+
+	// Pods asks the API server for the node's pods that have not ended.
+	Pods func(ctx context.Context) ([]Pod, error)
+
+	told   map[key]state
+	saved  []byte
+	looked []Device  // what cannot be used and was told, in all
+	listed time.Time // when pods were last asked for
+}
+
+// Run tells until the context ends. It looks when something is put into changed,
+// and now and then. What the API server did not take is told when it does, if it
+// is still so.
+func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
+	t.load(ctx)
+	ticker := time.NewTicker(lookInterval)
+	defer ticker.Stop()
+	for {
+		if devices, known := t.InUse(); known {
+			if err := t.look(ctx, devices); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).V(2).Info("Pods are not told of their devices yet", "reason", err.Error())
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-ticker.C:
+		}
+	}
+}
+
+// look tells what is due. It asks the API server only if there may be something.
+func (t *Teller) look(ctx context.Context, devices []Device) error {
+	sick := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return d.Health.Usable() })
+	quiet := len(sick) == 0 && len(t.told) == 0
+	if quiet || slices.EqualFunc(sick, t.looked, sameState) && time.Since(t.listed) < listInterval {
+		return nil
+	}
+	pods, err := t.Pods(ctx)
+	if err != nil {
+		return err
+	}
+	t.forget(pods)
+	defer t.save(ctx)
+	for _, n := range due(t.told, devices, pods, time.Now()) {
+		if err := t.tell(ctx, &n); err != nil {
+			return err // to tell the others would take as long
+		}
+	}
+	t.looked, t.listed = sick, time.Now()
+	return nil
+}
+
+// sameState reports whether the same is to be told of the device to the same. In
+// what words it is wrong is not told again.
+func sameState(a, b Device) bool {
+	return a.Name == b.Name && a.Health.Key() == b.Health.Key() && a.Health.Since.Equal(&b.Health.Since) &&
+		slices.Equal(a.Claims, b.Claims) && slices.Equal(a.Pods, b.Pods)
+}
+
+// forget forgets what pods were told that are no more. What one does not have
+// for now, as far as it is known, is not forgotten.
+func (t *Teller) forget(pods []Pod) {
+	present := make(map[types.UID]bool, len(pods))
+	for _, pod := range pods {
+		present[pod.UID] = true
+	}
+	maps.DeleteFunc(t.told, func(k key, _ state) bool { return !present[k.pod] })
+}
+
+// tell writes an Event. One that is refused for good, as in a namespace that is
+// being deleted, counts as told.
+func (t *Teller) tell(ctx context.Context, n *notice) error {
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	event := n.event(t.Node, time.Now())
+	_, err := t.Client.EventsV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsNotFound(err):
+		klog.FromContext(ctx).Error(err, "A pod cannot be told of its device", "pod", klog.KRef(n.pod.Namespace, n.pod.Name), "device", n.device.Name, "reason", event.Reason)
+	case err != nil && !apierrors.IsAlreadyExists(err):
+		return fmt.Errorf("create Event for pod %s: %w", n.pod.NamespacedName, err)
+	}
+	if n.device.Health.Usable() {
+		delete(t.told, n.key())
+	} else {
+		t.told[n.key()] = n.state
+	}
+	return nil
+}
+
+// entry is a line of what was told, as it is written down.
+type entry struct {
+	Pod       types.UID           `json:"pod"`
+	Device    string              `json:"device"`
+	Condition discovery.Condition `json:"condition"`
+	Since     metav1.Time         `json:"since"`
+}
+
+// load reads what was told before. Where it cannot, some of it is told again.
+func (t *Teller) load(ctx context.Context) {
+	t.told = make(map[key]state)
+	data, err := os.ReadFile(t.File)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var entries []entry
+	if err == nil {
+		err = json.Unmarshal(data, &entries)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "What pods were told of their devices is not known any more")
+		return
+	}
+	t.saved = data
+	for _, e := range entries {
+		t.told[key{e.Pod, e.Device}] = state{e.Condition, e.Since.Unix()}
+	}
+}
+
+// save writes down what was told, if that is not written yet.
+func (t *Teller) save(ctx context.Context) {
+	entries := make([]entry, 0, len(t.told))
+	for k, s := range t.told {
+		entries = append(entries, entry{k.pod, k.device, s.condition, metav1.Unix(s.since, 0)})
+	}
+	slices.SortFunc(entries, func(a, b entry) int {
+		return cmp.Or(strings.Compare(string(a.Pod), string(b.Pod)), strings.Compare(a.Device, b.Device))
+	})
+	data, err := json.Marshal(entries)
+	if err != nil || bytes.Equal(data, t.saved) {
+		return
+	}
+	if err := new(atomicfile.Files).Write(t.File, data, 0o600); err != nil {
+		klog.FromContext(ctx).Error(err, "Writing down what pods were told of their devices")
+		return
+	}
+	t.saved = data
+}

@@ -1,0 +1,400 @@
+package podevents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	eventsv1 "k8s.io/api/events/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"chandler.dev/discovery"
+)
+
+func named(namespace, name string) types.NamespacedName {
+	return types.NamespacedName{Namespace: namespace, Name: name}
+}
+
+func pod(name string, claims ...string) Pod {
+	return Pod{NamespacedName: named("default", name), UID: types.UID("uid-" + name), Claims: claims}
+}
+
+// node is one with pods and devices that they have, and a Teller.
+type node struct {
+	t       *testing.T
+	client  *fake.Clientset
+	dir     string
+	devices []Device
+	pods    []Pod
+	lists   int                   // how often pods were asked for
+	answer  atomic.Pointer[error] // of the API server, nil while it works
+	teller  *Teller
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{t: t, client: fake.NewClientset(), dir: t.TempDir()}
+	n.client.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) { return n.down() != nil, nil, n.down() })
+	n.devices = []Device{
+		{Name: "claimed", Model: "MI300X", Claims: []types.NamespacedName{named("default", "c")}},
+		{Name: "classic", Pods: []types.NamespacedName{named("default", "old")}},
+	}
+	n.pods = []Pod{pod("one", "c"), pod("old"), pod("two", "b", "c"), pod("none", "b"), {NamespacedName: named("other", "one"), UID: "uid-x", Claims: []string{"c"}}}
+	n.restart()
+	return n
+}
+
+// restart replaces the Teller by another with the same file.
+func (n *node) restart() {
+	n.teller = &Teller{
+		Client: n.client, Node: "worker-1", File: filepath.Join(n.dir, "events.json"),
+		Pods: func(context.Context) ([]Pod, error) {
+			n.lists++
+			if errors.Is(n.down(), errDown) {
+				return nil, errDown
+			}
+			return slices.Clone(n.pods), nil
+		},
+	}
+	n.teller.load(n.t.Context())
+}
+
+var errDown = errors.New("connection refused")
+
+// fails has the API server answer with an error.
+func (n *node) fails(err error) { n.answer.Store(&err) }
+
+func (n *node) down() error {
+	if err := n.answer.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// wants looks, and expects these Events and no others, in the form "pod reason".
+func (n *node) wants(want ...string) {
+	n.t.Helper()
+	err := n.teller.look(n.t.Context(), n.devices)
+	if (err != nil) != (n.down() != nil && !apierrors.IsForbidden(n.down())) {
+		n.t.Errorf("look: %v", err)
+	}
+	var got []string
+	for _, e := range n.events() {
+		got = append(got, e.Regarding.Name+" "+e.Reason)
+	}
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		n.t.Error(diff)
+	}
+	n.client.ClearActions()
+}
+
+// events returns what was told since the last time.
+func (n *node) events() (told []*eventsv1.Event) {
+	for _, action := range n.client.Actions() {
+		if create, ok := action.(clienttesting.CreateAction); ok && n.down() == nil {
+			told = append(told, create.GetObject().(*eventsv1.Event))
+		}
+	}
+	return told
+}
+
+// is sets the health of a device.
+func (n *node) is(device string, health discovery.Health) {
+	i := slices.IndexFunc(n.devices, func(d Device) bool { return d.Name == device })
+	n.devices[i].Health = health
+}
+
+var (
+	began   = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	sick    = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it", Since: began, Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	unread  = discovery.Health{Status: discovery.Unknown, Reason: "EIO", Since: began, Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	told    = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded, Reason: "slow", Since: began, Effect: resourceapi.DeviceTaintEffectNone}
+	gone    = discovery.Gone(resourceapi.DeviceTaintEffectNoSchedule)
+	healthy = discovery.Health{Status: discovery.Healthy, Since: began}
+)
+
+// again is the same state, begun at another time.
+func again(h discovery.Health, after time.Duration) discovery.Health {
+	h.Since = metav1.NewTime(h.Since.Add(after))
+	return h
+}
+
+func TestTell(t *testing.T) {
+	tests := map[string]func(n *node){
+		"all is well": func(n *node) {
+			n.wants()
+			if n.lists > 0 {
+				n.t.Error("asks for pods though there is nothing to tell")
+			}
+		},
+		"by a claim that pods share, and recovered": func(n *node) {
+			n.is("claimed", sick)
+			n.wants("one DeviceUnhealthy", "two DeviceUnhealthy")
+			n.wants()
+			n.is("claimed", healthy)
+			n.wants("one DeviceRecovered", "two DeviceRecovered")
+			n.wants()
+		},
+		"by the device-plugin API": func(n *node) {
+			n.is("classic", unread)
+			n.wants("old DeviceUnknown")
+			n.is("classic", healthy)
+			n.wants("old DeviceRecovered")
+		},
+		"the reason has other words": func(n *node) {
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			other := sick
+			other.Reason = "still none"
+			n.is("classic", other)
+			n.wants()
+			if n.lists != 1 {
+				n.t.Errorf("asked for pods %d times, want once", n.lists)
+			}
+		},
+		"another state": func(n *node) {
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			n.is("classic", again(unread, time.Minute))
+			n.wants("old DeviceUnknown")
+			n.is("classic", again(sick, 2*time.Minute))
+			n.wants("old DeviceUnhealthy")
+		},
+		"what is only told keeps nobody from it": func(n *node) {
+			n.is("classic", told)
+			n.wants()
+			n.is("classic", again(sick, time.Minute))
+			n.wants("old DeviceUnhealthy")
+			n.is("classic", again(told, 2*time.Minute))
+			n.wants("old DeviceRecovered")
+		},
+		"a restart repeats nothing": func(n *node) {
+			n.is("claimed", sick)
+			n.is("classic", gone)
+			n.wants("old DeviceGone", "one DeviceUnhealthy", "two DeviceUnhealthy")
+			n.restart()
+			n.wants()
+			n.restart()
+			n.is("claimed", again(healthy, time.Minute))
+			n.wants("one DeviceRecovered", "two DeviceRecovered")
+			n.restart()
+			n.is("classic", healthy)
+			n.wants("old DeviceRecovered")
+			n.restart()
+			n.wants()
+		},
+		"gone twice": func(n *node) {
+			n.is("classic", gone)
+			n.wants("old DeviceGone")
+			n.is("classic", healthy)
+			n.wants("old DeviceRecovered")
+			time.Sleep(time.Second)
+			n.is("classic", gone)
+			n.wants("old DeviceGone")
+			time.Sleep(time.Second)
+			n.wants()
+		},
+		"the same sickness twice, with a restart between": func(n *node) {
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			n.restart()
+			n.is("classic", again(sick, time.Minute))
+			n.wants("old DeviceUnhealthy")
+		},
+		"a pod of the same name": func(n *node) {
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			n.pods[1].UID = "uid-new"
+			n.wants()
+			time.Sleep(listInterval)
+			n.wants("old DeviceUnhealthy")
+		},
+		"another pod gets what is sick": func(n *node) {
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			n.devices[1].Pods = append(n.devices[1].Pods, named("default", "none"))
+			n.wants("none DeviceUnhealthy")
+		},
+		"a pod ends": func(n *node) {
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			n.pods = slices.Delete(n.pods, 1, 2)
+			n.devices = n.devices[:1]
+			n.wants()
+			if len(n.teller.told) > 0 {
+				n.t.Errorf("remembered: %v", n.teller.told)
+			}
+		},
+		"who has it is not known for a while": func(n *node) {
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			all := n.devices
+			n.devices = all[:1]
+			n.wants()
+			n.devices = all
+			n.wants()
+		},
+		"the API server is down": func(n *node) {
+			n.fails(errDown)
+			n.is("claimed", sick)
+			n.is("classic", sick)
+			n.wants()
+			n.is("classic", healthy)
+			n.wants()
+			n.fails(nil)
+			n.wants("one DeviceUnhealthy", "two DeviceUnhealthy")
+			n.fails(errDown)
+			n.is("claimed", again(healthy, time.Minute))
+			n.wants()
+			n.restart()
+			n.fails(nil)
+			n.wants("one DeviceRecovered", "two DeviceRecovered")
+		},
+		"the API server takes no Events for now": func(n *node) {
+			n.fails(apierrors.NewTooManyRequestsError("later"))
+			n.is("classic", sick)
+			n.wants()
+			n.fails(nil)
+			n.wants("old DeviceUnhealthy")
+		},
+		"the namespace is being deleted": func(n *node) {
+			n.fails(apierrors.NewForbidden(schema.GroupResource{Resource: "events"}, "e", errors.New("it is being terminated")))
+			n.is("classic", sick)
+			n.wants()
+			n.fails(nil)
+			n.wants()
+		},
+		"the file is lost, and the Event is there": func(n *node) {
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			if err := os.Remove(n.teller.File); err != nil {
+				n.t.Error(err)
+			}
+			n.restart()
+			n.fails(apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, "e"))
+			if err := n.teller.look(n.t.Context(), n.devices); err != nil {
+				n.t.Error(err)
+			}
+		},
+		"the file is damaged": func(n *node) {
+			if err := os.WriteFile(n.teller.File, []byte(`[{"pod":`), 0o600); err != nil {
+				n.t.Error(err)
+			}
+			n.restart()
+			n.is("classic", sick)
+			n.wants("old DeviceUnhealthy")
+			n.restart()
+			n.wants()
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(newNode(t)) })
+		})
+	}
+}
+
+func TestEvent(t *testing.T) {
+	n := newNode(t)
+	n.is("claimed", sick)
+	if err := n.teller.look(t.Context(), n.devices); err != nil {
+		t.Fatal(err)
+	}
+	e := n.events()[0]
+	got := fmt.Sprintf("%s %s %s %s %s|%s|%s", e.Namespace, e.Regarding.UID, e.Regarding.Kind, e.Type, e.ReportingController, e.ReportingInstance, e.Note)
+	if want := "default uid-one Pod Warning chandler.dev|worker-1|Device claimed (MI300X) is unhealthy (driver-unbound): no driver is bound to it"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	notes := map[string]discovery.Health{
+		"Device d cannot be read: EIO":                    unread,
+		"Device d is gone":                                gone,
+		"Device d can be used again":                      healthy,
+		"Device d can be used again; link-degraded: slow": told,
+		"Device d is unhealthy (unhealthy): unhealthy":    {Status: discovery.Unhealthy},
+	}
+	for want, health := range notes {
+		one := notice{pod: &n.pods[0], device: &Device{Name: "d", Health: health}}
+		if _, got := one.words(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// Whatever a family, the kernel or a user calls things, the API server takes it.
+func FuzzEvent(f *testing.F) {
+	f.Add("pod", "worker", "reason", "device")
+	f.Add(strings.Repeat("a.", 126)+"a", strings.Repeat("n", 253), strings.Repeat("ü", 900), "\xff")
+	f.Fuzz(func(t *testing.T, name, node, reason, model string) {
+		if len(validation.IsDNS1123Subdomain(name)) > 0 || len(validation.IsDNS1123Subdomain(node)) > 0 {
+			t.Skip()
+		}
+		of := pod(name)
+		health := sick
+		health.Reason = reason
+		n := notice{pod: &of, device: &Device{Name: "d", Model: model, Health: health}}
+		e := n.event(node, began.Time)
+		if messages := validation.IsDNS1123Subdomain(e.Name); len(messages) > 0 {
+			t.Errorf("name %q: %v", e.Name, messages)
+		}
+		if len(e.Note) > maxNote || len(e.ReportingInstance) > maxInstance || e.ReportingInstance == "" || !strings.HasPrefix(e.Note, "Device d") {
+			t.Errorf("%+v", e)
+		}
+	})
+}
+
+// Run tells when there is a change, at once, and ends with its context.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		known := false
+		n.teller.InUse = func() ([]Device, bool) { return n.devices, known }
+		ctx, cancel := context.WithCancel(t.Context())
+		changed, ended := make(chan struct{}, 1), make(chan struct{})
+		n.is("classic", sick)
+		go func() {
+			defer close(ended)
+			n.teller.Run(ctx, changed)
+		}()
+		synctest.Wait()
+		if len(n.events()) > 0 {
+			t.Error("tells before it is known who has what")
+		}
+		known = true
+		changed <- struct{}{}
+		synctest.Wait()
+		if len(n.events()) != 1 {
+			t.Errorf("%d Events, want 1", len(n.events()))
+		}
+		n.fails(errDown)
+		n.client.ClearActions()
+		n.is("classic", again(sick, time.Minute))
+		changed <- struct{}{}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		n.fails(nil)
+		time.Sleep(lookInterval)
+		synctest.Wait()
+		if len(n.events()) != 1 {
+			t.Errorf("%d Events once the API server answers, want 1", len(n.events()))
+		}
+		cancel()
+		<-ended
+	})
+}
