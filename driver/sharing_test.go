@@ -124,6 +124,13 @@ func TestSlicesOfSharedDevices(t *testing.T) {
 			t.Errorf("%s is %s, want %s", name, quantities[0], quantities[1])
 		}
 	}
+	// Of a single unit there is no step to another.
+	for name, one := range map[string]discovery.Device{"memory": byMemory("a", 1), "shares": byNumber("a", 1)} {
+		capacity := all(Without{}, one)["a"].Capacity[resourceapi.QualifiedName(name)]
+		if policy := capacity.RequestPolicy; policy.ValidRange.Step != nil || policy.ValidRange.Max.Cmp(*policy.Default) != 0 {
+			t.Errorf("%s, one unit: %v", name, policy)
+		}
+	}
 	// To a server that does not know of sharing an amount cannot be said, and a
 	// number can.
 	if d := all(Without{Sharing: true}, byMemory("a", 8)); len(d) != 1 || d["a"].AllowMultipleAllocations != nil || d["a"].Capacity["memory"].RequestPolicy != nil {

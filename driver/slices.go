@@ -259,10 +259,11 @@ func consumable(d *discovery.Device) discovery.Capacity {
 		if s := d.Sharing; s != nil && s.Capacity == name {
 			most := s.Unit.DeepCopy()
 			most.Mul(one.Value.Value() / s.Unit.Value())
-			policy = &resourceapi.CapacityRequestPolicy{
-				Default:    new(s.Default.DeepCopy()),
-				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &s.Unit, Max: &most, Step: &s.Unit},
+			units := &resourceapi.CapacityRequestPolicyRange{Min: &s.Unit, Max: &most, Step: &s.Unit}
+			if s.Unit.Cmp(most) == 0 {
+				units.Step = nil // beyond the only unit, which the server refuses
 			}
+			policy = &resourceapi.CapacityRequestPolicy{Default: new(s.Default.DeepCopy()), ValidRange: units}
 		}
 		one.RequestPolicy = policy
 		capacity[name] = one

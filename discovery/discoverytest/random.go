@@ -176,13 +176,14 @@ func (h *randomHost) byNumber(name string) discovery.Device {
 // byMemory returns a device of which containers take as much memory as they want.
 func (h *randomHost) byMemory(name string) discovery.Device {
 	d := h.device(name)
-	memory := 1 + h.Int64N(16)
-	d.Capacity.Set("memory", memory<<30)
+	unit := (1 + h.Int64N(3)) << 30
+	units := 1 + h.Int64N(16)
+	d.Capacity.Set("memory", unit*units+h.Int64N(unit)) // a rest may be too little for a unit
 	d.Capacity.Set("cores", 100)
 	d.Sharing = &discovery.Sharing{
 		Capacity: "memory",
-		Unit:     resource.MustParse("1Gi"),
-		Default:  *resource.NewQuantity(memory<<30, resource.BinarySI),
+		Unit:     *resource.NewQuantity(unit, resource.BinarySI),
+		Default:  *resource.NewQuantity(unit*units, resource.BinarySI),
 	}
 	return d
 }

@@ -1,0 +1,71 @@
+package validation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/featuregate"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+	"k8s.io/kubernetes/pkg/features"
+)
+
+// concerned are the feature gates by which a server keeps, drops or judges what
+// is in a slice, and that are not locked.
+var concerned = []featuregate.Feature{
+	features.DRAConsumableCapacity,
+	features.DRADeviceBindingConditions,
+	features.DRADeviceCompatibilityGroups,
+	features.DRADeviceTaints,
+	features.DRAFractionalCapacityRange,
+	features.DRAListTypeAttributes,
+	features.DRANodeAllocatableResources,
+	features.DRAOptionalNodeOperations,
+	features.DRAPartitionableDevices,
+	features.DRAPartitionableDevicesType,
+}
+
+// gates says which gates are on.
+type gates map[featuregate.Feature]bool
+
+// combinations returns every combination that a server starts with.
+func combinations() (all []gates) {
+	dependencies := utilfeature.DefaultFeatureGate.Dependencies()
+	for i := range 1 << len(concerned) {
+		g := make(gates)
+		for j, gate := range concerned {
+			g[gate] = i&(1<<j) > 0
+		}
+		// Nothing of a slice goes by it, but the type of partitions needs it.
+		g[features.DRAResourcePoolStatus] = g[features.DRAPartitionableDevicesType]
+		if !slices.ContainsFunc(concerned, func(gate featuregate.Feature) bool {
+			return g[gate] && slices.ContainsFunc(dependencies[gate], func(needed featuregate.Feature) bool {
+				on, set := g[needed]
+				return set && !on
+			})
+		}) {
+			all = append(all, g)
+		}
+	}
+	return all
+}
+
+// String names the gates that are on.
+func (g gates) String() string {
+	var on []string
+	for _, gate := range slices.Sorted(maps.Keys(g)) {
+		if g[gate] {
+			on = append(on, strings.TrimPrefix(string(gate), "DRA"))
+		}
+	}
+	return fmt.Sprintf("with %v", on)
+}
+
+// set sets the gates of this process for a test, which must not be parallel.
+func (g gates) set(t *testing.T) {
+	t.Helper()
+	featuregatetesting.SetFeatureGatesDuringTest(t, utilfeature.DefaultFeatureGate, featuregatetesting.FeatureOverrides(g))
+}

@@ -1,0 +1,181 @@
+package validation
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/kubernetes/pkg/features"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+	"chandler.dev/driver"
+)
+
+// recordedHosts returns what all families together find on the recorded hosts
+// of each, in the order of the files.
+func recordedHosts(t *testing.T) (files []string, snapshots []*discovery.Snapshot) {
+	t.Helper()
+	files, err := filepath.Glob("../../discovery/families/*/testdata/*.host")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no recorded hosts (%v)", err)
+	}
+	for _, file := range files {
+		snapshots = append(snapshots, discovery.Scan(discoverytest.Layout(t, file), families.All))
+	}
+	return files, snapshots
+}
+
+// negotiate returns what the driver finds of a server with the gates of this
+// process, and checks that it finds no more to be missing than is.
+func negotiate(t *testing.T, g gates) driver.Without {
+	t.Helper()
+	_, client := newServer()
+	without, err := driver.Negotiate(t.Context(), client, "node")
+	if err != nil {
+		t.Fatalf("negotiate: %v", err)
+	}
+	for gate, wrong := range map[string]bool{
+		"DRADeviceTaints":         without.Taints == g[features.DRADeviceTaints],
+		"taints without effect":   without.Told,
+		"DRAPartitionableDevices": without.Counters == g[features.DRAPartitionableDevices],
+		"DRAConsumableCapacity":   without.Sharing == g[features.DRAConsumableCapacity],
+	} {
+		if wrong {
+			t.Errorf("of %s the driver finds %+v", gate, without)
+		}
+	}
+	return without
+}
+
+// objects returns the slices of a snapshot as they are created.
+func objects(t *testing.T, snapshot *discovery.Snapshot, without driver.Without) []*resourceapi.ResourceSlice {
+	t.Helper()
+	resources, problems := driver.Slices("node", snapshot, without)
+	for _, problem := range problems {
+		t.Errorf("left out: %v", problem)
+	}
+	var all []*resourceapi.ResourceSlice
+	pool := resources.Pools["node"]
+	for i, slice := range pool.Slices {
+		all = append(all, &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: fmt.Sprintf("%05x-chandler.dev-node-", i)},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: discovery.Domain, NodeName: new("node"),
+				Pool:    resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+				Devices: slice.Devices, SharedCounters: slice.SharedCounters,
+				PerDeviceNodeSelection: slice.PerDeviceNodeSelection, PartitionTypeAttribute: slice.PartitionTypeAttribute,
+				SkipNodeOperations: slice.SkipNodeOperations,
+			},
+		})
+	}
+	return all
+}
+
+// stored is what a server has of a host.
+type stored []*resourceapi.ResourceSlice
+
+// publish updates what a server has, as far as there is something, and expects
+// that it keeps each slice as it is.
+func (s *stored) publish(t *testing.T, host string, slices []*resourceapi.ResourceSlice) {
+	t.Helper()
+	var now stored
+	for i, slice := range slices {
+		var old *resourceapi.ResourceSlice
+		if i < len(*s) {
+			old = (*s)[i]
+			slice.ObjectMeta = *old.ObjectMeta.DeepCopy()
+		}
+		slice = defaulted(slice)
+		kept, err := admit(slice, old)
+		if err != nil {
+			t.Errorf("%s: slice %d is refused: %v", host, i, err)
+			continue
+		}
+		if !equality.Semantic.DeepEqual(slice.Spec, kept.Spec) {
+			t.Errorf("%s: slice %d (-published +kept):\n%s", host, i, cmp.Diff(slice.Spec, kept.Spec))
+		}
+		kept.ResourceVersion = "1"
+		now = append(now, kept)
+	}
+	*s = now
+}
+
+// Whatever the host and whatever the gates: with what the driver finds of the
+// server, this refuses no slice and keeps all of each, whether it is new or an
+// update of another host's, published to a server with other gates.
+func TestServerKeepsWhatIsPublished(t *testing.T) {
+	files, recorded := recordedHosts(t)
+	before, random := make([]stored, len(files)), stored{}
+	for i, g := range combinations() {
+		if testing.Short() && i%10 > 0 {
+			continue
+		}
+		t.Run(g.String(), func(t *testing.T) {
+			g.set(t)
+			without := negotiate(t, g)
+			var group sync.WaitGroup
+			defer group.Wait()
+			for j, snapshot := range recorded {
+				group.Go(func() { before[j].publish(t, files[j], objects(t, snapshot, without)) })
+			}
+			group.Go(func() {
+				numbers := rand.New(rand.NewPCG(uint64(i), 0))
+				most := []int{10, 100, 1024}[numbers.IntN(3)]
+				host := discoverytest.RandomHost(numbers, 1+numbers.IntN(most), recorded...)
+				if i%2 > 0 {
+					random = nil // all slices are new
+				}
+				random.publish(t, "random", objects(t, host, without))
+			})
+		})
+	}
+}
+
+// The library's controller, which publishes for the driver, has nothing to say
+// while it takes a server from one host to the next, and leaves there what was
+// to be published.
+func TestControllerPublishesWithoutErrors(t *testing.T) {
+	for i, g := range combinations() {
+		if i%20 > 0 {
+			continue
+		}
+		t.Run(g.String(), func(t *testing.T) {
+			g.set(t)
+			without := negotiate(t, g)
+			synctest.Test(t, func(t *testing.T) { publishInTurn(t, rand.New(rand.NewPCG(uint64(i), 1)), without) })
+		})
+	}
+}
+
+func publishInTurn(t *testing.T, random *rand.Rand, without driver.Without) {
+	server, client := newServer()
+	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
+		DriverName: discovery.Domain, KubeClient: client,
+		Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
+		MutationCacheTTL: new(365 * 24 * time.Hour), // what it does after that it does again and again while time stands still
+		ErrorHandler:     func(_ context.Context, err error, msg string) { t.Errorf("%s: %v", msg, err) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer controller.Stop()
+	for range 4 {
+		host := discoverytest.RandomHost(random, 1+random.IntN(150))
+		resources, _ := driver.Slices("node", host, without)
+		controller.Update(&resources)
+		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // of the bubble
+		server.compare(t, resources.Pools["node"])
+	}
+}
