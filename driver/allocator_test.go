@@ -18,10 +18,16 @@ import (
 	"chandler.dev/discovery/discoverytest"
 )
 
-// gates are the combinations of what an API server may drop.
+// gates are combinations of what an API server may drop: with all alpha fields,
+// and with none of them.
 func gates() (all []Without) {
 	for i := range 8 {
-		all = append(all, Without{Taints: i&1 > 0, Counters: i&2 > 0, Sharing: i&4 > 0})
+		without := Without{Taints: i&1 > 0, Counters: i&2 > 0, Sharing: i&4 > 0}
+		if !without.Taints {
+			all = append(all, without)
+		}
+		without.Overhead, without.Groups, without.PartitionType = true, true, true
+		all = append(all, without)
 	}
 	return all
 }
@@ -47,6 +53,7 @@ func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, without Without) *s
 		features: structured.Features{
 			AdminAccess: true, PrioritizedList: true,
 			DeviceTaints: !without.Taints, PartitionableDevices: !without.Counters, ConsumableCapacity: !without.Sharing,
+			CompatibilityGroups: !without.Counters && !without.Groups,
 		},
 	}
 	pool := resources.Pools["node"]
@@ -54,7 +61,7 @@ func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, without Without) *s
 		c.slices = append(c.slices, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("slice-", i)},
 			Spec: resourceapi.ResourceSliceSpec{
-				Driver: discovery.Domain, NodeName: new("node"), Devices: slice.Devices, SharedCounters: slice.SharedCounters,
+				Driver: discovery.Domain, NodeName: new("node"), Devices: slice.Devices, SharedCounters: slice.SharedCounters, PartitionTypeAttribute: slice.PartitionTypeAttribute,
 				Pool: resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
 			},
 		})

@@ -7,10 +7,8 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	draclient "k8s.io/dynamic-resource-allocation/client"
@@ -77,101 +75,17 @@ func Negotiate(ctx context.Context, client kubernetes.Interface, nodeName string
 		return without, nil
 	}
 	// Before 1.35 counters and who takes of them were of one slice.
-	made, err := create(resourceapi.ResourceSliceSpec{
+	both, err := create(resourceapi.ResourceSliceSpec{
 		SharedCounters: []resourceapi.CounterSet{{Name: probeSet, Counters: probeCounters()}},
 		Devices:        []resourceapi.Device{probePart("part")},
 	})
 	switch {
-	case err == nil && len(made.SharedCounters) > 0 && slices.ContainsFunc(made.Devices, consumes):
+	case err == nil && len(both.SharedCounters) > 0 && slices.ContainsFunc(both.Devices, consumes):
 		without.Counters, without.Separate = false, true
 	case err != nil && !apierrors.IsInvalid(err):
-		return Without{}, fmt.Errorf("counters with their devices: %w", err)
+		return Without{}, fmt.Errorf("dry run: %w", err)
 	}
 	return without, nil
-}
-
-// probe is an optional field that a server keeps, drops or refuses.
-type probe struct {
-	feature string
-	device  resourceapi.Device
-	kept    func(resourceapi.Device) bool
-}
-
-const probeSet = "silicon"
-
-func probeCounters() map[string]resourceapi.Counter {
-	return map[string]resourceapi.Counter{"slices": {Value: resource.MustParse("1")}}
-}
-
-func probePart(name string) resourceapi.Device {
-	return resourceapi.Device{Name: name, ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: probeSet, Counters: probeCounters()}}}
-}
-
-func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
-
-// probes returns a device for each optional field.
-func probes() []probe {
-	taint := func(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaint {
-		return []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: effect}}
-	}
-	tainted := func(d resourceapi.Device) bool { return len(d.Taints) > 0 }
-	one := resource.MustParse("1")
-	return []probe{
-		{
-			"DRANodeAllocatableResources",
-			resourceapi.Device{Name: "needy", NodeAllocatableResources: map[corev1.ResourceName]resourceapi.NodeAllocatableResource{
-				corev1.ResourceMemory: {Overhead: &resourceapi.NodeAllocatableOverhead{PerPod: &one}},
-			}},
-			func(d resourceapi.Device) bool {
-				return d.NodeAllocatableResources[corev1.ResourceMemory].Overhead != nil
-			},
-		},
-		{"DRADeviceTaints", resourceapi.Device{Name: "sick", Taints: taint(resourceapi.DeviceTaintEffectNoSchedule)}, tainted},
-		{"DeviceTaintEffectNone", resourceapi.Device{Name: "told", Taints: taint(resourceapi.DeviceTaintEffectNone)}, tainted},
-		{
-			"DRAConsumableCapacity",
-			resourceapi.Device{Name: "shared", AllowMultipleAllocations: new(true), Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-				discovery.Shares: {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one}},
-			}},
-			func(d resourceapi.Device) bool {
-				return d.AllowMultipleAllocations != nil && d.Capacity[discovery.Shares].RequestPolicy != nil
-			},
-		},
-		{"DRAPartitionableDevices", probePart("part"), consumes},
-	}
-}
-
-// find adds the features that the server drops or refuses. Where it refuses
-// them together, they are tried one by one.
-func (w *Without) find(create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error), probes []probe) error {
-	var spec resourceapi.ResourceSliceSpec
-	for _, p := range probes {
-		spec.Devices = append(spec.Devices, p.device)
-	}
-	made, err := create(spec)
-	switch {
-	case err == nil:
-		kept := make(map[string]resourceapi.Device)
-		for _, device := range made.Devices {
-			kept[device.Name] = device
-		}
-		for _, p := range probes {
-			if !p.kept(kept[p.device.Name]) {
-				w.add(p.feature)
-			}
-		}
-	case !apierrors.IsInvalid(err):
-		return fmt.Errorf("%s: %w", probes[0].feature, err)
-	case len(probes) == 1:
-		w.add(probes[0].feature)
-	default:
-		for _, p := range probes {
-			if err := w.find(create, []probe{p}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // dryRun returns what the API server would make of a slice.
@@ -179,9 +93,9 @@ func dryRun(ctx context.Context, client kubernetes.Interface, nodeName string, s
 	spec.Driver, spec.NodeName = discovery.Domain, &nodeName
 	spec.Pool = resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1}
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: "chandler-dry-run-"}, Spec: spec}
-	made, err := draclient.New(client).ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	created, err := draclient.New(client).ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
 		return nil, err
 	}
-	return &made.Spec, nil
+	return &created.Spec, nil
 }

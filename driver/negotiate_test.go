@@ -54,9 +54,18 @@ func apart(slice *resourceapi.ResourceSlice) bool {
 }
 
 func withoutCounters(slice *resourceapi.ResourceSlice) error {
-	slice.Spec.SharedCounters = nil
+	slice.Spec.SharedCounters, slice.Spec.PartitionTypeAttribute = nil, nil
 	for i := range slice.Spec.Devices {
 		slice.Spec.Devices[i].ConsumesCounters = nil
+	}
+	return nil
+}
+
+func withoutGroups(slice *resourceapi.ResourceSlice) error {
+	for i := range slice.Spec.Devices {
+		for j := range slice.Spec.Devices[i].ConsumesCounters {
+			slice.Spec.Devices[i].ConsumesCounters[j].CompatibilityGroups = nil
+		}
 	}
 	return nil
 }
@@ -79,12 +88,15 @@ func TestNegotiate(t *testing.T) {
 		"drops taints":        {server: each(func(d *resourceapi.Device) { d.Taints = nil }), want: Without{Taints: true, Told: true}},
 		"drops policies":      {server: each(func(d *resourceapi.Device) { d.Capacity = nil }), want: Without{Sharing: true}},
 		"drops sharing":       {server: each(func(d *resourceapi.Device) { d.AllowMultipleAllocations = nil }), want: Without{Sharing: true}},
-		"drops counters":      {server: withoutCounters, want: Without{Counters: true}},
+		"drops counters":      {server: withoutCounters, want: Without{Counters: true, Groups: true, PartitionType: true}},
 		"drops overhead":      {server: each(func(d *resourceapi.Device) { d.NodeAllocatableResources = nil }), want: Without{Overhead: true}},
+		"drops conditions":    {server: each(func(d *resourceapi.Device) { d.BindingConditions, d.BindingFailureConditions = nil, nil }), want: Without{Bindings: true}},
+		"drops types":         {server: func(s *resourceapi.ResourceSlice) error { s.Spec.PartitionTypeAttribute = nil; return nil }, want: Without{PartitionType: true}},
+		"drops groups":        {server: withoutGroups, want: Without{Groups: true}},
 		"what is known stays": {server: each(func(*resourceapi.Device) {}), config: Without{Taints: true}, want: Without{Taints: true}},
 		"1.34 with all that it has": {
 			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return effectless(slice) || apart(slice) }),
-			want:   Without{Told: true, Separate: true},
+			want:   Without{Groups: true, PartitionType: true, Told: true, Separate: true},
 		},
 		"1.34 as it comes": {
 			server: func(slice *resourceapi.ResourceSlice) error {
@@ -92,11 +104,11 @@ func TestNegotiate(t *testing.T) {
 					d.Taints, d.AllowMultipleAllocations, d.NodeAllocatableResources = nil, nil, nil
 				})(slice))
 			},
-			want: Without{Overhead: true, Taints: true, Told: true, Counters: true, Sharing: true},
+			want: Without{Overhead: true, Groups: true, PartitionType: true, Taints: true, Told: true, Counters: true, Sharing: true},
 		},
 		"refuses counters anyhow": {
 			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return slices.ContainsFunc(slice.Spec.Devices, consumes) }),
-			want:   Without{Counters: true},
+			want:   Without{Counters: true, Groups: true, PartitionType: true},
 		},
 		"before taints without an effect": {server: refusing(effectless), want: Without{Told: true}},
 		"does not answer":                 {server: func(*resourceapi.ResourceSlice) error { return errors.New("timeout") }},

@@ -60,6 +60,7 @@ func Slices(pool string, snapshot *discovery.Snapshot, without Without) (resourc
 // published without the server refusing their neighbours are left out and named.
 func (o *offer) driverResources() (resourceslice.DriverResources, []discovery.Problem) {
 	all, problems := o.content()
+	typed := o.relate(all)
 	var pool resourceslice.Pool
 	if o.without.Separate {
 		var left []discovery.Problem
@@ -68,11 +69,26 @@ func (o *offer) driverResources() (resourceslice.DriverResources, []discovery.Pr
 	} else {
 		pool.Slices = separate(all)
 	}
+	for i := range pool.Slices {
+		if typed && slices.ContainsFunc(pool.Slices[i].Devices, consumes) {
+			pool.Slices[i].PartitionTypeAttribute = new(partitionTypeName)
+		}
+	}
 	if len(pool.Slices) == 0 {
 		// An empty pool says that the driver is there.
 		pool.Slices = []resourceslice.Slice{{}}
 	}
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{o.pool: pool}}, problems
+}
+
+// relate says how devices that compete stand to each other, as far as the server
+// keeps it, and reports whether they have partition types. It is for all that is
+// published, also what is gone and held.
+func (o *offer) relate(all published) (typed bool) {
+	if !o.without.Groups {
+		all.group()
+	}
+	return !o.without.PartitionType && all.classify()
 }
 
 // separate returns first the slices of the shared counters, then those of the
@@ -345,6 +361,7 @@ func (o *offer) addGone(out *published) {
 		if !known {
 			device = resourceapi.Device{Name: name}
 		}
+		device = unrelated(device)
 		device.Taints = o.taints(discovery.Gone(o.gone))
 		if o.without.Sharing {
 			device.AllowMultipleAllocations = nil

@@ -4,12 +4,15 @@ package driver
 // does not take. The zero value is a server that keeps all. What else is
 // published where one is missing never lets two claims have the same silicon.
 type Without struct {
-	Overhead bool // what users of devices need of the host is not charged
-	Taints   bool // unhealthy devices are left out
-	Told     bool // taints without an effect are left out
-	Counters bool // of devices that compete, only such as can all be given out are published
-	Separate bool // counters are in one slice with all devices that take of them
-	Sharing  bool // a device shared by number is published as several numbered ones, one shared by amount as one
+	Overhead      bool // what users of devices need of the host is not charged
+	Groups        bool // counters alone say which devices exclude each other
+	PartitionType bool // the status of a pool does not count devices that compete by type
+	Bindings      bool // nothing: no device waits for conditions before pods are bound
+	Taints        bool // unhealthy devices are left out
+	Told          bool // taints without an effect are left out
+	Counters      bool // of devices that compete, only such as can all be given out are published
+	Separate      bool // counters are in one slice with all devices that take of them
+	Sharing       bool // a device shared by number is published as several numbered ones, one shared by amount as one
 }
 
 // A Feature is what an API server keeps of ResourceSlices or drops.
@@ -38,6 +41,9 @@ type field struct {
 func (w *Without) fields() []field {
 	return []field{
 		{"DRANodeAllocatableResources", &w.Overhead},
+		{"DRADeviceCompatibilityGroups", &w.Groups},
+		{"DRAPartitionableDevicesType", &w.PartitionType},
+		{"DRADeviceBindingConditions", &w.Bindings},
 		{"DRAConsumableCapacity", &w.Sharing},
 		{"SeparateCounters", &w.Separate},
 		{"DRAPartitionableDevices", &w.Counters},

@@ -1,0 +1,128 @@
+package driver
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+)
+
+// probe is an optional field that a server keeps, drops or refuses.
+type probe struct {
+	feature string
+	device  resourceapi.Device
+	kept    func(made) bool
+}
+
+// made is what the server made of a probe's device, and of the slice.
+type made struct {
+	resourceapi.Device
+	slice *resourceapi.ResourceSliceSpec
+}
+
+// Names of what is created in dry runs only.
+const (
+	probeSet   = "silicon" // of which devices take
+	probeTyped = "typed"   // the device because of which the slice has partition types
+)
+
+func probeCounters() map[string]resourceapi.Counter {
+	return map[string]resourceapi.Counter{"slices": {Value: resource.MustParse("1")}}
+}
+
+// probePart returns a device that takes of counters. All such devices of a slice
+// must have a partition type where one of them has.
+func probePart(name string) resourceapi.Device {
+	return resourceapi.Device{
+		Name:             name,
+		Attributes:       discovery.Attributes{partitionType: {StringValue: new("part")}},
+		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: probeSet, Counters: probeCounters()}},
+	}
+}
+
+func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
+
+// probes returns a device for each optional field.
+func probes() []probe {
+	taint := func(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaint {
+		return []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: effect}}
+	}
+	tainted := func(d made) bool { return len(d.Taints) > 0 }
+	grouped := probePart("grouped")
+	grouped.ConsumesCounters[0].CompatibilityGroups = []string{partsGroup}
+	one := resource.MustParse("1")
+	return []probe{
+		{
+			"DRANodeAllocatableResources",
+			resourceapi.Device{Name: "needy", NodeAllocatableResources: map[corev1.ResourceName]resourceapi.NodeAllocatableResource{
+				corev1.ResourceMemory: {Overhead: &resourceapi.NodeAllocatableOverhead{PerPod: &one}},
+			}},
+			func(d made) bool {
+				return d.NodeAllocatableResources[corev1.ResourceMemory].Overhead != nil
+			},
+		},
+		{
+			"DRADeviceBindingConditions",
+			resourceapi.Device{Name: "bound", BindingConditions: []string{"chandler.dev/ready"}, BindingFailureConditions: []string{"chandler.dev/failed"}},
+			func(d made) bool { return len(d.BindingConditions) > 0 },
+		},
+		{"DRADeviceTaints", resourceapi.Device{Name: "sick", Taints: taint(resourceapi.DeviceTaintEffectNoSchedule)}, tainted},
+		{"DeviceTaintEffectNone", resourceapi.Device{Name: "told", Taints: taint(resourceapi.DeviceTaintEffectNone)}, tainted},
+		{
+			"DRAConsumableCapacity",
+			resourceapi.Device{Name: "shared", AllowMultipleAllocations: new(true), Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+				discovery.Shares: {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one}},
+			}},
+			func(d made) bool {
+				return d.AllowMultipleAllocations != nil && d.Capacity[discovery.Shares].RequestPolicy != nil
+			},
+		},
+		{"DRAPartitionableDevices", probePart("part"), func(d made) bool { return consumes(d.Device) }},
+		{"DRADeviceCompatibilityGroups", grouped, func(d made) bool {
+			return consumes(d.Device) && len(d.ConsumesCounters[0].CompatibilityGroups) > 0
+		}},
+		{"DRAPartitionableDevicesType", probePart(probeTyped), func(d made) bool {
+			return d.slice.PartitionTypeAttribute != nil
+		}},
+	}
+}
+
+// find adds the features that the server drops or refuses. Where it refuses
+// them together, they are tried one by one.
+func (w *Without) find(create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error), probes []probe) error {
+	var spec resourceapi.ResourceSliceSpec
+	for _, p := range probes {
+		spec.Devices = append(spec.Devices, p.device)
+		if p.device.Name == probeTyped {
+			spec.PartitionTypeAttribute = new(partitionTypeName)
+		}
+	}
+	slice, err := create(spec)
+	switch {
+	case err == nil:
+		devices := make(map[string]resourceapi.Device)
+		for _, device := range slice.Devices {
+			devices[device.Name] = device
+		}
+		for _, p := range probes {
+			if !p.kept(made{devices[p.device.Name], slice}) {
+				w.add(p.feature)
+			}
+		}
+	case !apierrors.IsInvalid(err):
+		return fmt.Errorf("dry run: %w", err)
+	case len(probes) == 1:
+		w.add(probes[0].feature)
+	default:
+		for _, p := range probes {
+			if err := w.find(create, []probe{p}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
