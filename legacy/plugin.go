@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -73,6 +74,7 @@ type Config struct {
 	// nothing else is safe, until its ID is handed out again.
 	Pending func(ctx context.Context, resource string) (bool, error)
 
+	Retry       time.Duration // how long until directories that could not be written to are tried again; 1 min if 0
 	Grace       time.Duration // how long the kubelet may still hand out what it was told is unhealthy; 10 s if 0
 	Poll        time.Duration // how often PodResources is asked; 5 s if 0
 	Unconfirmed time.Duration // see Pending; 5 min if 0
@@ -104,6 +106,9 @@ func New(config Config) *Plugin {
 	}
 	if config.PodResources == "" {
 		config.PodResources = "/var/lib/kubelet/pod-resources/kubelet.sock"
+	}
+	if config.Retry == 0 {
+		config.Retry = time.Minute
 	}
 	if config.Grace == 0 {
 		config.Grace = 10 * time.Second
@@ -170,47 +175,52 @@ func (p *Plugin) Registered() map[string]string {
 
 // Run serves what is published until the context ends, and then leaves no
 // socket. The kubelet keeps what pods hold, for the next instance to take
-// over. A kubelet that is not there is waited for. Directories that cannot be
-// written to end the serving, which is logged at once; what containers hold is
-// followed all the same, so that Holder stays right, and the error is returned
-// when the context has ended.
-func (p *Plugin) Run(ctx context.Context) error {
+// over. A kubelet that is not there is waited for. Where directories cannot be
+// written to nothing is served, which is logged and tried again; what containers
+// hold is followed all the same, so that Holder stays right.
+func (p *Plugin) Run(ctx context.Context) {
 	if p.config.Active != nil {
 		select {
 		case <-p.config.Active:
 		case <-ctx.Done():
-			return nil
+			return
 		}
 	}
-	prepared := p.prepare(ctx)
+	p.restore(ctx)
 	// A first list that has not all that pods hold would fail them. A kubelet
 	// that is not there has nothing to fail.
 	lastError := p.poll(ctx, "")
 	close(p.ready)
 
-	var group errgroup.Group // one that fails does not end the other
-	group.Go(func() error { p.follow(ctx, lastError); return nil })
-	group.Go(func() error {
-		err := prepared
-		if err == nil {
-			err = p.serve(ctx)
-		}
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Nothing is offered to the kubelet any more")
-		}
-		return err
-	})
-	return group.Wait()
+	var both sync.WaitGroup
+	both.Go(func() { p.follow(ctx, lastError) })
+	both.Go(func() { p.keepServing(ctx) })
+	both.Wait()
 }
 
-// prepare reads what was held before, and clears away what a crash has left.
-// It is an error if what is handed out cannot be written down.
-func (p *Plugin) prepare(ctx context.Context) error {
-	logger := klog.FromContext(ctx)
-	made := os.MkdirAll(p.config.StateDir, 0o700)
-	if made != nil {
-		made = fmt.Errorf("make state directory: %w", made)
+// keepServing serves until the context ends, and again where that fails.
+func (p *Plugin) keepServing(ctx context.Context) {
+	lastError := ""
+	for {
+		err := p.serve(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil && err.Error() != lastError {
+			lastError = err.Error()
+			klog.FromContext(ctx).Error(err, "Nothing is offered to the kubelet", "retry", p.config.Retry)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(p.config.Retry):
+		}
 	}
+}
+
+// restore reads what was held before, and clears away what a crash has left.
+func (p *Plugin) restore(ctx context.Context) {
+	logger := klog.FromContext(ctx)
 	if err := p.holdings.load(); err != nil {
 		logger.Error(err, "Grants of before are lost")
 	}
@@ -223,12 +233,14 @@ func (p *Plugin) prepare(ctx context.Context) error {
 	if err := p.directory.sweep(ctx); err != nil {
 		logger.Error(err, "Sockets are left over")
 	}
-	return made
 }
 
 // serve offers what is published until the context ends or a directory cannot
-// be written to.
+// be written to: without its own, what is handed out could not be written down.
 func (p *Plugin) serve(ctx context.Context) error {
+	if err := os.MkdirAll(p.config.StateDir, 0o700); err != nil {
+		return fmt.Errorf("make state directory: %w", err)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { p.offer(ctx, group); return nil })
 	group.Go(func() error { p.directory.watch(ctx, p.pokeAll); return nil })

@@ -16,6 +16,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -730,46 +732,70 @@ func TestAllocateForContainers(t *testing.T) {
 
 func TestDirectoryIsNotWritable(t *testing.T) {
 	k := newKubelet(t)
-	config := k.config()
-	config.Dir = filepath.Join(filepath.Dir(k.dir), "file")
-	if err := os.WriteFile(config.Dir, nil, 0o600); err != nil {
+	if err := os.Remove(k.dir); err != nil {
 		t.Fatal(err)
 	}
-	unwritable(t, k, config, "device-plugins directory "+config.Dir+": not writable")
+	unwritable(t, k, k.dir, "device-plugins directory "+k.dir+": not writable")
 }
 
 func TestStateIsNotWritable(t *testing.T) {
 	k := newKubelet(t)
-	config := k.config()
-	if err := os.WriteFile(config.StateDir, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	unwritable(t, k, config, "make state directory")
-	if sockets := k.sockets(); len(sockets) > 0 {
-		t.Errorf("serves %v", sockets)
-	}
+	k.start()
+	unwritable(t, k, k.config().StateDir, "make state directory")
 }
 
 // unwritable checks that what containers hold is followed where nothing can be
-// served, and that the end says why.
-func unwritable(t *testing.T, k *kubelet, config Config, want string) {
+// served, since there is a file in place of a directory, that this is said, and
+// that all is served once the directory is there.
+func unwritable(t *testing.T, k *kubelet, dir, want string) {
 	t.Helper()
-	p := New(config)
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := New(k.config())
 	p.Know(gpus("a"))
 	p.Publish(gpus("a"))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	<-p.Ready()
-	time.Sleep(50 * time.Millisecond) // nothing is served by now
+	var log log
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+	ended := make(chan struct{})
+	go func() { p.Run(ctx); close(ended) }()
+	eventually(t, func() bool { return strings.Contains(log.String(), want) }, func() string { return "the log does not say " + want })
 	for _, ids := range [][]string{{"a"}, nil} {
 		k.hold("train", gpuResource, ids...)
 		eventually(t, func() bool { _, held := p.Holder("gpu-a"); return held == (len(ids) > 0) }, func() string { return "holdings are not followed" })
 	}
-	cancel()
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("run: %v", err)
+	if registered := p.Registered(); len(registered) > 0 {
+		t.Errorf("serves %v", registered)
 	}
+
+	if err := errors.Join(os.Remove(dir), os.Mkdir(dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if k.server == nil {
+		k.start()
+	}
+	k.plugin(gpuResource, 1).says(t, "a")
+	cancel()
+	<-ended
+}
+
+// log keeps what is logged.
+type log struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 func TestSocketsLeftBehind(t *testing.T) {

@@ -28,7 +28,7 @@ const askInterval = time.Minute
 // the driver. While either is silent the last choice stands, which is kept in
 // a file: silence is no statement.
 type auto struct {
-	served       func() (bool, error)
+	served       func(context.Context) (bool, error)
 	registration func() driver.Registration
 	file         string
 
@@ -37,7 +37,7 @@ type auto struct {
 }
 
 // newAuto reads the last choice.
-func newAuto(ctx context.Context, served func() (bool, error), registration func() driver.Registration, stateDir string) *auto {
+func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, stateDir string) *auto {
 	a := &auto{served: served, registration: registration, file: filepath.Join(stateDir, "mode")}
 	data, err := os.ReadFile(a.file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -72,7 +72,7 @@ func (a *auto) ask(ctx context.Context) devices.Mode {
 	if time.Since(a.asked) < askInterval && a.last == devices.ModeDevicePlugin {
 		return a.last
 	}
-	served, err := a.served()
+	served, err := a.served(ctx)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("The API server cannot be asked whether it serves DRA", "error", err)
 		return devices.ModeAuto
@@ -86,8 +86,10 @@ func (a *auto) ask(ctx context.Context) devices.Mode {
 
 // servesDRA reports whether the API server serves resource.k8s.io in a version
 // that the driver speaks: v1beta1 or later.
-func servesDRA(client discovery.DiscoveryInterface) (bool, error) {
-	groups, err := client.ServerGroups()
+func servesDRA(ctx context.Context, client discovery.ServerGroupsInterfaceWithContext) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	groups, err := client.ServerGroupsWithContext(ctx)
 	if err != nil {
 		return false, fmt.Errorf("list API groups: %w", err)
 	}

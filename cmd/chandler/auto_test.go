@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -9,12 +10,12 @@ import (
 )
 
 func TestAuto(t *testing.T) {
-	yes := func() (bool, error) { return true, nil }
-	no := func() (bool, error) { return false, nil }
-	silent := func() (bool, error) { return false, errors.New("connection refused") }
+	yes := func(context.Context) (bool, error) { return true, nil }
+	no := func(context.Context) (bool, error) { return false, nil }
+	silent := func(context.Context) (bool, error) { return false, errors.New("connection refused") }
 	tests := map[string]struct {
 		last         discovery.Mode
-		served       func() (bool, error)
+		served       func(context.Context) (bool, error)
 		registration driver.Registration
 		want         discovery.Mode
 	}{

@@ -17,8 +17,9 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newCommand().ExecuteContext(ctx)
+	asked := ctx.Err() != nil
 	stop()
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if err != nil && !(asked && errors.Is(err, context.Canceled)) {
 		fmt.Fprintln(os.Stderr, "chandler:", err)
 		os.Exit(1)
 	}

@@ -31,7 +31,7 @@ type parts struct {
 	events     chan struct{} // something about the host's devices changed
 	client     kubernetes.Interface
 	statuses   kubernetes.Interface
-	discovery  kubediscovery.DiscoveryInterface // with a deadline for each answer
+	discovery  kubediscovery.ServerGroupsInterfaceWithContext
 	driver     *driver.Driver
 	classic    *legacy.Plugin
 	active     chan struct{} // closed once this is the active instance
@@ -121,14 +121,6 @@ func replace[T any](c chan T, value T) {
 	c <- value
 }
 
-// runClassic serves the device-plugin API. Where that cannot be done it says so
-// and goes on to follow what containers hold, so that DRA is none the worse.
-func (p *parts) runClassic(ctx context.Context) {
-	if err := p.classic.Run(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "The device-plugin API was not served", "devicePluginDir", p.options.devicePluginDir)
-	}
-}
-
 // runDRA runs the driver as soon as the cluster may have DRA. Where there are
 // records of claims it had, and the kubelet must be able to unprepare them
 // whatever the API server says now, or does not say.
@@ -137,7 +129,10 @@ func (p *parts) runDRA(ctx context.Context) error {
 		if p.hasRecords() {
 			return p.driver.Run(ctx)
 		}
-		served, err := p.servesDRA()
+		served, err := p.servesDRA(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
 			klog.FromContext(ctx).Info("The API server cannot be asked whether it serves DRA; taking it that it may", "reason", err)
 		}
@@ -162,7 +157,7 @@ func (p *parts) hasRecords() bool {
 
 func (p *parts) recordDir() string { return filepath.Join(p.stateDir, "claims") }
 
-func (p *parts) servesDRA() (bool, error) { return servesDRA(p.discovery) }
+func (p *parts) servesDRA(ctx context.Context) (bool, error) { return servesDRA(ctx, p.discovery) }
 
 // runAgent hands devices to the two APIs, once this is the active instance.
 func (p *parts) runAgent(ctx context.Context) error {

@@ -119,7 +119,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	}
 	group.Go(func() error { return p.watch(ctx, group) })
 	group.Go(func() error { return p.runDRA(ctx) })
-	group.Go(func() error { p.runClassic(ctx); return nil })
+	group.Go(func() error { p.classic.Run(ctx); return nil })
 	group.Go(func() error { return p.runAgent(ctx) })
 	group.Go(func() error { p.checkClasses(ctx); return nil })
 	group.Go(func() error { p.tellPods(ctx); return nil })
@@ -266,8 +266,6 @@ func (p *parts) connect() error {
 	if p.statuses, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
-	config = rest.CopyConfig(config)
-	config.Timeout = askTimeout
 	p.discovery, err = kubediscovery.NewDiscoveryClientForConfig(config)
 	return err
 }
