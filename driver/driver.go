@@ -275,12 +275,12 @@ func (d *Driver) serve(ctx context.Context, helper helper) error {
 	close(d.calls.ready)
 	own, stop := context.WithCancel(ctx)
 	var background sync.WaitGroup
-	d.negotiate(ctx) // before anything is published
-	background.Go(func() { d.sweepLoop(own) })
-	background.Go(func() { d.negotiateLoop(own) })
-	background.Go(func() { d.statusLoop(own) })
 	defer background.Wait()
 	defer stop()
+	background.Go(func() { d.sweepLoop(own) })
+	background.Go(func() { d.statusLoop(own) })
+	err = d.reach(ctx)
+	background.Go(func() { d.negotiateLoop(own, err) })
 	return d.publishLoop(ctx, helper)
 }
 

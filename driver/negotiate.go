@@ -2,8 +2,10 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"time"
 
@@ -18,47 +20,83 @@ import (
 )
 
 const (
-	// negotiateTimeout is how long publishing waits for the API server to say
-	// what it keeps. What it drops is learnt from its answers anyhow.
+	// negotiateTimeout is how long the API server has to say what it keeps, and
+	// negotiatePause how long until one is asked again that is not there.
 	negotiateTimeout = 10 * time.Second
+	negotiatePause   = 3 * time.Second
 
 	// askInterval is about how often it is asked again: it may have been
-	// upgraded, or have other feature gates.
+	// upgraded, or have other feature gates. One that did not say, as one does
+	// not that has only begun to work, is asked sooner.
 	askInterval = 30 * time.Minute
+	sooner      = 30 // so many times
 )
 
 // negotiateLoop asks the API server what it keeps of slices: now and then, and
 // when it made something else of them than was expected.
-func (d *Driver) negotiateLoop(ctx context.Context) {
+func (d *Driver) negotiateLoop(ctx context.Context, err error) {
 	for {
+		interval := d.askInterval
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("What the API server keeps of ResourceSlices cannot be asked; it will show", "reason", err.Error())
+			interval /= sooner
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(d.askInterval*3/4 + rand.N(d.askInterval/2)):
+		case <-time.After(interval*3/4 + rand.N(interval/2)):
 		case <-d.ask:
 		}
-		d.negotiate(ctx)
+		err = d.negotiate(ctx)
 	}
+}
+
+// reach waits for the API server: nothing can be published while it is not
+// there, and nothing should be before it has said what it keeps. The error is
+// its own, or the context's.
+func (d *Driver) reach(ctx context.Context) error {
+	reason := ""
+	for {
+		err := d.negotiate(ctx)
+		if err == nil || answered(err) {
+			return err
+		}
+		if ctx.Err() == nil && err.Error() != reason {
+			reason = err.Error()
+			klog.FromContext(ctx).Info("Publishing ResourceSlices waits for the API server", "reason", reason)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(negotiatePause):
+		}
+	}
+}
+
+// answered reports whether the API server said no, and not nothing or that it is
+// unwell.
+func answered(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err)
 }
 
 // negotiate finds out what the API server keeps of the optional fields of a
 // ResourceSlice, by creating some in a dry run. To learn it from what it makes
 // of real ones would be too late: where it drops counters, a whole device and
 // its parts could both be allocated until then.
-func (d *Driver) negotiate(ctx context.Context) {
-	logger := klog.FromContext(ctx)
+func (d *Driver) negotiate(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
 	found, err := Negotiate(asking, d.config.KubeClient, d.config.NodeName)
 	if err != nil {
-		logger.Info("What the API server keeps of ResourceSlices cannot be asked; it will show", "reason", err.Error())
-		return
+		return err
 	}
 	without := d.config.Without.or(found)
 	if before := d.without.Swap(&without); *before != without {
-		logger.Info("The API server keeps other fields of ResourceSlices than was thought; publishing accordingly", "without", without.names())
+		klog.FromContext(ctx).Info("The API server keeps other fields of ResourceSlices than was thought; publishing accordingly", "without", without.names())
 		d.wakePublisher()
 	}
+	return nil
 }
 
 // Negotiate returns what the API server drops of slices for the node, or does

@@ -3,7 +3,11 @@ package driver
 import (
 	"errors"
 	"slices"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -11,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"chandler.dev/discovery"
 )
 
 // dropping returns a client of an API server that changes the slices that it is
@@ -158,4 +164,86 @@ func TestNegotiateAgain(t *testing.T) {
 	if *b.without.Load() != (Without{}) {
 		t.Errorf("still without %+v", *b.without.Load())
 	}
+}
+
+// While the API server is not there, or is unwell, claims are prepared and
+// nothing is published. When it is there it is asked before.
+func TestPublishingWaitsForTheAPIServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := []error{syscall.ECONNREFUSED, apierrors.NewInternalError(errors.New("no etcd")), apierrors.NewTooManyRequests("later", 1)}
+		var answers atomic.Int32
+		b, helper := newBench(t), &fakeHelper{}
+		b.config.KubeClient = dropping(t, func(slice *resourceapi.ResourceSlice) error {
+			if n := int(answers.Load()); n < len(down) {
+				return down[n]
+			}
+			for i := range slice.Spec.Devices {
+				slice.Spec.Devices[i].Taints = nil
+			}
+			return nil
+		})
+		stop := b.run(helper)
+		sick := gpu("b", 2)
+		sick.Health.Status = discovery.Unhealthy
+		b.offers(gpu("a", 1), sick)
+		for range down {
+			time.Sleep(time.Hour)
+			expectPublished(t, helper)
+			answers.Add(1)
+		}
+		if _, err := b.try(claim("c", "a")); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(negotiatePause)
+		expectPublished(t, helper, "a") // the server has no taints
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// A driver that waits for the API server ends at once.
+func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.config.KubeClient = dropping(t, func(*resourceapi.ResourceSlice) error { return syscall.ECONNREFUSED })
+		stop := b.run(&fakeHelper{})
+		synctest.Wait()
+		start := time.Now()
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > 0 { // of the bubble's time
+			t.Errorf("Run took %s to end", took)
+		}
+	})
+}
+
+// A server that does not say what it keeps is published to, and asked again
+// before long.
+func TestRefusalIsNotForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var allowed atomic.Bool
+		b, helper := newBench(t), &fakeHelper{}
+		b.config.KubeClient = dropping(t, func(slice *resourceapi.ResourceSlice) error {
+			if !allowed.Load() {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("no roles yet"))
+			}
+			for i := range slice.Spec.Devices {
+				slice.Spec.Devices[i].Taints = nil
+			}
+			return nil
+		})
+		stop := b.run(helper)
+		sick := gpu("a", 1)
+		sick.Health.Status = discovery.Unhealthy
+		b.offers(sick)
+		expectPublished(t, helper, "a!unhealthy:NoSchedule")
+		allowed.Store(true)
+		time.Sleep(2 * b.askInterval / sooner)
+		expectPublished(t, helper, "")
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
 }
