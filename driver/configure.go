@@ -123,10 +123,10 @@ type job struct {
 }
 
 // jobs are those of claims whose outcome nobody has been told of, one for each
-// claim at most. They outlive the calls that begin them. The zero value is ready
-// to use.
+// claim at most. They outlive the calls that begin them.
 type jobs struct {
-	group sync.WaitGroup
+	rescan func() // called when a job has ended
+	group  sync.WaitGroup
 
 	mu    sync.Mutex
 	byUID map[types.UID]*job
@@ -160,6 +160,7 @@ func (s *jobs) start(ctx context.Context, p *plan) {
 			logger.Info("Configured devices for a claim", "took", time.Since(j.began))
 		}
 		s.end(j)
+		s.rescan()
 	})
 }
 

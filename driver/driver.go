@@ -97,6 +97,10 @@ type Config struct {
 	// taken to be so.
 	Configure discovery.Configurer
 
+	// Rescan is called when devices were configured, or when that failed: they
+	// may be other than the last snapshot has them. It must not block. Optional.
+	Rescan func()
+
 	// Abandoned is asked at about SweepInterval, 10 minutes if zero, which
 	// claims nobody has any more. If it is nil, a record goes only by Unprepare.
 	Abandoned     Abandoned
@@ -203,6 +207,9 @@ func New(config Config) (*Driver, error) {
 			return d, nil, nil
 		}
 	}
+	if config.Rescan == nil {
+		config.Rescan = func() {}
+	}
 	if config.ReadParameters == nil {
 		config.ReadParameters = func([]byte) (discovery.Parameters, error) {
 			return nil, errors.New("this driver takes no parameters")
@@ -211,6 +218,7 @@ func New(config Config) (*Driver, error) {
 	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
+	d.jobs.rescan = config.Rescan
 	d.calls.ready = make(chan struct{})
 	d.calls.stopping = make(chan struct{})
 	d.registration.Store(Unanswered)

@@ -228,6 +228,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 			client: p.client, claims: draclient.New(p.client), node: o.nodeName, ownPod: o.pod, socket: p.podResources(),
 		}.Abandoned,
 		Configure: discovery.Configurers(p.host, families.All),
+		Rescan:    func() { notify(p.events) },
 	})
 	return p, err
 }
