@@ -386,7 +386,7 @@ func (d *Driver) Holder(silicon string) (holder string, held bool) {
 	if !closed(d.calls.ready) {
 		return "a claim perhaps: records are not read yet", true
 	}
-	return d.store.holder(silicon, d.view.Load().lookup)
+	return d.store.holder(silicon, d.view.Load().allocated)
 }
 
 // HandleError takes errors from the helper's background work. It implements

@@ -50,6 +50,14 @@ func (d *Driver) removeFiles(r, keep *record, forget func() error) error {
 	return forget()
 }
 
+// filesOf returns the files of the host that go with a device.
+func filesOf(device *discovery.Device) (files []hostFile) {
+	for _, f := range device.FilesAs(device.Resource()) {
+		files = append(files, hostFile(f))
+	}
+	return files
+}
+
 // filesOfOthers returns the files of the host that go with what other claims
 // have of the same silicon.
 func (s *store) filesOfOthers(r *record) []discovery.HostFile {

@@ -136,3 +136,40 @@ func TestHostFilesThatNobodyReads(t *testing.T) {
 		t.Error("the directory was made")
 	}
 }
+
+// The files of a claim whose record cannot be read go with it as far as it can
+// be told which they are: by the snapshot, or by what the record still says.
+func TestHostFilesOfAnUnreadableRecord(t *testing.T) {
+	for name, test := range map[string]struct {
+		damage  func([]byte) []byte
+		scanned bool
+	}{
+		"noise":               {func([]byte) []byte { return []byte("noise") }, true},
+		"of a newer age":      {func(data []byte) []byte { return reseal(data, `"version": 1`, `"version": 2`) }, false},
+		"with another's file": {func(data []byte) []byte { return reseal(data, "net-a.json", "net-b.json") }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			file := b.withFiles()
+			b.restart().offers(nic("a"), nic("b"))
+			c, other := claim("c", "a"), claim("other", "b")
+			mustPrepare(t, b, c)
+			mustPrepare(t, b, other)
+			data, err := os.ReadFile(b.recordFile(c))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(b.recordFile(c), append(test.damage(data), ' '), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			b.restart()
+			if test.scanned {
+				b.offers(nic("a"), nic("b"))
+			}
+			mustUnprepare(t, b, c)
+			if exists(file("a")) || !exists(file("b")) {
+				t.Errorf("file of the claim: %t, of the other: %t", exists(file("a")), exists(file("b")))
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,7 @@ import (
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
@@ -80,7 +82,7 @@ func (m *metadata) remove(r *record, sameName func(*record) bool) error {
 	defer m.mu.Unlock()
 	var errs []error
 	for _, result := range r.Results {
-		errs = append(errs, m.files.Remove(filepath.Join(m.specs, metadataSpecPrefix+string(r.UID)+"_"+resourceclaim.BaseRequestRef(result.Request)+".json")))
+		errs = append(errs, m.files.Remove(m.spec(r.UID, &result)))
 	}
 	if r.Name != "" && !sameName(r) {
 		errs = append(errs, removeDir(filepath.Join(m.dir, claimDir(r))))
@@ -89,6 +91,80 @@ func (m *metadata) remove(r *record, sameName func(*record) bool) error {
 		return fmt.Errorf("remove metadata of devices: %w", err)
 	}
 	return nil
+}
+
+// removeRequests removes the specs of those requests for which the claim has
+// nothing of this driver any more, since it was allocated anew.
+func (m *metadata) removeRequests(earlier, wanted *record) error {
+	if earlier == nil {
+		return nil
+	}
+	keep := make(map[string]bool)
+	for _, result := range wanted.Results {
+		keep[m.spec(wanted.UID, &result)] = true
+	}
+	for _, result := range earlier.Results {
+		if spec := m.spec(earlier.UID, &result); !keep[spec] {
+			if err := m.files.Remove(spec); err != nil {
+				return fmt.Errorf("remove metadata of devices: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// removeUnnamed removes the files of a claim of which only the UID is known:
+// its specs say where the others are. A directory stays while another claim has
+// the name that it is called by.
+func (m *metadata) removeUnnamed(uid types.UID, inUse func(dir string) bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	specs, err := entries(m.specs)
+	errs := []error{err}
+	for _, name := range specs {
+		if !strings.HasPrefix(name, metadataSpecPrefix+string(uid)+"_") {
+			continue
+		}
+		spec := filepath.Join(m.specs, name)
+		for _, dir := range m.dirsOf(spec) {
+			if !inUse(dir) {
+				errs = append(errs, removeDir(filepath.Join(m.dir, dir)))
+			}
+		}
+		errs = append(errs, m.files.Remove(spec))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove metadata of devices: %w", err)
+	}
+	return nil
+}
+
+// dirsOf returns the names of the claims' directories of which a spec has files
+// mounted.
+func (m *metadata) dirsOf(file string) (names []string) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	var spec specs.Spec
+	if json.Unmarshal(data, &spec) != nil {
+		return nil
+	}
+	for _, device := range spec.Devices {
+		for _, mount := range device.ContainerEdits.Mounts {
+			below, err := filepath.Rel(m.dir, mount.HostPath)
+			name, _, inDir := strings.Cut(below, "/")
+			if err == nil && inDir && name != ".." {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// spec returns the name of the spec with the file of a result's request.
+func (m *metadata) spec(uid types.UID, r *result) string {
+	return filepath.Join(m.specs, metadataSpecPrefix+string(uid)+"_"+resourceclaim.BaseRequestRef(r.Request)+".json")
 }
 
 // sweep removes what is there of claims that have no record in keep, and what
@@ -174,6 +250,14 @@ func interfaceOf(r *result) string {
 		return ""
 	}
 	return r.Edits.NetDevices[0].Name
+}
+
+// hasName reports whether a claim has the name by which a directory is called.
+func (s *store) hasName(dir string) bool {
+	namespace, name, _ := strings.Cut(dir, "_")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.names[types.NamespacedName{Namespace: namespace, Name: name}] > 0
 }
 
 // sameName reports whether another claim has the name of the record's: one that

@@ -219,6 +219,63 @@ func TestMetadataOfClaimsWithOneName(t *testing.T) {
 	b.expectMetadata("of neither")
 }
 
+// Of a claim whose record cannot be read the files are found by its UID, and the
+// directory stays while another claim has the name that it is called by.
+func TestMetadataOfAnUnreadableRecord(t *testing.T) {
+	for name, heir := range map[string]bool{"alone": false, "heir": true} {
+		t.Run(name, func(t *testing.T) {
+			c, other, second := claim("c", "a"), claim("other", "b"), claim("c", "b")
+			second.UID = "uid-second"
+			b := newBench(t)
+			client := fake.NewClientset(c, other)
+			_, conn, stop := b.serve(client)
+			b.offers(gpu("a", 1), gpu("b", 2))
+			prepareCall(t, conn, c)
+			stop()
+			if err := os.WriteFile(b.recordFile(c), []byte("noise"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, conn, stop = b.serve(client)
+			defer stop()
+			b.offers(gpu("a", 1), gpu("b", 2))
+			want := []string{"chandler.dev_metadata_uid-other_r.json", "default_other"}
+			if heir {
+				if err := client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), second, second.Namespace); err != nil {
+					t.Fatal(err)
+				}
+				prepareCall(t, conn, second)
+				want = []string{"chandler.dev_metadata_uid-second_r.json", "default_c"}
+			} else {
+				prepareCall(t, conn, other)
+			}
+			unprepareCall(t, conn, c)
+			b.expectMetadata("unprepared,", want...)
+		})
+	}
+}
+
+// A request for which the claim has nothing of ours any more, since it was
+// allocated anew, leaves no file.
+func TestMetadataOfAClaimAllocatedAnew(t *testing.T) {
+	c := claim("c", "a", "b")
+	c.Status.Allocation.Devices.Results[0].Request = "first"
+	b := newBench(t)
+	client := fake.NewClientset(c)
+	_, conn, _ := b.serve(client)
+	b.offers(gpu("a", 1), gpu("b", 2))
+	prepareCall(t, conn, c)
+	b.expectMetadata("prepared,", "chandler.dev_metadata_uid-c_first.json", "chandler.dev_metadata_uid-c_r.json", "default_c")
+	c = c.DeepCopy()
+	c.Status.Allocation.Devices.Results[0].Driver = "other.example.com"
+	if err := client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), c, c.Namespace); err != nil {
+		t.Fatal(err)
+	}
+	prepareCall(t, conn, c)
+	b.expectMetadata("prepared again,", "chandler.dev_metadata_uid-c_r.json", "default_c")
+	unprepareCall(t, conn, c)
+	b.expectMetadata("unprepared,")
+}
+
 // Where the files cannot be written, claims are prepared without.
 func TestMetadataThatCannotBeWritten(t *testing.T) {
 	c := claim("c", "a")

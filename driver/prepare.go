@@ -118,8 +118,11 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err == nil && len(plan.works) > 0 {
 		plan, err = d.configure(ctx, claim, plan)
 	}
-	if err != nil || len(plan.wanted.Results) == 0 {
+	if err != nil {
 		return nil, err
+	}
+	if len(plan.wanted.Results) == 0 {
+		return nil, d.letGo(ctx, claim.UID) // it may have had some before it was allocated anew
 	}
 	if d.answersFor(plan.earlier, plan.wanted) {
 		if err := d.ensureSpec(ctx, plan.earlier); err != nil {
@@ -186,8 +189,11 @@ func (d *Driver) take(ctx context.Context, plan *plan) error {
 	}
 	wanted := plan.wanted
 	err := d.writeFiles(ctx, wanted)
-	if err == nil { // the claim may have had others, as a device of another name
+	if err == nil { // the claim may have had others: of a device of another name, or allocated before
 		err = d.removeFiles(plan.earlier, wanted, func() error { return nil })
+	}
+	if err == nil {
+		err = d.metadata.removeRequests(plan.earlier, wanted)
 	}
 	if err == nil {
 		err = d.config.CDI.WriteClaim(wanted.UID, wanted.devices())
@@ -202,7 +208,7 @@ func (d *Driver) take(ctx context.Context, plan *plan) error {
 // hold makes the claim the holder of what it wants, in memory and in the record.
 func (d *Driver) hold(plan *plan) error {
 	wanted := plan.wanted
-	if err := d.store.reserve(wanted, plan.view.lookup); err != nil {
+	if err := d.store.reserve(wanted, plan.view.allocated); err != nil {
 		return err
 	}
 	// The classic API is asked after the reservation, which it sees when it
@@ -239,6 +245,12 @@ func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 		return fmt.Errorf("wait for another call for the claim: %w", err)
 	}
 	defer unlock()
+	return d.letGo(ctx, uid)
+}
+
+// letGo does what unprepare does, for a caller who keeps other calls for the
+// claim away.
+func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	if err := d.callOff(ctx, uid); err != nil {
 		return err
 	}
@@ -248,6 +260,15 @@ func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	r := d.store.get(uid)
 	if err := d.metadata.remove(r, d.store.sameName); err != nil {
 		return err
+	}
+	if remains := d.remains(uid); remains != nil {
+		err := d.metadata.removeUnnamed(uid, d.store.hasName)
+		if err == nil {
+			err = d.removeFiles(remains, r, func() error { return nil })
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if err := d.removeFiles(r, nil, func() error { return d.store.remove(uid) }); err != nil {
 		return err
@@ -309,9 +330,7 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 		r.Consumes = consumed(allocated, device)
 	}
 	r.CDI = cdi.Name(uid, i, r.Device, r.ShareID)
-	for _, f := range device.FilesAs(device.Resource()) {
-		r.Files = append(r.Files, hostFile(f))
-	}
+	r.Files = filesOf(device)
 	return r
 }
 

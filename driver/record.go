@@ -115,6 +115,15 @@ func (r *record) who() string {
 	return fmt.Sprintf("claim %s/%s", r.Namespace, r.Name)
 }
 
+// whoBefore names the claim for another, which may have the name that this one
+// had before it.
+func (r *record) whoBefore(other *record) string {
+	if r.named() == other.named() {
+		return fmt.Sprintf("an earlier %s with UID %s", r.who(), r.UID)
+	}
+	return r.who()
+}
+
 // named is the claim's name, which another claim may have had before it.
 func (r *record) named() types.NamespacedName {
 	return types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
@@ -278,24 +287,6 @@ func checkEdits(body []byte) error {
 		}
 	}
 	return nil
-}
-
-// salvage returns the devices that a damaged record still names. What it says
-// is only good enough to keep others from having them.
-func salvage(data []byte, boot string) []string {
-	_, body, _ := bytes.Cut(data, []byte("\n"))
-	var r struct {
-		Boot    string
-		Results []struct{ Device, Source string }
-	}
-	if json.Unmarshal(body, &r) != nil || r.Boot != boot {
-		return nil
-	}
-	var names []string
-	for _, result := range r.Results {
-		names = append(names, result.Device, result.Source)
-	}
-	return names
 }
 
 func checksum(body []byte) string {

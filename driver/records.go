@@ -3,7 +3,6 @@ package driver
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -41,7 +40,7 @@ type store struct {
 	claims  map[types.UID]*record
 	names   map[types.NamespacedName]int  // how many of the claims have a name
 	silicon map[string]map[types.UID]bool // who may hold a piece of it; exact answers are in claims
-	bad     map[types.UID][]string        // devices of unreadable records, as far as they are known
+	bad     map[types.UID][]result        // what unreadable records hold, as far as it is known
 }
 
 // openStore reads the records. What it could not read is in problems: it is
@@ -52,7 +51,7 @@ func openStore(dir, boot string, files atomicfile.Files, specs cdi.Dir) (s *stor
 		claims:  make(map[types.UID]*record),
 		names:   make(map[types.NamespacedName]int),
 		silicon: make(map[string]map[types.UID]bool),
-		bad:     make(map[types.UID][]string),
+		bad:     make(map[types.UID][]result),
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("open records: %w", err)
@@ -100,28 +99,6 @@ func (s *store) load(uid types.UID, specs cdi.Dir) error {
 		s.setAside(uid))
 }
 
-// setAside moves an unreadable record out of the way of a new one.
-func (s *store) setAside(uid types.UID) error {
-	files, err := s.badFiles(uid)
-	if err == nil {
-		err = s.files.Rename(s.file(uid), fmt.Sprintf("%s%d", filepath.Join(s.dir, string(uid)+badExtension), len(files)))
-	}
-	if err != nil {
-		return fmt.Errorf("set aside the record of claim %s: %w", uid, err)
-	}
-	return nil
-}
-
-// hold keeps what an unreadable record named: what its spec is for, and what
-// can be read of the record itself.
-func (s *store) hold(uid types.UID, data []byte, specs cdi.Dir) {
-	names := salvage(data, s.boot)
-	if fromSpec, err := specs.ClaimDevices(uid); err == nil {
-		names = append(names, fromSpec...)
-	}
-	s.bad[uid] = append(s.bad[uid], names...)
-}
-
 // get returns the record of a claim, nil if there is none.
 func (s *store) get(uid types.UID) *record {
 	s.mu.Lock()
@@ -137,14 +114,6 @@ func (s *store) holds(uid types.UID) bool {
 	return bad || s.claims[uid] != nil
 }
 
-// unreadable reports whether a record of the claim was set aside.
-func (s *store) unreadable(uid types.UID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, bad := s.bad[uid]
-	return bad
-}
-
 // prepared returns the records of this boot, in order of their UIDs.
 func (s *store) prepared() []*record {
 	s.mu.Lock()
@@ -158,16 +127,19 @@ func (s *store) prepared() []*record {
 	return all
 }
 
-// all returns the claims with a readable record, of whatever boot.
+// all returns the claims of which there is anything, of whatever boot. Those of
+// which no record can be read have no name.
 func (s *store) all() []Claim {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	claims := make([]Claim, 0, len(s.claims))
-	for _, uid := range slices.Sorted(maps.Keys(s.claims)) {
-		r := s.claims[uid]
-		claims = append(claims, Claim{r.UID, r.Namespace, r.Name})
+	claims := make(map[types.UID]Claim, len(s.claims))
+	for uid := range s.bad {
+		claims[uid] = Claim{UID: uid}
 	}
-	return claims
+	for uid, r := range s.claims {
+		claims[uid] = Claim{uid, r.Namespace, r.Name}
+	}
+	return slices.SortedFunc(maps.Values(claims), func(a, b Claim) int { return strings.Compare(string(a.UID), string(b.UID)) })
 }
 
 // reserve enters the record in memory unless another claim holds what it
@@ -202,15 +174,15 @@ func (s *store) free(r *record, i int, lookup lookup) error {
 		for j := range other.Results {
 			held := &other.Results[j]
 			if held.excludes(wanted) {
-				return fmt.Errorf("device %s is held by %s (device %s)", wanted.Device, other.who(), held.Device)
+				return fmt.Errorf("device %s is held by %s (device %s)", wanted.Device, other.whoBefore(r), held.Device)
 			}
 			if short := balance.add(held); short != "" {
-				return fmt.Errorf("device %s is held by %s: with its device %s, %s", wanted.Device, other.who(), held.Device, short)
+				return fmt.Errorf("device %s is held by %s: with its device %s, %s", wanted.Device, other.whoBefore(r), held.Device, short)
 			}
 		}
 	}
-	for other, names := range s.bad {
-		if other != r.UID && !wanted.Shared && badHolds(names, wanted, lookup) {
+	for other, remains := range s.bad {
+		if other != r.UID && !wanted.Shared && badHolds(remains, wanted, lookup) {
 			return fmt.Errorf("device %s is held by claim with UID %s, whose record cannot be read", wanted.Device, other)
 		}
 	}
@@ -229,19 +201,6 @@ func (s *store) holders(uid types.UID, silicon string) func(yield func(*record) 
 	}
 }
 
-// badHolds reports whether devices of an unreadable record, of which no more
-// than the names is known, are or compete with what is wanted.
-func badHolds(names []string, wanted *result, lookup lookup) bool {
-	return slices.ContainsFunc(names, func(name string) bool {
-		if name == wanted.Source || name == wanted.Device {
-			return true
-		}
-		device, found := lookup(name)
-		return found && !device.Shareable && device.Silicon() == wanted.Silicon &&
-			(wanted.Whole || device.PartOf == nil || len(device.Takes) > 0)
-	})
-}
-
 // holder returns who holds anything of the silicon through DRA.
 func (s *store) holder(silicon string, lookup lookup) (string, bool) {
 	s.mu.Lock()
@@ -253,10 +212,10 @@ func (s *store) holder(silicon string, lookup lookup) (string, bool) {
 			}
 		}
 	}
-	for uid, names := range s.bad {
-		if slices.ContainsFunc(names, func(name string) bool {
-			device, found := lookup(name)
-			return name == silicon || found && device.Silicon() == silicon
+	for uid, remains := range s.bad {
+		if slices.ContainsFunc(remains, func(r result) bool {
+			device, found := lookup(r.Source)
+			return r.Silicon == silicon || r.Source == silicon || found && device.Silicon() == silicon
 		}) {
 			return fmt.Sprintf("claim with UID %s, whose record cannot be read", uid), true
 		}
@@ -359,21 +318,6 @@ func (s *store) remove(uid types.UID) error {
 	s.leave(uid)
 	delete(s.bad, uid)
 	return nil
-}
-
-// badFiles returns the records of a claim that were set aside.
-func (s *store) badFiles(uid types.UID) ([]string, error) {
-	entries, err := os.ReadDir(s.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	var files []string
-	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), string(uid)+badExtension) {
-			files = append(files, filepath.Join(s.dir, entry.Name()))
-		}
-	}
-	return files, nil
 }
 
 func (s *store) file(uid types.UID) string {

@@ -9,15 +9,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Claim is a claim that was prepared.
+// Claim is a claim that was prepared. One whose record cannot be read has no
+// namespace and no name.
 type Claim struct {
 	UID             types.UID
 	Namespace, Name string
 }
 
 // Abandoned returns which of the claims nobody has any more and nobody will
-// ask to unprepare: those that are gone from the API server and that no pod of
-// the node and no container that its kubelet knows refers to.
+// ask to unprepare: those that are gone from the API server, or are not
+// allocated on this node any more, and that no pod of the node and no container
+// that its kubelet knows refers to.
 type Abandoned func(ctx context.Context, claims []Claim) ([]types.UID, error)
 
 // sweepLoop lets go of claims that the kubelet has forgotten, as one does whose
@@ -59,19 +61,19 @@ func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types
 			suspects[uid] = true
 			continue
 		}
-		if err := d.letGo(ctx, uid); err != nil {
+		if err := d.sweepAway(ctx, uid); err != nil {
 			logger.Error(err, "Letting go of an abandoned claim", "uid", uid)
 			suspects[uid] = true
 			continue
 		}
-		logger.Info("Let go of a claim that is gone from the API server and that no pod refers to", "uid", uid)
+		logger.Info("Let go of a claim that is gone from this node and that no pod refers to", "uid", uid)
 	}
 	return suspects
 }
 
-// letGo unprepares an abandoned claim, and waits for it no longer than a call
-// does: one whose devices are being configured does not keep the others.
-func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
+// sweepAway unprepares an abandoned claim, and waits for it no longer than a
+// call does: one whose devices are being configured does not keep the others.
+func (d *Driver) sweepAway(ctx context.Context, uid types.UID) error {
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	return d.unprepare(ctx, uid)

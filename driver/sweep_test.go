@@ -3,8 +3,11 @@ package driver
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -71,4 +74,91 @@ func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 	if !slices.Equal(asked, []string{"old"}) {
 		t.Errorf("asked about %q", asked)
 	}
+}
+
+// A claim whose record cannot be read is asked about by its UID, all that is
+// known of it, and let go of like any other.
+func TestSweepOfUnreadableRecords(t *testing.T) {
+	b := newBench(t)
+	b.restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	if err := os.WriteFile(b.recordFile(c), []byte("noise"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var asked []Claim
+	b.config.Abandoned = func(_ context.Context, claims []Claim) ([]types.UID, error) {
+		asked = claims
+		return []types.UID{c.UID}, nil
+	}
+	b.restart().offers(gpu("a", 1))
+	suspects := b.sweep(t.Context(), nil)
+	if !slices.Equal(asked, []Claim{{UID: c.UID}}) {
+		t.Errorf("asked about %v", asked)
+	}
+	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
+	b.sweep(t.Context(), suspects)
+	if left, _ := os.ReadDir(b.config.Records); len(left) > 0 || exists(b.specFile(c)) {
+		t.Errorf("left of it: %v", left)
+	}
+	mustPrepare(t, b, claim("other", "a"))
+}
+
+// An abandoned claim whose devices are being configured keeps neither the sweep
+// nor the other claims for longer than a call would.
+func TestSweepDoesNotWaitForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, f := newFPGAs(t)
+		f.hold = make(chan struct{})
+		b.config.Abandoned = func(_ context.Context, claims []Claim) (uids []types.UID, err error) {
+			for _, c := range claims {
+				uids = append(uids, c.UID)
+			}
+			return uids, nil
+		}
+		b.restart().offers(gpu("a", 1), gpu("b", 2))
+		busy, idle := wanting("new", claim("busy", "a")), claim("idle", "b")
+		if _, err := b.call(busy); err == nil {
+			t.Fatal("prepared")
+		}
+		mustPrepare(t, b, idle)
+		start := time.Now()
+		b.sweep(t.Context(), b.sweep(t.Context(), nil))
+		if time.Since(start) > callLimit || exists(b.recordFile(idle)) || !exists(b.recordFile(busy)) {
+			t.Errorf("after %s: records of idle %t, busy %t", time.Since(start), exists(b.recordFile(idle)), exists(b.recordFile(busy)))
+		}
+		close(f.hold)
+		mustUnprepare(t, b, busy)
+	})
+}
+
+// Not all nodes sweep at the same time: the pauses differ, around what is
+// configured.
+func TestSweepHasJitter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		var at []time.Time
+		b.config.SweepInterval = 10 * time.Minute
+		b.config.Abandoned = func(context.Context, []Claim) ([]types.UID, error) {
+			at = append(at, time.Now())
+			return nil, nil
+		}
+		b.restart().offers(gpu("a", 1))
+		mustPrepare(t, b, claim("c", "a"))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Hour)
+		defer cancel()
+		last := time.Now()
+		b.sweepLoop(ctx)
+		pauses := make(map[time.Duration]bool)
+		for _, now := range at {
+			pause := now.Sub(last)
+			last = now
+			if pauses[pause] = true; pause < 7*time.Minute || pause > 13*time.Minute {
+				t.Errorf("a pause of %s", pause)
+			}
+		}
+		if len(pauses) < 5 {
+			t.Errorf("of %d sweeps the pauses are %v", len(at), pauses)
+		}
+	})
 }

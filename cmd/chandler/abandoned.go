@@ -15,6 +15,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/cdi"
+	"chandler.dev/discovery"
 	"chandler.dev/driver"
 	"chandler.dev/internal/kubeletapi"
 )
@@ -28,9 +29,10 @@ type references struct {
 	socket string
 }
 
-// Abandoned returns which of the claims are gone from the API server and are
-// referred to by no pod of the node and by no container that the kubelet lists.
-// Who cannot be asked counts as referring.
+// Abandoned returns which of the claims are gone from the API server, or are not
+// allocated on the node any more, and are referred to by no pod of the node and
+// by no container that the kubelet lists. Who cannot be asked counts as
+// referring.
 func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -47,28 +49,69 @@ func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]typ
 	}
 	var abandoned []types.UID
 	for _, claim := range claims {
-		successor, gone, err := r.gone(ctx, claim)
+		if inContainer(listed, claim.UID) {
+			continue
+		}
+		referred := r.referred
+		if claim.Name == "" {
+			referred = r.referredByUID
+		}
+		still, err := referred(ctx, claim, pods)
 		if err != nil {
 			return nil, err
 		}
-		if gone && !inContainer(listed, claim.UID) && !inPod(pods, claim, successor) {
+		if !still {
 			abandoned = append(abandoned, claim.UID)
 		}
 	}
 	return abandoned, nil
 }
 
-// gone reports whether the API server has the claim no more, and returns the
-// claim that has its name now, nil if there is none.
-func (r references) gone(ctx context.Context, claim driver.Claim) (successor *resourceapi.ResourceClaim, gone bool, err error) {
+// referred reports whether the claim is allocated on the node, or one of the
+// pods refers to it.
+func (r references) referred(ctx context.Context, claim driver.Claim, pods []corev1.Pod) (bool, error) {
 	now, err := r.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, true, nil
+		return inPod(pods, claim, nil), nil
 	case err != nil:
-		return nil, false, fmt.Errorf("get ResourceClaim %s/%s: %w", claim.Namespace, claim.Name, err)
+		return true, fmt.Errorf("get ResourceClaim %s/%s: %w", claim.Namespace, claim.Name, err)
+	case now.UID != claim.UID:
+		return inPod(pods, claim, now), nil
 	}
-	return now, now.UID != claim.UID, nil
+	return r.allocatedHere(now) || inPod(pods, claim, nil), nil
+}
+
+// referredByUID is for a claim of which nothing but the UID is known: any pod
+// may refer to it that refers to a claim which is not there, or not for that pod.
+func (r references) referredByUID(ctx context.Context, claim driver.Claim, pods []corev1.Pod) (bool, error) {
+	all, err := r.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return true, fmt.Errorf("list ResourceClaims: %w", err)
+	}
+	byName := make(map[types.NamespacedName]*resourceapi.ResourceClaim)
+	for i := range all.Items {
+		now := &all.Items[i]
+		if now.UID == claim.UID {
+			return r.referred(ctx, driver.Claim{UID: now.UID, Namespace: now.Namespace, Name: now.Name}, pods)
+		}
+		byName[types.NamespacedName{Namespace: now.Namespace, Name: now.Name}] = now
+	}
+	for _, pod := range pods {
+		for _, name := range claimsOf(&pod) {
+			if !reservedFor(byName[types.NamespacedName{Namespace: pod.Namespace, Name: name}], pod.UID) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// allocatedHere reports whether the claim has anything of the node's pool.
+func (r references) allocatedHere(claim *resourceapi.ResourceClaim) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+		return result.Driver == discovery.Domain && result.Pool == r.node
+	})
 }
 
 // inContainer reports whether the kubelet gave a container a CDI device of the

@@ -56,6 +56,8 @@ func TestAbandoned(t *testing.T) {
 	}
 	claim := func(uid types.UID, reserved ...types.UID) *resourceapi.ResourceClaim {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: uid}}
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "chandler.dev", Pool: "node", Device: "gpu"}}}}
 		for _, pod := range reserved {
 			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", UID: pod})
 		}
@@ -69,12 +71,26 @@ func TestAbandoned(t *testing.T) {
 	byName := pod(func(p *corev1.Pod) {
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("c")}}
 	})
+	elsewhere := func(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+		c.Status.Allocation.Devices.Results[0].Pool = "other-node"
+		return c
+	}
+	unallocated := func(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+		c.Status.Allocation = nil
+		return c
+	}
 	tests := map[string]struct {
 		objects []runtime.Object
 		kubelet []*podresourcesapi.PodResources
 		want    bool
 		unknown bool
 	}{
+		"it is on another node": {objects: []runtime.Object{elsewhere(claim("uid-1"))}, kubelet: []*podresourcesapi.PodResources{own}, want: true},
+		"it is not allocated":   {objects: []runtime.Object{unallocated(claim("uid-1"))}, kubelet: []*podresourcesapi.PodResources{own}, want: true},
+		"a pod here names it that is on another node": {
+			objects: []runtime.Object{byName, elsewhere(claim("uid-1", "pod-1"))}, kubelet: []*podresourcesapi.PodResources{own}},
+		"a container has it that is not allocated": {
+			objects: []runtime.Object{unallocated(claim("uid-1"))}, kubelet: []*podresourcesapi.PodResources{own, holder("chandler.dev/claim=uid-1-0-gpu")}},
 		"it is there":             {objects: []runtime.Object{claim("uid-1")}, kubelet: []*podresourcesapi.PodResources{own}},
 		"nobody has it":           {kubelet: []*podresourcesapi.PodResources{own}, want: true},
 		"another has its name":    {objects: []runtime.Object{claim("uid-2")}, kubelet: []*podresourcesapi.PodResources{own}, want: true},
@@ -91,13 +107,30 @@ func TestAbandoned(t *testing.T) {
 		"the kubelet has no pods yet": {unknown: true},
 	}
 	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset(test.objects...)
-			r := references{client: client, claims: draclient.New(client), node: "node", ownPod: "chandler/agent", socket: serve(t, &lister{pods: test.kubelet})}
-			abandoned, err := r.Abandoned(t.Context(), []driver.Claim{{UID: "uid-1", Namespace: "default", Name: "c"}})
-			if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != test.want {
-				t.Errorf("abandoned %v, %v; want %t", abandoned, err, test.want)
-			}
-		})
+		// By the UID alone nothing else is found out.
+		for _, claim := range []driver.Claim{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
+			t.Run(name+", as "+claim.Name, func(t *testing.T) {
+				client := fake.NewClientset(test.objects...)
+				r := references{client: client, claims: draclient.New(client), node: "node", ownPod: "chandler/agent", socket: serve(t, &lister{pods: test.kubelet})}
+				abandoned, err := r.Abandoned(t.Context(), []driver.Claim{claim})
+				if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != test.want {
+					t.Errorf("abandoned %v, %v; want %t", abandoned, err, test.want)
+				}
+			})
+		}
+	}
+}
+
+// Where no more than the UID of a claim is known, a pod that waits for a claim
+// may wait for that one.
+func TestAbandonedByUID(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "pod-1"}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("another")}}
+	client := fake.NewClientset(pod)
+	kubelet := &lister{pods: []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}}
+	r := references{client: client, claims: draclient.New(client), node: "node", ownPod: "chandler/agent", socket: serve(t, kubelet)}
+	abandoned, err := r.Abandoned(t.Context(), []driver.Claim{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
+	if err != nil || !slices.Equal(abandoned, []types.UID{"uid-2"}) {
+		t.Errorf("abandoned %v, %v", abandoned, err)
 	}
 }
