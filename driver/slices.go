@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -127,9 +128,9 @@ func (o *offer) content() (published, []discovery.Problem) {
 }
 
 // choose returns the devices that are offered: without taints none that would
-// have one. Without counters the scheduler
-// cannot know that devices compete: then those are offered that fit together,
-// the held ones and after them what comes first by name.
+// have one. Without counters the scheduler cannot know that devices compete: then
+// those are offered that fit together, the held ones, after them what can be
+// used, and of what is alike in this what comes first by name.
 func (o *offer) choose() []discovery.Device {
 	offered := slices.DeleteFunc(slices.Clone(o.snapshot.Devices), func(d discovery.Device) bool {
 		return d.Withheld != "" || o.without.Taints && !o.health(&d).Usable()
@@ -141,15 +142,16 @@ func (o *offer) choose() []discovery.Device {
 	for _, source := range o.held {
 		held[source] = true
 	}
-	slices.SortStableFunc(offered, func(a, b discovery.Device) int {
+	rank := func(d discovery.Device) int {
 		switch {
-		case held[a.Name] == held[b.Name]:
+		case held[d.Name]:
 			return 0
-		case held[a.Name]:
-			return -1
+		case o.health(&d).Usable():
+			return 1
 		}
-		return 1
-	})
+		return 2
+	}
+	slices.SortStableFunc(offered, func(a, b discovery.Device) int { return cmp.Compare(rank(a), rank(b)) })
 	left := make(map[string]map[string]resource.Quantity)
 	return slices.DeleteFunc(offered, func(d discovery.Device) bool { return !takeOf(left, &d) })
 }

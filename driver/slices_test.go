@@ -124,6 +124,11 @@ func TestDriverResources(t *testing.T) {
 			offer:   offer{without: Without{Counters: true}, held: map[string]string{"g0-c": "g0-c"}},
 			want:    []string{"g0-b g0-c"},
 		},
+		"without counters what can be used comes before what cannot": {
+			devices: []discovery.Device{{Name: "g0", PartOf: part("g0", "", 7).PartOf, Takes: quantities("slices", 7), Health: unhealthy}, part("g0", "g0-a", 3)},
+			offer:   offer{without: Without{Counters: true}},
+			want:    []string{"g0-a"},
+		},
 		"a part that takes what is not there is left out alone": {
 			devices: []discovery.Device{part("g0", "g0-a", 7), {Name: "g0-b", PartOf: &discovery.Whole{Name: "g0", Counters: quantities("slices", 7)}, Takes: quantities("engines", 1)}},
 			want:    []string{"set:g0", "g0-a<g0"},

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -115,6 +116,12 @@ func (h *randomHost) device(name string) discovery.Device {
 	if h.oneIn(8) { // as many attributes as fit beside three capacities
 		for i := len(d.Attributes); i < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice-3; i++ {
 			h.setAttribute(d.Attributes, i)
+		}
+	}
+	if h.oneIn(5) {
+		d.Overhead = discovery.HostResources{
+			corev1.ResourceMemory: {PerPod: new(resource.MustParse("1Gi")), PerContainer: new(resource.MustParse("100Mi"))},
+			corev1.ResourceCPU:    {PerContainer: new(resource.MustParse("100m"))},
 		}
 	}
 	h.setHealth(&d)

@@ -47,10 +47,14 @@ func negotiate(t *testing.T, g gates) driver.Without {
 		t.Fatalf("negotiate: %v", err)
 	}
 	for gate, wrong := range map[string]bool{
-		"DRADeviceTaints":         without.Taints == g[features.DRADeviceTaints],
-		"taints without effect":   without.Told,
-		"DRAPartitionableDevices": without.Counters == g[features.DRAPartitionableDevices],
-		"DRAConsumableCapacity":   without.Sharing == g[features.DRAConsumableCapacity],
+		"DRADeviceTaints":                 without.Taints == g[features.DRADeviceTaints],
+		"taints without effect":           without.Told == g[features.DRADeviceTaints],
+		"DRAPartitionableDevices":         without.Counters == g[features.DRAPartitionableDevices],
+		"counters in slices of their own": without.Separate,
+		"DRAConsumableCapacity":           without.Sharing == g[features.DRAConsumableCapacity],
+		"DRADeviceCompatibilityGroups":    without.Groups == g[features.DRADeviceCompatibilityGroups],
+		"DRAPartitionableDevicesType":     without.PartitionType == g[features.DRAPartitionableDevicesType],
+		"DRANodeAllocatableResources":     without.Overhead == g[features.DRANodeAllocatableResources],
 	} {
 		if wrong {
 			t.Errorf("of %s the driver finds %+v", gate, without)
