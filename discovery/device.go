@@ -56,6 +56,11 @@ type Device struct {
 	// host that was scanned.
 	Edits specs.ContainerEdits
 
+	// SharedEdits are what a container needs besides where the device is shared:
+	// what the vendor has for users of one device to get on. They become Edits
+	// when the administrator has the device shared.
+	SharedEdits specs.ContainerEdits
+
 	// Files are files of the host that others read while a container has the
 	// device, in the directories that its family lists.
 	Files []HostFile
@@ -303,10 +308,11 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		Want       Parameters                   `json:"want,omitempty"`
 		Offers     []Offer                      `json:"offers,omitempty"`
 		Edits      specs.ContainerEdits         `json:"edits"`
+		Shared     specs.ContainerEdits         `json:"sharedEdits,omitzero"`
 		Files      []HostFile                   `json:"files,omitempty"`
 	}{
 		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable, d.OptIn,
-		d.PartOf, d.Takes, d.Sharing, d.Overhead, d.Mode, d.Want, d.Offers, d.Edits, d.Files,
+		d.PartOf, d.Takes, d.Sharing, d.Overhead, d.Mode, d.Want, d.Offers, d.Edits, d.SharedEdits, d.Files,
 	})
 }
 

@@ -91,6 +91,10 @@ type Family struct {
 	// no such program.
 	Program *Program
 
+	// Roots are the names under which the administrator names directories of the
+	// host for the family: its own, and that with a suffix for each further one.
+	Roots []string
+
 	// FileDirs are the directories of the host in which the Files of the
 	// family's devices are: clean and absolute paths.
 	FileDirs []string
@@ -106,6 +110,10 @@ type Grant struct {
 	// Parameters are what the claim asks of the devices of the request, none
 	// in the classic API.
 	Parameters Parameters
+
+	// Consumed is how much is given of the devices that are shared. A family says
+	// it to the vendor's software where that keeps to it.
+	Consumed Consumed
 }
 
 // Match selects kernel devices. All fields that are set must hold; either Bus
@@ -128,8 +136,9 @@ type Host struct {
 	// slash: "proc/devices".
 	FS fs.FS
 
-	// Roots are directories of the host that the administrator named for a
-	// family, by the family's name: where a vendor's driver libraries lie.
+	// Roots are directories of the host that the administrator named for
+	// families, by the families' [Family.Roots]: where a vendor's driver libraries
+	// lie.
 	Roots map[string]string
 
 	// Paths are the device nodes, files and USB devices that the administrator
@@ -189,6 +198,11 @@ func (f *Family) validate() []error {
 		}
 		if m.Bus != "pci" && (m.Vendor != "" || m.Device != "" || m.PCIClass != "") {
 			errs = append(errs, fmt.Errorf("match %d: vendor, device and PCI class are of bus pci", i))
+		}
+	}
+	for _, root := range f.Roots {
+		if root != f.Name && !strings.HasPrefix(root, f.Name+"-") {
+			errs = append(errs, fmt.Errorf("root %q: want the family's name, and a suffix", root))
 		}
 	}
 	for _, dir := range f.FileDirs {

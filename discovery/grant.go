@@ -4,8 +4,27 @@ import (
 	"slices"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
+
+// Consumed is how much is given of devices that several containers have together:
+// an amount of each capacity, by the devices' names. A device that is not in it is
+// given whole, and of a capacity that is not in it nothing is said.
+type Consumed map[string]map[resourceapi.QualifiedName]resource.Quantity
+
+// Add adds amounts of a device: who has two shares of it may use both.
+func (c Consumed) Add(device string, amounts map[resourceapi.QualifiedName]resource.Quantity) {
+	for capacity, amount := range amounts {
+		if c[device] == nil {
+			c[device] = make(map[resourceapi.QualifiedName]resource.Quantity)
+		}
+		sum := c[device][capacity].DeepCopy()
+		sum.Add(amount)
+		c[device][capacity] = sum
+	}
+}
 
 // Granter returns what a container needs because of the set of devices it is
 // given, beyond the devices' own Edits.

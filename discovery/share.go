@@ -9,6 +9,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // Shares is the capacity of which containers take where a device is shared by
@@ -73,6 +74,9 @@ func (s *Share) apply(d *Device) error {
 		return err
 	}
 	d.Sharing, d.Offers = sharing, offers
+	if sharing != nil {
+		d.Edits, d.SharedEdits = Join(d.Edits, d.SharedEdits), specs.ContainerEdits{}
+	}
 	return nil
 }
 

@@ -5,7 +5,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 const gib = 1 << 30
@@ -71,6 +74,53 @@ func TestShareableRecounted(t *testing.T) {
 		if _, limited := d.Capacity[Shares]; limited || d.Sharing != nil || !d.Shareable || len(s.Problems) > 0 {
 			t.Errorf("sharing %v of %v, problems %v", d.Sharing, d.Capacity, s.Problems)
 		}
+	}
+}
+
+// What a device needs only where it is shared is there once it is, and not where
+// it cannot be.
+func TestSharedEdits(t *testing.T) {
+	d := gpu("a", "acme", 80*gib)
+	d.Edits = specs.ContainerEdits{Env: []string{"A=1"}}
+	d.SharedEdits = specs.ContainerEdits{Env: []string{"PIPE=/mps"}, Mounts: []*specs.Mount{{HostPath: "/run/mps", ContainerPath: "/mps"}}}
+	for name, test := range map[string]struct {
+		share  Share
+		shared bool
+	}{
+		"by number":           {Share{Replicas: 2}, true},
+		"by memory":           {Share{Capacity: "memory", Unit: resource.MustParse("1Gi"), Resource: "a.b/c"}, true},
+		"by what it lacks":    {Share{Capacity: "cores", Unit: resource.MustParse("1"), Resource: "a.b/c"}, false},
+		"by more than it has": {Share{Capacity: "memory", Unit: resource.MustParse("1Ti"), Resource: "a.b/c"}, false},
+	} {
+		got := shareOf(t, test.share, d).Devices[0]
+		want := d.Edits
+		if test.shared {
+			want = Join(d.Edits, d.SharedEdits)
+		}
+		if diff := cmp.Diff(want, got.Edits, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if alone := (&Rules{}).Apply(&Snapshot{Devices: []Device{d}}).Devices[0]; len(alone.Edits.Mounts) > 0 || len(d.Edits.Mounts) > 0 {
+		t.Errorf("alone: %+v", alone.Edits)
+	}
+}
+
+func TestConsumedAddsUp(t *testing.T) {
+	amounts := func(memory, cores string) map[resourceapi.QualifiedName]resource.Quantity {
+		return map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory), "cores": resource.MustParse(cores)}
+	}
+	one := amounts("1Gi", "2")
+	c := make(Consumed)
+	c.Add("a", one)
+	c.Add("a", amounts("2Gi", "0"))
+	c.Add("b", amounts("1Gi", "1"))
+	c.Add("whole", nil)
+	if diff := cmp.Diff(Consumed{"a": amounts("3Gi", "2"), "b": amounts("1Gi", "1")}, c); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if diff := cmp.Diff(amounts("1Gi", "2"), one); diff != "" {
+		t.Errorf("what was added changed:\n%s", diff)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // Validate reports why the device could not be published in a ResourceSlice,
@@ -43,9 +44,11 @@ func (d *Device) Validate() error {
 			errs = append(errs, fmt.Errorf("resource name %q: %s", offer.Resource, message))
 		}
 	}
-	edits := cdi.ContainerEdits{ContainerEdits: &d.Edits}
-	if err := edits.Validate(); err != nil {
-		errs = append(errs, fmt.Errorf("container edits: %w", err))
+	for _, one := range []specs.ContainerEdits{d.Edits, d.SharedEdits} {
+		edits := cdi.ContainerEdits{ContainerEdits: &one}
+		if err := edits.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("container edits: %w", err))
+		}
 	}
 	return errors.Join(errs...)
 }

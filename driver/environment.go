@@ -3,6 +3,7 @@ package driver
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -14,6 +15,10 @@ import (
 // devicesVariable holds the names of the devices of a request, joined with
 // commas.
 const devicesVariable = "CHANDLER_DEVICES"
+
+// amountPrefix and the name of a capacity are the variable that holds how much of
+// it a request has of each device that is shared: CHANDLER_MEMORY, in bytes.
+const amountPrefix = "CHANDLER_"
 
 // claimName returns the name that the pod's author gave the claim: for one
 // made from a template, that in the pod.
@@ -32,27 +37,58 @@ func claimName(claim *resourceapi.ResourceClaim) string {
 // devices, and said again under a name of the request's own.
 func (d *Driver) setEdits(results []result, devices []discovery.Device, parameters map[string]discovery.Parameters, claim string) {
 	given := make(map[string][]discovery.Device)
-	names := make(map[string][]string)
+	parts := make(map[string][]result)
+	consumed := make(map[string]discovery.Consumed)
 	for i, result := range results {
-		given[result.Request] = append(given[result.Request], devices[i])
-		names[result.Request] = append(names[result.Request], result.Device)
+		request := result.Request
+		given[request] = append(given[request], devices[i])
+		parts[request] = append(parts[request], result)
+		if consumed[request] == nil {
+			consumed[request] = make(discovery.Consumed)
+		}
+		consumed[request].Add(devices[i].Name, result.Consumes)
 	}
 	granted := make(map[string]specs.ContainerEdits)
 	for request := range maps.Keys(given) {
 		var edits specs.ContainerEdits
 		if d.config.Granter != nil {
 			edits = d.config.Granter(given[request], discovery.Grant{
-				API: discovery.ModeDRA, Claim: claim, Request: request, Parameters: parameters[request],
+				API: discovery.ModeDRA, Claim: claim, Request: request, Parameters: parameters[request], Consumed: consumed[request],
 			})
 		}
-		edits.Env = slices.Concat(edits.Env, parameters[request].Environment())
-		edits.Env = append(edits.Env, devicesVariable+"="+strings.Join(names[request], ","))
+		edits.Env = slices.Concat(edits.Env, parameters[request].Environment(), told(parts[request]))
 		edits.Env = append(edits.Env, ofRequest(edits.Env, claim, request)...)
 		granted[request] = edits
 	}
 	for i := range results {
 		results[i].Edits = discovery.Join(devices[i].Edits, granted[results[i].Request])
 	}
+}
+
+// told returns what a container is told of the results of a request whatever
+// their vendor: the names of the devices and, by each capacity of which there is
+// a share among them, how much of it each result is, in the same order. A result
+// that is no share of it has nothing between the commas.
+func told(results []result) []string {
+	var names []string
+	amounts := make(map[resourceapi.QualifiedName][]string)
+	for i, result := range results {
+		names = append(names, result.Device)
+		for capacity, amount := range result.Consumes {
+			if amount.IsZero() {
+				continue // it was not asked for
+			}
+			if amounts[capacity] == nil {
+				amounts[capacity] = make([]string, len(results))
+			}
+			amounts[capacity][i] = strconv.FormatInt(amount.Value(), 10)
+		}
+	}
+	env := []string{devicesVariable + "=" + strings.Join(names, ",")}
+	for _, capacity := range slices.Sorted(maps.Keys(amounts)) {
+		env = append(env, amountPrefix+discovery.Variable(string(capacity))+"="+strings.Join(amounts[capacity], ","))
+	}
+	return env
 }
 
 // ofRequest returns the variables under their names for the request.

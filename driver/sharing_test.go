@@ -2,12 +2,15 @@ package driver
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 )
@@ -145,5 +148,42 @@ func TestSlicesOfSharedDevices(t *testing.T) {
 	}
 	if d := all(Without{Sharing: true}, byNumber(long+"a", 2)); len(d) != 1 || d[long+"a"].Name == "" {
 		t.Errorf("without sharing, of a name that has no room for a number: %v", d)
+	}
+}
+
+// A container learns how much it has of each device, and so does the family.
+func TestConsumedReachesContainerAndFamily(t *testing.T) {
+	b := newBench(t)
+	granted := make(map[string]discovery.Consumed) // by request
+	b.config.Granter = func(_ []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+		granted[grant.Request] = grant.Consumed
+		return specs.ContainerEdits{}
+	}
+	b.restart().offers(byMemory("a", 8), byMemory("b", 16), gpu("c", 3), byNumber("d", 4))
+	c := taking(claim("c", "a", "a", "b", "c", "d"), "memory", "2Gi")
+	results := c.Status.Allocation.Devices.Results
+	results[2].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi"), "cores": resource.MustParse("0")}
+	results[3].ShareID, results[3].ConsumedCapacity = nil, nil
+	results[4].Request = "other"
+	results[4].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{discovery.Shares: resource.MustParse("1")}
+	mustPrepare(t, b, c)
+	spec := b.specOf(c)
+	want := []string{
+		"CHANDLER_DEVICES=a,a,b,c", "CHANDLER_MEMORY=2147483648,2147483648,4294967296,",
+		"CHANDLER_DEVICES_C_R=a,a,b,c", "CHANDLER_MEMORY_C_R=2147483648,2147483648,4294967296,",
+	}
+	var requests [][]string
+	for _, edits := range spec {
+		if !slices.ContainsFunc(requests, func(env []string) bool { return slices.Equal(env, edits.Env) }) {
+			requests = append(requests, edits.Env)
+		}
+	}
+	slices.SortFunc(requests, slices.Compare)
+	if diff := cmp.Diff([][]string{want, {"CHANDLER_DEVICES=d", "CHANDLER_SHARES=1", "CHANDLER_DEVICES_C_OTHER=d", "CHANDLER_SHARES_C_OTHER=1"}}, requests); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	memory, cores := granted["r"]["a"]["memory"], granted["r"]["b"]["cores"]
+	if _, whole := granted["r"]["c"]; whole || memory.Cmp(resource.MustParse("4Gi")) != 0 || !cores.IsZero() || len(granted["other"]) != 1 {
+		t.Errorf("the family is told %v", granted)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -50,15 +52,29 @@ func devicesOf(units []*unit) []discovery.Device {
 
 // editsOf returns what a container needs for a set of devices: their own
 // edits and, since a later variable replaces an earlier one, the set's last.
-func editsOf(devices []discovery.Device, resource string, granter discovery.Granter) specs.ContainerEdits {
+func editsOf(devices []discovery.Device, resource string, consumed discovery.Consumed, granter discovery.Granter) specs.ContainerEdits {
 	var edits specs.ContainerEdits
 	for _, d := range devices {
 		edits = discovery.Join(edits, d.Edits)
 	}
 	if granter != nil {
-		edits = discovery.Join(edits, granter(devices, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: resource}))
+		edits = discovery.Join(edits, granter(devices, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: resource, Consumed: consumed}))
 	}
 	return edits
+}
+
+// consumedBy returns how much IDs are of the devices that are shared: each is a
+// unit of what they are shared by.
+func (l *list) consumedBy(ids []string) discovery.Consumed {
+	consumed := make(discovery.Consumed)
+	for _, id := range ids {
+		for _, d := range l.rows[id].unit.devices {
+			if s := d.Sharing; s != nil {
+				consumed.Add(d.Name, map[resourceapi.QualifiedName]resource.Quantity{s.Capacity: s.Unit})
+			}
+		}
+	}
+	return consumed
 }
 
 // response says edits in the words of the device-plugin API, which has fewer

@@ -6,7 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 )
@@ -21,6 +23,7 @@ func inUnits(id string, n int) discovery.Device {
 		offer.IDs = append(offer.IDs, fmt.Sprintf("%s-_-%d", id, i))
 	}
 	d.Offers = []discovery.Offer{offer}
+	d.Sharing = &discovery.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
 	return d
 }
 
@@ -59,7 +62,12 @@ func TestPreferAmounts(t *testing.T) {
 func TestAllocateAmounts(t *testing.T) {
 	k := newKubelet(t)
 	k.start()
-	p := New(k.config())
+	config := k.config()
+	config.Grant = func(_ []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+		memory := grant.Consumed["gpu-b"]["memory"]
+		return specs.ContainerEdits{Env: []string{fmt.Sprintf("LIMIT=%s of %d", memory.String(), len(grant.Consumed))}}
+	}
+	p := New(config)
 	p.Publish(snapshot(inUnits("a", 8), inUnits("b", 8)))
 	run(t, p)
 	registered := k.plugin(memoryResource, 1)
@@ -73,6 +81,7 @@ func TestAllocateAmounts(t *testing.T) {
 	got := r.ContainerResponses[0]
 	for name, want := range map[string]string{
 		"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "3", "ALIYUN_COM_GPU_MEM_CONTAINER": "3", "ALIYUN_COM_GPU_MEM_DEV": "8",
+		"LIMIT": "3Gi of 1", // which the family is told
 	} {
 		if got.Envs[name] != want {
 			t.Errorf("%s is %q, want %q", name, got.Envs[name], want)

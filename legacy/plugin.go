@@ -422,7 +422,7 @@ func (p *Plugin) allocate(ctx context.Context, l *list, resource string, request
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}
-		edits := editsOf(devicesOf(units), resource, p.config.Grant)
+		edits := editsOf(devicesOf(units), resource, l.consumedBy(ids), p.config.Grant)
 		edits = discovery.Join(edits, amount.edits(resource, all, l))
 		r, err := response(cdi.Rebase(edits, p.config.RuntimeRoot))
 		if err != nil {

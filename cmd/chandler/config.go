@@ -88,9 +88,13 @@ func pathGroup(group v1alpha1.PathGroup) discovery.PathGroup {
 
 // checkRoots reports roots that nobody would look at.
 func checkRoots(roots map[string]string) error {
-	for name := range roots {
-		if !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.Name == name }) {
-			return fmt.Errorf("roots[%s]: there is no family of that name", name)
+	var known []string
+	for _, f := range families.All {
+		known = append(known, f.Roots...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(roots)) {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("roots[%s]: no family looks there; want one of %s", name, strings.Join(known, ", "))
 		}
 	}
 	return nil

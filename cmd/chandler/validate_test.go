@@ -65,7 +65,7 @@ func TestValidate(t *testing.T) {
 		},
 		"expressions of a configuration": {
 			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\noverhead: [{cel: 'x', perPod: {cpu: 1}}]\nroots: {nobody: /x}\n",
-			[]string{"-:1: error: DriverConfig: roots[nobody]", "error: DriverConfig: exclude[0].cel: ", "error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
+			[]string{"-:1: error: DriverConfig: roots[nobody]: no family looks there; want one of fpga-intel, nvidia, nvidia-mps, solarflare, vpu", "error: DriverConfig: exclude[0].cel: ", "error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
 		},
 		"places in paths": {
 			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}, {path: dev/b, permissions: xyz}]}, {count: -1, paths: [{path: /dev/a}]}]}]\n",

@@ -3,12 +3,15 @@ package discoverytest
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 )
@@ -240,9 +243,9 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	if f.Grant == nil {
 		return
 	}
-	sets := [][]discovery.Device{devices}
+	sets := [][]discovery.Device{devices, shared(devices)}
 	for i := range devices {
-		sets = append(sets, devices[i:i+1])
+		sets = append(sets, devices[i:i+1], shared(devices[i:i+1]))
 	}
 	for _, given := range sets {
 		if len(given) == 0 {
@@ -264,11 +267,36 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	}
 }
 
-// grants are to whom devices may be given.
-func grants(_ []discovery.Device) []discovery.Grant {
+// shared returns the devices as they are when the administrator has them shared.
+func shared(devices []discovery.Device) []discovery.Device {
+	out := slices.Clone(devices)
+	for i := range out {
+		d := &out[i]
+		d.Edits, d.SharedEdits = discovery.Join(d.Edits, d.SharedEdits), specs.ContainerEdits{}
+		d.Sharing = &discovery.Sharing{Capacity: discovery.Shares}
+		d.Capacity = maps.Clone(d.Capacity)
+		if d.Capacity == nil {
+			d.Capacity = make(discovery.Capacity)
+		}
+		d.Capacity.Set(discovery.Shares, 4)
+	}
+	return out
+}
+
+// grants are to whom devices may be given, with all that may be said.
+func grants(given []discovery.Device) []discovery.Grant {
+	byNumber, byMemory := make(discovery.Consumed), make(discovery.Consumed)
+	for i := range given {
+		byNumber.Add(given[i].Name, map[resourceapi.QualifiedName]resource.Quantity{discovery.Shares: resource.MustParse("1")})
+		byMemory.Add(given[i].Name, map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")})
+	}
 	return []discovery.Grant{
 		{API: discovery.ModeDRA, Claim: "claim", Request: "request"},
+		{API: discovery.ModeDRA, Claim: "claim", Request: "request", Consumed: byMemory, Parameters: discovery.Parameters{
+			discovery.InterfaceName: "net1", discovery.ComputePercentage: "50",
+		}},
 		{API: discovery.ModeDevicePlugin, Resource: "example.com/device"},
+		{API: discovery.ModeDevicePlugin, Resource: "example.com/device", Consumed: byNumber},
 	}
 }
 
@@ -276,7 +304,7 @@ func grants(_ []discovery.Device) []discovery.Grant {
 func checkVariables(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	t.Helper()
 	for i := range devices {
-		for _, variable := range devices[i].Edits.Env {
+		for _, variable := range slices.Concat(devices[i].Edits.Env, devices[i].SharedEdits.Env) {
 			checkVariable(t, f, devices[i].Name, variable)
 		}
 	}

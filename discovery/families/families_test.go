@@ -150,7 +150,7 @@ func checkShared(t *testing.T, file string, snapshot *discovery.Snapshot) {
 
 // TestRecordTwice records a host, lays it out and records that again.
 func TestRecordTwice(t *testing.T) {
-	for _, file := range []string{"amdgpu/testdata/mi300x-cpx.host", "nvidia/testdata/a100-root.host", "hypervisor/testdata/broken.host"} {
+	for _, file := range []string{"amdgpu/testdata/mi300x-cpx.host", "nvidia/testdata/a100-root.host", "nvidia/testdata/mps.host", "hypervisor/testdata/broken.host"} {
 		host := discoverytest.Layout(t, file)
 		first, err := recorded.Record(host, families.All, "A comment.")
 		if err != nil {

@@ -38,6 +38,7 @@ var Family = &discovery.Family{
 	Parameters: []discovery.Parameter{discovery.AcceleratorFunction},
 	Configure:  programmer(program.Port).configure,
 	Variables:  variables,
+	Roots:      []string{name},
 }
 
 // variables tune the libraries of OPAE.

@@ -24,6 +24,9 @@ type driver struct {
 	mounts  []*specs.Mount // of its libraries and programs, where a root is named for them
 	rootErr error          // why there are none below the root that is named
 
+	mps    specs.ContainerEdits // by which a GPU that is shared is used
+	mpsErr error                // why it is not, though a root is named for it
+
 	installer bool // the root is as Google's installer leaves it
 
 	nvml    map[string]facts.GPU // by PCI address; nil if NVML was not asked
@@ -56,6 +59,7 @@ func readDriver(host *discovery.Host) (*driver, []discovery.Problem) {
 		d.installer = installerRoot(host, root)
 		d.mounts, d.rootErr = d.mountsBelow(root)
 	}
+	d.mps, d.mpsErr = readMPS(host)
 	d.readNVML()
 	return d, problems
 }

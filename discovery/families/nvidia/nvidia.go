@@ -32,9 +32,12 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "10de", PCIClass: "03", Driver: "nvidia"},
 		{Bus: "pci", Vendor: "10de", PCIClass: "03", Unbound: true},
 	},
-	Describe:  describe,
-	Grant:     grant,
-	Variables: variables,
+	Describe:   describe,
+	Grant:      grant,
+	Variables:  variables,
+	Parameters: []discovery.Parameter{discovery.ComputePercentage},
+	Accept:     accept,
+	Roots:      []string{"nvidia", mpsRoot},
 	Program: &discovery.Program{
 		Name:    "chandler-nvml",
 		Library: "NVML",
@@ -112,7 +115,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 		d.setLinks(&gpu, told)
 		devices = []discovery.Device{gpu}
 	}
-	if err := errors.Join(err, infoErr, toldErr, d.rootErr); err != nil {
+	if err := errors.Join(err, infoErr, toldErr, d.rootErr, d.mpsErr); err != nil {
 		for _, device := range devices {
 			problems = append(problems, discovery.Problem{Device: device.Name, Err: err})
 		}
@@ -131,6 +134,7 @@ func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GP
 		gpu.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "MIG mode is on and there is no instance to compute in"}
 		return
 	}
+	gpu.SharedEdits = d.mps
 	if known {
 		gpu.Health = discovery.NodeHealth(d.host, gpu.Edits.DeviceNodes)
 		gpu.Health = worse(gpu.Health, toldHealth(told, wholeGPU))
@@ -196,21 +200,26 @@ func parseInformation(text string) (information, error) {
 	return info, errors.Join(errs...)
 }
 
-// grant names the devices to NVIDIA's container runtime, where it is the one
+// grant names the devices, and says how much of them there is to use.
+func grant(given []discovery.Device, to discovery.Grant) specs.ContainerEdits {
+	return specs.ContainerEdits{Env: append(visible(given), limits(given, to)...)}
+}
+
+// visible names the devices to NVIDIA's container runtime, where it is the one
 // that brings the driver's libraries. Where we mount them it is to do nothing,
 // and neither where a device has no name yet: images of NVIDIA's ask for all.
 //
 // Nothing is said of channels, which the runtime knows by another variable and
 // we bring ourselves, nor where Google's installer put the libraries: no such
 // runtime is there.
-func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
+func visible(given []discovery.Device) []string {
 	var names []string
 	runtime, ours := false, false
 	for _, d := range given {
 		switch {
 		case d.Attributes.String("kind") == "other" || installed(d.Edits.Mounts):
 			continue
-		case len(d.Edits.Mounts) > 0:
+		case slices.ContainsFunc(d.Edits.Mounts, ofDriver):
 			ours = true
 		case d.Identity != "" && !slices.Contains(names, d.Identity):
 			names = append(names, d.Identity)
@@ -218,10 +227,10 @@ func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 		runtime = true
 	}
 	if !runtime {
-		return specs.ContainerEdits{}
+		return nil
 	}
 	if ours {
 		names = nil
 	}
-	return specs.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=" + cmp.Or(strings.Join(names, ","), "void")}}
+	return []string{"NVIDIA_VISIBLE_DEVICES=" + cmp.Or(strings.Join(names, ","), "void")}
 }

@@ -36,6 +36,7 @@ var Family = &discovery.Family{
 	Describe:  describe,
 	Grant:     grant,
 	Variables: variables,
+	Roots:     []string{"solarflare"},
 }
 
 // variables tune the libraries of Onload, by its user guide.

@@ -30,6 +30,7 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "8086", Device: "4fc1"},
 	},
 	Describe: describe,
+	Roots:    []string{"vpu"},
 }
 
 // kind is one kind of processor and how its service is reached.
