@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func TestServeHealth(t *testing.T) {
@@ -71,5 +72,36 @@ func TestServeHealthNamesTheAddress(t *testing.T) {
 	err := serveHealth(t.Context(), "127.0.0.1:99999", nil)
 	if err == nil || !strings.Contains(err.Error(), "99999") {
 		t.Errorf("error %v does not name the port", err)
+	}
+}
+
+// A scan that does not end is told of, the first one too, and one that is not
+// due is not.
+func TestCheckScan(t *testing.T) {
+	now := time.Now()
+	for name, test := range map[string]struct {
+		begun, last time.Duration // before now
+		want        string
+	}{
+		"not begun":             {},
+		"begun":                 {begun: time.Minute},
+		"first one hangs":       {begun: 3 * time.Minute, want: "the first scan of the host has not ended since "},
+		"ended":                 {begun: time.Hour, last: time.Minute},
+		"a later one hangs":     {begun: time.Hour, last: 3 * time.Minute, want: "no scan of the host has ended since "},
+		"that one ended at all": {begun: time.Hour, last: 90 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &parts{options: runOptions{rescanInterval: time.Minute}}
+			if test.begun > 0 {
+				p.watching.Store(new(now.Add(-test.begun)))
+			}
+			if test.last > 0 {
+				p.scanned.Store(new(now.Add(-test.last)))
+			}
+			err := p.checkScan(now)
+			if (err == nil) != (test.want == "") || err != nil && !strings.HasPrefix(err.Error(), test.want) {
+				t.Errorf("got %v; want %q", err, test.want)
+			}
+		})
 	}
 }

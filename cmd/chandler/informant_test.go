@@ -57,6 +57,10 @@ var buildNVML = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
 	m.Run()
 	if !builtNVML {
 		return // to ask for the program would build it

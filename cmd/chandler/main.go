@@ -19,7 +19,7 @@ func main() {
 	err := newCommand().ExecuteContext(ctx)
 	asked := ctx.Err() != nil
 	stop()
-	if err != nil && !(asked && errors.Is(err, context.Canceled)) {
+	if err != nil && (!asked || !errors.Is(err, context.Canceled)) {
 		fmt.Fprintln(os.Stderr, "chandler:", err)
 		os.Exit(1)
 	}

@@ -38,9 +38,10 @@ type parts struct {
 	stateDir   string
 	snapshots  chan *discovery.Snapshot
 
-	scanned atomic.Pointer[time.Time]          // when the host was last scanned to the end
-	settled atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
-	resaid  chan struct{}                      // has one when that says something else
+	watching atomic.Pointer[time.Time]          // when the first scan began
+	scanned  atomic.Pointer[time.Time]          // when the host was last scanned to the end
+	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
+	resaid   chan struct{}                      // has one when that says something else
 
 	withoutDRA atomic.Bool // the API server said that it does not serve DRA
 }
@@ -66,6 +67,8 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 	var last *discovery.Snapshot
 	settling := newSettling(ctx, p.severity, p.stateDir, func() { notify(p.events) })
 	defer settling.stop()
+	begun := time.Now()
+	p.watching.Store(&begun)
 	watch.Run(ctx, func(s *discovery.Snapshot) {
 		at := s.Scanned
 		p.scanned.Store(&at)
@@ -75,6 +78,9 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 		}
 		last = s
 		klog.FromContext(ctx).V(2).Info("The host's devices changed", "devices", len(s.Devices), "problems", len(s.Problems))
+		if len(s.Devices) == 0 {
+			klog.FromContext(ctx).Info("This host has no accelerators at present; one that appears is offered")
+		}
 		p.settled.Store(s)
 		notify(p.resaid)
 		replace(p.snapshots, s)

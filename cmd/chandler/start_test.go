@@ -1,0 +1,389 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"chandler.dev/internal/kubeletapi"
+)
+
+// asProgram is the variable with which this test's binary is the agent's.
+const asProgram = "CHANDLER_TEST_AS_PROGRAM"
+
+// A station is what an agent finds on a node: directories, and the addresses of
+// an API server, which is not there at first, and of the agent itself.
+type station struct {
+	t                 *testing.T
+	root              string
+	apiserver, health string
+}
+
+func newStation(t *testing.T) *station {
+	t.Helper()
+	root, err := os.MkdirTemp("", "station-") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	s := &station{t: t, root: root, apiserver: freeAddress(t), health: freeAddress(t)}
+	write(t, s.path("kubeconfig"), fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
+		clusters: [{name: c, cluster: {server: "http://%s"}}], contexts: [{name: c, context: {cluster: c}}]}`, s.apiserver))
+	for _, dir := range []string{"host/sys/bus/pci/devices", "host/sys/class", "host/proc", "host/dev", "device-plugins"} {
+		s.mkdir(dir)
+	}
+	return s
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+func (s *station) path(name string) string { return filepath.Join(s.root, name) }
+
+func (s *station) mkdir(name string) {
+	s.t.Helper()
+	if err := os.MkdirAll(s.path(name), 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *station) registrar() string {
+	return s.path("kubelet/plugins_registry/chandler.dev-pod-uid-reg.sock")
+}
+
+// process is an agent that runs.
+type process struct {
+	t   *testing.T
+	cmd *exec.Cmd
+
+	mu  sync.Mutex
+	log bytes.Buffer
+}
+
+func (p *process) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.Write(text)
+}
+
+func (p *process) said() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.String()
+}
+
+// start starts the agent. It is killed if the test ends before it does.
+func (s *station) start() *process {
+	s.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	p := &process{t: s.t, cmd: exec.Command(self, "run", "--kubeconfig", s.path("kubeconfig"), "--node-name=node", "--pod-uid=pod-uid",
+		"--kubelet-root", s.path("kubelet"), "--device-plugin-dir", s.path("device-plugins"), "--host-root", s.path("host"),
+		"--cdi-root", s.path("cdi"), "--rescan-interval=50ms", "--healthz-bind-address", s.health, "-v=2")}
+	p.cmd.Env = append(os.Environ(), asProgram+"=1")
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	if err := p.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		if p.cmd.ProcessState == nil {
+			_ = p.cmd.Process.Kill()
+			_ = p.cmd.Wait()
+		}
+		if s.t.Failed() {
+			s.t.Logf("the agent said:\n%s", p.said())
+		}
+	})
+	return p
+}
+
+// says waits until the agent has logged a text.
+func (p *process) says(text string) {
+	p.t.Helper()
+	p.until("the agent to say "+text, func() error {
+		if !strings.Contains(p.said(), text) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+}
+
+func (p *process) until(what string, is func() error) {
+	p.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		err := is()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("wait for %s: %v", what, err)
+		}
+	}
+}
+
+// answers waits until the agent answers a path so.
+func (p *process) answers(s *station, path string, status int, text string) {
+	p.t.Helper()
+	p.until(path, func() error {
+		response, err := http.Get("http://" + s.health + path)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err == nil && (response.StatusCode != status || !strings.Contains(string(body), text)) {
+			err = fmt.Errorf("%d %s", response.StatusCode, body)
+		}
+		return err
+	})
+}
+
+// ends tells the agent to end, and checks that it does so well, and that no
+// answer which it may wait for keeps it.
+func (p *process) ends() {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.t.Fatal(err)
+	}
+	late := time.AfterFunc(8*time.Second, func() { _ = p.cmd.Process.Signal(syscall.SIGQUIT) }) // which tells where it hangs
+	defer late.Stop()
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Errorf("with SIGTERM it ended with %v", err)
+	}
+}
+
+// register does what the kubelet does with a driver that it finds.
+func (s *station) register(p *process) (calls drapb.DRAPluginClient) {
+	s.t.Helper()
+	p.until("the registration", func() error {
+		conn, err := kubeletapi.Dial(s.registrar())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		client := registerapi.NewRegistrationClient(conn)
+		info, err := client.GetInfo(s.t.Context(), &registerapi.InfoRequest{})
+		if err != nil {
+			return err
+		}
+		if _, err = client.NotifyRegistrationStatus(s.t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+			return err
+		}
+		endpoint, err := kubeletapi.Dial(info.Endpoint)
+		if err != nil {
+			return err
+		}
+		s.t.Cleanup(func() { endpoint.Close() })
+		calls = drapb.NewDRAPluginClient(endpoint)
+		return nil
+	})
+	return calls
+}
+
+// apiServer knows ResourceSlices and a node, and has nothing else.
+type apiServer struct {
+	mu     sync.Mutex
+	slices []resourceapi.ResourceSlice
+}
+
+// startAPIServer starts the API server at its address.
+func (s *station) startAPIServer() *apiServer {
+	s.t.Helper()
+	listener, err := net.Listen("tcp", s.apiserver)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	a := &apiServer{}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
+		version := metav1.GroupVersionForDiscovery{GroupVersion: "resource.k8s.io/v1", Version: "v1"}
+		respond(w, http.StatusOK, &metav1.APIGroupList{
+			TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
+			Groups:   []metav1.APIGroup{{Name: "resource.k8s.io", Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version}},
+		})
+	})
+	mux.HandleFunc("GET /api/v1/nodes/node", func(w http.ResponseWriter, _ *http.Request) {
+		respond(w, http.StatusOK, &metav1.PartialObjectMetadata{
+			TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"},
+		})
+	})
+	mux.HandleFunc("/apis/resource.k8s.io/v1/resourceslices", a.serveSlices)
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+	})
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: mux}}
+	server.Start()
+	s.t.Cleanup(func() {
+		server.CloseClientConnections() // watches
+		server.Close()
+	})
+	return a
+}
+
+func (a *apiServer) serveSlices(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	kind := metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice"}
+	switch {
+	case r.Method == http.MethodPost:
+		data, err := io.ReadAll(r.Body)
+		object, _, decodeErr := scheme.Codecs.UniversalDeserializer().Decode(data, nil, nil)
+		slice, ok := object.(*resourceapi.ResourceSlice)
+		if errors.Join(err, decodeErr) != nil || !ok {
+			refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+			return
+		}
+		slice.TypeMeta = kind
+		slice.Name = fmt.Sprint(slice.GenerateName, len(a.slices))
+		if r.URL.Query().Get("dryRun") == "" {
+			a.slices = append(a.slices, *slice)
+		}
+		respond(w, http.StatusCreated, slice)
+	case r.URL.Query().Has("sendInitialEvents"):
+		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid) // so that it is listed
+	case r.URL.Query().Has("watch"):
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		a.mu.Unlock()
+		<-r.Context().Done()
+		a.mu.Lock()
+	default:
+		respond(w, http.StatusOK, &resourceapi.ResourceSliceList{
+			TypeMeta: metav1.TypeMeta{APIVersion: kind.APIVersion, Kind: "ResourceSliceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: a.slices,
+		})
+	}
+}
+
+func respond(w http.ResponseWriter, status int, object runtime.Object) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(object) // one that does not listen any more
+}
+
+func refuse(w http.ResponseWriter, status int, reason metav1.StatusReason) {
+	respond(w, status, &metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: reason, Code: int32(status),
+	})
+}
+
+// devices returns how many devices are in the one slice, or an error.
+func (a *apiServer) devices() (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.slices) != 1 {
+		return 0, fmt.Errorf("%d slices", len(a.slices))
+	}
+	return len(a.slices[0].Spec.Devices), nil
+}
+
+// An agent that starts before all that it needs waits for it, says so, and
+// offers the host when it is there: neither the kubelet nor its directories, nor
+// the API server, nor the directory for CDI specs.
+func TestStartBeforeEverythingElse(t *testing.T) {
+	s := newStation(t)
+	write(t, s.path("cdi"), "no directory")
+	agent := s.start()
+	agent.says("CDI specs cannot be written")
+	agent.says("The API server cannot be asked whether it serves DRA")
+	agent.answers(s, "/healthz", http.StatusOK, "ok")
+	agent.answers(s, "/readyz", http.StatusServiceUnavailable, "the kubelet has not answered the registration")
+	agent.says("This host has no accelerators at present")
+	agent.says("Publishing ResourceSlices waits for the API server")
+
+	calls := s.register(agent)
+	agent.answers(s, "/readyz", http.StatusOK, "ok")
+	agent.answers(s, "/healthz", http.StatusOK, "ok")
+	// What was prepared before the API server went away is let go of without it.
+	unprepared, err := calls.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: "c", Uid: "u"}}})
+	if err != nil || unprepared.Claims["u"].GetError() != "" {
+		t.Errorf("unprepared: %v, %v", unprepared, err)
+	}
+
+	api := s.startAPIServer()
+	agent.until("an empty slice", func() error {
+		n, err := api.devices()
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d devices", n)
+		}
+		return err
+	})
+	agent.ends()
+}
+
+// An agent ends at once and well when it is told to, whatever it waits for.
+func TestEndsWhileItWaits(t *testing.T) {
+	for name, test := range map[string]struct {
+		before func(s *station)
+		waits  string
+	}{
+		"for the API server": {func(*station) {}, "Publishing ResourceSlices waits for the API server"},
+		"for an API server that is silent": {func(s *station) {
+			listener, err := net.Listen("tcp", s.apiserver) // nobody accepts
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			s.t.Cleanup(func() { listener.Close() })
+		}, "Chandler starts"},
+		"for another agent": {func(s *station) {
+			s.mkdir("kubelet/plugins/chandler.dev")
+			lock, err := activate(context.Background(), s.path("kubelet/plugins/chandler.dev"))
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			s.t.Cleanup(func() { lock.Close() })
+		}, "Chandler starts"},
+		"for its first scan": {func(*station) {}, "Chandler starts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStation(t)
+			test.before(s)
+			agent := s.start()
+			agent.says(test.waits)
+			agent.ends()
+		})
+	}
+}
+
+// What cannot be mended ends the agent with a reason and an exit code that says
+// so.
+func TestEndsWithAReason(t *testing.T) {
+	s := newStation(t)
+	s.mkdir("kubelet")
+	write(t, s.path("kubelet/plugins_registry"), "no directory")
+	agent := s.start()
+	err := agent.cmd.Wait()
+	if code := agent.cmd.ProcessState.ExitCode(); err == nil || code != 1 {
+		t.Errorf("exit code %d, %v; want 1", code, err)
+	}
+	agent.says("chandler: run driver: mkdir " + s.path("kubelet/plugins_registry"))
+}

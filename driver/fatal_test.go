@@ -1,0 +1,60 @@
+package driver
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// A driver that cannot be reached any more ends and says why, and the next one
+// lets go of what it prepared.
+func TestLostListenerEndsRun(t *testing.T) {
+	for socket, test := range map[string]struct {
+		listener func(func(context.Context, string) (net.Listener, error)) kubeletplugin.Option
+		want     string
+	}{
+		"registration": {kubeletplugin.RegistrarListener, "registrar gRPC server failed"},
+		"calls":        {kubeletplugin.PluginListener, "DRA gRPC server failed"},
+	} {
+		t.Run(socket, func(t *testing.T) {
+			b := newBench(t)
+			b.config.KubeletRoot = t.TempDir()
+			d, err := New(b.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			listening := make(chan net.Listener, 1)
+			d.start = func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (helper, error) {
+				return startHelper(ctx, plugin, append(options, test.listener(func(_ context.Context, path string) (net.Listener, error) {
+					listener, err := net.Listen("unix", path)
+					listening <- listener
+					return listener, err
+				}))...)
+			}
+			b.Driver = d
+			ended := make(chan error, 1)
+			go func() { ended <- d.Run(t.Context()) }()
+			b.offers(gpu("a", 1))
+			c := claim("c", "a")
+			if _, err := b.try(c); err != nil {
+				t.Fatal(err)
+			}
+			(<-listening).Close()
+			if err := <-ended; err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("Run: %v; want %q", err, test.want)
+			}
+			if !exists(b.recordFile(c)) || !exists(b.specFile(c)) {
+				t.Error("the claim's record or spec is gone")
+			}
+			if err := b.restart().tryUnprepare(c); err != nil {
+				t.Error(err)
+			}
+			if exists(b.recordFile(c)) || exists(b.specFile(c)) {
+				t.Error("something is left of the claim")
+			}
+		})
+	}
+}
