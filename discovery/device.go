@@ -51,6 +51,11 @@ type Device struct {
 	Attributes Attributes
 	Capacity   Capacity
 
+	// Lists are the attributes that have several values by nature, as lists. They
+	// are published in place of, or beside, those of Attributes where the cluster
+	// takes lists.
+	Lists Attributes
+
 	// Edits are what a container needs to use the device, whatever else it is
 	// given: nodes, mounts, environment, hooks. Host paths are those of the
 	// host that was scanned.
@@ -209,15 +214,6 @@ func printable(r rune) rune {
 	return ' '
 }
 
-// SetNames sets a string attribute to the names of devices with commas between.
-// Names of more than the API's limit together are left out, since some of them
-// would say that there are no others.
-func (a Attributes) SetNames(name resourceapi.QualifiedName, devices []string) {
-	if value := strings.Join(devices, ","); len(value) <= resourceapi.DeviceAttributeMaxValueLength {
-		a.SetString(name, value)
-	}
-}
-
 // SetInt sets an integer attribute.
 func (a Attributes) SetInt(name resourceapi.QualifiedName, value int64) {
 	a[name] = resourceapi.DeviceAttribute{IntValue: &value}
@@ -296,6 +292,7 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		Family     string                       `json:"family"`
 		Identity   string                       `json:"identity,omitempty"`
 		Attributes Attributes                   `json:"attributes,omitempty"`
+		Lists      Attributes                   `json:"lists,omitempty"`
 		Capacity   Capacity                     `json:"capacity,omitempty"`
 		Health     Health                       `json:"health"`
 		Shareable  bool                         `json:"shareable,omitempty"`
@@ -311,7 +308,7 @@ func (d Device) MarshalJSON() ([]byte, error) {
 		Shared     specs.ContainerEdits         `json:"sharedEdits,omitzero"`
 		Files      []HostFile                   `json:"files,omitempty"`
 	}{
-		d.Name, d.Family, d.Identity, d.Attributes, d.Capacity, health, d.Shareable, d.OptIn,
+		d.Name, d.Family, d.Identity, d.Attributes, d.Lists, d.Capacity, health, d.Shareable, d.OptIn,
 		d.PartOf, d.Takes, d.Sharing, d.Overhead, d.Mode, d.Want, d.Offers, d.Edits, d.SharedEdits, d.Files,
 	})
 }

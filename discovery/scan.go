@@ -45,6 +45,7 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	s.dropRepeated()
 	s.markUnread()
 	s.readPCI(host)
+	s.setPlaces(host)
 	s.joinGroups()
 	s.dropAmbiguous()
 	s.joinWholes()

@@ -31,6 +31,11 @@ func (d *Device) Validate() error {
 			errs = append(errs, fmt.Errorf("attribute %s: %w", name, err))
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
+		if err := errors.Join(validateName(name), validateValue(d.Lists[name])); err != nil {
+			errs = append(errs, fmt.Errorf("list %s: %w", name, err))
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
 		if err := validateName(name); err != nil {
 			errs = append(errs, fmt.Errorf("capacity %s: %w", name, err))

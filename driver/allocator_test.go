@@ -26,7 +26,7 @@ func gates() (all []Without) {
 		if !without.Taints {
 			all = append(all, without)
 		}
-		without.Overhead, without.Groups, without.PartitionType = true, true, true
+		without.Overhead, without.Groups, without.PartitionType, without.Lists = true, true, true, true
 		all = append(all, without)
 	}
 	return all
@@ -49,11 +49,11 @@ func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, without Without) *s
 		t.Fatalf("problems: %v", problems)
 	}
 	c := &scheduler{
-		t: t, claims: make(map[types.UID]*resourceapi.ResourceClaim), cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}),
+		t: t, claims: make(map[types.UID]*resourceapi.ResourceClaim), cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: !without.Lists}),
 		features: structured.Features{
 			AdminAccess: true, PrioritizedList: true,
 			DeviceTaints: !without.Taints, PartitionableDevices: !without.Counters, ConsumableCapacity: !without.Sharing,
-			CompatibilityGroups: !without.Counters && !without.Groups,
+			CompatibilityGroups: !without.Counters && !without.Groups, ListTypeAttributes: !without.Lists,
 		},
 	}
 	pool := resources.Pools["node"]

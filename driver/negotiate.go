@@ -100,14 +100,16 @@ func (d *Driver) negotiate(ctx context.Context) error {
 }
 
 // Negotiate returns what the API server drops of slices for the node, or does
-// not take. It creates some in a dry run: one with all optional fields, and
-// where that is refused one for each.
+// not take. It creates some in a dry run: one with all optional fields but lists,
+// where that is refused one for each, and one with a list.
 func Negotiate(ctx context.Context, client kubernetes.Interface, nodeName string) (without Without, err error) {
 	create := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 		return dryRun(ctx, client, nodeName, spec)
 	}
-	if err := without.find(create, probes()); err != nil {
-		return Without{}, err
+	for _, together := range [][]probe{probes(), listProbe()} {
+		if err := without.find(create, together); err != nil {
+			return Without{}, err
+		}
 	}
 	if !without.Counters {
 		return without, nil

@@ -59,6 +59,11 @@ func apart(slice *resourceapi.ResourceSlice) bool {
 	return len(slice.Spec.SharedCounters) == 0 && slices.ContainsFunc(slice.Spec.Devices, consumes)
 }
 
+// listed reports whether an attribute is a list.
+func listed(slice *resourceapi.ResourceSlice) bool {
+	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return len(withoutLists(d.Attributes)) < len(d.Attributes) })
+}
+
 func withoutCounters(slice *resourceapi.ResourceSlice) error {
 	slice.Spec.SharedCounters, slice.Spec.PartitionTypeAttribute = nil, nil
 	for i := range slice.Spec.Devices {
@@ -99,10 +104,11 @@ func TestNegotiate(t *testing.T) {
 		"drops conditions":    {server: each(func(d *resourceapi.Device) { d.BindingConditions, d.BindingFailureConditions = nil, nil }), want: Without{Bindings: true}},
 		"drops types":         {server: func(s *resourceapi.ResourceSlice) error { s.Spec.PartitionTypeAttribute = nil; return nil }, want: Without{PartitionType: true}},
 		"drops groups":        {server: withoutGroups, want: Without{Groups: true}},
+		"refuses lists":       {server: refusing(listed), want: Without{Lists: true}},
 		"what is known stays": {server: each(func(*resourceapi.Device) {}), config: Without{Taints: true}, want: Without{Taints: true}},
 		"1.34 with all that it has": {
-			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return effectless(slice) || apart(slice) }),
-			want:   Without{Groups: true, PartitionType: true, Told: true, Separate: true},
+			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return effectless(slice) || apart(slice) || listed(slice) }),
+			want:   Without{Lists: true, Groups: true, PartitionType: true, Told: true, Separate: true},
 		},
 		"1.34 as it comes": {
 			server: func(slice *resourceapi.ResourceSlice) error {

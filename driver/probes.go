@@ -46,7 +46,17 @@ func probePart(name string) resourceapi.Device {
 
 func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
 
-// probes returns a device for each optional field.
+// listProbe is asked for by itself: what drops lists refuses the attributes that
+// are left without a value, and that is every server but one with alpha features.
+func listProbe() []probe {
+	return []probe{{
+		"DRAListTypeAttributes",
+		resourceapi.Device{Name: "listed", Attributes: discovery.Attributes{"linkedTo": {StringValues: []string{"a", "b"}}}},
+		func(d made) bool { return len(d.Attributes["linkedTo"].StringValues) > 0 },
+	}}
+}
+
+// probes returns a device for each other optional field.
 func probes() []probe {
 	taint := func(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaint {
 		return []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: effect}}

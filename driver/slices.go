@@ -204,7 +204,7 @@ func checkCounters(d *discovery.Device) error {
 
 // add adds a device of the snapshot, under as many names as it has to have.
 func (o *offer) add(out *published, d *discovery.Device) error {
-	device := resourceapi.Device{Name: d.Name, Attributes: d.Attributes, Capacity: d.Capacity, Taints: o.taints(o.health(d))}
+	device := resourceapi.Device{Name: d.Name, Attributes: o.attributes(d), Capacity: d.Capacity, Taints: o.taints(o.health(d))}
 	if !o.without.Overhead {
 		device.NodeAllocatableResources = overhead(d.Overhead)
 	}
@@ -370,6 +370,9 @@ func (o *offer) addGone(out *published) {
 		}
 		if o.without.Overhead {
 			device.NodeAllocatableResources = nil
+		}
+		if o.without.Lists {
+			device.Attributes = withoutLists(device.Attributes)
 		}
 		if !o.keepCounters(out, device.ConsumesCounters) {
 			device.ConsumesCounters = nil

@@ -7,6 +7,7 @@ type Without struct {
 	Overhead      bool // what users of devices need of the host is not charged
 	Groups        bool // counters alone say which devices exclude each other
 	PartitionType bool // the status of a pool does not count devices that compete by type
+	Lists         bool // attributes with several values are strings with commas, or have the first value
 	Bindings      bool // nothing: no device waits for conditions before pods are bound
 	Taints        bool // unhealthy devices are left out
 	Told          bool // taints without an effect are left out
@@ -43,6 +44,7 @@ func (w *Without) fields() []field {
 		{"DRANodeAllocatableResources", &w.Overhead},
 		{"DRADeviceCompatibilityGroups", &w.Groups},
 		{"DRAPartitionableDevicesType", &w.PartitionType},
+		{"DRAListTypeAttributes", &w.Lists},
 		{"DRADeviceBindingConditions", &w.Bindings},
 		{"DRAConsumableCapacity", &w.Sharing},
 		{"SeparateCounters", &w.Separate},

@@ -112,6 +112,9 @@ func (h *randomHost) device(name string) discovery.Device {
 	}
 	d.Attributes.SetString("serial", name)
 	d.Attributes.SetString("resource.kubernetes.io/pcieRoot", fmt.Sprintf("pci0000:%02x", h.IntN(4)))
+	if h.oneIn(4) {
+		d.SetNames("linkedTo", []string{name + "-a", name + "-b"}) // too long for a string where the name is
+	}
 	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/" + name, HostPath: "/dev/" + name, Type: "c", Major: 226, Minor: int64(len(h.devices) + 1)}}
 	if h.oneIn(8) { // as many attributes as fit beside three capacities
 		for i := len(d.Attributes); i < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice-3; i++ {

@@ -92,7 +92,7 @@ func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	whole, mode, err := g.whole()
 	if len(g.nodes) < 2 && (mode.compute == "" || mode.compute == "spx") {
 		whole.Attributes.SetString("profile", mode.profile)
-		whole.Attributes.SetNames("linkedTo", g.kfd.linkedTo(first(g.nodes)))
+		whole.SetNames("linkedTo", g.kfd.linkedTo(first(g.nodes)))
 		return []discovery.Device{g.finish(whole, g.function, first(g.nodes), err)}
 	}
 	nodes := g.nodes

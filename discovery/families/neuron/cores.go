@@ -39,6 +39,7 @@ func divide(d *discovery.Device, err error) []discovery.Device {
 		core.Attributes.SetString("function", "partition")
 		core.Attributes.SetString("parent", d.Name)
 		delete(core.Attributes, "linkedTo") // the device's
+		core.Lists = nil
 		core.Capacity = discovery.Capacity{}
 		core.Capacity.Set("cores", 1)
 		core.Takes = map[string]resource.Quantity{"cores": resource.MustParse("1")}

@@ -84,7 +84,7 @@ func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device
 		d.Capacity.Set("cores", int64(cores))
 	}
 	links, err := linkedTo(neuron)
-	d.Attributes.SetString("linkedTo", links)
+	d.SetNames("linkedTo", links)
 	node, nodeErr := discovery.Node(neuron, "/dev")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
@@ -108,18 +108,18 @@ func healthOf(state uint64) discovery.Health {
 }
 
 // linkedTo returns the names of the devices at the other ends of NeuronLinks.
-func linkedTo(neuron sysfs.Device) (string, error) {
+func linkedTo(neuron sysfs.Device) ([]string, error) {
 	attrs := neuron.Attrs()
 	text, ok := attrs.Text("connected_devices")
 	if !ok {
-		return "", attrs.Err()
+		return nil, attrs.Err()
 	}
 	numbers, err := parseConnected(text)
 	names := make([]string, len(numbers))
 	for i, number := range numbers {
 		names[i] = prefix + strconv.FormatUint(number, 10)
 	}
-	return strings.Join(names, ","), err
+	return names, err
 }
 
 // parseConnected parses the numbers of devices, such as "12, 3, 4, 1", and

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	resourceapi "k8s.io/api/resource/v1"
-
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia/facts"
 	"chandler.dev/discovery/sysfs"
@@ -167,8 +165,7 @@ func shareOne(a, b []string) bool {
 // setLinks sets fabric and linkedTo. The fabric is the cluster and clique of
 // NVLink domains, as gpu-feature-discovery writes them, or else the GPUs of this
 // host that all reach each other by NVLink, by the first of them. GPUs of which
-// some reach only some have none. Peers are left out where there are more than
-// an attribute holds.
+// some reach only some have none.
 func (d *driver) setLinks(gpu *discovery.Device, told facts.GPU) {
 	fabric := d.links.clique[told.Address]
 	if f := told.Fabric; f != nil {
@@ -179,7 +176,5 @@ func (d *driver) setLinks(gpu *discovery.Device, told facts.GPU) {
 	for _, peer := range d.links.peers[told.Address] {
 		names = append(names, discovery.DeviceName(sysfs.At(d.host.FS, path.Join("sys/bus/pci/devices", peer))))
 	}
-	if all := strings.Join(names, ","); len(all) <= resourceapi.DeviceAttributeMaxValueLength {
-		gpu.Attributes.SetString("linkedTo", all)
-	}
+	gpu.SetNames("linkedTo", names)
 }

@@ -179,7 +179,7 @@ func (c *core) describeNames(d *discovery.Device, owner, verbs sysfs.Device) {
 	for _, device := range owner.Children("infiniband") {
 		names = append(names, device.Name())
 	}
-	d.Attributes.SetNames("rdmaDevice", names)
+	d.SetNames("rdmaDevice", names)
 	d.Attributes.SetString("rdmaNamespaces", c.namespaces)
 	// The partition of the first port; an adapter on Ethernet has only the one
 	// that all have (Documentation/ABI/stable/sysfs-class-infiniband).

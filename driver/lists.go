@@ -1,0 +1,54 @@
+package driver
+
+import (
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+)
+
+// attributes returns the attributes of a device: as lists those that have them,
+// where the server takes lists (KEP-5491). A list that there is no room for
+// beside the other attributes is left to its string or number.
+func (o *offer) attributes(d *discovery.Device) discovery.Attributes {
+	if o.without.Lists || len(d.Lists) == 0 {
+		return d.Attributes
+	}
+	out := maps.Clone(d.Attributes)
+	if out == nil {
+		out = make(discovery.Attributes)
+	}
+	room := resourceapi.ResourceSliceMaxAttributeValuesPerDevice - len(out)
+	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
+		values := valuesOf(d.Lists[name])
+		if _, replaced := out[name]; replaced {
+			values--
+		} else if len(out)+len(d.Capacity) >= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+			continue
+		}
+		if values <= room {
+			out[name] = d.Lists[name]
+			room -= values
+		}
+	}
+	return out
+}
+
+// valuesOf returns how many values an attribute has.
+func valuesOf(a resourceapi.DeviceAttribute) int {
+	if n := len(a.IntValues) + len(a.BoolValues) + len(a.StringValues) + len(a.VersionValues); n > 0 {
+		return n
+	}
+	return 1
+}
+
+// withoutLists returns the attributes that are no lists.
+func withoutLists(attributes discovery.Attributes) discovery.Attributes {
+	out := maps.Clone(attributes)
+	maps.DeleteFunc(out, func(_ resourceapi.QualifiedName, a resourceapi.DeviceAttribute) bool {
+		return a.IntValues != nil || a.BoolValues != nil || a.StringValues != nil || a.VersionValues != nil
+	})
+	return out
+}

@@ -1,0 +1,111 @@
+package driver
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+)
+
+const numaNode resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
+
+func many(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("peer-%02d", i))
+	}
+	return names
+}
+
+func TestLists(t *testing.T) {
+	device := func(attributes, capacities, peers int) discovery.Device {
+		d := discovery.Device{Name: "a", Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
+		d.SetNames("linkedTo", many(peers))
+		d.Attributes.SetInt(numaNode, 1)
+		d.Lists[numaNode] = resourceapi.DeviceAttribute{IntValues: []int64{1, 0}}
+		for i := range attributes {
+			d.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
+		}
+		for i := range capacities {
+			d.Capacity.Set(resourceapi.QualifiedName(fmt.Sprint("c", i)), 1)
+		}
+		return d
+	}
+	tests := map[string]struct {
+		device  discovery.Device
+		without Without
+		linked  resourceapi.DeviceAttribute
+		numa    resourceapi.DeviceAttribute
+	}{
+		"taken": {
+			device: device(0, 0, 3),
+			linked: resourceapi.DeviceAttribute{StringValues: many(3)}, numa: resourceapi.DeviceAttribute{IntValues: []int64{1, 0}},
+		},
+		"not taken": {
+			device: device(0, 0, 3), without: Without{Lists: true},
+			linked: resourceapi.DeviceAttribute{StringValue: new("peer-00,peer-01,peer-02")}, numa: resourceapi.DeviceAttribute{IntValue: new(int64(1))},
+		},
+		"longer than a string": {
+			device: device(0, 0, 46),
+			linked: resourceapi.DeviceAttribute{StringValues: many(46)}, numa: resourceapi.DeviceAttribute{IntValues: []int64{1, 0}},
+		},
+		"no room for all values": {
+			device: device(0, 0, 48), // with the node 49
+			numa:   resourceapi.DeviceAttribute{IntValues: []int64{1, 0}},
+		},
+		"room for one list": {
+			device: device(0, 0, 47),
+			linked: resourceapi.DeviceAttribute{StringValues: many(47)}, numa: resourceapi.DeviceAttribute{IntValue: new(int64(1))},
+		},
+		"no room for another attribute": {
+			device: device(28, 3, 20),
+			numa:   resourceapi.DeviceAttribute{IntValues: []int64{1, 0}},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := fmt.Sprint(test.device.Attributes)
+			resources, problems := Slices("node", &discovery.Snapshot{Devices: []discovery.Device{test.device}}, test.without)
+			got := resources.Pools["node"].Slices[0].Devices[0]
+			if diff := cmp.Diff(test.linked, got.Attributes["linkedTo"]); diff != "" {
+				t.Errorf("linkedTo (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.numa, got.Attributes[numaNode]); diff != "" {
+				t.Errorf("numaNode (-want +got):\n%s", diff)
+			}
+			if len(problems) > 0 || fmt.Sprint(test.device.Attributes) != before {
+				t.Errorf("problems %v; attributes of the snapshot %v", problems, test.device.Attributes)
+			}
+		})
+	}
+}
+
+// A server that takes no lists any more gets none of what is gone either.
+func TestListsOfTheGone(t *testing.T) {
+	o := &offer{pool: "node", snapshot: &discovery.Snapshot{}, held: map[string]string{"a": "a"}, without: Without{Lists: true}}
+	o.last = published{devices: map[string]resourceapi.Device{"a": {Name: "a", Attributes: discovery.Attributes{
+		numaNode: {IntValues: []int64{1, 0}}, "kind": {StringValue: new("gpu")},
+	}}}}
+	resources, _ := o.driverResources()
+	want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: new("gpu")}}
+	if diff := cmp.Diff(want, resources.Pools["node"].Slices[0].Devices[0].Attributes); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// One selector serves both forms: "includes".
+func TestSelectorForBothForms(t *testing.T) {
+	d := discovery.Device{Name: "a", Attributes: discovery.Attributes{}}
+	d.Attributes.SetInt(numaNode, 1)
+	d.Lists = discovery.Attributes{numaNode: {IntValues: []int64{1, 0}}}
+	for _, without := range []Without{{}, {Lists: true}} {
+		s := schedulerOf(t, &discovery.Snapshot{Devices: []discovery.Device{d}}, without)
+		expression := `device.attributes["resource.kubernetes.io"].numaNode.includes(1)`
+		selectors := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+		if _, found := s.allocate("c", resourceapi.ExactDeviceRequest{Selectors: selectors}); !found {
+			t.Errorf("%+v: not selected", without)
+		}
+	}
+}
