@@ -82,33 +82,13 @@ func (m *metadata) remove(r *record, sameName func(*record) bool) error {
 	defer m.mu.Unlock()
 	var errs []error
 	for _, result := range r.Results {
-		errs = append(errs, m.files.Remove(m.spec(r.UID, &result)))
+		errs = append(errs, m.files.Remove(filepath.Join(m.specs, metadataSpecPrefix+string(r.UID)+"_"+resourceclaim.BaseRequestRef(result.Request)+".json")))
 	}
 	if r.Name != "" && !sameName(r) {
 		errs = append(errs, removeDir(filepath.Join(m.dir, claimDir(r))))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove metadata of devices: %w", err)
-	}
-	return nil
-}
-
-// removeRequests removes the specs of those requests for which the claim has
-// nothing of this driver any more, since it was allocated anew.
-func (m *metadata) removeRequests(earlier, wanted *record) error {
-	if earlier == nil {
-		return nil
-	}
-	keep := make(map[string]bool)
-	for _, result := range wanted.Results {
-		keep[m.spec(wanted.UID, &result)] = true
-	}
-	for _, result := range earlier.Results {
-		if spec := m.spec(earlier.UID, &result); !keep[spec] {
-			if err := m.files.Remove(spec); err != nil {
-				return fmt.Errorf("remove metadata of devices: %w", err)
-			}
-		}
 	}
 	return nil
 }
@@ -160,11 +140,6 @@ func (m *metadata) dirsOf(file string) (names []string) {
 		}
 	}
 	return names
-}
-
-// spec returns the name of the spec with the file of a result's request.
-func (m *metadata) spec(uid types.UID, r *result) string {
-	return filepath.Join(m.specs, metadataSpecPrefix+string(uid)+"_"+resourceclaim.BaseRequestRef(r.Request)+".json")
 }
 
 // sweep removes what is there of claims that have no record in keep, and what

@@ -115,14 +115,14 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		return nil, err
 	}
 	plan, err := d.plan(ctx, claim)
+	if err == nil && plan.earlier != nil && !plan.earlier.sameAllocation(plan.wanted) {
+		plan.earlier, err = nil, d.letGo(ctx, claim.UID) // it was allocated anew, and has no right to that any more
+	}
 	if err == nil && len(plan.works) > 0 {
 		plan, err = d.configure(ctx, claim, plan)
 	}
-	if err != nil {
+	if err != nil || len(plan.wanted.Results) == 0 {
 		return nil, err
-	}
-	if len(plan.wanted.Results) == 0 {
-		return nil, d.letGo(ctx, claim.UID) // it may have had some before it was allocated anew
 	}
 	if d.answersFor(plan.earlier, plan.wanted) {
 		if err := d.ensureSpec(ctx, plan.earlier); err != nil {
@@ -189,11 +189,8 @@ func (d *Driver) take(ctx context.Context, plan *plan) error {
 	}
 	wanted := plan.wanted
 	err := d.writeFiles(ctx, wanted)
-	if err == nil { // the claim may have had others: of a device of another name, or allocated before
+	if err == nil { // the claim may have had others, as a device of another name
 		err = d.removeFiles(plan.earlier, wanted, func() error { return nil })
-	}
-	if err == nil {
-		err = d.metadata.removeRequests(plan.earlier, wanted)
 	}
 	if err == nil {
 		err = d.config.CDI.WriteClaim(wanted.UID, wanted.devices())
@@ -254,21 +251,18 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	if err := d.callOff(ctx, uid); err != nil {
 		return err
 	}
+	r := d.store.get(uid)
+	if d.store.unreadable(uid) {
+		// Before the spec, by which it is known what the claim has.
+		if err := d.removeRemains(uid, r); err != nil {
+			return err
+		}
+	}
 	if err := d.config.CDI.RemoveClaim(uid); err != nil {
 		return err
 	}
-	r := d.store.get(uid)
 	if err := d.metadata.remove(r, d.store.sameName); err != nil {
 		return err
-	}
-	if remains := d.remains(uid); remains != nil {
-		err := d.metadata.removeUnnamed(uid, d.store.hasName)
-		if err == nil {
-			err = d.removeFiles(remains, r, func() error { return nil })
-		}
-		if err != nil {
-			return err
-		}
 	}
 	if err := d.removeFiles(r, nil, func() error { return d.store.remove(uid) }); err != nil {
 		return err
@@ -378,15 +372,7 @@ func (d *Driver) answersFor(earlier, wanted *record) bool {
 
 // has reports whether the claim was given in this boot what it is to have.
 func (d *Driver) has(earlier, wanted *record) bool {
-	if earlier == nil || earlier.Boot != d.config.BootID || len(earlier.Results) != len(wanted.Results) {
-		return false
-	}
-	for i := range wanted.Results {
-		if !earlier.Results[i].sameAllocation(&wanted.Results[i]) {
-			return false
-		}
-	}
-	return true
+	return earlier != nil && earlier.Boot == d.config.BootID && earlier.sameAllocation(wanted)
 }
 
 // ensureSpec writes the spec of a prepared claim, and the files of the host that

@@ -100,20 +100,27 @@ func (s *store) unreadable(uid types.UID) bool {
 	return bad
 }
 
-// remains returns what is known of a claim's records that cannot be read, nil
-// if there is none. What the snapshot says of a device goes before what such a
-// record says.
-func (d *Driver) remains(uid types.UID) *record {
-	d.store.mu.Lock()
-	known := slices.Clone(d.store.bad[uid])
-	d.store.mu.Unlock()
-	if known == nil {
-		return nil
+// removeRemains removes the files, but for the spec, of a claim with records
+// that cannot be read, as far as it is known which they are. What the snapshot
+// says of a device goes before what such a record says. What the claim has by
+// another record, which may be nil, is kept.
+func (d *Driver) removeRemains(uid types.UID, keep *record) error {
+	if err := d.metadata.removeUnnamed(uid, d.store.hasName); err != nil {
+		return err
 	}
-	for i := range known {
-		if device, found := d.view.Load().allocated(known[i].Source); found {
-			known[i].Silicon, known[i].Files = device.Silicon(), filesOf(&device)
+	remains := &record{UID: uid, Results: d.store.remains(uid)}
+	for i := range remains.Results {
+		r := &remains.Results[i]
+		if device, found := d.view.Load().allocated(r.Source); found {
+			r.Silicon, r.Files = device.Silicon(), filesOf(&device)
 		}
 	}
-	return &record{UID: uid, Results: known}
+	return d.removeFiles(remains, keep, func() error { return nil })
+}
+
+// remains returns what the claim's unreadable records are known to hold.
+func (s *store) remains(uid types.UID) []result {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.bad[uid])
 }

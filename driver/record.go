@@ -164,6 +164,11 @@ func (r *record) find(other *result) (*result, bool) {
 	return &r.Results[i], true
 }
 
+// sameAllocation reports whether both are of the same allocation.
+func (r *record) sameAllocation(other *record) bool {
+	return slices.EqualFunc(r.Results, other.Results, func(a, b result) bool { return a.sameAllocation(&b) })
+}
+
 // sameAllocation reports whether both are of the same allocation result.
 func (r *result) sameAllocation(other *result) bool {
 	return r.Request == other.Request && r.Pool == other.Pool && r.Device == other.Device &&

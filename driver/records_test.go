@@ -3,18 +3,13 @@ package driver
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	resourceapi "k8s.io/api/resource/v1"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
 )
 
@@ -193,128 +188,4 @@ func TestRecordSurvivesItsFile(t *testing.T) {
 	if diff := cmp.Diff(r, got, cmp.AllowUnexported(record{}, result{}), cmpopts.IgnoreFields(record{}, "raw"), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-}
-
-// TestCrash stops the driver before each of its file operations in turn, as a
-// crash would: nothing is done from then on, no undoing either. Whatever the
-// moment, after a restart a claim that was answered is held and has its spec,
-// no device is held by two, and both claims can be prepared or unprepared.
-func TestCrash(t *testing.T) {
-	errCrash := errors.New("crashed")
-	sharedDevices := []discovery.Device{gpu("a", 1), gpu("b", 2)}
-	held, rival := claim("held", "a"), claim("rival", "a")
-	other := claim("other", "b")
-	tests := map[string]func(b *bench) error{
-		"prepare":   func(b *bench) error { _, err := b.try(other); return err },
-		"unprepare": func(b *bench) error { return b.tryUnprepare(held) },
-		"prepare in a new boot": func(b *bench) error {
-			_, err := b.try(held)
-			return err
-		},
-		"prepare with a damaged record": func(b *bench) error {
-			_, err := b.try(held)
-			return err
-		},
-	}
-	for name, do := range tests {
-		t.Run(name, func(t *testing.T) {
-			for step := 1; ; step++ {
-				if step > 50 {
-					t.Fatal("no end of steps")
-				}
-				if done := crashAt(t, step, errCrash, name, do, sharedDevices, held, rival, other); done {
-					t.Logf("%d steps", step-1)
-					return
-				}
-			}
-		})
-	}
-}
-
-// crashAt does one run that stops before the step, and reports whether there
-// was no such step.
-func crashAt(t *testing.T, step int, errCrash error, name string, do func(*bench) error, devices []discovery.Device, held, rival, other *resourceapi.ResourceClaim) (done bool) {
-	b := newBench(t).restart().offers(devices...)
-	mustPrepare(t, b, held)
-	switch name {
-	case "prepare in a new boot":
-		b.config.BootID = "boot-2"
-	case "prepare with a damaged record":
-		if err := os.WriteFile(b.recordFile(held), []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	steps := 0
-	var trace []string
-	b.files.Before = func(op atomicfile.Op, file string) error {
-		steps++
-		trace = append(trace, fmt.Sprintf("%s %s", op, filepath.Base(file)))
-		if steps >= step {
-			return errCrash
-		}
-		return nil
-	}
-	b.restart().offers(devices...)
-	err := do(b)
-	at := fmt.Sprintf("step %d (%s)", step, strings.Join(trace, ", "))
-	if done = steps < step; done && err != nil {
-		t.Fatalf("%s: nothing was stopped and yet: %v", at, err)
-	}
-	// The kubelet has no answer of what failed; it may call again or not.
-	answered := map[*resourceapi.ResourceClaim]bool{held: true}
-	switch name {
-	case "unprepare":
-		answered[held] = false
-	case "prepare":
-		answered[other] = err == nil
-	case "prepare in a new boot":
-		answered[held] = err == nil
-	}
-
-	b.files.Before = nil
-	b.restart().offers(devices...)
-	for c, was := range answered {
-		if !was {
-			continue
-		}
-		if !exists(b.specFile(c)) {
-			t.Errorf("%s: %s was answered and has no spec", at, c.Name)
-		}
-		mustRefuse(t, b, claim("thief", c.Status.Allocation.Devices.Results[0].Device), "held by claim")
-	}
-	for _, c := range []*resourceapi.ResourceClaim{held, other} {
-		if b.store.get(c.UID) == nil && !b.store.unreadable(c.UID) && exists(b.specFile(c)) {
-			t.Errorf("%s: %s has a spec and no record", at, c.Name)
-		}
-	}
-	if temporary, _ := filepath.Glob(filepath.Join(b.config.Records, ".*")); len(temporary) > 0 {
-		t.Errorf("%s: left %v", at, temporary)
-	}
-	if temporary, _ := filepath.Glob(filepath.Join(b.config.CDI.Path, ".*")); len(temporary) > 0 {
-		t.Errorf("%s: left %v", at, temporary)
-	}
-	// Calling again ends in the same state as if nothing had happened.
-	if name == "unprepare" {
-		if err := b.tryUnprepare(held); err != nil {
-			t.Fatalf("%s: %v", at, err)
-		}
-		mustPrepare(t, b, rival)
-		mustRefuse(t, b, held, "held by claim default/rival")
-		return done
-	}
-	mustPrepare(t, b, held)
-	mustPrepare(t, b, other)
-	mustRefuse(t, b, rival, "held by claim default/held")
-	for _, c := range []*resourceapi.ResourceClaim{held, other} {
-		if err := b.tryUnprepare(c); err != nil {
-			t.Fatalf("%s: %v", at, err)
-		}
-	}
-	for _, dir := range []string{b.config.Records, b.config.CDI.Path} {
-		if entries, _ := os.ReadDir(dir); len(entries) > 0 {
-			t.Errorf("%s: left %v", at, entries)
-		}
-	}
-	mustPrepare(t, b, rival)
-	return done
 }

@@ -1,0 +1,214 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/discovery"
+)
+
+var errFault = errors.New("input/output error")
+
+// fault lets one step of all that is done to files fail, or all from that step
+// on: then nothing is undone either, as when the process is killed.
+type fault struct {
+	step  int
+	crash bool
+	trace []string
+}
+
+func (f *fault) before(op atomicfile.Op, name string) error {
+	f.trace = append(f.trace, fmt.Sprintf("%s %s", op, filepath.Base(name)))
+	if n := len(f.trace); n == f.step || f.crash && n > f.step {
+		return errFault
+	}
+	return nil
+}
+
+// met reports whether there was such a step.
+func (f *fault) met() bool { return len(f.trace) >= f.step }
+
+// trial is something that a fault may befall. The claim "held" has device a
+// before it.
+type trial struct {
+	prepare func(*bench)       // what has happened before; may be nil
+	do      func(*bench) error // what the kubelet asks
+	keeps   bool               // whether "held" has a device all the while
+	after   map[string]string  // who has which device when it is done
+}
+
+// trials returns what the kubelet may ask, and in which circumstances.
+func trials(t *testing.T) map[string]trial {
+	held, other, anew, none := claim("held", "a"), claim("other", "b"), claim("held", "b"), claim("held", "x")
+	none.Status.Allocation.Devices.Results[0].Driver = "other.example.com"
+	try := func(c *resourceapi.ResourceClaim) func(*bench) error {
+		return func(b *bench) error { _, err := b.try(c); return err }
+	}
+	damage := func(b *bench) {
+		if err := os.WriteFile(b.recordFile(held), []byte("noise"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reboot := func(b *bench) { b.config.BootID = "boot-2" }
+	letGo := func(b *bench) error { return b.tryUnprepare(held) }
+	return map[string]trial{
+		"prepare":                         {nil, try(other), true, map[string]string{"a": "held", "b": "other"}},
+		"prepare again":                   {nil, try(held), true, map[string]string{"a": "held"}},
+		"prepare in a new boot":           {reboot, try(held), false, map[string]string{"a": "held"}},
+		"prepare with a damaged record":   {damage, try(held), true, map[string]string{"a": "held"}},
+		"prepare, allocated anew":         {nil, try(anew), false, map[string]string{"b": "held"}},
+		"prepare, allocated to others":    {nil, try(none), false, nil},
+		"unprepare":                       {nil, letGo, false, nil},
+		"unprepare with a damaged record": {damage, letGo, false, nil},
+	}
+}
+
+// TestFaults lets each step of each trial fail in turn, once or for good. What
+// fails is said; no device is lost and none given twice, whether the driver is
+// asked again or is started anew; and all can be let go of.
+func TestFaults(t *testing.T) {
+	for name, trial := range trials(t) {
+		for _, crash := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, crash %t", name, crash), func(t *testing.T) {
+				for step := 1; ; step++ {
+					if step > 60 {
+						t.Fatal("no end of steps")
+					}
+					if !trial.failAt(t, step, crash) {
+						t.Logf("%d steps", step-1)
+						return
+					}
+				}
+			})
+		}
+	}
+}
+
+// failAt does one run in which a step fails, and reports whether there was one.
+func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
+	devices := []discovery.Device{nic("a"), nic("b")}
+	b := newBench(t)
+	hostFile := b.withFiles()
+	b.config.KubeletRoot = t.TempDir()
+	b.restart().offers(devices...)
+	mustPrepare(t, b, claim("held", "a"))
+	b.writeMetadata("held")
+	if tr.prepare != nil {
+		tr.prepare(b)
+	}
+	f := &fault{step: step, crash: crash}
+	b.restart().offers(devices...) // what that has to do is done without a fault
+	b.files.Before, b.config.HostFiles.Files.Before = f.before, f.before
+	d := b.Driver
+	d.files.Before, d.config.CDI.Files.Before, d.config.HostFiles.Files.Before, d.metadata.files.Before = f.before, f.before, f.before, f.before
+	d.store.files.Before = f.before
+	err := tr.do(b)
+	at := fmt.Sprintf("step %d of %s", step, strings.Join(f.trace, ", "))
+	if f.met() != (err != nil) || f.met() && !errors.Is(err, errFault) {
+		t.Fatalf("%s: error is %v", at, err)
+	}
+
+	b.files.Before, b.config.HostFiles.Files.Before = nil, nil
+	if crash {
+		b.restart().offers(devices...)
+	}
+	if tr.keeps {
+		if who, held := b.holderOfEither(); !held || !strings.Contains(who, "held") {
+			t.Errorf("%s: the claim that has a device is said to have none, but %q", at, who)
+		}
+		// A rival is refused whatever the claim has now.
+		for _, device := range []string{"a", "b"} {
+			if _, held := b.Holder(device); held {
+				mustRefuse(t, b, claim("rival", device), "is held by claim")
+			}
+		}
+	}
+	b.expectSpecsHaveRecords(at)
+	if err := tr.do(b); err != nil {
+		t.Fatalf("%s: asked again: %v", at, err)
+	}
+	b.expectHolders(at+"; asked again", tr.after, hostFile)
+	b.restart().offers(devices...)
+	b.expectHolders(at+"; started anew", tr.after, hostFile)
+	for _, c := range []*resourceapi.ResourceClaim{claim("held"), claim("other")} {
+		if err := b.tryUnprepare(c); err != nil {
+			t.Fatalf("%s: unprepare %s: %v", at, c.Name, err)
+		}
+	}
+	for _, dir := range []string{b.config.Records, b.config.CDI.Path, b.metadata.dir, filepath.Dir(hostFile("a"))} {
+		if left, _ := os.ReadDir(dir); len(left) > 0 {
+			t.Errorf("%s: left %v", at, left)
+		}
+	}
+	mustPrepare(t, b, claim("rival", "a", "b"))
+	return f.met()
+}
+
+// writeMetadata writes files of a claim as the library does.
+func (b *bench) writeMetadata(name string) {
+	b.t.Helper()
+	file := filepath.Join(b.metadata.dir, "default_"+name, "r", "metadata.json")
+	spec := fmt.Sprintf(`{"cdiVersion": "0.6.0", "kind": "chandler.dev/metadata", "devices": [
+		{"name": "uid-%s_r", "containerEdits": {"mounts": [{"hostPath": %q, "containerPath": "/m"}]}}]}`, name, file)
+	for file, text := range map[string]string{file: "{}", filepath.Join(b.metadata.specs, metadataSpecPrefix+"uid-"+name+"_r.json"): spec} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// holderOfEither returns who has one of the devices.
+func (b *bench) holderOfEither() (string, bool) {
+	if who, held := b.Holder("a"); held {
+		return who, true
+	}
+	return b.Holder("b")
+}
+
+// expectSpecsHaveRecords checks that no container can have what nobody is on
+// record for.
+func (b *bench) expectSpecsHaveRecords(at string) {
+	b.t.Helper()
+	uids, err := b.config.CDI.Claims()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, uid := range uids {
+		if !b.store.holds(uid) {
+			b.t.Errorf("%s: claim %s has a spec and no record", at, uid)
+		}
+	}
+}
+
+// expectHolders checks who has which device, in memory and on disk.
+func (b *bench) expectHolders(at string, want map[string]string, hostFile func(string) string) {
+	b.t.Helper()
+	for _, device := range []string{"a", "b"} {
+		who, held := b.Holder(device)
+		name, wanted := want[device]
+		if held != wanted || held && who != "claim default/"+name {
+			b.t.Errorf("%s: device %s is held by %q, want %q", at, device, who, name)
+			continue
+		}
+		if exists(hostFile(device)) != wanted {
+			b.t.Errorf("%s: host file of %s: %t", at, device, !wanted)
+		}
+		if !held {
+			continue
+		}
+		c := claim(name)
+		if _, found := b.specOf(c)[fmt.Sprintf("chandler.dev/claim=%s-0-%s", c.UID, device)]; !found || !exists(b.recordFile(c)) {
+			b.t.Errorf("%s: of %s there is spec %t, record %t", at, name, found, exists(b.recordFile(c)))
+		}
+	}
+	if specs, _ := b.config.CDI.Claims(); len(specs) != len(want) {
+		b.t.Errorf("%s: specs of %q", at, specs)
+	}
+}
