@@ -1,0 +1,276 @@
+package driver
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"chandler.dev/discovery"
+)
+
+// A claim may have as many results as the API allows
+// (resourceapi.AllocationResultsMaxSize), and not all of them of this driver.
+func TestClaimOfManyResults(t *testing.T) {
+	var names []string
+	var devices []discovery.Device
+	for i := range resourceapi.AllocationResultsMaxSize {
+		names = append(names, fmt.Sprintf("gpu-%02d", i))
+		devices = append(devices, gpu(names[i], int64(i)))
+	}
+	b := newBench(t).restart().offers(devices...)
+	c := claim("c", names...)
+	for i := range c.Status.Allocation.Devices.Results {
+		r := &c.Status.Allocation.Devices.Results[i]
+		r.Request = fmt.Sprintf("r-%02d/sub-%d", i/2, i%3)
+		if i%8 == 7 {
+			r.Driver = "other.example.com"
+		}
+	}
+	answered := mustPrepare(t, b, c)
+	if want := len(names) * 7 / 8; len(answered) != want || len(b.specOf(c)) != want {
+		t.Fatalf("%d devices are answered and %d are in the spec, want %d", len(answered), len(b.specOf(c)), want)
+	}
+	for i, name := range names {
+		if _, held := b.Holder(name); held != (i%8 != 7) {
+			t.Errorf("device %s is held: %t", name, held)
+		}
+	}
+	b.restart().offers(devices...)
+	mustRefuse(t, b, claim("rival", names[30]), "is held by claim default/c")
+	mustUnprepare(t, b, c)
+	mustPrepare(t, b, claim("rival", names...))
+}
+
+// A claim may have one device several times for administration, beside others
+// and beside itself.
+func TestOneDeviceSeveralTimes(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2))
+	mustPrepare(t, b, claim("owner", "b"))
+	c := claim("c", "a", "a", "a", "b")
+	for i := range c.Status.Allocation.Devices.Results[1:] {
+		c.Status.Allocation.Devices.Results[1+i].AdminAccess = new(true)
+	}
+	c.Status.Allocation.Devices.Results[2].Request = "another"
+	ids := make(map[string]bool)
+	for range 2 {
+		for _, device := range mustPrepare(t, b, c) {
+			ids[device.CDIDeviceIDs[0]] = true
+		}
+		b.restart().offers(gpu("a", 1), gpu("b", 2))
+	}
+	if len(ids) != 4 || len(b.specOf(c)) != 4 {
+		t.Errorf("answered are %v, in the spec %v", ids, b.specOf(c))
+	}
+	// What is the claim's alone is; what it administers is the owner's.
+	mustRefuse(t, b, claim("rival", "a"), "is held by claim default/c")
+	if who, _ := b.Holder("b"); who != "claim default/owner" {
+		t.Errorf("b is held by %s", who)
+	}
+	mustUnprepare(t, b, c)
+	mustPrepare(t, b, claim("rival", "a"))
+}
+
+// Each result of a prioritized list is of the subrequest that was chosen.
+// Containers know requests only, and parameters may be for either.
+func TestPrioritizedList(t *testing.T) {
+	c := claim("c", "a", "b")
+	c.Status.Allocation.Devices.Results[0].Request = "gpu/big"
+	c.Status.Allocation.Devices.Results[1].Request = "gpu/big"
+	for _, said := range []struct{ request, raw string }{{"gpu", "all"}, {"gpu/big", "big"}, {"gpu/small", "small"}} {
+		asked := asking(claim("x"), said.raw).Status.Allocation.Devices.Config[0]
+		asked.Requests = []string{said.request}
+		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, asked)
+	}
+	b := newBench(t)
+	var read []string
+	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
+		read = append(read, string(raw))
+		return nil, nil
+	}
+	_, conn, _ := b.serve(fake.NewClientset(c))
+	b.offers(gpu("a", 1), gpu("b", 2))
+	response, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := response.Claims[string(c.UID)]
+	if len(answer.GetDevices()) != 2 || answer.Devices[0].RequestNames[0] != "gpu" {
+		t.Errorf("answered: %v", answer)
+	}
+	if got := strings.Join(read, " "); got != "all big" {
+		t.Errorf("the parameters of %q count", got)
+	}
+	if env := b.specOf(c)["chandler.dev/claim=uid-c-0-a"].Env; strings.Join(env, " ") != "CHANDLER_DEVICES=a,b CHANDLER_DEVICES_C_GPU_BIG=a,b" {
+		t.Errorf("the container gets %q", env)
+	}
+}
+
+// Who a claim is reserved for, one pod, many or a group of pods, is none of the
+// driver's business.
+func TestClaimOfManyPods(t *testing.T) {
+	reserve := func(n int, group, resource string) (by []resourceapi.ResourceClaimConsumerReference) {
+		for i := range n {
+			name := fmt.Sprint(resource, "-", i)
+			by = append(by, resourceapi.ResourceClaimConsumerReference{APIGroup: group, Resource: resource, Name: name, UID: types.UID(name)})
+		}
+		return by
+	}
+	for name, by := range map[string][]resourceapi.ResourceClaimConsumerReference{
+		"nobody":       nil,
+		"a pod":        reserve(1, "", "pods"),
+		"many pods":    reserve(resourceapi.ResourceClaimReservedForMaxSize, "", "pods"),
+		"a PodGroup":   reserve(1, "scheduling.k8s.io", "podgroups"),
+		"both of them": append(reserve(2, "scheduling.k8s.io", "podgroups"), reserve(3, "", "pods")...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := claim("c", "a")
+			c.Status.ReservedFor = by
+			b := newBench(t)
+			_, conn, _ := b.serve(fake.NewClientset(c))
+			b.offers(gpu("a", 1))
+			for range 3 { // the kubelet asks for a pod at a time, and may have forgotten
+				prepareCall(t, conn, c)
+			}
+			unprepareCall(t, conn, c)
+			if _, held := b.Holder("a"); held {
+				t.Error("it is still held")
+			}
+		})
+	}
+}
+
+// A claim that is allocated anew, which the kubelet may not have noticed, has no
+// right to what it had, even if it cannot have what it wants now.
+func TestClaimAllocatedAnew(t *testing.T) {
+	for name, test := range map[string]struct {
+		anew  *resourceapi.ResourceClaim
+		held  string // by another claim
+		holds map[string]bool
+	}{
+		"another device":          {claim("c", "b"), "", map[string]bool{"a": false, "b": true, "c": false}},
+		"one more":                {claim("c", "a", "b"), "", map[string]bool{"a": true, "b": true, "c": false}},
+		"one of another driver":   {claim("c"), "", map[string]bool{"a": false, "b": false, "c": false}},
+		"one that is held":        {claim("c", "b"), "b", map[string]bool{"a": false, "b": false, "c": false}},
+		"one of the same, in use": {claim("c", "a", "c"), "c", map[string]bool{"a": false, "b": false, "c": false}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
+			mustPrepare(t, b, claim("c", "a"))
+			if test.held != "" {
+				mustPrepare(t, b, claim("owner", test.held))
+				mustRefuse(t, b, test.anew, "is held by claim default/owner")
+			} else {
+				mustPrepare(t, b, test.anew)
+			}
+			for range 2 {
+				for device, want := range test.holds {
+					if who, held := b.Holder(device); (held && who == "claim default/c") != want {
+						t.Errorf("%s is held: %t, by %q", device, held, who)
+					}
+				}
+				for id := range b.specOf(test.anew) {
+					if name := id[strings.LastIndex(id, "-")+1:]; !test.holds[name] {
+						t.Errorf("containers can have %s", id)
+					}
+				}
+				b.restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
+			}
+			mustUnprepare(t, b, test.anew)
+		})
+	}
+}
+
+// A claim that has the name of one which is still prepared is told so.
+func TestClaimOfANameThatIsTaken(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1), part("g", "g-a", 7), part("g", "g-b", 1))
+	first, second := claim("c", "a", "g-a"), claim("c", "a")
+	second.UID = "uid-second"
+	mustPrepare(t, b, first)
+	mustRefuse(t, b, second, "is held by an earlier claim default/c with UID uid-c")
+	second.Status.Allocation = claim("c", "g-b").Status.Allocation
+	mustRefuse(t, b, second, "is held by an earlier claim default/c with UID uid-c", "counter")
+	mustUnprepare(t, b, first)
+	mustPrepare(t, b, second)
+	mustUnprepare(t, b, first) // again, which is late and concerns nobody
+	if who, held := b.Holder("g"); !held || who != "claim default/c" {
+		t.Errorf("held by %q", who)
+	}
+}
+
+// Where a directory is full or cannot be written to, the error says what could
+// not be done and where, the claim has nothing, and can be prepared when there
+// is room.
+func TestDirectoriesThatCannotBeWritten(t *testing.T) {
+	records := func(b *bench) string { return b.config.Records }
+	specs := func(b *bench) string { return b.config.CDI.Path }
+	for name, test := range map[string]struct {
+		dir   func(*bench) string
+		size  string // of a file system for the directory, which is full; read-only if empty
+		words []string
+	}{
+		"records, full":      {records, "4k", []string{"write record", "uid-c.record", "no space left on device"}},
+		"records, read-only": {records, "", []string{"write record", "uid-c.record", "read-only file system"}},
+		"specs, full":        {specs, "4k", []string{"write CDI spec", "uid-c.json", "no space left on device"}},
+		"specs, read-only":   {specs, "", []string{"write CDI spec", "uid-c.json", "read-only file system"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			dir := test.dir(b)
+			mend := spoil(t, dir, test.size)
+			b.restart().offers(gpu("a", 1))
+			c := claim("c", "a")
+			mustRefuse(t, b, c, test.words...)
+			if who, held := b.Holder("a"); held || exists(b.recordFile(c)) || exists(b.specFile(c)) {
+				t.Errorf("held by %q, record %t, spec %t", who, exists(b.recordFile(c)), exists(b.specFile(c)))
+			}
+			if err := b.tryUnprepare(c); err != nil {
+				t.Errorf("unprepare: %v", err)
+			}
+			mend()
+			mustPrepare(t, b, c)
+		})
+	}
+}
+
+// spoil makes the directory a file system of its own that cannot be written to,
+// and returns what makes that possible.
+func spoil(t *testing.T, dir, size string) (mend func()) {
+	t.Helper()
+	options, flags := "size=1m", uintptr(unix.MS_RDONLY)
+	if size != "" {
+		options, flags = "size="+size, 0
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", flags, options); err != nil {
+		t.Skipf("nothing can be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if size == "" {
+		return func() {
+			if err := unix.Mount("", dir, "", unix.MS_REMOUNT, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ballast := filepath.Join(dir, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(ballast); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
