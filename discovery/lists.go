@@ -15,12 +15,14 @@ import (
 // SetNames sets an attribute to several names. As a string they have commas
 // between, and are left out where they are longer together than the API's limit,
 // since some of them would say that there are no others. As a list, which has no
-// such limit, they are among the Lists if there is more than one.
+// such limit, they are among the Lists if there is more than one; unless one is
+// longer by itself.
 func (d *Device) SetNames(name resourceapi.QualifiedName, names []string) {
 	if value := strings.Join(names, ","); len(value) <= resourceapi.DeviceAttributeMaxValueLength {
 		d.Attributes.SetString(name, value)
 	}
-	if len(names) > 1 {
+	long := func(name string) bool { return len(name) > resourceapi.DeviceAttributeMaxValueLength }
+	if len(names) > 1 && !slices.ContainsFunc(names, long) {
 		d.setList(name, resourceapi.DeviceAttribute{StringValues: names})
 	}
 }

@@ -86,6 +86,7 @@ func TestSetNames(t *testing.T) {
 		"one":      {names: []string{"a"}, text: new("a")},
 		"two":      {names: []string{"a", "b"}, text: new("a,b"), list: []string{"a", "b"}},
 		"too long": {names: long, list: long},
+		"one is":   {names: []string{"a", strings.Repeat("b", 65)}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -113,7 +113,11 @@ func (h *randomHost) device(name string) discovery.Device {
 	d.Attributes.SetString("serial", name)
 	d.Attributes.SetString("resource.kubernetes.io/pcieRoot", fmt.Sprintf("pci0000:%02x", h.IntN(4)))
 	if h.oneIn(4) {
-		d.SetNames("linkedTo", []string{name + "-a", name + "-b"}) // too long for a string where the name is
+		var peers []string // more than three are too long for a string
+		for i := range 1 + h.IntN(8) {
+			peers = append(peers, fmt.Sprintf("pci-0000-%02x-00-0", i))
+		}
+		d.SetNames("linkedTo", peers)
 	}
 	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/" + name, HostPath: "/dev/" + name, Type: "c", Major: 226, Minor: int64(len(h.devices) + 1)}}
 	if h.oneIn(8) { // as many attributes as fit beside three capacities

@@ -54,6 +54,8 @@ func negotiate(t *testing.T, g gates) driver.Without {
 		"DRAConsumableCapacity":           without.Sharing == g[features.DRAConsumableCapacity],
 		"DRADeviceCompatibilityGroups":    without.Groups == g[features.DRADeviceCompatibilityGroups],
 		"DRAPartitionableDevicesType":     without.PartitionType == g[features.DRAPartitionableDevicesType],
+		"DRAListTypeAttributes":           without.Lists == g[features.DRAListTypeAttributes],
+		"DRADeviceBindingConditions":      without.Bindings == g[features.DRADeviceBindingConditions],
 		"DRANodeAllocatableResources":     without.Overhead == g[features.DRANodeAllocatableResources],
 	} {
 		if wrong {
