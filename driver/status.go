@@ -135,7 +135,12 @@ func (w *statusWriter) try(ctx context.Context, r *record, a *attempt) {
 	default:
 		w.due = time.Now().Add(statusPause) // the other claims would wait as long
 	}
-	klog.FromContext(ctx).V(2).Info("The status of a claim's devices cannot be written", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "refused", a.failures, "reason", err.Error())
+	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", err.Error())
+	if !a.open() {
+		logger.Info("The status of a claim's devices is refused; it stays as it is until there is something else to say")
+		return
+	}
+	logger.V(2).Info("The status of a claim's devices cannot be written; trying again", "refused", a.failures)
 }
 
 // writeClaim makes the status of a claim say of its devices what it is to say.

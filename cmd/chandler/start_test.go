@@ -210,7 +210,8 @@ func (s *station) register(p *process) (calls drapb.DRAPluginClient) {
 	return calls
 }
 
-// apiServer knows ResourceSlices and a node, and has nothing else.
+// apiServer keeps ResourceSlices, has a node and a claim for KVM, and nothing
+// else.
 type apiServer struct {
 	mu     sync.Mutex
 	slices []resourceapi.ResourceSlice
@@ -237,7 +238,17 @@ func (s *station) startAPIServer() *apiServer {
 			TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"},
 		})
 	})
+	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/n/resourceclaims/kvm", func(w http.ResponseWriter, _ *http.Request) {
+		claim := &resourceapi.ResourceClaim{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "kvm", UID: "kvm-uid"},
+			Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
+		}
+		claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: "chandler.dev", Pool: "node", Device: "kvm"}}
+		respond(w, http.StatusOK, claim)
+	})
 	mux.HandleFunc("/apis/resource.k8s.io/v1/resourceslices", a.serveSlices)
+	mux.HandleFunc("PUT /apis/resource.k8s.io/v1/resourceslices/{name}", a.replaceSlice)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	})
@@ -250,20 +261,49 @@ func (s *station) startAPIServer() *apiServer {
 	return a
 }
 
+// sliceOf returns the slice that a client sent, nil after an answer that says
+// that it is none.
+func sliceOf(w http.ResponseWriter, r *http.Request) *resourceapi.ResourceSlice {
+	data, err := io.ReadAll(r.Body)
+	if err == nil {
+		var object runtime.Object
+		if object, _, err = scheme.Codecs.UniversalDeserializer().Decode(data, nil, nil); err == nil {
+			if slice, ok := object.(*resourceapi.ResourceSlice); ok {
+				slice.TypeMeta = metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice"}
+				return slice
+			}
+		}
+	}
+	refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+	return nil
+}
+
+func (a *apiServer) replaceSlice(w http.ResponseWriter, r *http.Request) {
+	slice := sliceOf(w, r)
+	if slice == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.slices {
+		if a.slices[i].Name == slice.Name {
+			a.slices[i] = *slice
+			respond(w, http.StatusOK, slice)
+			return
+		}
+	}
+	refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+}
+
 func (a *apiServer) serveSlices(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	kind := metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice"}
 	switch {
 	case r.Method == http.MethodPost:
-		data, err := io.ReadAll(r.Body)
-		object, _, decodeErr := scheme.Codecs.UniversalDeserializer().Decode(data, nil, nil)
-		slice, ok := object.(*resourceapi.ResourceSlice)
-		if errors.Join(err, decodeErr) != nil || !ok {
-			refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+		slice := sliceOf(w, r)
+		if slice == nil {
 			return
 		}
-		slice.TypeMeta = kind
 		slice.Name = fmt.Sprint(slice.GenerateName, len(a.slices))
 		if r.URL.Query().Get("dryRun") == "" {
 			a.slices = append(a.slices, *slice)
@@ -279,7 +319,7 @@ func (a *apiServer) serveSlices(w http.ResponseWriter, r *http.Request) {
 		a.mu.Lock()
 	default:
 		respond(w, http.StatusOK, &resourceapi.ResourceSliceList{
-			TypeMeta: metav1.TypeMeta{APIVersion: kind.APIVersion, Kind: "ResourceSliceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: a.slices,
+			TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSliceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: a.slices,
 		})
 	}
 }
@@ -330,14 +370,47 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	}
 
 	api := s.startAPIServer()
-	agent.until("an empty slice", func() error {
-		n, err := api.devices()
-		if err == nil && n > 0 {
-			err = fmt.Errorf("%d devices", n)
+	offered := func(want int) {
+		t.Helper()
+		agent.until(fmt.Sprintf("a slice with %d devices", want), func() error {
+			n, err := api.devices()
+			if err == nil && n != want {
+				err = fmt.Errorf("%d devices", n)
+			}
+			return err
+		})
+	}
+	offered(0)
+	mustRun(t, "simulate", s.path("host"), kvmHost)
+	offered(2) // KVM and TUN
+	if os.Getuid() == 0 { // else the nodes of the host are none
+		s.prepares(agent, calls)
+	}
+	agent.ends()
+}
+
+// prepares checks that a claim is prepared as soon as there is a directory for
+// its CDI spec.
+func (s *station) prepares(agent *process, calls drapb.DRAPluginClient) {
+	s.t.Helper()
+	request := &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: "kvm", Uid: "kvm-uid"}}}
+	prepare := func() error {
+		prepared, err := calls.NodePrepareResources(s.t.Context(), request)
+		if text := prepared.GetClaims()["kvm-uid"].GetError(); err == nil && text != "" {
+			err = errors.New(text)
 		}
 		return err
-	})
-	agent.ends()
+	}
+	if err := prepare(); err == nil || !strings.Contains(err.Error(), s.path("cdi")) {
+		s.t.Errorf("without a directory for CDI specs: %v", err)
+	}
+	if err := os.Remove(s.path("cdi")); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := prepare(); err != nil {
+		s.t.Error(err)
+	}
+	agent.answers(s, "/healthz", http.StatusOK, "ok")
 }
 
 // An agent ends at once and well when it is told to, whatever it waits for.
