@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,11 +19,11 @@ import (
 
 func newValidateCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "validate FILE...",
+		Use:   "validate FILE|DIRECTORY...",
 		Short: "Check configurations, claims and device classes before they are used",
 		Long: `Check what is written for Chandler, with the code that the agent checks it with.
-Files are YAML or JSON, with any number of documents; - is standard input. It
-needs no cluster. What is checked:
+Files are YAML or JSON, with any number of documents; - is standard input, and a
+directory is all such files below it. It needs no cluster. What is checked:
 
   DriverConfig, ProvisionConfig, ClaimParameters
       fields, values, and that expressions compile
@@ -36,7 +39,7 @@ needs no cluster. What is checked:
 Other objects are named, and not checked. The exit code is 0 without errors;
 warnings do not count.`,
 		Example: `  chandler validate config.yaml
-  chandler validate deployments/*.yaml my-classes.yaml
+  chandler validate deployments my-classes.yaml
   kubectl get deviceclasses -o yaml | chandler validate -`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -50,12 +53,7 @@ warnings do not count.`,
 func validateFiles(in io.Reader, out io.Writer, files []string) error {
 	v := newValidator()
 	for _, file := range files {
-		data, err := readInput(in, file)
-		if err != nil {
-			v.report(place{file: file}, severityError, err)
-			continue
-		}
-		v.file(file, string(data))
+		v.named(in, file)
 	}
 	v.sharedNames()
 	counts := make(map[severity]int)
@@ -68,6 +66,46 @@ func validateFiles(in io.Reader, out io.Writer, files []string) error {
 		return errors.New(number(counts[severityError], "error"))
 	}
 	return nil
+}
+
+// named checks a file, or all files of a directory.
+func (v *validator) named(in io.Reader, name string) {
+	files, err := filesOf(name)
+	if err != nil {
+		v.report(place{file: name}, severityError, err)
+	}
+	for _, file := range files {
+		data, err := readInput(in, file)
+		if err != nil {
+			v.report(place{file: file}, severityError, err)
+			continue
+		}
+		v.found = file != name
+		v.file(file, string(data))
+	}
+}
+
+// filesOf returns the files of YAML and JSON below a directory, in order, or the
+// name itself where it is none. What could not be read does not hide the rest.
+func filesOf(name string) ([]string, error) {
+	if info, err := os.Stat(name); name == "-" || err != nil || !info.IsDir() {
+		return []string{name}, nil
+	}
+	var files []string
+	var errs []error
+	err := filepath.WalkDir(name, func(file string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case !entry.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(file)):
+			files = append(files, file)
+		}
+		return nil
+	})
+	if errs = append(errs, err); len(files) == 0 {
+		errs = append(errs, errors.New("has no files that end in .yaml, .yml or .json"))
+	}
+	return files, errors.Join(errs...)
 }
 
 func readInput(in io.Reader, file string) ([]byte, error) {
@@ -93,23 +131,6 @@ const (
 	severityNote    severity = "note"
 )
 
-// A place is where something is written.
-type place struct {
-	file   string
-	line   int    // at which the document begins, 0 for the file as a whole
-	object string // DeviceClass gpu.example.com
-	path   string // spec.config[0]
-}
-
-// at returns the place of a field below the place.
-func (p place) at(path string) place {
-	if p.path != "" && !strings.HasPrefix(path, "[") {
-		p.path += "."
-	}
-	p.path += path
-	return p
-}
-
 // A finding is what validate says of a place.
 type finding struct {
 	place
@@ -118,15 +139,8 @@ type finding struct {
 }
 
 func (f finding) String() string {
-	out := f.file
-	if f.line > 0 {
-		out = fmt.Sprintf("%s:%d", f.file, f.line)
-	}
-	for _, part := range []string{string(f.severity), f.object, f.path, strings.TrimSpace(f.text)} {
-		if part != "" {
-			out += ": " + part
-		}
-	}
+	parts := []string{f.place.String(), string(f.severity), f.object, f.path, strings.TrimSpace(f.text)}
+	out := strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 	return strings.ReplaceAll(out, "\n", "\n    ")
 }
 
@@ -135,6 +149,7 @@ type validator struct {
 	decoder  runtime.Decoder
 	findings []finding
 	checked  int
+	found    bool                    // the file was not named, but found in a directory
 	classes  map[string][]namedClass // by extended resource name
 }
 
@@ -148,7 +163,7 @@ func newValidator() *validator {
 // report adds a finding for each of the errors that err joins.
 func (v *validator) report(at place, s severity, err error) {
 	for _, err := range apart(err) {
-		v.findings = append(v.findings, finding{at, s, err.Error()})
+		v.findings = append(v.findings, finding{at.of(err.Error()), s, err.Error()})
 	}
 }
 
@@ -200,7 +215,7 @@ var separator = regexp.MustCompile(`(?m)^---(?:[ \t\r]|$)`)
 func (v *validator) file(name, text string) {
 	line, before := 1, v.checked+len(v.findings)
 	for _, document := range separator.Split(text, -1) {
-		v.document(place{file: name, line: line + blankLines(document)}, document)
+		v.document(placeOf(name, line, document), document)
 		line += strings.Count(document, "\n")
 	}
 	if v.checked+len(v.findings) == before {

@@ -69,6 +69,8 @@ func (v *validator) object(at place, object *unstructured.Unstructured, data []b
 	at.object = strings.TrimSpace(object.GetKind() + " " + object.GetName())
 	group := object.GroupVersionKind().Group
 	switch _, known := configOf[object.GetKind()]; {
+	case v.found && object.GetAPIVersion() == "" && object.GetKind() == "":
+		v.notef(at, "is not checked: has neither apiVersion nor kind") // a patch, or the values of a chart
 	case object.GetAPIVersion() == "" || object.GetKind() == "":
 		v.errorf(at, "has no apiVersion or no kind")
 	case object.IsList():
@@ -93,7 +95,9 @@ func (v *validator) list(at place, list *unstructured.Unstructured) {
 			v.report(at, severityError, err)
 			continue
 		}
-		v.json(place{file: at.file, line: at.line, path: fmt.Sprintf("items[%d]", i)}, data)
+		item := at.at(fmt.Sprintf("items[%d]", i))
+		item.object = ""
+		v.json(item, data)
 	}
 }
 
@@ -126,7 +130,7 @@ func (v *validator) configMap(at place, object *unstructured.Unstructured) {
 			v.report(field, severityError, err)
 			found = true
 		case err == nil && strings.HasPrefix(meta.APIVersion, discovery.Domain+"/"):
-			v.own(field, meta.Kind, []byte(values[key]))
+			v.own(field.inside(), meta.Kind, []byte(values[key]))
 			found = true
 		}
 	}
@@ -227,8 +231,8 @@ func (v *validator) sharedNames() {
 		first := v.classes[resource][0]
 		for _, class := range v.classes[resource][1:] {
 			if class.name != first.name { // which is the same class twice
-				v.report(class.at, severityWarning, fmt.Errorf("is %s, and so is that of DeviceClass %s (%s:%d); pods that ask for it get devices of the class that was created last",
-					resource, first.name, first.at.file, first.at.line))
+				v.report(class.at, severityWarning, fmt.Errorf("is %s, and so is that of DeviceClass %s (%s); pods that ask for it get devices of the class that was created last",
+					resource, first.name, first.at))
 			}
 		}
 	}

@@ -65,18 +65,18 @@ func TestValidate(t *testing.T) {
 		},
 		"expressions of a configuration": {
 			header() + "exclude: [{cel: 'device.'}]\nresources: [{name: a.b/c, cel: '1'}]\noverhead: [{cel: 'x', perPod: {cpu: 1}}]\nroots: {nobody: /x}\n",
-			[]string{"-:1: error: DriverConfig: roots[nobody]: no family looks there; want one of fpga-intel, nvidia, nvidia-mps, solarflare, vpu", "error: DriverConfig: exclude[0].cel: ", "error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
+			[]string{"-:6: error: DriverConfig: roots[nobody]: no family looks there; want one of fpga-intel, nvidia, nvidia-mps, solarflare, vpu", "-:3: error: DriverConfig: exclude[0].cel: ", "-:4: error: DriverConfig: resources[0].cel: ", "error: DriverConfig: overhead[0].cel: ", "4 errors"}, true,
 		},
 		"places in paths": {
 			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a}, {path: dev/b, permissions: xyz}]}, {count: -1, paths: [{path: /dev/a}]}]}]\n",
 			[]string{
-				`-:1: error: DriverConfig: paths[0]: groups[0]: paths[1]: path: is "dev/b"`, `-:1: error: DriverConfig: paths[0]: groups[0]: paths[1]: permissions: is "xyz"`,
-				"-:1: error: DriverConfig: paths[0]: groups[1]: count: is -1", "3 errors",
+				`-:3: error: DriverConfig: paths[0]: groups[0]: paths[1]: path: is "dev/b"`, `-:3: error: DriverConfig: paths[0]: groups[0]: paths[1]: permissions: is "xyz"`,
+				"-:3: error: DriverConfig: paths[0]: groups[1]: count: is -1", "3 errors",
 			}, true,
 		},
 		"one place in paths": {
 			header() + "paths: [{name: a.b/c, groups: [{paths: [{path: /dev/a, permissions: xyz}]}]}]\n",
-			[]string{`-:1: error: DriverConfig: paths[0]: groups[0]: paths[0]: permissions: is "xyz"`, "1 error,"}, true,
+			[]string{`-:3: error: DriverConfig: paths[0]: groups[0]: paths[0]: permissions: is "xyz"`, "1 error,"}, true,
 		},
 		"field of a configuration": {
 			header() + "modes: DRA\n", []string{`unknown field "modes"`}, true,
@@ -89,7 +89,7 @@ func TestValidate(t *testing.T) {
 		},
 		"configuration in a ConfigMap": {
 			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  readme: Hello.\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: DriverConfig\n    mode: Sometimes\n",
-			[]string{`-:1: error: ConfigMap c: data[config.yaml]: mode: is "Sometimes"`, "1 object checked"}, true,
+			[]string{`-:9: error: ConfigMap c: data[config.yaml]: mode: is "Sometimes"`, "1 object checked"}, true,
 		},
 		"configuration that is no YAML": {
 			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: |\n    apiVersion: chandler.dev/v1alpha1\n    kind: [\n",
@@ -100,6 +100,28 @@ func TestValidate(t *testing.T) {
 		},
 		"others": {
 			"# Says nothing.\n---\n\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n", []string{"-:4: note: Service s: is not checked"}, false,
+		},
+		"lines of a ConfigMap that is written otherwise": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.yaml: \"apiVersion: chandler.dev/v1alpha1\\nkind: DriverConfig\\nmode: Sometimes\\n\"\n",
+			[]string{`-:5: error: ConfigMap c: data[config.yaml]: mode: is "Sometimes"`}, true,
+		},
+		"lines of parameters": {
+			"# A class.\n---\n\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec:\n  config:\n  - opaque:\n      driver: chandler.dev\n      parameters:\n" +
+				"        apiVersion: chandler.dev/v1alpha1\n        kind: ClaimParameters\n        environment:\n          GOOD: a\n          BAD-NAME: b\n          EMPTY: ''\n        computePercentage: 0\n",
+			[]string{
+				`-:14: error: DeviceClass c: spec.config[0].opaque.parameters: environment: "BAD-NAME"`,
+				`-:17: error: DeviceClass c: spec.config[0].opaque.parameters: environment[EMPTY]: `,
+				`-:18: error: DeviceClass c: spec.config[0].opaque.parameters: computePercentage: is 0`, "3 errors",
+			}, true,
+		},
+		"lines of unknown fields": {
+			"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec:\n  selector: []\n  config:\n  - opaque:\n      driver: chandler.dev\n      parameters:\n" +
+				"        apiVersion: chandler.dev/v1alpha1\n        kind: ClaimParameters\n        variables: {}\n",
+			[]string{`-:5: error: DeviceClass c: unknown field "spec.selector"`, `-:12: error: DeviceClass c: spec.config[0].opaque.parameters: `, `unknown field "variables"`, "2 errors"}, true,
+		},
+		"lines of a list": {
+			"apiVersion: v1\nkind: List\nitems:\n- apiVersion: chandler.dev/v1alpha1\n  kind: ClaimParameters\n- &same\n  apiVersion: chandler.dev/v1alpha1\n  kind: ClaimParameters\n  interfaceName: lo\n- *same\n",
+			[]string{"-:9: error: ClaimParameters: items[1]: interfaceName: ", "-:9: error: ClaimParameters: items[2]: interfaceName: "}, true,
 		},
 		"selectors of a class": {
 			"apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: c}\nspec: {selectors: [{cel: {expression: 'true'}}, {cel: {expression: 'device.driver'}}]}\n",
@@ -122,7 +144,7 @@ func TestValidate(t *testing.T) {
 		},
 		"class of one name with another": {
 			fmt.Sprintf(class+class+class, "a", "example.com/gpu", "b", "example.com/gpu", "c", "example.com/other"),
-			[]string{"-:6: warning: DeviceClass b: spec.extendedResourceName: is example.com/gpu, and so is that of DeviceClass a (-:1)", "3 objects checked: 0 errors, 1 warning\n"}, false,
+			[]string{"-:9: warning: DeviceClass b: spec.extendedResourceName: is example.com/gpu, and so is that of DeviceClass a (-:4)", "3 objects checked: 0 errors, 1 warning\n"}, false,
 		},
 		"one class twice": {
 			fmt.Sprintf(class+class, "a", "example.com/gpu", "a", "example.com/gpu"), []string{"0 warnings"}, false,
@@ -145,7 +167,7 @@ func TestValidate(t *testing.T) {
 			pod + "{containers: none}\n", []string{"error: Pod p: "}, true,
 		},
 		"separator with a comment": {
-			header() + "--- # another\n" + header() + "mode: Never\n", []string{"-:4: error: DriverConfig: mode: ", "2 objects checked"}, true,
+			header() + "--- # another\n" + header() + "mode: Never\n", []string{"-:6: error: DriverConfig: mode: ", "2 objects checked"}, true,
 		},
 		"field twice":     {header() + "mode: DRA\nmode: DRA\n", []string{"-:1: error: ", "already set"}, true},
 		"no object":       {"- a\n", []string{"is no object"}, true},
@@ -201,13 +223,46 @@ func TestValidateFiles(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "2 errors") {
 		t.Errorf("error %v", err)
 	}
-	for _, want := range []string{missing + ": error: ", bad + ":1: error: DriverConfig: mode"} {
+	for _, want := range []string{missing + ": error: ", bad + ":3: error: DriverConfig: mode"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("does not print %q:\n%s", want, out)
 		}
 	}
 	if _, _, err := chandler("validate"); err == nil {
 		t.Error("no file is no error")
+	}
+}
+
+// A directory stands for the files below it that may hold objects; what is none
+// is not taken for one.
+func TestValidateDirectory(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "below"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "a.yaml"), header()+"---\n"+header()+"mode: Never\n")
+	write(t, filepath.Join(dir, "below", "b.json"), `{"apiVersion": "chandler.dev/v1alpha1", "kind": "ClaimParameters", "computePercentage": 500}`)
+	write(t, filepath.Join(dir, "below", "c-patch.yml"), "spec: {template: {}}\n")
+	write(t, filepath.Join(dir, "README.md"), "{{")
+	out, _, err := chandler("validate", dir)
+	if err == nil {
+		t.Error("no error")
+	}
+	for _, want := range []string{
+		filepath.Join(dir, "a.yaml") + ":6: error: DriverConfig: mode: ",
+		filepath.Join(dir, "below", "b.json") + ":1: error: ClaimParameters: computePercentage: is 500",
+		filepath.Join(dir, "below", "c-patch.yml") + ":1: note: is not checked: has neither",
+		"3 objects checked: 2 errors, 0 warnings",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not print %q:\n%s", want, out)
+		}
+	}
+	if out, _, err := chandler("validate", filepath.Join(dir, "below", "c-patch.yml")); err == nil {
+		t.Errorf("a file that was named and has no object:\n%s", out)
+	}
+	if out, _, err := chandler("validate", t.TempDir()); err == nil || !strings.Contains(out, "has no files that end in .yaml") {
+		t.Errorf("an empty directory: %v\n%s", err, out)
 	}
 }
 
