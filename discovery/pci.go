@@ -186,13 +186,16 @@ func setPlace(a Attributes, function sysfs.Device) error {
 	return err
 }
 
+// noDriver is the health of what no driver is bound to.
+var noDriver = Health{Status: Unhealthy, Condition: ConditionDriverUnbound, Reason: "no driver is bound to it"}
+
 // Unbound returns what is to be said of a PCI function that no driver is bound
 // to: that it is there, and that nobody can use it so.
 func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, error) {
 	d, err := PCI(host, function)
 	d.Attributes.SetString("kind", kind)
 	d.Attributes.SetString("vendor", vendor)
-	d.Health = Health{Status: Unhealthy, Condition: ConditionDriverUnbound, Reason: "no driver is bound to it"}
+	d.Health = noDriver
 	return d, err
 }
 

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+
+	"chandler.dev/discovery/sysfs"
 )
 
 // Watch is how a host is watched. Its zero value watches for ever, at the
@@ -147,7 +149,9 @@ func (w Watch) settle(ctx context.Context) {
 // Unknown and the problem as the reason, if a Problem says that it could not be
 // read; and so does one that is missing because what leads to it could not be:
 // its silicon, its family, or a list of devices. Parts that are kept so take the
-// place of the whole that they would else be taken for.
+// place of the whole that they would else be taken for. A PCI function of which
+// nothing is described any more, since no driver is bound to it, keeps its last
+// description too, and is said to be so.
 func Merge(host *Host, last, next *Snapshot) *Snapshot {
 	if last == nil {
 		return next
@@ -163,6 +167,10 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 		if cause == nil && !found {
 			cause = whyMissing(&old, causes)
 		}
+		if cause == nil && !found && isUnbound(host, old.Source) && !next.describes(&old) {
+			devices[old.Name] = old.unbound()
+			continue
+		}
 		if cause == nil || !host.Exists(path.Join("/", old.Source)) || !found && old.PartOf == nil && next.divides(old.Name) {
 			continue
 		}
@@ -176,6 +184,27 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 		Devices:  slices.SortedFunc(maps.Values(devices), func(a, b Device) int { return strings.Compare(a.Name, b.Name) }),
 		Problems: next.Problems,
 	}
+}
+
+// isUnbound reports whether a kernel device is a PCI function that is there and
+// has no driver.
+func isUnbound(host *Host, source string) bool {
+	function := sysfs.At(host.FS, source)
+	return sysfs.IsPCIAddress(function.Name()) && host.Exists(path.Join("/", source)) && !function.Bound()
+}
+
+// unbound returns the device as it is without its driver.
+func (d Device) unbound() Device {
+	d.Attributes = maps.Clone(d.Attributes)
+	delete(d.Attributes, "driver")
+	d.Health, d.Readings = noDriver, nil
+	return d
+}
+
+// describes reports whether the snapshot says anything of a device's function or
+// of the silicon that it is part of.
+func (s *Snapshot) describes(old *Device) bool {
+	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Source == old.Source || d.Silicon() == old.Silicon() })
 }
 
 // causesOf returns the first problem of each device, and under "/sys/" that of

@@ -3,10 +3,13 @@ package discovery
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 
@@ -131,7 +134,53 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	}
 }
 
-// A burst of kernel events is answered by one scan, after it.
+// A PCI function that its family no longer describes, since no driver is bound to
+// it, is not gone: nobody can use it.
+func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
+	const dir = "sys/devices/pci0000:00/0000:03:00.0"
+	bound := fstest.MapFS{dir + "/vendor": {Data: []byte("0x1e52\n")}, dir + "/driver": {Data: []byte("../../../bus/pci/drivers/x"), Mode: fs.ModeSymlink}}
+	unbound := fstest.MapFS{dir + "/vendor": bound[dir+"/vendor"]}
+	one := Device{Name: "a", Source: dir, Attributes: Attributes{}, Readings: []Health{{Status: Unhealthy}}}
+	one.Attributes.SetString("driver", "x")
+	one.Attributes.SetString("model", "n150")
+	part := Device{Name: "a-1", Source: dir, PartOf: &Whole{Name: "a"}}
+	tests := map[string]struct {
+		host       fstest.MapFS
+		last, next []Device
+		kept       []string
+	}{
+		"unbound":                   {unbound, []Device{one}, nil, []string{"a"}},
+		"its parts":                 {unbound, []Device{part}, nil, []string{"a-1"}},
+		"its family says so":        {unbound, []Device{part}, []Device{{Name: "a", Source: dir}}, nil},
+		"another describes it":      {unbound, []Device{one}, []Device{{Name: "b", Source: dir}}, nil},
+		"bound, and nobody's":       {bound, []Device{one}, nil, nil},
+		"gone":                      {fstest.MapFS{}, []Device{one}, nil, nil},
+		"no PCI function, and left": {fstest.MapFS{"sys/class/widget/a/label": {}}, []Device{{Name: "a", Source: "sys/class/widget/a"}}, nil, nil},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			host := &Host{FS: test.host}
+			merged := Merge(host, &Snapshot{Devices: test.last}, &Snapshot{Devices: test.next})
+			again := Merge(host, merged, &Snapshot{Devices: test.next})
+			if !Same(merged, again) {
+				t.Errorf("then %+v, and again %+v", merged.Devices, again.Devices)
+			}
+			var kept []string
+			for _, d := range merged.Devices {
+				if d.Health.Key() == ConditionDriverUnbound && d.Readings == nil && d.Attributes.String("driver") == "" {
+					kept = append(kept, d.Name)
+				}
+			}
+			if !slices.Equal(kept, test.kept) {
+				t.Errorf("kept %q, want %q; all are %+v", kept, test.kept, merged.Devices)
+			}
+		})
+	}
+	if one.Attributes.String("driver") != "x" {
+		t.Error("the last description was modified")
+	}
+}
+
 // A whole that stands beside its parts is kept with them, though none of them
 // can be read.
 func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
@@ -152,6 +201,7 @@ func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	}
 }
 
+// A burst of kernel events is answered by one scan, after it.
 func TestWatchCoalescesBursts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	synctest.Test(t, func(t *testing.T) {

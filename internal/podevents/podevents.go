@@ -34,6 +34,9 @@ const (
 	// lookInterval is the time between looks at who has what, which asks nobody.
 	lookInterval = 10 * time.Second
 
+	// unknownInterval is that time while it is not known who has what.
+	unknownInterval = time.Second
+
 	// listInterval is the time after which it is asked again which pods there
 	// are, while there is something that they may have to be told: claims are
 	// shared, and pods are replaced by others of their name.
@@ -70,10 +73,10 @@ type Teller struct {
 // is still so.
 func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 	t.load(ctx)
-	ticker := time.NewTicker(lookInterval)
-	defer ticker.Stop()
 	for {
+		wait := unknownInterval
 		if devices, known := t.InUse(); known {
+			wait = lookInterval
 			if err := t.look(ctx, devices); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).V(2).Info("Pods are not told of their devices yet", "reason", err.Error())
 			}
@@ -82,7 +85,7 @@ func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		case <-ticker.C:
+		case <-time.After(wait):
 		}
 	}
 }

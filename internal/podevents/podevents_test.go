@@ -209,6 +209,7 @@ func TestTell(t *testing.T) {
 			n.is("classic", gone)
 			n.wants("old DeviceGone")
 			time.Sleep(time.Second)
+			n.restart()
 			n.wants()
 		},
 		"the same sickness twice, with a restart between": func(n *node) {
@@ -377,7 +378,7 @@ func TestRun(t *testing.T) {
 			t.Error("tells before it is known who has what")
 		}
 		known = true
-		changed <- struct{}{}
+		time.Sleep(unknownInterval)
 		synctest.Wait()
 		if len(n.events()) != 1 {
 			t.Errorf("%d Events, want 1", len(n.events()))

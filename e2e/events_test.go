@@ -1,0 +1,160 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// Pods that have a GPU by a claim, by a limit that DRA serves and by the
+// device-plugin API are told when its driver is unbound, and when it is bound
+// again; each once, though the agent is replaced meanwhile.
+func TestEventsOfPods(t *testing.T) {
+	offers(t)
+	t.Cleanup(func() {
+		reconfigure(t, example(t, "config-kvm-classic.yaml"))
+		offers(t)
+	})
+	const claimed, classic = "0000:23:00.0", "0000:a4:00.0"
+	apply(t, gpuPod("told-by-claim", claimed))
+	running(t, "told-by-claim")
+	apply(t, probePod("told-by-limit", "[wait]", "limits: {amd.com/gpu: 1}"))
+	status := running(t, "told-by-limit").Status.ExtendedResourceClaimStatus
+	if status == nil {
+		t.Fatal("the pod did not get its GPU through DRA")
+	}
+	limited := allocated(t, status.ResourceClaimName)
+
+	config := strings.ReplaceAll(oneClassicGPU, "0000:23:00.0", classic)
+	reconfigure(t, config)
+	until(t, "the GPU to be allocatable by its classic name", func(ctx context.Context) error {
+		return allocatableIs(ctx, "amd.com/gpu", 1)
+	})
+	apply(t, probePod("told-by-plugin", "[wait]", "limits: {amd.com/gpu: 1}"))
+	if running(t, "told-by-plugin").Status.ExtendedResourceClaimStatus != nil {
+		t.Fatal("the pod got its GPU through DRA")
+	}
+
+	devices := map[string]string{ // by pod
+		"told-by-claim":  "pci-0000-23-00-0",
+		"told-by-limit":  limited,
+		"told-by-plugin": "pci-0000-a4-00-0",
+	}
+	bind := unbind(t, devices)
+	for pod, device := range devices {
+		told(t, pod, 1, "Warning DeviceUnhealthy", device, "(driver-unbound): no driver is bound to it")
+	}
+	for claim, device := range map[string]string{"told-by-claim": devices["told-by-claim"], status.ResourceClaimName: limited} {
+		ready(t, claim, device, metav1.ConditionFalse)
+	}
+	reconfigure(t, config)
+	for pod, device := range devices {
+		told(t, pod, 1, "Warning DeviceUnhealthy", device)
+	}
+	bind()
+	for pod, device := range devices {
+		told(t, pod, 1, "Normal DeviceRecovered", device)
+		told(t, pod, 1, "Warning DeviceUnhealthy", device)
+	}
+	for claim, device := range map[string]string{"told-by-claim": devices["told-by-claim"], status.ResourceClaimName: limited} {
+		ready(t, claim, device, metav1.ConditionTrue)
+	}
+	for pod := range devices {
+		running(t, pod)
+	}
+}
+
+// allocated returns the one device that is allocated to a claim.
+func allocated(t *testing.T, claim string) string {
+	t.Helper()
+	got, err := kube.ResourceV1().ResourceClaims(metav1.NamespaceDefault).Get(within(t), claim, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Status.Allocation == nil || len(got.Status.Allocation.Devices.Results) != 1 {
+		t.Fatalf("claim %s has %+v", claim, got.Status.Allocation)
+	}
+	return got.Status.Allocation.Devices.Results[0].Device
+}
+
+// unbind takes the drivers from PCI functions of the simulated host, with what
+// they made of them, and returns what gives them back, as the end of the test
+// does.
+func unbind(t *testing.T, devices map[string]string) (bind func()) {
+	t.Helper()
+	host := node.NodePath(chandler.HostDir)
+	var aside [][2]string
+	bind = func() {
+		t.Helper()
+		for _, moved := range slices.Backward(aside) {
+			rename(t, moved[1], moved[0])
+		}
+		aside = nil
+	}
+	t.Cleanup(bind)
+	for _, device := range devices {
+		number := strings.Split(strings.TrimPrefix(device, "pci-"), "-")
+		address := strings.Join(number[:len(number)-1], ":") + "." + number[len(number)-1]
+		function, err := filepath.EvalSymlinks(filepath.Join(host, "sys/bus/pci/devices", address))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, made := range []string{"drm", "driver"} {
+			from, to := filepath.Join(function, made), filepath.Join(host, "aside-"+device+"-"+made)
+			rename(t, from, to)
+			aside = append(aside, [2]string{from, to})
+		}
+	}
+	return bind
+}
+
+// told waits until a pod was told something so many times: an Event of the
+// agent, by type and reason, that contains all of the words.
+func told(t *testing.T, pod string, times int, what string, words ...string) {
+	t.Helper()
+	until(t, fmt.Sprintf("pod %s to be told %q of %q", pod, what, words), func(ctx context.Context) error {
+		events, err := kube.EventsV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{
+			FieldSelector: "reportingController=" + chandler.Driver + ",regarding.name=" + pod,
+		})
+		if err != nil {
+			return err
+		}
+		n := 0
+		var all []string
+		for _, e := range events.Items {
+			all = append(all, fmt.Sprintf("%s %s %s (%s)", e.Type, e.Reason, e.Note, e.ReportingInstance))
+			if e.Type+" "+e.Reason == what && containsAll(e.Note, words) && e.ReportingInstance == node.NodeName() {
+				n++
+			}
+		}
+		if n != times {
+			return fmt.Errorf("it was told %d times; all Events: %q", n, all)
+		}
+		return nil
+	})
+}
+
+// ready waits until the status of a claim says whether a device of it is ready.
+func ready(t *testing.T, claim, device string, want metav1.ConditionStatus) {
+	t.Helper()
+	until(t, fmt.Sprintf("claim %s to say that Ready of %s is %s", claim, device, want), func(ctx context.Context) error {
+		got, err := kube.ResourceV1().ResourceClaims(metav1.NamespaceDefault).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, d := range got.Status.Devices {
+			if d.Driver == chandler.Driver && d.Device == device && meta.IsStatusConditionPresentAndEqual(d.Conditions, "Ready", want) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it says %+v", got.Status.Devices)
+	})
+}
