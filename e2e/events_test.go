@@ -3,11 +3,13 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -23,8 +25,7 @@ func TestEventsOfPods(t *testing.T) {
 		reconfigure(t, example(t, "config-kvm-classic.yaml"))
 		offers(t)
 	})
-	const claimed, classic = "0000:23:00.0", "0000:a4:00.0"
-	apply(t, gpuPod("told-by-claim", claimed))
+	apply(t, gpuPod("told-by-claim", "0000:23:00.0"))
 	running(t, "told-by-claim")
 	apply(t, probePod("told-by-limit", "[wait]", "limits: {amd.com/gpu: 1}"))
 	status := running(t, "told-by-limit").Status.ExtendedResourceClaimStatus
@@ -33,27 +34,34 @@ func TestEventsOfPods(t *testing.T) {
 	}
 	limited := allocated(t, status.ResourceClaimName)
 
-	config := strings.ReplaceAll(oneClassicGPU, "0000:23:00.0", classic)
+	// The scheduler takes what that pod has for one of these.
+	config := strings.ReplaceAll(oneClassicGPU, `== "0000:23:00.0"`, `in ["0000:a3:00.0", "0000:a4:00.0"]`)
 	reconfigure(t, config)
-	until(t, "the GPU to be allocatable by its classic name", func(ctx context.Context) error {
-		return allocatableIs(ctx, "amd.com/gpu", 1)
+	until(t, "two GPUs to be allocatable by their classic name", func(ctx context.Context) error {
+		return allocatableIs(ctx, "amd.com/gpu", 2)
 	})
 	apply(t, probePod("told-by-plugin", "[wait]", "limits: {amd.com/gpu: 1}"))
 	if running(t, "told-by-plugin").Status.ExtendedResourceClaimStatus != nil {
 		t.Fatal("the pod got its GPU through DRA")
 	}
 
-	devices := map[string]string{ // by pod
+	devices := map[string]string{ // how the name of the pod's device begins
 		"told-by-claim":  "pci-0000-23-00-0",
 		"told-by-limit":  limited,
-		"told-by-plugin": "pci-0000-a4-00-0",
+		"told-by-plugin": "pci-0000-a",
 	}
-	bind := unbind(t, devices)
+	bind := unbind(t, "pci-0000-23-00-0", limited, "pci-0000-a3-00-0", "pci-0000-a4-00-0")
 	for pod, device := range devices {
 		told(t, pod, 1, "Warning DeviceUnhealthy", device, "(driver-unbound): no driver is bound to it")
 	}
 	for claim, device := range map[string]string{"told-by-claim": devices["told-by-claim"], status.ResourceClaimName: limited} {
 		ready(t, claim, device, metav1.ConditionFalse)
+	}
+	for _, pod := range []string{"told-by-claim", "told-by-plugin"} { // in whose status the kubelet says so
+		sick(t, pod)
+	}
+	for _, pod := range []string{"told-by-claim", "told-by-limit"} {
+		tainted(t, devices[pod], "chandler.dev/driver-unbound")
 	}
 	reconfigure(t, config)
 	for pod, device := range devices {
@@ -88,7 +96,7 @@ func allocated(t *testing.T, claim string) string {
 // unbind takes the drivers from PCI functions of the simulated host, with what
 // they made of them, and returns what gives them back, as the end of the test
 // does.
-func unbind(t *testing.T, devices map[string]string) (bind func()) {
+func unbind(t *testing.T, devices ...string) (bind func()) {
 	t.Helper()
 	host := node.NodePath(chandler.HostDir)
 	var aside [][2]string
@@ -103,10 +111,7 @@ func unbind(t *testing.T, devices map[string]string) (bind func()) {
 	for _, device := range devices {
 		number := strings.Split(strings.TrimPrefix(device, "pci-"), "-")
 		address := strings.Join(number[:len(number)-1], ":") + "." + number[len(number)-1]
-		function, err := filepath.EvalSymlinks(filepath.Join(host, "sys/bus/pci/devices", address))
-		if err != nil {
-			t.Fatal(err)
-		}
+		function := functionOf(t, address)
 		for _, made := range []string{"drm", "driver"} {
 			from, to := filepath.Join(function, made), filepath.Join(host, "aside-"+device+"-"+made)
 			rename(t, from, to)
@@ -114,6 +119,17 @@ func unbind(t *testing.T, devices map[string]string) (bind func()) {
 		}
 	}
 	return bind
+}
+
+// functionOf returns the directory of a PCI function of the simulated host.
+func functionOf(t *testing.T, address string) string {
+	t.Helper()
+	link := filepath.Join(node.NodePath(chandler.HostDir), "sys/bus/pci/devices", address)
+	target, err := os.Readlink(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(filepath.Dir(link), target)
 }
 
 // told waits until a pod was told something so many times: an Event of the
@@ -156,5 +172,41 @@ func ready(t *testing.T, claim, device string, want metav1.ConditionStatus) {
 			}
 		}
 		return fmt.Errorf("it says %+v", got.Status.Devices)
+	})
+}
+
+// sick waits until the status of a pod says that a device of it is unhealthy.
+func sick(t *testing.T, pod string) {
+	t.Helper()
+	until(t, fmt.Sprintf("the status of pod %s to say that its device is unhealthy", pod), func(ctx context.Context) error {
+		got, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, pod, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, container := range got.Status.ContainerStatuses {
+			for _, resource := range container.AllocatedResourcesStatus {
+				for _, device := range resource.Resources {
+					if device.Health == corev1.ResourceHealthStatusUnhealthy {
+						return nil
+					}
+				}
+			}
+		}
+		return fmt.Errorf("it says %+v", got.Status.ContainerStatuses)
+	})
+}
+
+// tainted waits until a device in the slices has one taint, of that key.
+func tainted(t *testing.T, device, key string) {
+	t.Helper()
+	until(t, fmt.Sprintf("%s to have the taint %s", device, key), func(ctx context.Context) error {
+		devices, err := chandler.Devices(ctx, kube)
+		if err != nil {
+			return err
+		}
+		if taints := devices[device].Taints; len(taints) != 1 || taints[0].Key != key {
+			return fmt.Errorf("it has %+v", taints)
+		}
+		return nil
 	})
 }
