@@ -151,6 +151,7 @@ type Driver struct {
 	publishing   sync.Mutex // of views
 	registration atomic.Value
 	without      atomic.Pointer[Without]
+	asked        atomic.Bool // the API server has said what it keeps
 	wake         chan struct{}
 	ask          chan struct{} // has one when the API server is to be asked anew what it keeps
 	prepared     chan struct{} // has one when a claim was prepared

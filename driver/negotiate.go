@@ -96,7 +96,17 @@ func (d *Driver) negotiate(ctx context.Context) error {
 		klog.FromContext(ctx).Info("The API server keeps other fields of ResourceSlices than was thought; publishing accordingly", "without", without.names())
 		d.wakePublisher()
 	}
+	d.asked.Store(true)
 	return nil
+}
+
+// Features returns what the API server keeps of ResourceSlices, and nothing
+// before it has said so.
+func (d *Driver) Features() []Feature {
+	if !d.asked.Load() {
+		return nil
+	}
+	return d.without.Load().Features()
 }
 
 // Negotiate returns what the API server drops of slices for the node, or does

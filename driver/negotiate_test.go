@@ -161,14 +161,22 @@ func TestNegotiateAgain(t *testing.T) {
 		return nil
 	})
 	b.restart()
+	if features := b.Features(); features != nil {
+		t.Errorf("said before the server was asked: %v", features)
+	}
 	b.negotiate(t.Context())
-	if !b.without.Load().Taints {
+	if !b.without.Load().Taints || !slices.Contains(b.Features(), Feature{"DRADeviceTaints", false}) {
 		t.Fatal("the old server's answer was not noticed")
 	}
 	old = false
 	b.negotiate(t.Context())
 	if *b.without.Load() != (Without{}) {
 		t.Errorf("still without %+v", *b.without.Load())
+	}
+	for _, feature := range b.Features() {
+		if !feature.Kept {
+			t.Errorf("%s: not kept", feature.Name)
+		}
 	}
 }
 

@@ -91,7 +91,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.BoolVar(&o.metadata, "device-metadata", true, "give containers files with the attributes of the devices of their claims")
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file`")
 	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
-	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz and /readyz are answered, such as :8080; nowhere if empty")
+	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz, /readyz and /metrics are answered, such as :8080; nowhere if empty")
 	logsapi.AddFlags(o.logging, flags)
 }
 
@@ -124,7 +124,9 @@ func (o *runOptions) run(ctx context.Context) error {
 	group.Go(func() error { p.checkClasses(ctx); return nil })
 	group.Go(func() error { p.tellPods(ctx); return nil })
 	if o.healthAddress != "" {
-		group.Go(func() error { return serveHealth(ctx, o.healthAddress, healthMux(p.checkLive, p.checkReady)) })
+		mux := healthMux(p.checkLive, p.checkReady)
+		mux.Handle("GET /metrics", metricsHandler(p.driver.Features))
+		group.Go(func() error { return serveHealth(ctx, o.healthAddress, mux) })
 	}
 	err = group.Wait()
 	select {
