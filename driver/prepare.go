@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -267,8 +268,24 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	if err := d.removeFiles(r, nil, func() error { return d.store.remove(uid) }); err != nil {
 		return err
 	}
-	d.wakePublisher() // a device that is gone leaves the slices once it is unheld
+	if d.offeredFor(r) {
+		d.wakePublisher()
+	}
 	return nil
+}
+
+// offeredFor reports whether what is published may depend on the record being
+// there: a device that is gone leaves the slices once it is unheld, and without
+// counters what is held comes first.
+func (d *Driver) offeredFor(r *record) bool {
+	if r == nil || r.Configuring || d.without.Load().Counters {
+		return true
+	}
+	view := d.view.Load()
+	return slices.ContainsFunc(r.Results, func(result result) bool {
+		_, found := view.lookup(result.Source)
+		return !found
+	})
 }
 
 // newRecord returns what is to be written down of a claim but the edits: of

@@ -724,3 +724,34 @@ func TestAdminAccessChangesNothing(t *testing.T) {
 	mustUnprepare(t, b, c)
 	mustRefuse(t, b, asking(c, "net1"), "device a is not the claim's alone")
 }
+
+// TestUnprepareWakesThePublisher only where slices may change by it: of a device
+// that is gone, and without counters, where what is held comes first.
+func TestUnprepareWakesThePublisher(t *testing.T) {
+	for name, test := range map[string]struct {
+		offered []discovery.Device // when the claim is unprepared
+		without Without
+		want    bool
+	}{
+		"still there":      {offered: []discovery.Device{gpu("a", 1)}},
+		"gone":             {want: true},
+		"without counters": {offered: []discovery.Device{gpu("a", 1)}, without: Without{Counters: true}, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.config.Without = test.without
+			b.restart().offers(gpu("a", 1))
+			c := claim("c", "a")
+			if _, err := b.try(c); err != nil {
+				t.Fatal(err)
+			}
+			b.offers(test.offered...)
+			if err := b.unprepare(t.Context(), c.UID); err != nil {
+				t.Fatal(err)
+			}
+			if got := len(b.wake) > 0; got != test.want {
+				t.Errorf("wakes the publisher: %v, want %v", got, test.want)
+			}
+		})
+	}
+}
