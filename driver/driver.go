@@ -350,13 +350,14 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
 		kubeletplugin.NodeUID(d.config.NodeUID),
-		kubeletplugin.KubeClient(d.config.KubeClient),
+		kubeletplugin.KubeClient(aheadClient{d.config.KubeClient}),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(d.config.PodUID),
 		// The helper's lock would make unrelated claims wait for each other.
 		kubeletplugin.Serialize(false),
 		kubeletplugin.GRPCInterceptor(d.noteRegistration),
+		kubeletplugin.GRPCInterceptor(getAhead),
 	}
 	if !d.config.NoMetadata {
 		options = append(options, d.metadata.options()...)
