@@ -14,7 +14,7 @@ COPY driver driver
 COPY internal internal
 COPY legacy legacy
 RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
-    go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /chandler ./cmd/chandler
+    go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.version=$VERSION" -o /chandler ./cmd/chandler
 
 # Not cross-compiled, since it needs the C compiler and library of its platform.
 FROM golang:1.26-bookworm AS build-nvml

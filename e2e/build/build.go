@@ -68,10 +68,10 @@ func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 }
 
 // Static builds a package of the module in directory module as a static program, and returns its path. It lies beside
-// the cluster's programs, named by the last element of the package's path.
-func (b Builder) Static(ctx context.Context, module, pkg string) (string, error) {
+// the cluster's programs, named by the last element of the package's path. Further flags are those of go build.
+func (b Builder) Static(ctx context.Context, module, pkg string, flags ...string) (string, error) {
 	// As the Makefile does, so that the one finds in Go's cache what the other built.
-	dir, err := b.build(ctx, pkg, module, []string{pkg}, "-s -w", "-trimpath")
+	dir, err := b.build(ctx, pkg, module, []string{pkg}, "-s -w", append([]string{"-trimpath"}, flags...)...)
 	if err != nil {
 		return "", err
 	}

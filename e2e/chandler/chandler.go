@@ -53,9 +53,9 @@ type Project struct {
 	Probe string // the program that the example pods run
 }
 
-// Build builds the agent of the checkout in dir as a static binary.
+// Build builds the agent of the checkout in dir as a static binary, as its Makefile does.
 func Build(ctx context.Context, builder build.Builder, programs build.Programs, dir string) (Project, error) {
-	agent, err := builder.Static(ctx, dir, "chandler.dev/cmd/chandler")
+	agent, err := builder.Static(ctx, dir, "chandler.dev/cmd/chandler", "-tags=grpcnotrace")
 	if err != nil {
 		return Project{}, err
 	}
