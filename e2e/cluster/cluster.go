@@ -37,7 +37,8 @@ const (
 	serviceIP      = "10.96.0.1"
 	serviceNetwork = "10.96.0.0/16"
 	podNetwork     = "10.244.0.0/24"
-	apiserver      = "127.0.0.1:6443"
+	// APIServer is where the node itself reaches the API server.
+	APIServer = "127.0.0.1:6443"
 )
 
 // Config describes a cluster. Only Programs must be set.
@@ -124,8 +125,8 @@ func (c *Cluster) startMachine(ctx context.Context) error {
 		Own:       own,
 		Files:     tunables,
 		Addresses: []netip.Addr{netip.MustParseAddr(NodeIP), netip.MustParseAddr(serviceIP)},
-		Forward:   map[string]string{serviceIP + ":443": apiserver}, // in place of kube-proxy
-		Publish:   apiserver,
+		Forward:   map[string]string{serviceIP + ":443": APIServer}, // in place of kube-proxy
+		Publish:   APIServer,
 	})
 	if err != nil && temporary {
 		return errors.Join(err, os.RemoveAll(dir))
@@ -178,7 +179,7 @@ func (c *Cluster) startRuntime(ctx context.Context) error {
 		return err
 	}
 	return c.LoadImage(ctx, Image{
-		Name:       pauseImage,
+		Name:       PauseImage,
 		Files:      map[string]string{"/pause": c.cfg.Programs.Program("pause")},
 		Entrypoint: []string{"/pause"},
 	})

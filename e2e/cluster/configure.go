@@ -30,8 +30,10 @@ const (
 	cniConfig        = "/etc/cni/net.d/10-pods.conflist"
 
 	containerdSocket = "/run/containerd/containerd.sock"
-	pauseImage       = "localhost/pause:1"
 )
+
+// PauseImage is the image of a program that does nothing, which each node has.
+const PauseImage = "localhost/pause:1"
 
 // configure writes all files that the components read, and the administrator's kubeconfig.
 func (c *Cluster) configure() error {
@@ -95,7 +97,7 @@ func (c *Cluster) addIdentities(files map[string][]byte, ca *authority) error {
 		if err != nil {
 			return fmt.Errorf("certificate of %s: %w", component, err)
 		}
-		if files[kubeconfigOf(component)], err = clientcmd.Write(kubeconfig(apiserver, ca, id)); err != nil {
+		if files[kubeconfigOf(component)], err = clientcmd.Write(kubeconfig(APIServer, ca, id)); err != nil {
 			return fmt.Errorf("kubeconfig of %s: %w", component, err)
 		}
 	}
@@ -283,7 +285,7 @@ SystemdCgroup = false
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = [%q]
 conf_dir = %q
-`, containerdSocket, c.snapshotter(), pauseImage, c.cfg.Programs.CNI, filepath.Dir(cniConfig))
+`, containerdSocket, c.snapshotter(), PauseImage, c.cfg.Programs.CNI, filepath.Dir(cniConfig))
 }
 
 // snapshotter is the usual one, unless the state lies on an overlay itself, as in a container.

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// An agent is a DRA driver as the benchmark runs it: a program on the node that is reached at its socket, as the
+// kubelet reaches it.
+type agent struct {
+	name    string // in tables
+	driver  string
+	program string
+	args    []string
+	device  func(number int) string // names its devices
+	devices int                     // that it is to publish
+	slow    bool                    // its claims wait for its own limit of requests
+}
+
+// chandlerAgent is the agent of this project, as its DaemonSet runs it, on the simulated host with n devices.
+func (b *bench) chandlerAgent(name string, n int, args ...string) *agent {
+	return &agent{
+		name: name, driver: chandler.Driver, program: b.project.Agent, devices: n,
+		args: append([]string{
+			"run", "--kubeconfig=" + nodeKubeconfig, "--node-name=" + b.cluster.NodeName(),
+			"--host-root=" + chandler.HostDir, "--runtime-root=" + chandler.HostDir, "--healthz-bind-address=:8081",
+		}, args...),
+		device: func(number int) string { return newGPU(number).device() },
+	}
+}
+
+// exampleAgent is dra-example-driver, as its chart runs it, with n devices that it makes up.
+func (b *bench) exampleAgent(name string, n int, args ...string) *agent {
+	return &agent{
+		name: name, driver: "gpu.example.com", program: b.example, devices: n,
+		args: append([]string{
+			"--kubeconfig=" + nodeKubeconfig, "--node-name=" + b.cluster.NodeName(), "--cdi-root=" + chandler.CDIDir,
+			"--num-devices=" + strconv.Itoa(n), "--healthcheck-port=51515", "--metrics-port=8080",
+		}, args...),
+		device: func(number int) string { return "gpu-" + strconv.Itoa(number) },
+	}
+}
+
+// Flags of agents. Both drivers have the same for the limits of their clients of the API server.
+var (
+	liftedLimit     = []string{"--kube-api-qps=10000", "--kube-api-burst=10000"}
+	withoutMetadata = "--device-metadata=false"
+)
+
+// A running agent is a process on the node.
+type running struct {
+	*agent
+	bench  *bench
+	cmd    *exec.Cmd
+	log    bytes.Buffer // read once the process has ended
+	ended  chan struct{}
+	conn   *grpc.ClientConn
+	client drapb.DRAPluginClient
+}
+
+// soon is how a socket that does not listen yet is tried again: by default gRPC would wait for a second.
+var soon = backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}
+
+// launch starts the agent and returns before it can do anything.
+func (b *bench) launch(ctx context.Context, a *agent) (*running, error) {
+	r := &running{agent: a, bench: b, ended: make(chan struct{})}
+	r.cmd = b.cluster.Command(context.WithoutCancel(ctx), a.program, a.args...)
+	r.cmd.Stdout, r.cmd.Stderr = &r.log, &r.log
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the benchmark, which then stops it
+	if err := r.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", a.name, err)
+	}
+	go func() {
+		_ = r.cmd.Wait() // how it ended is in its ProcessState
+		close(r.ended)
+	}()
+	var err error
+	r.conn, err = grpc.NewClient("unix://"+b.cluster.NodePath(a.stateDir())+"/dra.sock",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon}))
+	if err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	r.client = drapb.NewDRAPluginClient(r.conn)
+	return r, nil
+}
+
+// start starts the agent and returns when its devices are in the API server and it answers.
+func (b *bench) start(ctx context.Context, a *agent) (*running, error) {
+	r, err := b.launch(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	err = r.until(ctx, "devices in the API server", func(ctx context.Context) error {
+		published, err := b.published(ctx, a.driver)
+		if err == nil && published != a.devices {
+			err = fmt.Errorf("there are %d of %d", published, a.devices)
+		}
+		return err
+	})
+	if err == nil {
+		err = r.until(ctx, "an answer", func(ctx context.Context) error {
+			_, err := r.client.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{})
+			return err
+		})
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	return r, nil
+}
+
+// published is how many devices of a driver the API server has.
+func (b *bench) published(ctx context.Context, driver string) (int, error) {
+	slices, err := b.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + driver})
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, slice := range slices.Items {
+		n += len(slice.Spec.Devices)
+	}
+	return n, nil
+}
+
+// until asks again and again whether something is so, as long as the agent runs.
+func (r *running) until(ctx context.Context, what string, is func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		err := is(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-r.ended:
+			return fmt.Errorf("%s ended: %s\n%s", r.name, r.cmd.ProcessState, lastLines(r.log.Bytes()))
+		case <-ctx.Done():
+			return fmt.Errorf("%s: wait for %s: %w; last: %w", r.name, what, context.Cause(ctx), err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func lastLines(log []byte) []byte {
+	lines := bytes.Split(bytes.TrimSpace(log), []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-15):], []byte("\n"))
+}
+
+// stop ends the agent. What it holds it leaves to the next one.
+func (r *running) stop() error {
+	var err error
+	if r.conn != nil {
+		err = r.conn.Close()
+	}
+	_ = r.cmd.Process.Signal(syscall.SIGTERM) // refused only if it has ended
+	select {
+	case <-r.ended:
+	case <-time.After(patience):
+		_ = r.cmd.Process.Kill()
+		<-r.ended
+		return errors.Join(err, fmt.Errorf("%s did not end", r.name))
+	}
+	return err
+}
+
+// forget removes what the agent has on the node and in the API server, so that the next one begins anew.
+func (b *bench) forget(ctx context.Context, a *agent) error {
+	err := b.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + a.driver})
+	return errors.Join(err, os.RemoveAll(b.cluster.NodePath(a.stateDir())))
+}
+
+// stateDir is the agent's directory on the node.
+func (a *agent) stateDir() string { return "/var/lib/kubelet/plugins/" + a.driver }
+
+// A residence is what a process has in memory, in bytes.
+type residence struct {
+	all  int64
+	anon int64 // of it, what is its own and in no file
+}
+
+// memory returns what the agent's process has in memory.
+func (r *running) memory() (residence, error) {
+	pid, err := childOf(r.cmd.Process.Pid)
+	if err != nil {
+		return residence{}, err
+	}
+	status, err := os.ReadFile(filepath.Join("/proc", pid, "status"))
+	if err != nil {
+		return residence{}, err
+	}
+	var memory residence
+	for field, to := range map[string]*int64{"VmRSS": &memory.all, "RssAnon": &memory.anon} {
+		if *to, err = kilobytes(string(status), field); err != nil {
+			return residence{}, fmt.Errorf("process %s: %w", pid, err)
+		}
+	}
+	return memory, nil
+}
+
+// kilobytes returns what the status of a process states in kB, in bytes.
+func kilobytes(status, field string) (int64, error) {
+	_, rest, _ := strings.Cut(status, field+":")
+	value, _, found := strings.Cut(rest, " kB")
+	if !found {
+		return 0, fmt.Errorf("its status states no %s", field)
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+	return n << 10, err
+}
+
+// childOf returns the only child of a process: a command on the node is the child of what entered the node for it.
+func childOf(pid int) (string, error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return "", err
+	}
+	var children []string
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		children = append(children, strings.Fields(string(data))...)
+	}
+	if len(children) != 1 {
+		return "", fmt.Errorf("process %d has %d children", pid, len(children))
+	}
+	return children[0], nil
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+)
+
+// TestRecordedHost has the made-up server described by the families: each GPU is there, whole and well, by the name
+// that claims are made with, and its node is the one whose loss makes it sick.
+func TestRecordedHost(t *testing.T) {
+	const n = gpusPerDomain + 2
+	host, err := recordedHost(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "gpus.host")
+	if err := os.WriteFile(file, []byte(host), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	snapshot := discovery.Scan(discoverytest.Layout(t, file), families.All)
+	if len(snapshot.Devices) != n || len(snapshot.Problems) > 0 {
+		t.Fatalf("%d devices, problems %v", len(snapshot.Devices), snapshot.Problems)
+	}
+	for i := range n {
+		d, found := snapshot.Lookup(newGPU(i).device())
+		if !found || d.Health.Status != discovery.Healthy || d.PartOf != nil || len(d.Edits.DeviceNodes) != 3 || d.Edits.DeviceNodes[2].Path != newGPU(i).renderNode() {
+			t.Errorf("GPU %d: %+v", i, d)
+		}
+	}
+}
+
+func TestTimings(t *testing.T) {
+	var all timings
+	for i := range 200 {
+		all = append(all, time.Duration(200-i)*time.Millisecond)
+	}
+	if got := all.String(); got != "100 / 198" {
+		t.Errorf("200 timings: %s", got)
+	}
+	if got := timings(nil).String(); got != "" {
+		t.Errorf("no timings: %s", got)
+	}
+	for want, d := range map[string]time.Duration{"0.25": 250 * time.Microsecond, "9.99": 9990 * time.Microsecond, "12.3": 12340 * time.Microsecond, "123": 123456 * time.Microsecond} {
+		if got := milliseconds(d); got != want {
+			t.Errorf("%s: %s, want %s", d, got, want)
+		}
+	}
+}
+
+func TestRotated(t *testing.T) {
+	claims := []*drapb.Claim{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+	var got string
+	for _, claim := range rotated(claims, 4) {
+		got += claim.Name
+	}
+	if got != "bca" || claims[0].Name != "a" {
+		t.Errorf("rotated by 4: %s of %v", got, claims)
+	}
+}
+
+func TestKilobytes(t *testing.T) {
+	status := fmt.Sprintf("Name:\tx\nVmRSS:\t   %d kB\nRssAnon:\t 3 kB\n", 40)
+	if got, err := kilobytes(status, "VmRSS"); err != nil || got != 40<<10 {
+		t.Errorf("VmRSS: %d, %v", got, err)
+	}
+	if _, err := kilobytes(status, "RssFile"); err == nil {
+		t.Error("a field that is not there was found")
+	}
+}

@@ -1,0 +1,197 @@
+// Command bench measures Chandler on a real Kubernetes that it starts on this machine, beside dra-example-driver on the
+// same node, and writes what it measured as tables. It cleans up after itself.
+//
+// Both drivers run as programs on the node and are called at their sockets as the kubelet calls them, with claims that
+// are in the API server. What one machine measures is only to be compared with what else it measured in the same run.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+
+	"chandler.dev/e2e/build"
+	"chandler.dev/e2e/chandler"
+	"chandler.dev/e2e/cluster"
+	"chandler.dev/e2e/kubectl"
+)
+
+// patience is how long any one thing may take.
+const patience = 3 * time.Minute
+
+// exampleProgram is the driver that Chandler is compared with, built in a module of its own: what it requires is not
+// what the rest of e2e does.
+const (
+	exampleModule  = "exampledriver"
+	exampleProgram = "sigs.k8s.io/dra-example-driver/cmd/dra-example-kubeletplugin"
+)
+
+// nodeKubeconfig is where programs on the node find how to reach the API server.
+const nodeKubeconfig = "/etc/kubernetes/bench.kubeconfig"
+
+// A bench is a cluster to measure on.
+type bench struct {
+	project chandler.Project
+	example string // the example driver's program
+	cluster *cluster.Cluster
+	kube    *kubectl.Client
+	rounds  int
+	tables  io.Writer
+	begin   time.Time
+}
+
+// A section is something that is measured.
+type section struct {
+	name string
+	run  func(*bench, context.Context) error
+}
+
+// sections are in the order in which they are measured.
+var sections = []section{
+	{"memory", (*bench).measureMemory},
+	{"calls", (*bench).measureCalls},
+	{"held", (*bench).measureHeld},
+	{"slices", (*bench).measureSlices},
+	{"pods", (*bench).measurePods},
+}
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == getCommand {
+		exit(getOnNode(context.Background(), os.Args[2:]))
+	}
+	var names []string
+	for _, s := range sections {
+		names = append(names, s.name)
+	}
+	project := flag.String("project", "..", "the checkout of Chandler")
+	only := flag.String("only", strings.Join(names, ","), "what to measure")
+	rounds := flag.Int("rounds", 5, "how often each is measured, drivers taking turns")
+	flag.Parse()
+	wanted := strings.Split(*only, ",")
+	for _, name := range wanted {
+		if !slices.Contains(names, name) {
+			exit(fmt.Errorf("-only %s: there are %s", name, strings.Join(names, ", ")))
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, *project, wanted, *rounds)
+	stop()
+	exit(err)
+}
+
+func exit(err error) {
+	switch {
+	case errors.Is(err, context.Canceled):
+		fmt.Fprintln(os.Stderr, "\nInterrupted; everything that was started has been stopped.")
+		os.Exit(130)
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "\nbench: %v\n", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// run starts a cluster, measures and stops it.
+func run(ctx context.Context, dir string, wanted []string, rounds int) (err error) {
+	if os.Getuid() != 0 {
+		return errors.New("this needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
+	}
+	b := &bench{rounds: rounds, tables: os.Stdout, begin: time.Now()}
+	if err := b.build(ctx, dir); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.cluster.Stop()) }()
+	fmt.Fprintf(b.tables, "Of %s, %d CPUs, load average %s at the start, Kubernetes %s, %d rounds.\n",
+		time.Now().Format(time.DateOnly), runtime.NumCPU(), loadAverage(), build.Version, rounds)
+	for _, s := range sections {
+		if !slices.Contains(wanted, s.name) {
+			continue
+		}
+		b.say("measuring %s", s.name)
+		if err := s.run(b, ctx); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	fmt.Fprintf(b.tables, "\nAll of it took %s; load average %s at the end.\n", time.Since(b.begin).Round(time.Second), loadAverage())
+	return nil
+}
+
+// build builds all programs and starts the cluster.
+func (b *bench) build(ctx context.Context, dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	b.say("building Kubernetes, Chandler and the example driver (a first time takes about ten minutes, later ones seconds)")
+	module := filepath.Join(dir, "e2e")
+	builder := build.Builder{Module: module, Progress: os.Stderr}
+	programs, err := builder.Cluster(ctx)
+	if err != nil {
+		return err
+	}
+	if b.project, err = chandler.Build(ctx, builder, programs, dir); err != nil {
+		return err
+	}
+	if b.example, err = builder.Static(ctx, filepath.Join(module, exampleModule), exampleProgram); err != nil {
+		return err
+	}
+	if b.cluster, err = cluster.Start(ctx, cluster.Config{Programs: programs, Progress: os.Stderr}); err != nil {
+		return err
+	}
+	b.kube, err = kubectl.New(b.cluster.RESTConfig())
+	if err == nil {
+		err = b.writeKubeconfig()
+	}
+	if err != nil {
+		return errors.Join(err, b.cluster.Stop())
+	}
+	return nil
+}
+
+// writeKubeconfig gives programs on the node the way to the API server that the cluster's own components go.
+func (b *bench) writeKubeconfig() error {
+	const name = "bench"
+	rest := b.cluster.RESTConfig()
+	return clientcmd.WriteToFile(api.Config{
+		Clusters:       map[string]*api.Cluster{name: {Server: "https://" + cluster.APIServer, CertificateAuthorityData: rest.CAData}},
+		AuthInfos:      map[string]*api.AuthInfo{name: {ClientCertificateData: rest.CertData, ClientKeyData: rest.KeyData}},
+		Contexts:       map[string]*api.Context{name: {Cluster: name, AuthInfo: name}},
+		CurrentContext: name,
+	}, b.cluster.NodePath(nodeKubeconfig))
+}
+
+// say tells what is going on.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%6.1fs  "+format+"\n", append([]any{time.Since(b.begin).Seconds()}, args...)...)
+}
+
+// table writes a table under a heading.
+func (b *bench) table(heading string, columns []string, rows [][]string) {
+	fmt.Fprintf(b.tables, "\n%s\n\n| %s |\n|%s\n", heading, strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	for _, row := range rows {
+		fmt.Fprintf(b.tables, "| %s |\n", strings.Join(row, " | "))
+	}
+}
+
+// loadAverage is the machine's of the last minute: what else it does changes what is measured.
+func loadAverage() string {
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	first, _, _ := strings.Cut(string(data), " ")
+	return first
+}

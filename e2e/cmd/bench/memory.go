@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+)
+
+// comparedDevices is how many devices both drivers have where they are compared.
+const comparedDevices = 64
+
+// settled is how long an agent is left alone before its memory is read.
+const settled = 5 * time.Second
+
+// measureMemory measures what stays in memory once devices are published, and after 100 claims.
+func (b *bench) measureMemory(ctx context.Context) error {
+	if err := b.simulate(comparedDevices); err != nil {
+		return err
+	}
+	agents := []*agent{b.chandlerAgent("Chandler", comparedDevices), b.exampleAgent("example driver", comparedDevices, liftedLimit...)}
+	claims, err := b.claimsOf(ctx, agents, "memory", comparedDevices, 1)
+	if err != nil {
+		return err
+	}
+	published, used := make(map[*agent][]residence), make(map[*agent][]residence)
+	for range b.rounds {
+		for _, a := range agents {
+			before, after, err := b.memoryOf(ctx, a, claims[a])
+			if err != nil {
+				return err
+			}
+			published[a], used[a] = append(published[a], before), append(used[a], after)
+		}
+	}
+	var rows [][]string
+	for _, a := range agents {
+		rows = append(rows, []string{a.name, megabytes(published[a]), megabytes(used[a])})
+	}
+	b.table(fmt.Sprintf("Resident memory with %d devices, in MB, lowest to highest (of it without pages of files):", comparedDevices), []string{"", "published", "after 100 claims"}, rows)
+	return b.done(ctx, agents, claims)
+}
+
+// memoryOf starts an agent, and returns what it has in memory then and after 100 claims.
+func (b *bench) memoryOf(ctx context.Context, a *agent, claims []*drapb.Claim) (before, after residence, err error) {
+	r, err := b.start(ctx, a)
+	if err != nil {
+		return before, after, err
+	}
+	defer func() { err = errors.Join(err, r.stop(), b.forget(ctx, a)) }()
+	time.Sleep(settled)
+	if before, err = r.memory(); err != nil {
+		return before, after, err
+	}
+	var ignored measurement
+	for i := range 100 {
+		if err := ignored.once(ctx, &load{claims: 1, calls: 1}, r, claims[i%len(claims):]); err != nil {
+			return before, after, err
+		}
+	}
+	time.Sleep(settled)
+	after, err = r.memory()
+	return before, after, err
+}
+
+// megabytes writes the lowest and the highest of samples, and of what is in no file.
+func megabytes(samples []residence) string {
+	var all, anon []float64
+	for _, sample := range samples {
+		all, anon = append(all, float64(sample.all)/1e6), append(anon, float64(sample.anon)/1e6)
+	}
+	return fmt.Sprintf("%.1f to %.1f (%.1f to %.1f)", slices.Min(all), slices.Max(all), slices.Min(anon), slices.Max(anon))
+}
+
+// claimsOf makes a set of claims for each agent; agents of one driver have the same.
+func (b *bench) claimsOf(ctx context.Context, agents []*agent, set string, n, devices int) (map[*agent][]*drapb.Claim, error) {
+	claims := make(map[*agent][]*drapb.Claim)
+	of := make(map[string][]*drapb.Claim)
+	for _, a := range agents {
+		if of[a.driver] == nil {
+			made, err := b.newClaims(ctx, a, set, 0, n, devices)
+			if err != nil {
+				return nil, err
+			}
+			of[a.driver] = made
+		}
+		claims[a] = of[a.driver]
+	}
+	return claims, nil
+}
+
+// done deletes the claims of agents.
+func (b *bench) done(ctx context.Context, agents []*agent, claims map[*agent][]*drapb.Claim) error {
+	deleted := make(map[string]bool)
+	for _, a := range agents {
+		if deleted[a.driver] {
+			continue
+		}
+		deleted[a.driver] = true
+		if err := b.deleteClaims(ctx, claims[a]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
