@@ -81,10 +81,13 @@ func (c *scheduler) List() ([]*resourceapi.DeviceClass, error) { return nil, nil
 func (c *scheduler) allocate(uid types.UID, request resourceapi.ExactDeviceRequest) (*resourceapi.ResourceClaim, bool) {
 	c.t.Helper()
 	request.DeviceClassName, request.AllocationMode, request.Count = "any", resourceapi.DeviceAllocationModeExactCount, 1
-	claim := &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: string(uid), UID: uid},
-		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &request}}}},
-	}
+	return c.allocateClaim(uid, resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &request}}}})
+}
+
+// allocateClaim allocates a claim, and reports whether it could.
+func (c *scheduler) allocateClaim(uid types.UID, spec resourceapi.ResourceClaimSpec) (*resourceapi.ResourceClaim, bool) {
+	c.t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: string(uid), UID: uid}, Spec: spec}
 	allocator, err := structured.NewAllocator(c.t.Context(), c.features, c.state(), c, c.slices, c.cache)
 	if err != nil {
 		c.t.Fatal(err)
@@ -111,6 +114,9 @@ func (c *scheduler) state() structured.AllocatedState {
 	}
 	for _, claim := range c.claims {
 		for _, r := range claim.Status.Allocation.Devices.Results {
+			if isAdmin(&r) {
+				continue
+			}
 			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
 			if r.ShareID == nil {
 				state.AllocatedDevices.Insert(id)
@@ -136,7 +142,7 @@ func (c *scheduler) overlaps(view *view) string {
 			if !found {
 				return fmt.Sprintf("%s is no device", r.Device)
 			}
-			if d.Shareable {
+			if d.Shareable || isAdmin(&r) {
 				continue
 			}
 			amount := consumedBy(&r, &d)
@@ -166,6 +172,10 @@ func (c *scheduler) overlaps(view *view) string {
 		}
 	}
 	return ""
+}
+
+func isAdmin(r *resourceapi.DeviceRequestAllocationResult) bool {
+	return r.AdminAccess != nil && *r.AdminAccess
 }
 
 // consumedBy returns what a claim consumes of a shared device, nil if it has it
@@ -202,10 +212,12 @@ func exceeds[K comparable](totals, limits map[K]resource.Quantity) bool {
 	return false
 }
 
-// Whatever the host and whatever the API server drops: the scheduler never
-// gives the same hardware to two claims, and the driver takes whatever it gives.
+// Whatever the host, the claims and what the API server drops: the scheduler
+// never gives the same hardware to two claims, nor any that nobody is to have,
+// and the driver takes whatever it gives.
 func TestSchedulerAndDriverAgree(t *testing.T) {
-	sizes := []int{1, 7, 63, 65, 200}
+	recorded := recordedHosts(t)
+	sizes := []int{1, 7, 20, 65, 200}
 	if !testing.Short() {
 		sizes = append(sizes, 1024)
 	}
@@ -214,7 +226,7 @@ func TestSchedulerAndDriverAgree(t *testing.T) {
 			t.Run(fmt.Sprintf("%d devices, %+v", size, without), func(t *testing.T) {
 				t.Parallel()
 				random := rand.New(rand.NewPCG(uint64(size), uint64(i)))
-				agree(t, random, discoverytest.RandomHost(random, size), without, min(3*size, 60))
+				agree(t, random, discoverytest.RandomHost(random, size, recorded...), without, min(3*size, 60))
 			})
 		}
 	}
@@ -224,36 +236,26 @@ func agree(t *testing.T, random *rand.Rand, snapshot *discovery.Snapshot, withou
 	b := newBench(t).restart().offers(snapshot.Devices...)
 	v := b.view.Load()
 	s := schedulerOf(t, v.snapshot, without)
+	c := &claimer{Rand: random, devices: v.snapshot.Devices, without: without}
+	for _, slice := range s.slices {
+		c.published += len(slice.Spec.Devices)
+	}
 	for step := range steps {
-		uid := types.UID(fmt.Sprint("claim-", step))
-		var request resourceapi.ExactDeviceRequest
-		switch random.IntN(4) {
-		case 0: // any device
-		case 1: // some memory
-			request.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
-				"memory": *resource.NewQuantity(1+random.Int64N(8*gib), resource.BinarySI),
-			}}
-			if without.Sharing {
-				request.Capacity = nil
+		if old := s.claims[c.someClaim(s.claims)]; old != nil && c.oneIn(4) {
+			if err := b.tryUnprepare(old); err != nil {
+				t.Fatal(err)
 			}
-		case 2: // one particular device
-			d := v.snapshot.Devices[random.IntN(len(v.snapshot.Devices))]
-			request.Selectors = bySerial(d.Name)
-		case 3: // somebody ends
-			for old, claim := range s.claims {
-				if err := b.tryUnprepare(claim); err != nil {
-					t.Fatal(err)
-				}
-				delete(s.claims, old)
-				break
-			}
+			delete(s.claims, old.UID)
 		}
-		claim, allocated := s.allocate(uid, request)
+		claim, allocated := s.allocateClaim(types.UID(fmt.Sprint("claim-", step)), c.spec())
 		if !allocated {
 			continue
 		}
 		if overlap := s.overlaps(v); overlap != "" {
 			t.Fatalf("after %d claims: %s", len(s.claims), overlap)
+		}
+		if device := forbidden(claim, v); device != "" {
+			t.Fatalf("after %d claims: %s", len(s.claims), device)
 		}
 		if _, err := b.try(claim); err != nil {
 			t.Fatalf("the driver refuses what the scheduler gave: %v", err)
@@ -261,30 +263,35 @@ func agree(t *testing.T, random *rand.Rand, snapshot *discovery.Snapshot, withou
 	}
 }
 
-// Every device that nobody is to be kept from can be had, and without counters
-// something of every piece of silicon.
+// Every device that nobody is to be kept from can be had, and every unhealthy one
+// by who tolerates that; without counters something of every piece of silicon.
 func TestNoDeviceIsUnreachable(t *testing.T) {
+	recorded := recordedHosts(t)
 	for i, without := range gates() {
 		t.Run(fmt.Sprintf("%+v", without), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(7, uint64(i)))
-			snapshot := newBench(t).restart().offers(discoverytest.RandomHost(random, 70).Devices...).view.Load().snapshot
+			snapshot := newBench(t).restart().offers(discoverytest.RandomHost(random, 70, recorded...).Devices...).view.Load().snapshot
 			s := schedulerOf(t, snapshot, without)
 			reached := make(map[string]bool)
-			healthy := make(map[string]bool)
+			wanted := make(map[string]bool)
 			for _, d := range snapshot.Devices {
-				if !d.Health.Usable() || d.Withheld != "" {
+				request := resourceapi.ExactDeviceRequest{Selectors: bySerial(d.Name)}
+				switch {
+				case d.Withheld != "" || !d.Health.Usable() && without.Taints:
 					continue
+				case !d.Health.Usable():
+					request.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
 				}
-				healthy[d.Silicon()] = true
-				if _, found := s.allocate("claim", resourceapi.ExactDeviceRequest{Selectors: bySerial(d.Name)}); found {
+				wanted[d.Silicon()] = true
+				if _, found := s.allocate("claim", request); found {
 					reached[d.Silicon()] = true
 					delete(s.claims, "claim")
 				} else if !without.Counters {
 					t.Errorf("%s cannot be had", d.Name)
 				}
 			}
-			for silicon := range healthy {
+			for silicon := range wanted {
 				if !reached[silicon] {
 					t.Errorf("nothing of %s can be had", silicon)
 				}

@@ -1,6 +1,7 @@
 package discoverytest
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -24,8 +25,8 @@ const partsPerWhole = 7
 // numbers say of each: plain, such as all may have, shared by number or by
 // memory, or silicon with its parts; healthy or not, withheld or not; with names
 // and attributes up to the limits of the API. Of recorded hosts it takes some
-// silicon under other names. Each device has its name as serial number and, but
-// for what recorded hosts have, a device node of its own.
+// silicon under other names. Each device has its name as serial number, and device
+// nodes that no other has on the host.
 //
 // What it returns keeps the rules of [discovery.Scan] and [discovery.Settler].
 func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *discovery.Snapshot {
@@ -225,6 +226,16 @@ func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 			}
 		}
 		d.Attributes = attributes
+		if key := d.Health.Key(); key != "" {
+			d.Health.Effect = discovery.Severity{}.Effect(key)
+		}
+		nodes := make([]*specs.DeviceNode, len(d.Edits.DeviceNodes))
+		for i, node := range d.Edits.DeviceNodes {
+			own := *node
+			own.HostPath = "/dev/" + d.Name + cmp.Or(node.HostPath, node.Path)
+			nodes[i] = &own
+		}
+		d.Edits.DeviceNodes = nodes
 		h.add(d)
 	}
 }
