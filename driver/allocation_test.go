@@ -6,9 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -185,6 +188,55 @@ func TestClaimAllocatedAnew(t *testing.T) {
 				b.restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
 			}
 			mustUnprepare(t, b, test.anew)
+		})
+	}
+}
+
+// What has taken the place of the device between allocation and Prepare is not
+// what the scheduler chose, whether it was seen to be away or not.
+func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
+	other := gpu("a", 1)
+	other.Identity = "uuid-of-another"
+	unread := gpu("a", 1)
+	unread.Identity = ""
+	for name, test := range map[string]struct {
+		seen    [][]discovery.Device // after the claim was allocated
+		refused bool
+	}{
+		"it is the same":    {[][]discovery.Device{{gpu("a", 1)}}, false},
+		"it was away":       {[][]discovery.Device{{}, {gpu("a", 1)}}, false},
+		"it was unreadable": {[][]discovery.Device{{unread}, {gpu("a", 1)}}, false},
+		"it is unreadable":  {[][]discovery.Device{{unread}}, false},
+		"it is another":     {[][]discovery.Device{{other}}, true},
+		"it was swapped":    {[][]discovery.Device{{}, {gpu("b", 2)}, {other}}, true},
+		"it was read late":  {[][]discovery.Device{{unread}, {other}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t).restart().offers(gpu("a", 1))
+				allocated := func(name string) *resourceapi.ResourceClaim {
+					c := claim(name, "a")
+					c.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(time.Now().Truncate(time.Second)))
+					return c
+				}
+				c, unknown := allocated("c"), claim("unknown", "a")
+				time.Sleep(time.Second)
+				for _, devices := range test.seen {
+					b.offers(devices...)
+				}
+				time.Sleep(500 * time.Millisecond)
+				later := allocated("later") // in the same second
+				if test.refused {
+					mustRefuse(t, b, c, "device a was swapped", "when the claim was allocated")
+				} else {
+					mustPrepare(t, b, c)
+					mustUnprepare(t, b, c)
+				}
+				for _, c := range []*resourceapi.ResourceClaim{later, unknown} {
+					mustPrepare(t, b, c)
+					mustUnprepare(t, b, c)
+				}
+			})
 		})
 	}
 }

@@ -173,7 +173,12 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	}
 	d.setEdits(wanted.Results, devices, parameters, claimName(claim))
 	for i := range wanted.Results {
-		before, _ := p.earlier.find(&wanted.Results[i])
+		before, found := p.earlier.find(&wanted.Results[i])
+		if !found {
+			if err := view.sameSince(claim.Status.Allocation.AllocationTimestamp, &wanted.Results[i]); err != nil {
+				return nil, err
+			}
+		}
 		if err := wanted.Results[i].verify(d.config.HostFS, before); err != nil {
 			return nil, err
 		}

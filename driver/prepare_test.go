@@ -207,21 +207,23 @@ func TestHeldByClaims(t *testing.T) {
 		wanted  *resourceapi.ResourceClaim
 		refused bool
 	}{
-		"free":                       {[]*resourceapi.ResourceClaim{claim("h", "g1-a")}, claim("w", "a"), false},
-		"same device":                {[]*resourceapi.ResourceClaim{claim("h", "a")}, claim("w", "a"), true},
-		"one of two":                 {[]*resourceapi.ResourceClaim{claim("h", "a")}, claim("w", "g1-a", "a"), true},
-		"shared":                     {[]*resourceapi.ResourceClaim{claim("h", "kvm")}, claim("w", "kvm"), false},
-		"for administration":         {[]*resourceapi.ResourceClaim{claim("h", "a")}, admin(claim("w", "a")), false},
-		"by administration":          {[]*resourceapi.ResourceClaim{admin(claim("h", "a"))}, claim("w", "a"), false},
-		"whole while a part is held": {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-a"), true},
-		"part while the whole is":    {[]*resourceapi.ResourceClaim{claim("h", "g1-a")}, claim("w", "g1-b"), true},
-		"part while another is":      {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-c"), false},
-		"third part of two":          {[]*resourceapi.ResourceClaim{claim("h", "g1-b"), claim("h2", "g1-c")}, claim("w", "g1-d"), true},
-		"two parts of one claim":     {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-c", "g1-d"), true},
-		"administration of a third":  {[]*resourceapi.ResourceClaim{claim("h", "g1-b"), claim("h2", "g1-c")}, admin(claim("w", "g1-d")), false},
-		"uncounted whole":            {[]*resourceapi.ResourceClaim{claim("h", "g2-vf")}, claim("w", "g2"), true},
-		"part of uncounted whole":    {[]*resourceapi.ResourceClaim{claim("h", "g2")}, claim("w", "g2-vf"), true},
-		"uncounted parts":            {[]*resourceapi.ResourceClaim{claim("h", "g2-vf")}, claim("w", "g2-vf2"), false},
+		"free":                            {[]*resourceapi.ResourceClaim{claim("h", "g1-a")}, claim("w", "a"), false},
+		"same device":                     {[]*resourceapi.ResourceClaim{claim("h", "a")}, claim("w", "a"), true},
+		"one of two":                      {[]*resourceapi.ResourceClaim{claim("h", "a")}, claim("w", "g1-a", "a"), true},
+		"shared":                          {[]*resourceapi.ResourceClaim{claim("h", "kvm")}, claim("w", "kvm"), false},
+		"for administration":              {[]*resourceapi.ResourceClaim{claim("h", "a")}, admin(claim("w", "a")), false},
+		"by administration":               {[]*resourceapi.ResourceClaim{admin(claim("h", "a"))}, claim("w", "a"), false},
+		"whole while a part is held":      {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-a"), true},
+		"part while the whole is":         {[]*resourceapi.ResourceClaim{claim("h", "g1-a")}, claim("w", "g1-b"), true},
+		"part while another is":           {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-c"), false},
+		"third part of two":               {[]*resourceapi.ResourceClaim{claim("h", "g1-b"), claim("h2", "g1-c")}, claim("w", "g1-d"), true},
+		"two parts of one claim":          {[]*resourceapi.ResourceClaim{claim("h", "g1-b")}, claim("w", "g1-c", "g1-d"), true},
+		"administration of a third":       {[]*resourceapi.ResourceClaim{claim("h", "g1-b"), claim("h2", "g1-c")}, admin(claim("w", "g1-d")), false},
+		"beside administration of a part": {[]*resourceapi.ResourceClaim{admin(claim("h", "g1-a"))}, claim("w", "g1-b"), false},
+		"with administration of a part":   {nil, admin(claim("w", "g1-a", "g1-b")), false},
+		"uncounted whole":                 {[]*resourceapi.ResourceClaim{claim("h", "g2-vf")}, claim("w", "g2"), true},
+		"part of uncounted whole":         {[]*resourceapi.ResourceClaim{claim("h", "g2")}, claim("w", "g2-vf"), true},
+		"uncounted parts":                 {[]*resourceapi.ResourceClaim{claim("h", "g2-vf")}, claim("w", "g2-vf2"), false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

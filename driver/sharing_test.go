@@ -92,6 +92,11 @@ func TestSharedPart(t *testing.T) {
 	mustPrepare(t, b, taking(claim("one", "x"), discovery.Shares, "1"))
 	mustPrepare(t, b, taking(claim("two", "x"), discovery.Shares, "1"))
 	mustRefuse(t, b, taking(claim("three", "y"), discovery.Shares, "1"), "more of counter")
+
+	b = newBench(t).restart().offers(shared("x", n/2), shared("y", n-n/2))
+	mustPrepare(t, b, taking(claim("one", "x"), discovery.Shares, "1"))
+	mustPrepare(t, b, taking(claim("two", "x"), discovery.Shares, "1"))
+	mustPrepare(t, b, taking(claim("three", "y"), discovery.Shares, "1"))
 }
 
 func TestNumberedShares(t *testing.T) {

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -41,6 +43,17 @@ func (r *result) sameSilicon(earlier *result) error {
 		return fmt.Errorf("device %s has changed drivers: %q is bound to it now and %q was when the claim was prepared", r.Device, r.Driver, earlier.Driver)
 	}
 	return nil
+}
+
+// sameSince reports whether another device has taken the place of the one that
+// was allocated. The API server keeps the time of that in whole seconds, and
+// only since Kubernetes 1.36.
+func (v *view) sameSince(allocated *metav1.Time, r *result) error {
+	seen := v.identities[r.Source]
+	if allocated == nil || seen.before == "" || !seen.since.Truncate(time.Second).After(allocated.Time) {
+		return nil
+	}
+	return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was allocated", r.Device, seen.now, seen.before)
 }
 
 // sameNodes reports whether the host's nodes are those of an earlier record.

@@ -4,14 +4,22 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"chandler.dev/discovery"
 )
 
 // view is a snapshot and what is made of it. It is never modified.
 type view struct {
-	snapshot *discovery.Snapshot // nil before the first
-	next     chan struct{}       // closed when another view has replaced this one
+	snapshot   *discovery.Snapshot // nil before the first
+	identities map[string]identity // by device name, of those that have or had one
+	next       chan struct{}       // closed when another view has replaced this one
+}
+
+// identity is the one that a device was last seen with, and which it had before.
+type identity struct {
+	now, before string    // before is "" if there was no other
+	since       time.Time // when it was first seen with this one, if there was another
 }
 
 // Publish makes the snapshot what the driver offers: all of its devices but
@@ -21,8 +29,33 @@ func (d *Driver) Publish(snapshot *discovery.Snapshot) {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
 	before := d.view.Load()
-	d.view.Store(&view{snapshot: snapshot, next: make(chan struct{})})
+	d.view.Store(&view{snapshot: snapshot, identities: identitiesIn(snapshot, before.identities, time.Now()), next: make(chan struct{})})
 	close(before.next)
+}
+
+// identitiesIn adds the identities of a snapshot to those that are known. A
+// device keeps its own while it is gone or has none that can be read.
+func identitiesIn(snapshot *discovery.Snapshot, known map[string]identity, now time.Time) map[string]identity {
+	changed := make(map[string]identity)
+	for _, device := range snapshot.Devices {
+		last, seen := known[device.Name]
+		switch {
+		case device.Identity == "" || device.Identity == last.now:
+		case seen:
+			changed[device.Name] = identity{now: device.Identity, before: last.now, since: now}
+		default:
+			changed[device.Name] = identity{now: device.Identity}
+		}
+	}
+	if len(changed) == 0 {
+		return known
+	}
+	for name, last := range known {
+		if _, found := changed[name]; !found {
+			changed[name] = last
+		}
+	}
+	return changed
 }
 
 // lookup finds a device of the snapshot.
