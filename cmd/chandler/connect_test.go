@@ -1,0 +1,37 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/spf13/cobra"
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+// Each claim of a burst is read before it is prepared. With client-go's own
+// limit the eleventh and all after it would wait, 200 ms each.
+func TestBurstOfClaimsDoesNotWaitForTheClient(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	config := `{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+		"contexts": [{"name": "c", "context": {"cluster": "c"}}],
+		"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}]}`
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &parts{options: runOptions{logging: logsapi.NewLoggingConfiguration()}}
+	p.options.addFlags(&cobra.Command{})
+	p.options.kubeconfig = file
+	if err := p.connect(); err != nil {
+		t.Fatal(err)
+	}
+	limiter := p.client.ResourceV1().RESTClient().GetRateLimiter()
+	for i := range 100 {
+		if !limiter.TryAccept() {
+			t.Fatalf("request %d has to wait", i+1)
+		}
+	}
+	if !p.statuses.ResourceV1().RESTClient().GetRateLimiter().TryAccept() {
+		t.Error("the status of claims waits for requests of others")
+	}
+}
