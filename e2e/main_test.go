@@ -24,9 +24,12 @@ const patience = 2 * time.Minute
 // eightGPUs is a server with eight GPUs, two under each PCIe root.
 const eightGPUs = "discovery/families/amdgpu/testdata/mi210x8.host"
 
-// olderVersions are those of resource.k8s.io that users may still write. They
-// are off by default.
-var olderVersions = map[string]bool{"resource.k8s.io/v1beta1": true, "resource.k8s.io/v1beta2": true}
+// moreVersions are those of resource.k8s.io that users may still write, and that
+// of pod groups. They are off by default.
+var moreVersions = map[string]bool{"resource.k8s.io/v1beta1": true, "resource.k8s.io/v1beta2": true, "scheduling.k8s.io/v1beta1": true}
+
+// podGroups are the gates for claims of pod groups, beta and off by default.
+var podGroups = map[string]bool{"GenericWorkload": true, "DRAWorkloadResourceClaims": true}
 
 // What all tests use. It is set before the first and only read by them.
 var (
@@ -62,7 +65,7 @@ func run(m *testing.M) (code int, err error) {
 	if project, err = chandler.Build(ctx, builder, programs, dir); err != nil {
 		return 0, err
 	}
-	if node, err = cluster.Start(ctx, cluster.Config{Programs: programs, Progress: os.Stderr, RuntimeConfig: olderVersions}); err != nil {
+	if node, err = cluster.Start(ctx, cluster.Config{Programs: programs, Progress: os.Stderr, RuntimeConfig: moreVersions, FeatureGates: podGroups}); err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, node.Stop()) }()

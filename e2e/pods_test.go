@@ -30,6 +30,11 @@ func succeed(t *testing.T, name string) facts {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return factsOf(logs)
+}
+
+// factsOf returns what there is in a probe's output.
+func factsOf(logs string) facts {
 	f := make(facts)
 	for line := range strings.Lines(logs) {
 		kind, fact, _ := strings.Cut(strings.TrimSpace(line), " ")
