@@ -360,6 +360,27 @@ func FuzzEvent(f *testing.F) {
 	})
 }
 
+// Whatever is in the file, it is read or left, and what was read is written as it
+// was.
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(`[{"pod":"u","device":"d","condition":"gone","since":"2026-01-02T03:04:05Z"}]`))
+	f.Add([]byte(`[{"pod":"u","device":"d"},{"pod":"u","device":"d","since":null}]`))
+	f.Add([]byte(`{`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file := filepath.Join(t.TempDir(), "events.json")
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		first, second := Teller{File: file}, Teller{File: file}
+		first.load(t.Context())
+		first.save(t.Context())
+		second.load(t.Context())
+		if diff := cmp.Diff(first.told, second.told, cmp.AllowUnexported(key{}, state{})); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 // Run tells when there is a change, at once, and ends with its context.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -1,0 +1,130 @@
+package families_test
+
+import (
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/sysfs"
+)
+
+// firstEntry is where the entries of a recorded host begin.
+var firstEntry = regexp.MustCompile(`(?m)^-- `)
+
+// healthyHosts returns a recorded host of each family, the first that is not
+// broken.
+func healthyHosts(t *testing.T) (hosts []string) {
+	t.Helper()
+	all, err := filepath.Glob("*/testdata/*.host")
+	if err != nil || len(all) == 0 {
+		t.Fatalf("no recorded hosts (%v)", err)
+	}
+	folder := ""
+	for _, file := range all {
+		if own := path.Dir(path.Dir(file)); own != folder && !strings.Contains(file, "broken") {
+			folder, hosts = own, append(hosts, file)
+		}
+	}
+	return hosts
+}
+
+// functionsOf returns the devices of a snapshot that are PCI functions or parts
+// of one.
+func functionsOf(s *discovery.Snapshot) []discovery.Device {
+	return slices.DeleteFunc(slices.Clone(s.Devices), func(d discovery.Device) bool { return !sysfs.IsPCIAddress(path.Base(d.Source)) })
+}
+
+// What is to be read of any PCI function is read of the devices of all families.
+func TestReadingsOfAnyFunction(t *testing.T) {
+	seen := make(map[string]bool)
+	for i, file := range healthyHosts(t) {
+		if testing.Short() && i%4 != 0 {
+			continue
+		}
+		before := functionsOf(discovery.Scan(discoverytest.Layout(t, file), families.All))
+		var entries strings.Builder
+		added := make(map[string]bool)
+		for _, d := range before {
+			if !added[d.Source] {
+				added[d.Source] = true
+				entries.WriteString("-- " + d.Source + "/aer_dev_fatal --\nDLP 3\nTOTAL_ERR_FATAL 3\n")
+				entries.WriteString("-- " + d.Source + "/hwmon/hwmon99/temp1_crit --\n95000\n-- " + d.Source + "/hwmon/hwmon99/temp1_input --\n96000\n")
+			}
+		}
+		host := rewritten(t, file, func(text string) string {
+			at := firstEntry.FindStringIndex(text)[0]
+			return text[:at] + entries.String() + text[at:]
+		})
+		after := discovery.Scan(host, families.All)
+		for _, d := range before {
+			got, _ := after.Lookup(d.Name)
+			for _, condition := range []discovery.Condition{discovery.ConditionFatalErrors, discovery.ConditionOverTemperature} {
+				if !slices.ContainsFunc(got.Readings, func(h discovery.Health) bool { return h.Condition == condition }) {
+					t.Errorf("%s: %s of family %s has no reading %s: %+v", file, d.Name, d.Family, condition, got.Readings)
+				}
+			}
+			seen[d.Family] = true
+		}
+	}
+	if !testing.Short() && len(seen) < 15 {
+		t.Errorf("only families %v have such PCI functions", seen)
+	}
+}
+
+// A device of whatever family whose driver is unbound while the agent looks is
+// said to have none.
+func TestDriverUnbound(t *testing.T) {
+	seen := make(map[string]bool)
+	for i, file := range healthyHosts(t) {
+		if testing.Short() && i%4 != 0 {
+			continue
+		}
+		last := discovery.Scan(discoverytest.Layout(t, file), families.All)
+		functions := functionsOf(last)
+		host := rewritten(t, file, func(text string) string { return unboundText(text, functions) })
+		now := discovery.Merge(host, last, discovery.Scan(host, families.All))
+		for _, d := range functions {
+			if d.OptIn || len(d.Includes) > 0 {
+				continue // it is of several functions
+			}
+			got, found := now.Lookup(d.Name)
+			if !found {
+				got, found = now.Lookup(d.Silicon())
+			}
+			if !found || got.Health.Key() != discovery.ConditionDriverUnbound {
+				t.Errorf("%s: %s of family %s: found %t, %+v", file, d.Name, d.Family, found, got.Health)
+			}
+			seen[d.Family] = true
+		}
+	}
+	if !testing.Short() && len(seen) < 15 {
+		t.Errorf("only families %v have such PCI functions", seen)
+	}
+}
+
+// unboundText returns a recorded host's text without the drivers of functions and
+// what these made of them: their directories, and links to these.
+func unboundText(text string, functions []discovery.Device) string {
+	head, rest, _ := strings.Cut(text, "\n-- ")
+	var kept strings.Builder
+	kept.WriteString(head + "\n")
+	for _, one := range strings.Split(rest, "\n-- ") {
+		name, _, _ := strings.Cut(one, " ")
+		line, _, _ := strings.Cut(one, "\n")
+		made := slices.ContainsFunc(functions, func(d discovery.Device) bool {
+			below, under := strings.CutPrefix(name, d.Source+"/")
+			return under && (below == "driver" || strings.Contains(below, "/")) ||
+				!under && strings.Contains(line, path.Base(d.Source)+"/")
+		})
+		if !made {
+			kept.WriteString("-- " + one + "\n")
+		}
+	}
+	return kept.String()
+}
