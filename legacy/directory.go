@@ -97,15 +97,7 @@ func (dir directory) probe(ctx context.Context) error {
 // the kubelet refuses to connect to one that it knows
 // (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected).
 func (dir directory) listen(resource string) (*net.UnixListener, error) {
-	unique := "-" + strconv.FormatInt(time.Now().UnixNano(), 36) + socketSuffix
-	room := max(0, maxSocketPath-len(dir.path(socketPrefix))-len(unique))
-	name := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' {
-			return r
-		}
-		return '-'
-	}, resource)
-	path := dir.path(socketPrefix + name[:min(room, len(name))] + unique)
+	path := dir.prefix(resource) + uniqueName() + socketSuffix
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		if explained := dir.explain(err); explained != nil {
@@ -114,6 +106,37 @@ func (dir directory) listen(resource string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	return listener, nil
+}
+
+// uniqueName returns a name that has not been before, and comes after all that
+// have.
+func uniqueName() string { return strconv.FormatInt(time.Now().UnixNano(), 36) }
+
+// prefix returns what the paths of all sockets for a resource begin with, before
+// their unique names.
+func (dir directory) prefix(resource string) string {
+	room := max(0, maxSocketPath-len(dir.path(socketPrefix))-len("-"+uniqueName()+socketSuffix))
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' {
+			return r
+		}
+		return '-'
+	}, resource)
+	return dir.path(socketPrefix+name[:min(room, len(name))]) + "-"
+}
+
+// newest returns the socket for a resource that was made last, "" if there is
+// none.
+func (dir directory) newest(resource string) string {
+	prefix, last := dir.prefix(resource), ""
+	paths, _ := filepath.Glob(dir.path(socketPrefix + "*" + socketSuffix)) // the pattern is one
+	for _, path := range paths {
+		unique, is := strings.CutPrefix(path, prefix)
+		if is && !strings.Contains(unique, "-") { // else it is of a resource whose name begins like this one's
+			last = max(last, path)
+		}
+	}
+	return last
 }
 
 // sweep removes the sockets that an instance of ours has left behind: those of

@@ -225,7 +225,8 @@ func TestLeave(t *testing.T) {
 	s.streams[own] = 3
 	check("first of two", later(12), later(12), 2)
 	check("both", later(30), later(30), 3)
-	s.begin()()
+	end, _ := s.begin()
+	end()
 	check("Allocate has just ended", time.Now(), time.Now(), 0)
 }
 

@@ -66,6 +66,10 @@ type Config struct {
 	// served or written before. Nil means at once.
 	Active <-chan struct{}
 
+	// Succeeded reports whether another instance waits to take over. Run then
+	// leaves its sockets to Linger. Nil means that none does.
+	Succeeded func() bool
+
 	// Pending reports whether a pod of this node that has not ended asks for a
 	// resource in an init container. Those are left out by PodResources, so
 	// that a grant which is never confirmed may be one's; only who can ask the
@@ -95,6 +99,7 @@ type Plugin struct {
 	snapshot atomic.Pointer[discovery.Snapshot] // nil until there is one to offer
 	servers  atomic.Pointer[map[string]*server] // by resource; the map is never modified
 	ready    chan struct{}                      // closed when the holdings are known
+	leaving  leaving                            // what Run leaves to Linger
 	changed  chan struct{}                      // what the lists are computed from may have changed
 	ask      chan struct{}                      // PodResources may have something new to say
 }
@@ -109,6 +114,9 @@ func New(config Config) *Plugin {
 	}
 	if config.Retry == 0 {
 		config.Retry = time.Minute
+	}
+	if config.Succeeded == nil {
+		config.Succeeded = func() bool { return false }
 	}
 	if config.Grace == 0 {
 		config.Grace = 10 * time.Second
@@ -174,8 +182,8 @@ func (p *Plugin) Registered() map[string]string {
 }
 
 // Run serves what is published until the context ends, and then leaves no
-// socket. The kubelet keeps what pods hold, for the next instance to take
-// over. A kubelet that is not there is waited for. Where directories cannot be
+// socket but to Linger. The kubelet keeps what pods hold, for the next instance
+// to take over. A kubelet that is not there is waited for. Where directories cannot be
 // written to nothing is served, which is logged and tried again; what containers
 // hold is followed all the same, so that Holder stays right.
 func (p *Plugin) Run(ctx context.Context) {
@@ -360,7 +368,13 @@ func (o *offering) start(ctx context.Context, servers map[string]*server) {
 		o.group.Go(func() error {
 			defer close(ended)
 			defer cancel()
-			return one.run(own, o.plugin.directory)
+			last, err := one.run(own, o.plugin.directory)
+			if ctx.Err() != nil && last != nil && o.plugin.config.Succeeded() {
+				o.plugin.leave(last)
+			} else {
+				last.close()
+			}
+			return err
 		})
 	}
 }

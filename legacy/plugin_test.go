@@ -127,7 +127,11 @@ func lookOnly(t *testing.T, p *Plugin) {
 	s.publish((*list)(nil).next(situation{units: units[gpuResource]}))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- s.run(ctx, p.directory) }()
+	go func() {
+		last, err := s.run(ctx, p.directory)
+		last.close()
+		ended <- err
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -38,15 +38,15 @@ type registration struct {
 }
 
 // run keeps the server registered with whatever kubelet there is until the
-// context ends, and then leaves no socket. It says nothing to the kubelet at
-// the end: the next instance takes over what pods hold.
-func (s *server) run(ctx context.Context, dir directory) error {
+// context ends, and returns the endpoint that it has then, which the caller must
+// close. It says nothing to the kubelet at the end: the next instance takes over
+// what pods hold.
+func (s *server) run(ctx context.Context, dir directory) (*endpoint, error) {
 	logger := klog.FromContext(ctx)
 	if err := dir.check(); errors.Is(err, errUnwritable) {
-		return err
+		return nil, err
 	}
 	var current registration
-	defer func() { current.endpoint.close() }()
 	defer s.socket.Store(nil)
 	again := retry{delay: firstRetry}
 	lastError := ""
@@ -57,7 +57,7 @@ func (s *server) run(ctx context.Context, dir directory) error {
 				following, err := s.register(ctx, dir)
 				switch {
 				case errors.Is(err, errUnwritable):
-					return err
+					return current.endpoint, err
 				case err != nil:
 					if ctx.Err() == nil && err.Error() != lastError {
 						lastError = err.Error()
@@ -74,7 +74,7 @@ func (s *server) run(ctx context.Context, dir directory) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return current.endpoint, nil
 		case <-s.wake:
 		case <-time.After(wait):
 		}

@@ -32,6 +32,7 @@ type server struct {
 	marks    map[int]time.Time // when the versions that are not settled were published
 	settled  int               // the newest version that the kubelet has known for the grace
 	inFlight int               // calls of Allocate
+	idle     chan struct{}     // closed when a server that leaves has none in flight; nil until it leaves
 	lastCall time.Time         // when the last of them ended
 }
 
@@ -116,17 +117,24 @@ func (s *server) sent(version int) bool {
 	return true
 }
 
-// begin counts a call of Allocate, and the function that it returns its end.
-func (s *server) begin() (end func()) {
+// begin counts a call of Allocate, and the function that it returns its end. A
+// server that leaves takes none.
+func (s *server) begin() (end func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.idle != nil {
+		return nil, false
+	}
 	s.inFlight++
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.inFlight--
 		s.lastCall = time.Now()
-	}
+		if s.idle != nil && s.inFlight == 0 {
+			close(s.idle)
+		}
+	}, true
 }
 
 // poke says that there may be a reason to register anew.
@@ -143,6 +151,7 @@ type endpoint struct {
 	pluginapi.UnimplementedDevicePluginServer
 	*server
 
+	dir     directory
 	path    string
 	grpc    *grpc.Server
 	served  chan struct{}             // closed when serving has ended
@@ -158,6 +167,7 @@ func (s *server) open(ctx context.Context, dir directory) (*endpoint, error) {
 	}
 	e := &endpoint{
 		server:  s,
+		dir:     dir,
 		path:    listener.Addr().String(),
 		grpc:    grpc.NewServer(grpc.UnaryInterceptor(answer(klog.FromContext(ctx)))),
 		served:  make(chan struct{}),
@@ -255,7 +265,11 @@ func (s *server) exit(own *stream) {
 
 // Allocate answers for each container what it needs for its IDs.
 func (e *endpoint) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	defer e.begin()()
+	end, ok := e.begin()
+	if !ok {
+		return e.forward(ctx, r)
+	}
+	defer end()
 	requests := make([][]string, len(r.ContainerRequests))
 	for i, container := range r.ContainerRequests {
 		requests[i] = container.DevicesIds

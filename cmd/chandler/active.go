@@ -21,6 +21,8 @@ func activate(ctx context.Context, stateDir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("become the active instance: %w", err)
 	}
+	var waiting *os.File
+	defer func() { waiting.Close() }() // nil is closed in vain
 	for {
 		// A blocking flock could not be interrupted by the context, so it is
 		// asked for again; a hand-over takes 50 ms longer than it need at most.
@@ -32,6 +34,13 @@ func activate(ctx context.Context, stateDir string) (*os.File, error) {
 			file.Close()
 			return nil, fmt.Errorf("become the active instance: lock %s: %w", name, err)
 		}
+		if waiting == nil {
+			// It is taken for a moment while somebody looks whether it is.
+			if waiting, err = lockWaiting(stateDir, unix.LOCK_SH); err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+				file.Close()
+				return nil, fmt.Errorf("wait to become the active instance: %w", err)
+			}
+		}
 		select {
 		case <-ctx.Done():
 			file.Close()
@@ -39,4 +48,26 @@ func activate(ctx context.Context, stateDir string) (*os.File, error) {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// lockWaiting locks what instances share that wait to become the active one.
+func lockWaiting(stateDir string, how int) (*os.File, error) {
+	file, err := os.OpenFile(filepath.Join(stateDir, "waiting.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB); err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+// awaited reports whether another instance waits for the active one to let go.
+func awaited(stateDir string) bool {
+	file, err := lockWaiting(stateDir, unix.LOCK_EX)
+	if err == nil {
+		file.Close()
+	}
+	return errors.Is(err, unix.EWOULDBLOCK)
 }

@@ -24,14 +24,19 @@ func TestActivate(t *testing.T) {
 		}
 		second <- err
 	}()
-	select {
-	case err := <-second:
-		t.Fatalf("the second did not wait for the first: %v", err)
-	case <-time.After(200 * time.Millisecond):
+	for !awaited(dir) {
+		select {
+		case err := <-second:
+			t.Fatalf("the second did not wait for the first: %v", err)
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
 	first.Close()
 	if err := <-second; err != nil {
 		t.Error(err)
+	}
+	if awaited(dir) {
+		t.Error("somebody is said to wait still")
 	}
 }
 

@@ -106,6 +106,10 @@ func collectOften() {
 	}
 }
 
+// lingerLimit is how long an agent that has ended waits at most for the next one
+// to offer what it did through the device-plugin API.
+const lingerLimit = 10 * time.Second
+
 // run builds the parts and runs them until the context ends or one of them
 // fails.
 func (o *runOptions) run(ctx context.Context) error {
@@ -145,6 +149,9 @@ func (o *runOptions) run(ctx context.Context) error {
 		file.Close()
 	default:
 	}
+	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
+	defer cancel()
+	p.classic.Linger(lingering)
 	klog.FromContext(ctx).Info("Chandler ends", "reason", context.Cause(ctx))
 	return err
 }
@@ -216,6 +223,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		HostFiles:    hostFiles,
 		Elsewhere:    draHolder{p},
 		Active:       p.active,
+		Succeeded:    func() bool { return awaited(p.stateDir) },
 		Pending:      initContainers{p.client, o.nodeName}.Pending,
 	})
 	p.driver, err = driver.New(driver.Config{
