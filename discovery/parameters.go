@@ -98,14 +98,15 @@ func Acceptors(families []*Family) Acceptor {
 func (f *Family) takes(d Device, parameters Parameters) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(parameters)) {
-		if f == nil || !f.lists(name) {
+		if f == nil || !f.Lists(name) {
 			errs = append(errs, fmt.Errorf("device %s of family %s takes no %s; name the request that %s is for", d.Name, d.Family, name, name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (f *Family) lists(name Parameter) bool {
+// Lists reports whether the family lists the parameter among those that it takes.
+func (f *Family) Lists(name Parameter) bool {
 	if variable := name.variable(); variable != "" {
 		return slices.Contains(f.Variables, variable)
 	}

@@ -77,8 +77,12 @@ func testSharedByClaims(t *testing.T) {
 	running(t, "share-4")
 
 	apply(t, example(t, "gpu-memory.yaml"))
-	if f := succeed(t, "gpu-memory"); len(f.nodes("/dev/dri/renderD")) != 1 {
+	f := succeed(t, "gpu-memory")
+	if len(f.nodes("/dev/dri/renderD")) != 1 {
 		t.Errorf("the example pod has the nodes %q", f["device"])
+	}
+	if memory := f.variable("CHANDLER_MEMORY"); memory != "4294967296" {
+		t.Errorf("CHANDLER_MEMORY = %q in the example pod", memory)
 	}
 }
 

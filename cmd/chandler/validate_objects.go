@@ -19,17 +19,14 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
 )
 
 // resourceGroup is the API group of Dynamic Resource Allocation.
 const resourceGroup = "resource.k8s.io"
 
-// ownKinds are the kinds of chandler.dev, and what checks each.
-var ownKinds = map[string]func([]byte) error{
-	v1alpha1.KindDriverConfig:    func(data []byte) error { _, _, err := parseConfig(data); return err },
-	v1alpha1.KindProvisionConfig: func(data []byte) error { _, err := parseProvisionConfig(data); return err },
-	v1alpha1.KindClaimParameters: func(data []byte) error { _, err := readParameters(data); return err },
-}
+// ownKinds are the kinds of chandler.dev.
+var ownKinds = []string{v1alpha1.KindClaimParameters, v1alpha1.KindDriverConfig, v1alpha1.KindProvisionConfig}
 
 // configOf is where objects of resource.k8s.io, in all of its versions, say
 // something to drivers.
@@ -104,12 +101,18 @@ func (v *validator) list(at place, list *unstructured.Unstructured) {
 // own checks an object of chandler.dev.
 func (v *validator) own(at place, kind string, data []byte) {
 	v.checked++
-	check, known := ownKinds[kind]
-	if !known {
-		v.errorf(at, "is kind %q; want %s", kind, strings.Join(slices.Sorted(maps.Keys(ownKinds)), ", "))
-		return
+	var err error
+	switch kind {
+	case v1alpha1.KindClaimParameters:
+		v.claimParameters(at, data)
+	case v1alpha1.KindDriverConfig:
+		_, _, err = parseConfig(data)
+	case v1alpha1.KindProvisionConfig:
+		_, err = parseProvisionConfig(data)
+	default:
+		err = fmt.Errorf("is kind %q; want %s", kind, strings.Join(ownKinds, ", "))
 	}
-	if err := check(data); err != nil {
+	if err != nil {
 		v.report(at, severityError, err)
 	}
 }
@@ -182,11 +185,24 @@ func (v *validator) parameters(at place, object *unstructured.Unstructured) {
 		}
 		field := at.at(fmt.Sprintf("%s[%d].opaque.parameters", strings.Join(path, "."), i))
 		data, err := json.Marshal(opaque["parameters"])
-		if err == nil {
-			_, err = readParameters(data)
-		}
 		if err != nil {
 			v.report(field, severityError, err)
+			continue
+		}
+		v.claimParameters(field, data)
+	}
+}
+
+// claimParameters checks parameters, and warns of what the devices of no family
+// take. Whether those of a claim do is only known when it is allocated.
+func (v *validator) claimParameters(at place, data []byte) {
+	parameters, err := readParameters(data)
+	if err != nil {
+		v.report(at, severityError, err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(parameters)) {
+		if !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.Lists(name) }) {
+			v.report(at, severityWarning, fmt.Errorf("%s: no device takes it, and a claim for any is refused", name))
 		}
 	}
 }
