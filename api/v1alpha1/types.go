@@ -42,9 +42,10 @@ type DriverConfig struct {
 	// The first that selects a device counts.
 	Overhead []Overhead `json:"overhead,omitempty"`
 
-	// Roots are directories of the host in which a family may look for its
-	// vendor's libraries or bitstreams, by the family's name:
-	//	roots: {nvidia: /run/nvidia/driver}
+	// Roots are directories of the host in which a family may look for what its
+	// vendor's software has there, libraries or bitstreams, by the family's name, or
+	// that with a suffix:
+	//	roots: {nvidia: /run/nvidia/driver, nvidia-mps: /run/nvidia/mps}
 	Roots map[string]string `json:"roots,omitempty"`
 
 	// Paths are device nodes, files and USB devices of the host that are
