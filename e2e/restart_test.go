@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/e2e/chandler"
 )
@@ -228,61 +227,32 @@ func killAgent(t *testing.T) {
 	})
 }
 
-// agentPID returns the PID, in the node, of the one process whose program is
-// the agent's image's.
+// agentPID returns the PID of the agent's one process.
 func agentPID(t *testing.T) string {
 	t.Helper()
-	proc := node.NodePath("/proc")
-	entries, err := os.ReadDir(proc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pids []string
-	for _, entry := range entries {
-		line, err := os.ReadFile(proc + "/" + entry.Name() + "/cmdline")
-		if err == nil && strings.HasPrefix(string(line), "/chandler\x00run\x00") {
-			pids = append(pids, entry.Name())
-		}
-	}
+	pids := agentPIDs(t)
 	if len(pids) != 1 {
 		t.Fatalf("processes of the agent: %q; want one", pids)
 	}
 	return pids[0]
 }
 
-// When the agent is upgraded, the old one serves until the kubelet has
-// registered the new one: no slice is lost, and pods that start meanwhile start.
-func TestAgentUpgrade(t *testing.T) {
-	unharmed := holders(t)
-	before := generations(t)
-	agent, err := chandler.AgentPod(t.Context(), kube)
+// agentPIDs returns the PIDs, in the node, of the processes whose program is the
+// agent's image's.
+func agentPIDs(t *testing.T) (pids []string) {
+	t.Helper()
+	proc := node.NodePath("/proc")
+	entries, err := os.ReadDir(proc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	upgrade := fmt.Sprintf(`{"spec": {"template": {"metadata": {"annotations": {"upgraded": %q}}}}}`, agent.UID)
-	_, err = kube.AppsV1().DaemonSets(chandler.Namespace).Patch(within(t), chandler.DaemonSet, types.MergePatchType, []byte(upgrade), metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	until(t, "pods to start during the upgrade, and the old agent to be gone", func(ctx context.Context) error {
-		name := fmt.Sprintf("meanwhile-%d", time.Now().UnixNano())
-		apply(t, gpuPod(name, "0000:24:00.0"))
-		running(t, name)
-		remove(t, gpuPod(name, "0000:24:00.0"))
-		now, err := chandler.AgentPod(ctx, kube)
-		if err == nil && now.UID == agent.UID {
-			err = errors.New("the old agent is there")
+	for _, entry := range entries {
+		line, err := os.ReadFile(proc + "/" + entry.Name() + "/cmdline")
+		if err == nil && strings.HasPrefix(string(line), "/chandler\x00run\x00") {
+			pids = append(pids, entry.Name())
 		}
-		return err
-	})
-	if err := chandler.WaitForAgent(within(t), kube); err != nil {
-		t.Fatal(err)
 	}
-	if after := generations(t); after != before {
-		t.Errorf("the slices are %s; were %s", after, before)
-	}
-	unharmed(t)
-	works(t)
+	return pids
 }
 
 // generations returns the agent's slices, by name, UID and generation.

@@ -69,13 +69,16 @@ func (p Project) Manifest(name string) string { return filepath.Join(p.Dir, "dep
 // Dockerfile would, and gives them to the node.
 func (p Project) LoadImages(ctx context.Context, c *cluster.Cluster) error {
 	return errors.Join(
-		c.LoadImage(ctx, cluster.Image{
-			Name: AgentImage, Files: map[string]string{"/chandler": p.Agent}, Entrypoint: []string{"/chandler"},
-		}),
+		p.LoadAgent(ctx, c, AgentImage),
 		c.LoadImage(ctx, cluster.Image{
 			Name: ProbeImage, Files: map[string]string{"/probe": p.Probe}, Entrypoint: []string{"/probe"},
 		}),
 	)
+}
+
+// LoadAgent makes an image of the agent, of that name, and gives it to the node.
+func (p Project) LoadAgent(ctx context.Context, c *cluster.Cluster, name string) error {
+	return c.LoadImage(ctx, cluster.Image{Name: name, Files: map[string]string{"/chandler": p.Agent}, Entrypoint: []string{"/chandler"}})
 }
 
 // Simulate lays the recorded hosts out on the node, and over them this

@@ -159,10 +159,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	if err := c.launch("etcd", etcdArgs()); err != nil {
 		return err
 	}
-	if err := c.launch("kube-apiserver", c.apiserverArgs()); err != nil {
-		return err
-	}
-	if err := c.until(ctx, "API server", c.apiserverIsReady); err != nil {
+	if err := c.StartAPIServer(ctx); err != nil {
 		return err
 	}
 	if err := c.launch("kube-controller-manager", c.controllerManagerArgs()); err != nil {

@@ -1,0 +1,251 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// When the agent is replaced by another version, and that by the first again,
+// pods start throughout, no call of the kubelet fails, and no slice changes.
+func TestAgentUpgradeAndDowngrade(t *testing.T) {
+	const other = "chandler.dev/chandler:other"
+	if err := project.LoadAgent(within(t), node, other); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })
+	unharmed := holders(t)
+	unchanged := slicesStay(t)
+	kinds := []func(name string) string{gpuOf("0000:43:00.0"), gpuOf("0000:44:00.0")}
+	if _, err := os.Stat("/dev/kvm"); err == nil {
+		kinds = append(kinds, kvmPod, kvmPod)
+	}
+	pods := startTraffic(t, kinds...)
+	pods.further(t, 1)
+	for _, image := range []string{other, chandler.AgentImage} {
+		rollOut(t, image)
+		pods.further(t, 1)
+	}
+	pods.end(t)
+	pods.noCallFailed(t)
+	unchanged(t)
+	unharmed(t)
+	works(t)
+}
+
+// When the agent is killed again and again, all pods start in the end, and no
+// slice changes. Pods that want devices by the device-plugin API are rejected by
+// the kubelet while there is no agent, and made anew by whoever made them.
+func TestAgentCrashLoop(t *testing.T) {
+	renewAgent(t)
+	unharmed := holders(t)
+	unchanged := slicesStay(t)
+	pods := startTraffic(t, gpuOf("0000:43:00.0"), gpuOf("0000:44:00.0"))
+	pods.further(t, 1)
+	// The kubelet waits 10 and 20 seconds before it starts the agent again. With
+	// a fourth time it would be 40, and it deletes the slices after 30.
+	for range 3 {
+		killAgent(t)
+		until(t, "the kubelet to have the driver again", func(ctx context.Context) error {
+			agent, err := chandler.AgentPod(ctx, kube)
+			if err == nil && !agent.Status.ContainerStatuses[0].Ready {
+				err = errors.New("the agent is not ready")
+			}
+			return err
+		})
+	}
+	pods.further(t, 1) // which the kubelet may try again after a minute and a half only
+	pods.end(t)
+	unchanged(t)
+	unharmed(t)
+	works(t)
+}
+
+// rollOut gives the agent an image, and returns when no agent with another is
+// left.
+func rollOut(t *testing.T, image string) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"spec": {"template": {"spec": {"containers": [{"name": "chandler", "image": %q}]}}}}`, image)
+	_, err := kube.AppsV1().DaemonSets(chandler.Namespace).Patch(within(t), chandler.DaemonSet, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	until(t, "the agent of image "+image, func(ctx context.Context) error {
+		agent, err := chandler.AgentPod(ctx, kube)
+		if err == nil && agent.Spec.Containers[0].Image != image {
+			err = fmt.Errorf("it is %s", agent.Spec.Containers[0].Image)
+		}
+		return err
+	})
+	if err := chandler.WaitForAgent(within(t), kube); err != nil {
+		t.Error(err)
+	}
+}
+
+// renewAgent replaces the agent's pod, which the kubelet then restarts without
+// delay the first time.
+func renewAgent(t *testing.T) *corev1.Pod {
+	t.Helper()
+	agent, err := chandler.AgentPod(t.Context(), kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(
+		kube.DeletePod(within(t), chandler.Namespace, agent.Name),
+		chandler.WaitForAgent(within(t), kube),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	offers(t)
+	if agent, err = chandler.AgentPod(t.Context(), kube); err != nil {
+		t.Fatal(err)
+	}
+	return agent
+}
+
+// slicesStay returns a check that the agent's slices have not been touched
+// since: none was made, written or deleted.
+func slicesStay(t *testing.T) (unchanged func(t *testing.T)) {
+	t.Helper()
+	options := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + chandler.Driver}
+	list, err := kube.ResourceV1().ResourceSlices().List(t.Context(), options)
+	if err != nil || len(list.Items) == 0 {
+		t.Fatalf("%d slices, %v", len(list.Items), err)
+	}
+	options.ResourceVersion = list.ResourceVersion
+	watch, err := kube.ResourceV1().ResourceSlices().Watch(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(watch.Stop)
+	before := generations(t)
+	return func(t *testing.T) {
+		t.Helper()
+		if after := generations(t); after != before {
+			t.Errorf("the slices are %s; were %s", after, before)
+		}
+		for {
+			select {
+			case event, more := <-watch.ResultChan():
+				if !more {
+					t.Error("the watch of the slices has ended")
+					return
+				}
+				t.Errorf("a slice was %s", strings.ToLower(string(event.Type)))
+			default:
+				return
+			}
+		}
+	}
+}
+
+// pods start one after the other, of several kinds at once, and are deleted when
+// they run.
+type pods struct {
+	prefix  string
+	stop    context.CancelFunc
+	running sync.WaitGroup
+	streams []*stream
+}
+
+type stream struct {
+	started atomic.Int32
+	err     atomic.Pointer[error]
+}
+
+// gpuOf returns what makes pods that hold a GPU.
+func gpuOf(address string) func(name string) string {
+	return func(name string) string { return gpuPod(name, address) }
+}
+
+func startTraffic(t *testing.T, kinds ...func(name string) string) *pods {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	p := &pods{prefix: fmt.Sprintf("traffic-%d-", time.Now().UnixNano()), stop: stop}
+	t.Cleanup(func() { p.end(t) })
+	for kind, manifest := range kinds {
+		s := &stream{}
+		p.streams = append(p.streams, s)
+		p.running.Go(func() {
+			for ctx.Err() == nil {
+				name := fmt.Sprintf("%s%d-%d", p.prefix, kind, s.started.Load())
+				if err := startAndDelete(context.WithoutCancel(ctx), name, manifest(name)); err != nil {
+					s.err.Store(&err)
+					return
+				}
+				s.started.Add(1)
+			}
+		})
+	}
+	return p
+}
+
+func startAndDelete(ctx context.Context, name, manifest string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	defer cancel()
+	if err := kube.Apply(ctx, manifest); err != nil {
+		return err
+	}
+	_, err := kube.WaitForPod(ctx, metav1.NamespaceDefault, name, corev1.PodRunning)
+	return errors.Join(err, kube.Delete(ctx, manifest))
+}
+
+// further waits until so many more pods of each kind have started.
+func (p *pods) further(t *testing.T, n int32) {
+	t.Helper()
+	for _, s := range p.streams {
+		want := s.started.Load() + n
+		until(t, "pods to start", func(context.Context) error {
+			if err := s.err.Load(); err != nil {
+				return *err
+			}
+			if now := s.started.Load(); now < want {
+				return fmt.Errorf("%d of %d", now, want)
+			}
+			return nil
+		})
+	}
+}
+
+// end starts no more, and returns when the last was deleted.
+func (p *pods) end(t *testing.T) {
+	t.Helper()
+	p.stop()
+	p.running.Wait()
+	for _, s := range p.streams {
+		if err := s.err.Load(); err != nil {
+			t.Error(*err)
+		}
+		t.Logf("%d pods started", s.started.Load())
+	}
+}
+
+// noCallFailed checks that no pod was warned of. That one waits for the devices
+// of the last is no fault.
+func (p *pods) noCallFailed(t *testing.T) {
+	t.Helper()
+	events, err := kube.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "type=Warning"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, event := range events.Items {
+		if strings.HasPrefix(event.InvolvedObject.Name, p.prefix) && event.Reason != "FailedScheduling" {
+			t.Errorf("%s: %s: %s", event.InvolvedObject.Name, event.Reason, event.Message)
+		}
+	}
+}

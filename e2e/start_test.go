@@ -1,0 +1,128 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// An agent that starts while there is no API server says what it waits for, ends
+// at once when it is told to, and publishes what it published before when the
+// API server is back.
+func TestAgentStartsWithoutAPIServer(t *testing.T) {
+	agent := renewAgent(t)
+	unharmed := holders(t)
+	before := generations(t)
+	if err := node.KillAPIServer(); err != nil {
+		t.Fatal(err)
+	}
+	back := func() {
+		if err := node.StartAPIServer(within(t)); err != nil {
+			t.Error(err)
+		}
+	}
+	defer func() { back() }()
+	signalAgent(t, "-KILL")
+	logged(t, agent, 1, "Publishing ResourceSlices waits for the API server")
+	signalAgent(t, "-TERM")
+	logged(t, agent, 2, "Publishing ResourceSlices waits for the API server")
+	back()
+	back = func() {}
+	if err := chandler.WaitForAgent(within(t), kube); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the kubelet to tell of both restarts", func(ctx context.Context) error {
+		now, err := chandler.AgentPod(ctx, kube)
+		if err != nil {
+			return err
+		}
+		status := now.Status.ContainerStatuses[0]
+		if status.RestartCount != 2 {
+			return fmt.Errorf("it tells of %d", status.RestartCount)
+		}
+		if last := status.LastTerminationState.Terminated; last == nil || last.ExitCode != 0 {
+			t.Errorf("with SIGTERM it ended as %+v", last)
+		}
+		return nil
+	})
+	offers(t)
+	unharmed(t)
+	works(t)
+	if after := generations(t); after != before {
+		t.Errorf("the slices are %s; were %s", after, before)
+	}
+}
+
+// signalAgent sends a signal to the agent's process and waits until another one
+// has taken its place. It needs no API server.
+func signalAgent(t *testing.T, signal string) {
+	t.Helper()
+	before := agentPIDs(t)
+	if len(before) != 1 {
+		t.Fatalf("processes of the agent: %q; want one", before)
+	}
+	if out, err := node.Command(within(t), "kill", signal, before[0]).CombinedOutput(); err != nil {
+		t.Fatalf("kill %s %s: %v: %s", signal, before[0], err, out)
+	}
+	until(t, "the kubelet to restart the agent", func(context.Context) error {
+		if now := agentPIDs(t); len(now) != 1 || now[0] == before[0] {
+			return fmt.Errorf("processes are %q; was %q", now, before)
+		}
+		return nil
+	})
+}
+
+// logged waits until the agent has logged a text, since it was restarted for the
+// n-th time. It reads the file that the container runtime writes.
+func logged(t *testing.T, agent *corev1.Pod, n int, text string) {
+	t.Helper()
+	file := fmt.Sprintf("/var/log/pods/%s_%s_%s/chandler/%d.log", agent.Namespace, agent.Name, agent.UID, n)
+	until(t, fmt.Sprintf("the agent to log %q", text), func(context.Context) error {
+		data, err := os.ReadFile(node.NodePath(file))
+		if err == nil && !strings.Contains(string(data), text) {
+			err = fmt.Errorf("it logged:\n%s", data)
+		}
+		return err
+	})
+}
+
+// An agent whose socket is gone is restarted by the kubelet, before the kubelet
+// deletes the slices.
+func TestAgentWithoutItsSocket(t *testing.T) {
+	for name, pattern := range map[string]string{
+		"registration": "/var/lib/kubelet/plugins_registry/" + chandler.Driver + "-%s-reg.sock",
+		"calls":        chandler.StateDir + "/dra-%s.sock",
+	} {
+		t.Run(name, func(t *testing.T) {
+			agent := renewAgent(t)
+			unharmed := holders(t)
+			unchanged := slicesStay(t)
+			socket := fmt.Sprintf(pattern, agent.UID)
+			if err := os.Remove(node.NodePath(socket)); err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the kubelet to restart the agent", func(ctx context.Context) error {
+				now, err := chandler.AgentPod(ctx, kube)
+				if err == nil && now.Status.ContainerStatuses[0].RestartCount == 0 {
+					err = errors.New("it has not")
+				}
+				return err
+			})
+			logged(t, agent, 0, filepath.Base(socket))
+			if err := chandler.WaitForAgent(within(t), kube); err != nil {
+				t.Fatal(err)
+			}
+			unchanged(t)
+			unharmed(t)
+			works(t)
+		})
+	}
+}
