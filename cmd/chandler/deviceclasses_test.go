@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,7 +20,13 @@ import (
 // deviceClasses returns the classes that deployments/ ships.
 func deviceClasses(t *testing.T) []resourceapi.DeviceClass {
 	t.Helper()
-	data, err := os.ReadFile("../../deployments/deviceclasses.yaml")
+	return classesOf(t, "deviceclasses.yaml")
+}
+
+// classesOf returns the classes of a file in deployments/.
+func classesOf(t *testing.T, file string) []resourceapi.DeviceClass {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("../../deployments", file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,10 +54,11 @@ func recordedDevices(t *testing.T) (devices []discovery.Device) {
 	return devices
 }
 
-// Each class selects a device of the recorded hosts, and none of its
-// expressions fails for any device: the scheduler gives a node up for that.
+// Each class selects a device of the recorded hosts, each device is of a class,
+// and no expression fails for any device: the scheduler gives a node up for that.
 func TestDeviceClasses(t *testing.T) {
 	devices := recordedDevices(t)
+	classed := make([]bool, len(devices))
 	names := make(map[string]string)
 	for _, class := range deviceClasses(t) {
 		t.Run(class.Name, func(t *testing.T) {
@@ -65,13 +73,14 @@ func TestDeviceClasses(t *testing.T) {
 				t.Fatal(err)
 			}
 			selects := 0
-			for _, d := range devices {
+			for i, d := range devices {
 				selected, err := compiled.Selects(d)
 				if err != nil {
 					t.Errorf("device %s of family %s: %v", d.Name, d.Family, err)
 				}
 				if selected {
 					selects++
+					classed[i] = true
 				}
 			}
 			if selects == 0 {
@@ -79,62 +88,104 @@ func TestDeviceClasses(t *testing.T) {
 			}
 		})
 	}
+	for i, d := range devices {
+		if !classed[i] {
+			t.Errorf("no class selects %s of family %s", d.Name, d.Family)
+		}
+	}
 }
 
-// withoutClass are classic names that no class can stand for, as they are.
-var withoutClass = []*regexp.Regexp{
-	regexp.MustCompile(`^fpga\.intel\.com/af-`),              // one for each function that there may be
-	regexp.MustCompile(`^amd\.com/(xilinx|advantech)_`),      // one for each shell and its time
-	regexp.MustCompile(`^amd\.com/ama_u30$`),                 // a card, which is two devices
-	regexp.MustCompile(`^nvidia\.com/mig-`),                  // one for each profile; there is a class to copy
-	regexp.MustCompile(`^qat\.intel\.com/(dc-|sym-|asym-).`), // by the order in which services were written
+// manifold are classic names of which there are more than a list can have, each
+// with a class in examples/ to copy.
+var manifold = []*regexp.Regexp{
+	regexp.MustCompile(`^fpga\.intel\.com/af-`),                  // one for each function that there may be
+	regexp.MustCompile(`^fpga\.intel\.com/region-`),              // one for each region
+	regexp.MustCompile(`^amd\.com/(xilinx|advantech)_`),          // one for each shell and its time
+	regexp.MustCompile(`^amd\.com/[a-z]+_nps[0-9]+$`),            // one for each partition mode
+	regexp.MustCompile(`^nvidia\.com/mig-`),                      // one for each profile
+	regexp.MustCompile(`^nvidia\.com/GRID_`),                     // one for each type
+	regexp.MustCompile(`^qat\.intel\.com/(dc-|sym-|asym-).`),     // by the order in which services were written
+	regexp.MustCompile(`^(example\.com|squat\.ai|b-com\.com)/.`), // by whoever wrote the configuration
 }
+
+// aCard is a name that no class can stand for: it is of two devices.
+const aCard = "amd.com/ama_u30"
 
 // What a pod asks for by its classic name it gets through DRA as well: a device
-// that has the name is of the class with that extendedResourceName, and one with
-// other names is not.
+// that has the name, of its own or where the administrator gives it, is of the
+// class with that extendedResourceName, and one with other names is not.
 func TestExtendedResourceNames(t *testing.T) {
-	named := make(map[string]resourceapi.DeviceClass)
-	for _, class := range deviceClasses(t) {
-		if name := class.Spec.ExtendedResourceName; name != nil {
-			named[*name] = class
-		}
-	}
 	devices := recordedDevices(t)
-	for resource, class := range named {
-		compiled, err := discovery.Compile(class.Spec.Selectors[0].CEL.Expression)
-		if err != nil {
-			t.Fatal(err)
+	shipped := classesByName(deviceClasses(t))
+	examples := classesByName(classesOf(t, "examples/deviceclasses-by-name.yaml"))
+	for name, class := range examples {
+		if _, taken := shipped[name]; taken {
+			t.Errorf("two classes have the extendedResourceName %s", name)
 		}
-		for _, d := range devices {
-			offers := ownNames(d)
-			if resource == "nvidia.com/gpu" && d.Attributes.String("function") == "partition" {
-				continue // GKE's plugin calls parts so too; the class is for whole GPUs
-			}
-			selected, _ := compiled.Selects(d) // TestDeviceClasses has looked at the error
-			if len(offers) > 0 && selected != slices.Contains(offers, resource) {
-				t.Errorf("%s: selects device %s of family %s: %t; its classic names are %q", class.Name, d.Name, d.Family, selected, offers)
-			}
-		}
+		checkExact(t, class, devices)
+	}
+	for _, class := range shipped {
+		checkExact(t, class, devices)
 	}
 	for _, d := range devices {
-		for _, name := range ownNames(d) {
-			_, has := named[name]
-			if !has && !slices.ContainsFunc(withoutClass, func(r *regexp.Regexp) bool { return r.MatchString(name) }) {
+		for _, name := range namesOf(d) {
+			_, has := shipped[name]
+			if !has && name != aCard && !slices.ContainsFunc(manifold, func(r *regexp.Regexp) bool { return r.MatchString(name) }) {
 				t.Errorf("no class has the extendedResourceName %s of device %s of family %s", name, d.Name, d.Family)
 			}
 		}
 	}
+	for _, r := range manifold {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(examples)), r.MatchString) {
+			t.Errorf("there is no example of a class for names like %s", r)
+		}
+	}
 }
 
-// ownNames returns the names that a device has if the administrator gives
-// it no other.
-func ownNames(d discovery.Device) (names []string) {
-	if d.OptIn || d.Family == "paths" { // which the administrator names
-		return nil
+func classesByName(classes []resourceapi.DeviceClass) map[string]resourceapi.DeviceClass {
+	named := make(map[string]resourceapi.DeviceClass)
+	for _, class := range classes {
+		if name := class.Spec.ExtendedResourceName; name != nil {
+			named[*name] = class
+		}
 	}
+	return named
+}
+
+// checkExact checks that a class selects the devices that have its extended
+// resource name, at least one, and none that has only other names.
+func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery.Device) {
+	t.Helper()
+	resource := *class.Spec.ExtendedResourceName
+	compiled, err := discovery.Compile(class.Spec.Selectors[0].CEL.Expression)
+	if err != nil {
+		t.Fatal(err)
+	}
+	some := false
+	for _, d := range devices {
+		names := namesOf(d)
+		if resource == "nvidia.com/gpu" && d.Attributes.String("function") == "partition" {
+			continue // GKE's plugin calls parts so too; the class is for whole GPUs
+		}
+		selected, err := compiled.Selects(d)
+		if err != nil {
+			t.Errorf("%s: device %s of family %s: %v", class.Name, d.Name, d.Family, err)
+		}
+		some = some || selected
+		if len(names) > 0 && selected != slices.Contains(names, resource) {
+			t.Errorf("%s: selects device %s of family %s: %t; its classic names are %q", class.Name, d.Name, d.Family, selected, names)
+		}
+	}
+	if !some {
+		t.Errorf("%s: selects no device of any recorded host", class.Name)
+	}
+}
+
+// namesOf returns the names that a device may have, of its own or where the
+// administrator chooses them.
+func namesOf(d discovery.Device) (names []string) {
 	for _, offer := range d.Offers {
-		if offer.Resource != "" && !offer.Optional {
+		if offer.Resource != "" {
 			names = append(names, offer.Resource)
 		}
 	}
