@@ -447,6 +447,35 @@ func TestEndsWhileItWaits(t *testing.T) {
 	}
 }
 
+// A call that waits for the agent's turn is told that it has ended, so that the
+// kubelet asks again, and does not keep it.
+func TestEndsWhileACallWaits(t *testing.T) {
+	s := newStation(t)
+	s.mkdir("kubelet/plugins/chandler.dev")
+	lock, err := activate(t.Context(), s.path("kubelet/plugins/chandler.dev"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	agent := s.start()
+	calls := s.register(agent)
+	agent.answers(s, "/readyz", http.StatusOK, "ok") // so that the other may end
+	answer := make(chan error, 1)
+	go func() {
+		_, err := calls.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Uid: "u"}}})
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		t.Fatalf("the call did not wait: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	agent.ends()
+	if err := <-answer; err == nil {
+		t.Error("the call was answered as if it had been done")
+	}
+}
+
 // What cannot be mended ends the agent with a reason and an exit code that says
 // so.
 func TestEndsWithAReason(t *testing.T) {
