@@ -114,7 +114,7 @@ func unboundText(text string, functions []discovery.Device) string {
 	head, rest, _ := strings.Cut(text, "\n-- ")
 	var kept strings.Builder
 	kept.WriteString(head + "\n")
-	for _, one := range strings.Split(rest, "\n-- ") {
+	for one := range strings.SplitSeq(rest, "\n-- ") {
 		name, _, _ := strings.Cut(one, " ")
 		line, _, _ := strings.Cut(one, "\n")
 		made := slices.ContainsFunc(functions, func(d discovery.Device) bool {
