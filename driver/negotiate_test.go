@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -256,6 +257,41 @@ func TestRefusalIsNotForLong(t *testing.T) {
 		allowed.Store(true)
 		time.Sleep(2 * b.askInterval / sooner)
 		expectPublished(t, helper, "")
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// A server that has begun to drop counters is asked before devices that compete
+// are published for the first time, and not only when it is time to.
+func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var drops atomic.Bool
+		b, helper := newBench(t), &fakeHelper{}
+		b.config.KubeClient = dropping(t, func(slice *resourceapi.ResourceSlice) error {
+			if drops.Load() {
+				return withoutCounters(slice)
+			}
+			return nil
+		})
+		stop := b.run(helper)
+		b.offers(gpu("a", 1))
+		expectPublished(t, helper, "a")
+		drops.Store(true)
+		b.offers(gpu("a", 1), part("g0", "g0", 7), part("g0", "g0-a", 3))
+		expectPublished(t, helper, "a g0")
+		drops.Store(false)
+		b.offers(gpu("a", 1))
+		expectPublished(t, helper, "a")
+		if b.negotiate(t.Context()) != nil {
+			t.Error("cannot be asked")
+		}
+		b.offers(gpu("a", 1), part("g0", "g0", 7), part("g0", "g0-a", 3))
+		synctest.Wait()
+		if diff := cmp.Diff([][]string{{"set:g0", "a g0<g0 g0-a<g0"}}, helper.sketches()); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}

@@ -20,12 +20,20 @@ const sayAfter = 30 * time.Second
 // that cannot be read, and when the server turns out to drop fields.
 func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
 	var last *resourceslice.DriverResources
+	confirmed := false // what the server keeps was asked for what is to be published
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
 		if v.snapshot != nil {
 			offer, wait := d.offer(v, last, time.Now())
 			resources, problems := offer.driverResources()
+			if last != nil && !confirmed && competeAnew(*last, resources) {
+				// A server that has begun to drop counters keeps those that it has.
+				_ = d.reach(ctx) // what it does not say was logged
+				confirmed = true
+				continue
+			}
+			confirmed = false
 			if last == nil || !equality.Semantic.DeepEqual(*last, resources) {
 				for _, problem := range problems {
 					klog.FromContext(ctx).Error(problem.Err, "A device is left out of the ResourceSlices", "device", problem.Device)
@@ -50,6 +58,19 @@ func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
 		case <-again:
 		}
 	}
+}
+
+// competeAnew reports whether there are devices that take of counters and did not
+// before. A server that drops counters would let them be given out beside each
+// other, until it is seen that it does.
+func competeAnew(before, after resourceslice.DriverResources) bool {
+	known := remember(before).devices
+	for name, device := range remember(after).devices {
+		if consumes(device) && !consumes(known[name]) {
+			return true
+		}
+	}
+	return false
 }
 
 // publish publishes. The first time the helper waits until the API server has

@@ -128,12 +128,13 @@ func (o *offer) content() (published, []discovery.Problem) {
 }
 
 // choose returns the devices that are offered: without taints none that would
-// have one. Without counters the scheduler cannot know that devices compete: then
+// have one, unless a claim has it alone. Nobody else gets that, and the scheduler
+// is to see what it takes. Without counters the scheduler cannot know that devices compete: then
 // those are offered that fit together, the held ones, after them what can be
 // used, and of what is alike in this what comes first by name.
 func (o *offer) choose() []discovery.Device {
 	offered := slices.DeleteFunc(slices.Clone(o.snapshot.Devices), func(d discovery.Device) bool {
-		return d.Withheld != "" || o.without.Taints && !o.health(&d).Usable()
+		return d.Withheld != "" || o.without.Taints && !o.health(&d).Usable() && !o.heldAlone(&d)
 	})
 	if !o.without.Counters {
 		return offered
@@ -154,6 +155,12 @@ func (o *offer) choose() []discovery.Device {
 	slices.SortStableFunc(offered, func(a, b discovery.Device) int { return cmp.Compare(rank(a), rank(b)) })
 	left := make(map[string]map[string]resource.Quantity)
 	return slices.DeleteFunc(offered, func(d discovery.Device) bool { return !takeOf(left, &d) })
+}
+
+// heldAlone reports whether a claim has all of the device, and nobody else could.
+func (o *offer) heldAlone(d *discovery.Device) bool {
+	_, held := o.held[d.Name]
+	return held && !d.Shareable && d.Sharing == nil
 }
 
 // takeOf takes what the device takes of what is left of its silicon, and
@@ -350,11 +357,10 @@ func taintKey(condition discovery.Condition) string {
 }
 
 // addGone adds devices that are gone but held, as they were last published. Of
-// one that this process has not published there is only the name.
+// one that this process has not published there is only the name. Without taints
+// only those are added of which the scheduler is to see what they take, and which
+// nobody else gets.
 func (o *offer) addGone(out *published) {
-	if o.without.Taints {
-		return
-	}
 	for name, source := range o.held {
 		if _, present := o.snapshot.Lookup(source); present {
 			continue
@@ -373,6 +379,9 @@ func (o *offer) addGone(out *published) {
 		}
 		if o.without.Lists {
 			device.Attributes = withoutLists(device.Attributes)
+		}
+		if o.without.Taints && (!consumes(device) || device.AllowMultipleAllocations != nil) {
+			continue
 		}
 		if !o.keepCounters(out, device.ConsumesCounters) {
 			device.ConsumesCounters = nil

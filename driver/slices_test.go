@@ -72,6 +72,11 @@ func TestDriverResources(t *testing.T) {
 		Effect: resourceapi.DeviceTaintEffectNoExecute, Since: metav1.Unix(60, 0),
 	}
 	slow := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded, Effect: resourceapi.DeviceTaintEffectNone}
+	sick := func(d discovery.Device) discovery.Device {
+		d.Health = unhealthy
+		return d
+	}
+	taking3 := []resourceapi.DeviceCounterConsumption{{CounterSet: "g0", Counters: counters(quantities("slices", 3))}}
 	tests := map[string]struct {
 		devices []discovery.Device
 		offer   offer
@@ -99,6 +104,14 @@ func TestDriverResources(t *testing.T) {
 			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b"}, {Name: "c", Health: unknown}, {Name: "d", Health: slow}},
 			offer:   offer{without: Without{Taints: true}},
 			want:    []string{"b d"},
+		},
+		"health without taints, of what is held": {
+			devices: []discovery.Device{
+				{Name: "a", Health: unhealthy}, {Name: "kvm", Shareable: true, Health: unhealthy},
+				part("g0", "g0", 7), sick(part("g0", "g0-a", 3)),
+			},
+			offer: offer{without: Without{Taints: true}, held: map[string]string{"a": "a", "kvm": "kvm", "g0-a": "g0-a"}},
+			want:  []string{"set:g0", "a g0<g0 g0-a<g0"},
 		},
 		"health without taints that have no effect": {
 			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "d", Health: slow}},
@@ -142,6 +155,19 @@ func TestDriverResources(t *testing.T) {
 					{CounterSet: "g0", Counters: counters(quantities("engines", 1))}}}}},
 			},
 			want: []string{"set:g0", "g0-a!gone:NoSchedule g0-b<g0"},
+		},
+		"gone but held, without taints": {
+			devices: []discovery.Device{part("g0", "g0", 7)},
+			offer: offer{
+				without: Without{Taints: true},
+				held:    map[string]string{"a": "a", "g0-a": "g0-a", "g0-b": "g0-b"},
+				last: published{devices: map[string]resourceapi.Device{
+					"a":    {Name: "a"},
+					"g0-a": {Name: "g0-a", ConsumesCounters: taking3},
+					"g0-b": {Name: "g0-b", ConsumesCounters: taking3, AllowMultipleAllocations: new(true)},
+				}},
+			},
+			want: []string{"set:g0", "g0<g0 g0-a<g0"},
 		},
 		"gone but held": {
 			devices: []discovery.Device{{Name: "b"}},
