@@ -48,14 +48,7 @@ func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, without Without) *s
 	if len(problems) > 0 {
 		t.Fatalf("problems: %v", problems)
 	}
-	c := &scheduler{
-		t: t, claims: make(map[types.UID]*resourceapi.ResourceClaim), cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: !without.Lists}),
-		features: structured.Features{
-			AdminAccess: true, PrioritizedList: true,
-			DeviceTaints: !without.Taints, PartitionableDevices: !without.Counters, ConsumableCapacity: !without.Sharing,
-			CompatibilityGroups: !without.Counters && !without.Groups, ListTypeAttributes: !without.Lists,
-		},
-	}
+	c := newScheduler(t, without)
 	pool := resources.Pools["node"]
 	for i, slice := range pool.Slices {
 		c.slices = append(c.slices, &resourceapi.ResourceSlice{
@@ -67,6 +60,18 @@ func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, without Without) *s
 		})
 	}
 	return c
+}
+
+// newScheduler returns a scheduler without slices, with the gates of a server.
+func newScheduler(t *testing.T, without Without) *scheduler {
+	return &scheduler{
+		t: t, claims: make(map[types.UID]*resourceapi.ResourceClaim), cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: !without.Lists}),
+		features: structured.Features{
+			AdminAccess: true, PrioritizedList: true,
+			DeviceTaints: !without.Taints, PartitionableDevices: !without.Counters, ConsumableCapacity: !without.Sharing,
+			CompatibilityGroups: !without.Counters && !without.Groups, ListTypeAttributes: !without.Lists,
+		},
+	}
 }
 
 // Get returns a class for all devices. With List it is a DeviceClassLister.

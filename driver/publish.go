@@ -103,6 +103,7 @@ func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Ti
 		snapshot: v.snapshot,
 		excused:  make(map[string]bool),
 		held:     make(map[string]string),
+		taken:    make(map[string]holding),
 		gone:     d.config.Gone,
 		without:  *d.without.Load(),
 	}
@@ -123,6 +124,9 @@ func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Ti
 	for _, r := range d.store.prepared() {
 		for _, result := range r.Results {
 			o.held[result.Device] = result.Source
+			if !result.Admin && !result.Shared && result.Consumes == nil {
+				o.taken[result.Device] = holding{result.Silicon, result.Whole, result.Takes}
+			}
 		}
 	}
 	return o, wait

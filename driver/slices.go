@@ -37,6 +37,7 @@ type offer struct {
 	snapshot *discovery.Snapshot
 	excused  map[string]bool               // devices of which it is not said that they are Unknown
 	held     map[string]string             // names of allocated devices to those in the snapshot
+	taken    map[string]holding            // what a claim has for itself, by the names of allocated devices
 	gone     resourceapi.DeviceTaintEffect // of held devices that are not in the snapshot
 	last     published                     // what was published before
 	without  Without
@@ -128,13 +129,16 @@ func (o *offer) content() (published, []discovery.Problem) {
 }
 
 // choose returns the devices that are offered: without taints none that would
-// have one, unless a claim has it alone. Nobody else gets that, and the scheduler
-// is to see what it takes. Without counters the scheduler cannot know that devices compete: then
+// have one, unless a claim has it for itself. Nobody else gets that, and the
+// scheduler is to see what it takes. Nothing is offered of silicon of which a claim
+// has a part that is gone, unless that is counted. Without counters the scheduler cannot know that devices compete: then
 // those are offered that fit together, the held ones, after them what can be
 // used, and of what is alike in this what comes first by name.
 func (o *offer) choose() []discovery.Device {
+	gone := o.takenByGone()
 	offered := slices.DeleteFunc(slices.Clone(o.snapshot.Devices), func(d discovery.Device) bool {
-		return d.Withheld != "" || o.without.Taints && !o.health(&d).Usable() && !o.heldAlone(&d)
+		_, taken := o.taken[d.Name]
+		return d.Withheld != "" || !taken && (o.without.Taints && !o.health(&d).Usable() || o.uncounted(&d, gone[d.Silicon()]))
 	})
 	if !o.without.Counters {
 		return offered
@@ -155,12 +159,6 @@ func (o *offer) choose() []discovery.Device {
 	slices.SortStableFunc(offered, func(a, b discovery.Device) int { return cmp.Compare(rank(a), rank(b)) })
 	left := make(map[string]map[string]resource.Quantity)
 	return slices.DeleteFunc(offered, func(d discovery.Device) bool { return !takeOf(left, &d) })
-}
-
-// heldAlone reports whether a claim has all of the device, and nobody else could.
-func (o *offer) heldAlone(d *discovery.Device) bool {
-	_, held := o.held[d.Name]
-	return held && !d.Shareable && d.Sharing == nil
 }
 
 // takeOf takes what the device takes of what is left of its silicon, and
@@ -354,61 +352,6 @@ func (o *offer) taints(health discovery.Health) []resourceapi.DeviceTaint {
 
 func taintKey(condition discovery.Condition) string {
 	return discovery.Domain + "/" + string(condition)
-}
-
-// addGone adds devices that are gone but held, as they were last published. Of
-// one that this process has not published there is only the name. Without taints
-// only those are added of which the scheduler is to see what they take, and which
-// nobody else gets.
-func (o *offer) addGone(out *published) {
-	for name, source := range o.held {
-		if _, present := o.snapshot.Lookup(source); present {
-			continue
-		}
-		device, known := o.last.devices[name]
-		if !known {
-			device = resourceapi.Device{Name: name}
-		}
-		device = unrelated(device)
-		device.Taints = o.taints(discovery.Gone(o.gone))
-		if o.without.Sharing {
-			device.AllowMultipleAllocations = nil
-		}
-		if o.without.Overhead {
-			device.NodeAllocatableResources = nil
-		}
-		if o.without.Lists {
-			device.Attributes = withoutLists(device.Attributes)
-		}
-		if o.without.Taints && (!consumes(device) || device.AllowMultipleAllocations != nil) {
-			continue
-		}
-		if !o.keepCounters(out, device.ConsumesCounters) {
-			device.ConsumesCounters = nil
-		}
-		out.devices[name] = device
-	}
-}
-
-// keepCounters adds what a device that is gone takes of, and reports whether
-// all of it is still there: the silicon may have been replaced by another.
-func (o *offer) keepCounters(out *published, consumptions []resourceapi.DeviceCounterConsumption) bool {
-	for _, consumed := range consumptions {
-		set, found := out.counters[consumed.CounterSet]
-		if !found {
-			set, found = o.last.counters[consumed.CounterSet]
-		}
-		if !found || o.without.Counters {
-			return false
-		}
-		for counter := range consumed.Counters {
-			if _, found := set.Counters[counter]; !found {
-				return false
-			}
-		}
-		out.counters[consumed.CounterSet] = set
-	}
-	return true
 }
 
 // remember returns what the resources consist of.

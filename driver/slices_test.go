@@ -110,8 +110,11 @@ func TestDriverResources(t *testing.T) {
 				{Name: "a", Health: unhealthy}, {Name: "kvm", Shareable: true, Health: unhealthy},
 				part("g0", "g0", 7), sick(part("g0", "g0-a", 3)),
 			},
-			offer: offer{without: Without{Taints: true}, held: map[string]string{"a": "a", "kvm": "kvm", "g0-a": "g0-a"}},
-			want:  []string{"set:g0", "a g0<g0 g0-a<g0"},
+			offer: offer{
+				without: Without{Taints: true},
+				held:    map[string]string{"a": "a", "kvm": "kvm", "g0-a": "g0-a"}, taken: map[string]holding{"a": {silicon: "a", whole: true}, "g0-a": {silicon: "g0", whole: true}},
+			},
+			want: []string{"set:g0", "a g0<g0 g0-a<g0"},
 		},
 		"health without taints that have no effect": {
 			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "d", Health: slow}},
@@ -156,15 +159,50 @@ func TestDriverResources(t *testing.T) {
 			},
 			want: []string{"set:g0", "g0-a!gone:NoSchedule g0-b<g0"},
 		},
+		"a part is gone but held, and the whole is one device now": {
+			devices: []discovery.Device{{Name: "g0"}, {Name: "g1"}},
+			offer: offer{
+				held: map[string]string{"g0-a": "g0-a", "g1-a": "g1-a"}, taken: map[string]holding{"g0-a": {silicon: "g0", whole: true}},
+			},
+			want: []string{"g0-a!gone:NoSchedule g1 g1-a!gone:NoSchedule"},
+		},
+		"a part that takes of nothing is gone but held": {
+			devices: []discovery.Device{{Name: "pf-vf-1", PartOf: &discovery.Whole{Name: "pf"}}, {Name: "pf2"}},
+			offer: offer{
+				held:  map[string]string{"pf-vf-0": "pf-vf-0", "pf2-vf-0": "pf2-vf-0"},
+				taken: map[string]holding{"pf-vf-0": {silicon: "pf"}, "pf2-vf-0": {silicon: "pf2"}},
+			},
+			want: []string{"pf-vf-0!gone:NoSchedule pf-vf-1 pf2-vf-0!gone:NoSchedule"},
+		},
+		"a part is gone but held, without counters": {
+			devices: []discovery.Device{part("g0", "g0", 7), part("g0", "g0-b", 1), part("g0", "g0-c", 1)},
+			offer: offer{
+				without: Without{Counters: true},
+				held:    map[string]string{"g0-a": "g0-a", "g0-c": "g0-c"}, taken: map[string]holding{"g0-a": {"g0", false, quantities("slices", 1)}, "g0-c": {"g0", false, quantities("slices", 1)}},
+			},
+			want: []string{"g0-a!gone:NoSchedule g0-c"},
+		},
+		"a part is gone but held, after a restart": {
+			devices: []discovery.Device{part("g0", "g0", 7), part("g1", "g1", 7), part("g2", "g2", 7)},
+			offer: offer{
+				held: map[string]string{"g0-a": "g0-a", "g1-a": "g1-a", "g2-a": "g2-a"},
+				taken: map[string]holding{
+					"g0-a": {"g0", false, quantities("slices", 1)}, "g1-a": {silicon: "g1", whole: true},
+					"g2-a": {"g2", false, quantities("engines", 1)}, // which g2 is not counted in any more
+				},
+			},
+			want: []string{"set:g0 set:g1", "g0<g0 g0-a!gone:NoSchedule<g0 g1<g1 g1-a!gone:NoSchedule<g1 g2-a!gone:NoSchedule"},
+		},
 		"gone but held, without taints": {
 			devices: []discovery.Device{part("g0", "g0", 7)},
 			offer: offer{
 				without: Without{Taints: true},
 				held:    map[string]string{"a": "a", "g0-a": "g0-a", "g0-b": "g0-b"},
+				taken:   map[string]holding{"a": {silicon: "a", whole: true}, "g0-a": {"g0", false, quantities("slices", 3)}},
 				last: published{devices: map[string]resourceapi.Device{
 					"a":    {Name: "a"},
 					"g0-a": {Name: "g0-a", ConsumesCounters: taking3},
-					"g0-b": {Name: "g0-b", ConsumesCounters: taking3, AllowMultipleAllocations: new(true)},
+					"g0-b": {Name: "g0-b", ConsumesCounters: taking3},
 				}},
 			},
 			want: []string{"set:g0", "g0<g0 g0-a<g0"},

@@ -1,0 +1,235 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+)
+
+// sliceServer keeps ResourceSlices, and lets them be looked at after each write.
+type sliceServer struct {
+	tracker clienttesting.ObjectTracker
+	client  *fake.Clientset
+	writes  int
+	written func([]*resourceapi.ResourceSlice)
+}
+
+func newSliceServer(written func([]*resourceapi.ResourceSlice)) *sliceServer {
+	s := &sliceServer{
+		tracker: clienttesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder()),
+		client:  &fake.Clientset{}, written: written,
+	}
+	s.client.AddReactor("*", "resourceslices", s.react)
+	s.client.AddWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := s.tracker.Watch(action.GetResource(), "")
+		return true, w, err
+	})
+	return s
+}
+
+// react names what is created, numbers what is written, and shows what there is
+// after a write.
+func (s *sliceServer) react(action clienttesting.Action) (bool, runtime.Object, error) {
+	change, changes := action.(interface{ GetObject() runtime.Object })
+	if changes {
+		s.writes++
+		slice := change.GetObject().(*resourceapi.ResourceSlice)
+		if slice.Name == "" {
+			slice.Name, slice.UID = fmt.Sprint(slice.GenerateName, s.writes), types.UID(fmt.Sprint("uid-", s.writes))
+		}
+		slice.ResourceVersion = fmt.Sprint(s.writes)
+	}
+	handled, object, err := clienttesting.ObjectReaction(s.tracker)(action)
+	if changes || action.GetVerb() == "delete" {
+		s.written(s.slices())
+	}
+	return handled, object, err
+}
+
+func (s *sliceServer) slices() (all []*resourceapi.ResourceSlice) {
+	list, err := s.tracker.List(resourceapi.SchemeGroupVersion.WithResource("resourceslices"), resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")
+	if err != nil {
+		panic(err) // a kind that the scheme knows
+	}
+	for i := range list.(*resourceapi.ResourceSliceList).Items {
+		all = append(all, &list.(*resourceapi.ResourceSliceList).Items[i])
+	}
+	return all
+}
+
+// A change of what the server keeps, and of the devices too, is several writes.
+// After none of them do the slices let a scheduler give out a whole beside a part
+// of it: neither one of today, nor one of 1.34, which uses pools that are not
+// complete.
+func TestWholesAndPartsAreNeverBothToBeHad(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { changeInTurn(t, rand.New(rand.NewPCG(seed, 3))) })
+		})
+	}
+}
+
+func changeInTurn(t *testing.T, random *rand.Rand) {
+	var offered string // for the message
+	server := newSliceServer(func(slices []*resourceapi.ResourceSlice) {
+		if pair := bothToBeHad(t, slices); pair != "" {
+			t.Errorf("while %s is published: %s", offered, pair)
+		}
+		if pair := bothBefore135(slices); pair != "" {
+			t.Errorf("while %s is published to 1.34: %s", offered, pair)
+		}
+	})
+	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
+		DriverName: discovery.Domain, KubeClient: server.client,
+		Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
+		MutationCacheTTL: new(365 * 24 * time.Hour), // what it does after that it does again and again while time stands still
+		ErrorHandler:     func(_ context.Context, err error, msg string) { t.Errorf("%s: %v", msg, err) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer controller.Stop()
+	servers := []Without{{}, {Counters: true, Groups: true, PartitionType: true}, {Separate: true, Groups: true, PartitionType: true}, {Groups: true}}
+	last := published{}
+	for range 12 {
+		snapshot, without := gpusInParts(random), servers[random.IntN(len(servers))]
+		o := &offer{pool: "node", snapshot: snapshot, without: without, last: last, gone: resourceapi.DeviceTaintEffectNoSchedule}
+		o.held = map[string]string{heldPart: heldPart} // there or gone
+		o.taken = map[string]holding{heldPart: {"gpu-0", false, quantities("slices", 1)}}
+		resources, _ := o.driverResources()
+		last = remember(resources)
+		offered = fmt.Sprintf("%d devices, %+v", len(snapshot.Devices), without)
+		controller.Update(&resources)
+		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // of the bubble
+		if n := len(server.slices()); n != len(resources.Pools["node"].Slices) {
+			t.Fatalf("%s: %d slices, want %d", offered, n, len(resources.Pools["node"].Slices))
+		}
+	}
+	if server.writes < 10 {
+		t.Errorf("only %d writes", server.writes)
+	}
+}
+
+// heldPart is a part that a claim has throughout.
+const heldPart = "gpu-0-part-0"
+
+// gpusInParts returns some GPUs with some parts each, and other devices
+// that move them from slice to slice.
+func gpusInParts(random *rand.Rand) *discovery.Snapshot {
+	s := &discovery.Snapshot{}
+	add := func(d discovery.Device) {
+		d.Attributes = discovery.Attributes{}
+		d.Attributes.SetString("serial", d.Name)
+		s.Devices = append(s.Devices, d)
+	}
+	for i := range random.IntN(100) {
+		add(discovery.Device{Name: fmt.Sprintf("a-%03d", i)})
+	}
+	for i := range random.IntN(12) {
+		name := fmt.Sprintf("gpu-%d", i)
+		add(part(name, name, 7))
+		for j := range random.IntN(8) {
+			add(part(name, fmt.Sprintf("%s-part-%d", name, j), 1))
+		}
+	}
+	return s
+}
+
+// current returns the slices of the newest generation.
+func current(slices []*resourceapi.ResourceSlice) (newest []*resourceapi.ResourceSlice) {
+	for _, slice := range slices {
+		switch {
+		case len(newest) == 0 || slice.Spec.Pool.Generation > newest[0].Spec.Pool.Generation:
+			newest = []*resourceapi.ResourceSlice{slice}
+		case slice.Spec.Pool.Generation == newest[0].Spec.Pool.Generation:
+			newest = append(newest, slice)
+		}
+	}
+	return newest
+}
+
+// bothToBeHad names a whole and a part that the allocator of this library gives
+// to two claims, or a whole that it gives beside the part that is held, "" if it
+// gives none.
+func bothToBeHad(t *testing.T, slices []*resourceapi.ResourceSlice) string {
+	t.Helper()
+	for _, pair := range pairs(slices) {
+		s := newScheduler(t, Without{})
+		s.slices = slices
+		s.claims["held"] = claim("held", heldPart)
+		given := 0
+		for _, name := range pair {
+			if name == heldPart {
+				given++
+			} else if _, found := s.allocate(types.UID(name), resourceapi.ExactDeviceRequest{Selectors: bySerial(name)}); found {
+				given++
+			}
+		}
+		if given == 2 {
+			return fmt.Sprint(pair)
+		}
+	}
+	return ""
+}
+
+// pairs returns a part with its whole for each silicon of which both are there.
+func pairs(slices []*resourceapi.ResourceSlice) (out [][2]string) {
+	there := make(map[string]bool)
+	for _, slice := range slices {
+		for _, device := range slice.Spec.Devices {
+			there[device.Name] = true
+		}
+	}
+	for i := range 12 {
+		whole := fmt.Sprintf("gpu-%d", i)
+		for j := range 8 {
+			if p := fmt.Sprintf("%s-part-%d", whole, j); there[whole] && there[p] {
+				out = append(out, [2]string{p, whole}, [2]string{whole, p})
+				break
+			}
+		}
+	}
+	return out
+}
+
+// bothBefore135 does the same for the scheduler of 1.34: it takes what there is
+// of the newest generation, and counts within a slice (structured/internal/
+// incubating of k8s.io/dynamic-resource-allocation 0.34).
+func bothBefore135(slices []*resourceapi.ResourceSlice) string {
+	silicon := make(map[string]string) // where a device is counted: its slice and counter set
+	newest := current(slices)
+	for _, slice := range newest {
+		sets := make(map[string]bool)
+		for _, set := range slice.Spec.SharedCounters {
+			sets[set.Name] = true
+		}
+		for _, device := range slice.Spec.Devices {
+			silicon[device.Name] = "nowhere, like " + device.Name
+			if consumes(device) && !sets[device.ConsumesCounters[0].CounterSet] {
+				silicon[device.Name] = "refused" // by this server
+			} else if consumes(device) {
+				silicon[device.Name] = slice.Name + "/" + device.ConsumesCounters[0].CounterSet
+			}
+		}
+	}
+	for _, pair := range pairs(newest) {
+		if silicon[pair[0]] != "refused" && silicon[pair[1]] != "refused" && silicon[pair[0]] != silicon[pair[1]] {
+			return fmt.Sprint(pair)
+		}
+	}
+	return ""
+}
