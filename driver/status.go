@@ -29,6 +29,10 @@ const (
 )
 
 const (
+	// statusQuiet is how long no claim must have been prepared before the status of
+	// those that were is written.
+	statusQuiet = time.Second
+
 	// statusPause is between attempts to write what could not be written.
 	statusPause = 10 * time.Second
 
@@ -83,8 +87,32 @@ func (d *Driver) statusLoop(ctx context.Context) {
 			return
 		case <-v.next:
 		case <-d.prepared:
+			d.untilQuiet(ctx, v)
 		case <-again:
 		}
+	}
+}
+
+// untilQuiet returns when no claim was prepared for statusQuiet, when that has
+// gone on for ten times as long, or when there is a newer view. The status of
+// claims is not to compete with pods that start, and claims that are prepared in
+// one burst are looked at once.
+func (d *Driver) untilQuiet(ctx context.Context, v *view) {
+	limit := time.NewTimer(10 * statusQuiet)
+	defer limit.Stop()
+	for {
+		quiet := time.NewTimer(statusQuiet)
+		select {
+		case <-d.prepared:
+			quiet.Stop()
+			continue
+		case <-ctx.Done():
+		case <-v.next:
+		case <-limit.C:
+		case <-quiet.C:
+		}
+		quiet.Stop()
+		return
 	}
 }
 

@@ -114,6 +114,7 @@ func TestStatus(t *testing.T) {
 		b.offers(a, kvm, vf)
 		b.expectSaid("c", theirs)
 		mustPrepare(t, b.bench, c)
+		time.Sleep(statusQuiet)
 		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )", shared, function, theirs)
 
 		b.client.ClearActions()
@@ -142,12 +143,46 @@ func TestStatusAfterARestart(t *testing.T) {
 	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
 		b.offers(gpu("a", 1))
 		mustPrepare(t, b.bench, c)
+		time.Sleep(statusQuiet)
 		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )")
 		b.client.ClearActions()
 		time.Sleep(time.Hour)
 		w := statusWriter{client: b.client.ResourceV1(), jobs: &jobs{}}
 		if again := w.write(t.Context(), b.view.Load(), b.store.prepared()); again || !slices.Equal(b.verbs(), []string{"get"}) {
 			t.Error("it is written again")
+		}
+	})
+}
+
+// While claims are prepared one soon after another the API server is left to
+// those who start pods, but not for ever.
+func TestStatusWaitsForTheEndOfABurst(t *testing.T) {
+	var claims []*resourceapi.ResourceClaim
+	var devices []discovery.Device
+	for i := range 25 {
+		device := gpu(fmt.Sprintf("gpu-%02d", i), int64(i))
+		devices, claims = append(devices, device), append(claims, claim(fmt.Sprint("c-", i), device.Name))
+	}
+	statusTest(t, claims, func(t *testing.T, b *statusBench) {
+		b.offers(devices...)
+		synctest.Wait() // for the status of no claims
+		for _, c := range claims[:3] {
+			mustPrepare(t, b.bench, c)
+			time.Sleep(statusQuiet * 6 / 10)
+			if got := b.verbs(); got != nil {
+				t.Errorf("in a burst the API server is asked to %q", got)
+			}
+		}
+		time.Sleep(statusQuiet)
+		if got := len(b.verbs()); got != 2*3 { // each got and patched
+			t.Errorf("after it there are %d calls", got)
+		}
+		for _, c := range claims[3:] {
+			mustPrepare(t, b.bench, c)
+			time.Sleep(statusQuiet * 6 / 10)
+		}
+		if len(b.verbs()) == 0 {
+			t.Error("nothing is written for as long as the burst lasts")
 		}
 	})
 }
