@@ -42,7 +42,7 @@ type callKey struct{}
 // one after another.
 func getAhead(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	prepare, ok := request.(*drapb.NodePrepareResourcesRequest)
-	if !ok {
+	if !ok || len(prepare.GetClaims()) == 1 {
 		return handler(ctx, request)
 	}
 	call := &callClaims{answers: make(map[types.NamespacedName]*claimAnswer)}

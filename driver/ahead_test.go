@@ -83,7 +83,7 @@ func TestClaimsOutsideACall(t *testing.T) {
 	server := claimServer{get: func(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
 		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 	}}
-	if got, err := getAll(t.Context(), server, request("a"), "b"); err != nil || fmt.Sprint(got) != "[b]" {
+	if got, err := getAll(t.Context(), server, request("a", "c"), "b"); err != nil || fmt.Sprint(got) != "[b]" {
 		t.Errorf("got %v, %v", got, err)
 	}
 	if claim, err := (aheadClient{server}).ResourceV1().ResourceClaims("default").Get(t.Context(), "a", metav1.GetOptions{}); err != nil || claim.Name != "a" {
@@ -110,7 +110,7 @@ func TestClaimThatCannotBeGot(t *testing.T) {
 	if got, err := getAll(ctx, server, request("a", "bad"), "a", "bad"); !errors.Is(err, refusal) || fmt.Sprint(got) != "[a]" {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if _, err := getAll(ctx, server, request("slow"), "slow"); !errors.Is(err, context.Canceled) {
+	if _, err := getAll(ctx, server, request("slow", "a"), "slow"); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
