@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,6 +56,31 @@ func TestHostFilesGoWithTheClaim(t *testing.T) {
 	mustUnprepare(t, b, c)
 	if exists(file("a")) || exists(b.recordFile(c)) {
 		t.Errorf("left over: file %t, record %t", exists(file("a")), exists(b.recordFile(c)))
+	}
+}
+
+// What a container can be given is on record first, and complete before it can:
+// record, files of the host, spec; and the other way round but for the record,
+// which goes last too.
+func TestOrderOfSteps(t *testing.T) {
+	b := newBench(t)
+	file := b.withFiles()
+	c := claim("c", "a")
+	names := map[string]string{b.recordFile(c): "record", b.specFile(c): "spec", file("a"): "file"}
+	var steps []string
+	b.files.Before = func(op atomicfile.Op, name string) error {
+		if names[name] != "" && (op == atomicfile.Rename || op == atomicfile.Remove) {
+			steps = append(steps, string(op)+" "+names[name])
+		}
+		return nil
+	}
+	b.config.HostFiles.Files = b.files
+	b.restart().offers(nic("a"))
+	mustPrepare(t, b, c)
+	mustUnprepare(t, b, c)
+	want := []string{"rename record", "rename file", "rename spec", "remove spec", "remove file", "remove record"}
+	if !slices.Equal(steps, want) {
+		t.Errorf("the steps are %q, want %q", steps, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -159,6 +160,43 @@ func TestHealthStreams(t *testing.T) {
 	e := same.Devices[0]
 	if got := fmt.Sprintf("%s/%s %s %s %d", e.Device.PoolName, e.Device.DeviceName, e.Health, e.Message, e.LastUpdatedTime); got != want {
 		t.Errorf("v1alpha1: got %s, want %s", got, want)
+	}
+}
+
+// The library does not make the kubelet's calls wait for each other: one that
+// hangs keeps its own claim, and no other.
+func TestCallsAtTheSameTime(t *testing.T) {
+	b := newBench(t)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	b.config.Elsewhere = holderFunc(func(silicon string) (string, bool) {
+		if silicon == "a" {
+			close(entered)
+			<-leave
+		}
+		return "", false
+	})
+	slow, quick := claim("slow", "a"), claim("quick", "b")
+	_, conn, _ := b.serve(fake.NewClientset(slow, quick))
+	b.offers(gpu("a", 1), gpu("b", 2))
+	prepare := func(ctx context.Context, c *resourceapi.ResourceClaim) error {
+		response, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
+			Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+		if err == nil && response.Claims[string(c.UID)].GetError() != "" {
+			err = errors.New(response.Claims[string(c.UID)].GetError())
+		}
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- prepare(t.Context(), slow) }()
+	<-entered
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := prepare(ctx, quick); err != nil {
+		t.Errorf("while another call hangs: %v", err)
+	}
+	close(leave)
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -647,6 +649,43 @@ func TestPrepareAndUnprepareOfOneClaimTakeTurns(t *testing.T) {
 	if record, spec := exists(b.recordFile(c)), exists(b.specFile(c)); held != record || record != spec {
 		t.Errorf("held %v, record %v, spec %v", held, record, spec)
 	}
+}
+
+// The claims of a batch are prepared at the same time.
+func TestBatchesInParallel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 8
+		b := newBench(t)
+		var entered atomic.Int32
+		all := make(chan struct{})
+		b.config.Elsewhere = holderFunc(func(silicon string) (string, bool) {
+			if entered.Add(1) == n {
+				close(all)
+			}
+			select {
+			case <-all:
+			case <-time.After(time.Minute):
+				t.Errorf("device %s: the others have not begun", silicon)
+			}
+			return "", false
+		})
+		var devices []discovery.Device
+		var batch []*resourceapi.ResourceClaim
+		for i := range n {
+			devices = append(devices, gpu(fmt.Sprint("gpu-", i), int64(i)))
+			batch = append(batch, claim(fmt.Sprint("c", i), devices[i].Name))
+		}
+		b.restart().offers(devices...)
+		results, err := b.PrepareResourceClaims(t.Context(), batch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for uid, result := range results {
+			if result.Err != nil {
+				t.Errorf("claim %s: %v", uid, result.Err)
+			}
+		}
+	})
 }
 
 func TestUnrelatedClaimsDoNotWait(t *testing.T) {

@@ -69,6 +69,20 @@ func TestSharesOfOneClaimAddUp(t *testing.T) {
 	mustRefuse(t, b, two, "more of its memory than there is")
 }
 
+// Another share of the same device is another allocation.
+func TestShareAllocatedAnew(t *testing.T) {
+	b := newBench(t).restart().offers(byMemory("a", 8))
+	c := taking(claim("c", "a"), "memory", "8Gi")
+	before := mustPrepare(t, b, c)[0].CDIDeviceIDs[0]
+	c = taking(claim("c", "a"), "memory", "1Gi")
+	c.Status.Allocation.Devices.Results[0].ShareID = new(types.UID("00000000-0000-0000-0000-999999999999"))
+	now := mustPrepare(t, b, c)[0].CDIDeviceIDs[0]
+	if spec := b.specOf(c); now == before || len(spec) != 1 || spec[now].DeviceNodes == nil {
+		t.Errorf("answered is %s after %s, and in the spec there is %v", now, before, spec)
+	}
+	mustPrepare(t, b, taking(claim("other", "a"), "memory", "7Gi"))
+}
+
 func TestWholeExcludesShares(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	mustPrepare(t, b, claim("whole", "a"))
