@@ -4,6 +4,7 @@ package build
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,12 +19,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Version is that of the Kubernetes that Cluster builds: the one which go.mod requires.
-const Version = "v1.37.0"
+// Versions of Kubernetes that can be built.
+const (
+	Version = "v1.37.0" // by go.mod
+	Oldest  = "v1.34.4" // by kube-1.34/go.mod: of the first minor version that has resource.k8s.io/v1
+)
 
-// clusterPackages are built into one directory, each a program with the last element of its path as name.
+// kubes are the folders of this module in which there is a program that is Kubernetes, by version.
+var kubes = map[string]string{
+	Version: "cmd/kube",
+	Oldest:  "kube-1.34", // a module of its own
+}
+
+// clusterPackages are those of every cluster, built into one directory, each a program with the last element of its
+// path as name.
 var clusterPackages = []string{
-	"chandler.dev/e2e/cmd/kube",
+	"chandler.dev/e2e/cmd/base",
 	"chandler.dev/e2e/cmd/machine",
 	"chandler.dev/e2e/cmd/pause",
 	"chandler.dev/e2e/cmd/probe",
@@ -32,6 +43,8 @@ var clusterPackages = []string{
 
 // A Builder builds into a cache directory. Its zero value is ready to use.
 type Builder struct {
+	// Kubernetes is the version of Kubernetes that Cluster builds: Version unless given, or Oldest.
+	Kubernetes string
 	// Cache is chandler-e2e in the user's cache directory unless given. The programs go to its folder bin.
 	Cache string
 	// Module is the directory of this module; the current directory unless given, which may be any in the module.
@@ -42,8 +55,10 @@ type Builder struct {
 
 // Programs are all that a cluster needs of the host.
 type Programs struct {
-	// Dir holds what was built: kube, machine, pause, probe and containerd-shim-runc-v2.
+	// Dir holds what was built: base, machine, pause, probe, containerd-shim-runc-v2, and Kube.
 	Dir string
+	// Kube is the name of the program that is Kubernetes.
+	Kube string
 	// Runc is the directory that runc lies in.
 	Runc string
 	// CNI is the directory of the CNI plugins.
@@ -59,19 +74,48 @@ func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 	if err != nil {
 		return Programs{}, err
 	}
-	what := "kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, etcd, containerd"
-	dir, err := b.build(ctx, what, b.module(), clusterPackages, linkerFlags())
+	dir, err := b.build(ctx, "etcd, containerd", b.module(), clusterPackages, stripped)
 	if err != nil {
 		return Programs{}, err
 	}
-	return Programs{Dir: dir, Runc: filepath.Dir(runtime.runc), CNI: runtime.cni}, nil
+	kube, err := b.kube(ctx, cmp.Or(b.Kubernetes, Version))
+	if err != nil {
+		return Programs{}, err
+	}
+	return Programs{Dir: dir, Kube: kube, Runc: filepath.Dir(runtime.runc), CNI: runtime.cni}, nil
+}
+
+// kube builds the program that is a version of Kubernetes, and returns its name.
+func (b Builder) kube(ctx context.Context, version string) (string, error) {
+	folder, known := kubes[version]
+	if !known {
+		return "", fmt.Errorf("build Kubernetes %s: there is no program for it", version)
+	}
+	root, err := b.root(ctx)
+	if err != nil {
+		return "", err
+	}
+	what := "kube-apiserver, kube-controller-manager, kube-scheduler, kubelet " + version
+	_, err = b.build(ctx, what, filepath.Join(root, folder), []string{"."}, linkerFlags(version))
+	return filepath.Base(folder), err
+}
+
+// root returns the directory of this module's go.mod.
+func (b Builder) root(ctx context.Context) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "env", "GOMOD")
+	cmd.Dir = b.module()
+	gomod, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Dir(string(gomod)), nil
 }
 
 // Static builds a package of the module in directory module as a static program, and returns its path. It lies beside
 // the cluster's programs, named by the last element of the package's path. Further flags are those of go build.
 func (b Builder) Static(ctx context.Context, module, pkg string, flags ...string) (string, error) {
 	// As the Makefile does, so that the one finds in Go's cache what the other built.
-	dir, err := b.build(ctx, pkg, module, []string{pkg}, "-s -w", append([]string{"-trimpath"}, flags...)...)
+	dir, err := b.build(ctx, pkg, module, []string{pkg}, stripped, append([]string{"-trimpath"}, flags...)...)
 	if err != nil {
 		return "", err
 	}
@@ -127,12 +171,15 @@ func (b Builder) build(ctx context.Context, what, module string, packages []stri
 	return dir, nil
 }
 
-// linkerFlags leave debugging information out and tell Kubernetes its version, without which clients refuse it.
-func linkerFlags() string {
-	major, rest, _ := strings.Cut(strings.TrimPrefix(Version, "v"), ".")
+// stripped are linker flags that leave debugging information out.
+const stripped = "-s -w"
+
+// linkerFlags tell Kubernetes its version, without which clients refuse it.
+func linkerFlags(version string) string {
+	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	const pkg = "-X k8s.io/component-base/version."
-	return strings.Join([]string{"-s -w", pkg + "gitVersion=" + Version, pkg + "gitMajor=" + major, pkg + "gitMinor=" + minor}, " ")
+	return strings.Join([]string{stripped, pkg + "gitVersion=" + version, pkg + "gitMajor=" + major, pkg + "gitMinor=" + minor}, " ")
 }
 
 // run runs a command and tells every now and then that it still does.

@@ -38,6 +38,13 @@ func TestBuildTellsWhatIsWrong(t *testing.T) {
 	}
 }
 
+func TestUnknownVersion(t *testing.T) {
+	_, err := Builder{Cache: t.TempDir()}.kube(t.Context(), "v1.0.0")
+	if err == nil || !strings.Contains(err.Error(), "v1.0.0") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	unlock, err := lock(t.Context(), path)

@@ -6,17 +6,25 @@ import (
 	"testing"
 )
 
-// The version that the programs call themselves is the one they are built from.
-func TestVersion(t *testing.T) {
-	module, err := os.ReadFile("../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "k8s.io/kubernetes " + Version + "\n"; !strings.Contains(string(module), want) {
-		t.Errorf("go.mod does not require %q", want)
-	}
-	staging := strings.Replace(Version, "v1.", "v0.", 1)
-	if want := "k8s.io/api => k8s.io/api " + staging + "\n"; !strings.Contains(string(module), want) {
-		t.Errorf("go.mod does not say %q", want)
+// The version that the programs call themselves is the one they are built from, in all of its modules.
+func TestVersions(t *testing.T) {
+	for version, file := range map[string]string{Version: "../go.mod", Oldest: "../kube-1.34/go.mod"} {
+		module, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "k8s.io/kubernetes " + version + "\n"; !strings.Contains(string(module), want) {
+			t.Errorf("%s does not require %q", file, want)
+		}
+		staging := strings.Replace(version, "v1.", "v0.", 1)
+		_, replaced, _ := strings.Cut(string(module), "\nreplace (\n")
+		for line := range strings.Lines(replaced) {
+			if strings.HasPrefix(line, "\tk8s.io/") && !strings.HasSuffix(line, " "+staging+"\n") {
+				t.Errorf("%s says %q", file, line)
+			}
+		}
+		if !strings.Contains(replaced, "k8s.io/api => ") {
+			t.Errorf("%s replaces nothing", file)
+		}
 	}
 }

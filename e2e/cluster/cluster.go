@@ -220,7 +220,7 @@ func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exe
 // Kubectl returns a command that runs kubectl on the host, as an administrator.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
 	args = append([]string{"kubectl", "--kubeconfig", c.Kubeconfig()}, args...)
-	cmd := exec.CommandContext(ctx, c.cfg.Programs.Program("kube"), args...)
+	cmd := exec.CommandContext(ctx, c.cfg.Programs.Program(c.cfg.Programs.Kube), args...)
 	cmd.Env = append(os.Environ(), "KUBECACHEDIR="+filepath.Join(c.cfg.Dir, "var/lib/kubectl")) // goes with the node's
 	return cmd
 }

@@ -26,7 +26,17 @@ type component struct {
 	exited chan struct{} // closed when cmd has been waited for
 }
 
-// launch starts one of kube's programs on the node, with its output in a log that outlives restarts.
+// fileOf returns the path on the node of the file that a program is in: Kubernetes' programs are in one, what they
+// stand on in another.
+func (c *Cluster) fileOf(program string) string {
+	switch program {
+	case "containerd", "ctr", "etcd":
+		return machine.ProgramDir + "/base"
+	}
+	return machine.ProgramDir + "/" + c.cfg.Programs.Kube
+}
+
+// launch starts a program on the node, with its output in a log that outlives restarts.
 func (c *Cluster) launch(name string, args []string) error {
 	p := &component{name: name, log: filepath.Join(c.LogDir(), name+".log"), exited: make(chan struct{})}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -34,7 +44,7 @@ func (c *Cluster) launch(name string, args []string) error {
 		return fmt.Errorf("log of %s: %w", name, err)
 	}
 	defer log.Close()
-	p.cmd = c.machine.Command(context.Background(), machine.ProgramDir+"/kube", append([]string{name}, args...)...)
+	p.cmd = c.machine.Command(context.Background(), c.fileOf(name), append([]string{name}, args...)...)
 	p.cmd.Env = c.environment()
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the test, which then calls Stop

@@ -14,8 +14,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-
-	"chandler.dev/e2e/machine"
 )
 
 // An Image is a container image made of files of the host, with nothing below: static programs and what they read.
@@ -36,7 +34,7 @@ func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
 	if err != nil {
 		return fmt.Errorf("make image %s: %w", image.Name, err)
 	}
-	cmd := c.machine.Command(ctx, machine.ProgramDir+"/kube", "ctr", "--address", containerdSocket,
+	cmd := c.machine.Command(ctx, c.fileOf("ctr"), "ctr", "--address", containerdSocket,
 		"--namespace", "k8s.io", "images", "import", "-")
 	cmd.Env = c.environment()
 	cmd.Stdin = archive

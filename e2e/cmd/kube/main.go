@@ -1,10 +1,11 @@
 //go:build !cgo
 
-// Command kube is every program of a one-node Kubernetes in one file: the API server and its etcd, the scheduler, the
-// controller manager, the kubelet and containerd, with kubectl and ctr to look at them. Which one it is, its own name
-// or its first argument says. It adds nothing to them.
+// Command kube is every program of Kubernetes for one node in one file: the API server, the scheduler, the controller
+// manager and the kubelet, with kubectl to look at them. Which one it is, its first argument says. It adds nothing to
+// them.
 //
-// The containerd shim is not here: linked into the same file it would start the daemon's plugins too.
+// This file is built of another version of Kubernetes too, by the module kube-1.34, which has it as a link. So it
+// imports nothing of this module.
 //
 // It is only built without cgo, as a static program: with it, commands on all packages would compile Kubernetes anew.
 package main
@@ -12,17 +13,9 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 
-	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins" // containerd's plugins
-	containerd "github.com/containerd/containerd/v2/cmd/containerd/command"
-	ctr "github.com/containerd/containerd/v2/cmd/ctr/app"
 	"github.com/spf13/cobra"
-	"github.com/urfave/cli/v3"
 	componentcli "k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of every client
@@ -34,49 +27,32 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// programs holds what kube can be. Each gets the arguments after its name and returns its exit status.
-var programs = map[string]func(ctx context.Context, args []string) int{
-	"containerd":              cliProgram("containerd", containerd.App),
-	"ctr":                     cliProgram("ctr", ctr.New),
-	"etcd":                    runEtcd,
-	"kube-apiserver":          cobraProgram(func(context.Context) *cobra.Command { return apiserver.NewAPIServerCommand() }),
-	"kube-controller-manager": cobraProgram(func(context.Context) *cobra.Command { return controllermanager.NewControllerManagerCommand() }),
-	"kube-scheduler":          cobraProgram(func(context.Context) *cobra.Command { return scheduler.NewSchedulerCommand() }),
-	"kubectl":                 cobraProgram(func(context.Context) *cobra.Command { return kubectl.NewDefaultKubectlCommand() }),
-	"kubelet":                 cobraProgram(kubelet.NewKubeletCommand),
+// command returns the program of that name, nil if there is none.
+func command(ctx context.Context, name string) *cobra.Command {
+	switch name {
+	case "kube-apiserver":
+		return apiserver.NewAPIServerCommand()
+	case "kube-controller-manager":
+		return controllermanager.NewControllerManagerCommand()
+	case "kube-scheduler":
+		return scheduler.NewSchedulerCommand()
+	case "kubectl":
+		return kubectl.NewDefaultKubectlCommand()
+	case "kubelet":
+		return kubelet.NewKubeletCommand(ctx)
+	}
+	return nil
 }
 
 func main() {
-	args := os.Args
-	run := programs[filepath.Base(args[0])]
-	if run == nil && len(args) > 1 {
-		args = args[1:]
-		run = programs[args[0]]
+	if len(os.Args) > 1 {
+		os.Args = os.Args[1:] // the programs read their own name and arguments from there
 	}
-	if run == nil {
-		fmt.Fprintf(os.Stderr, "usage: kube PROGRAM [ARGUMENT...]\nprograms: %s\n",
-			strings.Join(slices.Sorted(maps.Keys(programs)), ", "))
+	cmd := command(context.Background(), os.Args[0])
+	if cmd == nil {
+		fmt.Fprintln(os.Stderr, "usage: kube kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet [ARGUMENT...]")
 		os.Exit(2)
 	}
-	os.Args = args // the programs read their own name and arguments from there
-	os.Exit(run(context.Background(), args[1:]))
-}
-
-func cobraProgram(build func(context.Context) *cobra.Command) func(context.Context, []string) int {
-	return func(ctx context.Context, args []string) int {
-		cmd := build(ctx)
-		cmd.SetArgs(args)
-		return componentcli.Run(cmd)
-	}
-}
-
-// cliProgram is cobraProgram for the library that containerd's programs use.
-func cliProgram(name string, build func() *cli.Command) func(context.Context, []string) int {
-	return func(ctx context.Context, args []string) int {
-		if err := build().Run(ctx, append([]string{name}, args...)); err != nil {
-			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-			return 1
-		}
-		return 0
-	}
+	cmd.SetArgs(os.Args[1:])
+	os.Exit(componentcli.Run(cmd))
 }

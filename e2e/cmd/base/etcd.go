@@ -16,7 +16,7 @@ import (
 
 // runEtcd serves one etcd member of a throw-away cluster: it does not wait for the disk, so what it holds does not
 // survive a crash of the machine.
-func runEtcd(ctx context.Context, args []string) int {
+func runEtcd(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("etcd", flag.ExitOnError)
 	dir := flags.String("data-dir", "", "directory for the data")
 	client := flags.String("listen-client-url", "http://127.0.0.1:2379", "where clients are served")
@@ -25,11 +25,7 @@ func runEtcd(ctx context.Context, args []string) int {
 
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	if err := serveEtcd(ctx, *dir, *client, *peer); err != nil {
-		fmt.Fprintln(os.Stderr, "etcd:", err)
-		return 1
-	}
-	return 0
+	return serveEtcd(ctx, *dir, *client, *peer)
 }
 
 // serveEtcd returns when ctx ends or the server does.
