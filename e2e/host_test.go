@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -108,8 +109,8 @@ func offersGPUs(ctx context.Context, want int) error {
 	return err
 }
 
-// noticed waits until the agent's log says something.
-func noticed(t *testing.T, words string) {
+// noticed waits until the agent's log says something, and returns the line.
+func noticed(t *testing.T, words string) (said string) {
 	t.Helper()
 	until(t, fmt.Sprintf("the agent to log %q", words), func(ctx context.Context) error {
 		agent, err := chandler.AgentPod(ctx, kube)
@@ -117,15 +118,27 @@ func noticed(t *testing.T, words string) {
 			return err
 		}
 		log, err := kube.Logs(ctx, chandler.Namespace, agent.Name, "")
-		if err == nil && !containsAll(log, []string{words}) {
-			err = errors.New("it has not")
+		if err != nil {
+			return err
 		}
-		return err
+		for line := range strings.Lines(log) {
+			if strings.Contains(line, words) {
+				said = line
+				return nil
+			}
+		}
+		return errors.New("it has not")
 	})
+	return said
 }
 
-// The API server of this Kubernetes keeps every field of slices that is used,
-// and says so before the first slice is published.
+// What the API server drops of slices the agent finds out before it publishes
+// the first: it goes by feature gates.
 func TestWhatTheAPIServerDrops(t *testing.T) {
-	noticed(t, "what it drops of ResourceSlices\" taints=false counters=false sharing=false")
+	without := noticed(t, "publishing accordingly")
+	for _, gate := range []string{"DRAConsumableCapacity", "DRADeviceTaints", "DRAPartitionableDevices"} {
+		if dropped := strings.Contains(without, `"`+gate+`"`); dropped == has(t, gate) {
+			t.Errorf("the gate %s is on: %v; the agent says %s", gate, !dropped, without)
+		}
+	}
 }

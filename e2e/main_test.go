@@ -1,14 +1,18 @@
 // Package e2e tests Chandler on a real Kubernetes, which it starts once for
-// all tests: one node that stands in a recorded server with eight GPUs, beside
-// the devices of the machine that the tests run on.
+// all tests: one node that stands in a recorded server with eight GPUs and four
+// NPUs that can be divided, beside the devices of the machine that the tests run
+// on. The flags say which Kubernetes; tests ask it for the feature gates that
+// what they expect depends on.
 package e2e
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,15 +25,28 @@ import (
 // patience is how long any one thing may take.
 const patience = 2 * time.Minute
 
-// eightGPUs is a server with eight GPUs, two under each PCIe root.
-const eightGPUs = "discovery/families/amdgpu/testdata/mi210x8.host"
+// What the node stands in.
+const (
+	eightGPUs = "discovery/families/amdgpu/testdata/mi210x8.host" // two under each PCIe root
+	fourNPUs  = "discovery/families/neuron/testdata/inf1.host"    // of four cores each; one is being reset
+)
 
-// moreVersions are those of resource.k8s.io that users may still write, and that
-// of pod groups. They are off by default.
-var moreVersions = map[string]bool{"resource.k8s.io/v1beta1": true, "resource.k8s.io/v1beta2": true, "scheduling.k8s.io/v1beta1": true}
+// moreVersions are off by default: those of resource.k8s.io that users may still
+// write, and those that Kubernetes has pod groups, and 1.34 device taints, in.
+var moreVersions = map[string]bool{
+	"resource.k8s.io/v1beta1":   true,
+	"resource.k8s.io/v1beta2":   true,
+	"resource.k8s.io/v1alpha3":  true,
+	"scheduling.k8s.io/v1beta1": true,
+}
 
 // podGroups are the gates for claims of pod groups, beta and off by default.
-var podGroups = map[string]bool{"GenericWorkload": true, "DRAWorkloadResourceClaims": true}
+const podGroups = "GenericWorkload,DRAWorkloadResourceClaims"
+
+var (
+	oldest = flag.Bool("oldest", false, "run on Kubernetes "+build.Oldest+", not "+build.Version)
+	gates  = flag.String("gates", podGroups, "feature gates to switch on, with commas between")
+)
 
 // What all tests use. It is set before the first and only read by them.
 var (
@@ -39,6 +56,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	flag.Parse()
 	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
@@ -54,6 +72,9 @@ func run(m *testing.M) (code int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute) // a first build takes its time
 	defer cancel()
 	builder := build.Builder{Progress: os.Stderr}
+	if *oldest {
+		builder.Kubernetes = build.Oldest
+	}
 	programs, err := builder.Cluster(ctx)
 	if err != nil {
 		return 0, err
@@ -65,7 +86,8 @@ func run(m *testing.M) (code int, err error) {
 	if project, err = chandler.Build(ctx, builder, programs, dir); err != nil {
 		return 0, err
 	}
-	if node, err = cluster.Start(ctx, cluster.Config{Programs: programs, Progress: os.Stderr, RuntimeConfig: moreVersions, FeatureGates: podGroups}); err != nil {
+	config := cluster.Config{Programs: programs, Progress: os.Stderr, RuntimeConfig: moreVersions, FeatureGates: switchedOn()}
+	if node, err = cluster.Start(ctx, config); err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, node.Stop()) }()
@@ -74,13 +96,39 @@ func run(m *testing.M) (code int, err error) {
 	}
 	err = errors.Join(
 		project.LoadImages(ctx, node),
-		project.Simulate(ctx, node, filepath.Join(dir, eightGPUs)),
+		project.Simulate(ctx, node, filepath.Join(dir, eightGPUs), filepath.Join(dir, fourNPUs)),
 		project.Install(ctx, kube, "examples/config-kvm-classic.yaml"),
 	)
 	if err != nil {
 		return 0, err
 	}
 	return m.Run(), nil
+}
+
+func switchedOn() map[string]bool {
+	on := make(map[string]bool)
+	for gate := range strings.SplitSeq(*gates, ",") {
+		if gate != "" {
+			on[gate] = true
+		}
+	}
+	return on
+}
+
+// has reports whether the cluster has a feature gate, and has it on, by the API
+// server's word.
+func has(t *testing.T, gate string) bool {
+	t.Helper()
+	metrics, err := kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(metrics)) {
+		if strings.HasPrefix(line, `kubernetes_feature_enabled{name="`+gate+`",`) {
+			return strings.HasSuffix(strings.TrimSpace(line), " 1")
+		}
+	}
+	return false
 }
 
 // within returns a context that ends when patience does. Unlike the test's own

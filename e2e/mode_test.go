@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,10 @@ data:
       mode: DevicePlugin
       cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "0000:23:00.0"
 `
+
+// classicGPUs is the tests' configuration, and besides gives all GPUs to the
+// device-plugin API.
+var classicGPUs = strings.Replace(oneClassicGPU, ` == "0000:23:00.0"`, ` != ""`, 1)
 
 // A GPU that the configuration moves from one API to the other moves when it
 // is free, and is offered by neither until then.

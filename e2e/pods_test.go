@@ -192,6 +192,18 @@ func TestTwoPodsTakeTurns(t *testing.T) {
 	nothingHeld(t)
 }
 
+// waits waits until the scheduler has found no place for a pod.
+func waits(t *testing.T, name string) {
+	t.Helper()
+	until(t, "pod "+name+" to be unschedulable", func(ctx context.Context) error {
+		pod, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
+		if err == nil && !unschedulable(pod) {
+			err = fmt.Errorf("it is %s", pod.Status.Phase)
+		}
+		return err
+	})
+}
+
 func unschedulable(pod *corev1.Pod) bool {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonUnschedulable {
@@ -201,13 +213,26 @@ func unschedulable(pod *corev1.Pod) bool {
 	return false
 }
 
-// A pod with classic limits gets its GPUs through DRA, unchanged.
-func TestClassicLimitThroughDRA(t *testing.T) {
-	apply(t, probePod("classic-gpus", "[env, devices]", "limits: {amd.com/gpu: 2}"))
+// A pod with classic limits gets its GPUs through DRA, unchanged, where the
+// cluster has that. Elsewhere it waits until the administrator has the
+// device-plugin API offer them.
+func TestClassicLimit(t *testing.T) {
+	pod := probePod("classic-gpus", "[env, devices]", "limits: {amd.com/gpu: 2}")
+	apply(t, pod)
+	if !has(t, "DRAExtendedResource") {
+		waits(t, "classic-gpus")
+		t.Cleanup(func() {
+			reconfigure(t, example(t, "config-kvm-classic.yaml"))
+			offers(t)
+		})
+		reconfigure(t, classicGPUs)
+	}
 	f := succeed(t, "classic-gpus")
 	if got := f.nodes("/dev/dri/renderD"); len(got) != 2 {
 		t.Errorf("render nodes %q; want two", got)
 	}
+	remove(t, pod)
+	nothingHeld(t)
 }
 
 // probePod is a pod that runs the probe with steps and resources.

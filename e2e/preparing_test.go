@@ -188,6 +188,9 @@ func TestClaimOfSeveralPods(t *testing.T) {
 // A claim that is a PodGroup's is reserved for the group, and each of its pods
 // gets the device.
 func TestClaimOfAPodGroup(t *testing.T) {
+	if !has(t, "DRAWorkloadResourceClaims") {
+		t.Skip("this Kubernetes has no claims of pod groups")
+	}
 	offers(t)
 	apply(t, claimed("crew", "      exactly: {deviceClassName: gpu.chandler.dev}")+`
 apiVersion: scheduling.k8s.io/v1beta1

@@ -53,13 +53,7 @@ func holders(t *testing.T) (unharmed func(t *testing.T)) {
 		}
 		// The GPU is not handed out twice.
 		apply(t, gpuPod("latecomer", "0000:23:00.0"))
-		until(t, "the latecomer to wait", func(ctx context.Context) error {
-			pod, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, "latecomer", metav1.GetOptions{})
-			if err == nil && !unschedulable(pod) {
-				err = fmt.Errorf("it is %s", pod.Status.Phase)
-			}
-			return err
-		})
+		waits(t, "latecomer")
 		remove(t, gpuPod("latecomer", "0000:23:00.0"))
 	}
 }

@@ -1,0 +1,38 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// A GPU whose device node is missing gets a taint, or leaves the slices where
+// the API server does not know of taints, and no pod gets it until it is well.
+func TestSickDevice(t *testing.T) {
+	offers(t)
+	const address, name = "0000:23:00.0", "pci-0000-23-00-0"
+	host := node.NodePath(chandler.HostDir)
+	render, err := filepath.Glob(filepath.Join(host, "sys/bus/pci/devices", address, "drm/renderD*"))
+	if err != nil || len(render) != 1 {
+		t.Fatalf("render nodes of %s: %q, %v", address, render, err)
+	}
+	device := filepath.Join(host, "dev/dri", filepath.Base(render[0]))
+	aside := filepath.Join(host, "aside")
+	rename(t, device, aside)
+	t.Cleanup(func() {
+		if _, err := os.Stat(aside); err == nil {
+			rename(t, aside, device)
+		}
+	})
+
+	tainted(t, name, "chandler.dev/node-missing")
+	pod := gpuPod("convalescent", address)
+	apply(t, pod)
+	waits(t, "convalescent")
+	rename(t, aside, device)
+	running(t, "convalescent")
+	remove(t, pod)
+	nothingHeld(t)
+}
