@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -87,7 +88,7 @@ func (o *offer) addGone(out *published) {
 		device = unrelated(device)
 		device.Taints = o.taints(discovery.Gone(o.gone))
 		if o.without.Sharing {
-			device.AllowMultipleAllocations = nil
+			device.AllowMultipleAllocations, device.Capacity = nil, withoutPolicies(device.Capacity)
 		}
 		if o.without.Overhead {
 			device.NodeAllocatableResources = nil
@@ -107,6 +108,16 @@ func (o *offer) addGone(out *published) {
 		}
 		out.devices[name] = device
 	}
+}
+
+// withoutPolicies returns capacity of which nobody takes a part.
+func withoutPolicies(capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	plain := maps.Clone(capacity)
+	for name, one := range plain {
+		one.RequestPolicy = nil
+		plain[name] = one
+	}
+	return plain
 }
 
 // keepCounters adds what a device that is gone takes of, and reports whether
