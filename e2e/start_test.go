@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -109,12 +108,15 @@ func TestAgentWithoutItsSocket(t *testing.T) {
 			if err := os.Remove(node.NodePath(socket)); err != nil {
 				t.Fatal(err)
 			}
-			until(t, "the kubelet to restart the agent", func(ctx context.Context) error {
+			until(t, "the kubelet to restart the agent and to have the driver again", func(ctx context.Context) error {
 				now, err := chandler.AgentPod(ctx, kube)
-				if err == nil && now.Status.ContainerStatuses[0].RestartCount == 0 {
-					err = errors.New("it has not")
+				if err != nil {
+					return err
 				}
-				return err
+				if status := now.Status.ContainerStatuses[0]; status.RestartCount == 0 || !status.Ready {
+					return fmt.Errorf("restarted %d times; ready: %t", status.RestartCount, status.Ready)
+				}
+				return nil
 			})
 			logged(t, agent, 0, filepath.Base(socket))
 			if err := chandler.WaitForAgent(within(t), kube); err != nil {
