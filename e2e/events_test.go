@@ -116,7 +116,8 @@ func unbind(t *testing.T, devices ...string) (bind func()) {
 		number := strings.Split(strings.TrimPrefix(device, "pci-"), "-")
 		address := strings.Join(number[:len(number)-1], ":") + "." + number[len(number)-1]
 		function := functionOf(t, address)
-		for _, made := range []string{"drm", "driver"} {
+		// In this order no scan finds the driver without what it made.
+		for _, made := range []string{"driver", "drm"} {
 			from, to := filepath.Join(function, made), filepath.Join(host, "aside-"+device+"-"+made)
 			rename(t, from, to)
 			aside = append(aside, [2]string{from, to})
@@ -141,8 +142,12 @@ func functionOf(t *testing.T, address string) string {
 func told(t *testing.T, pod string, times int, what string, words ...string) {
 	t.Helper()
 	until(t, fmt.Sprintf("pod %s to be told %q of %q", pod, what, words), func(ctx context.Context) error {
+		of, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, pod, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
 		events, err := kube.EventsV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{
-			FieldSelector: "reportingController=" + chandler.Driver + ",regarding.name=" + pod,
+			FieldSelector: fmt.Sprintf("reportingController=%s,regarding.uid=%s", chandler.Driver, of.UID),
 		})
 		if err != nil {
 			return err
