@@ -58,6 +58,7 @@ func dropped(d resourceapi.Device, all published, without Without) (names []stri
 		"taints":           without.Taints && len(d.Taints) > 0,
 		"sharing":          without.Sharing && d.AllowMultipleAllocations != nil,
 		"request policies": without.Sharing && policies > 0,
+		"lists":            without.Lists && len(withoutLists(d.Attributes)) < len(d.Attributes),
 		"overhead":         without.Overhead && d.NodeAllocatableResources != nil,
 		"counters":         without.Counters && len(d.ConsumesCounters) > 0,
 	} {

@@ -121,10 +121,8 @@ func (h *randomHost) device(name string) discovery.Device {
 		d.SetNames("linkedTo", peers)
 	}
 	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/" + name, HostPath: "/dev/" + name, Type: "c", Major: 226, Minor: int64(len(h.devices) + 1)}}
-	if h.oneIn(8) { // as many attributes as fit beside three capacities
-		for i := len(d.Attributes); i < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice-3; i++ {
-			h.setAttribute(d.Attributes, i)
-		}
+	if h.oneIn(6) {
+		h.setLists(&d)
 	}
 	if h.oneIn(5) {
 		d.Overhead = discovery.HostResources{
@@ -137,6 +135,20 @@ func (h *randomHost) device(name string) discovery.Device {
 		d.Withheld = "moves to the device-plugin API"
 	}
 	return d
+}
+
+// setLists gives the device a list in place of an attribute, and another beside it.
+func (h *randomHost) setLists(d *discovery.Device) {
+	d.Attributes.SetInt("resource.kubernetes.io/numaNode", h.Int64N(8))
+	var nodes []int64
+	for i := range 1 + h.Int64N(8) {
+		nodes = append(nodes, i)
+	}
+	var peers []string
+	for i := range 1 + h.IntN(resourceapi.ResourceSliceMaxAttributeValuesPerDevice) {
+		peers = append(peers, fmt.Sprintf("%s-peer-%02d", d.Name[:len("dev-0000")], i))
+	}
+	d.Lists = discovery.Attributes{"resource.kubernetes.io/numaNode": {IntValues: nodes}, "linkedTo": {StringValues: peers}}
 }
 
 // setAttribute sets an attribute of any type, with a long name and value.
@@ -240,4 +252,12 @@ func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 	}
 }
 
-func (h *randomHost) add(d discovery.Device) { h.devices = append(h.devices, d) }
+// add adds a device, some with as many attributes as there may be.
+func (h *randomHost) add(d discovery.Device) {
+	if h.oneIn(8) {
+		for i := len(d.Attributes) + len(d.Capacity); i < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice; i++ {
+			h.setAttribute(d.Attributes, i)
+		}
+	}
+	h.devices = append(h.devices, d)
+}
