@@ -151,6 +151,35 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 	return f.met()
 }
 
+// Where not even what was there can be put back, the claim keeps the device: its
+// record may say so after a restart.
+func TestUndoThatFails(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	broken := false
+	b.files.Before = func(op atomicfile.Op, name string) error {
+		if op == atomicfile.Rename && name == b.specFile(c) {
+			broken = true
+			return errFault
+		}
+		if broken && strings.Contains(name, ".record") {
+			return errFault
+		}
+		return nil
+	}
+	b.config.BootID = "boot-2"
+	b.restart().offers(gpu("a", 1))
+	mustRefuse(t, b, c, "input/output error", "undo")
+	if who, held := b.Holder("a"); !held || who != "claim default/c" {
+		t.Errorf("held: %t, by %q", held, who)
+	}
+	b.files.Before = nil
+	b.restart().offers(gpu("a", 1))
+	mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
+	mustPrepare(t, b, c)
+}
+
 // writeMetadata writes files of a claim as the library does.
 func (b *bench) writeMetadata(name string) {
 	b.t.Helper()

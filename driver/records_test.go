@@ -82,6 +82,22 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 	}
 }
 
+// Of a share of which only the spec tells, the device is known by the share's
+// number.
+func TestUnreadableRecordOfANumberedShare(t *testing.T) {
+	b := newBench(t).restart().offers(byNumber("a", 2))
+	c := claim("c", "a-share-00")
+	mustPrepare(t, b, c)
+	if err := os.WriteFile(b.recordFile(c), []byte("noise"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.restart().offers(byNumber("a", 2))
+	mustRefuse(t, b, claim("whole", "a"), "held by claim with UID uid-c")
+	if _, held := b.Holder("a"); !held {
+		t.Error("the classic API is told that nobody has it")
+	}
+}
+
 // reseal changes a record and gives it the checksum that is right for it.
 func reseal(data []byte, before, after string) []byte {
 	_, body, _ := bytes.Cut(data, []byte("\n"))
