@@ -21,11 +21,16 @@ func (o *offer) attributes(d *discovery.Device) discovery.Attributes {
 		out = make(discovery.Attributes)
 	}
 	room := resourceapi.ResourceSliceMaxAttributeValuesPerDevice - len(out)
+	most := resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - len(d.Capacity)
+	if len(d.Takes) > 0 { // for the partition type
+		room--
+		most--
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
 		values := valuesOf(d.Lists[name])
 		if _, replaced := out[name]; replaced {
 			values--
-		} else if len(out)+len(d.Capacity) >= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+		} else if len(out) >= most {
 			continue
 		}
 		if values <= room {

@@ -83,6 +83,31 @@ func TestLists(t *testing.T) {
 }
 
 // A server that takes no lists any more gets none of what is gone either.
+// Lists leave room for what the driver says besides of devices that compete.
+func TestListsLeaveRoomForThePartitionType(t *testing.T) {
+	for name, test := range map[string]struct{ attributes, peers, want int }{
+		"of all values":     {0, resourceapi.ResourceSliceMaxAttributeValuesPerDevice, 1},
+		"but one":           {0, resourceapi.ResourceSliceMaxAttributeValuesPerDevice - 1, resourceapi.ResourceSliceMaxAttributeValuesPerDevice},
+		"of all attributes": {resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - 1, 20, resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice},
+	} {
+		d := part("g", "g-a", 1)
+		d.Attributes = discovery.Attributes{}
+		for i := range test.attributes {
+			d.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
+		}
+		d.Lists = discovery.Attributes{"linkedTo": {StringValues: many(test.peers)}}
+		resources, _ := Slices("node", &discovery.Snapshot{Devices: []discovery.Device{d}}, Without{})
+		slice := resources.Pools["node"].Slices[1]
+		values := 0
+		for _, attribute := range slice.Devices[0].Attributes {
+			values += valuesOf(attribute)
+		}
+		if values != test.want || slice.PartitionTypeAttribute == nil {
+			t.Errorf("%s: %d values, want %d, with the type %v", name, values, test.want, slice.PartitionTypeAttribute)
+		}
+	}
+}
+
 func TestListsOfTheGone(t *testing.T) {
 	o := &offer{pool: "node", snapshot: &discovery.Snapshot{}, held: map[string]string{"a": "a"}, without: Without{Lists: true}}
 	o.last = published{devices: map[string]resourceapi.Device{"a": {Name: "a", Attributes: discovery.Attributes{

@@ -67,8 +67,7 @@ func (p published) classify() bool {
 			return false
 		}
 		distinct[value] = cost
-		full := len(device.Attributes)+len(device.Capacity) >= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice
-		if full || len(value) > resourceapi.DeviceAttributeMaxValueLength {
+		if !hasRoom(device) || len(value) > resourceapi.DeviceAttributeMaxValueLength {
 			return false
 		}
 	}
@@ -85,6 +84,16 @@ func (p published) classify() bool {
 		p.devices[name] = device
 	}
 	return true
+}
+
+// hasRoom reports whether a device may have one more attribute.
+func hasRoom(d resourceapi.Device) bool {
+	values := 0
+	for _, attribute := range d.Attributes {
+		values += valuesOf(attribute)
+	}
+	return len(d.Attributes)+len(d.Capacity) < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice &&
+		values < resourceapi.ResourceSliceMaxAttributeValuesPerDevice
 }
 
 // unrelated returns a device as it was before group and classify.
