@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -44,9 +44,9 @@ type metadata struct {
 	dir   string // directory of the claims' directories
 	files atomicfile.Files
 
-	// mu keeps a claim's files from being written while those of an earlier
-	// claim of its name are removed.
-	mu sync.Mutex
+	// names keeps a claim's files from being written while those of an earlier
+	// claim of its name are removed. Keys are names in dir.
+	names locks[string]
 }
 
 // options has the library write the files.
@@ -67,25 +67,52 @@ func (m *metadata) options() []kubeletplugin.Option {
 }
 
 func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.files.Write(name, data, mode)
+	claim, below := m.claimOf(name)
+	if !below { // a spec, whose name is by the claim's UID
+		return m.files.Write(name, data, mode)
+	}
+	return m.alone(context.Background(), claim, func() error { return m.files.Write(name, data, mode) })
+}
+
+// claimOf returns the name of the claim's directory that a file is below.
+func (m *metadata) claimOf(file string) (name string, below bool) {
+	path, err := filepath.Rel(m.dir, file)
+	name, _, below = strings.Cut(path, "/")
+	return name, err == nil && below && name != ".."
+}
+
+// alone calls do while nobody else works on a claim's directory.
+func (m *metadata) alone(ctx context.Context, claim string, do func() error) error {
+	unlock, err := m.names.lock(ctx, claim)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return do()
+}
+
+// removeDir removes a claim's directory unless it is in use.
+func (m *metadata) removeDir(ctx context.Context, claim string, inUse func() bool) error {
+	return m.alone(ctx, claim, func() error {
+		if inUse() {
+			return nil
+		}
+		return removeDir(filepath.Join(m.dir, claim))
+	})
 }
 
 // remove removes the files of a claim; r may be nil. What is missing is no
 // error. The directory stays while another claim has the same name.
-func (m *metadata) remove(r *record, sameName func(*record) bool) error {
+func (m *metadata) remove(ctx context.Context, r *record, sameName func(*record) bool) error {
 	if r == nil {
 		return nil
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	var errs []error
 	for _, result := range r.Results {
 		errs = append(errs, m.files.Remove(filepath.Join(m.specs, metadataSpecPrefix+string(r.UID)+"_"+resourceclaim.BaseRequestRef(result.Request)+".json")))
 	}
-	if r.Name != "" && !sameName(r) {
-		errs = append(errs, removeDir(filepath.Join(m.dir, claimDir(r))))
+	if r.Name != "" {
+		errs = append(errs, m.removeDir(ctx, claimDir(r), func() bool { return sameName(r) }))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove metadata of devices: %w", err)
@@ -96,9 +123,7 @@ func (m *metadata) remove(r *record, sameName func(*record) bool) error {
 // removeUnnamed removes the files of a claim of which only the UID is known:
 // its specs say where the others are. A directory stays while another claim has
 // the name that it is called by.
-func (m *metadata) removeUnnamed(uid types.UID, inUse func(dir string) bool) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+func (m *metadata) removeUnnamed(ctx context.Context, uid types.UID, inUse func(dir string) bool) error {
 	specs, err := entries(m.specs)
 	errs := []error{err}
 	for _, name := range specs {
@@ -107,9 +132,7 @@ func (m *metadata) removeUnnamed(uid types.UID, inUse func(dir string) bool) err
 		}
 		spec := filepath.Join(m.specs, name)
 		for _, dir := range m.dirsOf(spec) {
-			if !inUse(dir) {
-				errs = append(errs, removeDir(filepath.Join(m.dir, dir)))
-			}
+			errs = append(errs, m.removeDir(ctx, dir, func() bool { return inUse(dir) }))
 		}
 		errs = append(errs, m.files.Remove(spec))
 	}
@@ -132,9 +155,7 @@ func (m *metadata) dirsOf(file string) (names []string) {
 	}
 	for _, device := range spec.Devices {
 		for _, mount := range device.ContainerEdits.Mounts {
-			below, err := filepath.Rel(m.dir, mount.HostPath)
-			name, _, inDir := strings.Cut(below, "/")
-			if err == nil && inDir && name != ".." {
+			if name, below := m.claimOf(mount.HostPath); below {
 				names = append(names, name)
 			}
 		}

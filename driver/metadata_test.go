@@ -9,8 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -25,6 +27,7 @@ import (
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
 )
 
@@ -338,4 +341,45 @@ func TestMetadataIsSwept(t *testing.T) {
 	b.config.Abandoned = func(context.Context, []Claim) ([]types.UID, error) { return []types.UID{held.UID}, nil }
 	b.restart().sweep(t.Context(), map[types.UID]bool{held.UID: true})
 	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "default_damaged", "default_lost")
+}
+
+// TestMetadataOfClaimsIsIndependent has a disk that is slow with the file of one
+// claim: another claim's is written and removed meanwhile, and one of the same
+// name is not.
+func TestMetadataOfClaimsIsIndependent(t *testing.T) {
+	reached, release := make(chan struct{}), make(chan struct{})
+	m := metadata{dir: t.TempDir(), specs: t.TempDir()}
+	m.files.Before = func(op atomicfile.Op, name string) error {
+		if op == atomicfile.Create && strings.HasSuffix(name, "default_slow/file") {
+			close(reached)
+			<-release
+		}
+		return nil
+	}
+	ended := make(chan error, 3)
+	go func() { ended <- m.write(filepath.Join(m.dir, "default_slow/file"), nil, 0o600) }()
+	<-reached
+	unique := func(*record) bool { return false }
+	go func() {
+		ended <- errors.Join(m.write(filepath.Join(m.dir, "default_other/file"), nil, 0o600),
+			m.remove(t.Context(), &record{UID: "other", Namespace: "default", Name: "other"}, unique))
+	}()
+	select {
+	case err := <-ended:
+		if err != nil || exists(filepath.Join(m.dir, "default_other")) {
+			t.Errorf("another claim's files: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a claim waits for another")
+	}
+	go func() {
+		ended <- m.remove(t.Context(), &record{UID: "earlier", Namespace: "default", Name: "slow"}, unique)
+	}()
+	close(release)
+	if err := errors.Join(<-ended, <-ended); err != nil {
+		t.Error(err)
+	}
+	if exists(filepath.Join(m.dir, "default_slow")) {
+		t.Error("the claim's directory is still there: it was removed while it was written to")
+	}
 }

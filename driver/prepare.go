@@ -266,14 +266,14 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	r := d.store.get(uid)
 	if d.store.unreadable(uid) {
 		// Before the spec, by which it is known what the claim has.
-		if err := d.removeRemains(uid, r); err != nil {
+		if err := d.removeRemains(ctx, uid, r); err != nil {
 			return err
 		}
 	}
 	if err := d.config.CDI.RemoveClaim(uid); err != nil {
 		return err
 	}
-	if err := d.metadata.remove(r, d.store.sameName); err != nil {
+	if err := d.metadata.remove(ctx, r, d.store.sameName); err != nil {
 		return err
 	}
 	if err := d.removeFiles(r, nil, func() error { return d.store.remove(uid) }); err != nil {

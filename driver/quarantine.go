@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -104,8 +105,8 @@ func (s *store) unreadable(uid types.UID) bool {
 // that cannot be read, as far as it is known which they are. What the snapshot
 // says of a device goes before what such a record says. What the claim has by
 // another record, which may be nil, is kept.
-func (d *Driver) removeRemains(uid types.UID, keep *record) error {
-	if err := d.metadata.removeUnnamed(uid, d.store.hasName); err != nil {
+func (d *Driver) removeRemains(ctx context.Context, uid types.UID, keep *record) error {
+	if err := d.metadata.removeUnnamed(ctx, uid, d.store.hasName); err != nil {
 		return err
 	}
 	remains := &record{UID: uid, Results: d.store.remains(uid)}
