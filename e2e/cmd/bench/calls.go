@@ -20,7 +20,7 @@ func (t timings) percentile(percent int) time.Duration {
 		return 0
 	}
 	sorted := slices.Sorted(slices.Values(t))
-	return sorted[(len(sorted)-1)*percent/100]
+	return sorted[max(0, (len(sorted)*percent+99)/100-1)] // the nearest rank: of few, the longest is the 99th
 }
 
 func (t timings) p50() time.Duration { return t.percentile(50) }
