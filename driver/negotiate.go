@@ -92,11 +92,13 @@ func (d *Driver) negotiate(ctx context.Context) error {
 		return err
 	}
 	without := d.config.Without.or(found)
-	if before := d.without.Swap(&without); *before != without {
-		klog.FromContext(ctx).Info("The API server keeps other fields of ResourceSlices than was thought; publishing accordingly", "without", without.names())
+	before, news := d.without.Swap(&without), !d.asked.Swap(true)
+	if news || *before != without {
+		klog.FromContext(ctx).Info("The API server said what it drops of ResourceSlices; publishing accordingly", "without", without.names())
+	}
+	if *before != without {
 		d.wakePublisher()
 	}
-	d.asked.Store(true)
 	return nil
 }
 

@@ -1,0 +1,150 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// needy is the tests' configuration, and besides says what users of GPUs need of
+// the host.
+const needy = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: chandler, namespace: chandler}
+data:
+  config.yaml: |
+    apiVersion: chandler.dev/v1alpha1
+    kind: DriverConfig
+    resources:
+    - name: devices.kubevirt.io/kvm
+      mode: DevicePlugin
+      cel: device.attributes["chandler.dev"].?model.orValue("") == "kvm"
+    overhead:
+    - cel: device.attributes["chandler.dev"].kind == "gpu"
+      perPod: {memory: 16Mi}
+      perContainer: {cpu: 10m}
+`
+
+// What the agent finds of the API server is what this has by its own word, and
+// what is published is what it keeps.
+func TestFieldsThatTheServerKeeps(t *testing.T) {
+	offers(t)
+	t.Cleanup(func() {
+		reconfigure(t, example(t, "config-kvm-classic.yaml"))
+		offers(t)
+	})
+	reconfigure(t, needy)
+	server := gatesOfServer(t)
+	found := gatesFound(t)
+	for gate, kept := range found {
+		enabled := server[gate] // not of a gate that an older server does not know
+		if strings.HasPrefix(gate, "DRA") && kept != enabled {
+			t.Errorf("%s: the agent finds %v, the server says %v", gate, kept, enabled)
+		}
+	}
+	if len(found) < 9 {
+		t.Errorf("the agent tells of %v only", found)
+	}
+	t.Logf("found: %v", found)
+	until(t, "GPUs to be published with what is kept", func(ctx context.Context) error {
+		devices, err := chandler.Devices(ctx, kube)
+		if err != nil {
+			return err
+		}
+		if n := countGPUs(devices); n != 8 {
+			return fmt.Errorf("there are %d GPUs", n)
+		}
+		for name, device := range devices {
+			if kind := device.Attributes["kind"].StringValue; kind != nil && *kind == "gpu" {
+				if err := checkFields(device, found); err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+			}
+		}
+		return nil
+	})
+	testCharged(t, found["DRANodeAllocatableResources"])
+}
+
+// checkFields checks that a GPU has the fields that are kept, and no others.
+func checkFields(device resourceapi.Device, found map[string]bool) error {
+	_, needs := device.NodeAllocatableResources["memory"]
+	if needs != found["DRANodeAllocatableResources"] {
+		return fmt.Errorf("its overhead is published: %v", needs)
+	}
+	links, linked := device.Attributes["linkedTo"] // each to three others, or none
+	if list := links.StringValues != nil; linked && list != found["DRAListTypeAttributes"] {
+		return fmt.Errorf("its links are a list: %v", list)
+	}
+	return nil
+}
+
+// testCharged runs a pod with a GPU, and looks whether it is charged for it.
+func testCharged(t *testing.T, kept bool) {
+	pod := gpuPod("needy", "0000:43:00.0")
+	apply(t, pod)
+	running(t, "needy")
+	got, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(within(t), "needy", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if charged := len(got.Status.NodeAllocatableResourceClaimStatuses) > 0; charged != kept {
+		t.Errorf("the pod is charged: %v; %v", charged, got.Status.NodeAllocatableResourceClaimStatuses)
+	}
+	remove(t, pod)
+	nothingHeld(t)
+}
+
+// gatesOfServer returns the feature gates of the API server by its metrics.
+func gatesOfServer(t *testing.T) map[string]bool {
+	t.Helper()
+	text, err := kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return switches(text, regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]*)".*\} ([01])$`))
+}
+
+// gatesFound returns what the agent tells of the API server, once it does.
+func gatesFound(t *testing.T) (found map[string]bool) {
+	t.Helper()
+	until(t, "the agent's metric of what the API server keeps", func(ctx context.Context) error {
+		agent, err := chandler.AgentPod(ctx, kube)
+		if err != nil {
+			return err
+		}
+		text, err := kube.CoreV1().Pods(chandler.Namespace).ProxyGet("http", agent.Name, "8080", "metrics", nil).DoRaw(ctx)
+		if err != nil {
+			return err
+		}
+		found = switches(text, regexp.MustCompile(`^chandler_dra_server_feature_enabled\{feature="([^"]*)"\} ([01])$`))
+		if len(found) == 0 {
+			return fmt.Errorf("it is not there: %s", strings.TrimSpace(string(text)))
+		}
+		return nil
+	})
+	return found
+}
+
+// switches returns what the lines of metrics say that match, by the first group.
+func switches(metrics []byte, line *regexp.Regexp) map[string]bool {
+	out := make(map[string]bool)
+	scanner := bufio.NewScanner(bytes.NewReader(metrics))
+	scanner.Buffer(nil, len(metrics)+1)
+	for scanner.Scan() {
+		if m := line.FindStringSubmatch(scanner.Text()); m != nil {
+			out[m[1]] = m[2] == "1"
+		}
+	}
+	return out
+}
