@@ -27,6 +27,18 @@ func (d *Device) SetNames(name resourceapi.QualifiedName, names []string) {
 	}
 }
 
+// Names returns the names that an attribute was set to, nil if there are none, or
+// none are known since they were too many for a string and one too long for a list.
+func (d *Device) Names(name resourceapi.QualifiedName) []string {
+	if list := d.Lists[name].StringValues; list != nil {
+		return list
+	}
+	if value := d.Attributes.String(name); value != "" {
+		return strings.Split(value, ",")
+	}
+	return nil
+}
+
 // setList sets a list. Devices that were copied from one another have theirs.
 func (d *Device) setList(name resourceapi.QualifiedName, list resourceapi.DeviceAttribute) {
 	d.Lists = maps.Clone(d.Lists)

@@ -98,6 +98,13 @@ func TestSetNames(t *testing.T) {
 			if diff := cmp.Diff(test.list, d.Lists["linkedTo"].StringValues); diff != "" {
 				t.Errorf("list (-want +got):\n%s", diff)
 			}
+			want := test.names
+			if test.text == nil && test.list == nil {
+				want = nil
+			}
+			if diff := cmp.Diff(want, d.Names("linkedTo")); diff != "" {
+				t.Errorf("names (-want +got):\n%s", diff)
+			}
 		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 )
@@ -167,7 +166,7 @@ func newPlace(u *unit) *place {
 		unit:    u,
 		names:   u.deviceNames(),
 		silicon: u.silicon(),
-		linked:  strings.Split(u.attribute("linkedTo"), ","),
+		linked:  u.linkedTo(),
 		fabric:  u.attribute("fabric"),
 		root:    u.attribute(deviceattribute.StandardDeviceAttributePCIeRoot),
 		numa:    u.numaNodes(),

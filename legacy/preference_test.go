@@ -30,7 +30,8 @@ func TestPrefer(t *testing.T) {
 	var ring, parts []discovery.Device
 	for i := range 6 {
 		d := at(gpu(fmt.Sprint(i)), 0, "", "ring")
-		d.Attributes.SetString("linkedTo", fmt.Sprintf("gpu-%d,gpu-%d", (i+1)%6, (i+5)%6))
+		// With a third that is not there, they are too many for a string.
+		d.SetNames("linkedTo", []string{fmt.Sprintf("gpu-%d", (i+1)%6), fmt.Sprintf("gpu-%d", (i+5)%6), strings.Repeat("x", 60)})
 		ring = append(ring, d)
 	}
 	for i := range 5 {

@@ -194,6 +194,14 @@ func (u *unit) attribute(name resourceapi.QualifiedName) string {
 	return ""
 }
 
+// linkedTo returns the names of the devices at the other ends of private links.
+func (u *unit) linkedTo() (names []string) {
+	for i := range u.devices {
+		names = append(names, u.devices[i].Names("linkedTo")...)
+	}
+	return names
+}
+
 func byName(a, b *unit) int {
 	return cmp.Or(natural(a.name, b.name), slices.Compare(a.deviceNames(), b.deviceNames()))
 }
