@@ -79,6 +79,37 @@ func goldenBench(t *testing.T, g golden) *bench {
 	return b.restart().offers(g.devices...)
 }
 
+// formatOf returns what is written but for which variables containers have, of
+// which there may be more at any time, and the checksum over them.
+func formatOf(t *testing.T, data []byte) any {
+	t.Helper()
+	if bytes.HasPrefix(data, []byte("sha256:")) {
+		_, data, _ = bytes.Cut(data, []byte("\n"))
+	}
+	var object any
+	if err := json.Unmarshal(data, &object); err != nil {
+		t.Fatal(err)
+	}
+	return withoutVariables(object)
+}
+
+func withoutVariables(value any) any {
+	switch value := value.(type) {
+	case []any:
+		for i := range value {
+			value[i] = withoutVariables(value[i])
+		}
+	case map[string]any:
+		for name := range value {
+			value[name] = withoutVariables(value[name])
+		}
+		if env, found := value["env"].([]any); found {
+			value["env"] = fmt.Sprintf("%T", env[0])
+		}
+	}
+	return value
+}
+
 // What is written today is what the golden records of this version say. A
 // change of them is one of the format, and makes a new version (see record).
 func TestRecordsAreWrittenAsTheirVersionSays(t *testing.T) {
@@ -96,7 +127,7 @@ func TestRecordsAreWrittenAsTheirVersionSays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		if diff := cmp.Diff(formatOf(t, want), formatOf(t, got)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
