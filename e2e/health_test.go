@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -27,7 +28,11 @@ func TestSickDevice(t *testing.T) {
 		}
 	})
 
-	tainted(t, name, "chandler.dev/node-missing")
+	if has(t, "DRADeviceTaints") {
+		tainted(t, name, "chandler.dev/node-missing")
+	} else {
+		until(t, "the GPU to leave the slices", func(ctx context.Context) error { return offersGPUs(ctx, 7) })
+	}
 	pod := gpuPod("convalescent", address)
 	apply(t, pod)
 	waits(t, "convalescent")
