@@ -385,8 +385,8 @@ func FuzzLoad(f *testing.F) {
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		known := false
-		n.teller.InUse = func() ([]Device, bool) { return n.devices, known }
+		var known atomic.Bool
+		n.teller.InUse = func() ([]Device, bool) { return n.devices, known.Load() }
 		ctx, cancel := context.WithCancel(t.Context())
 		changed, ended := make(chan struct{}, 1), make(chan struct{})
 		n.is("classic", sick)
@@ -398,7 +398,7 @@ func TestRun(t *testing.T) {
 		if len(n.events()) > 0 {
 			t.Error("tells before it is known who has what")
 		}
-		known = true
+		known.Store(true)
 		time.Sleep(unknownInterval)
 		synctest.Wait()
 		if len(n.events()) != 1 {
