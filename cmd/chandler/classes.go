@@ -21,27 +21,39 @@ import (
 // for what it says of them.
 const classInterval = 10 * time.Minute
 
-// classCheck warns of DeviceClasses that share an extended resource name, of
-// which one is for this driver: a pod's "limits" are then served by only one of
-// them, which may be the other driver's.
+// classCheck warns of pods with "limits" that DeviceClasses keep from what they
+// ask for. Of classes that share an extended resource name, only one serves it,
+// which may be another driver's. And where no class has the name, nobody does:
+// servers drop it that do not have the feature gate DRAExtendedResource, as
+// before Kubernetes 1.36 by default.
 type classCheck struct {
 	client *draclient.Client
-	last   map[string]string // what was said
+
+	// offered returns what DRA offers, nil before that is known.
+	offered func() *discovery.Snapshot
+
+	last     map[string]string // what was said of names that classes share
+	unserved map[string]bool   // and the names that no class had
 }
 
-// run warns at once, and again when what there is to say has changed.
+// run warns once it is known what DRA offers, and again when what there is to
+// say has changed.
 func (c *classCheck) run(ctx context.Context) {
 	for {
-		c.warn(ctx)
+		interval := time.Second
+		if offered := c.offered(); offered != nil {
+			c.warn(ctx, offered)
+			interval = classInterval
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(classInterval):
+		case <-time.After(interval):
 		}
 	}
 }
 
-func (c *classCheck) warn(ctx context.Context) {
+func (c *classCheck) warn(ctx context.Context, offered *discovery.Snapshot) {
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	// Of the API server's cache, which is new enough and costs it little.
@@ -62,6 +74,42 @@ func (c *classCheck) warn(ctx context.Context) {
 		}
 	}
 	c.last = now
+	c.warnOfUnserved(ctx, classes.Items, offered)
+}
+
+func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.DeviceClass, offered *discovery.Snapshot) {
+	unserved := make(map[string]bool)
+	for _, name := range withoutClass(classes, offered) {
+		unserved[name] = true
+		if !c.unserved[name] {
+			klog.FromContext(ctx).Info("Warning: DRA offers devices under a name that no DeviceClass has as its extendedResourceName; "+
+				"pods that ask for it by limits wait. The API server drops that field without the feature gate DRAExtendedResource; mode DevicePlugin serves such pods",
+				"extendedResourceName", name)
+		}
+	}
+	c.unserved = unserved
+}
+
+// withoutClass returns the classic names of what DRA offers that no class has,
+// in order.
+func withoutClass(classes []resourceapi.DeviceClass, offered *discovery.Snapshot) (names []string) {
+	served := func(name string) bool {
+		return slices.ContainsFunc(classes, func(class resourceapi.DeviceClass) bool {
+			return class.Spec.ExtendedResourceName != nil && *class.Spec.ExtendedResourceName == name
+		})
+	}
+	for _, d := range offered.Devices {
+		if d.Withheld != "" {
+			continue
+		}
+		for _, offer := range d.Offers {
+			if offer.Resource != "" && !offer.Optional && !slices.Contains(names, offer.Resource) && !served(offer.Resource) {
+				names = append(names, offer.Resource)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // A clash is an extended resource name that several classes have.

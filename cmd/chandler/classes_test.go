@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
 )
 
 // class returns a DeviceClass for a driver's devices; age is in minutes.
@@ -66,10 +68,11 @@ func TestClassCheck(t *testing.T) {
 		class("theirs", "nvidia.com/gpu", "gpu.nvidia.com", 9),
 	)
 	check := classCheck{client: draclient.New(client)}
+	offered := &discovery.Snapshot{Devices: []discovery.Device{{Offers: []discovery.Offer{{Resource: "nvidia.com/gpu"}}}}}
 	said := func(want ...string) {
 		t.Helper()
 		log = nil
-		check.warn(ctx)
+		check.warn(ctx, offered)
 		if len(log) != len(want) {
 			t.Fatalf("logged %q; want %q", log, want)
 		}
@@ -95,4 +98,38 @@ func TestClassCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	said(`["ours" "theirs"]`)
+}
+
+// Of names that DRA offers and no class has, each is told once, until one has it.
+func TestNamesWithoutClass(t *testing.T) {
+	var log []string
+	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
+	named := func(name string) discovery.Device {
+		return discovery.Device{Name: "d", Offers: []discovery.Offer{{Resource: name}}}
+	}
+	withheld, optional := named("example.com/withheld"), named("example.com/optional")
+	withheld.Withheld, optional.Offers[0].Optional = "the device-plugin API offers it", true
+	offered := &discovery.Snapshot{Devices: []discovery.Device{
+		named("nvidia.com/gpu"), named("amd.com/gpu"), named("nvidia.com/gpu"), named(""), withheld, optional,
+	}}
+	client := fake.NewClientset(class("amd", "amd.com/gpu", "chandler.dev", 1), class("nameless", "", "chandler.dev", 1))
+	check := classCheck{client: draclient.New(client)}
+	for i, want := range []int{1, 0, 0, 1} {
+		log = nil
+		switch i {
+		case 2:
+			_, err := client.ResourceV1().DeviceClasses().Create(ctx, class("nvidia", "nvidia.com/gpu", "chandler.dev", 1), metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+		case 3:
+			if err := client.ResourceV1().DeviceClasses().Delete(ctx, "nvidia", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check.warn(ctx, offered)
+		if len(log) != want || want > 0 && !strings.Contains(log[0], `"extendedResourceName"="nvidia.com/gpu"`) {
+			t.Errorf("look %d: logged %q; want %d of nvidia.com/gpu", i, log, want)
+		}
+	}
 }

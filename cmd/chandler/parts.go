@@ -43,7 +43,8 @@ type parts struct {
 	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
 	resaid   chan struct{}                      // has one when that says something else
 
-	withoutDRA atomic.Bool // the API server said that it does not serve DRA
+	offered    atomic.Pointer[discovery.Snapshot] // by DRA, nil before that is known
+	withoutDRA atomic.Bool                        // the API server said that it does not serve DRA
 }
 
 // watch scans the host, once this is the active instance, and hands the
@@ -178,7 +179,7 @@ func (p *parts) runAgent(ctx context.Context) error {
 		auto:      newAuto(ctx, p.servesDRA, p.driver.Registration, p.stateDir),
 		sides:     newSides(ctx, draHolder{p}, p.classic, claimed, p.stateDir),
 		fitter:    newFitter(discovery.Configurers(p.host, families.All), discovery.Acceptors(families.All), draHolder{p}, p.classic),
-		dra:       p.driver,
+		dra:       noting{p.driver, &p.offered},
 		classic:   p.classic,
 		ready:     p.ready,
 		snapshots: p.snapshots,
@@ -186,12 +187,24 @@ func (p *parts) runAgent(ctx context.Context) error {
 	return a.run(ctx)
 }
 
+// noting is a publisher that notes what it published last.
+type noting struct {
+	publisher
+	last *atomic.Pointer[discovery.Snapshot]
+}
+
+// Publish implements publisher.
+func (n noting) Publish(s *discovery.Snapshot) {
+	n.last.Store(s)
+	n.publisher.Publish(s)
+}
+
 // checkClasses warns of DeviceClasses, once this is the active instance.
 func (p *parts) checkClasses(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-p.active:
-		check := classCheck{client: draclient.New(p.client)}
+		check := classCheck{client: draclient.New(p.client), offered: p.offered.Load}
 		check.run(ctx)
 	}
 }
