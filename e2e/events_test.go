@@ -22,10 +22,7 @@ import (
 // again; each once, though the agent is replaced meanwhile.
 func TestEventsOfPods(t *testing.T) {
 	offers(t)
-	t.Cleanup(func() {
-		reconfigure(t, example(t, "config-kvm-classic.yaml"))
-		offers(t)
-	})
+	usualAgain(t)
 	apply(t, gpuPod("told-by-claim", "0000:23:00.0"))
 	running(t, "told-by-claim")
 	claims := map[string]string{"told-by-claim": "pci-0000-23-00-0"} // and their devices
@@ -44,7 +41,7 @@ func TestEventsOfPods(t *testing.T) {
 	}
 
 	// The scheduler takes what that pod has for one of these.
-	config := strings.ReplaceAll(oneClassicGPU, `== "0000:23:00.0"`, `in ["0000:a3:00.0", "0000:a4:00.0"]`)
+	config := besides(t, "", strings.ReplaceAll(oneClassicGPU, `== "0000:23:00.0"`, `in ["0000:a3:00.0", "0000:a4:00.0"]`))
 	reconfigure(t, config)
 	until(t, "two GPUs to be allocatable by their classic name", func(ctx context.Context) error {
 		return allocatableIs(ctx, "amd.com/gpu", 2)

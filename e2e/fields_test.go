@@ -15,35 +15,20 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// needy is the tests' configuration, and besides says what users of GPUs need of
-// the host.
+// needy says what users of GPUs need of the host.
 const needy = `
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: chandler, namespace: chandler}
-data:
-  config.yaml: |
-    apiVersion: chandler.dev/v1alpha1
-    kind: DriverConfig
-    resources:
-    - name: devices.kubevirt.io/kvm
-      mode: DevicePlugin
-      cel: device.attributes["chandler.dev"].?model.orValue("") == "kvm"
-    overhead:
-    - cel: device.attributes["chandler.dev"].kind == "gpu"
-      perPod: {memory: 16Mi}
-      perContainer: {cpu: 10m}
+overhead:
+- cel: device.attributes["chandler.dev"].kind == "gpu"
+  perPod: {memory: 16Mi}
+  perContainer: {cpu: 10m}
 `
 
 // What the agent finds of the API server is what this has by its own word, and
 // what is published is what it keeps.
 func TestFieldsThatTheServerKeeps(t *testing.T) {
 	offers(t)
-	t.Cleanup(func() {
-		reconfigure(t, example(t, "config-kvm-classic.yaml"))
-		offers(t)
-	})
-	reconfigure(t, needy)
+	usualAgain(t)
+	reconfigure(t, besides(t, needy, ""))
 	server := gatesOfServer(t)
 	found := gatesFound(t)
 	for gate, kept := range found {

@@ -11,27 +11,14 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// oneClassicGPU is the tests' configuration, and besides gives one GPU to the
-// device-plugin API.
+// oneClassicGPU gives one GPU to the device-plugin API, as an entry of resources.
 const oneClassicGPU = `
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: chandler, namespace: chandler}
-data:
-  config.yaml: |
-    apiVersion: chandler.dev/v1alpha1
-    kind: DriverConfig
-    resources:
-    - name: devices.kubevirt.io/kvm
-      mode: DevicePlugin
-      cel: device.attributes["chandler.dev"].?model.orValue("") == "kvm"
-    - name: amd.com/gpu
-      mode: DevicePlugin
-      cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "0000:23:00.0"
+- name: amd.com/gpu
+  mode: DevicePlugin
+  cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "0000:23:00.0"
 `
 
-// classicGPUs is the tests' configuration, and besides gives all GPUs to the
-// device-plugin API.
+// classicGPUs gives all GPUs to the device-plugin API.
 var classicGPUs = strings.Replace(oneClassicGPU, ` == "0000:23:00.0"`, ` != ""`, 1)
 
 // A GPU that the configuration moves from one API to the other moves when it
@@ -39,15 +26,12 @@ var classicGPUs = strings.Replace(oneClassicGPU, ` == "0000:23:00.0"`, ` != ""`,
 func TestModeMovesFreeDevices(t *testing.T) {
 	const name = "pci-0000-23-00-0"
 	offers(t)
-	t.Cleanup(func() {
-		reconfigure(t, example(t, "config-kvm-classic.yaml"))
-		offers(t)
-	})
+	usualAgain(t)
 
 	holder := gpuPod("dra-holder", "0000:23:00.0")
 	apply(t, holder)
 	running(t, "dra-holder")
-	reconfigure(t, oneClassicGPU)
+	reconfigure(t, besides(t, "", oneClassicGPU))
 	offeredNowhere(t, name)
 	running(t, "dra-holder")
 
@@ -62,7 +46,7 @@ func TestModeMovesFreeDevices(t *testing.T) {
 		t.Error("the pod got its GPU through DRA")
 	}
 
-	reconfigure(t, example(t, "config-kvm-classic.yaml"))
+	reconfigure(t, usual(t))
 	offeredNowhere(t, name)
 	running(t, "classic-holder")
 
@@ -71,25 +55,6 @@ func TestModeMovesFreeDevices(t *testing.T) {
 		return offersGPUs(ctx, 8)
 	})
 	nothingHeld(t)
-}
-
-// reconfigure applies a configuration and restarts the agent with it.
-func reconfigure(t *testing.T, config string) {
-	t.Helper()
-	ctx := within(t)
-	if err := kube.Apply(ctx, config); err != nil {
-		t.Fatal(err)
-	}
-	agent, err := chandler.AgentPod(ctx, kube)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := kube.DeletePod(ctx, chandler.Namespace, agent.Name); err != nil {
-		t.Fatal(err)
-	}
-	if err := chandler.WaitForAgent(ctx, kube); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // offeredNowhere waits until a GPU is in no slice, and checks that it is not

@@ -221,11 +221,8 @@ func TestClassicLimit(t *testing.T) {
 	apply(t, pod)
 	if !has(t, "DRAExtendedResource") {
 		waits(t, "classic-gpus")
-		t.Cleanup(func() {
-			reconfigure(t, example(t, "config-kvm-classic.yaml"))
-			offers(t)
-		})
-		reconfigure(t, classicGPUs)
+		usualAgain(t)
+		reconfigure(t, besides(t, "", classicGPUs))
 	}
 	f := succeed(t, "classic-gpus")
 	if got := f.nodes("/dev/dri/renderD"); len(got) != 2 {

@@ -223,22 +223,11 @@ spec:
 	nothingHeld(t)
 }
 
-// manyShares has each GPU shared by 16 claims, beside the tests' configuration.
+// manyShares has each GPU shared by 16 claims.
 const manyShares = `
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: chandler, namespace: chandler}
-data:
-  config.yaml: |
-    apiVersion: chandler.dev/v1alpha1
-    kind: DriverConfig
-    sharing:
-    - cel: device.attributes["chandler.dev"].kind == "gpu"
-      replicas: 16
-    resources:
-    - name: devices.kubevirt.io/kvm
-      mode: DevicePlugin
-      cel: device.attributes["chandler.dev"].?model.orValue("") == "kvm"
+sharing:
+- cel: device.attributes["chandler.dev"].kind == "gpu"
+  replicas: 16
 `
 
 // The burst: so many pods with so many claims each, all at once.
@@ -251,11 +240,8 @@ const (
 // the kubelet's wait, though it writes the claims' status bit by bit.
 func TestBurstOfClaims(t *testing.T) {
 	offers(t)
-	t.Cleanup(func() {
-		reconfigure(t, example(t, "config-kvm-classic.yaml"))
-		offers(t)
-	})
-	reconfigure(t, manyShares)
+	usualAgain(t)
+	reconfigure(t, besides(t, manyShares, ""))
 	until(t, "shared GPUs to be offered", func(ctx context.Context) error {
 		devices, err := chandler.Devices(ctx, kube)
 		if err == nil {

@@ -11,27 +11,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// sharedMemory is the tests' configuration, and besides shares the memory of
-// all GPUs, of which two are given to the device-plugin API.
+// sharedMemory shares the memory of all GPUs.
 const sharedMemory = `
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: chandler, namespace: chandler}
-data:
-  config.yaml: |
-    apiVersion: chandler.dev/v1alpha1
-    kind: DriverConfig
-    sharing:
-    - cel: device.attributes["chandler.dev"].kind == "gpu"
-      unit: 1Gi
-      resource: aliyun.com/gpu-mem
-    resources:
-    - name: devices.kubevirt.io/kvm
-      mode: DevicePlugin
-      cel: device.attributes["chandler.dev"].?model.orValue("") == "kvm"
-    - name: amd.com/gpu
-      mode: DevicePlugin
-      cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") in ["0000:23:00.0", "0000:24:00.0"]
+sharing:
+- cel: device.attributes["chandler.dev"].kind == "gpu"
+  unit: 1Gi
+  resource: aliyun.com/gpu-mem
+`
+
+// twoClassicGPUs gives two GPUs to the device-plugin API, as an entry of
+// resources.
+const twoClassicGPUs = `
+- name: amd.com/gpu
+  mode: DevicePlugin
+  cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") in ["0000:23:00.0", "0000:24:00.0"]
 `
 
 // unitsOfEach is how many GiB each of the recorded GPUs has, rounded down.
@@ -41,11 +34,8 @@ const unitsOfEach = 63
 // memory, by both APIs.
 func TestSharedMemory(t *testing.T) {
 	offers(t)
-	t.Cleanup(func() {
-		reconfigure(t, example(t, "config-kvm-classic.yaml"))
-		offers(t)
-	})
-	reconfigure(t, sharedMemory)
+	usualAgain(t)
+	reconfigure(t, besides(t, sharedMemory, twoClassicGPUs))
 	until(t, "the memory of two GPUs to be allocatable", func(ctx context.Context) error {
 		return allocatableIs(ctx, "aliyun.com/gpu-mem", 2*unitsOfEach)
 	})
