@@ -110,6 +110,9 @@ type Config struct {
 	// NoSchedule if empty.
 	Gone resourceapi.DeviceTaintEffect
 
+	// Observe is told how long the kubelet's calls take. Optional.
+	Observe Observer
+
 	// Without says what the API server is known to drop from slices. What else
 	// it drops is found out.
 	Without Without
@@ -196,6 +199,9 @@ func New(config Config) (*Driver, error) {
 		active := make(chan struct{})
 		close(active)
 		config.Active = active
+	}
+	if config.Observe == nil {
+		config.Observe = func(string, string, time.Duration, error) {}
 	}
 	if config.Accept == nil {
 		config.Accept = func([]discovery.Device, discovery.Parameters) error { return nil }
@@ -356,6 +362,7 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 		kubeletplugin.RollingUpdate(d.config.PodUID),
 		// The helper's lock would make unrelated claims wait for each other.
 		kubeletplugin.Serialize(false),
+		kubeletplugin.GRPCInterceptor(d.timeCalls),
 		kubeletplugin.GRPCInterceptor(d.noteRegistration),
 		kubeletplugin.GRPCInterceptor(getAhead),
 	}
@@ -377,6 +384,9 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.Unar
 	}
 	return handler(ctx, request)
 }
+
+// Prepared returns how many claims are prepared, 0 until the records are read.
+func (d *Driver) Prepared() int { return len(d.recorded()) }
 
 // Registration returns what the kubelet last said to the registration.
 func (d *Driver) Registration() Registration { return d.registration.Load().(Registration) }

@@ -79,6 +79,8 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 func TestThroughTheHelper(t *testing.T) {
 	c := claim("c", "a")
 	b := newBench(t)
+	var timed stages
+	b.config.Observe = timed.add
 	client := fake.NewClientset(c)
 	registry, conn, _ := b.serve(client)
 	b.offers(gpu("a", 1))
@@ -109,11 +111,39 @@ func TestThroughTheHelper(t *testing.T) {
 	if exists(b.recordFile(c)) || exists(b.specFile(c)) {
 		t.Error("something is left of the claim")
 	}
+	if _, err := node.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{}); err != nil { // a probe
+		t.Error(err)
+	}
+	timed.expect(t, "prepare read", "prepare claim", "prepare call", "unprepare claim", "unprepare call")
 	eventually(t, "a ResourceSlice", func() bool {
 		list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 1 && len(list.Items[0].Spec.Devices) == 1 &&
 			list.Items[0].Spec.Driver == discovery.Domain && list.Items[0].Spec.Pool.Name == "node"
 	})
+}
+
+// stages are what calls consisted of, in the order in which they ended.
+type stages struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (s *stages) add(operation, stage string, took time.Duration, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if took <= 0 || err != nil {
+		stage += fmt.Sprintf(" in %s: %v", took, err)
+	}
+	s.all = append(s.all, operation+" "+stage)
+}
+
+func (s *stages) expect(t *testing.T, want ...string) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Equal(s.all, want) {
+		t.Errorf("stages %q, want %q", s.all, want)
+	}
 }
 
 // TestHealthStreams plays kubelets that know one version of the health service:

@@ -29,6 +29,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	if len(claims) == 0 {
 		return nil, nil
 	}
+	d.timeRead(ctx)
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	done, err := d.calls.begin(ctx)
@@ -38,7 +39,11 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	defer done()
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	each(len(claims), func(i int) {
-		devices, err := d.prepareSafely(ctx, claims[i])
+		var devices []kubeletplugin.Device
+		err := d.timeClaim(OperationPrepare, func() (err error) {
+			devices, err = d.prepareSafely(ctx, claims[i])
+			return err
+		})
 		if err != nil {
 			err = fmt.Errorf("prepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
 		}
@@ -65,7 +70,8 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	defer done()
 	results := make([]error, len(claims))
 	each(len(claims), func(i int) {
-		if err := d.unprepare(ctx, claims[i].UID); err != nil {
+		err := d.timeClaim(OperationUnprepare, func() error { return d.unprepare(ctx, claims[i].UID) })
+		if err != nil {
 			results[i] = fmt.Errorf("unprepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
 		}
 	})

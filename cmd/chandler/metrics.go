@@ -2,45 +2,115 @@ package main
 
 import (
 	"net/http"
+	"time"
 
 	"k8s.io/component-base/metrics"
 
+	"chandler.dev/discovery"
 	"chandler.dev/driver"
 )
 
-// serverFeatures tells which optional fields of ResourceSlices the API server
-// keeps, whenever it is asked.
-type serverFeatures struct {
-	metrics.BaseStableCollector
-	description *metrics.Desc
-	features    func() []driver.Feature
+// agentMetrics are what the agent says of itself at /metrics.
+type agentMetrics struct {
+	calls *metrics.HistogramVec
 }
 
-// metricsHandler answers with the metrics of the agent. There is none of what is
-// not known yet.
-func metricsHandler(features func() []driver.Feature) http.Handler {
+func newAgentMetrics() *agentMetrics {
+	return &agentMetrics{calls: metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Name: "chandler_dra_duration_seconds",
+		Help: "How long the kubelet's calls took, by operation (prepare, unprepare), result (success, error) and stage: " +
+			"call is all of a call, read the library's getting of its claims from the API server, claim the driver's part for each claim.",
+		// The kubelet's own begin at 0.1 s, where most calls have long ended.
+		Buckets:        metrics.ExponentialBuckets(0.0005, 2, 17),
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"operation", "stage", "result"})}
+}
+
+// observe is a [driver.Observer].
+func (m *agentMetrics) observe(operation, stage string, took time.Duration, err error) {
+	result := "success"
+	if err != nil {
+		result = "error"
+	}
+	m.calls.WithLabelValues(operation, stage, result).Observe(took.Seconds())
+}
+
+// handler answers with the metrics of the agent. There is none of what is not
+// known yet.
+func (m *agentMetrics) handler(state agentState) http.Handler {
 	registry := metrics.NewKubeRegistry()
-	registry.CustomMustRegister(&serverFeatures{
-		description: metrics.NewDesc("chandler_dra_server_feature_enabled",
-			"Whether the API server keeps the fields of ResourceSlices that belong to a feature: 1, or 0 where it drops or refuses them and something else is published instead.",
-			[]string{"feature"}, nil, metrics.ALPHA, ""),
-		features: features,
-	})
+	registry.MustRegister(m.calls)
+	registry.CustomMustRegister(&stateCollector{agentState: state})
 	return metrics.HandlerFor(registry, metrics.HandlerOpts{})
 }
 
+// agentState is what is looked at whenever metrics are asked for.
+type agentState struct {
+	features func() []driver.Feature
+	prepared func() int
+	devices  func() *discovery.Snapshot // nil before it is known
+}
+
+// stateCollector makes metrics of the state.
+type stateCollector struct {
+	metrics.BaseStableCollector
+	agentState
+}
+
+var (
+	featureMetric = metrics.NewDesc("chandler_dra_server_feature_enabled",
+		"Whether the API server keeps the fields of ResourceSlices that belong to a feature: 1, or 0 where it drops or refuses them and something else is published instead.",
+		[]string{"feature"}, nil, metrics.ALPHA, "")
+	preparedMetric = metrics.NewDesc("chandler_dra_prepared_claims", "Claims that are prepared on this node.", nil, nil, metrics.ALPHA, "")
+	devicesMetric  = metrics.NewDesc("chandler_devices",
+		"Devices of the host by family, by the API that offers them, and by what is wrong with them: healthy, or a condition such as unknown.",
+		[]string{"family", "api", "health"}, nil, metrics.ALPHA, "")
+)
+
 // DescribeWithStability implements [metrics.StableCollector].
-func (s *serverFeatures) DescribeWithStability(descriptions chan<- *metrics.Desc) {
-	descriptions <- s.description
+func (s *stateCollector) DescribeWithStability(descriptions chan<- *metrics.Desc) {
+	descriptions <- featureMetric
+	descriptions <- preparedMetric
+	descriptions <- devicesMetric
 }
 
 // CollectWithStability implements [metrics.StableCollector].
-func (s *serverFeatures) CollectWithStability(all chan<- metrics.Metric) {
+func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
+	gauge := func(of *metrics.Desc, value float64, labels ...string) {
+		all <- metrics.NewLazyConstMetric(of, metrics.GaugeValue, value, labels...)
+	}
 	for _, feature := range s.features() {
 		kept := 0.0
 		if feature.Kept {
 			kept = 1
 		}
-		all <- metrics.NewLazyConstMetric(s.description, metrics.GaugeValue, kept, feature.Name)
+		gauge(featureMetric, kept, feature.Name)
 	}
+	gauge(preparedMetric, float64(s.prepared()))
+	for labels, n := range countDevices(s.devices()) {
+		gauge(devicesMetric, float64(n), labels.family, labels.api, labels.health)
+	}
+}
+
+type deviceLabels struct{ family, api, health string }
+
+// countDevices counts the devices of the snapshot for DRA, in which those are
+// withheld that the device-plugin API offers.
+func countDevices(s *discovery.Snapshot) map[deviceLabels]int {
+	counts := make(map[deviceLabels]int)
+	if s == nil {
+		return counts
+	}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		labels := deviceLabels{d.Family, string(discovery.ModeDRA), "healthy"}
+		if d.Withheld != "" {
+			labels.api = string(discovery.ModeDevicePlugin)
+		}
+		if key := d.Health.Key(); key != "" {
+			labels.health = string(key)
+		}
+		counts[labels]++
+	}
+	return counts
 }

@@ -1,20 +1,24 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
+	"chandler.dev/discovery"
 	"chandler.dev/driver"
 )
 
-func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
-	var features []driver.Feature
-	server := httptest.NewServer(metricsHandler(func() []driver.Feature { return features }))
-	defer server.Close()
-	scrape := func() string {
+// serveMetrics serves metrics until the test ends, and returns what asks for them.
+func serveMetrics(t *testing.T, m *agentMetrics, state agentState) (scrape func() string) {
+	t.Helper()
+	server := httptest.NewServer(m.handler(state))
+	t.Cleanup(server.Close)
+	return func() string {
 		response, err := http.Get(server.URL)
 		if err != nil {
 			t.Fatal(err)
@@ -26,27 +30,76 @@ func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 		}
 		return string(text)
 	}
+}
+
+func expectLines(t *testing.T, text string, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("%q is not said:\n%s", line, text)
+		}
+	}
+}
+
+// The kubelet's calls are counted by how long they took, and devices and claims
+// are as they are when it is asked.
+func TestMetricsOfCallsAndDevices(t *testing.T) {
+	m := newAgentMetrics()
+	var snapshot *discovery.Snapshot
+	prepared := 0
+	scrape := serveMetrics(t, m, agentState{
+		features: func() []driver.Feature { return nil },
+		prepared: func() int { return prepared },
+		devices:  func() *discovery.Snapshot { return snapshot },
+	})
+	text := scrape()
+	expectLines(t, text, "chandler_dra_prepared_claims 0")
+	if strings.Contains(text, "chandler_devices{") {
+		t.Errorf("devices are counted before they are known:\n%s", text)
+	}
+	m.observe(driver.OperationPrepare, driver.StageClaim, 700*time.Microsecond, nil)
+	m.observe(driver.OperationPrepare, driver.StageClaim, 3*time.Second, errors.New("held"))
+	prepared = 3
+	snapshot = &discovery.Snapshot{Devices: []discovery.Device{
+		{Family: "amdgpu"}, {Family: "amdgpu"}, {Family: "hypervisor", Withheld: "the device-plugin API offers it"},
+		{Family: "amdgpu", Health: discovery.Health{Status: discovery.Unknown}},
+	}}
+	expectLines(t, scrape(),
+		"# TYPE chandler_dra_duration_seconds histogram",
+		`chandler_dra_duration_seconds_bucket{operation="prepare",result="success",stage="claim",le="0.0005"} 0`,
+		`chandler_dra_duration_seconds_bucket{operation="prepare",result="success",stage="claim",le="0.001"} 1`,
+		`chandler_dra_duration_seconds_count{operation="prepare",result="error",stage="claim"} 1`,
+		"chandler_dra_prepared_claims 3",
+		`chandler_devices{api="DRA",family="amdgpu",health="healthy"} 2`,
+		`chandler_devices{api="DRA",family="amdgpu",health="unknown"} 1`,
+		`chandler_devices{api="DevicePlugin",family="hypervisor",health="healthy"} 1`,
+	)
+}
+
+func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
+	var features []driver.Feature
+	scrape := serveMetrics(t, newAgentMetrics(), agentState{
+		features: func() []driver.Feature { return features },
+		prepared: func() int { return 0 },
+		devices:  func() *discovery.Snapshot { return nil },
+	})
 	if text := scrape(); strings.Contains(text, "chandler_dra_server_feature_enabled{") {
 		t.Errorf("said before it is known:\n%s", text)
 	}
 	features = driver.Without{Overhead: true}.Features()
 	text := scrape()
-	for _, line := range []string{
+	expectLines(t, text,
 		"# TYPE chandler_dra_server_feature_enabled gauge",
 		`chandler_dra_server_feature_enabled{feature="DRANodeAllocatableResources"} 0`,
 		`chandler_dra_server_feature_enabled{feature="DRAPartitionableDevices"} 1`,
 		`chandler_dra_server_feature_enabled{feature="SeparateCounters"} 1`,
-	} {
-		if !strings.Contains(text, line+"\n") {
-			t.Errorf("%q is not said:\n%s", line, text)
-		}
-	}
+	)
 	if lines := strings.Count(text, "\nchandler_dra_server_feature_enabled{"); lines != len(features) {
 		t.Errorf("%d features, want %d:\n%s", lines, len(features), text)
 	}
 	// What has changed since is said at the next scrape.
 	features = driver.Without{}.Features()
-	if text := scrape(); strings.Contains(text, "} 0\n") {
+	if text := scrape(); strings.Contains(text, "feature_enabled{") && strings.Contains(text, "} 0\n") {
 		t.Errorf("still without:\n%s", text)
 	}
 }

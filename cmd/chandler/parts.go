@@ -32,6 +32,7 @@ type parts struct {
 	client     kubernetes.Interface
 	statuses   kubernetes.Interface
 	discovery  kubediscovery.ServerGroupsInterfaceWithContext
+	metrics    *agentMetrics
 	driver     *driver.Driver
 	classic    *legacy.Plugin
 	active     chan struct{} // closed once this is the active instance

@@ -140,7 +140,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	group.Go(func() error { p.tellPods(ctx); return nil })
 	if o.healthAddress != "" {
 		mux := healthMux(p.checkLive, p.checkReady)
-		mux.Handle("GET /metrics", metricsHandler(p.driver.Features))
+		mux.Handle("GET /metrics", p.metrics.handler(agentState{p.driver.Features, p.driver.Prepared, p.offered.Load}))
 		group.Go(func() error { return serveHealth(ctx, o.healthAddress, mux) })
 	}
 	err = group.Wait()
@@ -198,6 +198,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		host:      configuredHost(hostFS, config),
 		active:    make(chan struct{}),
 		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
+		metrics:   newAgentMetrics(),
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
 		resaid:    make(chan struct{}, 1),
@@ -240,6 +241,7 @@ func (o *runOptions) build(ctx context.Context) (*parts, error) {
 		Granter:        discovery.Granters(families.All),
 		Elsewhere:      p.classic,
 		Scanned:        p.lastScan,
+		Observe:        p.metrics.observe,
 		NoMetadata:     !o.metadata,
 		Active:         p.active,
 		ReadParameters: readParameters,
