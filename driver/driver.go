@@ -156,6 +156,7 @@ type Driver struct {
 	without      atomic.Pointer[Without]
 	asked        atomic.Bool // the API server has said what it keeps
 	wake         chan struct{}
+	registered   chan struct{} // has one when the kubelet has registered the driver
 	ask          chan struct{} // has one when the API server is to be asked anew what it keeps
 	prepared     chan struct{} // has one when a claim was prepared
 
@@ -222,7 +223,7 @@ func New(config Config) (*Driver, error) {
 			return nil, errors.New("this driver takes no parameters")
 		}
 	}
-	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
+	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), registered: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
 	d.jobs.rescan = config.Rescan
@@ -320,6 +321,7 @@ func (d *Driver) restoreSpecs(ctx context.Context) (problems []error) {
 	for _, uid := range uids {
 		// The spec of an unreadable record is what tells who holds its devices.
 		if !current[uid] && !d.store.unreadable(uid) {
+			klog.FromContext(ctx).Info("Removing the CDI spec of a claim that has no record of this boot", "uid", uid)
 			problems = append(problems, specs.RemoveClaim(uid))
 		}
 	}
@@ -379,6 +381,7 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.Unar
 		answer := Refused
 		if status.GetPluginRegistered() {
 			answer = Accepted
+			notify(d.registered)
 		}
 		d.registration.Store(answer)
 	}

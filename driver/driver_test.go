@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/cdi"
@@ -197,6 +198,34 @@ func expectPublished(t *testing.T, helper *fakeHelper, want ...string) {
 			t.Errorf("published %q, want %q", got[i], want[i])
 		}
 	}
+}
+
+// What is published is said again for a while when the kubelet has registered the
+// driver, since it deleted all slices before.
+func TestPublishingAfterRegistration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		stop := b.run(helper)
+		register := func(accepted bool) {
+			status := &registerapi.RegistrationStatus{PluginRegistered: accepted}
+			_, err := b.noteRegistration(t.Context(), status, nil, func(context.Context, any) (any, error) { return nil, nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+		}
+		register(true)
+		expectPublished(t, helper) // there is nothing yet
+		b.offers(gpu("a", 1))
+		expectPublished(t, helper, "a")
+		register(false)
+		expectPublished(t, helper)
+		register(true)
+		expectPublished(t, helper, "a", "a", "a", "a") // after 1, 3, 7 and 15 s
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestPublishing(t *testing.T) {

@@ -45,6 +45,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 			return err
 		})
 		if err != nil {
+			klog.FromContext(ctx).Info("A claim is not prepared", "claim", klog.KObj(claims[i]), "uid", claims[i].UID, "reason", err.Error())
 			err = fmt.Errorf("prepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
 		}
 		results[i] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
@@ -72,6 +73,7 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	each(len(claims), func(i int) {
 		err := d.timeClaim(OperationUnprepare, func() error { return d.unprepare(ctx, claims[i].UID) })
 		if err != nil {
+			klog.FromContext(ctx).Info("A claim is not unprepared", "claim", klog.KRef(claims[i].Namespace, claims[i].Name), "uid", claims[i].UID, "reason", err.Error())
 			results[i] = fmt.Errorf("unprepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
 		}
 	})
@@ -331,6 +333,11 @@ func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*recor
 			return nil, nil, fmt.Errorf("request %s: device %s/%s is gone from this node", allocated.Request, allocated.Pool, allocated.Device)
 		}
 		r.Results = append(r.Results, newResult(claim.UID, i, &allocated, &device))
+		for name, taken := range r.Results[len(r.Results)-1].Consumes {
+			if taken.Sign() < 0 {
+				return nil, nil, fmt.Errorf("request %s: device %s: %s of its %s would be consumed", allocated.Request, allocated.Device, taken.String(), name)
+			}
+		}
 		devices = append(devices, device)
 	}
 	return r, devices, nil

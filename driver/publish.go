@@ -15,12 +15,22 @@ import (
 // sayAfter is how often it is said that the API server does not answer.
 const sayAfter = 30 * time.Second
 
+// lastRepeat is how long after a registration what is published is said for the
+// last time again. A kubelet that starts deletes all slices of its node, and so
+// does one from which a driver was cut off for 30 s (pkg/kubelet/cm/dra/plugin/
+// dra_plugin_manager.go); the library would make them anew 30 s later
+// (resourceslice.DefaultSyncDelay). To say it again writes nothing that is there.
+const lastRepeat = 8 * time.Second
+
 // publishLoop publishes until the context ends: when there is a new snapshot,
 // when a claim lets go of a device, when a device has long been configured
-// that cannot be read, and when the server turns out to drop fields.
+// that cannot be read, when the server turns out to drop fields, and when the
+// kubelet has registered the driver.
 func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
 	var last *resourceslice.DriverResources
 	confirmed := false // what the server keeps was asked for what is to be published
+	var repeat <-chan time.Time
+	pause := time.Second
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
@@ -56,6 +66,18 @@ func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
 		case <-v.next:
 		case <-d.wake:
 		case <-again:
+		case <-d.registered:
+			pause = time.Second
+			repeat = time.After(pause)
+		case <-repeat:
+			if last != nil {
+				if err := publish(ctx, helper, *last); err != nil {
+					return err
+				}
+			}
+			if pause *= 2; pause <= lastRepeat {
+				repeat = time.After(pause)
+			}
 		}
 	}
 }

@@ -29,6 +29,27 @@ func (s *store) setAside(uid types.UID) error {
 	return nil
 }
 
+// readAgain makes a record that was set aside the claim's again, if this agent can
+// read it, as a newer one can that an older one did not understand, and there is
+// no other of the claim. It reports whether it did.
+func (s *store) readAgain(uid types.UID, name string, data []byte) bool {
+	r, err := decodeRecord(data)
+	if err != nil || r.UID != uid {
+		return false
+	}
+	if _, err := os.Lstat(s.file(uid)); !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	if others, err := s.badFiles(uid); err != nil || len(others) != 1 {
+		return false
+	}
+	if s.files.Rename(filepath.Join(s.dir, name), s.file(uid)) != nil {
+		return false
+	}
+	s.enter(r)
+	return true
+}
+
 // badFiles returns the records of a claim that were set aside.
 func (s *store) badFiles(uid types.UID) ([]string, error) {
 	entries, err := os.ReadDir(s.dir)

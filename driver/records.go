@@ -74,7 +74,9 @@ func openStore(dir, boot string, files atomicfile.Files, specs cdi.Dir) (s *stor
 			}
 		case strings.HasPrefix(extension, badExtension):
 			data, _ := os.ReadFile(filepath.Join(dir, name))
-			s.hold(uid, data, specs)
+			if !s.readAgain(uid, name, data) {
+				s.hold(uid, data, specs)
+			}
 		}
 	}
 	return s, problems, nil

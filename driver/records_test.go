@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,6 +13,40 @@ import (
 
 	"chandler.dev/discovery"
 )
+
+// A record that an older agent set aside is the claim's again once there is an
+// agent that can read it.
+func TestRecordThatWasSetAsideIsReadAgain(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	data, err := os.ReadFile(b.recordFile(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.recordFile(c), reseal(data, `"version": 1`, `"version": 2`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	bad := strings.TrimSuffix(b.recordFile(c), recordExtension) + badExtension + "0"
+	if !exists(bad) || exists(b.recordFile(c)) {
+		t.Fatal("the record was not set aside")
+	}
+	b.restart() // and again by this one
+	if !exists(bad) {
+		t.Fatal("it is not aside any more")
+	}
+	if err := os.WriteFile(bad, data, 0o600); err != nil { // what to a newer agent is readable
+		t.Fatal(err)
+	}
+	b.restart().offers(gpu("a", 1))
+	if exists(bad) || !exists(b.recordFile(c)) || b.store.get(c.UID) == nil || b.store.unreadable(c.UID) {
+		t.Error("the record is not the claim's again")
+	}
+	if err := b.tryUnprepare(c); err != nil || exists(b.recordFile(c)) || exists(b.specFile(c)) {
+		t.Errorf("unprepare: %v", err)
+	}
+}
 
 func TestUnreadableRecordKeepsHolding(t *testing.T) {
 	damages := map[string]func([]byte) []byte{

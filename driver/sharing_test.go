@@ -206,3 +206,11 @@ func TestConsumedReachesContainerAndFamily(t *testing.T) {
 		t.Errorf("the family is told %v", granted)
 	}
 }
+
+// An allocation that would give back what others have is no allocation.
+func TestNegativeShare(t *testing.T) {
+	b := newBench(t).restart().offers(byMemory("big", 8))
+	if _, err := b.try(taking(claim("c", "big"), "memory", "-3Gi")); err == nil || !strings.Contains(err.Error(), "-3Gi of its memory") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -117,12 +117,7 @@ func (d *Driver) untilQuiet(ctx context.Context, v *view) {
 }
 
 // notePrepared has the status of claims looked at.
-func (d *Driver) notePrepared() {
-	select {
-	case d.prepared <- struct{}{}:
-	default:
-	}
-}
+func (d *Driver) notePrepared() { notify(d.prepared) }
 
 // write writes what has changed, and reports whether some of it is to be tried
 // again.
