@@ -42,20 +42,41 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
+// healthOf says how what a claim has is: as its device, or gone, also where
+// another has taken its place. That is not said while it may only look so: while
+// the device is made what a claim wants, or cannot be read.
+func (d *Driver) healthOf(s *discovery.Snapshot, r *record, has *result, now time.Time) discovery.Health {
+	device, found := s.Lookup(has.Source)
+	if !found {
+		return discovery.Gone(d.config.Gone)
+	}
+	health := d.jobs.said(&device, now)
+	if r.Configuring || device.Health.Status == discovery.Unknown || d.jobs.excuse(device.Name, now) > 0 {
+		return health
+	}
+	if err := has.replacedBy(&device); err != nil {
+		health = discovery.Gone(d.config.Gone)
+		health.Reason = err.Error()
+	}
+	return health
+}
+
 // healthReport says how the devices of the view are, and that those which are
-// gone but held are not well.
+// gone but held are not well. Who has a device only for administration keeps it
+// longer than it is there, and others have what is in its place.
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	health := make(map[string]discovery.Health)
 	for _, device := range v.snapshot.Devices {
 		health[device.Name] = d.jobs.said(&device, now)
 	}
 	for _, r := range d.recorded() {
-		for _, result := range r.Results {
-			of, found := health[result.Source]
-			if !found {
-				of = discovery.Gone(d.config.Gone)
+		for i := range r.Results {
+			result := &r.Results[i]
+			of := d.healthOf(v.snapshot, r, result, now) // a numbered share is as its device
+			_, said := health[result.Device]
+			if !said || of.Key() == discovery.ConditionGone && !result.Admin {
+				health[result.Device] = of
 			}
-			health[result.Device] = of // a numbered share is as its device
 		}
 	}
 	var report kubeletplugin.DeviceHealthReport

@@ -9,8 +9,11 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
 )
 
 // Held returns which claims have which devices, by the devices' names, as the
@@ -47,22 +50,41 @@ func Held(host fs.FS, dir, boot string) (map[string]string, error) {
 	return held, errors.Join(errs...)
 }
 
-// InUse returns which claims containers may have devices by, by the devices' names
-// in the snapshot, in order. What a claim has for administration only is nobody's
-// concern. It is empty until the records are read.
-func (d *Driver) InUse() map[string][]types.NamespacedName {
-	used := make(map[string][]types.NamespacedName)
+// Use is a device that claims have, and how it is for them.
+type Use struct {
+	Device string // its name in the snapshot
+	Health discovery.Health
+	Claims []types.NamespacedName
+}
+
+// InUse returns which devices containers may have by claims, and how they are as
+// a snapshot has them. There is more than one of a device that is gone for some of
+// its claims, since another has taken its place, and there for others. What a claim
+// has for administration only is nobody's concern. It is empty until the records
+// are read.
+func (d *Driver) InUse(s *discovery.Snapshot) []Use {
+	var uses []Use
+	now := time.Now()
 	for _, r := range d.recorded() {
 		if r.Configuring {
 			continue
 		}
-		for _, result := range r.Results {
-			if !result.Admin && !slices.Contains(used[result.Source], r.named()) {
-				used[result.Source] = append(used[result.Source], r.named())
+		for i := range r.Results {
+			has := &r.Results[i]
+			if has.Admin {
+				continue
+			}
+			use := Use{Device: has.Source, Health: d.healthOf(s, r, has, now)}
+			i := slices.IndexFunc(uses, func(u Use) bool { return u.Device == use.Device && u.Health == use.Health })
+			if i < 0 {
+				i, uses = len(uses), append(uses, use)
+			}
+			if !slices.Contains(uses[i].Claims, r.named()) {
+				uses[i].Claims = append(uses[i].Claims, r.named())
 			}
 		}
 	}
-	return used
+	return uses
 }
 
 // addHeld adds what a record names, whatever its version and checksum.

@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
 )
 
 func TestHeld(t *testing.T) {
@@ -49,8 +51,8 @@ func TestHeld(t *testing.T) {
 func TestInUse(t *testing.T) {
 	b := newBench(t)
 	d, err := New(b.config)
-	if err != nil || len(d.InUse()) > 0 {
-		t.Errorf("before the records are read: %v, %v", d.InUse(), err)
+	if err != nil || len(d.InUse(&discovery.Snapshot{})) > 0 {
+		t.Errorf("before the records are read: %v, %v", d.InUse(&discovery.Snapshot{}), err)
 	}
 	b.restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
 	admin := claim("admin", "b")
@@ -61,15 +63,21 @@ func TestInUse(t *testing.T) {
 		}
 	}
 	one := []types.NamespacedName{{Namespace: "default", Name: "one"}}
-	want := map[string][]types.NamespacedName{"a": one, "c": one}
-	if diff := cmp.Diff(want, b.InUse()); diff != "" {
+	want := []Use{{Device: "a", Claims: one}, {Device: "c", Claims: one}}
+	snapshot := b.view.Load().snapshot
+	if diff := cmp.Diff(want, b.InUse(snapshot)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(want, b.restart().InUse()); diff != "" {
+	if diff := cmp.Diff(want, b.restart().InUse(snapshot)); diff != "" {
 		t.Errorf("after a restart: %s", diff)
 	}
+	snapshot = &discovery.Snapshot{Devices: snapshot.Devices[:1]}
+	want[1].Health = discovery.Gone(resourceapi.DeviceTaintEffectNoSchedule)
+	if diff := cmp.Diff(want, b.InUse(snapshot)); diff != "" {
+		t.Errorf("with one that is gone: %s", diff)
+	}
 	b.config.BootID = "boot-2"
-	if used := b.restart().InUse(); len(used) > 0 {
+	if used := b.restart().InUse(snapshot); len(used) > 0 {
 		t.Errorf("after a reboot: %v", used)
 	}
 }

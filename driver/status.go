@@ -25,7 +25,7 @@ const (
 	ReasonPrepared  = "Prepared"
 	ReasonUnhealthy = "Unhealthy"
 	ReasonUnknown   = "Unknown" // the device cannot be read at present
-	ReasonGone      = "Gone"    // it is not there any more
+	ReasonGone      = "Gone"    // it is not there any more, or another is in its place
 )
 
 const (
@@ -57,7 +57,7 @@ type deviceStatus struct {
 // server without, every claim is gone.
 type statusWriter struct {
 	client resourceclient.ResourceV1Interface
-	jobs   *jobs
+	health func(*discovery.Snapshot, *record, *result, time.Time) discovery.Health // see [Driver.healthOf]
 	claims map[types.UID]attempt
 	due    time.Time // when a server that did not answer is to be asked again
 }
@@ -75,7 +75,7 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	if d.config.StatusClient == nil {
 		return
 	}
-	w := statusWriter{client: d.config.StatusClient.ResourceV1(), jobs: &d.jobs}
+	w := statusWriter{client: d.config.StatusClient.ResourceV1(), health: d.healthOf}
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
@@ -129,7 +129,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, records []*record) (a
 			continue
 		}
 		a := before[r.UID]
-		if statuses := statusesOf(v, r, w.jobs); !slices.Equal(a.statuses, statuses) {
+		if statuses := w.statusesOf(v.snapshot, r); !slices.Equal(a.statuses, statuses) {
 			a = attempt{statuses: statuses}
 		}
 		if now := time.Now(); a.open() && !now.Before(a.due) && !now.Before(w.due) && ctx.Err() == nil {
@@ -193,30 +193,29 @@ func (w *statusWriter) writeClaim(ctx context.Context, r *record, statuses []dev
 
 // statusesOf returns what is to be said of what a claim has. A device that it
 // has twice, as one can with admin access, is told of once.
-func statusesOf(v *view, r *record, jobs *jobs) []deviceStatus {
+func (w *statusWriter) statusesOf(s *discovery.Snapshot, r *record) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range r.Results {
 		result := &r.Results[i]
-		s := deviceStatus{pool: result.Pool, device: result.Device, share: string(result.ShareID)}
+		said := deviceStatus{pool: result.Pool, device: result.Device, share: string(result.ShareID)}
 		if slices.ContainsFunc(statuses, func(other deviceStatus) bool {
-			return other.pool == s.pool && other.device == s.device && other.share == s.share
+			return other.pool == said.pool && other.device == said.device && other.share == said.share
 		}) {
 			continue
 		}
-		device, found := v.lookup(result.Source)
-		health := jobs.said(&device, time.Now())
+		health := w.health(s, r, result, time.Now())
 		switch {
-		case !found:
-			s.status, s.reason, s.message = metav1.ConditionFalse, ReasonGone, "the device is gone"
+		case health.Key() == discovery.ConditionGone:
+			said.status, said.reason, said.message = metav1.ConditionFalse, ReasonGone, health.Reason
 		case health.Status == discovery.Unhealthy && !health.Usable():
-			s.status, s.reason, s.message = metav1.ConditionFalse, ReasonUnhealthy, health.Reason
+			said.status, said.reason, said.message = metav1.ConditionFalse, ReasonUnhealthy, health.Reason
 		case !health.Usable():
-			s.status, s.reason, s.message = metav1.ConditionUnknown, ReasonUnknown, health.Reason
+			said.status, said.reason, said.message = metav1.ConditionUnknown, ReasonUnknown, health.Reason
 		default:
-			s.status, s.reason = metav1.ConditionTrue, ReasonPrepared
+			said.status, said.reason = metav1.ConditionTrue, ReasonPrepared
 		}
-		s.ifName = interfaceOf(result)
-		statuses = append(statuses, s)
+		said.ifName = interfaceOf(result)
+		statuses = append(statuses, said)
 	}
 	return statuses
 }

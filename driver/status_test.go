@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/utils/ptr"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -137,6 +138,140 @@ func TestStatus(t *testing.T) {
 	})
 }
 
+// A device that another has taken the place of, or another driver, is not what
+// the claim has; that it cannot be read or has no driver is no sign of it.
+func TestStatusOfAReplacedDevice(t *testing.T) {
+	c := claim("c", "a")
+	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
+		b.offers(gpu("a", 1))
+		mustPrepare(t, b.bench, c)
+		time.Sleep(statusQuiet)
+		for _, test := range replacements {
+			device := gpu("a", 1)
+			test.change(&device)
+			b.offers(device)
+			b.expectSaid("c", "chandler.dev node a - Ready="+test.status)
+			report := b.healthReport(b.view.Load(), time.Now())
+			if len(report.Devices) != 1 || report.Devices[0].Health != test.reported {
+				t.Errorf("%s: reported %v, want %v", test.name, report.Devices, test.reported)
+			}
+			uses := b.InUse(b.view.Load().snapshot)
+			if len(uses) != 1 || uses[0].Health.Key() != test.condition {
+				t.Errorf("%s: in use %v, want condition %q", test.name, uses, test.condition)
+			}
+		}
+	})
+}
+
+var replacements = []struct {
+	name, status string
+	change       func(*discovery.Device)
+	reported     kubeletplugin.HealthStatus
+	condition    discovery.Condition
+}{
+	{"swapped", "False(Gone device a was swapped: it is other now and was uuid-of-a when the claim was prepared)",
+		func(d *discovery.Device) { d.Identity = "other" }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
+	{"put back", "True(Prepared )",
+		func(*discovery.Device) {}, kubeletplugin.HealthStatusHealthy, ""},
+	{"another driver", `False(Gone device a has changed drivers: "vfio-pci" is bound to it now and "amdgpu" was when the claim was prepared)`,
+		func(d *discovery.Device) { d.Attributes.SetString("driver", "vfio-pci") }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
+	{"neither is known", "True(Prepared )",
+		func(d *discovery.Device) { d.Identity, d.Attributes = "", nil }, kubeletplugin.HealthStatusHealthy, ""},
+	{"cannot be read", "Unknown(Unknown EIO)",
+		func(d *discovery.Device) {
+			d.Identity, d.Health = "other", discovery.Health{Status: discovery.Unknown, Reason: "EIO"}
+		}, kubeletplugin.HealthStatusUnknown, discovery.ConditionUnknown},
+	{"without a driver", "False(Unhealthy no driver)",
+		func(d *discovery.Device) {
+			d.Attributes, d.Health = nil, discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver"}
+		}, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionDriverUnbound},
+}
+
+// A device that a claim makes something else is not another for that.
+func TestReplacedWhileConfiguring(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, f := newFPGAs(t)
+		before := b.view.Load().snapshot
+		f.hold = make(chan struct{})
+		c := wanting("new", claim("c", "a"))
+		replaced := func() bool {
+			report := b.healthReport(b.view.Load(), time.Now())
+			return report.Devices[0].Health != kubeletplugin.HealthStatusHealthy
+		}
+		if _, err := b.call(c); err == nil {
+			t.Fatal("prepared")
+		}
+		other := gpu("a", 1)
+		other.Identity = "other"
+		b.offers(other)
+		time.Sleep(time.Minute)
+		if replaced() {
+			t.Error("said while the claim is being prepared")
+		}
+		close(f.hold)
+		b.Publish(before)
+		mustPrepare(t, b, c)
+		b.offers(other)
+		seen := b.view.Load().snapshot
+		if replaced() || len(b.InUse(seen)) != 1 || !b.InUse(seen)[0].Health.Usable() {
+			t.Error("said before the next scan")
+		}
+		time.Sleep(readAgain)
+		if !replaced() || b.InUse(seen)[0].Health.Usable() {
+			t.Error("never said")
+		}
+	})
+}
+
+// Where claims share what was replaced, those that were prepared since have what
+// is there. Who has it for administration only does not make it sick for others.
+func TestReplacedForSome(t *testing.T) {
+	b := newBench(t)
+	device := gpu("a", 1)
+	device.Shareable = true
+	b.restart().offers(device)
+	admin := claim("admin", "a")
+	admin.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	mustPrepare(t, b, admin)
+	first := device
+	device.Identity = "other"
+	b.offers(device)
+	if report := b.healthReport(b.view.Load(), time.Now()); report.Devices[0].Health != kubeletplugin.HealthStatusHealthy {
+		t.Errorf("sick for a claim that is not there: %v", report.Devices)
+	}
+	b.offers(first)
+	mustPrepare(t, b, claim("before", "a"))
+	b.offers(device)
+	mustPrepare(t, b, claim("since", "a"))
+	got := make(map[string]bool)
+	for _, use := range b.InUse(b.view.Load().snapshot) {
+		for _, claim := range use.Claims {
+			got[use.Device+" "+claim.Name] = use.Health.Usable()
+		}
+	}
+	if diff := cmp.Diff(map[string]bool{"a before": false, "a since": true}, got); diff != "" {
+		t.Error(diff)
+	}
+	for range 10 {
+		if report := b.healthReport(b.view.Load(), time.Now()); report.Devices[0].Health != kubeletplugin.HealthStatusUnhealthy {
+			t.Errorf("well for all claims: %v", report.Devices)
+		}
+	}
+}
+
+// A record of an agent that ended while it made a device something else does not
+// say what that was to become.
+func TestReplacedBeforeACrash(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	r := record{Results: []result{{Device: "a", Source: "a", Identity: "other"}}}
+	for _, configuring := range []bool{true, false} {
+		r.Configuring = configuring
+		if health := b.healthOf(b.view.Load().snapshot, &r, &r.Results[0], time.Now()); health.Usable() != configuring {
+			t.Errorf("configuring %t: %v", configuring, health)
+		}
+	}
+}
+
 // A new agent finds what the one before it wrote and writes nothing.
 func TestStatusAfterARestart(t *testing.T) {
 	c := claim("c", "a")
@@ -147,7 +282,7 @@ func TestStatusAfterARestart(t *testing.T) {
 		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )")
 		b.client.ClearActions()
 		time.Sleep(time.Hour)
-		w := statusWriter{client: b.client.ResourceV1(), jobs: &jobs{}}
+		w := statusWriter{client: b.client.ResourceV1(), health: b.healthOf}
 		if again := w.write(t.Context(), b.view.Load(), b.store.prepared()); again || !slices.Equal(b.verbs(), []string{"get"}) {
 			t.Error("it is written again")
 		}

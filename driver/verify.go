@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
 )
 
 // verify reports why the device is not what it was when it was allocated, as
@@ -43,6 +45,16 @@ func (r *result) sameSilicon(earlier *result) error {
 		return fmt.Errorf("device %s has changed drivers: %q is bound to it now and %q was when the claim was prepared", r.Device, r.Driver, earlier.Driver)
 	}
 	return nil
+}
+
+// replacedBy reports how the device in the place of the one that was prepared is
+// another. Where it has no driver, its health says so.
+func (r *result) replacedBy(device *discovery.Device) error {
+	now := result{Device: r.Device, Identity: device.Identity, Driver: device.Attributes.String("driver")}
+	if now.Driver == "" {
+		now.Driver = r.Driver
+	}
+	return now.sameSilicon(r)
 }
 
 // sameSince reports whether another device has taken the place of the one that

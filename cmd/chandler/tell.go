@@ -1,15 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver"
 	"chandler.dev/internal/podevents"
 )
 
@@ -31,7 +33,7 @@ func (p *parts) tellPods(ctx context.Context) {
 				return nil, false
 			}
 			gone := discovery.Gone(p.severity.Effect(discovery.ConditionGone))
-			return devicesInUse(settled, gone, p.driver.InUse(), p.classic.InUse()), true
+			return devicesInUse(settled, gone, p.driver.InUse(settled), p.classic.InUse()), true
 		},
 		Pods: p.podsWithClaims,
 	}
@@ -39,19 +41,38 @@ func (p *parts) tellPods(ctx context.Context) {
 }
 
 // devicesInUse returns the devices that claims or pods have, in name order, and
-// how they are: as they were last seen, or gone.
-func devicesInUse(settled *discovery.Snapshot, gone discovery.Health, claims, pods map[string][]types.NamespacedName) []podevents.Device {
-	names := slices.Concat(slices.Collect(maps.Keys(claims)), slices.Collect(maps.Keys(pods)))
-	slices.Sort(names)
+// how they are: as they were last seen, or gone, which comes first. The model is
+// that of the device that is there.
+func devicesInUse(settled *discovery.Snapshot, gone discovery.Health, claims []driver.Use, pods map[string][]types.NamespacedName) []podevents.Device {
 	var devices []podevents.Device
-	for _, name := range slices.Compact(names) {
-		of := podevents.Device{Name: name, Health: gone, Claims: claims[name], Pods: pods[name]}
+	for _, use := range claims {
+		devices = append(devices, podevents.Device{Name: use.Device, Health: use.Health, Claims: use.Claims})
+	}
+	for name, who := range pods {
+		of := podevents.Device{Name: name, Health: gone, Pods: who}
 		if d, found := settled.Lookup(name); found {
-			of.Model, of.Health = d.Attributes.String("model"), d.Health
+			of.Health = d.Health
 		}
 		devices = append(devices, of)
 	}
+	slices.SortStableFunc(devices, func(a, b podevents.Device) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(order(a.Health), order(b.Health)))
+	})
+	for i := range devices {
+		of := &devices[i]
+		if d, found := settled.Lookup(of.Name); found && of.Health.Key() != discovery.ConditionGone {
+			of.Model = d.Attributes.String("model")
+		}
+	}
 	return devices
+}
+
+// order is by what a pod is told first of a device that it has twice.
+func order(h discovery.Health) int {
+	if h.Key() == discovery.ConditionGone {
+		return 0
+	}
+	return 1
 }
 
 // podsWithClaims asks the API server for the node's pods that have not ended, and

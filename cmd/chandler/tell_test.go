@@ -11,24 +11,31 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver"
 	"chandler.dev/internal/podevents"
 )
 
 // What either API gave out is told of as it was seen, and what is not there any
-// more as the administrator wants it.
+// more as the administrator wants it. Claims may have what another device has
+// taken the place of.
 func TestDevicesInUse(t *testing.T) {
 	sick := discovery.Health{Status: discovery.Unhealthy, Reason: "sick"}
 	settled := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}, {Name: "b", Health: sick, Attributes: discovery.Attributes{}}}}
 	settled.Devices[1].Attributes.SetString("model", "MI300X")
 	gone := discovery.Gone(resourceapi.DeviceTaintEffectNoExecute)
-	claim, pod := []types.NamespacedName{{Namespace: "n", Name: "claim"}}, []types.NamespacedName{{Namespace: "n", Name: "pod"}}
+	swapped := gone
+	swapped.Reason = "device b was swapped"
+	claim, since, pod := []types.NamespacedName{{Namespace: "n", Name: "claim"}}, []types.NamespacedName{{Namespace: "n", Name: "since"}}, []types.NamespacedName{{Namespace: "n", Name: "pod"}}
 	got := devicesInUse(settled, gone,
-		map[string][]types.NamespacedName{"b": claim, "c": claim},
-		map[string][]types.NamespacedName{"a": pod, "b": pod})
+		[]driver.Use{{Device: "c", Health: gone, Claims: claim}, {Device: "b", Health: sick, Claims: since}, {Device: "b", Health: swapped, Claims: claim}},
+		map[string][]types.NamespacedName{"a": pod, "b": pod, "d": pod})
 	want := []podevents.Device{
 		{Name: "a", Pods: pod},
-		{Name: "b", Model: "MI300X", Health: sick, Claims: claim, Pods: pod},
+		{Name: "b", Health: swapped, Claims: claim},
+		{Name: "b", Model: "MI300X", Health: sick, Claims: since},
+		{Name: "b", Model: "MI300X", Health: sick, Pods: pod},
 		{Name: "c", Health: gone, Claims: claim},
+		{Name: "d", Health: gone, Pods: pod},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -22,7 +22,7 @@ import (
 const (
 	ReasonUnhealthy = "DeviceUnhealthy"
 	ReasonUnknown   = "DeviceUnknown" // it cannot be read
-	ReasonGone      = "DeviceGone"    // it is not there any more
+	ReasonGone      = "DeviceGone"    // it is not there any more, or another is in its place
 	ReasonRecovered = "DeviceRecovered"
 )
 
@@ -37,7 +37,9 @@ const (
 	maxName     = 253
 )
 
-// Device is one that pods have, and how it is.
+// Device is one that pods have, and how it is. There may be some of one name, one
+// after the other, if it is not the same for all: a pod that has it by more than
+// one of them is told of the first.
 type Device struct {
 	Name   string
 	Model  string // "" if it is not known
@@ -64,6 +66,19 @@ func (p *Pod) has(d *Device) bool {
 	return slices.Contains(d.Pods, p.NamespacedName) || slices.ContainsFunc(d.Claims, func(claim types.NamespacedName) bool {
 		return claim.Namespace == p.Namespace && slices.Contains(p.Claims, claim.Name)
 	})
+}
+
+// hasAmong reports whether the pod has one of the name, of which are the last devices.
+func (p *Pod) hasAmong(devices []Device, name string) bool {
+	for _, d := range slices.Backward(devices) {
+		if d.Name != name {
+			return false
+		}
+		if p.has(&d) {
+			return true
+		}
+	}
+	return false
 }
 
 // key is a device that a pod has.
@@ -98,7 +113,7 @@ func due(told map[key]state, devices []Device, pods []Pod, now time.Time) (notic
 			n := notice{pod: &pods[j], device: d}
 			before, was := told[n.key()]
 			switch {
-			case !n.pod.has(d):
+			case !n.pod.has(d) || n.pod.hasAmong(devices[:i], d.Name):
 			case d.Health.Usable() && was:
 				n.state = before
 				notices = append(notices, n)
@@ -165,6 +180,8 @@ func (n *notice) words() (reason, note string) {
 		return ReasonRecovered, fmt.Sprintf("%s can be used again; %s: %s", name, h.Key(), why)
 	case h.Usable():
 		return ReasonRecovered, name + " can be used again"
+	case h.Key() == discovery.ConditionGone && why != discovery.Gone(h.Effect).Reason:
+		return ReasonGone, fmt.Sprintf("%s is gone: %s", name, why)
 	case h.Key() == discovery.ConditionGone:
 		return ReasonGone, name + " is gone"
 	case h.Status == discovery.Unknown:

@@ -169,6 +169,17 @@ func TestTell(t *testing.T) {
 				n.t.Errorf("asked for pods %d times, want once", n.lists)
 			}
 		},
+		"by claims of which one has what was replaced": func(n *node) {
+			n.devices[0].Health = gone
+			since := Device{Name: "claimed", Health: healthy, Claims: []types.NamespacedName{named("default", "b")}}
+			n.devices = slices.Insert(n.devices, 1, since)
+			n.wants("one DeviceGone", "two DeviceGone")
+			n.devices[1].Health = sick
+			n.wants("none DeviceUnhealthy")
+			n.is("claimed", healthy)
+			n.devices[1].Health = healthy
+			n.wants("none DeviceRecovered", "one DeviceRecovered", "two DeviceRecovered")
+		},
 		"another state": func(n *node) {
 			n.is("classic", sick)
 			n.wants("old DeviceUnhealthy")
@@ -323,7 +334,10 @@ func TestEvent(t *testing.T) {
 	if want := "default uid-one Pod Warning chandler.dev|worker-1|Device claimed (MI300X) is unhealthy (driver-unbound): no driver is bound to it"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
+	swapped := gone
+	swapped.Reason = "device d was swapped"
 	notes := map[string]discovery.Health{
+		"Device d is gone: device d was swapped":          swapped,
 		"Device d cannot be read: EIO":                    unread,
 		"Device d is gone":                                gone,
 		"Device d can be used again":                      healthy,
