@@ -249,6 +249,10 @@ type Snapshot struct {
 	Devices  []Device // in name order
 	Problems []Problem
 
+	// Gone is the health of devices that were there before, by name, also of those
+	// that nobody has. It is set by [Settler].
+	Gone map[string]Health
+
 	// Scanned is when the scan ended by which all this was found. It is set by
 	// [Watch].
 	Scanned time.Time
@@ -259,6 +263,16 @@ type Snapshot struct {
 type Problem struct {
 	Device string // the name of the device, or of what was looked at
 	Err    error
+}
+
+// HealthOfGone returns the health of a device that is not in the snapshot. If
+// it is not known since when, the effect is what the administrator wants that to
+// mean.
+func (s *Snapshot) HealthOfGone(name string, effect resourceapi.DeviceTaintEffect) Health {
+	if gone, known := s.Gone[name]; known {
+		return gone
+	}
+	return Gone(effect)
 }
 
 // Lookup returns the device of that name.

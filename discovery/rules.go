@@ -85,7 +85,7 @@ func (s Selector) Selects(d Device) (bool, error) {
 // the kind of such a device that nothing on the host shows: exclude that.
 // A unit that has lost one of its Members is not offered for the others.
 func (r *Rules) Apply(s *Snapshot) *Snapshot {
-	out := &Snapshot{Problems: slices.Clone(s.Problems)}
+	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone}
 	own := s.ownNames()
 	for _, d := range s.Devices {
 		kept, errs := r.apply(&d, own[d.Family])

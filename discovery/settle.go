@@ -33,8 +33,12 @@ const maxFlaps = 10
 //     RecoverAfter, 10 s, was as bad. That time doubles, up to RecoverAtLast,
 //     5 min, each time that the state becomes worse within FlappingWithin,
 //     10 min, of the last time.
-//   - The state of a device that is missing is kept for FlappingWithin, unless
-//     other hardware takes its place.
+//   - A device that is missing is gone since then. If somebody had it meanwhile,
+//     being gone was a state like others, and ends like them. What nobody has is
+//     often taken away on purpose, as parts are for a whole: that is as it was
+//     before at once.
+//   - The state of a device that is missing is kept while somebody has it,
+//     and for FlappingWithin then, unless other hardware takes its place.
 //
 // What is worse is what Severity says has the worse effect.
 type Settler struct {
@@ -43,6 +47,9 @@ type Settler struct {
 	RecoverAfter   time.Duration
 	RecoverAtLast  time.Duration
 	FlappingWithin time.Duration
+
+	// Held reports whether somebody has the device; nil means that nobody has any.
+	Held func(device string) bool
 
 	states map[string]*state // by device
 }
@@ -57,9 +64,12 @@ type state struct {
 	Worsened  metav1.Time  `json:"worsened,omitzero"` // when it last became worse
 	Flaps     int          `json:"flaps,omitempty"`   // how often it did so before, each time soon after the last
 
+	Missing metav1.Time `json:"missing,omitzero"` // since when, zero of a device that is there
+	Missed  bool        `json:"missed,omitempty"` // somebody had it while it was missing
+
 	// Since when readings are Unknown or better than the state, and since when
-	// the device is missing. After a restart these begin anew.
-	unread, better, missing time.Time
+	// nobody has the device that is missing. After a restart these begin anew.
+	unread, better, unheld time.Time
 }
 
 // Settle returns the snapshot with the states of its devices, and after which
@@ -76,14 +86,14 @@ func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, 
 			again = wait
 		}
 	}
+	settled.Gone = make(map[string]Health)
 	maps.DeleteFunc(s.states, func(name string, st *state) bool {
-		switch {
-		case present[name]:
-			st.missing = time.Time{}
-		case st.missing.IsZero():
-			st.missing, st.better, st.unread = now, time.Time{}, time.Time{}
+		if present[name] {
+			return false
 		}
-		return !present[name] && now.Sub(st.missing) >= or(s.FlappingWithin, defaultFlappingWithin)
+		s.miss(st, s.Held != nil && s.Held(name), now)
+		settled.Gone[name] = s.gone(st)
+		return !st.unheld.IsZero() && now.Sub(st.unheld) >= or(s.FlappingWithin, defaultFlappingWithin)
 	})
 	return settled, again
 }
@@ -103,6 +113,9 @@ func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 	if d.Identity != "" {
 		st.Identity = d.Identity
 	}
+	if !st.Missing.IsZero() {
+		s.back(st)
+	}
 	if wait = s.wait(st, reading, now); wait == 0 {
 		s.become(st, reading, now)
 	}
@@ -116,6 +129,41 @@ func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 		d.Health.Effect = s.Severity.Effect(key)
 	}
 	return wait
+}
+
+// gone returns the health of a device that is missing.
+func (s *Settler) gone(st *state) Health {
+	h := Gone(s.Severity.Effect(ConditionGone))
+	h.Since = st.Missing
+	if st.health().Key() == ConditionGone {
+		h.Since = st.Since // it was back for less time than it has to be
+	}
+	return h
+}
+
+// miss says that the device is missing.
+func (s *Settler) miss(st *state, held bool, now time.Time) {
+	if st.Missing.IsZero() || st.Missing.After(now) {
+		st.Missing = seconds(now)
+	}
+	st.better, st.unread = time.Time{}, time.Time{}
+	switch {
+	case held:
+		st.Missed, st.unheld = true, time.Time{}
+	case st.unheld.IsZero():
+		st.unheld = now
+	}
+}
+
+// back says that the device is not missing any more. If somebody missed it and
+// nothing worse is known of it, it recovers from that.
+func (s *Settler) back(st *state) {
+	gone := s.gone(st)
+	gone.Reason = "the device was gone until just now"
+	if st.Missed && s.Severity.level(gone) > s.Severity.level(st.health()) {
+		s.become(st, gone, st.Missing.Time)
+	}
+	st.Missing, st.Missed, st.unheld = metav1.Time{}, false, time.Time{}
 }
 
 // wait returns for how long the state is kept if the reading stays as it is.

@@ -51,6 +51,25 @@ func (s *scans) gone(after int) {
 	s.settler.Settle(&discovery.Snapshot{}, s.now)
 }
 
+// missing scans without the device when seconds have gone by, and expects it to
+// be gone since so many seconds from the start, with an effect.
+func (s *scans) missing(after int, want string) {
+	s.t.Helper()
+	s.now = s.now.Add(time.Duration(after) * time.Second)
+	settled, _ := s.settler.Settle(&discovery.Snapshot{}, s.now)
+	h := settled.HealthOfGone("a", "")
+	got := fmt.Sprintf("%s %.0f %s", h.Key(), h.Since.Sub(settleStart.Truncate(time.Second)).Seconds(), h.Effect)
+	if h.Since.IsZero() {
+		got = "forgotten"
+	}
+	if got != want {
+		s.t.Errorf("missing after %s: got %q, want %q", s.now.Sub(settleStart), got, want)
+	}
+}
+
+// hold says that somebody has the device.
+func (s *scans) hold() { s.settler.Held = func(device string) bool { return device == "a" } }
+
 // restart goes on with another Settler that has what the first wrote down.
 func (s *scans) restart() {
 	s.t.Helper()
@@ -178,6 +197,78 @@ func TestSettle(t *testing.T) {
 			s.gone(600)
 			s.want(1, well, "  602 0")
 		},
+		"missing, and nobody has it": func(s *scans) {
+			s.want(0, well, "  0 0")
+			s.missing(1, "gone 1 NoSchedule")
+			s.want(1, well, "  0 0")
+		},
+		"missing, and held only when it is back": func(s *scans) { // as what was made for a claim
+			s.want(0, well, "  0 0")
+			s.missing(1, "gone 1 NoSchedule")
+			s.hold()
+			s.want(1, well, "  0 0")
+		},
+		"missing for long after it was held": func(s *scans) {
+			s.hold()
+			s.want(0, sick, "unhealthy sick 0 0")
+			s.missing(1, "gone 1 NoSchedule")
+			s.settler.Held = nil
+			s.missing(3600, "gone 1 NoSchedule")
+			s.missing(600, "gone 1 NoSchedule")
+			s.missing(1, "forgotten")
+			s.want(1, well, "  4203 0")
+		},
+		"missing while held": func(s *scans) {
+			const was = "gone the device was gone until just now"
+			s.hold()
+			s.want(0, well, "  0 0")
+			s.missing(1, "gone 1 NoSchedule")
+			s.missing(1, "gone 1 NoSchedule")
+			s.want(1, well, was+" 1 10")
+			s.missing(5, "gone 1 NoSchedule") // it was not back for long enough
+			s.want(1, well, was+" 1 10")
+			s.want(10, well, "  19 0")
+			s.missing(1, "gone 20 NoSchedule")
+			s.want(1, well, was+" 20 20")
+			s.want(20, well, "  41 0")
+			s.settler.Held = nil
+			s.missing(1, "gone 42 NoSchedule")
+			s.want(1, well, "  41 0")
+		},
+		"missing over a restart": func(s *scans) {
+			s.settler.Severity = discovery.Severity{discovery.ConditionGone: resourceapi.DeviceTaintEffectNoExecute}
+			s.want(0, hot, "over-temperature hot 0 0")
+			s.missing(1, "gone 1 NoExecute")
+			s.restart()
+			s.missing(0, "gone 1 NoExecute") // who has it is not known yet
+			s.hold()
+			s.missing(1, "gone 1 NoExecute")
+			s.missing(3600, "gone 1 NoExecute")
+			s.restart()
+			s.want(1, hot, "gone the device was gone until just now 1 10")
+			s.want(10, hot, "over-temperature hot 3613 0")
+		},
+		"a restart before it recovers from being gone": func(s *scans) {
+			s.hold()
+			s.want(0, well, "  0 0")
+			s.missing(1, "gone 1 NoSchedule")
+			s.want(1, well, "gone the device was gone until just now 1 10")
+			s.restart()
+			s.want(1, well, "gone the device was gone until just now 1 10")
+		},
+		"missing, the clock is set back": func(s *scans) {
+			s.want(0, well, "  0 0")
+			s.missing(60, "gone 60 NoSchedule")
+			s.missing(-30, "gone 30 NoSchedule")
+		},
+		"other hardware in the place of what was held": func(s *scans) {
+			s.hold()
+			s.device.Identity = "first"
+			s.want(0, well, "  0 0")
+			s.missing(1, "gone 1 NoSchedule")
+			s.device.Identity = "second"
+			s.want(1, well, "  2 0")
+		},
 		"other hardware in its place": func(s *scans) {
 			s.device.Identity = "first"
 			s.want(0, sick, "unhealthy sick 0 0")
@@ -230,6 +321,7 @@ func TestSettleEffects(t *testing.T) {
 func FuzzSettlerStates(f *testing.F) {
 	for _, seed := range []string{
 		`{"a":{"status":"Unhealthy","condition":"node-missing","reason":"r","since":"2026-01-02T03:04:05Z","worsened":"2026-01-02T03:04:05Z","flaps":3}}`,
+		`{"a":{"status":"Healthy","since":"2026-01-02T03:04:05Z","missing":"2026-01-02T03:04:05Z"}}`,
 		`{"a":null}`, `{"a":{"status":"Fine"}}`, `{"a":{"status":"Unhealthy","condition":"a b"}}`, `{"a":{"status":"Healthy","flaps":99}}`, `null`, `[`, ``,
 	} {
 		f.Add([]byte(seed))

@@ -459,6 +459,9 @@ func TestHealthReports(t *testing.T) {
 		b.offers(a)
 		expect(10*time.Second, healthy, unhealthy)
 		expect(20*time.Second, healthy, unhealthy)
+		gone := discovery.Gone(resourceapi.DeviceTaintEffectNone) // b, as the snapshot has it
+		b.Publish(&discovery.Snapshot{Devices: []discovery.Device{a}, Gone: map[string]discovery.Health{"b": gone}})
+		expect(20*time.Second, healthy, healthy)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)

@@ -86,7 +86,7 @@ func (o *offer) addGone(out *published) {
 			device = resourceapi.Device{Name: name}
 		}
 		device = unrelated(device)
-		device.Taints = o.taints(discovery.Gone(o.gone))
+		device.Taints = o.taints(o.snapshot.HealthOfGone(source, o.gone))
 		if o.without.Sharing {
 			device.AllowMultipleAllocations, device.Capacity = nil, withoutPolicies(device.Capacity)
 		}

@@ -48,7 +48,7 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 func (d *Driver) healthOf(s *discovery.Snapshot, r *record, has *result, now time.Time) discovery.Health {
 	device, found := s.Lookup(has.Source)
 	if !found {
-		return discovery.Gone(d.config.Gone)
+		return s.HealthOfGone(has.Source, d.config.Gone)
 	}
 	health := d.jobs.said(&device, now)
 	if r.Configuring || device.Health.Status == discovery.Unknown || d.jobs.excuse(device.Name, now) > 0 {

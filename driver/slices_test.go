@@ -243,6 +243,20 @@ func TestDriverResources(t *testing.T) {
 	}
 }
 
+// Since when a held device is gone is said where it is known.
+func TestGoneSince(t *testing.T) {
+	gone := discovery.Gone(resourceapi.DeviceTaintEffectNoExecute)
+	gone.Since = metav1.Unix(7, 0)
+	o := offer{
+		pool: "node", snapshot: &discovery.Snapshot{Gone: map[string]discovery.Health{"a": gone, "nobody-has": gone}},
+		held: map[string]string{"a-share-0": "a", "b": "b"}, gone: resourceapi.DeviceTaintEffectNoSchedule,
+	}
+	got, _ := o.driverResources()
+	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, sketch(got)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestSliceSizes(t *testing.T) {
 	var devices []discovery.Device
 	for i := range 130 {

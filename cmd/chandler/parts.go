@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -69,6 +70,7 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 	var last *discovery.Snapshot
 	settling := newSettling(ctx, p.severity, p.stateDir, func() { notify(p.events) })
 	defer settling.stop()
+	settling.settler.Held = p.held
 	begun := time.Now()
 	p.watching.Store(&begun)
 	watch.Run(ctx, func(s *discovery.Snapshot) {
@@ -88,6 +90,12 @@ func (p *parts) watch(ctx context.Context, group *errgroup.Group) error {
 		replace(p.snapshots, s)
 	})
 	return nil
+}
+
+// held reports whether a claim or a pod has the device.
+func (p *parts) held(device string) bool {
+	return len(p.classic.InUse()[device]) > 0 ||
+		slices.ContainsFunc(p.driver.InUse(&discovery.Snapshot{}), func(u driver.Use) bool { return u.Device == device })
 }
 
 // lastScan returns when the host was last scanned to the end, zero if it was not

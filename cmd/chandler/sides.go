@@ -63,7 +63,7 @@ func newSides(ctx context.Context, dra, classic holder, claimed claimed, stateDi
 // API offers is in DRA's snapshot too, withheld: claims that were allocated it
 // before it moved can still be prepared and are not told that it is gone.
 func (s *sides) split(ctx context.Context, snapshot *discovery.Snapshot, auto discovery.Mode) (dra, classic *discovery.Snapshot, waiting bool) {
-	dra, classic = &discovery.Snapshot{}, &discovery.Snapshot{}
+	dra, classic = &discovery.Snapshot{Gone: snapshot.Gone}, &discovery.Snapshot{Gone: snapshot.Gone}
 	silicon := make(map[string][]discovery.Device)
 	for _, d := range snapshot.Devices {
 		silicon[d.Silicon()] = append(silicon[d.Silicon()], d)

@@ -121,6 +121,17 @@ func TestSidesSurviveRestart(t *testing.T) {
 	}
 }
 
+// What is gone is known behind the rules and on either side.
+func TestGoneReachesBothSides(t *testing.T) {
+	gone := map[string]discovery.Health{"gpu": discovery.Gone("NoSchedule")}
+	snapshot := new(discovery.Rules).Apply(&discovery.Snapshot{Gone: gone})
+	s := newSides(t.Context(), holders{}, holders{}, claims{}, t.TempDir())
+	dra, classic, _ := s.split(t.Context(), snapshot, unknown)
+	if len(dra.Gone) != 1 || len(classic.Gone) != 1 {
+		t.Errorf("DRA knows of %v, the device-plugin API of %v", dra.Gone, classic.Gone)
+	}
+}
+
 // offered counts the devices that are not withheld.
 func offered(s *discovery.Snapshot) (n int) {
 	for _, d := range s.Devices {

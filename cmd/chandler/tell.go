@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
@@ -32,7 +33,7 @@ func (p *parts) tellPods(ctx context.Context) {
 			if settled == nil || !p.ready() {
 				return nil, false
 			}
-			gone := discovery.Gone(p.severity.Effect(discovery.ConditionGone))
+			gone := p.severity.Effect(discovery.ConditionGone)
 			return devicesInUse(settled, gone, p.driver.InUse(settled), p.classic.InUse()), true
 		},
 		Pods: p.podsWithClaims,
@@ -43,13 +44,13 @@ func (p *parts) tellPods(ctx context.Context) {
 // devicesInUse returns the devices that claims or pods have, in name order, and
 // how they are: as they were last seen, or gone, which comes first. The model is
 // that of the device that is there.
-func devicesInUse(settled *discovery.Snapshot, gone discovery.Health, claims []driver.Use, pods map[string][]types.NamespacedName) []podevents.Device {
+func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffect, claims []driver.Use, pods map[string][]types.NamespacedName) []podevents.Device {
 	var devices []podevents.Device
 	for _, use := range claims {
 		devices = append(devices, podevents.Device{Name: use.Device, Health: use.Health, Claims: use.Claims})
 	}
 	for name, who := range pods {
-		of := podevents.Device{Name: name, Health: gone, Pods: who}
+		of := podevents.Device{Name: name, Health: settled.HealthOfGone(name, gone), Pods: who}
 		if d, found := settled.Lookup(name); found {
 			of.Health = d.Health
 		}

@@ -23,12 +23,15 @@ func TestDevicesInUse(t *testing.T) {
 	settled := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}, {Name: "b", Health: sick, Attributes: discovery.Attributes{}}}}
 	settled.Devices[1].Attributes.SetString("model", "MI300X")
 	gone := discovery.Gone(resourceapi.DeviceTaintEffectNoExecute)
+	earlier := gone
+	earlier.Since = metav1.Unix(1, 0)
+	settled.Gone = map[string]discovery.Health{"e": earlier}
 	swapped := gone
 	swapped.Reason = "device b was swapped"
 	claim, since, pod := []types.NamespacedName{{Namespace: "n", Name: "claim"}}, []types.NamespacedName{{Namespace: "n", Name: "since"}}, []types.NamespacedName{{Namespace: "n", Name: "pod"}}
-	got := devicesInUse(settled, gone,
+	got := devicesInUse(settled, gone.Effect,
 		[]driver.Use{{Device: "c", Health: gone, Claims: claim}, {Device: "b", Health: sick, Claims: since}, {Device: "b", Health: swapped, Claims: claim}},
-		map[string][]types.NamespacedName{"a": pod, "b": pod, "d": pod})
+		map[string][]types.NamespacedName{"a": pod, "b": pod, "d": pod, "e": pod})
 	want := []podevents.Device{
 		{Name: "a", Pods: pod},
 		{Name: "b", Health: swapped, Claims: claim},
@@ -36,6 +39,7 @@ func TestDevicesInUse(t *testing.T) {
 		{Name: "b", Model: "MI300X", Health: sick, Pods: pod},
 		{Name: "c", Health: gone, Claims: claim},
 		{Name: "d", Health: gone, Pods: pod},
+		{Name: "e", Health: earlier, Pods: pod},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

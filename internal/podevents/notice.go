@@ -128,8 +128,8 @@ func due(told map[key]state, devices []Device, pods []Pod, now time.Time) (notic
 	return notices
 }
 
-// stateOf returns the state that health is of. Nobody knows since when a device
-// is gone: if that was told already, it is gone since then.
+// stateOf returns the state that health is of. Where nobody knows since
+// when a device is gone, it is since that was told.
 func stateOf(health discovery.Health, before state, now time.Time) state {
 	s := state{condition: health.Key(), since: health.Since.Unix()}
 	if health.Since.IsZero() {
