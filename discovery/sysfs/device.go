@@ -210,14 +210,21 @@ func (d Device) Uevent() map[string]string {
 	return variables
 }
 
-// Text returns an attribute without the white space around it. An attribute
-// of more than a page, or one that is no text, is an error.
+// Text returns an attribute without the white space around it and without the
+// zero bytes that pad its end. An attribute of more than a page, or one that is
+// no text, is an error.
 func (d Device) Text(name string) (string, error) {
 	return ReadText(d.fsys, path.Join(d.Path, name), maxAttribute)
 }
 
-// ReadText returns a file without the white space around it. A file of more
-// than limit bytes, or one that holds a NUL byte, is an error.
+// padding ends what drivers show: a newline, or the spaces or zero bytes that
+// fill a field up. Device tree properties end with a zero byte
+// (of_node_property_read in drivers/of/kobj.c shows them as they are stored).
+const padding = " \t\n\v\f\r\x00"
+
+// ReadText returns a file without the white space around it and without the
+// zero bytes that pad its end. A file of more than limit bytes is an error, and
+// so is a zero byte before the end of the text.
 func ReadText(fsys fs.FS, name string, limit int) (string, error) {
 	file, err := fsys.Open(name)
 	if err != nil {
@@ -235,7 +242,7 @@ func ReadText(fsys fs.FS, name string, limit int) (string, error) {
 	if len(data) > limit {
 		return "", fmt.Errorf("read %s: longer than %d bytes", name, limit)
 	}
-	text := strings.TrimSpace(string(data))
+	text := strings.TrimSpace(strings.TrimRight(string(data), padding))
 	if strings.ContainsRune(text, 0) {
 		return "", fmt.Errorf("read %s: not a text", name)
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -324,9 +325,36 @@ func TestDriver(t *testing.T) {
 	}
 }
 
+// Zero bytes that pad a value are no part of it. Zero bytes within it mean that
+// it is no text.
+func TestTextPadding(t *testing.T) {
+	for content, want := range map[string]string{
+		"INSTINCT\x00":            "INSTINCT",
+		"SN 42\x00\x00\x00\x00":   "SN 42",
+		"SN 42\x00\x00\n":         "SN 42",
+		"SN 42\n\x00":             "SN 42",
+		" SN 42 \x00 \x00":        "SN 42",
+		"\x00\x00\x00\x00":        "",
+		"rockchip,a\x00arm,b\x00": "not a text",
+		"\x00SN 42":               "not a text",
+		"SN\x0042\n":              "not a text",
+	} {
+		got, err := sysfs.At(fstest.MapFS{"d/a": text(content)}, "d").Text("a")
+		if want == "not a text" {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: %q, %v; want an error", content, got, err)
+			}
+			continue
+		}
+		if got != want || err != nil {
+			t.Errorf("%q: %q, %v; want %q", content, got, err, want)
+		}
+	}
+}
+
 // FuzzAttributes gives one content to every reader.
 func FuzzAttributes(f *testing.F) {
-	for _, seed := range []string{"", "0x10de\n", "-1", "226:128", "4096:1", "DEVNAME=dri/card0\nMAJOR=226\n", "DEVNAME=/etc/passwd", "=\n==", "0x", "\x00", "18446744073709551616"} {
+	for _, seed := range []string{"", "0x10de\n", "-1", "226:128", "4096:1", "DEVNAME=dri/card0\nMAJOR=226\n", "DEVNAME=/etc/passwd", "=\n==", "0x", "\x00", "a\x00\x00", "a\x00b", "\x00\n", "18446744073709551616"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
@@ -338,8 +366,13 @@ func FuzzAttributes(f *testing.F) {
 		}
 		attrs.Uint("a")
 		attrs.Int("a")
-		if value, ok := attrs.Text("a"); ok && strings.TrimSpace(value) != value {
+		value, ok := attrs.Text("a")
+		if ok && (strings.TrimSpace(value) != value || strings.ContainsRune(value, 0)) {
 			t.Errorf("text %q", value)
+		}
+		fsys["d/a"] = &fstest.MapFile{Data: append(slices.Clone(content), "\x00\x00"...)}
+		if padded, ok2 := attrs.Text("a"); ok2 != ok && len(content) < 4000 || padded != value && ok && ok2 {
+			t.Errorf("text %q, %v; with two zero bytes after it %q, %v", value, ok, padded, ok2)
 		}
 		node, err := d.Node("/dev")
 		if !strings.HasPrefix(node.Path, "/dev/") || strings.Contains(node.Path, "..") && !strings.Contains(string(content), "..") {
