@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,8 +18,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 )
 
 // Vendor and Class make the kind of the specs that are written for claims.
@@ -47,7 +45,7 @@ type Dir struct {
 	RuntimeRoot string
 
 	// Files writes the specs; its zero value is the one to use.
-	Files atomicfile.Files
+	Files disk.Files
 }
 
 // Device is one CDI device of a claim's spec.
@@ -78,7 +76,7 @@ func (d Dir) WriteClaim(uid types.UID, devices []Device) error {
 		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
 	}
 	// Runtimes need not run as root to read it, and there is no secret in it.
-	if err := d.Files.Write(d.file(uid), data, 0o644); err != nil {
+	if _, err := d.Files.Write(d.file(uid), data, 0o644); err != nil {
 		return fmt.Errorf("write CDI spec %s: %w", d.file(uid), err)
 	}
 	return nil
@@ -91,7 +89,7 @@ func (d Dir) CheckClaim(uid types.UID, devices []Device) error {
 	if err != nil {
 		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
 	}
-	got, err := os.ReadFile(d.file(uid))
+	got, err := d.Files.Read(d.file(uid))
 	if err != nil {
 		return fmt.Errorf("read CDI spec: %w", err)
 	}
@@ -115,10 +113,7 @@ func (d Dir) RemoveClaim(uid types.UID) error {
 // Claims returns the UIDs of the claims that have a spec, in order. Files of
 // others are ignored.
 func (d Dir) Claims() ([]types.UID, error) {
-	entries, err := os.ReadDir(d.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := d.Files.List(d.Path)
 	if err != nil {
 		return nil, fmt.Errorf("list CDI specs: %w", err)
 	}
@@ -142,7 +137,7 @@ var share = regexp.MustCompile(`-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 // If it cannot be told whether a name ends in a share ID, it is returned with
 // and without.
 func (d Dir) ClaimDevices(uid types.UID) ([]string, error) {
-	data, err := os.ReadFile(d.file(uid))
+	data, err := d.Files.Read(d.file(uid))
 	if err != nil {
 		return nil, fmt.Errorf("read CDI spec: %w", err)
 	}
@@ -168,10 +163,7 @@ func (d Dir) ClaimDevices(uid types.UID) ([]string, error) {
 // Sweep removes what writers that were interrupted left behind. Nobody may be
 // writing specs of claims.
 func (d Dir) Sweep() error {
-	if err := d.Files.RemoveTemporary(d.Path, prefix); err != nil {
-		return fmt.Errorf("sweep CDI directory %s: %w", d.Path, err)
-	}
-	return nil
+	return d.Files.Sweep(d.Path, prefix)
 }
 
 func (d Dir) file(uid types.UID) string {

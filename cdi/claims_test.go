@@ -14,7 +14,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"chandler.dev/cdi/atomicfile"
+	"chandler.dev/internal/disk/disktest"
 )
 
 const uid = types.UID("6f8a1c3e-0d5b-4c7a-9a53-2f4c3b1f7a10")
@@ -227,13 +227,13 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	failure := errors.New("no space left on device")
-	for _, step := range []atomicfile.Op{atomicfile.Create, atomicfile.Write, atomicfile.Sync, atomicfile.Rename} {
-		dir.Files.Before = func(op atomicfile.Op, _ string) error {
+	for _, step := range []disktest.Op{disktest.Create, disktest.Write, disktest.Sync, disktest.Rename} {
+		dir.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error {
 			if op == step {
 				return failure
 			}
 			return nil
-		}
+		}}
 		if err := dir.WriteClaim(uid, []Device{gpu("new")}); !errors.Is(err, failure) {
 			t.Errorf("%s: error is %v", step, err)
 		}

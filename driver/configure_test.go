@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 )
 
 // fpgas stand in for a family and its hardware: each device has a function, and
@@ -431,7 +431,7 @@ func TestConfigureCrash(t *testing.T) {
 		}
 		b, f := newFPGAs(t)
 		steps := 0
-		b.files.Before = func(atomicfile.Op, string) error {
+		b.disk.Before = func(disktest.Op, string) error {
 			if steps++; steps >= step {
 				return errors.New("crashed")
 			}
@@ -446,7 +446,7 @@ func TestConfigureCrash(t *testing.T) {
 			t.Logf("%d steps", step-1)
 			return
 		}
-		b.files.Before = nil
+		b.disk.Before = nil
 		b.restart().offers(gpu("a", f.minor["a"]))
 		if exists(b.specFile(c)) && f.has["a"] != "new" {
 			t.Errorf("step %d: a container can have the device as it was", step)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -27,8 +26,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"chandler.dev/cdi"
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 )
 
@@ -53,6 +52,10 @@ type Config struct {
 	KubeletRoot string  // the kubelet's data directory; "/var/lib/kubelet" if empty
 	CDI         cdi.Dir // where the specs of claims go
 	Records     string  // the directory of records, used by nobody else
+
+	// Disk is what records, metadata of devices, CDI specs and host files are
+	// written to and read from, the operating system's if nil.
+	Disk disk.FS
 
 	// HostFiles writes the files of the host that go with devices: before a
 	// claim is prepared, until it is unprepared.
@@ -146,7 +149,7 @@ type Driver struct {
 	start  func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helper, error)
 
 	// Replaced in tests.
-	files          atomicfile.Files // writes records
+	files          disk.Files // writes records
 	healthInterval time.Duration
 	askInterval    time.Duration // about how long until the API server is asked again what it keeps
 
@@ -187,6 +190,9 @@ func New(config Config) (*Driver, error) {
 			return nil, fmt.Errorf("new driver: config: %s is not set", field)
 		}
 	}
+	if config.Disk != nil {
+		config.CDI.Files.FS, config.HostFiles.Files.FS = config.Disk, config.Disk
+	}
 	if config.KubeletRoot == "" {
 		config.KubeletRoot = "/var/lib/kubelet"
 	}
@@ -225,6 +231,7 @@ func New(config Config) (*Driver, error) {
 	}
 	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), registered: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
+	d.files.FS, d.metadata.files.FS = config.Disk, config.Disk
 	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
 	d.jobs.rescan = config.Rescan
 	d.calls.ready = make(chan struct{})
@@ -350,7 +357,7 @@ func (d *Driver) registryDir() string { return filepath.Join(d.config.KubeletRoo
 func (d *Driver) options() ([]kubeletplugin.Option, error) {
 	data, registry := d.dataDir(), d.registryDir()
 	for _, dir := range []string{data, registry} {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
+		if err := d.files.MakeDir(dir, 0o750); err != nil {
 			return nil, err
 		}
 	}

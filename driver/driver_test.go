@@ -24,8 +24,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/cdi"
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 )
 
 // bench is a driver at work without a kubelet, on directories that outlive it.
@@ -34,30 +34,30 @@ type bench struct {
 	t      testing.TB
 	config Config
 	host   fstest.MapFS
-	files  atomicfile.Files
+	disk   *disktest.Disk
 }
 
 func newBench(t testing.TB) *bench {
 	host := fstest.MapFS{}
-	return &bench{t: t, host: host, config: Config{
+	faulty := &disktest.Disk{}
+	return &bench{t: t, host: host, disk: faulty, config: Config{
 		NodeName:   "node",
 		KubeClient: fake.NewClientset(),
 		CDI:        cdi.Dir{Path: t.TempDir()},
 		Records:    t.TempDir(),
 		HostFS:     host,
 		BootID:     "boot-1",
+		Disk:       faulty,
 	}}
 }
 
 // restart makes a new driver that is active and has recovered.
 func (b *bench) restart() *bench {
 	b.t.Helper()
-	b.config.CDI.Files = b.files
 	d, err := New(b.config)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	d.files = b.files
 	store, problems, err := openStore(d.config.Records, d.config.BootID, d.files, d.config.CDI)
 	if err != nil {
 		b.t.Fatal(err)

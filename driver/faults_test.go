@@ -10,8 +10,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 )
 
 var errFault = errors.New("input/output error")
@@ -24,7 +24,7 @@ type fault struct {
 	trace []string
 }
 
-func (f *fault) before(op atomicfile.Op, name string) error {
+func (f *fault) before(op disktest.Op, name string) error {
 	f.trace = append(f.trace, fmt.Sprintf("%s %s", op, filepath.Base(name)))
 	if n := len(f.trace); n == f.step || f.crash && n > f.step {
 		return errFault
@@ -105,17 +105,14 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 	}
 	f := &fault{step: step, crash: crash}
 	b.restart().offers(devices...) // what that has to do is done without a fault
-	b.files.Before, b.config.HostFiles.Files.Before = f.before, f.before
-	d := b.Driver
-	d.files.Before, d.config.CDI.Files.Before, d.config.HostFiles.Files.Before, d.metadata.files.Before = f.before, f.before, f.before, f.before
-	d.store.files.Before = f.before
+	b.disk.Before = f.before
 	err := tr.do(b)
 	at := fmt.Sprintf("step %d of %s", step, strings.Join(f.trace, ", "))
 	if f.met() != (err != nil) || f.met() && !errors.Is(err, errFault) {
 		t.Fatalf("%s: error is %v", at, err)
 	}
 
-	b.files.Before, b.config.HostFiles.Files.Before = nil, nil
+	b.disk.Before = nil
 	if crash {
 		b.restart().offers(devices...)
 	}
@@ -158,8 +155,8 @@ func TestUndoThatFails(t *testing.T) {
 	c := claim("c", "a")
 	mustPrepare(t, b, c)
 	broken := false
-	b.files.Before = func(op atomicfile.Op, name string) error {
-		if op == atomicfile.Rename && name == b.specFile(c) {
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.Rename && name == b.specFile(c) {
 			broken = true
 			return errFault
 		}
@@ -174,7 +171,7 @@ func TestUndoThatFails(t *testing.T) {
 	if who, held := b.Holder("a"); !held || who != "claim default/c" {
 		t.Errorf("held: %t, by %q", held, who)
 	}
-	b.files.Before = nil
+	b.disk.Before = nil
 	b.restart().offers(gpu("a", 1))
 	mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
 	mustPrepare(t, b, c)

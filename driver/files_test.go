@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 )
 
@@ -68,13 +68,12 @@ func TestOrderOfSteps(t *testing.T) {
 	c := claim("c", "a")
 	names := map[string]string{b.recordFile(c): "record", b.specFile(c): "spec", file("a"): "file"}
 	var steps []string
-	b.files.Before = func(op atomicfile.Op, name string) error {
-		if names[name] != "" && (op == atomicfile.Rename || op == atomicfile.Remove) {
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if names[name] != "" && (op == disktest.Rename || op == disktest.Remove) {
 			steps = append(steps, string(op)+" "+names[name])
 		}
 		return nil
 	}
-	b.config.HostFiles.Files = b.files
 	b.restart().offers(nic("a"))
 	mustPrepare(t, b, c)
 	mustUnprepare(t, b, c)
@@ -107,8 +106,8 @@ func TestHostFileOfSeveralClaims(t *testing.T) {
 func TestHostFileThatCannotBeWritten(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()
-	b.config.HostFiles.Files.Before = func(op atomicfile.Op, _ string) error {
-		if op == atomicfile.Rename {
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.Rename && name == file("a") {
 			return errors.New("no space")
 		}
 		return nil
@@ -118,7 +117,7 @@ func TestHostFileThatCannotBeWritten(t *testing.T) {
 	if exists(file("a")) || exists(b.recordFile(claim("c"))) || exists(b.specFile(claim("c"))) {
 		t.Error("something of the claim is left")
 	}
-	b.config.HostFiles.Files.Before = nil
+	b.disk.Before = nil
 	b.restart().offers(nic("a"))
 	mustPrepare(t, b, claim("c", "a"))
 	if !exists(file("a")) {

@@ -17,8 +17,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 )
 
 var newRecords = flag.Bool("new-records", false, "write the golden records that are not there yet; none is ever changed")
@@ -304,8 +304,8 @@ func TestRecordsOfTheNextVersionAreNotDowngraded(t *testing.T) {
 	b.config.BootID = "boot-2"
 	// A Prepare that fails at its end puts back what was there.
 	failing := true
-	b.files.Before = func(op atomicfile.Op, name string) error {
-		if failing && op == atomicfile.Rename && strings.HasSuffix(name, ".json") {
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if failing && op == disktest.Rename && strings.HasSuffix(name, ".json") {
 			return errors.New("no space")
 		}
 		return nil

@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,8 +18,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 )
 
 // Where the library writes what containers can read of their devices
@@ -42,7 +40,7 @@ const (
 type metadata struct {
 	specs string // directory of CDI specs
 	dir   string // directory of the claims' directories
-	files atomicfile.Files
+	files disk.Files
 
 	// names keeps a claim's files from being written while those of an earlier
 	// claim of its name are removed. Keys are names in dir.
@@ -69,9 +67,13 @@ func (m *metadata) options() []kubeletplugin.Option {
 func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	claim, below := m.claimOf(name)
 	if !below { // a spec, whose name is by the claim's UID
-		return m.files.Write(name, data, mode)
+		_, err := m.files.Write(name, data, mode)
+		return err
 	}
-	return m.alone(context.Background(), claim, func() error { return m.files.Write(name, data, mode) })
+	return m.alone(context.Background(), claim, func() error {
+		_, err := m.files.Write(name, data, mode)
+		return err
+	})
 }
 
 // claimOf returns the name of the claim's directory that a file is below.
@@ -97,7 +99,7 @@ func (m *metadata) removeDir(ctx context.Context, claim string, inUse func() boo
 		if inUse() {
 			return nil
 		}
-		return removeDir(filepath.Join(m.dir, claim))
+		return m.files.RemoveAll(filepath.Join(m.dir, claim))
 	})
 }
 
@@ -124,7 +126,7 @@ func (m *metadata) remove(ctx context.Context, r *record, sameName func(*record)
 // its specs say where the others are. A directory stays while another claim has
 // the name that it is called by.
 func (m *metadata) removeUnnamed(ctx context.Context, uid types.UID, inUse func(dir string) bool) error {
-	specs, err := entries(m.specs)
+	specs, err := m.entries(m.specs)
 	errs := []error{err}
 	for _, name := range specs {
 		if !strings.HasPrefix(name, metadataSpecPrefix+string(uid)+"_") {
@@ -145,7 +147,7 @@ func (m *metadata) removeUnnamed(ctx context.Context, uid types.UID, inUse func(
 // dirsOf returns the names of the claims' directories of which a spec has files
 // mounted.
 func (m *metadata) dirsOf(file string) (names []string) {
-	data, err := os.ReadFile(file)
+	data, err := m.files.Read(file)
 	if err != nil {
 		return nil
 	}
@@ -171,8 +173,8 @@ func (m *metadata) sweep(keep []*record, unreadable func(types.UID) bool) error 
 	for _, r := range keep {
 		uids[r.UID], names[claimDir(r)] = true, true
 	}
-	errs := []error{m.files.RemoveTemporary(m.specs, metadataSpecPrefix)}
-	specs, err := entries(m.specs)
+	errs := []error{m.files.Sweep(m.specs, metadataSpecPrefix)}
+	specs, err := m.entries(m.specs)
 	errs = append(errs, err)
 	anyUnreadable := false
 	for _, name := range specs {
@@ -188,11 +190,11 @@ func (m *metadata) sweep(keep []*record, unreadable func(types.UID) bool) error 
 			errs = append(errs, m.files.Remove(filepath.Join(m.specs, name)))
 		}
 	}
-	dirs, err := entries(m.dir)
+	dirs, err := m.entries(m.dir)
 	errs = append(errs, err)
 	for _, name := range dirs {
 		if !names[name] && !anyUnreadable {
-			errs = append(errs, removeDir(filepath.Join(m.dir, name)))
+			errs = append(errs, m.files.RemoveAll(filepath.Join(m.dir, name)))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -201,19 +203,10 @@ func (m *metadata) sweep(keep []*record, unreadable func(types.UID) bool) error 
 	return nil
 }
 
-// removeDir removes a directory. One that is missing is no error, nor is one
-// that could not be made, since its parent is a file.
-func removeDir(dir string) error {
-	if err := os.RemoveAll(dir); err != nil && !errors.Is(err, syscall.ENOTDIR) {
-		return err
-	}
-	return nil
-}
-
 // entries returns the names in a directory, none if there is no such directory.
-func entries(dir string) ([]string, error) {
-	all, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+func (m *metadata) entries(dir string) ([]string, error) {
+	all, err := m.files.List(dir)
+	if err != nil {
 		return nil, err
 	}
 	names := make([]string, 0, len(all))

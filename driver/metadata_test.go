@@ -27,8 +27,8 @@ import (
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 )
 
 // prepareCall has the library prepare a claim, and returns the CDI devices of
@@ -349,13 +349,13 @@ func TestMetadataIsSwept(t *testing.T) {
 func TestMetadataOfClaimsIsIndependent(t *testing.T) {
 	reached, release := make(chan struct{}), make(chan struct{})
 	m := metadata{dir: t.TempDir(), specs: t.TempDir()}
-	m.files.Before = func(op atomicfile.Op, name string) error {
-		if op == atomicfile.Create && strings.HasSuffix(name, "default_slow/file") {
+	m.files.FS = &disktest.Disk{Before: func(op disktest.Op, name string) error {
+		if op == disktest.Create && strings.HasSuffix(name, "default_slow/file") {
 			close(reached)
 			<-release
 		}
 		return nil
-	}
+	}}
 	ended := make(chan error, 3)
 	go func() { ended <- m.write(filepath.Join(m.dir, "default_slow/file"), nil, 0o600) }()
 	<-reached

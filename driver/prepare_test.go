@@ -28,8 +28,8 @@ import (
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 )
 
 // specOf returns what a container runtime makes of the claim's CDI devices.
@@ -529,8 +529,8 @@ func TestUnprepare(t *testing.T) {
 	c := claim("c", "a")
 	mustPrepare(t, b, c)
 	var removed []string
-	b.files.Before = func(op atomicfile.Op, name string) error {
-		if op == atomicfile.Remove {
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.Remove {
 			removed = append(removed, name)
 		}
 		return nil
@@ -555,8 +555,8 @@ func TestUnprepareThatFailsKeepsHolding(t *testing.T) {
 	c := claim("c", "a")
 	mustPrepare(t, b, c)
 	failing := true
-	b.files.Before = func(op atomicfile.Op, name string) error {
-		if failing && op == atomicfile.Remove && name == b.recordFile(c) {
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if failing && op == disktest.Remove && name == b.recordFile(c) {
 			return errors.New("read-only file system")
 		}
 		return nil
@@ -692,8 +692,8 @@ func TestUnrelatedClaimsDoNotWait(t *testing.T) {
 	b := newBench(t)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	slow := claim("slow", "a")
-	b.files.Before = func(op atomicfile.Op, name string) error {
-		if op == atomicfile.Sync && strings.Contains(name, "uid-slow.record") {
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.Sync && strings.Contains(name, "uid-slow.record") {
 			close(entered)
 			<-leave
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,7 +36,7 @@ func (s *store) readAgain(uid types.UID, name string, data []byte) bool {
 	if err != nil || r.UID != uid {
 		return false
 	}
-	if _, err := os.Lstat(s.file(uid)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.files.Lstat(s.file(uid)); !errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
 	if others, err := s.badFiles(uid); err != nil || len(others) != 1 {
@@ -52,8 +51,8 @@ func (s *store) readAgain(uid types.UID, name string, data []byte) bool {
 
 // badFiles returns the records of a claim that were set aside.
 func (s *store) badFiles(uid types.UID) ([]string, error) {
-	entries, err := os.ReadDir(s.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	entries, err := s.files.List(s.dir)
+	if err != nil {
 		return nil, err
 	}
 	var files []string

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/cdi"
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 )
 
 // The files of a store: <claim uid>.record, and <claim uid>.bad<n> for one
@@ -33,7 +32,7 @@ type lookup func(name string) (discovery.Device, bool)
 type store struct {
 	dir   string
 	boot  string
-	files atomicfile.Files
+	files disk.Files
 
 	// mu guards what follows and is never held during I/O.
 	mu      sync.Mutex
@@ -45,7 +44,7 @@ type store struct {
 
 // openStore reads the records. What it could not read is in problems: it is
 // set aside, and what its claim's CDI spec names stays held.
-func openStore(dir, boot string, files atomicfile.Files, specs cdi.Dir) (s *store, problems []error, err error) {
+func openStore(dir, boot string, files disk.Files, specs cdi.Dir) (s *store, problems []error, err error) {
 	s = &store{
 		dir: dir, boot: boot, files: files,
 		claims:  make(map[types.UID]*record),
@@ -53,13 +52,13 @@ func openStore(dir, boot string, files atomicfile.Files, specs cdi.Dir) (s *stor
 		silicon: make(map[string]map[types.UID]bool),
 		bad:     make(map[types.UID][]result),
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := files.MakeDir(dir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("open records: %w", err)
 	}
-	if err := files.RemoveTemporary(dir, ""); err != nil {
+	if err := files.Sweep(dir, ""); err != nil {
 		problems = append(problems, fmt.Errorf("sweep records: %w", err))
 	}
-	entries, err := os.ReadDir(dir)
+	entries, err := files.List(dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open records: %w", err)
 	}
@@ -73,7 +72,7 @@ func openStore(dir, boot string, files atomicfile.Files, specs cdi.Dir) (s *stor
 				problems = append(problems, err)
 			}
 		case strings.HasPrefix(extension, badExtension):
-			data, _ := os.ReadFile(filepath.Join(dir, name))
+			data, _ := s.files.Read(filepath.Join(dir, name))
 			if !s.readAgain(uid, name, data) {
 				s.hold(uid, data, specs)
 			}
@@ -84,7 +83,7 @@ func openStore(dir, boot string, files atomicfile.Files, specs cdi.Dir) (s *stor
 
 // load reads the record of a claim, or sets it aside.
 func (s *store) load(uid types.UID, specs cdi.Dir) error {
-	data, err := os.ReadFile(s.file(uid))
+	data, err := s.files.Read(s.file(uid))
 	var r *record
 	if err == nil {
 		r, err = decodeRecord(data)
@@ -264,7 +263,7 @@ func (s *store) write(r *record) (err error) {
 		data, err = r.encode()
 	}
 	if err == nil {
-		err = s.files.Write(s.file(r.UID), data, 0o600)
+		_, err = s.files.Write(s.file(r.UID), data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write record %s: %w", s.file(r.UID), err)

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 )
 
@@ -126,12 +126,12 @@ func TestHostFileThatCannotBeWritten(t *testing.T) {
 	file := withFiles(t, &config)
 	h.files = config.HostFiles
 	u := nicUnit()
-	h.files.Files.Before = func(op atomicfile.Op, _ string) error {
-		if op == atomicfile.Rename {
+	h.files.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error {
+		if op == disktest.Rename {
 			return errors.New("no space")
 		}
 		return nil
-	}
+	}}
 	if _, err := h.grant([]*holding{newHolding(gpuResource, "a", u, testTime)}, func() error { return nil }); err == nil {
 		t.Error("granted without the file that goes with it")
 	}

@@ -6,15 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 )
 
@@ -69,6 +68,7 @@ type key struct{ resource, id string }
 // Allocate.
 type holdings struct {
 	file string
+	disk disk.Files
 
 	files  hostfile.Writer
 	filing sync.Mutex      // one at a time writes files of the host or removes them
@@ -98,7 +98,7 @@ func (h *holdings) load() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.held, h.filed = make(map[key]*holding), make(map[string]bool)
-	data, err := os.ReadFile(h.file)
+	data, err := h.disk.Read(h.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -108,7 +108,7 @@ func (h *holdings) load() error {
 	var saved []*holding
 	if err := json.Unmarshal(data, &saved); err != nil {
 		aside := h.file + ".unreadable"
-		return errors.Join(fmt.Errorf("read grants: %s, set aside as %s: %w", h.file, aside, err), os.Rename(h.file, aside))
+		return errors.Join(fmt.Errorf("read grants: %s, set aside as %s: %w", h.file, aside, err), h.disk.Rename(h.file, aside))
 	}
 	for _, one := range saved {
 		if one != nil {
@@ -168,7 +168,7 @@ func (h *holdings) removeFiles() error {
 
 // sweep removes what writers that crashed have left.
 func (h *holdings) sweep() error {
-	return atomicfile.Files{}.RemoveTemporary(filepath.Dir(h.file), filepath.Base(h.file)+".")
+	return h.disk.Sweep(filepath.Dir(h.file), filepath.Base(h.file)+".")
 }
 
 // grant takes IDs and saves them, and then writes their files of the host, of
@@ -229,7 +229,7 @@ func (h *holdings) save() error {
 	if err != nil {
 		return fmt.Errorf("write grants: %w", err)
 	}
-	if err := (atomicfile.Files{}).Write(h.file, append(data, '\n'), 0o600); err != nil {
+	if _, err := h.disk.Write(h.file, append(data, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write grants: %w", err)
 	}
 	return nil

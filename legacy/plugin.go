@@ -21,6 +21,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 )
 
@@ -130,7 +131,7 @@ func New(config Config) *Plugin {
 	p := &Plugin{
 		config:    config,
 		directory: directory(filepath.Clean(config.Dir)),
-		holdings:  &holdings{file: filepath.Join(config.StateDir, grantsFile), held: make(map[key]*holding), files: config.HostFiles, filed: make(map[string]bool)},
+		holdings:  &holdings{file: filepath.Join(config.StateDir, grantsFile), held: make(map[key]*holding), disk: disk.Files{FS: config.HostFiles.Files.FS}, files: config.HostFiles, filed: make(map[string]bool)},
 		ready:     make(chan struct{}),
 		changed:   make(chan struct{}, 1),
 		ask:       make(chan struct{}, 1),

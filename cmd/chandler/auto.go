@@ -13,9 +13,9 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/klog/v2"
 
-	"chandler.dev/cdi/atomicfile"
 	devices "chandler.dev/discovery"
 	"chandler.dev/driver"
+	"chandler.dev/internal/disk"
 )
 
 // askInterval is how often an API server that does not serve resource.k8s.io
@@ -55,7 +55,7 @@ func (a *auto) choose(ctx context.Context) devices.Mode {
 	if choice != a.last && choice != devices.ModeAuto {
 		klog.FromContext(ctx).Info("Chose the API for devices without a mode of their own", "mode", choice)
 		a.last = choice
-		if err := new(atomicfile.Files).Write(a.file, []byte(choice), 0o600); err != nil {
+		if _, err := (disk.Files{}).Write(a.file, []byte(choice), 0o600); err != nil {
 			klog.FromContext(ctx).Error(err, "Writing down the choice")
 		}
 	}

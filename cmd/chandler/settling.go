@@ -12,8 +12,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 )
 
 // settling settles the states of devices and writes them down, so that they keep
@@ -61,7 +61,7 @@ func (s *settling) save(ctx context.Context) {
 		return
 	}
 	if err == nil {
-		err = new(atomicfile.Files).Write(s.file, data, 0o600)
+		_, err = disk.Files{}.Write(s.file, data, 0o600)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Writing down the states of devices")

@@ -14,8 +14,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 )
 
 // holder knows who holds a piece of silicon through one of the two APIs.
@@ -147,7 +147,7 @@ func (s *sides) heldAgainst(ctx context.Context, silicon string, devices []disco
 func (s *sides) save(ctx context.Context) {
 	data, err := json.Marshal(s.current)
 	if err == nil {
-		err = new(atomicfile.Files).Write(s.file, data, 0o600)
+		_, err = disk.Files{}.Write(s.file, data, 0o600)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Writing down which API offers which device")

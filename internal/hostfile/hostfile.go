@@ -7,11 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 )
 
 // Writer writes files in some directories of the host. Its zero value writes
@@ -25,7 +24,7 @@ type Writer struct {
 	Dirs []string
 
 	// Files writes them; its zero value is the one to use.
-	Files atomicfile.Files
+	Files disk.Files
 }
 
 // Write writes the files that are not there as they should be, in place of what
@@ -40,14 +39,14 @@ func (w Writer) Write(files []discovery.HostFile) (unwritten []string, err error
 			continue
 		}
 		name := w.name(f.Path)
-		if info, err := os.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		if info, err := w.Files.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
 			unwritten = append(unwritten, f.Path)
 			continue
 		}
-		if written(name, f.Text) {
+		if w.written(name, f.Text) {
 			continue
 		}
-		if err := w.Files.Write(name, []byte(f.Text), 0o444); err != nil {
+		if _, err := w.Files.Write(name, []byte(f.Text), 0o444); err != nil {
 			errs = append(errs, fmt.Errorf("write host file %s: %w", f.Path, err))
 		}
 	}
@@ -55,12 +54,12 @@ func (w Writer) Write(files []discovery.HostFile) (unwritten []string, err error
 }
 
 // written reports whether the file is there as it should be.
-func written(name, text string) bool {
-	info, err := os.Lstat(name)
+func (w Writer) written(name, text string) bool {
+	info, err := w.Files.Lstat(name)
 	if err != nil || info.Mode() != 0o444 || info.Size() != int64(len(text)) {
 		return false
 	}
-	data, err := os.ReadFile(name)
+	data, err := w.Files.Read(name)
 	return err == nil && string(data) == text
 }
 
@@ -74,7 +73,7 @@ func (w Writer) Remove(paths []string) error {
 			continue
 		}
 		name := w.name(path)
-		if err := errors.Join(w.Files.Remove(name), w.Files.RemoveTemporary(filepath.Dir(name), filepath.Base(name)+".")); err != nil {
+		if err := errors.Join(w.Files.Remove(name), w.Files.Sweep(filepath.Dir(name), filepath.Base(name)+".")); err != nil {
 			errs = append(errs, fmt.Errorf("remove host file %s: %w", path, err))
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 )
 
@@ -50,7 +50,7 @@ func TestWrite(t *testing.T) {
 	check(t, name, "two")
 
 	// What is as it should be is not written again.
-	w.Files.Before = func(op atomicfile.Op, _ string) error { return errors.New(string(op)) }
+	w.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error { return errors.New(string(op)) }}
 	mustWrite(t, w, discovery.HostFile{Path: "/run/x/a.json", Text: "two"})
 	if _, err := w.Write([]discovery.HostFile{{Path: "/run/x/a.json", Text: "three"}}); err == nil {
 		t.Error("no error, and nothing written")

@@ -26,8 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
-	"chandler.dev/cdi/atomicfile"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 )
 
 const (
@@ -192,7 +192,7 @@ func (t *Teller) save(ctx context.Context) {
 	if err != nil || bytes.Equal(data, t.saved) {
 		return
 	}
-	if err := new(atomicfile.Files).Write(t.File, data, 0o600); err != nil {
+	if _, err := (disk.Files{}).Write(t.File, data, 0o600); err != nil {
 		klog.FromContext(ctx).Error(err, "Writing down what pods were told of their devices")
 		return
 	}

@@ -1,0 +1,152 @@
+// Package disktest has a disk for tests that fails when they want it to. It
+// is used by nothing else.
+package disktest
+
+import (
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"chandler.dev/internal/disk"
+)
+
+// Op is one thing that is done to a file.
+type Op string
+
+// The things that change a disk, and reading.
+const (
+	Create    Op = "create"
+	Write     Op = "write"
+	Sync      Op = "sync"
+	Rename    Op = "rename"
+	Remove    Op = "remove"
+	RemoveAll Op = "remove all"
+	SyncDir   Op = "sync directory"
+	Read      Op = "read"
+)
+
+// Disk is the operating system's disk, on which each step can fail.
+type Disk struct {
+	disk.OS
+
+	// Before is called before each step but those that read. If it returns an
+	// error, the step is not done and has that error. The name is the one that
+	// the file is to have in the end.
+	Before func(op Op, name string) error
+
+	// BeforeRead is called before a file or a directory is read.
+	BeforeRead func(name string) error
+}
+
+var _ disk.FS = (*Disk)(nil)
+
+func (d *Disk) before(op Op, name string) error {
+	if d.Before == nil {
+		return nil
+	}
+	if err := d.Before(op, final(name)); err != nil {
+		return fmt.Errorf("%s %s: %w", op, name, err)
+	}
+	return nil
+}
+
+// final returns the name that a temporary file is to have.
+func final(name string) string {
+	dir, base := filepath.Split(name)
+	if hidden, ok := strings.CutPrefix(base, "."); ok && strings.HasSuffix(base, ".tmp") {
+		hidden = strings.TrimSuffix(hidden, ".tmp")
+		return filepath.Join(dir, strings.TrimSuffix(hidden, filepath.Ext(hidden)))
+	}
+	return name
+}
+
+// CreateTemp implements [disk.FS].
+func (d *Disk) CreateTemp(dir, pattern string) (disk.File, error) {
+	if err := d.before(Create, filepath.Join(dir, pattern)); err != nil {
+		return nil, err
+	}
+	f, err := d.OS.CreateTemp(dir, pattern)
+	if err != nil {
+		return nil, err
+	}
+	return &file{f, d}, nil
+}
+
+// Rename implements [disk.FS].
+func (d *Disk) Rename(from, to string) error {
+	if err := d.before(Rename, to); err != nil {
+		return err
+	}
+	return d.OS.Rename(from, to)
+}
+
+// Remove implements [disk.FS].
+func (d *Disk) Remove(name string) error {
+	if err := d.before(Remove, name); err != nil {
+		return err
+	}
+	return d.OS.Remove(name)
+}
+
+// RemoveAll implements [disk.FS].
+func (d *Disk) RemoveAll(dir string) error {
+	if err := d.before(RemoveAll, dir); err != nil {
+		return err
+	}
+	return d.OS.RemoveAll(dir)
+}
+
+// SyncDir implements [disk.FS].
+func (d *Disk) SyncDir(dir string) error {
+	if err := d.before(SyncDir, dir); err != nil {
+		return err
+	}
+	return d.OS.SyncDir(dir)
+}
+
+// ReadFile implements [disk.FS].
+func (d *Disk) ReadFile(name string) ([]byte, error) {
+	if err := d.beforeRead(name); err != nil {
+		return nil, err
+	}
+	return d.OS.ReadFile(name)
+}
+
+// ReadDir implements [disk.FS].
+func (d *Disk) ReadDir(dir string) ([]fs.DirEntry, error) {
+	if err := d.beforeRead(dir); err != nil {
+		return nil, err
+	}
+	return d.OS.ReadDir(dir)
+}
+
+func (d *Disk) beforeRead(name string) error {
+	if d.BeforeRead == nil {
+		return nil
+	}
+	if err := d.BeforeRead(name); err != nil {
+		return fmt.Errorf("%s %s: %w", Read, name, err)
+	}
+	return nil
+}
+
+// file is a new file whose steps can fail.
+type file struct {
+	disk.File
+	disk *Disk
+}
+
+func (f *file) Write(data []byte) (int, error) {
+	if err := f.disk.before(Write, f.Name()); err != nil {
+		return 0, err
+	}
+	return f.File.Write(data)
+}
+
+func (f *file) Sync() error {
+	if err := f.disk.before(Sync, f.Name()); err != nil {
+		return err
+	}
+	return f.File.Sync()
+}
