@@ -49,6 +49,9 @@ type Config struct {
 	// for it. If it is nil, the status is left alone.
 	StatusClient kubernetes.Interface
 
+	// Start registers the driver with the kubelet. Nil means [StartHelper].
+	Start Starter
+
 	KubeletRoot string  // the kubelet's data directory; "/var/lib/kubelet" if empty
 	CDI         cdi.Dir // where the specs of claims go
 	Records     string  // the directory of records, used by nobody else
@@ -136,8 +139,12 @@ const (
 	Refused    Registration = "Refused"
 )
 
-// helper is what the driver uses of [kubeletplugin.Helper].
-type helper interface {
+// Starter registers a plugin with the kubelet, as [kubeletplugin.Start] does. The
+// plugin is a [Driver].
+type Starter func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (Helper, error)
+
+// Helper is the part of [kubeletplugin.Helper] that the driver uses.
+type Helper interface {
 	PublishResources(context.Context, resourceslice.DriverResources) error
 	Stop()
 }
@@ -146,7 +153,7 @@ type helper interface {
 // [Driver.Run] does.
 type Driver struct {
 	config Config
-	start  func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helper, error)
+	start  Starter
 
 	// Replaced in tests.
 	files          disk.Files // writes records
@@ -216,6 +223,9 @@ func New(config Config) (*Driver, error) {
 	if config.Scanned == nil {
 		config.Scanned = func() time.Time { return time.Time{} }
 	}
+	if config.Start == nil {
+		config.Start = StartHelper
+	}
 	if config.Configure == nil {
 		config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
 			return d, nil, nil
@@ -229,7 +239,7 @@ func New(config Config) (*Driver, error) {
 			return nil, errors.New("this driver takes no parameters")
 		}
 	}
-	d := &Driver{config: config, start: startHelper, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), registered: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
+	d := &Driver{config: config, start: config.Start, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), registered: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.files.FS, d.metadata.files.FS = config.Disk, config.Disk
 	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
@@ -242,7 +252,8 @@ func New(config Config) (*Driver, error) {
 	return d, nil
 }
 
-func startHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (helper, error) {
+// StartHelper starts the library's helper, which the kubelet calls at sockets.
+func StartHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (Helper, error) {
 	return kubeletplugin.Start(ctx, plugin, options...)
 }
 
@@ -280,7 +291,7 @@ func (d *Driver) Run(parent context.Context) error {
 }
 
 // serve does what the active instance does, once it is.
-func (d *Driver) serve(ctx context.Context, helper helper) error {
+func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	select {
 	case <-d.config.Active:
 	case <-ctx.Done():
@@ -388,11 +399,19 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.Unar
 		answer := Refused
 		if status.GetPluginRegistered() {
 			answer = Accepted
-			notify(d.registered)
 		}
-		d.registration.Store(answer)
+		d.Registered(answer)
 	}
 	return handler(ctx, request)
+}
+
+// Registered notes what the kubelet says to the registration. It is for a [Starter]
+// that does without the options of the library.
+func (d *Driver) Registered(answer Registration) {
+	d.registration.Store(answer)
+	if answer == Accepted {
+		notify(d.registered)
+	}
 }
 
 // Prepared returns how many claims are prepared, 0 until the records are read.

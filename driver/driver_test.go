@@ -184,7 +184,7 @@ func (b *bench) run(helper helperInterface) (stop func() error) {
 	}
 }
 
-type helperInterface = helper
+type helperInterface = Helper
 
 func expectPublished(t *testing.T, helper *fakeHelper, want ...string) {
 	t.Helper()

@@ -27,8 +27,8 @@ func TestLostListenerEndsRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			listening := make(chan net.Listener, 1)
-			d.start = func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (helper, error) {
-				return startHelper(ctx, plugin, append(options, test.listener(func(_ context.Context, path string) (net.Listener, error) {
+			d.start = func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (Helper, error) {
+				return StartHelper(ctx, plugin, append(options, test.listener(func(_ context.Context, path string) (net.Listener, error) {
 					listener, err := net.Listen("unix", path)
 					listening <- listener
 					return listener, err

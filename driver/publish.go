@@ -26,7 +26,7 @@ const lastRepeat = 8 * time.Second
 // when a claim lets go of a device, when a device has long been configured
 // that cannot be read, when the server turns out to drop fields, and when the
 // kubelet has registered the driver.
-func (d *Driver) publishLoop(ctx context.Context, helper helper) error {
+func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 	var last *resourceslice.DriverResources
 	confirmed := false // what the server keeps was asked for what is to be published
 	var repeat <-chan time.Time
@@ -99,7 +99,7 @@ func competeAnew(before, after resourceslice.DriverResources) bool {
 // listed what slices there are, whatever becomes of the context; that must not
 // keep the driver from ending. It returns when its own context ends, which it
 // does right after this one.
-func publish(ctx context.Context, helper helper, resources resourceslice.DriverResources) error {
+func publish(ctx context.Context, helper Helper, resources resourceslice.DriverResources) error {
 	published := make(chan error, 1)
 	go func() { published <- helper.PublishResources(ctx, resources) }()
 	for {

@@ -11,6 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// flock is the lock of a state directory: files that the kernel locks. See
+// [agent.Lock].
+type flock string
+
+// Acquire implements [agent.Lock].
+func (dir flock) Acquire(ctx context.Context) (release func(), err error) {
+	file, err := activate(ctx, string(dir))
+	if err != nil {
+		return nil, err
+	}
+	return func() { file.Close() }, nil
+}
+
+// Awaited implements [agent.Lock].
+func (dir flock) Awaited() bool { return awaited(string(dir)) }
+
 // activate returns once this process holds the lock of the state directory.
 // While an upgrade surges two agents run at once, and only the one that holds
 // the lock may write records, specs and slices. The caller closes the file to

@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 )
@@ -48,6 +49,12 @@ func parseConfig(data []byte) (*v1alpha1.DriverConfig, *discovery.Rules, error) 
 		return nil, nil, err
 	}
 	return config, rules, nil
+}
+
+// settingsOf returns what an agent is to know of a configuration.
+func settingsOf(config *v1alpha1.DriverConfig, rules *discovery.Rules) agent.Settings {
+	host := configuredHost(nil, config)
+	return agent.Settings{Rules: rules, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths}
 }
 
 // configuredHost returns a host with what the configuration says of it.

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
@@ -26,5 +27,22 @@ overhead:
 	}
 	if diff := cmp.Diff(want, rules.Overhead[0].HostResources); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestSeverityOfConfig(t *testing.T) {
+	const header = "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
+	config, _, err := parseConfig([]byte(header + "health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	severity := severityOf(config.Health.Severity)
+	for condition, want := range map[discovery.Condition]resourceapi.DeviceTaintEffect{
+		discovery.ConditionOverTemperature: "NoExecute", discovery.ConditionUnhealthy: "None", discovery.ConditionLinkDegraded: "NoSchedule",
+		discovery.ConditionGone: "NoSchedule", discovery.ConditionFatalErrors: "None",
+	} {
+		if got := severity.Effect(condition); got != want {
+			t.Errorf("%s: %s, want %s", condition, got, want)
+		}
 	}
 }

@@ -19,19 +19,20 @@ func TestBurstOfClaimsDoesNotWaitForTheClient(t *testing.T) {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := &parts{options: runOptions{logging: logsapi.NewLoggingConfiguration()}}
-	p.options.addFlags(&cobra.Command{})
-	p.options.kubeconfig = file
-	if err := p.connect(); err != nil {
+	o := &runOptions{logging: logsapi.NewLoggingConfiguration()}
+	o.addFlags(&cobra.Command{})
+	o.kubeconfig = file
+	clients, err := o.connect()
+	if err != nil {
 		t.Fatal(err)
 	}
-	limiter := p.client.ResourceV1().RESTClient().GetRateLimiter()
+	limiter := clients.main.ResourceV1().RESTClient().GetRateLimiter()
 	for i := range 100 {
 		if !limiter.TryAccept() {
 			t.Fatalf("request %d has to wait", i+1)
 		}
 	}
-	if !p.statuses.ResourceV1().RESTClient().GetRateLimiter().TryAccept() {
+	if !clients.status.ResourceV1().RESTClient().GetRateLimiter().TryAccept() {
 		t.Error("the status of claims waits for requests of others")
 	}
 }

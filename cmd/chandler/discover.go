@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
@@ -69,7 +70,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		return err
 	}
 	host := configuredHost(hostFS, config)
-	askInformants(ctx, host, families.All, root, errOut)
+	informant.Ask(ctx, host, families.All, root, errOut)
 	snapshot := rules.Apply(discovery.Scan(host, families.All)) //nolint:contextcheck // evaluating an expression does not block
 	if err := print(out, snapshot); err != nil {
 		return err

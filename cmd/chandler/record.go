@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
@@ -35,7 +36,7 @@ are.`,
 				return err
 			}
 			host := configuredHost(hostFS, loaded)
-			askInformants(cmd.Context(), host, families.All, hostRoot, cmd.ErrOrStderr())
+			informant.Ask(cmd.Context(), host, families.All, hostRoot, cmd.ErrOrStderr())
 			data, err := recorded.Record(host, families.All, comment)
 			if err != nil {
 				return fmt.Errorf("record host %s: %w", hostRoot, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	kubediscovery "k8s.io/client-go/discovery"
@@ -20,17 +20,16 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
-	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/cdi"
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
-	"chandler.dev/driver"
 	"chandler.dev/internal/hostfile"
-	"chandler.dev/legacy"
 )
 
 type runOptions struct {
@@ -106,54 +105,13 @@ func collectOften() {
 	}
 }
 
-// lingerLimit is how long an agent that has ended waits at most for the next one
-// to offer what it did through the device-plugin API.
-const lingerLimit = 10 * time.Second
-
-// run builds the parts and runs them until the context ends or one of them
-// fails.
+// run runs the agent until the context ends or a part of the agent fails.
 func (o *runOptions) run(ctx context.Context) error {
-	p, err := o.build(ctx)
+	config, err := o.agentConfig(ctx)
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Chandler starts", "version", buildVersion(), "node", o.nodeName, "hostRoot", o.hostRoot)
-	lock := make(chan *os.File, 1)
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		file, err := activate(ctx, p.stateDir)
-		if err != nil {
-			return ignoreEnd(ctx, err)
-		}
-		lock <- file
-		close(p.active)
-		return nil
-	})
-	for _, n := range p.informants {
-		group.Go(func() error { n.run(ctx); return nil })
-	}
-	group.Go(func() error { return p.watch(ctx, group) })
-	group.Go(func() error { return p.runDRA(ctx) })
-	group.Go(func() error { p.classic.Run(ctx); return nil })
-	group.Go(func() error { return p.runAgent(ctx) })
-	group.Go(func() error { p.checkClasses(ctx); return nil })
-	group.Go(func() error { p.tellPods(ctx); return nil })
-	if o.healthAddress != "" {
-		mux := healthMux(p.checkLive, p.checkReady)
-		mux.Handle("GET /metrics", p.metrics.handler(agentState{p.driver.Features, p.driver.Prepared, p.offered.Load}))
-		group.Go(func() error { return serveHealth(ctx, o.healthAddress, mux) })
-	}
-	err = group.Wait()
-	select {
-	case file := <-lock: // the next instance may begin, now that nothing of this one writes
-		file.Close()
-	default:
-	}
-	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
-	defer cancel()
-	p.classic.Linger(lingering)
-	klog.FromContext(ctx).Info("Chandler ends", "reason", context.Cause(ctx))
-	return err
+	return agent.Run(ctx, config)
 }
 
 // check completes the options and reports what cannot be right about them.
@@ -174,91 +132,75 @@ func (o *runOptions) check() error {
 	return nil
 }
 
-// build makes the parts. What is wrong with the options is found here.
-func (o *runOptions) build(ctx context.Context) (*parts, error) {
+// agentConfig turns the options into what an agent works with. Wrong options are
+// found here.
+func (o *runOptions) agentConfig(ctx context.Context) (agent.Config, error) {
+	var none agent.Config
 	config, rules, err := loadConfig(o.config)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := o.check(); err != nil {
-		return nil, err
+		return none, err
 	}
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return nil, fmt.Errorf("boot ID: %w", err)
+		return none, fmt.Errorf("boot ID: %w", err)
 	}
 	hostFS, err := hostfs.Open(o.hostRoot)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
-	p := &parts{
-		options:   *o,
-		rules:     rules,
-		severity:  severityOf(config.Health.Severity),
-		host:      configuredHost(hostFS, config),
-		active:    make(chan struct{}),
-		stateDir:  filepath.Join(o.kubeletRoot, "plugins", discovery.Domain),
-		metrics:   newAgentMetrics(),
-		events:    make(chan struct{}, 1),
-		snapshots: make(chan *discovery.Snapshot, 1),
-		resaid:    make(chan struct{}, 1),
+	clients, err := o.connect()
+	if err != nil {
+		return none, fmt.Errorf("API server: %w", err)
 	}
-	p.informants = overlayInformants(p.host, families.All, o.hostRoot)
-	for _, n := range p.informants {
-		n.changed = func() { notify(p.events) }
+	stateDir := filepath.Join(o.kubeletRoot, "plugins", discovery.Domain)
+	if err := o.checkDirectories(ctx, stateDir); err != nil {
+		return none, err
 	}
-	if err := p.connect(); err != nil {
-		return nil, fmt.Errorf("API server: %w", err)
+	host := configuredHost(hostFS, config)
+	var informants []agent.Informant
+	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
+		informants = append(informants, n)
 	}
-	if err := o.checkDirectories(ctx, p.stateDir); err != nil {
-		return nil, err
-	}
-	hostFiles := hostfile.Writer{Root: o.filesRoot, Dirs: discovery.FileDirs(families.All)}
-	p.classic = legacy.New(legacy.Config{
-		Dir:          o.devicePluginDir,
-		PodResources: p.podResources(),
-		StateDir:     filepath.Join(p.stateDir, "grants"),
-		RuntimeRoot:  o.runtimeRoot,
-		OwnPod:       o.pod,
-		Grant:        discovery.Granters(families.All),
-		HostFiles:    hostFiles,
-		Elsewhere:    draHolder{p},
-		Active:       p.active,
-		Succeeded:    func() bool { return awaited(p.stateDir) },
-		Pending:      initContainers{p.client, o.nodeName}.Pending,
-	})
-	p.driver, err = driver.New(driver.Config{
+	return agent.Config{
+		Version:        buildVersion(),
 		NodeName:       o.nodeName,
 		PodUID:         types.UID(o.podUID),
-		KubeClient:     p.client,
-		StatusClient:   p.statuses,
-		KubeletRoot:    o.kubeletRoot,
-		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
-		Records:        p.recordDir(),
-		HostFiles:      hostFiles,
-		HostFS:         p.host.FS,
+		Pod:            o.pod,
 		BootID:         strings.TrimSpace(string(bootID)),
-		Granter:        discovery.Granters(families.All),
-		Elsewhere:      p.classic,
-		Scanned:        p.lastScan,
-		Observe:        p.metrics.observe,
+		FS:             host.FS,
+		Families:       families.All,
+		Settings:       settingsOf(config, rules),
+		RescanInterval: o.rescanInterval,
+		Uevents:        discovery.Listen,
+		Informants:     informants,
+		Client:         clients.main,
+		StatusClient:   clients.status,
+		Groups:         clients.groups,
+		Kubelet: agent.Kubelet{
+			DevicePluginDir: o.devicePluginDir,
+			PodResources:    filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"),
+		},
+		Lock:           flock(stateDir),
+		KubeletRoot:    o.kubeletRoot,
+		StateDir:       stateDir,
+		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
+		HostFiles:      hostfile.Writer{Root: o.filesRoot, Dirs: discovery.FileDirs(families.All)},
 		NoMetadata:     !o.metadata,
-		Active:         p.active,
 		ReadParameters: readParameters,
-		Accept:         discovery.Acceptors(families.All),
-		Gone:           severityOf(config.Health.Severity).Effect(discovery.ConditionGone),
-		Abandoned: references{
-			client: p.client, claims: draclient.New(p.client), node: o.nodeName, ownPod: o.pod, socket: p.podResources(),
-		}.Abandoned,
-		Configure: discovery.Configurers(p.host, families.All),
-		Rescan:    func() { notify(p.events) },
-	})
-	return p, err
+		Serve:          o.server(),
+	}, nil
 }
 
-// podResources is the kubelet's socket of the PodResources API.
-func (p *parts) podResources() string {
-	return filepath.Join(p.options.kubeletRoot, "pod-resources/kubelet.sock")
+// server returns what serves at the address of the health checks, nil if there is
+// none.
+func (o *runOptions) server() func(context.Context, http.Handler) error {
+	if o.healthAddress == "" {
+		return nil
+	}
+	return func(ctx context.Context, handler http.Handler) error { return serve(ctx, o.healthAddress, handler) }
 }
 
 // How many requests per second, and at once, the status of claims and the Events
@@ -268,31 +210,38 @@ const (
 	statusBurst = 20
 )
 
+// clients are those of the API server.
+type clients struct {
+	main, status kubernetes.Interface
+	groups       kubediscovery.ServerGroupsInterfaceWithContext
+}
+
 // connect makes the clients of the API server; it does not ask it yet. They do
 // not make a burst of claims wait: by default they may ask twice as often as a
 // kubelet may by default, which reads each claim as well. They speak protobuf,
 // which costs both ends less than JSON.
-func (p *parts) connect() error {
-	config, err := p.options.clientConfig()
+func (o *runOptions) connect() (clients, error) {
+	config, err := o.clientConfig()
 	if err != nil {
-		return err
+		return clients{}, err
 	}
 	config = rest.AddUserAgent(config, "chandler/"+buildVersion())
-	config.QPS, config.Burst = p.options.kubeQPS, p.options.kubeBurst
+	config.QPS, config.Burst = o.kubeQPS, o.kubeBurst
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = config.ContentType + ",application/json"
-	if p.client, err = kubernetes.NewForConfig(config); err != nil {
-		return err
+	var c clients
+	if c.main, err = kubernetes.NewForConfig(config); err != nil {
+		return clients{}, err
 	}
 	// The status of claims and Events have a limit of their own, for which nothing
 	// else waits.
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = statusQPS, statusBurst
-	if p.statuses, err = kubernetes.NewForConfig(config); err != nil {
-		return err
+	if c.status, err = kubernetes.NewForConfig(config); err != nil {
+		return clients{}, err
 	}
-	p.discovery, err = kubediscovery.NewDiscoveryClientForConfig(config)
-	return err
+	c.groups, err = kubediscovery.NewDiscoveryClientForConfig(config)
+	return c, err
 }
 
 func (o *runOptions) clientConfig() (*rest.Config, error) {

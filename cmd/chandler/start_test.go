@@ -210,6 +210,14 @@ func (s *station) register(p *process) (calls drapb.DRAPluginClient) {
 	return calls
 }
 
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	m.Run()
+}
+
 // apiServer keeps ResourceSlices, has a node and a claim for KVM, and nothing
 // else.
 type apiServer struct {

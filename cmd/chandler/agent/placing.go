@@ -1,9 +1,11 @@
-package main
+package agent
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
@@ -32,8 +34,8 @@ type classic interface {
 	Know(*discovery.Snapshot)
 }
 
-// agent hands each device to the API that is to offer it.
-type agent struct {
+// placing hands each device to the API that is to offer it.
+type placing struct {
 	rules   *discovery.Rules
 	auto    *auto
 	sides   *sides
@@ -48,35 +50,67 @@ type agent struct {
 	problems  map[string]bool          // that were logged and persist
 }
 
+// place hands devices to the two APIs, once this is the active instance.
+func (a *agent) place(ctx context.Context) {
+	if !a.waitActive(ctx) {
+		return
+	}
+	claimed := nodeClaims{client: draclient.New(a.Client), node: a.NodeName}
+	served := func(ctx context.Context) (bool, error) { return servesDRA(ctx, a.Groups) }
+	p := &placing{
+		rules:     a.Settings.Rules,
+		auto:      newAuto(ctx, served, a.driver.Registration, a.StateDir),
+		sides:     newSides(ctx, draHolder{a}, a.classic, claimed, a.StateDir),
+		fitter:    newFitter(discovery.Configurers(a.host, a.Families), discovery.Acceptors(a.Families), draHolder{a}, a.classic),
+		dra:       noting{a.driver, &a.offered},
+		classic:   a.classic,
+		ready:     a.ready,
+		snapshots: a.snapshots,
+	}
+	p.run(ctx)
+}
+
+// noting is a publisher that notes what it published last.
+type noting struct {
+	publisher
+	last *atomic.Pointer[discovery.Snapshot]
+}
+
+// Publish implements publisher.
+func (n noting) Publish(s *discovery.Snapshot) {
+	n.last.Store(s)
+	n.publisher.Publish(s)
+}
+
 // run publishes until the context ends. It looks again when a device changes,
 // and now and then, since who holds what and what the cluster can do change
 // besides.
-func (a *agent) run(ctx context.Context) error {
+func (p *placing) run(ctx context.Context) {
 	var snapshot *discovery.Snapshot
 	timer := time.NewTimer(readyInterval)
 	defer timer.Stop()
-	defer a.fitter.wait()
+	defer p.fitter.wait()
 	wait := waitingInterval
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case raw := <-a.snapshots:
-			a.classic.Know(raw)
-			snapshot = a.rules.Apply(raw) //nolint:contextcheck // evaluating an expression does not block
-			a.report(ctx, snapshot.Problems)
-		case <-a.fitter.ended:
+			return
+		case raw := <-p.snapshots:
+			p.classic.Know(raw)
+			snapshot = p.rules.Apply(raw) //nolint:contextcheck // evaluating an expression does not block
+			p.report(ctx, snapshot.Problems)
+		case <-p.fitter.ended:
 		case <-timer.C:
 		}
-		if snapshot == nil || !a.ready() {
+		if snapshot == nil || !p.ready() {
 			timer.Reset(readyInterval)
 			continue
 		}
-		mode := a.auto.choose(ctx)
-		dra, classic, waiting := a.sides.split(ctx, snapshot, mode)
-		a.dra.Publish(dra)
-		classic, fitting := a.fitter.fit(ctx, classic)
-		a.classic.Publish(classic)
+		mode := p.auto.choose(ctx)
+		dra, classic, waiting := p.sides.split(ctx, snapshot, mode)
+		p.dra.Publish(dra)
+		classic, fitting := p.fitter.fit(ctx, classic)
+		p.classic.Publish(classic)
 		if waiting || fitting || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // what is held may be held for days
@@ -88,14 +122,14 @@ func (a *agent) run(ctx context.Context) error {
 }
 
 // report logs problems that were not there at the last snapshot.
-func (a *agent) report(ctx context.Context, problems []discovery.Problem) {
+func (p *placing) report(ctx context.Context, problems []discovery.Problem) {
 	now := make(map[string]bool, len(problems))
 	for _, problem := range problems {
 		text := problem.Error()
-		if !a.problems[text] && !now[text] {
+		if !p.problems[text] && !now[text] {
 			klog.FromContext(ctx).Info("Discovery problem", "device", problem.Device, "error", problem.Err)
 		}
 		now[text] = true
 	}
-	a.problems = now
+	p.problems = now
 }

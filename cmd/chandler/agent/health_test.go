@@ -1,25 +1,19 @@
-package main
+package agent
 
 import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 )
 
-func TestServeHealth(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	listener.Close()
-
+// The checks answer as they are when they are asked.
+func TestHealthMux(t *testing.T) {
 	var live, ready atomic.Bool
 	check := func(is *atomic.Bool, words string) func(context.Context) error {
 		return func(context.Context) error {
@@ -29,27 +23,14 @@ func TestServeHealth(t *testing.T) {
 			return nil
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- serveHealth(ctx, address, healthMux(check(&live, "the stove is off"), check(&ready, "the kettle is cold")))
-	}()
-	for {
-		if connection, err := net.Dial("tcp", address); err == nil {
-			connection.Close()
-			break
-		}
-	}
-	expect(t, "http://"+address+"/healthz", http.StatusServiceUnavailable, "the stove is off")
+	server := httptest.NewServer(healthMux(check(&live, "the stove is off"), check(&ready, "the kettle is cold")))
+	defer server.Close()
+	expect(t, server.URL+"/healthz", http.StatusServiceUnavailable, "the stove is off")
 	live.Store(true)
-	expect(t, "http://"+address+"/healthz", http.StatusOK, "ok")
-	expect(t, "http://"+address+"/readyz", http.StatusServiceUnavailable, "the kettle is cold")
+	expect(t, server.URL+"/healthz", http.StatusOK, "ok")
+	expect(t, server.URL+"/readyz", http.StatusServiceUnavailable, "the kettle is cold")
 	ready.Store(true)
-	expect(t, "http://"+address+"/readyz", http.StatusOK, "ok")
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	expect(t, server.URL+"/readyz", http.StatusOK, "ok")
 }
 
 func expect(t *testing.T, url string, status int, text string) {
@@ -65,13 +46,6 @@ func expect(t *testing.T, url string, status int, text string) {
 	}
 	if response.StatusCode != status || !strings.Contains(string(body), text) {
 		t.Errorf("%s: %d %s; want %d %s", url, response.StatusCode, body, status, text)
-	}
-}
-
-func TestServeHealthNamesTheAddress(t *testing.T) {
-	err := serveHealth(t.Context(), "127.0.0.1:99999", nil)
-	if err == nil || !strings.Contains(err.Error(), "99999") {
-		t.Errorf("error %v does not name the port", err)
 	}
 }
 
@@ -91,14 +65,14 @@ func TestCheckScan(t *testing.T) {
 		"that one ended at all": {begun: time.Hour, last: 90 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &parts{options: runOptions{rescanInterval: time.Minute}}
+			a := &agent{Config: Config{RescanInterval: time.Minute}}
 			if test.begun > 0 {
-				p.watching.Store(new(now.Add(-test.begun)))
+				a.watching.Store(new(now.Add(-test.begun)))
 			}
 			if test.last > 0 {
-				p.scanned.Store(new(now.Add(-test.last)))
+				a.scanned.Store(new(now.Add(-test.last)))
 			}
-			err := p.checkScan(now)
+			err := a.checkScan(now)
 			if (err == nil) != (test.want == "") || err != nil && !strings.HasPrefix(err.Error(), test.want) {
 				t.Errorf("got %v; want %q", err, test.want)
 			}

@@ -1,10 +1,9 @@
-package main
+package agent
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -18,18 +17,11 @@ import (
 // kubelet waits longer for that of /healthz.
 const probeTimeout = 3 * time.Second
 
-// serveHealth serves until the context ends.
-func serveHealth(ctx context.Context, address string, handler http.Handler) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("serve health: %w", err)
-	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
-	defer context.AfterFunc(ctx, func() { server.Close() })()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve health: %w", err)
-	}
-	return nil
+// handler answers /healthz, /readyz and /metrics.
+func (a *agent) handler() http.Handler {
+	mux := healthMux(a.checkLive, a.checkReady)
+	mux.Handle("GET /metrics", a.metrics.handler(agentState{a.driver.Features, a.driver.Prepared, a.offered.Load}))
+	return mux
 }
 
 // healthMux answers /healthz while live returns nil, and /readyz while ready
@@ -65,21 +57,21 @@ func answer(what string, check func(context.Context) error) http.HandlerFunc {
 // checkLive returns nil while the kubelet's calls are answered, which a new
 // process mends if they are not. What is wrong outside the process does not
 // count.
-func (p *parts) checkLive(ctx context.Context) error {
+func (a *agent) checkLive(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	return errors.Join(p.driver.Probe(ctx), p.classic.Probe(ctx))
+	return errors.Join(a.driver.Probe(ctx), a.classic.Probe(ctx))
 }
 
 // checkReady returns nil once the kubelet knows where to call, so that an agent
 // which this one replaces may end. That this one is active is not asked: it
 // becomes so when the other has ended. The active one must be able to look at
 // the host: if it is not, a new process would not be either.
-func (p *parts) checkReady(context.Context) error {
-	if !p.withoutDRA.Load() && p.driver.Registration() == driver.Unanswered {
+func (a *agent) checkReady(context.Context) error {
+	if !a.withoutDRA.Load() && a.driver.Registration() == driver.Unanswered {
 		return errors.New("the kubelet has not answered the registration of the DRA driver yet")
 	}
-	return p.checkScan(time.Now())
+	return a.checkScan(time.Now())
 }
 
 // scanPatience is how much longer than the interval between scans it may take
@@ -87,12 +79,12 @@ func (p *parts) checkReady(context.Context) error {
 const scanPatience = time.Minute
 
 // checkScan returns nil unless the scan that is due has long not ended.
-func (p *parts) checkScan(now time.Time) error {
-	last, what := p.lastScan(), "no scan of the host has ended since"
-	if begun := p.watching.Load(); last.IsZero() && begun != nil {
+func (a *agent) checkScan(now time.Time) error {
+	last, what := a.lastScan(), "no scan of the host has ended since"
+	if begun := a.watching.Load(); last.IsZero() && begun != nil {
 		last, what = *begun, "the first scan of the host has not ended since"
 	}
-	if last.IsZero() || now.Sub(last) <= p.options.rescanInterval+scanPatience {
+	if last.IsZero() || now.Sub(last) <= a.RescanInterval+scanPatience {
 		return nil
 	}
 	return fmt.Errorf("%s %s", what, last.Format(time.RFC3339))

@@ -1,4 +1,4 @@
-package main
+package agent
 
 import (
 	"testing"
@@ -59,11 +59,11 @@ func TestPodsWithClaims(t *testing.T) {
 	running.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("own")}, {Name: "y", ResourceClaimTemplateName: new("template")}}
 	running.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "y", ResourceClaimName: new("of-the-group")}}
 	running.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "extended"}
-	p := &parts{
-		options: runOptions{nodeName: "node"},
-		client:  fake.NewClientset(running, pod("starting", corev1.PodPending), pod("done", corev1.PodSucceeded), pod("failed", corev1.PodFailed)),
-	}
-	got, err := p.podsWithClaims(t.Context())
+	a := &agent{Config: Config{
+		NodeName: "node",
+		Client:   fake.NewClientset(running, pod("starting", corev1.PodPending), pod("done", corev1.PodSucceeded), pod("failed", corev1.PodFailed)),
+	}}
+	got, err := a.podsWithClaims(t.Context())
 	want := []podevents.Pod{
 		{NamespacedName: types.NamespacedName{Namespace: "default", Name: "running"}, UID: "uid-running", Claims: []string{"own", "of-the-group", "extended"}},
 		{NamespacedName: types.NamespacedName{Namespace: "default", Name: "starting"}, UID: "uid-starting"},

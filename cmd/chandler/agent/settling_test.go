@@ -1,4 +1,4 @@
-package main
+package agent
 
 import (
 	"os"
@@ -64,7 +64,9 @@ func TestSettling(t *testing.T) {
 
 func TestSettlingFromDamagedFile(t *testing.T) {
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "health.json"), `{"a":{"status":"Unhe`)
+	if err := os.WriteFile(filepath.Join(dir, "health.json"), []byte(`{"a":{"status":"Unhe`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	s := newSettling(t.Context(), nil, dir, func() {})
 	defer s.stop()
 	if now := s.settle(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
@@ -74,22 +76,5 @@ func TestSettlingFromDamagedFile(t *testing.T) {
 	defer again.stop()
 	if string(again.saved) != string(s.saved) || len(s.saved) == 0 {
 		t.Errorf("the file is %q, want %q", again.saved, s.saved)
-	}
-}
-
-func TestSeverityOfConfig(t *testing.T) {
-	const header = "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
-	config, _, err := parseConfig([]byte(header + "health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	severity := severityOf(config.Health.Severity)
-	for condition, want := range map[discovery.Condition]resourceapi.DeviceTaintEffect{
-		discovery.ConditionOverTemperature: "NoExecute", discovery.ConditionUnhealthy: "None", discovery.ConditionLinkDegraded: "NoSchedule",
-		discovery.ConditionGone: "NoSchedule", discovery.ConditionFatalErrors: "None",
-	} {
-		if got := severity.Effect(condition); got != want {
-			t.Errorf("%s: %s, want %s", condition, got, want)
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package informant
 
 import (
 	"context"
@@ -48,7 +48,7 @@ var buildNVML = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-o", dir, "../chandler-nvml")
+	cmd := exec.Command("go", "build", "-o", dir, "../../chandler-nvml")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return string(out), err
@@ -57,10 +57,6 @@ var buildNVML = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-		return
-	}
 	m.Run()
 	if !builtNVML {
 		return // to ask for the program would build it
@@ -74,7 +70,7 @@ var builtNVML bool
 
 // standIn lays out the host with a library that was compiled so, and returns
 // what asks the real program about it, with little patience.
-func standIn(t *testing.T, defines ...string) (*informant, *discovery.Host) {
+func standIn(t *testing.T, defines ...string) (*Informant, *discovery.Host) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("there is no gcc to compile a stand-in for NVML with")
@@ -84,15 +80,7 @@ func standIn(t *testing.T, defines ...string) (*informant, *discovery.Host) {
 	if err != nil {
 		t.Fatalf("build: %v\n%s", err, program)
 	}
-	file := filepath.Join(t.TempDir(), "one.host")
-	if err := os.WriteFile(file, []byte(nvmlHost), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	root, err := layOut(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(root) })
+	root := layOut(t, []byte(nvmlHost))
 	lib := filepath.Join(root, "run/driver/usr/lib64")
 	if err := os.MkdirAll(lib, 0o755); err != nil {
 		t.Fatal(err)
@@ -111,6 +99,20 @@ func standIn(t *testing.T, defines ...string) (*informant, *discovery.Host) {
 	return n, &discovery.Host{FS: overlay}
 }
 
+// layOut lays out a recorded host as a directory.
+func layOut(t *testing.T, data []byte) (root string) {
+	t.Helper()
+	host, err := recorded.Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root = t.TempDir()
+	if _, err := host.Layout(root); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
 // gpuOf returns the GPU as the agent would see it now.
 func gpuOf(t *testing.T, host *discovery.Host) discovery.Device {
 	t.Helper()
@@ -123,14 +125,18 @@ func gpuOf(t *testing.T, host *discovery.Host) discovery.Device {
 }
 
 // start runs the program until the test ends, and checks that it does end.
-func start(t *testing.T, n *informant) (changed <-chan struct{}) {
+func start(t *testing.T, n *Informant) (changed <-chan struct{}) {
 	t.Helper()
 	changes := make(chan struct{}, 1)
-	n.changed = func() { notify(changes) }
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
-		n.run(ctx)
+		n.Run(ctx, func() {
+			select {
+			case changes <- struct{}{}:
+			default:
+			}
+		})
 		close(ended)
 	}()
 	t.Cleanup(func() {
@@ -179,15 +185,7 @@ func TestNVMLOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "again.host")
-	if err := os.WriteFile(file, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	root, err := layOut(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(root)
+	root := layOut(t, data)
 	if gpu := gpuOf(t, &discovery.Host{FS: os.DirFS(root)}); gpu.Attributes.String("architecture") != "hopper" {
 		t.Errorf("as it was recorded: %+v", gpu)
 	}
@@ -290,7 +288,7 @@ func TestOverlayInformants(t *testing.T) {
 			}
 			host := &discovery.Host{FS: os.DirFS(root), Roots: map[string]string{"nvidia": "/run/driver"}}
 			before := host.FS
-			informants := overlayInformants(host, families.All, "/host")
+			informants := Overlay(host, families.All, "/host")
 			if (len(informants) == 1) != test.want || (host.FS != fs.FS(before)) != test.want {
 				t.Fatalf("got %+v, host %T", informants, host.FS)
 			}

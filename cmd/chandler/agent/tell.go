@@ -1,4 +1,4 @@
-package main
+package agent
 
 import (
 	"cmp"
@@ -18,27 +18,25 @@ import (
 
 // tellPods tells pods how the devices are that they have, once this is the
 // active instance.
-func (p *parts) tellPods(ctx context.Context) {
-	select {
-	case <-ctx.Done():
+func (a *agent) tellPods(ctx context.Context) {
+	if !a.waitActive(ctx) {
 		return
-	case <-p.active:
 	}
 	teller := podevents.Teller{
-		Client: p.statuses,
-		Node:   p.options.nodeName,
-		File:   filepath.Join(p.stateDir, "events.json"),
+		Client: a.StatusClient,
+		Node:   a.NodeName,
+		File:   filepath.Join(a.StateDir, "events.json"),
 		InUse: func() ([]podevents.Device, bool) {
-			settled := p.settled.Load()
-			if settled == nil || !p.ready() {
+			settled := a.settled.Load()
+			if settled == nil || !a.ready() {
 				return nil, false
 			}
-			gone := p.severity.Effect(discovery.ConditionGone)
-			return devicesInUse(settled, gone, p.driver.InUse(settled), p.classic.InUse()), true
+			gone := a.Settings.Severity.Effect(discovery.ConditionGone)
+			return devicesInUse(settled, gone, a.driver.InUse(settled), a.classic.InUse()), true
 		},
-		Pods: p.podsWithClaims,
+		Pods: a.podsWithClaims,
 	}
-	teller.Run(ctx, p.resaid)
+	teller.Run(ctx, a.resaid)
 }
 
 // devicesInUse returns the devices that claims or pods have, in name order, and
@@ -78,10 +76,10 @@ func order(h discovery.Health) int {
 
 // podsWithClaims asks the API server for the node's pods that have not ended, and
 // for the claims that they refer to.
-func (p *parts) podsWithClaims(ctx context.Context) ([]podevents.Pod, error) {
+func (a *agent) podsWithClaims(ctx context.Context) ([]podevents.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	listed, err := podsOf(ctx, p.client, p.options.nodeName)
+	listed, err := podsOf(ctx, a.Client, a.NodeName)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,7 @@
-package main
+// Package informant runs the programs that ask vendors' libraries about devices, and
+// lays the answers over the file system of the host. It does not read the answers:
+// families do.
+package informant
 
 import (
 	"bufio"
@@ -21,15 +24,15 @@ import (
 	"chandler.dev/discovery/hostfs"
 )
 
-// informant runs the program of a family and lays what it says over the host's
-// file system, where the family finds it. Where the program is not there, or has
-// nothing to say, the host is as the kernel's files tell.
-type informant struct {
+// Informant runs the program of a family and lays the answers over the host's file
+// system, where the family finds them. If the program is not there or has nothing
+// to say, the host is as the kernel's files tell.
+type Informant struct {
 	discovery.Program
 	path    string // of the program
 	args    []string
 	host    *hostfs.Overlay
-	changed func() // called when the program said something new
+	changed func() // called when the program said something new; set by Run
 
 	interval time.Duration // how often the program is to speak
 
@@ -44,34 +47,30 @@ type informant struct {
 }
 
 const (
-	askInformant = 10 * time.Second
+	interval = 10 * time.Second
 
-	// informantSilence is longer, since a library may have to wake each device up
-	// at first, which may take seconds for each.
-	informantSilence  = 2 * time.Minute
-	informantRetry    = time.Second
-	informantMaxRetry = time.Minute
-	informantKeep     = 2 * time.Minute
+	// silence is longer than the interval, since a library may have to wake up each
+	// device first, which may take seconds for each.
+	silence  = 2 * time.Minute
+	retry    = time.Second
+	maxRetry = time.Minute
+	keep     = 2 * time.Minute
 
-	// informantLook is how often to see whether the kernel driver was loaded.
-	informantLook = 10 * time.Second
+	// look is how often to see whether the kernel driver was loaded.
+	look = 10 * time.Second
 
-	// informantFirstWord is how long the first scan waits for what informants say,
-	// so that an agent that starts does not take back what the last one published.
-	informantFirstWord = 30 * time.Second
-
-	// informantOnce is how long a command that prints once waits.
-	informantOnce = 10 * time.Second
+	// onceLimit is how long a command that prints once waits.
+	onceLimit = 10 * time.Second
 )
 
-// overlayInformants returns who can be asked about the host, and lets the host's
-// file system take the answers; nobody if the host is not this machine, or has
-// the answers in files already.
-func overlayInformants(host *discovery.Host, all []*discovery.Family, hostRoot string) []*informant {
+// Overlay returns the informants of a host, and lets the host's file system take
+// their answers. A host that is not this machine has none, and neither has a family
+// whose answers are in the host's files already.
+func Overlay(host *discovery.Host, all []*discovery.Family, hostRoot string) []*Informant {
 	if !thisMachine(host.FS) {
 		return nil
 	}
-	var informants []*informant
+	var informants []*Informant
 	overlay := hostfs.NewOverlay(host.FS)
 	for _, f := range all {
 		if f.Program == nil || host.Exists(f.Program.File) {
@@ -87,17 +86,17 @@ func overlayInformants(host *discovery.Host, all []*discovery.Family, hostRoot s
 	return informants
 }
 
-func newInformant(program discovery.Program, path string, host *hostfs.Overlay, args []string) *informant {
-	n := &informant{
+func newInformant(program discovery.Program, path string, host *hostfs.Overlay, args []string) *Informant {
+	n := &Informant{
 		Program:  program,
 		path:     path,
 		args:     args,
 		host:     host,
 		changed:  func() {},
-		interval: askInformant,
-		silence:  informantSilence,
-		retry:    informantRetry,
-		keep:     informantKeep,
+		interval: interval,
+		silence:  silence,
+		retry:    retry,
+		keep:     keep,
 		ready:    make(chan struct{}),
 	}
 	n.settled = sync.OnceFunc(func() { close(n.ready) })
@@ -130,13 +129,13 @@ func thisMachine(host fs.FS) bool {
 }
 
 // loaded reports whether the vendor's kernel driver is.
-func (n *informant) loaded() bool {
+func (n *Informant) loaded() bool {
 	_, err := fs.Stat(n.host, strings.TrimPrefix(n.Driver, "/"))
 	return err == nil
 }
 
 // set lays a text over the host's file system, or takes it away.
-func (n *informant) set(text []byte) {
+func (n *Informant) set(text []byte) {
 	if n.host.Set(strings.TrimPrefix(n.File, "/"), text) {
 		n.changed()
 	}
@@ -144,12 +143,12 @@ func (n *informant) set(text []byte) {
 
 // once asks the program one time. What it says is then in the host's file
 // system. That the kernel driver is not loaded is no error.
-func (n *informant) once(ctx context.Context) error {
+func (n *Informant) once(ctx context.Context) error {
 	if !n.loaded() {
 		return nil
 	}
-	deadline := fmt.Errorf("no answer in %s", informantOnce)
-	ctx, cancel := context.WithTimeoutCause(ctx, informantOnce, deadline)
+	deadline := fmt.Errorf("no answer in %s", onceLimit)
+	ctx, cancel := context.WithTimeoutCause(ctx, onceLimit, deadline)
 	defer cancel()
 	heard := errors.New("heard it")
 	err := n.session(ctx, func(text []byte) error {
@@ -165,19 +164,25 @@ func (n *informant) once(ctx context.Context) error {
 	return fmt.Errorf("%s: %w", n.Name, err)
 }
 
-// askInformants asks whoever can be asked about the host once. That one does not
-// answer is said, and does no harm.
-func askInformants(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
-	for _, n := range overlayInformants(host, all, hostRoot) {
+// Ask asks each informant of the host once. If one does not answer, errOut is told,
+// and the host is as the kernel's files tell.
+func Ask(ctx context.Context, host *discovery.Host, all []*discovery.Family, hostRoot string, errOut io.Writer) {
+	for _, n := range Overlay(host, all, hostRoot) {
 		if err := n.once(ctx); err != nil {
 			fmt.Fprintf(errOut, "%s was not asked: %v\n", n.Library, err)
 		}
 	}
 }
 
-// run keeps the program running until the context ends. What ended it is logged,
-// once for each reason.
-func (n *informant) run(ctx context.Context) {
+// Ready is closed when the program has said something, or when it is known that it
+// has nothing to say yet.
+func (n *Informant) Ready() <-chan struct{} { return n.ready }
+
+// Run keeps the program running until the context ends, and calls changed whenever
+// the program has said something new. The reason why the program ended is logged
+// once.
+func (n *Informant) Run(ctx context.Context, changed func()) {
+	n.changed = changed
 	defer n.settled()
 	wait := n.retry
 	for ctx.Err() == nil {
@@ -185,7 +190,7 @@ func (n *informant) run(ctx context.Context) {
 			n.set(nil)
 			n.heard = time.Time{}
 			n.settled()
-			waitFor(ctx, nil, informantLook)
+			pause(ctx, look)
 			continue
 		}
 		err := n.session(ctx, func(text []byte) error {
@@ -203,14 +208,24 @@ func (n *informant) run(ctx context.Context) {
 			n.logged = err.Error()
 			klog.FromContext(ctx).Info("A vendor's library is not being asked", "library", n.Library, "program", n.path, "reason", err)
 		}
-		waitFor(ctx, nil, wait)
-		wait = min(2*wait, informantMaxRetry)
+		pause(ctx, wait)
+		wait = min(2*wait, maxRetry)
+	}
+}
+
+// pause returns after a time, or when the context ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
 	}
 }
 
 // forget says that nothing is known any more of what was, unless the program may
 // soon be back. If it never said anything, nothing is taken back.
-func (n *informant) forget(reason error) {
+func (n *Informant) forget(reason error) {
 	if !n.heard.IsZero() && time.Since(n.heard) >= n.keep {
 		n.set(n.Lost(reason))
 	}
@@ -219,7 +234,7 @@ func (n *informant) forget(reason error) {
 // session starts the program and hands each line that it writes to hear, until
 // it ends, is silent for too long, writes nonsense, hear returns an error, or the
 // context ends. It returns why, and leaves no program behind that can be ended.
-func (n *informant) session(ctx context.Context, hear func(text []byte) error) error {
+func (n *Informant) session(ctx context.Context, hear func(text []byte) error) error {
 	cmd := exec.Command(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
 	said := &head{}
 	cmd.Stderr = said
@@ -277,7 +292,7 @@ func (n *informant) session(ctx context.Context, hear func(text []byte) error) e
 
 // listen hears lines until there are no more, which is no error, or something
 // is wrong with them.
-func (n *informant) listen(ctx context.Context, lines <-chan []byte, hear func([]byte) error) error {
+func (n *Informant) listen(ctx context.Context, lines <-chan []byte, hear func([]byte) error) error {
 	silence := time.NewTimer(n.silence)
 	defer silence.Stop()
 	for {
@@ -311,7 +326,7 @@ func (h *head) Write(p []byte) (int, error) {
 }
 
 // ending returns why a program ended: how, and the first line of what it wrote.
-func (n *informant) ending(err error, said []byte) error {
+func (n *Informant) ending(err error, said []byte) error {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
 	line = strings.TrimPrefix(line, n.Name+": ")
 	if err == nil {

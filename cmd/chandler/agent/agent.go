@@ -1,0 +1,441 @@
+// Package agent is the agent of a node. It watches the devices of a host, decides
+// which API offers which of them, and runs the two APIs, the health checks and the
+// Events. It reads no flags and no configuration files, knows no vendor, and
+// reaches its surroundings only through its Config, so that a test can run a whole
+// agent.
+package agent
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+	kubediscovery "k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/cdi"
+	"chandler.dev/discovery"
+	"chandler.dev/driver"
+	"chandler.dev/internal/hostfile"
+	"chandler.dev/legacy"
+)
+
+// Config is everything that an agent works with.
+type Config struct {
+	Version  string
+	NodeName string
+
+	// PodUID is that of the agent's own pod. Without it no two agents can run
+	// while one takes over. Optional.
+	PodUID types.UID
+
+	// Pod is the agent's own pod as "namespace/name". A kubelet that does not list
+	// it is not believed about other pods either. Optional.
+	Pod string
+
+	// BootID is the kernel's. Claims that were prepared in another boot hold
+	// nothing.
+	BootID string
+
+	FS       fs.FS               // the root of the host, with what informants say laid over it
+	Families []*discovery.Family // what to look for on it
+	Settings Settings            // what the administrator wants
+
+	// RescanInterval is the time between scans while the kernel reports nothing;
+	// 30 s if 0.
+	RescanInterval time.Duration
+
+	// Uevents sends a value to events whenever the kernel reports a change of the
+	// host's devices, until the context ends. Nil means that nothing does; see
+	// [discovery.Listen].
+	Uevents func(ctx context.Context, events chan<- struct{}) error
+
+	Informants []Informant
+
+	Client kubernetes.Interface
+
+	// StatusClient writes Events and the status of claims. It should have a limit
+	// of its own, so that nothing else waits for it.
+	StatusClient kubernetes.Interface
+
+	// Groups is asked whether the API server serves resource.k8s.io.
+	Groups kubediscovery.ServerGroupsInterfaceWithContext
+
+	Kubelet Kubelet
+	Lock    Lock
+
+	KubeletRoot string          // the kubelet's data directory
+	StateDir    string          // where the agent keeps what must outlive it
+	CDI         cdi.Dir         // where the specs of claims go
+	HostFiles   hostfile.Writer // writes files of the host that go with devices
+
+	// NoMetadata leaves out the files in which containers read the attributes of
+	// their devices.
+	NoMetadata bool
+
+	// ReadParameters decodes what claims say to the driver.
+	ReadParameters func(raw []byte) (discovery.Parameters, error)
+
+	// Serve answers HTTP requests for /healthz, /readyz and /metrics with the
+	// handler until the context ends. Optional.
+	Serve func(ctx context.Context, handler http.Handler) error
+}
+
+// Settings are what the administrator wants, compiled.
+type Settings struct {
+	Rules    *discovery.Rules
+	Severity discovery.Severity       // of conditions of devices
+	Roots    map[string]string        // as in [discovery.Host]
+	Paths    []discovery.PathResource // likewise
+}
+
+// Kubelet is how the agent and the kubelet reach each other.
+type Kubelet struct {
+	// StartDRA registers the DRA driver with the kubelet. The plugin is a
+	// [driver.Driver]. Nil means [driver.StartHelper].
+	StartDRA driver.Starter
+
+	DevicePluginDir string // the kubelet's device-plugins directory
+	PodResources    string // the kubelet's socket of the PodResources API
+}
+
+// Lock is held by one agent of a node at a time. While an upgrade surges two run at
+// once, and only the holder may write records, specs and slices.
+type Lock interface {
+	// Acquire waits until this agent holds the lock or the context ends.
+	Acquire(ctx context.Context) (release func(), err error)
+
+	// Awaited reports whether another agent waits for the lock.
+	Awaited() bool
+}
+
+// Informant tells, by means of the file system of the host, something about
+// devices that no file of the kernel says.
+type Informant interface {
+	// Run keeps telling until the context ends. It calls changed whenever it has
+	// told something new.
+	Run(ctx context.Context, changed func())
+
+	// Ready is closed when it has told something, or has nothing to tell yet.
+	Ready() <-chan struct{}
+}
+
+// agent is a whole agent.
+type agent struct {
+	Config
+	host    *discovery.Host
+	metrics *agentMetrics
+	driver  *driver.Driver
+	classic *legacy.Plugin
+
+	active    chan struct{}            // closed once this is the active instance
+	events    chan struct{}            // has one when something about the host's devices changed
+	snapshots chan *discovery.Snapshot // has one that was not placed yet
+
+	watching atomic.Pointer[time.Time]          // when the first scan began
+	scanned  atomic.Pointer[time.Time]          // when the host was last scanned to the end
+	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
+	resaid   chan struct{}                      // has one when that says something else
+
+	offered    atomic.Pointer[discovery.Snapshot] // by DRA, nil before that is known
+	withoutDRA atomic.Bool                        // the API server said that it does not serve DRA
+}
+
+// lingerLimit is how long an agent that has ended waits at most for the next one
+// to offer what it did through the device-plugin API.
+const lingerLimit = 10 * time.Second
+
+// Run runs an agent until the context ends or a part of the agent fails. When it
+// returns, nothing of the agent is left but what its claims and grants need.
+func Run(ctx context.Context, config Config) error {
+	a, err := newAgent(config)
+	if err != nil {
+		return err
+	}
+	return a.run(ctx)
+}
+
+// newAgent makes the parts. What is wrong with the Config is found here.
+func newAgent(config Config) (*agent, error) {
+	if config.RescanInterval == 0 {
+		config.RescanInterval = 30 * time.Second
+	}
+	a := &agent{
+		Config:    config,
+		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths},
+		metrics:   newAgentMetrics(),
+		active:    make(chan struct{}),
+		events:    make(chan struct{}, 1),
+		snapshots: make(chan *discovery.Snapshot, 1),
+		resaid:    make(chan struct{}, 1),
+	}
+	a.classic = legacy.New(legacy.Config{
+		Dir:          config.Kubelet.DevicePluginDir,
+		PodResources: config.Kubelet.PodResources,
+		StateDir:     filepath.Join(config.StateDir, "grants"),
+		RuntimeRoot:  config.CDI.RuntimeRoot,
+		OwnPod:       config.Pod,
+		Grant:        discovery.Granters(config.Families),
+		HostFiles:    config.HostFiles,
+		Elsewhere:    draHolder{a},
+		Active:       a.active,
+		Succeeded:    config.Lock.Awaited,
+		Pending:      initContainers{config.Client, config.NodeName}.Pending,
+	})
+	var err error
+	a.driver, err = driver.New(driver.Config{
+		NodeName:       config.NodeName,
+		PodUID:         config.PodUID,
+		KubeClient:     config.Client,
+		StatusClient:   config.StatusClient,
+		KubeletRoot:    config.KubeletRoot,
+		Start:          config.Kubelet.StartDRA,
+		CDI:            config.CDI,
+		Records:        a.recordDir(),
+		HostFiles:      config.HostFiles,
+		HostFS:         config.FS,
+		BootID:         config.BootID,
+		Granter:        discovery.Granters(config.Families),
+		Elsewhere:      a.classic,
+		Scanned:        a.lastScan,
+		Observe:        a.metrics.observe,
+		NoMetadata:     config.NoMetadata,
+		Active:         a.active,
+		ReadParameters: config.ReadParameters,
+		Accept:         discovery.Acceptors(config.Families),
+		Gone:           config.Settings.Severity.Effect(discovery.ConditionGone),
+		Abandoned: references{
+			client: config.Client, claims: draclient.New(config.Client), node: config.NodeName, ownPod: config.Pod, socket: config.Kubelet.PodResources,
+		}.Abandoned,
+		Configure: discovery.Configurers(a.host, config.Families),
+		Rescan:    func() { notify(a.events) },
+	})
+	return a, err
+}
+
+func (a *agent) run(ctx context.Context) error {
+	klog.FromContext(ctx).Info("Chandler starts", "version", a.Version, "node", a.NodeName)
+	release := make(chan func(), 1)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		unlock, err := a.Lock.Acquire(ctx)
+		if err != nil {
+			return ignoreEnd(ctx, err)
+		}
+		release <- unlock
+		close(a.active)
+		return nil
+	})
+	for _, informant := range a.Informants {
+		group.Go(func() error { informant.Run(ctx, func() { notify(a.events) }); return nil })
+	}
+	if a.Uevents != nil {
+		group.Go(func() error { a.listen(ctx); return nil })
+	}
+	group.Go(func() error { a.watch(ctx); return nil })
+	group.Go(func() error { return a.runDRA(ctx) })
+	group.Go(func() error { a.classic.Run(ctx); return nil })
+	group.Go(func() error { a.place(ctx); return nil })
+	group.Go(func() error { a.checkClasses(ctx); return nil })
+	group.Go(func() error { a.tellPods(ctx); return nil })
+	if a.Serve != nil {
+		group.Go(func() error { return a.Serve(ctx, a.handler()) })
+	}
+	err := group.Wait()
+	select {
+	case unlock := <-release: // the next instance may begin, now that nothing of this one writes
+		unlock()
+	default:
+	}
+	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
+	defer cancel()
+	a.classic.Linger(lingering)
+	klog.FromContext(ctx).Info("Chandler ends", "reason", context.Cause(ctx))
+	return err
+}
+
+// listen hears the kernel's events.
+func (a *agent) listen(ctx context.Context) {
+	if err := a.Uevents(ctx, a.events); err != nil {
+		klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", a.RescanInterval)
+	}
+}
+
+// firstWord is how long the first scan waits for informants, so that an agent that
+// starts does not take back what the last one published.
+const firstWord = 30 * time.Second
+
+// watch scans the host, once this is the active instance, and hands the
+// snapshots on, with the states that devices have settled in.
+func (a *agent) watch(ctx context.Context) {
+	for _, informant := range a.Informants {
+		waitFor(ctx, informant.Ready(), firstWord)
+	}
+	if !a.waitActive(ctx) {
+		return
+	}
+	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events}
+	var last *discovery.Snapshot
+	settling := newSettling(ctx, a.Settings.Severity, a.StateDir, func() { notify(a.events) })
+	defer settling.stop()
+	settling.settler.Held = a.held
+	begun := time.Now()
+	a.watching.Store(&begun)
+	watch.Run(ctx, func(s *discovery.Snapshot) {
+		at := s.Scanned
+		a.scanned.Store(&at)
+		s = settling.settle(ctx, s)
+		if discovery.Same(last, s) {
+			return
+		}
+		last = s
+		klog.FromContext(ctx).V(2).Info("The host's devices changed", "devices", len(s.Devices), "problems", len(s.Problems))
+		if len(s.Devices) == 0 {
+			klog.FromContext(ctx).Info("This host has no accelerators at present; one that appears is offered")
+		}
+		a.settled.Store(s)
+		notify(a.resaid)
+		replace(a.snapshots, s)
+	})
+}
+
+// waitActive waits until this is the active instance, and reports whether it is.
+func (a *agent) waitActive(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-a.active:
+		return true
+	}
+}
+
+// held reports whether a claim or a pod has the device.
+func (a *agent) held(device string) bool {
+	return len(a.classic.InUse()[device]) > 0 ||
+		slices.ContainsFunc(a.driver.InUse(&discovery.Snapshot{}), func(u driver.Use) bool { return u.Device == device })
+}
+
+// lastScan returns when the host was last scanned to the end, or zero if it was
+// not yet.
+func (a *agent) lastScan() time.Time {
+	if at := a.scanned.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
+}
+
+// runDRA runs the driver as soon as the cluster may have DRA. If there are records
+// of claims, the cluster had DRA before, and the kubelet must be able to unprepare
+// those claims even while the API server does not answer.
+func (a *agent) runDRA(ctx context.Context) error {
+	for {
+		if a.hasRecords() {
+			return a.driver.Run(ctx)
+		}
+		served, err := servesDRA(ctx, a.Groups)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			klog.FromContext(ctx).Info("The API server cannot be asked whether it serves DRA; taking it that it may", "reason", err)
+		}
+		a.withoutDRA.Store(!served && err == nil)
+		if !a.withoutDRA.Load() {
+			return a.driver.Run(ctx)
+		}
+		klog.FromContext(ctx).V(2).Info("The API server does not serve resource.k8s.io; asking again later", "interval", askInterval)
+		waitFor(ctx, nil, askInterval)
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// hasRecords reports whether there may be records of claims.
+func (a *agent) hasRecords() bool {
+	records, err := os.ReadDir(a.recordDir())
+	return len(records) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
+}
+
+func (a *agent) recordDir() string { return filepath.Join(a.StateDir, "claims") }
+
+// checkClasses warns of DeviceClasses, once this is the active instance.
+func (a *agent) checkClasses(ctx context.Context) {
+	if a.waitActive(ctx) {
+		check := classCheck{client: draclient.New(a.Client), offered: a.offered.Load}
+		check.run(ctx)
+	}
+}
+
+// ready reports whether both APIs know what was held before.
+func (a *agent) ready() bool {
+	return closed(a.classic.Ready()) && (a.withoutDRA.Load() || closed(a.driver.Ready()))
+}
+
+// draHolder tells what claims hold. Where the cluster has no DRA and no record
+// was left of the time when it had, none do.
+type draHolder struct{ *agent }
+
+func (h draHolder) Holder(silicon string) (string, bool) {
+	if h.withoutDRA.Load() {
+		return "", false
+	}
+	return h.driver.Holder(silicon)
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// notify puts a value into a channel with room for one, unless one waits in it.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// waitFor returns when the channel is closed, after a time, or when the context
+// ends.
+func waitFor(ctx context.Context, c <-chan struct{}, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-c:
+	case <-timer.C:
+	}
+}
+
+// replace puts a value into a channel with room for one, in place of one that
+// waits in it. It has one caller at a time.
+func replace[T any](c chan T, value T) {
+	select {
+	case <-c:
+	default:
+	}
+	c <- value
+}
+
+// ignoreEnd returns nil for the error of a context that was ended from outside.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
