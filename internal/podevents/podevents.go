@@ -64,8 +64,12 @@ type Teller struct {
 
 	told   map[key]state
 	saved  []byte
-	looked []Device  // what cannot be used and was told, in all
-	listed time.Time // when pods were last asked for
+	looked []Device      // what could not be used at the last look
+	listed time.Time     // when pods were last asked for
+	again  time.Duration // how long after that they are asked for again
+	retry  time.Duration // what again is to be if the next look fails
+
+	failing map[string]bool // namespaces whose Events could not be written at the last look
 }
 
 // Run tells until the context ends. It looks when something is put into changed,
@@ -94,7 +98,7 @@ func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 func (t *Teller) look(ctx context.Context, devices []Device) error {
 	sick := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return d.Health.Usable() })
 	quiet := len(sick) == 0 && len(t.told) == 0
-	if quiet || slices.EqualFunc(sick, t.looked, sameState) && time.Since(t.listed) < listInterval {
+	if quiet || slices.EqualFunc(sick, t.looked, sameState) && time.Since(t.listed) < t.again {
 		return nil
 	}
 	pods, err := t.Pods(ctx)
@@ -102,14 +106,47 @@ func (t *Teller) look(ctx context.Context, devices []Device) error {
 		return err
 	}
 	t.forget(pods)
-	defer t.save(ctx)
-	for _, n := range due(t.told, devices, pods, time.Now()) {
+	notices := due(t.told, devices, pods, time.Now())
+	err = t.tellAll(ctx, notices)
+	t.save(ctx)
+	t.looked, t.listed = sick, time.Now()
+	if err == nil {
+		t.again, t.retry = listInterval, lookInterval
+	} else {
+		t.again, t.retry = t.retry, min(2*t.retry, listInterval)
+	}
+	return err
+}
+
+// tellAll tells what is due, namespace by namespace. If an Event cannot be written,
+// as where a webhook of the namespace fails, the others of that namespace are left
+// for the next time: each may take as long. Namespaces that failed the last time
+// come last, so that they keep no other waiting.
+func (t *Teller) tellAll(ctx context.Context, notices []notice) error {
+	slices.SortStableFunc(notices, func(a, b notice) int {
+		return cmp.Compare(order(t.failing[a.pod.Namespace]), order(t.failing[b.pod.Namespace]))
+	})
+	failing := make(map[string]bool)
+	var errs []error
+	for _, n := range notices {
+		if failing[n.pod.Namespace] {
+			continue
+		}
 		if err := t.tell(ctx, &n); err != nil {
-			return err // to tell the others would take as long
+			failing[n.pod.Namespace] = true
+			errs = append(errs, err)
 		}
 	}
-	t.looked, t.listed = sick, time.Now()
-	return nil
+	t.failing = failing
+	return errors.Join(errs...)
+}
+
+// order puts what failed last.
+func order(failing bool) int {
+	if failing {
+		return 1
+	}
+	return 0
 }
 
 // sameState reports whether the same is to be told of the device to the same. In
@@ -160,7 +197,7 @@ type entry struct {
 
 // load reads what was told before. Where it cannot, some of it is told again.
 func (t *Teller) load(ctx context.Context) {
-	t.told = make(map[key]state)
+	t.told, t.retry = make(map[key]state), lookInterval
 	data, err := os.ReadFile(t.File)
 	if errors.Is(err, fs.ErrNotExist) {
 		return

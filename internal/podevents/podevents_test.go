@@ -284,6 +284,7 @@ func TestTell(t *testing.T) {
 			n.is("classic", sick)
 			n.wants()
 			n.fails(nil)
+			time.Sleep(lookInterval)
 			n.wants("old DeviceUnhealthy")
 		},
 		"the namespace is being deleted": func(n *node) {
@@ -390,6 +391,76 @@ func FuzzLoad(f *testing.F) {
 		first.save(t.Context())
 		second.load(t.Context())
 		if diff := cmp.Diff(first.told, second.told, cmp.AllowUnexported(key{}, state{})); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// A namespace whose Events cannot be written, as where its webhook fails or hangs,
+// keeps no other namespace from its Events, and is tried again ever more rarely.
+func TestOneNamespaceFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		broken := true
+		tries := 0
+		n.client.PrependReactor("create", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if action.GetNamespace() != "broken" || !broken {
+				return false, nil, nil
+			}
+			tries++
+			time.Sleep(createTimeout)
+			return true, nil, apierrors.NewInternalError(errors.New("failed calling webhook"))
+		})
+		n.devices = []Device{{Name: "shared", Health: sick}}
+		n.pods = nil
+		for _, namespace := range []string{"broken", "works"} {
+			for _, name := range []string{"a", "b"} {
+				p := Pod{NamespacedName: named(namespace, name), UID: types.UID(namespace + name)}
+				n.pods = append(n.pods, p)
+				n.devices[0].Pods = append(n.devices[0].Pods, p.NamespacedName)
+			}
+		}
+		told := func() (all []string) {
+			for _, e := range n.events() {
+				if e.Namespace == "works" || !broken {
+					all = append(all, e.Namespace+" "+e.Regarding.Name)
+				}
+			}
+			n.client.ClearActions()
+			return all
+		}
+		if err := n.teller.look(t.Context(), n.devices); err == nil {
+			t.Error("no error for the namespace that fails")
+		}
+		if diff := cmp.Diff([]string{"works a", "works b"}, told()); diff != "" || tries != 1 {
+			t.Errorf("%d tries in the namespace that fails, want 1; in the other:\n%s", tries, diff)
+		}
+		// What is new in the other namespace does not wait for the one that fails.
+		n.is("shared", again(sick, time.Minute))
+		began := time.Now()
+		n.client.PrependReactor("create", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if action.GetNamespace() == "works" && time.Since(began) >= createTimeout {
+				t.Error("the namespace that works waited for the other")
+			}
+			return false, nil, nil
+		})
+		n.teller.look(t.Context(), n.devices)
+		if diff := cmp.Diff([]string{"works a", "works b"}, told()); diff != "" {
+			t.Error(diff)
+		}
+		tries, n.lists = 0, 0
+		for range 30 {
+			time.Sleep(lookInterval)
+			n.teller.look(t.Context(), n.devices)
+		}
+		if tries == 0 || tries > 5 || n.lists != tries {
+			t.Errorf("%d tries in 5 minutes, and pods were asked for %d times", tries, n.lists)
+		}
+		n.client.ClearActions()
+		broken = false
+		time.Sleep(listInterval)
+		n.teller.look(t.Context(), n.devices)
+		if diff := cmp.Diff([]string{"broken a", "broken b"}, told()); diff != "" {
 			t.Error(diff)
 		}
 	})
