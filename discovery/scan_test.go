@@ -411,7 +411,7 @@ func layout(tb testing.TB, file, dir string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if _, err := host.Layout(dir); err != nil {
+	if err := host.Layout(dir); err != nil {
 		tb.Fatal(err)
 	}
 }

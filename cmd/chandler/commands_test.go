@@ -104,6 +104,71 @@ func TestPathsOfTheConfiguration(t *testing.T) {
 	}
 }
 
+// stranger is a recorded host that is meant to hurt its reader: it claims to be
+// this machine and has the driver whose vendor's library is asked.
+func stranger(t *testing.T, more string) string {
+	t.Helper()
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "stranger.host")
+	write(t, file, "-- proc/sys/kernel/random/boot_id --\n"+string(bootID)+"-- proc/driver/nvidia/ --\n-- dev/watchdog c 10:130 --\n"+more+"-- end --\n")
+	return file
+}
+
+// Nothing of a recorded host reaches this machine: discover makes no file, opens
+// no device and runs no program for it.
+func TestDiscoverOfAStranger(t *testing.T) {
+	bin, tmp := t.TempDir(), t.TempDir()
+	ran := filepath.Join(t.TempDir(), "ran")
+	program := filepath.Join(bin, "chandler-nvml")
+	write(t, program, "#!/bin/sh\n: > "+ran+"\n")
+	if err := os.Chmod(program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	t.Setenv("TMPDIR", tmp)
+	if err := os.Chmod(tmp, 0o555); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(tmp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := stranger(t, "")
+	mustRun(t, "discover", file)
+	if after, err := os.Stat(tmp); err != nil || !after.ModTime().Equal(before.ModTime()) {
+		t.Errorf("something was made in the directory for temporary files: %v", err)
+	}
+	mustRun(t, "simulate", filepath.Join(bin, "host"), file)
+	mustRun(t, "discover", "--host-root", filepath.Join(bin, "host"))
+	mustRun(t, "record", "--host-root", filepath.Join(bin, "host"))
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("a program was run on the files of a recorded host")
+	}
+	for _, node := range []string{"-- dev -> sys --\n", "-- sys/a c 10:130 --\n", "-- proc/a b 8:0 --\n"} {
+		if _, _, err := chandler("discover", stranger(t, node)); err == nil {
+			t.Errorf("accepted: %s", node)
+		}
+	}
+}
+
+// Real device nodes are made only where somebody asks for them.
+func TestSimulateDeviceNodes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "host")
+	mustRun(t, "simulate", dir, stranger(t, ""))
+	node := filepath.Join(dir, "dev/watchdog")
+	if info, err := os.Lstat(node); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("%v, %v; want an empty file", info, err)
+	}
+	_, errOut, err := chandler("simulate", "--device-nodes", dir, stranger(t, ""))
+	info, statErr := os.Lstat(node)
+	if err != nil || statErr != nil || info.Mode().IsRegular() != strings.Contains(errOut, "1 device nodes are empty files") {
+		t.Errorf("%v, %v, %v: %s", info, statErr, err, errOut)
+	}
+}
+
 // What could not be read is said in words, and the rest is printed.
 func TestDiscoverSaysWhatItCouldNotRead(t *testing.T) {
 	root := t.TempDir()

@@ -30,8 +30,9 @@ func newDiscoverCommand() *cobra.Command {
 		Short: "Print the accelerators of this host, or of a recorded one",
 		Long: `Print the accelerators of a host: of this one, of the directory tree of another
 (--host-root), or of a host that "chandler record" wrote. It needs no cluster
-and no root, and changes nothing. What it could not read it says on standard
-error, and it prints the rest.`,
+and no root, and changes nothing. It opens no device, and runs nothing of a
+recorded host, so that one may come from anybody. What it could not read it says
+on standard error, and it prints the rest.`,
 		Example: `  chandler discover
   chandler discover -o json | jq '.devices[].name'
   chandler discover --host-root /mnt/other-machine
@@ -56,21 +57,21 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if err != nil {
 		return err
 	}
-	root := o.hostRoot
+	var host *discovery.Host
 	if len(args) == 1 {
-		dir, err := layOut(args[0])
+		recorded, err := readRecorded(args[0])
 		if err != nil {
 			return err
 		}
-		defer os.RemoveAll(dir)
-		root = dir
+		host = configuredHost(recorded.FS(), config)
+	} else {
+		hostFS, err := hostfs.Open(o.hostRoot)
+		if err != nil {
+			return err
+		}
+		host = configuredHost(hostFS, config)
+		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
 	}
-	hostFS, err := hostfs.Open(root)
-	if err != nil {
-		return err
-	}
-	host := configuredHost(hostFS, config)
-	informant.Ask(ctx, host, families.All, root, errOut)
 	snapshot := rules.Apply(discovery.Scan(host, families.All)) //nolint:contextcheck // evaluating an expression does not block
 	if err := print(out, snapshot); err != nil {
 		return err
@@ -79,24 +80,6 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		fmt.Fprintln(errOut, "problem:", problem)
 	}
 	return nil
-}
-
-// layOut lays a recorded host out in a directory of its own, which the caller
-// removes.
-func layOut(file string) (string, error) {
-	host, err := readRecorded(file)
-	if err != nil {
-		return "", err
-	}
-	dir, err := os.MkdirTemp("", "chandler-host-")
-	if err != nil {
-		return "", fmt.Errorf("lay out %s: %w", file, err)
-	}
-	if _, err := host.Layout(dir); err != nil {
-		os.RemoveAll(dir)
-		return "", fmt.Errorf("lay out %s: %w", file, err)
-	}
-	return dir, nil
 }
 
 func readRecorded(file string) (*recorded.Host, error) {

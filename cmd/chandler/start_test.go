@@ -389,7 +389,7 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 		})
 	}
 	offered(0)
-	mustRun(t, "simulate", s.path("host"), kvmHost)
+	mustRun(t, "simulate", "--device-nodes", s.path("host"), kvmHost)
 	offered(2)            // KVM and TUN
 	if os.Getuid() == 0 { // else the nodes of the host are none
 		s.prepares(agent, calls)

@@ -83,7 +83,7 @@ func layout(t testing.TB, file, dir string) *discovery.Host {
 	if err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
-	if _, err := h.Layout(dir); err != nil {
+	if err := h.Layout(dir); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
 	host := &discovery.Host{FS: open(t, dir), Roots: map[string]string{}}
@@ -157,7 +157,7 @@ func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapsh
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if _, err := h.Layout(dir); err != nil {
+	if err := h.Layout(dir); err != nil {
 		t.Fatal(err)
 	}
 	replayed := *host

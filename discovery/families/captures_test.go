@@ -155,7 +155,7 @@ func checkRoundTrip(t *testing.T, host *discovery.Host, snapshot *discovery.Snap
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if _, err := replay.Layout(dir); err != nil {
+	if err := replay.Layout(dir); err != nil {
 		t.Fatal(err)
 	}
 	again := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families.All)
@@ -189,7 +189,7 @@ func checkPartitions(t *testing.T, root string, known capture) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := host.Layout(root); err != nil {
+	if err := host.Layout(root); err != nil {
 		t.Fatal(err)
 	}
 	snapshot := discovery.Scan(&discovery.Host{FS: os.DirFS(root)}, families.All)

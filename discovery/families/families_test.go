@@ -40,7 +40,7 @@ func TestOverlay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := host.Layout(dir); err != nil {
+		if err := host.Layout(dir); err != nil {
 			t.Fatal(err)
 		}
 	}

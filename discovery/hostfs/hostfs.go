@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -19,28 +20,89 @@ import (
 //
 // Unlike the file system of [os.DirFS], that of Open keeps to the directory:
 // links, absolute ones too, mean what they mean on the host, and lead nowhere
-// else. Nor does opening what is no file wait: a FIFO without a writer is
-// empty. Where the kernel has no openat2(2), before Linux 5.6, or it is
-// forbidden, there is nothing better than os.DirFS.
+// else. Where the kernel has no openat2(2), before Linux 5.6, or it is
+// forbidden, links lead where they lead on this machine.
+//
+// Only regular files and directories can be opened. Opening a device node would
+// already do something, such as start a watchdog, and a FIFO would wait for a
+// writer. So the kind of a file is looked at before the file is opened.
 func Open(dir string) (fs.FS, error) {
 	root, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("host root: %w", err)
 	}
-	f := &hostFS{root}
+	f := &hostFS{root: root}
 	probe, err := f.openat("open", ".", unix.O_PATH)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
-		return os.DirFS(dir), root.Close()
+		return newPlainFS(dir), root.Close()
 	}
 	if err != nil {
 		return nil, err
 	}
+	f.sysfs = f.is("sys", unix.SYSFS_MAGIC)
 	return f, unix.Close(probe)
+}
+
+// HasProc reports whether the kernel's own proc is mounted on a host's /proc:
+// the host is this machine, and not a copy of it or of another.
+func HasProc(host fs.FS) bool {
+	f, ok := host.(interface {
+		is(name string, magic int64) bool
+	})
+	return ok && f.is("proc", unix.PROC_SUPER_MAGIC)
+}
+
+// is reports whether a file system of that kind is mounted on a directory.
+func (f *hostFS) is(name string, magic int64) bool {
+	fd, err := f.openat("open", name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var stat unix.Statfs_t
+	return unix.Fstatfs(fd, &stat) == nil && stat.Type == magic
+}
+
+// errNoFile is why a device node, a FIFO or a socket is not opened.
+var errNoFile = errors.New("neither a regular file nor a directory")
+
+// plainFS is a file system of [os.DirFS] that opens regular files and
+// directories only.
+type plainFS struct {
+	dirFS
+
+	dir string
+}
+
+func newPlainFS(dir string) plainFS { return plainFS{os.DirFS(dir).(dirFS), dir} }
+
+// dirFS are the methods that the file system of [os.DirFS] has.
+type dirFS interface {
+	fs.ReadLinkFS
+	fs.ReadDirFS
+	fs.StatFS
+}
+
+func (f plainFS) is(name string, magic int64) bool {
+	var stat unix.Statfs_t
+	return unix.Statfs(filepath.Join(f.dir, name), &stat) == nil && stat.Type == magic
+}
+
+func (f plainFS) Open(name string) (fs.File, error) {
+	info, err := f.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() && !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: errNoFile}
+	}
+	return f.dirFS.Open(name)
 }
 
 // hostFS is a host's file system.
 type hostFS struct {
-	root *os.File // O_PATH; closed when nothing refers to it any more
+	root  *os.File // O_PATH; closed when nothing refers to it any more
+	sysfs bool     // sys is the kernel's, which has no device nodes and no links to other file systems
 }
 
 var (
@@ -70,11 +132,42 @@ func (f *hostFS) openat(op, name string, flags uint64) (int, error) {
 
 // Open implements [fs.FS].
 func (f *hostFS) Open(name string) (fs.File, error) {
-	fd, err := f.openat("open", name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	open := f.openChecked
+	if f.sysfs && strings.HasPrefix(name, "sys/") {
+		open = f.openFile
+	}
+	fd, err := open(name)
 	if err != nil {
 		return nil, err
 	}
 	return &file{fsys: f, fd: fd, name: name}, nil
+}
+
+// readOnly are the flags that a file is read with.
+const readOnly = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
+
+func (f *hostFS) openFile(name string) (int, error) { return f.openat("open", name, readOnly) }
+
+// openChecked opens a file whose kind it has looked at. It opens that very file,
+// and not what another process may have put in its place since.
+func (f *hostFS) openChecked(name string) (int, error) {
+	found, err := f.openat("open", name, unix.O_PATH)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(found) }()
+	var stat unix.Stat_t
+	err = unix.Fstat(found, &stat)
+	if kind := stat.Mode & unix.S_IFMT; err == nil && kind != unix.S_IFREG && kind != unix.S_IFDIR {
+		err = errNoFile
+	}
+	if err == nil {
+		var fd int
+		if fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", found), readOnly, 0); err == nil {
+			return fd, nil
+		}
+	}
+	return -1, &fs.PathError{Op: "open", Path: name, Err: err}
 }
 
 // Stat implements [fs.StatFS]. It follows links and opens nothing.

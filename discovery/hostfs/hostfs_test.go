@@ -43,9 +43,11 @@ func open(t *testing.T, root string) fs.FS {
 }
 
 func TestFS(t *testing.T) {
-	f := open(t, host(t, map[string]string{"sys/a/b": "1", "sys/link": "->a", "proc/c": "2"}))
-	if err := fstest.TestFS(f, "sys/a/b", "sys/link", "proc/c"); err != nil {
-		t.Error(err)
+	root := host(t, map[string]string{"sys/a/b": "1", "sys/link": "->a", "proc/c": "2"})
+	for _, f := range []fs.FS{open(t, root), newPlainFS(root)} {
+		if err := fstest.TestFS(f, "sys/a/b", "sys/link", "proc/c"); err != nil {
+			t.Errorf("%T: %v", f, err)
+		}
 	}
 }
 
@@ -78,18 +80,92 @@ func TestLinksStayInTheHost(t *testing.T) {
 	}
 }
 
-// What is no file does not keep its reader waiting.
-func TestNothingWaits(t *testing.T) {
-	root := host(t, map[string]string{"sys/a": "1"})
-	if err := unix.Mkfifo(filepath.Join(root, "sys/fifo"), 0o644); err != nil {
+// Nothing but regular files and directories is opened: a device node would do
+// something, and a FIFO wait.
+func TestOpensFilesOnly(t *testing.T) {
+	root := host(t, map[string]string{"sys/a": "1", "dev/link": "->fifo"})
+	if err := unix.Mkfifo(filepath.Join(root, "dev/fifo"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f := open(t, root)
-	if text, err := fs.ReadFile(f, "sys/fifo"); err != nil || len(text) > 0 {
-		t.Errorf("FIFO: %q, %v; want that it is empty", text, err)
+	special := []string{"dev/fifo", "dev/link"}
+	null := filepath.Join(root, "sys/null") // where nobody expects a node
+	if err := unix.Mknod(null, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err == nil {
+		special = append(special, "sys/null")
+	} else if os.Geteuid() == 0 {
+		t.Log("no device node can be made:", err)
 	}
-	if _, err := fs.ReadFile(f, "sys"); err == nil {
-		t.Error("a directory was read as a file")
+	plain := newPlainFS(root)
+	for kind, f := range map[string]fs.FS{"openat2": open(t, root), "without openat2": plain} {
+		for _, name := range special {
+			if text, err := fs.ReadFile(f, name); !errors.Is(err, errNoFile) {
+				t.Errorf("%s: %s: %q, %v; want that it is not opened", kind, name, text, err)
+			}
+			if info, err := fs.Stat(f, name); err != nil || info.Mode().IsRegular() {
+				t.Errorf("%s: %s cannot be looked at: %v, %v", kind, name, info, err)
+			}
+		}
+		if _, err := fs.ReadFile(f, "sys"); err == nil {
+			t.Errorf("%s: a directory was read as a file", kind)
+		}
+		if text, err := fs.ReadFile(f, "sys/a"); string(text) != "1" || err != nil {
+			t.Errorf("%s: a file: %q, %v", kind, text, err)
+		}
+	}
+}
+
+// The kernel's own sysfs is read without a look at each file's kind.
+func TestSysfs(t *testing.T) {
+	f := open(t, "/").(*hostFS)
+	if !f.sysfs {
+		t.Skip("this machine has no sysfs")
+	}
+	if text, err := fs.ReadFile(f, "sys/kernel/uevent_seqnum"); err != nil || len(text) == 0 {
+		t.Errorf("%q, %v", text, err)
+	}
+	if open(t, host(t, map[string]string{"sys/a": "1"})).(*hostFS).sysfs {
+		t.Error("a directory is taken for sysfs")
+	}
+}
+
+// A copy of /proc is not this machine's, whatever its files say.
+func TestHasProc(t *testing.T) {
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Skip(err)
+	}
+	copied := host(t, map[string]string{"proc/sys/kernel/random/boot_id": string(bootID)})
+	for name, test := range map[string]struct {
+		host fs.FS
+		want bool
+	}{
+		"this machine":                    {open(t, "/"), true},
+		"this machine, without openat2":   {newPlainFS("/"), true},
+		"with files over it":              {NewOverlay(open(t, "/")), true},
+		"a copy":                          {open(t, copied), false},
+		"a copy, without openat2":         {newPlainFS(copied), false},
+		"a copy with files over it":       {NewOverlay(open(t, copied)), false},
+		"in memory":                       {fstest.MapFS{}, false},
+		"in memory, with files over that": {NewOverlay(fstest.MapFS{}), false},
+	} {
+		if got := HasProc(test.host); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	f, err := Open("/")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, name := range []string{"sys/kernel/uevent_seqnum", "proc/version"} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if _, err := fs.ReadFile(f, name); err != nil {
+					b.Skip(err)
+				}
+			}
+		})
 	}
 }
 

@@ -48,6 +48,13 @@ func (o *Overlay) Set(name string, data []byte) (changed bool) {
 	return true
 }
 
+func (o *Overlay) is(name string, magic int64) bool {
+	base, ok := o.base.(interface {
+		is(name string, magic int64) bool
+	})
+	return ok && base.is(name, magic)
+}
+
 // file returns a file of the overlay.
 func (o *Overlay) file(name string) (memoryInfo, bool) {
 	data, ok := (*o.files.Load())[name]

@@ -8,18 +8,28 @@ import (
 	"path"
 )
 
-// Layout writes the host's files, links and device nodes below dir, which is
-// made if it is not there. What dir holds of another host is kept, and
-// replaced where both have something: of several hosts the last one wins.
+// Layout writes the host's files and links below dir, which is made if it is
+// not there. Of what dir holds of another host, Layout replaces what this host
+// has too and keeps the rest: of several hosts the last one wins.
 //
-// Device nodes are made with their recorded numbers where the process may do
-// that. Elsewhere empty files stand in for them, whose paths, as of fs.FS, are
-// returned. What could not be read when the host was recorded becomes an empty
-// directory, which cannot be read as a file either.
+// Empty files stand in for device nodes. An entry that could not be read when
+// the host was recorded becomes an empty directory, which cannot be read as a
+// file either.
 //
-// No link is followed: neither the archive nor what lies in dir can make
+// No link is followed: neither the archive nor the content of dir can make
 // Layout write anywhere else.
-func (h *Host) Layout(dir string) (standIns []string, err error) {
+func (h *Host) Layout(dir string) error {
+	_, err := h.layOut(dir, false)
+	return err
+}
+
+// LayoutNodes is Layout with real device nodes, which have their recorded
+// numbers. Whoever opens such a node opens this machine's device of that number.
+// Where the process may make no nodes, empty files stand in for them, and
+// LayoutNodes returns their paths, as of fs.FS.
+func (h *Host) LayoutNodes(dir string) (standIns []string, err error) { return h.layOut(dir, true) }
+
+func (h *Host) layOut(dir string, nodes bool) (standIns []string, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("lay out host: %w", err)
 	}
@@ -28,7 +38,7 @@ func (h *Host) Layout(dir string) (standIns []string, err error) {
 		return nil, fmt.Errorf("lay out host: %w", err)
 	}
 	defer root.Close()
-	l := layout{root: root, made: map[string]bool{".": true}}
+	l := layout{root: root, nodes: nodes, made: map[string]bool{".": true}}
 	for _, e := range h.entries {
 		if err := l.write(e); err != nil {
 			return l.standIns, fmt.Errorf("lay out %s: %w", e.path, err)
@@ -39,6 +49,7 @@ func (h *Host) Layout(dir string) (standIns []string, err error) {
 
 type layout struct {
 	root     *os.Root
+	nodes    bool            // make real device nodes
 	made     map[string]bool // directories known to be directories and no links
 	standIns []string
 }
@@ -96,11 +107,11 @@ func (l *layout) create(name string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// mknod makes a device node, or an empty file where that is not allowed. No
-// device has the numbers 0:0, which overlayfs takes for a deleted file.
+// mknod makes a device node if nodes are asked for and allowed, else an empty
+// file. No device has the numbers 0:0, which overlayfs takes for a deleted file.
 func (l *layout) mknod(e entry) error {
 	err := fs.ErrPermission
-	if e.major != 0 || e.minor != 0 {
+	if l.nodes && (e.major != 0 || e.minor != 0) {
 		err = mknod(l.root, e)
 	}
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {

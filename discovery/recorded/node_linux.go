@@ -36,3 +36,12 @@ func deviceNumbers(info fs.FileInfo) (major, minor uint32) {
 	}
 	return unix.Major(stat.Rdev), unix.Minor(stat.Rdev)
 }
+
+// nodeStat returns what deviceNumbers reads of a device node, nil of anything
+// else.
+func nodeStat(e entry) any {
+	if e.kind != node {
+		return nil
+	}
+	return &syscall.Stat_t{Rdev: unix.Mkdev(e.major, e.minor)}
+}

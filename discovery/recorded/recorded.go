@@ -1,6 +1,11 @@
 // Package recorded keeps what discovery reads of a machine in one text file, a
-// recorded host, and lays it out again as a directory. It writes only below
-// that directory, opens no device node and knows no accelerator.
+// recorded host. It reads such a file as a file system in memory, or lays it
+// out as a directory. It writes only below that directory, opens no device node
+// and knows no accelerator.
+//
+// A recorded host may come from a stranger. Reading one makes nothing on this
+// machine, and laying one out makes device nodes only where the caller asks for
+// them, and only below dev.
 //
 // A recorded host is a txtar archive of a machine's /sys, /proc and /dev, whose
 // entries say in their names what is no plain file:
@@ -161,8 +166,13 @@ func (e *entry) check() error {
 	if end := e.path + " "; strings.HasSuffix(end, linkArrow) || strings.HasSuffix(end, unreadMark) {
 		return fmt.Errorf("%q does not say where the link leads, or why nothing could be read", e.path)
 	}
-	if e.kind == link {
+	switch {
+	case e.kind == link:
 		return checkTarget(e.path, e.target)
+	case e.kind == node && !strings.HasPrefix(e.path, "dev/"):
+		return fmt.Errorf("%s: a device node that is not below dev", e.path)
+	case strings.ContainsFunc(e.reason, unicode.IsControl): // it is shown to people
+		return fmt.Errorf("%s: the reason has control characters", e.path)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -62,6 +63,10 @@ func TestParseRefuses(t *testing.T) {
 		"link out":             {"-- sys/a -> ../../etc/passwd --\n-- end --\n", "not below the host's root"},
 		"link out by a link":   {"-- sys/x/y/z -> ../.. --\n-- sys/a -> x/y/z/../../.. --\n-- end --\n", "goes up after going down"},
 		"link to nothing":      {"-- sys/a ->  --\n-- end --\n", "where the link leads"},
+		"node outside dev":     {"-- sys/a c 10:130 --\n-- end --\n", "sys/a: a device node that is not below dev"},
+		"node in place of dev": {"-- dev c 10:130 --\n-- end --\n", "not below dev"},
+		"block device outside": {"-- device/a b 8:0 --\n-- end --\n", "not below dev"},
+		"reason that is shown": {"-- sys/a ! \x1b]0;a\x07 --\n-- end --\n", "control characters"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := recorded.Parse([]byte(test.text))
@@ -81,8 +86,7 @@ func TestLayout(t *testing.T) {
 		t.Errorf("comment %q", h.Comment())
 	}
 	dir := filepath.Join(t.TempDir(), "made", "for it")
-	standIns, err := h.Layout(dir)
-	if err != nil {
+	if err := h.Layout(dir); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "sys/class/misc/kvm/dev")); string(text) != "10:232\n" {
@@ -94,13 +98,111 @@ func TestLayout(t *testing.T) {
 	if _, err := os.ReadFile(filepath.Join(dir, "sys/devices/virtual/misc/kvm/secret")); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("what could not be read: %v, want it to be there and not to be read", err)
 	}
-	info, err := os.Lstat(filepath.Join(dir, "dev/kvm"))
+	for _, name := range []string{"dev/kvm", "dev/sda"} {
+		if info, err := os.Lstat(filepath.Join(dir, name)); err != nil || !info.Mode().IsRegular() || info.Size() > 0 {
+			t.Errorf("%s: %v, %v; want an empty file, since nobody asked for device nodes", name, info, err)
+		}
+	}
+}
+
+// Device nodes are made only for those who ask for them.
+func TestLayoutNodes(t *testing.T) {
+	dir := t.TempDir()
+	standIns, err := parse(t, good).LayoutNodes(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	device := info.Mode()&fs.ModeCharDevice != 0
-	if device == (len(standIns) > 0) {
-		t.Errorf("/dev/kvm is %v, stand-ins %v", info.Mode(), standIns)
+	for name, char := range map[string]bool{"dev/kvm": true, "dev/sda": false} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(standIns, name) {
+			if !info.Mode().IsRegular() {
+				t.Errorf("%s stands in for a node and is %v", name, info.Mode())
+			}
+			continue
+		}
+		if info.Mode()&fs.ModeDevice == 0 || (info.Mode()&fs.ModeCharDevice != 0) != char {
+			t.Errorf("%s is %v", name, info.Mode())
+		}
+	}
+}
+
+// A recorded host is read as it would be once it is laid out, and nothing is
+// laid out.
+func TestFS(t *testing.T) {
+	h := parse(t, good[:strings.Index(good, "-- end")]+`-- sys/class/misc/loop -> loop --
+-- sys/class/misc/gone -> ../gone --
+-- end --
+`)
+	f := h.FS()
+	files := parse(t, good[:strings.Index(good, "-- sys/devices/virtual/misc/kvm/secret")]+"-- end --\n").FS()
+	if err := fstest.TestFS(files, "sys/class/misc/kvm", "sys/devices/virtual/misc/kvm/dev", "sys/devices/virtual/misc/kvm/power"); err != nil {
+		t.Error(err)
+	}
+	for name, want := range map[string]string{
+		"sys/class/misc/kvm/dev":               "10:232\n",
+		"sys/devices/virtual/misc/kvm/dev":     "10:232\n",
+		"sys/devices/virtual/misc/kvm/dev/dev": "not a directory",
+		"sys/devices/virtual/misc/kvm/secret":  "permission denied",
+		"sys/devices/virtual/misc/kvm":         "is a directory",
+		"sys/devices/virtual/misc/none":        "not exist",
+		"sys/class/misc/gone":                  "not exist",
+		"sys/class/misc/loop":                  "too many levels of symbolic links",
+		"dev/kvm":                              "a device node",
+		"/dev/kvm":                             "invalid argument",
+	} {
+		text, err := fs.ReadFile(f, name)
+		if err != nil {
+			text = []byte(err.Error())
+		}
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%s: %q, want %q", name, text, want)
+		}
+	}
+	if target, err := fs.ReadLink(f, "sys/class/misc/kvm"); target != "../../devices/virtual/misc/kvm" || err != nil {
+		t.Errorf("link: %q, %v", target, err)
+	}
+	if _, err := fs.ReadDir(f, "sys/devices/virtual/misc/kvm/secret"); err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("list of what cannot be read: %v", err)
+	}
+	for name, char := range map[string]bool{"dev/kvm": true, "dev/sda": false} {
+		info, err := fs.Stat(f, name)
+		if err != nil || info.Mode()&fs.ModeDevice == 0 || (info.Mode()&fs.ModeCharDevice != 0) != char {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+}
+
+// A scan of the file system in memory finds what a scan of the directory does.
+func TestFSIsTheHost(t *testing.T) {
+	family := &discovery.Family{
+		Name: "misc", Doc: "misc devices", Match: []discovery.Match{{Class: "misc", Name: "*"}},
+		Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+			for _, d := range found {
+				device, err := discovery.SharedNode(host, d, "/dev")
+				devices, problems = append(devices, device), append(problems, discovery.Problems(device.Name, err)...)
+			}
+			return devices, problems
+		},
+	}
+	h, dir := parse(t, good), t.TempDir()
+	if err := h.Layout(dir); err != nil {
+		t.Fatal(err)
+	}
+	want := discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, []*discovery.Family{family})
+	got := discovery.Scan(&discovery.Host{FS: h.FS()}, []*discovery.Family{family})
+	if len(want.Devices) != 1 {
+		t.Fatalf("%+v", want)
+	}
+	if diff := cmp.Diff(want.Devices, got.Devices); diff != "" {
+		t.Errorf("devices (-laid out +in memory):\n%s", diff)
+	}
+	// What is recorded of a recorded host is the host, device nodes included.
+	data, err := recorded.Record(&discovery.Host{FS: h.FS()}, []*discovery.Family{family}, "")
+	if err != nil || !bytes.Contains(data, []byte("-- dev/kvm c 10:232 --")) {
+		t.Errorf("recorded again: %v\n%s", err, data)
 	}
 }
 
@@ -126,7 +228,7 @@ func TestLayoutOver(t *testing.T) {
 	}
 	h := parse(t, "-- sys/victim --\nnew\n-- dev/victim c 1:3 --\n-- proc/devices --\nnew\n-- proc/version --\nnew\n-- end --\n")
 	for range 2 { // the second time over itself
-		if _, err := h.Layout(dir); err != nil {
+		if err := h.Layout(dir); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -177,7 +279,7 @@ func TestRecordAnyFile(t *testing.T) {
 		t.Errorf("recorded %d bytes, and only so much as a page is read of an attribute", len(data))
 	}
 	dir := t.TempDir()
-	if _, err := parse(t, string(data)).Layout(dir); err != nil {
+	if err := parse(t, string(data)).Layout(dir); err != nil {
 		t.Fatal(err)
 	}
 	want, got := summary(discovery.Scan(host, families)), summary(discovery.Scan(&discovery.Host{FS: os.DirFS(dir)}, families))
@@ -200,28 +302,57 @@ func summary(s *discovery.Snapshot) map[string]string {
 	return found
 }
 
-// FuzzParse checks that no archive panics, and that one that is accepted is
-// laid out below its directory and can be laid out over itself.
+// FuzzParse checks that no archive panics, that one that is accepted is laid
+// out below its directory and can be laid out over itself, and that it is the
+// same host in memory. Nothing makes or opens a device node.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(good))
 	f.Add([]byte("-- a -> b --\n-- b -> a --\n-- end --\n"))
+	f.Add([]byte("-- a -> b/c --\n-- b/c -> ../d --\n-- d --\n-- end --\n"))
 	f.Add([]byte("-- a/ --\n-- a/b ! c --\n-- end --\n"))
-	f.Add([]byte("-- a c 4095:1048575 --\n-- b c 0:0 --\n-- end --\n"))
+	f.Add([]byte("-- a/b --\n-- a/ --\n-- end --\n"))
+	f.Add([]byte("-- dev/a c 4095:1048575 --\n-- dev/b c 0:0 --\n-- end --\n"))
+	f.Add([]byte("-- a c 10:130 --\n-- end --\n"))
 	f.Add([]byte("-- a --\n-- end --\nb"))
 	f.Add([]byte("-- ../a --\n-- end --\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		h, err := recorded.Parse(data)
-		if err != nil || bytes.Contains(data, []byte(" c ")) || bytes.Contains(data, []byte(" b ")) {
-			return // devices are not to be made at random
+		if err != nil {
+			return
 		}
 		parent := t.TempDir()
+		dir := filepath.Join(parent, "host")
 		for range 2 {
-			if _, err := h.Layout(filepath.Join(parent, "host")); err != nil && !strings.Contains(err.Error(), "too long") {
-				t.Errorf("accepted and not laid out: %v", err)
+			if err := h.Layout(dir); err != nil {
+				if !strings.Contains(err.Error(), "too long") {
+					t.Errorf("accepted and not laid out: %v", err)
+				}
+				return
 			}
 		}
 		if entries, _ := os.ReadDir(parent); len(entries) != 1 {
 			t.Errorf("written outside the directory: %v", entries)
 		}
+		_ = fs.WalkDir(os.DirFS(dir), ".", func(name string, laidOut fs.DirEntry, err error) error {
+			if err != nil {
+				t.Error(err)
+				return nil
+			}
+			if laidOut.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0 {
+				t.Errorf("%s was made as %v", name, laidOut)
+			}
+			found, err := fs.Lstat(h.FS(), name)
+			if err != nil || found.IsDir() != laidOut.IsDir() || found.Name() != laidOut.Name() {
+				t.Errorf("%s: %v, %v in memory, and %v laid out", name, found, err, laidOut)
+			}
+			if laidOut.Type() == 0 {
+				want, _ := os.ReadFile(filepath.Join(dir, name))
+				got, err := fs.ReadFile(h.FS(), name)
+				if found.Mode().IsRegular() != (err == nil) || err == nil && !bytes.Equal(got, want) {
+					t.Errorf("%s: %q, %v in memory, and %q laid out", name, got, err, want)
+				}
+			}
+			return nil
+		})
 	})
 }

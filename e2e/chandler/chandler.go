@@ -92,7 +92,7 @@ func (p Project) Simulate(ctx context.Context, c *cluster.Cluster, hosts ...stri
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("simulate host: %w", err)
 	}
-	args := append([]string{"simulate", dir}, hosts...)
+	args := append([]string{"simulate", "--device-nodes", dir}, hosts...)
 	_, err := p.run(ctx, append(args, own)...)
 	return err
 }

@@ -64,10 +64,11 @@ const (
 )
 
 // Overlay returns the informants of a host, and lets the host's file system take
-// their answers. A host that is not this machine has none, and neither has a family
-// whose answers are in the host's files already.
+// their answers. Only this machine has informants: they load libraries of the
+// host, and a recorded or copied host may come from anybody. A family whose
+// answers are in the host's files already has none either.
 func Overlay(host *discovery.Host, all []*discovery.Family, hostRoot string) []*Informant {
-	if !thisMachine(host.FS) {
+	if !hostfs.HasProc(host.FS) {
 		return nil
 	}
 	var informants []*Informant
@@ -117,15 +118,6 @@ func findProgram(name string) string {
 		return ""
 	}
 	return path
-}
-
-// thisMachine reports whether a host's files are those of the machine that this
-// program runs on, and not of a simulated or copied one.
-func thisMachine(host fs.FS) bool {
-	const bootID = "proc/sys/kernel/random/boot_id"
-	theirs, err := fs.ReadFile(host, bootID)
-	ours, ourErr := os.ReadFile("/" + bootID)
-	return err == nil && ourErr == nil && bytes.Equal(theirs, ours)
 }
 
 // loaded reports whether the vendor's kernel driver is.

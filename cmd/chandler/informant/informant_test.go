@@ -99,15 +99,20 @@ func standIn(t *testing.T, defines ...string) (*Informant, *discovery.Host) {
 	return n, &discovery.Host{FS: overlay}
 }
 
-// layOut lays out a recorded host as a directory.
-func layOut(t *testing.T, data []byte) (root string) {
+func parse(t *testing.T, data []byte) *recorded.Host {
 	t.Helper()
 	host, err := recorded.Parse(data)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return host
+}
+
+// layOut lays out a recorded host as a directory.
+func layOut(t *testing.T, data []byte) (root string) {
+	t.Helper()
 	root = t.TempDir()
-	if _, err := host.Layout(root); err != nil {
+	if err := parse(t, data).Layout(root); err != nil {
 		t.Fatal(err)
 	}
 	return root
@@ -262,34 +267,33 @@ func TestOverlayInformants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const idFile = "proc/sys/kernel/random/boot_id"
+	hostFS, err := hostfs.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := hostfs.NewOverlay(hostFS)
+	answered.Set(nvidia.Family.Program.File[1:], []byte("{}"))
+	stranger := "-- proc/sys/kernel/random/boot_id --\n" + string(bootID) + "-- proc/driver/nvidia/ --\n-- end --\n"
+	copied, err := hostfs.Open(layOut(t, []byte(stranger)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, test := range map[string]struct {
-		path  string
-		files map[string]string
-		want  bool
+		path string
+		host fs.FS
+		want bool
 	}{
-		"this machine":      {dir, map[string]string{idFile: string(bootID)}, true},
-		"another":           {dir, map[string]string{idFile: "another"}, false},
-		"a recorded one":    {dir, nil, false},
-		"without a program": {t.TempDir(), map[string]string{idFile: string(bootID)}, false},
-		"answered already":  {dir, map[string]string{idFile: string(bootID), nvidia.Family.Program.File[1:]: "{}"}, false},
+		"this machine":              {dir, hostFS, true},
+		"a copy with its boot ID":   {dir, copied, false},
+		"without a program":         {t.TempDir(), hostFS, false},
+		"answered already":          {dir, answered, false},
+		"a recorded one, in memory": {dir, parse(t, []byte(stranger)).FS(), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("PATH", test.path)
-			root := t.TempDir()
-			for name, text := range test.files {
-				file := filepath.Join(root, name)
-				if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			host := &discovery.Host{FS: os.DirFS(root), Roots: map[string]string{"nvidia": "/run/driver"}}
-			before := host.FS
+			host := &discovery.Host{FS: test.host, Roots: map[string]string{"nvidia": "/run/driver"}}
 			informants := Overlay(host, families.All, "/host")
-			if (len(informants) == 1) != test.want || (host.FS != fs.FS(before)) != test.want {
+			if _, overlaid := host.FS.(*hostfs.Overlay); (len(informants) == 1) != test.want || test.want != overlaid && test.host != fs.FS(answered) {
 				t.Fatalf("got %+v, host %T", informants, host.FS)
 			}
 			want := []string{"--driver-root=/host/run/driver", "--gpus=/host/proc/driver/nvidia/gpus"}

@@ -45,7 +45,7 @@ func newCard(t *testing.T, file string) *card {
 		t.Fatal(err)
 	}
 	c := &card{t: t, dir: t.TempDir(), becomes: nlb3}
-	if _, err := h.Layout(c.dir); err != nil {
+	if err := h.Layout(c.dir); err != nil {
 		t.Fatal(err)
 	}
 	fsys, err := hostfs.Open(c.dir)

@@ -95,7 +95,7 @@ func (b *bench) simulate(n int) error {
 	if err := os.WriteFile(file, []byte(host), 0o644); err != nil {
 		return err
 	}
-	if out, err := exec.Command(b.project.Agent, "simulate", dir, file).CombinedOutput(); err != nil {
+	if out, err := exec.Command(b.project.Agent, "simulate", "--device-nodes", dir, file).CombinedOutput(); err != nil {
 		return fmt.Errorf("simulate a host with %d GPUs: %w\n%s", n, err, out)
 	}
 	return nil
