@@ -41,12 +41,14 @@ It prints a line for each change, with what there was and what there is to be,
 and "nothing to do" where all is as it should be already. What no rule selects
 is not touched, and nothing is undone because a rule has gone.
 
-It refuses to touch a function in use: one with a mounted disk, or a disk that is
-swap or part of something, with an interface that a route of the host leads
-through, with a device node that a process has open, or that a container has by
-a claim or by the device-plugin API; to unbind one whose interface is up; and to
-destroy virtual functions that a driver is bound to. What it cannot tell counts
-as in use. What it refuses, or cannot do, does not keep it from doing the rest;
+It refuses to touch a function in use: one with a disk that is mounted, in
+whichever mount namespace, that is swap or part of something, such as LVM or a
+loop device, or that the kernel exports; with an interface that a route of the
+host leads through; with a device node that a process has open; or that a
+container has by a claim or by the device-plugin API. It refuses to unbind one
+whose interface is up, and to destroy virtual functions that a driver is bound to.
+A function of which it cannot tell counts as in use, such as an NVMe controller
+whose namespaces have several paths (native multipath). What it refuses, or cannot do, does not keep it from doing the rest;
 the exit code then is not 0.
 
 It needs root, the host's processes in /proc, and the wanted drivers loaded.`,

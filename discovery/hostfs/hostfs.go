@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -248,6 +249,51 @@ func OpenDevice(host fs.FS, name string) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), name), nil
+}
+
+// StatOpened describes the file that a link in /proc/PID/fd leads to, wherever
+// the process has it from. It opens nothing, and asks no server of a network file
+// system for what the kernel knows.
+func StatOpened(host fs.FS, name string) (fs.FileInfo, error) {
+	f, ok := host.(*hostFS)
+	if !ok {
+		return fs.Stat(host, name)
+	}
+	dir, err := f.openat("stat", path.Dir(name), unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(dir) }()
+	var stat unix.Statx_t
+	if err := unix.Statx(dir, path.Base(name), unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &stat); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: name, Err: err}
+	}
+	return openedInfo{memoryInfo{name: path.Base(name)}, stat}, nil
+}
+
+// openedInfo is what statx(2) says of the kind of a file and its numbers.
+type openedInfo struct {
+	memoryInfo
+
+	stat unix.Statx_t
+}
+
+func (i openedInfo) Mode() fs.FileMode {
+	switch i.stat.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		return fs.ModeDevice
+	case unix.S_IFCHR:
+		return fs.ModeDevice | fs.ModeCharDevice
+	case unix.S_IFDIR:
+		return fs.ModeDir
+	case unix.S_IFREG:
+		return 0
+	}
+	return fs.ModeIrregular
+}
+
+func (i openedInfo) Sys() any {
+	return &syscall.Stat_t{Rdev: unix.Mkdev(i.stat.Rdev_major, i.stat.Rdev_minor)}
 }
 
 // file is an open file. The runtime's poller, which os.File would bring in for

@@ -2,9 +2,11 @@ package hostfs
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -149,6 +151,28 @@ func TestHasProc(t *testing.T) {
 	} {
 		if got := HasProc(test.host); got != test.want {
 			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// An open file is known by its numbers, whatever its name is.
+func TestStatOpened(t *testing.T) {
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	name := fmt.Sprintf("proc/self/fd/%d", null.Fd())
+	for kind, f := range map[string]fs.FS{"openat2": open(t, "/"), "without openat2": newPlainFS("/")} {
+		info, err := StatOpened(f, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stat := info.Sys().(*syscall.Stat_t); info.Mode().Type() != fs.ModeDevice|fs.ModeCharDevice || stat.Rdev != unix.Mkdev(1, 3) {
+			t.Errorf("%s: %v, numbers %x", kind, info.Mode(), stat.Rdev)
+		}
+		if _, err := StatOpened(f, "proc/self/fd/999999"); err == nil {
+			t.Errorf("%s: a file that is not open", kind)
 		}
 	}
 }

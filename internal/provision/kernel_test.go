@@ -92,6 +92,13 @@ func (k *kernel) disk(dir, name, numbers string) {
 	k.link("sys/class/block/"+name+"1", "../../../"+dir+"/block/"+name+"/"+name+"1")
 }
 
+// loop adds a loop device that is made of a file.
+func (k *kernel) loop(name, file string) {
+	k.file("sys/devices/virtual/block/"+name+"/loop/backing_file", file)
+	k.link("sys/class/block/"+name, "../../devices/virtual/block/"+name)
+	k.link("dev/disk/by-uuid/1", "../../nvme0n11")
+}
+
 // resolve follows the links in a path.
 func (k *kernel) resolve(name string) string {
 	resolved := ""

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -267,6 +269,19 @@ func TestProvisionRefuses(t *testing.T) {
 		k.disk(dir+"/nvme/nvme0", "nvme0n1", "259:1")
 		return k, dir
 	}
+	// multipath gives the disk several paths, as the kernel does where an NVMe
+	// subsystem may have several controllers (nvme_mpath_alloc_disk and
+	// nvme_mpath_set_live in drivers/nvme/host/multipath.c): nothing below the
+	// function tells that the namespace is there.
+	multipath := func(k *kernel, dir string) {
+		subsystem := "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
+		delete(k.MapFS, "sys/class/block/nvme0n11")
+		k.link("sys/class/nvme-subsystem/nvme-subsys0", "../../../"+subsystem)
+		k.file(dir+"/nvme/nvme0/state", "live")
+		k.link(subsystem+"/nvme0", "../../../../../"+dir+"/nvme/nvme0")
+		k.file(subsystem+"/nvme1n1/dev", "259:7")
+		k.link("sys/class/block/nvme1n1", "../../../"+subsystem+"/nvme1n1")
+	}
 	bind := provision.Rule{Selects: id(nicID), Driver: "vfio-pci"}
 	create := provision.Rule{Selects: id(nicID), VFs: &provision.VFs{Count: 2}}
 	const line = "\neth0\t%D\t0101A8C0\t0003\t0\t0\t100\t%M\t0\t0\t0"
@@ -308,18 +323,47 @@ func TestProvisionRefuses(t *testing.T) {
 		"part of LVM": {nvme, func(k *kernel, dir string) {
 			k.link(dir+"/nvme/nvme0/block/nvme0n1/holders/dm-0", "../../../../../../../virtual/block/dm-0")
 		}, bind, []string{"nvme0n1", "dm-0"}},
-		"btrfs": {nvme, func(k *kernel, _ string) { k.link("sys/fs/btrfs/1/devices/nvme0n1", "../../../../devices/x") }, bind, []string{"nvme0n1", "btrfs"}},
-		"ZFS":   {nvme, func(k *kernel, _ string) { k.file("proc/spl/kstat/zfs/dbgmsg", "") }, bind, []string{"nvme0n1", "ZFS"}},
-		"disk with several paths": {nvme, func(k *kernel, dir string) {
-			subsystem := "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
-			delete(k.MapFS, "sys/class/block/nvme0n11")
-			k.link("sys/class/nvme-subsystem/nvme-subsys0", "../../../"+subsystem)
-			k.file(dir+"/nvme/nvme0/state", "live")
-			k.link(subsystem+"/nvme0", "../../../../../"+dir+"/nvme/nvme0")
-			k.file(subsystem+"/nvme1n1/dev", "259:7")
-			k.link("sys/class/block/nvme1n1", "../../../"+subsystem+"/nvme1n1")
+		"btrfs":                   {nvme, func(k *kernel, _ string) { k.link("sys/fs/btrfs/1/devices/nvme0n1", "../../../../devices/x") }, bind, []string{"nvme0n1", "btrfs"}},
+		"ZFS":                     {nvme, func(k *kernel, _ string) { k.file("proc/spl/kstat/zfs/dbgmsg", "") }, bind, []string{"nvme0n1", "ZFS"}},
+		"disk with several paths": {nvme, multipath, bind, []string{"NVMe namespace nvme1n1", "cannot be told", "below nvme-subsys0", "native multipath"}},
+		"disk with several paths, mounted": {nvme, func(k *kernel, dir string) {
+			multipath(k, dir)
 			k.file("proc/1/mountinfo", "36 35 259:7 / /shared rw,noatime shared:1 - ext4 /dev/nvme1n1 rw")
 		}, bind, []string{"nvme1n1", "/shared"}},
+		"mounted by a container": {nvme, func(k *kernel, _ string) {
+			k.link("proc/1/ns/mnt", "mnt:[4026531841]")
+			k.link("proc/47/ns/mnt", "mnt:[4026532000]")
+			k.file("proc/47/mountinfo", "36 35 259:1 / /inside rw,noatime shared:1 - xfs /dev/nvme0n1p1 rw")
+		}, bind, []string{"nvme0n11", "/inside"}},
+		"mounted where no process is": {nvme, func(k *kernel, _ string) { k.file("sys/fs/xfs/nvme0n11/log/log_tail_lsn", "1") }, bind, []string{"nvme0n11", "XFS", "mounted"}},
+		"one of several disks": {nvme, func(k *kernel, _ string) {
+			k.file("proc/1/mountinfo", "36 35 0:98 / /many rw - bcachefs /dev/sda:/dev/nvme0n11 rw")
+		}, bind, []string{"nvme0n11", "/many"}},
+		"a log": {nvme, func(k *kernel, _ string) {
+			k.file("proc/1/mountinfo", "36 35 8:1 / /x rw - xfs /dev/sda1 rw,logdev=/dev/nvme0n11,noquota")
+		}, bind, []string{"nvme0n11", "/x"}},
+		"a journal": {nvme, func(k *kernel, _ string) { k.file("proc/fs/jbd2/nvme0n11-8/info", "") }, bind, []string{"nvme0n11", "journal"}},
+		"a volume in block mode": {nvme, func(k *kernel, _ string) {
+			k.file("proc/1/mountinfo", "36 35 0:5 /nvme0n11 /var/lib/kubelet/x rw - devtmpfs udev rw,size=1k")
+		}, bind, []string{"nvme0n11", "/var/lib/kubelet/x"}},
+		"a loop device": {nvme, func(k *kernel, _ string) { k.loop("loop3", "/dev/disk/by-uuid/1") }, bind, []string{"nvme0n11", "loop3"}},
+		"a loop device of a volume": {nvme, func(k *kernel, _ string) {
+			k.loop("loop3", "/var/lib/kubelet/volumeDevices/1")
+			k.MapFS["var/lib/kubelet/volumeDevices/1"] = &fstest.MapFile{Mode: fs.ModeDevice, Sys: &syscall.Stat_t{Rdev: 259<<8 | 1}}
+		}, bind, []string{"nvme0n11", "loop3"}},
+		"a loop device of something": {nvme, func(k *kernel, _ string) { k.loop("loop3", "/gone (deleted)") }, bind, []string{"nvme0n1", "cannot be told", "loop3"}},
+		"exported by NVMe": {nvme, func(k *kernel, _ string) {
+			k.file("sys/kernel/config/nvmet/subsystems/a/namespaces/1/device_path", "/dev/nvme0n11")
+		}, bind, []string{"nvme0n11", "NVMe target"}},
+		"exported by SCSI": {nvme, func(k *kernel, _ string) {
+			k.file("sys/kernel/config/target/core/iblock_0/a/udev_path", "/dev/nvme0n1")
+		}, bind, []string{"nvme0n1", "SCSI target"}},
+		"exports not told": {nvme, func(k *kernel, _ string) { k.file("sys/module/nvmet/refcnt", "1") }, bind, []string{"nvme0n1", "cannot be told", "nvmet"}},
+		"exported by RNBD": {nvme, func(k *kernel, dir string) {
+			k.link("sys/class/rnbd-server/ctl/devices/a/block_dev", "../../../../../../../../"+dir+"/nvme/nvme0/block/nvme0n1")
+		}, bind, []string{"nvme0n1", "RNBD"}},
+		"bcache":          {nvme, func(k *kernel, dir string) { k.link(dir+"/nvme/nvme0/block/nvme0n1/bcache", "x") }, bind, []string{"nvme0n1", "bcache"}},
+		"bcachefs":        {nvme, func(k *kernel, _ string) { k.link("sys/fs/bcachefs/1/dev-0/block", "../../../../block/nvme0n11") }, bind, []string{"nvme0n11", "bcachefs"}},
 		"mounts not told": {nvme, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/mountinfo") }, bind, []string{"cannot be told", "mountinfo"}},
 		"node is open": {nvme, func(k *kernel, dir string) {
 			k.file(dir+"/nvme/nvme0/dev", "242:0")

@@ -7,8 +7,13 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -20,7 +25,7 @@ type uses struct {
 
 	held      map[string]string // who holds a device, by its name
 	heldErr   error             // why that is not known
-	opened    map[string]string // which process has a node of /dev open
+	opened    map[string]string // which process has a node of /dev open, by its path and its numbers
 	openedErr error
 	disks     disks
 	nets      nets
@@ -90,54 +95,85 @@ func (u *uses) open(function sysfs.Device) error {
 		return fmt.Errorf("whether it is in use cannot be told: %w", u.openedErr)
 	}
 	for _, node := range nodes {
-		if who, ok := u.opened[node]; ok {
-			return fmt.Errorf("in use: %s has %s open", who, node)
+		for _, key := range []string{node.path, node.numbers} {
+			if who, ok := u.opened[key]; ok && key != "" {
+				return fmt.Errorf("in use: %s has %s open", who, node.path)
+			}
 		}
 	}
 	return nil
 }
 
-// nodes returns the paths of the nodes that are the function's alone: those that
-// the kernel has below it, that of its IOMMU group, and those that a family
-// knows of and no other device has.
-func (u *uses) nodes(function sysfs.Device) (nodes []string, err error) {
+// node is a device node. Its numbers are as of numbersOf, "" if they are not
+// known.
+type node struct{ path, numbers string }
+
+// nodes returns the nodes that are the function's alone: those that the kernel
+// has below it, that of its IOMMU group, and those that a family knows of and no
+// other device has.
+func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 	err = fs.WalkDir(u.host.FS, function.Path, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		if entry != nil && !entry.IsDir() && entry.Name() == "dev" {
-			node, _ := sysfs.At(u.host.FS, path.Dir(name)).Node("/dev")
-			nodes = append(nodes, node.Path)
+			found, _ := sysfs.At(u.host.FS, path.Dir(name)).Node("/dev")
+			nodes = append(nodes, node{found.Path, numbers(found.Block, found.Major, found.Minor)})
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("whether it is in use cannot be told: list its nodes: %w", err)
 	}
-	if group, _ := discovery.VFIO(u.host, function); len(group) > 0 {
-		nodes = append(nodes, group[0].HostPath)
-	}
 	users := make(map[string]int)
 	for _, d := range u.known {
-		for _, node := range d.Edits.DeviceNodes {
-			users[node.HostPath]++
+		for _, n := range d.Edits.DeviceNodes {
+			users[n.HostPath]++
 		}
+	}
+	add := func(n *specs.DeviceNode) {
+		nodes = append(nodes, node{n.HostPath, numbers(n.Type == "b", n.Major, n.Minor)})
+	}
+	if group, _ := discovery.VFIO(u.host, function); len(group) > 0 {
+		add(group[0])
 	}
 	for _, d := range u.known {
 		if d.Source != function.Path && !strings.HasPrefix(d.Source, function.Path+"/") {
 			continue
 		}
-		for _, node := range d.Edits.DeviceNodes {
-			if users[node.HostPath] == 1 && node.HostPath != "/dev/vfio/vfio" {
-				nodes = append(nodes, node.HostPath)
+		for _, n := range d.Edits.DeviceNodes {
+			if users[n.HostPath] == 1 && n.HostPath != "/dev/vfio/vfio" {
+				add(n)
 			}
 		}
 	}
 	return nodes, nil
 }
 
-// openNodes returns the nodes of /dev that processes have open, by their names
-// there, and a process that does.
+// numbers returns what names a device node by its numbers, "b 259:1", or "" if
+// they are not known.
+func numbers(block bool, major, minor int64) string {
+	switch {
+	case major == 0 && minor == 0:
+		return ""
+	case block:
+		return fmt.Sprintf("b %d:%d", major, minor)
+	}
+	return fmt.Sprintf("c %d:%d", major, minor)
+}
+
+// numbersOf returns what numbers does of a device node, "" of another file.
+func numbersOf(info fs.FileInfo) string {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || info.Mode()&fs.ModeDevice == 0 {
+		return ""
+	}
+	return numbers(info.Mode()&fs.ModeCharDevice == 0, int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev)))
+}
+
+// openNodes returns the device nodes that processes have open, and a process
+// that does. A node is there by its path, if that is below /dev, and by its
+// numbers, since a container may have it under any path.
 func openNodes(host *discovery.Host) (map[string]string, error) {
 	entries, err := fs.ReadDir(host.FS, "proc")
 	if err != nil {
@@ -159,10 +195,23 @@ func openNodes(host *discovery.Host) (map[string]string, error) {
 		}
 		processes++
 		for _, file := range files {
-			node, err := fs.ReadLink(host.FS, path.Join(dir, file.Name()))
-			if err == nil && strings.HasPrefix(node, "/dev/") && opened[node] == "" {
-				name, _ := host.ReadText("/proc/" + entry.Name() + "/comm")
-				opened[node] = fmt.Sprintf("process %s (%s)", entry.Name(), name)
+			link := path.Join(dir, file.Name())
+			target, err := fs.ReadLink(host.FS, link)
+			if err != nil || !path.IsAbs(target) { // "socket:[4711]"
+				continue
+			}
+			var keys []string
+			if strings.HasPrefix(target, "/dev/") {
+				keys = append(keys, target)
+			}
+			if info, err := hostfs.StatOpened(host.FS, link); err == nil && numbersOf(info) != "" {
+				keys = append(keys, numbersOf(info))
+			}
+			for _, key := range keys {
+				if opened[key] == "" {
+					name, _ := host.ReadText("/proc/" + entry.Name() + "/comm")
+					opened[key] = fmt.Sprintf("process %s (%s)", entry.Name(), name)
+				}
 			}
 		}
 	}

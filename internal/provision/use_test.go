@@ -1,12 +1,48 @@
 package provision
 
 import (
+	"io/fs"
+	"os"
 	"strings"
 	"testing"
 	"testing/fstest"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/sysfs"
 )
+
+// A node is in use under whatever name a process has it open: in a container it
+// may have any.
+func TestOpenByAnotherName(t *testing.T) {
+	const function = "sys/devices/pci0000:00/0000:03:00.0"
+	host := &discovery.Host{FS: fstest.MapFS{
+		function + "/block/nvme0n1/dev":       {Data: []byte("259:1\n")},
+		function + "/block/nvme0n1/subsystem": {Data: []byte("../../../../../../class/block"), Mode: fs.ModeSymlink},
+	}}
+	for key, want := range map[string]bool{"b 259:1": true, "/dev/nvme0n1": true, "c 259:1": false, "b 259:2": false, "": false} {
+		u := &uses{host: host, opened: map[string]string{key: "process 47 (qemu)"}}
+		if err := u.open(sysfs.At(host.FS, function)); (err != nil) != want {
+			t.Errorf("%q is open: %v", key, err)
+		}
+	}
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	root, err := hostfs.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened, err := openNodes(&discovery.Host{FS: root})
+	if err != nil {
+		t.Skip("only root sees what processes have open: ", err)
+	}
+	if opened["c 1:3"] == "" || opened["/dev/null"] == "" || opened[""] != "" {
+		t.Errorf("the process itself has /dev/null open: %v", opened)
+	}
+}
 
 // FuzzTables gives any text to what reads the host's tables: each ends, and no
 // interface is in use that no table names.
