@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -46,7 +45,7 @@ const (
 	createTimeout = 10 * time.Second
 )
 
-// Teller tells pods of their devices. All its fields must be set.
+// Teller tells pods of their devices. All its fields must be set but Files.
 type Teller struct {
 	// Client writes the Events. It should have a limit of its own, so that
 	// nothing else waits for it.
@@ -54,6 +53,9 @@ type Teller struct {
 
 	Node string // the name of the node
 	File string // where it writes down what it has told, so that a restart repeats nothing
+
+	// Files writes the File. Its zero value is the one to use.
+	Files disk.Files
 
 	// InUse returns the devices that pods have, in the same order each time, and
 	// whether that is known yet.
@@ -198,7 +200,7 @@ type entry struct {
 // load reads what was told before. Where it cannot, some of it is told again.
 func (t *Teller) load(ctx context.Context) {
 	t.told, t.retry = make(map[key]state), lookInterval
-	data, err := os.ReadFile(t.File)
+	data, err := t.Files.Read(t.File)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -229,7 +231,7 @@ func (t *Teller) save(ctx context.Context) {
 	if err != nil || bytes.Equal(data, t.saved) {
 		return
 	}
-	if _, err := (disk.Files{}).Write(t.File, data, 0o600); err != nil {
+	if _, err := t.Files.Write(t.File, data, 0o600); err != nil {
 		klog.FromContext(ctx).Error(err, "Writing down what pods were told of their devices")
 		return
 	}

@@ -7,10 +7,8 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"io/fs"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -26,6 +24,7 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/driver"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/legacy"
 )
@@ -74,6 +73,7 @@ type Config struct {
 	Kubelet Kubelet
 	Lock    Lock
 
+	Disk        disk.FS         // where files are written, that of the operating system if nil
 	KubeletRoot string          // the kubelet's data directory
 	StateDir    string          // where the agent keeps what must outlive it
 	CDI         cdi.Dir         // where the specs of claims go
@@ -147,8 +147,8 @@ type agent struct {
 	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
 	resaid   chan struct{}                      // has one when that says something else
 
-	offered    atomic.Pointer[discovery.Snapshot] // by DRA, nil before that is known
-	withoutDRA atomic.Bool                        // the API server said that it does not serve DRA
+	placed     atomic.Pointer[placed] // nil before devices are placed
+	withoutDRA atomic.Bool            // the API server said that it does not serve DRA
 }
 
 // lingerLimit is how long an agent that has ended waits at most for the next one
@@ -169,6 +169,9 @@ func Run(ctx context.Context, config Config) error {
 func newAgent(config Config) (*agent, error) {
 	if config.RescanInterval == 0 {
 		config.RescanInterval = 30 * time.Second
+	}
+	if config.Disk != nil {
+		config.HostFiles.Files.FS = config.Disk
 	}
 	a := &agent{
 		Config:    config,
@@ -200,6 +203,7 @@ func newAgent(config Config) (*agent, error) {
 		StatusClient:   config.StatusClient,
 		KubeletRoot:    config.KubeletRoot,
 		Start:          config.Kubelet.StartDRA,
+		Disk:           config.Disk,
 		CDI:            config.CDI,
 		Records:        a.recordDir(),
 		HostFiles:      config.HostFiles,
@@ -286,7 +290,7 @@ func (a *agent) watch(ctx context.Context) {
 	}
 	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events}
 	var last *discovery.Snapshot
-	settling := newSettling(ctx, a.Settings.Severity, a.StateDir, func() { notify(a.events) })
+	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, func() { notify(a.events) })
 	defer settling.stop()
 	settling.settler.Held = a.held
 	begun := time.Now()
@@ -363,18 +367,30 @@ func (a *agent) runDRA(ctx context.Context) error {
 
 // hasRecords reports whether there may be records of claims.
 func (a *agent) hasRecords() bool {
-	records, err := os.ReadDir(a.recordDir())
-	return len(records) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
+	records, err := a.files().List(a.recordDir())
+	return len(records) > 0 || err != nil
 }
+
+func (a *agent) files() disk.Files { return disk.Files{FS: a.Disk} }
 
 func (a *agent) recordDir() string { return filepath.Join(a.StateDir, "claims") }
 
 // checkClasses warns of DeviceClasses, once this is the active instance.
 func (a *agent) checkClasses(ctx context.Context) {
 	if a.waitActive(ctx) {
-		check := classCheck{client: draclient.New(a.Client), offered: a.offered.Load}
+		check := classCheck{client: draclient.New(a.Client), offered: a.offered}
 		check.run(ctx)
 	}
+}
+
+// offered returns the devices that DRA offers, and whether that is known.
+func (a *agent) offered() ([]discovery.Device, bool) {
+	p := a.placed.Load()
+	if p == nil {
+		return nil, false
+	}
+	withheld := p.placement.OfDRA()
+	return slices.DeleteFunc(slices.Clone(p.snapshot.Devices), func(d discovery.Device) bool { return withheld[d.Silicon()] != "" }), true
 }
 
 // ready reports whether both APIs know what was held before.

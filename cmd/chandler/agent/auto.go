@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -30,6 +29,7 @@ const askInterval = time.Minute
 type auto struct {
 	served       func(context.Context) (bool, error)
 	registration func() driver.Registration
+	files        disk.Files
 	file         string
 
 	last  devices.Mode
@@ -37,9 +37,9 @@ type auto struct {
 }
 
 // newAuto reads the last choice.
-func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, stateDir string) *auto {
-	a := &auto{served: served, registration: registration, file: filepath.Join(stateDir, "mode")}
-	data, err := os.ReadFile(a.file)
+func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *auto {
+	a := &auto{served: served, registration: registration, files: files, file: filepath.Join(stateDir, "mode")}
+	data, err := a.files.Read(a.file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		klog.FromContext(ctx).Error(err, "The last choice of an API is not known any more")
 	}
@@ -55,7 +55,7 @@ func (a *auto) choose(ctx context.Context) devices.Mode {
 	if choice != a.last && choice != devices.ModeAuto {
 		klog.FromContext(ctx).Info("Chose the API for devices without a mode of their own", "mode", choice)
 		a.last = choice
-		if _, err := (disk.Files{}).Write(a.file, []byte(choice), 0o600); err != nil {
+		if _, err := a.files.Write(a.file, []byte(choice), 0o600); err != nil {
 			klog.FromContext(ctx).Error(err, "Writing down the choice")
 		}
 	}

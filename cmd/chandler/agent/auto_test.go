@@ -7,6 +7,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver"
+	"chandler.dev/internal/disk"
 )
 
 func TestAuto(t *testing.T) {
@@ -35,13 +36,13 @@ func TestAuto(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			registration := func() driver.Registration { return test.registration }
-			a := newAuto(t.Context(), test.served, registration, dir)
+			a := newAuto(t.Context(), test.served, registration, disk.Files{}, dir)
 			a.last = test.last
 			if got := a.choose(t.Context()); got != test.want {
 				t.Errorf("chose %q; want %q", got, test.want)
 			}
 			// The choice outlives the process.
-			a = newAuto(t.Context(), silent, func() driver.Registration { return driver.Unanswered }, dir)
+			a = newAuto(t.Context(), silent, func() driver.Registration { return driver.Unanswered }, disk.Files{}, dir)
 			if got := a.choose(t.Context()); test.last == "" && got != test.want {
 				t.Errorf("after a restart in silence it chose %q; want %q", got, test.want)
 			}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,10 +27,23 @@ type nodeClaims struct {
 	node   string
 }
 
-// Claimed returns, by device name, which ResourceClaim has a device of this
-// node's pool allocated, or which ResourceSlice still offers it. An API server
-// without resource.k8s.io says nothing of any device.
-func (c nodeClaims) Claimed(ctx context.Context) (map[string]string, error) {
+// published returns which ResourceSlice still offers each silicon of a snapshot, or
+// which ResourceClaim has any of it. Slices and claims name devices, or numbered
+// shares of devices. An API server without resource.k8s.io names none.
+func (c nodeClaims) published(ctx context.Context, s *discovery.Snapshot) *Published {
+	names, err := c.names(ctx)
+	said := &Published{By: make(map[string]string), Err: err}
+	for name, who := range names {
+		if d, found := named(s, name); found {
+			said.By[d.Silicon()] = who
+		}
+	}
+	return said
+}
+
+// names returns which ResourceClaim has the device of a name allocated, or which
+// ResourceSlice still offers it.
+func (c nodeClaims) names(ctx context.Context) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	by := make(map[string]string)
@@ -104,4 +118,17 @@ func podsOf(ctx context.Context, client kubernetes.Interface, node string) ([]co
 		return nil, fmt.Errorf("list pods of node %s: %w", node, err)
 	}
 	return pods.Items, nil
+}
+
+// named finds the device that a name stands for: the device of that name, or the
+// one of which it is a numbered share.
+func named(s *discovery.Snapshot, name string) (discovery.Device, bool) {
+	if d, found := s.Lookup(name); found {
+		return d, true
+	}
+	device, number, _ := strings.Cut(name, "-share-")
+	if number == "" || strings.Trim(number, "0123456789") != "" {
+		return discovery.Device{}, false
+	}
+	return s.Lookup(device)
 }

@@ -29,8 +29,8 @@ const classInterval = 10 * time.Minute
 type classCheck struct {
 	client *draclient.Client
 
-	// offered returns what DRA offers, nil before that is known.
-	offered func() *discovery.Snapshot
+	// offered returns the devices that DRA offers, and whether that is known.
+	offered func() ([]discovery.Device, bool)
 
 	last     map[string]string // what was said of names that classes share
 	unserved map[string]bool   // and the names that no class had
@@ -41,7 +41,7 @@ type classCheck struct {
 func (c *classCheck) run(ctx context.Context) {
 	for {
 		interval := time.Second
-		if offered := c.offered(); offered != nil {
+		if offered, known := c.offered(); known {
 			c.warn(ctx, offered)
 			interval = classInterval
 		}
@@ -53,7 +53,7 @@ func (c *classCheck) run(ctx context.Context) {
 	}
 }
 
-func (c *classCheck) warn(ctx context.Context, offered *discovery.Snapshot) {
+func (c *classCheck) warn(ctx context.Context, offered []discovery.Device) {
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	// Of the API server's cache, which is new enough and costs it little.
@@ -77,7 +77,7 @@ func (c *classCheck) warn(ctx context.Context, offered *discovery.Snapshot) {
 	c.warnOfUnserved(ctx, classes.Items, offered)
 }
 
-func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.DeviceClass, offered *discovery.Snapshot) {
+func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.DeviceClass, offered []discovery.Device) {
 	unserved := make(map[string]bool)
 	for _, name := range withoutClass(classes, offered) {
 		unserved[name] = true
@@ -92,16 +92,13 @@ func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.D
 
 // withoutClass returns the classic names of what DRA offers that no class has,
 // in order.
-func withoutClass(classes []resourceapi.DeviceClass, offered *discovery.Snapshot) (names []string) {
+func withoutClass(classes []resourceapi.DeviceClass, offered []discovery.Device) (names []string) {
 	served := func(name string) bool {
 		return slices.ContainsFunc(classes, func(class resourceapi.DeviceClass) bool {
 			return class.Spec.ExtendedResourceName != nil && *class.Spec.ExtendedResourceName == name
 		})
 	}
-	for _, d := range offered.Devices {
-		if d.Withheld != "" {
-			continue
-		}
+	for _, d := range offered {
 		for _, offer := range d.Offers {
 			if offer.Resource != "" && !offer.Optional && !slices.Contains(names, offer.Resource) && !served(offer.Resource) {
 				names = append(names, offer.Resource)

@@ -68,7 +68,7 @@ func TestClassCheck(t *testing.T) {
 		class("theirs", "nvidia.com/gpu", "gpu.nvidia.com", 9),
 	)
 	check := classCheck{client: draclient.New(client)}
-	offered := &discovery.Snapshot{Devices: []discovery.Device{{Offers: []discovery.Offer{{Resource: "nvidia.com/gpu"}}}}}
+	offered := []discovery.Device{{Offers: []discovery.Offer{{Resource: "nvidia.com/gpu"}}}}
 	said := func(want ...string) {
 		t.Helper()
 		log = nil
@@ -107,11 +107,9 @@ func TestNamesWithoutClass(t *testing.T) {
 	named := func(name string) discovery.Device {
 		return discovery.Device{Name: "d", Offers: []discovery.Offer{{Resource: name}}}
 	}
-	withheld, optional := named("example.com/withheld"), named("example.com/optional")
-	withheld.Withheld, optional.Offers[0].Optional = "the device-plugin API offers it", true
-	offered := &discovery.Snapshot{Devices: []discovery.Device{
-		named("nvidia.com/gpu"), named("amd.com/gpu"), named("nvidia.com/gpu"), named(""), withheld, optional,
-	}}
+	optional := named("example.com/optional")
+	optional.Offers[0].Optional = true
+	offered := []discovery.Device{named("nvidia.com/gpu"), named("amd.com/gpu"), named("nvidia.com/gpu"), named(""), optional}
 	client := fake.NewClientset(class("amd", "amd.com/gpu", "chandler.dev", 1), class("nameless", "", "chandler.dev", 1))
 	check := classCheck{client: draclient.New(client)}
 	for i, want := range []int{1, 0, 0, 1} {

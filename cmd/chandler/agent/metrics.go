@@ -48,7 +48,7 @@ func (m *agentMetrics) handler(state agentState) http.Handler {
 type agentState struct {
 	features func() []driver.Feature
 	prepared func() int
-	devices  func() *discovery.Snapshot // nil before it is known
+	placed   func() *placed // nil before it is known
 }
 
 // stateCollector makes metrics of the state.
@@ -87,26 +87,26 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 		gauge(featureMetric, kept, feature.Name)
 	}
 	gauge(preparedMetric, float64(s.prepared()))
-	for labels, n := range countDevices(s.devices()) {
+	for labels, n := range countDevices(s.placed()) {
 		gauge(devicesMetric, float64(n), labels.family, labels.api, labels.health)
 	}
 }
 
 type deviceLabels struct{ family, api, health string }
 
-// countDevices counts the devices of the snapshot for DRA, in which those are
-// withheld that the device-plugin API offers.
-func countDevices(s *discovery.Snapshot) map[deviceLabels]int {
+// countDevices counts the devices that an API has.
+func countDevices(p *placed) map[deviceLabels]int {
 	counts := make(map[deviceLabels]int)
-	if s == nil {
+	if p == nil {
 		return counts
 	}
-	for i := range s.Devices {
-		d := &s.Devices[i]
-		labels := deviceLabels{d.Family, string(discovery.ModeDRA), "healthy"}
-		if d.Withheld != "" {
-			labels.api = string(discovery.ModeDevicePlugin)
+	for i := range p.snapshot.Devices {
+		d := &p.snapshot.Devices[i]
+		api := p.placement.API[d.Silicon()]
+		if api == discovery.ModeAuto {
+			continue
 		}
+		labels := deviceLabels{d.Family, string(api), "healthy"}
 		if key := d.Health.Key(); key != "" {
 			labels.health = string(key)
 		}

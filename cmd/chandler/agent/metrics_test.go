@@ -45,12 +45,12 @@ func expectLines(t *testing.T, text string, lines ...string) {
 // are as they are when it is asked.
 func TestMetricsOfCallsAndDevices(t *testing.T) {
 	m := newAgentMetrics()
-	var snapshot *discovery.Snapshot
+	var now *placed
 	prepared := 0
 	scrape := serveMetrics(t, m, agentState{
 		features: func() []driver.Feature { return nil },
 		prepared: func() int { return prepared },
-		devices:  func() *discovery.Snapshot { return snapshot },
+		placed:   func() *placed { return now },
 	})
 	text := scrape()
 	expectLines(t, text, "chandler_dra_prepared_claims 0")
@@ -60,10 +60,13 @@ func TestMetricsOfCallsAndDevices(t *testing.T) {
 	m.observe(driver.OperationPrepare, driver.StageClaim, 700*time.Microsecond, nil)
 	m.observe(driver.OperationPrepare, driver.StageClaim, 3*time.Second, errors.New("held"))
 	prepared = 3
-	snapshot = &discovery.Snapshot{Devices: []discovery.Device{
-		{Family: "amdgpu"}, {Family: "amdgpu"}, {Family: "hypervisor", Withheld: "the device-plugin API offers it"},
-		{Family: "amdgpu", Health: discovery.Health{Status: discovery.Unknown}},
-	}}
+	now = &placed{
+		snapshot: &discovery.Snapshot{Devices: []discovery.Device{
+			{Name: "a", Family: "amdgpu"}, {Name: "b", Family: "amdgpu"}, {Name: "c", Family: "amdgpu", Health: discovery.Health{Status: discovery.Unknown}},
+			{Name: "kvm", Family: "hypervisor"}, {Name: "nobody-knows", Family: "qat"},
+		}},
+		placement: Placement{API: map[string]discovery.Mode{"a": dra, "b": dra, "c": dra, "kvm": classic}},
+	}
 	expectLines(t, scrape(),
 		"# TYPE chandler_dra_duration_seconds histogram",
 		`chandler_dra_duration_seconds_bucket{operation="prepare",result="success",stage="claim",le="0.0005"} 0`,
@@ -74,6 +77,9 @@ func TestMetricsOfCallsAndDevices(t *testing.T) {
 		`chandler_devices{api="DRA",family="amdgpu",health="unknown"} 1`,
 		`chandler_devices{api="DevicePlugin",family="hypervisor",health="healthy"} 1`,
 	)
+	if text := scrape(); strings.Contains(text, "qat") {
+		t.Errorf("a device is counted that no API has:\n%s", text)
+	}
 }
 
 func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
@@ -81,7 +87,7 @@ func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 	scrape := serveMetrics(t, newAgentMetrics(), agentState{
 		features: func() []driver.Feature { return features },
 		prepared: func() int { return 0 },
-		devices:  func() *discovery.Snapshot { return nil },
+		placed:   func() *placed { return nil },
 	})
 	if text := scrape(); strings.Contains(text, "chandler_dra_server_feature_enabled{") {
 		t.Errorf("said before it is known:\n%s", text)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -25,8 +26,8 @@ type publisher interface {
 	Publish(*discovery.Snapshot)
 }
 
-// classic is the side of the device-plugin API: package legacy.
-type classic interface {
+// classicPublisher is the side of the device-plugin API: package legacy.
+type classicPublisher interface {
 	publisher
 
 	// Know says what devices there are, whichever API offers them, with their
@@ -38,15 +39,19 @@ type classic interface {
 type placing struct {
 	rules   *discovery.Rules
 	auto    *auto
-	sides   *sides
+	places  *placements
+	view    View
+	claims  nodeClaims
 	fitter  *fitter
 	dra     publisher
-	classic classic
+	classic classicPublisher
+	placed  *atomic.Pointer[placed] // what was placed last
 
 	// ready reports whether both sides know what is held.
 	ready func() bool
 
 	snapshots chan *discovery.Snapshot // the newest that the watch has seen; room for one
+	moving    map[string]string        // what waits for its API, and why
 	problems  map[string]bool          // that were logged and persist
 }
 
@@ -55,14 +60,16 @@ func (a *agent) place(ctx context.Context) {
 	if !a.waitActive(ctx) {
 		return
 	}
-	claimed := nodeClaims{client: draclient.New(a.Client), node: a.NodeName}
 	served := func(ctx context.Context) (bool, error) { return servesDRA(ctx, a.Groups) }
 	p := &placing{
 		rules:     a.Settings.Rules,
-		auto:      newAuto(ctx, served, a.driver.Registration, a.StateDir),
-		sides:     newSides(ctx, draHolder{a}, a.classic, claimed, a.StateDir),
+		auto:      newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
+		places:    loadPlacements(ctx, a.files(), a.StateDir),
+		view:      holders{draHolder{a}, a.classic},
+		claims:    nodeClaims{client: draclient.New(a.Client), node: a.NodeName},
 		fitter:    newFitter(discovery.Configurers(a.host, a.Families), discovery.Acceptors(a.Families), draHolder{a}, a.classic),
-		dra:       noting{a.driver, &a.offered},
+		dra:       a.driver,
+		placed:    &a.placed,
 		classic:   a.classic,
 		ready:     a.ready,
 		snapshots: a.snapshots,
@@ -70,16 +77,10 @@ func (a *agent) place(ctx context.Context) {
 	p.run(ctx)
 }
 
-// noting is a publisher that notes what it published last.
-type noting struct {
-	publisher
-	last *atomic.Pointer[discovery.Snapshot]
-}
-
-// Publish implements publisher.
-func (n noting) Publish(s *discovery.Snapshot) {
-	n.last.Store(s)
-	n.publisher.Publish(s)
+// placed is a snapshot and where its devices are.
+type placed struct {
+	snapshot  *discovery.Snapshot
+	placement Placement
 }
 
 // run publishes until the context ends. It looks again when a device changes,
@@ -107,11 +108,13 @@ func (p *placing) run(ctx context.Context) {
 			continue
 		}
 		mode := p.auto.choose(ctx)
-		dra, classic, waiting := p.sides.split(ctx, snapshot, mode)
-		p.dra.Publish(dra)
-		classic, fitting := p.fitter.fit(ctx, classic)
-		p.classic.Publish(classic)
-		if waiting || fitting || mode == discovery.ModeAuto {
+		placement := p.decide(ctx, snapshot, mode)
+		p.placed.Store(&placed{snapshot, placement})
+		p.dra.Publish(withhold(snapshot, placement.OfDRA()))
+		listed := &discovery.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone}
+		listed, fitting := p.fitter.fit(ctx, listed)
+		p.classic.Publish(withhold(listed, placement.Moving))
+		if len(placement.Moving) > 0 || fitting || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // what is held may be held for days
 		} else {
@@ -119,6 +122,63 @@ func (p *placing) run(ctx context.Context) {
 			wait = waitingInterval
 		}
 	}
+}
+
+// decide places the devices, and writes the placement down if it is new.
+func (p *placing) decide(ctx context.Context, s *discovery.Snapshot, auto discovery.Mode) Placement {
+	facts := Facts{Auto: auto}
+	placement := Place(p.places.api, s.Devices, p.view, facts)
+	if placement.Ask {
+		facts.Published = p.claims.published(ctx, s)
+		placement = Place(p.places.api, s.Devices, p.view, facts)
+	}
+	for silicon, reason := range placement.Moving {
+		if p.moving[silicon] != reason {
+			klog.FromContext(ctx).V(2).Info("Silicon waits for its API", "silicon", silicon, "reason", reason)
+		}
+	}
+	for silicon, api := range placement.API {
+		if p.places.api[silicon] != api {
+			klog.FromContext(ctx).V(2).Info("Silicon is offered by another API", "silicon", silicon, "from", p.places.api[silicon], "to", api)
+		}
+	}
+	p.moving = placement.Moving
+	p.places.set(ctx, placement.API)
+	return placement
+}
+
+// withhold returns a snapshot whose devices say why they are withheld.
+func withhold(s *discovery.Snapshot, withheld map[string]string) *discovery.Snapshot {
+	out := *s
+	out.Devices = slices.Clone(s.Devices)
+	for i := range out.Devices {
+		out.Devices[i].Withheld = withheld[out.Devices[i].Silicon()]
+	}
+	return &out
+}
+
+// holder knows who holds a piece of silicon through one of the two APIs.
+type holder interface {
+	Holder(silicon string) (who string, held bool)
+}
+
+// holders are those of both APIs.
+type holders struct{ dra, classic holder }
+
+// Blocked implements [View].
+func (h holders) Blocked(by discovery.Mode, silicon string) string {
+	other := h.dra
+	if by == discovery.ModeDRA {
+		other = h.classic
+	}
+	who, held := other.Holder(silicon)
+	if held && who == "" {
+		return "somebody"
+	}
+	if !held {
+		return ""
+	}
+	return who
 }
 
 // report logs problems that were not there at the last snapshot.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 // their time over restarts.
 type settling struct {
 	settler discovery.Settler
+	files   disk.Files
 	file    string
 	saved   []byte
 	again   *time.Timer // for the next scan
@@ -27,11 +27,11 @@ type settling struct {
 
 // newSettling reads the states that devices were last in. rescan is called when
 // a state may change although what is read does not.
-func newSettling(ctx context.Context, severity discovery.Severity, stateDir string, rescan func()) *settling {
-	s := &settling{file: filepath.Join(stateDir, "health.json"), again: time.AfterFunc(time.Hour, rescan)}
+func newSettling(ctx context.Context, severity discovery.Severity, files disk.Files, stateDir string, rescan func()) *settling {
+	s := &settling{files: files, file: filepath.Join(stateDir, "health.json"), again: time.AfterFunc(time.Hour, rescan)}
 	s.again.Stop()
 	s.settler.Severity = severity
-	data, err := os.ReadFile(s.file)
+	data, err := s.files.Read(s.file)
 	if err == nil {
 		err = json.Unmarshal(data, &s.settler)
 		s.saved = data
@@ -61,7 +61,7 @@ func (s *settling) save(ctx context.Context) {
 		return
 	}
 	if err == nil {
-		_, err = disk.Files{}.Write(s.file, data, 0o600)
+		_, err = s.files.Write(s.file, data, 0o600)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Writing down the states of devices")

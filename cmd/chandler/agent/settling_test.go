@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 )
 
 func healthSnapshot(status discovery.HealthStatus) *discovery.Snapshot {
@@ -24,7 +25,7 @@ func TestSettling(t *testing.T) {
 		dir := t.TempDir()
 		var scans atomic.Int32
 		severity := discovery.Severity{discovery.ConditionUnhealthy: resourceapi.DeviceTaintEffectNoExecute}
-		s := newSettling(t.Context(), severity, dir, func() { scans.Add(1) })
+		s := newSettling(t.Context(), severity, disk.Files{}, dir, func() { scans.Add(1) })
 		first := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy))
 		if effect := first.Devices[0].Health.Effect; effect != resourceapi.DeviceTaintEffectNoExecute {
 			t.Errorf("effect %q", effect)
@@ -42,7 +43,7 @@ func TestSettling(t *testing.T) {
 		}
 		s.stop()
 
-		s = newSettling(t.Context(), severity, dir, func() { scans.Add(1) })
+		s = newSettling(t.Context(), severity, disk.Files{}, dir, func() { scans.Add(1) })
 		if again := s.settle(t.Context(), healthSnapshot(discovery.Unhealthy)); !discovery.Same(first, again) {
 			t.Errorf("after a restart it is %+v, it was %+v", again.Devices[0].Health, first.Devices[0].Health)
 		}
@@ -67,12 +68,12 @@ func TestSettlingFromDamagedFile(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "health.json"), []byte(`{"a":{"status":"Unhe`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := newSettling(t.Context(), nil, dir, func() {})
+	s := newSettling(t.Context(), nil, disk.Files{}, dir, func() {})
 	defer s.stop()
 	if now := s.settle(t.Context(), healthSnapshot(discovery.Healthy)); now.Devices[0].Health.Key() != "" {
 		t.Errorf("settled as %+v", now.Devices[0].Health)
 	}
-	again := newSettling(t.Context(), nil, dir, func() {})
+	again := newSettling(t.Context(), nil, disk.Files{}, dir, func() {})
 	defer again.stop()
 	if string(again.saved) != string(s.saved) || len(s.saved) == 0 {
 		t.Errorf("the file is %q, want %q", again.saved, s.saved)

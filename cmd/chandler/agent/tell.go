@@ -26,6 +26,7 @@ func (a *agent) tellPods(ctx context.Context) {
 		Client: a.StatusClient,
 		Node:   a.NodeName,
 		File:   filepath.Join(a.StateDir, "events.json"),
+		Files:  a.files(),
 		InUse: func() ([]podevents.Device, bool) {
 			settled := a.settled.Load()
 			if settled == nil || !a.ready() {

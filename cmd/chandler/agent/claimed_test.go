@@ -1,0 +1,59 @@
+package agent
+
+import (
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+
+	"chandler.dev/discovery"
+)
+
+// Slices and claims name devices, parts of silicon, or numbered shares. Silicon does
+// not leave DRA while any of these names is left, not even if the administrator has
+// stopped sharing the device in the meantime.
+func TestPublished(t *testing.T) {
+	slice := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "slice"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: discovery.Domain, NodeName: new("node"),
+			Devices: []resourceapi.Device{{Name: "gpu-share-03"}, {Name: "npu-core-1"}},
+		},
+	}
+	claim := func(name, pool string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
+		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+		for i := range results {
+			results[i].Driver, results[i].Pool = discovery.Domain, pool
+		}
+		if len(results) > 0 {
+			c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
+		}
+		return c
+	}
+	client := fake.NewClientset(slice,
+		claim("shares", "node", resourceapi.DeviceRequestAllocationResult{Device: "fpga-share-00"}),
+		claim("elsewhere", "other", resourceapi.DeviceRequestAllocationResult{Device: "nic"}),
+		claim("monitor", "node", resourceapi.DeviceRequestAllocationResult{Device: "nic", AdminAccess: new(true)}),
+		claim("waits", "node"),
+	)
+	npu := &discovery.Whole{Name: "npu"}
+	s := &discovery.Snapshot{Devices: []discovery.Device{{Name: "fpga"}, {Name: "gpu"}, {Name: "nic"}, {Name: "npu-core-1", PartOf: npu}}}
+	said := nodeClaims{client: draclient.New(client), node: "node"}.published(t.Context(), s)
+	want := map[string]string{"gpu": "ResourceSlice slice", "npu": "ResourceSlice slice", "fpga": "ResourceClaim default/shares"}
+	if said.Err != nil || len(said.By) != len(want) {
+		t.Errorf("got %v, %v; want %v", said.By, said.Err, want)
+	}
+	for silicon, who := range want {
+		if said.By[silicon] != who {
+			t.Errorf("%s is named by %q, want %q", silicon, said.By[silicon], who)
+		}
+	}
+	for _, silicon := range []string{"gpu", "fpga"} {
+		p := Place(map[string]discovery.Mode{silicon: dra}, []discovery.Device{{Name: silicon, Mode: classic}}, holders{owners{}, owners{}}, Facts{Published: said})
+		if p.API[silicon] != dra || p.Moving[silicon] == "" {
+			t.Errorf("%s leaves DRA: %+v", silicon, p)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+
+	"chandler.dev/discovery"
+)
+
+// Placement says which API offers which silicon. It is never modified.
+type Placement struct {
+	// API is by silicon. Silicon that no API offers yet is missing.
+	API map[string]discovery.Mode
+
+	// Moving says, by silicon, why it waits: for its owners to end before it moves to
+	// the other API, or for the first API. It is withheld meanwhile.
+	Moving map[string]string
+
+	// Ask says that silicon waits only because the API server was not asked.
+	Ask bool
+}
+
+// View says who has what, by either API.
+type View interface {
+	// Blocked returns why an API cannot have any of the silicon, or "" if it can.
+	Blocked(by discovery.Mode, silicon string) string
+}
+
+// Facts are what else decides a placement.
+type Facts struct {
+	// Auto is the API for devices whose mode leaves the choice, and "" while that is
+	// not known.
+	Auto discovery.Mode
+
+	// Published is what the API server says, nil if it was not asked.
+	Published *Published
+}
+
+// Published is what the API server has of a node's devices.
+type Published struct {
+	// By says, by silicon, which ResourceSlice or ResourceClaim names it.
+	By map[string]string
+
+	// Err is why the API server could not be asked. All silicon counts as named then.
+	Err error
+}
+
+// Place decides which API offers which silicon. Silicon is offered by one API at a
+// time. It moves to another only while nobody has it and nobody could get it, and is
+// withheld until then. For example, a GPU whose mode changed from DRA to the
+// device-plugin API is withheld until no claim has it and no ResourceSlice names it.
+// Place is pure.
+func Place(before map[string]discovery.Mode, devices []discovery.Device, view View, facts Facts) Placement {
+	p := Placement{API: maps.Clone(before), Moving: make(map[string]string)}
+	if p.API == nil {
+		p.API = make(map[string]discovery.Mode)
+	}
+	for silicon, s := range siliconOf(devices) {
+		p.place(silicon, s, view, facts)
+	}
+	return p
+}
+
+// wish is what the administrator wants of silicon.
+type wish struct {
+	mode discovery.Mode // the same for all of its devices: see discovery.Rules
+	open bool           // any number of containers may have all of its devices
+}
+
+func siliconOf(devices []discovery.Device) map[string]wish {
+	all := make(map[string]wish)
+	for i := range devices {
+		d := &devices[i]
+		s, seen := all[d.Silicon()]
+		all[d.Silicon()] = wish{d.Mode, d.Shareable && (s.open || !seen)}
+	}
+	return all
+}
+
+// place places one piece of silicon.
+func (p *Placement) place(silicon string, s wish, view View, facts Facts) {
+	now, wanted := p.API[silicon], s.mode
+	if wanted == discovery.ModeAuto {
+		wanted = facts.Auto
+	}
+	if now == discovery.ModeAuto && !s.open {
+		now = holding(silicon, view)
+	}
+	reason := ""
+	switch {
+	case wanted == now && now == discovery.ModeAuto:
+		reason = "it is not known yet which API offers it"
+	case wanted == now || wanted == discovery.ModeAuto:
+	case s.open:
+		now = wanted
+	default:
+		if reason = p.obstacle(silicon, wanted, view, facts); reason == "" {
+			now = wanted
+		} else {
+			reason = fmt.Sprintf("moves to API %s once it is free of %s", wanted, reason)
+			now = cmp.Or(now, other(wanted))
+		}
+	}
+	if reason != "" {
+		p.Moving[silicon] = reason
+	}
+	if now != discovery.ModeAuto {
+		p.API[silicon] = now
+	}
+}
+
+// obstacle returns who keeps silicon from moving to an API, "" if nobody does.
+func (p *Placement) obstacle(silicon string, to discovery.Mode, view View, facts Facts) string {
+	if who := view.Blocked(to, silicon); who != "" || to == discovery.ModeDRA {
+		return who
+	}
+	switch said := facts.Published; {
+	case said == nil:
+		p.Ask = true
+		return "whatever the API server names"
+	case said.Err != nil:
+		return fmt.Sprintf("unknown: %v", said.Err)
+	default:
+		return said.By[silicon]
+	}
+}
+
+func other(api discovery.Mode) discovery.Mode {
+	if api == discovery.ModeDRA {
+		return discovery.ModeDevicePlugin
+	}
+	return discovery.ModeDRA
+}
+
+// holding returns the API by which somebody has the silicon, "" if nobody has.
+func holding(silicon string, view View) discovery.Mode {
+	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
+		if view.Blocked(other(api), silicon) != "" {
+			return api
+		}
+	}
+	return discovery.ModeAuto
+}
+
+// OfDRA returns, by silicon, why DRA withholds it. DRA knows all devices, so that a
+// claim which was allocated a device before the device moved can still be prepared.
+func (p Placement) OfDRA() map[string]string {
+	withheld := maps.Clone(p.Moving)
+	for silicon, api := range p.API {
+		if api == discovery.ModeDevicePlugin && withheld[silicon] == "" {
+			withheld[silicon] = "offered by the device-plugin API"
+		}
+	}
+	return withheld
+}
+
+// Classic returns the devices that the device-plugin API lists.
+func (p Placement) Classic(devices []discovery.Device) (listed []discovery.Device) {
+	for _, d := range devices {
+		if p.API[d.Silicon()] == discovery.ModeDevicePlugin {
+			listed = append(listed, d)
+		}
+	}
+	return listed
+}

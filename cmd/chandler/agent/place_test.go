@@ -1,0 +1,110 @@
+package agent
+
+import (
+	"errors"
+	"maps"
+	"testing"
+
+	"chandler.dev/discovery"
+)
+
+// owners is who has which silicon by an API.
+type owners map[string]string
+
+// Holder implements holder.
+func (o owners) Holder(silicon string) (string, bool) {
+	who, held := o[silicon]
+	return who, held
+}
+
+const (
+	none    = discovery.ModeAuto
+	dra     = discovery.ModeDRA
+	classic = discovery.ModeDevicePlugin
+)
+
+func TestPlace(t *testing.T) {
+	free := &Published{}
+	tests := map[string]struct {
+		before  discovery.Mode
+		mode    discovery.Mode // of the device
+		auto    discovery.Mode
+		open    bool
+		dra     owners
+		classic owners
+		said    *Published
+		want    discovery.Mode
+		moving  bool
+		ask     bool
+	}{
+		"auto goes where the node goes":                  {auto: dra, want: dra},
+		"auto waits while the node does not know":        {want: none, moving: true},
+		"auto stays while the node does not know":        {before: classic, want: classic},
+		"auto, unknown, and a claim has it":              {dra: owners{"gpu": "claim"}, want: dra},
+		"auto, unknown, and a pod has it":                {classic: owners{"gpu": "pod"}, want: classic},
+		"the device's mode counts more":                  {mode: classic, auto: dra, said: free, want: classic},
+		"a claim has it":                                 {before: dra, mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
+		"a claim has it, and where it was is lost":       {mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
+		"the API server is asked":                        {before: dra, mode: classic, want: dra, moving: true, ask: true},
+		"the API server names it":                        {before: dra, mode: classic, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
+		"the API server names it, and where it was lost": {mode: classic, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
+		"the API server names another":                   {before: dra, mode: classic, said: &Published{By: owners{"gpu2": "claim"}}, want: classic},
+		"the API server does not answer":                 {before: dra, mode: classic, said: &Published{Err: errors.New("timeout")}, want: dra, moving: true},
+		"a pod has it":                                   {before: classic, auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
+		"a pod has it, and where it was is lost":         {auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
+		"free again":                                     {before: classic, auto: dra, want: dra},
+		"back where it is allocated":                     {before: dra, auto: dra, dra: owners{"gpu": "claim"}, want: dra},
+		"any number may have it":                         {before: dra, mode: classic, open: true, dra: owners{"gpu": "claim"}, want: classic},
+		"any number may have it, and nobody knows where": {open: true, dra: owners{"gpu": "claim"}, want: none, moving: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := make(map[string]discovery.Mode)
+			if test.before != none {
+				before["gpu"] = test.before
+			}
+			given := maps.Clone(before)
+			device := discovery.Device{Name: "gpu", Mode: test.mode, Shareable: test.open}
+			p := Place(before, []discovery.Device{device}, holders{test.dra, test.classic}, Facts{Auto: test.auto, Published: test.said})
+			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.Ask != test.ask {
+				t.Errorf("got API %q, moving %q, ask %t; want API %q, moving %t, ask %t", got, p.Moving["gpu"], p.Ask, test.want, test.moving, test.ask)
+			}
+			if !maps.Equal(before, given) {
+				t.Errorf("what was before is changed to %v", before)
+			}
+			if withheld := p.OfDRA()["gpu"] != ""; withheld != (test.moving || test.want == classic) {
+				t.Errorf("withheld from DRA: %t", withheld)
+			}
+			if listed := len(p.Classic([]discovery.Device{device})) == 1; listed != (test.want == classic) {
+				t.Errorf("listed: %t", listed)
+			}
+		})
+	}
+}
+
+// Silicon moves when all of its parts are free, and then all of them move. It is not
+// open because one of its parts is.
+func TestPlaceMovesSiliconAsOne(t *testing.T) {
+	whole := &discovery.Whole{Name: "gpu"}
+	parts := []discovery.Device{
+		{Name: "gpu-0", PartOf: whole, Mode: classic},
+		{Name: "gpu-1", PartOf: whole, Mode: classic, Shareable: true},
+	}
+	before := map[string]discovery.Mode{"gpu": dra}
+	view := holders{owners{"gpu": "claim"}, owners{}}
+	if p := Place(before, parts, view, Facts{Published: &Published{}}); len(p.Classic(parts)) != 0 || p.API["gpu"] != dra {
+		t.Errorf("one part is claimed: %+v", p)
+	}
+	view = holders{owners{}, owners{}}
+	if p := Place(before, parts, view, Facts{Published: &Published{}}); len(p.Classic(parts)) != 2 || p.Moving["gpu"] != "" {
+		t.Errorf("no part is claimed: %+v", p)
+	}
+}
+
+// Silicon that is not on the host at present comes back to the API where it was.
+func TestPlaceRemembersWhatIsGone(t *testing.T) {
+	p := Place(map[string]discovery.Mode{"gpu": classic}, nil, holders{owners{}, owners{}}, Facts{Auto: dra})
+	if p.API["gpu"] != classic {
+		t.Errorf("got %+v", p)
+	}
+}

@@ -1,0 +1,94 @@
+package agent
+
+import (
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
+)
+
+// A restart finds the placements as they were.
+func TestPlacementsSurviveRestart(t *testing.T) {
+	dir := t.TempDir()
+	want := map[string]discovery.Mode{"gpu": dra, "nic": classic}
+	loadPlacements(t.Context(), disk.Files{}, dir).set(t.Context(), want)
+	if got := loadPlacements(t.Context(), disk.Files{}, dir).api; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A file of placements that cannot be understood is kept beside the new one.
+func TestPlacementsThatAreDamaged(t *testing.T) {
+	for name, text := range map[string]string{"no JSON": `{"gpu":"Dev`, "empty": "", "no API": `{"gpu":"Classic"}`} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "sides.json")
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			p := loadPlacements(t.Context(), disk.Files{}, dir)
+			if len(p.api) > 0 {
+				t.Errorf("got %v", p.api)
+			}
+			p.set(t.Context(), map[string]discovery.Mode{"gpu": dra})
+			if kept, err := os.ReadFile(file + ".unreadable"); err != nil || string(kept) != text {
+				t.Errorf("kept %q, %v", kept, err)
+			}
+			if again := loadPlacements(t.Context(), disk.Files{}, dir); again.api["gpu"] != dra {
+				t.Errorf("then %v", again.api)
+			}
+		})
+	}
+}
+
+// A file of placements that cannot be read for the moment is read again, and nothing
+// is written meanwhile.
+func TestPlacementsThatCannotBeReadForTheMoment(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sides.json")
+	if err := os.Mkdir(file, 0o700); err != nil { // reading it is EISDIR
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		loaded := make(chan *placements)
+		go func() { loaded <- loadPlacements(context.Background(), disk.Files{}, dir) }()
+		time.Sleep(readLimit / 2)
+		synctest.Wait()
+		if err := os.Remove(file); err != nil {
+			t.Error(err)
+		}
+		if err := os.WriteFile(file, []byte(`{"gpu":"DevicePlugin"}`), 0o600); err != nil {
+			t.Error(err)
+		}
+		if p := <-loaded; p.api["gpu"] != classic || p.lost {
+			t.Errorf("got %+v", p)
+		}
+	})
+}
+
+// A file of placements that can be neither read nor set aside is not written over,
+// and the agent goes on without it.
+func TestPlacementsThatCannotBeSetAside(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sides.json")
+	if err := os.MkdirAll(filepath.Join(file+".unreadable", "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := loadPlacements(t.Context(), disk.Files{}, dir)
+	p.set(t.Context(), map[string]discovery.Mode{"gpu": dra})
+	if p.api["gpu"] != dra {
+		t.Errorf("the agent does not go on: %v", p.api)
+	}
+	if kept, err := os.ReadFile(file); err != nil || string(kept) != "{" {
+		t.Errorf("written over: %q, %v", kept, err)
+	}
+}
