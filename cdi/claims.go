@@ -69,6 +69,21 @@ func Name(uid types.UID, result int, device string, share types.UID) string {
 // runtimes are given it: "chandler.dev/claim=<name>".
 func ID(name string) string { return parser.QualifiedName(Vendor, Class, name) }
 
+// id matches what comes before the device's name in the name of a CDI device.
+// The API server gives out UIDs of the first form.
+var id = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|.+?)-[0-9]+-(.+)$`)
+
+// ParseID returns of which claim a fully qualified name is, and which device it
+// stands for, if it is one of ours. What ends like a share ID is left out.
+func ParseID(qualified string) (uid types.UID, device string, ok bool) {
+	name, ours := strings.CutPrefix(qualified, Vendor+"/"+Class+"=")
+	found := id.FindStringSubmatch(name)
+	if !ours || found == nil {
+		return "", "", false
+	}
+	return types.UID(found[1]), share.ReplaceAllString(found[2], ""), true
+}
+
 // WriteClaim writes the spec of a claim, in place of an earlier one.
 func (d Dir) WriteClaim(uid types.UID, devices []Device) error {
 	data, err := d.render(uid, devices)

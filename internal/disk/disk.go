@@ -62,7 +62,7 @@ func (f Files) Write(name string, data []byte, mode fs.FileMode) (InPlace, error
 
 func (f Files) replace(name string, data []byte, mode fs.FileMode) error {
 	dir := filepath.Dir(name)
-	if err := f.fs().MkdirAll(dir, 0o755); err != nil {
+	if err := f.MakeDir(dir, 0o755); err != nil {
 		return err
 	}
 	temporary, err := f.writeTemporary(dir, filepath.Base(name), data, mode)
@@ -148,8 +148,16 @@ func (f Files) List(dir string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// MakeDir makes a directory, and those that it is in.
-func (f Files) MakeDir(dir string, mode fs.FileMode) error { return f.fs().MkdirAll(dir, mode) }
+// MakeDir makes a directory, and those that it is in, if it is missing.
+func (f Files) MakeDir(dir string, mode fs.FileMode) error {
+	if info, err := f.fs().Stat(dir); err == nil && info.IsDir() {
+		return nil
+	}
+	if err := f.fs().MkdirAll(dir, mode); err != nil {
+		return err
+	}
+	return f.syncDir(filepath.Dir(dir))
+}
 
 // trial begins the names of files by which [Files.Writable] tries a directory.
 const trial = ".chandler."

@@ -1,0 +1,354 @@
+package ledger
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+)
+
+// Blocked says why a device is not to be had. It is an error.
+type Blocked struct {
+	Device string // that is wanted
+	By     Owner  // whose entry it is, none if that is not known
+	Has    string // the device that the owner has
+	why    string
+}
+
+// Error says who has the device.
+func (b *Blocked) Error() string { return fmt.Sprintf("device %s is held by %s", b.Device, b.why) }
+
+// Why says who has the device, without its name.
+func (b *Blocked) Why() string { return b.why }
+
+// account is what the ledger knows of one entry. It is never modified.
+type account struct {
+	entry Entry
+	state State
+	holds []Hold
+	until time.Time // of a grant that is Ending: how long it keeps claims out
+
+	// Of an Unsure claim: the state that it has if its file was written, and
+	// the account that it has if not.
+	to     State
+	before *account
+}
+
+func newAccount(e Entry, state State) *account {
+	return &account{entry: e, state: state, holds: e.Holds()}
+}
+
+// blocks reports whether the account keeps owners by an API out.
+func (a *account) blocks(by discovery.Mode, now time.Time) bool {
+	switch {
+	case a.state == Past || a.state == None:
+		return false
+	case a.state == Ending && a.entry.API() == discovery.ModeDevicePlugin:
+		return by != discovery.ModeDevicePlugin && now.Before(a.until)
+	}
+	return true
+}
+
+// index finds the accounts that may concern a device.
+type index struct {
+	of    map[string][]*account // by what it is found under: silicon, devices, paths of nodes
+	loose []*account            // to be asked about everything: what they have is for the present to say
+}
+
+func newIndex() index { return index{of: make(map[string][]*account)} }
+
+// add enters an account. Lists are never modified, so that copies of the index
+// share them.
+func (x *index) add(a *account) {
+	if a.loose() {
+		x.loose = append(slices.Clone(x.loose), a)
+		return
+	}
+	for _, term := range a.terms() {
+		x.of[term] = append(slices.Clone(x.of[term]), a)
+	}
+}
+
+func (x *index) remove(a *account) {
+	without := func(list []*account) []*account {
+		return slices.DeleteFunc(slices.Clone(list), func(other *account) bool { return other == a })
+	}
+	if a.loose() {
+		x.loose = without(x.loose)
+		return
+	}
+	for _, term := range a.terms() {
+		if x.of[term] = without(x.of[term]); len(x.of[term]) == 0 {
+			delete(x.of, term)
+		}
+	}
+}
+
+// loose reports whether it cannot be said under what silicon the account is to
+// be found.
+func (a *account) loose() bool {
+	sealed, ok := a.entry.(*Sealed)
+	return ok && sealed.all || slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Present && h.Silicon == "" })
+}
+
+// terms are what an account is found under.
+func (a *account) terms() []string {
+	terms := make(map[string]bool)
+	for i := range a.holds {
+		h := &a.holds[i]
+		terms[h.Device], terms[h.Silicon] = true, true
+		for _, n := range h.Nodes {
+			terms[n.Path] = true
+			if n.numbered() {
+				terms[n.numbers()] = true
+			}
+		}
+	}
+	delete(terms, "")
+	return slices.Sorted(maps.Keys(terms))
+}
+
+func (n *Node) numbered() bool { return n.Major != 0 || n.Minor != 0 }
+
+func (n *Node) numbers() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
+
+// concerned returns the accounts that may keep somebody from a hold, without
+// those of an owner, in a fixed order.
+func (x *index) concerned(w *Hold, nodes []Node, own string) []*account {
+	terms := []string{w.Device, w.Silicon}
+	for i := range nodes {
+		terms = append(terms, nodes[i].Path, nodes[i].numbers())
+	}
+	seen := make(map[*account]bool)
+	found := slices.Clone(x.loose)
+	for _, term := range terms {
+		for _, a := range x.of[term] {
+			if !seen[a] {
+				seen[a] = true
+				found = append(found, a)
+			}
+		}
+	}
+	found = slices.DeleteFunc(found, func(a *account) bool { return a.entry.Key() == own || a.entry.Key() == sealedKey(own) })
+	slices.SortFunc(found, func(a, b *account) int { return cmp.Compare(a.entry.Key(), b.entry.Key()) })
+	return found
+}
+
+// question is one that is asked of the index: may an owner have this?
+type question struct {
+	by    discovery.Mode
+	owner Owner
+	own   string // the key of the owner's entry, which keeps it from nothing
+	want  []Hold
+	stock Stock
+	now   time.Time
+}
+
+// blocked is all that says who excludes whom.
+func (x *index) blocked(q question) *Blocked {
+	for i := range q.want {
+		if b := x.blockedHold(q, i); b != nil {
+			return b
+		}
+	}
+	return nil
+}
+
+func (x *index) blockedHold(q question, i int) *Blocked {
+	w := complete(q.want[i], q.stock)
+	if w.Open {
+		return nil
+	}
+	nodes := nodesOf(w.Device, q.stock)
+	balance := newBalance(&w, q.stock)
+	for j := range q.want {
+		if j != i {
+			other := complete(q.want[j], q.stock)
+			balance.add(&other) // what the owner gets besides; with what others have it is told
+		}
+	}
+	for _, a := range x.concerned(&w, nodes, q.own) {
+		if !a.blocks(q.by, q.now) {
+			continue
+		}
+		who := a.entry.Owner().before(q.owner)
+		for k := range a.holds {
+			h := complete(a.holds[k], q.stock)
+			if h.Open {
+				continue
+			}
+			why := ""
+			switch {
+			case a.entry.API() != q.by && h.touches(&w), h.excludes(&w):
+				why = fmt.Sprintf("%s (device %s)", who, h.Device)
+			case !h.touches(&w) && h.bears(nodes):
+				why = fmt.Sprintf("%s, which was given its nodes as those of device %s", who, h.Device)
+			default:
+				if short := balance.add(&h); short != "" {
+					why = fmt.Sprintf("%s: with its device %s, %s", who, h.Device, short)
+				}
+			}
+			if why != "" {
+				return &Blocked{Device: w.Device, By: a.entry.Owner(), Has: h.Device, why: why}
+			}
+		}
+		if sealed, ok := a.entry.(*Sealed); ok && sealed.all {
+			return &Blocked{Device: w.Device, By: sealed.Owner(), why: sealed.who()}
+		}
+	}
+	return nil
+}
+
+// complete fills in what the present snapshot says of a hold whose entry does
+// not say it.
+func complete(h Hold, stock Stock) Hold {
+	if !h.Present {
+		return h
+	}
+	device, found := stock.Device(h.Device)
+	switch {
+	case found:
+		h.Device, h.Silicon, h.Whole, h.Takes = device.Name, device.Silicon(), device.PartOf == nil, device.Takes
+		h.Open = h.Open || device.Shareable
+	case h.Silicon == "":
+		h.Silicon, h.Whole = h.Device, true
+	}
+	return h
+}
+
+// touches reports whether both are of one piece of silicon.
+func (h *Hold) touches(w *Hold) bool { return h.Silicon == w.Silicon || h.Device == w.Device }
+
+// excludes reports whether who has h keeps others from having what is wanted,
+// whatever else there is. Of two parts of one piece of silicon that is not so,
+// nor of two shares of one form: what they take together is for the balance.
+func (h *Hold) excludes(w *Hold) bool {
+	switch {
+	case h.Device == w.Device:
+		return h.Amount == nil || w.Amount == nil || !sameForm(h.Form, w.Form)
+	case h.Silicon != w.Silicon:
+		return false
+	}
+	return h.Whole || w.Whole || h.takesAll() || w.takesAll()
+}
+
+// sameForm reports whether shares of two forms go together. A grant of an agent
+// that wrote down no form has that of all shares of its resource.
+func sameForm(a, b string) bool {
+	return a == b || strings.HasPrefix(a, b+" ") || strings.HasPrefix(b, a+" ")
+}
+
+// takesAll reports whether a device that has parts is all of them.
+func (h *Hold) takesAll() bool { return h.Device == h.Silicon && len(h.Takes) > 0 }
+
+// bears reports whether an owner was given one of the nodes.
+func (h *Hold) bears(nodes []Node) bool {
+	return slices.ContainsFunc(h.Nodes, func(mine Node) bool {
+		return slices.ContainsFunc(nodes, func(n Node) bool {
+			return mine.Path == n.Path || mine.numbered() && mine.numbers() == n.numbers()
+		})
+	})
+}
+
+// nodesOf returns the nodes that a device and no other silicon has now.
+func nodesOf(name string, stock Stock) (nodes []Node) {
+	device, found := stock.Device(name)
+	if !found {
+		return nil
+	}
+	for _, edit := range device.Edits.DeviceNodes {
+		n := Node{Path: cmp.Or(edit.HostPath, edit.Path), Type: edit.Type, Major: uint32(edit.Major), Minor: uint32(edit.Minor)}
+		if n.Type == "u" {
+			n.Type = "c" // the same, unbuffered
+		}
+		if slices.Contains(stock.WithNode(n.Path), device.Name) {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// balance adds up what is taken of what an owner wants to take of: the counters
+// of its silicon, and the capacity of its device.
+type balance struct {
+	wanted   *Hold
+	counters sums[string]
+	capacity sums[resourceapi.QualifiedName]
+	counted  map[string]bool // devices whose takes are in counters: all shares of one take together what it takes
+}
+
+// sums is what is taken of each of some things of which there is so much.
+type sums[K ~string] struct {
+	taken, limits map[K]resource.Quantity
+}
+
+func newBalance(wanted *Hold, stock Stock) *balance {
+	b := &balance{
+		wanted:   wanted,
+		counters: newSums(wanted.Takes),
+		capacity: newSums(wanted.Amount),
+		counted:  map[string]bool{wanted.Device: true},
+	}
+	device, _ := stock.Device(wanted.Device)
+	for counter := range wanted.Takes {
+		b.counters.limits[counter] = resource.Quantity{}
+		if device.PartOf != nil {
+			b.counters.limits[counter] = device.PartOf.Counters[counter]
+		}
+	}
+	for name, capacity := range device.Capacity {
+		b.capacity.limits[name] = capacity.Value
+	}
+	return b
+}
+
+func newSums[K ~string](taken map[K]resource.Quantity) sums[K] {
+	return sums[K]{taken: maps.Clone(taken), limits: make(map[K]resource.Quantity)}
+}
+
+// add counts what another hold takes and returns, in words, of what there is
+// then not enough, "" if there is enough of all.
+func (b *balance) add(other *Hold) string {
+	if b.wanted.Open || other.Open || other.Silicon != b.wanted.Silicon {
+		return ""
+	}
+	if other.Device == b.wanted.Device {
+		if capacity := b.capacity.add(other.Amount); capacity != "" {
+			return fmt.Sprintf("%s would have to give more of its %s than there is", b.wanted.Device, capacity)
+		}
+	}
+	if b.counted[other.Device] {
+		return ""
+	}
+	b.counted[other.Device] = true
+	if counter := b.counters.add(other.Takes); counter != "" {
+		return fmt.Sprintf("%s would have to give more of counter %s than there is", b.wanted.Silicon, counter)
+	}
+	return ""
+}
+
+// add counts what another takes of what is summed up, and returns of what
+// there is then not enough. Of what has no limit any more, since the device has
+// changed, the scheduler was the last to know.
+func (s *sums[K]) add(takes map[K]resource.Quantity) K {
+	for _, name := range slices.Sorted(maps.Keys(takes)) {
+		total, counted := s.taken[name]
+		if !counted {
+			continue
+		}
+		total = total.DeepCopy()
+		total.Add(takes[name])
+		s.taken[name] = total
+		if limit, limited := s.limits[name]; limited && total.Cmp(limit) > 0 {
+			return name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,154 @@
+package ledger
+
+import (
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+)
+
+const (
+	dra     = discovery.ModeDRA
+	classic = discovery.ModeDevicePlugin
+)
+
+func amount(name string, value string) Amounts {
+	return Amounts{resourceapi.QualifiedName(name): resource.MustParse(value)}
+}
+
+// shared is a device of so much memory and so many shares.
+func shared(name string) discovery.Device {
+	return discovery.Device{Name: name, Capacity: discovery.Capacity{
+		"memory": {Value: resource.MustParse("16Gi")}, "shares": {Value: resource.MustParse("4")},
+	}}
+}
+
+// TestBlocked is the rule: who excludes whom.
+func TestBlocked(t *testing.T) {
+	group := func(name string) discovery.Device {
+		return discovery.Device{Name: name, PartOf: &discovery.Whole{Name: "iommu-group-7"}}
+	}
+	open := discovery.Device{Name: "kvm", Shareable: true}
+	s := host(gpu("a", 128), shared("big"), part("card", "p0", 4), part("card", "p1", 4), part("card", "p2", 1), part("card", "card", 8),
+		group("f0"), group("f1"), open)
+	of := func(names ...string) (holds []Hold) {
+		for _, name := range names {
+			d := s[name]
+			holds = append(holds, Hold{Device: name, Silicon: d.Silicon(), Whole: d.PartOf == nil, Takes: d.Takes, Open: d.Shareable})
+		}
+		return holds
+	}
+	share := func(form, value string) []Hold {
+		return []Hold{{Device: "big", Silicon: "big", Whole: true, Amount: amount(form, value), Form: form}}
+	}
+	admin := func(name string) []Hold {
+		h := of(name)
+		h[0].Open = true
+		return h
+	}
+	granted := func(exclusive bool, form string, silicon string, names ...string) []Hold {
+		return (&Grant{Resource: "ours/gpu", ID: "1", Devices: names, Silicon: []string{silicon}, Exclusive: exclusive, Form: form}).Holds()
+	}
+	tests := map[string]struct {
+		by      discovery.Mode
+		has     []Hold
+		wantBy  discovery.Mode
+		want    []Hold
+		blocked string // part of why, "" if not
+	}{
+		"the same device":                  {dra, of("a"), dra, of("a"), "device a"},
+		"another device":                   {dra, of("a"), dra, of("big"), ""},
+		"an open device":                   {dra, of("kvm"), classic, of("kvm"), ""},
+		"administration":                   {dra, of("a"), dra, admin("a"), ""},
+		"beside administration":            {dra, admin("a"), dra, of("a"), ""},
+		"parts that fit":                   {dra, of("p0"), dra, of("p1"), ""},
+		"parts that do not fit":            {dra, of("p0", "p1"), dra, of("p2"), "counter slices"},
+		"parts of one claim that fit":      {dra, of("p2"), dra, of("p0"), ""},
+		"parts of one claim that do not":   {dra, of("p2"), dra, of("p0", "p1"), "counter slices"},
+		"the whole beside a part":          {dra, of("p0"), dra, of("card"), "device p0"},
+		"a part beside the whole":          {dra, of("card"), dra, of("p0"), "device card"},
+		"functions of a group":             {dra, of("f0"), dra, of("f1"), ""},
+		"a share":                          {dra, share("memory", "8Gi"), dra, share("memory", "8Gi"), ""},
+		"a share too many":                 {dra, share("memory", "8Gi"), dra, share("memory", "9Gi"), "more of its memory"},
+		"a share of another form":          {dra, share("shares", "1"), dra, share("memory", "1Gi"), "device big"},
+		"all of a shared device":           {dra, share("shares", "1"), dra, of("big"), "device big"},
+		"a share of a device that is had":  {dra, of("big"), dra, share("shares", "1"), "device big"},
+		"the other API, the same device":   {dra, of("a"), classic, granted(true, "", "a", "a"), "device a"},
+		"the other API, the other way":     {classic, granted(true, "", "a", "a"), dra, of("a"), "device a"},
+		"the other API, parts":             {dra, of("p0"), classic, granted(true, "", "card", "p1"), "device p0"},
+		"the other API, shares":            {classic, granted(false, "", "big", "big"), dra, share("shares", "1"), "device big"},
+		"classic parts that fit":           {classic, granted(true, "", "card", "p0"), classic, granted(true, "", "card", "p1"), ""},
+		"the classic whole beside a part":  {classic, granted(true, "", "card", "p0"), classic, granted(true, "", "card", "card"), "device p0"},
+		"a part that is gone, the whole":   {classic, granted(true, "", "card", "p9"), classic, granted(true, "", "card", "card"), "device p9"},
+		"a part that is gone, another":     {classic, granted(true, "", "card", "p9"), classic, granted(true, "", "card", "p0"), ""},
+		"classic shares":                   {classic, granted(false, "4", "big", "big"), classic, granted(false, "4", "big", "big"), ""},
+		"classic shares of another form":   {classic, granted(false, "4", "big", "big"), classic, granted(false, "8", "big", "big"), "device big"},
+		"classic shares of no form":        {classic, granted(false, "", "big", "big"), classic, granted(false, "8", "big", "big"), ""},
+		"classic share, all of the device": {classic, granted(false, "4", "big", "big"), classic, granted(true, "", "big", "big"), "device big"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			x := newIndex()
+			var e Entry = claim("c")
+			if test.by == classic {
+				e = &Grant{Resource: "ours/gpu", ID: "1", Container: "default/pod main"}
+			}
+			a := newAccount(e, Given)
+			a.holds = test.has
+			x.add(a)
+			b := x.blocked(question{by: test.wantBy, own: "another", want: test.want, stock: s})
+			switch {
+			case b == nil && test.blocked != "":
+				t.Error("not blocked")
+			case b != nil && (test.blocked == "" || !strings.Contains(b.Error(), test.blocked)):
+				t.Errorf("blocked: %v; want %q", b, test.blocked)
+			}
+			if own := x.blocked(question{by: test.wantBy, own: e.Key(), want: test.want, stock: s}); own != nil {
+				t.Errorf("blocked by its own entry: %v", own)
+			}
+			x.remove(a)
+			if b := x.blocked(question{by: test.wantBy, want: test.want, stock: s}); b != nil || len(x.of) > 0 {
+				t.Errorf("blocked by nobody: %v, %v", b, x.of)
+			}
+		})
+	}
+}
+
+// After two cards were removed and found again with each other's numbers, a
+// container that was given a node has the other card: nobody else may get that.
+// A node that all cards have says nothing.
+func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
+	before := host(gpu("a", 128), gpu("b", 129))
+	b := newBench(t)
+	b.mustGive(claim("c", before["a"]), before)
+	now := host(gpu("a", 129), gpu("b", 128))
+	b.mustRefuse(claim("other", now["b"]), now, "claim default/c, which was given its nodes as those of device a")
+	b.mustRefuse(claim("other", now["a"]), now, "device a is held by claim default/c")
+	alone := gpu("b", 131)
+	alone.Edits.DeviceNodes[1].Path = "/dev/dri/renderD128" // the path is what a container was given after a restart
+	renamed := host(gpu("a", 130), alone)
+	b.mustRefuse(claim("other", renamed["b"]), renamed, "given its nodes")
+	numbers := gpu("b", 128)
+	numbers.Edits.DeviceNodes[1].Path = "/dev/dri/renderD200" // and the numbers what it may open
+	renumbered := host(gpu("a", 130), numbers)
+	b.mustRefuse(claim("other", renumbered["b"]), renumbered, "given its nodes")
+	apart := host(gpu("a", 128), gpu("b", 129), gpu("d", 130))
+	b.mustGive(claim("other", apart["d"]), apart)
+}
+
+// All shares of one device together take what the device takes of its silicon.
+func TestSharesOfAPart(t *testing.T) {
+	p := part("card", "p0", 4)
+	p.Capacity = discovery.Capacity{"shares": {Value: resource.MustParse("4")}}
+	s := host(p, part("card", "p1", 4))
+	b := newBench(t)
+	for _, name := range []string{"one", "two"} {
+		c := claim(name, p)
+		c.Results[0].Consumes = amount("shares", "1")
+		b.mustGive(c, s)
+	}
+	b.mustGive(claim("rest", s["p1"]), s)
+}

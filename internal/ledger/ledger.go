@@ -1,0 +1,432 @@
+// Package ledger says who has which devices, by either API: it writes down what
+// claims and containers are given before they get it, keeps others out, and
+// keeps the files that go with it as they should be. It knows no device's
+// vendor and speaks to nobody.
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
+)
+
+// The files of a ledger: claims/<uid>.record, claims/<uid>.bad<n> for one that
+// is not understood, grants/grants.json, and boot, which says in which boot
+// claims were last given.
+const (
+	claimsDir  = "claims"
+	grantsFile = "grants/grants.json"
+	bootFile   = "boot"
+
+	claimExtension = ".record"
+	badExtension   = ".bad"
+)
+
+// endedFor is for how long it is remembered that a claim has ended: longer than
+// PodResources takes to answer.
+const endedFor = time.Minute
+
+// Config says where a ledger is.
+type Config struct {
+	Dir  string  // the agent's own; outlives it
+	Boot string  // the kernel's boot ID: claims of another boot keep nobody out
+	Disk disk.FS // the operating system's if nil
+
+	// Listings says that PodResources is asked and [Ledger.Observe] called.
+	// Until the first whole answer no new claim is given anything that is not
+	// open: a container may have it.
+	Listings bool
+
+	// Termination returns how long the containers of a pod may go on once it
+	// is deleted, and whether that is known. Optional.
+	Termination func(namespace, pod string) (time.Duration, bool)
+
+	// Asks reports whether a pod that has not ended asks for a resource.
+	// Optional.
+	Asks func(namespace, pod, resource string) bool
+}
+
+// Ledger is the ledger of a node. Only the one agent that may write has it open.
+type Ledger struct {
+	config  Config
+	claims  disk.Files // claims' files, which no reboot outlives
+	synced  disk.Files // the other files
+	outputs []Output
+	opened  chan struct{} // closed once it is open
+	changed chan struct{} // has one when Run is to look
+
+	locks  Locks
+	filing sync.Mutex // one entry at a time writes or removes files of the host
+	saving sync.Mutex // one write of grants at a time, so that the last one is the newest
+
+	mu       sync.Mutex // guards what follows, and is never held during I/O
+	accounts map[string]*account
+	index    index
+	replaced map[string][]Entry // by key, entries whose outputs the present one replaces
+	said     listed
+	unsaved  bool                 // the file of grants is not what the accounts say
+	booted   bool                 // the file boot says the present boot
+	left     []Entry              // entries that are no more, whose outputs could not be removed
+	ended    map[string]time.Time // when claims have ended, by key
+}
+
+// New returns a ledger that is not open yet.
+func New(config Config) *Ledger {
+	return &Ledger{
+		config:   config,
+		claims:   disk.Files{FS: config.Disk, Unsynced: true},
+		synced:   disk.Files{FS: config.Disk},
+		opened:   make(chan struct{}),
+		changed:  make(chan struct{}, 1),
+		accounts: make(map[string]*account),
+		index:    newIndex(),
+		replaced: make(map[string][]Entry),
+		ended:    make(map[string]time.Time),
+	}
+}
+
+// AddOutput has files written and removed with entries. Outputs are written in
+// the order in which they were added, and removed in the opposite one. It is
+// called before the ledger is opened.
+func (l *Ledger) AddOutput(o Output) { l.outputs = append(l.outputs, o) }
+
+// Opened is closed once the ledger is open.
+func (l *Ledger) Opened() <-chan struct{} { return l.opened }
+
+// IsOpen reports whether the ledger is open.
+func (l *Ledger) IsOpen() bool {
+	select {
+	case <-l.opened:
+		return true
+	default:
+		return false
+	}
+}
+
+// Lock keeps other calls for a claim, or for one grant, away.
+func (l *Ledger) Lock(ctx context.Context, key string) (unlock func(), err error) {
+	return l.locks.Lock(ctx, key)
+}
+
+// put makes an account the one of its key.
+func (l *Ledger) put(a *account) {
+	l.drop(a.entry.Key())
+	l.accounts[a.entry.Key()] = a
+	l.index.add(a)
+}
+
+// drop forgets the account of a key.
+func (l *Ledger) drop(key string) {
+	if a := l.accounts[key]; a != nil {
+		delete(l.accounts, key)
+		l.index.remove(a)
+	}
+}
+
+// Give makes a claim Configuring or Given, or returns [*Blocked] or the error
+// of the disk. After an error of the disk the claim is in the state that its
+// file, read back, says. The caller has the claim's lock. It implements the
+// beginning of Prepare; outputs are for [Ledger.Write].
+func (l *Ledger) Give(c *Claim, to State, s Stock) error {
+	if err := l.settle(c.Key()); err != nil {
+		return err
+	}
+	c.Configuring = to == Configuring
+	data, err := c.file()
+	if err != nil {
+		return fmt.Errorf("record of claim %s: %w", c.UID, err)
+	}
+	before, err := l.reserve(c, s)
+	if err != nil {
+		return err
+	}
+	there := disk.Old
+	if err = l.sayBoot(); err == nil {
+		there, err = l.claims.Write(l.claimFile(c.UID), data, 0o600)
+	}
+	if err != nil {
+		err = fmt.Errorf("write record %s: %w", l.claimFile(c.UID), err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.enter(there, c, to, before)
+	return err
+}
+
+// reserve enters a claim unless it is blocked. It decides in one step, so of
+// several owners who want a device one wins, and nobody waits.
+func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before = l.accounts[c.Key()]
+	a := newAccount(c, Reserved)
+	q := question{by: discovery.ModeDRA, owner: c.Owner(), own: c.Key(), want: a.holds, stock: s, now: time.Now()}
+	if !before.has() {
+		if b := l.unheard(q); b != nil {
+			return nil, b
+		}
+	}
+	if b := l.index.blocked(q); b != nil {
+		return nil, b
+	}
+	if before != nil && before.state != Past {
+		a.holds = slices.Concat(a.holds, before.holds)
+	}
+	l.put(a)
+	return before, nil
+}
+
+// has reports whether a claim has its devices in this boot.
+func (a *account) has() bool { return a != nil && (a.state == Given || a.state == Configuring) }
+
+// enter makes a claim what its file says after it was written.
+func (l *Ledger) enter(there disk.InPlace, c *Claim, to State, before *account) {
+	switch there {
+	case disk.New:
+		if before != nil {
+			l.replaced[c.Key()] = append(l.replaced[c.Key()], before.entry)
+		}
+		l.put(newAccount(c, to))
+	case disk.Old:
+		l.drop(c.Key())
+		if before != nil {
+			l.put(before)
+		}
+	case disk.Unknown:
+		a := newAccount(c, Unsure)
+		a.to, a.before = to, before
+		if before != nil && before.state != Past {
+			a.holds = slices.Concat(a.holds, before.holds)
+		}
+		l.put(a)
+	}
+}
+
+// settle finds out what became of a claim whose file could not be read after it
+// was written. The caller has the claim's lock.
+func (l *Ledger) settle(key string) error {
+	a := l.account(key)
+	if a == nil || a.state != Unsure {
+		return nil
+	}
+	c := a.entry.(*Claim)
+	data, err := l.claims.Read(l.claimFile(c.UID))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read record %s, which may not have been written: %w", l.claimFile(c.UID), err)
+	}
+	there := disk.Old
+	if wanted, encodeErr := c.file(); err == nil && encodeErr == nil && bytes.Equal(wanted, data) {
+		there = disk.New
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.enter(there, c, a.to, a.before)
+	return nil
+}
+
+func (l *Ledger) account(key string) *account {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.accounts[key]
+}
+
+// sayBoot has the file boot say the present boot. As long as it says another,
+// claims' files that cannot be read are of the past.
+func (l *Ledger) sayBoot() error {
+	l.mu.Lock()
+	booted := l.booted
+	l.mu.Unlock()
+	if booted {
+		return nil
+	}
+	if _, err := l.synced.Write(l.file(bootFile), []byte(l.config.Boot+"\n"), 0o600); err != nil {
+		return fmt.Errorf("write down the boot: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.booted = true
+	return nil
+}
+
+// Get returns the entry of a key, and its state; nil and None if there is none.
+func (l *Ledger) Get(key string) (Entry, State) {
+	a := l.account(key)
+	if a == nil {
+		return nil, None
+	}
+	return a.entry, a.state
+}
+
+// Claim returns the entry of a claim, nil if there is none that is understood,
+// and its state.
+func (l *Ledger) Claim(uid types.UID) (*Claim, State) {
+	e, state := l.Get(string(uid))
+	c, _ := e.(*Claim)
+	return c, state
+}
+
+// IsSealed reports whether there is something of a claim that is not understood.
+func (l *Ledger) IsSealed(uid types.UID) bool { return l.account(sealedKey(string(uid))) != nil }
+
+// Write makes the outputs of an entry what they should be. The caller has its
+// lock. If there is an error it is tried again by [Ledger.Run].
+func (l *Ledger) Write(key string) error {
+	l.mu.Lock()
+	a, replaced := l.accounts[key], l.replaced[key]
+	l.mu.Unlock()
+	if a == nil || a.state != Given {
+		return nil
+	}
+	defer l.alone(append(slices.Clone(replaced), a.entry)...)()
+	for _, o := range l.outputs {
+		if err := o.Write(a.entry); err != nil {
+			return err
+		}
+	}
+	for _, e := range replaced {
+		if err := l.removeOutputs(e, l.others(nil)); err != nil {
+			return err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.replaced, key)
+	return nil
+}
+
+// End removes the outputs of a claim, and then its file. What is missing is
+// already done. A claim that could not be ended keeps what it has. The caller
+// has the claim's lock. The stock, which may be nil, tells the files of devices
+// of which a sealed entry says nothing.
+func (l *Ledger) End(uid types.UID, s Stock) error {
+	key := string(uid)
+	entries, sealed := l.ending(key, s)
+	defer l.alone(entries...)()
+	for _, e := range entries {
+		if err := l.removeOutputs(e, l.others([]string{key, sealedKey(key)})); err != nil {
+			return err
+		}
+	}
+	files := []string{l.claimFile(uid)}
+	if sealed {
+		aside, err := l.asideOf(uid)
+		if err != nil {
+			return fmt.Errorf("remove record of claim %s: %w", uid, err)
+		}
+		files = append(aside, files...)
+	}
+	for _, file := range files {
+		if err := l.claims.Remove(file); err != nil {
+			return fmt.Errorf("remove record %s: %w", file, err)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.drop(key)
+	l.drop(sealedKey(key))
+	delete(l.replaced, key)
+	now := time.Now()
+	maps.DeleteFunc(l.ended, func(_ string, at time.Time) bool { return now.Sub(at) > endedFor })
+	l.ended[key] = now
+	return nil
+}
+
+// ending makes a claim one that is Ending, and returns whose outputs are to go.
+// Of a claim that is not known there may be some all the same.
+func (l *Ledger) ending(key string, s Stock) (entries []Entry, sealed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a := l.accounts[sealedKey(key)]; a != nil {
+		entries, sealed = append(entries, a.entry.(*Sealed).describedBy(s)), true
+	} else {
+		entries = append(entries, &Sealed{UID: types.UID(key)})
+	}
+	if a := l.accounts[key]; a != nil {
+		ending := *a
+		ending.state = Ending
+		l.put(&ending)
+		entries = append(entries, a.entry)
+		if a.before != nil {
+			entries = append(entries, a.before.entry)
+		}
+	}
+	return append(entries, l.replaced[key]...), sealed
+}
+
+// removeOutputs removes the outputs of an entry, less those that others have
+// too, the last written first.
+func (l *Ledger) removeOutputs(e Entry, others []Entry) error {
+	for _, o := range slices.Backward(l.outputs) {
+		if err := o.Remove(e, others); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// others returns the entries whose outputs are to stay, without some.
+func (l *Ledger) others(without []string) []Entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	entries := make([]Entry, 0, len(l.accounts))
+	for key, a := range l.accounts {
+		if a.state != Past && !slices.Contains(without, key) && (a.state != Ending || a.entry.API() == discovery.ModeDevicePlugin) {
+			entries = append(entries, a.entry)
+		}
+	}
+	return entries
+}
+
+// alone keeps others from files of the host, if there are any of the entries: of
+// two that end at once and have one file, the second sees that the first is
+// gone, and no file is written while another thinks that nobody has it.
+func (l *Ledger) alone(entries ...Entry) (done func()) {
+	if !slices.ContainsFunc(entries, func(e Entry) bool { return len(e.Files()) > 0 }) {
+		return func() {}
+	}
+	l.filing.Lock()
+	return l.filing.Unlock
+}
+
+func (l *Ledger) file(name string) string { return filepath.Join(l.config.Dir, name) }
+
+func (l *Ledger) claimFile(uid types.UID) string {
+	return l.file(filepath.Join(claimsDir, string(uid)+claimExtension))
+}
+
+// asideOf returns the files of a claim that were set aside.
+func (l *Ledger) asideOf(uid types.UID) ([]string, error) {
+	entries, err := l.claims.List(l.file(claimsDir))
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), string(uid)+badExtension) {
+			files = append(files, l.file(filepath.Join(claimsDir, entry.Name())))
+		}
+	}
+	return files, nil
+}
+
+// sorted returns the accounts in the order of their keys.
+func sorted(accounts map[string]*account) []*account {
+	list := make([]*account, 0, len(accounts))
+	for _, key := range slices.Sorted(maps.Keys(accounts)) {
+		list = append(list, accounts[key])
+	}
+	return list
+}

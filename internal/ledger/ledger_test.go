@@ -1,0 +1,462 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
+)
+
+// stock is what a host has, by name.
+type stock map[string]discovery.Device
+
+func (s stock) Device(name string) (discovery.Device, bool) {
+	if d, found := s[name]; found {
+		return d, true
+	}
+	shared, _, _ := strings.Cut(name, "-share-")
+	d, found := s[shared]
+	return d, found
+}
+
+func (s stock) Names() []string { return slices.Sorted(maps.Keys(s)) }
+
+func (s stock) WithNode(path string) (names []string) {
+	silicon := make(map[string]bool)
+	for _, name := range s.Names() {
+		d := s[name]
+		for _, n := range d.Edits.DeviceNodes {
+			if n.Path == path {
+				names, silicon[d.Silicon()] = append(names, name), true
+			}
+		}
+	}
+	if len(silicon) > 1 {
+		return nil
+	}
+	return names
+}
+
+func (s stock) WithID(resource, id string) (*Grant, bool) {
+	ours := strings.HasPrefix(resource, "ours/")
+	d, found := s[id]
+	if !found {
+		return nil, ours
+	}
+	return &Grant{Devices: []string{id}, Silicon: []string{d.Silicon()}, Exclusive: true}, ours
+}
+
+// gpu has a node of its own and one that all have.
+func gpu(name string, minor int64) discovery.Device {
+	d := discovery.Device{Name: name, Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}
+	d.Edits.DeviceNodes = []*specs.DeviceNode{
+		{Path: "/dev/kfd", Type: "c", Major: 511},
+		{Path: fmt.Sprintf("/dev/dri/renderD%d", minor), Type: "c", Major: 226, Minor: minor},
+	}
+	return d
+}
+
+func host(devices ...discovery.Device) stock {
+	s := make(stock)
+	for _, d := range devices {
+		s[d.Name] = d
+	}
+	return s
+}
+
+// part takes so much of a silicon of eight slices.
+func part(silicon, name string, takes int64) discovery.Device {
+	return discovery.Device{Name: name, Takes: quantities(takes), PartOf: &discovery.Whole{Name: silicon, Counters: quantities(8)}}
+}
+
+func quantities(n int64) map[string]resource.Quantity {
+	return map[string]resource.Quantity{"slices": *resource.NewQuantity(n, resource.DecimalSI)}
+}
+
+// claim is a claim that is to have devices.
+func claim(name string, devices ...discovery.Device) *Claim {
+	c := &Claim{Version: Version, UID: types.UID("uid-" + name), Namespace: "default", Name: name, Boot: "boot-1"}
+	for i, d := range devices {
+		r := Result{
+			Request: "r", Pool: "node", Device: d.Name, Source: d.Name, Silicon: d.Silicon(), Whole: d.PartOf == nil,
+			Takes: d.Takes, Shared: d.Shareable, Identity: d.Identity, CDI: fmt.Sprintf("uid-%s-%d-%s", name, i, d.Name),
+		}
+		for _, n := range d.Edits.DeviceNodes {
+			r.Nodes = append(r.Nodes, Node{Path: n.Path, Type: n.Type, Major: uint32(n.Major), Minor: uint32(n.Minor)})
+		}
+		for _, f := range d.Files {
+			r.Files = append(r.Files, HostFile(f))
+		}
+		c.Results = append(c.Results, r)
+	}
+	return c
+}
+
+// notes is an output: who has one.
+type notes struct {
+	mu    sync.Mutex
+	of    map[string]bool
+	names map[string][]string
+	fails error
+}
+
+func (n *notes) Write(e Entry) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.fails == nil {
+		n.of[e.Key()] = true
+	}
+	return n.fails
+}
+
+func (n *notes) Remove(e Entry, others []Entry) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	key := strings.TrimSuffix(e.Key(), " sealed")
+	if n.fails == nil && !slices.ContainsFunc(others, func(o Entry) bool { return o.Key() == key }) {
+		delete(n.of, key)
+	}
+	return n.fails
+}
+
+func (n *notes) Sweep(all []Entry) error {
+	for key := range n.of {
+		if !slices.ContainsFunc(all, func(e Entry) bool { return strings.TrimSuffix(e.Key(), " sealed") == key }) {
+			delete(n.of, key)
+		}
+	}
+	return nil
+}
+
+func (n *notes) Named() (map[string][]string, error) { return n.names, nil }
+
+// bench is a ledger on a disk that outlives it.
+type bench struct {
+	*Ledger
+	t      *testing.T
+	config Config
+	disk   *disktest.Disk
+	notes  *notes
+}
+
+func newBench(t *testing.T) *bench {
+	d := &disktest.Disk{}
+	b := &bench{t: t, disk: d, notes: &notes{of: make(map[string]bool)}, config: Config{Dir: filepath.Join(t.TempDir(), "state"), Boot: "boot-1", Disk: d}}
+	return b.open()
+}
+
+// open opens the ledger anew, as another process does.
+func (b *bench) open() *bench {
+	b.t.Helper()
+	b.Ledger = New(b.config)
+	b.AddOutput(b.notes)
+	problems, err := b.Open(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, problem := range problems {
+		b.t.Logf("open: %v", problem)
+	}
+	return b
+}
+
+func (b *bench) reboot(boot string) *bench {
+	b.config.Boot = boot
+	return b.open()
+}
+
+func (b *bench) mustGive(c *Claim, s Stock) {
+	b.t.Helper()
+	if err := errors.Join(b.Give(c, Given, s), b.Write(c.Key())); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) mustRefuse(c *Claim, s Stock, words ...string) {
+	b.t.Helper()
+	err := b.Give(c, Given, s)
+	var blocked *Blocked
+	if !errors.As(err, &blocked) {
+		b.t.Fatalf("claim %s is not refused: %v", c.Name, err)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			b.t.Errorf("refused with %q, which lacks %q", err, word)
+		}
+	}
+}
+
+func (b *bench) state(c *Claim) State {
+	_, state := b.Claim(c.UID)
+	return state
+}
+
+// A claim keeps others out from the moment it is given something until it has
+// ended, also over restarts, and a reboot makes it one of the past.
+func TestLifeOfAClaim(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	c := claim("c", s["a"])
+	b.mustGive(c, s)
+	b.mustRefuse(claim("other", s["a"]), s, "device a is held by claim default/c")
+	b.mustGive(claim("second", s["b"]), s)
+	b.open()
+	if got, state := b.Claim(c.UID); state != Given || got.Name != "c" {
+		t.Fatalf("after a restart: %v, %v", got, state)
+	}
+	b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+	b.reboot("boot-2")
+	if state := b.state(c); state != Past {
+		t.Errorf("after a reboot: %v", state)
+	}
+	other := claim("other", s["a"])
+	other.Boot = "boot-2"
+	b.mustGive(other, s)
+	if err := b.End(other.UID, s); err != nil {
+		t.Fatal(err)
+	}
+	again := claim("c", s["a"])
+	again.Boot = "boot-2"
+	b.mustGive(again, s)
+	if !b.notes.of["uid-c"] || b.notes.of["uid-other"] {
+		t.Errorf("outputs: %v", b.notes.of)
+	}
+}
+
+// Nothing is undone: after a disk error a claim is what its file says, in memory
+// as after a restart.
+func TestDiskErrors(t *testing.T) {
+	s := host(gpu("a", 128))
+	anew := func(boot string, configuring bool) *Claim {
+		c := claim("c", s["a"])
+		c.Boot = boot
+		return c
+	}
+	before := map[string]struct {
+		boots []string // in which it was given
+		state State
+	}{
+		"nothing": {nil, None},
+		"past":    {[]string{"boot-1"}, Past},
+		"given":   {[]string{"boot-2"}, Given},
+	}
+	for name, was := range before {
+		for _, to := range []State{Configuring, Given} {
+			for _, op := range []disktest.Op{disktest.Create, disktest.Write, disktest.Rename} {
+				t.Run(fmt.Sprintf("%s to %v, %s", name, to, op), func(t *testing.T) {
+					b := newBench(t)
+					for _, boot := range was.boots {
+						b.reboot(boot)
+						b.mustGive(anew(boot, false), s)
+					}
+					b.reboot("boot-2")
+					b.disk.Before = func(o disktest.Op, file string) error {
+						if o == op {
+							return syscall.ENOSPC
+						}
+						return nil
+					}
+					wanted := anew("boot-2", false)
+					wanted.Results[0].Nodes[1].Minor = 99
+					if err := b.Give(wanted, to, s); !errors.Is(err, syscall.ENOSPC) {
+						t.Fatalf("error is %v", err)
+					}
+					if state := b.state(wanted); state != was.state {
+						t.Errorf("state is %v, want %v", state, was.state)
+					}
+					if err := b.Give(wanted, to, s); !errors.Is(err, syscall.ENOSPC) {
+						t.Errorf("the second time the error is %v", err)
+					}
+					b.disk.Before = nil
+					b.open()
+					if state := b.state(wanted); state != was.state {
+						t.Errorf("after a restart the state is %v, want %v", state, was.state)
+					}
+					if err := b.Give(wanted, to, s); err != nil || b.state(wanted) != to {
+						t.Errorf("with space again: %v, %v", b.state(wanted), err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A claim whose file was written, though there was an error, is given: the next
+// call answers. Where the file cannot be read, it keeps others out until it can.
+func TestUnsure(t *testing.T) {
+	s := host(gpu("a", 128))
+	for _, written := range []bool{true, false} {
+		b := newBench(t)
+		c, other := claim("c", s["a"]), claim("other", s["a"])
+		file := b.claimFile(c.UID)
+		b.disk.Before = func(op disktest.Op, name string) error {
+			if op == disktest.Rename && name == file {
+				if written {
+					data, _ := c.file()
+					if err := os.WriteFile(file, data, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return syscall.EIO
+			}
+			return nil
+		}
+		b.disk.BeforeRead = func(name string) error {
+			if name == file {
+				return syscall.EIO
+			}
+			return nil
+		}
+		if err := b.Give(c, Given, s); !errors.Is(err, syscall.EIO) || b.state(c) != Unsure {
+			t.Fatalf("%v, %v", b.state(c), err)
+		}
+		b.mustRefuse(other, s, "held by claim default/c")
+		if err := b.Give(c, Given, s); !errors.Is(err, syscall.EIO) || b.state(c) != Unsure {
+			t.Errorf("read again before anything else: %v, %v", b.state(c), err)
+		}
+		b.disk.Before, b.disk.BeforeRead = nil, nil
+		if err := b.Reconcile(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if written {
+			if b.state(c) != Given || !b.notes.of[c.Key()] {
+				t.Errorf("it was written: %v, outputs %v", b.state(c), b.notes.of)
+			}
+			continue
+		}
+		if b.state(c) != None {
+			t.Errorf("it was not written: %v", b.state(c))
+		}
+		b.mustGive(other, s)
+	}
+}
+
+// An output that fails leaves the claim given, and is tried again.
+func TestOutputsAreReconciled(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	c := claim("c", s["a"])
+	b.notes.fails = syscall.ENOSPC
+	if err := b.Give(c, Given, s); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Write(c.Key()); !errors.Is(err, syscall.ENOSPC) || b.state(c) != Given {
+		t.Fatalf("%v, %v", b.state(c), err)
+	}
+	b.notes.fails = nil
+	if err := b.Reconcile(t.Context()); err != nil || !b.notes.of[c.Key()] {
+		t.Errorf("outputs %v, %v", b.notes.of, err)
+	}
+	delete(b.notes.of, c.Key()) // somebody wiped the directory
+	if err := b.Reconcile(t.Context()); err != nil || !b.notes.of[c.Key()] {
+		t.Errorf("outputs %v, %v", b.notes.of, err)
+	}
+	b.notes.fails = syscall.EROFS
+	if err := b.End(c.UID, s); !errors.Is(err, syscall.EROFS) || b.state(c) != Ending {
+		t.Fatalf("%v, %v", b.state(c), err)
+	}
+	b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+	b.notes.fails = nil
+	if err := b.Reconcile(t.Context()); err != nil || b.state(c) != None || b.notes.of[c.Key()] {
+		t.Errorf("%v, outputs %v, %v", b.state(c), b.notes.of, err)
+	}
+}
+
+// The file of a claim goes last, and one that cannot be removed keeps the claim.
+func TestEndThatFails(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	c := claim("c", s["a"])
+	b.mustGive(c, s)
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.Remove && name == b.claimFile(c.UID) {
+			return syscall.EROFS
+		}
+		return nil
+	}
+	if err := b.End(c.UID, s); !errors.Is(err, syscall.EROFS) || b.notes.of[c.Key()] {
+		t.Fatalf("outputs %v, %v", b.notes.of, err)
+	}
+	b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+	b.disk.Before = nil
+	b.open()
+	if b.state(c) != Given || !b.notes.of[c.Key()] {
+		t.Errorf("after a crash it is %v, outputs %v: it must be what its file says", b.state(c), b.notes.of)
+	}
+}
+
+// Of many owners who want one device at once, one gets it.
+func TestGiveAtOnce(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	given := 0
+	for i := range 32 {
+		group.Go(func() {
+			var err error
+			if i%2 == 0 {
+				c := claim(fmt.Sprint(i), s["a"])
+				unlock, _ := b.Lock(context.Background(), c.Key())
+				defer unlock()
+				err = errors.Join(b.Give(c, Given, s), b.Write(c.Key()))
+			} else {
+				g := &Grant{Resource: "ours/gpu", ID: fmt.Sprint(i), Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
+				err = b.GiveGrants(s, []*Grant{g})
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				given++
+			}
+			b.View()
+		})
+	}
+	group.Wait()
+	if given != 1 {
+		t.Errorf("%d got it", given)
+	}
+}
+
+// A wiped directory is written again from memory while the process lives.
+func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	c := claim("c", s["a"])
+	b.mustGive(c, s)
+	g := &Grant{Resource: "ours/gpu", ID: "b", Devices: []string{"b"}, Silicon: []string{"b"}, Exclusive: true}
+	if err := b.GiveGrants(s, []*Grant{g}); err != nil {
+		t.Fatal(err)
+	}
+	want, _ := os.ReadFile(b.claimFile(c.UID))
+	if err := os.RemoveAll(b.config.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(b.claimFile(c.UID)); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the record is %q, %v", got, err)
+	}
+	b.open()
+	b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+	b.mustRefuse(claim("other", s["b"]), s, "container")
+	if data, err := os.ReadFile(b.file(bootFile)); err != nil || string(data) != "boot-1\n" {
+		t.Errorf("boot is %q, %v", data, err)
+	}
+}

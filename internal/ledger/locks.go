@@ -1,0 +1,48 @@
+package ledger
+
+import (
+	"context"
+	"sync"
+)
+
+// Locks has a lock for each key, which can be waited for with a context. The
+// zero value is ready to use.
+type Locks struct {
+	mu    sync.Mutex
+	taken map[string]chan struct{} // closed when let go
+}
+
+// Lock returns once nobody else has the key, or with the context's error.
+func (l *Locks) Lock(ctx context.Context, key string) (unlock func(), err error) {
+	for {
+		unlock, other := l.try(key)
+		if other == nil {
+			return unlock, nil
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// try takes the lock of a key, or returns what is closed when it is let go.
+func (l *Locks) try(key string) (unlock func(), other <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if other, taken := l.taken[key]; taken {
+		return nil, other
+	}
+	if l.taken == nil {
+		l.taken = make(map[string]chan struct{})
+	}
+	released := make(chan struct{})
+	l.taken[key] = released
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.taken, key)
+		close(released)
+	}, nil
+}

@@ -1,0 +1,213 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+)
+
+// readTries is how often a file is read that cannot be read, before the ledger
+// opens without it.
+const readTries = 3
+
+// Open reads all entries and makes their outputs what they should be. The
+// caller holds the node's lock. Problems are what could not be read or written;
+// those are tried again by [Ledger.Run].
+func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
+	for _, dir := range []string{"", claimsDir, filepath.Dir(grantsFile)} {
+		if err := l.synced.MakeDir(l.file(dir), 0o700); err != nil {
+			return nil, fmt.Errorf("open ledger: %w", err)
+		}
+		problems = append(problems, l.synced.Sweep(l.file(dir), ""))
+	}
+	named, err := l.named()
+	problems = append(problems, err)
+	past, err := l.readBoot()
+	problems = append(problems, err)
+	more, err := l.readClaims(named, past)
+	if err != nil {
+		return nil, fmt.Errorf("open ledger: %w", err)
+	}
+	problems = append(problems, more...)
+	for key, devices := range named {
+		if l.accounts[key] == nil && l.accounts[sealedKey(key)] == nil && !past {
+			klog.FromContext(ctx).Info("A claim has a CDI spec and no record; what the spec names is kept for it until it is unprepared", "uid", key)
+			l.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Given))
+		}
+	}
+	problems = append(problems, l.readGrants())
+	entries := l.others(nil)
+	for _, o := range l.outputs {
+		problems = append(problems, o.Sweep(entries))
+	}
+	for _, a := range sorted(l.accounts) {
+		if a.state == Given {
+			problems = append(problems, l.Write(a.entry.Key()))
+		}
+	}
+	close(l.opened)
+	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
+}
+
+// named returns the devices that the outputs of claims name.
+func (l *Ledger) named() (map[string][]string, error) {
+	named := make(map[string][]string)
+	var errs []error
+	for _, o := range l.outputs {
+		namer, ok := o.(Namer)
+		if !ok {
+			continue
+		}
+		more, err := namer.Named()
+		errs = append(errs, err)
+		for key, devices := range more {
+			named[key] = append(named[key], devices...)
+		}
+	}
+	return named, errors.Join(errs...)
+}
+
+// readBoot reports whether no claim was given in this boot.
+func (l *Ledger) readBoot() (past bool, err error) {
+	data, err := l.read(bootFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // the agents before wrote none
+	}
+	if err != nil {
+		return false, fmt.Errorf("read the boot: %w", err)
+	}
+	boot := strings.TrimSpace(string(data))
+	l.booted = boot == l.config.Boot
+	return !l.booted && boot != "", nil
+}
+
+// read reads a file, and again if that fails: a disk may recover.
+func (l *Ledger) read(name string) (data []byte, err error) {
+	for range readTries {
+		if data, err = l.synced.Read(l.file(name)); err == nil || errors.Is(err, fs.ErrNotExist) {
+			return data, err
+		}
+	}
+	return nil, err
+}
+
+// readClaims reads the files of claims.
+func (l *Ledger) readClaims(named map[string][]string, past bool) (problems []error, err error) {
+	files, err := l.claims.List(l.file(claimsDir))
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		name := file.Name()
+		uid := types.UID(strings.TrimSuffix(name, filepath.Ext(name)))
+		switch extension := filepath.Ext(name); {
+		case strings.HasPrefix(name, "."):
+		case extension == claimExtension:
+			problems = append(problems, l.readClaim(uid, named[string(uid)], past))
+		case strings.HasPrefix(extension, badExtension):
+			problems = append(problems, l.readAside(uid, name, named[string(uid)], past))
+		}
+	}
+	return problems, nil
+}
+
+// readClaim reads the file of a claim, or sets it aside. One that cannot be read
+// at present stays where it is.
+func (l *Ledger) readClaim(uid types.UID, named []string, past bool) error {
+	file := l.claimFile(uid)
+	data, err := l.read(filepath.Join(claimsDir, string(uid)+claimExtension))
+	if err != nil {
+		sealed := seal(uid, nil, named, l.config.Boot, past)
+		sealed.unread = true
+		l.put(newAccount(sealed, Given))
+		return fmt.Errorf("record %s: %w; it is read again, and until then the devices that its claim may have stay with it", file, err)
+	}
+	c, err := decodeClaim(data)
+	if err == nil && c.UID != uid {
+		err = fmt.Errorf("is of claim %s", c.UID)
+	}
+	if err == nil {
+		l.put(newAccount(c, l.stateOf(c)))
+		return nil
+	}
+	l.put(newAccount(l.also(seal(uid, data, named, l.config.Boot, past)), Given))
+	return errors.Join(fmt.Errorf("record %s: %w; it is set aside, and the devices that it names stay with its claim until that is unprepared", file, err),
+		l.setAside(uid))
+}
+
+// stateOf returns the state of a claim that was read.
+func (l *Ledger) stateOf(c *Claim) State {
+	switch {
+	case c.Boot != l.config.Boot:
+		return Past
+	case c.Configuring:
+		return Configuring
+	}
+	return Given
+}
+
+// also returns a sealed entry with what another of its claim has.
+func (l *Ledger) also(s *Sealed) *Sealed {
+	if a := l.accounts[s.Key()]; a != nil {
+		other := a.entry.(*Sealed)
+		s.Devices, s.all = append(s.Devices, other.Devices...), s.all || other.all
+	}
+	return s
+}
+
+// readAside reads a file that was set aside. It is the claim's again if this
+// agent understands it, as a newer one may, and there is no other of the claim.
+func (l *Ledger) readAside(uid types.UID, name string, named []string, past bool) error {
+	aside := filepath.Join(claimsDir, name)
+	data, readErr := l.read(aside)
+	if c, err := decodeClaim(data); readErr == nil && err == nil && c.UID == uid {
+		_, statErr := l.claims.Lstat(l.claimFile(uid))
+		others, err := l.asideOf(uid)
+		if errors.Is(statErr, fs.ErrNotExist) && err == nil && len(others) == 1 && l.claims.Rename(l.file(aside), l.claimFile(uid)) == nil {
+			l.put(newAccount(c, l.stateOf(c)))
+			return nil
+		}
+	}
+	l.put(newAccount(l.also(seal(uid, data, named, l.config.Boot, past)), Given))
+	return readErr
+}
+
+// setAside moves a file that is not understood out of the way of a new one.
+func (l *Ledger) setAside(uid types.UID) error {
+	files, err := l.asideOf(uid)
+	if err == nil {
+		err = l.claims.Rename(l.claimFile(uid), fmt.Sprintf("%s%d", l.file(filepath.Join(claimsDir, string(uid)+badExtension)), len(files)))
+	}
+	if err != nil {
+		return fmt.Errorf("set aside the record of claim %s: %w", uid, err)
+	}
+	return nil
+}
+
+// readGrants reads the file of grants. One that is not understood is set aside;
+// PodResources still tells what containers have.
+func (l *Ledger) readGrants() error {
+	data, err := l.read(grantsFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read grants: %w", err)
+	}
+	grants, err := decodeGrants(data)
+	if err != nil {
+		file, aside := l.file(grantsFile), l.file(grantsFile)+".unreadable"
+		return errors.Join(fmt.Errorf("read grants: %s, set aside as %s: %w", file, aside, err), l.synced.Rename(file, aside))
+	}
+	for _, g := range grants {
+		l.put(newAccount(g, Given))
+	}
+	return nil
+}

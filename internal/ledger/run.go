@@ -1,0 +1,200 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+)
+
+// interval is how often the files are compared with the entries.
+const interval = 30 * time.Second
+
+// Run makes the files of entries what they should be, at once where one could
+// not be written or removed and else at an interval, until the context ends.
+// The ledger must be open.
+func (l *Ledger) Run(ctx context.Context) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	last := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-l.changed:
+		}
+		problem := ""
+		if err := l.Reconcile(ctx); err != nil {
+			problem = err.Error()
+		}
+		if problem != "" && problem != last {
+			klog.FromContext(ctx).Info("Files of what claims and containers have are not as they should be; trying again", "reason", problem)
+		}
+		last = problem
+	}
+}
+
+// Reconcile makes the files of entries what they should be, once.
+func (l *Ledger) Reconcile(ctx context.Context) error {
+	l.mu.Lock()
+	accounts, left := sorted(l.accounts), l.left
+	l.left = nil
+	l.mu.Unlock()
+	present, err := l.present()
+	errs := []error{err}
+	if len(left) > 0 {
+		errs = append(errs, l.endReplaced(left))
+	}
+	for _, a := range accounts {
+		if ctx.Err() != nil {
+			return nil
+		}
+		errs = append(errs, l.reconcile(a.entry, present))
+	}
+	return errors.Join(append(errs, l.restoreFiles())...)
+}
+
+// present returns the names of the files of claims, nil if they are not known.
+func (l *Ledger) present() (map[string]bool, error) {
+	files, err := l.claims.List(l.file(claimsDir))
+	if err != nil {
+		return nil, fmt.Errorf("list records: %w", err)
+	}
+	names := make(map[string]bool, len(files))
+	for _, file := range files {
+		names[file.Name()] = true
+	}
+	return names, nil
+}
+
+// reconcile does what is to be done for one entry, unless a call does.
+func (l *Ledger) reconcile(e Entry, present map[string]bool) error {
+	key := e.Key()
+	if s, ok := e.(*Sealed); ok {
+		key = string(s.UID)
+	}
+	unlock, busy := l.locks.try(key)
+	if busy != nil {
+		return nil
+	}
+	defer unlock()
+	if s, ok := e.(*Sealed); ok {
+		return l.unseal(s)
+	}
+	if err := l.settle(key); err != nil {
+		return err
+	}
+	now := l.account(key)
+	if now == nil {
+		return nil
+	}
+	c, isClaim := now.entry.(*Claim)
+	switch {
+	case isClaim && now.state == Ending:
+		return l.End(c.UID, nil)
+	case isClaim && now.has() && present != nil && !present[string(c.UID)+claimExtension]:
+		if err := l.restoreClaim(c); err != nil {
+			return err
+		}
+	}
+	return l.Write(key)
+}
+
+// restoreClaim writes the file of a claim that was lost.
+func (l *Ledger) restoreClaim(c *Claim) error {
+	file := l.claimFile(c.UID)
+	if _, err := l.claims.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+		return nil // it was written since
+	}
+	data, err := c.file()
+	if err == nil {
+		_, err = l.claims.Write(file, data, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write record %s again: %w", file, err)
+	}
+	return nil
+}
+
+// unseal reads a claim's file again that could not be read.
+func (l *Ledger) unseal(s *Sealed) error {
+	if a := l.account(s.Key()); !s.unread || a == nil || a.entry != Entry(s) {
+		return nil
+	}
+	if l.account(string(s.UID)) != nil {
+		return nil // the claim was given anew
+	}
+	data, err := l.claims.Read(l.claimFile(s.UID))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read record %s: %w", l.claimFile(s.UID), err)
+	}
+	c, decodeErr := decodeClaim(data)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case err != nil: // it is gone
+		l.drop(s.Key())
+	case decodeErr == nil && c.UID == s.UID:
+		l.drop(s.Key())
+		l.put(newAccount(c, l.stateOf(c)))
+	default: // it is damaged, and stays where it is until its claim ends
+		read := *s
+		read.unread = false
+		l.put(newAccount(&read, Given))
+	}
+	return nil
+}
+
+// restoreFiles writes the files again that are of no single claim, if they are
+// missing or could not be written.
+func (l *Ledger) restoreFiles() error {
+	l.mu.Lock()
+	unsaved, any, booted := l.unsaved, len(l.grants()) > 0, l.booted
+	l.mu.Unlock()
+	var errs []error
+	if _, err := l.synced.Lstat(l.file(grantsFile)); unsaved || any && errors.Is(err, fs.ErrNotExist) {
+		_, err := l.saveGrants()
+		errs = append(errs, err)
+	}
+	if _, err := l.synced.Lstat(l.file(bootFile)); booted && errors.Is(err, fs.ErrNotExist) {
+		l.mu.Lock()
+		l.booted = false
+		l.mu.Unlock()
+		errs = append(errs, l.sayBoot())
+	}
+	return errors.Join(errs...)
+}
+
+// Claims returns the claims that are prepared, or whose devices are being
+// changed, in the order of their UIDs.
+func (l *Ledger) Claims() []*Claim { return l.View().Claims() }
+
+// Owed are the claims of which there is anything, whatever the boot, with their
+// names where those are known.
+func (l *Ledger) Owed() []Owner {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	seen := make(map[types.UID]Owner)
+	for _, a := range sorted(l.accounts) {
+		if o := a.entry.Owner(); o.UID != "" && (seen[o.UID].Name == "") {
+			seen[o.UID] = o
+		}
+	}
+	owners := make([]Owner, 0, len(seen))
+	for _, o := range seen {
+		owners = append(owners, o)
+	}
+	slices.SortFunc(owners, func(a, b Owner) int {
+		if a.UID < b.UID {
+			return -1
+		}
+		return 1
+	})
+	return owners
+}

@@ -1,0 +1,279 @@
+package ledger
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/kubeletapi"
+)
+
+var open = discovery.Device{Name: "kvm", Shareable: true}
+
+// damage makes the file of a claim one that cannot be understood.
+func (b *bench) damage(c *Claim) {
+	b.t.Helper()
+	if err := os.WriteFile(b.claimFile(c.UID), nil, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// A damaged file without a spec may be of a claim that has any device. Nothing
+// that is not open is given until the claim is unprepared; in another boot it
+// keeps nobody out.
+func TestDamagedFileWithoutSpec(t *testing.T) {
+	s := host(gpu("a", 128), gpu("b", 129), open)
+	s.withFile("a")
+	for name, boot := range map[string]string{"the same boot": "boot-1", "another boot": "boot-2"} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c, other := claim("c", s["a"]), claim("other", s["b"])
+			other.Boot = boot
+			b.mustGive(c, s)
+			b.damage(c)
+			b.reboot(boot)
+			if boot != "boot-1" {
+				b.mustGive(other, s)
+				return
+			}
+			b.mustRefuse(other, s, "device b is held by claim with UID uid-c, whose record cannot be read")
+			b.mustGive(claim("open", s["kvm"]), s)
+			b.mustGive(claim("c", s["a"]), s) // its own claim can be prepared beside it
+			b.mustRefuse(other, s, "held by claim with UID uid-c")
+			b.open()
+			b.mustRefuse(other, s, "held by claim with UID uid-c")
+			if err := b.End(c.UID, s); err != nil {
+				t.Fatal(err)
+			}
+			b.mustGive(other, s)
+			if left, _ := os.ReadDir(b.file(claimsDir)); len(left) != 2 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+func (s stock) withFile(name string) {
+	d := s[name]
+	d.Offers = []discovery.Offer{{Resource: "ours/gpu", IDs: []string{name}}}
+	d.Files = []discovery.HostFile{{Path: "/run/info/" + name + ".json", Text: "text"}}
+	s[name] = d
+}
+
+// The host files of a claim of which nothing is known are those that the host's
+// devices have and nobody else.
+func TestFilesOfAClaimOfWhichNothingIsKnown(t *testing.T) {
+	s := host(gpu("a", 128), gpu("b", 129))
+	s.withFile("a")
+	s.withFile("b")
+	files := seal("uid-c", nil, nil, "boot-1", false).describedBy(s).Files()
+	if len(files) != 2 {
+		t.Errorf("%v", files)
+	}
+	if files := seal("uid-c", nil, []string{"a"}, "boot-1", false).describedBy(s).Files(); len(files) != 1 || files[0].Path != "/run/info/a.json" {
+		t.Errorf("of one whose spec names a device: %v", files)
+	}
+}
+
+// A damaged file beside a spec keeps what the spec names.
+func TestDamagedFileWithSpec(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129), part("card", "p0", 4), part("card", "p1", 4), part("card", "card", 8))
+	c := claim("c", s["a"], s["p0"])
+	b.mustGive(c, s)
+	b.damage(c)
+	b.notes.names = map[string][]string{"uid-c": {"a-share-03", "p0"}}
+	b.open()
+	b.mustGive(claim("other", s["b"]), s)
+	b.mustGive(claim("part", s["p1"]), s)
+	b.mustRefuse(claim("another", s["a"]), s, "held by claim with UID uid-c")
+	b.mustRefuse(claim("another", s["card"]), s, "held by claim")
+	if !b.notes.of["uid-c"] {
+		t.Error("the spec of a claim whose record cannot be read is gone")
+	}
+}
+
+// A claim of a newer agent keeps what its file names, and is read again by an
+// agent that understands it.
+func TestNewerFile(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	c := claim("c", s["a"])
+	c.Version, c.ReadableBy = Version+1, Version+1
+	b.mustGive(c, s)
+	b.open()
+	if !b.IsSealed(c.UID) {
+		t.Fatal("it is understood")
+	}
+	b.mustGive(claim("other", s["b"]), s)
+	b.mustRefuse(claim("another", s["a"]), s, "held by claim with UID uid-c")
+}
+
+// One error of reading is not damage.
+func TestFileThatCannotBeReadAtPresent(t *testing.T) {
+	s := host(gpu("a", 128), gpu("b", 129))
+	for name, failures := range map[string]int{"once": 1, "for a while": 100} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c := claim("c", s["a"])
+			b.mustGive(c, s)
+			b.notes.names = map[string][]string{"uid-c": {"a"}}
+			file := b.claimFile(c.UID)
+			b.disk.BeforeRead = func(name string) error {
+				if name == file && failures > 0 {
+					failures--
+					return syscall.EIO
+				}
+				return nil
+			}
+			b.open()
+			b.mustRefuse(claim("other", s["a"]), s, "held by claim")
+			failures = 0
+			if err := b.Reconcile(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if b.state(c) != Given || b.IsSealed(c.UID) {
+				t.Errorf("it is %v, sealed %t", b.state(c), b.IsSealed(c.UID))
+			}
+			if _, err := os.Lstat(file); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A claim of which only the spec is left, since somebody wiped the agent's
+// directory, keeps what the spec names until it is unprepared.
+func TestSpecWithoutFile(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	c := claim("c", s["a"])
+	b.mustGive(c, s)
+	b.notes.names = map[string][]string{"uid-c": {"a"}}
+	if err := os.RemoveAll(b.config.Dir); err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
+	b.mustGive(claim("another", s["b"]), s)
+	if !b.notes.of["uid-c"] {
+		t.Error("the spec of a running pod is gone")
+	}
+	if err := b.End("uid-c", s); err != nil || b.notes.of["uid-c"] {
+		t.Errorf("unprepared: %v, outputs %v", err, b.notes.of)
+	}
+	b.mustGive(claim("other", s["a"]), s)
+}
+
+func listing(whole bool, cdi ...string) *kubeletapi.Listing {
+	resource := &podresourcesapi.ClaimResource{}
+	for _, name := range cdi {
+		resource.CdiDevices = append(resource.CdiDevices, &podresourcesapi.CDIDevice{Name: name})
+	}
+	return &kubeletapi.Listing{Whole: whole, Pods: []*podresourcesapi.PodResources{{
+		Namespace: "default", Name: "pod",
+		Containers: []*podresourcesapi.ContainerResources{{Name: "main", DynamicResources: []*podresourcesapi.DynamicResource{{
+			ClaimName: "c", ClaimNamespace: "default", ClaimResources: []*podresourcesapi.ClaimResource{resource},
+		}}}},
+	}}}
+}
+
+// Where the spec is gone too, the kubelet still knows which CDI devices
+// containers have.
+func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
+	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	said := listing(false, "chandler.dev/claim="+uid+"-0-a", "other.example.com/gpu=b")
+	asked := time.Now()
+	if err := b.Observe(asked, said, s); err != nil {
+		t.Fatal(err)
+	}
+	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID "+uid)
+	b.mustGive(claim("another", s["b"]), s)
+	if err := b.End(uid, s); err != nil {
+		t.Fatal(err)
+	}
+	// An answer that was asked for before says nothing of what is since.
+	if err := b.Observe(asked, said, s); err != nil {
+		t.Fatal(err)
+	}
+	b.mustGive(claim("other", s["a"]), s)
+}
+
+func TestErrorsNameTheFile(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	c := claim("c", s["a"])
+	b.mustGive(c, s)
+	b.damage(c)
+	l := New(b.config)
+	problems, err := l.Open(t.Context())
+	if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Error(), b.claimFile(c.UID)) {
+		t.Errorf("%v, %v", problems, err)
+	}
+	if !errors.Is(errors.Join(problems...), problems[0]) {
+		t.Error("problems are not errors")
+	}
+}
+
+func FuzzDecodeClaim(f *testing.F) {
+	c := claim("c", gpu("a", 128), part("card", "p0", 4))
+	data, err := c.file()
+	if err != nil {
+		f.Fatal(err)
+	}
+	_, body, _ := bytes.Cut(data, []byte("\n"))
+	f.Add(body, true)
+	f.Add([]byte(`{"version":2,"Version":3,"readableBy":1,"uid":"u","boot":"b","results":[{"x":null,"device":"a","silicon":"s","source":"a","cdi":"c","edits":{"deviceNodes":[null]}}],"y":{}}`), true)
+	f.Add([]byte("sha256:\n"), false)
+	f.Fuzz(func(t *testing.T, body []byte, right bool) {
+		data := body
+		if right {
+			data = append([]byte(checksum(body)+"\n"), body...)
+		}
+		seal("u", data, nil, "boot-1", false).Holds()
+		c, err := decodeClaim(data)
+		if err != nil {
+			return
+		}
+		c.Holds()
+		c.Files()
+		c.raw = nil
+		again, err := c.file()
+		if err != nil {
+			t.Fatalf("what was read cannot be written: %v", err)
+		}
+		if _, err := decodeClaim(again); err != nil {
+			t.Fatalf("what was written cannot be read: %v\n%s", err, again)
+		}
+	})
+}
+
+func FuzzDecodeGrants(f *testing.F) {
+	f.Add([]byte(`[{"resource":"amd.com/gpu","id":"0000:19:00.0","devices":["a"],"silicon":["a"],"exclusive":true,"since":"2026-11-22T03:00:00Z","container":"default/pod main","x":1},null]`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		grants, err := decodeGrants(data)
+		if err != nil {
+			return
+		}
+		for _, g := range grants {
+			g.Holds()
+			g.Owner()
+		}
+		again, err := encodeGrants(grants)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read, err := decodeGrants(again); err != nil || len(read) != len(grants) {
+			t.Fatalf("written again: %v, %v", read, err)
+		}
+	})
+}
