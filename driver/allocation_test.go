@@ -17,6 +17,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 // A claim may have as many results as the API allows
@@ -243,7 +244,7 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 
 // A claim that has the name of one which is still prepared is told so.
 func TestClaimOfANameThatIsTaken(t *testing.T) {
-	b := newBench(t).restart().offers(gpu("a", 1), part("g", "g-a", 7), part("g", "g-b", 1))
+	b := newBench(t).restart().offers(gpu("a", 1), pooltest.Part("g", "g-a", 7), pooltest.Part("g", "g-b", 1))
 	first, second := claim("c", "a", "g-a"), claim("c", "a")
 	second.UID = "uid-second"
 	mustPrepare(t, b, first)

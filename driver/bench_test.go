@@ -9,8 +9,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool"
 )
 
 // manyGPUs is a driver on a disk with n GPUs, of which claims hold the first.
@@ -104,8 +106,8 @@ func BenchmarkRestart(b *testing.B) {
 func BenchmarkSlices(b *testing.B) {
 	driver := manyGPUs(b, 512, 0)
 	for b.Loop() {
-		offer, _ := driver.offer(driver.view.Load(), nil, time.Now())
-		if resources, _ := offer.driverResources(); len(resources.Pools["node"].Slices) != 8 {
+		in, _ := driver.input(driver.view.Load(), resourceslice.Pool{}, time.Now())
+		if published, _ := pool.Of(in); len(published.Slices) != 8 {
 			b.Fatal("not 8 slices of 64 devices")
 		}
 	}

@@ -17,8 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -359,10 +361,11 @@ func TestHealthWhileConfiguring(t *testing.T) {
 		b.offers(unreadable, gpu("b", 2))
 		unknown := func() bool {
 			now := time.Now()
-			offer, _ := b.offer(b.view.Load(), nil, now)
+			in, _ := b.input(b.view.Load(), resourceslice.Pool{}, now)
+			published, _ := pool.Of(in)
 			report := b.healthReport(b.view.Load(), now)
 			reported := report.Devices[0].Health != kubeletplugin.HealthStatusHealthy
-			if tainted := !offer.health(&unreadable).Usable(); tainted != reported {
+			if tainted := len(published.Slices[0].Devices[0].Taints) > 0; tainted != reported {
 				t.Errorf("slices say %v, health reports %v", tainted, reported)
 			}
 			return reported

@@ -27,6 +27,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 )
@@ -118,10 +119,6 @@ type Config struct {
 
 	// Observe is told how long the kubelet's calls take. Optional.
 	Observe Observer
-
-	// Without says what the API server is known to drop from slices. What else
-	// it drops is found out.
-	Without Without
 }
 
 // Holder knows who holds a piece of silicon, in words for a message.
@@ -163,8 +160,8 @@ type Driver struct {
 	view         atomic.Pointer[view]
 	publishing   sync.Mutex // of views
 	registration atomic.Value
-	without      atomic.Pointer[Without]
-	asked        atomic.Bool // the API server has said what it keeps
+	features     atomic.Pointer[features.Set] // what the API server is known to keep
+	asked        atomic.Bool                  // it has said so
 	wake         chan struct{}
 	registered   chan struct{} // has one when the kubelet has registered the driver
 	ask          chan struct{} // has one when the API server is to be asked anew what it keeps
@@ -247,7 +244,7 @@ func New(config Config) (*Driver, error) {
 	d.calls.ready = make(chan struct{})
 	d.calls.stopping = make(chan struct{})
 	d.registration.Store(Unanswered)
-	d.without.Store(&config.Without)
+	d.features.Store(&features.Set{})
 	d.view.Store(&view{next: make(chan struct{})})
 	return d, nil
 }
@@ -440,7 +437,7 @@ func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
 	case errors.As(err, &dropped) && d.learn(dropped.DisabledFeatures()):
-		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.without.Load().names())
+		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.features.Load().Missing())
 		d.wakePublisher()
 		return
 	case dropped != nil || apierrors.IsInvalid(err):
@@ -453,15 +450,12 @@ func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 // that was news.
 func (d *Driver) learn(disabled []string) bool {
 	for {
-		before := d.without.Load()
-		after := *before
-		for _, gate := range disabled {
-			after.add(gate)
-		}
+		before := d.features.Load()
+		after := before.Without(disabled...)
 		if after == *before {
 			return false
 		}
-		if d.without.CompareAndSwap(before, &after) {
+		if d.features.CompareAndSwap(before, &after) {
 			return true
 		}
 	}

@@ -17,7 +17,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -25,6 +24,8 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -35,14 +36,15 @@ type bench struct {
 	config Config
 	host   fstest.MapFS
 	disk   *disktest.Disk
+	kept   features.Set // of the API server, after a restart
 }
 
 func newBench(t testing.TB) *bench {
 	host := fstest.MapFS{}
 	faulty := &disktest.Disk{}
-	return &bench{t: t, host: host, disk: faulty, config: Config{
+	return &bench{t: t, host: host, disk: faulty, kept: features.All(), config: Config{
 		NodeName:   "node",
-		KubeClient: fake.NewClientset(),
+		KubeClient: pooltest.Keeping(t),
 		CDI:        cdi.Dir{Path: t.TempDir()},
 		Records:    t.TempDir(),
 		HostFS:     host,
@@ -58,6 +60,7 @@ func (b *bench) restart() *bench {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	d.features.Store(&b.kept)
 	store, problems, err := openStore(d.config.Records, d.config.BootID, d.files, d.config.CDI)
 	if err != nil {
 		b.t.Fatal(err)
@@ -68,6 +71,12 @@ func (b *bench) restart() *bench {
 	}
 	close(d.calls.ready)
 	b.Driver = d
+	return b
+}
+
+// keeps says what the API server keeps, from the next restart on.
+func (b *bench) keeps(kept features.Set) *bench {
+	b.kept = kept
 	return b
 }
 
@@ -154,7 +163,7 @@ func (f *fakeHelper) sketches() (out [][]string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, resources := range f.published {
-		out = append(out, sketch(resources))
+		out = append(out, pooltest.Sketch(resources.Pools["node"]))
 	}
 	f.published = nil
 	return out

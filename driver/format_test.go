@@ -18,6 +18,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -54,7 +55,7 @@ func goldenClaims() map[string]golden {
 	card.Edits.Env = []string{"CARD=<1>"}
 	return map[string]golden{
 		"whole": {claim: claim("whole", "card", "kvm"), devices: []discovery.Device{card, {Name: "kvm", Shareable: true}}},
-		"parts": {claim: claim("parts", "g-a", "g-b"), devices: []discovery.Device{part("g", "g-a", 3), part("g", "g-b", 1)}},
+		"parts": {claim: claim("parts", "g-a", "g-b"), devices: []discovery.Device{pooltest.Part("g", "g-a", 3), pooltest.Part("g", "g-b", 1)}},
 		"share": {claim: results(claim("share", "big"), share), devices: []discovery.Device{byMemory("big", 8)}},
 		"numbered-share": {
 			claim:   claim("numbered-share", "small-share-01"),
@@ -66,7 +67,7 @@ func goldenClaims() map[string]golden {
 		},
 		"administration": {
 			claim:   results(claim("administration", "card", "g-a"), same, func(r *resourceapi.DeviceRequestAllocationResult) { r.AdminAccess = new(true) }),
-			devices: []discovery.Device{card, part("g", "g-a", 3)},
+			devices: []discovery.Device{card, pooltest.Part("g", "g-a", 3)},
 		},
 	}
 }

@@ -3,20 +3,14 @@ package driver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"slices"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
-	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
 )
 
 const (
@@ -38,7 +32,7 @@ func (d *Driver) negotiateLoop(ctx context.Context, err error) {
 	for {
 		interval := d.askInterval
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Info("What the API server keeps of ResourceSlices cannot be asked; it will show", "reason", err.Error())
+			klog.FromContext(ctx).Info("The API server does not say what it keeps of ResourceSlices; until it does, the least is published that was known to be kept", "reason", err.Error())
 			interval /= sooner
 		}
 		select {
@@ -87,16 +81,15 @@ func answered(err error) bool {
 func (d *Driver) negotiate(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, negotiateTimeout)
 	defer cancel()
-	found, err := Negotiate(asking, d.config.KubeClient, d.config.NodeName)
+	kept, err := features.Ask(asking, d.config.KubeClient, d.config.NodeName)
 	if err != nil {
 		return err
 	}
-	without := d.config.Without.or(found)
-	before, news := d.without.Swap(&without), !d.asked.Swap(true)
-	if news || *before != without {
-		klog.FromContext(ctx).Info("The API server said what it drops of ResourceSlices; publishing accordingly", "without", without.names())
+	before, news := d.features.Swap(&kept), !d.asked.Swap(true)
+	if news || *before != kept {
+		klog.FromContext(ctx).Info("The API server said what it keeps of ResourceSlices; publishing accordingly", "without", kept.Missing())
 	}
-	if *before != without {
+	if *before != kept {
 		d.wakePublisher()
 	}
 	return nil
@@ -104,50 +97,9 @@ func (d *Driver) negotiate(ctx context.Context) error {
 
 // Features returns what the API server keeps of ResourceSlices, and nothing
 // before it has said so.
-func (d *Driver) Features() []Feature {
+func (d *Driver) Features() []features.Feature {
 	if !d.asked.Load() {
 		return nil
 	}
-	return d.without.Load().Features()
-}
-
-// Negotiate returns what the API server drops of slices for the node, or does
-// not take. It creates some in a dry run: one with all optional fields but lists,
-// where that is refused one for each, and one with a list.
-func Negotiate(ctx context.Context, client kubernetes.Interface, nodeName string) (without Without, err error) {
-	create := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
-		return dryRun(ctx, client, nodeName, spec)
-	}
-	for _, together := range [][]probe{probes(), listProbe()} {
-		if err := without.find(create, together); err != nil {
-			return Without{}, err
-		}
-	}
-	if !without.Counters {
-		return without, nil
-	}
-	// Before 1.35 counters and who takes of them were of one slice.
-	both, err := create(resourceapi.ResourceSliceSpec{
-		SharedCounters: []resourceapi.CounterSet{{Name: probeSet, Counters: probeCounters()}},
-		Devices:        []resourceapi.Device{probePart("part")},
-	})
-	switch {
-	case err == nil && len(both.SharedCounters) > 0 && slices.ContainsFunc(both.Devices, consumes):
-		without.Counters, without.Separate = false, true
-	case err != nil && !apierrors.IsInvalid(err):
-		return Without{}, fmt.Errorf("dry run: %w", err)
-	}
-	return without, nil
-}
-
-// dryRun returns what the API server would make of a slice.
-func dryRun(ctx context.Context, client kubernetes.Interface, nodeName string, spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
-	spec.Driver, spec.NodeName = discovery.Domain, &nodeName
-	spec.Pool = resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1}
-	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: "chandler-dry-run-"}, Spec: spec}
-	created, err := draclient.New(client).ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err != nil {
-		return nil, err
-	}
-	return &created.Spec, nil
+	return d.features.Load().List()
 }

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -10,150 +11,23 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 )
-
-// dropping returns a client of an API server that changes the slices that it is
-// to create, or refuses them.
-func dropping(t *testing.T, change func(*resourceapi.ResourceSlice) error) *fake.Clientset {
-	client := fake.NewClientset()
-	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		create := action.(clienttesting.CreateActionImpl)
-		if len(create.CreateOptions.DryRun) == 0 {
-			t.Error("a slice is created in earnest")
-		}
-		slice := create.Object.(*resourceapi.ResourceSlice).DeepCopy()
-		if slice.Spec.Driver != "chandler.dev" || slice.Spec.Pool.Name != "node" || *slice.Spec.NodeName != "node" {
-			t.Errorf("an admission policy would not let this pass: %v", slice.Spec)
-		}
-		return true, slice, change(slice)
-	})
-	return client
-}
-
-// refusing returns a server that refuses some slices as invalid.
-func refusing(invalid func(*resourceapi.ResourceSlice) bool) func(*resourceapi.ResourceSlice) error {
-	return func(slice *resourceapi.ResourceSlice) error {
-		if invalid(slice) {
-			return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
-		}
-		return nil
-	}
-}
-
-// effectless reports whether a device has a taint without an effect.
-func effectless(slice *resourceapi.ResourceSlice) bool {
-	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool {
-		return len(d.Taints) > 0 && d.Taints[0].Effect == resourceapi.DeviceTaintEffectNone
-	})
-}
-
-// apart reports whether a device takes of counters that are not in the slice.
-func apart(slice *resourceapi.ResourceSlice) bool {
-	return len(slice.Spec.SharedCounters) == 0 && slices.ContainsFunc(slice.Spec.Devices, consumes)
-}
-
-// listed reports whether an attribute is a list.
-func listed(slice *resourceapi.ResourceSlice) bool {
-	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return len(withoutLists(d.Attributes)) < len(d.Attributes) })
-}
-
-func withoutCounters(slice *resourceapi.ResourceSlice) error {
-	slice.Spec.SharedCounters, slice.Spec.PartitionTypeAttribute = nil, nil
-	for i := range slice.Spec.Devices {
-		slice.Spec.Devices[i].ConsumesCounters = nil
-	}
-	return nil
-}
-
-func withoutGroups(slice *resourceapi.ResourceSlice) error {
-	for i := range slice.Spec.Devices {
-		for j := range slice.Spec.Devices[i].ConsumesCounters {
-			slice.Spec.Devices[i].ConsumesCounters[j].CompatibilityGroups = nil
-		}
-	}
-	return nil
-}
-
-func TestNegotiate(t *testing.T) {
-	each := func(change func(*resourceapi.Device)) func(*resourceapi.ResourceSlice) error {
-		return func(slice *resourceapi.ResourceSlice) error {
-			for i := range slice.Spec.Devices {
-				change(&slice.Spec.Devices[i])
-			}
-			return nil
-		}
-	}
-	tests := map[string]struct {
-		server func(*resourceapi.ResourceSlice) error
-		config Without
-		want   Without
-	}{
-		"keeps all":           {server: each(func(*resourceapi.Device) {})},
-		"drops taints":        {server: each(func(d *resourceapi.Device) { d.Taints = nil }), want: Without{Taints: true, Told: true}},
-		"drops policies":      {server: each(func(d *resourceapi.Device) { d.Capacity = nil }), want: Without{Sharing: true}},
-		"drops sharing":       {server: each(func(d *resourceapi.Device) { d.AllowMultipleAllocations = nil }), want: Without{Sharing: true}},
-		"drops counters":      {server: withoutCounters, want: Without{Counters: true, Groups: true, PartitionType: true}},
-		"drops overhead":      {server: each(func(d *resourceapi.Device) { d.NodeAllocatableResources = nil }), want: Without{Overhead: true}},
-		"drops conditions":    {server: each(func(d *resourceapi.Device) { d.BindingConditions, d.BindingFailureConditions = nil, nil }), want: Without{Bindings: true}},
-		"drops types":         {server: func(s *resourceapi.ResourceSlice) error { s.Spec.PartitionTypeAttribute = nil; return nil }, want: Without{PartitionType: true}},
-		"drops groups":        {server: withoutGroups, want: Without{Groups: true}},
-		"refuses lists":       {server: refusing(listed), want: Without{Lists: true}},
-		"what is known stays": {server: each(func(*resourceapi.Device) {}), config: Without{Taints: true}, want: Without{Taints: true}},
-		"1.34 with all that it has": {
-			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return effectless(slice) || apart(slice) || listed(slice) }),
-			want:   Without{Lists: true, Groups: true, PartitionType: true, Told: true, Separate: true},
-		},
-		"1.34 as it comes": {
-			server: func(slice *resourceapi.ResourceSlice) error {
-				return errors.Join(withoutCounters(slice), each(func(d *resourceapi.Device) {
-					d.Taints, d.AllowMultipleAllocations, d.NodeAllocatableResources = nil, nil, nil
-				})(slice))
-			},
-			want: Without{Overhead: true, Groups: true, PartitionType: true, Taints: true, Told: true, Counters: true, Sharing: true},
-		},
-		"refuses counters anyhow": {
-			server: refusing(func(slice *resourceapi.ResourceSlice) bool { return slices.ContainsFunc(slice.Spec.Devices, consumes) }),
-			want:   Without{Counters: true, Groups: true, PartitionType: true},
-		},
-		"before taints without an effect": {server: refusing(effectless), want: Without{Told: true}},
-		"does not answer":                 {server: func(*resourceapi.ResourceSlice) error { return errors.New("timeout") }},
-		"fails when it is asked for one field": {
-			server: func(slice *resourceapi.ResourceSlice) error {
-				if len(slice.Spec.Devices) > 1 {
-					return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
-				}
-				return errors.New("timeout")
-			},
-			config: Without{Sharing: true},
-			want:   Without{Sharing: true},
-		},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			b.config.KubeClient, b.config.Without = dropping(t, test.server), test.config
-			b.restart()
-			b.negotiate(t.Context())
-			if got := *b.without.Load(); got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
-		})
-	}
-}
 
 // A server that was upgraded is taken at its new word.
 func TestNegotiateAgain(t *testing.T) {
 	old := true
 	b := newBench(t)
-	b.config.KubeClient = dropping(t, func(slice *resourceapi.ResourceSlice) error {
+	b.config.KubeClient = pooltest.Dropping(t, func(slice *resourceapi.ResourceSlice) error {
 		for i := range slice.Spec.Devices {
 			if old {
 				slice.Spec.Devices[i].Taints = nil
@@ -166,13 +40,13 @@ func TestNegotiateAgain(t *testing.T) {
 		t.Errorf("said before the server was asked: %v", features)
 	}
 	b.negotiate(t.Context())
-	if !b.without.Load().Taints || !slices.Contains(b.Features(), Feature{"DRADeviceTaints", false}) {
+	if b.features.Load().Taints || !slices.Contains(b.Features(), features.Feature{Name: "DRADeviceTaints", Kept: false}) {
 		t.Fatal("the old server's answer was not noticed")
 	}
 	old = false
 	b.negotiate(t.Context())
-	if *b.without.Load() != (Without{}) {
-		t.Errorf("still without %+v", *b.without.Load())
+	if *b.features.Load() != features.All() {
+		t.Errorf("still %+v", *b.features.Load())
 	}
 	for _, feature := range b.Features() {
 		if !feature.Kept {
@@ -188,7 +62,7 @@ func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 		down := []error{syscall.ECONNREFUSED, apierrors.NewInternalError(errors.New("no etcd")), apierrors.NewTooManyRequests("later", 1)}
 		var answers atomic.Int32
 		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = dropping(t, func(slice *resourceapi.ResourceSlice) error {
+		b.config.KubeClient = pooltest.Dropping(t, func(slice *resourceapi.ResourceSlice) error {
 			if n := int(answers.Load()); n < len(down) {
 				return down[n]
 			}
@@ -221,7 +95,7 @@ func TestPublishingWaitsForTheAPIServer(t *testing.T) {
 func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.config.KubeClient = dropping(t, func(*resourceapi.ResourceSlice) error { return syscall.ECONNREFUSED })
+		b.config.KubeClient = pooltest.Dropping(t, func(*resourceapi.ResourceSlice) error { return syscall.ECONNREFUSED })
 		stop := b.run(&fakeHelper{})
 		synctest.Wait()
 		start := time.Now()
@@ -234,18 +108,15 @@ func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
 	})
 }
 
-// A server that does not say what it keeps is published to, and asked again
-// before long.
+// To a server that refuses to say what it keeps, the least is published. It is
+// asked again before long.
 func TestRefusalIsNotForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var allowed atomic.Bool
 		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = dropping(t, func(slice *resourceapi.ResourceSlice) error {
+		b.config.KubeClient = pooltest.Dropping(t, func(slice *resourceapi.ResourceSlice) error {
 			if !allowed.Load() {
 				return apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("no roles yet"))
-			}
-			for i := range slice.Spec.Devices {
-				slice.Spec.Devices[i].Taints = nil
 			}
 			return nil
 		})
@@ -253,10 +124,10 @@ func TestRefusalIsNotForLong(t *testing.T) {
 		sick := gpu("a", 1)
 		sick.Health.Status = discovery.Unhealthy
 		b.offers(sick)
-		expectPublished(t, helper, "a!unhealthy:NoSchedule")
+		expectPublished(t, helper, "")
 		allowed.Store(true)
 		time.Sleep(2 * b.askInterval / sooner)
-		expectPublished(t, helper, "")
+		expectPublished(t, helper, "a!unhealthy:NoSchedule")
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
@@ -269,9 +140,9 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var drops atomic.Bool
 		b, helper := newBench(t), &fakeHelper{}
-		b.config.KubeClient = dropping(t, func(slice *resourceapi.ResourceSlice) error {
+		b.config.KubeClient = pooltest.Dropping(t, func(slice *resourceapi.ResourceSlice) error {
 			if drops.Load() {
-				return withoutCounters(slice)
+				return pooltest.WithoutCounters(slice)
 			}
 			return nil
 		})
@@ -279,7 +150,7 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 		b.offers(gpu("a", 1))
 		expectPublished(t, helper, "a")
 		drops.Store(true)
-		b.offers(gpu("a", 1), part("g0", "g0", 7), part("g0", "g0-a", 3))
+		b.offers(gpu("a", 1), pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3))
 		expectPublished(t, helper, "a g0")
 		drops.Store(false)
 		b.offers(gpu("a", 1))
@@ -287,7 +158,7 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 		if b.negotiate(t.Context()) != nil {
 			t.Error("cannot be asked")
 		}
-		b.offers(gpu("a", 1), part("g0", "g0", 7), part("g0", "g0-a", 3))
+		b.offers(gpu("a", 1), pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3))
 		synctest.Wait()
 		if diff := cmp.Diff([][]string{{"set:g0", "a g0<g0 g0-a<g0"}}, helper.sketches()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
@@ -296,4 +167,31 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 	})
+}
+
+// A slice that the server refuses may mean that it is another server by now: it
+// is asked again, and not only when it is time to.
+func TestRefusedSlicesAreAskedAbout(t *testing.T) {
+	b := newBench(t).restart()
+	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "slice", nil)
+	b.HandleError(t.Context(), errors.Join(fmt.Errorf("update resource slice: %w", invalid), kubeletplugin.ErrRecoverable), "publish")
+	select {
+	case <-b.ask:
+	default:
+		t.Error("a refused slice: the server is not asked what it takes")
+	}
+	// Neither is it known what becomes of a field that the library has no name for.
+	slice := func(d resourceapi.Device) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{d}}}
+	}
+	dropped := &resourceslice.DroppedFieldsError{
+		DesiredSlice: slice(resourceapi.Device{Name: "a", NodeAllocatableResources: map[corev1.ResourceName]resourceapi.NodeAllocatableResource{"cpu": {}}}),
+		ActualSlice:  slice(resourceapi.Device{Name: "a"}),
+	}
+	b.HandleError(t.Context(), errors.Join(dropped, kubeletplugin.ErrRecoverable), "publish")
+	select {
+	case <-b.ask:
+	default:
+		t.Error("a dropped field: the server is not asked what it takes")
+	}
 }

@@ -297,7 +297,7 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 // there: a device that is gone leaves the slices once it is unheld, and without
 // counters what is held comes first.
 func (d *Driver) offeredFor(r *record) bool {
-	if r == nil || r.Configuring || d.without.Load().Counters {
+	if r == nil || r.Configuring || !d.features.Load().Counters {
 		return true
 	}
 	view := d.view.Load()

@@ -29,6 +29,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -201,7 +203,7 @@ func TestHeldByClaims(t *testing.T) {
 	partOfWhole := discovery.Device{Name: "g2-vf", PartOf: &discovery.Whole{Name: "g2"}}
 	otherPart := discovery.Device{Name: "g2-vf2", PartOf: &discovery.Whole{Name: "g2"}}
 	devices := []discovery.Device{
-		gpu("a", 1), part("g1", "g1-a", 7), part("g1", "g1-b", 3), part("g1", "g1-c", 3), part("g1", "g1-d", 3),
+		gpu("a", 1), pooltest.Part("g1", "g1-a", 7), pooltest.Part("g1", "g1-b", 3), pooltest.Part("g1", "g1-c", 3), pooltest.Part("g1", "g1-d", 3),
 		whole, partOfWhole, otherPart, {Name: "kvm", Shareable: true},
 	}
 	tests := map[string]struct {
@@ -596,7 +598,7 @@ func TestRollback(t *testing.T) {
 }
 
 func TestOneOfManyWins(t *testing.T) {
-	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), part("g", "g-a", 3), part("g", "g-b", 3), part("g", "g-c", 3))
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), pooltest.Part("g", "g-a", 3), pooltest.Part("g", "g-b", 3), pooltest.Part("g", "g-c", 3))
 	const n = 40
 	var wins sync.Map
 	var group sync.WaitGroup
@@ -771,17 +773,16 @@ func TestAdminAccessChangesNothing(t *testing.T) {
 func TestUnprepareWakesThePublisher(t *testing.T) {
 	for name, test := range map[string]struct {
 		offered []discovery.Device // when the claim is unprepared
-		without Without
+		dropped []string
 		want    bool
 	}{
 		"still there":      {offered: []discovery.Device{gpu("a", 1)}},
 		"gone":             {want: true},
-		"without counters": {offered: []discovery.Device{gpu("a", 1)}, without: Without{Counters: true}, want: true},
+		"without counters": {offered: []discovery.Device{gpu("a", 1)}, dropped: []string{"DRAPartitionableDevices"}, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			b.config.Without = test.without
-			b.restart().offers(gpu("a", 1))
+			b.keeps(features.All().Without(test.dropped...)).restart().offers(gpu("a", 1))
 			c := claim("c", "a")
 			if _, err := b.try(c); err != nil {
 				t.Fatal(err)

@@ -8,8 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool"
 )
 
 // sayAfter is how often it is said that the API server does not answer.
@@ -27,7 +29,7 @@ const lastRepeat = 8 * time.Second
 // that cannot be read, when the server turns out to drop fields, and when the
 // kubelet has registered the driver.
 func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
-	var last *resourceslice.DriverResources
+	var last *resourceslice.Pool
 	confirmed := false // what the server keeps was asked for what is to be published
 	var repeat <-chan time.Time
 	pause := time.Second
@@ -35,26 +37,26 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 		v := d.view.Load()
 		var again <-chan time.Time
 		if v.snapshot != nil {
-			offer, wait := d.offer(v, last, time.Now())
-			resources, problems := offer.driverResources()
-			if last != nil && !confirmed && competeAnew(*last, resources) {
+			in, wait := d.input(v, ptr.Deref(last, resourceslice.Pool{}), time.Now())
+			now, problems := pool.Of(in)
+			if last != nil && !confirmed && pool.CompeteAnew(*last, now) {
 				// A server that has begun to drop counters keeps those that it has.
 				_ = d.reach(ctx) // what it does not say was logged
 				confirmed = true
 				continue
 			}
 			confirmed = false
-			if last == nil || !equality.Semantic.DeepEqual(*last, resources) {
+			if last == nil || !equality.Semantic.DeepEqual(*last, now) {
 				for _, problem := range problems {
 					klog.FromContext(ctx).Error(problem.Err, "A device is left out of the ResourceSlices", "device", problem.Device)
 				}
-				if err := publish(ctx, helper, resources); err != nil {
+				if err := d.publish(ctx, helper, now); err != nil {
 					return err
 				}
 				if ctx.Err() != nil {
 					return nil
 				}
-				last = &resources
+				last = &now
 			}
 			if wait > 0 {
 				again = time.After(wait)
@@ -71,7 +73,7 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 			repeat = time.After(pause)
 		case <-repeat:
 			if last != nil {
-				if err := publish(ctx, helper, *last); err != nil {
+				if err := d.publish(ctx, helper, *last); err != nil {
 					return err
 				}
 			}
@@ -82,24 +84,12 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 	}
 }
 
-// competeAnew reports whether there are devices that take of counters and did not
-// before. A server that drops counters would let them be given out beside each
-// other, until it is seen that it does.
-func competeAnew(before, after resourceslice.DriverResources) bool {
-	known := remember(before).devices
-	for name, device := range remember(after).devices {
-		if consumes(device) && !consumes(known[name]) {
-			return true
-		}
-	}
-	return false
-}
-
 // publish publishes. The first time the helper waits until the API server has
 // listed what slices there are, whatever becomes of the context; that must not
 // keep the driver from ending. It returns when its own context ends, which it
 // does right after this one.
-func publish(ctx context.Context, helper Helper, resources resourceslice.DriverResources) error {
+func (d *Driver) publish(ctx context.Context, helper Helper, now resourceslice.Pool) error {
+	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.config.NodeName: now}}
 	published := make(chan error, 1)
 	go func() { published <- helper.PublishResources(ctx, resources) }()
 	for {
@@ -117,27 +107,22 @@ func publish(ctx context.Context, helper Helper, resources resourceslice.DriverR
 	}
 }
 
-// offer returns what is to be published of a view, and after which time that
-// changes by itself, zero if it does not.
-func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Time) (o *offer, wait time.Duration) {
-	o = &offer{
-		pool:     d.config.NodeName,
-		snapshot: v.snapshot,
-		excused:  make(map[string]bool),
-		held:     make(map[string]string),
-		taken:    make(map[string]holding),
-		gone:     d.config.Gone,
-		without:  *d.without.Load(),
-	}
-	if last != nil {
-		o.last = remember(*last)
+// input returns what decides what is to be published of a view, and after which
+// time that changes by itself, zero if it does not.
+func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool.Input, wait time.Duration) {
+	in = pool.Input{
+		Snapshot: v.snapshot,
+		Last:     last,
+		Features: *d.features.Load(),
+		Excused:  make(map[string]bool),
+		Gone:     d.config.Gone,
 	}
 	for _, device := range v.snapshot.Devices {
 		if device.Health.Status != discovery.Unknown {
 			continue
 		}
 		if left := d.jobs.excuse(device.Name, now); left > 0 {
-			o.excused[device.Name] = true
+			in.Excused[device.Name] = true
 			if wait == 0 || left < wait {
 				wait = left
 			}
@@ -145,13 +130,18 @@ func (d *Driver) offer(v *view, last *resourceslice.DriverResources, now time.Ti
 	}
 	for _, r := range d.store.prepared() {
 		for _, result := range r.Results {
-			o.held[result.Device] = result.Source
-			if !result.Admin && !result.Shared && result.Consumes == nil {
-				o.taken[result.Device] = holding{result.Silicon, result.Whole, result.Takes}
-			}
+			in.Holds = append(in.Holds, result.hold())
 		}
 	}
-	return o, wait
+	return in, wait
+}
+
+// hold returns what the pool is to know of a result.
+func (r *result) hold() pool.Hold {
+	return pool.Hold{
+		Name: r.Device, Device: r.Source, Silicon: r.Silicon, Whole: r.Whole, Takes: r.Takes,
+		Shared: r.Admin || r.Shared || r.Consumes != nil,
+	}
 }
 
 // wakePublisher makes the publisher look again.

@@ -16,6 +16,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 // claimer makes claims of every form for the devices of a host, but none for
@@ -24,7 +26,7 @@ type claimer struct {
 	*rand.Rand
 	devices   []discovery.Device
 	published int // how many devices the scheduler knows
-	without   Without
+	kept      features.Set
 }
 
 func (c *claimer) oneIn(n int) bool { return c.IntN(n) == 0 }
@@ -71,21 +73,21 @@ func (c *claimer) exactly(count int64) *resourceapi.ExactDeviceRequest {
 	one := c.devices[c.IntN(len(c.devices))]
 	switch c.IntN(6) {
 	case 0: // some memory
-		if !c.without.Sharing {
+		if c.kept.Sharing {
 			r.Capacity = requirement("memory", 1+c.Int64N(8*gib), resource.BinarySI)
 		}
 	case 1: // some shares
-		if !c.without.Sharing {
+		if c.kept.Sharing {
 			r.Capacity = requirement(discovery.Shares, 1+c.Int64N(3), resource.DecimalSI)
 		}
 	case 2:
-		r.Count, r.Selectors = 1, bySerial(one.Name)
+		r.Count, r.Selectors = 1, pooltest.BySerial(one.Name)
 	case 3:
-		if count == 1 && sharesOf(&one) == 0 { // a claim has no room for all of very many shares
-			r.AllocationMode, r.Count, r.Selectors = resourceapi.DeviceAllocationModeAll, 0, bySerial(one.Name)
+		if count == 1 && !one.Shareable && one.Sharing == nil { // a claim has no room for all of very many shares
+			r.AllocationMode, r.Count, r.Selectors = resourceapi.DeviceAllocationModeAll, 0, pooltest.BySerial(one.Name)
 		}
 	}
-	if !c.without.Taints && c.oneIn(4) {
+	if c.kept.Taints && c.oneIn(4) {
 		effects := []resourceapi.DeviceTaintEffect{"", resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute}
 		r.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists, Effect: effects[c.IntN(len(effects))]}}
 	}

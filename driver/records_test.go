@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 // A record that an older agent set aside is the claim's again once there is an
@@ -68,7 +69,7 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 	}
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
-			devices := []discovery.Device{gpu("a", 1), gpu("b", 2), part("g", "g-a", 7), part("g", "g-b", 1)}
+			devices := []discovery.Device{gpu("a", 1), gpu("b", 2), pooltest.Part("g", "g-a", 7), pooltest.Part("g", "g-b", 1)}
 			b := newBench(t).restart().offers(devices...)
 			c := claim("c", "a", "g-b")
 			mustPrepare(t, b, c)
@@ -188,7 +189,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 
 func FuzzDecodeRecord(f *testing.F) {
 	r := &record{Version: recordVersion, UID: "u", Boot: "b", Results: []result{{
-		Device: "a", Silicon: "s", Source: "a", CDI: "c", Takes: quantities("slices", 3), Edits: gpu("a", 1).Edits}}}
+		Device: "a", Silicon: "s", Source: "a", CDI: "c", Takes: pooltest.Quantities("slices", 3), Edits: gpu("a", 1).Edits}}}
 	data, err := r.encode()
 	if err != nil {
 		f.Fatal(err)
@@ -225,7 +226,7 @@ func FuzzDecodeRecord(f *testing.F) {
 func TestRecordSurvivesItsFile(t *testing.T) {
 	r := &record{Version: recordVersion, UID: "u", Namespace: "n", Name: "c", Boot: "b", Results: []result{{
 		Request: "r", Pool: "p", Device: "d", ShareID: "s", Admin: true, Shared: true, Silicon: "w", Whole: true,
-		Takes: quantities("slices", 3), Source: "d", Identity: "i", Driver: "k", Nodes: []node{{Path: "/dev/d", Type: "c", Major: 1, Minor: 2}},
+		Takes: pooltest.Quantities("slices", 3), Source: "d", Identity: "i", Driver: "k", Nodes: []node{{Path: "/dev/d", Type: "c", Major: 1, Minor: 2}},
 		CDI: "x", Edits: gpu("d", 2).Edits,
 	}}}
 	data, err := r.encode()

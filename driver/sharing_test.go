@@ -13,6 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 const gib = 1 << 30
@@ -94,13 +95,13 @@ func TestWholeExcludesShares(t *testing.T) {
 // its sisters from what it takes.
 func TestSharedPart(t *testing.T) {
 	shared := func(name string, takes int) discovery.Device {
-		d := part("silicon", name, takes)
+		d := pooltest.Part("silicon", name, takes)
 		d.Capacity = discovery.Capacity{}
 		d.Capacity.Set(discovery.Shares, 4)
 		d.Sharing = &discovery.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
 		return d
 	}
-	most := part("silicon", "x", 1).PartOf.Counters["slices"]
+	most := pooltest.Part("silicon", "x", 1).PartOf.Counters["slices"]
 	n := int(most.Value())
 	b := newBench(t).restart().offers(shared("x", n), shared("y", 1))
 	mustPrepare(t, b, taking(claim("one", "x"), discovery.Shares, "1"))
@@ -119,55 +120,6 @@ func TestNumberedShares(t *testing.T) {
 	mustPrepare(t, b, claim("two", "a-share-01"))
 	mustRefuse(t, b, claim("three", "a-share-02"), "more of its shares than there is")
 	mustRefuse(t, b, claim("whole", "a"), "is held by")
-}
-
-func TestSlicesOfSharedDevices(t *testing.T) {
-	all := func(without Without, devices ...discovery.Device) map[string]resourceapi.Device {
-		o := &offer{pool: "node", snapshot: &discovery.Snapshot{Devices: devices}, without: without}
-		out, problems := o.content()
-		if len(problems) > 0 {
-			t.Errorf("problems: %v", problems)
-		}
-		return out.devices
-	}
-	d := all(Without{}, byMemory("a", 8))["a"]
-	memory, cores := d.Capacity["memory"].RequestPolicy, d.Capacity["cores"].RequestPolicy
-	if d.AllowMultipleAllocations == nil || !*d.AllowMultipleAllocations || memory == nil || cores == nil {
-		t.Fatalf("not shared: %v", d)
-	}
-	for name, quantities := range map[string][2]*resource.Quantity{
-		"default":       {memory.Default, new(resource.MustParse("8Gi"))},
-		"minimum":       {memory.ValidRange.Min, new(resource.MustParse("1Gi"))},
-		"step":          {memory.ValidRange.Step, new(resource.MustParse("1Gi"))},
-		"maximum":       {memory.ValidRange.Max, new(resource.MustParse("8Gi"))},
-		"cores, unsaid": {cores.Default, new(resource.MustParse("0"))},
-	} {
-		if quantities[0].Cmp(*quantities[1]) != 0 {
-			t.Errorf("%s is %s, want %s", name, quantities[0], quantities[1])
-		}
-	}
-	// Of a single unit there is no step to another.
-	for name, one := range map[string]discovery.Device{"memory": byMemory("a", 1), "shares": byNumber("a", 1)} {
-		capacity := all(Without{}, one)["a"].Capacity[resourceapi.QualifiedName(name)]
-		if policy := capacity.RequestPolicy; policy.ValidRange.Step != nil || policy.ValidRange.Max.Cmp(*policy.Default) != 0 {
-			t.Errorf("%s, one unit: %v", name, policy)
-		}
-	}
-	// To a server that does not know of sharing an amount cannot be said, and a
-	// number can.
-	if d := all(Without{Sharing: true}, byMemory("a", 8)); len(d) != 1 || d["a"].AllowMultipleAllocations != nil || d["a"].Capacity["memory"].RequestPolicy != nil {
-		t.Errorf("without sharing, by memory: %v", d)
-	}
-	if d := all(Without{Sharing: true}, byNumber("a", 101)); len(d) != 101 || d["a-share-007"].Name == "" {
-		t.Errorf("without sharing, by number: %d devices", len(d))
-	}
-	long := strings.Repeat("a", 54) // as many as leave room for two digits
-	if d := all(Without{Sharing: true}, byNumber(long, 2)); len(d) != 2 {
-		t.Errorf("without sharing, of a long name: %v", d)
-	}
-	if d := all(Without{Sharing: true}, byNumber(long+"a", 2)); len(d) != 1 || d[long+"a"].Name == "" {
-		t.Errorf("without sharing, of a name that has no room for a number: %v", d)
-	}
 }
 
 // A container learns how much it has of each device, and so does the family.

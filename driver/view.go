@@ -3,10 +3,10 @@ package driver
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool"
 )
 
 // view is a snapshot and what is made of it. It is never modified.
@@ -66,26 +66,12 @@ func (v *view) lookup(name string) (discovery.Device, bool) {
 	return v.snapshot.Lookup(name)
 }
 
-// allocated finds the device that an allocated name stands for: itself, or the
-// shared device of which it is a numbered share.
+// allocated finds the device that an allocated name stands for.
 func (v *view) allocated(name string) (discovery.Device, bool) {
-	if device, found := v.lookup(name); found {
-		return device, true
-	}
-	shared, number, ok := cutLast(name, shareInfix)
-	if !ok || number == "" || strings.Trim(number, "0123456789") != "" {
+	if v.snapshot == nil {
 		return discovery.Device{}, false
 	}
-	device, found := v.lookup(shared)
-	return device, found && sharesOf(&device) > 0
-}
-
-func cutLast(s, separator string) (before, after string, found bool) {
-	i := strings.LastIndex(s, separator)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(separator):], true
+	return pool.Device(v.snapshot, name)
 }
 
 // wait returns the present view once there is one with a snapshot.

@@ -20,7 +20,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
-	"chandler.dev/driver"
+	dra "chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
 )
 
 // recordedHosts returns what all families together find on the recorded hosts
@@ -39,47 +40,46 @@ func recordedHosts(t *testing.T) (files []string, snapshots []*discovery.Snapsho
 
 // negotiate returns what the driver finds of a server with the gates of this
 // process, and checks that it finds no more to be missing than is.
-func negotiate(t *testing.T, g gates) driver.Without {
+func negotiate(t *testing.T, g gates) dra.Set {
 	t.Helper()
 	_, client := newServer()
-	without, err := driver.Negotiate(t.Context(), client, "node")
+	kept, err := dra.Ask(t.Context(), client, "node")
 	if err != nil {
 		t.Fatalf("negotiate: %v", err)
 	}
 	for gate, wrong := range map[string]bool{
-		"DRADeviceTaints":                 without.Taints == g[features.DRADeviceTaints],
-		"taints without effect":           without.Told == g[features.DRADeviceTaints],
-		"DRAPartitionableDevices":         without.Counters == g[features.DRAPartitionableDevices],
-		"counters in slices of their own": without.Separate,
-		"DRAConsumableCapacity":           without.Sharing == g[features.DRAConsumableCapacity],
-		"DRADeviceCompatibilityGroups":    without.Groups == g[features.DRADeviceCompatibilityGroups],
-		"DRAPartitionableDevicesType":     without.PartitionType == g[features.DRAPartitionableDevicesType],
-		"DRAListTypeAttributes":           without.Lists == g[features.DRAListTypeAttributes],
-		"DRADeviceBindingConditions":      without.Bindings == g[features.DRADeviceBindingConditions],
-		"DRANodeAllocatableResources":     without.Overhead == g[features.DRANodeAllocatableResources],
+		"DRADeviceTaints":                 kept.Taints != g[features.DRADeviceTaints],
+		"taints without effect":           kept.Told != g[features.DRADeviceTaints],
+		"DRAPartitionableDevices":         kept.Counters != g[features.DRAPartitionableDevices],
+		"counters in slices of their own": kept.Separate != g[features.DRAPartitionableDevices],
+		"DRAConsumableCapacity":           kept.Sharing != g[features.DRAConsumableCapacity],
+		"DRADeviceCompatibilityGroups":    kept.Groups != g[features.DRADeviceCompatibilityGroups],
+		"DRAPartitionableDevicesType":     kept.PartitionType != g[features.DRAPartitionableDevicesType],
+		"DRAListTypeAttributes":           kept.Lists != g[features.DRAListTypeAttributes],
+		"DRADeviceBindingConditions":      kept.Bindings != g[features.DRADeviceBindingConditions],
+		"DRANodeAllocatableResources":     kept.Overhead != g[features.DRANodeAllocatableResources],
 	} {
 		if wrong {
-			t.Errorf("of %s the driver finds %+v", gate, without)
+			t.Errorf("of %s the driver finds %+v", gate, kept)
 		}
 	}
-	return without
+	return kept
 }
 
 // objects returns the slices of a snapshot as they are created.
-func objects(t *testing.T, snapshot *discovery.Snapshot, without driver.Without) []*resourceapi.ResourceSlice {
+func objects(t *testing.T, snapshot *discovery.Snapshot, kept dra.Set) []*resourceapi.ResourceSlice {
 	t.Helper()
-	resources, problems := driver.Slices("node", snapshot, without)
+	published, problems := pool.Of(pool.Input{Snapshot: snapshot, Features: kept})
 	for _, problem := range problems {
 		t.Errorf("left out: %v", problem)
 	}
 	var all []*resourceapi.ResourceSlice
-	pool := resources.Pools["node"]
-	for i, slice := range pool.Slices {
+	for i, slice := range published.Slices {
 		all = append(all, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: fmt.Sprintf("%05x-chandler.dev-node-", i)},
 			Spec: resourceapi.ResourceSliceSpec{
 				Driver: discovery.Domain, NodeName: new("node"),
-				Pool:    resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+				Pool:    resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(published.Slices))},
 				Devices: slice.Devices, SharedCounters: slice.SharedCounters,
 				PerDeviceNodeSelection: slice.PerDeviceNodeSelection, PartitionTypeAttribute: slice.PartitionTypeAttribute,
 				SkipNodeOperations: slice.SkipNodeOperations,
@@ -130,11 +130,11 @@ func TestServerKeepsWhatIsPublished(t *testing.T) {
 		}
 		t.Run(g.String(), func(t *testing.T) {
 			g.set(t)
-			without := negotiate(t, g)
+			kept := negotiate(t, g)
 			var group sync.WaitGroup
 			defer group.Wait()
 			for j, snapshot := range recorded {
-				group.Go(func() { before[j].publish(t, files[j], objects(t, snapshot, without)) })
+				group.Go(func() { before[j].publish(t, files[j], objects(t, snapshot, kept)) })
 			}
 			group.Go(func() {
 				numbers := rand.New(rand.NewPCG(uint64(i), 0))
@@ -143,7 +143,7 @@ func TestServerKeepsWhatIsPublished(t *testing.T) {
 				if i%2 > 0 {
 					random = nil // all slices are new
 				}
-				random.publish(t, "random", objects(t, host, without))
+				random.publish(t, "random", objects(t, host, kept))
 			})
 		})
 	}
@@ -159,13 +159,13 @@ func TestControllerPublishesWithoutErrors(t *testing.T) {
 		}
 		t.Run(g.String(), func(t *testing.T) {
 			g.set(t)
-			without := negotiate(t, g)
-			synctest.Test(t, func(t *testing.T) { publishInTurn(t, rand.New(rand.NewPCG(uint64(i), 1)), without) })
+			kept := negotiate(t, g)
+			synctest.Test(t, func(t *testing.T) { publishInTurn(t, rand.New(rand.NewPCG(uint64(i), 1)), kept) })
 		})
 	}
 }
 
-func publishInTurn(t *testing.T, random *rand.Rand, without driver.Without) {
+func publishInTurn(t *testing.T, random *rand.Rand, kept dra.Set) {
 	server, client := newServer()
 	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
 		DriverName: discovery.Domain, KubeClient: client,
@@ -179,9 +179,9 @@ func publishInTurn(t *testing.T, random *rand.Rand, without driver.Without) {
 	defer controller.Stop()
 	for range 4 {
 		host := discoverytest.RandomHost(random, 1+random.IntN(150))
-		resources, _ := driver.Slices("node", host, without)
-		controller.Update(&resources)
+		published, _ := pool.Of(pool.Input{Snapshot: host, Features: kept})
+		controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": published}})
 		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // of the bubble
-		server.compare(t, resources.Pools["node"])
+		server.compare(t, published)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"chandler.dev/discovery"
-	"chandler.dev/driver"
+	"chandler.dev/driver/features"
 )
 
 // agentMetrics are what the agent says of itself at /metrics.
@@ -46,7 +46,7 @@ func (m *agentMetrics) handler(state agentState) http.Handler {
 
 // agentState is what is looked at whenever metrics are asked for.
 type agentState struct {
-	features func() []driver.Feature
+	features func() []features.Feature
 	prepared func() int
 	placed   func() *placed // nil before it is known
 }

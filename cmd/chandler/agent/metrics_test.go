@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver"
+	"chandler.dev/driver/features"
 )
 
 // serveMetrics serves metrics until the test ends, and returns what asks for them.
@@ -48,7 +49,7 @@ func TestMetricsOfCallsAndDevices(t *testing.T) {
 	var now *placed
 	prepared := 0
 	scrape := serveMetrics(t, m, agentState{
-		features: func() []driver.Feature { return nil },
+		features: func() []features.Feature { return nil },
 		prepared: func() int { return prepared },
 		placed:   func() *placed { return now },
 	})
@@ -83,16 +84,16 @@ func TestMetricsOfCallsAndDevices(t *testing.T) {
 }
 
 func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
-	var features []driver.Feature
+	var kept []features.Feature
 	scrape := serveMetrics(t, newAgentMetrics(), agentState{
-		features: func() []driver.Feature { return features },
+		features: func() []features.Feature { return kept },
 		prepared: func() int { return 0 },
 		placed:   func() *placed { return nil },
 	})
 	if text := scrape(); strings.Contains(text, "chandler_dra_server_feature_enabled{") {
 		t.Errorf("said before it is known:\n%s", text)
 	}
-	features = driver.Without{Overhead: true}.Features()
+	kept = features.All().Without("DRANodeAllocatableResources").List()
 	text := scrape()
 	expectLines(t, text,
 		"# TYPE chandler_dra_server_feature_enabled gauge",
@@ -100,11 +101,11 @@ func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 		`chandler_dra_server_feature_enabled{feature="DRAPartitionableDevices"} 1`,
 		`chandler_dra_server_feature_enabled{feature="SeparateCounters"} 1`,
 	)
-	if lines := strings.Count(text, "\nchandler_dra_server_feature_enabled{"); lines != len(features) {
-		t.Errorf("%d features, want %d:\n%s", lines, len(features), text)
+	if lines := strings.Count(text, "\nchandler_dra_server_feature_enabled{"); lines != len(kept) {
+		t.Errorf("%d features, want %d:\n%s", lines, len(kept), text)
 	}
 	// What has changed since is said at the next scrape.
-	features = driver.Without{}.Features()
+	kept = features.All().List()
 	if text := scrape(); strings.Contains(text, "feature_enabled{") && strings.Contains(text, "} 0\n") {
 		t.Errorf("still without:\n%s", text)
 	}

@@ -1,4 +1,4 @@
-package driver
+package pool
 
 import (
 	"crypto/sha256"
@@ -34,8 +34,8 @@ const (
 const maxPartitionTypes = 32
 
 // group says of the devices that compete which exclude each other.
-func (p published) group() {
-	for name, device := range p.devices {
+func (c content) group() {
+	for name, device := range c.devices {
 		if !consumes(device) {
 			continue
 		}
@@ -47,7 +47,7 @@ func (p published) group() {
 			}
 			device.ConsumesCounters[i].CompatibilityGroups = []string{group}
 		}
-		p.devices[name] = device
+		c.devices[name] = device
 	}
 }
 
@@ -57,11 +57,11 @@ func (p published) group() {
 // of one (consumesCountersKey in pkg/controller/resourcepoolstatusrequest/
 // views.go), so that the type begins with the silicon's name:
 // "pci-0000-19-00-0/1g.10gb".
-func (p published) classify() bool {
-	types := p.partitionTypes()
+func (c content) classify() bool {
+	types := c.partitionTypes()
 	distinct := make(map[string]string)
 	for name, value := range types {
-		device := p.devices[name]
+		device := c.devices[name]
 		cost := costOf(device.ConsumesCounters)
 		if other, found := distinct[value]; found && other != cost {
 			return false
@@ -75,13 +75,13 @@ func (p published) classify() bool {
 		return false
 	}
 	for name, value := range types {
-		device := p.devices[name]
+		device := c.devices[name]
 		device.Attributes = maps.Clone(device.Attributes)
 		if device.Attributes == nil {
 			device.Attributes = make(discovery.Attributes)
 		}
 		device.Attributes[partitionType] = resourceapi.DeviceAttribute{StringValue: &value}
-		p.devices[name] = device
+		c.devices[name] = device
 	}
 	return true
 }
@@ -110,10 +110,10 @@ func unrelated(device resourceapi.Device) resourceapi.Device {
 // partitionTypes returns the type of each device that competes, by its name.
 // Devices that are called alike and do not take the same have a number besides
 // that goes by what they take.
-func (p published) partitionTypes() map[string]string {
+func (c content) partitionTypes() map[string]string {
 	types := make(map[string]string)
 	costs := make(map[string]map[string]bool) // of the devices that are called alike
-	for name, device := range p.devices {
+	for name, device := range c.devices {
 		if !consumes(device) {
 			continue
 		}
@@ -127,7 +127,7 @@ func (p published) partitionTypes() map[string]string {
 	}
 	for name, value := range types {
 		if len(costs[value]) > 1 {
-			sum := sha256.Sum256([]byte(costOf(p.devices[name].ConsumesCounters)))
+			sum := sha256.Sum256([]byte(costOf(c.devices[name].ConsumesCounters)))
 			types[name] = fmt.Sprintf("%s-%x", value, sum[:4])
 		}
 	}

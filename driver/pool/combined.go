@@ -1,4 +1,4 @@
-package driver
+package pool
 
 import (
 	"cmp"
@@ -27,9 +27,9 @@ const (
 // slice (structured/internal/incubating/allocator_incubating.go of 0.34,
 // checkAvailableCounters). They are in the order of their first devices' names.
 // What takes of a set beyond what a slice has room for is left out.
-func (o *offer) combined(all published) (out []resourceslice.Slice, left []discovery.Problem) {
+func (in *input) combined(all content) (out []resourceslice.Slice, left []discovery.Problem) {
 	for _, unit := range all.units() {
-		left = append(left, o.fit(&unit)...)
+		left = append(left, in.fit(&unit)...)
 		if last := len(out) - 1; last >= 0 && fits(join(out[last], unit)) {
 			out[last] = join(out[last], unit)
 			continue
@@ -41,9 +41,9 @@ func (o *offer) combined(all published) (out []resourceslice.Slice, left []disco
 
 // units returns the smallest slices there may be: a counter set with all that
 // takes of it, and each other device by itself.
-func (p published) units() (units []resourceslice.Slice) {
+func (c content) units() (units []resourceslice.Slice) {
 	of := make(map[string]int) // where the unit of a counter set is
-	for _, device := range p.inOrder() {
+	for _, device := range c.inOrder() {
 		if len(device.ConsumesCounters) == 0 {
 			units = append(units, resourceslice.Slice{Devices: []resourceapi.Device{device}})
 			continue
@@ -52,7 +52,7 @@ func (p published) units() (units []resourceslice.Slice) {
 		i, found := of[set]
 		if !found {
 			i, of[set] = len(units), len(units)
-			units = append(units, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{p.counters[set]}})
+			units = append(units, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{c.counters[set]}})
 		}
 		units[i].Devices = append(units[i].Devices, device)
 	}
@@ -85,12 +85,12 @@ var errNoRoom = errors.New("the API server wants all devices that compete in one
 // fit removes devices from a unit that is too large for a slice: the last, and
 // those that a claim has only after all others, since it must be seen what they
 // take.
-func (o *offer) fit(unit *resourceslice.Slice) (left []discovery.Problem) {
+func (in *input) fit(unit *resourceslice.Slice) (left []discovery.Problem) {
 	if fits(*unit) {
 		return nil
 	}
 	free := func(d resourceapi.Device) int {
-		if _, held := o.held[d.Name]; held {
+		if _, held := in.held[d.Name]; held {
 			return 0
 		}
 		return 1

@@ -1,27 +1,22 @@
-package driver
+package pool
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 func TestCombined(t *testing.T) {
-	without := Without{Separate: true}
 	large := func(name string, counters int) discovery.Device {
 		d := discovery.Device{Name: name, PartOf: &discovery.Whole{Name: name, Counters: make(map[string]resource.Quantity)}}
 		for i := range counters {
@@ -32,21 +27,21 @@ func TestCombined(t *testing.T) {
 	}
 	var crowd []discovery.Device
 	for i := range 130 {
-		crowd = append(crowd, part("g0", fmt.Sprintf("g0-%03d", i), 1))
+		crowd = append(crowd, pooltest.Part("g0", fmt.Sprintf("g0-%03d", i), 1))
 	}
 	tests := map[string]struct {
 		devices []discovery.Device
-		held    map[string]string
+		holds   []Hold
 		want    []string
 		left    int
 	}{
 		"nothing is an empty slice": {want: []string{""}},
 		"counters with their devices": {
-			devices: []discovery.Device{part("g0", "g0", 7), part("g0", "g0-a", 3), part("g1", "g1", 7), {Name: "x"}},
+			devices: []discovery.Device{pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3), pooltest.Part("g1", "g1", 7), {Name: "x"}},
 			want:    []string{"set:g0 set:g1 g0<g0 g0-a<g0 g1<g1 x"},
 		},
 		"what competes stays together, whatever is named in between": {
-			devices: []discovery.Device{part("g0", "a", 7), {Name: "b"}, part("g0", "c", 3)},
+			devices: []discovery.Device{pooltest.Part("g0", "a", 7), {Name: "b"}, pooltest.Part("g0", "c", 3)},
 			want:    []string{"set:g0 a<g0 c<g0 b"},
 		},
 		"no more counters than there may be": {
@@ -64,16 +59,15 @@ func TestCombined(t *testing.T) {
 		},
 		"but not what is held": {
 			devices: crowd,
-			held:    map[string]string{"g0-129": "g0-129"},
+			holds:   []Hold{some("g0-129", "g0-129")},
 			want:    []string{"set:g0 " + names(append(crowd[:127:127], crowd[129]), "<g0")},
 			left:    2,
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			o := &offer{pool: "node", snapshot: &discovery.Snapshot{Devices: test.devices}, without: without, held: test.held}
-			resources, problems := o.driverResources()
-			if diff := cmp.Diff(test.want, sketch(resources)); diff != "" {
+			resources, problems := Of(Input{Snapshot: &discovery.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Holds: test.holds})
+			if diff := cmp.Diff(test.want, pooltest.Sketch(resources)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if len(problems) != test.left {
@@ -99,15 +93,15 @@ func names(devices []discovery.Device, suffix string) (out string) {
 func TestCombinedOfRandomHosts(t *testing.T) {
 	for seed := range uint64(20) {
 		snapshot := discoverytest.RandomHost(rand.New(rand.NewPCG(seed, 1)), 200)
-		want, _ := Slices("node", snapshot, Without{})
-		got, problems := Slices("node", snapshot, Without{Separate: true})
+		want, _ := Of(Input{Snapshot: snapshot, Features: features.All()})
+		got, problems := Of(Input{Snapshot: snapshot, Features: without("SeparateCounters")})
 		if len(problems) > 0 {
 			t.Fatalf("problems: %v", problems)
 		}
-		if diff := cmp.Diff(remember(want), remember(got), cmp.AllowUnexported(published{})); diff != "" {
+		if diff := cmp.Diff(remember(want), remember(got), cmp.AllowUnexported(content{})); diff != "" {
 			t.Fatalf("(-separate +combined):\n%s", diff)
 		}
-		for i, slice := range got.Pools["node"].Slices {
+		for i, slice := range got.Slices {
 			if err := validBefore135(slice); err != nil {
 				t.Errorf("slice %d: %v", i, err)
 			}
@@ -138,31 +132,4 @@ func validBefore135(slice resourceslice.Slice) error {
 		return fmt.Errorf("%d devices, %d counters, %d taken", len(slice.Devices), len(counters), taken)
 	}
 	return nil
-}
-
-// A slice that the server refuses may mean that it is another server by now: it
-// is asked again, and not only when it is time to.
-func TestRefusedSlicesAreAskedAbout(t *testing.T) {
-	b := newBench(t).restart()
-	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "slice", nil)
-	b.HandleError(t.Context(), errors.Join(fmt.Errorf("update resource slice: %w", invalid), kubeletplugin.ErrRecoverable), "publish")
-	select {
-	case <-b.ask:
-	default:
-		t.Error("a refused slice: the server is not asked what it takes")
-	}
-	// Neither is it known what becomes of a field that the library has no name for.
-	slice := func(d resourceapi.Device) *resourceapi.ResourceSlice {
-		return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{d}}}
-	}
-	dropped := &resourceslice.DroppedFieldsError{
-		DesiredSlice: slice(resourceapi.Device{Name: "a", NodeAllocatableResources: map[corev1.ResourceName]resourceapi.NodeAllocatableResource{"cpu": {}}}),
-		ActualSlice:  slice(resourceapi.Device{Name: "a"}),
-	}
-	b.HandleError(t.Context(), errors.Join(dropped, kubeletplugin.ErrRecoverable), "publish")
-	select {
-	case <-b.ask:
-	default:
-		t.Error("a dropped field: the server is not asked what it takes")
-	}
 }

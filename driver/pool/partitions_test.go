@@ -1,4 +1,4 @@
-package driver
+package pool
 
 import (
 	"fmt"
@@ -11,14 +11,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 // profiled is a part with a profile.
 func profiled(silicon, name, profile string, takes int) discovery.Device {
-	d := part(silicon, name, takes)
+	d := pooltest.Part(silicon, name, takes)
 	d.Attributes = discovery.Attributes{}
 	d.Attributes.SetString("profile", profile)
 	return d
@@ -26,12 +29,12 @@ func profiled(silicon, name, profile string, takes int) discovery.Device {
 
 // typesOf returns the partition types that are published, by device, nil if the
 // slices name no such attribute.
-func typesOf(t *testing.T, snapshot *discovery.Snapshot, without Without) map[string]string {
+func typesOf(t *testing.T, snapshot *discovery.Snapshot, kept features.Set) map[string]string {
 	t.Helper()
-	resources, _ := Slices("node", snapshot, without)
+	resources, _ := Of(Input{Snapshot: snapshot, Features: kept})
 	types := make(map[string]string)
 	declared := false
-	for _, slice := range resources.Pools["node"].Slices {
+	for _, slice := range resources.Slices {
 		competing := slices.ContainsFunc(slice.Devices, consumes)
 		switch name := slice.PartitionTypeAttribute; {
 		case name != nil && (*name != "chandler.dev/partitionType" || !competing):
@@ -57,10 +60,10 @@ func typesOf(t *testing.T, snapshot *discovery.Snapshot, without Without) map[st
 }
 
 func TestPartitionTypes(t *testing.T) {
-	virtual := part("g1", "g1-b", 2)
+	virtual := pooltest.Part("g1", "g1-b", 2)
 	virtual.Attributes = discovery.Attributes{}
 	virtual.Attributes.SetString("function", "virtual")
-	crowded := part("g0", "g0-a", 1)
+	crowded := pooltest.Part("g0", "g0-a", 1)
 	crowded.Attributes = discovery.Attributes{}
 	for i := range resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		crowded.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
@@ -68,18 +71,18 @@ func TestPartitionTypes(t *testing.T) {
 	var many []discovery.Device
 	for i := range 17 {
 		name := fmt.Sprint("g", i)
-		many = append(many, part(name, name, 7), part(name, name+"-a", 1))
+		many = append(many, pooltest.Part(name, name, 7), pooltest.Part(name, name+"-a", 1))
 	}
 	tests := map[string]struct {
 		devices []discovery.Device
-		without Without
+		dropped []string
 		want    map[string]string
 	}{
 		"nothing competes": {devices: []discovery.Device{{Name: "a"}}},
 		"by silicon and profile": {
 			devices: []discovery.Device{
-				part("g0", "g0", 7), profiled("g0", "g0-a", "3g.20gb", 3), profiled("g0", "g0-b", "1g.5gb", 1), profiled("g0", "g0-c", "1g.5gb", 1),
-				part("g1", "g1-a", 1), virtual, {Name: "x"},
+				pooltest.Part("g0", "g0", 7), profiled("g0", "g0-a", "3g.20gb", 3), profiled("g0", "g0-b", "1g.5gb", 1), profiled("g0", "g0-c", "1g.5gb", 1),
+				pooltest.Part("g1", "g1-a", 1), virtual, {Name: "x"},
 			},
 			want: map[string]string{
 				"g0": "g0/whole", "g0-a": "g0/3g.20gb", "g0-b": "g0/1g.5gb", "g0-c": "g0/1g.5gb",
@@ -90,19 +93,19 @@ func TestPartitionTypes(t *testing.T) {
 			devices: []discovery.Device{profiled("g0", "g0-a", "half", 3), profiled("g0", "g0-b", "half", 4), profiled("g0", "g0-c", "half", 3)},
 			want:    map[string]string{"g0-a": "g0/half-83f20e1e", "g0-b": "g0/half-7a5867fa", "g0-c": "g0/half-83f20e1e"},
 		},
-		"the server drops it":               {devices: []discovery.Device{part("g0", "g0", 7)}, without: Without{PartitionType: true}},
-		"the server drops counters":         {devices: []discovery.Device{part("g0", "g0", 7)}, without: Without{Counters: true}},
+		"the server drops it":               {devices: []discovery.Device{pooltest.Part("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevicesType"}},
+		"the server drops counters":         {devices: []discovery.Device{pooltest.Part("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevices"}},
 		"more types than there may be":      {devices: many},
 		"as many types as there may be":     {devices: many[:32], want: wholesAndParts(many[:32])},
-		"no room for another attribute":     {devices: []discovery.Device{part("g0", "g0", 7), crowded}},
-		"no room for the silicon's name":    {devices: []discovery.Device{part(strings.Repeat("g", 63), "a", 7)}},
+		"no room for another attribute":     {devices: []discovery.Device{pooltest.Part("g0", "g0", 7), crowded}},
+		"no room for the silicon's name":    {devices: []discovery.Device{pooltest.Part(strings.Repeat("g", 63), "a", 7)}},
 		"an attribute of another's meaning": {devices: []discovery.Device{profiled("g0", "g0", "x", 7)}, want: map[string]string{"g0": "g0/whole"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			test.devices = slices.Clone(test.devices)
 			slices.SortFunc(test.devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
-			got := typesOf(t, &discovery.Snapshot{Devices: test.devices}, test.without)
+			got := typesOf(t, &discovery.Snapshot{Devices: test.devices}, without(test.dropped...))
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -128,7 +131,7 @@ func TestPartitionTypesOfRandomHosts(t *testing.T) {
 	for seed := range uint64(50) {
 		snapshot := discoverytest.RandomHost(rand.New(rand.NewPCG(seed, 2)), 5+int(seed))
 		costs := make(map[string]string)
-		for name, value := range typesOf(t, snapshot, Without{}) {
+		for name, value := range typesOf(t, snapshot, features.All()) {
 			d, _ := snapshot.Lookup(name)
 			cost := costOf([]resourceapi.DeviceCounterConsumption{{CounterSet: d.PartOf.Name, Counters: counters(d.Takes)}})
 			if other, found := costs[value]; found && other != cost {
@@ -146,11 +149,20 @@ func TestPartitionTypesOfRandomHosts(t *testing.T) {
 	}
 }
 
+// schedulerOf returns a scheduler for a snapshot, as it is published to a server.
+func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, kept features.Set) *pooltest.Scheduler {
+	t.Helper()
+	pool, problems := Of(Input{Snapshot: snapshot, Features: kept})
+	if len(problems) > 0 {
+		t.Fatalf("problems: %v", problems)
+	}
+	return pooltest.NewScheduler(t, kept).Publish(pool)
+}
+
 // groupsOf returns the compatibility groups of all devices that compete.
-func groupsOf(o *offer) map[string]string {
-	resources, _ := o.driverResources()
+func groupsOf(pool resourceslice.Pool) map[string]string {
 	groups := make(map[string]string)
-	for _, slice := range resources.Pools["node"].Slices {
+	for _, slice := range pool.Slices {
 		for _, device := range slice.Devices {
 			for _, consumed := range device.ConsumesCounters {
 				groups[device.Name] = strings.Join(consumed.CompatibilityGroups, " ")
@@ -161,33 +173,30 @@ func groupsOf(o *offer) map[string]string {
 }
 
 func TestCompatibilityGroups(t *testing.T) {
-	o := &offer{pool: "node", snapshot: &discovery.Snapshot{Devices: []discovery.Device{
-		part("g0", "g0", 7), part("g0", "g0-a", 3), part("iommu-group-1", "g1", 7), {Name: "x"},
+	in := Input{Features: features.All(), Snapshot: &discovery.Snapshot{Devices: []discovery.Device{
+		pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3), pooltest.Part("iommu-group-1", "g1", 7), {Name: "x"},
 	}}}
-	resources, _ := o.driverResources()
-	o.last = remember(resources)
-	o.held = map[string]string{"g0-a": "g0-a"}
+	in.Last, _ = Of(in)
 	want := map[string]string{"g0": "whole", "g0-a": "parts", "g1": "parts"}
-	if diff := cmp.Diff(want, groupsOf(o)); diff != "" {
+	if diff := cmp.Diff(want, groupsOf(in.Last)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// What is gone and held has the groups that its silicon has now.
-	o.snapshot = &discovery.Snapshot{Devices: []discovery.Device{part("g0", "g0", 7)}}
-	for _, without := range []Without{{}, {Groups: true}, {PartitionType: true}} {
-		o.without = without
+	in.Holds = []Hold{some("g0-a", "g0-a")}
+	in.Snapshot = &discovery.Snapshot{Devices: []discovery.Device{pooltest.Part("g0", "g0", 7)}}
+	for _, in.Features = range []features.Set{features.All(), without("DRADeviceCompatibilityGroups"), without("DRAPartitionableDevicesType")} {
+		in.Last, _ = Of(in)
 		want := map[string]string{"g0": "whole", "g0-a": "parts"}
-		if without.Groups {
+		if !in.Features.Groups {
 			want = map[string]string{"g0": "", "g0-a": ""}
 		}
-		if diff := cmp.Diff(want, groupsOf(o)); diff != "" {
-			t.Errorf("%+v (-want +got):\n%s", without, diff)
+		if diff := cmp.Diff(want, groupsOf(in.Last)); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", in.Features, diff)
 		}
-		resources, _ := o.driverResources()
-		published := remember(resources)
-		if typed := published.devices["g0-a"].Attributes["partitionType"].StringValue != nil; typed == without.PartitionType {
-			t.Errorf("%+v: what is gone has a type: %v", without, typed)
+		gone := remember(in.Last).devices["g0-a"]
+		if typed := gone.Attributes["partitionType"].StringValue != nil; typed != in.Features.PartitionType {
+			t.Errorf("%+v: what is gone has a type: %v", in.Features, typed)
 		}
-		o.last = published
 	}
 }
 
@@ -196,27 +205,27 @@ func TestCompatibilityGroups(t *testing.T) {
 func TestCompatibilityGroupsExclude(t *testing.T) {
 	devices := func() []discovery.Device {
 		var out []discovery.Device
-		for _, d := range []discovery.Device{part("g0", "g0", 1), part("g0", "g0-a", 1), part("g0", "g0-b", 1)} {
+		for _, d := range []discovery.Device{pooltest.Part("g0", "g0", 1), pooltest.Part("g0", "g0-a", 1), pooltest.Part("g0", "g0-b", 1)} {
 			d.Attributes = discovery.Attributes{}
 			d.Attributes.SetString("serial", d.Name)
 			out = append(out, d)
 		}
 		return out
 	}
-	get := func(s *scheduler, name string) bool {
-		_, found := s.allocate(types.UID("claim-of-"+name), resourceapi.ExactDeviceRequest{Selectors: bySerial(name)})
+	get := func(s *pooltest.Scheduler, name string) bool {
+		_, found := s.Allocate(types.UID("claim-of-"+name), resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(name)})
 		return found
 	}
-	for _, without := range []Without{{}, {Groups: true}} {
-		s := schedulerOf(t, &discovery.Snapshot{Devices: devices()}, without)
+	for _, kept := range []features.Set{features.All(), without("DRADeviceCompatibilityGroups")} {
+		s := schedulerOf(t, &discovery.Snapshot{Devices: devices()}, kept)
 		if !get(s, "g0-a") || !get(s, "g0-b") {
-			t.Errorf("%+v: parts exclude each other", without)
+			t.Errorf("%+v: parts exclude each other", kept)
 		}
-		if got := get(s, "g0"); got != without.Groups {
-			t.Errorf("%+v: the whole beside its parts: %v", without, got)
+		if got := get(s, "g0"); got == kept.Groups {
+			t.Errorf("%+v: the whole beside its parts: %v", kept, got)
 		}
 	}
-	s := schedulerOf(t, &discovery.Snapshot{Devices: devices()}, Without{})
+	s := schedulerOf(t, &discovery.Snapshot{Devices: devices()}, features.All())
 	if !get(s, "g0") || get(s, "g0-a") {
 		t.Error("a part beside the whole")
 	}

@@ -1,4 +1,4 @@
-package driver
+package pool
 
 import (
 	"maps"
@@ -10,29 +10,21 @@ import (
 	"chandler.dev/discovery"
 )
 
-// holding is what an allocated device has of its silicon: all, what it takes of
-// the counters, or a part that takes of none and competes with the whole alone.
-type holding struct {
-	silicon string
-	whole   bool
-	takes   map[string]resource.Quantity
-}
-
 // of returns what is held of counters, and whether it is of these.
-func (h holding) of(all map[string]resource.Quantity) (map[string]resource.Quantity, bool) {
-	if h.whole {
+func (h Hold) of(all map[string]resource.Quantity) (map[string]resource.Quantity, bool) {
+	if h.Whole {
 		return all, len(all) > 0
 	}
-	for counter := range h.takes {
+	for counter := range h.Takes {
 		if _, found := all[counter]; !found {
 			return nil, false
 		}
 	}
-	return h.takes, len(h.takes) > 0
+	return h.Takes, len(h.Takes) > 0
 }
 
 // consumption returns what is taken of a counter set, nil if it is of another.
-func (h holding) consumption(set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
+func (h Hold) consumption(set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
 	all := make(map[string]resource.Quantity, len(set.Counters))
 	for name, counter := range set.Counters {
 		all[name] = counter.Value
@@ -45,11 +37,11 @@ func (h holding) consumption(set resourceapi.CounterSet) []resourceapi.DeviceCou
 }
 
 // takenByGone returns what claims have that is not in the snapshot, by silicon.
-func (o *offer) takenByGone() map[string][]holding {
-	gone := make(map[string][]holding)
-	for name, h := range o.taken {
-		if _, present := o.snapshot.Lookup(o.held[name]); !present {
-			gone[h.silicon] = append(gone[h.silicon], h)
+func (in *input) takenByGone() map[string][]Hold {
+	gone := make(map[string][]Hold)
+	for name, h := range in.alone {
+		if _, present := in.Snapshot.Lookup(in.held[name]); !present {
+			gone[h.Silicon] = append(gone[h.Silicon], h)
 		}
 	}
 	return gone
@@ -57,14 +49,14 @@ func (o *offer) takenByGone() map[string][]holding {
 
 // uncounted reports whether the scheduler cannot see that the device competes
 // with others that are gone.
-func (o *offer) uncounted(d *discovery.Device, gone []holding) bool {
-	return slices.ContainsFunc(gone, func(h holding) bool {
+func (in *input) uncounted(d *discovery.Device, gone []Hold) bool {
+	return slices.ContainsFunc(gone, func(h Hold) bool {
 		switch {
 		case d.PartOf == nil:
 			return true
-		case !h.whole && len(h.takes) == 0:
+		case !h.Whole && len(h.Takes) == 0:
 			return false
-		case o.without.Counters:
+		case !in.Features.Counters:
 			return true
 		}
 		_, counted := h.of(d.PartOf.Counters)
@@ -76,34 +68,34 @@ func (o *offer) uncounted(d *discovery.Device, gone []holding) bool {
 // one that this process has not published there is only the name. Without taints
 // only those are added of which the scheduler is to see what they take, and which
 // nobody else gets.
-func (o *offer) addGone(out *published) {
-	for name, source := range o.held {
-		if _, present := o.snapshot.Lookup(source); present {
+func (in *input) addGone(out *content) {
+	for name, source := range in.held {
+		if _, present := in.Snapshot.Lookup(source); present {
 			continue
 		}
-		device, known := o.last.devices[name]
+		device, known := in.last.devices[name]
 		if !known {
 			device = resourceapi.Device{Name: name}
 		}
 		device = unrelated(device)
-		device.Taints = o.taints(o.snapshot.HealthOfGone(source, o.gone))
-		if o.without.Sharing {
+		device.Taints = in.taints(in.Snapshot.HealthOfGone(source, in.Gone))
+		if !in.Features.Sharing {
 			device.AllowMultipleAllocations, device.Capacity = nil, withoutPolicies(device.Capacity)
 		}
-		if o.without.Overhead {
+		if !in.Features.Overhead {
 			device.NodeAllocatableResources = nil
 		}
-		if o.without.Lists {
+		if !in.Features.Lists {
 			device.Attributes = withoutLists(device.Attributes)
 		}
-		h, taken := o.taken[name]
-		if set, found := out.counters[h.silicon]; taken && found {
+		h, taken := in.alone[name]
+		if set, found := out.counters[h.Silicon]; taken && found {
 			device.ConsumesCounters = h.consumption(set)
 		}
-		if o.without.Taints && (!consumes(device) || !taken) {
+		if !in.Features.Taints && (!consumes(device) || !taken) {
 			continue
 		}
-		if !o.keepCounters(out, device.ConsumesCounters) {
+		if !in.keepCounters(out, device.ConsumesCounters) {
 			device.ConsumesCounters = nil
 		}
 		out.devices[name] = device
@@ -122,13 +114,13 @@ func withoutPolicies(capacity map[resourceapi.QualifiedName]resourceapi.DeviceCa
 
 // keepCounters adds what a device that is gone takes of, and reports whether
 // all of it is still there: the silicon may have been replaced by another.
-func (o *offer) keepCounters(out *published, consumptions []resourceapi.DeviceCounterConsumption) bool {
+func (in *input) keepCounters(out *content, consumptions []resourceapi.DeviceCounterConsumption) bool {
 	for _, consumed := range consumptions {
 		set, found := out.counters[consumed.CounterSet]
 		if !found {
-			set, found = o.last.counters[consumed.CounterSet]
+			set, found = in.last.counters[consumed.CounterSet]
 		}
-		if !found || o.without.Counters {
+		if !found || !in.Features.Counters {
 			return false
 		}
 		for counter := range consumed.Counters {

@@ -1,4 +1,4 @@
-package driver
+package pool
 
 import (
 	"context"
@@ -18,6 +18,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 // sliceServer keeps ResourceSlices, and lets them be looked at after each write.
@@ -103,20 +105,22 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 		t.Fatal(err)
 	}
 	defer controller.Stop()
-	servers := []Without{{}, {Counters: true, Groups: true, PartitionType: true}, {Separate: true, Groups: true, PartitionType: true}, {Groups: true}}
-	last := published{}
+	servers := []features.Set{
+		features.All(), {}, without("SeparateCounters", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"), without("DRADeviceCompatibilityGroups"),
+		without("DRAPartitionableDevices", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"),
+	}
+	in := Input{
+		Holds: []Hold{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // there or gone
+		Gone:  resourceapi.DeviceTaintEffectNoSchedule,
+	}
 	for range 12 {
-		snapshot, without := gpusInParts(random), servers[random.IntN(len(servers))]
-		o := &offer{pool: "node", snapshot: snapshot, without: without, last: last, gone: resourceapi.DeviceTaintEffectNoSchedule}
-		o.held = map[string]string{heldPart: heldPart} // there or gone
-		o.taken = map[string]holding{heldPart: {"gpu-0", false, quantities("slices", 1)}}
-		resources, _ := o.driverResources()
-		last = remember(resources)
-		offered = fmt.Sprintf("%d devices, %+v", len(snapshot.Devices), without)
-		controller.Update(&resources)
+		in.Snapshot, in.Features = gpusInParts(random), servers[random.IntN(len(servers))]
+		in.Last, _ = Of(in)
+		offered = fmt.Sprintf("%d devices, %+v", len(in.Snapshot.Devices), in.Features)
+		controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": in.Last}})
 		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // of the bubble
-		if n := len(server.slices()); n != len(resources.Pools["node"].Slices) {
-			t.Fatalf("%s: %d slices, want %d", offered, n, len(resources.Pools["node"].Slices))
+		if n := len(server.slices()); n != len(in.Last.Slices) {
+			t.Fatalf("%s: %d slices, want %d", offered, n, len(in.Last.Slices))
 		}
 	}
 	if server.writes < 10 {
@@ -141,9 +145,9 @@ func gpusInParts(random *rand.Rand) *discovery.Snapshot {
 	}
 	for i := range random.IntN(12) {
 		name := fmt.Sprintf("gpu-%d", i)
-		add(part(name, name, 7))
+		add(pooltest.Part(name, name, 7))
 		for j := range random.IntN(8) {
-			add(part(name, fmt.Sprintf("%s-part-%d", name, j), 1))
+			add(pooltest.Part(name, fmt.Sprintf("%s-part-%d", name, j), 1))
 		}
 	}
 	return s
@@ -168,14 +172,16 @@ func current(slices []*resourceapi.ResourceSlice) (newest []*resourceapi.Resourc
 func bothToBeHad(t *testing.T, slices []*resourceapi.ResourceSlice) string {
 	t.Helper()
 	for _, pair := range pairs(slices) {
-		s := newScheduler(t, Without{})
-		s.slices = slices
-		s.claims["held"] = claim("held", heldPart)
+		s := pooltest.NewScheduler(t, features.All())
+		s.Slices = slices
+		s.Claims["held"] = &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: discovery.Domain, Pool: "node", Device: heldPart}}},
+		}}}
 		given := 0
 		for _, name := range pair {
 			if name == heldPart {
 				given++
-			} else if _, found := s.allocate(types.UID(name), resourceapi.ExactDeviceRequest{Selectors: bySerial(name)}); found {
+			} else if _, found := s.Allocate(types.UID(name), resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(name)}); found {
 				given++
 			}
 		}

@@ -1,4 +1,4 @@
-package driver
+package pool
 
 import (
 	"maps"
@@ -12,8 +12,8 @@ import (
 // attributes returns the attributes of a device: as lists those that have them,
 // where the server takes lists (KEP-5491). A list that there is no room for
 // beside the other attributes is left to its string or number.
-func (o *offer) attributes(d *discovery.Device) discovery.Attributes {
-	if o.without.Lists || len(d.Lists) == 0 {
+func (in *input) attributes(d *discovery.Device) discovery.Attributes {
+	if !in.Features.Lists || len(d.Lists) == 0 {
 		return d.Attributes
 	}
 	out := maps.Clone(d.Attributes)

@@ -1,4 +1,4 @@
-package driver
+package pool
 
 import (
 	"fmt"
@@ -10,32 +10,30 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 // Whatever was published before, is held, and has gone since: to a server that
 // has come to drop something that is not published, and what is taken is taken
 // of counters that there are.
 func TestNothingDroppedIsPublished(t *testing.T) {
-	for i, before := range gates() {
-		for j, after := range gates() {
+	for i, before := range pooltest.Sets() {
+		for j, after := range pooltest.Sets() {
 			random := rand.New(rand.NewPCG(uint64(i), uint64(j)))
 			first := discoverytest.RandomHost(random, 30)
-			resources, _ := Slices("node", first, before)
-			o := &offer{
-				pool: "node", snapshot: discoverytest.RandomHost(random, 30), without: after, last: remember(resources),
-				held: make(map[string]string), taken: make(map[string]holding), gone: resourceapi.DeviceTaintEffectNoSchedule,
-			}
-			for _, name := range slices.Sorted(maps.Keys(o.last.devices)) {
-				d, found := (&view{snapshot: first}).allocated(name)
+			in := Input{Features: after, Snapshot: discoverytest.RandomHost(random, 30), Gone: resourceapi.DeviceTaintEffectNoSchedule}
+			in.Last, _ = Of(Input{Snapshot: first, Features: before})
+			for _, name := range slices.Sorted(maps.Keys(remember(in.Last).devices)) {
+				d, found := Device(first, name)
 				if !found || random.IntN(3) > 0 {
 					continue
 				}
-				o.held[name] = d.Name
-				if !d.Shareable && d.Sharing == nil {
-					o.taken[name] = holding{d.Silicon(), d.PartOf == nil, d.Takes}
-				}
+				h := hold(name, d.Silicon(), d.PartOf == nil, d.Takes)
+				h.Device, h.Shared = d.Name, d.Shareable || d.Sharing != nil
+				in.Holds = append(in.Holds, h)
 			}
-			published, _ := o.driverResources()
+			published, _ := Of(in)
 			out := remember(published)
 			for _, device := range out.devices {
 				for _, what := range dropped(device, out, after) {
@@ -47,7 +45,7 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 }
 
 // dropped names what a device has that the server drops or refuses.
-func dropped(d resourceapi.Device, all published, without Without) (names []string) {
+func dropped(d resourceapi.Device, all content, kept features.Set) (names []string) {
 	policies := 0
 	for _, capacity := range d.Capacity {
 		if capacity.RequestPolicy != nil {
@@ -55,19 +53,19 @@ func dropped(d resourceapi.Device, all published, without Without) (names []stri
 		}
 	}
 	for name, there := range map[string]bool{
-		"taints":           without.Taints && len(d.Taints) > 0,
-		"sharing":          without.Sharing && d.AllowMultipleAllocations != nil,
-		"request policies": without.Sharing && policies > 0,
-		"lists":            without.Lists && len(withoutLists(d.Attributes)) < len(d.Attributes),
-		"overhead":         without.Overhead && d.NodeAllocatableResources != nil,
-		"counters":         without.Counters && len(d.ConsumesCounters) > 0,
+		"taints":           !kept.Taints && len(d.Taints) > 0,
+		"sharing":          !kept.Sharing && d.AllowMultipleAllocations != nil,
+		"request policies": !kept.Sharing && policies > 0,
+		"lists":            !kept.Lists && len(withoutLists(d.Attributes)) < len(d.Attributes),
+		"overhead":         !kept.Overhead && d.NodeAllocatableResources != nil,
+		"counters":         !kept.Counters && len(d.ConsumesCounters) > 0,
 	} {
 		if there {
 			names = append(names, name)
 		}
 	}
 	for _, consumed := range d.ConsumesCounters {
-		if without.Groups && len(consumed.CompatibilityGroups) > 0 {
+		if !kept.Groups && len(consumed.CompatibilityGroups) > 0 {
 			names = append(names, "groups")
 		}
 		for counter := range consumed.Counters {

@@ -1,4 +1,4 @@
-package driver
+package pool
 
 import (
 	"fmt"
@@ -8,6 +8,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
 )
 
 const numaNode resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
@@ -35,7 +37,7 @@ func TestLists(t *testing.T) {
 	}
 	tests := map[string]struct {
 		device  discovery.Device
-		without Without
+		dropped []string
 		linked  resourceapi.DeviceAttribute
 		numa    resourceapi.DeviceAttribute
 	}{
@@ -44,7 +46,7 @@ func TestLists(t *testing.T) {
 			linked: resourceapi.DeviceAttribute{StringValues: many(3)}, numa: resourceapi.DeviceAttribute{IntValues: []int64{1, 0}},
 		},
 		"not taken": {
-			device: device(0, 0, 3), without: Without{Lists: true},
+			device: device(0, 0, 3), dropped: []string{"DRAListTypeAttributes"},
 			linked: resourceapi.DeviceAttribute{StringValue: new("peer-00,peer-01,peer-02")}, numa: resourceapi.DeviceAttribute{IntValue: new(int64(1))},
 		},
 		"longer than a string": {
@@ -67,8 +69,8 @@ func TestLists(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			before := fmt.Sprint(test.device.Attributes)
-			resources, problems := Slices("node", &discovery.Snapshot{Devices: []discovery.Device{test.device}}, test.without)
-			got := resources.Pools["node"].Slices[0].Devices[0]
+			resources, problems := Of(Input{Snapshot: &discovery.Snapshot{Devices: []discovery.Device{test.device}}, Features: without(test.dropped...)})
+			got := resources.Slices[0].Devices[0]
 			if diff := cmp.Diff(test.linked, got.Attributes["linkedTo"]); diff != "" {
 				t.Errorf("linkedTo (-want +got):\n%s", diff)
 			}
@@ -90,14 +92,14 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 		"but one":           {0, resourceapi.ResourceSliceMaxAttributeValuesPerDevice - 1, resourceapi.ResourceSliceMaxAttributeValuesPerDevice},
 		"of all attributes": {resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice - 1, 20, resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice},
 	} {
-		d := part("g", "g-a", 1)
+		d := pooltest.Part("g", "g-a", 1)
 		d.Attributes = discovery.Attributes{}
 		for i := range test.attributes {
 			d.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
 		}
 		d.Lists = discovery.Attributes{"linkedTo": {StringValues: many(test.peers)}}
-		resources, _ := Slices("node", &discovery.Snapshot{Devices: []discovery.Device{d}}, Without{})
-		slice := resources.Pools["node"].Slices[1]
+		resources, _ := Of(Input{Snapshot: &discovery.Snapshot{Devices: []discovery.Device{d}}, Features: features.All()})
+		slice := resources.Slices[1]
 		values := 0
 		for _, attribute := range slice.Devices[0].Attributes {
 			values += valuesOf(attribute)
@@ -109,13 +111,13 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 }
 
 func TestListsOfTheGone(t *testing.T) {
-	o := &offer{pool: "node", snapshot: &discovery.Snapshot{}, held: map[string]string{"a": "a"}, without: Without{Lists: true}}
-	o.last = published{devices: map[string]resourceapi.Device{"a": {Name: "a", Attributes: discovery.Attributes{
+	in := Input{Snapshot: &discovery.Snapshot{}, Holds: []Hold{some("a", "a")}, Features: without("DRAListTypeAttributes")}
+	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: discovery.Attributes{
 		numaNode: {IntValues: []int64{1, 0}}, "kind": {StringValue: new("gpu")},
-	}}}}
-	resources, _ := o.driverResources()
+	}}})
+	resources, _ := Of(in)
 	want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: new("gpu")}}
-	if diff := cmp.Diff(want, resources.Pools["node"].Slices[0].Devices[0].Attributes); diff != "" {
+	if diff := cmp.Diff(want, resources.Slices[0].Devices[0].Attributes); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -125,12 +127,12 @@ func TestSelectorForBothForms(t *testing.T) {
 	d := discovery.Device{Name: "a", Attributes: discovery.Attributes{}}
 	d.Attributes.SetInt(numaNode, 1)
 	d.Lists = discovery.Attributes{numaNode: {IntValues: []int64{1, 0}}}
-	for _, without := range []Without{{}, {Lists: true}} {
-		s := schedulerOf(t, &discovery.Snapshot{Devices: []discovery.Device{d}}, without)
+	for _, kept := range []features.Set{features.All(), without("DRAListTypeAttributes")} {
+		s := schedulerOf(t, &discovery.Snapshot{Devices: []discovery.Device{d}}, kept)
 		expression := `device.attributes["resource.kubernetes.io"].numaNode.includes(1)`
 		selectors := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
-		if _, found := s.allocate("c", resourceapi.ExactDeviceRequest{Selectors: selectors}); !found {
-			t.Errorf("%+v: not selected", without)
+		if _, found := s.Allocate("c", resourceapi.ExactDeviceRequest{Selectors: selectors}); !found {
+			t.Errorf("%+v: not selected", kept)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package driver
+package features
 
 import (
 	"fmt"
@@ -30,6 +30,9 @@ const (
 	probeTyped = "typed"   // the device because of which the slice has partition types
 )
 
+// probeType is the attribute that is the partition type.
+const probeType resourceapi.FullyQualifiedName = discovery.Domain + "/partitionType"
+
 func probeCounters() map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{"slices": {Value: resource.MustParse("1")}}
 }
@@ -39,7 +42,7 @@ func probeCounters() map[string]resourceapi.Counter {
 func probePart(name string) resourceapi.Device {
 	return resourceapi.Device{
 		Name:             name,
-		Attributes:       discovery.Attributes{partitionType: {StringValue: new("part")}},
+		Attributes:       discovery.Attributes{"partitionType": {StringValue: new("part")}},
 		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: probeSet, Counters: probeCounters()}},
 	}
 }
@@ -59,11 +62,11 @@ func listProbe() []probe {
 // probes returns a device for each other optional field.
 func probes() []probe {
 	taint := func(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaint {
-		return []resourceapi.DeviceTaint{{Key: taintKey(discovery.ConditionUnhealthy), Effect: effect}}
+		return []resourceapi.DeviceTaint{{Key: discovery.Domain + "/unhealthy", Effect: effect}}
 	}
 	tainted := func(d made) bool { return len(d.Taints) > 0 }
 	grouped := probePart("grouped")
-	grouped.ConsumesCounters[0].CompatibilityGroups = []string{partsGroup}
+	grouped.ConsumesCounters[0].CompatibilityGroups = []string{"parts"}
 	one := resource.MustParse("1")
 	return []probe{
 		{
@@ -101,14 +104,14 @@ func probes() []probe {
 	}
 }
 
-// find adds the features that the server drops or refuses. Where it refuses
-// them together, they are tried one by one.
-func (w *Without) find(create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error), probes []probe) error {
+// find adds the features that the server keeps. Where it refuses them together,
+// they are tried one by one.
+func (s *Set) find(create create, probes []probe) error {
 	var spec resourceapi.ResourceSliceSpec
 	for _, p := range probes {
 		spec.Devices = append(spec.Devices, p.device)
 		if p.device.Name == probeTyped {
-			spec.PartitionTypeAttribute = new(partitionTypeName)
+			spec.PartitionTypeAttribute = new(probeType)
 		}
 	}
 	slice, err := create(spec)
@@ -119,17 +122,13 @@ func (w *Without) find(create func(resourceapi.ResourceSliceSpec) (*resourceapi.
 			devices[device.Name] = device
 		}
 		for _, p := range probes {
-			if !p.kept(made{devices[p.device.Name], slice}) {
-				w.add(p.feature)
-			}
+			s.set(p.feature, p.kept(made{devices[p.device.Name], slice}))
 		}
 	case !apierrors.IsInvalid(err):
 		return fmt.Errorf("dry run: %w", err)
-	case len(probes) == 1:
-		w.add(probes[0].feature)
-	default:
+	case len(probes) > 1:
 		for _, p := range probes {
-			if err := w.find(create, []probe{p}); err != nil {
+			if err := s.find(create, []probe{p}); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,132 @@
+package features_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
+)
+
+// refusing returns a server that refuses some slices as invalid.
+func refusing(invalid func(*resourceapi.ResourceSlice) bool) func(*resourceapi.ResourceSlice) error {
+	return func(slice *resourceapi.ResourceSlice) error {
+		if invalid(slice) {
+			return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
+		}
+		return nil
+	}
+}
+
+// effectless reports whether a device has a taint without an effect.
+func effectless(slice *resourceapi.ResourceSlice) bool {
+	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool {
+		return len(d.Taints) > 0 && d.Taints[0].Effect == resourceapi.DeviceTaintEffectNone
+	})
+}
+
+func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
+
+// apart reports whether a device takes of counters that are not in the slice.
+func apart(slice *resourceapi.ResourceSlice) bool {
+	return len(slice.Spec.SharedCounters) == 0 && slices.ContainsFunc(slice.Spec.Devices, consumes)
+}
+
+// listed reports whether an attribute is a list.
+func listed(slice *resourceapi.ResourceSlice) bool {
+	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool {
+		for _, a := range d.Attributes {
+			if a.StringValues != nil {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func withoutGroups(slice *resourceapi.ResourceSlice) error {
+	for i := range slice.Spec.Devices {
+		for j := range slice.Spec.Devices[i].ConsumesCounters {
+			slice.Spec.Devices[i].ConsumesCounters[j].CompatibilityGroups = nil
+		}
+	}
+	return nil
+}
+
+func TestAsk(t *testing.T) {
+	each := func(change func(*resourceapi.Device)) func(*resourceapi.ResourceSlice) error {
+		return func(slice *resourceapi.ResourceSlice) error {
+			for i := range slice.Spec.Devices {
+				change(&slice.Spec.Devices[i])
+			}
+			return nil
+		}
+	}
+	tests := map[string]struct {
+		server  func(*resourceapi.ResourceSlice) error
+		dropped []string
+	}{
+		"keeps all":        {server: each(func(*resourceapi.Device) {})},
+		"drops taints":     {server: each(func(d *resourceapi.Device) { d.Taints = nil }), dropped: []string{"DRADeviceTaints", "DeviceTaintEffectNone"}},
+		"drops policies":   {server: each(func(d *resourceapi.Device) { d.Capacity = nil }), dropped: []string{"DRAConsumableCapacity"}},
+		"drops sharing":    {server: each(func(d *resourceapi.Device) { d.AllowMultipleAllocations = nil }), dropped: []string{"DRAConsumableCapacity"}},
+		"drops counters":   {server: pooltest.WithoutCounters, dropped: []string{"DRAPartitionableDevices", "SeparateCounters", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"}},
+		"drops overhead":   {server: each(func(d *resourceapi.Device) { d.NodeAllocatableResources = nil }), dropped: []string{"DRANodeAllocatableResources"}},
+		"drops conditions": {server: each(func(d *resourceapi.Device) { d.BindingConditions, d.BindingFailureConditions = nil, nil }), dropped: []string{"DRADeviceBindingConditions"}},
+		"drops types":      {server: func(s *resourceapi.ResourceSlice) error { s.Spec.PartitionTypeAttribute = nil; return nil }, dropped: []string{"DRAPartitionableDevicesType"}},
+		"drops groups":     {server: withoutGroups, dropped: []string{"DRADeviceCompatibilityGroups"}},
+		"refuses lists":    {server: refusing(listed), dropped: []string{"DRAListTypeAttributes"}},
+		"1.34 with all that it has": {
+			server:  refusing(func(slice *resourceapi.ResourceSlice) bool { return effectless(slice) || apart(slice) || listed(slice) }),
+			dropped: []string{"DRAListTypeAttributes", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType", "DeviceTaintEffectNone", "SeparateCounters"},
+		},
+		"1.34 as it comes": {
+			server: func(slice *resourceapi.ResourceSlice) error {
+				return errors.Join(pooltest.WithoutCounters(slice), each(func(d *resourceapi.Device) {
+					d.Taints, d.AllowMultipleAllocations, d.NodeAllocatableResources = nil, nil, nil
+				})(slice))
+			},
+			dropped: []string{"DRANodeAllocatableResources", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType", "DRADeviceTaints", "DeviceTaintEffectNone", "DRAPartitionableDevices", "SeparateCounters", "DRAConsumableCapacity"},
+		},
+		"refuses counters anyhow": {
+			server:  refusing(func(slice *resourceapi.ResourceSlice) bool { return slices.ContainsFunc(slice.Spec.Devices, consumes) }),
+			dropped: []string{"DRAPartitionableDevices", "SeparateCounters", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"},
+		},
+		"before taints without an effect": {server: refusing(effectless), dropped: []string{"DeviceTaintEffectNone"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			kept, err := features.Ask(t.Context(), pooltest.Dropping(t, test.server), "node")
+			if want := features.All().Without(test.dropped...); err != nil || kept != want {
+				t.Errorf("got %+v, want %+v; error %v", kept, want, err)
+			}
+		})
+	}
+}
+
+// A server that does not say what it keeps is not taken to keep anything.
+func TestNoAnswer(t *testing.T) {
+	timeout := errors.New("timeout")
+	tests := map[string]func(*resourceapi.ResourceSlice) error{
+		"never": func(*resourceapi.ResourceSlice) error { return timeout },
+		"when it is asked for one field": func(slice *resourceapi.ResourceSlice) error {
+			if len(slice.Spec.Devices) > 1 {
+				return apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
+			}
+			return timeout
+		},
+	}
+	for name, server := range tests {
+		t.Run(name, func(t *testing.T) {
+			kept, err := features.Ask(t.Context(), pooltest.Dropping(t, server), "node")
+			if !errors.Is(err, timeout) || kept != (features.Set{}) {
+				t.Errorf("got %+v, error %v", kept, err)
+			}
+		})
+	}
+}

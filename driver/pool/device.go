@@ -1,0 +1,139 @@
+package pool
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"chandler.dev/discovery"
+)
+
+// add adds a device of the snapshot, under as many names as it has to have.
+func (in *input) add(out *content, d *discovery.Device) error {
+	device := resourceapi.Device{Name: d.Name, Attributes: in.attributes(d), Capacity: d.Capacity, Taints: in.taints(in.health(d))}
+	if in.Features.Overhead {
+		device.NodeAllocatableResources = overhead(d.Overhead)
+	}
+	if d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters {
+		set := d.PartOf.Name
+		if err := addCounters(out, set, d.PartOf.Counters, d.Takes); err != nil {
+			return err
+		}
+		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters(d.Takes)}}
+	}
+	numbered := sharesOf(d)
+	switch {
+	case !d.Shareable && d.Sharing == nil:
+		out.devices[d.Name] = device
+	case in.Features.Sharing:
+		device.AllowMultipleAllocations = new(true)
+		device.Capacity = consumable(d)
+		out.devices[d.Name] = device
+	case numbered == 0 || len(device.ConsumesCounters) > 0 || len(shareName(d.Name, numbered-1, numbered)) > validation.DNS1123LabelMaxLength:
+		out.devices[d.Name] = device // for one claim: what would be counted twice is not shared, nor what has no room for a number
+	default:
+		for i := range numbered {
+			device.Name = shareName(d.Name, i, numbered)
+			out.devices[device.Name] = device
+		}
+	}
+	return nil
+}
+
+// overhead returns what users of a device are charged with. The scheduler does
+// so for each claim of it and each pod of the claim (pkg/scheduler/framework/
+// plugins/dynamicresources/nodeallocatabledynamicresources.go), so that who has
+// a share, numbered or not, is charged like who has all.
+func overhead(needed discovery.HostResources) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
+	if len(needed) == 0 {
+		return nil
+	}
+	out := make(map[corev1.ResourceName]resourceapi.NodeAllocatableResource, len(needed))
+	for name, amount := range needed {
+		out[name] = resourceapi.NodeAllocatableResource{Overhead: &amount}
+	}
+	return out
+}
+
+// consumable returns the capacity of a shared device with what a claim may take
+// of it. Of a capacity without a policy the scheduler takes all for the first
+// claim (k8s.io/dynamic-resource-allocation/structured/internal/…/
+// consumable_capacity.go, fillEmptyRequest), so that nobody else got the device.
+func consumable(d *discovery.Device) discovery.Capacity {
+	capacity := make(discovery.Capacity, len(d.Capacity))
+	for name, one := range d.Capacity {
+		zero := resource.NewQuantity(0, one.Value.Format)
+		policy := &resourceapi.CapacityRequestPolicy{
+			Default:    zero,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: zero, Max: new(one.Value.DeepCopy())},
+		}
+		if s := d.Sharing; s != nil && s.Capacity == name {
+			most := s.Unit.DeepCopy()
+			most.Mul(one.Value.Value() / s.Unit.Value())
+			units := &resourceapi.CapacityRequestPolicyRange{Min: &s.Unit, Max: &most, Step: &s.Unit}
+			if s.Unit.Cmp(most) == 0 {
+				units.Step = nil // beyond the only unit, which the server refuses
+			}
+			policy = &resourceapi.CapacityRequestPolicy{Default: new(s.Default.DeepCopy()), ValidRange: units}
+		}
+		one.RequestPolicy = policy
+		capacity[name] = one
+	}
+	return capacity
+}
+
+// addCounters adds the counter set of a piece of silicon, once.
+func addCounters(out *content, name string, all, taken map[string]resource.Quantity) error {
+	set, found := out.counters[name]
+	if !found {
+		out.counters[name] = resourceapi.CounterSet{Name: name, Counters: counters(all)}
+		return nil
+	}
+	for counter := range taken {
+		if _, found := set.Counters[counter]; !found {
+			return fmt.Errorf("takes of counter %s, which %s does not have by its other devices", counter, name)
+		}
+	}
+	return nil
+}
+
+func counters(quantities map[string]resource.Quantity) map[string]resourceapi.Counter {
+	out := make(map[string]resourceapi.Counter, len(quantities))
+	for name, quantity := range quantities {
+		out[name] = resourceapi.Counter{Value: quantity}
+	}
+	return out
+}
+
+// health returns what is said of a device's health.
+func (in *input) health(d *discovery.Device) discovery.Health {
+	if d.Health.Status == discovery.Unknown && in.Excused[d.Name] {
+		return discovery.Health{Status: discovery.Healthy}
+	}
+	return d.Health
+}
+
+// taints returns what is said of a device that is not healthy. Its time is when
+// the state began, the same after a restart; where that is not known, it is left
+// to the server.
+func (in *input) taints(health discovery.Health) []resourceapi.DeviceTaint {
+	key := health.Key()
+	if key == "" || !in.Features.Taints || !in.Features.Told && health.Usable() {
+		return nil
+	}
+	taint := resourceapi.DeviceTaint{Key: taintKey(key), Effect: health.Effect}
+	if taint.Effect == "" {
+		taint.Effect = resourceapi.DeviceTaintEffectNoSchedule
+	}
+	if !health.Since.IsZero() {
+		taint.TimeAdded = &health.Since
+	}
+	return []resourceapi.DeviceTaint{taint}
+}
+
+func taintKey(condition discovery.Condition) string {
+	return discovery.Domain + "/" + string(condition)
+}

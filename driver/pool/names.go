@@ -1,0 +1,56 @@
+package pool
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"chandler.dev/discovery"
+)
+
+const (
+	// numberedShares is how often a shared device is published to a server
+	// that does not know of sharing.
+	numberedShares = 64
+
+	// shareInfix stands between the name of a shared device and the number.
+	shareInfix = "-share-"
+)
+
+// Device finds the device that an allocated or published name stands for: the
+// device of that name, or the shared device of which it is a numbered share.
+func Device(s *discovery.Snapshot, name string) (discovery.Device, bool) {
+	if device, found := s.Lookup(name); found {
+		return device, true
+	}
+	i := strings.LastIndex(name, shareInfix)
+	if i < 0 {
+		return discovery.Device{}, false
+	}
+	number := name[i+len(shareInfix):]
+	if number == "" || strings.Trim(number, "0123456789") != "" {
+		return discovery.Device{}, false
+	}
+	device, found := s.Lookup(name[:i])
+	return device, found && sharesOf(&device) > 0
+}
+
+// sharesOf returns as how many devices a shared one is published to a server
+// that does not know of sharing, 0 if amounts of it are shared.
+func sharesOf(d *discovery.Device) int {
+	switch {
+	case d.Shareable:
+		return numberedShares
+	case d.Sharing != nil && d.Sharing.Capacity == discovery.Shares:
+		shares := d.Capacity[discovery.Shares].Value
+		return int(shares.Value())
+	}
+	return 0
+}
+
+// shareName returns the name of one of the numbered shares of a device. Numbers
+// have as many digits each, so that the order of names is theirs.
+func shareName(device string, i, shares int) string {
+	digits := max(2, len(strconv.Itoa(shares-1)))
+	return fmt.Sprintf("%s%s%0*d", device, shareInfix, digits, i)
+}

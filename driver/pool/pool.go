@@ -1,0 +1,250 @@
+// Package pool turns the devices of a host into the ResourceSlices of its node's
+// pool, and finds the device that an allocated name stands for. It is pure: it
+// reads no host and asks no API server.
+package pool
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+)
+
+// devicesPerSlice is the limit where any device has a taint or takes of counters.
+// It is kept to always, since the first taint would otherwise move devices between
+// slices.
+const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+// Input is all that decides what is published.
+type Input struct {
+	Snapshot *discovery.Snapshot
+	Holds    []Hold                        // of all claims
+	Last     resourceslice.Pool            // as it was last published
+	Features features.Set                  // of the API server
+	Excused  map[string]bool               // devices of which it is not said that they are Unknown
+	Gone     resourceapi.DeviceTaintEffect // of devices that claims have and the snapshot has not
+}
+
+// Hold is a device that a claim has, and how much of it.
+type Hold struct {
+	Name    string                       // as it was allocated, such as "kvm-share-07"
+	Device  string                       // its name in snapshots, such as "kvm"
+	Silicon string                       // of which the device is all or a part
+	Whole   bool                         // it is all of the silicon
+	Takes   map[string]resource.Quantity // else, of the silicon's counters; a part that takes nothing competes with the whole alone
+	Shared  bool                         // others may have the device besides
+}
+
+// Of returns the pool, and why devices are left out of it: those that could not be
+// published without the server refusing their neighbours. Devices are in slices by
+// their names and counters by those of their silicon, so that the same input always
+// makes the same slices.
+func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
+	in := &input{Input: given, last: remember(given.Last), held: make(map[string]string), alone: make(map[string]Hold)}
+	for _, h := range given.Holds {
+		in.held[h.Name] = h.Device
+		if !h.Shared {
+			in.alone[h.Name] = h
+		}
+	}
+	return in.pool()
+}
+
+// input is an Input with what is looked up in it.
+type input struct {
+	Input
+	held  map[string]string // names of allocated devices to those in the snapshot
+	alone map[string]Hold   // what a claim has for itself, by the names of allocated devices
+	last  content
+}
+
+// content is what a pool consists of.
+type content struct {
+	devices  map[string]resourceapi.Device
+	counters map[string]resourceapi.CounterSet
+}
+
+func (in *input) pool() (resourceslice.Pool, []discovery.Problem) {
+	all, problems := in.content()
+	typed := in.relate(all)
+	var pool resourceslice.Pool
+	if in.Features.Separate {
+		pool.Slices = separate(all)
+	} else {
+		var left []discovery.Problem
+		pool.Slices, left = in.combined(all)
+		problems = append(problems, left...)
+	}
+	for i := range pool.Slices {
+		if typed && slices.ContainsFunc(pool.Slices[i].Devices, consumes) {
+			pool.Slices[i].PartitionTypeAttribute = new(partitionTypeName)
+		}
+	}
+	if len(pool.Slices) == 0 {
+		// An empty pool says that the driver is there.
+		pool.Slices = []resourceslice.Slice{{}}
+	}
+	return pool, problems
+}
+
+// relate says how devices that compete stand to each other, as far as the server
+// keeps it, and reports whether they have partition types. It is for all that is
+// published, also what is gone and held.
+func (in *input) relate(all content) (typed bool) {
+	if in.Features.Groups {
+		all.group()
+	}
+	return in.Features.PartitionType && all.classify()
+}
+
+// separate returns first the slices of the shared counters, then those of the
+// devices in name order.
+func separate(all content) (out []resourceslice.Slice) {
+	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
+	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
+		out = append(out, resourceslice.Slice{SharedCounters: chunk})
+	}
+	for chunk := range slices.Chunk(all.inOrder(), devicesPerSlice) {
+		out = append(out, resourceslice.Slice{Devices: chunk})
+	}
+	return out
+}
+
+// inOrder returns the devices in name order.
+func (c content) inOrder() []resourceapi.Device {
+	return slices.SortedFunc(maps.Values(c.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// content returns the devices and counters of the pool.
+func (in *input) content() (content, []discovery.Problem) {
+	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet)}
+	var problems []discovery.Problem
+	for _, d := range in.choose() {
+		if err := checkCounters(&d); err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+			continue
+		}
+		if err := in.add(&out, &d); err != nil {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+		}
+	}
+	in.addGone(&out)
+	return out, problems
+}
+
+// choose returns the devices that are offered: without taints none that would
+// have one, unless a claim has it for itself. Nobody else gets that, and the
+// scheduler is to see what it takes. Nothing is offered of silicon of which a claim
+// has a part that is gone, unless that is counted. Without counters the scheduler cannot know that devices compete: then
+// those are offered that fit together, the held ones, after them what can be
+// used, and of what is alike in this what comes first by name.
+func (in *input) choose() []discovery.Device {
+	gone := in.takenByGone()
+	offered := slices.DeleteFunc(slices.Clone(in.Snapshot.Devices), func(d discovery.Device) bool {
+		_, taken := in.alone[d.Name]
+		return d.Withheld != "" || !taken && (!in.Features.Taints && !in.health(&d).Usable() || in.uncounted(&d, gone[d.Silicon()]))
+	})
+	if in.Features.Counters {
+		return offered
+	}
+	held := make(map[string]bool)
+	for _, source := range in.held {
+		held[source] = true
+	}
+	rank := func(d discovery.Device) int {
+		switch {
+		case held[d.Name]:
+			return 0
+		case in.health(&d).Usable():
+			return 1
+		}
+		return 2
+	}
+	slices.SortStableFunc(offered, func(a, b discovery.Device) int { return cmp.Compare(rank(a), rank(b)) })
+	left := make(map[string]map[string]resource.Quantity)
+	return slices.DeleteFunc(offered, func(d discovery.Device) bool { return !takeOf(left, &d) })
+}
+
+// takeOf takes what the device takes of what is left of its silicon, and
+// reports whether there was enough.
+func takeOf(left map[string]map[string]resource.Quantity, d *discovery.Device) bool {
+	if d.PartOf == nil || d.PartOf.Counters == nil {
+		return true
+	}
+	if left[d.PartOf.Name] == nil {
+		left[d.PartOf.Name] = maps.Clone(d.PartOf.Counters)
+	}
+	counters := left[d.PartOf.Name]
+	for counter, quantity := range d.Takes {
+		if have := counters[counter]; have.Cmp(quantity) < 0 {
+			return false
+		}
+	}
+	for counter, quantity := range d.Takes {
+		rest := counters[counter].DeepCopy()
+		rest.Sub(quantity)
+		counters[counter] = rest
+	}
+	return true
+}
+
+// checkCounters reports what the server, or the helper for all of the pool,
+// would refuse.
+func checkCounters(d *discovery.Device) error {
+	if d.PartOf == nil {
+		return nil
+	}
+	if n := len(d.PartOf.Counters); n > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+		return fmt.Errorf("%s has %d counters, at most %d", d.PartOf.Name, n, resourceapi.ResourceSliceMaxCountersPerCounterSet)
+	}
+	if len(d.PartOf.Counters) == 0 {
+		return nil
+	}
+	for _, message := range validation.IsDNS1123Label(d.PartOf.Name) {
+		return fmt.Errorf("counter set %q: %s", d.PartOf.Name, message)
+	}
+	for counter := range d.Takes {
+		if _, found := d.PartOf.Counters[counter]; !found {
+			return fmt.Errorf("takes of counter %s, which %s does not have", counter, d.PartOf.Name)
+		}
+	}
+	return nil
+}
+
+// remember returns what a pool consists of.
+func remember(pool resourceslice.Pool) content {
+	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet)}
+	for _, slice := range pool.Slices {
+		for _, device := range slice.Devices {
+			out.devices[device.Name] = device
+		}
+		for _, set := range slice.SharedCounters {
+			out.counters[set.Name] = set
+		}
+	}
+	return out
+}
+
+// CompeteAnew reports whether there are devices that take of counters and did not
+// before. A server that drops counters would let them be given out beside each
+// other, until it is seen that it does.
+func CompeteAnew(before, after resourceslice.Pool) bool {
+	known := remember(before).devices
+	for name, device := range remember(after).devices {
+		if consumes(device) && !consumes(known[name]) {
+			return true
+		}
+	}
+	return false
+}
+
+func consumes(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }

@@ -1,0 +1,60 @@
+package pooltest
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	"chandler.dev/discovery"
+)
+
+// Quantities returns quantities by name: "slices", 7.
+func Quantities(pairs ...any) map[string]resource.Quantity {
+	out := make(map[string]resource.Quantity)
+	for i := 0; i < len(pairs); i += 2 {
+		out[pairs[i].(string)] = *resource.NewQuantity(int64(pairs[i+1].(int)), resource.DecimalSI)
+	}
+	return out
+}
+
+// Part is a device that takes slices of a piece of silicon with 7 of them.
+func Part(silicon, name string, takes int) discovery.Device {
+	return discovery.Device{
+		Name:   name,
+		PartOf: &discovery.Whole{Name: silicon, Counters: Quantities("slices", 7)},
+		Takes:  Quantities("slices", takes),
+	}
+}
+
+// Sketch writes a pool in a few words, a line for each slice.
+func Sketch(pool resourceslice.Pool) []string {
+	var lines []string
+	for _, slice := range pool.Slices {
+		var words []string
+		for _, set := range slice.SharedCounters {
+			words = append(words, "set:"+set.Name)
+		}
+		for _, device := range slice.Devices {
+			word := device.Name
+			for _, taint := range device.Taints {
+				word += "!" + strings.TrimPrefix(taint.Key, "chandler.dev/")
+				if taint.TimeAdded != nil {
+					word += fmt.Sprintf("@%d", taint.TimeAdded.Unix())
+				}
+				word += ":" + string(taint.Effect)
+			}
+			for _, consumed := range device.ConsumesCounters {
+				word += fmt.Sprintf("<%s", consumed.CounterSet)
+			}
+			if ptr.Deref(device.AllowMultipleAllocations, false) {
+				word += "*"
+			}
+			words = append(words, word)
+		}
+		lines = append(lines, strings.Join(words, " "))
+	}
+	return lines
+}

@@ -1,0 +1,145 @@
+// Package pooltest has what tests of pools share: a scheduler that allocates claims
+// from what is published, devices that compete, and a short form of a pool.
+package pooltest
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/dynamic-resource-allocation/structured"
+
+	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+)
+
+// Sets returns combinations of what an API server may keep: with all alpha fields,
+// and with none of them.
+func Sets() (all []features.Set) {
+	for i := range 8 {
+		kept := features.All()
+		kept.Taints, kept.Counters, kept.Sharing = i&1 == 0, i&2 == 0, i&4 == 0
+		if kept.Taints {
+			all = append(all, kept)
+		}
+		kept.Overhead, kept.Groups, kept.PartitionType, kept.Lists = false, false, false, false
+		all = append(all, kept)
+	}
+	return all
+}
+
+// Scheduler is what a scheduler knows of one node, and allocates.
+type Scheduler struct {
+	t        *testing.T
+	features structured.Features
+	cache    *cel.Cache
+
+	Slices []*resourceapi.ResourceSlice
+	Claims map[types.UID]*resourceapi.ResourceClaim // that are allocated
+}
+
+// NewScheduler returns a scheduler without slices, with the gates of a server that
+// keeps what the set says.
+func NewScheduler(t *testing.T, kept features.Set) *Scheduler {
+	return &Scheduler{
+		t: t, Claims: make(map[types.UID]*resourceapi.ResourceClaim), cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: kept.Lists}),
+		features: structured.Features{
+			AdminAccess: true, PrioritizedList: true,
+			DeviceTaints: kept.Taints, PartitionableDevices: kept.Counters, ConsumableCapacity: kept.Sharing,
+			CompatibilityGroups: kept.Counters && kept.Groups, ListTypeAttributes: kept.Lists,
+		},
+	}
+}
+
+// Publish makes the slices those of a pool. It returns the scheduler.
+func (s *Scheduler) Publish(pool resourceslice.Pool) *Scheduler {
+	s.Slices = nil
+	for i, slice := range pool.Slices {
+		s.Slices = append(s.Slices, &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("slice-", i)},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: discovery.Domain, NodeName: new("node"), Devices: slice.Devices, SharedCounters: slice.SharedCounters, PartitionTypeAttribute: slice.PartitionTypeAttribute,
+				Pool: resourceapi.ResourcePool{Name: "node", Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+			},
+		})
+	}
+	return s
+}
+
+// Get returns a class for all devices. With List it is a DeviceClassLister.
+func (s *Scheduler) Get(name string) (*resourceapi.DeviceClass, error) {
+	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
+}
+
+// List returns no class: none has an extended resource.
+func (s *Scheduler) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
+
+// Allocate allocates a claim for one device, and reports whether it could.
+func (s *Scheduler) Allocate(uid types.UID, request resourceapi.ExactDeviceRequest) (*resourceapi.ResourceClaim, bool) {
+	s.t.Helper()
+	request.DeviceClassName, request.AllocationMode, request.Count = "any", resourceapi.DeviceAllocationModeExactCount, 1
+	return s.AllocateClaim(uid, resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &request}}}})
+}
+
+// AllocateClaim allocates a claim, and reports whether it could.
+func (s *Scheduler) AllocateClaim(uid types.UID, spec resourceapi.ResourceClaimSpec) (*resourceapi.ResourceClaim, bool) {
+	s.t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: string(uid), UID: uid}, Spec: spec}
+	allocator, err := structured.NewAllocator(s.t.Context(), s.features, s.state(), s, s.Slices, s.cache)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
+	results, err := allocator.Allocate(s.t.Context(), node, []*resourceapi.ResourceClaim{claim})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(results) == 0 {
+		return nil, false
+	}
+	claim.Status.Allocation = &results[0]
+	s.Claims[uid] = claim
+	return claim, true
+}
+
+// state is what is allocated.
+func (s *Scheduler) state() structured.AllocatedState {
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, claim := range s.Claims {
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			if IsAdmin(&r) {
+				continue
+			}
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			if r.ShareID == nil {
+				state.AllocatedDevices.Insert(id)
+				continue
+			}
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+		}
+	}
+	return state
+}
+
+// IsAdmin reports whether a device was allocated for administration.
+func IsAdmin(r *resourceapi.DeviceRequestAllocationResult) bool {
+	return r.AdminAccess != nil && *r.AdminAccess
+}
+
+// BySerial selects the device of a serial number.
+func BySerial(name string) []resourceapi.DeviceSelector {
+	return []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: fmt.Sprintf("device.attributes[%q].serial == %q", discovery.Domain, name),
+	}}}
+}

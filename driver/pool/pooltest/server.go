@@ -1,0 +1,42 @@
+package pooltest
+
+import (
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// Dropping returns a client of an API server that changes the slices that it is
+// to create, or refuses them.
+func Dropping(t testing.TB, change func(*resourceapi.ResourceSlice) error) *fake.Clientset {
+	client := fake.NewClientset()
+	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create := action.(clienttesting.CreateActionImpl)
+		if len(create.CreateOptions.DryRun) == 0 {
+			t.Error("a slice is created in earnest")
+		}
+		slice := create.Object.(*resourceapi.ResourceSlice).DeepCopy()
+		if slice.Spec.Driver != "chandler.dev" || slice.Spec.Pool.Name != "node" || *slice.Spec.NodeName != "node" {
+			t.Errorf("an admission policy would not let this pass: %v", slice.Spec)
+		}
+		return true, slice, change(slice)
+	})
+	return client
+}
+
+// Keeping returns a client of an API server that keeps all of slices.
+func Keeping(t testing.TB) *fake.Clientset {
+	return Dropping(t, func(*resourceapi.ResourceSlice) error { return nil })
+}
+
+// WithoutCounters changes a slice as a server does that drops counters.
+func WithoutCounters(slice *resourceapi.ResourceSlice) error {
+	slice.Spec.SharedCounters, slice.Spec.PartitionTypeAttribute = nil, nil
+	for i := range slice.Spec.Devices {
+		slice.Spec.Devices[i].ConsumesCounters = nil
+	}
+	return nil
+}
