@@ -7,7 +7,7 @@ package discovery
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
+	"sort"
 	"strings"
 	"time"
 	"unicode"
@@ -277,9 +277,7 @@ func (s *Snapshot) HealthOfGone(name string, effect resourceapi.DeviceTaintEffec
 
 // Lookup returns the device of that name.
 func (s *Snapshot) Lookup(name string) (Device, bool) {
-	i, found := slices.BinarySearchFunc(s.Devices, name, func(d Device, name string) int {
-		return strings.Compare(d.Name, name)
-	})
+	i, found := sort.Find(len(s.Devices), func(i int) int { return strings.Compare(name, s.Devices[i].Name) })
 	if !found {
 		return Device{}, false
 	}

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -40,7 +41,7 @@ func Scan(host *Host, families []*Family) *Snapshot {
 		s.add(devices, f)
 	}
 	s.Problems = append(kernel.problems, s.Problems...)
-	slices.SortStableFunc(s.Devices, func(a, b Device) int { return strings.Compare(a.Name, b.Name) })
+	s.sort()
 	s.dropNamesakes()
 	s.dropRepeated()
 	s.markUnread()
@@ -50,6 +51,23 @@ func Scan(host *Host, families []*Family) *Snapshot {
 	s.dropAmbiguous()
 	s.joinWholes()
 	return s
+}
+
+// sort puts the devices in name order, those of one name in the order in which
+// they were found. A device is large, so each is moved once.
+func (s *Snapshot) sort() {
+	order := make([]int, len(s.Devices))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Or(strings.Compare(s.Devices[a].Name, s.Devices[b].Name), cmp.Compare(a, b))
+	})
+	sorted := make([]Device, len(order))
+	for i, at := range order {
+		sorted[i] = s.Devices[at]
+	}
+	s.Devices = sorted
 }
 
 // joinWholes makes a device take all of the silicon that bears its name and
@@ -111,7 +129,8 @@ func leftoversLast(families []*Family) []*Family {
 // One that somebody could not read may be somebody's, and is not left either.
 func (s *Snapshot) left(found []sysfs.Device) []sysfs.Device {
 	taken := make(map[string]bool) // paths, and names of devices
-	for _, d := range s.Devices {
+	for i := range s.Devices {
+		d := &s.Devices[i]
 		taken[d.Source] = true
 		for _, path := range d.Includes {
 			taken[path] = true
@@ -137,7 +156,9 @@ func (f *Family) describe(host *Host, found []sysfs.Device) (devices []Device, p
 // add takes the family's devices into the snapshot, less those that could not
 // be published or handed out.
 func (s *Snapshot) add(devices []Device, f *Family) {
-	for _, d := range devices {
+	s.Devices = slices.Grow(s.Devices, len(devices))
+	for i := range devices {
+		d := &devices[i]
 		d.Family, d.Configured = f.Name, f.Configured
 		if d.Attributes == nil {
 			d.Attributes = Attributes{}
@@ -150,22 +171,25 @@ func (s *Snapshot) add(devices []Device, f *Family) {
 			s.Problems = append(s.Problems, Problem{d.Name, err})
 			continue
 		}
-		s.Devices = append(s.Devices, d)
+		s.Devices = append(s.Devices, *d)
 	}
 }
 
 // dropNamesakes keeps the first of several devices of one name, that of the
 // family listed first.
 func (s *Snapshot) dropNamesakes() {
-	var kept []Device
-	for _, d := range s.Devices {
-		if n := len(kept); n > 0 && kept[n-1].Name == d.Name {
-			s.Problems = append(s.Problems, Problem{d.Family + " " + d.Name, fmt.Errorf("described by family %s too, whose description is kept", kept[n-1].Family)})
+	kept := 0
+	for i := range s.Devices {
+		if d := &s.Devices[i]; kept > 0 && s.Devices[kept-1].Name == d.Name {
+			s.Problems = append(s.Problems, Problem{d.Family + " " + d.Name, fmt.Errorf("described by family %s too, whose description is kept", s.Devices[kept-1].Family)})
 			continue
 		}
-		kept = append(kept, d)
+		if kept != i {
+			s.Devices[kept] = s.Devices[i]
+		}
+		kept++
 	}
-	s.Devices = kept
+	s.Devices = s.Devices[:kept]
 }
 
 // dropRepeated keeps one of several problems that say the same: more than one

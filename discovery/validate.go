@@ -20,30 +20,25 @@ import (
 // or handed to a container runtime, nil if it can.
 func (d *Device) Validate() error {
 	var errs []error
-	for _, message := range validation.IsDNS1123Label(d.Name) {
-		errs = append(errs, fmt.Errorf("name %q: %s", d.Name, message))
+	if !plainLabel(d.Name) {
+		for _, message := range validation.IsDNS1123Label(d.Name) {
+			errs = append(errs, fmt.Errorf("name %q: %s", d.Name, message))
+		}
 	}
 	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		errs = append(errs, fmt.Errorf("%d attributes and capacities, at most %d", n, resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice))
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.Attributes)) {
-		if err := errors.Join(validateName(name), validateValue(d.Attributes[name])); err != nil {
-			errs = append(errs, fmt.Errorf("attribute %s: %w", name, err))
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
-		if err := errors.Join(validateName(name), validateValue(d.Lists[name])); err != nil {
-			errs = append(errs, fmt.Errorf("list %s: %w", name, err))
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
-		if err := validateName(name); err != nil {
-			errs = append(errs, fmt.Errorf("capacity %s: %w", name, err))
-		}
-	}
+	errs = append(errs, validateAttributes("attribute", d.Attributes)...)
+	errs = append(errs, validateAttributes("list", d.Lists)...)
+	errs = append(errs, inOrder("capacity", d.Capacity, func(name resourceapi.QualifiedName, _ resourceapi.DeviceCapacity) error {
+		return validateName(name)
+	})...)
 	for _, offer := range d.Offers {
 		if offer.Resource == "" {
 			continue // until the administrator names it
+		}
+		if domain, name, _ := strings.Cut(offer.Resource, "/"); plainDomain(domain) && plainLabel(name) {
+			continue
 		}
 		for _, message := range content.IsLabelKey(offer.Resource) {
 			errs = append(errs, fmt.Errorf("resource name %q: %s", offer.Resource, message))
@@ -58,6 +53,32 @@ func (d *Device) Validate() error {
 	return errors.Join(errs...)
 }
 
+func validateAttributes(what string, attributes Attributes) []error {
+	return inOrder(what, attributes, func(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute) error {
+		return errors.Join(validateName(name), validateValue(a))
+	})
+}
+
+// inOrder returns what is wrong with the entries of a map, in the order of their
+// names. Only what is wrong is put in order: mostly nothing is, and every scan
+// asks.
+func inOrder[V any](what string, entries map[resourceapi.QualifiedName]V, check func(resourceapi.QualifiedName, V) error) []error {
+	var wrong map[resourceapi.QualifiedName]error
+	for name, value := range entries {
+		if err := check(name, value); err != nil {
+			if wrong == nil {
+				wrong = make(map[resourceapi.QualifiedName]error)
+			}
+			wrong[name] = fmt.Errorf("%s %s: %w", what, name, err)
+		}
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(wrong)) {
+		errs = append(errs, wrong[name])
+	}
+	return errs
+}
+
 // validateName reports why the API server would refuse an attribute or a
 // capacity of that name, and all devices of the slice with it. The rules are
 // those of [resourceapi.QualifiedName].
@@ -65,6 +86,9 @@ func validateName(name resourceapi.QualifiedName) error {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {
 		domain, id = Domain, string(name)
+	}
+	if plainDomain(domain) && plainWord(id) {
+		return nil
 	}
 	messages := slices.Concat(content.IsCIdentifier(id), content.IsDNS1123Subdomain(domain))
 	if len(id) > resourceapi.DeviceMaxIDLength || len(domain) > resourceapi.DeviceMaxDomainLength {
@@ -76,33 +100,72 @@ func validateName(name resourceapi.QualifiedName) error {
 	return nil
 }
 
+// The functions below accept names of the common forms, and only such as
+// Kubernetes accepts. Its own functions match regular expressions, which takes most
+// of the time of a scan, so they are asked only about the other names.
+
+// plainLabel reports whether a name is a DNS label: "pci-0000-19-00-0".
+func plainLabel(name string) bool {
+	for i := range len(name) {
+		c := name[i]
+		letter := 'a' <= c && c <= 'z' || '0' <= c && c <= '9'
+		if !letter && (c != '-' || i == 0 || i == len(name)-1) {
+			return false
+		}
+	}
+	return 0 < len(name) && len(name) <= validation.DNS1123LabelMaxLength
+}
+
+// plainDomain reports whether a name is of up to 63 bytes and of DNS labels: "example.com".
+func plainDomain(name string) bool {
+	for label := range strings.SplitSeq(name, ".") {
+		if !plainLabel(label) {
+			return false
+		}
+	}
+	return len(name) <= resourceapi.DeviceMaxDomainLength
+}
+
+// plainWord reports whether a name is of ASCII letters: "pciVendor".
+func plainWord(name string) bool {
+	for i := range len(name) {
+		if c := name[i] | 0x20; c < 'a' || 'z' < c {
+			return false
+		}
+	}
+	return 0 < len(name) && len(name) <= resourceapi.DeviceMaxIDLength
+}
+
 // semanticVersion matches versions as semver.org has them, at 2.0.0.
 var semanticVersion = regexp.MustCompile(`^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 
 // validateValue reports why the API server would refuse an attribute.
 func validateValue(a resourceapi.DeviceAttribute) error {
-	texts := slices.Concat(a.StringValues, a.VersionValues)
-	versions := slices.Clone(a.VersionValues)
 	values := 0
 	for _, has := range []bool{a.IntValue != nil, a.BoolValue != nil, a.StringValue != nil, a.VersionValue != nil, a.IntValues != nil, a.BoolValues != nil, a.StringValues != nil, a.VersionValues != nil} {
 		if has {
 			values++
 		}
 	}
+	if values != 1 {
+		return fmt.Errorf("%d values, must be one", values)
+	}
+	texts, versions := a.StringValues, a.VersionValues
 	if a.StringValue != nil {
-		texts = append(texts, *a.StringValue)
+		texts = []string{*a.StringValue}
 	}
 	if a.VersionValue != nil {
-		texts, versions = append(texts, *a.VersionValue), append(versions, *a.VersionValue)
+		versions = []string{*a.VersionValue}
 	}
-	switch {
-	case values != 1:
-		return fmt.Errorf("%d values, must be one", values)
-	case slices.ContainsFunc(texts, func(text string) bool { return len(text) > resourceapi.DeviceAttributeMaxValueLength }):
-		return fmt.Errorf("longer than %d bytes", resourceapi.DeviceAttributeMaxValueLength)
-	case slices.ContainsFunc(texts, func(text string) bool { return !utf8.ValidString(text) }):
-		return errors.New("not UTF-8")
-	case slices.ContainsFunc(versions, func(version string) bool { return !semanticVersion.MatchString(version) }):
+	for _, text := range slices.Concat(texts, versions) {
+		switch {
+		case len(text) > resourceapi.DeviceAttributeMaxValueLength:
+			return fmt.Errorf("longer than %d bytes", resourceapi.DeviceAttributeMaxValueLength)
+		case !utf8.ValidString(text):
+			return errors.New("not UTF-8")
+		}
+	}
+	if slices.ContainsFunc(versions, func(version string) bool { return !semanticVersion.MatchString(version) }) {
 		return errors.New("no semantic version")
 	}
 	return nil

@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
-	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -15,127 +12,93 @@ import (
 	"chandler.dev/discovery"
 )
 
-// damages put something into the place of a file, which lies aside for them to
-// look at. Nothing means that it is removed.
-var damages = map[string]func(name, aside string) error{
+// damages put something in the place of a file, link or node.
+var damages = map[string]func(host *Tree, name string) *Tree{
 	"half-written": halfWritten,
 	"garbage":      content([]byte("\xff\xfe: -- 0xZZ\n\n18446744073709551616 -1\n\x1b[")),
 	"empty":        content(nil),
 	"huge":         content(bytes.Repeat([]byte("9"), 1<<17)),
 	"NUL":          content(make([]byte, 64)),
-	"removed":      func(string, string) error { return nil },
-	"directory":    func(name, _ string) error { return os.Mkdir(name, 0o755) },
-	"loop":         func(name, _ string) error { return os.Symlink(filepath.Base(name), name) },
+	"removed":      (*Tree).Without,
+	"directory":    (*Tree).WithDirectory,
+	"loop":         func(host *Tree, name string) *Tree { return host.WithLink(name, path.Base(name)) },
 }
 
-func content(data []byte) func(name, aside string) error {
-	return func(name, _ string) error { return os.WriteFile(name, data, 0o644) }
+func content(data []byte) func(host *Tree, name string) *Tree {
+	return func(host *Tree, name string) *Tree { return host.WithFile(name, data) }
 }
 
-// halfWritten writes the first half of a file, as a reader sees it that was too
+// halfWritten leaves the first half of a file, as a reader sees it that was too
 // early, or of a link's target. Of a node there is no half.
-func halfWritten(name, aside string) error {
-	info, err := os.Lstat(aside)
+func halfWritten(host *Tree, name string) *Tree {
+	e, err := host.find("lstat", name, false)
 	switch {
 	case err != nil:
-		return err
-	case info.Mode()&fs.ModeSymlink != 0:
-		target, err := os.Readlink(aside)
-		if err != nil {
-			return err
-		}
-		return os.Symlink(target[:(len(target)+1)/2], name)
-	case !info.Mode().IsRegular():
-		return nil
+		return host
+	case e.mode&fs.ModeSymlink != 0:
+		return host.WithLink(name, e.target[:(len(e.target)+1)/2])
+	case e.mode.IsRegular():
+		return host.WithFile(name, e.data[:len(e.data)/2])
 	}
-	data, err := os.ReadFile(aside)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(name, data[:len(data)/2], 0o644)
+	return host.Without(name)
 }
 
 // checkDamage damages each file, link and node of the host in turn, in every
-// way (in one way with -short), and expects that no scan panics and that no device suffers to which the
-// file does not belong.
-func checkDamage(t *testing.T, dir string, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
+// way (in one way with -short), and expects that no scan panics and that no
+// device suffers to which the file does not belong. It leaves out files that the
+// scan does not look at, since damage to them cannot change what the scan finds.
+func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
 	t.Helper()
+	tree, err := ReadTree(host.FS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	looked := tree.Looked(func(fsys fs.FS) { compareScans(t, "in memory", host, fsys, f, whole) })
 	before := make(map[string]string)
 	for _, d := range whole.Devices {
 		before[d.Name] = string(marshal(t, unlinked(d)))
 	}
-	aside := filepath.Join(t.TempDir(), "aside")
-	for i, name := range files(t, dir) {
+	damaged := *host
+	for i, name := range looked {
+		owners := owners(name, whole.Devices)
 		for j, how := range slices.Sorted(maps.Keys(damages)) {
 			if testing.Short() && (i+j)%len(damages) != 0 {
 				continue // one way for each file
 			}
-			snapshot := scanDamaged(t, filepath.Join(dir, name), aside, damages[how], host, f)
+			damaged.FS = damages[how](tree, name)
+			snapshot := discovery.Scan(&damaged, []*discovery.Family{f})
 			for _, p := range snapshot.Problems {
 				if strings.Contains(p.Error(), "panic") {
 					t.Errorf("%s %s: %v", name, how, p)
 				}
 			}
-			checkHarm(t, name, how, whole, before, snapshot)
+			checkHarm(t, name, how, owners, whole, before, snapshot)
 		}
 	}
-}
-
-// scanDamaged scans the host while a file of it is damaged. The file is moved
-// aside and never opened: it may be a device node.
-func scanDamaged(t *testing.T, name, aside string, damage func(name, aside string) error, host *discovery.Host, f *discovery.Family) *discovery.Snapshot {
-	t.Helper()
-	if err := os.Rename(name, aside); err != nil {
-		t.Fatal(err)
-	}
-	if err := damage(name, aside); err != nil {
-		t.Fatal(err)
-	}
-	snapshot := discovery.Scan(host, []*discovery.Family{f})
-	if err := os.RemoveAll(name); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(aside, name); err != nil {
-		t.Fatal(err)
-	}
-	return snapshot
-}
-
-// files returns the paths of all that is no directory, as of fs.FS.
-func files(t *testing.T, dir string) []string {
-	t.Helper()
-	var names []string
-	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() {
-			names = append(names, name)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
 }
 
 // checkHarm reports devices that are not as before although the damaged file
-// is not theirs.
-func checkHarm(t *testing.T, name, how string, whole *discovery.Snapshot, before map[string]string, after *discovery.Snapshot) {
+// is not theirs. The owners are the silicon that the file belongs to.
+func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *discovery.Snapshot, before map[string]string, after *discovery.Snapshot) {
 	t.Helper()
 	harmed := make(map[string]bool) // pieces of silicon
-	for _, d := range whole.Devices {
+	for i := range whole.Devices {
+		d := &whole.Devices[i]
+		if owners[d.Silicon()] {
+			continue
+		}
 		now, found := after.Lookup(d.Name)
-		if found && reflect.DeepEqual(now, d) {
+		if found && same(&now, d) {
 			continue // the usual case, and quickly told
 		}
 		if !found || string(marshal(t, unlinked(now))) != before[d.Name] {
 			harmed[d.Silicon()] = true
 		}
 	}
-	owners := owners(name, whole.Devices)
-	owned := len(owners) > 0
-	for silicon := range owners {
-		delete(harmed, silicon)
+	if len(harmed) == 0 {
+		return
 	}
+	owned := len(owners) > 0
 	for i := range whole.Devices {
 		if d := &whole.Devices[i]; includesAny(d, harmed, whole.Devices) {
 			delete(harmed, d.Silicon()) // it suffers with what it consists of

@@ -44,14 +44,13 @@ func Run(t *testing.T, f *discovery.Family) {
 		name := strings.TrimSuffix(file, ".host")
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir()
-			host := layout(t, file, dir)
+			host := Layout(t, file)
 			snapshot := discovery.Scan(host, []*discovery.Family{f})
 			compareGolden(t, name+".golden.json", snapshot)
 			checkContract(t, host, []*discovery.Family{f}, snapshot)
 			checkVendors(t, snapshot)
 			checkRecord(t, host, f, snapshot)
-			checkDamage(t, dir, host, f, snapshot)
+			checkDamage(t, host, f, snapshot)
 		})
 	}
 }
@@ -147,8 +146,7 @@ func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
 // checkRecord records the host and expects the same snapshot of the record.
 func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
-	families := []*discovery.Family{f}
-	data, err := recorded.Record(host, families, "")
+	data, err := recorded.Record(host, []*discovery.Family{f}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,11 +158,17 @@ func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapsh
 	if err := h.Layout(dir); err != nil {
 		t.Fatal(err)
 	}
-	replayed := *host
-	replayed.FS = open(t, dir)
-	again := discovery.Scan(&replayed, families)
+	compareScans(t, "as it was recorded", host, open(t, dir), f, snapshot)
+}
+
+// compareScans expects the same snapshot of a host whose files lie elsewhere.
+func compareScans(t *testing.T, where string, host *discovery.Host, fsys fs.FS, f *discovery.Family, snapshot *discovery.Snapshot) {
+	t.Helper()
+	other := *host
+	other.FS = fsys
+	again := discovery.Scan(&other, []*discovery.Family{f})
 	if diff := cmp.Diff(string(marshal(t, snapshot)), string(marshal(t, again))); diff != "" {
-		t.Errorf("snapshot of the host as it was recorded differs (-host +record):\n%s", diff)
+		t.Errorf("snapshot of the host %s differs (-host +%s):\n%s", where, where, diff)
 	}
 }
 

@@ -1,9 +1,7 @@
 package discoverytest
 
 import (
-	"os"
-	"path/filepath"
-	"strconv"
+	"bytes"
 	"testing"
 
 	"chandler.dev/discovery"
@@ -14,8 +12,7 @@ import (
 // found keeps the contract of all families.
 func Fuzz(f *testing.F, families []*discovery.Family, hosts []string) {
 	f.Helper()
-	dir := f.TempDir()
-	laidOut := make([]*fuzzedHost, len(hosts))
+	read := make([]*fuzzedHost, len(hosts))
 	for i := range hosts {
 		for j, seed := range []string{"", "\xff\x00", "0x", "-1\n", "18446744073709551615", "226:", "../../../devices/pci0000:00"} {
 			if (i+j)%3 == 0 {
@@ -25,27 +22,29 @@ func Fuzz(f *testing.F, families []*discovery.Family, hosts []string) {
 	}
 	f.Fuzz(func(t *testing.T, which, file uint, link bool, content []byte) {
 		i := which % uint(len(hosts))
-		if laidOut[i] == nil {
-			laidOut[i] = layoutFuzzed(t, hosts[i], filepath.Join(dir, strconv.Itoa(int(i))))
+		if read[i] == nil {
+			read[i] = readFuzzed(t, hosts[i])
 		}
-		laidOut[i].check(t, families, file, link, content)
+		read[i].check(t, families, file, link, content)
 	})
 }
 
-// fuzzedHost is a recorded host that was laid out once for many runs.
+// fuzzedHost is a recorded host that was read once for many runs.
 type fuzzedHost struct {
 	*discovery.Host
 
-	dir   string
-	aside string
+	tree  *Tree
 	files []string
 }
 
-func layoutFuzzed(t *testing.T, file, dir string) *fuzzedHost {
+func readFuzzed(t *testing.T, file string) *fuzzedHost {
 	t.Helper()
-	root := filepath.Join(dir, "root")
-	host := layout(t, file, root)
-	return &fuzzedHost{host, root, filepath.Join(dir, "aside"), files(t, root)}
+	host := Layout(t, file)
+	tree, err := ReadTree(host.FS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &fuzzedHost{host, tree, tree.Files()}
 }
 
 // check replaces a file by another content, or by a link with that text. A text
@@ -53,25 +52,17 @@ func layoutFuzzed(t *testing.T, file, dir string) *fuzzedHost {
 func (h *fuzzedHost) check(t *testing.T, families []*discovery.Family, file uint, link bool, content []byte) {
 	t.Helper()
 	name := h.files[file%uint(len(h.files))]
-	at := filepath.Join(h.dir, name)
-	if err := os.Rename(at, h.aside); err != nil {
-		t.Fatal(err)
+	host := *h.Host
+	switch {
+	case !link:
+		host.FS = h.tree.WithFile(name, content)
+	case len(content) > 0 && !bytes.Contains(content, []byte{0}):
+		host.FS = h.tree.WithLink(name, string(content))
+	default:
+		host.FS = h.tree.Without(name)
 	}
-	defer func() {
-		if err := os.RemoveAll(at); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(h.aside, at); err != nil {
-			t.Fatal(err)
-		}
-	}()
-	if link {
-		_ = os.Symlink(string(content), at)
-	} else if err := os.WriteFile(at, content, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	checkContract(t, h.Host, families, discovery.Scan(h.Host, families))
+	checkContract(t, &host, families, discovery.Scan(&host, families))
 	if t.Failed() {
-		t.Logf("with %s of %s replaced, as a link: %v", name, h.dir, link)
+		t.Logf("with %s replaced, as a link: %v", name, link)
 	}
 }

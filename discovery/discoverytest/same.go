@@ -1,0 +1,88 @@
+package discoverytest
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+// same reports whether two descriptions of a device are equal. Reflection would
+// do, but it takes most of the time of a test under the race detector. So only
+// what families seldom set is left to it.
+func same(a, b *discovery.Device) bool {
+	return a.Name == b.Name && a.Family == b.Family && a.Identity == b.Identity && a.Source == b.Source &&
+		slices.Equal(a.Includes, b.Includes) &&
+		maps.EqualFunc(a.Attributes, b.Attributes, sameAttribute) &&
+		maps.EqualFunc(a.Capacity, b.Capacity, sameCapacity) &&
+		maps.EqualFunc(a.Lists, b.Lists, sameAttribute) &&
+		sameEdits(&a.Edits, &b.Edits) && sameEdits(&a.SharedEdits, &b.SharedEdits) &&
+		slices.Equal(a.Files, b.Files) &&
+		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&
+		samePointer(a.PartOf, b.PartOf, sameWhole) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
+		a.Shareable == b.Shareable && a.OptIn == b.OptIn && a.Configured == b.Configured &&
+		slices.EqualFunc(a.Offers, b.Offers, sameOffer) &&
+		a.Mode == b.Mode && a.Withheld == b.Withheld && maps.Equal(a.Want, b.Want) &&
+		seldom(a.Sharing, b.Sharing, a.Sharing == nil && b.Sharing == nil) &&
+		seldom(a.Overhead, b.Overhead, len(a.Overhead)+len(b.Overhead) == 0)
+}
+
+// seldom compares what neither has in the usual case.
+func seldom[T any](a, b T, none bool) bool { return none || reflect.DeepEqual(a, b) }
+
+func samePointer[T any](a, b *T, same func(a, b T) bool) bool {
+	return a == b || a != nil && b != nil && same(*a, *b)
+}
+
+func equal[T comparable](a, b T) bool { return a == b }
+
+func sameAttribute(a, b resourceapi.DeviceAttribute) bool {
+	return samePointer(a.StringValue, b.StringValue, equal) &&
+		samePointer(a.IntValue, b.IntValue, equal) &&
+		samePointer(a.VersionValue, b.VersionValue, equal) &&
+		samePointer(a.BoolValue, b.BoolValue, equal) &&
+		slices.Equal(a.StringValues, b.StringValues) &&
+		slices.Equal(a.IntValues, b.IntValues) &&
+		slices.Equal(a.VersionValues, b.VersionValues) &&
+		slices.Equal(a.BoolValues, b.BoolValues)
+}
+
+func sameCapacity(a, b resourceapi.DeviceCapacity) bool {
+	return sameQuantity(a.Value, b.Value) && seldom(a.RequestPolicy, b.RequestPolicy, a.RequestPolicy == nil && b.RequestPolicy == nil)
+}
+
+func sameQuantity(a, b resource.Quantity) bool { return a.Format == b.Format && a.Cmp(b) == 0 }
+
+func sameOffer(a, b discovery.Offer) bool {
+	return a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) && a.Unit == b.Unit && a.Optional == b.Optional &&
+		a.Members == b.Members && a.Within == b.Within && a.NameAs == b.NameAs &&
+		a.ShareInfix == b.ShareInfix && a.ShareStem == b.ShareStem && a.Counts == b.Counts
+}
+
+func sameEdits(a, b *specs.ContainerEdits) bool {
+	return slices.Equal(a.Env, b.Env) && slices.EqualFunc(a.DeviceNodes, b.DeviceNodes, sameNode) &&
+		seldom(a.NetDevices, b.NetDevices, len(a.NetDevices)+len(b.NetDevices) == 0) &&
+		seldom(a.Hooks, b.Hooks, len(a.Hooks)+len(b.Hooks) == 0) &&
+		slices.EqualFunc(a.Mounts, b.Mounts, sameMount) &&
+		seldom(a.IntelRdt, b.IntelRdt, a.IntelRdt == nil && b.IntelRdt == nil) &&
+		slices.Equal(a.AdditionalGIDs, b.AdditionalGIDs)
+}
+
+func sameNode(a, b *specs.DeviceNode) bool {
+	return a.Path == b.Path && a.HostPath == b.HostPath && a.Type == b.Type && a.Major == b.Major && a.Minor == b.Minor &&
+		a.Permissions == b.Permissions &&
+		samePointer(a.FileMode, b.FileMode, equal) && samePointer(a.UID, b.UID, equal) && samePointer(a.GID, b.GID, equal)
+}
+
+func sameMount(a, b *specs.Mount) bool {
+	return a.HostPath == b.HostPath && a.ContainerPath == b.ContainerPath && slices.Equal(a.Options, b.Options) && a.Type == b.Type
+}
+
+func sameWhole(a, b discovery.Whole) bool {
+	return a.Name == b.Name && maps.EqualFunc(a.Counters, b.Counters, sameQuantity)
+}

@@ -1,0 +1,335 @@
+package discoverytest
+
+import (
+	"bytes"
+	"cmp"
+	"io"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Tree is a host's file system in memory. It never changes: With and Without
+// return another tree, which shares all but the directories on the way. So a
+// change costs little, and a scan of a tree needs no system call. It resolves
+// paths as package hostfs does: no link leads out of it.
+type Tree struct {
+	root *entry
+
+	seen map[*entry]bool // what was looked at, nil if nobody asks
+}
+
+var (
+	_ fs.ReadLinkFS = &Tree{}
+	_ fs.ReadDirFS  = &Tree{}
+	_ fs.StatFS     = &Tree{}
+)
+
+// entry is a file, a directory, a link or a device node of a tree.
+type entry struct {
+	name    string // the last element of its path
+	mode    fs.FileMode
+	data    []byte            // of a file
+	target  string            // of a link
+	entries map[string]*entry // of a directory
+	listed  []fs.DirEntry     // of a directory, in name order
+}
+
+// ReadTree copies a file system into memory. Device nodes are not opened.
+func ReadTree(fsys fs.FS) (*Tree, error) {
+	root, err := readEntry(fsys, ".")
+	return &Tree{root: root}, err
+}
+
+func readEntry(fsys fs.FS, name string) (*entry, error) {
+	info, err := fs.Lstat(fsys, name)
+	if err != nil {
+		return nil, err
+	}
+	e := &entry{name: path.Base(name), mode: info.Mode()}
+	switch {
+	case e.mode.IsRegular():
+		e.data, err = fs.ReadFile(fsys, name)
+	case e.mode&fs.ModeSymlink != 0:
+		e.target, err = fs.ReadLink(fsys, name)
+	case e.mode.IsDir():
+		listed, listErr := fs.ReadDir(fsys, name)
+		below := make(map[string]*entry, len(listed))
+		for _, found := range listed {
+			if below[found.Name()], err = readEntry(fsys, path.Join(name, found.Name())); err != nil {
+				return nil, err
+			}
+		}
+		e, err = directory(e.name, e.mode, below), listErr
+	}
+	return e, err
+}
+
+// directory returns a directory with these entries.
+func directory(name string, mode fs.FileMode, entries map[string]*entry) *entry {
+	listed := make([]fs.DirEntry, 0, len(entries))
+	for _, e := range entries {
+		listed = append(listed, e)
+	}
+	slices.SortFunc(listed, func(a, b fs.DirEntry) int { return cmp.Compare(a.Name(), b.Name()) })
+	return &entry{name: name, mode: mode, entries: entries, listed: listed}
+}
+
+// WithFile returns the tree with a file of that name in place of whatever is
+// there. The directories above it are made where they are missing.
+func (t *Tree) WithFile(name string, data []byte) *Tree {
+	return t.with(name, &entry{mode: 0o644, data: data})
+}
+
+// WithLink returns the tree with a link of that name in place of whatever is there.
+func (t *Tree) WithLink(name, target string) *Tree {
+	return t.with(name, &entry{mode: fs.ModeSymlink | 0o777, target: target})
+}
+
+// WithDirectory returns the tree with an empty directory of that name in place
+// of whatever is there.
+func (t *Tree) WithDirectory(name string) *Tree {
+	return t.with(name, directory("", fs.ModeDir|0o755, nil))
+}
+
+// Without returns the tree without the entry of that name, and without what
+// lies below it.
+func (t *Tree) Without(name string) *Tree { return t.with(name, nil) }
+
+func (t *Tree) with(name string, e *entry) *Tree {
+	return &Tree{root: t.root.with(strings.Split(name, "/"), e)}
+}
+
+// with returns the directory with an entry in the place of the one of that
+// path, or with none there if the entry is nil. It follows no link.
+func (e *entry) with(elements []string, leaf *entry) *entry {
+	below := make(map[string]*entry, len(e.entries)+1)
+	maps.Copy(below, e.entries)
+	name := elements[0]
+	switch next := below[name]; {
+	case len(elements) > 1 && (next == nil || !next.mode.IsDir()):
+		below[name] = directory(name, fs.ModeDir|0o755, nil).with(elements[1:], leaf)
+	case len(elements) > 1:
+		below[name] = next.with(elements[1:], leaf)
+	case leaf == nil:
+		delete(below, name)
+	default:
+		named := *leaf
+		named.name = name
+		below[name] = &named
+	}
+	return directory(e.name, e.mode, below)
+}
+
+// maxLinks is how many links the kernel follows in one path (MAXSYMLINKS in
+// include/linux/namei.h).
+const maxLinks = 40
+
+// find returns the entry of a path, following links, but for the last element
+// only where follow says so. A link cannot lead above the root.
+func (t *Tree) find(op, name string, follow bool) (*entry, error) {
+	failed := func(err error) error { return &fs.PathError{Op: op, Path: name, Err: err} }
+	if !fs.ValidPath(name) {
+		return nil, failed(fs.ErrInvalid)
+	}
+	way := []*entry{t.root} // the directories from the root to where we are
+	links := 0
+	rest := name
+	for rest != "" {
+		var element string
+		element, rest, _ = strings.Cut(rest, "/")
+		here := way[len(way)-1]
+		switch {
+		case !here.mode.IsDir():
+			return nil, failed(syscall.ENOTDIR)
+		case element == "" || element == ".":
+			continue
+		case element == "..":
+			way = way[:max(1, len(way)-1)]
+			continue
+		}
+		next := here.entries[element]
+		t.look(next)
+		switch {
+		case next == nil:
+			return nil, failed(syscall.ENOENT)
+		case next.mode&fs.ModeSymlink == 0 || rest == "" && !follow:
+			way = append(way, next)
+			continue
+		}
+		if links++; links > maxLinks {
+			return nil, failed(syscall.ELOOP)
+		}
+		if path.IsAbs(next.target) {
+			way = way[:1]
+		}
+		switch {
+		case rest != "":
+			rest = next.target + "/" + rest
+		case strings.HasSuffix(next.target, "/"):
+			rest = next.target + "." // it must be a directory
+		default:
+			rest = next.target
+		}
+	}
+	return way[len(way)-1], nil
+}
+
+// Open implements [fs.FS].
+func (t *Tree) Open(name string) (fs.File, error) {
+	e, err := t.find("open", name, true)
+	switch {
+	case err != nil:
+		return nil, err
+	case e.mode&fs.ModeDevice != 0:
+		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.ENXIO}
+	case e.mode.IsDir():
+		t.lookInto(e)
+		return &openDirectory{entry: e, path: name}, nil
+	}
+	return &openFile{*bytes.NewReader(e.data), e}, nil
+}
+
+// Stat implements [fs.StatFS].
+func (t *Tree) Stat(name string) (fs.FileInfo, error) { return t.info("stat", name, true) }
+
+// Lstat implements [fs.ReadLinkFS].
+func (t *Tree) Lstat(name string) (fs.FileInfo, error) { return t.info("lstat", name, false) }
+
+func (t *Tree) info(op, name string, follow bool) (fs.FileInfo, error) {
+	e, err := t.find(op, name, follow)
+	if err != nil {
+		return nil, err
+	}
+	return entryInfo{e, path.Base(name)}, nil
+}
+
+// ReadLink implements [fs.ReadLinkFS].
+func (t *Tree) ReadLink(name string) (string, error) {
+	e, err := t.find("readlink", name, false)
+	if err == nil && e.mode&fs.ModeSymlink == 0 {
+		err = &fs.PathError{Op: "readlink", Path: name, Err: syscall.ENOENT} // as readlinkat(2) of an open file
+	}
+	if err != nil {
+		return "", err
+	}
+	return e.target, nil
+}
+
+// ReadDir implements [fs.ReadDirFS].
+func (t *Tree) ReadDir(name string) ([]fs.DirEntry, error) {
+	e, err := t.find("open", name, true)
+	if err == nil && !e.mode.IsDir() {
+		err = &fs.PathError{Op: "open", Path: name, Err: syscall.ENOTDIR}
+	}
+	if err != nil {
+		return nil, err
+	}
+	t.lookInto(e)
+	return slices.Clone(e.listed), nil
+}
+
+func (t *Tree) look(e *entry) {
+	if t.seen != nil {
+		t.seen[e] = true
+	}
+}
+
+// lookInto notes that the entries of a directory were listed.
+func (t *Tree) lookInto(directory *entry) {
+	if t.seen != nil {
+		for _, e := range directory.entries {
+			t.look(e)
+		}
+	}
+}
+
+// Looked returns the paths of the files, links and nodes that somebody looks at
+// while read runs: opens, follows, asks for or lists. The others make no
+// difference to what read finds. The tree that read is given is not for several
+// goroutines.
+func (t *Tree) Looked(read func(fs.FS)) []string {
+	watched := &Tree{root: t.root, seen: make(map[*entry]bool)}
+	read(watched)
+	return slices.DeleteFunc(t.Files(), func(name string) bool {
+		e, err := t.find("lstat", name, false)
+		return err == nil && !watched.seen[e]
+	})
+}
+
+// Files returns the paths of all that is no directory, in order.
+func (t *Tree) Files() []string { return t.root.files(nil, "") }
+
+func (e *entry) files(names []string, dir string) []string {
+	for _, listed := range e.listed {
+		below := e.entries[listed.Name()]
+		if name := path.Join(dir, below.name); below.mode.IsDir() {
+			names = below.files(names, name)
+		} else {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Name, IsDir, Type and Info implement [fs.DirEntry].
+func (e *entry) Name() string               { return e.name }
+func (e *entry) IsDir() bool                { return e.mode.IsDir() }
+func (e *entry) Type() fs.FileMode          { return e.mode.Type() }
+func (e *entry) Info() (fs.FileInfo, error) { return entryInfo{e, e.name}, nil }
+
+// entryInfo is what a tree knows of an entry, by the name it was asked for.
+type entryInfo struct {
+	entry *entry
+	name  string
+}
+
+func (i entryInfo) Name() string       { return i.name }
+func (i entryInfo) Size() int64        { return int64(len(i.entry.data)) }
+func (i entryInfo) Mode() fs.FileMode  { return i.entry.mode }
+func (i entryInfo) ModTime() time.Time { return time.Time{} }
+func (i entryInfo) IsDir() bool        { return i.entry.mode.IsDir() }
+func (i entryInfo) Sys() any           { return nil }
+
+// openFile is an open file of a tree.
+type openFile struct {
+	bytes.Reader
+
+	entry *entry
+}
+
+func (f *openFile) Stat() (fs.FileInfo, error) { return f.entry.Info() }
+func (f *openFile) Close() error               { return nil }
+
+// openDirectory is an open directory of a tree.
+type openDirectory struct {
+	entry *entry
+	path  string
+	read  int // how many entries were read
+}
+
+func (d *openDirectory) Stat() (fs.FileInfo, error) {
+	return entryInfo{d.entry, path.Base(d.path)}, nil
+}
+func (d *openDirectory) Close() error { return nil }
+
+func (d *openDirectory) Read([]byte) (int, error) {
+	return 0, &fs.PathError{Op: "read", Path: d.path, Err: syscall.EISDIR}
+}
+
+// ReadDir implements [fs.ReadDirFile].
+func (d *openDirectory) ReadDir(n int) ([]fs.DirEntry, error) {
+	rest := d.entry.listed[d.read:]
+	if n > 0 {
+		if len(rest) == 0 {
+			return nil, io.EOF
+		}
+		rest = rest[:min(n, len(rest))]
+	}
+	d.read += len(rest)
+	return slices.Clone(rest), nil
+}
