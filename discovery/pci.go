@@ -55,27 +55,15 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 	return d, nil
 }
 
-// maxVFs is what the number of virtual functions has room for, which has 16 bits
-// (PCI Express Base Specification, SR-IOV Extended Capability).
-const maxVFs = 1<<16 - 1
-
-// Divided reports whether a PCI function has virtual ones, under which it is not
-// to be given away (Documentation/ABI/testing/sysfs-bus-pci). Where that cannot
-// be read it is the error.
-func Divided(function sysfs.Device) (bool, error) {
-	if function.Exists("virtfn0") {
-		return true, nil
-	}
-	attrs := function.Attrs()
-	count, _ := attrs.Uint("sriov_numvfs")
-	if err := attrs.Err(); err != nil {
-		return false, err
-	}
-	if count > maxVFs {
-		return false, fmt.Errorf("attribute sriov_numvfs: no number of virtual functions: %d", count)
-	}
-	return count > 0, nil
-}
+// Divided reports whether a PCI function has virtual functions. The kernel then
+// links to the first of them as virtfn0, and the function itself must not be
+// given away (Documentation/ABI/testing/sysfs-bus-pci). An error says that the
+// link could not be looked for.
+//
+// The attribute sriov_numvfs tells the same and is not read: its reader waits
+// for the device's lock, which a driver that probes the device holds
+// (sriov_numvfs_show in drivers/pci/iov.c).
+func Divided(function sysfs.Device) (bool, error) { return function.Has("virtfn0") }
 
 // linkSpeed matches "16.0 GT/s PCIe", and "8 GT/s" of older kernels.
 var linkSpeed = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]))? GT/s(?: PCIe)?$`)

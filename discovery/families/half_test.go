@@ -63,7 +63,6 @@ func TestImpossibleValues(t *testing.T) {
 	const flex = "intelgpu/testdata/flex170x2.host"
 	const chips = "tenstorrent/testdata/mixed.host"
 	for _, test := range []struct{ file, attribute, content string }{
-		{flex, "sriov_numvfs", "18446744073709551615"},
 		{flex, "drm/card1/lmem_total_bytes", "9223372036854775808"},
 		{flex, "drm/card1/dev", ""},
 		{flex, "numa_node", ""},

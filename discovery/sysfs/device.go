@@ -114,8 +114,17 @@ func (d Device) Child(name string) Device {
 // Exists reports whether the device has an entry of that name, without
 // following it if it is a link.
 func (d Device) Exists(name string) bool {
+	found, _ := d.Has(name)
+	return found
+}
+
+// Has reports what Exists does, and the error if the entry cannot be looked at.
+func (d Device) Has(name string) (bool, error) {
 	_, err := fs.Lstat(d.fsys, path.Join(d.Path, name))
-	return err == nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Children returns the directories below the device's sub-directory dir, in
