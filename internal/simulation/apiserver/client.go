@@ -1,0 +1,394 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/client-go/kubernetes"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+)
+
+// Client returns a client of the server. Each of its requests is put to the gate
+// first, which tells one client's faults from those of all; it may be nil. Of an
+// interface it has what the agent uses: another method panics.
+func (s *Server) Client(gate Fault) kubernetes.Interface { return client{server: s, gate: gate} }
+
+type client struct {
+	kubernetes.Interface
+	server *Server
+	gate   Fault
+}
+
+// IsWatchListSemanticsUnSupported has caches list first, and watch then.
+func (client) IsWatchListSemanticsUnSupported() bool { return true }
+
+// CoreV1 implements [kubernetes.Interface].
+func (c client) CoreV1() coreclient.CoreV1Interface { return core{client: c} }
+
+// EventsV1 implements [kubernetes.Interface].
+func (c client) EventsV1() eventsclient.EventsV1Interface { return events{client: c} }
+
+// ResourceV1 implements [kubernetes.Interface].
+func (c client) ResourceV1() resourceclient.ResourceV1Interface { return resources{client: c} }
+
+type core struct {
+	coreclient.CoreV1Interface
+	client client
+}
+
+func (c core) Nodes() coreclient.NodeInterface {
+	return nodes{of: kind[*corev1.Node]{c.client, "nodes", ""}}
+}
+func (c core) Pods(namespace string) coreclient.PodInterface {
+	return pods{of: kind[*corev1.Pod]{c.client, "pods", namespace}}
+}
+
+type events struct {
+	eventsclient.EventsV1Interface
+	client client
+}
+
+func (c events) Events(namespace string) eventsclient.EventInterface {
+	return eventsOf{of: kind[*eventsv1.Event]{c.client, "events", namespace}}
+}
+
+type resources struct {
+	resourceclient.ResourceV1Interface
+	client client
+}
+
+func (c resources) ResourceSlices() resourceclient.ResourceSliceInterface {
+	return slicesOf{of: kind[*resourceapi.ResourceSlice]{c.client, "resourceslices", ""}}
+}
+
+func (c resources) ResourceClaims(namespace string) resourceclient.ResourceClaimInterface {
+	return claimsOf{of: kind[*resourceapi.ResourceClaim]{c.client, "resourceclaims", namespace}}
+}
+
+func (c resources) DeviceClasses() resourceclient.DeviceClassInterface {
+	return classesOf{of: kind[*resourceapi.DeviceClass]{c.client, "deviceclasses", ""}}
+}
+
+// kind is a client for one kind in one namespace.
+type kind[T object] struct {
+	client    client
+	resource  string
+	namespace string
+}
+
+// begin admits a request and locks the server.
+func (k kind[T]) begin(ctx context.Context, call Call) (*store, error) {
+	call.Resource = k.resource
+	if err := k.client.server.admit(ctx, k.client.gate, call); err != nil {
+		return nil, err
+	}
+	k.client.server.mu.Lock()
+	return k.client.server.stores[k.resource], nil
+}
+
+func (k kind[T]) end() { k.client.server.mu.Unlock() }
+
+// Get returns an object.
+func (k kind[T]) Get(ctx context.Context, name string, _ metav1.GetOptions) (none T, err error) {
+	s, err := k.begin(ctx, Call{Verb: "get"})
+	if err != nil {
+		return none, err
+	}
+	defer k.end()
+	o := s.objects[k.namespace+"/"+name]
+	if o == nil {
+		return none, apierrors.NewNotFound(s.resource, name)
+	}
+	return o.DeepCopyObject().(T), nil
+}
+
+// Watch tells of what happens after the version of the options.
+func (k kind[T]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	selector, err := fields.ParseSelector(options.FieldSelector)
+	if err != nil {
+		return nil, err
+	}
+	s, err := k.begin(ctx, Call{Verb: "watch"})
+	if err != nil {
+		return nil, err
+	}
+	defer k.end()
+	w := &watcher{
+		store: s, server: k.client.server, namespace: k.namespace, selector: selector,
+		more: make(chan struct{}, 1), result: make(chan watch.Event), stop: make(chan struct{}),
+	}
+	from, _ := strconv.ParseInt(options.ResourceVersion, 10, 64)
+	for _, e := range s.events {
+		if e.version > from {
+			w.tell(e)
+		}
+	}
+	s.watchers[w] = true
+	go w.run()
+	if ctx.Done() != nil {
+		context.AfterFunc(ctx, w.Stop)
+	}
+	return w, nil
+}
+
+// list returns the objects that the options ask for, and of which version.
+func (k kind[T]) list(ctx context.Context, options metav1.ListOptions) (found []T, version string, err error) {
+	s, err := k.begin(ctx, Call{Verb: "list"})
+	if err != nil {
+		return nil, "", err
+	}
+	defer k.end()
+	objects, at := s.objects, k.client.server.version
+	if stale := k.client.server.stale; stale > 0 && options.ResourceVersion == "0" {
+		objects, at = s.at(stale), stale
+	}
+	all, err := s.list(k.namespace, options, objects)
+	for _, o := range all {
+		found = append(found, o.(T))
+	}
+	return found, strconv.FormatInt(at, 10), err
+}
+
+// Create makes an object.
+func (k kind[T]) Create(ctx context.Context, o T, options metav1.CreateOptions) (none T, err error) {
+	dry := len(options.DryRun) > 0
+	s, err := k.begin(ctx, Call{Verb: "create", DryRun: dry})
+	if err != nil {
+		return none, err
+	}
+	defer k.end()
+	made := o.DeepCopyObject().(T)
+	if k.namespace != "" {
+		made.SetNamespace(k.namespace)
+	}
+	k.client.server.born(made)
+	if s.objects[keyOf(made)] != nil {
+		return none, apierrors.NewAlreadyExists(s.resource, made.GetName())
+	}
+	if err := k.client.server.keep(made, nil); err != nil {
+		return none, err
+	}
+	if !dry {
+		k.client.server.Writes++
+		s.change(watch.Added, made, k.client.server.next())
+	}
+	return made.DeepCopyObject().(T), nil
+}
+
+// Update replaces an object, if it is of the version that there is.
+func (k kind[T]) Update(ctx context.Context, o T, _ metav1.UpdateOptions) (none T, err error) {
+	s, err := k.begin(ctx, Call{Verb: "update"})
+	if err != nil {
+		return none, err
+	}
+	defer k.end()
+	before := s.objects[keyOf(o)]
+	switch {
+	case before == nil:
+		return none, apierrors.NewNotFound(s.resource, o.GetName())
+	case o.GetResourceVersion() != "" && o.GetResourceVersion() != before.GetResourceVersion(), o.GetUID() != "" && o.GetUID() != before.GetUID():
+		return none, apierrors.NewConflict(s.resource, o.GetName(), errors.New("the object has been modified"))
+	}
+	made := o.DeepCopyObject().(T)
+	made.SetUID(before.GetUID())
+	made.SetCreationTimestamp(before.GetCreationTimestamp())
+	made.SetGeneration(before.GetGeneration() + 1)
+	if err := k.client.server.keep(made, before); err != nil {
+		return none, err
+	}
+	k.client.server.Writes++
+	s.change(watch.Modified, made, k.client.server.next())
+	return made.DeepCopyObject().(T), nil
+}
+
+// Delete removes an object, if it is the one that the options mean.
+func (k kind[T]) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
+	s, err := k.begin(ctx, Call{Verb: "delete"})
+	if err != nil {
+		return err
+	}
+	defer k.end()
+	o := s.objects[k.namespace+"/"+name]
+	if o == nil {
+		return apierrors.NewNotFound(s.resource, name)
+	}
+	if p := options.Preconditions; p != nil {
+		if p.UID != nil && *p.UID != o.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != o.GetResourceVersion() {
+			return apierrors.NewConflict(s.resource, name, errors.New("the precondition does not hold"))
+		}
+	}
+	k.client.server.Writes++
+	k.client.server.delete(s, o)
+	return nil
+}
+
+type nodes struct {
+	coreclient.NodeInterface
+	of kind[*corev1.Node]
+}
+
+func (k nodes) Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.Node, error) {
+	return k.of.Get(ctx, name, o)
+}
+
+func (k nodes) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	return k.of.Watch(ctx, o)
+}
+
+func (k nodes) List(ctx context.Context, o metav1.ListOptions) (*corev1.NodeList, error) {
+	all, version, err := k.of.list(ctx, o)
+	return &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
+}
+
+type pods struct {
+	coreclient.PodInterface
+	of kind[*corev1.Pod]
+}
+
+func (k pods) Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.Pod, error) {
+	return k.of.Get(ctx, name, o)
+}
+
+func (k pods) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	return k.of.Watch(ctx, o)
+}
+
+func (k pods) List(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, error) {
+	all, version, err := k.of.list(ctx, o)
+	return &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
+}
+
+type eventsOf struct {
+	eventsclient.EventInterface
+	of kind[*eventsv1.Event]
+}
+
+func (k eventsOf) Create(ctx context.Context, e *eventsv1.Event, o metav1.CreateOptions) (*eventsv1.Event, error) {
+	return k.of.Create(ctx, e, o)
+}
+
+type classesOf struct {
+	resourceclient.DeviceClassInterface
+	of kind[*resourceapi.DeviceClass]
+}
+
+func (k classesOf) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.DeviceClassList, error) {
+	all, version, err := k.of.list(ctx, o)
+	return &resourceapi.DeviceClassList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
+}
+
+type slicesOf struct {
+	resourceclient.ResourceSliceInterface
+	of kind[*resourceapi.ResourceSlice]
+}
+
+func (k slicesOf) Get(ctx context.Context, name string, o metav1.GetOptions) (*resourceapi.ResourceSlice, error) {
+	return k.of.Get(ctx, name, o)
+}
+
+func (k slicesOf) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	return k.of.Watch(ctx, o)
+}
+
+func (k slicesOf) Create(ctx context.Context, s *resourceapi.ResourceSlice, o metav1.CreateOptions) (*resourceapi.ResourceSlice, error) {
+	return k.of.Create(ctx, s, o)
+}
+
+func (k slicesOf) Update(ctx context.Context, s *resourceapi.ResourceSlice, o metav1.UpdateOptions) (*resourceapi.ResourceSlice, error) {
+	return k.of.Update(ctx, s, o)
+}
+
+func (k slicesOf) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
+	return k.of.Delete(ctx, name, o)
+}
+
+func (k slicesOf) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
+	all, version, err := k.of.list(ctx, o)
+	return &resourceapi.ResourceSliceList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
+}
+
+type claimsOf struct {
+	resourceclient.ResourceClaimInterface
+	of kind[*resourceapi.ResourceClaim]
+}
+
+func (k claimsOf) Get(ctx context.Context, name string, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
+	return k.of.Get(ctx, name, o)
+}
+
+func (k claimsOf) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	return k.of.Watch(ctx, o)
+}
+
+func (k claimsOf) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceClaimList, error) {
+	all, version, err := k.of.list(ctx, o)
+	return &resourceapi.ResourceClaimList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
+}
+
+// ApplyStatus takes over what is said of a claim's devices. One manager says all
+// that is said of them here, so that what it leaves out goes.
+func (k claimsOf) ApplyStatus(ctx context.Context, c *resourceapply.ResourceClaimApplyConfiguration, _ metav1.ApplyOptions) (*resourceapi.ResourceClaim, error) {
+	s, err := k.of.begin(ctx, Call{Verb: "apply"})
+	if err != nil {
+		return nil, err
+	}
+	defer k.of.end()
+	before, is := s.objects[k.of.namespace+"/"+*c.Name].(*resourceapi.ResourceClaim)
+	if !is || c.UID != nil && *c.UID != before.UID {
+		return nil, apierrors.NewNotFound(s.resource, *c.Name)
+	}
+	var said resourceapi.ResourceClaim
+	data, err := json.Marshal(c)
+	if err == nil {
+		err = json.Unmarshal(data, &said)
+	}
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	made := before.DeepCopy()
+	made.Status.Devices = said.Status.Devices
+	k.of.client.server.Writes++
+	s.change(watch.Modified, made, k.of.client.server.next())
+	return made.DeepCopy(), nil
+}
+
+// sorted returns the objects in the order of their names.
+func sorted(objects map[string]object) (all []object) {
+	for _, key := range slices.Sorted(maps.Keys(objects)) {
+		all = append(all, objects[key])
+	}
+	return all
+}
+
+// present returns all objects of a kind.
+func present[T object](s *Server, resource string) (all []T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range sorted(s.stores[resource].objects) {
+		all = append(all, o.(T))
+	}
+	return all
+}
+
+// values returns what pointers point to.
+func values[T any](pointers []*T) []T {
+	all := make([]T, 0, len(pointers))
+	for _, p := range pointers {
+		all = append(all, *p)
+	}
+	return all
+}

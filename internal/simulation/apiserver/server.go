@@ -1,0 +1,337 @@
+// Package apiserver is a model of the API server for simulations: the kinds that
+// the agent uses, in memory, with versions, conflicts, watches, stale lists and
+// dry runs, and with faults of every kind that the agent must outlive. It holds
+// what a server and its controllers do of their own accord, too: it collects the
+// slices of a node that is gone. It is no part of the product.
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// Call is a request, as faults see it.
+type Call struct {
+	Verb     string // "get", "list", "watch", "create", "update", "delete", "apply"
+	Resource string // "resourceslices"
+	DryRun   bool
+}
+
+// String returns the call in words.
+func (c Call) String() string {
+	if c.DryRun {
+		return c.Verb + " " + c.Resource + " in a dry run"
+	}
+	return c.Verb + " " + c.Resource
+}
+
+// Fault is asked about each request before it is answered. It may wait, and what
+// it returns is the answer if it is not nil.
+type Fault func(ctx context.Context, call Call) error
+
+// Features says which optional fields of slices the server keeps.
+type Features struct {
+	Taints, Counters, Separate, Sharing, Lists, Overhead, Groups, Types, Bindings, NoneEffect bool
+}
+
+// AllFeatures is a server that keeps all fields.
+var AllFeatures = Features{true, true, true, true, true, true, true, true, true, true}
+
+// Server is a model of an API server. Its zero value is not ready; see [New].
+type Server struct {
+	mu       sync.Mutex
+	version  int64
+	created  int64
+	fault    Fault
+	features Features
+	stale    int64 // lists that may be of the past are of this version, 0 for the present
+	noDRA    bool  // resource.k8s.io is not served
+
+	stores map[string]*store
+	Writes int // requests that changed something
+}
+
+// The kinds that a server has.
+var (
+	slicesResource  = schema.GroupResource{Group: resourceapi.GroupName, Resource: "resourceslices"}
+	claimsResource  = schema.GroupResource{Group: resourceapi.GroupName, Resource: "resourceclaims"}
+	classesResource = schema.GroupResource{Group: resourceapi.GroupName, Resource: "deviceclasses"}
+	nodesResource   = schema.GroupResource{Resource: "nodes"}
+	podsResource    = schema.GroupResource{Resource: "pods"}
+	eventsResource  = schema.GroupResource{Group: eventsv1.GroupName, Resource: "events"}
+)
+
+// New returns a server with no objects that keeps all fields.
+func New() *Server {
+	byName := func(o object) fields.Set { return fields.Set{"metadata.name": o.GetName()} }
+	s := &Server{features: AllFeatures, stores: make(map[string]*store)}
+	for resource, selects := range map[schema.GroupResource]func(object) fields.Set{
+		slicesResource: func(o object) fields.Set {
+			spec := o.(*resourceapi.ResourceSlice).Spec
+			node := ""
+			if spec.NodeName != nil {
+				node = *spec.NodeName
+			}
+			return fields.Set{"metadata.name": o.GetName(), resourceapi.ResourceSliceSelectorDriver: spec.Driver, resourceapi.ResourceSliceSelectorNodeName: node}
+		},
+		claimsResource:  byName,
+		classesResource: byName,
+		nodesResource:   byName,
+		podsResource: func(o object) fields.Set {
+			return fields.Set{"metadata.name": o.GetName(), "spec.nodeName": o.(*corev1.Pod).Spec.NodeName}
+		},
+		eventsResource: byName,
+	} {
+		s.stores[resource.Resource] = newStore(resource, selects)
+	}
+	return s
+}
+
+// SetFault has a fault asked about each request from now on; nil ends it.
+func (s *Server) SetFault(f Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fault = f
+}
+
+// SetFeatures makes the server one that keeps these fields, as an upgrade does.
+// What it has is not changed.
+func (s *Server) SetFeatures(f Features) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.features = f
+}
+
+// Features returns which fields the server keeps.
+func (s *Server) Features() Features {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.features
+}
+
+// Serve says whether the server has the group resource.k8s.io.
+func (s *Server) Serve(dra bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noDRA = !dra
+}
+
+// Freeze makes lists that may be of the past be of now, until Thaw: those with a
+// resource version of "0", as caches ask for.
+func (s *Server) Freeze() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stale = max(s.version, 1)
+}
+
+// Thaw ends Freeze.
+func (s *Server) Thaw() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stale = 0
+}
+
+// EndWatches ends all watches, as a server does that restarts.
+func (s *Server) EndWatches() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, store := range s.stores {
+		for w := range store.watchers {
+			w.end()
+		}
+	}
+}
+
+// Slices returns the slices that there are. They must not be modified.
+func (s *Server) Slices() []*resourceapi.ResourceSlice {
+	return present[*resourceapi.ResourceSlice](s, "resourceslices")
+}
+
+// Claims returns the claims that there are. They must not be modified.
+func (s *Server) Claims() []*resourceapi.ResourceClaim {
+	return present[*resourceapi.ResourceClaim](s, "resourceclaims")
+}
+
+// Claim returns a claim, nil if there is none. It must not be modified.
+func (s *Server) Claim(namespace, name string) *resourceapi.ResourceClaim {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	claim, _ := s.stores["resourceclaims"].objects[namespace+"/"+name].(*resourceapi.ResourceClaim)
+	return claim
+}
+
+// Past returns the slices as they were some changes of anything ago: those that
+// a scheduler sees whose cache is behind.
+func (s *Server) Past(changes int64) []*resourceapi.ResourceSlice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*resourceapi.ResourceSlice
+	for _, o := range sorted(s.stores["resourceslices"].at(max(s.version-changes, 1))) {
+		all = append(all, o.(*resourceapi.ResourceSlice))
+	}
+	return all
+}
+
+// Put creates or replaces an object, for the model's own side.
+func (s *Server) Put(o object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	store := s.storeOf(o)
+	before := store.objects[keyOf(o)]
+	kind := watch.Added
+	switch {
+	case before != nil:
+		kind = watch.Modified
+		o.SetUID(before.GetUID())
+		o.SetCreationTimestamp(before.GetCreationTimestamp())
+	default:
+		s.born(o)
+	}
+	store.change(kind, o, s.next())
+}
+
+// Delete removes an object, for the model's own side. What belongs to a node
+// that is deleted goes too.
+func (s *Server) Delete(o object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delete(s.storeOf(o), o)
+}
+
+func (s *Server) delete(store *store, o object) {
+	now := store.objects[keyOf(o)]
+	if now == nil {
+		return
+	}
+	gone := now.DeepCopyObject().(object)
+	store.change(watch.Deleted, gone, s.next())
+	if node, is := gone.(*corev1.Node); is {
+		s.collect(node.UID)
+	}
+}
+
+// collect removes the slices whose owner is gone.
+func (s *Server) collect(owner types.UID) {
+	slices := s.stores["resourceslices"]
+	for _, o := range sorted(slices.objects) {
+		for _, reference := range o.GetOwnerReferences() {
+			if reference.UID == owner {
+				s.delete(slices, o)
+				break
+			}
+		}
+	}
+}
+
+// DeleteSlices removes all slices of a node, as a kubelet does that starts
+// (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, wipeResourceSlices).
+func (s *Server) DeleteSlices(node string) (deleted int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slices := s.stores["resourceslices"]
+	for _, o := range sorted(slices.objects) {
+		if name := o.(*resourceapi.ResourceSlice).Spec.NodeName; name != nil && *name == node {
+			s.delete(slices, o)
+			deleted++
+		}
+	}
+	return deleted
+}
+
+// born gives a new object what the server gives it.
+func (s *Server) born(o object) {
+	s.created++
+	if o.GetName() == "" {
+		o.SetName(o.GetGenerateName() + fmt.Sprintf("%05d", s.created))
+	}
+	if o.GetUID() == "" {
+		o.SetUID(uid(s.created))
+	}
+	o.SetCreationTimestamp(metav1.Now())
+	o.SetGeneration(1)
+}
+
+func (s *Server) next() int64 {
+	s.version++
+	return s.version
+}
+
+func (s *Server) storeOf(o object) *store {
+	switch o.(type) {
+	case *resourceapi.ResourceSlice:
+		return s.stores["resourceslices"]
+	case *resourceapi.ResourceClaim:
+		return s.stores["resourceclaims"]
+	case *resourceapi.DeviceClass:
+		return s.stores["deviceclasses"]
+	case *corev1.Node:
+		return s.stores["nodes"]
+	case *corev1.Pod:
+		return s.stores["pods"]
+	case *eventsv1.Event:
+		return s.stores["events"]
+	}
+	panic(fmt.Sprintf("no store for %T", o))
+}
+
+// admit returns why a request is not answered, after it has waited as long as
+// the fault has it wait.
+func (s *Server) admit(ctx context.Context, gate Fault, call Call) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	fault, noDRA := s.fault, s.noDRA
+	s.mu.Unlock()
+	for _, f := range []Fault{gate, fault} {
+		if f != nil {
+			if err := f(ctx, call); err != nil {
+				return err
+			}
+		}
+	}
+	if noDRA && (call.Resource == "resourceslices" || call.Resource == "resourceclaims" || call.Resource == "deviceclasses") {
+		return apierrors.NewGenericServerResponse(404, call.Verb, schema.GroupResource{Group: resourceapi.GroupName, Resource: call.Resource}, "", "the server could not find the requested resource", 0, true)
+	}
+	return nil
+}
+
+// ErrDown is what requests meet while nobody answers.
+var ErrDown = errors.New("dial tcp: connect: connection refused")
+
+// TooMany is the answer of a server that has too much to do.
+func TooMany() error { return apierrors.NewTooManyRequests("too many requests", 1) }
+
+// Internal is the answer of a server that is unwell.
+func Internal() error { return apierrors.NewInternalError(errors.New("etcdserver: request timed out")) }
+
+// Forbidden is the answer of a server whose access rules are not there yet.
+func Forbidden(resource string) error {
+	return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no rule allows it"))
+}
+
+// Groups returns the API groups that the server has.
+func (s *Server) Groups(ctx context.Context, gate Fault) (*metav1.APIGroupList, error) {
+	if err := s.admit(ctx, gate, Call{Verb: "get", Resource: "groups"}); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := &metav1.APIGroupList{}
+	if !s.noDRA {
+		list.Groups = []metav1.APIGroup{{Name: resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}
+	}
+	return list, nil
+}

@@ -1,0 +1,173 @@
+package apiserver
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// object is what a store keeps of any kind.
+type object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// store is all objects of one kind, with what became of each. Its caller holds
+// the server's lock. Objects in it are never modified.
+type store struct {
+	resource schema.GroupResource
+	selects  func(object) fields.Set
+
+	objects  map[string]object // by namespace/name
+	events   []event           // all that ever happened
+	watchers map[*watcher]bool
+}
+
+// event is one change, at a resource version.
+type event struct {
+	version int64
+	kind    watch.EventType
+	object  object
+}
+
+func newStore(resource schema.GroupResource, selects func(object) fields.Set) *store {
+	return &store{resource: resource, selects: selects, objects: make(map[string]object), watchers: make(map[*watcher]bool)}
+}
+
+func keyOf(o object) string { return o.GetNamespace() + "/" + o.GetName() }
+
+// at returns the objects as they were at a version.
+func (s *store) at(version int64) map[string]object {
+	then := make(map[string]object)
+	for _, e := range s.events {
+		switch {
+		case e.version > version:
+			return then
+		case e.kind == watch.Deleted:
+			delete(then, keyOf(e.object))
+		default:
+			then[keyOf(e.object)] = e.object
+		}
+	}
+	return then
+}
+
+// list returns copies of the objects that the options ask for, of a version, in
+// the order of their names.
+func (s *store) list(namespace string, options metav1.ListOptions, objects map[string]object) ([]object, error) {
+	selector, err := fields.ParseSelector(options.FieldSelector)
+	if err != nil {
+		return nil, err
+	}
+	var found []object
+	for _, key := range slices.Sorted(maps.Keys(objects)) {
+		if o := objects[key]; s.matches(o, namespace, selector) {
+			found = append(found, o.DeepCopyObject().(object))
+		}
+	}
+	return found, nil
+}
+
+func (s *store) matches(o object, namespace string, selector fields.Selector) bool {
+	if namespace != "" && o.GetNamespace() != namespace {
+		return false
+	}
+	return selector.Empty() || selector.Matches(s.selects(o))
+}
+
+// change makes o the object of its name, at a version, and tells watchers.
+func (s *store) change(kind watch.EventType, o object, version int64) {
+	o.SetResourceVersion(strconv.FormatInt(version, 10))
+	if kind == watch.Deleted {
+		delete(s.objects, keyOf(o))
+	} else {
+		s.objects[keyOf(o)] = o
+	}
+	e := event{version, kind, o}
+	s.events = append(s.events, e)
+	for w := range s.watchers {
+		w.tell(e)
+	}
+}
+
+// watcher is one watch. Its events wait in a queue, so that nobody who changes
+// something waits for who is told of it.
+type watcher struct {
+	store     *store
+	namespace string
+	selector  fields.Selector
+
+	server *Server
+	queue  []event
+	more   chan struct{} // has one when there is something in the queue
+	result chan watch.Event
+	stop   chan struct{}
+}
+
+// tell queues an event. An object that its selector does not match any more is
+// gone to a watcher that it matched.
+func (w *watcher) tell(e event) {
+	if w.store.matches(e.object, w.namespace, w.selector) {
+		w.queue = append(w.queue, e)
+		notify(w.more)
+	}
+}
+
+// run hands events on until the watch is stopped.
+func (w *watcher) run() {
+	defer close(w.result)
+	for {
+		w.server.mu.Lock()
+		queue := w.queue
+		w.queue = nil
+		w.server.mu.Unlock()
+		for _, e := range queue {
+			select {
+			case w.result <- watch.Event{Type: e.kind, Object: e.object.DeepCopyObject()}:
+			case <-w.stop:
+				return
+			}
+		}
+		select {
+		case <-w.more:
+		case <-w.stop:
+			return
+		}
+	}
+}
+
+// Stop implements [watch.Interface].
+func (w *watcher) Stop() {
+	w.server.mu.Lock()
+	defer w.server.mu.Unlock()
+	w.end()
+}
+
+// end stops a watch, under the server's lock.
+func (w *watcher) end() {
+	if w.store.watchers[w] {
+		delete(w.store.watchers, w)
+		close(w.stop)
+	}
+}
+
+// ResultChan implements [watch.Interface].
+func (w *watcher) ResultChan() <-chan watch.Event { return w.result }
+
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// uid returns a UID that is new, and the same for the same number.
+func uid(n int64) types.UID { return types.UID(fmt.Sprintf("%08x-0000-4000-8000-%012x", n, n)) }

@@ -1,0 +1,94 @@
+package kernel
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia"
+)
+
+func host(t *testing.T) *Host {
+	t.Helper()
+	text, err := os.ReadFile("../../../discovery/families/nvidia/testdata/a100-root.host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return New(text)
+}
+
+const (
+	address = "0000:00:05.0"
+	name    = "pci-0000-00-05-0"
+	facts   = "proc/driver/nvidia/gpus/" + address + "/information"
+)
+
+func scan(h *Host) *discovery.Snapshot {
+	return discovery.Scan(&discovery.Host{FS: h}, []*discovery.Family{nvidia.Family})
+}
+
+func TestHost(t *testing.T) {
+	h := host(t)
+	s := scan(h)
+	if len(s.Devices) != 1 || len(s.Problems) != 0 {
+		t.Errorf("%d devices, problems %v", len(s.Devices), s.Problems)
+	}
+	if numbers, found := h.Node("/dev/nvidia0"); numbers != "195:0" || !found {
+		t.Errorf("/dev/nvidia0 is %q", numbers)
+	}
+}
+
+func TestVanishAndReturn(t *testing.T) {
+	h := host(t)
+	before, _ := scan(h).Lookup(name)
+	if !h.Vanish(address, "dev/nvidia0") || h.Vanish(address) {
+		t.Error("Vanish does not say what vanished")
+	}
+	if _, found := scan(h).Lookup(name); found {
+		t.Error("the card is still there")
+	}
+	if _, found := h.Node("/dev/nvidia0"); found {
+		t.Error("its node is still there")
+	}
+	h.Return(address, func(_ string, data []byte) []byte { return bytes.Replace(data, []byte("GPU-c"), []byte("GPU-d"), 1) })
+	after, found := scan(h).Lookup(name)
+	if !found || after.Identity == before.Identity || !strings.HasPrefix(after.Identity, "GPU-d") {
+		t.Errorf("after its return it is %q and was %q", after.Identity, before.Identity)
+	}
+}
+
+func TestUnreadable(t *testing.T) {
+	h := host(t)
+	h.Sicken("/information")
+	if _, err := fs.ReadFile(h, facts); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a file that cannot be read: %v", err)
+	}
+	h.Sicken("")
+	if _, err := fs.ReadFile(h, facts); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := host(t)
+		h.Hang(address)
+		read := false
+		go func() { _, _ = fs.ReadFile(h, facts); read = true }()
+		synctest.Wait()
+		if read {
+			t.Error("a read that hangs has ended")
+		}
+		h.Release()
+		synctest.Wait()
+		if !read {
+			t.Error("a read still hangs")
+		}
+	})
+}

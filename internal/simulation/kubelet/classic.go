@@ -1,0 +1,433 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"k8s.io/apimachinery/pkg/types"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/internal/kubeletapi"
+)
+
+// endpoint is a device plugin that has registered for a resource.
+type endpoint struct {
+	process  *Process
+	resource string
+	server   pluginapi.DevicePluginServer
+
+	stream context.Context // of ListAndWatch; it ends when the kubelet drops the endpoint
+	drop   context.CancelFunc
+	lost   chan struct{} // closed when the stream has ended
+	once   sync.Once
+	calls  sync.WaitGroup
+}
+
+// lose ends the stream, from either side.
+func (e *endpoint) lose() {
+	e.once.Do(func() {
+		e.drop()
+		close(e.lost)
+	})
+}
+
+// stream is the kubelet's end of ListAndWatch.
+type stream struct {
+	kubelet  *Kubelet
+	endpoint *endpoint
+}
+
+var _ grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse] = stream{}
+
+func (s stream) Context() context.Context     { return s.endpoint.stream }
+func (s stream) SetHeader(metadata.MD) error  { return nil }
+func (s stream) SendHeader(metadata.MD) error { return nil }
+func (s stream) SetTrailer(metadata.MD)       {}
+func (s stream) SendMsg(any) error            { return errors.New("not a message") }
+func (s stream) RecvMsg(any) error            { return errors.New("not a message") }
+
+// Send takes a list (pkg/kubelet/cm/devicemanager/manager.go,
+// genericDeviceUpdateCallback): it replaces all that is known of the resource,
+// whichever endpoint says it.
+func (s stream) Send(list *pluginapi.ListAndWatchResponse) error {
+	k := s.kubelet
+	if s.endpoint.stream.Err() != nil || s.endpoint.process.isDead() {
+		return errors.New("transport is closing")
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.up {
+		return errors.New("transport is closing")
+	}
+	healthy := make(map[string]bool)
+	var sick []string
+	for _, d := range list.Devices {
+		if d.Health == pluginapi.Healthy {
+			healthy[d.ID] = true
+		} else {
+			sick = append(sick, d.ID)
+		}
+	}
+	k.healthy[s.endpoint.resource] = healthy
+	k.log("resource %s has devices %v, sick %v", s.endpoint.resource, slices.Sorted(maps.Keys(healthy)), sick)
+	return nil
+}
+
+// register connects an endpoint, and ends the connection of another as its
+// version does.
+func (k *Kubelet) register(e *endpoint) error {
+	if e.process.isDead() {
+		return errors.New("the process was killed")
+	}
+	if _, err := e.server.GetDevicePluginOptions(e.stream, &pluginapi.Empty{}); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.up {
+		return errors.New("connection refused")
+	}
+	k.known[e.resource] = true
+	k.endpoints[e.resource] = append(k.endpoints[e.resource], e)
+	k.log("resource %s is registered by %s", e.resource, e.process.name)
+	k.group.Go(func() { k.runClient(e) })
+	return nil
+}
+
+// runClient receives a plugin's lists until the stream ends. To 1.36 it then
+// disconnects whoever has the resource's name by now, since endpoints were known
+// by that alone (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
+// runClient; by name and socket from 1.37 on).
+func (k *Kubelet) runClient(e *endpoint) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = e.server.ListAndWatch(&pluginapi.Empty{}, stream{k, e})
+	}()
+	select {
+	case <-done:
+	case <-e.stream.Done():
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e.lose()
+	all := k.endpoints[e.resource]
+	i := slices.Index(all, e)
+	if k.config.Minor <= 36 && len(all) > 0 {
+		i = len(all) - 1
+	}
+	if i < 0 {
+		return
+	}
+	all[i].lose()
+	k.log("resource %s: the plugin of %s is disconnected", e.resource, all[i].process.name)
+	all = slices.Delete(slices.Clone(all), i, i+1)
+	if k.config.Minor <= 36 {
+		all = nil
+	}
+	k.endpoints[e.resource] = all
+	if len(all) == 0 && k.up {
+		k.healthy[e.resource] = nil
+	}
+}
+
+// allocate asks plugins for what a pod requests (pkg/kubelet/cm/devicemanager/
+// manager.go, allocateContainerResources). What it was given before it has
+// still, without a call.
+func (k *Kubelet) allocate(ctx context.Context, pod *Pod) error {
+	for _, resource := range slices.Sorted(maps.Keys(pod.Requests)) {
+		e, ids, err := k.choose(ctx, pod, resource, pod.Requests[resource])
+		if err != nil || len(ids) == 0 {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		response, err := e.allocate(ctx, ids)
+		k.mu.Lock()
+		for _, id := range ids {
+			delete(k.pending[resource], id)
+		}
+		if err != nil || !k.up || ctx.Err() != nil {
+			k.mu.Unlock()
+			return errors.Join(err, ctx.Err())
+		}
+		if k.devices[pod.UID] == nil {
+			k.devices[pod.UID], k.nodesOf[pod.UID] = make(map[string][]string), make(map[string][]string)
+		}
+		k.devices[pod.UID][resource] = ids
+		k.nodesOf[pod.UID][resource] = nodesOf(response)
+		k.log("pod %s has %v of %s", pod, ids, resource)
+		k.mu.Unlock()
+	}
+	return nil
+}
+
+func nodesOf(response *pluginapi.AllocateResponse) (paths []string) {
+	for _, container := range response.ContainerResponses {
+		for _, device := range container.Devices {
+			paths = append(paths, device.HostPath)
+		}
+	}
+	return paths
+}
+
+// choose returns which IDs a pod is to be given, and by which endpoint; none if
+// it has them already.
+func (k *Kubelet) choose(ctx context.Context, pod *Pod, resource string, n int) (*endpoint, []string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.takeBack()
+	healthy := k.healthy[resource]
+	if len(healthy) == 0 {
+		return nil, nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", resource)
+	}
+	if had := k.devices[pod.UID][resource]; len(had) > 0 {
+		for _, id := range had {
+			if !healthy[id] {
+				return nil, nil, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", resource)
+			}
+		}
+		return nil, nil, nil
+	}
+	var free []string
+	for _, id := range slices.Sorted(maps.Keys(healthy)) {
+		if k.holder(resource, id) == "" && k.pending[resource][id] == "" {
+			free = append(free, id)
+		}
+	}
+	all := k.endpoints[resource]
+	if len(free) < n || len(all) == 0 {
+		return nil, nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", resource, n, len(free))
+	}
+	e := all[len(all)-1]
+	k.config.Random.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
+	if n < len(free) && k.config.Random.IntN(2) == 0 {
+		free = k.preferred(ctx, e, free, n)
+	}
+	ids := free[:n]
+	if k.pending[resource] == nil {
+		k.pending[resource] = make(map[string]types.UID)
+	}
+	for _, id := range ids {
+		k.pending[resource][id] = pod.UID
+	}
+	return e, ids, nil
+}
+
+// preferred puts first what the plugin prefers. It is asked without the lock.
+func (k *Kubelet) preferred(ctx context.Context, e *endpoint, free []string, n int) []string {
+	k.mu.Unlock()
+	defer k.mu.Lock()
+	answer, err := e.server.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: free, AllocationSize: int32(n)},
+	}})
+	if err != nil || len(answer.ContainerResponses) != 1 {
+		return free
+	}
+	ids := answer.ContainerResponses[0].DeviceIDs
+	rest := slices.DeleteFunc(slices.Clone(free), func(id string) bool { return slices.Contains(ids, id) })
+	if len(ids)+len(rest) != len(free) {
+		return free // it named others
+	}
+	return append(slices.Clone(ids), rest...)
+}
+
+// allocate calls the plugin. One whose process is killed does not answer.
+func (e *endpoint) allocate(ctx context.Context, ids []string) (*pluginapi.AllocateResponse, error) {
+	type answer struct {
+		response *pluginapi.AllocateResponse
+		err      error
+	}
+	if e.stream.Err() != nil {
+		return nil, errors.New("the endpoint is stopped")
+	}
+	answers := make(chan answer, 1)
+	e.calls.Go(func() {
+		response, err := e.server.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+		answers <- answer{response, err}
+	})
+	select {
+	case a := <-answers:
+		if e.process.isDead() {
+			return nil, errors.New("the process was killed")
+		}
+		return a.response, a.err
+	case <-e.process.dead:
+		return nil, errors.New("the process was killed")
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// holder returns the pod that has an ID, "" if none has.
+func (k *Kubelet) holder(resource, id string) types.UID {
+	for uid, devices := range k.devices {
+		if slices.Contains(devices[resource], id) {
+			return uid
+		}
+	}
+	return ""
+}
+
+// takeBack frees the devices of pods that are not active any more
+// (pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices), which it
+// does when devices are asked for and when PodResources is.
+func (k *Kubelet) takeBack() {
+	if !k.ready {
+		return
+	}
+	for uid := range k.devices {
+		if !k.active(uid) {
+			k.log("devices %v of pod %s are taken back", k.devices[uid], uid)
+			delete(k.devices, uid)
+			delete(k.nodesOf, uid)
+		}
+	}
+}
+
+// Process is what the kubelet has of one agent.
+type Process struct {
+	kubelet *Kubelet
+	name    string
+	own     string // the agent's pod
+	dead    chan struct{}
+
+	mu        sync.Mutex
+	listeners []*listener
+}
+
+// Process returns what a new agent has of the kubelet. Its name is for messages,
+// and pod is the agent's own.
+func (k *Kubelet) Process(name, pod string) *Process {
+	return &Process{kubelet: k, name: name, own: pod, dead: make(chan struct{})}
+}
+
+// Kill ends the process for the kubelet: its sockets and streams end, and
+// nothing that it answers is heard any more.
+func (p *Process) Kill() {
+	p.mu.Lock()
+	close(p.dead)
+	listeners := p.listeners
+	p.listeners = nil
+	p.mu.Unlock()
+	for _, l := range listeners {
+		l.Close()
+	}
+	p.kubelet.mu.Lock()
+	defer p.kubelet.mu.Unlock()
+	for _, all := range p.kubelet.endpoints {
+		for _, e := range all {
+			if e.process == p {
+				e.lose()
+			}
+		}
+	}
+}
+
+func (p *Process) isDead() bool {
+	select {
+	case <-p.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// Run implements legacy.Kubelet.
+func (p *Process) Run(ctx context.Context) { <-ctx.Done() }
+
+// Probe implements legacy.Kubelet.
+func (p *Process) Probe(context.Context) error { return nil }
+
+// retryPause is how long until a registration that the kubelet did not take is
+// tried again.
+const retryPause = 500 * time.Millisecond
+
+// Serve implements legacy.Kubelet.
+func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{}) {
+	for {
+		streaming, drop := context.WithCancel(context.WithoutCancel(ctx))
+		e := &endpoint{process: p, resource: resource, server: server, stream: streaming, drop: drop, lost: make(chan struct{})}
+		if err := p.kubelet.register(e); err == nil {
+			select {
+			case <-e.lost:
+			case <-gone:
+			case <-ctx.Done():
+			}
+		}
+		e.lose()
+		timer := time.NewTimer(retryPause)
+		select {
+		case <-ctx.Done():
+		case <-gone:
+		case <-timer.C:
+			timer.Stop()
+			continue
+		}
+		timer.Stop()
+		e.calls.Wait()
+		return
+	}
+}
+
+// Pods answers PodResources (pkg/kubelet/apis/podresources/server_v1.go, List):
+// active pods from 1.34 on, all that the pod manager has before. Init containers
+// are left out. CDI devices are there from 1.34 on.
+func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
+	k := p.kubelet
+	if p.isDead() {
+		return nil, errors.New("the process was killed")
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.up {
+		return nil, errors.New("ask PodResources: connection refused")
+	}
+	k.takeBack()
+	listing := &kubeletapi.Listing{}
+	for _, uid := range slices.Sorted(maps.Keys(k.workers)) {
+		w := k.workers[uid]
+		if !w.known || k.config.Minor >= 34 && w.terminal {
+			continue
+		}
+		listed := &podresourcesapi.PodResources{Namespace: w.pod.Namespace, Name: w.pod.Name}
+		if !w.pod.Init {
+			listed.Containers = []*podresourcesapi.ContainerResources{k.listed(w.pod)}
+		}
+		listing.Pods = append(listing.Pods, listed)
+		listing.Whole = listing.Whole || p.own == "" || p.own == kubeletapi.PodName(listed)
+	}
+	return listing, nil
+}
+
+// listed returns what a pod's container has.
+func (k *Kubelet) listed(pod *Pod) *podresourcesapi.ContainerResources {
+	c := &podresourcesapi.ContainerResources{Name: "main"}
+	for _, resource := range slices.Sorted(maps.Keys(k.devices[pod.UID])) {
+		c.Devices = append(c.Devices, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: slices.Clone(k.devices[pod.UID][resource])})
+	}
+	for _, name := range pod.Claims {
+		info := k.claims[pod.Namespace+"/"+name]
+		if info == nil || k.config.Minor < 34 {
+			continue
+		}
+		resources := &podresourcesapi.ClaimResource{DriverName: k.config.Driver}
+		for _, id := range info.cdi {
+			resources.CdiDevices = append(resources.CdiDevices, &podresourcesapi.CDIDevice{Name: id})
+		}
+		c.DynamicResources = append(c.DynamicResources, &podresourcesapi.DynamicResource{ClaimName: name, ClaimNamespace: pod.Namespace, ClaimResources: []*podresourcesapi.ClaimResource{resources}})
+	}
+	return c
+}

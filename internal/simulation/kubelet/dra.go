@@ -1,0 +1,337 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// callTimeout is how long a call of a driver may take
+// (pkg/kubelet/cm/dra/plugin/dra_plugin.go, defaultClientCallTimeout, 1.34 to
+// 1.37).
+const callTimeout = 45 * time.Second
+
+// reconcilePeriod is how often claims of pods that are not active any more are
+// unprepared (pkg/kubelet/cm/dra/manager.go, defaultReconcilePeriod).
+const reconcilePeriod = 60 * time.Second
+
+// plugin is a DRA driver that has registered.
+type plugin struct {
+	registrar string
+	serial    int // of its registrar's socket
+	endpoint  string
+	conn      *grpc.ClientConn
+}
+
+// claimInfo is what the kubelet's checkpoint has of a claim, and what it knows
+// besides while it runs.
+type claimInfo struct {
+	uid             types.UID
+	namespace, name string
+	pods            map[types.UID]bool
+	cdi             []string
+
+	prepared    bool // not in the checkpoint
+	unpreparing bool
+	why         error // it is not unprepared
+}
+
+// watchPlugins registers the plugins whose sockets there are, and forgets those
+// whose sockets are gone (pkg/kubelet/pluginmanager, reconciler).
+func (k *Kubelet) watchPlugins(ctx context.Context) {
+	for {
+		k.findPlugins(ctx)
+		if !sleep(ctx, time.Second) {
+			return
+		}
+	}
+}
+
+func (k *Kubelet) findPlugins(ctx context.Context) {
+	sockets := k.network.registrars()
+	k.mu.Lock()
+	known := make(map[string]bool)
+	k.plugins = slices.DeleteFunc(k.plugins, func(p *plugin) bool {
+		if sockets[p.registrar] == p.serial {
+			known[p.registrar] = true
+			return false
+		}
+		k.log("plugin at %s is gone", p.endpoint)
+		p.conn.Close()
+		return true
+	})
+	refuses := k.refuses
+	k.mu.Unlock()
+	for path, serial := range sockets {
+		if !known[path] {
+			if err := k.registerPlugin(ctx, path, serial, refuses); err != nil {
+				k.log("plugin at %s is not registered: %v", path, err)
+			}
+		}
+	}
+}
+
+func (k *Kubelet) connect(path string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return k.network.dial(ctx, path) }))
+}
+
+// registerPlugin asks the plugin at a registrar's socket what it is, takes or
+// refuses it, and says so.
+func (k *Kubelet) registerPlugin(ctx context.Context, path string, serial int, refuses bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	conn, err := k.connect(path)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	client := registerapi.NewRegistrationClient(conn)
+	info, err := client.GetInfo(ctx, &registerapi.InfoRequest{})
+	if err != nil {
+		return err
+	}
+	if refuses || k.config.Minor < 34 {
+		_, err := client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{Error: "not supported"})
+		return errors.Join(errors.New("refused"), err)
+	}
+	calls, err := k.connect(info.Endpoint)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	if !k.up {
+		k.mu.Unlock()
+		calls.Close()
+		return errors.New("the kubelet stops")
+	}
+	k.plugins = append(k.plugins, &plugin{path, serial, info.Endpoint, calls})
+	k.log("plugin %s registered at %s", info.Name, info.Endpoint)
+	k.mu.Unlock()
+	_, err = client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})
+	return err
+}
+
+// plugin returns the plugin to be called: the newest that is connected, else the
+// newest (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get).
+func (k *Kubelet) plugin() (drapb.DRAPluginClient, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range slices.Backward(k.plugins) {
+		if k.network.has(p.endpoint) {
+			return drapb.NewDRAPluginClient(p.conn), nil
+		}
+	}
+	if len(k.plugins) == 0 {
+		return nil, fmt.Errorf("DRA driver %s is not registered", k.config.Driver)
+	}
+	return drapb.NewDRAPluginClient(k.plugins[len(k.plugins)-1].conn), nil
+}
+
+// prepare prepares the claims of a pod (pkg/kubelet/cm/dra/manager.go,
+// prepareResources). Claims are noted before the driver is called.
+func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
+	if len(pod.Claims) == 0 {
+		return nil
+	}
+	var found []*resourceapi.ResourceClaim
+	for _, name := range pod.Claims {
+		claim, err := k.config.Client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("fetch ResourceClaim %s: %w", name, err)
+		}
+		if !slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
+			return fmt.Errorf("pod %s is not allowed to use ResourceClaim %s", pod, name)
+		}
+		if claim.Status.Allocation == nil {
+			return fmt.Errorf("ResourceClaim %s is not allocated", name)
+		}
+		if k.allocatedHere(claim) {
+			found = append(found, claim)
+		}
+	}
+	client, err := k.plugin()
+	if err != nil {
+		return err
+	}
+	request, err := k.note(pod, found)
+	if err != nil || len(request.Claims) == 0 {
+		return err
+	}
+	calling, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	response, err := client.NodePrepareResources(calling, request)
+	if err != nil {
+		return fmt.Errorf("NodePrepareResources: %w", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for uid, result := range response.Claims {
+		if result.Error != "" {
+			return fmt.Errorf("NodePrepareResources failed for ResourceClaim %s: %s", uid, result.Error)
+		}
+		info := k.claimOf(types.UID(uid))
+		if info == nil {
+			return fmt.Errorf("unable to get claim info for ResourceClaim %s", uid)
+		}
+		if k.config.Minor >= 37 {
+			info.cdi = nil
+		}
+		for _, device := range result.Devices {
+			for _, id := range device.CdiDeviceIds {
+				if !slices.Contains(info.cdi, id) {
+					info.cdi = append(info.cdi, id)
+				}
+			}
+		}
+	}
+	if missing := len(request.Claims) - len(response.Claims); missing != 0 {
+		return fmt.Errorf("NodePrepareResources skipped %d ResourceClaims", missing)
+	}
+	for _, claim := range request.Claims {
+		if info := k.claimOf(types.UID(claim.Uid)); info != nil {
+			info.prepared = true
+			k.log("claim %s is prepared: %s", claim.Name, strings.Join(info.cdi, " "))
+		}
+	}
+	return nil
+}
+
+// note enters a pod's claims in the checkpoint, and returns those that are to be
+// prepared.
+func (k *Kubelet) note(pod *Pod, claims []*resourceapi.ResourceClaim) (*drapb.NodePrepareResourcesRequest, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	request := &drapb.NodePrepareResourcesRequest{}
+	for _, claim := range claims {
+		key := claim.Namespace + "/" + claim.Name
+		info := k.claims[key]
+		switch {
+		case info == nil:
+			info = &claimInfo{uid: claim.UID, namespace: claim.Namespace, name: claim.Name, pods: make(map[types.UID]bool)}
+			k.claims[key] = info
+		case info.uid != claim.UID:
+			return nil, fmt.Errorf("old ResourceClaim with same name %s and different UID %s still exists (previous pod force-deleted?!)", claim.Name, info.uid)
+		case k.config.Minor >= 37 && info.unpreparing:
+			return nil, fmt.Errorf("ResourceClaim %s is being unprepared", claim.Name)
+		}
+		info.pods[pod.UID] = true
+		if !info.prepared {
+			request.Claims = append(request.Claims, &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)})
+		}
+	}
+	return request, nil
+}
+
+func (k *Kubelet) claimOf(uid types.UID) *claimInfo {
+	for _, info := range k.claims {
+		if info.uid == uid {
+			return info
+		}
+	}
+	return nil
+}
+
+// unprepare unprepares what a pod has (pkg/kubelet/cm/dra/manager.go,
+// unprepareResources). To 1.36 a pod that has no reference to a claim, since it
+// was never prepared for it, unprepares it all the same if another pod has it
+// alone.
+func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string, names []string) error {
+	k.mu.Lock()
+	request := &drapb.NodeUnprepareResourcesRequest{}
+	var keys []string
+	for _, name := range names {
+		key := namespace + "/" + name
+		info := k.claims[key]
+		if info == nil || k.config.Minor >= 37 && !info.pods[pod] {
+			continue
+		}
+		if len(info.pods) > 1 {
+			delete(info.pods, pod)
+			continue
+		}
+		info.unpreparing = true
+		request.Claims = append(request.Claims, &drapb.Claim{Namespace: namespace, Name: name, Uid: string(info.uid)})
+		keys = append(keys, key)
+	}
+	k.mu.Unlock()
+	if len(request.Claims) == 0 {
+		return nil
+	}
+	err := k.callUnprepare(ctx, request)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i, key := range keys {
+		info := k.claims[key]
+		if info == nil || string(info.uid) != request.Claims[i].Uid {
+			continue
+		}
+		if info.why = err; err == nil {
+			k.log("claim %s is unprepared", key)
+			delete(k.claims, key)
+		}
+	}
+	return err
+}
+
+func (k *Kubelet) callUnprepare(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) error {
+	client, err := k.plugin()
+	if err != nil {
+		return err
+	}
+	calling, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	response, err := client.NodeUnprepareResources(calling, request)
+	if err != nil {
+		return fmt.Errorf("NodeUnprepareResources: %w", err)
+	}
+	for uid, result := range response.Claims {
+		if result.Error != "" {
+			return fmt.Errorf("NodeUnprepareResources failed for ResourceClaim %s: %s", uid, result.Error)
+		}
+	}
+	if missing := len(request.Claims) - len(response.Claims); missing != 0 {
+		return fmt.Errorf("NodeUnprepareResources skipped %d ResourceClaims", missing)
+	}
+	return nil
+}
+
+// reconcile unprepares claims of pods that are not active any more, whether
+// their containers still run or not (pkg/kubelet/cm/dra/manager.go,
+// reconcileLoop).
+func (k *Kubelet) reconcile(ctx context.Context) {
+	for sleep(ctx, reconcilePeriod) {
+		k.mu.Lock()
+		type orphan struct {
+			pod       types.UID
+			namespace string
+			name      string
+		}
+		var orphans []orphan
+		for _, info := range k.claims {
+			for pod := range info.pods {
+				if k.ready && !k.active(pod) {
+					orphans = append(orphans, orphan{pod, info.namespace, info.name})
+				}
+			}
+		}
+		k.mu.Unlock()
+		for _, o := range orphans {
+			if err := k.unprepare(ctx, o.pod, o.namespace, []string{o.name}); err != nil {
+				k.log("reconcile: claim %s/%s: %v", o.namespace, o.name, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,304 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// worker brings a pod from one state to the next.
+type worker struct {
+	pod      *Pod
+	state    string // in words, for messages
+	why      error
+	known    bool          // to the pod manager: a pod that was force-deleted is not
+	terminal bool          // its containers have ended for good
+	end      chan struct{} // closed when it is to end
+}
+
+// ending reports whether the pod is to end.
+func (w *worker) ending() bool {
+	select {
+	case <-w.end:
+		return true
+	default:
+		return false
+	}
+}
+
+// Add tells the kubelet of a pod that was bound to the node.
+func (k *Kubelet) Add(pod *Pod) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.up {
+		k.add(pod)
+	}
+}
+
+func (k *Kubelet) add(pod *Pod) {
+	if k.workers[pod.UID] != nil {
+		return
+	}
+	w := &worker{pod: pod, state: "new", known: true, end: make(chan struct{})}
+	k.workers[pod.UID] = w
+	ctx := k.ctx
+	k.group.Go(func() { k.work(ctx, w) })
+}
+
+// Delete tells the kubelet that a pod is being deleted, and with force that it
+// is gone from the API server already. Such a pod leaves the kubelet's books at
+// once: the pod manager does not have it any more, and all that asks for active
+// pods goes by that (pkg/kubelet/kubelet_pods.go, GetActivePods).
+func (k *Kubelet) Delete(uid types.UID, force bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	w := k.workers[uid]
+	if w == nil {
+		return
+	}
+	if force {
+		w.known = false
+	}
+	k.stop(w)
+}
+
+func (k *Kubelet) stop(w *worker) {
+	if !w.ending() {
+		close(w.end)
+	}
+}
+
+// active reports whether a pod is one of those that may have something.
+func (k *Kubelet) active(uid types.UID) bool {
+	w := k.workers[uid]
+	return w != nil && w.known && !w.terminal
+}
+
+// syncPods learns from the API server which pods there are, and ends those that
+// are there no more. Until it has answered for the first time the kubelet knows
+// static pods only.
+func (k *Kubelet) syncPods(ctx context.Context) {
+	for {
+		pods, err := k.config.Pods()
+		k.mu.Lock()
+		if err == nil && k.up {
+			there := make(map[types.UID]bool)
+			for _, pod := range pods {
+				there[pod.UID] = true
+				k.add(pod)
+			}
+			k.ready = true
+			for uid, w := range k.workers {
+				if !there[uid] && !w.pod.Static {
+					w.known = false
+					k.stop(w)
+				}
+			}
+			k.endOrphans(ctx, there)
+		}
+		k.mu.Unlock()
+		if !sleep(ctx, 2*time.Second) {
+			return
+		}
+	}
+}
+
+// endOrphans ends containers of pods that nobody knows (pkg/kubelet/
+// kubelet_pods.go, HandlePodCleanups).
+func (k *Kubelet) endOrphans(ctx context.Context, there map[types.UID]bool) {
+	for uid, c := range k.containers {
+		if there[uid] || k.workers[uid] != nil {
+			continue
+		}
+		w := &worker{pod: c.Pod, state: "orphan", end: make(chan struct{})}
+		k.workers[uid] = w
+		k.stop(w)
+		k.group.Go(func() { k.work(ctx, w) })
+	}
+}
+
+// work takes a pod from its start to its end, as far as the kubelet lives.
+func (k *Kubelet) work(ctx context.Context, w *worker) {
+	if err := k.begin(ctx, w); err != nil && ctx.Err() == nil {
+		k.log("pod %s is rejected: %v", w.pod, err)
+		k.config.Done(w.pod, err)
+	} else if ctx.Err() == nil {
+		k.run(ctx, w)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	k.set(w, "ends", nil)
+	if !k.kill(ctx, w) {
+		return
+	}
+	k.mu.Lock()
+	w.terminal = true
+	k.mu.Unlock()
+	for pause := time.Second; ; pause = min(2*pause, 10*time.Second) {
+		err := k.unprepare(ctx, w.pod.UID, w.pod.Namespace, w.pod.Claims)
+		k.set(w, "is to be unprepared", err)
+		if err == nil {
+			break
+		}
+		k.log("pod %s is not unprepared: %v", w.pod, err)
+		if !sleep(ctx, pause) {
+			return
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.takeBack()
+	delete(k.workers, w.pod.UID)
+	k.log("pod %s has ended", w.pod)
+	k.config.Done(w.pod, nil)
+}
+
+func (k *Kubelet) set(w *worker, state string, why error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	w.state, w.why = state, why
+}
+
+// begin admits a pod. One whose container runs was admitted before: while the
+// sources are not ready, its devices are not asked for again
+// (pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
+func (k *Kubelet) begin(ctx context.Context, w *worker) error {
+	k.mu.Lock()
+	_, running := k.containers[w.pod.UID]
+	k.mu.Unlock()
+	if running || w.ending() {
+		return nil
+	}
+	k.set(w, "admitted", nil)
+	return k.allocate(ctx, w.pod)
+}
+
+// run starts the pod's container, and starts it anew when it ends by itself,
+// until the pod is to end.
+func (k *Kubelet) run(ctx context.Context, w *worker) {
+	restarts := w.pod.Restarts
+	for pause := time.Second; ; pause = min(2*pause, 20*time.Second) {
+		if !k.runs(w.pod.UID) {
+			err := k.start(ctx, w)
+			k.set(w, "starts", err)
+			if err != nil && ctx.Err() == nil {
+				k.log("pod %s does not start: %v", w.pod, err)
+				if !w.wait(ctx, pause) {
+					return
+				}
+				continue
+			}
+		}
+		k.set(w, "runs", nil)
+		pause = time.Second
+		if w.pod.Life == 0 {
+			select {
+			case <-ctx.Done():
+			case <-w.end:
+			}
+			return
+		}
+		if !w.wait(ctx, w.pod.Life) || restarts == 0 {
+			return
+		}
+		restarts--
+		k.log("container of pod %s ended and is started again", w.pod)
+		k.ended(w.pod.UID)
+	}
+}
+
+// wait waits, and reports whether the pod goes on.
+func (w *worker) wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-w.end:
+	case <-timer.C:
+		return true
+	}
+	return false
+}
+
+func (k *Kubelet) runs(uid types.UID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.containers[uid] != nil
+}
+
+// start starts a pod's container. Claims are prepared with the sandbox, and not
+// again for a container that is started anew in it
+// (pkg/kubelet/kuberuntime/kuberuntime_manager.go, SyncPod).
+func (k *Kubelet) start(ctx context.Context, w *worker) error {
+	k.mu.Lock()
+	sandbox := k.sandboxes[w.pod.UID]
+	k.mu.Unlock()
+	if !sandbox {
+		// A pod that is to end while its claims are prepared waits for the call.
+		if err := k.prepare(ctx, w.pod); err != nil {
+			return err
+		}
+		k.mu.Lock()
+		k.sandboxes[w.pod.UID] = true
+		k.mu.Unlock()
+	}
+	if w.ending() {
+		return errors.New("the pod is to end")
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if ctx.Err() != nil || !k.up {
+		return context.Canceled
+	}
+	c := &Container{Pod: w.pod, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Devices: maps.Clone(k.devices[w.pod.UID]), Started: time.Now()}
+	for _, name := range w.pod.Claims {
+		if info := k.claims[w.pod.Namespace+"/"+name]; info != nil {
+			c.Claims[info.uid], c.Names[info.uid] = slices.Clone(info.cdi), name
+		} else {
+			return errors.New("unable to get claim info for ResourceClaim " + name)
+		}
+	}
+	for _, nodes := range k.nodesOf[w.pod.UID] {
+		c.Nodes = append(c.Nodes, nodes...)
+	}
+	for resource, n := range w.pod.Requests {
+		if len(c.Devices[resource]) != n {
+			return errors.New("devices of " + resource + " are not allocated")
+		}
+	}
+	if err := k.config.Start(c); err != nil {
+		return err
+	}
+	k.containers[w.pod.UID] = c
+	k.log("container of pod %s starts: claims %v, devices %v", w.pod, c.Claims, c.Devices)
+	return nil
+}
+
+func (k *Kubelet) ended(uid types.UID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.containers[uid]; c != nil {
+		delete(k.containers, uid)
+		k.config.Ended(c)
+	}
+}
+
+// kill ends a pod's container, which may use up its grace, and reports whether
+// the kubelet saw its end.
+func (k *Kubelet) kill(ctx context.Context, w *worker) bool {
+	if k.runs(w.pod.UID) && w.pod.Stubborn && w.ending() {
+		if !sleep(ctx, w.pod.Grace) {
+			return false
+		}
+	}
+	k.ended(w.pod.UID)
+	k.mu.Lock()
+	delete(k.sandboxes, w.pod.UID)
+	k.mu.Unlock()
+	return true
+}
