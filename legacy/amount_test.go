@@ -11,6 +11,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/legacy/kubelettest"
 )
 
 const memoryResource = "aliyun.com/gpu-mem"
@@ -60,9 +61,9 @@ func TestPreferAmounts(t *testing.T) {
 }
 
 func TestAllocateAmounts(t *testing.T) {
-	k := newKubelet(t)
-	k.start()
-	config := k.config()
+	k := kubelettest.New(t)
+	k.Start()
+	config := configFor(k)
 	config.Grant = func(_ []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 		memory := grant.Consumed["gpu-b"]["memory"]
 		return specs.ContainerEdits{Env: []string{fmt.Sprintf("LIMIT=%s of %d", memory.String(), len(grant.Consumed))}}
@@ -70,9 +71,9 @@ func TestAllocateAmounts(t *testing.T) {
 	p := New(config)
 	p.Publish(snapshot(inUnits("a", 8), inUnits("b", 8)))
 	run(t, p)
-	registered := k.plugin(memoryResource, 1)
+	registered := k.Plugin(memoryResource, 1)
 	ask := func(ids ...string) (*pluginapi.AllocateResponse, error) {
-		return registered.api.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+		return registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	}
 	r, err := ask(units("b", 0, 3)...)
 	if err != nil {

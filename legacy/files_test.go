@@ -11,6 +11,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/legacy/kubelettest"
 )
 
 // nic is a device with a file of the host.
@@ -38,9 +39,9 @@ func there(name string) bool {
 }
 
 func TestHostFilesGoWithTheGrant(t *testing.T) {
-	k := newKubelet(t)
-	k.start()
-	config := k.config()
+	k := kubelettest.New(t)
+	k.Start()
+	config := configFor(k)
 	file := withFiles(t, &config)
 	other := file("of-another-plugin")
 	stale := file("a")
@@ -52,17 +53,17 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	first := New(config)
 	first.Publish(snapshot(nic("a"), nic("b")))
 	stop := run(t, first)
-	registered := k.plugin(gpuResource, 1)
-	registered.says(t, "a b")
-	if _, err := registered.allocate("a"); err != nil {
+	registered := k.Plugin(gpuResource, 1)
+	registered.Says(t, "a b")
+	if _, err := registered.Allocate("a"); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(file("a"))
 	if err != nil || string(text) != "what a is" || there(file("b")) {
 		t.Fatalf("a: %q, %v; b: %t", text, err, there(file("b")))
 	}
-	k.hold("pod", gpuResource, "a")
-	eventually(t, func() bool { who, _ := first.Holder("gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
+	k.Hold("pod", gpuResource, "a")
+	kubelettest.Eventually(t, func() bool { who, _ := first.Holder("gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
 	if !there(file("a")) {
 		t.Error("the file went with the agent, and the pod is still there")
@@ -79,8 +80,8 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	if !there(file("a")) {
 		t.Error("the file of what is held is not there after a restart")
 	}
-	k.hold("pod", gpuResource)
-	eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
+	k.Hold("pod", gpuResource)
+	kubelettest.Eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
 	if !there(other) {
 		t.Error("another's file was removed")
 	}
@@ -88,36 +89,36 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 
 // A grant that ended while no agent ran leaves no file.
 func TestHostFilesOfWhatEndedMeanwhile(t *testing.T) {
-	k := newKubelet(t)
-	k.start()
-	config := k.config()
+	k := kubelettest.New(t)
+	k.Start()
+	config := configFor(k)
 	file := withFiles(t, &config)
 	first := New(config)
 	first.Publish(snapshot(nic("a")))
 	stop := run(t, first)
-	registered := k.plugin(gpuResource, 1)
-	registered.says(t, "a")
-	if _, err := registered.allocate("a"); err != nil {
+	registered := k.Plugin(gpuResource, 1)
+	registered.Says(t, "a")
+	if _, err := registered.Allocate("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.hold("pod", gpuResource, "a")
-	eventually(t, func() bool { who, _ := first.Holder("gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
+	k.Hold("pod", gpuResource, "a")
+	kubelettest.Eventually(t, func() bool { who, _ := first.Holder("gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
-	k.hold("pod", gpuResource)
+	k.Hold("pod", gpuResource)
 	run(t, New(config))
-	eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
+	kubelettest.Eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
 }
 
 func TestHostFilesOfThePluginBefore(t *testing.T) {
-	k := newKubelet(t)
-	k.start()
-	k.hold("pod", gpuResource, "a")
-	config := k.config()
+	k := kubelettest.New(t)
+	k.Start()
+	k.Hold("pod", gpuResource, "a")
+	config := configFor(k)
 	file := withFiles(t, &config)
 	p := New(config)
 	p.Publish(snapshot(nic("a")))
 	run(t, p)
-	eventually(t, func() bool { return there(file("a")) }, func() string { return "no file of what a pod had already" })
+	kubelettest.Eventually(t, func() bool { return there(file("a")) }, func() string { return "no file of what a pod had already" })
 }
 
 func TestHostFileThatCannotBeWritten(t *testing.T) {

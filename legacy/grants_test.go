@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/legacy/kubelettest"
 )
 
 func newHoldings(t *testing.T) *holdings {
@@ -102,8 +103,8 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 }
 
 func TestTemporaryFilesLeftBehind(t *testing.T) {
-	k := newKubelet(t)
-	config := k.config()
+	k := kubelettest.New(t)
+	config := configFor(k)
 	left, other := filepath.Join(config.StateDir, ".grants.json.123.tmp"), filepath.Join(config.StateDir, ".other.123.tmp")
 	if err := errors.Join(os.Mkdir(config.StateDir, 0o700), os.WriteFile(left, nil, 0o600), os.WriteFile(other, nil, 0o600)); err != nil {
 		t.Fatal(err)

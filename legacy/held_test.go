@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/legacy/kubelettest"
 )
 
 const checkpointFile = "kubelet/device-plugins/kubelet_internal_checkpoint"
@@ -54,25 +55,25 @@ func TestHeld(t *testing.T) {
 // Pods have what was handed out to them, here or by the plugin before, once the
 // kubelet names them.
 func TestInUse(t *testing.T) {
-	k := newKubelet(t)
-	k.start()
-	p := New(k.config())
+	k := kubelettest.New(t)
+	k.Start()
+	p := New(configFor(k))
 	p.Know(snapshot(gpu("a"), gpu("b"), gpu("c")))
 	p.Publish(snapshot(gpu("a"), gpu("b")))
 	run(t, p)
-	registered := k.plugin(gpuResource, 1)
-	registered.says(t, "a b")
-	if _, err := registered.allocate("a", "b"); err != nil {
+	registered := k.Plugin(gpuResource, 1)
+	registered.Says(t, "a b")
+	if _, err := registered.Allocate("a", "b"); err != nil {
 		t.Fatal(err)
 	}
 	if used := p.InUse(); len(used) > 0 {
 		t.Errorf("before the kubelet names a pod: %v", used)
 	}
-	k.hold("train", gpuResource, "a", "b")
-	k.hold("serve", "example.com/before", "c::1", "c::2")
+	k.Hold("train", gpuResource, "a", "b")
+	k.Hold("serve", "example.com/before", "c::1", "c::2")
 	train, serve := types.NamespacedName{Namespace: "default", Name: "train"}, types.NamespacedName{Namespace: "default", Name: "serve"}
 	want := map[string][]types.NamespacedName{"gpu-a": {train}, "gpu-b": {train}, "gpu-c": {serve}}
-	eventually(t, func() bool { return cmp.Equal(want, p.InUse()) }, func() string { return cmp.Diff(want, p.InUse()) })
+	kubelettest.Eventually(t, func() bool { return cmp.Equal(want, p.InUse()) }, func() string { return cmp.Diff(want, p.InUse()) })
 }
 
 // Whatever the kubelet or an agent wrote, reading it ends.

@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/legacy/kubelettest"
 )
 
 // step is one snapshot and the list that must follow from it.
@@ -168,7 +169,7 @@ func TestList(t *testing.T) {
 				}
 				before := l
 				l = l.next(s)
-				if got := text(l.devices); got != step.want {
+				if got := kubelettest.Text(l.devices); got != step.want {
 					t.Fatalf("step %d: list is %q, want %q", i, got, step.want)
 				}
 				for id, want := range step.why {
@@ -176,7 +177,7 @@ func TestList(t *testing.T) {
 						t.Errorf("step %d: %s: %q, want %q", i, id, got, want)
 					}
 				}
-				if before != nil && (text(before.devices) == text(l.devices)) != (before.version == l.version) {
+				if before != nil && (kubelettest.Text(before.devices) == kubelettest.Text(l.devices)) != (before.version == l.version) {
 					t.Errorf("step %d: version %d after %d", i, l.version, before.version)
 				}
 			}
@@ -225,8 +226,7 @@ func TestLeave(t *testing.T) {
 	s.streams[own] = 3
 	check("first of two", later(12), later(12), 2)
 	check("both", later(30), later(30), 3)
-	end, _ := s.begin()
-	end()
+	s.begin()()
 	check("Allocate has just ended", time.Now(), time.Now(), 0)
 }
 

@@ -1,6 +1,6 @@
 // Package legacy speaks the classic device-plugin API (v1beta1): a server for
-// each resource, registration, allocate, preferred allocation. It knows no
-// vendor and reads no host.
+// each resource, its lists, allocate and preferred allocation. It knows no
+// vendor, reads no host and opens no socket.
 package legacy
 
 import (
@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -23,17 +22,17 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/kubeletapi"
 )
 
 // Config is what a Plugin needs to know. StateDir must be set.
 type Config struct {
-	// Dir is the kubelet's device-plugins directory,
-	// "/var/lib/kubelet/device-plugins" if empty.
-	Dir string
+	// Kubelet takes the servers of resources. Package sockets has the real one.
+	Kubelet Kubelet
 
-	// PodResources is the kubelet's socket of the PodResources API,
-	// "/var/lib/kubelet/pod-resources/kubelet.sock" if empty.
-	PodResources string
+	// Pods asks the kubelet which containers have what. An answer that leaves out
+	// pods with running containers is not whole, and nothing ends by it.
+	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
 	// StateDir is a directory of ours that outlives the process. What was
 	// handed out is written there before the kubelet is told.
@@ -54,22 +53,9 @@ type Config struct {
 	// Elsewhere tells what is held through the other API. Nil means nothing.
 	Elsewhere Elsewhere
 
-	// OwnPod is the agent's own pod as "namespace/name", "" if it is none. The
-	// kubelet lists the pods that it knows (pkg/kubelet/apis/podresources/
-	// server_v1.go, List): after its start none at first, then static ones and
-	// only with the API server's answer all others, among them the agent's. So
-	// a list that has not got that pod does not say that a container has ended,
-	// and nothing is dropped by it; where there is no such pod, by a list that
-	// has none at all. The pod must therefore not be a static one.
-	OwnPod string
-
 	// Active is closed once this instance is the one that serves. Nothing is
 	// served or written before. Nil means at once.
 	Active <-chan struct{}
-
-	// Succeeded reports whether another instance waits to take over. Run then
-	// leaves its sockets to Linger. Nil means that none does.
-	Succeeded func() bool
 
 	// Pending reports whether a pod of this node that has not ended asks for a
 	// resource in an init container. Those are left out by PodResources, so
@@ -79,7 +65,6 @@ type Config struct {
 	// nothing else is safe, until its ID is handed out again.
 	Pending func(ctx context.Context, resource string) (bool, error)
 
-	Retry       time.Duration // how long until directories that could not be written to are tried again; 1 min if 0
 	Grace       time.Duration // how long the kubelet may still hand out what it was told is unhealthy; 10 s if 0
 	Poll        time.Duration // how often PodResources is asked; 5 s if 0
 	Unconfirmed time.Duration // see Pending; 5 min if 0
@@ -91,34 +76,41 @@ type Elsewhere interface {
 	Holder(silicon string) (holder string, held bool)
 }
 
+// Kubelet is the node's kubelet, as the servers of resources meet it.
+type Kubelet interface {
+	// Run does what goes on beside the servers until the context ends. It is
+	// called once, by the active instance.
+	Run(ctx context.Context)
+
+	// Serve has the kubelet call the server of a resource: it registers it, and
+	// again whenever the kubelet has lost it. It ends with the context, when the
+	// agent does and another instance may take over, or when the last device of
+	// the resource has gone. No call is in flight when it returns.
+	Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{})
+
+	// Linger keeps what the kubelet needs until another instance has taken over,
+	// or the context ends. It is called after Run, when this instance is the active
+	// one no more.
+	Linger(ctx context.Context)
+
+	// Probe says which servers cannot be reached in the kubelet's way.
+	Probe(ctx context.Context) error
+}
+
 // Plugin offers snapshots to the kubelet as extended resources.
 type Plugin struct {
-	config    Config
-	directory directory
-	holdings  *holdings
+	config   Config
+	holdings *holdings
 
 	snapshot atomic.Pointer[discovery.Snapshot] // nil until there is one to offer
 	servers  atomic.Pointer[map[string]*server] // by resource; the map is never modified
 	ready    chan struct{}                      // closed when the holdings are known
-	leaving  leaving                            // what Run leaves to Linger
 	changed  chan struct{}                      // what the lists are computed from may have changed
 	ask      chan struct{}                      // PodResources may have something new to say
 }
 
 // New returns a Plugin, which does nothing until it runs.
 func New(config Config) *Plugin {
-	if config.Dir == "" {
-		config.Dir = pluginapi.DevicePluginPath
-	}
-	if config.PodResources == "" {
-		config.PodResources = "/var/lib/kubelet/pod-resources/kubelet.sock"
-	}
-	if config.Retry == 0 {
-		config.Retry = time.Minute
-	}
-	if config.Succeeded == nil {
-		config.Succeeded = func() bool { return false }
-	}
 	if config.Grace == 0 {
 		config.Grace = 10 * time.Second
 	}
@@ -129,12 +121,11 @@ func New(config Config) *Plugin {
 		config.Unconfirmed = 5 * time.Minute
 	}
 	p := &Plugin{
-		config:    config,
-		directory: directory(filepath.Clean(config.Dir)),
-		holdings:  &holdings{file: filepath.Join(config.StateDir, grantsFile), held: make(map[key]*holding), disk: disk.Files{FS: config.HostFiles.Files.FS}, files: config.HostFiles, filed: make(map[string]bool)},
-		ready:     make(chan struct{}),
-		changed:   make(chan struct{}, 1),
-		ask:       make(chan struct{}, 1),
+		config:   config,
+		holdings: &holdings{file: filepath.Join(config.StateDir, grantsFile), held: make(map[key]*holding), disk: disk.Files{FS: config.HostFiles.Files.FS}, files: config.HostFiles, filed: make(map[string]bool)},
+		ready:    make(chan struct{}),
+		changed:  make(chan struct{}, 1),
+		ask:      make(chan struct{}, 1),
 	}
 	p.servers.Store(&map[string]*server{})
 	return p
@@ -170,23 +161,11 @@ func (p *Plugin) Holder(silicon string) (holder string, held bool) {
 // the active one, and has asked the kubelet once, whether it answered or not.
 func (p *Plugin) Ready() <-chan struct{} { return p.ready }
 
-// Registered returns the sockets under which resources are registered with the
-// kubelet, by resource.
-func (p *Plugin) Registered() map[string]string {
-	sockets := make(map[string]string)
-	for resource, s := range *p.servers.Load() {
-		if socket := s.socket.Load(); socket != nil {
-			sockets[resource] = *socket
-		}
-	}
-	return sockets
-}
-
-// Run serves what is published until the context ends, and then leaves no
-// socket but to Linger. The kubelet keeps what pods hold, for the next instance
-// to take over. A kubelet that is not there is waited for. Where directories cannot be
-// written to nothing is served, which is logged and tried again; what containers
-// hold is followed all the same, so that Holder stays right.
+// Run serves what is published until the context ends. The kubelet keeps what
+// pods have, for the next instance to take over. While the state directory
+// cannot be made, nothing is served, since nothing that is handed out could be
+// written down; this is logged and tried again. What containers have is followed
+// all the same, so that Holder stays right.
 func (p *Plugin) Run(ctx context.Context) {
 	if p.config.Active != nil {
 		select {
@@ -196,36 +175,42 @@ func (p *Plugin) Run(ctx context.Context) {
 		}
 	}
 	p.restore(ctx)
-	// A first list that has not all that pods hold would fail them. A kubelet
-	// that is not there has nothing to fail.
+	// A first list without all that pods have would fail them. A kubelet that is
+	// away has nothing to fail.
 	lastError := p.poll(ctx, "")
 	close(p.ready)
 
-	var both sync.WaitGroup
-	both.Go(func() { p.follow(ctx, lastError) })
-	both.Go(func() { p.keepServing(ctx) })
-	both.Wait()
+	var all sync.WaitGroup
+	all.Go(func() { p.follow(ctx, lastError) })
+	all.Go(func() { p.serve(ctx) })
+	all.Go(func() { p.config.Kubelet.Run(ctx) })
+	all.Wait()
 }
 
-// keepServing serves until the context ends, and again where that fails.
-func (p *Plugin) keepServing(ctx context.Context) {
+// makeState makes the state directory, and tries again until the context ends.
+func (p *Plugin) makeState(ctx context.Context) {
 	lastError := ""
-	for {
-		err := p.serve(ctx)
-		if ctx.Err() != nil {
+	for wait := firstRetry; ctx.Err() == nil; wait = min(2*wait, maxRetry) {
+		err := os.MkdirAll(p.config.StateDir, 0o700)
+		if err == nil {
 			return
 		}
-		if err != nil && err.Error() != lastError {
+		if err.Error() != lastError {
 			lastError = err.Error()
-			klog.FromContext(ctx).Error(err, "Nothing is offered to the kubelet", "retry", p.config.Retry)
+			klog.FromContext(ctx).Error(err, "Nothing is offered to the kubelet: make state directory")
 		}
 		select {
 		case <-ctx.Done():
-			return
-		case <-time.After(p.config.Retry):
+		case <-time.After(wait):
 		}
 	}
 }
+
+// How long until the state directory is tried again.
+const (
+	firstRetry = 100 * time.Millisecond
+	maxRetry   = 5 * time.Second
+)
 
 // restore reads what was held before, and clears away what a crash has left.
 func (p *Plugin) restore(ctx context.Context) {
@@ -239,53 +224,32 @@ func (p *Plugin) restore(ctx context.Context) {
 	if err := p.holdings.sweep(); err != nil {
 		logger.Error(err, "Temporary files are left over")
 	}
-	if err := p.directory.sweep(ctx); err != nil {
-		logger.Error(err, "Sockets are left over")
-	}
 }
 
-// serve offers what is published until the context ends or a directory cannot
-// be written to: without its own, what is handed out could not be written down.
-func (p *Plugin) serve(ctx context.Context) error {
-	if err := os.MkdirAll(p.config.StateDir, 0o700); err != nil {
-		return fmt.Errorf("make state directory: %w", err)
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { p.offer(ctx, group); return nil })
-	group.Go(func() error { p.directory.watch(ctx, p.pokeAll); return nil })
-	return group.Wait()
-}
-
-// pokeAll lets each server look whether it must register anew.
-func (p *Plugin) pokeAll() {
-	for _, s := range *p.servers.Load() {
-		s.poke()
-	}
-}
-
-// offer keeps the servers and their lists as they should be, until the context
+// serve keeps the servers and their lists as they should be, until the context
 // ends. Only it adds servers and ends them.
-func (p *Plugin) offer(ctx context.Context, group *errgroup.Group) {
-	o := &offering{plugin: p, group: group, running: make(map[string]func())}
+func (p *Plugin) serve(ctx context.Context) {
+	p.makeState(ctx)
+	o := &offering{plugin: p, running: make(map[string]func())}
+	defer o.group.Wait()
 	ticker := time.NewTicker(p.config.Poll)
 	defer ticker.Stop()
-	for {
+	for ctx.Err() == nil {
 		if s := p.snapshot.Load(); s != nil {
 			o.update(ctx, s)
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-p.changed:
 		case <-ticker.C:
 		}
 	}
 }
 
-// offering is the state of offer.
+// offering is the state of serve.
 type offering struct {
 	plugin   *Plugin
-	group    *errgroup.Group
+	group    sync.WaitGroup
 	running  map[string]func() // ends the server of a resource, and waits for it
 	problems []string          // as they were logged last
 }
@@ -363,19 +327,11 @@ func (o *offering) start(ctx context.Context, servers map[string]*server) {
 		if o.running[resource] != nil {
 			continue
 		}
-		own, cancel := context.WithCancel(ctx)
-		ended := make(chan struct{})
-		o.running[resource] = func() { cancel(); <-ended }
-		o.group.Go(func() error {
+		gone, ended := make(chan struct{}), make(chan struct{})
+		o.running[resource] = func() { close(gone); <-ended }
+		o.group.Go(func() {
 			defer close(ended)
-			defer cancel()
-			last, err := one.run(own, o.plugin.directory)
-			if ctx.Err() != nil && last != nil && o.plugin.config.Succeeded() {
-				o.plugin.leave(last)
-			} else {
-				last.close()
-			}
-			return err
+			o.plugin.config.Kubelet.Serve(ctx, resource, one, gone)
 		})
 	}
 }

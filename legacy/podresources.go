@@ -9,13 +9,9 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// listPods asks the kubelet which containers have which IDs of classic
-// resources. A container is named "namespace/pod container".
-func listPods(ctx context.Context, socket, own string) (*listing, error) {
-	listed, err := kubeletapi.ListPods(ctx, socket, own)
-	if err != nil {
-		return nil, err
-	}
+// listingOf returns which containers have which IDs of classic resources, by
+// what the kubelet says. A container is named "namespace/pod container".
+func listingOf(listed *kubeletapi.Listing) *listing {
 	said := &listing{containers: make(map[key]string), whole: listed.Whole}
 	for _, pod := range listed.Pods {
 		for _, container := range pod.Containers {
@@ -26,7 +22,7 @@ func listPods(ctx context.Context, socket, own string) (*listing, error) {
 			}
 		}
 	}
-	return said, nil
+	return said
 }
 
 const (
@@ -69,7 +65,11 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	began := time.Now()
 	asking, cancel := context.WithTimeout(ctx, podResourcesTimeout)
 	defer cancel()
-	said, err := listPods(asking, p.config.PodResources, p.config.OwnPod)
+	listed, err := p.config.Pods(asking)
+	var said *listing
+	if err == nil {
+		said = listingOf(listed)
+	}
 	changed := p.holdings.observe(began, said, p.config.Grace)
 	reason := ""
 	switch {

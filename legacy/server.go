@@ -5,25 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// server is the plugin of one resource, whatever the sockets that it is
-// reached at. All streams read one list, which is replaced and never modified.
+// server is the plugin of one resource. All streams read one list, which is
+// replaced and never modified.
 type server struct {
+	pluginapi.UnimplementedDevicePluginServer
+
 	resource string
 	grace    time.Duration
 	allocate allocator
-	wake     chan struct{} // there may be a reason to register anew
-
-	socket atomic.Pointer[string] // under which it is registered, nil if it is not
 
 	mu       sync.Mutex
 	list     *list
@@ -32,7 +29,6 @@ type server struct {
 	marks    map[int]time.Time // when the versions that are not settled were published
 	settled  int               // the newest version that the kubelet has known for the grace
 	inFlight int               // calls of Allocate
-	idle     chan struct{}     // closed when a server that leaves has none in flight; nil until it leaves
 	lastCall time.Time         // when the last of them ended
 }
 
@@ -47,7 +43,6 @@ func newServer(resource string, grace time.Duration, allocate allocator) *server
 		resource: resource,
 		grace:    grace,
 		allocate: allocate,
-		wake:     make(chan struct{}, 1),
 		changed:  make(chan struct{}),
 		streams:  make(map[*stream]int),
 		marks:    make(map[int]time.Time),
@@ -117,133 +112,44 @@ func (s *server) sent(version int) bool {
 	return true
 }
 
-// begin counts a call of Allocate, and the function that it returns its end. A
-// server that leaves takes none.
-func (s *server) begin() (end func(), ok bool) {
+// begin counts a call of Allocate, and the function that it returns its end.
+func (s *server) begin() (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.idle != nil {
-		return nil, false
-	}
 	s.inFlight++
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.inFlight--
 		s.lastCall = time.Now()
-		if s.idle != nil && s.inFlight == 0 {
-			close(s.idle)
-		}
-	}, true
-}
-
-// poke says that there may be a reason to register anew.
-func (s *server) poke() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
 	}
-}
-
-// endpoint is a server at one socket: what the kubelet is told of in one
-// registration.
-type endpoint struct {
-	pluginapi.UnimplementedDevicePluginServer
-	*server
-
-	dir     directory
-	path    string
-	grpc    *grpc.Server
-	served  chan struct{}             // closed when serving has ended
-	closing chan struct{}             // closed when this end wants it to
-	lost    atomic.Pointer[time.Time] // when the other end has ended a stream
-}
-
-// open serves at a new socket. It accepts connections when open returns.
-func (s *server) open(ctx context.Context, dir directory) (*endpoint, error) {
-	listener, err := dir.listen(s.resource)
-	if err != nil {
-		return nil, err
-	}
-	e := &endpoint{
-		server:  s,
-		dir:     dir,
-		path:    listener.Addr().String(),
-		grpc:    grpc.NewServer(grpc.UnaryInterceptor(answer(klog.FromContext(ctx)))),
-		served:  make(chan struct{}),
-		closing: make(chan struct{}),
-	}
-	pluginapi.RegisterDevicePluginServer(e.grpc, e)
-	go func() {
-		defer close(e.served)
-		if err := e.grpc.Serve(listener); err != nil {
-			klog.FromContext(ctx).Error(err, "Device plugin stopped serving", "resource", s.resource, "socket", e.path)
-			e.lose()
-		}
-	}()
-	return e, nil
-}
-
-// answer puts the logger into the context of a call, and logs its error.
-func answer(logger klog.Logger) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		response, err := handler(klog.NewContext(ctx, logger), request)
-		if err != nil {
-			logger.Error(err, "Device-plugin call refused", "method", info.FullMethod)
-		}
-		return response, err
-	}
-}
-
-// close ends the streams, lets the other calls end and removes the socket. It
-// is without effect on nil.
-func (e *endpoint) close() {
-	if e == nil {
-		return
-	}
-	close(e.closing)
-	timer := time.AfterFunc(5*time.Second, e.grpc.Stop)
-	defer timer.Stop()
-	e.grpc.GracefulStop()
-	<-e.served
-}
-
-// lose says that the kubelet has the endpoint no more.
-func (e *endpoint) lose() {
-	now := time.Now()
-	e.lost.CompareAndSwap(nil, &now)
-	e.poke()
 }
 
 // GetDevicePluginOptions says that nothing is to be done before a container
 // starts: where that is asked for and the plugin is not there, the kubelet
 // fails every container that has the resource
 // (pkg/kubelet/cm/devicemanager/manager.go, callPreStartContainerIfNeeded).
-func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	return pluginOptions(), nil
+func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
 // ListAndWatch sends the list at once and whenever there is another.
-func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+func (s *server) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	own := &stream{to}
-	e.enter(own)
-	defer e.exit(own)
+	s.enter(own)
+	defer s.exit(own)
 	for sent := -1; ; {
-		l, changed := e.current()
+		l, changed := s.current()
 		if l.version != sent {
 			if err := to.Send(&pluginapi.ListAndWatchResponse{Devices: l.devices}); err != nil {
-				e.lose()
 				return err
 			}
 			sent = l.version
-			e.note(own, sent)
+			s.note(own, sent)
 		}
 		select {
 		case <-changed:
-		case <-e.closing:
-			return nil
 		case <-to.Context().Done():
-			e.lose()
 			return nil
 		}
 	}
@@ -264,19 +170,15 @@ func (s *server) exit(own *stream) {
 }
 
 // Allocate answers for each container what it needs for its IDs.
-func (e *endpoint) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	end, ok := e.begin()
-	if !ok {
-		return e.forward(ctx, r)
-	}
-	defer end()
+func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	defer s.begin()()
 	requests := make([][]string, len(r.ContainerRequests))
 	for i, container := range r.ContainerRequests {
 		requests[i] = container.DevicesIds
 	}
 	// The list is read after the call is counted: no ID leaves it from then on.
-	l, _ := e.current()
-	responses, err := e.allocate(ctx, l, e.resource, requests)
+	l, _ := s.current()
+	responses, err := s.allocate(ctx, l, s.resource, requests)
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, fmt.Errorf("allocate %w", err).Error())
 	}
@@ -284,8 +186,8 @@ func (e *endpoint) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (
 }
 
 // GetPreferredAllocation answers for each container which IDs are best for it.
-func (e *endpoint) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
-	l, _ := e.current()
+func (s *server) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	l, _ := s.current()
 	response := &pluginapi.PreferredAllocationResponse{}
 	var errs []error
 	for _, container := range r.ContainerRequests {
@@ -294,16 +196,12 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context, r *pluginapi.Prefer
 		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, status.Error(codes.InvalidArgument, fmt.Errorf("%s: %w", e.resource, err).Error())
+		return nil, status.Error(codes.InvalidArgument, fmt.Errorf("%s: %w", s.resource, err).Error())
 	}
 	return response, nil
 }
 
 // PreStartContainer has nothing to do.
-func (e *endpoint) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+func (s *server) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
 	return &pluginapi.PreStartContainerResponse{}, nil
-}
-
-func pluginOptions() *pluginapi.DevicePluginOptions {
-	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/legacy/kubelettest"
 )
 
 // A device and what is made of it are not handed out together where they
@@ -64,39 +65,39 @@ const otherResource = "example.com/other"
 // Of two granularities of one piece of silicon, what one takes the other shows
 // Unhealthy, and Allocate refuses.
 func TestTwoGranularities(t *testing.T) {
-	k := newKubelet(t)
-	k.start()
-	p := New(k.config())
+	k := kubelettest.New(t)
+	k.Start()
+	p := New(configFor(k))
 	// "w" and "v" are whole devices, "x…" their two cores each.
 	p.Publish(snapshot(append(silicon("gpu-w", 2, map[string]int64{"w": 2, "xw0": 1, "xw1": 1}), silicon("gpu-v", 2, map[string]int64{"v": 2, "xv0": 1, "xv1": 1})...)...))
 	run(t, p)
-	wholes, cores := k.plugin(gpuResource, 1), k.plugin(otherResource, 1)
-	wholes.says(t, "v w")
-	cores.says(t, "xv0 xv1 xw0 xw1")
-	if _, err := wholes.allocate("w"); err != nil {
+	wholes, cores := k.Plugin(gpuResource, 1), k.Plugin(otherResource, 1)
+	wholes.Says(t, "v w")
+	cores.Says(t, "xv0 xv1 xw0 xw1")
+	if _, err := wholes.Allocate("w"); err != nil {
 		t.Fatal(err)
 	}
-	k.hold("train", gpuResource, "w")
-	cores.says(t, "xv0 xv1 xw0! xw1!")
-	if _, err := cores.allocate("xw1"); err == nil || !strings.Contains(err.Error(), "gpu-w is held by") {
+	k.Hold("train", gpuResource, "w")
+	cores.Says(t, "xv0 xv1 xw0! xw1!")
+	if _, err := cores.Allocate("xw1"); err == nil || !strings.Contains(err.Error(), "gpu-w is held by") {
 		t.Errorf("a core of a device that is held: %v", err)
 	}
-	if _, err := cores.allocate("xv1"); err != nil {
+	if _, err := cores.Allocate("xv1"); err != nil {
 		t.Fatal(err)
 	}
-	k.hold("infer", otherResource, "xv1")
-	wholes.says(t, "v! w")
-	cores.says(t, "xv0 xv1 xw0! xw1!")
-	if _, err := wholes.allocate("v"); err == nil || !strings.Contains(err.Error(), "gpu-xv1 is held by") {
+	k.Hold("infer", otherResource, "xv1")
+	wholes.Says(t, "v! w")
+	cores.Says(t, "xv0 xv1 xw0! xw1!")
+	if _, err := wholes.Allocate("v"); err == nil || !strings.Contains(err.Error(), "gpu-xv1 is held by") {
 		t.Errorf("a device of which a core is held: %v", err)
 	}
 	for silicon, pod := range map[string]string{"gpu-w": "default/train main", "gpu-v": "default/infer main"} {
-		eventually(t, func() bool { who, _ := p.Holder(silicon); return who == pod }, func() string { return silicon + " is not confirmed" })
+		kubelettest.Eventually(t, func() bool { who, _ := p.Holder(silicon); return who == pod }, func() string { return silicon + " is not confirmed" })
 	}
-	k.hold("train", gpuResource)
-	k.hold("infer", otherResource)
-	wholes.says(t, "v w")
-	cores.says(t, "xv0 xv1 xw0 xw1")
+	k.Hold("train", gpuResource)
+	k.Hold("infer", otherResource)
+	wholes.Says(t, "v w")
+	cores.Says(t, "xv0 xv1 xw0 xw1")
 }
 
 // Holdings add up, whatever they are called: two functions of one IOMMU group,

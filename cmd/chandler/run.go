@@ -30,6 +30,8 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/legacy/sockets"
 )
 
 type runOptions struct {
@@ -159,7 +161,7 @@ func (o *runOptions) agentConfig(ctx context.Context) (agent.Config, error) {
 	if err := o.checkDirectories(ctx, stateDir); err != nil {
 		return none, err
 	}
-	host := configuredHost(hostFS, config)
+	host, lock := configuredHost(hostFS, config), flock(stateDir)
 	var informants []agent.Informant
 	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
 		informants = append(informants, n)
@@ -180,10 +182,12 @@ func (o *runOptions) agentConfig(ctx context.Context) (agent.Config, error) {
 		StatusClient:   clients.status,
 		Groups:         clients.groups,
 		Kubelet: agent.Kubelet{
-			DevicePluginDir: o.devicePluginDir,
-			PodResources:    filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"),
+			DevicePlugins: sockets.New(o.devicePluginDir, lock.Awaited),
+			Pods: func(ctx context.Context) (*kubeletapi.Listing, error) {
+				return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"), o.pod)
+			},
 		},
-		Lock:           flock(stateDir),
+		Lock:           lock,
 		KubeletRoot:    o.kubeletRoot,
 		StateDir:       stateDir,
 		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},

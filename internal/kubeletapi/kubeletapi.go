@@ -28,7 +28,8 @@ type Listing struct {
 }
 
 // ListPods asks the kubelet at a socket. The answer is whole if it names own,
-// the pod "namespace/name" that we are, or any pod if we are none.
+// the pod "namespace/name" that we are, or any pod if we are none. That pod must
+// not be a static one, since the kubelet knows those before all others.
 func ListPods(ctx context.Context, socket, own string) (*Listing, error) {
 	conn, err := Dial(socket)
 	if err != nil {

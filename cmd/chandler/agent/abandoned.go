@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,8 +26,7 @@ type references struct {
 	client kubernetes.Interface
 	claims *draclient.Client
 	node   string
-	ownPod string // see kubeletapi.ListPods
-	socket string
+	listed func(ctx context.Context) (*kubeletapi.Listing, error) // by the kubelet
 }
 
 // Abandoned returns which of the claims are gone from the API server, or are not
@@ -36,12 +36,12 @@ type references struct {
 func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	listed, err := kubeletapi.ListPods(ctx, r.socket, r.ownPod)
+	listed, err := r.listed(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !listed.Whole {
-		return nil, fmt.Errorf("PodResources at %s does not list all pods yet", r.socket)
+		return nil, errors.New("PodResources does not list all pods yet")
 	}
 	pods, err := podsOf(ctx, r.client, r.node)
 	if err != nil {

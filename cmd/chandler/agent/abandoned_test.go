@@ -2,12 +2,9 @@ package agent
 
 import (
 	"context"
-	"net"
-	"path/filepath"
 	"slices"
 	"testing"
 
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,30 +15,16 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/driver"
+	"chandler.dev/internal/kubeletapi"
 )
 
-// lister answers as the kubelet's PodResources API.
-type lister struct {
-	podresourcesapi.UnimplementedPodResourcesListerServer
-	pods []*podresourcesapi.PodResources
-}
-
-func (l *lister) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
-	return &podresourcesapi.ListPodResourcesResponse{PodResources: l.pods}, nil
-}
-
-func serve(t *testing.T, l *lister) (socket string) {
-	t.Helper()
-	socket = filepath.Join(t.TempDir(), "kubelet.sock")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
+// listing answers as the kubelet's PodResources API does. It is whole if it names
+// the agent's pod.
+func listing(pods []*podresourcesapi.PodResources) func(context.Context) (*kubeletapi.Listing, error) {
+	own := func(pod *podresourcesapi.PodResources) bool { return kubeletapi.PodName(pod) == "chandler/agent" }
+	return func(context.Context) (*kubeletapi.Listing, error) {
+		return &kubeletapi.Listing{Pods: pods, Whole: slices.ContainsFunc(pods, own)}, nil
 	}
-	server := grpc.NewServer()
-	podresourcesapi.RegisterPodResourcesListerServer(server, l)
-	go server.Serve(listener)
-	t.Cleanup(server.Stop)
-	return socket
 }
 
 func TestAbandoned(t *testing.T) {
@@ -111,7 +94,7 @@ func TestAbandoned(t *testing.T) {
 		for _, claim := range []driver.Claim{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
 			t.Run(name+", as "+claim.Name, func(t *testing.T) {
 				client := fake.NewClientset(test.objects...)
-				r := references{client: client, claims: draclient.New(client), node: "node", ownPod: "chandler/agent", socket: serve(t, &lister{pods: test.kubelet})}
+				r := references{client: client, claims: draclient.New(client), node: "node", listed: listing(test.kubelet)}
 				abandoned, err := r.Abandoned(t.Context(), []driver.Claim{claim})
 				if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != test.want {
 					t.Errorf("abandoned %v, %v; want %t", abandoned, err, test.want)
@@ -127,8 +110,8 @@ func TestAbandonedByUID(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "pod-1"}}
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("another")}}
 	client := fake.NewClientset(pod)
-	kubelet := &lister{pods: []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}}
-	r := references{client: client, claims: draclient.New(client), node: "node", ownPod: "chandler/agent", socket: serve(t, kubelet)}
+	kubelet := []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}
+	r := references{client: client, claims: draclient.New(client), node: "node", listed: listing(kubelet)}
 	abandoned, err := r.Abandoned(t.Context(), []driver.Claim{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
 	if err != nil || !slices.Equal(abandoned, []types.UID{"uid-2"}) {
 		t.Errorf("abandoned %v, %v", abandoned, err)

@@ -26,6 +26,7 @@ import (
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/legacy"
 )
 
@@ -105,8 +106,11 @@ type Kubelet struct {
 	// [driver.Driver]. Nil means [driver.StartHelper].
 	StartDRA driver.Starter
 
-	DevicePluginDir string // the kubelet's device-plugins directory
-	PodResources    string // the kubelet's socket of the PodResources API
+	// DevicePlugins takes the servers of classic resources.
+	DevicePlugins legacy.Kubelet
+
+	// Pods asks the PodResources API which containers have what.
+	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 }
 
 // Lock is held by one agent of a node at a time. While an upgrade surges two run at
@@ -183,17 +187,15 @@ func newAgent(config Config) (*agent, error) {
 		resaid:    make(chan struct{}, 1),
 	}
 	a.classic = legacy.New(legacy.Config{
-		Dir:          config.Kubelet.DevicePluginDir,
-		PodResources: config.Kubelet.PodResources,
-		StateDir:     filepath.Join(config.StateDir, "grants"),
-		RuntimeRoot:  config.CDI.RuntimeRoot,
-		OwnPod:       config.Pod,
-		Grant:        discovery.Granters(config.Families),
-		HostFiles:    config.HostFiles,
-		Elsewhere:    draHolder{a},
-		Active:       a.active,
-		Succeeded:    config.Lock.Awaited,
-		Pending:      initContainers{config.Client, config.NodeName}.Pending,
+		Kubelet:     config.Kubelet.DevicePlugins,
+		Pods:        config.Kubelet.Pods,
+		StateDir:    filepath.Join(config.StateDir, "grants"),
+		RuntimeRoot: config.CDI.RuntimeRoot,
+		Grant:       discovery.Granters(config.Families),
+		HostFiles:   config.HostFiles,
+		Elsewhere:   draHolder{a},
+		Active:      a.active,
+		Pending:     initContainers{config.Client, config.NodeName}.Pending,
 	})
 	var err error
 	a.driver, err = driver.New(driver.Config{
@@ -219,7 +221,7 @@ func newAgent(config Config) (*agent, error) {
 		Accept:         discovery.Acceptors(config.Families),
 		Gone:           config.Settings.Severity.Effect(discovery.ConditionGone),
 		Abandoned: references{
-			client: config.Client, claims: draclient.New(config.Client), node: config.NodeName, ownPod: config.Pod, socket: config.Kubelet.PodResources,
+			client: config.Client, claims: draclient.New(config.Client), node: config.NodeName, listed: config.Kubelet.Pods,
 		}.Abandoned,
 		Configure: discovery.Configurers(a.host, config.Families),
 		Rescan:    func() { notify(a.events) },
@@ -263,7 +265,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
 	defer cancel()
-	a.classic.Linger(lingering)
+	a.Kubelet.DevicePlugins.Linger(lingering)
 	klog.FromContext(ctx).Info("Chandler ends", "reason", context.Cause(ctx))
 	return err
 }

@@ -60,7 +60,7 @@ func answer(what string, check func(context.Context) error) http.HandlerFunc {
 func (a *agent) checkLive(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	return errors.Join(a.driver.Probe(ctx), a.classic.Probe(ctx))
+	return errors.Join(a.driver.Probe(ctx), a.Kubelet.DevicePlugins.Probe(ctx))
 }
 
 // checkReady returns nil once the kubelet knows where to call, so that an agent

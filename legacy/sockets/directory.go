@@ -1,4 +1,4 @@
-package legacy
+package sockets
 
 import (
 	"context"
@@ -30,34 +30,22 @@ const (
 	maxSocketPath = 107
 )
 
-// directory is the kubelet's device-plugins directory. The kubelet removes all
-// sockets in it when it starts, then makes its own
-// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
+// directory is the path of the kubelet's device-plugins directory. The kubelet
+// removes all sockets in it when it starts, then makes its own
+// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start, in 1.31 to
+// 1.37).
 type directory string
 
 // errUnwritable is in an error that says that no socket can be made in the
-// directory, however often it is tried.
+// directory.
 var errUnwritable = errors.New("not writable")
 
-// check reports that the directory cannot be written to. One that is not there
-// is made by the kubelet.
-func (dir directory) check() error {
-	f, err := os.CreateTemp(string(dir), "."+socketPrefix+"*")
-	if err != nil {
-		return dir.explain(err)
-	}
-	return dir.explain(errors.Join(f.Close(), os.Remove(f.Name())))
-}
-
-// explain names the directory in an error, and marks it if it will not pass.
+// explain names the directory in an error, and says if it cannot be written to.
 func (dir directory) explain(err error) error {
-	for _, lasting := range []error{fs.ErrPermission, syscall.EROFS, syscall.ENOTDIR} {
-		if errors.Is(err, lasting) {
+	for _, unwritable := range []error{fs.ErrPermission, syscall.EROFS, syscall.ENOTDIR} {
+		if errors.Is(err, unwritable) {
 			return fmt.Errorf("device-plugins directory %s: %w: %w", string(dir), errUnwritable, err)
 		}
-	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		return nil
 	}
 	return fmt.Errorf("device-plugins directory %s: %w", string(dir), err)
 }
@@ -87,33 +75,33 @@ func sameSocket(a, b os.FileInfo) bool {
 // probe reports why the kubelet cannot be spoken to, nil if it can.
 func (dir directory) probe(ctx context.Context) error {
 	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", dir.path(kubeletSocket))
+	if errors.Is(err, syscall.ENOTDIR) {
+		return dir.explain(err)
+	}
 	if err != nil {
 		return err
 	}
 	return conn.Close()
 }
 
-// listen makes a socket for a resource, of a name that has not been before:
-// the kubelet refuses to connect to one that it knows
-// (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected).
+// listen makes a socket for a resource. Its name has not been used before,
+// since the kubelet refuses to connect to a socket that it knows
+// (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected, in 1.31 to 1.37).
 func (dir directory) listen(resource string) (*net.UnixListener, error) {
 	path := dir.prefix(resource) + uniqueName() + socketSuffix
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		if explained := dir.explain(err); explained != nil {
-			return nil, explained
-		}
-		return nil, err
+		return nil, dir.explain(err)
 	}
 	return listener, nil
 }
 
-// uniqueName returns a name that has not been before, and comes after all that
-// have.
+// uniqueName returns a name that has not been used before. It sorts after all
+// that have.
 func uniqueName() string { return strconv.FormatInt(time.Now().UnixNano(), 36) }
 
-// prefix returns what the paths of all sockets for a resource begin with, before
-// their unique names.
+// prefix returns the beginning of the paths of all sockets for a resource. Their
+// unique names follow it.
 func (dir directory) prefix(resource string) string {
 	room := max(0, maxSocketPath-len(dir.path(socketPrefix))-len("-"+uniqueName()+socketSuffix))
 	name := strings.Map(func(r rune) rune {
@@ -139,16 +127,22 @@ func (dir directory) newest(resource string) string {
 	return last
 }
 
-// sweep removes the sockets that an instance of ours has left behind: those of
-// our name that nobody listens on.
+// sweep removes the sockets of ours that nobody listens on, which a killed
+// instance has left. It also removes the empty files with which earlier versions
+// of the agent tried whether the directory can be written to.
 func (dir directory) sweep(ctx context.Context) error {
-	return socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix))
+	errs := []error{socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix))}
+	trials, _ := filepath.Glob(dir.path("." + socketPrefix + "*")) // the pattern is one
+	for _, trial := range trials {
+		if err := os.Remove(trial); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
-// watch calls changed whenever the kubelet's socket was made or one of ours
-// has gone, until the context ends. It only saves time: all that it tells is
-// looked for at intervals too. So a host that has no inotify instance left is
-// no reason to stop.
+// watch calls changed when the kubelet's socket is made and when one of ours
+// vanishes, until the context ends.
 func (dir directory) watch(ctx context.Context, changed func()) {
 	logger := klog.FromContext(ctx)
 	for ctx.Err() == nil {

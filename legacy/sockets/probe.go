@@ -1,4 +1,4 @@
-package legacy
+package sockets
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 )
 
 // Probe calls each resource's plugin at the socket under which the kubelet has
-// it, and returns which did not answer before the context ended. A socket that
-// is not there any more passes: a kubelet that starts removes all, and each
-// server makes a new one by itself, as soon as it can be registered.
-func (p *Plugin) Probe(ctx context.Context) error {
+// it, and names those that did not answer before the context ended. A socket
+// that has vanished is no error: a kubelet that starts removes all sockets, and
+// Serve makes a new one as soon as it can be registered.
+func (d *Directory) Probe(ctx context.Context) error {
 	var errs []error
-	for resource, socket := range p.Registered() {
+	for resource, socket := range d.Registered() {
 		if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -1,0 +1,331 @@
+// Package kubelettest stands in for the kubelet in tests: its registration
+// service, one connection for each registered plugin, and PodResources, all at
+// real sockets.
+package kubelettest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/internal/kubeletapi"
+)
+
+// Kubelet keeps to what is in pkg/kubelet/cm/devicemanager of k8s.io/kubernetes.
+type Kubelet struct {
+	pluginapi.UnimplementedRegistrationServer
+	podresourcesapi.UnimplementedPodResourcesListerServer
+
+	t    *testing.T
+	Dir  string // device-plugins
+	Pods string // the socket of PodResources
+
+	podServer *grpc.Server
+	Server    *grpc.Server // nil while it does not run
+
+	mu       sync.Mutex
+	plugins  []*Plugin
+	refuse   error // what Register answers; see Refuse
+	attempts int   // calls of Register
+	listed   []*podresourcesapi.PodResources
+	silent   bool // PodResources fails
+}
+
+// Plugin is a registration that the kubelet has taken.
+type Plugin struct {
+	Request *pluginapi.RegisterRequest
+	Options *pluginapi.DevicePluginOptions
+	Conn    *grpc.ClientConn
+	API     pluginapi.DevicePluginClient
+	At      time.Time
+
+	mu    sync.Mutex
+	lists []string // what ListAndWatch said, as text
+	ended bool
+}
+
+// New returns a kubelet that does not run yet. Its device-plugins directory is
+// there, and PodResources answers.
+func New(t *testing.T) *Kubelet {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "k") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	k := &Kubelet{t: t, Dir: filepath.Join(dir, "dp"), Pods: filepath.Join(dir, "pods.sock")}
+	k.Own()
+	if err := os.Mkdir(k.Dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	k.podServer = grpc.NewServer()
+	podresourcesapi.RegisterPodResourcesListerServer(k.podServer, k)
+	Serve(t, k.podServer, k.Pods)
+	t.Cleanup(k.podServer.Stop)
+	t.Cleanup(k.Stop)
+	return k
+}
+
+// Serve serves at a socket.
+func Serve(t *testing.T, server *grpc.Server, socket string) {
+	t.Helper()
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = server.Serve(listener) }()
+}
+
+// Start does what the kubelet does when it starts: it removes all sockets,
+// then makes its own.
+func (k *Kubelet) Start() {
+	k.t.Helper()
+	entries, err := os.ReadDir(k.Dir)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if entry.Type() == os.ModeSocket {
+			if err := os.Remove(filepath.Join(k.Dir, entry.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+				k.t.Fatal(err)
+			}
+		}
+	}
+	k.Server = grpc.NewServer()
+	pluginapi.RegisterRegistrationServer(k.Server, k)
+	Serve(k.t, k.Server, filepath.Join(k.Dir, "kubelet.sock"))
+}
+
+// Stop ends the kubelet and leaves its socket, as a kill does.
+func (k *Kubelet) Stop() {
+	if k.Server == nil {
+		return
+	}
+	k.Server.Stop()
+	k.Server = nil
+	for _, p := range k.Registered() {
+		p.Conn.Close()
+	}
+}
+
+func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	k.mu.Lock()
+	refuse := k.refuse
+	k.attempts++
+	k.mu.Unlock()
+	if refuse != nil {
+		return nil, refuse
+	}
+	conn, err := kubeletapi.Dial(filepath.Join(k.Dir, r.Endpoint))
+	if err != nil {
+		return nil, err
+	}
+	p := &Plugin{Request: r, Conn: conn, API: pluginapi.NewDevicePluginClient(conn), At: time.Now()}
+	// The kubelet asks for the options before it answers: a plugin that
+	// registers before it serves fails here.
+	if p.Options, err = p.API.GetDevicePluginOptions(ctx, &pluginapi.Empty{}); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.plugins = append(k.plugins, p)
+	go p.Watch(k.t)
+	return &pluginapi.Empty{}, nil
+}
+
+// Watch collects what ListAndWatch says.
+func (p *Plugin) Watch(t *testing.T) {
+	stream, err := p.API.ListAndWatch(t.Context(), &pluginapi.Empty{})
+	for err == nil {
+		var response *pluginapi.ListAndWatchResponse
+		if response, err = stream.Recv(); err == nil {
+			p.mu.Lock()
+			p.lists = append(p.lists, Text(response.Devices))
+			p.mu.Unlock()
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+}
+
+// Text says a list shortly: "a b! c@0" where b is unhealthy and c is on NUMA
+// node 0.
+func Text(devices []*pluginapi.Device) string {
+	var words []string
+	for _, d := range devices {
+		word := d.ID
+		if d.Health != pluginapi.Healthy {
+			word += "!"
+		}
+		for _, node := range d.GetTopology().GetNodes() {
+			word += "@" + string(rune('0'+node.ID))
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
+}
+
+func (p *Plugin) Said() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.lists)
+}
+
+func (p *Plugin) Last() string {
+	if lists := p.Said(); len(lists) > 0 {
+		return lists[len(lists)-1]
+	}
+	return "(nothing)"
+}
+
+func (p *Plugin) HasEnded() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ended
+}
+
+func (k *Kubelet) Registered() []*Plugin {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.plugins)
+}
+
+// Plugin waits until there are n registrations of a resource, and returns the
+// Last of them.
+func (k *Kubelet) Plugin(resource string, n int) *Plugin {
+	k.t.Helper()
+	var own []*Plugin
+	Eventually(k.t, func() bool {
+		own = nil
+		for _, p := range k.Registered() {
+			if p.Request.ResourceName == resource {
+				own = append(own, p)
+			}
+		}
+		return len(own) >= n
+	}, func() string { return resource + " is not registered" })
+	return own[len(own)-1]
+}
+
+// Says waits until the last list is as it should be.
+func (p *Plugin) Says(t *testing.T, want string) {
+	t.Helper()
+	Eventually(t, func() bool { return p.Last() == want }, func() string { return "list is " + p.Last() + ", want " + want })
+}
+
+// Allocate calls Allocate for one container.
+func (p *Plugin) Allocate(ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
+	r, err := p.API.Allocate(context.Background(), &pluginapi.AllocateRequest{
+		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r.ContainerResponses[0], nil
+}
+
+// Hold makes PodResources list a container of a pod "default/<pod>" called
+// "main" that has IDs, or none.
+func (k *Kubelet) Hold(pod, resource string, ids ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.listed = slices.DeleteFunc(slices.Clone(k.listed), func(p *podresourcesapi.PodResources) bool { return p.Name == pod })
+	if len(ids) > 0 {
+		k.listed = append(k.listed, &podresourcesapi.PodResources{
+			Name: pod, Namespace: "default",
+			Containers: []*podresourcesapi.ContainerResources{{
+				Name:    "main",
+				Devices: []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: ids}},
+			}},
+		})
+	}
+}
+
+// Refuse makes Register answer an error, nil that it takes plugins again.
+func (k *Kubelet) Refuse(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refuse = err
+}
+
+// Attempts counts the calls of Register.
+func (k *Kubelet) Attempts() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.attempts
+}
+
+// Own makes PodResources list the agent's own pod too.
+func (k *Kubelet) Own() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.listed = append(slices.Clone(k.listed), &podresourcesapi.PodResources{Name: "agent", Namespace: "chandler"})
+}
+
+// Forget makes PodResources list no pod, as before the API server has told the
+// kubelet of any.
+func (k *Kubelet) Forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.listed = nil
+}
+
+// Mute makes PodResources fail.
+func (k *Kubelet) Mute(silent bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.silent = silent
+}
+
+func (k *Kubelet) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.silent {
+		return nil, errors.New("not now")
+	}
+	return &podresourcesapi.ListPodResourcesResponse{PodResources: k.listed}, nil
+}
+
+// Sockets returns the names of our sockets.
+func (k *Kubelet) Sockets() []string {
+	paths, err := filepath.Glob(filepath.Join(k.Dir, "chandler-*"))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return paths
+}
+
+// Patience is how long something may take that is waited for.
+const Patience = 10 * time.Second
+
+// Eventually waits until a condition is true.
+func Eventually(t *testing.T, condition func() bool, state func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(Patience); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(state())
+		}
+	}
+}
+
+// Never checks that a condition does not come true for a while.
+func Never(t *testing.T, during time.Duration, condition func() bool, state func() string) {
+	t.Helper()
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if condition() {
+			t.Fatal(state())
+		}
+	}
+}

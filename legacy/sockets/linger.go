@@ -1,0 +1,103 @@
+package sockets
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/internal/kubeletapi"
+)
+
+const (
+	// successorInterval is the time between looks for the next instance's socket.
+	successorInterval = 20 * time.Millisecond
+
+	// lingerGrace is how long the kubelet has to call at a socket that is there.
+	lingerGrace = time.Second
+)
+
+// leave keeps an endpoint for Linger, once it writes nothing any more. When the
+// last endpoint of a resource ends, the kubelet takes all its devices for
+// unhealthy and rejects pods that have just been scheduled to them. It may have
+// several endpoints and calls the newest (pkg/kubelet/cm/devicemanager/manager.go,
+// PluginConnected and PluginDisconnected, in 1.36 and 1.37; older kubelets drop
+// the old endpoint for a new one).
+func (d *Directory) leave(e *endpoint) {
+	<-e.retire()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.left = append(d.left, e)
+}
+
+// retire lets no more calls of Allocate in. The channel that it returns is
+// closed when those in flight have ended.
+func (e *endpoint) retire() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.idle == nil {
+		e.idle = make(chan struct{})
+		if e.inFlight == 0 {
+			close(e.idle)
+		}
+	}
+	return e.idle
+}
+
+// Linger keeps the sockets that Serve has left until the kubelet has those of
+// the next instance, or the context ends. The next instance may be the active
+// one by then, so it answers what the kubelet still asks of this one.
+func (d *Directory) Linger(ctx context.Context) {
+	d.mu.Lock()
+	left := d.left
+	d.left = nil
+	d.mu.Unlock()
+	var all sync.WaitGroup
+	for _, e := range left {
+		all.Go(func() {
+			defer e.close()
+			if e.successor(ctx) == "" {
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(lingerGrace):
+			}
+		})
+	}
+	all.Wait()
+}
+
+// successor waits for the next instance's socket, and returns "" if the context
+// or the endpoint ends before there is one.
+func (e *endpoint) successor(ctx context.Context) string {
+	for {
+		if socket := e.dir.newest(e.plugin.resource); socket > e.path {
+			return socket
+		}
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-e.closing.Done():
+			return ""
+		case <-time.After(successorInterval):
+		}
+	}
+}
+
+// forward has the next instance answer.
+func (e *endpoint) forward(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	socket := e.successor(ctx)
+	if socket == "" {
+		return nil, status.Error(codes.Unavailable, e.plugin.resource+": this instance has ended, and no other has begun")
+	}
+	conn, err := kubeletapi.Dial(socket)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return pluginapi.NewDevicePluginClient(conn).Allocate(ctx, r)
+}

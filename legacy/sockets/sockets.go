@@ -1,0 +1,198 @@
+// Package sockets serves device plugins at Unix sockets in the kubelet's
+// device-plugins directory, and keeps each one registered with whatever kubelet
+// there is. It does not know what the plugins offer.
+package sockets
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const (
+	firstRetry     = 100 * time.Millisecond
+	maxUnavailable = 800 * time.Millisecond // between attempts while there is no kubelet, or no socket can be made
+	maxRefused     = 30 * time.Second       // between attempts while the kubelet refuses, or drops what it took
+	lookInterval   = time.Second            // between looks at what inotify may not have told
+
+	// registerTimeout is longer than the kubelet takes to give up on reaching a
+	// plugin that registers: 10 s (plugin/v1beta1/client.go, dial, in 1.31 to
+	// 1.37).
+	registerTimeout = 15 * time.Second
+
+	// steady is how long a registration lasts that the kubelet did not drop.
+	steady = 10 * time.Second
+)
+
+// Directory is the kubelet's device-plugins directory.
+type Directory struct {
+	dir       directory
+	succeeded func() bool
+	cleared   sync.Once
+
+	mu      sync.Mutex
+	plugins map[string]*plugin // those that are served, by resource
+	left    []*endpoint        // those that wait for Linger
+}
+
+// New returns the device-plugins directory at a path. Succeeded reports whether
+// another instance of the agent waits to take over; nil means that none does.
+func New(path string, succeeded func() bool) *Directory {
+	if succeeded == nil {
+		succeeded = func() bool { return false }
+	}
+	return &Directory{
+		dir:       directory(filepath.Clean(path)),
+		succeeded: succeeded,
+		plugins:   make(map[string]*plugin),
+	}
+}
+
+// plugin is a resource's server, at whatever socket it is reached.
+type plugin struct {
+	resource string
+	server   pluginapi.DevicePluginServer
+	wake     chan struct{} // there may be a reason to register anew
+	socket   string        // under which it is registered, "" if it is not; Directory.mu guards it
+}
+
+// poke says that there may be a reason to register anew.
+func (p *plugin) poke() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// registration is an endpoint that the kubelet has taken.
+type registration struct {
+	endpoint *endpoint
+	kubelet  os.FileInfo // the socket of that kubelet
+	at       time.Time
+}
+
+// Serve serves a resource and keeps it registered with whatever kubelet there
+// is, until the context ends or the resource is gone. A kubelet that is away
+// is waited for, and so is a directory that cannot be written to. When Serve
+// returns, no call is in flight. If the context ended and another instance
+// waits to take over, the socket stays for Linger. The kubelet is not told that
+// the plugin ends: the next instance takes over what pods have.
+func (d *Directory) Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{}) {
+	d.clear(ctx)
+	p := &plugin{resource: resource, server: server, wake: make(chan struct{}, 1)}
+	d.mu.Lock()
+	d.plugins[resource] = p
+	d.mu.Unlock()
+	last := d.keepRegistered(ctx, p, gone)
+	d.mu.Lock()
+	delete(d.plugins, resource)
+	d.mu.Unlock()
+	if last != nil && ctx.Err() != nil && d.succeeded() {
+		d.leave(last)
+		return
+	}
+	last.close()
+}
+
+// keepRegistered returns the endpoint that the plugin has at the end, nil if it
+// has none. The caller must close it.
+func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan struct{}) *endpoint {
+	logger := klog.FromContext(ctx)
+	var current registration
+	again := retry{delay: firstRetry}
+	lastError := ""
+	for {
+		wait := lookInterval
+		if reason := current.stale(d.dir); reason != "" {
+			if wait = again.wait(d.dir, current.endpoint); wait <= 0 {
+				following, err := d.register(ctx, p)
+				if err != nil {
+					if ctx.Err() == nil && err.Error() != lastError {
+						lastError = err.Error()
+						logger.Info("Device plugin waits for the kubelet", "resource", p.resource, "reason", lastError)
+					}
+					wait = again.failed(d.dir, err)
+				} else {
+					current.endpoint.close()
+					current, lastError, wait = following, "", lookInterval
+					again.succeeded(current)
+					logger.Info("Device plugin registered", "resource", p.resource, "socket", current.endpoint.path, "reason", reason)
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return current.endpoint
+		case <-gone:
+			return current.endpoint
+		case <-p.wake:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// stale says why the registration is no longer one, "" if it is.
+func (r registration) stale(dir directory) string {
+	if r.endpoint == nil {
+		return "new"
+	}
+	if !sameSocket(r.kubelet, dir.kubelet()) {
+		return "the kubelet has restarted"
+	}
+	if r.endpoint.lost.Load() != nil {
+		return "the kubelet has ended the stream"
+	}
+	if _, err := os.Lstat(r.endpoint.path); errors.Is(err, fs.ErrNotExist) {
+		return "the socket has vanished"
+	}
+	return ""
+}
+
+// Registered returns the sockets under which resources are registered with the
+// kubelet, by resource.
+func (d *Directory) Registered() map[string]string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sockets := make(map[string]string)
+	for resource, p := range d.plugins {
+		if p.socket != "" {
+			sockets[resource] = p.socket
+		}
+	}
+	return sockets
+}
+
+// Run clears away what a killed instance has left, and makes registrations
+// quicker until the context ends: it hears at once when the kubelet makes its
+// socket or removes ours. All that it hears is looked for at intervals too, so a
+// host without a free inotify instance is no reason to stop.
+func (d *Directory) Run(ctx context.Context) {
+	d.clear(ctx)
+	d.dir.watch(ctx, func() {
+		d.mu.Lock()
+		plugins := slices.Collect(maps.Values(d.plugins))
+		d.mu.Unlock()
+		for _, p := range plugins {
+			p.poke()
+		}
+	})
+}
+
+// clear clears away what a killed instance has left, the first time that it is
+// called.
+func (d *Directory) clear(ctx context.Context) {
+	d.cleared.Do(func() {
+		if err := d.dir.sweep(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Files are left over in the device-plugins directory")
+		}
+	})
+}
