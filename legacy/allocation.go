@@ -5,42 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/legacy/list"
 )
 
-// lookUp returns the units that IDs of a resource stand for, each once, in
-// name order, and why they cannot be handed out.
-func (l *list) lookUp(resource string, ids []string) ([]*unit, error) {
-	var units []*unit
-	var errs []error
-	for _, id := range ids {
-		r, listed := l.rows[id]
-		switch {
-		case !listed:
-			errs = append(errs, fmt.Errorf("%s: device %q: unknown", resource, id))
-		case r.refusal() != "":
-			errs = append(errs, fmt.Errorf("%s: device %q: %s", resource, id, r.refusal()))
-		default:
-			units = append(units, r.unit)
-		}
-	}
-	slices.SortFunc(units, byName)
-	return slices.Compact(units), errors.Join(errs...)
-}
-
 // devicesOf returns the devices of units, each once, in the units' order.
-func devicesOf(units []*unit) []discovery.Device {
+func devicesOf(units []*list.Unit) []discovery.Device {
 	var devices []discovery.Device
 	seen := make(map[string]bool)
 	for _, u := range units {
-		for _, d := range u.devices {
+		for _, d := range u.Devices {
 			if !seen[d.Name] {
 				seen[d.Name] = true
 				devices = append(devices, d)
@@ -61,20 +41,6 @@ func editsOf(devices []discovery.Device, resource string, consumed discovery.Con
 		edits = discovery.Join(edits, granter(devices, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: resource, Consumed: consumed}))
 	}
 	return edits
-}
-
-// consumedBy returns how much IDs are of the devices that are shared: each is a
-// unit of what they are shared by.
-func (l *list) consumedBy(ids []string) discovery.Consumed {
-	consumed := make(discovery.Consumed)
-	for _, id := range ids {
-		for _, d := range l.rows[id].unit.devices {
-			if s := d.Sharing; s != nil {
-				consumed.Add(d.Name, map[resourceapi.QualifiedName]resource.Quantity{s.Capacity: s.Unit})
-			}
-		}
-	}
-	return consumed
 }
 
 // response says edits in the words of the device-plugin API, which has fewer
@@ -160,4 +126,28 @@ func addMount(r *pluginapi.ContainerAllocateResponse, mount *specs.Mount) error 
 	}
 	r.Mounts = append(r.Mounts, added)
 	return nil
+}
+
+// amountEdits says to the container how much it has, in the variables of
+// Aliyun's GPU sharing: of aliyun.com/gpu-mem they are ALIYUN_COM_GPU_MEM_IDX, the
+// place of the device among those of the resource; _CONTAINER, the units of this
+// container; _POD, the units of all containers of the call; and _DEV, the units
+// of the device. The amount may be nil.
+func amountEdits(a *list.Amount, resource string, pod int) specs.ContainerEdits {
+	if a == nil {
+		return specs.ContainerEdits{}
+	}
+	var env []string
+	for _, variable := range []struct {
+		name  string
+		value int
+	}{
+		{"IDX", a.Place},
+		{"POD", pod},
+		{"CONTAINER", a.IDs},
+		{"DEV", len(a.Unit.IDs)},
+	} {
+		env = append(env, discovery.Variable(resource)+"_"+variable.name+"="+strconv.Itoa(variable.value))
+	}
+	return specs.ContainerEdits{Env: env}
 }

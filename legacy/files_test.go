@@ -12,6 +12,7 @@ import (
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list"
 )
 
 // nic is a device with a file of the host.
@@ -151,7 +152,4 @@ func TestHostFilesThatNobodyReads(t *testing.T) {
 }
 
 // nicUnit is the unit of a device with a file of the host.
-func nicUnit() *unit {
-	units, _ := offered(snapshot(nic("a")))
-	return units[gpuResource][0]
-}
+func nicUnit() *list.Unit { return unitOf(nic("a")) }

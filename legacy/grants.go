@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/legacy/list"
 )
 
 // grantsFile is the name of the file that holdings are saved in.
@@ -40,11 +42,11 @@ type holding struct {
 	missing time.Time // when PodResources first left it out again
 }
 
-func newHolding(resource, id string, u *unit, since time.Time) *holding {
+func newHolding(resource, id string, u *list.Unit, since time.Time) *holding {
 	h := &holding{Resource: resource, ID: id, Since: since}
 	if u != nil {
-		h.Devices, h.Silicon, h.Exclusive = u.deviceNames(), u.silicon(), len(u.ids) == 1
-		for _, d := range u.devices {
+		h.Devices, h.Silicon, h.Exclusive = u.DeviceNames(), u.Silicon(), len(u.IDs) == 1
+		for _, d := range u.Devices {
 			h.Files = append(h.Files, d.FilesAs(resource)...)
 		}
 	}
@@ -77,12 +79,13 @@ type holdings struct {
 	granting sync.Mutex // one grant at a time, so that one that fails can be undone
 	saving   sync.Mutex // one write at a time, so that the last one is the newest
 
-	mu     sync.Mutex
-	held   map[key]*holding
-	asked  time.Time        // when PodResources was last asked, zero if it did not answer in full
-	heard  bool             // whether it has answered at all
-	listed map[key]sighting // what it says that containers have, of whatever resource
-	known  catalogue        // what an ID may stand for
+	mu      sync.Mutex
+	changes int // counts what changed below
+	held    map[key]*holding
+	asked   time.Time        // when PodResources was last asked, zero if it did not answer in full
+	heard   bool             // whether it has answered at all
+	listed  map[key]sighting // what it says that containers have, of whatever resource
+	known   list.Catalogue   // what an ID may stand for
 }
 
 // sighting is an ID that PodResources lists, or listed until a moment ago. It
@@ -207,9 +210,11 @@ func (h *holdings) take(given []*holding) (undo func()) {
 		k := key{one.Resource, one.ID}
 		before[i], h.held[k] = h.held[k], one
 	}
+	h.changes++
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
+		h.changes++
 		for i, one := range slices.Backward(given) {
 			k := key{one.Resource, one.ID}
 			if before[i] == nil {
@@ -248,7 +253,52 @@ func (h *holdings) sorted() []*holding {
 }
 
 func byKey(a, b *holding) int {
-	return cmp.Or(strings.Compare(a.Resource, b.Resource), natural(a.ID, b.ID))
+	return cmp.Or(strings.Compare(a.Resource, b.Resource), list.Natural(a.ID, b.ID))
+}
+
+// know says what IDs may stand for.
+func (h *holdings) know(devices []discovery.Device) {
+	known := list.CatalogueOf(devices)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.known = known
+	h.changes++
+}
+
+// recognise returns the holding with its devices. If they were not written down
+// they are those of the ID. A holding without any keeps none.
+func recognise(known list.Catalogue, one *holding) *holding {
+	if len(one.Devices) > 0 {
+		return one
+	}
+	u, share := known.Find(one.ID)
+	if u == nil {
+		return one
+	}
+	recognised := newHolding(one.Resource, one.ID, u, one.Since)
+	recognised.Container = one.Container
+	recognised.Exclusive = recognised.Exclusive && !share
+	return recognised
+}
+
+// had returns what all returns, for lists, and a number that is another when the
+// answer may be.
+func (h *holdings) had() (had []*list.Had, changes int) {
+	h.mu.Lock()
+	changes = h.changes
+	ours := make(map[key]bool, len(h.held))
+	for k := range h.held {
+		ours[k] = true
+	}
+	h.mu.Unlock()
+	all, _ := h.all()
+	for _, one := range all {
+		had = append(had, &list.Had{
+			Resource: one.Resource, ID: one.ID, Owner: one.who(), Ours: ours[key{one.Resource, one.ID}],
+			Devices: one.Devices, Silicon: one.Silicon, Exclusive: one.Exclusive,
+		})
+	}
+	return had, changes
 }
 
 // of returns what is held of a resource, by ID.
@@ -295,11 +345,11 @@ func (h *holdings) all() (all []*holding, heard bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, one := range h.held {
-		all = append(all, h.known.recognise(one))
+		all = append(all, recognise(h.known, one))
 	}
 	for k, s := range h.listed {
 		if h.held[k] == nil {
-			all = append(all, h.known.recognise(&holding{Resource: k.resource, ID: k.id, Container: s.container}))
+			all = append(all, recognise(h.known, &holding{Resource: k.resource, ID: k.id, Container: s.container}))
 		}
 	}
 	slices.SortFunc(all, byKey)
@@ -332,7 +382,10 @@ func (h *holdings) observe(at time.Time, said *listing, patience time.Duration) 
 	if said == nil {
 		return false
 	}
-	h.heard = true
+	if !h.heard {
+		h.heard = true
+		h.changes++
+	}
 	h.list(at, said, patience)
 	changed := h.confirm(at, said.containers)
 	if !said.whole {
@@ -359,6 +412,9 @@ func (h *holdings) list(at time.Time, said *listing, patience time.Duration) {
 			listed[k] = before
 		}
 	}
+	if !maps.Equal(h.listed, listed) {
+		h.changes++
+	}
 	h.listed = listed
 }
 
@@ -376,6 +432,7 @@ func (h *holdings) confirm(at time.Time, listed map[key]string) (changed bool) {
 		changed = changed || one.Container != container
 		confirmed.Container, confirmed.missing = container, time.Time{}
 		h.held[k] = &confirmed
+		h.changes++
 	}
 	return changed
 }
@@ -394,6 +451,7 @@ func (h *holdings) dismiss(at time.Time, listed map[key]string, patience time.Du
 			h.held[k] = &left
 		case at.Sub(one.missing) >= patience:
 			delete(h.held, k)
+			h.changes++
 			changed = true
 		}
 	}
@@ -403,7 +461,7 @@ func (h *holdings) dismiss(at time.Time, listed map[key]string, patience time.Du
 // adopt enters what PodResources lists and is not held yet, where ours says
 // that it is of a resource of ours, and the devices of what is held without
 // any, once ours knows them. It reports whether there was anything to enter.
-func (h *holdings) adopt(ours func(key) (*unit, bool)) bool {
+func (h *holdings) adopt(ours func(key) (*list.Unit, bool)) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	adopted := false
@@ -415,6 +473,7 @@ func (h *holdings) adopt(ours func(key) (*unit, bool)) bool {
 			completed := newHolding(k.resource, k.id, u, one.Since)
 			completed.Container, completed.missing = one.Container, one.missing
 			h.held[k] = completed
+			h.changes++
 			adopted = true
 		}
 	}
@@ -426,6 +485,7 @@ func (h *holdings) adopt(ours func(key) (*unit, bool)) bool {
 			one := newHolding(k.resource, k.id, u, h.asked)
 			one.Container = s.container
 			h.held[k] = one
+			h.changes++
 			adopted = true
 		}
 	}
@@ -450,6 +510,7 @@ func (h *holdings) unconfirmed(before time.Time) map[string][]*holding {
 func (h *holdings) drop(grants []*holding) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.changes++
 	for _, one := range grants {
 		if k := (key{one.Resource, one.ID}); h.held[k] == one {
 			delete(h.held, k)
@@ -465,13 +526,9 @@ func (h *holdings) askedAt() time.Time {
 	return h.asked
 }
 
-// resources returns the resources of which something is held.
-func (h *holdings) resources() map[string]bool {
+// changed returns a number that is another when what is held may be.
+func (h *holdings) changed() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	names := make(map[string]bool)
-	for k := range h.held {
-		names[k.resource] = true
-	}
-	return names
+	return h.changes
 }

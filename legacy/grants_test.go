@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list"
 )
 
 func newHoldings(t *testing.T) *holdings {
@@ -124,13 +125,12 @@ func TestAdoptCompletes(t *testing.T) {
 	h := newHoldings(t)
 	a := key{gpuResource, "a"}
 	h.observe(after(0), &listing{containers: map[key]string{a: "default/train main"}, whole: true}, time.Second)
-	var u *unit
-	ours := func(key) (*unit, bool) { return u, true }
+	var u *list.Unit
+	ours := func(key) (*list.Unit, bool) { return u, true }
 	if !h.adopt(ours) || len(h.of(gpuResource)["a"].Devices) != 0 {
 		t.Fatalf("adopted %+v", h.of(gpuResource)["a"])
 	}
-	units, _ := offered(gpus("a"))
-	u = units[gpuResource][0]
+	u = unitOf(gpu("a"))
 	h.asked = time.Time{} // a device is described while the kubelet is silent
 	if !h.adopt(ours) {
 		t.Error("nothing to save")
@@ -144,14 +144,6 @@ func TestAdoptCompletes(t *testing.T) {
 	}
 	if h.adopt(ours) {
 		t.Error("completed again")
-	}
-}
-
-func TestShareOf(t *testing.T) {
-	for id, want := range map[string]string{"GPU-1::3": "GPU-1", "GPU-a": "", "GPU-1": "GPU", "GPU-1::": "", "GPU-1-_-7": "GPU-1", "nvidia0/vgpu1": "nvidia0", "a::b": "", "a::1::2": "a::1"} {
-		if got, share := shareOf(id); got != want || share != (want != "") {
-			t.Errorf("%s: %q, %t", id, got, share)
-		}
 	}
 }
 
@@ -183,7 +175,7 @@ func TestKnow(t *testing.T) {
 			h := newHoldings(t)
 			h.know(test.devices)
 			h.know(test.devices)
-			one := h.known.recognise(&holding{Resource: "example.org/any", ID: test.id})
+			one := recognise(h.known, &holding{Resource: "example.org/any", ID: test.id})
 			if got := strings.Join(one.Silicon, " "); got != test.held || one.Exclusive != test.exclusive {
 				t.Errorf("holds %q, exclusive %t", got, one.Exclusive)
 			}

@@ -13,6 +13,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/legacy/list"
 )
 
 // Held returns which containers have which of the devices, by the devices'
@@ -30,7 +31,7 @@ func Held(host fs.FS, stateDir, kubeletRoot string, known []discovery.Device) (m
 	}
 	data, checkpointErr := readIfThere(host, path.Join(kubeletRoot, "device-plugins/kubelet_internal_checkpoint"))
 	if checkpointErr == nil {
-		checkpointErr = addCheckpoint(held, data, catalogueOf(known), func(uid string) bool {
+		checkpointErr = addCheckpoint(held, data, list.CatalogueOf(known), func(uid string) bool {
 			_, err := fs.Stat(host, path.Join(kubeletRoot, "pods", uid))
 			return err == nil || !errors.Is(err, fs.ErrNotExist)
 		})
@@ -107,7 +108,7 @@ type checkpoint struct {
 // addCheckpoint adds what containers have by the kubelet's checkpoint. It keeps
 // entries of pods that have ended until it hands out something else; those pods
 // have no directory any more.
-func addCheckpoint(held map[string]string, data []byte, known catalogue, exists func(uid string) bool) error {
+func addCheckpoint(held map[string]string, data []byte, known list.Catalogue, exists func(uid string) bool) error {
 	if len(data) == 0 {
 		return nil
 	}
@@ -122,7 +123,7 @@ func addCheckpoint(held map[string]string, data []byte, known catalogue, exists 
 		who := fmt.Sprintf("container %s of the pod with UID %s", entry.ContainerName, entry.PodUID)
 		for _, ids := range entry.DeviceIDs {
 			for _, id := range ids {
-				for _, name := range known.names(id) {
+				for _, name := range namesOf(known, id) {
 					held[name] = who
 				}
 			}
@@ -131,14 +132,14 @@ func addCheckpoint(held map[string]string, data []byte, known catalogue, exists 
 	return nil
 }
 
-// names returns the devices that an ID stands for. A PCI address stands for that
-// function, whoever offers it.
-func (c catalogue) names(id string) (names []string) {
+// namesOf returns the devices that an ID stands for. A PCI address stands for
+// that function, whoever offers it.
+func namesOf(known list.Catalogue, id string) (names []string) {
 	if sysfs.IsPCIAddress(id) {
 		names = append(names, discovery.DeviceName(sysfs.Device{Path: id}))
 	}
-	if u, _ := c.find(id); u != nil {
-		names = append(names, u.deviceNames()...)
+	if u, _ := known.Find(id); u != nil {
+		names = append(names, u.DeviceNames()...)
 	}
 	return names
 }

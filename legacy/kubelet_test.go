@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list"
 	"chandler.dev/legacy/sockets"
 )
 
@@ -87,4 +88,20 @@ func gpus(ids ...string) *discovery.Snapshot {
 		s.Devices = append(s.Devices, gpu(id))
 	}
 	return s
+}
+
+// unitOf returns what the ID of a device stands for.
+func unitOf(d discovery.Device) *list.Unit { return list.Of(snapshot(d)).Units[gpuResource][0] }
+
+// listsOf returns the lists that follow from devices alone.
+func listsOf(devices ...discovery.Device) map[string]*list.List {
+	lists, _ := list.Lists{}.Next(list.Input{Snapshot: snapshot(devices...), View: list.NewView(nil, nil)})
+	return lists.Resources()
+}
+
+// had is what a container has by the ID of a device.
+func had(id string, d discovery.Device) *holding {
+	h := newHolding(gpuResource, id, unitOf(d), testTime)
+	h.Container = "default/train main"
+	return h
 }

@@ -23,6 +23,7 @@ import (
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/legacy/list"
 )
 
 // Config is what a Plugin needs to know. StateDir must be set.
@@ -134,6 +135,9 @@ func New(config Config) *Plugin {
 // Publish says what the classic API is to offer from now on. Each snapshot is
 // the whole truth; to publish the same one again changes nothing.
 func (p *Plugin) Publish(s *discovery.Snapshot) {
+	if discovery.Same(p.snapshot.Load(), s) {
+		return
+	}
 	p.snapshot.Store(s)
 	signal(p.changed)
 }
@@ -250,44 +254,40 @@ func (p *Plugin) serve(ctx context.Context) {
 type offering struct {
 	plugin   *Plugin
 	group    sync.WaitGroup
+	lists    list.Lists
 	running  map[string]func() // ends the server of a resource, and waits for it
 	problems []string          // as they were logged last
+
+	view      *list.View
+	changes   int               // of the holdings that the view shows
+	elsewhere map[string]string // that it shows
 }
 
-// update makes the lists say what follows from a snapshot and from what is
-// held.
+// update makes the lists say what follows from a snapshot and from what
+// containers have.
 func (o *offering) update(ctx context.Context, s *discovery.Snapshot) {
 	p := o.plugin
-	units, problems := offered(s)
-	o.report(ctx, problems)
-	servers := make(map[string]*server)
-	for resource := range units {
-		servers[resource] = nil
-	}
-	for resource := range p.holdings.resources() {
-		servers[resource] = nil
-	}
-	before := *p.servers.Load()
-	maps.Copy(servers, before)
+	servers := maps.Clone(*p.servers.Load())
+	beliefs := make(map[string]list.Belief, len(servers))
+	heard := p.holdings.askedAt()
 	for resource, one := range servers {
-		if one == nil {
+		beliefs[resource] = one.belief(heard)
+	}
+	in := list.Input{Snapshot: s, Withheld: withheld(s), Beliefs: beliefs, Now: time.Now(), Grace: p.config.Grace}
+	in.View = o.look(s)
+	lists, problems := o.lists.Next(in)
+	if p.adopt(ctx, lists) {
+		in.View = o.look(s)
+		lists, problems = o.lists.Next(in)
+	}
+	o.lists = lists
+	o.report(ctx, problems)
+	for resource, l := range lists.Resources() {
+		if servers[resource] == nil {
 			servers[resource] = newServer(resource, p.config.Grace, p.allocate)
 		}
-	}
-	p.adopt(ctx, servers, units)
-	now, asked := time.Now(), p.holdings.askedAt()
-	taken := p.taken(s)
-	for resource, one := range servers {
-		l, _ := one.current()
-		one.publish(l.next(situation{
-			resource:  resource,
-			units:     units[resource],
-			held:      p.holdings.of(resource),
-			taken:     taken,
-			elsewhere: p.elsewhere(units[resource]),
-			leave:     one.leave(now, asked),
-		}))
-		if one.done(now) {
+		servers[resource].publish(l)
+		if servers[resource].done(in.Now) {
 			delete(servers, resource)
 		}
 	}
@@ -296,29 +296,44 @@ func (o *offering) update(ctx context.Context, s *discovery.Snapshot) {
 	o.stop(ctx, servers)
 }
 
-// adopt enters what PodResources says pods hold of our resources and we did not
-// hand out: the plugin that we replace did.
-func (p *Plugin) adopt(ctx context.Context, servers map[string]*server, units map[string][]*unit) {
-	adopted := p.holdings.adopt(func(k key) (*unit, bool) {
-		one := servers[k.resource]
-		if one == nil {
+// look returns what is had now. It returns the same view where that has not
+// changed.
+func (o *offering) look(s *discovery.Snapshot) *list.View {
+	elsewhere := o.plugin.elsewhere(s.Devices)
+	if o.view == nil || o.changes != o.plugin.holdings.changed() || !maps.Equal(o.elsewhere, elsewhere) {
+		had, changes := o.plugin.holdings.had()
+		o.view, o.changes, o.elsewhere = list.NewView(had, elsewhere), changes, elsewhere
+	}
+	return o.view
+}
+
+// withheld says which silicon of a snapshot is withheld, and why.
+func withheld(s *discovery.Snapshot) map[string]string {
+	why := make(map[string]string)
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.Withheld != "" {
+			why[d.Silicon()] = d.Withheld
+		}
+	}
+	return why
+}
+
+// adopt enters what PodResources says pods have of our resources and we did not
+// hand out: the plugin that we replace did. It reports whether there was any.
+func (p *Plugin) adopt(ctx context.Context, lists list.Lists) bool {
+	adopted := p.holdings.adopt(func(k key) (*list.Unit, bool) {
+		l := lists.Resources()[k.resource]
+		if l == nil {
 			return nil, false // other plugins' devices are none of our business
 		}
-		for _, u := range units[k.resource] {
-			if slices.Contains(u.ids, k.id) {
-				return u, true
-			}
-		}
-		if l, _ := one.current(); l != nil {
-			return l.rows[k.id].unit, true
-		}
-		return nil, true
+		return l.Unit(k.id), true
 	})
 	if adopted {
 		if err := errors.Join(p.holdings.save(), p.holdings.restoreFiles()); err != nil {
 			klog.FromContext(ctx).Error(err, "What pods hold is not saved")
 		}
 	}
+	return adopted
 }
 
 // start runs the servers that do not run yet.
@@ -359,17 +374,21 @@ func (o *offering) report(ctx context.Context, problems []discovery.Problem) {
 	o.problems = words
 }
 
-// elsewhere returns what the other API holds of the silicon of units.
-func (p *Plugin) elsewhere(units []*unit) map[string]string {
+// elsewhere returns what the other API holds of the silicon of devices.
+func (p *Plugin) elsewhere(devices []discovery.Device) map[string]string {
 	holders := make(map[string]string)
 	if p.config.Elsewhere == nil {
 		return holders
 	}
-	for _, u := range units {
-		for _, silicon := range u.silicon() {
-			if holder, held := p.config.Elsewhere.Holder(silicon); held {
-				holders[silicon] = holder
-			}
+	asked := make(map[string]bool, len(devices))
+	for i := range devices {
+		silicon := devices[i].Silicon()
+		if devices[i].Shareable || asked[silicon] {
+			continue
+		}
+		asked[silicon] = true
+		if holder, held := p.config.Elsewhere.Holder(silicon); held {
+			holders[silicon] = holder
 		}
 	}
 	return holders
@@ -378,34 +397,37 @@ func (p *Plugin) elsewhere(units []*unit) map[string]string {
 // allocate answers the requests of containers for IDs of a resource: look up,
 // edit, record, check that nobody has taken the same meanwhile through the
 // other API or by another name. All are granted or none.
-func (p *Plugin) allocate(ctx context.Context, l *list, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
+func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
 	var granted []*holding
-	var given []*unit
+	var given []*list.Unit
 	now := time.Now()
 	all := len(slices.Concat(requests...))
 	for _, ids := range requests {
-		units, err := l.lookUp(resource, ids)
+		units, err := l.LookUp(ids)
 		if err != nil {
 			return nil, err
 		}
-		amount, err := amountOf(ids, units, l)
+		amount, err := l.Amount(ids, units)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}
-		edits := editsOf(devicesOf(units), resource, l.consumedBy(ids), p.config.Grant)
-		edits = discovery.Join(edits, amount.edits(resource, all, l))
+		edits := editsOf(devicesOf(units), resource, l.Consumed(ids), p.config.Grant)
+		edits = discovery.Join(edits, amountEdits(amount, resource, all))
 		r, err := response(cdi.Rebase(edits, p.config.RuntimeRoot))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}
 		responses = append(responses, r)
 		for _, id := range ids {
-			granted = append(granted, newHolding(resource, id, l.rows[id].unit, now))
+			granted = append(granted, newHolding(resource, id, l.Unit(id), now))
 		}
 		given = append(given, units...)
 	}
-	unread, err := p.holdings.grant(granted, func() error { return p.free(resource, given) })
+	unread, err := p.holdings.grant(granted, func() error {
+		had, _ := p.holdings.had()
+		return l.Blocked(list.NewView(had, p.elsewhere(devicesOf(given))), given)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
 	}
@@ -415,24 +437,6 @@ func (p *Plugin) allocate(ctx context.Context, l *list, resource string, request
 	signal(p.ask)
 	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)
 	return responses, nil
-}
-
-// free says what of the units of a resource is held through the other API, or
-// by another ID or resource.
-func (p *Plugin) free(resource string, units []*unit) error {
-	held, taken := p.elsewhere(units), p.taken(p.snapshot.Load())
-	var errs []error
-	for _, u := range units {
-		if holder := taken.from(resource, u); holder != "" {
-			errs = append(errs, fmt.Errorf("device %s: %s", u.name, holder))
-		}
-		for _, silicon := range u.silicon() {
-			if holder, taken := held[silicon]; taken {
-				errs = append(errs, fmt.Errorf("device %s: %s is held by %s", u.name, silicon, holder))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // signal tells a channel of capacity 1 that there is something to do.

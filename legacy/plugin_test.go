@@ -448,11 +448,7 @@ func TestTheOtherNameIsQuicker(t *testing.T) {
 	p := New(Config{StateDir: t.TempDir()})
 	a := gpu("a")
 	a.Offers = append(a.Offers, discovery.Offer{Resource: "example.com/renamed", IDs: []string{"x"}})
-	units, _ := offered(snapshot(a))
-	lists := make(map[string]*list)
-	for resource := range units {
-		lists[resource] = (*list)(nil).next(situation{resource: resource, units: units[resource]})
-	}
+	lists := listsOf(a)
 	if _, err := p.allocate(t.Context(), lists[gpuResource], gpuResource, [][]string{{"a"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -505,8 +501,7 @@ func (r *racing) Holder(string) (string, bool) {
 func TestTheOtherAPIIsQuicker(t *testing.T) {
 	other := &racing{}
 	p := New(Config{StateDir: t.TempDir(), Elsewhere: other})
-	units, _ := offered(gpus("a"))
-	l := (*list)(nil).next(situation{units: units[gpuResource]})
+	l := listsOf(gpu("a"))[gpuResource]
 	other.race = true
 	_, err := p.allocate(t.Context(), l, gpuResource, [][]string{{"a"}})
 	if err == nil || !strings.Contains(err.Error(), "claim default/c1") {

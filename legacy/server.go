@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/legacy/list"
 )
 
 // server is the plugin of one resource. All streams read one list, which is
@@ -23,20 +25,20 @@ type server struct {
 	allocate allocator
 
 	mu       sync.Mutex
-	list     *list
-	changed  chan struct{}     // closed when the list is replaced
-	streams  map[*stream]int   // the version that each has sent
-	marks    map[int]time.Time // when the versions that are not settled were published
-	settled  int               // the newest version that the kubelet has known for the grace
-	inFlight int               // calls of Allocate
-	lastCall time.Time         // when the last of them ended
+	list     *list.List
+	changed  chan struct{}   // closed when the list is replaced
+	streams  map[*stream]int // the version that each has sent
+	made     time.Time       // when the version of the list was published
+	told     time.Time       // since when all streams have sent what is marked gone, zero if not yet
+	inFlight int             // calls of Allocate
+	quiet    time.Time       // since when there is none
 }
 
 // stream is one call of ListAndWatch.
 type stream struct{ grpc.ServerStream }
 
 // allocator answers the requests of containers for IDs of a list.
-type allocator func(ctx context.Context, l *list, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error)
+type allocator func(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error)
 
 func newServer(resource string, grace time.Duration, allocate allocator) *server {
 	return &server{
@@ -45,61 +47,64 @@ func newServer(resource string, grace time.Duration, allocate allocator) *server
 		allocate: allocate,
 		changed:  make(chan struct{}),
 		streams:  make(map[*stream]int),
-		marks:    make(map[int]time.Time),
+		quiet:    time.Now(),
 	}
 }
 
 // publish makes l the list.
-func (s *server) publish(l *list) {
+func (s *server) publish(l *list.List) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.list
 	s.list = l
-	if before == nil || before.version != l.version {
-		s.marks[l.version] = time.Now()
+	if before == nil || before.Version() != l.Version() {
+		s.made = time.Now()
 		close(s.changed)
 		s.changed = make(chan struct{})
+	}
+	if before == nil || before.Marked() != l.Marked() {
+		s.told = time.Time{}
+		s.tell()
+	}
+}
+
+// tell notes when all streams have sent what is marked gone.
+func (s *server) tell() {
+	if s.list != nil && s.told.IsZero() && s.sent(s.list.Marked()) {
+		s.told = time.Now()
 	}
 }
 
 // current returns the list, and what is closed when there is another.
-func (s *server) current() (*list, <-chan struct{}) {
+func (s *server) current() (*list.List, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.list, s.changed
 }
 
-// leave returns the newest version such that IDs that were marked gone in it
-// may leave the list: all streams sent it and no Allocate was in flight during
-// the grace since, and PodResources was asked after that.
-func (s *server) leave(now, asked time.Time) int {
+// belief returns what the kubelet may still take for true, which last listed all
+// its pods when it was asked at a time.
+func (s *server) belief(heard time.Time) list.Belief {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.inFlight > 0 || now.Sub(s.lastCall) < s.grace || !asked.After(s.lastCall) {
-		return 0
+	b := list.Belief{Heard: heard}
+	if s.list != nil && s.sent(s.list.Marked()) {
+		b.Told = s.told
 	}
-	for version, published := range s.marks {
-		if now.Sub(published) >= s.grace && asked.After(published) && s.sent(version) {
-			s.settled = max(s.settled, version)
-		}
+	if s.inFlight == 0 {
+		b.Quiet = s.quiet
 	}
-	for version := range s.marks {
-		if version <= s.settled {
-			delete(s.marks, version)
-		}
-	}
-	return s.settled
+	return b
 }
 
 // done reports whether the kubelet knows that nothing is left of the resource.
 func (s *server) done(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.list == nil || len(s.list.rows) > 0 || s.inFlight > 0 || !s.sent(s.list.version) {
+	if s.list == nil || !s.list.Empty() || s.inFlight > 0 || !s.sent(s.list.Version()) {
 		return false
 	}
-	published, unsettled := s.marks[s.list.version]
-	return len(s.streams) > 0 || !unsettled || now.Sub(published) >= s.grace
+	return len(s.streams) > 0 || now.Sub(s.made) >= s.grace
 }
 
 // sent reports whether all streams sent a version or a later one.
@@ -121,7 +126,7 @@ func (s *server) begin() (end func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.inFlight--
-		s.lastCall = time.Now()
+		s.quiet = time.Now()
 	}
 }
 
@@ -140,11 +145,11 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[
 	defer s.exit(own)
 	for sent := -1; ; {
 		l, changed := s.current()
-		if l.version != sent {
-			if err := to.Send(&pluginapi.ListAndWatchResponse{Devices: l.devices}); err != nil {
+		if l.Version() != sent {
+			if err := to.Send(&pluginapi.ListAndWatchResponse{Devices: l.Devices()}); err != nil {
 				return err
 			}
-			sent = l.version
+			sent = l.Version()
 			s.note(own, sent)
 		}
 		select {
@@ -161,12 +166,14 @@ func (s *server) note(own *stream, version int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.streams[own] = version
+	s.tell()
 }
 
 func (s *server) exit(own *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, own)
+	s.tell()
 }
 
 // Allocate answers for each container what it needs for its IDs.
@@ -191,7 +198,7 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *pluginapi.Preferre
 	response := &pluginapi.PreferredAllocationResponse{}
 	var errs []error
 	for _, container := range r.ContainerRequests {
-		ids, err := l.prefer(container.AvailableDeviceIDs, container.MustIncludeDeviceIDs, int(container.AllocationSize))
+		ids, err := l.Prefer(container.AvailableDeviceIDs, container.MustIncludeDeviceIDs, int(container.AllocationSize))
 		errs = append(errs, err)
 		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}

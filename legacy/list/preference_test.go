@@ -1,4 +1,4 @@
-package legacy
+package list
 
 import (
 	"fmt"
@@ -73,12 +73,11 @@ func TestPrefer(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			units, _ := offered(snapshot(test.devices...))
-			l := (*list)(nil).next(situation{units: units[gpuResource]})
+			l := first(gpuResource, test.devices...)
 			available := strings.Fields(test.available)
 			for range 20 {
 				rand.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
-				ids, err := l.prefer(available, strings.Fields(test.include), test.size)
+				ids, err := l.Prefer(available, strings.Fields(test.include), test.size)
 				got := strings.Join(ids, " ")
 				if err != nil {
 					got = err.Error()
@@ -98,10 +97,9 @@ func BenchmarkPrefer(b *testing.B) {
 		id := fmt.Sprint(i)
 		devices, ids = append(devices, at(gpu(id), int64(i/128), fmt.Sprint("pci", i/32), "")), append(ids, id)
 	}
-	units, _ := offered(snapshot(devices...))
-	l := (*list)(nil).next(situation{units: units[gpuResource]})
+	l := first(gpuResource, devices...)
 	for b.Loop() {
-		if _, err := l.prefer(ids, nil, 16); err != nil {
+		if _, err := l.Prefer(ids, nil, 16); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package legacy
+package list
 
 import (
 	"cmp"
@@ -10,7 +10,7 @@ import (
 
 // place is a unit among those that the kubelet may choose from.
 type place struct {
-	unit *unit
+	unit *Unit
 	free []string // its IDs that may be chosen, in natural order
 
 	names, silicon []string
@@ -19,14 +19,14 @@ type place struct {
 	numa           []int64
 }
 
-// prefer chooses size of the available IDs, all of include among them: shares
+// Prefer chooses size of the available IDs, all of include among them: shares
 // from the units that have most of them left, else units that are near to each
 // other. Of equals it takes from the smaller neighbourhood, to keep the larger
 // one whole, and then the first. IDs that count a capacity come from one unit.
 // The answer is the same for the same question.
-func (l *list) prefer(available, include []string, size int) ([]string, error) {
-	include = slices.Compact(slices.SortedFunc(slices.Values(include), natural))
-	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), natural))
+func (l *List) Prefer(available, include []string, size int) ([]string, error) {
+	include = slices.Compact(slices.SortedFunc(slices.Values(include), Natural))
+	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), Natural))
 	if size < len(include) || size > len(candidates) {
 		return nil, fmt.Errorf("preferred allocation of %d devices: %d are available, %d must be included", size, len(candidates), len(include))
 	}
@@ -59,7 +59,7 @@ type neighbourhood struct {
 	most   int     // free IDs of the place that has most of them
 }
 
-func (l *list) neighbourhood(ids []string) *neighbourhood {
+func (l *List) neighbourhood(ids []string) *neighbourhood {
 	n := &neighbourhood{places: l.places(ids)}
 	n.near, n.crowd = make([][]int, len(n.places)), make([]int, len(n.places))
 	for i, p := range n.places {
@@ -102,7 +102,7 @@ func (n *neighbourhood) choose(include []string, size int) *choice {
 		next := c.next()
 		c.add(next, c.left[next][0])
 	}
-	slices.SortFunc(c.ids, natural)
+	slices.SortFunc(c.ids, Natural)
 	return c
 }
 
@@ -142,9 +142,9 @@ func (c *choice) better(than *choice) bool {
 
 // places groups IDs by the unit that they stand for. One that is not listed,
 // since the list has changed meanwhile, is a place of its own.
-func (l *list) places(ids []string) []*place {
+func (l *List) places(ids []string) []*place {
 	var places []*place
-	byUnit := make(map[*unit]*place)
+	byUnit := make(map[*Unit]*place)
 	for _, id := range ids {
 		u := l.rows[id].unit
 		p := byUnit[u]
@@ -158,18 +158,18 @@ func (l *list) places(ids []string) []*place {
 	return places
 }
 
-func newPlace(u *unit) *place {
+func newPlace(u *Unit) *place {
 	if u == nil {
 		return &place{}
 	}
 	return &place{
 		unit:    u,
-		names:   u.deviceNames(),
-		silicon: u.silicon(),
+		names:   u.names,
+		silicon: u.silicon,
 		linked:  u.linkedTo(),
 		fabric:  u.attribute("fabric"),
 		root:    u.attribute(deviceattribute.StandardDeviceAttributePCIeRoot),
-		numa:    u.numaNodes(),
+		numa:    u.numa,
 	}
 }
 

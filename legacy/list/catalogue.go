@@ -1,4 +1,4 @@
-package legacy
+package list
 
 import (
 	"strings"
@@ -6,17 +6,17 @@ import (
 	"chandler.dev/discovery"
 )
 
-// catalogue says what IDs stand for, whatever the resource: the plugin that we
+// Catalogue says what IDs stand for, whatever the resource: the plugin that we
 // replace, or an administrator before, may have given it another name.
-type catalogue struct {
-	known map[string]*unit // by ID
-	stems map[string]*unit // what an ID may be a numbered share of, by what stands before the number
+type Catalogue struct {
+	known map[string]*Unit // by ID
+	stems map[string]*Unit // what an ID may be a numbered share of, by what stands before the number
 }
 
-// catalogueOf returns what IDs may stand for: the devices of a host with all
+// CatalogueOf returns what IDs may stand for: the devices of a host with all
 // that they could be offered as. Shareable ones are never held.
-func catalogueOf(devices []discovery.Device) catalogue {
-	c := catalogue{make(map[string]*unit), make(map[string]*unit)}
+func CatalogueOf(devices []discovery.Device) Catalogue {
+	c := Catalogue{make(map[string]*Unit), make(map[string]*Unit)}
 	for _, d := range devices {
 		if d.Shareable {
 			continue
@@ -33,9 +33,9 @@ func catalogueOf(devices []discovery.Device) catalogue {
 	return c
 }
 
-// find returns what an ID stands for, or would be a share of; nil if nothing is
+// Find returns what an ID stands for, or would be a share of; nil if nothing is
 // known of it.
-func (c catalogue) find(id string) (u *unit, share bool) {
+func (c Catalogue) Find(id string) (u *Unit, share bool) {
 	if u := c.known[id]; u != nil {
 		return u, false
 	}
@@ -44,30 +44,6 @@ func (c catalogue) find(id string) (u *unit, share bool) {
 	}
 	device, _ := shareOf(id)
 	return c.known[device], true
-}
-
-// know says what IDs may stand for.
-func (h *holdings) know(devices []discovery.Device) {
-	known := catalogueOf(devices)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.known = known
-}
-
-// recognise returns the holding with its devices. Where they were not written
-// down they are those of the ID. One that has none keeps none.
-func (c catalogue) recognise(one *holding) *holding {
-	if len(one.Devices) > 0 {
-		return one
-	}
-	u, share := c.find(one.ID)
-	if u == nil {
-		return one
-	}
-	recognised := newHolding(one.Resource, one.ID, u, one.Since)
-	recognised.Container = one.Container
-	recognised.Exclusive = recognised.Exclusive && !share
-	return recognised
 }
 
 // shareInfixes stand between the ID of a device and the number of a share of

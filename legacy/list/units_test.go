@@ -1,4 +1,4 @@
-package legacy
+package list
 
 import (
 	"slices"
@@ -13,7 +13,7 @@ import (
 func TestOffered(t *testing.T) {
 	shared := offer(gpu("s"), "", "s::10", "s::9", "s::9")
 	shared.Offers = append(shared.Offers, discovery.Offer{Resource: "example.com/monitoring", IDs: []string{"all"}})
-	units, problems := offered(snapshot(
+	offers := Of(snapshot(
 		offer(gpu("chip0"), "card7", "card7"),
 		offer(gpu("chip1"), "card7", "card7"),
 		shared,
@@ -21,9 +21,9 @@ func TestOffered(t *testing.T) {
 		offer(gpu("unknown"), ""),
 	))
 	got := make(map[string][]string)
-	for resource, list := range units {
+	for resource, list := range offers.Units {
 		for _, u := range list {
-			got[resource] = append(got[resource], strings.Join(u.ids, ",")+" = "+strings.Join(u.deviceNames(), ","))
+			got[resource] = append(got[resource], strings.Join(u.IDs, ",")+" = "+strings.Join(u.DeviceNames(), ","))
 		}
 	}
 	want := map[string][]string{
@@ -33,8 +33,8 @@ func TestOffered(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if len(problems) != 1 || problems[0].Error() != `gpu-thief: resource example.com/gpu: ID "card7": stands for card7 already` {
-		t.Errorf("problems: %v", problems)
+	if len(offers.Problems) != 1 || offers.Problems[0].Error() != `gpu-thief: resource example.com/gpu: ID "card7": stands for card7 already` {
+		t.Errorf("problems: %v", offers.Problems)
 	}
 }
 
@@ -62,7 +62,7 @@ func TestNatural(t *testing.T) {
 	want := []string{"", "0", "1", "a", "a01", "a1", "a1b", "a2", "a10", "a10b2", "a10b10", "b"}
 	got := slices.Clone(want)
 	slices.Reverse(got)
-	slices.SortFunc(got, natural)
+	slices.SortFunc(got, Natural)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

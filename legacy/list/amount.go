@@ -1,0 +1,90 @@
+package list
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// Amount is how much a container asks for of a resource whose IDs count a
+// capacity: so many units of it, which must be of one device.
+type Amount struct {
+	Unit  *Unit
+	IDs   int
+	Place int // of the unit among those that the list offers, in name order
+}
+
+// Amount returns the amount that IDs of units are, nil if the IDs stand for
+// devices. It is an error if no one device can give all of it, since the kubelet
+// counts what is free on all devices together.
+func (l *List) Amount(ids []string, units []*Unit) (*Amount, error) {
+	if !slices.ContainsFunc(units, func(u *Unit) bool { return u.Counts != "" }) {
+		return nil, nil
+	}
+	if len(units) > 1 {
+		var parts []string
+		for _, u := range units {
+			n := 0
+			for _, id := range ids {
+				if l.rows[id].unit == u {
+					n++
+				}
+			}
+			parts = append(parts, fmt.Sprintf("%d of %s", n, u.Name))
+		}
+		return nil, fmt.Errorf("%d units of %s asked for, and no one device has that much left; it would be %s",
+			len(ids), units[0].Counts, strings.Join(parts, " and "))
+	}
+	return &Amount{units[0], len(ids), slices.Index(l.units(), units[0])}, nil
+}
+
+// units returns the units that the list offers, each once, in name order.
+func (l *List) units() []*Unit {
+	var units []*Unit
+	seen := make(map[*Unit]bool)
+	for _, r := range l.rows {
+		if r.unit != nil && !r.gone && !seen[r.unit] {
+			seen[r.unit] = true
+			units = append(units, r.unit)
+		}
+	}
+	slices.SortFunc(units, byName)
+	return units
+}
+
+// counts returns the capacity that the IDs of the places count, "" if they
+// stand for devices.
+func (n *neighbourhood) counts() resourceapi.QualifiedName {
+	for _, p := range n.places {
+		if p.unit != nil && p.unit.Counts != "" {
+			return p.unit.Counts
+		}
+	}
+	return ""
+}
+
+// amount returns size IDs of one place: of that which include is of, else of
+// the one that has the least left of those that have enough, so that large
+// amounts stay together elsewhere. It reports false if no place has enough.
+func (n *neighbourhood) amount(include []string, size int) ([]string, bool) {
+	var best *place
+	for _, p := range n.places {
+		all := !slices.ContainsFunc(include, func(id string) bool { return !slices.Contains(p.free, id) })
+		if all && len(p.free) >= size && (best == nil || len(p.free) < len(best.free)) {
+			best = p
+		}
+	}
+	if best == nil {
+		return nil, false
+	}
+	ids := slices.Clone(include)
+	for _, id := range best.free {
+		if len(ids) < size && !slices.Contains(include, id) {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, Natural)
+	return ids, true
+}

@@ -1,0 +1,313 @@
+// Package list computes what the kubelet is told of classic resources: which IDs
+// there are, which of them can be used, and which are best given together. It
+// does nothing else: what is told follows from its arguments alone.
+package list
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/discovery"
+)
+
+// Belief is what the kubelet may still take for true of a resource.
+type Belief struct {
+	Told  time.Time // since when every stream has had all IDs that are marked gone; zero: not yet
+	Quiet time.Time // since when no Allocate is in flight; zero: one is
+	Heard time.Time // when the kubelet was last asked that then listed all its pods
+}
+
+// Input is what lists are computed from, beside the lists before them.
+type Input struct {
+	Snapshot *discovery.Snapshot
+	Withheld map[string]string // by silicon: why nobody new may have it
+	View     *View             // what containers have
+	Beliefs  map[string]Belief // by resource, of those that the kubelet is told of
+	Now      time.Time
+
+	// Grace is how long the kubelet may still hand out an ID after it was told
+	// that it is unhealthy. Its Allocate looks an ID up once more after the
+	// plugin's answer and does not expect it to be missing
+	// (pkg/kubelet/cm/devicemanager/manager.go, allocateContainerResources, in
+	// 1.31 to 1.37).
+	Grace time.Duration
+}
+
+// Lists are the lists of all resources. They are never modified.
+type Lists struct {
+	lists  map[string]*List
+	offers *Offers
+	from   Input
+	ready  bool // there was an input
+}
+
+// List is what the kubelet is told of a resource, and what Allocate looks IDs up
+// in. It is never modified.
+type List struct {
+	resource string
+	version  int
+	marked   int            // the version in which an ID was last marked as gone
+	rows     map[string]row // by ID
+	devices  []*pluginapi.Device
+	offers   *Offers
+}
+
+// row is one ID of a list.
+type row struct {
+	unit    *Unit  // nil for an ID of which no more is known than that somebody has it
+	sick    string // why the unit cannot be used, "" if it can
+	blocked string // who keeps everybody from it, "" if nobody does
+	gone    bool   // the ID is no longer offered
+}
+
+// Next returns the lists that follow, and what cannot be offered. It returns the
+// lists before where nothing has changed. The time that it takes is proportional
+// to the number of IDs.
+//
+// An ID that is no longer offered is first marked as unhealthy. It leaves the
+// list when no container has it and the kubelet cannot hand it out any more; see
+// [Belief].
+func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
+	if before.settled(in) {
+		return before, before.offers.Problems
+	}
+	next := Lists{lists: make(map[string]*List), offers: before.offers, from: in, ready: true}
+	if !before.ready || in.Snapshot != before.from.Snapshot {
+		next.offers = Of(in.Snapshot)
+	}
+	resources := maps.Clone(before.lists)
+	if resources == nil {
+		resources = make(map[string]*List)
+	}
+	for resource := range next.offers.Units {
+		resources[resource] = before.lists[resource]
+	}
+	for resource := range in.View.ids {
+		resources[resource] = before.lists[resource]
+	}
+	for resource, l := range resources {
+		following := l.next(resource, next.offers, in)
+		if _, told := in.Beliefs[resource]; told || len(following.rows) > 0 {
+			next.lists[resource] = following
+		}
+	}
+	return next, next.offers.Problems
+}
+
+// settled reports whether the lists that follow from the input are these.
+func (before Lists) settled(in Input) bool {
+	if !before.ready || in.Snapshot != before.from.Snapshot || in.View != before.from.View || !maps.Equal(in.Withheld, before.from.Withheld) {
+		return false
+	}
+	for resource, l := range before.lists {
+		if _, told := in.Beliefs[resource]; !told && len(l.rows) == 0 {
+			return false
+		}
+		if l.leaves(in.Beliefs[resource], in) {
+			return false
+		}
+	}
+	return true
+}
+
+// Resources returns the lists by resource.
+func (before Lists) Resources() map[string]*List { return before.lists }
+
+// mayLeave reports whether IDs that are marked as gone may leave the list, if no
+// container has them.
+func (b Belief) mayLeave(now time.Time, grace time.Duration) bool {
+	if b.Told.IsZero() || b.Quiet.IsZero() {
+		return false
+	}
+	last := b.Told
+	if b.Quiet.After(last) {
+		last = b.Quiet
+	}
+	return now.Sub(last) >= grace && b.Heard.After(last)
+}
+
+// leaves reports whether an ID leaves the list now.
+func (l *List) leaves(b Belief, in Input) bool {
+	if l.marked == 0 || !b.mayLeave(in.Now, in.Grace) {
+		return false
+	}
+	had := in.View.ids[l.resource]
+	for id, r := range l.rows {
+		if r.gone && had[id] == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// next returns the list that follows l, which may be nil.
+func (l *List) next(resource string, offers *Offers, in Input) *List {
+	if l == nil {
+		l = &List{}
+	}
+	had := in.View.ids[resource]
+	mayLeave := in.Beliefs[resource].mayLeave(in.Now, in.Grace)
+	following := &List{resource: resource, version: l.version + 1, marked: l.marked, rows: make(map[string]row, len(l.rows)), offers: offers}
+	for _, u := range offers.Units[resource] {
+		following.offer(u, l, had, in)
+	}
+	newly := false
+	keep := func(id string, before row) {
+		if _, listed := following.rows[id]; listed {
+			return
+		}
+		newly = newly || !before.gone
+		following.rows[id] = row{unit: before.unit, sick: "no longer offered", gone: true}
+	}
+	for id, before := range l.rows {
+		if had[id] != nil || !before.gone || !mayLeave {
+			keep(id, before)
+		}
+	}
+	for id := range had {
+		keep(id, l.rows[id])
+	}
+	following.sort()
+	if l.version > 0 && slices.EqualFunc(l.devices, following.devices, sameDevice) {
+		// The units may have new edits or the reasons new words all the same.
+		following.version, following.devices = l.version, l.devices
+	}
+	if newly {
+		following.marked = following.version
+	}
+	return following
+}
+
+// offer adds the rows of a unit's IDs. An ID that a container has keeps standing
+// for what it was handed out as.
+func (l *List) offer(u *Unit, before *List, had map[string]*Had, in Input) {
+	sick := u.sick(in.Withheld)
+	claimed := in.View.claimed(u)
+	blocked := cmp.Or(in.View.taken(l.resource, u, l.offers), claimed)
+	for _, id := range u.IDs {
+		h := had[id]
+		if why := h.standsFor(u); why != "" {
+			r := row{unit: before.rows[id].unit, sick: why}
+			if r.unit != nil {
+				r.blocked = in.View.claimed(r.unit)
+			}
+			l.rows[id] = r
+			continue
+		}
+		r := row{unit: u, sick: sick, blocked: blocked}
+		if h != nil {
+			r.blocked = claimed
+		}
+		l.rows[id] = r
+	}
+}
+
+// sort makes the devices of the rows, in natural order of their IDs.
+func (l *List) sort() {
+	topology := make(map[*Unit]*pluginapi.TopologyInfo)
+	l.devices = make([]*pluginapi.Device, 0, len(l.rows))
+	for _, id := range slices.SortedFunc(maps.Keys(l.rows), Natural) {
+		r := l.rows[id]
+		d := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
+		if r.refusal() != "" {
+			d.Health = pluginapi.Unhealthy
+		}
+		if r.unit != nil {
+			if _, made := topology[r.unit]; !made {
+				topology[r.unit] = r.unit.topology()
+			}
+			d.Topology = topology[r.unit]
+		}
+		l.devices = append(l.devices, d)
+	}
+}
+
+// topology returns the NUMA nodes of the unit, nil if none is known.
+func (u *Unit) topology() *pluginapi.TopologyInfo {
+	if len(u.numa) == 0 {
+		return nil
+	}
+	t := &pluginapi.TopologyInfo{}
+	for _, node := range u.numa {
+		t.Nodes = append(t.Nodes, &pluginapi.NUMANode{ID: node})
+	}
+	return t
+}
+
+// refusal says why an ID cannot be handed out, "" if it can.
+func (r row) refusal() string { return cmp.Or(r.blocked, r.sick) }
+
+// Version counts what the kubelet is told. It grows only when that changes.
+func (l *List) Version() int { return l.version }
+
+// Marked returns the newest version in which an ID was marked as gone.
+func (l *List) Marked() int { return l.marked }
+
+// Empty reports whether there is nothing on the list.
+func (l *List) Empty() bool { return len(l.rows) == 0 }
+
+// Devices is what the kubelet is told. It must not be modified.
+func (l *List) Devices() []*pluginapi.Device { return l.devices }
+
+// Unit returns what an ID stands for, nil if nothing is known of it.
+func (l *List) Unit(id string) *Unit { return l.rows[id].unit }
+
+// LookUp returns the units that IDs stand for, each once, in name order, and why
+// they cannot be handed out.
+func (l *List) LookUp(ids []string) ([]*Unit, error) {
+	var units []*Unit
+	var errs []error
+	for _, id := range ids {
+		r, listed := l.rows[id]
+		switch {
+		case !listed:
+			errs = append(errs, fmt.Errorf("%s: device %q: unknown", l.resource, id))
+		case r.refusal() != "":
+			errs = append(errs, fmt.Errorf("%s: device %q: %s", l.resource, id, r.refusal()))
+		default:
+			units = append(units, r.unit)
+		}
+	}
+	slices.SortFunc(units, byName)
+	return slices.Compact(units), errors.Join(errs...)
+}
+
+// Blocked says who keeps one of the units from everybody by another view than
+// that of the list.
+func (l *List) Blocked(v *View, units []*Unit) error {
+	var errs []error
+	for _, u := range units {
+		if why := v.Blocked(l.resource, u, l.offers); why != "" {
+			errs = append(errs, fmt.Errorf("device %s: %s", u.Name, why))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Consumed returns how much IDs are of the devices that are shared. Each ID is
+// a unit of what its devices are shared by.
+func (l *List) Consumed(ids []string) discovery.Consumed {
+	consumed := make(discovery.Consumed)
+	for _, id := range ids {
+		for _, d := range l.rows[id].unit.Devices {
+			if s := d.Sharing; s != nil {
+				consumed.Add(d.Name, map[resourceapi.QualifiedName]resource.Quantity{s.Capacity: s.Unit})
+			}
+		}
+	}
+	return consumed
+}
+
+func sameDevice(a, b *pluginapi.Device) bool {
+	sameNode := func(a, b *pluginapi.NUMANode) bool { return a.ID == b.ID }
+	return a.ID == b.ID && a.Health == b.Health &&
+		slices.EqualFunc(a.GetTopology().GetNodes(), b.GetTopology().GetNodes(), sameNode)
+}

@@ -1,0 +1,298 @@
+package list
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/legacy/kubelettest"
+)
+
+// step is one snapshot and the list that must follow from it.
+type step struct {
+	devices   []discovery.Device
+	held      []*Had
+	elsewhere map[string]string
+	leave     int // IDs may leave that were marked in this version or before; or everything
+	want      string
+	why       map[string]string // by ID: what its refusal says
+}
+
+// everything lets all IDs leave that were ever marked gone.
+const everything = math.MaxInt
+
+// grace is that of the tests.
+const grace = 10 * time.Second
+
+func had(id string, d discovery.Device) *Had {
+	u := Of(snapshot(d)).Units[gpuResource][0]
+	return hadAs(id, u, gpuResource, true)
+}
+
+// hadAs is an ID that a container has of a unit.
+func hadAs(id string, u *Unit, resource string, ours bool) *Had {
+	return &Had{
+		Resource: resource, ID: id, Owner: "default/train main", Ours: ours,
+		Devices: u.DeviceNames(), Silicon: u.Silicon(), Exclusive: len(u.IDs) == 1,
+	}
+}
+
+// belief is that of a kubelet which hands out nothing any more that was marked
+// before, if it may.
+func belief(leave bool) Belief {
+	b := Belief{Quiet: testTime.Add(-time.Minute), Heard: testTime}
+	if leave {
+		b.Told = testTime.Add(-time.Minute)
+	}
+	return b
+}
+
+// first returns the list of a resource that follows from devices alone.
+func first(resource string, devices ...discovery.Device) *List {
+	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: NewView(nil, nil), Now: testTime, Grace: grace})
+	return lists.lists[resource]
+}
+
+func TestList(t *testing.T) {
+	a, b := gpu("a"), gpu("b")
+	hot := sick(a, discovery.Unhealthy, "hot")
+	unread := sick(a, discovery.Unknown, "cannot be read")
+	told, evicting := hot, hot
+	told.Health.Effect = resourceapi.DeviceTaintEffectNone
+	evicting.Health.Effect = resourceapi.DeviceTaintEffectNoExecute
+	shareable := gpu("s")
+	shareable.Shareable = true
+	part := offer(gpu("a-1"), "", "p")
+	part.PartOf = &discovery.Whole{Name: "gpu-a"}
+	another := offer(gpu("a-2"), "", "q")
+	another.PartOf = part.PartOf
+	elsewhere := func(h *Had) *Had {
+		h.Resource, h.Ours = "example.com/other", false
+		return h
+	}
+	tests := map[string][]step{
+		"topology": {{devices: []discovery.Device{at(a, 1, "", ""), at(b, -1, "", "")}, want: "a@1 b"}},
+		"topology of a unit": {{devices: []discovery.Device{
+			at(offer(a, "card", "c"), 1, "", ""), at(offer(b, "card", "c"), 0, "", ""),
+		}, want: "c@0@1"}},
+		"unhealthy and back": {
+			{devices: []discovery.Device{hot}, want: "a!", why: map[string]string{"a": "hot"}},
+			{devices: []discovery.Device{a}, want: "a"},
+		},
+		"one sick device of a unit": {{devices: []discovery.Device{
+			offer(a, "card", "c"), sick(offer(b, "card", "c"), discovery.Unhealthy, "hot"),
+		}, want: "c!"}},
+		"unknown is unhealthy":        {{devices: []discovery.Device{unread}, want: "a!", why: map[string]string{"a": "cannot be read"}}},
+		"what has no effect is heard": {{devices: []discovery.Device{told}, want: "a"}},
+		"evicted in DRA":              {{devices: []discovery.Device{evicting}, want: "a!"}},
+		"marked before it leaves, whatever may leave": {
+			{devices: []discovery.Device{a, b}, want: "a b"},
+			{devices: []discovery.Device{b}, leave: everything, want: "a! b", why: map[string]string{"a": "no longer offered"}},
+			{devices: []discovery.Device{b}, leave: 1, want: "a! b"},
+			{devices: []discovery.Device{b}, leave: 2, want: "b"},
+		},
+		"back before it leaves": {
+			{devices: []discovery.Device{a, b}, want: "a b"},
+			{devices: []discovery.Device{b}, want: "a! b"},
+			{devices: []discovery.Device{a, b}, leave: everything, want: "a b"},
+			{devices: []discovery.Device{b}, leave: 2, want: "a! b"},
+		},
+		"known to be unhealthy before it went": {
+			{devices: []discovery.Device{hot, b}, want: "a! b"},
+			{devices: []discovery.Device{b}, leave: 1, want: "a! b"},
+			{devices: []discovery.Device{b}, leave: 1, want: "b"},
+		},
+		"held": {
+			{devices: []discovery.Device{a, b}, want: "a b"},
+			{devices: nil, held: []*Had{had("a", a)}, want: "a! b!"},
+			{devices: nil, held: []*Had{had("a", a)}, leave: everything, want: "a!"},
+			{devices: nil, leave: everything, want: ""},
+		},
+		"held ID keeps its place": {
+			{devices: []discovery.Device{at(a, 1, "", "")}, want: "a@1"},
+			{devices: nil, want: "a!@1"},
+			{devices: nil, held: []*Had{had("a", a)}, leave: everything, want: "a!@1"},
+		},
+		"held and never seen": {{devices: []discovery.Device{b}, held: []*Had{had("a", a)}, want: "a! b"}},
+		"held by the other API": {
+			{devices: []discovery.Device{a, b}, elsewhere: map[string]string{"gpu-a": "claim c"}, want: "a! b", why: map[string]string{"a": "gpu-a is held by claim c"}},
+		},
+		"shareable is not held by the other API": {
+			{devices: []discovery.Device{shareable}, elsewhere: map[string]string{"gpu-s": "claim c"}, want: "s"},
+		},
+		"held ID stands for another device": {
+			{devices: []discovery.Device{a}, want: "a"},
+			{
+				devices: []discovery.Device{offer(b, "", "a")}, held: []*Had{had("a", a)},
+				want: "a!", why: map[string]string{"a": "default/train main has it as gpu-a"},
+			},
+			{devices: []discovery.Device{offer(b, "", "a")}, want: "a"},
+		},
+		"device has another ID while it is held": {
+			{devices: []discovery.Device{a}, want: "a"},
+			{
+				devices: []discovery.Device{offer(a, "", "uuid")}, held: []*Had{had("a", a)}, leave: everything,
+				want: "a! uuid!", why: map[string]string{"uuid": "gpu-a is held by default/train main as a"},
+			},
+			{devices: []discovery.Device{offer(a, "", "uuid")}, leave: everything, want: "uuid"},
+		},
+		"device is shared while it is held": {{
+			devices: []discovery.Device{offer(a, "", "a::0", "a::1")}, held: []*Had{had("a", a)},
+			want: "a! a::0! a::1!",
+		}},
+		"fewer shares": {{
+			devices: []discovery.Device{offer(a, "", "1", "2")}, held: []*Had{had("3", offer(a, "", "1", "2", "3"))},
+			want: "1 2 3!",
+		}},
+		"IDs have changed places while one is held": {{
+			devices: []discovery.Device{offer(a, "", "b"), offer(b, "", "a")}, held: []*Had{had("a", a)},
+			want: "a! b!", why: map[string]string{"b": "gpu-a is held by default/train main as a"},
+		}},
+		"held of another resource": {{
+			devices: []discovery.Device{a, b}, held: []*Had{elsewhere(had("x", offer(a, "", "x")))},
+			want: "a! b", why: map[string]string{"a": "gpu-a is held by default/train main as example.com/other x"},
+		}},
+		"a share is held of another resource": {
+			{devices: []discovery.Device{a, b}, held: []*Had{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
+			{devices: []discovery.Device{offer(a, "", "1", "2"), b}, held: []*Had{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "1 2 a! b"},
+		},
+		"shareable is held of another resource": {{
+			devices: []discovery.Device{shareable}, held: []*Had{elsewhere(had("s", shareable))}, want: "s",
+		}},
+		"a unit has a device that is held of another resource": {{
+			devices: []discovery.Device{offer(a, "card", "c"), offer(b, "card", "c")}, held: []*Had{elsewhere(had("b", b))}, want: "c!",
+		}},
+		"held whole is parted": {{
+			devices: []discovery.Device{part, b}, held: []*Had{elsewhere(had("a", a))},
+			want: "b p!", why: map[string]string{"p": "gpu-a is held by default/train main as example.com/other a"},
+		}},
+		"held whole is there beside its parts": {{
+			devices: []discovery.Device{a, part}, held: []*Had{had("a", a)}, want: "a p",
+		}},
+		"another part is held": {{
+			devices: []discovery.Device{part}, held: []*Had{elsewhere(had("q", another))}, want: "p",
+		}},
+		"no shares any more": {{
+			devices: []discovery.Device{offer(a, "", "1")}, held: []*Had{had("3", offer(a, "", "1", "2", "3"))},
+			want: "1! 3!",
+		}},
+	}
+	for name, steps := range tests {
+		t.Run(name, func(t *testing.T) {
+			var lists Lists
+			var l *List
+			for i, step := range steps {
+				before := l
+				in := Input{
+					Snapshot: snapshot(step.devices...), View: NewView(step.held, step.elsewhere), Now: testTime, Grace: grace,
+					Beliefs: map[string]Belief{gpuResource: belief(before != nil && step.leave >= before.marked)},
+				}
+				lists, _ = lists.Next(in)
+				l = lists.lists[gpuResource]
+				if got := kubelettest.Text(l.devices); got != step.want {
+					t.Fatalf("step %d: list is %q, want %q", i, got, step.want)
+				}
+				for id, want := range step.why {
+					if got := l.rows[id].refusal(); got != want {
+						t.Errorf("step %d: %s: %q, want %q", i, id, got, want)
+					}
+				}
+				if before != nil && (kubelettest.Text(before.devices) == kubelettest.Text(l.devices)) != (before.version == l.version) {
+					t.Errorf("step %d: version %d after %d", i, l.version, before.version)
+				}
+			}
+		})
+	}
+}
+
+func TestListKeepsUpWithEdits(t *testing.T) {
+	a := gpu("a")
+	in := Input{Snapshot: snapshot(a), View: NewView(nil, nil), Now: testTime, Grace: grace}
+	lists, _ := Lists{}.Next(in)
+	first := lists.lists[gpuResource]
+	a.Edits.Env = []string{"NEW=1"}
+	in.Snapshot = snapshot(a)
+	lists, _ = lists.Next(in)
+	second := lists.lists[gpuResource]
+	if second.version != first.version {
+		t.Error("the kubelet is told what it need not know")
+	}
+	if got := second.rows["a"].unit.Devices[0].Edits.Env; len(got) != 1 || got[0] != "NEW=1" {
+		t.Errorf("edits are %v", got)
+	}
+}
+
+func TestMayLeave(t *testing.T) {
+	later := func(n int) time.Time { return testTime.Add(time.Duration(n) * time.Second) }
+	for name, test := range map[string]struct {
+		belief Belief
+		now    int
+		want   bool
+	}{
+		"too early":                   {Belief{Told: later(0), Quiet: later(-60), Heard: later(9)}, 9, false},
+		"PodResources is silent":      {Belief{Told: later(0), Quiet: later(-60)}, 30, false},
+		"Allocate was just called":    {Belief{Told: later(0), Quiet: later(15), Heard: later(20)}, 20, false},
+		"asked before Allocate":       {Belief{Told: later(0), Quiet: later(15), Heard: later(14)}, 30, false},
+		"asked before it was told":    {Belief{Told: later(15), Quiet: later(0), Heard: later(14)}, 30, false},
+		"Allocate is in flight":       {Belief{Told: later(0), Heard: later(30)}, 30, false},
+		"stream is behind":            {Belief{Quiet: later(0), Heard: later(30)}, 30, false},
+		"nothing is in the way":       {Belief{Told: later(0), Quiet: later(-60), Heard: later(10)}, 10, true},
+		"nothing is in the way later": {Belief{Told: later(0), Quiet: later(15), Heard: later(30)}, 30, true},
+	} {
+		if got := test.belief.mayLeave(later(test.now), grace); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// Lists are computed anew only when something is another, and a resource is
+// forgotten when nothing is left of it and the kubelet knows.
+func TestListsAtRest(t *testing.T) {
+	in := Input{Snapshot: snapshot(gpu("a"), gpu("b")), View: NewView(nil, nil), Now: testTime, Grace: grace}
+	same := func(a, b Lists) bool {
+		return a.lists[gpuResource] == b.lists[gpuResource] && a.lists[gpuResource] != nil
+	}
+	lists, _ := Lists{}.Next(in)
+	in.Now = in.Now.Add(time.Hour)
+	in.Withheld, in.Beliefs = map[string]string{}, map[string]Belief{gpuResource: belief(true)}
+	again, _ := lists.Next(in)
+	if !same(lists, again) {
+		t.Error("computed anew at rest")
+	}
+	for name, change := range map[string]func(*Input){
+		"snapshot": func(in *Input) { in.Snapshot = snapshot(gpu("a")) },
+		"view":     func(in *Input) { in.View = NewView([]*Had{had("a", gpu("a"))}, nil) },
+		"withheld": func(in *Input) { in.Withheld = map[string]string{"gpu-a": "moves"} },
+	} {
+		other := in
+		change(&other)
+		if next, _ := lists.Next(other); same(lists, next) {
+			t.Errorf("not computed anew for another %s", name)
+		}
+	}
+	in.Snapshot, in.Beliefs = snapshot(), map[string]Belief{gpuResource: belief(false)}
+	marked, _ := lists.Next(in)
+	if waiting, _ := marked.Next(in); !same(marked, waiting) {
+		t.Error("computed anew while an ID waits to leave")
+	}
+	in.Beliefs = map[string]Belief{gpuResource: belief(true)}
+	empty, _ := marked.Next(in)
+	if l := empty.lists[gpuResource]; l == nil || !l.Empty() {
+		t.Fatalf("the kubelet is not told that nothing is left: %v", l)
+	}
+	in.Beliefs = nil
+	if gone, _ := empty.Next(in); len(gone.lists) != 0 {
+		t.Error("a resource of which nothing is left is remembered")
+	}
+}
+
+func TestRefusalNamesEachDevice(t *testing.T) {
+	_, err := first(gpuResource, gpu("a")).LookUp([]string{"x", "a", "y"})
+	if err == nil || strings.Count(err.Error(), gpuResource) != 2 {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,93 @@
+package list
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+)
+
+// large returns GPUs in units of 1 GiB, and a view in which containers have half
+// of the units.
+func large(gpus, units int) (*discovery.Snapshot, *View) {
+	s := &discovery.Snapshot{}
+	for i := range gpus {
+		d := gpu(fmt.Sprint(i))
+		o := discovery.Offer{Resource: memoryResource, Counts: "memory"}
+		for n := range units {
+			o.IDs = append(o.IDs, fmt.Sprintf("GPU-%d-_-%d", i, n))
+		}
+		d.Offers = []discovery.Offer{o}
+		d.Sharing = &discovery.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
+		s.Devices = append(s.Devices, d)
+	}
+	var had []*Had
+	for _, u := range Of(s).Units[memoryResource] {
+		for _, id := range u.IDs[:units/2] {
+			had = append(had, hadAs(id, u, memoryResource, true))
+		}
+	}
+	return s, NewView(had, nil)
+}
+
+// BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, half of it had.
+func BenchmarkNext(b *testing.B) {
+	s, v := large(8, 320)
+	in := Input{Snapshot: s, View: v, Now: testTime, Grace: grace}
+	lists, _ := Lists{}.Next(in)
+	i := 0
+	for b.Loop() {
+		i++
+		in.Withheld = map[string]string{"gpu-0": fmt.Sprint(i)} // something has changed
+		if lists, _ = lists.Next(in); len(lists.lists[memoryResource].rows) != 8*320 {
+			b.Fatal("IDs are missing")
+		}
+	}
+}
+
+// BenchmarkAtRest computes the lists of 3,000 shareable IDs of which nothing has
+// changed.
+func BenchmarkAtRest(b *testing.B) {
+	d := gpu("kvm")
+	d.Shareable, d.Offers[0].IDs = true, nil
+	for n := range 3000 {
+		d.Offers[0].IDs = append(d.Offers[0].IDs, fmt.Sprintf("kvm-%d", n))
+	}
+	in := Input{Snapshot: snapshot(d), View: NewView(nil, nil), Now: testTime, Grace: grace}
+	lists, _ := Lists{}.Next(in)
+	for b.Loop() {
+		next, _ := lists.Next(in)
+		if next.lists[gpuResource] != lists.lists[gpuResource] {
+			b.Fatal("computed anew")
+		}
+	}
+}
+
+// BenchmarkBlocked asks once for each unit of a host, which a call of Allocate
+// does for its units.
+func BenchmarkBlocked(b *testing.B) {
+	s, v := large(8, 320)
+	offers := Of(s)
+	for b.Loop() {
+		for _, u := range offers.Units[memoryResource] {
+			if why := v.Blocked(memoryResource, u, offers); why != "" {
+				b.Fatal(why)
+			}
+		}
+	}
+}
+
+// Four times as many IDs take about four times as long, not sixteen times: the
+// steps are counted, since time is not to be relied on.
+func TestNextIsLinear(t *testing.T) {
+	allocations := func(units int) float64 {
+		s, v := large(8, units)
+		in := Input{Snapshot: s, View: v, Now: testTime, Grace: grace}
+		return testing.AllocsPerRun(3, func() { Lists{}.Next(in) })
+	}
+	if small, big := allocations(80), allocations(320); big > 6*small {
+		t.Errorf("%.0f allocations for 640 IDs, %.0f for 2560", small, big)
+	}
+}

@@ -1,0 +1,263 @@
+package list
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery"
+)
+
+// Unit is the devices behind one ID: one device, or several that are only given
+// together, such as a card of two FPGAs. A unit that is shared has several IDs.
+// It is never modified.
+type Unit struct {
+	Name    string             // of the Offer, or of its only device
+	IDs     []string           // in natural order
+	Devices []discovery.Device // in name order
+
+	// Counts is the capacity of which each ID is a unit, "" if the IDs stand for
+	// the devices.
+	Counts resourceapi.QualifiedName
+
+	names, silicon []string
+	numa           []int64
+}
+
+// Offers is what a snapshot offers to the kubelet. It is never modified.
+type Offers struct {
+	Units    map[string][]*Unit // by resource
+	Problems []discovery.Problem
+
+	devices map[string]*discovery.Device // all of the snapshot, by name
+}
+
+// Of returns the units of each resource that a snapshot offers. An offer that
+// the kubelet would refuse is a problem, and hides no other. The answer is the
+// same for the same snapshot.
+func Of(s *discovery.Snapshot) *Offers {
+	o := &Offers{Units: make(map[string][]*Unit), devices: make(map[string]*discovery.Device, len(s.Devices))}
+	resources := make(map[string]map[string]*Unit)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		o.devices[d.Name] = d
+		for _, offer := range d.Offers {
+			if err := checkResource(offer.Resource); err != nil {
+				o.Problems = append(o.Problems, discovery.Problem{Device: d.Name, Err: err})
+				continue
+			}
+			if resources[offer.Resource] == nil {
+				resources[offer.Resource] = make(map[string]*Unit)
+			}
+			join(resources[offer.Resource], *d, offer)
+		}
+	}
+	for _, resource := range slices.Sorted(maps.Keys(resources)) {
+		units, problems := settle(resource, slices.SortedFunc(maps.Values(resources[resource]), byName))
+		for _, u := range units {
+			u.complete()
+		}
+		o.Units[resource] = units
+		o.Problems = append(o.Problems, problems...)
+	}
+	return o
+}
+
+// complete fills in what follows from the unit's devices.
+func (u *Unit) complete() {
+	u.names, u.silicon, u.numa = nil, nil, nil
+	for i := range u.Devices {
+		d := &u.Devices[i]
+		u.names = append(u.names, d.Name)
+		if !d.Shareable {
+			u.silicon = append(u.silicon, d.Silicon())
+		}
+		attribute := d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode]
+		if attribute.IntValue != nil {
+			u.numa = append(u.numa, *attribute.IntValue)
+		}
+		u.numa = append(u.numa, attribute.IntValues...)
+	}
+	slices.Sort(u.silicon)
+	u.silicon = slices.Compact(u.silicon)
+	slices.Sort(u.numa)
+	u.numa = slices.Compact(u.numa)
+}
+
+// DeviceNames returns the names of the unit's devices.
+func (u *Unit) DeviceNames() []string { return u.names }
+
+// Silicon names the silicon that the unit is accounted for: that of its devices
+// that are not shareable.
+func (u *Unit) Silicon() []string { return u.silicon }
+
+// has reports whether an ID is one of the unit's.
+func (u *Unit) has(id string) bool {
+	_, found := slices.BinarySearchFunc(u.IDs, id, Natural)
+	return found
+}
+
+// join adds a device to the unit that its offer names. Devices without one are
+// told from named units by their key.
+func join(units map[string]*Unit, d discovery.Device, offer discovery.Offer) {
+	key, name := "unit "+offer.Unit, offer.Unit
+	if offer.Unit == "" {
+		key, name = "device "+d.Name, d.Name
+	}
+	u := units[key]
+	if u == nil {
+		u = &Unit{Name: name, Counts: offer.Counts}
+		units[key] = u
+	}
+	if n := len(u.Devices); n == 0 || u.Devices[n-1].Name != d.Name {
+		u.Devices = append(u.Devices, d)
+	}
+	u.IDs = append(u.IDs, offer.IDs...)
+}
+
+// with returns a unit that stands for a device too, by the IDs of its offer.
+// The unit may be nil.
+func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
+	joined := &Unit{Name: d.Name, IDs: slices.Clone(offer.IDs), Devices: []discovery.Device{d}}
+	if u != nil {
+		joined.Name, joined.IDs = u.Name, slices.Concat(u.IDs, offer.IDs)
+		if slices.Contains(u.names, d.Name) {
+			joined.Devices = nil
+		}
+		joined.Devices = slices.Concat(u.Devices, joined.Devices)
+	}
+	slices.SortFunc(joined.IDs, Natural)
+	joined.IDs = slices.Compact(joined.IDs)
+	joined.complete()
+	return joined
+}
+
+// settle leaves out the IDs that the kubelet could not take and those that
+// stand for another unit already. One that is not UTF-8 would make the whole
+// list impossible to send.
+func settle(resource string, units []*Unit) ([]*Unit, []discovery.Problem) {
+	var problems []discovery.Problem
+	var kept []*Unit
+	owner := make(map[string]*Unit)
+	for _, u := range units {
+		slices.SortFunc(u.IDs, Natural)
+		u.IDs = slices.DeleteFunc(slices.Compact(u.IDs), func(id string) bool {
+			var err error
+			switch first := owner[id]; {
+			case id == "":
+				err = errors.New("empty ID")
+			case !utf8.ValidString(id):
+				err = fmt.Errorf("ID %q: not UTF-8", id)
+			case first != nil:
+				err = fmt.Errorf("ID %q: stands for %s already", id, first.Name)
+			default:
+				owner[id] = u
+				return false
+			}
+			problems = append(problems, discovery.Problem{Device: u.Name, Err: fmt.Errorf("resource %s: %w", resource, err)})
+			return true
+		})
+		if len(u.IDs) > 0 {
+			kept = append(kept, u)
+		}
+	}
+	return kept, problems
+}
+
+// checkResource says why the kubelet would refuse to register a resource, nil
+// if it would not. The rules are those of IsExtendedResourceName in
+// k8s.io/kubernetes/pkg/apis/core/v1/helper/helpers.go.
+func checkResource(name string) error {
+	const quotaPrefix = "requests." // a ResourceQuota names the resource so
+	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, quotaPrefix) {
+		return fmt.Errorf("resource %q: not the name of an extended resource, such as vendor.example/gpu", name)
+	}
+	if messages := validation.IsQualifiedName(quotaPrefix + name); len(messages) > 0 {
+		return fmt.Errorf("resource %q: %s", name, strings.Join(messages, "; "))
+	}
+	return nil
+}
+
+// sick says why one of the unit's devices cannot be given to a new pod, "" if
+// all can. Silicon that is withheld must not be handed out, which the kubelet
+// understands as Unhealthy.
+func (u *Unit) sick(withheld map[string]string) (reason string) {
+	for i := range u.Devices {
+		d := &u.Devices[i]
+		if why := withheld[d.Silicon()]; why != "" {
+			return why
+		}
+		if reason == "" && !d.Health.Usable() {
+			reason = cmp.Or(d.Health.Reason, string(d.Health.Key()))
+		}
+	}
+	return reason
+}
+
+// attribute returns a string attribute of the unit's first device that has it.
+func (u *Unit) attribute(name resourceapi.QualifiedName) string {
+	for _, d := range u.Devices {
+		if value := d.Attributes.String(name); value != "" {
+			return value
+		}
+	}
+	return ""
+}
+
+// linkedTo returns the names of the devices at the other ends of private links.
+func (u *Unit) linkedTo() (names []string) {
+	for i := range u.Devices {
+		names = append(names, u.Devices[i].Names("linkedTo")...)
+	}
+	return names
+}
+
+func byName(a, b *Unit) int {
+	return cmp.Or(Natural(a.Name, b.Name), slices.Compare(deviceNames(a), deviceNames(b)))
+}
+
+// deviceNames returns the names of a unit's devices before it is complete.
+func deviceNames(u *Unit) (names []string) {
+	for i := range u.Devices {
+		names = append(names, u.Devices[i].Name)
+	}
+	return names
+}
+
+// Natural orders strings as a person would: "gpu9" before "gpu10".
+func Natural(a, b string) int {
+	x, y := a, b
+	for x != "" && y != "" {
+		m, n := digits(x), digits(y)
+		if m == 0 || n == 0 {
+			if x[0] != y[0] {
+				return cmp.Compare(x[0], y[0])
+			}
+			x, y = x[1:], y[1:]
+			continue
+		}
+		number, other := strings.TrimLeft(x[:m], "0"), strings.TrimLeft(y[:n], "0")
+		if order := cmp.Or(cmp.Compare(len(number), len(other)), strings.Compare(number, other)); order != 0 {
+			return order
+		}
+		x, y = x[m:], y[n:]
+	}
+	return cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(a, b))
+}
+
+// digits counts the decimal digits that s begins with.
+func digits(s string) int {
+	n := 0
+	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
+		n++
+	}
+	return n
+}

@@ -1,0 +1,96 @@
+package list
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+)
+
+// A device and what is made of it are not handed out together where they
+// compete, whichever of them is held.
+func TestWholeAndParts(t *testing.T) {
+	counters := map[string]resource.Quantity{"mediated": resource.MustParse("2")}
+	for name, silicon := range map[string]*discovery.Whole{"compete": {Name: "gpu-a", Counters: counters}, "do not compete": {Name: "gpu-a"}} {
+		t.Run(name, func(t *testing.T) {
+			whole, part, other := gpu("a"), gpu("b"), gpu("c")
+			part.PartOf, other.PartOf = silicon, silicon
+			if len(silicon.Counters) > 0 {
+				whole.PartOf = silicon
+			}
+			unitOf := func(d discovery.Device) *Unit { return (*Unit)(nil).with(d, d.Offers[0]) }
+			offers := Of(snapshot(whole, part, other))
+			overlap := func(held, wanted discovery.Device) bool {
+				v := NewView([]*Had{hadAs(held.Offers[0].IDs[0], unitOf(held), otherResource, false)}, nil)
+				return v.Blocked(gpuResource, unitOf(wanted), offers) != ""
+			}
+			competes := len(silicon.Counters) > 0
+			if got := overlap(whole, part); got != competes {
+				t.Errorf("part while the whole is held: refused %t", got)
+			}
+			if got := overlap(part, whole); got != competes {
+				t.Errorf("whole while a part is held: refused %t", got)
+			}
+			if overlap(part, other) || !overlap(part, part) {
+				t.Error("parts: refused while another is held, or given out twice")
+			}
+		})
+	}
+}
+
+// silicon returns devices that take so much of a Whole, by their IDs: a unit
+// each, of a resource of its own if the ID has an "x".
+func silicon(whole string, all int64, takes map[string]int64) []discovery.Device {
+	counters := map[string]resource.Quantity{"cores": *resource.NewQuantity(all, resource.DecimalSI)}
+	var devices []discovery.Device
+	for _, id := range slices.Sorted(maps.Keys(takes)) {
+		d := gpu(id)
+		d.PartOf = &discovery.Whole{Name: whole, Counters: counters}
+		d.Takes = map[string]resource.Quantity{"cores": *resource.NewQuantity(takes[id], resource.DecimalSI)}
+		if strings.HasPrefix(id, "x") {
+			d.Offers = []discovery.Offer{{Resource: otherResource, IDs: []string{id}}}
+		}
+		devices = append(devices, d)
+	}
+	return devices
+}
+
+const otherResource = "example.com/other"
+
+// Holdings add up, whatever they are called: two functions of one IOMMU group,
+// and parts of different sizes.
+func TestSiliconIsExhausted(t *testing.T) {
+	for name, test := range map[string]struct {
+		all    int64
+		takes  map[string]int64
+		held   []string
+		wanted string
+		free   bool
+	}{
+		"one group":            {1, map[string]int64{"a": 1, "xb": 1}, []string{"a"}, "xb", false},
+		"another name":         {1, map[string]int64{"a": 1, "xb": 1}, nil, "xb", true},
+		"enough is left":       {7, map[string]int64{"a": 3, "b": 2, "c": 2}, []string{"a", "b"}, "c", true},
+		"two leave too little": {7, map[string]int64{"a": 3, "b": 2, "c": 4}, []string{"a", "b"}, "c", false},
+		"its own":              {1, map[string]int64{"a": 1}, []string{"a"}, "a", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := snapshot(silicon("whole", test.all, test.takes)...)
+			units := make(map[string]*Unit)
+			for _, d := range s.Devices {
+				units[d.Offers[0].IDs[0]] = (*Unit)(nil).with(d, d.Offers[0])
+			}
+			var had []*Had
+			for _, id := range test.held {
+				had = append(had, hadAs(id, units[id], units[id].Devices[0].Offers[0].Resource, true))
+			}
+			resource := units[test.wanted].Devices[0].Offers[0].Resource
+			if holder := NewView(had, nil).Blocked(resource, units[test.wanted], Of(s)); (holder == "") != test.free {
+				t.Errorf("%q", holder)
+			}
+		})
+	}
+}

@@ -1,0 +1,97 @@
+package legacy
+
+import (
+	"testing"
+	"time"
+
+	"chandler.dev/legacy/list"
+)
+
+// What the kubelet may still take for true follows from the streams and calls.
+func TestBelief(t *testing.T) {
+	in := list.Input{Snapshot: gpus("a", "b"), View: list.NewView(nil, nil), Now: testTime, Grace: grace}
+	full, _ := list.Lists{}.Next(in)
+	in.Snapshot = gpus("a")
+	marked, _ := full.Next(in)
+	if marked.Resources()[gpuResource].Marked() != 2 {
+		t.Fatalf("marked in version %d", marked.Resources()[gpuResource].Marked())
+	}
+
+	s := newServer(gpuResource, grace, nil)
+	quick, slow := &stream{}, &stream{}
+	told := func(name string, want bool) list.Belief {
+		t.Helper()
+		b := s.belief(testTime)
+		if !b.Heard.Equal(testTime) || b.Told.IsZero() == want {
+			t.Errorf("%s: %+v", name, b)
+		}
+		return b
+	}
+	s.publish(full.Resources()[gpuResource])
+	s.enter(quick)
+	s.enter(slow)
+	s.note(quick, 1)
+	s.note(slow, 1)
+	told("nothing is marked", true)
+	before := time.Now()
+	s.publish(marked.Resources()[gpuResource])
+	told("no stream has sent it", false)
+	s.note(quick, 2)
+	told("one stream has sent it", false)
+	s.note(slow, 2)
+	first := told("both have sent it", true)
+	if first.Told.Before(before) {
+		t.Errorf("told at %v, before it was known", first.Told)
+	}
+	another := &stream{}
+	s.enter(another)
+	told("another stream is behind", false)
+	s.exit(another)
+	if again := told("which has ended", true); again.Told != first.Told {
+		t.Error("told anew")
+	}
+
+	end := s.begin()
+	if b := s.belief(testTime); !b.Quiet.IsZero() {
+		t.Errorf("quiet while Allocate is in flight: %+v", b)
+	}
+	before = time.Now()
+	end()
+	if b := s.belief(testTime); b.Quiet.Before(before) {
+		t.Errorf("quiet since %v", b.Quiet)
+	}
+}
+
+func TestDone(t *testing.T) {
+	in := list.Input{Snapshot: gpus("a"), View: list.NewView(nil, nil), Now: testTime}
+	first, _ := list.Lists{}.Next(in)
+	in.Snapshot = gpus()
+	marked, _ := first.Next(in)
+	in.Beliefs = map[string]list.Belief{gpuResource: {Told: testTime.Add(-2), Quiet: testTime.Add(-2), Heard: testTime}}
+	last, _ := marked.Next(in)
+	full, empty := marked.Resources()[gpuResource], last.Resources()[gpuResource]
+	if full.Empty() || !empty.Empty() {
+		t.Fatal("the lists are not as they should be")
+	}
+	now := testTime
+	own := &stream{}
+	for name, test := range map[string]struct {
+		list *list.List
+		sent map[*stream]int
+		made int // seconds ago
+		want bool
+	}{
+		"something left":              {full, map[*stream]int{own: 9}, 60, false},
+		"sent":                        {empty, map[*stream]int{own: empty.Version()}, 0, true},
+		"not sent":                    {empty, map[*stream]int{own: empty.Version() - 1}, 60, false},
+		"no stream yet":               {empty, nil, 1, false},
+		"no stream, and none is come": {empty, nil, 60, true},
+	} {
+		s := newServer(gpuResource, 10*time.Second, nil)
+		s.list, s.streams = test.list, test.sent
+		s.made = now.Add(-time.Duration(test.made) * time.Second)
+		if got := s.done(now); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
