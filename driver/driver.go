@@ -34,8 +34,7 @@ import (
 
 // Config says where and for whom a driver works.
 type Config struct {
-	NodeName string    // also the name of the pool
-	NodeUID  types.UID // optional; spares a look at the Node
+	NodeName string // also the name of the pool
 
 	// PodUID is that of the agent's pod. If it is set, two agents may run at
 	// once while one takes over from the other.
@@ -372,8 +371,8 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
-		kubeletplugin.NodeUID(d.config.NodeUID),
-		kubeletplugin.KubeClient(aheadClient{d.config.KubeClient}),
+		kubeletplugin.NodeUID(setOnCreate),
+		kubeletplugin.KubeClient(d.client()),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(d.config.PodUID),
@@ -387,6 +386,11 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 		options = append(options, d.metadata.options()...)
 	}
 	return options, nil
+}
+
+// client is what the library works with.
+func (d *Driver) client() kubernetes.Interface {
+	return aheadClient{ownedClient{d.config.KubeClient, &nodeUID{name: d.config.NodeName}}}
 }
 
 // noteRegistration notes what the kubelet says to the registration. The

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -40,7 +41,6 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.ClientConn, stop func()) {
 	b.t.Helper()
 	b.config.KubeClient = client
-	b.config.NodeUID = "node-uid"
 	b.config.PodUID = "pod-uid"
 	if b.config.KubeletRoot == "" {
 		b.config.KubeletRoot = b.t.TempDir()
@@ -81,7 +81,7 @@ func TestThroughTheHelper(t *testing.T) {
 	b := newBench(t)
 	var timed stages
 	b.config.Observe = timed.add
-	client := fake.NewClientset(c)
+	client := fake.NewClientset(c, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
 	registry, conn, _ := b.serve(client)
 	b.offers(gpu("a", 1))
 	ctx := t.Context()
