@@ -32,7 +32,7 @@ func (d *Driver) negotiateLoop(ctx context.Context, err error) {
 	for {
 		interval := d.askInterval
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Info("The API server does not say what it keeps of ResourceSlices; until it does, the least is published that was known to be kept", "reason", err.Error())
+			klog.FromContext(ctx).Info("The API server does not say what it keeps of ResourceSlices; until it does, they have only what it was seen to keep", "reason", err.Error(), "without", d.features.Load().Missing())
 			interval /= sooner
 		}
 		select {

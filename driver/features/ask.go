@@ -19,14 +19,23 @@ type create func(resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec,
 
 // Ask returns what the API server keeps of slices for the node. It creates some
 // in a dry run: one with all optional fields but lists, where that is refused one
-// for each, and one with a list.
+// for each, and one with a list. An error means that the server has not said what
+// it keeps, because it refuses such slices whatever is in them, or did not answer.
 func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kept Set, err error) {
 	create := func(spec resourceapi.ResourceSliceSpec) (*resourceapi.ResourceSliceSpec, error) {
 		return dryRun(ctx, client, nodeName, spec)
 	}
+	refused := func() error {
+		// A policy may refuse all that is created in a dry run, and its refusal looks
+		// like that of a field: ValidatingAdmissionPolicy answers Invalid unless told
+		// otherwise (pkg/admission/plugin/policy/validating/validator.go of
+		// k8s.io/apiserver 0.34 and 0.37).
+		_, err := create(resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: "plain"}}})
+		return err
+	}
 	for _, together := range [][]probe{probes(), listProbe()} {
-		if err := kept.find(create, together); err != nil {
-			return Set{}, err
+		if err := kept.find(create, refused, together); err != nil {
+			return Set{}, fmt.Errorf("create ResourceSlices in a dry run: %w", err)
 		}
 	}
 	if kept.Counters {
@@ -42,7 +51,7 @@ func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kep
 	case err == nil:
 		kept.Counters = len(both.SharedCounters) > 0 && slices.ContainsFunc(both.Devices, consumes)
 	case !apierrors.IsInvalid(err):
-		return Set{}, fmt.Errorf("dry run: %w", err)
+		return Set{}, fmt.Errorf("create ResourceSlices in a dry run: %w", err)
 	}
 	return kept, nil
 }

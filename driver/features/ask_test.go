@@ -109,8 +109,20 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// A server that does not say what it keeps is not taken to keep anything.
+// A server that does not say what it keeps is not taken to keep anything. Neither
+// is one that refuses dry runs, or what is created in them whatever it is.
 func TestNoAnswer(t *testing.T) {
+	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "ResourceSlice"}, "", nil)
+	for name, refusal := range map[string]error{
+		"no roles yet":      apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("no roles yet")),
+		"a webhook without": apierrors.NewBadRequest("admission webhook \"x\" does not support dry run"),
+		"a policy":          invalid,
+	} {
+		kept, err := features.Ask(t.Context(), pooltest.Dropping(t, func(*resourceapi.ResourceSlice) error { return refusal }), "node")
+		if !errors.Is(err, refusal) || kept != (features.Set{}) {
+			t.Errorf("%s: got %+v, error %v", name, kept, err)
+		}
+	}
 	timeout := errors.New("timeout")
 	tests := map[string]func(*resourceapi.ResourceSlice) error{
 		"never": func(*resourceapi.ResourceSlice) error { return timeout },

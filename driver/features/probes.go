@@ -1,8 +1,6 @@
 package features
 
 import (
-	"fmt"
-
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -105,8 +103,8 @@ func probes() []probe {
 }
 
 // find adds the features that the server keeps. Where it refuses them together,
-// they are tried one by one.
-func (s *Set) find(create create, probes []probe) error {
+// they are tried one by one, unless it refuses a slice without any of them too.
+func (s *Set) find(create create, refused func() error, probes []probe) error {
 	var spec resourceapi.ResourceSliceSpec
 	for _, p := range probes {
 		spec.Devices = append(spec.Devices, p.device)
@@ -125,10 +123,13 @@ func (s *Set) find(create create, probes []probe) error {
 			s.set(p.feature, p.kept(made{devices[p.device.Name], slice}))
 		}
 	case !apierrors.IsInvalid(err):
-		return fmt.Errorf("dry run: %w", err)
+		return err
 	case len(probes) > 1:
+		if err := refused(); err != nil {
+			return err
+		}
 		for _, p := range probes {
-			if err := s.find(create, []probe{p}); err != nil {
+			if err := s.find(create, refused, []probe{p}); err != nil {
 				return err
 			}
 		}
