@@ -29,7 +29,7 @@ func Ask(ctx context.Context, client kubernetes.Interface, nodeName string) (kep
 		// A policy may refuse all that is created in a dry run, and its refusal looks
 		// like that of a field: ValidatingAdmissionPolicy answers Invalid unless told
 		// otherwise (pkg/admission/plugin/policy/validating/validator.go of
-		// k8s.io/apiserver 0.34 and 0.37).
+		// k8s.io/apiserver 0.37).
 		_, err := create(resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: "plain"}}})
 		return err
 	}
