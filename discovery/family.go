@@ -91,6 +91,13 @@ type Family struct {
 	// no such program.
 	Program *Program
 
+	// CommonNodes are the device nodes that several devices of the family may
+	// have although they are different silicon, since the node alone gives
+	// access to none of them: "/dev/kfd", "/dev/vfio/vfio". Any other node in
+	// the Edits of a device belongs to its silicon alone, unless the device is
+	// Shareable.
+	CommonNodes []string
+
 	// Roots are the names under which the administrator names directories of the
 	// host for the family: its own, and that with a suffix for each further one.
 	Roots []string

@@ -47,3 +47,7 @@ func CountedIDs(prefix string, count int) []string {
 	}
 	return ids
 }
+
+// VFIOControl returns the nodes through which all IOMMU groups and functions
+// under vfio are used. They are CommonNodes of the families that use [VFIO].
+func VFIOControl() []string { return []string{"/dev/vfio/vfio", "/dev/iommu"} }

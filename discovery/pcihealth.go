@@ -3,7 +3,6 @@ package discovery
 import (
 	"fmt"
 	"io/fs"
-	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -12,25 +11,37 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// readPCI adds what is to be read of the health of any PCI function to the
-// devices that are one. What their family says of them comes first.
+// readPCI adds the readings of a PCI function's health to the devices that are
+// the function, or a part of it. What their family says of them comes first.
 func (s *Snapshot) readPCI(host *Host) {
 	known := make(map[string][]Health) // by directory: partitions are of one function
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if !sysfs.IsPCIAddress(path.Base(d.Source)) {
+		function, ok := functionOf(sysfs.At(host.FS, d.Source))
+		if !ok {
 			continue
 		}
-		readings, read := known[d.Source]
+		readings, read := known[function.Path]
 		if !read {
-			readings = pciReadings(host, sysfs.At(host.FS, d.Source))
-			known[d.Source] = readings
+			readings = pciReadings(host, function)
+			known[function.Path] = readings
 		}
 		d.Readings = slices.Concat(d.Readings, readings)
 		if d.Health.Status == Healthy && len(d.Readings) > 0 {
 			d.Health = d.Readings[0]
 		}
 	}
+}
+
+// functionOf returns the PCI function whose health is the device's: the device
+// itself, or the function to which the "device" link of a class directory leads,
+// such as that of infiniband/mlx5_0. What merely sits on a function, as a USB
+// device on its controller, does not share the function's health.
+func functionOf(d sysfs.Device) (sysfs.Device, bool) {
+	if !sysfs.IsPCIAddress(d.Name()) {
+		d, _ = d.LinkTo("device")
+	}
+	return d, sysfs.IsPCIAddress(d.Name())
 }
 
 // pciReadings returns what is wrong with a PCI function, what is so now before

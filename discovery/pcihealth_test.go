@@ -96,3 +96,42 @@ func TestPCIHealth(t *testing.T) {
 		})
 	}
 }
+
+// A part that is a class directory has the readings of the function that its
+// device link leads to. What merely sits on the function does not.
+func TestPCIHealthOfParts(t *testing.T) {
+	const function = "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0"
+	host := functionHost(map[string]string{"aer_dev_fatal": "TOTAL_ERR_FATAL 2", "infiniband/mlx5_0/port": "1", "usb1/1-1/tty/ttyUSB0/dev": "188:0"})
+	link := func(name, target string) {
+		host.FS.(fstest.MapFS)[name] = &fstest.MapFile{Data: []byte(target), Mode: fs.ModeSymlink}
+	}
+	link(function+"/infiniband/mlx5_0/device", "../../../0000:03:00.0")
+	link(function+"/usb1/1-1/tty/ttyUSB0/device", "../../../1-1")
+	link("sys/class/accel/copied/device", "../../../devices/pci0000:00/0000:00:01.0/0000:03:00.0")
+	sources := map[string]string{
+		"function": function,
+		"part":     function + "/infiniband/mlx5_0",
+		"copied":   "sys/class/accel/copied",
+		"usb":      function + "/usb1/1-1",
+		"serial":   function + "/usb1/1-1/tty/ttyUSB0",
+		"gone":     function + "/infiniband/mlx5_9",
+	}
+	f := &discovery.Family{Name: "one", Doc: "test", Match: []discovery.Match{{Bus: "pci", Vendor: "1e52"}},
+		Describe: func(*discovery.Host, []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+			for name, source := range sources {
+				devices = append(devices, discovery.Device{Name: name, Source: source})
+			}
+			return devices, nil
+		}}
+	want := map[string]discovery.Condition{
+		"function": discovery.ConditionFatalErrors, "part": discovery.ConditionFatalErrors, "copied": discovery.ConditionFatalErrors,
+		"usb": "", "serial": "", "gone": "",
+	}
+	got := make(map[string]discovery.Condition)
+	for _, d := range discovery.Scan(host, []*discovery.Family{f}).Devices {
+		got[d.Name] = d.Health.Key()
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

@@ -122,6 +122,34 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 	}
 }
 
+// CheckNodes checks that devices of different silicon share no device node. If
+// they did, a container that has one of them could use the other. Exempt are
+// Shareable devices, what the administrator configured, and the CommonNodes of the
+// families.
+func CheckNodes(t testing.TB, families []*discovery.Family, snapshot *discovery.Snapshot) {
+	t.Helper()
+	common := make(map[string][]string) // by family
+	for _, f := range families {
+		common[f.Name] = f.CommonNodes
+	}
+	holders := make(map[string]*discovery.Device) // by node
+	for i := range snapshot.Devices {
+		d := &snapshot.Devices[i]
+		if d.Shareable || d.Configured {
+			continue
+		}
+		for _, node := range slices.Concat(d.Edits.DeviceNodes, d.SharedEdits.DeviceNodes) {
+			if slices.Contains(common[d.Family], node.HostPath) {
+				continue
+			}
+			if other := holders[node.HostPath]; other != nil && other.Silicon() != d.Silicon() {
+				t.Errorf("%s and %s: are different silicon, and both have %s", other.Name, d.Name, node.HostPath)
+			}
+			holders[node.HostPath] = d
+		}
+	}
+}
+
 // checkVendors checks that the vendor of hardware is told, by its PCI or USB ID
 // at least. A host whose files are not as they should be may lack it.
 func checkVendors(t testing.TB, snapshot *discovery.Snapshot) {

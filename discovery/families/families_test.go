@@ -23,6 +23,34 @@ func TestAllAreValid(t *testing.T) {
 	}
 }
 
+// The README's table has one row for each family, in the order of the list.
+func TestREADME(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "\n| family |")
+	if !found {
+		t.Fatal("README.md has no table of families")
+	}
+	var rows, want []string
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 && len(rows) > 0 {
+			break // the end of the table
+		}
+		if name, ok := strings.CutPrefix(strings.TrimSpace(cells[1]), "`"); ok {
+			rows = append(rows, strings.TrimSuffix(name, "`"))
+		}
+	}
+	for _, f := range families.All {
+		want = append(want, f.Name)
+	}
+	if diff := cmp.Diff(want, rows); diff != "" {
+		t.Errorf("families in README.md (-listed in All +rows):\n%s", diff)
+	}
+}
+
 // TestOverlay lays a server of each family over the others in one directory,
 // as "chandler simulate" does, and expects all of their devices.
 func TestOverlay(t *testing.T) {
@@ -128,19 +156,10 @@ func nameOf(folder string) string {
 	return folder
 }
 
-// checkShared expects that no node is given away by two families, but such as
-// stand for no device: /dev/vfio/vfio.
+// checkShared expects that no device, and no node of one, is given away twice.
 func checkShared(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	t.Helper()
-	families := make(map[string]string)
-	for _, d := range snapshot.Devices {
-		for _, node := range d.Edits.DeviceNodes {
-			if other := families[node.HostPath]; other != "" && other != d.Family && !strings.HasSuffix(node.HostPath, "/vfio") {
-				t.Errorf("%s: families %s and %s give away %s", file, other, d.Family, node.HostPath)
-			}
-			families[node.HostPath] = d.Family
-		}
-	}
+	discoverytest.CheckNodes(t, families.All, snapshot)
 	for _, p := range snapshot.Problems {
 		if strings.Contains(p.Error(), "described by families") {
 			t.Errorf("%s: %v", file, p)

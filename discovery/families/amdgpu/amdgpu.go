@@ -31,8 +31,9 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "1002", PCIClass: "12", Unbound: true},
 		{Bus: "platform", Name: "amdgpu_xcp_*"},
 	},
-	Describe:  describe,
-	Variables: variables,
+	Describe:    describe,
+	CommonNodes: []string{"/dev/kfd"},
+	Variables:   variables,
 }
 
 // variables tune the libraries of ROCm's runtimes, HIP and ROCR, and of RCCL.

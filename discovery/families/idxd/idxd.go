@@ -26,9 +26,10 @@ var Family = &discovery.Family{
 		{Bus: "dsa", Name: "wq*"},
 		{Bus: "pci", Vendor: "8086", Driver: vfioPCI},
 	},
-	Describe:  describe,
-	Grant:     grant,
-	Provision: provision,
+	Describe:    describe,
+	CommonNodes: discovery.VFIOControl(),
+	Grant:       grant,
+	Provision:   provision,
 }
 
 const vfioPCI = "vfio-pci"

@@ -25,10 +25,11 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "8086", Driver: "qat_vfio_pci"}, // vfio with live migration
 		{Bus: "pci", Vendor: "8086", Driver: igbUIO},
 	},
-	Describe:  describe,
-	Grant:     grant,
-	Provision: provision,
-	Variables: []string{"QAT_POLICY", "QAT_SECTION_NAME"}, // of qatlib and of QAT's engine for OpenSSL
+	Describe:    describe,
+	CommonNodes: discovery.VFIOControl(),
+	Grant:       grant,
+	Provision:   provision,
+	Variables:   []string{"QAT_POLICY", "QAT_SECTION_NAME"}, // of qatlib and of QAT's engine for OpenSSL
 }
 
 const igbUIO = "igb_uio"

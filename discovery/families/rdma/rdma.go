@@ -23,15 +23,16 @@ import (
 
 // Family is RDMA adapters.
 var Family = &discovery.Family{
-	Name:       "rdma",
-	Doc:        "RDMA network adapters: InfiniBand, RoCE, iWARP, EFA",
-	Match:      []discovery.Match{{Class: "infiniband"}},
-	Describe:   describe,
-	Grant:      network.Grant,
-	Parameters: []discovery.Parameter{discovery.InterfaceName},
-	Accept:     network.Accept,
-	FileDirs:   []string{network.InfoDir},
-	Variables:  variables,
+	Name:        "rdma",
+	Doc:         "RDMA network adapters: InfiniBand, RoCE, iWARP, EFA",
+	Match:       []discovery.Match{{Class: "infiniband"}},
+	Describe:    describe,
+	CommonNodes: []string{"/dev/infiniband/rdma_cm"},
+	Grant:       network.Grant,
+	Parameters:  []discovery.Parameter{discovery.InterfaceName},
+	Accept:      network.Accept,
+	FileDirs:    []string{network.InfoDir},
+	Variables:   variables,
 }
 
 // variables tune the libraries of UCX, and of NCCL's transport for InfiniBand and RoCE.

@@ -27,11 +27,12 @@ var Family = &discovery.Family{
 		{Bus: "vdpa"},  // what is made of a function
 		{Class: "net"}, // likewise
 	},
-	Describe:   describe,
-	Grant:      network.Grant,
-	Parameters: []discovery.Parameter{discovery.InterfaceName},
-	Accept:     network.Accept,
-	FileDirs:   []string{network.InfoDir},
+	Describe:    describe,
+	CommonNodes: discovery.VFIOControl(),
+	Grant:       network.Grant,
+	Parameters:  []discovery.Parameter{discovery.InterfaceName},
+	Accept:      network.Accept,
+	FileDirs:    []string{network.InfoDir},
 }
 
 // subfunctions are called "mlx5_core.sf.4".

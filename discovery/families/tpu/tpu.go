@@ -20,12 +20,13 @@ import (
 // Family is Google's TPUs. Network and storage functions are of the same
 // vendor, and the driver of the older TPUs has a name for each of them.
 var Family = &discovery.Family{
-	Name:      "tpu",
-	Doc:       "Google TPUs, v2 to 7x",
-	Match:     []discovery.Match{{Bus: "pci", Vendor: "1ae0"}},
-	Describe:  describe,
-	Grant:     grant,
-	Variables: variables,
+	Name:        "tpu",
+	Doc:         "Google TPUs, v2 to 7x",
+	Match:       []discovery.Match{{Bus: "pci", Vendor: "1ae0"}},
+	Describe:    describe,
+	CommonNodes: discovery.VFIOControl(),
+	Grant:       grant,
+	Variables:   variables,
 }
 
 // variables tune the libraries of libtpu.

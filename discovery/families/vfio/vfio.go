@@ -22,12 +22,13 @@ import (
 
 // Family is what is bound to vfio.
 var Family = &discovery.Family{
-	Name:      "vfio",
-	Doc:       "PCI functions bound to vfio that no other family hands out, and vGPUs, mediated or virtual functions",
-	Match:     matches(),
-	Leftovers: true,
-	Describe:  describe,
-	Grant:     grant,
+	Name:        "vfio",
+	Doc:         "PCI functions bound to vfio that no other family hands out, and vGPUs, mediated or virtual functions",
+	Match:       matches(),
+	Leftovers:   true,
+	Describe:    describe,
+	CommonNodes: discovery.VFIOControl(),
+	Grant:       grant,
 }
 
 // drivers are the kernel's vfio drivers for PCI functions: the one for any of

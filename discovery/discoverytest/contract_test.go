@@ -1,0 +1,54 @@
+package discoverytest
+
+import (
+	"testing"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+// counter counts the errors of a test that is expected to have some.
+type counter struct {
+	testing.TB
+
+	errors int
+}
+
+func (c *counter) Helper()               {}
+func (c *counter) Errorf(string, ...any) { c.errors++ }
+
+// Two chips of a card that both offer the card's node are an error, unless they
+// are one piece of silicon, or the node is nobody's own.
+func TestCheckNodes(t *testing.T) {
+	card := &discovery.Whole{Name: "card"}
+	family := &discovery.Family{Name: "one", CommonNodes: []string{"/dev/control"}}
+	for name, test := range map[string]struct {
+		node string
+		with func(d *discovery.Device)
+		want int
+	}{
+		"different silicon": {"/dev/card", func(*discovery.Device) {}, 1},
+		"when shared":       {"/dev/card", func(d *discovery.Device) { d.SharedEdits, d.Edits = d.Edits, d.SharedEdits }, 1},
+		"one piece":         {"/dev/card", func(d *discovery.Device) { d.PartOf = card }, 0},
+		"a common node":     {"/dev/control", func(*discovery.Device) {}, 0},
+		"of another family": {"/dev/control", func(d *discovery.Device) { d.Family = "two" }, 1},
+		"shareable":         {"/dev/card", func(d *discovery.Device) { d.Shareable = true }, 0},
+		"configured":        {"/dev/card", func(d *discovery.Device) { d.Configured = true }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var snapshot discovery.Snapshot
+			for _, chip := range []string{"chip-0", "chip-1"} {
+				d := discovery.Device{Name: chip, Family: "one"}
+				d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: test.node, HostPath: test.node}}
+				test.with(&d)
+				snapshot.Devices = append(snapshot.Devices, d)
+			}
+			found := &counter{TB: t}
+			CheckNodes(found, []*discovery.Family{family}, &snapshot)
+			if found.errors != test.want {
+				t.Errorf("%d errors, want %d", found.errors, test.want)
+			}
+		})
+	}
+}
