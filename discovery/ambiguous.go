@@ -47,7 +47,7 @@ func (s *Snapshot) dropIdentities() {
 // dropIdentity makes a device one whose identity is not known.
 func (d *Device) dropIdentity() {
 	identity := d.Identity
-	d.Identity = ""
+	d.Identity, d.Attributes = "", maps.Clone(d.Attributes)
 	for _, name := range []resourceapi.QualifiedName{"uuid", "serial"} {
 		if value := d.Attributes.String(name); value == identity || value != "" && strings.HasPrefix(identity, value+"/") {
 			delete(d.Attributes, name)

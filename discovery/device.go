@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"sort"
 	"strings"
-	"time"
 	"unicode"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -253,9 +252,9 @@ type Snapshot struct {
 	// that nobody has. It is set by [Settler].
 	Gone map[string]Health
 
-	// Scanned is when the scan ended by which all this was found. It is set by
-	// [Watch].
-	Scanned time.Time
+	// found is what families found, in name order, before it was joined. Only
+	// [Scan] and [Merge] make a snapshot that has it.
+	found look
 }
 
 // Problem is what could not be read, or is not as it should be. It never ends

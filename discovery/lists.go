@@ -51,10 +51,10 @@ func (d *Device) setList(name resourceapi.QualifiedName, list resourceapi.Device
 // setPlaces adds the lists of where devices are in the machine: the NUMA nodes
 // that are as near as their own, and the PCIe roots of those that consist of
 // several functions.
-func (s *Snapshot) setPlaces(host *Host) {
+func setPlaces(host *Host, devices []Device) {
 	near := make(map[int64]resourceapi.DeviceAttribute) // by NUMA node
-	for i := range s.Devices {
-		d := &s.Devices[i]
+	for i := range devices {
+		d := &devices[i]
 		if node := d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode].IntValue; node != nil {
 			if _, known := near[*node]; !known {
 				near[*node] = nodesNear(host, *node)

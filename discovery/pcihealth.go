@@ -13,10 +13,10 @@ import (
 
 // readPCI adds the readings of a PCI function's health to the devices that are
 // the function, or a part of it. What their family says of them comes first.
-func (s *Snapshot) readPCI(host *Host) {
+func readPCI(host *Host, devices []Device) {
 	known := make(map[string][]Health) // by directory: partitions are of one function
-	for i := range s.Devices {
-		d := &s.Devices[i]
+	for i := range devices {
+		d := &devices[i]
 		function, ok := functionOf(sysfs.At(host.FS, d.Source))
 		if !ok {
 			continue
@@ -27,9 +27,6 @@ func (s *Snapshot) readPCI(host *Host) {
 			known[function.Path] = readings
 		}
 		d.Readings = slices.Concat(d.Readings, readings)
-		if d.Health.Status == Healthy && len(d.Readings) > 0 {
-			d.Health = d.Readings[0]
-		}
 	}
 }
 

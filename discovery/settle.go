@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -37,6 +38,8 @@ const maxFlaps = 10
 //     being gone was a state like others, and ends like them. What nobody has is
 //     often taken away on purpose, as parts are for a whole: that is as it was
 //     before at once.
+//   - A device is not gone, but cannot be read, if nothing of its silicon is there
+//     because the silicon, its family or a list of devices could not be read.
 //   - The state of a device that is missing is kept while somebody has it,
 //     and for FlappingWithin then, unless other hardware takes its place.
 //
@@ -57,6 +60,8 @@ type Settler struct {
 // state is what is known of one device over time.
 type state struct {
 	Identity  string       `json:"identity,omitempty"`
+	Family    string       `json:"family,omitempty"`
+	Silicon   string       `json:"silicon,omitempty"`
 	Status    HealthStatus `json:"status"`
 	Condition Condition    `json:"condition,omitempty"`
 	Reason    string       `json:"reason,omitempty"`
@@ -76,19 +81,23 @@ type state struct {
 // time one may change although what is read stays the same, 0 if none does. The
 // host should be scanned then.
 func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, again time.Duration) {
-	settled = &Snapshot{Devices: slices.Clone(snapshot.Devices), Problems: snapshot.Problems, Scanned: snapshot.Scanned}
-	present := make(map[string]bool, len(settled.Devices))
+	settled = &Snapshot{Devices: slices.Clone(snapshot.Devices), Problems: snapshot.Problems}
+	present, silicon := make(map[string]bool, len(settled.Devices)), make(map[string]bool)
 	for i := range settled.Devices {
 		d := &settled.Devices[i]
-		present[d.Name] = true
-		wait := s.settle(d, now)
-		if wait > 0 && (again == 0 || wait < again) {
-			again = wait
-		}
+		present[d.Name], silicon[d.Silicon()] = true, true
+		again = sooner(again, s.settle(d, now))
 	}
+	causes := causesOf(snapshot.Problems)
 	settled.Gone = make(map[string]Health)
 	maps.DeleteFunc(s.states, func(name string, st *state) bool {
 		if present[name] {
+			return false
+		}
+		cause := cmp.Or(causes[name], causes[st.Silicon], causes[st.Family], causes[anyList])
+		if cause != nil && st.Missing.IsZero() && !silicon[st.Silicon] {
+			health, wait := s.say(st, Health{Status: Unknown, Reason: cause.Error()}, now)
+			settled.Gone[name], again = health, sooner(again, wait)
 			return false
 		}
 		s.miss(st, s.Held != nil && s.Held(name), now)
@@ -113,22 +122,38 @@ func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 	if d.Identity != "" {
 		st.Identity = d.Identity
 	}
+	st.Family, st.Silicon = d.Family, d.Silicon()
 	if !st.Missing.IsZero() {
 		s.back(st)
 	}
+	d.Health, wait = s.say(st, reading, now)
+	return wait
+}
+
+// say returns the health of a device by what was read of it, and after which time
+// that may change.
+func (s *Settler) say(st *state, reading Health, now time.Time) (health Health, wait time.Duration) {
 	if wait = s.wait(st, reading, now); wait == 0 {
 		s.become(st, reading, now)
 	}
 	if st.Since.After(now) {
 		st.Since = seconds(now) // the clock was set back
 	}
-	d.Health = st.health()
-	d.Health.Since = st.Since
-	d.Health.Stale = wait > 0 && reading.Status == Unknown
-	if key := d.Health.Key(); key != "" {
-		d.Health.Effect = s.Severity.Effect(key)
+	health = st.health()
+	health.Since = st.Since
+	health.Stale = wait > 0 && reading.Status == Unknown
+	if key := health.Key(); key != "" {
+		health.Effect = s.Severity.Effect(key)
 	}
-	return wait
+	return health, wait
+}
+
+// sooner returns the shorter of two times to wait, where 0 is for ever.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
 }
 
 // gone returns the health of a device that is missing.

@@ -339,3 +339,43 @@ func FuzzSettlerStates(f *testing.F) {
 		}
 	})
 }
+
+// A device that an agent has not seen since it started is not gone if what leads
+// to it cannot be read.
+func TestSettleOfWhatCannotBeReached(t *testing.T) {
+	for name, test := range map[string]struct {
+		snapshot discovery.Snapshot
+		gone     bool
+	}{
+		"the device":  {discovery.Snapshot{Problems: []discovery.Problem{{Device: "a-1", Err: errors.New("EIO")}}}, false},
+		"its silicon": {discovery.Snapshot{Problems: []discovery.Problem{{Device: "a", Err: errors.New("EIO")}}}, false},
+		"its family":  {discovery.Snapshot{Problems: []discovery.Problem{{Device: "widget", Err: errors.New("EIO")}}}, false},
+		"a list":      {discovery.Snapshot{Problems: []discovery.Problem{{Device: "/sys/class/widget", Err: errors.New("EIO")}}}, false},
+		"another":     {discovery.Snapshot{Problems: []discovery.Problem{{Device: "b", Err: errors.New("EIO")}}}, true},
+		"no part any more": {discovery.Snapshot{
+			Devices:  []discovery.Device{{Name: "a"}},
+			Problems: []discovery.Problem{{Device: "a", Err: errors.New("EIO")}},
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScans(t)
+			s.device = discovery.Device{Name: "a-1", Family: "widget", PartOf: &discovery.Whole{Name: "a"}}
+			s.hold()
+			s.want(0, discovery.Health{}, "  0 0")
+			s.restart()
+			for _, want := range []struct {
+				after time.Duration
+				key   discovery.Condition
+				stale bool
+			}{{0, "", true}, {time.Minute, discovery.ConditionUnknown, false}} {
+				if test.gone {
+					want.key, want.stale = discovery.ConditionGone, false
+				}
+				settled, _ := s.settler.Settle(&test.snapshot, s.now.Add(want.after))
+				if h := settled.HealthOfGone("a-1", ""); h.Key() != want.key || h.Stale != want.stale {
+					t.Errorf("after %s: %+v; want %+v", want.after, h, want)
+				}
+			}
+		})
+	}
+}

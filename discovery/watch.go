@@ -1,18 +1,12 @@
 package discovery
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
-	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-
-	"chandler.dev/discovery/sysfs"
 )
 
 // Watch is how a host is watched. Its zero value watches for ever, at the
@@ -30,9 +24,8 @@ type Watch struct {
 	// end is answered every ten times that long.
 	Settle time.Duration
 
-	// Patience is how long a scan may take until it is said that no device can
-	// be read; 0 means 10 s. The kernel may never answer a read of a device that
-	// hangs.
+	// Patience is how long a family may take to answer; 0 means 10 s. The kernel
+	// may never answer a read of a device that hangs.
 	Patience time.Duration
 
 	// Events reports kernel events, one value for each burst at least; see
@@ -45,9 +38,14 @@ type Watch struct {
 // returns when the context ends.
 //
 // A device that was described before and cannot be read for the moment keeps
-// its last description with health Unknown; see [Merge]. While a scan takes
-// longer than Patience that is so of all devices, and handed on each time that
-// Patience has gone by again.
+// its last description with health Unknown; see [Merge].
+//
+// Families are read at the same time, and none waits for another. After Patience
+// a scan goes on without the families that have not answered: all of their
+// devices count as unreadable. If one read keeps a family from answering, the
+// next scan follows at once, and the family is read again without the device
+// that hangs. That device counts as unreadable until its read ends. Nothing is
+// published before any family has answered.
 func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	if w.Interval == 0 {
 		w.Interval = 30 * time.Second
@@ -58,64 +56,23 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	if w.Patience == 0 {
 		w.Patience = 10 * time.Second
 	}
-	var last *Snapshot
-	for {
-		next := w.scan(ctx, last, publish)
-		if next == nil {
-			return
+	s := newScanner(w)
+	for ctx.Err() == nil {
+		if snapshot := s.scan(ctx); snapshot != nil && ctx.Err() == nil {
+			publish(snapshot)
 		}
-		last = Merge(w.Host, last, next)
-		last.Scanned = time.Now()
-		publish(last)
-		w.wait(ctx)
+		w.wait(ctx, s.again)
 	}
-}
-
-// scan returns what a scan finds, nil if the context ends before. A scan that
-// hangs in the kernel cannot be ended; nothing waits for it then.
-func (w Watch) scan(ctx context.Context, last *Snapshot, publish func(*Snapshot)) *Snapshot {
-	if ctx.Err() != nil {
-		return nil
-	}
-	done := make(chan *Snapshot, 1)
-	go func() { done <- Scan(w.Host, w.Families) }()
-	late := time.NewTicker(w.Patience)
-	defer late.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case found := <-done:
-			return found
-		case <-late.C:
-			if last != nil {
-				publish(last.unreadable(fmt.Errorf("the scan of the host takes longer than %s", w.Patience)))
-			}
-		}
-	}
-}
-
-// unreadable returns the snapshot as it is when nothing of it can be read.
-func (s *Snapshot) unreadable(why error) *Snapshot {
-	out := &Snapshot{Devices: slices.Clone(s.Devices), Problems: append(slices.Clone(s.Problems), Problem{"host", why}), Scanned: s.Scanned}
-	for i := range out.Devices {
-		out.Devices[i].unread(why)
-	}
-	return out
-}
-
-// unread says that the description is of a time when the device could be read.
-func (d *Device) unread(why error) {
-	d.Health, d.Readings = Health{Status: Unknown, Reason: fmt.Sprintf("last description kept: %v", why)}, nil
 }
 
 // wait returns when it is time for the next scan.
-func (w Watch) wait(ctx context.Context) {
+func (w Watch) wait(ctx context.Context, again <-chan struct{}) {
 	interval := time.NewTimer(w.Interval)
 	defer interval.Stop()
 	select {
 	case <-ctx.Done():
 	case <-interval.C:
+	case <-again:
 	case <-w.Events:
 		w.settle(ctx)
 	}
@@ -142,96 +99,99 @@ func (w Watch) settle(ctx context.Context) {
 	}
 }
 
-// Merge returns the next snapshot with what is still true of the last one.
-//
-// Absence is a statement: a device whose directory is gone from sysfs is gone.
-// A device whose directory is there keeps its last description, with health
-// Unknown and the problem as the reason, if a Problem says that it could not be
-// read; and so does one that is missing because what leads to it could not be:
-// its silicon, its family, or a list of devices. Parts that are kept so take the
-// place of the whole that they would else be taken for. A PCI function of which
-// nothing is described any more, since no driver is bound to it, keeps its last
-// description too, and is said to be so.
-func Merge(host *Host, last, next *Snapshot) *Snapshot {
-	if last == nil {
-		return next
-	}
-	devices := make(map[string]Device, len(next.Devices))
-	for _, d := range next.Devices {
-		devices[d.Name] = d
-	}
-	causes := causesOf(next.Problems)
-	for _, old := range last.Devices {
-		_, found := devices[old.Name]
-		cause := causes[old.Name]
-		if cause == nil && !found {
-			cause = whyMissing(&old, causes)
-		}
-		if cause == nil && !found && isUnbound(host, old.Source) && !next.describes(&old) {
-			devices[old.Name] = old.unbound()
-			continue
-		}
-		if cause == nil || !host.Exists(path.Join("/", old.Source)) || !found && old.PartOf == nil && next.divides(old.Name) {
-			continue
-		}
-		old.unread(cause)
-		devices[old.Name] = old
-		if _, beside := last.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
-			delete(devices, old.Silicon())
-		}
-	}
-	return &Snapshot{
-		Devices:  slices.SortedFunc(maps.Values(devices), func(a, b Device) int { return strings.Compare(a.Name, b.Name) }),
-		Problems: next.Problems,
+// scanner scans a host again and again, and remembers what has not answered.
+type scanner struct {
+	*patient
+	families []*Family // in the order in which they are asked
+	late     map[*Family]*reading[look]
+	last     *Snapshot
+}
+
+func newScanner(w Watch) *scanner {
+	return &scanner{
+		patient:  newPatient(w.Host, w.Patience),
+		families: leftoversLast(w.Families),
+		late:     make(map[*Family]*reading[look]),
 	}
 }
 
-// isUnbound reports whether a kernel device is a PCI function that is there and
-// has no driver.
-func isUnbound(host *Host, source string) bool {
-	function := sysfs.At(host.FS, source)
-	return sysfs.IsPCIAddress(function.Name()) && host.Exists(path.Join("/", source)) && !function.Bound()
+// scan returns what is known of the host now, nil if the context ends before or
+// nothing has ever answered.
+func (s *scanner) scan(ctx context.Context) *Snapshot {
+	m, ok := await(ctx, s.patient, func(host *Host) matches { return match(host.FS, s.families) })
+	if !ok {
+		return nil
+	}
+	looks := []look{{Problems: slices.Concat(s.hanging(), m.problems)}}
+	ordinary := slices.DeleteFunc(slices.Clone(s.families), func(f *Family) bool { return f.Leftovers })
+	looks = append(looks, s.read(ctx, ordinary, m, looks)...)
+	for _, f := range s.families[len(ordinary):] { // each gets what those before leave
+		looks = append(looks, s.read(ctx, []*Family{f}, m, looks)...)
+	}
+	if s.last == nil && !anyRead(looks) {
+		return nil
+	}
+	next, ok := await(ctx, s.patient, func(host *Host) *Snapshot { return Merge(host, s.last, joinLooks(looks)) })
+	if ok {
+		s.last = next
+	}
+	return next
 }
 
-// unbound returns the device as it is without its driver.
-func (d Device) unbound() Device {
-	d.Attributes = maps.Clone(d.Attributes)
-	delete(d.Attributes, "driver")
-	d.Health, d.Readings = noDriver, nil
-	return d
+// anyRead reports whether a family has answered, unless none was to be read.
+func anyRead(looks []look) bool {
+	unread := slices.ContainsFunc(looks, func(l look) bool { return l.unread })
+	return !unread || slices.ContainsFunc(looks, func(l look) bool { return !l.unread && len(l.matched)+len(l.Devices) > 0 })
 }
 
-// describes reports whether the snapshot says anything of a device's function or
-// of the silicon that it is part of.
-func (s *Snapshot) describes(old *Device) bool {
-	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Source == old.Source || d.Silicon() == old.Silicon() })
-}
-
-// causesOf returns the first problem of each device, and under "/sys/" that of
-// a list of devices.
-func causesOf(problems []Problem) map[string]error {
-	causes := make(map[string]error)
-	for _, problem := range problems {
-		name := problem.Device
-		if strings.HasPrefix(name, "/sys/") {
-			name = "/sys/"
-		}
-		if causes[name] == nil {
-			causes[name] = problem.Err
+// read returns the looks of families, which are read at the same time.
+func (s *scanner) read(ctx context.Context, families []*Family, m matches, before []look) []look {
+	looks := make([]look, len(families))
+	readings := make([]*reading[look], len(families))
+	for i, f := range families {
+		asked := m.of[f].left(f, before)
+		looks[i], readings[i] = asked, s.late[f]
+		if readings[i] == nil && asked.asks(f) {
+			readings[i] = begin(s.patient, func(host *Host) look { return asked.in(host.FS).read(f, host) })
 		}
 	}
-	return causes
+	limit := time.Now().Add(s.patience)
+	for i, f := range families {
+		if readings[i] != nil {
+			looks[i] = s.answer(ctx, f, looks[i], readings[i], limit)
+		}
+	}
+	return looks
 }
 
-// whyMissing returns what kept a scan from finding a device that is there, nil
-// if nothing is known to have.
-func whyMissing(d *Device, causes map[string]error) error {
-	return cmp.Or(causes[d.Silicon()], causes[d.Family], causes["/sys/"])
-}
-
-// divides reports whether the snapshot has parts of the silicon of that name.
-func (s *Snapshot) divides(silicon string) bool {
-	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.PartOf != nil && d.PartOf.Name == silicon })
+// answer returns what a reading has found of a family. If it has not ended at
+// the limit, the look is unread. A late reading goes on, and begins the scan in
+// which its answer is used.
+func (s *scanner) answer(ctx context.Context, f *Family, asked look, r *reading[look], limit time.Time) look {
+	if r.late {
+		limit = time.Now()
+	}
+	if r.wait(ctx, time.Until(limit)) {
+		delete(s.late, f)
+		return r.found
+	}
+	switch {
+	case s.leave(r.view):
+		delete(s.late, f)
+		s.notify()
+	case !r.late:
+		r.late, s.late[f] = true, r
+		go func() {
+			<-r.ended
+			s.notify()
+		}()
+	}
+	asked.unread = true
+	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("no answer in %s", s.patience)})
+	if s.last != nil {
+		asked.had = slices.DeleteFunc(slices.Clone(s.last.found.Devices), func(d Device) bool { return d.Family != f.Name })
+	}
+	return asked
 }
 
 // Same reports whether two snapshots say the same of the host, whenever it was

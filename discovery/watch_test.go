@@ -99,9 +99,9 @@ func TestMerge(t *testing.T) {
 func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	part := Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &Whole{Name: "a"}}
-	last := &Snapshot{Devices: []Device{part}}
+	last := look{Devices: []Device{part}}.join()
 	broken := errors.New("input/output error")
-	for name, next := range map[string]*Snapshot{
+	for name, next := range map[string]look{
 		"silicon":                  {Problems: []Problem{{"a", broken}}},
 		"family":                   {Problems: []Problem{{"widget", broken}}},
 		"list":                     {Problems: []Problem{{"/sys/class/widget", broken}}},
@@ -110,25 +110,25 @@ func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 		"described without a fact": {Devices: []Device{{Name: "a-1"}}, Problems: []Problem{{"a-1", broken}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Merge(host, last, next).Devices
+			got := Merge(host, last, next.join()).Devices
 			if len(got) != 1 || got[0].Name != "a-1" || got[0].PartOf == nil || got[0].Health.Status != Unknown {
 				t.Errorf("got %+v; want the last description of a-1, Unknown", got)
 			}
 		})
 	}
-	for name, next := range map[string]*Snapshot{
+	for name, next := range map[string]look{
 		"nothing is wrong":    {},
 		"another is":          {Problems: []Problem{{"b", broken}}},
 		"it is a whole again": {Devices: []Device{{Name: "a"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, there := Merge(host, last, next).Lookup("a-1"); there {
+			if _, there := Merge(host, last, next.join()).Lookup("a-1"); there {
 				t.Error("a-1 is kept")
 			}
 		})
 	}
-	whole := &Snapshot{Devices: []Device{{Name: "a", Family: "widget", Source: part.Source}}}
-	divided := &Snapshot{Devices: []Device{part}, Problems: []Problem{{"widget", broken}}}
+	whole := look{Devices: []Device{{Name: "a", Family: "widget", Source: part.Source}}}.join()
+	divided := look{Devices: []Device{part}, Problems: []Problem{{"widget", broken}}}.join()
 	if _, there := Merge(host, whole, divided).Lookup("a"); there {
 		t.Error("a whole is kept beside its parts")
 	}
@@ -160,8 +160,8 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			host := &Host{FS: test.host}
-			merged := Merge(host, &Snapshot{Devices: test.last}, &Snapshot{Devices: test.next})
-			again := Merge(host, merged, &Snapshot{Devices: test.next})
+			merged := Merge(host, look{Devices: test.last}.join(), look{Devices: test.next}.join())
+			again := Merge(host, merged, look{Devices: test.next}.join())
 			if !Same(merged, again) {
 				t.Errorf("then %+v, and again %+v", merged.Devices, again.Devices)
 			}
@@ -186,16 +186,16 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"whole": "x", "part": "x"})
 	silicon := &Whole{Name: "whole", Counters: map[string]resource.Quantity{"parts": resource.MustParse("1")}}
-	last := &Snapshot{Devices: []Device{
+	last := look{Devices: []Device{
 		{Name: "part", Source: "sys/class/widget/part", PartOf: silicon},
 		{Name: "whole", Source: "sys/class/widget/whole", PartOf: silicon},
-	}}
+	}}.join()
 	unreadable := errors.New("input/output error")
-	for name, next := range map[string]*Snapshot{
+	for name, next := range map[string]look{
 		"both":  {Problems: []Problem{{"part", unreadable}, {"whole", unreadable}}},
 		"whole": {Devices: last.Devices[:1], Problems: []Problem{{"whole", unreadable}}},
 	} {
-		if got := Merge(host, last, next).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
+		if got := Merge(host, last, next.join()).Devices; len(got) != 2 || got[1].Health.Status != Unknown {
 			t.Errorf("%s unreadable: %+v", name, got)
 		}
 	}
@@ -268,64 +268,6 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("Run did not return when its context ended")
 	}
-}
-
-// While a scan hangs, devices become such that cannot be read, and the time of
-// the last scan stays what it was. The next scan that ends says how they are.
-func TestWatchOfAHostThatHangs(t *testing.T) {
-	host, _ := widgetHost(t, map[string]string{"a": "first"})
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		var hangs atomic.Pointer[chan struct{}]
-		stuck := *widgets
-		stuck.Describe = func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
-			if hung := hangs.Load(); hung != nil {
-				<-*hung
-			}
-			return widgets.Describe(host, found)
-		}
-		settler, start := &Settler{}, time.Now()
-		var settled atomic.Pointer[Snapshot]
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			Watch{Host: host, Families: []*Family{&stuck}}.Run(ctx, func(s *Snapshot) {
-				now, _ := settler.Settle(s, time.Now())
-				settled.Store(now)
-			})
-		}()
-		want := func(at time.Duration, key Condition, stale bool, scanned time.Duration) {
-			t.Helper()
-			time.Sleep(time.Until(start.Add(at)))
-			synctest.Wait()
-			last := settled.Load()
-			a := last.Devices[0]
-			if a.Health.Key() != key || a.Health.Stale != stale || last.Scanned.Sub(start) != scanned || a.Attributes.String("model") != "first" {
-				t.Errorf("after %s: %+v, scanned after %s; want %q, stale %t, %s", at, a.Health, last.Scanned.Sub(start), key, stale, scanned)
-			}
-		}
-		want(0, "", false, 0)
-		hung := make(chan struct{})
-		hangs.Store(&hung)
-		want(35*time.Second, "", false, 0)
-		want(45*time.Second, "", true, 0)
-		want(75*time.Second, ConditionUnknown, false, 0)
-		if problems := settled.Load().Problems; len(problems) != 1 {
-			t.Errorf("problems: %v", problems)
-		}
-		hangs.Store(nil)
-		close(hung)
-		want(76*time.Second, ConditionUnknown, false, 75*time.Second)
-		want(136*time.Second, "", false, 135*time.Second)
-
-		never := make(chan struct{})
-		hangs.Store(&never)
-		time.Sleep(time.Minute)
-		cancel()
-		<-ended // though the scan is in the kernel still
-		close(never)
-	})
 }
 
 func TestListenEndsWithItsContext(t *testing.T) {

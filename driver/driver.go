@@ -77,11 +77,6 @@ type Config struct {
 	// Elsewhere is asked who else holds a piece of silicon. Optional.
 	Elsewhere Holder
 
-	// Scanned returns when the host was last scanned to the end, whether or not
-	// that changed anything: the kubelet is told that health is of then. If it is
-	// nil, the time is not known.
-	Scanned func() time.Time
-
 	// NoMetadata leaves out the files in which containers read the attributes
 	// of their devices.
 	NoMetadata bool
@@ -215,9 +210,6 @@ func New(config Config) (*Driver, error) {
 	}
 	if config.Accept == nil {
 		config.Accept = func([]discovery.Device, discovery.Parameters) error { return nil }
-	}
-	if config.Scanned == nil {
-		config.Scanned = func() time.Time { return time.Time{} }
 	}
 	if config.Start == nil {
 		config.Start = StartHelper

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"math"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/fstest"
@@ -419,10 +418,6 @@ func TestNewNamesWhatIsMissing(t *testing.T) {
 func TestHealthReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		var scanned atomic.Pointer[time.Time]
-		scan := func(at time.Time) { scanned.Store(&at) }
-		scan(time.Now())
-		b.config.Scanned = func() time.Time { return *scanned.Load() }
 		b.restart()
 		reports := make(chan kubeletplugin.DeviceHealthReport)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -438,9 +433,6 @@ func TestHealthReports(t *testing.T) {
 			var got []kubeletplugin.HealthStatus
 			for _, device := range report.Devices {
 				got = append(got, device.Health)
-				if !device.LastUpdated.Equal(*scanned.Load()) {
-					t.Errorf("health of %s, want of %s, when the host was scanned", device.LastUpdated, *scanned.Load())
-				}
 			}
 			for i := range want {
 				if len(got) != len(want) || got[i] != want[i] {
@@ -456,7 +448,6 @@ func TestHealthReports(t *testing.T) {
 		other.Health = discovery.Health{Status: discovery.Unhealthy}
 		b.offers(a, other)
 		expect(0, healthy, unhealthy)
-		scan(time.Now().Add(5 * time.Second)) // and found nothing new
 		expect(10*time.Second, healthy, unhealthy)
 		if _, err := b.try(claim("c", "b")); err != nil {
 			t.Fatal(err)

@@ -13,9 +13,9 @@ import (
 
 // healthInterval is how often the kubelet is told anew. It takes health that
 // it has not heard of for 30 seconds as unknown, counting from when it heard of it
-// (pkg/kubelet/cm/dra/healthinfo.go, updateHealthInfo). So what is told again
-// must itself become Unknown when the host is no longer scanned, as it does by
-// [discovery.Watch].
+// (pkg/kubelet/cm/dra/healthinfo.go, updateHealthInfo, in 1.34 and 1.37). So what
+// is told again must itself become Unknown when a device can no longer be read, as
+// it does by [discovery.Watch].
 const healthInterval = 10 * time.Second
 
 // WatchHealthStatus reports the health of all devices at once, when it changes,
@@ -80,14 +80,12 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 		}
 	}
 	var report kubeletplugin.DeviceHealthReport
-	scanned := d.config.Scanned()
 	for _, name := range slices.Sorted(maps.Keys(health)) {
 		report.Devices = append(report.Devices, kubeletplugin.DeviceHealth{
-			PoolName:    d.config.NodeName,
-			DeviceName:  name,
-			Health:      statusOf(health[name]),
-			LastUpdated: scanned,
-			Message:     health[name].Reason,
+			PoolName:   d.config.NodeName,
+			DeviceName: name,
+			Health:     statusOf(health[name]),
+			Message:    health[name].Reason,
 		})
 	}
 	return report

@@ -47,6 +47,17 @@ type seen struct {
 // exist.
 func At(fsys fs.FS, path string) Device { return Device{Path: path, fsys: fsys} }
 
+// In returns the device as it is in another view of the same host. It has what
+// was remembered of it until now, and remembers the rest by itself.
+func (d Device) In(fsys fs.FS) Device {
+	d.fsys = fsys
+	if d.seen != nil {
+		remembered := *d.seen
+		d.seen = &remembered
+	}
+	return d
+}
+
 // Bus returns the devices of a bus, in name order: /sys/bus/pci/devices/*.
 // A bus that the kernel does not have is an error that wraps fs.ErrNotExist.
 //

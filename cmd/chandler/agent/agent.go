@@ -147,7 +147,6 @@ type agent struct {
 	snapshots chan *discovery.Snapshot // has one that was not placed yet
 
 	watching atomic.Pointer[time.Time]          // when the first scan began
-	scanned  atomic.Pointer[time.Time]          // when the host was last scanned to the end
 	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
 	resaid   chan struct{}                      // has one when that says something else
 
@@ -213,7 +212,6 @@ func newAgent(config Config) (*agent, error) {
 		BootID:         config.BootID,
 		Granter:        discovery.Granters(config.Families),
 		Elsewhere:      a.classic,
-		Scanned:        a.lastScan,
 		Observe:        a.metrics.observe,
 		NoMetadata:     config.NoMetadata,
 		Active:         a.active,
@@ -298,8 +296,6 @@ func (a *agent) watch(ctx context.Context) {
 	begun := time.Now()
 	a.watching.Store(&begun)
 	watch.Run(ctx, func(s *discovery.Snapshot) {
-		at := s.Scanned
-		a.scanned.Store(&at)
 		s = settling.settle(ctx, s)
 		if discovery.Same(last, s) {
 			return
@@ -329,15 +325,6 @@ func (a *agent) waitActive(ctx context.Context) bool {
 func (a *agent) held(device string) bool {
 	return len(a.classic.InUse()[device]) > 0 ||
 		slices.ContainsFunc(a.driver.InUse(&discovery.Snapshot{}), func(u driver.Use) bool { return u.Device == device })
-}
-
-// lastScan returns when the host was last scanned to the end, or zero if it was
-// not yet.
-func (a *agent) lastScan() time.Time {
-	if at := a.scanned.Load(); at != nil {
-		return *at
-	}
-	return time.Time{}
 }
 
 // runDRA runs the driver as soon as the cluster may have DRA. If there are records

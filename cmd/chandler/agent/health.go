@@ -65,27 +65,23 @@ func (a *agent) checkLive(ctx context.Context) error {
 
 // checkReady returns nil once the kubelet knows where to call, so that an agent
 // which this one replaces may end. That this one is active is not asked: it
-// becomes so when the other has ended. The active one must be able to look at
-// the host: if it is not, a new process would not be either.
+// becomes so when the other has ended. The active one must be able to read
+// something of the host.
 func (a *agent) checkReady(context.Context) error {
 	if !a.withoutDRA.Load() && a.driver.Registration() == driver.Unanswered {
 		return errors.New("the kubelet has not answered the registration of the DRA driver yet")
 	}
-	return a.checkScan(time.Now())
+	return a.checkRead(time.Now())
 }
 
-// scanPatience is how much longer than the interval between scans it may take
-// until one has ended.
-const scanPatience = time.Minute
+// readPatience is how long it may take until something of the host was read.
+const readPatience = time.Minute
 
-// checkScan returns nil unless the scan that is due has long not ended.
-func (a *agent) checkScan(now time.Time) error {
-	last, what := a.lastScan(), "no scan of the host has ended since"
-	if begun := a.watching.Load(); last.IsZero() && begun != nil {
-		last, what = *begun, "the first scan of the host has not ended since"
-	}
-	if last.IsZero() || now.Sub(last) <= a.RescanInterval+scanPatience {
+// checkRead returns nil unless nothing of the host could be read for long.
+func (a *agent) checkRead(now time.Time) error {
+	begun := a.watching.Load()
+	if begun == nil || a.settled.Load() != nil || now.Sub(*begun) <= readPatience {
 		return nil
 	}
-	return fmt.Errorf("%s %s", what, last.Format(time.RFC3339))
+	return fmt.Errorf("nothing of the host could be read since %s", begun.Format(time.RFC3339))
 }

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"chandler.dev/discovery"
 )
 
 // The checks answer as they are when they are asked.
@@ -49,32 +51,30 @@ func expect(t *testing.T, url string, status int, text string) {
 	}
 }
 
-// A scan that does not end is told of, the first one too, and one that is not
-// due is not.
-func TestCheckScan(t *testing.T) {
+// An agent that can read nothing of the host is not ready. One that has read it
+// once says of the devices what it cannot read.
+func TestCheckRead(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
-		begun, last time.Duration // before now
-		want        string
+		begun time.Duration // before now
+		read  bool
+		fail  bool
 	}{
-		"not begun":             {},
-		"begun":                 {begun: time.Minute},
-		"first one hangs":       {begun: 3 * time.Minute, want: "the first scan of the host has not ended since "},
-		"ended":                 {begun: time.Hour, last: time.Minute},
-		"a later one hangs":     {begun: time.Hour, last: 3 * time.Minute, want: "no scan of the host has ended since "},
-		"that one ended at all": {begun: time.Hour, last: 90 * time.Second},
+		"not begun":      {},
+		"begun":          {begun: 30 * time.Second},
+		"nothing read":   {begun: 2 * time.Minute, fail: true},
+		"something read": {begun: time.Hour, read: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := &agent{Config: Config{RescanInterval: time.Minute}}
+			a := &agent{}
 			if test.begun > 0 {
 				a.watching.Store(new(now.Add(-test.begun)))
 			}
-			if test.last > 0 {
-				a.scanned.Store(new(now.Add(-test.last)))
+			if test.read {
+				a.settled.Store(&discovery.Snapshot{})
 			}
-			err := a.checkScan(now)
-			if (err == nil) != (test.want == "") || err != nil && !strings.HasPrefix(err.Error(), test.want) {
-				t.Errorf("got %v; want %q", err, test.want)
+			if err := a.checkRead(now); (err != nil) != test.fail {
+				t.Errorf("got %v", err)
 			}
 		})
 	}

@@ -1,0 +1,127 @@
+package discovery
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// Merge returns the next snapshot with what is still true of the last one. Both
+// are of [Scan] or Merge.
+//
+// Absence is a statement: a device whose directory is gone from sysfs is gone. A
+// device whose directory is there keeps its last description if a Problem says
+// that it could not be read. Its health is then Unknown, with the problem as the
+// reason. So does a device that is missing because the way to it could not be
+// read: its silicon, its family, or a list of devices. Parts that are kept take
+// the place of the whole that they would otherwise be taken for. A PCI function
+// without a driver also keeps its last description if nothing is described of it
+// any more, and is said to have no driver.
+func Merge(host *Host, last, next *Snapshot) *Snapshot {
+	if last == nil {
+		return next
+	}
+	before, devices := last.found.byName(), next.found.byName() // as they were before they were joined
+	causes := causesOf(next.Problems)
+	for i := range last.Devices {
+		old := &last.Devices[i]
+		_, found := devices[old.Name]
+		cause := causes[old.Name]
+		if cause == nil && !found {
+			cause = whyMissing(old, causes)
+		}
+		if cause == nil && !found && isUnbound(host, old.Source) && !next.describes(old) {
+			devices[old.Name] = before[old.Name].unbound()
+			continue
+		}
+		if cause == nil || host.lacks(old.Source) || !found && old.PartOf == nil && next.divides(old.Name) {
+			continue
+		}
+		devices[old.Name] = before[old.Name].unread(cause)
+		if _, beside := last.Lookup(old.Silicon()); !beside && old.PartOf != nil && causes[old.Silicon()] != nil {
+			delete(devices, old.Silicon())
+		}
+	}
+	merged := look{Problems: next.found.Problems}
+	merged.sort(slices.Collect(maps.Values(devices)))
+	return merged.join()
+}
+
+// byName returns the devices by their names.
+func (l look) byName() map[string]*Device {
+	devices := make(map[string]*Device, len(l.Devices))
+	for i := range l.Devices {
+		devices[l.Devices[i].Name] = &l.Devices[i]
+	}
+	return devices
+}
+
+// lacks reports whether the host has no such file any more. That it cannot be
+// looked at says nothing.
+func (h *Host) lacks(name string) bool {
+	_, err := fs.Stat(h.FS, name)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// isUnbound reports whether a kernel device is a PCI function that is there and
+// has no driver.
+func isUnbound(host *Host, source string) bool {
+	function := sysfs.At(host.FS, source)
+	return sysfs.IsPCIAddress(function.Name()) && host.Exists("/"+source) && !function.Bound()
+}
+
+// unread returns the device with the health of one that cannot be read now.
+func (d Device) unread(why error) *Device {
+	d.Health, d.Readings = Health{Status: Unknown, Reason: fmt.Sprintf("last description kept: %v", why)}, nil
+	return &d
+}
+
+// unbound returns the device as it is without its driver.
+func (d Device) unbound() *Device {
+	d.Attributes = maps.Clone(d.Attributes)
+	delete(d.Attributes, "driver")
+	d.Health, d.Readings = noDriver, nil
+	return &d
+}
+
+// describes reports whether the snapshot says anything of a device's function or
+// of the silicon that it is part of.
+func (s *Snapshot) describes(old *Device) bool {
+	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Source == old.Source || d.Silicon() == old.Silicon() })
+}
+
+// anyList stands for all lists of devices.
+const anyList = "/sys/"
+
+// causesOf returns the first problem of each device, and under [anyList] that of
+// a list of devices.
+func causesOf(problems []Problem) map[string]error {
+	causes := make(map[string]error)
+	for _, problem := range problems {
+		name := problem.Device
+		if strings.HasPrefix(name, anyList) {
+			name = anyList
+		}
+		if causes[name] == nil {
+			causes[name] = problem.Err
+		}
+	}
+	return causes
+}
+
+// whyMissing returns what kept a scan from finding a device that is there, nil
+// if nothing is known to have.
+func whyMissing(d *Device, causes map[string]error) error {
+	return cmp.Or(causes[d.Silicon()], causes[d.Family], causes[anyList])
+}
+
+// divides reports whether the snapshot has parts of the silicon of that name.
+func (s *Snapshot) divides(silicon string) bool {
+	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.PartOf != nil && d.PartOf.Name == silicon })
+}

@@ -1,0 +1,421 @@
+package discovery
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// stuck is a host's file system of which some files do not answer.
+type stuck struct {
+	mu     sync.Mutex
+	files  fstest.MapFS
+	blocks map[string]chan struct{} // by path: closed when it answers again
+	asked  map[string]int           // how often what blocks was asked
+}
+
+func (s *stuck) now() fstest.MapFS {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.files)
+}
+
+func (s *stuck) write(name, content string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.files[name] = &fstest.MapFile{Data: []byte(content + "\n")}
+}
+
+// block makes a file not answer, until what it returns is called.
+func (s *stuck) block(name string) (answer func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := make(chan struct{})
+	s.blocks[name] = c
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.blocks, name)
+		close(c)
+	})
+}
+
+func (s *stuck) ask(name string) {
+	s.mu.Lock()
+	blocked := s.blocks[name]
+	if blocked != nil {
+		s.asked[name]++
+	}
+	s.mu.Unlock()
+	if blocked != nil {
+		<-blocked
+	}
+}
+
+func (s *stuck) Open(name string) (fs.File, error) {
+	f, err := s.now().Open(name)
+	return &stuckFile{f, s, name}, err
+}
+func (s *stuck) Stat(name string) (fs.FileInfo, error) {
+	s.ask("stat " + name)
+	return s.now().Stat(name)
+}
+func (s *stuck) Lstat(name string) (fs.FileInfo, error) { return s.now().Lstat(name) }
+func (s *stuck) ReadLink(name string) (string, error)   { return s.now().ReadLink(name) }
+func (s *stuck) ReadDir(name string) ([]fs.DirEntry, error) {
+	s.ask(name)
+	return s.now().ReadDir(name)
+}
+
+type stuckFile struct {
+	fs.File
+	on   *stuck
+	name string
+}
+
+func (f *stuckFile) Read(p []byte) (int, error) { f.on.ask(f.name); return f.File.Read(p) }
+
+const pciDir = "sys/bus/pci/devices/"
+
+// boards is a family of PCI functions of a vendor, whose label is their model.
+func boards(name, vendor string) *Family {
+	return &Family{
+		Name: name, Doc: "Boards", Match: []Match{{Bus: "pci", Vendor: vendor}},
+		Describe: func(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
+			for _, function := range found {
+				d, err := PCI(host, function)
+				label, labelErr := function.Text("label")
+				if err == nil {
+					err = labelErr
+				}
+				d.Attributes.SetString("model", label)
+				devices = append(devices, d)
+				problems = append(problems, Problems(d.Name, err)...)
+			}
+			return devices, problems
+		},
+	}
+}
+
+// rest is a family of leftovers, of all PCI functions with a driver.
+func rest() *Family {
+	f := boards("rest", "")
+	f.Match, f.Leftovers = []Match{{Bus: "pci", Driver: "x"}}, true
+	return f
+}
+
+const (
+	gpu1, gpu2, nic, other = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"
+	label1                 = pciDir + gpu1 + "/label"
+)
+
+// machine has two GPUs, a network adapter, a board that is nobody's and a widget.
+func machine() *stuck {
+	s := &stuck{files: fstest.MapFS{}, blocks: make(map[string]chan struct{}), asked: make(map[string]int)}
+	for address, vendor := range map[string]string{gpu1: "1111", gpu2: "1111", nic: "2222", other: "3333"} {
+		for file, content := range map[string]string{"vendor": "0x" + vendor, "device": "0x0001", "class": "0x030000", "label": "first"} {
+			s.write(pciDir+address+"/"+file, content)
+		}
+		s.files[pciDir+address+"/driver"] = &fstest.MapFile{Data: []byte("../../../../bus/pci/drivers/x"), Mode: fs.ModeSymlink}
+		s.files[pciDir+address+"/subsystem"] = &fstest.MapFile{Data: []byte("../../../../bus/pci"), Mode: fs.ModeSymlink}
+	}
+	s.write("sys/class/widget/a/label", "first")
+	return s
+}
+
+// watched is a running Watch and what it has published.
+type watched struct {
+	t       *testing.T
+	host    *stuck
+	events  chan struct{}
+	start   time.Time
+	mu      sync.Mutex
+	last    *Snapshot
+	settled *Snapshot
+	count   int
+}
+
+// watchMachine watches a host in a bubble. stop must be called, and what hangs
+// be answered then.
+func watchMachine(t *testing.T, host *stuck, families ...*Family) (w *watched, stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	w = &watched{t: t, host: host, events: make(chan struct{}, 1), start: time.Now()}
+	settler, ended := &Settler{}, make(chan struct{})
+	go func() {
+		defer close(ended)
+		Watch{Host: &Host{FS: host}, Families: families, Events: w.events}.Run(ctx, func(s *Snapshot) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.last, w.count = s, w.count+1
+			w.settled, _ = settler.Settle(s, time.Now())
+		})
+	}()
+	return w, func() { cancel(); <-ended }
+}
+
+// at waits until a time after the start, and returns the models of what is then
+// published, by name, with "!" behind those of devices that could not be read and
+// "?" behind those that are said to be Unknown.
+func (w *watched) at(after time.Duration) map[string]string {
+	time.Sleep(time.Until(w.start.Add(after)))
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.last == nil {
+		return nil
+	}
+	models := make(map[string]string)
+	for i, d := range w.last.Devices {
+		model := d.Family + " " + d.Attributes.String("model")
+		if d.Health.Status == Unknown {
+			model += "!"
+		}
+		if w.settled.Devices[i].Health.Status == Unknown {
+			model += "?"
+		}
+		models[strings.TrimPrefix(d.Name, "pci-0000-")] = model
+	}
+	return models
+}
+
+func (w *watched) problems() []Problem {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.last == nil {
+		return nil
+	}
+	return w.last.Problems
+}
+
+func (w *watched) want(after time.Duration, want map[string]string) {
+	w.t.Helper()
+	if got := w.at(after); !maps.Equal(got, want) {
+		w.t.Errorf("after %s: %v; want %v; problems %v", after, got, want, w.problems())
+	}
+}
+
+// all is what is said of the machine, with changes: "" takes a device out.
+func all(changes ...string) map[string]string {
+	said := map[string]string{"01-00-0": "gpu first", "02-00-0": "gpu first", "03-00-0": "nic first", "04-00-0": "rest first", "a": "widget first"}
+	for i := 0; i < len(changes); i += 2 {
+		said[changes[i]] = changes[i+1]
+		if changes[i+1] == "" {
+			delete(said, changes[i])
+		}
+	}
+	return said
+}
+
+func machineFamilies() []*Family {
+	return []*Family{rest(), boards("gpu", "1111"), boards("nic", "2222"), widgets}
+}
+
+// An agent that starts while a device hangs offers the others: those of other
+// families after ten seconds, and then the family's own. What hangs is read once,
+// and is nobody else's.
+func TestWatchStartsWhileADeviceHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := machine()
+		answer := host.block(label1)
+		defer answer()
+		w, stop := watchMachine(t, host, machineFamilies()...)
+		defer stop()
+		w.want(9*time.Second, nil)
+		w.want(11*time.Second, all("01-00-0", ""))
+		if problems := w.problems(); len(problems) == 0 || slices.ContainsFunc(problems, func(p Problem) bool { return p.Device != "pci-0000-01-00-0" }) {
+			t.Errorf("problems %v", problems)
+		}
+
+		// Changes are seen at once.
+		host.write(pciDir+nic+"/label", "second")
+		host.write(pciDir+gpu2+"/label", "second")
+		w.events <- struct{}{}
+		w.want(12*time.Second, all("01-00-0", "", "02-00-0", "gpu second", "03-00-0", "nic second"))
+		w.want(10*time.Minute, all("01-00-0", "", "02-00-0", "gpu second", "03-00-0", "nic second"))
+		if n := host.asked[label1]; n != 1 {
+			t.Errorf("what hangs was read %d times", n)
+		}
+		w.mu.Lock()
+		if w.count > 25 {
+			t.Errorf("%d scans in ten minutes", w.count)
+		}
+		w.mu.Unlock()
+
+		answer()
+		w.want(10*time.Minute+time.Second, all("02-00-0", "gpu second", "03-00-0", "nic second"))
+	})
+}
+
+// A device that begins to hang keeps its last description, and is Unknown when it
+// has not been read for a while. Wherever the read hangs, no other device suffers.
+func TestWatchOfADeviceThatHangs(t *testing.T) {
+	for name, test := range map[string]struct {
+		file    string
+		suffers string
+	}{
+		"its family's file":     {label1, "01-00-0"},
+		"the list needs it":     {pciDir + gpu1 + "/vendor", "01-00-0"},
+		"its temperature":       {pciDir + gpu1 + "/hwmon/hwmon1/temp1_crit", "01-00-0"},
+		"nobody's family's":     {pciDir + other + "/label", "04-00-0"},
+		"a list of a class":     {"sys/class/widget", "a"},
+		"the file of no device": {pciDir + "0000:00:01.0/vendor", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host := machine()
+				host.write(pciDir+gpu1+"/hwmon/hwmon1/temp1_crit", "100000")
+				host.write(pciDir+"0000:00:01.0/vendor", "0x4444")
+				w, stop := watchMachine(t, host, machineFamilies()...)
+				defer stop()
+				unread := func(state string) map[string]string {
+					if test.suffers == "" {
+						return all()
+					}
+					return all(test.suffers, all()[test.suffers]+state)
+				}
+				w.want(0, all())
+				answer := host.block(test.file)
+				defer answer()
+				w.want(39*time.Second, all())
+				w.want(41*time.Second, unread("!"))
+				host.write(pciDir+nic+"/label", "second")
+				w.events <- struct{}{}
+				if got := w.at(42 * time.Second); got["03-00-0"] != "nic second" {
+					t.Errorf("a change is not seen: %v", got)
+				}
+				host.write(pciDir+nic+"/label", "first")
+				w.want(2*time.Minute, unread("!?"))
+				if n := host.asked[test.file]; n != 1 {
+					t.Errorf("what hangs was read %d times", n)
+				}
+				answer()
+				if got := w.at(2*time.Minute + time.Second); strings.Contains(fmt.Sprint(got), "!") {
+					t.Errorf("after it has answered: %v", got)
+				}
+				w.want(4*time.Minute, all())
+			})
+		})
+	}
+}
+
+// A read that ends after half a minute is no lasting harm.
+func TestWatchOfADeviceThatIsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := machine()
+		answer := host.block(label1)
+		time.AfterFunc(30*time.Second, answer)
+		w, stop := watchMachine(t, host, machineFamilies()...)
+		defer stop()
+		w.want(29*time.Second, all("01-00-0", ""))
+		w.want(31*time.Second, all())
+	})
+}
+
+// All devices of a driver may hang, one after the other.
+func TestWatchOfADriverThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := machine()
+		w, stop := watchMachine(t, host, machineFamilies()...)
+		defer stop()
+		w.want(0, all())
+		for _, address := range []string{gpu1, gpu2} {
+			defer host.block(pciDir + address + "/label")()
+		}
+		both := all("01-00-0", "gpu first!", "02-00-0", "gpu first!")
+		w.want(41*time.Second, both)
+		w.want(51*time.Second, both)
+		w.want(2*time.Minute, all("01-00-0", "gpu first!?", "02-00-0", "gpu first!?"))
+	})
+}
+
+// A family that takes its time with no one file to blame is read once at a time.
+// Its devices keep their last look meanwhile, leftovers get none of them, and its
+// late answer counts.
+func TestWatchOfAFamilyThatIsSlow(t *testing.T) {
+	for _, start := range []bool{true, false} {
+		t.Run(fmt.Sprintf("from the start: %t", start), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host := machine()
+				gpus := boards("gpu", "1111")
+				describe := gpus.Describe
+				block, asked := make(chan struct{}), 0
+				gpus.Describe = func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
+					if asked++; start || asked > 1 {
+						<-block
+					}
+					return describe(host, found)
+				}
+				w, stop := watchMachine(t, host, rest(), gpus, boards("nic", "2222"), widgets)
+				defer stop()
+				first, want := 1, all("01-00-0", "", "02-00-0", "")
+				if !start {
+					first, want = 2, all("01-00-0", "gpu first!", "02-00-0", "gpu first!")
+				}
+				w.want(41*time.Second, want)
+				if !slices.ContainsFunc(w.problems(), func(p Problem) bool { return p.Device == "gpu" }) {
+					t.Errorf("problems %v", w.problems())
+				}
+				time.Sleep(10 * time.Minute)
+				synctest.Wait()
+				if asked != first {
+					t.Errorf("described %d times before it answered; want %d", asked, first)
+				}
+				close(block)
+				if got := w.at(time.Since(w.start) + time.Second); got["01-00-0"] != "gpu first" && got["01-00-0"] != "gpu first?" {
+					t.Errorf("its answer is not used: %v", got)
+				}
+				w.want(time.Since(w.start)+time.Minute, all())
+			})
+		})
+	}
+}
+
+// A device that goes away while its family does not answer is gone.
+func TestWatchOfADeviceThatGoesWhileItsFamilyHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := machine()
+		w, stop := watchMachine(t, host, machineFamilies()...)
+		defer stop()
+		w.want(0, all())
+		defer host.block(label1)()
+		w.want(41*time.Second, all("01-00-0", "gpu first!"))
+		host.mu.Lock()
+		maps.DeleteFunc(host.files, func(name string, _ *fstest.MapFile) bool { return strings.HasPrefix(name, pciDir+gpu1+"/") })
+		host.mu.Unlock()
+		w.events <- struct{}{}
+		w.want(42*time.Second, all("01-00-0", ""))
+
+		// Whether one is there may itself be what cannot be seen.
+		host.mu.Lock()
+		delete(host.files, "sys/class/widget/a/label")
+		host.mu.Unlock()
+		defer host.block("stat sys/class/widget/a")()
+		defer host.block("sys/class/widget")()
+		w.events <- struct{}{}
+		if got := w.at(2 * time.Minute); got["a"] != "widget first!?" {
+			t.Errorf("a device of which nothing can be seen: %v", got)
+		}
+	})
+}
+
+// Before anything could be read, nothing is published.
+func TestWatchOfAHostThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := machine()
+		answer := host.block("sys/class/widget/a/label")
+		w, stop := watchMachine(t, host, widgets)
+		w.want(11*time.Second, map[string]string{"a": "widget "})
+		stop() // though the read has not ended
+		answer()
+	})
+}
