@@ -14,28 +14,40 @@ import (
 // (Documentation/driver-api/vfio.rst). The unit is known by the IDs of its first
 // device. A device that is alone in its group stays as it is.
 func (s *Snapshot) joinGroups() {
-	members := make(map[string][]*Device) // by the group's node
+	members := make(map[string][]*Device) // by the group's number
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		for _, node := range d.Edits.DeviceNodes {
-			if isGroupNode(node.HostPath) {
-				members[node.HostPath] = append(members[node.HostPath], d)
-			}
+		for _, group := range d.vfioGroups() {
+			members[group] = append(members[group], d)
 		}
 	}
-	for node, devices := range members {
+	for group, devices := range members {
 		if len(devices) > 1 {
-			join("iommu-group-"+path.Base(node), devices)
+			join("iommu-group-"+group, devices)
 		}
 	}
 }
 
-// isGroupNode reports whether a device node is that of an IOMMU group:
-// "/dev/vfio/42", or "/dev/vfio/noiommu-0" where there is no IOMMU.
-func isGroupNode(name string) bool {
-	number := strings.TrimPrefix(path.Base(name), "noiommu-")
-	_, err := strconv.ParseUint(number, 10, 32)
-	return path.Dir(name) == "/dev/vfio" && err == nil
+// vfioGroups returns the IOMMU groups that a device is used through, by their
+// numbers. They are told by its nodes: that of a group, "/dev/vfio/42", or
+// "/dev/vfio/noiommu-0" where there is no IOMMU; or the node of a function,
+// "/dev/vfio/devices/vfio0", since the kernel gives a group to one user at a time
+// by that too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c).
+func (d *Device) vfioGroups() (groups []string) {
+	for _, node := range d.Edits.DeviceNodes {
+		name := path.Base(node.HostPath)
+		switch path.Dir(node.HostPath) {
+		case "/dev/vfio":
+			if _, err := strconv.ParseUint(strings.TrimPrefix(name, "noiommu-"), 10, 32); err == nil {
+				groups = append(groups, name)
+			}
+		case "/dev/vfio/devices":
+			if group := d.Attributes["iommuGroup"].IntValue; group != nil && len(groups) == 0 {
+				groups = append(groups, strconv.FormatInt(*group, 10))
+			}
+		}
+	}
+	return groups
 }
 
 // join makes devices, which are in name order, one unit of that name.

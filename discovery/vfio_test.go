@@ -28,34 +28,88 @@ func TestVFIO(t *testing.T) {
 		want  []*specs.DeviceNode
 		err   string
 	}{
-		"a group": {
+		"by the group": { // Debian's kernels
 			"../../../kernel/iommu_groups/42",
 			map[string]string{
-				"sys/class/vfio/42/dev":       "243:3",
-				"sys/class/vfio/42/uevent":    "DEVNAME=vfio/42",
-				"sys/class/misc/vfio/dev":     "10:196",
-				"sys/class/misc/vfio/uevent":  "DEVNAME=vfio/vfio",
-				"sys/kernel/iommu_groups/142": "not ours",
+				"sys/class/vfio/42/dev":                    "243:3",
+				"sys/class/vfio/42/uevent":                 "DEVNAME=vfio/42",
+				"sys/class/misc/vfio/dev":                  "10:196",
+				"sys/class/misc/vfio/uevent":               "DEVNAME=vfio/vfio",
+				"sys/class/misc/iommu/dev":                 "10:125",
+				"sys/kernel/iommu_groups/142":              "not ours",
+				function + "/vfio-dev/vfio0/uevent":        "",
+				function + "/vfio-dev/vfio0/power/control": "auto",
 			},
 			[]*specs.DeviceNode{node("/dev/vfio/42", 243, 3), node("/dev/vfio/vfio", 10, 196)}, "",
+		},
+		"by itself": {
+			"../../../kernel/iommu_groups/42",
+			map[string]string{
+				"sys/class/misc/vfio/dev":         "10:196", // for groups, of which there are none
+				"sys/class/misc/iommu/dev":        "10:125",
+				function + "/vfio-dev/vfio0/dev":  "510:0",
+				function + "/vfio-dev/nodev/size": "1",
+			},
+			[]*specs.DeviceNode{node("/dev/vfio/devices/vfio0", 510, 0), node("/dev/iommu", 10, 125)}, "",
+		},
+		"by either": {
+			"../../../kernel/iommu_groups/42",
+			map[string]string{
+				"sys/class/vfio/42/dev":          "243:3",
+				"sys/class/misc/vfio/dev":        "10:196",
+				"sys/class/misc/iommu/dev":       "10:125",
+				function + "/vfio-dev/vfio0/dev": "510:0",
+			},
+			[]*specs.DeviceNode{
+				node("/dev/vfio/42", 243, 3), node("/dev/vfio/vfio", 10, 196), node("/dev/vfio/devices/vfio0", 510, 0), node("/dev/iommu", 10, 125),
+			}, "",
+		},
+		"by the group, through iommufd": {
+			"../../../kernel/iommu_groups/42",
+			map[string]string{"sys/class/vfio/42/dev": "243:3", "sys/class/misc/iommu/dev": "10:125"},
+			[]*specs.DeviceNode{node("/dev/vfio/42", 243, 3), node("/dev/iommu", 10, 125)}, "",
+		},
+		"a mediated device": {
+			"../../../kernel/iommu_groups/7",
+			map[string]string{
+				"sys/kernel/iommu_groups/7/name": "vfio-noiommu\n",
+				"sys/class/vfio/7/dev":           "243:7",
+				"sys/class/misc/vfio/dev":        "10:196",
+			},
+			[]*specs.DeviceNode{node("/dev/vfio/7", 243, 7), node("/dev/vfio/vfio", 10, 196)}, "",
+		},
+		"a mediated device without a group": {
+			"",
+			map[string]string{"sys/class/misc/iommu/dev": "10:125", function + "/vfio-dev/vfio0/dev": "510:0"},
+			[]*specs.DeviceNode{node("/dev/vfio/devices/vfio0", 510, 0), node("/dev/iommu", 10, 125)}, "",
 		},
 		"no IOMMU": {
 			"../../../kernel/iommu_groups/0",
 			map[string]string{
 				"sys/kernel/iommu_groups/0/name": "vfio-noiommu\n",
 				"sys/class/vfio/noiommu-0/dev":   "243:0",
+				"sys/class/misc/vfio/dev":        "10:196",
 			},
-			[]*specs.DeviceNode{node("/dev/vfio/noiommu-0", 243, 0), node("/dev/vfio/vfio", 0, 0)}, "",
+			[]*specs.DeviceNode{node("/dev/vfio/noiommu-0", 243, 0), node("/dev/vfio/vfio", 10, 196)}, "",
 		},
 		"numbers that are none": {
 			"../../../kernel/iommu_groups/7",
-			map[string]string{"sys/class/vfio/7/dev": "7"},
-			[]*specs.DeviceNode{node("/dev/vfio/7", 0, 0), node("/dev/vfio/vfio", 0, 0)}, "device node /dev/vfio/7",
+			map[string]string{"sys/class/vfio/7/dev": "7", "sys/class/misc/vfio/dev": "10:196"},
+			[]*specs.DeviceNode{node("/dev/vfio/7", 0, 0), node("/dev/vfio/vfio", 10, 196)}, "device node /dev/vfio/7",
 		},
-		"a name that cannot be read": {
+		"a node without its number": {
 			"../../../kernel/iommu_groups/7",
-			map[string]string{"sys/kernel/iommu_groups/7/name/x": ""},
-			nil, "IOMMU group 7",
+			map[string]string{function + "/vfio-dev/vfio0/uevent": "DEVNAME=vfio/devices/vfio0", "sys/class/misc/iommu/dev": "10:125"},
+			[]*specs.DeviceNode{node("/dev/vfio/devices/vfio0", 0, 0), node("/dev/iommu", 10, 125)}, "device node /dev/vfio/devices/vfio0",
+		},
+		"nothing to use a group through": {
+			"../../../kernel/iommu_groups/7", map[string]string{"sys/class/vfio/7/dev": "243:7"},
+			[]*specs.DeviceNode{node("/dev/vfio/7", 243, 7)}, "could be used through",
+		},
+		"neither": {
+			"../../../kernel/iommu_groups/7",
+			map[string]string{"sys/class/misc/vfio/dev": "10:196", function + "/vfio-dev/vfio0/uevent": ""},
+			nil, "no node for it, nor for its IOMMU group",
 		},
 		"no group":             {"", nil, nil, "in no IOMMU group"},
 		"a group of no number": {"../..", nil, nil, `IOMMU group ".."`},

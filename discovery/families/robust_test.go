@@ -165,6 +165,7 @@ func TestTenThousandFunctions(t *testing.T) {
 			host.add(dir+"/vendor", "0x", 0)
 		}
 	}
+	host.add("sys/class/misc/vfio/dev", "10:196\n", 0)
 	host.add("dev/vfio/vfio", "", fs.ModeDevice|fs.ModeCharDevice)
 	snapshot := discovery.Scan(&discovery.Host{FS: host}, families.All)
 	if len(snapshot.Devices) != count-1 || len(snapshot.Problems) != 1 || snapshot.Problems[0].Device != "pci-10000-12-0c-7" {

@@ -83,7 +83,9 @@ func infoOf(d discovery.Device, id string) map[string]map[string]string {
 	for _, node := range d.Edits.DeviceNodes {
 		for _, p := range providers {
 			if strings.HasPrefix(node.Path, p.prefix) {
-				set(p.provider, p.key, node.Path)
+				if info[p.provider][p.key] == "" { // of vfio's nodes the group's, if there is one
+					set(p.provider, p.key, node.Path)
+				}
 				break
 			}
 		}

@@ -108,8 +108,11 @@ func (u *uses) open(function sysfs.Device) error {
 // known.
 type node struct{ path, numbers string }
 
+// forAll are the nodes through which any function is used that is bound to vfio.
+var forAll = map[string]bool{"/dev/vfio/vfio": true, "/dev/iommu": true}
+
 // nodes returns the nodes that are the function's alone: those that the kernel
-// has below it, that of its IOMMU group, and those that a family knows of and no
+// has below it, those of its IOMMU group, and those that a family knows of and no
 // other device has.
 func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 	err = fs.WalkDir(u.host.FS, function.Path, func(name string, entry fs.DirEntry, err error) error {
@@ -134,15 +137,18 @@ func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 	add := func(n *specs.DeviceNode) {
 		nodes = append(nodes, node{n.HostPath, numbers(n.Type == "b", n.Major, n.Minor)})
 	}
-	if group, _ := discovery.VFIO(u.host, function); len(group) > 0 {
-		add(group[0])
+	vfio, _ := discovery.VFIO(u.host, function)
+	for _, n := range vfio {
+		if !forAll[n.HostPath] {
+			add(n)
+		}
 	}
 	for _, d := range u.known {
 		if d.Source != function.Path && !strings.HasPrefix(d.Source, function.Path+"/") {
 			continue
 		}
 		for _, n := range d.Edits.DeviceNodes {
-			if users[n.HostPath] == 1 && n.HostPath != "/dev/vfio/vfio" {
+			if users[n.HostPath] == 1 && !forAll[n.HostPath] {
 				add(n)
 			}
 		}

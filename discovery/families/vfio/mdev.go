@@ -77,20 +77,21 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	profile, profileErr := profileOf(mdev)
 	d.Attributes.SetString("profile", profile)
 	nodes, nodesErr := discovery.VFIO(host, mdev)
-	g := &group{id: groupOf(mdev), functions: []sysfs.Device{mdev}}
-	cdevs, cdevsErr := g.cdevs(host)
-	d.Edits.DeviceNodes = append(nodes, cdevs...)
+	d.Edits.DeviceNodes = nodes
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as KubeVirt does
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if mdev.Driver() == "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it"}
 	}
-	if len(nodes) > 0 {
-		number, _ := strconv.ParseInt(g.id, 10, 32)
+	if group := groupOf(mdev); len(nodes) > 0 && group != "" { // kernels without groups make none
+		number, _ := strconv.ParseInt(group, 10, 32)
 		d.Attributes.SetInt("iommuGroup", number)
-		d.Offers = append([]discovery.Offer{{IDs: []string{g.id}}}, nvidia(mdev, profile)...) // as KubeVirt has it
+		d.Offers = []discovery.Offer{{IDs: []string{group}}} // as KubeVirt has it
 	}
-	return d, errors.Join(profileErr, nodesErr, cdevsErr, discovery.SetPlace(d.Attributes, mdev))
+	if len(nodes) > 0 {
+		d.Offers = append(d.Offers, nvidia(mdev, profile)...)
+	}
+	return d, errors.Join(profileErr, nodesErr, discovery.SetPlace(d.Attributes, mdev))
 }
 
 // profileOf returns the name of a mediated device's type as its driver gives

@@ -143,10 +143,9 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	profile, _ := vgpuOf(function) // which can be read, or it were not here
 	d.Attributes.SetString("profile", profile)
 	nodes, nodesErr := discovery.VFIO(host, function)
-	cdevs, cdevsErr := g.cdevs(host)
-	d.Edits.DeviceNodes = append(nodes, cdevs...)
+	d.Edits.DeviceNodes = nodes
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as KubeVirt does
-	errs = append(errs, nodesErr, cdevsErr)
+	errs = append(errs, nodesErr)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if g.blocked != "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: g.blocked}
@@ -165,25 +164,6 @@ func offers(group string, id sysfs.PCIID, function sysfs.Device) []discovery.Off
 		offers = append(offers, discovery.Offer{IDs: []string{function.Name()}, Within: nvidiaDomain})
 	}
 	return offers
-}
-
-// cdevs returns the nodes of the group's functions by which iommufd is used,
-// and its own, where the kernel has them.
-func (g *group) cdevs(host *discovery.Host) (nodes []*specs.DeviceNode, err error) {
-	var errs []error
-	add := func(d sysfs.Device, dir string) {
-		node, err := discovery.Node(d, dir)
-		nodes, errs = append(nodes, node), append(errs, err)
-	}
-	for _, function := range g.functions {
-		for _, cdev := range function.Children("vfio-dev") {
-			add(cdev, "/dev/vfio/devices")
-		}
-	}
-	if iommu := sysfs.At(host.FS, "sys/class/misc/iommu"); len(nodes) > 0 && iommu.Exists(".") {
-		add(iommu, "/dev")
-	}
-	return nodes, errors.Join(errs...)
 }
 
 // grant names functions by their addresses and mediated devices by their UUIDs,
