@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -57,6 +58,9 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	problems := kfd.problems
 	for _, function := range functions {
 		if !function.Bound() {
+			if id, _ := function.PCIID(); radeon.MatchString(id.Device) {
+				continue
+			}
 			d, err := discovery.Unbound(host, function, "gpu", "amd")
 			devices, problems = append(devices, d), append(problems, discovery.Problems(d.Name, err)...)
 			continue
@@ -67,6 +71,13 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 	}
 	return devices, problems
 }
+
+// radeon matches the device IDs of display controllers that amdgpu matches by
+// their class and then refuses, since they are older than it: up to Northern
+// Islands, and the ES1000 of many servers. They are what
+// amdgpu_unsupported_pciidlist in drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c lists,
+// as ranges that hold no ID of amdgpu's own list.
+var radeon = regexp.MustCompile(`^([345]...|67[0-7].|68[4589a-f].|7[12]..|783[45]|79[1-6].|9[4-79]..|980.)$`)
 
 // gpu is one PCI function while it is being described.
 type gpu struct {
