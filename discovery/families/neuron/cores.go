@@ -21,8 +21,8 @@ const maxCores = 64
 const coreInfix = "-core-"
 
 // divide returns the cores of a device, and makes the device one that takes all
-// of them. The error is what could not be read of the device.
-func divide(d *discovery.Device, err error) []discovery.Device {
+// of them.
+func divide(d *discovery.Device) []discovery.Device {
 	capacity := d.Capacity["cores"]
 	count := capacity.Value.Value()
 	number, numberErr := strconv.ParseInt(strings.TrimPrefix(d.Name, prefix), 10, 32)
@@ -47,9 +47,6 @@ func divide(d *discovery.Device, err error) []discovery.Device {
 		// offered whole.
 		id := strconv.FormatInt(number*count+int64(i), 10)
 		core.Offers = []discovery.Offer{{Resource: "aws.amazon.com/neuroncore", IDs: []string{id}, Optional: true}}
-		if err != nil && core.Health.Status == discovery.Healthy {
-			core.Health = discovery.Health{Status: discovery.Unknown, Reason: err.Error()}
-		}
 		cores[i] = core
 	}
 	return cores

@@ -43,13 +43,15 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	version, _ := host.ReadText("/sys/module/neuron/version")
 	for _, neuron := range found {
 		d, err := describeDevice(host, neuron)
-		if err != nil {
-			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
-		}
 		// Of the four numbers that the driver's version has the last is 0.
 		d.Attributes.SetVersion("driverVersion", strings.TrimSuffix(version, ".0"))
-		devices = append(devices, divide(&d, err)...)
-		devices = append(devices, d)
+		cores := divide(&d)
+		// What could not be read of the device was not read of its cores either:
+		// they share its node and its serial number.
+		for _, d := range append(cores, d) {
+			devices = append(devices, d)
+			problems = append(problems, discovery.Problems(d.Name, err)...)
+		}
 	}
 	return devices, problems
 }

@@ -9,6 +9,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/neuron"
+	"chandler.dev/discovery/hostfs"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, neuron.Family) }
@@ -42,5 +43,27 @@ func TestGranularity(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// Cores whose device's serial number cannot be read for a while are still known
+// by it, so that a swap is noticed.
+func TestIdentityOfCores(t *testing.T) {
+	host := discoverytest.Layout(t, "testdata/trn2.host")
+	families := []*discovery.Family{neuron.Family}
+	before := discovery.Scan(host, families)
+	overlay := hostfs.NewOverlay(host.FS)
+	overlay.Set("sys/devices/virtual/neuron_device/neuron1/info/serial_number", []byte("no\x00text"))
+	unread := &discovery.Host{FS: overlay, Roots: host.Roots}
+	after := discovery.Merge(unread, before, discovery.Scan(unread, families))
+	for _, name := range []string{"neuron1", "neuron1-core-0", "neuron1-core-3"} {
+		was, known := before.Lookup(name)
+		is, there := after.Lookup(name)
+		if !known || was.Identity == "" || !there || is.Identity != was.Identity || is.Health.Status != discovery.Unknown {
+			t.Errorf("%s: identity %q, there %v, health %v; want %q and that its health is not known", name, is.Identity, there, is.Health, was.Identity)
+		}
+	}
+	if other, _ := after.Lookup("neuron2-core-0"); other.Health.Status != discovery.Healthy {
+		t.Errorf("neuron2-core-0: %v", other.Health)
 	}
 }
