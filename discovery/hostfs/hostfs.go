@@ -149,26 +149,35 @@ const readOnly = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXE
 
 func (f *hostFS) openFile(name string) (int, error) { return f.openat("open", name, readOnly) }
 
-// openChecked opens a file whose kind it has looked at. It opens that very file,
-// and not what another process may have put in its place since.
+// openChecked opens a file that is a regular file or a directory.
 func (f *hostFS) openChecked(name string) (int, error) {
-	found, err := f.openat("open", name, unix.O_PATH)
+	return f.reopen("open", name, readOnly, func(stat *unix.Stat_t) error {
+		if kind := stat.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFDIR {
+			return errNoFile
+		}
+		return nil
+	})
+}
+
+// reopen opens a file whose kind was looked at and found good. It opens that very
+// file, and not one that another process has put in its place since.
+func (f *hostFS) reopen(op, name string, flags int, check func(*unix.Stat_t) error) (int, error) {
+	found, err := f.openat(op, name, unix.O_PATH)
 	if err != nil {
 		return -1, err
 	}
 	defer func() { _ = unix.Close(found) }()
 	var stat unix.Stat_t
-	err = unix.Fstat(found, &stat)
-	if kind := stat.Mode & unix.S_IFMT; err == nil && kind != unix.S_IFREG && kind != unix.S_IFDIR {
-		err = errNoFile
+	if err = unix.Fstat(found, &stat); err == nil {
+		err = check(&stat)
 	}
 	if err == nil {
 		var fd int
-		if fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", found), readOnly, 0); err == nil {
+		if fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", found), flags, 0); err == nil {
 			return fd, nil
 		}
 	}
-	return -1, &fs.PathError{Op: "open", Path: name, Err: err}
+	return -1, &fs.PathError{Op: op, Path: name, Err: err}
 }
 
 // Stat implements [fs.StatFS]. It follows links and opens nothing.
@@ -236,15 +245,22 @@ type dirEntry struct {
 
 func (e dirEntry) Info() (fs.FileInfo, error) { return e.fsys.Lstat(e.path) }
 
-// OpenDevice opens a device node of a host for reading and writing. Families
-// read what is in files; this is for the few that must ask a driver to do
-// something. A host that is no directory of this machine has no such nodes.
-func OpenDevice(host fs.FS, name string) (*os.File, error) {
+// OpenDevice opens the character device node of a host that has these numbers,
+// for reading and writing. Anything else it does not open. Families read what is
+// in files; this is for the few that must ask a driver to do something. A host
+// that is no directory of this machine has no such nodes.
+func OpenDevice(host fs.FS, name string, major, minor int64) (*os.File, error) {
 	f, ok := host.(*hostFS)
 	if !ok {
 		return nil, &fs.PathError{Op: "open device", Path: name, Err: errors.ErrUnsupported}
 	}
-	fd, err := f.openat("open device", name, unix.O_RDWR|unix.O_NONBLOCK|unix.O_NOCTTY)
+	const flags = unix.O_RDWR | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
+	fd, err := f.reopen("open device", name, flags, func(stat *unix.Stat_t) error {
+		if stat.Mode&unix.S_IFMT != unix.S_IFCHR || stat.Rdev != unix.Mkdev(uint32(major), uint32(minor)) {
+			return fmt.Errorf("not the character device %d:%d", major, minor)
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/fstest"
@@ -208,20 +209,27 @@ func TestOpenNamesTheDirectory(t *testing.T) {
 }
 
 func TestOpenDevice(t *testing.T) {
-	root := host(t, map[string]string{"dev/node": "1", "dev/out": "->/etc/passwd"})
+	root := host(t, map[string]string{"dev/file": "1", "dev/out": "->/etc/passwd"})
 	f := open(t, root)
-	node, err := OpenDevice(f, "dev/node")
+	if _, err := OpenDevice(f, "dev/file", 1, 3); err == nil || !strings.Contains(err.Error(), "not the character device 1:3") {
+		t.Errorf("a file: %v", err)
+	}
+	if _, err := OpenDevice(f, "dev/out", 1, 3); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a link out of the host: %v; want that it leads nowhere", err)
+	}
+	if _, err := OpenDevice(os.DirFS(root), "dev/null", 1, 3); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("of another file system: %v", err)
+	}
+	machine := open(t, "/")
+	if _, err := OpenDevice(machine, "dev/null", 10, 130); err == nil || !strings.Contains(err.Error(), "not the character device 10:130") {
+		t.Errorf("a device of other numbers: %v", err)
+	}
+	null, err := OpenDevice(machine, "dev/null", 1, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer node.Close()
-	if _, err := node.WriteString("2"); err != nil {
+	defer null.Close()
+	if _, err := null.WriteString("2"); err != nil {
 		t.Errorf("not open for writing: %v", err)
-	}
-	if _, err := OpenDevice(f, "dev/out"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a link out of the host: %v; want that it leads nowhere", err)
-	}
-	if _, err := OpenDevice(os.DirFS(root), "dev/node"); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("of another file system: %v", err)
 	}
 }

@@ -537,6 +537,9 @@ func TestWriter(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "sys/a/fifo"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for name, target := range map[string]string{"sys/within": "a", "sys/out": outside} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
@@ -552,7 +555,7 @@ func TestWriter(t *testing.T) {
 	if data, err := os.ReadFile(filepath.Join(dir, "sys/a/attribute")); string(data) != "16\n" {
 		t.Errorf("wrote %q, %v", data, err)
 	}
-	for _, name := range []string{"sys/out", "sys/a/missing", "etc/passwd", "sys/../etc/passwd", "/sys/a/attribute"} {
+	for _, name := range []string{"sys/out", "sys/a", "sys/a/fifo", "sys/a/missing", "etc/passwd", "sys/../etc/passwd", "/sys/a/attribute"} {
 		if err := write(name, "16"); err == nil {
 			t.Errorf("wrote to %s", name)
 		}

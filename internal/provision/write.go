@@ -23,6 +23,13 @@ func write(root *os.Root, name, value string) error {
 	if !fs.ValidPath(name) || !strings.HasPrefix(name, "sys/") {
 		return errors.New("is no attribute")
 	}
+	// On a host that was laid out, a device node or a FIFO may lie there.
+	switch info, err := root.Stat(name); {
+	case err != nil:
+		return cause(err)
+	case !info.Mode().IsRegular():
+		return errors.New("is no attribute")
+	}
 	file, err := root.OpenFile(name, os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
 		return cause(err)

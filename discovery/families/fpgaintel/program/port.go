@@ -61,20 +61,7 @@ func open(host fs.FS, engine sysfs.Device) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	file, err := hostfs.OpenDevice(host, strings.TrimPrefix(node.Path, "/"))
-	if err != nil {
-		return nil, err
-	}
-	var found unix.Stat_t
-	err = unix.Fstat(int(file.Fd()), &found)
-	if err == nil && (found.Mode&unix.S_IFMT != unix.S_IFCHR || found.Rdev != unix.Mkdev(uint32(node.Major), uint32(node.Minor))) {
-		err = fmt.Errorf("%s is not the character device %d:%d", node.Path, node.Major, node.Minor)
-	}
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	return file, nil
+	return hostfs.OpenDevice(host, strings.TrimPrefix(node.Path, "/"), node.Major, node.Minor)
 }
 
 // kernel takes requests for one open node.

@@ -165,7 +165,7 @@ func TestPortRefuses(t *testing.T) {
 		"sys/other.0/dev":   "243:2",
 	})
 	for engine, want := range map[string]string{
-		"dfl-fme.0": "/dev/dfl-fme.0 is not the character device 243:0",
+		"dfl-fme.0": "dev/dfl-fme.0: not the character device 243:0",
 		"dfl-fme.1": "no such file",
 		"other.0":   "of no known driver",
 	} {
