@@ -31,8 +31,8 @@ func newDiscoverCommand() *cobra.Command {
 		Long: `Print the accelerators of a host: of this one, of the directory tree of another
 (--host-root), or of a host that "chandler record" wrote. It needs no cluster
 and no root, and changes nothing. It opens no device, and runs nothing of a
-recorded host, so that one may come from anybody. What it could not read it says
-on standard error, and it prints the rest.`,
+recorded host, which may come from anybody. If something cannot be read, it says so
+on standard error and prints the rest.`,
 		Example: `  chandler discover
   chandler discover -o json | jq '.devices[].name'
   chandler discover --host-root /mnt/other-machine

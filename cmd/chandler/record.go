@@ -19,9 +19,9 @@ func newRecordCommand() *cobra.Command {
 		Use:   "record",
 		Short: "Write what discovery reads of this host as a recorded host",
 		Long: `Write what discovery reads of this host's /sys, /proc and /dev as one text file,
-a recorded host. "chandler discover FILE" finds in it what was found here,
-"chandler simulate" lays it out as a directory, and it makes a test for a device
-family. Serial numbers, UUIDs and the host's network addresses are in it as they
+a recorded host. "chandler discover FILE" finds the same devices in it,
+"chandler simulate" lays it out as a directory, and a device family can be tested
+with it. Serial numbers, UUIDs and the host's network addresses are in it as they
 are.`,
 		Example: `  chandler record -o $(hostname).host
   chandler record | ssh laptop chandler discover -`,

@@ -1,5 +1,5 @@
 // Package hostfs opens a directory as the root of a host's file system, for
-// discovery to read. It knows nothing of what is in it.
+// discovery to read. It knows nothing about the files in it.
 package hostfs
 
 import (
@@ -234,8 +234,8 @@ func (f *hostFS) entries(dir string, listed []fs.DirEntry) []fs.DirEntry {
 	return listed
 }
 
-// dirEntry looks its information up in the host, not in the directory of that
-// name in which this process works.
+// dirEntry looks its information up on the host. An entry of package os would
+// look it up in this process's working directory.
 type dirEntry struct {
 	fs.DirEntry
 
@@ -312,8 +312,9 @@ func (i openedInfo) Sys() any {
 	return &syscall.Stat_t{Rdev: unix.Mkdev(i.stat.Rdev_major, i.stat.Rdev_minor)}
 }
 
-// file is an open file. The runtime's poller, which os.File would bring in for
-// a file that does not block, is of no use here and costs as much as the read.
+// file is an open file. It is no os.File, since that would use the runtime's
+// poller for a file that does not block. The poller is of no use here, and costs
+// as much as the read.
 type file struct {
 	fsys *hostFS
 	fd   int

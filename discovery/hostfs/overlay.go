@@ -9,10 +9,9 @@ import (
 	"time"
 )
 
-// Overlay is a host's file system with files over it that lie in memory: what
-// is known of the host and stands on no disk of it. It is safe for concurrent
-// use. The files are there for those who ask for them by name; no directory
-// lists them.
+// Overlay is a host's file system with files in memory laid over it. The files
+// hold what is known about the host and is on no disk of it. They are found by
+// their names, and no directory lists them. An Overlay is safe for concurrent use.
 type Overlay struct {
 	base  fs.FS
 	files atomic.Pointer[map[string][]byte]

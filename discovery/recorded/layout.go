@@ -61,7 +61,7 @@ func (l *layout) write(e entry) error {
 	if err := l.mkdir(path.Dir(e.path)); err != nil {
 		return err
 	}
-	// What another host left here goes first, so that nothing is written
+	// Remove what another host left here first, so that nothing is written
 	// through a link or into a device node.
 	if err := l.root.RemoveAll(e.path); err != nil {
 		return err

@@ -16,14 +16,15 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Record returns a recorded host of what a scan with the given families reads,
-// and no more: a scan of it, laid out, gives the same snapshot. The comment is
-// put before it.
+// Record returns a recorded host with everything that a scan with the given
+// families reads, and nothing else. A scan of the recorded host gives the same
+// snapshot. The comment stands before the first entry.
 //
-// What discovery reads is recorded as it is: serial numbers, UUIDs and the
-// like are in it. Files that are only listed or looked for are recorded empty.
-// What cannot be read, a link that leads out of the host and a file that would
-// pass for an archive's entry are recorded as unreadable, with the reason.
+// Files are recorded as they are: serial numbers, UUIDs and the like are in the
+// record. A file that is only listed or looked for is recorded empty. Three kinds
+// of things are recorded as unreadable, with the reason: what cannot be read, a
+// link that leads out of the host, and a file that would pass for an entry of the
+// archive.
 func Record(host *discovery.Host, families []*discovery.Family, comment string) ([]byte, error) {
 	r := &recorder{fsys: host.FS, entries: make(map[string]entry)}
 	observed := *host
@@ -189,8 +190,8 @@ func (r *recorder) keepLink(name, target string) {
 	r.entries[name] = e
 }
 
-// keepFailure notes that something could not be read. What is not there needs
-// no note.
+// keepFailure notes that something could not be read. A file that is not there
+// needs no note.
 func (r *recorder) keepFailure(name string, err error) {
 	if name == "" || errors.Is(err, fs.ErrNotExist) {
 		return

@@ -7,8 +7,8 @@
 // machine, and laying one out makes device nodes only where the caller asks for
 // them, and only below dev.
 //
-// A recorded host is a txtar archive of a machine's /sys, /proc and /dev, whose
-// entries say in their names what is no plain file:
+// A recorded host is a txtar archive of a machine's /sys, /proc and /dev. The
+// name of an entry says of which kind it is, unless it is a plain file:
 //
 //	One GPU behind a bridge. Text up to the first entry is a comment.
 //
@@ -20,10 +20,10 @@
 //	-- dev/dri/card0 c 226:0 --
 //	-- end --
 //
-// In this order: a link, a file, a file that could not be read, a directory
-// that is empty, a character device (b for a block device). The entry "end" is
-// the last and must be there, since a text that was cut short would otherwise
-// pass for a smaller machine.
+// These are, in this order: a link, a file, a file that could not be read, an
+// empty directory, a character device (b for a block device) and the end. The
+// entry "end" must be there, and be the last one. Without it a text that was cut
+// short would pass for a smaller machine.
 package recorded
 
 import (
@@ -158,7 +158,7 @@ func number(digits string) uint32 {
 	return uint32(n)
 }
 
-// check reports what the archive may not say about the entry.
+// check reports why the archive may not have such an entry.
 func (e *entry) check() error {
 	if !fs.ValidPath(e.path) || e.path == "." || strings.ContainsFunc(e.path, unicode.IsControl) || strings.TrimSpace(e.path) != e.path {
 		return fmt.Errorf("%q is no path: it must be relative and without empty, . and .. elements", e.path)

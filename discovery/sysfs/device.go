@@ -1,8 +1,8 @@
 // Package sysfs reads kernel devices from sysfs. It knows how sysfs is laid
 // out and nothing about accelerators or Kubernetes.
 //
-// All functions read through an [io/fs.FS] that is rooted at the host's "/",
-// so that a test, a recorded host and a container's mount read alike. See
+// All functions read through an [io/fs.FS] that is rooted at the host's "/".
+// So a machine, a recorded host and a container's mount are read alike. See
 // Documentation/admin-guide/sysfs-rules.rst and Documentation/ABI/ in the
 // kernel's source.
 package sysfs
@@ -33,8 +33,8 @@ type Device struct {
 	seen *seen // nil if nothing is remembered
 }
 
-// seen is what was read of a listed device, which many ask for: reading it once
-// is quicker, and gives all of them the same answer.
+// seen is what was read of a listed device. Many callers ask for it. Reading it
+// once is quicker, and gives all of them the same answer.
 type seen struct {
 	driver      string
 	knowsDriver bool
@@ -59,21 +59,21 @@ func (d Device) In(fsys fs.FS) Device {
 }
 
 // Bus returns the devices of a bus, in name order: /sys/bus/pci/devices/*.
-// A bus that the kernel does not have is an error that wraps fs.ErrNotExist.
+// If the kernel has no such bus, the error wraps fs.ErrNotExist.
 //
-// The devices remember their driver and PCIID once these were asked for. They
-// are for one scan, and not for several goroutines.
+// A device remembers its driver and PCIID once somebody asked for them. Use the
+// devices for one scan, and in one goroutine.
 func Bus(fsys fs.FS, bus string) ([]Device, error) {
 	return list(fsys, path.Join("sys/bus", bus, "devices"))
 }
 
-// Class returns the devices of a class, in name order: /sys/class/drm/*. A
-// class that the kernel does not have is an error that wraps fs.ErrNotExist.
+// Class returns the devices of a class, in name order: /sys/class/drm/*. If the
+// kernel has no such class, the error wraps fs.ErrNotExist.
 func Class(fsys fs.FS, class string) ([]Device, error) {
 	return list(fsys, path.Join("sys/class", class))
 }
 
-// list returns the devices that the entries of dir are, or link to.
+// list returns a device for each entry of dir that is a directory or a link.
 func list(fsys fs.FS, dir string) ([]Device, error) {
 	entries, err := fs.ReadDir(fsys, dir)
 	if err != nil {
@@ -92,8 +92,8 @@ func list(fsys fs.FS, dir string) ([]Device, error) {
 	return devices, nil
 }
 
-// resolve follows the one link that bus and class entries are. A link whose
-// text cannot be read, or that points out of /sys, resolves to itself.
+// resolve follows an entry of a bus or a class, which is one link. If the link
+// cannot be read, or leads out of /sys, resolve returns the entry itself.
 func resolve(fsys fs.FS, name string) string {
 	target, err := fs.ReadLink(fsys, name)
 	if err != nil {
@@ -139,8 +139,8 @@ func (d Device) Has(name string) (bool, error) {
 }
 
 // Children returns the directories below the device's sub-directory dir, in
-// name order: Children("drm") of a PCI function are card0 and renderD128. A
-// missing sub-directory has no children.
+// name order: Children("drm") of a PCI function are card0 and renderD128. If dir
+// is missing, there are none.
 func (d Device) Children(dir string) []Device {
 	entries, err := fs.ReadDir(d.fsys, path.Join(d.Path, dir))
 	if err != nil {
@@ -155,8 +155,8 @@ func (d Device) Children(dir string) []Device {
 	return children
 }
 
-// Numbered returns those of the Children of dir that are called prefix and a
-// number of up to 16 bits, in name order: "card" of "drm" is card0.
+// Numbered returns the Children of dir whose names are the prefix and a number of
+// up to 16 bits, in name order: Numbered("drm", "card") returns card0.
 func (d Device) Numbered(dir, prefix string) []Device {
 	return slices.DeleteFunc(d.Children(dir), func(child Device) bool {
 		digits, ok := strings.CutPrefix(child.Name(), prefix)
@@ -166,8 +166,8 @@ func (d Device) Numbered(dir, prefix string) []Device {
 }
 
 // Link returns the last element of a link's target, such as "amdgpu" for
-// "driver" and "42" for "iommu_group", or "" if there is no such link. The
-// link's text is read and not followed: it may lead nowhere in a copied tree.
+// "driver" and "42" for "iommu_group", or "" if there is no such link. Link does
+// not follow the link, which may lead nowhere in a copied tree.
 func (d Device) Link(name string) string {
 	target, err := fs.ReadLink(d.fsys, path.Join(d.Path, name))
 	if err != nil {
@@ -187,10 +187,12 @@ func (d Device) LinkTo(name string) (Device, bool) {
 }
 
 // Driver returns the name of the kernel driver that is bound to the device,
-// or "" if none is. In trees copied without links, which lack that of the
-// subsystem too, the uevent file is asked. It is not asked of a kernel, which
-// makes its reader wait until a driver that probes the device is done
-// (uevent_show in drivers/base/core.c).
+// or "" if none is.
+//
+// A tree that was copied without links has no link to the subsystem either. There
+// Driver reads the uevent file. It does not read that file of a running kernel,
+// whose readers wait until a driver that probes the device is done (uevent_show
+// in drivers/base/core.c).
 func (d Device) Driver() string {
 	if d.seen == nil {
 		return d.readDriver()
@@ -208,14 +210,15 @@ func (d Device) readDriver() string {
 	return d.Uevent()["DRIVER"]
 }
 
-// Bound reports whether a driver is bound to the device, be it that its name is
-// not known: trees copied without links still have what only a driver makes.
+// Bound reports whether a driver is bound to the device. The driver's name may
+// be unknown: a tree that was copied without links still has the directories that
+// only a driver makes.
 func (d Device) Bound() bool {
 	return d.Driver() != "" || slices.ContainsFunc([]string{"drm", "accel", "net", "infiniband"}, d.Exists)
 }
 
-// Uevent returns the variables of the device's uevent file, which is empty if
-// the file cannot be read.
+// Uevent returns the variables of the device's uevent file, or none if the file
+// cannot be read.
 func (d Device) Uevent() map[string]string {
 	text, err := d.Text("uevent")
 	if err != nil {
@@ -269,12 +272,12 @@ func ReadText(fsys fs.FS, name string, limit int) (string, error) {
 	return text, nil
 }
 
-// Attrs starts reading several attributes of the device, whose errors are
-// asked for once with [Attrs.Err].
+// Attrs starts reading several attributes of the device. Ask for the errors once,
+// with [Attrs.Err].
 func (d Device) Attrs() *Attrs { return &Attrs{device: d} }
 
-// Attrs reads attributes of one device and collects what went wrong. An
-// attribute that does not exist is no error: it is reported as not there.
+// Attrs reads attributes of one device and collects the errors. A missing
+// attribute is no error: it is reported as not there.
 type Attrs struct {
 	device Device
 	errs   []error
@@ -293,8 +296,8 @@ func (a *Attrs) Text(name string) (string, bool) {
 	return text, text != ""
 }
 
-// Written returns an attribute that the kernel never leaves empty: one that is,
-// or is a link that leads nowhere, is an error.
+// Written returns an attribute that the kernel never leaves empty. It is an error
+// if the attribute is empty, or a link that leads nowhere.
 func (a *Attrs) Written(name string) (string, bool) {
 	failed := len(a.errs)
 	text, ok := a.Text(name)
@@ -312,7 +315,7 @@ func (a *Attrs) Uint(name string) (uint64, bool) { return number(a, name, strcon
 func (a *Attrs) Int(name string) (int64, bool) { return number(a, name, strconv.ParseInt) }
 
 // Hex returns an attribute that is a hexadecimal number of exactly width digits,
-// as the kernel pads it, with or without its 0x, in lower case: "10de" for
+// with or without 0x before them. It returns the digits in lower case: "10de" for
 // "0x10DE".
 func (a *Attrs) Hex(name string, width int) (string, bool) {
 	text, ok := a.Written(name)
@@ -364,17 +367,19 @@ type Node struct {
 	Path  string // "/dev/dri/card1"
 	Block bool   // a block device; else a character device
 
-	// Major and Minor are the node's numbers; both are 0, which no node has,
-	// where they are not known.
+	// Major and Minor are the node's numbers. If they are not known, both are 0,
+	// which are the numbers of no node.
 	Major, Minor int64
 }
 
-// Node returns the node that the kernel has for the device: its numbers by
-// the dev attribute, its name by DEVNAME in uevent. Where uevent does not say,
-// as in trees copied without it, the node is taken to lie in dir, such as
-// "/dev/dri", under the device's own name with "!" for "/". A dev attribute that
-// such trees lack is no error; one that is missing beside a uevent which names
-// the node, cannot be read or is empty is, and the node is without its numbers.
+// Node returns the node that the kernel has for the device. The dev attribute
+// gives its numbers, and DEVNAME in uevent its name.
+//
+// If there is no DEVNAME, as in copied trees, the node is taken to be in dir, such
+// as "/dev/dri", under the device's own name with "/" for "!". If both dev and
+// DEVNAME are absent, the numbers are 0 and there is no error. If DEVNAME is there
+// but dev is missing, empty or unreadable, Node returns the node without numbers,
+// and an error.
 func (d Device) Node(dir string) (Node, error) {
 	node := Node{Block: d.Link("subsystem") == "block"}
 	name := d.Uevent()["DEVNAME"]

@@ -19,20 +19,21 @@ var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0
 // such as "0000:03:00.0".
 func IsPCIAddress(s string) bool { return pciAddress.MatchString(s) }
 
-// PCIID is what a PCI function says it is, in lower-case hexadecimal digits.
-// What is not known is "".
+// PCIID is what a PCI function says it is, in lower-case hexadecimal digits. A
+// field is "" if it is not known.
 type PCIID struct {
 	Vendor, Device string // four digits
 	Class          string // six digits: base class, sub-class, programming interface
 }
 
-// PCIID returns what the PCI function is: by its modalias, which holds all of
-// it in one file, else by the files vendor, device and class
-// (Documentation/ABI/testing/sysfs-bus-pci). All of them missing is no error.
+// PCIID returns what the PCI function is. The modalias says it all in one file.
+// Without a modalias, the files vendor, device and class say it
+// (Documentation/ABI/testing/sysfs-bus-pci).
 //
-// A number that is not as long as the kernel writes it is half of one, and an
-// error, as is one that cannot be read or is missing beside others. The first
-// error is returned, and what could be read besides.
+// It is no error if all of these files are missing. It is an error if one of them
+// is missing beside others, cannot be read, or holds a number with fewer digits
+// than the kernel writes. PCIID returns the first error, with the numbers that it
+// could read.
 func (d Device) PCIID() (PCIID, error) {
 	if d.seen == nil {
 		return d.readPCIID()
@@ -44,9 +45,10 @@ func (d Device) PCIID() (PCIID, error) {
 	return d.seen.id, d.seen.idErr
 }
 
-// CheckedPCIID returns what PCIID does, less what a file that is there says
-// otherwise or cannot say, which is an error. It costs a look at each of them
-// and is for functions that are described, not for all that a host has.
+// CheckedPCIID returns what PCIID does, and compares it with the files vendor,
+// device and class. If one of those is there and says something else, or cannot be
+// read, its number is left out and there is an error. Since this reads each file,
+// it is for functions that are described, and not for all functions of a host.
 func (d Device) CheckedPCIID() (PCIID, error) {
 	id, err := d.PCIID()
 	for _, file := range idFiles(&id) {
@@ -126,7 +128,7 @@ var modaliasFields = [...]struct {
 
 // parseModalias parses
 // "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00". Anything else, such
-// as the beginning of one, is none.
+// as the beginning of a modalias, is refused.
 func parseModalias(text string) (PCIID, bool) {
 	var numbers [len(modaliasFields)]string
 	rest := text
@@ -149,9 +151,9 @@ func parseModalias(text string) (PCIID, bool) {
 // maxNUMANodes is how many NUMA nodes a kernel can be built for (NODES_SHIFT).
 const maxNUMANodes = 1 << 10
 
-// NUMANode returns the NUMA node that a PCI function is on. It is on none where
-// the kernel says -1 or has no such attribute. A node that the kernel does not
-// have (Documentation/ABI/stable/sysfs-devices-node) is an error.
+// NUMANode returns the NUMA node that a PCI function is on. The function is on no
+// node if the kernel says -1 or has no such attribute. It is an error if the
+// kernel does not have the node (Documentation/ABI/stable/sysfs-devices-node).
 func (d Device) NUMANode() (node int64, ok bool, err error) {
 	attrs := d.Attrs()
 	text, ok := attrs.Written("numa_node")
@@ -187,8 +189,8 @@ func (d Device) IOMMUGroup() (group int64, ok bool, err error) {
 	return int64(number), true, nil
 }
 
-// PCIFunction returns the PCI function that the device is or sits on: the
-// deepest directory on its path that is named by a PCI address.
+// PCIFunction returns the PCI function that the device is, or sits on. It is the
+// deepest directory on the device's path whose name is a PCI address.
 func (d Device) PCIFunction() (Device, bool) {
 	for dir := d; strings.Contains(dir.Path, "/"); dir = dir.Parent() {
 		if IsPCIAddress(dir.Name()) {

@@ -31,9 +31,9 @@ type Provisioner struct {
 	Out io.Writer // gets a line for each change, before it is made
 }
 
-// Run does all that can be done, one function after the other. What could not or
-// must not be done is the error, by function; it keeps none of the others from
-// being done.
+// Run does all that can be done, one function after the other. The error says by
+// function what could not or must not be done. A function that fails keeps no
+// other from being done.
 func (p *Provisioner) Run(ctx context.Context) error {
 	known := discovery.Scan(p.Host, p.Families).Devices
 	selected, notes, err := functions(p.Host, p.Rules, known)
@@ -93,8 +93,8 @@ func (p *Provisioner) plan(f function, known []discovery.Device) ([]part, error)
 	return planner.plan(f)
 }
 
-// apply makes the writes of a part. After one that failed it makes only those
-// that end what was begun.
+// apply makes the writes of a part. After a write that failed, it makes only the
+// writes that end what was begun.
 func (p *Provisioner) apply(part part) error {
 	var errs []error
 	made := false
@@ -137,8 +137,8 @@ func (p *Provisioner) shown(name string) string {
 	return text
 }
 
-// check plans again: what is still to be done after everything was written was
-// taken by the kernel, and not done.
+// check plans again. If the plan is not empty after everything was written, the
+// kernel took a write and did not do it.
 func (p *Provisioner) check(f function, known []discovery.Device, failed map[string]bool) error {
 	left, _ := p.plan(f, known)
 	left = slices.DeleteFunc(left, func(part part) bool { return failed[part.name] })

@@ -277,8 +277,8 @@ func (d *disks) user(disk sysfs.Device) string {
 }
 
 // subsystems returns the NVMe subsystems that the function is a controller of.
-// Where a disk may have several paths, it is a child of the subsystem and not of
-// any controller (drivers/nvme/host/multipath.c).
+// A namespace that may have several paths is a child of the subsystem, and of no
+// controller (nvme_mpath_set_live in drivers/nvme/host/multipath.c).
 func (d *disks) subsystems(function sysfs.Device) (found []sysfs.Device) {
 	all, _ := sysfs.Class(d.host.FS, "nvme-subsystem")
 	for _, subsystem := range all {

@@ -1,7 +1,7 @@
 // Package provision makes the PCI functions of a host as the administrator wants
-// them: it creates virtual functions, binds drivers and sets what a family knows
-// how to set. It changes nothing that is in use, and nothing that is already as
-// it should be. It knows no vendor, and nothing calls it but the command.
+// them. It creates virtual functions, binds drivers, and sets what a family knows
+// how to set. It changes no function that is in use, and none that is already as it
+// should be. It knows no vendor, and nothing calls it but the command.
 package provision
 
 import (
@@ -37,10 +37,10 @@ type function struct {
 	err  error // what could not be read of it
 }
 
-// functions returns the functions that a rule selects, each by the first that
-// does, in the order of their addresses, and what is to be said of the rules.
-// Virtual functions of a physical one whose rule says how they are to be are
-// that rule's.
+// functions returns the functions that rules select, in the order of their
+// addresses, and notes about the rules. The first rule that selects a function
+// has it. If the rule of a physical function says how its virtual functions are to
+// be, no other rule has these.
 func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (selected []function, notes []string, err error) {
 	all, err := sysfs.Bus(host.FS, "pci")
 	if err != nil {
@@ -82,8 +82,8 @@ func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (se
 	return kept, notes, nil
 }
 
-// describe returns what a rule is asked about: what is to be said of any PCI
-// function, and what a family says of a device that is the function.
+// describe returns the device that rules are asked about. It has the attributes of
+// any PCI function, and those of a family's device that is the function.
 func describe(host *discovery.Host, d sysfs.Device, known []discovery.Device) (discovery.Device, error) {
 	described, err := discovery.PCI(host, d)
 	attrs := d.Attrs()

@@ -20,8 +20,8 @@ type nets struct {
 	err    error
 }
 
-// readNets reads the interfaces and routes of the host's first process: the
-// files in /proc/net are those of the network namespace of whoever reads them.
+// readNets reads the interfaces of the host, and the routes of its first process.
+// It does not read /proc/net, which shows the network namespace of its reader.
 func readNets(host *discovery.Host) nets {
 	n := nets{host: host, routed: make(map[string]string)}
 	var err error
@@ -65,8 +65,9 @@ func (n *nets) add(name, destination, prefix string) {
 	}
 }
 
-// below tells whether an interface on the function is in use. To unbind it, it
-// must also be down, since a container's MACVLAN on it does not show here.
+// below tells whether an interface on the function is in use. An interface that is
+// to be unbound must also be down, since a container's MACVLAN on it does not show
+// here.
 func (n *nets) below(function sysfs.Device, unbind bool) error {
 	found := 0
 	for _, d := range n.all {

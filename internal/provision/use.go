@@ -18,7 +18,7 @@ import (
 )
 
 // uses tells whether a PCI function is in use, as far as the files of the host
-// tell. What cannot be told counts as in use.
+// tell. If they do not tell, the function counts as in use.
 type uses struct {
 	host  *discovery.Host
 	known []discovery.Device
@@ -39,9 +39,9 @@ func readUses(host *discovery.Host, known []discovery.Device, held Held) *uses {
 	return u
 }
 
-// of returns who uses a function, nil if nobody does. To unbind it from its
-// driver would also take from the host what is only prepared for use: an
-// interface that is up.
+// of returns who uses a function, or nil if nobody does. If the function is to be
+// unbound from its driver, an interface that is up counts as use too: it is
+// prepared for use, and would be gone.
 func (u *uses) of(function sysfs.Device, unbind bool) error {
 	if err := u.holder(function); err != nil {
 		return err

@@ -1,7 +1,7 @@
-// Package amdgpu describes AMD GPUs, and the compute partitions of those that
-// are partitioned, as the amdgpu driver shows them in /sys: PCI functions, the
-// amdgpu_xcp platform devices of partitions, and the KFD topology. It covers no
-// GPU that is bound to another driver, such as one for a virtual machine.
+// Package amdgpu describes AMD GPUs and their compute partitions, as the amdgpu
+// driver shows them in /sys: as PCI functions, as amdgpu_xcp platform devices, and
+// in the KFD topology. It covers no GPU that is bound to another driver, such as
+// one for a virtual machine.
 package amdgpu
 
 import (
@@ -125,7 +125,7 @@ func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	return partitions
 }
 
-// whole returns what is to be said of the GPU and of all of its partitions.
+// whole describes the GPU as far as its partitions do not differ from it.
 func (g *gpu) whole() (discovery.Device, mode, error) {
 	d, err := discovery.PCI(g.host, g.function)
 	d.Attributes.SetString("kind", "gpu")
@@ -152,8 +152,7 @@ func (g *gpu) whole() (discovery.Device, mode, error) {
 	return d, mode, errors.Join(err, attrs.Err(), modeErr)
 }
 
-// mode reads how the GPU is partitioned. Files that are not there mean that it
-// cannot be.
+// mode reads how the GPU is partitioned. A GPU without these files cannot be.
 func (g *gpu) mode() (mode, error) {
 	attrs := g.function.Attrs()
 	compute, _ := attrs.Text("current_compute_partition")
@@ -184,9 +183,10 @@ func partition(whole discovery.Device, mode mode, node kfdNode) discovery.Device
 	return d
 }
 
-// drmOf returns the kernel device that has the DRM nodes of a partition: the
-// PCI function for the first one, an amdgpu_xcp device for each of the others.
-// Those of partitions that are not in use have no KFD node.
+// drmOf returns the kernel device that has the DRM nodes of a partition. The first
+// partition has those of the PCI function, each other one those of an amdgpu_xcp
+// device. There may be more amdgpu_xcp devices than partitions in use: the others
+// have no KFD node.
 func (g *gpu) drmOf(node kfdNode, xcps []sysfs.Device) (sysfs.Device, bool) {
 	if node.index == 0 {
 		return g.function, true

@@ -52,9 +52,9 @@ func divide(d *discovery.Device) []discovery.Device {
 	return cores
 }
 
-// grant says which cores of the container's devices it may use. The runtime
-// numbers them through, in the order of the devices that the container has. Who
-// has whole devices alone may use all that there is.
+// grant says which cores of its devices a container may use. The runtime numbers
+// the cores through, in the order of the container's devices. A container that has
+// whole devices only may use all cores, and is told nothing.
 func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 	held := make(map[string][]int64) // by device, whose number of cores comes first
 	divided := false

@@ -1,8 +1,9 @@
 // Package neuron describes AWS Inferentia and Trainium devices as the neuron
-// driver shows them in /sys. The driver does not say which PCI function a device
-// is, and so neither does this package: NUMA nodes and PCI roots are not known,
-// nor is the memory. Cores are devices too, which exclude the whole; it knows
-// physical cores, and not how many of them a runtime makes a logical one of.
+// driver shows them in /sys. Cores are devices too, and exclude the whole device.
+//
+// The driver does not say which PCI function a device is. So NUMA nodes and PCI
+// roots are not known, nor is the memory. Cores are physical ones: how many of
+// them a runtime joins to a logical core is not known either.
 package neuron
 
 import (
@@ -43,11 +44,12 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	version, _ := host.ReadText("/sys/module/neuron/version")
 	for _, neuron := range found {
 		d, err := describeDevice(host, neuron)
-		// Of the four numbers that the driver's version has the last is 0.
+		// The driver's version has four numbers, and the last one is 0.
 		d.Attributes.SetVersion("driverVersion", strings.TrimSuffix(version, ".0"))
 		cores := divide(&d)
-		// What could not be read of the device was not read of its cores either:
-		// they share its node and its serial number.
+		// A core shares the device's node and serial number. If they cannot be
+		// read, the core needs a problem of its own: without it the last known
+		// serial number would be kept for the device, and lost for the core.
 		for _, d := range append(cores, d) {
 			devices = append(devices, d)
 			problems = append(problems, discovery.Problems(d.Name, err)...)
@@ -97,8 +99,8 @@ func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device
 }
 
 // healthOf returns what the state of a device means (enum neuron_device_state
-// in neuron_device.h). A runtime that starts resets the device, which is no
-// fault. The counters of errors only say what was.
+// in neuron_device.h). A runtime that starts resets the device, which is no fault.
+// Counters of errors are not read, since they tell of the past only.
 func healthOf(state uint64) discovery.Health {
 	switch state {
 	case 0:

@@ -40,14 +40,14 @@ func describeMediated(host *discovery.Host, found []sysfs.Device) (devices []dis
 	return devices, problems
 }
 
-// parentOf returns the device that a mediated one is a part of. In a tree that
-// was copied without links it is not known.
+// parentOf returns the device that a mediated device is a part of. The parent is
+// not known in a tree that was copied without links.
 func parentOf(mdev sysfs.Device) (sysfs.Device, bool) {
 	return mdev.Parent(), strings.HasPrefix(mdev.Path, "sys/devices/")
 }
 
-// siliconOf returns the device whose silicon the mediated devices of a parent
-// are parts of: of a virtual function the physical one.
+// siliconOf returns the device whose silicon the mediated devices of a parent are
+// parts of: the parent, or its physical function if the parent is a virtual one.
 func siliconOf(parent sysfs.Device) sysfs.Device {
 	if physical, ok := parent.LinkTo("physfn"); ok {
 		return physical
@@ -55,8 +55,8 @@ func siliconOf(parent sysfs.Device) sysfs.Device {
 	return parent
 }
 
-// wholeOf returns the silicon that mediated devices compete for, with whoever
-// is to have all of it, and what one of them takes.
+// wholeOf returns the silicon that mediated devices compete for, and what one of
+// them takes. They compete with whoever is to have all of it.
 func wholeOf(silicon sysfs.Device, siblings int64) (*discovery.Whole, map[string]resource.Quantity) {
 	all := map[string]resource.Quantity{"mediated": *resource.NewQuantity(siblings, resource.DecimalSI)}
 	one := map[string]resource.Quantity{"mediated": resource.MustParse("1")}
@@ -94,8 +94,8 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	return d, errors.Join(profileErr, nodesErr, discovery.SetPlace(d.Attributes, mdev))
 }
 
-// profileOf returns the name of a mediated device's type as its driver gives
-// it, "GRID T4-1Q", or the type itself, "i915-GVTg_V5_4", where it has none.
+// profileOf returns the name that its driver gives a mediated device's type, such
+// as "GRID T4-1Q". A type without a name is returned itself: "i915-GVTg_V5_4".
 func profileOf(mdev sysfs.Device) (string, error) {
 	kind, ok := mdev.LinkTo("mdev_type")
 	if !ok {
@@ -132,7 +132,7 @@ func nvidia(mdev sysfs.Device, profile string) []discovery.Offer {
 	return []discovery.Offer{{Resource: nvidiaDomain + "/" + name, IDs: []string{mdev.Name()}, Optional: true}}
 }
 
-// split returns what is a function of its own and what is mediated.
+// split returns the PCI functions and the mediated devices of a list.
 func split(found []sysfs.Device) (functions, mdevs []sysfs.Device) {
 	functions = slices.DeleteFunc(slices.Clone(found), mediated)
 	mdevs = slices.DeleteFunc(slices.Clone(found), func(d sysfs.Device) bool { return !mediated(d) })

@@ -1,7 +1,7 @@
-// Package vfio describes PCI functions that were bound to vfio for programs in
-// user space, virtual machines above all, whatever they are and whoever made
-// them, and vGPUs, be they mediated devices or virtual functions. It gets what no
-// other family hands out, and binds and makes nothing itself.
+// Package vfio describes PCI functions that are bound to vfio, for virtual machines
+// and other programs in user space, and vGPUs, which are mediated devices or
+// virtual functions. It gets the functions that no other family hands out. It binds
+// and makes nothing itself.
 package vfio
 
 import (
@@ -31,15 +31,17 @@ var Family = &discovery.Family{
 	Grant:       grant,
 }
 
-// drivers are the kernel's vfio drivers for PCI functions: the one for any of
-// them, and those that add live migration or memory to it (drivers/vfio/pci).
+// drivers are the kernel's vfio drivers for PCI functions: vfio-pci, which takes
+// any function, and the drivers that add live migration or memory to it
+// (drivers/vfio/pci).
 var drivers = []string{
 	"vfio-pci", "hisi_acc_vfio_pci", "mlx5_vfio_pci", "nvgrace_gpu_vfio_pci",
 	"pds_vfio_pci", "qat_vfio_pci", "virtio_vfio_pci", "xe-vfio-pci",
 }
 
-// harmless are the drivers that leave a group to vfio, beside vfio's own
-// (those with driver_managed_dma in the kernel); "" is none.
+// harmless are the drivers, beside vfio's own, whose functions keep nobody from
+// using a group through vfio (the kernel marks them driver_managed_dma). "" means
+// that no driver is bound.
 var harmless = []string{"", "pci-stub", "pcieport"}
 
 func matches() []discovery.Match {
@@ -156,8 +158,9 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	return d, errors.Join(errs...)
 }
 
-// offers returns how plugins offer a function where the administrator names it:
-// KubeVirt by the group, and NVIDIA's, for names of its own domain, by the address.
+// offers returns how plugins offer a function that the administrator names.
+// KubeVirt offers it by its group, and NVIDIA's plugin, for names of its own
+// domain, by its address.
 func offers(group string, id sysfs.PCIID, function sysfs.Device) []discovery.Offer {
 	offers := []discovery.Offer{{IDs: []string{group}}}
 	if id.Vendor == nvidiaVendor && function.Driver() != manager { // which is KubeVirt's alone

@@ -7,8 +7,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// manager is NVIDIA's driver, which is the vfio driver of virtual functions that
-// were made vGPUs, and else computes itself.
+// manager is NVIDIA's driver. For virtual functions that were made vGPUs it is
+// their vfio driver. Other functions it drives for computing.
 const manager = "nvidia"
 
 // vgpuType is the attribute of a virtual function under NVIDIA's driver that has
@@ -16,8 +16,8 @@ const manager = "nvidia"
 // vGPU software, "vendor-specific VFIO framework"; before, vGPUs were mediated).
 const vgpuType = "nvidia/current_vgpu_type"
 
-// withoutOthers returns the functions less those under NVIDIA's driver that are
-// no vGPUs, which are its own.
+// withoutOthers returns the functions without those that are under NVIDIA's driver
+// and are no vGPUs.
 func withoutOthers(functions []sysfs.Device) (ours []sysfs.Device, problems []discovery.Problem) {
 	for _, function := range functions {
 		kind, err := vgpuOf(function)
