@@ -147,7 +147,11 @@ func (g *gpu) whole() (discovery.Device, mode, error) {
 	}
 	setMemory(&d, func() (uint64, bool) { return attrs.Uint("mem_info_vram_total") })
 	first(g.nodes).setShared(d.Attributes)
-	d.Identity = cmp.Or(d.Attributes.String("uuid"), d.Attributes.String("serial"))
+	// While the UUID cannot be read, the serial number must not stand in for it:
+	// the GPU would be taken for another once it can be.
+	if uuid := d.Attributes.String("uuid"); uuid != "" || attrs.Err() == nil {
+		d.Identity = cmp.Or(uuid, d.Attributes.String("serial"))
+	}
 	mode, modeErr := g.mode()
 	return d, mode, errors.Join(err, attrs.Err(), modeErr)
 }

@@ -128,7 +128,11 @@ func setTelemetry(d *discovery.Device, chip sysfs.Device) error {
 	asic, asicErr := number(attrs, "tt_asic_id")
 	d.Attributes.SetString("uuid", asic)
 	versionErr := setFirmware(d.Attributes, attrs)
-	d.Identity = cmp.Or(asic, serial)
+	// While the chip's number cannot be read, the board's must not stand in for
+	// it: the chip would be taken for another once it can be.
+	if asic != "" || errors.Join(attrs.Err(), asicErr) == nil {
+		d.Identity = cmp.Or(asic, serial)
+	}
 	return errors.Join(attrs.Err(), serialErr, asicErr, versionErr)
 }
 

@@ -8,6 +8,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/tenstorrent"
+	"chandler.dev/discovery/recorded"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, tenstorrent.Family) }
@@ -22,5 +23,28 @@ func TestGrant(t *testing.T) {
 	}
 	if got := tenstorrent.Family.Grant([]discovery.Device{{}}, discovery.Grant{}).Env; len(got) > 0 {
 		t.Errorf("without nodes: got %q", got)
+	}
+}
+
+// A chip is known by its own number, or by its board's if it has none. While its
+// own cannot be read, it is not known.
+func TestIdentity(t *testing.T) {
+	const function, chip = "sys/devices/pci0000:00/0000:03:00.0", "sys/devices/pci0000:00/0000:03:00.0/tenstorrent/tenstorrent!0/"
+	for entry, want := range map[string]string{
+		"-- " + chip + "tt_asic_id --\n9A33C0714F20BE11\n":   "9A33C0714F20BE11",
+		"-- " + chip + "tt_asic_id --\n0000000000000000\n":   "0100014411704012",
+		"-- " + chip + "tt_asic_id --\nhalf\n":               "",
+		"-- " + chip + "tt_asic_id ! no data available --\n": "",
+	} {
+		host, err := recorded.Parse([]byte("-- sys/bus/pci/devices/0000:03:00.0 -> ../../../devices/pci0000:00/0000:03:00.0 --\n" +
+			"-- " + function + "/vendor --\n0x1e52\n-- " + function + "/device --\n0xb140\n-- " + function + "/class --\n0x120000\n" +
+			"-- " + function + "/driver -> ../../../bus/pci/drivers/tenstorrent --\n-- " + chip + "tt_serial --\n0100014411704012\n" + entry + "-- end --\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		snapshot := discovery.Scan(&discovery.Host{FS: host.FS()}, []*discovery.Family{tenstorrent.Family})
+		if len(snapshot.Devices) != 1 || snapshot.Devices[0].Identity != want || (len(snapshot.Problems) > 0) != (want == "") {
+			t.Errorf("%s: %+v, problems %v; want the identity %q", entry, snapshot.Devices, snapshot.Problems, want)
+		}
 	}
 }
