@@ -19,6 +19,11 @@ const (
 	negotiateTimeout = 10 * time.Second
 	negotiatePause   = 3 * time.Second
 
+	// refusalPause is for how long a refusal to say what it keeps is not taken for
+	// the API server's last word. One that has only begun to work has not read its
+	// roles yet, and names of shares go by what it keeps.
+	refusalPause = 30 * time.Second
+
 	// askInterval is about how often it is asked again: it may have been
 	// upgraded, or have other feature gates. One that did not say, as one does
 	// not that has only begun to work, is asked sooner.
@@ -46,13 +51,14 @@ func (d *Driver) negotiateLoop(ctx context.Context, err error) {
 }
 
 // reach waits for the API server: nothing can be published while it is not
-// there, and nothing should be before it has said what it keeps. The error is
-// its own, or the context's.
+// there, and nothing should be before it has said what it keeps. An API server that
+// goes on refusing to say so is not waited for. The error is its own, or the
+// context's.
 func (d *Driver) reach(ctx context.Context) error {
-	reason := ""
+	reason, start := "", time.Now()
 	for {
 		err := d.negotiate(ctx)
-		if err == nil || answered(err) {
+		if err == nil || answered(err) && (d.asked.Load() || time.Since(start) >= refusalPause) {
 			return err
 		}
 		if ctx.Err() == nil && err.Error() != reason {

@@ -108,8 +108,9 @@ func TestRunEndsWhileItWaitsForTheAPIServer(t *testing.T) {
 	})
 }
 
-// To a server that refuses to say what it keeps, the least is published. It is
-// asked again before long.
+// To a server that goes on refusing to say what it keeps, the least is published.
+// It is asked again before long. One that refuses only at first gets what it keeps,
+// and nothing else before.
 func TestRefusalIsNotForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var allowed atomic.Bool
@@ -124,10 +125,34 @@ func TestRefusalIsNotForLong(t *testing.T) {
 		sick := gpu("a", 1)
 		sick.Health.Status = discovery.Unhealthy
 		b.offers(sick)
+		expectPublished(t, helper)
+		time.Sleep(refusalPause)
 		expectPublished(t, helper, "")
 		allowed.Store(true)
 		time.Sleep(2 * b.askInterval / sooner)
 		expectPublished(t, helper, "a!unhealthy:NoSchedule")
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func TestFirstRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var allowed atomic.Bool
+		b, helper := newBench(t), &fakeHelper{}
+		b.config.KubeClient = pooltest.Dropping(t, func(*resourceapi.ResourceSlice) error {
+			if !allowed.Load() {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("no roles yet"))
+			}
+			return nil
+		})
+		stop := b.run(helper)
+		b.offers(discovery.Device{Name: "kvm", Shareable: true})
+		time.Sleep(refusalPause / 2)
+		allowed.Store(true)
+		time.Sleep(negotiatePause)
+		expectPublished(t, helper, "kvm*")
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
