@@ -107,9 +107,9 @@ type Config struct {
 	Abandoned     Abandoned
 	SweepInterval time.Duration
 
-	// Gone is what it means that a device is gone which a claim holds;
-	// NoSchedule if empty.
-	Gone resourceapi.DeviceTaintEffect
+	// Gone returns what it means at present that a device is gone which a claim
+	// holds. If it is nil, that is NoSchedule.
+	Gone func() resourceapi.DeviceTaintEffect
 
 	// Observe is told how long the kubelet's calls take. Optional.
 	Observe Observer
@@ -197,8 +197,8 @@ func New(config Config) (*Driver, error) {
 	if config.SweepInterval == 0 {
 		config.SweepInterval = 10 * time.Minute
 	}
-	if config.Gone == "" {
-		config.Gone = resourceapi.DeviceTaintEffectNoSchedule
+	if config.Gone == nil {
+		config.Gone = func() resourceapi.DeviceTaintEffect { return resourceapi.DeviceTaintEffectNoSchedule }
 	}
 	if config.Active == nil {
 		active := make(chan struct{})

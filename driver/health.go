@@ -48,14 +48,14 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 func (d *Driver) healthOf(s *discovery.Snapshot, r *record, has *result, now time.Time) discovery.Health {
 	device, found := s.Lookup(has.Source)
 	if !found {
-		return s.HealthOfGone(has.Source, d.config.Gone)
+		return s.HealthOfGone(has.Source, d.config.Gone())
 	}
 	health := d.jobs.said(&device, now)
 	if r.Configuring || device.Health.Status == discovery.Unknown || d.jobs.excuse(device.Name, now) > 0 {
 		return health
 	}
 	if err := has.replacedBy(&device); err != nil {
-		health = discovery.Gone(d.config.Gone)
+		health = discovery.Gone(d.config.Gone())
 		health.Reason = err.Error()
 	}
 	return health

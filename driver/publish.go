@@ -115,7 +115,7 @@ func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool
 		Last:     last,
 		Features: *d.features.Load(),
 		Excused:  make(map[string]bool),
-		Gone:     d.config.Gone,
+		Gone:     d.config.Gone(),
 	}
 	for _, device := range v.snapshot.Devices {
 		if device.Health.Status != discovery.Unknown {

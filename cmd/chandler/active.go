@@ -27,10 +27,8 @@ func (dir flock) Acquire(ctx context.Context) (release func(), err error) {
 // Awaited implements [agent.Lock].
 func (dir flock) Awaited() bool { return awaited(string(dir)) }
 
-// activate returns once this process holds the lock of the state directory.
-// While an upgrade surges two agents run at once, and only the one that holds
-// the lock may write records, specs and slices. The caller closes the file to
-// let go of the lock, and the kernel does where a process is killed.
+// activate returns once this process holds the lock of the state directory. The caller
+// closes the file to release the lock. If the process is killed, the kernel does that.
 func activate(ctx context.Context, stateDir string) (*os.File, error) {
 	name := filepath.Join(stateDir, "active.lock")
 	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
@@ -38,10 +36,10 @@ func activate(ctx context.Context, stateDir string) (*os.File, error) {
 		return nil, fmt.Errorf("become the active instance: %w", err)
 	}
 	var waiting *os.File
-	defer func() { waiting.Close() }() // nil is closed in vain
+	defer func() { waiting.Close() }() // to close nil does nothing
 	for {
-		// A blocking flock could not be interrupted by the context, so it is
-		// asked for again; a hand-over takes 50 ms longer than it need at most.
+		// The context could not interrupt a blocking flock, so the lock is tried at
+		// intervals. That makes a hand-over at most 50 ms longer.
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return file, nil
@@ -51,7 +49,7 @@ func activate(ctx context.Context, stateDir string) (*os.File, error) {
 			return nil, fmt.Errorf("become the active instance: lock %s: %w", name, err)
 		}
 		if waiting == nil {
-			// It is taken for a moment while somebody looks whether it is.
+			// awaited takes this lock for a moment.
 			if waiting, err = lockWaiting(stateDir, unix.LOCK_SH); err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
 				file.Close()
 				return nil, fmt.Errorf("wait to become the active instance: %w", err)
@@ -66,7 +64,7 @@ func activate(ctx context.Context, stateDir string) (*os.File, error) {
 	}
 }
 
-// lockWaiting locks what instances share that wait to become the active one.
+// lockWaiting locks the file that waiting instances share.
 func lockWaiting(stateDir string, how int) (*os.File, error) {
 	file, err := os.OpenFile(filepath.Join(stateDir, "waiting.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -23,19 +23,25 @@ import (
 // loadConfig reads the configuration file, or returns the defaults where none
 // is named.
 func loadConfig(file string) (*v1alpha1.DriverConfig, *discovery.Rules, error) {
+	config, rules, _, err := loadConfigText(file)
+	return config, rules, err
+}
+
+// loadConfigText also returns the text of the configuration file.
+func loadConfigText(file string) (*v1alpha1.DriverConfig, *discovery.Rules, []byte, error) {
 	if file == "" {
 		config := &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}
-		return config, &discovery.Rules{Mode: discovery.ModeAuto}, nil
+		return config, &discovery.Rules{Mode: discovery.ModeAuto}, nil, nil
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read config: %w", err)
+		return nil, nil, nil, fmt.Errorf("read config: %w", err)
 	}
 	config, rules, err := parseConfig(data)
 	if err != nil {
-		return nil, nil, fmt.Errorf("config %s: %w", file, err)
+		return nil, nil, nil, fmt.Errorf("config %s: %w", file, err)
 	}
-	return config, rules, nil
+	return config, rules, data, nil
 }
 
 // parseConfig decodes a configuration, checks it and compiles its expressions.
@@ -51,13 +57,13 @@ func parseConfig(data []byte) (*v1alpha1.DriverConfig, *discovery.Rules, error) 
 	return config, rules, nil
 }
 
-// settingsOf returns what an agent is to know of a configuration.
+// settingsOf returns the part of a configuration that an agent works with.
 func settingsOf(config *v1alpha1.DriverConfig, rules *discovery.Rules) agent.Settings {
 	host := configuredHost(nil, config)
 	return agent.Settings{Rules: rules, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths}
 }
 
-// configuredHost returns a host with what the configuration says of it.
+// configuredHost returns a host with the roots and paths of the configuration.
 func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 	host := &discovery.Host{FS: fsys, Roots: config.Roots}
 	for _, resource := range config.Paths {
@@ -93,7 +99,7 @@ func pathGroup(group v1alpha1.PathGroup) discovery.PathGroup {
 	return out
 }
 
-// checkRoots reports roots that nobody would look at.
+// checkRoots reports roots that no family looks at.
 func checkRoots(roots map[string]string) error {
 	var known []string
 	for _, f := range families.All {
@@ -107,7 +113,7 @@ func checkRoots(roots map[string]string) error {
 	return nil
 }
 
-// checkSeverity reports conditions that no device ever has.
+// checkSeverity reports names of conditions that do not exist.
 func checkSeverity(effects map[string]v1alpha1.Effect) error {
 	known := discovery.Conditions()
 	for name := range effects {
@@ -118,7 +124,7 @@ func checkSeverity(effects map[string]v1alpha1.Effect) error {
 	return nil
 }
 
-// severityOf returns what the configuration wants conditions to mean.
+// severityOf returns the effects that the configuration gives to conditions.
 func severityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
 	out := make(discovery.Severity, len(effects))
 	for name, effect := range effects {
@@ -175,7 +181,7 @@ func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
 	return rules, errors.Join(errs...)
 }
 
-// hostResources returns what is needed, by resource.
+// hostResources returns an overhead by resource.
 func hostResources(overhead v1alpha1.Overhead) discovery.HostResources {
 	out := make(discovery.HostResources)
 	for name, amount := range overhead.PerPod {
@@ -189,7 +195,7 @@ func hostResources(overhead v1alpha1.Overhead) discovery.HostResources {
 	return out
 }
 
-// readParameters turns what a claim says to the driver into data.
+// readParameters decodes the parameters of a claim.
 func readParameters(raw []byte) (discovery.Parameters, error) {
 	said, err := v1alpha1.ParseClaimParameters(raw)
 	if err != nil {

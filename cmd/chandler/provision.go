@@ -37,9 +37,9 @@ functions, bind functions to a driver such as vfio-pci, choose the services of
 Intel QAT, and lay out the work queues of Intel DSA and IAA. Nothing else of
 Chandler does any of that; it happens when this command is run, and once.
 
-It prints a line for each change, with what there was and what there is to be,
-and "nothing to do" where all is as it should be already. What no rule selects
-is not touched, and nothing is undone because a rule has gone.
+It prints a line for each change, with the old and the new value, or "nothing to
+do" if all is as it should be. It does not touch functions that no rule selects,
+and undoes nothing because you removed a rule.
 
 It refuses to touch a function in use: one with a disk that is mounted, in
 whichever mount namespace, that is swap or part of something, such as LVM or a
@@ -92,7 +92,7 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 	return p.Run(ctx)
 }
 
-// held returns what containers have by either API.
+// held returns the devices that containers have, by either API.
 func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) (map[string]string, error) {
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
 	kubelet := strings.TrimPrefix(path.Clean("/"+o.kubeletRoot), "/")

@@ -98,9 +98,9 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	logsapi.AddFlags(o.logging, flags)
 }
 
-// collectOften has garbage collected when the heap is half as large again as what
-// is in use, not twice as large, unless GOGC says otherwise. The agent makes
-// little garbage, so that this costs next to no time, and runs on every node.
+// collectOften makes the garbage collector run when the heap has grown by half, not
+// when it has doubled, unless GOGC says otherwise. The agent runs on every node and
+// makes little garbage, so this saves memory and costs next to no time.
 func collectOften() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
@@ -109,14 +109,21 @@ func collectOften() {
 
 // run runs the agent until the context ends or a part of the agent fails.
 func (o *runOptions) run(ctx context.Context) error {
-	config, err := o.agentConfig(ctx)
+	config, text, err := o.agentConfig(ctx)
 	if err != nil {
 		return err
+	}
+	following, end := context.WithCancel(ctx)
+	defer end()
+	if o.config != "" {
+		changes := make(chan agent.Change)
+		config.Changes = changes
+		go followConfig(following, o.config, text, changes)
 	}
 	return agent.Run(ctx, config)
 }
 
-// check completes the options and reports what cannot be right about them.
+// check completes the options and reports errors in them.
 func (o *runOptions) check() error {
 	if o.nodeName == "" {
 		name, err := os.Hostname()
@@ -134,32 +141,32 @@ func (o *runOptions) check() error {
 	return nil
 }
 
-// agentConfig turns the options into what an agent works with. Wrong options are
-// found here.
-func (o *runOptions) agentConfig(ctx context.Context) (agent.Config, error) {
+// agentConfig turns the options into the Config of an agent. It finds errors of the
+// options, and also returns the text of the configuration.
+func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []byte, _ error) {
 	var none agent.Config
-	config, rules, err := loadConfig(o.config)
+	config, rules, text, err := loadConfigText(o.config)
 	if err != nil {
-		return none, err
+		return none, nil, err
 	}
 	if err := o.check(); err != nil {
-		return none, err
+		return none, nil, err
 	}
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return none, fmt.Errorf("boot ID: %w", err)
+		return none, nil, fmt.Errorf("boot ID: %w", err)
 	}
 	hostFS, err := hostfs.Open(o.hostRoot)
 	if err != nil {
-		return none, err
+		return none, nil, err
 	}
 	clients, err := o.connect()
 	if err != nil {
-		return none, fmt.Errorf("API server: %w", err)
+		return none, nil, fmt.Errorf("API server: %w", err)
 	}
 	stateDir := filepath.Join(o.kubeletRoot, "plugins", discovery.Domain)
 	if err := o.checkDirectories(ctx, stateDir); err != nil {
-		return none, err
+		return none, nil, err
 	}
 	host, lock := configuredHost(hostFS, config), flock(stateDir)
 	var informants []agent.Informant
@@ -195,11 +202,11 @@ func (o *runOptions) agentConfig(ctx context.Context) (agent.Config, error) {
 		NoMetadata:     !o.metadata,
 		ReadParameters: readParameters,
 		Serve:          o.server(),
-	}, nil
+	}, text, nil
 }
 
-// server returns what serves at the address of the health checks, nil if there is
-// none.
+// server returns the function that serves health checks, or nil if there is no address
+// for them.
 func (o *runOptions) server() func(context.Context, http.Handler) error {
 	if o.healthAddress == "" {
 		return nil
@@ -220,10 +227,9 @@ type clients struct {
 	groups       kubediscovery.ServerGroupsInterfaceWithContext
 }
 
-// connect makes the clients of the API server; it does not ask it yet. They do
-// not make a burst of claims wait: by default they may ask twice as often as a
-// kubelet may by default, which reads each claim as well. They speak protobuf,
-// which costs both ends less than JSON.
+// connect makes the clients of the API server without a request to it. The kubelet
+// reads each claim too, so by default a client may ask twice as often as a kubelet, and
+// a burst of claims need not wait. Protobuf costs both ends less than JSON.
 func (o *runOptions) connect() (clients, error) {
 	config, err := o.clientConfig()
 	if err != nil {
@@ -237,8 +243,8 @@ func (o *runOptions) connect() (clients, error) {
 	if c.main, err = kubernetes.NewForConfig(config); err != nil {
 		return clients{}, err
 	}
-	// The status of claims and Events have a limit of their own, for which nothing
-	// else waits.
+	// The status of claims and Events have a limit of their own, so that nothing else
+	// waits for them.
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = statusQPS, statusBurst
 	if c.status, err = kubernetes.NewForConfig(config); err != nil {
@@ -259,9 +265,9 @@ func (o *runOptions) clientConfig() (*rest.Config, error) {
 	return config, err
 }
 
-// checkDirectories reports at once what would fail at the first claim. The
-// agent cannot work without the kubelet's directory; without that for CDI
-// specs it still offers what the device-plugin API serves.
+// checkDirectories finds out now whether the first claim would fail. The agent cannot
+// work without the kubelet's directory. Without the directory for CDI specs it still
+// serves the device-plugin API.
 func (o *runOptions) checkDirectories(ctx context.Context, stateDir string) error {
 	if err := writable(stateDir); err != nil {
 		return fmt.Errorf("kubelet root %s: %w", o.kubeletRoot, err)

@@ -29,7 +29,7 @@ var (
 	healthColumn = column{"HEALTH", health, 9}
 )
 
-// printTable prints what fits a terminal of 80 characters.
+// printTable prints the columns that fit a terminal of 80 characters.
 func printTable(out io.Writer, s *discovery.Snapshot) error {
 	return printColumns(out, s, nameColumn, kindColumn, modelColumn, memoryColumn, numaColumn, healthColumn)
 }
@@ -67,7 +67,7 @@ func printColumns(out io.Writer, s *discovery.Snapshot, columns ...column) error
 	return table.Flush()
 }
 
-// attribute returns what prints an attribute's value, "" where there is none.
+// attribute returns a function that prints an attribute, or "" if there is none.
 func attribute(name resourceapi.QualifiedName) func(discovery.Device) string {
 	return func(d discovery.Device) string {
 		switch a := d.Attributes[name]; {
@@ -84,7 +84,7 @@ func attribute(name resourceapi.QualifiedName) func(discovery.Device) string {
 	}
 }
 
-// model is the product's name, or its PCI IDs where no name is known.
+// model is the product's name, or its PCI IDs if the name is not known.
 func model(d discovery.Device) string {
 	if name := d.Attributes.String("model"); name != "" {
 		return name

@@ -48,8 +48,8 @@ warnings do not count.`,
 	}
 }
 
-// validateFiles checks files and prints what it found in them. It goes on after
-// an error, so that all are seen at once.
+// validateFiles checks files and prints its findings. It goes on after an error, so
+// that you see all errors at once.
 func validateFiles(in io.Reader, out io.Writer, files []string) error {
 	v := newValidator()
 	for _, file := range files {
@@ -85,8 +85,9 @@ func (v *validator) named(in io.Reader, name string) {
 	}
 }
 
-// filesOf returns the files of YAML and JSON below a directory, in order, or the
-// name itself where it is none. What could not be read does not hide the rest.
+// filesOf returns the YAML and JSON files below a directory, in order. If the name is
+// not that of a directory, it returns the name. If something cannot be read, it returns
+// an error and the other files.
 func filesOf(name string) ([]string, error) {
 	if info, err := os.Stat(name); name == "-" || err != nil || !info.IsDir() {
 		return []string{name}, nil
@@ -131,7 +132,7 @@ const (
 	severityNote    severity = "note"
 )
 
-// A finding is what validate says of a place.
+// A finding is a message about a place in a file.
 type finding struct {
 	place
 	severity severity
@@ -144,7 +145,7 @@ func (f finding) String() string {
 	return strings.ReplaceAll(out, "\n", "\n    ")
 }
 
-// A validator collects what is found in files.
+// A validator collects findings.
 type validator struct {
 	decoder  runtime.Decoder
 	findings []finding
@@ -167,8 +168,8 @@ func (v *validator) report(at place, s severity, err error) {
 	}
 }
 
-// apart returns the errors that err joins, without what is said before all of
-// them, or else err itself.
+// apart returns the errors that err joins, without the text that precedes all of them.
+// If err joins none, it returns err.
 func apart(err error) []error {
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) {
@@ -181,8 +182,8 @@ func apart(err error) []error {
 	return all
 }
 
-// placed returns the errors that err joins, each behind what is said before them,
-// which is where they are.
+// placed returns the errors that err joins. Each begins with the text that precedes
+// them all, which says where they are.
 func placed(err error) []error {
 	inner := errors.Unwrap(err)
 	if inner == nil {
@@ -210,8 +211,8 @@ func (v *validator) notef(at place, format string, args ...any) {
 // separator begins a document of YAML.
 var separator = regexp.MustCompile(`(?m)^---(?:[ \t\r]|$)`)
 
-// file checks the documents of a file. They are told apart here, since a reader
-// of YAML stops at the end of the first.
+// file checks the documents of a file. It splits them itself, since a YAML reader stops
+// after the first.
 func (v *validator) file(name, text string) {
 	line, before := 1, v.checked+len(v.findings)
 	for _, document := range separator.Split(text, -1) {
@@ -223,7 +224,7 @@ func (v *validator) file(name, text string) {
 	}
 }
 
-// blankLines counts the lines before the first that says something.
+// blankLines counts the empty lines at the beginning.
 func blankLines(document string) int {
 	count := 0
 	for line := range strings.Lines(document) {

@@ -28,8 +28,8 @@ const resourceGroup = "resource.k8s.io"
 // ownKinds are the kinds of chandler.dev.
 var ownKinds = []string{v1alpha1.KindClaimParameters, v1alpha1.KindDriverConfig, v1alpha1.KindProvisionConfig}
 
-// configOf is where objects of resource.k8s.io, in all of its versions, say
-// something to drivers.
+// configOf is where objects of resource.k8s.io, in all versions, have parameters for
+// drivers.
 var configOf = map[string][]string{
 	"ResourceClaim":         {"spec", "devices", "config"},
 	"ResourceClaimTemplate": {"spec", "spec", "devices", "config"},
@@ -85,7 +85,7 @@ func (v *validator) object(at place, object *unstructured.Unstructured, data []b
 
 // list checks the objects of a list, such as kubectl prints.
 func (v *validator) list(at place, list *unstructured.Unstructured) {
-	items, _ := list.Object["items"].([]any) // or it is no list
+	items, _ := list.Object["items"].([]any) // nil if it is no list
 	for i, item := range items {
 		data, err := json.Marshal(item)
 		if err != nil {
@@ -162,8 +162,8 @@ func (v *validator) resource(at place, object *unstructured.Unstructured, data [
 	}
 }
 
-// typed decodes an object of Kubernetes as strictly as the API server
-// does where it is asked to.
+// typed decodes an object of Kubernetes, as strictly as the API server does with
+// fieldValidation=Strict.
 func (v *validator) typed(data []byte) (runtime.Object, error) {
 	typed, _, err := v.decoder.Decode(data, nil, nil)
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
@@ -172,10 +172,10 @@ func (v *validator) typed(data []byte) (runtime.Object, error) {
 	return typed, err
 }
 
-// parameters checks what an object says to this driver, as Prepare does.
+// parameters checks the parameters for this driver in an object, as Prepare does.
 func (v *validator) parameters(at place, object *unstructured.Unstructured) {
 	path := configOf[object.GetKind()]
-	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // what is of another type was reported
+	entries, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...) // a wrong type was reported before
 	list, _ := entries.([]any)
 	for i, entry := range list {
 		config, _ := entry.(map[string]any)
@@ -193,8 +193,8 @@ func (v *validator) parameters(at place, object *unstructured.Unstructured) {
 	}
 }
 
-// claimParameters checks parameters, and warns of what the devices of no family
-// take. Whether those of a claim do is only known when it is allocated.
+// claimParameters checks parameters, and warns of parameters that no family takes.
+// Whether the devices of a claim take them is known only once the claim is allocated.
 func (v *validator) claimParameters(at place, data []byte) {
 	parameters, err := readParameters(data)
 	if err != nil {
@@ -207,8 +207,8 @@ func (v *validator) claimParameters(at place, data []byte) {
 	}
 }
 
-// selectors compiles the expressions that select devices, wherever in an object
-// they are: that differs between the versions of resource.k8s.io.
+// selectors compiles the expressions that select devices. It looks for them everywhere
+// in an object, since each version of resource.k8s.io has them in another place.
 func (v *validator) selectors(at place, value any) {
 	switch value := value.(type) {
 	case []any:
@@ -222,7 +222,7 @@ func (v *validator) selectors(at place, value any) {
 				if _, err := discovery.Compile(expression); err != nil {
 					v.report(at.at("cel.expression"), severityError, err)
 				}
-			case key != "opaque": // which is anything
+			case key != "opaque": // opaque parameters may hold anything
 				v.selectors(at.at(key), value[key])
 			}
 		}
@@ -246,7 +246,7 @@ func (v *validator) sharedNames() {
 	for _, resource := range slices.Sorted(maps.Keys(v.classes)) {
 		first := v.classes[resource][0]
 		for _, class := range v.classes[resource][1:] {
-			if class.name != first.name { // which is the same class twice
+			if class.name != first.name { // else it is the same class twice
 				v.report(class.at, severityWarning, fmt.Errorf("is %s, and so is that of DeviceClass %s (%s); pods that ask for it get devices of the class that was created last",
 					resource, first.name, first.at))
 			}
@@ -254,7 +254,7 @@ func (v *validator) sharedNames() {
 	}
 }
 
-// other checks what has pods, and passes over all else.
+// other checks objects that have pods, and ignores all others.
 func (v *validator) other(at place, object *unstructured.Unstructured, data []byte) {
 	typed, err := v.typed(data)
 	pod, path := podSpec(typed)
@@ -279,7 +279,7 @@ var podKinds = map[string]bool{
 	"ReplicaSet": true, "ReplicationController": true, "Job": true, "CronJob": true,
 }
 
-// podSpec returns the pods of an object, and where in it they are, or nil.
+// podSpec returns the pod spec of an object and its place, or nil.
 func podSpec(object runtime.Object) (*corev1.PodSpec, string) {
 	const template = "spec.template.spec"
 	switch o := object.(type) {

@@ -16,8 +16,8 @@ type place struct {
 	object string // DeviceClass gpu.example.com
 	path   string // spec.config[0]
 
-	node  *yaml.Node // what is there, nil if that is not known
-	above int        // how many lines of the file are above the text that node is of
+	node  *yaml.Node // the field's value, nil if that is not known
+	above int        // how many lines of the file are above the text of the node
 }
 
 // placeOf returns the place of a document, whose first line has that number.
@@ -27,8 +27,8 @@ func placeOf(file string, line int, document string) place {
 	return p
 }
 
-// parsed returns what a document says with the lines of its fields, nil if it is
-// no YAML: who decodes it says that.
+// parsed returns a document with the lines of its fields, or nil if it is not YAML. The
+// decoder reports that.
 func parsed(document string) *yaml.Node {
 	var root yaml.Node
 	if err := yaml.Unmarshal([]byte(document), &root); err != nil || len(root.Content) == 0 {
@@ -46,8 +46,8 @@ func (p place) at(path string) place {
 	return p.descend(path)
 }
 
-// descend returns the place with the line of a field below it, or of the last
-// that is there on the way to it.
+// descend returns the place with the line of a field below it. If the field is missing,
+// the line is that of the last field on the way that is there.
 func (p place) descend(path string) place {
 	for path != "" && p.node != nil {
 		var name string
@@ -60,8 +60,8 @@ func (p place) descend(path string) place {
 	return p
 }
 
-// cutName cuts the first name or index off the path of a field. In brackets is
-// also what a map has names of its own in, such as a file's: data[config.yaml].
+// cutName cuts the first name or index off the path of a field. Brackets hold an index,
+// or a key of a map: data[config.yaml].
 func cutName(path string) (name, rest string) {
 	if inside, ok := strings.CutPrefix(path, "["); ok {
 		name, rest, _ = strings.Cut(inside, "]")
@@ -101,7 +101,7 @@ func (p place) inside() place {
 		p.node = nil // its lines are not those of the file
 		return p
 	}
-	p.above += p.node.Line // at which is the bar
+	p.above += p.node.Line // the line with the bar
 	p.node = parsed(p.node.Value)
 	return p
 }
@@ -110,13 +110,12 @@ var (
 	// leadingKind is how messages of package v1alpha1 begin.
 	leadingKind = regexp.MustCompile(`^(?:decode )?[A-Z][A-Za-z]+: `)
 
-	// refusedField is how decoders name a field that they do not know or have seen
-	// already.
+	// refusedField is how decoders name a field that is unknown or duplicate.
 	refusedField = regexp.MustCompile(`^(?:unknown|duplicate) field "([^"]+)"`)
 )
 
-// of returns the place with the line of the field that a message about it names
-// first, if it names one.
+// of returns the place with the line of the first field that a message names, if it
+// names one.
 func (p place) of(message string) place {
 	message = leadingKind.ReplaceAllString(message, "")
 	inner := p

@@ -17,12 +17,28 @@ const (
 	shareInfix = "-share-"
 )
 
-// Device finds the device that an allocated or published name stands for: the
-// device of that name, or the shared device of which it is a numbered share.
+// Device finds the device that an allocated name stands for: the device of that
+// name, or the shared device of which it is a numbered share.
 func Device(s *discovery.Snapshot, name string) (discovery.Device, bool) {
 	if device, found := s.Lookup(name); found {
 		return device, true
 	}
+	device, found := shared(s, name)
+	return device, found && sharesOf(&device) > 0
+}
+
+// Silicon finds the silicon that a name stands for. The name may be that of a
+// numbered share of a device which is not shared by number any more.
+func Silicon(s *discovery.Snapshot, name string) (silicon string, found bool) {
+	device, found := s.Lookup(name)
+	if !found {
+		device, found = shared(s, name)
+	}
+	return device.Silicon(), found
+}
+
+// shared finds the device of which a name is that of a numbered share.
+func shared(s *discovery.Snapshot, name string) (discovery.Device, bool) {
 	i := strings.LastIndex(name, shareInfix)
 	if i < 0 {
 		return discovery.Device{}, false
@@ -31,8 +47,7 @@ func Device(s *discovery.Snapshot, name string) (discovery.Device, bool) {
 	if number == "" || strings.Trim(number, "0123456789") != "" {
 		return discovery.Device{}, false
 	}
-	device, found := s.Lookup(name[:i])
-	return device, found && sharesOf(&device) > 0
+	return s.Lookup(name[:i])
 }
 
 // sharesOf returns as how many devices a shared one is published to a server

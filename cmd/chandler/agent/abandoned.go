@@ -31,8 +31,8 @@ type references struct {
 
 // Abandoned returns which of the claims are gone from the API server, or are not
 // allocated on the node any more, and are referred to by no pod of the node and
-// by no container that the kubelet lists. Who cannot be asked counts as
-// referring.
+// by no container that the kubelet lists. If one of these cannot be asked, that is an
+// error, and no claim counts as abandoned.
 func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -82,8 +82,8 @@ func (r references) referred(ctx context.Context, claim driver.Claim, pods []cor
 	return r.allocatedHere(now) || inPod(pods, claim, nil), nil
 }
 
-// referredByUID is for a claim of which nothing but the UID is known: any pod
-// may refer to it that refers to a claim which is not there, or not for that pod.
+// referredByUID is for a claim of which only the UID is known. Any pod may refer to
+// the claim if it refers to one that is not there or is not reserved for that pod.
 func (r references) referredByUID(ctx context.Context, claim driver.Claim, pods []corev1.Pod) (bool, error) {
 	all, err := r.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -115,15 +115,14 @@ func (r references) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 }
 
 // inContainer reports whether the kubelet gave a container a CDI device of the
-// claim. Names of claims are used again; UIDs, which names of CDI devices begin
-// with, are not.
+// claim. Names of CDI devices begin with the claim's UID, which is never used again.
 func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
 	prefix := cdi.ID(string(uid) + "-")
 	return slices.ContainsFunc(listed.CDIDevices(), func(name string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// inPod reports whether a pod refers to the claim by its name. A pod for which
-// the claim of that name now is reserved means that one.
+// inPod reports whether a pod refers to the claim by its name. If the name now belongs
+// to a successor that is reserved for the pod, the pod means the successor.
 func inPod(pods []corev1.Pod, claim driver.Claim, successor *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
 		return pod.Namespace == claim.Namespace && slices.Contains(claimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
@@ -50,6 +51,7 @@ type Config struct {
 	FS       fs.FS               // the root of the host, with what informants say laid over it
 	Families []*discovery.Family // what to look for on it
 	Settings Settings            // what the administrator wants
+	Changes  <-chan Change       // of that, while the agent runs; optional
 
 	// RescanInterval is the time between scans while the kernel reports nothing;
 	// 30 s if 0.
@@ -100,6 +102,14 @@ type Settings struct {
 	Paths    []discovery.PathResource // likewise
 }
 
+// Change is a change of the configuration.
+type Change struct {
+	Settings Settings
+
+	// Err is why the new configuration is wrong. The old one stays in force then.
+	Err error
+}
+
 // Kubelet is how the agent and the kubelet reach each other.
 type Kubelet struct {
 	// StartDRA registers the DRA driver with the kubelet. The plugin is a
@@ -142,6 +152,8 @@ type agent struct {
 	driver  *driver.Driver
 	classic *legacy.Plugin
 
+	settings  atomic.Pointer[Settings] // in force
+	rules     chan *discovery.Rules    // has one when the rules of the settings changed
 	active    chan struct{}            // closed once this is the active instance
 	events    chan struct{}            // has one when something about the host's devices changed
 	snapshots chan *discovery.Snapshot // has one that was not placed yet
@@ -168,7 +180,7 @@ func Run(ctx context.Context, config Config) error {
 	return a.run(ctx)
 }
 
-// newAgent makes the parts. What is wrong with the Config is found here.
+// newAgent makes the parts. It finds errors of the Config.
 func newAgent(config Config) (*agent, error) {
 	if config.RescanInterval == 0 {
 		config.RescanInterval = 30 * time.Second
@@ -180,11 +192,13 @@ func newAgent(config Config) (*agent, error) {
 		Config:    config,
 		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths},
 		metrics:   newAgentMetrics(),
+		rules:     make(chan *discovery.Rules, 1),
 		active:    make(chan struct{}),
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
 		resaid:    make(chan struct{}, 1),
 	}
+	a.settings.Store(&config.Settings)
 	a.classic = legacy.New(legacy.Config{
 		Kubelet:     config.Kubelet.DevicePlugins,
 		Pods:        config.Kubelet.Pods,
@@ -217,7 +231,7 @@ func newAgent(config Config) (*agent, error) {
 		Active:         a.active,
 		ReadParameters: config.ReadParameters,
 		Accept:         discovery.Acceptors(config.Families),
-		Gone:           config.Settings.Severity.Effect(discovery.ConditionGone),
+		Gone:           a.gone,
 		Abandoned: references{
 			client: config.Client, claims: draclient.New(config.Client), node: config.NodeName, listed: config.Kubelet.Pods,
 		}.Abandoned,
@@ -252,6 +266,9 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { a.place(ctx); return nil })
 	group.Go(func() error { a.checkClasses(ctx); return nil })
 	group.Go(func() error { a.tellPods(ctx); return nil })
+	if a.Changes != nil {
+		group.Go(func() error { a.follow(ctx); return nil })
+	}
 	if a.Serve != nil {
 		group.Go(func() error { return a.Serve(ctx, a.handler()) })
 	}
@@ -296,6 +313,7 @@ func (a *agent) watch(ctx context.Context) {
 	begun := time.Now()
 	a.watching.Store(&begun)
 	watch.Run(ctx, func(s *discovery.Snapshot) {
+		settling.settler.Severity = a.settings.Load().Severity
 		s = settling.settle(ctx, s)
 		if discovery.Same(last, s) {
 			return
@@ -382,13 +400,18 @@ func (a *agent) offered() ([]discovery.Device, bool) {
 	return slices.DeleteFunc(slices.Clone(p.snapshot.Devices), func(d discovery.Device) bool { return withheld[d.Silicon()] != "" }), true
 }
 
+// gone returns what it means that a device is gone.
+func (a *agent) gone() resourceapi.DeviceTaintEffect {
+	return a.settings.Load().Severity.Effect(discovery.ConditionGone)
+}
+
 // ready reports whether both APIs know what was held before.
 func (a *agent) ready() bool {
 	return closed(a.classic.Ready()) && (a.withoutDRA.Load() || closed(a.driver.Ready()))
 }
 
-// draHolder tells what claims hold. Where the cluster has no DRA and no record
-// was left of the time when it had, none do.
+// draHolder tells which claims have what. If the cluster has no DRA, and no record is
+// left of a time when it had, no claim has anything.
 type draHolder struct{ *agent }
 
 func (h draHolder) Holder(silicon string) (string, bool) {

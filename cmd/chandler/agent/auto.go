@@ -21,11 +21,10 @@ import (
 // is asked whether it does by now.
 const askInterval = time.Minute
 
-// auto chooses the API for devices whose mode leaves the choice: DRA where the
-// API server serves resource.k8s.io and the kubelet has registered the driver,
-// the device-plugin API where the group is not served or the kubelet refuses
-// the driver. While either is silent the last choice stands, which is kept in
-// a file: silence is no statement.
+// auto chooses the API for devices whose mode leaves the choice. It chooses DRA if the
+// API server serves resource.k8s.io and the kubelet has registered the driver, and the
+// device-plugin API if the group is not served or the kubelet refuses the driver. If
+// one of them does not answer, the last choice stands. That choice is kept in a file.
 type auto struct {
 	served       func(context.Context) (bool, error)
 	registration func() driver.Registration
@@ -41,7 +40,7 @@ func newAuto(ctx context.Context, served func(context.Context) (bool, error), re
 	a := &auto{served: served, registration: registration, files: files, file: filepath.Join(stateDir, "mode")}
 	data, err := a.files.Read(a.file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "The last choice of an API is not known any more")
+		klog.FromContext(ctx).Error(err, "The last choice of an API cannot be read; the agent chooses anew")
 	}
 	if last := devices.Mode(data); last == devices.ModeDRA || last == devices.ModeDevicePlugin {
 		a.last = last
@@ -49,7 +48,7 @@ func newAuto(ctx context.Context, served func(context.Context) (bool, error), re
 	return a
 }
 
-// choose returns the choice as it is now, "" if none could be made yet.
+// choose returns the present choice, or "" if none could be made yet.
 func (a *auto) choose(ctx context.Context) devices.Mode {
 	choice := a.ask(ctx)
 	if choice != a.last && choice != devices.ModeAuto {

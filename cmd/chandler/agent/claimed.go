@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,10 +14,10 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/pool"
 )
 
-// askTimeout is how long the API server has for an answer that other work waits
-// for.
+// askTimeout is how long the API server has for an answer if other work waits for it.
 const askTimeout = 10 * time.Second
 
 // nodeClaims asks the API server what it says of a node's devices.
@@ -34,8 +33,8 @@ func (c nodeClaims) published(ctx context.Context, s *discovery.Snapshot) *Publi
 	names, err := c.names(ctx)
 	said := &Published{By: make(map[string]string), Err: err}
 	for name, who := range names {
-		if d, found := named(s, name); found {
-			said.By[d.Silicon()] = who
+		if silicon, found := pool.Silicon(s, name); found {
+			said.By[silicon] = who
 		}
 	}
 	return said
@@ -71,7 +70,7 @@ func (c nodeClaims) names(ctx context.Context) (map[string]string, error) {
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
-			admin := result.AdminAccess != nil && *result.AdminAccess // which holds nothing
+			admin := result.AdminAccess != nil && *result.AdminAccess // keeps nobody out
 			if result.Driver == discovery.Domain && result.Pool == c.node && !admin {
 				by[result.Device] = fmt.Sprintf("ResourceClaim %s/%s", claim.Namespace, claim.Name)
 			}
@@ -80,8 +79,8 @@ func (c nodeClaims) names(ctx context.Context) (map[string]string, error) {
 	return by, nil
 }
 
-// initContainers asks the API server for what the kubelet's PodResources API
-// leaves out.
+// initContainers asks the API server about init containers, which the kubelet's
+// PodResources API leaves out.
 type initContainers struct {
 	client kubernetes.Interface
 	node   string
@@ -109,7 +108,7 @@ func (c initContainers) Pending(ctx context.Context, resource string) (bool, err
 	return false, nil
 }
 
-// podsOf asks the API server for the pods of a node, those that have ended too.
+// podsOf asks the API server for all pods of a node, ended ones included.
 func podsOf(ctx context.Context, client kubernetes.Interface, node string) ([]corev1.Pod, error) {
 	pods, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": node}).String(),
@@ -118,17 +117,4 @@ func podsOf(ctx context.Context, client kubernetes.Interface, node string) ([]co
 		return nil, fmt.Errorf("list pods of node %s: %w", node, err)
 	}
 	return pods.Items, nil
-}
-
-// named finds the device that a name stands for: the device of that name, or the
-// one of which it is a numbered share.
-func named(s *discovery.Snapshot, name string) (discovery.Device, bool) {
-	if d, found := s.Lookup(name); found {
-		return d, true
-	}
-	device, number, _ := strings.Cut(name, "-share-")
-	if number == "" || strings.Trim(number, "0123456789") != "" {
-		return discovery.Device{}, false
-	}
-	return s.Lookup(device)
 }

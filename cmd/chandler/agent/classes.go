@@ -17,15 +17,15 @@ import (
 	"chandler.dev/discovery"
 )
 
-// classInterval is how often the agent looks at DeviceClasses: nothing waits
-// for what it says of them.
+// classInterval is how often the agent looks at DeviceClasses. Nothing waits for the
+// warnings.
 const classInterval = 10 * time.Minute
 
-// classCheck warns of pods with "limits" that DeviceClasses keep from what they
-// ask for. Of classes that share an extended resource name, only one serves it,
-// which may be another driver's. And where no class has the name, nobody does:
-// servers drop it that do not have the feature gate DRAExtendedResource, as
-// before Kubernetes 1.36 by default.
+// classCheck warns if DeviceClasses keep pods with "limits" from the devices that they
+// ask for. If several classes have one extended resource name, only one of them serves
+// the name, and that one may be another driver's. If no class has the name, nobody
+// serves it. Servers without the feature gate DRAExtendedResource drop the name, which
+// is the default before Kubernetes 1.36.
 type classCheck struct {
 	client *draclient.Client
 
@@ -36,8 +36,8 @@ type classCheck struct {
 	unserved map[string]bool   // and the names that no class had
 }
 
-// run warns once it is known what DRA offers, and again when what there is to
-// say has changed.
+// run warns once it is known which devices DRA offers, and again when there is
+// something new to say.
 func (c *classCheck) run(ctx context.Context) {
 	for {
 		interval := time.Second
@@ -56,7 +56,7 @@ func (c *classCheck) run(ctx context.Context) {
 func (c *classCheck) warn(ctx context.Context, offered []discovery.Device) {
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	// Of the API server's cache, which is new enough and costs it little.
+	// The API server's cache is new enough and costs little.
 	classes, err := c.client.DeviceClasses().List(ask, metav1.ListOptions{ResourceVersion: "0"})
 	if apierrors.IsNotFound(err) {
 		return
@@ -90,8 +90,8 @@ func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.D
 	c.unserved = unserved
 }
 
-// withoutClass returns the classic names of what DRA offers that no class has,
-// in order.
+// withoutClass returns, in order, the classic names of devices that DRA offers and for
+// which there is no class.
 func withoutClass(classes []resourceapi.DeviceClass, offered []discovery.Device) (names []string) {
 	served := func(name string) bool {
 		return slices.ContainsFunc(classes, func(class resourceapi.DeviceClass) bool {
@@ -115,8 +115,7 @@ type clash struct {
 	classes  []string // first the one that the scheduler takes
 }
 
-// clashes returns the clashes in which a class for this driver has part, by
-// name.
+// clashes returns, by name, the clashes that a class for this driver takes part in.
 func clashes(classes []resourceapi.DeviceClass) []clash {
 	byResource := make(map[string][]resourceapi.DeviceClass)
 	for _, class := range classes {
@@ -140,8 +139,8 @@ func clashes(classes []resourceapi.DeviceClass) []clash {
 	return found
 }
 
-// byPrecedence puts first the class that the scheduler takes: the newest, of
-// those the one whose name comes first (DeviceClassSpec.ExtendedResourceName).
+// byPrecedence puts the class first that the scheduler takes: the newest, and among
+// equally new ones the first by name (DeviceClassSpec.ExtendedResourceName).
 func byPrecedence(a, b resourceapi.DeviceClass) int {
 	return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 }

@@ -13,22 +13,22 @@ import (
 	"chandler.dev/discovery"
 )
 
-// refitInterval is how long what could not be done to a device is not tried
-// again.
+// refitInterval is how long the agent waits after work on a device failed, before it
+// tries again.
 const refitInterval = 5 * time.Minute
 
-// fitter makes devices what the configuration wants them to be before the
-// device-plugin API lists them. What is not so is not listed; it is made so
-// while nobody has its silicon, and not before the kubelet was told that it is
-// not to be had. In DRA it is the claim that says what it wants.
+// fitter configures devices for the device-plugin API. For example, it programs an
+// FPGA with the function that the configuration wants. A device that is not as wanted
+// is not listed. Work on the device begins when the kubelet has been told so and nobody
+// has the silicon. In DRA a claim says what it wants.
 type fitter struct {
 	configure discovery.Configurer
 	accept    discovery.Acceptor
 	holders   []holder      // of silicon, through either API
 	ended     chan struct{} // some work has ended; room for one
 
-	fitting map[string]bool   // devices that were as wanted when they were last looked at
-	reasons map[string]string // why the others are not listed
+	fitting map[string]bool   // devices that were as wanted at the last look
+	reasons map[string]string // why the other devices are not listed
 
 	group   sync.WaitGroup
 	mu      sync.Mutex
@@ -36,7 +36,7 @@ type fitter struct {
 	failed  map[string]failure
 }
 
-// failure is why a device was not made what it is to be.
+// failure is why a device could not be configured.
 type failure struct {
 	err error
 	at  time.Time
@@ -49,7 +49,7 @@ func newFitter(configure discovery.Configurer, accept discovery.Acceptor, holder
 	}
 }
 
-// fit returns what can be listed of a snapshot, and whether to look again soon.
+// fit returns the devices that can be listed, and whether to look again soon.
 func (f *fitter) fit(ctx context.Context, s *discovery.Snapshot) (listed *discovery.Snapshot, soon bool) {
 	listed = &discovery.Snapshot{Devices: slices.Clone(s.Devices), Problems: s.Problems}
 	fitting, reasons := make(map[string]bool), make(map[string]string)
@@ -73,9 +73,9 @@ func (f *fitter) fit(ctx context.Context, s *discovery.Snapshot) (listed *discov
 	return listed, soon
 }
 
-// look returns why the device cannot be listed, "" if it can, and whether that
-// may change by itself. It takes over how the device is described now, and
-// begins the work that is to be done to it if that is due.
+// look returns why the device cannot be listed, or "" if it can, and whether that may
+// change by itself. It updates the description of the device, and begins work on the
+// device if that is due.
 func (f *fitter) look(ctx context.Context, d *discovery.Device) (reason string, again bool) {
 	const begun = "it is being made so"
 	working, failed := f.state(d.Name)
@@ -88,7 +88,7 @@ func (f *fitter) look(ctx context.Context, d *discovery.Device) (reason string, 
 	now, work, err := f.configure(*d, d.Want)
 	switch {
 	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.fitting[d.Name]:
-		return "", false // it was so, and cannot be read for the moment
+		return "", false // it was as wanted, and cannot be read for the moment
 	case err != nil:
 		return err.Error(), false
 	case work == nil:
@@ -97,7 +97,7 @@ func (f *fitter) look(ctx context.Context, d *discovery.Device) (reason string, 
 	case failed.err != nil && time.Since(failed.at) < refitInterval:
 		return failed.err.Error(), false
 	case f.reasons[d.Name] == "":
-		return "it is to be made so", true // the kubelet hears of it first
+		return "it is to be made so", true // the kubelet is told before work begins
 	}
 	for _, holder := range f.holders {
 		if who, held := holder.Holder(d.Silicon()); held {
@@ -132,8 +132,8 @@ func (f *fitter) start(ctx context.Context, device string, work discovery.Work) 
 	})
 }
 
-// workSafely does some work. A panic is a defect of ours, but must not take the
-// process with it.
+// workSafely does some work. A panic in it becomes an error and does not end the
+// process.
 func workSafely(ctx context.Context, work discovery.Work) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -144,11 +144,11 @@ func workSafely(ctx context.Context, work discovery.Work) (err error) {
 	return work(ctx)
 }
 
-// wait returns when no work goes on.
+// wait returns when all work has ended.
 func (f *fitter) wait() { f.group.Wait() }
 
-// withdraw takes back the offers of the devices that have a reason, and of those
-// that are only handed out together with one of them.
+// withdraw takes back the offers of devices that have a reason not to be listed, and of
+// devices that are only handed out together with one of those.
 func withdraw(devices []discovery.Device, reasons map[string]string) []discovery.Device {
 	type unit struct{ resource, name string }
 	broken := make(map[unit]bool)

@@ -13,8 +13,8 @@ import (
 	"chandler.dev/driver"
 )
 
-// probeTimeout is how long the agent's own sockets have for an answer; the
-// kubelet waits longer for that of /healthz.
+// probeTimeout is how long the agent's own sockets have for an answer. The kubelet
+// waits longer for the answer of /healthz.
 const probeTimeout = 3 * time.Second
 
 // handler answers /healthz, /readyz and /metrics.
@@ -24,8 +24,7 @@ func (a *agent) handler() http.Handler {
 	return mux
 }
 
-// healthMux answers /healthz while live returns nil, and /readyz while ready
-// does, else with what they return.
+// healthMux answers /healthz with the result of live, and /readyz with that of ready.
 func healthMux(live, ready func(context.Context) error) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", answer("alive", live))
@@ -33,8 +32,8 @@ func healthMux(live, ready func(context.Context) error) *http.ServeMux {
 	return mux
 }
 
-// answer answers with what a check returns. It logs answers that differ from the
-// one before, since the kubelet only tells of their status.
+// answer answers with the result of a check. It logs each answer that differs from the
+// one before, since the kubelet only tells of the status.
 func answer(what string, check func(context.Context) error) http.HandlerFunc {
 	var mu sync.Mutex
 	last := ""
@@ -54,9 +53,8 @@ func answer(what string, check func(context.Context) error) http.HandlerFunc {
 	}
 }
 
-// checkLive returns nil while the kubelet's calls are answered, which a new
-// process mends if they are not. What is wrong outside the process does not
-// count.
+// checkLive returns nil while the kubelet's calls are answered. If they are not, a new
+// process mends that. Faults outside the process do not count.
 func (a *agent) checkLive(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

@@ -10,20 +10,46 @@ import (
 	"chandler.dev/driver/features"
 )
 
-// agentMetrics are what the agent says of itself at /metrics.
+// agentMetrics are the metrics of the agent that change with events.
 type agentMetrics struct {
 	calls *metrics.HistogramVec
+
+	// Whether the configuration that was read last is in force, and since when.
+	// Prometheus and its Alertmanager name theirs likewise.
+	configured   *metrics.Gauge
+	configuredAt *metrics.Gauge
 }
 
 func newAgentMetrics() *agentMetrics {
-	return &agentMetrics{calls: metrics.NewHistogramVec(&metrics.HistogramOpts{
+	m := &agentMetrics{calls: metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "chandler_dra_duration_seconds",
 		Help: "How long the kubelet's calls took, by operation (prepare, unprepare), result (success, error) and stage: " +
 			"call is all of a call, read the library's getting of its claims from the API server, claim the driver's part for each claim.",
-		// The kubelet's own begin at 0.1 s, where most calls have long ended.
+		// The kubelet's own buckets begin at 0.1 s, when most calls have ended.
 		Buckets:        metrics.ExponentialBuckets(0.0005, 2, 17),
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"operation", "stage", "result"})}
+	m.configured = metrics.NewGauge(&metrics.GaugeOpts{
+		Name:           "chandler_config_last_reload_successful",
+		Help:           "Whether the configuration that was read last is in force: 1, or 0 if it is wrong and the one before is.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	m.configuredAt = metrics.NewGauge(&metrics.GaugeOpts{
+		Name:           "chandler_config_last_reload_success_timestamp_seconds",
+		Help:           "When the configuration that is in force was read.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	return m
+}
+
+// reloaded notes what became of a configuration that was read.
+func (m *agentMetrics) reloaded(err error) {
+	if err != nil {
+		m.configured.Set(0)
+		return
+	}
+	m.configured.Set(1)
+	m.configuredAt.SetToCurrentTime()
 }
 
 // observe is a [driver.Observer].
@@ -35,16 +61,17 @@ func (m *agentMetrics) observe(operation, stage string, took time.Duration, err 
 	m.calls.WithLabelValues(operation, stage, result).Observe(took.Seconds())
 }
 
-// handler answers with the metrics of the agent. There is none of what is not
-// known yet.
+// handler answers with the metrics of the agent. Metrics of facts that are not known
+// yet are left out.
 func (m *agentMetrics) handler(state agentState) http.Handler {
 	registry := metrics.NewKubeRegistry()
-	registry.MustRegister(m.calls)
+	registry.MustRegister(m.calls, m.configured, m.configuredAt)
+	m.reloaded(nil) // a metric takes values once it is registered
 	registry.CustomMustRegister(&stateCollector{agentState: state})
 	return metrics.HandlerFor(registry, metrics.HandlerOpts{})
 }
 
-// agentState is what is looked at whenever metrics are asked for.
+// agentState is the state that is read whenever metrics are asked for.
 type agentState struct {
 	features func() []features.Feature
 	prepared func() int

@@ -17,6 +17,9 @@ type Placement struct {
 	// the other API, or for the first API. It is withheld meanwhile.
 	Moving map[string]string
 
+	// Free is the silicon of Facts.Changing that nobody has: it may change now.
+	Free map[string]bool
+
 	// Ask says that silicon waits only because the API server was not asked.
 	Ask bool
 }
@@ -35,6 +38,10 @@ type Facts struct {
 
 	// Published is what the API server says, nil if it was not asked.
 	Published *Published
+
+	// Changing is the silicon whose devices are still as earlier settings wanted
+	// them, because the present settings exclude a device or share it otherwise.
+	Changing map[string]bool
 }
 
 // Published is what the API server has of a node's devices.
@@ -50,9 +57,14 @@ type Published struct {
 // time. It moves to another only while nobody has it and nobody could get it, and is
 // withheld until then. For example, a GPU whose mode changed from DRA to the
 // device-plugin API is withheld until no claim has it and no ResourceSlice names it.
+//
+// Silicon that changes in another way stays where it is, and is withheld, until
+// nobody has it. For example, a GPU that was shared in units of memory and is to be
+// shared by number is withheld until no claim has any of it.
+//
 // Place is pure.
 func Place(before map[string]discovery.Mode, devices []discovery.Device, view View, facts Facts) Placement {
-	p := Placement{API: maps.Clone(before), Moving: make(map[string]string)}
+	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), Free: make(map[string]bool)}
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
 	}
@@ -89,6 +101,12 @@ func (p *Placement) place(silicon string, s wish, view View, facts Facts) {
 	}
 	reason := ""
 	switch {
+	case facts.Changing[silicon]:
+		if who := p.owner(silicon, now, view, facts); who != "" {
+			reason = fmt.Sprintf("is otherwise in the configuration, and changes once it is free of %s", who)
+		} else {
+			p.Free[silicon] = true
+		}
 	case wanted == now && now == discovery.ModeAuto:
 		reason = "it is not known yet which API offers it"
 	case wanted == now || wanted == discovery.ModeAuto:
@@ -124,6 +142,15 @@ func (p *Placement) obstacle(silicon string, to discovery.Mode, view View, facts
 	default:
 		return said.By[silicon]
 	}
+}
+
+// owner returns who has silicon, or could still get it from the API where it is, ""
+// if nobody has.
+func (p *Placement) owner(silicon string, api discovery.Mode, view View, facts Facts) string {
+	if who := view.Blocked(discovery.ModeDRA, silicon); who != "" || api == discovery.ModeDevicePlugin {
+		return cmp.Or(who, view.Blocked(discovery.ModeDevicePlugin, silicon))
+	}
+	return p.obstacle(silicon, discovery.ModeDevicePlugin, view, facts)
 }
 
 func other(api discovery.Mode) discovery.Mode {

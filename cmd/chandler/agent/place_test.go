@@ -26,36 +26,46 @@ const (
 func TestPlace(t *testing.T) {
 	free := &Published{}
 	tests := map[string]struct {
-		before  discovery.Mode
-		mode    discovery.Mode // of the device
-		auto    discovery.Mode
-		open    bool
-		dra     owners
-		classic owners
-		said    *Published
-		want    discovery.Mode
-		moving  bool
-		ask     bool
+		before   discovery.Mode
+		mode     discovery.Mode // of the device
+		auto     discovery.Mode
+		open     bool
+		dra      owners
+		classic  owners
+		said     *Published
+		changing bool
+		want     discovery.Mode
+		moving   bool
+		ask      bool
+		free     bool
 	}{
-		"auto goes where the node goes":                  {auto: dra, want: dra},
-		"auto waits while the node does not know":        {want: none, moving: true},
-		"auto stays while the node does not know":        {before: classic, want: classic},
-		"auto, unknown, and a claim has it":              {dra: owners{"gpu": "claim"}, want: dra},
-		"auto, unknown, and a pod has it":                {classic: owners{"gpu": "pod"}, want: classic},
-		"the device's mode counts more":                  {mode: classic, auto: dra, said: free, want: classic},
-		"a claim has it":                                 {before: dra, mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
-		"a claim has it, and where it was is lost":       {mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
-		"the API server is asked":                        {before: dra, mode: classic, want: dra, moving: true, ask: true},
-		"the API server names it":                        {before: dra, mode: classic, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
-		"the API server names it, and where it was lost": {mode: classic, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
-		"the API server names another":                   {before: dra, mode: classic, said: &Published{By: owners{"gpu2": "claim"}}, want: classic},
-		"the API server does not answer":                 {before: dra, mode: classic, said: &Published{Err: errors.New("timeout")}, want: dra, moving: true},
-		"a pod has it":                                   {before: classic, auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
-		"a pod has it, and where it was is lost":         {auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
-		"free again":                                     {before: classic, auto: dra, want: dra},
-		"back where it is allocated":                     {before: dra, auto: dra, dra: owners{"gpu": "claim"}, want: dra},
-		"any number may have it":                         {before: dra, mode: classic, open: true, dra: owners{"gpu": "claim"}, want: classic},
-		"any number may have it, and nobody knows where": {open: true, dra: owners{"gpu": "claim"}, want: none, moving: true},
+		"auto goes where the node goes":                        {auto: dra, want: dra},
+		"auto waits while the node does not know":              {want: none, moving: true},
+		"auto stays while the node does not know":              {before: classic, want: classic},
+		"auto, unknown, and a claim has it":                    {dra: owners{"gpu": "claim"}, want: dra},
+		"auto, unknown, and a pod has it":                      {classic: owners{"gpu": "pod"}, want: classic},
+		"the device's mode counts more":                        {mode: classic, auto: dra, said: free, want: classic},
+		"a claim has it":                                       {before: dra, mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
+		"a claim has it, and where it was is lost":             {mode: classic, dra: owners{"gpu": "claim"}, want: dra, moving: true},
+		"the API server is asked":                              {before: dra, mode: classic, want: dra, moving: true, ask: true},
+		"the API server names it":                              {before: dra, mode: classic, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
+		"the API server names it, and where it was lost":       {mode: classic, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
+		"the API server names another":                         {before: dra, mode: classic, said: &Published{By: owners{"gpu2": "claim"}}, want: classic},
+		"the API server does not answer":                       {before: dra, mode: classic, said: &Published{Err: errors.New("timeout")}, want: dra, moving: true},
+		"a pod has it":                                         {before: classic, auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
+		"a pod has it, and where it was is lost":               {auto: dra, classic: owners{"gpu": "pod"}, want: classic, moving: true},
+		"free again":                                           {before: classic, auto: dra, want: dra},
+		"back where it is allocated":                           {before: dra, auto: dra, dra: owners{"gpu": "claim"}, want: dra},
+		"any number may have it":                               {before: dra, mode: classic, open: true, dra: owners{"gpu": "claim"}, want: classic},
+		"any number may have it, and nobody knows where":       {open: true, dra: owners{"gpu": "claim"}, want: none, moving: true},
+		"it changes, and a claim has it":                       {before: dra, mode: dra, changing: true, dra: owners{"gpu": "claim"}, want: dra, moving: true},
+		"it changes, and a claim was allocated it":             {before: dra, mode: dra, changing: true, said: &Published{By: owners{"gpu": "claim"}}, want: dra, moving: true},
+		"it changes, and the API server is asked":              {before: dra, mode: dra, changing: true, want: dra, moving: true, ask: true},
+		"it changes, and a pod has it":                         {before: classic, mode: classic, changing: true, classic: owners{"gpu": "pod"}, want: classic, moving: true},
+		"it changes, and is free of claims":                    {before: dra, mode: dra, changing: true, said: free, want: dra, free: true},
+		"it changes, and is free of pods":                      {before: classic, mode: classic, changing: true, want: classic, free: true},
+		"it changes, any number may have it, and a claim does": {before: dra, mode: dra, changing: true, open: true, dra: owners{"gpu": "claim"}, want: dra, moving: true},
+		"it changes and moves, and a claim has it":             {before: dra, mode: classic, changing: true, dra: owners{"gpu": "claim"}, want: dra, moving: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -65,9 +75,9 @@ func TestPlace(t *testing.T) {
 			}
 			given := maps.Clone(before)
 			device := discovery.Device{Name: "gpu", Mode: test.mode, Shareable: test.open}
-			p := Place(before, []discovery.Device{device}, holders{test.dra, test.classic}, Facts{Auto: test.auto, Published: test.said})
-			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.Ask != test.ask {
-				t.Errorf("got API %q, moving %q, ask %t; want API %q, moving %t, ask %t", got, p.Moving["gpu"], p.Ask, test.want, test.moving, test.ask)
+			p := Place(before, []discovery.Device{device}, holders{test.dra, test.classic}, Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}})
+			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.Ask != test.ask || p.Free["gpu"] != test.free {
+				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.Ask, p.Free["gpu"], test.want, test.moving, test.ask, test.free)
 			}
 			if !maps.Equal(before, given) {
 				t.Errorf("what was before is changed to %v", before)

@@ -12,32 +12,32 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Intervals at which the agent looks again though no device has changed: until
-// both sides are ready, while something waits, and otherwise.
+// Intervals at which the agent looks again though no device has changed: until both
+// APIs are ready, while something waits, and otherwise.
 const (
 	readyInterval    = 50 * time.Millisecond
-	waitingInterval  = time.Second // doubled until it is the next
+	waitingInterval  = time.Second // doubled up to longWaitInterval
 	longWaitInterval = 10 * time.Second
 	quietInterval    = 30 * time.Second
 )
 
-// publisher is a side of the agent: packages driver and legacy.
+// publisher offers devices through one API: package driver or legacy.
 type publisher interface {
 	Publish(*discovery.Snapshot)
 }
 
-// classicPublisher is the side of the device-plugin API: package legacy.
+// classicPublisher offers devices through the device-plugin API: package legacy.
 type classicPublisher interface {
 	publisher
 
-	// Know says what devices there are, whichever API offers them, with their
-	// classic IDs: containers may hold some that another plugin handed out.
+	// Know is given all devices with their classic IDs, whichever API offers them.
+	// Containers may have some of those from another plugin.
 	Know(*discovery.Snapshot)
 }
 
 // placing hands each device to the API that is to offer it.
 type placing struct {
-	rules   *discovery.Rules
+	devices *ruled
 	auto    *auto
 	places  *placements
 	view    View
@@ -47,10 +47,11 @@ type placing struct {
 	classic classicPublisher
 	placed  *atomic.Pointer[placed] // what was placed last
 
-	// ready reports whether both sides know what is held.
+	// ready reports whether both APIs know who has what.
 	ready func() bool
 
 	snapshots chan *discovery.Snapshot // the newest that the watch has seen; room for one
+	changes   chan *discovery.Rules    // of the configuration; room for one
 	moving    map[string]string        // what waits for its API, and why
 	problems  map[string]bool          // that were logged and persist
 }
@@ -62,7 +63,7 @@ func (a *agent) place(ctx context.Context) {
 	}
 	served := func(ctx context.Context) (bool, error) { return servesDRA(ctx, a.Groups) }
 	p := &placing{
-		rules:     a.Settings.Rules,
+		devices:   newRuled(a.Settings.Rules),
 		auto:      newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
 		places:    loadPlacements(ctx, a.files(), a.StateDir),
 		view:      holders{draHolder{a}, a.classic},
@@ -73,6 +74,7 @@ func (a *agent) place(ctx context.Context) {
 		classic:   a.classic,
 		ready:     a.ready,
 		snapshots: a.snapshots,
+		changes:   a.rules,
 	}
 	p.run(ctx)
 }
@@ -83,11 +85,9 @@ type placed struct {
 	placement Placement
 }
 
-// run publishes until the context ends. It looks again when a device changes,
-// and now and then, since who holds what and what the cluster can do change
-// besides.
+// run publishes until the context ends. It looks again when a device changes, and now
+// and then, since owners and the cluster change too.
 func (p *placing) run(ctx context.Context) {
-	var snapshot *discovery.Snapshot
 	timer := time.NewTimer(readyInterval)
 	defer timer.Stop()
 	defer p.fitter.wait()
@@ -98,17 +98,24 @@ func (p *placing) run(ctx context.Context) {
 			return
 		case raw := <-p.snapshots:
 			p.classic.Know(raw)
-			snapshot = p.rules.Apply(raw) //nolint:contextcheck // evaluating an expression does not block
-			p.report(ctx, snapshot.Problems)
+			p.devices.see(raw) //nolint:contextcheck // evaluating an expression does not block
+			p.report(ctx, p.devices.snapshot.Problems)
+		case rules := <-p.changes:
+			p.devices.change(rules) //nolint:contextcheck // likewise
+			wait = waitingInterval
+			if p.devices.snapshot != nil {
+				p.report(ctx, p.devices.snapshot.Problems)
+			}
 		case <-p.fitter.ended:
 		case <-timer.C:
 		}
-		if snapshot == nil || !p.ready() {
+		if p.devices.snapshot == nil || !p.ready() {
 			timer.Reset(readyInterval)
 			continue
 		}
 		mode := p.auto.choose(ctx)
-		placement := p.decide(ctx, snapshot, mode)
+		placement := p.decide(ctx, mode)
+		snapshot := p.devices.snapshot
 		p.placed.Store(&placed{snapshot, placement})
 		p.dra.Publish(withhold(snapshot, placement.OfDRA()))
 		listed := &discovery.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone}
@@ -116,7 +123,7 @@ func (p *placing) run(ctx context.Context) {
 		p.classic.Publish(withhold(listed, placement.Moving))
 		if len(placement.Moving) > 0 || fitting || mode == discovery.ModeAuto {
 			timer.Reset(wait)
-			wait = min(2*wait, longWaitInterval) // what is held may be held for days
+			wait = min(2*wait, longWaitInterval) // somebody may have the silicon for days
 		} else {
 			timer.Reset(quietInterval)
 			wait = waitingInterval
@@ -124,13 +131,23 @@ func (p *placing) run(ctx context.Context) {
 	}
 }
 
-// decide places the devices, and writes the placement down if it is new.
-func (p *placing) decide(ctx context.Context, s *discovery.Snapshot, auto discovery.Mode) Placement {
+// decide places the devices, and writes the placement down if it is new. Silicon that
+// changes and is free becomes what the configuration wants.
+func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
+	p.devices.keepExcluded(p.view)
 	facts := Facts{Auto: auto}
-	placement := Place(p.places.api, s.Devices, p.view, facts)
+	place := func() Placement {
+		facts.Changing = p.devices.changing()
+		return Place(p.places.api, p.devices.snapshot.Devices, p.view, facts)
+	}
+	placement := place()
 	if placement.Ask {
-		facts.Published = p.claims.published(ctx, s)
-		placement = Place(p.places.api, s.Devices, p.view, facts)
+		facts.Published = p.claims.published(ctx, p.devices.snapshot)
+		placement = place()
+	}
+	if len(placement.Free) > 0 {
+		p.devices.release(placement.Free)
+		placement = place()
 	}
 	for silicon, reason := range placement.Moving {
 		if p.moving[silicon] != reason {
@@ -157,7 +174,7 @@ func withhold(s *discovery.Snapshot, withheld map[string]string) *discovery.Snap
 	return &out
 }
 
-// holder knows who holds a piece of silicon through one of the two APIs.
+// holder knows who has a piece of silicon through one of the two APIs.
 type holder interface {
 	Holder(silicon string) (who string, held bool)
 }

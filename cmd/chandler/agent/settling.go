@@ -15,8 +15,8 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// settling settles the states of devices and writes them down, so that they keep
-// their time over restarts.
+// settling settles the states of devices and writes them down, so that a restart does
+// not change since when they are so.
 type settling struct {
 	settler discovery.Settler
 	files   disk.Files
@@ -25,8 +25,8 @@ type settling struct {
 	again   *time.Timer // for the next scan
 }
 
-// newSettling reads the states that devices were last in. rescan is called when
-// a state may change although what is read does not.
+// newSettling reads the last states of devices. rescan is called when a state may
+// change by itself, such as when a device has been well for long enough.
 func newSettling(ctx context.Context, severity discovery.Severity, files disk.Files, stateDir string, rescan func()) *settling {
 	s := &settling{files: files, file: filepath.Join(stateDir, "health.json"), again: time.AfterFunc(time.Hour, rescan)}
 	s.again.Stop()
@@ -37,7 +37,7 @@ func newSettling(ctx context.Context, severity discovery.Severity, files disk.Fi
 		s.saved = data
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Since when devices are not well is not known any more")
+		klog.FromContext(ctx).Error(err, "The states of devices cannot be read; they begin anew")
 	}
 	return s
 }

@@ -16,8 +16,8 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// tellPods tells pods how the devices are that they have, once this is the
-// active instance.
+// tellPods tells pods about the health of their devices, once this is the active
+// instance.
 func (a *agent) tellPods(ctx context.Context) {
 	if !a.waitActive(ctx) {
 		return
@@ -32,17 +32,16 @@ func (a *agent) tellPods(ctx context.Context) {
 			if settled == nil || !a.ready() {
 				return nil, false
 			}
-			gone := a.Settings.Severity.Effect(discovery.ConditionGone)
-			return devicesInUse(settled, gone, a.driver.InUse(settled), a.classic.InUse()), true
+			return devicesInUse(settled, a.gone(), a.driver.InUse(settled), a.classic.InUse()), true
 		},
 		Pods: a.podsWithClaims,
 	}
 	teller.Run(ctx, a.resaid)
 }
 
-// devicesInUse returns the devices that claims or pods have, in name order, and
-// how they are: as they were last seen, or gone, which comes first. The model is
-// that of the device that is there.
+// devicesInUse returns the devices that claims or pods have, in the order of their
+// names, with their health. If a device is gone for one claim and there for another,
+// the gone one comes first. The model is that of the device that is there.
 func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffect, claims []driver.Use, pods map[string][]types.NamespacedName) []podevents.Device {
 	var devices []podevents.Device
 	for _, use := range claims {
@@ -67,7 +66,7 @@ func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffec
 	return devices
 }
 
-// order is by what a pod is told first of a device that it has twice.
+// order says what a pod is told first of a device that it has twice.
 func order(h discovery.Health) int {
 	if h.Key() == discovery.ConditionGone {
 		return 0
@@ -99,7 +98,7 @@ func (a *agent) podsWithClaims(ctx context.Context) ([]podevents.Pod, error) {
 	return pods, nil
 }
 
-// ended reports whether no container of the pod runs any more, or will.
+// ended reports whether all containers of the pod have ended for good.
 func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

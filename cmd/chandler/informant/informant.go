@@ -34,15 +34,14 @@ type Informant struct {
 	host    *hostfs.Overlay
 	changed func() // called when the program said something new; set by Run
 
-	interval time.Duration // how often the program is to speak
-
-	silence time.Duration // how long the program may say nothing
-	retry   time.Duration // how long to wait when it ended; doubled until it is maxRetry
-	keep    time.Duration // how long what it said is believed when it has ended
+	interval time.Duration // how often the program answers
+	silence  time.Duration // how long the program may be silent
+	retry    time.Duration // how long to wait after it ended; doubled up to maxRetry
+	keep     time.Duration // how long its last answer is believed after it ended
 
 	settled func() // closes ready
 	ready   chan struct{}
-	heard   time.Time // when it last said something
+	heard   time.Time // when it last answered
 	logged  string    // the last reason why it ended
 }
 
@@ -56,7 +55,7 @@ const (
 	maxRetry = time.Minute
 	keep     = 2 * time.Minute
 
-	// look is how often to see whether the kernel driver was loaded.
+	// look is how often to check whether the kernel driver is loaded.
 	look = 10 * time.Second
 
 	// onceLimit is how long a command that prints once waits.
@@ -104,8 +103,8 @@ func newInformant(program discovery.Program, path string, host *hostfs.Overlay, 
 	return n
 }
 
-// findProgram returns the path of a program that lies beside this one, or where
-// the shell would find it, "" if there is none.
+// findProgram returns the path of a program beside this one, or else of one that the
+// shell would find, or "" if there is none.
 func findProgram(name string) string {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), name)
@@ -120,21 +119,21 @@ func findProgram(name string) string {
 	return path
 }
 
-// loaded reports whether the vendor's kernel driver is.
+// loaded reports whether the vendor's kernel driver is loaded.
 func (n *Informant) loaded() bool {
 	_, err := fs.Stat(n.host, strings.TrimPrefix(n.Driver, "/"))
 	return err == nil
 }
 
-// set lays a text over the host's file system, or takes it away.
+// set lays an answer over the host's file system, or takes the last one away.
 func (n *Informant) set(text []byte) {
 	if n.host.Set(strings.TrimPrefix(n.File, "/"), text) {
 		n.changed()
 	}
 }
 
-// once asks the program one time. What it says is then in the host's file
-// system. That the kernel driver is not loaded is no error.
+// once asks the program one time, and lays the answer over the host's file system. If
+// the kernel driver is not loaded, it does nothing.
 func (n *Informant) once(ctx context.Context) error {
 	if !n.loaded() {
 		return nil
@@ -215,22 +214,23 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// forget says that nothing is known any more of what was, unless the program may
-// soon be back. If it never said anything, nothing is taken back.
+// forget replaces the last answer by the reason why there is none any more, unless the
+// program may soon be back or never answered.
 func (n *Informant) forget(reason error) {
 	if !n.heard.IsZero() && time.Since(n.heard) >= n.keep {
 		n.set(n.Lost(reason))
 	}
 }
 
-// session starts the program and hands each line that it writes to hear, until
-// it ends, is silent for too long, writes nonsense, hear returns an error, or the
-// context ends. It returns why, and leaves no program behind that can be ended.
+// session starts the program and hands each line of its output to hear. It returns why
+// the session ended: the program ended, was silent for too long or wrote nonsense, hear
+// returned an error, or the context ended. It leaves no program behind that can be
+// killed.
 func (n *Informant) session(ctx context.Context, hear func(text []byte) error) error {
 	cmd := exec.Command(n.path, append([]string{"--watch", "--interval=" + n.interval.String()}, n.args...)...)
 	said := &head{}
 	cmd.Stderr = said
-	stdin, err := cmd.StdinPipe() // the program ends when it is closed, as when this one dies
+	stdin, err := cmd.StdinPipe() // the program ends when this is closed, also by our death
 	if err != nil {
 		return err
 	}
@@ -270,8 +270,8 @@ func (n *Informant) session(ctx context.Context, hear func(text []byte) error) e
 		}
 		return reason
 	}
-	// One that hangs in the kernel cannot be ended, and no second one is started
-	// beside it; only this process may end before it.
+	// A program that hangs in the kernel cannot be killed. No second one is started
+	// beside it, but this process may end.
 	select {
 	case <-ctx.Done():
 	case <-ended:
@@ -282,8 +282,8 @@ func (n *Informant) session(ctx context.Context, hear func(text []byte) error) e
 	return reason
 }
 
-// listen hears lines until there are no more, which is no error, or something
-// is wrong with them.
+// listen hands lines to hear until there are no more, or until one of them is wrong.
+// The end of the lines is no error.
 func (n *Informant) listen(ctx context.Context, lines <-chan []byte, hear func([]byte) error) error {
 	silence := time.NewTimer(n.silence)
 	defer silence.Stop()
@@ -308,7 +308,7 @@ func (n *Informant) listen(ctx context.Context, lines <-chan []byte, hear func([
 	}
 }
 
-// head keeps the beginning of what a program writes to its standard error.
+// head keeps the beginning of a program's standard error.
 type head struct{ text []byte }
 
 func (h *head) Write(p []byte) (int, error) {
@@ -317,7 +317,8 @@ func (h *head) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ending returns why a program ended: how, and the first line of what it wrote.
+// ending returns why a program ended: its exit status and its first line of standard
+// error.
 func (n *Informant) ending(err error, said []byte) error {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
 	line = strings.TrimPrefix(line, n.Name+": ")

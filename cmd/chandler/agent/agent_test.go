@@ -1,0 +1,249 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	kubediscovery "k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/cdi"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/hypervisor"
+	"chandler.dev/discovery/recorded"
+	"chandler.dev/driver"
+	"chandler.dev/internal/kubeletapi"
+)
+
+// node is a node in memory: a recorded host, an API server and a kubelet, without a
+// socket. It is its own kubelet and its own lock.
+type node struct {
+	t       *testing.T
+	client  *fake.Clientset
+	dir     string
+	changes chan Change
+
+	mu        sync.Mutex
+	plugin    kubeletplugin.DRAPlugin
+	published []string // the devices in the slices, in order
+	servers   map[string]pluginapi.DevicePluginServer
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{t: t, client: fake.NewClientset(), dir: t.TempDir(), changes: make(chan Change), servers: make(map[string]pluginapi.DevicePluginServer)}
+	n.client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create := action.(clienttesting.CreateActionImpl)
+		return len(create.CreateOptions.DryRun) > 0, create.Object, nil
+	})
+	return n
+}
+
+// config returns what an agent of the node works with.
+func (n *node) config(rules *discovery.Rules) Config {
+	n.t.Helper()
+	data, err := os.ReadFile("../../../discovery/families/hypervisor/testdata/kvm.host")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	host, err := recorded.Parse(data)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return Config{
+		NodeName:     "node",
+		BootID:       "boot",
+		FS:           host.FS(),
+		Families:     []*discovery.Family{hypervisor.Family},
+		Settings:     Settings{Rules: rules},
+		Changes:      n.changes,
+		Client:       n.client,
+		StatusClient: n.client,
+		Groups:       n,
+		Kubelet:      Kubelet{StartDRA: n.start, DevicePlugins: n, Pods: n.pods},
+		Lock:         n,
+		KubeletRoot:  n.dir,
+		StateDir:     filepath.Join(n.dir, "plugins/chandler.dev"),
+		CDI:          cdi.Dir{Path: filepath.Join(n.dir, "cdi")},
+		NoMetadata:   true,
+	}
+}
+
+// ServerGroupsWithContext says that the API server serves DRA.
+func (n *node) ServerGroupsWithContext(context.Context) (*metav1.APIGroupList, error) {
+	return &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}, nil
+}
+
+var _ kubediscovery.ServerGroupsInterfaceWithContext = &node{}
+
+// Acquire implements Lock.
+func (n *node) Acquire(context.Context) (func(), error) { return func() {}, nil }
+
+// Awaited implements Lock.
+func (n *node) Awaited() bool { return false }
+
+func (n *node) start(_ context.Context, plugin kubeletplugin.DRAPlugin, _ ...kubeletplugin.Option) (driver.Helper, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.plugin = plugin
+	plugin.(*driver.Driver).Registered(driver.Accepted)
+	return helper{n}, nil
+}
+
+func (n *node) pods(context.Context) (*kubeletapi.Listing, error) {
+	return &kubeletapi.Listing{Whole: true}, nil
+}
+
+// helper is the library's.
+type helper struct{ *node }
+
+func (h helper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.published = nil
+	for _, slice := range resources.Pools["node"].Slices {
+		for _, d := range slice.Devices {
+			h.published = append(h.published, d.Name)
+		}
+	}
+	return nil
+}
+
+func (h helper) Stop() {}
+
+// Run implements legacy.Kubelet.
+func (n *node) Run(ctx context.Context) { <-ctx.Done() }
+
+// Serve implements legacy.Kubelet.
+func (n *node) Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{}) {
+	n.mu.Lock()
+	n.servers[resource] = server
+	n.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	var listing sync.WaitGroup
+	listing.Go(func() { _ = server.ListAndWatch(&pluginapi.Empty{}, list{ctx}) })
+	select {
+	case <-ctx.Done():
+	case <-gone:
+	}
+	cancel()
+	listing.Wait()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.servers, resource)
+}
+
+// Linger implements legacy.Kubelet.
+func (n *node) Linger(context.Context) {}
+
+// Probe implements legacy.Kubelet.
+func (n *node) Probe(context.Context) error { return nil }
+
+// list is the kubelet's end of ListAndWatch.
+type list struct{ ctx context.Context }
+
+func (l list) Send(*pluginapi.ListAndWatchResponse) error { return nil }
+func (l list) Context() context.Context                   { return l.ctx }
+func (l list) SetHeader(metadata.MD) error                { return nil }
+func (l list) SendHeader(metadata.MD) error               { return nil }
+func (l list) SetTrailer(metadata.MD)                     {}
+func (l list) SendMsg(any) error                          { return errors.ErrUnsupported }
+func (l list) RecvMsg(any) error                          { return errors.ErrUnsupported }
+
+// offers waits, and checks which devices are in slices, and which resources are
+// served.
+func (n *node) offers(published, served string) {
+	n.t.Helper()
+	time.Sleep(time.Minute)
+	synctest.Wait()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var resources []string
+	for resource := range n.servers {
+		resources = append(resources, resource)
+	}
+	slices.Sort(resources)
+	if got := strings.Join(n.published, " "); got != published {
+		n.t.Errorf("slices have %q, want %q", got, published)
+	}
+	if got := strings.Join(resources, " "); got != served {
+		n.t.Errorf("the kubelet has %q, want %q", got, served)
+	}
+}
+
+// prepare prepares a claim for a device.
+func (n *node) prepare(device string) (*resourceapi.ResourceClaim, error) {
+	n.t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: "uid"}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: "node", Device: device}},
+	}}
+	if _, err := n.client.ResourceV1().ResourceClaims("default").Create(n.t.Context(), claim, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+	prepared, err := n.plugin.PrepareResourceClaims(n.t.Context(), []*resourceapi.ResourceClaim{claim})
+	return claim, errors.Join(err, prepared[claim.UID].Err)
+}
+
+// A whole agent offers the devices of a host by both APIs, prepares a claim, serves a
+// classic resource, and follows the configuration, without a socket. When it ends,
+// none of its goroutines is left: a bubble of synctest waits for all.
+func TestAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		dra, classic := discovery.ModeDRA, discovery.ModeDevicePlugin
+		tun := discovery.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
+		rules := &discovery.Rules{Mode: dra, Resources: []discovery.Resource{tun}}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- Run(ctx, n.config(rules)) }()
+		n.offers("kvm", "devices.kubevirt.io/tun")
+
+		claim, err := n.prepare("kvm")
+		if err != nil {
+			t.Errorf("prepare: %v", err)
+		}
+		if specs, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*uid*")); len(specs) != 1 {
+			t.Errorf("CDI specs: %q", specs)
+		}
+		n.mu.Lock()
+		server := n.servers["devices.kubevirt.io/tun"]
+		n.mu.Unlock()
+		allocated, err := server.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{"tun0"}}}})
+		if err != nil || len(allocated.ContainerResponses) != 1 || allocated.ContainerResponses[0].Devices[0].HostPath != "/dev/net/tun" {
+			t.Errorf("allocated %v, %v", allocated, err)
+		}
+
+		n.changes <- Change{Err: errors.New("wrong")}
+		n.offers("kvm", "devices.kubevirt.io/tun")
+		n.changes <- Change{Settings: Settings{Rules: &discovery.Rules{Mode: classic}}}
+		n.offers("", "devices.kubevirt.io/kvm devices.kubevirt.io/tun")
+		unprepared, err := n.plugin.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: "default", Name: "claim"}, UID: claim.UID}})
+		if err != nil || unprepared[claim.UID] != nil {
+			t.Errorf("unprepare: %v, %v", unprepared, err)
+		}
+		if specs, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*uid*")); len(specs) != 0 {
+			t.Errorf("CDI specs that are left: %q", specs)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"chandler.dev/discovery"
+)
+
+// ruled is the devices of a host as the administrator wants them. When the rules
+// exclude a device or share it in another way, its silicon stays as the earlier rules
+// wanted it until it is released: somebody may have it by the names and amounts of
+// before.
+type ruled struct {
+	rules    *discovery.Rules
+	earlier  map[string]*discovery.Rules // by silicon that is still under earlier rules
+	raw      *discovery.Snapshot
+	snapshot *discovery.Snapshot // what the rules make of raw, nil before there is one
+
+	sought bool // excluded devices that claims have were sought
+}
+
+func newRuled(rules *discovery.Rules) *ruled {
+	return &ruled{rules: rules, earlier: make(map[string]*discovery.Rules)}
+}
+
+// see takes over what a scan found.
+func (r *ruled) see(raw *discovery.Snapshot) {
+	r.raw = raw
+	r.apply()
+}
+
+// apply makes the snapshot.
+func (r *ruled) apply() {
+	s := r.rules.Apply(r.raw)
+	applied := make(map[*discovery.Rules]bool)
+	for _, rules := range r.earlier {
+		if applied[rules] {
+			continue
+		}
+		applied[rules] = true
+		under := func(d discovery.Device) bool { return r.earlier[d.Silicon()] == rules }
+		s.Devices = slices.DeleteFunc(s.Devices, under)
+		for _, d := range rules.Apply(r.raw).Devices {
+			if under(d) {
+				s.Devices = append(s.Devices, d)
+			}
+		}
+	}
+	slices.SortFunc(s.Devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+	r.snapshot = s
+}
+
+// change puts other rules in force.
+func (r *ruled) change(rules *discovery.Rules) {
+	before := r.rules
+	r.rules = rules
+	if r.raw == nil {
+		return
+	}
+	next := bySilicon(rules.Apply(r.raw))
+	for silicon, devices := range bySilicon(r.snapshot) {
+		switch {
+		case sameForm(devices, next[silicon]):
+			delete(r.earlier, silicon)
+		case r.earlier[silicon] == nil:
+			r.earlier[silicon] = before
+		}
+	}
+	r.apply()
+}
+
+// keepExcluded keeps excluded devices that claims of an earlier process have, once
+// it is known who has what. The claims are not told that their device is gone.
+func (r *ruled) keepExcluded(view View) {
+	if r.sought {
+		return
+	}
+	r.sought = true
+	if len(r.rules.Exclude) == 0 {
+		return
+	}
+	lenient := *r.rules
+	lenient.Exclude = nil
+	kept := bySilicon(r.snapshot)
+	for silicon, devices := range bySilicon(lenient.Apply(r.raw)) {
+		if !sameForm(devices, kept[silicon]) && view.Blocked(discovery.ModeDevicePlugin, silicon) != "" {
+			r.earlier[silicon] = &lenient
+		}
+	}
+	r.apply()
+}
+
+// changing returns the silicon that is still under earlier rules.
+func (r *ruled) changing() map[string]bool {
+	changing := make(map[string]bool, len(r.earlier))
+	for silicon := range r.earlier {
+		changing[silicon] = true
+	}
+	return changing
+}
+
+// release puts silicon under the present rules.
+func (r *ruled) release(silicon map[string]bool) {
+	maps.DeleteFunc(r.earlier, func(name string, _ *discovery.Rules) bool { return silicon[name] })
+	r.apply()
+}
+
+func bySilicon(s *discovery.Snapshot) map[string][]discovery.Device {
+	all := make(map[string][]discovery.Device)
+	for _, d := range s.Devices {
+		all[d.Silicon()] = append(all[d.Silicon()], d)
+	}
+	return all
+}
+
+// sameForm reports whether two descriptions of silicon have all devices of the first,
+// and share these in the same way.
+func sameForm(before, after []discovery.Device) bool {
+	for _, a := range before {
+		i := slices.IndexFunc(after, func(b discovery.Device) bool { return b.Name == a.Name })
+		if i < 0 || !equality.Semantic.DeepEqual(a.Sharing, after[i].Sharing) {
+			return false
+		}
+	}
+	return true
+}

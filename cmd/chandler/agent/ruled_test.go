@@ -1,0 +1,110 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+)
+
+func selector(t *testing.T, expression string) discovery.Selector {
+	t.Helper()
+	compiled, err := discovery.Compile(expression)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return compiled
+}
+
+// described says in a word what there is of each device.
+func described(s *discovery.Snapshot) string {
+	var words []string
+	for _, d := range s.Devices {
+		word := d.Name
+		if d.Sharing != nil {
+			word += " by " + string(d.Sharing.Capacity)
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, ", ")
+}
+
+// Devices that other rules exclude or share otherwise stay as they were until their
+// silicon is released, and all else is as the rules want it at once.
+func TestRuled(t *testing.T) {
+	gpu := discovery.Device{Name: "gpu", Capacity: discovery.Capacity{"memory": resourceapi.DeviceCapacity{Value: resource.MustParse("8Gi")}}}
+	gpu.Offers = []discovery.Offer{{Resource: "example.com/gpu", IDs: []string{"gpu"}}}
+	raw := &discovery.Snapshot{Devices: []discovery.Device{gpu, {Name: "nic"}, {Name: "tpu"}}}
+	all := selector(t, `true`)
+	plain := &discovery.Rules{}
+	units := &discovery.Rules{Mode: discovery.ModeDRA, Sharing: []discovery.Share{{Selector: selector(t, `"memory" in device.capacity["chandler.dev"]`), Capacity: "memory", Unit: resource.MustParse("1Gi")}}}
+	replicas := &discovery.Rules{Sharing: []discovery.Share{{Selector: all, Replicas: 4}}}
+	nothing := &discovery.Rules{Exclude: []discovery.Selector{all}}
+
+	r := newRuled(plain)
+	r.see(raw)
+	expect := func(step, want string, changing ...string) {
+		t.Helper()
+		got := r.changing()
+		same := len(got) == len(changing)
+		for _, silicon := range changing {
+			same = same && got[silicon]
+		}
+		if described(r.snapshot) != want || !same {
+			t.Errorf("%s: %s, changing %v; want %s, changing %v", step, described(r.snapshot), got, want, changing)
+		}
+	}
+	expect("at first", "gpu, nic, tpu")
+	r.change(units)
+	expect("shared", "gpu, nic, tpu", "gpu")
+	if nic, _ := r.snapshot.Lookup("nic"); nic.Mode != discovery.ModeDRA {
+		t.Errorf("a device of the same form is not as the rules want it: mode %q", nic.Mode)
+	}
+	r.release(map[string]bool{"gpu": true})
+	expect("released", "gpu by memory, nic, tpu")
+	r.change(replicas)
+	expect("shared otherwise", "gpu by memory, nic, tpu", "gpu", "nic", "tpu")
+	r.see(raw)
+	expect("scanned again", "gpu by memory, nic, tpu", "gpu", "nic", "tpu")
+	r.change(units)
+	expect("as before", "gpu by memory, nic, tpu")
+	r.change(nothing)
+	expect("excluded", "gpu by memory, nic, tpu", "gpu", "nic", "tpu")
+	r.release(map[string]bool{"nic": true})
+	expect("one released", "gpu by memory, tpu", "gpu", "tpu")
+	r.change(plain)
+	expect("not excluded any more", "gpu by memory, nic, tpu", "gpu")
+}
+
+// Before the first scan there is nothing that could change.
+func TestRuledBeforeTheFirstScan(t *testing.T) {
+	r := newRuled(&discovery.Rules{})
+	r.change(&discovery.Rules{Mode: discovery.ModeDRA})
+	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
+	if d, _ := r.snapshot.Lookup("gpu"); d.Mode != discovery.ModeDRA || len(r.changing()) > 0 {
+		t.Errorf("mode %q, changing %v", d.Mode, r.changing())
+	}
+}
+
+// An excluded device that a claim of an earlier process has is not gone.
+func TestRuledKeepsWhatClaimsHave(t *testing.T) {
+	r := newRuled(&discovery.Rules{Exclude: []discovery.Selector{selector(t, `true`)}})
+	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
+	view := holders{owners{"gpu": "claim"}, owners{}}
+	r.keepExcluded(view)
+	if described(r.snapshot) != "gpu" || !r.changing()["gpu"] {
+		t.Errorf("%s, changing %v", described(r.snapshot), r.changing())
+	}
+	p := Place(nil, r.snapshot.Devices, view, Facts{Changing: r.changing()})
+	if p.OfDRA()["gpu"] == "" {
+		t.Error("the excluded device is offered")
+	}
+	r.release(map[string]bool{"gpu": true})
+	r.keepExcluded(view)
+	if described(r.snapshot) != "" {
+		t.Errorf("then %s", described(r.snapshot))
+	}
+}

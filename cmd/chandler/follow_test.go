@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
+)
+
+// volume is a ConfigMap volume as the kubelet lays it out: files are links into
+// ..data, which is a link that is replaced when the ConfigMap changes
+// (pkg/volume/util/atomic_writer.go, Write, in Kubernetes 1.34 and 1.37).
+type volume struct {
+	t   *testing.T
+	dir string
+	n   string
+}
+
+func newVolume(t *testing.T, text string) *volume {
+	v := &volume{t: t, dir: t.TempDir()}
+	v.update(text)
+	v.must(os.Symlink("..data/config.yaml", v.file()))
+	return v
+}
+
+func (v *volume) file() string { return filepath.Join(v.dir, "config.yaml") }
+
+func (v *volume) must(err error) {
+	v.t.Helper()
+	if err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+// update does what the kubelet does with a changed ConfigMap.
+func (v *volume) update(text string) {
+	v.t.Helper()
+	before := v.n
+	v.n += "."
+	payload := filepath.Join(v.dir, ".."+v.n+"payload")
+	v.must(os.Mkdir(payload, 0o755))
+	v.must(os.WriteFile(filepath.Join(payload, "config.yaml"), []byte(text), 0o644))
+	v.must(os.Symlink(filepath.Base(payload), filepath.Join(v.dir, "..data_tmp")))
+	v.must(os.Rename(filepath.Join(v.dir, "..data_tmp"), filepath.Join(v.dir, "..data")))
+	if before != "" {
+		v.must(os.RemoveAll(filepath.Join(v.dir, ".."+before+"payload")))
+	}
+}
+
+// A changed ConfigMap is read and compiled while the agent runs, a wrong one is
+// reported with its reason, and each content is told once.
+func TestFollowConfig(t *testing.T) {
+	dra, classic := header()+"mode: DRA\n", header()+"mode: DevicePlugin\n"
+	v := newVolume(t, dra)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		changes, ended := make(chan agent.Change), make(chan struct{})
+		go func() {
+			defer close(ended)
+			followConfig(ctx, v.file(), []byte(dra), changes)
+		}()
+		next := func() (agent.Change, bool) {
+			select {
+			case change := <-changes:
+				return change, true
+			case <-time.After(time.Hour):
+				return agent.Change{}, false
+			}
+		}
+		expect := func(step string, mode discovery.Mode, reason string) {
+			t.Helper()
+			change, is := next()
+			switch {
+			case !is:
+				t.Fatalf("%s: nothing is told", step)
+			case reason != "" && (change.Err == nil || !strings.Contains(change.Err.Error(), reason)):
+				t.Errorf("%s: error %v, want %q in it", step, change.Err, reason)
+			case reason == "" && (change.Err != nil || change.Settings.Rules.Mode != mode):
+				t.Errorf("%s: %+v, want mode %s", step, change, mode)
+			}
+			if change, is := next(); is {
+				t.Errorf("%s: told again: %+v", step, change)
+			}
+		}
+		if change, is := next(); is {
+			t.Errorf("told of what has not changed: %+v", change)
+		}
+		v.update(classic)
+		expect("changed", discovery.ModeDevicePlugin, "")
+		v.update(header() + "exclude:\n- cel: device.attributes[\n")
+		expect("wrong", "", "exclude[0].cel")
+		v.update(classic)
+		expect("as before", discovery.ModeDevicePlugin, "")
+		v.must(os.Remove(v.file()))
+		expect("removed", "", "no such file")
+		v.must(os.Symlink("..data/config.yaml", v.file()))
+		expect("there again", discovery.ModeDevicePlugin, "")
+		cancel()
+		<-ended
+	})
+}
