@@ -15,8 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	healthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -74,6 +76,15 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 	return registration, dial(b.t, info.Endpoint), stop
 }
 
+// dryRuns has a client answer dry runs as an API server that keeps every field.
+// By itself the fake one stores what is created in a dry run.
+func dryRuns(client *fake.Clientset) {
+	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create := action.(clienttesting.CreateActionImpl)
+		return len(create.CreateOptions.DryRun) > 0, create.Object, nil
+	})
+}
+
 // TestThroughTheHelper plays the kubelet: it registers the driver, prepares and
 // unprepares a claim over the real sockets.
 func TestThroughTheHelper(t *testing.T) {
@@ -82,6 +93,7 @@ func TestThroughTheHelper(t *testing.T) {
 	var timed stages
 	b.config.Observe = timed.add
 	client := fake.NewClientset(c, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
+	dryRuns(client)
 	registry, conn, _ := b.serve(client)
 	b.offers(gpu("a", 1))
 	ctx := t.Context()
