@@ -100,8 +100,9 @@ func (p *process) said() string {
 	return p.log.String()
 }
 
-// start starts the agent. It is killed if the test ends before it does.
-func (s *station) start() *process {
+// start starts the agent, with further arguments. It is killed if the test ends
+// before it does.
+func (s *station) start(args ...string) *process {
 	s.t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -110,6 +111,7 @@ func (s *station) start() *process {
 	p := &process{t: s.t, cmd: exec.Command(self, "run", "--kubeconfig", s.path("kubeconfig"), "--node-name=node", "--pod-uid=pod-uid",
 		"--kubelet-root", s.path("kubelet"), "--device-plugin-dir", s.path("device-plugins"), "--host-root", s.path("host"),
 		"--cdi-root", s.path("cdi"), "--rescan-interval=50ms", "--healthz-bind-address", s.health, "-v=2")}
+	p.cmd.Args = append(p.cmd.Args, args...)
 	p.cmd.Env = append(os.Environ(), asProgram+"=1")
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	if err := p.cmd.Start(); err != nil {
@@ -496,4 +498,17 @@ func TestEndsWithAReason(t *testing.T) {
 		t.Errorf("exit code %d, %v; want 1", code, err)
 	}
 	agent.says("chandler: run driver: mkdir " + s.path("kubelet/plugins_registry"))
+}
+
+// An agent that runs reads a changed configuration, and says what is wrong with it.
+func TestReadsAChangedConfiguration(t *testing.T) {
+	s := newStation(t)
+	file := s.path("config.yaml")
+	write(t, file, header()+"mode: DRA\n")
+	agent := s.start("--config", file)
+	agent.answers(s, "/metrics", http.StatusOK, "chandler_config_last_reload_successful 1")
+	write(t, file, header()+"mode: Sometimes\n")
+	agent.says("The configuration changed and is wrong")
+	agent.answers(s, "/metrics", http.StatusOK, "chandler_config_last_reload_successful 0")
+	agent.ends()
 }
