@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -29,6 +30,7 @@ type endpoint struct {
 	lost   chan struct{} // closed when the stream has ended
 	once   sync.Once
 	calls  sync.WaitGroup
+	leaves atomic.Bool // its agent has ended, and another is to answer
 }
 
 // lose ends the stream, from either side.
@@ -250,6 +252,13 @@ func (e *endpoint) allocate(ctx context.Context, ids []string) (*pluginapi.Alloc
 	if e.stream.Err() != nil {
 		return nil, errors.New("the endpoint is stopped")
 	}
+	if e.leaves.Load() {
+		next := e.successor(ctx)
+		if next == nil {
+			return nil, errors.New("this instance has ended, and no other has begun")
+		}
+		return next.allocate(ctx, ids)
+	}
 	answers := make(chan answer, 1)
 	e.calls.Go(func() {
 		response, err := e.server.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
@@ -301,8 +310,13 @@ type Process struct {
 	own     string // the agent's pod
 	dead    chan struct{}
 
+	// Succeeded reports whether another agent waits for this one to end. Nil
+	// means that none does.
+	Succeeded func() bool
+
 	mu        sync.Mutex
 	listeners []*listener
+	left      []*endpoint // that Serve has left to Linger
 }
 
 // Process returns what a new agent has of the kubelet. Its name is for messages,
@@ -364,6 +378,10 @@ func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.D
 			case <-ctx.Done():
 			}
 		}
+		if ctx.Err() != nil && e.stream.Err() == nil && p.Succeeded != nil && p.Succeeded() {
+			p.leave(e)
+			return
+		}
 		e.lose()
 		timer := time.NewTimer(retryPause)
 		select {
@@ -377,6 +395,51 @@ func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.D
 		e.calls.Wait()
 		return
 	}
+}
+
+// leave keeps an endpoint for Linger.
+func (p *Process) leave(e *endpoint) {
+	e.leaves.Store(true)
+	e.calls.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.left = append(p.left, e)
+}
+
+// successor waits for another agent's endpoint of the resource, and returns nil
+// if there is none in time.
+func (e *endpoint) successor(ctx context.Context) *endpoint {
+	k := e.process.kubelet
+	for ctx.Err() == nil && e.stream.Err() == nil {
+		k.mu.Lock()
+		for _, other := range slices.Backward(k.endpoints[e.resource]) {
+			if other.process != e.process && !other.leaves.Load() && other.stream.Err() == nil {
+				k.mu.Unlock()
+				return other
+			}
+		}
+		k.mu.Unlock()
+		sleep(ctx, 20*time.Millisecond)
+	}
+	return nil
+}
+
+// Linger implements legacy.Kubelet.
+func (p *Process) Linger(ctx context.Context) {
+	p.mu.Lock()
+	left := p.left
+	p.left = nil
+	p.mu.Unlock()
+	var all sync.WaitGroup
+	for _, e := range left {
+		all.Go(func() {
+			defer e.lose()
+			if e.successor(ctx) != nil {
+				sleep(ctx, time.Second)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // Pods answers PodResources (pkg/kubelet/apis/podresources/server_v1.go, List):

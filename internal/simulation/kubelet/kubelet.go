@@ -97,6 +97,7 @@ type Kubelet struct {
 	devices   map[types.UID]map[string][]string // allocated, by pod and resource: the checkpoint
 	nodesOf   map[types.UID]map[string][]string // device nodes that Allocate answered, likewise
 	pending   map[string]map[string]types.UID   // IDs of Allocate calls in flight
+	admission chan struct{}                     // taken while a pod is admitted, as pods are one after another
 	known     map[string]bool                   // resources that were ever registered
 
 	// The runtime's.
@@ -111,6 +112,7 @@ func New(config Config) *Kubelet {
 		devices: make(map[types.UID]map[string][]string), nodesOf: make(map[types.UID]map[string][]string),
 		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool),
 		healthy: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), pending: make(map[string]map[string]types.UID),
+		admission: make(chan struct{}, 1),
 	}
 }
 

@@ -175,6 +175,8 @@ func (k *Kubelet) begin(ctx context.Context, w *worker) error {
 		return nil
 	}
 	k.set(w, "admitted", nil)
+	k.admission <- struct{}{}
+	defer func() { <-k.admission }()
 	return k.allocate(ctx, w.pod)
 }
 
