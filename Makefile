@@ -11,7 +11,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: build test unit e2e e2e-skew lint fmt generate verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
+.PHONY: simulate build test unit e2e e2e-skew lint fmt generate verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -28,6 +28,16 @@ test: unit e2e ## every test: unit tests with the race detector, then a real Kub
 
 unit: ## the tests that need no cluster
 	$(GO) test -race ./...
+
+# SEED=n RUNS=m repeats one seed: it fixes what happens and when, and not which
+# goroutine goes first.
+SEEDS ?= 1000
+RUNS  ?= 100
+HISTORIES ?= $(or $(TMPDIR),/tmp)
+
+simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n RUNS=m times one
+	$(GO) test ./internal/simulation -run TestSimulation -v -timeout 0 -args -histories $(HISTORIES) \
+	  $(if $(SEED),-seed $(SEED) -runs $(RUNS),-seeds $(SEEDS))
 
 e2e: ## the tests on a real Kubernetes; needs root
 	cd e2e && $(GO) test -p 1 -timeout 45m ./...

@@ -1,0 +1,270 @@
+package simulation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/cdi"
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
+	"chandler.dev/driver"
+	"chandler.dev/internal/simulation/apiserver"
+	"chandler.dev/internal/simulation/disk"
+	"chandler.dev/internal/simulation/kubelet"
+)
+
+// incarnation is one process of the agent.
+type incarnation struct {
+	world   *World
+	name    string
+	uid     types.UID
+	cancel  context.CancelFunc
+	process *kubelet.Process
+	events  chan struct{} // of the kernel
+	done    chan struct{} // closed when the agent has returned
+	err     error         // with which it did
+
+	dead  atomic.Bool
+	limit atomic.Int64 // after how many more changes of the disk it is killed, plus one; 0: it is not
+}
+
+// killed is how a process that was killed meets the world.
+var killed = errors.New("the process was killed")
+
+// diskGate lets the process change the disk while it lives.
+func (i *incarnation) diskGate(op disk.Op, _ string) error {
+	if i.dead.Load() {
+		return disk.ErrDead
+	}
+	if (op.Changes() || op == disk.Sync || op == disk.SyncDir) && i.limit.Load() > 0 && i.limit.Add(-1) == 0 {
+		i.world.log("%s is killed before it can %s", i.name, op)
+		i.die()
+		return disk.ErrDead
+	}
+	return nil
+}
+
+// apiGate lets the process call the API server while it lives.
+func (i *incarnation) apiGate(_ context.Context, _ apiserver.Call) error {
+	if i.dead.Load() {
+		return killed
+	}
+	return nil
+}
+
+// die ends the process at once: nothing that it does from now on is seen.
+func (i *incarnation) die() {
+	if i.dead.Swap(true) {
+		return
+	}
+	i.world.lock.drop(i)
+	i.cancel()
+	go i.process.Kill()
+}
+
+// ended reports whether the agent has returned.
+func (i *incarnation) ended() bool {
+	select {
+	case <-i.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// groups says which groups the API server has.
+type groups struct{ *incarnation }
+
+// ServerGroupsWithContext implements discovery.ServerGroupsInterfaceWithContext.
+func (g groups) ServerGroupsWithContext(ctx context.Context) (*metav1.APIGroupList, error) {
+	return g.world.server.Groups(ctx, g.apiGate)
+}
+
+// lock is what one agent of the node holds at a time.
+type lock struct {
+	mu      sync.Mutex
+	holder  *incarnation
+	waiting map[*incarnation]bool
+}
+
+// lockPause is how often the lock is asked for, as the real one is.
+const lockPause = 50 * time.Millisecond
+
+func (l *lock) drop(i *incarnation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.waiting, i)
+	if l.holder == i {
+		l.holder = nil
+	}
+}
+
+// lockOf is the lock as one agent has it.
+type lockOf struct {
+	*lock
+	own *incarnation
+}
+
+// Acquire implements [agent.Lock].
+func (l lockOf) Acquire(ctx context.Context) (func(), error) {
+	for {
+		l.mu.Lock()
+		if l.holder == nil && !l.own.dead.Load() {
+			l.holder = l.own
+			delete(l.waiting, l.own)
+			l.mu.Unlock()
+			l.own.world.log("%s is the active agent", l.own.name)
+			return func() { l.drop(l.own) }, nil
+		}
+		l.waiting[l.own] = true
+		l.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			l.drop(l.own)
+			return nil, ctx.Err()
+		case <-time.After(lockPause):
+		}
+	}
+}
+
+// Awaited implements [agent.Lock].
+func (l lockOf) Awaited() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.waiting) > 0
+}
+
+// Paths of the node.
+const (
+	kubeletRoot = "/var/lib/kubelet"
+	stateDir    = kubeletRoot + "/plugins/chandler.dev"
+	cdiRoot     = "/var/run/cdi"
+)
+
+// startAgent starts another agent of the node.
+func (w *World) startAgent() *incarnation {
+	w.agents++
+	i := &incarnation{world: w, name: fmt.Sprintf("agent-%d", w.agents), events: make(chan struct{}, 1), done: make(chan struct{})}
+	if w.surges {
+		i.uid = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", w.agents))
+	}
+	i.process = w.kubelet.Process(i.name, "kube-system/"+agentPod)
+	logger := logr.New(&sink{world: w, prefix: i.name + ": "})
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
+	i.cancel = cancel
+	client := w.server.Client(i.apiGate)
+	config := agent.Config{
+		Version: "simulated", NodeName: nodeName, PodUID: i.uid, Pod: "kube-system/" + agentPod, BootID: w.boot,
+		FS: w.host, Families: w.families, Settings: w.settings, RescanInterval: w.rescan,
+		Uevents: i.hear, Client: client, StatusClient: client, Groups: groups{i},
+		Kubelet: agent.Kubelet{StartDRA: func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (driver.Helper, error) {
+			helper, err := i.process.StartDRA(ctx, plugin, options...)
+			if err != nil {
+				return nil, err
+			}
+			return helper, nil
+		}},
+		Lock: lockOf{&w.lock, i}, KubeletRoot: kubeletRoot, StateDir: stateDir,
+		CDI:        cdi.Dir{Path: cdiRoot},
+		NoMetadata: !w.metadata,
+		ReadParameters: func([]byte) (discovery.Parameters, error) {
+			return nil, errors.New("no parameters")
+		},
+	}
+	w.equip(&config, i)
+	w.living = append(w.living, i)
+	w.all = append(w.all, i)
+	w.log("%s starts in boot %s", i.name, w.boot)
+	go func() {
+		defer close(i.done)
+		i.err = agent.Run(ctx, config)
+		i.world.log("%s has ended: %v", i.name, i.err)
+		i.die()
+	}()
+	return i
+}
+
+// hear hands on what the kernel says.
+func (i *incarnation) hear(ctx context.Context, events chan<- struct{}) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-i.events:
+		}
+		select {
+		case events <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// uevent has the kernel tell all agents that something changed.
+func (w *World) uevent() {
+	for _, i := range w.living {
+		select {
+		case i.events <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// sink logs to the history.
+type sink struct {
+	world  *World
+	prefix string
+	values []any
+	slices bool // of the library's controller of slices
+}
+
+// rescheduled is what the library's controller says when it has scheduled to
+// look at a pool again. It does so at once, for ever, while the clock stands at
+// the moment for which that was due, as the clock of a simulation does
+// (resourceslice/resourceslicecontroller.go, syncPool).
+const rescheduled = "Scheduled re-sync"
+
+func (s *sink) Init(logr.RuntimeInfo)  {}
+func (s *sink) Enabled(level int) bool { return level <= 2 || s.slices }
+
+func (s *sink) Info(level int, message string, values ...any) {
+	if s.slices && message == rescheduled {
+		time.Sleep(time.Microsecond)
+	}
+	if level > 2 {
+		return
+	}
+	s.world.log("%s%s%s", s.prefix, message, pairs(append(s.values, values...)))
+}
+
+func (s *sink) Error(err error, message string, values ...any) {
+	s.world.log("%s%s: %v%s", s.prefix, message, err, pairs(append(s.values, values...)))
+}
+
+func (s *sink) WithValues(values ...any) logr.LogSink {
+	return &sink{s.world, s.prefix, append(append([]any{}, s.values...), values...), s.slices}
+}
+
+func (s *sink) WithName(name string) logr.LogSink {
+	named := *s
+	named.slices = s.slices || name == "ResourceSlice controller"
+	return &named
+}
+
+func pairs(values []any) string {
+	var b strings.Builder
+	for i := 0; i+1 < len(values); i += 2 {
+		fmt.Fprintf(&b, " %v=%v", values[i], values[i+1])
+	}
+	return b.String()
+}

@@ -1,0 +1,11 @@
+package simulation
+
+import "chandler.dev/cmd/chandler/agent"
+
+// equip gives an agent its disk and its kubelet.
+func (w *World) equip(config *agent.Config, i *incarnation) {
+	config.Disk = w.disk.View(i.diskGate)
+	i.process.Succeeded = config.Lock.Awaited
+	config.Kubelet.DevicePlugins = i.process
+	config.Kubelet.Pods = i.process.Pods
+}

@@ -1,0 +1,526 @@
+package simulation
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/simulation/apiserver"
+	"chandler.dev/internal/simulation/disk"
+)
+
+// fault is a kind of fault.
+type fault struct {
+	name   string
+	weight int
+	strike func(w *World) bool // false: it cannot be now
+}
+
+// faultKinds returns all kinds of faults, in an order that stays.
+func faultKinds() []fault {
+	return []fault{
+		{"agentKilled", 6, (*World).killAgent},
+		{"agentKilledWriting", 10, (*World).killWriting},
+		{"agentRestarted", 4, (*World).restartAgent},
+		{"surge", 5, (*World).surge},
+		{"modeChanged", 3, (*World).changeMode},
+		{"stateWiped", 1, (*World).wipeState},
+		{"reboot", 3, func(w *World) bool { return w.reboot(false) }},
+		{"powerLost", 6, func(w *World) bool { return w.reboot(true) }},
+		{"kubeletRestarted", 5, (*World).restartKubelet},
+		{"kubeletDown", 2, (*World).stopKubelet},
+		{"draCheckpointLost", 2, func(w *World) bool { return w.loseCheckpoints(true, false) }},
+		{"classicCheckpointLost", 2, func(w *World) bool { return w.loseCheckpoints(false, true) }},
+		{"forceDelete", 8, (*World).forceDelete},
+		{"apiDown", 3, (*World).apiDown},
+		{"apiSlow", 2, (*World).apiSlow},
+		{"apiThrottles", 3, (*World).apiThrottles},
+		{"apiConflicts", 3, (*World).apiConflicts},
+		{"apiForbids", 2, (*World).apiForbids},
+		{"watchesEnd", 2, func(w *World) bool { w.server.EndWatches(); w.saw("watchesEnd"); return true }},
+		{"listsStale", 3, (*World).listsStale},
+		{"schedulerBehind", 3, (*World).schedulerBehind},
+		{"fieldsDropped", 2, (*World).dropFields},
+		{"nodeDeleted", 1, (*World).deleteNode},
+		{"slicesDeleted", 2, (*World).deleteSlices},
+		{"diskFull", 6, func(w *World) bool { return w.diskFails("diskFull", syscall.ENOSPC, 2, isWrite) }},
+		{"readsFail", 3, func(w *World) bool { return w.diskFails("readsFail", syscall.EIO, 3, isRead) }},
+		{"writesFail", 5, func(w *World) bool { return w.diskFails("writesFail", syscall.EIO, 3, isWrite) }},
+		{"syncsFail", 5, func(w *World) bool { return w.diskFails("syncsFail", syscall.EIO, 2, isSync) }},
+		{"readOnly", 3, func(w *World) bool { return w.diskFails("readOnly", syscall.EROFS, 1, disk.Op.Changes) }},
+		{"specsWiped", 2, (*World).wipeSpecs},
+		{"recordDamaged", 2, (*World).damageRecord},
+		{"deviceVanishes", 4, (*World).vanish},
+		{"deviceReturns", 4, (*World).comeBack},
+		{"deviceSwapped", 2, (*World).swap},
+		{"unreadable", 3, (*World).sicken},
+		{"readHangs", 2, (*World).hang},
+	}
+}
+
+func isWrite(op disk.Op) bool { return op == disk.Create || op == disk.Write || op == disk.MakeDir }
+func isRead(op disk.Op) bool  { return op == disk.Read || op == disk.List }
+func isSync(op disk.Op) bool  { return op == disk.Sync || op == disk.SyncDir }
+
+// during has a fault go on for a while, and end then.
+func (w *World) during(name string, longest time.Duration, end func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ongoing[name] = &ongoing{time.Now().Add(time.Duration(w.random.Int64N(int64(longest)))), end}
+}
+
+func (w *World) goesOn(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ongoing[name] != nil
+}
+
+// clean forgets agents that have ended.
+func (w *World) clean() {
+	w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i.dead.Load() })
+}
+
+// keepAgent starts an agent if none lives, as the kubelet does with a pod.
+func (w *World) keepAgent() {
+	w.clean()
+	if len(w.living) == 0 {
+		w.startAgent()
+	}
+}
+
+func (w *World) killAgent() bool {
+	w.clean()
+	if len(w.living) == 0 {
+		return false
+	}
+	one := pick(w.random, w.living...)
+	w.log("%s is killed", one.name)
+	one.die()
+	w.saw("agentKilled")
+	return true
+}
+
+func (w *World) killWriting() bool {
+	w.clean()
+	if len(w.living) == 0 {
+		return false
+	}
+	one := pick(w.random, w.living...)
+	after := int64(2 + w.random.IntN(12))
+	w.log("%s is to be killed at its change %d of the disk", one.name, after-1)
+	one.limit.Store(after)
+	return true
+}
+
+func (w *World) restartAgent() bool {
+	w.clean()
+	if len(w.living) != 1 {
+		return false
+	}
+	w.replaceAgent()
+	w.saw("agentRestarted")
+	return true
+}
+
+// replaceAgent ends the agent and starts another. Where agents have no sockets of
+// their own, the other starts when the first has ended.
+func (w *World) replaceAgent() {
+	one := w.living[0]
+	w.log("%s is told to end", one.name)
+	one.cancel()
+	w.living = nil
+	if !w.surges {
+		<-one.done
+	}
+	w.startAgent()
+}
+
+// surge starts another agent, and ends the first a while later.
+func (w *World) surge() bool {
+	w.clean()
+	if !w.surges || len(w.living) != 1 || w.goesOn("surge") {
+		return false
+	}
+	old := w.living[0]
+	w.startAgent()
+	w.during("surge", 10*time.Second, func() {
+		w.log("%s is told to end", old.name)
+		old.cancel()
+		w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == old })
+	})
+	w.saw("surge")
+	return true
+}
+
+// volatile are the directories that no reboot leaves anything of.
+var volatile = []string{"/var/run"}
+
+func (w *World) reboot(powerLost bool) bool {
+	w.log("the machine reboots, power lost %v", powerLost)
+	for _, i := range w.living {
+		i.die()
+	}
+	w.living = nil
+	w.kubelet.Down()
+	w.kubelet.Reboot()
+	if powerLost {
+		if w.disk.LosePower(w.random, volatile...) {
+			w.saw("powerLost")
+		}
+	} else {
+		w.disk.Reboot(volatile...)
+		w.saw("reboot")
+	}
+	w.newBoot()
+	w.endOngoing("kubeletDown", "surge")
+	w.kubelet.Up()
+	w.startAgent()
+	return true
+}
+
+// endOngoing ends faults before their time, without what their end does.
+func (w *World) endOngoing(names ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.DeleteFunc(w.ongoing, func(name string, _ *ongoing) bool { return slices.Contains(names, name) })
+}
+
+func (w *World) restartKubelet() bool {
+	if !w.kubelet.IsUp() {
+		return false
+	}
+	w.kubelet.Down()
+	time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
+	w.kubelet.Up()
+	w.saw("kubeletRestarted")
+	return true
+}
+
+func (w *World) stopKubelet() bool {
+	if !w.kubelet.IsUp() {
+		return false
+	}
+	w.kubelet.Down()
+	w.during("kubeletDown", time.Minute, w.kubelet.Up)
+	w.saw("kubeletDown")
+	return true
+}
+
+func (w *World) loseCheckpoints(dra, classic bool) bool {
+	if !w.kubelet.IsUp() {
+		return false
+	}
+	w.kubelet.Down()
+	w.log("the kubelet loses its checkpoints, DRA %v, classic %v", dra, classic)
+	w.kubelet.LoseCheckpoints(dra, classic)
+	w.kubelet.Up()
+	if dra {
+		w.saw("draCheckpointLost")
+	} else {
+		w.saw("classicCheckpointLost")
+	}
+	return true
+}
+
+func (w *World) forceDelete() bool {
+	if w.isDown() {
+		return false
+	}
+	if p := w.anyPod(func(p *pod) bool { return p.bound }); p != nil {
+		w.deletePod(p, true)
+		w.saw("forceDelete")
+		return true
+	}
+	return false
+}
+
+// anyPod returns one of the pods that match, nil if none does.
+func (w *World) anyPod(match func(*pod) bool) *pod {
+	all := slices.DeleteFunc(w.cluster(), func(p *pod) bool { return p.Namespace != namespace || !match(p) })
+	if len(all) == 0 {
+		return nil
+	}
+	return pick(w.random, all...)
+}
+
+// setFault has the API server answer calls of the agent with a fault.
+func (w *World) setFault(name string, longest time.Duration, f apiserver.Fault) bool {
+	for _, other := range []string{"apiDown", "apiSlow", "apiThrottles", "apiConflicts", "apiForbids"} {
+		if w.goesOn(other) {
+			return false
+		}
+	}
+	w.server.SetFault(f)
+	w.during(name, longest, func() { w.server.SetFault(nil) })
+	return true
+}
+
+func (w *World) apiDown() bool {
+	done := w.setFault("apiDown", 90*time.Second, func(context.Context, apiserver.Call) error {
+		w.saw("apiDown")
+		return apiserver.ErrDown
+	})
+	if done {
+		w.server.EndWatches()
+	}
+	return done
+}
+
+func (w *World) apiSlow() bool {
+	return w.setFault("apiSlow", 30*time.Second, func(ctx context.Context, _ apiserver.Call) error {
+		w.saw("apiSlow")
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(w.upTo(8 * time.Second)):
+			return nil
+		}
+	})
+}
+
+// upTo returns a time for any goroutine.
+func (w *World) upTo(longest time.Duration) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Duration(w.faults.Int64N(int64(longest)))
+}
+
+func (w *World) apiThrottles() bool {
+	return w.setFault("apiThrottles", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
+		if !w.chance(2) {
+			return nil
+		}
+		w.saw("apiThrottles")
+		if w.chance(4) {
+			return apiserver.Internal()
+		}
+		return apiserver.TooMany()
+	})
+}
+
+func (w *World) apiConflicts() bool {
+	return w.setFault("apiConflicts", 30*time.Second, func(_ context.Context, call apiserver.Call) error {
+		if call.Verb != "update" && call.Verb != "apply" && call.Verb != "delete" || !w.chance(2) {
+			return nil
+		}
+		w.saw("apiConflicts")
+		return apierrors.NewConflict(schema.GroupResource{Resource: call.Resource}, "", nil)
+	})
+}
+
+func (w *World) apiForbids() bool {
+	return w.setFault("apiForbids", 40*time.Second, func(_ context.Context, call apiserver.Call) error {
+		if call.Resource == "nodes" || call.Resource == "pods" {
+			return nil
+		}
+		w.saw("apiForbids")
+		return apiserver.Forbidden(call.Resource)
+	})
+}
+
+func (w *World) listsStale() bool {
+	if w.goesOn("listsStale") {
+		return false
+	}
+	w.server.Freeze()
+	w.during("listsStale", 40*time.Second, w.server.Thaw)
+	w.saw("listsStale")
+	return true
+}
+
+func (w *World) schedulerBehind() bool {
+	if w.goesOn("schedulerBehind") {
+		return false
+	}
+	w.lag = int64(1 + w.random.IntN(30))
+	w.during("schedulerBehind", 30*time.Second, func() { w.lag = 0 })
+	w.saw("schedulerBehind")
+	return true
+}
+
+// dropFields makes the API server one of another version.
+func (w *World) dropFields() bool {
+	w.server.SetFeatures(featuresOf(pick(w.random, 34, 35, 36, 37)))
+	w.saw("fieldsDropped")
+	return true
+}
+
+func (w *World) deleteNode() bool {
+	if w.isDown() {
+		return false
+	}
+	w.log("the node is deleted and made anew")
+	w.server.Delete(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	w.server.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	w.saw("nodeDeleted")
+	return true
+}
+
+func (w *World) deleteSlices() bool {
+	if w.server.DeleteSlices(nodeName) == 0 {
+		return false
+	}
+	w.log("all slices of the node are deleted")
+	w.saw("slicesDeleted")
+	return true
+}
+
+// diskFails makes some operations of the disk fail for a while, one in a few.
+func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op) bool) bool {
+	for _, other := range []string{"diskFull", "readsFail", "writesFail", "syncsFail", "readOnly"} {
+		if w.goesOn(other) {
+			return false
+		}
+	}
+	below := pick(w.random, "/", "/", kubeletRoot, cdiRoot)
+	w.disk.SetFault(func(op disk.Op, file string) error {
+		if !which(op) || !strings.HasPrefix(file, below) || !w.chance(oneIn) {
+			return nil
+		}
+		w.saw(name)
+		return with
+	})
+	w.during(name, 40*time.Second, func() { w.disk.SetFault(nil) })
+	return true
+}
+
+// changeMode has the administrator want devices offered by the other API.
+func (w *World) changeMode() bool {
+	w.clean()
+	if w.minor < 34 || len(w.living) != 1 {
+		return false
+	}
+	w.mode = pick(w.random, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
+	w.settings.Rules = &discovery.Rules{Mode: w.mode}
+	w.log("the administrator wants mode %q", w.mode)
+	w.replaceAgent()
+	w.saw("modeChanged")
+	return true
+}
+
+// wipeState removes the agent's directory, as people do who think that it is of
+// no use any more, and the agent's process with it.
+func (w *World) wipeState() bool {
+	if len(w.disk.Files(stateDir)) == 0 || w.minor < 34 {
+		return false
+	}
+	w.log("the agent's directory is wiped")
+	w.disk.Wipe(stateDir)
+	w.saw("stateWiped")
+	return true
+}
+
+func (w *World) wipeSpecs() bool {
+	if len(w.disk.Files(cdiRoot)) == 0 {
+		return false
+	}
+	w.log("the directory of CDI specs is wiped")
+	w.disk.Wipe(cdiRoot)
+	w.saw("specsWiped")
+	return true
+}
+
+func (w *World) damageRecord() bool {
+	records := w.disk.Files(stateDir + "/claims")
+	if len(records) == 0 {
+		return false
+	}
+	name := pick(w.random, records...)
+	w.log("%s is damaged", name)
+	w.disk.Damage(name, func(data []byte) []byte {
+		if len(data) == 0 {
+			return data
+		}
+		switch w.random.IntN(3) {
+		case 0:
+			return nil
+		case 1:
+			return data[:w.random.IntN(len(data))]
+		}
+		data[w.random.IntN(len(data))] ^= 0x20
+		return data
+	})
+	w.saw("recordDamaged")
+	return true
+}
+
+func (w *World) vanish() bool {
+	c := pick(w.random, w.machine.cards...)
+	if !w.host.Vanish(c.address, c.nodes...) {
+		return false
+	}
+	w.log("card %s vanishes", c.address)
+	w.uevent()
+	w.saw("deviceVanishes")
+	return true
+}
+
+func (w *World) comeBack() bool {
+	for _, c := range w.machine.cards {
+		if w.host.Gone(c.address) {
+			w.log("card %s returns", c.address)
+			w.host.Return(c.address, nil)
+			w.uevent()
+			w.saw("deviceReturns")
+			return true
+		}
+	}
+	return false
+}
+
+// swap replaces a card by another of its kind.
+func (w *World) swap() bool {
+	c := pick(w.random, w.machine.cards...)
+	if w.host.Gone(c.address) {
+		return false
+	}
+	w.host.Vanish(c.address, c.nodes...)
+	w.uevent()
+	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
+	digit := byte('0' + w.random.IntN(10))
+	w.host.Return(c.address, func(_ string, data []byte) []byte {
+		if i := strings.Index(string(data), "GPU-"); i >= 0 {
+			data[i+4] = digit
+		}
+		return data
+	})
+	w.log("card %s is another now", c.address)
+	w.uevent()
+	w.saw("deviceSwapped")
+	return true
+}
+
+func (w *World) sicken() bool {
+	if w.goesOn("unreadable") {
+		return false
+	}
+	c := pick(w.random, w.machine.cards...)
+	w.log("files of card %s cannot be read", c.address)
+	w.host.Sicken(pick(w.random, c.address, c.address+"/vendor", "/information"))
+	w.during("unreadable", 60*time.Second, func() { w.host.Sicken(""); w.uevent() })
+	w.uevent()
+	w.saw("unreadable")
+	return true
+}
+
+func (w *World) hang() bool {
+	if w.goesOn("readHangs") {
+		return false
+	}
+	c := pick(w.random, w.machine.cards...)
+	w.log("reads of card %s hang", c.address)
+	w.host.Hang(c.address)
+	w.during("readHangs", 40*time.Second, w.host.Release)
+	w.uevent()
+	w.saw("readHangs")
+	return true
+}

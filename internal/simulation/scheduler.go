@@ -1,0 +1,144 @@
+package simulation
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/klog/v2"
+)
+
+// celCache has compiled what classes and requests select by; it is the same in
+// all simulations.
+var celCache = cel.NewCache(64, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: true})
+
+// classes has a class for all devices of the driver.
+type classes struct{}
+
+// Get implements [structured.DeviceClassLister].
+func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
+	if name != className {
+		return nil, apierrors.NewNotFound(resourceapi.Resource("deviceclasses"), name)
+	}
+	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: className}, Spec: resourceapi.DeviceClassSpec{
+		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "chandler.dev"`}}},
+	}}, nil
+}
+
+// List implements [structured.DeviceClassLister].
+func (c classes) List() ([]*resourceapi.DeviceClass, error) {
+	class, err := c.Get(className)
+	return []*resourceapi.DeviceClass{class}, err
+}
+
+// allocated returns what claims have by the API server.
+func allocated(claims []*resourceapi.ResourceClaim) structured.AllocatedState {
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, claim := range claims {
+		if claim.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			switch {
+			case r.AdminAccess != nil && *r.AdminAccess:
+			case r.ShareID != nil:
+				state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+				state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+			default:
+				state.AllocatedDevices.Insert(id)
+			}
+		}
+	}
+	return state
+}
+
+// schedule allocates the claims of a pod that are not allocated, as a scheduler
+// does whose cache of slices is some changes behind, and reserves all for the
+// pod. It reports whether the pod has a place.
+func (w *World) schedule(pod *pod) bool {
+	var open []*resourceapi.ResourceClaim
+	for _, name := range pod.Claims {
+		claim := w.server.Claim(pod.Namespace, name)
+		if claim == nil {
+			return false
+		}
+		if claim.Status.Allocation == nil {
+			open = append(open, claim.DeepCopy())
+		}
+	}
+	var results []resourceapi.AllocationResult
+	if len(open) > 0 {
+		keeps := w.server.Features()
+		allocator, err := structured.NewAllocator(quiet, structured.Features{
+			AdminAccess: true, PrioritizedList: true, DeviceTaints: keeps.Taints, PartitionableDevices: keeps.Counters,
+			ConsumableCapacity: keeps.Sharing, CompatibilityGroups: keeps.Counters && keeps.Groups, ListTypeAttributes: keeps.Lists,
+		}, allocated(w.server.Claims()), classes{}, w.server.Past(w.lag), celCache)
+		if err == nil {
+			results, err = allocator.Allocate(quiet, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, open)
+		}
+		if err != nil || len(results) != len(open) {
+			return false
+		}
+	}
+	for i, claim := range open {
+		results[i].AllocationTimestamp = nil
+		if w.minor >= 36 {
+			now := metav1.Now()
+			results[i].AllocationTimestamp = &now
+		}
+		claim.Status.Allocation = &results[i]
+		w.server.Put(claim)
+		for _, r := range results[i].Devices.Results {
+			w.log("scheduler: claim %s/%s is allocated %s", claim.Namespace, claim.Name, r.Device)
+		}
+	}
+	for _, name := range pod.Claims {
+		claim := w.server.Claim(pod.Namespace, name).DeepCopy()
+		if !reserved(claim, pod.UID) {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+			w.server.Put(claim)
+		}
+	}
+	return true
+}
+
+func reserved(claim *resourceapi.ResourceClaim, uid types.UID) bool {
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == uid })
+}
+
+// release does what the controller of claims does for a pod that is gone or has
+// ended: the claims are not reserved for it any more, those that are reserved
+// for nobody are allocated no more, and those that were made for it go
+// (pkg/controller/resourceclaim).
+func (w *World) release(pod *pod) {
+	for _, name := range pod.Claims {
+		claim := w.server.Claim(pod.Namespace, name)
+		if claim == nil || !reserved(claim, pod.UID) && !pod.own {
+			continue
+		}
+		claim = claim.DeepCopy()
+		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
+		if len(claim.Status.ReservedFor) == 0 {
+			claim.Status.Allocation, claim.Status.Devices = nil, nil
+		}
+		w.server.Put(claim)
+		if pod.own {
+			w.server.Delete(claim)
+		}
+	}
+}
+
+// quiet is a context whose logger says nothing.
+var quiet = klog.NewContext(context.Background(), klog.Logger{})

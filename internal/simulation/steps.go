@@ -1,0 +1,215 @@
+package simulation
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// step lets something happen, and some time go by.
+func (w *World) step() {
+	w.events++
+	w.keepAgent()
+	switch n := w.random.IntN(100); {
+	case n < 40:
+		if w.open() < 8 {
+			w.makePod()
+		}
+	case n < 62:
+		if p := w.anyPod(func(p *pod) bool { return !p.deleted }); p != nil && !w.isDown() {
+			w.deletePod(p, false)
+		}
+	default:
+		w.strike()
+	}
+	w.pause()
+	w.tend()
+}
+
+// open returns how many pods there are.
+func (w *World) open() int { return len(w.cluster()) - 1 }
+
+// pause lets time go by: mostly little, so that much is under way at once.
+func (w *World) pause() {
+	longest := 20 * time.Millisecond
+	switch n := w.random.IntN(100); {
+	case n < 30:
+	case n < 70:
+		longest = 2 * time.Second
+	case n < 96:
+		longest = 12 * time.Second
+	default:
+		longest = time.Minute
+	}
+	time.Sleep(time.Duration(w.random.Int64N(int64(longest))))
+}
+
+// strike has a fault happen.
+func (w *World) strike() {
+	kinds := faultKinds()
+	sum := 0
+	for _, f := range kinds {
+		sum += f.weight
+	}
+	n := w.random.IntN(sum)
+	for _, f := range kinds {
+		if n -= f.weight; n < 0 {
+			w.log("fault: %s", f.name)
+			if f.strike(w) {
+				w.struck++
+			}
+			return
+		}
+	}
+}
+
+// Limits of what an agent may take without faults.
+const (
+	convergeLimit = 3 * time.Minute
+	emptyLimit    = 50 * time.Minute
+	askLimit      = 40 * time.Minute // the API server is asked every half hour what it keeps
+	look          = 5 * time.Second
+)
+
+// converge ends all faults, and waits for all to be as it should be: slices
+// first, and when all pods are gone, nothing of them.
+func (w *World) converge() {
+	w.log("all faults end")
+	w.finish(time.Now().Add(24 * time.Hour))
+	for _, c := range w.machine.cards {
+		if w.host.Gone(c.address) {
+			w.host.Return(c.address, nil)
+		}
+	}
+	w.uevent()
+	w.kubelet.Up()
+	if w.await(convergeLimit, w.published) && w.await(emptyLimit, w.empty) && w.await(askLimit, w.published) {
+		w.log("all is as it should be")
+	}
+}
+
+// await waits until there is nothing that is not as it should be.
+func (w *World) await(limit time.Duration, wrong func() string) bool {
+	pause := 250 * time.Millisecond
+	for began := time.Now(); ; {
+		w.keepAgent()
+		w.tend()
+		w.check()
+		why := wrong()
+		if why == "" || len(w.failures) > 0 {
+			return len(w.failures) == 0
+		}
+		if time.Since(began) > limit {
+			w.fail("after %s without faults: %s", limit, why)
+			return false
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, look)
+	}
+}
+
+// published says what is missing in the slices of the node.
+func (w *World) published() string {
+	if w.classic() {
+		return w.listed()
+	}
+	pools := make(map[int64]int)
+	var newest int64
+	devices := make(map[string]bool)
+	for _, s := range w.server.Slices() {
+		newest = max(newest, s.Spec.Pool.Generation)
+	}
+	var want int64
+	for _, s := range w.server.Slices() {
+		if s.Spec.Pool.Generation != newest {
+			return "there are slices of earlier generations"
+		}
+		pools[newest]++
+		want = s.Spec.Pool.ResourceSliceCount
+		for _, d := range s.Spec.Devices {
+			devices[d.Name] = len(taintsOf(&d)) == 0
+		}
+	}
+	if int64(pools[newest]) != want || want == 0 {
+		return fmt.Sprintf("%d slices of %d are published", pools[newest], want)
+	}
+	if w.open() > 0 {
+		return "" // some may have what is to be offered by the other API
+	}
+	for name, d := range w.devices {
+		if d.PartOf != nil && !w.server.Features().Counters {
+			continue // only some of them are
+		}
+		if healthy, there := devices[name]; !there {
+			return "device " + name + " is not published"
+		} else if !healthy {
+			return "device " + name + " is tainted"
+		}
+	}
+	return ""
+}
+
+// listed says which classic IDs the kubelet does not have, while no pod has any.
+func (w *World) listed() string {
+	if w.open() > 0 {
+		return ""
+	}
+	want := make(map[string]int)
+	for _, d := range w.devices {
+		for _, offer := range d.Offers {
+			want[offer.Resource] += len(offer.IDs)
+		}
+	}
+	got := w.kubelet.Allocatable()
+	for resource, n := range want {
+		if got[resource] != n {
+			return fmt.Sprintf("%d devices of %s are allocatable, and not %d", got[resource], resource, n)
+		}
+	}
+	return ""
+}
+
+func taintsOf(d *resourceapi.Device) (keys []string) {
+	for _, taint := range d.Taints {
+		if taint.Effect != resourceapi.DeviceTaintEffectNone {
+			keys = append(keys, taint.Key)
+		}
+	}
+	return keys
+}
+
+// empty ends all pods, and says what is left of them.
+func (w *World) empty() string {
+	for _, p := range w.cluster() {
+		if p.Namespace == namespace && !p.deleted {
+			w.deletePod(p, false)
+		}
+	}
+	if n := w.open(); n > 0 {
+		why, _ := w.kubelet.Idle()
+		return fmt.Sprintf("%d pods have not ended: %s", n, why)
+	}
+	if left := w.grants(); left != "" {
+		return left
+	}
+	var left []string
+	for _, dir := range []string{stateDir + "/claims", stateDir + "/dra-device-metadata", cdiRoot} {
+		left = append(left, w.disk.Files(dir)...)
+	}
+	if len(left) > 0 {
+		return "files are left: " + strings.Join(left, " ")
+	}
+	return ""
+}
+
+// grants says which grants are on disk.
+func (w *World) grants() string {
+	for _, name := range w.disk.Files(stateDir + "/grants") {
+		if data, _ := w.disk.Content(name); strings.Contains(string(data), "\"id\"") || !strings.HasSuffix(name, "grants.json") {
+			return fmt.Sprintf("%s has %s", name, data)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,226 @@
+package simulation
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/internal/simulation/kubelet"
+)
+
+// use is one device that a container has.
+type use struct {
+	container *kubelet.Container
+	classic   bool
+	back      bool      // a classic device that the kubelet has taken back from a container that still runs
+	claim     types.UID // of DRA
+	device    string    // of the machine
+	silicon   string
+	whole     bool
+	open      bool
+	takes     map[string]resource.Quantity // of the silicon's counters
+	has       map[string]resource.Quantity // the silicon's counters
+	share     string                       // "" if it has the device alone
+	nodes     []string                     // numbers of its own device nodes, when the container was started
+}
+
+func (u *use) String() string {
+	api := "DRA"
+	if u.classic {
+		api = "classic"
+	}
+	return fmt.Sprintf("pod %s has %s (%s)", u.container.Pod, u.device, api)
+}
+
+// startContainer starts a container as a runtime does, which looks for each CDI
+// device in the specs that there are.
+func (w *World) startContainer(c *kubelet.Container) error {
+	found := make(map[string]specs.ContainerEdits)
+	for _, name := range w.disk.Files(cdiRoot) {
+		if path.Ext(name) != ".json" {
+			continue
+		}
+		data, _ := w.disk.Content(name)
+		var spec specs.Spec
+		if err := json.Unmarshal(data, &spec); err != nil {
+			continue // runtimes leave such a file out
+		}
+		for _, device := range spec.Devices {
+			found[spec.Kind+"="+device.Name] = device.ContainerEdits
+		}
+	}
+	var uses []*use
+	for uid, ids := range c.Claims {
+		for _, id := range ids {
+			if _, there := found[id]; !there {
+				return fmt.Errorf("unresolvable CDI devices %s", id)
+			}
+		}
+		claim := w.server.Claim(c.Pod.Namespace, c.Names[uid])
+		if claim == nil || claim.UID != uid || claim.Status.Allocation == nil {
+			return fmt.Errorf("claim %s is gone", c.Names[uid])
+		}
+		for _, id := range ids {
+			device, of := deviceOf(id, uid)
+			if !of {
+				continue // its metadata
+			}
+			// The claim may have been allocated anew, and the kubelet does not ask again.
+			r := resourceapi.DeviceRequestAllocationResult{Device: device}
+			for _, now := range claim.Status.Allocation.Devices.Results {
+				if device == now.Device || now.ShareID != nil && device == now.Device+"-"+string(*now.ShareID) {
+					r = now
+				}
+			}
+			u := w.useOf(c, &r)
+			u.claim, u.nodes = uid, w.ownNodes(found[id])
+			uses = append(uses, u)
+		}
+	}
+	for resourceName, ids := range c.Devices {
+		for _, id := range ids {
+			uses = append(uses, w.classicUses(c, resourceName, id)...)
+		}
+	}
+	c.Note = uses
+	return nil
+}
+
+// deviceOf returns of which device a CDI device of a claim is.
+func deviceOf(id string, claim types.UID) (device string, found bool) {
+	_, name, _ := strings.Cut(id, "=")
+	rest, found := strings.CutPrefix(name, string(claim)+"-")
+	_, device, numbered := strings.Cut(rest, "-")
+	return device, found && numbered && strings.HasPrefix(id, "chandler.dev/claim=")
+}
+
+// ownNodes returns the numbers of device nodes that are of one card alone.
+func (w *World) ownNodes(edits specs.ContainerEdits) (numbers []string) {
+	for _, node := range edits.DeviceNodes {
+		for _, card := range w.machine.cards {
+			if slices.Contains(card.nodes, strings.TrimPrefix(node.Path, "/")) {
+				numbers = append(numbers, fmt.Sprintf("%d:%d", node.Major, node.Minor))
+			}
+		}
+	}
+	return numbers
+}
+
+// useOf returns what a result of an allocation is.
+func (w *World) useOf(c *kubelet.Container, r *resourceapi.DeviceRequestAllocationResult) *use {
+	name, _, numbered := strings.Cut(r.Device, "-share-")
+	d := w.devices[name]
+	u := &use{container: c, device: name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Shareable, takes: d.Takes}
+	if d.PartOf != nil {
+		u.has = d.PartOf.Counters
+	}
+	switch {
+	case r.AdminAccess != nil && *r.AdminAccess:
+		u.open = true
+	case r.ShareID != nil:
+		u.share = string(*r.ShareID)
+	case numbered:
+		u.share = r.Device
+	}
+	return u
+}
+
+// classicUses returns what a classic ID is.
+func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses []*use) {
+	for _, d := range w.devices {
+		for _, offer := range d.Offers {
+			base, share, _ := strings.Cut(id, "::")
+			if offer.Resource != resourceName || !slices.Contains(offer.IDs, base) {
+				continue
+			}
+			u := &use{container: c, classic: true, device: d.Name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Shareable, takes: d.Takes, share: share}
+			if d.PartOf != nil {
+				u.has = d.PartOf.Counters
+			}
+			uses = append(uses, u)
+		}
+	}
+	return uses
+}
+
+// users returns what containers have, as long as the kubelet has not taken it
+// back: a claim while its books have it, a classic device while they have it or,
+// for who wants it through DRA, until the container has ended.
+func (w *World) users() (all []*use) {
+	for _, c := range w.kubelet.Containers() {
+		uses, _ := c.Note.([]*use)
+		for _, u := range uses {
+			if !u.classic && !w.kubelet.HasClaim(u.claim) {
+				continue
+			}
+			now := *u
+			now.back = u.classic && len(w.kubelet.HasDevices(c.Pod.UID)) == 0
+			all = append(all, &now)
+		}
+	}
+	return all
+}
+
+// excludes reports why two uses cannot be at once, "" if they can.
+func (a *use) excludes(b *use) string {
+	switch {
+	case a.classic && b.classic && (a.back || b.back):
+		return "" // the kubelet gave it anew
+	case a.claim != "" && a.claim == b.claim:
+		return "" // its pods have it together
+	case a.open || b.open || a.silicon != b.silicon || a.container == b.container:
+		return ""
+	case a.device == b.device && a.share != "" && b.share != "" && a.share != b.share:
+		return ""
+	case a.device == b.device && a.share != "" && b.share != "":
+		return "the same share"
+	case a.whole || b.whole:
+		return "a whole"
+	case a.device == b.device:
+		return "the same part"
+	case a.classic != b.classic:
+		return "parts by two APIs"
+	}
+	return ""
+}
+
+// check looks whether what must always hold holds.
+func (w *World) check() {
+	users := w.users()
+	taken := make(map[string]map[string]resource.Quantity)
+	for i, a := range users {
+		for _, b := range users[:i] {
+			if why := a.excludes(b); why != "" {
+				w.fail("%s has two users, %s: %s, and %s", a.silicon, why, b, a)
+				return
+			}
+			if a.container != b.container && (a.claim == "" || a.claim != b.claim) && !a.open && !b.open && a.silicon != b.silicon && slices.ContainsFunc(a.nodes, func(n string) bool { return slices.Contains(b.nodes, n) }) {
+				w.fail("two containers have one node %v: %s, and %s", a.nodes, b, a)
+				return
+			}
+		}
+		together := func(b *use) bool { return a.claim != "" && a.claim == b.claim && a.device == b.device }
+		if a.open || a.back || a.has == nil || slices.ContainsFunc(users[:i], together) {
+			continue
+		}
+		if taken[a.silicon] == nil {
+			taken[a.silicon] = make(map[string]resource.Quantity)
+		}
+		for counter, q := range a.takes {
+			sum := taken[a.silicon][counter]
+			sum.Add(q)
+			taken[a.silicon][counter] = sum
+			if limit := a.has[counter]; sum.Cmp(limit) > 0 {
+				w.fail("%s has %s %s and %s are in use, last by %s", a.silicon, limit.String(), counter, sum.String(), a)
+				return
+			}
+		}
+	}
+}
