@@ -11,7 +11,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: simulate build test unit e2e e2e-skew lint fmt generate verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
+.PHONY: simulate simulate-breaks build test unit e2e e2e-skew lint fmt generate verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -38,6 +38,9 @@ HISTORIES ?= $(or $(TMPDIR),/tmp)
 simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n RUNS=m times one
 	$(GO) test ./internal/simulation -run TestSimulation -v -timeout 0 -args -histories $(HISTORIES) \
 	  $(if $(SEED),-seed $(SEED) -runs $(RUNS),-seeds $(SEEDS))
+
+simulate-breaks: ## the product with one deliberate defect at a time, each of which the simulation must find
+	$(GO) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
 
 e2e: ## the tests on a real Kubernetes; needs root
 	cd e2e && $(GO) test -p 1 -timeout 45m ./...

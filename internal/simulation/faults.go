@@ -414,6 +414,7 @@ func (w *World) wipeState() bool {
 		return false
 	}
 	w.log("the agent's directory is wiped")
+	w.wiped = true
 	w.disk.Wipe(stateDir)
 	w.saw("stateWiped")
 	return true
@@ -424,6 +425,7 @@ func (w *World) wipeSpecs() bool {
 		return false
 	}
 	w.log("the directory of CDI specs is wiped")
+	w.wiped = true
 	w.disk.Wipe(cdiRoot)
 	w.saw("specsWiped")
 	return true
@@ -436,6 +438,7 @@ func (w *World) damageRecord() bool {
 	}
 	name := pick(w.random, records...)
 	w.log("%s is damaged", name)
+	w.wiped = true
 	w.disk.Damage(name, func(data []byte) []byte {
 		if len(data) == 0 {
 			return data

@@ -18,9 +18,10 @@ import (
 var (
 	seed    = flag.Uint64("seed", 0, "the only seed to run")
 	runs    = flag.Int("runs", 1, "how often to run it")
-	seeds   = flag.Int("seeds", 60, "how many seeds to run")
+	seeds   = flag.Int("seeds", 0, "how many seeds to run; see make simulate")
 	first   = flag.Uint64("first", 1, "the first of them")
 	verbose = flag.Bool("each", false, "say how long each seed takes")
+	stop    = flag.Bool("stop", false, "stop at the first seed that fails")
 	out     = flag.String("histories", "", "directory for the histories of seeds that fail")
 )
 
@@ -63,6 +64,9 @@ func TestSimulation(t *testing.T) {
 		}
 		if len(w.failures) > 0 {
 			t.Errorf("seed %d: %s\n%s\nrepeat it with: make simulate SEED=%d RUNS=100", number, w.failures[0], w.kept(number, i), number)
+			if *stop {
+				return
+			}
 		}
 	}
 	for _, f := range faultKinds() {

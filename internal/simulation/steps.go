@@ -2,10 +2,15 @@ package simulation
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/internal/simulation/kubelet"
 )
 
 // step lets something happen, and some time go by.
@@ -85,9 +90,37 @@ func (w *World) converge() {
 	}
 	w.uevent()
 	w.kubelet.Up()
-	if w.await(convergeLimit, w.published) && w.await(emptyLimit, w.empty) && w.await(askLimit, w.published) {
+	if w.await(convergeLimit, w.published) && w.await(emptyLimit, w.empty) && w.await(askLimit, w.published) && w.lastPods() {
 		w.log("all is as it should be")
 	}
+}
+
+// lastPods has a pod for each card, and demands that all start.
+func (w *World) lastPods() bool {
+	resources := slices.Sorted(maps.Keys(w.kubelet.Allocatable()))
+	for i := range w.machine.cards {
+		w.made++
+		p := &pod{own: true, Pod: &kubelet.Pod{
+			UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("last-%d", i), Grace: time.Second,
+		}}
+		switch {
+		case !w.classic():
+			p.Claims = []string{p.Name + "-claim"}
+			w.server.Put(newClaim(p.Claims[0], 1))
+		case len(resources) == 1:
+			p.Requests = map[string]int{resources[0]: 1}
+		default:
+			continue // of which resource there is one depends on what others have
+		}
+		w.submit(p)
+	}
+	return w.await(convergeLimit, func() string {
+		running := len(w.kubelet.Containers())
+		if all := len(w.cluster()); running < all {
+			return fmt.Sprintf("of the last %d pods only %d run", all, running)
+		}
+		return ""
+	})
 }
 
 // await waits until there is nothing that is not as it should be.

@@ -60,6 +60,9 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	for uid, ids := range c.Claims {
 		for _, id := range ids {
 			if _, there := found[id]; !there {
+				if !w.wiped && !w.diskFailed() && strings.HasPrefix(id, "chandler.dev/claim=") {
+					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
+				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)
 			}
 		}
@@ -91,6 +94,13 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	}
 	c.Note = uses
 	return nil
+}
+
+// diskFailed reports whether the disk has failed an agent so far.
+func (w *World) diskFailed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.seen["diskFull"]+w.seen["readsFail"]+w.seen["writesFail"]+w.seen["syncsFail"]+w.seen["readOnly"] > 0
 }
 
 // deviceOf returns of which device a CDI device of a claim is.

@@ -67,6 +67,7 @@ type World struct {
 	seen     map[string]int // faults that happened
 	faults   *rand.Rand     // of all goroutines
 	failures []string
+	wiped    bool // somebody removed or damaged files, so that some may be missing for a while
 
 	pods    map[types.UID]*pod // all that were made and have not ended
 	made    int
@@ -314,6 +315,11 @@ func (w *World) makePod() {
 			w.makeClaim(name)
 		}
 	}
+	w.submit(p)
+}
+
+// submit has the API server and the scheduler know of a pod.
+func (w *World) submit(p *pod) {
 	w.log("cluster: pod %s is made: claims %v, requests %v", p, short(p.Claims), p.Requests)
 	w.mu.Lock()
 	p.inAPI = true
@@ -336,11 +342,15 @@ func (w *World) makeClaim(name string) {
 	if w.random.IntN(4) == 0 {
 		count = 2
 	}
-	w.server.Put(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+	w.server.Put(newClaim(name, count))
+}
+
+func newClaim(name string, count int64) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 		Requests: []resourceapi.DeviceRequest{{Name: "devices", Exactly: &resourceapi.ExactDeviceRequest{
 			DeviceClassName: className, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
 		}}},
-	}}})
+	}}}
 }
 
 // bind has a pod scheduled to the node if there is room.
