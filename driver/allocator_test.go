@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
@@ -25,7 +26,7 @@ func overlaps(claims map[types.UID]*resourceapi.ResourceClaim, view *view) strin
 	alone := make(map[string]string) // silicon that a device has which takes of no counter
 	for uid, claim := range claims {
 		for _, r := range claim.Status.Allocation.Devices.Results {
-			d, found := view.allocated(r.Device)
+			d, found := view.Device(r.Device)
 			if !found {
 				return fmt.Sprintf("%s is no device", r.Device)
 			}
@@ -125,8 +126,22 @@ func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, kept features.Set) 
 	return pooltest.NewScheduler(t, kept).Publish(published)
 }
 
+// withOwnNodes returns the devices of a snapshot, each with nodes of its own: a
+// random host is made of devices of many, which have the same nodes.
+func withOwnNodes(snapshot *discovery.Snapshot) (devices []discovery.Device) {
+	for _, d := range snapshot.Devices {
+		var nodes []*specs.DeviceNode
+		for i, n := range d.Edits.DeviceNodes {
+			nodes = append(nodes, &specs.DeviceNode{Path: n.Path, HostPath: fmt.Sprintf("/dev/%s/%d", d.Name, i), Type: "c"})
+		}
+		d.Edits.DeviceNodes = nodes
+		devices = append(devices, d)
+	}
+	return devices
+}
+
 func agree(t *testing.T, random *rand.Rand, snapshot *discovery.Snapshot, kept features.Set, steps int) {
-	b := newBench(t).restart().offers(snapshot.Devices...)
+	b := newBench(t).restart().offers(withOwnNodes(snapshot)...)
 	v := b.view.Load()
 	s := schedulerOf(t, v.snapshot, kept)
 	c := &claimer{Rand: random, devices: v.snapshot.Devices, kept: kept}

@@ -79,39 +79,3 @@ func (c *calls) drain() {
 	c.mu.Unlock()
 	c.running.Wait()
 }
-
-// locks has a lock for each key, which can be waited for with a context. The
-// zero value is ready to use.
-type locks[K comparable] struct {
-	mu    sync.Mutex
-	taken map[K]chan struct{} // closed when let go
-}
-
-// lock returns once nobody else has the key, or with the context's error.
-func (l *locks[K]) lock(ctx context.Context, key K) (unlock func(), err error) {
-	for {
-		l.mu.Lock()
-		other, taken := l.taken[key]
-		if !taken {
-			break
-		}
-		l.mu.Unlock()
-		select {
-		case <-other:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	defer l.mu.Unlock()
-	if l.taken == nil {
-		l.taken = make(map[K]chan struct{})
-	}
-	released := make(chan struct{})
-	l.taken[key] = released
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.taken, key)
-		close(released)
-	}, nil
-}

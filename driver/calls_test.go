@@ -28,17 +28,13 @@ func TestCallsSayWhatTheyWaitFor(t *testing.T) {
 	// Each makes a driver whose calls for the claim wait.
 	inactive := func(t *testing.T) *bench {
 		b := newBench(t)
-		d, err := New(b.config) // which nobody runs
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.Driver = d
+		b.Driver = b.start() // which nobody runs
 		return b.offers(gpu("a", 1))
 	}
 	blind := func(t *testing.T) *bench { return newBench(t).restart() }
 	locked := func(t *testing.T) *bench {
 		b := newBench(t).restart().offers(gpu("a", 1))
-		if _, err := b.claims.lock(t.Context(), c.UID); err != nil {
+		if _, err := b.ledger.Lock(t.Context(), string(c.UID)); err != nil {
 			t.Fatal(err)
 		}
 		return b

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // work makes one device what a claim wants of it.
@@ -25,7 +26,7 @@ type work struct {
 // works returns what is to be done before the devices are as the claim wants
 // them. It takes over how they are described now, which may differ from the
 // snapshot.
-func (d *Driver) works(results []result, devices []discovery.Device, parameters map[string]discovery.Parameters) ([]work, error) {
+func (d *Driver) works(results []ledger.Result, devices []discovery.Device, parameters map[string]discovery.Parameters) ([]work, error) {
 	var works []work
 	for i := range results {
 		r := &results[i]
@@ -48,8 +49,7 @@ func (d *Driver) works(results []result, devices []discovery.Device, parameters 
 // followed. It is on record before they begin: after a crash the claim holds
 // the devices still, and its next call goes on.
 func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
-	first.wanted.Configuring = true
-	if err := d.hold(first); err != nil {
+	if err := d.give(ctx, first, ledger.Configuring); err != nil {
 		return nil, err
 	}
 	d.jobs.start(ctx, first)
@@ -64,8 +64,8 @@ func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim
 }
 
 // join waits for the job of a claim, if there is one. One that failed leaves
-// the claim with what it held before. The caller keeps other calls for the
-// claim away.
+// the claim with its devices, for the next call to go on. The caller keeps other
+// calls for the claim away.
 func (d *Driver) join(ctx context.Context, uid types.UID) error {
 	j := d.jobs.of(uid)
 	if j == nil {
@@ -75,10 +75,7 @@ func (d *Driver) join(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	d.jobs.forget(uid)
-	if j.err != nil {
-		return d.undo(uid, j.before, j.err)
-	}
-	return nil
+	return j.err
 }
 
 // callOff ends the job of a claim: what has not begun is not done, what has is
@@ -115,7 +112,6 @@ func (d *Driver) await(ctx context.Context, j *job) error {
 // job makes the devices of a claim what it wants of them.
 type job struct {
 	devices []string
-	before  *record // what the claim held before, nil if nothing
 	began   time.Time
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when err is set
@@ -136,10 +132,7 @@ type jobs struct {
 // start begins the works of a plan.
 func (s *jobs) start(ctx context.Context, p *plan) {
 	working, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	j := &job{before: p.earlier, began: time.Now(), cancel: cancel, done: make(chan struct{})}
-	if p.earlier != nil && p.earlier.Configuring {
-		j.before = nil // it was begun by an agent that is no more
-	}
+	j := &job{began: time.Now(), cancel: cancel, done: make(chan struct{})}
 	for _, w := range p.works {
 		j.devices = append(j.devices, w.device)
 	}

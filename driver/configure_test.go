@@ -117,7 +117,7 @@ func (b *bench) call(c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, erro
 }
 
 func (b *bench) configuring(c *resourceapi.ResourceClaim) bool {
-	r := b.store.get(c.UID)
+	r, _ := b.ledger.Claim(c.UID)
 	return exists(b.recordFile(c)) && r != nil && r.Configuring
 }
 
@@ -220,6 +220,8 @@ func TestConfigureAfterCrash(t *testing.T) {
 			if failing {
 				f.fails = errors.New("CRC error")
 				mustRefuse(t, b, c, "device a", "CRC error")
+				mustRefuse(t, b, claim("rival", "a"), "held by claim default/c") // nothing is undone
+				mustUnprepare(t, b, c)
 				mustPrepare(t, b, claim("rival", "a"))
 				return
 			}
@@ -249,8 +251,11 @@ func TestConfigureFails(t *testing.T) {
 			if f.begun() != test.works {
 				t.Errorf("begun: %s", f.begun())
 			}
-			if who, held := b.Holder("a"); held || exists(b.recordFile(c)) || exists(b.specFile(c)) {
-				t.Errorf("something is left: held %v by %s", held, who)
+			// Work that has begun may have changed the device, which stays the
+			// claim's until that is unprepared.
+			begun := test.works != ""
+			if who, held := b.Holder("a"); held != begun || b.configuring(c) != begun || exists(b.specFile(c)) {
+				t.Errorf("held %v by %s, configuring %v", held, who, b.configuring(c))
 			}
 			if err := b.tryUnprepare(c); err != nil {
 				t.Error(err)
@@ -463,7 +468,7 @@ func TestConfigureCrash(t *testing.T) {
 		if err := b.tryUnprepare(c); err != nil {
 			t.Fatal(err)
 		}
-		for _, dir := range []string{b.config.Records, b.config.CDI.Path} {
+		for _, dir := range []string{b.records(), b.config.CDI.Path} {
 			if entries, _ := os.ReadDir(dir); len(entries) > 0 {
 				t.Errorf("step %d: left %v", step, entries)
 			}

@@ -29,7 +29,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/disk"
-	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/ledger"
 )
 
 // Config says where and for whom a driver works.
@@ -54,22 +54,19 @@ type Config struct {
 
 	KubeletRoot string  // the kubelet's data directory; "/var/lib/kubelet" if empty
 	CDI         cdi.Dir // where the specs of claims go
-	Records     string  // the directory of records, used by nobody else
 
-	// Disk is what records, metadata of devices, CDI specs and host files are
-	// written to and read from, the operating system's if nil.
+	// Disk is what metadata of devices and CDI specs are written to and read
+	// from, the operating system's if nil.
 	Disk disk.FS
-
-	// HostFiles writes the files of the host that go with devices: before a
-	// claim is prepared, until it is unprepared.
-	HostFiles hostfile.Writer
 
 	// HostFS is the file system of the scanned host, in which device nodes are
 	// looked at before they are handed out.
 	HostFS fs.FS
 
-	// BootID is the kernel's: what was prepared in another boot is not held.
-	BootID string
+	// Ledger says who has what. Whoever runs the driver opens it, once this
+	// instance may write, and closes nothing before [Driver.Run] has returned.
+	// Until then calls wait.
+	Ledger *ledger.Ledger
 
 	// Granter adds what depends on the set of devices of a request. Optional.
 	Granter discovery.Granter
@@ -80,10 +77,6 @@ type Config struct {
 	// NoMetadata leaves out the files in which containers read the attributes
 	// of their devices.
 	NoMetadata bool
-
-	// Active is closed once this instance may write records, specs and slices.
-	// Until then calls wait. Nil means that it may from the start.
-	Active <-chan struct{}
 
 	// ReadParameters strictly decodes the opaque parameters that a claim or a
 	// device class has for this driver, and returns why they are not
@@ -147,7 +140,7 @@ type Driver struct {
 	start  Starter
 
 	// Replaced in tests.
-	files          disk.Files // writes records
+	files          disk.Files
 	healthInterval time.Duration
 	askInterval    time.Duration // about how long until the API server is asked again what it keeps
 
@@ -162,11 +155,9 @@ type Driver struct {
 	prepared     chan struct{} // has one when a claim was prepared
 
 	calls    calls
-	claims   locks[types.UID]
-	filing   sync.Mutex // one claim at a time writes files of the host or removes them
 	jobs     jobs
 	metadata metadata
-	store    *store                  // set once calls are ready
+	ledger   *ledger.Ledger
 	serving  atomic.Bool             // the helper's sockets are there
 	fatal    context.CancelCauseFunc // set by Run
 }
@@ -179,9 +170,8 @@ func New(config Config) (*Driver, error) {
 		"NodeName":   config.NodeName != "",
 		"KubeClient": config.KubeClient != nil,
 		"CDI.Path":   config.CDI.Path != "",
-		"Records":    config.Records != "",
+		"Ledger":     config.Ledger != nil,
 		"HostFS":     config.HostFS != nil,
-		"BootID":     config.BootID != "",
 	}
 	for field, set := range required {
 		if !set {
@@ -189,7 +179,7 @@ func New(config Config) (*Driver, error) {
 		}
 	}
 	if config.Disk != nil {
-		config.CDI.Files.FS, config.HostFiles.Files.FS = config.Disk, config.Disk
+		config.CDI.Files.FS = config.Disk
 	}
 	if config.KubeletRoot == "" {
 		config.KubeletRoot = "/var/lib/kubelet"
@@ -199,11 +189,6 @@ func New(config Config) (*Driver, error) {
 	}
 	if config.Gone == nil {
 		config.Gone = func() resourceapi.DeviceTaintEffect { return resourceapi.DeviceTaintEffectNoSchedule }
-	}
-	if config.Active == nil {
-		active := make(chan struct{})
-		close(active)
-		config.Active = active
 	}
 	if config.Observe == nil {
 		config.Observe = func(string, string, time.Duration, error) {}
@@ -229,8 +214,12 @@ func New(config Config) (*Driver, error) {
 	}
 	d := &Driver{config: config, start: config.Start, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), registered: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
+	d.metadata.copies = filepath.Join(d.dataDir(), metadataCopies)
 	d.files.FS, d.metadata.files.FS = config.Disk, config.Disk
 	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
+	d.ledger = config.Ledger
+	d.ledger.AddOutput(&d.metadata)
+	d.ledger.AddOutput(cdiSpecs{config.CDI})
 	d.jobs.rescan = config.Rescan
 	d.calls.ready = make(chan struct{})
 	d.calls.stopping = make(chan struct{})
@@ -281,18 +270,12 @@ func (d *Driver) Run(parent context.Context) error {
 // serve does what the active instance does, once it is.
 func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	select {
-	case <-d.config.Active:
+	case <-d.ledger.Opened():
 	case <-ctx.Done():
 		return nil
 	}
-	store, problems, err := openStore(d.config.Records, d.config.BootID, d.files, d.config.CDI)
-	if err != nil {
-		return err
-	}
-	d.store = store
-	problems = append(problems, d.sweepSockets(ctx))
-	for _, problem := range withoutNil(append(problems, d.restoreSpecs(ctx)...)) {
-		klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
+	if err := d.sweepSockets(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Sockets are left over")
 	}
 	close(d.calls.ready)
 	own, stop := context.WithCancel(ctx)
@@ -301,47 +284,9 @@ func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	defer stop()
 	background.Go(func() { d.sweepLoop(own) })
 	background.Go(func() { d.statusLoop(own) })
-	err = d.reach(ctx)
+	err := d.reach(ctx)
 	background.Go(func() { d.negotiateLoop(own, err) })
 	return d.publishLoop(ctx, helper)
-}
-
-// restoreSpecs makes the specs of claims, and the files of the host that go with
-// them, those of the records of this boot: a running kubelet does not prepare
-// again what it knows to be prepared.
-func (d *Driver) restoreSpecs(ctx context.Context) (problems []error) {
-	specs := d.config.CDI
-	current := make(map[types.UID]bool)
-	for _, r := range d.store.prepared() {
-		if r.Configuring {
-			continue // its devices are not yet what a container may have
-		}
-		current[r.UID] = true
-		problems = append(problems, d.writeFiles(ctx, r))
-		if specs.CheckClaim(r.UID, r.devices()) != nil {
-			problems = append(problems, specs.WriteClaim(r.UID, r.devices()))
-		}
-	}
-	uids, err := specs.Claims()
-	problems = append(problems, err, specs.Sweep())
-	for _, uid := range uids {
-		// The spec of an unreadable record is what tells who holds its devices.
-		if !current[uid] && !d.store.unreadable(uid) {
-			klog.FromContext(ctx).Info("Removing the CDI spec of a claim that has no record of this boot", "uid", uid)
-			problems = append(problems, specs.RemoveClaim(uid))
-		}
-	}
-	problems = append(problems, d.metadata.sweep(d.store.prepared(), d.store.unreadable))
-	return withoutNil(problems)
-}
-
-func withoutNil(errs []error) (out []error) {
-	for _, err := range errs {
-		if err != nil {
-			out = append(out, err)
-		}
-	}
-	return out
 }
 
 // dataDir is where the driver has the socket that the kubelet calls.
@@ -417,10 +362,10 @@ func (d *Driver) Registration() Registration { return d.registration.Load().(Reg
 // records are read everything counts as held. It implements the interface of
 // whoever offers the same devices otherwise.
 func (d *Driver) Holder(silicon string) (holder string, held bool) {
-	if !closed(d.calls.ready) {
+	if !d.ledger.IsOpen() {
 		return "a claim perhaps: records are not read yet", true
 	}
-	return d.store.holder(silicon, d.view.Load().allocated)
+	return d.ledger.View().Holder(discovery.ModeDRA, silicon, d.view.Load())
 }
 
 // HandleError takes errors from the helper's background work. It implements

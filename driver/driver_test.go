@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -26,48 +28,76 @@ import (
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/ledger"
 )
 
 // bench is a driver at work without a kubelet, on directories that outlive it.
 type bench struct {
 	*Driver
-	t      testing.TB
-	config Config
-	host   fstest.MapFS
-	disk   *disktest.Disk
-	kept   features.Set // of the API server, after a restart
+	t         testing.TB
+	config    Config
+	host      fstest.MapFS
+	state     string // the directory of the ledger
+	boot      string
+	active    chan struct{} // the ledger is opened when it is closed; nil: at once
+	hostFiles hostfile.Writer
+	disk      *disktest.Disk
+	kept      features.Set // of the API server, after a restart
 }
 
 func newBench(t testing.TB) *bench {
 	host := fstest.MapFS{}
 	faulty := &disktest.Disk{}
-	return &bench{t: t, host: host, disk: faulty, kept: features.All(), config: Config{
+	b := &bench{t: t, host: host, disk: faulty, kept: features.All(), state: t.TempDir(), boot: "boot-1", config: Config{
 		NodeName:   "node",
 		KubeClient: pooltest.Keeping(t),
 		CDI:        cdi.Dir{Path: t.TempDir()},
-		Records:    t.TempDir(),
 		HostFS:     host,
-		BootID:     "boot-1",
 		Disk:       faulty,
 	}}
+	if err := os.MkdirAll(b.records(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// records is where the records of claims are.
+func (b *bench) records() string { return filepath.Join(b.state, "claims") }
+
+// start makes a new driver on a new ledger, which is not open yet.
+func (b *bench) start() *Driver {
+	b.t.Helper()
+	b.config.Ledger = ledger.New(ledger.Config{Dir: b.state, Boot: b.boot, Disk: b.disk})
+	files := b.hostFiles
+	files.Files.FS = b.disk
+	b.config.Ledger.AddOutput(ledger.HostFiles{Writer: files})
+	d, err := New(b.config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return d
+}
+
+// open opens the ledger of the driver that start has made.
+func (b *bench) open() {
+	if b.active != nil {
+		<-b.active
+	}
+	problems, err := b.config.Ledger.Open(context.Background())
+	for _, problem := range append(problems, err) {
+		if problem != nil {
+			b.t.Logf("recovery: %v", problem)
+		}
+	}
 }
 
 // restart makes a new driver that is active and has recovered.
 func (b *bench) restart() *bench {
 	b.t.Helper()
-	d, err := New(b.config)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	d := b.start()
 	d.features.Store(&b.kept)
-	store, problems, err := openStore(d.config.Records, d.config.BootID, d.files, d.config.CDI)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	d.store = store
-	for _, problem := range append(problems, d.restoreSpecs(b.t.Context())...) {
-		b.t.Logf("recovery: %v", problem)
-	}
+	b.open()
 	close(d.calls.ready)
 	b.Driver = d
 	return b
@@ -173,10 +203,8 @@ func (f *fakeHelper) sketches() (out [][]string) {
 func (b *bench) run(helper helperInterface) (stop func() error) {
 	b.t.Helper()
 	b.config.KubeletRoot = b.t.TempDir()
-	d, err := New(b.config)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	d := b.start()
+	go b.open()
 	d.start = func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helperInterface, error) {
 		return helper, nil
 	}
@@ -240,7 +268,7 @@ func TestPublishing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &fakeHelper{}
 		active := make(chan struct{})
-		b.config.Active = active
+		b.active = active
 		stop := b.run(helper)
 		a, other := gpu("a", 1), gpu("b", 2)
 		b.offers(a, other)
@@ -328,7 +356,7 @@ func TestCallsWaitForTheActiveInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &fakeHelper{}
 		active := make(chan struct{})
-		b.config.Active = active
+		b.active = active
 		stop := b.run(helper)
 		b.offers(gpu("a", 1))
 		c := claim("c", "a")

@@ -10,6 +10,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // devicesVariable holds the names of the devices of a request, joined with
@@ -35,9 +36,9 @@ func claimName(claim *resourceapi.ResourceClaim) string {
 // and container runtimes replace a variable by its name. So what depends on
 // the set of devices is computed for each request, carried alike by all of its
 // devices, and said again under a name of the request's own.
-func (d *Driver) setEdits(results []result, devices []discovery.Device, parameters map[string]discovery.Parameters, claim string) {
+func (d *Driver) setEdits(results []ledger.Result, devices []discovery.Device, parameters map[string]discovery.Parameters, claim string) {
 	given := make(map[string][]discovery.Device)
-	parts := make(map[string][]result)
+	parts := make(map[string][]ledger.Result)
 	consumed := make(map[string]discovery.Consumed)
 	for i, result := range results {
 		request := result.Request
@@ -69,7 +70,7 @@ func (d *Driver) setEdits(results []result, devices []discovery.Device, paramete
 // their vendor: the names of the devices and, by each capacity of which there is
 // a share among them, how much of it each result is, in the same order. A result
 // that is no share of it has nothing between the commas.
-func told(results []result) []string {
+func told(results []ledger.Result) []string {
 	var names []string
 	amounts := make(map[resourceapi.QualifiedName][]string)
 	for i, result := range results {

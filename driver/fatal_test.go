@@ -22,10 +22,8 @@ func TestLostListenerEndsRun(t *testing.T) {
 		t.Run(socket, func(t *testing.T) {
 			b := newBench(t)
 			b.config.KubeletRoot = t.TempDir()
-			d, err := New(b.config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := b.start()
+			b.open()
 			listening := make(chan net.Listener, 1)
 			d.start = func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (Helper, error) {
 				return StartHelper(ctx, plugin, append(options, test.listener(func(_ context.Context, path string) (net.Listener, error) {

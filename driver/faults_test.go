@@ -6,9 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk/disktest"
@@ -56,7 +58,7 @@ func trials(t *testing.T) map[string]trial {
 			t.Fatal(err)
 		}
 	}
-	reboot := func(b *bench) { b.config.BootID = "boot-2" }
+	reboot := func(b *bench) { b.boot = "boot-2" }
 	letGo := func(b *bench) error { return b.tryUnprepare(held) }
 	return map[string]trial{
 		"prepare":                         {nil, try(other), true, map[string]string{"a": "held", "b": "other"}},
@@ -139,7 +141,7 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 			t.Fatalf("%s: unprepare %s: %v", at, c.Name, err)
 		}
 	}
-	for _, dir := range []string{b.config.Records, b.config.CDI.Path, b.metadata.dir, filepath.Dir(hostFile("a"))} {
+	for _, dir := range []string{b.records(), b.config.CDI.Path, b.metadata.dir, filepath.Dir(hostFile("a"))} {
 		if left, _ := os.ReadDir(dir); len(left) > 0 {
 			t.Errorf("%s: left %v", at, left)
 		}
@@ -148,33 +150,56 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 	return f.met()
 }
 
-// Where not even what was there can be put back, the claim keeps the device: its
-// record may say so after a restart.
-func TestUndoThatFails(t *testing.T) {
+// Nothing is undone: a claim whose spec cannot be written keeps the device, and
+// the next call goes on.
+func TestNothingIsUndone(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	c := claim("c", "a")
 	mustPrepare(t, b, c)
-	broken := false
 	b.disk.Before = func(op disktest.Op, name string) error {
 		if op == disktest.Rename && name == b.specFile(c) {
-			broken = true
-			return errFault
-		}
-		if broken && strings.Contains(name, ".record") {
 			return errFault
 		}
 		return nil
 	}
-	b.config.BootID = "boot-2"
+	b.boot = "boot-2"
 	b.restart().offers(gpu("a", 1))
-	mustRefuse(t, b, c, "input/output error", "undo")
-	if who, held := b.Holder("a"); !held || who != "claim default/c" {
-		t.Errorf("held: %t, by %q", held, who)
+	for range 2 {
+		mustRefuse(t, b, c, "input/output error")
+		if who, held := b.Holder("a"); !held || who != "claim default/c" {
+			t.Errorf("held: %t, by %q", held, who)
+		}
+		b.restart().offers(gpu("a", 1))
+	}
+	mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
+	b.disk.Before = nil
+	mustPrepare(t, b, c)
+}
+
+// On a full disk a record of the boot before stays as it is. The second Prepare
+// fails like the first, and nothing is given that a restart would not know of.
+func TestFullDiskAfterAReboot(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1))
+	c, other := claim("c", "a"), claim("other", "a")
+	mustPrepare(t, b, c)
+	b.boot = "boot-2"
+	b.restart().offers(gpu("a", 1))
+	b.disk.Before = func(op disktest.Op, _ string) error {
+		if op == disktest.Create || op == disktest.Write {
+			return syscall.ENOSPC
+		}
+		return nil
+	}
+	for range 2 {
+		mustRefuse(t, b, c, "no space left on device")
+		if exists(b.specFile(c)) {
+			t.Fatal("a container can have the device")
+		}
 	}
 	b.disk.Before = nil
 	b.restart().offers(gpu("a", 1))
-	mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
-	mustPrepare(t, b, c)
+	mustPrepare(t, b, other)
+	mustRefuse(t, b, c, "held by claim default/other")
 }
 
 // writeMetadata writes files of a claim as the library does.
@@ -207,10 +232,16 @@ func (b *bench) expectSpecsHaveRecords(at string) {
 		b.t.Fatal(err)
 	}
 	for _, uid := range uids {
-		if !b.store.holds(uid) {
+		if !b.holds(uid) {
 			b.t.Errorf("%s: claim %s has a spec and no record", at, uid)
 		}
 	}
+}
+
+// holds reports whether the ledger has anything of a claim.
+func (b *bench) holds(uid types.UID) bool {
+	c, _ := b.ledger.Claim(uid)
+	return c != nil || b.ledger.IsSealed(uid)
 }
 
 // expectHolders checks who has which device, in memory and on disk.

@@ -9,6 +9,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // healthInterval is how often the kubelet is told anew. It takes health that
@@ -45,7 +46,7 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 // healthOf says how what a claim has is: as its device, or gone, also where
 // another has taken its place. That is not said while it may only look so: while
 // the device is made what a claim wants, or cannot be read.
-func (d *Driver) healthOf(s *discovery.Snapshot, r *record, has *result, now time.Time) discovery.Health {
+func (d *Driver) healthOf(s *discovery.Snapshot, r *ledger.Claim, has *ledger.Result, now time.Time) discovery.Health {
 	device, found := s.Lookup(has.Source)
 	if !found {
 		return s.HealthOfGone(has.Source, d.config.Gone())
@@ -54,7 +55,7 @@ func (d *Driver) healthOf(s *discovery.Snapshot, r *record, has *result, now tim
 	if r.Configuring || device.Health.Status == discovery.Unknown || d.jobs.excuse(device.Name, now) > 0 {
 		return health
 	}
-	if err := has.replacedBy(&device); err != nil {
+	if err := replacedBy(has, &device, d.view.Load()); err != nil {
 		health = discovery.Gone(d.config.Gone())
 		health.Reason = err.Error()
 	}
@@ -91,14 +92,12 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 	return report
 }
 
-// recorded returns the records of this boot, none while they are not read.
-func (d *Driver) recorded() []*record {
-	select {
-	case <-d.calls.ready:
-		return d.store.prepared()
-	default:
+// recorded returns the claims of this boot, none while the ledger is not open.
+func (d *Driver) recorded() []*ledger.Claim {
+	if !d.ledger.IsOpen() {
 		return nil
 	}
+	return d.ledger.Claims()
 }
 
 // statusOf returns what the kubelet is told. What the administrator only wants

@@ -47,10 +47,8 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 	if b.config.KubeletRoot == "" {
 		b.config.KubeletRoot = b.t.TempDir()
 	}
-	d, err := New(b.config)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	d := b.start()
+	go b.open()
 	b.Driver = d
 	ctx, cancel := context.WithCancel(b.t.Context())
 	ended := make(chan error, 1)

@@ -4,14 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -20,6 +21,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/ledger"
 )
 
 // Where the library writes what containers can read of their devices
@@ -30,22 +32,30 @@ import (
 const (
 	metadataDir        = "dra-device-metadata"
 	metadataSpecPrefix = discovery.Domain + "_metadata_"
+	metadataCopies     = metadataDir + "-specs" // of ours, beside the library's
 )
 
 // metadata keeps the files that containers read of their devices: attributes,
 // and the names of interfaces that they got. The library writes them after a
 // claim is prepared; a claim whose files cannot be written is prepared without.
-// They are removed with the claim's record, which tells what there is, and what
-// has no record is swept at the start.
+// They are an output of the ledger: what was written is written again if it is
+// missing. A copy of each spec is beside the files, since the specs' directory
+// may be lost while containers have them.
 type metadata struct {
-	specs string // directory of CDI specs
-	dir   string // directory of the claims' directories
-	files disk.Files
+	specs  string // directory of CDI specs
+	dir    string // directory of the claims' directories
+	copies string // directory of copies of the specs
+	files  disk.Files
 
 	// names keeps a claim's files from being written while those of an earlier
 	// claim of its name are removed. Keys are names in dir.
-	names locks[string]
+	names ledger.Locks
+
+	mu    sync.Mutex
+	texts map[string]map[string][]byte // what was written, by owner, which is a name in dir or a claim's UID, and path
 }
+
+var _ ledger.Output = (*metadata)(nil)
 
 // options has the library write the files.
 func (m *metadata) options() []kubeletplugin.Option {
@@ -67,13 +77,80 @@ func (m *metadata) options() []kubeletplugin.Option {
 func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	claim, below := m.claimOf(name)
 	if !below { // a spec, whose name is by the claim's UID
-		_, err := m.files.Write(name, data, mode)
+		m.keep(uidOf(filepath.Base(name)), name, data)
+		_, err := m.files.Write(filepath.Join(m.copies, filepath.Base(name)), data, 0o600)
+		if err == nil {
+			_, err = m.files.Write(name, data, mode)
+		}
 		return err
 	}
 	return m.alone(context.Background(), claim, func() error {
 		_, err := m.files.Write(name, data, mode)
+		if err == nil {
+			m.keep(claim, name, data)
+		}
 		return err
 	})
+}
+
+// keep remembers what a file is to be.
+func (m *metadata) keep(owner, name string, data []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.texts == nil {
+		m.texts = make(map[string]map[string][]byte)
+	}
+	if m.texts[owner] == nil {
+		m.texts[owner] = make(map[string][]byte)
+	}
+	m.texts[owner][name] = data
+}
+
+// kept returns what the files of an owner are to be.
+func (m *metadata) kept(owner string) map[string][]byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.texts[owner])
+}
+
+func (m *metadata) forget(owner string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.texts, owner)
+}
+
+// uidOf returns of which claim a spec is, by its name; "" if it is of none.
+func uidOf(spec string) string {
+	rest, ours := strings.CutPrefix(spec, metadataSpecPrefix)
+	if !ours {
+		return ""
+	}
+	uid, _, _ := strings.Cut(rest, "_")
+	return uid
+}
+
+// Write implements [ledger.Output]. It writes files again that the library has
+// written once and that are missing.
+func (m *metadata) Write(e ledger.Entry) error {
+	c, ok := e.(*ledger.Claim)
+	if !ok {
+		return nil
+	}
+	errs := []error{m.alone(context.Background(), claimDir(c), func() error { return m.restore(claimDir(c)) }), m.restore(c.Key())}
+	return joined("write metadata of devices again", errs)
+}
+
+// restore writes the files of an owner that are missing.
+func (m *metadata) restore(owner string) error {
+	var errs []error
+	for name, data := range m.kept(owner) {
+		if _, err := m.files.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		_, err := m.files.Write(name, data, 0o644)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // claimOf returns the name of the claim's directory that a file is below.
@@ -85,7 +162,7 @@ func (m *metadata) claimOf(file string) (name string, below bool) {
 
 // alone calls do while nobody else works on a claim's directory.
 func (m *metadata) alone(ctx context.Context, claim string, do func() error) error {
-	unlock, err := m.names.lock(ctx, claim)
+	unlock, err := m.names.Lock(ctx, claim)
 	if err != nil {
 		return err
 	}
@@ -93,55 +170,51 @@ func (m *metadata) alone(ctx context.Context, claim string, do func() error) err
 	return do()
 }
 
-// removeDir removes a claim's directory unless it is in use.
-func (m *metadata) removeDir(ctx context.Context, claim string, inUse func() bool) error {
-	return m.alone(ctx, claim, func() error {
-		if inUse() {
-			return nil
-		}
+// removeDir removes a claim's directory.
+func (m *metadata) removeDir(claim string) error {
+	return m.alone(context.Background(), claim, func() error {
+		m.forget(claim)
 		return m.files.RemoveAll(filepath.Join(m.dir, claim))
 	})
 }
 
-// remove removes the files of a claim; r may be nil. What is missing is no
-// error. The directory stays while another claim has the same name.
-func (m *metadata) remove(ctx context.Context, r *record, sameName func(*record) bool) error {
-	if r == nil {
+// Remove implements [ledger.Output]. The directory stays while another claim has
+// the same name. Of a claim that is not understood only the UID is known: its
+// specs say where its other files are.
+func (m *metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
+	uid := e.Owner().UID
+	if uid == "" {
 		return nil
 	}
+	var dirs, names []string
 	var errs []error
-	for _, result := range r.Results {
-		errs = append(errs, m.files.Remove(filepath.Join(m.specs, metadataSpecPrefix+string(r.UID)+"_"+resourceclaim.BaseRequestRef(result.Request)+".json")))
-	}
-	if r.Name != "" {
-		errs = append(errs, m.removeDir(ctx, claimDir(r), func() bool { return sameName(r) }))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("remove metadata of devices: %w", err)
-	}
-	return nil
-}
-
-// removeUnnamed removes the files of a claim of which only the UID is known:
-// its specs say where the others are. A directory stays while another claim has
-// the name that it is called by.
-func (m *metadata) removeUnnamed(ctx context.Context, uid types.UID, inUse func(dir string) bool) error {
-	specs, err := m.entries(m.specs)
-	errs := []error{err}
-	for _, name := range specs {
-		if !strings.HasPrefix(name, metadataSpecPrefix+string(uid)+"_") {
-			continue
+	switch c := e.(type) {
+	case *ledger.Claim:
+		dirs = append(dirs, claimDir(c))
+		for _, result := range c.Results {
+			names = append(names, metadataSpecPrefix+string(uid)+"_"+resourceclaim.BaseRequestRef(result.Request)+".json")
 		}
-		spec := filepath.Join(m.specs, name)
-		for _, dir := range m.dirsOf(spec) {
-			errs = append(errs, m.removeDir(ctx, dir, func() bool { return inUse(dir) }))
+	case *ledger.Sealed:
+		all, err := m.entries(m.specs)
+		errs = append(errs, err)
+		for _, name := range all {
+			if uidOf(name) == string(uid) {
+				names, dirs = append(names, name), append(dirs, m.dirsOf(filepath.Join(m.specs, name))...)
+			}
 		}
-		errs = append(errs, m.files.Remove(spec))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("remove metadata of devices: %w", err)
+	for _, dir := range dirs {
+		if !slices.ContainsFunc(others, func(o ledger.Entry) bool { c, ok := o.(*ledger.Claim); return ok && claimDir(c) == dir }) {
+			errs = append(errs, m.removeDir(dir))
+		}
 	}
-	return nil
+	if !haveUID(others, uid) {
+		m.forget(string(uid))
+		for _, name := range names {
+			errs = append(errs, m.files.Remove(filepath.Join(m.specs, name)), m.files.Remove(filepath.Join(m.copies, name)))
+		}
+	}
+	return joined("remove metadata of devices", errs)
 }
 
 // dirsOf returns the names of the claims' directories of which a spec has files
@@ -165,42 +238,73 @@ func (m *metadata) dirsOf(file string) (names []string) {
 	return names
 }
 
-// sweep removes what is there of claims that have no record in keep, and what
-// interrupted writers left. Claims whose record cannot be read keep what they
-// have: all directories stay, since the names of such claims are not known.
-func (m *metadata) sweep(keep []*record, unreadable func(types.UID) bool) error {
-	uids, names := make(map[types.UID]bool), make(map[string]bool)
-	for _, r := range keep {
-		uids[r.UID], names[claimDir(r)] = true, true
-	}
-	errs := []error{m.files.Sweep(m.specs, metadataSpecPrefix)}
-	specs, err := m.entries(m.specs)
-	errs = append(errs, err)
-	anyUnreadable := false
-	for _, name := range specs {
-		rest, found := strings.CutPrefix(name, metadataSpecPrefix)
-		if !found {
-			continue
-		}
-		uid, _, _ := strings.Cut(rest, "_")
-		switch {
-		case unreadable(types.UID(uid)):
-			anyUnreadable = true
-		case !uids[types.UID(uid)]:
-			errs = append(errs, m.files.Remove(filepath.Join(m.specs, name)))
+// Sweep implements [ledger.Output]. It remembers the files of claims that are in
+// the ledger, and restores specs from their copies. Claims that are not understood
+// keep what they have: all directories stay, since the names of such claims are
+// not known.
+func (m *metadata) Sweep(all []ledger.Entry) error {
+	uids, names, sealed := make(map[string]bool), make(map[string]bool), false
+	for _, e := range all {
+		switch e := e.(type) {
+		case *ledger.Claim:
+			uids[e.Key()], names[claimDir(e)] = true, true
+		case *ledger.Sealed:
+			uids[string(e.UID)], sealed = true, true
 		}
 	}
+	errs := []error{m.files.Sweep(m.specs, metadataSpecPrefix), m.files.Sweep(m.copies, metadataSpecPrefix), m.sweepSpecs(m.copies, uids), m.sweepSpecs(m.specs, uids)}
 	dirs, err := m.entries(m.dir)
 	errs = append(errs, err)
 	for _, name := range dirs {
-		if !names[name] && !anyUnreadable {
+		switch {
+		case names[name]:
+			errs = append(errs, m.remember(name, filepath.Join(m.dir, name)))
+		case !sealed:
 			errs = append(errs, m.files.RemoveAll(filepath.Join(m.dir, name)))
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("sweep metadata of devices: %w", err)
+	return joined("sweep metadata of devices", errs)
+}
+
+// sweepSpecs removes the specs in a directory that are of no claim, and remembers
+// the others.
+func (m *metadata) sweepSpecs(dir string, uids map[string]bool) error {
+	found, err := m.entries(dir)
+	errs := []error{err}
+	for _, name := range found {
+		uid := uidOf(name)
+		switch {
+		case uid == "":
+		case !uids[uid]:
+			errs = append(errs, m.files.Remove(filepath.Join(dir, name)))
+		default:
+			data, err := m.files.Read(filepath.Join(dir, name))
+			errs = append(errs, err)
+			if err == nil {
+				m.keep(uid, filepath.Join(m.specs, name), data)
+			}
+		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// remember remembers the files in a directory.
+func (m *metadata) remember(owner, dir string) error {
+	found, err := m.files.List(dir)
+	errs := []error{err}
+	for _, entry := range found {
+		name := filepath.Join(dir, entry.Name())
+		if entry.IsDir() {
+			errs = append(errs, m.remember(owner, name))
+			continue
+		}
+		data, err := m.files.Read(name)
+		errs = append(errs, err)
+		if err == nil {
+			m.keep(owner, name, data)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // entries returns the names in a directory, none if there is no such directory.
@@ -217,11 +321,11 @@ func (m *metadata) entries(dir string) ([]string, error) {
 }
 
 // claimDir is the name of a claim's directory.
-func claimDir(r *record) string { return r.Namespace + "_" + r.Name }
+func claimDir(r *ledger.Claim) string { return r.Namespace + "_" + r.Name }
 
 // metadataOf returns what containers can read of a device: all that is
 // published of it, and how they call the interface that was moved to them.
-func metadataOf(r *result, device *discovery.Device) *kubeletplugin.DeviceMetadata {
+func metadataOf(r *ledger.Result, device *discovery.Device) *kubeletplugin.DeviceMetadata {
 	out := &kubeletplugin.DeviceMetadata{Attributes: make(map[string]resourceapi.DeviceAttribute, len(device.Attributes))}
 	for name, value := range device.Attributes {
 		out.Attributes[string(name)] = value
@@ -234,25 +338,9 @@ func metadataOf(r *result, device *discovery.Device) *kubeletplugin.DeviceMetada
 
 // interfaceOf returns what the interface is called that is moved to the
 // container, "" if none is.
-func interfaceOf(r *result) string {
+func interfaceOf(r *ledger.Result) string {
 	if len(r.Edits.NetDevices) != 1 {
 		return ""
 	}
 	return r.Edits.NetDevices[0].Name
-}
-
-// hasName reports whether a claim has the name by which a directory is called.
-func (s *store) hasName(dir string) bool {
-	namespace, name, _ := strings.Cut(dir, "_")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.names[types.NamespacedName{Namespace: namespace, Name: name}] > 0
-}
-
-// sameName reports whether another claim has the name of the record's: one that
-// was made when the other was deleted.
-func (s *store) sameName(r *record) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.names[r.named()] > 1
 }

@@ -29,6 +29,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/ledger"
 )
 
 // prepareCall has the library prepare a claim, and returns the CDI devices of
@@ -359,10 +360,9 @@ func TestMetadataOfClaimsIsIndependent(t *testing.T) {
 	ended := make(chan error, 3)
 	go func() { ended <- m.write(filepath.Join(m.dir, "default_slow/file"), nil, 0o600) }()
 	<-reached
-	unique := func(*record) bool { return false }
 	go func() {
 		ended <- errors.Join(m.write(filepath.Join(m.dir, "default_other/file"), nil, 0o600),
-			m.remove(t.Context(), &record{UID: "other", Namespace: "default", Name: "other"}, unique))
+			m.Remove(&ledger.Claim{UID: "other", Namespace: "default", Name: "other"}, nil))
 	}()
 	select {
 	case err := <-ended:
@@ -373,7 +373,7 @@ func TestMetadataOfClaimsIsIndependent(t *testing.T) {
 		t.Error("a claim waits for another")
 	}
 	go func() {
-		ended <- m.remove(t.Context(), &record{UID: "earlier", Namespace: "default", Name: "slow"}, unique)
+		ended <- m.Remove(&ledger.Claim{UID: "earlier", Namespace: "default", Name: "slow"}, nil)
 	}()
 	close(release)
 	if err := errors.Join(<-ended, <-ended); err != nil {

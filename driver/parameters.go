@@ -10,12 +10,13 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // parameters returns what the claim and its device classes ask of the devices
 // of each request. The device class comes first in the allocation, so that
 // what the claim says counts. What is not understood is an error.
-func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []result) (map[string]discovery.Parameters, error) {
+func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
 	asked := make(map[string]discovery.Parameters)
 	var errs []error
 	for _, r := range results {
@@ -31,7 +32,7 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []result) 
 }
 
 // accept reports why devices cannot be given with what their requests ask.
-func (d *Driver) accept(results []result, devices []discovery.Device, asked map[string]discovery.Parameters) error {
+func (d *Driver) accept(results []ledger.Result, devices []discovery.Device, asked map[string]discovery.Parameters) error {
 	given := make(map[string][]discovery.Device)
 	var errs []error
 	for i, r := range results {

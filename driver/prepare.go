@@ -16,6 +16,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // maxAtOnce bounds how many claims of one call are worked on at a time.
@@ -113,7 +114,7 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 			devices, err = nil, fmt.Errorf("panic: %v", cause)
 		}
 	}()
-	unlock, err := d.claims.lock(ctx, claim.UID)
+	unlock, err := d.ledger.Lock(ctx, string(claim.UID))
 	if err != nil {
 		return nil, fmt.Errorf("wait for another call for the claim: %w", err)
 	}
@@ -121,17 +122,23 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 	return d.prepare(ctx, claim)
 }
 
-// prepare holds the order of steps: look up, parameters, accept, verify, held,
-// record, files of the host, and the CDI spec last, so that whatever a container
-// can be given is on record. Where devices must first be made what the claim wants, that is
-// recorded, held and done before, and then all is looked at anew.
+// prepare holds the order of steps: look up, parameters, accept, verify, give,
+// files of the host, and the CDI spec last, so that whatever a container can be
+// given is in the ledger. Where devices must first be made what the claim wants,
+// that is written down and done before, and then all is looked at anew. Nothing
+// is undone: the kubelet notes a claim before it calls, and, failed or not, asks
+// again or unprepares (pkg/kubelet/cm/dra/manager.go in 1.34 and 1.37).
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if err := d.join(ctx, claim.UID); err != nil {
 		return nil, err
 	}
+	if err := d.ledger.Settle(string(claim.UID)); err != nil {
+		return nil, err
+	}
 	plan, err := d.plan(ctx, claim)
-	if err == nil && plan.earlier != nil && !plan.earlier.sameAllocation(plan.wanted) {
-		plan.earlier, err = nil, d.letGo(ctx, claim.UID) // it was allocated anew, and has no right to that any more
+	if err == nil && plan.earlier != nil && (plan.state == ledger.Ending || !plan.earlier.SameAllocation(plan.wanted)) {
+		// It was allocated anew, and has no right to that any more.
+		plan.earlier, plan.state, err = nil, ledger.None, d.letGo(ctx, claim.UID)
 	}
 	if err == nil && len(plan.works) > 0 {
 		plan, err = d.configure(ctx, claim, plan)
@@ -139,8 +146,8 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil || len(plan.wanted.Results) == 0 {
 		return nil, err
 	}
-	if d.answersFor(plan.earlier, plan.wanted) {
-		if err := d.ensureSpec(ctx, plan.earlier); err != nil {
+	if plan.answered() {
+		if err := d.ledger.Write(plan.earlier.Key()); err != nil {
 			return nil, err
 		}
 		return answer(plan.earlier, plan.devices), nil
@@ -153,8 +160,9 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 
 // plan is what is to be done for a claim.
 type plan struct {
-	wanted  *record
-	earlier *record            // nil if there is none
+	wanted  *ledger.Claim
+	earlier *ledger.Claim      // nil if there is none
+	state   ledger.State       // of the earlier one
 	devices []discovery.Device // what the results stand for
 	works   []work
 	view    *view
@@ -166,7 +174,7 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	if err != nil {
 		return nil, err
 	}
-	wanted, devices, err := d.newRecord(claim, view)
+	wanted, devices, err := d.newClaim(claim, view)
 	if err != nil {
 		return nil, err
 	}
@@ -174,10 +182,11 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{wanted: wanted, earlier: d.store.get(claim.UID), devices: devices, view: view}
+	p := &plan{wanted: wanted, devices: devices, view: view}
+	p.earlier, p.state = d.ledger.Claim(claim.UID)
 	// Not asked again of what the claim has: an interface that was moved is no
 	// longer there to be moved.
-	if !d.has(p.earlier, wanted) {
+	if !p.has() {
 		if err := d.accept(wanted.Results, devices, parameters); err != nil {
 			return nil, err
 		}
@@ -187,77 +196,52 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	}
 	d.setEdits(wanted.Results, devices, parameters, claimName(claim))
 	for i := range wanted.Results {
-		before, found := p.earlier.find(&wanted.Results[i])
+		before, found := p.earlier.Find(&wanted.Results[i])
 		if !found {
 			if err := view.sameSince(claim.Status.Allocation.AllocationTimestamp, &wanted.Results[i]); err != nil {
 				return nil, err
 			}
 		}
-		if err := wanted.Results[i].verify(d.config.HostFS, before); err != nil {
+		if err := verify(&wanted.Results[i], d.config.HostFS, before); err != nil {
 			return nil, err
 		}
 	}
-	wanted.keepUnknown(p.earlier)
+	wanted.KeepUnknown(p.earlier)
 	return p, nil
 }
 
-// take makes the claim the holder of what it wants: in memory, in the record
-// and in the spec. If it cannot, it holds what it held before, and no more.
+// take gives the claim what it wants: in the ledger, and then in its outputs. If
+// that fails, the claim is what its record says, and the next call goes on.
 func (d *Driver) take(ctx context.Context, plan *plan) error {
-	if err := d.hold(plan); err != nil {
+	if err := d.give(ctx, plan, ledger.Given); err != nil {
 		return err
 	}
 	wanted := plan.wanted
-	err := d.writeFiles(ctx, wanted)
-	if err == nil { // the claim may have had others, as a device of another name
-		err = d.removeFiles(plan.earlier, wanted, func() error { return nil })
-	}
-	if err == nil {
-		err = d.config.CDI.WriteClaim(wanted.UID, wanted.devices())
-	}
-	if err != nil {
-		return d.undo(wanted.UID, plan.earlier, err)
+	if err := d.ledger.Write(wanted.Key()); err != nil {
+		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
 	return nil
 }
 
-// hold makes the claim the holder of what it wants, in memory and in the record.
-func (d *Driver) hold(plan *plan) error {
-	wanted := plan.wanted
-	if err := d.store.reserve(wanted, plan.view.allocated); err != nil {
+// give makes the claim the owner of what it wants.
+func (d *Driver) give(ctx context.Context, plan *plan, to ledger.State) error {
+	if err := d.ledger.Give(plan.wanted, to, plan.view); err != nil {
 		return err
 	}
-	// The classic API is asked after the reservation, which it sees when it
-	// asks us: of two that take the same silicon at once, at least one is told.
-	if err := d.heldElsewhere(wanted); err != nil {
-		d.store.release(wanted.UID, plan.earlier)
-		return err
-	}
-	if err := d.store.write(wanted); err != nil {
-		return d.undo(wanted.UID, plan.earlier, err)
+	// The classic API is asked after the claim is in the ledger, which it sees
+	// when it asks us: of two that take the same silicon at once, at least one is
+	// told.
+	if err := d.heldElsewhere(plan.wanted); err != nil {
+		return errors.Join(err, d.ledger.End(plan.wanted.UID, plan.view))
 	}
 	return nil
 }
 
-// undo puts back what a claim held before something failed, and returns what
-// did. The spec goes first: what has no record must not be there for containers.
-func (d *Driver) undo(uid types.UID, earlier *record, cause error) error {
-	err := d.config.CDI.RemoveClaim(uid)
-	if err == nil {
-		err = d.removeFiles(d.store.get(uid), earlier, func() error { return d.store.restore(uid, earlier) })
-	}
-	if err != nil {
-		err = fmt.Errorf("undo: %w", err)
-	}
-	return errors.Join(cause, err)
-}
-
-// unprepare removes the spec, the files for containers and of the host, then
-// the record. What is missing is already done. A claim that could not be
-// unprepared keeps what it holds.
+// unprepare ends a claim. What is missing is already done. A claim that could not
+// be unprepared keeps what it has.
 func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
-	unlock, err := d.claims.lock(ctx, uid)
+	unlock, err := d.ledger.Lock(ctx, string(uid))
 	if err != nil {
 		return fmt.Errorf("wait for another call for the claim: %w", err)
 	}
@@ -271,23 +255,11 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	if err := d.callOff(ctx, uid); err != nil {
 		return err
 	}
-	r := d.store.get(uid)
-	if d.store.unreadable(uid) {
-		// Before the spec, by which it is known what the claim has.
-		if err := d.removeRemains(ctx, uid, r); err != nil {
-			return err
-		}
-	}
-	if err := d.config.CDI.RemoveClaim(uid); err != nil {
+	c, _ := d.ledger.Claim(uid)
+	if err := d.ledger.End(uid, d.view.Load()); err != nil {
 		return err
 	}
-	if err := d.metadata.remove(ctx, r, d.store.sameName); err != nil {
-		return err
-	}
-	if err := d.removeFiles(r, nil, func() error { return d.store.remove(uid) }); err != nil {
-		return err
-	}
-	if d.offeredFor(r) {
+	if d.offeredFor(c) {
 		d.wakePublisher()
 	}
 	return nil
@@ -296,27 +268,21 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 // offeredFor reports whether what is published may depend on the record being
 // there: a device that is gone leaves the slices once it is unheld, and without
 // counters what is held comes first.
-func (d *Driver) offeredFor(r *record) bool {
+func (d *Driver) offeredFor(r *ledger.Claim) bool {
 	if r == nil || r.Configuring || !d.features.Load().Counters {
 		return true
 	}
 	view := d.view.Load()
-	return slices.ContainsFunc(r.Results, func(result result) bool {
+	return slices.ContainsFunc(r.Results, func(result ledger.Result) bool {
 		_, found := view.lookup(result.Source)
 		return !found
 	})
 }
 
-// newRecord returns what is to be written down of a claim but the edits: of
+// newClaim returns what is to be written down of a claim but the edits: of
 // each of its results that is of this driver, and the devices that they stand for.
-func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*record, []discovery.Device, error) {
-	r := &record{
-		Version:   recordVersion,
-		UID:       claim.UID,
-		Namespace: claim.Namespace,
-		Name:      claim.Name,
-		Boot:      d.config.BootID,
-	}
+func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []discovery.Device, error) {
+	r := d.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
 	if claim.Status.Allocation == nil {
 		return nil, nil, errors.New("not allocated")
 	}
@@ -328,7 +294,7 @@ func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*recor
 		if allocated.Pool != d.config.NodeName {
 			return nil, nil, fmt.Errorf("request %s: device %s/%s is not of this node, whose pool is %s", allocated.Request, allocated.Pool, allocated.Device, d.config.NodeName)
 		}
-		device, found := view.allocated(allocated.Device)
+		device, found := view.Device(allocated.Device)
 		if !found {
 			return nil, nil, fmt.Errorf("request %s: device %s/%s is gone from this node", allocated.Request, allocated.Pool, allocated.Device)
 		}
@@ -344,8 +310,8 @@ func (d *Driver) newRecord(claim *resourceapi.ResourceClaim, view *view) (*recor
 }
 
 // newResult returns what is known of an allocation result from the device.
-func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *discovery.Device) result {
-	r := result{
+func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *discovery.Device) ledger.Result {
+	r := ledger.Result{
 		Request:  allocated.Request,
 		Pool:     allocated.Pool,
 		Device:   allocated.Device,
@@ -365,7 +331,9 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 		r.Consumes = consumed(allocated, device)
 	}
 	r.CDI = cdi.Name(uid, i, r.Device, r.ShareID)
-	r.Files = filesOf(device)
+	for _, f := range device.FilesAs(device.Resource()) {
+		r.Files = append(r.Files, ledger.HostFile(f))
+	}
 	return r
 }
 
@@ -382,7 +350,7 @@ func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *disc
 }
 
 // heldElsewhere reports what the classic API holds of what the claim wants.
-func (d *Driver) heldElsewhere(wanted *record) error {
+func (d *Driver) heldElsewhere(wanted *ledger.Claim) error {
 	if d.config.Elsewhere == nil {
 		return nil
 	}
@@ -397,14 +365,14 @@ func (d *Driver) heldElsewhere(wanted *record) error {
 	return nil
 }
 
-// answersFor reports whether the claim is already prepared as it is wanted:
-// in this boot, with the same allocation, and its nodes as they were.
-func (d *Driver) answersFor(earlier, wanted *record) bool {
-	if !d.has(earlier, wanted) || earlier.Configuring {
+// answered reports whether the claim is already prepared as it is wanted: with
+// the same allocation, and its nodes as they were.
+func (p *plan) answered() bool {
+	if !p.has() || p.state != ledger.Given {
 		return false
 	}
-	for i := range wanted.Results {
-		if !wanted.Results[i].sameNodes(&earlier.Results[i]) {
+	for i := range p.wanted.Results {
+		if !slices.Equal(p.wanted.Results[i].Nodes, p.earlier.Results[i].Nodes) {
 			return false
 		}
 	}
@@ -412,27 +380,13 @@ func (d *Driver) answersFor(earlier, wanted *record) bool {
 }
 
 // has reports whether the claim was given in this boot what it is to have.
-func (d *Driver) has(earlier, wanted *record) bool {
-	return earlier != nil && earlier.Boot == d.config.BootID && earlier.sameAllocation(wanted)
-}
-
-// ensureSpec writes the spec of a prepared claim, and the files of the host that
-// go with it, again if they are not as they should be.
-func (d *Driver) ensureSpec(ctx context.Context, r *record) error {
-	if err := d.writeFiles(ctx, r); err != nil {
-		return err
-	}
-	wrong := d.config.CDI.CheckClaim(r.UID, r.devices())
-	if wrong == nil {
-		return nil
-	}
-	klog.FromContext(ctx).V(2).Info("Writing CDI spec again", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", wrong)
-	return d.config.CDI.WriteClaim(r.UID, r.devices())
+func (p *plan) has() bool {
+	return (p.state == ledger.Given || p.state == ledger.Configuring) && p.earlier.SameAllocation(p.wanted)
 }
 
 // answer returns what the kubelet is told of a prepared claim. A device's own
 // CDI ID comes first, since the kubelet's health report is keyed on that.
-func answer(r *record, given []discovery.Device) []kubeletplugin.Device {
+func answer(r *ledger.Claim, given []discovery.Device) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Results))
 	for i, result := range r.Results {
 		device := kubeletplugin.Device{

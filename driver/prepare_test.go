@@ -32,6 +32,7 @@ import (
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/ledger"
 )
 
 // specOf returns what a container runtime makes of the claim's CDI devices.
@@ -54,7 +55,7 @@ func (b *bench) specOf(c *resourceapi.ResourceClaim) map[string]specs.ContainerE
 }
 
 func (b *bench) recordFile(c *resourceapi.ResourceClaim) string {
-	return filepath.Join(b.config.Records, string(c.UID)+".record")
+	return filepath.Join(b.records(), string(c.UID)+".record")
 }
 
 func (b *bench) specFile(c *resourceapi.ResourceClaim) string {
@@ -305,7 +306,7 @@ func TestVerify(t *testing.T) {
 				mustPrepare(t, b, c)
 				d := gpu("a", 1)
 				test.change(b, &d)
-				b.config.BootID = boot
+				b.boot = boot
 				b.restart()
 				b.Publish(&discovery.Snapshot{Devices: []discovery.Device{d}})
 				if test.refused != "" {
@@ -325,7 +326,7 @@ func TestVerifyRealNode(t *testing.T) {
 	}
 	host := os.DirFS(root)
 	found, err := nodeOnHost(host, &specs.DeviceNode{Path: "/a", Type: "c", Major: 1, Minor: 3})
-	if want := (node{Path: "/a", Type: "c", Major: 1, Minor: 3}); err != nil || found != want {
+	if want := (ledger.Node{Path: "/a", Type: "c", Major: 1, Minor: 3}); err != nil || found != want {
 		t.Errorf("found %v, %v", found, err)
 	}
 	if _, err := nodeOnHost(host, &specs.DeviceNode{Path: "/a", Type: "c", Major: 1, Minor: 5}); err == nil {
@@ -489,16 +490,32 @@ func TestSpecIsWrittenAgain(t *testing.T) {
 	}
 }
 
-func TestSpecsWithoutRecordAreSwept(t *testing.T) {
+// A spec without a record is that of a claim whose record was lost: its containers
+// may run. It goes with the claim, or with a reboot.
+func TestSpecsWithoutRecord(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	c := claim("c", "a")
 	mustPrepare(t, b, c)
-	if err := os.Remove(b.recordFile(c)); err != nil {
+	if err := os.RemoveAll(b.state); err != nil {
 		t.Fatal(err)
 	}
-	b.restart()
+	b.restart().offers(gpu("a", 1))
+	if !exists(b.specFile(c)) {
+		t.Error("the spec of a running container is gone")
+	}
+	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
+	mustUnprepare(t, b, c)
 	if exists(b.specFile(c)) {
 		t.Error("the spec is still there")
+	}
+	mustPrepare(t, b, claim("other", "a"))
+	if err := os.Remove(b.recordFile(claim("other"))); err != nil {
+		t.Fatal(err)
+	}
+	b.boot = "boot-2"
+	b.restart()
+	if exists(b.specFile(claim("other"))) {
+		t.Error("a spec of the boot before is still there")
 	}
 }
 
@@ -506,7 +523,7 @@ func TestNewBoot(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	c := claim("c", "a")
 	mustPrepare(t, b, c)
-	b.config.BootID = "boot-2"
+	b.boot = "boot-2"
 	b.restart().offers(gpu("a", 1))
 	if who, held := b.Holder("a"); held {
 		t.Errorf("%s holds it after a reboot", who)
@@ -514,7 +531,7 @@ func TestNewBoot(t *testing.T) {
 	other := claim("other", "a")
 	mustPrepare(t, b, other)
 	mustRefuse(t, b, c, "held by claim default/other")
-	if r := b.store.get(c.UID); r == nil || r.Results[0].Identity != "uuid-of-a" {
+	if r, _ := b.ledger.Claim(c.UID); r == nil || r.Results[0].Identity != "uuid-of-a" {
 		t.Error("the identity is forgotten")
 	}
 	if err := b.tryUnprepare(other); err != nil {
@@ -575,7 +592,7 @@ func TestUnprepareThatFailsKeepsHolding(t *testing.T) {
 	mustPrepare(t, b, claim("other", "a"))
 }
 
-func TestRollback(t *testing.T) {
+func TestSpecsThatCannotBeWritten(t *testing.T) {
 	blocked := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -586,14 +603,11 @@ func TestRollback(t *testing.T) {
 	b.restart().offers(gpu("a", 1))
 	c := claim("c", "a")
 	mustRefuse(t, b, c, "write CDI spec "+b.specFile(c))
-	if entries, _ := os.ReadDir(b.config.Records); len(entries) > 0 {
-		t.Errorf("left in records: %v", entries)
-	}
-	if who, held := b.Holder("a"); held {
-		t.Errorf("held by %s", who)
+	if who, held := b.Holder("a"); !held || !exists(b.recordFile(c)) {
+		t.Errorf("held by %s, record %t", who, exists(b.recordFile(c)))
 	}
 	b.config.CDI.Path = good
-	b.restart().offers(gpu("a", 1))
+	b.restart().offers(gpu("a", 1)) // which writes the spec
 	mustPrepare(t, b, c)
 }
 
@@ -623,7 +637,7 @@ func TestOneOfManyWins(t *testing.T) {
 	if count[false] != 2 || count[true] != 2 {
 		t.Errorf("devices given: %d of 2, parts: %d of 2 that fit", count[false], count[true])
 	}
-	files, _ := os.ReadDir(b.config.Records)
+	files, _ := os.ReadDir(b.records())
 	if len(files) != 4 {
 		t.Errorf("%d records", len(files))
 	}
@@ -695,7 +709,7 @@ func TestUnrelatedClaimsDoNotWait(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	slow := claim("slow", "a")
 	b.disk.Before = func(op disktest.Op, name string) error {
-		if op == disktest.Sync && strings.Contains(name, "uid-slow.record") {
+		if op == disktest.Write && strings.Contains(name, "uid-slow.record") {
 			close(entered)
 			<-leave
 		}

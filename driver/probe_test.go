@@ -65,11 +65,8 @@ func (b *bench) probe(t *testing.T, limit time.Duration) error {
 // may.
 func TestProbeOfIdleDriver(t *testing.T) {
 	b := newBench(t)
-	b.config.Active = make(chan struct{})
-	d, err := New(b.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b.active = make(chan struct{})
+	d := b.start()
 	if err := d.Probe(t.Context()); err != nil {
 		t.Errorf("before it runs: %v", err)
 	}
@@ -87,10 +84,8 @@ func TestProbeOfIdleDriver(t *testing.T) {
 func TestProbeWithoutPod(t *testing.T) {
 	b := newBench(t)
 	b.config.KubeletRoot = t.TempDir()
-	d, err := New(b.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := b.start()
+	b.open()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()

@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver/pool"
+	"chandler.dev/internal/ledger"
 )
 
 // sayAfter is how often it is said that the API server does not answer.
@@ -128,16 +129,16 @@ func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool
 			}
 		}
 	}
-	for _, r := range d.store.prepared() {
+	for _, r := range d.ledger.Claims() {
 		for _, result := range r.Results {
-			in.Holds = append(in.Holds, result.hold())
+			in.Holds = append(in.Holds, poolHold(&result))
 		}
 	}
 	return in, wait
 }
 
-// hold returns what the pool is to know of a result.
-func (r *result) hold() pool.Hold {
+// poolHold returns what the pool is to know of a result.
+func poolHold(r *ledger.Result) pool.Hold {
 	return pool.Hold{
 		Name: r.Device, Device: r.Source, Silicon: r.Silicon, Whole: r.Whole, Takes: r.Takes,
 		Shared: r.Admin || r.Shared || r.Consumes != nil,

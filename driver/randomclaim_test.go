@@ -115,7 +115,7 @@ func subRequest(name string, r *resourceapi.ExactDeviceRequest) resourceapi.Devi
 // goes by the devices of the host, and by nothing that was published.
 func forbidden(claim *resourceapi.ResourceClaim, view *view) string {
 	for _, r := range claim.Status.Allocation.Devices.Results {
-		d, _ := view.allocated(r.Device)
+		d, _ := view.Device(r.Device)
 		if d.Withheld != "" {
 			return d.Name + " is withheld"
 		}

@@ -2,14 +2,13 @@ package driver
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver/pool/pooltest"
@@ -29,7 +28,7 @@ func TestRecordThatWasSetAsideIsReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.restart()
-	bad := strings.TrimSuffix(b.recordFile(c), recordExtension) + badExtension + "0"
+	bad := strings.TrimSuffix(b.recordFile(c), ".record") + ".bad" + "0"
 	if !exists(bad) || exists(b.recordFile(c)) {
 		t.Fatal("the record was not set aside")
 	}
@@ -41,7 +40,7 @@ func TestRecordThatWasSetAsideIsReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.restart().offers(gpu("a", 1))
-	if exists(bad) || !exists(b.recordFile(c)) || b.store.get(c.UID) == nil || b.store.unreadable(c.UID) {
+	if exists(bad) || !exists(b.recordFile(c)) || !b.holds(c.UID) || b.ledger.IsSealed(c.UID) {
 		t.Error("the record is not the claim's again")
 	}
 	if err := b.tryUnprepare(c); err != nil || exists(b.recordFile(c)) || exists(b.specFile(c)) {
@@ -82,7 +81,7 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 			}
 			for range 2 { // the second start finds it set aside
 				b.restart().offers(devices...)
-				if exists(b.recordFile(c)) || !exists(filepath.Join(b.config.Records, "uid-c.bad0")) {
+				if exists(b.recordFile(c)) || !exists(filepath.Join(b.records(), "uid-c.bad0")) {
 					t.Fatal("it is not set aside")
 				}
 				if !exists(b.specFile(c)) {
@@ -102,7 +101,7 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 				}
 			}
 			mustPrepare(t, b, c) // the claim itself may be prepared again
-			if !exists(filepath.Join(b.config.Records, "uid-c.bad0")) {
+			if !exists(filepath.Join(b.records(), "uid-c.bad0")) {
 				t.Error("what was set aside was deleted")
 			}
 			for range 2 {
@@ -110,7 +109,7 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if entries, _ := filepath.Glob(filepath.Join(b.config.Records, "uid-c*")); len(entries) > 0 {
+			if entries, _ := filepath.Glob(filepath.Join(b.records(), "uid-c*")); len(entries) > 0 {
 				t.Errorf("left: %v", entries)
 			}
 			mustPrepare(t, b, claim("other", "a", "g-a"))
@@ -154,7 +153,7 @@ func TestUnreadableRecordWithoutSpecHoldsWhatItStillNames(t *testing.T) {
 	}
 	b.restart().offers(gpu("a", 1))
 	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
-	b.config.BootID = "boot-2"
+	b.boot = "boot-2"
 	b.restart().offers(gpu("a", 1))
 	mustPrepare(t, b, claim("other", "a"))
 }
@@ -169,7 +168,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	if err := os.WriteFile(b.recordFile(c), data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b.config.BootID = "boot-2" // the record is written anew
+	b.boot = "boot-2" // the record is written anew
 	b.restart().offers(gpu("a", 1), gpu("b", 2))
 	mustPrepare(t, b, c)
 	data, _ = os.ReadFile(b.recordFile(c))
@@ -187,57 +186,5 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-func FuzzDecodeRecord(f *testing.F) {
-	r := &record{Version: recordVersion, UID: "u", Boot: "b", Results: []result{{
-		Device: "a", Silicon: "s", Source: "a", CDI: "c", Takes: pooltest.Quantities("slices", 3), Edits: gpu("a", 1).Edits}}}
-	data, err := r.encode()
-	if err != nil {
-		f.Fatal(err)
-	}
-	_, body, _ := bytes.Cut(data, []byte("\n"))
-	f.Add(body, true)
-	f.Add([]byte(`{"version":2,"Version":3,"readableBy":1,"uid":"u","boot":"b","results":[{"x":null,"device":"a","silicon":"s","source":"a","cdi":"c","edits":{"deviceNodes":[null]}}],"y":{}}`), true)
-	f.Add([]byte("sha256:\n"), false)
-	f.Fuzz(func(t *testing.T, body []byte, seal bool) {
-		data := body
-		if seal {
-			data = append([]byte(checksum(body)+"\n"), body...)
-		}
-		salvage(data, "boot")
-		r, err := decodeRecord(data)
-		if err != nil {
-			return
-		}
-		again, err := r.encode()
-		if err != nil {
-			t.Fatalf("what was read cannot be written: %v", err)
-		}
-		same, err := decodeRecord(again)
-		if err != nil {
-			t.Fatalf("what was written cannot be read: %v\n%s", err, again)
-		}
-		twice, err := same.encode()
-		if err != nil || !bytes.Equal(again, twice) {
-			t.Fatalf("not the same when written again: %v\n%s\n%s", err, again, twice)
-		}
-	})
-}
-
-func TestRecordSurvivesItsFile(t *testing.T) {
-	r := &record{Version: recordVersion, UID: "u", Namespace: "n", Name: "c", Boot: "b", Results: []result{{
-		Request: "r", Pool: "p", Device: "d", ShareID: "s", Admin: true, Shared: true, Silicon: "w", Whole: true,
-		Takes: pooltest.Quantities("slices", 3), Source: "d", Identity: "i", Driver: "k", Nodes: []node{{Path: "/dev/d", Type: "c", Major: 1, Minor: 2}},
-		CDI: "x", Edits: gpu("d", 2).Edits,
-	}}}
-	data, err := r.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := decodeRecord(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(r, got, cmp.AllowUnexported(record{}, result{}), cmpopts.IgnoreFields(record{}, "raw"), cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
+// checksum returns the line that begins the file of a claim.
+func checksum(body []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(body)) }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // The condition of a claim's devices and its reasons.
@@ -57,7 +58,7 @@ type deviceStatus struct {
 // server without, every claim is gone.
 type statusWriter struct {
 	client resourceclient.ResourceV1Interface
-	health func(*discovery.Snapshot, *record, *result, time.Time) discovery.Health // see [Driver.healthOf]
+	health func(*discovery.Snapshot, *ledger.Claim, *ledger.Result, time.Time) discovery.Health // see [Driver.healthOf]
 	claims map[types.UID]attempt
 	due    time.Time // when a server that did not answer is to be asked again
 }
@@ -79,7 +80,7 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
-		if v.snapshot != nil && w.write(ctx, v, d.store.prepared()) {
+		if v.snapshot != nil && w.write(ctx, v, d.ledger.Claims()) {
 			again = time.After(statusPause)
 		}
 		select {
@@ -121,7 +122,7 @@ func (d *Driver) notePrepared() { notify(d.prepared) }
 
 // write writes what has changed, and reports whether some of it is to be tried
 // again.
-func (w *statusWriter) write(ctx context.Context, v *view, records []*record) (again bool) {
+func (w *statusWriter) write(ctx context.Context, v *view, records []*ledger.Claim) (again bool) {
 	before := w.claims
 	w.claims = make(map[types.UID]attempt, len(records))
 	for _, r := range records {
@@ -145,7 +146,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, records []*record) (a
 func (a *attempt) open() bool { return !a.said && a.failures < statusTries }
 
 // try writes the status of a claim once, and notes how that went.
-func (w *statusWriter) try(ctx context.Context, r *record, a *attempt) {
+func (w *statusWriter) try(ctx context.Context, r *ledger.Claim, a *attempt) {
 	err := w.writeClaim(ctx, r, a.statuses)
 	var refused apierrors.APIStatus
 	switch {
@@ -169,7 +170,7 @@ func (w *statusWriter) try(ctx context.Context, r *record, a *attempt) {
 // writeClaim makes the status of a claim say of its devices what it is to say.
 // A claim that is gone, or was replaced by another of its name, has none to
 // be written.
-func (w *statusWriter) writeClaim(ctx context.Context, r *record, statuses []deviceStatus) error {
+func (w *statusWriter) writeClaim(ctx context.Context, r *ledger.Claim, statuses []deviceStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	claims := w.client.ResourceClaims(r.Namespace)
@@ -193,7 +194,7 @@ func (w *statusWriter) writeClaim(ctx context.Context, r *record, statuses []dev
 
 // statusesOf returns what is to be said of what a claim has. A device that it
 // has twice, as one can with admin access, is told of once.
-func (w *statusWriter) statusesOf(s *discovery.Snapshot, r *record) []deviceStatus {
+func (w *statusWriter) statusesOf(s *discovery.Snapshot, r *ledger.Claim) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range r.Results {
 		result := &r.Results[i]

@@ -23,6 +23,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // statusBench is a driver at work that writes the status of claims.
@@ -263,7 +264,7 @@ func TestReplacedForSome(t *testing.T) {
 // say what that was to become.
 func TestReplacedBeforeACrash(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
-	r := record{Results: []result{{Device: "a", Source: "a", Identity: "other"}}}
+	r := ledger.Claim{Results: []ledger.Result{{Device: "a", Source: "a", Identity: "other"}}}
 	for _, configuring := range []bool{true, false} {
 		r.Configuring = configuring
 		if health := b.healthOf(b.view.Load().snapshot, &r, &r.Results[0], time.Now()); health.Usable() != configuring {
@@ -283,7 +284,7 @@ func TestStatusAfterARestart(t *testing.T) {
 		b.client.ClearActions()
 		time.Sleep(time.Hour)
 		w := statusWriter{client: b.client.ResourceV1(), health: b.healthOf}
-		if again := w.write(t.Context(), b.view.Load(), b.store.prepared()); again || !slices.Equal(b.verbs(), []string{"get"}) {
+		if again := w.write(t.Context(), b.view.Load(), b.ledger.Claims()); again || !slices.Equal(b.verbs(), []string{"get"}) {
 			t.Error("it is written again")
 		}
 	})

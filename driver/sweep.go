@@ -2,7 +2,9 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -46,9 +48,13 @@ func (d *Driver) sweepLoop(ctx context.Context) {
 // the suspects for the next time.
 func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
 	logger := klog.FromContext(ctx)
-	claims := d.store.all()
+	claims := d.owed()
 	if len(claims) == 0 {
 		return nil
+	}
+	byUID := make(map[types.UID]Claim, len(claims))
+	for _, claim := range claims {
+		byUID[claim.UID] = claim
 	}
 	abandoned, err := d.config.Abandoned(ctx, claims)
 	if err != nil {
@@ -61,9 +67,12 @@ func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types
 			suspects[uid] = true
 			continue
 		}
-		if err := d.sweepAway(ctx, uid); err != nil {
+		gone, err := d.sweepAway(ctx, byUID[uid])
+		if err != nil {
 			logger.Error(err, "Letting go of an abandoned claim", "uid", uid)
 			suspects[uid] = true
+		}
+		if !gone {
 			continue
 		}
 		logger.Info("Let go of a claim that is gone from this node and that no pod refers to", "uid", uid)
@@ -71,10 +80,33 @@ func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types
 	return suspects
 }
 
-// sweepAway unprepares an abandoned claim, and waits for it no longer than a
-// call does: one whose devices are being configured does not keep the others.
-func (d *Driver) sweepAway(ctx context.Context, uid types.UID) error {
+// owed returns the claims of which the ledger has anything, whatever the boot.
+func (d *Driver) owed() (claims []Claim) {
+	for _, o := range d.ledger.Owed() {
+		claims = append(claims, Claim{UID: o.UID, Namespace: o.Namespace, Name: o.Name})
+	}
+	return claims
+}
+
+// sweepAway unprepares an abandoned claim, unless somebody has it again since it
+// was asked: while its lock is held, nobody prepares it. It waits for it no
+// longer than a call does: one whose devices are being configured does not keep
+// the others.
+func (d *Driver) sweepAway(ctx context.Context, claim Claim) (gone bool, err error) {
 	ctx, cancel := inTime(ctx)
 	defer cancel()
-	return d.unprepare(ctx, uid)
+	unlock, err := d.ledger.Lock(ctx, string(claim.UID))
+	if err != nil {
+		return false, fmt.Errorf("wait for a call for the claim: %w", err)
+	}
+	defer unlock()
+	abandoned, err := d.config.Abandoned(ctx, []Claim{claim})
+	if err != nil {
+		return false, fmt.Errorf("ask again whether the claim is abandoned: %w", err)
+	}
+	if !slices.Contains(abandoned, claim.UID) {
+		return false, nil
+	}
+	err = d.letGo(ctx, claim.UID)
+	return err == nil, err
 }

@@ -61,7 +61,7 @@ func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 	b := newBench(t)
 	b.restart().offers(gpu("a", 1))
 	mustPrepare(t, b, claim("old", "a"))
-	b.config.BootID = "boot-2"
+	b.boot = "boot-2"
 	b.restart()
 	var asked []string
 	b.Driver.config.Abandoned = func(_ context.Context, claims []Claim) ([]types.UID, error) {
@@ -98,7 +98,7 @@ func TestSweepOfUnreadableRecords(t *testing.T) {
 	}
 	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
 	b.sweep(t.Context(), suspects)
-	if left, _ := os.ReadDir(b.config.Records); len(left) > 0 || exists(b.specFile(c)) {
+	if left, _ := os.ReadDir(b.records()); len(left) > 0 || exists(b.specFile(c)) {
 		t.Errorf("left of it: %v", left)
 	}
 	mustPrepare(t, b, claim("other", "a"))

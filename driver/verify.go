@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,14 +15,15 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // verify reports why the device is not what it was when it was allocated, as
 // far as can be known: by what an earlier record of the claim says, also one of
 // before a reboot, and by its nodes on the host, which it writes down.
-func (r *result) verify(host fs.FS, earlier *result) error {
+func verify(r *ledger.Result, host fs.FS, earlier *ledger.Result) error {
 	if earlier != nil {
-		if err := r.sameSilicon(earlier); err != nil {
+		if err := sameSilicon(r, earlier); err != nil {
 			return err
 		}
 	}
@@ -37,7 +39,7 @@ func (r *result) verify(host fs.FS, earlier *result) error {
 }
 
 // sameSilicon reports how the device differs from the one that was prepared.
-func (r *result) sameSilicon(earlier *result) error {
+func sameSilicon(r, earlier *ledger.Result) error {
 	if earlier.Identity != "" && r.Identity != "" && earlier.Identity != r.Identity {
 		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was prepared", r.Device, r.Identity, earlier.Identity)
 	}
@@ -48,19 +50,40 @@ func (r *result) sameSilicon(earlier *result) error {
 }
 
 // replacedBy reports how the device in the place of the one that was prepared is
-// another. Where it has no driver, its health says so.
-func (r *result) replacedBy(device *discovery.Device) error {
-	now := result{Device: r.Device, Identity: device.Identity, Driver: device.Attributes.String("driver")}
+// another, or has other nodes than the claim was given. Where it has no driver,
+// its health says so.
+func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) error {
+	now := ledger.Result{Device: r.Device, Identity: device.Identity, Driver: device.Attributes.String("driver")}
 	if now.Driver == "" {
 		now.Driver = r.Driver
 	}
-	return now.sameSilicon(r)
+	if err := sameSilicon(&now, r); err != nil {
+		return err
+	}
+	return sameNodes(r, device, stock)
+}
+
+// sameNodes reports whether a node that a claim was given is another device's by
+// now, or has other numbers, as after cards were removed and found again.
+func sameNodes(r *ledger.Result, device *discovery.Device, stock ledger.Stock) error {
+	for _, n := range r.Nodes {
+		if owners := stock.WithNode(n.Path); len(owners) > 0 && !slices.Contains(owners, device.Name) {
+			return fmt.Errorf("device %s has other nodes now: %s, which it had when the claim was prepared, is that of %s", r.Device, n.Path, owners[0])
+		}
+		for _, edit := range device.Edits.DeviceNodes {
+			numbered := (edit.Major != 0 || edit.Minor != 0) && (n.Major != 0 || n.Minor != 0)
+			if cmp.Or(edit.HostPath, edit.Path) == n.Path && numbered && (edit.Major != int64(n.Major) || edit.Minor != int64(n.Minor)) {
+				return fmt.Errorf("device %s has other nodes now: %s is %d:%d and was %d:%d when the claim was prepared", r.Device, n.Path, edit.Major, edit.Minor, n.Major, n.Minor)
+			}
+		}
+	}
+	return nil
 }
 
 // sameSince reports whether another device has taken the place of the one that
 // was allocated. The API server keeps the time of that in whole seconds, and
 // only since Kubernetes 1.36.
-func (v *view) sameSince(allocated *metav1.Time, r *result) error {
+func (v *view) sameSince(allocated *metav1.Time, r *ledger.Result) error {
 	seen := v.identities[r.Source]
 	if allocated == nil || seen.before == "" || !seen.since.Truncate(time.Second).After(allocated.Time) {
 		return nil
@@ -68,30 +91,27 @@ func (v *view) sameSince(allocated *metav1.Time, r *result) error {
 	return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was allocated", r.Device, seen.now, seen.before)
 }
 
-// sameNodes reports whether the host's nodes are those of an earlier record.
-func (r *result) sameNodes(earlier *result) bool { return slices.Equal(r.Nodes, earlier.Nodes) }
-
 // nodeOnHost returns the device node that an edit is about, as it is on the
 // host. One that is not as the edit says is an error.
-func nodeOnHost(host fs.FS, edit *specs.DeviceNode) (node, error) {
+func nodeOnHost(host fs.FS, edit *specs.DeviceNode) (ledger.Node, error) {
 	name := edit.HostPath
 	if name == "" {
 		name = edit.Path
 	}
 	info, err := fs.Stat(host, strings.TrimPrefix(name, "/"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return node{}, fmt.Errorf("device node %s is missing", name)
+		return ledger.Node{}, fmt.Errorf("device node %s is missing", name)
 	}
 	if err != nil {
-		return node{}, fmt.Errorf("device node %s: %w", name, err)
+		return ledger.Node{}, fmt.Errorf("device node %s: %w", name, err)
 	}
-	found := node{Path: name, Type: typeOf(info.Mode())}
+	found := ledger.Node{Path: name, Type: typeOf(info.Mode())}
 	wanted := edit.Type
 	if wanted == "u" {
 		wanted = "c" // the same, unbuffered
 	}
 	if found.Type == "" || wanted != "" && found.Type != wanted {
-		return node{}, fmt.Errorf("device node %s is of type %v on the host, want %q", name, info.Mode().Type(), wanted)
+		return ledger.Node{}, fmt.Errorf("device node %s is of type %v on the host, want %q", name, info.Mode().Type(), wanted)
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || found.Type == "p" {
@@ -100,7 +120,21 @@ func nodeOnHost(host fs.FS, edit *specs.DeviceNode) (node, error) {
 	found.Major, found.Minor = unix.Major(uint64(stat.Rdev)), unix.Minor(uint64(stat.Rdev))
 	numbered := edit.Major != 0 || edit.Minor != 0
 	if numbered && (int64(found.Major) != edit.Major || int64(found.Minor) != edit.Minor) {
-		return node{}, fmt.Errorf("device node %s is %d:%d on the host, want %d:%d", name, found.Major, found.Minor, edit.Major, edit.Minor)
+		return ledger.Node{}, fmt.Errorf("device node %s is %d:%d on the host, want %d:%d", name, found.Major, found.Minor, edit.Major, edit.Minor)
 	}
 	return found, nil
+}
+
+// typeOf returns the type of a device node as CDI writes it, "" if the file is
+// no device node.
+func typeOf(mode fs.FileMode) string {
+	switch {
+	case mode&fs.ModeCharDevice != 0:
+		return "c"
+	case mode&fs.ModeDevice != 0:
+		return "b"
+	case mode&fs.ModeNamedPipe != 0:
+		return "p"
+	}
+	return ""
 }

@@ -7,11 +7,13 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver/pool"
+	"chandler.dev/internal/ledger"
 )
 
 // view is a snapshot and what is made of it. It is never modified.
 type view struct {
-	snapshot   *discovery.Snapshot // nil before the first
+	snapshot *discovery.Snapshot // nil before the first
+	*ledger.Present
 	identities map[string]identity // by device name, of those that have or had one
 	next       chan struct{}       // closed when another view has replaced this one
 }
@@ -29,7 +31,7 @@ func (d *Driver) Publish(snapshot *discovery.Snapshot) {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
 	before := d.view.Load()
-	d.view.Store(&view{snapshot: snapshot, identities: identitiesIn(snapshot, before.identities, time.Now()), next: make(chan struct{})})
+	d.view.Store(&view{snapshot: snapshot, Present: ledger.NewPresent(snapshot, before.Present), identities: identitiesIn(snapshot, before.identities, time.Now()), next: make(chan struct{})})
 	close(before.next)
 }
 
@@ -66,8 +68,9 @@ func (v *view) lookup(name string) (discovery.Device, bool) {
 	return v.snapshot.Lookup(name)
 }
 
-// allocated finds the device that an allocated name stands for.
-func (v *view) allocated(name string) (discovery.Device, bool) {
+// Device finds the device that an allocated name stands for. It implements
+// [ledger.Stock].
+func (v *view) Device(name string) (discovery.Device, bool) {
 	if v.snapshot == nil {
 		return discovery.Device{}, false
 	}

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
-	"chandler.dev/driver"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/provision"
 	"chandler.dev/legacy"
 )
@@ -97,7 +97,7 @@ func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) 
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
 	kubelet := strings.TrimPrefix(path.Clean("/"+o.kubeletRoot), "/")
 	state := path.Join(kubelet, "plugins", discovery.Domain)
-	held, claimsErr := driver.Held(host.FS, path.Join(state, "claims"), boot)
+	held, claimsErr := ledger.Read(host.FS, state, boot)
 	granted, grantsErr := legacy.Held(host.FS, path.Join(state, "grants"), kubelet, known)
 	maps.Copy(granted, held)
 	return granted, errors.Join(claimsErr, grantsErr)

@@ -105,9 +105,8 @@ func (a *account) terms() []string {
 		h := &a.holds[i]
 		terms[h.Device], terms[h.Silicon] = true, true
 		for _, n := range h.Nodes {
-			terms[n.Path] = true
-			if n.numbered() {
-				terms[n.numbers()] = true
+			for _, term := range n.terms() {
+				terms[term] = true
 			}
 		}
 	}
@@ -117,6 +116,14 @@ func (a *account) terms() []string {
 
 func (n *Node) numbered() bool { return n.Major != 0 || n.Minor != 0 }
 
+// terms are what the node is known by: its path, and its numbers if it has any.
+func (n *Node) terms() []string {
+	if n.numbered() {
+		return []string{n.Path, n.numbers()}
+	}
+	return []string{n.Path}
+}
+
 func (n *Node) numbers() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
 
 // concerned returns the accounts that may keep somebody from a hold, without
@@ -124,7 +131,7 @@ func (n *Node) numbers() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major
 func (x *index) concerned(w *Hold, nodes []Node, own string) []*account {
 	terms := []string{w.Device, w.Silicon}
 	for i := range nodes {
-		terms = append(terms, nodes[i].Path, nodes[i].numbers())
+		terms = append(terms, nodes[i].terms()...)
 	}
 	seen := make(map[*account]bool)
 	found := slices.Clone(x.loose)
@@ -263,14 +270,17 @@ func nodesOf(name string, stock Stock) (nodes []Node) {
 	if !found {
 		return nil
 	}
-	for _, edit := range device.Edits.DeviceNodes {
+	return slices.DeleteFunc(nodesIn(&device), func(n Node) bool { return !slices.Contains(stock.WithNode(n.Path), device.Name) })
+}
+
+// nodesIn returns the nodes that a device is described with.
+func nodesIn(d *discovery.Device) (nodes []Node) {
+	for _, edit := range d.Edits.DeviceNodes {
 		n := Node{Path: cmp.Or(edit.HostPath, edit.Path), Type: edit.Type, Major: uint32(edit.Major), Minor: uint32(edit.Minor)}
 		if n.Type == "u" {
 			n.Type = "c" // the same, unbuffered
 		}
-		if slices.Contains(stock.WithNode(n.Path), device.Name) {
-			nodes = append(nodes, n)
-		}
+		nodes = append(nodes, n)
 	}
 	return nodes
 }

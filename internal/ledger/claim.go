@@ -207,8 +207,8 @@ func (c *Claim) file() ([]byte, error) {
 	return append([]byte(checksum(body)+"\n"), body...), nil
 }
 
-// decodeClaim reads a claim's file.
-func decodeClaim(data []byte) (*Claim, error) {
+// DecodeClaim reads a claim's file.
+func DecodeClaim(data []byte) (*Claim, error) {
 	body, err := checked(data)
 	if err != nil {
 		return nil, err

@@ -136,12 +136,17 @@ func (l *Ledger) drop(key string) {
 	}
 }
 
+// NewClaim returns a claim of this boot that has nothing yet.
+func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *Claim {
+	return &Claim{Version: Version, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot}
+}
+
 // Give makes a claim Configuring or Given, or returns [*Blocked] or the error
 // of the disk. After an error of the disk the claim is in the state that its
 // file, read back, says. The caller has the claim's lock. It implements the
 // beginning of Prepare; outputs are for [Ledger.Write].
 func (l *Ledger) Give(c *Claim, to State, s Stock) error {
-	if err := l.settle(c.Key()); err != nil {
+	if err := l.Settle(c.Key()); err != nil {
 		return err
 	}
 	c.Configuring = to == Configuring
@@ -215,9 +220,9 @@ func (l *Ledger) enter(there disk.InPlace, c *Claim, to State, before *account) 
 	}
 }
 
-// settle finds out what became of a claim whose file could not be read after it
+// Settle finds out what became of a claim whose file could not be read after it
 // was written. The caller has the claim's lock.
-func (l *Ledger) settle(key string) error {
+func (l *Ledger) Settle(key string) error {
 	a := l.account(key)
 	if a == nil || a.state != Unsure {
 		return nil
@@ -351,7 +356,7 @@ func (l *Ledger) ending(key string, s Stock) (entries []Entry, sealed bool) {
 	defer l.mu.Unlock()
 	if a := l.accounts[sealedKey(key)]; a != nil {
 		entries, sealed = append(entries, a.entry.(*Sealed).describedBy(s)), true
-	} else {
+	} else if l.accounts[key] == nil {
 		entries = append(entries, &Sealed{UID: types.UID(key)})
 	}
 	if a := l.accounts[key]; a != nil {

@@ -455,6 +455,8 @@ func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 	}
 	b.open()
 	b.mustRefuse(claim("other", s["a"]), s, "held by claim default/c")
+	b.config.Listings = true
+	b.open()
 	b.mustRefuse(claim("other", s["b"]), s, "container")
 	if data, err := os.ReadFile(b.file(bootFile)); err != nil || string(data) != "boot-1\n" {
 		t.Errorf("boot is %q, %v", data, err)

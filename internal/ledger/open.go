@@ -42,7 +42,9 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 			l.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Given))
 		}
 	}
-	problems = append(problems, l.readGrants())
+	if l.config.Listings {
+		problems = append(problems, l.readGrants())
+	}
 	entries := l.others(nil)
 	for _, o := range l.outputs {
 		problems = append(problems, o.Sweep(entries))
@@ -129,7 +131,7 @@ func (l *Ledger) readClaim(uid types.UID, named []string, past bool) error {
 		l.put(newAccount(sealed, Given))
 		return fmt.Errorf("record %s: %w; it is read again, and until then the devices that its claim may have stay with it", file, err)
 	}
-	c, err := decodeClaim(data)
+	c, err := DecodeClaim(data)
 	if err == nil && c.UID != uid {
 		err = fmt.Errorf("is of claim %s", c.UID)
 	}
@@ -167,7 +169,7 @@ func (l *Ledger) also(s *Sealed) *Sealed {
 func (l *Ledger) readAside(uid types.UID, name string, named []string, past bool) error {
 	aside := filepath.Join(claimsDir, name)
 	data, readErr := l.read(aside)
-	if c, err := decodeClaim(data); readErr == nil && err == nil && c.UID == uid {
+	if c, err := DecodeClaim(data); readErr == nil && err == nil && c.UID == uid {
 		_, statErr := l.claims.Lstat(l.claimFile(uid))
 		others, err := l.asideOf(uid)
 		if errors.Is(statErr, fs.ErrNotExist) && err == nil && len(others) == 1 && l.claims.Rename(l.file(aside), l.claimFile(uid)) == nil {

@@ -87,7 +87,7 @@ func (l *Ledger) reconcile(e Entry, present map[string]bool) error {
 	if s, ok := e.(*Sealed); ok {
 		return l.unseal(s)
 	}
-	if err := l.settle(key); err != nil {
+	if err := l.Settle(key); err != nil {
 		return err
 	}
 	now := l.account(key)
@@ -134,7 +134,7 @@ func (l *Ledger) unseal(s *Sealed) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read record %s: %w", l.claimFile(s.UID), err)
 	}
-	c, decodeErr := decodeClaim(data)
+	c, decodeErr := DecodeClaim(data)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -155,10 +155,10 @@ func (l *Ledger) unseal(s *Sealed) error {
 // missing or could not be written.
 func (l *Ledger) restoreFiles() error {
 	l.mu.Lock()
-	unsaved, any, booted := l.unsaved, len(l.grants()) > 0, l.booted
+	unsaved, some, booted := l.unsaved, len(l.grants()) > 0, l.booted
 	l.mu.Unlock()
 	var errs []error
-	if _, err := l.synced.Lstat(l.file(grantsFile)); unsaved || any && errors.Is(err, fs.ErrNotExist) {
+	if _, err := l.synced.Lstat(l.file(grantsFile)); unsaved || some && errors.Is(err, fs.ErrNotExist) {
 		_, err := l.saveGrants()
 		errs = append(errs, err)
 	}
@@ -173,7 +173,16 @@ func (l *Ledger) restoreFiles() error {
 
 // Claims returns the claims that are prepared, or whose devices are being
 // changed, in the order of their UIDs.
-func (l *Ledger) Claims() []*Claim { return l.View().Claims() }
+func (l *Ledger) Claims() (claims []*Claim) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range sorted(l.accounts) {
+		if c, ok := a.entry.(*Claim); ok && a.state != Past {
+			claims = append(claims, c)
+		}
+	}
+	return claims
+}
 
 // Owed are the claims of which there is anything, whatever the boot, with their
 // names where those are known.

@@ -97,7 +97,7 @@ func seal(uid types.UID, data []byte, named []string, boot string, past bool) *S
 	damaged := true
 	if body, err := checked(data); err == nil {
 		damaged = false // it is a newer agent's
-		if bootOf(body) != boot {
+		if of := bootOf(body); of != "" && of != boot {
 			return s
 		}
 	}
@@ -106,9 +106,7 @@ func seal(uid types.UID, data []byte, named []string, boot string, past bool) *S
 	for _, name := range named {
 		s.Devices = append(s.Devices, SealedDevice{Name: name})
 	}
-	if damaged && len(named) == 0 {
-		s.all = !past
-	}
+	s.all = !past && len(named) == 0 && (damaged || len(s.Devices) == 0)
 	return s
 }
 

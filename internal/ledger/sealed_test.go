@@ -240,7 +240,7 @@ func FuzzDecodeClaim(f *testing.F) {
 			data = append([]byte(checksum(body)+"\n"), body...)
 		}
 		seal("u", data, nil, "boot-1", false).Holds()
-		c, err := decodeClaim(data)
+		c, err := DecodeClaim(data)
 		if err != nil {
 			return
 		}
@@ -251,7 +251,7 @@ func FuzzDecodeClaim(f *testing.F) {
 		if err != nil {
 			t.Fatalf("what was read cannot be written: %v", err)
 		}
-		if _, err := decodeClaim(again); err != nil {
+		if _, err := DecodeClaim(again); err != nil {
 			t.Fatalf("what was written cannot be read: %v\n%s", err, again)
 		}
 	})

@@ -28,6 +28,7 @@ import (
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy"
 )
 
@@ -149,6 +150,7 @@ type agent struct {
 	Config
 	host    *discovery.Host
 	metrics *agentMetrics
+	ledger  *ledger.Ledger
 	driver  *driver.Driver
 	classic *legacy.Plugin
 
@@ -186,7 +188,7 @@ func newAgent(config Config) (*agent, error) {
 		config.RescanInterval = 30 * time.Second
 	}
 	if config.Disk != nil {
-		config.HostFiles.Files.FS = config.Disk
+		config.CDI.Files.FS, config.HostFiles.Files.FS = config.Disk, config.Disk
 	}
 	a := &agent{
 		Config:    config,
@@ -199,6 +201,8 @@ func newAgent(config Config) (*agent, error) {
 		resaid:    make(chan struct{}, 1),
 	}
 	a.settings.Store(&config.Settings)
+	a.ledger = ledger.New(ledger.Config{Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk})
+	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
 	a.classic = legacy.New(legacy.Config{
 		Kubelet:     config.Kubelet.DevicePlugins,
 		Pods:        config.Kubelet.Pods,
@@ -220,15 +224,12 @@ func newAgent(config Config) (*agent, error) {
 		Start:          config.Kubelet.StartDRA,
 		Disk:           config.Disk,
 		CDI:            config.CDI,
-		Records:        a.recordDir(),
-		HostFiles:      config.HostFiles,
+		Ledger:         a.ledger,
 		HostFS:         config.FS,
-		BootID:         config.BootID,
 		Granter:        discovery.Granters(config.Families),
 		Elsewhere:      a.classic,
 		Observe:        a.metrics.observe,
 		NoMetadata:     config.NoMetadata,
-		Active:         a.active,
 		ReadParameters: config.ReadParameters,
 		Accept:         discovery.Acceptors(config.Families),
 		Gone:           a.gone,
@@ -251,7 +252,15 @@ func (a *agent) run(ctx context.Context) error {
 			return ignoreEnd(ctx, err)
 		}
 		release <- unlock
+		problems, err := a.ledger.Open(ctx)
+		for _, problem := range problems {
+			klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
+		}
+		if err != nil {
+			return err
+		}
 		close(a.active)
+		a.ledger.Run(ctx)
 		return nil
 	})
 	for _, informant := range a.Informants {

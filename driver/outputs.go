@@ -1,0 +1,85 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/cdi"
+	"chandler.dev/internal/ledger"
+)
+
+// cdiSpecs is the output that is the CDI specs of claims.
+type cdiSpecs struct{ cdi.Dir }
+
+var _ interface {
+	ledger.Output
+	ledger.Namer
+} = cdiSpecs{}
+
+// Write implements [ledger.Output].
+func (s cdiSpecs) Write(e ledger.Entry) error {
+	c, ok := e.(*ledger.Claim)
+	if !ok || s.CheckClaim(c.UID, cdiDevices(c)) == nil {
+		return nil
+	}
+	return s.WriteClaim(c.UID, cdiDevices(c))
+}
+
+// Remove implements [ledger.Output].
+func (s cdiSpecs) Remove(e ledger.Entry, others []ledger.Entry) error {
+	uid := e.Owner().UID
+	if uid == "" || haveUID(others, uid) {
+		return nil
+	}
+	return s.RemoveClaim(uid)
+}
+
+// haveUID reports whether one of the entries is of a claim.
+func haveUID(entries []ledger.Entry, uid types.UID) bool {
+	return slices.ContainsFunc(entries, func(e ledger.Entry) bool { return e.Owner().UID == uid })
+}
+
+// Sweep implements [ledger.Output].
+func (s cdiSpecs) Sweep(all []ledger.Entry) error {
+	uids, err := s.Claims()
+	errs := []error{err, s.Dir.Sweep()}
+	for _, uid := range uids {
+		if !haveUID(all, uid) {
+			errs = append(errs, s.RemoveClaim(uid))
+		}
+	}
+	return joined("sweep CDI specs", errs)
+}
+
+// Named implements [ledger.Namer].
+func (s cdiSpecs) Named() (map[string][]string, error) {
+	uids, err := s.Claims()
+	errs := []error{err}
+	named := make(map[string][]string, len(uids))
+	for _, uid := range uids {
+		devices, err := s.ClaimDevices(uid)
+		errs = append(errs, err)
+		named[string(uid)] = devices
+	}
+	return named, joined("read CDI specs", errs)
+}
+
+// cdiDevices returns what a claim's CDI spec has.
+func cdiDevices(c *ledger.Claim) []cdi.Device {
+	devices := make([]cdi.Device, 0, len(c.Results))
+	for _, result := range c.Results {
+		devices = append(devices, cdi.Device{Name: result.CDI, Edits: result.Edits})
+	}
+	return devices
+}
+
+// joined joins errors of a step, if there are any.
+func joined(step string, errs []error) error {
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%s: %w", step, err)
+	}
+	return nil
+}
