@@ -45,7 +45,7 @@ func TestAllocateAmounts(t *testing.T) {
 		return specs.ContainerEdits{Env: []string{fmt.Sprintf("LIMIT=%s of %d", memory.String(), len(grant.Consumed))}}
 	}
 	p := New(config)
-	p.Publish(snapshot(inUnits("a", 8), inUnits("b", 8)))
+	publish(p, snapshot(inUnits("a", 8), inUnits("b", 8)))
 	run(t, p)
 	registered := k.Plugin(memoryResource, 1)
 	ask := func(ids ...string) (*pluginapi.AllocateResponse, error) {

@@ -6,13 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
-	"chandler.dev/legacy/list"
 )
 
 // nic is a device with a file of the host.
@@ -22,16 +21,18 @@ func nic(id string) discovery.Device {
 	return d
 }
 
-// withFiles gives a plugin a directory for files of the host, and returns where
-// that of an ID of example.com/gpu is.
-func withFiles(t *testing.T, config *Config) (file func(id string) string) {
+// withFiles gives a plugin a directory for files of the host. It returns where the
+// file of an ID of example.com/gpu is, and how to make the plugin's ledger anew.
+func withFiles(t *testing.T, k *kubelettest.Kubelet, config *Config) (file func(id string) string, again func()) {
 	t.Helper()
 	root := t.TempDir()
-	config.HostFiles = hostfile.Writer{Root: root, Dirs: []string{"/run/info"}}
+	files := ledger.HostFiles{Writer: hostfile.Writer{Root: root, Dirs: []string{"/run/info"}}}
 	if err := os.MkdirAll(filepath.Join(root, "run/info"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return func(id string) string { return filepath.Join(root, "run/info", "example.com-gpu-"+id+".json") }
+	again = func() { config.Ledger = ledgerOf(k, files) }
+	again()
+	return func(id string) string { return filepath.Join(root, "run/info", "example.com-gpu-"+id+".json") }, again
 }
 
 func there(name string) bool {
@@ -43,7 +44,7 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	config := configFor(k)
-	file := withFiles(t, &config)
+	file, again := withFiles(t, k, &config)
 	other := file("of-another-plugin")
 	stale := file("a")
 	for _, name := range []string{other, stale} {
@@ -52,7 +53,7 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 		}
 	}
 	first := New(config)
-	first.Publish(snapshot(nic("a"), nic("b")))
+	publish(first, snapshot(nic("a"), nic("b")))
 	stop := run(t, first)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b")
@@ -74,8 +75,9 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	if err := os.Remove(file("a")); err != nil {
 		t.Fatal(err)
 	}
+	again()
 	second := New(config)
-	second.Publish(snapshot(nic("a"), nic("b")))
+	publish(second, snapshot(nic("a"), nic("b")))
 	run(t, second)
 	<-second.Ready()
 	if !there(file("a")) {
@@ -93,9 +95,9 @@ func TestHostFilesOfWhatEndedMeanwhile(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	config := configFor(k)
-	file := withFiles(t, &config)
+	file, again := withFiles(t, k, &config)
 	first := New(config)
-	first.Publish(snapshot(nic("a")))
+	publish(first, snapshot(nic("a")))
 	stop := run(t, first)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a")
@@ -106,6 +108,7 @@ func TestHostFilesOfWhatEndedMeanwhile(t *testing.T) {
 	kubelettest.Eventually(t, func() bool { who, _ := first.Holder("gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
 	k.Hold("pod", gpuResource)
+	again()
 	run(t, New(config))
 	kubelettest.Eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
 }
@@ -115,41 +118,44 @@ func TestHostFilesOfThePluginBefore(t *testing.T) {
 	k.Start()
 	k.Hold("pod", gpuResource, "a")
 	config := configFor(k)
-	file := withFiles(t, &config)
+	file, _ := withFiles(t, k, &config)
 	p := New(config)
-	p.Publish(snapshot(nic("a")))
+	publish(p, snapshot(nic("a")))
 	run(t, p)
 	kubelettest.Eventually(t, func() bool { return there(file("a")) }, func() string { return "no file of what a pod had already" })
 }
 
+// Nothing is given without the files that go with it.
 func TestHostFileThatCannotBeWritten(t *testing.T) {
-	h := newHoldings(t)
-	config := Config{}
-	file := withFiles(t, &config)
-	h.files = config.HostFiles
-	u := nicUnit()
-	h.files.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error {
+	k := kubelettest.New(t)
+	config := configFor(k)
+	file, _ := withFiles(t, k, &config)
+	failing := ledger.HostFiles{Writer: hostfile.Writer{Root: filepath.Dir(filepath.Dir(filepath.Dir(file("a")))), Dirs: []string{"/run/info"}}}
+	failing.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error {
 		if op == disktest.Rename {
 			return errors.New("no space")
 		}
 		return nil
 	}}
-	if _, err := h.grant([]*holding{newHolding(gpuResource, "a", u, testTime)}, func() error { return nil }); err == nil {
+	config.Ledger = ledgerOf(k, failing)
+	p := New(config)
+	open(t, p)
+	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[gpuResource], gpuResource, [][]string{{"a"}}); err == nil {
 		t.Error("granted without the file that goes with it")
 	}
-	if len(h.of(gpuResource)) > 0 || there(file("a")) {
-		t.Errorf("held %v, file %t", h.of(gpuResource), there(file("a")))
+	if given := p.config.Ledger.View().Ours(); len(given) > 0 || there(file("a")) {
+		t.Errorf("given %v, file %t", given, there(file("a")))
 	}
 }
 
+// A directory that nobody made has no reader, and a container needs no file there.
 func TestHostFilesThatNobodyReads(t *testing.T) {
-	h := newHoldings(t)
-	h.files = hostfile.Writer{Root: t.TempDir(), Dirs: []string{"/run/info"}}
-	unwritten, err := h.grant([]*holding{newHolding(gpuResource, "a", nicUnit(), time.Time{})}, func() error { return nil })
-	if err != nil || len(unwritten) != 1 {
-		t.Errorf("%v, unwritten %q", err, unwritten)
+	k := kubelettest.New(t)
+	config := configFor(k)
+	config.Ledger = ledgerOf(k, ledger.HostFiles{Writer: hostfile.Writer{Root: t.TempDir(), Dirs: []string{"/run/info"}}})
+	p := New(config)
+	open(t, p)
+	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[gpuResource], gpuResource, [][]string{{"a"}}); err != nil {
+		t.Error(err)
 	}
 }
-
-// nicUnit is the unit of a device with a file of the host.
-func nicUnit() *list.Unit { return unitOf(nic("a")) }

@@ -6,10 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"slices"
-	"strings"
-
-	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
@@ -17,84 +13,28 @@ import (
 )
 
 // Held returns which containers have which of the devices, by the devices'
-// names, as files of the host say: the grants of the agent in stateDir, and what
-// the kubelet, in its root, wrote down of every device plugin. It is for those
-// who are not the agent, and only reads.
-func Held(host fs.FS, stateDir, kubeletRoot string, known []discovery.Device) (map[string]string, error) {
+// names, as the kubelet wrote down in its root of every device plugin. It is for
+// those who are not the agent, and only reads.
+func Held(host fs.FS, kubeletRoot string, known []discovery.Device) (map[string]string, error) {
 	held := make(map[string]string)
-	grants, err := readIfThere(host, path.Join(stateDir, grantsFile))
+	data, err := fs.ReadFile(host, path.Join(kubeletRoot, "device-plugins/kubelet_internal_checkpoint"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return held, nil
+	}
 	if err == nil {
-		err = addGrants(held, grants)
-	}
-	if err != nil {
-		err = fmt.Errorf("read grants: %w", err)
-	}
-	data, checkpointErr := readIfThere(host, path.Join(kubeletRoot, "device-plugins/kubelet_internal_checkpoint"))
-	if checkpointErr == nil {
-		checkpointErr = addCheckpoint(held, data, list.CatalogueOf(known), func(uid string) bool {
+		err = addCheckpoint(held, data, list.CatalogueOf(known), func(uid string) bool {
 			_, err := fs.Stat(host, path.Join(kubeletRoot, "pods", uid))
 			return err == nil || !errors.Is(err, fs.ErrNotExist)
 		})
 	}
-	if checkpointErr != nil {
-		checkpointErr = fmt.Errorf("read the kubelet's checkpoint of devices: %w", checkpointErr)
+	if err != nil {
+		err = fmt.Errorf("read the kubelet's checkpoint of devices: %w", err)
 	}
-	return held, errors.Join(err, checkpointErr)
-}
-
-// InUse returns which pods have devices, by the devices' names, in order: by IDs
-// that were handed out here, and by those that the kubelet lists and that stand
-// for devices which Know named. Grants that PodResources does not show are left
-// out, since nobody knows whose they are.
-func (p *Plugin) InUse() map[string][]types.NamespacedName {
-	used := make(map[string][]types.NamespacedName)
-	all, _ := p.holdings.all()
-	for _, one := range all {
-		name, _, _ := strings.Cut(one.Container, " ")
-		namespace, pod, listed := strings.Cut(name, "/")
-		if !listed {
-			continue
-		}
-		of := types.NamespacedName{Namespace: namespace, Name: pod}
-		for _, device := range one.Devices {
-			if !slices.Contains(used[device], of) {
-				used[device] = append(used[device], of)
-			}
-		}
-	}
-	return used
-}
-
-// readIfThere reads a file, and nothing where there is none.
-func readIfThere(host fs.FS, name string) ([]byte, error) {
-	data, err := fs.ReadFile(host, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return data, err
-}
-
-func addGrants(held map[string]string, data []byte) error {
-	var saved []*holding
-	if len(data) == 0 {
-		return nil
-	}
-	if err := json.Unmarshal(data, &saved); err != nil {
-		return err
-	}
-	for _, one := range saved {
-		if one == nil {
-			continue
-		}
-		for _, name := range one.Devices {
-			held[name] = one.who()
-		}
-	}
-	return nil
+	return held, err
 }
 
 // checkpoint is what the kubelet keeps of what it handed out
-// (pkg/kubelet/cm/devicemanager/checkpoint in Kubernetes).
+// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go, in 1.31 to 1.37).
 type checkpoint struct {
 	Data struct {
 		PodDeviceEntries []struct {
@@ -105,9 +45,9 @@ type checkpoint struct {
 	}
 }
 
-// addCheckpoint adds what containers have by the kubelet's checkpoint. It keeps
-// entries of pods that have ended until it hands out something else; those pods
-// have no directory any more.
+// addCheckpoint adds what containers have by the kubelet's checkpoint. The
+// kubelet keeps entries of pods that have ended until it hands out something
+// else; those pods have no directory any more.
 func addCheckpoint(held map[string]string, data []byte, known list.Catalogue, exists func(uid string) bool) error {
 	if len(data) == 0 {
 		return nil

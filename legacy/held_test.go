@@ -21,7 +21,6 @@ func TestHeld(t *testing.T) {
 		{Name: "group", Offers: []discovery.Offer{{IDs: []string{"42"}}}},
 	}
 	host := fstest.MapFS{
-		"grants/" + grantsFile: {Data: []byte(`[{"resource":"a.b/x","id":"1","devices":["x-0"],"container":"n/p c"},null]`)},
 		checkpointFile: {Data: []byte(`{"Data":{"PodDeviceEntries":[
 			{"PodUID":"here","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["other"],"-1":[]}},
 			{"PodUID":"here","ContainerName":"d","ResourceName":"named/x","DeviceIDs":{"-1":["42","0000:6b:00.1"]}},
@@ -31,24 +30,21 @@ func TestHeld(t *testing.T) {
 		"kubelet/pods/here/etc-hosts": {},
 	}
 	want := map[string]string{
-		"x-0":              "n/p c",
 		"gpu-0":            "container c of the pod with UID here",
 		"gpu-1":            "container e of the pod with UID here",
 		"group":            "container d of the pod with UID here",
 		"pci-0000-6b-00-1": "container d of the pod with UID here",
 	}
-	held, err := Held(host, "grants", "kubelet", known)
+	held, err := Held(host, "kubelet", known)
 	if diff := cmp.Diff(want, held); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if held, err := Held(fstest.MapFS{}, "grants", "kubelet", known); len(held) > 0 || err != nil {
+	if held, err := Held(fstest.MapFS{}, "kubelet", known); len(held) > 0 || err != nil {
 		t.Errorf("without a kubelet: %v, %v", held, err)
 	}
-	for _, name := range []string{"grants/" + grantsFile, checkpointFile} {
-		broken := fstest.MapFS{name: {Data: []byte("{")}}
-		if _, err := Held(broken, "grants", "kubelet", known); err == nil || !strings.Contains(err.Error(), "read ") {
-			t.Errorf("%s is damaged: %v", name, err)
-		}
+	broken := fstest.MapFS{checkpointFile: {Data: []byte("{")}}
+	if _, err := Held(broken, "kubelet", known); err == nil || !strings.Contains(err.Error(), "read ") {
+		t.Errorf("damaged: %v", err)
 	}
 }
 
@@ -76,13 +72,13 @@ func TestInUse(t *testing.T) {
 	kubelettest.Eventually(t, func() bool { return cmp.Equal(want, p.InUse()) }, func() string { return cmp.Diff(want, p.InUse()) })
 }
 
-// Whatever the kubelet or an agent wrote, reading it ends.
+// Whatever the kubelet wrote, reading it ends.
 func FuzzHeld(f *testing.F) {
-	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ResourceName":"a.b/c","DeviceIDs":{"0":["0000:6b:00.1"]}}]}}`), []byte(`[{"devices":["a"]}]`))
-	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["old"]}]}}`), []byte(`[null]`))
-	f.Fuzz(func(t *testing.T, checkpoint, grants []byte) {
-		host := fstest.MapFS{checkpointFile: {Data: checkpoint}, "grants/" + grantsFile: {Data: grants}, "kubelet/pods/u/f": {}}
-		if held, err := Held(host, "grants", "kubelet", nil); held == nil {
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ResourceName":"a.b/c","DeviceIDs":{"0":["0000:6b:00.1"]}}]}}`))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["old"]}]}}`))
+	f.Fuzz(func(t *testing.T, checkpoint []byte) {
+		host := fstest.MapFS{checkpointFile: {Data: checkpoint}, "kubelet/pods/u/f": {}}
+		if held, err := Held(host, "kubelet", nil); held == nil {
 			t.Errorf("nothing at all, %v", err)
 		}
 	})

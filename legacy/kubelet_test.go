@@ -2,41 +2,21 @@ package legacy
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"chandler.dev/discovery"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list"
 	"chandler.dev/legacy/sockets"
 )
-
-// holders is what the other API holds.
-type holders struct {
-	mu   sync.Mutex
-	held map[string]string
-}
-
-func (h *holders) Holder(silicon string) (string, bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	holder, held := h.held[silicon]
-	return holder, held
-}
-
-func (h *holders) set(silicon, holder string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.held == nil {
-		h.held = make(map[string]string)
-	}
-	if h.held[silicon] = holder; holder == "" {
-		delete(h.held, silicon)
-	}
-}
 
 // grace is short: what must not happen within it is tested in list_test.go
 // without a clock.
@@ -47,10 +27,34 @@ func configFor(k *kubelettest.Kubelet) Config {
 	return Config{
 		Kubelet:     sockets.New(k.Dir, nil),
 		Pods:        podsOf(k, "chandler/agent"),
-		StateDir:    filepath.Join(filepath.Dir(k.Dir), "state"),
+		Ledger:      ledgerOf(k),
 		Grace:       grace,
 		Poll:        20 * time.Millisecond,
 		Unconfirmed: 200 * time.Millisecond,
+	}
+}
+
+// stateOf is the directory of a ledger beside a kubelet.
+func stateOf(k *kubelettest.Kubelet) string { return filepath.Join(filepath.Dir(k.Dir), "state") }
+
+// ledgerOf returns the ledger in that directory, which is not open yet.
+func ledgerOf(k *kubelettest.Kubelet, outputs ...ledger.Output) *ledger.Ledger {
+	l := ledger.New(ledger.Config{
+		Dir: stateOf(k), Boot: "boot", Listings: true, Patience: grace,
+		Termination: func(string, string) (time.Duration, bool) { return 0, true },
+	})
+	for _, o := range outputs {
+		l.AddOutput(o)
+	}
+	return l
+}
+
+// open opens the ledger of a plugin.
+func open(t *testing.T, p *Plugin) {
+	t.Helper()
+	problems, err := p.config.Ledger.Open(t.Context())
+	if err := errors.Join(append(problems, err)...); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -62,12 +66,22 @@ func podsOf(k *kubelettest.Kubelet, own string) func(context.Context) (*kubeleta
 // socketsOf returns the sockets at which a plugin is served.
 func socketsOf(p *Plugin) *sockets.Directory { return p.config.Kubelet.(*sockets.Directory) }
 
-// run runs a plugin and returns how to end it.
+// run runs a plugin, and opens its ledger, and returns how to end both.
 func run(t *testing.T, p *Plugin) (stop func()) {
+	t.Helper()
+	open(t, p)
+	return runOnly(t, p)
+}
+
+// runOnly runs a plugin whose ledger is opened by others.
+func runOnly(t *testing.T, p *Plugin) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { p.Run(ctx); close(ended) }()
+	var all sync.WaitGroup
+	all.Go(func() { p.Run(ctx) })
+	all.Go(func() { p.config.Ledger.Run(ctx) })
+	go func() { all.Wait(); close(ended) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		select {
@@ -78,6 +92,12 @@ func run(t *testing.T, p *Plugin) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// publish has a plugin offer all that the host has.
+func publish(p *Plugin, s *discovery.Snapshot) {
+	p.Know(s)
+	p.Publish(s)
 }
 
 // gpus returns a snapshot of devices "gpu-<id>" with one ID of example.com/gpu
@@ -95,13 +115,16 @@ func unitOf(d discovery.Device) *list.Unit { return list.Of(snapshot(d)).Units[g
 
 // listsOf returns the lists that follow from devices alone.
 func listsOf(devices ...discovery.Device) map[string]*list.List {
-	lists, _ := list.Lists{}.Next(list.Input{Snapshot: snapshot(devices...), View: list.NewView(nil, nil)})
+	l := ledger.New(ledger.Config{})
+	lists, _ := list.Lists{}.Next(list.Input{Snapshot: snapshot(devices...), View: l.View(), Stock: list.StockOf(devices, list.Lists{})})
 	return lists.Resources()
 }
 
-// had is what a container has by the ID of a device.
-func had(id string, d discovery.Device) *holding {
-	h := newHolding(gpuResource, id, unitOf(d), testTime)
-	h.Container = "default/train main"
-	return h
+// claim gives a claim a device.
+func claim(t *testing.T, p *Plugin, uid, device string) {
+	t.Helper()
+	c := &ledger.Claim{UID: types.UID(uid), Namespace: "default", Name: uid, Boot: "boot", Results: []ledger.Result{{Device: device, Source: device, Silicon: device, Whole: true}}}
+	if err := p.config.Ledger.Give(c, ledger.Given, p.stock.Load()); err != nil {
+		t.Error(err)
+	}
 }

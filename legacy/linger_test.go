@@ -17,7 +17,7 @@ func TestLinger(t *testing.T) {
 	config := configFor(k)
 	config.Kubelet = sockets.New(k.Dir, func() bool { return true })
 	old := New(config)
-	old.Publish(gpus("a", "b"))
+	publish(old, gpus("a", "b"))
 	stop := run(t, old)
 	before := k.Plugin(gpuResource, 1)
 	before.Says(t, "a b")
@@ -34,7 +34,7 @@ func TestLinger(t *testing.T) {
 	}()
 
 	next := New(configFor(k))
-	next.Publish(gpus("a", "b"))
+	publish(next, gpus("a", "b"))
 	run(t, next)
 	if err := <-answer; err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestLingerInVain(t *testing.T) {
 	config := configFor(k)
 	config.Kubelet = sockets.New(k.Dir, func() bool { return true })
 	p := New(config)
-	p.Publish(gpus("a"))
+	publish(p, gpus("a"))
 	stop := run(t, p)
 	plugin := k.Plugin(gpuResource, 1)
 	plugin.Says(t, "a")

@@ -5,24 +5,21 @@ package legacy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
-	"chandler.dev/internal/disk"
-	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/list"
 )
 
@@ -35,9 +32,9 @@ type Config struct {
 	// pods with running containers is not whole, and nothing ends by it.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
-	// StateDir is a directory of ours that outlives the process. What was
-	// handed out is written there before the kubelet is told.
-	StateDir string
+	// Ledger says who has what. It is opened by the caller, and nothing is served
+	// before.
+	Ledger *ledger.Ledger
 
 	// RuntimeRoot is where the container runtime sees the root of the host
 	// that was scanned, "/" if empty.
@@ -47,34 +44,16 @@ type Config struct {
 	// own edits. Nil means nothing.
 	Grant discovery.Granter
 
-	// HostFiles writes the files of the host that go with devices. They are
-	// there before Allocate answers, and until nothing held needs them.
-	HostFiles hostfile.Writer
-
-	// Elsewhere tells what is held through the other API. Nil means nothing.
-	Elsewhere Elsewhere
-
-	// Active is closed once this instance is the one that serves. Nothing is
-	// served or written before. Nil means at once.
-	Active <-chan struct{}
-
 	// Pending reports whether a pod of this node that has not ended asks for a
-	// resource in an init container. Those are left out by PodResources, so
-	// that a grant which is never confirmed may be one's; only who can ask the
-	// API server knows. A grant that is unconfirmed for the time of that name
-	// is dropped when Pending says no. Where Pending is nil it is kept, since
-	// nothing else is safe, until its ID is handed out again.
+	// resource in an init container. PodResources leaves init containers out, so a
+	// grant that it never names may be for one. Such a grant ends after the time
+	// Unconfirmed if Pending says no. If Pending is nil it stays until its ID is
+	// handed out again.
 	Pending func(ctx context.Context, resource string) (bool, error)
 
 	Grace       time.Duration // how long the kubelet may still hand out what it was told is unhealthy; 10 s if 0
 	Poll        time.Duration // how often PodResources is asked; 5 s if 0
 	Unconfirmed time.Duration // see Pending; 5 min if 0
-}
-
-// Elsewhere is what must be known of the other API: that of package driver.
-type Elsewhere interface {
-	// Holder names what holds a piece of silicon, if anything does.
-	Holder(silicon string) (holder string, held bool)
 }
 
 // Kubelet is the node's kubelet, as the servers of resources meet it.
@@ -100,12 +79,13 @@ type Kubelet interface {
 
 // Plugin offers snapshots to the kubelet as extended resources.
 type Plugin struct {
-	config   Config
-	holdings *holdings
+	config Config
 
+	known    atomic.Pointer[[]discovery.Device] // of the host, whichever API offers them
 	snapshot atomic.Pointer[discovery.Snapshot] // nil until there is one to offer
+	stock    atomic.Pointer[list.Stock]         // what the ledger is told of the host
 	servers  atomic.Pointer[map[string]*server] // by resource; the map is never modified
-	ready    chan struct{}                      // closed when the holdings are known
+	ready    chan struct{}                      // closed when PodResources was asked
 	changed  chan struct{}                      // what the lists are computed from may have changed
 	ask      chan struct{}                      // PodResources may have something new to say
 }
@@ -122,13 +102,13 @@ func New(config Config) *Plugin {
 		config.Unconfirmed = 5 * time.Minute
 	}
 	p := &Plugin{
-		config:   config,
-		holdings: &holdings{file: filepath.Join(config.StateDir, grantsFile), held: make(map[key]*holding), disk: disk.Files{FS: config.HostFiles.Files.FS}, files: config.HostFiles, filed: make(map[string]bool)},
-		ready:    make(chan struct{}),
-		changed:  make(chan struct{}, 1),
-		ask:      make(chan struct{}, 1),
+		config:  config,
+		ready:   make(chan struct{}),
+		changed: make(chan struct{}, 1),
+		ask:     make(chan struct{}, 1),
 	}
 	p.servers.Store(&map[string]*server{})
+	p.stock.Store(list.StockOf(nil, list.Lists{}))
 	return p
 }
 
@@ -144,41 +124,53 @@ func (p *Plugin) Publish(s *discovery.Snapshot) {
 
 // Know says which devices the host has and what each could be offered as: all
 // of them, whichever API offers them, with the offers that their families gave.
-// By those Holder recognises what containers have from a plugin that was
+// By those the ledger recognises what containers have from a plugin that was
 // replaced. It offers nothing; to say the same again changes nothing.
 func (p *Plugin) Know(all *discovery.Snapshot) {
-	p.holdings.know(all.Devices)
+	p.known.Store(&all.Devices)
 	signal(p.changed)
 }
 
-// Holder names the container that holds a piece of silicon, if one does or is
-// about to: by an ID that was handed out here, or by one that the kubelet
-// lists, under whatever resource, and that the devices which Know named have. A
-// shareable device is never held. What was held before this instance became
-// the active one is known when Ready is; what the kubelet lists, once it has
-// answered. Until then all silicon is held by somebody unknown.
+// Holder names the container that has a piece of silicon, if one does or is
+// about to.
 func (p *Plugin) Holder(silicon string) (holder string, held bool) {
-	return p.holdings.holder(silicon)
+	return p.config.Ledger.View().Holder(discovery.ModeDevicePlugin, silicon, p.stock.Load())
 }
 
-// Ready is closed when Run has read what was held before this instance became
-// the active one, and has asked the kubelet once, whether it answered or not.
-func (p *Plugin) Ready() <-chan struct{} { return p.ready }
-
-// Run serves what is published until the context ends. The kubelet keeps what
-// pods have, for the next instance to take over. While the state directory
-// cannot be made, nothing is served, since nothing that is handed out could be
-// written down; this is logged and tried again. What containers have is followed
-// all the same, so that Holder stays right.
-func (p *Plugin) Run(ctx context.Context) {
-	if p.config.Active != nil {
-		select {
-		case <-p.config.Active:
-		case <-ctx.Done():
-			return
+// InUse returns which pods have devices, by the devices' names, in order.
+// Grants that PodResources does not show are left out, since nobody knows whose
+// they are.
+func (p *Plugin) InUse() map[string][]types.NamespacedName {
+	used := make(map[string][]types.NamespacedName)
+	for _, g := range p.config.Ledger.View().Grants() {
+		owner := g.Owner()
+		if owner.Name == "" {
+			continue
+		}
+		of := types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}
+		for _, device := range g.Devices {
+			if !slices.Contains(used[device], of) {
+				used[device] = append(used[device], of)
+			}
 		}
 	}
-	p.restore(ctx)
+	return used
+}
+
+// Ready is closed when the ledger is open and Run has asked the kubelet once,
+// whether it answered or not.
+func (p *Plugin) Ready() <-chan struct{} { return p.ready }
+
+// Run serves what is published until the context ends, once the ledger is open.
+// The kubelet keeps what pods have, for the next instance to take over.
+func (p *Plugin) Run(ctx context.Context) {
+	select {
+	case <-p.config.Ledger.Opened():
+	case <-ctx.Done():
+		return
+	}
+	o := &offering{plugin: p, running: make(map[string]func())}
+	o.know()
 	// A first list without all that pods have would fail them. A kubelet that is
 	// away has nothing to fail.
 	lastError := p.poll(ctx, "")
@@ -186,59 +178,32 @@ func (p *Plugin) Run(ctx context.Context) {
 
 	var all sync.WaitGroup
 	all.Go(func() { p.follow(ctx, lastError) })
-	all.Go(func() { p.serve(ctx) })
+	all.Go(func() { o.serve(ctx) })
 	all.Go(func() { p.config.Kubelet.Run(ctx) })
 	all.Wait()
 }
 
-// makeState makes the state directory, and tries again until the context ends.
-func (p *Plugin) makeState(ctx context.Context) {
-	lastError := ""
-	for wait := firstRetry; ctx.Err() == nil; wait = min(2*wait, maxRetry) {
-		err := os.MkdirAll(p.config.StateDir, 0o700)
-		if err == nil {
-			return
-		}
-		if err.Error() != lastError {
-			lastError = err.Error()
-			klog.FromContext(ctx).Error(err, "Nothing is offered to the kubelet: make state directory")
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
-	}
-}
+// offering is what the kubelet is offered.
+type offering struct {
+	plugin   *Plugin
+	group    sync.WaitGroup
+	lists    list.Lists
+	running  map[string]func() // ends the server of a resource, and waits for it
+	problems []string          // as they were logged last
 
-// How long until the state directory is tried again.
-const (
-	firstRetry = 100 * time.Millisecond
-	maxRetry   = 5 * time.Second
-)
-
-// restore reads what was held before, and clears away what a crash has left.
-func (p *Plugin) restore(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	if err := p.holdings.load(); err != nil {
-		logger.Error(err, "Grants of before are lost")
-	}
-	if err := p.holdings.restoreFiles(); err != nil {
-		logger.Error(err, "Host files of what is held are missing")
-	}
-	if err := p.holdings.sweep(); err != nil {
-		logger.Error(err, "Temporary files are left over")
-	}
+	known  *[]discovery.Device // of which the stock is
+	unseen bool                // the ledger has not seen the stock
 }
 
 // serve keeps the servers and their lists as they should be, until the context
 // ends. Only it adds servers and ends them.
-func (p *Plugin) serve(ctx context.Context) {
-	p.makeState(ctx)
-	o := &offering{plugin: p, running: make(map[string]func())}
+func (o *offering) serve(ctx context.Context) {
+	p := o.plugin
 	defer o.group.Wait()
 	ticker := time.NewTicker(p.config.Poll)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
+		o.know()
 		if s := p.snapshot.Load(); s != nil {
 			o.update(ctx, s)
 		}
@@ -250,17 +215,18 @@ func (p *Plugin) serve(ctx context.Context) {
 	}
 }
 
-// offering is the state of serve.
-type offering struct {
-	plugin   *Plugin
-	group    sync.WaitGroup
-	lists    list.Lists
-	running  map[string]func() // ends the server of a resource, and waits for it
-	problems []string          // as they were logged last
+// know makes the stock say what the host has now.
+func (o *offering) know() {
+	if known := o.plugin.known.Load(); known != o.known {
+		o.known = known
+		o.restock(list.StockOf(*known, o.lists))
+	}
+}
 
-	view      *list.View
-	changes   int               // of the holdings that the view shows
-	elsewhere map[string]string // that it shows
+// restock makes a stock the present one.
+func (o *offering) restock(s *list.Stock) {
+	o.plugin.stock.Store(s)
+	o.unseen = true
 }
 
 // update makes the lists say what follows from a snapshot and from what
@@ -268,19 +234,11 @@ type offering struct {
 func (o *offering) update(ctx context.Context, s *discovery.Snapshot) {
 	p := o.plugin
 	servers := maps.Clone(*p.servers.Load())
-	beliefs := make(map[string]list.Belief, len(servers))
-	heard := p.holdings.askedAt()
+	in := list.Input{Snapshot: s, Withheld: withheld(s), Beliefs: make(map[string]list.Belief, len(servers)), Now: time.Now(), Grace: p.config.Grace}
 	for resource, one := range servers {
-		beliefs[resource] = one.belief(heard)
+		in.Beliefs[resource] = one.belief(p.config.Ledger.Asked())
 	}
-	in := list.Input{Snapshot: s, Withheld: withheld(s), Beliefs: beliefs, Now: time.Now(), Grace: p.config.Grace}
-	in.View = o.look(s)
-	lists, problems := o.lists.Next(in)
-	if p.adopt(ctx, lists) {
-		in.View = o.look(s)
-		lists, problems = o.lists.Next(in)
-	}
-	o.lists = lists
+	lists, problems := o.next(ctx, in)
 	o.report(ctx, problems)
 	for resource, l := range lists.Resources() {
 		if servers[resource] == nil {
@@ -296,15 +254,27 @@ func (o *offering) update(ctx context.Context, s *discovery.Snapshot) {
 	o.stop(ctx, servers)
 }
 
-// look returns what is had now. It returns the same view where that has not
-// changed.
-func (o *offering) look(s *discovery.Snapshot) *list.View {
-	elsewhere := o.plugin.elsewhere(s.Devices)
-	if o.view == nil || o.changes != o.plugin.holdings.changed() || !maps.Equal(o.elsewhere, elsewhere) {
-		had, changes := o.plugin.holdings.had()
-		o.view, o.changes, o.elsewhere = list.NewView(had, elsewhere), changes, elsewhere
+// next computes the lists that follow. The ledger adopts what pods have of new
+// resources before the kubelet is told of them: a list without that would fail
+// the pods.
+func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []discovery.Problem) {
+	l := o.plugin.config.Ledger
+	before := o.lists
+	in.View, in.Stock = l.View(), o.plugin.stock.Load()
+	lists, problems := before.Next(in)
+	if !maps.Equal(lists.Resources(), before.Resources()) {
+		o.restock(o.plugin.stock.Load().With(lists))
 	}
-	return o.view
+	if o.unseen {
+		o.unseen = false
+		if err := l.Adopt(o.plugin.stock.Load()); err != nil {
+			klog.FromContext(ctx).Error(err, "What pods have is not saved")
+		}
+		in.View, in.Stock = l.View(), o.plugin.stock.Load()
+		lists, problems = before.Next(in)
+	}
+	o.lists = lists
+	return lists, problems
 }
 
 // withheld says which silicon of a snapshot is withheld, and why.
@@ -316,24 +286,6 @@ func withheld(s *discovery.Snapshot) map[string]string {
 		}
 	}
 	return why
-}
-
-// adopt enters what PodResources says pods have of our resources and we did not
-// hand out: the plugin that we replace did. It reports whether there was any.
-func (p *Plugin) adopt(ctx context.Context, lists list.Lists) bool {
-	adopted := p.holdings.adopt(func(k key) (*list.Unit, bool) {
-		l := lists.Resources()[k.resource]
-		if l == nil {
-			return nil, false // other plugins' devices are none of our business
-		}
-		return l.Unit(k.id), true
-	})
-	if adopted {
-		if err := errors.Join(p.holdings.save(), p.holdings.restoreFiles()); err != nil {
-			klog.FromContext(ctx).Error(err, "What pods hold is not saved")
-		}
-	}
-	return adopted
 }
 
 // start runs the servers that do not run yet.
@@ -374,34 +326,12 @@ func (o *offering) report(ctx context.Context, problems []discovery.Problem) {
 	o.problems = words
 }
 
-// elsewhere returns what the other API holds of the silicon of devices.
-func (p *Plugin) elsewhere(devices []discovery.Device) map[string]string {
-	holders := make(map[string]string)
-	if p.config.Elsewhere == nil {
-		return holders
-	}
-	asked := make(map[string]bool, len(devices))
-	for i := range devices {
-		silicon := devices[i].Silicon()
-		if devices[i].Shareable || asked[silicon] {
-			continue
-		}
-		asked[silicon] = true
-		if holder, held := p.config.Elsewhere.Holder(silicon); held {
-			holders[silicon] = holder
-		}
-	}
-	return holders
-}
-
 // allocate answers the requests of containers for IDs of a resource: look up,
-// edit, record, check that nobody has taken the same meanwhile through the
-// other API or by another name. All are granted or none.
+// edit, and have the ledger give them. All are given or none.
 func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
-	var granted []*holding
-	var given []*list.Unit
-	now := time.Now()
+	var grants []*ledger.Grant
+	now, stock := time.Now(), p.stock.Load()
 	all := len(slices.Concat(requests...))
 	for _, ids := range requests {
 		units, err := l.LookUp(ids)
@@ -420,19 +350,13 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 		}
 		responses = append(responses, r)
 		for _, id := range ids {
-			granted = append(granted, newHolding(resource, id, l.Unit(id), now))
+			g := l.Unit(id).Grant(resource, id, stock)
+			g.Since = now
+			grants = append(grants, g)
 		}
-		given = append(given, units...)
 	}
-	unread, err := p.holdings.grant(granted, func() error {
-		had, _ := p.holdings.had()
-		return l.Blocked(list.NewView(had, p.elsewhere(devicesOf(given))), given)
-	})
-	if err != nil {
+	if err := p.config.Ledger.GiveGrants(stock, grants); err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
-	}
-	if len(unread) > 0 {
-		klog.FromContext(ctx).V(2).Info("Host files are not written, since nobody made their directory", "files", unread)
 	}
 	signal(p.ask)
 	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)

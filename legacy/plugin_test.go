@@ -19,6 +19,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
 )
 
@@ -26,7 +27,7 @@ func TestRegister(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	p.Publish(gpus("b", "a10", "a9"))
+	publish(p, gpus("b", "a10", "a9"))
 	run(t, p)
 
 	registered := k.Plugin(gpuResource, 1)
@@ -49,17 +50,14 @@ func TestRegister(t *testing.T) {
 func TestNothingIsServedBeforeActive(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
-	active := make(chan struct{})
-	config := configFor(k)
-	config.Active = active
-	p := New(config)
-	p.Publish(gpus("a"))
-	run(t, p)
+	p := New(configFor(k))
+	publish(p, gpus("a"))
+	runOnly(t, p)
 	kubelettest.Never(t, 100*time.Millisecond, func() bool { return len(k.Sockets()) > 0 }, func() string { return "served before it was active" })
-	if _, err := os.Stat(config.StateDir); err == nil {
+	if _, err := os.Stat(stateOf(k)); err == nil {
 		t.Error("wrote before it was active")
 	}
-	close(active)
+	open(t, p)
 	k.Plugin(gpuResource, 1).Says(t, "a")
 	<-p.Ready()
 }
@@ -68,7 +66,7 @@ func TestAllStreamsGetAllLists(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	p.Publish(gpus("a"))
+	publish(p, gpus("a"))
 	run(t, p)
 	first := k.Plugin(gpuResource, 1)
 	second := &kubelettest.Plugin{API: first.API}
@@ -81,12 +79,12 @@ func TestAllStreamsGetAllLists(t *testing.T) {
 		if i%2 == 0 {
 			status, want = discovery.Unhealthy, "a! b"
 		}
-		p.Publish(snapshot(sick(gpu("a"), status, "hot"), gpu("b")))
+		publish(p, snapshot(sick(gpu("a"), status, "hot"), gpu("b")))
 		first.Says(t, want)
 		second.Says(t, want)
 	}
 	before := len(first.Said())
-	p.Publish(snapshot(gpu("a"), gpu("b")))
+	publish(p, snapshot(gpu("a"), gpu("b")))
 	kubelettest.Never(t, 100*time.Millisecond, func() bool { return len(first.Said()) > before }, func() string { return "the same list was sent again" })
 }
 
@@ -94,18 +92,18 @@ func TestIDIsUnhealthyBeforeItLeaves(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	p.Publish(gpus("a", "b"))
+	publish(p, gpus("a", "b"))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b")
-	p.Publish(gpus("a"))
-	registered.Says(t, "a b!")
 	marked := time.Now()
+	publish(p, gpus("a"))
+	registered.Says(t, "a b!")
 	registered.Says(t, "a")
-	if took := time.Since(marked); took < grace-20*time.Millisecond {
+	if took := time.Since(marked); took < grace {
 		t.Errorf("left after %v", took)
 	}
-	p.Publish(gpus("a", "b"))
+	publish(p, gpus("a", "b"))
 	registered.Says(t, "a b")
 }
 
@@ -113,13 +111,13 @@ func TestNothingLeavesWhilePodResourcesIsSilent(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	p.Publish(gpus("a", "b"))
+	publish(p, gpus("a", "b"))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b")
 	k.Mute(true)
 	time.Sleep(50 * time.Millisecond)
-	p.Publish(gpus("a"))
+	publish(p, gpus("a"))
 	registered.Says(t, "a b!")
 	kubelettest.Never(t, 3*grace, func() bool { return registered.Last() != "a b!" }, func() string { return "list is " + registered.Last() })
 	k.Mute(false)
@@ -130,7 +128,7 @@ func TestHeldIDsStay(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	p.Publish(gpus("a", "b"))
+	publish(p, gpus("a", "b"))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b")
@@ -138,7 +136,7 @@ func TestHeldIDsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.Hold("train", gpuResource, "b")
-	p.Publish(gpus())
+	publish(p, gpus())
 	registered.Says(t, "b!")
 	kubelettest.Never(t, 3*grace, func() bool { return registered.Last() != "b!" || registered.HasEnded() }, func() string { return "list is " + registered.Last() })
 
@@ -148,7 +146,7 @@ func TestHeldIDsStay(t *testing.T) {
 	kubelettest.Eventually(t, registered.HasEnded, func() string { return "the plugin of a resource that has gone still serves" })
 	kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 0 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
 
-	p.Publish(gpus("a"))
+	publish(p, gpus("a"))
 	k.Plugin(gpuResource, 2).Says(t, "a")
 }
 
@@ -168,7 +166,7 @@ func TestUnconfirmedGrant(t *testing.T) {
 			config := configFor(k)
 			config.Pending = test.pending
 			p := New(config)
-			p.Publish(gpus("a"))
+			publish(p, gpus("a"))
 			run(t, p)
 			registered := k.Plugin(gpuResource, 1)
 			registered.Says(t, "a")
@@ -179,7 +177,7 @@ func TestUnconfirmedGrant(t *testing.T) {
 			if holder, held := p.Holder("gpu-a"); !held || holder != "a container that the kubelet is starting" {
 				t.Errorf("holder is %q, %t", holder, held)
 			}
-			p.Publish(gpus())
+			publish(p, gpus())
 			if test.kept {
 				kubelettest.Never(t, 4*grace, func() bool { _, held := p.Holder("gpu-a"); return !held || registered.Last() == "" }, func() string { return "the grant was dropped" })
 				return
@@ -198,14 +196,14 @@ func TestGrantIsOnDiskBeforeTheAnswer(t *testing.T) {
 	k.Start()
 	config := configFor(k)
 	p := New(config)
-	p.Publish(gpus("a", "b"))
+	publish(p, gpus("a", "b"))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b")
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(config.StateDir, "grants.json")
+	file := filepath.Join(stateOf(k), "grants/grants.json")
 	data, err := os.ReadFile(file)
 	if err != nil || !strings.Contains(string(data), `"gpu-a"`) || !strings.Contains(string(data), gpuResource) {
 		t.Fatalf("grants are %s, %v", data, err)
@@ -229,7 +227,7 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	first := New(configFor(k))
-	first.Publish(gpus("a", "b"))
+	publish(first, gpus("a", "b"))
 	stop := run(t, first)
 	before := k.Plugin(gpuResource, 1)
 	before.Says(t, "a b")
@@ -252,7 +250,7 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 		t.Error("the grant is forgotten")
 	}
 	// The device has gone meanwhile. The resource stays registered all the same.
-	second.Publish(gpus())
+	publish(second, gpus())
 	k.Plugin(gpuResource, 2).Says(t, "a!")
 }
 
@@ -262,7 +260,7 @@ func TestHoldingsOfThePluginBefore(t *testing.T) {
 	k.Hold("other", "example.org/nic", "x")
 	k.Start()
 	p := New(configFor(k))
-	p.Publish(gpus("a", "b"))
+	publish(p, gpus("a", "b"))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b gone!")
@@ -287,7 +285,7 @@ func TestHolder(t *testing.T) {
 	part := gpu("p")
 	part.PartOf = &discovery.Whole{Name: "card"}
 	p := New(configFor(k))
-	p.Publish(snapshot(part, shareable))
+	publish(p, snapshot(part, shareable))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "p s")
@@ -340,6 +338,9 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	kubelettest.Eventually(t, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "held for ever" })
 }
 
+// unheard is in the name of who has what nobody is known to have yet.
+const unheard = "the kubelet has not said yet"
+
 func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Mute(true)
@@ -349,7 +350,7 @@ func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	p.Publish(gpus("a"))
 	run(t, p)
 	<-p.Ready()
-	if who, held := p.Holder("gpu-b"); !held || who != unheard {
+	if who, held := p.Holder("gpu-b"); !held || !strings.Contains(who, unheard) {
 		t.Errorf("held %t by %q", held, who)
 	}
 	registered := k.Plugin(gpuResource, 1)
@@ -357,7 +358,7 @@ func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Errorf("allocate: %v", err)
 	}
-	if who, _ := p.Holder("gpu-a"); who == unheard {
+	if who, _ := p.Holder("gpu-a"); strings.Contains(who, unheard) {
 		t.Error("our own grant is unknown")
 	}
 	k.Mute(false)
@@ -375,7 +376,7 @@ func TestKubeletDoesNotKnowItsPods(t *testing.T) {
 			config.Pods = podsOf(k, own)
 			config.Pending = func(context.Context, string) (bool, error) { return false, nil }
 			p := New(config)
-			p.Publish(gpus("a", "b"))
+			publish(p, gpus("a", "b"))
 			run(t, p)
 			registered := k.Plugin(gpuResource, 1)
 			registered.Says(t, "a b")
@@ -434,7 +435,7 @@ func TestHeldByAnotherName(t *testing.T) {
 			registered := k.Plugin(other, 1)
 			registered.Says(t, "a! b")
 			_, err := registered.Allocate("a")
-			if err == nil || !strings.Contains(err.Error(), "gpu-a is held by default/train main as example.com/gpu a") {
+			if err == nil || !strings.Contains(err.Error(), "gpu-a is held by default/train main") {
 				t.Errorf("allocate: %v", err)
 			}
 			k.Hold("train", gpuResource)
@@ -445,7 +446,8 @@ func TestHeldByAnotherName(t *testing.T) {
 
 // Two resources of which each list was made before the other was handed out.
 func TestTheOtherNameIsQuicker(t *testing.T) {
-	p := New(Config{StateDir: t.TempDir()})
+	p := New(configFor(kubelettest.New(t)))
+	open(t, p)
 	a := gpu("a")
 	a.Offers = append(a.Offers, discovery.Offer{Resource: "example.com/renamed", IDs: []string{"x"}})
 	lists := listsOf(a)
@@ -453,11 +455,11 @@ func TestTheOtherNameIsQuicker(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := p.allocate(t.Context(), lists["example.com/renamed"], "example.com/renamed", [][]string{{"x"}})
-	if err == nil || !strings.Contains(err.Error(), "gpu-a is held by a container that the kubelet is starting as example.com/gpu a") {
+	if err == nil || !strings.Contains(err.Error(), "gpu-a is held by a container that the kubelet is starting") {
 		t.Errorf("allocate: %v", err)
 	}
-	if held := p.holdings.of("example.com/renamed"); len(held) > 0 {
-		t.Error("what was refused is held")
+	if given := p.config.Ledger.View().Ours(); len(given) != 1 {
+		t.Error("what was refused is had")
 	}
 	// Another container of the pod has the same ID again.
 	if _, err := p.allocate(t.Context(), lists[gpuResource], gpuResource, [][]string{{"a"}}); err != nil {
@@ -468,47 +470,37 @@ func TestTheOtherNameIsQuicker(t *testing.T) {
 func TestHeldByTheOtherAPI(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
-	other := &holders{}
-	config := configFor(k)
-	config.Elsewhere = other
-	p := New(config)
-	p.Publish(gpus("a", "b"))
+	p := New(configFor(k))
+	publish(p, gpus("a", "b"))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b")
-	other.set("gpu-a", "claim default/c1")
+	claim(t, p, "c1", "gpu-a")
 	registered.Says(t, "a! b")
 	_, err := registered.Allocate("a")
-	if err == nil || !strings.Contains(err.Error(), `example.com/gpu: device "a": gpu-a is held by claim default/c1`) {
+	if err == nil || !strings.Contains(err.Error(), `example.com/gpu: device "a": device gpu-a is held by claim default/c1`) {
 		t.Errorf("allocate: %v", err)
 	}
-	other.set("gpu-a", "")
+	if err := p.config.Ledger.End("c1", nil); err != nil {
+		t.Fatal(err)
+	}
 	registered.Says(t, "a b")
 }
 
-// racing takes the silicon at the moment at which it is looked at.
-type racing struct {
-	mu   sync.Mutex
-	race bool
-}
-
-func (r *racing) Holder(string) (string, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return "claim default/c1", r.race
-}
-
 func TestTheOtherAPIIsQuicker(t *testing.T) {
-	other := &racing{}
-	p := New(Config{StateDir: t.TempDir(), Elsewhere: other})
+	k := kubelettest.New(t)
+	config := configFor(k)
+	p := New(config)
+	open(t, p)
+	p.poll(t.Context(), "")
 	l := listsOf(gpu("a"))[gpuResource]
-	other.race = true
+	claim(t, p, "c1", "gpu-a")
 	_, err := p.allocate(t.Context(), l, gpuResource, [][]string{{"a"}})
 	if err == nil || !strings.Contains(err.Error(), "claim default/c1") {
 		t.Errorf("allocate: %v", err)
 	}
-	if held := p.holdings.of(gpuResource); len(held) > 0 {
-		t.Error("what was refused is held")
+	if given := p.config.Ledger.View().Ours(); len(given) > 0 {
+		t.Error("what was refused is had")
 	}
 }
 
@@ -516,7 +508,7 @@ func TestAllocateRefuses(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	p.Publish(snapshot(gpu("a"), sick(gpu("b"), discovery.Unhealthy, "fell off the bus")))
+	publish(p, snapshot(gpu("a"), sick(gpu("b"), discovery.Unhealthy, "fell off the bus")))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b!")
@@ -548,7 +540,7 @@ func TestAllocateForContainers(t *testing.T) {
 		return edits
 	}
 	p := New(config)
-	p.Publish(gpus("a", "b", "c"))
+	publish(p, gpus("a", "b", "c"))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	r, err := registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{
@@ -583,12 +575,6 @@ func TestDirectoryIsNotWritable(t *testing.T) {
 	unwritable(t, k, k.Dir, "device-plugins directory "+k.Dir+": not writable")
 }
 
-func TestStateIsNotWritable(t *testing.T) {
-	k := kubelettest.New(t)
-	k.Start()
-	unwritable(t, k, configFor(k).StateDir, "make state directory")
-}
-
 // unwritable checks that what containers hold is followed where nothing can be
 // served, since there is a file in place of a directory, that this is said, and
 // that all is served once the directory is there.
@@ -604,6 +590,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 	ended := make(chan struct{})
+	open(t, p)
 	go func() { p.Run(ctx); close(ended) }()
 	kubelettest.Eventually(t, func() bool { return strings.Contains(log.String(), want) }, func() string { return "the log does not say " + want })
 	for _, ids := range [][]string{{"a"}, nil} {
@@ -649,7 +636,7 @@ func TestBadNamesHideNothing(t *testing.T) {
 	bad := gpu("bad")
 	bad.Offers = append(bad.Offers, discovery.Offer{Resource: "sym;dc", IDs: []string{"x"}}, discovery.Offer{Resource: gpuResource, IDs: []string{"\xff"}})
 	p := New(configFor(k))
-	p.Publish(snapshot(bad, gpu("good")))
+	publish(p, snapshot(bad, gpu("good")))
 	run(t, p)
 	k.Plugin(gpuResource, 1).Says(t, "bad good")
 }
@@ -665,7 +652,7 @@ func TestStopWaitsForCalls(t *testing.T) {
 		return specs.ContainerEdits{}
 	}
 	p := New(config)
-	p.Publish(gpus("a"))
+	publish(p, gpus("a"))
 	stop := run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	answered := make(chan error, 1)
@@ -686,11 +673,9 @@ func TestConcurrency(t *testing.T) {
 	k.Start()
 	config := configFor(k)
 	config.Grace = time.Millisecond
-	other := &holders{}
-	config.Elsewhere = other
 	p := New(config)
 	ids := []string{"a", "b", "c", "d"}
-	p.Publish(gpus(ids...))
+	publish(p, gpus(ids...))
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	var group sync.WaitGroup
@@ -702,8 +687,12 @@ func TestConcurrency(t *testing.T) {
 			}
 		})
 	}
-	loop(func() { p.Publish(gpus(ids[:1+rand.IntN(4)]...)); time.Sleep(time.Millisecond) })
-	loop(func() { other.set("gpu-b", []string{"", "claim"}[rand.IntN(2)]) })
+	loop(func() { publish(p, gpus(ids[:1+rand.IntN(4)]...)); time.Sleep(time.Millisecond) })
+	loop(func() {
+		c := &ledger.Claim{UID: "c", Namespace: "default", Name: "c", Boot: "boot", Results: []ledger.Result{{Device: "gpu-b", Source: "gpu-b", Silicon: "gpu-b", Whole: true}}}
+		_ = p.config.Ledger.Give(c, ledger.Given, p.stock.Load())
+		_ = p.config.Ledger.End("c", nil)
+	})
 	loop(func() { k.Hold("train", gpuResource, ids[:rand.IntN(3)]...) })
 	for _, id := range ids {
 		loop(func() { _, _ = registered.Allocate(id) })
@@ -721,8 +710,7 @@ func TestConcurrency(t *testing.T) {
 	})
 	loop(func() { p.Holder("gpu-a"); socketsOf(p).Registered() })
 	group.Wait()
-	other.set("gpu-b", "")
 	k.Hold("train", gpuResource)
-	p.Publish(gpus("a", "b", "c", "d"))
+	publish(p, gpus("a", "b", "c", "d"))
 	registered.Says(t, "a b c d")
 }

@@ -5,25 +5,7 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-
-	"chandler.dev/internal/kubeletapi"
 )
-
-// listingOf returns which containers have which IDs of classic resources, by
-// what the kubelet says. A container is named "namespace/pod container".
-func listingOf(listed *kubeletapi.Listing) *listing {
-	said := &listing{containers: make(map[key]string), whole: listed.Whole}
-	for _, pod := range listed.Pods {
-		for _, container := range pod.Containers {
-			for _, devices := range container.Devices {
-				for _, id := range devices.DeviceIds {
-					said.containers[key{devices.ResourceName, id}] = kubeletapi.PodName(pod) + " " + container.Name
-				}
-			}
-		}
-	}
-	return said
-}
 
 const (
 	podResourcesTimeout = 2 * time.Second
@@ -58,58 +40,50 @@ func (p *Plugin) follow(ctx context.Context, lastError string) {
 	}
 }
 
-// poll enters what PodResources says in the holdings. It logs why it does not
+// poll has the ledger observe what PodResources says. It logs why it does not
 // answer where that is another reason than the last, and returns it.
 func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	logger := klog.FromContext(ctx)
 	began := time.Now()
 	asking, cancel := context.WithTimeout(ctx, podResourcesTimeout)
 	defer cancel()
-	listed, err := p.config.Pods(asking)
-	var said *listing
-	if err == nil {
-		said = listingOf(listed)
+	said, err := p.config.Pods(asking)
+	if err != nil {
+		said = nil
 	}
-	changed := p.holdings.observe(began, said, p.config.Grace)
+	if err := p.config.Ledger.Observe(began, said, p.stock.Load()); err != nil {
+		logger.Error(err, "What pods have is not saved, or host files are left over")
+	}
 	reason := ""
 	switch {
 	case err != nil:
 		reason = err.Error()
-	case !said.whole:
+	case !said.Whole:
 		reason = notWhole
-	case p.expire(ctx):
-		changed = true
+	default:
+		p.expire(ctx)
 	}
 	if reason != "" && reason != lastError && ctx.Err() == nil {
-		logger.Info("What pods hold is not known; no device leaves its resource", "reason", reason)
-	}
-	if err := p.holdings.removeFiles(); err != nil {
-		logger.Error(err, "Host files are left over")
-	}
-	if changed {
-		if err := p.holdings.save(); err != nil {
-			logger.Error(err, "What pods hold is not saved")
-		}
+		logger.Info("What pods have is not known; no device leaves its resource", "reason", reason)
 	}
 	return reason
 }
 
-// expire drops the grants that no container can have, and reports whether
-// there were any.
-func (p *Plugin) expire(ctx context.Context) bool {
+// expire ends the grants that no container can have.
+func (p *Plugin) expire(ctx context.Context) {
 	if p.config.Pending == nil {
-		return false
+		return
 	}
-	dropped := false
-	for resource, grants := range p.holdings.unconfirmed(time.Now().Add(-p.config.Unconfirmed)) {
+	for resource, grants := range p.config.Ledger.Unconfirmed(time.Now().Add(-p.config.Unconfirmed)) {
 		pending, err := p.config.Pending(ctx, resource)
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Unconfirmed grants are kept", "resource", resource, "reason", err.Error())
 		}
-		if err == nil && !pending {
-			p.holdings.drop(grants)
-			dropped = true
+		if err != nil || pending {
+			continue
+		}
+		if err := p.config.Ledger.EndGrants(grants); err != nil {
+			klog.FromContext(ctx).Error(err, "Grants that no container can have are left over", "resource", resource)
 		}
 	}
-	return dropped
 }

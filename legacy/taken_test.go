@@ -38,7 +38,7 @@ func TestTwoGranularities(t *testing.T) {
 	k.Start()
 	p := New(configFor(k))
 	// "w" and "v" are whole devices, "x…" their two cores each.
-	p.Publish(snapshot(append(silicon("gpu-w", 2, map[string]int64{"w": 2, "xw0": 1, "xw1": 1}), silicon("gpu-v", 2, map[string]int64{"v": 2, "xv0": 1, "xv1": 1})...)...))
+	publish(p, snapshot(append(silicon("gpu-w", 2, map[string]int64{"w": 2, "xw0": 1, "xw1": 1}), silicon("gpu-v", 2, map[string]int64{"v": 2, "xv0": 1, "xv1": 1})...)...))
 	run(t, p)
 	wholes, cores := k.Plugin(gpuResource, 1), k.Plugin(otherResource, 1)
 	wholes.Says(t, "v w")
@@ -48,7 +48,7 @@ func TestTwoGranularities(t *testing.T) {
 	}
 	k.Hold("train", gpuResource, "w")
 	cores.Says(t, "xv0 xv1 xw0! xw1!")
-	if _, err := cores.Allocate("xw1"); err == nil || !strings.Contains(err.Error(), "gpu-w is held by") {
+	if _, err := cores.Allocate("xw1"); err == nil || !strings.Contains(err.Error(), "(device gpu-w)") {
 		t.Errorf("a core of a device that is held: %v", err)
 	}
 	if _, err := cores.Allocate("xv1"); err != nil {
@@ -57,7 +57,7 @@ func TestTwoGranularities(t *testing.T) {
 	k.Hold("infer", otherResource, "xv1")
 	wholes.Says(t, "v! w")
 	cores.Says(t, "xv0 xv1 xw0! xw1!")
-	if _, err := wholes.Allocate("v"); err == nil || !strings.Contains(err.Error(), "gpu-xv1 is held by") {
+	if _, err := wholes.Allocate("v"); err == nil || !strings.Contains(err.Error(), "(device gpu-xv1)") {
 		t.Errorf("a device of which a core is held: %v", err)
 	}
 	for silicon, pod := range map[string]string{"gpu-w": "default/train main", "gpu-v": "default/infer main"} {

@@ -98,7 +98,7 @@ func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) 
 	kubelet := strings.TrimPrefix(path.Clean("/"+o.kubeletRoot), "/")
 	state := path.Join(kubelet, "plugins", discovery.Domain)
 	held, claimsErr := ledger.Read(host.FS, state, boot)
-	granted, grantsErr := legacy.Held(host.FS, path.Join(state, "grants"), kubelet, known)
+	granted, grantsErr := legacy.Held(host.FS, kubelet, known)
 	maps.Copy(granted, held)
 	return granted, errors.Join(claimsErr, grantsErr)
 }

@@ -29,6 +29,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/legacy/sockets"
@@ -278,15 +279,14 @@ func (o *runOptions) checkDirectories(ctx context.Context, stateDir string) erro
 	return nil
 }
 
-// writable makes the directory if it is missing, and a file in it.
+// writable makes the directory if it is missing, and reports whether files can be
+// made in it.
 func writable(dir string) error {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	if err := (disk.Files{}).MakeDir(dir, 0o750); err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
-	file, err := os.CreateTemp(dir, ".writable-")
-	if err != nil {
+	if err := (disk.Files{}).Writable(dir); err != nil {
 		return fmt.Errorf("write to directory: %w", err)
 	}
-	file.Close()
-	return os.Remove(file.Name())
+	return nil
 }

@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -19,15 +20,10 @@ import (
 // all pods for the first time.
 const unheard = "a container perhaps: the kubelet has not said yet what containers have"
 
-const (
-	// patience is how long whole answers of PodResources must leave out what a
-	// container had before another gets it.
-	patience = 10 * time.Second
-
-	// termination is how long the containers of a deleted pod go on where that
-	// is not known: Kubernetes' default.
-	termination = 30 * time.Second
-)
+// termination is how long the containers of a deleted pod go on where that is
+// not known: Kubernetes' default (pkg/apis/core/v1/defaults.go,
+// DefaultTerminationGracePeriodSeconds, in 1.31 to 1.37).
+const termination = 30 * time.Second
 
 // listed is what PodResources said.
 type listed struct {
@@ -189,7 +185,7 @@ func (l *Ledger) saveGrants() (disk.InPlace, error) {
 	l.saving.Lock()
 	defer l.saving.Unlock()
 	l.mu.Lock()
-	grants := l.grants()
+	grants, littered := l.grants(), l.littered
 	l.unsaved = false
 	l.mu.Unlock()
 	data, err := encodeGrants(grants)
@@ -199,9 +195,14 @@ func (l *Ledger) saveGrants() (disk.InPlace, error) {
 	}
 	if err != nil {
 		l.mu.Lock()
-		l.unsaved = true
+		l.unsaved, l.littered = true, true
 		l.mu.Unlock()
 		return there, fmt.Errorf("write grants: %w", err)
+	}
+	if littered && l.synced.Sweep(filepath.Dir(l.file(grantsFile)), "") == nil {
+		l.mu.Lock()
+		l.littered = false
+		l.mu.Unlock()
 	}
 	return there, nil
 }
@@ -286,7 +287,7 @@ func (l *Ledger) list(at time.Time, ids map[string]sighting, whole bool) {
 		if whole && before.missing.IsZero() {
 			before.missing = at
 		}
-		if !whole || at.Sub(before.missing) < patience+l.termination(before.container) {
+		if !whole || at.Sub(before.missing) < l.config.Patience+l.termination(before.container) {
 			now[key] = before
 		}
 	}
@@ -364,8 +365,8 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 			l.replace(&left, Given)
 			continue
 		}
-		switch until := g.missing.Add(patience + l.termination(g.Container)); {
-		case at.Sub(g.missing) < patience:
+		switch until := g.missing.Add(l.config.Patience + l.termination(g.Container)); {
+		case at.Sub(g.missing) < l.config.Patience:
 		case at.Before(until):
 			ending := newAccount(g, Ending)
 			ending.until = until
@@ -493,4 +494,31 @@ func notify(c chan struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
+}
+
+// NodesOf returns the nodes that a device and no other silicon has now.
+func NodesOf(device string, s Stock) []Node { return nodesOf(device, s) }
+
+// Adopt enters as grants what PodResources last listed of resources that are
+// ours now. It is for the moment before the kubelet is told of a resource: a list
+// without what pods have would fail them.
+func (l *Ledger) Adopt(s Stock) error {
+	l.mu.Lock()
+	for key, g := range l.said.strangers {
+		if _, ours := s.WithID(g.Resource, g.ID); ours {
+			delete(l.said.strangers, key)
+			l.drop(key)
+		}
+	}
+	adopted := l.adopt(time.Now(), s)
+	l.mu.Unlock()
+	if len(adopted) == 0 {
+		return nil
+	}
+	var errs []error
+	for _, key := range adopted {
+		errs = append(errs, l.Write(key))
+	}
+	_, err := l.saveGrants()
+	return errors.Join(append(errs, err)...)
 }

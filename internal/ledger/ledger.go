@@ -50,6 +50,10 @@ type Config struct {
 	// open: a container may have it.
 	Listings bool
 
+	// Patience is how long whole answers of PodResources must leave out what a
+	// container had before another gets it; 10 s if 0.
+	Patience time.Duration
+
 	// Termination returns how long the containers of a pod may go on once it
 	// is deleted, and whether that is known. Optional.
 	Termination func(namespace, pod string) (time.Duration, bool)
@@ -75,8 +79,11 @@ type Ledger struct {
 	mu       sync.Mutex // guards what follows, and is never held during I/O
 	accounts map[string]*account
 	index    index
+	version  int                // counts changes of the accounts
+	view     *View              // as of some version, nil before the first
 	replaced map[string][]Entry // by key, entries whose outputs the present one replaces
 	said     listed
+	littered bool                 // a write of grants failed, and may have left a temporary file
 	unsaved  bool                 // the file of grants is not what the accounts say
 	booted   bool                 // the file boot says the present boot
 	left     []Entry              // entries that are no more, whose outputs could not be removed
@@ -85,6 +92,9 @@ type Ledger struct {
 
 // New returns a ledger that is not open yet.
 func New(config Config) *Ledger {
+	if config.Patience == 0 {
+		config.Patience = 10 * time.Second
+	}
 	return &Ledger{
 		config:   config,
 		claims:   disk.Files{FS: config.Disk, Unsynced: true},
@@ -126,6 +136,7 @@ func (l *Ledger) put(a *account) {
 	l.drop(a.entry.Key())
 	l.accounts[a.entry.Key()] = a
 	l.index.add(a)
+	l.version++
 }
 
 // drop forgets the account of a key.
@@ -133,6 +144,7 @@ func (l *Ledger) drop(key string) {
 	if a := l.accounts[key]; a != nil {
 		delete(l.accounts, key)
 		l.index.remove(a)
+		l.version++
 	}
 }
 

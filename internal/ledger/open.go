@@ -42,9 +42,7 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 			l.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Given))
 		}
 	}
-	if l.config.Listings {
-		problems = append(problems, l.readGrants())
-	}
+	problems = append(problems, l.readGrants())
 	entries := l.others(nil)
 	for _, o := range l.outputs {
 		problems = append(problems, o.Sweep(entries))

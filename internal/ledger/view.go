@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"chandler.dev/discovery"
@@ -9,22 +10,48 @@ import (
 
 // View is the ledger of one moment. It is never modified.
 type View struct {
-	accounts []*account // in the order of their keys
-	index    index
-	heard    bool // whether PodResources has named all pods, or need not be asked
-	at       time.Time
+	accounts  []*account // in the order of their keys
+	index     index
+	strangers map[string]*Grant // by key, what other plugins gave
+	version   int
+	heard     bool // whether PodResources has named all pods, or need not be asked
+	at        time.Time
 }
 
 // View returns the ledger as it is now.
 func (l *Ledger) View() *View {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return &View{
-		accounts: sorted(l.accounts),
-		index:    index{of: maps.Clone(l.index.of), loose: l.index.loose},
-		heard:    l.said.whole || !l.config.Listings,
-		at:       time.Now(),
+	if l.view == nil || l.view.version != l.version {
+		l.view = &View{
+			accounts:  sorted(l.accounts),
+			index:     index{of: maps.Clone(l.index.of), loose: l.index.loose},
+			strangers: maps.Clone(l.said.strangers),
+			version:   l.version,
+		}
 	}
+	v := *l.view
+	v.heard, v.at = l.said.whole || !l.config.Listings, time.Now()
+	return &v
+}
+
+// ViewOf returns a view of entries that are all given, for those who compute what
+// follows from one.
+func ViewOf(entries ...Entry) *View {
+	v := &View{index: newIndex(), heard: true, at: time.Now()}
+	accounts := make(map[string]*account)
+	for _, e := range entries {
+		a := newAccount(e, Given)
+		accounts[e.Key()] = a
+		v.index.add(a)
+	}
+	v.accounts = sorted(accounts)
+	return v
+}
+
+// Same reports whether two views show the same.
+func (v *View) Same(other *View) bool {
+	return v == other || v != nil && other != nil && v.version != 0 && v.version == other.version && v.heard == other.heard
 }
 
 // Heard reports whether it is known what containers have.
@@ -58,12 +85,14 @@ func (v *View) Grants() (grants []*Grant) {
 	return grants
 }
 
+// Ours returns the grants that were given here, or were adopted.
+func (v *View) Ours() []*Grant {
+	return slices.DeleteFunc(v.Grants(), func(g *Grant) bool { return v.strangers[g.Key()] != nil })
+}
+
 // Holder returns who has anything of a piece of silicon by an API, for a
 // message. What is open is nobody's.
 func (v *View) Holder(api discovery.Mode, silicon string, s Stock) (who string, held bool) {
-	if api == discovery.ModeDevicePlugin && !v.heard {
-		return unheard, true
-	}
 	for _, a := range v.index.concerned(&Hold{Device: silicon, Silicon: silicon}, nil, "") {
 		if a.entry.API() != api || a.state == Past || a.state == Ending && !v.at.Before(a.until) && api == discovery.ModeDevicePlugin {
 			continue
@@ -76,6 +105,9 @@ func (v *View) Holder(api discovery.Mode, silicon string, s Stock) (who string, 
 				return a.entry.Owner().String(), true
 			}
 		}
+	}
+	if api == discovery.ModeDevicePlugin && !v.heard {
+		return unheard, true
 	}
 	return "", false
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,6 +17,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // Belief is what the kubelet may still take for true of a resource.
@@ -29,7 +31,8 @@ type Belief struct {
 type Input struct {
 	Snapshot *discovery.Snapshot
 	Withheld map[string]string // by silicon: why nobody new may have it
-	View     *View             // what containers have
+	View     *ledger.View      // who has what
+	Stock    ledger.Stock      // what the host has
 	Beliefs  map[string]Belief // by resource, of those that the kubelet is told of
 	Now      time.Time
 
@@ -57,7 +60,6 @@ type List struct {
 	marked   int            // the version in which an ID was last marked as gone
 	rows     map[string]row // by ID
 	devices  []*pluginapi.Device
-	offers   *Offers
 }
 
 // row is one ID of a list.
@@ -66,6 +68,7 @@ type row struct {
 	sick    string // why the unit cannot be used, "" if it can
 	blocked string // who keeps everybody from it, "" if nobody does
 	gone    bool   // the ID is no longer offered
+	had     bool   // a container has it
 }
 
 // Next returns the lists that follow, and what cannot be offered. It returns the
@@ -90,11 +93,12 @@ func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 	for resource := range next.offers.Units {
 		resources[resource] = before.lists[resource]
 	}
-	for resource := range in.View.ids {
+	had := grantsOf(in.View)
+	for resource := range had {
 		resources[resource] = before.lists[resource]
 	}
 	for resource, l := range resources {
-		following := l.next(resource, next.offers, in)
+		following := l.next(resource, next.offers, had[resource], in)
 		if _, told := in.Beliefs[resource]; told || len(following.rows) > 0 {
 			next.lists[resource] = following
 		}
@@ -104,7 +108,8 @@ func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 
 // settled reports whether the lists that follow from the input are these.
 func (before Lists) settled(in Input) bool {
-	if !before.ready || in.Snapshot != before.from.Snapshot || in.View != before.from.View || !maps.Equal(in.Withheld, before.from.Withheld) {
+	from := &before.from
+	if !before.ready || in.Snapshot != from.Snapshot || in.Stock != from.Stock || !in.View.Same(from.View) || !maps.Equal(in.Withheld, from.Withheld) {
 		return false
 	}
 	for resource, l := range before.lists {
@@ -139,23 +144,33 @@ func (l *List) leaves(b Belief, in Input) bool {
 	if l.marked == 0 || !b.mayLeave(in.Now, in.Grace) {
 		return false
 	}
-	had := in.View.ids[l.resource]
-	for id, r := range l.rows {
-		if r.gone && had[id] == nil {
+	for _, r := range l.rows {
+		if r.gone && !r.had {
 			return true
 		}
 	}
 	return false
 }
 
+// grantsOf returns the grants of our own resources, by resource and ID.
+func grantsOf(v *ledger.View) map[string]map[string]*ledger.Grant {
+	had := make(map[string]map[string]*ledger.Grant)
+	for _, g := range v.Ours() {
+		if had[g.Resource] == nil {
+			had[g.Resource] = make(map[string]*ledger.Grant)
+		}
+		had[g.Resource][g.ID] = g
+	}
+	return had
+}
+
 // next returns the list that follows l, which may be nil.
-func (l *List) next(resource string, offers *Offers, in Input) *List {
+func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Grant, in Input) *List {
 	if l == nil {
 		l = &List{}
 	}
-	had := in.View.ids[resource]
 	mayLeave := in.Beliefs[resource].mayLeave(in.Now, in.Grace)
-	following := &List{resource: resource, version: l.version + 1, marked: l.marked, rows: make(map[string]row, len(l.rows)), offers: offers}
+	following := &List{resource: resource, version: l.version + 1, marked: l.marked, rows: make(map[string]row, len(l.rows))}
 	for _, u := range offers.Units[resource] {
 		following.offer(u, l, had, in)
 	}
@@ -165,7 +180,7 @@ func (l *List) next(resource string, offers *Offers, in Input) *List {
 			return
 		}
 		newly = newly || !before.gone
-		following.rows[id] = row{unit: before.unit, sick: "no longer offered", gone: true}
+		following.rows[id] = row{unit: before.unit, sick: "no longer offered", gone: true, had: had[id] != nil}
 	}
 	for id, before := range l.rows {
 		if had[id] != nil || !before.gone || !mayLeave {
@@ -188,26 +203,38 @@ func (l *List) next(resource string, offers *Offers, in Input) *List {
 
 // offer adds the rows of a unit's IDs. An ID that a container has keeps standing
 // for what it was handed out as.
-func (l *List) offer(u *Unit, before *List, had map[string]*Had, in Input) {
-	sick := u.sick(in.Withheld)
-	claimed := in.View.claimed(u)
-	blocked := cmp.Or(in.View.taken(l.resource, u, l.offers), claimed)
+func (l *List) offer(u *Unit, before *List, had map[string]*ledger.Grant, in Input) {
+	sick, blocked := u.sick(in.Withheld), ""
+	if b := u.blocked(l.resource, in); b != nil {
+		blocked = b.Error()
+	}
 	for _, id := range u.IDs {
-		h := had[id]
-		if why := h.standsFor(u); why != "" {
-			r := row{unit: before.rows[id].unit, sick: why}
-			if r.unit != nil {
-				r.blocked = in.View.claimed(r.unit)
-			}
-			l.rows[id] = r
-			continue
-		}
-		r := row{unit: u, sick: sick, blocked: blocked}
-		if h != nil {
-			r.blocked = claimed
+		r := row{unit: u, sick: sick, blocked: blocked, had: had[id] != nil}
+		if why := standsFor(had[id], u); why != "" {
+			r = row{unit: before.rows[id].unit, sick: why, had: true}
 		}
 		l.rows[id] = r
 	}
+}
+
+// blocked says who keeps the unit from everybody, nil if nobody does. If the unit
+// has several IDs they are shares of it, which any number of containers have.
+func (u *Unit) blocked(resource string, in Input) *ledger.Blocked {
+	want := u.Grant(resource, u.IDs[0], nil)
+	own := ""
+	if want.Exclusive {
+		own = want.Key()
+	}
+	return in.View.Blocked(discovery.ModeDevicePlugin, own, want.Holds(), in.Stock)
+}
+
+// standsFor says who has an ID as other devices than those of a unit, "" if
+// nobody has.
+func standsFor(g *ledger.Grant, u *Unit) string {
+	if g == nil || len(g.Devices) == 0 || slices.Equal(g.Devices, u.names) {
+		return ""
+	}
+	return fmt.Sprintf("%s has it as %s", g.Owner(), strings.Join(g.Devices, ", "))
 }
 
 // sort makes the devices of the rows, in natural order of their IDs.
@@ -278,18 +305,6 @@ func (l *List) LookUp(ids []string) ([]*Unit, error) {
 	}
 	slices.SortFunc(units, byName)
 	return slices.Compact(units), errors.Join(errs...)
-}
-
-// Blocked says who keeps one of the units from everybody by another view than
-// that of the list.
-func (l *List) Blocked(v *View, units []*Unit) error {
-	var errs []error
-	for _, u := range units {
-		if why := v.Blocked(l.resource, u, l.offers); why != "" {
-			errs = append(errs, fmt.Errorf("device %s: %s", u.Name, why))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // Consumed returns how much IDs are of the devices that are shared. Each ID is

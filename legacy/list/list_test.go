@@ -7,15 +7,17 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
 )
 
 // step is one snapshot and the list that must follow from it.
 type step struct {
 	devices   []discovery.Device
-	held      []*Had
+	held      []*ledger.Grant
 	elsewhere map[string]string
 	leave     int // IDs may leave that were marked in this version or before; or everything
 	want      string
@@ -28,17 +30,27 @@ const everything = math.MaxInt
 // grace is that of the tests.
 const grace = 10 * time.Second
 
-func had(id string, d discovery.Device) *Had {
-	u := Of(snapshot(d)).Units[gpuResource][0]
-	return hadAs(id, u, gpuResource, true)
+func had(id string, d discovery.Device) *ledger.Grant {
+	return hadAs(id, Of(snapshot(d)).Units[gpuResource][0], gpuResource)
 }
 
 // hadAs is an ID that a container has of a unit.
-func hadAs(id string, u *Unit, resource string, ours bool) *Had {
-	return &Had{
-		Resource: resource, ID: id, Owner: "default/train main", Ours: ours,
-		Devices: u.DeviceNames(), Silicon: u.Silicon(), Exclusive: len(u.IDs) == 1,
+func hadAs(id string, u *Unit, resource string) *ledger.Grant {
+	g := u.Grant(resource, id, nil)
+	g.Container = "default/train main"
+	return g
+}
+
+// viewOf returns what there is when containers have IDs, and claims silicon.
+func viewOf(had []*ledger.Grant, claimed map[string]string) *ledger.View {
+	var entries []ledger.Entry
+	for _, g := range had {
+		entries = append(entries, g)
 	}
+	for silicon, name := range claimed {
+		entries = append(entries, &ledger.Claim{UID: types.UID(name), Namespace: "default", Name: name, Results: []ledger.Result{{Source: silicon, Silicon: silicon, Whole: true}}})
+	}
+	return ledger.ViewOf(entries...)
 }
 
 // belief is that of a kubelet which hands out nothing any more that was marked
@@ -53,7 +65,7 @@ func belief(leave bool) Belief {
 
 // first returns the list of a resource that follows from devices alone.
 func first(resource string, devices ...discovery.Device) *List {
-	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: NewView(nil, nil), Now: testTime, Grace: grace})
+	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: viewOf(nil, nil), Stock: StockOf(devices, Lists{}), Now: testTime, Grace: grace})
 	return lists.lists[resource]
 }
 
@@ -70,8 +82,8 @@ func TestList(t *testing.T) {
 	part.PartOf = &discovery.Whole{Name: "gpu-a"}
 	another := offer(gpu("a-2"), "", "q")
 	another.PartOf = part.PartOf
-	elsewhere := func(h *Had) *Had {
-		h.Resource, h.Ours = "example.com/other", false
+	elsewhere := func(h *ledger.Grant) *ledger.Grant {
+		h.Resource = "example.com/other"
 		return h
 	}
 	tests := map[string][]step{
@@ -108,26 +120,26 @@ func TestList(t *testing.T) {
 		},
 		"held": {
 			{devices: []discovery.Device{a, b}, want: "a b"},
-			{devices: nil, held: []*Had{had("a", a)}, want: "a! b!"},
-			{devices: nil, held: []*Had{had("a", a)}, leave: everything, want: "a!"},
+			{devices: nil, held: []*ledger.Grant{had("a", a)}, want: "a! b!"},
+			{devices: nil, held: []*ledger.Grant{had("a", a)}, leave: everything, want: "a!"},
 			{devices: nil, leave: everything, want: ""},
 		},
 		"held ID keeps its place": {
 			{devices: []discovery.Device{at(a, 1, "", "")}, want: "a@1"},
 			{devices: nil, want: "a!@1"},
-			{devices: nil, held: []*Had{had("a", a)}, leave: everything, want: "a!@1"},
+			{devices: nil, held: []*ledger.Grant{had("a", a)}, leave: everything, want: "a!@1"},
 		},
-		"held and never seen": {{devices: []discovery.Device{b}, held: []*Had{had("a", a)}, want: "a! b"}},
+		"held and never seen": {{devices: []discovery.Device{b}, held: []*ledger.Grant{had("a", a)}, want: "a! b"}},
 		"held by the other API": {
-			{devices: []discovery.Device{a, b}, elsewhere: map[string]string{"gpu-a": "claim c"}, want: "a! b", why: map[string]string{"a": "gpu-a is held by claim c"}},
+			{devices: []discovery.Device{a, b}, elsewhere: map[string]string{"gpu-a": "c"}, want: "a! b", why: map[string]string{"a": "device gpu-a is held by claim default/c (device gpu-a)"}},
 		},
 		"shareable is not held by the other API": {
-			{devices: []discovery.Device{shareable}, elsewhere: map[string]string{"gpu-s": "claim c"}, want: "s"},
+			{devices: []discovery.Device{shareable}, elsewhere: map[string]string{"gpu-s": "c"}, want: "s"},
 		},
 		"held ID stands for another device": {
 			{devices: []discovery.Device{a}, want: "a"},
 			{
-				devices: []discovery.Device{offer(b, "", "a")}, held: []*Had{had("a", a)},
+				devices: []discovery.Device{offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
 				want: "a!", why: map[string]string{"a": "default/train main has it as gpu-a"},
 			},
 			{devices: []discovery.Device{offer(b, "", "a")}, want: "a"},
@@ -135,49 +147,49 @@ func TestList(t *testing.T) {
 		"device has another ID while it is held": {
 			{devices: []discovery.Device{a}, want: "a"},
 			{
-				devices: []discovery.Device{offer(a, "", "uuid")}, held: []*Had{had("a", a)}, leave: everything,
-				want: "a! uuid!", why: map[string]string{"uuid": "gpu-a is held by default/train main as a"},
+				devices: []discovery.Device{offer(a, "", "uuid")}, held: []*ledger.Grant{had("a", a)}, leave: everything,
+				want: "a! uuid!", why: map[string]string{"uuid": "device gpu-a is held by default/train main (device gpu-a)"},
 			},
 			{devices: []discovery.Device{offer(a, "", "uuid")}, leave: everything, want: "uuid"},
 		},
 		"device is shared while it is held": {{
-			devices: []discovery.Device{offer(a, "", "a::0", "a::1")}, held: []*Had{had("a", a)},
+			devices: []discovery.Device{offer(a, "", "a::0", "a::1")}, held: []*ledger.Grant{had("a", a)},
 			want: "a! a::0! a::1!",
 		}},
 		"fewer shares": {{
-			devices: []discovery.Device{offer(a, "", "1", "2")}, held: []*Had{had("3", offer(a, "", "1", "2", "3"))},
+			devices: []discovery.Device{offer(a, "", "1", "2")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
 			want: "1 2 3!",
 		}},
 		"IDs have changed places while one is held": {{
-			devices: []discovery.Device{offer(a, "", "b"), offer(b, "", "a")}, held: []*Had{had("a", a)},
-			want: "a! b!", why: map[string]string{"b": "gpu-a is held by default/train main as a"},
+			devices: []discovery.Device{offer(a, "", "b"), offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
+			want: "a! b!", why: map[string]string{"b": "device gpu-a is held by default/train main (device gpu-a)"},
 		}},
 		"held of another resource": {{
-			devices: []discovery.Device{a, b}, held: []*Had{elsewhere(had("x", offer(a, "", "x")))},
-			want: "a! b", why: map[string]string{"a": "gpu-a is held by default/train main as example.com/other x"},
+			devices: []discovery.Device{a, b}, held: []*ledger.Grant{elsewhere(had("x", offer(a, "", "x")))},
+			want: "a! b", why: map[string]string{"a": "device gpu-a is held by default/train main (device gpu-a)"},
 		}},
 		"a share is held of another resource": {
-			{devices: []discovery.Device{a, b}, held: []*Had{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
-			{devices: []discovery.Device{offer(a, "", "1", "2"), b}, held: []*Had{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "1 2 a! b"},
+			{devices: []discovery.Device{a, b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
+			{devices: []discovery.Device{offer(a, "", "1", "2"), b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "1! 2! a! b"},
 		},
 		"shareable is held of another resource": {{
-			devices: []discovery.Device{shareable}, held: []*Had{elsewhere(had("s", shareable))}, want: "s",
+			devices: []discovery.Device{shareable}, held: []*ledger.Grant{elsewhere(had("s", shareable))}, want: "s",
 		}},
 		"a unit has a device that is held of another resource": {{
-			devices: []discovery.Device{offer(a, "card", "c"), offer(b, "card", "c")}, held: []*Had{elsewhere(had("b", b))}, want: "c!",
+			devices: []discovery.Device{offer(a, "card", "c"), offer(b, "card", "c")}, held: []*ledger.Grant{elsewhere(had("b", b))}, want: "c!",
 		}},
 		"held whole is parted": {{
-			devices: []discovery.Device{part, b}, held: []*Had{elsewhere(had("a", a))},
-			want: "b p!", why: map[string]string{"p": "gpu-a is held by default/train main as example.com/other a"},
+			devices: []discovery.Device{part, b}, held: []*ledger.Grant{elsewhere(had("a", a))},
+			want: "b p!", why: map[string]string{"p": "device gpu-a-1 is held by default/train main (device gpu-a)"},
 		}},
 		"held whole is there beside its parts": {{
-			devices: []discovery.Device{a, part}, held: []*Had{had("a", a)}, want: "a p",
+			devices: []discovery.Device{a, part}, held: []*ledger.Grant{had("a", a)}, want: "a p!",
 		}},
 		"another part is held": {{
-			devices: []discovery.Device{part}, held: []*Had{elsewhere(had("q", another))}, want: "p",
+			devices: []discovery.Device{part}, held: []*ledger.Grant{elsewhere(had("q", another))}, want: "p",
 		}},
 		"no shares any more": {{
-			devices: []discovery.Device{offer(a, "", "1")}, held: []*Had{had("3", offer(a, "", "1", "2", "3"))},
+			devices: []discovery.Device{offer(a, "", "1")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
 			want: "1! 3!",
 		}},
 	}
@@ -188,7 +200,7 @@ func TestList(t *testing.T) {
 			for i, step := range steps {
 				before := l
 				in := Input{
-					Snapshot: snapshot(step.devices...), View: NewView(step.held, step.elsewhere), Now: testTime, Grace: grace,
+					Snapshot: snapshot(step.devices...), View: viewOf(step.held, step.elsewhere), Stock: StockOf(step.devices, Lists{}), Now: testTime, Grace: grace,
 					Beliefs: map[string]Belief{gpuResource: belief(before != nil && step.leave >= before.marked)},
 				}
 				lists, _ = lists.Next(in)
@@ -211,7 +223,7 @@ func TestList(t *testing.T) {
 
 func TestListKeepsUpWithEdits(t *testing.T) {
 	a := gpu("a")
-	in := Input{Snapshot: snapshot(a), View: NewView(nil, nil), Now: testTime, Grace: grace}
+	in := Input{Snapshot: snapshot(a), View: viewOf(nil, nil), Stock: StockOf(nil, Lists{}), Now: testTime, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	first := lists.lists[gpuResource]
 	a.Edits.Env = []string{"NEW=1"}
@@ -252,7 +264,7 @@ func TestMayLeave(t *testing.T) {
 // Lists are computed anew only when something is another, and a resource is
 // forgotten when nothing is left of it and the kubelet knows.
 func TestListsAtRest(t *testing.T) {
-	in := Input{Snapshot: snapshot(gpu("a"), gpu("b")), View: NewView(nil, nil), Now: testTime, Grace: grace}
+	in := Input{Snapshot: snapshot(gpu("a"), gpu("b")), View: viewOf(nil, nil), Stock: StockOf(nil, Lists{}), Now: testTime, Grace: grace}
 	same := func(a, b Lists) bool {
 		return a.lists[gpuResource] == b.lists[gpuResource] && a.lists[gpuResource] != nil
 	}
@@ -265,7 +277,7 @@ func TestListsAtRest(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Input){
 		"snapshot": func(in *Input) { in.Snapshot = snapshot(gpu("a")) },
-		"view":     func(in *Input) { in.View = NewView([]*Had{had("a", gpu("a"))}, nil) },
+		"view":     func(in *Input) { in.View = viewOf([]*ledger.Grant{had("a", gpu("a"))}, nil) },
 		"withheld": func(in *Input) { in.Withheld = map[string]string{"gpu-a": "moves"} },
 	} {
 		other := in

@@ -7,11 +7,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // large returns GPUs in units of 1 GiB, and a view in which containers have half
 // of the units.
-func large(gpus, units int) (*discovery.Snapshot, *View) {
+func large(gpus, units int) (*discovery.Snapshot, *ledger.View) {
 	s := &discovery.Snapshot{}
 	for i := range gpus {
 		d := gpu(fmt.Sprint(i))
@@ -23,19 +24,19 @@ func large(gpus, units int) (*discovery.Snapshot, *View) {
 		d.Sharing = &discovery.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
 		s.Devices = append(s.Devices, d)
 	}
-	var had []*Had
+	var had []*ledger.Grant
 	for _, u := range Of(s).Units[memoryResource] {
 		for _, id := range u.IDs[:units/2] {
-			had = append(had, hadAs(id, u, memoryResource, true))
+			had = append(had, hadAs(id, u, memoryResource))
 		}
 	}
-	return s, NewView(had, nil)
+	return s, viewOf(had, nil)
 }
 
 // BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, half of it had.
 func BenchmarkNext(b *testing.B) {
 	s, v := large(8, 320)
-	in := Input{Snapshot: s, View: v, Now: testTime, Grace: grace}
+	in := Input{Snapshot: s, View: v, Stock: StockOf(s.Devices, Lists{}), Now: testTime, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	i := 0
 	for b.Loop() {
@@ -55,7 +56,7 @@ func BenchmarkAtRest(b *testing.B) {
 	for n := range 3000 {
 		d.Offers[0].IDs = append(d.Offers[0].IDs, fmt.Sprintf("kvm-%d", n))
 	}
-	in := Input{Snapshot: snapshot(d), View: NewView(nil, nil), Now: testTime, Grace: grace}
+	in := Input{Snapshot: snapshot(d), View: viewOf(nil, nil), Stock: StockOf([]discovery.Device{d}, Lists{}), Now: testTime, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	for b.Loop() {
 		next, _ := lists.Next(in)
@@ -69,11 +70,11 @@ func BenchmarkAtRest(b *testing.B) {
 // does for its units.
 func BenchmarkBlocked(b *testing.B) {
 	s, v := large(8, 320)
-	offers := Of(s)
+	offers, in := Of(s), Input{View: v, Stock: StockOf(s.Devices, Lists{})}
 	for b.Loop() {
 		for _, u := range offers.Units[memoryResource] {
-			if why := v.Blocked(memoryResource, u, offers); why != "" {
-				b.Fatal(why)
+			if blocked := u.blocked(memoryResource, in); blocked != nil {
+				b.Fatal(blocked)
 			}
 		}
 	}
@@ -84,7 +85,7 @@ func BenchmarkBlocked(b *testing.B) {
 func TestNextIsLinear(t *testing.T) {
 	allocations := func(units int) float64 {
 		s, v := large(8, units)
-		in := Input{Snapshot: s, View: v, Now: testTime, Grace: grace}
+		in := Input{Snapshot: s, View: v, Stock: StockOf(s.Devices, Lists{}), Now: testTime, Grace: grace}
 		return testing.AllocsPerRun(3, func() { Lists{}.Next(in) })
 	}
 	if small, big := allocations(80), allocations(320); big > 6*small {

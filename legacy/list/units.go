@@ -14,6 +14,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // Unit is the devices behind one ID: one device, or several that are only given
@@ -36,19 +37,16 @@ type Unit struct {
 type Offers struct {
 	Units    map[string][]*Unit // by resource
 	Problems []discovery.Problem
-
-	devices map[string]*discovery.Device // all of the snapshot, by name
 }
 
 // Of returns the units of each resource that a snapshot offers. An offer that
 // the kubelet would refuse is a problem, and hides no other. The answer is the
 // same for the same snapshot.
 func Of(s *discovery.Snapshot) *Offers {
-	o := &Offers{Units: make(map[string][]*Unit), devices: make(map[string]*discovery.Device, len(s.Devices))}
+	o := &Offers{Units: make(map[string][]*Unit)}
 	resources := make(map[string]map[string]*Unit)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		o.devices[d.Name] = d
 		for _, offer := range d.Offers {
 			if err := checkResource(offer.Resource); err != nil {
 				o.Problems = append(o.Problems, discovery.Problem{Device: d.Name, Err: err})
@@ -99,10 +97,21 @@ func (u *Unit) DeviceNames() []string { return u.names }
 // that are not shareable.
 func (u *Unit) Silicon() []string { return u.silicon }
 
-// has reports whether an ID is one of the unit's.
-func (u *Unit) has(id string) bool {
-	_, found := slices.BinarySearchFunc(u.IDs, id, Natural)
-	return found
+// Grant returns what a container gets by an ID of the unit, or one more ID of it
+// that is a share.
+func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
+	g := &ledger.Grant{Resource: resource, ID: id, Devices: u.names, Silicon: u.silicon, Exclusive: len(u.IDs) == 1}
+	for i := range u.Devices {
+		d := &u.Devices[i]
+		g.HostFiles = append(g.HostFiles, d.FilesAs(resource)...)
+		if stock != nil && !d.Shareable {
+			g.Nodes = append(g.Nodes, ledger.NodesOf(d.Name, stock)...)
+		}
+		if d.Sharing != nil {
+			g.Form = fmt.Sprintf("%s by %s", d.Sharing.Capacity, d.Sharing.Unit.String())
+		}
+	}
+	return g
 }
 
 // join adds a device to the unit that its offer names. Devices without one are

@@ -16,6 +16,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/socket"
 )
 
@@ -131,14 +132,7 @@ func (dir directory) newest(resource string) string {
 // instance has left. It also removes the empty files with which earlier versions
 // of the agent tried whether the directory can be written to.
 func (dir directory) sweep(ctx context.Context) error {
-	errs := []error{socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix))}
-	trials, _ := filepath.Glob(dir.path("." + socketPrefix + "*")) // the pattern is one
-	for _, trial := range trials {
-		if err := os.Remove(trial); !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix)), disk.Files{}.Sweep(string(dir)))
 }
 
 // watch calls changed when the kubelet's socket is made and when one of ours

@@ -151,6 +151,7 @@ type agent struct {
 	host    *discovery.Host
 	metrics *agentMetrics
 	ledger  *ledger.Ledger
+	terms   *terms
 	driver  *driver.Driver
 	classic *legacy.Plugin
 
@@ -201,17 +202,18 @@ func newAgent(config Config) (*agent, error) {
 		resaid:    make(chan struct{}, 1),
 	}
 	a.settings.Store(&config.Settings)
-	a.ledger = ledger.New(ledger.Config{Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk})
+	a.terms = &terms{client: config.Client, node: config.NodeName}
+	a.ledger = ledger.New(ledger.Config{
+		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true,
+		Termination: a.terms.termination, Asks: a.terms.asks,
+	})
 	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
 	a.classic = legacy.New(legacy.Config{
 		Kubelet:     config.Kubelet.DevicePlugins,
 		Pods:        config.Kubelet.Pods,
-		StateDir:    filepath.Join(config.StateDir, "grants"),
+		Ledger:      a.ledger,
 		RuntimeRoot: config.CDI.RuntimeRoot,
 		Grant:       discovery.Granters(config.Families),
-		HostFiles:   config.HostFiles,
-		Elsewhere:   draHolder{a},
-		Active:      a.active,
 		Pending:     initContainers{config.Client, config.NodeName}.Pending,
 	})
 	var err error
@@ -227,7 +229,6 @@ func newAgent(config Config) (*agent, error) {
 		Ledger:         a.ledger,
 		HostFS:         config.FS,
 		Granter:        discovery.Granters(config.Families),
-		Elsewhere:      a.classic,
 		Observe:        a.metrics.observe,
 		NoMetadata:     config.NoMetadata,
 		ReadParameters: config.ReadParameters,
@@ -252,15 +253,10 @@ func (a *agent) run(ctx context.Context) error {
 			return ignoreEnd(ctx, err)
 		}
 		release <- unlock
-		problems, err := a.ledger.Open(ctx)
-		for _, problem := range problems {
-			klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
+		if a.open(ctx) {
+			close(a.active)
+			a.ledger.Run(ctx)
 		}
-		if err != nil {
-			return err
-		}
-		close(a.active)
-		a.ledger.Run(ctx)
 		return nil
 	})
 	for _, informant := range a.Informants {
@@ -272,6 +268,12 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { a.watch(ctx); return nil })
 	group.Go(func() error { return a.runDRA(ctx) })
 	group.Go(func() error { a.classic.Run(ctx); return nil })
+	group.Go(func() error {
+		if a.waitActive(ctx) {
+			a.terms.run(ctx, a.ledger)
+		}
+		return nil
+	})
 	group.Go(func() error { a.place(ctx); return nil })
 	group.Go(func() error { a.checkClasses(ctx); return nil })
 	group.Go(func() error { a.tellPods(ctx); return nil })
@@ -293,6 +295,33 @@ func (a *agent) run(ctx context.Context) error {
 	klog.FromContext(ctx).Info("Chandler ends", "reason", context.Cause(ctx))
 	return err
 }
+
+// open opens the ledger, and tries again while its directory cannot be read or
+// written. It reports false if the context ended before.
+func (a *agent) open(ctx context.Context) bool {
+	lastError := ""
+	for ctx.Err() == nil {
+		problems, err := a.ledger.Open(ctx)
+		for _, problem := range problems {
+			klog.FromContext(ctx).Error(problem, "Recovering what is prepared")
+		}
+		if err == nil {
+			return true
+		}
+		if err.Error() != lastError {
+			lastError = err.Error()
+			klog.FromContext(ctx).Error(err, "Nothing is offered to the kubelet; trying again", "interval", openInterval)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(openInterval):
+		}
+	}
+	return false
+}
+
+// openInterval is how long until the ledger is tried again.
+const openInterval = time.Second
 
 // listen hears the kernel's events.
 func (a *agent) listen(ctx context.Context) {

@@ -9,36 +9,28 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
-// A device and what is made of it are not handed out together where they
-// compete, whichever of them is held.
+// A device and what is made of it are not handed out together, whichever of them
+// is held. Parts are, as far as they do not compete.
 func TestWholeAndParts(t *testing.T) {
-	counters := map[string]resource.Quantity{"mediated": resource.MustParse("2")}
-	for name, silicon := range map[string]*discovery.Whole{"compete": {Name: "gpu-a", Counters: counters}, "do not compete": {Name: "gpu-a"}} {
-		t.Run(name, func(t *testing.T) {
-			whole, part, other := gpu("a"), gpu("b"), gpu("c")
-			part.PartOf, other.PartOf = silicon, silicon
-			if len(silicon.Counters) > 0 {
-				whole.PartOf = silicon
-			}
-			unitOf := func(d discovery.Device) *Unit { return (*Unit)(nil).with(d, d.Offers[0]) }
-			offers := Of(snapshot(whole, part, other))
-			overlap := func(held, wanted discovery.Device) bool {
-				v := NewView([]*Had{hadAs(held.Offers[0].IDs[0], unitOf(held), otherResource, false)}, nil)
-				return v.Blocked(gpuResource, unitOf(wanted), offers) != ""
-			}
-			competes := len(silicon.Counters) > 0
-			if got := overlap(whole, part); got != competes {
-				t.Errorf("part while the whole is held: refused %t", got)
-			}
-			if got := overlap(part, whole); got != competes {
-				t.Errorf("whole while a part is held: refused %t", got)
-			}
-			if overlap(part, other) || !overlap(part, part) {
-				t.Error("parts: refused while another is held, or given out twice")
-			}
-		})
+	devices := silicon("gpu-a", 2, map[string]int64{"a": 2, "b": 1, "c": 1})
+	whole, part, other := devices[0], devices[1], devices[2]
+	unitOf := func(d discovery.Device) *Unit { return (*Unit)(nil).with(d, d.Offers[0]) }
+	stock := StockOf(devices, Lists{})
+	overlap := func(held, wanted discovery.Device) bool {
+		v := viewOf([]*ledger.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), otherResource)}, nil)
+		return unitOf(wanted).blocked(gpuResource, Input{View: v, Stock: stock}) != nil
+	}
+	if !overlap(whole, part) {
+		t.Error("a part is given out while the whole is held")
+	}
+	if !overlap(part, whole) {
+		t.Error("the whole is given out while a part is held")
+	}
+	if overlap(part, other) || !overlap(part, part) {
+		t.Error("parts: refused while another is held, or given out twice")
 	}
 }
 
@@ -83,13 +75,14 @@ func TestSiliconIsExhausted(t *testing.T) {
 			for _, d := range s.Devices {
 				units[d.Offers[0].IDs[0]] = (*Unit)(nil).with(d, d.Offers[0])
 			}
-			var had []*Had
+			var had []*ledger.Grant
 			for _, id := range test.held {
-				had = append(had, hadAs(id, units[id], units[id].Devices[0].Offers[0].Resource, true))
+				had = append(had, hadAs(id, units[id], units[id].Devices[0].Offers[0].Resource))
 			}
 			resource := units[test.wanted].Devices[0].Offers[0].Resource
-			if holder := NewView(had, nil).Blocked(resource, units[test.wanted], Of(s)); (holder == "") != test.free {
-				t.Errorf("%q", holder)
+			in := Input{View: viewOf(had, nil), Stock: StockOf(s.Devices, Lists{})}
+			if blocked := units[test.wanted].blocked(resource, in); (blocked == nil) != test.free {
+				t.Errorf("%v", blocked)
 			}
 		})
 	}

@@ -1,0 +1,74 @@
+package agent
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+
+	"chandler.dev/internal/ledger"
+)
+
+// Pods are asked about once, and their terms are known when they are gone.
+func TestTerms(t *testing.T) {
+	train := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train"}}
+	train.Spec.NodeName, train.Spec.TerminationGracePeriodSeconds = "node", new(int64(120))
+	train.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{"example.com/gpu": resource.MustParse("1")},
+	}}}
+	client := fake.NewClientset(train)
+	asked, away := 0, false
+	client.PrependReactor("list", "pods", func(ktesting.Action) (bool, runtime.Object, error) {
+		asked++
+		if away {
+			return true, nil, errors.New("away")
+		}
+		return false, nil, nil
+	})
+	begun := time.Now()
+	grant := func(container string, since time.Time) *ledger.Grant {
+		return &ledger.Grant{Resource: "example.com/gpu", ID: container, Container: container, Since: since}
+	}
+	terms := &terms{client: client, node: "node"}
+	learn := func(when string, want int, grants ...*ledger.Grant) {
+		t.Helper()
+		err := terms.learn(t.Context(), grants)
+		if asked != want || (err != nil) != away {
+			t.Errorf("%s: asked %d times, want %d; %v", when, asked, want, err)
+		}
+	}
+	unconfirmed := grant("", begun)
+	learn("nothing is given", 0)
+	learn("nobody is known to have it", 0, unconfirmed)
+	away = true
+	learn("the API server is away", 1, grant("default/train main", begun))
+	if _, known := terms.termination("default", "train"); known {
+		t.Error("known though nobody answered")
+	}
+	away = false
+	mine, gone := grant("default/train main", begun), grant("default/gone main", begun)
+	learn("a pod is seen", 2, mine)
+	learn("it is known", 2, mine, unconfirmed)
+	learn("another pod, which has gone", 3, mine, gone)
+	learn("both are known", 3, mine, gone)
+	if d, known := terms.termination("default", "train"); !known || d != 2*time.Minute {
+		t.Errorf("termination %v, %t", d, known)
+	}
+	if _, known := terms.termination("default", "gone"); known {
+		t.Error("what nobody said is known")
+	}
+	if !terms.asks("default", "train", "example.com/gpu") || terms.asks("default", "train", "example.com/nic") || terms.asks("default", "gone", "example.com/gpu") {
+		t.Error("what pods ask for is not known")
+	}
+	learn("a newer pod of that name", 4, grant("default/train main", time.Now()))
+	learn("nothing is given any more", 4)
+	if len(terms.known) != 0 {
+		t.Errorf("remembered: %v", terms.known)
+	}
+}

@@ -1,0 +1,444 @@
+package ledger
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/kubeletapi"
+)
+
+// Grants that agents of today wrote are read for ever, and written as they were.
+func TestGoldenGrants(t *testing.T) {
+	files, err := filepath.Glob("testdata/grants/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden grants: %v", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			golden, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			name := filepath.Join(dir, grantsFile)
+			if err := errors.Join(os.Mkdir(filepath.Dir(name), 0o700), os.WriteFile(name, golden, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			l := New(Config{Dir: dir, Boot: "boot-1", Listings: true})
+			if problems, err := l.Open(t.Context()); err != nil || len(problems) > 0 {
+				t.Fatal(err, problems)
+			}
+			grants, err := decodeGrants(golden)
+			if err != nil || len(l.View().Ours()) != len(grants) {
+				t.Fatalf("%d of %d grants are read, %v", len(l.View().Ours()), len(grants), err)
+			}
+			if again, err := encodeGrants(grants); err != nil || !bytes.Equal(again, golden) {
+				t.Errorf("written as %s, %v", again, err)
+			}
+			for _, g := range grants {
+				for _, device := range g.Devices {
+					silicon := slices.Contains(g.Silicon, device)
+					if b := l.View().Blocked(dra, "", wantAll(device), host(gpu(device, 1))); (b != nil) != silicon && len(g.Silicon) != 1 {
+						t.Errorf("%s: %v", device, b)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Whatever is in the file of grants, reading it ends, and what can be read can be
+// written and read again.
+func FuzzGrants(f *testing.F) {
+	f.Add([]byte(`[{"resource":"a.b/c","id":"1","devices":["gpu"],"since":"2026-01-02T03:04:05Z"},null]`))
+	f.Add([]byte(`[{"id":"1"}]`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		grants, err := decodeGrants(data)
+		if err != nil {
+			return
+		}
+		for _, g := range grants {
+			g.Holds()
+			_ = g.Owner().String()
+		}
+		written, err := encodeGrants(grants)
+		if err != nil {
+			return // a time that JSON has no word for
+		}
+		if again, err := decodeGrants(written); err != nil || len(again) != len(grants) {
+			t.Errorf("%d grants, then %d: %v", len(grants), len(again), err)
+		}
+	})
+}
+
+func wantAll(device string) []Hold { return []Hold{{Device: device, Silicon: device, Whole: true}} }
+
+// podsSay is what PodResources says: containers with IDs of a resource.
+func podsSay(whole bool, containers map[string][]string) *kubeletapi.Listing {
+	said := &kubeletapi.Listing{Whole: whole}
+	for name, ids := range containers {
+		pod, container, _ := strings.Cut(name, " ")
+		c := &podresourcesapi.ContainerResources{Name: container}
+		if len(ids) > 1 {
+			c.Devices = []*podresourcesapi.ContainerDevices{{ResourceName: ids[0], DeviceIds: ids[1:]}}
+		}
+		said.Pods = append(said.Pods, &podresourcesapi.PodResources{Namespace: "default", Name: pod, Containers: []*podresourcesapi.ContainerResources{c}})
+	}
+	return said
+}
+
+// kubelet is a ledger that is open, and what is told of a kubelet to it.
+type kubelet struct {
+	*Ledger
+	t     *testing.T
+	stock stock
+	disk  *disktest.Disk
+}
+
+func newKubelet(t *testing.T, config Config, devices ...string) *kubelet {
+	t.Helper()
+	s := make(stock)
+	for i, name := range devices {
+		s[name] = gpu(name, int64(128+i))
+	}
+	d := &disktest.Disk{}
+	config.Dir, config.Boot, config.Listings, config.Disk = t.TempDir(), "boot-1", true, d
+	l := New(config)
+	if problems, err := l.Open(t.Context()); err != nil || len(problems) > 0 {
+		t.Fatal(err, problems)
+	}
+	return &kubelet{l, t, s, d}
+}
+
+// give gives a container an ID, which is that of the device of its name.
+func (k *kubelet) give(id string) error {
+	g, _ := k.stock.WithID("ours/gpu", id)
+	given := *g
+	given.Resource, given.ID, given.Since, given.Nodes = "ours/gpu", id, time.Now(), NodesOf(id, k.stock)
+	return k.GiveGrants(k.stock, []*Grant{&given})
+}
+
+func (k *kubelet) mustGive(id string) {
+	k.t.Helper()
+	if err := k.give(id); err != nil {
+		k.t.Fatal(err)
+	}
+	time.Sleep(time.Millisecond) // an answer that is asked for now tells of it
+}
+
+// says has PodResources say which containers have what.
+func (k *kubelet) says(said *kubeletapi.Listing) {
+	k.t.Helper()
+	if err := k.Observe(time.Now(), said, k.stock); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// check checks who keeps an owner by an API from a device, "" if nobody does.
+func (k *kubelet) check(when string, by discovery.Mode, device, want string) {
+	k.t.Helper()
+	blocked := ""
+	if b := k.View().Blocked(by, "", wantAll(device), k.stock); b != nil {
+		blocked = b.By.String()
+	}
+	if blocked != want {
+		k.t.Errorf("%s: %s is blocked for %s by %q, want %q", when, device, by, blocked, want)
+	}
+}
+
+const starting, train = "a container that the kubelet is starting", "default/train main"
+
+// A grant ends when whole listings have left its container out for long enough.
+// What answers do not know frees nothing.
+func TestLifeOfAGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")
+		before := time.Now().Add(-time.Second)
+		had, nothing := podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}), podsSay(true, nil)
+		k.mustGive("a")
+		k.check("given", classic, "a", starting)
+		if err := k.Observe(before, had, k.stock); err != nil {
+			t.Fatal(err)
+		}
+		k.check("an answer from before the grant", classic, "a", starting)
+		k.says(nothing)
+		k.check("not listed yet", classic, "a", starting)
+		time.Sleep(time.Hour)
+		k.says(nothing)
+		k.check("never listed", classic, "a", starting)
+		k.says(had)
+		k.check("listed", classic, "a", train)
+		k.says(nothing)
+		time.Sleep(50 * time.Second)
+		k.says(nil)
+		k.check("no answer", classic, "a", train)
+		k.says(had)
+		k.says(nothing)
+		time.Sleep(9 * time.Second)
+		k.says(nothing)
+		k.check("left out for a little", classic, "a", train)
+		time.Sleep(time.Minute)
+		k.says(podsSay(false, nil))
+		k.check("left out by a kubelet that does not know its pods", classic, "a", train)
+		if !k.Asked().IsZero() {
+			t.Error("IDs may leave by what such a kubelet said")
+		}
+		k.says(nothing)
+		k.check("left out for long", classic, "a", "")
+		if data, err := os.ReadFile(k.file(grantsFile)); err != nil || string(data) != "[]\n" {
+			t.Errorf("the file says %s, %v", data, err)
+		}
+	})
+}
+
+// A pod that is deleted by force leaves the kubelet's books at once, while its
+// containers use up the pod's time to end. The kubelet hands the ID out again by
+// itself; a claim waits.
+func TestForceDeletedPod(t *testing.T) {
+	for name, test := range map[string]struct {
+		termination func(string, string) (time.Duration, bool)
+		want        time.Duration // until a claim gets the device
+	}{
+		"of a known time":    {func(_, pod string) (time.Duration, bool) { return 2 * time.Minute, pod == "train" }, 130 * time.Second},
+		"of an unknown time": {func(string, string) (time.Duration, bool) { return 0, false }, 40 * time.Second},
+		"nobody to ask":      {nil, 40 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := newKubelet(t, Config{Termination: test.termination}, "a")
+				k.mustGive("a")
+				k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
+				nothing := podsSay(true, nil)
+				k.says(nothing)
+				deleted := time.Now()
+				for at := time.Duration(0); at <= test.want; at += time.Second {
+					time.Sleep(deleted.Add(at).Sub(time.Now()))
+					k.says(nothing)
+					want := train
+					if at >= test.want {
+						want = ""
+					}
+					k.check(at.String(), dra, "a", want)
+					if at >= 10*time.Second {
+						want = ""
+					}
+					k.check(at.String(), classic, "a", want)
+				}
+			})
+		})
+	}
+}
+
+// An ID that is handed out again is the newer container's.
+func TestIDHandedOutAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{}, "a")
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
+		k.mustGive("a")
+		k.check("handed out again", dra, "a", starting)
+		k.says(podsSay(true, map[string][]string{"infer main": {"ours/gpu", "a"}}))
+		k.check("listed again", dra, "a", "default/infer main")
+		if n := len(k.View().Ours()); n != 1 {
+			t.Errorf("%d grants of one ID", n)
+		}
+	})
+}
+
+// A kubelet whose checkpoint was lost lists a container without what it has. The
+// container keeps that while its pod asks for it, and nobody else gets it.
+func TestCheckpointLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asks := true
+		k := newKubelet(t, Config{Asks: func(namespace, pod, resource string) bool {
+			return asks && namespace == "default" && pod == "train" && resource == "ours/gpu"
+		}}, "a", "b")
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
+		lost := podsSay(true, map[string][]string{"train main": nil})
+		for range 20 {
+			k.says(lost)
+			time.Sleep(10 * time.Second)
+		}
+		k.check("the container runs", dra, "a", train)
+		var blocked *Blocked
+		if err := k.give("a"); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/train main") {
+			t.Errorf("the ID is given to another: %v", err)
+		}
+		k.mustGive("b")
+		asks = false // the pod has ended
+		for range 10 {
+			k.says(podsSay(true, nil))
+			time.Sleep(10 * time.Second)
+		}
+		k.check("the container has ended", dra, "a", "")
+		k.mustGive("a")
+	})
+}
+
+// Grants that nobody is known to have are told, and end unless they were made
+// anew or confirmed meanwhile.
+func TestUnconfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{}, "a", "b", "c")
+		for _, id := range []string{"a", "b", "c"} {
+			k.mustGive(id)
+		}
+		time.Sleep(5 * time.Minute)
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "b"}}))
+		old := k.Unconfirmed(time.Now().Add(-4 * time.Minute))["ours/gpu"]
+		if len(old) != 2 || old[0].ID != "a" || old[1].ID != "c" {
+			t.Fatalf("unconfirmed: %v", old)
+		}
+		k.mustGive("c")
+		if err := k.EndGrants(old); err != nil {
+			t.Fatal(err)
+		}
+		k.check("ended", dra, "a", "")
+		k.check("confirmed", dra, "b", train)
+		k.check("made anew", dra, "c", starting)
+	})
+}
+
+// What another plugin gave blocks while it is listed, and is in no file. It is
+// adopted once its resource is ours.
+func TestGivenByAnotherPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")
+		theirs := podsSay(true, map[string][]string{"train main": {"theirs/gpu", "a"}})
+		k.says(theirs)
+		k.check("listed", dra, "a", train)
+		k.check("listed", classic, "a", train)
+		if n := len(k.View().Ours()); n != 0 {
+			t.Errorf("%d grants", n)
+		}
+		if _, err := os.Stat(k.file(grantsFile)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("it is in the file of grants: %v", err)
+		}
+		k.says(podsSay(true, nil))
+		time.Sleep(11 * time.Second)
+		k.says(podsSay(true, nil))
+		k.check("listed no more", dra, "a", "")
+
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a", "unknown"}}))
+		if n := len(k.View().Ours()); n != 2 {
+			t.Fatalf("%d grants adopted", n)
+		}
+		data, err := os.ReadFile(k.file(grantsFile))
+		if err != nil || !strings.Contains(string(data), `"unknown"`) {
+			t.Errorf("adopted: %s, %v", data, err)
+		}
+		k.stock["unknown"] = gpu("unknown", 200)
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a", "unknown"}}))
+		k.check("known later", dra, "unknown", train)
+	})
+}
+
+// Until the kubelet has named all its pods, claims that have nothing yet get no
+// silicon: a container may have it. Containers get it all the same.
+func TestUnheard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{}, "a", "b")
+		c := &Claim{UID: "uid-1", Namespace: "default", Name: "c", Boot: "boot-1", Results: []Result{{Device: "b", Source: "b", Silicon: "b", Whole: true}}}
+		k.says(nil)
+		k.says(podsSay(false, nil))
+		var blocked *Blocked
+		if err := k.Give(c, Given, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "kubelet has not said") {
+			t.Errorf("a claim gets it: %v", err)
+		}
+		k.mustGive("a")
+		k.says(podsSay(true, nil))
+		k.says(nil)
+		if err := k.Give(c, Given, k.stock); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// After a reboot the kubelet repeats the old answer: whatever bears the nodes of
+// a grant then is the container's.
+func TestGrantAfterAReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{}, "a", "b")
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
+		again := New(Config{Dir: k.config.Dir, Boot: "boot-2", Listings: true})
+		if problems, err := again.Open(t.Context()); err != nil || len(problems) > 0 {
+			t.Fatal(err, problems)
+		}
+		k.Ledger = again
+		k.check("the same nodes", dra, "a", train)
+		k.check("the same nodes", dra, "b", "")
+		k.stock["a"], k.stock["b"] = gpu("a", 129), gpu("b", 128) // they have changed places
+		k.check("its device", dra, "a", train)
+		k.check("what has its node now", dra, "b", train)
+		k.check("what has its node now", classic, "b", train)
+	})
+}
+
+// A grant that cannot be written down is not given, and nothing is left of it.
+func TestGrantThatCannotBeWritten(t *testing.T) {
+	for _, step := range []disktest.Op{disktest.Create, disktest.Write, disktest.Sync, disktest.Rename} {
+		t.Run(string(step), func(t *testing.T) {
+			k := newKubelet(t, Config{}, "a", "b")
+			k.mustGive("b")
+			full := errors.New("no space")
+			k.disk.Before = func(op disktest.Op, _ string) error {
+				if op == step || op == disktest.Remove {
+					return full
+				}
+				return nil
+			}
+			if err := k.give("a"); !errors.Is(err, full) {
+				t.Errorf("given: %v", err)
+			}
+			k.check("not given", dra, "a", "")
+			k.check("given before", dra, "b", starting)
+			k.disk.Before = nil
+			if err := k.Reconcile(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if files, err := os.ReadDir(filepath.Dir(k.file(grantsFile))); err != nil || len(files) != 1 {
+				t.Errorf("left beside the grants: %v, %v", files, err)
+			}
+			again := New(Config{Dir: k.config.Dir, Boot: "boot-1", Listings: true})
+			if problems, err := again.Open(t.Context()); err != nil || len(problems) > 0 {
+				t.Fatal(err, problems)
+			}
+			if ours := again.View().Ours(); len(ours) != 1 || ours[0].ID != "b" {
+				t.Errorf("after a restart: %v", ours)
+			}
+		})
+	}
+}
+
+// A file of grants that is not understood is set aside. PodResources still tells.
+func TestGrantsThatCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, grantsFile)
+	if err := errors.Join(os.Mkdir(filepath.Dir(name), 0o700), os.WriteFile(name, []byte("[{"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	l := New(Config{Dir: dir, Boot: "boot-1", Listings: true})
+	problems, err := l.Open(t.Context())
+	if err != nil || len(problems) != 1 {
+		t.Errorf("%v, problems %v", err, problems)
+	}
+	if _, err := os.Stat(name + ".unreadable"); err != nil {
+		t.Errorf("not set aside: %v", err)
+	}
+	if err := l.GiveGrants(host(gpu("a", 1)), []*Grant{{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}}}); err != nil {
+		t.Error(err)
+	}
+}

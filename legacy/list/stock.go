@@ -1,0 +1,88 @@
+package list
+
+import (
+	"cmp"
+	"slices"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
+)
+
+// Stock is what a host has, for the ledger. It is never modified.
+type Stock struct {
+	devices   map[string]discovery.Device
+	names     []string
+	nodes     map[string]node // by path
+	catalogue Catalogue
+	lists     Lists
+}
+
+// node is a device node of the host.
+type node struct {
+	devices []string
+	silicon string // "" if devices of several pieces of silicon have it
+}
+
+var _ ledger.Stock = (*Stock)(nil)
+
+// StockOf returns the stock of a host that has these devices, whichever API
+// offers them, with the offers that their families gave. The lists say which
+// resources are ours.
+func StockOf(devices []discovery.Device, lists Lists) *Stock {
+	s := &Stock{
+		devices:   make(map[string]discovery.Device, len(devices)),
+		nodes:     make(map[string]node),
+		catalogue: CatalogueOf(devices),
+		lists:     lists,
+	}
+	for _, d := range devices {
+		s.devices[d.Name] = d
+		s.names = append(s.names, d.Name)
+		for _, n := range d.Edits.DeviceNodes {
+			path := cmp.Or(n.HostPath, n.Path)
+			before, known := s.nodes[path]
+			if known && before.silicon != d.Silicon() {
+				s.nodes[path] = node{}
+				continue
+			}
+			s.nodes[path] = node{devices: append(slices.Clone(before.devices), d.Name), silicon: d.Silicon()}
+		}
+	}
+	return s
+}
+
+// With returns the stock with other lists.
+func (s *Stock) With(lists Lists) *Stock {
+	other := *s
+	other.lists = lists
+	return &other
+}
+
+// Device implements [ledger.Stock].
+func (s *Stock) Device(name string) (discovery.Device, bool) {
+	d, found := s.devices[name]
+	return d, found
+}
+
+// Names implements [ledger.Stock].
+func (s *Stock) Names() []string { return s.names }
+
+// WithNode implements [ledger.Stock].
+func (s *Stock) WithNode(path string) []string { return s.nodes[path].devices }
+
+// WithID implements [ledger.Stock].
+func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {
+	if l := s.lists.lists[resource]; l != nil {
+		if u := l.Unit(id); u != nil {
+			return u.Grant(resource, id, s), true
+		}
+		return nil, true
+	}
+	u, share := s.catalogue.Find(id)
+	if u == nil {
+		return nil, false
+	}
+	g = u.Grant(resource, id, s)
+	g.Exclusive = g.Exclusive && !share
+	return g, false
+}
