@@ -19,16 +19,55 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// When the agent is replaced by another version, and that by the first again,
-// pods start throughout, no call of the kubelet fails, and no slice changes.
+// When the agent is replaced by another of the same version, and that by the
+// first again, pods start throughout, no call of the kubelet fails, and no slice
+// changes.
 func TestAgentUpgradeAndDowngrade(t *testing.T) {
-	const other = "chandler.dev/chandler:other"
+	other := "chandler.dev/chandler:other"
 	if err := project.LoadAgent(within(t), node, other); err != nil {
 		t.Fatal(err)
 	}
+	upgradeAndDowngrade(t, other, slicesStay(t))
+}
+
+// When an earlier version of the agent takes the place of this one, and this one
+// that one's again, pods keep what they have, pods start throughout, and no call
+// of the kubelet fails: each understands what the other wrote of claims and of
+// classic devices. Slices may say more or less in another version.
+func TestAgentOfEarlierVersion(t *testing.T) {
+	agent, err := chandler.BuildEarlier(within(t), project.Dir, chandler.Earlier)
+	if errors.Is(err, chandler.ErrNoHistory) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	earlier := project
+	earlier.Agent = agent
+	image := "chandler.dev/chandler:" + chandler.Earlier
+	if err := earlier.LoadAgent(within(t), node, image); err != nil {
+		t.Fatal(err)
+	}
+	// What the earlier agent gives out is then the present one's to keep.
+	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })
+	rollOut(t, image)
+	offers(t)
+	byEarlier := holders(t)
+	rollOut(t, chandler.AgentImage)
+	byEarlier(t)
+	for _, pod := range []string{gpuPod("gpu-holder", "0000:23:00.0"), kvmPod("kvm-holder")} {
+		remove(t, pod)
+	}
+	nothingHeld(t)
+	upgradeAndDowngrade(t, image, func(*testing.T) {})
+}
+
+// upgradeAndDowngrade replaces the agent by another image and that by the first
+// again, while pods have devices and others start.
+func upgradeAndDowngrade(t *testing.T, other string, unchanged func(*testing.T)) {
+	t.Helper()
 	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })
 	unharmed := holders(t)
-	unchanged := slicesStay(t)
 	kinds := []func(name string) string{gpuOf("0000:43:00.0"), gpuOf("0000:44:00.0")}
 	if _, err := os.Stat("/dev/kvm"); err == nil {
 		kinds = append(kinds, kvmPod, kvmPod)

@@ -1,0 +1,65 @@
+package chandler
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"chandler.dev/e2e/build"
+)
+
+// Earlier is a version of the agent before the ledger: the last one that kept
+// claims and grants each in a store of its own.
+const Earlier = "639ba8e9"
+
+// ErrNoHistory says that the checkout does not know an earlier version, as a
+// shallow clone does not.
+var ErrNoHistory = errors.New("the checkout has no such revision")
+
+// BuildEarlier builds the agent of an earlier revision of the checkout in dir,
+// and returns the path of its binary. It goes to a cache of its own, so that the
+// present agent's binary stays where it is.
+func BuildEarlier(ctx context.Context, dir, revision string) (agent string, err error) {
+	show := exec.CommandContext(ctx, "git", "-C", dir, "cat-file", "-e", revision+"^{commit}")
+	if out, err := show.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s: %w: %s", ErrNoHistory, revision, err, bytes.TrimSpace(out))
+	}
+	source, err := os.MkdirTemp("", "chandler-"+revision+"-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(source)) }()
+	if err := unpack(ctx, dir, revision, source); err != nil {
+		return "", fmt.Errorf("unpack revision %s: %w", revision, err)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("cache directory: %w", err)
+	}
+	builder := build.Builder{Cache: filepath.Join(cache, "chandler-e2e", "earlier"), Progress: os.Stderr}
+	return builder.Static(ctx, source, "chandler.dev/cmd/chandler", "-tags=grpcnotrace")
+}
+
+// unpack writes the files of a revision below a directory.
+func unpack(ctx context.Context, dir, revision, to string) error {
+	var stderr bytes.Buffer
+	archive := exec.CommandContext(ctx, "git", "-C", dir, "archive", "--format=tar", revision)
+	extract := exec.CommandContext(ctx, "tar", "-x", "-C", to)
+	archive.Stderr, extract.Stderr = &stderr, &stderr
+	pipe, err := archive.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	extract.Stdin = pipe
+	if err := archive.Start(); err != nil {
+		return err
+	}
+	if err := errors.Join(extract.Run(), archive.Wait()); err != nil {
+		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return nil
+}
