@@ -38,18 +38,6 @@ func offer(d discovery.Device, unit string, ids ...string) discovery.Device {
 	return d
 }
 
-// at puts the device on a NUMA node, PCIe root and fabric; -1 and "" are not
-// known.
-func at(d discovery.Device, numa int64, root, fabric string) discovery.Device {
-	d.Attributes = discovery.Attributes{}
-	if numa >= 0 {
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &numa}
-	}
-	d.Attributes.SetString(deviceattribute.StandardDeviceAttributePCIeRoot, root)
-	d.Attributes.SetString("fabric", fabric)
-	return d
-}
-
 func sick(d discovery.Device, status discovery.HealthStatus, reason string) discovery.Device {
 	d.Health = discovery.Health{Status: status, Reason: reason}
 	return d

@@ -110,7 +110,7 @@ func TestTreeIsTheHost(t *testing.T) {
 		} {
 			want, wantErr := ask(onDisk, name)
 			got, gotErr := ask(tree, name)
-			if got != want || cause(gotErr) != cause(wantErr) {
+			if got != want || !errors.Is(cause(gotErr), cause(wantErr)) {
 				t.Errorf("%s %q: %q, %v; on disk it is %q, %v", what, name, got, gotErr, want, wantErr)
 			}
 		}

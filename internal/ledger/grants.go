@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -276,10 +277,7 @@ func idsIn(said *kubeletapi.Listing) (ids map[string]sighting, running map[strin
 
 // list remembers what was said, and for a while what no longer is.
 func (l *Ledger) list(at time.Time, ids map[string]sighting, whole bool) {
-	now := make(map[string]sighting, len(ids))
-	for key, s := range ids {
-		now[key] = s
-	}
+	now := maps.Clone(ids)
 	for key, before := range l.said.ids {
 		if _, named := now[key]; named {
 			continue

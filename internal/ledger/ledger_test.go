@@ -190,8 +190,7 @@ func (b *bench) mustGive(c *Claim, s Stock) {
 func (b *bench) mustRefuse(c *Claim, s Stock, words ...string) {
 	b.t.Helper()
 	err := b.Give(c, Given, s)
-	var blocked *Blocked
-	if !errors.As(err, &blocked) {
+	if _, blocked := errors.AsType[*Blocked](err); !blocked {
 		b.t.Fatalf("claim %s is not refused: %v", c.Name, err)
 	}
 	for _, word := range words {

@@ -22,7 +22,6 @@ type Sealed struct {
 	all bool
 
 	unread bool // the file is there, and reading it failed
-	aside  bool // the file is set aside
 }
 
 // SealedDevice is what is known of one device of a sealed entry.

@@ -6,6 +6,7 @@ package kubelettest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -119,6 +120,7 @@ func (k *Kubelet) Stop() {
 	}
 }
 
+// Register implements the kubelet's service: it calls the plugin back.
 func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	k.mu.Lock()
 	refuse := k.refuse
@@ -140,7 +142,7 @@ func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.plugins = append(k.plugins, p)
-	go p.Watch(k.t)
+	go p.Watch(k.t) //nolint:contextcheck // the stream outlives the registration
 	return &pluginapi.Empty{}, nil
 }
 
@@ -165,24 +167,27 @@ func (p *Plugin) Watch(t *testing.T) {
 func Text(devices []*pluginapi.Device) string {
 	var words []string
 	for _, d := range devices {
-		word := d.ID
+		var word strings.Builder
+		word.WriteString(d.ID)
 		if d.Health != pluginapi.Healthy {
-			word += "!"
+			word.WriteString("!")
 		}
 		for _, node := range d.GetTopology().GetNodes() {
-			word += "@" + string(rune('0'+node.ID))
+			fmt.Fprintf(&word, "@%d", node.ID)
 		}
-		words = append(words, word)
+		words = append(words, word.String())
 	}
 	return strings.Join(words, " ")
 }
 
+// Said returns the lists that the plugin has sent, the first one first.
 func (p *Plugin) Said() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.lists)
 }
 
+// Last returns the last list, or "(nothing)".
 func (p *Plugin) Last() string {
 	if lists := p.Said(); len(lists) > 0 {
 		return lists[len(lists)-1]
@@ -190,12 +195,14 @@ func (p *Plugin) Last() string {
 	return "(nothing)"
 }
 
+// HasEnded reports whether the plugin's stream has ended.
 func (p *Plugin) HasEnded() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ended
 }
 
+// Registered returns the registrations, the first one first.
 func (k *Kubelet) Registered() []*Plugin {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -289,6 +296,7 @@ func (k *Kubelet) Mute(silent bool) {
 	k.silent = silent
 }
 
+// List implements PodResources.
 func (k *Kubelet) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

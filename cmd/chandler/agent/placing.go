@@ -134,7 +134,7 @@ func (p *placing) run(ctx context.Context) {
 // decide places the devices, and writes the placement down if it is new. Silicon that
 // changes and is free becomes what the configuration wants.
 func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
-	p.devices.keepExcluded(p.view)
+	p.devices.keepExcluded(p.view) //nolint:contextcheck // evaluating an expression does not block
 	facts := Facts{Auto: auto}
 	place := func() Placement {
 		facts.Changing = p.devices.changing()
@@ -146,7 +146,7 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
 		placement = place()
 	}
 	if len(placement.Free) > 0 {
-		p.devices.release(placement.Free)
+		p.devices.release(placement.Free) //nolint:contextcheck // likewise
 		placement = place()
 	}
 	for silicon, reason := range placement.Moving {

@@ -38,21 +38,22 @@ func Sketch(pool resourceslice.Pool) []string {
 			words = append(words, "set:"+set.Name)
 		}
 		for _, device := range slice.Devices {
-			word := device.Name
+			var word strings.Builder
+			word.WriteString(device.Name)
 			for _, taint := range device.Taints {
-				word += "!" + strings.TrimPrefix(taint.Key, "chandler.dev/")
+				fmt.Fprintf(&word, "!%s", strings.TrimPrefix(taint.Key, "chandler.dev/"))
 				if taint.TimeAdded != nil {
-					word += fmt.Sprintf("@%d", taint.TimeAdded.Unix())
+					fmt.Fprintf(&word, "@%d", taint.TimeAdded.Unix())
 				}
-				word += ":" + string(taint.Effect)
+				fmt.Fprintf(&word, ":%s", taint.Effect)
 			}
 			for _, consumed := range device.ConsumesCounters {
-				word += fmt.Sprintf("<%s", consumed.CounterSet)
+				fmt.Fprintf(&word, "<%s", consumed.CounterSet)
 			}
 			if ptr.Deref(device.AllowMultipleAllocations, false) {
-				word += "*"
+				word.WriteString("*")
 			}
-			words = append(words, word)
+			words = append(words, word.String())
 		}
 		lines = append(lines, strings.Join(words, " "))
 	}

@@ -106,7 +106,7 @@ func (h *Host) put(name string, n *node) {
 func (h *Host) each(f func(e entry)) {
 	var walk func(name string, n *node)
 	walk = func(name string, n *node) {
-		if n.children == nil || len(n.children) == 0 {
+		if len(n.children) == 0 {
 			f(entry{name, n})
 			return
 		}

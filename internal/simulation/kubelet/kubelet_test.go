@@ -318,7 +318,7 @@ func TestClassic(t *testing.T) {
 		for _, c := range n.Containers() {
 			n.Delete(c.Pod.UID, c.Pod.UID != "0") // at once, while the container runs
 		}
-		if listing, err = process.Pods(t.Context()); err != nil || len(n.HasDevices("1")) > 0 {
+		if _, err = process.Pods(t.Context()); err != nil || len(n.HasDevices("1")) > 0 {
 			t.Errorf("the kubelet's books have %v: %v", n.HasDevices("1"), err)
 		}
 		process.Kill()

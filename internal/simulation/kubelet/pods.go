@@ -89,7 +89,7 @@ func (k *Kubelet) syncPods(ctx context.Context) {
 			there := make(map[types.UID]bool)
 			for _, pod := range pods {
 				there[pod.UID] = true
-				k.add(pod)
+				k.add(pod) //nolint:contextcheck // a pod's containers outlive this call
 			}
 			k.ready = true
 			for uid, w := range k.workers {
