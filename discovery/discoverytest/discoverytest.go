@@ -56,24 +56,9 @@ func Run(t *testing.T, f *discovery.Family) {
 	}
 }
 
-// Layout lays a recorded host out in a temporary directory and returns it,
-// with the roots and paths that its comment names.
+// Layout returns a recorded host, which lies in memory, with the roots and paths
+// that its comment names.
 func Layout(t testing.TB, file string) *discovery.Host {
-	t.Helper()
-	return layout(t, file, t.TempDir())
-}
-
-// open returns the file system of a host that was laid out.
-func open(t testing.TB, dir string) fs.FS {
-	t.Helper()
-	hostFS, err := hostfs.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return hostFS
-}
-
-func layout(t testing.TB, file, dir string) *discovery.Host {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -83,10 +68,11 @@ func layout(t testing.TB, file, dir string) *discovery.Host {
 	if err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
-	if err := h.Layout(dir); err != nil {
+	tree, err := ReadTree(h.FS())
+	if err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
-	host := &discovery.Host{FS: open(t, dir), Roots: map[string]string{}}
+	host := &discovery.Host{FS: tree, Roots: map[string]string{}}
 	for line := range strings.Lines(h.Comment()) {
 		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "root:" {
 			host.Roots[fields[1]] = fields[2]
@@ -144,7 +130,8 @@ func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
 	return short
 }
 
-// checkRecord records the host and expects the same snapshot of the record.
+// checkRecord records the host and expects the same snapshot of the record, laid
+// out on a disk.
 func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
 	data, err := recorded.Record(host, []*discovery.Family{f}, "")
@@ -159,7 +146,11 @@ func checkRecord(t *testing.T, host *discovery.Host, f *discovery.Family, snapsh
 	if err := h.Layout(dir); err != nil {
 		t.Fatal(err)
 	}
-	compareScans(t, "as it was recorded", host, open(t, dir), f, snapshot)
+	fsys, err := hostfs.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compareScans(t, "as it was recorded", host, fsys, f, snapshot)
 }
 
 // compareScans expects the same snapshot of a host whose files lie elsewhere.

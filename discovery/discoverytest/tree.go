@@ -37,9 +37,11 @@ type entry struct {
 	target  string            // of a link
 	entries map[string]*entry // of a directory
 	listed  []fs.DirEntry     // of a directory, in name order
+	sys     any               // of a device node: its numbers, as [fs.FileInfo] has them
 }
 
-// ReadTree copies a file system into memory. Device nodes are not opened.
+// ReadTree copies a file system into memory. It opens no device node. A directory
+// that cannot be listed is empty.
 func ReadTree(fsys fs.FS) (*Tree, error) {
 	root, err := readEntry(fsys, ".")
 	return &Tree{root: root}, err
@@ -57,14 +59,16 @@ func readEntry(fsys fs.FS, name string) (*entry, error) {
 	case e.mode&fs.ModeSymlink != 0:
 		e.target, err = fs.ReadLink(fsys, name)
 	case e.mode.IsDir():
-		listed, listErr := fs.ReadDir(fsys, name)
+		listed, _ := fs.ReadDir(fsys, name)
 		below := make(map[string]*entry, len(listed))
 		for _, found := range listed {
 			if below[found.Name()], err = readEntry(fsys, path.Join(name, found.Name())); err != nil {
 				return nil, err
 			}
 		}
-		e, err = directory(e.name, e.mode, below), listErr
+		e = directory(e.name, e.mode, below)
+	default:
+		e.sys = info.Sys()
 	}
 	return e, err
 }
@@ -293,7 +297,7 @@ func (i entryInfo) Size() int64        { return int64(len(i.entry.data)) }
 func (i entryInfo) Mode() fs.FileMode  { return i.entry.mode }
 func (i entryInfo) ModTime() time.Time { return time.Time{} }
 func (i entryInfo) IsDir() bool        { return i.entry.mode.IsDir() }
-func (i entryInfo) Sys() any           { return nil }
+func (i entryInfo) Sys() any           { return i.entry.sys }
 
 // openFile is an open file of a tree.
 type openFile struct {

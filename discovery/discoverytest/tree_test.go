@@ -51,7 +51,11 @@ func TestLooked(t *testing.T) {
 
 func readTree(t *testing.T, dir string) *Tree {
 	t.Helper()
-	tree, err := ReadTree(open(t, dir))
+	fsys, err := hostfs.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := ReadTree(fsys)
 	if err != nil {
 		t.Fatal(err)
 	}
