@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -20,7 +21,7 @@ import (
 type Tree struct {
 	root *entry
 
-	seen map[*entry]bool // what was looked at, nil if nobody asks
+	seen *sync.Map // the entries that were looked at, nil if nobody asks
 }
 
 var (
@@ -239,7 +240,7 @@ func (t *Tree) ReadDir(name string) ([]fs.DirEntry, error) {
 
 func (t *Tree) look(e *entry) {
 	if t.seen != nil {
-		t.seen[e] = true
+		t.seen.Store(e, true)
 	}
 }
 
@@ -254,14 +255,14 @@ func (t *Tree) lookInto(directory *entry) {
 
 // Looked returns the paths of the files, links and nodes that somebody looks at
 // while read runs: opens, follows, asks for or lists. The others make no
-// difference to what read finds. The tree that read is given is not for several
-// goroutines.
+// difference to what read finds.
 func (t *Tree) Looked(read func(fs.FS)) []string {
-	watched := &Tree{root: t.root, seen: make(map[*entry]bool)}
+	watched := &Tree{root: t.root, seen: &sync.Map{}}
 	read(watched)
 	return slices.DeleteFunc(t.Files(), func(name string) bool {
 		e, err := t.find("lstat", name, false)
-		return err == nil && !watched.seen[e]
+		_, seen := watched.seen.Load(e)
+		return err == nil && !seen
 	})
 }
 
