@@ -25,38 +25,39 @@ type Family struct {
 	Doc   string  // one line: what the family covers
 	Match []Match // the kernel devices that belong to the family
 
-	// Describe returns what the matched kernel devices offer. It is given all
-	// of them at once, in path order, since one unit may be several functions:
-	// a card by its serial number, an IOMMU group, a pool. It is not called
-	// where nothing matches.
+	// Describe returns the devices that the matched kernel devices make up. It
+	// gets all matches at once, in path order, because one device may consist
+	// of several functions: a card, an IOMMU group, a pool. It is not called if
+	// nothing matches.
 	//
-	// What cannot be read is a Problem that names the device by its
-	// Device.Name and hides no other. The device is returned besides, without
-	// what could not be read, unless it cannot be described at all.
+	// If an attribute cannot be read, Describe returns the device without it,
+	// and a Problem that names the device by its Device.Name. It leaves a
+	// device out only if the device cannot be described at all. One device's
+	// Problem must not hide another device.
 	Describe func(host *Host, found []sysfs.Device) ([]Device, []Problem)
 
-	// Configured says that the administrator names what the family describes,
-	// in Host.Paths: Describe is called though nothing matches, and Match may be
-	// empty. What it describes gives way to what other families do; see
-	// [Rules.Apply].
+	// Configured says that the family describes what the administrator names in
+	// Host.Paths. Match may be empty, and Describe is called even if nothing
+	// matches. Where another family describes the same node, that family's
+	// device is kept; see [Rules.Apply].
 	Configured bool
 
-	// Leftovers says that the family is asked after all others, and given only
-	// such matches as no device of theirs consists of and none of them could not
-	// read: whatever is bound to vfio and nobody knows more of.
+	// Leftovers families run last. They see only matches that no other family
+	// described or failed to read, such as vfio functions that nobody
+	// recognises.
 	Leftovers bool
 
-	// Unclaimed says of a family of leftovers that it is not given either what
-	// any other family so much as matched: what those know and leave out on
-	// purpose, such as a physical function that has virtual ones, stays so.
+	// An Unclaimed family of leftovers does not even see what another family
+	// matched and then left out, such as a physical function that has virtual
+	// functions.
 	Unclaimed bool
 
-	// Provision returns what is to be written, in this order, to make a PCI
-	// function of the family as it is wanted, nothing if it is so already. Like
-	// Describe it only reads. It refuses, in words, what the function cannot be
-	// made, and what would take something from somebody who uses it. A function
-	// that is none of the family's, or a setting that the family has not, is an
-	// error that wraps [errors.ErrUnsupported]. Nil means that nothing can be set.
+	// Provision returns the attributes to write, in order, to give a PCI function
+	// the settings that are wanted. It returns none if the function has them
+	// already. Like Describe, it only reads. It returns an error if the function
+	// cannot have the settings, or if somebody uses what they would take away. If
+	// the function is not the family's, or the family has no such setting, the
+	// error wraps [errors.ErrUnsupported]. Nil means that nothing can be set.
 	Provision Provision
 
 	// Grant returns what a container needs because of the set of devices it
@@ -64,31 +65,29 @@ type Family struct {
 	// It is pure. Nil means nothing.
 	Grant func(given []Device, grant Grant) specs.ContainerEdits
 
-	// Parameters are what a claim may ask of the family's devices. Grant is
-	// told what it asked for.
+	// Parameters lists what a claim may ask of the family's devices. Grant gets
+	// the values that the claim chose.
 	Parameters []Parameter
 
-	// Variables are what a claim may set in the environment of the containers
-	// that get the family's devices: those by which the vendor documents that its
-	// libraries are tuned, in order. None is one that Grant or a device's Edits
-	// set, none chooses devices, and none loads code.
+	// Variables lists the environment variables that a claim may set, in order:
+	// the vendor's documented tuning variables. It leaves out those that Grant
+	// or Edits set, that select devices, or that load code.
 	Variables []string
 
-	// Configure returns the device as it is described now, and the work that
-	// makes it what the parameters want, nil if it is so already. It only reads;
-	// the work alone changes the host, and after it Configure is asked again.
-	// It is a privilege: without something that the administrator said, such as
-	// a root, a device that is not as wanted is an error. Nil means that no
-	// parameter needs work on the host.
+	// Configure returns the present description of a device, and the work that
+	// makes the device what the parameters want. The work is nil if there is
+	// nothing to do. Configure only reads; the work changes the host, and
+	// afterwards Configure is called again. Changing the host is a privilege:
+	// unless the administrator has granted it, for example by naming a root, a
+	// device that needs work is an error. Nil means that no parameter needs work.
 	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
 
-	// Accept reports why the devices of a request cannot be given with
-	// parameters that are among the family's, nil if they can. It is pure. Nil
-	// accepts all.
+	// Accept returns an error if the devices of a request cannot be given with
+	// these parameters. It is pure. Nil accepts all.
 	Accept func(given []Device, parameters Parameters) error
 
-	// Program says what only the vendor's library knows. Nil means that there is
-	// no such program.
+	// Program asks the vendor's library for facts that no file of the kernel
+	// has. Nil means that there is no such program.
 	Program *Program
 
 	// CommonNodes are the device nodes that several devices of the family may
@@ -98,12 +97,12 @@ type Family struct {
 	// Shareable.
 	CommonNodes []string
 
-	// Roots are the names under which the administrator names directories of the
-	// host for the family: its own, and that with a suffix for each further one.
+	// Roots lists the keys under which the administrator names directories of the
+	// host for the family: the family's name, or the name with a suffix.
 	Roots []string
 
-	// FileDirs are the directories of the host in which the Files of the
-	// family's devices are: clean and absolute paths.
+	// FileDirs lists the directories of the host that hold the Files of the
+	// family's devices, as clean and absolute paths.
 	FileDirs []string
 }
 
@@ -118,8 +117,8 @@ type Grant struct {
 	// in the classic API.
 	Parameters Parameters
 
-	// Consumed is how much is given of the devices that are shared. A family says
-	// it to the vendor's software where that keeps to it.
+	// Consumed is how much of each shared device is given. A family passes it on
+	// if the vendor's software enforces it.
 	Consumed Consumed
 }
 
@@ -143,9 +142,8 @@ type Host struct {
 	// slash: "proc/devices".
 	FS fs.FS
 
-	// Roots are directories of the host that the administrator named for
-	// families, by the families' [Family.Roots]: where a vendor's driver libraries
-	// lie.
+	// Roots are directories of the host that the administrator named, by the keys
+	// of [Family.Roots]: for example, where a vendor's driver libraries lie.
 	Roots map[string]string
 
 	// Paths are the device nodes, files and USB devices that the administrator

@@ -16,9 +16,9 @@ import (
 	"chandler.dev/discovery"
 )
 
-// vocabulary are the attributes and capacities that all families share, in
-// Chandler's own domain, and the types they have. A family that has something
-// to say for which there is no word adds it here and to ARCHITECTURE.md.
+// vocabulary lists the attributes that all families share, with their types.
+// Names without a domain are in Chandler's. To add a word, add it here and to the
+// table in ARCHITECTURE.md.
 var vocabulary = map[resourceapi.QualifiedName]string{
 	"kind":                  "string",
 	"family":                "string",
@@ -71,7 +71,7 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"k8s.cni.cncf.io/resourceName": "string",
 }
 
-// forms are what the values of some attributes look like.
+// forms are patterns that the values of some attributes must match.
 var forms = map[resourceapi.QualifiedName]*regexp.Regexp{
 	"pciVendor": regexp.MustCompile(`^[0-9a-f]{4}$`),
 	"pciDevice": regexp.MustCompile(`^[0-9a-f]{4}$`),
@@ -79,8 +79,8 @@ var forms = map[resourceapi.QualifiedName]*regexp.Regexp{
 	"function":  regexp.MustCompile(`^(physical|virtual|partition)$`),
 }
 
-// kinds are the values of the attribute "kind", and whether a device of that
-// kind is hardware, whose vendor must be known, by its PCI or USB ID at least.
+// kinds are the values of the attribute "kind". True means hardware, whose vendor
+// must be known, at least by its PCI or USB ID.
 var kinds = map[string]bool{
 	"gpu": true, "npu": true, "fpga": true, "crypto": true, "dma": true, "nic": true,
 	"hypervisor": false, "enclave": false, "other": false,
@@ -150,8 +150,8 @@ func CheckNodes(t testing.TB, families []*discovery.Family, snapshot *discovery.
 	}
 }
 
-// checkVendors checks that the vendor of hardware is told, by its PCI or USB ID
-// at least. A host whose files are not as they should be may lack it.
+// checkVendors checks that hardware has a vendor, at least as a PCI or USB ID. On
+// a host with problems the vendor may be unknown.
 func checkVendors(t testing.TB, snapshot *discovery.Snapshot) {
 	t.Helper()
 	for _, d := range snapshot.Devices {
@@ -162,8 +162,8 @@ func checkVendors(t testing.TB, snapshot *discovery.Snapshot) {
 	}
 }
 
-// checkWholes checks that the devices of a Whole agree on what there is to
-// take, and take of nothing else.
+// checkWholes checks that all devices of a Whole have the same counters, and take
+// only of these.
 func checkWholes(t testing.TB, devices []discovery.Device) {
 	t.Helper()
 	counters := make(map[string]string)
@@ -236,8 +236,8 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 	}
 }
 
-// checkAttribute checks one attribute against the vocabulary. No number of a
-// device is negative: the kernel says so where it does not know.
+// checkAttribute checks one attribute against the vocabulary. Numbers must not be
+// negative: the kernel writes -1 for a number that it does not know.
 func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribute) error {
 	kind, known := vocabulary[name]
 	if !known && !strings.HasPrefix(string(name), standard) {
@@ -263,8 +263,8 @@ func checkAttribute(name resourceapi.QualifiedName, a resourceapi.DeviceAttribut
 	return nil
 }
 
-// checkGrant checks that Grant is pure, and that no variable is set that claims
-// may set.
+// checkGrant checks that Grant is pure, and that neither it nor the devices set a
+// variable that a claim may set.
 func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	t.Helper()
 	checkVariables(t, f, devices)
@@ -295,7 +295,7 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 	}
 }
 
-// shared returns the devices as they are when the administrator has them shared.
+// shared returns the devices as if the administrator had them shared.
 func shared(devices []discovery.Device) []discovery.Device {
 	out := slices.Clone(devices)
 	for i := range out {
@@ -311,7 +311,7 @@ func shared(devices []discovery.Device) []discovery.Device {
 	return out
 }
 
-// grants are to whom devices may be given, with all that may be said.
+// grants returns one grant of each kind for the devices.
 func grants(given []discovery.Device) []discovery.Grant {
 	byNumber, byMemory := make(discovery.Consumed), make(discovery.Consumed)
 	for i := range given {

@@ -109,7 +109,8 @@ func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *di
 	}
 }
 
-// unlinked returns the device without what it says of others: that goes with them.
+// unlinked returns the device without its links to other devices, which change
+// with those devices.
 func unlinked(d discovery.Device) discovery.Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "linkedTo")
@@ -117,8 +118,8 @@ func unlinked(d discovery.Device) discovery.Device {
 	return d
 }
 
-// carries reports whether a directory is that of a kernel device which all of
-// the harmed devices sit on, as USB devices do on their controller.
+// carries reports whether all harmed devices lie below a directory, as USB
+// devices lie below their controller.
 func carries(dir string, harmed map[string]bool, devices []discovery.Device) bool {
 	return !slices.ContainsFunc(devices, func(d discovery.Device) bool {
 		return harmed[d.Silicon()] && !slices.ContainsFunc(append([]string{d.Source}, d.Includes...), func(own string) bool {
@@ -127,9 +128,9 @@ func carries(dir string, harmed map[string]bool, devices []discovery.Device) boo
 	})
 }
 
-// owners returns the pieces of silicon that a file belongs to: the file lies
-// below a directory of theirs, or below one that bears the kernel's name of
-// one, or else is a node that they have.
+// owners returns the silicon that a file belongs to. A file belongs to a device if
+// it lies below one of the device's directories, or below a directory with the
+// same name. Otherwise a device node belongs to the devices that have it.
 func owners(name string, devices []discovery.Device) map[string]bool {
 	owners, using := make(map[string]bool), make(map[string]bool)
 	for i := range devices {
@@ -154,18 +155,17 @@ func owners(name string, devices []discovery.Device) map[string]bool {
 	return using
 }
 
-// includesAny reports whether the device consists of others of which one is
-// among the silicon.
+// includesAny reports whether the device includes another device whose silicon is
+// in the set.
 func includesAny(d *discovery.Device, silicon map[string]bool, devices []discovery.Device) bool {
 	return len(d.Includes) > 0 && slices.ContainsFunc(devices, func(other discovery.Device) bool {
 		return other.Name != d.Name && silicon[other.Silicon()] && (other.Source == d.Source || slices.Contains(d.Includes, other.Source))
 	})
 }
 
-// numbered reports whether a file of the kernel lies below one of several
-// numbered directories, of which at most one belongs to a device. That of the
-// host's first process is the only one of processes that a family may read, and
-// stands for the host.
+// numbered reports whether a file of the kernel lies below a numbered directory,
+// such as hwmon3. Damage there may harm one device at most. The directory proc/1
+// does not count: it belongs to the host.
 func numbered(name string) bool {
 	kernel := strings.HasPrefix(name, "sys/") || strings.HasPrefix(name, "proc/")
 	name = strings.TrimPrefix(name, "proc/1/")

@@ -1,6 +1,6 @@
-// Package discoverytest holds families to their contract. It is for tests only
-// and knows no family: what a family has to say about a machine is in the
-// recorded hosts and golden files of its testdata folder.
+// Package discoverytest tests that families keep their contract. It is for tests
+// only and knows no family. Each family brings recorded hosts, and golden files
+// with what it says of them, in its testdata folder.
 package discoverytest
 
 import (
@@ -24,9 +24,9 @@ import (
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 // Run tests the family on every recorded host testdata/*.host of the caller's
-// folder: the snapshot must equal testdata/NAME.golden.json, which -update
-// rewrites, keep the contract of all families, and lose no more than the
-// device concerned when any single file of the host is not as it should be.
+// folder. The snapshot must equal testdata/NAME.golden.json, which -update
+// rewrites, and keep the contract of all families. If any single file of the host
+// is damaged, no device may suffer but the one that the file belongs to.
 //
 // A line "root: FAMILY DIRECTORY" in the comment of a recorded host names a
 // root for a family, as an administrator would, and a line "paths: JSON" is a
@@ -94,7 +94,7 @@ func parsePaths(t testing.TB, text string) (resource discovery.PathResource) {
 	return resource
 }
 
-// compareGolden compares a snapshot with the one that was read and found good.
+// compareGolden compares a snapshot with its golden file.
 func compareGolden(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	t.Helper()
 	got := marshal(t, abbreviate(snapshot))
@@ -112,8 +112,8 @@ func compareGolden(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	}
 }
 
-// abbreviate returns the snapshot with what lies between the ends of long
-// lists of IDs replaced by its count, for golden files to be read by people.
+// abbreviate shortens long lists of IDs to their first, their count and their
+// last, so that people can read the golden files.
 func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
 	short := &discovery.Snapshot{Problems: s.Problems}
 	for _, d := range s.Devices {

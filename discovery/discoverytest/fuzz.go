@@ -7,9 +7,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Fuzz scans the recorded hosts with one file or link of theirs replaced, and
-// expects that no family panics and that what is said of the devices that are
-// found keeps the contract of all families.
+// Fuzz replaces one file or link of a recorded host and scans the host. No family
+// may panic, and the snapshot must keep the contract of all families.
 func Fuzz(f *testing.F, families []*discovery.Family, hosts []string) {
 	f.Helper()
 	read := make([]*fuzzedHost, len(hosts))
@@ -44,8 +43,8 @@ func readFuzzed(t *testing.T, file string) *fuzzedHost {
 	return &fuzzedHost{host, tree, tree.Files()}
 }
 
-// check replaces a file by another content, or by a link with that text. A text
-// that no link can have leaves nothing in its place.
+// check replaces a file by other content, or by a link. If no link can have that
+// text, the file is removed.
 func (h *fuzzedHost) check(t *testing.T, families []*discovery.Family, file uint, link bool, content []byte) {
 	t.Helper()
 	name := h.files[file%uint(len(h.files))]

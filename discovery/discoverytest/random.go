@@ -18,17 +18,17 @@ import (
 	"chandler.dev/discovery"
 )
 
-// partsPerWhole is of how many slices the silicon of a random host is.
+// partsPerWhole is the number of slices in the silicon of a random host.
 const partsPerWhole = 7
 
-// RandomHost returns a snapshot of n devices or a few more, whatever the random
-// numbers say of each: plain, such as all may have, shared by number or by
-// memory, or silicon with its parts; healthy or not, withheld or not; with names
-// and attributes up to the limits of the API. Of recorded hosts it takes some
-// silicon under other names. Each device has its name as serial number, and device
-// nodes that no other has on the host.
+// RandomHost returns a snapshot of n random devices, or a few more. Some are
+// plain, some Shareable, some shared by number or by memory, and some are silicon
+// with parts. They are healthy or not, withheld or not, and their names and
+// attributes reach the limits of the API. Some silicon comes from the recorded
+// hosts, under other names. Each device has its name as its serial number, and
+// device nodes that no other device has.
 //
-// What it returns keeps the rules of [discovery.Scan] and [discovery.Settler].
+// The snapshot keeps the rules of [discovery.Scan] and [discovery.Settler].
 func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *discovery.Snapshot {
 	h := &randomHost{Rand: random}
 	for len(h.devices) < n {
