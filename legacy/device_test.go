@@ -3,8 +3,6 @@ package legacy
 import (
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
