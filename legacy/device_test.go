@@ -30,12 +30,6 @@ func gpu(id string) discovery.Device {
 	}
 }
 
-// offer makes the device stand behind other IDs.
-func offer(d discovery.Device, unit string, ids ...string) discovery.Device {
-	d.Offers = []discovery.Offer{{Resource: gpuResource, IDs: ids, Unit: unit}}
-	return d
-}
-
 func sick(d discovery.Device, status discovery.HealthStatus, reason string) discovery.Device {
 	d.Health = discovery.Health{Status: status, Reason: reason}
 	return d

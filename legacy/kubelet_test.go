@@ -110,9 +110,6 @@ func gpus(ids ...string) *discovery.Snapshot {
 	return s
 }
 
-// unitOf returns what the ID of a device stands for.
-func unitOf(d discovery.Device) *list.Unit { return list.Of(snapshot(d)).Units[gpuResource][0] }
-
 // listsOf returns the lists that follow from devices alone.
 func listsOf(devices ...discovery.Device) map[string]*list.List {
 	l := ledger.New(ledger.Config{})

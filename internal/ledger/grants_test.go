@@ -223,7 +223,7 @@ func TestForceDeletedPod(t *testing.T) {
 				k.says(nothing)
 				deleted := time.Now()
 				for at := time.Duration(0); at <= test.want; at += time.Second {
-					time.Sleep(deleted.Add(at).Sub(time.Now()))
+					time.Sleep(time.Until(deleted.Add(at)))
 					k.says(nothing)
 					want := train
 					if at >= test.want {

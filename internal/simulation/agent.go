@@ -39,8 +39,8 @@ type incarnation struct {
 	limit atomic.Int64 // after how many more changes of the disk it is killed, plus one; 0: it is not
 }
 
-// killed is how a process that was killed meets the world.
-var killed = errors.New("the process was killed")
+// errKilled is how a process that was killed meets the world.
+var errKilled = errors.New("the process was killed")
 
 // diskGate lets the process change the disk while it lives.
 func (i *incarnation) diskGate(op disk.Op, _ string) error {
@@ -58,7 +58,7 @@ func (i *incarnation) diskGate(op disk.Op, _ string) error {
 // apiGate lets the process call the API server while it lives.
 func (i *incarnation) apiGate(_ context.Context, _ apiserver.Call) error {
 	if i.dead.Load() {
-		return killed
+		return errKilled
 	}
 	return nil
 }
@@ -71,16 +71,6 @@ func (i *incarnation) die() {
 	i.world.lock.drop(i)
 	i.cancel()
 	go i.process.Kill()
-}
-
-// ended reports whether the agent has returned.
-func (i *incarnation) ended() bool {
-	select {
-	case <-i.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // groups says which groups the API server has.

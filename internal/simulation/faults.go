@@ -254,10 +254,8 @@ func (w *World) anyPod(match func(*pod) bool) *pod {
 
 // setFault has the API server answer calls of the agent with a fault.
 func (w *World) setFault(name string, longest time.Duration, f apiserver.Fault) bool {
-	for _, other := range []string{"apiDown", "apiSlow", "apiThrottles", "apiConflicts", "apiForbids"} {
-		if w.goesOn(other) {
-			return false
-		}
+	if slices.ContainsFunc([]string{"apiDown", "apiSlow", "apiThrottles", "apiConflicts", "apiForbids"}, w.goesOn) {
+		return false
 	}
 	w.server.SetFault(f)
 	w.during(name, longest, func() { w.server.SetFault(nil) })
@@ -376,10 +374,8 @@ func (w *World) deleteSlices() bool {
 
 // diskFails makes some operations of the disk fail for a while, one in a few.
 func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op) bool) bool {
-	for _, other := range []string{"diskFull", "readsFail", "writesFail", "syncsFail", "readOnly"} {
-		if w.goesOn(other) {
-			return false
-		}
+	if slices.ContainsFunc([]string{"diskFull", "readsFail", "writesFail", "syncsFail", "readOnly"}, w.goesOn) {
+		return false
 	}
 	below := pick(w.random, "/", "/", kubeletRoot, cdiRoot)
 	w.disk.SetFault(func(op disk.Op, file string) error {

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	utilruntime.ErrorHandlers = nil // one of them keeps the time of its last error, and each bubble begins in the year 2000
-	os.Exit(m.Run())
+	m.Run()
 }
 
 // TestSimulation runs seeds, or one seed as often as is asked: which goroutine goes

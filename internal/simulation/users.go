@@ -179,23 +179,23 @@ func (w *World) users() (all []*use) {
 }
 
 // excludes reports why two uses cannot be at once, "" if they can.
-func (a *use) excludes(b *use) string {
+func (u *use) excludes(other *use) string {
 	switch {
-	case a.classic && b.classic && (a.back || b.back):
+	case u.classic && other.classic && (u.back || other.back):
 		return "" // the kubelet gave it anew
-	case a.claim != "" && a.claim == b.claim:
+	case u.claim != "" && u.claim == other.claim:
 		return "" // its pods have it together
-	case a.open || b.open || a.silicon != b.silicon || a.container == b.container:
+	case u.open || other.open || u.silicon != other.silicon || u.container == other.container:
 		return ""
-	case a.device == b.device && a.share != "" && b.share != "" && a.share != b.share:
+	case u.device == other.device && u.share != "" && other.share != "" && u.share != other.share:
 		return ""
-	case a.device == b.device && a.share != "" && b.share != "":
+	case u.device == other.device && u.share != "" && other.share != "":
 		return "the same share"
-	case a.whole || b.whole:
+	case u.whole || other.whole:
 		return "a whole"
-	case a.device == b.device:
+	case u.device == other.device:
 		return "the same part"
-	case a.classic != b.classic:
+	case u.classic != other.classic:
 		return "parts by two APIs"
 	}
 	return ""
