@@ -165,6 +165,9 @@ func TestUnconfirmedGrant(t *testing.T) {
 			k.Start()
 			config := configFor(k)
 			config.Pending = test.pending
+			if !test.kept {
+				config.Unconfirmed = 3 * time.Second // it is looked at before, also on a busy machine
+			}
 			p := New(config)
 			publish(p, gpus("a"))
 			run(t, p)

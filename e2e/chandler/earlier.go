@@ -14,7 +14,7 @@ import (
 
 // Earlier is a version of the agent before the ledger: the last one that kept
 // claims and grants each in a store of its own.
-const Earlier = "639ba8e9"
+const Earlier = "639ba8ee5a63"
 
 // ErrNoHistory says that the checkout does not know an earlier version, as a
 // shallow clone does not.
