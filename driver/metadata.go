@@ -204,9 +204,12 @@ func (m *metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
 		}
 	}
 	for _, dir := range dirs {
-		if !slices.ContainsFunc(others, func(o ledger.Entry) bool { c, ok := o.(*ledger.Claim); return ok && claimDir(c) == dir }) {
+		if !haveDir(others, dir) {
 			errs = append(errs, m.removeDir(dir))
 		}
+	}
+	if _, sealed := e.(*ledger.Sealed); sealed {
+		errs = append(errs, m.removeNameless(others))
 	}
 	if !haveUID(others, uid) {
 		m.forget(string(uid))
@@ -215,6 +218,32 @@ func (m *metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
 		}
 	}
 	return joined("remove metadata of devices", errs)
+}
+
+// haveDir reports whether one of the entries is of a claim with a directory of
+// the name.
+func haveDir(entries []ledger.Entry, dir string) bool {
+	return slices.ContainsFunc(entries, func(e ledger.Entry) bool { c, ok := e.(*ledger.Claim); return ok && claimDir(c) == dir })
+}
+
+// removeNameless removes the directories that were kept at the start for claims
+// whose names are not known, once the last of these has ended.
+func (m *metadata) removeNameless(others []ledger.Entry) error {
+	if slices.ContainsFunc(others, func(e ledger.Entry) bool { _, sealed := e.(*ledger.Sealed); return sealed }) {
+		return nil
+	}
+	dirs, err := m.entries(m.dir)
+	errs := []error{err}
+	for _, dir := range dirs {
+		errs = append(errs, m.alone(context.Background(), dir, func() error {
+			// What was written since, or belongs to a claim in the ledger, is remembered.
+			if haveDir(others, dir) || len(m.kept(dir)) > 0 {
+				return nil
+			}
+			return m.files.RemoveAll(filepath.Join(m.dir, dir))
+		}))
+	}
+	return errors.Join(errs...)
 }
 
 // dirsOf returns the names of the claims' directories of which a spec has files

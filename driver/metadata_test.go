@@ -342,6 +342,8 @@ func TestMetadataIsSwept(t *testing.T) {
 	b.config.Abandoned = func(context.Context, []Claim) ([]types.UID, error) { return []types.UID{held.UID}, nil }
 	b.restart().sweep(t.Context(), map[types.UID]bool{held.UID: true})
 	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "default_damaged", "default_lost")
+	mustUnprepare(t, b, damaged)
+	b.expectMetadata("when the last claim without a name has ended")
 }
 
 // TestMetadataOfClaimsIsIndependent has a disk that is slow with the file of one
