@@ -212,6 +212,7 @@ func New(config Config) (*Driver, error) {
 			return nil, errors.New("this driver takes no parameters")
 		}
 	}
+	config.CDI.Files.Unsynced = true // a reboot voids specs, and /var/run is in memory
 	d := &Driver{config: config, start: config.Start, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), registered: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.copies = filepath.Join(d.dataDir(), metadataCopies)

@@ -176,6 +176,27 @@ func TestNothingIsUndone(t *testing.T) {
 	mustPrepare(t, b, c)
 }
 
+// Nothing of a claim is synchronised but, before the first one of a boot, the file
+// that says which boot it is: a reboot voids all the rest.
+func TestSynchronisedFiles(t *testing.T) {
+	b := newBench(t)
+	var synced []string
+	b.restart().offers(gpu("a", 1), gpu("b", 2))
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.Sync {
+			synced = append(synced, filepath.Base(name))
+		}
+		return nil
+	}
+	for _, c := range []*resourceapi.ResourceClaim{claim("one", "a"), claim("two", "b")} {
+		mustPrepare(t, b, c)
+		mustUnprepare(t, b, c)
+	}
+	if len(synced) != 1 || synced[0] != "boot" {
+		t.Errorf("synchronised: %q", synced)
+	}
+}
+
 // On a full disk a record of the boot before stays as it is. The second Prepare
 // fails like the first, and nothing is given that a restart would not know of.
 func TestFullDiskAfterAReboot(t *testing.T) {
