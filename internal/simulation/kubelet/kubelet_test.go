@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,15 +28,19 @@ const driver = "driver.test"
 type node struct {
 	*Kubelet
 	server *apiserver.Server
-	pods   []*Pod
+	pods   atomic.Pointer[[]*Pod] // that the API server has; the list is never modified
 }
+
+// set has the API server have pods.
+func (n *node) set(pods ...*Pod) { n.pods.Store(&pods) }
 
 // start starts a kubelet of a version, which ends with the test.
 func start(t *testing.T, minor int) *node {
 	n := &node{server: apiserver.New()}
+	n.set()
 	n.Kubelet = New(Config{
 		Minor: minor, Node: "node", Driver: driver, Client: n.server.Client(nil),
-		Pods:  func() ([]*Pod, error) { return n.pods, nil },
+		Pods:  func() ([]*Pod, error) { return *n.pods.Load(), nil },
 		Start: func(*Container) error { return nil }, Ended: func(*Container) {}, Done: func(*Pod, error) {}, Wipe: func() {},
 		Log: t.Logf, Random: rand.New(rand.NewPCG(1, 1)),
 	})
@@ -54,7 +59,7 @@ func (n *node) claim(name string, pods ...types.UID) {
 }
 
 func (n *node) add(pod *Pod) {
-	n.pods = append(n.pods, pod)
+	n.set(append(slices.Clone(*n.pods.Load()), pod)...)
 	n.Add(pod)
 }
 
@@ -133,10 +138,10 @@ func TestClaims(t *testing.T) {
 		if got := n.Containers(); len(got) != 2 || len(got[0].Claims) != 2 {
 			t.Fatalf("containers: %v", got)
 		}
-		n.pods = n.pods[1:]
+		n.set((*n.pods.Load())[1:]...)
 		n.Delete("1", false)
 		time.Sleep(time.Second)
-		n.pods = nil
+		n.set()
 		n.Delete("2", false)
 		time.Sleep(time.Second)
 		if got, want := fmt.Sprint(p.asked()), "[prepare own prepare both unprepare own unprepare both]"; got != want {
@@ -158,7 +163,7 @@ func TestPrepareIsTriedAgain(t *testing.T) {
 		n.claim("own", "1")
 		n.add(&Pod{UID: "1", Namespace: "ns", Name: "one", Claims: []string{"own"}})
 		time.Sleep(10 * time.Second)
-		n.pods = nil
+		n.set()
 		n.Delete("1", false)
 		time.Sleep(10 * time.Second)
 		calls := p.asked()
@@ -187,7 +192,7 @@ func TestForceDelete(t *testing.T) {
 		n.claim("own", "1")
 		n.add(&Pod{UID: "1", Namespace: "ns", Name: "one", Claims: []string{"own"}, Grace: 90 * time.Second, Stubborn: true})
 		time.Sleep(time.Second)
-		n.pods = nil
+		n.set()
 		n.Delete("1", true)
 		time.Sleep(70 * time.Second)
 		if len(n.Containers()) != 1 || !slices.Contains(p.asked(), "unprepare own") {
@@ -220,7 +225,7 @@ func TestUnprepareOfOthers(t *testing.T) {
 			if got := slices.Contains(p.asked(), "unprepare both"); got != wrong {
 				t.Errorf("1.%d unprepares the claim of another pod: %v, want %v", minor, got, wrong)
 			}
-			n.pods = nil
+			n.set()
 			n.Delete("1", false)
 			time.Sleep(time.Minute)
 		})
@@ -314,7 +319,7 @@ func TestClassic(t *testing.T) {
 		if err != nil || !listing.Whole || len(listing.Pods) < 2 {
 			t.Errorf("PodResources: %v, %v", listing, err)
 		}
-		n.pods = n.pods[:1]
+		n.set((*n.pods.Load())[:1]...)
 		for _, c := range n.Containers() {
 			n.Delete(c.Pod.UID, c.Pod.UID != "0") // at once, while the container runs
 		}
