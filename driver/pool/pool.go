@@ -77,7 +77,7 @@ func (in *input) pool() (resourceslice.Pool, []discovery.Problem) {
 	all, problems := in.content()
 	typed := in.relate(all)
 	var pool resourceslice.Pool
-	if in.Features.Separate {
+	if in.Features.Separate || !in.Features.Counters { // without counters there is nothing to put together
 		pool.Slices = separate(all)
 	} else {
 		var left []discovery.Problem
