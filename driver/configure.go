@@ -49,7 +49,7 @@ func (d *Driver) works(results []ledger.Result, devices []discovery.Device, para
 // followed. It is on record before they begin: after a crash the claim holds
 // the devices still, and its next call goes on.
 func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
-	if err := d.give(ctx, first, ledger.Configuring); err != nil {
+	if err := d.ledger.Give(first.wanted, ledger.Configuring, first.view); err != nil {
 		return nil, err
 	}
 	d.jobs.start(ctx, first)

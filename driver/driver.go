@@ -71,9 +71,6 @@ type Config struct {
 	// Granter adds what depends on the set of devices of a request. Optional.
 	Granter discovery.Granter
 
-	// Elsewhere is asked who else holds a piece of silicon. Optional.
-	Elsewhere Holder
-
 	// NoMetadata leaves out the files in which containers read the attributes
 	// of their devices.
 	NoMetadata bool
@@ -106,11 +103,6 @@ type Config struct {
 
 	// Observe is told how long the kubelet's calls take. Optional.
 	Observe Observer
-}
-
-// Holder knows who holds a piece of silicon, in words for a message.
-type Holder interface {
-	Holder(silicon string) (holder string, held bool)
 }
 
 // Registration is what the kubelet has said to the driver's registration.

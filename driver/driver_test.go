@@ -402,11 +402,11 @@ func TestRunFinishesCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &fakeHelper{}
 		entered, leave := make(chan struct{}), make(chan struct{})
-		b.config.Elsewhere = holderFunc(func(string) (string, bool) {
+		b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
 			close(entered)
 			<-leave
-			return "", false
-		})
+			return d, nil, nil
+		}
 		stop := b.run(helper)
 		b.offers(gpu("a", 1))
 		prepared := make(chan error, 1)
@@ -432,10 +432,6 @@ func TestRunFinishesCalls(t *testing.T) {
 		}
 	})
 }
-
-type holderFunc func(silicon string) (string, bool)
-
-func (f holderFunc) Holder(silicon string) (string, bool) { return f(silicon) }
 
 func TestNewNamesWhatIsMissing(t *testing.T) {
 	if _, err := New(Config{}); err == nil {

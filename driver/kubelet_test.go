@@ -206,13 +206,13 @@ func TestHealthStreams(t *testing.T) {
 func TestCallsAtTheSameTime(t *testing.T) {
 	b := newBench(t)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	b.config.Elsewhere = holderFunc(func(silicon string) (string, bool) {
-		if silicon == "a" {
+	b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+		if d.Name == "a" {
 			close(entered)
 			<-leave
 		}
-		return "", false
-	})
+		return d, nil, nil
+	}
 	slow, quick := claim("slow", "a"), claim("quick", "b")
 	_, conn, _ := b.serve(fake.NewClientset(slow, quick))
 	b.offers(gpu("a", 1), gpu("b", 2))

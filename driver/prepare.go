@@ -213,7 +213,7 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 // take gives the claim what it wants: in the ledger, and then in its outputs. If
 // that fails, the claim is what its record says, and the next call goes on.
 func (d *Driver) take(ctx context.Context, plan *plan) error {
-	if err := d.give(ctx, plan, ledger.Given); err != nil {
+	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {
 		return err
 	}
 	wanted := plan.wanted
@@ -221,20 +221,6 @@ func (d *Driver) take(ctx context.Context, plan *plan) error {
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
-	return nil
-}
-
-// give makes the claim the owner of what it wants.
-func (d *Driver) give(ctx context.Context, plan *plan, to ledger.State) error {
-	if err := d.ledger.Give(plan.wanted, to, plan.view); err != nil {
-		return err
-	}
-	// The classic API is asked after the claim is in the ledger, which it sees
-	// when it asks us: of two that take the same silicon at once, at least one is
-	// told.
-	if err := d.heldElsewhere(plan.wanted); err != nil {
-		return errors.Join(err, d.ledger.End(plan.wanted.UID, plan.view))
-	}
 	return nil
 }
 
@@ -345,22 +331,6 @@ func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *disc
 		return allocated.ConsumedCapacity
 	case device.Sharing != nil && allocated.Device != device.Name: // a numbered share
 		return map[resourceapi.QualifiedName]resource.Quantity{device.Sharing.Capacity: device.Sharing.Unit}
-	}
-	return nil
-}
-
-// heldElsewhere reports what the classic API holds of what the claim wants.
-func (d *Driver) heldElsewhere(wanted *ledger.Claim) error {
-	if d.config.Elsewhere == nil {
-		return nil
-	}
-	for _, result := range wanted.Results {
-		if result.Admin || result.Shared {
-			continue
-		}
-		if who, held := d.config.Elsewhere.Holder(result.Silicon); held {
-			return fmt.Errorf("device %s is held by %s", result.Device, who)
-		}
 	}
 	return nil
 }

@@ -260,17 +260,13 @@ func TestHeldByClaims(t *testing.T) {
 
 func TestHeldByTheClassicAPI(t *testing.T) {
 	b := newBench(t)
-	var b2 *Driver
-	b.config.Elsewhere = holderFunc(func(silicon string) (string, bool) {
-		if who, held := b2.Holder(silicon); !held || who != "claim default/c" {
-			t.Errorf("the classic API is asked before it could see the claim: %q", who)
-		}
-		return "pod default/training", true
-	})
 	b.restart().offers(gpu("a", 1), discovery.Device{Name: "kvm", Shareable: true})
-	b2 = b.Driver
+	training := &ledger.Grant{Resource: "example.com/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true, Container: "default/training main"}
+	if err := b.config.Ledger.GiveGrants(b.view.Load(), []*ledger.Grant{training}); err != nil {
+		t.Fatal(err)
+	}
 	c := claim("c", "a")
-	mustRefuse(t, b, c, "device a is held by pod default/training")
+	mustRefuse(t, b, c, "device a is held by default/training main")
 	if who, held := b.Holder("a"); held || exists(b.recordFile(c)) {
 		t.Errorf("held by %s although refused", who)
 	}
@@ -674,17 +670,17 @@ func TestBatchesInParallel(t *testing.T) {
 		b := newBench(t)
 		var entered atomic.Int32
 		all := make(chan struct{})
-		b.config.Elsewhere = holderFunc(func(silicon string) (string, bool) {
+		b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
 			if entered.Add(1) == n {
 				close(all)
 			}
 			select {
 			case <-all:
 			case <-time.After(time.Minute):
-				t.Errorf("device %s: the others have not begun", silicon)
+				t.Errorf("device %s: the others have not begun", d.Name)
 			}
-			return "", false
-		})
+			return d, nil, nil
+		}
 		var devices []discovery.Device
 		var batch []*resourceapi.ResourceClaim
 		for i := range n {
