@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -173,15 +174,10 @@ func (l *Ledger) restoreFiles() error {
 
 // Claims returns the claims that are prepared, or whose devices are being
 // changed, in the order of their UIDs.
-func (l *Ledger) Claims() (claims []*Claim) {
+func (l *Ledger) Claims() []*Claim {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, a := range sorted(l.accounts) {
-		if c, ok := a.entry.(*Claim); ok && a.state != Past {
-			claims = append(claims, c)
-		}
-	}
-	return claims
+	return claimsOf(sorted(l.accounts))
 }
 
 // Owed are the claims of which there is anything, whatever the boot, with their
@@ -199,11 +195,6 @@ func (l *Ledger) Owed() []Owner {
 	for _, o := range seen {
 		owners = append(owners, o)
 	}
-	slices.SortFunc(owners, func(a, b Owner) int {
-		if a.UID < b.UID {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(owners, func(a, b Owner) int { return strings.Compare(string(a.UID), string(b.UID)) })
 	return owners
 }

@@ -65,8 +65,11 @@ func (v *View) Blocked(by discovery.Mode, own string, want []Hold, s Stock) *Blo
 
 // Claims returns the claims that are prepared, or whose devices are being
 // changed.
-func (v *View) Claims() (claims []*Claim) {
-	for _, a := range v.accounts {
+func (v *View) Claims() []*Claim { return claimsOf(v.accounts) }
+
+// claimsOf returns the claims of accounts that are not of an earlier boot.
+func claimsOf(accounts []*account) (claims []*Claim) {
+	for _, a := range accounts {
 		if c, ok := a.entry.(*Claim); ok && a.state != Past {
 			claims = append(claims, c)
 		}
