@@ -73,8 +73,8 @@ func ID(name string) string { return parser.QualifiedName(Vendor, Class, name) }
 // The API server gives out UIDs of the first form.
 var id = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|.+?)-[0-9]+-(.+)$`)
 
-// ParseID returns of which claim a fully qualified name is, and which device it
-// stands for, if it is one of ours. What ends like a share ID is left out.
+// ParseID returns the claim and the device that a fully qualified name stands
+// for, if the name is one of ours. The end that tells shares apart is left out.
 func ParseID(qualified string) (uid types.UID, device string, ok bool) {
 	name, ours := strings.CutPrefix(qualified, Vendor+"/"+Class+"=")
 	found := id.FindStringSubmatch(name)

@@ -221,8 +221,8 @@ func machineFamilies() []*Family {
 }
 
 // An agent that starts while a device hangs offers the others: those of other
-// families after ten seconds, and then the family's own. What hangs is read once,
-// and is nobody else's.
+// families after ten seconds, and then the family's own. The file that hangs
+// is read once, and no other family gets its device.
 func TestWatchStartsWhileADeviceHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := machine()

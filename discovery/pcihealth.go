@@ -32,8 +32,8 @@ func readPCI(host *Host, devices []Device) {
 
 // functionOf returns the PCI function whose health is the device's: the device
 // itself, or the function to which the "device" link of a class directory leads,
-// such as that of infiniband/mlx5_0. What merely sits on a function, as a USB
-// device on its controller, does not share the function's health.
+// such as that of infiniband/mlx5_0. A device that merely sits on a
+// function, as a USB device on its controller, does not share its health.
 func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 	if !sysfs.IsPCIAddress(d.Name()) {
 		d, _ = d.LinkTo("device")

@@ -48,8 +48,8 @@ host leads through; with a device node that a process has open; or that a
 container has by a claim or by the device-plugin API. It refuses to unbind one
 whose interface is up, and to destroy virtual functions that a driver is bound to.
 A function of which it cannot tell counts as in use, such as an NVMe controller
-whose namespaces have several paths (native multipath). What it refuses, or cannot do, does not keep it from doing the rest;
-the exit code then is not 0.
+whose namespaces have several paths (native multipath). It goes on after a function
+that it refuses or cannot change, and the exit code then is not 0.
 
 It needs root, the host's processes in /proc, and the wanted drivers loaded.`,
 		Example: `  chandler provision --config provision.yaml --dry-run

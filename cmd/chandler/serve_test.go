@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What is served is there until the context ends.
+// The server answers until the context ends.
 func TestServe(t *testing.T) {
 	address := freeAddress(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -9,8 +9,8 @@ import (
 )
 
 // Layout writes the host's files and links below dir, which is made if it is
-// not there. Of what dir holds of another host, Layout replaces what this host
-// has too and keeps the rest: of several hosts the last one wins.
+// not there. If dir holds another host, Layout replaces the files that both
+// hosts have and keeps the others: of several hosts the last one wins.
 //
 // Empty files stand in for device nodes. An entry that could not be read when
 // the host was recorded becomes an empty directory, which cannot be read as a

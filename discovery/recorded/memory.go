@@ -18,9 +18,9 @@ import (
 // machine.
 //
 // Links lead where they lead on the host: ".." above its root is the root. A
-// device node has its numbers and cannot be opened. What could not be read when
-// the host was recorded is a directory that cannot be read, and its error is
-// the recorded reason.
+// device node has its numbers and cannot be opened. An entry that could not be
+// read when the host was recorded is a directory whose reading fails with the
+// recorded reason.
 func (h *Host) FS() fs.FS {
 	m := memory{".": {entry: entry{path: ".", kind: directory}}}
 	for _, e := range h.entries {

@@ -51,8 +51,8 @@ func expect(t *testing.T, url string, status int, text string) {
 	}
 }
 
-// An agent that can read nothing of the host is not ready. One that has read it
-// once says of the devices what it cannot read.
+// An agent that can read nothing of the host is not ready. After a first scan it
+// is, and the states of devices tell which cannot be read.
 func TestCheckRead(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {

@@ -13,7 +13,7 @@ import (
 )
 
 // A configuration that is wrong is logged and told in a metric, and the one before
-// stays in force. What is in force only after a start is said.
+// stays in force. The log names settings that wait for the next start.
 func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
