@@ -1,9 +1,12 @@
 package driver
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"path/filepath"
@@ -65,6 +68,7 @@ func (m *metadata) options() []kubeletplugin.Option {
 		kubeletplugin.CDIDirectory(m.specs),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
 			WriteFile: m.write,
+			MkdirAll:  func(string, fs.FileMode) error { return nil }, // write makes directories
 			// When the library wants to remove files they are gone already. Its
 			// way goes by the claim's name, which another claim may have by
 			// now, and lists the specs of all claims.
@@ -77,6 +81,7 @@ func (m *metadata) options() []kubeletplugin.Option {
 func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	claim, below := m.claimOf(name)
 	if !below { // a spec, whose name is by the claim's UID
+		data = m.mountShort(data)
 		m.keep(uidOf(filepath.Base(name)), name, data)
 		_, err := m.files.Write(filepath.Join(m.copies, filepath.Base(name)), data, 0o600)
 		if err == nil {
@@ -84,6 +89,8 @@ func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 		}
 		return err
 	}
+	name = strings.Replace(name, claim, short(claim), 1)
+	claim = short(claim)
 	return m.alone(context.Background(), claim, func() error {
 		_, err := m.files.Write(name, data, mode)
 		if err == nil {
@@ -350,7 +357,28 @@ func (m *metadata) entries(dir string) ([]string, error) {
 }
 
 // claimDir is the name of a claim's directory.
-func claimDir(r *ledger.Claim) string { return r.Namespace + "_" + r.Name }
+func claimDir(r *ledger.Claim) string { return short(r.Namespace + "_" + r.Name) }
+
+// maxName is how long the name of a file can be on Linux.
+const maxName = 255
+
+// short is how a claim's directory is called that the library calls by a name
+// that may be longer than any file's. No other claim has the short name, since
+// names of claims have no underscore.
+func short(claim string) string {
+	if len(claim) <= maxName {
+		return claim
+	}
+	end := fmt.Sprintf("_%x", sha256.Sum256([]byte(claim)))
+	return claim[:maxName-len(end)] + end
+}
+
+// mountShort returns a spec that mounts files of the directory which short names.
+func (m *metadata) mountShort(spec []byte) []byte {
+	_, after, _ := bytes.Cut(spec, []byte(m.dir+"/"))
+	claim, _, _ := strings.Cut(string(after), "/")
+	return bytes.Replace(spec, []byte(claim), []byte(short(claim)), 1)
+}
 
 // metadataOf returns what containers can read of a device: all that is
 // published of it, and how they call the interface that was moved to them.

@@ -223,6 +223,41 @@ func TestMetadataOfClaimsWithOneName(t *testing.T) {
 	b.expectMetadata("of neither")
 }
 
+// A claim may have a longer name than any directory. Its containers find the file all
+// the same, also after a restart, and nothing is left of it.
+func TestMetadataOfALongName(t *testing.T) {
+	c, beside := claim("c", "a"), claim("c", "b")
+	c.Namespace, c.Name = strings.Repeat("n", 63), strings.Repeat("c", 252)+"1"
+	beside.Namespace, beside.Name, beside.UID = c.Namespace, strings.Repeat("c", 252)+"2", "uid-beside"
+	b := newBench(t)
+	client := fake.NewClientset(c, beside)
+	_, conn, stop := b.serve(client)
+	b.offers(gpu("a", 1), gpu("b", 2))
+	prepareCall(t, conn, beside)
+	unprepareCall(t, conn, beside)
+	prepareCall(t, conn, c)
+	prepareCall(t, conn, beside)
+	stop()
+	_, conn, stop = b.serve(client)
+	defer stop()
+	b.offers(gpu("a", 1), gpu("b", 2))
+	for uid, device := range map[string]string{"uid-c": "a", "uid-beside": "b"} {
+		_, data := b.mounted("chandler.dev/metadata=" + uid + "_r")
+		if devices := decodeMetadata(t, data, "r"); devices[0].Name != device {
+			t.Errorf("claim %s reads of %v", uid, devices)
+		}
+	}
+	unprepareCall(t, conn, beside)
+	if left := b.metadataFiles(); len(left) != 2 {
+		t.Errorf("of the other claim there is %q", left)
+	}
+	unprepareCall(t, conn, c)
+	b.expectMetadata("unprepared,")
+	if exists(b.recordFile(c)) || exists(b.specFile(c)) {
+		t.Error("the claim is not unprepared")
+	}
+}
+
 // Of a claim whose record cannot be read the files are found by its UID, and the
 // directory stays while another claim has the name that it is called by.
 func TestMetadataOfAnUnreadableRecord(t *testing.T) {
