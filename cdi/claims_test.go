@@ -61,8 +61,8 @@ func TestWrittenSpecIsWhatRuntimesLoad(t *testing.T) {
 }
 
 // A runtime that does not know how to move an interface must not take the spec
-// for one that it knows all of. What it makes of it stands in the container's
-// OCI specification.
+// for one that it knows all of. The container's OCI specification shows what it
+// makes of the spec.
 func TestInterfaceAsksForTheVersionThatMovesIt(t *testing.T) {
 	dir := Dir{Path: t.TempDir(), RuntimeRoot: "/simulated"}
 	name := Name(uid, 0, "pci-0000-16-01-2", "")

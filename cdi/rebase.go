@@ -8,8 +8,8 @@ import (
 
 // Rebase returns the edits for a container runtime that sees the root of the
 // scanned host at root: the host paths of nodes and mounts and the paths of
-// hooks are prefixed with it. What is in the container, and the arguments of
-// hooks, stay as they are. The edits that are passed in are not modified.
+// hooks are prefixed with it. Paths in the container and the arguments of
+// hooks stay as they are. The edits that are passed in are not modified.
 func Rebase(edits specs.ContainerEdits, root string) specs.ContainerEdits {
 	if root == "/" {
 		root = ""
@@ -44,8 +44,8 @@ func copies[T any](list []*T, change func(*T)) []*T {
 	return out
 }
 
-// below returns an absolute path as one below root. What is no absolute path,
-// such as the source of a tmpfs, names no file of the host.
+// below returns an absolute path as one below root. A source that is no
+// absolute path, such as that of a tmpfs, names no file of the host.
 func below(root, name string) string {
 	if root == "" || !path.IsAbs(name) {
 		return name

@@ -46,7 +46,7 @@ func TestAdmissionOfParameters(t *testing.T) {
 	}
 }
 
-// What is for other drivers is not looked at.
+// Parameters for other drivers are not looked at.
 func TestAdmissionOfOthersParameters(t *testing.T) {
 	policyWorks(t)
 	for kind, manifest := range withParameters("admission-test", `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}`) {

@@ -23,8 +23,8 @@ overhead:
   perContainer: {cpu: 10m}
 `
 
-// What the agent finds of the API server is what this has by its own word, and
-// what is published is what it keeps.
+// The agent finds the features that the API server says it has, and the slices
+// that it publishes are kept as they are.
 func TestFieldsThatTheServerKeeps(t *testing.T) {
 	offers(t)
 	usualAgain(t)

@@ -132,8 +132,8 @@ func noticed(t *testing.T, words string) (said string) {
 	return said
 }
 
-// What the API server drops of slices the agent finds out before it publishes
-// the first: it goes by feature gates.
+// Before it publishes its first slice, the agent finds out which fields the API
+// server drops because of its feature gates.
 func TestWhatTheAPIServerDrops(t *testing.T) {
 	without := noticed(t, "publishing accordingly")
 	for _, gate := range []string{"DRAConsumableCapacity", "DRADeviceTaints", "DRAPartitionableDevices"} {

@@ -25,7 +25,7 @@ import (
 // patience is how long any one thing may take.
 const patience = 2 * time.Minute
 
-// What the node stands in.
+// The hosts that the node stands in for.
 const (
 	eightGPUs = "discovery/families/amdgpu/testdata/mi210x8.host" // two under each PCIe root
 	fourNPUs  = "discovery/families/neuron/testdata/inf1.host"    // of four cores each; one is being reset
@@ -48,7 +48,7 @@ var (
 	gates  = flag.String("gates", podGroups, "feature gates to switch on, with commas between")
 )
 
-// What all tests use. It is set before the first and only read by them.
+// All tests use these. They are set before the first test and only read later.
 var (
 	project chandler.Project
 	node    *cluster.Cluster

@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A container gets the variables of its device's class and claim, of which the
-// claim's count. What the device does not take, the pod's events say.
+// A container gets the variables of its device's class and claim; the claim
+// overrides the class. The pod's events name a parameter that the device does not take.
 func TestPodWithTunedGPU(t *testing.T) {
 	manifest := example(t, "gpu-tuned.yaml")
 	t.Run("taken", func(t *testing.T) {

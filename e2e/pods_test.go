@@ -129,8 +129,8 @@ func needKVM(t *testing.T) {
 	}
 }
 
-// What the configuration gives to the device-plugin API is in no slice, and
-// what it leaves to DRA is not in the node's allocatable resources.
+// A device that the configuration gives to the device-plugin API is in no slice,
+// and one that it leaves to DRA is not in the node's allocatable resources.
 func TestOneAPIForEachDevice(t *testing.T) {
 	needKVM(t)
 	until(t, "devices.kubevirt.io/kvm to be allocatable", func(ctx context.Context) error {

@@ -48,7 +48,7 @@ func TestAgentOfEarlierVersion(t *testing.T) {
 	if err := earlier.LoadAgent(within(t), node, image); err != nil {
 		t.Fatal(err)
 	}
-	// What the earlier agent gives out is then the present one's to keep.
+	// The present agent must then keep what the earlier one gave out.
 	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })
 	rollOut(t, image)
 	offers(t)

@@ -204,7 +204,7 @@ func TestParseClaimParameters(t *testing.T) {
 	}
 }
 
-// What is no object cannot come from the API server, and is refused too.
+// A text that is no object cannot come from the API server, and is refused too.
 func TestParseClaimParametersRefusesWhatIsNoObject(t *testing.T) {
 	for _, text := range []string{"", "null", "[]", `"x"`, "{", "{}{}"} {
 		if _, err := ParseClaimParameters([]byte(text)); err == nil {

@@ -16,7 +16,8 @@ type ProvisionConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// Functions are rules for PCI functions. The first that selects a function
-	// counts. What no rule selects is not touched.
+	// counts. A function that no rule selects is not
+	// touched.
 	Functions []Function `json:"functions,omitempty"`
 }
 

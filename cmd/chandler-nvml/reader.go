@@ -27,9 +27,9 @@ type gpu struct {
 	xids   []facts.XID
 }
 
-// newReader opens the GPUs of the addresses. What NVML does not know, such as
-// one that its driver was told to leave alone, is left out. That none can be
-// opened is an error.
+// newReader opens the GPUs of the addresses. A GPU that NVML does not know,
+// such as one that its driver was told to leave alone, is left out. It is an
+// error if none can be opened.
 func newReader(lib nvml.Interface, addresses []string) (*reader, error) {
 	r := &reader{lib: lib}
 	var errs []error

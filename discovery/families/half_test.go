@@ -57,8 +57,8 @@ func TestHalfWrittenIDs(t *testing.T) {
 	}
 }
 
-// What the kernel and firmware never write is a problem of the device, whose
-// health is not known, and no value of it.
+// A value that the kernel and firmware never write is left out. It is a problem
+// of the device, whose health is then Unknown.
 func TestImpossibleValues(t *testing.T) {
 	const flex = "intelgpu/testdata/flex170x2.host"
 	const chips = "tenstorrent/testdata/mixed.host"

@@ -40,7 +40,7 @@ func functionsOf(s *discovery.Snapshot) []discovery.Device {
 	return slices.DeleteFunc(slices.Clone(s.Devices), func(d discovery.Device) bool { return !sysfs.IsPCIAddress(path.Base(d.Source)) })
 }
 
-// What is to be read of any PCI function is read of the devices of all families.
+// The readings that any PCI function has are taken for the devices of all families.
 func TestReadingsOfAnyFunction(t *testing.T) {
 	seen := make(map[string]bool)
 	for i, file := range healthyHosts(t) {

@@ -6,7 +6,7 @@ import (
 )
 
 // KillAPIServer ends the API server as a crash would, at once: one that is asked to end waits for a minute while it is
-// watched. What runs on the node goes on without it.
+// watched. The node goes on without it.
 func (c *Cluster) KillAPIServer() error {
 	c.mu.Lock()
 	p := c.components["kube-apiserver"]

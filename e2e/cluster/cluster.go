@@ -4,11 +4,11 @@
 //
 // In the machine everything is where it is on any node: /var/lib/kubelet, /var/run/cdi, /etc/cni/net.d and so on, the
 // node's own; /dev is the host's. There is no way out of the machine: images come from LoadImage, never from a
-// registry, and no name servers are there. What is missing of an ordinary cluster is kube-proxy; one Service works,
+// registry, and no name servers are there. Unlike an ordinary cluster it has no kube-proxy; one Service works,
 // the API server's.
 //
-// The package builds nothing; package build does. What one does with kubectl in a shell, package kubectl does with a
-// cluster's RESTConfig.
+// The package builds nothing; package build does. Package kubectl does with a cluster's RESTConfig what you would do
+// with kubectl in a shell.
 package cluster
 
 import (

@@ -247,7 +247,7 @@ func (c *Cluster) kubeletYAML() ([]byte, error) {
 }
 
 // containerdTOML turns CDI on, where it looks by default on any node. The OOM score stays as it is where it may not be
-// lowered. What is switched off is not used and takes time to probe, or would report to elsewhere.
+// lowered. The plugins that are switched off are not used, and would take time to probe or report elsewhere.
 func (c *Cluster) containerdTOML() string {
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"

@@ -120,8 +120,8 @@ func (c *Client) DryRun(ctx context.Context, manifest string) error {
 	return nil
 }
 
-// Delete deletes the objects of a manifest, the last one first, and waits until all are gone. What is missing is
-// already done. Pods are given one second.
+// Delete deletes the objects of a manifest, the last one first, and waits until all are gone. It is no error if
+// one is missing. Pods are given one second.
 func (c *Client) Delete(ctx context.Context, manifest string) error {
 	objects, err := parse(manifest)
 	if err != nil {

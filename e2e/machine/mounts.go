@@ -161,7 +161,7 @@ func standIn(files map[string]string) error {
 	return nil
 }
 
-// readOnlyRoot guards the host's root file system. What is mounted below keeps its own flags.
+// readOnlyRoot guards the host's root file system. File systems mounted below keep their own flags.
 func readOnlyRoot() error {
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, attr); err != nil {

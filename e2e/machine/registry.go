@@ -22,7 +22,7 @@ type leftovers struct {
 	Paths   []string `json:"paths"`
 }
 
-// remove removes it all. What is missing is already done.
+// remove removes it all. It is no error if something is missing.
 func (l leftovers) remove() error {
 	var errs []error
 	for _, dir := range l.Cgroups {

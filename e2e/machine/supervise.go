@@ -66,7 +66,7 @@ type supervisor struct {
 	initGone chan struct{}
 }
 
-// begin returns when the machine is up. What it has made before an error, end removes.
+// begin returns when the machine is up. After an error, end removes what it has made.
 func (s *supervisor) begin() error {
 	cgroups, err := planSubtree(os.DirFS("/"), "chandler-e2e-"+s.order.ID)
 	if err != nil {
@@ -149,8 +149,8 @@ func (s *supervisor) startInit() error {
 	return nil
 }
 
-// end kills the first process, with it everything in the machine, and removes what was made. What could not be
-// removed stays on record.
+// end kills the first process, with it everything in the machine, and removes what was made. Anything that could not
+// be removed stays on record.
 func (s *supervisor) end() error {
 	if s.initGone != nil {
 		_ = s.init.Process.Kill()

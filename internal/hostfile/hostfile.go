@@ -63,9 +63,9 @@ func (w Writer) written(name, text string) bool {
 	return err == nil && string(data) == text
 }
 
-// Remove removes files, and what a writer of theirs that crashed has left. What
-// is missing is no error. What is in none of the directories is left alone: it
-// was written by an agent that had others.
+// Remove removes files, and what a writer of theirs that crashed has left. It is
+// no error if one is missing. A file in none of the directories is left alone: an
+// agent that had other directories wrote it.
 func (w Writer) Remove(paths []string) error {
 	var errs []error
 	for _, path := range paths {

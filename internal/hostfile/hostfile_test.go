@@ -49,7 +49,7 @@ func TestWrite(t *testing.T) {
 	mustWrite(t, w, discovery.HostFile{Path: "/run/x/a.json", Text: "two"})
 	check(t, name, "two")
 
-	// What is as it should be is not written again.
+	// A file that is as it should be is not written again.
 	w.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error { return errors.New(string(op)) }}
 	mustWrite(t, w, discovery.HostFile{Path: "/run/x/a.json", Text: "two"})
 	if _, err := w.Write([]discovery.HostFile{{Path: "/run/x/a.json", Text: "three"}}); err == nil {

@@ -58,10 +58,10 @@ type Pod struct {
 	Claims []string // the names of the claims that it refers to
 }
 
-// has reports whether the pod has the device. Whoever refers to a claim that is
-// prepared on its node has what is allocated to that, be the claim reserved for
-// the pod or for the group that the pod is of: both are named in the pod's
-// status (k8s.io/api/core/v1, PodResourceClaimStatus).
+// has reports whether the pod has the device. A pod that refers to a claim which
+// is prepared on its node has what is allocated to the claim, whether the claim is
+// reserved for the pod or for the pod's group: the pod's status names both
+// (k8s.io/api/core/v1, PodResourceClaimStatus).
 func (p *Pod) has(d *Device) bool {
 	return slices.Contains(d.Pods, p.NamespacedName) || slices.ContainsFunc(d.Claims, func(claim types.NamespacedName) bool {
 		return claim.Namespace == p.Namespace && slices.Contains(p.Claims, claim.Name)

@@ -75,8 +75,8 @@ type Teller struct {
 }
 
 // Run tells until the context ends. It looks when something is put into changed,
-// and now and then. What the API server did not take is told when it does, if it
-// is still so.
+// and now and then. An event that the API server refused is tried again, while it
+// is still true.
 func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 	t.load(ctx)
 	for {
@@ -158,8 +158,8 @@ func sameState(a, b Device) bool {
 		slices.Equal(a.Claims, b.Claims) && slices.Equal(a.Pods, b.Pods)
 }
 
-// forget forgets what pods were told that are no more. What one does not have
-// for now, as far as it is known, is not forgotten.
+// forget forgets what pods that are no more were told. A device that a pod
+// seems to lack for the moment is not forgotten.
 func (t *Teller) forget(pods []Pod) {
 	present := make(map[types.UID]bool, len(pods))
 	for _, pod := range pods {

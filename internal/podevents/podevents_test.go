@@ -435,7 +435,7 @@ func TestOneNamespaceFails(t *testing.T) {
 		if diff := cmp.Diff([]string{"works a", "works b"}, told()); diff != "" || tries != 1 {
 			t.Errorf("%d tries in the namespace that fails, want 1; in the other:\n%s", tries, diff)
 		}
-		// What is new in the other namespace does not wait for the one that fails.
+		// News in the other namespace does not wait for the one that fails.
 		n.is("shared", again(sick, time.Minute))
 		began := time.Now()
 		n.client.PrependReactor("create", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {

@@ -24,8 +24,8 @@ type planner struct {
 }
 
 // plan returns what is to be written for a function and for its virtual ones,
-// the function first. What cannot or must not be done is left out, and is the
-// error.
+// the function first. Work that cannot or must not be done is left out, and is
+// the error.
 func (p *planner) plan(f function) (parts []part, err error) {
 	if f.err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Name(), f.err)
@@ -159,7 +159,7 @@ func (p *planner) create(f function, settings []discovery.Write) (writes []disco
 
 // withoutProbing returns the write that creates virtual functions, with writes
 // around it that keep the kernel from binding them to a driver of its choice
-// where another is wanted. What it was set to is set again.
+// where another is wanted. The earlier setting is then restored.
 func (p *planner) withoutProbing(f function, attrs *sysfs.Attrs, created discovery.Write) []discovery.Write {
 	autoprobe, _ := attrs.Text("sriov_drivers_autoprobe")
 	if f.rule.VFs.Driver == "" || autoprobe != "1" {

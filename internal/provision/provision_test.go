@@ -73,9 +73,8 @@ var queues = provision.Rule{Selects: id(dsaID), Settings: discovery.Settings{Gro
 	{Engines: 2, Queues: []discovery.WorkQueue{{Name: "all", Shared: true, Size: 112, Priority: 5, Threshold: 100}}},
 }}}
 
-// Each case is a host and rules, and all that is to happen to it. What a dry run
-// prints is the same, and it writes nothing; what a second run finds to do is
-// nothing.
+// Each case is a host and rules, and all that is to happen to it. A dry run
+// prints the same and writes nothing; a second run finds nothing to do.
 func TestProvision(t *testing.T) {
 	nic := provision.Rule{Selects: id(nicID), VFs: &provision.VFs{Count: 2}}
 	bound := provision.Rule{Selects: id(nicID), Driver: "vfio-pci"}
@@ -413,7 +412,7 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 }
 
-// What a container has is not touched, nor what may be a container's.
+// A device that a container has, or may have, is not touched.
 func TestProvisionRefusesWhatContainersHave(t *testing.T) {
 	for name, test := range map[string]struct {
 		held map[string]string
@@ -513,7 +512,7 @@ func TestVirtualFunctionsAreOneRules(t *testing.T) {
 	}
 }
 
-// What was not done is said, and is a failure also where it was interrupted.
+// Work that was not done is named, and is a failure also if it was interrupted.
 func TestProvisionInterrupted(t *testing.T) {
 	k, _ := qat()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -15,8 +15,8 @@ import (
 )
 
 // Sweep removes the sockets that match a pattern of [filepath.Glob] and that
-// nobody listens on. What anybody still serves, and what is no socket, is left
-// alone.
+// nobody listens on. A socket that is still served, and a file that is no
+// socket, are left alone.
 func Sweep(ctx context.Context, pattern string) error {
 	left, err := filepath.Glob(pattern)
 	errs := []error{err}

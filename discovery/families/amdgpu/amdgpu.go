@@ -98,8 +98,8 @@ type mode struct {
 //
 // A GPU is named by its PCI address, and each of its partitions, the first one
 // too, by that and its index: what is allocated as the whole is never mistaken
-// for a part of it. What an index stands for depends on the mode, which is
-// therefore in a partition's Identity.
+// for a part of it. The meaning of an index depends on the mode, so a
+// partition's Identity includes the mode.
 func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	whole, mode, err := g.whole()
 	if len(g.nodes) < 2 && (mode.compute == "" || mode.compute == "spx") {

@@ -37,9 +37,9 @@ type kfdNode struct {
 	links       []string // the nodes that XGMI joins it to, by number
 }
 
-// readKFD reads the topology nodes of the given functions. What cannot be read
-// names the node: the kernel refuses it to a process whose device cgroup lacks
-// the render node, and the GPU is none the worse for that.
+// readKFD reads the topology nodes of the given functions. An error names the
+// node: the kernel refuses it to a process whose device cgroup lacks the render
+// node, and the GPU is none the worse for that.
 func readKFD(host *discovery.Host, functions []sysfs.Device) *kfd {
 	k := &kfd{of: make(map[string][]kfdNode), at: make(map[string]string)}
 	class, err := sysfs.Class(host.FS, "kfd")
@@ -156,8 +156,8 @@ func unlocated(properties map[string]uint64) string {
 	return fmt.Sprintf("%04x:%02x:%02x.%d", properties["domain"], location>>8&0xff, location>>3&0x1f, location&7)
 }
 
-// setShared sets what all partitions of a GPU have in common. What /sys says
-// of the PCI function comes first.
+// setShared sets what all partitions of a GPU have in common. A value that /sys
+// has for the PCI function comes first.
 func (n kfdNode) setShared(a discovery.Attributes) {
 	if n.gfx > 0 {
 		// 90402 is gfx942, 90010 is gfx90a.

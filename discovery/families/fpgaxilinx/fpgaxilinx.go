@@ -63,8 +63,8 @@ func slot(function sysfs.Device) string {
 	return strings.TrimRight(strings.TrimRight(function.Name(), "01234567"), ".")
 }
 
-// describeFPGA describes the function of an FPGA that is for users. Whoever uses
-// it may need the one that manages the card, which virtual machines do not see.
+// describeFPGA describes the user function of an FPGA. Its users may need the
+// management function too, which virtual machines do not see.
 func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discovery.Device, error) {
 	d, err := discovery.PCI(host, user)
 	errs := []error{err}

@@ -84,8 +84,8 @@ func edited(t *testing.T, file string, edit func(string) string) *discovery.Host
 	return discoverytest.Layout(t, name)
 }
 
-// What the plugin's ConfigMap called an alias is an entry of "resources"; a U30 is
-// one unit by its own name and by an alias, and two by its shell's name.
+// An alias of the plugin's ConfigMap is an entry of "resources". A U30 is one unit
+// by its own name and by an alias, and two units by its shell's name.
 func TestAliases(t *testing.T) {
 	const shell = "amd.com/xilinx_u30_gen3x4_base_2-1626198029"
 	selector, err := discovery.Compile(`device.attributes["chandler.dev"].?profile.orValue("").startsWith("xilinx_u30_")`)
@@ -117,8 +117,8 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// What is left of a U30 when one of its FPGAs is excluded, or has another name,
-// is not sold as a card, by no name.
+// If one FPGA of a U30 is excluded or has another name, the other is not sold as
+// a card, under any name.
 func TestHalfACard(t *testing.T) {
 	half, err := discovery.Compile(`device.attributes["resource.kubernetes.io"].pciBusID == "0000:0c:00.1"`)
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package generic describes accelerators that no other family knows, by what
 // the kernel tells of any: GPUs by their render nodes, co-processors and
-// processing accelerators by the nodes that their driver has made. What has no
-// such node, as the screen of a server's management controller, is nothing that
-// a container could use.
+// processing accelerators by the nodes that their driver has made. A device
+// without such a node, as the screen of a server's management controller, is
+// nothing that a container could use.
 package generic
 
 import (

@@ -142,7 +142,7 @@ func setTiles(d *discovery.Device, tiles []sysfs.Device) error {
 	return setMemory(d, total)
 }
 
-// setMemory sets the memory. What has none of its own says 0.
+// setMemory sets the memory. A GPU without memory of its own says 0.
 func setMemory(d *discovery.Device, size uint64) error {
 	if size > math.MaxInt64 {
 		return fmt.Errorf("no size of a memory: %d", size)

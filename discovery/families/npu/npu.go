@@ -73,7 +73,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 }
 
 // hardware returns the device that an accel node is for: the PCI function or
-// platform device above it. What has no hardware above it is no accelerator.
+// platform device above it. A node without hardware above it is no accelerator.
 func hardware(minor sysfs.Device) (sysfs.Device, bool) {
 	parent := minor.Parent()
 	if parent.Name() == "accel" {
@@ -119,8 +119,8 @@ func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Devic
 }
 
 // offer returns how the classic API sees an accelerator. The ID is that of the
-// only share in Intel's plugin. What Qualcomm's gives is not published, and no
-// plugin offers the others: they have the kernel's name of the device.
+// only share in Intel's plugin. Qualcomm does not publish its plugin's IDs, and
+// no plugin offers the others, so these have the kernel's name of the device.
 func offer(driver string, parent, minor sysfs.Device) discovery.Offer {
 	resource := drivers[driver].resource
 	if driver == "intel_vpu" {

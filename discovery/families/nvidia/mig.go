@@ -42,10 +42,10 @@ func (d *driver) divide(gpu discovery.Device, info information, told facts.GPU) 
 	return instances, problems
 }
 
-// instance describes a compute instance in a GPU instance. What NVML says of
-// it is left out where NVML does not know it. Where NVML is not asked at all, it
-// is told from others by its place, as NVIDIA did before release 470; else it is
-// not until its UUID is known, so that it is not taken for swapped then.
+// instance describes a compute instance in a GPU instance, without the facts that
+// NVML does not know. Where NVML is not asked at all, the instance's Identity is
+// its place, as with NVIDIA before release 470. Where NVML is asked, the instance
+// has no Identity until its UUID is known, so that it is not taken for swapped then.
 func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU, gi, ci entry) (discovery.Device, error) {
 	var known facts.Instance
 	if i := slices.IndexFunc(told.Instances, func(i facts.Instance) bool { return i.GI == gi.number && i.CI == ci.number }); i >= 0 {
@@ -82,8 +82,8 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 // administrator to choose, and so is any name for an instance that computes in
 // only some slices of its GPU instance, for which the plugin has none. There is
 // nothing of the strategy "none", the plugin's default: a GPU with instances
-// that is handed out whole cannot compute. What NVML does not know the UUID of
-// is not offered, since its ID would be another once NVML does.
+// that is handed out whole cannot compute. An instance whose UUID NVML does
+// not know is not offered, since its ID would change once NVML does.
 //
 // Google's plugin offers GPU instances as GPUs, by their numbers.
 func (d *driver) instanceOffers(known facts.Instance, info information, gi, ci int) []discovery.Offer {

@@ -39,7 +39,7 @@ func describe(host *discovery.Host, _ []sysfs.Device) (devices []discovery.Devic
 		for j := range resource.Groups {
 			group := &resource.Groups[j]
 			sets, err := r.sets(group)
-			// What could not be looked for may be there: a problem of all devices.
+			// A path that could not be looked for may be there: a problem of all devices.
 			problems = append(problems, discovery.Problems(family, err)...)
 			for _, set := range sets {
 				d, err := describeSet(host, resource, group, set)

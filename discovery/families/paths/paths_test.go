@@ -58,7 +58,7 @@ func TestSets(t *testing.T) {
 	}
 }
 
-// What is no device node is given to nobody as one.
+// A file that is no device node is given to nobody as one.
 func TestNoNode(t *testing.T) {
 	fsys := fstest.MapFS{
 		"etc/hostname":   {Data: []byte("node\n")},

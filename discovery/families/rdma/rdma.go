@@ -2,8 +2,8 @@
 // InfiniBand core shows them in /sys: InfiniBand, RoCE, iWARP and the like. It
 // covers adapters that are PCI functions and the sub-functions of one. It gives
 // a container the verbs devices, and the network interface where the claim asks
-// for it. What it gives works where the RDMA devices are shared between network
-// namespaces; else a network plugin must move them (rdma-cni).
+// for it. The verbs devices work where RDMA devices are shared between network
+// namespaces; elsewhere a network plugin must move them (rdma-cni).
 package rdma
 
 import (

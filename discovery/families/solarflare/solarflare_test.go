@@ -11,7 +11,7 @@ import (
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, solarflare.Family) }
 
-// What is preloaded is what is mounted, where anything is.
+// The library that is preloaded is the one that is mounted, if any is.
 func TestGrant(t *testing.T) {
 	for file, want := range map[string][]string{
 		"testdata/x2522.host":  {"LD_PRELOAD=/opt/onload/usr/lib64/libonload.so"},

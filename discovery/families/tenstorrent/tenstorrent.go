@@ -83,8 +83,8 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 	if version, err := host.ReadText("/sys/module/tenstorrent/version"); err == nil {
 		d.Attributes.SetVersion("driverVersion", version)
 	}
-	// Its software looks the chips up in /sys. What is mounted below, such as the
-	// files for debugging, does not come with it.
+	// Its software looks the chips up in /sys. File systems mounted below, such as
+	// debugfs, do not come with it.
 	d.Edits.Mounts = []*specs.Mount{{HostPath: "/sys", ContainerPath: "/sys", Options: []string{"ro", "nosuid", "nodev", "noexec", "bind", "rprivate"}}}
 	if host.Exists(hugepages) {
 		d.Edits.Mounts = append(d.Edits.Mounts, &specs.Mount{HostPath: hugepages, ContainerPath: hugepages, Options: []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}})

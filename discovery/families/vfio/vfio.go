@@ -99,7 +99,7 @@ func groupOf(function sysfs.Device) string {
 	return id
 }
 
-// group is an IOMMU group. Whoever opens it has all of its functions.
+// group is an IOMMU group. A process that opens it has all of its functions.
 type group struct {
 	id        string // "" of a function that is in none
 	functions []sysfs.Device

@@ -164,7 +164,7 @@ func lastLines(log []byte) []byte {
 	return bytes.Join(lines[max(0, len(lines)-15):], []byte("\n"))
 }
 
-// stop ends the agent. What it holds it leaves to the next one.
+// stop ends the agent. The next one takes over its claims.
 func (r *running) stop() error {
 	var err error
 	if r.conn != nil {

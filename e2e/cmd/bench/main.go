@@ -2,7 +2,7 @@
 // same node, and writes what it measured as tables. It cleans up after itself.
 //
 // Both drivers run as programs on the node and are called at their sockets as the kubelet calls them, with claims that
-// are in the API server. What one machine measures is only to be compared with what else it measured in the same run.
+// are in the API server. Compare figures only with others of the same machine and the same run.
 package main
 
 import (

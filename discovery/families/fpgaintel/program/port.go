@@ -71,8 +71,8 @@ type kernel interface {
 	ask(request uint, argument []byte) error
 }
 
-// program makes the request. What the FPGA is given must be a multiple of four
-// bytes, and it does not mind what follows the end.
+// program makes the request. The FPGA takes a multiple of four bytes, and does
+// not mind what follows the end.
 func (d driver) program(k kernel, port uint64, raw []byte) error {
 	if port > math.MaxUint32 {
 		return errors.New("no such number")

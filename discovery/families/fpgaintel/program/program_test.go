@@ -152,7 +152,7 @@ func TestRequestFails(t *testing.T) {
 	}
 }
 
-// What is no management engine's node is not asked.
+// Only the node of a management engine is asked.
 func TestPortRefuses(t *testing.T) {
 	root := t.TempDir()
 	host, err := hostfs.Open(root)

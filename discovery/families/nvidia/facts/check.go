@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// What NVML's texts look like. UUIDs of MIG devices from before R470 are those
+// The form of NVML's texts. UUIDs of MIG devices from before R470 are those
 // of their GPU with the numbers of their instances.
 var (
 	addresses    = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)

@@ -28,7 +28,7 @@ type document struct {
 	GPUs    []GPU  `json:"gpus,omitempty"`
 }
 
-// GPU is what NVML says of one. What it does not say is zero.
+// GPU is what NVML says of one. A value that it does not say is zero.
 type GPU struct {
 	Address           string     `json:"address"` // of the PCI function, as the kernel writes it
 	UUID              string     `json:"uuid,omitempty"`

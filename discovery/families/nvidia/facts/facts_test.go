@@ -32,7 +32,7 @@ func whole() []GPU {
 	}, {Address: "0000:43:00.0", Lost: true}}
 }
 
-// What is written is read again.
+// Facts that are written are read again.
 func TestFormatAndParse(t *testing.T) {
 	text, err := Format(whole())
 	if err != nil {
@@ -65,7 +65,7 @@ func TestFormatIsBounded(t *testing.T) {
 	}
 }
 
-// What cannot be told whose it is, or is none, is refused as a whole.
+// A text that is no facts, or facts of an unknown GPU, is refused as a whole.
 func TestParseRefusesTheText(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"empty":            {"", "unexpected end"},
