@@ -20,7 +20,7 @@ func TestConfigurers(t *testing.T) {
 	}}}
 	configure := Configurers(&Host{}, families)
 	want := Parameters{AcceleratorFunction: "1"}
-	before := Device{Name: "p", Family: "fpga", Mode: ModeDRA, Withheld: "held", Source: "sys/old"}
+	before := Device{Name: "p", Family: "fpga", Mode: ModeDRA, Want: want, Source: "sys/old"}
 
 	now, got, err := configure(before, want)
 	if err != nil || got != nil {
@@ -29,7 +29,7 @@ func TestConfigurers(t *testing.T) {
 	if now.Source != "sys/new" || now.Attributes.String("afuID") != "1" || now.Attributes.String("family") != "fpga" {
 		t.Errorf("not described anew: %+v", now)
 	}
-	if now.Mode != ModeDRA || now.Withheld != "held" || len(now.Offers) > 0 {
+	if now.Mode != ModeDRA || len(now.Want) != 1 || len(now.Offers) > 0 {
 		t.Errorf("what rules and agent said is lost: %+v", now)
 	}
 

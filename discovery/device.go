@@ -114,11 +114,6 @@ type Device struct {
 	// Want is what the administrator wants the device to be before the classic
 	// API lists it. It is set by [Rules], never by a family.
 	Want Parameters
-
-	// Withheld says why nobody new may have the device, "" if anybody may. Who
-	// was promised it still gets it. It is set by the agent while the device
-	// moves from one API to the other, never by a family.
-	Withheld string
 }
 
 // Whole is a piece of silicon that several devices are parts of: a PCI

@@ -116,10 +116,10 @@ func TestSchedulerAndDriverAgree(t *testing.T) {
 	}
 }
 
-// schedulerOf returns a scheduler for a snapshot, as it is published to a server.
-func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, kept features.Set) *pooltest.Scheduler {
+// schedulerOf returns a scheduler for a view, as it is published to a server.
+func schedulerOf(t *testing.T, v *view, kept features.Set) *pooltest.Scheduler {
 	t.Helper()
-	published, problems := pool.Of(pool.Input{Snapshot: snapshot, Features: kept})
+	published, problems := pool.Of(pool.Input{Snapshot: v.snapshot, Withheld: v.withheld, Features: kept})
 	if len(problems) > 0 {
 		t.Fatalf("problems: %v", problems)
 	}
@@ -140,10 +140,22 @@ func withOwnNodes(snapshot *discovery.Snapshot) (devices []discovery.Device) {
 	return devices
 }
 
+// someWithheld withholds some of the silicon of a snapshot.
+func someWithheld(random *rand.Rand, snapshot *discovery.Snapshot) map[string]string {
+	withheld := make(map[string]string)
+	for i := range snapshot.Devices {
+		if random.IntN(25) == 0 {
+			withheld[snapshot.Devices[i].Silicon()] = "moves to the device-plugin API"
+		}
+	}
+	return withheld
+}
+
 func agree(t *testing.T, random *rand.Rand, snapshot *discovery.Snapshot, kept features.Set, steps int) {
 	b := newBench(t).restart().offers(withOwnNodes(snapshot)...)
+	b.Publish(b.view.Load().snapshot, someWithheld(random, snapshot))
 	v := b.view.Load()
-	s := schedulerOf(t, v.snapshot, kept)
+	s := schedulerOf(t, v, kept)
 	c := &claimer{Rand: random, devices: v.snapshot.Devices, kept: kept}
 	for _, slice := range s.Slices {
 		c.published += len(slice.Spec.Devices)
@@ -179,14 +191,15 @@ func TestNoDeviceIsUnreachable(t *testing.T) {
 		t.Run(fmt.Sprintf("%+v", kept), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(7, uint64(i)))
-			snapshot := newBench(t).restart().offers(discoverytest.RandomHost(random, 70, recorded...).Devices...).view.Load().snapshot
-			s := schedulerOf(t, snapshot, kept)
+			snapshot := discoverytest.RandomHost(random, 70, recorded...)
+			v := &view{snapshot: snapshot, withheld: someWithheld(random, snapshot)}
+			s := schedulerOf(t, v, kept)
 			reached := make(map[string]bool)
 			wanted := make(map[string]bool)
 			for _, d := range snapshot.Devices {
 				request := resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(d.Name)}
 				switch {
-				case d.Withheld != "" || !d.Health.Usable() && !kept.Taints:
+				case v.withheld[d.Silicon()] != "" || !d.Health.Usable() && !kept.Taints:
 					continue
 				case !d.Health.Usable():
 					request.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}

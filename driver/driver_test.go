@@ -118,7 +118,7 @@ func (b *bench) offers(devices ...discovery.Device) *bench {
 			}
 		}
 	}
-	b.Publish(&discovery.Snapshot{Devices: devices})
+	b.Publish(&discovery.Snapshot{Devices: devices}, nil)
 	return b
 }
 
@@ -484,7 +484,7 @@ func TestHealthReports(t *testing.T) {
 		expect(10*time.Second, healthy, unhealthy)
 		expect(20*time.Second, healthy, unhealthy)
 		gone := discovery.Gone(resourceapi.DeviceTaintEffectNone) // b, as the snapshot has it
-		b.Publish(&discovery.Snapshot{Devices: []discovery.Device{a}, Gone: map[string]discovery.Health{"b": gone}})
+		b.Publish(&discovery.Snapshot{Devices: []discovery.Device{a}, Gone: map[string]discovery.Health{"b": gone}}, nil)
 		expect(20*time.Second, healthy, healthy)
 		cancel()
 		if err := <-ended; err != nil {
@@ -509,7 +509,7 @@ func TestRunEndsWithoutAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		stop := b.run(&silentServer{stopped: make(chan struct{})})
-		b.Publish(&discovery.Snapshot{})
+		b.Publish(&discovery.Snapshot{}, nil)
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if err := stop(); err != nil {

@@ -304,7 +304,7 @@ func TestVerify(t *testing.T) {
 				test.change(b, &d)
 				b.boot = boot
 				b.restart()
-				b.Publish(&discovery.Snapshot{Devices: []discovery.Device{d}})
+				b.Publish(&discovery.Snapshot{Devices: []discovery.Device{d}}, nil)
 				if test.refused != "" {
 					mustRefuse(t, b, c, test.refused)
 				} else {

@@ -113,6 +113,7 @@ func (d *Driver) publish(ctx context.Context, helper Helper, now resourceslice.P
 func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool.Input, wait time.Duration) {
 	in = pool.Input{
 		Snapshot: v.snapshot,
+		Withheld: v.withheld,
 		Last:     last,
 		Features: *d.features.Load(),
 		Excused:  make(map[string]bool),

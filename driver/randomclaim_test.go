@@ -116,7 +116,7 @@ func subRequest(name string, r *resourceapi.ExactDeviceRequest) resourceapi.Devi
 func forbidden(claim *resourceapi.ResourceClaim, view *view) string {
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		d, _ := view.Device(r.Device)
-		if d.Withheld != "" {
+		if view.withheld[d.Silicon()] != "" {
 			return d.Name + " is withheld"
 		}
 		taint := resourceapi.DeviceTaint{Key: "chandler.dev/" + string(d.Health.Key()), Effect: d.Health.Effect}

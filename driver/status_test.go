@@ -210,7 +210,7 @@ func TestReplacedWhileConfiguring(t *testing.T) {
 			t.Error("said while the claim is being prepared")
 		}
 		close(f.hold)
-		b.Publish(before)
+		b.Publish(before, nil)
 		mustPrepare(t, b, c)
 		b.offers(other)
 		seen := b.view.Load().snapshot

@@ -13,6 +13,7 @@ import (
 // view is a snapshot and what is made of it. It is never modified.
 type view struct {
 	snapshot *discovery.Snapshot // nil before the first
+	withheld map[string]string   // by silicon: why nobody new may have it
 	*ledger.Present
 	identities map[string]identity // by device name, of those that have or had one
 	next       chan struct{}       // closed when another view has replaced this one
@@ -24,14 +25,17 @@ type identity struct {
 	since       time.Time // when it was first seen with this one, if there was another
 }
 
-// Publish makes the snapshot what the driver offers: all of its devices but
-// those that are withheld, which only claims that have them already can get.
-// The snapshot must not be modified any more.
-func (d *Driver) Publish(snapshot *discovery.Snapshot) {
+// Publish makes the snapshot what the driver offers, less the silicon that is
+// withheld, with the reason. Only claims that were allocated withheld silicon
+// already can get it. Neither argument may be modified any more.
+func (d *Driver) Publish(snapshot *discovery.Snapshot, withheld map[string]string) {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
 	before := d.view.Load()
-	d.view.Store(&view{snapshot: snapshot, Present: ledger.NewPresent(snapshot, before.Present), identities: identitiesIn(snapshot, before.identities, time.Now()), next: make(chan struct{})})
+	d.view.Store(&view{
+		snapshot: snapshot, withheld: withheld, Present: ledger.NewPresent(snapshot, before.Present),
+		identities: identitiesIn(snapshot, before.identities, time.Now()), next: make(chan struct{}),
+	})
 	close(before.next)
 }
 

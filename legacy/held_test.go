@@ -55,7 +55,7 @@ func TestInUse(t *testing.T) {
 	k.Start()
 	p := New(configFor(k))
 	p.Know(snapshot(gpu("a"), gpu("b"), gpu("c")))
-	p.Publish(snapshot(gpu("a"), gpu("b")))
+	p.Publish(snapshot(gpu("a"), gpu("b")), nil)
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)
 	registered.Says(t, "a b")

@@ -97,7 +97,7 @@ func runOnly(t *testing.T, p *Plugin) (stop func()) {
 // publish has a plugin offer all that the host has.
 func publish(p *Plugin, s *discovery.Snapshot) {
 	p.Know(s)
-	p.Publish(s)
+	p.Publish(s, nil)
 }
 
 // gpus returns a snapshot of devices "gpu-<id>" with one ID of example.com/gpu

@@ -81,13 +81,13 @@ type Kubelet interface {
 type Plugin struct {
 	config Config
 
-	known    atomic.Pointer[[]discovery.Device] // of the host, whichever API offers them
-	snapshot atomic.Pointer[discovery.Snapshot] // nil until there is one to offer
-	stock    atomic.Pointer[list.Stock]         // what the ledger is told of the host
-	servers  atomic.Pointer[map[string]*server] // by resource; the map is never modified
-	ready    chan struct{}                      // closed when PodResources was asked
-	changed  chan struct{}                      // what the lists are computed from may have changed
-	ask      chan struct{}                      // PodResources may have something new to say
+	known   atomic.Pointer[[]discovery.Device] // of the host, whichever API offers them
+	offered atomic.Pointer[offered]            // nil until there is something to offer
+	stock   atomic.Pointer[list.Stock]         // what the ledger is told of the host
+	servers atomic.Pointer[map[string]*server] // by resource; the map is never modified
+	ready   chan struct{}                      // closed when PodResources was asked
+	changed chan struct{}                      // what the lists are computed from may have changed
+	ask     chan struct{}                      // PodResources may have something new to say
 }
 
 // New returns a Plugin, which does nothing until it runs.
@@ -112,13 +112,20 @@ func New(config Config) *Plugin {
 	return p
 }
 
-// Publish says what the classic API is to offer from now on. Each snapshot is
-// the whole truth; to publish the same one again changes nothing.
-func (p *Plugin) Publish(s *discovery.Snapshot) {
-	if discovery.Same(p.snapshot.Load(), s) {
+// offered is what the classic API is to offer.
+type offered struct {
+	snapshot *discovery.Snapshot
+	withheld map[string]string // by silicon: why nobody new may have it
+}
+
+// Publish says what the classic API is to offer from now on, and which silicon
+// of it is withheld, with the reason. Each snapshot is the whole truth; to
+// publish the same again changes nothing.
+func (p *Plugin) Publish(s *discovery.Snapshot, withheld map[string]string) {
+	if before := p.offered.Load(); before != nil && discovery.Same(before.snapshot, s) && maps.Equal(before.withheld, withheld) {
 		return
 	}
-	p.snapshot.Store(s)
+	p.offered.Store(&offered{s, withheld})
 	signal(p.changed)
 }
 
@@ -204,8 +211,8 @@ func (o *offering) serve(ctx context.Context) {
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		o.know()
-		if s := p.snapshot.Load(); s != nil {
-			o.update(ctx, s)
+		if what := p.offered.Load(); what != nil {
+			o.update(ctx, what)
 		}
 		select {
 		case <-ctx.Done():
@@ -229,12 +236,12 @@ func (o *offering) restock(s *list.Stock) {
 	o.unseen = true
 }
 
-// update makes the lists say what follows from a snapshot and from what
+// update makes the lists say what follows from what is offered and from what
 // containers have.
-func (o *offering) update(ctx context.Context, s *discovery.Snapshot) {
+func (o *offering) update(ctx context.Context, what *offered) {
 	p := o.plugin
 	servers := maps.Clone(*p.servers.Load())
-	in := list.Input{Snapshot: s, Withheld: withheld(s), Beliefs: make(map[string]list.Belief, len(servers)), Now: time.Now(), Grace: p.config.Grace}
+	in := list.Input{Snapshot: what.snapshot, Withheld: what.withheld, Beliefs: make(map[string]list.Belief, len(servers)), Now: time.Now(), Grace: p.config.Grace}
 	for resource, one := range servers {
 		in.Beliefs[resource] = one.belief(p.config.Ledger.Asked())
 	}
@@ -275,17 +282,6 @@ func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []disco
 	}
 	o.lists = lists
 	return lists, problems
-}
-
-// withheld says which silicon of a snapshot is withheld, and why.
-func withheld(s *discovery.Snapshot) map[string]string {
-	why := make(map[string]string)
-	for i := range s.Devices {
-		if d := &s.Devices[i]; d.Withheld != "" {
-			why[d.Silicon()] = d.Withheld
-		}
-	}
-	return why
 }
 
 // start runs the servers that do not run yet.

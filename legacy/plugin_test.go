@@ -317,7 +317,7 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	k.Hold("train", "example.com/renamed", "a::3", "c-_-12", "d/vgpu0", "e-4", "b-x", "p", "s", "unknown")
 	p := New(configFor(k))
 	p.Know(snapshot(gpu("a"), gpu("b"), gpu("c"), gpu("d"), gpu("e"), part, shareable))
-	p.Publish(snapshot())
+	p.Publish(snapshot(), nil)
 	run(t, p)
 	<-p.Ready()
 	holders := map[string]string{"card": "default/train main", "gpu-b": "", "gpu-p": "", "gpu-s": ""}
@@ -350,7 +350,7 @@ func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	k.Start()
 	p := New(configFor(k))
 	p.Know(gpus("a", "b"))
-	p.Publish(gpus("a"))
+	p.Publish(gpus("a"), nil)
 	run(t, p)
 	<-p.Ready()
 	if who, held := p.Holder("gpu-b"); !held || !strings.Contains(who, unheard) {
@@ -419,9 +419,9 @@ func TestHeldByAnotherName(t *testing.T) {
 			p := New(configFor(k))
 			p.Know(gpus("a", "b"))
 			if ours {
-				p.Publish(gpus("a", "b"))
+				p.Publish(gpus("a", "b"), nil)
 			} else {
-				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))))
+				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))), nil)
 				k.Hold("train", gpuResource, "a")
 			}
 			run(t, p)
@@ -433,7 +433,7 @@ func TestHeldByAnotherName(t *testing.T) {
 				}
 				k.Hold("train", gpuResource, "a")
 				kubelettest.Eventually(t, func() bool { who, _ := p.Holder("gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
-				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))))
+				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))), nil)
 			}
 			registered := k.Plugin(other, 1)
 			registered.Says(t, "a! b")
@@ -588,7 +588,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	}
 	p := New(configFor(k))
 	p.Know(gpus("a"))
-	p.Publish(gpus("a"))
+	p.Publish(gpus("a"), nil)
 	var log log
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))

@@ -131,9 +131,6 @@ func (h *randomHost) device(name string) discovery.Device {
 		}
 	}
 	h.setHealth(&d)
-	if h.oneIn(25) {
-		d.Withheld = "moves to the device-plugin API"
-	}
 	return d
 }
 

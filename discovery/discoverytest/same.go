@@ -27,7 +27,7 @@ func same(a, b *discovery.Device) bool {
 		samePointer(a.PartOf, b.PartOf, sameWhole) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
 		a.Shareable == b.Shareable && a.OptIn == b.OptIn && a.Configured == b.Configured &&
 		slices.EqualFunc(a.Offers, b.Offers, sameOffer) &&
-		a.Mode == b.Mode && a.Withheld == b.Withheld && maps.Equal(a.Want, b.Want) &&
+		a.Mode == b.Mode && maps.Equal(a.Want, b.Want) &&
 		seldom(a.Sharing, b.Sharing, a.Sharing == nil && b.Sharing == nil) &&
 		seldom(a.Overhead, b.Overhead, len(a.Overhead)+len(b.Overhead) == 0)
 }

@@ -27,6 +27,7 @@ const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 // Input is all that decides what is published.
 type Input struct {
 	Snapshot *discovery.Snapshot
+	Withheld map[string]string             // by silicon: why nobody new may have it
 	Holds    []Hold                        // of all claims
 	Last     resourceslice.Pool            // as it was last published
 	Features features.Set                  // of the API server
@@ -151,7 +152,7 @@ func (in *input) choose() []discovery.Device {
 	gone := in.takenByGone()
 	offered := slices.DeleteFunc(slices.Clone(in.Snapshot.Devices), func(d discovery.Device) bool {
 		_, taken := in.alone[d.Name]
-		return d.Withheld != "" || !taken && (!in.Features.Taints && !in.health(&d).Usable() || in.uncounted(&d, gone[d.Silicon()]))
+		return in.Withheld[d.Silicon()] != "" || !taken && (!in.Features.Taints && !in.health(&d).Usable() || in.uncounted(&d, gone[d.Silicon()]))
 	})
 	if in.Features.Counters {
 		return offered

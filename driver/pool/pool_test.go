@@ -48,13 +48,14 @@ func TestDriverResources(t *testing.T) {
 	}
 	taking3 := []resourceapi.DeviceCounterConsumption{{CounterSet: "g0", Counters: counters(pooltest.Quantities("slices", 3))}}
 	tests := map[string]struct {
-		devices []discovery.Device
-		holds   []Hold
-		last    resourceslice.Pool
-		excused map[string]bool
-		dropped []string // by the server
-		want    []string
-		left    []string // devices left out with a problem
+		devices  []discovery.Device
+		withheld map[string]string
+		holds    []Hold
+		last     resourceslice.Pool
+		excused  map[string]bool
+		dropped  []string // by the server
+		want     []string
+		left     []string // devices left out with a problem
 	}{
 		"nothing is an empty slice": {want: []string{""}},
 		"name order, whatever the order found in the maps": {
@@ -62,8 +63,9 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"a b c"},
 		},
 		"what the classic API is to have is not in slices": {
-			devices: []discovery.Device{{Name: "a", Withheld: "moves to the other API"}, {Name: "b", Mode: discovery.ModeDRA}},
-			want:    []string{"b"},
+			devices:  []discovery.Device{{Name: "a"}, pooltest.Part("g0", "g0-a", 3), {Name: "b", Mode: discovery.ModeDRA}},
+			withheld: map[string]string{"a": "moves to the other API", "g0": "likewise"},
+			want:     []string{"b"},
 		},
 		"shared": {
 			devices: []discovery.Device{{Name: "kvm", Shareable: true}},
@@ -173,7 +175,7 @@ func TestDriverResources(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, problems := Of(Input{
-				Snapshot: &discovery.Snapshot{Devices: test.devices}, Holds: test.holds, Last: test.last, Excused: test.excused,
+				Snapshot: &discovery.Snapshot{Devices: test.devices}, Withheld: test.withheld, Holds: test.holds, Last: test.last, Excused: test.excused,
 				Features: without(test.dropped...), Gone: resourceapi.DeviceTaintEffectNoSchedule,
 			})
 			if diff := cmp.Diff(test.want, pooltest.Sketch(got)); diff != "" {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +22,9 @@ const (
 
 // publisher offers devices through one API: package driver or legacy.
 type publisher interface {
-	Publish(*discovery.Snapshot)
+	// Publish says what to offer from now on: the devices of a snapshot, less the
+	// silicon that is withheld, with the reason.
+	Publish(s *discovery.Snapshot, withheld map[string]string)
 }
 
 // classicPublisher offers devices through the device-plugin API: package legacy.
@@ -117,10 +118,10 @@ func (p *placing) run(ctx context.Context) {
 		placement := p.decide(ctx, mode)
 		snapshot := p.devices.snapshot
 		p.placed.Store(&placed{snapshot, placement})
-		p.dra.Publish(withhold(snapshot, placement.OfDRA()))
+		p.dra.Publish(snapshot, placement.OfDRA())
 		listed := &discovery.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone}
 		listed, fitting := p.fitter.fit(ctx, listed)
-		p.classic.Publish(withhold(listed, placement.Moving))
+		p.classic.Publish(listed, placement.Moving)
 		if len(placement.Moving) > 0 || fitting || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // somebody may have the silicon for days
@@ -162,16 +163,6 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
 	p.moving = placement.Moving
 	p.places.set(ctx, placement.API)
 	return placement
-}
-
-// withhold returns a snapshot whose devices say why they are withheld.
-func withhold(s *discovery.Snapshot, withheld map[string]string) *discovery.Snapshot {
-	out := *s
-	out.Devices = slices.Clone(s.Devices)
-	for i := range out.Devices {
-		out.Devices[i].Withheld = withheld[out.Devices[i].Silicon()]
-	}
-	return &out
 }
 
 // holder knows who has a piece of silicon through one of the two APIs.
