@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -175,10 +176,10 @@ func (d Dir) ClaimDevices(uid types.UID) ([]string, error) {
 	return names, nil
 }
 
-// Sweep removes what writers that were interrupted left behind. Nobody may be
-// writing specs of claims.
-func (d Dir) Sweep() error {
-	return d.Files.Sweep(d.Path, prefix)
+// Tidy removes temporary files of an age that writers left behind; see
+// [disk.Files.Sweep].
+func (d Dir) Tidy(age time.Duration) error {
+	return d.Files.Sweep(d.Path, age, prefix)
 }
 
 func (d Dir) file(uid types.UID) string {

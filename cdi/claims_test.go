@@ -138,7 +138,7 @@ func TestClaimsIgnoresForeignFiles(t *testing.T) {
 	if diff := cmp.Diff([]types.UID{uid}, got); diff != "" {
 		t.Error(diff)
 	}
-	if err := dir.Sweep(); err != nil {
+	if err := dir.Tidy(0); err != nil {
 		t.Fatal(err)
 	}
 	if files, _ := filepath.Glob(filepath.Join(dir.Path, ".*")); len(files) > 0 {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -58,7 +59,10 @@ type metadata struct {
 	texts map[string]map[string][]byte // what was written, by owner, which is a name in dir or a claim's UID, and path
 }
 
-var _ ledger.Output = (*metadata)(nil)
+var _ interface {
+	ledger.Output
+	ledger.Tidier
+} = (*metadata)(nil)
 
 // options has the library write the files.
 func (m *metadata) options() []kubeletplugin.Option {
@@ -288,7 +292,7 @@ func (m *metadata) Sweep(all []ledger.Entry) error {
 			uids[string(e.UID)], sealed = true, true
 		}
 	}
-	errs := []error{m.files.Sweep(m.specs, metadataSpecPrefix), m.files.Sweep(m.copies, metadataSpecPrefix), m.sweepSpecs(m.copies, uids), m.sweepSpecs(m.specs, uids)}
+	errs := []error{m.sweepSpecs(m.copies, uids), m.sweepSpecs(m.specs, uids)}
 	dirs, err := m.entries(m.dir)
 	errs = append(errs, err)
 	for _, name := range dirs {
@@ -300,6 +304,11 @@ func (m *metadata) Sweep(all []ledger.Entry) error {
 		}
 	}
 	return joined("sweep metadata of devices", errs)
+}
+
+// Tidy implements [ledger.Tidier].
+func (m *metadata) Tidy(age time.Duration) error {
+	return joined("sweep metadata of devices", []error{m.files.Sweep(m.specs, age, metadataSpecPrefix), m.files.Sweep(m.copies, age, metadataSpecPrefix)})
 }
 
 // sweepSpecs removes the specs in a directory that are of no claim, and remembers

@@ -17,6 +17,7 @@ type cdiSpecs struct{ cdi.Dir }
 var _ interface {
 	ledger.Output
 	ledger.Namer
+	ledger.Tidier
 } = cdiSpecs{}
 
 // Write implements [ledger.Output].
@@ -45,7 +46,7 @@ func haveUID(entries []ledger.Entry, uid types.UID) bool {
 // Sweep implements [ledger.Output].
 func (s cdiSpecs) Sweep(all []ledger.Entry) error {
 	uids, err := s.Claims()
-	errs := []error{err, s.Dir.Sweep()}
+	errs := []error{err}
 	for _, uid := range uids {
 		if !haveUID(all, uid) {
 			errs = append(errs, s.RemoveClaim(uid))

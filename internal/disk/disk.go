@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // suffix ends the names of temporary files. Container runtimes load only
@@ -174,19 +175,28 @@ func (f Files) Writable(dir string) error {
 // earlier matches the files by which earlier agents tried a directory.
 var earlier = regexp.MustCompile(`^\.(writable|chandler)-[0-9]+$`)
 
-// Sweep removes temporary files that writers which were killed left in a
-// directory: those of files whose names begin with one of the prefixes, and
-// those by which a directory was tried. Nobody may be writing such files there.
-func (f Files) Sweep(dir string, prefixes ...string) error {
+// Abandoned is the age from which nobody writes a temporary file any more. A
+// writer that takes longer meets an error.
+const Abandoned = time.Minute
+
+// Sweep removes temporary files of an age that writers left in a directory which
+// were killed or could not remove them: those of files whose names begin with one
+// of the prefixes, and those by which a directory was tried. With an age below
+// [Abandoned], nobody may be writing such files there.
+func (f Files) Sweep(dir string, age time.Duration, prefixes ...string) error {
 	entries, err := f.List(dir)
 	if err != nil {
 		return fmt.Errorf("sweep %s: %w", dir, err)
 	}
 	var errs []error
 	for _, entry := range entries {
-		if entry.Type().IsRegular() && isTemporary(entry.Name(), prefixes) {
-			errs = append(errs, f.remove(filepath.Join(dir, entry.Name())))
+		if !entry.Type().IsRegular() || !isTemporary(entry.Name(), prefixes) {
+			continue
 		}
+		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) < age {
+			continue
+		}
+		errs = append(errs, f.remove(filepath.Join(dir, entry.Name())))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("sweep %s: %w", dir, err)

@@ -123,7 +123,15 @@ func TestSweep(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, keep[5]), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := (disk.Files{}).Sweep(dir, "file.json.", "mode."); err != nil {
+	if err := (disk.Files{}).Sweep(dir, disk.Abandoned, "file.json.", "mode."); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range gone {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+			t.Errorf("somebody may be writing it: %v", err)
+		}
+	}
+	if err := (disk.Files{}).Sweep(dir, 0, "file.json.", "mode."); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range keep {
@@ -136,7 +144,7 @@ func TestSweep(t *testing.T) {
 			t.Errorf("%s is still there: %v", name, err)
 		}
 	}
-	if err := (disk.Files{}).Sweep(filepath.Join(dir, "missing"), ""); err != nil {
+	if err := (disk.Files{}).Sweep(filepath.Join(dir, "missing"), 0, ""); err != nil {
 		t.Error(err)
 	}
 }

@@ -73,7 +73,7 @@ func (w Writer) Remove(paths []string) error {
 			continue
 		}
 		name := w.name(path)
-		if err := errors.Join(w.Files.Remove(name), w.Files.Sweep(filepath.Dir(name), filepath.Base(name)+".")); err != nil {
+		if err := errors.Join(w.Files.Remove(name), w.Files.Sweep(filepath.Dir(name), 0, filepath.Base(name)+".")); err != nil {
 			errs = append(errs, fmt.Errorf("remove host file %s: %w", path, err))
 		}
 	}

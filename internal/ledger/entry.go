@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"fmt"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -130,6 +131,12 @@ type Output interface {
 
 	// Sweep removes the files that none of the entries has. Nobody is writing.
 	Sweep(all []Entry) error
+}
+
+// Tidier is an Output of which writers that are killed leave temporary files.
+type Tidier interface {
+	// Tidy removes those of an age; see [disk.Files.Sweep].
+	Tidy(age time.Duration) error
 }
 
 // Namer is an Output whose files say by themselves whose they are.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -186,7 +185,7 @@ func (l *Ledger) saveGrants() (disk.InPlace, error) {
 	l.saving.Lock()
 	defer l.saving.Unlock()
 	l.mu.Lock()
-	grants, littered := l.grants(), l.littered
+	grants := l.grants()
 	l.unsaved = false
 	l.mu.Unlock()
 	data, err := encodeGrants(grants)
@@ -196,14 +195,9 @@ func (l *Ledger) saveGrants() (disk.InPlace, error) {
 	}
 	if err != nil {
 		l.mu.Lock()
-		l.unsaved, l.littered = true, true
+		l.unsaved = true
 		l.mu.Unlock()
 		return there, fmt.Errorf("write grants: %w", err)
-	}
-	if littered && l.synced.Sweep(filepath.Dir(l.file(grantsFile)), "") == nil {
-		l.mu.Lock()
-		l.littered = false
-		l.mu.Unlock()
 	}
 	return there, nil
 }

@@ -14,6 +14,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/kubeletapi"
 )
@@ -406,6 +407,13 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 			k.check("not given", dra, "a", "")
 			k.check("given before", dra, "b", starting)
 			k.disk.Before = nil
+			long := time.Now().Add(-disk.Abandoned)
+			left, _ := filepath.Glob(filepath.Join(filepath.Dir(k.file(grantsFile)), ".*"))
+			for _, name := range left {
+				if err := os.Chtimes(name, long, long); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if err := k.Reconcile(t.Context()); err != nil {
 				t.Error(err)
 			}

@@ -75,6 +75,7 @@ type Ledger struct {
 	locks  Locks
 	filing sync.Mutex // one entry at a time writes or removes files of the host
 	saving sync.Mutex // one write of grants at a time, so that the last one is the newest
+	saying sync.Mutex // one write of the boot at a time
 
 	mu       sync.Mutex // guards what follows, and is never held during I/O
 	accounts map[string]*account
@@ -83,7 +84,6 @@ type Ledger struct {
 	view     *View              // as of some version, nil before the first
 	replaced map[string][]Entry // by key, entries whose outputs the present one replaces
 	said     listed
-	littered bool                 // a write of grants failed, and may have left a temporary file
 	unsaved  bool                 // the file of grants is not what the accounts say
 	booted   bool                 // the file boot says the present boot
 	left     []Entry              // entries that are no more, whose outputs could not be removed
@@ -261,13 +261,18 @@ func (l *Ledger) account(key string) *account {
 }
 
 // sayBoot has the file boot say the present boot. As long as it says another,
-// claims' files that cannot be read are of the past.
+// claims' files that cannot be read are of the past; there must be none then.
 func (l *Ledger) sayBoot() error {
+	l.saying.Lock()
+	defer l.saying.Unlock()
 	l.mu.Lock()
 	booted := l.booted
 	l.mu.Unlock()
 	if booted {
 		return nil
+	}
+	if err := l.dropPast(true); err != nil {
+		return err
 	}
 	if _, err := l.synced.Write(l.file(bootFile), []byte(l.config.Boot+"\n"), 0o600); err != nil {
 		return fmt.Errorf("write down the boot: %w", err)
@@ -275,6 +280,35 @@ func (l *Ledger) sayBoot() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.booted = true
+	return nil
+}
+
+// dropPast removes the files of the past that are not understood: once the file
+// boot says the present boot, nobody can tell of which they are. Those that cannot
+// be read at present are kept until then, unless all are to go.
+func (l *Ledger) dropPast(all bool) error {
+	l.mu.Lock()
+	accounts := sorted(l.accounts)
+	l.mu.Unlock()
+	for _, a := range accounts {
+		s, sealed := a.entry.(*Sealed)
+		if !sealed || a.state != Past || s.unread && !all {
+			continue
+		}
+		files, err := l.asideOf(s.UID)
+		if now := l.account(string(s.UID)); now == nil || now.state == Reserved {
+			files = append(files, l.claimFile(s.UID))
+		}
+		for _, file := range files {
+			err = errors.Join(err, l.claims.Remove(file))
+		}
+		if err != nil {
+			return fmt.Errorf("remove what an earlier boot left of claim %s: %w", s.UID, err)
+		}
+		l.mu.Lock()
+		l.drop(s.Key())
+		l.mu.Unlock()
+	}
 	return nil
 }
 

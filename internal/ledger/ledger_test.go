@@ -13,12 +13,14 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -113,6 +115,8 @@ type notes struct {
 	of    map[string]bool
 	names map[string][]string
 	fails error
+
+	tidied time.Duration // the age of what was last swept
 }
 
 func (n *notes) Write(e Entry) error {
@@ -140,6 +144,11 @@ func (n *notes) Sweep(all []Entry) error {
 			delete(n.of, key)
 		}
 	}
+	return nil
+}
+
+func (n *notes) Tidy(age time.Duration) error {
+	n.tidied = age
 	return nil
 }
 
@@ -360,6 +369,9 @@ func TestOutputsAreReconciled(t *testing.T) {
 	b.notes.fails = nil
 	if err := b.Reconcile(t.Context()); err != nil || !b.notes.of[c.Key()] {
 		t.Errorf("outputs %v, %v", b.notes.of, err)
+	}
+	if b.notes.tidied != disk.Abandoned {
+		t.Errorf("temporary files of age %s were swept", b.notes.tidied)
 	}
 	delete(b.notes.of, c.Key()) // somebody wiped the directory
 	if err := b.Reconcile(t.Context()); err != nil || !b.notes.of[c.Key()] {

@@ -25,8 +25,8 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 		if err := l.synced.MakeDir(l.file(dir), 0o700); err != nil {
 			return nil, fmt.Errorf("open ledger: %w", err)
 		}
-		problems = append(problems, l.synced.Sweep(l.file(dir), ""))
 	}
+	problems = append(problems, l.tidy(0))
 	named, err := l.named()
 	problems = append(problems, err)
 	past, err := l.readBoot()
@@ -42,7 +42,7 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 			l.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Given))
 		}
 	}
-	problems = append(problems, l.readGrants())
+	problems = append(problems, l.dropPast(false), l.readGrants())
 	entries := l.others(nil)
 	for _, o := range l.outputs {
 		problems = append(problems, o.Sweep(entries))
@@ -126,7 +126,7 @@ func (l *Ledger) readClaim(uid types.UID, named []string, past bool) error {
 	if err != nil {
 		sealed := seal(uid, nil, named, l.config.Boot, past)
 		sealed.unread = true
-		l.put(newAccount(sealed, Given))
+		l.put(sealed.account())
 		return fmt.Errorf("record %s: %w; it is read again, and until then the devices that its claim may have stay with it", file, err)
 	}
 	c, err := DecodeClaim(data)
@@ -137,7 +137,11 @@ func (l *Ledger) readClaim(uid types.UID, named []string, past bool) error {
 		l.put(newAccount(c, l.stateOf(c)))
 		return nil
 	}
-	l.put(newAccount(l.also(seal(uid, data, named, l.config.Boot, past)), Given))
+	sealed := l.also(seal(uid, data, named, l.config.Boot, past))
+	l.put(sealed.account())
+	if sealed.past {
+		return nil // a loss of power left it so, and it goes
+	}
 	return errors.Join(fmt.Errorf("record %s: %w; it is set aside, and the devices that it names stay with its claim until that is unprepared", file, err),
 		l.setAside(uid))
 }
@@ -158,6 +162,7 @@ func (l *Ledger) also(s *Sealed) *Sealed {
 	if a := l.accounts[s.Key()]; a != nil {
 		other := a.entry.(*Sealed)
 		s.Devices, s.all = append(s.Devices, other.Devices...), s.all || other.all
+		s.past = s.past && other.past
 	}
 	return s
 }
@@ -175,7 +180,7 @@ func (l *Ledger) readAside(uid types.UID, name string, named []string, past bool
 			return nil
 		}
 	}
-	l.put(newAccount(l.also(seal(uid, data, named, l.config.Boot, past)), Given))
+	l.put(l.also(seal(uid, data, named, l.config.Boot, past)).account())
 	return readErr
 }
 

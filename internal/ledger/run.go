@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/disk"
 )
 
 // interval is how often the files are compared with the entries.
@@ -48,7 +51,7 @@ func (l *Ledger) Reconcile(ctx context.Context) error {
 	l.left = nil
 	l.mu.Unlock()
 	present, err := l.present()
-	errs := []error{err}
+	errs := []error{err, l.tidy(disk.Abandoned)}
 	if len(left) > 0 {
 		errs = append(errs, l.endReplaced(left))
 	}
@@ -59,6 +62,20 @@ func (l *Ledger) Reconcile(ctx context.Context) error {
 		errs = append(errs, l.reconcile(a.entry, present))
 	}
 	return errors.Join(append(errs, l.restoreFiles())...)
+}
+
+// tidy removes temporary files of an age.
+func (l *Ledger) tidy(age time.Duration) error {
+	var errs []error
+	for _, dir := range []string{"", claimsDir, filepath.Dir(grantsFile)} {
+		errs = append(errs, l.synced.Sweep(l.file(dir), age, ""))
+	}
+	for _, o := range l.outputs {
+		if t, ok := o.(Tidier); ok {
+			errs = append(errs, t.Tidy(age))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // present returns the names of the files of claims, nil if they are not known.
@@ -147,7 +164,7 @@ func (l *Ledger) unseal(s *Sealed) error {
 	default: // it is damaged, and stays where it is until its claim ends
 		read := *s
 		read.unread = false
-		l.put(newAccount(&read, Given))
+		l.put(read.account())
 	}
 	return nil
 }

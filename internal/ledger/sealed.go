@@ -22,6 +22,7 @@ type Sealed struct {
 	all bool
 
 	unread bool // the file is there, and reading it failed
+	past   bool // it is of an earlier boot, and nothing is known of it
 }
 
 // SealedDevice is what is known of one device of a sealed entry.
@@ -29,6 +30,14 @@ type SealedDevice struct {
 	Name    string // perhaps that of a share of it
 	Silicon string // "" if it is not known
 	Files   []discovery.HostFile
+}
+
+// account returns the account of the entry.
+func (s *Sealed) account() *account {
+	if s.past {
+		return newAccount(s, Past)
+	}
+	return newAccount(s, Given)
 }
 
 // Key is the claim's UID with a mark, since a claim may have an entry besides.
@@ -106,6 +115,7 @@ func seal(uid types.UID, data []byte, named []string, boot string, past bool) *S
 		s.Devices = append(s.Devices, SealedDevice{Name: name})
 	}
 	s.all = !past && len(named) == 0 && (damaged || len(s.Devices) == 0)
+	s.past = past && len(s.Devices) == 0
 	return s
 }
 

@@ -12,6 +12,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/kubeletapi"
 )
 
@@ -53,6 +54,40 @@ func TestDamagedFileWithoutSpec(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.mustGive(other, s)
+			if left, _ := os.ReadDir(b.file(claimsDir)); len(left) != 2 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// A file that a loss of power left damaged is of the past, also once the file
+// boot says the present boot, and for an agent that starts then.
+func TestDamagedFileOfThePast(t *testing.T) {
+	s := host(gpu("a", 128), gpu("b", 129))
+	for name, at := range map[string]string{"removed at once": "", "removed when a claim is given": "uid-c"} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c, other := claim("c", s["a"]), claim("other", s["b"])
+			other.Boot = "boot-2"
+			b.mustGive(c, s)
+			b.damage(c)
+			b.disk.Before = func(op disktest.Op, file string) error {
+				if op == disktest.Remove && at != "" && strings.Contains(file, at) {
+					return syscall.EROFS
+				}
+				return nil
+			}
+			b.reboot("boot-2")
+			if err := b.Give(other, Given, s); at != "" && !errors.Is(err, syscall.EROFS) {
+				t.Errorf("the boot is said while the file is there: %v", err)
+			}
+			b.disk.Before = nil
+			b.mustGive(other, s)
+			b.open()
+			another := claim("another", s["a"])
+			another.Boot = "boot-2"
+			b.mustGive(another, s)
 			if left, _ := os.ReadDir(b.file(claimsDir)); len(left) != 2 {
 				t.Errorf("left: %v", left)
 			}

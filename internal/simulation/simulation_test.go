@@ -6,7 +6,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,39 +43,75 @@ func TestSimulation(t *testing.T) {
 	if *seeds == 0 && *seed == 0 {
 		t.Skip("no seeds are asked for: see make simulate")
 	}
-	seen := make(map[string]int)
-	count := *seeds
+	all := tally{count: *seeds, seen: make(map[string]int)}
 	if *seed != 0 {
-		count = *runs
+		all.count = *runs
 	}
-	for i := range count {
-		number := *first + uint64(i)
-		if *seed != 0 {
-			number = *seed
+	// Worlds share nothing, so that there is one at a time on each processor.
+	t.Run("worlds", func(t *testing.T) {
+		for range runtime.GOMAXPROCS(0) {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				for {
+					run, more := all.next()
+					if !more {
+						return
+					}
+					all.simulate(t, run)
+				}
+			})
 		}
-		began := time.Now()
-		w := simulate(t, number)
-		for fault, n := range w.seen {
-			seen[fault] += n
-		}
-		if *verbose {
-			t.Logf("seed %d: %d events, %d faults, %d lines, %s", number, w.events, w.struck, len(w.history), time.Since(began).Round(time.Millisecond))
-		}
-		if len(w.failures) == 0 && (w.events < 100 || w.struck < 5) {
-			t.Errorf("seed %d has %d events and %d faults only", number, w.events, w.struck)
-		}
-		if len(w.failures) > 0 {
-			t.Errorf("seed %d: %s\n%s\nrepeat it with: make simulate SEED=%d RUNS=100", number, w.failures[0], w.kept(number, i), number)
-			if *stop {
-				return
-			}
-		}
-	}
+	})
 	for _, f := range faultKinds() {
-		if seen[f.name] == 0 && count >= enough && *seed == 0 {
+		if all.seen[f.name] == 0 && all.count >= enough && *seed == 0 && !t.Failed() {
 			t.Errorf("fault %s never happened", f.name)
 		}
-		t.Logf("%8d %s", seen[f.name], f.name)
+		t.Logf("%8d %s", all.seen[f.name], f.name)
+	}
+}
+
+// tally is what came of the worlds that were run.
+type tally struct {
+	count int // of worlds
+
+	mu   sync.Mutex
+	run  int // of them
+	seen map[string]int
+}
+
+// next returns the number of the next world, and whether there is one.
+func (a *tally) next() (run int, more bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	run = a.run
+	a.run++
+	return run, run < a.count
+}
+
+// simulate runs one world, and says what was wrong in it.
+func (a *tally) simulate(t *testing.T, run int) {
+	number := *first + uint64(run)
+	if *seed != 0 {
+		number = *seed
+	}
+	began := time.Now()
+	w := simulate(t, number)
+	if *verbose {
+		t.Logf("seed %d: %d events, %d faults, %d lines, %s", number, w.events, w.struck, len(w.history), time.Since(began).Round(time.Millisecond))
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for fault, n := range w.seen {
+		a.seen[fault] += n
+	}
+	switch {
+	case len(w.failures) > 0:
+		t.Errorf("seed %d: %s\n%s\nrepeat it with: make simulate SEED=%d RUNS=100", number, w.failures[0], w.kept(number, run), number)
+		if *stop {
+			a.run = a.count
+		}
+	case w.events < 100 || w.struck < 5:
+		t.Errorf("seed %d has %d events and %d faults only", number, w.events, w.struck)
 	}
 }
 

@@ -132,7 +132,7 @@ func (dir directory) newest(resource string) string {
 // instance has left. It also removes the empty files with which earlier versions
 // of the agent tried whether the directory can be written to.
 func (dir directory) sweep(ctx context.Context) error {
-	return errors.Join(socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix)), disk.Files{}.Sweep(string(dir)))
+	return errors.Join(socket.Sweep(ctx, dir.path(socketPrefix+"*"+socketSuffix)), disk.Files{}.Sweep(string(dir), 0))
 }
 
 // watch calls changed when the kubelet's socket is made and when one of ours
