@@ -56,6 +56,64 @@ func TestSweep(t *testing.T) {
 	mustPrepare(t, b, claim("next", "b"))
 }
 
+// A claim may be given to a pod again while the sweep still believes an earlier
+// answer. Whether it is prepared before the sweep has the claim's lock or waits for
+// it, the pod has it in the end.
+func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
+	for name, device := range map[string]string{"reserved again": "a", "allocated anew": "b"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				before, anew := claim("c", "a"), claim("c", device)
+				uids := []types.UID{before.UID}
+				var answers []func() []types.UID
+				b.config.Abandoned = func(context.Context, []Claim) ([]types.UID, error) {
+					next := answers[0]
+					answers = answers[1:]
+					return next(), nil
+				}
+				b.restart().offers(gpu("a", 1), gpu("b", 2))
+				expectPrepared := func(when string) {
+					t.Helper()
+					_, found := b.specOf(anew)["chandler.dev/claim=uid-c-0-"+device]
+					if who, _ := b.Holder(device); !found || !exists(b.recordFile(anew)) || who != "claim default/c" {
+						t.Errorf("%s: spec %t, record %t, held by %q", when, found, exists(b.recordFile(anew)), who)
+					}
+				}
+				mustPrepare(t, b, before)
+				answers = []func() []types.UID{
+					func() []types.UID {
+						mustUnprepare(t, b, before)
+						mustPrepare(t, b, anew)
+						return uids // as it was when the API server was asked
+					},
+					func() []types.UID { return nil },
+				}
+				b.sweep(t.Context(), map[types.UID]bool{before.UID: true})
+				expectPrepared("prepared before")
+
+				prepared := make(chan error, 1)
+				answers = []func() []types.UID{
+					func() []types.UID { return uids },
+					func() []types.UID {
+						go func() { _, err := b.try(anew); prepared <- err }()
+						synctest.Wait()
+						if len(prepared) > 0 {
+							t.Error("prepared while the sweep has the claim")
+						}
+						return uids
+					},
+				}
+				b.sweep(t.Context(), map[types.UID]bool{before.UID: true})
+				if err := <-prepared; err != nil {
+					t.Error(err)
+				}
+				expectPrepared("prepared while it was swept")
+			})
+		})
+	}
+}
+
 // What was prepared in an earlier boot is swept too, or it would stay for ever.
 func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 	b := newBench(t)
