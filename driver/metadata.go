@@ -86,8 +86,8 @@ func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	claim, below := m.claimOf(name)
 	if !below { // a spec, whose name is by the claim's UID
 		data = m.mountShort(data)
-		m.keep(uidOf(filepath.Base(name)), name, data)
-		_, err := m.files.Write(filepath.Join(m.copies, filepath.Base(name)), data, 0o600)
+		m.keepSpec(filepath.Base(name), data)
+		_, err := m.files.Write(filepath.Join(m.copies, filepath.Base(name)), data, mode)
 		if err == nil {
 			_, err = m.files.Write(name, data, mode)
 		}
@@ -115,6 +115,12 @@ func (m *metadata) keep(owner, name string, data []byte) {
 		m.texts[owner] = make(map[string][]byte)
 	}
 	m.texts[owner][name] = data
+}
+
+// keepSpec remembers what a spec and its copy are to be.
+func (m *metadata) keepSpec(name string, data []byte) {
+	m.keep(uidOf(name), filepath.Join(m.copies, name), data)
+	m.keep(uidOf(name), filepath.Join(m.specs, name), data)
 }
 
 // kept returns what the files of an owner are to be.
@@ -326,7 +332,7 @@ func (m *metadata) sweepSpecs(dir string, uids map[string]bool) error {
 			data, err := m.files.Read(filepath.Join(dir, name))
 			errs = append(errs, err)
 			if err == nil {
-				m.keep(uid, filepath.Join(m.specs, name), data)
+				m.keepSpec(name, data)
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -290,6 +291,78 @@ func TestMetadataOfAnUnreadableRecord(t *testing.T) {
 			unprepareCall(t, conn, c)
 			b.expectMetadata("unprepared,", want...)
 		})
+	}
+}
+
+// Specs and files that vanish are written again: from memory, or by an agent that
+// starts, from the record and the copies of the specs. A write that fails at first is
+// tried again.
+func TestWipedFiles(t *testing.T) {
+	for name, restarted := range map[string]bool{"running": false, "restarted": true} {
+		t.Run(name, func(t *testing.T) {
+			c := claim("c", "a")
+			b := newBench(t)
+			client := fake.NewClientset(c)
+			_, conn, stop := b.serve(client)
+			b.offers(gpu("a", 1))
+			prepareCall(t, conn, c)
+			want := make(map[string]string)
+			wipe := []string{b.config.CDI.Path}
+			if !restarted {
+				wipe = append(wipe, b.metadata.dir, b.metadata.copies)
+			}
+			for _, dir := range wipe {
+				b.readAll(dir, want)
+			}
+			if restarted {
+				stop()
+			}
+			for _, dir := range wipe {
+				if err := os.RemoveAll(dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			failed := make(map[string]bool) // each file fails once
+			b.disk.Before = func(op disktest.Op, name string) error {
+				if _, wanted := want[name]; wanted && op == disktest.Create && !failed[name] {
+					failed[name] = true
+					return errFault
+				}
+				return nil
+			}
+			if restarted {
+				b.serve(client)
+				<-b.ledger.Opened()
+			}
+			for range want {
+				if err := b.ledger.Reconcile(t.Context()); err == nil {
+					break
+				}
+			}
+			got := make(map[string]string)
+			for _, dir := range wipe {
+				b.readAll(dir, got)
+			}
+			if diff := cmp.Diff(want, got); diff != "" || len(failed) != len(want) {
+				t.Errorf("%d of %d files failed at first; -before +after:\n%s", len(failed), len(want), diff)
+			}
+		})
+	}
+}
+
+// readAll reads all files below a directory.
+func (b *bench) readAll(dir string, files map[string]string) {
+	b.t.Helper()
+	err := filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(name)
+		files[name] = string(data)
+		return err
+	})
+	if err != nil {
+		b.t.Fatal(err)
 	}
 }
 

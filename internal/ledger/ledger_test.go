@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -386,6 +387,41 @@ func TestOutputsAreReconciled(t *testing.T) {
 	if err := b.Reconcile(t.Context()); err != nil || b.state(c) != None || b.notes.of[c.Key()] {
 		t.Errorf("%v, outputs %v, %v", b.state(c), b.notes.of, err)
 	}
+}
+
+// The files are compared with the entries every 30 s, also after a failure.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		s := host(gpu("a", 128))
+		c := claim("c", s["a"])
+		b.mustGive(c, s)
+		delete(b.notes.of, c.Key())
+		b.notes.fails = syscall.EROFS
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); b.Run(ctx) }()
+		there := func() bool {
+			b.notes.mu.Lock()
+			defer b.notes.mu.Unlock()
+			return b.notes.of[c.Key()]
+		}
+		time.Sleep(interval + time.Second)
+		synctest.Wait()
+		b.notes.mu.Lock()
+		b.notes.fails = nil
+		b.notes.mu.Unlock()
+		time.Sleep(interval - 2*time.Second)
+		if synctest.Wait(); there() {
+			t.Error("written before it was time")
+		}
+		time.Sleep(2 * time.Second)
+		if synctest.Wait(); !there() {
+			t.Error("not written again")
+		}
+		cancel()
+		<-ended
+	})
 }
 
 // The file of a claim goes last, and one that cannot be removed keeps the claim.
