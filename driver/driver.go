@@ -115,6 +115,12 @@ const (
 	Refused    Registration = "Refused"
 )
 
+// registered is what the kubelet said to the registration, and when.
+type registered struct {
+	answer Registration
+	at     time.Time
+}
+
 // Starter registers a plugin with the kubelet, as [kubeletplugin.Start] does. The
 // plugin is a [Driver].
 type Starter func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (Helper, error)
@@ -138,13 +144,11 @@ type Driver struct {
 
 	view         atomic.Pointer[view]
 	publishing   sync.Mutex // of views
-	registration atomic.Value
-	features     atomic.Pointer[features.Set] // what the API server is known to keep
-	asked        atomic.Bool                  // it has said so
-	wake         chan struct{}
-	registered   chan struct{} // has one when the kubelet has registered the driver
-	ask          chan struct{} // has one when the API server is to be asked anew what it keeps
-	prepared     chan struct{} // has one when a claim was prepared
+	registration atomic.Pointer[registered]
+	features     atomic.Pointer[features.Set] // what the API server is known to keep, nil before it has said so
+	doubted      atomic.Bool                  // it may be another server by now
+	wake         chan struct{}                // has one when the publisher is to look again
+	prepared     chan struct{}                // has one when a claim was prepared
 
 	calls    calls
 	jobs     jobs
@@ -205,7 +209,7 @@ func New(config Config) (*Driver, error) {
 		}
 	}
 	config.CDI.Files.Unsynced = true // a reboot voids specs, and /var/run is in memory
-	d := &Driver{config: config, start: config.Start, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), registered: make(chan struct{}, 1), ask: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
+	d := &Driver{config: config, start: config.Start, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.copies = filepath.Join(d.dataDir(), metadataCopies)
 	d.files.FS, d.metadata.files.FS = config.Disk, config.Disk
@@ -216,8 +220,7 @@ func New(config Config) (*Driver, error) {
 	d.jobs.rescan = config.Rescan
 	d.calls.ready = make(chan struct{})
 	d.calls.stopping = make(chan struct{})
-	d.registration.Store(Unanswered)
-	d.features.Store(&features.Set{})
+	d.registration.Store(&registered{})
 	d.view.Store(&view{next: make(chan struct{})})
 	return d, nil
 }
@@ -277,8 +280,6 @@ func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	defer stop()
 	background.Go(func() { d.sweepLoop(own) })
 	background.Go(func() { d.statusLoop(own) })
-	err := d.reach(ctx)
-	background.Go(func() { d.negotiateLoop(own, err) })
 	return d.publishLoop(ctx, helper)
 }
 
@@ -339,17 +340,15 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, _ *grpc.Unar
 // Registered notes what the kubelet says to the registration. It is for a [Starter]
 // that does without the options of the library.
 func (d *Driver) Registered(answer Registration) {
-	d.registration.Store(answer)
-	if answer == Accepted {
-		notify(d.registered)
-	}
+	d.registration.Store(&registered{answer, time.Now()})
+	notify(d.wake)
 }
 
 // Prepared returns how many claims are prepared, 0 until the records are read.
 func (d *Driver) Prepared() int { return len(d.recorded()) }
 
 // Registration returns what the kubelet last said to the registration.
-func (d *Driver) Registration() Registration { return d.registration.Load().(Registration) }
+func (d *Driver) Registration() Registration { return d.registration.Load().answer }
 
 // Holder returns which claim holds anything of a piece of silicon. Until the
 // records are read everything counts as held. It implements the interface of
@@ -371,26 +370,12 @@ func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
 	case errors.As(err, &dropped) && d.learn(dropped.DisabledFeatures()):
-		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.features.Load().Missing())
-		d.wakePublisher()
+		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.kept().Missing())
+		notify(d.wake)
 		return
 	case dropped != nil || apierrors.IsInvalid(err):
-		notify(d.ask) // it may be another server by now
+		d.doubted.Store(true)
+		notify(d.wake)
 	}
 	runtime.HandleErrorWithContext(ctx, err, message)
-}
-
-// learn notes feature gates that the API server has off, and reports whether
-// that was news.
-func (d *Driver) learn(disabled []string) bool {
-	for {
-		before := d.features.Load()
-		after := before.Without(disabled...)
-		if after == *before {
-			return false
-		}
-		if d.features.CompareAndSwap(before, &after) {
-			return true
-		}
-	}
 }

@@ -304,7 +304,7 @@ func TestPublishing(t *testing.T) {
 		b.offers(a, other)
 		expectPublished(t, helper, "a!unhealthy:NoSchedule b")
 		b.learn([]string{"DRADeviceTaints"})
-		b.wakePublisher()
+		notify(b.wake)
 		expectPublished(t, helper, "b")
 
 		if err := stop(); err != nil {

@@ -31,51 +31,32 @@ const (
 	sooner      = 30 // so many times
 )
 
-// negotiateLoop asks the API server what it keeps of slices: now and then, and
-// when it made something else of them than was expected.
-func (d *Driver) negotiateLoop(ctx context.Context, err error) {
-	for {
-		interval := d.askInterval
-		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Info("The API server does not say what it keeps of ResourceSlices; until it does, they have only what it was seen to keep", "reason", err.Error(), "without", d.features.Load().Missing())
-			interval /= sooner
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(interval*3/4 + rand.N(interval/2)):
-		case <-d.ask:
-		}
-		err = d.negotiate(ctx)
+// ask asks the API server what it keeps, for the publisher. It logs why the server
+// does not say, where that is another reason than the last, and returns it.
+func (d *Driver) ask(ctx context.Context, p *publisher, last string) (reason string) {
+	err := d.negotiate(ctx)
+	if ctx.Err() != nil {
+		return last
 	}
+	interval := d.askInterval
+	if err != nil {
+		interval /= sooner
+		reason = err.Error()
+	}
+	p.hear(err, time.Now(), interval-interval/4+rand.N(interval/2))
+	switch {
+	case err == nil:
+	case !p.waits():
+		klog.FromContext(ctx).Info("The API server does not say what it keeps of ResourceSlices; until it does, they have only what it was seen to keep", "reason", reason, "without", d.kept().Missing())
+	case reason != last:
+		klog.FromContext(ctx).Info("Publishing ResourceSlices waits for the API server", "reason", reason)
+	}
+	return reason
 }
 
-// reach waits for the API server: nothing can be published while it is not
-// there, and nothing should be before it has said what it keeps. An API server that
-// goes on refusing to say so is not waited for. The error is its own, or the
-// context's.
-func (d *Driver) reach(ctx context.Context) error {
-	reason, start := "", time.Now()
-	for {
-		err := d.negotiate(ctx)
-		if err == nil || answered(err) && (d.asked.Load() || time.Since(start) >= refusalPause) {
-			return err
-		}
-		if ctx.Err() == nil && err.Error() != reason {
-			reason = err.Error()
-			klog.FromContext(ctx).Info("Publishing ResourceSlices waits for the API server", "reason", reason)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(negotiatePause):
-		}
-	}
-}
-
-// answered reports whether the API server said no, and not nothing or that it is
+// refused reports whether the API server said no, and not nothing or that it is
 // unwell.
-func answered(err error) bool {
+func refused(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err)
 }
@@ -91,21 +72,36 @@ func (d *Driver) negotiate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	before, news := d.features.Swap(&kept), !d.asked.Swap(true)
-	if news || *before != kept {
+	if before := d.features.Swap(&kept); before == nil || *before != kept {
 		klog.FromContext(ctx).Info("The API server said what it keeps of ResourceSlices; publishing accordingly", "without", kept.Missing())
 	}
-	if *before != kept {
-		d.wakePublisher()
-	}
 	return nil
+}
+
+// learn notes feature gates that the API server has off, and reports whether
+// that was news.
+func (d *Driver) learn(disabled []string) bool {
+	for {
+		before := d.features.Load()
+		if before == nil {
+			return false // nothing is taken for kept
+		}
+		after := before.Without(disabled...)
+		if after == *before {
+			return false
+		}
+		if d.features.CompareAndSwap(before, &after) {
+			return true
+		}
+	}
 }
 
 // Features returns what the API server keeps of ResourceSlices, and nothing
 // before it has said so.
 func (d *Driver) Features() []features.Feature {
-	if !d.asked.Load() {
+	kept := d.features.Load()
+	if kept == nil {
 		return nil
 	}
-	return d.features.Load().List()
+	return kept.List()
 }

@@ -246,7 +246,7 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	if d.offeredFor(c) {
-		d.wakePublisher()
+		notify(d.wake)
 	}
 	return nil
 }
@@ -255,7 +255,7 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 // there: a device that is gone leaves the slices once it is unheld, and without
 // counters what is held comes first.
 func (d *Driver) offeredFor(r *ledger.Claim) bool {
-	if r == nil || r.Configuring || !d.features.Load().Counters {
+	if r == nil || r.Configuring || !d.kept().Counters {
 		return true
 	}
 	view := d.view.Load()

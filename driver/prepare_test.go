@@ -798,6 +798,7 @@ func TestUnprepareWakesThePublisher(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.offers(test.offered...)
+			<-b.wake
 			if err := b.unprepare(t.Context(), c.UID); err != nil {
 				t.Fatal(err)
 			}

@@ -11,78 +11,154 @@ import (
 	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
-	"chandler.dev/internal/ledger"
 )
 
 // sayAfter is how often it is said that the API server does not answer.
 const sayAfter = 30 * time.Second
 
-// lastRepeat is how long after a registration what is published is said for the
-// last time again. A kubelet that starts deletes all slices of its node, and so
-// does one from which a driver was cut off for 30 s (pkg/kubelet/cm/dra/plugin/
-// dra_plugin_manager.go); the library would make them anew 30 s later
-// (resourceslice.DefaultSyncDelay). To say it again writes nothing that is there.
-const lastRepeat = 8 * time.Second
+// repeatFor is for how long after a registration the driver says again what is
+// published, at pauses that double from a second. A kubelet that starts deletes
+// all slices of its node, and so does one from which a driver was cut off for
+// 30 s (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go); the library would make
+// them anew 30 s later (resourceslice.DefaultSyncDelay). To say it again writes
+// nothing that is there.
+const repeatFor = 15 * time.Second
 
-// publishLoop publishes until the context ends: when there is a new snapshot,
-// when a claim lets go of a device, when a device has long been configured
-// that cannot be read, when the server turns out to drop fields, and when the
-// kubelet has registered the driver.
+// publisher is what decides when slices are published and when the API server is
+// asked what it keeps of them.
+type publisher struct {
+	wanted  *resourceslice.Pool // what should be published, nil before the first scan
+	changes time.Time           // when that changes by itself, zero if it does not
+	last    *resourceslice.Pool // what was published last, nil before the first time
+	said    time.Time           // when it was published, or said again
+
+	registered time.Time // when the kubelet last registered the driver, zero if it has not
+
+	began     time.Time
+	due       time.Time // when the API server is to be asked again
+	heard     bool      // it has said what it keeps, or goes on refusing to
+	confirmed bool      // it has done so with what is wanted in view
+	silent    time.Time // when it last failed to, zero if it did not
+}
+
+// step is what the publisher does next.
+type step string
+
+const (
+	wait    step = "wait"
+	ask     step = "ask" // what the API server keeps
+	publish step = "publish"
+)
+
+// next returns what to do now, and how long to wait if that is nothing.
+func (p *publisher) next(now time.Time) (do step, until time.Time) {
+	due := p.due
+	if p.waits() {
+		due = earlier(due, p.silent.Add(negotiatePause))
+	}
+	again := p.again()
+	switch {
+	case !now.Before(due):
+		return ask, now
+	case p.unsaid() && !p.waits(), !again.IsZero() && !now.Before(again):
+		return publish, now
+	}
+	return wait, earlier(earlier(due, again), p.changes)
+}
+
+// unsaid reports whether something else should be published than is.
+func (p *publisher) unsaid() bool {
+	return p.wanted != nil && (p.last == nil || !equality.Semantic.DeepEqual(*p.last, *p.wanted))
+}
+
+// waits reports whether the API server must say what it keeps before something is
+// published. A server that has begun to drop counters keeps those that it has.
+func (p *publisher) waits() bool {
+	return !p.heard || !p.confirmed && p.last != nil && p.unsaid() && pool.CompeteAnew(*p.last, *p.wanted)
+}
+
+// again returns when to say again what is published, zero if that is not needed.
+func (p *publisher) again() time.Time {
+	if p.last == nil || p.registered.IsZero() {
+		return time.Time{}
+	}
+	for after := time.Second; after <= repeatFor; after = 2*after + time.Second {
+		if at := p.registered.Add(after); at.After(p.said) {
+			return at
+		}
+	}
+	return time.Time{}
+}
+
+// hear takes over whether the API server has said what it keeps. It is to be
+// asked again after a time.
+func (p *publisher) hear(err error, now time.Time, again time.Duration) {
+	said := err == nil || refused(err) && (p.heard || now.Sub(p.began) >= refusalPause)
+	p.heard, p.confirmed, p.due = p.heard || said, said && p.unsaid(), now.Add(again)
+	if p.silent = now; said {
+		p.silent = time.Time{}
+	}
+}
+
+// earlier returns the earlier of two times, of which zero is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// publishLoop publishes, and asks the API server what it keeps of slices, until
+// the context ends. It looks again when it is woken.
 func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
-	var last *resourceslice.Pool
-	confirmed := false // what the server keeps was asked for what is to be published
-	var repeat <-chan time.Time
-	pause := time.Second
-	for {
-		v := d.view.Load()
-		var again <-chan time.Time
-		if v.snapshot != nil {
-			in, wait := d.input(v, ptr.Deref(last, resourceslice.Pool{}), time.Now())
-			now, problems := pool.Of(in)
-			if last != nil && !confirmed && pool.CompeteAnew(*last, now) {
-				// A server that has begun to drop counters keeps those that it has.
-				_ = d.reach(ctx) // what it does not say was logged
-				confirmed = true
-				continue
-			}
-			confirmed = false
-			if last == nil || !equality.Semantic.DeepEqual(*last, now) {
+	p := &publisher{began: time.Now()}
+	reason := ""
+	for ctx.Err() == nil {
+		problems := d.look(p)
+		switch do, until := p.next(time.Now()); do {
+		case ask:
+			reason = d.ask(ctx, p, reason)
+		case publish:
+			if p.unsaid() {
 				for _, problem := range problems {
 					klog.FromContext(ctx).Error(problem.Err, "A device is left out of the ResourceSlices", "device", problem.Device)
 				}
-				if err := d.publish(ctx, helper, now); err != nil {
-					return err
-				}
-				if ctx.Err() != nil {
-					return nil
-				}
-				last = &now
 			}
-			if wait > 0 {
-				again = time.After(wait)
+			if err := d.publish(ctx, helper, *p.wanted); err != nil {
+				return err
 			}
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-v.next:
-		case <-d.wake:
-		case <-again:
-		case <-d.registered:
-			pause = time.Second
-			repeat = time.After(pause)
-		case <-repeat:
-			if last != nil {
-				if err := d.publish(ctx, helper, *last); err != nil {
-					return err
-				}
+			p.last, p.said, p.confirmed = p.wanted, time.Now(), false
+		case wait:
+			timer := time.NewTimer(time.Until(until))
+			select {
+			case <-ctx.Done():
+			case <-d.wake:
+			case <-timer.C:
 			}
-			if pause *= 2; pause <= lastRepeat {
-				repeat = time.After(pause)
-			}
+			timer.Stop()
 		}
 	}
+	return nil
+}
+
+// look makes the publisher see how things are.
+func (d *Driver) look(p *publisher) []discovery.Problem {
+	if d.doubted.Swap(false) {
+		p.due = time.Time{}
+	}
+	if r := d.registration.Load(); r.answer == Accepted {
+		p.registered = r.at
+	}
+	v, now := d.view.Load(), time.Now()
+	if v.snapshot == nil {
+		return nil
+	}
+	in, changes := d.input(v, ptr.Deref(p.last, resourceslice.Pool{}), now)
+	wanted, problems := pool.Of(in)
+	p.wanted, p.changes = &wanted, changes
+	return problems
 }
 
 // publish publishes. The first time the helper waits until the API server has
@@ -108,14 +184,14 @@ func (d *Driver) publish(ctx context.Context, helper Helper, now resourceslice.P
 	}
 }
 
-// input returns what decides what is to be published of a view, and after which
-// time that changes by itself, zero if it does not.
-func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool.Input, wait time.Duration) {
+// input returns what decides what is to be published of a view, and when that
+// changes by itself, zero if it does not.
+func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool.Input, changes time.Time) {
 	in = pool.Input{
 		Snapshot: v.snapshot,
 		Withheld: v.withheld,
 		Last:     last,
-		Features: *d.features.Load(),
+		Features: d.kept(),
 		Excused:  make(map[string]bool),
 		Gone:     d.config.Gone(),
 	}
@@ -125,29 +201,22 @@ func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool
 		}
 		if left := d.jobs.excuse(device.Name, now); left > 0 {
 			in.Excused[device.Name] = true
-			if wait == 0 || left < wait {
-				wait = left
-			}
+			changes = earlier(changes, now.Add(left))
 		}
 	}
-	for _, r := range d.ledger.Claims() {
-		for _, result := range r.Results {
-			in.Holds = append(in.Holds, poolHold(&result))
+	for _, c := range d.ledger.Claims() {
+		for _, r := range c.Results {
+			in.Holds = append(in.Holds, pool.Hold{
+				Name: r.Device, Device: r.Source, Silicon: r.Silicon, Whole: r.Whole, Takes: r.Takes,
+				Shared: r.Admin || r.Shared || r.Consumes != nil,
+			})
 		}
 	}
-	return in, wait
+	return in, changes
 }
 
-// poolHold returns what the pool is to know of a result.
-func poolHold(r *ledger.Result) pool.Hold {
-	return pool.Hold{
-		Name: r.Device, Device: r.Source, Silicon: r.Silicon, Whole: r.Whole, Takes: r.Takes,
-		Shared: r.Admin || r.Shared || r.Consumes != nil,
-	}
-}
-
-// wakePublisher makes the publisher look again.
-func (d *Driver) wakePublisher() { notify(d.wake) }
+// kept returns what the API server is known to keep.
+func (d *Driver) kept() features.Set { return ptr.Deref(d.features.Load(), features.Set{}) }
 
 // notify puts a value into a channel with room for one, unless one waits in it.
 func notify(c chan<- struct{}) {

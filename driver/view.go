@@ -37,6 +37,7 @@ func (d *Driver) Publish(snapshot *discovery.Snapshot, withheld map[string]strin
 		identities: identitiesIn(snapshot, before.identities, time.Now()), next: make(chan struct{}),
 	})
 	close(before.next)
+	notify(d.wake)
 }
 
 // identitiesIn adds the identities of a snapshot to those that are known. A

@@ -1,0 +1,101 @@
+package driver
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
+	"chandler.dev/driver/pool/pooltest"
+)
+
+// What the publisher does next follows from its state and the time alone.
+func TestPublisher(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	of := func(devices ...discovery.Device) *resourceslice.Pool {
+		p, _ := pool.Of(pool.Input{Snapshot: &discovery.Snapshot{Devices: devices}, Features: features.All()})
+		return &p
+	}
+	one, two := of(gpu("a", 1)), of(gpu("b", 2))
+	parts := of(gpu("a", 1), pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3))
+	later := now.Add(time.Hour)
+	tests := map[string]struct {
+		publisher
+		want  step
+		after time.Duration // how long to wait
+	}{
+		"the server is asked first":                {want: ask},
+		"before there is anything to publish":      {publisher: publisher{wanted: one}, want: ask},
+		"a silent server is asked again":           {publisher: publisher{wanted: one, due: later, silent: now.Add(-negotiatePause)}, want: ask},
+		"but not at once":                          {publisher: publisher{wanted: one, due: later, silent: now.Add(-time.Second)}, want: wait, after: negotiatePause - time.Second},
+		"no scan yet":                              {publisher: publisher{due: later, heard: true}, want: wait, after: time.Hour},
+		"the first pool":                           {publisher: publisher{wanted: parts, due: later, heard: true}, want: publish},
+		"the same pool":                            {publisher: publisher{wanted: of(gpu("a", 1)), last: one, due: later, heard: true}, want: wait, after: time.Hour},
+		"another pool":                             {publisher: publisher{wanted: two, last: one, due: later, heard: true}, want: publish},
+		"another pool, while the server is to say": {publisher: publisher{wanted: two, last: one, due: later}, want: ask},
+		"the server is asked now and then":         {publisher: publisher{wanted: one, last: one, due: now, heard: true}, want: ask},
+		"what changes by itself":                   {publisher: publisher{wanted: one, last: one, due: later, heard: true, changes: now.Add(time.Minute)}, want: wait, after: time.Minute},
+		"devices that compete anew":                {publisher: publisher{wanted: parts, last: one, due: later, heard: true}, want: ask},
+		"while the server is silent": {
+			publisher: publisher{wanted: parts, last: one, due: later, heard: true, silent: now.Add(-time.Second)},
+			want:      wait, after: negotiatePause - time.Second,
+		},
+		"once it has confirmed":          {publisher: publisher{wanted: parts, last: one, due: later, heard: true, confirmed: true}, want: publish},
+		"devices that competed before":   {publisher: publisher{wanted: parts, last: parts, due: later, heard: true}, want: wait, after: time.Hour},
+		"a registration before any pool": {publisher: publisher{due: later, heard: true, registered: now.Add(-time.Second)}, want: wait, after: time.Hour},
+		"a second after a registration":  {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-time.Second), said: now.Add(-time.Minute)}, want: publish},
+		"then two seconds later":         {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-time.Second), said: now}, want: wait, after: 2 * time.Second},
+		"then four":                      {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-3 * time.Second), said: now}, want: wait, after: 4 * time.Second},
+		"then eight":                     {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-7 * time.Second), said: now}, want: wait, after: 8 * time.Second},
+		"and no more":                    {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-15 * time.Second), said: now}, want: wait, after: time.Hour},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			do, until := test.next(now)
+			if do != test.want || do == wait && until.Sub(now) != test.after {
+				t.Errorf("%s for %s, want %s for %s", do, until.Sub(now), test.want, test.after)
+			}
+		})
+	}
+}
+
+// A server that does not answer is waited for, and one that goes on refusing is not.
+func TestPublisherHears(t *testing.T) {
+	began := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	silence, refusal := errors.New("no route"), apierrors.NewForbidden(schema.GroupResource{}, "", nil)
+	one := &resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
+	tests := map[string]struct {
+		heard                            bool
+		err                              error
+		after                            time.Duration
+		wantHeard, confirmed, wantSilent bool
+	}{
+		"an answer":          {wantHeard: true, confirmed: true},
+		"silence":            {err: silence, wantSilent: true},
+		"a long silence":     {err: silence, after: time.Hour, wantSilent: true},
+		"silence later":      {heard: true, err: silence, wantHeard: true, wantSilent: true},
+		"a refusal":          {err: refusal, wantSilent: true},
+		"a refusal for long": {err: refusal, after: refusalPause, wantHeard: true, confirmed: true},
+		"a refusal later":    {heard: true, err: refusal, wantHeard: true, confirmed: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := &publisher{began: began, heard: test.heard, wanted: one}
+			now := began.Add(test.after)
+			p.hear(test.err, now, time.Minute)
+			if p.heard != test.wantHeard || p.confirmed != test.confirmed || p.silent.IsZero() == test.wantSilent || !p.due.Equal(now.Add(time.Minute)) {
+				t.Errorf("%+v", p)
+			}
+		})
+	}
+	p := &publisher{began: began, wanted: one, last: one}
+	if p.hear(nil, began, time.Minute); p.confirmed {
+		t.Error("confirmed, and nothing is to be published")
+	}
+}
