@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -33,7 +32,6 @@ type account struct {
 	entry Entry
 	state State
 	holds []Hold
-	until time.Time // of a grant that is Ending: how long it keeps claims out
 
 	// Of an Unsure claim: the state that it has if its file was written, and
 	// the account that it has if not.
@@ -46,12 +44,12 @@ func newAccount(e Entry, state State) *account {
 }
 
 // blocks reports whether the account keeps owners by an API out.
-func (a *account) blocks(by discovery.Mode, now time.Time) bool {
+func (a *account) blocks(by discovery.Mode) bool {
 	switch {
 	case a.state == Past || a.state == None:
 		return false
 	case a.state == Ending && a.entry.API() == discovery.ModeDevicePlugin:
-		return by != discovery.ModeDevicePlugin && now.Before(a.until)
+		return by != discovery.ModeDevicePlugin
 	}
 	return true
 }
@@ -155,7 +153,6 @@ type question struct {
 	own   string // the key of the owner's entry, which keeps it from nothing
 	want  []Hold
 	stock Stock
-	now   time.Time
 }
 
 // blocked is all that says who excludes whom.
@@ -182,7 +179,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 		}
 	}
 	for _, a := range x.concerned(&w, nodes, q.own) {
-		if !a.blocks(q.by, q.now) {
+		if !a.blocks(q.by) {
 			continue
 		}
 		who := a.entry.Owner().before(q.owner)

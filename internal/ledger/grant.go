@@ -34,6 +34,10 @@ type Grant struct {
 	// what bears their paths then.
 	Nodes []Node `json:"nodes,omitempty"`
 
+	// Until is how long containers may go on that had the ID before, since the
+	// kubelet hands out at once what a pod had that was deleted by force.
+	Until time.Time `json:"until,omitzero"`
+
 	missing time.Time // when PodResources first left it out again
 	lost    bool      // the kubelet lists the container and does not know the ID
 }

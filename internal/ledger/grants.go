@@ -28,6 +28,7 @@ const termination = 30 * time.Second
 // listed is what PodResources said.
 type listed struct {
 	whole     bool                // whether it has named all pods once
+	since     time.Time           // since when each answer has named all pods, zero if the last one did not
 	asked     time.Time           // when it was last asked, zero if it did not answer in full
 	ids       map[string]sighting // which container has what, of whatever resource
 	strangers map[string]*Grant   // what of it other plugins gave
@@ -103,7 +104,7 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 	for i, g := range grants {
 		key := g.Key()
 		before[i] = l.accounts[key]
-		q := question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: key, want: g.Holds(), stock: s, now: time.Now()}
+		q := question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: key, want: g.Holds(), stock: s}
 		b := l.index.blocked(q)
 		if a := before[i]; b == nil && a != nil && a.entry.(*Grant).lost {
 			b = &Blocked{Device: g.ID, By: a.entry.Owner(), why: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
@@ -116,7 +117,9 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 		}
 		a := newAccount(g, Reserved)
 		if before[i] != nil {
-			l.replaced[key] = append(l.replaced[key], before[i].entry)
+			earlier := before[i].entry.(*Grant)
+			g.Until = later(earlier.Until, time.Now().Add(l.termination(earlier.Container)))
+			l.replaced[key] = append(l.replaced[key], earlier)
 		}
 		l.put(a)
 	}
@@ -233,6 +236,11 @@ func (l *Ledger) observe(at time.Time, said *kubeletapi.Listing, s Stock) (ended
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.said.asked = time.Time{}
+	if said == nil || !said.Whole {
+		l.said.since = time.Time{}
+	} else if l.said.since.IsZero() {
+		l.said.since = at
+	}
 	if said == nil {
 		return nil, nil, false
 	}
@@ -279,11 +287,23 @@ func (l *Ledger) list(at time.Time, ids map[string]sighting, whole bool) {
 		if whole && before.missing.IsZero() {
 			before.missing = at
 		}
-		if !whole || at.Sub(before.missing) < l.config.Patience+l.termination(before.container) {
+		if !whole || at.Sub(l.leftOut(before.missing)) < l.config.Patience+l.termination(before.container) {
 			now[key] = before
 		}
 	}
 	l.said.ids = now
+}
+
+// leftOut returns since when nothing but whole answers has left something out that
+// was first missing at a time. While the kubelet does not answer, it ends no
+// containers either.
+func (l *Ledger) leftOut(missing time.Time) time.Time { return later(missing, l.said.since) }
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
 }
 
 // termination returns how long the container of a deleted pod may go on.
@@ -357,12 +377,11 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 			l.replace(&left, Given)
 			continue
 		}
-		switch until := g.missing.Add(l.config.Patience + l.termination(g.Container)); {
-		case at.Sub(g.missing) < l.config.Patience:
-		case at.Before(until):
-			ending := newAccount(g, Ending)
-			ending.until = until
-			l.put(ending)
+		left := l.leftOut(g.missing)
+		switch until := left.Add(l.config.Patience + l.termination(g.Container)); {
+		case at.Sub(left) < l.config.Patience:
+		case at.Before(later(until, g.Until)):
+			l.put(newAccount(g, Ending))
 		default:
 			if l.said.strangers[key] == nil {
 				ended, changed = append(ended, g), true
@@ -399,7 +418,7 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 		if known, ours := s.WithID(g.Resource, g.ID); known != nil {
 			completed := *known
 			completed.Resource, completed.ID, completed.Since, completed.Container = g.Resource, g.ID, g.Since, g.Container
-			completed.missing, completed.lost = g.missing, g.lost
+			completed.missing, completed.lost, completed.Until = g.missing, g.lost, g.Until
 			l.replace(&completed, a.state)
 			if ours {
 				adopted = append(adopted, g.Key())

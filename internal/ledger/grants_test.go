@@ -196,6 +196,9 @@ func TestLifeOfAGrant(t *testing.T) {
 			t.Error("IDs may leave by what such a kubelet said")
 		}
 		k.says(nothing)
+		k.check("left out again", classic, "a", train)
+		time.Sleep(10 * time.Second)
+		k.says(nothing)
 		k.check("left out for long", classic, "a", "")
 		if data, err := os.ReadFile(k.file(grantsFile)); err != nil || string(data) != "[]\n" {
 			t.Errorf("the file says %s, %v", data, err)
@@ -239,6 +242,57 @@ func TestForceDeletedPod(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A kubelet that is down ends no containers.
+func TestForceDeletedPodWhileTheKubeletIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{}, "a")
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
+		nothing := podsSay(true, nil)
+		k.says(nothing)
+		time.Sleep(11 * time.Second)
+		k.says(nothing)
+		time.Sleep(time.Minute)
+		k.says(nil)
+		k.check("the kubelet is down", dra, "a", train)
+		k.says(nothing)
+		k.check("it is there again", dra, "a", train)
+		k.check("it is there again", classic, "a", "")
+		time.Sleep(40 * time.Second)
+		k.says(nothing)
+		k.check("it had the time to end containers", dra, "a", "")
+	})
+}
+
+// An ID that is handed out again may be one of a pod that was deleted by force,
+// whose containers may outlive those that have it now.
+func TestIDOfAForceDeletedPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{Termination: func(_, pod string) (time.Duration, bool) {
+			return map[string]time.Duration{"train": 2 * time.Minute}[pod], true
+		}}, "a")
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"infer main": {"ours/gpu", "a"}}))
+		nothing := podsSay(true, nil)
+		for range 2 {
+			k.says(nothing)
+			time.Sleep(time.Minute - time.Second)
+		}
+		again := New(k.config)
+		if problems, err := again.Open(t.Context()); err != nil || len(problems) > 0 {
+			t.Fatal(err, problems)
+		}
+		k.Ledger = again
+		k.says(nothing)
+		k.check("its time is not over", dra, "a", "default/infer main")
+		time.Sleep(10 * time.Second)
+		k.says(nothing)
+		k.check("its time is over", dra, "a", "")
+	})
 }
 
 // An ID that is handed out again is the newer container's.

@@ -190,7 +190,7 @@ func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 	defer l.mu.Unlock()
 	before = l.accounts[c.Key()]
 	a := newAccount(c, Reserved)
-	q := question{by: discovery.ModeDRA, owner: c.Owner(), own: c.Key(), want: a.holds, stock: s, now: time.Now()}
+	q := question{by: discovery.ModeDRA, owner: c.Owner(), own: c.Key(), want: a.holds, stock: s}
 	if !before.has() {
 		if b := l.unheard(q); b != nil {
 			return nil, b

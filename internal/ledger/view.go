@@ -3,7 +3,6 @@ package ledger
 import (
 	"maps"
 	"slices"
-	"time"
 
 	"chandler.dev/discovery"
 )
@@ -15,7 +14,6 @@ type View struct {
 	strangers map[string]*Grant // by key, what other plugins gave
 	version   int
 	heard     bool // whether PodResources has named all pods, or need not be asked
-	at        time.Time
 }
 
 // View returns the ledger as it is now.
@@ -31,14 +29,14 @@ func (l *Ledger) View() *View {
 		}
 	}
 	v := *l.view
-	v.heard, v.at = l.said.whole || !l.config.Listings, time.Now()
+	v.heard = l.said.whole || !l.config.Listings
 	return &v
 }
 
 // ViewOf returns a view of entries that are all given, for those who compute what
 // follows from one.
 func ViewOf(entries ...Entry) *View {
-	v := &View{index: newIndex(), heard: true, at: time.Now()}
+	v := &View{index: newIndex(), heard: true}
 	accounts := make(map[string]*account)
 	for _, e := range entries {
 		a := newAccount(e, Given)
@@ -60,7 +58,7 @@ func (v *View) Heard() bool { return v.heard }
 // Blocked says why an owner by an API cannot have what it wants, nil if it can.
 // The key is that of an entry of the owner's own, which may be "".
 func (v *View) Blocked(by discovery.Mode, own string, want []Hold, s Stock) *Blocked {
-	return v.index.blocked(question{by: by, own: own, want: want, stock: s, now: v.at})
+	return v.index.blocked(question{by: by, own: own, want: want, stock: s})
 }
 
 // Claims returns the claims that are prepared, or whose devices are being
@@ -97,7 +95,7 @@ func (v *View) Ours() []*Grant {
 // message. What is open is nobody's.
 func (v *View) Holder(api discovery.Mode, silicon string, s Stock) (who string, held bool) {
 	for _, a := range v.index.concerned(&Hold{Device: silicon, Silicon: silicon}, nil, "") {
-		if a.entry.API() != api || a.state == Past || a.state == Ending && !v.at.Before(a.until) && api == discovery.ModeDevicePlugin {
+		if a.entry.API() != api || a.state == Past {
 			continue
 		}
 		if sealed, ok := a.entry.(*Sealed); ok && sealed.all {

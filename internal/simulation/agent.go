@@ -49,6 +49,7 @@ func (i *incarnation) diskGate(op disk.Op, _ string) error {
 	}
 	if (op.Changes() || op == disk.Sync || op == disk.SyncDir) && i.limit.Load() > 0 && i.limit.Add(-1) == 0 {
 		i.world.log("%s is killed before it can %s", i.name, op)
+		i.world.saw("agentKilledWriting")
 		i.die()
 		return disk.ErrDead
 	}
@@ -145,6 +146,7 @@ const (
 // startAgent starts another agent of the node.
 func (w *World) startAgent() *incarnation {
 	w.agents++
+	w.keeps = w.server.Features()
 	i := &incarnation{world: w, name: fmt.Sprintf("agent-%d", w.agents), events: make(chan struct{}, 1), done: make(chan struct{})}
 	if w.surges {
 		i.uid = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", w.agents))

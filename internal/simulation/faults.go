@@ -221,7 +221,7 @@ func (w *World) loseCheckpoints(dra, classic bool) bool {
 	}
 	w.kubelet.Down()
 	w.log("the kubelet loses its checkpoints, DRA %v, classic %v", dra, classic)
-	w.kubelet.LoseCheckpoints(dra, classic)
+	w.forgot = w.kubelet.LoseCheckpoints(dra, classic) || w.forgot
 	w.kubelet.Up()
 	if dra {
 		w.saw("draCheckpointLost")

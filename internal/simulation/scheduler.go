@@ -80,6 +80,11 @@ func (w *World) schedule(pod *pod) bool {
 	}
 	var results []resourceapi.AllocationResult
 	if len(open) > 0 {
+		version := w.server.Version() - w.lag
+		if version == pod.tried {
+			return false // nothing has changed since
+		}
+		pod.tried = version
 		keeps := w.server.Features()
 		allocator, err := structured.NewAllocator(quiet, structured.Features{
 			AdminAccess: true, PrioritizedList: true, DeviceTaints: keeps.Taints, PartitionableDevices: keeps.Counters,

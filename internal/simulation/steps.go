@@ -72,11 +72,24 @@ func (w *World) strike() {
 
 // Limits of what an agent may take without faults.
 const (
-	convergeLimit = 3 * time.Minute
-	emptyLimit    = 50 * time.Minute
+	convergeLimit = 7 * time.Minute  // grants of which PodResources never spoke end after five
+	sweepLimit    = 50 * time.Minute // claims that nobody knows are let go of when they were found twice, about ten minutes apart
 	askLimit      = 40 * time.Minute // the API server is asked every half hour what it keeps
 	look          = 5 * time.Second
 )
+
+// limit is how long all may take to be as it should be: longer where there may be
+// claims that only the sweep ends, and where the API server keeps something else
+// than the agent was told.
+func (w *World) limit() time.Duration {
+	switch {
+	case w.wiped || w.forgot:
+		return sweepLimit
+	case w.server.Features() != w.keeps:
+		return askLimit
+	}
+	return convergeLimit
+}
 
 // converge ends all faults, and waits for all to be as it should be: slices
 // first, and when all pods are gone, nothing of them.
@@ -90,7 +103,7 @@ func (w *World) converge() {
 	}
 	w.uevent()
 	w.kubelet.Up()
-	if w.await(convergeLimit, w.published) && w.await(emptyLimit, w.empty) && w.await(askLimit, w.published) && w.lastPods() {
+	if w.await(w.limit(), w.published) && w.await(sweepLimit, w.empty) && w.await(w.limit(), w.published) && w.lastPods() {
 		w.log("all is as it should be")
 	}
 }
@@ -114,7 +127,7 @@ func (w *World) lastPods() bool {
 		}
 		w.submit(p)
 	}
-	return w.await(convergeLimit, func() string {
+	return w.await(w.limit(), func() string {
 		running := len(w.kubelet.Containers())
 		if all := len(w.cluster()); running < all {
 			return fmt.Sprintf("of the last %d pods only %d run", all, running)

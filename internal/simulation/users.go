@@ -58,29 +58,24 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	}
 	var uses []*use
 	for uid, ids := range c.Claims {
-		for _, id := range ids {
-			if _, there := found[id]; !there {
-				if !w.wiped && !w.diskFailed() && strings.HasPrefix(id, "chandler.dev/claim=") {
-					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
-				}
-				return fmt.Errorf("unresolvable CDI devices %s", id)
-			}
-		}
 		claim := w.server.Claim(c.Pod.Namespace, c.Names[uid])
 		if claim == nil || claim.UID != uid || claim.Status.Allocation == nil {
 			return fmt.Errorf("claim %s is gone", c.Names[uid])
 		}
 		for _, id := range ids {
+			if _, there := found[id]; !there {
+				if !w.wiped && !w.diskFailed() && isOf(ids, claim) {
+					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
+				}
+				return fmt.Errorf("unresolvable CDI devices %s", id)
+			}
 			device, of := deviceOf(id, uid)
 			if !of {
 				continue // its metadata
 			}
-			// The claim may have been allocated anew, and the kubelet does not ask again.
 			r := resourceapi.DeviceRequestAllocationResult{Device: device}
-			for _, now := range claim.Status.Allocation.Devices.Results {
-				if device == now.Device || now.ShareID != nil && device == now.Device+"-"+string(*now.ShareID) {
-					r = now
-				}
+			if now := resultOf(claim, device); now != nil {
+				r = *now
 			}
 			u := w.useOf(c, &r)
 			u.claim, u.nodes = uid, w.ownNodes(found[id])
@@ -94,6 +89,29 @@ func (w *World) startContainer(c *kubelet.Container) error {
 	}
 	c.Note = uses
 	return nil
+}
+
+// isOf reports whether CDI devices are those of a claim's allocation. The claim may
+// have been allocated anew. The kubelet does not ask again then, and to 1.36 it
+// keeps the devices of before beside those that it is told of later.
+func isOf(ids []string, claim *resourceapi.ResourceClaim) bool {
+	return !slices.ContainsFunc(ids, func(id string) bool {
+		device, of := deviceOf(id, claim.UID)
+		return of && resultOf(claim, device) == nil
+	})
+}
+
+// resultOf returns the result of a claim's allocation that a CDI device is for, nil
+// if there is none.
+func resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.DeviceRequestAllocationResult {
+	results := claim.Status.Allocation.Devices.Results
+	i := slices.IndexFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return device == r.Device || r.ShareID != nil && device == r.Device+"-"+string(*r.ShareID)
+	})
+	if i < 0 {
+		return nil
+	}
+	return &results[i]
 }
 
 // diskFailed reports whether the disk has failed an agent so far.

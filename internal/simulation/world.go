@@ -51,6 +51,7 @@ type World struct {
 	lag      int64 // how many changes the scheduler's cache of slices is behind
 	boot     string
 	boots    int
+	keeps    apiserver.Features // what the API server kept when the last agent started
 
 	server  *apiserver.Server
 	kubelet *kubelet.Kubelet
@@ -68,6 +69,7 @@ type World struct {
 	faults   *rand.Rand     // of all goroutines
 	failures []string
 	wiped    bool // somebody removed or damaged files, so that some may be missing for a while
+	forgot   bool // the kubelet forgot claims
 
 	pods    map[types.UID]*pod // all that were made and have not ended
 	made    int
@@ -81,6 +83,7 @@ type pod struct {
 	*kubelet.Pod
 	own     bool // its claims were made for it
 	bound   bool
+	tried   int64 // of which version the API server was when there was no place for it
 	inAPI   bool
 	ended   bool // its containers have
 	deleted bool

@@ -112,6 +112,7 @@ func (s *Server) SetFeatures(f Features) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.features = f
+	s.next() // a scheduler may think anew
 }
 
 // Features returns which fields the server keeps.
@@ -119,6 +120,13 @@ func (s *Server) Features() Features {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.features
+}
+
+// Version returns the number of the last change of any object.
+func (s *Server) Version() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version
 }
 
 // Serve says whether the server has the group resource.k8s.io.

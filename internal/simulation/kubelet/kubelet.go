@@ -199,11 +199,13 @@ func (k *Kubelet) Reboot() {
 }
 
 // LoseCheckpoints forgets what the kubelet has written down, as an administrator
-// does who removes it; the kubelet must be down.
-func (k *Kubelet) LoseCheckpoints(dra, classic bool) {
+// does who removes it; the kubelet must be down. It reports whether there were
+// claims in it.
+func (k *Kubelet) LoseCheckpoints(dra, classic bool) (claims bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if dra {
+		claims = len(k.claims) > 0
 		clear(k.claims)
 	}
 	if classic {
@@ -211,6 +213,7 @@ func (k *Kubelet) LoseCheckpoints(dra, classic bool) {
 		clear(k.nodesOf)
 		clear(k.known)
 	}
+	return claims
 }
 
 // Refuse says whether the kubelet refuses drivers that register from now on.

@@ -17,6 +17,7 @@ type worker struct {
 	why      error
 	known    bool          // to the pod manager: a pod that was force-deleted is not
 	terminal bool          // its containers have ended for good
+	orphan   bool          // it is known by its containers alone
 	end      chan struct{} // closed when it is to end
 }
 
@@ -107,14 +108,17 @@ func (k *Kubelet) syncPods(ctx context.Context) {
 	}
 }
 
+// orphanGrace is how long containers of such pods may go on.
+const orphanGrace = time.Second
+
 // endOrphans ends containers of pods that nobody knows (pkg/kubelet/
-// kubelet_pods.go, HandlePodCleanups).
+// kubelet_pods.go, HandlePodCleanups, in 1.37).
 func (k *Kubelet) endOrphans(ctx context.Context, there map[types.UID]bool) {
 	for uid, c := range k.containers {
 		if there[uid] || k.workers[uid] != nil {
 			continue
 		}
-		w := &worker{pod: c.Pod, state: "orphan", end: make(chan struct{})}
+		w := &worker{pod: c.Pod, state: "orphan", orphan: true, end: make(chan struct{})}
 		k.workers[uid] = w
 		k.stop(w)
 		k.group.Go(func() { k.work(ctx, w) })
@@ -294,7 +298,11 @@ func (k *Kubelet) ended(uid types.UID) {
 // the kubelet saw its end.
 func (k *Kubelet) kill(ctx context.Context, w *worker) bool {
 	if k.runs(w.pod.UID) && w.pod.Stubborn && w.ending() {
-		if !sleep(ctx, w.pod.Grace) {
+		grace := w.pod.Grace
+		if w.orphan {
+			grace = min(grace, orphanGrace)
+		}
+		if !sleep(ctx, grace) {
 			return false
 		}
 	}
