@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -108,9 +109,6 @@ func (u *uses) open(function sysfs.Device) error {
 // known.
 type node struct{ path, numbers string }
 
-// forAll are the nodes through which any function is used that is bound to vfio.
-var forAll = map[string]bool{"/dev/vfio/vfio": true, "/dev/iommu": true}
-
 // nodes returns the nodes that are the function's alone: those that the kernel
 // has below it, those of its IOMMU group, and those that a family knows of and no
 // other device has.
@@ -139,7 +137,7 @@ func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 	}
 	vfio, _ := discovery.VFIO(u.host, function)
 	for _, n := range vfio {
-		if !forAll[n.HostPath] {
+		if !slices.Contains(discovery.VFIOControl(), n.HostPath) {
 			add(n)
 		}
 	}
@@ -148,7 +146,7 @@ func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 			continue
 		}
 		for _, n := range d.Edits.DeviceNodes {
-			if users[n.HostPath] == 1 && !forAll[n.HostPath] {
+			if users[n.HostPath] == 1 && !slices.Contains(discovery.VFIOControl(), n.HostPath) {
 				add(n)
 			}
 		}
