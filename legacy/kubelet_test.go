@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/kubeletapi"
@@ -26,7 +28,7 @@ const grace = 150 * time.Millisecond
 func configFor(k *kubelettest.Kubelet) Config {
 	return Config{
 		Kubelet:     sockets.New(k.Dir, nil),
-		Pods:        podsOf(k, "chandler/agent"),
+		Pods:        podsOf(k),
 		Ledger:      ledgerOf(k),
 		Grace:       grace,
 		Poll:        20 * time.Millisecond,
@@ -58,9 +60,15 @@ func open(t *testing.T, p *Plugin) {
 	}
 }
 
-// podsOf asks a kubelet as the pod that we are.
-func podsOf(k *kubelettest.Kubelet, own string) func(context.Context) (*kubeletapi.Listing, error) {
-	return func(ctx context.Context) (*kubeletapi.Listing, error) { return kubeletapi.ListPods(ctx, k.Pods, own) }
+// podsOf asks a kubelet as the pod chandler/agent.
+func podsOf(k *kubelettest.Kubelet) func(context.Context) (*kubeletapi.Listing, error) {
+	return func(ctx context.Context) (*kubeletapi.Listing, error) {
+		said, err := kubeletapi.ListPods(ctx, k.Pods)
+		if err == nil {
+			said.Whole = slices.ContainsFunc(said.Pods, func(pod *podresourcesapi.PodResources) bool { return kubeletapi.PodName(pod) == "chandler/agent" })
+		}
+		return said, err
+	}
 }
 
 // socketsOf returns the sockets at which a plugin is served.

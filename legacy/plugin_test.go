@@ -371,38 +371,33 @@ func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 }
 
 func TestKubeletDoesNotKnowItsPods(t *testing.T) {
-	for name, own := range map[string]string{"agent is a pod": "chandler/agent", "agent is none": ""} {
-		t.Run(name, func(t *testing.T) {
-			k := kubelettest.New(t)
-			k.Start()
-			config := configFor(k)
-			config.Pods = podsOf(k, own)
-			config.Pending = func(context.Context, string) (bool, error) { return false, nil }
-			p := New(config)
-			publish(p, gpus("a", "b"))
-			run(t, p)
-			registered := k.Plugin(gpuResource, 1)
-			registered.Says(t, "a b")
-			if _, err := registered.Allocate("a"); err != nil {
-				t.Fatal(err)
-			}
-			k.Hold("train", gpuResource, "a")
-			kubelettest.Eventually(t, func() bool { who, _ := p.Holder("gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
-			k.Forget()
-			time.Sleep(50 * time.Millisecond)
-			if _, err := registered.Allocate("b"); err != nil {
-				t.Fatal(err)
-			}
-			kubelettest.Never(t, config.Unconfirmed+3*grace, func() bool {
-				_, a := p.Holder("gpu-a")
-				_, b := p.Holder("gpu-b")
-				return !a || !b
-			}, func() string { return "dropped" })
-			k.Own()
-			for _, silicon := range []string{"gpu-a", "gpu-b"} {
-				kubelettest.Eventually(t, func() bool { _, held := p.Holder(silicon); return !held }, func() string { return silicon + " is kept" })
-			}
-		})
+	k := kubelettest.New(t)
+	k.Start()
+	config := configFor(k)
+	config.Pending = func(context.Context, string) (bool, error) { return false, nil }
+	p := New(config)
+	publish(p, gpus("a", "b"))
+	run(t, p)
+	registered := k.Plugin(gpuResource, 1)
+	registered.Says(t, "a b")
+	if _, err := registered.Allocate("a"); err != nil {
+		t.Fatal(err)
+	}
+	k.Hold("train", gpuResource, "a")
+	kubelettest.Eventually(t, func() bool { who, _ := p.Holder("gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
+	k.Forget()
+	time.Sleep(50 * time.Millisecond)
+	if _, err := registered.Allocate("b"); err != nil {
+		t.Fatal(err)
+	}
+	kubelettest.Never(t, config.Unconfirmed+3*grace, func() bool {
+		_, a := p.Holder("gpu-a")
+		_, b := p.Holder("gpu-b")
+		return !a || !b
+	}, func() string { return "dropped" })
+	k.Own()
+	for _, silicon := range []string{"gpu-a", "gpu-b"} {
+		kubelettest.Eventually(t, func() bool { _, held := p.Holder(silicon); return !held }, func() string { return silicon + " is kept" })
 	}
 }
 

@@ -15,7 +15,7 @@ const (
 	settling = 100 * time.Millisecond
 
 	// notWhole is why an answer may leave something out that is held.
-	notWhole = "PodResources does not list the agent's own pod, or no pod at all"
+	notWhole = "PodResources does not list all pods yet"
 )
 
 // follow asks PodResources at intervals, and soon after each Allocate, until

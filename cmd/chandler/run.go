@@ -85,7 +85,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.IntVar(&o.kubeBurst, "kube-api-burst", 200, "requests to the API server at once")
 	flags.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "name of this `node` in Kubernetes; $NODE_NAME, else the host's name")
 	flags.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"), "UID of the agent's own pod, $POD_UID; without it no two agents can run while one takes over")
-	flags.StringVar(&o.pod, "pod", os.Getenv("POD"), "namespace/name of the agent's own pod, $POD; a kubelet that does not list it is not believed about others either")
+	flags.StringVar(&o.pod, "pod", os.Getenv("POD"), "namespace/name of the agent's own pod, $POD; a kubelet that does not list it is not believed about others either; without it the API server is asked which pods there are")
 	flags.StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory`, its --root-dir")
 	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir")
 	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` in which the agent sees the host's /sys, /proc and /dev")
@@ -192,7 +192,7 @@ func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []by
 		Kubelet: agent.Kubelet{
 			DevicePlugins: sockets.New(o.devicePluginDir, lock.Awaited),
 			Pods: func(ctx context.Context) (*kubeletapi.Listing, error) {
-				return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"), o.pod)
+				return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"))
 			},
 		},
 		Lock:           lock,

@@ -23,14 +23,12 @@ type Listing struct {
 	// Whole says that the answer leaves out no pod with a container that runs.
 	// The kubelet lists the pods that it knows (pkg/kubelet/apis/podresources/
 	// server_v1.go, List): after its start none at first, then static ones, and
-	// all others once the API server has named them.
+	// all others once the API server has named them. ListPods does not set it.
 	Whole bool
 }
 
-// ListPods asks the kubelet at a socket. The answer is whole if it names own,
-// the pod "namespace/name" that we are, or any pod if we are none. That pod must
-// not be a static one, since the kubelet knows those before all others.
-func ListPods(ctx context.Context, socket, own string) (*Listing, error) {
+// ListPods asks the kubelet at a socket.
+func ListPods(ctx context.Context, socket string) (*Listing, error) {
 	conn, err := Dial(socket)
 	if err != nil {
 		return nil, fmt.Errorf("ask PodResources: %w", err)
@@ -41,11 +39,7 @@ func ListPods(ctx context.Context, socket, own string) (*Listing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask PodResources at %s: %w", socket, err)
 	}
-	said := &Listing{Pods: listed.PodResources}
-	for _, pod := range said.Pods {
-		said.Whole = said.Whole || own == "" || own == PodName(pod)
-	}
-	return said, nil
+	return &Listing{Pods: listed.PodResources}, nil
 }
 
 // CDIDevices returns the names of the CDI devices that containers have by

@@ -151,7 +151,7 @@ func (w *World) startAgent() *incarnation {
 	if w.surges {
 		i.uid = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", w.agents))
 	}
-	i.process = w.kubelet.Process(i.name, "kube-system/"+agentPod)
+	i.process = w.kubelet.Process(i.name)
 	logger := logr.New(&sink{world: w, prefix: i.name + ": "})
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	i.cancel = cancel

@@ -41,8 +41,8 @@ type Config struct {
 	// while one takes over. Optional.
 	PodUID types.UID
 
-	// Pod is the agent's own pod as "namespace/name". A kubelet that does not list
-	// it is not believed about other pods either. Optional.
+	// Pod is the agent's own pod as "namespace/name", "" if it is none. A kubelet
+	// that does not list it is not believed about other pods either.
 	Pod string
 
 	// BootID is the kernel's. Claims that were prepared in another boot hold
@@ -120,7 +120,8 @@ type Kubelet struct {
 	// DevicePlugins takes the servers of classic resources.
 	DevicePlugins legacy.Kubelet
 
-	// Pods asks the PodResources API which containers have what.
+	// Pods asks the PodResources API which containers have what. Whether the answer
+	// is whole is for the agent to find out.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 }
 
@@ -208,9 +209,10 @@ func newAgent(config Config) (*agent, error) {
 		Termination: a.terms.termination, Asks: a.terms.asks,
 	})
 	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
+	listed := &listings{ask: config.Kubelet.Pods, own: config.Pod, client: config.Client, node: config.NodeName}
 	a.classic = legacy.New(legacy.Config{
 		Kubelet:     config.Kubelet.DevicePlugins,
-		Pods:        config.Kubelet.Pods,
+		Pods:        listed.list,
 		Ledger:      a.ledger,
 		RuntimeRoot: config.CDI.RuntimeRoot,
 		Grant:       discovery.Granters(config.Families),
@@ -235,7 +237,7 @@ func newAgent(config Config) (*agent, error) {
 		Accept:         discovery.Acceptors(config.Families),
 		Gone:           a.gone,
 		Abandoned: references{
-			client: config.Client, claims: draclient.New(config.Client), node: config.NodeName, listed: config.Kubelet.Pods,
+			client: config.Client, claims: draclient.New(config.Client), node: config.NodeName, listed: listed.list,
 		}.Abandoned,
 		Configure: discovery.Configurers(a.host, config.Families),
 		Rescan:    func() { notify(a.events) },

@@ -307,7 +307,6 @@ func (k *Kubelet) takeBack() {
 type Process struct {
 	kubelet *Kubelet
 	name    string
-	own     string // the agent's pod
 	dead    chan struct{}
 
 	// Succeeded reports whether another agent waits for this one to end. Nil
@@ -319,10 +318,9 @@ type Process struct {
 	left      []*endpoint // that Serve has left to Linger
 }
 
-// Process returns what a new agent has of the kubelet. Its name is for messages,
-// and pod is the agent's own.
-func (k *Kubelet) Process(name, pod string) *Process {
-	return &Process{kubelet: k, name: name, own: pod, dead: make(chan struct{})}
+// Process returns what a new agent has of the kubelet. Its name is for messages.
+func (k *Kubelet) Process(name string) *Process {
+	return &Process{kubelet: k, name: name, dead: make(chan struct{})}
 }
 
 // Kill ends the process for the kubelet: its sockets and streams end, and
@@ -470,7 +468,6 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 			listed.Containers = []*podresourcesapi.ContainerResources{k.listed(w.pod)}
 		}
 		listing.Pods = append(listing.Pods, listed)
-		listing.Whole = listing.Whole || p.own == "" || p.own == kubeletapi.PodName(listed)
 	}
 	return listing, nil
 }

@@ -112,7 +112,7 @@ func (p *draPlugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.Devi
 
 // register registers a driver by the library's helper, and returns what ends it.
 func (n *node) register(t *testing.T, p *draPlugin) (*Process, func()) {
-	process := n.Process("agent", "ns/agent")
+	process := n.Process("agent")
 	helper, err := process.StartDRA(klog.NewContext(context.Background(), klog.Logger{}), p, kubeletplugin.DriverName(driver), kubeletplugin.NodeName("node"),
 		kubeletplugin.KubeClient(n.server.Client(nil)), kubeletplugin.PluginDataDirectoryPath("/plugins"), kubeletplugin.RegistrarDirectoryPath("/registry"))
 	if err != nil {
@@ -298,7 +298,7 @@ func TestClassic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := start(t, 37)
 		defer n.Down()
-		process := n.Process("agent", "ns/agent")
+		process := n.Process("agent")
 		d := &devices{lists: make(chan []string)}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
@@ -316,7 +316,7 @@ func TestClassic(t *testing.T) {
 			t.Fatalf("containers %v, calls %v", got, d.asked)
 		}
 		listing, err := process.Pods(t.Context())
-		if err != nil || !listing.Whole || len(listing.Pods) < 2 {
+		if err != nil || len(listing.Pods) < 2 {
 			t.Errorf("PodResources: %v, %v", listing, err)
 		}
 		n.set((*n.pods.Load())[:1]...)
@@ -348,7 +348,7 @@ func TestStreamEnds(t *testing.T) {
 				d = &devices{lists: make(chan []string)}
 				ctx, cancel := context.WithCancel(context.Background())
 				done := make(chan struct{})
-				go func() { defer close(done); n.Process(name, "").Serve(ctx, "test/gpu", d, nil) }()
+				go func() { defer close(done); n.Process(name).Serve(ctx, "test/gpu", d, nil) }()
 				d.lists <- []string{"a"}
 				synctest.Wait()
 				return d, func() { cancel(); <-done }

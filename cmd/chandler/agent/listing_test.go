@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/internal/kubeletapi"
+)
+
+// A kubelet that has just started leaves pods out. An agent that is a pod sees it by
+// its own pod. One that is none asks the API server when a pod is missing, and not
+// otherwise.
+func TestListings(t *testing.T) {
+	steps := []struct {
+		name      string
+		listed    string
+		bound     string // pods of the API server; one that ends in "!" has ended; "-": it is away
+		pod, none bool   // whether the answer is whole for an agent that is a pod, or none
+		asked     bool   // whether an agent that is none asks the API server
+	}{
+		{"after its start", "", "agent train", false, false, true},
+		{"static pods", "proxy", "agent proxy train", false, false, true},
+		{"the API server is away", "agent train", "-", true, false, true},
+		{"all pods", "agent proxy train", "agent proxy train", true, true, true},
+		{"the same pods", "agent proxy train", "-", true, true, false},
+		{"another pod", "agent proxy train web", "-", true, true, false},
+		{"a pod that has not ended is missing", "agent proxy web", "agent proxy train web", true, false, true},
+		{"the kubelet has started anew", "proxy", "agent proxy train web", false, false, true},
+		{"a pod has ended", "agent proxy web", "agent proxy train! web", true, true, true},
+		{"a pod is gone", "agent web", "agent web", true, true, true},
+		{"without it", "agent web", "-", true, true, false},
+	}
+	for name, own := range map[string]string{"a pod": "default/agent", "no pod": ""} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset()
+			var listed, bound string
+			asked := false
+			client.PrependReactor("list", "pods", func(ktesting.Action) (bool, runtime.Object, error) {
+				asked = true
+				if bound == "-" {
+					return true, nil, errors.New("away")
+				}
+				list := &corev1.PodList{}
+				for _, name := range strings.Fields(bound) {
+					name, ended := strings.CutSuffix(name, "!")
+					pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+					if ended {
+						pod.Status.Phase = corev1.PodSucceeded
+					}
+					list.Items = append(list.Items, pod)
+				}
+				return true, list, nil
+			})
+			l := &listings{own: own, client: client, node: "node", ask: func(context.Context) (*kubeletapi.Listing, error) {
+				said := &kubeletapi.Listing{}
+				for _, name := range strings.Fields(listed) {
+					said.Pods = append(said.Pods, &podresourcesapi.PodResources{Namespace: "default", Name: name})
+				}
+				return said, nil
+			}}
+			for _, step := range steps {
+				listed, bound, asked = step.listed, step.bound, false
+				said, err := l.list(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				whole, asks := step.none, step.asked
+				if own != "" {
+					whole, asks = step.pod, false
+				}
+				if said.Whole != whole || asked != asks {
+					t.Errorf("%s: whole %t, want %t; asked %t, want %t", step.name, said.Whole, whole, asked, asks)
+				}
+			}
+		})
+	}
+}
