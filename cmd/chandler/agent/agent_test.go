@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,6 +31,7 @@ import (
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/driver"
+	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/kubeletapi"
 )
 
@@ -245,5 +248,45 @@ func TestAgent(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// While the agent's directory cannot be read or written, nothing is offered and
+// nothing is lost: the agent tries again until it can, or until it is to end.
+func TestAgentOpensItsLedgerAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		var failing atomic.Bool
+		failing.Store(true)
+		broken := func(name string) error {
+			if failing.Load() && strings.HasPrefix(name, n.dir) {
+				return syscall.EIO
+			}
+			return nil
+		}
+		config := n.config(&discovery.Rules{Mode: discovery.ModeDRA})
+		config.Disk = &disktest.Disk{BeforeRead: broken}
+		run := func() (stop func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- Run(ctx, config) }()
+			return func() {
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		stop := run()
+		n.offers("", "")
+		stop()
+		stop = run()
+		n.offers("", "")
+		failing.Store(false)
+		n.offers("kvm tun", "")
+		if _, err := n.prepare("kvm"); err != nil {
+			t.Errorf("prepare: %v", err)
+		}
+		stop()
 	})
 }
