@@ -47,9 +47,8 @@ func halfWritten(host *Tree, name string) *Tree {
 // checkDamage damages each file, link and node of the host in turn, in every
 // way, and expects that no scan panics and that no device suffers to which the
 // file does not belong. It leaves out files that the scan does not look at, since
-// damage to them cannot change what the scan finds. With -short, and with the race
-// detector, which makes a scan ten times as slow and sees the same in each, a file
-// is damaged in one way: another than the file before.
+// damage to them cannot change what the scan finds. A [Brief] test damages each
+// file in one way: another than the file before.
 func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
 	t.Helper()
 	tree := host.FS.(*Tree)
@@ -58,12 +57,12 @@ func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole 
 	for _, d := range whole.Devices {
 		before[d.Name] = string(marshal(t, unlinked(d)))
 	}
-	short := testing.Short() || raced()
+	brief := Brief()
 	damaged := *host
 	for i, name := range looked {
 		owners := owners(name, whole.Devices)
 		for j, how := range slices.Sorted(maps.Keys(damages)) {
-			if short && (i+j)%len(damages) != 0 {
+			if brief && (i+j)%len(damages) != 0 {
 				continue
 			}
 			damaged.FS = damages[how](tree, name)
@@ -78,10 +77,12 @@ func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole 
 	}
 }
 
-// raced reports whether the race detector is built into the test.
-func raced() bool {
+// Brief reports whether a test of many hosts is to leave some out: with -short, and
+// with the race detector, which makes a scan ten times as slow and sees the same
+// in each.
+func Brief() bool {
 	info, _ := debug.ReadBuildInfo()
-	return info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+	return testing.Short() || info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
 // checkHarm reports devices that are not as before although the damaged file

@@ -44,7 +44,7 @@ func functionsOf(s *discovery.Snapshot) []discovery.Device {
 func TestReadingsOfAnyFunction(t *testing.T) {
 	seen := make(map[string]bool)
 	for i, file := range healthyHosts(t) {
-		if testing.Short() && i%4 != 0 {
+		if discoverytest.Brief() && i%4 != 0 {
 			continue
 		}
 		before := functionsOf(discovery.Scan(discoverytest.Layout(t, file), families.All))
@@ -72,7 +72,7 @@ func TestReadingsOfAnyFunction(t *testing.T) {
 			seen[d.Family] = true
 		}
 	}
-	if !testing.Short() && len(seen) < 15 {
+	if !discoverytest.Brief() && len(seen) < 15 {
 		t.Errorf("only families %v have such PCI functions", seen)
 	}
 }
@@ -82,7 +82,7 @@ func TestReadingsOfAnyFunction(t *testing.T) {
 func TestDriverUnbound(t *testing.T) {
 	seen := make(map[string]bool)
 	for i, file := range healthyHosts(t) {
-		if testing.Short() && i%4 != 0 {
+		if discoverytest.Brief() && i%4 != 0 {
 			continue
 		}
 		last := discovery.Scan(discoverytest.Layout(t, file), families.All)
@@ -103,7 +103,7 @@ func TestDriverUnbound(t *testing.T) {
 			seen[d.Family] = true
 		}
 	}
-	if !testing.Short() && len(seen) < 15 {
+	if !discoverytest.Brief() && len(seen) < 15 {
 		t.Errorf("only families %v have such PCI functions", seen)
 	}
 }

@@ -47,7 +47,7 @@ func TestWideDomains(t *testing.T) {
 	same := strings.NewReplacer(`"0000:`, `"`)
 	narrow := strings.NewReplacer("pci-1f000-", "pci-0000-", `"1f000:`, `"`, "1f000:", "0000:")
 	for i, file := range hosts {
-		if testing.Short() && i%4 != 0 {
+		if discoverytest.Brief() && i%4 != 0 {
 			continue
 		}
 		want := byName(t, discovery.Scan(discoverytest.Layout(t, file), families.All), same)
