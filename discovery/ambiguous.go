@@ -60,14 +60,14 @@ func (d *Device) dropIdentity() {
 // have none then.
 func (d *Device) keepIDs(keep func(Offer, string) bool) {
 	var offers []Offer
-	for _, offer := range d.Offers {
+	for _, offer := range d.Classic {
 		all := len(offer.IDs)
 		offer.IDs = slices.DeleteFunc(slices.Clone(offer.IDs), func(id string) bool { return !keep(offer, id) })
 		if len(offer.IDs) > 0 || all == 0 {
 			offers = append(offers, offer)
 		}
 	}
-	d.Offers = offers
+	d.Classic = offers
 }
 
 // dropIDs drops classic IDs of a resource, or of a family where its offers
@@ -77,7 +77,7 @@ func (s *Snapshot) dropIDs() {
 	twice := make(map[among]bool)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		for _, offer := range d.Offers {
+		for _, offer := range d.Classic {
 			unit := offer.unit(d)
 			for _, id := range offer.IDs {
 				key := among{offer.group(d), id}

@@ -32,9 +32,8 @@ func Configurers(host *Host, families []*Family) Configurer {
 	}
 }
 
-// configured asks the family, and takes over what it describes anew. What the
-// rules made of the device since it was found stays, and so
-// does its health, which is a matter of more than one reading.
+// configured asks the family, and takes over what it describes anew. The rest
+// stays, such as its health, which is a matter of more than one reading.
 func (f *Family) configured(host *Host, d Device, want Parameters) (Device, Work, error) {
 	now, work, err := f.Configure(host, d, want)
 	if err != nil {

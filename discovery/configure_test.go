@@ -11,7 +11,7 @@ import (
 // it was found stays.
 func TestConfigurers(t *testing.T) {
 	errWork := errors.New("no power")
-	described := Device{Name: "p", Source: "sys/new", Attributes: Attributes{}, Offers: []Offer{{Resource: "a.b/new"}}}
+	described := Device{Name: "p", Source: "sys/new", Attributes: Attributes{}, Classic: []Offer{{Resource: "a.b/new"}}}
 	described.Attributes.SetString("afuID", "1")
 	var work Work
 	var refusal error
@@ -20,7 +20,7 @@ func TestConfigurers(t *testing.T) {
 	}}}
 	configure := Configurers(&Host{}, families)
 	want := Parameters{AcceleratorFunction: "1"}
-	before := Device{Name: "p", Family: "fpga", Mode: ModeDRA, Want: want, Source: "sys/old"}
+	before := Device{Name: "p", Family: "fpga", Health: Health{Status: Unknown, Stale: true}, PartOf: &Whole{Name: "card"}, Source: "sys/old"}
 
 	now, got, err := configure(before, want)
 	if err != nil || got != nil {
@@ -29,8 +29,8 @@ func TestConfigurers(t *testing.T) {
 	if now.Source != "sys/new" || now.Attributes.String("afuID") != "1" || now.Attributes.String("family") != "fpga" {
 		t.Errorf("not described anew: %+v", now)
 	}
-	if now.Mode != ModeDRA || len(now.Want) != 1 || len(now.Offers) > 0 {
-		t.Errorf("what rules and agent said is lost: %+v", now)
+	if !now.Health.Stale || now.PartOf == nil || len(now.Classic) > 0 {
+		t.Errorf("what was made of it since it was found is lost: %+v", now)
 	}
 
 	work = func(context.Context) error { return errWork }

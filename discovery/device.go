@@ -20,100 +20,88 @@ import (
 // driver. Attribute names without a domain, such as "kind", are in it.
 const Domain = "chandler.dev"
 
-// Device is one thing that can be given to a container. It is plain data:
-// everything that is said to Kubernetes about the device is computed from it.
+// Device is one thing that can be given to a container, as the host says. It is
+// plain data: everything that is said to Kubernetes about the device is computed
+// from it.
 type Device struct {
 	// Name is unique on the host, a DNS label, and the same after a reboot or
 	// a hot-swap of other devices: the PCI address and partition index as
 	// "pci-0000-19-00-0" and "pci-0000-19-00-0-xcp-1", or what the kernel
 	// names a device that has no address.
-	Name string
+	Name string `json:"name"`
 
 	// Family is the name of the family that recognised the device.
-	Family string
+	Family string `json:"family"`
 
 	// Identity is the UUID or serial number by which this piece of silicon is
 	// told from another in the same slot, "" while it is unknown.
-	Identity string
+	Identity string `json:"identity,omitempty"`
 
 	// Source is the kernel's directory of the device without the leading
 	// slash, such as "sys/devices/pci0000:00/0000:00:01.0". The device is gone
 	// when this directory is. What the kernel has no directory for, such as a
 	// file that the administrator named, has its path on the host.
-	Source string
+	Source string `json:"-"`
 
 	// Includes are the directories of further kernel devices that the device
 	// consists of, in the same form: the other function of a two-function chip.
-	Includes []string
+	Includes []string `json:"-"`
 
-	// Attributes and Capacity are as they stand in a ResourceSlice.
-	Attributes Attributes
-	Capacity   Capacity
+	// Attributes are as they stand in a ResourceSlice.
+	Attributes Attributes `json:"attributes,omitempty"`
 
 	// Lists are the attributes that have several values by nature, as lists. They
 	// are published in place of, or beside, those of Attributes where the cluster
 	// takes lists.
-	Lists Attributes
+	Lists Attributes `json:"lists,omitempty"`
 
-	// Edits are what a container needs to use the device, whatever else it is
-	// given: nodes, mounts, environment, hooks. Host paths are those of the
-	// host that was scanned.
-	Edits specs.ContainerEdits
+	// Capacity is as it stands in a ResourceSlice. A device that has [Shares] can
+	// be had by that many containers at once.
+	Capacity Capacity `json:"capacity,omitempty"`
 
-	// SharedEdits are what a container needs besides where the device is shared:
-	// what the vendor has for users of one device to get on. They become Edits
-	// when the administrator has the device shared.
-	SharedEdits specs.ContainerEdits
-
-	// Files are files of the host that others read while a container has the
-	// device, in the directories that its family lists.
-	Files []HostFile
-
-	Health Health
+	Health Health `json:"health"`
 
 	// Readings are what else is wrong with the device, worst first, beside what
 	// its family found. They are set by [Scan].
-	Readings []Health
+	Readings []Health `json:"-"`
+
+	// Shareable says that any number of containers may have the device at once
+	// and lose nothing by it, as with /dev/kvm.
+	Shareable bool `json:"shareable,omitempty"`
+
+	// OptIn says that nobody gets the device, by either API, unless the
+	// administrator gives it one of the names of its Classic: what a plugin has
+	// only where it is told to, and is not for everybody, such as the nodes of
+	// all GPUs at once for a monitor.
+	OptIn bool `json:"optIn,omitempty"`
+
+	// Configured says that the administrator named what the device consists of.
+	// It is set by [Scan].
+	Configured bool `json:"-"`
 
 	// PartOf is the silicon that the device shares with others, nil if it is
 	// all there is of it, and Takes what it takes of the Whole's counters. A
 	// device that bears the name of its Whole is all of it.
-	PartOf *Whole
-	Takes  map[string]resource.Quantity
+	PartOf *Whole                       `json:"partOf,omitempty"`
+	Takes  map[string]resource.Quantity `json:"takes,omitempty"`
 
-	// Shareable says that any number of containers may have the device at once
-	// and lose nothing by it, as with /dev/kvm.
-	Shareable bool
+	// Classic is what the plugins that Chandler replaces offer the device as. The
+	// administrator's rules decide what of this is offered.
+	Classic []Offer `json:"offers,omitempty"`
 
-	// OptIn says that nobody gets the device, by either API, unless the
-	// administrator gives it one of the names of its Offers: what a plugin has
-	// only where it is told to, and is not for everybody, such as the nodes of
-	// all GPUs at once for a monitor.
-	OptIn bool
+	// Edits are what a container needs to use the device, whatever else it is
+	// given: nodes, mounts, environment, hooks. Host paths are those of the
+	// host that was scanned.
+	Edits specs.ContainerEdits `json:"edits"`
 
-	// Sharing says how several containers have the device together, nil if one
-	// has it alone. It is set by [Rules] or, where the administrator
-	// said so elsewhere, by [Device.ShareAmong].
-	Sharing *Sharing
+	// SharedEdits are what a container needs besides where the device is shared:
+	// what the vendor has for users of one device to get on. They become Edits
+	// when the administrator has the device shared.
+	SharedEdits specs.ContainerEdits `json:"sharedEdits,omitzero"`
 
-	// Offers says how the classic device-plugin API sees the device.
-	Offers []Offer
-
-	// Configured says that the administrator named what the device consists of.
-	// It is set by [Scan].
-	Configured bool
-
-	// Overhead is what each user of the device needs of the host, nil if nothing.
-	// It is set by [Rules], never by a family.
-	Overhead HostResources
-
-	// Mode is the API that the administrator chose for the device; "" leaves
-	// the choice to the agent. It is set by [Rules], never by a family.
-	Mode Mode
-
-	// Want is what the administrator wants the device to be before the classic
-	// API lists it. It is set by [Rules], never by a family.
-	Want Parameters
+	// Files are files of the host that others read while a container has the
+	// device, in the directories that its family lists.
+	Files []HostFile `json:"files,omitempty"`
 }
 
 // Whole is a piece of silicon that several devices are parts of: a PCI
@@ -133,7 +121,7 @@ type Whole struct {
 //
 // An Offer without a Resource says what the IDs are where there is no name that
 // everybody knows the device by. It is offered once the administrator has named
-// the resource; see [Rules].
+// the resource.
 //
 // An Optional one too is only offered once the administrator has named its
 // resource for the device, and then instead of the others: what the plugin has
@@ -173,6 +161,10 @@ type Offer struct {
 	// for is an amount, and comes from one device. It is set by [Rules].
 	Counts resourceapi.QualifiedName `json:"counts,omitempty"`
 }
+
+// Shares is the capacity of which containers take where a device is shared by
+// number.
+const Shares resourceapi.QualifiedName = "shares"
 
 // Mode is an API that offers devices.
 type Mode string
@@ -243,9 +235,9 @@ type Snapshot struct {
 	Devices  []Device // in name order
 	Problems []Problem
 
-	// Gone is the health of devices that were there before, by name, also of those
-	// that nobody has. It is set by [Settler].
-	Gone map[string]Health
+	// Gone is the health of devices that were there before, also of those that
+	// nobody has. It is set by [Settler].
+	Gone Missing
 
 	// found is what families found, in name order, before it was joined. Only
 	// [Scan] and [Merge] make a snapshot that has it.
@@ -257,16 +249,6 @@ type Snapshot struct {
 type Problem struct {
 	Device string // the name of the device, or of what was looked at
 	Err    error
-}
-
-// HealthOfGone returns the health of a device that is not in the snapshot. If
-// it is not known since when, the effect is what the administrator wants that to
-// mean.
-func (s *Snapshot) HealthOfGone(name string, effect resourceapi.DeviceTaintEffect) Health {
-	if gone, known := s.Gone[name]; known {
-		return gone
-	}
-	return Gone(effect)
 }
 
 // Lookup returns the device of that name.
@@ -285,38 +267,6 @@ func (d *Device) Silicon() string {
 		return d.PartOf.Name
 	}
 	return d.Name
-}
-
-// MarshalJSON writes the form that "chandler discover -o json" prints.
-func (d Device) MarshalJSON() ([]byte, error) {
-	health := d.Health
-	if health.Status == "" {
-		health.Status = Healthy
-	}
-	return json.Marshal(struct {
-		Name       string                       `json:"name"`
-		Family     string                       `json:"family"`
-		Identity   string                       `json:"identity,omitempty"`
-		Attributes Attributes                   `json:"attributes,omitempty"`
-		Lists      Attributes                   `json:"lists,omitempty"`
-		Capacity   Capacity                     `json:"capacity,omitempty"`
-		Health     Health                       `json:"health"`
-		Shareable  bool                         `json:"shareable,omitempty"`
-		OptIn      bool                         `json:"optIn,omitempty"`
-		PartOf     *Whole                       `json:"partOf,omitempty"`
-		Takes      map[string]resource.Quantity `json:"takes,omitempty"`
-		Sharing    *Sharing                     `json:"sharing,omitempty"`
-		Overhead   HostResources                `json:"overhead,omitempty"`
-		Mode       Mode                         `json:"mode,omitempty"`
-		Want       Parameters                   `json:"want,omitempty"`
-		Offers     []Offer                      `json:"offers,omitempty"`
-		Edits      specs.ContainerEdits         `json:"edits"`
-		Shared     specs.ContainerEdits         `json:"sharedEdits,omitzero"`
-		Files      []HostFile                   `json:"files,omitempty"`
-	}{
-		d.Name, d.Family, d.Identity, d.Attributes, d.Lists, d.Capacity, health, d.Shareable, d.OptIn,
-		d.PartOf, d.Takes, d.Sharing, d.Overhead, d.Mode, d.Want, d.Offers, d.Edits, d.SharedEdits, d.Files,
-	})
 }
 
 // MarshalJSON writes {"devices":[…],"problems":[…]}, both always there.

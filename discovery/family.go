@@ -39,7 +39,7 @@ type Family struct {
 	// Configured says that the family describes what the administrator names in
 	// Host.Paths. Match may be empty, and Describe is called even if nothing
 	// matches. Where another family describes the same node, that family's
-	// device is kept; see [Rules.Apply].
+	// device is offered unless the administrator excludes it.
 	Configured bool
 
 	// Leftovers families run last. They see only matches that no other family
@@ -109,7 +109,7 @@ type Family struct {
 // Grant says to whom, and by which API, a set of devices is given.
 type Grant struct {
 	API      Mode   // ModeDRA or ModeDevicePlugin
-	Resource string // the classic resource name, "" in DRA
+	Resource string // the classic resource name, "" in DRA if the devices have none or several
 	Claim    string // the claim's name in the pod, "" in the classic API
 	Request  string // the request's name in the claim, "" in the classic API
 

@@ -57,8 +57,8 @@ func join(unit string, devices []*Device) {
 	ids := make(map[name][]string)
 	for _, d := range devices {
 		d.PartOf, d.Takes = &Whole{Name: unit, Counters: all}, all
-		offers := make([]Offer, len(d.Offers))
-		for i, offer := range d.Offers {
+		offers := make([]Offer, len(d.Classic))
+		for i, offer := range d.Classic {
 			key := name{offer.Resource, offer.Within}
 			if ids[key] == nil {
 				ids[key] = offer.IDs
@@ -66,8 +66,8 @@ func join(unit string, devices []*Device) {
 			offer.IDs, offer.Unit, offer.Members = ids[key], unit, 0
 			offers[i] = offer
 		}
-		if d.Offers != nil {
-			d.Offers = offers
+		if d.Classic != nil {
+			d.Classic = offers
 		}
 	}
 }

@@ -63,6 +63,18 @@ func Gone(effect resourceapi.DeviceTaintEffect) Health {
 	return Health{Status: Unhealthy, Condition: ConditionGone, Reason: "the device is gone", Effect: effect}
 }
 
+// Missing is the health of devices that are not there any more, by name.
+type Missing map[string]Health
+
+// Health returns the health of a device that is not there. If it is not known
+// since when, the effect is what the administrator wants that to mean.
+func (m Missing) Health(device string, effect resourceapi.DeviceTaintEffect) Health {
+	if health, known := m[device]; known {
+		return health
+	}
+	return Gone(effect)
+}
+
 // Key returns the condition, "" of a healthy device. One that has no other name
 // is by the status.
 func (h Health) Key() Condition {

@@ -78,12 +78,3 @@ func (d *Device) checkFiles(dirs []string) error {
 	}
 	return nil
 }
-
-// Resource returns the classic resource name of the device, "" if it has none,
-// or several.
-func (d *Device) Resource() string {
-	if len(d.Offers) == 1 {
-		return d.Offers[0].Resource
-	}
-	return ""
-}

@@ -132,7 +132,7 @@ func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 		{Name: strings.Repeat("x", 64)},
 		{Name: "many", Attributes: tooMany},
 		{Name: "long", Attributes: discovery.Attributes{"model": {StringValue: &long}}},
-		{Name: "resource", Offers: []discovery.Offer{{Resource: "not a resource"}}},
+		{Name: "resource", Classic: []discovery.Offer{{Resource: "not a resource"}}},
 		{Name: "attribute", Attributes: discovery.Attributes{"not-an-identifier": {IntValue: new(int64(1))}}},
 		{Name: "domain", Attributes: discovery.Attributes{"Not_A.Domain/model": {IntValue: new(int64(1))}}},
 		{Name: "lengthy", Capacity: discovery.Capacity{resourceapi.QualifiedName(long): {}}},
@@ -159,7 +159,7 @@ func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 // ids returns all classic IDs of a device.
 func ids(d discovery.Device) []string {
 	var ids []string
-	for _, offer := range d.Offers {
+	for _, offer := range d.Classic {
 		ids = append(ids, offer.IDs...)
 	}
 	return ids
@@ -170,7 +170,7 @@ func ids(d discovery.Device) []string {
 // parts of one GPU, keep theirs.
 func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 	device := func(name, identity, whole string, offers ...discovery.Offer) discovery.Device {
-		d := discovery.Device{Name: name, Identity: identity, Attributes: discovery.Attributes{}, Offers: offers}
+		d := discovery.Device{Name: name, Identity: identity, Attributes: discovery.Attributes{}, Classic: offers}
 		d.Attributes.SetString("uuid", strings.TrimSuffix(identity, "/mode"))
 		d.Attributes.SetString("serial", "S"+name)
 		if whole != "" {
@@ -218,7 +218,7 @@ func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 // them out: they are one Whole and one unit. A function alone stays as it is.
 func TestScanJoinsIOMMUGroups(t *testing.T) {
 	device := func(name, resource string, nodes ...string) discovery.Device {
-		d := discovery.Device{Name: name, Offers: []discovery.Offer{{Resource: resource, IDs: []string{name}}}}
+		d := discovery.Device{Name: name, Classic: []discovery.Offer{{Resource: resource, IDs: []string{name}}}}
 		for _, node := range append(nodes, "/dev/vfio/vfio") {
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
 		}
@@ -235,7 +235,7 @@ func TestScanJoinsIOMMUGroups(t *testing.T) {
 	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})
 	var got []string
 	for _, d := range s.Devices {
-		line := fmt.Sprint(d.Name, " ", d.Offers[0].Resource, ids(d), " ", d.Offers[0].Unit, " ", d.Silicon())
+		line := fmt.Sprint(d.Name, " ", d.Classic[0].Resource, ids(d), " ", d.Classic[0].Unit, " ", d.Silicon())
 		if d.PartOf != nil {
 			takes, all := d.Takes["group"], d.PartOf.Counters["group"]
 			line += fmt.Sprintf(" %s of %s", takes.String(), all.String())
@@ -260,12 +260,12 @@ func TestScanDropsAnIDOfTwo(t *testing.T) {
 		return []discovery.Offer{{Resource: resource, Unit: unit, IDs: ids}}
 	}
 	described := []discovery.Device{
-		{Name: "a", Offers: offer("example.com/x", "", "1", "2")},
-		{Name: "b", Offers: offer("example.com/x", "", "2", "3")},
-		{Name: "c", Offers: offer("example.com/y", "", "2")},
-		{Name: "d", Offers: offer("", "", "2")},
-		{Name: "e", Offers: offer("example.com/x", "card", "4")},
-		{Name: "f", Offers: offer("example.com/x", "card", "4")},
+		{Name: "a", Classic: offer("example.com/x", "", "1", "2")},
+		{Name: "b", Classic: offer("example.com/x", "", "2", "3")},
+		{Name: "c", Classic: offer("example.com/y", "", "2")},
+		{Name: "d", Classic: offer("", "", "2")},
+		{Name: "e", Classic: offer("example.com/x", "card", "4")},
+		{Name: "f", Classic: offer("example.com/x", "card", "4")},
 	}
 	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) { return described, nil })
 	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})

@@ -89,7 +89,7 @@ func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, 
 		again = sooner(again, s.settle(d, now))
 	}
 	causes := causesOf(snapshot.Problems)
-	settled.Gone = make(map[string]Health)
+	settled.Gone = make(Missing)
 	maps.DeleteFunc(s.states, func(name string, st *state) bool {
 		if present[name] {
 			return false

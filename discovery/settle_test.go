@@ -57,7 +57,7 @@ func (s *scans) missing(after int, want string) {
 	s.t.Helper()
 	s.now = s.now.Add(time.Duration(after) * time.Second)
 	settled, _ := s.settler.Settle(&discovery.Snapshot{}, s.now)
-	h := settled.HealthOfGone("a", "")
+	h := settled.Gone.Health("a", "")
 	got := fmt.Sprintf("%s %.0f %s", h.Key(), h.Since.Sub(settleStart.Truncate(time.Second)).Seconds(), h.Effect)
 	if h.Since.IsZero() {
 		got = "forgotten"
@@ -372,7 +372,7 @@ func TestSettleOfWhatCannotBeReached(t *testing.T) {
 					want.key, want.stale = discovery.ConditionGone, false
 				}
 				settled, _ := s.settler.Settle(&test.snapshot, s.now.Add(want.after))
-				if h := settled.HealthOfGone("a-1", ""); h.Key() != want.key || h.Stale != want.stale {
+				if h := settled.Gone.Health("a-1", ""); h.Key() != want.key || h.Stale != want.stale {
 					t.Errorf("after %s: %+v; want %+v", want.after, h, want)
 				}
 			}

@@ -33,7 +33,7 @@ func (d *Device) Validate() error {
 	errs = append(errs, inOrder("capacity", d.Capacity, func(name resourceapi.QualifiedName, _ resourceapi.DeviceCapacity) error {
 		return validateName(name)
 	})...)
-	for _, offer := range d.Offers {
+	for _, offer := range d.Classic {
 		if offer.Resource == "" {
 			continue // until the administrator names it
 		}

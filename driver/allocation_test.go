@@ -17,6 +17,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
 )
 
@@ -24,7 +25,7 @@ import (
 // (resourceapi.AllocationResultsMaxSize), and not all of them of this driver.
 func TestClaimOfManyResults(t *testing.T) {
 	var names []string
-	var devices []discovery.Device
+	var devices []rules.Offered
 	for i := range resourceapi.AllocationResultsMaxSize {
 		names = append(names, fmt.Sprintf("gpu-%02d", i))
 		devices = append(devices, gpu(names[i], int64(i)))
@@ -201,16 +202,16 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 	unread := gpu("a", 1)
 	unread.Identity = ""
 	for name, test := range map[string]struct {
-		seen    [][]discovery.Device // after the claim was allocated
+		seen    [][]rules.Offered // after the claim was allocated
 		refused bool
 	}{
-		"it is the same":    {[][]discovery.Device{{gpu("a", 1)}}, false},
-		"it was away":       {[][]discovery.Device{{}, {gpu("a", 1)}}, false},
-		"it was unreadable": {[][]discovery.Device{{unread}, {gpu("a", 1)}}, false},
-		"it is unreadable":  {[][]discovery.Device{{unread}}, false},
-		"it is another":     {[][]discovery.Device{{other}}, true},
-		"it was swapped":    {[][]discovery.Device{{}, {gpu("b", 2)}, {other}}, true},
-		"it was read late":  {[][]discovery.Device{{unread}, {other}}, true},
+		"it is the same":    {[][]rules.Offered{{gpu("a", 1)}}, false},
+		"it was away":       {[][]rules.Offered{{}, {gpu("a", 1)}}, false},
+		"it was unreadable": {[][]rules.Offered{{unread}, {gpu("a", 1)}}, false},
+		"it is unreadable":  {[][]rules.Offered{{unread}}, false},
+		"it is another":     {[][]rules.Offered{{other}}, true},
+		"it was swapped":    {[][]rules.Offered{{}, {gpu("b", 2)}, {other}}, true},
+		"it was read late":  {[][]rules.Offered{{unread}, {other}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
@@ -64,7 +65,7 @@ func overlaps(claims map[types.UID]*resourceapi.ResourceClaim, view *view) strin
 
 // consumedBy returns what a claim consumes of a shared device, nil if it has it
 // alone.
-func consumedBy(r *resourceapi.DeviceRequestAllocationResult, d *discovery.Device) map[resourceapi.QualifiedName]resource.Quantity {
+func consumedBy(r *resourceapi.DeviceRequestAllocationResult, d *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
 	if d.Sharing == nil {
 		return nil
 	}
@@ -128,7 +129,7 @@ func schedulerOf(t *testing.T, v *view, kept features.Set) *pooltest.Scheduler {
 
 // withOwnNodes returns the devices of a snapshot, each with nodes of its own: a
 // random host is made of devices of many, which have the same nodes.
-func withOwnNodes(snapshot *discovery.Snapshot) (devices []discovery.Device) {
+func withOwnNodes(snapshot *rules.Snapshot) (devices []rules.Offered) {
 	for _, d := range snapshot.Devices {
 		var nodes []*specs.DeviceNode
 		for i, n := range d.Edits.DeviceNodes {
@@ -141,7 +142,7 @@ func withOwnNodes(snapshot *discovery.Snapshot) (devices []discovery.Device) {
 }
 
 // someWithheld withholds some of the silicon of a snapshot.
-func someWithheld(random *rand.Rand, snapshot *discovery.Snapshot) map[string]string {
+func someWithheld(random *rand.Rand, snapshot *rules.Snapshot) map[string]string {
 	withheld := make(map[string]string)
 	for i := range snapshot.Devices {
 		if random.IntN(25) == 0 {
@@ -151,7 +152,7 @@ func someWithheld(random *rand.Rand, snapshot *discovery.Snapshot) map[string]st
 	return withheld
 }
 
-func agree(t *testing.T, random *rand.Rand, snapshot *discovery.Snapshot, kept features.Set, steps int) {
+func agree(t *testing.T, random *rand.Rand, snapshot *rules.Snapshot, kept features.Set, steps int) {
 	b := newBench(t).restart().offers(withOwnNodes(snapshot)...)
 	b.Publish(b.view.Load().snapshot, someWithheld(random, snapshot))
 	v := b.view.Load()

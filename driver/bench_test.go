@@ -11,14 +11,14 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
 )
 
 // manyGPUs is a driver on a disk with n GPUs, of which claims hold the first.
 func manyGPUs(b *testing.B, n, held int) *bench {
 	b.Helper()
-	var gpus []discovery.Device
+	var gpus []rules.Offered
 	for i := range n {
 		gpus = append(gpus, gpu(fmt.Sprintf("gpu-%04d", i), int64(i)))
 	}

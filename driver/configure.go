@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -26,11 +27,11 @@ type work struct {
 // works returns what is to be done before the devices are as the claim wants
 // them. It takes over how they are described now, which may differ from the
 // snapshot.
-func (d *Driver) works(results []ledger.Result, devices []discovery.Device, parameters map[string]discovery.Parameters) ([]work, error) {
+func (d *Driver) works(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
 	var works []work
 	for i := range results {
 		r := &results[i]
-		now, do, err := d.config.Configure(devices[i], parameters[r.Request])
+		now, do, err := d.config.Configure(devices[i].Device, parameters[r.Request])
 		if err != nil {
 			return nil, fmt.Errorf("request %s: %w", r.Request, err)
 		}
@@ -40,7 +41,7 @@ func (d *Driver) works(results []ledger.Result, devices []discovery.Device, para
 		if do != nil {
 			works = append(works, work{r.Source, do})
 		}
-		devices[i], r.Identity, r.Driver = now, now.Identity, now.Attributes.String("driver")
+		devices[i].Device, r.Identity, r.Driver = now, now.Identity, now.Attributes.String("driver")
 	}
 	return works, nil
 }

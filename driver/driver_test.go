@@ -25,6 +25,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
@@ -110,7 +111,7 @@ func (b *bench) keeps(kept features.Set) *bench {
 }
 
 // offers makes the devices the snapshot, and gives the host their nodes.
-func (b *bench) offers(devices ...discovery.Device) *bench {
+func (b *bench) offers(devices ...rules.Offered) *bench {
 	for _, d := range devices {
 		for _, edit := range d.Edits.DeviceNodes {
 			if b.host[edit.HostPath[1:]] == nil {
@@ -118,7 +119,7 @@ func (b *bench) offers(devices ...discovery.Device) *bench {
 			}
 		}
 	}
-	b.Publish(&discovery.Snapshot{Devices: devices}, nil)
+	b.Publish(&rules.Snapshot{Devices: devices}, nil)
 	return b
 }
 
@@ -127,8 +128,8 @@ func charDevice(major, minor uint32) *fstest.MapFile {
 }
 
 // gpu is a device with a node of its own: /dev/<name>, 226:<minor>.
-func gpu(name string, minor int64) discovery.Device {
-	d := discovery.Device{Name: name, Family: "gpu", Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}
+func gpu(name string, minor int64) rules.Offered {
+	d := rules.Offered{Device: discovery.Device{Name: name, Family: "gpu", Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}}
 	d.Attributes.SetString("driver", "amdgpu")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/" + name, HostPath: "/dev/" + name, Type: "c", Major: 226, Minor: minor}}
 	return d
@@ -297,7 +298,7 @@ func TestPublishing(t *testing.T) {
 		}
 		expectPublished(t, helper, "b")
 
-		kvm := discovery.Device{Name: "kvm", Shareable: true}
+		kvm := rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 		b.offers(kvm)
 		expectPublished(t, helper, "kvm*")
 		a.Health.Status = discovery.Unhealthy
@@ -484,7 +485,7 @@ func TestHealthReports(t *testing.T) {
 		expect(10*time.Second, healthy, unhealthy)
 		expect(20*time.Second, healthy, unhealthy)
 		gone := discovery.Gone(resourceapi.DeviceTaintEffectNone) // b, as the snapshot has it
-		b.Publish(&discovery.Snapshot{Devices: []discovery.Device{a}, Gone: map[string]discovery.Health{"b": gone}}, nil)
+		b.Publish(&rules.Snapshot{Devices: []rules.Offered{a}, Gone: map[string]discovery.Health{"b": gone}}, nil)
 		expect(20*time.Second, healthy, healthy)
 		cancel()
 		if err := <-ended; err != nil {
@@ -509,11 +510,17 @@ func TestRunEndsWithoutAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		stop := b.run(&silentServer{stopped: make(chan struct{})})
-		b.Publish(&discovery.Snapshot{}, nil)
+		b.Publish(&rules.Snapshot{}, nil)
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// inUse returns what claims have, as the host is by the present view.
+func (b *bench) inUse() []Use {
+	s := b.view.Load().snapshot
+	return b.InUse(&discovery.Snapshot{Devices: rules.Devices(s.Devices), Gone: s.Gone})
 }

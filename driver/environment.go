@@ -10,6 +10,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -36,8 +37,8 @@ func claimName(claim *resourceapi.ResourceClaim) string {
 // and container runtimes replace a variable by its name. So what depends on
 // the set of devices is computed for each request, carried alike by all of its
 // devices, and said again under a name of the request's own.
-func (d *Driver) setEdits(results []ledger.Result, devices []discovery.Device, parameters map[string]discovery.Parameters, claim string) {
-	given := make(map[string][]discovery.Device)
+func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters, claim string) {
+	given := make(map[string][]rules.Offered)
 	parts := make(map[string][]ledger.Result)
 	consumed := make(map[string]discovery.Consumed)
 	for i, result := range results {
@@ -53,8 +54,8 @@ func (d *Driver) setEdits(results []ledger.Result, devices []discovery.Device, p
 	for request := range maps.Keys(given) {
 		var edits specs.ContainerEdits
 		if d.config.Granter != nil {
-			edits = d.config.Granter(given[request], discovery.Grant{
-				API: discovery.ModeDRA, Claim: claim, Request: request, Parameters: parameters[request], Consumed: consumed[request],
+			edits = d.config.Granter(rules.Devices(given[request]), discovery.Grant{
+				API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claim, Request: request, Parameters: parameters[request], Consumed: consumed[request],
 			})
 		}
 		edits.Env = slices.Concat(edits.Env, parameters[request].Environment(), told(parts[request]))

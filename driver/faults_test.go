@@ -12,7 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk/disktest"
 )
 
@@ -95,7 +95,7 @@ func TestFaults(t *testing.T) {
 
 // failAt does one run in which a step fails, and reports whether there was one.
 func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
-	devices := []discovery.Device{nic("a"), nic("b")}
+	devices := []rules.Offered{nic("a"), nic("b")}
 	b := newBench(t)
 	hostFile := b.withFiles()
 	b.config.KubeletRoot = t.TempDir()

@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 )
 
 // nic is a device with a file of the host, under a classic name.
-func nic(name string) discovery.Device {
+func nic(name string) rules.Offered {
 	d := gpu(name, 1)
 	d.Offers = []discovery.Offer{{Resource: "example.com/net", IDs: []string{name}}}
 	d.Files = []discovery.HostFile{{Path: "/run/info/{resource}-" + name + ".json", Text: "what " + name + " is"}}

@@ -17,6 +17,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/ledger"
 )
@@ -30,7 +31,7 @@ func goldenRecords(version int) string { return fmt.Sprintf("testdata/records/v%
 // golden is a claim of which there is a golden record.
 type golden struct {
 	claim   *resourceapi.ResourceClaim
-	devices []discovery.Device
+	devices []rules.Offered
 	granted specs.ContainerEdits
 }
 
@@ -53,20 +54,20 @@ func goldenClaims() map[string]golden {
 	card.Edits.Hooks = []*specs.Hook{{HookName: "createContainer", Path: "/opt/bin/hook", Args: []string{"hook", "--ldconfig"}}}
 	card.Edits.Env = []string{"CARD=<1>"}
 	return map[string]golden{
-		"whole": {claim: claim("whole", "card", "kvm"), devices: []discovery.Device{card, {Name: "kvm", Shareable: true}}},
-		"parts": {claim: claim("parts", "g-a", "g-b"), devices: []discovery.Device{pooltest.Part("g", "g-a", 3), pooltest.Part("g", "g-b", 1)}},
-		"share": {claim: results(claim("share", "big"), share), devices: []discovery.Device{byMemory("big", 8)}},
+		"whole": {claim: claim("whole", "card", "kvm"), devices: []rules.Offered{card, {Device: discovery.Device{Name: "kvm", Shareable: true}}}},
+		"parts": {claim: claim("parts", "g-a", "g-b"), devices: []rules.Offered{pooltest.Part("g", "g-a", 3), pooltest.Part("g", "g-b", 1)}},
+		"share": {claim: results(claim("share", "big"), share), devices: []rules.Offered{byMemory("big", 8)}},
 		"numbered-share": {
 			claim:   claim("numbered-share", "small-share-01"),
-			devices: []discovery.Device{byNumber("small", 2)},
+			devices: []rules.Offered{byNumber("small", 2)},
 		},
 		"network": {
-			claim: results(claim("network", "nic"), func(r *resourceapi.DeviceRequestAllocationResult) { r.Request = "net/fast" }), devices: []discovery.Device{nic("nic")},
+			claim: results(claim("network", "nic"), func(r *resourceapi.DeviceRequestAllocationResult) { r.Request = "net/fast" }), devices: []rules.Offered{nic("nic")},
 			granted: specs.ContainerEdits{NetDevices: []*specs.LinuxNetDevice{{HostInterfaceName: "ens1f0v2", Name: "net1"}}},
 		},
 		"administration": {
 			claim:   results(claim("administration", "card", "g-a"), same, func(r *resourceapi.DeviceRequestAllocationResult) { r.AdminAccess = new(true) }),
-			devices: []discovery.Device{card, pooltest.Part("g", "g-a", 3)},
+			devices: []rules.Offered{card, pooltest.Part("g", "g-a", 3)},
 		},
 	}
 }

@@ -43,19 +43,24 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// healthOf says how what a claim has is: as its device, or gone, also where
-// another has taken its place. That is not said while it may only look so: while
-// the device is made what a claim wants, or cannot be read.
-func (d *Driver) healthOf(s *discovery.Snapshot, r *ledger.Claim, has *ledger.Result, now time.Time) discovery.Health {
-	device, found := s.Lookup(has.Source)
+// healthOf says how what a claim has is, as the view has it.
+func (d *Driver) healthOf(v *view, r *ledger.Claim, has *ledger.Result, now time.Time) discovery.Health {
+	device, found := v.lookup(has.Source)
+	return d.healthBy(&device.Device, found, v.snapshot.Gone, r, has, now)
+}
+
+// healthBy says how what a claim has is: as its device if that is found, or gone,
+// also where another has taken its place. That is not said while it may only look
+// so: while the device is made what a claim wants, or cannot be read.
+func (d *Driver) healthBy(device *discovery.Device, found bool, gone discovery.Missing, r *ledger.Claim, has *ledger.Result, now time.Time) discovery.Health {
 	if !found {
-		return s.HealthOfGone(has.Source, d.config.Gone())
+		return gone.Health(has.Source, d.config.Gone())
 	}
-	health := d.jobs.said(&device, now)
+	health := d.jobs.said(device, now)
 	if r.Configuring || device.Health.Status == discovery.Unknown || d.jobs.excuse(device.Name, now) > 0 {
 		return health
 	}
-	if err := replacedBy(has, &device, d.view.Load()); err != nil {
+	if err := replacedBy(has, device, d.view.Load()); err != nil {
 		health = discovery.Gone(d.config.Gone())
 		health.Reason = err.Error()
 	}
@@ -68,12 +73,12 @@ func (d *Driver) healthOf(s *discovery.Snapshot, r *ledger.Claim, has *ledger.Re
 func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealthReport {
 	health := make(map[string]discovery.Health)
 	for _, device := range v.snapshot.Devices {
-		health[device.Name] = d.jobs.said(&device, now)
+		health[device.Name] = d.jobs.said(&device.Device, now)
 	}
 	for _, r := range d.recorded() {
 		for i := range r.Results {
 			result := &r.Results[i]
-			of := d.healthOf(v.snapshot, r, result, now) // a numbered share is as its device
+			of := d.healthOf(v, r, result, now) // a numbered share is as its device
 			_, said := health[result.Device]
 			if !said || of.Key() == discovery.ConditionGone && !result.Admin {
 				health[result.Device] = of

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // What claims have for their containers is in use, once it is theirs.
@@ -26,7 +27,7 @@ func TestInUse(t *testing.T) {
 	}
 	one := []types.NamespacedName{{Namespace: "default", Name: "one"}}
 	want := []Use{{Device: "a", Claims: one}, {Device: "c", Claims: one}}
-	snapshot := b.view.Load().snapshot
+	snapshot := &discovery.Snapshot{Devices: rules.Devices(b.view.Load().snapshot.Devices)}
 	if diff := cmp.Diff(want, b.InUse(snapshot)); diff != "" {
 		t.Error(diff)
 	}

@@ -33,7 +33,8 @@ func (d *Driver) InUse(s *discovery.Snapshot) []Use {
 			if has.Admin {
 				continue
 			}
-			use := Use{Device: has.Source, Health: d.healthOf(s, r, has, now)}
+			device, found := s.Lookup(has.Source)
+			use := Use{Device: has.Source, Health: d.healthBy(&device, found, s.Gone, r, has, now)}
 			i := slices.IndexFunc(uses, func(u Use) bool { return u.Device == use.Device && u.Health == use.Health })
 			if i < 0 {
 				i, uses = len(uses), append(uses, use)

@@ -24,6 +24,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
 )
@@ -397,7 +398,7 @@ func (m *metadata) mountShort(spec []byte) []byte {
 
 // metadataOf returns what containers can read of a device: all that is
 // published of it, and how they call the interface that was moved to them.
-func metadataOf(r *ledger.Result, device *discovery.Device) *kubeletplugin.DeviceMetadata {
+func metadataOf(r *ledger.Result, device *rules.Offered) *kubeletplugin.DeviceMetadata {
 	out := &kubeletplugin.DeviceMetadata{Attributes: make(map[string]resourceapi.DeviceAttribute, len(device.Attributes))}
 	for name, value := range device.Attributes {
 		out.Attributes[string(name)] = value

@@ -19,6 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -148,7 +149,7 @@ func TestFirstRefusals(t *testing.T) {
 			return nil
 		})
 		stop := b.run(helper)
-		b.offers(discovery.Device{Name: "kvm", Shareable: true})
+		b.offers(rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 		time.Sleep(refusalPause / 2)
 		allowed.Store(true)
 		time.Sleep(negotiatePause)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -32,8 +33,8 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []ledger.R
 }
 
 // accept reports why devices cannot be given with what their requests ask.
-func (d *Driver) accept(results []ledger.Result, devices []discovery.Device, asked map[string]discovery.Parameters) error {
-	given := make(map[string][]discovery.Device)
+func (d *Driver) accept(results []ledger.Result, devices []rules.Offered, asked map[string]discovery.Parameters) error {
+	given := make(map[string][]rules.Offered)
 	var errs []error
 	for i, r := range results {
 		given[r.Request] = append(given[r.Request], devices[i])
@@ -42,7 +43,7 @@ func (d *Driver) accept(results []ledger.Result, devices []discovery.Device, ask
 		}
 	}
 	for _, request := range slices.Sorted(maps.Keys(given)) {
-		if err := d.config.Accept(given[request], asked[request]); err != nil {
+		if err := d.config.Accept(rules.Devices(given[request]), asked[request]); err != nil {
 			errs = append(errs, fmt.Errorf("request %s: parameters: %w", request, err))
 		}
 	}

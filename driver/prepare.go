@@ -16,6 +16,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -161,9 +162,9 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 // plan is what is to be done for a claim.
 type plan struct {
 	wanted  *ledger.Claim
-	earlier *ledger.Claim      // nil if there is none
-	state   ledger.State       // of the earlier one
-	devices []discovery.Device // what the results stand for
+	earlier *ledger.Claim   // nil if there is none
+	state   ledger.State    // of the earlier one
+	devices []rules.Offered // what the results stand for
 	works   []work
 	view    *view
 }
@@ -267,12 +268,12 @@ func (d *Driver) offeredFor(r *ledger.Claim) bool {
 
 // newClaim returns what is to be written down of a claim but the edits: of
 // each of its results that is of this driver, and the devices that they stand for.
-func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []discovery.Device, error) {
+func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
 	r := d.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
 	if claim.Status.Allocation == nil {
 		return nil, nil, errors.New("not allocated")
 	}
-	var devices []discovery.Device
+	var devices []rules.Offered
 	for i, allocated := range claim.Status.Allocation.Devices.Results {
 		if allocated.Driver != discovery.Domain {
 			continue
@@ -296,7 +297,7 @@ func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger
 }
 
 // newResult returns what is known of an allocation result from the device.
-func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *discovery.Device) ledger.Result {
+func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) ledger.Result {
 	r := ledger.Result{
 		Request:  allocated.Request,
 		Pool:     allocated.Pool,
@@ -325,7 +326,7 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 
 // consumed returns what an allocation takes of a device that claims have
 // together, nil if it has the device alone.
-func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *discovery.Device) map[resourceapi.QualifiedName]resource.Quantity {
+func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *rules.Offered) map[resourceapi.QualifiedName]resource.Quantity {
 	switch {
 	case allocated.ShareID != nil:
 		return allocated.ConsumedCapacity
@@ -356,7 +357,7 @@ func (p *plan) has() bool {
 
 // answer returns what the kubelet is told of a prepared claim. A device's own
 // CDI ID comes first, since the kubelet's health report is keyed on that.
-func answer(r *ledger.Claim, given []discovery.Device) []kubeletplugin.Device {
+func answer(r *ledger.Claim, given []rules.Offered) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Results))
 	for i, result := range r.Results {
 		device := kubeletplugin.Device{

@@ -29,6 +29,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 	"chandler.dev/internal/disk/disktest"
@@ -97,7 +98,7 @@ func mustRefuse(t *testing.T, b *bench, c *resourceapi.ResourceClaim, words ...s
 }
 
 func TestAnswer(t *testing.T) {
-	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), discovery.Device{Name: "kvm", Shareable: true})
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 	c := claim("c", "x", "b", "a", "kvm")
 	results := c.Status.Allocation.Devices.Results
 	results[0].Driver = "other.example.com"
@@ -111,7 +112,7 @@ func TestAnswer(t *testing.T) {
 	}
 	for _, when := range []string{"first", "again", "after a restart"} {
 		if when == "after a restart" {
-			b.restart().offers(gpu("a", 1), gpu("b", 2), discovery.Device{Name: "kvm", Shareable: true})
+			b.restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 		}
 		if diff := cmp.Diff(want, mustPrepare(t, b, c), cmpopts.IgnoreFields(kubeletplugin.Device{}, "Metadata")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
@@ -200,12 +201,12 @@ func TestHeldByClaims(t *testing.T) {
 		c.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 		return c
 	}
-	whole := discovery.Device{Name: "g2"}
-	partOfWhole := discovery.Device{Name: "g2-vf", PartOf: &discovery.Whole{Name: "g2"}}
-	otherPart := discovery.Device{Name: "g2-vf2", PartOf: &discovery.Whole{Name: "g2"}}
-	devices := []discovery.Device{
+	whole := rules.Offered{Device: discovery.Device{Name: "g2"}}
+	partOfWhole := rules.Offered{Device: discovery.Device{Name: "g2-vf", PartOf: &discovery.Whole{Name: "g2"}}}
+	otherPart := rules.Offered{Device: discovery.Device{Name: "g2-vf2", PartOf: &discovery.Whole{Name: "g2"}}}
+	devices := []rules.Offered{
 		gpu("a", 1), pooltest.Part("g1", "g1-a", 7), pooltest.Part("g1", "g1-b", 3), pooltest.Part("g1", "g1-c", 3), pooltest.Part("g1", "g1-d", 3),
-		whole, partOfWhole, otherPart, {Name: "kvm", Shareable: true},
+		whole, partOfWhole, otherPart, {Device: discovery.Device{Name: "kvm", Shareable: true}},
 	}
 	tests := map[string]struct {
 		held    []*resourceapi.ResourceClaim
@@ -232,7 +233,7 @@ func TestHeldByClaims(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			slices.SortFunc(devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+			slices.SortFunc(devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
 			b := newBench(t).restart().offers(devices...)
 			for _, c := range test.held {
 				mustPrepare(t, b, c)
@@ -260,7 +261,7 @@ func TestHeldByClaims(t *testing.T) {
 
 func TestHeldByTheClassicAPI(t *testing.T) {
 	b := newBench(t)
-	b.restart().offers(gpu("a", 1), discovery.Device{Name: "kvm", Shareable: true})
+	b.restart().offers(gpu("a", 1), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
 	training := &ledger.Grant{Resource: "example.com/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true, Container: "default/training main"}
 	if err := b.config.Ledger.GiveGrants(b.view.Load(), []*ledger.Grant{training}); err != nil {
 		t.Fatal(err)
@@ -280,19 +281,19 @@ func TestHeldByTheClassicAPI(t *testing.T) {
 
 func TestVerify(t *testing.T) {
 	tests := map[string]struct {
-		change  func(b *bench, d *discovery.Device)
+		change  func(b *bench, d *rules.Offered)
 		refused string // "" if it is prepared
 	}{
-		"as it was":             {func(*bench, *discovery.Device) {}, ""},
-		"swapped":               {func(_ *bench, d *discovery.Device) { d.Identity = "uuid-of-another" }, "swapped: it is uuid-of-another now and was uuid-of-a"},
-		"identity is not known": {func(_ *bench, d *discovery.Device) { d.Identity = "" }, ""},
-		"driver changed":        {func(_ *bench, d *discovery.Device) { d.Attributes.SetString("driver", "vfio-pci") }, `"vfio-pci" is bound`},
-		"driver unbound":        {func(_ *bench, d *discovery.Device) { delete(d.Attributes, "driver") }, `"" is bound`},
-		"node is missing":       {func(b *bench, _ *discovery.Device) { delete(b.host, "dev/a") }, "device node /dev/a is missing"},
-		"node has other numbers": {func(b *bench, _ *discovery.Device) { b.host["dev/a"] = charDevice(226, 9) },
+		"as it was":             {func(*bench, *rules.Offered) {}, ""},
+		"swapped":               {func(_ *bench, d *rules.Offered) { d.Identity = "uuid-of-another" }, "swapped: it is uuid-of-another now and was uuid-of-a"},
+		"identity is not known": {func(_ *bench, d *rules.Offered) { d.Identity = "" }, ""},
+		"driver changed":        {func(_ *bench, d *rules.Offered) { d.Attributes.SetString("driver", "vfio-pci") }, `"vfio-pci" is bound`},
+		"driver unbound":        {func(_ *bench, d *rules.Offered) { delete(d.Attributes, "driver") }, `"" is bound`},
+		"node is missing":       {func(b *bench, _ *rules.Offered) { delete(b.host, "dev/a") }, "device node /dev/a is missing"},
+		"node has other numbers": {func(b *bench, _ *rules.Offered) { b.host["dev/a"] = charDevice(226, 9) },
 			"device node /dev/a is 226:9 on the host, want 226:1"},
-		"node is a file":         {func(b *bench, _ *discovery.Device) { b.host["dev/a"] = &fstest.MapFile{} }, "type"},
-		"node is a block device": {func(b *bench, _ *discovery.Device) { b.host["dev/a"] = &fstest.MapFile{Mode: fs.ModeDevice} }, "type"},
+		"node is a file":         {func(b *bench, _ *rules.Offered) { b.host["dev/a"] = &fstest.MapFile{} }, "type"},
+		"node is a block device": {func(b *bench, _ *rules.Offered) { b.host["dev/a"] = &fstest.MapFile{Mode: fs.ModeDevice} }, "type"},
 	}
 	for name, test := range tests {
 		for _, boot := range []string{"boot-1", "boot-2"} {
@@ -304,7 +305,7 @@ func TestVerify(t *testing.T) {
 				test.change(b, &d)
 				b.boot = boot
 				b.restart()
-				b.Publish(&discovery.Snapshot{Devices: []discovery.Device{d}}, nil)
+				b.Publish(&rules.Snapshot{Devices: []rules.Offered{d}}, nil)
 				if test.refused != "" {
 					mustRefuse(t, b, c, test.refused)
 				} else {
@@ -681,7 +682,7 @@ func TestBatchesInParallel(t *testing.T) {
 			}
 			return d, nil, nil
 		}
-		var devices []discovery.Device
+		var devices []rules.Offered
 		var batch []*resourceapi.ResourceClaim
 		for i := range n {
 			devices = append(devices, gpu(fmt.Sprint("gpu-", i), int64(i)))
@@ -782,13 +783,13 @@ func TestAdminAccessChangesNothing(t *testing.T) {
 // that is gone, and without counters, where what is held comes first.
 func TestUnprepareWakesThePublisher(t *testing.T) {
 	for name, test := range map[string]struct {
-		offered []discovery.Device // when the claim is unprepared
+		offered []rules.Offered // when the claim is unprepared
 		dropped []string
 		want    bool
 	}{
-		"still there":      {offered: []discovery.Device{gpu("a", 1)}},
+		"still there":      {offered: []rules.Offered{gpu("a", 1)}},
 		"gone":             {want: true},
-		"without counters": {offered: []discovery.Device{gpu("a", 1)}, dropped: []string{"DRAPartitionableDevices"}, want: true},
+		"without counters": {offered: []rules.Offered{gpu("a", 1)}, dropped: []string{"DRAPartitionableDevices"}, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

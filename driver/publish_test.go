@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 	"chandler.dev/driver/pool/pooltest"
@@ -18,8 +18,8 @@ import (
 // What the publisher does next follows from its state and the time alone.
 func TestPublisher(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	of := func(devices ...discovery.Device) *resourceslice.Pool {
-		p, _ := pool.Of(pool.Input{Snapshot: &discovery.Snapshot{Devices: devices}, Features: features.All()})
+	of := func(devices ...rules.Offered) *resourceslice.Pool {
+		p, _ := pool.Of(pool.Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()})
 		return &p
 	}
 	one, two := of(gpu("a", 1)), of(gpu("b", 2))

@@ -16,6 +16,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -24,7 +25,7 @@ import (
 // which the scheduler would try very many combinations.
 type claimer struct {
 	*rand.Rand
-	devices   []discovery.Device
+	devices   []rules.Offered
 	published int // how many devices the scheduler knows
 	kept      features.Set
 }

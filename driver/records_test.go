@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
 )
 
@@ -68,7 +68,7 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 	}
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
-			devices := []discovery.Device{gpu("a", 1), gpu("b", 2), pooltest.Part("g", "g-a", 7), pooltest.Part("g", "g-b", 1)}
+			devices := []rules.Offered{gpu("a", 1), gpu("b", 2), pooltest.Part("g", "g-a", 7), pooltest.Part("g", "g-b", 1)}
 			b := newBench(t).restart().offers(devices...)
 			c := claim("c", "a", "g-b")
 			mustPrepare(t, b, c)

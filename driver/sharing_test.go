@@ -13,27 +13,28 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
 )
 
 const gib = 1 << 30
 
 // byMemory returns a GPU of so many GiB that is shared in GiB.
-func byMemory(name string, memory int64) discovery.Device {
+func byMemory(name string, memory int64) rules.Offered {
 	d := gpu(name, 1)
 	d.Capacity = discovery.Capacity{}
 	d.Capacity.Set("memory", memory*gib)
 	d.Capacity.Set("cores", 100)
-	d.Sharing = &discovery.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi"), Default: resource.MustParse(fmt.Sprint(memory, "Gi"))}
+	d.Sharing = &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi"), Default: resource.MustParse(fmt.Sprint(memory, "Gi"))}
 	return d
 }
 
 // byNumber returns a GPU for so many claims.
-func byNumber(name string, shares int64) discovery.Device {
+func byNumber(name string, shares int64) rules.Offered {
 	d := gpu(name, 1)
 	d.Capacity = discovery.Capacity{}
 	d.Capacity.Set(discovery.Shares, shares)
-	d.Sharing = &discovery.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
+	d.Sharing = &rules.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
 	return d
 }
 
@@ -94,11 +95,11 @@ func TestWholeExcludesShares(t *testing.T) {
 // Shares of a part take of the silicon once, and a part that is shared keeps
 // its sisters from what it takes.
 func TestSharedPart(t *testing.T) {
-	shared := func(name string, takes int) discovery.Device {
+	shared := func(name string, takes int) rules.Offered {
 		d := pooltest.Part("silicon", name, takes)
 		d.Capacity = discovery.Capacity{}
 		d.Capacity.Set(discovery.Shares, 4)
-		d.Sharing = &discovery.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
+		d.Sharing = &rules.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
 		return d
 	}
 	most := pooltest.Part("silicon", "x", 1).PartOf.Counters["slices"]

@@ -58,7 +58,7 @@ type deviceStatus struct {
 // server without, every claim is gone.
 type statusWriter struct {
 	client resourceclient.ResourceV1Interface
-	health func(*discovery.Snapshot, *ledger.Claim, *ledger.Result, time.Time) discovery.Health // see [Driver.healthOf]
+	health func(*view, *ledger.Claim, *ledger.Result, time.Time) discovery.Health // see [Driver.healthOf]
 	claims map[types.UID]attempt
 	due    time.Time // when a server that did not answer is to be asked again
 }
@@ -130,7 +130,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, records []*ledger.Cla
 			continue
 		}
 		a := before[r.UID]
-		if statuses := w.statusesOf(v.snapshot, r); !slices.Equal(a.statuses, statuses) {
+		if statuses := w.statusesOf(v, r); !slices.Equal(a.statuses, statuses) {
 			a = attempt{statuses: statuses}
 		}
 		if now := time.Now(); a.open() && !now.Before(a.due) && !now.Before(w.due) && ctx.Err() == nil {
@@ -194,7 +194,7 @@ func (w *statusWriter) writeClaim(ctx context.Context, r *ledger.Claim, statuses
 
 // statusesOf returns what is to be said of what a claim has. A device that it
 // has twice, as one can with admin access, is told of once.
-func (w *statusWriter) statusesOf(s *discovery.Snapshot, r *ledger.Claim) []deviceStatus {
+func (w *statusWriter) statusesOf(v *view, r *ledger.Claim) []deviceStatus {
 	var statuses []deviceStatus
 	for i := range r.Results {
 		result := &r.Results[i]
@@ -204,7 +204,7 @@ func (w *statusWriter) statusesOf(s *discovery.Snapshot, r *ledger.Claim) []devi
 		}) {
 			continue
 		}
-		health := w.health(s, r, result, time.Now())
+		health := w.health(v, r, result, time.Now())
 		switch {
 		case health.Key() == discovery.ConditionGone:
 			said.status, said.reason, said.message = metav1.ConditionFalse, ReasonGone, health.Reason

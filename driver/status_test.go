@@ -23,6 +23,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -112,7 +113,7 @@ func TestStatus(t *testing.T) {
 		theirs   = "other.example.com node x - Ready=True(Theirs )"
 	)
 	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
-		a, vf, kvm := gpu("a", 1), gpu("vf", 2), discovery.Device{Name: "kvm", Shareable: true}
+		a, vf, kvm := gpu("a", 1), gpu("vf", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 		b.offers(a, kvm, vf)
 		b.expectSaid("c", theirs)
 		mustPrepare(t, b.bench, c)
@@ -156,7 +157,7 @@ func TestStatusOfAReplacedDevice(t *testing.T) {
 			if len(report.Devices) != 1 || report.Devices[0].Health != test.reported {
 				t.Errorf("%s: reported %v, want %v", test.name, report.Devices, test.reported)
 			}
-			uses := b.InUse(b.view.Load().snapshot)
+			uses := b.inUse()
 			if len(uses) != 1 || uses[0].Health.Key() != test.condition {
 				t.Errorf("%s: in use %v, want condition %q", test.name, uses, test.condition)
 			}
@@ -166,24 +167,24 @@ func TestStatusOfAReplacedDevice(t *testing.T) {
 
 var replacements = []struct {
 	name, status string
-	change       func(*discovery.Device)
+	change       func(*rules.Offered)
 	reported     kubeletplugin.HealthStatus
 	condition    discovery.Condition
 }{
 	{"swapped", "False(Gone device a was swapped: it is other now and was uuid-of-a when the claim was prepared)",
-		func(d *discovery.Device) { d.Identity = "other" }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
+		func(d *rules.Offered) { d.Identity = "other" }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
 	{"put back", "True(Prepared )",
-		func(*discovery.Device) {}, kubeletplugin.HealthStatusHealthy, ""},
+		func(*rules.Offered) {}, kubeletplugin.HealthStatusHealthy, ""},
 	{"another driver", `False(Gone device a has changed drivers: "vfio-pci" is bound to it now and "amdgpu" was when the claim was prepared)`,
-		func(d *discovery.Device) { d.Attributes.SetString("driver", "vfio-pci") }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
+		func(d *rules.Offered) { d.Attributes.SetString("driver", "vfio-pci") }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
 	{"neither is known", "True(Prepared )",
-		func(d *discovery.Device) { d.Identity, d.Attributes = "", nil }, kubeletplugin.HealthStatusHealthy, ""},
+		func(d *rules.Offered) { d.Identity, d.Attributes = "", nil }, kubeletplugin.HealthStatusHealthy, ""},
 	{"cannot be read", "Unknown(Unknown EIO)",
-		func(d *discovery.Device) {
+		func(d *rules.Offered) {
 			d.Identity, d.Health = "other", discovery.Health{Status: discovery.Unknown, Reason: "EIO"}
 		}, kubeletplugin.HealthStatusUnknown, discovery.ConditionUnknown},
 	{"without a driver", "False(Unhealthy no driver)",
-		func(d *discovery.Device) {
+		func(d *rules.Offered) {
 			d.Attributes, d.Health = nil, discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver"}
 		}, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionDriverUnbound},
 }
@@ -213,12 +214,11 @@ func TestReplacedWhileConfiguring(t *testing.T) {
 		b.Publish(before, nil)
 		mustPrepare(t, b, c)
 		b.offers(other)
-		seen := b.view.Load().snapshot
-		if replaced() || len(b.InUse(seen)) != 1 || !b.InUse(seen)[0].Health.Usable() {
+		if replaced() || len(b.inUse()) != 1 || !b.inUse()[0].Health.Usable() {
 			t.Error("said before the next scan")
 		}
 		time.Sleep(readAgain)
-		if !replaced() || b.InUse(seen)[0].Health.Usable() {
+		if !replaced() || b.inUse()[0].Health.Usable() {
 			t.Error("never said")
 		}
 	})
@@ -245,7 +245,7 @@ func TestReplacedForSome(t *testing.T) {
 	b.offers(device)
 	mustPrepare(t, b, claim("since", "a"))
 	got := make(map[string]bool)
-	for _, use := range b.InUse(b.view.Load().snapshot) {
+	for _, use := range b.inUse() {
 		for _, claim := range use.Claims {
 			got[use.Device+" "+claim.Name] = use.Health.Usable()
 		}
@@ -267,7 +267,7 @@ func TestReplacedBeforeACrash(t *testing.T) {
 	r := ledger.Claim{Results: []ledger.Result{{Device: "a", Source: "a", Identity: "other"}}}
 	for _, configuring := range []bool{true, false} {
 		r.Configuring = configuring
-		if health := b.healthOf(b.view.Load().snapshot, &r, &r.Results[0], time.Now()); health.Usable() != configuring {
+		if health := b.healthOf(b.view.Load(), &r, &r.Results[0], time.Now()); health.Usable() != configuring {
 			t.Errorf("configuring %t: %v", configuring, health)
 		}
 	}
@@ -294,7 +294,7 @@ func TestStatusAfterARestart(t *testing.T) {
 // those who start pods, but not for ever.
 func TestStatusWaitsForTheEndOfABurst(t *testing.T) {
 	var claims []*resourceapi.ResourceClaim
-	var devices []discovery.Device
+	var devices []rules.Offered
 	for i := range 25 {
 		device := gpu(fmt.Sprintf("gpu-%02d", i), int64(i))
 		devices, claims = append(devices, device), append(claims, claim(fmt.Sprint("c-", i), device.Name))

@@ -5,15 +5,15 @@ import (
 	"fmt"
 	"time"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
 	"chandler.dev/internal/ledger"
 )
 
 // view is a snapshot and what is made of it. It is never modified.
 type view struct {
-	snapshot *discovery.Snapshot // nil before the first
-	withheld map[string]string   // by silicon: why nobody new may have it
+	snapshot *rules.Snapshot   // nil before the first
+	withheld map[string]string // by silicon: why nobody new may have it
 	*ledger.Present
 	identities map[string]identity // by device name, of those that have or had one
 	next       chan struct{}       // closed when another view has replaced this one
@@ -28,7 +28,7 @@ type identity struct {
 // Publish makes the snapshot what the driver offers, less the silicon that is
 // withheld, with the reason. Only claims that were allocated withheld silicon
 // already can get it. Neither argument may be modified any more.
-func (d *Driver) Publish(snapshot *discovery.Snapshot, withheld map[string]string) {
+func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
 	before := d.view.Load()
@@ -42,7 +42,7 @@ func (d *Driver) Publish(snapshot *discovery.Snapshot, withheld map[string]strin
 
 // identitiesIn adds the identities of a snapshot to those that are known. A
 // device keeps its own while it is gone or has none that can be read.
-func identitiesIn(snapshot *discovery.Snapshot, known map[string]identity, now time.Time) map[string]identity {
+func identitiesIn(snapshot *rules.Snapshot, known map[string]identity, now time.Time) map[string]identity {
 	changed := make(map[string]identity)
 	for _, device := range snapshot.Devices {
 		last, seen := known[device.Name]
@@ -66,18 +66,18 @@ func identitiesIn(snapshot *discovery.Snapshot, known map[string]identity, now t
 }
 
 // lookup finds a device of the snapshot.
-func (v *view) lookup(name string) (discovery.Device, bool) {
+func (v *view) lookup(name string) (rules.Offered, bool) {
 	if v.snapshot == nil {
-		return discovery.Device{}, false
+		return rules.Offered{}, false
 	}
 	return v.snapshot.Lookup(name)
 }
 
 // Device finds the device that an allocated name stands for. It implements
 // [ledger.Stock].
-func (v *view) Device(name string) (discovery.Device, bool) {
+func (v *view) Device(name string) (rules.Offered, bool) {
 	if v.snapshot == nil {
-		return discovery.Device{}, false
+		return rules.Offered{}, false
 	}
 	return pool.Device(v.snapshot, name)
 }

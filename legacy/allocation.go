@@ -12,12 +12,13 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/legacy/list"
 )
 
 // devicesOf returns the devices of units, each once, in the units' order.
-func devicesOf(units []*list.Unit) []discovery.Device {
-	var devices []discovery.Device
+func devicesOf(units []*list.Unit) []rules.Offered {
+	var devices []rules.Offered
 	seen := make(map[string]bool)
 	for _, u := range units {
 		for _, d := range u.Devices {
@@ -32,13 +33,13 @@ func devicesOf(units []*list.Unit) []discovery.Device {
 
 // editsOf returns what a container needs for a set of devices: their own
 // edits and, since a later variable replaces an earlier one, the set's last.
-func editsOf(devices []discovery.Device, resource string, consumed discovery.Consumed, granter discovery.Granter) specs.ContainerEdits {
+func editsOf(devices []rules.Offered, resource string, consumed discovery.Consumed, granter discovery.Granter) specs.ContainerEdits {
 	var edits specs.ContainerEdits
 	for _, d := range devices {
 		edits = discovery.Join(edits, d.Edits)
 	}
 	if granter != nil {
-		edits = discovery.Join(edits, granter(devices, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: resource, Consumed: consumed}))
+		edits = discovery.Join(edits, granter(rules.Devices(devices), discovery.Grant{API: discovery.ModeDevicePlugin, Resource: resource, Consumed: consumed}))
 	}
 	return edits
 }

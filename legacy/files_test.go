@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/ledger"
@@ -15,7 +16,7 @@ import (
 )
 
 // nic is a device with a file of the host.
-func nic(id string) discovery.Device {
+func nic(id string) rules.Offered {
 	d := gpu(id)
 	d.Files = []discovery.HostFile{{Path: "/run/info/{resource}-" + id + ".json", Text: "what " + id + " is"}}
 	return d

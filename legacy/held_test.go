@@ -9,16 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/legacy/kubelettest"
 )
 
 const checkpointFile = "kubelet/device-plugins/kubelet_internal_checkpoint"
 
 func TestHeld(t *testing.T) {
-	known := []discovery.Device{
-		{Name: "gpu-0", Offers: []discovery.Offer{{Resource: "a.b/gpu", IDs: []string{"one", "other"}}}},
-		{Name: "gpu-1", Offers: []discovery.Offer{{Resource: "a.b/gpu", IDs: []string{"two"}}}},
-		{Name: "group", Offers: []discovery.Offer{{IDs: []string{"42"}}}},
+	known := []rules.Offered{
+		{Device: discovery.Device{Name: "gpu-0"}, Offers: []discovery.Offer{{Resource: "a.b/gpu", IDs: []string{"one", "other"}}}},
+		{Device: discovery.Device{Name: "gpu-1"}, Offers: []discovery.Offer{{Resource: "a.b/gpu", IDs: []string{"two"}}}},
+		{Device: discovery.Device{Name: "group"}, Offers: []discovery.Offer{{IDs: []string{"42"}}}},
 	}
 	host := fstest.MapFS{
 		checkpointFile: {Data: []byte(`{"Data":{"PodDeviceEntries":[
@@ -35,15 +36,15 @@ func TestHeld(t *testing.T) {
 		"group":            "container d of the pod with UID here",
 		"pci-0000-6b-00-1": "container d of the pod with UID here",
 	}
-	held, err := Held(host, "kubelet", known)
+	held, err := Held(host, "kubelet", found(known))
 	if diff := cmp.Diff(want, held); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if held, err := Held(fstest.MapFS{}, "kubelet", known); len(held) > 0 || err != nil {
+	if held, err := Held(fstest.MapFS{}, "kubelet", found(known)); len(held) > 0 || err != nil {
 		t.Errorf("without a kubelet: %v, %v", held, err)
 	}
 	broken := fstest.MapFS{checkpointFile: {Data: []byte("{")}}
-	if _, err := Held(broken, "kubelet", known); err == nil || !strings.Contains(err.Error(), "read ") {
+	if _, err := Held(broken, "kubelet", found(known)); err == nil || !strings.Contains(err.Error(), "read ") {
 		t.Errorf("damaged: %v", err)
 	}
 }
@@ -54,7 +55,7 @@ func TestInUse(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	p.Know(snapshot(gpu("a"), gpu("b"), gpu("c")))
+	p.Know(host(snapshot(gpu("a"), gpu("b"), gpu("c"))))
 	p.Publish(snapshot(gpu("a"), gpu("b")), nil)
 	run(t, p)
 	registered := k.Plugin(gpuResource, 1)

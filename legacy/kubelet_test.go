@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
@@ -103,15 +103,15 @@ func runOnly(t *testing.T, p *Plugin) (stop func()) {
 }
 
 // publish has a plugin offer all that the host has.
-func publish(p *Plugin, s *discovery.Snapshot) {
-	p.Know(s)
+func publish(p *Plugin, s *rules.Snapshot) {
+	p.Know(host(s))
 	p.Publish(s, nil)
 }
 
 // gpus returns a snapshot of devices "gpu-<id>" with one ID of example.com/gpu
 // each.
-func gpus(ids ...string) *discovery.Snapshot {
-	s := &discovery.Snapshot{}
+func gpus(ids ...string) *rules.Snapshot {
+	s := &rules.Snapshot{}
 	for _, id := range ids {
 		s.Devices = append(s.Devices, gpu(id))
 	}
@@ -119,9 +119,9 @@ func gpus(ids ...string) *discovery.Snapshot {
 }
 
 // listsOf returns the lists that follow from devices alone.
-func listsOf(devices ...discovery.Device) map[string]*list.List {
+func listsOf(devices ...rules.Offered) map[string]*list.List {
 	l := ledger.New(ledger.Config{})
-	lists, _ := list.Lists{}.Next(list.Input{Snapshot: snapshot(devices...), View: l.View(), Stock: list.StockOf(devices, list.Lists{})})
+	lists, _ := list.Lists{}.Next(list.Input{Snapshot: snapshot(devices...), View: l.View(), Stock: list.StockOf(found(devices), list.Lists{})})
 	return lists.Resources()
 }
 

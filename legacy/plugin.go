@@ -18,6 +18,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/list"
@@ -114,15 +115,15 @@ func New(config Config) *Plugin {
 
 // offered is what the classic API is to offer.
 type offered struct {
-	snapshot *discovery.Snapshot
+	snapshot *rules.Snapshot
 	withheld map[string]string // by silicon: why nobody new may have it
 }
 
 // Publish says what the classic API is to offer from now on, and which silicon
 // of it is withheld, with the reason. Each snapshot is the whole truth; to
 // publish the same again changes nothing.
-func (p *Plugin) Publish(s *discovery.Snapshot, withheld map[string]string) {
-	if before := p.offered.Load(); before != nil && discovery.Same(before.snapshot, s) && maps.Equal(before.withheld, withheld) {
+func (p *Plugin) Publish(s *rules.Snapshot, withheld map[string]string) {
+	if before := p.offered.Load(); before != nil && rules.Same(before.snapshot, s) && maps.Equal(before.withheld, withheld) {
 		return
 	}
 	p.offered.Store(&offered{s, withheld})

@@ -19,6 +19,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
 )
@@ -316,7 +317,7 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	part.PartOf = &discovery.Whole{Name: "card"}
 	k.Hold("train", "example.com/renamed", "a::3", "c-_-12", "d/vgpu0", "e-4", "b-x", "p", "s", "unknown")
 	p := New(configFor(k))
-	p.Know(snapshot(gpu("a"), gpu("b"), gpu("c"), gpu("d"), gpu("e"), part, shareable))
+	p.Know(host(snapshot(gpu("a"), gpu("b"), gpu("c"), gpu("d"), gpu("e"), part, shareable)))
 	p.Publish(snapshot(), nil)
 	run(t, p)
 	<-p.Ready()
@@ -349,7 +350,7 @@ func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	k.Mute(true)
 	k.Start()
 	p := New(configFor(k))
-	p.Know(gpus("a", "b"))
+	p.Know(host(gpus("a", "b")))
 	p.Publish(gpus("a"), nil)
 	run(t, p)
 	<-p.Ready()
@@ -403,7 +404,7 @@ func TestKubeletDoesNotKnowItsPods(t *testing.T) {
 
 func TestHeldByAnotherName(t *testing.T) {
 	const other = "example.com/renamed"
-	renamed := func(d discovery.Device) discovery.Device {
+	renamed := func(d rules.Offered) rules.Offered {
 		d.Offers = []discovery.Offer{{Resource: other, IDs: d.Offers[0].IDs}}
 		return d
 	}
@@ -412,7 +413,7 @@ func TestHeldByAnotherName(t *testing.T) {
 			k := kubelettest.New(t)
 			k.Start()
 			p := New(configFor(k))
-			p.Know(gpus("a", "b"))
+			p.Know(host(gpus("a", "b")))
 			if ours {
 				p.Publish(gpus("a", "b"), nil)
 			} else {
@@ -582,7 +583,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 		t.Fatal(err)
 	}
 	p := New(configFor(k))
-	p.Know(gpus("a"))
+	p.Know(host(gpus("a")))
 	p.Publish(gpus("a"), nil)
 	var log log
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))

@@ -9,14 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/legacy/kubelettest"
 )
 
 // silicon returns devices that take so much of a Whole, by their IDs: a unit
 // each, of a resource of its own if the ID has an "x".
-func silicon(whole string, all int64, takes map[string]int64) []discovery.Device {
+func silicon(whole string, all int64, takes map[string]int64) []rules.Offered {
 	counters := map[string]resource.Quantity{"cores": *resource.NewQuantity(all, resource.DecimalSI)}
-	var devices []discovery.Device
+	var devices []rules.Offered
 	for _, id := range slices.Sorted(maps.Keys(takes)) {
 		d := gpu(id)
 		d.PartOf = &discovery.Whole{Name: whole, Counters: counters}

@@ -18,49 +18,50 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
 )
 
 // loadConfig reads the configuration file, or returns the defaults where none
 // is named.
-func loadConfig(file string) (*v1alpha1.DriverConfig, *discovery.Rules, error) {
-	config, rules, _, err := loadConfigText(file)
-	return config, rules, err
+func loadConfig(file string) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+	config, compiled, _, err := loadConfigText(file)
+	return config, compiled, err
 }
 
 // loadConfigText also returns the text of the configuration file.
-func loadConfigText(file string) (*v1alpha1.DriverConfig, *discovery.Rules, []byte, error) {
+func loadConfigText(file string) (*v1alpha1.DriverConfig, *rules.Rules, []byte, error) {
 	if file == "" {
 		config := &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}
-		return config, &discovery.Rules{Mode: discovery.ModeAuto}, nil, nil
+		return config, &rules.Rules{Mode: discovery.ModeAuto}, nil, nil
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("read config: %w", err)
 	}
-	config, rules, err := parseConfig(data)
+	config, compiled, err := parseConfig(data)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("config %s: %w", file, err)
 	}
-	return config, rules, data, nil
+	return config, compiled, data, nil
 }
 
 // parseConfig decodes a configuration, checks it and compiles its expressions.
-func parseConfig(data []byte) (*v1alpha1.DriverConfig, *discovery.Rules, error) {
+func parseConfig(data []byte) (*v1alpha1.DriverConfig, *rules.Rules, error) {
 	config, err := v1alpha1.ParseDriverConfig(data)
 	if err != nil {
 		return nil, nil, err
 	}
-	rules, err := compileRules(config)
+	compiled, err := compileRules(config)
 	if err := errors.Join(checkRoots(config.Roots), checkSeverity(config.Health.Severity), err); err != nil {
 		return nil, nil, err
 	}
-	return config, rules, nil
+	return config, compiled, nil
 }
 
 // settingsOf returns the part of a configuration that an agent works with.
-func settingsOf(config *v1alpha1.DriverConfig, rules *discovery.Rules) agent.Settings {
+func settingsOf(config *v1alpha1.DriverConfig, compiled *rules.Rules) agent.Settings {
 	host := configuredHost(nil, config)
-	return agent.Settings{Rules: rules, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths}
+	return agent.Settings{Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths}
 }
 
 // configuredHost returns a host with the roots and paths of the configuration.
@@ -135,21 +136,21 @@ func severityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
 
 // compileRules compiles the configuration's expressions. All that do not
 // compile are reported, each by its place in the file.
-func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
-	rules := &discovery.Rules{Mode: deviceMode(config.Mode)}
+func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
+	out := &rules.Rules{Mode: deviceMode(config.Mode)}
 	var errs []error
-	compile := func(list string, i int, selector v1alpha1.Selector) discovery.Selector {
-		compiled, err := discovery.Compile(selector.CEL)
+	compile := func(list string, i int, selector v1alpha1.Selector) rules.Selector {
+		compiled, err := rules.Compile(selector.CEL)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s[%d].cel: %w", list, i, err))
 		}
 		return compiled
 	}
 	for i, selector := range config.Exclude {
-		rules.Exclude = append(rules.Exclude, compile("exclude", i, selector))
+		out.Exclude = append(out.Exclude, compile("exclude", i, selector))
 	}
 	for i, sharing := range config.Sharing {
-		share := discovery.Share{
+		share := rules.Share{
 			Selector: compile("sharing", i, sharing.Selector),
 			Resource: sharing.Resource,
 			Replicas: sharing.Replicas,
@@ -159,10 +160,10 @@ func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
 		if sharing.Unit != nil {
 			share.Unit = *sharing.Unit
 		}
-		rules.Sharing = append(rules.Sharing, share)
+		out.Sharing = append(out.Sharing, share)
 	}
 	for i, resource := range config.Resources {
-		rule := discovery.Resource{Selector: compile("resources", i, resource.Selector), Name: resource.Name}
+		rule := rules.Resource{Selector: compile("resources", i, resource.Selector), Name: resource.Name}
 		if resource.Mode != "" {
 			mode := deviceMode(resource.Mode)
 			rule.Mode = &mode
@@ -170,20 +171,20 @@ func compileRules(config *v1alpha1.DriverConfig) (*discovery.Rules, error) {
 		if id := functionID(resource.AcceleratorFunction); id != "" {
 			rule.Want = discovery.Parameters{discovery.AcceleratorFunction: id}
 		}
-		rules.Resources = append(rules.Resources, rule)
+		out.Resources = append(out.Resources, rule)
 	}
 	for i, overhead := range config.Overhead {
-		rules.Overhead = append(rules.Overhead, discovery.Overhead{
+		out.Overhead = append(out.Overhead, rules.Overhead{
 			Selector:      compile("overhead", i, overhead.Selector),
 			HostResources: hostResources(overhead),
 		})
 	}
-	return rules, errors.Join(errs...)
+	return out, errors.Join(errs...)
 }
 
 // hostResources returns an overhead by resource.
-func hostResources(overhead v1alpha1.Overhead) discovery.HostResources {
-	out := make(discovery.HostResources)
+func hostResources(overhead v1alpha1.Overhead) rules.HostResources {
+	out := make(rules.HostResources)
 	for name, amount := range overhead.PerPod {
 		out[corev1.ResourceName(name)] = resourceapi.NodeAllocatableOverhead{PerPod: &amount}
 	}

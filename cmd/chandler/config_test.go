@@ -8,10 +8,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 func TestOverheadIsByResource(t *testing.T) {
-	_, rules, err := parseConfig([]byte(header() + `
+	_, compiled, err := parseConfig([]byte(header() + `
 overhead:
 - cel: "true"
   perPod: {memory: 512Mi, cpu: 100m}
@@ -21,11 +22,11 @@ overhead:
 		t.Fatal(err)
 	}
 	amount := func(s string) *resource.Quantity { return new(resource.MustParse(s)) }
-	want := discovery.HostResources{
+	want := rules.HostResources{
 		"memory": {PerPod: amount("512Mi"), PerContainer: amount("1Mi")},
 		"cpu":    {PerPod: amount("100m")},
 	}
-	if diff := cmp.Diff(want, rules.Overhead[0].HostResources); diff != "" {
+	if diff := cmp.Diff(want, compiled.Overhead[0].HostResources); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
 )
 
 // deviceClasses returns the classes that deployments/ ships.
@@ -68,7 +69,7 @@ func TestDeviceClasses(t *testing.T) {
 				}
 				names[*name] = class.Name
 			}
-			compiled, err := discovery.Compile(class.Spec.Selectors[0].CEL.Expression)
+			compiled, err := rules.Compile(class.Spec.Selectors[0].CEL.Expression)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,7 +158,7 @@ func classesByName(classes []resourceapi.DeviceClass) map[string]resourceapi.Dev
 func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery.Device) {
 	t.Helper()
 	resource := *class.Spec.ExtendedResourceName
-	compiled, err := discovery.Compile(class.Spec.Selectors[0].CEL.Expression)
+	compiled, err := rules.Compile(class.Spec.Selectors[0].CEL.Expression)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +185,7 @@ func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery
 // namesOf returns the names that a device may have, of its own or where the
 // administrator chooses them.
 func namesOf(d discovery.Device) (names []string) {
-	for _, offer := range d.Offers {
+	for _, offer := range d.Classic {
 		if offer.Resource != "" {
 			names = append(names, offer.Resource)
 		}

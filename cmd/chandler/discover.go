@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/rules"
 )
 
 type discoverOptions struct {
@@ -53,7 +54,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if err != nil {
 		return err
 	}
-	config, rules, err := loadConfig(o.config)
+	config, compiled, err := loadConfig(o.config)
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		host = configuredHost(hostFS, config)
 		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
 	}
-	snapshot := rules.Apply(discovery.Scan(host, families.All)) //nolint:contextcheck // evaluating an expression does not block
+	snapshot := compiled.Apply(discovery.Scan(host, families.All)) //nolint:contextcheck // evaluating an expression does not block
 	if err := print(out, snapshot); err != nil {
 		return err
 	}
@@ -103,20 +104,20 @@ func readFile(file string) ([]byte, error) {
 }
 
 // printer returns what prints a snapshot in a format.
-func printer(format string) (func(io.Writer, *discovery.Snapshot) error, error) {
+func printer(format string) (func(io.Writer, *rules.Snapshot) error, error) {
 	switch format {
 	case "table":
 		return printTable, nil
 	case "wide":
 		return printWide, nil
 	case "json":
-		return func(out io.Writer, s *discovery.Snapshot) error {
+		return func(out io.Writer, s *rules.Snapshot) error {
 			encoder := json.NewEncoder(out)
 			encoder.SetIndent("", "  ")
 			return encoder.Encode(s)
 		}, nil
 	case "yaml":
-		return func(out io.Writer, s *discovery.Snapshot) error {
+		return func(out io.Writer, s *rules.Snapshot) error {
 			data, err := yaml.Marshal(s)
 			if err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/provision"
 	"chandler.dev/legacy"
@@ -68,7 +69,7 @@ It needs root, the host's processes in /proc, and the wanted drivers loaded.`,
 }
 
 func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
-	rules, err := loadProvisionConfig(o.config)
+	wanted, err := loadProvisionConfig(o.config)
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,7 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 	p := &provision.Provisioner{
 		Host:     host,
 		Families: families.All,
-		Rules:    rules,
+		Rules:    wanted,
 		Held:     func(known []discovery.Device) (map[string]string, error) { return o.held(host, known) },
 		Out:      out,
 	}
@@ -109,11 +110,11 @@ func loadProvisionConfig(file string) ([]provision.Rule, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read config: %w", err)
 	}
-	rules, err := parseProvisionConfig(data)
+	wanted, err := parseProvisionConfig(data)
 	if err != nil {
 		return nil, fmt.Errorf("config %s: %w", file, err)
 	}
-	return rules, nil
+	return wanted, nil
 }
 
 // parseProvisionConfig decodes a configuration, checks it and compiles its
@@ -123,19 +124,19 @@ func parseProvisionConfig(data []byte) ([]provision.Rule, error) {
 	if err != nil {
 		return nil, err
 	}
-	rules := make([]provision.Rule, len(config.Functions))
+	out := make([]provision.Rule, len(config.Functions))
 	var errs []error
 	for i, f := range config.Functions {
-		selector, err := discovery.Compile(f.CEL)
+		selector, err := rules.Compile(f.CEL)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("functions[%d].cel: %w", i, err))
 		}
-		rules[i] = provision.Rule{Selects: selector.Selects, Driver: f.Driver, Settings: settings(f)}
+		out[i] = provision.Rule{Selects: selector.Selects, Driver: f.Driver, Settings: settings(f)}
 		if f.VirtualFunctions != nil {
-			rules[i].VFs = &provision.VFs{Count: f.VirtualFunctions.Count, Driver: f.VirtualFunctions.Driver}
+			out[i].VFs = &provision.VFs{Count: f.VirtualFunctions.Count, Driver: f.VirtualFunctions.Driver}
 		}
 	}
-	return rules, errors.Join(errs...)
+	return out, errors.Join(errs...)
 }
 
 func settings(f v1alpha1.Function) discovery.Settings {

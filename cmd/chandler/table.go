@@ -9,18 +9,18 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // column is one column of a table of devices.
 type column struct {
 	title string
-	value func(discovery.Device) string
+	value func(rules.Offered) string
 	width int // the longest value shown, in characters; 0 is any
 }
 
 var (
-	nameColumn   = column{"NAME", func(d discovery.Device) string { return d.Name }, 0}
+	nameColumn   = column{"NAME", func(d rules.Offered) string { return d.Name }, 0}
 	kindColumn   = column{"KIND", attribute("kind"), 0}
 	modelColumn  = column{"MODEL", model, 24}
 	memoryColumn = column{"MEMORY", memory, 0}
@@ -30,12 +30,12 @@ var (
 )
 
 // printTable prints the columns that fit a terminal of 80 characters.
-func printTable(out io.Writer, s *discovery.Snapshot) error {
+func printTable(out io.Writer, s *rules.Snapshot) error {
 	return printColumns(out, s, nameColumn, kindColumn, modelColumn, memoryColumn, numaColumn, healthColumn)
 }
 
 // printWide prints every column whole.
-func printWide(out io.Writer, s *discovery.Snapshot) error {
+func printWide(out io.Writer, s *rules.Snapshot) error {
 	columns := []column{
 		nameColumn, kindColumn, {"FAMILY", attribute("family"), 0}, {"VENDOR", attribute("vendor"), 0}, modelColumn, memoryColumn,
 		{"ARCHITECTURE", attribute("architecture"), 0}, {"DRIVER", attribute("driver"), 0}, numaColumn, rootColumn,
@@ -47,7 +47,7 @@ func printWide(out io.Writer, s *discovery.Snapshot) error {
 	return printColumns(out, s, columns...)
 }
 
-func printColumns(out io.Writer, s *discovery.Snapshot, columns ...column) error {
+func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
 	if len(s.Devices) == 0 {
 		_, err := fmt.Fprintln(out, "No accelerators found.")
 		return err
@@ -68,8 +68,8 @@ func printColumns(out io.Writer, s *discovery.Snapshot, columns ...column) error
 }
 
 // attribute returns a function that prints an attribute, or "" if there is none.
-func attribute(name resourceapi.QualifiedName) func(discovery.Device) string {
-	return func(d discovery.Device) string {
+func attribute(name resourceapi.QualifiedName) func(rules.Offered) string {
+	return func(d rules.Offered) string {
 		switch a := d.Attributes[name]; {
 		case a.StringValue != nil:
 			return *a.StringValue
@@ -85,7 +85,7 @@ func attribute(name resourceapi.QualifiedName) func(discovery.Device) string {
 }
 
 // model is the product's name, or its PCI IDs if the name is not known.
-func model(d discovery.Device) string {
+func model(d rules.Offered) string {
 	if name := d.Attributes.String("model"); name != "" {
 		return name
 	}
@@ -95,7 +95,7 @@ func model(d discovery.Device) string {
 	return ""
 }
 
-func memory(d discovery.Device) string {
+func memory(d rules.Offered) string {
 	capacity, ok := d.Capacity["memory"]
 	if !ok {
 		return ""
@@ -103,9 +103,9 @@ func memory(d discovery.Device) string {
 	return capacity.Value.String()
 }
 
-func health(d discovery.Device) string { return string(d.Health.Status) }
+func health(d rules.Offered) string { return string(d.Health.Status) }
 
-func wideHealth(d discovery.Device) string {
+func wideHealth(d rules.Offered) string {
 	if d.Health.Reason == "" {
 		return health(d)
 	}
@@ -113,7 +113,7 @@ func wideHealth(d discovery.Device) string {
 }
 
 // classicNames lists the device's classic resources with how many IDs each has.
-func classicNames(d discovery.Device) string {
+func classicNames(d rules.Offered) string {
 	offers := make([]string, len(d.Offers))
 	for i, offer := range d.Offers {
 		offers[i] = offer.Resource

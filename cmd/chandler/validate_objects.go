@@ -20,6 +20,7 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
 )
 
 // resourceGroup is the API group of Dynamic Resource Allocation.
@@ -219,7 +220,7 @@ func (v *validator) selectors(at place, value any) {
 		for _, key := range slices.Sorted(maps.Keys(value)) {
 			switch expression, is := celExpression(key, value[key]); {
 			case is:
-				if _, err := discovery.Compile(expression); err != nil {
+				if _, err := rules.Compile(expression); err != nil {
 					v.report(at.at("cel.expression"), severityError, err)
 				}
 			case key != "opaque": // opaque parameters may hold anything

@@ -105,7 +105,7 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
 		checkDevice(t, host, d)
-		for _, offer := range d.Offers {
+		for _, offer := range d.Classic {
 			for _, id := range offer.IDs {
 				key := offer.Resource + "=" + id
 				if other, taken := ids[key]; taken && other != unit(d, offer) {
@@ -228,8 +228,8 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 		t.Errorf("%s: health %s with the condition %q", d.Name, d.Health.Status, c)
 	}
 	unnamed := func(offer discovery.Offer) bool { return offer.Resource == "" }
-	if d.OptIn && (len(d.Offers) == 0 || slices.ContainsFunc(d.Offers, unnamed)) {
-		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.Offers)
+	if d.OptIn && (len(d.Classic) == 0 || slices.ContainsFunc(d.Classic, unnamed)) {
+		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.Classic)
 	}
 	if d.PartOf != nil && d.PartOf.Name == "" {
 		t.Errorf("%s: part of something without a name", d.Name)
@@ -301,7 +301,6 @@ func shared(devices []discovery.Device) []discovery.Device {
 	for i := range out {
 		d := &out[i]
 		d.Edits, d.SharedEdits = discovery.Join(d.Edits, d.SharedEdits), specs.ContainerEdits{}
-		d.Sharing = &discovery.Sharing{Capacity: discovery.Shares}
 		d.Capacity = maps.Clone(d.Capacity)
 		if d.Capacity == nil {
 			d.Capacity = make(discovery.Capacity)

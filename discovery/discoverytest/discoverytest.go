@@ -117,14 +117,14 @@ func compareGolden(t *testing.T, file string, snapshot *discovery.Snapshot) {
 func abbreviate(s *discovery.Snapshot) *discovery.Snapshot {
 	short := &discovery.Snapshot{Problems: s.Problems}
 	for _, d := range s.Devices {
-		offers := make([]discovery.Offer, len(d.Offers))
-		for i, offer := range d.Offers {
+		offers := make([]discovery.Offer, len(d.Classic))
+		for i, offer := range d.Classic {
 			if n := len(offer.IDs); n > 8 {
 				offer.IDs = []string{offer.IDs[0], fmt.Sprintf("and %d more to", n-2), offer.IDs[n-1]}
 			}
 			offers[i] = offer
 		}
-		d.Offers = offers
+		d.Classic = offers
 		short.Devices = append(short.Devices, d)
 	}
 	return short

@@ -16,6 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // partsPerWhole is the number of slices in the silicon of a random host.
@@ -29,7 +30,7 @@ const partsPerWhole = 7
 // device nodes that no other device has.
 //
 // The snapshot keeps the rules of [discovery.Scan] and [discovery.Settler].
-func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *discovery.Snapshot {
+func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *rules.Snapshot {
 	h := &randomHost{Rand: random}
 	for len(h.devices) < n {
 		name := fmt.Sprintf("dev-%04d", len(h.devices))
@@ -42,13 +43,13 @@ func RandomHost(random *rand.Rand, n int, recorded ...*discovery.Snapshot) *disc
 		}
 		h.addSilicon(name)
 	}
-	slices.SortFunc(h.devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
-	return &discovery.Snapshot{Devices: h.devices}
+	slices.SortFunc(h.devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
+	return &rules.Snapshot{Devices: h.devices}
 }
 
 type randomHost struct {
 	*rand.Rand
-	devices []discovery.Device
+	devices []rules.Offered
 }
 
 func (h *randomHost) oneIn(n int) bool { return h.IntN(n) == 0 }
@@ -106,11 +107,11 @@ func (h *randomHost) addParts(name string) {
 }
 
 // device returns a device that one container has for itself.
-func (h *randomHost) device(name string) discovery.Device {
-	d := discovery.Device{
+func (h *randomHost) device(name string) rules.Offered {
+	d := rules.Offered{Device: discovery.Device{
 		Name: name, Family: "random", Identity: "uuid-of-" + name,
 		Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{},
-	}
+	}}
 	d.Attributes.SetString("serial", name)
 	d.Attributes.SetString("resource.kubernetes.io/pcieRoot", fmt.Sprintf("pci0000:%02x", h.IntN(4)))
 	if h.oneIn(4) {
@@ -125,7 +126,7 @@ func (h *randomHost) device(name string) discovery.Device {
 		h.setLists(&d)
 	}
 	if h.oneIn(5) {
-		d.Overhead = discovery.HostResources{
+		d.Overhead = rules.HostResources{
 			corev1.ResourceMemory: {PerPod: new(resource.MustParse("1Gi")), PerContainer: new(resource.MustParse("100Mi"))},
 			corev1.ResourceCPU:    {PerContainer: new(resource.MustParse("100m"))},
 		}
@@ -135,7 +136,7 @@ func (h *randomHost) device(name string) discovery.Device {
 }
 
 // setLists gives the device a list in place of an attribute, and another beside it.
-func (h *randomHost) setLists(d *discovery.Device) {
+func (h *randomHost) setLists(d *rules.Offered) {
 	d.Attributes.SetInt("resource.kubernetes.io/numaNode", h.Int64N(8))
 	var nodes []int64
 	for i := range 1 + h.Int64N(8) {
@@ -166,7 +167,7 @@ func (h *randomHost) setAttribute(attributes discovery.Attributes, i int) {
 }
 
 // setHealth says of some devices that they are not well.
-func (h *randomHost) setHealth(d *discovery.Device) {
+func (h *randomHost) setHealth(d *rules.Offered) {
 	d.Health.Status = discovery.Healthy
 	if !h.oneIn(10) {
 		return
@@ -185,26 +186,26 @@ func (h *randomHost) setHealth(d *discovery.Device) {
 }
 
 // byNumber returns a device that several containers may have at once.
-func (h *randomHost) byNumber(name string) discovery.Device {
+func (h *randomHost) byNumber(name string) rules.Offered {
 	d := h.device(name)
 	shares := 1 + h.IntN(5)
 	if h.oneIn(20) {
 		shares = 101 + h.IntN(100) // numbers of three digits
 	}
-	if err := d.ShareAmong(shares); err != nil {
-		panic(err) // it has no such capacity yet
-	}
+	d.Capacity.Set(discovery.Shares, int64(shares))
+	one := *resource.NewQuantity(1, resource.DecimalSI)
+	d.Sharing = &rules.Sharing{Capacity: discovery.Shares, Unit: one, Default: one}
 	return d
 }
 
 // byMemory returns a device of which containers take as much memory as they want.
-func (h *randomHost) byMemory(name string) discovery.Device {
+func (h *randomHost) byMemory(name string) rules.Offered {
 	d := h.device(name)
 	unit := (1 + h.Int64N(3)) << 30
 	units := 1 + h.Int64N(16)
 	d.Capacity.Set("memory", unit*units+h.Int64N(unit)) // a rest may be too little for a unit
 	d.Capacity.Set("cores", 100)
-	d.Sharing = &discovery.Sharing{
+	d.Sharing = &rules.Sharing{
 		Capacity: "memory",
 		Unit:     *resource.NewQuantity(unit, resource.BinarySI),
 		Default:  *resource.NewQuantity(unit*units, resource.BinarySI),
@@ -245,12 +246,12 @@ func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 			nodes[i] = &own
 		}
 		d.Edits.DeviceNodes = nodes
-		h.add(d)
+		h.add(rules.Offered{Device: d, Offers: d.Classic})
 	}
 }
 
 // add adds a device, some with as many attributes as there may be.
-func (h *randomHost) add(d discovery.Device) {
+func (h *randomHost) add(d rules.Offered) {
 	if h.oneIn(8) {
 		for i := len(d.Attributes) + len(d.Capacity); i < resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice; i++ {
 			h.setAttribute(d.Attributes, i)

@@ -26,10 +26,7 @@ func same(a, b *discovery.Device) bool {
 		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&
 		samePointer(a.PartOf, b.PartOf, sameWhole) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
 		a.Shareable == b.Shareable && a.OptIn == b.OptIn && a.Configured == b.Configured &&
-		slices.EqualFunc(a.Offers, b.Offers, sameOffer) &&
-		a.Mode == b.Mode && maps.Equal(a.Want, b.Want) &&
-		seldom(a.Sharing, b.Sharing, a.Sharing == nil && b.Sharing == nil) &&
-		seldom(a.Overhead, b.Overhead, len(a.Overhead)+len(b.Overhead) == 0)
+		slices.EqualFunc(a.Classic, b.Classic, sameOffer)
 }
 
 // seldom compares what neither has in the usual case.

@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/network"
+	"chandler.dev/discovery/rules"
 )
 
 // selectorRow is a row of the table of selectors, and shorthand what stands in it
@@ -62,7 +63,7 @@ func TestDocumentedSelectors(t *testing.T) {
 		"`vdpaType`":                  {"0000:08:00.2"},
 	}
 	for _, row := range selectorRow.FindAllStringSubmatch(string(page), -1) {
-		selector, err := discovery.Compile(shorthand.ReplaceAllString(row[2], `device.attributes["chandler.dev"].`))
+		selector, err := rules.Compile(shorthand.ReplaceAllString(row[2], `device.attributes["chandler.dev"].`))
 		if err != nil {
 			t.Errorf("%s: %v", row[1], err)
 			continue
@@ -91,12 +92,12 @@ func TestDocumentedSelectors(t *testing.T) {
 // once; in DRA each can be had so many times.
 func TestSharedAdapters(t *testing.T) {
 	host := discoverytest.Layout(t, "rdma/testdata/connectx7.host")
-	selector, err := discovery.Compile(`device.attributes["chandler.dev"].family == "rdma"`)
+	selector, err := rules.Compile(`device.attributes["chandler.dev"].family == "rdma"`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules := &discovery.Rules{Sharing: []discovery.Share{{Selector: selector, Resource: "rdma/hca_shared", Replicas: 1000, Pool: true}}}
-	shared := rules.Apply(discovery.Scan(host, families.All))
+	wanted := &rules.Rules{Sharing: []rules.Share{{Selector: selector, Resource: "rdma/hca_shared", Replicas: 1000, Pool: true}}}
+	shared := wanted.Apply(discovery.Scan(host, families.All))
 	var names []string
 	for _, d := range shared.Devices {
 		if d.Family != "rdma" {

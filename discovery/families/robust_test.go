@@ -138,7 +138,7 @@ func TestOneIOMMUGroup(t *testing.T) {
 		want := fmt.Sprintf("iommu-group-%d", first)
 		for _, before := range alone {
 			d, _ := snapshot.Lookup(before.Name)
-			joined := d.Silicon() == want && len(d.Takes) == 1 && !slices.ContainsFunc(d.Offers, func(o discovery.Offer) bool { return o.Unit != want })
+			joined := d.Silicon() == want && len(d.Takes) == 1 && !slices.ContainsFunc(d.Classic, func(o discovery.Offer) bool { return o.Unit != want })
 			if should := before.Name == alone[0].Name || before.Name == alone[1].Name; joined != should {
 				t.Errorf("%s: %s is one with the group: %t\n%s", file, d.Name, joined, format(t, d))
 			}

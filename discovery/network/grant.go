@@ -26,7 +26,7 @@ func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	}
 	text, _ := json.Marshal(info) // of strings only
 	var edits specs.ContainerEdits
-	for _, variable := range variables(given, grant) {
+	for _, variable := range variables(grant) {
 		edits.Env = append(edits.Env, variable+"="+strings.Join(ids, ","), variable+"_INFO="+string(text))
 	}
 	if name := grant.Parameters[discovery.InterfaceName]; grant.API == discovery.ModeDRA && name != "" {
@@ -38,21 +38,14 @@ func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 }
 
 // variables returns the names under which the functions are told of.
-func variables(given []discovery.Device, grant discovery.Grant) []string {
+func variables(grant discovery.Grant) []string {
 	const prefix = "PCIDEVICE"
 	var names []string
-	resource := grant.Resource
 	if grant.API == discovery.ModeDRA {
 		names = append(names, prefix)
-		resource = given[0].Resource()
-		for _, d := range given {
-			if d.Resource() != resource {
-				resource = ""
-			}
-		}
 	}
-	if resource != "" {
-		names = append(names, prefix+"_"+discovery.ResourceVariable(resource))
+	if grant.Resource != "" {
+		names = append(names, prefix+"_"+discovery.ResourceVariable(grant.Resource))
 	}
 	return names
 }
@@ -116,8 +109,9 @@ func Accept(given []discovery.Device, parameters discovery.Parameters) error {
 
 func whyImmovable(d discovery.Device) string {
 	route := d.Attributes["defaultRoute"].BoolValue
+	_, shared := d.Capacity[discovery.Shares]
 	switch {
-	case d.Sharing != nil || d.Shareable:
+	case shared || d.Shareable:
 		return "it is shared, and an interface is in one pod only"
 	case d.Attributes.String("ifName") == "":
 		return "it has no one network interface in the host's network namespace: its driver makes none, or the interface is in a pod still"

@@ -34,10 +34,6 @@ func TestGrant(t *testing.T) {
 		`"0000:08:00.2":{"generic":{"deviceID":"0000:08:00.2"},"rdma":{"issm":"/dev/infiniband/issm1","rdma_cm":"/dev/infiniband/rdma_cm","rdma_dev":"mlx5_1","umad":"/dev/infiniband/umad1","uverbs":"/dev/infiniband/uverbs1"}},` +
 		`"0000:16:01.0":{"generic":{"deviceID":"0000:16:01.0"},"vfio":{"dev-mount":"/dev/vfio/40","mount":"/dev/vfio/vfio"}},` +
 		`"mlx5_core.sf.4":{"generic":{"deviceID":"mlx5_core.sf.4"},"vdpa":{"mount":"/dev/vhost-vdpa-0"}}}`
-	named := slices.Clone(given)
-	for i := range named {
-		named[i].Offers = []discovery.Offer{{Resource: "intel.com/net"}}
-	}
 	const classic = "PCIDEVICE_INTEL_COM_SRIOV-NET_A"
 	for name, test := range map[string]struct {
 		given []discovery.Device
@@ -48,10 +44,8 @@ func TestGrant(t *testing.T) {
 			[]string{classic + "=" + ids, classic + "_INFO=" + info}},
 		"DRA": {given, discovery.Grant{API: discovery.ModeDRA},
 			[]string{"PCIDEVICE=" + ids, "PCIDEVICE_INFO=" + info}},
-		"DRA with a resource": {named, discovery.Grant{API: discovery.ModeDRA},
+		"DRA with a resource": {given, discovery.Grant{API: discovery.ModeDRA, Resource: "intel.com/net"},
 			[]string{"PCIDEVICE=" + ids, "PCIDEVICE_INFO=" + info, "PCIDEVICE_INTEL_COM_NET=" + ids, "PCIDEVICE_INTEL_COM_NET_INFO=" + info}},
-		"DRA with two resources": {[]discovery.Device{given[2], named[2]}, discovery.Grant{API: discovery.ModeDRA},
-			[]string{"PCIDEVICE=0000:00:06.0,0000:00:06.0", `PCIDEVICE_INFO={"0000:00:06.0":{"generic":{"deviceID":"0000:00:06.0"},"uio":{"mount":"/dev/uio0"}}}`}},
 	} {
 		if got := network.Grant(test.given, test.grant); !slices.Equal(got.Env, test.want) || len(got.NetDevices) > 0 {
 			t.Errorf("%s: got %q, %v; want %q", name, got.Env, got.NetDevices, test.want)
@@ -90,7 +84,7 @@ func TestAccept(t *testing.T) {
 		"in a pod": {[]discovery.Device{with(func(d *discovery.Device) { delete(d.Attributes, "ifName") })}, "in a pod still"},
 		"route":    {[]discovery.Device{with(func(d *discovery.Device) { d.Attributes.SetBool("defaultRoute", true) })}, "a default route"},
 		"unknown":  {[]discovery.Device{with(func(d *discovery.Device) { delete(d.Attributes, "defaultRoute") })}, "not known whether"},
-		"shared":   {[]discovery.Device{with(func(d *discovery.Device) { d.Sharing = &discovery.Sharing{} })}, "shared"},
+		"shared":   {[]discovery.Device{with(func(d *discovery.Device) { d.Capacity = discovery.Capacity{}; d.Capacity.Set(discovery.Shares, 2) })}, "shared"},
 	} {
 		err := network.Accept(test.given, discovery.Parameters{discovery.InterfaceName: "net1"})
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {

@@ -12,44 +12,45 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
 
 func TestCombined(t *testing.T) {
-	large := func(name string, counters int) discovery.Device {
-		d := discovery.Device{Name: name, PartOf: &discovery.Whole{Name: name, Counters: make(map[string]resource.Quantity)}}
+	large := func(name string, counters int) rules.Offered {
+		d := rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Whole{Name: name, Counters: make(map[string]resource.Quantity)}}}
 		for i := range counters {
 			d.PartOf.Counters[fmt.Sprintf("c%02d", i)] = resource.MustParse("1")
 		}
 		d.Takes = d.PartOf.Counters
 		return d
 	}
-	var crowd []discovery.Device
+	var crowd []rules.Offered
 	for i := range 130 {
 		crowd = append(crowd, pooltest.Part("g0", fmt.Sprintf("g0-%03d", i), 1))
 	}
 	tests := map[string]struct {
-		devices []discovery.Device
+		devices []rules.Offered
 		holds   []Hold
 		want    []string
 		left    int
 	}{
 		"nothing is an empty slice": {want: []string{""}},
 		"counters with their devices": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3), pooltest.Part("g1", "g1", 7), {Name: "x"}},
+			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3), pooltest.Part("g1", "g1", 7), {Device: discovery.Device{Name: "x"}}},
 			want:    []string{"set:g0 set:g1 g0<g0 g0-a<g0 g1<g1 x"},
 		},
 		"what competes stays together, whatever is named in between": {
-			devices: []discovery.Device{pooltest.Part("g0", "a", 7), {Name: "b"}, pooltest.Part("g0", "c", 3)},
+			devices: []rules.Offered{pooltest.Part("g0", "a", 7), {Device: discovery.Device{Name: "b"}}, pooltest.Part("g0", "c", 3)},
 			want:    []string{"set:g0 a<g0 c<g0 b"},
 		},
 		"no more counters than there may be": {
-			devices: []discovery.Device{large("g0", 20), large("g1", 12), large("g2", 1)},
+			devices: []rules.Offered{large("g0", 20), large("g1", 12), large("g2", 1)},
 			want:    []string{"set:g0 set:g1 g0<g0 g1<g1", "set:g2 g2<g2"},
 		},
 		"no more devices than there may be": {
-			devices: append([]discovery.Device{{Name: "a"}}, crowd[:128]...),
+			devices: append([]rules.Offered{{Device: discovery.Device{Name: "a"}}}, crowd[:128]...),
 			want:    []string{"a", "set:g0 " + names(crowd[:128], "<g0")},
 		},
 		"what a slice has no room for is left out": {
@@ -66,7 +67,7 @@ func TestCombined(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			resources, problems := Of(Input{Snapshot: &discovery.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Holds: test.holds})
+			resources, problems := Of(Input{Snapshot: &rules.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Holds: test.holds})
 			if diff := cmp.Diff(test.want, pooltest.Sketch(resources)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -78,7 +79,7 @@ func TestCombined(t *testing.T) {
 }
 
 // names writes the names of devices as a sketch does.
-func names(devices []discovery.Device, suffix string) (out string) {
+func names(devices []rules.Offered, suffix string) (out string) {
 	for i, d := range devices {
 		if i > 0 {
 			out += " "

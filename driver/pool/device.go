@@ -9,10 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // add adds a device of the snapshot, under as many names as it has to have.
-func (in *input) add(out *content, d *discovery.Device) error {
+func (in *input) add(out *content, d *rules.Offered) error {
 	device := resourceapi.Device{Name: d.Name, Attributes: in.attributes(d), Capacity: d.Capacity, Taints: in.taints(in.health(d))}
 	if in.Features.Overhead {
 		device.NodeAllocatableResources = overhead(d.Overhead)
@@ -47,7 +48,7 @@ func (in *input) add(out *content, d *discovery.Device) error {
 // so for each claim of it and each pod of the claim (pkg/scheduler/framework/
 // plugins/dynamicresources/nodeallocatabledynamicresources.go), so that who has
 // a share, numbered or not, is charged like who has all.
-func overhead(needed discovery.HostResources) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
+func overhead(needed rules.HostResources) map[corev1.ResourceName]resourceapi.NodeAllocatableResource {
 	if len(needed) == 0 {
 		return nil
 	}
@@ -62,7 +63,7 @@ func overhead(needed discovery.HostResources) map[corev1.ResourceName]resourceap
 // of it. Of a capacity without a policy the scheduler takes all for the first
 // claim (k8s.io/dynamic-resource-allocation/structured/internal/…/
 // consumable_capacity.go, fillEmptyRequest), so that nobody else got the device.
-func consumable(d *discovery.Device) discovery.Capacity {
+func consumable(d *rules.Offered) discovery.Capacity {
 	capacity := make(discovery.Capacity, len(d.Capacity))
 	for name, one := range d.Capacity {
 		zero := resource.NewQuantity(0, one.Value.Format)
@@ -109,7 +110,7 @@ func counters(quantities map[string]resource.Quantity) map[string]resourceapi.Co
 }
 
 // health returns what is said of a device's health.
-func (in *input) health(d *discovery.Device) discovery.Health {
+func (in *input) health(d *rules.Offered) discovery.Health {
 	if d.Health.Status == discovery.Unknown && in.Excused[d.Name] {
 		return discovery.Health{Status: discovery.Healthy}
 	}

@@ -9,31 +9,32 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 )
 
 const gib = 1 << 30
 
 // byMemory returns a device of so many GiB that is shared in GiB.
-func byMemory(name string, memory int64) discovery.Device {
-	d := discovery.Device{Name: name, Capacity: discovery.Capacity{}}
+func byMemory(name string, memory int64) rules.Offered {
+	d := rules.Offered{Device: discovery.Device{Name: name, Capacity: discovery.Capacity{}}}
 	d.Capacity.Set("memory", memory*gib)
 	d.Capacity.Set("cores", 100)
-	d.Sharing = &discovery.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi"), Default: resource.MustParse(fmt.Sprint(memory, "Gi"))}
+	d.Sharing = &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi"), Default: resource.MustParse(fmt.Sprint(memory, "Gi"))}
 	return d
 }
 
 // byNumber returns a device for so many claims.
-func byNumber(name string, shares int64) discovery.Device {
-	d := discovery.Device{Name: name, Capacity: discovery.Capacity{}}
+func byNumber(name string, shares int64) rules.Offered {
+	d := rules.Offered{Device: discovery.Device{Name: name, Capacity: discovery.Capacity{}}}
 	d.Capacity.Set(discovery.Shares, shares)
-	d.Sharing = &discovery.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
+	d.Sharing = &rules.Sharing{Capacity: discovery.Shares, Unit: resource.MustParse("1"), Default: resource.MustParse("1")}
 	return d
 }
 
 func TestSlicesOfSharedDevices(t *testing.T) {
-	all := func(kept features.Set, devices ...discovery.Device) map[string]resourceapi.Device {
-		out, problems := Of(Input{Snapshot: &discovery.Snapshot{Devices: devices}, Features: kept})
+	all := func(kept features.Set, devices ...rules.Offered) map[string]resourceapi.Device {
+		out, problems := Of(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: kept})
 		if len(problems) > 0 {
 			t.Errorf("problems: %v", problems)
 		}
@@ -56,7 +57,7 @@ func TestSlicesOfSharedDevices(t *testing.T) {
 		}
 	}
 	// Of a single unit there is no step to another.
-	for name, one := range map[string]discovery.Device{"memory": byMemory("a", 1), "shares": byNumber("a", 1)} {
+	for name, one := range map[string]rules.Offered{"memory": byMemory("a", 1), "shares": byNumber("a", 1)} {
 		capacity := all(features.All(), one)["a"].Capacity[resourceapi.QualifiedName(name)]
 		if policy := capacity.RequestPolicy; policy.ValidRange.Step != nil || policy.ValidRange.Max.Cmp(*policy.Default) != 0 {
 			t.Errorf("%s, one unit: %v", name, policy)

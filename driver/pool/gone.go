@@ -7,7 +7,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // of returns what is held of counters, and whether it is of these.
@@ -49,7 +49,7 @@ func (in *input) takenByGone() map[string][]Hold {
 
 // uncounted reports whether the scheduler cannot see that the device competes
 // with others that are gone.
-func (in *input) uncounted(d *discovery.Device, gone []Hold) bool {
+func (in *input) uncounted(d *rules.Offered, gone []Hold) bool {
 	return slices.ContainsFunc(gone, func(h Hold) bool {
 		switch {
 		case d.PartOf == nil:
@@ -78,7 +78,7 @@ func (in *input) addGone(out *content) {
 			device = resourceapi.Device{Name: name}
 		}
 		device = unrelated(device)
-		device.Taints = in.taints(in.Snapshot.HealthOfGone(source, in.Gone))
+		device.Taints = in.taints(in.Snapshot.Gone.Health(source, in.Gone))
 		if !in.Features.Sharing {
 			device.AllowMultipleAllocations, device.Capacity = nil, withoutPolicies(device.Capacity)
 		}

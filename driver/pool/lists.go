@@ -7,12 +7,13 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // attributes returns the attributes of a device: as lists those that have them,
 // where the server takes lists (KEP-5491). A list that there is no room for
 // beside the other attributes is left to its string or number.
-func (in *input) attributes(d *discovery.Device) discovery.Attributes {
+func (in *input) attributes(d *rules.Offered) discovery.Attributes {
 	if !in.Features.Lists || len(d.Lists) == 0 {
 		return d.Attributes
 	}

@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -22,8 +23,8 @@ func many(n int) (names []string) {
 }
 
 func TestLists(t *testing.T) {
-	device := func(attributes, capacities, peers int) discovery.Device {
-		d := discovery.Device{Name: "a", Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
+	device := func(attributes, capacities, peers int) rules.Offered {
+		d := rules.Offered{Device: discovery.Device{Name: "a", Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}}
 		d.SetNames("linkedTo", many(peers))
 		d.Attributes.SetInt(numaNode, 1)
 		d.Lists[numaNode] = resourceapi.DeviceAttribute{IntValues: []int64{1, 0}}
@@ -36,7 +37,7 @@ func TestLists(t *testing.T) {
 		return d
 	}
 	tests := map[string]struct {
-		device  discovery.Device
+		device  rules.Offered
 		dropped []string
 		linked  resourceapi.DeviceAttribute
 		numa    resourceapi.DeviceAttribute
@@ -69,7 +70,7 @@ func TestLists(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			before := fmt.Sprint(test.device.Attributes)
-			resources, problems := Of(Input{Snapshot: &discovery.Snapshot{Devices: []discovery.Device{test.device}}, Features: without(test.dropped...)})
+			resources, problems := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.device}}, Features: without(test.dropped...)})
 			got := resources.Slices[0].Devices[0]
 			if diff := cmp.Diff(test.linked, got.Attributes["linkedTo"]); diff != "" {
 				t.Errorf("linkedTo (-want +got):\n%s", diff)
@@ -98,7 +99,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 			d.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
 		}
 		d.Lists = discovery.Attributes{"linkedTo": {StringValues: many(test.peers)}}
-		resources, _ := Of(Input{Snapshot: &discovery.Snapshot{Devices: []discovery.Device{d}}, Features: features.All()})
+		resources, _ := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
 		slice := resources.Slices[1]
 		values := 0
 		for _, attribute := range slice.Devices[0].Attributes {
@@ -111,7 +112,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 }
 
 func TestListsOfTheGone(t *testing.T) {
-	in := Input{Snapshot: &discovery.Snapshot{}, Holds: []Hold{some("a", "a")}, Features: without("DRAListTypeAttributes")}
+	in := Input{Snapshot: &rules.Snapshot{}, Holds: []Hold{some("a", "a")}, Features: without("DRAListTypeAttributes")}
 	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: discovery.Attributes{
 		numaNode: {IntValues: []int64{1, 0}}, "kind": {StringValue: new("gpu")},
 	}}})
@@ -124,11 +125,11 @@ func TestListsOfTheGone(t *testing.T) {
 
 // One selector serves both forms: "includes".
 func TestSelectorForBothForms(t *testing.T) {
-	d := discovery.Device{Name: "a", Attributes: discovery.Attributes{}}
+	d := rules.Offered{Device: discovery.Device{Name: "a", Attributes: discovery.Attributes{}}}
 	d.Attributes.SetInt(numaNode, 1)
 	d.Lists = discovery.Attributes{numaNode: {IntValues: []int64{1, 0}}}
 	for _, kept := range []features.Set{features.All(), without("DRAListTypeAttributes")} {
-		s := schedulerOf(t, &discovery.Snapshot{Devices: []discovery.Device{d}}, kept)
+		s := schedulerOf(t, &rules.Snapshot{Devices: []rules.Offered{d}}, kept)
 		expression := `device.attributes["resource.kubernetes.io"].numaNode.includes(1)`
 		selectors := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
 		if _, found := s.Allocate("c", resourceapi.ExactDeviceRequest{Selectors: selectors}); !found {

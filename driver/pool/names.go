@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 const (
@@ -19,7 +20,7 @@ const (
 
 // Device finds the device that an allocated name stands for: the device of that
 // name, or the shared device of which it is a numbered share.
-func Device(s *discovery.Snapshot, name string) (discovery.Device, bool) {
+func Device(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	if device, found := s.Lookup(name); found {
 		return device, true
 	}
@@ -29,7 +30,7 @@ func Device(s *discovery.Snapshot, name string) (discovery.Device, bool) {
 
 // Silicon finds the silicon that a name stands for. The name may be that of a
 // numbered share of a device which is not shared by number any more.
-func Silicon(s *discovery.Snapshot, name string) (silicon string, found bool) {
+func Silicon(s *rules.Snapshot, name string) (silicon string, found bool) {
 	device, found := s.Lookup(name)
 	if !found {
 		device, found = shared(s, name)
@@ -38,21 +39,21 @@ func Silicon(s *discovery.Snapshot, name string) (silicon string, found bool) {
 }
 
 // shared finds the device of which a name is that of a numbered share.
-func shared(s *discovery.Snapshot, name string) (discovery.Device, bool) {
+func shared(s *rules.Snapshot, name string) (rules.Offered, bool) {
 	i := strings.LastIndex(name, shareInfix)
 	if i < 0 {
-		return discovery.Device{}, false
+		return rules.Offered{}, false
 	}
 	number := name[i+len(shareInfix):]
 	if number == "" || strings.Trim(number, "0123456789") != "" {
-		return discovery.Device{}, false
+		return rules.Offered{}, false
 	}
 	return s.Lookup(name[:i])
 }
 
 // sharesOf returns as how many devices a shared one is published to a server
 // that does not know of sharing, 0 if amounts of it are shared.
-func sharesOf(d *discovery.Device) int {
+func sharesOf(d *rules.Offered) int {
 	switch {
 	case d.Shareable:
 		return numberedShares

@@ -15,12 +15,13 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
 
 // profiled is a part with a profile.
-func profiled(silicon, name, profile string, takes int) discovery.Device {
+func profiled(silicon, name, profile string, takes int) rules.Offered {
 	d := pooltest.Part(silicon, name, takes)
 	d.Attributes = discovery.Attributes{}
 	d.Attributes.SetString("profile", profile)
@@ -29,7 +30,7 @@ func profiled(silicon, name, profile string, takes int) discovery.Device {
 
 // typesOf returns the partition types that are published, by device, nil if the
 // slices name no such attribute.
-func typesOf(t *testing.T, snapshot *discovery.Snapshot, kept features.Set) map[string]string {
+func typesOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) map[string]string {
 	t.Helper()
 	resources, _ := Of(Input{Snapshot: snapshot, Features: kept})
 	types := make(map[string]string)
@@ -68,21 +69,21 @@ func TestPartitionTypes(t *testing.T) {
 	for i := range resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		crowded.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprint("a", i)), 1)
 	}
-	var many []discovery.Device
+	var many []rules.Offered
 	for i := range 17 {
 		name := fmt.Sprint("g", i)
 		many = append(many, pooltest.Part(name, name, 7), pooltest.Part(name, name+"-a", 1))
 	}
 	tests := map[string]struct {
-		devices []discovery.Device
+		devices []rules.Offered
 		dropped []string
 		want    map[string]string
 	}{
-		"nothing competes": {devices: []discovery.Device{{Name: "a"}}},
+		"nothing competes": {devices: []rules.Offered{{Device: discovery.Device{Name: "a"}}}},
 		"by silicon and profile": {
-			devices: []discovery.Device{
+			devices: []rules.Offered{
 				pooltest.Part("g0", "g0", 7), profiled("g0", "g0-a", "3g.20gb", 3), profiled("g0", "g0-b", "1g.5gb", 1), profiled("g0", "g0-c", "1g.5gb", 1),
-				pooltest.Part("g1", "g1-a", 1), virtual, {Name: "x"},
+				pooltest.Part("g1", "g1-a", 1), virtual, {Device: discovery.Device{Name: "x"}},
 			},
 			want: map[string]string{
 				"g0": "g0/whole", "g0-a": "g0/3g.20gb", "g0-b": "g0/1g.5gb", "g0-c": "g0/1g.5gb",
@@ -90,22 +91,22 @@ func TestPartitionTypes(t *testing.T) {
 			},
 		},
 		"called alike, and not alike": {
-			devices: []discovery.Device{profiled("g0", "g0-a", "half", 3), profiled("g0", "g0-b", "half", 4), profiled("g0", "g0-c", "half", 3)},
+			devices: []rules.Offered{profiled("g0", "g0-a", "half", 3), profiled("g0", "g0-b", "half", 4), profiled("g0", "g0-c", "half", 3)},
 			want:    map[string]string{"g0-a": "g0/half-83f20e1e", "g0-b": "g0/half-7a5867fa", "g0-c": "g0/half-83f20e1e"},
 		},
-		"the server drops it":               {devices: []discovery.Device{pooltest.Part("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevicesType"}},
-		"the server drops counters":         {devices: []discovery.Device{pooltest.Part("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevices"}},
+		"the server drops it":               {devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevicesType"}},
+		"the server drops counters":         {devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}, dropped: []string{"DRAPartitionableDevices"}},
 		"more types than there may be":      {devices: many},
 		"as many types as there may be":     {devices: many[:32], want: wholesAndParts(many[:32])},
-		"no room for another attribute":     {devices: []discovery.Device{pooltest.Part("g0", "g0", 7), crowded}},
-		"no room for the silicon's name":    {devices: []discovery.Device{pooltest.Part(strings.Repeat("g", 63), "a", 7)}},
-		"an attribute of another's meaning": {devices: []discovery.Device{profiled("g0", "g0", "x", 7)}, want: map[string]string{"g0": "g0/whole"}},
+		"no room for another attribute":     {devices: []rules.Offered{pooltest.Part("g0", "g0", 7), crowded}},
+		"no room for the silicon's name":    {devices: []rules.Offered{pooltest.Part(strings.Repeat("g", 63), "a", 7)}},
+		"an attribute of another's meaning": {devices: []rules.Offered{profiled("g0", "g0", "x", 7)}, want: map[string]string{"g0": "g0/whole"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			test.devices = slices.Clone(test.devices)
-			slices.SortFunc(test.devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
-			got := typesOf(t, &discovery.Snapshot{Devices: test.devices}, without(test.dropped...))
+			slices.SortFunc(test.devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
+			got := typesOf(t, &rules.Snapshot{Devices: test.devices}, without(test.dropped...))
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -113,7 +114,7 @@ func TestPartitionTypes(t *testing.T) {
 	}
 }
 
-func wholesAndParts(devices []discovery.Device) map[string]string {
+func wholesAndParts(devices []rules.Offered) map[string]string {
 	types := make(map[string]string)
 	for _, d := range devices {
 		types[d.Name] = d.PartOf.Name + "/part"
@@ -150,7 +151,7 @@ func TestPartitionTypesOfRandomHosts(t *testing.T) {
 }
 
 // schedulerOf returns a scheduler for a snapshot, as it is published to a server.
-func schedulerOf(t *testing.T, snapshot *discovery.Snapshot, kept features.Set) *pooltest.Scheduler {
+func schedulerOf(t *testing.T, snapshot *rules.Snapshot, kept features.Set) *pooltest.Scheduler {
 	t.Helper()
 	pool, problems := Of(Input{Snapshot: snapshot, Features: kept})
 	if len(problems) > 0 {
@@ -173,8 +174,8 @@ func groupsOf(pool resourceslice.Pool) map[string]string {
 }
 
 func TestCompatibilityGroups(t *testing.T) {
-	in := Input{Features: features.All(), Snapshot: &discovery.Snapshot{Devices: []discovery.Device{
-		pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3), pooltest.Part("iommu-group-1", "g1", 7), {Name: "x"},
+	in := Input{Features: features.All(), Snapshot: &rules.Snapshot{Devices: []rules.Offered{
+		pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-a", 3), pooltest.Part("iommu-group-1", "g1", 7), {Device: discovery.Device{Name: "x"}},
 	}}}
 	in.Last, _ = Of(in)
 	want := map[string]string{"g0": "whole", "g0-a": "parts", "g1": "parts"}
@@ -183,7 +184,7 @@ func TestCompatibilityGroups(t *testing.T) {
 	}
 	// What is gone and held has the groups that its silicon has now.
 	in.Holds = []Hold{some("g0-a", "g0-a")}
-	in.Snapshot = &discovery.Snapshot{Devices: []discovery.Device{pooltest.Part("g0", "g0", 7)}}
+	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}}
 	for _, in.Features = range []features.Set{features.All(), without("DRADeviceCompatibilityGroups"), without("DRAPartitionableDevicesType")} {
 		in.Last, _ = Of(in)
 		want := map[string]string{"g0": "whole", "g0-a": "parts"}
@@ -203,9 +204,9 @@ func TestCompatibilityGroups(t *testing.T) {
 // What is all of its silicon and what is part of it are not given out together,
 // even where the counters would allow it. Parts are.
 func TestCompatibilityGroupsExclude(t *testing.T) {
-	devices := func() []discovery.Device {
-		var out []discovery.Device
-		for _, d := range []discovery.Device{pooltest.Part("g0", "g0", 1), pooltest.Part("g0", "g0-a", 1), pooltest.Part("g0", "g0-b", 1)} {
+	devices := func() []rules.Offered {
+		var out []rules.Offered
+		for _, d := range []rules.Offered{pooltest.Part("g0", "g0", 1), pooltest.Part("g0", "g0-a", 1), pooltest.Part("g0", "g0-b", 1)} {
 			d.Attributes = discovery.Attributes{}
 			d.Attributes.SetString("serial", d.Name)
 			out = append(out, d)
@@ -217,7 +218,7 @@ func TestCompatibilityGroupsExclude(t *testing.T) {
 		return found
 	}
 	for _, kept := range []features.Set{features.All(), without("DRADeviceCompatibilityGroups")} {
-		s := schedulerOf(t, &discovery.Snapshot{Devices: devices()}, kept)
+		s := schedulerOf(t, &rules.Snapshot{Devices: devices()}, kept)
 		if !get(s, "g0-a") || !get(s, "g0-b") {
 			t.Errorf("%+v: parts exclude each other", kept)
 		}
@@ -225,7 +226,7 @@ func TestCompatibilityGroupsExclude(t *testing.T) {
 			t.Errorf("%+v: the whole beside its parts: %v", kept, got)
 		}
 	}
-	s := schedulerOf(t, &discovery.Snapshot{Devices: devices()}, features.All())
+	s := schedulerOf(t, &rules.Snapshot{Devices: devices()}, features.All())
 	if !get(s, "g0") || get(s, "g0-a") {
 		t.Error("a part beside the whole")
 	}

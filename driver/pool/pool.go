@@ -16,6 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 )
 
@@ -26,7 +27,7 @@ const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
 // Input is all that decides what is published.
 type Input struct {
-	Snapshot *discovery.Snapshot
+	Snapshot *rules.Snapshot
 	Withheld map[string]string             // by silicon: why nobody new may have it
 	Holds    []Hold                        // of all claims
 	Last     resourceslice.Pool            // as it was last published
@@ -148,9 +149,9 @@ func (in *input) content() (content, []discovery.Problem) {
 // has a part that is gone, unless that is counted. Without counters the scheduler cannot know that devices compete: then
 // those are offered that fit together, the held ones, after them what can be
 // used, and of what is alike in this what comes first by name.
-func (in *input) choose() []discovery.Device {
+func (in *input) choose() []rules.Offered {
 	gone := in.takenByGone()
-	offered := slices.DeleteFunc(slices.Clone(in.Snapshot.Devices), func(d discovery.Device) bool {
+	offered := slices.DeleteFunc(slices.Clone(in.Snapshot.Devices), func(d rules.Offered) bool {
 		_, taken := in.alone[d.Name]
 		return in.Withheld[d.Silicon()] != "" || !taken && (!in.Features.Taints && !in.health(&d).Usable() || in.uncounted(&d, gone[d.Silicon()]))
 	})
@@ -161,7 +162,7 @@ func (in *input) choose() []discovery.Device {
 	for _, source := range in.held {
 		held[source] = true
 	}
-	rank := func(d discovery.Device) int {
+	rank := func(d rules.Offered) int {
 		switch {
 		case held[d.Name]:
 			return 0
@@ -170,14 +171,14 @@ func (in *input) choose() []discovery.Device {
 		}
 		return 2
 	}
-	slices.SortStableFunc(offered, func(a, b discovery.Device) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(offered, func(a, b rules.Offered) int { return cmp.Compare(rank(a), rank(b)) })
 	left := make(map[string]map[string]resource.Quantity)
-	return slices.DeleteFunc(offered, func(d discovery.Device) bool { return !takeOf(left, &d) })
+	return slices.DeleteFunc(offered, func(d rules.Offered) bool { return !takeOf(left, &d) })
 }
 
 // takeOf takes what the device takes of what is left of its silicon, and
 // reports whether there was enough.
-func takeOf(left map[string]map[string]resource.Quantity, d *discovery.Device) bool {
+func takeOf(left map[string]map[string]resource.Quantity, d *rules.Offered) bool {
 	if d.PartOf == nil || d.PartOf.Counters == nil {
 		return true
 	}
@@ -200,7 +201,7 @@ func takeOf(left map[string]map[string]resource.Quantity, d *discovery.Device) b
 
 // checkCounters reports what the server, or the helper for all of the pool,
 // would refuse.
-func checkCounters(d *discovery.Device) error {
+func checkCounters(d *rules.Offered) error {
 	if d.PartOf == nil {
 		return nil
 	}

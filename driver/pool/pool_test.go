@@ -14,6 +14,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -42,13 +43,13 @@ func TestDriverResources(t *testing.T) {
 		Effect: resourceapi.DeviceTaintEffectNoExecute, Since: metav1.Unix(60, 0),
 	}
 	slow := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded, Effect: resourceapi.DeviceTaintEffectNone}
-	sick := func(d discovery.Device) discovery.Device {
+	sick := func(d rules.Offered) rules.Offered {
 		d.Health = unhealthy
 		return d
 	}
 	taking3 := []resourceapi.DeviceCounterConsumption{{CounterSet: "g0", Counters: counters(pooltest.Quantities("slices", 3))}}
 	tests := map[string]struct {
-		devices  []discovery.Device
+		devices  []rules.Offered
 		withheld map[string]string
 		holds    []Hold
 		last     resourceslice.Pool
@@ -59,30 +60,30 @@ func TestDriverResources(t *testing.T) {
 	}{
 		"nothing is an empty slice": {want: []string{""}},
 		"name order, whatever the order found in the maps": {
-			devices: []discovery.Device{{Name: "a"}, {Name: "b"}, {Name: "c"}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "a"}}, {Device: discovery.Device{Name: "b"}}, {Device: discovery.Device{Name: "c"}}},
 			want:    []string{"a b c"},
 		},
 		"what the classic API is to have is not in slices": {
-			devices:  []discovery.Device{{Name: "a"}, pooltest.Part("g0", "g0-a", 3), {Name: "b", Mode: discovery.ModeDRA}},
+			devices:  []rules.Offered{{Device: discovery.Device{Name: "a"}}, pooltest.Part("g0", "g0-a", 3), {Device: discovery.Device{Name: "b"}, Mode: discovery.ModeDRA}},
 			withheld: map[string]string{"a": "moves to the other API", "g0": "likewise"},
 			want:     []string{"b"},
 		},
 		"shared": {
-			devices: []discovery.Device{{Name: "kvm", Shareable: true}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "kvm", Shareable: true}}},
 			want:    []string{"kvm*"},
 		},
 		"health": {
-			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b", Health: hot}, {Name: "c", Health: unknown}, {Name: "d", Health: slow}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "b", Health: hot}}, {Device: discovery.Device{Name: "c", Health: unknown}}, {Device: discovery.Device{Name: "d", Health: slow}}},
 			want:    []string{"a!unhealthy:NoSchedule b!over-temperature@60:NoExecute c!unknown:NoSchedule d!link-degraded:None"},
 		},
 		"health without taints": {
-			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "b"}, {Name: "c", Health: unknown}, {Name: "d", Health: slow}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "b"}}, {Device: discovery.Device{Name: "c", Health: unknown}}, {Device: discovery.Device{Name: "d", Health: slow}}},
 			dropped: []string{"DRADeviceTaints"},
 			want:    []string{"b d"},
 		},
 		"health without taints, of what is held": {
-			devices: []discovery.Device{
-				{Name: "a", Health: unhealthy}, {Name: "kvm", Shareable: true, Health: unhealthy},
+			devices: []rules.Offered{
+				{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "kvm", Shareable: true, Health: unhealthy}},
 				pooltest.Part("g0", "g0", 7), sick(pooltest.Part("g0", "g0-a", 3)),
 			},
 			holds:   []Hold{hold("a", "a", true, nil), hold("g0-a", "g0", true, nil), some("kvm", "kvm")},
@@ -90,64 +91,64 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"set:g0", "a g0<g0 g0-a<g0"},
 		},
 		"health without taints that have no effect": {
-			devices: []discovery.Device{{Name: "a", Health: unhealthy}, {Name: "d", Health: slow}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "d", Health: slow}}},
 			dropped: []string{"DeviceTaintEffectNone"},
 			want:    []string{"a!unhealthy:NoSchedule d"},
 		},
 		"unknown because it is configured": {
-			devices: []discovery.Device{{Name: "a", Health: unknown}, {Name: "b", Health: unhealthy}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "a", Health: unknown}}, {Device: discovery.Device{Name: "b", Health: unhealthy}}},
 			excused: map[string]bool{"a": true, "b": true},
 			want:    []string{"a b!unhealthy:NoSchedule"},
 		},
 		"counters in slices of their own": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g1", "g1-a", 7), {Name: "x"}},
+			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g1", "g1-a", 7), {Device: discovery.Device{Name: "x"}}},
 			want:    []string{"set:g0 set:g1", "g0-a<g0 g0-b<g0 g1-a<g1 x"},
 		},
 		"without counters only what fits together": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g0", "g0-c", 3), {Name: "x"}},
+			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g0", "g0-c", 3), {Device: discovery.Device{Name: "x"}}},
 			dropped: []string{"DRAPartitionableDevices"},
 			want:    []string{"g0-a x"},
 		},
 		"without counters what is held stays": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g0", "g0-c", 3)},
+			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g0", "g0-c", 3)},
 			holds:   []Hold{some("g0-c", "g0-c")}, dropped: []string{"DRAPartitionableDevices"},
 			want: []string{"g0-b g0-c"},
 		},
 		"without counters what can be used comes before what cannot": {
-			devices: []discovery.Device{{Name: "g0", PartOf: pooltest.Part("g0", "", 7).PartOf, Takes: pooltest.Quantities("slices", 7), Health: unhealthy}, pooltest.Part("g0", "g0-a", 3)},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "g0", PartOf: pooltest.Part("g0", "", 7).PartOf, Takes: pooltest.Quantities("slices", 7), Health: unhealthy}}, pooltest.Part("g0", "g0-a", 3)},
 			dropped: []string{"DRAPartitionableDevices"},
 			want:    []string{"g0-a"},
 		},
 		"a part that takes what is not there is left out alone": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0-a", 7), {Name: "g0-b", PartOf: &discovery.Whole{Name: "g0", Counters: pooltest.Quantities("slices", 7)}, Takes: pooltest.Quantities("engines", 1)}},
+			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), {Device: discovery.Device{Name: "g0-b", PartOf: &discovery.Whole{Name: "g0", Counters: pooltest.Quantities("slices", 7)}, Takes: pooltest.Quantities("engines", 1)}}},
 			want:    []string{"set:g0", "g0-a<g0"},
 			left:    []string{"g0-b"},
 		},
 		"gone but held, of silicon that is another now": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0-b", 1)},
+			devices: []rules.Offered{pooltest.Part("g0", "g0-b", 1)},
 			holds:   []Hold{some("g0-a", "g0-a")},
 			last: published([]resourceapi.Device{{Name: "g0-a", ConsumesCounters: []resourceapi.DeviceCounterConsumption{
 				{CounterSet: "g0", Counters: counters(pooltest.Quantities("engines", 1))}}}}),
 			want: []string{"set:g0", "g0-a!gone:NoSchedule g0-b<g0"},
 		},
 		"a part is gone but held, and the whole is one device now": {
-			devices: []discovery.Device{{Name: "g0"}, {Name: "g1"}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "g0"}}, {Device: discovery.Device{Name: "g1"}}},
 			holds:   []Hold{hold("g0-a", "g0", true, nil), some("g1-a", "g1-a")},
 			want:    []string{"g0-a!gone:NoSchedule g1 g1-a!gone:NoSchedule"},
 		},
 		"a part that takes of nothing is gone but held": {
-			devices: []discovery.Device{{Name: "pf-vf-1", PartOf: &discovery.Whole{Name: "pf"}}, {Name: "pf2"}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "pf-vf-1", PartOf: &discovery.Whole{Name: "pf"}}}, {Device: discovery.Device{Name: "pf2"}}},
 			holds:   []Hold{hold("pf-vf-0", "pf", false, nil), hold("pf2-vf-0", "pf2", false, nil)},
 			want:    []string{"pf-vf-0!gone:NoSchedule pf-vf-1 pf2-vf-0!gone:NoSchedule"},
 		},
 		"a part is gone but held, without counters": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-b", 1), pooltest.Part("g0", "g0-c", 1)},
+			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-b", 1), pooltest.Part("g0", "g0-c", 1)},
 			holds:   []Hold{hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g0-c", "g0", false, pooltest.Quantities("slices", 1))},
 			dropped: []string{"DRAPartitionableDevices"},
 			want:    []string{"g0-a!gone:NoSchedule g0-c"},
 		},
 		"a part is gone but held, after a restart": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0", 7), pooltest.Part("g1", "g1", 7), pooltest.Part("g2", "g2", 7)},
+			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g1", "g1", 7), pooltest.Part("g2", "g2", 7)},
 			holds: []Hold{
 				hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g1-a", "g1", true, nil),
 				hold("g2-a", "g2", false, pooltest.Quantities("engines", 1)), // which g2 is not counted in any more
@@ -155,14 +156,14 @@ func TestDriverResources(t *testing.T) {
 			want: []string{"set:g0 set:g1", "g0<g0 g0-a!gone:NoSchedule<g0 g1<g1 g1-a!gone:NoSchedule<g1 g2-a!gone:NoSchedule"},
 		},
 		"gone but held, without taints": {
-			devices: []discovery.Device{pooltest.Part("g0", "g0", 7)},
+			devices: []rules.Offered{pooltest.Part("g0", "g0", 7)},
 			holds:   []Hold{hold("a", "a", true, nil), hold("g0-a", "g0", false, pooltest.Quantities("slices", 3)), some("g0-b", "g0-b")},
 			last:    published([]resourceapi.Device{{Name: "a"}, {Name: "g0-a", ConsumesCounters: taking3}, {Name: "g0-b", ConsumesCounters: taking3}}),
 			dropped: []string{"DRADeviceTaints"},
 			want:    []string{"set:g0", "g0<g0 g0-a<g0"},
 		},
 		"gone but held": {
-			devices: []discovery.Device{{Name: "b"}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "b"}}},
 			holds:   []Hold{some("a", "a"), some("g0-a", "g0-a"), some("z", "z")},
 			last: published([]resourceapi.Device{
 				{Name: "a", Taints: []resourceapi.DeviceTaint{{Key: "chandler.dev/unhealthy", Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
@@ -175,7 +176,7 @@ func TestDriverResources(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, problems := Of(Input{
-				Snapshot: &discovery.Snapshot{Devices: test.devices}, Withheld: test.withheld, Holds: test.holds, Last: test.last, Excused: test.excused,
+				Snapshot: &rules.Snapshot{Devices: test.devices}, Withheld: test.withheld, Holds: test.holds, Last: test.last, Excused: test.excused,
 				Features: without(test.dropped...), Gone: resourceapi.DeviceTaintEffectNoSchedule,
 			})
 			if diff := cmp.Diff(test.want, pooltest.Sketch(got)); diff != "" {
@@ -197,7 +198,7 @@ func TestGoneSince(t *testing.T) {
 	gone := discovery.Gone(resourceapi.DeviceTaintEffectNoExecute)
 	gone.Since = metav1.Unix(7, 0)
 	got, _ := Of(Input{
-		Snapshot: &discovery.Snapshot{Gone: map[string]discovery.Health{"a": gone, "nobody-has": gone}}, Features: features.All(),
+		Snapshot: &rules.Snapshot{Gone: map[string]discovery.Health{"a": gone, "nobody-has": gone}}, Features: features.All(),
 		Holds: []Hold{some("a-share-0", "a"), some("b", "b")}, Gone: resourceapi.DeviceTaintEffectNoSchedule,
 	})
 	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, pooltest.Sketch(got)); diff != "" {
@@ -206,11 +207,11 @@ func TestGoneSince(t *testing.T) {
 }
 
 func TestSliceSizes(t *testing.T) {
-	var devices []discovery.Device
+	var devices []rules.Offered
 	for i := range 130 {
-		devices = append(devices, discovery.Device{Name: fmt.Sprintf("d%03d", i)})
+		devices = append(devices, rules.Offered{Device: discovery.Device{Name: fmt.Sprintf("d%03d", i)}})
 	}
-	in := Input{Snapshot: &discovery.Snapshot{Devices: devices}, Features: features.All()}
+	in := Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All()}
 	sizes := func() (sizes []int) {
 		resources, _ := Of(in)
 		for _, slice := range resources.Slices {
@@ -230,7 +231,7 @@ func TestSliceSizes(t *testing.T) {
 		silicon := fmt.Sprintf("g%d", i)
 		devices = append(devices, pooltest.Part(silicon, silicon+"-a", 1))
 	}
-	in.Snapshot = &discovery.Snapshot{Devices: devices}
+	in.Snapshot = &rules.Snapshot{Devices: devices}
 	if diff := cmp.Diff([]int{8, 1, 9}, sizes()); diff != "" {
 		t.Errorf("counter sets: %s", diff)
 	}
@@ -238,7 +239,7 @@ func TestSliceSizes(t *testing.T) {
 	for i := range 33 {
 		many[fmt.Sprintf("c%d", i)] = resource.MustParse("1")
 	}
-	in.Snapshot = &discovery.Snapshot{Devices: []discovery.Device{{Name: "a", PartOf: &discovery.Whole{Name: "g", Counters: many}}, {Name: "b"}}}
+	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "a", PartOf: &discovery.Whole{Name: "g", Counters: many}}}, {Device: discovery.Device{Name: "b"}}}}
 	resources, problems := Of(in)
 	if got := pooltest.Sketch(resources); !slices.Equal(got, []string{"b"}) || len(problems) != 1 {
 		t.Errorf("33 counters: published %v, problems %v", got, problems)
@@ -247,8 +248,8 @@ func TestSliceSizes(t *testing.T) {
 
 func TestSharedWithoutSharing(t *testing.T) {
 	long := strings.Repeat("x", 60)
-	devices := []discovery.Device{{Name: "kvm", Shareable: true}, {Name: long, Shareable: true}}
-	snapshot := &discovery.Snapshot{Devices: devices}
+	devices := []rules.Offered{{Device: discovery.Device{Name: "kvm", Shareable: true}}, {Device: discovery.Device{Name: long, Shareable: true}}}
+	snapshot := &rules.Snapshot{Devices: devices}
 	resources, problems := Of(Input{Snapshot: snapshot, Features: without("DRAConsumableCapacity")})
 	published := resources.Slices[0].Devices
 	if len(published) != numberedShares || published[0].Name != "kvm-share-00" || published[63].Name != "kvm-share-63" {
@@ -270,14 +271,14 @@ func TestSharedWithoutSharing(t *testing.T) {
 // Who has a share is charged like who has all, however the share is published.
 func TestOverhead(t *testing.T) {
 	memory, cpu := resource.MustParse("512Mi"), resource.MustParse("100m")
-	needed := discovery.HostResources{"memory": {PerPod: &memory}, "cpu": {PerContainer: &cpu}}
+	needed := rules.HostResources{"memory": {PerPod: &memory}, "cpu": {PerContainer: &cpu}}
 	want := map[corev1.ResourceName]resourceapi.NodeAllocatableResource{
 		"memory": {Overhead: &resourceapi.NodeAllocatableOverhead{PerPod: &memory}},
 		"cpu":    {Overhead: &resourceapi.NodeAllocatableOverhead{PerContainer: &cpu}},
 	}
-	shared, alone := byNumber("shared", 2), discovery.Device{Name: "alone"}
+	shared, alone := byNumber("shared", 2), rules.Offered{Device: discovery.Device{Name: "alone"}}
 	shared.Overhead, alone.Overhead = needed, needed
-	snapshot := &discovery.Snapshot{Devices: []discovery.Device{alone, {Name: "other"}, shared}}
+	snapshot := &rules.Snapshot{Devices: []rules.Offered{alone, {Device: discovery.Device{Name: "other"}}, shared}}
 	tests := map[string]struct {
 		kept    features.Set
 		charged int
@@ -306,7 +307,7 @@ func TestOverhead(t *testing.T) {
 		})
 	}
 	// One that is gone goes on to be charged for, unless the server has forgotten how.
-	in := Input{Snapshot: &discovery.Snapshot{}, Holds: []Hold{some("alone", "alone")}}
+	in := Input{Snapshot: &rules.Snapshot{}, Holds: []Hold{some("alone", "alone")}}
 	in.Last = published([]resourceapi.Device{{Name: "alone", NodeAllocatableResources: want}})
 	for _, in.Features = range []features.Set{features.All(), without("DRANodeAllocatableResources")} {
 		resources, _ := Of(in)
@@ -317,11 +318,11 @@ func TestOverhead(t *testing.T) {
 }
 
 func TestAttributesAndCapacityAreCopied(t *testing.T) {
-	d := discovery.Device{Name: "a", Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
+	d := rules.Offered{Device: discovery.Device{Name: "a", Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}}
 	d.Attributes.SetString("model", "MI300X")
 	d.Attributes.SetInt("resource.kubernetes.io/numaNode", 1)
 	d.Capacity.Set("memory", 192<<30)
-	resources, _ := Of(Input{Snapshot: &discovery.Snapshot{Devices: []discovery.Device{d}}, Features: features.All()})
+	resources, _ := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{d}}, Features: features.All()})
 	want := resourceapi.Device{Name: "a", Attributes: d.Attributes, Capacity: d.Capacity}
 	if diff := cmp.Diff(want, resources.Slices[0].Devices[0]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

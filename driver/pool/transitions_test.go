@@ -18,6 +18,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
 )
@@ -133,15 +134,15 @@ const heldPart = "gpu-0-part-0"
 
 // gpusInParts returns some GPUs with some parts each, and other devices
 // that move them from slice to slice.
-func gpusInParts(random *rand.Rand) *discovery.Snapshot {
-	s := &discovery.Snapshot{}
-	add := func(d discovery.Device) {
+func gpusInParts(random *rand.Rand) *rules.Snapshot {
+	s := &rules.Snapshot{}
+	add := func(d rules.Offered) {
 		d.Attributes = discovery.Attributes{}
 		d.Attributes.SetString("serial", d.Name)
 		s.Devices = append(s.Devices, d)
 	}
 	for i := range random.IntN(100) {
-		add(discovery.Device{Name: fmt.Sprintf("a-%03d", i)})
+		add(rules.Offered{Device: discovery.Device{Name: fmt.Sprintf("a-%03d", i)}})
 	}
 	for i := range random.IntN(12) {
 		name := fmt.Sprintf("gpu-%d", i)

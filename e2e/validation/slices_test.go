@@ -20,6 +20,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
 	dra "chandler.dev/driver/features"
 	"chandler.dev/driver/pool"
 )
@@ -67,7 +68,7 @@ func negotiate(t *testing.T, g gates) dra.Set {
 }
 
 // objects returns the slices of a snapshot as they are created.
-func objects(t *testing.T, snapshot *discovery.Snapshot, kept dra.Set) []*resourceapi.ResourceSlice {
+func objects(t *testing.T, snapshot *rules.Snapshot, kept dra.Set) []*resourceapi.ResourceSlice {
 	t.Helper()
 	published, problems := pool.Of(pool.Input{Snapshot: snapshot, Features: kept})
 	for _, problem := range problems {
@@ -134,7 +135,7 @@ func TestServerKeepsWhatIsPublished(t *testing.T) {
 			var group sync.WaitGroup
 			defer group.Wait()
 			for j, snapshot := range recorded {
-				group.Go(func() { before[j].publish(t, files[j], objects(t, snapshot, kept)) })
+				group.Go(func() { before[j].publish(t, files[j], objects(t, (&rules.Rules{}).Apply(snapshot), kept)) })
 			}
 			group.Go(func() {
 				numbers := rand.New(rand.NewPCG(uint64(i), 0))

@@ -267,7 +267,7 @@ func nodesOf(name string, stock Stock) (nodes []Node) {
 	if !found {
 		return nil
 	}
-	return slices.DeleteFunc(nodesIn(&device), func(n Node) bool { return !slices.Contains(stock.WithNode(n.Path), device.Name) })
+	return slices.DeleteFunc(nodesIn(&device.Device), func(n Node) bool { return !slices.Contains(stock.WithNode(n.Path), device.Name) })
 }
 
 // nodesIn returns the nodes that a device is described with.

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 const (
@@ -20,18 +21,18 @@ func amount(name string, value string) Amounts {
 }
 
 // shared is a device of so much memory and so many shares.
-func shared(name string) discovery.Device {
-	return discovery.Device{Name: name, Capacity: discovery.Capacity{
+func shared(name string) rules.Offered {
+	return rules.Offered{Device: discovery.Device{Name: name, Capacity: discovery.Capacity{
 		"memory": {Value: resource.MustParse("16Gi")}, "shares": {Value: resource.MustParse("4")},
-	}}
+	}}}
 }
 
 // TestBlocked is the rule: who excludes whom.
 func TestBlocked(t *testing.T) {
-	group := func(name string) discovery.Device {
-		return discovery.Device{Name: name, PartOf: &discovery.Whole{Name: "iommu-group-7"}}
+	group := func(name string) rules.Offered {
+		return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Whole{Name: "iommu-group-7"}}}
 	}
-	open := discovery.Device{Name: "kvm", Shareable: true}
+	open := rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 	s := host(gpu("a", 128), shared("big"), part("card", "p0", 4), part("card", "p1", 4), part("card", "p2", 1), part("card", "card", 8),
 		group("f0"), group("f1"), open)
 	of := func(names ...string) (holds []Hold) {

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // Counters say how much is taken of the counters of a piece of silicon.
@@ -106,7 +107,7 @@ func (s State) String() string {
 type Stock interface {
 	// Device finds a device by the name that it has in the snapshot, or that
 	// a share of it has in slices.
-	Device(name string) (discovery.Device, bool)
+	Device(name string) (rules.Offered, bool)
 
 	// WithNode returns the names of the devices that have a node now. It
 	// returns none for a node that devices of several pieces of silicon have.

@@ -21,14 +21,15 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
 )
 
 // stock is what a host has, by name.
-type stock map[string]discovery.Device
+type stock map[string]rules.Offered
 
-func (s stock) Device(name string) (discovery.Device, bool) {
+func (s stock) Device(name string) (rules.Offered, bool) {
 	if d, found := s[name]; found {
 		return d, true
 	}
@@ -65,8 +66,8 @@ func (s stock) WithID(resource, id string) (*Grant, bool) {
 }
 
 // gpu has a node of its own and one that all have.
-func gpu(name string, minor int64) discovery.Device {
-	d := discovery.Device{Name: name, Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}
+func gpu(name string, minor int64) rules.Offered {
+	d := rules.Offered{Device: discovery.Device{Name: name, Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}}
 	d.Edits.DeviceNodes = []*specs.DeviceNode{
 		{Path: "/dev/kfd", Type: "c", Major: 511},
 		{Path: fmt.Sprintf("/dev/dri/renderD%d", minor), Type: "c", Major: 226, Minor: minor},
@@ -74,7 +75,7 @@ func gpu(name string, minor int64) discovery.Device {
 	return d
 }
 
-func host(devices ...discovery.Device) stock {
+func host(devices ...rules.Offered) stock {
 	s := make(stock)
 	for _, d := range devices {
 		s[d.Name] = d
@@ -83,8 +84,8 @@ func host(devices ...discovery.Device) stock {
 }
 
 // part takes so much of a silicon of eight slices.
-func part(silicon, name string, takes int64) discovery.Device {
-	return discovery.Device{Name: name, Takes: quantities(takes), PartOf: &discovery.Whole{Name: silicon, Counters: quantities(8)}}
+func part(silicon, name string, takes int64) rules.Offered {
+	return rules.Offered{Device: discovery.Device{Name: name, Takes: quantities(takes), PartOf: &discovery.Whole{Name: silicon, Counters: quantities(8)}}}
 }
 
 func quantities(n int64) map[string]resource.Quantity {
@@ -92,7 +93,7 @@ func quantities(n int64) map[string]resource.Quantity {
 }
 
 // claim is a claim that is to have devices.
-func claim(name string, devices ...discovery.Device) *Claim {
+func claim(name string, devices ...rules.Offered) *Claim {
 	c := &Claim{Version: Version, UID: types.UID("uid-" + name), Namespace: "default", Name: name, Boot: "boot-1"}
 	for i, d := range devices {
 		r := Result{

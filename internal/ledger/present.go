@@ -7,11 +7,12 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // Present is the [Stock] of a snapshot without classic IDs.
 type Present struct {
-	Snapshot *discovery.Snapshot // may be nil
+	Snapshot *rules.Snapshot // may be nil
 
 	nodes  map[string][]string // which devices have a node that no other silicon has, by path
 	common map[string]bool     // paths and numbers of nodes that several pieces of silicon have, or had
@@ -20,14 +21,14 @@ type Present struct {
 // NewPresent returns the stock of a snapshot that follows another, which may be
 // nil. A node that several pieces of silicon had at once is one of many, also
 // when only one of them is left.
-func NewPresent(s *discovery.Snapshot, before *Present) *Present {
+func NewPresent(s *rules.Snapshot, before *Present) *Present {
 	p := &Present{Snapshot: s, nodes: make(map[string][]string), common: make(map[string]bool)}
 	if before != nil {
 		maps.Copy(p.common, before.common)
 	}
 	silicon := make(map[string]string) // by path and numbers
 	for i := range s.Devices {
-		d := &s.Devices[i]
+		d := &s.Devices[i].Device
 		for _, n := range nodesIn(d) {
 			for _, term := range n.terms() {
 				if whose, seen := silicon[term]; seen && whose != d.Silicon() && !outdated(d) {
@@ -40,7 +41,7 @@ func NewPresent(s *discovery.Snapshot, before *Present) *Present {
 		}
 	}
 	for i := range s.Devices {
-		d := &s.Devices[i]
+		d := &s.Devices[i].Device
 		for _, n := range nodesIn(d) {
 			if !slices.ContainsFunc(n.terms(), func(term string) bool { return p.common[term] }) {
 				p.nodes[n.Path] = append(p.nodes[n.Path], d.Name)
@@ -58,9 +59,9 @@ func outdated(d *discovery.Device) bool {
 }
 
 // Device implements [Stock].
-func (p *Present) Device(name string) (discovery.Device, bool) {
+func (p *Present) Device(name string) (rules.Offered, bool) {
 	if p == nil || p.Snapshot == nil {
-		return discovery.Device{}, false
+		return rules.Offered{}, false
 	}
 	return p.Snapshot.Lookup(name)
 }

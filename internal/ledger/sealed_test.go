@@ -12,11 +12,12 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/kubeletapi"
 )
 
-var open = discovery.Device{Name: "kvm", Shareable: true}
+var open = rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
 
 // damage makes the file of a claim one that cannot be understood.
 func (b *bench) damage(c *Claim) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/disk"
 )
@@ -396,7 +397,7 @@ func (w *World) changeMode() bool {
 		return false
 	}
 	w.mode = pick(w.random, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
-	w.settings.Rules = &discovery.Rules{Mode: w.mode}
+	w.settings.Rules = &rules.Rules{Mode: w.mode}
 	w.log("the administrator wants mode %q", w.mode)
 	w.replaceAgent()
 	w.saw("modeChanged")

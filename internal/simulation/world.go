@@ -20,6 +20,7 @@ import (
 
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/disk"
 	"chandler.dev/internal/simulation/kernel"
@@ -40,7 +41,7 @@ type World struct {
 	start  time.Time
 
 	machine  *machine
-	devices  map[string]discovery.Device // of the machine at first, as the administrator wants them
+	devices  map[string]rules.Offered // of the machine at first, as the administrator wants them
 	families []*discovery.Family
 	settings agent.Settings
 	mode     discovery.Mode
@@ -132,8 +133,8 @@ func (w *World) configure() {
 	}
 	w.machine = machines()[w.random.IntN(len(machines()))]
 	w.families = w.machine.families
-	w.settings = agent.Settings{Rules: &discovery.Rules{Mode: w.mode}}
-	w.devices = make(map[string]discovery.Device)
+	w.settings = agent.Settings{Rules: &rules.Rules{Mode: w.mode}}
+	w.devices = make(map[string]rules.Offered)
 	for _, d := range w.settings.Rules.Apply(w.machine.snapshot).Devices {
 		w.devices[d.Name] = d
 	}

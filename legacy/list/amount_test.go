@@ -8,19 +8,20 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 const memoryResource = "aliyun.com/gpu-mem"
 
 // inUnits returns a device whose memory is offered in n units.
-func inUnits(id string, n int) discovery.Device {
+func inUnits(id string, n int) rules.Offered {
 	d := gpu(id)
 	offer := discovery.Offer{Resource: memoryResource, Counts: "memory"}
 	for i := range n {
 		offer.IDs = append(offer.IDs, fmt.Sprintf("%s-_-%d", id, i))
 	}
 	d.Offers = []discovery.Offer{offer}
-	d.Sharing = &discovery.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
+	d.Sharing = &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
 	return d
 }
 

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -17,9 +18,9 @@ import (
 func TestWholeAndParts(t *testing.T) {
 	devices := silicon("gpu-a", 2, map[string]int64{"a": 2, "b": 1, "c": 1})
 	whole, part, other := devices[0], devices[1], devices[2]
-	unitOf := func(d discovery.Device) *Unit { return (*Unit)(nil).with(d, d.Offers[0]) }
-	stock := StockOf(devices, Lists{})
-	overlap := func(held, wanted discovery.Device) bool {
+	unitOf := func(d rules.Offered) *Unit { return (*Unit)(nil).with(d.Device, d.Offers[0]) }
+	stock := StockOf(found(devices), Lists{})
+	overlap := func(held, wanted rules.Offered) bool {
 		v := viewOf([]*ledger.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), otherResource)}, nil)
 		return unitOf(wanted).blocked(gpuResource, Input{View: v, Stock: stock}) != nil
 	}
@@ -36,9 +37,9 @@ func TestWholeAndParts(t *testing.T) {
 
 // silicon returns devices that take so much of a Whole, by their IDs: a unit
 // each, of a resource of its own if the ID has an "x".
-func silicon(whole string, all int64, takes map[string]int64) []discovery.Device {
+func silicon(whole string, all int64, takes map[string]int64) []rules.Offered {
 	counters := map[string]resource.Quantity{"cores": *resource.NewQuantity(all, resource.DecimalSI)}
-	var devices []discovery.Device
+	var devices []rules.Offered
 	for _, id := range slices.Sorted(maps.Keys(takes)) {
 		d := gpu(id)
 		d.PartOf = &discovery.Whole{Name: whole, Counters: counters}
@@ -72,15 +73,15 @@ func TestSiliconIsExhausted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := snapshot(silicon("whole", test.all, test.takes)...)
 			units := make(map[string]*Unit)
-			for _, d := range s.Devices {
-				units[d.Offers[0].IDs[0]] = (*Unit)(nil).with(d, d.Offers[0])
+			for _, d := range found(s.Devices) {
+				units[d.Classic[0].IDs[0]] = (*Unit)(nil).with(d, d.Classic[0])
 			}
 			var had []*ledger.Grant
 			for _, id := range test.held {
-				had = append(had, hadAs(id, units[id], units[id].Devices[0].Offers[0].Resource))
+				had = append(had, hadAs(id, units[id], units[id].Devices[0].Classic[0].Resource))
 			}
-			resource := units[test.wanted].Devices[0].Offers[0].Resource
-			in := Input{View: viewOf(had, nil), Stock: StockOf(s.Devices, Lists{})}
+			resource := units[test.wanted].Devices[0].Classic[0].Resource
+			in := Input{View: viewOf(had, nil), Stock: StockOf(found(s.Devices), Lists{})}
 			if blocked := units[test.wanted].blocked(resource, in); (blocked == nil) != test.free {
 				t.Errorf("%v", blocked)
 			}

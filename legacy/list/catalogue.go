@@ -21,7 +21,7 @@ func CatalogueOf(devices []discovery.Device) Catalogue {
 		if d.Shareable {
 			continue
 		}
-		for _, offer := range d.Offers {
+		for _, offer := range d.Classic {
 			for _, id := range offer.IDs {
 				c.known[id] = c.known[id].with(d, offer)
 			}

@@ -8,6 +8,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 const gpuResource = "example.com/gpu"
@@ -16,31 +17,25 @@ const gpuResource = "example.com/gpu"
 var testTime = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // gpu returns a device "gpu-<id>" with a node of its own, offered by its ID.
-func gpu(id string) discovery.Device {
-	return discovery.Device{
-		Name:       "gpu-" + id,
-		Family:     "gpu",
-		Attributes: discovery.Attributes{},
-		Edits: specs.ContainerEdits{
-			DeviceNodes: []*specs.DeviceNode{
-				{Path: "/dev/gpuctl", HostPath: "/dev/gpuctl", Permissions: "r"},
-				{Path: "/dev/" + id, HostPath: "/dev/" + id, Permissions: "rw"},
-			},
-			Env: []string{"GPU_LIBRARY=/usr/lib/gpu"},
+func gpu(id string) rules.Offered {
+	return rules.Offered{Device: discovery.Device{Name: "gpu-" + id, Family: "gpu", Attributes: discovery.Attributes{}, Edits: specs.ContainerEdits{
+		DeviceNodes: []*specs.DeviceNode{
+			{Path: "/dev/gpuctl", HostPath: "/dev/gpuctl", Permissions: "r"},
+			{Path: "/dev/" + id, HostPath: "/dev/" + id, Permissions: "rw"},
 		},
-		Offers: []discovery.Offer{{Resource: gpuResource, IDs: []string{id}}},
-	}
+		Env: []string{"GPU_LIBRARY=/usr/lib/gpu"},
+	}}, Offers: []discovery.Offer{{Resource: gpuResource, IDs: []string{id}}}}
 }
 
 // offer makes the device stand behind other IDs.
-func offer(d discovery.Device, unit string, ids ...string) discovery.Device {
+func offer(d rules.Offered, unit string, ids ...string) rules.Offered {
 	d.Offers = []discovery.Offer{{Resource: gpuResource, IDs: ids, Unit: unit}}
 	return d
 }
 
 // at puts the device on a NUMA node, PCIe root and fabric; -1 and "" are not
 // known.
-func at(d discovery.Device, numa int64, root, fabric string) discovery.Device {
+func at(d rules.Offered, numa int64, root, fabric string) rules.Offered {
 	d.Attributes = discovery.Attributes{}
 	if numa >= 0 {
 		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &numa}
@@ -50,11 +45,20 @@ func at(d discovery.Device, numa int64, root, fabric string) discovery.Device {
 	return d
 }
 
-func sick(d discovery.Device, status discovery.HealthStatus, reason string) discovery.Device {
+func sick(d rules.Offered, status discovery.HealthStatus, reason string) rules.Offered {
 	d.Health = discovery.Health{Status: status, Reason: reason}
 	return d
 }
 
-func snapshot(devices ...discovery.Device) *discovery.Snapshot {
-	return &discovery.Snapshot{Devices: devices}
+func snapshot(devices ...rules.Offered) *rules.Snapshot {
+	return &rules.Snapshot{Devices: devices}
+}
+
+// found returns the devices as their families gave them, with the same offers.
+func found(devices []rules.Offered) []discovery.Device {
+	out := rules.Devices(devices)
+	for i := range out {
+		out[i].Classic = devices[i].Offers
+	}
+	return out
 }

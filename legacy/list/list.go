@@ -17,6 +17,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -29,7 +30,7 @@ type Belief struct {
 
 // Input is what lists are computed from, beside the lists before them.
 type Input struct {
-	Snapshot *discovery.Snapshot
+	Snapshot *rules.Snapshot
 	Withheld map[string]string // by silicon: why nobody new may have it
 	View     *ledger.View      // who has what
 	Stock    ledger.Stock      // what the host has

@@ -10,13 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
 )
 
 // step is one snapshot and the list that must follow from it.
 type step struct {
-	devices   []discovery.Device
+	devices   []rules.Offered
 	held      []*ledger.Grant
 	elsewhere map[string]string
 	leave     int // IDs may leave that were marked in this version or before; or everything
@@ -30,7 +31,7 @@ const everything = math.MaxInt
 // grace is that of the tests.
 const grace = 10 * time.Second
 
-func had(id string, d discovery.Device) *ledger.Grant {
+func had(id string, d rules.Offered) *ledger.Grant {
 	return hadAs(id, Of(snapshot(d)).Units[gpuResource][0], gpuResource)
 }
 
@@ -64,8 +65,8 @@ func belief(leave bool) Belief {
 }
 
 // first returns the list of a resource that follows from devices alone.
-func first(resource string, devices ...discovery.Device) *List {
-	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: viewOf(nil, nil), Stock: StockOf(devices, Lists{}), Now: testTime, Grace: grace})
+func first(resource string, devices ...rules.Offered) *List {
+	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: viewOf(nil, nil), Stock: StockOf(found(devices), Lists{}), Now: testTime, Grace: grace})
 	return lists.lists[resource]
 }
 
@@ -87,109 +88,109 @@ func TestList(t *testing.T) {
 		return h
 	}
 	tests := map[string][]step{
-		"topology": {{devices: []discovery.Device{at(a, 1, "", ""), at(b, -1, "", "")}, want: "a@1 b"}},
-		"topology of a unit": {{devices: []discovery.Device{
+		"topology": {{devices: []rules.Offered{at(a, 1, "", ""), at(b, -1, "", "")}, want: "a@1 b"}},
+		"topology of a unit": {{devices: []rules.Offered{
 			at(offer(a, "card", "c"), 1, "", ""), at(offer(b, "card", "c"), 0, "", ""),
 		}, want: "c@0@1"}},
 		"unhealthy and back": {
-			{devices: []discovery.Device{hot}, want: "a!", why: map[string]string{"a": "hot"}},
-			{devices: []discovery.Device{a}, want: "a"},
+			{devices: []rules.Offered{hot}, want: "a!", why: map[string]string{"a": "hot"}},
+			{devices: []rules.Offered{a}, want: "a"},
 		},
-		"one sick device of a unit": {{devices: []discovery.Device{
+		"one sick device of a unit": {{devices: []rules.Offered{
 			offer(a, "card", "c"), sick(offer(b, "card", "c"), discovery.Unhealthy, "hot"),
 		}, want: "c!"}},
-		"unknown is unhealthy":        {{devices: []discovery.Device{unread}, want: "a!", why: map[string]string{"a": "cannot be read"}}},
-		"what has no effect is heard": {{devices: []discovery.Device{told}, want: "a"}},
-		"evicted in DRA":              {{devices: []discovery.Device{evicting}, want: "a!"}},
+		"unknown is unhealthy":        {{devices: []rules.Offered{unread}, want: "a!", why: map[string]string{"a": "cannot be read"}}},
+		"what has no effect is heard": {{devices: []rules.Offered{told}, want: "a"}},
+		"evicted in DRA":              {{devices: []rules.Offered{evicting}, want: "a!"}},
 		"marked before it leaves, whatever may leave": {
-			{devices: []discovery.Device{a, b}, want: "a b"},
-			{devices: []discovery.Device{b}, leave: everything, want: "a! b", why: map[string]string{"a": "no longer offered"}},
-			{devices: []discovery.Device{b}, leave: 1, want: "a! b"},
-			{devices: []discovery.Device{b}, leave: 2, want: "b"},
+			{devices: []rules.Offered{a, b}, want: "a b"},
+			{devices: []rules.Offered{b}, leave: everything, want: "a! b", why: map[string]string{"a": "no longer offered"}},
+			{devices: []rules.Offered{b}, leave: 1, want: "a! b"},
+			{devices: []rules.Offered{b}, leave: 2, want: "b"},
 		},
 		"back before it leaves": {
-			{devices: []discovery.Device{a, b}, want: "a b"},
-			{devices: []discovery.Device{b}, want: "a! b"},
-			{devices: []discovery.Device{a, b}, leave: everything, want: "a b"},
-			{devices: []discovery.Device{b}, leave: 2, want: "a! b"},
+			{devices: []rules.Offered{a, b}, want: "a b"},
+			{devices: []rules.Offered{b}, want: "a! b"},
+			{devices: []rules.Offered{a, b}, leave: everything, want: "a b"},
+			{devices: []rules.Offered{b}, leave: 2, want: "a! b"},
 		},
 		"known to be unhealthy before it went": {
-			{devices: []discovery.Device{hot, b}, want: "a! b"},
-			{devices: []discovery.Device{b}, leave: 1, want: "a! b"},
-			{devices: []discovery.Device{b}, leave: 1, want: "b"},
+			{devices: []rules.Offered{hot, b}, want: "a! b"},
+			{devices: []rules.Offered{b}, leave: 1, want: "a! b"},
+			{devices: []rules.Offered{b}, leave: 1, want: "b"},
 		},
 		"held": {
-			{devices: []discovery.Device{a, b}, want: "a b"},
+			{devices: []rules.Offered{a, b}, want: "a b"},
 			{devices: nil, held: []*ledger.Grant{had("a", a)}, want: "a! b!"},
 			{devices: nil, held: []*ledger.Grant{had("a", a)}, leave: everything, want: "a!"},
 			{devices: nil, leave: everything, want: ""},
 		},
 		"held ID keeps its place": {
-			{devices: []discovery.Device{at(a, 1, "", "")}, want: "a@1"},
+			{devices: []rules.Offered{at(a, 1, "", "")}, want: "a@1"},
 			{devices: nil, want: "a!@1"},
 			{devices: nil, held: []*ledger.Grant{had("a", a)}, leave: everything, want: "a!@1"},
 		},
-		"held and never seen": {{devices: []discovery.Device{b}, held: []*ledger.Grant{had("a", a)}, want: "a! b"}},
+		"held and never seen": {{devices: []rules.Offered{b}, held: []*ledger.Grant{had("a", a)}, want: "a! b"}},
 		"held by the other API": {
-			{devices: []discovery.Device{a, b}, elsewhere: map[string]string{"gpu-a": "c"}, want: "a! b", why: map[string]string{"a": "device gpu-a is held by claim default/c (device gpu-a)"}},
+			{devices: []rules.Offered{a, b}, elsewhere: map[string]string{"gpu-a": "c"}, want: "a! b", why: map[string]string{"a": "device gpu-a is held by claim default/c (device gpu-a)"}},
 		},
 		"shareable is not held by the other API": {
-			{devices: []discovery.Device{shareable}, elsewhere: map[string]string{"gpu-s": "c"}, want: "s"},
+			{devices: []rules.Offered{shareable}, elsewhere: map[string]string{"gpu-s": "c"}, want: "s"},
 		},
 		"held ID stands for another device": {
-			{devices: []discovery.Device{a}, want: "a"},
+			{devices: []rules.Offered{a}, want: "a"},
 			{
-				devices: []discovery.Device{offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
+				devices: []rules.Offered{offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
 				want: "a!", why: map[string]string{"a": "default/train main has it as gpu-a"},
 			},
-			{devices: []discovery.Device{offer(b, "", "a")}, want: "a"},
+			{devices: []rules.Offered{offer(b, "", "a")}, want: "a"},
 		},
 		"device has another ID while it is held": {
-			{devices: []discovery.Device{a}, want: "a"},
+			{devices: []rules.Offered{a}, want: "a"},
 			{
-				devices: []discovery.Device{offer(a, "", "uuid")}, held: []*ledger.Grant{had("a", a)}, leave: everything,
+				devices: []rules.Offered{offer(a, "", "uuid")}, held: []*ledger.Grant{had("a", a)}, leave: everything,
 				want: "a! uuid!", why: map[string]string{"uuid": "device gpu-a is held by default/train main (device gpu-a)"},
 			},
-			{devices: []discovery.Device{offer(a, "", "uuid")}, leave: everything, want: "uuid"},
+			{devices: []rules.Offered{offer(a, "", "uuid")}, leave: everything, want: "uuid"},
 		},
 		"device is shared while it is held": {{
-			devices: []discovery.Device{offer(a, "", "a::0", "a::1")}, held: []*ledger.Grant{had("a", a)},
+			devices: []rules.Offered{offer(a, "", "a::0", "a::1")}, held: []*ledger.Grant{had("a", a)},
 			want: "a! a::0! a::1!",
 		}},
 		"fewer shares": {{
-			devices: []discovery.Device{offer(a, "", "1", "2")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
+			devices: []rules.Offered{offer(a, "", "1", "2")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
 			want: "1 2 3!",
 		}},
 		"IDs have changed places while one is held": {{
-			devices: []discovery.Device{offer(a, "", "b"), offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
+			devices: []rules.Offered{offer(a, "", "b"), offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
 			want: "a! b!", why: map[string]string{"b": "device gpu-a is held by default/train main (device gpu-a)"},
 		}},
 		"held of another resource": {{
-			devices: []discovery.Device{a, b}, held: []*ledger.Grant{elsewhere(had("x", offer(a, "", "x")))},
+			devices: []rules.Offered{a, b}, held: []*ledger.Grant{elsewhere(had("x", offer(a, "", "x")))},
 			want: "a! b", why: map[string]string{"a": "device gpu-a is held by default/train main (device gpu-a)"},
 		}},
 		"a share is held of another resource": {
-			{devices: []discovery.Device{a, b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
-			{devices: []discovery.Device{offer(a, "", "1", "2"), b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "1! 2! a! b"},
+			{devices: []rules.Offered{a, b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "a! b"},
+			{devices: []rules.Offered{offer(a, "", "1", "2"), b}, held: []*ledger.Grant{elsewhere(had("1", offer(a, "", "1", "2")))}, want: "1! 2! a! b"},
 		},
 		"shareable is held of another resource": {{
-			devices: []discovery.Device{shareable}, held: []*ledger.Grant{elsewhere(had("s", shareable))}, want: "s",
+			devices: []rules.Offered{shareable}, held: []*ledger.Grant{elsewhere(had("s", shareable))}, want: "s",
 		}},
 		"a unit has a device that is held of another resource": {{
-			devices: []discovery.Device{offer(a, "card", "c"), offer(b, "card", "c")}, held: []*ledger.Grant{elsewhere(had("b", b))}, want: "c!",
+			devices: []rules.Offered{offer(a, "card", "c"), offer(b, "card", "c")}, held: []*ledger.Grant{elsewhere(had("b", b))}, want: "c!",
 		}},
 		"held whole is parted": {{
-			devices: []discovery.Device{part, b}, held: []*ledger.Grant{elsewhere(had("a", a))},
+			devices: []rules.Offered{part, b}, held: []*ledger.Grant{elsewhere(had("a", a))},
 			want: "b p!", why: map[string]string{"p": "device gpu-a-1 is held by default/train main (device gpu-a)"},
 		}},
 		"held whole is there beside its parts": {{
-			devices: []discovery.Device{a, part}, held: []*ledger.Grant{had("a", a)}, want: "a p!",
+			devices: []rules.Offered{a, part}, held: []*ledger.Grant{had("a", a)}, want: "a p!",
 		}},
 		"another part is held": {{
-			devices: []discovery.Device{part}, held: []*ledger.Grant{elsewhere(had("q", another))}, want: "p",
+			devices: []rules.Offered{part}, held: []*ledger.Grant{elsewhere(had("q", another))}, want: "p",
 		}},
 		"no shares any more": {{
-			devices: []discovery.Device{offer(a, "", "1")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
+			devices: []rules.Offered{offer(a, "", "1")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
 			want: "1! 3!",
 		}},
 	}
@@ -200,7 +201,7 @@ func TestList(t *testing.T) {
 			for i, step := range steps {
 				before := l
 				in := Input{
-					Snapshot: snapshot(step.devices...), View: viewOf(step.held, step.elsewhere), Stock: StockOf(step.devices, Lists{}), Now: testTime, Grace: grace,
+					Snapshot: snapshot(step.devices...), View: viewOf(step.held, step.elsewhere), Stock: StockOf(found(step.devices), Lists{}), Now: testTime, Grace: grace,
 					Beliefs: map[string]Belief{gpuResource: belief(before != nil && step.leave >= before.marked)},
 				}
 				lists, _ = lists.Next(in)

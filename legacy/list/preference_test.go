@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 func TestPrefer(t *testing.T) {
 	// Two nodes of four devices, each with two PCIe roots; 2 and 6 have a
 	// private link.
-	var pairs []discovery.Device
+	var pairs []rules.Offered
 	for i := range 8 {
 		fabric := ""
 		if i == 2 || i == 6 {
@@ -20,14 +21,14 @@ func TestPrefer(t *testing.T) {
 		}
 		pairs = append(pairs, at(gpu(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), fabric))
 	}
-	var shares []discovery.Device
+	var shares []rules.Offered
 	for i := range 3 {
 		d := at(gpu(fmt.Sprint(i)), int64(i/2), "", "")
 		shares = append(shares, offer(d, "", fmt.Sprintf("%d::0", i), fmt.Sprintf("%d::1", i), fmt.Sprintf("%d::2", i)))
 	}
 	// A ring of six in one fabric, and two pieces of silicon of two and three
 	// parts, all on one NUMA node.
-	var ring, parts []discovery.Device
+	var ring, parts []rules.Offered
 	for i := range 6 {
 		d := at(gpu(fmt.Sprint(i)), 0, "", "ring")
 		// With a third that is not there, they are too many for a string.
@@ -40,7 +41,7 @@ func TestPrefer(t *testing.T) {
 		parts = append(parts, d)
 	}
 	tests := map[string]struct {
-		devices            []discovery.Device
+		devices            []rules.Offered
 		available, include string
 		size               int
 		want               string
@@ -91,7 +92,7 @@ func TestPrefer(t *testing.T) {
 }
 
 func BenchmarkPrefer(b *testing.B) {
-	var devices []discovery.Device
+	var devices []rules.Offered
 	var ids []string
 	for i := range 256 {
 		id := fmt.Sprint(i)

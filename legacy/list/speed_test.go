@@ -7,13 +7,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
 // large returns GPUs in units of 1 GiB, and a view in which containers have half
 // of the units.
-func large(gpus, units int) (*discovery.Snapshot, *ledger.View) {
-	s := &discovery.Snapshot{}
+func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
+	s := &rules.Snapshot{}
 	for i := range gpus {
 		d := gpu(fmt.Sprint(i))
 		o := discovery.Offer{Resource: memoryResource, Counts: "memory"}
@@ -21,7 +22,7 @@ func large(gpus, units int) (*discovery.Snapshot, *ledger.View) {
 			o.IDs = append(o.IDs, fmt.Sprintf("GPU-%d-_-%d", i, n))
 		}
 		d.Offers = []discovery.Offer{o}
-		d.Sharing = &discovery.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
+		d.Sharing = &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
 		s.Devices = append(s.Devices, d)
 	}
 	var had []*ledger.Grant
@@ -36,7 +37,7 @@ func large(gpus, units int) (*discovery.Snapshot, *ledger.View) {
 // BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, half of it had.
 func BenchmarkNext(b *testing.B) {
 	s, v := large(8, 320)
-	in := Input{Snapshot: s, View: v, Stock: StockOf(s.Devices, Lists{}), Now: testTime, Grace: grace}
+	in := Input{Snapshot: s, View: v, Stock: StockOf(found(s.Devices), Lists{}), Now: testTime, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	i := 0
 	for b.Loop() {
@@ -56,7 +57,7 @@ func BenchmarkAtRest(b *testing.B) {
 	for n := range 3000 {
 		d.Offers[0].IDs = append(d.Offers[0].IDs, fmt.Sprintf("kvm-%d", n))
 	}
-	in := Input{Snapshot: snapshot(d), View: viewOf(nil, nil), Stock: StockOf([]discovery.Device{d}, Lists{}), Now: testTime, Grace: grace}
+	in := Input{Snapshot: snapshot(d), View: viewOf(nil, nil), Stock: StockOf(found([]rules.Offered{d}), Lists{}), Now: testTime, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	for b.Loop() {
 		next, _ := lists.Next(in)
@@ -70,7 +71,7 @@ func BenchmarkAtRest(b *testing.B) {
 // does for its units.
 func BenchmarkBlocked(b *testing.B) {
 	s, v := large(8, 320)
-	offers, in := Of(s), Input{View: v, Stock: StockOf(s.Devices, Lists{})}
+	offers, in := Of(s), Input{View: v, Stock: StockOf(found(s.Devices), Lists{})}
 	for b.Loop() {
 		for _, u := range offers.Units[memoryResource] {
 			if blocked := u.blocked(memoryResource, in); blocked != nil {
@@ -85,7 +86,7 @@ func BenchmarkBlocked(b *testing.B) {
 func TestNextIsLinear(t *testing.T) {
 	allocations := func(units int) float64 {
 		s, v := large(8, units)
-		in := Input{Snapshot: s, View: v, Stock: StockOf(s.Devices, Lists{}), Now: testTime, Grace: grace}
+		in := Input{Snapshot: s, View: v, Stock: StockOf(found(s.Devices), Lists{}), Now: testTime, Grace: grace}
 		return testing.AllocsPerRun(3, func() { Lists{}.Next(in) })
 	}
 	if small, big := allocations(80), allocations(320); big > 6*small {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -59,9 +60,9 @@ func (s *Stock) With(lists Lists) *Stock {
 }
 
 // Device implements [ledger.Stock].
-func (s *Stock) Device(name string) (discovery.Device, bool) {
+func (s *Stock) Device(name string) (rules.Offered, bool) {
 	d, found := s.devices[name]
-	return d, found
+	return rules.Offered{Device: d}, found
 }
 
 // Names implements [ledger.Stock].

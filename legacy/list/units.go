@@ -14,6 +14,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -21,9 +22,9 @@ import (
 // together, such as a card of two FPGAs. A unit that is shared has several IDs.
 // It is never modified.
 type Unit struct {
-	Name    string             // of the Offer, or of its only device
-	IDs     []string           // in natural order
-	Devices []discovery.Device // in name order
+	Name    string          // of the Offer, or of its only device
+	IDs     []string        // in natural order
+	Devices []rules.Offered // in name order
 
 	// Counts is the capacity of which each ID is a unit, "" if the IDs stand for
 	// the devices.
@@ -42,7 +43,7 @@ type Offers struct {
 // Of returns the units of each resource that a snapshot offers. An offer that
 // the kubelet would refuse is a problem, and hides no other. The answer is the
 // same for the same snapshot.
-func Of(s *discovery.Snapshot) *Offers {
+func Of(s *rules.Snapshot) *Offers {
 	o := &Offers{Units: make(map[string][]*Unit)}
 	resources := make(map[string]map[string]*Unit)
 	for i := range s.Devices {
@@ -116,7 +117,7 @@ func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
 
 // join adds a device to the unit that its offer names. Devices without one are
 // told from named units by their key.
-func join(units map[string]*Unit, d discovery.Device, offer discovery.Offer) {
+func join(units map[string]*Unit, d rules.Offered, offer discovery.Offer) {
 	key, name := "unit "+offer.Unit, offer.Unit
 	if offer.Unit == "" {
 		key, name = "device "+d.Name, d.Name
@@ -135,7 +136,7 @@ func join(units map[string]*Unit, d discovery.Device, offer discovery.Offer) {
 // with returns a unit that stands for a device too, by the IDs of its offer.
 // The unit may be nil.
 func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
-	joined := &Unit{Name: d.Name, IDs: slices.Clone(offer.IDs), Devices: []discovery.Device{d}}
+	joined := &Unit{Name: d.Name, IDs: slices.Clone(offer.IDs), Devices: []rules.Offered{{Device: d}}}
 	if u != nil {
 		joined.Name, joined.IDs = u.Name, slices.Concat(u.IDs, offer.IDs)
 		if slices.Contains(u.names, d.Name) {

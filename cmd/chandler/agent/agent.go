@@ -24,6 +24,7 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
@@ -97,7 +98,7 @@ type Config struct {
 
 // Settings are what the administrator wants, compiled.
 type Settings struct {
-	Rules    *discovery.Rules
+	Rules    *rules.Rules
 	Severity discovery.Severity       // of conditions of devices
 	Roots    map[string]string        // as in [discovery.Host]
 	Paths    []discovery.PathResource // likewise
@@ -157,7 +158,7 @@ type agent struct {
 	classic *legacy.Plugin
 
 	settings  atomic.Pointer[Settings] // in force
-	rules     chan *discovery.Rules    // has one when the rules of the settings changed
+	rules     chan *rules.Rules        // has one when the rules of the settings changed
 	active    chan struct{}            // closed once this is the active instance
 	events    chan struct{}            // has one when something about the host's devices changed
 	snapshots chan *discovery.Snapshot // has one that was not placed yet
@@ -196,7 +197,7 @@ func newAgent(config Config) (*agent, error) {
 		Config:    config,
 		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths},
 		metrics:   newAgentMetrics(),
-		rules:     make(chan *discovery.Rules, 1),
+		rules:     make(chan *rules.Rules, 1),
 		active:    make(chan struct{}),
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
@@ -431,13 +432,13 @@ func (a *agent) checkClasses(ctx context.Context) {
 }
 
 // offered returns the devices that DRA offers, and whether that is known.
-func (a *agent) offered() ([]discovery.Device, bool) {
+func (a *agent) offered() ([]rules.Offered, bool) {
 	p := a.placed.Load()
 	if p == nil {
 		return nil, false
 	}
 	withheld := p.placement.OfDRA()
-	return slices.DeleteFunc(slices.Clone(p.snapshot.Devices), func(d discovery.Device) bool { return withheld[d.Silicon()] != "" }), true
+	return slices.DeleteFunc(slices.Clone(p.snapshot.Devices), func(d rules.Offered) bool { return withheld[d.Silicon()] != "" }), true
 }
 
 // gone returns what it means that a device is gone.

@@ -30,6 +30,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk/disktest"
 	"chandler.dev/internal/kubeletapi"
@@ -59,7 +60,7 @@ func newNode(t *testing.T) *node {
 }
 
 // config returns what an agent of the node works with.
-func (n *node) config(rules *discovery.Rules) Config {
+func (n *node) config(wanted *rules.Rules) Config {
 	n.t.Helper()
 	data, err := os.ReadFile("../../../discovery/families/hypervisor/testdata/kvm.host")
 	if err != nil {
@@ -74,7 +75,7 @@ func (n *node) config(rules *discovery.Rules) Config {
 		BootID:       "boot",
 		FS:           host.FS(),
 		Families:     []*discovery.Family{hypervisor.Family},
-		Settings:     Settings{Rules: rules},
+		Settings:     Settings{Rules: wanted},
 		Changes:      n.changes,
 		Client:       n.client,
 		StatusClient: n.client,
@@ -211,11 +212,11 @@ func TestAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		dra, classic := discovery.ModeDRA, discovery.ModeDevicePlugin
-		tun := discovery.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
-		rules := &discovery.Rules{Mode: dra, Resources: []discovery.Resource{tun}}
+		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
+		wanted := &rules.Rules{Mode: dra, Resources: []rules.Resource{tun}}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- Run(ctx, n.config(rules)) }()
+		go func() { ended <- Run(ctx, n.config(wanted)) }()
 		n.offers("kvm", "devices.kubevirt.io/tun")
 
 		claim, err := n.prepare("kvm")
@@ -235,7 +236,7 @@ func TestAgent(t *testing.T) {
 
 		n.changes <- Change{Err: errors.New("wrong")}
 		n.offers("kvm", "devices.kubevirt.io/tun")
-		n.changes <- Change{Settings: Settings{Rules: &discovery.Rules{Mode: classic}}}
+		n.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: classic}}}
 		n.offers("", "devices.kubevirt.io/kvm devices.kubevirt.io/tun")
 		unprepared, err := n.plugin.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: "default", Name: "claim"}, UID: claim.UID}})
 		if err != nil || unprepared[claim.UID] != nil {
@@ -264,7 +265,7 @@ func TestAgentOpensItsLedgerAgain(t *testing.T) {
 			}
 			return nil
 		}
-		config := n.config(&discovery.Rules{Mode: discovery.ModeDRA})
+		config := n.config(&rules.Rules{Mode: discovery.ModeDRA})
 		config.Disk = &disktest.Disk{BeforeRead: broken}
 		run := func() (stop func()) {
 			ctx, cancel := context.WithCancel(t.Context())

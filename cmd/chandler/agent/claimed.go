@@ -14,6 +14,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
 )
 
@@ -29,7 +30,7 @@ type nodeClaims struct {
 // published returns which ResourceSlice still offers each silicon of a snapshot, or
 // which ResourceClaim has any of it. Slices and claims name devices, or numbered
 // shares of devices. An API server without resource.k8s.io names none.
-func (c nodeClaims) published(ctx context.Context, s *discovery.Snapshot) *Published {
+func (c nodeClaims) published(ctx context.Context, s *rules.Snapshot) *Published {
 	names, err := c.names(ctx)
 	said := &Published{By: make(map[string]string), Err: err}
 	for name, who := range names {

@@ -9,6 +9,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // Slices and claims name devices, parts of silicon, or numbered shares. Silicon does
@@ -39,7 +40,7 @@ func TestPublished(t *testing.T) {
 		claim("waits", "node"),
 	)
 	npu := &discovery.Whole{Name: "npu"}
-	s := &discovery.Snapshot{Devices: []discovery.Device{{Name: "fpga"}, {Name: "gpu"}, {Name: "nic"}, {Name: "npu-core-1", PartOf: npu}}}
+	s := &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "fpga"}}, {Device: discovery.Device{Name: "gpu"}}, {Device: discovery.Device{Name: "nic"}}, {Device: discovery.Device{Name: "npu-core-1", PartOf: npu}}}}
 	said := nodeClaims{client: draclient.New(client), node: "node"}.published(t.Context(), s)
 	want := map[string]string{"gpu": "ResourceSlice slice", "npu": "ResourceSlice slice", "fpga": "ResourceClaim default/shares"}
 	if said.Err != nil || len(said.By) != len(want) {
@@ -51,7 +52,7 @@ func TestPublished(t *testing.T) {
 		}
 	}
 	for _, silicon := range []string{"gpu", "fpga"} {
-		p := Place(map[string]discovery.Mode{silicon: dra}, []discovery.Device{{Name: silicon, Mode: classic}}, holders{owners{}, owners{}}, Facts{Published: said})
+		p := Place(map[string]discovery.Mode{silicon: dra}, []rules.Offered{{Device: discovery.Device{Name: silicon}, Mode: classic}}, holders{owners{}, owners{}}, Facts{Published: said})
 		if p.API[silicon] != dra || p.Moving[silicon] == "" {
 			t.Errorf("%s leaves DRA: %+v", silicon, p)
 		}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // classInterval is how often the agent looks at DeviceClasses. Nothing waits for the
@@ -30,7 +31,7 @@ type classCheck struct {
 	client *draclient.Client
 
 	// offered returns the devices that DRA offers, and whether that is known.
-	offered func() ([]discovery.Device, bool)
+	offered func() ([]rules.Offered, bool)
 
 	last     map[string]string // what was said of names that classes share
 	unserved map[string]bool   // and the names that no class had
@@ -53,7 +54,7 @@ func (c *classCheck) run(ctx context.Context) {
 	}
 }
 
-func (c *classCheck) warn(ctx context.Context, offered []discovery.Device) {
+func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	// The API server's cache is new enough and costs little.
@@ -77,7 +78,7 @@ func (c *classCheck) warn(ctx context.Context, offered []discovery.Device) {
 	c.warnOfUnserved(ctx, classes.Items, offered)
 }
 
-func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.DeviceClass, offered []discovery.Device) {
+func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.DeviceClass, offered []rules.Offered) {
 	unserved := make(map[string]bool)
 	for _, name := range withoutClass(classes, offered) {
 		unserved[name] = true
@@ -92,7 +93,7 @@ func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.D
 
 // withoutClass returns, in order, the classic names of devices that DRA offers and for
 // which there is no class.
-func withoutClass(classes []resourceapi.DeviceClass, offered []discovery.Device) (names []string) {
+func withoutClass(classes []resourceapi.DeviceClass, offered []rules.Offered) (names []string) {
 	served := func(name string) bool {
 		return slices.ContainsFunc(classes, func(class resourceapi.DeviceClass) bool {
 			return class.Spec.ExtendedResourceName != nil && *class.Spec.ExtendedResourceName == name

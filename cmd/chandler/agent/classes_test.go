@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // class returns a DeviceClass for a driver's devices; age is in minutes.
@@ -68,7 +69,7 @@ func TestClassCheck(t *testing.T) {
 		class("theirs", "nvidia.com/gpu", "gpu.nvidia.com", 9),
 	)
 	check := classCheck{client: draclient.New(client)}
-	offered := []discovery.Device{{Offers: []discovery.Offer{{Resource: "nvidia.com/gpu"}}}}
+	offered := []rules.Offered{{Offers: []discovery.Offer{{Resource: "nvidia.com/gpu"}}}}
 	said := func(want ...string) {
 		t.Helper()
 		log = nil
@@ -104,12 +105,12 @@ func TestClassCheck(t *testing.T) {
 func TestNamesWithoutClass(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
-	named := func(name string) discovery.Device {
-		return discovery.Device{Name: "d", Offers: []discovery.Offer{{Resource: name}}}
+	named := func(name string) rules.Offered {
+		return rules.Offered{Device: discovery.Device{Name: "d"}, Offers: []discovery.Offer{{Resource: name}}}
 	}
 	optional := named("example.com/optional")
 	optional.Offers[0].Optional = true
-	offered := []discovery.Device{named("nvidia.com/gpu"), named("amd.com/gpu"), named("nvidia.com/gpu"), named(""), optional}
+	offered := []rules.Offered{named("nvidia.com/gpu"), named("amd.com/gpu"), named("nvidia.com/gpu"), named(""), optional}
 	client := fake.NewClientset(class("amd", "amd.com/gpu", "chandler.dev", 1), class("nameless", "", "chandler.dev", 1))
 	check := classCheck{client: draclient.New(client)}
 	for i, want := range []int{1, 0, 0, 1} {

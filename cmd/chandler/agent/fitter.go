@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // refitInterval is how long the agent waits after work on a device failed, before it
@@ -50,8 +51,8 @@ func newFitter(configure discovery.Configurer, accept discovery.Acceptor, holder
 }
 
 // fit returns the devices that can be listed, and whether to look again soon.
-func (f *fitter) fit(ctx context.Context, s *discovery.Snapshot) (listed *discovery.Snapshot, soon bool) {
-	listed = &discovery.Snapshot{Devices: slices.Clone(s.Devices), Problems: s.Problems}
+func (f *fitter) fit(ctx context.Context, s *rules.Snapshot) (listed *rules.Snapshot, soon bool) {
+	listed = &rules.Snapshot{Devices: slices.Clone(s.Devices), Problems: s.Problems}
 	fitting, reasons := make(map[string]bool), make(map[string]string)
 	for i := range listed.Devices {
 		d := &listed.Devices[i]
@@ -76,23 +77,23 @@ func (f *fitter) fit(ctx context.Context, s *discovery.Snapshot) (listed *discov
 // look returns why the device cannot be listed, or "" if it can, and whether that may
 // change by itself. It updates the description of the device, and begins work on the
 // device if that is due.
-func (f *fitter) look(ctx context.Context, d *discovery.Device) (reason string, again bool) {
+func (f *fitter) look(ctx context.Context, d *rules.Offered) (reason string, again bool) {
 	const begun = "it is being made so"
 	working, failed := f.state(d.Name)
 	if working {
 		return begun, false
 	}
-	if err := f.accept([]discovery.Device{*d}, d.Want); err != nil {
+	if err := f.accept([]discovery.Device{d.Device}, d.Want); err != nil {
 		return err.Error(), false
 	}
-	now, work, err := f.configure(*d, d.Want)
+	now, work, err := f.configure(d.Device, d.Want)
 	switch {
 	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.fitting[d.Name]:
 		return "", false // it was as wanted, and cannot be read for the moment
 	case err != nil:
 		return err.Error(), false
 	case work == nil:
-		*d = now
+		d.Device = now
 		return "", false
 	case failed.err != nil && time.Since(failed.at) < refitInterval:
 		return failed.err.Error(), false
@@ -149,7 +150,7 @@ func (f *fitter) wait() { f.group.Wait() }
 
 // withdraw takes back the offers of devices that have a reason not to be listed, and of
 // devices that are only handed out together with one of those.
-func withdraw(devices []discovery.Device, reasons map[string]string) []discovery.Device {
+func withdraw(devices []rules.Offered, reasons map[string]string) []rules.Offered {
 	type unit struct{ resource, name string }
 	broken := make(map[unit]bool)
 	for i := range devices {

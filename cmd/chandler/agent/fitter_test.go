@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // card stands in for devices that can be made something else, and for who has
@@ -58,8 +59,8 @@ func (c *card) fitter() *fitter {
 }
 
 // port is a device that is to have a function, "" if none is wanted.
-func port(name, function, unit string) discovery.Device {
-	d := discovery.Device{Name: name, Offers: []discovery.Offer{{Resource: "example.com/fn", IDs: []string{name}, Unit: unit}}}
+func port(name, function, unit string) rules.Offered {
+	d := rules.Offered{Device: discovery.Device{Name: name}, Offers: []discovery.Offer{{Resource: "example.com/fn", IDs: []string{name}, Unit: unit}}}
 	if function != "" {
 		d.Want = discovery.Parameters{discovery.AcceleratorFunction: function}
 	}
@@ -67,7 +68,7 @@ func port(name, function, unit string) discovery.Device {
 }
 
 // listedNames returns the devices that are listed.
-func listedNames(s *discovery.Snapshot) string {
+func listedNames(s *rules.Snapshot) string {
 	var listed []string
 	for _, d := range s.Devices {
 		if len(d.Offers) > 0 {
@@ -83,8 +84,8 @@ func TestFit(t *testing.T) {
 		c.hold = make(chan struct{})
 		c.has["b"] = "new"
 		f := c.fitter()
-		snapshot := &discovery.Snapshot{Devices: []discovery.Device{port("a", "new", ""), port("b", "new", ""), port("c", "", "")}}
-		expect := func(when, want string, wantSoon bool, wantWorks int) *discovery.Snapshot {
+		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", ""), port("b", "new", ""), port("c", "", "")}}
+		expect := func(when, want string, wantSoon bool, wantWorks int) *rules.Snapshot {
 			t.Helper()
 			listed, soon := f.fit(t.Context(), snapshot)
 			synctest.Wait()
@@ -119,7 +120,7 @@ func TestFitFails(t *testing.T) {
 		c := newCard()
 		c.fails = errors.New("CRC error")
 		f := c.fitter()
-		snapshot := &discovery.Snapshot{Devices: []discovery.Device{port("a", "new", "card"), port("b", "", "card"), port("c", "", "")}}
+		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "card"), port("b", "", "card"), port("c", "", "")}}
 		other := port("d", "new", "")
 		other.Family = "gpu"
 		snapshot.Devices = append(snapshot.Devices, other)
@@ -147,7 +148,7 @@ func TestFitSurvivesPanic(t *testing.T) {
 	f := newFitter(func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
 		return d, func(context.Context) error { panic("a defect") }, nil
 	}, func([]discovery.Device, discovery.Parameters) error { return nil })
-	snapshot := &discovery.Snapshot{Devices: []discovery.Device{port("a", "new", "")}}
+	snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "")}}
 	for range 3 {
 		f.fit(t.Context(), snapshot)
 		f.wait()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/driver/features"
 )
@@ -62,9 +63,9 @@ func TestMetricsOfCallsAndDevices(t *testing.T) {
 	m.observe(driver.OperationPrepare, driver.StageClaim, 3*time.Second, errors.New("held"))
 	prepared = 3
 	now = &placed{
-		snapshot: &discovery.Snapshot{Devices: []discovery.Device{
-			{Name: "a", Family: "amdgpu"}, {Name: "b", Family: "amdgpu"}, {Name: "c", Family: "amdgpu", Health: discovery.Health{Status: discovery.Unknown}},
-			{Name: "kvm", Family: "hypervisor"}, {Name: "nobody-knows", Family: "qat"},
+		snapshot: &rules.Snapshot{Devices: []rules.Offered{
+			{Device: discovery.Device{Name: "a", Family: "amdgpu"}}, {Device: discovery.Device{Name: "b", Family: "amdgpu"}}, {Device: discovery.Device{Name: "c", Family: "amdgpu", Health: discovery.Health{Status: discovery.Unknown}}},
+			{Device: discovery.Device{Name: "kvm", Family: "hypervisor"}}, {Device: discovery.Device{Name: "nobody-knows", Family: "qat"}},
 		}},
 		placement: Placement{API: map[string]discovery.Mode{"a": dra, "b": dra, "c": dra, "kvm": classic}},
 	}

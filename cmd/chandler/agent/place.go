@@ -6,6 +6,7 @@ import (
 	"maps"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // Placement says which API offers which silicon. It is never modified.
@@ -63,7 +64,7 @@ type Published struct {
 // shared by number is withheld until no claim has any of it.
 //
 // Place is pure.
-func Place(before map[string]discovery.Mode, devices []discovery.Device, view View, facts Facts) Placement {
+func Place(before map[string]discovery.Mode, devices []rules.Offered, view View, facts Facts) Placement {
 	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), Free: make(map[string]bool)}
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
@@ -76,11 +77,11 @@ func Place(before map[string]discovery.Mode, devices []discovery.Device, view Vi
 
 // wish is what the administrator wants of silicon.
 type wish struct {
-	mode discovery.Mode // the same for all of its devices: see discovery.Rules
+	mode discovery.Mode // the same for all of its devices: see rules.Rules
 	open bool           // any number of containers may have all of its devices
 }
 
-func siliconOf(devices []discovery.Device) map[string]wish {
+func siliconOf(devices []rules.Offered) map[string]wish {
 	all := make(map[string]wish)
 	for i := range devices {
 		d := &devices[i]
@@ -183,7 +184,7 @@ func (p Placement) OfDRA() map[string]string {
 }
 
 // Classic returns the devices that the device-plugin API lists.
-func (p Placement) Classic(devices []discovery.Device) (listed []discovery.Device) {
+func (p Placement) Classic(devices []rules.Offered) (listed []rules.Offered) {
 	for _, d := range devices {
 		if p.API[d.Silicon()] == discovery.ModeDevicePlugin {
 			listed = append(listed, d)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // owners is who has which silicon by an API.
@@ -74,8 +75,8 @@ func TestPlace(t *testing.T) {
 				before["gpu"] = test.before
 			}
 			given := maps.Clone(before)
-			device := discovery.Device{Name: "gpu", Mode: test.mode, Shareable: test.open}
-			p := Place(before, []discovery.Device{device}, holders{test.dra, test.classic}, Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}})
+			device := rules.Offered{Device: discovery.Device{Name: "gpu", Shareable: test.open}, Mode: test.mode}
+			p := Place(before, []rules.Offered{device}, holders{test.dra, test.classic}, Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}})
 			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.Ask != test.ask || p.Free["gpu"] != test.free {
 				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.Ask, p.Free["gpu"], test.want, test.moving, test.ask, test.free)
 			}
@@ -85,7 +86,7 @@ func TestPlace(t *testing.T) {
 			if withheld := p.OfDRA()["gpu"] != ""; withheld != (test.moving || test.want == classic) {
 				t.Errorf("withheld from DRA: %t", withheld)
 			}
-			if listed := len(p.Classic([]discovery.Device{device})) == 1; listed != (test.want == classic) {
+			if listed := len(p.Classic([]rules.Offered{device})) == 1; listed != (test.want == classic) {
 				t.Errorf("listed: %t", listed)
 			}
 		})
@@ -96,9 +97,9 @@ func TestPlace(t *testing.T) {
 // open because one of its parts is.
 func TestPlaceMovesSiliconAsOne(t *testing.T) {
 	whole := &discovery.Whole{Name: "gpu"}
-	parts := []discovery.Device{
-		{Name: "gpu-0", PartOf: whole, Mode: classic},
-		{Name: "gpu-1", PartOf: whole, Mode: classic, Shareable: true},
+	parts := []rules.Offered{
+		{Device: discovery.Device{Name: "gpu-0", PartOf: whole}, Mode: classic},
+		{Device: discovery.Device{Name: "gpu-1", PartOf: whole, Shareable: true}, Mode: classic},
 	}
 	before := map[string]discovery.Mode{"gpu": dra}
 	view := holders{owners{"gpu": "claim"}, owners{}}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // Intervals at which the agent looks again though no device has changed: until both
@@ -24,7 +25,7 @@ const (
 type publisher interface {
 	// Publish says what to offer from now on: the devices of a snapshot, less the
 	// silicon that is withheld, with the reason.
-	Publish(s *discovery.Snapshot, withheld map[string]string)
+	Publish(s *rules.Snapshot, withheld map[string]string)
 }
 
 // classicPublisher offers devices through the device-plugin API: package legacy.
@@ -52,7 +53,7 @@ type placing struct {
 	ready func() bool
 
 	snapshots chan *discovery.Snapshot // the newest that the watch has seen; room for one
-	changes   chan *discovery.Rules    // of the configuration; room for one
+	changes   chan *rules.Rules        // of the configuration; room for one
 	moving    map[string]string        // what waits for its API, and why
 	problems  map[string]bool          // that were logged and persist
 }
@@ -82,7 +83,7 @@ func (a *agent) place(ctx context.Context) {
 
 // placed is a snapshot and where its devices are.
 type placed struct {
-	snapshot  *discovery.Snapshot
+	snapshot  *rules.Snapshot
 	placement Placement
 }
 
@@ -101,8 +102,8 @@ func (p *placing) run(ctx context.Context) {
 			p.classic.Know(raw)
 			p.devices.see(raw) //nolint:contextcheck // evaluating an expression does not block
 			p.report(ctx, p.devices.snapshot.Problems)
-		case rules := <-p.changes:
-			p.devices.change(rules) //nolint:contextcheck // likewise
+		case changed := <-p.changes:
+			p.devices.change(changed) //nolint:contextcheck // likewise
 			wait = waitingInterval
 			if p.devices.snapshot != nil {
 				p.report(ctx, p.devices.snapshot.Problems)
@@ -119,7 +120,7 @@ func (p *placing) run(ctx context.Context) {
 		snapshot := p.devices.snapshot
 		p.placed.Store(&placed{snapshot, placement})
 		p.dra.Publish(snapshot, placement.OfDRA())
-		listed := &discovery.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone}
+		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone}
 		listed, fitting := p.fitter.fit(ctx, listed)
 		p.classic.Publish(listed, placement.Moving)
 		if len(placement.Moving) > 0 || fitting || mode == discovery.ModeAuto {

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 )
 
@@ -17,8 +18,8 @@ import (
 func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
-	first := &discovery.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics(), rules: make(chan *discovery.Rules, 1), events: make(chan struct{}, 1)}
+	first := &rules.Rules{Mode: discovery.ModeDRA}
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics(), rules: make(chan *rules.Rules, 1), events: make(chan struct{}, 1)}
 	a.settings.Store(&a.Settings)
 	scrape := serveMetrics(t, a.metrics, agentState{
 		features: func() []features.Feature { return nil },
@@ -37,7 +38,7 @@ func TestChange(t *testing.T) {
 	}
 
 	log = nil
-	second := Settings{Rules: &discovery.Rules{}, Severity: discovery.Severity{discovery.ConditionGone: "NoExecute"}, Roots: map[string]string{"nvidia": "/run/driver"}}
+	second := Settings{Rules: &rules.Rules{}, Severity: discovery.Severity{discovery.ConditionGone: "NoExecute"}, Roots: map[string]string{"nvidia": "/run/driver"}}
 	a.change(ctx, Change{Settings: second})
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1")
 	if text := scrape(); !strings.Contains(text, "\nchandler_config_last_reload_success_timestamp_seconds 1.") {

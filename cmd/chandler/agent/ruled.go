@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // ruled is the devices of a host as the administrator wants them. When the rules
@@ -15,16 +16,16 @@ import (
 // wanted it until it is released: somebody may have it by the names and amounts of
 // before.
 type ruled struct {
-	rules    *discovery.Rules
-	earlier  map[string]*discovery.Rules // by silicon that is still under earlier rules
+	rules    *rules.Rules
+	earlier  map[string]*rules.Rules // by silicon that is still under earlier rules
 	raw      *discovery.Snapshot
-	snapshot *discovery.Snapshot // what the rules make of raw, nil before there is one
+	snapshot *rules.Snapshot // what the rules make of raw, nil before there is one
 
 	sought bool // excluded devices that claims have were sought
 }
 
-func newRuled(rules *discovery.Rules) *ruled {
-	return &ruled{rules: rules, earlier: make(map[string]*discovery.Rules)}
+func newRuled(present *rules.Rules) *ruled {
+	return &ruled{rules: present, earlier: make(map[string]*rules.Rules)}
 }
 
 // see takes over what a scan found.
@@ -36,32 +37,32 @@ func (r *ruled) see(raw *discovery.Snapshot) {
 // apply makes the snapshot.
 func (r *ruled) apply() {
 	s := r.rules.Apply(r.raw)
-	applied := make(map[*discovery.Rules]bool)
-	for _, rules := range r.earlier {
-		if applied[rules] {
+	applied := make(map[*rules.Rules]bool)
+	for _, earlier := range r.earlier {
+		if applied[earlier] {
 			continue
 		}
-		applied[rules] = true
-		under := func(d discovery.Device) bool { return r.earlier[d.Silicon()] == rules }
+		applied[earlier] = true
+		under := func(d rules.Offered) bool { return r.earlier[d.Silicon()] == earlier }
 		s.Devices = slices.DeleteFunc(s.Devices, under)
-		for _, d := range rules.Apply(r.raw).Devices {
+		for _, d := range earlier.Apply(r.raw).Devices {
 			if under(d) {
 				s.Devices = append(s.Devices, d)
 			}
 		}
 	}
-	slices.SortFunc(s.Devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
 	r.snapshot = s
 }
 
 // change puts other rules in force.
-func (r *ruled) change(rules *discovery.Rules) {
+func (r *ruled) change(to *rules.Rules) {
 	before := r.rules
-	r.rules = rules
+	r.rules = to
 	if r.raw == nil {
 		return
 	}
-	next := bySilicon(rules.Apply(r.raw))
+	next := bySilicon(to.Apply(r.raw))
 	for silicon, devices := range bySilicon(r.snapshot) {
 		switch {
 		case sameForm(devices, next[silicon]):
@@ -105,12 +106,12 @@ func (r *ruled) changing() map[string]bool {
 
 // release puts silicon under the present rules.
 func (r *ruled) release(silicon map[string]bool) {
-	maps.DeleteFunc(r.earlier, func(name string, _ *discovery.Rules) bool { return silicon[name] })
+	maps.DeleteFunc(r.earlier, func(name string, _ *rules.Rules) bool { return silicon[name] })
 	r.apply()
 }
 
-func bySilicon(s *discovery.Snapshot) map[string][]discovery.Device {
-	all := make(map[string][]discovery.Device)
+func bySilicon(s *rules.Snapshot) map[string][]rules.Offered {
+	all := make(map[string][]rules.Offered)
 	for _, d := range s.Devices {
 		all[d.Silicon()] = append(all[d.Silicon()], d)
 	}
@@ -119,9 +120,9 @@ func bySilicon(s *discovery.Snapshot) map[string][]discovery.Device {
 
 // sameForm reports whether two descriptions of silicon have all devices of the first,
 // and share these in the same way.
-func sameForm(before, after []discovery.Device) bool {
+func sameForm(before, after []rules.Offered) bool {
 	for _, a := range before {
-		i := slices.IndexFunc(after, func(b discovery.Device) bool { return b.Name == a.Name })
+		i := slices.IndexFunc(after, func(b rules.Offered) bool { return b.Name == a.Name })
 		if i < 0 || !equality.Semantic.DeepEqual(a.Sharing, after[i].Sharing) {
 			return false
 		}

@@ -8,11 +8,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
-func selector(t *testing.T, expression string) discovery.Selector {
+func selector(t *testing.T, expression string) rules.Selector {
 	t.Helper()
-	compiled, err := discovery.Compile(expression)
+	compiled, err := rules.Compile(expression)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,7 +21,7 @@ func selector(t *testing.T, expression string) discovery.Selector {
 }
 
 // described says in a word what there is of each device.
-func described(s *discovery.Snapshot) string {
+func described(s *rules.Snapshot) string {
 	var words []string
 	for _, d := range s.Devices {
 		word := d.Name
@@ -36,13 +37,13 @@ func described(s *discovery.Snapshot) string {
 // silicon is released, and all else is as the rules want it at once.
 func TestRuled(t *testing.T) {
 	gpu := discovery.Device{Name: "gpu", Capacity: discovery.Capacity{"memory": resourceapi.DeviceCapacity{Value: resource.MustParse("8Gi")}}}
-	gpu.Offers = []discovery.Offer{{Resource: "example.com/gpu", IDs: []string{"gpu"}}}
+	gpu.Classic = []discovery.Offer{{Resource: "example.com/gpu", IDs: []string{"gpu"}}}
 	raw := &discovery.Snapshot{Devices: []discovery.Device{gpu, {Name: "nic"}, {Name: "tpu"}}}
 	all := selector(t, `true`)
-	plain := &discovery.Rules{}
-	units := &discovery.Rules{Mode: discovery.ModeDRA, Sharing: []discovery.Share{{Selector: selector(t, `"memory" in device.capacity["chandler.dev"]`), Capacity: "memory", Unit: resource.MustParse("1Gi")}}}
-	replicas := &discovery.Rules{Sharing: []discovery.Share{{Selector: all, Replicas: 4}}}
-	nothing := &discovery.Rules{Exclude: []discovery.Selector{all}}
+	plain := &rules.Rules{}
+	units := &rules.Rules{Mode: discovery.ModeDRA, Sharing: []rules.Share{{Selector: selector(t, `"memory" in device.capacity["chandler.dev"]`), Capacity: "memory", Unit: resource.MustParse("1Gi")}}}
+	replicas := &rules.Rules{Sharing: []rules.Share{{Selector: all, Replicas: 4}}}
+	nothing := &rules.Rules{Exclude: []rules.Selector{all}}
 
 	r := newRuled(plain)
 	r.see(raw)
@@ -81,8 +82,8 @@ func TestRuled(t *testing.T) {
 
 // Before the first scan there is nothing that could change.
 func TestRuledBeforeTheFirstScan(t *testing.T) {
-	r := newRuled(&discovery.Rules{})
-	r.change(&discovery.Rules{Mode: discovery.ModeDRA})
+	r := newRuled(&rules.Rules{})
+	r.change(&rules.Rules{Mode: discovery.ModeDRA})
 	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
 	if d, _ := r.snapshot.Lookup("gpu"); d.Mode != discovery.ModeDRA || len(r.changing()) > 0 {
 		t.Errorf("mode %q, changing %v", d.Mode, r.changing())
@@ -91,7 +92,7 @@ func TestRuledBeforeTheFirstScan(t *testing.T) {
 
 // An excluded device that a claim of an earlier process has is not gone.
 func TestRuledKeepsWhatClaimsHave(t *testing.T) {
-	r := newRuled(&discovery.Rules{Exclude: []discovery.Selector{selector(t, `true`)}})
+	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}})
 	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
 	view := holders{owners{"gpu": "claim"}, owners{}}
 	r.keepExcluded(view)

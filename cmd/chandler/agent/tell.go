@@ -48,7 +48,7 @@ func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffec
 		devices = append(devices, podevents.Device{Name: use.Device, Health: use.Health, Claims: use.Claims})
 	}
 	for name, who := range pods {
-		of := podevents.Device{Name: name, Health: settled.HealthOfGone(name, gone), Pods: who}
+		of := podevents.Device{Name: name, Health: settled.Gone.Health(name, gone), Pods: who}
 		if d, found := settled.Lookup(name); found {
 			of.Health = d.Health
 		}

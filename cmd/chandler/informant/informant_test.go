@@ -215,7 +215,7 @@ func TestNVMLThatIsOfNoUse(t *testing.T) {
 			}
 			start(t, n)
 			within(t, n.ready, "the first scan is kept waiting")
-			if gpu := gpuOf(t, host); gpu.Health.Status != discovery.Healthy || len(gpu.Offers) == 0 {
+			if gpu := gpuOf(t, host); gpu.Health.Status != discovery.Healthy || len(gpu.Classic) == 0 {
 				t.Errorf("the GPU suffers: %+v", gpu)
 			}
 		})

@@ -226,7 +226,7 @@ func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err err
 	// GPU may be in it.
 	if g.kfd.node != nil && (len(g.nodes) > 0 || g.kfd.partial) {
 		nodes = append([]*specs.DeviceNode{g.kfd.node}, nodes...)
-		d.Offers = offers(d, drm)
+		d.Classic = offers(d, drm)
 		if d.Health.Status == discovery.Healthy {
 			d.Health = discovery.NodeHealth(g.host, nodes)
 		}

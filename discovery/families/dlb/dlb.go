@@ -41,7 +41,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		}
 		d, err := describeFunction(host, function, class)
 		if sriovErr == nil {
-			d.Offers = offers(&d, function.Exists("sriov_numvfs"))
+			d.Classic = offers(&d, function.Exists("sriov_numvfs"))
 		}
 		if err := errors.Join(err, sriovErr); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})

@@ -101,14 +101,14 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 	if dead {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "the card's firmware has crashed: its IDs are all ones"}
 	}
-	d.Offers = []discovery.Offer{{Resource: resource(region, afu), IDs: []string{port.Name()}}}
+	d.Classic = []discovery.Offer{{Resource: resource(region, afu), IDs: []string{port.Name()}}}
 	if region != "" {
 		// In its other modes Intel's plugin hands a card out with all of its ports.
-		d.Offers = append(d.Offers, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine.Name()}, Unit: engine.Name(), Optional: true})
+		d.Classic = append(d.Classic, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine.Name()}, Unit: engine.Name(), Optional: true})
 	}
 	// So does b<>com's, whose IDs are those of PCI functions.
 	id := shortAddress(function.Name())
-	d.Offers = append(d.Offers, discovery.Offer{Resource: bcom, IDs: []string{id}, Unit: id, Optional: true})
+	d.Classic = append(d.Classic, discovery.Offer{Resource: bcom, IDs: []string{id}, Unit: id, Optional: true})
 	return d, true, errors.Join(pciErr, attrs.Err(), afuErr, regionErr, nodeErr)
 }
 
@@ -206,7 +206,7 @@ func shortAddress(address string) string { return strings.TrimPrefix(address, "0
 // functions, under the name of variable that its code uses and under the one that
 // its documentation does.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
-	if grant.Resource != bcom {
+	if grant.API == discovery.ModeDRA || grant.Resource != bcom {
 		return specs.ContainerEdits{}
 	}
 	var addresses []string

@@ -72,7 +72,7 @@ func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discover
 	d.Attributes.SetString("vendor", "xilinx")
 	shell, resource, shellErr := readShell(user)
 	d.Attributes.SetString("profile", shell)
-	d.Offers = []discovery.Offer{{Resource: resource, IDs: []string{user.Name()}}}
+	d.Classic = []discovery.Offer{{Resource: resource, IDs: []string{user.Name()}}}
 	nodes, nodesErr := nodes(host, user, management)
 	d.Edits.DeviceNodes = nodes
 	d.Health = discovery.NodeHealth(host, nodes)
@@ -227,7 +227,7 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 	cards := make(map[string][]*discovery.Device) // by serial number
 	lost := false                                 // an FPGA may be of any U30 card
 	withhold := func(d *discovery.Device, why string) {
-		d.Offers = nil
+		d.Classic = nil
 		problems = append(problems, discovery.Problem{Device: d.Name, Err: errors.New(why)})
 	}
 	for i := range devices {
@@ -255,12 +255,12 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 			d.PartOf = &discovery.Whole{Name: card[0].Name + "-card"} // which no FPGA is alone
 		}
 		address := card[0].Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
-		shell := d.Offers // by the plugin's U30AllocUnit=Device and U30NameConvention=ExactName
-		d.Offers = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
+		shell := d.Classic // by the plugin's U30AllocUnit=Device and U30NameConvention=ExactName
+		d.Classic = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
 		for _, offer := range shell {
 			if offer.Resource != "" {
 				offer.Optional = true
-				d.Offers = append(d.Offers, offer)
+				d.Classic = append(d.Classic, offer)
 			}
 		}
 	}
@@ -297,7 +297,7 @@ func describeTranscoder(host *discovery.Host, misc sysfs.Device) (d discovery.De
 	node, nodeErr := node(misc, "/dev")
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
-	d.Offers = []discovery.Offer{{Resource: "amd.com/MA35", IDs: []string{address}}}
+	d.Classic = []discovery.Offer{{Resource: "amd.com/MA35", IDs: []string{address}}}
 	return d, true, errors.Join(pciErr, attrs.Err(), nodeErr)
 }
 

@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/fpgaxilinx"
+	"chandler.dev/discovery/rules"
 )
 
 // The stages of "xbutil reset": the driver takes what it knows of the card away,
@@ -34,7 +35,7 @@ func TestReset(t *testing.T) {
 		}
 		return line
 	})
-	if !found || during.Health.Status != discovery.Unknown || during.Attributes.String("profile") != before.Attributes.String("profile") || len(during.Offers) == 0 {
+	if !found || during.Health.Status != discovery.Unknown || during.Attributes.String("profile") != before.Attributes.String("profile") || len(during.Classic) == 0 {
 		t.Errorf("without shell and nodes: %+v; want the last description, of unknown health", during)
 	}
 
@@ -50,7 +51,7 @@ func TestReset(t *testing.T) {
 	after, found := scan(func(line string) string {
 		return strings.NewReplacer("renderD128", "renderD140", "226:128", "226:140", "MINOR=128", "MINOR=140").Replace(line)
 	})
-	if !found || after.Health.Status != discovery.Healthy || after.Identity != before.Identity || after.Offers[0].IDs[0] != before.Offers[0].IDs[0] {
+	if !found || after.Health.Status != discovery.Healthy || after.Identity != before.Identity || after.Classic[0].IDs[0] != before.Classic[0].IDs[0] {
 		t.Errorf("after: %+v; want the same device", after)
 	}
 	if node := after.Edits.DeviceNodes[1]; node.HostPath != "/dev/dri/renderD140" || node.Minor != 140 {
@@ -88,7 +89,7 @@ func edited(t *testing.T, file string, edit func(string) string) *discovery.Host
 // by its own name and by an alias, and two units by its shell's name.
 func TestAliases(t *testing.T) {
 	const shell = "amd.com/xilinx_u30_gen3x4_base_2-1626198029"
-	selector, err := discovery.Compile(`device.attributes["chandler.dev"].?profile.orValue("").startsWith("xilinx_u30_")`)
+	selector, err := rules.Compile(`device.attributes["chandler.dev"].?profile.orValue("").startsWith("xilinx_u30_")`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,8 +101,8 @@ func TestAliases(t *testing.T) {
 		"amd.com/ama_u30":        {"u30-XFL1O4FJBGKB", []string{"0000:0b:00.1", "0000:0b:00.1"}},
 		shell:                    {"", []string{"0000:0b:00.1", "0000:0c:00.1"}},
 	} {
-		rules := &discovery.Rules{Resources: []discovery.Resource{{Selector: selector, Name: resource}}}
-		snapshot := rules.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
+		wanted := &rules.Rules{Resources: []rules.Resource{{Selector: selector, Name: resource}}}
+		snapshot := wanted.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
 		var ids []string
 		for _, d := range snapshot.Devices {
 			if len(d.Offers) == 1 && d.Offers[0].Resource == resource {
@@ -120,22 +121,22 @@ func TestAliases(t *testing.T) {
 // If one FPGA of a U30 is excluded or has another name, the other is not sold as
 // a card, under any name.
 func TestHalfACard(t *testing.T) {
-	half, err := discovery.Compile(`device.attributes["resource.kubernetes.io"].pciBusID == "0000:0c:00.1"`)
+	half, err := rules.Compile(`device.attributes["resource.kubernetes.io"].pciBusID == "0000:0c:00.1"`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const shell = "amd.com/xilinx_u30_gen3x4_base_2-1626198029"
 	for name, test := range map[string]struct {
-		rules discovery.Rules
-		cards int      // FPGAs that are offered as parts of a card
-		left  []string // resources of the half
+		wanted rules.Rules
+		cards  int      // FPGAs that are offered as parts of a card
+		left   []string // resources of the half
 	}{
 		"as it is": {cards: 2},
-		"excluded": {rules: discovery.Rules{Exclude: []discovery.Selector{half}}},
-		"renamed":  {rules: discovery.Rules{Resources: []discovery.Resource{{Selector: half, Name: "example.com/half"}}}},
-		"by shell": {rules: discovery.Rules{Resources: []discovery.Resource{{Selector: half, Name: shell}}}, left: []string{shell}},
+		"excluded": {wanted: rules.Rules{Exclude: []rules.Selector{half}}},
+		"renamed":  {wanted: rules.Rules{Resources: []rules.Resource{{Selector: half, Name: "example.com/half"}}}},
+		"by shell": {wanted: rules.Rules{Resources: []rules.Resource{{Selector: half, Name: shell}}}, left: []string{shell}},
 	} {
-		snapshot := test.rules.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
+		snapshot := test.wanted.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/media.host"), []*discovery.Family{fpgaxilinx.Family}))
 		cards, left := 0, []string(nil)
 		for _, d := range snapshot.Devices {
 			for _, offer := range d.Offers {

@@ -76,9 +76,9 @@ func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device
 	switch d.Attributes.String("pciDevice") {
 	case "": // which of the two cannot be told
 	case goya:
-		d.Offers = []discovery.Offer{{Resource: "habana.ai/goya", IDs: []string{function.Name()}}}
+		d.Classic = []discovery.Offer{{Resource: "habana.ai/goya", IDs: []string{function.Name()}}}
 	default:
-		d.Offers = []discovery.Offer{{Resource: "habana.ai/gaudi", IDs: []string{function.Name()}}}
+		d.Classic = []discovery.Offer{{Resource: "habana.ai/gaudi", IDs: []string{function.Name()}}}
 	}
 	d.Health = health(status)
 	if d.Health.Status == discovery.Healthy {

@@ -69,7 +69,7 @@ func describeFunction(host *discovery.Host, function sysfs.Device) (d discovery.
 	nodes, nodesErr := discovery.VFIO(host, function)
 	d.Edits.DeviceNodes = nodes
 	d.Health = discovery.NodeHealth(host, nodes)
-	d.Offers = []discovery.Offer{{Resource: "dsa.intel.com/vfio", IDs: []string{function.Name()}}}
+	d.Classic = []discovery.Offer{{Resource: "dsa.intel.com/vfio", IDs: []string{function.Name()}}}
 	return d, true, errors.Join(err, nodesErr)
 }
 
@@ -133,7 +133,7 @@ func setQueue(d *discovery.Device, wq sysfs.Device, accelerator, mode string) {
 	resource := "wq-user-" + mode
 	// Intel's plugin lets one container have a shared queue unless told otherwise.
 	stem := resource + "-" + wq.Name() + "-"
-	d.Offers = []discovery.Offer{{Resource: accelerator + ".intel.com/" + resource, IDs: []string{stem + "0"}, ShareStem: stem}}
+	d.Classic = []discovery.Offer{{Resource: accelerator + ".intel.com/" + resource, IDs: []string{stem + "0"}, ShareStem: stem}}
 }
 
 // setGroup sets what the administrator gave the queue: its name, size and

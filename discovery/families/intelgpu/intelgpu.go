@@ -79,7 +79,7 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	for _, card := range function.Numbered("drm", "card") { // one
 		errs = append(errs, setLocalMemory(&d, card))
 		stem := card.Name() + "-"
-		d.Offers = []discovery.Offer{{
+		d.Classic = []discovery.Offer{{
 			Resource:  "gpu.intel.com/" + d.Attributes.String("driver"),
 			IDs:       []string{stem + "0"}, // the only share
 			ShareStem: stem,

@@ -48,7 +48,7 @@ func monitor(host *discovery.Host, gpus []used, driver string) (discovery.Device
 		Attributes: discovery.Attributes{},
 		Shareable:  true,
 		OptIn:      true,
-		Offers: []discovery.Offer{{
+		Classic: []discovery.Offer{{
 			Resource: "gpu.intel.com/" + strings.ReplaceAll(profile, "-", "_"),
 			IDs:      []string{"all"},
 		}},

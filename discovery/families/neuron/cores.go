@@ -46,7 +46,7 @@ func divide(d *discovery.Device) []discovery.Device {
 		// The cores of a node are numbered through. The silicon is already
 		// offered whole.
 		id := strconv.FormatInt(number*count+int64(i), 10)
-		core.Offers = []discovery.Offer{{Resource: "aws.amazon.com/neuroncore", IDs: []string{id}, Optional: true}}
+		core.Classic = []discovery.Offer{{Resource: "aws.amazon.com/neuroncore", IDs: []string{id}, Optional: true}}
 		cores[i] = core
 	}
 	return cores

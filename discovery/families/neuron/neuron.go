@@ -64,7 +64,7 @@ func describeDevice(host *discovery.Host, neuron sysfs.Device) (discovery.Device
 		Source:     neuron.Path,
 		Attributes: discovery.Attributes{},
 		Capacity:   discovery.Capacity{},
-		Offers:     []discovery.Offer{{Resource: "aws.amazon.com/neuron", IDs: []string{strings.TrimPrefix(neuron.Name(), prefix)}}},
+		Classic:    []discovery.Offer{{Resource: "aws.amazon.com/neuron", IDs: []string{strings.TrimPrefix(neuron.Name(), prefix)}}},
 	}
 	attrs := neuron.Attrs()
 	d.Attributes.SetString("kind", "npu")

@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/neuron"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/rules"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, neuron.Family) }
@@ -18,23 +19,23 @@ func TestFamily(t *testing.T) { discoverytest.Run(t, neuron.Family) }
 // for them.
 func TestGranularity(t *testing.T) {
 	snapshot := discovery.Scan(discoverytest.Layout(t, "testdata/inf1.host"), []*discovery.Family{neuron.Family})
-	cores, err := discovery.Compile(`device.attributes["chandler.dev"].family == "neuron" && device.attributes["chandler.dev"].?function.orValue("") == "partition"`)
+	cores, err := rules.Compile(`device.attributes["chandler.dev"].family == "neuron" && device.attributes["chandler.dev"].?function.orValue("") == "partition"`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, test := range map[string]struct {
-		rules discovery.Rules
-		want  map[string]string // IDs by resource
+		wanted rules.Rules
+		want   map[string]string // IDs by resource
 	}{
-		"by default": {discovery.Rules{}, map[string]string{"aws.amazon.com/neuron": "0 1 2 3"}},
+		"by default": {rules.Rules{}, map[string]string{"aws.amazon.com/neuron": "0 1 2 3"}},
 		"where cores are named": {
-			discovery.Rules{Resources: []discovery.Resource{{Selector: cores, Name: "aws.amazon.com/neuroncore"}}},
+			rules.Rules{Resources: []rules.Resource{{Selector: cores, Name: "aws.amazon.com/neuroncore"}}},
 			map[string]string{"aws.amazon.com/neuron": "0 1 2 3", "aws.amazon.com/neuroncore": "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := make(map[string]string)
-			for _, d := range test.rules.Apply(snapshot).Devices {
+			for _, d := range test.wanted.Apply(snapshot).Devices {
 				for _, offer := range d.Offers {
 					got[offer.Resource] = strings.TrimSpace(got[offer.Resource] + " " + strings.Join(offer.IDs, " "))
 				}

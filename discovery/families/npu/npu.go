@@ -113,7 +113,7 @@ func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Devic
 		node, err := discovery.Node(minor, "/dev/accel")
 		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
 	}
-	d.Offers = []discovery.Offer{offer(driver, parent, minors[0])}
+	d.Classic = []discovery.Offer{offer(driver, parent, minors[0])}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	return d, errors.Join(errs...)
 }

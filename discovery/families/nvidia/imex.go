@@ -56,7 +56,7 @@ func (d *driver) channel(number int64) discovery.Device {
 		Attributes: discovery.Attributes{},
 		Edits:      specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node}},
 		Health:     discovery.NodeHealth(d.host, []*specs.DeviceNode{node}),
-		Offers:     []discovery.Offer{{IDs: []string{name}}},
+		Classic:    []discovery.Offer{{IDs: []string{name}}},
 	}
 	channel.Attributes.SetString("kind", "other")
 	channel.Attributes.SetString("vendor", "nvidia")

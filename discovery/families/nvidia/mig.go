@@ -71,7 +71,7 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	caps, err := d.capabilityNodes(gi.dir, ci.dir)
 	instance.Edits.DeviceNodes = slices.Concat(gpu.Edits.DeviceNodes, caps)
 	instance.Health = worse(discovery.NodeHealth(d.host, instance.Edits.DeviceNodes), toldHealth(told, gi.number))
-	instance.Offers = d.instanceOffers(known, info, gi.number, ci.number)
+	instance.Classic = d.instanceOffers(known, info, gi.number, ci.number)
 	return instance, err
 }
 

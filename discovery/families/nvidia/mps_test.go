@@ -13,28 +13,29 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/rules"
 )
 
 // sharedBy returns the GPUs of a host with MPS as the administrator has them
 // shared.
-func sharedBy(t *testing.T, share discovery.Share) (a100, l40s discovery.Device) {
+func sharedBy(t *testing.T, share rules.Share) (a100, l40s discovery.Device) {
 	t.Helper()
 	var err error
-	if share.Selector, err = discovery.Compile("true"); err != nil {
+	if share.Selector, err = rules.Compile("true"); err != nil {
 		t.Fatal(err)
 	}
-	rules := discovery.Rules{}
+	var wanted rules.Rules
 	if share.Replicas > 0 || share.Capacity != "" {
-		rules.Sharing = []discovery.Share{share}
+		wanted.Sharing = []rules.Share{share}
 	}
 	host := discoverytest.Layout(t, "testdata/mps.host")
-	snapshot := rules.Apply(discovery.Scan(host, []*discovery.Family{Family}))
-	a100, found := snapshot.Lookup("pci-0000-01-00-0")
-	l40s, both := snapshot.Lookup("pci-0000-41-00-0")
+	snapshot := wanted.Apply(discovery.Scan(host, []*discovery.Family{Family}))
+	first, found := snapshot.Lookup("pci-0000-01-00-0")
+	second, both := snapshot.Lookup("pci-0000-41-00-0")
 	if !found || !both {
 		t.Fatalf("%+v", snapshot)
 	}
-	return a100, l40s
+	return first.Device, second.Device
 }
 
 // consumed is how much was given of devices, as capacity and amount by turns.
@@ -47,8 +48,8 @@ func consumed(capacity resourceapi.QualifiedName, amounts map[string]string) dis
 }
 
 var (
-	byMemory = discovery.Share{Capacity: "memory", Unit: resource.MustParse("1Gi"), Resource: "example.com/gpu-mem"}
-	byFour   = discovery.Share{Replicas: 4}
+	byMemory = rules.Share{Capacity: "memory", Unit: resource.MustParse("1Gi"), Resource: "example.com/gpu-mem"}
+	byFour   = rules.Share{Replicas: 4}
 	half     = discovery.Parameters{discovery.ComputePercentage: "50"}
 )
 
@@ -62,13 +63,13 @@ func TestMPSMounts(t *testing.T) {
 			{HostPath: "/run/nvidia/mps/shm", ContainerPath: "/dev/shm", Options: options},
 		},
 	}
-	for name, share := range map[string]discovery.Share{"by memory": byMemory, "by number": byFour} {
+	for name, share := range map[string]rules.Share{"by memory": byMemory, "by number": byFour} {
 		d, _ := sharedBy(t, share)
 		if diff := cmp.Diff(want, specs.ContainerEdits{Env: d.Edits.Env, Mounts: d.Edits.Mounts}); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	if d, _ := sharedBy(t, discovery.Share{}); len(d.Edits.Env)+len(d.Edits.Mounts) > 0 {
+	if d, _ := sharedBy(t, rules.Share{}); len(d.Edits.Env)+len(d.Edits.Mounts) > 0 {
 		t.Errorf("alone: %+v", d.Edits)
 	}
 }
@@ -112,7 +113,7 @@ func TestMPSRoots(t *testing.T) {
 func TestLimits(t *testing.T) {
 	a, l := sharedBy(t, byMemory)
 	na, nl := sharedBy(t, byFour)
-	alone, other := sharedBy(t, discovery.Share{})
+	alone, other := sharedBy(t, rules.Share{})
 	channel := discovery.Device{Name: "channel", Attributes: discovery.Attributes{}}
 	channel.Attributes.SetString("kind", "other")
 	for name, test := range map[string]struct {
@@ -152,7 +153,7 @@ func TestLimits(t *testing.T) {
 // A part of the computing is only given where something keeps to it.
 func TestAccept(t *testing.T) {
 	shared, other := sharedBy(t, byMemory)
-	alone, _ := sharedBy(t, discovery.Share{})
+	alone, _ := sharedBy(t, rules.Share{})
 	for name, test := range map[string]struct {
 		given      []discovery.Device
 		parameters discovery.Parameters

@@ -142,9 +142,9 @@ func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GP
 	}
 	switch {
 	case d.installer && info.minor >= 0:
-		gpu.Offers = installerOffers(fmt.Sprintf("nvidia%d", info.minor))
+		gpu.Classic = installerOffers(fmt.Sprintf("nvidia%d", info.minor))
 	case !d.installer && info.uuid != "":
-		gpu.Offers = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{info.uuid}}}
+		gpu.Classic = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{info.uuid}}}
 	}
 }
 

@@ -10,15 +10,16 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/rules"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, nvidia.Family) }
 
 // offered returns the classic IDs of a recorded host's devices by resource, as
 // the administrator wants them.
-func offered(t *testing.T, host string, rules discovery.Rules) map[string][]string {
+func offered(t *testing.T, host string, wanted rules.Rules) map[string][]string {
 	t.Helper()
-	snapshot := rules.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/"+host), []*discovery.Family{nvidia.Family}))
+	snapshot := wanted.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/"+host), []*discovery.Family{nvidia.Family}))
 	ids := make(map[string][]string)
 	for _, d := range snapshot.Devices {
 		for _, offer := range d.Offers {
@@ -28,9 +29,9 @@ func offered(t *testing.T, host string, rules discovery.Rules) map[string][]stri
 	return ids
 }
 
-func selector(t *testing.T, expression string) discovery.Selector {
+func selector(t *testing.T, expression string) rules.Selector {
 	t.Helper()
-	s, err := discovery.Compile(expression)
+	s, err := rules.Compile(expression)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,11 +41,11 @@ func selector(t *testing.T, expression string) discovery.Selector {
 // Each profile has a name of its own, and an instance counts as a GPU only where
 // the administrator says so.
 func TestMIGStrategies(t *testing.T) {
-	mixed := offered(t, "a100-single.host", discovery.Rules{})
+	mixed := offered(t, "a100-single.host", rules.Rules{})
 	if names := slices.Collect(maps.Keys(mixed)); !slices.Equal(names, []string{"nvidia.com/mig-2g.10gb"}) || len(mixed[names[0]]) != 5 {
 		t.Errorf("mixed: %v", mixed)
 	}
-	single := offered(t, "a100-single.host", discovery.Rules{Resources: []discovery.Resource{{
+	single := offered(t, "a100-single.host", rules.Rules{Resources: []rules.Resource{{
 		Selector: selector(t, `device.attributes["chandler.dev"].?profile.orValue("") == "2g.10gb"`), Name: "nvidia.com/gpu",
 	}}})
 	if diff := cmp.Diff(map[string][]string{"nvidia.com/gpu": mixed["nvidia.com/mig-2g.10gb"]}, single); diff != "" {
@@ -54,7 +55,7 @@ func TestMIGStrategies(t *testing.T) {
 
 // Shares have the IDs that the plugin replaced gives them.
 func TestShares(t *testing.T) {
-	shared := discovery.Rules{Sharing: []discovery.Share{{Selector: selector(t, "true"), Replicas: 2}}}
+	shared := rules.Rules{Sharing: []rules.Share{{Selector: selector(t, "true"), Replicas: 2}}}
 	got := offered(t, "gke.host", shared)["nvidia.com/gpu"]
 	want := []string{"nvidia0/vgpu0", "nvidia0/vgpu1", "nvidia1/gi1/vgpu0", "nvidia1/gi1/vgpu1", "nvidia1/gi2/vgpu0", "nvidia1/gi2/vgpu1"}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -79,7 +79,7 @@ func units(d discovery.Device, group *discovery.PathGroup) []discovery.Device {
 		unit.Name = d.Name + "-" + number
 		unit.Identity = "" // which is that of all of them
 		unit.Attributes = maps.Clone(d.Attributes)
-		unit.Offers = []discovery.Offer{{Resource: d.Attributes.String("resource"), IDs: []string{number}}}
+		unit.Classic = []discovery.Offer{{Resource: d.Attributes.String("resource"), IDs: []string{number}}}
 		if group.UnitEnv != "" {
 			unit.Edits.Env = append(slices.Clone(d.Edits.Env), group.UnitEnv+"="+number)
 		}
@@ -166,7 +166,7 @@ func describeSet(host *discovery.Host, resource *discovery.PathResource, group *
 		d.Source = set[0].source
 	}
 	if ids := ids(set, group.Count); len(ids) > 0 {
-		d.Offers = []discovery.Offer{{Resource: resource.Name, IDs: ids}}
+		d.Classic = []discovery.Offer{{Resource: resource.Name, IDs: ids}}
 	}
 	for _, variable := range slices.Sorted(maps.Keys(resource.Env)) {
 		d.Edits.Env = append(d.Edits.Env, variable+"="+resource.Env[variable])
@@ -195,7 +195,8 @@ func describeSet(host *discovery.Host, resource *discovery.PathResource, group *
 	}
 	d.Attributes.SetString("resource", resource.Name)
 	if group.Count > 1 {
-		errs = append(errs, d.ShareAmong(group.Count))
+		d.Capacity = discovery.Capacity{}
+		d.Capacity.Set(discovery.Shares, int64(group.Count))
 	}
 	d.Health = health(host, &d, kernel)
 	return d, errors.Join(errs...)

@@ -127,7 +127,7 @@ func TestIDs(t *testing.T) {
 		"a68db766f638034740111848aafee2d2dcd6b642": {Paths: []discovery.HostPath{{Path: "/dev/fuse"}}},
 		"a6a12fe5e9397cf9922cdcb98c53f0976ac80e3c": {Paths: []discovery.HostPath{{Path: "/dev/snd/pcmC0D0c"}, {Path: "/dev/snd/controlC0"}}, Count: 2},
 	} {
-		ids := scan(fsys, group).Devices[0].Offers[0].IDs
+		ids := scan(fsys, group).Devices[0].Classic[0].IDs
 		if ids[len(ids)-1] != want {
 			t.Errorf("%v: IDs %q, the last is to be %s", group, ids, want)
 		}
@@ -154,8 +154,8 @@ func TestPluggedInAgain(t *testing.T) {
 	if before.Name != after.Name || before.Identity != "A" || after.Identity != "B" {
 		t.Errorf("%s of serial %s is %s of serial %s now", before.Name, before.Identity, after.Name, after.Identity)
 	}
-	if node := after.Edits.DeviceNodes[0]; node.HostPath != "/dev/bus/usb/001/003" || after.Offers[0].IDs[0] == before.Offers[0].IDs[0] {
-		t.Errorf("node %s, ID %s", node.HostPath, after.Offers[0].IDs[0])
+	if node := after.Edits.DeviceNodes[0]; node.HostPath != "/dev/bus/usb/001/003" || after.Classic[0].IDs[0] == before.Classic[0].IDs[0] {
+		t.Errorf("node %s, ID %s", node.HostPath, after.Classic[0].IDs[0])
 	}
 }
 

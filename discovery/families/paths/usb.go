@@ -130,7 +130,7 @@ func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 			}
 		}
 	}
-	if grant.Resource == "" || len(addresses) == 0 {
+	if grant.API == discovery.ModeDRA || len(addresses) == 0 {
 		return edits
 	}
 	name := discovery.ResourceVariable(grant.Resource)

@@ -94,7 +94,7 @@ func finish(d *discovery.Device, host *discovery.Host, architecture string, pf p
 	}
 	if pf.err == nil {
 		address := d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
-		d.Offers = []discovery.Offer{{Resource: "qat.intel.com/" + pf.suffix(architecture), IDs: []string{address}}}
+		d.Classic = []discovery.Offer{{Resource: "qat.intel.com/" + pf.suffix(architecture), IDs: []string{address}}}
 	}
 }
 

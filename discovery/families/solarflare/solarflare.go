@@ -84,7 +84,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		Source:     onload.Path,
 		Attributes: discovery.Attributes{},
 		Shareable:  true,
-		Offers:     []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), ShareStem: "sfc-"}}, // as of the Onload operator's device plugin
+		Classic:    []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), ShareStem: "sfc-"}}, // as of the Onload operator's device plugin
 	}
 	d.Attributes.SetString("kind", "nic")
 	errs := []error{setMaker(d.Attributes, adapters[0]), setDriver(d.Attributes, host)}
@@ -136,7 +136,7 @@ func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.D
 	d.Attributes.SetString("profile", "interface")
 	d.Attributes.SetString("ifName", name)
 	d.Shareable, d.OptIn = true, true
-	d.Offers = []discovery.Offer{
+	d.Classic = []discovery.Offer{
 		{Resource: "solarflare.com/sfc", IDs: []string{name}},
 		{Resource: "solarflare/smartNIC", IDs: []string{name}},
 	}

@@ -7,6 +7,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/solarflare"
+	"chandler.dev/discovery/rules"
 )
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, solarflare.Family) }
@@ -33,17 +34,17 @@ func TestInterfaces(t *testing.T) {
 		"solarflare/smartNIC": {"enp59s0f0", "enp59s0f1"},
 		"amd.com/onload":      nil,
 	} {
-		all, err := discovery.Compile("true")
+		all, err := rules.Compile("true")
 		if err != nil {
 			t.Fatal(err)
 		}
-		rules := &discovery.Rules{Resources: []discovery.Resource{{Selector: all, Name: resource, Mode: &classic}}}
-		snapshot := rules.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/x2522.host"), []*discovery.Family{solarflare.Family}))
+		wanted := &rules.Rules{Resources: []rules.Resource{{Selector: all, Name: resource, Mode: &classic}}}
+		snapshot := wanted.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/x2522.host"), []*discovery.Family{solarflare.Family}))
 		var ids []string
 		var given []discovery.Device
 		for _, d := range snapshot.Devices {
 			if d.OptIn && d.Offers[0].Resource == resource {
-				ids, given = append(ids, d.Offers[0].IDs...), append(given, d)
+				ids, given = append(ids, d.Offers[0].IDs...), append(given, d.Device)
 			}
 		}
 		if !slices.Equal(ids, want) {

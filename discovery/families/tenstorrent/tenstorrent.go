@@ -98,7 +98,7 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 		if name := resources[d.Attributes.String("model")]; name != "" {
 			offer.Resource = "tenstorrent.com/" + name
 		}
-		d.Offers = []discovery.Offer{offer}
+		d.Classic = []discovery.Offer{offer}
 	}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	hot, err := temperature(function)

@@ -129,7 +129,7 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci"}
 	}
 	if len(d.Edits.DeviceNodes) > 0 {
-		d.Offers = []discovery.Offer{{Resource: "google.com/tpu", IDs: []string{classicID(architecture, first)}}}
+		d.Classic = []discovery.Offer{{Resource: "google.com/tpu", IDs: []string{classicID(architecture, first)}}}
 	}
 	return d, errors.Join(errs...)
 }

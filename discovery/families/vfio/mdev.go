@@ -86,10 +86,10 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	if group := groupOf(mdev); len(nodes) > 0 && group != "" { // kernels without groups make none
 		number, _ := strconv.ParseInt(group, 10, 32)
 		d.Attributes.SetInt("iommuGroup", number)
-		d.Offers = []discovery.Offer{{IDs: []string{group}}} // as KubeVirt has it
+		d.Classic = []discovery.Offer{{IDs: []string{group}}} // as KubeVirt has it
 	}
 	if len(nodes) > 0 {
-		d.Offers = append(d.Offers, nvidia(mdev, profile)...)
+		d.Classic = append(d.Classic, nvidia(mdev, profile)...)
 	}
 	return d, errors.Join(profileErr, nodesErr, discovery.SetPlace(d.Attributes, mdev))
 }

@@ -153,7 +153,7 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: g.blocked}
 	}
 	if len(nodes) > 0 {
-		d.Offers = offers(g.id, id, function)
+		d.Classic = offers(g.id, id, function)
 	}
 	return d, errors.Join(errs...)
 }
@@ -172,7 +172,7 @@ func offers(group string, id sysfs.PCIID, function sysfs.Device) []discovery.Off
 // grant names functions by their addresses and mediated devices by their UUIDs,
 // in the variables that KubeVirt has for a resource.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
-	if grant.Resource == "" {
+	if grant.API == discovery.ModeDRA {
 		return specs.ContainerEdits{}
 	}
 	var addresses, uuids []string

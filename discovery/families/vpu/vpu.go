@@ -130,7 +130,7 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 	for i := range len(functions) / k.functions {
 		offer.IDs = append(offer.IDs, fmt.Sprint(k.id, i))
 	}
-	d.Offers = []discovery.Offer{offer}
+	d.Classic = []discovery.Offer{offer}
 	return d, err
 }
 

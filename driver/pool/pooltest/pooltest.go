@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // Quantities returns quantities by name: "slices", 7.
@@ -21,12 +22,8 @@ func Quantities(pairs ...any) map[string]resource.Quantity {
 }
 
 // Part is a device that takes slices of a piece of silicon with 7 of them.
-func Part(silicon, name string, takes int) discovery.Device {
-	return discovery.Device{
-		Name:   name,
-		PartOf: &discovery.Whole{Name: silicon, Counters: Quantities("slices", 7)},
-		Takes:  Quantities("slices", takes),
-	}
+func Part(silicon, name string, takes int) rules.Offered {
+	return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Whole{Name: silicon, Counters: Quantities("slices", 7)}, Takes: Quantities("slices", takes)}}
 }
 
 // Sketch writes a pool in a few words, a line for each slice.

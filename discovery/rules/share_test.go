@@ -1,4 +1,4 @@
-package discovery
+package rules
 
 import (
 	"strings"
@@ -9,6 +9,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
 )
 
 const gib = 1 << 30
@@ -16,18 +18,18 @@ const gib = 1 << 30
 // everyGPU selects what gpu returns.
 const everyGPU = `device.attributes["chandler.dev"].kind == "gpu"`
 
-func shareOf(t *testing.T, share Share, devices ...Device) *Snapshot {
+func shareOf(t *testing.T, share Share, devices ...discovery.Device) *Snapshot {
 	t.Helper()
 	share.Selector = selector(t, everyGPU)
 	rules := &Rules{Sharing: []Share{share}}
-	return rules.Apply(&Snapshot{Devices: devices})
+	return rules.Apply(&discovery.Snapshot{Devices: devices})
 }
 
 func TestShareByNumber(t *testing.T) {
 	gke := gpu("nvidia0", "acme", 80*gib)
-	gke.Offers[0].ShareInfix = "/vgpu"
+	gke.Classic[0].ShareInfix = "/vgpu"
 	s := shareOf(t, Share{Replicas: 2}, gpu("a", "acme", 80*gib), gke)
-	want := [][]Offer{
+	want := [][]discovery.Offer{
 		{{Resource: "acme.com/gpu", IDs: []string{"a::0", "a::1"}}},
 		{{Resource: "acme.com/gpu", IDs: []string{"nvidia0/vgpu0", "nvidia0/vgpu1"}, ShareInfix: "/vgpu"}},
 	}
@@ -35,7 +37,7 @@ func TestShareByNumber(t *testing.T) {
 		if diff := cmp.Diff(want[i], d.Offers); diff != "" {
 			t.Errorf("%s: offers (-want +got):\n%s", d.Name, diff)
 		}
-		if n := d.Capacity[Shares].Value; d.Sharing == nil || d.Sharing.Capacity != Shares || n.Value() != 2 {
+		if n := d.Capacity[discovery.Shares].Value; d.Sharing == nil || d.Sharing.Capacity != discovery.Shares || n.Value() != 2 {
 			t.Errorf("%s: sharing %v of %v", d.Name, d.Sharing, d.Capacity)
 		}
 	}
@@ -48,13 +50,13 @@ func TestShareByNumber(t *testing.T) {
 // counting.
 func TestShareByStem(t *testing.T) {
 	numbered := gpu("a", "acme", 80*gib)
-	numbered.Offers[0].IDs, numbered.Offers[0].ShareStem = []string{"card1-0"}, "card1-"
+	numbered.Classic[0].IDs, numbered.Classic[0].ShareStem = []string{"card1-0"}, "card1-"
 	d := shareOf(t, Share{Replicas: 3}, numbered).Devices[0]
-	want := []Offer{{Resource: "acme.com/gpu", IDs: []string{"card1-0", "card1-1", "card1-2"}, ShareStem: "card1-"}}
+	want := []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"card1-0", "card1-1", "card1-2"}, ShareStem: "card1-"}}
 	if diff := cmp.Diff(want, d.Offers); diff != "" {
 		t.Errorf("offers (-want +got):\n%s", diff)
 	}
-	if d.Sharing == nil || d.Sharing.Capacity != Shares {
+	if d.Sharing == nil || d.Sharing.Capacity != discovery.Shares {
 		t.Errorf("sharing %v", d.Sharing)
 	}
 }
@@ -64,14 +66,14 @@ func TestShareByStem(t *testing.T) {
 func TestShareableRecounted(t *testing.T) {
 	kvm := gpu("kvm", "acme", 0)
 	kvm.Shareable = true
-	kvm.Offers[0].IDs, kvm.Offers[0].ShareStem = CountedIDs("kvm", 1000), "kvm"
+	kvm.Classic[0].IDs, kvm.Classic[0].ShareStem = discovery.CountedIDs("kvm", 1000), "kvm"
 	for resource, want := range map[string]string{"": "acme.com/gpu", "example.com/kvm": "example.com/kvm"} {
 		s := shareOf(t, Share{Replicas: 2, Resource: resource}, kvm)
 		d := s.Devices[0]
-		if diff := cmp.Diff([]Offer{{Resource: want, IDs: []string{"kvm0", "kvm1"}, ShareStem: "kvm"}}, d.Offers); diff != "" {
+		if diff := cmp.Diff([]discovery.Offer{{Resource: want, IDs: []string{"kvm0", "kvm1"}, ShareStem: "kvm"}}, d.Offers); diff != "" {
 			t.Errorf("offers (-want +got):\n%s", diff)
 		}
-		if _, limited := d.Capacity[Shares]; limited || d.Sharing != nil || !d.Shareable || len(s.Problems) > 0 {
+		if _, limited := d.Capacity[discovery.Shares]; limited || d.Sharing != nil || !d.Shareable || len(s.Problems) > 0 {
 			t.Errorf("sharing %v of %v, problems %v", d.Sharing, d.Capacity, s.Problems)
 		}
 	}
@@ -95,13 +97,13 @@ func TestSharedEdits(t *testing.T) {
 		got := shareOf(t, test.share, d).Devices[0]
 		want := d.Edits
 		if test.shared {
-			want = Join(d.Edits, d.SharedEdits)
+			want = discovery.Join(d.Edits, d.SharedEdits)
 		}
 		if diff := cmp.Diff(want, got.Edits, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	if alone := (&Rules{}).Apply(&Snapshot{Devices: []Device{d}}).Devices[0]; len(alone.Edits.Mounts) > 0 || len(d.Edits.Mounts) > 0 {
+	if alone := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0]; len(alone.Edits.Mounts) > 0 || len(d.Edits.Mounts) > 0 {
 		t.Errorf("alone: %+v", alone.Edits)
 	}
 }
@@ -111,12 +113,12 @@ func TestConsumedAddsUp(t *testing.T) {
 		return map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory), "cores": resource.MustParse(cores)}
 	}
 	one := amounts("1Gi", "2")
-	c := make(Consumed)
+	c := make(discovery.Consumed)
 	c.Add("a", one)
 	c.Add("a", amounts("2Gi", "0"))
 	c.Add("b", amounts("1Gi", "1"))
 	c.Add("whole", nil)
-	if diff := cmp.Diff(Consumed{"a": amounts("3Gi", "2"), "b": amounts("1Gi", "1")}, c); diff != "" {
+	if diff := cmp.Diff(discovery.Consumed{"a": amounts("3Gi", "2"), "b": amounts("1Gi", "1")}, c); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	if diff := cmp.Diff(amounts("1Gi", "2"), one); diff != "" {
@@ -127,7 +129,7 @@ func TestConsumedAddsUp(t *testing.T) {
 func TestShareLeavesTheScanAlone(t *testing.T) {
 	before := gpu("a", "acme", 80*gib)
 	shareOf(t, Share{Replicas: 2}, before)
-	if _, added := before.Capacity[Shares]; added || before.Sharing != nil || len(before.Offers[0].IDs) != 1 {
+	if _, added := before.Capacity[discovery.Shares]; added || len(before.Classic[0].IDs) != 1 {
 		t.Errorf("the device of the scan was changed: %v", before)
 	}
 }
@@ -135,7 +137,7 @@ func TestShareLeavesTheScanAlone(t *testing.T) {
 func TestShareOfAPool(t *testing.T) {
 	s := shareOf(t, Share{Replicas: 3, Pool: true, Resource: "rdma/hca"}, gpu("a", "acme", 0), gpu("b", "acme", 0))
 	for _, d := range s.Devices {
-		want := []Offer{{Resource: "rdma/hca", IDs: []string{"0", "1", "2"}, Unit: "rdma/hca"}}
+		want := []discovery.Offer{{Resource: "rdma/hca", IDs: []string{"0", "1", "2"}, Unit: "rdma/hca"}}
 		if diff := cmp.Diff(want, d.Offers); diff != "" {
 			t.Errorf("%s: offers (-want +got):\n%s", d.Name, diff)
 		}
@@ -146,7 +148,7 @@ func TestShareByMemory(t *testing.T) {
 	// 3.5 GiB are three units.
 	s := shareOf(t, Share{Unit: resource.MustParse("1Gi"), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}, gpu("a", "acme", 7*gib/2))
 	d := s.Devices[0]
-	want := []Offer{{Resource: "aliyun.com/gpu-mem", IDs: []string{"a-_-0", "a-_-1", "a-_-2"}, Counts: "memory"}}
+	want := []discovery.Offer{{Resource: "aliyun.com/gpu-mem", IDs: []string{"a-_-0", "a-_-1", "a-_-2"}, Counts: "memory"}}
 	if diff := cmp.Diff(want, d.Offers); diff != "" {
 		t.Errorf("offers (-want +got):\n%s", diff)
 	}
@@ -162,12 +164,12 @@ func TestNotShared(t *testing.T) {
 	kvm := gpu("kvm", "acme", gib)
 	kvm.Shareable = true
 	numbered := kvm
-	numbered.Offers = []Offer{{Resource: "acme.com/gpu", IDs: []string{"kvm0"}, ShareStem: "kvm"}}
+	numbered.Classic = []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"kvm0"}, ShareStem: "kvm"}}
 	counted := gpu("counted", "acme", gib)
-	counted.Offers[0].IDs = []string{"0", "1"}
+	counted.Classic[0].IDs = []string{"0", "1"}
 	for name, test := range map[string]struct {
 		share  Share
-		device Device
+		device discovery.Device
 		want   string
 	}{
 		"unknown memory":  {gi, gpu("a", "acme", 0), "how much memory the device has is not known"},
@@ -197,23 +199,23 @@ func TestShareUnderANameOfTheAdministrator(t *testing.T) {
 		Resources: []Resource{{Selector: selector(t, everyGPU), Name: "example.com/shared-gpu"}},
 	}
 	unnamed := gpu("a", "acme", 0)
-	unnamed.Offers[0].Resource = ""
-	s := rules.Apply(&Snapshot{Devices: []Device{unnamed}})
-	want := []Offer{{Resource: "example.com/shared-gpu", IDs: []string{"a::0", "a::1"}}}
+	unnamed.Classic[0].Resource = ""
+	s := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{unnamed}})
+	want := []discovery.Offer{{Resource: "example.com/shared-gpu", IDs: []string{"a::0", "a::1"}}}
 	if diff := cmp.Diff(want, s.Devices[0].Offers); diff != "" {
 		t.Errorf("offers (-want +got):\n%s", diff)
 	}
 }
 
 // A device whose count the administrator said is not shared a second time.
-func TestShareAmong(t *testing.T) {
+func TestShareOfWhatIsCounted(t *testing.T) {
 	d := gpu("port", "example", 0)
-	err := d.ShareAmong(3)
-	if shares := d.Capacity[Shares].Value; err != nil || d.Sharing.Capacity != Shares || shares.Value() != 3 {
-		t.Errorf("%v, %+v of %v", err, d.Sharing, d.Capacity)
+	d.Capacity.Set(discovery.Shares, 3)
+	counted := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0]
+	if shares := counted.Capacity[discovery.Shares].Value; counted.Sharing == nil || counted.Sharing.Capacity != discovery.Shares || shares.Value() != 3 {
+		t.Errorf("%+v of %v", counted.Sharing, counted.Capacity)
 	}
-	again := &Share{Replicas: 2}
-	if err := again.apply(&d); err == nil || !strings.Contains(err.Error(), "already") {
-		t.Errorf("shared again: %v", err)
+	if s := shareOf(t, Share{Replicas: 2}, d); len(s.Problems) != 1 || !strings.Contains(s.Problems[0].Error(), "already") {
+		t.Errorf("shared again: %v", s.Problems)
 	}
 }

@@ -1,4 +1,4 @@
-package discovery
+package rules
 
 import (
 	"fmt"
@@ -9,11 +9,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
 )
 
 // gpu returns a device with some attributes and one classic ID.
-func gpu(name, vendor string, memory int64) Device {
-	d := Device{Name: name, Attributes: Attributes{}, Capacity: Capacity{}, Offers: []Offer{{Resource: vendor + ".com/gpu", IDs: []string{name}}}}
+func gpu(name, vendor string, memory int64) discovery.Device {
+	d := discovery.Device{Name: name, Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}, Classic: []discovery.Offer{{Resource: vendor + ".com/gpu", IDs: []string{name}}}}
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", vendor)
 	if memory > 0 {
@@ -32,16 +34,16 @@ func selector(t *testing.T, expression string) Selector {
 }
 
 func TestRules(t *testing.T) {
-	classic := ModeDevicePlugin
+	classic := discovery.ModeDevicePlugin
 	rules := &Rules{
-		Mode:    ModeDRA,
+		Mode:    discovery.ModeDRA,
 		Exclude: []Selector{selector(t, `device.attributes["chandler.dev"].vendor == "acme"`)},
 		Resources: []Resource{
-			{Selector: selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("80Gi")) >= 0`), Name: "example.com/gpu-large", Mode: &classic, Want: Parameters{AcceleratorFunction: "1"}},
+			{Selector: selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("80Gi")) >= 0`), Name: "example.com/gpu-large", Mode: &classic, Want: discovery.Parameters{discovery.AcceleratorFunction: "1"}},
 			{Selector: selector(t, `device.attributes["chandler.dev"].kind == "gpu"`), Name: "example.com/gpu"},
 		},
 	}
-	got := rules.Apply(&Snapshot{Devices: []Device{
+	got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{
 		gpu("a", "acme", 1<<30),
 		gpu("b", "amd", 192<<30),
 		gpu("c", "amd", 16<<30),
@@ -49,17 +51,17 @@ func TestRules(t *testing.T) {
 	}})
 	type result struct {
 		Name, Resource string
-		Mode           Mode
-		Want           Parameters
+		Mode           discovery.Mode
+		Want           discovery.Parameters
 	}
 	var results []result
 	for _, d := range got.Devices {
 		results = append(results, result{d.Name, d.Offers[0].Resource, d.Mode, d.Want})
 	}
 	want := []result{
-		{"b", "example.com/gpu-large", ModeDevicePlugin, Parameters{AcceleratorFunction: "1"}},
-		{"c", "example.com/gpu", ModeDRA, nil},
-		{"d", "example.com/gpu", ModeDRA, nil},
+		{"b", "example.com/gpu-large", discovery.ModeDevicePlugin, discovery.Parameters{discovery.AcceleratorFunction: "1"}},
+		{"c", "example.com/gpu", discovery.ModeDRA, nil},
+		{"d", "example.com/gpu", discovery.ModeDRA, nil},
 	}
 	if diff := cmp.Diff(want, results); diff != "" {
 		t.Errorf("Apply (-want +got):\n%s", diff)
@@ -72,24 +74,24 @@ func TestRules(t *testing.T) {
 }
 
 func TestRulesLeaveTheirInputAlone(t *testing.T) {
-	rules := &Rules{Mode: ModeDRA, Resources: []Resource{{Selector: selector(t, "true"), Name: "example.com/gpu"}}}
-	snapshot := &Snapshot{Devices: []Device{gpu("a", "amd", 0)}}
+	rules := &Rules{Mode: discovery.ModeDRA, Resources: []Resource{{Selector: selector(t, "true"), Name: "example.com/gpu"}}}
+	snapshot := &discovery.Snapshot{Devices: []discovery.Device{gpu("a", "amd", 0)}}
 	rules.Apply(snapshot)
-	if diff := cmp.Diff([]Device{gpu("a", "amd", 0)}, snapshot.Devices); diff != "" {
+	if diff := cmp.Diff([]discovery.Device{gpu("a", "amd", 0)}, snapshot.Devices); diff != "" {
 		t.Errorf("the snapshot changed (-want +got):\n%s", diff)
 	}
 }
 
 // What has IDs and no name is offered once the administrator names it.
 func TestRulesNameWhatHasNoName(t *testing.T) {
-	unnamed := func(name string) Device {
+	unnamed := func(name string) discovery.Device {
 		d := gpu(name, "acme", 0)
 		d.Attributes.SetString("model", name)
-		d.Offers[0].Resource = ""
+		d.Classic[0].Resource = ""
 		return d
 	}
 	rules := &Rules{Resources: []Resource{{Selector: selector(t, `device.attributes["chandler.dev"].model == "b"`), Name: "example.com/pool"}}}
-	snapshot := &Snapshot{Devices: []Device{unnamed("a"), unnamed("b")}}
+	snapshot := &discovery.Snapshot{Devices: []discovery.Device{unnamed("a"), unnamed("b")}}
 	for _, d := range snapshot.Devices {
 		if err := d.Validate(); err != nil {
 			t.Error(err)
@@ -99,10 +101,10 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 	if len(got.Problems) > 0 || len(got.Devices) != 2 || len(got.Devices[0].Offers) != 0 {
 		t.Fatalf("got the devices %+v and the problems %v; want both devices, a without an offer", got.Devices, got.Problems)
 	}
-	if diff := cmp.Diff([]Offer{{Resource: "example.com/pool", IDs: []string{"b"}}}, got.Devices[1].Offers); diff != "" {
+	if diff := cmp.Diff([]discovery.Offer{{Resource: "example.com/pool", IDs: []string{"b"}}}, got.Devices[1].Offers); diff != "" {
 		t.Errorf("offers of b (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]Device{unnamed("a"), unnamed("b")}, snapshot.Devices); diff != "" {
+	if diff := cmp.Diff([]discovery.Device{unnamed("a"), unnamed("b")}, snapshot.Devices); diff != "" {
 		t.Errorf("the snapshot changed (-want +got):\n%s", diff)
 	}
 }
@@ -112,17 +114,17 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 func TestRulesLetNobodyInUnasked(t *testing.T) {
 	monitor := gpu("monitor", "acme", 0)
 	monitor.OptIn = true
-	monitor.Offers = []Offer{{Resource: "acme.com/monitor", IDs: []string{"all"}}}
+	monitor.Classic = []discovery.Offer{{Resource: "acme.com/monitor", IDs: []string{"all"}}}
 	for name, test := range map[string]struct {
 		resources []Resource
-		want      []Offer
+		want      []discovery.Offer
 	}{
 		"no rule":      {},
 		"another name": {resources: []Resource{{Selector: selector(t, "true"), Name: "acme.com/gpu"}}},
 		"not selected": {resources: []Resource{{Selector: selector(t, "false"), Name: "acme.com/monitor"}}},
 		"its name": {
 			resources: []Resource{{Selector: selector(t, "true"), Name: "acme.com/gpu"}, {Selector: selector(t, "true"), Name: "acme.com/monitor"}},
-			want:      monitor.Offers,
+			want:      monitor.Classic,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,7 +133,7 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 			if !slices.ContainsFunc(test.resources, func(r Resource) bool { return r.Name == "acme.com/monitor" }) {
 				rules.Exclude = []Selector{selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("1Gi")) < 0`)}
 			}
-			got := rules.Apply(&Snapshot{Devices: []Device{monitor}})
+			got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{monitor}})
 			if test.want == nil {
 				if len(got.Devices) > 0 || len(got.Problems) > 0 {
 					t.Errorf("got %+v and the problems %v; want no device and no problem", got.Devices, got.Problems)
@@ -148,9 +150,9 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 // An optional offer is made where its own name is given to the device, and the
 // first one where another is.
 func TestRulesChooseAnOffer(t *testing.T) {
-	part := Offer{Resource: "example.com/part", IDs: []string{"part0"}}
-	card := Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Optional: true}
-	for name, want := range map[string][]Offer{
+	part := discovery.Offer{Resource: "example.com/part", IDs: []string{"part0"}}
+	card := discovery.Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Optional: true}
+	for name, want := range map[string][]discovery.Offer{
 		"":                 {part},
 		"example.com/part": {part},
 		"example.com/card": {{Resource: card.Resource, IDs: card.IDs, Unit: card.Unit}},
@@ -160,11 +162,11 @@ func TestRulesChooseAnOffer(t *testing.T) {
 		if name != "" {
 			rules.Resources = []Resource{{Selector: selector(t, "true"), Name: name}}
 		}
-		snapshot := &Snapshot{Devices: []Device{{Name: "a", Offers: []Offer{part, card}}}}
+		snapshot := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a", Classic: []discovery.Offer{part, card}}}}
 		if diff := cmp.Diff(want, rules.Apply(snapshot).Devices[0].Offers); diff != "" {
 			t.Errorf("named %q (-want +got):\n%s", name, diff)
 		}
-		if diff := cmp.Diff([]Offer{part, card}, snapshot.Devices[0].Offers); diff != "" {
+		if diff := cmp.Diff([]discovery.Offer{part, card}, snapshot.Devices[0].Classic); diff != "" {
 			t.Errorf("named %q: the snapshot changed (-want +got):\n%s", name, diff)
 		}
 	}
@@ -173,19 +175,19 @@ func TestRulesChooseAnOffer(t *testing.T) {
 // The parts of a Whole cannot be given to two APIs.
 func TestRulesRefuseToSplitAWhole(t *testing.T) {
 	first, second, other := gpu("a", "amd", 0), gpu("b", "amd", 0), gpu("c", "amd", 0)
-	whole := &Whole{Name: "card"}
+	whole := &discovery.Whole{Name: "card"}
 	first.PartOf, second.PartOf = whole, whole
-	classic := ModeDevicePlugin
-	rules := &Rules{Mode: ModeDRA, Resources: []Resource{
+	classic := discovery.ModeDevicePlugin
+	rules := &Rules{Mode: discovery.ModeDRA, Resources: []Resource{
 		{Selector: selector(t, `device.attributes["chandler.dev"].name == "b"`), Name: "example.com/gpu", Mode: &classic},
 	}}
 	second.Attributes.SetString("name", "b")
-	got := rules.Apply(&Snapshot{Devices: []Device{first, second, other}})
+	got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{first, second, other}})
 	if len(got.Devices) != 1 || got.Devices[0].Name != "c" {
 		t.Errorf("got %d devices; want c alone", len(got.Devices))
 	}
 	for _, name := range []string{"a", "b"} {
-		if !slices.ContainsFunc(got.Problems, func(p Problem) bool {
+		if !slices.ContainsFunc(got.Problems, func(p discovery.Problem) bool {
 			return p.Device == name && strings.Contains(p.Error(), "two APIs")
 		}) {
 			t.Errorf("no problem says that %s is split: %v", name, got.Problems)
@@ -212,8 +214,8 @@ func TestCompile(t *testing.T) {
 // What the administrator names gives way to what a family knows, until that is
 // excluded. What is shareable, or several have, is nobody's alone.
 func TestConfiguredGivesWay(t *testing.T) {
-	device := func(name, family string, nodes ...string) Device {
-		d := Device{Name: name, Family: family, Attributes: Attributes{}, Configured: family == "paths"}
+	device := func(name, family string, nodes ...string) discovery.Device {
+		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, Configured: family == "paths"}
 		d.Attributes.SetString("family", family)
 		for _, node := range nodes {
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
@@ -222,11 +224,11 @@ func TestConfiguredGivesWay(t *testing.T) {
 	}
 	kvm := device("kvm", "hypervisor", "/dev/kvm")
 	kvm.Shareable = true
-	snapshot := &Snapshot{Devices: []Device{
+	snapshot := &discovery.Snapshot{Devices: []discovery.Device{
 		device("gpu-0", "gpus", "/dev/dri/card0", "/dev/all"), device("gpu-1", "gpus", "/dev/dri/card1", "/dev/all"), kvm,
 		device("paths-all", "paths", "/dev/all"), device("paths-kvm", "paths", "/dev/kvm"), device("paths-video", "paths", "/dev/fuse", "/dev/dri/card1"),
 	}}
-	names := func(rules *Rules) (names []string, problems []Problem) {
+	names := func(rules *Rules) (names []string, problems []discovery.Problem) {
 		applied := rules.Apply(snapshot)
 		for _, d := range applied.Devices {
 			names = append(names, d.Name)
@@ -250,20 +252,20 @@ func TestConfiguredGivesWay(t *testing.T) {
 // A device has the IDs of the plugin that has names in that domain.
 func TestNamesWithinADomain(t *testing.T) {
 	d := gpu("a", "acme", 0)
-	d.Offers = []Offer{{IDs: []string{"0000:01:00.0"}, Within: "acme.com"}, {IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Optional: true}}
+	d.Classic = []discovery.Offer{{IDs: []string{"0000:01:00.0"}, Within: "acme.com"}, {IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Optional: true}}
 	for name, want := range map[string]string{"acme.com/big": "0000:01:00.0", "example.com/big": "12", "not-acme.com/big": "12", "acme.com/own": "own"} {
 		rules := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: name}}}
-		got := rules.Apply(&Snapshot{Devices: []Device{d}}).Devices[0].Offers
-		if diff := cmp.Diff([]Offer{{Resource: name, IDs: []string{want}}}, got); diff != "" {
+		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0].Offers
+		if diff := cmp.Diff([]discovery.Offer{{Resource: name, IDs: []string{want}}}, got); diff != "" {
 			t.Errorf("%s: offers (-want +got):\n%s", name, diff)
 		}
 	}
-	d.Offers = d.Offers[:1]
+	d.Classic = d.Classic[:1]
 	other := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: "example.com/big"}}}
-	if s := other.Apply(&Snapshot{Devices: []Device{d}}); len(s.Devices[0].Offers) > 0 || len(s.Problems) != 1 {
+	if s := other.Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(s.Devices[0].Offers) > 0 || len(s.Problems) != 1 {
 		t.Errorf("no ID but within acme.com, and offered as %+v", s.Devices[0].Offers)
 	}
-	if s := (&Rules{}).Apply(&Snapshot{Devices: []Device{d}}); len(s.Devices[0].Offers) > 0 {
+	if s := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(s.Devices[0].Offers) > 0 {
 		t.Errorf("unnamed, and offered as %+v", s.Devices[0].Offers)
 	}
 }
@@ -271,8 +273,8 @@ func TestNamesWithinADomain(t *testing.T) {
 // What the administrator counted, and nothing on the host shows, gives way to
 // what a family finds of that kind and somebody can have.
 func TestCountedGiveWay(t *testing.T) {
-	device := func(name, family, kind string, nodes ...string) Device {
-		d := Device{Name: name, Family: family, Attributes: Attributes{}, Source: Unseen, Configured: family == "paths"}
+	device := func(name, family, kind string, nodes ...string) discovery.Device {
+		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, Source: discovery.Unseen, Configured: family == "paths"}
 		d.Attributes.SetString("family", family)
 		d.Attributes.SetString("kind", kind)
 		if d.Configured {
@@ -283,7 +285,7 @@ func TestCountedGiveWay(t *testing.T) {
 		}
 		return d
 	}
-	snapshot := &Snapshot{Devices: []Device{
+	snapshot := &discovery.Snapshot{Devices: []discovery.Device{
 		device("fpga", "aws", "fpga", "/dev/xdma0_user"), device("idle", "aws", "npu"), device("vfio", "vfio", "other", "/dev/vfio/1"),
 		device("u0", "paths", "fpga"), device("u1", "paths", "fpga"), device("n", "paths", "npu"), device("o", "paths", "other"),
 	}}
@@ -305,15 +307,15 @@ func TestCountedGiveWay(t *testing.T) {
 
 func TestRulesPublishTheNameOfAResource(t *testing.T) {
 	d := gpu("a", "acme", 0)
-	d.Offers = []Offer{{IDs: []string{"1"}, NameAs: "example.com/resourceName"}}
+	d.Classic = []discovery.Offer{{IDs: []string{"1"}, NameAs: "example.com/resourceName"}}
 	full := gpu("b", "acme", 0)
-	full.Offers = d.Offers
+	full.Classic = d.Classic
 	for len(full.Attributes)+len(full.Capacity) < 32 {
 		full.Attributes.SetInt(resourceapi.QualifiedName(fmt.Sprintf("a%d", len(full.Attributes))), 1)
 	}
 	rules := &Rules{Resources: []Resource{{Selector: selector(t, "true"), Name: "intel.com/net"}}}
-	for _, given := range []Device{d, full} {
-		got := rules.Apply(&Snapshot{Devices: []Device{given}})
+	for _, given := range []discovery.Device{d, full} {
+		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{given}})
 		want := ""
 		if given.Name == "a" {
 			want = "intel.com/net"
@@ -328,7 +330,7 @@ func TestRulesPublishTheNameOfAResource(t *testing.T) {
 			t.Errorf("%s: resource %q", given.Name, got.Devices[0].Resource())
 		}
 	}
-	if got := (&Rules{}).Apply(&Snapshot{Devices: []Device{d}}); len(got.Devices[0].Attributes) != len(d.Attributes) {
+	if got := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}); len(got.Devices[0].Attributes) != len(d.Attributes) {
 		t.Errorf("unnamed: attributes %v", got.Devices[0].Attributes)
 	}
 	if d.Attributes.String("example.com/resourceName") != "" {
@@ -341,16 +343,16 @@ func TestRulesPublishTheNameOfAResource(t *testing.T) {
 func TestRulesDoNotMixGranularities(t *testing.T) {
 	chip, core, other := gpu("chip", "acme", 0), gpu("core", "acme", 0), gpu("other", "acme", 0)
 	chip.Family, core.Family, other.Family = "neuron", "neuron", "another"
-	core.Offers = []Offer{{Resource: "acme.com/core", IDs: []string{"0"}, Optional: true}}
+	core.Classic = []discovery.Offer{{Resource: "acme.com/core", IDs: []string{"0"}, Optional: true}}
 	rules := &Rules{Resources: []Resource{{Selector: selector(t, `true`), Name: "acme.com/core"}}}
-	s := rules.Apply(&Snapshot{Devices: []Device{chip, core, other}})
-	for name, want := range map[string]Offer{
+	s := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{chip, core, other}})
+	for name, want := range map[string]discovery.Offer{
 		"chip":  {Resource: "acme.com/gpu", IDs: []string{"chip"}},
 		"core":  {Resource: "acme.com/core", IDs: []string{"0"}},
 		"other": {Resource: "acme.com/core", IDs: []string{"other"}}, // to which the administrator gives it
 	} {
-		d, _ := (&Snapshot{Devices: s.Devices}).Lookup(name)
-		if diff := cmp.Diff([]Offer{want}, d.Offers); diff != "" {
+		d, _ := s.Lookup(name)
+		if diff := cmp.Diff([]discovery.Offer{want}, d.Offers); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -359,14 +361,14 @@ func TestRulesDoNotMixGranularities(t *testing.T) {
 // A unit of Members is offered with all of them or not at all, and one that is
 // said to have none with what is left.
 func TestRulesKeepUnitsWhole(t *testing.T) {
-	member := func(name, unit string) Device {
+	member := func(name, unit string) discovery.Device {
 		d := gpu(name, "acme", 0)
-		d.Offers = []Offer{{Resource: "acme.com/card", IDs: []string{unit}, Unit: unit}}
+		d.Classic = []discovery.Offer{{Resource: "acme.com/card", IDs: []string{unit}, Unit: unit}}
 		return d
 	}
-	devices := []Device{member("a", "one"), member("b", "one"), member("c", "two"), member("d", "two"), member("e", "three")}
-	CountMembers(devices)
-	snapshot := &Snapshot{Devices: append(devices, member("f", "group"), member("g", "group"))}
+	devices := []discovery.Device{member("a", "one"), member("b", "one"), member("c", "two"), member("d", "two"), member("e", "three")}
+	discovery.CountMembers(devices)
+	snapshot := &discovery.Snapshot{Devices: append(devices, member("f", "group"), member("g", "group"))}
 	excluded := func(name string) Selector {
 		return selector(t, fmt.Sprintf(`device.attributes["chandler.dev"].?model.orValue("") == %q`, name))
 	}
@@ -388,7 +390,28 @@ func TestRulesKeepUnitsWhole(t *testing.T) {
 	if fmt.Sprint(got.Problems) != want {
 		t.Errorf("problems %v; want %s", got.Problems, want)
 	}
-	if len(snapshot.Devices[0].Offers) != 1 {
+	if len(snapshot.Devices[0].Classic) != 1 {
 		t.Error("the input was changed")
+	}
+}
+
+// Devices have a resource together if all of them have that one alone.
+func TestResourceOf(t *testing.T) {
+	named := func(resources ...string) (d Offered) {
+		for _, resource := range resources {
+			d.Offers = append(d.Offers, discovery.Offer{Resource: resource})
+		}
+		return d
+	}
+	for want, devices := range map[string][]Offered{
+		"a.com/one": {named("a.com/one"), named("a.com/one")},
+		"":          {named("a.com/one"), named()},
+	} {
+		if got := ResourceOf(devices); got != want {
+			t.Errorf("got %q; want %q", got, want)
+		}
+	}
+	if got := ResourceOf([]Offered{named("a.com/one", "a.com/two")}); got != "" {
+		t.Errorf("of two names %q is chosen", got)
 	}
 }

@@ -1,4 +1,4 @@
-package discovery
+package rules
 
 import (
 	"cmp"
@@ -10,11 +10,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"tags.cncf.io/container-device-interface/specs-go"
-)
 
-// Shares is the capacity of which containers take where a device is shared by
-// number.
-const Shares resourceapi.QualifiedName = "shares"
+	"chandler.dev/discovery"
+)
 
 // maxShares bounds the shares of a device. The kubelet takes no list of more
 // than 4 MiB (gRPC's default), and eight devices of so many are 2 MiB.
@@ -30,12 +28,18 @@ const (
 // Sharing says that containers have a device together, each as much of it as
 // it takes of one of its capacities, until nothing is left.
 type Sharing struct {
-	Capacity resourceapi.QualifiedName `json:"capacity"` // [Shares], "memory", …
+	Capacity resourceapi.QualifiedName `json:"capacity"` // [discovery.Shares], "memory", …
 	Unit     resource.Quantity         `json:"unit"`     // the least that is taken, and the step
 
 	// Default is what is taken for a request that does not say: one share, or
 	// all of the units, since who does not know of sharing wants the device.
 	Default resource.Quantity `json:"default"`
+}
+
+// byNumber says that containers take shares, one if they do not say.
+func byNumber() *Sharing {
+	one := *resource.NewQuantity(1, resource.DecimalSI)
+	return &Sharing{discovery.Shares, one, one}
 }
 
 // Share shares the selected devices: by number, if Replicas is set, or by units
@@ -64,10 +68,10 @@ type Share struct {
 // with the original. A device that cannot be shared as it should be is left
 // whole, and without an ID in the classic API. Of one that any number of
 // containers may have, only the number of its classic IDs changes.
-func (s *Share) apply(d *Device) error {
+func (s *Share) apply(d *Offered) error {
 	sharing, offers, err := s.of(d)
 	if err == nil && sharing != nil && s.Replicas > 0 {
-		d.Capacity, err = d.withShares(s.Replicas)
+		d.Capacity, err = withShares(&d.Device, s.Replicas)
 	}
 	if err != nil {
 		d.Offers = nil
@@ -75,33 +79,16 @@ func (s *Share) apply(d *Device) error {
 	}
 	d.Sharing, d.Offers = sharing, offers
 	if sharing != nil {
-		d.Edits, d.SharedEdits = Join(d.Edits, d.SharedEdits), specs.ContainerEdits{}
+		d.Edits, d.SharedEdits = discovery.Join(d.Edits, d.SharedEdits), specs.ContainerEdits{}
 	}
 	return nil
-}
-
-// ShareAmong lets n containers have the device at once. Its offers are to have
-// an ID for each.
-func (d *Device) ShareAmong(n int) error {
-	capacity, err := d.withShares(n)
-	if err != nil {
-		return err
-	}
-	d.Capacity, d.Sharing = capacity, byNumber()
-	return nil
-}
-
-// byNumber says that containers take shares, one if they do not say.
-func byNumber() *Sharing {
-	one := *resource.NewQuantity(1, resource.DecimalSI)
-	return &Sharing{Shares, one, one}
 }
 
 // of returns how the device is shared.
-func (s *Share) of(d *Device) (*Sharing, []Offer, error) {
+func (s *Share) of(d *Offered) (*Sharing, []discovery.Offer, error) {
 	switch {
 	case d.Shareable:
-		offers, err := s.recounted(d)
+		offers, err := s.recounted(d.Offers)
 		return nil, offers, err
 	case d.Sharing != nil:
 		return nil, nil, errors.New("sharing: several containers may have the device already")
@@ -114,7 +101,7 @@ func (s *Share) of(d *Device) (*Sharing, []Offer, error) {
 		offers, err := s.replicas(offers)
 		return byNumber(), offers, err
 	}
-	units, err := s.units(d)
+	units, err := s.units(&d.Device)
 	if err != nil {
 		return nil, nil, fmt.Errorf("sharing: %w", err)
 	}
@@ -126,12 +113,11 @@ func (s *Share) of(d *Device) (*Sharing, []Offer, error) {
 
 // recounted returns the offers of a device that any number of containers may
 // have, with as many IDs as the administrator wants.
-func (s *Share) recounted(d *Device) ([]Offer, error) {
-	fixed := func(offer Offer) bool { return offer.ShareStem == "" }
-	if s.Replicas == 0 || s.Pool || slices.ContainsFunc(d.Offers, fixed) {
+func (s *Share) recounted(offers []discovery.Offer) ([]discovery.Offer, error) {
+	fixed := func(offer discovery.Offer) bool { return offer.ShareStem == "" }
+	if s.Replicas == 0 || s.Pool || slices.ContainsFunc(offers, fixed) {
 		return nil, errors.New("sharing: any number of containers may have the device already")
 	}
-	offers := d.Offers
 	if s.Resource != "" {
 		offers = renamed(offers, s.Resource)
 	}
@@ -139,19 +125,19 @@ func (s *Share) recounted(d *Device) ([]Offer, error) {
 }
 
 // replicas returns the offers with a number of shares for each ID.
-func (s *Share) replicas(offers []Offer) ([]Offer, error) {
-	var shared []Offer
+func (s *Share) replicas(offers []discovery.Offer) ([]discovery.Offer, error) {
+	var shared []discovery.Offer
 	for _, offer := range offers {
 		switch {
 		case s.Pool:
-			offer.Unit, offer.Members, offer.IDs = offer.Resource, 0, CountedIDs("", s.Replicas)
+			offer.Unit, offer.Members, offer.IDs = offer.Resource, 0, discovery.CountedIDs("", s.Replicas)
 		case offer.ShareStem != "":
-			offer.IDs = CountedIDs(offer.ShareStem, s.Replicas)
+			offer.IDs = discovery.CountedIDs(offer.ShareStem, s.Replicas)
 		default:
 			infix := cmp.Or(offer.ShareInfix, replicaInfix)
 			var ids []string
 			for _, id := range offer.IDs {
-				ids = append(ids, CountedIDs(id+infix, s.Replicas)...)
+				ids = append(ids, discovery.CountedIDs(id+infix, s.Replicas)...)
 			}
 			offer.IDs = ids
 		}
@@ -164,7 +150,7 @@ func (s *Share) replicas(offers []Offer) ([]Offer, error) {
 }
 
 // units returns how many units the device has of the capacity.
-func (s *Share) units(d *Device) (int64, error) {
+func (s *Share) units(d *discovery.Device) (int64, error) {
 	capacity, known := d.Capacity[s.Capacity]
 	if !known {
 		return 0, fmt.Errorf("how much %s the device has is not known", s.Capacity)
@@ -181,28 +167,28 @@ func (s *Share) units(d *Device) (int64, error) {
 
 // inUnits returns the offers with an ID for each unit. A device that has
 // several IDs already cannot be counted out again.
-func (s *Share) inUnits(offers []Offer, units int64) ([]Offer, error) {
-	var counted []Offer
+func (s *Share) inUnits(offers []discovery.Offer, units int64) ([]discovery.Offer, error) {
+	var counted []discovery.Offer
 	for _, offer := range offers {
 		if len(offer.IDs) != 1 {
 			return nil, fmt.Errorf("sharing: the device has %d IDs as %s", len(offer.IDs), offer.Resource)
 		}
-		offer.IDs, offer.Counts = CountedIDs(offer.IDs[0]+unitInfix, int(units)), s.Capacity
+		offer.IDs, offer.Counts = discovery.CountedIDs(offer.IDs[0]+unitInfix, int(units)), s.Capacity
 		counted = append(counted, offer)
 	}
 	return counted, nil
 }
 
 // withShares returns the device's capacity and a number of shares.
-func (d *Device) withShares(n int) (Capacity, error) {
+func withShares(d *discovery.Device, n int) (discovery.Capacity, error) {
 	if len(d.Attributes)+len(d.Capacity) >= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
-		return nil, fmt.Errorf("sharing: no room for the capacity %s beside %d attributes and capacities", Shares, len(d.Attributes)+len(d.Capacity))
+		return nil, fmt.Errorf("sharing: no room for the capacity %s beside %d attributes and capacities", discovery.Shares, len(d.Attributes)+len(d.Capacity))
 	}
 	capacity := maps.Clone(d.Capacity)
 	if capacity == nil {
-		capacity = make(Capacity)
+		capacity = make(discovery.Capacity)
 	}
-	capacity.Set(Shares, int64(n))
+	capacity.Set(discovery.Shares, int64(n))
 	return capacity, nil
 }
 

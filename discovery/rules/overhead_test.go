@@ -1,4 +1,4 @@
-package discovery
+package rules
 
 import (
 	"encoding/json"
@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
 )
 
 func TestRulesChargeOverhead(t *testing.T) {
@@ -24,8 +26,8 @@ func TestRulesChargeOverhead(t *testing.T) {
 	}
 	odd := gpu("c", "acme", 0)
 	odd.Attributes.SetString("kind", "other")
-	bare := Device{Name: "d"}
-	got := rules.Apply(&Snapshot{Devices: []Device{gpu("a", "amd", 1<<30), gpu("b", "nvidia", 0), odd, bare}})
+	bare := discovery.Device{Name: "d"}
+	got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{gpu("a", "amd", 1<<30), gpu("b", "nvidia", 0), odd, bare}})
 	var overheads []HostResources
 	for _, d := range got.Devices {
 		overheads = append(overheads, d.Overhead)

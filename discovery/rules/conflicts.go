@@ -1,0 +1,117 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+)
+
+// report adds a problem with a device, or with a resource.
+func (s *Snapshot) report(what string, err error) {
+	s.Problems = append(s.Problems, discovery.Problem{Device: what, Err: fmt.Errorf("config: %w", err)})
+}
+
+// dropTaken leaves out every configured device that has the node of another
+// family's device. A node that several pieces of silicon have, such as
+// /dev/vfio/vfio, is that of none, and any number may have what is shareable.
+func (s *Snapshot) dropTaken() {
+	owners := make(map[string][]*Offered) // one of each piece of silicon, by node
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if d.Configured || d.Shareable {
+			continue
+		}
+		for _, node := range d.Edits.DeviceNodes {
+			same := func(other *Offered) bool { return other.Silicon() == d.Silicon() }
+			if !slices.ContainsFunc(owners[node.HostPath], same) {
+				owners[node.HostPath] = append(owners[node.HostPath], d)
+			}
+		}
+	}
+	var kept []Offered
+	for _, d := range s.Devices {
+		i := slices.IndexFunc(d.Edits.DeviceNodes, func(node *specs.DeviceNode) bool { return len(owners[node.HostPath]) == 1 })
+		if !d.Configured || i < 0 {
+			kept = append(kept, d)
+			continue
+		}
+		node := d.Edits.DeviceNodes[i].HostPath
+		s.report(d.Name, fmt.Errorf("%s is that of device %s of family %s, which is not excluded", node, owners[node][0].Name, owners[node][0].Family))
+	}
+	s.Devices = kept
+}
+
+// dropCounted leaves out the units that the administrator counted where there
+// are devices of their kind that can be had: they may be the same silicon. Of the
+// kind "other" nothing can be said.
+func (s *Snapshot) dropCounted() {
+	found := make(map[string]*Offered) // one of each kind
+	for i := range s.Devices {
+		if d := &s.Devices[i]; !d.Configured && len(d.Edits.DeviceNodes) > 0 {
+			found[d.Attributes.String("kind")] = d
+		}
+	}
+	delete(found, "other")
+	said := make(map[string]bool)
+	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d Offered) bool {
+		kind, resource := d.Attributes.String("kind"), d.Attributes.String("resource")
+		other := found[kind]
+		if !d.Configured || d.Source != discovery.Unseen || other == nil {
+			return false
+		}
+		if !said[resource] {
+			said[resource] = true
+			s.report(resource, fmt.Errorf("its units may be of device %s of family %s, which is of kind %s too and not excluded", other.Name, other.Family, kind))
+		}
+		return true
+	})
+}
+
+var errSplit = errors.New("its silicon is given to two APIs; choose one mode for all of its devices")
+
+// dropSplit leaves out every device of a piece of silicon whose devices are
+// of several modes.
+func (s *Snapshot) dropSplit() {
+	modes := make(map[string]discovery.Mode)
+	split := make(map[string]bool)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if mode, seen := modes[d.Silicon()]; seen && mode != d.Mode {
+			split[d.Silicon()] = true
+		}
+		modes[d.Silicon()] = d.Mode
+	}
+	s.Devices = slices.DeleteFunc(s.Devices, func(d Offered) bool {
+		if split[d.Silicon()] {
+			s.report(d.Name, errSplit)
+		}
+		return split[d.Silicon()]
+	})
+}
+
+// dropPartial takes back the offers of units of which not all devices are
+// offered so: what is left of a card is none.
+func (s *Snapshot) dropPartial() {
+	var offers [][]discovery.Offer
+	for i := range s.Devices {
+		offers = append(offers, s.Devices[i].Offers)
+	}
+	members := discovery.Members(offers)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		partial := func(offer discovery.Offer) bool { return members(offer) < offer.Members }
+		if !slices.ContainsFunc(d.Offers, partial) {
+			continue
+		}
+		d.Offers = slices.DeleteFunc(slices.Clone(d.Offers), func(offer discovery.Offer) bool {
+			if partial(offer) {
+				s.report(d.Name, fmt.Errorf("resource %s: %s is given with all of its %d devices, of which %d have the name", offer.Resource, offer.Unit, offer.Members, members(offer)))
+			}
+			return partial(offer)
+		})
+	}
+}
