@@ -20,7 +20,7 @@ func TestConfigurers(t *testing.T) {
 	}}}
 	configure := Configurers(&Host{}, families)
 	want := Parameters{AcceleratorFunction: "1"}
-	before := Device{Name: "p", Family: "fpga", Health: Health{Status: Unknown, Stale: true}, PartOf: &Whole{Name: "card"}, Source: "sys/old"}
+	before := Device{Name: "p", Family: "fpga", Health: Health{Status: Unknown, Stale: true}, PartOf: &Silicon{Name: "card"}, Source: "sys/old"}
 
 	now, got, err := configure(before, want)
 	if err != nil || got != nil {

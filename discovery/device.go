@@ -65,24 +65,24 @@ type Device struct {
 	// its family found. They are set by [Scan].
 	Readings []Health `json:"-"`
 
-	// Shareable says that any number of containers may have the device at once
+	// Open says that any number of containers may have the device at once
 	// and lose nothing by it, as with /dev/kvm.
-	Shareable bool `json:"shareable,omitempty"`
+	Open bool `json:"shareable,omitempty"`
 
-	// OptIn says that nobody gets the device, by either API, unless the
+	// Named says that nobody gets the device, by either API, unless the
 	// administrator gives it one of the names of its Classic: what a plugin has
 	// only where it is told to, and is not for everybody, such as the nodes of
 	// all GPUs at once for a monitor.
-	OptIn bool `json:"optIn,omitempty"`
+	Named bool `json:"optIn,omitempty"`
 
-	// Configured says that the administrator named what the device consists of.
+	// FromConfig says that the administrator named what the device consists of.
 	// It is set by [Scan].
-	Configured bool `json:"-"`
+	FromConfig bool `json:"-"`
 
 	// PartOf is the silicon that the device shares with others, nil if it is
-	// all there is of it, and Takes what it takes of the Whole's counters. A
-	// device that bears the name of its Whole is all of it.
-	PartOf *Whole                       `json:"partOf,omitempty"`
+	// all there is of it, and Takes what it takes of its counters. A
+	// device that bears the name of its silicon is all of it.
+	PartOf *Silicon                     `json:"partOf,omitempty"`
 	Takes  map[string]resource.Quantity `json:"takes,omitempty"`
 
 	// Classic is what the plugins that Chandler replaces offer the device as. The
@@ -104,14 +104,13 @@ type Device struct {
 	Files []HostFile `json:"files,omitempty"`
 }
 
-// Whole is a piece of silicon that several devices are parts of: a PCI
-// function and its partitions, a physical function and its virtual ones. Only
-// one API offers a Whole at a time.
-type Whole struct {
+// Silicon is what several devices are parts of: a PCI function and its partitions,
+// a physical function and its virtual ones. Only one API offers it at a time.
+type Silicon struct {
 	Name string `json:"name"` // a DNS label, by the same rules as a device's name
 
 	// Counters is how much there is to take, nil if the parts do not compete.
-	// Devices that share a Whole carry the same counters.
+	// Devices that share the silicon carry the same counters.
 	Counters map[string]resource.Quantity `json:"counters,omitempty"`
 }
 
@@ -123,14 +122,14 @@ type Whole struct {
 // everybody knows the device by. It is offered once the administrator has named
 // the resource.
 //
-// An Optional one too is only offered once the administrator has named its
+// A Named one too is only offered once the administrator has named its
 // resource for the device, and then instead of the others: what the plugin has
 // in a mode that is not its default, such as larger units of the same silicon.
 type Offer struct {
 	Resource string   `json:"resource"`       // "amd.com/gpu"
 	IDs      []string `json:"ids"`            // as the plugin that Chandler replaces gives them
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
-	Optional bool     `json:"optional,omitempty"`
+	Named    bool     `json:"optional,omitempty"`
 
 	// Members is how many devices the Unit consists of, if it is of several and
 	// only given with all of them, as a card is with its FPGAs. It is 0 where
@@ -154,7 +153,7 @@ type Offer struct {
 	// ShareStem is what the plugin replaced writes before the number of a share
 	// where the IDs above are numbered themselves, "" where they are not: "card1-"
 	// of a GPU that has the ID "card1-0" alone and is "card1-0", "card1-1", …
-	// shared. A Shareable device that has one may be given another count.
+	// shared. An Open device that has one may be given another count.
 	ShareStem string `json:"shareStem,omitempty"`
 
 	// Counts is the capacity of which each ID is a unit: what a container asks
@@ -260,8 +259,8 @@ func (s *Snapshot) Lookup(name string) (Device, bool) {
 	return s.Devices[i], true
 }
 
-// Silicon names the piece of silicon that the device competes for: its Whole,
-// or itself.
+// Silicon names the silicon that the device competes for: what it is part of, or
+// itself.
 func (d *Device) Silicon() string {
 	if d.PartOf != nil {
 		return d.PartOf.Name

@@ -36,11 +36,11 @@ type Family struct {
 	// Problem must not hide another device.
 	Describe func(host *Host, found []sysfs.Device) ([]Device, []Problem)
 
-	// Configured says that the family describes what the administrator names in
+	// FromConfig says that the family describes what the administrator names in
 	// Host.Paths. Match may be empty, and Describe is called even if nothing
 	// matches. Where another family describes the same node, that family's
 	// device is offered unless the administrator excludes it.
-	Configured bool
+	FromConfig bool
 
 	// Leftovers families run last. They see only matches that no other family
 	// described or failed to read, such as vfio functions that nobody
@@ -94,7 +94,7 @@ type Family struct {
 	// have although they are different silicon, since the node alone gives
 	// access to none of them: "/dev/kfd", "/dev/vfio/vfio". Any other node in
 	// the Edits of a device belongs to its silicon alone, unless the device is
-	// Shareable.
+	// Open.
 	CommonNodes []string
 
 	// Roots lists the keys under which the administrator names directories of the
@@ -191,7 +191,7 @@ func (f *Family) validate() []error {
 	if f.Doc == "" || strings.Contains(f.Doc, "\n") {
 		errs = append(errs, errors.New("doc: must be one line"))
 	}
-	if len(f.Match) == 0 && !f.Configured {
+	if len(f.Match) == 0 && !f.FromConfig {
 		errs = append(errs, errors.New("match: must not be empty"))
 	}
 	for i, m := range f.Match {

@@ -9,9 +9,9 @@ import (
 )
 
 // joinGroups makes devices that are used through one IOMMU group parts of one
-// Whole, of which each takes all, and one unit of the classic API: whoever opens
-// the group has all of its functions, whichever families hand them out
-// (Documentation/driver-api/vfio.rst). The unit is known by the IDs of its first
+// piece of silicon, of which each takes all, and one unit of the classic API: a
+// process that opens the group has all of its functions, whichever families hand
+// them out (Documentation/driver-api/vfio.rst). The unit is known by the IDs of its first
 // device. A device that is alone in its group stays as it is.
 func (s *Snapshot) joinGroups() {
 	members := make(map[string][]*Device) // by the group's number
@@ -56,7 +56,7 @@ func join(unit string, devices []*Device) {
 	type name struct{ resource, within string }
 	ids := make(map[name][]string)
 	for _, d := range devices {
-		d.PartOf, d.Takes = &Whole{Name: unit, Counters: all}, all
+		d.PartOf, d.Takes = &Silicon{Name: unit, Counters: all}, all
 		offers := make([]Offer, len(d.Classic))
 		for i, offer := range d.Classic {
 			key := name{offer.Resource, offer.Within}

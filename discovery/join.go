@@ -105,7 +105,7 @@ func (s *Snapshot) markReadings() {
 // so may a physical function be. Parts that take nothing of their silicon then
 // take one part of it each, which leaves them free of one another.
 func (s *Snapshot) joinWholes() {
-	parts := make(map[string][]*Device) // by their Whole
+	parts := make(map[string][]*Device) // by their silicon
 	for i := range s.Devices {
 		if d := &s.Devices[i]; d.PartOf != nil {
 			parts[d.PartOf.Name] = append(parts[d.PartOf.Name], d)
@@ -118,7 +118,7 @@ func (s *Snapshot) joinWholes() {
 	}
 }
 
-// takeAll makes the device the Whole of its parts.
+// takeAll makes the device all of the silicon of its parts.
 func (d *Device) takeAll(parts []*Device) {
 	one := map[string]resource.Quantity{"parts": resource.MustParse("1")}
 	all, free := make(map[string]resource.Quantity), int64(0)
@@ -132,7 +132,7 @@ func (d *Device) takeAll(parts []*Device) {
 	if free > 0 {
 		all["parts"] = *resource.NewQuantity(free, resource.DecimalSI)
 	}
-	whole := &Whole{Name: d.Name, Counters: all}
+	whole := &Silicon{Name: d.Name, Counters: all}
 	d.PartOf, d.Takes = whole, all
 	for _, part := range parts {
 		part.PartOf = whole

@@ -29,7 +29,7 @@ func SharedNode(host *Host, misc sysfs.Device, dir string) (Device, error) {
 		Name:       DeviceName(misc),
 		Source:     misc.Path,
 		Attributes: Attributes{},
-		Shareable:  true,
+		Open:       true,
 	}
 	d.Attributes.SetString("model", misc.Name())
 	node, err := Node(misc, dir)

@@ -44,7 +44,7 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 	if physical, ok := function.LinkTo("physfn"); ok && sysfs.IsPCIAddress(physical.Name()) {
 		d.Attributes.SetString("function", "virtual")
 		d.Attributes.SetString("parent", DeviceName(physical))
-		d.PartOf = &Whole{Name: DeviceName(physical)}
+		d.PartOf = &Silicon{Name: DeviceName(physical)}
 	}
 	groupErr := setGroup(d.Attributes, function)
 	linkErr := setLink(d.Attributes, attrs)

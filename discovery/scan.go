@@ -90,7 +90,7 @@ func (l look) left(f *Family, before []look) look {
 }
 
 // asks reports whether there is anything to ask the family.
-func (l look) asks(f *Family) bool { return len(l.matched) > 0 || f.Configured }
+func (l look) asks(f *Family) bool { return len(l.matched) > 0 || f.FromConfig }
 
 // in returns the look with its kernel devices in another view of the host.
 func (l look) in(fsys fs.FS) look {
@@ -143,7 +143,7 @@ func (l *look) add(devices []Device, f *Family) {
 	l.Devices = slices.Grow(l.Devices, len(devices))
 	for i := range devices {
 		d := &devices[i]
-		d.Family, d.Configured = f.Name, f.Configured
+		d.Family, d.FromConfig = f.Name, f.FromConfig
 		if d.Attributes == nil {
 			d.Attributes = Attributes{}
 		}

@@ -174,7 +174,7 @@ func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 		d.Attributes.SetString("uuid", strings.TrimSuffix(identity, "/mode"))
 		d.Attributes.SetString("serial", "S"+name)
 		if whole != "" {
-			d.PartOf = &discovery.Whole{Name: whole}
+			d.PartOf = &discovery.Silicon{Name: whole}
 		}
 		return d
 	}
@@ -215,7 +215,7 @@ func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 }
 
 // Whoever opens an IOMMU group has all of its functions, whichever families hand
-// them out: they are one Whole and one unit. A function alone stays as it is.
+// them out: they are one piece of silicon and one unit. A function alone stays as it is.
 func TestScanJoinsIOMMUGroups(t *testing.T) {
 	device := func(name, resource string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Classic: []discovery.Offer{{Resource: resource, IDs: []string{name}}}}
@@ -539,7 +539,7 @@ func layFiles(tb testing.TB, dir string, files map[string]string) {
 // A family of what the administrator names is asked though no kernel device
 // matches, and its devices say so.
 func TestScanConfigured(t *testing.T) {
-	family := &discovery.Family{Name: "named", Doc: "what is named", Configured: true,
+	family := &discovery.Family{Name: "named", Doc: "what is named", FromConfig: true,
 		Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, _ []discovery.Problem) {
 			for _, resource := range host.Paths {
 				devices = append(devices, discovery.Device{Name: resource.Name})
@@ -552,7 +552,7 @@ func TestScanConfigured(t *testing.T) {
 	}
 	host := &discovery.Host{FS: fstest.MapFS{}, Paths: []discovery.PathResource{{Name: "port"}}}
 	got := discovery.Scan(host, []*discovery.Family{family}).Devices
-	if len(got) != 1 || got[0].Name != "port" || !got[0].Configured {
+	if len(got) != 1 || got[0].Name != "port" || !got[0].FromConfig {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -560,11 +560,11 @@ func TestScanConfigured(t *testing.T) {
 // The device that others are parts of takes all of what they take, and is given
 // out only without them though they leave room for one another.
 func TestScanJoinsWholes(t *testing.T) {
-	parts := func(whole string) *discovery.Whole { return &discovery.Whole{Name: whole} }
+	parts := func(whole string) *discovery.Silicon { return &discovery.Silicon{Name: whole} }
 	two := map[string]resource.Quantity{"mediated": resource.MustParse("2")}
-	mediated := &discovery.Whole{Name: "gpu", Counters: two}
+	mediated := &discovery.Silicon{Name: "gpu", Counters: two}
 	one := map[string]resource.Quantity{"mediated": resource.MustParse("1")}
-	family := &discovery.Family{Name: "gpus", Doc: "GPUs and parts of them", Configured: true,
+	family := &discovery.Family{Name: "gpus", Doc: "GPUs and parts of them", FromConfig: true,
 		Describe: func(*discovery.Host, []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 			return []discovery.Device{
 				{Name: "alone"},

@@ -359,7 +359,7 @@ func TestSettleOfWhatCannotBeReached(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScans(t)
-			s.device = discovery.Device{Name: "a-1", Family: "widget", PartOf: &discovery.Whole{Name: "a"}}
+			s.device = discovery.Device{Name: "a-1", Family: "widget", PartOf: &discovery.Silicon{Name: "a"}}
 			s.hold()
 			s.want(0, discovery.Health{}, "  0 0")
 			s.restart()

@@ -98,7 +98,7 @@ func TestMerge(t *testing.T) {
 // the list that it is in. Then it is not gone either.
 func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
-	part := Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &Whole{Name: "a"}}
+	part := Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &Silicon{Name: "a"}}
 	last := look{Devices: []Device{part}}.join()
 	broken := errors.New("input/output error")
 	for name, next := range map[string]look{
@@ -143,7 +143,7 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	one := Device{Name: "a", Source: dir, Attributes: Attributes{}, Readings: []Health{{Status: Unhealthy}}}
 	one.Attributes.SetString("driver", "x")
 	one.Attributes.SetString("model", "n150")
-	part := Device{Name: "a-1", Source: dir, PartOf: &Whole{Name: "a"}}
+	part := Device{Name: "a-1", Source: dir, PartOf: &Silicon{Name: "a"}}
 	tests := map[string]struct {
 		host       fstest.MapFS
 		last, next []Device
@@ -185,7 +185,7 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 // can be read.
 func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"whole": "x", "part": "x"})
-	silicon := &Whole{Name: "whole", Counters: map[string]resource.Quantity{"parts": resource.MustParse("1")}}
+	silicon := &Silicon{Name: "whole", Counters: map[string]resource.Quantity{"parts": resource.MustParse("1")}}
 	last := look{Devices: []Device{
 		{Name: "part", Source: "sys/class/widget/part", PartOf: silicon},
 		{Name: "whole", Source: "sys/class/widget/whole", PartOf: silicon},

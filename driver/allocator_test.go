@@ -31,7 +31,7 @@ func overlaps(claims map[types.UID]*resourceapi.ResourceClaim, view *view) strin
 			if !found {
 				return fmt.Sprintf("%s is no device", r.Device)
 			}
-			if d.Shareable || pooltest.IsAdmin(&r) {
+			if d.Open || pooltest.IsAdmin(&r) {
 				continue
 			}
 			amount := consumedBy(&r, &d)

@@ -312,7 +312,7 @@ func TestConfigureOnlyWhatIsOnesOwn(t *testing.T) {
 	c := wanting("new", claim("c", "a"))
 	c.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 	mustRefuse(t, b, c, "device a", "not the claim's alone")
-	b.offers(rules.Offered{Device: discovery.Device{Name: "a", Shareable: true}})
+	b.offers(rules.Offered{Device: discovery.Device{Name: "a", Open: true}})
 	mustRefuse(t, b, wanting("new", claim("d", "a")), "device a", "not the claim's alone")
 	b.offers(byMemory("a", 8))
 	shared := wanting("new", claim("e", "a"))

@@ -298,7 +298,7 @@ func TestPublishing(t *testing.T) {
 		}
 		expectPublished(t, helper, "b")
 
-		kvm := rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
+		kvm := rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
 		b.offers(kvm)
 		expectPublished(t, helper, "kvm*")
 		a.Health.Status = discovery.Unhealthy

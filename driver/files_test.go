@@ -89,7 +89,7 @@ func TestHostFileOfSeveralClaims(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()
 	d := nic("a")
-	d.Shareable = true
+	d.Open = true
 	b.restart().offers(d)
 	one, two := claim("one", "a"), claim("two", "a")
 	mustPrepare(t, b, one)

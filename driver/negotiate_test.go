@@ -149,7 +149,7 @@ func TestFirstRefusals(t *testing.T) {
 			return nil
 		})
 		stop := b.run(helper)
-		b.offers(rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
+		b.offers(rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}})
 		time.Sleep(refusalPause / 2)
 		allowed.Store(true)
 		time.Sleep(negotiatePause)

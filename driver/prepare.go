@@ -303,7 +303,7 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 		Pool:     allocated.Pool,
 		Device:   allocated.Device,
 		Admin:    allocated.AdminAccess != nil && *allocated.AdminAccess,
-		Shared:   device.Shareable,
+		Shared:   device.Open,
 		Silicon:  device.Silicon(),
 		Whole:    device.PartOf == nil,
 		Takes:    device.Takes,

@@ -98,7 +98,7 @@ func mustRefuse(t *testing.T, b *bench, c *resourceapi.ResourceClaim, words ...s
 }
 
 func TestAnswer(t *testing.T) {
-	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}})
 	c := claim("c", "x", "b", "a", "kvm")
 	results := c.Status.Allocation.Devices.Results
 	results[0].Driver = "other.example.com"
@@ -112,7 +112,7 @@ func TestAnswer(t *testing.T) {
 	}
 	for _, when := range []string{"first", "again", "after a restart"} {
 		if when == "after a restart" {
-			b.restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
+			b.restart().offers(gpu("a", 1), gpu("b", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}})
 		}
 		if diff := cmp.Diff(want, mustPrepare(t, b, c), cmpopts.IgnoreFields(kubeletplugin.Device{}, "Metadata")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
@@ -202,11 +202,11 @@ func TestHeldByClaims(t *testing.T) {
 		return c
 	}
 	whole := rules.Offered{Device: discovery.Device{Name: "g2"}}
-	partOfWhole := rules.Offered{Device: discovery.Device{Name: "g2-vf", PartOf: &discovery.Whole{Name: "g2"}}}
-	otherPart := rules.Offered{Device: discovery.Device{Name: "g2-vf2", PartOf: &discovery.Whole{Name: "g2"}}}
+	partOfWhole := rules.Offered{Device: discovery.Device{Name: "g2-vf", PartOf: &discovery.Silicon{Name: "g2"}}}
+	otherPart := rules.Offered{Device: discovery.Device{Name: "g2-vf2", PartOf: &discovery.Silicon{Name: "g2"}}}
 	devices := []rules.Offered{
 		gpu("a", 1), pooltest.Part("g1", "g1-a", 7), pooltest.Part("g1", "g1-b", 3), pooltest.Part("g1", "g1-c", 3), pooltest.Part("g1", "g1-d", 3),
-		whole, partOfWhole, otherPart, {Device: discovery.Device{Name: "kvm", Shareable: true}},
+		whole, partOfWhole, otherPart, {Device: discovery.Device{Name: "kvm", Open: true}},
 	}
 	tests := map[string]struct {
 		held    []*resourceapi.ResourceClaim
@@ -261,7 +261,7 @@ func TestHeldByClaims(t *testing.T) {
 
 func TestHeldByTheClassicAPI(t *testing.T) {
 	b := newBench(t)
-	b.restart().offers(gpu("a", 1), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}})
+	b.restart().offers(gpu("a", 1), rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}})
 	training := &ledger.Grant{Resource: "example.com/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true, Container: "default/training main"}
 	if err := b.config.Ledger.GiveGrants(b.view.Load(), []*ledger.Grant{training}); err != nil {
 		t.Fatal(err)

@@ -84,7 +84,7 @@ func (c *claimer) exactly(count int64) *resourceapi.ExactDeviceRequest {
 	case 2:
 		r.Count, r.Selectors = 1, pooltest.BySerial(one.Name)
 	case 3:
-		if count == 1 && !one.Shareable && one.Sharing == nil { // a claim has no room for all of very many shares
+		if count == 1 && !one.Open && one.Sharing == nil { // a claim has no room for all of very many shares
 			r.AllocationMode, r.Count, r.Selectors = resourceapi.DeviceAllocationModeAll, 0, pooltest.BySerial(one.Name)
 		}
 	}

@@ -113,7 +113,7 @@ func TestStatus(t *testing.T) {
 		theirs   = "other.example.com node x - Ready=True(Theirs )"
 	)
 	statusTest(t, []*resourceapi.ResourceClaim{c}, func(t *testing.T, b *statusBench) {
-		a, vf, kvm := gpu("a", 1), gpu("vf", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
+		a, vf, kvm := gpu("a", 1), gpu("vf", 2), rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
 		b.offers(a, kvm, vf)
 		b.expectSaid("c", theirs)
 		mustPrepare(t, b.bench, c)
@@ -229,7 +229,7 @@ func TestReplacedWhileConfiguring(t *testing.T) {
 func TestReplacedForSome(t *testing.T) {
 	b := newBench(t)
 	device := gpu("a", 1)
-	device.Shareable = true
+	device.Open = true
 	b.restart().offers(device)
 	admin := claim("admin", "a")
 	admin.Status.Allocation.Devices.Results[0].AdminAccess = new(true)

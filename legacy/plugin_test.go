@@ -285,9 +285,9 @@ func TestHolder(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	shareable := gpu("s")
-	shareable.Shareable = true
+	shareable.Open = true
 	part := gpu("p")
-	part.PartOf = &discovery.Whole{Name: "card"}
+	part.PartOf = &discovery.Silicon{Name: "card"}
 	p := New(configFor(k))
 	publish(p, snapshot(part, shareable))
 	run(t, p)
@@ -312,9 +312,9 @@ func TestHolder(t *testing.T) {
 func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	k := kubelettest.New(t)
 	shareable := gpu("s")
-	shareable.Shareable = true
+	shareable.Open = true
 	part := gpu("p")
-	part.PartOf = &discovery.Whole{Name: "card"}
+	part.PartOf = &discovery.Silicon{Name: "card"}
 	k.Hold("train", "example.com/renamed", "a::3", "c-_-12", "d/vgpu0", "e-4", "b-x", "p", "s", "unknown")
 	p := New(configFor(k))
 	p.Know(host(snapshot(gpu("a"), gpu("b"), gpu("c"), gpu("d"), gpu("e"), part, shareable)))

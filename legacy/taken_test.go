@@ -20,7 +20,7 @@ func silicon(whole string, all int64, takes map[string]int64) []rules.Offered {
 	var devices []rules.Offered
 	for _, id := range slices.Sorted(maps.Keys(takes)) {
 		d := gpu(id)
-		d.PartOf = &discovery.Whole{Name: whole, Counters: counters}
+		d.PartOf = &discovery.Silicon{Name: whole, Counters: counters}
 		d.Takes = map[string]resource.Quantity{"cores": *resource.NewQuantity(takes[id], resource.DecimalSI)}
 		if strings.HasPrefix(id, "x") {
 			d.Offers = []discovery.Offer{{Resource: otherResource, IDs: []string{id}}}

@@ -115,7 +115,7 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 			}
 		}
 	}
-	checkWholes(t, snapshot.Devices)
+	checkSilicon(t, snapshot.Devices)
 	for _, f := range families {
 		own := slices.DeleteFunc(slices.Clone(snapshot.Devices), func(d discovery.Device) bool { return d.Family != f.Name })
 		checkGrant(t, f, own)
@@ -124,7 +124,7 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 
 // CheckNodes checks that devices of different silicon share no device node. If
 // they did, a container that has one of them could use the other. Exempt are
-// Shareable devices, what the administrator configured, and the CommonNodes of the
+// Open devices, what the administrator configured, and the CommonNodes of the
 // families.
 func CheckNodes(t testing.TB, families []*discovery.Family, snapshot *discovery.Snapshot) {
 	t.Helper()
@@ -135,7 +135,7 @@ func CheckNodes(t testing.TB, families []*discovery.Family, snapshot *discovery.
 	holders := make(map[string]*discovery.Device) // by node
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
-		if d.Shareable || d.Configured {
+		if d.Open || d.FromConfig {
 			continue
 		}
 		for _, node := range slices.Concat(d.Edits.DeviceNodes, d.SharedEdits.DeviceNodes) {
@@ -162,9 +162,9 @@ func checkVendors(t testing.TB, snapshot *discovery.Snapshot) {
 	}
 }
 
-// checkWholes checks that all devices of a Whole have the same counters, and take
+// checkSilicon checks that all devices of one piece of silicon have the same counters, and take
 // only of these.
-func checkWholes(t testing.TB, devices []discovery.Device) {
+func checkSilicon(t testing.TB, devices []discovery.Device) {
 	t.Helper()
 	counters := make(map[string]string)
 	for i := range devices {
@@ -228,7 +228,7 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 		t.Errorf("%s: health %s with the condition %q", d.Name, d.Health.Status, c)
 	}
 	unnamed := func(offer discovery.Offer) bool { return offer.Resource == "" }
-	if d.OptIn && (len(d.Classic) == 0 || slices.ContainsFunc(d.Classic, unnamed)) {
+	if d.Named && (len(d.Classic) == 0 || slices.ContainsFunc(d.Classic, unnamed)) {
 		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.Classic)
 	}
 	if d.PartOf != nil && d.PartOf.Name == "" {

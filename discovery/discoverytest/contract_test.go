@@ -21,7 +21,7 @@ func (c *counter) Errorf(string, ...any) { c.errors++ }
 // Two chips of a card that both offer the card's node are an error, unless they
 // are one piece of silicon, or the node is nobody's own.
 func TestCheckNodes(t *testing.T) {
-	card := &discovery.Whole{Name: "card"}
+	card := &discovery.Silicon{Name: "card"}
 	family := &discovery.Family{Name: "one", CommonNodes: []string{"/dev/control"}}
 	for name, test := range map[string]struct {
 		node string
@@ -33,8 +33,8 @@ func TestCheckNodes(t *testing.T) {
 		"one piece":         {"/dev/card", func(d *discovery.Device) { d.PartOf = card }, 0},
 		"a common node":     {"/dev/control", func(*discovery.Device) {}, 0},
 		"of another family": {"/dev/control", func(d *discovery.Device) { d.Family = "two" }, 1},
-		"shareable":         {"/dev/card", func(d *discovery.Device) { d.Shareable = true }, 0},
-		"configured":        {"/dev/card", func(d *discovery.Device) { d.Configured = true }, 0},
+		"shareable":         {"/dev/card", func(d *discovery.Device) { d.Open = true }, 0},
+		"configured":        {"/dev/card", func(d *discovery.Device) { d.FromConfig = true }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var snapshot discovery.Snapshot

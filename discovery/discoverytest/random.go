@@ -23,7 +23,7 @@ import (
 const partsPerWhole = 7
 
 // RandomHost returns a snapshot of n random devices, or a few more. Some are
-// plain, some Shareable, some shared by number or by memory, and some are silicon
+// plain, some Open, some shared by number or by memory, and some are silicon
 // with parts. They are healthy or not, withheld or not, and their names and
 // attributes reach the limits of the API. Some silicon comes from the recorded
 // hosts, under other names. Each device has its name as its serial number, and
@@ -61,7 +61,7 @@ func (h *randomHost) addSilicon(name string) {
 		h.add(h.device(name))
 	case 2:
 		d := h.device(name)
-		d.Shareable = true
+		d.Open = true
 		h.add(d)
 	case 3:
 		h.add(h.byNumber(name))
@@ -72,7 +72,7 @@ func (h *randomHost) addSilicon(name string) {
 	case 6: // parts that do not compete
 		for i := range 1 + h.IntN(4) {
 			d := h.device(fmt.Sprintf("%s-p-%d", name, i))
-			d.PartOf = &discovery.Whole{Name: name}
+			d.PartOf = &discovery.Silicon{Name: name}
 			h.add(d)
 		}
 	}
@@ -80,7 +80,7 @@ func (h *randomHost) addSilicon(name string) {
 
 // addParts adds silicon that is given out as a whole or in parts.
 func (h *randomHost) addParts(name string) {
-	whole := &discovery.Whole{Name: name, Counters: map[string]resource.Quantity{
+	whole := &discovery.Silicon{Name: name, Counters: map[string]resource.Quantity{
 		"slices": *resource.NewQuantity(partsPerWhole, resource.DecimalSI),
 		"memory": *resource.NewQuantity(partsPerWhole<<30, resource.BinarySI),
 	}}
@@ -227,7 +227,7 @@ func (h *randomHost) addRecorded(name string, from *discovery.Snapshot) {
 		}
 		d.Name = rename(d.Name)
 		if d.PartOf != nil {
-			d.PartOf = &discovery.Whole{Name: rename(d.PartOf.Name), Counters: d.PartOf.Counters}
+			d.PartOf = &discovery.Silicon{Name: rename(d.PartOf.Name), Counters: d.PartOf.Counters}
 		}
 		attributes := discovery.Attributes{"serial": {StringValue: new(d.Name)}}
 		for key, value := range d.Attributes {

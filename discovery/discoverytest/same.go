@@ -24,8 +24,8 @@ func same(a, b *discovery.Device) bool {
 		sameEdits(&a.Edits, &b.Edits) && sameEdits(&a.SharedEdits, &b.SharedEdits) &&
 		slices.Equal(a.Files, b.Files) &&
 		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&
-		samePointer(a.PartOf, b.PartOf, sameWhole) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
-		a.Shareable == b.Shareable && a.OptIn == b.OptIn && a.Configured == b.Configured &&
+		samePointer(a.PartOf, b.PartOf, sameSilicon) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
+		a.Open == b.Open && a.Named == b.Named && a.FromConfig == b.FromConfig &&
 		slices.EqualFunc(a.Classic, b.Classic, sameOffer)
 }
 
@@ -56,7 +56,7 @@ func sameCapacity(a, b resourceapi.DeviceCapacity) bool {
 func sameQuantity(a, b resource.Quantity) bool { return a.Format == b.Format && a.Cmp(b) == 0 }
 
 func sameOffer(a, b discovery.Offer) bool {
-	return a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) && a.Unit == b.Unit && a.Optional == b.Optional &&
+	return a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) && a.Unit == b.Unit && a.Named == b.Named &&
 		a.Members == b.Members && a.Within == b.Within && a.NameAs == b.NameAs &&
 		a.ShareInfix == b.ShareInfix && a.ShareStem == b.ShareStem && a.Counts == b.Counts
 }
@@ -80,6 +80,6 @@ func sameMount(a, b *specs.Mount) bool {
 	return a.HostPath == b.HostPath && a.ContainerPath == b.ContainerPath && slices.Equal(a.Options, b.Options) && a.Type == b.Type
 }
 
-func sameWhole(a, b discovery.Whole) bool {
+func sameSilicon(a, b discovery.Silicon) bool {
 	return a.Name == b.Name && maps.EqualFunc(a.Counters, b.Counters, sameQuantity)
 }

@@ -113,7 +113,7 @@ func TestRecordedHosts(t *testing.T) {
 		}
 		snapshot := discovery.Scan(host, families.All)
 		checkShared(t, file, snapshot)
-		checkWholes(t, file, snapshot)
+		checkSilicon(t, file, snapshot)
 		names := namesOf(snapshot)
 		all := slices.DeleteFunc(snapshot.Devices, func(d discovery.Device) bool { return d.Family != family })
 		left := slices.DeleteFunc(devices[family], func(d discovery.Device) bool { return owner[d.Source] != "" && owner[d.Source] != family })
@@ -135,12 +135,12 @@ func namesOf(snapshot *discovery.Snapshot) map[string]string {
 }
 
 // withoutCounters leaves out what devices take of another family's device, which
-// they do not where that family is not asked; see checkWholes.
+// they do not where that family is not asked; see checkSilicon.
 func withoutCounters(devices []discovery.Device, names map[string]string) {
 	for i := range devices {
 		d := &devices[i]
 		if d.PartOf != nil && names[d.PartOf.Name] != "" && names[d.PartOf.Name] != d.Family {
-			d.PartOf, d.Takes = &discovery.Whole{Name: d.PartOf.Name}, nil
+			d.PartOf, d.Takes = &discovery.Silicon{Name: d.PartOf.Name}, nil
 		}
 	}
 }
@@ -231,9 +231,9 @@ func TestMediated(t *testing.T) {
 	}
 }
 
-// checkWholes expects that a device which others are parts of, or carved from,
+// checkSilicon expects that a device which others are parts of, or carved from,
 // is only given out without them.
-func checkWholes(t *testing.T, file string, snapshot *discovery.Snapshot) {
+func checkSilicon(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	t.Helper()
 	for _, part := range snapshot.Devices {
 		for _, name := range []string{part.Silicon(), part.Attributes.String("parent")} {

@@ -90,7 +90,7 @@ func TestDriverUnbound(t *testing.T) {
 		host := rewritten(t, file, func(text string) string { return unboundText(text, functions) })
 		now := discovery.Merge(host, last, discovery.Scan(host, families.All))
 		for _, d := range functions {
-			if d.OptIn || len(d.Includes) > 0 {
+			if d.Named || len(d.Includes) > 0 {
 				continue // it is of several functions
 			}
 			got, found := now.Lookup(d.Name)

@@ -111,7 +111,7 @@ func whyImmovable(d discovery.Device) string {
 	route := d.Attributes["defaultRoute"].BoolValue
 	_, shared := d.Capacity[discovery.Shares]
 	switch {
-	case shared || d.Shareable:
+	case shared || d.Open:
 		return "it is shared, and an interface is in one pod only"
 	case d.Attributes.String("ifName") == "":
 		return "it has no one network interface in the host's network namespace: its driver makes none, or the interface is in a pod still"

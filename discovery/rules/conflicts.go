@@ -22,7 +22,7 @@ func (s *Snapshot) dropTaken() {
 	owners := make(map[string][]*Offered) // one of each piece of silicon, by node
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if d.Configured || d.Shareable {
+		if d.FromConfig || d.Open {
 			continue
 		}
 		for _, node := range d.Edits.DeviceNodes {
@@ -35,7 +35,7 @@ func (s *Snapshot) dropTaken() {
 	var kept []Offered
 	for _, d := range s.Devices {
 		i := slices.IndexFunc(d.Edits.DeviceNodes, func(node *specs.DeviceNode) bool { return len(owners[node.HostPath]) == 1 })
-		if !d.Configured || i < 0 {
+		if !d.FromConfig || i < 0 {
 			kept = append(kept, d)
 			continue
 		}
@@ -51,7 +51,7 @@ func (s *Snapshot) dropTaken() {
 func (s *Snapshot) dropCounted() {
 	found := make(map[string]*Offered) // one of each kind
 	for i := range s.Devices {
-		if d := &s.Devices[i]; !d.Configured && len(d.Edits.DeviceNodes) > 0 {
+		if d := &s.Devices[i]; !d.FromConfig && len(d.Edits.DeviceNodes) > 0 {
 			found[d.Attributes.String("kind")] = d
 		}
 	}
@@ -60,7 +60,7 @@ func (s *Snapshot) dropCounted() {
 	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d Offered) bool {
 		kind, resource := d.Attributes.String("kind"), d.Attributes.String("resource")
 		other := found[kind]
-		if !d.Configured || d.Source != discovery.Unseen || other == nil {
+		if !d.FromConfig || d.Source != discovery.Unseen || other == nil {
 			return false
 		}
 		if !said[resource] {

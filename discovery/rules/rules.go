@@ -27,7 +27,7 @@ type Rules struct {
 
 // Resource renames the selected devices in the classic API, or names those that
 // have IDs there and no name, and sets the API that offers them if Mode is set.
-// An OptIn device it selects only by a name that the device itself offers.
+// A Named device it selects only by a name that the device itself offers.
 type Resource struct {
 	Selector
 	Name string
@@ -60,7 +60,7 @@ func Compile(expression string) (Selector, error) {
 func (s Selector) Selects(d discovery.Device) (bool, error) {
 	selected, _, err := s.compiled.DeviceMatches(context.Background(), dracel.Device{
 		Driver:                   discovery.Domain,
-		AllowMultipleAllocations: &d.Shareable,
+		AllowMultipleAllocations: &d.Open,
 		Attributes:               d.Attributes,
 		Capacity:                 d.Capacity,
 	})
@@ -72,7 +72,7 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 
 // Apply returns the devices as the rules want them offered: without the excluded
 // devices, shared, with the classic names and the modes that they say. What
-// nobody named is not offered, and an OptIn device that nobody named is left
+// nobody named is not offered, and a Named device that nobody named is left
 // out. An expression that cannot be evaluated for a device does not
 // select it and is reported as a problem.
 //
@@ -133,7 +133,7 @@ func ownNames(s *discovery.Snapshot) map[string]map[string]bool {
 // apply changes the device, whose maps and slices are the host's, and reports
 // whether it is kept. own are the names that devices of its family have.
 func (r *Rules) apply(d *Offered, own map[string]bool) (kept bool, errs []error) {
-	if d.OptIn && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.offers(resource.Name) }) {
+	if d.Named && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.offers(resource.Name) }) {
 		return false, nil // nobody asks for it, so nothing is to be said of it
 	}
 	selects := func(s Selector) bool {
@@ -187,13 +187,13 @@ func (d *Offered) publishNames() error {
 func (r *Rules) name(d *Offered, selects func(Selector) bool, own map[string]bool, share *Share) (kept bool, err error) {
 	d.Mode = r.Mode
 	i := slices.IndexFunc(r.Resources, func(resource Resource) bool {
-		return (d.offers(resource.Name) || !d.OptIn && !own[resource.Name]) && selects(resource.Selector)
+		return (d.offers(resource.Name) || !d.Named && !own[resource.Name]) && selects(resource.Selector)
 	})
 	if i < 0 {
 		if share == nil || share.Resource == "" {
 			d.Offers = named(d.Offers)
 		}
-		return !d.OptIn, nil
+		return !d.Named, nil
 	}
 	resource := r.Resources[i]
 	if resource.Mode != nil {
@@ -224,7 +224,7 @@ func renamed(offers []discovery.Offer, resource string) []discovery.Offer {
 	} {
 		if i := slices.IndexFunc(offers, fits); i >= 0 {
 			offer := offers[i]
-			offer.Resource, offer.Optional, offer.Within = resource, false, ""
+			offer.Resource, offer.Named, offer.Within = resource, false, ""
 			return []discovery.Offer{offer}
 		}
 	}
@@ -233,7 +233,7 @@ func renamed(offers []discovery.Offer, resource string) []discovery.Offer {
 
 // named returns the offers that have a name and need no administrator.
 func named(offers []discovery.Offer) []discovery.Offer {
-	unasked := func(offer discovery.Offer) bool { return offer.Resource == "" || offer.Optional }
+	unasked := func(offer discovery.Offer) bool { return offer.Resource == "" || offer.Named }
 	if !slices.ContainsFunc(offers, unasked) {
 		return offers
 	}

@@ -113,7 +113,7 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 // name, whatever else selects it.
 func TestRulesLetNobodyInUnasked(t *testing.T) {
 	monitor := gpu("monitor", "acme", 0)
-	monitor.OptIn = true
+	monitor.Named = true
 	monitor.Classic = []discovery.Offer{{Resource: "acme.com/monitor", IDs: []string{"all"}}}
 	for name, test := range map[string]struct {
 		resources []Resource
@@ -151,7 +151,7 @@ func TestRulesLetNobodyInUnasked(t *testing.T) {
 // first one where another is.
 func TestRulesChooseAnOffer(t *testing.T) {
 	part := discovery.Offer{Resource: "example.com/part", IDs: []string{"part0"}}
-	card := discovery.Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Optional: true}
+	card := discovery.Offer{Resource: "example.com/card", IDs: []string{"card0"}, Unit: "card0", Named: true}
 	for name, want := range map[string][]discovery.Offer{
 		"":                 {part},
 		"example.com/part": {part},
@@ -175,7 +175,7 @@ func TestRulesChooseAnOffer(t *testing.T) {
 // The parts of a Whole cannot be given to two APIs.
 func TestRulesRefuseToSplitAWhole(t *testing.T) {
 	first, second, other := gpu("a", "amd", 0), gpu("b", "amd", 0), gpu("c", "amd", 0)
-	whole := &discovery.Whole{Name: "card"}
+	whole := &discovery.Silicon{Name: "card"}
 	first.PartOf, second.PartOf = whole, whole
 	classic := discovery.ModeDevicePlugin
 	rules := &Rules{Mode: discovery.ModeDRA, Resources: []Resource{
@@ -215,7 +215,7 @@ func TestCompile(t *testing.T) {
 // excluded. What is shareable, or several have, is nobody's alone.
 func TestConfiguredGivesWay(t *testing.T) {
 	device := func(name, family string, nodes ...string) discovery.Device {
-		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, Configured: family == "paths"}
+		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, FromConfig: family == "paths"}
 		d.Attributes.SetString("family", family)
 		for _, node := range nodes {
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
@@ -223,7 +223,7 @@ func TestConfiguredGivesWay(t *testing.T) {
 		return d
 	}
 	kvm := device("kvm", "hypervisor", "/dev/kvm")
-	kvm.Shareable = true
+	kvm.Open = true
 	snapshot := &discovery.Snapshot{Devices: []discovery.Device{
 		device("gpu-0", "gpus", "/dev/dri/card0", "/dev/all"), device("gpu-1", "gpus", "/dev/dri/card1", "/dev/all"), kvm,
 		device("paths-all", "paths", "/dev/all"), device("paths-kvm", "paths", "/dev/kvm"), device("paths-video", "paths", "/dev/fuse", "/dev/dri/card1"),
@@ -252,7 +252,7 @@ func TestConfiguredGivesWay(t *testing.T) {
 // A device has the IDs of the plugin that has names in that domain.
 func TestNamesWithinADomain(t *testing.T) {
 	d := gpu("a", "acme", 0)
-	d.Classic = []discovery.Offer{{IDs: []string{"0000:01:00.0"}, Within: "acme.com"}, {IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Optional: true}}
+	d.Classic = []discovery.Offer{{IDs: []string{"0000:01:00.0"}, Within: "acme.com"}, {IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Named: true}}
 	for name, want := range map[string]string{"acme.com/big": "0000:01:00.0", "example.com/big": "12", "not-acme.com/big": "12", "acme.com/own": "own"} {
 		rules := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: name}}}
 		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0].Offers
@@ -274,10 +274,10 @@ func TestNamesWithinADomain(t *testing.T) {
 // what a family finds of that kind and somebody can have.
 func TestCountedGiveWay(t *testing.T) {
 	device := func(name, family, kind string, nodes ...string) discovery.Device {
-		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, Source: discovery.Unseen, Configured: family == "paths"}
+		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, Source: discovery.Unseen, FromConfig: family == "paths"}
 		d.Attributes.SetString("family", family)
 		d.Attributes.SetString("kind", kind)
-		if d.Configured {
+		if d.FromConfig {
 			d.Attributes.SetString("resource", "example.com/unit")
 		}
 		for _, node := range nodes {
@@ -343,7 +343,7 @@ func TestRulesPublishTheNameOfAResource(t *testing.T) {
 func TestRulesDoNotMixGranularities(t *testing.T) {
 	chip, core, other := gpu("chip", "acme", 0), gpu("core", "acme", 0), gpu("other", "acme", 0)
 	chip.Family, core.Family, other.Family = "neuron", "neuron", "another"
-	core.Classic = []discovery.Offer{{Resource: "acme.com/core", IDs: []string{"0"}, Optional: true}}
+	core.Classic = []discovery.Offer{{Resource: "acme.com/core", IDs: []string{"0"}, Named: true}}
 	rules := &Rules{Resources: []Resource{{Selector: selector(t, `true`), Name: "acme.com/core"}}}
 	s := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{chip, core, other}})
 	for name, want := range map[string]discovery.Offer{

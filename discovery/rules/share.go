@@ -87,7 +87,7 @@ func (s *Share) apply(d *Offered) error {
 // of returns how the device is shared.
 func (s *Share) of(d *Offered) (*Sharing, []discovery.Offer, error) {
 	switch {
-	case d.Shareable:
+	case d.Open:
 		offers, err := s.recounted(d.Offers)
 		return nil, offers, err
 	case d.Sharing != nil:

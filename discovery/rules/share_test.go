@@ -65,7 +65,7 @@ func TestShareByStem(t *testing.T) {
 // API, and stays without limit in DRA.
 func TestShareableRecounted(t *testing.T) {
 	kvm := gpu("kvm", "acme", 0)
-	kvm.Shareable = true
+	kvm.Open = true
 	kvm.Classic[0].IDs, kvm.Classic[0].ShareStem = discovery.CountedIDs("kvm", 1000), "kvm"
 	for resource, want := range map[string]string{"": "acme.com/gpu", "example.com/kvm": "example.com/kvm"} {
 		s := shareOf(t, Share{Replicas: 2, Resource: resource}, kvm)
@@ -73,7 +73,7 @@ func TestShareableRecounted(t *testing.T) {
 		if diff := cmp.Diff([]discovery.Offer{{Resource: want, IDs: []string{"kvm0", "kvm1"}, ShareStem: "kvm"}}, d.Offers); diff != "" {
 			t.Errorf("offers (-want +got):\n%s", diff)
 		}
-		if _, limited := d.Capacity[discovery.Shares]; limited || d.Sharing != nil || !d.Shareable || len(s.Problems) > 0 {
+		if _, limited := d.Capacity[discovery.Shares]; limited || d.Sharing != nil || !d.Open || len(s.Problems) > 0 {
 			t.Errorf("sharing %v of %v, problems %v", d.Sharing, d.Capacity, s.Problems)
 		}
 	}
@@ -162,7 +162,7 @@ func TestShareByMemory(t *testing.T) {
 func TestNotShared(t *testing.T) {
 	gi := Share{Unit: resource.MustParse("1Gi"), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}
 	kvm := gpu("kvm", "acme", gib)
-	kvm.Shareable = true
+	kvm.Open = true
 	numbered := kvm
 	numbered.Classic = []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"kvm0"}, ShareStem: "kvm"}}
 	counted := gpu("counted", "acme", gib)

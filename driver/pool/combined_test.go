@@ -19,7 +19,7 @@ import (
 
 func TestCombined(t *testing.T) {
 	large := func(name string, counters int) rules.Offered {
-		d := rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Whole{Name: name, Counters: make(map[string]resource.Quantity)}}}
+		d := rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Silicon{Name: name, Counters: make(map[string]resource.Quantity)}}}
 		for i := range counters {
 			d.PartOf.Counters[fmt.Sprintf("c%02d", i)] = resource.MustParse("1")
 		}

@@ -27,7 +27,7 @@ func (in *input) add(out *content, d *rules.Offered) error {
 	}
 	numbered := sharesOf(d)
 	switch {
-	case !d.Shareable && d.Sharing == nil:
+	case !d.Open && d.Sharing == nil:
 		out.devices[d.Name] = device
 	case in.Features.Sharing:
 		device.AllowMultipleAllocations = new(true)

@@ -30,7 +30,7 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 					continue
 				}
 				h := hold(name, d.Silicon(), d.PartOf == nil, d.Takes)
-				h.Device, h.Shared = d.Name, d.Shareable || d.Sharing != nil
+				h.Device, h.Shared = d.Name, d.Open || d.Sharing != nil
 				in.Holds = append(in.Holds, h)
 			}
 			published, _ := Of(in)

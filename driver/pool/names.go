@@ -55,7 +55,7 @@ func shared(s *rules.Snapshot, name string) (rules.Offered, bool) {
 // that does not know of sharing, 0 if amounts of it are shared.
 func sharesOf(d *rules.Offered) int {
 	switch {
-	case d.Shareable:
+	case d.Open:
 		return numberedShares
 	case d.Sharing != nil && d.Sharing.Capacity == discovery.Shares:
 		shares := d.Capacity[discovery.Shares].Value

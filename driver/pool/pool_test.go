@@ -69,7 +69,7 @@ func TestDriverResources(t *testing.T) {
 			want:     []string{"b"},
 		},
 		"shared": {
-			devices: []rules.Offered{{Device: discovery.Device{Name: "kvm", Shareable: true}}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "kvm", Open: true}}},
 			want:    []string{"kvm*"},
 		},
 		"health": {
@@ -83,7 +83,7 @@ func TestDriverResources(t *testing.T) {
 		},
 		"health without taints, of what is held": {
 			devices: []rules.Offered{
-				{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "kvm", Shareable: true, Health: unhealthy}},
+				{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "kvm", Open: true, Health: unhealthy}},
 				pooltest.Part("g0", "g0", 7), sick(pooltest.Part("g0", "g0-a", 3)),
 			},
 			holds:   []Hold{hold("a", "a", true, nil), hold("g0-a", "g0", true, nil), some("kvm", "kvm")},
@@ -120,7 +120,7 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"g0-a"},
 		},
 		"a part that takes what is not there is left out alone": {
-			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), {Device: discovery.Device{Name: "g0-b", PartOf: &discovery.Whole{Name: "g0", Counters: pooltest.Quantities("slices", 7)}, Takes: pooltest.Quantities("engines", 1)}}},
+			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), {Device: discovery.Device{Name: "g0-b", PartOf: &discovery.Silicon{Name: "g0", Counters: pooltest.Quantities("slices", 7)}, Takes: pooltest.Quantities("engines", 1)}}},
 			want:    []string{"set:g0", "g0-a<g0"},
 			left:    []string{"g0-b"},
 		},
@@ -137,7 +137,7 @@ func TestDriverResources(t *testing.T) {
 			want:    []string{"g0-a!gone:NoSchedule g1 g1-a!gone:NoSchedule"},
 		},
 		"a part that takes of nothing is gone but held": {
-			devices: []rules.Offered{{Device: discovery.Device{Name: "pf-vf-1", PartOf: &discovery.Whole{Name: "pf"}}}, {Device: discovery.Device{Name: "pf2"}}},
+			devices: []rules.Offered{{Device: discovery.Device{Name: "pf-vf-1", PartOf: &discovery.Silicon{Name: "pf"}}}, {Device: discovery.Device{Name: "pf2"}}},
 			holds:   []Hold{hold("pf-vf-0", "pf", false, nil), hold("pf2-vf-0", "pf2", false, nil)},
 			want:    []string{"pf-vf-0!gone:NoSchedule pf-vf-1 pf2-vf-0!gone:NoSchedule"},
 		},
@@ -239,7 +239,7 @@ func TestSliceSizes(t *testing.T) {
 	for i := range 33 {
 		many[fmt.Sprintf("c%d", i)] = resource.MustParse("1")
 	}
-	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "a", PartOf: &discovery.Whole{Name: "g", Counters: many}}}, {Device: discovery.Device{Name: "b"}}}}
+	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "a", PartOf: &discovery.Silicon{Name: "g", Counters: many}}}, {Device: discovery.Device{Name: "b"}}}}
 	resources, problems := Of(in)
 	if got := pooltest.Sketch(resources); !slices.Equal(got, []string{"b"}) || len(problems) != 1 {
 		t.Errorf("33 counters: published %v, problems %v", got, problems)
@@ -248,7 +248,7 @@ func TestSliceSizes(t *testing.T) {
 
 func TestSharedWithoutSharing(t *testing.T) {
 	long := strings.Repeat("x", 60)
-	devices := []rules.Offered{{Device: discovery.Device{Name: "kvm", Shareable: true}}, {Device: discovery.Device{Name: long, Shareable: true}}}
+	devices := []rules.Offered{{Device: discovery.Device{Name: "kvm", Open: true}}, {Device: discovery.Device{Name: long, Open: true}}}
 	snapshot := &rules.Snapshot{Devices: devices}
 	resources, problems := Of(Input{Snapshot: snapshot, Features: without("DRAConsumableCapacity")})
 	published := resources.Slices[0].Devices

@@ -220,7 +220,7 @@ func complete(h Hold, stock Stock) Hold {
 	switch {
 	case found:
 		h.Device, h.Silicon, h.Whole, h.Takes = device.Name, device.Silicon(), device.PartOf == nil, device.Takes
-		h.Open = h.Open || device.Shareable
+		h.Open = h.Open || device.Open
 	case h.Silicon == "":
 		h.Silicon, h.Whole = h.Device, true
 	}

@@ -30,15 +30,15 @@ func shared(name string) rules.Offered {
 // TestBlocked is the rule: who excludes whom.
 func TestBlocked(t *testing.T) {
 	group := func(name string) rules.Offered {
-		return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Whole{Name: "iommu-group-7"}}}
+		return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Silicon{Name: "iommu-group-7"}}}
 	}
-	open := rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
+	open := rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
 	s := host(gpu("a", 128), shared("big"), part("card", "p0", 4), part("card", "p1", 4), part("card", "p2", 1), part("card", "card", 8),
 		group("f0"), group("f1"), open)
 	of := func(names ...string) (holds []Hold) {
 		for _, name := range names {
 			d := s[name]
-			holds = append(holds, Hold{Device: name, Silicon: d.Silicon(), Whole: d.PartOf == nil, Takes: d.Takes, Open: d.Shareable})
+			holds = append(holds, Hold{Device: name, Silicon: d.Silicon(), Whole: d.PartOf == nil, Takes: d.Takes, Open: d.Open})
 		}
 		return holds
 	}

@@ -85,7 +85,7 @@ func host(devices ...rules.Offered) stock {
 
 // part takes so much of a silicon of eight slices.
 func part(silicon, name string, takes int64) rules.Offered {
-	return rules.Offered{Device: discovery.Device{Name: name, Takes: quantities(takes), PartOf: &discovery.Whole{Name: silicon, Counters: quantities(8)}}}
+	return rules.Offered{Device: discovery.Device{Name: name, Takes: quantities(takes), PartOf: &discovery.Silicon{Name: silicon, Counters: quantities(8)}}}
 }
 
 func quantities(n int64) map[string]resource.Quantity {
@@ -98,7 +98,7 @@ func claim(name string, devices ...rules.Offered) *Claim {
 	for i, d := range devices {
 		r := Result{
 			Request: "r", Pool: "node", Device: d.Name, Source: d.Name, Silicon: d.Silicon(), Whole: d.PartOf == nil,
-			Takes: d.Takes, Shared: d.Shareable, Identity: d.Identity, CDI: fmt.Sprintf("uid-%s-%d-%s", name, i, d.Name),
+			Takes: d.Takes, Shared: d.Open, Identity: d.Identity, CDI: fmt.Sprintf("uid-%s-%d-%s", name, i, d.Name),
 		}
 		for _, n := range d.Edits.DeviceNodes {
 			r.Nodes = append(r.Nodes, Node{Path: n.Path, Type: n.Type, Major: uint32(n.Major), Minor: uint32(n.Minor)})

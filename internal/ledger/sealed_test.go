@@ -17,7 +17,7 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-var open = rules.Offered{Device: discovery.Device{Name: "kvm", Shareable: true}}
+var open = rules.Offered{Device: discovery.Device{Name: "kvm", Open: true}}
 
 // damage makes the file of a claim one that cannot be understood.
 func (b *bench) damage(c *Claim) {

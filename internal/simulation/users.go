@@ -145,7 +145,7 @@ func (w *World) ownNodes(edits specs.ContainerEdits) (numbers []string) {
 func (w *World) useOf(c *kubelet.Container, r *resourceapi.DeviceRequestAllocationResult) *use {
 	name, _, numbered := strings.Cut(r.Device, "-share-")
 	d := w.devices[name]
-	u := &use{container: c, device: name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Shareable, takes: d.Takes}
+	u := &use{container: c, device: name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes}
 	if d.PartOf != nil {
 		u.has = d.PartOf.Counters
 	}
@@ -168,7 +168,7 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 			if offer.Resource != resourceName || !slices.Contains(offer.IDs, base) {
 				continue
 			}
-			u := &use{container: c, classic: true, device: d.Name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Shareable, takes: d.Takes, share: share}
+			u := &use{container: c, classic: true, device: d.Name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, share: share}
 			if d.PartOf != nil {
 				u.has = d.PartOf.Counters
 			}

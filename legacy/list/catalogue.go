@@ -14,11 +14,11 @@ type Catalogue struct {
 }
 
 // CatalogueOf returns what IDs may stand for: the devices of a host with all
-// that they could be offered as. Shareable ones are never held.
+// that they could be offered as. Open ones are never held.
 func CatalogueOf(devices []discovery.Device) Catalogue {
 	c := Catalogue{make(map[string]*Unit), make(map[string]*Unit)}
 	for _, d := range devices {
-		if d.Shareable {
+		if d.Open {
 			continue
 		}
 		for _, offer := range d.Classic {

@@ -78,9 +78,9 @@ func TestList(t *testing.T) {
 	told.Health.Effect = resourceapi.DeviceTaintEffectNone
 	evicting.Health.Effect = resourceapi.DeviceTaintEffectNoExecute
 	shareable := gpu("s")
-	shareable.Shareable = true
+	shareable.Open = true
 	part := offer(gpu("a-1"), "", "p")
-	part.PartOf = &discovery.Whole{Name: "gpu-a"}
+	part.PartOf = &discovery.Silicon{Name: "gpu-a"}
 	another := offer(gpu("a-2"), "", "q")
 	another.PartOf = part.PartOf
 	elsewhere := func(h *ledger.Grant) *ledger.Grant {

@@ -37,7 +37,7 @@ func TestPrefer(t *testing.T) {
 	}
 	for i := range 5 {
 		d := at(gpu(fmt.Sprint(i)), 0, "", "")
-		d.PartOf = &discovery.Whole{Name: fmt.Sprint("card-", i/3)}
+		d.PartOf = &discovery.Silicon{Name: fmt.Sprint("card-", i/3)}
 		parts = append(parts, d)
 	}
 	tests := map[string]struct {

@@ -53,7 +53,7 @@ func BenchmarkNext(b *testing.B) {
 // changed.
 func BenchmarkAtRest(b *testing.B) {
 	d := gpu("kvm")
-	d.Shareable, d.Offers[0].IDs = true, nil
+	d.Open, d.Offers[0].IDs = true, nil
 	for n := range 3000 {
 		d.Offers[0].IDs = append(d.Offers[0].IDs, fmt.Sprintf("kvm-%d", n))
 	}

@@ -76,7 +76,7 @@ func (u *Unit) complete() {
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		u.names = append(u.names, d.Name)
-		if !d.Shareable {
+		if !d.Open {
 			u.silicon = append(u.silicon, d.Silicon())
 		}
 		attribute := d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode]
@@ -105,7 +105,7 @@ func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		g.HostFiles = append(g.HostFiles, d.FilesAs(resource)...)
-		if stock != nil && !d.Shareable {
+		if stock != nil && !d.Open {
 			g.Nodes = append(g.Nodes, ledger.NodesOf(d.Name, stock)...)
 		}
 		if d.Sharing != nil {

@@ -39,7 +39,7 @@ func TestPublished(t *testing.T) {
 		claim("monitor", "node", resourceapi.DeviceRequestAllocationResult{Device: "nic", AdminAccess: new(true)}),
 		claim("waits", "node"),
 	)
-	npu := &discovery.Whole{Name: "npu"}
+	npu := &discovery.Silicon{Name: "npu"}
 	s := &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "fpga"}}, {Device: discovery.Device{Name: "gpu"}}, {Device: discovery.Device{Name: "nic"}}, {Device: discovery.Device{Name: "npu-core-1", PartOf: npu}}}}
 	said := nodeClaims{client: draclient.New(client), node: "node"}.published(t.Context(), s)
 	want := map[string]string{"gpu": "ResourceSlice slice", "npu": "ResourceSlice slice", "fpga": "ResourceClaim default/shares"}

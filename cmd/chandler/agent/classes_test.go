@@ -109,7 +109,7 @@ func TestNamesWithoutClass(t *testing.T) {
 		return rules.Offered{Device: discovery.Device{Name: "d"}, Offers: []discovery.Offer{{Resource: name}}}
 	}
 	optional := named("example.com/optional")
-	optional.Offers[0].Optional = true
+	optional.Offers[0].Named = true
 	offered := []rules.Offered{named("nvidia.com/gpu"), named("amd.com/gpu"), named("nvidia.com/gpu"), named(""), optional}
 	client := fake.NewClientset(class("amd", "amd.com/gpu", "chandler.dev", 1), class("nameless", "", "chandler.dev", 1))
 	check := classCheck{client: draclient.New(client)}

@@ -86,7 +86,7 @@ func siliconOf(devices []rules.Offered) map[string]wish {
 	for i := range devices {
 		d := &devices[i]
 		s, seen := all[d.Silicon()]
-		all[d.Silicon()] = wish{d.Mode, d.Shareable && (s.open || !seen)}
+		all[d.Silicon()] = wish{d.Mode, d.Open && (s.open || !seen)}
 	}
 	return all
 }

@@ -75,7 +75,7 @@ func TestPlace(t *testing.T) {
 				before["gpu"] = test.before
 			}
 			given := maps.Clone(before)
-			device := rules.Offered{Device: discovery.Device{Name: "gpu", Shareable: test.open}, Mode: test.mode}
+			device := rules.Offered{Device: discovery.Device{Name: "gpu", Open: test.open}, Mode: test.mode}
 			p := Place(before, []rules.Offered{device}, holders{test.dra, test.classic}, Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}})
 			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.Ask != test.ask || p.Free["gpu"] != test.free {
 				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.Ask, p.Free["gpu"], test.want, test.moving, test.ask, test.free)
@@ -96,10 +96,10 @@ func TestPlace(t *testing.T) {
 // Silicon moves when all of its parts are free, and then all of them move. It is not
 // open because one of its parts is.
 func TestPlaceMovesSiliconAsOne(t *testing.T) {
-	whole := &discovery.Whole{Name: "gpu"}
+	whole := &discovery.Silicon{Name: "gpu"}
 	parts := []rules.Offered{
 		{Device: discovery.Device{Name: "gpu-0", PartOf: whole}, Mode: classic},
-		{Device: discovery.Device{Name: "gpu-1", PartOf: whole, Shareable: true}, Mode: classic},
+		{Device: discovery.Device{Name: "gpu-1", PartOf: whole, Open: true}, Mode: classic},
 	}
 	before := map[string]discovery.Mode{"gpu": dra}
 	view := holders{owners{"gpu": "claim"}, owners{}}

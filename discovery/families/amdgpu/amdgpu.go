@@ -177,7 +177,7 @@ func partition(whole discovery.Device, mode mode, node kfdNode) discovery.Device
 	d.Attributes.SetString("function", "partition")
 	d.Attributes.SetString("parent", whole.Name)
 	d.Attributes.SetString("profile", mode.profile)
-	d.PartOf = &discovery.Whole{Name: whole.Name}
+	d.PartOf = &discovery.Silicon{Name: whole.Name}
 	if d.Identity != "" {
 		d.Identity += "/" + mode.profile
 	}
@@ -246,7 +246,7 @@ func offers(d discovery.Device, drm sysfs.Device) []discovery.Offer {
 	offers := []discovery.Offer{{Resource: "amd.com/gpu", IDs: ids}}
 	profile := d.Attributes.String("profile")
 	if compute, memory, both := strings.Cut(profile, "_"); both && plain(compute) && plain(memory) {
-		offers = append(offers, discovery.Offer{Resource: "amd.com/" + profile, IDs: ids, Optional: true})
+		offers = append(offers, discovery.Offer{Resource: "amd.com/" + profile, IDs: ids, Named: true})
 	}
 	return offers
 }

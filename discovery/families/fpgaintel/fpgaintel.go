@@ -77,7 +77,7 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 	}
 	d, pciErr := discovery.PCI(host, function)
 	if d.PartOf == nil { // no virtual function
-		d.PartOf = &discovery.Whole{Name: d.Name}
+		d.PartOf = &discovery.Silicon{Name: d.Name}
 		d.Attributes.SetString("function", "partition")
 		d.Attributes.SetString("parent", d.Name)
 	}
@@ -104,11 +104,11 @@ func describePort(host *discovery.Host, function, port sysfs.Device) (d discover
 	d.Classic = []discovery.Offer{{Resource: resource(region, afu), IDs: []string{port.Name()}}}
 	if region != "" {
 		// In its other modes Intel's plugin hands a card out with all of its ports.
-		d.Classic = append(d.Classic, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine.Name()}, Unit: engine.Name(), Optional: true})
+		d.Classic = append(d.Classic, discovery.Offer{Resource: "fpga.intel.com/region-" + region, IDs: []string{engine.Name()}, Unit: engine.Name(), Named: true})
 	}
 	// So does b<>com's, whose IDs are those of PCI functions.
 	id := shortAddress(function.Name())
-	d.Classic = append(d.Classic, discovery.Offer{Resource: bcom, IDs: []string{id}, Unit: id, Optional: true})
+	d.Classic = append(d.Classic, discovery.Offer{Resource: bcom, IDs: []string{id}, Unit: id, Named: true})
 	return d, true, errors.Join(pciErr, attrs.Err(), afuErr, regionErr, nodeErr)
 }
 

@@ -252,14 +252,14 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 			withhold(d, "U30 card: its other FPGA may be one that cannot be read")
 			continue
 		case len(card) > 1:
-			d.PartOf = &discovery.Whole{Name: card[0].Name + "-card"} // which no FPGA is alone
+			d.PartOf = &discovery.Silicon{Name: card[0].Name + "-card"} // which no FPGA is alone
 		}
 		address := card[0].Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
 		shell := d.Classic // by the plugin's U30AllocUnit=Device and U30NameConvention=ExactName
 		d.Classic = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
 		for _, offer := range shell {
 			if offer.Resource != "" {
-				offer.Optional = true
+				offer.Named = true
 				d.Classic = append(d.Classic, offer)
 			}
 		}

@@ -97,7 +97,7 @@ func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, o
 		return d, false, fmt.Errorf("%s: no work queue of DSA or IAA", wq.Path)
 	}
 	d, err = discovery.PCI(host, function)
-	d.PartOf = &discovery.Whole{Name: d.Name}
+	d.PartOf = &discovery.Silicon{Name: d.Name}
 	d.Attributes.SetString("function", "partition")
 	d.Attributes.SetString("parent", d.Name)
 	d.Name += "-wq-" + numbers[2]
@@ -129,7 +129,7 @@ func describeQueue(host *discovery.Host, wq sysfs.Device) (d discovery.Device, o
 func setQueue(d *discovery.Device, wq sysfs.Device, accelerator, mode string) {
 	setKind(d.Attributes, accelerator)
 	d.Attributes.SetString("profile", "user-"+mode)
-	d.Shareable = mode == "shared"
+	d.Open = mode == "shared"
 	resource := "wq-user-" + mode
 	// Intel's plugin lets one container have a shared queue unless told otherwise.
 	stem := resource + "-" + wq.Name() + "-"

@@ -46,8 +46,8 @@ func monitor(host *discovery.Host, gpus []used, driver string) (discovery.Device
 	d := discovery.Device{
 		Name:       "intelgpu-" + profile,
 		Attributes: discovery.Attributes{},
-		Shareable:  true,
-		OptIn:      true,
+		Open:       true,
+		Named:      true,
 		Classic: []discovery.Offer{{
 			Resource: "gpu.intel.com/" + strings.ReplaceAll(profile, "-", "_"),
 			IDs:      []string{"all"},

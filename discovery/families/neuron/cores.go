@@ -30,7 +30,7 @@ func divide(d *discovery.Device) []discovery.Device {
 		return nil
 	}
 	all := map[string]resource.Quantity{"cores": *resource.NewQuantity(count, resource.DecimalSI)}
-	d.PartOf, d.Takes = &discovery.Whole{Name: d.Name, Counters: all}, all
+	d.PartOf, d.Takes = &discovery.Silicon{Name: d.Name, Counters: all}, all
 	cores := make([]discovery.Device, count)
 	for i := range cores {
 		core := *d
@@ -46,7 +46,7 @@ func divide(d *discovery.Device) []discovery.Device {
 		// The cores of a node are numbered through. The silicon is already
 		// offered whole.
 		id := strconv.FormatInt(number*count+int64(i), 10)
-		core.Classic = []discovery.Offer{{Resource: "aws.amazon.com/neuroncore", IDs: []string{id}, Optional: true}}
+		core.Classic = []discovery.Offer{{Resource: "aws.amazon.com/neuroncore", IDs: []string{id}, Named: true}}
 		cores[i] = core
 	}
 	return cores

@@ -67,7 +67,7 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	if known.MemoryBytes > 0 {
 		instance.Capacity.Set("memory", known.MemoryBytes)
 	}
-	instance.PartOf = &discovery.Whole{Name: gpu.Name}
+	instance.PartOf = &discovery.Silicon{Name: gpu.Name}
 	caps, err := d.capabilityNodes(gi.dir, ci.dir)
 	instance.Edits.DeviceNodes = slices.Concat(gpu.Edits.DeviceNodes, caps)
 	instance.Health = worse(discovery.NodeHealth(d.host, instance.Edits.DeviceNodes), toldHealth(told, gi.number))
@@ -97,7 +97,7 @@ func (d *driver) instanceOffers(known facts.Instance, info information, gi, ci i
 		return nil
 	}
 	ids := []string{known.UUID}
-	offers := []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: ids, Optional: true}}
+	offers := []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: ids, Named: true}}
 	if compute, gpu, ok := known.Slices(); ok && compute == gpu {
 		name := "nvidia.com/mig-" + strings.ReplaceAll(known.Profile, "+", ".")
 		offers = slices.Insert(offers, 0, discovery.Offer{Resource: name, IDs: ids})

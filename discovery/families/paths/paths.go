@@ -26,7 +26,7 @@ const family = "paths"
 var Family = &discovery.Family{
 	Name:       family,
 	Doc:        "device nodes, files and USB devices that the administrator named",
-	Configured: true,
+	FromConfig: true,
 	Describe:   describe,
 	Grant:      grant,
 }

@@ -139,7 +139,7 @@ func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Devic
 		d.Attributes.SetString("parent", parent)
 	}
 	if parent != "" {
-		d.PartOf = &discovery.Whole{Name: parent}
+		d.PartOf = &discovery.Silicon{Name: parent}
 	}
 	d.Attributes.SetString("kind", "nic")
 	d.Attributes.SetString("vendor", vendors[d.Attributes.String("pciVendor")])

@@ -83,7 +83,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		Name:       name,
 		Source:     onload.Path,
 		Attributes: discovery.Attributes{},
-		Shareable:  true,
+		Open:       true,
 		Classic:    []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), ShareStem: "sfc-"}}, // as of the Onload operator's device plugin
 	}
 	d.Attributes.SetString("kind", "nic")
@@ -135,7 +135,7 @@ func describePort(host *discovery.Host, adapter sysfs.Device, onload discovery.D
 	d.Attributes.SetString("vendor", vendors[d.Attributes.String("pciVendor")])
 	d.Attributes.SetString("profile", "interface")
 	d.Attributes.SetString("ifName", name)
-	d.Shareable, d.OptIn = true, true
+	d.Open, d.Named = true, true
 	d.Classic = []discovery.Offer{
 		{Resource: "solarflare.com/sfc", IDs: []string{name}},
 		{Resource: "solarflare/smartNIC", IDs: []string{name}},

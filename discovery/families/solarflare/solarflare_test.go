@@ -43,7 +43,7 @@ func TestInterfaces(t *testing.T) {
 		var ids []string
 		var given []discovery.Device
 		for _, d := range snapshot.Devices {
-			if d.OptIn && d.Offers[0].Resource == resource {
+			if d.Named && d.Offers[0].Resource == resource {
 				ids, given = append(ids, d.Offers[0].IDs...), append(given, d.Device)
 			}
 		}

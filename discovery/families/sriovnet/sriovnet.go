@@ -103,7 +103,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 				ports[parent.Path] = network.ReadPort(host, parent, byPath[parent.Path].interfacesOf())
 			}
 			f.Port = ports[parent.Path]
-			d.PartOf = &discovery.Whole{Name: discovery.DeviceName(parent)}
+			d.PartOf = &discovery.Silicon{Name: discovery.DeviceName(parent)}
 		}
 		if err := errors.Join(err, u.describe(&d, host, f)); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})

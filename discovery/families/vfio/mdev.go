@@ -32,7 +32,7 @@ func describeMediated(host *discovery.Host, found []sysfs.Device) (devices []dis
 		if parent, ok := parentOf(mdev); ok {
 			d.Attributes.SetString("parent", discovery.DeviceName(parent))
 			silicon := siliconOf(parent)
-			d.PartOf, d.Takes = wholeOf(silicon, siblings[silicon.Path])
+			d.PartOf, d.Takes = partOf(silicon, siblings[silicon.Path])
 		}
 		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
@@ -55,12 +55,12 @@ func siliconOf(parent sysfs.Device) sysfs.Device {
 	return parent
 }
 
-// wholeOf returns the silicon that mediated devices compete for, and what one of
+// partOf returns the silicon that mediated devices compete for, and what one of
 // them takes. They compete with whoever is to have all of it.
-func wholeOf(silicon sysfs.Device, siblings int64) (*discovery.Whole, map[string]resource.Quantity) {
+func partOf(silicon sysfs.Device, siblings int64) (*discovery.Silicon, map[string]resource.Quantity) {
 	all := map[string]resource.Quantity{"mediated": *resource.NewQuantity(siblings, resource.DecimalSI)}
 	one := map[string]resource.Quantity{"mediated": resource.MustParse("1")}
-	return &discovery.Whole{Name: discovery.DeviceName(silicon), Counters: all}, one
+	return &discovery.Silicon{Name: discovery.DeviceName(silicon), Counters: all}, one
 }
 
 func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, error) {
@@ -129,7 +129,7 @@ func nvidia(mdev sysfs.Device, profile string) []discovery.Offer {
 	if vendor != nvidiaVendor || !label.MatchString(name) {
 		return nil
 	}
-	return []discovery.Offer{{Resource: nvidiaDomain + "/" + name, IDs: []string{mdev.Name()}, Optional: true}}
+	return []discovery.Offer{{Resource: nvidiaDomain + "/" + name, IDs: []string{mdev.Name()}, Named: true}}
 }
 
 // split returns the PCI functions and the mediated devices of a list.

@@ -108,7 +108,7 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 		Name:       "vpu-" + k.name,
 		Source:     functions[0].Path,
 		Attributes: discovery.Attributes{},
-		Shareable:  true,
+		Open:       true,
 	}
 	for _, function := range functions[1:] {
 		d.Includes = append(d.Includes, function.Path)

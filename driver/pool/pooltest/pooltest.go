@@ -23,7 +23,7 @@ func Quantities(pairs ...any) map[string]resource.Quantity {
 
 // Part is a device that takes slices of a piece of silicon with 7 of them.
 func Part(silicon, name string, takes int) rules.Offered {
-	return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Whole{Name: silicon, Counters: Quantities("slices", 7)}, Takes: Quantities("slices", takes)}}
+	return rules.Offered{Device: discovery.Device{Name: name, PartOf: &discovery.Silicon{Name: silicon, Counters: Quantities("slices", 7)}, Takes: Quantities("slices", takes)}}
 }
 
 // Sketch writes a pool in a few words, a line for each slice.
