@@ -169,6 +169,15 @@ type view struct {
 	left    atomic.Bool
 }
 
+// where says what is being done, for a message.
+func (v *view) where() string {
+	at := v.at.Load()
+	if at == nil {
+		return ""
+	}
+	return fmt.Sprintf(" (%s %s)", at.op, at.file)
+}
+
 // step is what is being done.
 type step struct {
 	op, file string

@@ -419,3 +419,62 @@ func TestWatchOfAHostThatHangs(t *testing.T) {
 		answer()
 	})
 }
+
+// A single scan ends too. Problems name what does not answer: the device that hangs,
+// or the family and the file that it waits for.
+func TestOnceOfAHostThatHangs(t *testing.T) {
+	for name, test := range map[string]struct {
+		files   []string
+		want    string // devices
+		problem string
+		took    time.Duration
+	}{
+		"nothing":           {nil, "a 01-00-0 02-00-0 03-00-0 04-00-0", "", 0},
+		"a device":          {[]string{label1}, "a 02-00-0 03-00-0 04-00-0", "pci-0000-01-00-0: read " + label1 + ": does not answer", 10 * time.Second},
+		"one after another": {[]string{label1, pciDir + gpu2 + "/label"}, "a 03-00-0 04-00-0", "pci-0000-02-00-0: read " + pciDir + gpu2 + "/label: does not answer", 20 * time.Second},
+		"a list":            {[]string{"sys/class/widget"}, "01-00-0 02-00-0 03-00-0 04-00-0", "readdir sys/class/widget: does not answer", 10 * time.Second},
+		"no one file":       {[]string{"slow"}, "a 01-00-0 02-00-0 03-00-0 04-00-0", "slow: no answer in 10s", 10 * time.Second},
+		"all of a bus":      {[]string{"sys/bus/pci/devices"}, "a", "readdir sys/bus/pci/devices: does not answer", 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host := machine()
+				for _, file := range test.files {
+					defer host.block(file)()
+				}
+				slow := *widgets
+				slow.Name, slow.Describe = "slow", func(*Host, []sysfs.Device) ([]Device, []Problem) {
+					host.ask("slow")
+					return nil, nil
+				}
+				families, start := append(machineFamilies(), &slow), time.Now()
+				s, err := Watch{Host: &Host{FS: host}, Families: families}.Once(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				var names []string
+				for _, d := range s.Devices {
+					names = append(names, strings.TrimPrefix(d.Name, "pci-0000-"))
+				}
+				if got := strings.Join(names, " "); got != test.want || time.Since(start) != test.took {
+					t.Errorf("after %s: %s; want %s after %s", time.Since(start), got, test.want, test.took)
+				}
+				if said := fmt.Sprint(s.Problems); !strings.Contains(said, test.problem) || test.problem == "" && len(s.Problems) > 0 {
+					t.Errorf("problems %s; want %s", said, test.problem)
+				}
+			})
+		})
+	}
+}
+
+func TestOnceEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := machine()
+		defer host.block(label1)()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if s, err := (Watch{Host: &Host{FS: host}, Families: machineFamilies()}).Once(ctx); err == nil {
+			t.Errorf("found %v", s)
+		}
+	})
+}

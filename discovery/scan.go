@@ -13,7 +13,8 @@ import (
 // device that cannot be described is left out of the snapshot, or is in it with
 // health Unknown and without what could not be read. Problems name it.
 //
-// Scan reads one file after the other and waits for each. [Watch] does not.
+// Scan reads one file after the other and waits for each, as is good enough for
+// what lies in memory. [Watch] does not wait for what hangs.
 func Scan(host *Host, families []*Family) *Snapshot {
 	m := match(host.FS, families)
 	looks := []look{{Problems: m.problems}}

@@ -53,15 +53,30 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	if w.Settle == 0 {
 		w.Settle = 200 * time.Millisecond
 	}
-	if w.Patience == 0 {
-		w.Patience = 10 * time.Second
-	}
 	s := newScanner(w)
 	for ctx.Err() == nil {
-		if snapshot := s.scan(ctx); snapshot != nil && ctx.Err() == nil {
+		if snapshot, answered := s.scan(ctx); answered && ctx.Err() == nil {
 			publish(snapshot)
 		}
 		w.wait(ctx, s.again)
+	}
+}
+
+// Once scans as Run does, until nothing more is to be found without what does not
+// answer, and returns what it found. Problems name what has not answered. The
+// error is that of the context, if that ends before.
+func (w Watch) Once(ctx context.Context) (*Snapshot, error) {
+	s := newScanner(w)
+	for {
+		snapshot, _ := s.scan(ctx)
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("scan: %w", err)
+		}
+		select {
+		case <-s.again:
+		default:
+			return snapshot, nil
+		}
 	}
 }
 
@@ -108,6 +123,9 @@ type scanner struct {
 }
 
 func newScanner(w Watch) *scanner {
+	if w.Patience == 0 {
+		w.Patience = 10 * time.Second
+	}
 	return &scanner{
 		patient:  newPatient(w.Host, w.Patience),
 		families: leftoversLast(w.Families),
@@ -115,12 +133,12 @@ func newScanner(w Watch) *scanner {
 	}
 }
 
-// scan returns what is known of the host now, nil if the context ends before or
-// nothing has ever answered.
-func (s *scanner) scan(ctx context.Context) *Snapshot {
+// scan returns what is known of the host now, nil if the context ends before. It
+// reports whether a family has answered, now or before.
+func (s *scanner) scan(ctx context.Context) (now *Snapshot, answered bool) {
 	m, ok := await(ctx, s.patient, func(host *Host) matches { return match(host.FS, s.families) })
 	if !ok {
-		return nil
+		return nil, false
 	}
 	looks := []look{{Problems: slices.Concat(s.hanging(), m.problems)}}
 	ordinary := slices.DeleteFunc(slices.Clone(s.families), func(f *Family) bool { return f.Leftovers })
@@ -128,14 +146,12 @@ func (s *scanner) scan(ctx context.Context) *Snapshot {
 	for _, f := range s.families[len(ordinary):] { // each gets what those before leave
 		looks = append(looks, s.read(ctx, []*Family{f}, m, looks)...)
 	}
-	if s.last == nil && !anyRead(looks) {
-		return nil
+	now, ok = await(ctx, s.patient, func(host *Host) *Snapshot { return Merge(host, s.last, joinLooks(looks)) })
+	answered = ok && (s.last != nil || anyRead(looks))
+	if answered {
+		s.last = now
 	}
-	next, ok := await(ctx, s.patient, func(host *Host) *Snapshot { return Merge(host, s.last, joinLooks(looks)) })
-	if ok {
-		s.last = next
-	}
-	return next
+	return now, answered
 }
 
 // anyRead reports whether a family has answered, unless none was to be read.
@@ -187,7 +203,7 @@ func (s *scanner) answer(ctx context.Context, f *Family, asked look, r *reading[
 		}()
 	}
 	asked.unread = true
-	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("no answer in %s", s.patience)})
+	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("no answer in %s%s", s.patience, r.where())})
 	if s.last != nil {
 		asked.had = slices.DeleteFunc(slices.Clone(s.last.found.Devices), func(d Device) bool { return d.Family != f.Name })
 	}

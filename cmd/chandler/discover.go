@@ -73,7 +73,11 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		host = configuredHost(hostFS, config)
 		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
 	}
-	snapshot := compiled.Apply(discovery.Scan(host, families.All)) //nolint:contextcheck // evaluating an expression does not block
+	found, err := discovery.Watch{Host: host, Families: families.All}.Once(ctx)
+	if err != nil {
+		return err
+	}
+	snapshot := compiled.Apply(found) //nolint:contextcheck // evaluating an expression does not block
 	if err := print(out, snapshot); err != nil {
 		return err
 	}
