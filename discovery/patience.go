@@ -90,11 +90,11 @@ func (p *patient) notify() {
 // patience or longer, and reports whether it has. The device that hangs is then
 // not read until that read ends.
 func (p *patient) leave(v *view) bool {
-	at := v.at.Load()
-	if at == nil || time.Since(at.since) < p.patience/2 {
+	at := v.now()
+	if at.op == "" || time.Since(at.since) < p.patience/2 {
 		return false
 	}
-	h := &hang{*at, hangUnit(at.file)}
+	h := &hang{at, hangUnit(at.file)}
 	v.left.Store(true)
 	p.change(func(hung []*hang) []*hang { return append(hung, h) })
 	go func() {
@@ -165,14 +165,16 @@ func (r *reading[T]) wait(ctx context.Context, limit time.Duration) bool {
 type view struct {
 	patient *patient
 	ended   chan struct{} // closed when the reading has ended
-	at      atomic.Pointer[step]
 	left    atomic.Bool
+
+	mu sync.Mutex
+	at step // zero between two steps
 }
 
 // where says what is being done, for a message.
 func (v *view) where() string {
-	at := v.at.Load()
-	if at == nil {
+	at := v.now()
+	if at.op == "" {
 		return ""
 	}
 	return fmt.Sprintf(" (%s %s)", at.op, at.file)
@@ -191,9 +193,22 @@ func (v *view) step(op, file string, do func() error) error {
 	if v.left.Load() || v.patient.stops(op, file) {
 		return &fs.PathError{Op: op, Path: file, Err: errHangs}
 	}
-	v.at.Store(&step{op, file, time.Now()})
-	defer v.at.Store(nil)
+	v.note(step{op, file, time.Now()})
+	defer v.note(step{})
 	return do()
+}
+
+func (v *view) note(at step) {
+	v.mu.Lock()
+	v.at = at
+	v.mu.Unlock()
+}
+
+// now returns what is being done.
+func (v *view) now() step {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.at
 }
 
 // Open implements [fs.FS].
