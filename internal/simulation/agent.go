@@ -71,7 +71,7 @@ func (i *incarnation) die() {
 	}
 	i.world.lock.drop(i)
 	i.cancel()
-	go i.process.Kill()
+	i.process.Kill()
 }
 
 // groups says which groups the API server has.

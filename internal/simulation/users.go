@@ -179,13 +179,13 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 }
 
 // users returns what containers have, as long as the kubelet has not taken it
-// back: a claim while its books have it, a classic device while they have it or,
-// for who wants it through DRA, until the container has ended.
+// back: a claim until it unprepares it, a classic device while its books have it
+// or, for who wants it through DRA, until the container has ended.
 func (w *World) users() (all []*use) {
 	for _, c := range w.kubelet.Containers() {
 		uses, _ := c.Note.([]*use)
 		for _, u := range uses {
-			if !u.classic && !w.kubelet.HasClaim(u.claim) {
+			if !u.classic && !w.kubelet.HasClaim(c, u.claim) {
 				continue
 			}
 			now := *u

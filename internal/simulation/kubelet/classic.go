@@ -323,11 +323,15 @@ func (k *Kubelet) Process(name string) *Process {
 	return &Process{kubelet: k, name: name, dead: make(chan struct{})}
 }
 
-// Kill ends the process for the kubelet: its sockets and streams end, and
-// nothing that it answers is heard any more.
+// Kill ends the process for the kubelet: nothing that it answers is heard any more,
+// and its sockets and streams end.
 func (p *Process) Kill() {
-	p.mu.Lock()
 	close(p.dead)
+	go p.end()
+}
+
+func (p *Process) end() {
+	p.mu.Lock()
 	listeners := p.listeners
 	p.listeners = nil
 	p.mu.Unlock()

@@ -29,10 +29,18 @@ const reconcilePeriod = 60 * time.Second
 
 // plugin is a DRA driver that has registered.
 type plugin struct {
-	registrar string
-	serial    int // of its registrar's socket
+	registrar *listener
 	endpoint  string
 	conn      *grpc.ClientConn
+	drapb.DRAPluginClient
+}
+
+// answered returns why the answer to a call was not heard.
+func (p *plugin) answered(err error) error {
+	if err == nil && p.registrar.process.isDead() {
+		return errors.New("the process was killed")
+	}
+	return err
 }
 
 // claimInfo is what the kubelet's checkpoint has of a claim, and what it knows
@@ -48,23 +56,37 @@ type claimInfo struct {
 	why         error // it is not unprepared
 }
 
+// Pauses after a registration that failed, before it is tried again
+// (k8s.io/kubernetes/pkg/util/goroutinemap/exponentialbackoff, in 1.37).
+const (
+	firstBackoff = 500 * time.Millisecond
+	lastBackoff  = 2*time.Minute + 2*time.Second
+)
+
+// backoff says when a registration that failed is tried again.
+type backoff struct {
+	pause time.Duration
+	until time.Time
+}
+
 // watchPlugins registers the plugins whose sockets there are, and forgets those
 // whose sockets are gone (pkg/kubelet/pluginmanager, reconciler).
 func (k *Kubelet) watchPlugins(ctx context.Context) {
+	failed := make(map[*listener]backoff)
 	for {
-		k.findPlugins(ctx)
+		k.findPlugins(ctx, failed)
 		if !sleep(ctx, time.Second) {
 			return
 		}
 	}
 }
 
-func (k *Kubelet) findPlugins(ctx context.Context) {
+func (k *Kubelet) findPlugins(ctx context.Context, failed map[*listener]backoff) {
 	sockets := k.network.registrars()
 	k.mu.Lock()
-	known := make(map[string]bool)
+	known := make(map[*listener]bool)
 	k.plugins = slices.DeleteFunc(k.plugins, func(p *plugin) bool {
-		if sockets[p.registrar] == p.serial {
+		if slices.Contains(sockets, p.registrar) {
 			known[p.registrar] = true
 			return false
 		}
@@ -74,11 +96,14 @@ func (k *Kubelet) findPlugins(ctx context.Context) {
 	})
 	refuses := k.refuses
 	k.mu.Unlock()
-	for path, serial := range sockets {
-		if !known[path] {
-			if err := k.registerPlugin(ctx, path, serial, refuses); err != nil {
-				k.log("plugin at %s is not registered: %v", path, err)
-			}
+	for _, socket := range sockets {
+		if known[socket] || time.Now().Before(failed[socket].until) {
+			continue
+		}
+		if err := k.registerPlugin(ctx, socket, refuses); err != nil {
+			k.log("plugin at %s is not registered: %v", socket.path, err)
+			pause := min(max(2*failed[socket].pause, firstBackoff), lastBackoff)
+			failed[socket] = backoff{pause, time.Now().Add(pause)}
 		}
 	}
 }
@@ -90,10 +115,10 @@ func (k *Kubelet) connect(path string) (*grpc.ClientConn, error) {
 
 // registerPlugin asks the plugin at a registrar's socket what it is, takes or
 // refuses it, and says so.
-func (k *Kubelet) registerPlugin(ctx context.Context, path string, serial int, refuses bool) error {
+func (k *Kubelet) registerPlugin(ctx context.Context, socket *listener, refuses bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	conn, err := k.connect(path)
+	conn, err := k.connect(socket.path)
 	if err != nil {
 		return err
 	}
@@ -117,7 +142,7 @@ func (k *Kubelet) registerPlugin(ctx context.Context, path string, serial int, r
 		calls.Close()
 		return errors.New("the kubelet stops")
 	}
-	k.plugins = append(k.plugins, &plugin{path, serial, info.Endpoint, calls})
+	k.plugins = append(k.plugins, &plugin{socket, info.Endpoint, calls, drapb.NewDRAPluginClient(calls)})
 	k.log("plugin %s registered at %s", info.Name, info.Endpoint)
 	k.mu.Unlock()
 	_, err = client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})
@@ -126,18 +151,18 @@ func (k *Kubelet) registerPlugin(ctx context.Context, path string, serial int, r
 
 // plugin returns the plugin to be called: the newest that is connected, else the
 // newest (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get).
-func (k *Kubelet) plugin() (drapb.DRAPluginClient, error) {
+func (k *Kubelet) plugin() (*plugin, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, p := range slices.Backward(k.plugins) {
 		if k.network.has(p.endpoint) {
-			return drapb.NewDRAPluginClient(p.conn), nil
+			return p, nil
 		}
 	}
 	if len(k.plugins) == 0 {
 		return nil, fmt.Errorf("DRA driver %s is not registered", k.config.Driver)
 	}
-	return drapb.NewDRAPluginClient(k.plugins[len(k.plugins)-1].conn), nil
+	return k.plugins[len(k.plugins)-1], nil
 }
 
 // prepare prepares the claims of a pod (pkg/kubelet/cm/dra/manager.go,
@@ -162,7 +187,7 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 			found = append(found, claim)
 		}
 	}
-	client, err := k.plugin()
+	driver, err := k.plugin()
 	if err != nil {
 		return err
 	}
@@ -172,8 +197,8 @@ func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {
 	}
 	calling, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	response, err := client.NodePrepareResources(calling, request)
-	if err != nil {
+	response, err := driver.NodePrepareResources(calling, request)
+	if err = driver.answered(err); err != nil {
 		return fmt.Errorf("NodePrepareResources: %w", err)
 	}
 	k.mu.Lock()
@@ -280,6 +305,7 @@ func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string
 		}
 		if info.why = err; err == nil {
 			k.log("claim %s is unprepared", key)
+			k.unprepared[info.uid]++
 			delete(k.claims, key)
 		}
 	}
@@ -287,14 +313,14 @@ func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string
 }
 
 func (k *Kubelet) callUnprepare(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) error {
-	client, err := k.plugin()
+	driver, err := k.plugin()
 	if err != nil {
 		return err
 	}
 	calling, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	response, err := client.NodeUnprepareResources(calling, request)
-	if err != nil {
+	response, err := driver.NodeUnprepareResources(calling, request)
+	if err = driver.answered(err); err != nil {
 		return fmt.Errorf("NodeUnprepareResources: %w", err)
 	}
 	for uid, result := range response.Claims {

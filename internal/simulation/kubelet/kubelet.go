@@ -66,7 +66,8 @@ type Container struct {
 	Names   map[types.UID]string   // of the claims
 	Devices map[string][]string    // classic IDs by resource
 	Nodes   []string               // paths of device nodes, of classic devices
-	Started time.Time
+
+	unprepared map[types.UID]int // how often each claim was before
 
 	// What Start notes.
 	Note any
@@ -91,6 +92,8 @@ type Kubelet struct {
 	claims  map[string]*claimInfo // by namespace/name; its checkpoint is written with each change
 	refuses bool                  // registrations
 
+	unprepared map[types.UID]int // how often each claim was
+
 	// The device-plugin API.
 	endpoints map[string][]*endpoint // by resource; the last is called
 	healthy   map[string]map[string]bool
@@ -110,7 +113,7 @@ func New(config Config) *Kubelet {
 	return &Kubelet{
 		config: config, claims: make(map[string]*claimInfo), workers: make(map[types.UID]*worker),
 		devices: make(map[types.UID]map[string][]string), nodesOf: make(map[types.UID]map[string][]string),
-		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool),
+		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool), unprepared: make(map[types.UID]int),
 		healthy: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), pending: make(map[string]map[string]types.UID),
 		admission: make(chan struct{}, 1),
 	}
@@ -264,16 +267,12 @@ func (k *Kubelet) Idle() (string, bool) {
 	return "", true
 }
 
-// HasClaim reports whether the kubelet's books have a claim, by its UID.
-func (k *Kubelet) HasClaim(uid types.UID) bool {
+// HasClaim reports whether the kubelet has not unprepared a claim since a container
+// was started with it.
+func (k *Kubelet) HasClaim(c *Container, uid types.UID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, c := range k.claims {
-		if c.uid == uid {
-			return true
-		}
-	}
-	return false
+	return k.unprepared[uid] == c.unprepared[uid]
 }
 
 // HasDevices returns the classic devices that the kubelet's books have for a pod.

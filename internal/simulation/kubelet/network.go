@@ -3,6 +3,7 @@ package kubelet
 import (
 	"context"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 
@@ -21,6 +22,7 @@ type network struct {
 type listener struct {
 	*bufconn.Listener
 	network *network
+	process *Process
 	path    string
 	serial  int
 }
@@ -28,14 +30,14 @@ type listener struct {
 // bufferSize is how much of a connection is under way.
 const bufferSize = 64 << 10
 
-func (n *network) listen(path string) *listener {
+func (n *network) listen(path string, process *Process) *listener {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.listeners == nil {
 		n.listeners = make(map[string]*listener)
 	}
 	n.serial++
-	l := &listener{bufconn.Listen(bufferSize), n, path, n.serial}
+	l := &listener{bufconn.Listen(bufferSize), n, process, path, n.serial}
 	n.listeners[path] = l
 	return l
 }
@@ -61,17 +63,16 @@ func (n *network) dial(ctx context.Context, path string) (net.Conn, error) {
 	return l.DialContext(ctx)
 }
 
-// registrars returns the sockets at which plugins register, by path, with a
-// number that tells a socket from an earlier one of its path.
-func (n *network) registrars() map[string]int {
+// registrars returns the sockets at which plugins register.
+func (n *network) registrars() (found []*listener) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	found := make(map[string]int)
 	for path, l := range n.listeners {
 		if strings.HasSuffix(path, "-reg.sock") {
-			found[path] = l.serial
+			found = append(found, l)
 		}
 	}
+	slices.SortFunc(found, func(a, b *listener) int { return strings.Compare(a.path, b.path) })
 	return found
 }
 

@@ -19,7 +19,7 @@ func (p *Process) listen(_ context.Context, path string) (net.Listener, error) {
 	if p.isDead() {
 		return nil, errors.New("the process was killed")
 	}
-	l := p.kubelet.network.listen(path)
+	l := p.kubelet.network.listen(path, p)
 	p.listeners = append(p.listeners, l)
 	return l, nil
 }
