@@ -185,8 +185,12 @@ func (s *Server) Claim(namespace, name string) *resourceapi.ResourceClaim {
 func (s *Server) Past(changes int64) []*resourceapi.ResourceSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	then := s.stores["resourceslices"].objects
+	if changes > 0 {
+		then = s.stores["resourceslices"].at(max(s.version-changes, 1))
+	}
 	var all []*resourceapi.ResourceSlice
-	for _, o := range sorted(s.stores["resourceslices"].at(max(s.version-changes, 1))) {
+	for _, o := range sorted(then) {
 		all = append(all, o.(*resourceapi.ResourceSlice))
 	}
 	return all
