@@ -345,20 +345,10 @@ func (d *Driver) Registered(answer Registration) {
 }
 
 // Prepared returns how many claims are prepared, 0 until the records are read.
-func (d *Driver) Prepared() int { return len(d.recorded()) }
+func (d *Driver) Prepared() int { return len(d.ledger.Claims()) }
 
 // Registration returns what the kubelet last said to the registration.
 func (d *Driver) Registration() Registration { return d.registration.Load().answer }
-
-// Holder returns which claim holds anything of a piece of silicon. Until the
-// records are read everything counts as held. It implements the interface of
-// whoever offers the same devices otherwise.
-func (d *Driver) Holder(silicon string) (holder string, held bool) {
-	if !d.ledger.IsOpen() {
-		return "a claim perhaps: records are not read yet", true
-	}
-	return d.ledger.View().Holder(discovery.ModeDRA, silicon, d.view.Load())
-}
 
 // HandleError takes errors from the helper's background work. It implements
 // [kubeletplugin.DRAPlugin] and is not for other callers.

@@ -43,16 +43,17 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// healthOf says how what a claim has is, as the view has it.
-func (d *Driver) healthOf(v *view, r *ledger.Claim, has *ledger.Result, now time.Time) discovery.Health {
+// healthIn says how what a claim has is, as the view has it.
+func (d *Driver) healthIn(v *view, r *ledger.Claim, has *ledger.Result) discovery.Health {
 	device, found := v.lookup(has.Source)
-	return d.healthBy(&device.Device, found, v.snapshot.Gone, r, has, now)
+	return d.HealthOf(&device.Device, found, v.snapshot.Gone, r, has)
 }
 
-// healthBy says how what a claim has is: as its device if that is found, or gone,
+// HealthOf says how what a claim has is: as its device if that is found, or gone,
 // also where another has taken its place. That is not said while it may only look
 // so: while the device is made what a claim wants, or cannot be read.
-func (d *Driver) healthBy(device *discovery.Device, found bool, gone discovery.Missing, r *ledger.Claim, has *ledger.Result, now time.Time) discovery.Health {
+func (d *Driver) HealthOf(device *discovery.Device, found bool, gone discovery.Missing, r *ledger.Claim, has *ledger.Result) discovery.Health {
+	now := time.Now()
 	if !found {
 		return gone.Health(has.Source, d.config.Gone())
 	}
@@ -75,10 +76,10 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 	for _, device := range v.snapshot.Devices {
 		health[device.Name] = d.jobs.said(&device.Device, now)
 	}
-	for _, r := range d.recorded() {
+	for _, r := range d.ledger.Claims() {
 		for i := range r.Results {
 			result := &r.Results[i]
-			of := d.healthOf(v, r, result, now) // a numbered share is as its device
+			of := d.healthIn(v, r, result) // a numbered share is as its device
 			_, said := health[result.Device]
 			if !said || of.Key() == discovery.ConditionGone && !result.Admin {
 				health[result.Device] = of
@@ -95,14 +96,6 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 		})
 	}
 	return report
-}
-
-// recorded returns the claims of this boot, none while the ledger is not open.
-func (d *Driver) recorded() []*ledger.Claim {
-	if !d.ledger.IsOpen() {
-		return nil
-	}
-	return d.ledger.Claims()
 }
 
 // statusOf returns what the kubelet is told. What the administrator only wants

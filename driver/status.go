@@ -58,7 +58,7 @@ type deviceStatus struct {
 // server without, every claim is gone.
 type statusWriter struct {
 	client resourceclient.ResourceV1Interface
-	health func(*view, *ledger.Claim, *ledger.Result, time.Time) discovery.Health // see [Driver.healthOf]
+	health func(*view, *ledger.Claim, *ledger.Result) discovery.Health // see [Driver.healthIn]
 	claims map[types.UID]attempt
 	due    time.Time // when a server that did not answer is to be asked again
 }
@@ -76,7 +76,7 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	if d.config.StatusClient == nil {
 		return
 	}
-	w := statusWriter{client: d.config.StatusClient.ResourceV1(), health: d.healthOf}
+	w := statusWriter{client: d.config.StatusClient.ResourceV1(), health: d.healthIn}
 	for {
 		v := d.view.Load()
 		var again <-chan time.Time
@@ -204,7 +204,7 @@ func (w *statusWriter) statusesOf(v *view, r *ledger.Claim) []deviceStatus {
 		}) {
 			continue
 		}
-		health := w.health(v, r, result, time.Now())
+		health := w.health(v, r, result)
 		switch {
 		case health.Key() == discovery.ConditionGone:
 			said.status, said.reason, said.message = metav1.ConditionFalse, ReasonGone, health.Reason

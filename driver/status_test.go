@@ -157,9 +157,8 @@ func TestStatusOfAReplacedDevice(t *testing.T) {
 			if len(report.Devices) != 1 || report.Devices[0].Health != test.reported {
 				t.Errorf("%s: reported %v, want %v", test.name, report.Devices, test.reported)
 			}
-			uses := b.inUse()
-			if len(uses) != 1 || uses[0].Health.Key() != test.condition {
-				t.Errorf("%s: in use %v, want condition %q", test.name, uses, test.condition)
+			if health := b.healthFor(c); health.Key() != test.condition {
+				t.Errorf("%s: %v, want condition %q", test.name, health, test.condition)
 			}
 		}
 	})
@@ -214,11 +213,11 @@ func TestReplacedWhileConfiguring(t *testing.T) {
 		b.Publish(before, nil)
 		mustPrepare(t, b, c)
 		b.offers(other)
-		if replaced() || len(b.inUse()) != 1 || !b.inUse()[0].Health.Usable() {
+		if replaced() || !b.healthFor(c).Usable() {
 			t.Error("said before the next scan")
 		}
 		time.Sleep(readAgain)
-		if !replaced() || b.inUse()[0].Health.Usable() {
+		if !replaced() || b.healthFor(c).Usable() {
 			t.Error("never said")
 		}
 	})
@@ -241,17 +240,12 @@ func TestReplacedForSome(t *testing.T) {
 		t.Errorf("sick for a claim that is not there: %v", report.Devices)
 	}
 	b.offers(first)
-	mustPrepare(t, b, claim("before", "a"))
+	before, since := claim("before", "a"), claim("since", "a")
+	mustPrepare(t, b, before)
 	b.offers(device)
-	mustPrepare(t, b, claim("since", "a"))
-	got := make(map[string]bool)
-	for _, use := range b.inUse() {
-		for _, claim := range use.Claims {
-			got[use.Device+" "+claim.Name] = use.Health.Usable()
-		}
-	}
-	if diff := cmp.Diff(map[string]bool{"a before": false, "a since": true}, got); diff != "" {
-		t.Error(diff)
+	mustPrepare(t, b, since)
+	if b.healthFor(before).Usable() || !b.healthFor(since).Usable() {
+		t.Error("it is not replaced for the claim before, or it is for the claim since")
 	}
 	for range 10 {
 		if report := b.healthReport(b.view.Load(), time.Now()); report.Devices[0].Health != kubeletplugin.HealthStatusUnhealthy {
@@ -267,7 +261,7 @@ func TestReplacedBeforeACrash(t *testing.T) {
 	r := ledger.Claim{Results: []ledger.Result{{Device: "a", Source: "a", Identity: "other"}}}
 	for _, configuring := range []bool{true, false} {
 		r.Configuring = configuring
-		if health := b.healthOf(b.view.Load(), &r, &r.Results[0], time.Now()); health.Usable() != configuring {
+		if health := b.healthIn(b.view.Load(), &r, &r.Results[0]); health.Usable() != configuring {
 			t.Errorf("configuring %t: %v", configuring, health)
 		}
 	}
@@ -283,7 +277,7 @@ func TestStatusAfterARestart(t *testing.T) {
 		b.expectSaid("c", "chandler.dev node a - Ready=True(Prepared )")
 		b.client.ClearActions()
 		time.Sleep(time.Hour)
-		w := statusWriter{client: b.client.ResourceV1(), health: b.healthOf}
+		w := statusWriter{client: b.client.ResourceV1(), health: b.healthIn}
 		if again := w.write(t.Context(), b.view.Load(), b.ledger.Claims()); again || !slices.Equal(b.verbs(), []string{"get"}) {
 			t.Error("it is written again")
 		}

@@ -66,7 +66,7 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 		t.Fatalf("a: %q, %v; b: %t", text, err, there(file("b")))
 	}
 	k.Hold("pod", gpuResource, "a")
-	kubelettest.Eventually(t, func() bool { who, _ := first.Holder("gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
+	kubelettest.Eventually(t, func() bool { who, _ := holder(first, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
 	if !there(file("a")) {
 		t.Error("the file went with the agent, and the pod is still there")
@@ -106,7 +106,7 @@ func TestHostFilesOfWhatEndedMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.Hold("pod", gpuResource, "a")
-	kubelettest.Eventually(t, func() bool { who, _ := first.Holder("gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
+	kubelettest.Eventually(t, func() bool { who, _ := holder(first, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
 	k.Hold("pod", gpuResource)
 	again()
@@ -144,7 +144,7 @@ func TestHostFileThatCannotBeWritten(t *testing.T) {
 	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[gpuResource], gpuResource, [][]string{{"a"}}); err == nil {
 		t.Error("granted without the file that goes with it")
 	}
-	if given := p.config.Ledger.View().Ours(); len(given) > 0 || there(file("a")) {
+	if given := p.config.Ledger.View(nil).Ours(); len(given) > 0 || there(file("a")) {
 		t.Errorf("given %v, file %t", given, there(file("a")))
 	}
 }

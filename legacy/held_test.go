@@ -6,11 +6,9 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/legacy/kubelettest"
 )
 
 const checkpointFile = "kubelet/device-plugins/kubelet_internal_checkpoint"
@@ -47,30 +45,6 @@ func TestHeld(t *testing.T) {
 	if _, err := Held(broken, "kubelet", found(known)); err == nil || !strings.Contains(err.Error(), "read ") {
 		t.Errorf("damaged: %v", err)
 	}
-}
-
-// Pods have what was handed out to them, here or by the plugin before, once the
-// kubelet names them.
-func TestInUse(t *testing.T) {
-	k := kubelettest.New(t)
-	k.Start()
-	p := New(configFor(k))
-	p.Know(host(snapshot(gpu("a"), gpu("b"), gpu("c"))))
-	p.Publish(snapshot(gpu("a"), gpu("b")), nil)
-	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
-	registered.Says(t, "a b")
-	if _, err := registered.Allocate("a", "b"); err != nil {
-		t.Fatal(err)
-	}
-	if used := p.InUse(); len(used) > 0 {
-		t.Errorf("before the kubelet names a pod: %v", used)
-	}
-	k.Hold("train", gpuResource, "a", "b")
-	k.Hold("serve", "example.com/before", "c::1", "c::2")
-	train, serve := types.NamespacedName{Namespace: "default", Name: "train"}, types.NamespacedName{Namespace: "default", Name: "serve"}
-	want := map[string][]types.NamespacedName{"gpu-a": {train}, "gpu-b": {train}, "gpu-c": {serve}}
-	kubelettest.Eventually(t, func() bool { return cmp.Equal(want, p.InUse()) }, func() string { return cmp.Diff(want, p.InUse()) })
 }
 
 // Whatever the kubelet wrote, reading it ends.

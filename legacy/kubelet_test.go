@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
@@ -120,9 +122,15 @@ func gpus(ids ...string) *rules.Snapshot {
 
 // listsOf returns the lists that follow from devices alone.
 func listsOf(devices ...rules.Offered) map[string]*list.List {
-	l := ledger.New(ledger.Config{})
-	lists, _ := list.Lists{}.Next(list.Input{Snapshot: snapshot(devices...), View: l.View(), Stock: list.StockOf(found(devices), list.Lists{})})
+	lists, _ := list.Lists{}.Next(list.Input{Snapshot: snapshot(devices...), View: ledger.ViewOf(list.StockOf(found(devices), list.Lists{}))})
 	return lists.Resources()
+}
+
+// holder returns which container keeps claims from silicon.
+func holder(p *Plugin, silicon string) (who string, held bool) {
+	who = p.config.Ledger.View(p.stock.Load()).Holder(discovery.ModeDevicePlugin, silicon)
+	owner, _, _ := strings.Cut(who, " (device ")
+	return owner, who != ""
 }
 
 // claim gives a claim a device.

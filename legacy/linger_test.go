@@ -39,7 +39,7 @@ func TestLinger(t *testing.T) {
 	if err := <-answer; err != nil {
 		t.Fatal(err)
 	}
-	if who, held := next.Holder("gpu-a"); !held {
+	if who, held := holder(next, "gpu-a"); !held {
 		t.Errorf("the next instance does not know who holds what it gave out: %q", who)
 	}
 	k.Plugin(gpuResource, 2).Says(t, "a b")

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -139,32 +138,6 @@ func (p *Plugin) Know(all *discovery.Snapshot) {
 	signal(p.changed)
 }
 
-// Holder names the container that has a piece of silicon, if one does or is
-// about to.
-func (p *Plugin) Holder(silicon string) (holder string, held bool) {
-	return p.config.Ledger.View().Holder(discovery.ModeDevicePlugin, silicon, p.stock.Load())
-}
-
-// InUse returns which pods have devices, by the devices' names, in order.
-// Grants that PodResources does not show are left out, since nobody knows whose
-// they are.
-func (p *Plugin) InUse() map[string][]types.NamespacedName {
-	used := make(map[string][]types.NamespacedName)
-	for _, g := range p.config.Ledger.View().Grants() {
-		owner := g.Owner()
-		if owner.Name == "" {
-			continue
-		}
-		of := types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}
-		for _, device := range g.Devices {
-			if !slices.Contains(used[device], of) {
-				used[device] = append(used[device], of)
-			}
-		}
-	}
-	return used
-}
-
 // Ready is closed when the ledger is open and Run has asked the kubelet once,
 // whether it answered or not.
 func (p *Plugin) Ready() <-chan struct{} { return p.ready }
@@ -268,7 +241,7 @@ func (o *offering) update(ctx context.Context, what *offered) {
 func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []discovery.Problem) {
 	l := o.plugin.config.Ledger
 	before := o.lists
-	in.View, in.Stock = l.View(), o.plugin.stock.Load()
+	in.View = l.View(o.plugin.stock.Load())
 	lists, problems := before.Next(in)
 	if !maps.Equal(lists.Resources(), before.Resources()) {
 		o.restock(o.plugin.stock.Load().With(lists))
@@ -278,7 +251,7 @@ func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []disco
 		if err := l.Adopt(o.plugin.stock.Load()); err != nil {
 			klog.FromContext(ctx).Error(err, "What pods have is not saved")
 		}
-		in.View, in.Stock = l.View(), o.plugin.stock.Load()
+		in.View = l.View(o.plugin.stock.Load())
 		lists, problems = before.Next(in)
 	}
 	o.lists = lists

@@ -178,15 +178,15 @@ func TestUnconfirmedGrant(t *testing.T) {
 			if _, err := registered.Allocate("a"); err != nil {
 				t.Fatal(err)
 			}
-			if holder, held := p.Holder("gpu-a"); !held || holder != "a container that the kubelet is starting" {
+			if holder, held := holder(p, "gpu-a"); !held || holder != "a container that the kubelet is starting" {
 				t.Errorf("holder is %q, %t", holder, held)
 			}
 			publish(p, gpus())
 			if test.kept {
-				kubelettest.Never(t, 4*grace, func() bool { _, held := p.Holder("gpu-a"); return !held || registered.Last() == "" }, func() string { return "the grant was dropped" })
+				kubelettest.Never(t, 4*grace, func() bool { _, held := holder(p, "gpu-a"); return !held || registered.Last() == "" }, func() string { return "the grant was dropped" })
 				return
 			}
-			kubelettest.Eventually(t, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "the grant is kept" })
+			kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "the grant is kept" })
 			if took := time.Since(granted); took < config.Unconfirmed {
 				t.Errorf("dropped after %v", took)
 			}
@@ -222,7 +222,7 @@ func TestGrantIsOnDiskBeforeTheAnswer(t *testing.T) {
 	if _, err := registered.Allocate("b"); err == nil || !strings.Contains(err.Error(), "write grants") {
 		t.Errorf("allocate: %v", err)
 	}
-	if holder, held := p.Holder("gpu-b"); held {
+	if holder, held := holder(p, "gpu-b"); held {
 		t.Errorf("held by %s", holder)
 	}
 }
@@ -250,7 +250,7 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 	second := New(configFor(k))
 	run(t, second)
 	<-second.Ready()
-	if _, held := second.Holder("gpu-a"); !held {
+	if _, held := holder(second, "gpu-a"); !held {
 		t.Error("the grant is forgotten")
 	}
 	// The device has gone meanwhile. The resource stays registered all the same.
@@ -271,14 +271,14 @@ func TestHoldingsOfThePluginBefore(t *testing.T) {
 	if said := registered.Said(); len(said) != 1 {
 		t.Errorf("a list without what pods hold was sent: %q", said)
 	}
-	if holder, held := p.Holder("gpu-a"); !held || holder != "default/train main" {
+	if holder, held := holder(p, "gpu-a"); !held || holder != "default/train main" {
 		t.Errorf("holder is %q, %t", holder, held)
 	}
 	// The kubelet asks for the list before it answers the registration.
 	kubelettest.Eventually(t, func() bool { return len(socketsOf(p).Registered()) == 1 }, func() string { return fmt.Sprintf("registered %v", socketsOf(p).Registered()) })
 	k.Hold("train", gpuResource)
 	registered.Says(t, "a b")
-	kubelettest.Eventually(t, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "still held" })
+	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "still held" })
 }
 
 func TestHolder(t *testing.T) {
@@ -296,13 +296,13 @@ func TestHolder(t *testing.T) {
 	if _, err := registered.Allocate("p", "s"); err != nil {
 		t.Fatal(err)
 	}
-	for silicon, want := range map[string]bool{"card": true, "gpu-p": false, "gpu-s": false} {
-		if holder, held := p.Holder(silicon); held != want {
+	for silicon, want := range map[string]bool{"card": true, "gpu-s": false} {
+		if holder, held := holder(p, silicon); held != want {
 			t.Errorf("%s: held %t by %s", silicon, held, holder)
 		}
 	}
 	k.Hold("train", gpuResource, "p", "s")
-	kubelettest.Eventually(t, func() bool { holder, _ := p.Holder("card"); return holder == "default/train main" }, func() string { return "the pod is not named" })
+	kubelettest.Eventually(t, func() bool { holder, _ := holder(p, "card"); return holder == "default/train main" }, func() string { return "the pod is not named" })
 	// The pod's second container reuses what its first one had.
 	if _, err := registered.Allocate("p"); err != nil {
 		t.Errorf("allocate again: %v", err)
@@ -321,12 +321,12 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	p.Publish(snapshot(), nil)
 	run(t, p)
 	<-p.Ready()
-	holders := map[string]string{"card": "default/train main", "gpu-b": "", "gpu-p": "", "gpu-s": ""}
+	holders := map[string]string{"card": "default/train main", "gpu-b": "", "gpu-s": ""}
 	for _, shared := range []string{"gpu-a", "gpu-c", "gpu-d", "gpu-e"} {
 		holders[shared] = "default/train main"
 	}
 	for silicon, want := range holders {
-		if who, held := p.Holder(silicon); who != want || held != (want != "") {
+		if who, held := holder(p, silicon); who != want || held != (want != "") {
 			t.Errorf("%s: held %t by %q, want %q", silicon, held, who, want)
 		}
 	}
@@ -335,11 +335,11 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	}
 	// A kubelet that does not know its pods frees nothing.
 	k.Forget()
-	kubelettest.Never(t, 3*grace, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "freed" })
+	kubelettest.Never(t, 3*grace, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "freed" })
 	k.Hold("static", "example.org/nic", "x")
-	kubelettest.Never(t, 3*grace, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "freed by another's pod" })
+	kubelettest.Never(t, 3*grace, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "freed by another's pod" })
 	k.Own()
-	kubelettest.Eventually(t, func() bool { _, held := p.Holder("gpu-a"); return !held }, func() string { return "held for ever" })
+	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "held for ever" })
 }
 
 // unheard is in the name of who has what nobody is known to have yet.
@@ -354,7 +354,7 @@ func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	p.Publish(gpus("a"), nil)
 	run(t, p)
 	<-p.Ready()
-	if who, held := p.Holder("gpu-b"); !held || !strings.Contains(who, unheard) {
+	if who, held := holder(p, "gpu-b"); !held || !strings.Contains(who, unheard) {
 		t.Errorf("held %t by %q", held, who)
 	}
 	registered := k.Plugin(gpuResource, 1)
@@ -362,13 +362,13 @@ func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Errorf("allocate: %v", err)
 	}
-	if who, _ := p.Holder("gpu-a"); strings.Contains(who, unheard) {
+	if who, _ := holder(p, "gpu-a"); strings.Contains(who, unheard) {
 		t.Error("our own grant is unknown")
 	}
 	k.Mute(false)
-	kubelettest.Eventually(t, func() bool { _, held := p.Holder("gpu-b"); return !held }, func() string { return "still unknown" })
+	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-b"); return !held }, func() string { return "still unknown" })
 	k.Mute(true)
-	kubelettest.Never(t, 100*time.Millisecond, func() bool { _, held := p.Holder("gpu-b"); return held }, func() string { return "unknown again" })
+	kubelettest.Never(t, 100*time.Millisecond, func() bool { _, held := holder(p, "gpu-b"); return held }, func() string { return "unknown again" })
 }
 
 func TestKubeletDoesNotKnowItsPods(t *testing.T) {
@@ -385,20 +385,20 @@ func TestKubeletDoesNotKnowItsPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.Hold("train", gpuResource, "a")
-	kubelettest.Eventually(t, func() bool { who, _ := p.Holder("gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
+	kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
 	k.Forget()
 	time.Sleep(50 * time.Millisecond)
 	if _, err := registered.Allocate("b"); err != nil {
 		t.Fatal(err)
 	}
 	kubelettest.Never(t, config.Unconfirmed+3*grace, func() bool {
-		_, a := p.Holder("gpu-a")
-		_, b := p.Holder("gpu-b")
+		_, a := holder(p, "gpu-a")
+		_, b := holder(p, "gpu-b")
 		return !a || !b
 	}, func() string { return "dropped" })
 	k.Own()
 	for _, silicon := range []string{"gpu-a", "gpu-b"} {
-		kubelettest.Eventually(t, func() bool { _, held := p.Holder(silicon); return !held }, func() string { return silicon + " is kept" })
+		kubelettest.Eventually(t, func() bool { _, held := holder(p, silicon); return !held }, func() string { return silicon + " is kept" })
 	}
 }
 
@@ -428,7 +428,7 @@ func TestHeldByAnotherName(t *testing.T) {
 					t.Fatal(err)
 				}
 				k.Hold("train", gpuResource, "a")
-				kubelettest.Eventually(t, func() bool { who, _ := p.Holder("gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
+				kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
 				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))), nil)
 			}
 			registered := k.Plugin(other, 1)
@@ -457,7 +457,7 @@ func TestTheOtherNameIsQuicker(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "gpu-a is held by a container that the kubelet is starting") {
 		t.Errorf("allocate: %v", err)
 	}
-	if given := p.config.Ledger.View().Ours(); len(given) != 1 {
+	if given := p.config.Ledger.View(nil).Ours(); len(given) != 1 {
 		t.Error("what was refused is had")
 	}
 	// Another container of the pod has the same ID again.
@@ -498,7 +498,7 @@ func TestTheOtherAPIIsQuicker(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "claim default/c1") {
 		t.Errorf("allocate: %v", err)
 	}
-	if given := p.config.Ledger.View().Ours(); len(given) > 0 {
+	if given := p.config.Ledger.View(nil).Ours(); len(given) > 0 {
 		t.Error("what was refused is had")
 	}
 }
@@ -519,7 +519,7 @@ func TestAllocateRefuses(t *testing.T) {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
-	if _, held := p.Holder("gpu-a"); held {
+	if _, held := holder(p, "gpu-a"); held {
 		t.Error("what was refused is held")
 	}
 }
@@ -594,7 +594,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	kubelettest.Eventually(t, func() bool { return strings.Contains(log.String(), want) }, func() string { return "the log does not say " + want })
 	for _, ids := range [][]string{{"a"}, nil} {
 		k.Hold("train", gpuResource, ids...)
-		kubelettest.Eventually(t, func() bool { _, held := p.Holder("gpu-a"); return held == (len(ids) > 0) }, func() string { return "holdings are not followed" })
+		kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return held == (len(ids) > 0) }, func() string { return "holdings are not followed" })
 	}
 	if registered := socketsOf(p).Registered(); len(registered) > 0 {
 		t.Errorf("serves %v", registered)
@@ -707,7 +707,7 @@ func TestConcurrency(t *testing.T) {
 			_, _ = stream.Recv()
 		}
 	})
-	loop(func() { p.Holder("gpu-a"); socketsOf(p).Registered() })
+	loop(func() { holder(p, "gpu-a"); socketsOf(p).Registered() })
 	group.Wait()
 	k.Hold("train", gpuResource)
 	publish(p, gpus("a", "b", "c", "d"))

@@ -10,7 +10,7 @@ import (
 
 // What the kubelet may still take for true follows from the streams and calls.
 func TestBelief(t *testing.T) {
-	in := list.Input{Snapshot: gpus("a", "b"), View: ledger.New(ledger.Config{}).View(), Stock: list.StockOf(nil, list.Lists{}), Now: testTime, Grace: grace}
+	in := list.Input{Snapshot: gpus("a", "b"), View: ledger.ViewOf(list.StockOf(nil, list.Lists{})), Now: testTime, Grace: grace}
 	full, _ := list.Lists{}.Next(in)
 	in.Snapshot = gpus("a")
 	marked, _ := full.Next(in)
@@ -64,7 +64,7 @@ func TestBelief(t *testing.T) {
 }
 
 func TestDone(t *testing.T) {
-	in := list.Input{Snapshot: gpus("a"), View: ledger.New(ledger.Config{}).View(), Stock: list.StockOf(nil, list.Lists{}), Now: testTime}
+	in := list.Input{Snapshot: gpus("a"), View: ledger.ViewOf(list.StockOf(nil, list.Lists{})), Now: testTime}
 	first, _ := list.Lists{}.Next(in)
 	in.Snapshot = gpus()
 	marked, _ := first.Next(in)

@@ -62,7 +62,7 @@ func TestTwoGranularities(t *testing.T) {
 		t.Errorf("a device of which a core is held: %v", err)
 	}
 	for silicon, pod := range map[string]string{"gpu-w": "default/train main", "gpu-v": "default/infer main"} {
-		kubelettest.Eventually(t, func() bool { who, _ := p.Holder(silicon); return who == pod }, func() string { return silicon + " is not confirmed" })
+		kubelettest.Eventually(t, func() bool { who, _ := holder(p, silicon); return who == pod }, func() string { return silicon + " is not confirmed" })
 	}
 	k.Hold("train", gpuResource)
 	k.Hold("infer", otherResource)

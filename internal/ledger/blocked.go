@@ -150,7 +150,8 @@ func (x *index) concerned(w *Hold, nodes []Node, own string) []*account {
 type question struct {
 	by    discovery.Mode
 	owner Owner
-	own   string // the key of the owner's entry, which keeps it from nothing
+	own   string         // the key of the owner's entry, which keeps it from nothing
+	of    discovery.Mode // whose entries count, those of both APIs if ""
 	want  []Hold
 	stock Stock
 }
@@ -179,7 +180,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 		}
 	}
 	for _, a := range x.concerned(&w, nodes, q.own) {
-		if !a.blocks(q.by) {
+		if !a.blocks(q.by) || q.of != "" && a.entry.API() != q.of {
 			continue
 		}
 		who := a.entry.Owner().before(q.owner)

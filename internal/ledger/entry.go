@@ -43,8 +43,8 @@ type Node struct {
 	Minor uint32 `json:"minor,omitempty"`
 }
 
-// Entry is what one owner has: a [*Claim], a [*Grant] or a [*Sealed]. It is
-// data, as in its file, and is never modified.
+// Entry is what one owner has: a [*Claim], a [*Grant] or a [*Sealed], which are
+// data as in their files, or what the agent changes. It is never modified.
 type Entry interface {
 	Key() string
 	API() discovery.Mode
@@ -54,7 +54,7 @@ type Entry interface {
 }
 
 // Owner is whose an entry is: a claim, or a container that has a grant. One
-// that is not known yet has no name.
+// that is not known yet has no name. The zero Owner is the agent itself.
 type Owner struct {
 	API             discovery.Mode
 	Namespace, Name string    // of the claim, or of the pod
@@ -65,6 +65,8 @@ type Owner struct {
 // String names the owner for those who may not have what it has.
 func (o Owner) String() string {
 	switch {
+	case o == Owner{}:
+		return "the agent, which is changing it"
 	case o.API == discovery.ModeDRA && o.Name == "":
 		return fmt.Sprintf("claim with UID %s", o.UID)
 	case o.API == discovery.ModeDRA:

@@ -41,8 +41,8 @@ func TestGoldenGrants(t *testing.T) {
 				t.Fatal(err, problems)
 			}
 			grants, err := decodeGrants(golden)
-			if err != nil || len(l.View().Ours()) != len(grants) {
-				t.Fatalf("%d of %d grants are read, %v", len(l.View().Ours()), len(grants), err)
+			if err != nil || len(l.View(nil).Ours()) != len(grants) {
+				t.Fatalf("%d of %d grants are read, %v", len(l.View(nil).Ours()), len(grants), err)
 			}
 			if again, err := encodeGrants(grants); err != nil || !bytes.Equal(again, golden) {
 				t.Errorf("written as %s, %v", again, err)
@@ -50,7 +50,7 @@ func TestGoldenGrants(t *testing.T) {
 			for _, g := range grants {
 				for _, device := range g.Devices {
 					silicon := slices.Contains(g.Silicon, device)
-					if b := l.View().Blocked(dra, "", wantAll(device), host(gpu(device, 1))); (b != nil) != silicon && len(g.Silicon) != 1 {
+					if b := l.View(host(gpu(device, 1))).Blocked(dra, "", wantAll(device)); (b != nil) != silicon && len(g.Silicon) != 1 {
 						t.Errorf("%s: %v", device, b)
 					}
 				}
@@ -150,7 +150,7 @@ func (k *kubelet) says(said *kubeletapi.Listing) {
 func (k *kubelet) check(when string, by discovery.Mode, device, want string) {
 	k.t.Helper()
 	blocked := ""
-	if b := k.View().Blocked(by, "", wantAll(device), k.stock); b != nil {
+	if b := k.View(k.stock).Blocked(by, "", wantAll(device)); b != nil {
 		blocked = b.By.String()
 	}
 	if blocked != want {
@@ -305,7 +305,7 @@ func TestIDHandedOutAgain(t *testing.T) {
 		k.check("handed out again", dra, "a", starting)
 		k.says(podsSay(true, map[string][]string{"infer main": {"ours/gpu", "a"}}))
 		k.check("listed again", dra, "a", "default/infer main")
-		if n := len(k.View().Ours()); n != 1 {
+		if n := len(k.View(nil).Ours()); n != 1 {
 			t.Errorf("%d grants of one ID", n)
 		}
 	})
@@ -375,7 +375,7 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 		k.says(theirs)
 		k.check("listed", dra, "a", train)
 		k.check("listed", classic, "a", train)
-		if n := len(k.View().Ours()); n != 0 {
+		if n := len(k.View(nil).Ours()); n != 0 {
 			t.Errorf("%d grants", n)
 		}
 		if _, err := os.Stat(k.file(grantsFile)); !errors.Is(err, os.ErrNotExist) {
@@ -387,7 +387,7 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 		k.check("listed no more", dra, "a", "")
 
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a", "unknown"}}))
-		if n := len(k.View().Ours()); n != 2 {
+		if n := len(k.View(nil).Ours()); n != 2 {
 			t.Fatalf("%d grants adopted", n)
 		}
 		data, err := os.ReadFile(k.file(grantsFile))
@@ -478,7 +478,7 @@ func TestGrantThatCannotBeWritten(t *testing.T) {
 			if problems, err := again.Open(t.Context()); err != nil || len(problems) > 0 {
 				t.Fatal(err, problems)
 			}
-			if ours := again.View().Ours(); len(ours) != 1 || ours[0].ID != "b" {
+			if ours := again.View(nil).Ours(); len(ours) != 1 || ours[0].ID != "b" {
 				t.Errorf("after a restart: %v", ours)
 			}
 		})
@@ -503,4 +503,38 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 	if err := l.GiveGrants(host(gpu("a", 1)), []*Grant{{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}}}); err != nil {
 		t.Error(err)
 	}
+}
+
+// What the agent changes is nobody else's meanwhile. It waits for owners by either
+// API, and until it is known what containers have.
+func TestReserve(t *testing.T) {
+	k := newKubelet(t, Config{}, "a", "b")
+	if _, b := k.Reserve("a", "a", k.stock); b == nil {
+		t.Error("reserved before it is known what containers have")
+	}
+	k.says(podsSay(true, map[string][]string{"pod main": {"other/gpu", "none"}}))
+	k.mustGive("b")
+	if _, b := k.Reserve("b", "b", k.stock); b == nil {
+		t.Error("reserved while a container has it")
+	}
+	release, b := k.Reserve("a", "a", k.stock)
+	if b != nil {
+		t.Fatal(b)
+	}
+	if err := k.Reconcile(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := k.give("a"); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+		t.Errorf("a container gets it: %v", err)
+	}
+	if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+		t.Errorf("a claim gets it: %v", err)
+	}
+	for _, api := range []discovery.Mode{dra, classic} {
+		if who := k.View(k.stock).Holder(api, "a"); (who != "") != (api == classic) {
+			t.Errorf("by API %s it is held by %q", api, who)
+		}
+	}
+	release()
+	k.mustGive("a")
 }

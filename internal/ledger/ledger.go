@@ -116,8 +116,7 @@ func (l *Ledger) AddOutput(o Output) { l.outputs = append(l.outputs, o) }
 // Opened is closed once the ledger is open.
 func (l *Ledger) Opened() <-chan struct{} { return l.opened }
 
-// IsOpen reports whether the ledger is open.
-func (l *Ledger) IsOpen() bool {
+func (l *Ledger) isOpen() bool {
 	select {
 	case <-l.opened:
 		return true

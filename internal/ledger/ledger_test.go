@@ -472,7 +472,7 @@ func TestGiveAtOnce(t *testing.T) {
 			if err == nil {
 				given++
 			}
-			b.View()
+			b.View(s)
 		})
 	}
 	group.Wait()

@@ -190,8 +190,11 @@ func (l *Ledger) restoreFiles() error {
 }
 
 // Claims returns the claims that are prepared, or whose devices are being
-// changed, in the order of their UIDs.
+// changed, in the order of their UIDs. There are none before the ledger is open.
 func (l *Ledger) Claims() []*Claim {
+	if !l.isOpen() {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return claimsOf(sorted(l.accounts))

@@ -12,12 +12,18 @@ type View struct {
 	accounts  []*account // in the order of their keys
 	index     index
 	strangers map[string]*Grant // by key, what other plugins gave
+	stock     Stock
 	version   int
 	heard     bool // whether PodResources has named all pods, or need not be asked
 }
 
-// View returns the ledger as it is now.
-func (l *Ledger) View() *View {
+// View returns the ledger as it is now, for a host that has the stock. The stock
+// may be nil where only entries are listed. The view of a ledger that is not open
+// shows nothing.
+func (l *Ledger) View(s Stock) *View {
+	if !l.isOpen() {
+		return &View{index: newIndex(), stock: s}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.view == nil || l.view.version != l.version {
@@ -29,14 +35,14 @@ func (l *Ledger) View() *View {
 		}
 	}
 	v := *l.view
-	v.heard = l.said.whole || !l.config.Listings
+	v.heard, v.stock = l.said.whole || !l.config.Listings, s
 	return &v
 }
 
 // ViewOf returns a view of entries that are all given, for those who compute what
 // follows from one.
-func ViewOf(entries ...Entry) *View {
-	v := &View{index: newIndex(), heard: true}
+func ViewOf(s Stock, entries ...Entry) *View {
+	v := &View{index: newIndex(), stock: s, heard: true}
 	accounts := make(map[string]*account)
 	for _, e := range entries {
 		a := newAccount(e, Given)
@@ -49,16 +55,13 @@ func ViewOf(entries ...Entry) *View {
 
 // Same reports whether two views show the same.
 func (v *View) Same(other *View) bool {
-	return v == other || v != nil && other != nil && v.version != 0 && v.version == other.version && v.heard == other.heard
+	return v == other || v != nil && other != nil && v.version != 0 && v.version == other.version && v.heard == other.heard && v.stock == other.stock
 }
-
-// Heard reports whether it is known what containers have.
-func (v *View) Heard() bool { return v.heard }
 
 // Blocked says why an owner by an API cannot have what it wants, nil if it can.
 // The key is that of an entry of the owner's own, which may be "".
-func (v *View) Blocked(by discovery.Mode, own string, want []Hold, s Stock) *Blocked {
-	return v.index.blocked(question{by: by, own: own, want: want, stock: s})
+func (v *View) Blocked(by discovery.Mode, own string, want []Hold) *Blocked {
+	return v.index.blocked(question{by: by, own: own, want: want, stock: v.stock})
 }
 
 // Claims returns the claims that are prepared, or whose devices are being
@@ -91,24 +94,25 @@ func (v *View) Ours() []*Grant {
 	return slices.DeleteFunc(v.Grants(), func(g *Grant) bool { return v.strangers[g.Key()] != nil })
 }
 
-// Holder returns who has anything of a piece of silicon by an API, for a
-// message. What is open is nobody's.
-func (v *View) Holder(api discovery.Mode, silicon string, s Stock) (who string, held bool) {
-	for _, a := range v.index.concerned(&Hold{Device: silicon, Silicon: silicon}, nil, "") {
-		if a.entry.API() != api || a.state == Past {
-			continue
-		}
-		if sealed, ok := a.entry.(*Sealed); ok && sealed.all {
-			return sealed.who(), true
-		}
-		for _, h := range a.holds {
-			if h = complete(h, s); !h.Open && h.Silicon == silicon {
-				return a.entry.Owner().String(), true
-			}
-		}
+// Has reports whether somebody has a device.
+func (v *View) Has(device string) bool {
+	return slices.ContainsFunc(v.index.of[device], func(a *account) bool {
+		return a.state != Past && slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Device == device })
+	})
+}
+
+// Holder returns who keeps the other API from silicon, because an owner by this
+// API has any of it; "" if nobody does. What is open is nobody's.
+func (v *View) Holder(api discovery.Mode, silicon string) (who string) {
+	q := question{by: discovery.ModeDRA, of: api, want: []Hold{{Device: silicon, Silicon: silicon, Whole: true}}, stock: v.stock}
+	if api == discovery.ModeDRA {
+		q.by = discovery.ModeDevicePlugin
+	}
+	if b := v.index.blocked(q); b != nil {
+		return b.why
 	}
 	if api == discovery.ModeDevicePlugin && !v.heard {
-		return unheard, true
+		return unheard
 	}
-	return "", false
+	return ""
 }

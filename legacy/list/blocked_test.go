@@ -21,8 +21,8 @@ func TestWholeAndParts(t *testing.T) {
 	unitOf := func(d rules.Offered) *Unit { return (*Unit)(nil).with(d.Device, d.Offers[0]) }
 	stock := StockOf(found(devices), Lists{})
 	overlap := func(held, wanted rules.Offered) bool {
-		v := viewOf([]*ledger.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), otherResource)}, nil)
-		return unitOf(wanted).blocked(gpuResource, Input{View: v, Stock: stock}) != nil
+		v := viewOf(stock, []*ledger.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), otherResource)}, nil)
+		return unitOf(wanted).blocked(gpuResource, v) != nil
 	}
 	if !overlap(whole, part) {
 		t.Error("a part is given out while the whole is held")
@@ -81,8 +81,8 @@ func TestSiliconIsExhausted(t *testing.T) {
 				had = append(had, hadAs(id, units[id], units[id].Devices[0].Classic[0].Resource))
 			}
 			resource := units[test.wanted].Devices[0].Classic[0].Resource
-			in := Input{View: viewOf(had, nil), Stock: StockOf(found(s.Devices), Lists{})}
-			if blocked := units[test.wanted].blocked(resource, in); (blocked == nil) != test.free {
+			v := viewOf(StockOf(found(s.Devices), Lists{}), had, nil)
+			if blocked := units[test.wanted].blocked(resource, v); (blocked == nil) != test.free {
 				t.Errorf("%v", blocked)
 			}
 		})

@@ -32,8 +32,7 @@ type Belief struct {
 type Input struct {
 	Snapshot *rules.Snapshot
 	Withheld map[string]string // by silicon: why nobody new may have it
-	View     *ledger.View      // who has what
-	Stock    ledger.Stock      // what the host has
+	View     *ledger.View      // who has what, on a host with a stock
 	Beliefs  map[string]Belief // by resource, of those that the kubelet is told of
 	Now      time.Time
 
@@ -110,7 +109,7 @@ func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 // settled reports whether the lists that follow from the input are these.
 func (before Lists) settled(in Input) bool {
 	from := &before.from
-	if !before.ready || in.Snapshot != from.Snapshot || in.Stock != from.Stock || !in.View.Same(from.View) || !maps.Equal(in.Withheld, from.Withheld) {
+	if !before.ready || in.Snapshot != from.Snapshot || !in.View.Same(from.View) || !maps.Equal(in.Withheld, from.Withheld) {
 		return false
 	}
 	for resource, l := range before.lists {
@@ -206,7 +205,7 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 // for what it was handed out as.
 func (l *List) offer(u *Unit, before *List, had map[string]*ledger.Grant, in Input) {
 	sick, blocked := u.sick(in.Withheld), ""
-	if b := u.blocked(l.resource, in); b != nil {
+	if b := u.blocked(l.resource, in.View); b != nil {
 		blocked = b.Error()
 	}
 	for _, id := range u.IDs {
@@ -220,13 +219,13 @@ func (l *List) offer(u *Unit, before *List, had map[string]*ledger.Grant, in Inp
 
 // blocked says who keeps the unit from everybody, nil if nobody does. If the unit
 // has several IDs they are shares of it, which any number of containers have.
-func (u *Unit) blocked(resource string, in Input) *ledger.Blocked {
+func (u *Unit) blocked(resource string, v *ledger.View) *ledger.Blocked {
 	want := u.Grant(resource, u.IDs[0], nil)
 	own := ""
 	if want.Exclusive {
 		own = want.Key()
 	}
-	return in.View.Blocked(discovery.ModeDevicePlugin, own, want.Holds(), in.Stock)
+	return v.Blocked(discovery.ModeDevicePlugin, own, want.Holds())
 }
 
 // standsFor says who has an ID as other devices than those of a unit, "" if

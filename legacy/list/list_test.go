@@ -43,7 +43,7 @@ func hadAs(id string, u *Unit, resource string) *ledger.Grant {
 }
 
 // viewOf returns what there is when containers have IDs, and claims silicon.
-func viewOf(had []*ledger.Grant, claimed map[string]string) *ledger.View {
+func viewOf(stock ledger.Stock, had []*ledger.Grant, claimed map[string]string) *ledger.View {
 	var entries []ledger.Entry
 	for _, g := range had {
 		entries = append(entries, g)
@@ -51,7 +51,7 @@ func viewOf(had []*ledger.Grant, claimed map[string]string) *ledger.View {
 	for silicon, name := range claimed {
 		entries = append(entries, &ledger.Claim{UID: types.UID(name), Namespace: "default", Name: name, Results: []ledger.Result{{Source: silicon, Silicon: silicon, Whole: true}}})
 	}
-	return ledger.ViewOf(entries...)
+	return ledger.ViewOf(stock, entries...)
 }
 
 // belief is that of a kubelet which hands out nothing any more that was marked
@@ -66,7 +66,7 @@ func belief(leave bool) Belief {
 
 // first returns the list of a resource that follows from devices alone.
 func first(resource string, devices ...rules.Offered) *List {
-	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: viewOf(nil, nil), Stock: StockOf(found(devices), Lists{}), Now: testTime, Grace: grace})
+	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: viewOf(StockOf(found(devices), Lists{}), nil, nil), Now: testTime, Grace: grace})
 	return lists.lists[resource]
 }
 
@@ -201,7 +201,7 @@ func TestList(t *testing.T) {
 			for i, step := range steps {
 				before := l
 				in := Input{
-					Snapshot: snapshot(step.devices...), View: viewOf(step.held, step.elsewhere), Stock: StockOf(found(step.devices), Lists{}), Now: testTime, Grace: grace,
+					Snapshot: snapshot(step.devices...), View: viewOf(StockOf(found(step.devices), Lists{}), step.held, step.elsewhere), Now: testTime, Grace: grace,
 					Beliefs: map[string]Belief{gpuResource: belief(before != nil && step.leave >= before.marked)},
 				}
 				lists, _ = lists.Next(in)
@@ -224,7 +224,7 @@ func TestList(t *testing.T) {
 
 func TestListKeepsUpWithEdits(t *testing.T) {
 	a := gpu("a")
-	in := Input{Snapshot: snapshot(a), View: viewOf(nil, nil), Stock: StockOf(nil, Lists{}), Now: testTime, Grace: grace}
+	in := Input{Snapshot: snapshot(a), View: viewOf(StockOf(nil, Lists{}), nil, nil), Now: testTime, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	first := lists.lists[gpuResource]
 	a.Edits.Env = []string{"NEW=1"}
@@ -265,7 +265,7 @@ func TestMayLeave(t *testing.T) {
 // Lists are computed anew only when something is another, and a resource is
 // forgotten when nothing is left of it and the kubelet knows.
 func TestListsAtRest(t *testing.T) {
-	in := Input{Snapshot: snapshot(gpu("a"), gpu("b")), View: viewOf(nil, nil), Stock: StockOf(nil, Lists{}), Now: testTime, Grace: grace}
+	in := Input{Snapshot: snapshot(gpu("a"), gpu("b")), View: viewOf(StockOf(nil, Lists{}), nil, nil), Now: testTime, Grace: grace}
 	same := func(a, b Lists) bool {
 		return a.lists[gpuResource] == b.lists[gpuResource] && a.lists[gpuResource] != nil
 	}
@@ -278,7 +278,7 @@ func TestListsAtRest(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Input){
 		"snapshot": func(in *Input) { in.Snapshot = snapshot(gpu("a")) },
-		"view":     func(in *Input) { in.View = viewOf([]*ledger.Grant{had("a", gpu("a"))}, nil) },
+		"view":     func(in *Input) { in.View = viewOf(StockOf(nil, Lists{}), []*ledger.Grant{had("a", gpu("a"))}, nil) },
 		"withheld": func(in *Input) { in.Withheld = map[string]string{"gpu-a": "moves"} },
 	} {
 		other := in

@@ -31,13 +31,13 @@ func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
 			had = append(had, hadAs(id, u, memoryResource))
 		}
 	}
-	return s, viewOf(had, nil)
+	return s, viewOf(StockOf(found(s.Devices), Lists{}), had, nil)
 }
 
 // BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, half of it had.
 func BenchmarkNext(b *testing.B) {
 	s, v := large(8, 320)
-	in := Input{Snapshot: s, View: v, Stock: StockOf(found(s.Devices), Lists{}), Now: testTime, Grace: grace}
+	in := Input{Snapshot: s, View: v, Now: testTime, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	i := 0
 	for b.Loop() {
@@ -57,7 +57,7 @@ func BenchmarkAtRest(b *testing.B) {
 	for n := range 3000 {
 		d.Offers[0].IDs = append(d.Offers[0].IDs, fmt.Sprintf("kvm-%d", n))
 	}
-	in := Input{Snapshot: snapshot(d), View: viewOf(nil, nil), Stock: StockOf(found([]rules.Offered{d}), Lists{}), Now: testTime, Grace: grace}
+	in := Input{Snapshot: snapshot(d), View: viewOf(StockOf(found([]rules.Offered{d}), Lists{}), nil, nil), Now: testTime, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	for b.Loop() {
 		next, _ := lists.Next(in)
@@ -71,10 +71,10 @@ func BenchmarkAtRest(b *testing.B) {
 // does for its units.
 func BenchmarkBlocked(b *testing.B) {
 	s, v := large(8, 320)
-	offers, in := Of(s), Input{View: v, Stock: StockOf(found(s.Devices), Lists{})}
+	offers := Of(s)
 	for b.Loop() {
 		for _, u := range offers.Units[memoryResource] {
-			if blocked := u.blocked(memoryResource, in); blocked != nil {
+			if blocked := u.blocked(memoryResource, v); blocked != nil {
 				b.Fatal(blocked)
 			}
 		}
@@ -86,7 +86,7 @@ func BenchmarkBlocked(b *testing.B) {
 func TestNextIsLinear(t *testing.T) {
 	allocations := func(units int) float64 {
 		s, v := large(8, units)
-		in := Input{Snapshot: s, View: v, Stock: StockOf(found(s.Devices), Lists{}), Now: testTime, Grace: grace}
+		in := Input{Snapshot: s, View: v, Now: testTime, Grace: grace}
 		return testing.AllocsPerRun(3, func() { Lists{}.Next(in) })
 	}
 	if small, big := allocations(80), allocations(320); big > 6*small {

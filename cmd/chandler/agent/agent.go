@@ -382,8 +382,7 @@ func (a *agent) waitActive(ctx context.Context) bool {
 
 // held reports whether a claim or a pod has the device.
 func (a *agent) held(device string) bool {
-	return len(a.classic.InUse()[device]) > 0 ||
-		slices.ContainsFunc(a.driver.InUse(&discovery.Snapshot{}), func(u driver.Use) bool { return u.Device == device })
+	return a.ledger.View(nil).Has(device)
 }
 
 // runDRA runs the driver as soon as the cluster may have DRA. If there are records
@@ -446,25 +445,10 @@ func (a *agent) gone() resourceapi.DeviceTaintEffect {
 	return a.settings.Load().Severity.Effect(discovery.ConditionGone)
 }
 
-// ready reports whether both APIs know what was held before.
+// ready reports whether the kubelet was asked what containers have.
 func (a *agent) ready() bool {
-	return closed(a.classic.Ready()) && (a.withoutDRA.Load() || closed(a.driver.Ready()))
-}
-
-// draHolder tells which claims have what. If the cluster has no DRA, and no record is
-// left of a time when it had, no claim has anything.
-type draHolder struct{ *agent }
-
-func (h draHolder) Holder(silicon string) (string, bool) {
-	if h.withoutDRA.Load() {
-		return "", false
-	}
-	return h.driver.Holder(silicon)
-}
-
-func closed(c <-chan struct{}) bool {
 	select {
-	case <-c:
+	case <-a.classic.Ready():
 		return true
 	default:
 		return false

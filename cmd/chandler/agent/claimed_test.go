@@ -52,7 +52,7 @@ func TestPublished(t *testing.T) {
 		}
 	}
 	for _, silicon := range []string{"gpu", "fpga"} {
-		p := Place(map[string]discovery.Mode{silicon: dra}, []rules.Offered{{Device: discovery.Device{Name: silicon}, Mode: classic}}, holders{owners{}, owners{}}, Facts{Published: said})
+		p := Place(map[string]discovery.Mode{silicon: dra}, []rules.Offered{{Device: discovery.Device{Name: silicon}, Mode: classic}}, viewOf(nil, nil), Facts{Published: said})
 		if p.API[silicon] != dra || p.Moving[silicon] == "" {
 			t.Errorf("%s leaves DRA: %+v", silicon, p)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 )
 
 // refitInterval is how long the agent waits after work on a device failed, before it
@@ -21,11 +22,12 @@ const refitInterval = 5 * time.Minute
 // fitter configures devices for the device-plugin API. For example, it programs an
 // FPGA with the function that the configuration wants. A device that is not as wanted
 // is not listed. Work on the device begins when the kubelet has been told so and nobody
-// has the silicon. In DRA a claim says what it wants.
+// has the silicon, and nobody gets the silicon before the work has ended. In DRA a claim
+// says what it wants.
 type fitter struct {
 	configure discovery.Configurer
 	accept    discovery.Acceptor
-	holders   []holder      // of silicon, through either API
+	ledger    *ledger.Ledger
 	ended     chan struct{} // some work has ended; room for one
 
 	fitting map[string]bool   // devices that were as wanted at the last look
@@ -43,15 +45,16 @@ type failure struct {
 	at  time.Time
 }
 
-func newFitter(configure discovery.Configurer, accept discovery.Acceptor, holders ...holder) *fitter {
+func newFitter(configure discovery.Configurer, accept discovery.Acceptor, l *ledger.Ledger) *fitter {
 	return &fitter{
-		configure: configure, accept: accept, holders: holders, ended: make(chan struct{}, 1),
+		configure: configure, accept: accept, ledger: l, ended: make(chan struct{}, 1),
 		working: make(map[string]bool), failed: make(map[string]failure),
 	}
 }
 
-// fit returns the devices that can be listed, and whether to look again soon.
-func (f *fitter) fit(ctx context.Context, s *rules.Snapshot) (listed *rules.Snapshot, soon bool) {
+// fit returns the devices that can be listed, and whether to look again soon. The
+// stock is what the host has.
+func (f *fitter) fit(ctx context.Context, s *rules.Snapshot, stock ledger.Stock) (listed *rules.Snapshot, soon bool) {
 	listed = &rules.Snapshot{Devices: slices.Clone(s.Devices), Problems: s.Problems}
 	fitting, reasons := make(map[string]bool), make(map[string]string)
 	for i := range listed.Devices {
@@ -59,7 +62,7 @@ func (f *fitter) fit(ctx context.Context, s *rules.Snapshot) (listed *rules.Snap
 		if len(d.Want) == 0 {
 			continue
 		}
-		reason, again := f.look(ctx, d)
+		reason, again := f.look(ctx, d, stock)
 		fitting[d.Name] = reason == ""
 		if reason == "" {
 			continue
@@ -77,7 +80,7 @@ func (f *fitter) fit(ctx context.Context, s *rules.Snapshot) (listed *rules.Snap
 // look returns why the device cannot be listed, or "" if it can, and whether that may
 // change by itself. It updates the description of the device, and begins work on the
 // device if that is due.
-func (f *fitter) look(ctx context.Context, d *rules.Offered) (reason string, again bool) {
+func (f *fitter) look(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
 	const begun = "it is being made so"
 	working, failed := f.state(d.Name)
 	if working {
@@ -100,12 +103,11 @@ func (f *fitter) look(ctx context.Context, d *rules.Offered) (reason string, aga
 	case f.reasons[d.Name] == "":
 		return "it is to be made so", true // the kubelet is told before work begins
 	}
-	for _, holder := range f.holders {
-		if who, held := holder.Holder(d.Silicon()); held {
-			return fmt.Sprintf("it is to be made so once it is free of %s", who), true
-		}
+	release, blocked := f.ledger.Reserve(d.Name, d.Silicon(), stock)
+	if blocked != nil {
+		return fmt.Sprintf("it is to be made so once it is free of %s", blocked.Why()), true
 	}
-	f.start(ctx, d.Name, work)
+	f.start(ctx, d.Name, work, release)
 	return begun, false
 }
 
@@ -115,13 +117,14 @@ func (f *fitter) state(device string) (working bool, failed failure) {
 	return f.working[device], f.failed[device]
 }
 
-// start begins the work on a device.
-func (f *fitter) start(ctx context.Context, device string, work discovery.Work) {
+// start begins the work on a device, which is released when the work has ended.
+func (f *fitter) start(ctx context.Context, device string, work discovery.Work, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.working[device] = true
 	f.group.Go(func() {
 		err := workSafely(ctx, work)
+		release()
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		delete(f.working, device)

@@ -10,22 +10,19 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 )
 
-// card stands in for devices that can be made something else, and for who has
-// their silicon.
+// card stands in for devices that can be made something else.
 type card struct {
 	has      map[string]string
 	readable bool
 	hold     chan struct{}
 	fails    error
 	works    int
-	heldBy   string
 }
 
 func newCard() *card { return &card{has: map[string]string{}, readable: true} }
-
-func (c *card) Holder(string) (string, bool) { return c.heldBy, c.heldBy != "" }
 
 func (c *card) configure(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
 	function := want[discovery.AcceleratorFunction]
@@ -49,13 +46,23 @@ func (c *card) configure(d discovery.Device, want discovery.Parameters) (discove
 	}, nil
 }
 
-func (c *card) fitter() *fitter {
+func (c *card) fitter(l *ledger.Ledger) *fitter {
 	return newFitter(c.configure, func(given []discovery.Device, _ discovery.Parameters) error {
 		if given[0].Family != "" {
 			return errors.New("takes no such parameter")
 		}
 		return nil
-	}, c)
+	}, l)
+}
+
+// openLedger returns an open ledger in a directory.
+func openLedger(t *testing.T, dir string) *ledger.Ledger {
+	t.Helper()
+	l := ledger.New(ledger.Config{Dir: dir, Boot: "boot"})
+	if problems, err := l.Open(t.Context()); err != nil || len(problems) > 0 {
+		t.Fatal(err, problems)
+	}
+	return l
 }
 
 // port is a device that is to have a function, "" if none is wanted.
@@ -83,11 +90,13 @@ func TestFit(t *testing.T) {
 		c := newCard()
 		c.hold = make(chan struct{})
 		c.has["b"] = "new"
-		f := c.fitter()
+		dir := t.TempDir()
+		l := openLedger(t, dir)
+		f := c.fitter(l)
 		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", ""), port("b", "new", ""), port("c", "", "")}}
 		expect := func(when, want string, wantSoon bool, wantWorks int) *rules.Snapshot {
 			t.Helper()
-			listed, soon := f.fit(t.Context(), snapshot)
+			listed, soon := f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil))
 			synctest.Wait()
 			if listedNames(listed) != want || soon != wantSoon || c.works != wantWorks {
 				t.Errorf("%s: listed %q, soon %v, %d works; want %q, %v, %d", when, listedNames(listed), soon, c.works, want, wantSoon, wantWorks)
@@ -95,13 +104,31 @@ func TestFit(t *testing.T) {
 			return listed
 		}
 		expect("before the kubelet has heard of it", "b c", true, 0)
-		c.heldBy = "pod default/x"
+		stock := ledger.NewPresent(snapshot, nil)
+		pod := []*ledger.Grant{grantOf("x", "a")}
+		if err := l.GiveGrants(stock, pod); err != nil {
+			t.Fatal(err)
+		}
 		expect("while a pod has it", "b c", true, 0)
-		c.heldBy = ""
+		if err := l.EndGrants(pod); err != nil {
+			t.Fatal(err)
+		}
 		expect("once it is free", "b c", false, 1)
 		expect("while it is made so", "b c", false, 1)
+		if err := l.Give(claimOf("c", "a"), ledger.Given, stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+			t.Errorf("a claim while it is made so: %v", err)
+		}
+		if err := l.GiveGrants(stock, pod); err == nil {
+			t.Error("a pod gets it while it is made so")
+		}
+		if err := openLedger(t, dir).Give(claimOf("c", "a"), ledger.Given, stock); err != nil {
+			t.Errorf("a claim after the agent was killed: %v", err)
+		}
 		close(c.hold)
 		<-f.ended
+		if err := l.GiveGrants(stock, pod); err != nil {
+			t.Errorf("a pod once it is made so: %v", err)
+		}
 		if listed := expect("then", "a b c", false, 1); listed.Devices[0].Identity != "new" {
 			t.Error("it is not described anew")
 		}
@@ -119,13 +146,14 @@ func TestFitFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCard()
 		c.fails = errors.New("CRC error")
-		f := c.fitter()
+		l := openLedger(t, t.TempDir())
+		f := c.fitter(l)
 		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "card"), port("b", "", "card"), port("c", "", "")}}
 		other := port("d", "new", "")
 		other.Family = "gpu"
 		snapshot.Devices = append(snapshot.Devices, other)
 		for range 5 {
-			listed, _ := f.fit(t.Context(), snapshot)
+			listed, _ := f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil))
 			synctest.Wait()
 			if listedNames(listed) != "c" {
 				t.Errorf("listed %q; want neither the device, nor what is handed out with it", listedNames(listed))
@@ -134,11 +162,14 @@ func TestFitFails(t *testing.T) {
 		if c.works != 1 || f.reasons["a"] != "CRC error" || f.reasons["d"] != "takes no such parameter" {
 			t.Errorf("%d works, reasons %q", c.works, f.reasons)
 		}
+		if who := l.View(ledger.NewPresent(snapshot, nil)).Holder(classic, "a"); who != "" {
+			t.Errorf("%s keeps it after the work has failed", who)
+		}
 		c.fails = nil
 		time.Sleep(refitInterval)
-		f.fit(t.Context(), snapshot)
+		f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil))
 		f.wait()
-		if listed, _ := f.fit(t.Context(), snapshot); listedNames(listed) != "a b c" || c.works != 2 {
+		if listed, _ := f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil)); listedNames(listed) != "a b c" || c.works != 2 {
 			t.Errorf("after a while: listed %q, %d works", listedNames(listed), c.works)
 		}
 	})
@@ -147,10 +178,10 @@ func TestFitFails(t *testing.T) {
 func TestFitSurvivesPanic(t *testing.T) {
 	f := newFitter(func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
 		return d, func(context.Context) error { panic("a defect") }, nil
-	}, func([]discovery.Device, discovery.Parameters) error { return nil })
+	}, func([]discovery.Device, discovery.Parameters) error { return nil }, openLedger(t, t.TempDir()))
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "")}}
 	for range 3 {
-		f.fit(t.Context(), snapshot)
+		f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil))
 		f.wait()
 	}
 	if !strings.Contains(f.reasons["a"], "a defect") {

@@ -7,6 +7,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 )
 
 // Placement says which API offers which silicon. It is never modified.
@@ -23,12 +24,6 @@ type Placement struct {
 
 	// Ask says that silicon waits only because the API server was not asked.
 	Ask bool
-}
-
-// View says who has what, by either API.
-type View interface {
-	// Blocked returns why an API cannot have any of the silicon, or "" if it can.
-	Blocked(by discovery.Mode, silicon string) string
 }
 
 // Facts are what else decides a placement.
@@ -64,7 +59,7 @@ type Published struct {
 // shared by number is withheld until no claim has any of it.
 //
 // Place is pure.
-func Place(before map[string]discovery.Mode, devices []rules.Offered, view View, facts Facts) Placement {
+func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledger.View, facts Facts) Placement {
 	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), Free: make(map[string]bool)}
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
@@ -92,7 +87,7 @@ func siliconOf(devices []rules.Offered) map[string]wish {
 }
 
 // place places one piece of silicon.
-func (p *Placement) place(silicon string, s wish, view View, facts Facts) {
+func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts) {
 	now, wanted := p.API[silicon], s.mode
 	if wanted == discovery.ModeAuto {
 		wanted = facts.Auto
@@ -130,8 +125,8 @@ func (p *Placement) place(silicon string, s wish, view View, facts Facts) {
 }
 
 // obstacle returns who keeps silicon from moving to an API, "" if nobody does.
-func (p *Placement) obstacle(silicon string, to discovery.Mode, view View, facts Facts) string {
-	if who := view.Blocked(to, silicon); who != "" || to == discovery.ModeDRA {
+func (p *Placement) obstacle(silicon string, to discovery.Mode, view *ledger.View, facts Facts) string {
+	if who := view.Holder(other(to), silicon); who != "" || to == discovery.ModeDRA {
 		return who
 	}
 	switch said := facts.Published; {
@@ -147,9 +142,9 @@ func (p *Placement) obstacle(silicon string, to discovery.Mode, view View, facts
 
 // owner returns who has silicon, or could still get it from the API where it is, ""
 // if nobody has.
-func (p *Placement) owner(silicon string, api discovery.Mode, view View, facts Facts) string {
-	if who := view.Blocked(discovery.ModeDRA, silicon); who != "" || api == discovery.ModeDevicePlugin {
-		return cmp.Or(who, view.Blocked(discovery.ModeDevicePlugin, silicon))
+func (p *Placement) owner(silicon string, api discovery.Mode, view *ledger.View, facts Facts) string {
+	if who := view.Holder(discovery.ModeDevicePlugin, silicon); who != "" || api == discovery.ModeDevicePlugin {
+		return cmp.Or(who, view.Holder(discovery.ModeDRA, silicon))
 	}
 	return p.obstacle(silicon, discovery.ModeDevicePlugin, view, facts)
 }
@@ -162,9 +157,9 @@ func other(api discovery.Mode) discovery.Mode {
 }
 
 // holding returns the API by which somebody has the silicon, "" if nobody has.
-func holding(silicon string, view View) discovery.Mode {
+func holding(silicon string, view *ledger.View) discovery.Mode {
 	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
-		if view.Blocked(other(api), silicon) != "" {
+		if view.Holder(api, silicon) != "" {
 			return api
 		}
 	}

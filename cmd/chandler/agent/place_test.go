@@ -7,15 +7,22 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 )
 
 // owners is who has which silicon by an API.
 type owners map[string]string
 
-// Holder implements holder.
-func (o owners) Holder(silicon string) (string, bool) {
-	who, held := o[silicon]
-	return who, held
+// viewOf returns the view of a ledger in which claims and pods have silicon.
+func viewOf(claims, pods owners) *ledger.View {
+	var entries []ledger.Entry
+	for silicon, name := range claims {
+		entries = append(entries, claimOf(name, silicon))
+	}
+	for silicon, name := range pods {
+		entries = append(entries, grantOf(name, silicon))
+	}
+	return ledger.ViewOf(ledger.NewPresent(&rules.Snapshot{}, nil), entries...)
 }
 
 const (
@@ -76,7 +83,7 @@ func TestPlace(t *testing.T) {
 			}
 			given := maps.Clone(before)
 			device := rules.Offered{Device: discovery.Device{Name: "gpu", Open: test.open}, Mode: test.mode}
-			p := Place(before, []rules.Offered{device}, holders{test.dra, test.classic}, Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}})
+			p := Place(before, []rules.Offered{device}, viewOf(test.dra, test.classic), Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}})
 			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.Ask != test.ask || p.Free["gpu"] != test.free {
 				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.Ask, p.Free["gpu"], test.want, test.moving, test.ask, test.free)
 			}
@@ -102,11 +109,11 @@ func TestPlaceMovesSiliconAsOne(t *testing.T) {
 		{Device: discovery.Device{Name: "gpu-1", PartOf: whole, Open: true}, Mode: classic},
 	}
 	before := map[string]discovery.Mode{"gpu": dra}
-	view := holders{owners{"gpu": "claim"}, owners{}}
+	view := viewOf(owners{"gpu": "claim"}, nil)
 	if p := Place(before, parts, view, Facts{Published: &Published{}}); len(p.Classic(parts)) != 0 || p.API["gpu"] != dra {
 		t.Errorf("one part is claimed: %+v", p)
 	}
-	view = holders{owners{}, owners{}}
+	view = viewOf(nil, nil)
 	if p := Place(before, parts, view, Facts{Published: &Published{}}); len(p.Classic(parts)) != 2 || p.Moving["gpu"] != "" {
 		t.Errorf("no part is claimed: %+v", p)
 	}
@@ -114,7 +121,7 @@ func TestPlaceMovesSiliconAsOne(t *testing.T) {
 
 // Silicon that is not on the host at present comes back to the API where it was.
 func TestPlaceRemembersWhatIsGone(t *testing.T) {
-	p := Place(map[string]discovery.Mode{"gpu": classic}, nil, holders{owners{}, owners{}}, Facts{Auto: dra})
+	p := Place(map[string]discovery.Mode{"gpu": classic}, nil, viewOf(nil, nil), Facts{Auto: dra})
 	if p.API["gpu"] != classic {
 		t.Errorf("got %+v", p)
 	}

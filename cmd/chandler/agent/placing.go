@@ -10,6 +10,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 )
 
 // Intervals at which the agent looks again though no device has changed: until both
@@ -42,7 +43,8 @@ type placing struct {
 	devices *ruled
 	auto    *auto
 	places  *placements
-	view    View
+	ledger  *ledger.Ledger
+	stock   *ledger.Present // of what was placed last
 	claims  nodeClaims
 	fitter  *fitter
 	dra     publisher
@@ -68,9 +70,9 @@ func (a *agent) place(ctx context.Context) {
 		devices:   newRuled(a.Settings.Rules),
 		auto:      newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
 		places:    loadPlacements(ctx, a.files(), a.StateDir),
-		view:      holders{draHolder{a}, a.classic},
+		ledger:    a.ledger,
 		claims:    nodeClaims{client: draclient.New(a.Client), node: a.NodeName},
-		fitter:    newFitter(discovery.Configurers(a.host, a.Families), discovery.Acceptors(a.Families), draHolder{a}, a.classic),
+		fitter:    newFitter(discovery.Configurers(a.host, a.Families), discovery.Acceptors(a.Families), a.ledger),
 		dra:       a.driver,
 		placed:    &a.placed,
 		classic:   a.classic,
@@ -121,7 +123,7 @@ func (p *placing) run(ctx context.Context) {
 		p.placed.Store(&placed{snapshot, placement})
 		p.dra.Publish(snapshot, placement.OfDRA())
 		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone}
-		listed, fitting := p.fitter.fit(ctx, listed)
+		listed, fitting := p.fitter.fit(ctx, listed, p.stock)
 		p.classic.Publish(listed, placement.Moving)
 		if len(placement.Moving) > 0 || fitting || mode == discovery.ModeAuto {
 			timer.Reset(wait)
@@ -136,11 +138,13 @@ func (p *placing) run(ctx context.Context) {
 // decide places the devices, and writes the placement down if it is new. Silicon that
 // changes and is free becomes what the configuration wants.
 func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
-	p.devices.keepExcluded(p.view) //nolint:contextcheck // evaluating an expression does not block
+	p.stock = ledger.NewPresent(p.devices.snapshot, p.stock)
+	view := p.ledger.View(p.stock)
+	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
 	facts := Facts{Auto: auto}
 	place := func() Placement {
 		facts.Changing = p.devices.changing()
-		return Place(p.places.api, p.devices.snapshot.Devices, p.view, facts)
+		return Place(p.places.api, p.devices.snapshot.Devices, view, facts)
 	}
 	placement := place()
 	if placement.Ask {
@@ -164,30 +168,6 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
 	p.moving = placement.Moving
 	p.places.set(ctx, placement.API)
 	return placement
-}
-
-// holder knows who has a piece of silicon through one of the two APIs.
-type holder interface {
-	Holder(silicon string) (who string, held bool)
-}
-
-// holders are those of both APIs.
-type holders struct{ dra, classic holder }
-
-// Blocked implements [View].
-func (h holders) Blocked(by discovery.Mode, silicon string) string {
-	other := h.dra
-	if by == discovery.ModeDRA {
-		other = h.classic
-	}
-	who, held := other.Holder(silicon)
-	if held && who == "" {
-		return "somebody"
-	}
-	if !held {
-		return ""
-	}
-	return who
 }
 
 // report logs problems that were not there at the last snapshot.

@@ -9,6 +9,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 )
 
 // ruled is the devices of a host as the administrator wants them. When the rules
@@ -76,7 +77,7 @@ func (r *ruled) change(to *rules.Rules) {
 
 // keepExcluded keeps excluded devices that claims of an earlier process have, once
 // it is known who has what. The claims are not told that their device is gone.
-func (r *ruled) keepExcluded(view View) {
+func (r *ruled) keepExcluded(view *ledger.View) {
 	if r.sought {
 		return
 	}
@@ -88,7 +89,7 @@ func (r *ruled) keepExcluded(view View) {
 	lenient.Exclude = nil
 	kept := bySilicon(r.snapshot)
 	for silicon, devices := range bySilicon(lenient.Apply(r.raw)) {
-		if !sameForm(devices, kept[silicon]) && view.Blocked(discovery.ModeDevicePlugin, silicon) != "" {
+		if !sameForm(devices, kept[silicon]) && view.Holder(discovery.ModeDRA, silicon) != "" {
 			r.earlier[silicon] = &lenient
 		}
 	}

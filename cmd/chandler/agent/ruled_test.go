@@ -94,7 +94,7 @@ func TestRuledBeforeTheFirstScan(t *testing.T) {
 func TestRuledKeepsWhatClaimsHave(t *testing.T) {
 	r := newRuled(&rules.Rules{Exclude: []rules.Selector{selector(t, `true`)}})
 	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}, {Name: "nic"}}})
-	view := holders{owners{"gpu": "claim"}, owners{}}
+	view := viewOf(owners{"gpu": "claim"}, nil)
 	r.keepExcluded(view)
 	if described(r.snapshot) != "gpu" || !r.changing()["gpu"] {
 		t.Errorf("%s, changing %v", described(r.snapshot), r.changing())

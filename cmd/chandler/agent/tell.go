@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery"
-	"chandler.dev/driver"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/podevents"
 )
 
@@ -32,27 +32,52 @@ func (a *agent) tellPods(ctx context.Context) {
 			if settled == nil || !a.ready() {
 				return nil, false
 			}
-			return devicesInUse(settled, a.gone(), a.driver.InUse(settled), a.classic.InUse()), true
+			health := func(c *ledger.Claim, r *ledger.Result) discovery.Health {
+				device, found := settled.Lookup(r.Source)
+				return a.driver.HealthOf(&device, found, settled.Gone, c, r)
+			}
+			return devicesInUse(settled, a.gone(), a.ledger.View(nil), health), true
 		},
 		Pods: a.podsWithClaims,
 	}
 	teller.Run(ctx, a.resaid)
 }
 
-// devicesInUse returns the devices that claims or pods have, in the order of their
-// names, with their health. If a device is gone for one claim and there for another,
-// the gone one comes first. The model is that of the device that is there.
-func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffect, claims []driver.Use, pods map[string][]types.NamespacedName) []podevents.Device {
+// devicesInUse returns the devices that containers have by claims and by grants
+// that PodResources has named, in the order of their names, with their health. If a
+// device is gone for one claim and there for another, the gone one comes first. The
+// model is that of the device that is there. What a claim has for administration
+// only is nobody's concern.
+func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffect, view *ledger.View, health func(*ledger.Claim, *ledger.Result) discovery.Health) []podevents.Device {
 	var devices []podevents.Device
-	for _, use := range claims {
-		devices = append(devices, podevents.Device{Name: use.Device, Health: use.Health, Claims: use.Claims})
-	}
-	for name, who := range pods {
-		of := podevents.Device{Name: name, Health: settled.Gone.Health(name, gone), Pods: who}
-		if d, found := settled.Lookup(name); found {
-			of.Health = d.Health
+	at := func(name string, health discovery.Health) *podevents.Device {
+		i := slices.IndexFunc(devices, func(d podevents.Device) bool { return d.Name == name && d.Health == health })
+		if i < 0 {
+			i, devices = len(devices), append(devices, podevents.Device{Name: name, Health: health})
 		}
-		devices = append(devices, of)
+		return &devices[i]
+	}
+	for _, c := range view.Claims() {
+		for i := range c.Results {
+			if r := &c.Results[i]; !r.Admin && !c.Configuring {
+				d := at(r.Source, health(c, r))
+				d.Claims = with(d.Claims, c.Named())
+			}
+		}
+	}
+	for _, g := range view.Grants() {
+		pod := g.Owner()
+		if pod.Name == "" {
+			continue
+		}
+		for _, name := range g.Devices {
+			health := settled.Gone.Health(name, gone)
+			if d, found := settled.Lookup(name); found {
+				health = d.Health
+			}
+			d := at(name, health)
+			d.Pods = with(d.Pods, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})
+		}
 	}
 	slices.SortStableFunc(devices, func(a, b podevents.Device) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(order(a.Health), order(b.Health)))
@@ -64,6 +89,14 @@ func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffec
 		}
 	}
 	return devices
+}
+
+// with returns names with another, each once.
+func with(names []types.NamespacedName, name types.NamespacedName) []types.NamespacedName {
+	if slices.Contains(names, name) {
+		return names
+	}
+	return append(names, name)
 }
 
 // order says what a pod is told first of a device that it has twice.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"chandler.dev/discovery"
-	"chandler.dev/driver"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/podevents"
 )
 
@@ -28,22 +28,38 @@ func TestDevicesInUse(t *testing.T) {
 	settled.Gone = map[string]discovery.Health{"e": earlier}
 	swapped := gone
 	swapped.Reason = "device b was swapped"
-	claim, since, pod := []types.NamespacedName{{Namespace: "n", Name: "claim"}}, []types.NamespacedName{{Namespace: "n", Name: "since"}}, []types.NamespacedName{{Namespace: "n", Name: "pod"}}
-	got := devicesInUse(settled, gone.Effect,
-		[]driver.Use{{Device: "c", Health: gone, Claims: claim}, {Device: "b", Health: sick, Claims: since}, {Device: "b", Health: swapped, Claims: claim}},
-		map[string][]types.NamespacedName{"a": pod, "b": pod, "d": pod, "e": pod})
+	one, since, admin, working := claimOf("claim", "c", "b", "b"), claimOf("since", "b"), claimOf("admin", "a"), claimOf("working", "a")
+	admin.Results[0].Admin, working.Configuring = true, true
+	view := ledger.ViewOf(nil, one, since, admin, working, grantOf("train", "a", "b"), grantOf("train", "b", "d"), grantOf("train", "e"), &ledger.Grant{ID: "new", Devices: []string{"a"}})
+	got := devicesInUse(settled, gone.Effect, view, func(c *ledger.Claim, r *ledger.Result) discovery.Health {
+		return map[string]discovery.Health{"claim b": swapped, "claim c": gone, "since b": sick}[c.Name+" "+r.Source]
+	})
+	of := func(name string) []types.NamespacedName { return []types.NamespacedName{{Namespace: "n", Name: name}} }
 	want := []podevents.Device{
-		{Name: "a", Pods: pod},
-		{Name: "b", Health: swapped, Claims: claim},
-		{Name: "b", Model: "MI300X", Health: sick, Claims: since},
-		{Name: "b", Model: "MI300X", Health: sick, Pods: pod},
-		{Name: "c", Health: gone, Claims: claim},
-		{Name: "d", Health: gone, Pods: pod},
-		{Name: "e", Health: earlier, Pods: pod},
+		{Name: "a", Pods: of("train")},
+		{Name: "b", Health: swapped, Claims: of("claim")},
+		{Name: "b", Model: "MI300X", Health: sick, Claims: of("since"), Pods: of("train")},
+		{Name: "c", Health: gone, Claims: of("claim")},
+		{Name: "d", Health: gone, Pods: of("train")},
+		{Name: "e", Health: earlier, Pods: of("train")},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// claimOf is a claim that has devices.
+func claimOf(name string, devices ...string) *ledger.Claim {
+	c := &ledger.Claim{UID: types.UID(name), Namespace: "n", Name: name}
+	for _, device := range devices {
+		c.Results = append(c.Results, ledger.Result{Source: device, Silicon: device, Whole: true})
+	}
+	return c
+}
+
+// grantOf is what a pod has by a classic ID.
+func grantOf(pod string, devices ...string) *ledger.Grant {
+	return &ledger.Grant{Resource: "example.com/gpu", ID: devices[0], Devices: devices, Silicon: devices, Exclusive: true, Container: "n/" + pod + " main"}
 }
 
 // Pods are known with all claims that they refer to, until they end.

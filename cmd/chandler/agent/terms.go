@@ -46,7 +46,7 @@ func (t *terms) run(ctx context.Context, l *ledger.Ledger) {
 			return
 		case <-ticker.C:
 		}
-		if err := t.learn(ctx, l.View().Ours()); err != nil {
+		if err := t.learn(ctx, l.View(nil).Ours()); err != nil {
 			klog.FromContext(ctx).V(2).Info("How long pods take to end is not known; taking it for 30 seconds", "reason", err.Error())
 		}
 	}
