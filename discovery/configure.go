@@ -19,8 +19,8 @@ type Work func(ctx context.Context) error
 // is not so after it.
 type Configurer func(d Device, want Parameters) (Device, Work, error)
 
-// Configurers joins the Configures of families. What a family says nothing of
-// is as it should be.
+// Configurers joins the Configures of families. A device whose family
+// has no Configure is as it should be.
 func Configurers(host *Host, families []*Family) Configurer {
 	return func(d Device, want Parameters) (Device, Work, error) {
 		for _, f := range families {

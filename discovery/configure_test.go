@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// What the family describes anew counts, and what was made of the device since
-// it was found stays.
+// The family's new description counts, and later changes to the device stay.
 func TestConfigurers(t *testing.T) {
 	errWork := errors.New("no power")
 	described := Device{Name: "p", Source: "sys/new", Attributes: Attributes{}, Classic: []Offer{{Resource: "a.b/new"}}}

@@ -39,8 +39,8 @@ type Device struct {
 
 	// Source is the kernel's directory of the device without the leading
 	// slash, such as "sys/devices/pci0000:00/0000:00:01.0". The device is gone
-	// when this directory is. What the kernel has no directory for, such as a
-	// file that the administrator named, has its path on the host.
+	// when this directory is. If the kernel has no directory for it, as for a file
+	// that the administrator named, Source is its path on the host.
 	Source string `json:"-"`
 
 	// Includes are the directories of further kernel devices that the device

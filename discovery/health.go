@@ -89,8 +89,8 @@ func (h Health) Key() Condition {
 	return h.Condition
 }
 
-// Usable reports whether a new pod may be given the device. What the
-// administrator only wants to be told of keeps nobody from it.
+// Usable reports whether a new pod may be given the device. A
+// condition that the administrator only wants to hear of keeps nobody from it.
 func (h Health) Usable() bool {
 	return h.Key() == "" || h.Effect == resourceapi.DeviceTaintEffectNone
 }

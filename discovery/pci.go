@@ -26,8 +26,8 @@ func DeviceName(d sysfs.Device) string {
 // PCI returns what is to be said of any PCI function, for a family to add to:
 // its name, the vocabulary's pciVendor, pciDevice, driver, function, parent,
 // iommuGroup, linkSpeed and linkWidth, and the standard attributes pciBusID,
-// pcieRoot and numaNode. A virtual function is part of its physical one. What is
-// not there is left out; what cannot be read is the error.
+// pcieRoot and numaNode. A virtual function is part of its physical one. A value
+// that is not there is left out; one that cannot be read is the error.
 func PCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()
 	d := Device{
@@ -140,8 +140,8 @@ func parseLinkSpeed(text string) (int64, error) {
 }
 
 // SetPlace sets where in the machine a kernel device is that is no PCI function
-// but sits on one, such as a USB device: pcieRoot and numaNode. What sits on
-// none has no place.
+// but sits on one, such as a USB device: pcieRoot and numaNode. A device
+// that sits on none has no place.
 func SetPlace(a Attributes, d sysfs.Device) error {
 	function, ok := d.PCIFunction()
 	if !ok {

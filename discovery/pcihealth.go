@@ -12,7 +12,7 @@ import (
 )
 
 // readPCI adds the readings of a PCI function's health to the devices that are
-// the function, or a part of it. What their family says of them comes first.
+// the function, or a part of it. The family's own readings come first.
 func readPCI(host *Host, devices []Device) {
 	known := make(map[string][]Health) // by directory: partitions are of one function
 	for i := range devices {
@@ -41,9 +41,9 @@ func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 	return d, sysfs.IsPCIAddress(d.Name())
 }
 
-// pciReadings returns what is wrong with a PCI function, what is so now before
-// what was. What cannot be read is not judged: that a sensor does not answer is
-// no reason to doubt the device. A function that sleeps is not woken up for it.
+// pciReadings returns what is wrong with a PCI function, present faults before
+// past ones. It does not judge what it cannot read: a sensor that does not answer
+// is no reason to doubt the device. It wakes no function that sleeps.
 func pciReadings(host *Host, function sysfs.Device) []Health {
 	var readings []Health
 	add := func(condition Condition, reason string) {

@@ -98,7 +98,7 @@ func TestPCIHealth(t *testing.T) {
 }
 
 // A part that is a class directory has the readings of the function that its
-// device link leads to. What merely sits on the function does not.
+// device link leads to. A device that merely sits on the function has not.
 func TestPCIHealthOfParts(t *testing.T) {
 	const function = "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0"
 	host := functionHost(map[string]string{"aer_dev_fatal": "TOTAL_ERR_FATAL 2", "infiniband/mlx5_0/port": "1", "usb1/1-1/tty/ttyUSB0/dev": "188:0"})

@@ -7,7 +7,7 @@ import (
 )
 
 // Settings are what the administrator wants of a PCI function that only its
-// family knows how to set. What is empty is left as it is.
+// family knows how to set. Empty settings are left as they are.
 type Settings struct {
 	Services []string     // what the function does: "sym", "asym"; their order says nothing
 	Groups   []QueueGroup // of its work queues, numbered from 0

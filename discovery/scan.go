@@ -31,8 +31,8 @@ func leftoversLast(families []*Family) []*Family {
 	return slices.Concat(slices.DeleteFunc(slices.Clone(families), leftovers), slices.DeleteFunc(slices.Clone(families), ordinary))
 }
 
-// look is what one family finds on a host. What concerns the devices of several
-// families is not yet done; see [joinLooks].
+// look is what one family finds on a host. The work on devices of several families
+// is not yet done; see [joinLooks].
 type look struct {
 	Devices  []Device
 	Problems []Problem
@@ -64,9 +64,9 @@ func match(fsys fs.FS, families []*Family) matches {
 	return m
 }
 
-// left returns the look of a family before it is read. Of what a family of
-// leftovers matches, it has only the kernel devices that the looks before leave
-// it: no device consists of them, and nobody failed to read them. A device that
+// left returns the look of a family before it is read. A family of leftovers
+// gets only the kernel devices that the looks before leave it: no device consists
+// of them, and nobody failed to read them. A device that
 // a family matched which has not answered may be one of its own.
 func (l look) left(f *Family, before []look) look {
 	if !f.Leftovers {

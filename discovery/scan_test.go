@@ -214,8 +214,8 @@ func TestScanDropsAnIdentityOfTwo(t *testing.T) {
 	}
 }
 
-// Whoever opens an IOMMU group has all of its functions, whichever families hand
-// them out: they are one piece of silicon and one unit. A function alone stays as it is.
+// A process that opens an IOMMU group has all of its functions, whichever families
+// hand them out: they are one piece of silicon and one unit. A function alone stays as it is.
 func TestScanJoinsIOMMUGroups(t *testing.T) {
 	device := func(name, resource string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Classic: []discovery.Offer{{Resource: resource, IDs: []string{name}}}}
@@ -437,8 +437,8 @@ func (c *counting) ReadLink(name string) (string, error) {
 	return fs.ReadLink(c.FS, name)
 }
 
-// What a function is costs three looks, however many families and functions
-// there are: its link, its modalias, its driver. Those that families look closer
+// To know a function takes three looks, however many families and functions there
+// are: its link, its modalias, its driver. Those that families look closer
 // at, network adapters here, are a quarter of them.
 func TestScanLooksOnce(t *testing.T) {
 	asked := func(functions int) int {

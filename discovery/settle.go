@@ -35,15 +35,15 @@ const maxFlaps = 10
 //     5 min, each time that the state becomes worse within FlappingWithin,
 //     10 min, of the last time.
 //   - A device that is missing is gone since then. If somebody had it meanwhile,
-//     being gone was a state like others, and ends like them. What nobody has is
-//     often taken away on purpose, as parts are for a whole: that is as it was
-//     before at once.
+//     being gone was a state like others, and ends like them. A device that
+//     nobody has is often taken away on purpose, as parts are for a whole: when it
+//     returns, it is at once as it was before.
 //   - A device is not gone, but cannot be read, if nothing of its silicon is there
 //     because the silicon, its family or a list of devices could not be read.
 //   - The state of a device that is missing is kept while somebody has it,
 //     and for FlappingWithin then, unless other hardware takes its place.
 //
-// What is worse is what Severity says has the worse effect.
+// Of two states the worse is the one to which Severity gives the worse effect.
 type Settler struct {
 	Severity       Severity
 	UnknownAfter   time.Duration

@@ -287,7 +287,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// What a state means is said with it, and the scan is left as it was.
+// A state is said with its effect, and the scan is left as it was.
 func TestSettleEffects(t *testing.T) {
 	s := discovery.Settler{Severity: discovery.Severity{discovery.ConditionUnknown: resourceapi.DeviceTaintEffectNone}}
 	scan := &discovery.Snapshot{

@@ -94,8 +94,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// What leads to a device may be what cannot be read: its silicon, its family or
-// the list that it is in. Then it is not gone either.
+// A device is not gone if the way to it cannot be read: its silicon, its family or
+// the list that it is in.
 func TestMergeKeepsWhatCannotBeReached(t *testing.T) {
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	part := Device{Name: "a-1", Family: "widget", Source: "sys/class/widget/a", PartOf: &Silicon{Name: "a"}}

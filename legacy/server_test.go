@@ -8,7 +8,7 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// What the kubelet may still take for true follows from the streams and calls.
+// A Belief follows from the streams and calls.
 func TestBelief(t *testing.T) {
 	in := list.Input{Snapshot: gpus("a", "b"), View: ledger.ViewOf(list.StockOf(nil, list.Lists{})), Now: testTime, Grace: grace}
 	full, _ := list.Lists{}.Next(in)

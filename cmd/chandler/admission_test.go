@@ -187,8 +187,8 @@ func TestAdmissionPolicy(t *testing.T) {
 	}
 }
 
-// What says nothing to this driver is none of the policy's business, and what
-// does not change its spec neither.
+// The policy ignores objects that say nothing to this driver, and updates that do
+// not change the spec.
 func TestAdmissionPolicyLetsThrough(t *testing.T) {
 	p := shippedPolicy(t)
 	const bad = `{"kind":"GpuConfig"}`

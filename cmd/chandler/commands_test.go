@@ -78,7 +78,7 @@ func TestDiscoverFormats(t *testing.T) {
 	}
 }
 
-// What the configuration names is printed, and recorded with --config alone.
+// Devices that the configuration names are printed, and recorded with --config alone.
 func TestPathsOfTheConfiguration(t *testing.T) {
 	dir := t.TempDir()
 	config, host := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "own.host")
@@ -169,7 +169,7 @@ func TestSimulateDeviceNodes(t *testing.T) {
 	}
 }
 
-// What could not be read is said in words, and the rest is printed.
+// discover says in words what it could not read, and prints the rest.
 func TestDiscoverSaysWhatItCouldNotRead(t *testing.T) {
 	root := t.TempDir()
 	out, errOut, err := chandler("discover", "--host-root", root)
@@ -232,8 +232,8 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
-// What is recorded of a simulated host is the host, and two hosts may be laid
-// out over each other.
+// The recording of a simulated host is the host, and two hosts may be laid out
+// over each other.
 func TestSimulateAndRecord(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "host")
 	mustRun(t, "simulate", dir, eightGPUs, kvmHost)

@@ -112,9 +112,9 @@ var manifold = []*regexp.Regexp{
 // aCard is a name that no class can stand for: it is of two devices.
 const aCard = "amd.com/ama_u30"
 
-// What a pod asks for by its classic name it gets through DRA as well: a device
-// that has the name, of its own or where the administrator gives it, is of the
-// class with that extendedResourceName, and one with other names is not.
+// A pod that asks for a classic name gets the device through DRA as well. A device
+// that has the name, of its own or from the administrator, is of the class with
+// that extendedResourceName, and a device with other names is not.
 func TestExtendedResourceNames(t *testing.T) {
 	devices := recordedDevices(t)
 	shipped := classesByName(deviceClasses(t))

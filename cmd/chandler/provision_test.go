@@ -109,7 +109,7 @@ func TestProvisionDryRun(t *testing.T) {
 	}
 }
 
-// What the kubelet's directories say that a container has is not touched.
+// A device is not touched if the kubelet's directories say that a container has it.
 func TestProvisionAsksTheKubelet(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, config, provisionHeader+`

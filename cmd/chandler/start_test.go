@@ -373,7 +373,7 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	calls := s.register(agent)
 	agent.answers(s, "/readyz", http.StatusOK, "ok")
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
-	// What was prepared before the API server went away is let go of without it.
+	// A claim that was prepared before the API server went away ends without it.
 	unprepared, err := calls.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: "c", Uid: "u"}}})
 	if err != nil || unprepared.Claims["u"].GetError() != "" {
 		t.Errorf("unprepared: %v, %v", unprepared, err)
@@ -486,8 +486,8 @@ func TestEndsWhileACallWaits(t *testing.T) {
 	}
 }
 
-// What cannot be mended ends the agent with a reason and an exit code that says
-// so.
+// A fault that cannot be mended ends the agent with a reason and an exit code that
+// says so.
 func TestEndsWithAReason(t *testing.T) {
 	s := newStation(t)
 	s.mkdir("kubelet")

@@ -23,7 +23,7 @@ func newValidateCommand() *cobra.Command {
 		Short: "Check configurations, claims and device classes before they are used",
 		Long: `Check what is written for Chandler, with the code that the agent checks it with.
 Files are YAML or JSON, with any number of documents; - is standard input, and a
-directory is all such files below it. It needs no cluster. What is checked:
+directory is all such files below it. It needs no cluster. It checks:
 
   DriverConfig, ProvisionConfig, ClaimParameters
       fields, values, and that expressions compile

@@ -31,8 +31,8 @@ func withParameters(parameters string) map[string]string {
 	return objects
 }
 
-// What Prepare refuses of the parameters of a claim, a template or a class,
-// validate does, and says where it is.
+// validate refuses the parameters of a claim, a template or a class that Prepare
+// refuses, and says where they are.
 func TestValidateParameters(t *testing.T) {
 	for _, test := range parametersTests(t) {
 		if test.AtPrepare {

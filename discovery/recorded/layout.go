@@ -24,7 +24,7 @@ func (h *Host) Layout(dir string) error {
 }
 
 // LayoutNodes is Layout with real device nodes, which have their recorded
-// numbers. Whoever opens such a node opens this machine's device of that number.
+// numbers. A process that opens such a node opens this machine's device of that number.
 // Where the process may make no nodes, empty files stand in for them, and
 // LayoutNodes returns their paths, as of fs.FS.
 func (h *Host) LayoutNodes(dir string) (standIns []string, err error) { return h.layOut(dir, true) }

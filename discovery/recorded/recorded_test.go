@@ -199,7 +199,7 @@ func TestFSIsTheHost(t *testing.T) {
 	if diff := cmp.Diff(want.Devices, got.Devices); diff != "" {
 		t.Errorf("devices (-laid out +in memory):\n%s", diff)
 	}
-	// What is recorded of a recorded host is the host, device nodes included.
+	// The recording of a recorded host is the host, device nodes included.
 	data, err := recorded.Record(&discovery.Host{FS: h.FS()}, []*discovery.Family{family}, "")
 	if err != nil || !bytes.Contains(data, []byte("-- dev/kvm c 10:232 --")) {
 		t.Errorf("recorded again: %v\n%s", err, data)

@@ -18,8 +18,8 @@ type Overhead struct {
 }
 
 // overhead returns what users of a device need by the first entry that selects
-// it, nil if none does. Whoever has a share of the device needs as much as who
-// has all of it: what runs on the host is of each user.
+// it, nil if none does. The user of a share needs as much as the user of a whole
+// device: each has its own processes on the host.
 func (r *Rules) overhead(selects func(Selector) bool) HostResources {
 	if i := slices.IndexFunc(r.Overhead, func(o Overhead) bool { return selects(o.Selector) }); i >= 0 {
 		return r.Overhead[i].HostResources

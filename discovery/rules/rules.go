@@ -183,7 +183,7 @@ func (d *Offered) publishNames() error {
 }
 
 // name gives the device its mode and its classic names, and reports whether it
-// is offered at all. What is to be shared under a name of its own needs no other.
+// is offered at all. A device that is shared under a name of its own needs no other.
 func (r *Rules) name(d *Offered, selects func(Selector) bool, own map[string]bool, share *Share) (kept bool, err error) {
 	d.Mode = r.Mode
 	i := slices.IndexFunc(r.Resources, func(resource Resource) bool {
@@ -212,9 +212,9 @@ func (d *Offered) offers(resource string) bool {
 	return slices.ContainsFunc(d.Offers, func(offer discovery.Offer) bool { return offer.Resource == resource })
 }
 
-// renamed returns the offers under one other name. What was offered under
-// several names keeps the IDs of that one, else those of its domain, else those
-// of the first; what has no ID is not offered.
+// renamed returns the offers under one other name. A device that was
+// offered under several names keeps the IDs of that name, else those of its
+// domain, else those of the first. A device without an ID is not offered.
 func renamed(offers []discovery.Offer, resource string) []discovery.Offer {
 	domain, _, _ := strings.Cut(resource, "/")
 	for _, fits := range []func(discovery.Offer) bool{

@@ -82,7 +82,7 @@ func TestRulesLeaveTheirInputAlone(t *testing.T) {
 	}
 }
 
-// What has IDs and no name is offered once the administrator names it.
+// A device with IDs and no name is offered once the administrator names it.
 func TestRulesNameWhatHasNoName(t *testing.T) {
 	unnamed := func(name string) discovery.Device {
 		d := gpu(name, "acme", 0)
@@ -211,8 +211,8 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// What the administrator names gives way to what a family knows, until that is
-// excluded. What is shareable, or several have, is nobody's alone.
+// A device that the administrator names gives way to one that a family knows, until
+// that is excluded. A node that is open, or that several have, is nobody's alone.
 func TestConfiguredGivesWay(t *testing.T) {
 	device := func(name, family string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, FromConfig: family == "paths"}
@@ -270,8 +270,8 @@ func TestNamesWithinADomain(t *testing.T) {
 	}
 }
 
-// What the administrator counted, and nothing on the host shows, gives way to
-// what a family finds of that kind and somebody can have.
+// Units that the administrator counted, and that nothing on the host shows, give
+// way to devices of that kind that a family finds and somebody can have.
 func TestCountedGiveWay(t *testing.T) {
 	device := func(name, family, kind string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, Source: discovery.Unseen, FromConfig: family == "paths"}

@@ -61,8 +61,8 @@ func TestShareByStem(t *testing.T) {
 	}
 }
 
-// What any number of containers may have is given another count in the classic
-// API, and stays without limit in DRA.
+// An open device is given another count in the classic API, and stays without
+// limit in DRA.
 func TestShareableRecounted(t *testing.T) {
 	kvm := gpu("kvm", "acme", 0)
 	kvm.Open = true
@@ -79,8 +79,8 @@ func TestShareableRecounted(t *testing.T) {
 	}
 }
 
-// What a device needs only where it is shared is there once it is, and not where
-// it cannot be.
+// The edits for a shared device are there once it is shared, and not where it
+// cannot be.
 func TestSharedEdits(t *testing.T) {
 	d := gpu("a", "acme", 80*gib)
 	d.Edits = specs.ContainerEdits{Env: []string{"A=1"}}
@@ -157,8 +157,8 @@ func TestShareByMemory(t *testing.T) {
 	}
 }
 
-// What cannot be shared as it should be is not offered by a classic name: whole
-// devices must not be had for the price of a share.
+// A device that cannot be shared as it should be is not offered by a classic name:
+// nobody must get a whole device for the price of a share.
 func TestNotShared(t *testing.T) {
 	gi := Share{Unit: resource.MustParse("1Gi"), Capacity: "memory", Resource: "aliyun.com/gpu-mem"}
 	kvm := gpu("kvm", "acme", gib)

@@ -342,9 +342,9 @@ func (b *balance) add(other *Hold) string {
 	return ""
 }
 
-// add counts what another takes of what is summed up, and returns of what
-// there is then not enough. Of what has no limit any more, since the device has
-// changed, the scheduler was the last to know.
+// add counts what another takes of what is summed up, and returns the name of
+// which there is then not enough. A name may have no limit any more, because the
+// device has changed; the scheduler was the last to know it.
 func (s *sums[K]) add(takes map[K]resource.Quantity) K {
 	for _, name := range slices.Sorted(maps.Keys(takes)) {
 		total, counted := s.taken[name]

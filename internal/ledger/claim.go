@@ -42,7 +42,7 @@ const Version = 1
 //     they are still so: results of other devices have none of them, and what is
 //     looked up at each Prepare (nodes, edits, files) has only what it knows.
 //
-// What an agent may not act on it sets aside, and it keeps others from the
+// An agent sets a file aside that it may not act on, and keeps others from the
 // devices all the same. Agents read the files of all versions before theirs.
 type Claim struct {
 	Version    int `json:"version"`              // of the agent that wrote it first
@@ -72,8 +72,8 @@ type Result struct {
 	Admin   bool      `json:"admin,omitempty"`  // keeps nobody out
 	Shared  bool      `json:"shared,omitempty"` // the device is open
 
-	// What the claim has: all of the silicon, or what it takes of it. Claims
-	// that have the device together consume of its capacity.
+	// The claim has all of the silicon, or takes of its counters. Claims that have
+	// the device together consume its capacity.
 	Silicon  string                                          `json:"silicon"`
 	Whole    bool                                            `json:"whole,omitempty"`
 	Takes    map[string]resource.Quantity                    `json:"takes,omitempty"`

@@ -30,8 +30,8 @@ type Hold struct {
 	Nodes           []Node   // of the device on the host, as the owner was given them
 
 	// Present says that Silicon, Whole and Takes are for the present snapshot to
-	// say, since the entry's file does not. What it says of Silicon holds where
-	// the device is gone.
+	// say, since the entry's file does not. Silicon holds if the device is
+	// gone.
 	Present bool
 }
 

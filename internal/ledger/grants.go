@@ -406,8 +406,8 @@ func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 }
 
 // adopt enters what PodResources lists and nobody was granted: as a grant, if
-// its resource is ours, and else for as long as it is listed. What is known of
-// no device gets those that its ID stands for. It returns the keys of
+// its resource is ours, and else for as long as it is listed. A grant without
+// devices gets those that its ID stands for. It returns the keys of
 // grants that have become ours.
 func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 	for _, a := range sorted(l.accounts) {

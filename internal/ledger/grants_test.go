@@ -161,7 +161,7 @@ func (k *kubelet) check(when string, by discovery.Mode, device, want string) {
 const starting, train = "a container that the kubelet is starting", "default/train main"
 
 // A grant ends when whole listings have left its container out for long enough.
-// What answers do not know frees nothing.
+// An answer that leaves out pods frees nothing.
 func TestLifeOfAGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")
@@ -366,7 +366,7 @@ func TestUnconfirmed(t *testing.T) {
 	})
 }
 
-// What another plugin gave blocks while it is listed, and is in no file. It is
+// An ID that another plugin gave blocks while it is listed, and is in no file. It is
 // adopted once its resource is ours.
 func TestGivenByAnotherPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -357,8 +357,8 @@ func (l *Ledger) Write(key string) error {
 	return nil
 }
 
-// End removes the outputs of a claim, and then its file. What is missing is
-// already done. A claim that could not be ended keeps what it has. The caller
+// End removes the outputs of a claim, and then its file. It is no error
+// if any is missing. A claim that could not be ended keeps what it has. The caller
 // has the claim's lock. The stock, which may be nil, tells the files of devices
 // of which a sealed entry says nothing.
 func (l *Ledger) End(uid types.UID, s Stock) error {

@@ -13,8 +13,8 @@ import (
 // Read returns who has which devices, by the devices' names, as the files of a
 // ledger in a directory of the host say. It is for those who are not the agent,
 // and only reads. Claims of another boot than that of the boot ID have nothing,
-// if there is one. What a damaged file names counts, and one that names nothing
-// is an error.
+// if there is one. The devices that a damaged file names count; one that names
+// nothing is an error.
 func Read(host fs.FS, dir, boot string) (map[string]string, error) {
 	held := make(map[string]string)
 	err := addClaims(held, host, path.Join(dir, claimsDir), boot)

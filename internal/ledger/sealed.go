@@ -137,7 +137,7 @@ func salvage(body []byte, boot string) (devices []SealedDevice) {
 			Files                   []discovery.HostFile
 		}
 	}
-	// What has another type than it should is left out, and the rest is read.
+	// A field of the wrong type is left out, and the rest is read.
 	_ = json.Unmarshal(body, &c)
 	if c.Boot != boot {
 		return nil

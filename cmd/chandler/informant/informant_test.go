@@ -160,8 +160,7 @@ func within(t *testing.T, c <-chan struct{}, otherwise string) {
 	}
 }
 
-// What NVML says is in the next scan, though the library is an old one that has
-// few functions.
+// The next scan has NVML's facts, even from an old library with few functions.
 func TestNVML(t *testing.T) {
 	n, host := standIn(t)
 	if gpu := gpuOf(t, host); gpu.Attributes.String("architecture") != "" || gpu.Health.Status != discovery.Healthy {
@@ -177,7 +176,7 @@ func TestNVML(t *testing.T) {
 	}
 }
 
-// What NVML says is recorded with the host, and found again in the recording.
+// NVML's facts are recorded with the host, and found again in the recording.
 func TestNVMLOnce(t *testing.T) {
 	n, host := standIn(t)
 	if err := n.once(t.Context()); err != nil {
