@@ -18,7 +18,7 @@ func TestConfigurers(t *testing.T) {
 		return described, work, refusal
 	}}}
 	configure := Configurers(&Host{}, families)
-	want := Parameters{AcceleratorFunction: "1"}
+	want := Parameters{"acceleratorFunction": "1"}
 	before := Device{Name: "p", Family: "fpga", Health: Health{Status: Unknown, Stale: true}, PartOf: &Silicon{Name: "card"}, Source: "sys/old"}
 
 	now, got, err := configure(before, want)

@@ -53,12 +53,13 @@ type Family struct {
 	Unclaimed bool
 
 	// Provision returns the attributes to write, in order, to give a PCI function
-	// the settings that are wanted. It returns none if the function has them
-	// already. Like Describe, it only reads. It returns an error if the function
-	// cannot have the settings, or if somebody uses what they would take away. If
-	// the function is not the family's, or the family has no such setting, the
-	// error wraps [errors.ErrUnsupported]. Nil means that nothing can be set.
-	Provision Provision
+	// the settings that are wanted, which are of a type that the family has for
+	// them. It returns none if the function has them already. Like Describe, it only
+	// reads. It returns an error if the function cannot have the settings, or if
+	// somebody uses what they would take away. If the function is not the family's,
+	// or the type is another family's, the error wraps [errors.ErrUnsupported]. Nil
+	// means that nothing can be set.
+	Provision func(host *Host, function sysfs.Device, want any) ([]Write, error)
 
 	// Grant returns what a container needs because of the set of devices it
 	// was given, beyond their own Edits: joined, numbered or JSON variables.

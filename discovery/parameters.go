@@ -8,24 +8,9 @@ import (
 	"strings"
 )
 
-// Parameter names what a claim may ask of a device beyond having it. The names
-// are those of the fields that users write.
+// Parameter names what a claim may ask of a device beyond having it. Each [Family]
+// has names for those that it takes, which are those of the fields that users write.
 type Parameter string
-
-// The parameters that there are. Each [Family] lists those that it takes.
-const (
-	// InterfaceName is what the network interface of the device is called in
-	// the container.
-	InterfaceName Parameter = "interfaceName"
-
-	// AcceleratorFunction is the function that an FPGA is to be programmed
-	// with: lower-case hexadecimal digits without dashes.
-	AcceleratorFunction Parameter = "acceleratorFunction"
-
-	// ComputePercentage is how much of the computing of each device the
-	// containers may use at most: a decimal number from 1 to 100.
-	ComputePercentage Parameter = "computePercentage"
-)
 
 // Environment returns the parameter that sets a variable in the containers which
 // get the devices. A family takes it that has the variable among its Variables.

@@ -7,18 +7,21 @@ import (
 	"testing"
 )
 
+// interfaceName is a parameter that a family may take.
+const interfaceName Parameter = "interfaceName"
+
 func TestAcceptors(t *testing.T) {
 	accept := Acceptors([]*Family{
-		{Name: "nic", Parameters: []Parameter{InterfaceName}, Accept: func(given []Device, parameters Parameters) error {
+		{Name: "nic", Parameters: []Parameter{interfaceName}, Accept: func(given []Device, parameters Parameters) error {
 			if len(given) > 1 {
-				return errors.New("two of them as " + parameters[InterfaceName])
+				return errors.New("two of them as " + parameters[interfaceName])
 			}
 			return nil
 		}},
 		{Name: "gpu", Variables: []string{"GPU_QUEUES", "GPU_X"}},
 	})
 	nic, gpu, other := Device{Name: "a", Family: "nic"}, Device{Name: "b", Family: "gpu"}, Device{Name: "b", Family: "unknown"}
-	parameters := Parameters{InterfaceName: "net1"}
+	parameters := Parameters{interfaceName: "net1"}
 	tuned := Parameters{Environment("GPU_QUEUES"): "2"}
 	for name, test := range map[string]struct {
 		given      []Device
@@ -44,7 +47,7 @@ func TestAcceptors(t *testing.T) {
 }
 
 func TestParametersEnvironment(t *testing.T) {
-	parameters := Parameters{Environment("B"): "2=3", InterfaceName: "net1", Environment("A"): "one two"}
+	parameters := Parameters{Environment("B"): "2=3", interfaceName: "net1", Environment("A"): "one two"}
 	if got := parameters.Environment(); !slices.Equal(got, []string{"A=one two", "B=2=3"}) {
 		t.Errorf("environment: %q", got)
 	}

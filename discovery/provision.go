@@ -1,35 +1,6 @@
 package discovery
 
-import (
-	"fmt"
-
-	"chandler.dev/discovery/sysfs"
-)
-
-// Settings are what the administrator wants of a PCI function that only its
-// family knows how to set. Empty settings are left as they are.
-type Settings struct {
-	Services []string     // what the function does: "sym", "asym"; their order says nothing
-	Groups   []QueueGroup // of its work queues, numbered from 0
-}
-
-// Empty reports whether nothing is wanted.
-func (s Settings) Empty() bool { return len(s.Services) == 0 && len(s.Groups) == 0 }
-
-// QueueGroup is a group of work queues, and how many engines do their work.
-type QueueGroup struct {
-	Engines int
-	Queues  []WorkQueue
-}
-
-// WorkQueue is a work queue for programs in user space.
-type WorkQueue struct {
-	Name      string
-	Shared    bool // by several processes; else one at a time has it
-	Size      int  // entries
-	Priority  int
-	Threshold int // entries that may be filled without privilege, of a shared queue
-}
+import "fmt"
 
 // Write is one attribute that is to be written, and what changes by it. It is
 // data: a family says what is to be written, and writes nothing.
@@ -68,7 +39,3 @@ func orNone(value string) string {
 func Set(path, from, to string) Write {
 	return Write{Path: path, Value: to, Shows: path, From: from, To: to}
 }
-
-// Provision returns the writes that make a function as it is wanted; see
-// [Family].
-type Provision func(host *Host, function sysfs.Device, want Settings) ([]Write, error)

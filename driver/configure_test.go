@@ -43,16 +43,19 @@ func newFPGAs(t *testing.T) (*bench, *fpgas) {
 	f := &fpgas{has: map[string]string{"a": "old", "b": "old"}, minor: map[string]int64{"a": 1, "b": 2}, bench: newBench(t)}
 	f.bench.config.Configure = f.configure
 	f.bench.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
-		return discovery.Parameters{discovery.AcceleratorFunction: string(raw)}, nil
+		return discovery.Parameters{acceleratorFunction: string(raw)}, nil
 	}
 	f.bench.restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
 	return f.bench, f
 }
 
+// acceleratorFunction is a parameter for which there is work to be done.
+const acceleratorFunction discovery.Parameter = "acceleratorFunction"
+
 func (f *fpgas) configure(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	function := want[discovery.AcceleratorFunction]
+	function := want[acceleratorFunction]
 	if function == "unknown" {
 		return d, nil, fmt.Errorf("device %s: there is no bitstream", d.Name)
 	}

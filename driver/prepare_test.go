@@ -36,6 +36,9 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
+// interfaceName is a parameter that a family may take.
+const interfaceName discovery.Parameter = "interfaceName"
+
 // specOf returns what a container runtime makes of the claim's CDI devices.
 func (b *bench) specOf(c *resourceapi.ResourceClaim) map[string]specs.ContainerEdits {
 	b.t.Helper()
@@ -353,10 +356,10 @@ func TestParameters(t *testing.T) {
 		if !ok {
 			return nil, fmt.Errorf("unknown kind %s", raw)
 		}
-		return discovery.Parameters{discovery.InterfaceName: name}, nil
+		return discovery.Parameters{interfaceName: name}, nil
 	}
 	b.config.Accept = func(_ []discovery.Device, parameters discovery.Parameters) error {
-		if parameters[discovery.InterfaceName] == "-unheard-of" {
+		if parameters[interfaceName] == "-unheard-of" {
 			return errors.New("takes no such name")
 		}
 		return nil
@@ -389,10 +392,10 @@ func TestParameters(t *testing.T) {
 func TestParametersReachTheFamily(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
-		return discovery.Parameters{discovery.InterfaceName: string(raw)}, nil
+		return discovery.Parameters{interfaceName: string(raw)}, nil
 	}
 	b.config.Granter = func(_ []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
-		return specs.ContainerEdits{Env: []string{"NAME=" + grant.Parameters[discovery.InterfaceName]}}
+		return specs.ContainerEdits{Env: []string{"NAME=" + grant.Parameters[interfaceName]}}
 	}
 	b.restart().offers(gpu("a", 1))
 	c := claim("c", "a")
@@ -748,7 +751,7 @@ func asking(c *resourceapi.ResourceClaim, raw string) *resourceapi.ResourceClaim
 func TestParametersOfWhatIsPreparedAreNotJudgedAgain(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
-		return discovery.Parameters{discovery.InterfaceName: string(raw)}, nil
+		return discovery.Parameters{interfaceName: string(raw)}, nil
 	}
 	moved := false
 	b.config.Accept = func([]discovery.Device, discovery.Parameters) error {
@@ -769,7 +772,7 @@ func TestParametersOfWhatIsPreparedAreNotJudgedAgain(t *testing.T) {
 func TestAdminAccessChangesNothing(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
-		return discovery.Parameters{discovery.InterfaceName: string(raw)}, nil
+		return discovery.Parameters{interfaceName: string(raw)}, nil
 	}
 	b.restart().offers(gpu("a", 1))
 	c := claim("c", "a")

@@ -132,6 +132,8 @@ func (f *Function) validate() (errs []error) {
 	switch {
 	case f.Driver == "" && !others:
 		check("", errors.New("says nothing; want driver, virtualFunctions, services or workQueueGroups"))
+	case len(f.Services) > 0 && len(f.WorkQueueGroups) > 0:
+		check(".services", errors.New("no function has both services and workQueueGroups"))
 	case f.Driver != "" && others:
 		check(".driver", errors.New("is that of the function itself, which leaves nothing else to set; for its virtual functions, say virtualFunctions.driver"))
 	case f.Driver != "":

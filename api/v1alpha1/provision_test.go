@@ -60,6 +60,7 @@ func TestParseProvisionConfigRefuses(t *testing.T) {
 	}{
 		"unknown field":         {"{cel: 'true', vfs: 3}", []string{"vfs", "unknown field"}},
 		"no expression":         {"{driver: vfio-pci}", []string{"functions[0].cel"}},
+		"both settings":         {"{cel: 'true', services: [dc], workQueueGroups: [{engines: 1, workQueues: [{name: a, mode: dedicated, size: 1}]}]}", []string{"functions[0].services:", "both"}},
 		"says nothing":          {"{cel: 'true'}", []string{"functions[0]:", "says nothing"}},
 		"driver and more":       {"{cel: 'true', driver: vfio-pci, virtualFunctions: {count: 1}}", []string{"functions[0].driver", "virtualFunctions.driver"}},
 		"driver leads out":      {"{cel: 'true', driver: ../../../etc}", []string{"functions[0].driver", "../../../etc"}},

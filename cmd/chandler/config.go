@@ -18,6 +18,9 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/families/fpgaintel"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/network"
 	"chandler.dev/discovery/rules"
 )
 
@@ -169,7 +172,7 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 			rule.Mode = &mode
 		}
 		if id := functionID(resource.AcceleratorFunction); id != "" {
-			rule.Want = discovery.Parameters{discovery.AcceleratorFunction: id}
+			rule.Want = discovery.Parameters{fpgaintel.AcceleratorFunction: id}
 		}
 		out.Resources = append(out.Resources, rule)
 	}
@@ -203,11 +206,11 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 		return nil, err
 	}
 	parameters := discovery.Parameters{
-		discovery.InterfaceName:       said.InterfaceName,
-		discovery.AcceleratorFunction: functionID(said.AcceleratorFunction),
+		network.InterfaceName:         said.InterfaceName,
+		fpgaintel.AcceleratorFunction: functionID(said.AcceleratorFunction),
 	}
 	if said.ComputePercentage != nil {
-		parameters[discovery.ComputePercentage] = strconv.Itoa(*said.ComputePercentage)
+		parameters[nvidia.ComputePercentage] = strconv.Itoa(*said.ComputePercentage)
 	}
 	for name, value := range said.Environment {
 		parameters[discovery.Environment(name)] = value

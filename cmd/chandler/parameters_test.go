@@ -12,6 +12,9 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/families/fpgaintel"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/network"
 )
 
 // readParameters says in the agent's words all that a claim says.
@@ -22,9 +25,9 @@ func TestReadParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := discovery.Parameters{
-		discovery.InterfaceName:            "net1",
-		discovery.AcceleratorFunction:      "d8424dc4a4a3c413f89e433683f9040b",
-		discovery.ComputePercentage:        "50",
+		network.InterfaceName:              "net1",
+		fpgaintel.AcceleratorFunction:      "d8424dc4a4a3c413f89e433683f9040b",
+		nvidia.ComputePercentage:           "50",
 		discovery.Environment("HSA_XNACK"): "1",
 		discovery.Environment("B"):         "x=y",
 	}

@@ -14,6 +14,8 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/families/idxd"
+	"chandler.dev/discovery/families/qat"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
@@ -139,12 +141,20 @@ func parseProvisionConfig(data []byte) ([]provision.Rule, error) {
 	return out, errors.Join(errs...)
 }
 
-func settings(f v1alpha1.Function) discovery.Settings {
-	s := discovery.Settings{Services: f.Services}
+// settings returns what only the family of a function can set, nil if that is
+// nothing.
+func settings(f v1alpha1.Function) any {
+	if len(f.Services) > 0 {
+		return qat.Services(f.Services)
+	}
+	if len(f.WorkQueueGroups) == 0 {
+		return nil
+	}
+	var groups idxd.Groups
 	for _, group := range f.WorkQueueGroups {
-		g := discovery.QueueGroup{Engines: group.Engines}
+		g := idxd.Group{Engines: group.Engines}
 		for _, q := range group.WorkQueues {
-			g.Queues = append(g.Queues, discovery.WorkQueue{
+			g.Queues = append(g.Queues, idxd.Queue{
 				Name:      q.Name,
 				Shared:    q.Mode == v1alpha1.WorkQueueShared,
 				Size:      q.Size,
@@ -152,7 +162,7 @@ func settings(f v1alpha1.Function) discovery.Settings {
 				Threshold: q.Threshold,
 			})
 		}
-		s.Groups = append(s.Groups, g)
+		groups = append(groups, g)
 	}
-	return s
+	return groups
 }

@@ -279,7 +279,7 @@ func checkGrant(t testing.TB, f *discovery.Family, devices []discovery.Device) {
 		if len(given) == 0 {
 			continue // it is asked about sets that hold a device of the family
 		}
-		for _, grant := range grants(given) {
+		for _, grant := range grants(f, given) {
 			before := string(marshal(t, given))
 			first, second := marshal(t, f.Grant(given, grant)), marshal(t, f.Grant(given, grant))
 			if string(first) != string(second) {
@@ -310,8 +310,12 @@ func shared(devices []discovery.Device) []discovery.Device {
 	return out
 }
 
-// grants returns one grant of each kind for the devices.
-func grants(given []discovery.Device) []discovery.Grant {
+// grants returns one grant of each kind for devices of the family.
+func grants(f *discovery.Family, given []discovery.Device) []discovery.Grant {
+	asked := make(discovery.Parameters)
+	for _, name := range f.Parameters {
+		asked[name] = "50"
+	}
 	byNumber, byMemory := make(discovery.Consumed), make(discovery.Consumed)
 	for i := range given {
 		byNumber.Add(given[i].Name, map[resourceapi.QualifiedName]resource.Quantity{discovery.Shares: resource.MustParse("1")})
@@ -319,9 +323,7 @@ func grants(given []discovery.Device) []discovery.Grant {
 	}
 	return []discovery.Grant{
 		{API: discovery.ModeDRA, Claim: "claim", Request: "request"},
-		{API: discovery.ModeDRA, Claim: "claim", Request: "request", Consumed: byMemory, Parameters: discovery.Parameters{
-			discovery.InterfaceName: "net1", discovery.ComputePercentage: "50",
-		}},
+		{API: discovery.ModeDRA, Claim: "claim", Request: "request", Consumed: byMemory, Parameters: asked},
 		{API: discovery.ModeDevicePlugin, Resource: "example.com/device"},
 		{API: discovery.ModeDevicePlugin, Resource: "example.com/device", Consumed: byNumber},
 	}

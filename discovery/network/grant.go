@@ -12,6 +12,10 @@ import (
 	"chandler.dev/discovery"
 )
 
+// InterfaceName is what the network interface of a function is called in the
+// container.
+const InterfaceName discovery.Parameter = "interfaceName"
+
 // Grant names functions and says what they have, in the variables of the SR-IOV
 // network device plugin: PCIDEVICE_<PREFIX>_<NAME> and …_INFO for the resource
 // that they are offered as. In DRA it says so besides, or where there is no
@@ -29,7 +33,7 @@ func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 	for _, variable := range variables(grant) {
 		edits.Env = append(edits.Env, variable+"="+strings.Join(ids, ","), variable+"_INFO="+string(text))
 	}
-	if name := grant.Parameters[discovery.InterfaceName]; grant.API == discovery.ModeDRA && name != "" {
+	if name := grant.Parameters[InterfaceName]; grant.API == discovery.ModeDRA && name != "" {
 		for _, d := range given {
 			edits.NetDevices = append(edits.NetDevices, &specs.LinuxNetDevice{HostInterfaceName: d.Attributes.String("ifName"), Name: name})
 		}
@@ -92,16 +96,16 @@ func infoOf(d discovery.Device, id string) map[string]map[string]string {
 // Accept reports why the interface of a function cannot be moved into a
 // container under the name that is asked for.
 func Accept(given []discovery.Device, parameters discovery.Parameters) error {
-	if parameters[discovery.InterfaceName] == "" {
+	if parameters[InterfaceName] == "" {
 		return nil
 	}
 	if len(given) > 1 {
-		return fmt.Errorf("%s: %d interfaces cannot have one name; ask for each in a request of its own", discovery.InterfaceName, len(given))
+		return fmt.Errorf("%s: %d interfaces cannot have one name; ask for each in a request of its own", InterfaceName, len(given))
 	}
 	var errs []error
 	for _, d := range given {
 		if reason := whyImmovable(d); reason != "" {
-			errs = append(errs, fmt.Errorf("%s: device %s: %s", discovery.InterfaceName, d.Name, reason))
+			errs = append(errs, fmt.Errorf("%s: device %s: %s", InterfaceName, d.Name, reason))
 		}
 	}
 	return errors.Join(errs...)

@@ -56,7 +56,7 @@ func TestGrant(t *testing.T) {
 func TestGrantMovesTheInterface(t *testing.T) {
 	d := function("0000:16:01.2")
 	d.Attributes.SetString("ifName", "ens1f0v2")
-	parameters := discovery.Parameters{discovery.InterfaceName: "net1"}
+	parameters := discovery.Parameters{network.InterfaceName: "net1"}
 	got := network.Grant([]discovery.Device{d}, discovery.Grant{API: discovery.ModeDRA, Parameters: parameters}).NetDevices
 	if len(got) != 1 || *got[0] != (specs.LinuxNetDevice{HostInterfaceName: "ens1f0v2", Name: "net1"}) {
 		t.Errorf("got %v; want ens1f0v2 as net1", got)
@@ -86,7 +86,7 @@ func TestAccept(t *testing.T) {
 		"unknown":  {[]discovery.Device{with(func(d *discovery.Device) { delete(d.Attributes, "defaultRoute") })}, "not known whether"},
 		"shared":   {[]discovery.Device{with(func(d *discovery.Device) { d.Capacity = discovery.Capacity{}; d.Capacity.Set(discovery.Shares, 2) })}, "shared"},
 	} {
-		err := network.Accept(test.given, discovery.Parameters{discovery.InterfaceName: "net1"})
+		err := network.Accept(test.given, discovery.Parameters{network.InterfaceName: "net1"})
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v; want %q", name, err, test.want)
 		}

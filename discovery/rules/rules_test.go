@@ -39,7 +39,7 @@ func TestRules(t *testing.T) {
 		Mode:    discovery.ModeDRA,
 		Exclude: []Selector{selector(t, `device.attributes["chandler.dev"].vendor == "acme"`)},
 		Resources: []Resource{
-			{Selector: selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("80Gi")) >= 0`), Name: "example.com/gpu-large", Mode: &classic, Want: discovery.Parameters{discovery.AcceleratorFunction: "1"}},
+			{Selector: selector(t, `device.capacity["chandler.dev"].memory.compareTo(quantity("80Gi")) >= 0`), Name: "example.com/gpu-large", Mode: &classic, Want: discovery.Parameters{"acceleratorFunction": "1"}},
 			{Selector: selector(t, `device.attributes["chandler.dev"].kind == "gpu"`), Name: "example.com/gpu"},
 		},
 	}
@@ -59,7 +59,7 @@ func TestRules(t *testing.T) {
 		results = append(results, result{d.Name, d.Offers[0].Resource, d.Mode, d.Want})
 	}
 	want := []result{
-		{"b", "example.com/gpu-large", discovery.ModeDevicePlugin, discovery.Parameters{discovery.AcceleratorFunction: "1"}},
+		{"b", "example.com/gpu-large", discovery.ModeDevicePlugin, discovery.Parameters{"acceleratorFunction": "1"}},
 		{"c", "example.com/gpu", discovery.ModeDRA, nil},
 		{"d", "example.com/gpu", discovery.ModeDRA, nil},
 	}

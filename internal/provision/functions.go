@@ -19,7 +19,7 @@ import (
 type Rule struct {
 	Selects  func(discovery.Device) (bool, error)
 	Driver   string
-	Settings discovery.Settings
+	Settings any  // of a type that a family has, nil if there are none
 	VFs      *VFs // nil if they are not to be touched
 }
 

@@ -61,7 +61,7 @@ func nonempty(p part) []part {
 // settings returns the writes by which its family makes the function as it is
 // wanted.
 func (p *planner) settings(f function) ([]discovery.Write, error) {
-	if f.rule.Settings.Empty() {
+	if f.rule.Settings == nil {
 		return nil, nil
 	}
 	for _, family := range p.families {
@@ -73,7 +73,7 @@ func (p *planner) settings(f function) ([]discovery.Write, error) {
 			return writes, err
 		}
 	}
-	return nil, fmt.Errorf("bound to %s: has no such services or work queues to set", orNone(f.Driver()))
+	return nil, fmt.Errorf("bound to %s: has no such settings", orNone(f.Driver()))
 }
 
 func orNone(name string) string {

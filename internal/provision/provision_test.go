@@ -16,6 +16,8 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/families/idxd"
+	"chandler.dev/discovery/families/qat"
 	"chandler.dev/internal/provision"
 )
 
@@ -55,23 +57,23 @@ const qatID, nicID, dsaID = "8086:4940", "8086:1572", "8086:0b25"
 func qatRule(count int) provision.Rule {
 	return provision.Rule{
 		Selects:  id(qatID),
-		Settings: discovery.Settings{Services: []string{"dc", "sym"}},
+		Settings: qat.Services{"dc", "sym"},
 		VFs:      &provision.VFs{Count: count, Driver: "vfio-pci"},
 	}
 }
 
-// qat is a host with a QAT device as it is after a boot.
-func qat() (*kernel, string) {
+// qatHost is a host with a QAT device as it is after a boot.
+func qatHost() (*kernel, string) {
 	k := newKernel("4xxx", "vfdriver", "vfio-pci")
 	attributes := sriov(16)
 	attributes["qat/state"], attributes["qat/cfg_services"] = "up", "sym;asym"
 	return k, k.function("0000:6b:00.0", qatID, "0b4000", "4xxx", attributes)
 }
 
-var queues = provision.Rule{Selects: id(dsaID), Settings: discovery.Settings{Groups: []discovery.QueueGroup{
-	{Engines: 1, Queues: []discovery.WorkQueue{{Name: "one", Size: 16, Priority: 10}}},
-	{Engines: 2, Queues: []discovery.WorkQueue{{Name: "all", Shared: true, Size: 112, Priority: 5, Threshold: 100}}},
-}}}
+var queues = provision.Rule{Selects: id(dsaID), Settings: idxd.Groups{
+	{Engines: 1, Queues: []idxd.Queue{{Name: "one", Size: 16, Priority: 10}}},
+	{Engines: 2, Queues: []idxd.Queue{{Name: "all", Shared: true, Size: 112, Priority: 5, Threshold: 100}}},
+}}
 
 // Each case is a host and rules, and all that is to happen to it. A dry run
 // prints the same and writes nothing; a second run finds nothing to do.
@@ -84,7 +86,7 @@ func TestProvision(t *testing.T) {
 		want  string
 	}{
 		"services and virtual functions": {
-			func() *kernel { k, _ := qat(); return k },
+			func() *kernel { k, _ := qatHost(); return k },
 			[]provision.Rule{qatRule(2)}, `
 /sys/devices/pci0000:00/0000:6b:00.0/qat/state: up -> down
 /sys/devices/pci0000:00/0000:6b:00.0/qat/cfg_services: sym;asym -> sym;dc
@@ -99,7 +101,7 @@ func TestProvision(t *testing.T) {
 `},
 		"virtual functions that nobody uses, in another number": {
 			func() *kernel {
-				k, dir := qat()
+				k, dir := qatHost()
 				k.file(dir+"/qat/cfg_services", "dc;sym") // in another order
 				k.file(dir+"/sriov_drivers_autoprobe", "0")
 				k.setVFs(dir, "3")
@@ -113,7 +115,7 @@ func TestProvision(t *testing.T) {
 `},
 		"virtual functions that the kernel bound": {
 			func() *kernel {
-				k, dir := qat()
+				k, dir := qatHost()
 				k.file(dir+"/qat/cfg_services", "sym;dc")
 				k.setVFs(dir, "1")
 				return k
@@ -125,11 +127,11 @@ func TestProvision(t *testing.T) {
 `},
 		"a device that was left down": {
 			func() *kernel {
-				k, dir := qat()
+				k, dir := qatHost()
 				k.file(dir+"/qat/state", "down")
 				return k
 			},
-			[]provision.Rule{{Selects: id(qatID), Settings: discovery.Settings{Services: []string{"asym", "sym"}}}}, `
+			[]provision.Rule{{Selects: id(qatID), Settings: qat.Services{"asym", "sym"}}}, `
 /sys/devices/pci0000:00/0000:6b:00.0/qat/state: down -> up
 `},
 		"virtual functions with the kernel's drivers": {
@@ -390,11 +392,11 @@ func TestProvisionRefuses(t *testing.T) {
 		"none":                   {nic, func(k *kernel, dir string) { delete(k.MapFS, dir+"/sriov_numvfs") }, create, []string{"can have no virtual functions"}},
 		"not readable": {nic, func(k *kernel, dir string) { k.file(dir+"/sriov_numvfs", "many") }, create,
 			[]string{"0000:03:00.0", "sriov_numvfs", "many"}},
-		"services with bound virtual functions": {qat, func(k *kernel, dir string) { k.setVFs(dir, "2") }, qatRule(2), []string{"would be destroyed", "vfdriver"}},
-		"services that take virtual functions away": {qat, func(k *kernel, dir string) { k.setVFs(dir, "2") },
-			provision.Rule{Selects: id(qatID), Settings: discovery.Settings{Services: []string{"dc"}}}, []string{"has virtual functions"}},
+		"services with bound virtual functions": {qatHost, func(k *kernel, dir string) { k.setVFs(dir, "2") }, qatRule(2), []string{"would be destroyed", "vfdriver"}},
+		"services that take virtual functions away": {qatHost, func(k *kernel, dir string) { k.setVFs(dir, "2") },
+			provision.Rule{Selects: id(qatID), Settings: qat.Services{"dc"}}, []string{"has virtual functions"}},
 		"services of another device": {nic, func(*kernel, string) {},
-			provision.Rule{Selects: id(nicID), Settings: discovery.Settings{Services: []string{"dc"}}}, []string{"i40e", "no such services"}},
+			provision.Rule{Selects: id(nicID), Settings: qat.Services{"dc"}}, []string{"i40e", "no such settings"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, dir := test.host()
@@ -424,14 +426,14 @@ func TestProvisionRefusesWhatContainersHave(t *testing.T) {
 		"not told":     {nil, errors.New("a record is damaged"), "a record is damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k, _ := qat()
+			k, _ := qatHost()
 			_, err := k.runHeld(test.held, test.err, qatRule(2))
 			if err == nil || !strings.Contains(err.Error(), test.want) || len(k.writes) > 0 {
 				t.Errorf("error %v, wrote %q", err, k.writes)
 			}
 		})
 	}
-	k, _ := qat()
+	k, _ := qatHost()
 	if _, err := k.runHeld(map[string]string{"pci-0000-6b-00-1": "claim a/b"}, nil, qatRule(2)); err != nil {
 		t.Errorf("another function is held: %v", err)
 	}
@@ -441,7 +443,7 @@ func TestProvisionRefusesWhatContainersHave(t *testing.T) {
 // function none of the others.
 func TestProvisionFailures(t *testing.T) {
 	t.Run("a virtual function in use", func(t *testing.T) {
-		k, dir := qat()
+		k, dir := qatHost()
 		k.file(dir+"/qat/cfg_services", "sym;dc")
 		k.setVFs(dir, "2")
 		k.netdev(pciRoot+"0000:6b:01.0", "eth7", "0x1003")
@@ -454,7 +456,7 @@ func TestProvisionFailures(t *testing.T) {
 		}
 	})
 	t.Run("a driver that does not bind", func(t *testing.T) {
-		k, _ := qat()
+		k, _ := qatHost()
 		k.rejects["vfio-pci"] = true
 		_, err := k.run(qatRule(1))
 		if err == nil || !strings.Contains(err.Error(), "virtfn0: was written, and is not done: /sys/devices/pci0000:00/0000:6b:00.0/virtfn0/driver: none -> vfio-pci") {
@@ -462,7 +464,7 @@ func TestProvisionFailures(t *testing.T) {
 		}
 	})
 	t.Run("services that the kernel refuses", func(t *testing.T) {
-		k, dir := qat()
+		k, dir := qatHost()
 		k.refuses[dir+"/qat/cfg_services"] = syscall.EINVAL
 		k.function("0000:6c:00.0", "8086:4940", "0b4000", "4xxx", map[string]string{
 			"qat/state": "up", "qat/cfg_services": "sym;dc", "sriov_numvfs": "0", "sriov_totalvfs": "16", "sriov_drivers_autoprobe": "0"})
@@ -481,7 +483,7 @@ func TestProvisionFailures(t *testing.T) {
 		}
 	})
 	t.Run("virtual functions that cannot be created", func(t *testing.T) {
-		k, dir := qat()
+		k, dir := qatHost()
 		k.refuses[dir+"/sriov_numvfs"] = syscall.EBUSY
 		_, err := k.run(qatRule(1))
 		if err == nil || !errors.Is(err, syscall.EBUSY) {
@@ -492,7 +494,7 @@ func TestProvisionFailures(t *testing.T) {
 		}
 	})
 	t.Run("nothing that was begun to be ended", func(t *testing.T) {
-		k, dir := qat()
+		k, dir := qatHost()
 		k.refuses[dir+"/qat/state"] = syscall.EBUSY
 		if _, err := k.run(qatRule(1)); err == nil || len(k.writes) != 1 {
 			t.Errorf("error %v, wrote %q", err, k.writes)
@@ -503,7 +505,7 @@ func TestProvisionFailures(t *testing.T) {
 // Virtual functions belong to the rule of their physical one, before they are
 // there and after.
 func TestVirtualFunctionsAreOneRules(t *testing.T) {
-	k, _ := qat()
+	k, _ := qatHost()
 	rules := []provision.Rule{qatRule(1), {Selects: id("8086:4941"), Driver: "vfdriver"}}
 	for range 2 {
 		if out, err := k.run(rules...); err != nil || strings.Contains(out, "vfdriver") {
@@ -514,7 +516,7 @@ func TestVirtualFunctionsAreOneRules(t *testing.T) {
 
 // Work that was not done is named, and is a failure also if it was interrupted.
 func TestProvisionInterrupted(t *testing.T) {
-	k, _ := qat()
+	k, _ := qatHost()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	p := &provision.Provisioner{Host: &discovery.Host{FS: k.MapFS}, Rules: []provision.Rule{qatRule(1)}, Write: k.write, Out: &bytes.Buffer{}}

@@ -24,8 +24,11 @@ type card struct {
 
 func newCard() *card { return &card{has: map[string]string{}, readable: true} }
 
+// acceleratorFunction is a parameter for which there is work to be done.
+const acceleratorFunction discovery.Parameter = "acceleratorFunction"
+
 func (c *card) configure(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
-	function := want[discovery.AcceleratorFunction]
+	function := want[acceleratorFunction]
 	if !c.readable {
 		return d, nil, errors.New("busy")
 	}
@@ -69,7 +72,7 @@ func openLedger(t *testing.T, dir string) *ledger.Ledger {
 func port(name, function, unit string) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: name}, Offers: []discovery.Offer{{Resource: "example.com/fn", IDs: []string{name}, Unit: unit}}}
 	if function != "" {
-		d.Want = discovery.Parameters{discovery.AcceleratorFunction: function}
+		d.Want = discovery.Parameters{acceleratorFunction: function}
 	}
 	return d
 }

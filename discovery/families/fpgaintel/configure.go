@@ -13,6 +13,10 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
+// AcceleratorFunction is the function that an FPGA is to be programmed with:
+// lower-case hexadecimal digits without dashes.
+const AcceleratorFunction discovery.Parameter = "acceleratorFunction"
+
 // programmer programs a port of a card, which its management engine is asked to
 // do: [program.Port], but in tests.
 type programmer func(host fs.FS, engine sysfs.Device, port uint64, b *program.Bitstream) error
@@ -21,7 +25,7 @@ type programmer func(host fs.FS, engine sysfs.Device, port uint64, b *program.Bi
 // and returns how it gets it: from the administrator's directory of bitstreams,
 // <interface ID>/<function ID>.gbs, where Intel's own plugin has them.
 func (p programmer) configure(host *discovery.Host, d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
-	wanted := want[discovery.AcceleratorFunction]
+	wanted := want[AcceleratorFunction]
 	now, err := describeAgain(host, d)
 	if err != nil {
 		return d, nil, fmt.Errorf("describe anew: %w", err)

@@ -95,7 +95,7 @@ func (c *card) configure(ctx context.Context, name, want string) (d discovery.De
 	if !found {
 		c.t.Fatalf("there is no device %s", name)
 	}
-	parameters := discovery.Parameters{discovery.AcceleratorFunction: want}
+	parameters := discovery.Parameters{AcceleratorFunction: want}
 	configure := discovery.Configurers(c.Host, []*discovery.Family{&family})
 	d, work, err := configure(d, parameters)
 	if err != nil || work == nil {

@@ -35,7 +35,7 @@ var Family = &discovery.Family{
 	},
 	Describe:   describe,
 	Grant:      grant,
-	Parameters: []discovery.Parameter{discovery.AcceleratorFunction},
+	Parameters: []discovery.Parameter{AcceleratorFunction},
 	Configure:  programmer(program.Port).configure,
 	Variables:  variables,
 	Roots:      []string{name},

@@ -16,22 +16,41 @@ import (
 // unitName matches the kernel's names of a DSA and of an IAA.
 var unitName = regexp.MustCompile(`^(?:dsa|iax)([0-9]{1,9})$`)
 
+// Groups are the groups of a device's work queues, numbered from 0.
+type Groups []Group
+
+// Group is a group of work queues, and how many engines do their work.
+type Group struct {
+	Engines int
+	Queues  []Queue
+}
+
+// Queue is a work queue for programs in user space.
+type Queue struct {
+	Name      string
+	Shared    bool // by several processes; else one at a time has it
+	Size      int  // entries
+	Priority  int
+	Threshold int // entries that may be filled without privilege, of a shared queue
+}
+
 // provision lays out the work queues and engines of a device, and enables it
 // and them (Documentation/ABI/stable/sysfs-driver-dma-idxd). They can be laid out
 // only while the device is disabled, and when it is disabled the driver resets
 // all of them. So nothing is changed while one is used, or while one is enabled
 // that nobody wants here.
-func provision(host *discovery.Host, function sysfs.Device, want discovery.Settings) ([]discovery.Write, error) {
+func provision(host *discovery.Host, function sysfs.Device, want any) ([]discovery.Write, error) {
 	i := slices.IndexFunc(function.Children("."), func(d sysfs.Device) bool { return unitName.MatchString(d.Name()) })
-	if i < 0 || len(want.Services) > 0 {
+	groups, ours := want.(Groups)
+	if i < 0 || !ours {
 		return nil, errors.ErrUnsupported
 	}
 	device := function.Children(".")[i]
 	u := &unit{Device: device, attrs: device.Attrs(), number: unitName.FindStringSubmatch(device.Name())[1]}
 	u.enabled = u.text("state") == "enabled"
-	u.assign(want.Groups)
+	u.assign(groups)
 	u.readOthers()
-	writes, err := u.provision(host, len(want.Groups))
+	writes, err := u.provision(host, len(groups))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", u.Name(), err)
 	}
@@ -100,7 +119,7 @@ func (u *unit) text(name string) string {
 }
 
 // assign numbers the queues and engines that are wanted.
-func (u *unit) assign(groups []discovery.QueueGroup) {
+func (u *unit) assign(groups Groups) {
 	for i, group := range groups {
 		id := strconv.Itoa(i)
 		for range group.Engines {
@@ -128,7 +147,7 @@ func (u *unit) queue(i int) *queue {
 
 // attributes are what is wanted of a queue, but for its size. The name comes
 // after the type, since a change of the type clears it.
-func (q *queue) attributes(want discovery.WorkQueue, group string) [][2]string {
+func (q *queue) attributes(want Queue, group string) [][2]string {
 	mode := "dedicated"
 	if want.Shared {
 		mode = "shared"

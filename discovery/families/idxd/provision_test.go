@@ -35,13 +35,13 @@ func device(changes map[string]string) fstest.MapFS {
 	return host
 }
 
-func wanted(queues ...discovery.WorkQueue) discovery.Settings {
-	return discovery.Settings{Groups: []discovery.QueueGroup{{Engines: 1, Queues: queues}}}
+func wanted(queues ...Queue) any {
+	return Groups{{Engines: 1, Queues: queues}}
 }
 
 var (
-	one    = discovery.WorkQueue{Name: "one", Size: 16, Priority: 10}
-	shared = discovery.WorkQueue{Name: "all", Shared: true, Size: 48, Priority: 10, Threshold: 48}
+	one    = Queue{Name: "one", Size: 16, Priority: 10}
+	shared = Queue{Name: "all", Shared: true, Size: 48, Priority: 10, Threshold: 48}
 )
 
 // Laying out is shown with the whole of provisioning, in internal/provision.
@@ -50,7 +50,7 @@ func TestProvision(t *testing.T) {
 	two.Size = 8
 	for name, test := range map[string]struct {
 		changes map[string]string
-		want    discovery.Settings
+		want    any
 		writes  []string
 		err     string
 	}{
@@ -80,7 +80,7 @@ func TestProvision(t *testing.T) {
 		"in use by the kernel": {map[string]string{"wq3.0/type": "kernel"}, wanted(two), nil, "wq3.0 is in use by the kernel"},
 		"another is enabled":   {map[string]string{"wq3.1/state": "enabled"}, wanted(two), nil, "wq3.1 is enabled and not in the configuration"},
 		"fixed":                {map[string]string{"configurable": "0"}, wanted(two), nil, "fixed by its firmware"},
-		"too many engines":     {nil, discovery.Settings{Groups: []discovery.QueueGroup{{Engines: 3, Queues: []discovery.WorkQueue{one}}}}, nil, "3 engines are wanted, and it has 2"},
+		"too many engines":     {nil, Groups{{Engines: 3, Queues: []Queue{one}}}, nil, "3 engines are wanted, and it has 2"},
 		"too many groups":      {map[string]string{"max_groups": "0"}, wanted(one), nil, "1 groups are wanted"},
 		"too many queues":      {nil, wanted(one, one, one), nil, "3 work queues"},
 		"too many entries":     {map[string]string{"max_work_queues_size": "15"}, wanted(one), nil, "16 entries"},
@@ -89,7 +89,7 @@ func TestProvision(t *testing.T) {
 		"bounds missing":       {map[string]string{"max_engines": "missing"}, wanted(one), nil, "max_engines: missing"},
 		"bounds garbled":       {map[string]string{"max_engines": "many"}, wanted(one), nil, "max_engines"},
 		"clients garbled":      {map[string]string{"wq3.0/clients": "many"}, wanted(two), nil, "clients"},
-		"services":             {nil, discovery.Settings{Services: []string{"dc"}}, nil, errors.ErrUnsupported.Error()},
+		"services":             {nil, []string{"dc"}, nil, errors.ErrUnsupported.Error()},
 		"size larger than an int": {map[string]string{"wq3.0/size": "18446744073709551615"}, wanted(one), []string{
 			"wq3.0/state: enabled -> disabled", "state: enabled -> disabled", "engine3.0/group_id: none -> 0", "wq3.0/size: none -> 16",
 			"wq3.0/group_id: none -> 0", "wq3.0/mode: none -> dedicated", "wq3.0/priority: none -> 10", "wq3.0/type: none -> user", "wq3.0/name: none -> one",

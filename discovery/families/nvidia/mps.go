@@ -14,6 +14,10 @@ import (
 	"chandler.dev/discovery"
 )
 
+// ComputePercentage is how much of the computing of each device the containers
+// may use at most: a decimal number from 1 to 100.
+const ComputePercentage discovery.Parameter = "computePercentage"
+
 // With MPS, NVIDIA's Multi-Process Service, programs that have a GPU together
 // compute on it at the same time, and their CUDA keeps to limits. A daemon that
 // the administrator starts controls it. Programs find it by the directory of its
@@ -94,7 +98,7 @@ func limits(given []discovery.Device, grant discovery.Grant) []string {
 		return nil
 	}
 	var env, memory []string
-	percentage, _ := strconv.ParseInt(grant.Parameters[discovery.ComputePercentage], 10, 64) // which is checked, or not there
+	percentage, _ := strconv.ParseInt(grant.Parameters[ComputePercentage], 10, 64) // which is checked, or not there
 	for i, d := range gpus {
 		share := shareOf(d, grant.Consumed)
 		if share.memory > 0 {
@@ -134,14 +138,14 @@ func shareOf(d discovery.Device, consumed discovery.Consumed) share {
 // accept refuses a part of the computing of GPUs that nothing would keep a
 // container to.
 func accept(given []discovery.Device, parameters discovery.Parameters) error {
-	if parameters[discovery.ComputePercentage] == "" {
+	if parameters[ComputePercentage] == "" {
 		return nil
 	}
 	var errs []error
 	for _, d := range given {
 		if !usesMPS(d) {
 			errs = append(errs, fmt.Errorf("%s: device %s: only MPS keeps to it, which is for GPUs that the administrator has shared, and found by roots[%s]",
-				discovery.ComputePercentage, d.Name, mpsRoot))
+				ComputePercentage, d.Name, mpsRoot))
 		}
 	}
 	return errors.Join(errs...)

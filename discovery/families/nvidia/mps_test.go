@@ -50,7 +50,7 @@ func consumed(capacity resourceapi.QualifiedName, amounts map[string]string) dis
 var (
 	byMemory = rules.Share{Capacity: "memory", Unit: resource.MustParse("1Gi"), Resource: "example.com/gpu-mem"}
 	byFour   = rules.Share{Replicas: 4}
-	half     = discovery.Parameters{discovery.ComputePercentage: "50"}
+	half     = discovery.Parameters{ComputePercentage: "50"}
 )
 
 // Who has a GPU together with others finds MPS, and who has it alone does not.

@@ -36,7 +36,7 @@ var Family = &discovery.Family{
 	CommonNodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"},
 	Grant:       grant,
 	Variables:   variables,
-	Parameters:  []discovery.Parameter{discovery.ComputePercentage},
+	Parameters:  []discovery.Parameter{ComputePercentage},
 	Accept:      accept,
 	Roots:       []string{"nvidia", mpsRoot},
 	Program: &discovery.Program{

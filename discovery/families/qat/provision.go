@@ -14,13 +14,17 @@ import (
 // other order of two.
 var order = []string{"sym", "asym", "dc", "decomp", "dcc"}
 
+// Services are what a function is to do: "sym", "asym". Their order says nothing.
+type Services []string
+
 // provision chooses the services of a physical function, which is down while
 // they are changed (Documentation/ABI/testing/sysfs-driver-qat). Which of them
 // go together is for the kernel to say.
-func provision(_ *discovery.Host, function sysfs.Device, want discovery.Settings) ([]discovery.Write, error) {
+func provision(_ *discovery.Host, function sysfs.Device, want any) ([]discovery.Write, error) {
 	attrs := function.Attrs()
 	vendor, _ := attrs.Hex("vendor", 4)
-	if vendor != "8086" || !function.Exists("qat/cfg_services") || len(want.Groups) > 0 {
+	wanted, ours := want.(Services)
+	if vendor != "8086" || !function.Exists("qat/cfg_services") || !ours {
 		return nil, errors.ErrUnsupported
 	}
 	state, _ := attrs.Text("qat/state")
@@ -34,7 +38,7 @@ func provision(_ *discovery.Host, function sysfs.Device, want discovery.Settings
 	file := func(name string) string { return function.Child("qat/" + name).Path }
 	up := discovery.Set(file("state"), "down", "up")
 	up.Always = true
-	services := inOrder(want.Services)
+	services := inOrder(wanted)
 	switch same := slices.Equal(inOrder(strings.Split(now, ";")), services); {
 	case same && state == "up":
 		return nil, nil

@@ -18,7 +18,7 @@ func TestProvision(t *testing.T) {
 	for name, test := range map[string]struct {
 		state, services string
 		vendor          string
-		want            discovery.Settings
+		want            any
 		writes          []string
 		err             string
 	}{
@@ -29,7 +29,7 @@ func TestProvision(t *testing.T) {
 		"state not readable": {"", "dc", "0x8086", services("dc"), nil, "qat/state"},
 		"state unknown":      {"resetting", "dc", "0x8086", services("dc"), nil, "resetting"},
 		"of another vendor":  {"up", "dc", "0x1002", services("dc"), nil, errors.ErrUnsupported.Error()},
-		"queues":             {"up", "dc", "0x8086", discovery.Settings{Groups: []discovery.QueueGroup{{}}}, nil, errors.ErrUnsupported.Error()},
+		"queues":             {"up", "dc", "0x8086", "queues", nil, errors.ErrUnsupported.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			host := fstest.MapFS{
@@ -62,4 +62,4 @@ func TestProvision(t *testing.T) {
 	}
 }
 
-func services(names ...string) discovery.Settings { return discovery.Settings{Services: names} }
+func services(names ...string) any { return Services(names) }

@@ -29,7 +29,7 @@ var Family = &discovery.Family{
 	Describe:    describe,
 	CommonNodes: []string{"/dev/infiniband/rdma_cm"},
 	Grant:       network.Grant,
-	Parameters:  []discovery.Parameter{discovery.InterfaceName},
+	Parameters:  []discovery.Parameter{network.InterfaceName},
 	Accept:      network.Accept,
 	FileDirs:    []string{network.InfoDir},
 	Variables:   variables,

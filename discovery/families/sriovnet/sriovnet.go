@@ -30,7 +30,7 @@ var Family = &discovery.Family{
 	Describe:    describe,
 	CommonNodes: discovery.VFIOControl(),
 	Grant:       network.Grant,
-	Parameters:  []discovery.Parameter{discovery.InterfaceName},
+	Parameters:  []discovery.Parameter{network.InterfaceName},
 	Accept:      network.Accept,
 	FileDirs:    []string{network.InfoDir},
 }
