@@ -64,6 +64,7 @@ var sections = []section{
 	{"memory", (*bench).measureMemory},
 	{"calls", (*bench).measureCalls},
 	{"held", (*bench).measureHeld},
+	{"earlier", (*bench).measureEarlier},
 	{"slices", (*bench).measureSlices},
 	{"pods", (*bench).measurePods},
 }
