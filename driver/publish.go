@@ -190,6 +190,7 @@ func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool
 	in = pool.Input{
 		Snapshot: v.snapshot,
 		Withheld: v.withheld,
+		Claims:   d.ledger.Claims(),
 		Last:     last,
 		Features: d.kept(),
 		Excused:  make(map[string]bool),
@@ -202,14 +203,6 @@ func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool
 		if left := d.jobs.excuse(device.Name, now); left > 0 {
 			in.Excused[device.Name] = true
 			changes = earlier(changes, now.Add(left))
-		}
-	}
-	for _, c := range d.ledger.Claims() {
-		for _, r := range c.Results {
-			in.Holds = append(in.Holds, pool.Hold{
-				Name: r.Device, Device: r.Source, Silicon: r.Silicon, Whole: r.Whole, Takes: r.Takes,
-				Shared: r.Admin || r.Shared || r.Consumes != nil,
-			})
 		}
 	}
 	return in, changes

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
 )
 
 func TestCombined(t *testing.T) {
@@ -32,7 +33,7 @@ func TestCombined(t *testing.T) {
 	}
 	tests := map[string]struct {
 		devices []rules.Offered
-		holds   []Hold
+		holds   []*ledger.Claim
 		want    []string
 		left    int
 	}{
@@ -60,14 +61,14 @@ func TestCombined(t *testing.T) {
 		},
 		"but not what is held": {
 			devices: crowd,
-			holds:   []Hold{some("g0-129", "g0-129")},
+			holds:   []*ledger.Claim{some("g0-129", "g0-129")},
 			want:    []string{"set:g0 " + names(append(crowd[:127:127], crowd[129]), "<g0")},
 			left:    2,
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			resources, problems := Of(Input{Snapshot: &rules.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Holds: test.holds})
+			resources, problems := Of(Input{Snapshot: &rules.Snapshot{Devices: test.devices}, Features: without("SeparateCounters"), Claims: test.holds})
 			if diff := cmp.Diff(test.want, pooltest.Sketch(resources)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

@@ -30,8 +30,8 @@ func TestNothingDroppedIsPublished(t *testing.T) {
 					continue
 				}
 				h := hold(name, d.Silicon(), d.PartOf == nil, d.Takes)
-				h.Device, h.Shared = d.Name, d.Open || d.Sharing != nil
-				in.Holds = append(in.Holds, h)
+				h.Results[0].Source, h.Results[0].Shared = d.Name, d.Open || d.Sharing != nil
+				in.Claims = append(in.Claims, h)
 			}
 			published, _ := Of(in)
 			out := remember(published)

@@ -8,10 +8,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 )
 
-// of returns what is held of counters, and whether it is of these.
-func (h Hold) of(all map[string]resource.Quantity) (map[string]resource.Quantity, bool) {
+// takenOf returns what is held of counters, and whether it is of these.
+func takenOf(h ledger.Hold, all map[string]resource.Quantity) (map[string]resource.Quantity, bool) {
 	if h.Whole {
 		return all, len(all) > 0
 	}
@@ -24,12 +25,12 @@ func (h Hold) of(all map[string]resource.Quantity) (map[string]resource.Quantity
 }
 
 // consumption returns what is taken of a counter set, nil if it is of another.
-func (h Hold) consumption(set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
+func consumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
 	all := make(map[string]resource.Quantity, len(set.Counters))
 	for name, counter := range set.Counters {
 		all[name] = counter.Value
 	}
-	taken, counted := h.of(all)
+	taken, counted := takenOf(h, all)
 	if !counted {
 		return nil
 	}
@@ -37,8 +38,8 @@ func (h Hold) consumption(set resourceapi.CounterSet) []resourceapi.DeviceCounte
 }
 
 // takenByGone returns what claims have that is not in the snapshot, by silicon.
-func (in *input) takenByGone() map[string][]Hold {
-	gone := make(map[string][]Hold)
+func (in *input) takenByGone() map[string][]ledger.Hold {
+	gone := make(map[string][]ledger.Hold)
 	for name, h := range in.alone {
 		if _, present := in.Snapshot.Lookup(in.held[name]); !present {
 			gone[h.Silicon] = append(gone[h.Silicon], h)
@@ -49,8 +50,8 @@ func (in *input) takenByGone() map[string][]Hold {
 
 // uncounted reports whether the scheduler cannot see that the device competes
 // with others that are gone.
-func (in *input) uncounted(d *rules.Offered, gone []Hold) bool {
-	return slices.ContainsFunc(gone, func(h Hold) bool {
+func (in *input) uncounted(d *rules.Offered, gone []ledger.Hold) bool {
+	return slices.ContainsFunc(gone, func(h ledger.Hold) bool {
 		switch {
 		case d.PartOf == nil:
 			return true
@@ -59,7 +60,7 @@ func (in *input) uncounted(d *rules.Offered, gone []Hold) bool {
 		case !in.Features.Counters:
 			return true
 		}
-		_, counted := h.of(d.PartOf.Counters)
+		_, counted := takenOf(h, d.PartOf.Counters)
 		return !counted
 	})
 }
@@ -90,7 +91,7 @@ func (in *input) addGone(out *content) {
 		}
 		h, taken := in.alone[name]
 		if set, found := out.counters[h.Silicon]; taken && found {
-			device.ConsumesCounters = h.consumption(set)
+			device.ConsumesCounters = consumption(h, set)
 		}
 		if !in.Features.Taints && (!consumes(device) || !taken) {
 			continue

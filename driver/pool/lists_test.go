@@ -11,6 +11,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
 )
 
 const numaNode resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
@@ -112,7 +113,7 @@ func TestListsLeaveRoomForThePartitionType(t *testing.T) {
 }
 
 func TestListsOfTheGone(t *testing.T) {
-	in := Input{Snapshot: &rules.Snapshot{}, Holds: []Hold{some("a", "a")}, Features: without("DRAListTypeAttributes")}
+	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("a", "a")}, Features: without("DRAListTypeAttributes")}
 	in.Last = published([]resourceapi.Device{{Name: "a", Attributes: discovery.Attributes{
 		numaNode: {IntValues: []int64{1, 0}}, "kind": {StringValue: new("gpu")},
 	}}})

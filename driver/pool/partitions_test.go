@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
 )
 
 // profiled is a part with a profile.
@@ -183,7 +184,7 @@ func TestCompatibilityGroups(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// What is gone and held has the groups that its silicon has now.
-	in.Holds = []Hold{some("g0-a", "g0-a")}
+	in.Claims = []*ledger.Claim{some("g0-a", "g0-a")}
 	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}}
 	for _, in.Features = range []features.Set{features.All(), without("DRADeviceCompatibilityGroups"), without("DRAPartitionableDevicesType")} {
 		in.Last, _ = Of(in)

@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
+	"chandler.dev/internal/ledger"
 )
 
 // devicesPerSlice is the limit where any device has a taint or takes of counters.
@@ -29,21 +30,11 @@ const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 type Input struct {
 	Snapshot *rules.Snapshot
 	Withheld map[string]string             // by silicon: why nobody new may have it
-	Holds    []Hold                        // of all claims
+	Claims   []*ledger.Claim               // of this boot
 	Last     resourceslice.Pool            // as it was last published
 	Features features.Set                  // of the API server
 	Excused  map[string]bool               // devices of which it is not said that they are Unknown
 	Gone     resourceapi.DeviceTaintEffect // of devices that claims have and the snapshot has not
-}
-
-// Hold is a device that a claim has, and how much of it.
-type Hold struct {
-	Name    string                       // as it was allocated, such as "kvm-share-07"
-	Device  string                       // its name in snapshots, such as "kvm"
-	Silicon string                       // of which the device is all or a part
-	Whole   bool                         // it is all of the silicon
-	Takes   map[string]resource.Quantity // else, of the silicon's counters; a part that takes nothing competes with the whole alone
-	Shared  bool                         // others may have the device besides
 }
 
 // Of returns the pool, and why devices are left out of it: those that could not be
@@ -51,11 +42,14 @@ type Hold struct {
 // their names and counters by those of their silicon, so that the same input always
 // makes the same slices.
 func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
-	in := &input{Input: given, last: remember(given.Last), held: make(map[string]string), alone: make(map[string]Hold)}
-	for _, h := range given.Holds {
-		in.held[h.Name] = h.Device
-		if !h.Shared {
-			in.alone[h.Name] = h
+	in := &input{Input: given, last: remember(given.Last), held: make(map[string]string), alone: make(map[string]ledger.Hold)}
+	for _, c := range given.Claims {
+		for i := range c.Results {
+			r := &c.Results[i]
+			in.held[r.Device] = r.Source
+			if h := r.Hold(); !h.Open && h.Amount == nil {
+				in.alone[r.Device] = h
+			}
 		}
 	}
 	return in.pool()
@@ -64,8 +58,8 @@ func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
 // input is an Input with what is looked up in it.
 type input struct {
 	Input
-	held  map[string]string // names of allocated devices to those in the snapshot
-	alone map[string]Hold   // what a claim has for itself, by the names of allocated devices
+	held  map[string]string      // names of allocated devices to those in the snapshot
+	alone map[string]ledger.Hold // what a claim has for itself, by the names of allocated devices
 	last  content
 }
 

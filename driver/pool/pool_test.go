@@ -17,18 +17,21 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
 )
 
 // without returns the set of a server that keeps all but some features.
 func without(names ...string) features.Set { return features.All().Without(names...) }
 
 // hold is what a claim has for itself.
-func hold(name, silicon string, whole bool, takes map[string]resource.Quantity) Hold {
-	return Hold{Name: name, Device: name, Silicon: silicon, Whole: whole, Takes: takes}
+func hold(name, silicon string, whole bool, takes map[string]resource.Quantity) *ledger.Claim {
+	return &ledger.Claim{Results: []ledger.Result{{Device: name, Source: name, Silicon: silicon, Whole: whole, Takes: takes}}}
 }
 
 // some is of a device that others may have besides.
-func some(name, device string) Hold { return Hold{Name: name, Device: device, Shared: true} }
+func some(name, device string) *ledger.Claim {
+	return &ledger.Claim{Results: []ledger.Result{{Device: name, Source: device, Shared: true}}}
+}
 
 // published is a pool of one slice.
 func published(devices []resourceapi.Device, sets ...resourceapi.CounterSet) resourceslice.Pool {
@@ -51,7 +54,7 @@ func TestDriverResources(t *testing.T) {
 	tests := map[string]struct {
 		devices  []rules.Offered
 		withheld map[string]string
-		holds    []Hold
+		holds    []*ledger.Claim
 		last     resourceslice.Pool
 		excused  map[string]bool
 		dropped  []string // by the server
@@ -86,7 +89,7 @@ func TestDriverResources(t *testing.T) {
 				{Device: discovery.Device{Name: "a", Health: unhealthy}}, {Device: discovery.Device{Name: "kvm", Open: true, Health: unhealthy}},
 				pooltest.Part("g0", "g0", 7), sick(pooltest.Part("g0", "g0-a", 3)),
 			},
-			holds:   []Hold{hold("a", "a", true, nil), hold("g0-a", "g0", true, nil), some("kvm", "kvm")},
+			holds:   []*ledger.Claim{hold("a", "a", true, nil), hold("g0-a", "g0", true, nil), some("kvm", "kvm")},
 			dropped: []string{"DRADeviceTaints"},
 			want:    []string{"set:g0", "a g0<g0 g0-a<g0"},
 		},
@@ -111,7 +114,7 @@ func TestDriverResources(t *testing.T) {
 		},
 		"without counters what is held stays": {
 			devices: []rules.Offered{pooltest.Part("g0", "g0-a", 7), pooltest.Part("g0", "g0-b", 3), pooltest.Part("g0", "g0-c", 3)},
-			holds:   []Hold{some("g0-c", "g0-c")}, dropped: []string{"DRAPartitionableDevices"},
+			holds:   []*ledger.Claim{some("g0-c", "g0-c")}, dropped: []string{"DRAPartitionableDevices"},
 			want: []string{"g0-b g0-c"},
 		},
 		"without counters what can be used comes before what cannot": {
@@ -126,30 +129,30 @@ func TestDriverResources(t *testing.T) {
 		},
 		"gone but held, of silicon that is another now": {
 			devices: []rules.Offered{pooltest.Part("g0", "g0-b", 1)},
-			holds:   []Hold{some("g0-a", "g0-a")},
+			holds:   []*ledger.Claim{some("g0-a", "g0-a")},
 			last: published([]resourceapi.Device{{Name: "g0-a", ConsumesCounters: []resourceapi.DeviceCounterConsumption{
 				{CounterSet: "g0", Counters: counters(pooltest.Quantities("engines", 1))}}}}),
 			want: []string{"set:g0", "g0-a!gone:NoSchedule g0-b<g0"},
 		},
 		"a part is gone but held, and the whole is one device now": {
 			devices: []rules.Offered{{Device: discovery.Device{Name: "g0"}}, {Device: discovery.Device{Name: "g1"}}},
-			holds:   []Hold{hold("g0-a", "g0", true, nil), some("g1-a", "g1-a")},
+			holds:   []*ledger.Claim{hold("g0-a", "g0", true, nil), some("g1-a", "g1-a")},
 			want:    []string{"g0-a!gone:NoSchedule g1 g1-a!gone:NoSchedule"},
 		},
 		"a part that takes of nothing is gone but held": {
 			devices: []rules.Offered{{Device: discovery.Device{Name: "pf-vf-1", PartOf: &discovery.Silicon{Name: "pf"}}}, {Device: discovery.Device{Name: "pf2"}}},
-			holds:   []Hold{hold("pf-vf-0", "pf", false, nil), hold("pf2-vf-0", "pf2", false, nil)},
+			holds:   []*ledger.Claim{hold("pf-vf-0", "pf", false, nil), hold("pf2-vf-0", "pf2", false, nil)},
 			want:    []string{"pf-vf-0!gone:NoSchedule pf-vf-1 pf2-vf-0!gone:NoSchedule"},
 		},
 		"a part is gone but held, without counters": {
 			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g0", "g0-b", 1), pooltest.Part("g0", "g0-c", 1)},
-			holds:   []Hold{hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g0-c", "g0", false, pooltest.Quantities("slices", 1))},
+			holds:   []*ledger.Claim{hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g0-c", "g0", false, pooltest.Quantities("slices", 1))},
 			dropped: []string{"DRAPartitionableDevices"},
 			want:    []string{"g0-a!gone:NoSchedule g0-c"},
 		},
 		"a part is gone but held, after a restart": {
 			devices: []rules.Offered{pooltest.Part("g0", "g0", 7), pooltest.Part("g1", "g1", 7), pooltest.Part("g2", "g2", 7)},
-			holds: []Hold{
+			holds: []*ledger.Claim{
 				hold("g0-a", "g0", false, pooltest.Quantities("slices", 1)), hold("g1-a", "g1", true, nil),
 				hold("g2-a", "g2", false, pooltest.Quantities("engines", 1)), // which g2 is not counted in any more
 			},
@@ -157,14 +160,14 @@ func TestDriverResources(t *testing.T) {
 		},
 		"gone but held, without taints": {
 			devices: []rules.Offered{pooltest.Part("g0", "g0", 7)},
-			holds:   []Hold{hold("a", "a", true, nil), hold("g0-a", "g0", false, pooltest.Quantities("slices", 3)), some("g0-b", "g0-b")},
+			holds:   []*ledger.Claim{hold("a", "a", true, nil), hold("g0-a", "g0", false, pooltest.Quantities("slices", 3)), some("g0-b", "g0-b")},
 			last:    published([]resourceapi.Device{{Name: "a"}, {Name: "g0-a", ConsumesCounters: taking3}, {Name: "g0-b", ConsumesCounters: taking3}}),
 			dropped: []string{"DRADeviceTaints"},
 			want:    []string{"set:g0", "g0<g0 g0-a<g0"},
 		},
 		"gone but held": {
 			devices: []rules.Offered{{Device: discovery.Device{Name: "b"}}},
-			holds:   []Hold{some("a", "a"), some("g0-a", "g0-a"), some("z", "z")},
+			holds:   []*ledger.Claim{some("a", "a"), some("g0-a", "g0-a"), some("z", "z")},
 			last: published([]resourceapi.Device{
 				{Name: "a", Taints: []resourceapi.DeviceTaint{{Key: "chandler.dev/unhealthy", Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
 				{Name: "c"},
@@ -176,7 +179,7 @@ func TestDriverResources(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, problems := Of(Input{
-				Snapshot: &rules.Snapshot{Devices: test.devices}, Withheld: test.withheld, Holds: test.holds, Last: test.last, Excused: test.excused,
+				Snapshot: &rules.Snapshot{Devices: test.devices}, Withheld: test.withheld, Claims: test.holds, Last: test.last, Excused: test.excused,
 				Features: without(test.dropped...), Gone: resourceapi.DeviceTaintEffectNoSchedule,
 			})
 			if diff := cmp.Diff(test.want, pooltest.Sketch(got)); diff != "" {
@@ -199,7 +202,7 @@ func TestGoneSince(t *testing.T) {
 	gone.Since = metav1.Unix(7, 0)
 	got, _ := Of(Input{
 		Snapshot: &rules.Snapshot{Gone: map[string]discovery.Health{"a": gone, "nobody-has": gone}}, Features: features.All(),
-		Holds: []Hold{some("a-share-0", "a"), some("b", "b")}, Gone: resourceapi.DeviceTaintEffectNoSchedule,
+		Claims: []*ledger.Claim{some("a-share-0", "a"), some("b", "b")}, Gone: resourceapi.DeviceTaintEffectNoSchedule,
 	})
 	if diff := cmp.Diff([]string{"a-share-0!gone@7:NoExecute b!gone:NoSchedule"}, pooltest.Sketch(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -307,7 +310,7 @@ func TestOverhead(t *testing.T) {
 		})
 	}
 	// One that is gone goes on to be charged for, unless the server has forgotten how.
-	in := Input{Snapshot: &rules.Snapshot{}, Holds: []Hold{some("alone", "alone")}}
+	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("alone", "alone")}}
 	in.Last = published([]resourceapi.Device{{Name: "alone", NodeAllocatableResources: want}})
 	for _, in.Features = range []features.Set{features.All(), without("DRANodeAllocatableResources")} {
 		resources, _ := Of(in)

@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
 )
 
 // sliceServer keeps ResourceSlices, and lets them be looked at after each write.
@@ -111,8 +112,8 @@ func changeInTurn(t *testing.T, random *rand.Rand) {
 		without("DRAPartitionableDevices", "DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType"),
 	}
 	in := Input{
-		Holds: []Hold{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // there or gone
-		Gone:  resourceapi.DeviceTaintEffectNoSchedule,
+		Claims: []*ledger.Claim{hold(heldPart, "gpu-0", false, pooltest.Quantities("slices", 1))}, // there or gone
+		Gone:   resourceapi.DeviceTaintEffectNoSchedule,
 	}
 	for range 12 {
 		in.Snapshot, in.Features = gpusInParts(random), servers[random.IntN(len(servers))]
