@@ -32,12 +32,13 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// Config says where and for whom a driver works.
+// Config says where and for whom a driver works. All of it must be set but what is
+// said to be optional.
 type Config struct {
 	NodeName string // also the name of the pool
 
 	// PodUID is that of the agent's pod. If it is set, two agents may run at
-	// once while one takes over from the other.
+	// once while one takes over from the other. Optional.
 	PodUID types.UID
 
 	// KubeClient should allow for bursts: the kubelet's calls wait while each
@@ -46,13 +47,13 @@ type Config struct {
 
 	// StatusClient writes what becomes of the devices of claims into the status
 	// of these. It should have a limit of its own, so that nothing else waits
-	// for it. If it is nil, the status is left alone.
+	// for it. Optional: without it the status is left alone.
 	StatusClient kubernetes.Interface
 
-	// Start registers the driver with the kubelet. Nil means [StartHelper].
+	// Start registers the driver with the kubelet, as [StartHelper] does.
 	Start Starter
 
-	KubeletRoot string  // the kubelet's data directory; "/var/lib/kubelet" if empty
+	KubeletRoot string  // the kubelet's data directory
 	CDI         cdi.Dir // where the specs of claims go
 
 	// Disk is what metadata of devices and CDI specs are written to and read
@@ -68,7 +69,7 @@ type Config struct {
 	// Until then calls wait.
 	Ledger *ledger.Ledger
 
-	// Granter adds what depends on the set of devices of a request. Optional.
+	// Granter adds what depends on the set of devices of a request.
 	Granter discovery.Granter
 
 	// NoMetadata leaves out the files in which containers read the attributes
@@ -77,31 +78,28 @@ type Config struct {
 
 	// ReadParameters strictly decodes the opaque parameters that a claim or a
 	// device class has for this driver, and returns why they are not
-	// understood. If it is nil, none are.
+	// understood.
 	ReadParameters func(raw []byte) (discovery.Parameters, error)
 
 	// Accept reports why the devices of a request cannot be given with
-	// parameters that were understood. If it is nil, all can.
+	// parameters that were understood.
 	Accept discovery.Acceptor
 
-	// Configure makes devices what claims want of them. If it is nil, they are
-	// taken to be so.
+	// Configure makes devices what claims want of them.
 	Configure discovery.Configurer
 
 	// Rescan is called when devices were configured, or when that failed: they
-	// may be other than the last snapshot has them. It must not block. Optional.
+	// may be other than the last snapshot has them. It must not block.
 	Rescan func()
 
-	// Abandoned is asked at about SweepInterval, 10 minutes if zero, which
-	// claims nobody has any more. If it is nil, a record goes only by Unprepare.
-	Abandoned     Abandoned
-	SweepInterval time.Duration
+	// Abandoned is asked about every ten minutes which claims nobody has any more.
+	Abandoned Abandoned
 
 	// Gone returns what it means at present that a device is gone which a claim
-	// holds. If it is nil, that is NoSchedule.
+	// holds.
 	Gone func() resourceapi.DeviceTaintEffect
 
-	// Observe is told how long the kubelet's calls take. Optional.
+	// Observe is told how long the kubelet's calls take.
 	Observe Observer
 }
 
@@ -135,7 +133,6 @@ type Helper interface {
 // [Driver.Run] does.
 type Driver struct {
 	config Config
-	start  Starter
 
 	// Replaced in tests.
 	files          disk.Files
@@ -161,68 +158,24 @@ type Driver struct {
 var _ kubeletplugin.DRAPlugin = &Driver{}
 
 // New returns a driver. It touches nothing yet.
-func New(config Config) (*Driver, error) {
-	required := map[string]bool{
-		"NodeName":   config.NodeName != "",
-		"KubeClient": config.KubeClient != nil,
-		"CDI.Path":   config.CDI.Path != "",
-		"Ledger":     config.Ledger != nil,
-		"HostFS":     config.HostFS != nil,
-	}
-	for field, set := range required {
-		if !set {
-			return nil, fmt.Errorf("new driver: config: %s is not set", field)
-		}
-	}
-	if config.Disk != nil {
-		config.CDI.Files.FS = config.Disk
-	}
-	if config.KubeletRoot == "" {
-		config.KubeletRoot = "/var/lib/kubelet"
-	}
-	if config.SweepInterval == 0 {
-		config.SweepInterval = 10 * time.Minute
-	}
-	if config.Gone == nil {
-		config.Gone = func() resourceapi.DeviceTaintEffect { return resourceapi.DeviceTaintEffectNoSchedule }
-	}
-	if config.Observe == nil {
-		config.Observe = func(string, string, time.Duration, error) {}
-	}
-	if config.Accept == nil {
-		config.Accept = func([]discovery.Device, discovery.Parameters) error { return nil }
-	}
-	if config.Start == nil {
-		config.Start = StartHelper
-	}
-	if config.Configure == nil {
-		config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
-			return d, nil, nil
-		}
-	}
-	if config.Rescan == nil {
-		config.Rescan = func() {}
-	}
-	if config.ReadParameters == nil {
-		config.ReadParameters = func([]byte) (discovery.Parameters, error) {
-			return nil, errors.New("this driver takes no parameters")
-		}
-	}
+func New(config Config) *Driver {
+	config.CDI.Files.FS = config.Disk
 	config.CDI.Files.Unsynced = true // a reboot voids specs, and /var/run is in memory
-	d := &Driver{config: config, start: config.Start, healthInterval: healthInterval, askInterval: askInterval, wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1)}
+	d := &Driver{
+		config: config, ledger: config.Ledger, files: disk.Files{FS: config.Disk},
+		healthInterval: healthInterval, askInterval: askInterval,
+		wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1),
+		calls: calls{ready: make(chan struct{}), stopping: make(chan struct{})},
+		jobs:  jobs{rescan: config.Rescan},
+	}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.copies = filepath.Join(d.dataDir(), metadataCopies)
-	d.files.FS, d.metadata.files.FS = config.Disk, config.Disk
-	d.metadata.files.Unsynced = true // after a loss of power the kubelet has all claims prepared again
-	d.ledger = config.Ledger
+	d.metadata.files = disk.Files{FS: config.Disk, Unsynced: true} // after a loss of power the kubelet has all claims prepared again
 	d.ledger.AddOutput(&d.metadata)
 	d.ledger.AddOutput(cdiSpecs{config.CDI})
-	d.jobs.rescan = config.Rescan
-	d.calls.ready = make(chan struct{})
-	d.calls.stopping = make(chan struct{})
 	d.registration.Store(&registered{})
 	d.view.Store(&view{next: make(chan struct{})})
-	return d, nil
+	return d
 }
 
 // StartHelper starts the library's helper, which the kubelet calls at sockets.
@@ -244,7 +197,7 @@ func (d *Driver) Run(parent context.Context) error {
 	}
 	// The helper drops calls in progress when its context ends, so it is
 	// stopped below, after them.
-	helper, err := d.start(context.WithoutCancel(ctx), d, options...)
+	helper, err := d.config.Start(context.WithoutCancel(ctx), d, options...)
 	if err != nil {
 		return fmt.Errorf("run driver: %w", err)
 	}

@@ -52,12 +52,9 @@ func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, para
 	}
 	granted := make(map[string]specs.ContainerEdits)
 	for request := range maps.Keys(given) {
-		var edits specs.ContainerEdits
-		if d.config.Granter != nil {
-			edits = d.config.Granter(rules.Devices(given[request]), discovery.Grant{
-				API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claim, Request: request, Parameters: parameters[request], Consumed: consumed[request],
-			})
-		}
+		edits := d.config.Granter(rules.Devices(given[request]), discovery.Grant{
+			API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claim, Request: request, Parameters: parameters[request], Consumed: consumed[request],
+		})
 		edits.Env = slices.Concat(edits.Env, parameters[request].Environment(), told(parts[request]))
 		edits.Env = append(edits.Env, ofRequest(edits.Env, claim, request)...)
 		granted[request] = edits

@@ -21,11 +21,10 @@ func TestLostListenerEndsRun(t *testing.T) {
 	} {
 		t.Run(socket, func(t *testing.T) {
 			b := newBench(t)
-			b.config.KubeletRoot = t.TempDir()
 			d := b.start()
 			b.open()
 			listening := make(chan net.Listener, 1)
-			d.start = func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (Helper, error) {
+			d.config.Start = func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (Helper, error) {
 				return StartHelper(ctx, plugin, append(options, test.listener(func(_ context.Context, path string) (net.Listener, error) {
 					listener, err := net.Listen("unix", path)
 					listening <- listener

@@ -98,7 +98,6 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 	devices := []rules.Offered{nic("a"), nic("b")}
 	b := newBench(t)
 	hostFile := b.withFiles()
-	b.config.KubeletRoot = t.TempDir()
 	b.restart().offers(devices...)
 	mustPrepare(t, b, claim("held", "a"))
 	b.writeMetadata("held")

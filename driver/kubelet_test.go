@@ -44,9 +44,6 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 	b.t.Helper()
 	b.config.KubeClient = client
 	b.config.PodUID = "pod-uid"
-	if b.config.KubeletRoot == "" {
-		b.config.KubeletRoot = b.t.TempDir()
-	}
 	d := b.start()
 	go b.open()
 	b.Driver = d

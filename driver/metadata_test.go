@@ -392,7 +392,6 @@ func TestMetadataOfAClaimAllocatedAnew(t *testing.T) {
 func TestMetadataThatCannotBeWritten(t *testing.T) {
 	c := claim("c", "a")
 	b := newBench(t)
-	b.config.KubeletRoot = t.TempDir()
 	dir := filepath.Join(b.config.KubeletRoot, "plugins/chandler.dev")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -414,7 +413,6 @@ func TestMetadataThatCannotBeWritten(t *testing.T) {
 // What no claim has any more is swept at the start.
 func TestMetadataIsSwept(t *testing.T) {
 	b := newBench(t)
-	b.config.KubeletRoot = t.TempDir()
 	b.restart().offers(gpu("a", 1), gpu("b", 2))
 	held, damaged := claim("held", "a"), claim("damaged", "b")
 	mustPrepare(t, b, held)
@@ -447,7 +445,7 @@ func TestMetadataIsSwept(t *testing.T) {
 		"chandler.dev_metadata_uid-damaged_r.json", "chandler.dev_metadata_uid-held_r.json", "default_damaged", "default_held", "default_lost")
 
 	// An abandoned claim is let go of without the library.
-	b.config.Abandoned = func(context.Context, []Claim) ([]types.UID, error) { return []types.UID{held.UID}, nil }
+	b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) { return []types.UID{held.UID}, nil }
 	b.restart().sweep(t.Context(), map[types.UID]bool{held.UID: true})
 	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "default_damaged", "default_lost")
 	mustUnprepare(t, b, damaged)

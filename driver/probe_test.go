@@ -83,7 +83,6 @@ func TestProbeOfIdleDriver(t *testing.T) {
 // Without a pod of its own the driver registers at the library's default.
 func TestProbeWithoutPod(t *testing.T) {
 	b := newBench(t)
-	b.config.KubeletRoot = t.TempDir()
 	d := b.start()
 	b.open()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -9,32 +9,28 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/ledger"
 )
 
-// Claim is a claim that was prepared. One whose record cannot be read has no
-// namespace and no name.
-type Claim struct {
-	UID             types.UID
-	Namespace, Name string
-}
+// sweepInterval is about how often it is asked which claims nobody has any more.
+const sweepInterval = 10 * time.Minute
 
 // Abandoned returns which of the claims nobody has any more and nobody will
 // ask to unprepare: those that are gone from the API server, or are not
 // allocated on this node any more, and that no pod of the node and no container
-// that its kubelet knows refers to.
-type Abandoned func(ctx context.Context, claims []Claim) ([]types.UID, error)
+// that its kubelet knows refers to. A claim whose record cannot be read has no
+// namespace and no name.
+type Abandoned func(ctx context.Context, claims []ledger.Owner) ([]types.UID, error)
 
 // sweepLoop lets go of claims that the kubelet has forgotten, as one does whose
 // state was lost. Twice in a row such a claim must have been found: the kubelet
 // may be about to unprepare it.
 func (d *Driver) sweepLoop(ctx context.Context) {
-	if d.config.Abandoned == nil {
-		return
-	}
 	suspects := make(map[types.UID]bool)
 	for {
 		// Not all nodes of a cluster are to ask at the same time.
-		pause := d.config.SweepInterval*3/4 + rand.N(d.config.SweepInterval/2+1)
+		pause := sweepInterval*3/4 + rand.N(sweepInterval/2)
 		select {
 		case <-ctx.Done():
 			return
@@ -48,11 +44,11 @@ func (d *Driver) sweepLoop(ctx context.Context) {
 // the suspects for the next time.
 func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types.UID]bool {
 	logger := klog.FromContext(ctx)
-	claims := d.owed()
+	claims := d.ledger.Owed()
 	if len(claims) == 0 {
 		return nil
 	}
-	byUID := make(map[types.UID]Claim, len(claims))
+	byUID := make(map[types.UID]ledger.Owner, len(claims))
 	for _, claim := range claims {
 		byUID[claim.UID] = claim
 	}
@@ -80,19 +76,11 @@ func (d *Driver) sweep(ctx context.Context, before map[types.UID]bool) map[types
 	return suspects
 }
 
-// owed returns the claims of which the ledger has anything, whatever the boot.
-func (d *Driver) owed() (claims []Claim) {
-	for _, o := range d.ledger.Owed() {
-		claims = append(claims, Claim{UID: o.UID, Namespace: o.Namespace, Name: o.Name})
-	}
-	return claims
-}
-
 // sweepAway unprepares an abandoned claim, unless somebody has it again since it
 // was asked: while its lock is held, nobody prepares it. It waits for it no
 // longer than a call does: one whose devices are being configured does not keep
 // the others.
-func (d *Driver) sweepAway(ctx context.Context, claim Claim) (gone bool, err error) {
+func (d *Driver) sweepAway(ctx context.Context, claim ledger.Owner) (gone bool, err error) {
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	unlock, err := d.ledger.Lock(ctx, string(claim.UID))
@@ -100,7 +88,7 @@ func (d *Driver) sweepAway(ctx context.Context, claim Claim) (gone bool, err err
 		return false, fmt.Errorf("wait for a call for the claim: %w", err)
 	}
 	defer unlock()
-	abandoned, err := d.config.Abandoned(ctx, []Claim{claim})
+	abandoned, err := d.config.Abandoned(ctx, []ledger.Owner{claim})
 	if err != nil {
 		return false, fmt.Errorf("ask again whether the claim is abandoned: %w", err)
 	}

@@ -10,13 +10,16 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 func TestSweep(t *testing.T) {
 	b := newBench(t)
 	var abandoned []types.UID
 	var failure error
-	b.config.Abandoned = func(_ context.Context, claims []Claim) ([]types.UID, error) {
+	b.config.Abandoned = func(_ context.Context, claims []ledger.Owner) ([]types.UID, error) {
 		for _, claim := range claims {
 			if claim.Namespace != "default" || claim.Name == "" {
 				t.Errorf("asked about %v", claim)
@@ -67,7 +70,7 @@ func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 				before, anew := claim("c", "a"), claim("c", device)
 				uids := []types.UID{before.UID}
 				var answers []func() []types.UID
-				b.config.Abandoned = func(context.Context, []Claim) ([]types.UID, error) {
+				b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) {
 					next := answers[0]
 					answers = answers[1:]
 					return next(), nil
@@ -122,7 +125,7 @@ func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 	b.boot = "boot-2"
 	b.restart()
 	var asked []string
-	b.Driver.config.Abandoned = func(_ context.Context, claims []Claim) ([]types.UID, error) {
+	b.Driver.config.Abandoned = func(_ context.Context, claims []ledger.Owner) ([]types.UID, error) {
 		for _, claim := range claims {
 			asked = append(asked, claim.Name)
 		}
@@ -144,14 +147,14 @@ func TestSweepOfUnreadableRecords(t *testing.T) {
 	if err := os.WriteFile(b.recordFile(c), []byte("noise"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var asked []Claim
-	b.config.Abandoned = func(_ context.Context, claims []Claim) ([]types.UID, error) {
+	var asked []ledger.Owner
+	b.config.Abandoned = func(_ context.Context, claims []ledger.Owner) ([]types.UID, error) {
 		asked = claims
 		return []types.UID{c.UID}, nil
 	}
 	b.restart().offers(gpu("a", 1))
 	suspects := b.sweep(t.Context(), nil)
-	if !slices.Equal(asked, []Claim{{UID: c.UID}}) {
+	if !slices.Equal(asked, []ledger.Owner{{API: discovery.ModeDRA, UID: c.UID}}) {
 		t.Errorf("asked about %v", asked)
 	}
 	mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-c")
@@ -168,7 +171,7 @@ func TestSweepDoesNotWaitForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)
 		f.hold = make(chan struct{})
-		b.config.Abandoned = func(_ context.Context, claims []Claim) (uids []types.UID, err error) {
+		b.config.Abandoned = func(_ context.Context, claims []ledger.Owner) (uids []types.UID, err error) {
 			for _, c := range claims {
 				uids = append(uids, c.UID)
 			}
@@ -196,8 +199,7 @@ func TestSweepHasJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		var at []time.Time
-		b.config.SweepInterval = 10 * time.Minute
-		b.config.Abandoned = func(context.Context, []Claim) ([]types.UID, error) {
+		b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) {
 			at = append(at, time.Now())
 			return nil, nil
 		}

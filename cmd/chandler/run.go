@@ -29,6 +29,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
@@ -190,6 +191,7 @@ func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []by
 		StatusClient:   clients.status,
 		Groups:         clients.groups,
 		Kubelet: agent.Kubelet{
+			StartDRA:      driver.StartHelper,
 			DevicePlugins: sockets.New(o.devicePluginDir, lock.Awaited),
 			Pods: func(ctx context.Context) (*kubeletapi.Listing, error) {
 				return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"))

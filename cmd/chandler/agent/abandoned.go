@@ -17,8 +17,8 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
-	"chandler.dev/driver"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
 )
 
 // references knows who refers to claims that were prepared.
@@ -33,7 +33,7 @@ type references struct {
 // allocated on the node any more, and are referred to by no pod of the node and
 // by no container that the kubelet lists. If one of these cannot be asked, that is an
 // error, and no claim counts as abandoned.
-func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]types.UID, error) {
+func (r references) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	listed, err := r.listed(ctx)
@@ -69,7 +69,7 @@ func (r references) Abandoned(ctx context.Context, claims []driver.Claim) ([]typ
 
 // referred reports whether the claim is allocated on the node, or one of the
 // pods refers to it.
-func (r references) referred(ctx context.Context, claim driver.Claim, pods []corev1.Pod) (bool, error) {
+func (r references) referred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
 	now, err := r.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -84,7 +84,7 @@ func (r references) referred(ctx context.Context, claim driver.Claim, pods []cor
 
 // referredByUID is for a claim of which only the UID is known. Any pod may refer to
 // the claim if it refers to one that is not there or is not reserved for that pod.
-func (r references) referredByUID(ctx context.Context, claim driver.Claim, pods []corev1.Pod) (bool, error) {
+func (r references) referredByUID(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
 	all, err := r.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return true, fmt.Errorf("list ResourceClaims: %w", err)
@@ -93,7 +93,7 @@ func (r references) referredByUID(ctx context.Context, claim driver.Claim, pods 
 	for i := range all.Items {
 		now := &all.Items[i]
 		if now.UID == claim.UID {
-			return r.referred(ctx, driver.Claim{UID: now.UID, Namespace: now.Namespace, Name: now.Name}, pods)
+			return r.referred(ctx, ledger.Owner{UID: now.UID, Namespace: now.Namespace, Name: now.Name}, pods)
 		}
 		byName[types.NamespacedName{Namespace: now.Namespace, Name: now.Name}] = now
 	}
@@ -123,7 +123,7 @@ func inContainer(listed *kubeletapi.Listing, uid types.UID) bool {
 
 // inPod reports whether a pod refers to the claim by its name. If the name now belongs
 // to a successor that is reserved for the pod, the pod means the successor.
-func inPod(pods []corev1.Pod, claim driver.Claim, successor *resourceapi.ResourceClaim) bool {
+func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
 		return pod.Namespace == claim.Namespace && slices.Contains(claimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
 	})

@@ -14,8 +14,8 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"chandler.dev/driver"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
 )
 
 // listing answers as the kubelet's PodResources API does. It is whole if it names
@@ -91,11 +91,11 @@ func TestAbandoned(t *testing.T) {
 	}
 	for name, test := range tests {
 		// By the UID alone nothing else is found out.
-		for _, claim := range []driver.Claim{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
+		for _, claim := range []ledger.Owner{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
 			t.Run(name+", as "+claim.Name, func(t *testing.T) {
 				client := fake.NewClientset(test.objects...)
 				r := references{client: client, claims: draclient.New(client), node: "node", listed: listing(test.kubelet)}
-				abandoned, err := r.Abandoned(t.Context(), []driver.Claim{claim})
+				abandoned, err := r.Abandoned(t.Context(), []ledger.Owner{claim})
 				if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != test.want {
 					t.Errorf("abandoned %v, %v; want %t", abandoned, err, test.want)
 				}
@@ -112,7 +112,7 @@ func TestAbandonedByUID(t *testing.T) {
 	client := fake.NewClientset(pod)
 	kubelet := []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}
 	r := references{client: client, claims: draclient.New(client), node: "node", listed: listing(kubelet)}
-	abandoned, err := r.Abandoned(t.Context(), []driver.Claim{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
+	abandoned, err := r.Abandoned(t.Context(), []ledger.Owner{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
 	if err != nil || !slices.Equal(abandoned, []types.UID{"uid-2"}) {
 		t.Errorf("abandoned %v, %v", abandoned, err)
 	}

@@ -115,7 +115,7 @@ type Change struct {
 // Kubelet is how the agent and the kubelet reach each other.
 type Kubelet struct {
 	// StartDRA registers the DRA driver with the kubelet. The plugin is a
-	// [driver.Driver]. Nil means [driver.StartHelper].
+	// [driver.Driver]; see [driver.StartHelper].
 	StartDRA driver.Starter
 
 	// DevicePlugins takes the servers of classic resources.
@@ -178,15 +178,11 @@ const lingerLimit = 10 * time.Second
 // Run runs an agent until the context ends or a part of the agent fails. When it
 // returns, nothing of the agent is left but what its claims and grants need.
 func Run(ctx context.Context, config Config) error {
-	a, err := newAgent(config)
-	if err != nil {
-		return err
-	}
-	return a.run(ctx)
+	return newAgent(config).run(ctx)
 }
 
-// newAgent makes the parts. It finds errors of the Config.
-func newAgent(config Config) (*agent, error) {
+// newAgent makes the parts.
+func newAgent(config Config) *agent {
 	if config.RescanInterval == 0 {
 		config.RescanInterval = 30 * time.Second
 	}
@@ -219,8 +215,7 @@ func newAgent(config Config) (*agent, error) {
 		Grant:       discovery.Granters(config.Families),
 		Pending:     initContainers{config.Client, config.NodeName}.Pending,
 	})
-	var err error
-	a.driver, err = driver.New(driver.Config{
+	a.driver = driver.New(driver.Config{
 		NodeName:       config.NodeName,
 		PodUID:         config.PodUID,
 		KubeClient:     config.Client,
@@ -243,7 +238,7 @@ func newAgent(config Config) (*agent, error) {
 		Configure: discovery.Configurers(a.host, config.Families),
 		Rescan:    func() { notify(a.events) },
 	})
-	return a, err
+	return a
 }
 
 func (a *agent) run(ctx context.Context) error {
