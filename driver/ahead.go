@@ -8,9 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
-	"k8s.io/client-go/util/watchlist"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
@@ -75,28 +73,8 @@ func (c *callClaims) get(ctx context.Context, client resourceclient.ResourceV1In
 	}
 }
 
-// aheadClient is a client that gets the claims of a call at the same time, in a
-// context of [getAhead]. In any other it is as the client in it.
-type aheadClient struct{ kubernetes.Interface }
-
-func (c aheadClient) ResourceV1() resourceclient.ResourceV1Interface {
-	return aheadResources{c.Interface.ResourceV1()}
-}
-
-// IsWatchListSemanticsUnSupported says so for clients in tests, which the library
-// asks; see [watchlist.DoesClientNotSupportWatchListSemantics].
-func (c aheadClient) IsWatchListSemanticsUnSupported() bool {
-	return watchlist.DoesClientNotSupportWatchListSemantics(c.Interface)
-}
-
-type aheadResources struct {
-	resourceclient.ResourceV1Interface
-}
-
-func (r aheadResources) ResourceClaims(namespace string) resourceclient.ResourceClaimInterface {
-	return aheadClaims{r.ResourceV1Interface.ResourceClaims(namespace), r.ResourceV1Interface, namespace}
-}
-
+// aheadClaims gets the claims of a call at the same time, in a context of
+// [getAhead].
 type aheadClaims struct {
 	resourceclient.ResourceClaimInterface
 	all       resourceclient.ResourceV1Interface

@@ -38,10 +38,10 @@ func (s claimServer) Get(ctx context.Context, name string, _ metav1.GetOptions) 
 // getAll gets the claims one after another, as the helper does in a call with
 // those of the request.
 func getAll(ctx context.Context, server claimServer, request *drapb.NodePrepareResourcesRequest, names ...string) (got []string, err error) {
-	client := aheadClient{server}
+	ahead := client{Interface: server}
 	_, err = getAhead(ctx, request, &grpc.UnaryServerInfo{}, func(ctx context.Context, _ any) (any, error) {
 		for _, name := range names {
-			claim, err := client.ResourceV1().ResourceClaims("default").Get(ctx, name, metav1.GetOptions{})
+			claim, err := ahead.ResourceV1().ResourceClaims("default").Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return nil, err
 			}
@@ -86,7 +86,7 @@ func TestClaimsOutsideACall(t *testing.T) {
 	if got, err := getAll(t.Context(), server, request("a", "c"), "b"); err != nil || fmt.Sprint(got) != "[b]" {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if claim, err := (aheadClient{server}).ResourceV1().ResourceClaims("default").Get(t.Context(), "a", metav1.GetOptions{}); err != nil || claim.Name != "a" {
+	if claim, err := (client{Interface: server}).ResourceV1().ResourceClaims("default").Get(t.Context(), "a", metav1.GetOptions{}); err != nil || claim.Name != "a" {
 		t.Errorf("got %v, %v", claim, err)
 	}
 }

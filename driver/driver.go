@@ -169,7 +169,7 @@ func New(config Config) *Driver {
 		jobs:  jobs{rescan: config.Rescan},
 	}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
-	d.metadata.copies = filepath.Join(d.dataDir(), metadataCopies)
+	d.metadata.before = filepath.Join(d.dataDir(), metadataBefore)
 	d.metadata.files = disk.Files{FS: config.Disk, Unsynced: true} // after a loss of power the kubelet has all claims prepared again
 	d.ledger.AddOutput(&d.metadata)
 	d.ledger.AddOutput(cdiSpecs{config.CDI})
@@ -256,7 +256,7 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 		kubeletplugin.DriverName(discovery.Domain),
 		kubeletplugin.NodeName(d.config.NodeName),
 		kubeletplugin.NodeUID(setOnCreate),
-		kubeletplugin.KubeClient(d.client()),
+		kubeletplugin.KubeClient(client{d.config.KubeClient, &nodeUID{name: d.config.NodeName}}),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(d.config.PodUID),
@@ -270,11 +270,6 @@ func (d *Driver) options() ([]kubeletplugin.Option, error) {
 		options = append(options, d.metadata.options()...)
 	}
 	return options, nil
-}
-
-// client is what the library works with.
-func (d *Driver) client() kubernetes.Interface {
-	return aheadClient{ownedClient{d.config.KubeClient, &nodeUID{name: d.config.NodeName}}}
 }
 
 // noteRegistration notes what the kubelet says to the registration. The

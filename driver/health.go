@@ -45,7 +45,7 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 
 // healthIn says how what a claim has is, as the view has it.
 func (d *Driver) healthIn(v *view, r *ledger.Claim, has *ledger.Result) discovery.Health {
-	device, found := v.lookup(has.Source)
+	device, found := v.Present.Device(has.Source)
 	return d.HealthOf(&device.Device, found, v.snapshot.Gone, r, has)
 }
 

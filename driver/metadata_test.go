@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -87,7 +86,7 @@ func (b *bench) metadataFiles() []string {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	dirs, err := filepath.Glob(filepath.Join(b.config.KubeletRoot, "plugins/chandler.dev/dra-device-metadata/*"))
+	dirs, err := filepath.Glob(filepath.Join(b.config.KubeletRoot, "plugins/chandler.dev/*metadata/*"))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -172,7 +171,7 @@ func TestMetadata(t *testing.T) {
 		t.Errorf("the function has %v", network)
 	}
 
-	there := []string{"chandler.dev_metadata_uid-made-up-xyz12_net.json", "chandler.dev_metadata_uid-made-up-xyz12_r.json", "default_made-up-xyz12"}
+	there := []string{"chandler.dev_metadata_uid-made-up-xyz12_net.json", "chandler.dev_metadata_uid-made-up-xyz12_r.json", "uid-made-up-xyz12"}
 	b.expectMetadata("prepared,", there...)
 	stop()
 	b.config.NoMetadata = true // what is there stays for those that have it, and goes with them
@@ -200,8 +199,7 @@ func decodeMetadata(t *testing.T, data []byte, request string) []metadataapi.Dev
 	return decoded.Requests[0].Devices
 }
 
-// A claim that has the name of one that is still prepared keeps its files when
-// the other goes.
+// Of two claims of one name each has its own files, which go with it.
 func TestMetadataOfClaimsWithOneName(t *testing.T) {
 	first, second := claim("c", "a"), claim("c", "b")
 	second.UID = "uid-second"
@@ -214,12 +212,14 @@ func TestMetadataOfClaimsWithOneName(t *testing.T) {
 		t.Fatal(err)
 	}
 	prepareCall(t, conn, second)
-	unprepareCall(t, conn, first)
-	b.expectMetadata("of the second", "chandler.dev_metadata_uid-second_r.json", "default_c")
-	_, data := b.mounted("chandler.dev/metadata=uid-second_r")
-	if devices := decodeMetadata(t, data, "r"); devices[0].Name != "b" {
-		t.Errorf("the file is of %v", devices)
+	for uid, want := range map[string]string{"uid-c": "a", "uid-second": "b"} {
+		_, data := b.mounted("chandler.dev/metadata=" + uid + "_r")
+		if devices := decodeMetadata(t, data, "r"); devices[0].Name != want {
+			t.Errorf("the file of %s is of %v", uid, devices)
+		}
 	}
+	unprepareCall(t, conn, first)
+	b.expectMetadata("of the second", "chandler.dev_metadata_uid-second_r.json", "uid-second")
 	unprepareCall(t, conn, second)
 	b.expectMetadata("of neither")
 }
@@ -259,8 +259,7 @@ func TestMetadataOfALongName(t *testing.T) {
 	}
 }
 
-// Of a claim whose record cannot be read the files are found by its UID, and the
-// directory stays while another claim has the name that it is called by.
+// Of a claim whose record cannot be read the files are found by its UID.
 func TestMetadataOfAnUnreadableRecord(t *testing.T) {
 	for name, heir := range map[string]bool{"alone": false, "heir": true} {
 		t.Run(name, func(t *testing.T) {
@@ -278,13 +277,13 @@ func TestMetadataOfAnUnreadableRecord(t *testing.T) {
 			_, conn, stop = b.serve(client)
 			defer stop()
 			b.offers(gpu("a", 1), gpu("b", 2))
-			want := []string{"chandler.dev_metadata_uid-other_r.json", "default_other"}
+			want := []string{"chandler.dev_metadata_uid-other_r.json", "uid-other"}
 			if heir {
 				if err := client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), second, second.Namespace); err != nil {
 					t.Fatal(err)
 				}
 				prepareCall(t, conn, second)
-				want = []string{"chandler.dev_metadata_uid-second_r.json", "default_c"}
+				want = []string{"chandler.dev_metadata_uid-second_r.json", "uid-second"}
 			} else {
 				prepareCall(t, conn, other)
 			}
@@ -309,7 +308,7 @@ func TestWipedFiles(t *testing.T) {
 			want := make(map[string]string)
 			wipe := []string{b.config.CDI.Path}
 			if !restarted {
-				wipe = append(wipe, b.metadata.dir, b.metadata.copies)
+				wipe = append(wipe, b.metadata.dir)
 			}
 			for _, dir := range wipe {
 				b.readAll(dir, want)
@@ -376,14 +375,14 @@ func TestMetadataOfAClaimAllocatedAnew(t *testing.T) {
 	_, conn, _ := b.serve(client)
 	b.offers(gpu("a", 1), gpu("b", 2))
 	prepareCall(t, conn, c)
-	b.expectMetadata("prepared,", "chandler.dev_metadata_uid-c_first.json", "chandler.dev_metadata_uid-c_r.json", "default_c")
+	b.expectMetadata("prepared,", "chandler.dev_metadata_uid-c_first.json", "chandler.dev_metadata_uid-c_r.json", "uid-c")
 	c = c.DeepCopy()
 	c.Status.Allocation.Devices.Results[0].Driver = "other.example.com"
 	if err := client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), c, c.Namespace); err != nil {
 		t.Fatal(err)
 	}
 	prepareCall(t, conn, c)
-	b.expectMetadata("prepared again,", "chandler.dev_metadata_uid-c_r.json", "default_c")
+	b.expectMetadata("prepared again,", "chandler.dev_metadata_uid-c_r.json", "uid-c")
 	unprepareCall(t, conn, c)
 	b.expectMetadata("unprepared,")
 }
@@ -410,84 +409,49 @@ func TestMetadataThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// What no claim has any more is swept at the start.
+// What no claim has any more is swept at the start. The files of an earlier agent
+// stay as long as a spec has them mounted.
 func TestMetadataIsSwept(t *testing.T) {
 	b := newBench(t)
 	b.restart().offers(gpu("a", 1), gpu("b", 2))
 	held, damaged := claim("held", "a"), claim("damaged", "b")
 	mustPrepare(t, b, held)
-	write := func(uid types.UID, name string) {
+	write := func(path, text string) {
 		t.Helper()
-		dir := filepath.Join(b.metadata.dir, "default_"+name)
-		if err := os.MkdirAll(filepath.Join(dir, "r"), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(b.metadata.specs, metadataSpecPrefix+string(uid)+"_r.json"), []byte("{}"), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write(held.UID, held.Name)
-	write("uid-lost", "lost")
-	if err := os.WriteFile(filepath.Join(b.metadata.specs, "."+metadataSpecPrefix+"x.json.1.tmp"), nil, 0o644); err != nil {
-		t.Fatal(err)
+	spec := func(uid types.UID) string {
+		return filepath.Join(b.metadata.specs, metadataSpecPrefix+string(uid)+"_r.json")
 	}
+	write(filepath.Join(b.metadata.before, "default_held/r/metadata.json"), "{}")
+	write(filepath.Join(b.metadata.before, "default_lost/r/metadata.json"), "{}")
+	write(spec(held.UID), filepath.Join(b.metadata.before, "default_held/r/metadata.json"))
+	write(spec("uid-lost"), filepath.Join(b.metadata.before, "default_lost/r/metadata.json"))
+	write(filepath.Join(b.metadata.specs, "."+metadataSpecPrefix+"x.json.1.tmp"), "")
 	b.restart()
-	b.expectMetadata("after a restart", "chandler.dev_metadata_uid-held_r.json", "default_held")
+	b.expectMetadata("after a restart", "chandler.dev_metadata_uid-held_r.json", "default_held", "uid-held")
 
 	mustPrepare(t, b.offers(gpu("a", 1), gpu("b", 2)), damaged)
-	write(damaged.UID, damaged.Name)
-	write("uid-lost", "lost")
+	for _, uid := range []types.UID{damaged.UID, "uid-lost"} {
+		write(spec(uid), b.metadata.file(string(uid), "r"))
+		write(b.metadata.file(string(uid), "r"), "{}")
+	}
 	if err := os.WriteFile(b.recordFile(damaged), []byte("noise"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b.restart()
-	b.expectMetadata("beside a record that cannot be read",
-		"chandler.dev_metadata_uid-damaged_r.json", "chandler.dev_metadata_uid-held_r.json", "default_damaged", "default_held", "default_lost")
+	b.expectMetadata("beside a record that cannot be read", "chandler.dev_metadata_uid-damaged_r.json", "chandler.dev_metadata_uid-held_r.json",
+		"default_held", "uid-damaged", "uid-held")
 
 	// An abandoned claim is let go of without the library.
 	b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) { return []types.UID{held.UID}, nil }
 	b.restart().sweep(t.Context(), map[types.UID]bool{held.UID: true})
-	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "default_damaged", "default_lost")
+	b.expectMetadata("after a sweep", "chandler.dev_metadata_uid-damaged_r.json", "uid-damaged")
 	mustUnprepare(t, b, damaged)
-	b.expectMetadata("when the last claim without a name has ended")
-}
-
-// TestMetadataOfClaimsIsIndependent has a disk that is slow with the file of one
-// claim: another claim's is written and removed meanwhile, and one of the same
-// name is not.
-func TestMetadataOfClaimsIsIndependent(t *testing.T) {
-	reached, release := make(chan struct{}), make(chan struct{})
-	m := metadata{dir: t.TempDir(), specs: t.TempDir()}
-	m.files.FS = &disktest.Disk{Before: func(op disktest.Op, name string) error {
-		if op == disktest.Create && strings.HasSuffix(name, "default_slow/file") {
-			close(reached)
-			<-release
-		}
-		return nil
-	}}
-	ended := make(chan error, 3)
-	go func() { ended <- m.write(filepath.Join(m.dir, "default_slow/file"), nil, 0o600) }()
-	<-reached
-	go func() {
-		ended <- errors.Join(m.write(filepath.Join(m.dir, "default_other/file"), nil, 0o600),
-			m.Remove(&ledger.Claim{UID: "other", Namespace: "default", Name: "other"}, nil))
-	}()
-	select {
-	case err := <-ended:
-		if err != nil || exists(filepath.Join(m.dir, "default_other")) {
-			t.Errorf("another claim's files: %v", err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("a claim waits for another")
-	}
-	go func() {
-		ended <- m.Remove(&ledger.Claim{UID: "earlier", Namespace: "default", Name: "slow"}, nil)
-	}()
-	close(release)
-	if err := errors.Join(<-ended, <-ended); err != nil {
-		t.Error(err)
-	}
-	if exists(filepath.Join(m.dir, "default_slow")) {
-		t.Error("the claim's directory is still there: it was removed while it was written to")
-	}
+	b.expectMetadata("when the damaged claim has ended")
 }

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
-	"k8s.io/client-go/util/watchlist"
 )
 
 // The library's controller asks once for the UID of the Node that is to own the
@@ -28,13 +27,6 @@ const setOnCreate types.UID = "set-on-create"
 // uidFresh is for how long the UID of the Node is taken for true. Slices of a pool
 // are created one after another.
 const uidFresh = 10 * time.Second
-
-// ownedClient is a client that creates ResourceSlices with the present UID of their
-// Node.
-type ownedClient struct {
-	kubernetes.Interface
-	node *nodeUID
-}
 
 // nodeUID is the UID that a Node was last seen with.
 type nodeUID struct {
@@ -63,28 +55,10 @@ func (n *nodeUID) get(ctx context.Context, client kubernetes.Interface) (types.U
 	return node.UID, nil
 }
 
-func (c ownedClient) ResourceV1() resourceclient.ResourceV1Interface {
-	return ownedResources{c.Interface.ResourceV1(), c}
-}
-
-// IsWatchListSemanticsUnSupported says so for clients in tests, as that of
-// [aheadClient] does.
-func (c ownedClient) IsWatchListSemanticsUnSupported() bool {
-	return watchlist.DoesClientNotSupportWatchListSemantics(c.Interface)
-}
-
-type ownedResources struct {
-	resourceclient.ResourceV1Interface
-	client ownedClient
-}
-
-func (r ownedResources) ResourceSlices() resourceclient.ResourceSliceInterface {
-	return ownedSlices{r.ResourceV1Interface.ResourceSlices(), r.client}
-}
-
+// ownedSlices creates slices with the present UID of their Node.
 type ownedSlices struct {
 	resourceclient.ResourceSliceInterface
-	client ownedClient
+	client client
 }
 
 // Create creates a slice. It implements [resourceclient.ResourceSliceInterface].

@@ -101,7 +101,7 @@ func TestNodeMadeAnew(t *testing.T) {
 			{Devices: []resourceapi.Device{{Name: "a"}}}, {Devices: []resourceapi.Device{{Name: "b"}}},
 		}}}}
 		controller, err := resourceslice.StartController(ctx, resourceslice.Options{
-			DriverName: discovery.Domain, KubeClient: b.client(), Resources: &resources,
+			DriverName: discovery.Domain, KubeClient: client{b.config.KubeClient, &nodeUID{name: "node"}}, Resources: &resources,
 			Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid-1"}, // as the library remembers it
 			MutationCacheTTL: new(365 * 24 * time.Hour),                                                        // what it does after that it does again and again while time stands still
 			ErrorHandler:     func(_ context.Context, err error, msg string) { t.Logf("%s: %v", msg, err) },

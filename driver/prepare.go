@@ -52,7 +52,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		}
 		results[i] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
 	})
-	d.notePrepared()
+	notify(d.prepared)
 	answer := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, claim := range claims {
 		answer[claim.UID] = results[i]
@@ -261,7 +261,7 @@ func (d *Driver) offeredFor(r *ledger.Claim) bool {
 	}
 	view := d.view.Load()
 	return slices.ContainsFunc(r.Results, func(result ledger.Result) bool {
-		_, found := view.lookup(result.Source)
+		_, found := view.Present.Device(result.Source)
 		return !found
 	})
 }

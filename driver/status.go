@@ -15,6 +15,7 @@ import (
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
@@ -117,9 +118,6 @@ func (d *Driver) untilQuiet(ctx context.Context, v *view) {
 	}
 }
 
-// notePrepared has the status of claims looked at.
-func (d *Driver) notePrepared() { notify(d.prepared) }
-
 // write writes what has changed, and reports whether some of it is to be tried
 // again.
 func (w *statusWriter) write(ctx context.Context, v *view, records []*ledger.Claim) (again bool) {
@@ -199,9 +197,7 @@ func (w *statusWriter) statusesOf(v *view, r *ledger.Claim) []deviceStatus {
 	for i := range r.Results {
 		result := &r.Results[i]
 		said := deviceStatus{pool: result.Pool, device: result.Device, share: string(result.ShareID)}
-		if slices.ContainsFunc(statuses, func(other deviceStatus) bool {
-			return other.pool == said.pool && other.device == said.device && other.share == said.share
-		}) {
+		if slices.ContainsFunc(statuses, func(s deviceStatus) bool { return s.is(discovery.Domain, said.pool, said.device, said.share) }) {
 			continue
 		}
 		health := w.health(v, r, result)
@@ -252,26 +248,19 @@ func (s *deviceStatus) is(driver, pool, device, share string) bool {
 
 func (s *deviceStatus) allocatedTo(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		share := ""
-		if r.ShareID != nil {
-			share = string(*r.ShareID)
-		}
-		return s.is(r.Driver, r.Pool, r.Device, share)
+		return s.is(r.Driver, r.Pool, r.Device, string(ptr.Deref(r.ShareID, "")))
 	})
 }
 
 // entryOf returns what the claim says of the device, an empty entry if nothing.
 func (s *deviceStatus) entryOf(claim *resourceapi.ResourceClaim) resourceapi.AllocatedDeviceStatus {
-	for _, e := range claim.Status.Devices {
-		share := ""
-		if e.ShareID != nil {
-			share = *e.ShareID
-		}
-		if s.is(e.Driver, e.Pool, e.Device, share) {
-			return e
-		}
+	i := slices.IndexFunc(claim.Status.Devices, func(e resourceapi.AllocatedDeviceStatus) bool {
+		return s.is(e.Driver, e.Pool, e.Device, ptr.Deref(e.ShareID, ""))
+	})
+	if i < 0 {
+		return resourceapi.AllocatedDeviceStatus{}
 	}
-	return resourceapi.AllocatedDeviceStatus{}
+	return claim.Status.Devices[i]
 }
 
 func (s *deviceStatus) apply(ready metav1.Condition) *resourceapply.AllocatedDeviceStatusApplyConfiguration {

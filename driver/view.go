@@ -65,14 +65,6 @@ func identitiesIn(snapshot *rules.Snapshot, known map[string]identity, now time.
 	return changed
 }
 
-// lookup finds a device of the snapshot.
-func (v *view) lookup(name string) (rules.Offered, bool) {
-	if v.snapshot == nil {
-		return rules.Offered{}, false
-	}
-	return v.snapshot.Lookup(name)
-}
-
 // Device finds the device that an allocated name stands for. It implements
 // [ledger.Stock].
 func (v *view) Device(name string) (rules.Offered, bool) {

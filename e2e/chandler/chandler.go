@@ -42,7 +42,7 @@ const HostDir = "/var/lib/chandler/host"
 const (
 	StateDir    = "/var/lib/kubelet/plugins/" + Driver
 	RecordDir   = StateDir + "/claims"
-	MetadataDir = StateDir + "/dra-device-metadata"
+	MetadataDir = StateDir + "/metadata"
 	CDIDir      = "/var/run/cdi"
 )
 

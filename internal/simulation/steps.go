@@ -241,7 +241,7 @@ func (w *World) empty() string {
 		return left
 	}
 	var left []string
-	for _, dir := range []string{stateDir + "/claims", stateDir + "/dra-device-metadata", cdiRoot} {
+	for _, dir := range []string{stateDir + "/claims", stateDir + "/metadata", cdiRoot} {
 		left = append(left, w.disk.Files(dir)...)
 	}
 	if len(left) > 0 {
