@@ -50,7 +50,7 @@ func TestListings(t *testing.T) {
 					return true, nil, errors.New("away")
 				}
 				list := &corev1.PodList{}
-				for _, name := range strings.Fields(bound) {
+				for name := range strings.FieldsSeq(bound) {
 					name, ended := strings.CutSuffix(name, "!")
 					pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 					if ended {
@@ -62,7 +62,7 @@ func TestListings(t *testing.T) {
 			})
 			l := &listings{own: own, client: client, node: "node", ask: func(context.Context) (*kubeletapi.Listing, error) {
 				said := &kubeletapi.Listing{}
-				for _, name := range strings.Fields(listed) {
+				for name := range strings.FieldsSeq(listed) {
 					said.Pods = append(said.Pods, &podresourcesapi.PodResources{Namespace: "default", Name: name})
 				}
 				return said, nil
