@@ -5,8 +5,10 @@
 package discovery
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"unicode"
@@ -58,6 +60,10 @@ type Device struct {
 	// Capacity is as it stands in a ResourceSlice. A device that has [Shares] can
 	// be had by that many containers at once.
 	Capacity Capacity `json:"capacity,omitempty"`
+
+	// CommonNodes are the paths on the host of nodes in Edits that other silicon may
+	// have too. [Scan] adds those of the family.
+	CommonNodes []string `json:"-"`
 
 	Health Health `json:"health"`
 
@@ -257,6 +263,16 @@ func (s *Snapshot) Lookup(name string) (Device, bool) {
 		return Device{}, false
 	}
 	return s.Devices[i], true
+}
+
+// OwnNodes returns the nodes in Edits that no other silicon has.
+func (d *Device) OwnNodes() (nodes []*specs.DeviceNode) {
+	for _, n := range d.Edits.DeviceNodes {
+		if !slices.Contains(d.CommonNodes, cmp.Or(n.HostPath, n.Path)) {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
 }
 
 // Silicon names the silicon that the device competes for: what it is part of, or

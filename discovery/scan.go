@@ -145,6 +145,7 @@ func (l *look) add(devices []Device, f *Family) {
 	for i := range devices {
 		d := &devices[i]
 		d.Family, d.FromConfig = f.Name, f.FromConfig
+		d.CommonNodes = slices.Concat(f.CommonNodes, d.CommonNodes)
 		if d.Attributes == nil {
 			d.Attributes = Attributes{}
 		}

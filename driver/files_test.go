@@ -17,6 +17,9 @@ import (
 // nic is a device with a file of the host, under a classic name.
 func nic(name string) rules.Offered {
 	d := gpu(name, 1)
+	if name == "b" {
+		d.Edits.DeviceNodes[0].Minor = 2
+	}
 	d.Offers = []discovery.Offer{{Resource: "example.com/net", IDs: []string{name}}}
 	d.Files = []discovery.HostFile{{Path: "/run/info/{resource}-" + name + ".json", Text: "what " + name + " is"}}
 	return d

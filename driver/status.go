@@ -129,6 +129,7 @@ func (w *statusWriter) write(ctx context.Context, v *view, records []*ledger.Cla
 		}
 		a := before[r.UID]
 		if statuses := w.statusesOf(v, r); !slices.Equal(a.statuses, statuses) {
+			logGone(ctx, r, a.statuses, statuses)
 			a = attempt{statuses: statuses}
 		}
 		if now := time.Now(); a.open() && !now.Before(a.due) && !now.Before(w.due) && ctx.Err() == nil {
@@ -138,6 +139,15 @@ func (w *statusWriter) write(ctx context.Context, v *view, records []*ledger.Cla
 		w.claims[r.UID] = a
 	}
 	return again
+}
+
+// logGone logs which devices of a claim are not what was given any more.
+func logGone(ctx context.Context, r *ledger.Claim, before, now []deviceStatus) {
+	for _, s := range now {
+		if s.reason == ReasonGone && !slices.Contains(before, s) {
+			klog.FromContext(ctx).Error(nil, "A claim does not have its device any more", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "device", s.device, "reason", s.message)
+		}
+	}
 }
 
 // open reports whether there is still something to be said of a claim.

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -176,6 +179,13 @@ var replacements = []struct {
 		func(*rules.Offered) {}, kubeletplugin.HealthStatusHealthy, ""},
 	{"another driver", `False(Gone device a has changed drivers: "vfio-pci" is bound to it now and "amdgpu" was when the claim was prepared)`,
 		func(d *rules.Offered) { d.Attributes.SetString("driver", "vfio-pci") }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
+	{"other numbers", "False(Gone device a has other nodes: it was given as /dev/a (226:1) and is /dev/a (226:7) now)",
+		func(d *rules.Offered) { d.Edits.DeviceNodes[0].Minor = 7 }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
+	{"another node", "False(Gone device a has other nodes: it was given as /dev/a (226:1) and is /dev/z (226:1) now)",
+		func(d *rules.Offered) { d.Edits.DeviceNodes[0].HostPath = "/dev/z" }, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionGone},
+	{"one node more", "True(Prepared )", func(d *rules.Offered) {
+		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: "/dev/more", HostPath: "/dev/more"})
+	}, kubeletplugin.HealthStatusHealthy, ""},
 	{"neither is known", "True(Prepared )",
 		func(d *rules.Offered) { d.Identity, d.Attributes = "", nil }, kubeletplugin.HealthStatusHealthy, ""},
 	{"cannot be read", "Unknown(Unknown EIO)",
@@ -186,6 +196,39 @@ var replacements = []struct {
 		func(d *rules.Offered) {
 			d.Attributes, d.Health = nil, discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver"}
 		}, kubeletplugin.HealthStatusUnhealthy, discovery.ConditionDriverUnbound},
+}
+
+// Two cards that were removed and found again with each other's nodes are not what
+// the claims were given. That is said of both, and logged, until they are as before.
+func TestStatusOfRenumberedDevices(t *testing.T) {
+	one, two := claim("one", "a"), claim("two", "b")
+	statusTest(t, []*resourceapi.ResourceClaim{one, two}, func(t *testing.T, b *statusBench) {
+		a, other := gpu("a", 1), gpu("b", 2)
+		b.offers(a, other)
+		mustPrepare(t, b.bench, one)
+		mustPrepare(t, b.bench, two)
+		a.Edits, other.Edits = other.Edits, a.Edits
+		b.offers(a, other)
+		time.Sleep(statusQuiet)
+		b.expectSaid("one", "chandler.dev node a - Ready=False(Gone device a has other nodes: it was given as /dev/a (226:1) and is /dev/b (226:2) now; /dev/a is device b now)")
+		b.expectSaid("two", "chandler.dev node b - Ready=False(Gone device b has other nodes: it was given as /dev/b (226:2) and is /dev/a (226:1) now; /dev/b is device a now)")
+		a.Edits, other.Edits = other.Edits, a.Edits
+		b.offers(a, other)
+		b.expectSaid("one", "chandler.dev node a - Ready=True(Prepared )")
+	})
+
+	b := newBench(t).restart().offers(gpu("a", 1))
+	mustPrepare(t, b, one)
+	b.offers(gpu("a", 7))
+	var log []string
+	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
+	w := statusWriter{client: fake.NewClientset(one).ResourceV1(), health: b.healthIn}
+	for range 2 {
+		w.write(ctx, b.view.Load(), b.ledger.Claims())
+	}
+	if len(log) != 1 || !strings.Contains(log[0], `"name"="one"`) || !strings.Contains(log[0], `"device"="a" "reason"="device a has other nodes: it was given as /dev/a (226:1) and is /dev/a (226:7) now"`) {
+		t.Errorf("logged %q", log)
+	}
 }
 
 // A device that a claim makes something else is not another for that.

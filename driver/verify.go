@@ -1,11 +1,9 @@
 package driver
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -60,22 +58,8 @@ func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) 
 	if err := sameSilicon(&now, r); err != nil {
 		return err
 	}
-	return sameNodes(r, device, stock)
-}
-
-// sameNodes reports whether a node that a claim was given is another device's by
-// now, or has other numbers, as after cards were removed and found again.
-func sameNodes(r *ledger.Result, device *discovery.Device, stock ledger.Stock) error {
-	for _, n := range r.Nodes {
-		if owners := stock.WithNode(n.Path); len(owners) > 0 && !slices.Contains(owners, device.Name) {
-			return fmt.Errorf("device %s has other nodes now: %s, which it had when the claim was prepared, is that of %s", r.Device, n.Path, owners[0])
-		}
-		for _, edit := range device.Edits.DeviceNodes {
-			numbered := (edit.Major != 0 || edit.Minor != 0) && (n.Major != 0 || n.Minor != 0)
-			if cmp.Or(edit.HostPath, edit.Path) == n.Path && numbered && (edit.Major != int64(n.Major) || edit.Minor != int64(n.Minor)) {
-				return fmt.Errorf("device %s has other nodes now: %s is %d:%d and was %d:%d when the claim was prepared", r.Device, n.Path, edit.Major, edit.Minor, n.Major, n.Minor)
-			}
-		}
+	if why := ledger.Renumbered(r.Nodes, []string{device.Name}, stock); why != "" {
+		return fmt.Errorf("device %s has other nodes: %s", r.Device, why)
 	}
 	return nil
 }

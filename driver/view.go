@@ -33,7 +33,7 @@ func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
 	defer d.publishing.Unlock()
 	before := d.view.Load()
 	d.view.Store(&view{
-		snapshot: snapshot, withheld: withheld, Present: ledger.NewPresent(snapshot, before.Present),
+		snapshot: snapshot, withheld: withheld, Present: &ledger.Present{Snapshot: snapshot},
 		identities: identitiesIn(snapshot, before.identities, time.Now()), next: make(chan struct{}),
 	})
 	close(before.next)

@@ -16,7 +16,7 @@ var testTime = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // gpu returns a device "gpu-<id>" with a node of its own, offered by its ID.
 func gpu(id string) rules.Offered {
-	return rules.Offered{Device: discovery.Device{Name: "gpu-" + id, Family: "gpu", Attributes: discovery.Attributes{}, Edits: specs.ContainerEdits{
+	return rules.Offered{Device: discovery.Device{Name: "gpu-" + id, Family: "gpu", Attributes: discovery.Attributes{}, CommonNodes: []string{"/dev/gpuctl"}, Edits: specs.ContainerEdits{
 		DeviceNodes: []*specs.DeviceNode{
 			{Path: "/dev/gpuctl", HostPath: "/dev/gpuctl", Permissions: "r"},
 			{Path: "/dev/" + id, HostPath: "/dev/" + id, Permissions: "rw"},

@@ -122,24 +122,19 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 	}
 }
 
-// CheckNodes checks that devices of different silicon share no device node. If
-// they did, a container that has one of them could use the other. Exempt are
-// Open devices, what the administrator configured, and the CommonNodes of the
-// families.
-func CheckNodes(t testing.TB, families []*discovery.Family, snapshot *discovery.Snapshot) {
+// CheckNodes checks that devices of different silicon share no device node but
+// common ones. If they did, a container that has one of them could use the other.
+// Any number of containers may have the nodes of open devices.
+func CheckNodes(t testing.TB, snapshot *discovery.Snapshot) {
 	t.Helper()
-	common := make(map[string][]string) // by family
-	for _, f := range families {
-		common[f.Name] = f.CommonNodes
-	}
 	holders := make(map[string]*discovery.Device) // by node
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
-		if d.Open || d.FromConfig {
+		if d.Open {
 			continue
 		}
 		for _, node := range slices.Concat(d.Edits.DeviceNodes, d.SharedEdits.DeviceNodes) {
-			if slices.Contains(common[d.Family], node.HostPath) {
+			if slices.Contains(d.CommonNodes, node.HostPath) {
 				continue
 			}
 			if other := holders[node.HostPath]; other != nil && other.Silicon() != d.Silicon() {

@@ -22,7 +22,6 @@ func (c *counter) Errorf(string, ...any) { c.errors++ }
 // are one piece of silicon, or the node is nobody's own.
 func TestCheckNodes(t *testing.T) {
 	card := &discovery.Silicon{Name: "card"}
-	family := &discovery.Family{Name: "one", CommonNodes: []string{"/dev/control"}}
 	for name, test := range map[string]struct {
 		node string
 		with func(d *discovery.Device)
@@ -31,10 +30,8 @@ func TestCheckNodes(t *testing.T) {
 		"different silicon": {"/dev/card", func(*discovery.Device) {}, 1},
 		"when shared":       {"/dev/card", func(d *discovery.Device) { d.SharedEdits, d.Edits = d.Edits, d.SharedEdits }, 1},
 		"one piece":         {"/dev/card", func(d *discovery.Device) { d.PartOf = card }, 0},
-		"a common node":     {"/dev/control", func(*discovery.Device) {}, 0},
-		"of another family": {"/dev/control", func(d *discovery.Device) { d.Family = "two" }, 1},
+		"a common node":     {"/dev/card", func(d *discovery.Device) { d.CommonNodes = []string{"/dev/card"} }, 0},
 		"shareable":         {"/dev/card", func(d *discovery.Device) { d.Open = true }, 0},
-		"configured":        {"/dev/card", func(d *discovery.Device) { d.FromConfig = true }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var snapshot discovery.Snapshot
@@ -45,7 +42,7 @@ func TestCheckNodes(t *testing.T) {
 				snapshot.Devices = append(snapshot.Devices, d)
 			}
 			found := &counter{TB: t}
-			CheckNodes(found, []*discovery.Family{family}, &snapshot)
+			CheckNodes(found, &snapshot)
 			if found.errors != test.want {
 				t.Errorf("%d errors, want %d", found.errors, test.want)
 			}

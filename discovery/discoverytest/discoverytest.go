@@ -49,7 +49,7 @@ func Run(t *testing.T, f *discovery.Family) {
 			compareGolden(t, name+".golden.json", snapshot)
 			checkContract(t, host, []*discovery.Family{f}, snapshot)
 			checkVendors(t, snapshot)
-			CheckNodes(t, []*discovery.Family{f}, snapshot)
+			CheckNodes(t, snapshot)
 			checkRecord(t, host, f, snapshot)
 			checkDamage(t, host, f, snapshot)
 		})

@@ -21,7 +21,7 @@ func same(a, b *discovery.Device) bool {
 		maps.EqualFunc(a.Attributes, b.Attributes, sameAttribute) &&
 		maps.EqualFunc(a.Capacity, b.Capacity, sameCapacity) &&
 		maps.EqualFunc(a.Lists, b.Lists, sameAttribute) &&
-		sameEdits(&a.Edits, &b.Edits) && sameEdits(&a.SharedEdits, &b.SharedEdits) &&
+		slices.Equal(a.CommonNodes, b.CommonNodes) && sameEdits(&a.Edits, &b.Edits) && sameEdits(&a.SharedEdits, &b.SharedEdits) &&
 		slices.Equal(a.Files, b.Files) &&
 		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&
 		samePointer(a.PartOf, b.PartOf, sameSilicon) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&

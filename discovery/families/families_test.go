@@ -159,7 +159,7 @@ func nameOf(folder string) string {
 // checkShared expects that no device, and no node of one, is given away twice.
 func checkShared(t *testing.T, file string, snapshot *discovery.Snapshot) {
 	t.Helper()
-	discoverytest.CheckNodes(t, families.All, snapshot)
+	discoverytest.CheckNodes(t, snapshot)
 	for _, p := range snapshot.Problems {
 		if strings.Contains(p.Error(), "described by families") {
 			t.Errorf("%s: %v", file, p)

@@ -16,31 +16,30 @@ func (s *Snapshot) report(what string, err error) {
 }
 
 // dropTaken leaves out every configured device that has the node of another
-// family's device. A node that several pieces of silicon have, such as
-// /dev/vfio/vfio, is that of none, and any number may have what is shareable.
+// family's device. A common node, such as /dev/vfio/vfio, is that of none, and any
+// number may have what is open.
 func (s *Snapshot) dropTaken() {
-	owners := make(map[string][]*Offered) // one of each piece of silicon, by node
+	owners := make(map[string]*Offered) // by node
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		if d.FromConfig || d.Open {
 			continue
 		}
-		for _, node := range d.Edits.DeviceNodes {
-			same := func(other *Offered) bool { return other.Silicon() == d.Silicon() }
-			if !slices.ContainsFunc(owners[node.HostPath], same) {
-				owners[node.HostPath] = append(owners[node.HostPath], d)
+		for _, node := range d.OwnNodes() {
+			if owners[node.HostPath] == nil {
+				owners[node.HostPath] = d
 			}
 		}
 	}
 	var kept []Offered
 	for _, d := range s.Devices {
-		i := slices.IndexFunc(d.Edits.DeviceNodes, func(node *specs.DeviceNode) bool { return len(owners[node.HostPath]) == 1 })
+		i := slices.IndexFunc(d.Edits.DeviceNodes, func(node *specs.DeviceNode) bool { return owners[node.HostPath] != nil })
 		if !d.FromConfig || i < 0 {
 			kept = append(kept, d)
 			continue
 		}
 		node := d.Edits.DeviceNodes[i].HostPath
-		s.report(d.Name, fmt.Errorf("%s is that of device %s of family %s, which is not excluded", node, owners[node][0].Name, owners[node][0].Family))
+		s.report(d.Name, fmt.Errorf("%s is that of device %s of family %s, which is not excluded", node, owners[node].Name, owners[node].Family))
 	}
 	s.Devices = kept
 }

@@ -217,6 +217,7 @@ func TestConfiguredGivesWay(t *testing.T) {
 	device := func(name, family string, nodes ...string) discovery.Device {
 		d := discovery.Device{Name: name, Family: family, Attributes: discovery.Attributes{}, FromConfig: family == "paths"}
 		d.Attributes.SetString("family", family)
+		d.CommonNodes = []string{"/dev/all"}
 		for _, node := range nodes {
 			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node})
 		}
@@ -225,7 +226,7 @@ func TestConfiguredGivesWay(t *testing.T) {
 	kvm := device("kvm", "hypervisor", "/dev/kvm")
 	kvm.Open = true
 	snapshot := &discovery.Snapshot{Devices: []discovery.Device{
-		device("gpu-0", "gpus", "/dev/dri/card0", "/dev/all"), device("gpu-1", "gpus", "/dev/dri/card1", "/dev/all"), kvm,
+		device("gpu-0", "gpus", "/dev/dri/card0", "/dev/all"), device("gpu-1", "gpus", "/dev/dri/card1"), kvm,
 		device("paths-all", "paths", "/dev/all"), device("paths-kvm", "paths", "/dev/kvm"), device("paths-video", "paths", "/dev/fuse", "/dev/dri/card1"),
 	}}
 	names := func(rules *Rules) (names []string, problems []discovery.Problem) {

@@ -122,6 +122,14 @@ func (n *Node) terms() []string {
 	return []string{n.Path}
 }
 
+// String returns the path and the numbers of a node.
+func (n Node) String() string {
+	if !n.numbered() {
+		return n.Path
+	}
+	return fmt.Sprintf("%s (%d:%d)", n.Path, n.Major, n.Minor)
+}
+
 func (n *Node) numbers() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
 
 // concerned returns the accounts that may keep somebody from a hold, without
@@ -262,18 +270,66 @@ func (h *Hold) bears(nodes []Node) bool {
 	})
 }
 
+// Renumbered says how devices have other nodes than the ones that were given, as
+// after cards were removed and found again; "" if they have the same.
+func Renumbered(given []Node, devices []string, s Stock) string {
+	var now, common []string
+	var has []Node
+	silicon := make(map[string]bool)
+	for _, name := range devices {
+		d, found := s.Device(name)
+		if !found {
+			return "" // there is more to say than that
+		}
+		has, common, silicon[d.Silicon()] = append(has, nodesOf(name, s)...), append(common, d.CommonNodes...), true
+	}
+	for _, n := range has {
+		now = append(now, n.String())
+	}
+	kept, other := false, ""
+	for i := range given {
+		n := &given[i]
+		if slices.Contains(common, n.Path) {
+			continue
+		}
+		changed := fmt.Sprintf("it was given as %s and is %s now", n, strings.Join(now, ", "))
+		j := slices.IndexFunc(has, func(other Node) bool { return other.Path == n.Path })
+		switch {
+		case j < 0:
+			if who := ownerOf(n.Path, s, silicon); who != "" {
+				return fmt.Sprintf("%s; %s is device %s now", changed, n.Path, who)
+			}
+			other = changed
+		case n.numbered() && has[j].numbered() && n.numbers() != has[j].numbers():
+			return changed
+		default:
+			kept = true
+		}
+	}
+	if kept || len(has) == 0 {
+		return ""
+	}
+	return other
+}
+
+// ownerOf returns the device that has a node now, "" if only some silicon has.
+func ownerOf(path string, s Stock, except map[string]bool) string {
+	for _, name := range s.Names() {
+		d, _ := s.Device(name)
+		if !d.Open && !except[d.Silicon()] && slices.ContainsFunc(nodesOf(name, s), func(n Node) bool { return n.Path == path }) {
+			return name
+		}
+	}
+	return ""
+}
+
 // nodesOf returns the nodes that a device and no other silicon has now.
 func nodesOf(name string, stock Stock) (nodes []Node) {
 	device, found := stock.Device(name)
 	if !found {
 		return nil
 	}
-	return slices.DeleteFunc(nodesIn(&device.Device), func(n Node) bool { return !slices.Contains(stock.WithNode(n.Path), device.Name) })
-}
-
-// nodesIn returns the nodes that a device is described with.
-func nodesIn(d *discovery.Device) (nodes []Node) {
-	for _, edit := range d.Edits.DeviceNodes {
+	for _, edit := range device.OwnNodes() {
 		n := Node{Path: cmp.Or(edit.HostPath, edit.Path), Type: edit.Type, Major: uint32(edit.Major), Minor: uint32(edit.Minor)}
 		if n.Type == "u" {
 			n.Type = "c" // the same, unbuffered

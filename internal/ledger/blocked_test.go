@@ -1,11 +1,14 @@
 package ledger
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -136,8 +139,44 @@ func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
 	numbers.Edits.DeviceNodes[1].Path = "/dev/dri/renderD200" // and the numbers what it may open
 	renumbered := host(gpu("a", 130), numbers)
 	b.mustRefuse(claim("other", renumbered["b"]), renumbered, "given its nodes")
-	apart := host(gpu("a", 128), gpu("b", 129), gpu("d", 130))
-	b.mustGive(claim("other", apart["d"]), apart)
+	left := host(gpu("d", 130)) // of the node that all have no other card tells
+	b.mustGive(claim("other", left["d"]), left)
+}
+
+// Devices have other nodes when none of their own is as it was given, when one of
+// these has other numbers, or is another device's. A node that all cards have says
+// nothing, nor does one that comes or goes beside others.
+func TestRenumbered(t *testing.T) {
+	both := func(name string, card, render int64) rules.Offered {
+		d := gpu(name, render)
+		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: fmt.Sprintf("/dev/dri/card%d", card), Type: "c", Major: 226, Minor: card})
+		return d
+	}
+	monitor := both("monitor", 0, 128)
+	monitor.Open = true
+	given := claim("c", both("a", 0, 128)).Results[0].Nodes
+	for name, test := range map[string]struct {
+		now  stock
+		want string
+	}{
+		"the same":               {host(both("a", 0, 128), both("b", 1, 129)), ""},
+		"swapped":                {host(both("a", 1, 129), both("b", 0, 128)), "it was given as /dev/dri/renderD128 (226:128) and is /dev/dri/renderD129 (226:129), /dev/dri/card1 (226:1) now; /dev/dri/renderD128 is device b now"},
+		"one of them swapped":    {host(both("a", 1, 128), both("b", 0, 129)), "/dev/dri/card0 is device b now"},
+		"found alone":            {host(both("a", 7, 135)), "it was given as /dev/dri/card0 (226:0) and is /dev/dri/renderD135 (226:135), /dev/dri/card7 (226:7) now"},
+		"one of them is gone":    {host(gpu("a", 128), monitor), ""},
+		"gone":                   {host(both("b", 0, 128)), ""},
+		"without nodes":          {host(rules.Offered{Device: discovery.Device{Name: "a"}}), ""},
+		"without, and another's": {host(rules.Offered{Device: discovery.Device{Name: "a", CommonNodes: []string{"/dev/kfd"}}}, both("b", 0, 128)), "/dev/dri/renderD128 is device b now"},
+	} {
+		if got := Renumbered(given, []string{"a"}, test.now); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+	other := gpu("a", 128)
+	other.Edits.DeviceNodes[1].Minor = 7
+	if got := Renumbered(given, []string{"a"}, host(other)); got != "it was given as /dev/dri/renderD128 (226:128) and is /dev/dri/renderD128 (226:7) now" {
+		t.Errorf("other numbers: %q", got)
+	}
 }
 
 // All shares of one device together take what the device takes of its silicon.

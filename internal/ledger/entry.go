@@ -111,10 +111,6 @@ type Stock interface {
 	// a share of it has in slices.
 	Device(name string) (rules.Offered, bool)
 
-	// WithNode returns the names of the devices that have a node now. It
-	// returns none for a node that devices of several pieces of silicon have.
-	WithNode(path string) []string
-
 	// Names returns the names of all devices.
 	Names() []string
 

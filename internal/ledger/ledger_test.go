@@ -40,22 +40,6 @@ func (s stock) Device(name string) (rules.Offered, bool) {
 
 func (s stock) Names() []string { return slices.Sorted(maps.Keys(s)) }
 
-func (s stock) WithNode(path string) (names []string) {
-	silicon := make(map[string]bool)
-	for _, name := range s.Names() {
-		d := s[name]
-		for _, n := range d.Edits.DeviceNodes {
-			if n.Path == path {
-				names, silicon[d.Silicon()] = append(names, name), true
-			}
-		}
-	}
-	if len(silicon) > 1 {
-		return nil
-	}
-	return names
-}
-
 func (s stock) WithID(resource, id string) (*Grant, bool) {
 	ours := strings.HasPrefix(resource, "ours/")
 	d, found := s[id]
@@ -68,6 +52,7 @@ func (s stock) WithID(resource, id string) (*Grant, bool) {
 // gpu has a node of its own and one that all have.
 func gpu(name string, minor int64) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: name, Identity: "uuid-of-" + name, Attributes: discovery.Attributes{}}}
+	d.CommonNodes = []string{"/dev/kfd"}
 	d.Edits.DeviceNodes = []*specs.DeviceNode{
 		{Path: "/dev/kfd", Type: "c", Major: 511},
 		{Path: fmt.Sprintf("/dev/dri/renderD%d", minor), Type: "c", Major: 226, Minor: minor},

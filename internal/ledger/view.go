@@ -101,6 +101,17 @@ func (v *View) Has(device string) bool {
 	})
 }
 
+// Renumbered says how the devices of a grant have other nodes than those that its
+// container was given, "" if they have the same. Numbers do not count: after a
+// reboot the container is given whatever bears the paths.
+func (v *View) Renumbered(g *Grant) string {
+	given := slices.Clone(g.Nodes)
+	for i := range given {
+		given[i].Major, given[i].Minor = 0, 0
+	}
+	return Renumbered(given, g.Devices, v.stock)
+}
+
 // Holder returns who keeps the other API from silicon, because an owner by this
 // API has any of it; "" if nobody does. What is open is nobody's.
 func (v *View) Holder(api discovery.Mode, silicon string) (who string) {

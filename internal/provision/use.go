@@ -110,8 +110,7 @@ func (u *uses) open(function sysfs.Device) error {
 type node struct{ path, numbers string }
 
 // nodes returns the nodes that are the function's alone: those that the kernel
-// has below it, those of its IOMMU group, and those that a family knows of and no
-// other device has.
+// has below it, those of its IOMMU group, and those that a family knows of.
 func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 	err = fs.WalkDir(u.host.FS, function.Path, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -126,12 +125,6 @@ func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("whether it is in use cannot be told: list its nodes: %w", err)
 	}
-	users := make(map[string]int)
-	for _, d := range u.known {
-		for _, n := range d.Edits.DeviceNodes {
-			users[n.HostPath]++
-		}
-	}
 	add := func(n *specs.DeviceNode) {
 		nodes = append(nodes, node{n.HostPath, numbers(n.Type == "b", n.Major, n.Minor)})
 	}
@@ -145,10 +138,8 @@ func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 		if d.Source != function.Path && !strings.HasPrefix(d.Source, function.Path+"/") {
 			continue
 		}
-		for _, n := range d.Edits.DeviceNodes {
-			if users[n.HostPath] == 1 && !slices.Contains(discovery.VFIOControl(), n.HostPath) {
-				add(n)
-			}
+		for _, n := range d.OwnNodes() {
+			add(n)
 		}
 	}
 	return nodes, nil

@@ -1,9 +1,6 @@
 package list
 
 import (
-	"cmp"
-	"slices"
-
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
@@ -13,15 +10,8 @@ import (
 type Stock struct {
 	devices   map[string]discovery.Device
 	names     []string
-	nodes     map[string]node // by path
 	catalogue Catalogue
 	lists     Lists
-}
-
-// node is a device node of the host.
-type node struct {
-	devices []string
-	silicon string // "" if devices of several pieces of silicon have it
 }
 
 var _ ledger.Stock = (*Stock)(nil)
@@ -32,22 +22,12 @@ var _ ledger.Stock = (*Stock)(nil)
 func StockOf(devices []discovery.Device, lists Lists) *Stock {
 	s := &Stock{
 		devices:   make(map[string]discovery.Device, len(devices)),
-		nodes:     make(map[string]node),
 		catalogue: CatalogueOf(devices),
 		lists:     lists,
 	}
 	for _, d := range devices {
 		s.devices[d.Name] = d
 		s.names = append(s.names, d.Name)
-		for _, n := range d.Edits.DeviceNodes {
-			path := cmp.Or(n.HostPath, n.Path)
-			before, known := s.nodes[path]
-			if known && before.silicon != d.Silicon() {
-				s.nodes[path] = node{}
-				continue
-			}
-			s.nodes[path] = node{devices: append(slices.Clone(before.devices), d.Name), silicon: d.Silicon()}
-		}
 	}
 	return s
 }
@@ -67,9 +47,6 @@ func (s *Stock) Device(name string) (rules.Offered, bool) {
 
 // Names implements [ledger.Stock].
 func (s *Stock) Names() []string { return s.names }
-
-// WithNode implements [ledger.Stock].
-func (s *Stock) WithNode(path string) []string { return s.nodes[path].devices }
 
 // WithID implements [ledger.Stock].
 func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {

@@ -99,7 +99,7 @@ func TestFit(t *testing.T) {
 		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", ""), port("b", "new", ""), port("c", "", "")}}
 		expect := func(when, want string, wantSoon bool, wantWorks int) *rules.Snapshot {
 			t.Helper()
-			listed, soon := f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil))
+			listed, soon := f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
 			synctest.Wait()
 			if listedNames(listed) != want || soon != wantSoon || c.works != wantWorks {
 				t.Errorf("%s: listed %q, soon %v, %d works; want %q, %v, %d", when, listedNames(listed), soon, c.works, want, wantSoon, wantWorks)
@@ -107,7 +107,7 @@ func TestFit(t *testing.T) {
 			return listed
 		}
 		expect("before the kubelet has heard of it", "b c", true, 0)
-		stock := ledger.NewPresent(snapshot, nil)
+		stock := &ledger.Present{Snapshot: snapshot}
 		pod := []*ledger.Grant{grantOf("x", "a")}
 		if err := l.GiveGrants(stock, pod); err != nil {
 			t.Fatal(err)
@@ -156,7 +156,7 @@ func TestFitFails(t *testing.T) {
 		other.Family = "gpu"
 		snapshot.Devices = append(snapshot.Devices, other)
 		for range 5 {
-			listed, _ := f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil))
+			listed, _ := f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
 			synctest.Wait()
 			if listedNames(listed) != "c" {
 				t.Errorf("listed %q; want neither the device, nor what is handed out with it", listedNames(listed))
@@ -165,14 +165,14 @@ func TestFitFails(t *testing.T) {
 		if c.works != 1 || f.reasons["a"] != "CRC error" || f.reasons["d"] != "takes no such parameter" {
 			t.Errorf("%d works, reasons %q", c.works, f.reasons)
 		}
-		if who := l.View(ledger.NewPresent(snapshot, nil)).Holder(classic, "a"); who != "" {
+		if who := l.View(&ledger.Present{Snapshot: snapshot}).Holder(classic, "a"); who != "" {
 			t.Errorf("%s keeps it after the work has failed", who)
 		}
 		c.fails = nil
 		time.Sleep(refitInterval)
-		f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil))
+		f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
 		f.wait()
-		if listed, _ := f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil)); listedNames(listed) != "a b c" || c.works != 2 {
+		if listed, _ := f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}); listedNames(listed) != "a b c" || c.works != 2 {
 			t.Errorf("after a while: listed %q, %d works", listedNames(listed), c.works)
 		}
 	})
@@ -184,7 +184,7 @@ func TestFitSurvivesPanic(t *testing.T) {
 	}, func([]discovery.Device, discovery.Parameters) error { return nil }, openLedger(t, t.TempDir()))
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "")}}
 	for range 3 {
-		f.fit(t.Context(), snapshot, ledger.NewPresent(snapshot, nil))
+		f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
 		f.wait()
 	}
 	if !strings.Contains(f.reasons["a"], "a defect") {

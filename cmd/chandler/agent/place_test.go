@@ -22,7 +22,7 @@ func viewOf(claims, pods owners) *ledger.View {
 	for silicon, name := range pods {
 		entries = append(entries, grantOf(name, silicon))
 	}
-	return ledger.ViewOf(ledger.NewPresent(&rules.Snapshot{}, nil), entries...)
+	return ledger.ViewOf(&ledger.Present{}, entries...)
 }
 
 const (

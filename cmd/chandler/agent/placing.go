@@ -138,7 +138,7 @@ func (p *placing) run(ctx context.Context) {
 // decide places the devices, and writes the placement down if it is new. Silicon that
 // changes and is free becomes what the configuration wants.
 func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
-	p.stock = ledger.NewPresent(p.devices.snapshot, p.stock)
+	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
 	view := p.ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
 	facts := Facts{Auto: auto}

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,15 +29,16 @@ func (a *agent) tellPods(ctx context.Context) {
 		File:   filepath.Join(a.StateDir, "events.json"),
 		Files:  a.files(),
 		InUse: func() ([]podevents.Device, bool) {
-			settled := a.settled.Load()
-			if settled == nil || !a.ready() {
+			settled, placed := a.settled.Load(), a.placed.Load()
+			if settled == nil || placed == nil || !a.ready() {
 				return nil, false
 			}
 			health := func(c *ledger.Claim, r *ledger.Result) discovery.Health {
 				device, found := settled.Lookup(r.Source)
 				return a.driver.HealthOf(&device, found, settled.Gone, c, r)
 			}
-			return devicesInUse(settled, a.gone(), a.ledger.View(nil), health), true
+			view := a.ledger.View(&ledger.Present{Snapshot: placed.snapshot})
+			return devicesInUse(settled, a.gone(), view, health), true
 		},
 		Pods: a.podsWithClaims,
 	}
@@ -70,10 +72,15 @@ func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffec
 		if pod.Name == "" {
 			continue
 		}
+		renumbered := view.Renumbered(g)
 		for _, name := range g.Devices {
 			health := settled.Gone.Health(name, gone)
 			if d, found := settled.Lookup(name); found {
 				health = d.Health
+			}
+			if renumbered != "" && health.Status != discovery.Unknown {
+				health = discovery.Gone(gone)
+				health.Reason = fmt.Sprintf("device %s has other nodes: %s", name, renumbered)
 			}
 			d := at(name, health)
 			d.Pods = with(d.Pods, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})

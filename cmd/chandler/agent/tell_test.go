@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -9,8 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/podevents"
 )
@@ -30,7 +34,26 @@ func TestDevicesInUse(t *testing.T) {
 	swapped.Reason = "device b was swapped"
 	one, since, admin, working := claimOf("claim", "c", "b", "b"), claimOf("since", "b"), claimOf("admin", "a"), claimOf("working", "a")
 	admin.Results[0].Admin, working.Configuring = true, true
-	view := ledger.ViewOf(nil, one, since, admin, working, grantOf("train", "a", "b"), grantOf("train", "b", "d"), grantOf("train", "e"), &ledger.Grant{ID: "new", Devices: []string{"a"}})
+	entries := []ledger.Entry{one, since, admin, working, grantOf("train", "a", "b"), grantOf("train", "b", "d"), grantOf("train", "e"), &ledger.Grant{ID: "new", Devices: []string{"a"}}}
+	// Two cards that have changed their nodes, of which one cannot be read.
+	now := &rules.Snapshot{}
+	for name, node := range map[string]string{"f": "/dev/1", "g": "/dev/0"} {
+		d := discovery.Device{Name: name, Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: node, Major: 226, Minor: 1}}}}
+		now.Devices = append(now.Devices, rules.Offered{Device: d})
+		settled.Devices = append(settled.Devices, d)
+	}
+	slices.SortFunc(now.Devices, func(a, b rules.Offered) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(settled.Devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+	unread := discovery.Health{Status: discovery.Unknown}
+	settled.Devices[3].Health = unread
+	for name, node := range map[string]string{"f": "/dev/0", "g": "/dev/1"} {
+		g := grantOf("train", name)
+		g.Nodes = []ledger.Node{{Path: node, Major: 226, Minor: 8}}
+		entries = append(entries, g)
+	}
+	renumbered := gone
+	renumbered.Reason = "device f has other nodes: it was given as /dev/0 and is /dev/1 (226:1) now; /dev/0 is device g now"
+	view := ledger.ViewOf(&ledger.Present{Snapshot: now}, entries...)
 	got := devicesInUse(settled, gone.Effect, view, func(c *ledger.Claim, r *ledger.Result) discovery.Health {
 		return map[string]discovery.Health{"claim b": swapped, "claim c": gone, "since b": sick}[c.Name+" "+r.Source]
 	})
@@ -42,6 +65,8 @@ func TestDevicesInUse(t *testing.T) {
 		{Name: "c", Health: gone, Claims: of("claim")},
 		{Name: "d", Health: gone, Pods: of("train")},
 		{Name: "e", Health: earlier, Pods: of("train")},
+		{Name: "f", Health: renumbered, Pods: of("train")},
+		{Name: "g", Health: unread, Pods: of("train")},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

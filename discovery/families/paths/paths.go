@@ -175,6 +175,11 @@ func describeSet(host *discovery.Host, resource *discovery.PathResource, group *
 	var kernel []sysfs.Device
 	for _, p := range set {
 		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, p.nodes...)
+		if p.shared || group.Count > 1 || group.Units > 0 {
+			for _, n := range p.nodes {
+				d.CommonNodes = append(d.CommonNodes, n.HostPath)
+			}
+		}
 		if p.mount != nil {
 			d.Edits.Mounts = append(d.Edits.Mounts, p.mount)
 		}

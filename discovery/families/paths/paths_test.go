@@ -119,6 +119,31 @@ func TestUnits(t *testing.T) {
 	}
 }
 
+// A node that several devices may have is none's own.
+func TestCommonNodes(t *testing.T) {
+	fsys := fstest.MapFS{"dev/a0": {}, "dev/a1": {}, "dev/b": {}}
+	for name, test := range map[string]struct {
+		group discovery.PathGroup
+		want  string
+	}{
+		"one":   {discovery.PathGroup{Paths: []discovery.HostPath{{Path: "/dev/b"}}}, "/dev/b"},
+		"limit": {discovery.PathGroup{Paths: []discovery.HostPath{{Path: "/dev/b", Limit: 2}, {Path: "/dev/a*"}}}, "/dev/a0 /dev/a1"},
+		"count": {discovery.PathGroup{Count: 2, Paths: []discovery.HostPath{{Path: "/dev/b"}}}, ""},
+		"units": {discovery.PathGroup{Units: 2, Paths: []discovery.HostPath{{Path: "/dev/b"}}}, ""},
+	} {
+		var own []string
+		for _, d := range scan(fsys, test.group).Devices {
+			for _, node := range d.OwnNodes() {
+				own = append(own, node.HostPath)
+			}
+		}
+		slices.Sort(own)
+		if got := strings.Join(own, " "); got != test.want {
+			t.Errorf("%s: own nodes %q, want %q", name, got, test.want)
+		}
+	}
+}
+
 // The IDs are what sha1sum says of the number of the share and the paths, so
 // that what a kubelet remembers of the plugin that is replaced goes on.
 func TestIDs(t *testing.T) {
