@@ -55,8 +55,7 @@ type Config struct {
 	Settings Settings            // what the administrator wants
 	Changes  <-chan Change       // of that, while the agent runs; optional
 
-	// RescanInterval is the time between scans while the kernel reports nothing;
-	// 30 s if 0.
+	// RescanInterval is the time between scans while the kernel reports nothing.
 	RescanInterval time.Duration
 
 	// Uevents sends a value to events whenever the kernel reports a change of the
@@ -159,7 +158,6 @@ type agent struct {
 
 	settings  atomic.Pointer[Settings] // in force
 	rules     chan *rules.Rules        // has one when the rules of the settings changed
-	active    chan struct{}            // closed once this is the active instance
 	events    chan struct{}            // has one when something about the host's devices changed
 	snapshots chan *discovery.Snapshot // has one that was not placed yet
 
@@ -183,9 +181,6 @@ func Run(ctx context.Context, config Config) error {
 
 // newAgent makes the parts.
 func newAgent(config Config) *agent {
-	if config.RescanInterval == 0 {
-		config.RescanInterval = 30 * time.Second
-	}
 	if config.Disk != nil {
 		config.CDI.Files.FS, config.HostFiles.Files.FS = config.Disk, config.Disk
 	}
@@ -194,7 +189,6 @@ func newAgent(config Config) *agent {
 		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths},
 		metrics:   newAgentMetrics(),
 		rules:     make(chan *rules.Rules, 1),
-		active:    make(chan struct{}),
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
 		resaid:    make(chan struct{}, 1),
@@ -252,8 +246,9 @@ func (a *agent) run(ctx context.Context) error {
 		}
 		release <- unlock
 		if a.open(ctx) {
-			close(a.active)
-			a.ledger.Run(ctx)
+			for _, part := range []func(context.Context){a.ledger.Run, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms} {
+				group.Go(func() error { part(ctx); return nil })
+			}
 		}
 		return nil
 	})
@@ -263,18 +258,8 @@ func (a *agent) run(ctx context.Context) error {
 	if a.Uevents != nil {
 		group.Go(func() error { a.listen(ctx); return nil })
 	}
-	group.Go(func() error { a.watch(ctx); return nil })
 	group.Go(func() error { return a.runDRA(ctx) })
 	group.Go(func() error { a.classic.Run(ctx); return nil })
-	group.Go(func() error {
-		if a.waitActive(ctx) {
-			a.terms.run(ctx, a.ledger)
-		}
-		return nil
-	})
-	group.Go(func() error { a.place(ctx); return nil })
-	group.Go(func() error { a.checkClasses(ctx); return nil })
-	group.Go(func() error { a.tellPods(ctx); return nil })
 	if a.Changes != nil {
 		group.Go(func() error { a.follow(ctx); return nil })
 	}
@@ -332,14 +317,11 @@ func (a *agent) listen(ctx context.Context) {
 // starts does not take back what the last one published.
 const firstWord = 30 * time.Second
 
-// watch scans the host, once this is the active instance, and hands the
-// snapshots on, with the states that devices have settled in.
+// watch scans the host and hands the snapshots on, with the states that devices
+// have settled in.
 func (a *agent) watch(ctx context.Context) {
 	for _, informant := range a.Informants {
 		waitFor(ctx, informant.Ready(), firstWord)
-	}
-	if !a.waitActive(ctx) {
-		return
 	}
 	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events}
 	var last *discovery.Snapshot
@@ -363,16 +345,6 @@ func (a *agent) watch(ctx context.Context) {
 		notify(a.resaid)
 		replace(a.snapshots, s)
 	})
-}
-
-// waitActive waits until this is the active instance, and reports whether it is.
-func (a *agent) waitActive(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-a.active:
-		return true
-	}
 }
 
 // held reports whether a claim or a pod has the device.
@@ -417,13 +389,14 @@ func (a *agent) files() disk.Files { return disk.Files{FS: a.Disk} }
 
 func (a *agent) recordDir() string { return filepath.Join(a.StateDir, "claims") }
 
-// checkClasses warns of DeviceClasses, once this is the active instance.
+// checkClasses warns of DeviceClasses.
 func (a *agent) checkClasses(ctx context.Context) {
-	if a.waitActive(ctx) {
-		check := classCheck{client: draclient.New(a.Client), offered: a.offered}
-		check.run(ctx)
-	}
+	check := classCheck{client: draclient.New(a.Client), offered: a.offered}
+	check.run(ctx)
 }
+
+// learnTerms keeps what the ledger needs to know of pods.
+func (a *agent) learnTerms(ctx context.Context) { a.terms.run(ctx, a.ledger) }
 
 // offered returns the devices that DRA offers, and whether that is known.
 func (a *agent) offered() ([]rules.Offered, bool) {

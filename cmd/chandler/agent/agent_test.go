@@ -71,21 +71,22 @@ func (n *node) config(wanted *rules.Rules) Config {
 		n.t.Fatal(err)
 	}
 	return Config{
-		NodeName:     "node",
-		BootID:       "boot",
-		FS:           host.FS(),
-		Families:     []*discovery.Family{hypervisor.Family},
-		Settings:     Settings{Rules: wanted},
-		Changes:      n.changes,
-		Client:       n.client,
-		StatusClient: n.client,
-		Groups:       n,
-		Kubelet:      Kubelet{StartDRA: n.start, DevicePlugins: n, Pods: n.pods},
-		Lock:         n,
-		KubeletRoot:  n.dir,
-		StateDir:     filepath.Join(n.dir, "plugins/chandler.dev"),
-		CDI:          cdi.Dir{Path: filepath.Join(n.dir, "cdi")},
-		NoMetadata:   true,
+		NodeName:       "node",
+		BootID:         "boot",
+		RescanInterval: 30 * time.Second,
+		FS:             host.FS(),
+		Families:       []*discovery.Family{hypervisor.Family},
+		Settings:       Settings{Rules: wanted},
+		Changes:        n.changes,
+		Client:         n.client,
+		StatusClient:   n.client,
+		Groups:         n,
+		Kubelet:        Kubelet{StartDRA: n.start, DevicePlugins: n, Pods: n.pods},
+		Lock:           n,
+		KubeletRoot:    n.dir,
+		StateDir:       filepath.Join(n.dir, "plugins/chandler.dev"),
+		CDI:            cdi.Dir{Path: filepath.Join(n.dir, "cdi")},
+		NoMetadata:     true,
 	}
 }
 

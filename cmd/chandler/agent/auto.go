@@ -2,9 +2,7 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"time"
 
@@ -26,10 +24,9 @@ const askInterval = time.Minute
 // device-plugin API if the group is not served or the kubelet refuses the driver. If
 // one of them does not answer, the last choice stands. That choice is kept in a file.
 type auto struct {
+	*memo
 	served       func(context.Context) (bool, error)
 	registration func() driver.Registration
-	files        disk.Files
-	file         string
 
 	last  devices.Mode
 	asked time.Time
@@ -37,14 +34,15 @@ type auto struct {
 
 // newAuto reads the last choice.
 func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *auto {
-	a := &auto{served: served, registration: registration, files: files, file: filepath.Join(stateDir, "mode")}
-	data, err := a.files.Read(a.file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "The last choice of an API cannot be read; the agent chooses anew")
-	}
-	if last := devices.Mode(data); last == devices.ModeDRA || last == devices.ModeDevicePlugin {
+	a := &auto{served: served, registration: registration}
+	a.memo = openMemo(ctx, files, filepath.Join(stateDir, "mode"), func(data []byte) error {
+		last := devices.Mode(data)
+		if last != devices.ModeDRA && last != devices.ModeDevicePlugin {
+			return fmt.Errorf("there is no API %q", last)
+		}
 		a.last = last
-	}
+		return nil
+	})
 	return a
 }
 
@@ -54,9 +52,7 @@ func (a *auto) choose(ctx context.Context) devices.Mode {
 	if choice != a.last && choice != devices.ModeAuto {
 		klog.FromContext(ctx).Info("Chose the API for devices without a mode of their own", "mode", choice)
 		a.last = choice
-		if _, err := a.files.Write(a.file, []byte(choice), 0o600); err != nil {
-			klog.FromContext(ctx).Error(err, "Writing down the choice")
-		}
+		a.write(ctx, []byte(choice))
 	}
 	return a.last
 }

@@ -33,8 +33,7 @@ type classCheck struct {
 	// offered returns the devices that DRA offers, and whether that is known.
 	offered func() ([]rules.Offered, bool)
 
-	last     map[string]string // what was said of names that classes share
-	unserved map[string]bool   // and the names that no class had
+	said map[string]bool // the warnings that still hold
 }
 
 // run warns once it is known which devices DRA offers, and again when there is
@@ -66,29 +65,23 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 		klog.FromContext(ctx).V(2).Info("DeviceClasses cannot be looked at", "reason", err)
 		return
 	}
-	now := make(map[string]string)
+	said := make(map[string]bool)
+	warn := func(message string, keysAndValues ...any) {
+		text := fmt.Sprint(message, keysAndValues)
+		if said[text] = true; !c.said[text] {
+			klog.FromContext(ctx).Info("Warning: "+message, keysAndValues...)
+		}
+	}
 	for _, clash := range clashes(classes.Items) {
-		now[clash.resource] = fmt.Sprint(clash.classes)
-		if c.last[clash.resource] != now[clash.resource] {
-			klog.FromContext(ctx).Info("Warning: DeviceClasses have one extendedResourceName; pods that ask for it get devices of the first of them",
-				"extendedResourceName", clash.resource, "deviceClasses", clash.classes)
-		}
+		warn("DeviceClasses have one extendedResourceName; pods that ask for it get devices of the first of them",
+			"extendedResourceName", clash.resource, "deviceClasses", clash.classes)
 	}
-	c.last = now
-	c.warnOfUnserved(ctx, classes.Items, offered)
-}
-
-func (c *classCheck) warnOfUnserved(ctx context.Context, classes []resourceapi.DeviceClass, offered []rules.Offered) {
-	unserved := make(map[string]bool)
-	for _, name := range withoutClass(classes, offered) {
-		unserved[name] = true
-		if !c.unserved[name] {
-			klog.FromContext(ctx).Info("Warning: DRA offers devices under a name that no DeviceClass has as its extendedResourceName; "+
-				"pods that ask for it by limits wait. The API server drops that field without the feature gate DRAExtendedResource; mode DevicePlugin serves such pods",
-				"extendedResourceName", name)
-		}
+	for _, name := range withoutClass(classes.Items, offered) {
+		warn("DRA offers devices under a name that no DeviceClass has as its extendedResourceName; "+
+			"pods that ask for it by limits wait. The API server drops that field without the feature gate DRAExtendedResource; mode DevicePlugin serves such pods",
+			"extendedResourceName", name)
 	}
-	c.unserved = unserved
+	c.said = said
 }
 
 // withoutClass returns, in order, the classic names of devices that DRA offers and for

@@ -60,11 +60,8 @@ type placing struct {
 	problems  map[string]bool          // that were logged and persist
 }
 
-// place hands devices to the two APIs, once this is the active instance.
+// place hands devices to the two APIs.
 func (a *agent) place(ctx context.Context) {
-	if !a.waitActive(ctx) {
-		return
-	}
 	served := func(ctx context.Context) (bool, error) { return servesDRA(ctx, a.Groups) }
 	p := &placing{
 		devices:   newRuled(a.Settings.Rules),

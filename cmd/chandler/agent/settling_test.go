@@ -75,7 +75,7 @@ func TestSettlingFromDamagedFile(t *testing.T) {
 	}
 	again := newSettling(t.Context(), nil, disk.Files{}, dir, func() {})
 	defer again.stop()
-	if string(again.saved) != string(s.saved) || len(s.saved) == 0 {
-		t.Errorf("the file is %q, want %q", again.saved, s.saved)
+	if string(again.said) != string(s.said) || len(s.said) == 0 {
+		t.Errorf("the file is %q, want %q", again.said, s.said)
 	}
 }

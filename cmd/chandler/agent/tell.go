@@ -17,12 +17,8 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// tellPods tells pods about the health of their devices, once this is the active
-// instance.
+// tellPods tells pods about the health of their devices.
 func (a *agent) tellPods(ctx context.Context) {
-	if !a.waitActive(ctx) {
-		return
-	}
 	teller := podevents.Teller{
 		Client: a.StatusClient,
 		Node:   a.NodeName,

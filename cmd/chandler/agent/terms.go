@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,12 +30,10 @@ type terms struct {
 	known map[types.NamespacedName]term
 }
 
-// term is what is known of a pod.
+// term is a pod as it was when it was asked about, nil if it was not there.
 type term struct {
-	learned time.Time
-	found   bool
-	grace   time.Duration   // until its containers are killed once it is deleted
-	asks    map[string]bool // the resources that its containers ask for
+	asked time.Time
+	pod   *corev1.Pod
 }
 
 // run learns the terms of pods that get grants, until the context ends.
@@ -64,18 +64,7 @@ func (t *terms) learn(ctx context.Context, grants []*ledger.Grant) error {
 			}
 		}
 	}
-	t.mu.Lock()
-	known, all := make(map[types.NamespacedName]term), true
-	for name, at := range since {
-		if before, there := t.known[name]; there && !at.After(before.learned) {
-			known[name] = before
-			continue
-		}
-		all = false
-	}
-	t.known = known
-	t.mu.Unlock()
-	if all {
+	if !t.outdated(since) {
 		return nil
 	}
 	asked := time.Now()
@@ -85,49 +74,57 @@ func (t *terms) learn(ctx context.Context, grants []*ledger.Grant) error {
 	if err != nil {
 		return err
 	}
+	there := make(map[types.NamespacedName]*corev1.Pod, len(pods))
+	for i := range pods {
+		there[types.NamespacedName{Namespace: pods[i].Namespace, Name: pods[i].Name}] = &pods[i]
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for name := range since {
-		if _, there := known[name]; !there {
-			known[name] = term{learned: asked}
-		}
-	}
-	for i := range pods {
-		name := types.NamespacedName{Namespace: pods[i].Namespace, Name: pods[i].Name}
-		if at, wanted := since[name]; wanted && !at.After(asked) {
-			known[name] = termOf(&pods[i], asked)
+		if _, known := t.known[name]; !known {
+			t.known[name] = term{asked, there[name]}
 		}
 	}
 	return nil
 }
 
-func termOf(pod *corev1.Pod, at time.Time) term {
-	t := term{learned: at, asks: make(map[string]bool)}
-	if seconds := pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
-		t.found, t.grace = true, time.Duration(*seconds)*time.Second
+// outdated forgets pods that have no grant, or a newer one, and reports whether any
+// of the pods is not known.
+func (t *terms) outdated(since map[types.NamespacedName]time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil {
+		t.known = make(map[types.NamespacedName]term)
 	}
-	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for _, c := range containers {
-			for name := range c.Resources.Limits {
-				t.asks[string(name)] = true
-			}
-		}
-	}
-	return t
+	maps.DeleteFunc(t.known, func(name types.NamespacedName, k term) bool {
+		at, has := since[name]
+		return !has || at.After(k.asked)
+	})
+	return len(t.known) < len(since)
+}
+
+// of returns a pod that has grants, nil if it is not known.
+func (t *terms) of(namespace, pod string) *corev1.Pod {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.known[types.NamespacedName{Namespace: namespace, Name: pod}].pod
 }
 
 // termination returns how long the containers of a pod may go on once it is
 // deleted, and whether that is known.
 func (t *terms) termination(namespace, pod string) (time.Duration, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	known := t.known[types.NamespacedName{Namespace: namespace, Name: pod}]
-	return known.grace, known.found
+	p := t.of(namespace, pod)
+	if p == nil || p.Spec.TerminationGracePeriodSeconds == nil {
+		return 0, false
+	}
+	return time.Duration(*p.Spec.TerminationGracePeriodSeconds) * time.Second, true
 }
 
 // asks reports whether a pod asks for a classic resource.
 func (t *terms) asks(namespace, pod, resource string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.known[types.NamespacedName{Namespace: namespace, Name: pod}].asks[resource]
+	p := t.of(namespace, pod)
+	return p != nil && slices.ContainsFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c corev1.Container) bool {
+		_, asks := c.Resources.Limits[corev1.ResourceName(resource)]
+		return asks
+	})
 }
