@@ -457,6 +457,9 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 // they are unprepared. The kubelet names CDI devices of the containers of active
 // pods since Kubernetes 1.34 (pkg/kubelet/apis/podresources/server_v1.go, List).
 func (l *Ledger) noteClaims(at time.Time, said *kubeletapi.Listing) {
+	if !l.wiped {
+		return // what it names besides was prepared in an earlier boot, and is prepared anew
+	}
 	for uid, devices := range claimsIn(said) {
 		if !l.ended[uid].After(at) && l.accounts[uid] == nil && l.accounts[sealedKey(uid)] == nil {
 			l.put(newAccount(seal(types.UID(uid), nil, devices, l.config.Boot, false), Given))

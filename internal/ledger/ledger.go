@@ -86,6 +86,7 @@ type Ledger struct {
 	said     listed
 	unsaved  bool                 // the file of grants is not what the accounts say
 	booted   bool                 // the file boot says the present boot
+	wiped    bool                 // there was none
 	left     []Entry              // entries that are no more, whose outputs could not be removed
 	ended    map[string]time.Time // when claims have ended, by key
 }

@@ -78,7 +78,8 @@ func (l *Ledger) named() (map[string][]string, error) {
 func (l *Ledger) readBoot() (past bool, err error) {
 	data, err := l.read(bootFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // the agents before wrote none
+		l.wiped = true // or the agents before wrote none
+		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("read the boot: %w", err)

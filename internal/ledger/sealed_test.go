@@ -244,6 +244,26 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	b.mustGive(claim("other", s["a"]), s)
 }
 
+// After a reboot PodResources names what the kubelet's checkpoint has, though nothing
+// of it is prepared. Claims that lost their records do not wait for each other.
+func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {
+	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	c := claim("c", s["a"])
+	b.mustGive(c, s)
+	if err := os.Remove(b.claimFile(c.UID)); err != nil {
+		t.Fatal(err)
+	}
+	b.reboot("boot-2")
+	if err := b.Observe(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), s); err != nil {
+		t.Fatal(err)
+	}
+	other := claim("other", s["a"])
+	other.Boot = "boot-2"
+	b.mustGive(other, s)
+}
+
 func TestErrorsNameTheFile(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
