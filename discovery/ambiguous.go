@@ -109,7 +109,7 @@ func (s *Snapshot) dropIDs() {
 
 // group names what the IDs of an offer must be unique in.
 func (o *Offer) group(d *Device) string {
-	if o.Resource == "" {
+	if o.Unnamed() {
 		return "family " + d.Family
 	}
 	return o.Resource

@@ -124,15 +124,15 @@ type Silicon struct {
 // have many IDs (shares), many Offers, and several devices may share a Unit,
 // which is then only handed out as a whole (a two-chip card).
 //
-// An Offer without a Resource says what the IDs are where there is no name that
-// everybody knows the device by. It is offered once the administrator has named
-// the resource.
-//
-// A Named one too is only offered once the administrator has named its
-// resource for the device, and then instead of the others: what the plugin has
-// in a mode that is not its default, such as larger units of the same silicon.
+// A Named one is only offered once the administrator has given its resource to the
+// device, and then instead of the others: what the plugin has in a mode that is not
+// its default, such as larger units of the same silicon.
 type Offer struct {
-	Resource string   `json:"resource"`       // "amd.com/gpu"
+	// Resource is the name that everybody knows the device by: "amd.com/gpu". If
+	// there is none, it is a pattern of the names that the administrator may give
+	// it: [AnyName], or "nvidia.com/*" for IDs that a plugin has for its own names
+	// alone. Such an offer is only made once there is a name.
+	Resource string   `json:"resource"`
 	IDs      []string `json:"ids"`            // as the plugin that Chandler replaces gives them
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
 	Named    bool     `json:"optional,omitempty"`
@@ -142,30 +142,24 @@ type Offer struct {
 	// whatever the administrator leaves of a unit will do, as of an IOMMU group.
 	Members int `json:"members,omitempty"`
 
-	// Within is the domain of the names for which the IDs of an Offer without a
-	// Resource are those above, "" for any other name: "nvidia.com" of a function
-	// that NVIDIA's plugin has another ID for than KubeVirt.
-	Within string `json:"within,omitempty"`
-
 	// NameAs is the attribute under which DRA publishes the name of the resource
 	// too, for those who look a device up by it there as in the classic API, ""
 	// if there are none.
 	NameAs resourceapi.QualifiedName `json:"nameAs,omitempty"`
 
-	// ShareInfix is what the plugin replaced writes between an ID and the
-	// number of a share of it, "::" if empty.
-	ShareInfix string `json:"shareInfix,omitempty"`
-
-	// ShareStem is what the plugin replaced writes before the number of a share
-	// where the IDs above are numbered themselves, "" where they are not: "card1-"
-	// of a GPU that has the ID "card1-0" alone and is "card1-0", "card1-1", …
-	// shared. An Open device that has one may be given another count.
-	ShareStem string `json:"shareStem,omitempty"`
+	// Dialect is how the plugin writes the IDs of shares, [Replicas] if it is zero.
+	Dialect
 
 	// Counts is the capacity of which each ID is a unit: what a container asks
 	// for is an amount, and comes from one device. It is set by [Rules].
 	Counts resourceapi.QualifiedName `json:"counts,omitempty"`
 }
+
+// AnyName is the Resource of an offer that may have any name.
+const AnyName = "*"
+
+// Unnamed reports whether the offer waits for a name.
+func (o *Offer) Unnamed() bool { return strings.HasSuffix(o.Resource, "*") }
 
 // Shares is the capacity of which containers take where a device is shared by
 // number.

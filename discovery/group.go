@@ -53,17 +53,15 @@ func (d *Device) vfioGroups() (groups []string) {
 // join makes devices, which are in name order, one unit of that name.
 func join(unit string, devices []*Device) {
 	all := map[string]resource.Quantity{"group": resource.MustParse("1")}
-	type name struct{ resource, within string }
-	ids := make(map[name][]string)
+	ids := make(map[string][]string) // by resource
 	for _, d := range devices {
 		d.PartOf, d.Takes = &Silicon{Name: unit, Counters: all}, all
 		offers := make([]Offer, len(d.Classic))
 		for i, offer := range d.Classic {
-			key := name{offer.Resource, offer.Within}
-			if ids[key] == nil {
-				ids[key] = offer.IDs
+			if ids[offer.Resource] == nil {
+				ids[offer.Resource] = offer.IDs
 			}
-			offer.IDs, offer.Unit, offer.Members = ids[key], unit, 0
+			offer.IDs, offer.Unit, offer.Members = ids[offer.Resource], unit, 0
 			offers[i] = offer
 		}
 		if d.Classic != nil {

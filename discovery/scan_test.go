@@ -263,7 +263,7 @@ func TestScanDropsAnIDOfTwo(t *testing.T) {
 		{Name: "a", Classic: offer("example.com/x", "", "1", "2")},
 		{Name: "b", Classic: offer("example.com/x", "", "2", "3")},
 		{Name: "c", Classic: offer("example.com/y", "", "2")},
-		{Name: "d", Classic: offer("", "", "2")},
+		{Name: "d", Classic: offer(discovery.AnyName, "", "2")},
 		{Name: "e", Classic: offer("example.com/x", "card", "4")},
 		{Name: "f", Classic: offer("example.com/x", "card", "4")},
 	}

@@ -34,10 +34,8 @@ func (d *Device) Validate() error {
 		return validateName(name)
 	})...)
 	for _, offer := range d.Classic {
-		if offer.Resource == "" {
-			continue // until the administrator names it
-		}
-		if domain, name, _ := strings.Cut(offer.Resource, "/"); plainDomain(domain) && plainLabel(name) {
+		domain, name, _ := strings.Cut(offer.Resource, "/")
+		if offer.Resource == AnyName || plainDomain(domain) && (plainLabel(name) || name == AnyName) {
 			continue
 		}
 		for _, message := range content.IsLabelKey(offer.Resource) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -127,28 +126,4 @@ func addMount(r *pluginapi.ContainerAllocateResponse, mount *specs.Mount) error 
 	}
 	r.Mounts = append(r.Mounts, added)
 	return nil
-}
-
-// amountEdits says to the container how much it has, in the variables of
-// Aliyun's GPU sharing: of aliyun.com/gpu-mem they are ALIYUN_COM_GPU_MEM_IDX, the
-// place of the device among those of the resource; _CONTAINER, the units of this
-// container; _POD, the units of all containers of the call; and _DEV, the units
-// of the device. The amount may be nil.
-func amountEdits(a *list.Amount, resource string, pod int) specs.ContainerEdits {
-	if a == nil {
-		return specs.ContainerEdits{}
-	}
-	var env []string
-	for _, variable := range []struct {
-		name  string
-		value int
-	}{
-		{"IDX", a.Place},
-		{"POD", pod},
-		{"CONTAINER", a.IDs},
-		{"DEV", len(a.Unit.IDs)},
-	} {
-		env = append(env, discovery.Variable(resource)+"_"+variable.name+"="+strconv.Itoa(variable.value))
-	}
-	return specs.ContainerEdits{Env: env}
 }

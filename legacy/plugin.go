@@ -313,7 +313,10 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}
 		edits := editsOf(devicesOf(units), resource, l.Consumed(ids), p.config.Grant)
-		edits = discovery.Join(edits, amountEdits(amount, resource, all))
+		if amount != nil {
+			share := discovery.Share{Place: amount.Place, Container: amount.IDs, Call: all, Device: len(amount.Unit.IDs)}
+			edits.Env = append(edits.Env, share.Variables(resource)...)
+		}
 		r, err := response(cdi.Rebase(edits, p.config.RuntimeRoot))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)

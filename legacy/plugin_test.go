@@ -315,9 +315,11 @@ func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	shareable.Open = true
 	part := gpu("p")
 	part.PartOf = &discovery.Silicon{Name: "card"}
+	dialect := gpu("d")
+	dialect.Offers[0].Infix = "/vgpu"
 	k.Hold("train", "example.com/renamed", "a::3", "c-_-12", "d/vgpu0", "e-4", "b-x", "p", "s", "unknown")
 	p := New(configFor(k))
-	p.Know(host(snapshot(gpu("a"), gpu("b"), gpu("c"), gpu("d"), gpu("e"), part, shareable)))
+	p.Know(host(snapshot(gpu("a"), gpu("b"), gpu("c"), dialect, gpu("e"), part, shareable)))
 	p.Publish(snapshot(), nil)
 	run(t, p)
 	<-p.Ready()

@@ -186,7 +186,7 @@ func checkExact(t *testing.T, class resourceapi.DeviceClass, devices []discovery
 // administrator chooses them.
 func namesOf(d discovery.Device) (names []string) {
 	for _, offer := range d.Classic {
-		if offer.Resource != "" {
+		if !offer.Unnamed() {
 			names = append(names, offer.Resource)
 		}
 	}

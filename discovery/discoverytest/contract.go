@@ -222,7 +222,7 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 	if c := d.Health.Condition; c != "" && (d.Health.Status != discovery.Unhealthy || !slices.Contains(discovery.Conditions(), c)) {
 		t.Errorf("%s: health %s with the condition %q", d.Name, d.Health.Status, c)
 	}
-	unnamed := func(offer discovery.Offer) bool { return offer.Resource == "" }
+	unnamed := func(offer discovery.Offer) bool { return offer.Unnamed() }
 	if d.Named && (len(d.Classic) == 0 || slices.ContainsFunc(d.Classic, unnamed)) {
 		t.Errorf("%s: nobody could opt in: offers %+v", d.Name, d.Classic)
 	}

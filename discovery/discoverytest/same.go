@@ -57,8 +57,7 @@ func sameQuantity(a, b resource.Quantity) bool { return a.Format == b.Format && 
 
 func sameOffer(a, b discovery.Offer) bool {
 	return a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) && a.Unit == b.Unit && a.Named == b.Named &&
-		a.Members == b.Members && a.Within == b.Within && a.NameAs == b.NameAs &&
-		a.ShareInfix == b.ShareInfix && a.ShareStem == b.ShareStem && a.Counts == b.Counts
+		a.Members == b.Members && a.NameAs == b.NameAs && a.Dialect == b.Dialect && a.Counts == b.Counts
 }
 
 func sameEdits(a, b *specs.ContainerEdits) bool {

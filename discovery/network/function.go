@@ -73,7 +73,7 @@ func (f Function) Describe(d *discovery.Device, host *discovery.Host) error {
 		d.Attributes.SetString("vdpaType", f.VDPA.Driver)
 	}
 	d.Attributes.SetString(DeviceIDAttribute, f.Name())
-	d.Classic = []discovery.Offer{{IDs: []string{f.Name()}, NameAs: ResourceNameAttribute}}
+	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{f.Name()}, NameAs: ResourceNameAttribute}}
 	// There is no word for a sub-function in it.
 	if f.Path == f.PCI.Path {
 		d.Files = f.info(d)

@@ -167,7 +167,7 @@ func (r *Rules) apply(d *Offered, own map[string]bool) (kept bool, errs []error)
 // offered.
 func (d *Offered) publishNames() error {
 	for _, offer := range d.Offers {
-		if offer.NameAs == "" || offer.Resource == "" {
+		if offer.NameAs == "" {
 			continue
 		}
 		if n := len(d.Attributes) + len(d.Capacity); n >= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
@@ -219,12 +219,12 @@ func renamed(offers []discovery.Offer, resource string) []discovery.Offer {
 	domain, _, _ := strings.Cut(resource, "/")
 	for _, fits := range []func(discovery.Offer) bool{
 		func(offer discovery.Offer) bool { return offer.Resource == resource },
-		func(offer discovery.Offer) bool { return offer.Within == domain },
-		func(offer discovery.Offer) bool { return offer.Within == "" },
+		func(offer discovery.Offer) bool { return offer.Resource == domain+"/"+discovery.AnyName },
+		func(offer discovery.Offer) bool { return !offer.Unnamed() || offer.Resource == discovery.AnyName },
 	} {
 		if i := slices.IndexFunc(offers, fits); i >= 0 {
 			offer := offers[i]
-			offer.Resource, offer.Named, offer.Within = resource, false, ""
+			offer.Resource, offer.Named = resource, false
 			return []discovery.Offer{offer}
 		}
 	}
@@ -233,7 +233,7 @@ func renamed(offers []discovery.Offer, resource string) []discovery.Offer {
 
 // named returns the offers that have a name and need no administrator.
 func named(offers []discovery.Offer) []discovery.Offer {
-	unasked := func(offer discovery.Offer) bool { return offer.Resource == "" || offer.Named }
+	unasked := func(offer discovery.Offer) bool { return offer.Unnamed() || offer.Named }
 	if !slices.ContainsFunc(offers, unasked) {
 		return offers
 	}

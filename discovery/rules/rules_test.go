@@ -87,7 +87,7 @@ func TestRulesNameWhatHasNoName(t *testing.T) {
 	unnamed := func(name string) discovery.Device {
 		d := gpu(name, "acme", 0)
 		d.Attributes.SetString("model", name)
-		d.Classic[0].Resource = ""
+		d.Classic[0].Resource = "*"
 		return d
 	}
 	rules := &Rules{Resources: []Resource{{Selector: selector(t, `device.attributes["chandler.dev"].model == "b"`), Name: "example.com/pool"}}}
@@ -253,7 +253,7 @@ func TestConfiguredGivesWay(t *testing.T) {
 // A device has the IDs of the plugin that has names in that domain.
 func TestNamesWithinADomain(t *testing.T) {
 	d := gpu("a", "acme", 0)
-	d.Classic = []discovery.Offer{{IDs: []string{"0000:01:00.0"}, Within: "acme.com"}, {IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Named: true}}
+	d.Classic = []discovery.Offer{{Resource: "acme.com/*", IDs: []string{"0000:01:00.0"}}, {Resource: "*", IDs: []string{"12"}}, {Resource: "acme.com/own", IDs: []string{"own"}, Named: true}}
 	for name, want := range map[string]string{"acme.com/big": "0000:01:00.0", "example.com/big": "12", "not-acme.com/big": "12", "acme.com/own": "own"} {
 		rules := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: name}}}
 		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{d}}).Devices[0].Offers
@@ -308,7 +308,7 @@ func TestCountedGiveWay(t *testing.T) {
 
 func TestRulesPublishTheNameOfAResource(t *testing.T) {
 	d := gpu("a", "acme", 0)
-	d.Classic = []discovery.Offer{{IDs: []string{"1"}, NameAs: "example.com/resourceName"}}
+	d.Classic = []discovery.Offer{{Resource: "*", IDs: []string{"1"}, NameAs: "example.com/resourceName"}}
 	full := gpu("b", "acme", 0)
 	full.Classic = d.Classic
 	for len(full.Attributes)+len(full.Capacity) < 32 {

@@ -18,13 +18,6 @@ import (
 // than 4 MiB (gRPC's default), and eight devices of so many are 2 MiB.
 const maxShares = 4096
 
-// What stands between an ID and the number of a share: NVIDIA's plugin writes
-// replicas so, and Aliyun's units of memory.
-const (
-	replicaInfix = "::"
-	unitInfix    = "-_-"
-)
-
 // Sharing says that containers have a device together, each as much of it as
 // it takes of one of its capacities, until nothing is left.
 type Sharing struct {
@@ -114,7 +107,7 @@ func (s *Share) of(d *Offered) (*Sharing, []discovery.Offer, error) {
 // recounted returns the offers of a device that any number of containers may
 // have, with as many IDs as the administrator wants.
 func (s *Share) recounted(offers []discovery.Offer) ([]discovery.Offer, error) {
-	fixed := func(offer discovery.Offer) bool { return offer.ShareStem == "" }
+	fixed := func(offer discovery.Offer) bool { return offer.Stem == "" }
 	if s.Replicas == 0 || s.Pool || slices.ContainsFunc(offers, fixed) {
 		return nil, errors.New("sharing: any number of containers may have the device already")
 	}
@@ -128,19 +121,18 @@ func (s *Share) recounted(offers []discovery.Offer) ([]discovery.Offer, error) {
 func (s *Share) replicas(offers []discovery.Offer) ([]discovery.Offer, error) {
 	var shared []discovery.Offer
 	for _, offer := range offers {
-		switch {
+		var ids []string
+		switch dialect := cmp.Or(offer.Dialect, discovery.Replicas); {
 		case s.Pool:
-			offer.Unit, offer.Members, offer.IDs = offer.Resource, 0, discovery.CountedIDs("", s.Replicas)
-		case offer.ShareStem != "":
-			offer.IDs = discovery.CountedIDs(offer.ShareStem, s.Replicas)
+			offer.Unit, offer.Members, ids = offer.Resource, 0, discovery.CountedIDs("", s.Replicas)
+		case dialect.Stem != "":
+			ids = discovery.CountedIDs(dialect.Stem, s.Replicas)
 		default:
-			infix := cmp.Or(offer.ShareInfix, replicaInfix)
-			var ids []string
 			for _, id := range offer.IDs {
-				ids = append(ids, discovery.CountedIDs(id+infix, s.Replicas)...)
+				ids = append(ids, discovery.CountedIDs(dialect.Before(id), s.Replicas)...)
 			}
-			offer.IDs = ids
 		}
+		offer.IDs = ids
 		if len(offer.IDs) > maxShares {
 			return nil, fmt.Errorf("sharing: %d shares as %s, at most %d", len(offer.IDs), offer.Resource, maxShares)
 		}
@@ -173,7 +165,7 @@ func (s *Share) inUnits(offers []discovery.Offer, units int64) ([]discovery.Offe
 		if len(offer.IDs) != 1 {
 			return nil, fmt.Errorf("sharing: the device has %d IDs as %s", len(offer.IDs), offer.Resource)
 		}
-		offer.IDs, offer.Counts = discovery.CountedIDs(offer.IDs[0]+unitInfix, int(units)), s.Capacity
+		offer.IDs, offer.Counts = discovery.CountedIDs(discovery.Units.Before(offer.IDs[0]), int(units)), s.Capacity
 		counted = append(counted, offer)
 	}
 	return counted, nil

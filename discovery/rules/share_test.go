@@ -27,11 +27,11 @@ func shareOf(t *testing.T, share Share, devices ...discovery.Device) *Snapshot {
 
 func TestShareByNumber(t *testing.T) {
 	gke := gpu("nvidia0", "acme", 80*gib)
-	gke.Classic[0].ShareInfix = "/vgpu"
+	gke.Classic[0].Infix = "/vgpu"
 	s := shareOf(t, Share{Replicas: 2}, gpu("a", "acme", 80*gib), gke)
 	want := [][]discovery.Offer{
 		{{Resource: "acme.com/gpu", IDs: []string{"a::0", "a::1"}}},
-		{{Resource: "acme.com/gpu", IDs: []string{"nvidia0/vgpu0", "nvidia0/vgpu1"}, ShareInfix: "/vgpu"}},
+		{{Resource: "acme.com/gpu", IDs: []string{"nvidia0/vgpu0", "nvidia0/vgpu1"}, Dialect: discovery.Dialect{Infix: "/vgpu"}}},
 	}
 	for i, d := range s.Devices {
 		if diff := cmp.Diff(want[i], d.Offers); diff != "" {
@@ -50,9 +50,9 @@ func TestShareByNumber(t *testing.T) {
 // counting.
 func TestShareByStem(t *testing.T) {
 	numbered := gpu("a", "acme", 80*gib)
-	numbered.Classic[0].IDs, numbered.Classic[0].ShareStem = []string{"card1-0"}, "card1-"
+	numbered.Classic[0].IDs, numbered.Classic[0].Stem = []string{"card1-0"}, "card1-"
 	d := shareOf(t, Share{Replicas: 3}, numbered).Devices[0]
-	want := []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"card1-0", "card1-1", "card1-2"}, ShareStem: "card1-"}}
+	want := []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"card1-0", "card1-1", "card1-2"}, Dialect: discovery.Dialect{Stem: "card1-"}}}
 	if diff := cmp.Diff(want, d.Offers); diff != "" {
 		t.Errorf("offers (-want +got):\n%s", diff)
 	}
@@ -66,11 +66,11 @@ func TestShareByStem(t *testing.T) {
 func TestShareableRecounted(t *testing.T) {
 	kvm := gpu("kvm", "acme", 0)
 	kvm.Open = true
-	kvm.Classic[0].IDs, kvm.Classic[0].ShareStem = discovery.CountedIDs("kvm", 1000), "kvm"
+	kvm.Classic[0].IDs, kvm.Classic[0].Stem = discovery.CountedIDs("kvm", 1000), "kvm"
 	for resource, want := range map[string]string{"": "acme.com/gpu", "example.com/kvm": "example.com/kvm"} {
 		s := shareOf(t, Share{Replicas: 2, Resource: resource}, kvm)
 		d := s.Devices[0]
-		if diff := cmp.Diff([]discovery.Offer{{Resource: want, IDs: []string{"kvm0", "kvm1"}, ShareStem: "kvm"}}, d.Offers); diff != "" {
+		if diff := cmp.Diff([]discovery.Offer{{Resource: want, IDs: []string{"kvm0", "kvm1"}, Dialect: discovery.Dialect{Stem: "kvm"}}}, d.Offers); diff != "" {
 			t.Errorf("offers (-want +got):\n%s", diff)
 		}
 		if _, limited := d.Capacity[discovery.Shares]; limited || d.Sharing != nil || !d.Open || len(s.Problems) > 0 {
@@ -164,7 +164,7 @@ func TestNotShared(t *testing.T) {
 	kvm := gpu("kvm", "acme", gib)
 	kvm.Open = true
 	numbered := kvm
-	numbered.Classic = []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"kvm0"}, ShareStem: "kvm"}}
+	numbered.Classic = []discovery.Offer{{Resource: "acme.com/gpu", IDs: []string{"kvm0"}, Dialect: discovery.Dialect{Stem: "kvm"}}}
 	counted := gpu("counted", "acme", gib)
 	counted.Classic[0].IDs = []string{"0", "1"}
 	for name, test := range map[string]struct {
@@ -199,7 +199,7 @@ func TestShareUnderANameOfTheAdministrator(t *testing.T) {
 		Resources: []Resource{{Selector: selector(t, everyGPU), Name: "example.com/shared-gpu"}},
 	}
 	unnamed := gpu("a", "acme", 0)
-	unnamed.Classic[0].Resource = ""
+	unnamed.Classic[0].Resource = "*"
 	s := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{unnamed}})
 	want := []discovery.Offer{{Resource: "example.com/shared-gpu", IDs: []string{"a::0", "a::1"}}}
 	if diff := cmp.Diff(want, s.Devices[0].Offers); diff != "" {

@@ -10,7 +10,7 @@ import (
 // replace, or an administrator before, may have given it another name.
 type Catalogue struct {
 	known map[string]*Unit // by ID
-	stems map[string]*Unit // what an ID may be a numbered share of, by what stands before the number
+	stems map[string]*Unit // by what stands before the number of a share, where the plugin had a dialect of its own
 }
 
 // CatalogueOf returns what IDs may stand for: the devices of a host with all
@@ -24,9 +24,9 @@ func CatalogueOf(devices []discovery.Device) Catalogue {
 		for _, offer := range d.Classic {
 			for _, id := range offer.IDs {
 				c.known[id] = c.known[id].with(d, offer)
-			}
-			if offer.ShareStem != "" {
-				c.stems[offer.ShareStem] = c.stems[offer.ShareStem].with(d, offer)
+				if stem := offer.Before(id); stem != id {
+					c.stems[stem] = c.stems[stem].with(d, offer)
+				}
 			}
 		}
 	}
@@ -39,27 +39,17 @@ func (c Catalogue) Find(id string) (u *Unit, share bool) {
 	if u := c.known[id]; u != nil {
 		return u, false
 	}
-	if stem := strings.TrimRight(id, "0123456789"); stem != id && c.stems[stem] != nil {
-		return c.stems[stem], true
+	stem := strings.TrimRight(id, "0123456789")
+	if stem == id {
+		return nil, false
 	}
-	device, _ := shareOf(id)
-	return c.known[device], true
-}
-
-// shareInfixes stand between the ID of a device and the number of a share of
-// it: for NVIDIA's plugin, Aliyun's, GKE's and HAMi's.
-var shareInfixes = []string{"::", "-_-", "/vgpu", "-"}
-
-// shareOf returns the ID of the device that an ID such as "GPU-1::3" would be a
-// share of.
-func shareOf(id string) (device string, share bool) {
-	for _, infix := range shareInfixes {
-		if i := strings.LastIndex(id, infix); i > 0 {
-			if number := id[i+len(infix):]; number != "" && digits(number) == len(number) {
-				return id[:i], true
-			}
-			return "", false
+	if u := c.stems[stem]; u != nil {
+		return u, true
+	}
+	for _, dialect := range discovery.Dialects() {
+		if of, ok := strings.CutSuffix(stem, dialect.Infix); ok && c.known[of] != nil {
+			return c.known[of], true
 		}
 	}
-	return "", false
+	return nil, false
 }

@@ -94,7 +94,7 @@ func withoutClass(classes []resourceapi.DeviceClass, offered []rules.Offered) (n
 	}
 	for _, d := range offered {
 		for _, offer := range d.Offers {
-			if offer.Resource != "" && !offer.Named && !slices.Contains(names, offer.Resource) && !served(offer.Resource) {
+			if !slices.Contains(names, offer.Resource) && !served(offer.Resource) {
 				names = append(names, offer.Resource)
 			}
 		}

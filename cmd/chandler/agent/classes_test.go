@@ -108,9 +108,7 @@ func TestNamesWithoutClass(t *testing.T) {
 	named := func(name string) rules.Offered {
 		return rules.Offered{Device: discovery.Device{Name: "d"}, Offers: []discovery.Offer{{Resource: name}}}
 	}
-	optional := named("example.com/optional")
-	optional.Offers[0].Named = true
-	offered := []rules.Offered{named("nvidia.com/gpu"), named("amd.com/gpu"), named("nvidia.com/gpu"), named(""), optional}
+	offered := []rules.Offered{named("nvidia.com/gpu"), named("amd.com/gpu"), named("nvidia.com/gpu")}
 	client := fake.NewClientset(class("amd", "amd.com/gpu", "chandler.dev", 1), class("nameless", "", "chandler.dev", 1))
 	check := classCheck{client: draclient.New(client)}
 	for i, want := range []int{1, 0, 0, 1} {

@@ -61,6 +61,6 @@ func describeFPGA(host *discovery.Host, function sysfs.Device) (d discovery.Devi
 		errs = append(errs, err)
 	}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
-	d.Classic = []discovery.Offer{{IDs: []string{function.Name()}}}
+	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
 	return d, true, errors.Join(errs...)
 }

@@ -189,7 +189,7 @@ func children(d sysfs.Device, prefixes ...string) (found []sysfs.Device) {
 func resource(region, afu string) string {
 	both, err := hex.DecodeString(region + afu)
 	if err != nil || region == "" || afu == "" {
-		return ""
+		return discovery.AnyName
 	}
 	return fmt.Sprintf("fpga.intel.com/af-%s.%s.%s", region[:3], afu[:3], base64.RawURLEncoding.EncodeToString(both))
 }

@@ -5,6 +5,7 @@
 package fpgaxilinx
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -72,7 +73,7 @@ func describeFPGA(host *discovery.Host, user, management sysfs.Device) (discover
 	d.Attributes.SetString("vendor", "xilinx")
 	shell, resource, shellErr := readShell(user)
 	d.Attributes.SetString("profile", shell)
-	d.Classic = []discovery.Offer{{Resource: resource, IDs: []string{user.Name()}}}
+	d.Classic = []discovery.Offer{{Resource: cmp.Or(resource, discovery.AnyName), IDs: []string{user.Name()}}}
 	nodes, nodesErr := nodes(host, user, management)
 	d.Edits.DeviceNodes = nodes
 	d.Health = discovery.NodeHealth(host, nodes)
@@ -258,7 +259,7 @@ func joinU30(devices []discovery.Device) (problems []discovery.Problem) {
 		shell := d.Classic // by the plugin's U30AllocUnit=Device and U30NameConvention=ExactName
 		d.Classic = []discovery.Offer{{Resource: "amd.com/ama_u30", IDs: []string{address}, Unit: "u30-" + d.Identity}}
 		for _, offer := range shell {
-			if offer.Resource != "" {
+			if !offer.Unnamed() {
 				offer.Named = true
 				d.Classic = append(d.Classic, offer)
 			}

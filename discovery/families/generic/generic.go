@@ -71,7 +71,7 @@ func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, b
 		node, err := discovery.Node(minor, directory(minor))
 		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
 	}
-	d.Classic = []discovery.Offer{{IDs: []string{kernel.Name()}}}
+	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{kernel.Name()}}}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	return d, true, errors.Join(errs...)
 }

@@ -32,7 +32,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		d, err := discovery.SharedNode(host, misc, nodeDir(misc))
 		d.Attributes.SetString("kind", "hypervisor")
 		// As KubeVirt's node agent offers it.
-		d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + misc.Name(), IDs: discovery.CountedIDs(misc.Name(), count), ShareStem: misc.Name()}}
+		d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + misc.Name(), IDs: discovery.CountedIDs(misc.Name(), count), Dialect: discovery.Dialect{Stem: misc.Name()}}}
 		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
 	}

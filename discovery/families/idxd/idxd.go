@@ -133,7 +133,7 @@ func setQueue(d *discovery.Device, wq sysfs.Device, accelerator, mode string) {
 	resource := "wq-user-" + mode
 	// Intel's plugin lets one container have a shared queue unless told otherwise.
 	stem := resource + "-" + wq.Name() + "-"
-	d.Classic = []discovery.Offer{{Resource: accelerator + ".intel.com/" + resource, IDs: []string{stem + "0"}, ShareStem: stem}}
+	d.Classic = []discovery.Offer{{Resource: accelerator + ".intel.com/" + resource, IDs: []string{stem + "0"}, Dialect: discovery.Dialect{Stem: stem}}}
 }
 
 // setGroup sets what the administrator gave the queue: its name, size and

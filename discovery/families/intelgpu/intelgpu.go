@@ -80,9 +80,9 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 		errs = append(errs, setLocalMemory(&d, card))
 		stem := card.Name() + "-"
 		d.Classic = []discovery.Offer{{
-			Resource:  "gpu.intel.com/" + d.Attributes.String("driver"),
-			IDs:       []string{stem + "0"}, // the only share
-			ShareStem: stem,
+			Resource: "gpu.intel.com/" + d.Attributes.String("driver"),
+			IDs:      []string{stem + "0"}, // the only share
+			Dialect:  discovery.Dialect{Stem: stem},
 		}}
 	}
 	nodes, err := discovery.DRMNodes(function)

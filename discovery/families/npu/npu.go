@@ -122,10 +122,10 @@ func describeNPU(host *discovery.Host, parent sysfs.Device, minors []sysfs.Devic
 // only share in Intel's plugin. Qualcomm does not publish its plugin's IDs, and
 // no plugin offers the others, so these have the kernel's name of the device.
 func offer(driver string, parent, minor sysfs.Device) discovery.Offer {
-	resource := drivers[driver].resource
+	resource := cmp.Or(drivers[driver].resource, discovery.AnyName)
 	if driver == "intel_vpu" {
 		stem := minor.Name() + "-"
-		return discovery.Offer{Resource: resource, IDs: []string{stem + "0"}, ShareStem: stem}
+		return discovery.Offer{Resource: resource, IDs: []string{stem + "0"}, Dialect: discovery.Dialect{Stem: stem}}
 	}
 	return discovery.Offer{Resource: resource, IDs: []string{parent.Name()}}
 }

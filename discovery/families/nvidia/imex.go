@@ -56,7 +56,7 @@ func (d *driver) channel(number int64) discovery.Device {
 		Attributes: discovery.Attributes{},
 		Edits:      specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node}},
 		Health:     discovery.NodeHealth(d.host, []*specs.DeviceNode{node}),
-		Classic:    []discovery.Offer{{IDs: []string{name}}},
+		Classic:    []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{name}}},
 	}
 	channel.Attributes.SetString("kind", "other")
 	channel.Attributes.SetString("vendor", "nvidia")

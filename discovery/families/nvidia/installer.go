@@ -38,5 +38,5 @@ func installed(mounts []*specs.Mount) bool {
 
 // installerOffers returns what GKE's device plugin offers under an ID.
 func installerOffers(id string) []discovery.Offer {
-	return []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{id}, ShareInfix: "/vgpu"}}
+	return []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{id}, Dialect: discovery.Dialect{Infix: "/vgpu"}}}
 }

@@ -33,7 +33,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		d.Attributes.SetString("vendor", "intel")
 		// As Intel's plugin offers the device "sgx-enclave".
 		stem := d.Name + "-"
-		d.Classic = []discovery.Offer{{Resource: "sgx.intel.com/" + strings.TrimPrefix(d.Name, "sgx-"), IDs: discovery.CountedIDs(stem, count), ShareStem: stem}}
+		d.Classic = []discovery.Offer{{Resource: "sgx.intel.com/" + strings.TrimPrefix(d.Name, "sgx-"), IDs: discovery.CountedIDs(stem, count), Dialect: discovery.Dialect{Stem: stem}}}
 		problems = append(problems, discovery.Problems(d.Name, err)...)
 		devices = append(devices, d)
 	}

@@ -84,7 +84,7 @@ func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, [
 		Source:     onload.Path,
 		Attributes: discovery.Attributes{},
 		Open:       true,
-		Classic:    []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), ShareStem: "sfc-"}}, // as of the Onload operator's device plugin
+		Classic:    []discovery.Offer{{Resource: "amd.com/onload", IDs: discovery.CountedIDs("sfc-", count), Dialect: discovery.Dialect{Stem: "sfc-"}}}, // as of the Onload operator's device plugin
 	}
 	d.Attributes.SetString("kind", "nic")
 	errs := []error{setMaker(d.Attributes, adapters[0]), setDriver(d.Attributes, host)}

@@ -94,7 +94,7 @@ func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device
 		node, err := discovery.Node(chip, "/dev")
 		errs = append(errs, err)
 		d.Edits.DeviceNodes = []*specs.DeviceNode{node}
-		offer := discovery.Offer{IDs: []string{index(node)}}
+		offer := discovery.Offer{Resource: discovery.AnyName, IDs: []string{index(node)}}
 		if name := resources[d.Attributes.String("model")]; name != "" {
 			offer.Resource = "tenstorrent.com/" + name
 		}

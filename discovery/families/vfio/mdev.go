@@ -86,7 +86,7 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	if group := groupOf(mdev); len(nodes) > 0 && group != "" { // kernels without groups make none
 		number, _ := strconv.ParseInt(group, 10, 32)
 		d.Attributes.SetInt("iommuGroup", number)
-		d.Classic = []discovery.Offer{{IDs: []string{group}}} // as KubeVirt has it
+		d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{group}}} // as KubeVirt has it
 	}
 	if len(nodes) > 0 {
 		d.Classic = append(d.Classic, nvidia(mdev, profile)...)

@@ -162,9 +162,9 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 // KubeVirt offers it by its group, and NVIDIA's plugin, for names of its own
 // domain, by its address.
 func offers(group string, id sysfs.PCIID, function sysfs.Device) []discovery.Offer {
-	offers := []discovery.Offer{{IDs: []string{group}}}
+	offers := []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{group}}}
 	if id.Vendor == nvidiaVendor && function.Driver() != manager { // which is KubeVirt's alone
-		offers = append(offers, discovery.Offer{IDs: []string{function.Name()}, Within: nvidiaDomain})
+		offers = append(offers, discovery.Offer{Resource: nvidiaDomain + "/" + discovery.AnyName, IDs: []string{function.Name()}})
 	}
 	return offers
 }

@@ -126,7 +126,7 @@ func (k kind) describe(host *discovery.Host, functions []sysfs.Device) (discover
 	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
 	d.Edits.Mounts = k.mounts(host, root)
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
-	offer := discovery.Offer{Resource: "vpu.intel.com/" + k.name, ShareStem: k.id}
+	offer := discovery.Offer{Resource: "vpu.intel.com/" + k.name, Dialect: discovery.Dialect{Stem: k.id}}
 	for i := range len(functions) / k.functions {
 		offer.IDs = append(offer.IDs, fmt.Sprint(k.id, i))
 	}
