@@ -253,16 +253,17 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 }
 
 // offeredFor reports whether what is published may depend on the record being
-// there: a device that is gone leaves the slices once it is unheld, and without
-// counters what is held comes first.
+// there: a device that is gone leaves the slices once it is unheld, one that is held
+// in another form is in none until then, and without counters what is held comes
+// first.
 func (d *Driver) offeredFor(r *ledger.Claim) bool {
 	if r == nil || r.Configuring || !d.kept().Counters {
 		return true
 	}
 	view := d.view.Load()
 	return slices.ContainsFunc(r.Results, func(result ledger.Result) bool {
-		_, found := view.Present.Device(result.Source)
-		return !found
+		device, found := view.Present.Device(result.Source)
+		return !found || device.Sharing != nil || result.Consumes != nil
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
@@ -166,4 +167,24 @@ func TestNegativeShare(t *testing.T) {
 	if _, err := b.try(taking(claim("c", "big"), "memory", "-3Gi")); err == nil || !strings.Contains(err.Error(), "-3Gi of its memory") {
 		t.Errorf("error %v", err)
 	}
+}
+
+// A device that is shared otherwise than when a claim got it is published again when
+// that claim has ended.
+func TestSharedAnewIsPublishedAfterTheClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		stop := b.run(helper)
+		b.offers(gpu("a", 1))
+		expectPublished(t, helper, "a")
+		c := claim("c", "a")
+		mustPrepare(t, b, c)
+		b.offers(byMemory("a", 8))
+		expectPublished(t, helper, "")
+		mustUnprepare(t, b, c)
+		expectPublished(t, helper, "a*")
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
 }

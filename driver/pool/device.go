@@ -25,23 +25,36 @@ func (in *input) add(out *content, d *rules.Offered) error {
 		}
 		device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters(d.Takes)}}
 	}
-	numbered := sharesOf(d)
-	switch {
-	case !d.Open && d.Sharing == nil:
-		out.devices[d.Name] = device
-	case in.Features.Sharing:
+	names, shared := in.names(d)
+	if shared {
 		device.AllowMultipleAllocations = new(true)
 		device.Capacity = consumable(d)
-		out.devices[d.Name] = device
-	case numbered == 0 || len(device.ConsumesCounters) > 0 || len(shareName(d.Name, numbered-1, numbered)) > validation.DNS1123LabelMaxLength:
-		out.devices[d.Name] = device // for one claim: what would be counted twice is not shared, nor what has no room for a number
-	default:
-		for i := range numbered {
-			device.Name = shareName(d.Name, i, numbered)
-			out.devices[device.Name] = device
-		}
+	}
+	for _, name := range names {
+		device.Name = name
+		out.devices[name] = device
 	}
 	return nil
+}
+
+// names returns the names by which a device is published, and whether several
+// claims may have it by its one name. To a server that does not know of sharing, a
+// device is for one claim if it would be counted twice, or if there is no room for a
+// number in its name.
+func (in *input) names(d *rules.Offered) (names []string, shared bool) {
+	numbered := sharesOf(d)
+	counted := d.PartOf != nil && len(d.PartOf.Counters) > 0 && len(d.Takes) > 0 && in.Features.Counters
+	switch {
+	case !d.Open && d.Sharing == nil:
+	case in.Features.Sharing:
+		return []string{d.Name}, true
+	case numbered > 0 && !counted && len(shareName(d.Name, numbered-1, numbered)) <= validation.DNS1123LabelMaxLength:
+		for i := range numbered {
+			names = append(names, shareName(d.Name, i, numbered))
+		}
+		return names, false
+	}
+	return []string{d.Name}, false
 }
 
 // overhead returns what users of a device are charged with. The scheduler does

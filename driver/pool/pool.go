@@ -42,12 +42,20 @@ type Input struct {
 // their names and counters by those of their silicon, so that the same input always
 // makes the same slices.
 func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
-	in := &input{Input: given, last: remember(given.Last), held: make(map[string]string), alone: make(map[string]ledger.Hold)}
+	in := &input{
+		Input: given, last: remember(given.Last),
+		held: make(map[string]string), alone: make(map[string]ledger.Hold), owned: make(map[string][]owned),
+	}
 	for _, c := range given.Claims {
 		for i := range c.Results {
 			r := &c.Results[i]
 			in.held[r.Device] = r.Source
-			if h := r.Hold(); !h.Open && h.Amount == nil {
+			h := r.Hold()
+			if h.Open {
+				continue
+			}
+			in.owned[r.Source] = append(in.owned[r.Source], owned{r.Device, h, c.Owner()})
+			if h.Amount == nil {
 				in.alone[r.Device] = h
 			}
 		}
@@ -60,6 +68,7 @@ type input struct {
 	Input
 	held  map[string]string      // names of allocated devices to those in the snapshot
 	alone map[string]ledger.Hold // what a claim has for itself, by the names of allocated devices
+	owned map[string][]owned     // what claims have of devices that are not open, by the names in the snapshot
 	last  content
 }
 
@@ -124,7 +133,13 @@ func (c content) inOrder() []resourceapi.Device {
 func (in *input) content() (content, []discovery.Problem) {
 	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet)}
 	var problems []discovery.Problem
-	for _, d := range in.choose() {
+	chosen := in.choose()
+	reshaped := in.reshaped(chosen)
+	for _, d := range chosen {
+		if who := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()]); who != "" {
+			problems = append(problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("%s has it, or a part of its silicon, in another form; it is left out until that ends", who)})
+			continue
+		}
 		if err := checkCounters(&d); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 			continue

@@ -1,0 +1,119 @@
+package pool
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
+)
+
+// A device that claims have in one form is not published in another until they end:
+// the scheduler would give out what is refused then. In the same form it stays.
+func TestForms(t *testing.T) {
+	has := func(name string, amounts map[string]string) *ledger.Claim {
+		r := ledger.Result{Device: name, Source: "a", Silicon: "a", Whole: true}
+		for capacity, amount := range amounts {
+			if r.Consumes == nil {
+				r.Consumes = make(ledger.Amounts)
+			}
+			r.Consumes[resourceapi.QualifiedName(capacity)] = resource.MustParse(amount)
+		}
+		return &ledger.Claim{Namespace: "default", Name: "c", Results: []ledger.Result{r}}
+	}
+	plain := byMemory("a", 8)
+	plain.Sharing = nil
+	replicas := byMemory("a", 8)
+	replicas.Capacity.Set(discovery.Shares, 4)
+	replicas.Sharing = byNumber("a", 4).Sharing
+	units := byMemory("a", 8)
+	alone, some := has("a", nil), has("a", map[string]string{"memory": "2Gi", "cores": "0"})
+	share := has("a", map[string]string{"memory": "0", "cores": "0", "shares": "1"})
+	numbered, beyond := has("a-share-01", map[string]string{"shares": "1"}), has("a-share-07", map[string]string{"shares": "1"})
+	today, before := features.All(), without("DRAConsumableCapacity")
+	const all = "a b"
+	for name, test := range map[string]struct {
+		claim  *ledger.Claim
+		now    rules.Offered
+		server features.Set
+		want   string
+	}{
+		"alone":                    {alone, plain, today, all},
+		"units":                    {some, units, today, all},
+		"replicas":                 {share, replicas, today, all},
+		"numbered":                 {numbered, replicas, before, "a-share-00 a-share-01 a-share-02 a-share-03 b"},
+		"units where none can be":  {alone, units, before, all},
+		"alone, then units":        {alone, units, today, "b"},
+		"alone, then replicas":     {alone, replicas, today, "b"},
+		"alone, then numbered":     {alone, replicas, before, "b"},
+		"units, then replicas":     {some, replicas, today, "b"},
+		"units, then alone":        {some, plain, today, "b"},
+		"replicas, then units":     {share, units, today, "b"},
+		"replicas, then alone":     {share, plain, today, "b"},
+		"numbered, then alone":     {numbered, plain, today, "b"},
+		"numbered, then fewer":     {beyond, replicas, before, "b"},
+		"1.35 to 1.36, replicas":   {numbered, replicas, today, "b"},
+		"1.35 to 1.36, units":      {alone, units, today, "b"},
+		"1.36 to 1.35, replicas":   {share, replicas, before, "b"},
+		"1.36 to 1.35, units":      {some, units, before, "b"},
+		"for administration alone": {admin(alone), units, today, all},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{test.now, {Device: discovery.Device{Name: "b"}}}}, Features: test.server, Claims: []*ledger.Claim{test.claim}}
+			pool, problems := Of(in)
+			if got := namesIn(pool); got != test.want {
+				t.Errorf("published %q, want %q", got, test.want)
+			}
+			if left := test.want == "b"; left != (len(problems) == 1) || left && !strings.Contains(problems[0].Error(), "claim default/c has it") {
+				t.Errorf("problems %v", problems)
+			}
+			in.Claims = nil
+			if pool, _ := Of(in); namesIn(pool) == "b" {
+				t.Error("left out though the claim has ended")
+			}
+		})
+	}
+}
+
+// What is open is never in another form, however it is published, and of what
+// competes nothing is published while the scheduler cannot see what is taken.
+func TestFormsOfOthers(t *testing.T) {
+	kvm := rules.Offered{Device: discovery.Device{Name: "a", Open: true}}
+	claim := &ledger.Claim{Results: []ledger.Result{{Device: "a-share-07", Source: "a", Silicon: "a", Whole: true, Shared: true}}}
+	pool, _ := Of(Input{Snapshot: &rules.Snapshot{Devices: []rules.Offered{kvm}}, Features: features.All(), Claims: []*ledger.Claim{claim}})
+	if got := namesIn(pool); got != "a" {
+		t.Errorf("of an open device there is %q", got)
+	}
+
+	part := pooltest.Part("gpu", "a", 3)
+	part.Capacity = discovery.Capacity{}
+	part.Capacity.Set(discovery.Shares, 4)
+	part.Sharing = byNumber("a", 4).Sharing
+	devices := []rules.Offered{part, pooltest.Part("gpu", "b", 3), pooltest.Part("other", "c", 3)}
+	claim = hold("a", "gpu", false, part.Takes)
+	pool, _ = Of(Input{Snapshot: &rules.Snapshot{Devices: devices}, Features: features.All(), Claims: []*ledger.Claim{claim}})
+	if got := namesIn(pool); got != "c" {
+		t.Errorf("beside a part in another form there is %q", got)
+	}
+}
+
+func admin(c *ledger.Claim) *ledger.Claim {
+	now := *c
+	now.Results = append([]ledger.Result{}, c.Results...)
+	now.Results[0].Admin = true
+	return &now
+}
+
+// namesIn returns the names of the devices in a pool.
+func namesIn(pool resourceslice.Pool) string {
+	return strings.Join(slices.Sorted(maps.Keys(remember(pool).devices)), " ")
+}
