@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/cdi"
+	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
@@ -152,7 +153,7 @@ type agent struct {
 	host    *discovery.Host
 	metrics *agentMetrics
 	ledger  *ledger.Ledger
-	terms   *terms
+	cluster *cluster.Node
 	driver  *driver.Driver
 	classic *legacy.Plugin
 
@@ -194,20 +195,19 @@ func newAgent(config Config) *agent {
 		resaid:    make(chan struct{}, 1),
 	}
 	a.settings.Store(&config.Settings)
-	a.terms = &terms{client: config.Client, node: config.NodeName}
+	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
 	a.ledger = ledger.New(ledger.Config{
 		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true,
-		Termination: a.terms.termination, Asks: a.terms.asks,
+		Termination: a.cluster.Termination, Asks: a.cluster.Asks,
 	})
 	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
-	listed := &listings{ask: config.Kubelet.Pods, own: config.Pod, client: config.Client, node: config.NodeName}
 	a.classic = legacy.New(legacy.Config{
 		Kubelet:     config.Kubelet.DevicePlugins,
-		Pods:        listed.list,
+		Pods:        a.cluster.Listing,
 		Ledger:      a.ledger,
 		RuntimeRoot: config.CDI.RuntimeRoot,
 		Grant:       discovery.Granters(config.Families),
-		Pending:     initContainers{config.Client, config.NodeName}.Pending,
+		Pending:     a.cluster.Pending,
 	})
 	a.driver = driver.New(driver.Config{
 		NodeName:       config.NodeName,
@@ -226,11 +226,9 @@ func newAgent(config Config) *agent {
 		ReadParameters: config.ReadParameters,
 		Accept:         discovery.Acceptors(config.Families),
 		Gone:           a.gone,
-		Abandoned: references{
-			client: config.Client, claims: draclient.New(config.Client), node: config.NodeName, listed: listed.list,
-		}.Abandoned,
-		Configure: discovery.Configurers(a.host, config.Families),
-		Rescan:    func() { notify(a.events) },
+		Abandoned:      a.cluster.Abandoned,
+		Configure:      discovery.Configurers(a.host, config.Families),
+		Rescan:         func() { notify(a.events) },
 	})
 	return a
 }
@@ -396,7 +394,7 @@ func (a *agent) checkClasses(ctx context.Context) {
 }
 
 // learnTerms keeps what the ledger needs to know of pods.
-func (a *agent) learnTerms(ctx context.Context) { a.terms.run(ctx, a.ledger) }
+func (a *agent) learnTerms(ctx context.Context) { a.cluster.LearnTerms(ctx, a.ledger) }
 
 // offered returns the devices that DRA offers, and whether that is known.
 func (a *agent) offered() ([]rules.Offered, bool) {

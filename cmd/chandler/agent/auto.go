@@ -15,6 +15,9 @@ import (
 	"chandler.dev/internal/disk"
 )
 
+// askTimeout is how long the API server has for an answer if other work waits for it.
+const askTimeout = 10 * time.Second
+
 // askInterval is how often an API server that does not serve resource.k8s.io
 // is asked whether it does by now.
 const askInterval = time.Minute

@@ -5,11 +5,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/pool"
 	"chandler.dev/internal/ledger"
 )
 
@@ -45,7 +46,7 @@ type placing struct {
 	places  *placements
 	ledger  *ledger.Ledger
 	stock   *ledger.Present // of what was placed last
-	claims  nodeClaims
+	cluster *cluster.Node
 	fitter  *fitter
 	dra     publisher
 	classic classicPublisher
@@ -68,7 +69,7 @@ func (a *agent) place(ctx context.Context) {
 		auto:      newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
 		places:    loadPlacements(ctx, a.files(), a.StateDir),
 		ledger:    a.ledger,
-		claims:    nodeClaims{client: draclient.New(a.Client), node: a.NodeName},
+		cluster:   a.cluster,
 		fitter:    newFitter(discovery.Configurers(a.host, a.Families), discovery.Acceptors(a.Families), a.ledger),
 		dra:       a.driver,
 		placed:    &a.placed,
@@ -145,7 +146,7 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
 	}
 	placement := place()
 	if placement.Ask {
-		facts.Published = p.claims.published(ctx, p.devices.snapshot)
+		facts.Published = p.published(ctx, p.devices.snapshot)
 		placement = place()
 	}
 	if len(placement.Free) > 0 {
@@ -165,6 +166,20 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
 	p.moving = placement.Moving
 	p.places.set(ctx, placement.API)
 	return placement
+}
+
+// published returns which ResourceSlice still offers each silicon of a snapshot, or
+// which ResourceClaim has any of it. Slices and claims name devices, or numbered
+// shares of devices.
+func (p *placing) published(ctx context.Context, s *rules.Snapshot) *Published {
+	names, err := p.cluster.Named(ctx)
+	said := &Published{By: make(map[string]string), Err: err}
+	for name, who := range names {
+		if silicon, found := pool.Silicon(s, name); found {
+			said.By[silicon] = who
+		}
+	}
+	return said
 }
 
 // report logs problems that were not there at the last snapshot.

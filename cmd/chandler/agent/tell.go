@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -36,7 +35,7 @@ func (a *agent) tellPods(ctx context.Context) {
 			view := a.ledger.View(&ledger.Present{Snapshot: placed.snapshot})
 			return devicesInUse(settled, a.gone(), view, health), true
 		},
-		Pods: a.podsWithClaims,
+		Pods: a.cluster.Pods,
 	}
 	teller.Run(ctx, a.resaid)
 }
@@ -108,33 +107,4 @@ func order(h discovery.Health) int {
 		return 0
 	}
 	return 1
-}
-
-// podsWithClaims asks the API server for the node's pods that have not ended, and
-// for the claims that they refer to.
-func (a *agent) podsWithClaims(ctx context.Context) ([]podevents.Pod, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	listed, err := podsOf(ctx, a.Client, a.NodeName)
-	if err != nil {
-		return nil, err
-	}
-	var pods []podevents.Pod
-	for i := range listed {
-		pod := &listed[i]
-		if ended(pod) {
-			continue
-		}
-		pods = append(pods, podevents.Pod{
-			NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name},
-			UID:            pod.UID,
-			Claims:         claimsOf(pod),
-		})
-	}
-	return pods, nil
-}
-
-// ended reports whether all containers of the pod have ended for good.
-func ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

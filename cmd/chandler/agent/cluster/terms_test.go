@@ -1,4 +1,4 @@
-package agent
+package cluster
 
 import (
 	"errors"
@@ -35,10 +35,10 @@ func TestTerms(t *testing.T) {
 	grant := func(container string, since time.Time) *ledger.Grant {
 		return &ledger.Grant{Resource: "example.com/gpu", ID: container, Container: container, Since: since}
 	}
-	terms := &terms{client: client, node: "node"}
+	n := NewNode("node", client, "", nil)
 	learn := func(when string, want int, grants ...*ledger.Grant) {
 		t.Helper()
-		err := terms.learn(t.Context(), grants)
+		err := n.learn(t.Context(), grants)
 		if asked != want || (err != nil) != away {
 			t.Errorf("%s: asked %d times, want %d; %v", when, asked, want, err)
 		}
@@ -48,7 +48,7 @@ func TestTerms(t *testing.T) {
 	learn("nobody is known to have it", 0, unconfirmed)
 	away = true
 	learn("the API server is away", 1, grant("default/train main", begun))
-	if _, known := terms.termination("default", "train"); known {
+	if _, known := n.Termination("default", "train"); known {
 		t.Error("known though nobody answered")
 	}
 	away = false
@@ -57,18 +57,18 @@ func TestTerms(t *testing.T) {
 	learn("it is known", 2, mine, unconfirmed)
 	learn("another pod, which has gone", 3, mine, gone)
 	learn("both are known", 3, mine, gone)
-	if d, known := terms.termination("default", "train"); !known || d != 2*time.Minute {
+	if d, known := n.Termination("default", "train"); !known || d != 2*time.Minute {
 		t.Errorf("termination %v, %t", d, known)
 	}
-	if _, known := terms.termination("default", "gone"); known {
+	if _, known := n.Termination("default", "gone"); known {
 		t.Error("what nobody said is known")
 	}
-	if !terms.asks("default", "train", "example.com/gpu") || terms.asks("default", "train", "example.com/nic") || terms.asks("default", "gone", "example.com/gpu") {
+	if !n.Asks("default", "train", "example.com/gpu") || n.Asks("default", "train", "example.com/nic") || n.Asks("default", "gone", "example.com/gpu") {
 		t.Error("what pods ask for is not known")
 	}
 	learn("a newer pod of that name", 4, grant("default/train main", time.Now()))
 	learn("nothing is given any more", 4)
-	if len(terms.known) != 0 {
-		t.Errorf("remembered: %v", terms.known)
+	if len(n.known) != 0 {
+		t.Errorf("remembered: %v", n.known)
 	}
 }

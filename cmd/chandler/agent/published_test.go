@@ -6,8 +6,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
-	draclient "k8s.io/dynamic-resource-allocation/client"
 
+	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 )
@@ -41,7 +41,7 @@ func TestPublished(t *testing.T) {
 	)
 	npu := &discovery.Silicon{Name: "npu"}
 	s := &rules.Snapshot{Devices: []rules.Offered{{Device: discovery.Device{Name: "fpga"}}, {Device: discovery.Device{Name: "gpu"}}, {Device: discovery.Device{Name: "nic"}}, {Device: discovery.Device{Name: "npu-core-1", PartOf: npu}}}}
-	said := nodeClaims{client: draclient.New(client), node: "node"}.published(t.Context(), s)
+	said := (&placing{cluster: cluster.NewNode("node", client, "", nil)}).published(t.Context(), s)
 	want := map[string]string{"gpu": "ResourceSlice slice", "npu": "ResourceSlice slice", "fpga": "ResourceClaim default/shares"}
 	if said.Err != nil || len(said.By) != len(want) {
 		t.Errorf("got %v, %v; want %v", said.By, said.Err, want)

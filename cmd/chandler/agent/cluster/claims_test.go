@@ -1,4 +1,4 @@
-package agent
+package cluster
 
 import (
 	"context"
@@ -11,20 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
-	draclient "k8s.io/dynamic-resource-allocation/client"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 )
 
-// listing answers as the kubelet's PodResources API does. It is whole if it names
-// the agent's pod.
+// listing answers as the kubelet's PodResources API does.
 func listing(pods []*podresourcesapi.PodResources) func(context.Context) (*kubeletapi.Listing, error) {
-	own := func(pod *podresourcesapi.PodResources) bool { return kubeletapi.PodName(pod) == "chandler/agent" }
-	return func(context.Context) (*kubeletapi.Listing, error) {
-		return &kubeletapi.Listing{Pods: pods, Whole: slices.ContainsFunc(pods, own)}, nil
-	}
+	return func(context.Context) (*kubeletapi.Listing, error) { return &kubeletapi.Listing{Pods: pods}, nil }
 }
 
 func TestAbandoned(t *testing.T) {
@@ -94,8 +89,8 @@ func TestAbandoned(t *testing.T) {
 		for _, claim := range []ledger.Owner{{UID: "uid-1", Namespace: "default", Name: "c"}, {UID: "uid-1"}} {
 			t.Run(name+", as "+claim.Name, func(t *testing.T) {
 				client := fake.NewClientset(test.objects...)
-				r := references{client: client, claims: draclient.New(client), node: "node", listed: listing(test.kubelet)}
-				abandoned, err := r.Abandoned(t.Context(), []ledger.Owner{claim})
+				n := NewNode("node", client, "chandler/agent", listing(test.kubelet))
+				abandoned, err := n.Abandoned(t.Context(), []ledger.Owner{claim})
 				if (err != nil) != test.unknown || slices.Contains(abandoned, "uid-1") != test.want {
 					t.Errorf("abandoned %v, %v; want %t", abandoned, err, test.want)
 				}
@@ -111,8 +106,8 @@ func TestAbandonedByUID(t *testing.T) {
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("another")}}
 	client := fake.NewClientset(pod)
 	kubelet := []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}
-	r := references{client: client, claims: draclient.New(client), node: "node", listed: listing(kubelet)}
-	abandoned, err := r.Abandoned(t.Context(), []ledger.Owner{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
+	n := NewNode("node", client, "chandler/agent", listing(kubelet))
+	abandoned, err := n.Abandoned(t.Context(), []ledger.Owner{{UID: "uid-1"}, {UID: "uid-2", Namespace: "default", Name: "c"}})
 	if err != nil || !slices.Equal(abandoned, []types.UID{"uid-2"}) {
 		t.Errorf("abandoned %v, %v", abandoned, err)
 	}

@@ -1,4 +1,4 @@
-package agent
+package cluster
 
 import (
 	"context"
@@ -60,16 +60,16 @@ func TestListings(t *testing.T) {
 				}
 				return true, list, nil
 			})
-			l := &listings{own: own, client: client, node: "node", ask: func(context.Context) (*kubeletapi.Listing, error) {
+			n := NewNode("node", client, own, func(context.Context) (*kubeletapi.Listing, error) {
 				said := &kubeletapi.Listing{}
 				for name := range strings.FieldsSeq(listed) {
 					said.Pods = append(said.Pods, &podresourcesapi.PodResources{Namespace: "default", Name: name})
 				}
 				return said, nil
-			}}
+			})
 			for _, step := range steps {
 				listed, bound, asked = step.listed, step.bound, false
-				said, err := l.list(t.Context())
+				said, err := n.Listing(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}

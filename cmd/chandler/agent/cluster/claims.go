@@ -1,4 +1,4 @@
-package agent
+package cluster
 
 import (
 	"context"
@@ -11,9 +11,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
@@ -21,29 +20,21 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// references knows who refers to claims that were prepared.
-type references struct {
-	client kubernetes.Interface
-	claims *draclient.Client
-	node   string
-	listed func(ctx context.Context) (*kubeletapi.Listing, error) // by the kubelet
-}
-
 // Abandoned returns which of the claims are gone from the API server, or are not
 // allocated on the node any more, and are referred to by no pod of the node and
 // by no container that the kubelet lists. If one of these cannot be asked, that is an
 // error, and no claim counts as abandoned.
-func (r references) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
+func (n *Node) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	listed, err := r.listed(ctx)
+	listed, err := n.Listing(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !listed.Whole {
 		return nil, errors.New("PodResources does not list all pods yet")
 	}
-	pods, err := podsOf(ctx, r.client, r.node)
+	pods, err := n.pods(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -52,9 +43,9 @@ func (r references) Abandoned(ctx context.Context, claims []ledger.Owner) ([]typ
 		if inContainer(listed, claim.UID) {
 			continue
 		}
-		referred := r.referred
+		referred := n.referred
 		if claim.Name == "" {
-			referred = r.referredByUID
+			referred = n.referredByUID
 		}
 		still, err := referred(ctx, claim, pods)
 		if err != nil {
@@ -69,8 +60,8 @@ func (r references) Abandoned(ctx context.Context, claims []ledger.Owner) ([]typ
 
 // referred reports whether the claim is allocated on the node, or one of the
 // pods refers to it.
-func (r references) referred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
-	now, err := r.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+func (n *Node) referred(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
+	now, err := n.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return inPod(pods, claim, nil), nil
@@ -79,13 +70,13 @@ func (r references) referred(ctx context.Context, claim ledger.Owner, pods []cor
 	case now.UID != claim.UID:
 		return inPod(pods, claim, now), nil
 	}
-	return r.allocatedHere(now) || inPod(pods, claim, nil), nil
+	return n.allocatedHere(now) || inPod(pods, claim, nil), nil
 }
 
 // referredByUID is for a claim of which only the UID is known. Any pod may refer to
 // the claim if it refers to one that is not there or is not reserved for that pod.
-func (r references) referredByUID(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
-	all, err := r.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+func (n *Node) referredByUID(ctx context.Context, claim ledger.Owner, pods []corev1.Pod) (bool, error) {
+	all, err := n.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return true, fmt.Errorf("list ResourceClaims: %w", err)
 	}
@@ -93,7 +84,7 @@ func (r references) referredByUID(ctx context.Context, claim ledger.Owner, pods 
 	for i := range all.Items {
 		now := &all.Items[i]
 		if now.UID == claim.UID {
-			return r.referred(ctx, ledger.Owner{UID: now.UID, Namespace: now.Namespace, Name: now.Name}, pods)
+			return n.referred(ctx, ledger.Owner{UID: now.UID, Namespace: now.Namespace, Name: now.Name}, pods)
 		}
 		byName[types.NamespacedName{Namespace: now.Namespace, Name: now.Name}] = now
 	}
@@ -108,9 +99,9 @@ func (r references) referredByUID(ctx context.Context, claim ledger.Owner, pods 
 }
 
 // allocatedHere reports whether the claim has anything of the node's pool.
-func (r references) allocatedHere(claim *resourceapi.ResourceClaim) bool {
+func (n *Node) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-		return result.Driver == discovery.Domain && result.Pool == r.node
+		return result.Driver == discovery.Domain && result.Pool == n.name
 	})
 }
 
@@ -135,21 +126,41 @@ func reservedFor(claim *resourceapi.ResourceClaim, pod types.UID) bool {
 	})
 }
 
-// claimsOf returns the names of the claims that a pod refers to.
-func claimsOf(pod *corev1.Pod) []string {
-	var names []string
-	for _, claim := range pod.Spec.ResourceClaims {
-		if claim.ResourceClaimName != nil {
-			names = append(names, *claim.ResourceClaimName)
+// Named returns which ResourceClaim has the device of a name allocated, or which
+// ResourceSlice still offers it. An API server without resource.k8s.io names none.
+func (n *Node) Named(ctx context.Context) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	by := make(map[string]string)
+	slices, err := n.claims.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
+		resourceapi.ResourceSliceSelectorDriver:   discovery.Domain,
+		resourceapi.ResourceSliceSelectorNodeName: n.name,
+	}).String()})
+	if apierrors.IsNotFound(err) {
+		return by, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list ResourceSlices: %w", err)
+	}
+	for _, slice := range slices.Items {
+		for _, device := range slice.Spec.Devices {
+			by[device.Name] = "ResourceSlice " + slice.Name
 		}
 	}
-	for _, status := range pod.Status.ResourceClaimStatuses {
-		if status.ResourceClaimName != nil {
-			names = append(names, *status.ResourceClaimName)
+	claims, err := n.claims.ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list ResourceClaims: %w", err)
+	}
+	for _, claim := range claims.Items {
+		if claim.Status.Allocation == nil {
+			continue
+		}
+		for _, result := range claim.Status.Allocation.Devices.Results {
+			admin := result.AdminAccess != nil && *result.AdminAccess // keeps nobody out
+			if result.Driver == discovery.Domain && result.Pool == n.name && !admin {
+				by[result.Device] = fmt.Sprintf("ResourceClaim %s/%s", claim.Namespace, claim.Name)
+			}
 		}
 	}
-	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		names = append(names, extended.ResourceClaimName)
-	}
-	return names
+	return by, nil
 }

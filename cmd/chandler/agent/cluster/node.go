@@ -1,0 +1,112 @@
+// Package cluster asks the API server and the kubelet which pods, claims and slices
+// concern a node. It changes nothing.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+
+	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/podevents"
+)
+
+// askTimeout is how long the API server has for an answer.
+const askTimeout = 10 * time.Second
+
+// Node is a node that an agent asks about.
+type Node struct {
+	name    string
+	client  kubernetes.Interface
+	claims  *draclient.Client
+	own     string // the agent's own pod, "" if it is none
+	kubelet func(ctx context.Context) (*kubeletapi.Listing, error)
+
+	mu     sync.Mutex
+	listed map[string]bool               // the pods that the last whole answer of the kubelet named, nil if there was none
+	known  map[types.NamespacedName]term // pods that have grants
+}
+
+// NewNode returns a node. Its kubelet is asked by a function for what PodResources
+// says. The agent's own pod, as "namespace/name", is "" if the agent is none.
+func NewNode(name string, client kubernetes.Interface, own string, kubelet func(ctx context.Context) (*kubeletapi.Listing, error)) *Node {
+	return &Node{name: name, client: client, claims: draclient.New(client), own: own, kubelet: kubelet, known: make(map[types.NamespacedName]term)}
+}
+
+// pods asks the API server for all pods of the node, ended ones included.
+func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	pods, err := n.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": n.name}).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of node %s: %w", n.name, err)
+	}
+	return pods.Items, nil
+}
+
+// unended asks the API server for the node's pods that have not ended.
+func (n *Node) unended(ctx context.Context) ([]corev1.Pod, error) {
+	pods, err := n.pods(ctx)
+	return slices.DeleteFunc(pods, func(pod corev1.Pod) bool {
+		return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	}), err
+}
+
+// Pods asks the API server for the node's pods that have not ended, and for the
+// claims that they refer to.
+func (n *Node) Pods(ctx context.Context) (pods []podevents.Pod, err error) {
+	all, err := n.unended(ctx)
+	for i := range all {
+		pods = append(pods, podevents.Pod{NamespacedName: nameOf(&all[i]), UID: all[i].UID, Claims: claimsOf(&all[i])})
+	}
+	return pods, err
+}
+
+// Pending reports whether a pod of the node that has not ended asks for a classic
+// resource in an init container. PodResources leaves init containers out.
+func (n *Node) Pending(ctx context.Context, resource string) (bool, error) {
+	pods, err := n.unended(ctx)
+	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return asks(pod.Spec.InitContainers, resource) }), err
+}
+
+// asks reports whether a container asks for a classic resource.
+func asks(containers []corev1.Container, resource string) bool {
+	return slices.ContainsFunc(containers, func(c corev1.Container) bool {
+		_, asks := c.Resources.Limits[corev1.ResourceName(resource)]
+		return asks
+	})
+}
+
+func nameOf(pod *corev1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// claimsOf returns the names of the claims that a pod refers to.
+func claimsOf(pod *corev1.Pod) []string {
+	var names []string
+	for _, claim := range pod.Spec.ResourceClaims {
+		if claim.ResourceClaimName != nil {
+			names = append(names, *claim.ResourceClaimName)
+		}
+	}
+	for _, status := range pod.Status.ResourceClaimStatuses {
+		if status.ResourceClaimName != nil {
+			names = append(names, *status.ResourceClaimName)
+		}
+	}
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		names = append(names, extended.ResourceClaimName)
+	}
+	return names
+}

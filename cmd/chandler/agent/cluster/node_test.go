@@ -1,0 +1,37 @@
+package cluster
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"chandler.dev/internal/podevents"
+)
+
+// Pods are known with all claims that they refer to, until they end.
+func TestPods(t *testing.T) {
+	pod := func(name string, phase corev1.PodPhase) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
+			Spec:       corev1.PodSpec{NodeName: "node"},
+			Status:     corev1.PodStatus{Phase: phase},
+		}
+	}
+	running := pod("running", corev1.PodRunning)
+	running.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("own")}, {Name: "y", ResourceClaimTemplateName: new("template")}}
+	running.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "y", ResourceClaimName: new("of-the-group")}}
+	running.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "extended"}
+	client := fake.NewClientset(running, pod("starting", corev1.PodPending), pod("done", corev1.PodSucceeded), pod("failed", corev1.PodFailed))
+	got, err := NewNode("node", client, "", nil).Pods(t.Context())
+	want := []podevents.Pod{
+		{NamespacedName: types.NamespacedName{Namespace: "default", Name: "running"}, UID: "uid-running", Claims: []string{"own", "of-the-group", "extended"}},
+		{NamespacedName: types.NamespacedName{Namespace: "default", Name: "starting"}, UID: "uid-starting"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+}

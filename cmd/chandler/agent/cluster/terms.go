@@ -1,0 +1,110 @@
+package cluster
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/ledger"
+)
+
+// termsInterval is how often it is looked whether there are grants of pods whose
+// terms are not known.
+const termsInterval = 5 * time.Second
+
+// term is a pod that has classic devices, as it was when it was first seen; nil if it
+// was not there. The ledger needs to know of it when it is gone, and a pod that is
+// deleted by force cannot be asked about any more.
+type term struct {
+	asked time.Time
+	pod   *corev1.Pod
+}
+
+// LearnTerms learns the terms of pods that get grants, until the context ends.
+func (n *Node) LearnTerms(ctx context.Context, l *ledger.Ledger) {
+	ticker := time.NewTicker(termsInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if err := n.learn(ctx, l.View(nil).Ours()); err != nil {
+			klog.FromContext(ctx).V(2).Info("How long pods take to end is not known; taking it for 30 seconds", "reason", err.Error())
+		}
+	}
+}
+
+// learn asks the API server, if there is a grant of a pod whose terms are not
+// known, and forgets pods that have none.
+func (n *Node) learn(ctx context.Context, grants []*ledger.Grant) error {
+	since := make(map[types.NamespacedName]time.Time)
+	for _, g := range grants {
+		if owner := g.Owner(); owner.Name != "" {
+			name := types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}
+			if before, seen := since[name]; !seen || g.Since.After(before) {
+				since[name] = g.Since
+			}
+		}
+	}
+	if !n.outdated(since) {
+		return nil
+	}
+	asked := time.Now()
+	pods, err := n.pods(ctx)
+	if err != nil {
+		return err
+	}
+	there := make(map[types.NamespacedName]*corev1.Pod, len(pods))
+	for i := range pods {
+		there[nameOf(&pods[i])] = &pods[i]
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name := range since {
+		if _, known := n.known[name]; !known {
+			n.known[name] = term{asked, there[name].DeepCopy()}
+		}
+	}
+	return nil
+}
+
+// outdated forgets pods that have no grant, or a newer one, and reports whether any
+// of the pods is not known.
+func (n *Node) outdated(since map[types.NamespacedName]time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	maps.DeleteFunc(n.known, func(name types.NamespacedName, k term) bool {
+		at, has := since[name]
+		return !has || at.After(k.asked)
+	})
+	return len(n.known) < len(since)
+}
+
+// termOf returns a pod that has grants, nil if it is not known.
+func (n *Node) termOf(namespace, pod string) *corev1.Pod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.known[types.NamespacedName{Namespace: namespace, Name: pod}].pod
+}
+
+// Termination returns how long the containers of a pod may go on once it is
+// deleted, and whether that is known.
+func (n *Node) Termination(namespace, pod string) (time.Duration, bool) {
+	p := n.termOf(namespace, pod)
+	if p == nil || p.Spec.TerminationGracePeriodSeconds == nil {
+		return 0, false
+	}
+	return time.Duration(*p.Spec.TerminationGracePeriodSeconds) * time.Second, true
+}
+
+// Asks reports whether a pod asks for a classic resource.
+func (n *Node) Asks(namespace, pod, resource string) bool {
+	p := n.termOf(namespace, pod)
+	return p != nil && (asks(p.Spec.InitContainers, resource) || asks(p.Spec.Containers, resource))
+}
