@@ -133,6 +133,8 @@ func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 		{Name: "many", Attributes: tooMany},
 		{Name: "long", Attributes: discovery.Attributes{"model": {StringValue: &long}}},
 		{Name: "resource", Classic: []discovery.Offer{{Resource: "not a resource"}}},
+		{Name: "nameless", Classic: []discovery.Offer{{IDs: []string{"1"}}}},
+		{Name: "pattern", Classic: []discovery.Offer{{Resource: "example.com/gpu*"}}},
 		{Name: "attribute", Attributes: discovery.Attributes{"not-an-identifier": {IntValue: new(int64(1))}}},
 		{Name: "domain", Attributes: discovery.Attributes{"Not_A.Domain/model": {IntValue: new(int64(1))}}},
 		{Name: "lengthy", Capacity: discovery.Capacity{resourceapi.QualifiedName(long): {}}},
@@ -143,7 +145,7 @@ func TestScanLeavesOutWhatCannotBePublished(t *testing.T) {
 		{Name: "edits", Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{HostPath: "/dev/a"}}}},
 	}
 	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) {
-		return append(slices.Clone(invalid), discovery.Device{Name: "good"}), nil
+		return append(slices.Clone(invalid), discovery.Device{Name: "good", Classic: []discovery.Offer{{Resource: discovery.AnyName}, {Resource: "nvidia.com/*"}}}), nil
 	})
 	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})
 	if len(s.Devices) != 1 || s.Devices[0].Name != "good" {

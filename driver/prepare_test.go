@@ -144,7 +144,9 @@ func TestEnvironment(t *testing.T) {
 			Mounts: []*specs.Mount{{HostPath: "/opt", ContainerPath: "/opt"}},
 		}
 	}
-	b.restart().offers(gpu("a", 1), gpu("b", 2), gpu("c", 3))
+	named := gpu("c", 3)
+	named.Offers = []discovery.Offer{{Resource: "amd.com/gpu"}}
+	b.restart().offers(gpu("a", 1), gpu("b", 2), named)
 	c := claim("made-up-xyz12", "b", "a", "c")
 	c.Annotations = map[string]string{"resource.kubernetes.io/pod-claim-name": "my-gpus"}
 	c.Status.Allocation.Devices.Results[2].Request = "two/sub-1"
@@ -153,7 +155,7 @@ func TestEnvironment(t *testing.T) {
 	for id, want := range map[string][]string{
 		"chandler.dev/claim=uid-made-up-xyz12-0-b": {"VISIBLE=uuid-of-b,uuid-of-a", "GRANT={DRA  my-gpus r}", "CHANDLER_DEVICES=b,a"},
 		"chandler.dev/claim=uid-made-up-xyz12-1-a": {"VISIBLE=uuid-of-b,uuid-of-a", "GRANT={DRA  my-gpus r}", "CHANDLER_DEVICES=b,a"},
-		"chandler.dev/claim=uid-made-up-xyz12-2-c": {"VISIBLE=uuid-of-c", "GRANT={DRA  my-gpus two/sub-1}", "CHANDLER_DEVICES=c"},
+		"chandler.dev/claim=uid-made-up-xyz12-2-c": {"VISIBLE=uuid-of-c", "GRANT={DRA amd.com/gpu my-gpus two/sub-1}", "CHANDLER_DEVICES=c"},
 	} {
 		suffix := "_MY_GPUS_R="
 		if strings.HasSuffix(id, "c") {

@@ -26,4 +26,7 @@ func TestGrant(t *testing.T) {
 	if got := fpgaintel.Family.Grant(given, discovery.Grant{Resource: "fpga.intel.com/af"}).Env; len(got) > 0 {
 		t.Errorf("under another name: got %q", got)
 	}
+	if got := fpgaintel.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA, Resource: "b-com.com/accelerator"}).Env; len(got) > 0 {
+		t.Errorf("in DRA: got %q", got)
+	}
 }

@@ -250,7 +250,7 @@ func TestGrant(t *testing.T) {
 	if want := []string{"UNITS=0,10"}; !slices.Equal(got, want) { // in name order, 10 comes before 2
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := paths.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA}).Env; len(got) > 0 {
+	if got := paths.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA, Resource: "kubevirt.io/usb-key.a"}).Env; len(got) > 0 {
 		t.Errorf("without a resource: got %q", got)
 	}
 }

@@ -27,7 +27,7 @@ func TestGrant(t *testing.T) {
 	if want := []string{"MDEV_PCI_RESOURCE_NVIDIA_COM_GRID_T4-1Q=83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"}; !slices.Equal(got, want) {
 		t.Errorf("got %q; want %q", got, want)
 	}
-	if got := vfio.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA}).Env; len(got) > 0 {
+	if got := vfio.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA, Resource: "nvidia.com/GA102GL_A10"}).Env; len(got) > 0 {
 		t.Errorf("without a resource: got %q", got)
 	}
 }
