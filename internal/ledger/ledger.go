@@ -268,7 +268,7 @@ func (l *Ledger) sayBoot() error {
 	l.mu.Lock()
 	booted := l.booted
 	l.mu.Unlock()
-	if booted {
+	if _, err := l.synced.Lstat(l.file(bootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err := l.dropPast(true); err != nil {

@@ -180,10 +180,7 @@ func (l *Ledger) restoreFiles() error {
 		_, err := l.saveGrants()
 		errs = append(errs, err)
 	}
-	if _, err := l.synced.Lstat(l.file(bootFile)); booted && errors.Is(err, fs.ErrNotExist) {
-		l.mu.Lock()
-		l.booted = false
-		l.mu.Unlock()
+	if booted {
 		errs = append(errs, l.sayBoot())
 	}
 	return errors.Join(errs...)

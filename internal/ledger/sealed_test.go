@@ -244,6 +244,20 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	b.mustGive(claim("other", s["a"]), s)
 }
 
+// The boot is said again before a claim is given in a directory that was wiped.
+func TestBootIsSaidAgain(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	b.mustGive(claim("c", s["a"]), s)
+	if err := os.RemoveAll(b.config.Dir); err != nil {
+		t.Fatal(err)
+	}
+	b.mustGive(claim("other", s["b"]), s)
+	if _, err := os.Lstat(b.file(bootFile)); err != nil {
+		t.Error(err)
+	}
+}
+
 // After a reboot PodResources names what the kubelet's checkpoint has, though nothing
 // of it is prepared. Claims that lost their records do not wait for each other.
 func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {
