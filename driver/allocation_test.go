@@ -12,8 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"chandler.dev/discovery"
@@ -215,26 +217,49 @@ func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t).restart().offers(gpu("a", 1))
-				allocated := func(name string) *resourceapi.ResourceClaim {
+				b := newBench(t)
+				api := fake.NewClientset()
+				b.config.KubeClient = api
+				b.restart().offers(gpu("a", 1))
+				allocated := func(name string, at time.Time) *resourceapi.ResourceClaim {
 					c := claim(name, "a")
-					c.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(time.Now().Truncate(time.Second)))
+					c.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(at.Truncate(time.Second)))
 					return c
 				}
-				c, unknown := allocated("c"), claim("unknown", "a")
-				time.Sleep(time.Second)
+				// The scheduler's clock is an hour before this one, or behind.
+				early, late := allocated("early", time.Now().Add(-time.Hour)), allocated("late", time.Now().Add(time.Hour))
+				unknown := claim("unknown", "a")
+				for _, c := range []*resourceapi.ResourceClaim{early, late, unknown} {
+					if err := api.Tracker().Add(c); err != nil {
+						t.Fatal(err)
+					}
+				}
 				for _, devices := range test.seen {
 					b.offers(devices...)
 				}
-				time.Sleep(500 * time.Millisecond)
-				later := allocated("later") // in the same second
 				if test.refused {
-					mustRefuse(t, b, c, "device a was swapped", "when the claim was allocated")
-				} else {
+					mustRefuse(t, b, early, "device a was swapped", "has not said yet")
+				}
+				away := true
+				api.PrependReactor("list", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) { return away, nil, errFault })
+				if err := b.askPromised(t.Context(), b.view.Load()); (err != nil) != test.refused {
+					t.Errorf("while the API server is away: %v", err)
+				}
+				away = false
+				if err := b.askPromised(t.Context(), b.view.Load()); err != nil {
+					t.Fatal(err)
+				}
+				again := allocated("early", time.Now().Add(-30*time.Minute)) // the same claim
+				later := allocated("later", time.Now().Add(-2*time.Hour))
+				for _, c := range []*resourceapi.ResourceClaim{early, late} {
+					if test.refused {
+						mustRefuse(t, b, c, "device a was swapped", "when the claim was allocated")
+						continue
+					}
 					mustPrepare(t, b, c)
 					mustUnprepare(t, b, c)
 				}
-				for _, c := range []*resourceapi.ResourceClaim{later, unknown} {
+				for _, c := range []*resourceapi.ResourceClaim{later, unknown, again} {
 					mustPrepare(t, b, c)
 					mustUnprepare(t, b, c)
 				}

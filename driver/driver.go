@@ -232,6 +232,7 @@ func (d *Driver) serve(ctx context.Context, helper Helper) error {
 	defer background.Wait()
 	defer stop()
 	background.Go(func() { d.sweepLoop(own) })
+	background.Go(func() { d.swapLoop(own) })
 	background.Go(func() { d.statusLoop(own) })
 	return d.publishLoop(ctx, helper)
 }

@@ -199,7 +199,7 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	for i := range wanted.Results {
 		before, found := p.earlier.Find(&wanted.Results[i])
 		if !found {
-			if err := view.sameSince(claim.Status.Allocation.AllocationTimestamp, &wanted.Results[i]); err != nil {
+			if err := view.sameSince(claim, &wanted.Results[i]); err != nil {
 				return nil, err
 			}
 		}

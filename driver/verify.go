@@ -6,10 +6,8 @@ import (
 	"io/fs"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -62,17 +60,6 @@ func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) 
 		return fmt.Errorf("device %s has other nodes: %s", r.Device, why)
 	}
 	return nil
-}
-
-// sameSince reports whether another device has taken the place of the one that
-// was allocated. The API server keeps the time of that in whole seconds, and
-// only since Kubernetes 1.36.
-func (v *view) sameSince(allocated *metav1.Time, r *ledger.Result) error {
-	seen := v.identities[r.Source]
-	if allocated == nil || seen.before == "" || !seen.since.Truncate(time.Second).After(allocated.Time) {
-		return nil
-	}
-	return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was allocated", r.Device, seen.now, seen.before)
 }
 
 // nodeOnHost returns the device node that an edit is about, as it is on the

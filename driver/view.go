@@ -3,7 +3,10 @@ package driver
 import (
 	"context"
 	"fmt"
-	"time"
+	"sync/atomic"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
@@ -21,8 +24,11 @@ type view struct {
 
 // identity is the one that a device was last seen with, and which it had before.
 type identity struct {
-	now, before string    // before is "" if there was no other
-	since       time.Time // when it was first seen with this one, if there was another
+	now, before string // before is "" if there was no other
+
+	// promised are the claims that the device was allocated to when it was seen to be
+	// another, with the times of their allocations; nil before the API server has said.
+	promised *atomic.Pointer[map[types.UID]metav1.Time]
 }
 
 // Publish makes the snapshot what the driver offers, less the silicon that is
@@ -34,7 +40,7 @@ func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
 	before := d.view.Load()
 	d.view.Store(&view{
 		snapshot: snapshot, withheld: withheld, Present: &ledger.Present{Snapshot: snapshot},
-		identities: identitiesIn(snapshot, before.identities, time.Now()), next: make(chan struct{}),
+		identities: identitiesIn(snapshot, before.identities), next: make(chan struct{}),
 	})
 	close(before.next)
 	notify(d.wake)
@@ -42,14 +48,14 @@ func (d *Driver) Publish(snapshot *rules.Snapshot, withheld map[string]string) {
 
 // identitiesIn adds the identities of a snapshot to those that are known. A
 // device keeps its own while it is gone or has none that can be read.
-func identitiesIn(snapshot *rules.Snapshot, known map[string]identity, now time.Time) map[string]identity {
+func identitiesIn(snapshot *rules.Snapshot, known map[string]identity) map[string]identity {
 	changed := make(map[string]identity)
 	for _, device := range snapshot.Devices {
 		last, seen := known[device.Name]
 		switch {
 		case device.Identity == "" || device.Identity == last.now:
 		case seen:
-			changed[device.Name] = identity{now: device.Identity, before: last.now, since: now}
+			changed[device.Name] = identity{now: device.Identity, before: last.now, promised: new(atomic.Pointer[map[types.UID]metav1.Time])}
 		default:
 			changed[device.Name] = identity{now: device.Identity}
 		}

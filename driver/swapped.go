@@ -1,0 +1,96 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
+)
+
+// swapInterval is how long until the API server is asked again to whom a device was
+// allocated that is another now.
+const swapInterval = 10 * time.Second
+
+// swapLoop finds out, once for each device that is seen to be another, to whom it is
+// allocated then: these claims were promised the one before. So no clock is compared
+// with another.
+func (d *Driver) swapLoop(ctx context.Context) {
+	for {
+		v := d.view.Load()
+		var again <-chan time.Time
+		if err := d.askPromised(ctx, v); err != nil {
+			klog.FromContext(ctx).Info("Whose a device was that is another now cannot be found out; trying again", "interval", swapInterval, "reason", err.Error())
+			again = time.After(swapInterval)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-v.next:
+		case <-again:
+		}
+	}
+}
+
+// askPromised asks the API server, if there is such a device of which it has not said
+// anything yet.
+func (d *Driver) askPromised(ctx context.Context, v *view) error {
+	promised := make(map[string]map[types.UID]metav1.Time) // by device
+	for name, seen := range v.identities {
+		if seen.promised != nil && seen.promised.Load() == nil {
+			promised[name] = make(map[types.UID]metav1.Time)
+		}
+	}
+	if len(promised) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, swapInterval)
+	defer cancel()
+	list, err := draclient.New(d.config.KubeClient).ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list ResourceClaims: %w", err)
+	}
+	for _, claim := range list.Items {
+		if claim.Status.Allocation == nil || claim.Status.Allocation.AllocationTimestamp == nil {
+			continue
+		}
+		for _, result := range claim.Status.Allocation.Devices.Results {
+			name := result.Device
+			if device, found := v.Device(name); found {
+				name = device.Name
+			}
+			if of := promised[name]; of != nil && result.Driver == discovery.Domain && result.Pool == d.config.NodeName {
+				of[claim.UID] = *claim.Status.Allocation.AllocationTimestamp
+			}
+		}
+	}
+	for name, claims := range promised {
+		v.identities[name].promised.Store(&claims)
+	}
+	return nil
+}
+
+// sameSince reports whether another device has taken the place of the one that was
+// allocated to a claim. A later allocation has another time, which only servers since
+// Kubernetes 1.36 keep.
+func (v *view) sameSince(claim *resourceapi.ResourceClaim, r *ledger.Result) error {
+	seen, allocated := v.identities[r.Source], claim.Status.Allocation.AllocationTimestamp
+	if seen.promised == nil || allocated == nil {
+		return nil
+	}
+	promised := seen.promised.Load()
+	if promised == nil {
+		return fmt.Errorf("device %s was swapped: it is %s now and was %s; the API server has not said yet whether it was allocated to the claim before", r.Device, seen.now, seen.before)
+	}
+	if at, was := (*promised)[claim.UID]; was && at.Equal(allocated) {
+		return fmt.Errorf("device %s was swapped: it is %s now and was %s when the claim was allocated", r.Device, seen.now, seen.before)
+	}
+	return nil
+}
