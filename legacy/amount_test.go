@@ -6,36 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/api/resource"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/legacy/kubelettest"
 )
-
-const memoryResource = "aliyun.com/gpu-mem"
-
-// inUnits returns a device whose memory is offered in n units.
-func inUnits(id string, n int) rules.Offered {
-	d := gpu(id)
-	offer := discovery.Offer{Resource: memoryResource, Counts: "memory"}
-	for i := range n {
-		offer.IDs = append(offer.IDs, fmt.Sprintf("%s-_-%d", id, i))
-	}
-	d.Offers = []discovery.Offer{offer}
-	d.Sharing = &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
-	return d
-}
-
-func units(id string, from, to int) []string {
-	var ids []string
-	for i := from; i < to; i++ {
-		ids = append(ids, fmt.Sprintf("%s-_-%d", id, i))
-	}
-	return ids
-}
 
 func TestAllocateAmounts(t *testing.T) {
 	k := kubelettest.New(t)

@@ -1,36 +1,11 @@
 package legacy
 
 import (
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-
-	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/legacy/kubelettest"
 )
-
-// silicon returns devices that take so much of a Whole, by their IDs: a unit
-// each, of a resource of its own if the ID has an "x".
-func silicon(whole string, all int64, takes map[string]int64) []rules.Offered {
-	counters := map[string]resource.Quantity{"cores": *resource.NewQuantity(all, resource.DecimalSI)}
-	var devices []rules.Offered
-	for _, id := range slices.Sorted(maps.Keys(takes)) {
-		d := gpu(id)
-		d.PartOf = &discovery.Silicon{Name: whole, Counters: counters}
-		d.Takes = map[string]resource.Quantity{"cores": *resource.NewQuantity(takes[id], resource.DecimalSI)}
-		if strings.HasPrefix(id, "x") {
-			d.Offers = []discovery.Offer{{Resource: otherResource, IDs: []string{id}}}
-		}
-		devices = append(devices, d)
-	}
-	return devices
-}
-
-const otherResource = "example.com/other"
 
 // Of two granularities of one piece of silicon, what one takes the other shows
 // Unhealthy, and Allocate refuses.

@@ -1,37 +1,9 @@
 package list
 
 import (
-	"fmt"
 	"slices"
 	"testing"
-
-	"k8s.io/apimachinery/pkg/api/resource"
-
-	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 )
-
-const memoryResource = "aliyun.com/gpu-mem"
-
-// inUnits returns a device whose memory is offered in n units.
-func inUnits(id string, n int) rules.Offered {
-	d := gpu(id)
-	offer := discovery.Offer{Resource: memoryResource, Counts: "memory"}
-	for i := range n {
-		offer.IDs = append(offer.IDs, fmt.Sprintf("%s-_-%d", id, i))
-	}
-	d.Offers = []discovery.Offer{offer}
-	d.Sharing = &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi")}
-	return d
-}
-
-func units(id string, from, to int) []string {
-	var ids []string
-	for i := from; i < to; i++ {
-		ids = append(ids, fmt.Sprintf("%s-_-%d", id, i))
-	}
-	return ids
-}
 
 func TestPreferAmounts(t *testing.T) {
 	l := first(memoryResource, inUnits("a", 8), inUnits("b", 8))

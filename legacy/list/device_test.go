@@ -1,31 +1,30 @@
 package list
 
 import (
-	"time"
-
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
-	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/legacy/list/listtest"
 )
 
-const gpuResource = "example.com/gpu"
+const (
+	gpuResource    = listtest.Resource
+	otherResource  = listtest.OtherResource
+	memoryResource = listtest.MemoryResource
+)
 
-// testTime is some time.
-var testTime = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-
-// gpu returns a device "gpu-<id>" with a node of its own, offered by its ID.
-func gpu(id string) rules.Offered {
-	return rules.Offered{Device: discovery.Device{Name: "gpu-" + id, Family: "gpu", Attributes: discovery.Attributes{}, CommonNodes: []string{"/dev/gpuctl"}, Edits: specs.ContainerEdits{
-		DeviceNodes: []*specs.DeviceNode{
-			{Path: "/dev/gpuctl", HostPath: "/dev/gpuctl", Permissions: "r"},
-			{Path: "/dev/" + id, HostPath: "/dev/" + id, Permissions: "rw"},
-		},
-		Env: []string{"GPU_LIBRARY=/usr/lib/gpu"},
-	}}, Offers: []discovery.Offer{{Resource: gpuResource, IDs: []string{id}}}}
-}
+var (
+	testTime = listtest.Time
+	gpu      = listtest.GPU
+	sick     = listtest.Sick
+	snapshot = listtest.Snapshot
+	found    = listtest.Found
+	inUnits  = listtest.InUnits
+	units    = listtest.Units
+	silicon  = listtest.Parts
+)
 
 // offer makes the device stand behind other IDs.
 func offer(d rules.Offered, unit string, ids ...string) rules.Offered {
@@ -43,22 +42,4 @@ func at(d rules.Offered, numa int64, root, fabric string) rules.Offered {
 	d.Attributes.SetString(deviceattribute.StandardDeviceAttributePCIeRoot, root)
 	d.Attributes.SetString("fabric", fabric)
 	return d
-}
-
-func sick(d rules.Offered, status discovery.HealthStatus, reason string) rules.Offered {
-	d.Health = discovery.Health{Status: status, Reason: reason}
-	return d
-}
-
-func snapshot(devices ...rules.Offered) *rules.Snapshot {
-	return &rules.Snapshot{Devices: devices}
-}
-
-// found returns the devices as their families gave them, with the same offers.
-func found(devices []rules.Offered) []discovery.Device {
-	out := rules.Devices(devices)
-	for i := range out {
-		out[i].Classic = devices[i].Offers
-	}
-	return out
 }
