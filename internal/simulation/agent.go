@@ -32,6 +32,7 @@ type incarnation struct {
 	cancel  context.CancelFunc
 	process *kubelet.Process
 	events  chan struct{} // of the kernel
+	changes chan agent.Change
 	done    chan struct{} // closed when the agent has returned
 	err     error         // with which it did
 
@@ -69,6 +70,7 @@ func (i *incarnation) die() {
 	if i.dead.Swap(true) {
 		return
 	}
+	i.world.hurts()
 	i.world.lock.drop(i)
 	i.cancel()
 	i.process.Kill()
@@ -147,7 +149,10 @@ const (
 func (w *World) startAgent() *incarnation {
 	w.agents++
 	w.keeps = w.server.Features()
-	i := &incarnation{world: w, name: fmt.Sprintf("agent-%d", w.agents), events: make(chan struct{}, 1), done: make(chan struct{})}
+	if w.hurt {
+		w.heals()
+	}
+	i := &incarnation{world: w, name: fmt.Sprintf("agent-%d", w.agents), events: make(chan struct{}, 1), changes: make(chan agent.Change), done: make(chan struct{})}
 	if w.surges {
 		i.uid = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", w.agents))
 	}
@@ -158,7 +163,7 @@ func (w *World) startAgent() *incarnation {
 	client := w.server.Client(i.apiGate)
 	config := agent.Config{
 		Version: "simulated", NodeName: nodeName, PodUID: i.uid, Pod: "kube-system/" + agentPod, BootID: w.boot,
-		FS: w.host, Families: w.families, Settings: w.settings, RescanInterval: w.rescan,
+		FS: w.host, Families: w.machine.families, Settings: w.settings, Changes: i.changes, RescanInterval: w.rescan,
 		Uevents: i.hear, Client: client, StatusClient: client, Groups: groups{i},
 		Kubelet: agent.Kubelet{StartDRA: func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (driver.Helper, error) {
 			helper, err := i.process.StartDRA(ctx, plugin, options...)

@@ -13,8 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/disk"
 )
@@ -33,7 +31,9 @@ func faultKinds() []fault {
 		{"agentKilledWriting", 10, (*World).killWriting},
 		{"agentRestarted", 4, (*World).restartAgent},
 		{"surge", 5, (*World).surge},
-		{"modeChanged", 3, (*World).changeMode},
+		{"configChanged", 4, (*World).changeConfig},
+		{"configWrong", 1, (*World).wrongConfig},
+		{"configChangedAtStart", 3, (*World).restartChanged},
 		{"stateWiped", 1, (*World).wipeState},
 		{"reboot", 3, func(w *World) bool { return w.reboot(false) }},
 		{"powerLost", 6, func(w *World) bool { return w.reboot(true) }},
@@ -63,6 +63,8 @@ func faultKinds() []fault {
 		{"deviceVanishes", 4, (*World).vanish},
 		{"deviceReturns", 4, (*World).comeBack},
 		{"deviceSwapped", 2, (*World).swap},
+		{"nodesRenumbered", 3, (*World).renumber},
+		{"anotherPlugin", 0, nil}, // from the beginning
 		{"unreadable", 3, (*World).sicken},
 		{"readHangs", 2, (*World).hang},
 	}
@@ -183,6 +185,7 @@ func (w *World) reboot(powerLost bool) bool {
 	}
 	w.newBoot()
 	w.endOngoing("kubeletDown", "surge")
+	w.lost = false // all claims are prepared anew
 	w.kubelet.Up()
 	w.startAgent()
 	return true
@@ -373,9 +376,12 @@ func (w *World) deleteSlices() bool {
 	return true
 }
 
+// diskFault is any fault of the disk that goes on for a while.
+const diskFault = "fault of the disk"
+
 // diskFails makes some operations of the disk fail for a while, one in a few.
 func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op) bool) bool {
-	if slices.ContainsFunc([]string{"diskFull", "readsFail", "writesFail", "syncsFail", "readOnly"}, w.goesOn) {
+	if w.goesOn(diskFault) {
 		return false
 	}
 	below := pick(w.random, "/", "/", kubeletRoot, cdiRoot)
@@ -386,21 +392,10 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 		w.saw(name)
 		return with
 	})
-	w.during(name, 40*time.Second, func() { w.disk.SetFault(nil) })
-	return true
-}
-
-// changeMode has the administrator want devices offered by the other API.
-func (w *World) changeMode() bool {
-	w.clean()
-	if w.minor < 34 || len(w.living) != 1 {
-		return false
-	}
-	w.mode = pick(w.random, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
-	w.settings.Rules = &rules.Rules{Mode: w.mode}
-	w.log("the administrator wants mode %q", w.mode)
-	w.replaceAgent()
-	w.saw("modeChanged")
+	w.during(diskFault, 40*time.Second, func() {
+		w.disk.SetFault(nil)
+		w.heals()
+	})
 	return true
 }
 
@@ -411,10 +406,16 @@ func (w *World) wipeState() bool {
 		return false
 	}
 	w.log("the agent's directory is wiped")
-	w.wiped = true
+	w.forgetState()
 	w.disk.Wipe(stateDir)
 	w.saw("stateWiped")
 	return true
+}
+
+// forgetState notes that something of what agents wrote down is gone.
+func (w *World) forgetState() {
+	w.lost = w.lost || w.unhealed()
+	w.wiped = true
 }
 
 func (w *World) wipeSpecs() bool {
@@ -422,7 +423,8 @@ func (w *World) wipeSpecs() bool {
 		return false
 	}
 	w.log("the directory of CDI specs is wiped")
-	w.wiped = true
+	w.lost = w.lost || w.wiped
+	w.heals()
 	w.disk.Wipe(cdiRoot)
 	w.saw("specsWiped")
 	return true
@@ -435,7 +437,7 @@ func (w *World) damageRecord() bool {
 	}
 	name := pick(w.random, records...)
 	w.log("%s is damaged", name)
-	w.wiped = true
+	w.forgetState()
 	w.disk.Damage(name, func(data []byte) []byte {
 		if len(data) == 0 {
 			return data
@@ -453,8 +455,19 @@ func (w *World) damageRecord() bool {
 	return true
 }
 
+// anyCard returns one of the machine's cards, and whether it has any.
+func (w *World) anyCard() (c card, found bool) {
+	if len(w.cards) == 0 {
+		return card{}, false
+	}
+	return pick(w.random, w.cards...), true
+}
+
 func (w *World) vanish() bool {
-	c := pick(w.random, w.machine.cards...)
+	c, found := w.anyCard()
+	if !found {
+		return false
+	}
 	if !w.host.Vanish(c.address, c.nodes...) {
 		return false
 	}
@@ -465,7 +478,7 @@ func (w *World) vanish() bool {
 }
 
 func (w *World) comeBack() bool {
-	for _, c := range w.machine.cards {
+	for _, c := range w.cards {
 		if w.host.Gone(c.address) {
 			w.log("card %s returns", c.address)
 			w.host.Return(c.address, nil)
@@ -479,7 +492,10 @@ func (w *World) comeBack() bool {
 
 // swap replaces a card by another of its kind.
 func (w *World) swap() bool {
-	c := pick(w.random, w.machine.cards...)
+	c, found := w.anyCard()
+	if !found {
+		return false
+	}
 	if w.host.Gone(c.address) {
 		return false
 	}
@@ -499,11 +515,42 @@ func (w *World) swap() bool {
 	return true
 }
 
+// renumber has two cards come back with each other's nodes, as after a reset of the
+// bus.
+func (w *World) renumber() bool {
+	if !w.machine.renumbers {
+		return false
+	}
+	a, b := w.random.IntN(len(w.cards)), w.random.IntN(len(w.cards))
+	one, other := &w.cards[a], &w.cards[b]
+	if a == b || w.host.Gone(one.address) || w.host.Gone(other.address) {
+		return false
+	}
+	minor := func(c *card) string { return "Device Minor: \t " + strings.TrimPrefix(c.nodes[0], "dev/nvidia") + "\n" }
+	w.host.Change("gpus", func(name string, data []byte) []byte {
+		switch {
+		case strings.Contains(name, one.address):
+			return []byte(strings.Replace(string(data), minor(one), minor(other), 1))
+		case strings.Contains(name, other.address):
+			return []byte(strings.Replace(string(data), minor(other), minor(one), 1))
+		}
+		return data
+	})
+	one.nodes, other.nodes = other.nodes, one.nodes
+	w.log("cards %s and %s have each other's nodes", one.address, other.address)
+	w.uevent()
+	w.saw("nodesRenumbered")
+	return true
+}
+
 func (w *World) sicken() bool {
 	if w.goesOn("unreadable") {
 		return false
 	}
-	c := pick(w.random, w.machine.cards...)
+	c, found := w.anyCard()
+	if !found {
+		return false
+	}
 	w.log("files of card %s cannot be read", c.address)
 	w.host.Sicken(pick(w.random, c.address, c.address+"/vendor", "/information"))
 	w.during("unreadable", 60*time.Second, func() { w.host.Sicken(""); w.uevent() })
@@ -516,7 +563,10 @@ func (w *World) hang() bool {
 	if w.goesOn("readHangs") {
 		return false
 	}
-	c := pick(w.random, w.machine.cards...)
+	c, found := w.anyCard()
+	if !found {
+		return false
+	}
 	w.log("reads of card %s hang", c.address)
 	w.host.Hang(c.address)
 	w.during("readHangs", 40*time.Second, w.host.Release)

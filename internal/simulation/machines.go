@@ -1,7 +1,14 @@
 package simulation
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -9,6 +16,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/kernel"
 )
 
@@ -19,20 +27,24 @@ type machine struct {
 	name     string
 	text     []byte
 	families []*discovery.Family
-	snapshot *discovery.Snapshot // of it at first
+	snapshot *discovery.Snapshot      // of it at first
+	devices  map[string]rules.Offered // of that, by name, where the administrator says nothing
 	cards    []card
+
+	renumbers bool             // cards may come back with each other's nodes
+	sharings  [][]rules.Share  // how its devices may be shared
+	exclude   []rules.Selector // for each card
 }
 
 // card is what can vanish from a machine.
 type card struct {
 	address string   // on the PCI bus
-	nodes   []string // of /dev
-	silicon string
+	nodes   []string // of /dev, which it alone has
 }
 
 // gpus is a machine with cards that are given out whole.
 func gpus(n int) *machine {
-	m := &machine{name: fmt.Sprintf("%d GPUs", n)}
+	m := &machine{name: fmt.Sprintf("%d GPUs", n), renumbers: true}
 	var b strings.Builder
 	b.WriteString("-- proc/devices --\nCharacter devices:\n195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n\nBlock devices:\n")
 	b.WriteString("-- sys/module/nvidia/version --\n535.104.05\n-- dev/nvidiactl c 195:255 --\n-- dev/nvidia-uvm c 511:0 --\n")
@@ -47,7 +59,7 @@ func gpus(n int) *machine {
 		fmt.Fprintf(&b, "-- %s/driver -> ../../../../bus/pci/drivers/nvidia --\n", dir)
 		fmt.Fprintf(&b, "-- proc/driver/nvidia/gpus/%s/information --\nModel: \t\t NVIDIA A100-SXM4-40GB\nGPU UUID: \t GPU-5d2c1f0%d-8a41-4e0b-9c37-0b6f3d9ae40%d\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Excluded:\t No\n", address, i, i, address, i)
 		fmt.Fprintf(&b, "-- dev/nvidia%d c 195:%d --\n", i, i)
-		m.cards = append(m.cards, card{address, []string{fmt.Sprintf("dev/nvidia%d", i)}, fmt.Sprintf("pci-0000-0%d-00-0", i+1)})
+		m.cards = append(m.cards, card{address, []string{fmt.Sprintf("dev/nvidia%d", i)}})
 	}
 	b.WriteString("-- end --\n")
 	m.text = []byte(b.String())
@@ -73,23 +85,129 @@ func cores(chips, each int) *machine {
 		fmt.Fprintf(&b, "-- %s/subsystem -> ../../../../class/neuron_device --\n", class)
 		fmt.Fprintf(&b, "-- %s/info/architecture/device_name --\nInferentia\n-- %s/info/architecture/arch_type --\nNDv1\n", class, class)
 		fmt.Fprintf(&b, "-- dev/neuron%d c 245:%d --\n", i, i)
-		m.cards = append(m.cards, card{address, []string{fmt.Sprintf("dev/neuron%d", i)}, fmt.Sprintf("neuron%d", i)})
+		m.cards = append(m.cards, card{address, []string{fmt.Sprintf("dev/neuron%d", i)}})
 	}
 	b.WriteString("-- end --\n")
 	m.text = []byte(b.String())
 	return m
 }
 
-// machines returns the kinds of machines that there are.
-var machines = sync.OnceValue(func() []*machine {
-	all := []*machine{gpus(3), cores(2, 2)}
+// recorded are hosts of other families, on which all devices are well.
+var recorded = []string{
+	"dlb/two", "fpgaxilinx/media", "gaudi/slots", "hypervisor/kvm", "idxd/spr", "intelgpu/flex170x2", "qat/old", "tenstorrent/loudbox", "tpu/accel", "vfio/iommufd",
+}
+
+// read returns the machine of a recorded host.
+func read(name string) (*machine, error) {
+	family, file, _ := strings.Cut(name, "/")
+	text, err := os.ReadFile(filepath.Join("../../discovery/families", family, "testdata", file+".host"))
+	return &machine{name: name, text: text}, err
+}
+
+// machines returns the kinds of machines that there are. Those that are made for
+// simulations come often.
+var machines = sync.OnceValues(func() (all []*machine, err error) {
+	for range 4 {
+		all = append(all, gpus(3), cores(2, 2))
+	}
+	for _, name := range recorded {
+		m, readErr := read(name)
+		all, err = append(all, m), errors.Join(err, readErr)
+	}
 	for _, m := range all {
-		for _, f := range families.All {
-			if f.Name == "nvidia" || f.Name == "neuron" {
-				m.families = append(m.families, f)
+		err = errors.Join(err, m.describe())
+	}
+	return all, err
+})
+
+// describe finds out what there is in a machine.
+func (m *machine) describe() error {
+	host := &discovery.Host{FS: kernel.New(m.text)}
+	for _, f := range families.All {
+		if f.Name != "generic" && len(discovery.Scan(host, []*discovery.Family{f}).Devices) > 0 {
+			m.families = append(m.families, f)
+		}
+	}
+	m.snapshot = discovery.Scan(host, m.families)
+	m.devices = make(map[string]rules.Offered)
+	for _, d := range (&rules.Rules{}).Apply(m.snapshot).Devices {
+		m.devices[d.Name] = d
+	}
+	m.findCards()
+	return m.makeRules()
+}
+
+// address matches the address of a PCI function.
+var address = regexp.MustCompile(`[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`)
+
+// findCards finds the functions that devices are of, and their nodes.
+func (m *machine) findCards() {
+	if len(m.cards) > 0 {
+		return
+	}
+	silicon := make(map[string]map[string]bool) // by node
+	for _, d := range m.devices {
+		for _, n := range nodesOf(&d) {
+			if silicon[n] == nil {
+				silicon[n] = make(map[string]bool)
+			}
+			silicon[n][d.Silicon()] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.devices)) {
+		d := m.devices[name]
+		found := address.FindAllString(d.Source, -1)
+		if len(found) == 0 {
+			continue
+		}
+		own := slices.DeleteFunc(nodesOf(&d), func(n string) bool { return len(silicon[n]) > 1 })
+		i := slices.IndexFunc(m.cards, func(c card) bool { return c.address == found[len(found)-1] })
+		if i < 0 {
+			m.cards, i = append(m.cards, card{address: found[len(found)-1]}), len(m.cards)
+		}
+		for _, n := range own {
+			if !slices.Contains(m.cards[i].nodes, n) {
+				m.cards[i].nodes = append(m.cards[i].nodes, n)
 			}
 		}
-		m.snapshot = discovery.Scan(&discovery.Host{FS: kernel.New(m.text)}, m.families)
 	}
-	return all
-})
+}
+
+// nodesOf returns the paths of a device's nodes on the host, without the slash.
+func nodesOf(d *rules.Offered) (paths []string) {
+	for _, n := range d.Edits.DeviceNodes {
+		paths = append(paths, strings.TrimPrefix(cmp.Or(n.HostPath, n.Path), "/"))
+	}
+	return paths
+}
+
+// mostShares is into how many shares by number a device is divided at most. The
+// administrator may change the number while some are held, which then count as many.
+const mostShares = 3
+
+// makeRules makes what the administrator may want of the machine.
+func (m *machine) makeRules() error {
+	every, err := rules.Compile("true")
+	if err != nil {
+		return err
+	}
+	m.sharings = [][]rules.Share{nil, nil, {{Selector: every, Replicas: 2}}, {{Selector: every, Replicas: mostShares}}}
+	memory := make(map[int64]bool)
+	for _, d := range m.devices {
+		capacity := d.Capacity["memory"]
+		memory[capacity.Value.Value()] = true
+	}
+	if len(memory) == 1 && !memory[0] {
+		for bytes := range memory {
+			m.sharings = append(m.sharings, []rules.Share{{Selector: every, Capacity: "memory", Unit: quantity(bytes / 4)}})
+		}
+	}
+	for _, c := range m.cards {
+		one, err := rules.Compile(fmt.Sprintf(`device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == %q`, c.address))
+		if err != nil {
+			return err
+		}
+		m.exclude = append(m.exclude, one)
+	}
+	return nil
+}

@@ -79,6 +79,7 @@ func (w *World) schedule(pod *pod) bool {
 		}
 	}
 	var results []resourceapi.AllocationResult
+	slices := w.server.Past(w.lag)
 	if len(open) > 0 {
 		version := w.server.Version() - w.lag
 		if version == pod.tried {
@@ -89,7 +90,7 @@ func (w *World) schedule(pod *pod) bool {
 		allocator, err := structured.NewAllocator(quiet, structured.Features{
 			AdminAccess: true, PrioritizedList: true, DeviceTaints: keeps.Taints, PartitionableDevices: keeps.Counters,
 			ConsumableCapacity: keeps.Sharing, CompatibilityGroups: keeps.Counters && keeps.Groups, ListTypeAttributes: keeps.Lists,
-		}, allocated(w.server.Claims()), classes{}, w.server.Past(w.lag), celCache)
+		}, allocated(w.server.Claims()), classes{}, slices, celCache)
 		if err == nil {
 			results, err = allocator.Allocate(quiet, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, open)
 		}
@@ -104,6 +105,7 @@ func (w *World) schedule(pod *pod) bool {
 			results[i].AllocationTimestamp = &now
 		}
 		claim.Status.Allocation = &results[i]
+		w.notePortions(claim.UID, results[i].Devices.Results, slices)
 		w.server.Put(claim)
 		for _, r := range results[i].Devices.Results {
 			w.log("scheduler: claim %s/%s is allocated %s", claim.Namespace, claim.Name, r.Device)

@@ -43,6 +43,9 @@ func TestSimulation(t *testing.T) {
 	if *seeds == 0 && *seed == 0 {
 		t.Skip("no seeds are asked for: see make simulate")
 	}
+	if _, err := machines(); err != nil {
+		t.Fatal(err)
+	}
 	all := tally{count: *seeds, seen: make(map[string]int)}
 	if *seed != 0 {
 		all.count = *runs
@@ -95,7 +98,9 @@ func (a *tally) simulate(t *testing.T, run int) {
 		number = *seed
 	}
 	began := time.Now()
+	guard := time.AfterFunc(patience, func() { panic(fmt.Sprintf("seed %d does not end", number)) })
 	w := simulate(t, number)
+	guard.Stop()
 	if *verbose {
 		t.Logf("seed %d: %d events, %d faults, %d lines, %s", number, w.events, w.struck, len(w.history), time.Since(began).Round(time.Millisecond))
 	}
@@ -138,6 +143,9 @@ func simulate(t *testing.T, number uint64) (w *World) {
 	})
 	return w
 }
+
+// patience is how long a seed may take on a busy machine.
+const patience = 5 * time.Minute
 
 // steps is how much happens to a world.
 const steps = 110

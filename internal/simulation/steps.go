@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/internal/simulation/kubelet"
@@ -96,7 +95,7 @@ func (w *World) limit() time.Duration {
 func (w *World) converge() {
 	w.log("all faults end")
 	w.finish(time.Now().Add(24 * time.Hour))
-	for _, c := range w.machine.cards {
+	for _, c := range w.cards {
 		if w.host.Gone(c.address) {
 			w.host.Return(c.address, nil)
 		}
@@ -108,32 +107,81 @@ func (w *World) converge() {
 	}
 }
 
-// lastPods has a pod for each card, and demands that all start.
+// lastPods has a pod for each piece of silicon, and demands that all start, and that
+// all start again after a loss of power.
 func (w *World) lastPods() bool {
-	resources := slices.Sorted(maps.Keys(w.kubelet.Allocatable()))
-	for i := range w.machine.cards {
-		w.made++
-		p := &pod{own: true, Pod: &kubelet.Pod{
-			UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("last-%d", i), Grace: time.Second,
-		}}
-		switch {
-		case !w.classic():
-			p.Claims = []string{p.Name + "-claim"}
-			w.server.Put(newClaim(p.Claims[0], 1))
-		case len(resources) == 1:
-			p.Requests = map[string]int{resources[0]: 1}
-		default:
-			continue // of which resource there is one depends on what others have
-		}
+	for _, p := range w.lastOf() {
 		w.submit(p)
 	}
-	return w.await(w.limit(), func() string {
-		running := len(w.kubelet.Containers())
-		if all := len(w.cluster()); running < all {
-			return fmt.Sprintf("of the last %d pods only %d run", all, running)
+	if !w.await(w.limit(), w.allRun) {
+		return false
+	}
+	w.reboot(true)
+	return w.await(w.limit(), w.allRun)
+}
+
+// allRun says how many pods do not run.
+func (w *World) allRun() string {
+	running := len(w.kubelet.Containers())
+	if all := len(w.cluster()); running < all {
+		return fmt.Sprintf("of the last %d pods only %d run", all, running)
+	}
+	return ""
+}
+
+// lastOf returns a pod for each piece of silicon that one owner has at a time.
+func (w *World) lastOf() (pods []*pod) {
+	wanted := w.wanted()
+	taken := make(map[string]bool)
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		d := wanted[name]
+		if d.Open || taken[d.Silicon()] || d.PartOf != nil && len(d.PartOf.Counters) == 0 {
+			continue
 		}
+		w.made++
+		p := &pod{own: true, Pod: &kubelet.Pod{
+			UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("last-%d", w.made), Grace: time.Second,
+		}}
+		if !w.classic() {
+			taken[d.Silicon()] = true
+			p.Claims = []string{p.Name + "-claim"}
+			w.server.Put(newClaim(p.Claims[0], 1))
+			pods = append(pods, p)
+			continue
+		}
+		if d.PartOf != nil && d.Name != d.Silicon() || len(d.Offers) == 0 || taken[d.Offers[0].IDs[0]] {
+			continue // of parts as many can be had as others leave; of a unit there is one ID
+		}
+		taken[d.Silicon()], taken[d.Offers[0].IDs[0]] = true, true
+		p.Requests = map[string]int{d.Offers[0].Resource: 1}
+		pods = append(pods, p)
+	}
+	return pods
+}
+
+// missing says which files are missing of claims that containers have, or are there for
+// nobody.
+func (w *World) missing() string {
+	if w.lost || w.wiped {
 		return ""
-	})
+	}
+	prepared := w.kubelet.Prepared()
+	for _, c := range w.kubelet.Containers() {
+		for uid := range c.Claims {
+			for _, file := range []string{cdiRoot + "/chandler.dev-claim_" + string(uid) + ".json", stateDir + "/claims/" + string(uid) + ".record"} {
+				if _, there := w.disk.Content(file); !there && w.kubelet.HasClaim(c, uid) {
+					return fmt.Sprintf("pod %s runs, and %s is missing", c.Pod, file)
+				}
+			}
+		}
+	}
+	for _, file := range w.disk.Files(cdiRoot) {
+		uid, ours := strings.CutPrefix(strings.TrimSuffix(file, ".json"), cdiRoot+"/chandler.dev-claim_")
+		if _, known := prepared[types.UID(uid)]; ours && !known && !w.forgot {
+			return fmt.Sprintf("%s is of no claim that the kubelet knows", file)
+		}
+	}
+	return ""
 }
 
 // await waits until there is nothing that is not as it should be.
@@ -154,76 +202,6 @@ func (w *World) await(limit time.Duration, wrong func() string) bool {
 		time.Sleep(pause)
 		pause = min(2*pause, look)
 	}
-}
-
-// published says what is missing in the slices of the node.
-func (w *World) published() string {
-	if w.classic() {
-		return w.listed()
-	}
-	pools := make(map[int64]int)
-	var newest int64
-	devices := make(map[string]bool)
-	for _, s := range w.server.Slices() {
-		newest = max(newest, s.Spec.Pool.Generation)
-	}
-	var want int64
-	for _, s := range w.server.Slices() {
-		if s.Spec.Pool.Generation != newest {
-			return "there are slices of earlier generations"
-		}
-		pools[newest]++
-		want = s.Spec.Pool.ResourceSliceCount
-		for _, d := range s.Spec.Devices {
-			devices[d.Name] = len(taintsOf(&d)) == 0
-		}
-	}
-	if int64(pools[newest]) != want || want == 0 {
-		return fmt.Sprintf("%d slices of %d are published", pools[newest], want)
-	}
-	if w.open() > 0 {
-		return "" // some may have what is to be offered by the other API
-	}
-	for name, d := range w.devices {
-		if d.PartOf != nil && !w.server.Features().Counters {
-			continue // only some of them are
-		}
-		if healthy, there := devices[name]; !there {
-			return "device " + name + " is not published"
-		} else if !healthy {
-			return "device " + name + " is tainted"
-		}
-	}
-	return ""
-}
-
-// listed says which classic IDs the kubelet does not have, while no pod has any.
-func (w *World) listed() string {
-	if w.open() > 0 {
-		return ""
-	}
-	want := make(map[string]int)
-	for _, d := range w.devices {
-		for _, offer := range d.Offers {
-			want[offer.Resource] += len(offer.IDs)
-		}
-	}
-	got := w.kubelet.Allocatable()
-	for resource, n := range want {
-		if got[resource] != n {
-			return fmt.Sprintf("%d devices of %s are allocatable, and not %d", got[resource], resource, n)
-		}
-	}
-	return ""
-}
-
-func taintsOf(d *resourceapi.Device) (keys []string) {
-	for _, taint := range d.Taints {
-		if taint.Effect != resourceapi.DeviceTaintEffectNone {
-			keys = append(keys, taint.Key)
-		}
-	}
-	return keys
 }
 
 // empty ends all pods, and says what is left of them.

@@ -6,12 +6,15 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/kubelet"
 )
 
@@ -27,7 +30,9 @@ type use struct {
 	open      bool
 	takes     map[string]resource.Quantity // of the silicon's counters
 	has       map[string]resource.Quantity // the silicon's counters
-	share     string                       // "" if it has the device alone
+	part      float64                      // of the device; 1 if it has it alone
+	share     types.UID                    // by DRA
+	stranger  bool                         // another plugin gave it
 	nodes     []string                     // numbers of its own device nodes, when the container was started
 }
 
@@ -36,12 +41,27 @@ func (u *use) String() string {
 	if u.classic {
 		api = "classic"
 	}
-	return fmt.Sprintf("pod %s has %s (%s)", u.container.Pod, u.device, api)
+	return fmt.Sprintf("pod %s has %.3g of %s (%s)", u.container.Pod, u.part, u.device, api)
 }
 
-// startContainer starts a container as a runtime does, which looks for each CDI
-// device in the specs that there are.
-func (w *World) startContainer(c *kubelet.Container) error {
+// useOf returns what having a part of a device is.
+func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part float64) *use {
+	u := &use{container: c, device: d.Name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, part: part}
+	if d.PartOf != nil {
+		u.has = d.PartOf.Counters
+	}
+	return u
+}
+
+// portion is what an allocation has of a device, or a pod by a classic ID.
+type portion struct {
+	of     types.UID // the claim or the pod
+	device string    // as the allocation names it, or the resource with the ID
+	share  types.UID
+}
+
+// runtimeSpecs returns the CDI devices that a runtime finds.
+func (w *World) runtimeSpecs() map[string]specs.ContainerEdits {
 	found := make(map[string]specs.ContainerEdits)
 	for _, name := range w.disk.Files(cdiRoot) {
 		if path.Ext(name) != ".json" {
@@ -56,6 +76,13 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			found[spec.Kind+"="+device.Name] = device.ContainerEdits
 		}
 	}
+	return found
+}
+
+// startContainer starts a container as a runtime does, which looks for each CDI
+// device in the specs that there are.
+func (w *World) startContainer(c *kubelet.Container) error {
+	found := w.runtimeSpecs()
 	var uses []*use
 	for uid, ids := range c.Claims {
 		claim := w.server.Claim(c.Pod.Namespace, c.Names[uid])
@@ -64,7 +91,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 		}
 		for _, id := range ids {
 			if _, there := found[id]; !there {
-				if !w.wiped && !w.diskFailed() && isOf(ids, claim) {
+				if !w.unhealed() && isOf(ids, claim) {
 					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
 				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)
@@ -77,8 +104,8 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			if now := resultOf(claim, device); now != nil {
 				r = *now
 			}
-			u := w.useOf(c, &r)
-			u.claim, u.nodes = uid, w.ownNodes(found[id])
+			u := w.claimUse(c, uid, &r)
+			u.nodes = w.ownNodes(found[id])
 			uses = append(uses, u)
 		}
 	}
@@ -114,11 +141,34 @@ func resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.Devi
 	return &results[i]
 }
 
-// diskFailed reports whether the disk has failed an agent so far.
-func (w *World) diskFailed() bool {
+// heal is how long an agent may take to write again what is missing.
+const heal = time.Minute
+
+// unhealed reports whether specs may be missing: somebody removed them, or the disk
+// failed, a moment ago, or nobody is left who knew them.
+func (w *World) unhealed() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.seen["diskFull"]+w.seen["readsFail"]+w.seen["writesFail"]+w.seen["syncsFail"]+w.seen["readOnly"] > 0
+	return w.lost || w.hurt || w.isHurt()
+}
+
+// isHurt reports whether the disk fails, or did a moment ago.
+func (w *World) isHurt() bool {
+	return w.ongoing[diskFault] != nil || time.Now().Before(w.healed)
+}
+
+// heals gives agents the time to write again what is missing.
+func (w *World) heals() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.healed, w.hurt = time.Now().Add(heal), false
+}
+
+// hurts notes that an agent dies, which may have had something to write again.
+func (w *World) hurts() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hurt = w.hurt || w.isHurt()
 }
 
 // deviceOf returns of which device a CDI device of a claim is.
@@ -132,50 +182,129 @@ func deviceOf(id string, claim types.UID) (device string, found bool) {
 // ownNodes returns the numbers of device nodes that are of one card alone.
 func (w *World) ownNodes(edits specs.ContainerEdits) (numbers []string) {
 	for _, node := range edits.DeviceNodes {
-		for _, card := range w.machine.cards {
-			if slices.Contains(card.nodes, strings.TrimPrefix(node.Path, "/")) {
-				numbers = append(numbers, fmt.Sprintf("%d:%d", node.Major, node.Minor))
-			}
+		if w.isOwn(node.Path) {
+			numbers = append(numbers, fmt.Sprintf("%d:%d", node.Major, node.Minor))
 		}
 	}
 	return numbers
 }
 
-// useOf returns what a result of an allocation is.
-func (w *World) useOf(c *kubelet.Container, r *resourceapi.DeviceRequestAllocationResult) *use {
-	name, _, numbered := strings.Cut(r.Device, "-share-")
-	d := w.devices[name]
-	u := &use{container: c, device: name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes}
-	if d.PartOf != nil {
-		u.has = d.PartOf.Counters
+func (w *World) isOwn(node string) bool {
+	return slices.ContainsFunc(w.machine.cards, func(c card) bool { return slices.Contains(c.nodes, strings.TrimPrefix(node, "/")) })
+}
+
+// claimUse returns what a result of an allocation is.
+func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.DeviceRequestAllocationResult) *use {
+	name, _ := stem(r.Device)
+	d, found := w.machine.devices[name]
+	p := portion{of: claim, device: r.Device}
+	if end := len(name) - len(claim); !found && end > 0 { // a share of an earlier allocation
+		d = w.machine.devices[name[:end-1]]
+		p.device, p.share = d.Name, types.UID(name[end:])
 	}
-	switch {
-	case r.AdminAccess != nil && *r.AdminAccess:
-		u.open = true
-	case r.ShareID != nil:
-		u.share = string(*r.ShareID)
-	case numbered:
-		u.share = r.Device
+	if r.ShareID != nil {
+		p.share = *r.ShareID
 	}
+	u := w.useOf(c, &d, w.portion(p, 1))
+	u.claim, u.share = claim, p.share
+	u.open = u.open || r.AdminAccess != nil && *r.AdminAccess
 	return u
 }
 
-// classicUses returns what a classic ID is.
+// notePortions notes how much of each device an allocation has, by the slices that
+// it was made of.
+func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
+	for _, r := range results {
+		p, part := portion{of: claim, device: r.Device}, 1.0
+		for _, s := range of {
+			for i := range s.Spec.Devices {
+				d := &s.Spec.Devices[i]
+				if r.ShareID == nil || d.Name != r.Device {
+					continue
+				}
+				p.share, part = *r.ShareID, 0
+				for capacity, taken := range r.ConsumedCapacity {
+					total := d.Capacity[capacity].Value
+					if capacity == discovery.Shares {
+						total = quantity(mostShares)
+					}
+					part = max(part, taken.AsApproximateFloat64()/total.AsApproximateFloat64())
+				}
+			}
+		}
+		if _, numbered := stem(r.Device); numbered {
+			part = 1. / mostShares
+		}
+		w.portion(p, part)
+	}
+}
+
+// portion returns how much a portion is: as much as was said the first time.
+func (w *World) portion(p portion, part float64) float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if before, known := w.portions[p]; known {
+		return before
+	}
+	w.portions[p] = part
+	return part
+}
+
+// classicUses returns what a classic ID is. What a pod was given stays what it was,
+// whatever its ID would be by now.
 func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses []*use) {
-	for _, d := range w.devices {
-		for _, offer := range d.Offers {
-			base, share, _ := strings.Cut(id, "::")
-			if offer.Resource != resourceName || !slices.Contains(offer.IDs, base) {
-				continue
-			}
-			u := &use{container: c, classic: true, device: d.Name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, share: share}
-			if d.PartOf != nil {
-				u.has = d.PartOf.Counters
-			}
-			uses = append(uses, u)
+	devices, part := w.withID(resourceName, id, c.Listed[resourceName])
+	part = w.portion(portion{of: c.Pod.UID, device: resourceName + " " + id}, part)
+	var nodes []string
+	for _, node := range c.Nodes {
+		if len(c.Devices) > 1 || len(c.Devices[resourceName]) > 1 {
+			break // it cannot be told which node is of which device
+		}
+		if numbers, there := w.host.Node(node); there && w.isOwn(node) {
+			nodes = append(nodes, numbers)
 		}
 	}
+	for _, d := range devices {
+		u := w.useOf(c, d, part)
+		u.classic, u.nodes, u.stranger = true, nodes, strings.HasPrefix(c.Pod.Name, "old-")
+		uses = append(uses, u)
+	}
 	return uses
+}
+
+// withID returns the devices behind a classic ID, and how much of them it is: by
+// what the kubelet was told last, else as the administrator ever wanted them.
+func (w *World) withID(resourceName, id string, listed map[string]bool) (devices []*rules.Offered, part float64) {
+	most := 0
+	for _, f := range slices.Backward(w.forms) {
+		var found []*rules.Offered
+		ids, of := 0, 1.
+		for _, d := range f {
+			for _, offer := range d.Offers {
+				if offer.Resource != resourceName || !slices.Contains(offer.IDs, id) {
+					continue
+				}
+				found, ids = append(found, &d), len(offer.IDs)
+				if slices.ContainsFunc(offer.IDs, func(id string) bool { return !listed[id] }) {
+					ids = 1 // it is not this form that is listed
+				}
+				switch {
+				case d.Sharing == nil:
+				case d.Sharing.Capacity == discovery.Shares:
+					of = 1. / mostShares
+				default:
+					of = 1 / float64(len(offer.IDs))
+				}
+			}
+		}
+		if len(found) > 0 && ids > most {
+			devices, part, most = found, of, ids
+		}
+	}
+	if most > 0 {
+		return devices, part
+	}
+	return nil, 0
 }
 
 // users returns what containers have, as long as the kubelet has not taken it
@@ -196,25 +325,33 @@ func (w *World) users() (all []*use) {
 	return all
 }
 
+// together reports whether two uses are one: pods have a claim together.
+func (u *use) together(other *use) bool {
+	return u.claim != "" && u.claim == other.claim || u.container == other.container
+}
+
 // excludes reports why two uses cannot be at once, "" if they can.
 func (u *use) excludes(other *use) string {
 	switch {
+	case u.open || other.open || u.together(other):
+		return ""
 	case u.classic && other.classic && (u.back || other.back):
 		return "" // the kubelet gave it anew
-	case u.claim != "" && u.claim == other.claim:
-		return "" // its pods have it together
-	case u.open || other.open || u.silicon != other.silicon || u.container == other.container:
+	case u.back && u.stranger || other.back && other.stranger:
+		return "" // nobody wrote it down but the kubelet, which forgot it
+	case u.silicon != other.silicon:
+		if slices.ContainsFunc(u.nodes, func(n string) bool { return slices.Contains(other.nodes, n) }) {
+			return "one node"
+		}
 		return ""
-	case u.device == other.device && u.share != "" && other.share != "" && u.share != other.share:
-		return ""
-	case u.device == other.device && u.share != "" && other.share != "":
-		return "the same share"
+	case u.classic != other.classic:
+		return "by two APIs"
+	case u.device == other.device && u.part < 1 && other.part < 1:
+		return "" // their sum counts
+	case u.device == other.device:
+		return "the same device"
 	case u.whole || other.whole:
 		return "a whole"
-	case u.device == other.device:
-		return "the same part"
-	case u.classic != other.classic:
-		return "parts by two APIs"
 	}
 	return ""
 }
@@ -222,33 +359,48 @@ func (u *use) excludes(other *use) string {
 // check looks whether what must always hold holds.
 func (w *World) check() {
 	users := w.users()
-	taken := make(map[string]map[string]resource.Quantity)
+	counters := make(map[string]map[string]resource.Quantity)
+	parts := make(map[string]float64)
 	for i, a := range users {
 		for _, b := range users[:i] {
 			if why := a.excludes(b); why != "" {
 				w.fail("%s has two users, %s: %s, and %s", a.silicon, why, b, a)
 				return
 			}
-			if a.container != b.container && (a.claim == "" || a.claim != b.claim) && !a.open && !b.open && a.silicon != b.silicon && slices.ContainsFunc(a.nodes, func(n string) bool { return slices.Contains(b.nodes, n) }) {
-				w.fail("two containers have one node %v: %s, and %s", a.nodes, b, a)
-				return
-			}
 		}
-		together := func(b *use) bool { return a.claim != "" && a.claim == b.claim && a.device == b.device }
-		if a.open || a.back || a.has == nil || slices.ContainsFunc(users[:i], together) {
+		same := func(b *use) bool {
+			return a.claim != "" && a.claim == b.claim && a.device == b.device && a.share == b.share
+		}
+		if a.open || a.back || slices.ContainsFunc(users[:i], same) {
 			continue
 		}
-		if taken[a.silicon] == nil {
-			taken[a.silicon] = make(map[string]resource.Quantity)
+		if parts[a.device] += a.part; parts[a.device] > 1.001 {
+			w.fail("more than all of %s is in use, last by %s", a.device, a)
+			return
 		}
-		for counter, q := range a.takes {
-			sum := taken[a.silicon][counter]
-			sum.Add(q)
-			taken[a.silicon][counter] = sum
-			if limit := a.has[counter]; sum.Cmp(limit) > 0 {
-				w.fail("%s has %s %s and %s are in use, last by %s", a.silicon, limit.String(), counter, sum.String(), a)
-				return
-			}
+		if a.part < 1 {
+			continue // its shares together take what it takes
+		}
+		if why := a.count(counters); why != "" {
+			w.fail("%s, last by %s", why, a)
+			return
 		}
 	}
+}
+
+// count counts what a use takes of the counters of its silicon, and says of which
+// there is not enough.
+func (u *use) count(counters map[string]map[string]resource.Quantity) string {
+	if counters[u.silicon] == nil {
+		counters[u.silicon] = make(map[string]resource.Quantity)
+	}
+	for counter, q := range u.takes {
+		sum := counters[u.silicon][counter]
+		sum.Add(q)
+		counters[u.silicon][counter] = sum
+		if limit := u.has[counter]; sum.Cmp(limit) > 0 {
+			return fmt.Sprintf("%s has %s %s and %s are in use", u.silicon, limit.String(), counter, sum.String())
+		}
+	}
+	return ""
 }

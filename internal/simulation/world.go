@@ -15,12 +15,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/disk"
 	"chandler.dev/internal/simulation/kernel"
@@ -41,8 +41,8 @@ type World struct {
 	start  time.Time
 
 	machine  *machine
-	devices  map[string]rules.Offered // of the machine at first, as the administrator wants them
-	families []*discovery.Family
+	cards    []card // of the machine, with the nodes that they have now
+	forms    []form // as the administrator wants devices, the last at present
 	settings agent.Settings
 	mode     discovery.Mode
 	minor    int // of Kubernetes
@@ -69,8 +69,12 @@ type World struct {
 	seen     map[string]int // faults that happened
 	faults   *rand.Rand     // of all goroutines
 	failures []string
-	wiped    bool // somebody removed or damaged files, so that some may be missing for a while
+	wiped    bool // somebody removed or damaged what the agent wrote down
 	forgot   bool // the kubelet forgot claims
+	lost     bool // there may be specs missing that nobody knows of any more
+	hurt     bool // an agent died before it could write what was missing
+	healed   time.Time
+	portions map[portion]float64
 
 	pods    map[types.UID]*pod // all that were made and have not ended
 	made    int
@@ -100,7 +104,7 @@ type ongoing struct {
 func NewWorld(seed uint64) *World {
 	w := &World{
 		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), start: time.Now(),
-		seen: make(map[string]int), pods: make(map[types.UID]*pod), ongoing: make(map[string]*ongoing),
+		seen: make(map[string]int), portions: make(map[portion]float64), pods: make(map[types.UID]*pod), ongoing: make(map[string]*ongoing),
 		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool)},
 	}
 	w.configure()
@@ -109,7 +113,12 @@ func NewWorld(seed uint64) *World {
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
 		Pods: w.podsOfNode, Start: w.startContainer, Done: w.podDone, Log: w.log,
-		Ended:  func(c *kubelet.Container) { w.log("runtime: container of pod %s has ended", c.Pod) },
+		Ended: func(c *kubelet.Container) { w.log("runtime: container of pod %s has ended", c.Pod) },
+		Lacks: func(p *kubelet.Pod, resource, id string) {
+			if w.seen["stateWiped"] == 0 {
+				w.fail("resource %s is listed without %s, which pod %s has", resource, id, p)
+			}
+		},
 		Wipe:   func() { w.server.DeleteSlices(nodeName) },
 		Random: rand.New(rand.NewPCG(seed, 3)),
 	})
@@ -126,23 +135,16 @@ func (w *World) newBoot() {
 // configure chooses what the node and the cluster are.
 func (w *World) configure() {
 	w.minor = pick(w.random, 31, 34, 36, 37, 37)
-	w.mode = pick(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
-	if w.minor < 34 {
-		w.server.Serve(false)
-		w.mode = pick(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
-	}
-	w.machine = machines()[w.random.IntN(len(machines()))]
-	w.families = w.machine.families
-	w.settings = agent.Settings{Rules: &rules.Rules{Mode: w.mode}}
-	w.devices = make(map[string]rules.Offered)
-	for _, d := range w.settings.Rules.Apply(w.machine.snapshot).Devices {
-		w.devices[d.Name] = d
-	}
+	w.server.Serve(w.minor >= 34)
+	all, _ := machines()
+	w.machine = pick(w.random, all...)
+	w.cards = slices.Clone(w.machine.cards)
 	w.metadata = w.random.IntN(3) > 0
 	w.surges = w.random.IntN(2) == 0
 	w.rescan = time.Duration(20+w.random.IntN(40)) * time.Second
 	w.server.SetFeatures(featuresOf(w.minor))
-	w.log("seed %d: Kubernetes 1.%d, host %s, mode %q, metadata %v, surges %v", w.seed, w.minor, w.machine.name, w.mode, w.metadata, w.surges)
+	w.log("seed %d: Kubernetes 1.%d, host %s, metadata %v, surges %v", w.seed, w.minor, w.machine.name, w.metadata, w.surges)
+	w.want()
 }
 
 // featuresOf returns what an API server of a version keeps by default.
@@ -159,13 +161,6 @@ func featuresOf(minor int) apiserver.Features {
 	}
 	return f
 }
-
-// dra reports whether devices may be offered by DRA.
-func (w *World) dra() bool { return w.minor >= 34 && w.mode != discovery.ModeDevicePlugin }
-
-// classic reports whether devices may be offered by the device-plugin API, at
-// last.
-func (w *World) classic() bool { return w.minor < 34 || w.mode == discovery.ModeDevicePlugin }
 
 func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 
@@ -201,8 +196,9 @@ func (w *World) chance(oneIn int) bool {
 
 // Run runs the world from its beginning to its end.
 func (w *World) Run(steps int) {
-	w.kubelet.Up()
 	w.addAgentPod()
+	w.addStrangers()
+	w.kubelet.Up()
 	w.startAgent()
 	for range steps {
 		w.step()
@@ -225,6 +221,36 @@ func (w *World) addAgentPod() {
 	w.mu.Unlock()
 	w.putPod(p)
 	w.kubelet.Add(p.Pod)
+}
+
+// addStrangers has, on some nodes, pods that another plugin gave devices before there
+// was an agent.
+func (w *World) addStrangers() {
+	if w.random.IntN(4) > 0 {
+		return
+	}
+	devices := w.machine.devices
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		d := devices[name]
+		if d.Open || len(d.Offers) == 0 || len(d.Offers[0].IDs) > 1 || d.Offers[0].Members > 1 || d.PartOf != nil && d.Name != d.Silicon() || w.random.IntN(2) == 0 {
+			continue
+		}
+		id := d.Offers[0].IDs[0]
+		w.made++
+		p := &pod{own: true, bound: true, inAPI: true, Pod: &kubelet.Pod{
+			UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("old-%d", w.made),
+			Grace: time.Duration(1+w.random.IntN(29)) * time.Second, Stubborn: w.random.IntN(2) == 0, Requests: map[string]int{d.Offers[0].Resource: 1},
+		}}
+		w.log("pod %s has %s of another plugin's", p, id)
+		w.mu.Lock()
+		w.pods[p.UID] = p
+		w.mu.Unlock()
+		w.putPod(p)
+		if err := w.kubelet.Had(p.Pod, map[string][]string{d.Offers[0].Resource: {id}}); err != nil {
+			w.fail("pod %s: %v", p, err)
+		}
+		w.saw("anotherPlugin")
+	}
 }
 
 // podsOfNode answers the kubelet.
@@ -346,7 +372,16 @@ func (w *World) makeClaim(name string) {
 	if w.random.IntN(4) == 0 {
 		count = 2
 	}
-	w.server.Put(newClaim(name, count))
+	claim := newClaim(name, count)
+	if shares := w.settings.Rules.Sharing; len(shares) > 0 && w.server.Features().Sharing && w.random.IntN(2) == 0 {
+		capacity, amount := shares[0].Capacity, shares[0].Unit
+		if shares[0].Replicas > 0 {
+			capacity, amount = discovery.Shares, quantity(1)
+		}
+		amount.Mul(int64(1 + w.random.IntN(2)))
+		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: amount}}
+	}
+	w.server.Put(claim)
 }
 
 func newClaim(name string, count int64) *resourceapi.ResourceClaim {

@@ -79,8 +79,25 @@ func (s stream) Send(list *pluginapi.ListAndWatchResponse) error {
 		}
 	}
 	k.healthy[s.endpoint.resource] = healthy
+	k.noteList(s.endpoint.resource, list)
 	k.log("resource %s has devices %v, sick %v", s.endpoint.resource, slices.Sorted(maps.Keys(healthy)), sick)
 	return nil
+}
+
+// noteList notes a list, and which IDs it is without.
+func (k *Kubelet) noteList(resource string, list *pluginapi.ListAndWatchResponse) {
+	listed := make(map[string]bool)
+	for _, d := range list.Devices {
+		listed[d.ID] = true
+	}
+	k.lists[resource] = listed
+	for _, w := range k.workers {
+		for _, id := range k.devices[w.pod.UID][resource] {
+			if !listed[id] && k.active(w.pod.UID) && k.config.Lacks != nil {
+				k.config.Lacks(w.pod, resource, id)
+			}
+		}
+	}
 }
 
 // register connects an endpoint, and ends the connection of another as its

@@ -34,6 +34,9 @@ type Config struct {
 	// has of the CDI devices and device nodes, or why it cannot be started.
 	Start func(c *Container) error
 
+	// Lacks is told when a list is without an ID that an active pod has.
+	Lacks func(pod *Pod, resource, id string)
+
 	Ended func(c *Container)        // a container has ended
 	Done  func(pod *Pod, why error) // a pod has ended, or was rejected
 	Wipe  func()                    // deletes the node's slices
@@ -62,10 +65,11 @@ func (p *Pod) String() string { return p.Namespace + "/" + p.Name }
 // Container is what the runtime runs.
 type Container struct {
 	Pod     *Pod
-	Claims  map[types.UID][]string // CDI devices by claim
-	Names   map[types.UID]string   // of the claims
-	Devices map[string][]string    // classic IDs by resource
-	Nodes   []string               // paths of device nodes, of classic devices
+	Claims  map[types.UID][]string     // CDI devices by claim
+	Names   map[types.UID]string       // of the claims
+	Devices map[string][]string        // classic IDs by resource
+	Nodes   []string                   // paths of device nodes, of classic devices
+	Listed  map[string]map[string]bool // by resource, the IDs of its last list
 
 	unprepared map[types.UID]int // how often each claim was before
 
@@ -97,6 +101,7 @@ type Kubelet struct {
 	// The device-plugin API.
 	endpoints map[string][]*endpoint // by resource; the last is called
 	healthy   map[string]map[string]bool
+	lists     map[string]map[string]bool        // the last list of each resource, whatever became of who sent it
 	devices   map[types.UID]map[string][]string // allocated, by pod and resource: the checkpoint
 	nodesOf   map[types.UID]map[string][]string // device nodes that Allocate answered, likewise
 	pending   map[string]map[string]types.UID   // IDs of Allocate calls in flight
@@ -114,7 +119,7 @@ func New(config Config) *Kubelet {
 		config: config, claims: make(map[string]*claimInfo), workers: make(map[types.UID]*worker),
 		devices: make(map[types.UID]map[string][]string), nodesOf: make(map[types.UID]map[string][]string),
 		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool), unprepared: make(map[types.UID]int),
-		healthy: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), pending: make(map[string]map[string]types.UID),
+		healthy: make(map[string]map[string]bool), lists: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), pending: make(map[string]map[string]types.UID),
 		admission: make(chan struct{}, 1),
 	}
 }
@@ -280,6 +285,33 @@ func (k *Kubelet) HasDevices(uid types.UID) map[string][]string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return maps.Clone(k.devices[uid])
+}
+
+// Had has a pod be one that was there before any agent of ours: another plugin gave
+// it devices, and its container runs. The kubelet must be down.
+func (k *Kubelet) Had(pod *Pod, devices map[string][]string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c := &Container{Pod: pod, Devices: devices, Listed: maps.Clone(k.lists), unprepared: make(map[types.UID]int)}
+	if err := k.config.Start(c); err != nil {
+		return err
+	}
+	k.devices[pod.UID], k.containers[pod.UID], k.sandboxes[pod.UID] = maps.Clone(devices), c, true
+	for resource := range devices {
+		k.known[resource] = true
+	}
+	return nil
+}
+
+// Prepared returns the claims that the kubelet has CDI devices of, by their UIDs.
+func (k *Kubelet) Prepared() map[types.UID][]string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	prepared := make(map[types.UID][]string)
+	for _, info := range k.claims {
+		prepared[info.uid] = info.cdi
+	}
+	return prepared
 }
 
 // Allocatable returns how many healthy devices there are of each resource.

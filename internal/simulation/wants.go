@@ -1,0 +1,196 @@
+package simulation
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
+
+// form is devices by name, as the administrator wants or wanted them.
+type form map[string]rules.Offered
+
+// want draws what the administrator wants: which API offers the devices, how they
+// are shared, and which are offered to nobody.
+func (w *World) want() {
+	w.mode = pick(w.random, discovery.ModeDRA, discovery.ModeDRA, discovery.ModeDevicePlugin, discovery.ModeAuto)
+	if w.minor < 34 {
+		w.mode = pick(w.random, discovery.ModeDevicePlugin, discovery.ModeAuto)
+	}
+	r := &rules.Rules{Mode: w.mode, Sharing: pick(w.random, w.machine.sharings...)}
+	if len(w.machine.exclude) > 1 && w.random.IntN(6) == 0 {
+		r.Exclude = []rules.Selector{pick(w.random, w.machine.exclude...)}
+	}
+	w.settings = agent.Settings{Rules: r}
+	wanted := make(form)
+	for _, d := range r.Apply(w.machine.snapshot).Devices {
+		wanted[d.Name] = d
+	}
+	w.forms = append(w.forms, wanted)
+	shared := "whole"
+	for _, s := range r.Sharing {
+		shared = "in units of " + s.Unit.String()
+		if s.Replicas > 0 {
+			shared = "by number"
+		}
+	}
+	w.log("the administrator wants mode %q, devices %s, %d excluded", w.mode, shared, len(w.machine.devices)-len(wanted))
+}
+
+// wanted is how the administrator wants devices at present.
+func (w *World) wanted() form { return w.forms[len(w.forms)-1] }
+
+// dra reports whether devices may be offered by DRA.
+func (w *World) dra() bool { return w.minor >= 34 && w.mode != discovery.ModeDevicePlugin }
+
+// classic reports whether devices may be offered by the device-plugin API, at
+// last.
+func (w *World) classic() bool { return w.minor < 34 || w.mode == discovery.ModeDevicePlugin }
+
+// changeConfig changes the configuration while agents run.
+func (w *World) changeConfig() bool {
+	w.clean()
+	if len(w.living) == 0 {
+		return false
+	}
+	w.want()
+	w.tell(agent.Change{Settings: w.settings})
+	w.saw("configChanged")
+	return true
+}
+
+// wrongConfig has the administrator write what no agent understands.
+func (w *World) wrongConfig() bool {
+	w.clean()
+	if len(w.living) == 0 {
+		return false
+	}
+	w.tell(agent.Change{Err: errors.New("line 1: no such field")})
+	w.saw("configWrong")
+	return true
+}
+
+// tell tells all agents of a change of the configuration.
+func (w *World) tell(c agent.Change) {
+	for _, i := range w.living {
+		select {
+		case i.changes <- c:
+		case <-i.done:
+		case <-time.After(time.Second): // it waits for something, and reads the newest when it starts
+		}
+	}
+}
+
+// restartChanged changes the configuration and restarts the agent.
+func (w *World) restartChanged() bool {
+	w.clean()
+	if len(w.living) != 1 {
+		return false
+	}
+	w.want()
+	w.replaceAgent()
+	w.saw("configChangedAtStart")
+	return true
+}
+
+// published says what is missing in the slices of the node, or is too much.
+func (w *World) published() string {
+	if why := w.missing(); why != "" {
+		return why
+	}
+	if w.classic() {
+		return w.listed()
+	}
+	var newest, want, there int64
+	usable := make(map[string]bool)
+	for _, s := range w.server.Slices() {
+		newest = max(newest, s.Spec.Pool.Generation)
+	}
+	for _, s := range w.server.Slices() {
+		if s.Spec.Pool.Generation != newest {
+			return "there are slices of earlier generations"
+		}
+		there++
+		want = s.Spec.Pool.ResourceSliceCount
+		for i := range s.Spec.Devices {
+			d := &s.Spec.Devices[i]
+			name, _ := stem(d.Name)
+			usable[name] = len(taintsOf(d)) == 0
+		}
+	}
+	if there != want || want == 0 {
+		return fmt.Sprintf("%d slices of %d are published", there, want)
+	}
+	if w.open() > 0 {
+		return "" // some may have what is to be offered otherwise
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.machine.devices)) {
+		d, wanted := w.wanted()[name]
+		well, there := usable[name]
+		switch {
+		case !wanted && there:
+			return "device " + name + " is published, and excluded"
+		case !wanted || d.PartOf != nil && !w.server.Features().Counters: // of those only some are
+		case !there:
+			return "device " + name + " is not published"
+		case !well:
+			return "device " + name + " is tainted"
+		}
+	}
+	return ""
+}
+
+// stem returns of which device a name in slices is, and whether it is that of a
+// share.
+func stem(name string) (device string, share bool) {
+	device, _, share = strings.Cut(name, "-share-")
+	return device, share
+}
+
+// listed says which classic IDs the kubelet does not have, or has too many, while no
+// pod has any.
+func (w *World) listed() string {
+	if w.open() > 0 {
+		return ""
+	}
+	want := make(map[string]map[string]bool)
+	for _, d := range w.wanted() {
+		for _, offer := range d.Offers {
+			if want[offer.Resource] == nil {
+				want[offer.Resource] = make(map[string]bool)
+			}
+			for _, id := range offer.IDs {
+				want[offer.Resource][id] = true
+			}
+		}
+	}
+	got := w.kubelet.Allocatable()
+	for resource := range want {
+		if _, listed := got[resource]; !listed {
+			got[resource] = 0
+		}
+	}
+	for resource, n := range got {
+		if n != len(want[resource]) {
+			return fmt.Sprintf("%d devices of %s are allocatable, and not %d", n, resource, len(want[resource]))
+		}
+	}
+	return ""
+}
+
+func taintsOf(d *resourceapi.Device) (keys []string) {
+	for _, taint := range d.Taints {
+		if taint.Effect != resourceapi.DeviceTaintEffectNone {
+			keys = append(keys, taint.Key)
+		}
+	}
+	return keys
+}
