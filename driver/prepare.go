@@ -42,7 +42,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	each(len(claims), func(i int) {
 		var devices []kubeletplugin.Device
-		err := d.timeClaim(OperationPrepare, func() (err error) {
+		err := d.timeClaim("prepare", func() (err error) {
 			devices, err = d.prepareSafely(ctx, claims[i])
 			return err
 		})
@@ -73,7 +73,7 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	defer done()
 	results := make([]error, len(claims))
 	each(len(claims), func(i int) {
-		err := d.timeClaim(OperationUnprepare, func() error { return d.unprepare(ctx, claims[i].UID) })
+		err := d.timeClaim("unprepare", func() error { return d.unprepare(ctx, claims[i].UID) })
 		if err != nil {
 			klog.FromContext(ctx).Info("A claim is not unprepared", "claim", klog.KRef(claims[i].Namespace, claims[i].Name), "uid", claims[i].UID, "reason", err.Error())
 			results[i] = fmt.Errorf("unprepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)

@@ -8,22 +8,13 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// What the kubelet calls for.
-const (
-	OperationPrepare   = "prepare"
-	OperationUnprepare = "unprepare"
-)
-
-// The stages of a call. What is left of it are the library's own part and, of
-// prepare, the files with metadata.
-const (
-	StageCall  = "call"  // all of it, whatever the number of claims
-	StageRead  = "read"  // of prepare: the library gets the claims of the call from the API server
-	StageClaim = "claim" // for each claim: waiting for another call, checks, record, files and CDI spec
-)
-
-// Observer is told how long a stage of a call took, and what became of it. It may
-// be called from several goroutines at once.
+// Observer is told how long a stage of one of the kubelet's calls took, and what
+// became of it. The operation is "prepare" or "unprepare". The stage is "call" for all
+// of the call, whatever the number of claims; "read" until the library has got the
+// claims of a prepare from the API server; or "claim" for the driver's part for each
+// claim: waiting for another call, checks, record, files and CDI spec. The rest is the
+// library's own part and, of prepare, the files with metadata. It may be called from
+// several goroutines at once.
 type Observer func(operation, stage string, took time.Duration, err error)
 
 // callBegan is the key of the time at which a call began, in its context.
@@ -33,30 +24,23 @@ type callBegan struct{}
 // calls without claims, such as [Driver.Probe]'s, and those of kubelets that speak
 // an older version than v1.
 func (d *Driver) timeCalls(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	operation := ""
-	switch request := request.(type) {
-	case *drapb.NodePrepareResourcesRequest:
-		if len(request.GetClaims()) > 0 {
-			operation = OperationPrepare
-		}
-	case *drapb.NodeUnprepareResourcesRequest:
-		if len(request.GetClaims()) > 0 {
-			operation = OperationUnprepare
-		}
+	operation := "prepare"
+	if _, ok := request.(*drapb.NodeUnprepareResourcesRequest); ok {
+		operation = "unprepare"
 	}
-	if operation == "" {
+	if r, ok := request.(interface{ GetClaims() []*drapb.Claim }); !ok || len(r.GetClaims()) == 0 {
 		return handler(ctx, request)
 	}
 	began := time.Now()
 	response, err := handler(context.WithValue(ctx, callBegan{}, began), request)
-	d.config.Observe(operation, StageCall, time.Since(began), err)
+	d.config.Observe(operation, "call", time.Since(began), err)
 	return response, err
 }
 
 // timeRead says how long it took until the driver was given the claims of a call.
 func (d *Driver) timeRead(ctx context.Context) {
 	if began, ok := ctx.Value(callBegan{}).(time.Time); ok {
-		d.config.Observe(OperationPrepare, StageRead, time.Since(began), nil)
+		d.config.Observe("prepare", "read", time.Since(began), nil)
 	}
 }
 
@@ -64,6 +48,6 @@ func (d *Driver) timeRead(ctx context.Context) {
 func (d *Driver) timeClaim(operation string, work func() error) error {
 	began := time.Now()
 	err := work()
-	d.config.Observe(operation, StageClaim, time.Since(began), err)
+	d.config.Observe(operation, "claim", time.Since(began), err)
 	return err
 }

@@ -72,7 +72,7 @@ type Ledger struct {
 	opened  chan struct{} // closed once it is open
 	changed chan struct{} // has one when Run is to look
 
-	locks  Locks
+	locks  locks
 	filing sync.Mutex // one entry at a time writes or removes files of the host
 	saving sync.Mutex // one write of grants at a time, so that the last one is the newest
 	saying sync.Mutex // one write of the boot at a time
@@ -128,7 +128,7 @@ func (l *Ledger) isOpen() bool {
 
 // Lock keeps other calls for a claim, or for one grant, away.
 func (l *Ledger) Lock(ctx context.Context, key string) (unlock func(), err error) {
-	return l.locks.Lock(ctx, key)
+	return l.locks.lock(ctx, key)
 }
 
 // put makes an account the one of its key.

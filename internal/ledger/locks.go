@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// Locks has a lock for each key, which can be waited for with a context. The
+// locks has a lock for each key, which can be waited for with a context. The
 // zero value is ready to use.
-type Locks struct {
+type locks struct {
 	mu    sync.Mutex
 	taken map[string]chan struct{} // closed when let go
 }
 
-// Lock returns once nobody else has the key, or with the context's error.
-func (l *Locks) Lock(ctx context.Context, key string) (unlock func(), err error) {
+// lock returns once nobody else has the key, or with the context's error.
+func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error) {
 	for {
 		unlock, other := l.try(key)
 		if other == nil {
@@ -28,7 +28,7 @@ func (l *Locks) Lock(ctx context.Context, key string) (unlock func(), err error)
 }
 
 // try takes the lock of a key, or returns what is closed when it is let go.
-func (l *Locks) try(key string) (unlock func(), other <-chan struct{}) {
+func (l *locks) try(key string) (unlock func(), other <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if other, taken := l.taken[key]; taken {

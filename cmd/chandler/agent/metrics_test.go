@@ -11,7 +11,6 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/driver"
 	"chandler.dev/driver/features"
 )
 
@@ -59,8 +58,8 @@ func TestMetricsOfCallsAndDevices(t *testing.T) {
 	if strings.Contains(text, "chandler_devices{") {
 		t.Errorf("devices are counted before they are known:\n%s", text)
 	}
-	m.observe(driver.OperationPrepare, driver.StageClaim, 700*time.Microsecond, nil)
-	m.observe(driver.OperationPrepare, driver.StageClaim, 3*time.Second, errors.New("held"))
+	m.observe("prepare", "claim", 700*time.Microsecond, nil)
+	m.observe("prepare", "claim", 3*time.Second, errors.New("held"))
 	prepared = 3
 	now = &placed{
 		snapshot: &rules.Snapshot{Devices: []rules.Offered{
