@@ -49,6 +49,16 @@ const (
 	sure  = 20
 )
 
+// The product has each place of a defect once.
+func TestPlacesOfDefects(t *testing.T) {
+	for _, d := range deliberates {
+		source, err := os.ReadFile(filepath.Join("../..", d.file))
+		if n := strings.Count(string(source), d.old); err != nil || n != 1 {
+			t.Errorf("%s: %s has the place %d times, %v", d.what, d.file, n, err)
+		}
+	}
+}
+
 // TestBreaks shows that the simulation sees. The product as it is must pass the
 // seeds that find defects, or nothing is shown. It builds the product anew for each
 // defect, and runs on demand: make simulate-breaks.
