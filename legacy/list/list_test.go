@@ -309,3 +309,15 @@ func TestRefusalNamesEachDevice(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A container may have a device of ours by an ID that is in no list: of another form,
+// perhaps another plugin's.
+func TestIDOfAnotherForm(t *testing.T) {
+	devices := []rules.Offered{gpu("a")}
+	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: viewOf(StockOf(found(devices), Lists{}), nil, nil), Now: testTime, Grace: grace})
+	resource := devices[0].Offers[0].Resource
+	g, ours := StockOf(found(devices), lists).WithID(resource, devices[0].Offers[0].IDs[0]+"::1")
+	if !ours || g == nil || len(g.Devices) != 1 || g.Devices[0] != devices[0].Name || g.Exclusive {
+		t.Errorf("%+v, ours %t", g, ours)
+	}
+}

@@ -50,17 +50,17 @@ func (s *Stock) Names() []string { return s.names }
 
 // WithID implements [ledger.Stock].
 func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {
-	if l := s.lists.lists[resource]; l != nil {
+	l := s.lists.lists[resource]
+	if l != nil {
 		if u := l.Unit(id); u != nil {
 			return u.Grant(resource, id, s), true
 		}
-		return nil, true
 	}
-	u, share := s.catalogue.Find(id)
+	u, share := s.catalogue.Find(id) // in another form, perhaps another plugin's
 	if u == nil {
-		return nil, false
+		return nil, l != nil
 	}
 	g = u.Grant(resource, id, s)
 	g.Exclusive = g.Exclusive && !share
-	return g, false
+	return g, l != nil
 }
