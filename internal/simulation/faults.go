@@ -511,6 +511,7 @@ func (w *World) swap() bool {
 	})
 	w.log("card %s is another now", c.address)
 	w.uevent()
+	w.swapped = true
 	w.saw("deviceSwapped")
 	return true
 }

@@ -304,7 +304,15 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 	if most > 0 {
 		return devices, part
 	}
-	return nil, 0
+	base, _, _ := strings.Cut(id, strangerInfix)
+	for _, d := range w.machine.devices {
+		for _, offer := range d.Offers {
+			if offer.Resource == resourceName && slices.Contains(offer.IDs, base) {
+				devices = append(devices, &d)
+			}
+		}
+	}
+	return devices, 0.001
 }
 
 // users returns what containers have, as long as the kubelet has not taken it
@@ -331,12 +339,14 @@ func (u *use) together(other *use) bool {
 }
 
 // excludes reports why two uses cannot be at once, "" if they can.
-func (u *use) excludes(other *use) string {
+func (w *World) excludes(u, other *use) string {
 	switch {
 	case u.open || other.open || u.together(other):
 		return ""
 	case u.classic && other.classic && (u.back || other.back):
 		return "" // the kubelet gave it anew
+	case w.swapped && (u.stranger || other.stranger):
+		return "" // its card may be gone, and the ID is nobody's
 	case u.back && u.stranger || other.back && other.stranger:
 		return "" // nobody wrote it down but the kubelet, which forgot it
 	case u.silicon != other.silicon:
@@ -363,7 +373,7 @@ func (w *World) check() {
 	parts := make(map[string]float64)
 	for i, a := range users {
 		for _, b := range users[:i] {
-			if why := a.excludes(b); why != "" {
+			if why := w.excludes(a, b); why != "" {
 				w.fail("%s has two users, %s: %s, and %s", a.silicon, why, b, a)
 				return
 			}

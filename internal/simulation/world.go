@@ -71,6 +71,7 @@ type World struct {
 	failures []string
 	wiped    bool // somebody removed or damaged what the agent wrote down
 	forgot   bool // the kubelet forgot claims
+	swapped  bool // a card was replaced by another
 	lost     bool // there may be specs missing that nobody knows of any more
 	hurt     bool // an agent died before it could write what was missing
 	healed   time.Time
@@ -223,6 +224,9 @@ func (w *World) addAgentPod() {
 	w.kubelet.Add(p.Pod)
 }
 
+// strangerInfix is how a vendor's plugin numbers shares in IDs.
+const strangerInfix = "::"
+
 // addStrangers has, on some nodes, pods that another plugin gave devices before there
 // was an agent.
 func (w *World) addStrangers() {
@@ -236,6 +240,9 @@ func (w *World) addStrangers() {
 			continue
 		}
 		id := d.Offers[0].IDs[0]
+		if d.Family == "nvidia" && w.random.IntN(3) == 0 {
+			id += strangerInfix + "0"
+		}
 		w.made++
 		p := &pod{own: true, bound: true, inAPI: true, Pod: &kubelet.Pod{
 			UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("old-%d", w.made),
