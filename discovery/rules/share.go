@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -190,4 +192,25 @@ func (r *Rules) shared(selects func(Selector) bool) *Share {
 		return &r.Sharing[i]
 	}
 	return nil
+}
+
+// numberInfix stands between the name of a device and the number of a share of it,
+// in slices of servers that do not know of sharing.
+const numberInfix = "-share-"
+
+// ShareName returns the name of one of the numbered shares of a device. Numbers
+// have as many digits each, so that the order of names is theirs.
+func ShareName(device string, i, shares int) string {
+	digits := max(2, len(strconv.Itoa(shares-1)))
+	return fmt.Sprintf("%s%s%0*d", device, numberInfix, digits, i)
+}
+
+// ShareOf returns the device of which a name may be that of a numbered share.
+func ShareOf(name string) (device string, share bool) {
+	i := strings.LastIndex(name, numberInfix)
+	if i < 0 {
+		return "", false
+	}
+	number := name[i+len(numberInfix):]
+	return name[:i], number != "" && strings.Trim(number, "0123456789") == ""
 }

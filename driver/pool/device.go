@@ -48,9 +48,9 @@ func (in *input) names(d *rules.Offered) (names []string, shared bool) {
 	case !d.Open && d.Sharing == nil:
 	case in.Features.Sharing:
 		return []string{d.Name}, true
-	case numbered > 0 && !counted && len(shareName(d.Name, numbered-1, numbered)) <= validation.DNS1123LabelMaxLength:
+	case numbered > 0 && !counted && len(rules.ShareName(d.Name, numbered-1, numbered)) <= validation.DNS1123LabelMaxLength:
 		for i := range numbered {
-			names = append(names, shareName(d.Name, i, numbered))
+			names = append(names, rules.ShareName(d.Name, i, numbered))
 		}
 		return names, false
 	}

@@ -1,22 +1,13 @@
 package pool
 
 import (
-	"fmt"
-	"strconv"
-	"strings"
-
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 )
 
-const (
-	// numberedShares is how often a shared device is published to a server
-	// that does not know of sharing.
-	numberedShares = 64
-
-	// shareInfix stands between the name of a shared device and the number.
-	shareInfix = "-share-"
-)
+// numberedShares is how often a shared device is published to a server that does
+// not know of sharing.
+const numberedShares = 64
 
 // Device finds the device that an allocated name stands for: the device of that
 // name, or the shared device of which it is a numbered share.
@@ -40,15 +31,11 @@ func Silicon(s *rules.Snapshot, name string) (silicon string, found bool) {
 
 // shared finds the device of which a name is that of a numbered share.
 func shared(s *rules.Snapshot, name string) (rules.Offered, bool) {
-	i := strings.LastIndex(name, shareInfix)
-	if i < 0 {
+	device, share := rules.ShareOf(name)
+	if !share {
 		return rules.Offered{}, false
 	}
-	number := name[i+len(shareInfix):]
-	if number == "" || strings.Trim(number, "0123456789") != "" {
-		return rules.Offered{}, false
-	}
-	return s.Lookup(name[:i])
+	return s.Lookup(device)
 }
 
 // sharesOf returns as how many devices a shared one is published to a server
@@ -62,11 +49,4 @@ func sharesOf(d *rules.Offered) int {
 		return int(shares.Value())
 	}
 	return 0
-}
-
-// shareName returns the name of one of the numbered shares of a device. Numbers
-// have as many digits each, so that the order of names is theirs.
-func shareName(device string, i, shares int) string {
-	digits := max(2, len(strconv.Itoa(shares-1)))
-	return fmt.Sprintf("%s%s%0*d", device, shareInfix, digits, i)
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 // Blocked says why a device is not to be had. It is an error.
@@ -225,7 +226,7 @@ func complete(h Hold, stock Stock) Hold {
 	if !h.Present {
 		return h
 	}
-	device, found := stock.Device(h.Device)
+	device, found := present(h.Device, stock)
 	switch {
 	case found:
 		h.Device, h.Silicon, h.Whole, h.Takes = device.Name, device.Silicon(), device.PartOf == nil, device.Takes
@@ -234,6 +235,16 @@ func complete(h Hold, stock Stock) Hold {
 		h.Silicon, h.Whole = h.Device, true
 	}
 	return h
+}
+
+// present finds the device of a name that a CDI spec or a file says. It may be that
+// of a numbered share of a device which is not shared by number any more.
+func present(name string, stock Stock) (rules.Offered, bool) {
+	device, found := stock.Device(name)
+	if of, share := rules.ShareOf(name); !found && share {
+		return stock.Device(of)
+	}
+	return device, found
 }
 
 // touches reports whether both are of one piece of silicon.

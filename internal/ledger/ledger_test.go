@@ -30,11 +30,7 @@ import (
 type stock map[string]rules.Offered
 
 func (s stock) Device(name string) (rules.Offered, bool) {
-	if d, found := s[name]; found {
-		return d, true
-	}
-	shared, _, _ := strings.Cut(name, "-share-")
-	d, found := s[shared]
+	d, found := s[name]
 	return d, found
 }
 

@@ -83,7 +83,7 @@ func (s *Sealed) describedBy(stock Stock) *Sealed {
 		}
 	}
 	for i := range described.Devices {
-		if device, found := stock.Device(described.Devices[i].Name); found {
+		if device, found := present(described.Devices[i].Name, stock); found {
 			described.Devices[i].Files = device.FilesAs(device.Resource())
 		}
 	}

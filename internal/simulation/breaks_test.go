@@ -39,7 +39,7 @@ var deliberates = []deliberate{
 	{"an earlier allocation stays", "driver/prepare.go", "!plan.earlier.SameAllocation(plan.wanted)) {", "!plan.earlier.SameAllocation(plan.wanted)) && false {"},
 	{"abandoned claims are not swept", "driver/sweep.go", "			suspects = d.sweep(ctx, suspects)", "			_ = d.sweep"},
 	{"two agents are active at once", "cmd/chandler/agent/agent.go", "		unlock, err := a.Lock.Acquire(ctx)\n", "		unlock, err := func() {}, error(nil)\n"},
-	{"slices are published once", "driver/publish.go", "	return p.wanted != nil && (p.last == nil ||", "	return p.wanted != nil && (p.last == nil && "},
+	{"slices are published once", "driver/publish.go", "	return p.wanted != nil && (p.last == nil ||", "	return p.wanted != nil && (p.last == nil || false &&"},
 }
 
 // limit is within how many seeds a defect is to be found, and sure is how often the

@@ -126,3 +126,14 @@ func TestPlaceRemembersWhatIsGone(t *testing.T) {
 		t.Errorf("got %+v", p)
 	}
 }
+
+// A claim of which only a CDI spec is left keeps its silicon with DRA, also where the
+// spec names a numbered share of a device that is not shared any more.
+func TestPlaceKeepsSealedShares(t *testing.T) {
+	devices := []rules.Offered{{Device: discovery.Device{Name: "gpu"}, Mode: classic}}
+	stock := &ledger.Present{Snapshot: &rules.Snapshot{Devices: devices}}
+	view := ledger.ViewOf(stock, &ledger.Sealed{UID: "lost", Devices: []ledger.SealedDevice{{Name: "gpu-share-03"}}})
+	if p := Place(map[string]discovery.Mode{"gpu": dra}, devices, view, Facts{Published: &Published{}}); p.API["gpu"] != dra {
+		t.Errorf("it moves: %+v", p)
+	}
+}
