@@ -24,7 +24,7 @@ bin/chandler-nvml:
 	  CGO_ENABLED=1 CGO_LDFLAGS='-Wl,-z,lazy' $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/chandler-nvml; \
 	else echo "$@ is left out: there is no C compiler"; fi
 
-test: unit e2e ## every test: unit tests with the race detector, then a real Kubernetes
+test: unit simulate e2e ## every test: unit tests with the race detector, the simulation, then a real Kubernetes
 
 # With the race detector the families' hosts are damaged in one way for each file,
 # and without it in every way. No debugger looks at these programs, and without its
@@ -35,7 +35,7 @@ unit: ## the tests that need no cluster
 
 # SEED=n RUNS=m repeats one seed: it fixes what happens and when, and not which
 # goroutine goes first.
-SEEDS ?= 1000
+SEEDS ?= 2000
 RUNS  ?= 100
 HISTORIES ?= $(or $(TMPDIR),/tmp)
 
