@@ -76,7 +76,7 @@ func TestOneDeviceSeveralTimes(t *testing.T) {
 	if len(ids) != 4 || len(b.specOf(c)) != 4 {
 		t.Errorf("answered are %v, in the spec %v", ids, b.specOf(c))
 	}
-	// What is the claim's alone is; what it administers is the owner's.
+	// One device is the claim's alone; the one that it administers is the owner's.
 	mustRefuse(t, b, claim("rival", "a"), "is held by claim default/c")
 	if who, _ := b.Holder("b"); who != "claim default/owner" {
 		t.Errorf("b is held by %s", who)
@@ -196,8 +196,8 @@ func TestClaimAllocatedAnew(t *testing.T) {
 	}
 }
 
-// What has taken the place of the device between allocation and Prepare is not
-// what the scheduler chose, whether it was seen to be away or not.
+// A device that has taken another's place between allocation and Prepare is not the
+// one that the scheduler chose, whether that was seen to be away or not.
 func TestDeviceSwappedSinceItWasAllocated(t *testing.T) {
 	other := gpu("a", 1)
 	other.Identity = "uuid-of-another"

@@ -43,8 +43,8 @@ func percentiles(b *testing.B, what string, durations []time.Duration) {
 }
 
 // BenchmarkPrepare is the driver's own part of preparing and unpreparing: the
-// checks, the record and the spec on a real disk. What the kubelet and the
-// library do before and after, such as reading the claim, is not in it.
+// checks, the record and the spec on a real disk. The work of the kubelet
+// and the library before and after, such as reading the claim, is not in it.
 func BenchmarkPrepare(b *testing.B) {
 	for _, size := range []struct{ claims, devices, held int }{
 		{1, 1, 0}, {1, 1, 1000}, {1, 8, 0}, {1, 8, 1000}, {100, 1, 0}, {100, 1, 1000},

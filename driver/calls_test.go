@@ -85,7 +85,7 @@ func TestCallsSayWhatTheyWaitFor(t *testing.T) {
 	}
 }
 
-// What need not be waited for is done however little time is left.
+// Work that waits for nothing is done however little time is left.
 func TestCallsThatNeedNotWait(t *testing.T) {
 	b := newBench(t).restart().offers(gpu("a", 1))
 	ctx, cancel := context.WithCancel(t.Context())

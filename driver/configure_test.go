@@ -168,7 +168,7 @@ func TestConfigure(t *testing.T) {
 	})
 }
 
-// What is as it should be, or asked nothing of, is prepared as ever.
+// A device that is as it should be, or that nothing is asked of, is prepared as ever.
 func TestConfigureNothing(t *testing.T) {
 	b, f := newFPGAs(t)
 	mustPrepare(t, b, wanting("old", claim("c", "a")))
@@ -269,8 +269,8 @@ func TestConfigureFails(t *testing.T) {
 	}
 }
 
-// What was configured is looked at anew at once, whatever became of it, and by
-// no call that configures nothing.
+// A device that was configured is looked at anew at once, whatever became of it. A
+// call that configures nothing looks at none.
 func TestRescanAfterConfiguring(t *testing.T) {
 	b, f := newFPGAs(t)
 	var rescans []string
@@ -327,7 +327,7 @@ func TestConfigureOnlyWhatIsOnesOwn(t *testing.T) {
 	}
 }
 
-// What has begun is waited for, what has not is not done, and nothing is left.
+// Unprepare waits for work that has begun, calls off the rest, and leaves nothing.
 func TestUnprepareCallsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, f := newFPGAs(t)

@@ -64,9 +64,8 @@ type Config struct {
 	// looked at before they are handed out.
 	HostFS fs.FS
 
-	// Ledger says who has what. Whoever runs the driver opens it, once this
-	// instance may write, and closes nothing before [Driver.Run] has returned.
-	// Until then calls wait.
+	// Ledger says who has what. The caller of [Driver.Run] opens it once
+	// this instance may write. Calls wait until then.
 	Ledger *ledger.Ledger
 
 	// Granter adds what depends on the set of devices of a request.

@@ -232,7 +232,7 @@ func (b *bench) run(helper helperInterface) (stop func() error) {
 	d.config.Start = func(context.Context, kubeletplugin.DRAPlugin, ...kubeletplugin.Option) (helperInterface, error) {
 		return helper, nil
 	}
-	// What client-go does about repeated errors makes years pass in a bubble.
+	// client-go's pause after repeated errors makes years pass in a bubble.
 	d.askInterval = math.MaxInt64 / 2
 	b.Driver = d
 	ctx, cancel := context.WithCancel(context.Background())
@@ -260,7 +260,7 @@ func expectPublished(t *testing.T, helper *fakeHelper, want ...string) {
 	}
 }
 
-// What is published is said again for a while when the kubelet has registered the
+// Slices are published again for a while when the kubelet has registered the
 // driver, since it deleted all slices before.
 func TestPublishingAfterRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

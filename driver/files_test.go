@@ -63,9 +63,9 @@ func TestHostFilesGoWithTheClaim(t *testing.T) {
 	}
 }
 
-// What a container can be given is on record first, and complete before it can:
-// record, files of the host, spec; and the other way round but for the record,
-// which goes last too.
+// Files are written before a container can have the device: the claim's file, files
+// of the host, the spec. They are removed the other way round, but for the claim's
+// file, which goes last too.
 func TestOrderOfSteps(t *testing.T) {
 	b := newBench(t)
 	file := b.withFiles()

@@ -111,7 +111,7 @@ func withoutVariables(value any) any {
 	return value
 }
 
-// What is written today is what the golden records of this version say. A
+// The files written today are the golden records of this version. A
 // change of them is one of the format, and makes a new version (see record).
 func TestRecordsAreWrittenAsTheirVersionSays(t *testing.T) {
 	check := func(t *testing.T, name, file string) {

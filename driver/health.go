@@ -98,8 +98,8 @@ func (d *Driver) healthReport(v *view, now time.Time) kubeletplugin.DeviceHealth
 	return report
 }
 
-// statusOf returns what the kubelet is told. What the administrator only wants
-// to be told of leaves a device healthy, and is the report's message.
+// statusOf returns what the kubelet is told. A condition that the administrator
+// only wants to hear of leaves a device healthy, and is the report's message.
 func statusOf(health discovery.Health) kubeletplugin.HealthStatus {
 	switch {
 	case health.Usable():

@@ -409,7 +409,7 @@ func TestMetadataThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// What no claim has any more is swept at the start. The files of an earlier agent
+// Files that no claim has any more are swept at the start. The files of an earlier agent
 // stay as long as a spec has them mounted.
 func TestMetadataIsSwept(t *testing.T) {
 	b := newBench(t)

@@ -16,7 +16,7 @@ import (
 
 // parameters returns what the claim and its device classes ask of the devices
 // of each request. The device class comes first in the allocation, so that
-// what the claim says counts. What is not understood is an error.
+// the claim overrides it. Parameters that are not understood are an error.
 func (d *Driver) parameters(claim *resourceapi.ResourceClaim, results []ledger.Result) (map[string]discovery.Parameters, error) {
 	asked := make(map[string]discovery.Parameters)
 	var errs []error

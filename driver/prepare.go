@@ -225,7 +225,7 @@ func (d *Driver) take(ctx context.Context, plan *plan) error {
 	return nil
 }
 
-// unprepare ends a claim. What is missing is already done. A claim that could not
+// unprepare ends a claim. It is no error if anything is missing. A claim that could not
 // be unprepared keeps what it has.
 func (d *Driver) unprepare(ctx context.Context, uid types.UID) error {
 	unlock, err := d.ledger.Lock(ctx, string(uid))

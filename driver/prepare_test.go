@@ -387,7 +387,7 @@ func TestParameters(t *testing.T) {
 	mustPrepare(t, b, config("chandler.dev", "good"))
 }
 
-// What a claim says counts against its device class, and reaches the family.
+// A claim's parameters override its device class, and reach the family.
 func TestParametersReachTheFamily(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
@@ -414,8 +414,7 @@ func TestParametersReachTheFamily(t *testing.T) {
 	}
 }
 
-// What a claim says of one variable leaves the others as its device class has
-// them. A request's variables are carried under its own names too.
+// A claim that sets one variable leaves the others as its device class has them. A request's variables are carried under its own names too.
 func TestEnvironmentOfClass(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
@@ -745,8 +744,8 @@ func asking(c *resourceapi.ResourceClaim, raw string) *resourceapi.ResourceClaim
 	return c
 }
 
-// What can be given once may not be there to be given a second time, such as
-// an interface that was moved into the pod.
+// A thing given once may not be there a second time, such as an interface that was
+// moved into the pod.
 func TestParametersOfWhatIsPreparedAreNotJudgedAgain(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {

@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// What the kubelet would call answers, is not there, or is silent, and the
-// probe says which.
+// The probe says whether the sockets that the kubelet would call answer, are not
+// there, or are silent.
 func TestProbe(t *testing.T) {
 	remove := func(t *testing.T, socket string) {
 		if err := os.Remove(socket); err != nil {

@@ -15,7 +15,7 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// What the publisher does next follows from its state and the time alone.
+// The publisher's next step follows from its state and the time alone.
 func TestPublisher(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	of := func(devices ...rules.Offered) *resourceslice.Pool {

@@ -56,7 +56,7 @@ func TestSharedMemoryAddsUp(t *testing.T) {
 	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "is held by", "more of its memory than there is")
 	mustPrepare(t, b, taking(claim("four", "a"), "memory", "1Gi"))
 	mustRefuse(t, b, claim("whole", "a"), "is held by")
-	// What is held is known again after a restart.
+	// The shares are known again after a restart.
 	b.restart().offers(byMemory("a", 8))
 	mustRefuse(t, b, taking(claim("three", "a"), "memory", "2Gi"), "more of its memory than there is")
 	if err := b.tryUnprepare(claim("two")); err != nil {

@@ -117,7 +117,7 @@ func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 	}
 }
 
-// What was prepared in an earlier boot is swept too, or it would stay for ever.
+// A claim that was prepared in an earlier boot is swept too, or it would stay for ever.
 func TestSweepAsksAboutEarlierBoots(t *testing.T) {
 	b := newBench(t)
 	b.restart().offers(gpu("a", 1))

@@ -84,8 +84,8 @@ func TestForms(t *testing.T) {
 	}
 }
 
-// What is open is never in another form, however it is published, and of what
-// competes nothing is published while the scheduler cannot see what is taken.
+// An open device is never in another form, however it is published. Devices that
+// compete are not published while the scheduler cannot see what is taken.
 func TestFormsOfOthers(t *testing.T) {
 	kvm := rules.Offered{Device: discovery.Device{Name: "a", Open: true}}
 	claim := &ledger.Claim{Results: []ledger.Result{{Device: "a-share-07", Source: "a", Silicon: "a", Whole: true, Shared: true}}}

@@ -183,7 +183,7 @@ func TestCompatibilityGroups(t *testing.T) {
 	if diff := cmp.Diff(want, groupsOf(in.Last)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	// What is gone and held has the groups that its silicon has now.
+	// A device that is gone and held has the groups that its silicon has now.
 	in.Claims = []*ledger.Claim{some("g0-a", "g0-a")}
 	in.Snapshot = &rules.Snapshot{Devices: []rules.Offered{pooltest.Part("g0", "g0", 7)}}
 	for _, in.Features = range []features.Set{features.All(), without("DRADeviceCompatibilityGroups"), without("DRAPartitionableDevicesType")} {
@@ -202,8 +202,8 @@ func TestCompatibilityGroups(t *testing.T) {
 	}
 }
 
-// What is all of its silicon and what is part of it are not given out together,
-// even where the counters would allow it. Parts are.
+// A device that is all of its silicon is not given out beside a part of it, even
+// where the counters would allow it. Parts go together.
 func TestCompatibilityGroupsExclude(t *testing.T) {
 	devices := func() []rules.Offered {
 		var out []rules.Offered

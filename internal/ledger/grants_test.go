@@ -505,8 +505,8 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// What the agent changes is nobody else's meanwhile. It waits for owners by either
-// API, and until it is known what containers have.
+// A device that the agent changes is nobody else's meanwhile. The agent waits for
+// owners by either API, and until it is known what containers have.
 func TestReserve(t *testing.T) {
 	k := newKubelet(t, Config{}, "a", "b")
 	if _, b := k.Reserve("a", "a", k.stock); b == nil {

@@ -113,7 +113,7 @@ func (v *View) Renumbered(g *Grant) string {
 }
 
 // Holder returns who keeps the other API from silicon, because an owner by this
-// API has any of it; "" if nobody does. What is open is nobody's.
+// API has any of it; "" if nobody does. An open device is nobody's.
 func (v *View) Holder(api discovery.Mode, silicon string) (who string) {
 	q := question{by: discovery.ModeDRA, of: api, want: []Hold{{Device: silicon, Silicon: silicon, Whole: true}}, stock: v.stock}
 	if api == discovery.ModeDRA {

@@ -104,7 +104,7 @@ func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 	if lines := strings.Count(text, "\nchandler_dra_server_feature_enabled{"); lines != len(kept) {
 		t.Errorf("%d features, want %d:\n%s", lines, len(kept), text)
 	}
-	// What has changed since is said at the next scrape.
+	// The next scrape has what has changed.
 	kept = features.All().List()
 	if text := scrape(); strings.Contains(text, "feature_enabled{") && strings.Contains(text, "} 0\n") {
 		t.Errorf("still without:\n%s", text)

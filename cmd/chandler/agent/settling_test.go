@@ -18,8 +18,8 @@ func healthSnapshot(status discovery.HealthStatus) *discovery.Snapshot {
 	return &discovery.Snapshot{Devices: []discovery.Device{{Name: "a", Health: discovery.Health{Status: status}}}}
 }
 
-// What settles by itself asks for a scan when it is due, and an agent that is
-// restarted says the same of it as the one before.
+// A state that settles by itself asks for a scan when it is due, and a restarted
+// agent says the same of it as the one before.
 func TestSettling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

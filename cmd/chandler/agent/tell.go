@@ -43,8 +43,8 @@ func (a *agent) tellPods(ctx context.Context) {
 // devicesInUse returns the devices that containers have by claims and by grants
 // that PodResources has named, in the order of their names, with their health. If a
 // device is gone for one claim and there for another, the gone one comes first. The
-// model is that of the device that is there. What a claim has for administration
-// only is nobody's concern.
+// model is that of the device that is there. Devices that a claim only administers
+// are left out.
 func devicesInUse(settled *discovery.Snapshot, gone resourceapi.DeviceTaintEffect, view *ledger.View, health func(*ledger.Claim, *ledger.Result) discovery.Health) []podevents.Device {
 	var devices []podevents.Device
 	at := func(name string, health discovery.Health) *podevents.Device {

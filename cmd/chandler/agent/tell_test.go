@@ -17,9 +17,9 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// What either API gave out is told of as it was seen, and what is not there any
-// more as the administrator wants it. Claims may have what another device has
-// taken the place of.
+// Devices given out by either API are told of as they were seen, and those that are
+// gone as the administrator wants it. A claim may have a device whose place another
+// has taken.
 func TestDevicesInUse(t *testing.T) {
 	sick := discovery.Health{Status: discovery.Unhealthy, Reason: "sick"}
 	settled := &discovery.Snapshot{Devices: []discovery.Device{{Name: "a"}, {Name: "b", Health: sick, Attributes: discovery.Attributes{}}}}
