@@ -40,15 +40,28 @@ type sighting struct {
 	missing                 time.Time // when PodResources first left it out again
 }
 
-// unheard says that new claims wait, as long as it is not known what containers
+// perhaps says why a container may have what nobody is known to have, "" if it is
+// known what containers have.
+func (l *Ledger) perhaps() string {
+	switch {
+	case l.unread:
+		return fmt.Sprintf("a container perhaps: %s, which says what containers have, cannot be read", l.file(grantsFile))
+	case l.config.Listings && !l.said.whole:
+		return unheard
+	}
+	return ""
+}
+
+// mayHave says that new claims wait, as long as it is not known what containers
 // have.
-func (l *Ledger) unheard(q question) *Blocked {
-	if !l.config.Listings || l.said.whole || q.by != discovery.ModeDRA {
+func (l *Ledger) mayHave(q question) *Blocked {
+	why := l.perhaps()
+	if why == "" || q.by != discovery.ModeDRA {
 		return nil
 	}
 	for i := range q.want {
 		if h := complete(q.want[i], q.stock); !h.Open {
-			return &Blocked{Device: h.Device, why: unheard}
+			return &Blocked{Device: h.Device, why: why}
 		}
 	}
 	return nil
@@ -57,8 +70,12 @@ func (l *Ledger) unheard(q question) *Blocked {
 // GiveGrants gives containers IDs, all or none, or returns [*Blocked] or the
 // error of the disk. The grants are on disk, and their files of the host are
 // written, before it returns. A newer grant of an ID takes the place of the
-// older one.
+// older one. While the file of grants cannot be read, nothing can be added to it,
+// so containers are given nothing.
 func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
+	if err := l.readGrants(); err != nil {
+		return err
+	}
 	before, err := l.reserveGrants(s, grants)
 	if err != nil {
 		return err
@@ -183,14 +200,18 @@ func (l *Ledger) endReplaced(entries []Entry) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// saveGrants writes the file of grants.
+// saveGrants writes the file of grants, once it has been read.
 func (l *Ledger) saveGrants() (disk.InPlace, error) {
 	l.saving.Lock()
 	defer l.saving.Unlock()
 	l.mu.Lock()
 	grants := l.grants()
-	l.unsaved = false
+	l.unsaved = l.unread
+	unread := l.unread
 	l.mu.Unlock()
+	if unread {
+		return disk.Old, nil
+	}
 	data, err := encodeGrants(grants)
 	there := disk.Old
 	if err == nil {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -502,6 +503,100 @@ func TestGrantsThatCannotBeRead(t *testing.T) {
 	}
 	if err := l.GiveGrants(host(gpu("a", 1)), []*Grant{{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}}}); err != nil {
 		t.Error(err)
+	}
+}
+
+// While the file of grants cannot be read it is not written over, no claim gets
+// what a container may have, and no container gets anything. It is read again, and
+// what was found out meanwhile is added to it. PodResources names no init container.
+func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
+	for name, again := range map[string]func(*kubelet) error{
+		"read by Reconcile": func(k *kubelet) error { return k.Reconcile(t.Context()) },
+		"read for a grant":  func(k *kubelet) error { return k.give("c") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKubelet(t, Config{}, "a", "b", "c")
+			k.mustGive("a")
+			before, err := os.ReadFile(k.file(grantsFile))
+			if err != nil {
+				t.Fatal(err)
+			}
+			k.disk.BeforeRead = func(name string) error {
+				if name == k.file(grantsFile) {
+					return syscall.EIO
+				}
+				return nil
+			}
+			restarted := New(k.config)
+			if problems, err := restarted.Open(t.Context()); err != nil || len(problems) != 1 || !errors.Is(problems[0], syscall.EIO) {
+				t.Fatal(err, problems)
+			}
+			k.Ledger = restarted
+			k.says(podsSay(true, map[string][]string{"infer main": {"ours/gpu", "b"}}))
+			if err := k.Reconcile(t.Context()); !errors.Is(err, syscall.EIO) {
+				t.Errorf("Reconcile: %v", err)
+			}
+			var blocked *Blocked
+			if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), k.file(grantsFile)) {
+				t.Errorf("a claim gets it: %v", err)
+			}
+			if who := k.View(k.stock).Holder(classic, "a"); !strings.Contains(who, k.file(grantsFile)) {
+				t.Errorf("held by %q", who)
+			}
+			if _, b := k.Reserve("a", "a", k.stock); b == nil {
+				t.Error("the agent may change it")
+			}
+			if err := k.give("c"); !errors.Is(err, syscall.EIO) {
+				t.Errorf("a container gets another: %v", err)
+			}
+			if data, err := os.ReadFile(k.file(grantsFile)); err != nil || !bytes.Equal(data, before) {
+				t.Errorf("written over: %s, %v", data, err)
+			}
+
+			k.disk.BeforeRead = nil
+			if err := errors.Join(again(k), k.Reconcile(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			k.check("read again", dra, "a", starting)
+			k.check("listed meanwhile", dra, "b", "default/infer main")
+			data, err := os.ReadFile(k.file(grantsFile))
+			for _, id := range []string{`"id": "a"`, `"id": "b"`} {
+				if err != nil || strings.Count(string(data), id) != 1 {
+					t.Errorf("the file says %s, %v", data, err)
+				}
+			}
+			k.mustGive("c")
+			if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); !errors.As(err, &blocked) || blocked.By.String() != starting {
+				t.Errorf("a claim gets it: %v", err)
+			}
+		})
+	}
+}
+
+// A damaged file of grants that cannot be set aside is not written over.
+func TestGrantsThatCannotBeSetAside(t *testing.T) {
+	k := newKubelet(t, Config{}, "a")
+	if err := os.WriteFile(k.file(grantsFile), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k.disk.Before = func(op disktest.Op, _ string) error {
+		if op == disktest.Rename {
+			return syscall.EIO
+		}
+		return nil
+	}
+	k.Ledger = New(k.config)
+	if _, err := k.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k.says(podsSay(true, nil))
+	k.disk.Before = nil
+	if err := k.give("a"); err == nil || !strings.Contains(err.Error(), "set aside") {
+		t.Errorf("set aside without a word: %v", err)
+	}
+	k.mustGive("a")
+	if data, err := os.ReadFile(k.file(grantsFile) + ".unreadable"); err != nil || string(data) != "{}" {
+		t.Errorf("set aside: %q, %v", data, err)
 	}
 }
 

@@ -74,7 +74,7 @@ type Ledger struct {
 
 	locks  locks
 	filing sync.Mutex // one entry at a time writes or removes files of the host
-	saving sync.Mutex // one write of grants at a time, so that the last one is the newest
+	saving sync.Mutex // one read or write of grants at a time, so that the last one is the newest
 	saying sync.Mutex // one write of the boot at a time
 
 	mu       sync.Mutex // guards what follows, and is never held during I/O
@@ -84,6 +84,7 @@ type Ledger struct {
 	view     *View              // as of some version, nil before the first
 	replaced map[string][]Entry // by key, entries whose outputs the present one replaces
 	said     listed
+	unread   bool                 // the file of grants may say more than the accounts
 	unsaved  bool                 // the file of grants is not what the accounts say
 	booted   bool                 // the file boot says the present boot
 	wiped    bool                 // there was none
@@ -106,6 +107,7 @@ func New(config Config) *Ledger {
 		index:    newIndex(),
 		replaced: make(map[string][]Entry),
 		ended:    make(map[string]time.Time),
+		unread:   true,
 	}
 }
 
@@ -192,7 +194,7 @@ func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 	a := newAccount(c, Reserved)
 	q := question{by: discovery.ModeDRA, owner: c.Owner(), own: c.Key(), want: a.holds, stock: s}
 	if !before.has() {
-		if b := l.unheard(q); b != nil {
+		if b := l.mayHave(q); b != nil {
 			return nil, b
 		}
 	}

@@ -197,23 +197,43 @@ func (l *Ledger) setAside(uid types.UID) error {
 	return nil
 }
 
-// readGrants reads the file of grants. One that is not understood is set aside;
-// PodResources still tells what containers have.
+// readGrants reads the file of grants, unless it has been read. One that is not
+// understood is set aside; PodResources still tells what containers have. While
+// it cannot be read or set aside, it is not written either.
 func (l *Ledger) readGrants() error {
-	data, err := l.read(grantsFile)
-	if errors.Is(err, fs.ErrNotExist) {
+	l.saving.Lock()
+	defer l.saving.Unlock()
+	l.mu.Lock()
+	unread := l.unread
+	l.mu.Unlock()
+	if !unread {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("read grants: %w", err)
+	data, err := l.read(grantsFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read grants: %w; they are read again, and until then no container and no new claim gets what others may have", err)
 	}
-	grants, err := decodeGrants(data)
-	if err != nil {
+	var grants []*Grant
+	var damaged error
+	if err == nil {
+		grants, damaged = decodeGrants(data)
+	}
+	if damaged != nil {
 		file, aside := l.file(grantsFile), l.file(grantsFile)+".unreadable"
-		return errors.Join(fmt.Errorf("read grants: %s, set aside as %s: %w", file, aside, err), l.synced.Rename(file, aside))
+		damaged = fmt.Errorf("read grants: %s, set aside as %s: %w", file, aside, damaged)
+		if err := l.synced.Rename(file, aside); err != nil {
+			return errors.Join(damaged, err)
+		}
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unread = false
 	for _, g := range grants {
+		delete(l.said.strangers, g.Key())
 		l.put(newAccount(g, Given))
 	}
-	return nil
+	if l.isOpen() {
+		notify(l.changed) // their outputs are missing perhaps
+	}
+	return damaged
 }

@@ -46,12 +46,13 @@ func (l *Ledger) Run(ctx context.Context) {
 
 // Reconcile makes the files of entries what they should be, once.
 func (l *Ledger) Reconcile(ctx context.Context) error {
+	read := l.readGrants()
 	l.mu.Lock()
 	accounts, left := sorted(l.accounts), l.left
 	l.left = nil
 	l.mu.Unlock()
 	present, err := l.present()
-	errs := []error{err, l.tidy(disk.Abandoned)}
+	errs := []error{read, err, l.tidy(disk.Abandoned)}
 	if len(left) > 0 {
 		errs = append(errs, l.endReplaced(left))
 	}

@@ -14,7 +14,7 @@ type View struct {
 	strangers map[string]*Grant // by key, what other plugins gave
 	stock     Stock
 	version   int
-	heard     bool // whether PodResources has named all pods, or need not be asked
+	perhaps   string // why a container may have what nobody is known to have, "" if none may
 }
 
 // View returns the ledger as it is now, for a host that has the stock. The stock
@@ -35,14 +35,14 @@ func (l *Ledger) View(s Stock) *View {
 		}
 	}
 	v := *l.view
-	v.heard, v.stock = l.said.whole || !l.config.Listings, s
+	v.perhaps, v.stock = l.perhaps(), s
 	return &v
 }
 
 // ViewOf returns a view of entries that are all given, for those who compute what
 // follows from one.
 func ViewOf(s Stock, entries ...Entry) *View {
-	v := &View{index: newIndex(), stock: s, heard: true}
+	v := &View{index: newIndex(), stock: s}
 	accounts := make(map[string]*account)
 	for _, e := range entries {
 		a := newAccount(e, Given)
@@ -55,7 +55,7 @@ func ViewOf(s Stock, entries ...Entry) *View {
 
 // Same reports whether two views show the same.
 func (v *View) Same(other *View) bool {
-	return v == other || v != nil && other != nil && v.version != 0 && v.version == other.version && v.heard == other.heard && v.stock == other.stock
+	return v == other || v != nil && other != nil && v.version != 0 && v.version == other.version && v.perhaps == other.perhaps && v.stock == other.stock
 }
 
 // Blocked says why an owner by an API cannot have what it wants, nil if it can.
@@ -122,8 +122,8 @@ func (v *View) Holder(api discovery.Mode, silicon string) (who string) {
 	if b := v.index.blocked(q); b != nil {
 		return b.why
 	}
-	if api == discovery.ModeDevicePlugin && !v.heard {
-		return unheard
+	if api == discovery.ModeDevicePlugin {
+		return v.perhaps
 	}
 	return ""
 }

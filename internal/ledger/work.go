@@ -35,7 +35,7 @@ func (l *Ledger) Reserve(device, silicon string, s Stock) (release func(), block
 	q := question{by: discovery.ModeDRA, own: w.Key(), want: w.Holds(), stock: s}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if b := l.unheard(q); b != nil {
+	if b := l.mayHave(q); b != nil {
 		return nil, b
 	}
 	if b := l.index.blocked(q); b != nil {
