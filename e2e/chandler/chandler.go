@@ -43,7 +43,11 @@ const (
 	StateDir    = "/var/lib/kubelet/plugins/" + Driver
 	RecordDir   = StateDir + "/claims"
 	MetadataDir = StateDir + "/metadata"
-	CDIDir      = "/var/run/cdi"
+
+	// earlierMetadataDir is where [Earlier] has metadata.
+	earlierMetadataDir = StateDir + "/dra-device-metadata"
+
+	CDIDir = "/var/run/cdi"
 )
 
 // A Project is a checkout of Chandler and what was built of it.
@@ -221,7 +225,7 @@ func Devices(ctx context.Context, k *kubectl.Client) (map[string]resourceapi.Dev
 // are on the node.
 func Held(c *cluster.Cluster) ([]string, error) {
 	var held []string
-	for _, dir := range []string{CDIDir, RecordDir, MetadataDir} {
+	for _, dir := range []string{CDIDir, RecordDir, MetadataDir, earlierMetadataDir} {
 		err := fs.WalkDir(os.DirFS(c.NodePath(dir)), ".", func(name string, entry fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
