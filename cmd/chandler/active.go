@@ -11,57 +11,68 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flock is the lock of a state directory: files that the kernel locks. See
-// [agent.Lock].
+// flock is the lock of a state directory: a file in it, and the directory that it is
+// in, which the kernel locks. See [agent.Lock]. If the state directory is removed and
+// made again while an agent is active, the next one finds another file, but the same
+// parent. Earlier agents lock only the file.
 type flock string
 
 // Acquire implements [agent.Lock].
 func (dir flock) Acquire(ctx context.Context) (release func(), err error) {
-	file, err := activate(ctx, string(dir))
-	if err != nil {
-		return nil, err
-	}
-	return func() { file.Close() }, nil
+	return activate(ctx, string(dir))
 }
 
 // Awaited implements [agent.Lock].
 func (dir flock) Awaited() bool { return awaited(string(dir)) }
 
-// activate returns once this process holds the lock of the state directory. The caller
-// closes the file to release the lock. If the process is killed, the kernel does that.
-func activate(ctx context.Context, stateDir string) (*os.File, error) {
-	name := filepath.Join(stateDir, "active.lock")
-	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
+// activate returns once this process holds the lock of the state directory. If the
+// process is killed, the kernel releases the lock.
+func activate(ctx context.Context, stateDir string) (release func(), err error) {
+	file, err := os.OpenFile(filepath.Join(stateDir, "active.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("become the active instance: %w", err)
 	}
+	parent, err := os.Open(filepath.Dir(stateDir))
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("become the active instance: %w", err)
+	}
+	release = func() { parent.Close(); file.Close() }
+	if err := lockAll(ctx, stateDir, file, parent); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+// lockAll locks files one after the other.
+func lockAll(ctx context.Context, stateDir string, files ...*os.File) error {
 	var waiting *os.File
 	defer func() { waiting.Close() }() // to close nil does nothing
-	for {
+	for len(files) > 0 {
 		// The context could not interrupt a blocking flock, so the lock is tried at
 		// intervals. That makes a hand-over at most 50 ms longer.
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(int(files[0].Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return file, nil
+			files = files[1:]
+			continue
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			file.Close()
-			return nil, fmt.Errorf("become the active instance: lock %s: %w", name, err)
+			return fmt.Errorf("become the active instance: lock %s: %w", files[0].Name(), err)
 		}
 		if waiting == nil {
 			// awaited takes this lock for a moment.
 			if waiting, err = lockWaiting(stateDir, unix.LOCK_SH); err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
-				file.Close()
-				return nil, fmt.Errorf("wait to become the active instance: %w", err)
+				return fmt.Errorf("wait to become the active instance: %w", err)
 			}
 		}
 		select {
 		case <-ctx.Done():
-			file.Close()
-			return nil, ctx.Err()
+			return ctx.Err()
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+	return nil
 }
 
 // lockWaiting locks the file that waiting instances share.

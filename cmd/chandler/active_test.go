@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Of two instances one is active, and the other when that has let go.
@@ -18,9 +21,9 @@ func TestActivate(t *testing.T) {
 	}
 	second := make(chan error, 1)
 	go func() {
-		file, err := activate(t.Context(), dir)
+		release, err := activate(t.Context(), dir)
 		if err == nil {
-			file.Close()
+			release()
 		}
 		second <- err
 	}()
@@ -31,12 +34,70 @@ func TestActivate(t *testing.T) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	first.Close()
+	first()
 	if err := <-second; err != nil {
 		t.Error(err)
 	}
 	if awaited(dir) {
 		t.Error("somebody is said to wait still")
+	}
+}
+
+// An agent stays the only active one when its state directory is removed and made
+// again, and the next one becomes active when it ends.
+func TestActivateInADirectoryThatWasWiped(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plugins", "chandler.dev")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	first, err := activate(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := activate(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("two are active: %v", err)
+	}
+	first()
+	second, err := activate(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second()
+}
+
+// An agent of before locks the file alone. Whichever of the two begins, the other
+// waits for it.
+func TestActivateBesideAnEarlierAgent(t *testing.T) {
+	dir := t.TempDir()
+	earlier, err := os.Create(filepath.Join(dir, "active.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer earlier.Close()
+	lock := func() error { return unix.Flock(int(earlier.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+	if err := lock(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := activate(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("two are active: %v", err)
+	}
+	if err := unix.Flock(int(earlier.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	release, err := activate(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if err := lock(); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("the earlier agent does not wait: %v", err)
 	}
 }
 
@@ -46,7 +107,7 @@ func TestActivateEndsWithItsContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Close()
+	defer first()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := activate(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {

@@ -439,11 +439,11 @@ func TestEndsWhileItWaits(t *testing.T) {
 		}, "Chandler starts"},
 		"for another agent": {func(s *station) {
 			s.mkdir("kubelet/plugins/chandler.dev")
-			lock, err := activate(context.Background(), s.path("kubelet/plugins/chandler.dev"))
+			release, err := activate(context.Background(), s.path("kubelet/plugins/chandler.dev"))
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			s.t.Cleanup(func() { lock.Close() })
+			s.t.Cleanup(release)
 		}, "Chandler starts"},
 		"for its first scan": {func(*station) {}, "Chandler starts"},
 	} {
@@ -462,11 +462,11 @@ func TestEndsWhileItWaits(t *testing.T) {
 func TestEndsWhileACallWaits(t *testing.T) {
 	s := newStation(t)
 	s.mkdir("kubelet/plugins/chandler.dev")
-	lock, err := activate(t.Context(), s.path("kubelet/plugins/chandler.dev"))
+	release, err := activate(t.Context(), s.path("kubelet/plugins/chandler.dev"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lock.Close()
+	defer release()
 	agent := s.start()
 	calls := s.register(agent)
 	agent.answers(s, "/readyz", http.StatusOK, "ok") // so that the other may end
