@@ -55,7 +55,9 @@ func (a *auto) choose(ctx context.Context) devices.Mode {
 	if choice != a.last && choice != devices.ModeAuto {
 		klog.FromContext(ctx).Info("Chose the API for devices without a mode of their own", "mode", choice)
 		a.last = choice
-		a.write(ctx, []byte(choice))
+	}
+	if a.last != "" {
+		a.write(ctx, []byte(a.last))
 	}
 	return a.last
 }

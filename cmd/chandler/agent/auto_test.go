@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"chandler.dev/discovery"
@@ -41,7 +43,10 @@ func TestAuto(t *testing.T) {
 			if got := a.choose(t.Context()); got != test.want {
 				t.Errorf("chose %q; want %q", got, test.want)
 			}
-			// The choice outlives the process.
+			// The choice is written again if its file was removed, and outlives the process.
+			if err := os.Remove(filepath.Join(dir, "mode")); err == nil {
+				a.choose(t.Context())
+			}
 			a = newAuto(t.Context(), silent, func() driver.Registration { return driver.Unanswered }, disk.Files{}, dir)
 			if got := a.choose(t.Context()); test.last == "" && got != test.want {
 				t.Errorf("after a restart in silence it chose %q; want %q", got, test.want)

@@ -56,9 +56,13 @@ func openMemo(ctx context.Context, files disk.Files, file string, parse func(dat
 	}
 }
 
-// write makes the file say something, unless it does already.
+// write makes the file say something, unless it does already. If that fails, or
+// somebody removes the file, the next call writes it.
 func (m *memo) write(ctx context.Context, data []byte) {
-	if m.lost || bytes.Equal(m.said, data) {
+	if m.lost {
+		return
+	}
+	if _, err := m.files.Lstat(m.file); bytes.Equal(m.said, data) && !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
 	if _, err := m.files.Write(m.file, data, 0o600); err != nil {

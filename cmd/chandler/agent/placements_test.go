@@ -5,12 +5,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/disk/disktest"
 )
 
 // A restart finds the placements as they were.
@@ -20,6 +22,31 @@ func TestPlacementsSurviveRestart(t *testing.T) {
 	loadPlacements(t.Context(), disk.Files{}, dir).set(t.Context(), want)
 	if got := loadPlacements(t.Context(), disk.Files{}, dir).api; !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// Placements that could not be written are written the next time, and again when
+// their file was removed.
+func TestPlacementsAreWrittenAgain(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sides.json")
+	if err := os.WriteFile(file, []byte(`{"gpu":"DevicePlugin"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	full := &disktest.Disk{}
+	p := loadPlacements(t.Context(), disk.Files{FS: full}, dir)
+	want := map[string]discovery.Mode{"gpu": dra}
+	full.Before = func(disktest.Op, string) error { return syscall.ENOSPC }
+	p.set(t.Context(), want)
+	full.Before = nil
+	for _, when := range []string{"after a failed write", "after the file was removed"} {
+		p.set(t.Context(), want)
+		if got := loadPlacements(t.Context(), disk.Files{}, dir).api; !maps.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", when, got, want)
+		}
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
