@@ -86,7 +86,15 @@ func (l *Ledger) readBoot() (past bool, err error) {
 	}
 	boot := strings.TrimSpace(string(data))
 	l.booted = boot == l.config.Boot
-	return !l.booted && boot != "", nil
+	return !l.booted && l.isBoot(boot), nil
+}
+
+// isBoot reports whether a text may be the boot ID of another boot. A damaged file
+// does not tell of another boot. All boot IDs of a kernel are of one length.
+func (l *Ledger) isBoot(text string) bool {
+	return len(text) == len(l.config.Boot) && !strings.ContainsFunc(text, func(r rune) bool {
+		return r != '-' && !('0' <= r && r <= '9' || 'a' <= r && r <= 'z')
+	})
 }
 
 // read reads a file, and again if that fails: a disk may recover.

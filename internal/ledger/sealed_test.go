@@ -258,6 +258,27 @@ func TestBootIsSaidAgain(t *testing.T) {
 	}
 }
 
+// A damaged file boot does not say that this is another boot: a record that cannot
+// be understood keeps others out.
+func TestDamagedBoot(t *testing.T) {
+	s := host(gpu("a", 128), gpu("b", 129))
+	for name, text := range map[string]string{
+		"empty": "", "zeros": "\x00\x00\x00\n", "zeros of its length": strings.Repeat("\x00", len("boot-1")) + "\n", "cut off": "boo", "too long": "boot-1boot-1\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c := claim("c", s["a"])
+			b.mustGive(c, s)
+			b.damage(c)
+			if err := os.WriteFile(b.file(bootFile), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			b.open()
+			b.mustRefuse(claim("other", s["b"]), s, "held by claim with UID uid-c")
+		})
+	}
+}
+
 // After a reboot PodResources names what the kubelet's checkpoint has, though nothing
 // of it is prepared. Claims that lost their records do not wait for each other.
 func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {

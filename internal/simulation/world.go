@@ -130,7 +130,8 @@ func NewWorld(seed uint64) *World {
 
 func (w *World) newBoot() {
 	w.boots++
-	w.boot = fmt.Sprintf("boot-%d", w.boots)
+	// Boot IDs are of one length.
+	w.boot = fmt.Sprintf("boot-%02d", w.boots)
 }
 
 // configure chooses what the node and the cluster are.
