@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -15,23 +16,32 @@ import (
 
 // disks are the block devices of a host and what they are in use for.
 type disks struct {
-	host  *discovery.Host
-	all   []sysfs.Device    // partitions too
-	users map[string]string // what uses one, by its numbers "259:1" or its name "nvme0n1p1"
-	err   error
+	all         []sysfs.Device    // partitions too
+	controllers []controller      // of NVMe subsystems
+	users       map[string]string // what uses one, by its numbers "259:1" or its name "nvme0n1p1"
+
+	lists *reader // lists the above; what it could not read may be a disk on any function
+	reads *reader // reads what disks are used for
+}
+
+// controller is a controller of an NVMe subsystem.
+type controller struct {
+	sysfs.Device
+
+	subsystem sysfs.Device
 }
 
 // maxTable bounds what is read of a table in /proc, in bytes.
 const maxTable = 16 << 20
 
-func readDisks(host *discovery.Host) disks {
-	d := disks{host: host, users: make(map[string]string)}
-	var err error
-	if d.all, err = sysfs.Class(host.FS, "block"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.err = err
-		return d
-	}
-	d.err = errors.Join(d.addMounts(), d.addSwaps(), d.addLoops(), d.addExports())
+func readDisks(host *discovery.Host) *disks {
+	d := &disks{users: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
+	d.all, _ = sysfs.Class(d.lists, "block")
+	d.addControllers()
+	d.addMounts(host.FS)
+	d.addSwaps()
+	d.addLoops()
+	d.addExports()
 	for pattern, user := range map[string]string{
 		"sys/fs/btrfs/*/devices/*": "btrfs",
 		// A directory for each mounted file system, in whichever mount namespace.
@@ -42,8 +52,7 @@ func readDisks(host *discovery.Host) disks {
 		"sys/fs/erofs/*":  "its EROFS file system is mounted",
 		"sys/fs/nilfs2/*": "its NILFS file system is mounted",
 	} {
-		members, _ := fs.Glob(host.FS, pattern)
-		for _, member := range members {
+		for _, member := range d.reads.glob(pattern) {
 			name := path.Base(member)
 			d.users[name] = user
 			if number := strings.LastIndexByte(name, '-'); number > 0 && strings.HasPrefix(pattern, "proc/fs/jbd2") {
@@ -53,85 +62,94 @@ func readDisks(host *discovery.Host) disks {
 	}
 	d.addLinks("sys/fs/bcachefs/*/dev-*/block", "bcachefs")
 	d.addLinks("sys/class/rnbd-server/ctl/devices/*/block_dev", "it is exported by RNBD")
-	if _, err := fs.Stat(host.FS, "proc/spl/kstat/zfs"); err == nil && d.err == nil {
-		d.err = errors.New("the disks of ZFS pools are not told by the kernel")
+	if _, err := d.reads.Stat("proc/spl/kstat/zfs"); err == nil {
+		d.reads.fail(errors.New("the disks of ZFS pools are not told by the kernel"))
 	}
 	return d
 }
 
+// addControllers adds the controllers of NVMe subsystems. A namespace that may
+// have several paths is a child of the subsystem, and of no controller
+// (nvme_mpath_set_live in drivers/nvme/host/multipath.c).
+func (d *disks) addControllers() {
+	subsystems, _ := sysfs.Class(d.lists, "nvme-subsystem")
+	for _, subsystem := range subsystems {
+		for _, entry := range d.lists.list(subsystem.Path) {
+			if entry.Type()&fs.ModeSymlink == 0 {
+				continue
+			}
+			if device, ok := subsystem.LinkTo(entry.Name()); ok {
+				d.controllers = append(d.controllers, controller{device, subsystem})
+			}
+		}
+	}
+}
+
 // addMounts adds what is mounted in the mount namespace of each process: a
 // container may have mounted a disk that the host has not.
-func (d *disks) addMounts() error {
-	first, err := sysfs.ReadText(d.host.FS, "proc/1/mountinfo", maxTable)
+func (d *disks) addMounts(host fs.FS) {
+	first, err := sysfs.ReadText(host, "proc/1/mountinfo", maxTable)
 	if err != nil {
-		return err
+		d.reads.fail(err)
+		return
 	}
-	seen := map[string]bool{d.namespace("1"): true}
+	own, _ := d.reads.ReadLink("proc/1/ns/mnt")
+	seen := map[string]bool{own: true}
 	tables := []string{first}
-	entries, err := fs.ReadDir(d.host.FS, "proc")
-	if err != nil {
-		return fmt.Errorf("list processes: %w", err)
-	}
-	for _, entry := range entries {
-		namespace := d.namespace(entry.Name())
-		if namespace == "" || seen[namespace] {
+	for _, entry := range d.reads.list("proc") {
+		if _, err := strconv.ParseUint(entry.Name(), 10, 32); err != nil {
 			continue
 		}
-		table, err := sysfs.ReadText(d.host.FS, path.Join("proc", entry.Name(), "mountinfo"), maxTable)
-		switch {
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL):
-			continue // it has ended
-		case err != nil:
-			return err
+		dir := path.Join("proc", entry.Name())
+		namespace, err := fs.ReadLink(host, path.Join(dir, "ns/mnt"))
+		if err == nil && !seen[namespace] {
+			var table string
+			if table, err = sysfs.ReadText(host, path.Join(dir, "mountinfo"), maxTable); err == nil {
+				seen[namespace] = true
+				tables = append(tables, table)
+			}
 		}
-		seen[namespace] = true
-		tables = append(tables, table)
+		if err != nil && !ended(host, dir, err) {
+			d.reads.fail(err)
+		}
 	}
 	for _, table := range tables {
 		for line := range strings.Lines(table) {
 			d.addMount(strings.Fields(line))
 		}
 	}
-	return nil
 }
 
-// namespace returns what names the mount namespace of a process, "" if that is
-// not known.
-func (d *disks) namespace(process string) string {
-	namespace, _ := fs.ReadLink(d.host.FS, path.Join("proc", process, "ns/mnt"))
-	return namespace
+// ended reports whether a process cannot be read because it has ended.
+func ended(host fs.FS, dir string, err error) bool {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL) {
+		return true
+	}
+	_, err = fs.Stat(host, dir)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // addSwaps adds the disks that the host swaps to. A kernel may be without swap.
-func (d *disks) addSwaps() error {
-	swaps, err := sysfs.ReadText(d.host.FS, "proc/swaps", maxTable)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for line := range strings.Lines(swaps) {
-		if fields := strings.Fields(line); len(fields) > 0 && strings.HasPrefix(fields[0], "/dev/") {
-			d.users[d.name(fields[0])] = "swap"
+func (d *disks) addSwaps() {
+	for line := range strings.Lines(d.reads.text("proc/swaps")) {
+		if fields := strings.Fields(line); len(fields) > 0 && path.IsAbs(fields[0]) {
+			d.addFile(unescape.Replace(fields[0]), "swap")
 		}
 	}
-	return err
 }
+
+// unescape undoes how tables in /proc write paths (seq_path in fs/seq_file.c).
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
 
 // addLoops adds the disks that loop devices are made of. The kernel itself has
 // those open, and no process does: so kubelets keep the disks of pods that have
 // volumes in block mode.
-func (d *disks) addLoops() error {
-	var errs []error
+func (d *disks) addLoops() {
 	for _, disk := range d.all {
-		file, err := disk.Text("loop/backing_file")
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			errs = append(errs, err)
-		default:
-			errs = append(errs, d.addFile(file, "the loop device "+disk.Name()+" is on it"))
+		if file := d.reads.text(path.Join(disk.Path, "loop/backing_file")); file != "" {
+			d.addFile(file, "the loop device "+disk.Name()+" is on it")
 		}
 	}
-	return errors.Join(errs...)
 }
 
 // exports are the files of configfs that name the disks which the kernel's own
@@ -142,49 +160,55 @@ var exports = []struct{ module, pattern, user string }{
 }
 
 // addExports adds the disks that the kernel hands out to other machines.
-func (d *disks) addExports() error {
+func (d *disks) addExports() {
 	for _, export := range exports {
-		_, loadedErr := fs.Stat(d.host.FS, "sys/module/"+export.module)
+		_, loadedErr := d.reads.Stat("sys/module/" + export.module)
 		root := strings.Join(strings.Split(export.pattern, "/")[:4], "/") // sys/kernel/config/nvmet
-		if _, err := fs.Stat(d.host.FS, root); loadedErr == nil && err != nil {
-			return fmt.Errorf("module %s is loaded, and its exports cannot be read: %w", export.module, err)
+		if _, err := d.reads.Stat(root); loadedErr == nil && err != nil {
+			d.reads.fail(fmt.Errorf("module %s is loaded, and its exports cannot be read: %w", export.module, err))
 		}
-		files, _ := fs.Glob(d.host.FS, export.pattern)
-		for _, file := range files {
-			disk, err := sysfs.ReadText(d.host.FS, file, maxTable)
-			if err == nil && path.IsAbs(disk) { // else none is set
-				err = d.addFile(disk, export.user)
-			}
-			if err != nil {
-				return err
+		for _, file := range d.reads.glob(export.pattern) {
+			if disk := d.reads.text(file); path.IsAbs(disk) { // else none is set
+				d.addFile(disk, export.user)
 			}
 		}
 	}
-	return nil
 }
 
 // addFile adds the user of a file, if it is the node of a disk. A file of a file
-// system needs no note: the file system is mounted.
-func (d *disks) addFile(file, user string) error {
-	if strings.HasPrefix(file, "/dev/") {
-		d.users[d.name(file)] = user
-		return nil
+// system needs no note: the file system is mounted. A file that is not there, or
+// not any more, could be the node of any disk, unless a disk has its name.
+func (d *disks) addFile(file, user string) {
+	node, deleted := strings.CutSuffix(file, " (deleted)") // d_path in fs/d_path.c
+	disk, found := d.addNode(node, user)
+	named := func(d sysfs.Device) bool { return d.Name() == disk }
+	if (deleted || !found) && !slices.ContainsFunc(d.all, named) {
+		d.reads.fail(fmt.Errorf("%s, whose file cannot be looked at: %s", user, file))
 	}
-	info, err := fs.Stat(d.host.FS, strings.TrimPrefix(path.Clean(file), "/"))
-	if err != nil {
-		return fmt.Errorf("%s, whose file cannot be looked at: %w", user, err)
+}
+
+// addNode adds the user of a disk by the path of its node, which may be a link of
+// udev's such as /dev/disk/by-uuid/…. It returns the kernel's name of the disk,
+// "cciss!c0d0" for /dev/cciss/c0d0, and whether there is a file of that path.
+func (d *disks) addNode(node, user string) (disk string, found bool) {
+	node = strings.TrimPrefix(path.Clean(node), "/")
+	info, err := d.reads.Stat(node)
+	if err == nil {
+		if numbers, ok := strings.CutPrefix(numbersOf(info), "b "); ok {
+			d.users[numbers] = user
+		}
 	}
-	if numbers, ok := strings.CutPrefix(numbersOf(info), "b "); ok {
-		d.users[numbers] = user
+	if name, ok := strings.CutPrefix(d.reads.follow(node), "dev/"); ok {
+		disk = strings.ReplaceAll(name, "/", "!")
+		d.users[disk] = user
 	}
-	return nil
+	return disk, err == nil
 }
 
 // addLinks adds the user of the disks that links in sysfs lead to.
 func (d *disks) addLinks(pattern, user string) {
-	links, _ := fs.Glob(d.host.FS, pattern)
-	for _, link := range links {
-		if target, err := fs.ReadLink(d.host.FS, link); err == nil {
+	for _, link := range d.reads.glob(pattern) {
+		if target, err := d.reads.ReadLink(link); err == nil {
 			d.users[path.Base(target)] = user
 		}
 	}
@@ -207,87 +231,59 @@ func (d *disks) addMount(fields []string) {
 		return
 	}
 	if fields[separator+1] == "devtmpfs" && fields[3] != "/" {
-		d.users[d.name("/dev"+fields[3])] = "its node is mounted on " + fields[4]
+		node, _ := strings.CutSuffix(unescape.Replace(fields[3]), "//deleted") // dentry_path in fs/d_path.c
+		d.addNode("/dev"+node, "its node is mounted on "+fields[4])
 	}
 	for _, word := range fields[separator+2:] {
 		for _, name := range strings.FieldsFunc(word, func(r rune) bool { return strings.ContainsRune(":,=", r) }) {
 			if strings.HasPrefix(name, "/dev/") {
-				d.users[d.name(name)] = user
+				d.addNode(unescape.Replace(name), user)
 			}
 		}
 	}
 }
 
-// name returns the kernel's name of a disk by a path in /dev, which may be a
-// link of udev's such as /dev/disk/by-uuid/….
-func (d *disks) name(node string) string {
-	if target, err := fs.ReadLink(d.host.FS, strings.TrimPrefix(path.Clean(node), "/")); err == nil {
-		node = "/dev/" + path.Base(target)
-	}
-	return strings.ReplaceAll(strings.TrimPrefix(node, "/dev/"), "/", "!") // "cciss!c0d0"
-}
-
 // below tells whether a disk on the function is in use.
 func (d *disks) below(function sysfs.Device) error {
-	subsystems := d.subsystems(function)
+	if d.lists.err != nil {
+		return fmt.Errorf("whether a disk in use is on it cannot be told: %w", d.lists.err)
+	}
 	var hidden error
 	for _, disk := range d.all {
 		on := below(disk, function)
-		for _, subsystem := range subsystems {
-			if !on && below(disk, subsystem) {
+		for _, c := range d.controllers {
+			if !on && below(c.Device, function) && below(disk, c.subsystem) {
 				on = true
-				hidden = fmt.Errorf("whether NVMe namespace %s is in use cannot be told: the function is one path to it, and the kernel has the namespace below %s (native multipath)", disk.Name(), subsystem.Name())
+				hidden = fmt.Errorf("whether NVMe namespace %s is in use cannot be told: the function is one path to it, and the kernel has the namespace below %s (native multipath)", disk.Name(), c.subsystem.Name())
 			}
 		}
 		if !on {
 			continue
 		}
-		if d.err != nil {
-			return fmt.Errorf("whether disk %s is in use cannot be told: %w", disk.Name(), d.err)
-		}
-		if user := d.user(disk); user != "" {
+		user, err := d.user(disk)
+		if user != "" {
 			return fmt.Errorf("in use: disk %s: %s", disk.Name(), user)
+		}
+		if err != nil {
+			return fmt.Errorf("whether disk %s is in use cannot be told: %w", disk.Name(), err)
 		}
 	}
 	return hidden
 }
 
-func (d *disks) user(disk sysfs.Device) string {
-	attrs := disk.Attrs()
-	numbers, _ := attrs.Text("dev")
-	if attrs.Err() != nil {
-		return attrs.Err().Error()
-	}
-	for _, key := range []string{numbers, disk.Name()} {
+// user returns what uses a disk, "" if nothing does as far as could be read.
+func (d *disks) user(disk sysfs.Device) (string, error) {
+	r := &reader{FS: d.reads.FS, err: d.reads.err}
+	for _, key := range []string{r.text(path.Join(disk.Path, "dev")), disk.Name()} {
 		if user, ok := d.users[key]; ok && key != "" {
-			return user
+			return user, nil
 		}
 	}
-	if disk.Exists("bcache") { // a cache shows no holders
-		return "bcache"
+	if disk.In(r).Exists("bcache") { // a cache shows no holders
+		return "bcache", nil
 	}
-	holders, err := fs.ReadDir(d.host.FS, disk.Child("holders").Path)
-	switch {
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return err.Error()
-	case len(holders) > 0:
-		return "it is part of " + holders[0].Name()
+	if holders := r.list(path.Join(disk.Path, "holders")); len(holders) > 0 {
+		return "it is part of " + holders[0].Name(), nil
 	}
-	return ""
-}
-
-// subsystems returns the NVMe subsystems that the function is a controller of.
-// A namespace that may have several paths is a child of the subsystem, and of no
-// controller (nvme_mpath_set_live in drivers/nvme/host/multipath.c).
-func (d *disks) subsystems(function sysfs.Device) (found []sysfs.Device) {
-	all, _ := sysfs.Class(d.host.FS, "nvme-subsystem")
-	for _, subsystem := range all {
-		entries, _ := fs.ReadDir(d.host.FS, subsystem.Path)
-		for _, entry := range entries {
-			if controller, ok := subsystem.LinkTo(entry.Name()); ok && below(controller, function) {
-				found = append(found, subsystem)
-			}
-		}
-	}
-	return found
+	return "", r.err
 }

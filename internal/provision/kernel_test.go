@@ -21,13 +21,55 @@ type kernel struct {
 	writes  []string
 	refuses map[string]error // writes to these paths
 	rejects map[string]bool  // drivers that bind to no function
+	broken  map[string]bool  // paths that cannot be read
+}
+
+// host is what of a kernel can be read, without MapFS's own Glob.
+type host struct {
+	files
+
+	broken map[string]bool
+}
+
+type files interface {
+	fs.ReadLinkFS
+	fs.ReadDirFS
+	fs.StatFS
+}
+
+func (h host) check(op, name string) error {
+	if h.broken[name] {
+		return &fs.PathError{Op: op, Path: name, Err: syscall.EIO}
+	}
+	return nil
+}
+
+func (h host) Open(name string) (fs.File, error) {
+	if err := h.check("open", name); err != nil {
+		return nil, err
+	}
+	return h.files.Open(name)
+}
+
+func (h host) ReadDir(name string) ([]fs.DirEntry, error) {
+	if err := h.check("open", name); err != nil {
+		return nil, err
+	}
+	return h.files.ReadDir(name)
+}
+
+func (h host) ReadLink(name string) (string, error) {
+	if err := h.check("readlink", name); err != nil {
+		return "", err
+	}
+	return h.files.ReadLink(name)
 }
 
 const pciRoot = "sys/devices/pci0000:00/"
 
 // newKernel returns a host with one process and these drivers loaded.
 func newKernel(drivers ...string) *kernel {
-	k := &kernel{MapFS: fstest.MapFS{}, refuses: make(map[string]error), rejects: make(map[string]bool)}
+	k := &kernel{MapFS: fstest.MapFS{}, refuses: make(map[string]error), rejects: make(map[string]bool), broken: make(map[string]bool)}
 	k.file("sys/bus/pci/drivers_probe", "")
 	for _, driver := range drivers {
 		k.file("sys/bus/pci/drivers/"+driver+"/unbind", "")
@@ -97,6 +139,12 @@ func (k *kernel) loop(name, file string) {
 	k.file("sys/devices/virtual/block/"+name+"/loop/backing_file", file)
 	k.link("sys/class/block/"+name, "../../devices/virtual/block/"+name)
 	k.link("dev/disk/by-uuid/1", "../../nvme0n11")
+}
+
+// alias adds a link to a link to the partition's node.
+func (k *kernel) alias() {
+	k.link("dev/alias", "mapper/x")
+	k.link("dev/mapper/x", "../nvme0n11")
 }
 
 // resolve follows the links in a path.

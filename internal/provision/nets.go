@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,30 +15,25 @@ import (
 
 // nets are the network interfaces of a host and which of them its routes use.
 type nets struct {
-	host   *discovery.Host
 	all    []sysfs.Device
 	routed map[string]string // a destination, by the interface that leads to it
-	err    error
+
+	lists *reader // lists the interfaces; what it could not read may be one on any function
+	reads *reader // reads the routes
 }
 
 // readNets reads the interfaces of the host, and the routes of its first process.
 // It does not read /proc/net, which shows the network namespace of its reader.
-func readNets(host *discovery.Host) nets {
-	n := nets{host: host, routed: make(map[string]string)}
-	var err error
-	if n.all, err = sysfs.Class(host.FS, "net"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.err = err
-		return n
+func readNets(host *discovery.Host) *nets {
+	n := &nets{routed: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
+	n.all, _ = sysfs.Class(n.lists, "net")
+	four, err4 := sysfs.ReadText(n.reads, "proc/1/net/route", maxTable)
+	six, err6 := sysfs.ReadText(n.reads, "proc/1/net/ipv6_route", maxTable)
+	n.reads.note(err4)
+	n.reads.note(err6)
+	if errors.Is(err4, fs.ErrNotExist) && errors.Is(err6, fs.ErrNotExist) { // a kernel may be without one of them
+		n.reads.fail(err4)
 	}
-	four, err4 := sysfs.ReadText(host.FS, "proc/1/net/route", maxTable)
-	six, err6 := sysfs.ReadText(host.FS, "proc/1/net/ipv6_route", maxTable)
-	switch missing4, missing6 := errors.Is(err4, fs.ErrNotExist), errors.Is(err6, fs.ErrNotExist); {
-	case missing4 && !missing6: // a kernel may be without one of them
-		err4 = nil
-	case missing6 && !missing4:
-		err6 = nil
-	}
-	n.err = errors.Join(err4, err6)
 	for line := range strings.Lines(four) {
 		if fields := strings.Fields(line); len(fields) >= 8 && fields[0] != "Iface" {
 			n.add(fields[0], fields[1], fields[7])
@@ -69,28 +65,36 @@ func (n *nets) add(name, destination, prefix string) {
 // to be unbound must also be down, since a container's MACVLAN on it does not show
 // here.
 func (n *nets) below(function sysfs.Device, unbind bool) error {
+	if n.lists.err != nil {
+		return fmt.Errorf("whether an interface in use is on it cannot be told: %w", n.lists.err)
+	}
 	found := 0
+	r := &reader{FS: n.reads.FS}
 	for _, d := range n.all {
 		if !below(d, function) {
 			continue
 		}
 		found++
-		if n.err != nil {
-			return fmt.Errorf("whether interface %s is in use cannot be told: %w", d.Name(), n.err)
-		}
-		if use := n.use(d.Name(), maxStack); use != "" {
+		if use := n.use(r, d.Name(), maxStack); use != "" {
 			return fmt.Errorf("in use: interface %s: %s", d.Name(), use)
 		}
 		attrs := d.Attrs()
 		flags, ok := attrs.Uint("flags")
-		if err := attrs.Err(); err != nil && unbind {
+		if unbind {
+			r.note(attrs.Err())
+		}
+		if err := cmp.Or(n.reads.err, r.err); err != nil {
 			return fmt.Errorf("whether interface %s is in use cannot be told: %w", d.Name(), err)
 		}
 		if unbind && ok && flags&1 != 0 { // IFF_UP
 			return fmt.Errorf("in use: interface %s is up; set it down first", d.Name())
 		}
 	}
-	if found == 0 && hasHidden(function) {
+	hidden := found == 0 && hasHidden(r, function.Path)
+	if r.err != nil {
+		return fmt.Errorf("whether its interface is in use cannot be told: %w", r.err)
+	}
+	if hidden {
 		return errors.New("in use: its interface is in a network namespace of its own, as that of a container")
 	}
 	return nil
@@ -98,13 +102,35 @@ func (n *nets) below(function sysfs.Device, unbind bool) error {
 
 // hasHidden reports whether a function must have an interface, given that none
 // is seen: it is a network function that the kernel itself drives.
-func hasHidden(function sysfs.Device) bool {
+func hasHidden(r *reader, name string) bool {
+	function := sysfs.At(r, name) // which remembers no driver that could not be read
 	attrs := function.Attrs()
 	class, _ := attrs.Hex("class", 6)
+	r.note(attrs.Err())
 	driver := function.Driver()
 	return strings.HasPrefix(class, "02") && driver != "" &&
 		!strings.Contains(driver, "vfio") && !strings.Contains(driver, "stub") &&
-		!slices.ContainsFunc([]string{"uio", "infiniband", "vfio-dev"}, function.Exists) && !hasVDPA(function)
+		!function.Exists("uio") && !function.Exists("vfio-dev") && !onlyRDMA(r, function) && !hasVDPA(function)
+}
+
+// onlyRDMA reports whether a function is for RDMA and has no interface. An Ethernet
+// port has one, and an InfiniBand port if IPoIB is loaded (ipoib_add_one in
+// drivers/infiniband/ulp/ipoib/ipoib_main.c). The port of an EFA is neither.
+func onlyRDMA(r *reader, function sysfs.Device) bool {
+	_, err := r.Stat("sys/module/ib_ipoib")
+	layers := r.glob(function.Path + "/infiniband/*/ports/*/link_layer")
+	for _, layer := range layers {
+		switch r.text(layer) {
+		case "Unknown", "Unspecified":
+		case "InfiniBand":
+			if err == nil {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return len(layers) > 0
 }
 
 // hasVDPA reports whether the function is used through vDPA, whose devices are
@@ -118,21 +144,16 @@ func hasVDPA(function sysfs.Device) bool {
 const maxStack = 8
 
 // use returns what an interface, or one that lies above it, is used for.
-func (n *nets) use(name string, above int) string {
-	if use := n.routed[name]; use != "" {
+func (n *nets) use(r *reader, name string, above int) string {
+	if use := n.routed[name]; use != "" || above == 0 {
 		return use
 	}
-	dir := path.Join("sys/class/net", name)
-	entries, err := fs.ReadDir(n.host.FS, dir)
-	if err != nil || above == 0 {
-		return ""
-	}
-	for _, entry := range entries {
+	for _, entry := range r.list(path.Join("sys/class/net", name)) {
 		upper, ok := strings.CutPrefix(entry.Name(), "upper_")
 		if !ok {
 			continue
 		}
-		if use := n.use(upper, above-1); use != "" {
+		if use := n.use(r, upper, above-1); use != "" {
 			return fmt.Sprintf("%s is on it: %s", upper, use)
 		}
 		return fmt.Sprintf("%s is on it", upper)

@@ -34,7 +34,7 @@ func (k *kernel) run(rules ...provision.Rule) (string, error) { return k.runHeld
 func (k *kernel) runHeld(held map[string]string, heldErr error, rules ...provision.Rule) (string, error) {
 	var out bytes.Buffer
 	p := &provision.Provisioner{
-		Host: &discovery.Host{FS: k.MapFS}, Families: families.All, Rules: rules, Write: k.write, Out: &out,
+		Host: &discovery.Host{FS: host{k.MapFS, k.broken}}, Families: families.All, Rules: rules, Write: k.write, Out: &out,
 		Held: func([]discovery.Device) (map[string]string, error) { return held, heldErr },
 	}
 	err := p.Run(context.Background())
@@ -363,9 +363,37 @@ func TestProvisionRefuses(t *testing.T) {
 		"exported by RNBD": {nvme, func(k *kernel, dir string) {
 			k.link("sys/class/rnbd-server/ctl/devices/a/block_dev", "../../../../../../../../"+dir+"/nvme/nvme0/block/nvme0n1")
 		}, bind, []string{"nvme0n1", "RNBD"}},
-		"bcache":          {nvme, func(k *kernel, dir string) { k.link(dir+"/nvme/nvme0/block/nvme0n1/bcache", "x") }, bind, []string{"nvme0n1", "bcache"}},
-		"bcachefs":        {nvme, func(k *kernel, _ string) { k.link("sys/fs/bcachefs/1/dev-0/block", "../../../../block/nvme0n11") }, bind, []string{"nvme0n11", "bcachefs"}},
-		"mounts not told": {nvme, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/mountinfo") }, bind, []string{"cannot be told", "mountinfo"}},
+		"bcache":                 {nvme, func(k *kernel, dir string) { k.link(dir+"/nvme/nvme0/block/nvme0n1/bcache", "x") }, bind, []string{"nvme0n1", "bcache"}},
+		"bcachefs":               {nvme, func(k *kernel, _ string) { k.link("sys/fs/bcachefs/1/dev-0/block", "../../../../block/nvme0n11") }, bind, []string{"nvme0n11", "bcachefs"}},
+		"mounts not told":        {nvme, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/mountinfo") }, bind, []string{"cannot be told", "mountinfo"}},
+		"swap on a deleted node": {nvme, func(k *kernel, _ string) { k.file("proc/swaps", "/dev/nvme0n11\\040(deleted) partition 1 0 -2") }, bind, []string{"nvme0n11", "swap"}},
+		"swap on a node that is gone": {nvme, func(k *kernel, _ string) { k.file("proc/swaps", "/dev/other\\040(deleted) partition 1 0 -2") }, bind,
+			[]string{"nvme0n1", "cannot be told", "swap", "/dev/other"}},
+		"swap by two links": {nvme, func(k *kernel, _ string) {
+			k.alias()
+			k.file("proc/swaps", "/dev/alias partition 1 0 -2")
+		}, bind, []string{"nvme0n11", "swap"}},
+		"loop device by two links": {nvme, func(k *kernel, _ string) {
+			k.alias()
+			k.loop("loop3", "/dev/alias")
+		}, bind, []string{"nvme0n11", "loop3"}},
+		"exported by two links": {nvme, func(k *kernel, _ string) {
+			k.alias()
+			k.file("sys/kernel/config/nvmet/subsystems/a/namespaces/1/device_path", "/dev/alias")
+		}, bind, []string{"nvme0n11", "NVMe target"}},
+		"RDMA interface in a pod": {nic, func(k *kernel, dir string) {
+			delete(k.MapFS, "sys/class/net/eth0")
+			k.file(dir+"/infiniband/mlx5_0/ports/1/link_layer", "Ethernet")
+		}, bind, []string{"namespace"}},
+		"IPoIB interface in a pod": {nic, func(k *kernel, dir string) {
+			delete(k.MapFS, "sys/class/net/eth0")
+			k.file(dir+"/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand")
+			k.file("sys/module/ib_ipoib/refcnt", "0")
+		}, bind, []string{"namespace"}},
+		"RDMA of an unknown kind": {nic, func(k *kernel, dir string) {
+			delete(k.MapFS, "sys/class/net/eth0")
+			k.file(dir+"/infiniband/mlx5_0/node_type", "1: CA")
+		}, bind, []string{"namespace"}},
 		"node is open": {nvme, func(k *kernel, dir string) {
 			k.file(dir+"/nvme/nvme0/dev", "242:0")
 			k.file(dir+"/nvme/nvme0/uevent", "DEVNAME=nvme0")
@@ -411,6 +439,108 @@ func TestProvisionRefuses(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What cannot be read counts as in use, whatever it is.
+func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
+	const (
+		dir       = pciRoot + "0000:03:00.0"
+		subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
+	)
+	paths := func() *kernel {
+		k := newKernel("nvme", "vfio-pci")
+		k.function("0000:03:00.0", nicID, "010802", "nvme", nil)
+		k.file(dir+"/nvme/nvme0/state", "live")
+		k.link("sys/class/nvme-subsystem/nvme-subsys0", "../../../"+subsystem)
+		k.link(subsystem+"/nvme0", "../../../../../"+dir+"/nvme/nvme0")
+		k.file(subsystem+"/nvme1n1/dev", "259:7")
+		k.link("sys/class/block/nvme1n1", "../../../"+subsystem+"/nvme1n1")
+		k.file("proc/1/mountinfo", "36 35 259:7 / /shared rw,noatime shared:1 - ext4 /dev/nvme1n1 rw")
+		return k
+	}
+	disk := func(name, text string) func() *kernel {
+		return func() *kernel {
+			k := newKernel("nvme", "vfio-pci")
+			k.function("0000:03:00.0", nicID, "010802", "nvme", nil)
+			k.disk(dir+"/nvme/nvme0", "nvme0n1", "259:1")
+			k.alias()
+			k.file(name, text)
+			return k
+		}
+	}
+	nic := func(class string) func() *kernel {
+		return func() *kernel {
+			k := newKernel("mlx5_core", "vfio-pci")
+			k.function("0000:03:00.0", nicID, class, "mlx5_core", nil)
+			k.netdev(dir, "eth0", "0x1002")
+			k.file(dir+"/infiniband/mlx5_0/ports/1/link_layer", "Unknown")
+			k.file("proc/1/net/route", "eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0")
+			return k
+		}
+	}
+	hidden := func() *kernel {
+		k := newKernel("mlx5_core", "vfio-pci")
+		k.function("0000:03:00.0", nicID, "020000", "mlx5_core", nil)
+		k.file(dir+"/infiniband/mlx5_0/ports/1/link_layer", "Unknown")
+		return k
+	}
+	bonded := func() *kernel {
+		k := newKernel("mlx5_core", "vfio-pci")
+		k.function("0000:03:00.0", nicID, "020000", "mlx5_core", nil)
+		k.netdev(dir, "eth0", "0x1002")
+		k.file(dir+"/net/eth0/upper_bond0/flags", "0x1003")
+		return k
+	}
+	const free = "proc/swaps"
+	for name, test := range map[string]struct {
+		host   func() *kernel
+		broken string
+	}{
+		"mounts":              {paths, "proc/1/mountinfo"},
+		"disks":               {paths, "sys/class/block"},
+		"a disk":              {paths, "sys/class/block/nvme1n1"},
+		"subsystems":          {paths, "sys/class/nvme-subsystem"},
+		"a subsystem":         {paths, "sys/class/nvme-subsystem/nvme-subsys0"},
+		"its controllers":     {paths, subsystem},
+		"a controller":        {paths, subsystem + "/nvme0"},
+		"swaps":               {disk(free, ""), "proc/swaps"},
+		"XFS":                 {disk("sys/fs/xfs/nvme0n11/log/x", ""), "sys/fs/xfs"},
+		"btrfs":               {disk("sys/fs/btrfs/1/devices/nvme0n1/x", ""), "sys/fs/btrfs/1/devices"},
+		"bcachefs":            {disk("sys/fs/bcachefs/1/dev-0/x", ""), "sys/fs/bcachefs/1"},
+		"journals":            {disk("proc/fs/jbd2/nvme0n11-8/info", ""), "proc/fs/jbd2"},
+		"RNBD":                {disk("sys/class/rnbd-server/ctl/devices/a/block_dev", ""), "sys/class/rnbd-server/ctl/devices"},
+		"NVMe target":         {disk("sys/kernel/config/nvmet/subsystems/a/namespaces/1/device_path", "/dev/nvme0n11"), "sys/kernel/config/nvmet/subsystems"},
+		"its namespaces":      {disk("sys/kernel/config/nvmet/subsystems/a/namespaces/1/device_path", "/dev/nvme0n11"), "sys/kernel/config/nvmet/subsystems/a/namespaces"},
+		"an export":           {disk("sys/kernel/config/nvmet/subsystems/a/namespaces/1/device_path", "/dev/nvme0n11"), "sys/kernel/config/nvmet/subsystems/a/namespaces/1/device_path"},
+		"a link to swap":      {disk("proc/swaps", "/dev/alias partition 1 0 -2"), "dev/alias"},
+		"a link to that":      {disk("proc/swaps", "/dev/alias partition 1 0 -2"), "dev/mapper/x"},
+		"a link to a mount":   {disk("proc/1/mountinfo", "36 35 0:98 / /data rw - btrfs /dev/alias rw"), "dev/mapper/x"},
+		"numbers":             {disk(free, ""), dir + "/nvme/nvme0/block/nvme0n1/dev"},
+		"holders":             {disk(dir+"/nvme/nvme0/block/nvme0n1/holders/dm-0/x", ""), dir + "/nvme/nvme0/block/nvme0n1/holders"},
+		"a loop device":       {disk("sys/class/block/loop3/loop/backing_file", "/dev/nvme0n11"), "sys/class/block/loop3/loop/backing_file"},
+		"another mount table": {disk("proc/47/mountinfo", "36 35 259:1 / /data rw - xfs /dev/x rw"), "proc/47/ns/mnt"},
+		"interfaces":          {nic("020000"), "sys/class/net"},
+		"an interface":        {nic("020000"), "sys/class/net/eth0"},
+		"routes":              {nic("020000"), "proc/1/net/route"},
+		"what is above":       {bonded, "sys/class/net/eth0"},
+		"flags":               {nic("010000"), dir + "/net/eth0/flags"},
+		"the link layer":      {hidden, dir + "/infiniband/mlx5_0/ports/1/link_layer"},
+		"RDMA devices":        {hidden, dir + "/infiniband"},
+		"the driver":          {hidden, dir + "/driver"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := test.host()
+			k.broken[test.broken] = true
+			if _, err := k.run(provision.Rule{Selects: id(nicID), Driver: "vfio-pci"}); err == nil || len(k.writes) > 0 {
+				t.Errorf("error %v, wrote %q", err, k.writes)
+			}
+		})
+	}
+	for name, host := range map[string]func() *kernel{"a disk": disk(free, ""), "RDMA without an interface": hidden} {
+		if _, err := host().run(provision.Rule{Selects: id(nicID), Driver: "vfio-pci"}); err != nil {
+			t.Errorf("%s that nobody uses: %v", name, err)
+		}
 	}
 }
 

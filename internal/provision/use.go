@@ -28,8 +28,8 @@ type uses struct {
 	heldErr   error             // why that is not known
 	opened    map[string]string // which process has a node of /dev open, by its path and its numbers
 	openedErr error
-	disks     disks
-	nets      nets
+	disks     *disks
+	nets      *nets
 }
 
 // readUses reads what is in use now.

@@ -44,6 +44,20 @@ func TestOpenByAnotherName(t *testing.T) {
 	}
 }
 
+// Links that lead nowhere end, and tell nothing.
+func TestFollow(t *testing.T) {
+	r := &reader{FS: fstest.MapFS{
+		"dev/alias": {Data: []byte("alias"), Mode: fs.ModeSymlink},
+		"dev/gone":  {Data: []byte("/dev/sda"), Mode: fs.ModeSymlink},
+	}}
+	if name := r.follow("dev/gone"); name != "dev/sda" || r.err != nil {
+		t.Errorf("a link to what is missing: %s, %v", name, r.err)
+	}
+	if name := r.follow("dev/alias"); r.err == nil {
+		t.Errorf("a link to itself: %s", name)
+	}
+}
+
 // FuzzTables gives any text to what reads the host's tables: each ends, and no
 // interface is in use that no table names.
 func FuzzTables(f *testing.F) {
