@@ -40,6 +40,22 @@ var deliberates = []deliberate{
 	{"abandoned claims are not swept", "driver/sweep.go", "			suspects = d.sweep(ctx, suspects)", "			_ = d.sweep"},
 	{"two agents are active at once", "cmd/chandler/agent/agent.go", "		unlock, err := a.Lock.Acquire(ctx)\n", "		unlock, err := func() {}, error(nil)\n"},
 	{"slices are published once", "driver/publish.go", "	return p.wanted != nil && (p.last == nil ||", "	return p.wanted != nil && (p.last == nil || false &&"},
+	{"the file boot is not synchronised", "internal/ledger/ledger.go", "l.synced.Write(l.file(bootFile)", "l.claims.Write(l.file(bootFile)"},
+	{"the file of grants is not synchronised", "internal/ledger/grants.go", "l.synced.Write(l.file(grantsFile)", "l.claims.Write(l.file(grantsFile)"},
+	{"damaged files of the past stay", "internal/ledger/ledger.go", "		if !sealed || a.state != Past || s.unread && !all {", "		if _ = s; true {"},
+	{"the sweep rechecks nothing under the claim's lock", "driver/sweep.go", "	if !slices.Contains(abandoned, claim.UID) {\n		return false, nil\n	}\n", "	_ = slices.Contains(abandoned, claim.UID)\n"},
+	{"claims do not wait for the first listing", "internal/ledger/grants.go", "	if !l.config.Listings || l.said.whole ||", "	if true || l.said.whole ||"},
+	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touches(&w) && h.bears(nodes):", "			case false:"},
+	{"grants end by answers that are not whole", "internal/ledger/grants.go", "	if said.Whole {\n		l.said.whole", "	if true {\n		l.said.whole"},
+	{"containers of deleted pods are taken for gone", "internal/ledger/grants.go", "		case at.Before(later(until, g.Until)):", "		case false && until.IsZero():"},
+	{"what another plugin gave is not entered", "internal/ledger/grants.go", "		if known == nil && !ours {", "		if known == nil || true {"},
+	{"a spec without a record keeps nobody out", "internal/ledger/open.go", "		if l.accounts[key] == nil && l.accounts[sealedKey(key)] == nil && !past {", "		if false {"},
+	{"claims of an earlier boot keep their devices", "internal/ledger/open.go", "	case c.Boot != l.config.Boot:", "	case false:"},
+	{"what the earlier agent gave is not read", "internal/ledger/open.go", "		l.put(newAccount(c, l.stateOf(c)))\n		return nil\n	}\n	sealed :=", "		return nil\n	}\n	sealed :="},
+	{"a damaged record keeps nobody out", "internal/ledger/open.go", "	l.put(sealed.account())\n	if sealed.past", "	if sealed.past"},
+	{"claims of an earlier boot are noted by what PodResources says", "internal/ledger/grants.go", "	if !l.wiped {", "	if false {"},
+	{"the outputs come before the record", "driver/prepare.go", "	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {\n		return err\n	}\n	wanted := plan.wanted\n	if err := d.ledger.Write(wanted.Key()); err != nil {\n		return err\n	}\n", "	wanted := plan.wanted\n	if err := d.ledger.Write(wanted.Key()); err != nil {\n		return err\n	}\n	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {\n		return err\n	}\n"},
+	{"an ID leaves a list at once", "legacy/list/list.go", "	return now.Sub(last) >= grace && b.Heard.After(last)", "	return now.Sub(last) >= 0*grace"},
 }
 
 // limit is within how many seeds a defect is to be found, and sure is how often the

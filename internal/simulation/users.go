@@ -91,7 +91,9 @@ func (w *World) startContainer(c *kubelet.Container) error {
 		}
 		for _, id := range ids {
 			if _, there := found[id]; !there {
-				if !w.unhealed() && isOf(ids, claim) {
+				// Metadata that could not be written is left out; a kubelet to 1.36 keeps its name.
+				_, of := deviceOf(id, uid)
+				if !w.unhealed() && isOf(ids, claim) && (of || !w.failedOnce()) {
 					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
 				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)
@@ -155,6 +157,13 @@ func (w *World) unhealed() bool {
 // isHurt reports whether the disk fails, or did a moment ago.
 func (w *World) isHurt() bool {
 	return w.ongoing[diskFault] != nil || time.Now().Before(w.healed)
+}
+
+// failedOnce reports whether the disk ever failed.
+func (w *World) failedOnce() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.seen["diskFull"]+w.seen["readsFail"]+w.seen["writesFail"]+w.seen["syncsFail"]+w.seen["readOnly"] > 0
 }
 
 // heals gives agents the time to write again what is missing.
