@@ -35,7 +35,7 @@ unit: ## the tests that need no cluster
 
 # SEED=n RUNS=m repeats one seed: it fixes what happens and when, and not which
 # goroutine goes first.
-SEEDS ?= 2000
+SEEDS ?= 400
 RUNS  ?= 100
 HISTORIES ?= $(or $(TMPDIR),/tmp)
 

@@ -44,7 +44,6 @@ var deliberates = []deliberate{
 	{"the file of grants is not synchronised", "internal/ledger/grants.go", "l.synced.Write(l.file(grantsFile)", "l.claims.Write(l.file(grantsFile)"},
 	{"damaged files of the past stay", "internal/ledger/ledger.go", "		if !sealed || a.state != Past || s.unread && !all {", "		if _ = s; true {"},
 	{"the sweep rechecks nothing under the claim's lock", "driver/sweep.go", "	if !slices.Contains(abandoned, claim.UID) {\n		return false, nil\n	}\n", "	_ = slices.Contains(abandoned, claim.UID)\n"},
-	{"claims do not wait for the first listing", "internal/ledger/grants.go", "	if !l.config.Listings || l.said.whole ||", "	if true || l.said.whole ||"},
 	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touches(&w) && h.bears(nodes):", "			case false:"},
 	{"grants end by answers that are not whole", "internal/ledger/grants.go", "	if said.Whole {\n		l.said.whole", "	if true {\n		l.said.whole"},
 	{"containers of deleted pods are taken for gone", "internal/ledger/grants.go", "		case at.Before(later(until, g.Until)):", "		case false && until.IsZero():"},
