@@ -58,7 +58,10 @@ func (s cdiSpecs) Sweep(all []ledger.Entry) error {
 // Named implements [ledger.Namer].
 func (s cdiSpecs) Named() (map[string][]string, error) {
 	uids, err := s.Claims()
-	errs := []error{err}
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
 	named := make(map[string][]string, len(uids))
 	for _, uid := range uids {
 		devices, err := s.ClaimDevices(uid)

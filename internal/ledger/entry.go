@@ -140,6 +140,7 @@ type Tidier interface {
 
 // Namer is an Output whose files say by themselves whose they are.
 type Namer interface {
-	// Named returns the devices that the files of each owner name, by key.
+	// Named returns the devices that the files of each owner name, by key. It
+	// returns nil, and why, if it cannot be told which owners have files.
 	Named() (map[string][]string, error)
 }

@@ -97,7 +97,10 @@ type notes struct {
 	mu    sync.Mutex
 	of    map[string]bool
 	names map[string][]string
-	fails error
+
+	// unlisted is why it cannot be told which claims have specs.
+	unlisted error
+	fails    error
 
 	tidied time.Duration // the age of what was last swept
 }
@@ -135,7 +138,12 @@ func (n *notes) Tidy(age time.Duration) error {
 	return nil
 }
 
-func (n *notes) Named() (map[string][]string, error) { return n.names, nil }
+func (n *notes) Named() (map[string][]string, error) {
+	if n.unlisted != nil {
+		return nil, n.unlisted
+	}
+	return n.names, nil
+}
 
 // bench is a ledger on a disk that outlives it.
 type bench struct {

@@ -28,6 +28,9 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	}
 	problems = append(problems, l.tidy(0))
 	named, err := l.named()
+	if named == nil {
+		return nil, fmt.Errorf("open ledger: %w", err)
+	}
 	problems = append(problems, err)
 	past, err := l.readBoot()
 	problems = append(problems, err)
@@ -56,7 +59,8 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
 }
 
-// named returns the devices that the outputs of claims name.
+// named returns the devices that the outputs of claims name, nil if it cannot be
+// told which claims have outputs.
 func (l *Ledger) named() (map[string][]string, error) {
 	named := make(map[string][]string)
 	var errs []error
@@ -66,6 +70,9 @@ func (l *Ledger) named() (map[string][]string, error) {
 			continue
 		}
 		more, err := namer.Named()
+		if more == nil && err != nil {
+			return nil, err
+		}
 		errs = append(errs, err)
 		for key, devices := range more {
 			named[key] = append(named[key], devices...)
@@ -92,9 +99,7 @@ func (l *Ledger) readBoot() (past bool, err error) {
 // isBoot reports whether a text may be the boot ID of another boot. A damaged file
 // does not tell of another boot. All boot IDs of a kernel are of one length.
 func (l *Ledger) isBoot(text string) bool {
-	return len(text) == len(l.config.Boot) && !strings.ContainsFunc(text, func(r rune) bool {
-		return r != '-' && !('0' <= r && r <= '9' || 'a' <= r && r <= 'z')
-	})
+	return len(text) == len(l.config.Boot) && strings.Trim(text, "-0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }
 
 // read reads a file, and again if that fails: a disk may recover.

@@ -208,6 +208,29 @@ func TestSpecWithoutFile(t *testing.T) {
 	b.mustGive(claim("other", s["a"]), s)
 }
 
+// The ledger stays closed while the specs cannot be listed. Else a running pod whose
+// claim has only a spec would lose it, and its device.
+func TestSpecsThatCannotBeListed(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	b.mustGive(claim("c", s["a"]), s)
+	b.notes.names = map[string][]string{"uid-c": {"a"}}
+	if err := os.RemoveAll(b.config.Dir); err != nil {
+		t.Fatal(err)
+	}
+	b.notes.unlisted = errors.New("input/output error")
+	b.Ledger = New(b.config)
+	b.AddOutput(b.notes)
+	if _, err := b.Open(t.Context()); !errors.Is(err, b.notes.unlisted) || b.isOpen() || !b.notes.of["uid-c"] {
+		t.Errorf("opened: %v, %t; outputs %v", err, b.isOpen(), b.notes.of)
+	}
+	b.notes.unlisted = nil
+	if _, err := b.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
+}
+
 func listing(whole bool, cdi ...string) *kubeletapi.Listing {
 	resource := &podresourcesapi.ClaimResource{}
 	for _, name := range cdi {
