@@ -205,6 +205,9 @@ func (f *Family) validate() []error {
 		if m.Bus != "pci" && (m.Vendor != "" || m.Device != "" || m.PCIClass != "") {
 			errs = append(errs, fmt.Errorf("match %d: vendor, device and PCI class are of bus pci", i))
 		}
+		if m.Unbound && m.Driver != "" {
+			errs = append(errs, fmt.Errorf("match %d: an unbound function has no driver; it needs a match of its own", i))
+		}
 	}
 	for _, root := range f.Roots {
 		if root != f.Name && !strings.HasPrefix(root, f.Name+"-") {

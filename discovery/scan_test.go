@@ -356,6 +356,7 @@ func TestValidate(t *testing.T) {
 		"bus and class":     {[]*discovery.Family{scanFamily("f", discovery.Match{Bus: "pci", Class: "misc"}, named)}, "either a bus or a class"},
 		"pattern":           {[]*discovery.Family{scanFamily("f", discovery.Match{Bus: "pci", Name: "["}, named)}, "name \"[\""},
 		"vendor of a class": {[]*discovery.Family{scanFamily("f", discovery.Match{Class: "misc", Vendor: "10de"}, named)}, "are of bus pci"},
+		"driver of unbound": {[]*discovery.Family{scanFamily("f", discovery.Match{Bus: "pci", Driver: "d", Unbound: true}, named)}, "needs a match of its own"},
 		"empty":             {[]*discovery.Family{{Name: "f"}}, "describe: missing"},
 	} {
 		t.Run(name, func(t *testing.T) {

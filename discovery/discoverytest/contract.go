@@ -124,25 +124,57 @@ func checkContract(t testing.TB, host *discovery.Host, families []*discovery.Fam
 
 // CheckNodes checks that devices of different silicon share no device node but
 // common ones. If they did, a container that has one of them could use the other.
-// Any number of containers may have the nodes of open devices.
+// Parts of one silicon that do not compete may share some, as MIG instances share
+// the node of their GPU, but each needs one that the other has not. A node is known
+// by its numbers, whatever its path. Any number of containers may have the nodes of
+// open devices.
 func CheckNodes(t testing.TB, snapshot *discovery.Snapshot) {
 	t.Helper()
 	holders := make(map[string]*discovery.Device) // by node
+	parts := make(map[string][]*discovery.Device) // by silicon, those that do not compete
+	nodes := make(map[*discovery.Device][]string)
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
 		if d.Open {
 			continue
 		}
-		for _, node := range slices.Concat(d.Edits.DeviceNodes, d.SharedEdits.DeviceNodes) {
-			if slices.Contains(d.CommonNodes, node.HostPath) {
-				continue
+		nodes[d] = ownNodes(d)
+		for _, node := range nodes[d] {
+			if other := holders[node]; other != nil && other.Silicon() != d.Silicon() {
+				t.Errorf("%s and %s: are different silicon, and both have %s", other.Name, d.Name, node)
 			}
-			if other := holders[node.HostPath]; other != nil && other.Silicon() != d.Silicon() {
-				t.Errorf("%s and %s: are different silicon, and both have %s", other.Name, d.Name, node.HostPath)
+			holders[node] = d
+		}
+		if d.Name == d.Silicon() || len(d.Takes) > 0 || d.Health.Status == discovery.Unknown {
+			continue // nobody new is given what could not be read
+		}
+		for _, other := range parts[d.Silicon()] {
+			if within(nodes[d], nodes[other]) || within(nodes[other], nodes[d]) {
+				t.Errorf("%s and %s: are parts that do not compete, and one has no node that the other has not", other.Name, d.Name)
 			}
-			holders[node.HostPath] = d
+		}
+		parts[d.Silicon()] = append(parts[d.Silicon()], d)
+	}
+}
+
+// ownNodes returns the nodes of a device that are not common, by their numbers, or by
+// their paths if those are unknown.
+func ownNodes(d *discovery.Device) (nodes []string) {
+	for _, node := range slices.Concat(d.Edits.DeviceNodes, d.SharedEdits.DeviceNodes) {
+		switch {
+		case slices.Contains(d.CommonNodes, node.HostPath):
+		case node.Major == 0 && node.Minor == 0:
+			nodes = append(nodes, node.HostPath)
+		default:
+			nodes = append(nodes, fmt.Sprintf("%s (%d:%d)", node.Type, node.Major, node.Minor))
 		}
 	}
+	return nodes
+}
+
+// within reports whether there are nodes, and all of them are among the others.
+func within(nodes, others []string) bool {
+	return len(nodes) > 0 && !slices.ContainsFunc(nodes, func(node string) bool { return !slices.Contains(others, node) })
 }
 
 // checkVendors checks that hardware has a vendor, at least as a PCI or USB ID. On

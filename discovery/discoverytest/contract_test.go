@@ -3,6 +3,7 @@ package discoverytest
 import (
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -19,7 +20,7 @@ func (c *counter) Helper()               {}
 func (c *counter) Errorf(string, ...any) { c.errors++ }
 
 // Two chips of a card that both offer the card's node are an error, unless they
-// are one piece of silicon, or the node is nobody's own.
+// compete for the silicon, or the node is nobody's own.
 func TestCheckNodes(t *testing.T) {
 	card := &discovery.Silicon{Name: "card"}
 	for name, test := range map[string]struct {
@@ -29,9 +30,15 @@ func TestCheckNodes(t *testing.T) {
 	}{
 		"different silicon": {"/dev/card", func(*discovery.Device) {}, 1},
 		"when shared":       {"/dev/card", func(d *discovery.Device) { d.SharedEdits, d.Edits = d.Edits, d.SharedEdits }, 1},
-		"one piece":         {"/dev/card", func(d *discovery.Device) { d.PartOf = card }, 0},
-		"a common node":     {"/dev/card", func(d *discovery.Device) { d.CommonNodes = []string{"/dev/card"} }, 0},
-		"shareable":         {"/dev/card", func(d *discovery.Device) { d.Open = true }, 0},
+		"parts":             {"/dev/card", func(d *discovery.Device) { d.PartOf = card }, 1},
+		"parts that compete": {"/dev/card", func(d *discovery.Device) {
+			d.PartOf, d.Takes = card, map[string]resource.Quantity{"cores": resource.MustParse("1")}
+		}, 0},
+		"another path": {"/dev/card", func(d *discovery.Device) {
+			d.Edits.DeviceNodes[0].HostPath, d.Edits.DeviceNodes[0].Major = "/dev/"+d.Name, 241
+		}, 1},
+		"a common node": {"/dev/card", func(d *discovery.Device) { d.CommonNodes = []string{"/dev/card"} }, 0},
+		"shareable":     {"/dev/card", func(d *discovery.Device) { d.Open = true }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var snapshot discovery.Snapshot

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,14 +41,18 @@ func Run(t *testing.T, f *discovery.Family) {
 	if err != nil || len(hosts) == 0 {
 		t.Fatalf("no recorded hosts in testdata (%v)", err)
 	}
+	families := []*discovery.Family{f}
+	if !slices.ContainsFunc(hosts, func(file string) bool { return len(discovery.Scan(Layout(t, file), families).Devices) > 0 }) {
+		t.Error("no recorded host has a device of this family")
+	}
 	for _, file := range hosts {
 		name := strings.TrimSuffix(file, ".host")
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			t.Parallel()
 			host := Layout(t, file)
-			snapshot := discovery.Scan(host, []*discovery.Family{f})
+			snapshot := discovery.Scan(host, families)
 			compareGolden(t, name+".golden.json", snapshot)
-			checkContract(t, host, []*discovery.Family{f}, snapshot)
+			checkContract(t, host, families, snapshot)
 			checkVendors(t, snapshot)
 			CheckNodes(t, snapshot)
 			checkRecord(t, host, f, snapshot)
