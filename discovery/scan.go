@@ -66,8 +66,8 @@ func match(fsys fs.FS, families []*Family) matches {
 
 // left returns the look of a family before it is read. A family of leftovers
 // gets only the kernel devices that the looks before leave it: no device consists
-// of them, and nobody failed to read them. A device that
-// a family matched which has not answered may be one of its own.
+// of them, and nobody failed to read them. A device that a family matched which has
+// not answered may be one of its own.
 func (l look) left(f *Family, before []look) look {
 	if !f.Leftovers {
 		return l

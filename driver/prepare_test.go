@@ -414,7 +414,8 @@ func TestParametersReachTheFamily(t *testing.T) {
 	}
 }
 
-// A claim that sets one variable leaves the others as its device class has them. A request's variables are carried under its own names too.
+// A claim that sets one variable leaves the others as its device class has them. A
+// request's variables are carried under its own names too.
 func TestEnvironmentOfClass(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {

@@ -54,15 +54,15 @@ const (
 
 // next returns what to do now, and how long to wait if that is nothing.
 func (p *publisher) next(now time.Time) (do step, until time.Time) {
-	due := p.due
-	if p.waits() {
+	due, waits := p.due, p.waits()
+	if waits {
 		due = earlier(due, p.silent.Add(negotiatePause))
 	}
 	again := p.again()
 	switch {
 	case !now.Before(due):
 		return ask, now
-	case p.unsaid() && !p.waits(), !again.IsZero() && !now.Before(again):
+	case !waits && p.unsaid(), !again.IsZero() && !now.Before(again):
 		return publish, now
 	}
 	return wait, earlier(earlier(due, again), p.changes)

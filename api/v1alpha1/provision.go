@@ -16,8 +16,7 @@ type ProvisionConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// Functions are rules for PCI functions. The first that selects a function
-	// counts. A function that no rule selects is not
-	// touched.
+	// counts. A function that no rule selects is not touched.
 	Functions []Function `json:"functions,omitempty"`
 }
 

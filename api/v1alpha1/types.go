@@ -97,9 +97,9 @@ type Selector struct {
 }
 
 // Sharing is how containers share each of the selected devices: by number
-// (Replicas) or by units of a capacity (Unit). They share
-// the device freely: nothing keeps one from using what another asked for, unless
-// the device or its vendor's software does.
+// (Replicas) or by units of a capacity (Unit). They share the device freely:
+// nothing keeps one from using what another asked for, unless the device or its
+// vendor's software does.
 type Sharing struct {
 	Selector `json:",inline"`
 
@@ -258,8 +258,9 @@ type USBDevice struct {
 
 // ClaimParameters are what a ResourceClaim or a DeviceClass may say to
 // Chandler, as opaque configuration of the driver chandler.dev, for one
-// request or for all. A claim overrides its class. A parameter that a device of the request does not take is refused, so that a
-// claim is never half obeyed. None names a path, a mount or a hook of the host.
+// request or for all. A claim overrides its class. A parameter that a device of
+// the request does not take is refused, so that a claim is never half obeyed. None
+// names a path, a mount or a hook of the host.
 type ClaimParameters struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -275,8 +276,8 @@ type ClaimParameters struct {
 	// Environment are variables by which the device's own libraries are tuned
 	// in the containers that get it: {HSA_XNACK: "1"}. Which there are depends on
 	// the device's family. For a variable that both set, the claim overrides its
-	// class. At most 32 C identifiers of up to 64 characters, each
-	// with 1 to 256 printable ASCII characters.
+	// class. At most 32 C identifiers of up to 64 characters, each with 1 to 256
+	// printable ASCII characters.
 	Environment map[string]string `json:"environment,omitempty"`
 
 	// ComputePercentage is how much of the computing of each device the

@@ -24,8 +24,8 @@ func (h *Host) Layout(dir string) error {
 }
 
 // LayoutNodes is Layout with real device nodes, which have their recorded
-// numbers. A process that opens such a node opens this machine's device of that number.
-// Where the process may make no nodes, empty files stand in for them, and
+// numbers. A process that opens such a node opens this machine's device of that
+// number. Where this process may make no nodes, empty files stand in for them, and
 // LayoutNodes returns their paths, as of fs.FS.
 func (h *Host) LayoutNodes(dir string) (standIns []string, err error) { return h.layOut(dir, true) }
 

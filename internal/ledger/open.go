@@ -210,9 +210,9 @@ func (l *Ledger) setAside(uid types.UID) error {
 	return nil
 }
 
-// readGrants reads the file of grants, unless it has been read. One that is not
-// understood is set aside; PodResources still tells what containers have. While
-// it cannot be read or set aside, it is not written either.
+// readGrants reads the file of grants, unless it has been read. A file that is not
+// understood is set aside; PodResources still tells what containers have. While the
+// file cannot be read or set aside, it is not written either.
 func (l *Ledger) readGrants() error {
 	l.saving.Lock()
 	defer l.saving.Unlock()

@@ -442,7 +442,7 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 }
 
-// What cannot be read counts as in use, whatever it is.
+// A function counts as in use if any of these files cannot be read.
 func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
 	const (
 		dir       = pciRoot + "0000:03:00.0"

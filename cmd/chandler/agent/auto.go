@@ -10,13 +10,11 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/cluster"
 	devices "chandler.dev/discovery"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 )
-
-// askTimeout is how long the API server has for an answer if other work waits for it.
-const askTimeout = 10 * time.Second
 
 // askInterval is how often an API server that does not serve resource.k8s.io
 // is asked whether it does by now.
@@ -87,7 +85,7 @@ func (a *auto) ask(ctx context.Context) devices.Mode {
 // servesDRA reports whether the API server serves resource.k8s.io in a version
 // that the driver speaks: v1beta1 or later.
 func servesDRA(ctx context.Context, client discovery.ServerGroupsInterfaceWithContext) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cluster.AskTimeout)
 	defer cancel()
 	groups, err := client.ServerGroupsWithContext(ctx)
 	if err != nil {

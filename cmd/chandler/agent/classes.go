@@ -14,6 +14,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 )
@@ -54,7 +55,7 @@ func (c *classCheck) run(ctx context.Context) {
 }
 
 func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
+	ask, cancel := context.WithTimeout(ctx, cluster.AskTimeout)
 	defer cancel()
 	// The API server's cache is new enough and costs little.
 	classes, err := c.client.DeviceClasses().List(ask, metav1.ListOptions{ResourceVersion: "0"})

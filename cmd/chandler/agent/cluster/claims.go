@@ -25,7 +25,7 @@ import (
 // by no container that the kubelet lists. If one of these cannot be asked, that is an
 // error, and no claim counts as abandoned.
 func (n *Node) Abandoned(ctx context.Context, claims []ledger.Owner) ([]types.UID, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
 	listed, err := n.Listing(ctx)
 	if err != nil {
@@ -129,7 +129,7 @@ func reservedFor(claim *resourceapi.ResourceClaim, pod types.UID) bool {
 // Named returns which ResourceClaim has the device of a name allocated, or which
 // ResourceSlice still offers it. An API server without resource.k8s.io names none.
 func (n *Node) Named(ctx context.Context) (map[string]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
 	by := make(map[string]string)
 	slices, err := n.claims.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{

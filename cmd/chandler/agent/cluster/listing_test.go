@@ -16,9 +16,8 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// A kubelet that has just started leaves pods out. An agent that is a pod sees it by
-// its own pod. One that is none asks the API server when a pod is missing, and not
-// otherwise.
+// A kubelet that has just started leaves pods out. An agent that is a pod sees that
+// by its own pod. Any other agent asks the API server, but only when a pod is missing.
 func TestListings(t *testing.T) {
 	steps := []struct {
 		name      string

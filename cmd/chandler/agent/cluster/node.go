@@ -20,8 +20,8 @@ import (
 	"chandler.dev/internal/podevents"
 )
 
-// askTimeout is how long the API server has for an answer.
-const askTimeout = 10 * time.Second
+// AskTimeout is how long the API server has for an answer if other work waits for it.
+const AskTimeout = 10 * time.Second
 
 // Node is a node that an agent asks about.
 type Node struct {
@@ -44,7 +44,7 @@ func NewNode(name string, client kubernetes.Interface, own string, kubelet func(
 
 // pods asks the API server for all pods of the node, ended ones included.
 func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
 	defer cancel()
 	pods, err := n.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": n.name}).String(),
