@@ -37,8 +37,9 @@ type Kubelet struct {
 
 	mu       sync.Mutex
 	plugins  []*Plugin
-	refuse   error // what Register answers; see Refuse
-	attempts int   // calls of Register
+	refuse   error  // what Register answers; see Refuse
+	taken    func() // called before Register answers; see Taken
+	attempts int    // calls of Register
 	listed   []*podresourcesapi.PodResources
 	silent   bool // PodResources fails
 }
@@ -140,9 +141,13 @@ func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 		return nil, err
 	}
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	k.plugins = append(k.plugins, p)
+	taken := k.taken
+	k.mu.Unlock()
 	go p.Watch(k.t) //nolint:contextcheck // the stream outlives the registration
+	if taken != nil {
+		taken()
+	}
 	return &pluginapi.Empty{}, nil
 }
 
@@ -265,6 +270,14 @@ func (k *Kubelet) Refuse(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.refuse = err
+}
+
+// Taken makes Register call a function once the kubelet has a plugin and before the
+// plugin hears of it.
+func (k *Kubelet) Taken(then func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.taken = then
 }
 
 // Attempts counts the calls of Register.

@@ -37,10 +37,14 @@ func (d *Directory) register(ctx context.Context, p *plugin) (registration, erro
 	return registration{e, kubelet, time.Now()}, nil
 }
 
-// announce tells the kubelet of the endpoint.
+// announce tells the kubelet of the endpoint. The kubelet may have taken it before
+// it answers, and pods would be rejected if it were closed then. So a call that has
+// begun gets a moment more when the context ends.
 func (e *endpoint) announce(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	ended := ctx
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registerTimeout)
 	defer cancel()
+	defer context.AfterFunc(ended, func() { time.AfterFunc(lastAnswer, cancel) })()
 	options, err := e.plugin.server.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
 	if err != nil {
 		return err

@@ -29,6 +29,10 @@ const (
 	// 1.37).
 	registerTimeout = 15 * time.Second
 
+	// lastAnswer is how long the kubelet has to answer a registration when the
+	// agent ends meanwhile.
+	lastAnswer = time.Second
+
 	// steady is how long a registration lasts that the kubelet did not drop.
 	steady = 10 * time.Second
 )

@@ -356,3 +356,20 @@ func TestTrialsLeftBehind(t *testing.T) {
 		t.Errorf("another's file is removed: %v", err)
 	}
 }
+
+// An agent that ends while the kubelet answers its registration leaves the kubelet
+// what it has taken.
+func TestEndWhileRegistering(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	ctx, cancel := context.WithCancel(t.Context())
+	k.Taken(func() { cancel(); time.Sleep(50 * time.Millisecond) })
+	p := New(k.Dir, func() bool { return true })
+	p.Serve(ctx, gpuResource, lister{}, nil)
+	if taken := k.Plugin(gpuResource, 1); taken.HasEnded() || len(k.Sockets()) != 1 {
+		t.Errorf("the stream is ended: %v; sockets %q", taken.HasEnded(), k.Sockets())
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	p.Linger(ctx)
+}
