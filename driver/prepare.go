@@ -212,7 +212,7 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 }
 
 // take gives the claim what it wants: in the ledger, and then in its outputs. If
-// that fails, the claim is what its record says, and the next call goes on.
+// that fails, the claim has the state that its record says, and the next call goes on.
 func (d *Driver) take(ctx context.Context, plan *plan) error {
 	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {
 		return err

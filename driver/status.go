@@ -72,7 +72,7 @@ type attempt struct {
 	said     bool
 }
 
-// statusLoop keeps the status of claims as the records and the devices are.
+// statusLoop keeps the status of claims as the claims and the devices are.
 func (d *Driver) statusLoop(ctx context.Context) {
 	if d.config.StatusClient == nil {
 		return
@@ -120,32 +120,32 @@ func (d *Driver) untilQuiet(ctx context.Context, v *view) {
 
 // write writes what has changed, and reports whether some of it is to be tried
 // again.
-func (w *statusWriter) write(ctx context.Context, v *view, records []*ledger.Claim) (again bool) {
+func (w *statusWriter) write(ctx context.Context, v *view, claims []*ledger.Claim) (again bool) {
 	before := w.claims
-	w.claims = make(map[types.UID]attempt, len(records))
-	for _, r := range records {
-		if r.Configuring {
+	w.claims = make(map[types.UID]attempt, len(claims))
+	for _, c := range claims {
+		if c.Configuring {
 			continue
 		}
-		a := before[r.UID]
-		if statuses := w.statusesOf(v, r); !slices.Equal(a.statuses, statuses) {
-			logGone(ctx, r, a.statuses, statuses)
+		a := before[c.UID]
+		if statuses := w.statusesOf(v, c); !slices.Equal(a.statuses, statuses) {
+			logGone(ctx, c, a.statuses, statuses)
 			a = attempt{statuses: statuses}
 		}
 		if now := time.Now(); a.open() && !now.Before(a.due) && !now.Before(w.due) && ctx.Err() == nil {
-			w.try(ctx, r, &a)
+			w.try(ctx, c, &a)
 		}
 		again = again || a.open()
-		w.claims[r.UID] = a
+		w.claims[c.UID] = a
 	}
 	return again
 }
 
 // logGone logs which devices of a claim are not what was given any more.
-func logGone(ctx context.Context, r *ledger.Claim, before, now []deviceStatus) {
+func logGone(ctx context.Context, c *ledger.Claim, before, now []deviceStatus) {
 	for _, s := range now {
 		if s.reason == ReasonGone && !slices.Contains(before, s) {
-			klog.FromContext(ctx).Error(nil, "A claim does not have its device any more", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "device", s.device, "reason", s.message)
+			klog.FromContext(ctx).Error(nil, "A claim does not have its device any more", "claim", klog.KRef(c.Namespace, c.Name), "uid", c.UID, "device", s.device, "reason", s.message)
 		}
 	}
 }
@@ -154,8 +154,8 @@ func logGone(ctx context.Context, r *ledger.Claim, before, now []deviceStatus) {
 func (a *attempt) open() bool { return !a.said && a.failures < statusTries }
 
 // try writes the status of a claim once, and notes how that went.
-func (w *statusWriter) try(ctx context.Context, r *ledger.Claim, a *attempt) {
-	err := w.writeClaim(ctx, r, a.statuses)
+func (w *statusWriter) try(ctx context.Context, c *ledger.Claim, a *attempt) {
+	err := w.writeClaim(ctx, c, a.statuses)
 	var refused apierrors.APIStatus
 	switch {
 	case err == nil:
@@ -167,7 +167,7 @@ func (w *statusWriter) try(ctx context.Context, r *ledger.Claim, a *attempt) {
 	default:
 		w.due = time.Now().Add(statusPause) // the other claims would wait as long
 	}
-	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", err.Error())
+	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(c.Namespace, c.Name), "uid", c.UID, "reason", err.Error())
 	if !a.open() {
 		logger.Info("The status of a claim's devices is refused; it stays as it is until there is something else to say")
 		return
@@ -178,12 +178,12 @@ func (w *statusWriter) try(ctx context.Context, r *ledger.Claim, a *attempt) {
 // writeClaim makes the status of a claim say of its devices what it is to say.
 // A claim that is gone, or was replaced by another of its name, has none to
 // be written.
-func (w *statusWriter) writeClaim(ctx context.Context, r *ledger.Claim, statuses []deviceStatus) error {
+func (w *statusWriter) writeClaim(ctx context.Context, c *ledger.Claim, statuses []deviceStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	claims := w.client.ResourceClaims(r.Namespace)
-	claim, err := claims.Get(ctx, r.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && claim.UID != r.UID {
+	claims := w.client.ResourceClaims(c.Namespace)
+	claim, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && claim.UID != c.UID {
 		return nil
 	}
 	if err != nil {
@@ -194,7 +194,7 @@ func (w *statusWriter) writeClaim(ctx context.Context, r *ledger.Claim, statuses
 		return nil
 	}
 	// With the UID it is refused if the claim is replaced meanwhile.
-	apply := resourceapply.ResourceClaim(r.Name, r.Namespace).WithUID(r.UID).
+	apply := resourceapply.ResourceClaim(c.Name, c.Namespace).WithUID(c.UID).
 		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(entries...))
 	_, err = claims.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: discovery.Domain, Force: true})
 	return err
@@ -202,15 +202,15 @@ func (w *statusWriter) writeClaim(ctx context.Context, r *ledger.Claim, statuses
 
 // statusesOf returns what is to be said of what a claim has. A device that it
 // has twice, as one can with admin access, is told of once.
-func (w *statusWriter) statusesOf(v *view, r *ledger.Claim) []deviceStatus {
+func (w *statusWriter) statusesOf(v *view, c *ledger.Claim) []deviceStatus {
 	var statuses []deviceStatus
-	for i := range r.Results {
-		result := &r.Results[i]
+	for i := range c.Results {
+		result := &c.Results[i]
 		said := deviceStatus{pool: result.Pool, device: result.Device, share: string(result.ShareID)}
 		if slices.ContainsFunc(statuses, func(s deviceStatus) bool { return s.is(discovery.Domain, said.pool, said.device, said.share) }) {
 			continue
 		}
-		health := w.health(v, r, result)
+		health := w.health(v, c, result)
 		switch {
 		case health.Key() == discovery.ConditionGone:
 			said.status, said.reason, said.message = metav1.ConditionFalse, ReasonGone, health.Reason

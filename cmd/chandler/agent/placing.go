@@ -41,16 +41,16 @@ type classicPublisher interface {
 
 // placing hands each device to the API that is to offer it.
 type placing struct {
-	devices *ruled
-	auto    *auto
-	places  *placements
-	ledger  *ledger.Ledger
-	stock   *ledger.Present // of what was placed last
-	cluster *cluster.Node
-	fitter  *fitter
-	dra     publisher
-	classic classicPublisher
-	placed  *atomic.Pointer[placed] // what was placed last
+	devices     *ruled
+	auto        *auto
+	places      *placements
+	ledger      *ledger.Ledger
+	stock       *ledger.Present // of what was placed last
+	cluster     *cluster.Node
+	configuring *configuring
+	dra         publisher
+	classic     classicPublisher
+	placed      *atomic.Pointer[placed] // what was placed last
 
 	// ready reports whether both APIs know who has what.
 	ready func() bool
@@ -65,18 +65,18 @@ type placing struct {
 func (a *agent) place(ctx context.Context) {
 	served := func(ctx context.Context) (bool, error) { return servesDRA(ctx, a.Groups) }
 	p := &placing{
-		devices:   newRuled(a.Settings.Rules),
-		auto:      newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
-		places:    loadPlacements(ctx, a.files(), a.StateDir),
-		ledger:    a.ledger,
-		cluster:   a.cluster,
-		fitter:    newFitter(discovery.Configurers(a.host, a.Families), discovery.Acceptors(a.Families), a.ledger),
-		dra:       a.driver,
-		placed:    &a.placed,
-		classic:   a.classic,
-		ready:     a.ready,
-		snapshots: a.snapshots,
-		changes:   a.rules,
+		devices:     newRuled(a.Settings.Rules),
+		auto:        newAuto(ctx, served, a.driver.Registration, a.files(), a.StateDir),
+		places:      loadPlacements(ctx, a.files(), a.StateDir),
+		ledger:      a.ledger,
+		cluster:     a.cluster,
+		configuring: newConfiguring(discovery.Configurers(a.host, a.Families), discovery.Acceptors(a.Families), a.ledger),
+		dra:         a.driver,
+		placed:      &a.placed,
+		classic:     a.classic,
+		ready:       a.ready,
+		snapshots:   a.snapshots,
+		changes:     a.rules,
 	}
 	p.run(ctx)
 }
@@ -92,7 +92,7 @@ type placed struct {
 func (p *placing) run(ctx context.Context) {
 	timer := time.NewTimer(readyInterval)
 	defer timer.Stop()
-	defer p.fitter.wait()
+	defer p.configuring.wait()
 	wait := waitingInterval
 	for {
 		select {
@@ -108,7 +108,7 @@ func (p *placing) run(ctx context.Context) {
 			if p.devices.snapshot != nil {
 				p.report(ctx, p.devices.snapshot.Problems)
 			}
-		case <-p.fitter.ended:
+		case <-p.configuring.ended:
 		case <-timer.C:
 		}
 		if p.devices.snapshot == nil || !p.ready() {
@@ -121,9 +121,9 @@ func (p *placing) run(ctx context.Context) {
 		p.placed.Store(&placed{snapshot, placement})
 		p.dra.Publish(snapshot, placement.OfDRA())
 		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone}
-		listed, fitting := p.fitter.fit(ctx, listed, p.stock)
+		listed, soon := p.configuring.listable(ctx, listed, p.stock)
 		p.classic.Publish(listed, placement.Moving)
-		if len(placement.Moving) > 0 || fitting || mode == discovery.ModeAuto {
+		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // somebody may have the silicon for days
 		} else {

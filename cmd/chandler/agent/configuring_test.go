@@ -49,8 +49,8 @@ func (c *card) configure(d discovery.Device, want discovery.Parameters) (discove
 	}, nil
 }
 
-func (c *card) fitter(l *ledger.Ledger) *fitter {
-	return newFitter(c.configure, func(given []discovery.Device, _ discovery.Parameters) error {
+func (c *card) configuring(l *ledger.Ledger) *configuring {
+	return newConfiguring(c.configure, func(given []discovery.Device, _ discovery.Parameters) error {
 		if given[0].Family != "" {
 			return errors.New("takes no such parameter")
 		}
@@ -95,11 +95,11 @@ func TestFit(t *testing.T) {
 		c.has["b"] = "new"
 		dir := t.TempDir()
 		l := openLedger(t, dir)
-		f := c.fitter(l)
+		f := c.configuring(l)
 		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", ""), port("b", "new", ""), port("c", "", "")}}
 		expect := func(when, want string, wantSoon bool, wantWorks int) *rules.Snapshot {
 			t.Helper()
-			listed, soon := f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
+			listed, soon := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
 			synctest.Wait()
 			if listedNames(listed) != want || soon != wantSoon || c.works != wantWorks {
 				t.Errorf("%s: listed %q, soon %v, %d works; want %q, %v, %d", when, listedNames(listed), soon, c.works, want, wantSoon, wantWorks)
@@ -150,13 +150,13 @@ func TestFitFails(t *testing.T) {
 		c := newCard()
 		c.fails = errors.New("CRC error")
 		l := openLedger(t, t.TempDir())
-		f := c.fitter(l)
+		f := c.configuring(l)
 		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "card"), port("b", "", "card"), port("c", "", "")}}
 		other := port("d", "new", "")
 		other.Family = "gpu"
 		snapshot.Devices = append(snapshot.Devices, other)
 		for range 5 {
-			listed, _ := f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
+			listed, _ := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
 			synctest.Wait()
 			if listedNames(listed) != "c" {
 				t.Errorf("listed %q; want neither the device, nor what is handed out with it", listedNames(listed))
@@ -169,22 +169,22 @@ func TestFitFails(t *testing.T) {
 			t.Errorf("%s keeps it after the work has failed", who)
 		}
 		c.fails = nil
-		time.Sleep(refitInterval)
-		f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
+		time.Sleep(workInterval)
+		f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
 		f.wait()
-		if listed, _ := f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}); listedNames(listed) != "a b c" || c.works != 2 {
+		if listed, _ := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}); listedNames(listed) != "a b c" || c.works != 2 {
 			t.Errorf("after a while: listed %q, %d works", listedNames(listed), c.works)
 		}
 	})
 }
 
 func TestFitSurvivesPanic(t *testing.T) {
-	f := newFitter(func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+	f := newConfiguring(func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
 		return d, func(context.Context) error { panic("a defect") }, nil
 	}, func([]discovery.Device, discovery.Parameters) error { return nil }, openLedger(t, t.TempDir()))
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "")}}
 	for range 3 {
-		f.fit(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
+		f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
 		f.wait()
 	}
 	if !strings.Contains(f.reasons["a"], "a defect") {

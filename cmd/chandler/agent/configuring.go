@@ -15,22 +15,22 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// refitInterval is how long the agent waits after work on a device failed, before it
+// workInterval is how long the agent waits after work on a device failed, before it
 // tries again.
-const refitInterval = 5 * time.Minute
+const workInterval = 5 * time.Minute
 
-// fitter configures devices for the device-plugin API. For example, it programs an
+// configuring configures devices for the device-plugin API. For example, it programs an
 // FPGA with the function that the configuration wants. A device that is not as wanted
 // is not listed. Work on the device begins when the kubelet has been told so and nobody
 // has the silicon, and nobody gets the silicon before the work has ended. In DRA a claim
 // says what it wants.
-type fitter struct {
+type configuring struct {
 	configure discovery.Configurer
 	accept    discovery.Acceptor
 	ledger    *ledger.Ledger
 	ended     chan struct{} // some work has ended; room for one
 
-	fitting map[string]bool   // devices that were as wanted at the last look
+	wanted  map[string]bool   // devices that were as wanted at the last look
 	reasons map[string]string // why the other devices are not listed
 
 	group   sync.WaitGroup
@@ -45,25 +45,25 @@ type failure struct {
 	at  time.Time
 }
 
-func newFitter(configure discovery.Configurer, accept discovery.Acceptor, l *ledger.Ledger) *fitter {
-	return &fitter{
+func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l *ledger.Ledger) *configuring {
+	return &configuring{
 		configure: configure, accept: accept, ledger: l, ended: make(chan struct{}, 1),
 		working: make(map[string]bool), failed: make(map[string]failure),
 	}
 }
 
-// fit returns the devices that can be listed, and whether to look again soon. The
+// listable returns the devices that can be listed, and whether to look again soon. The
 // stock is what the host has.
-func (f *fitter) fit(ctx context.Context, s *rules.Snapshot, stock ledger.Stock) (listed *rules.Snapshot, soon bool) {
+func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock ledger.Stock) (listed *rules.Snapshot, soon bool) {
 	listed = &rules.Snapshot{Devices: slices.Clone(s.Devices), Problems: s.Problems}
-	fitting, reasons := make(map[string]bool), make(map[string]string)
+	wanted, reasons := make(map[string]bool), make(map[string]string)
 	for i := range listed.Devices {
 		d := &listed.Devices[i]
 		if len(d.Want) == 0 {
 			continue
 		}
 		reason, again := f.look(ctx, d, stock)
-		fitting[d.Name] = reason == ""
+		wanted[d.Name] = reason == ""
 		if reason == "" {
 			continue
 		}
@@ -72,7 +72,7 @@ func (f *fitter) fit(ctx context.Context, s *rules.Snapshot, stock ledger.Stock)
 			klog.FromContext(ctx).Info("A device is not listed while it is not what the configuration wants", "device", d.Name, "reason", reason)
 		}
 	}
-	f.fitting, f.reasons = fitting, reasons
+	f.wanted, f.reasons = wanted, reasons
 	listed.Devices = withdraw(listed.Devices, reasons)
 	return listed, soon
 }
@@ -80,7 +80,7 @@ func (f *fitter) fit(ctx context.Context, s *rules.Snapshot, stock ledger.Stock)
 // look returns why the device cannot be listed, or "" if it can, and whether that may
 // change by itself. It updates the description of the device, and begins work on the
 // device if that is due.
-func (f *fitter) look(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
+func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.Stock) (reason string, again bool) {
 	const begun = "it is being made so"
 	working, failed := f.state(d.Name)
 	if working {
@@ -91,14 +91,14 @@ func (f *fitter) look(ctx context.Context, d *rules.Offered, stock ledger.Stock)
 	}
 	now, work, err := f.configure(d.Device, d.Want)
 	switch {
-	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.fitting[d.Name]:
+	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.wanted[d.Name]:
 		return "", false // it was as wanted, and cannot be read for the moment
 	case err != nil:
 		return err.Error(), false
 	case work == nil:
 		d.Device = now
 		return "", false
-	case failed.err != nil && time.Since(failed.at) < refitInterval:
+	case failed.err != nil && time.Since(failed.at) < workInterval:
 		return failed.err.Error(), false
 	case f.reasons[d.Name] == "":
 		return "it is to be made so", true // the kubelet is told before work begins
@@ -111,14 +111,14 @@ func (f *fitter) look(ctx context.Context, d *rules.Offered, stock ledger.Stock)
 	return begun, false
 }
 
-func (f *fitter) state(device string) (working bool, failed failure) {
+func (f *configuring) state(device string) (working bool, failed failure) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.working[device], f.failed[device]
 }
 
 // start begins the work on a device, which is released when the work has ended.
-func (f *fitter) start(ctx context.Context, device string, work discovery.Work, release func()) {
+func (f *configuring) start(ctx context.Context, device string, work discovery.Work, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.working[device] = true
@@ -149,7 +149,7 @@ func workSafely(ctx context.Context, work discovery.Work) (err error) {
 }
 
 // wait returns when all work has ended.
-func (f *fitter) wait() { f.group.Wait() }
+func (f *configuring) wait() { f.group.Wait() }
 
 // withdraw takes back the offers of devices that have a reason not to be listed, and of
 // devices that are only handed out together with one of those.
