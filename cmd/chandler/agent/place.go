@@ -64,7 +64,13 @@ func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledg
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
 	}
-	for silicon, s := range siliconOf(devices) {
+	all := siliconOf(devices)
+	for silicon := range facts.Changing {
+		if _, there := all[silicon]; !there {
+			all[silicon] = wish{} // the earlier settings exclude all that it is now
+		}
+	}
+	for silicon, s := range all {
 		p.place(silicon, s, view, facts)
 	}
 	return p

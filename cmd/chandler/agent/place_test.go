@@ -127,6 +127,19 @@ func TestPlaceRemembersWhatIsGone(t *testing.T) {
 	}
 }
 
+// Silicon whose devices the earlier settings all exclude changes too: a virtual function
+// that they exclude came back while they were in force for the physical one.
+func TestPlaceFreesWhatEarlierSettingsExclude(t *testing.T) {
+	before := map[string]discovery.Mode{"gpu": dra}
+	facts := Facts{Changing: map[string]bool{"gpu": true}, Published: &Published{}}
+	if p := Place(before, nil, viewOf(owners{"gpu": "claim"}, nil), facts); p.Free["gpu"] || p.Moving["gpu"] == "" {
+		t.Errorf("a claim has it: %+v", p)
+	}
+	if p := Place(before, nil, viewOf(nil, nil), facts); !p.Free["gpu"] || p.API["gpu"] != dra {
+		t.Errorf("it stays: %+v", p)
+	}
+}
+
 // A claim of which only a CDI spec is left keeps its silicon with DRA, also where the
 // spec names a numbered share of a device that is not shared any more.
 func TestPlaceKeepsSealedShares(t *testing.T) {
