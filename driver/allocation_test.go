@@ -21,6 +21,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
 )
 
 // A claim may have as many results as the API allows
@@ -194,6 +195,32 @@ func TestClaimAllocatedAnew(t *testing.T) {
 			mustUnprepare(t, b, test.anew)
 		})
 	}
+}
+
+// A pod that is deleted by force leaves containers behind, and its claim may be allocated
+// anew at once. They keep what the claim had for as long as they may go on.
+func TestContainersOutliveAnAllocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.termination = ledger.Termination
+		b.restart().offers(gpu("a", 1), gpu("b", 2))
+		before, anew := claim("c", "a"), claim("c", "b")
+		mustPrepare(t, b, before)
+		for range 2 {
+			mustRefuse(t, b, anew, "allocated anew while it was prepared", "30s")
+			time.Sleep(ledger.Termination / 2)
+			mustRefuse(t, b, anew, "containers may go on for 15s")
+			mustRefuse(t, b, claim("other", "a"), "is held by claim default/c")
+			mustPrepare(t, b, before) // from then on it is not allocated anew
+		}
+		mustRefuse(t, b, anew, "30s")
+		time.Sleep(ledger.Termination)
+		mustPrepare(t, b, anew)
+		mustPrepare(t, b, claim("other", "a"))
+		mustRefuse(t, b, claim("c", "x"), "gone")
+		mustUnprepare(t, b, anew)
+		mustPrepare(t, b, claim("another", "b"))
+	})
 }
 
 // A device that has taken another's place between allocation and Prepare is not the

@@ -136,6 +136,7 @@ type Driver struct {
 	// Replaced in tests.
 	files          disk.Files
 	healthInterval time.Duration
+	termination    time.Duration // how long containers of a pod that was deleted by force may go on
 	askInterval    time.Duration // about how long until the API server is asked again what it keeps
 
 	view         atomic.Pointer[view]
@@ -148,6 +149,7 @@ type Driver struct {
 
 	calls    calls
 	jobs     jobs
+	anew     sync.Map // by UID of a claim that was allocated anew: when that was first seen
 	metadata metadata
 	ledger   *ledger.Ledger
 	serving  atomic.Bool             // the helper's sockets are there
@@ -162,7 +164,7 @@ func New(config Config) *Driver {
 	config.CDI.Files.Unsynced = true // a reboot voids specs, and /var/run is in memory
 	d := &Driver{
 		config: config, ledger: config.Ledger, files: disk.Files{FS: config.Disk},
-		healthInterval: healthInterval, askInterval: askInterval,
+		healthInterval: healthInterval, askInterval: askInterval, termination: ledger.Termination,
 		wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1),
 		calls: calls{ready: make(chan struct{}), stopping: make(chan struct{})},
 		jobs:  jobs{rescan: config.Rescan},

@@ -46,6 +46,8 @@ type bench struct {
 	hostFiles hostfile.Writer
 	disk      *disktest.Disk
 	kept      features.Set // of the API server, after a restart
+
+	termination time.Duration // how long containers of a pod that was deleted by force go on
 }
 
 func newBench(t testing.TB) *bench {
@@ -88,7 +90,9 @@ func (b *bench) start() *Driver {
 	files := b.hostFiles
 	files.Files.FS = b.disk
 	b.config.Ledger.AddOutput(ledger.HostFiles{Writer: files})
-	return New(b.config)
+	d := New(b.config)
+	d.termination = b.termination
+	return d
 }
 
 // open opens the ledger of the driver that start has made.

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -138,8 +139,9 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	plan, err := d.plan(ctx, claim)
 	if err == nil && plan.earlier != nil && (plan.state == ledger.Ending || !plan.earlier.SameAllocation(plan.wanted)) {
-		// It was allocated anew, and has no right to that any more.
-		plan.earlier, plan.state, err = nil, ledger.None, d.letGo(ctx, claim.UID)
+		if err = d.outlive(plan); err == nil {
+			plan.earlier, plan.state, err = nil, ledger.None, d.letGo(ctx, claim.UID)
+		}
 	}
 	if err == nil && len(plan.works) > 0 {
 		plan, err = d.configure(ctx, claim, plan)
@@ -147,6 +149,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil || len(plan.wanted.Results) == 0 {
 		return nil, err
 	}
+	d.anew.Delete(claim.UID)
 	if plan.answered() {
 		if err := d.ledger.Write(plan.earlier.Key()); err != nil {
 			return nil, err
@@ -211,6 +214,22 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	return p, nil
 }
 
+// outlive refuses a claim that was allocated anew for as long as containers may go on
+// with what it had. The allocation before ended with its last pod, and the kubelet has not
+// unprepared the claim since, so that this pod was deleted by force. A kubelet that has
+// been restarted asks for the claim all the same (pkg/kubelet/cm/dra/claiminfo.go,
+// newClaimInfoFromState, in 1.34 to 1.37).
+func (d *Driver) outlive(p *plan) error {
+	if p.state != ledger.Given {
+		return nil // no container can have it
+	}
+	since, _ := d.anew.LoadOrStore(p.wanted.UID, time.Now())
+	if left := d.termination - time.Since(since.(time.Time)); left > 0 {
+		return fmt.Errorf("it was allocated anew while it was prepared; containers may go on for %s with what it had", left.Round(time.Second))
+	}
+	return nil
+}
+
 // take gives the claim what it wants: in the ledger, and then in its outputs. If
 // that fails, the claim has the state that its record says, and the next call goes on.
 func (d *Driver) take(ctx context.Context, plan *plan) error {
@@ -242,6 +261,7 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	if err := d.callOff(ctx, uid); err != nil {
 		return err
 	}
+	d.anew.Delete(uid)
 	c, _ := d.ledger.Claim(uid)
 	if err := d.ledger.End(uid, d.view.Load()); err != nil {
 		return err

@@ -20,10 +20,10 @@ import (
 // all pods for the first time.
 const unheard = "a container perhaps: the kubelet has not said yet what containers have"
 
-// termination is how long the containers of a deleted pod go on where that is
+// Termination is how long the containers of a deleted pod go on where that is
 // not known: Kubernetes' default (pkg/apis/core/v1/defaults.go,
 // DefaultTerminationGracePeriodSeconds, in 1.31 to 1.37).
-const termination = 30 * time.Second
+const Termination = 30 * time.Second
 
 // listed is what PodResources said.
 type listed struct {
@@ -335,7 +335,7 @@ func (l *Ledger) termination(container string) time.Duration {
 			return d
 		}
 	}
-	return termination
+	return Termination
 }
 
 // confirm enters which container has what was granted, and reports whether any
