@@ -21,8 +21,17 @@ func main() {
 	stop()
 	if err != nil && (!asked || !errors.Is(err, context.Canceled)) {
 		fmt.Fprintln(os.Stderr, "chandler:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// exitCode returns the exit code for an error, 1 unless the error says another.
+func exitCode(err error) int {
+	var says interface{ ExitCode() int }
+	if errors.As(err, &says) {
+		return says.ExitCode()
+	}
+	return 1
 }
 
 func newCommand() *cobra.Command {
@@ -40,6 +49,6 @@ To see what it finds on this machine, without a cluster and without root:
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newValidateCommand(), newVersionCommand())
+	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newValidateCommand(), newVersionCommand())
 	return cmd
 }

@@ -1,0 +1,200 @@
+package importer
+
+import (
+	"regexp"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Arguments and variables that are a file of their own are read as a container
+// with these fields.
+const (
+	argsField = "args"
+	envField  = "env"
+)
+
+// programWord matches what begins a line that starts a plugin.
+var programWord = regexp.MustCompile(`(?m)\A(?:\s*#.*\n|\s*\n)*\s*(?:--?[a-zA-Z]|\S*(?:device-plugin|deviceplugin|device-dp|_plugin|gpushare)\S*\s+-|(?:docker|podman|nerdctl)\s+run\b|helm\s+(?:install|upgrade|template)\b)`)
+
+// looksLikeArguments reports whether a text is what is written after the name of
+// a program.
+func looksLikeArguments(text string) bool {
+	return programWord.MatchString(text) && !strings.HasPrefix(strings.TrimSpace(text), "---")
+}
+
+var variableLine = regexp.MustCompile(`^\s*(?:export\s+|-e\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$`)
+
+// looksLikeVariables reports whether all lines of a text are variables, NAME=value.
+func looksLikeVariables(text string) bool {
+	found := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if !variableLine.MatchString(line) {
+			return false
+		}
+		found = true
+	}
+	return found
+}
+
+// variablesOf returns a container with the variables.
+func variablesOf(file, text string) value {
+	env := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		m := variableLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
+		if m == nil {
+			continue
+		}
+		words := words(m[2], number)
+		said := ""
+		if len(words) > 0 {
+			said = words[0].Value
+		}
+		env.Content = append(env.Content, object(number, "name", scalar(m[1], number), "value", scalar(said, number)))
+	}
+	return value{node: object(1, envField, env), file: file}
+}
+
+// argumentsOf returns a container with the arguments.
+func argumentsOf(file, text string) value {
+	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: 1}
+	text = strings.ReplaceAll(text, "\\\n", "  ")
+	args.Content = words(text, 1)
+	return value{node: object(1, argsField, args), file: file}
+}
+
+// words splits a text as a shell does, but for lines that are JSON already, which
+// are one word each.
+func words(text string, line int) (words []*yaml.Node) {
+	var word strings.Builder
+	began, quote := 0, rune(0) // the line with which a word begins, the quotes around it
+	end := func() {
+		if began > 0 {
+			words = append(words, scalar(word.String(), began))
+		}
+		word.Reset()
+		began = 0
+	}
+	escaped := false
+	for i := 0; i < len(text); i++ {
+		c := rune(text[i])
+		if began == 0 && (c == '{' || c == '[') {
+			n := balanced(text[i:])
+			words = append(words, scalar(text[i:i+n], line))
+			line += strings.Count(text[i:i+n], "\n")
+			i += n - 1
+			continue
+		}
+		if c == '#' && began == 0 {
+			for i < len(text) && text[i] != '\n' {
+				i++
+			}
+			line++
+			continue
+		}
+		space := c == ' ' || c == '\t' || c == '\n'
+		if !space && began == 0 {
+			began = line
+		}
+		switch {
+		case escaped:
+			word.WriteByte(text[i])
+			escaped = false
+		case c == '\\' && quote != '\'':
+			escaped = true
+		case quote != 0 && c == quote:
+			quote = 0
+		case quote != 0:
+			word.WriteByte(text[i])
+		case c == '\'' || c == '"':
+			quote = c
+		case space:
+			end()
+		default:
+			word.WriteByte(text[i])
+		}
+		if c == '\n' {
+			line++
+		}
+	}
+	end()
+	return words
+}
+
+// balanced returns how long the object or list is with which a text begins.
+func balanced(text string) int {
+	depth := 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '"':
+			i += quoted(text[i:]) - 1
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+	}
+	return len(text)
+}
+
+func scalar(text string, line int) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text, Line: line}
+}
+
+// object returns an object of names and nodes.
+func object(line int, fields ...any) *yaml.Node {
+	out := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: line}
+	for i := 0; i+1 < len(fields); i += 2 {
+		name, _ := fields[i].(string)
+		node, _ := fields[i+1].(*yaml.Node)
+		out.Content = append(out.Content, scalar(name, line), node)
+	}
+	return out
+}
+
+// An argument is a flag with its value, or what stands by itself.
+type argument struct {
+	name  string // without dashes, "" if it is no flag
+	value value  // what it is set to; of a flag alone, "true"
+	alone bool   // it has no value
+}
+
+// arguments splits arguments into flags and their values. alone reports whether a
+// flag has no value, such as a boolean one.
+func arguments(args []value, alone func(name string) bool) []argument {
+	var out []argument
+	for i := 0; i < len(args); i++ {
+		text := args[i].node.Value
+		bare := strings.TrimLeft(text, "-")
+		if bare == text || bare == "" {
+			out = append(out, argument{value: args[i]})
+			continue
+		}
+		name, said, assigned := strings.Cut(bare, "=")
+		name = strings.TrimSpace(name)
+		arg := argument{name: name, value: args[i]}
+		arg.value.path += "--" + name // an argument is known by its flag
+		switch {
+		case assigned:
+			arg.value.node = scalar(said, args[i].node.Line)
+		case !alone(name) && i+1 < len(args) && !strings.HasPrefix(args[i+1].node.Value, "-"):
+			i++
+			arg.value = args[i]
+			arg.value.path = "--" + name
+		default:
+			arg.alone = true
+			arg.value.node = scalar("true", args[i].node.Line)
+		}
+		arg.value.path = "--" + name
+		out = append(out, arg)
+	}
+	return out
+}

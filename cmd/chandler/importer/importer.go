@@ -1,0 +1,179 @@
+// Package importer reads what people wrote for other device plugins and says it
+// as a DriverConfig, with a note for each thing that it could not carry over. It
+// opens no file and looks at no host.
+package importer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// A File is a text that somebody wrote.
+type File struct {
+	Name string // as messages have it
+	Data []byte
+}
+
+// Options say what the files do not.
+type Options struct {
+	// Named is which of several named configurations is meant, such as those of
+	// a ConfigMap of which NVIDIA's plugin has each node read another.
+	Named string
+
+	// Only excludes the families that the files say nothing of.
+	Only bool
+}
+
+// Import reads files together, since one may say of which another is part: the
+// arguments of a plugin and its configuration. An error names each file that it
+// could not make anything of.
+func Import(files []File, options Options) (*Result, error) {
+	im := newImporter(options)
+	var errs []error
+	documents := make([][]value, len(files))
+	for i, file := range files {
+		var err error
+		if documents[i], err = parse(file); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", file.Name, err))
+		}
+		for _, document := range documents[i] {
+			im.chooseNamed(document)
+		}
+	}
+	for i, file := range files {
+		if err := im.file(documents[i]); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", file.Name, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	for _, f := range im.formats {
+		if f.finish != nil && im.found[f.name] {
+			f.finish()
+		}
+	}
+	if options.Only {
+		im.excludeOthers()
+	}
+	return im.result(), nil
+}
+
+// A format is what one plugin reads.
+type format struct {
+	name     string   // NVIDIA's device plugin
+	forms    string   // config file, flags, Helm values
+	families []string // of Chandler, which offer what the plugin does
+
+	// alternatives says that the files of a ConfigMap are such of which each node
+	// reads one.
+	alternatives bool
+
+	is   func(value) bool // whether a document is the plugin's
+	read func(value)      // reads a document
+
+	runs      func(container) bool // whether a container runs the plugin
+	container func(container)      // reads its arguments and environment
+
+	finish func() // reads what could only be read with all the rest
+}
+
+// importer is a DriverConfig while it is written.
+type importer struct {
+	options Options
+	formats []*format
+	found   map[string]bool // by the name of the format
+	config  v1alpha1.DriverConfig
+	origins map[string][]string // of the entries of a list of the configuration
+	notes   []Note
+}
+
+func newImporter(options Options) *importer {
+	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string)}
+	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
+	im.config.Mode = v1alpha1.ModeDevicePlugin
+	im.formats = []*format{
+		newNVIDIA(im),
+		newSRIOV(im),
+		newRDMAShared(im),
+		newSquat(im),
+		newKubeVirt(im),
+	}
+	return im
+}
+
+// Formats describes what can be imported, a line for each plugin.
+func Formats() string {
+	var out strings.Builder
+	for _, f := range newImporter(Options{}).formats {
+		fmt.Fprintf(&out, "  %s: %s\n", f.name, f.forms)
+	}
+	return out.String()
+}
+
+// errUnknown is of a file that is of no format.
+func errUnknown() error {
+	return fmt.Errorf("nothing in it is known; known are\n%s", strings.TrimRight(Formats(), "\n"))
+}
+
+// chooseNamed remembers which of several named configurations nodes read that say
+// nothing.
+func (im *importer) chooseNamed(v value) {
+	for _, at := range [][]string{{"spec", "devicePlugin"}, {"devicePlugin"}, {}} {
+		if name := v.at(at...).at("config", "default").text(); im.options.Named == "" {
+			im.options.Named = name
+		}
+	}
+}
+
+// file reads the documents of a file.
+func (im *importer) file(documents []value) error {
+	if len(documents) == 0 {
+		return nil
+	}
+	known := false
+	for _, document := range documents {
+		ok, err := im.document(document)
+		if err != nil {
+			return err
+		}
+		known = known || ok
+	}
+	if !known {
+		return errUnknown()
+	}
+	return nil
+}
+
+// recognise returns the format of a document, nil if there is none.
+func (im *importer) recognise(v value) *format {
+	for _, f := range im.formats {
+		if f.is != nil && f.is(v) {
+			return f
+		}
+	}
+	return nil
+}
+
+// take reads a document of a known format.
+func (im *importer) take(f *format, v value) {
+	im.found[f.name] = true
+	f.read(v)
+}
+
+// excludeOthers excludes the devices of families that no imported plugin offers.
+func (im *importer) excludeOthers() {
+	var families []string
+	for _, f := range im.formats {
+		if im.found[f.name] {
+			families = append(families, f.families...)
+		}
+	}
+	slices.Sort(families)
+	families = slices.Compact(families)
+	im.exclude(value{}, "!("+oneOf(familyAttribute, families)+")")
+}

@@ -1,0 +1,151 @@
+package importer
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/discovery/rules"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// read imports files, and fails if what is written is no configuration.
+func read(t testing.TB, options Options, files ...File) (*Result, string, error) {
+	t.Helper()
+	result, err := Import(files, options)
+	if err != nil {
+		return nil, "", err
+	}
+	data, err := result.YAML()
+	if err != nil {
+		t.Fatalf("write: %v", err)
+	}
+	config, err := v1alpha1.ParseDriverConfig(data)
+	if err != nil {
+		t.Fatalf("read what was written: %v\n%s", err, data)
+	}
+	var expressions []string
+	for _, e := range config.Exclude {
+		expressions = append(expressions, e.CEL)
+	}
+	for _, e := range config.Sharing {
+		expressions = append(expressions, e.CEL)
+	}
+	for _, e := range config.Resources {
+		expressions = append(expressions, e.CEL)
+	}
+	for _, e := range expressions {
+		if _, err := rules.Compile(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return result, string(data), nil
+}
+
+// TestGolden imports each file of testdata, and each folder as one.
+func TestGolden(t *testing.T) {
+	entries, err := os.ReadDir("testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if strings.HasSuffix(name, ".golden") || name == "fuzz" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			got := "error: "
+			result, out, err := read(t, Options{}, filesOf(t, filepath.Join("testdata", name))...)
+			if err != nil {
+				got += err.Error() + "\n"
+			} else {
+				got = fmt.Sprintf("%s# %d change what pods get\n", out, result.Changed())
+			}
+			golden := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// filesOf returns a file, or the files of a folder, by their last names.
+func filesOf(t testing.TB, name string) []File {
+	t.Helper()
+	names := []string{name}
+	if info, err := os.Stat(name); err != nil {
+		t.Fatal(err)
+	} else if info.IsDir() {
+		if names, err = filepath.Glob(filepath.Join(name, "*")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var files []File
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, File{Name: filepath.Base(name), Data: data})
+	}
+	return files
+}
+
+// TestSamples imports configurations of other people, which are not part of this
+// repository: the folder that CHANDLER_CONFIGS names holds one for each plugin.
+func TestSamples(t *testing.T) {
+	dir := os.Getenv("CHANDLER_CONFIGS")
+	if dir == "" {
+		t.Skip("CHANDLER_CONFIGS names no folder")
+	}
+	samples, err := filepath.Glob(filepath.Join(dir, "*", "*"))
+	if err != nil || len(samples) == 0 {
+		t.Fatalf("no samples in %s: %v", dir, err)
+	}
+	for _, sample := range samples {
+		t.Run(strings.TrimPrefix(sample, dir), func(t *testing.T) {
+			result, out, err := read(t, Options{}, filesOf(t, sample)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%d change what pods get\n%s", result.Changed(), out)
+		})
+	}
+}
+
+func FuzzImport(f *testing.F) {
+	entries, err := os.ReadDir("testdata")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, entry := range entries {
+		if strings.HasSuffix(entry.Name(), ".golden") || entry.Name() == "fuzz" {
+			continue
+		}
+		for _, file := range filesOf(f, filepath.Join("testdata", entry.Name())) {
+			f.Add(file.Data)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 1<<14 {
+			return
+		}
+		_, _, _ = read(t, Options{Only: true}, File{Name: "fuzz", Data: data})
+	})
+}

@@ -1,0 +1,208 @@
+package importer
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// kubevirt reads which devices of the host KubeVirt permits
+// (docs/devel/host-devices-and-device-plugins.md in kubevirt/kubevirt, and the
+// HyperConverged object of kubevirt/hyperconverged-cluster-operator).
+type kubevirt struct {
+	im    *importer
+	leave []value // the resources that KubeVirt has to leave to the agent
+}
+
+func newKubeVirt(im *importer) *format {
+	k := &kubevirt{im: im}
+	return &format{
+		name:     "KubeVirt",
+		forms:    "permittedHostDevices, alone or in a KubeVirt or HyperConverged object",
+		families: []string{"hypervisor", "paths", "vfio"},
+		is:       func(v value) bool { return k.permitted(v).there() },
+		read:     k.read,
+		runs:     func(c container) bool { return c.names("virt-handler") },
+		container: func(c container) {
+			for _, arg := range arguments(c.args, func(string) bool { return false }) {
+				if arg.name == "max-devices" {
+					k.maxDevices(arg.value)
+				}
+			}
+		},
+		finish: k.finish,
+	}
+}
+
+// finish says which resources KubeVirt has to leave to the agent.
+func (k *kubevirt) finish() {
+	var names []string
+	for _, v := range k.leave {
+		names = append(names, v.text())
+	}
+	if len(names) > 0 {
+		at := k.leave[0]
+		at.path, at.node = "permittedHostDevices", scalar("", at.node.Line)
+		k.im.say(at, "set externalResourceProvider: true in the KubeVirt object, so that KubeVirt leaves these to the agent: %s", strings.Join(names, ", "))
+	}
+}
+
+// permitted returns the list of what is permitted.
+func (k *kubevirt) permitted(v value) value {
+	for _, at := range [][]string{
+		{"permittedHostDevices"},
+		{"configuration", "permittedHostDevices"},
+		{"spec", "configuration", "permittedHostDevices"},
+		{"spec", "permittedHostDevices"},
+	} {
+		if found := v.at(at...); found.isMap() {
+			return found
+		}
+	}
+	if v.hasAny("pciHostDevices", "mediatedDevices", "usb", "usbHostDevices") && !v.hasAny("kind", "name") {
+		for _, list := range []string{"pciHostDevices", "mediatedDevices", "usb", "usbHostDevices"} {
+			if items := v.at(list); items.isList() && len(items.node.Content) > 0 && items.items()[0].has("resourceName") {
+				return v
+			}
+		}
+	}
+	if kind := v.at("kind").text(); kind == "KubeVirt" || kind == "HyperConverged" {
+		return v.at("spec") // which permits nothing
+	}
+	return value{}
+}
+
+func (k *kubevirt) read(v value) {
+	list := k.permitted(v)
+	for _, device := range list.at("pciHostDevices").items() {
+		k.pci(device)
+	}
+	for _, device := range list.at("mediatedDevices").items() {
+		k.mediated(device)
+	}
+	for _, device := range slices.Concat(list.at("usb").items(), list.at("usbHostDevices").items()) {
+		k.usb(device)
+	}
+	if list.path != v.at("spec").path || list.path == "" {
+		k.im.unknownExcept(list, "pciHostDevices", "mediatedDevices", "usb", "usbHostDevices", "mediatedDevicesTypes")
+	}
+	if v.at("kind").there() {
+		k.rest(v, list)
+	}
+}
+
+// rest notes what else such an object says.
+func (k *kubevirt) rest(v, list value) {
+	var rest []value
+	for _, at := range []value{v.at("spec"), v.at("spec", "configuration")} {
+		for name, field := range at.fields() {
+			switch {
+			case name == "mediatedDevicesConfiguration":
+				k.im.say(field, "KubeVirt makes these vGPUs as before")
+			case name != "configuration" && field.path != list.path:
+				rest = append(rest, field)
+			}
+		}
+	}
+	k.im.others(v, rest)
+}
+
+// common reports whether an entry is to be carried over, and says what is to be
+// seen to.
+func (k *kubevirt) common(v value, known ...string) bool {
+	k.im.unknownExcept(v, append(known, "resourceName", "externalResourceProvider", "disabled")...)
+	if disabled := v.at("disabled"); disabled.is() {
+		k.im.say(disabled, "%s is not offered", v.at("resourceName").text())
+		return false
+	}
+	if !v.at("externalResourceProvider").is() {
+		k.leave = append(k.leave, v.at("resourceName"))
+	}
+	return true
+}
+
+// vendorSelector matches 10DE:1EB8.
+var vendorSelector = regexp.MustCompile(`^([0-9a-fA-F]{4}):([0-9a-fA-F]{4})$`)
+
+// vfio are the drivers of functions that a virtual machine can have.
+const vfio = `.contains("vfio")`
+
+func (k *kubevirt) pci(v value) {
+	if !k.common(v, "pciVendorSelector", "pciDeviceSelector") {
+		return
+	}
+	selector := v.at("pciVendorSelector")
+	if !selector.there() {
+		selector = v.at("pciDeviceSelector") // as the HyperConverged object has it
+	}
+	m := vendorSelector.FindStringSubmatch(selector.text())
+	if m == nil {
+		k.im.lost(cmpValue(selector, v), "is no vendor and device, such as 10DE:1EB8")
+		return
+	}
+	cel := []string{
+		oneOf(text("pciVendor"), lower(m[1:2])),
+		oneOf(text("pciDevice"), lower(m[2:3])),
+		text("driver") + vfio,
+	}
+	if strings.EqualFold(m[1], "10de") { // a virtual function of a vGPU type is under NVIDIA's own driver
+		cel[2] = anyOf([]string{cel[2], oneOf(familyAttribute, []string{"vfio"})})
+	}
+	k.im.resource(v, v.at("resourceName").text(), all(cel))
+}
+
+// typeID matches what is the number of a type of vGPUs, and not its name.
+var typeID = regexp.MustCompile(`^nvidia-[0-9]+$`)
+
+func (k *kubevirt) mediated(v value) {
+	if !k.common(v, "mdevNameSelector") {
+		return
+	}
+	selector := v.at("mdevNameSelector")
+	name := selector.text()
+	if name == "" || typeID.MatchString(name) {
+		k.im.lost(cmpValue(selector, v), "is no name of a type, such as GRID T4-1Q")
+		return
+	}
+	// KubeVirt compares names with their spaces as underscores.
+	names := map[string]bool{name: true, strings.ReplaceAll(name, " ", "_"): true, strings.ReplaceAll(name, "_", " "): true}
+	k.im.resource(v, v.at("resourceName").text(), all([]string{oneOf(familyAttribute, []string{"vfio"}), oneOf(text("profile"), sorted(names))}))
+}
+
+func (k *kubevirt) usb(v value) {
+	if !k.common(v, "selectors") {
+		return
+	}
+	group := v1alpha1.PathGroup{}
+	for _, selector := range v.at("selectors").items() {
+		k.im.unknownExcept(selector, "vendor", "product", "serial")
+		group.USB = append(group.USB, usbDevice(selector))
+	}
+	group.Each = len(group.USB) == 1
+	if len(group.USB) > 1 {
+		k.im.say(v.at("selectors"), "all USB devices of these kinds are one device together; KubeVirt makes as many as it finds sets of them")
+	}
+	k.im.paths(v, v1alpha1.PathResource{Name: v.at("resourceName").text(), Groups: []v1alpha1.PathGroup{group}})
+}
+
+// usbDevice reads the IDs of a USB device.
+func usbDevice(v value) v1alpha1.USBDevice {
+	id := func(name string) string { return strings.TrimPrefix(strings.ToLower(v.at(name).text()), "0x") }
+	return v1alpha1.USBDevice{Vendor: id("vendor"), Product: id("product"), Serial: v.at("serial").text()}
+}
+
+// maxDevices reads how many virtual machines may be on a node.
+func (k *kubevirt) maxDevices(v value) {
+	count, ok := v.number()
+	if !ok || count < 1 {
+		k.im.lost(v, "is no number")
+		return
+	}
+	k.im.share(v, oneOf(familyAttribute, []string{"hypervisor"}), v1alpha1.Sharing{Replicas: count})
+}
+
+// sorted returns the keys of a map in order.
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

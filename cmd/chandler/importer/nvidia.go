@@ -1,0 +1,378 @@
+package importer
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// nvidia reads what is written for NVIDIA's device plugin, by itself or under the
+// GPU operator (api/config/v1 and cmd/nvidia-device-plugin in
+// NVIDIA/k8s-device-plugin v0.20, deployments/helm of it, and the ClusterPolicy of
+// NVIDIA/gpu-operator).
+type nvidia struct {
+	im       *importer
+	settings *settings
+}
+
+func newNVIDIA(im *importer) *format {
+	n := &nvidia{im: im}
+	n.settings = newSettings(im, n.options())
+	return &format{
+		name:         "NVIDIA's device plugin",
+		forms:        "configuration file, flags, variables, DaemonSet, Helm values, ClusterPolicy of the GPU operator",
+		families:     []string{"nvidia"},
+		alternatives: true,
+		is:           func(v value) bool { return n.isOwn(v) || n.isPolicy(v) || n.isValues(v) },
+		read:         n.read,
+		runs:         n.runs,
+		container:    n.container,
+		finish:       n.settings.finish,
+	}
+}
+
+// Expressions for NVIDIA's GPUs: all of them, and those that are no MIG instances.
+var (
+	nvidiaGPU  = all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(kindAttribute, []string{"gpu"})})
+	nvidiaMIG  = oneOf(text("function"), []string{"partition"})
+	nvidiaFull = nvidiaGPU + " && " + text("function") + ` != "partition"`
+)
+
+const (
+	nvidiaPrefix = "nvidia.com/"
+	nvidiaOne    = nvidiaPrefix + "gpu"
+)
+
+func (n *nvidia) options() []option {
+	const (
+		ours      = "the agent finds that out by itself"
+		noFile    = "containers get their devices by device nodes and NVIDIA_VISIBLE_DEVICES, and no CDI specification is made for others to read"
+		noRuntime = "is for NVIDIA's container runtime, which does it by what a pod's image or pod says itself"
+	)
+	return []option{
+		{name: "mig-strategy", at: "flags.migStrategy", in: "migStrategy", fate: carried, do: n.mig},
+		{name: "device-list-strategy", at: "flags.plugin.deviceListStrategy", in: "deviceListStrategy", fate: lost, fine: []string{"envvar"}, why: "not carried over: containers get device nodes and NVIDIA_VISIBLE_DEVICES (envvar)"},
+		{name: "device-id-strategy", at: "flags.plugin.deviceIDStrategy", in: "deviceIDStrategy", fate: lost, fine: []string{"uuid"}, why: "not carried over: NVIDIA_VISIBLE_DEVICES has UUIDs"},
+		{name: "pass-device-specs", at: "flags.plugin.passDeviceSpecs", in: "passDeviceSpecs", alone: true, fine: []string{"true", "1"}, why: "containers always get the device nodes"},
+		{name: "compat-with-cpumanager", in: "compatWithCPUManager", why: "containers always get the device nodes"},
+		{name: "fail-on-init-error", at: "flags.failOnInitError", in: "failOnInitError", alone: true, why: "the agent waits for a driver that is not there yet"},
+		{name: "restart-on-device-unhealthy", at: "flags.restartOnDeviceUnhealthy", alone: true, why: "devices that are well again are offered again"},
+		{name: "nvidia-driver-root", at: "flags.nvidiaDriverRoot", in: "nvidiaDriverRoot", fine: []string{"/"}, why: driverRoot},
+		{name: "driver-root", env: "DRIVER_ROOT", fine: []string{"/"}, why: driverRoot},
+		{name: "nvidia-dev-root", at: "flags.nvidiaDevRoot", fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
+		{name: "dev-root", env: "DEV_ROOT", fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
+		{name: "gdrcopy-enabled", at: "flags.gdrcopyEnabled", in: "gdrcopyEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no /dev/gdrdrv and no NVIDIA_GDRCOPY"},
+		{name: "gds-enabled", at: "flags.gdsEnabled", in: "gdsEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no nodes and no variable of GPUDirect Storage"},
+		{name: "mofed-enabled", at: "flags.mofedEnabled", in: "mofedEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no RDMA devices with their GPUs; they ask for them beside"},
+		{name: "device-discovery-strategy", at: "flags.deviceDiscoveryStrategy", in: "deviceDiscoveryStrategy", fate: lost, fine: []string{"auto", "nvml"}, why: "Tegra's GPUs are not offered"},
+		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", fate: lost, fine: []string{"distributed"}, why: "not carried over: shares are given out from the GPU that has the most left"},
+		{name: "cdi-enabled", at: "flags.plugin.cdiEnabled", alone: true, why: noFile},
+		{name: "cdi-annotation-prefix", at: "flags.plugin.cdiAnnotationPrefix", fine: []string{"cdi.k8s.io/"}, why: noFile},
+		{name: "nvidia-ctk-path", at: "flags.plugin.nvidiaCTKPath", why: noFile},
+		{name: "nvidia-cdi-hook-path", at: "flags.plugin.nvidiaCDIHookPath", in: "cdi.nvidiaHookPath", why: noFile},
+		{name: "container-driver-root", at: "flags.plugin.containerDriverRoot", why: noFile},
+		{name: "driver-root-ctr-path", why: noFile},
+		{name: "cdi-feature-flags", at: "flags.plugin.cdiFeatureFlags", in: "cdi.featureFlags", why: noFile},
+		{name: "cdi-disable-hooks", why: noFile},
+		{name: "use-node-feature-api", at: "flags.useNodeFeatureAPI", alone: true, why: "is about labels of nodes"},
+		{name: "kubelet-socket", why: ours},
+		{name: "config-file", fine: []string{"/config/config.yaml"}, why: "import that file too, if it is not among the files"},
+		{name: "mps-root", at: "flags.mpsRoot", in: "mps.root", fate: carried},
+		{name: "imex-channel-ids", at: "imex.channelIDs", fate: lost, why: "containers get no IMEX channel with a GPU; they ask for one beside"},
+		{name: "imex-required", at: "imex.required", alone: true, fine: []string{"false"}, why: "an IMEX channel is a device of its own"},
+		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: lost, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
+		{name: "mig-monitor", env: "NVIDIA_MIG_MONITOR_DEVICES", fine: []string{"all"}, why: noRuntime},
+		{name: "capabilities", env: "NVIDIA_DRIVER_CAPABILITIES", fine: []string{"all", "compute", "utility"}, why: noRuntime},
+		{name: "unhealthy-not", env: "DP_DISABLE_HEALTHCHECKS", fate: lost, why: "not carried over: a GPU whose driver says that it must be reset is not given to new pods"},
+		{name: "unhealthy-too", env: "DP_ENABLE_HEALTHCHECKS", fate: lost, why: "not carried over: XIDs that an application brings upon itself do not count"},
+		{name: "gfd", at: "flags.gfd", why: "is about labels of nodes"},
+		{name: "labels", in: "gfd.enabled", do: n.labels},
+		{at: "version", fine: []string{"v1", "v1alpha1"}, why: "is not a version that is known here"},
+		{at: "resources", fate: idle, why: "the plugin itself ignores it and uses its own names; name devices by an entry of resources"},
+		{at: "sharing.timeSlicing", fate: carried, do: n.timeSlicing},
+		{at: "sharing.mps", fate: carried, do: n.mps},
+		{in: "config.name", why: "import that ConfigMap too, if it is not among the files"},
+		{in: "config.default", fate: carried},
+		{in: "config.fallbackStrategies", fate: carried},
+		{in: "config.map", fate: carried},
+	}
+}
+
+const driverRoot = "NVIDIA's container runtime brings the driver's libraries, as before; without that runtime, write roots: {nvidia: …}"
+
+// isOwn recognises the plugin's configuration file.
+func (n *nvidia) isOwn(v value) bool {
+	if v.hasAny("apiVersion", "kind") || !v.isMap() {
+		return false
+	}
+	if v.at("sharing").hasAny("timeSlicing", "mps") || v.at("flags").hasAny("migStrategy", "failOnInitError", "nvidiaDriverRoot", "plugin", "gfd") {
+		return true
+	}
+	for name := range v.fields() {
+		if !slices.Contains([]string{"version", "flags", "resources", "sharing", "imex"}, name) {
+			return false
+		}
+	}
+	return v.at("version").text() == "v1"
+}
+
+func (n *nvidia) isPolicy(v value) bool {
+	return v.at("kind").text() == "ClusterPolicy" && strings.HasPrefix(v.at("apiVersion").text(), "nvidia.com/")
+}
+
+// isOperator recognises the fields of a ClusterPolicy and of the operator's chart.
+func (n *nvidia) isOperator(v value) bool {
+	plugin := v.at("devicePlugin")
+	return v.at("mig").has("strategy") ||
+		plugin.isMap() && (v.hasAny("toolkit", "dcgmExporter", "migManager", "sandboxWorkloads", "operator", "vgpuDeviceManager") || plugin.at("config").hasAny("name", "create", "data"))
+}
+
+// isValues recognises the values of the plugin's chart, and of the operator's.
+func (n *nvidia) isValues(v value) bool {
+	if v.hasAny("apiVersion", "kind") {
+		return false
+	}
+	configs := v.at("config", "map")
+	for _, c := range configs.fields() {
+		if inside, err := embedded(c); err == nil && n.isOwn(inside) {
+			return true
+		}
+	}
+	return v.hasAny("migStrategy", "deviceListStrategy", "deviceIDStrategy", "compatWithCPUManager", "nvidiaDriverRoot") || n.isOperator(v)
+}
+
+func (n *nvidia) read(v value) {
+	switch {
+	case n.isPolicy(v):
+		n.operator(v.at("spec"))
+	case n.isOwn(v):
+		n.settings.file(v, inOwn, n.im.unknown)
+	case n.isOperator(v):
+		n.operator(v)
+	default:
+		n.values(v)
+	}
+}
+
+// values reads the values of the plugin's chart.
+func (n *nvidia) values(v value) {
+	var rest []value
+	n.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
+	n.named(v.at("config", "map"))
+	main := containerOf(v.at("devicePlugin", "containers", "main"))
+	n.settings.flags(main)
+	n.im.others(v, rest)
+}
+
+// named reads named configurations, of which each node reads one.
+func (n *nvidia) named(configs value) {
+	var known []value
+	for _, c := range configs.fields() {
+		inside, err := embedded(c)
+		if err != nil || !n.isOwn(inside) {
+			n.im.lost(c, "is no configuration of the plugin")
+			continue
+		}
+		known = append(known, inside)
+	}
+	if len(known) > 0 {
+		n.im.chosen(&format{name: "NVIDIA's device plugin", alternatives: true, read: n.read}, known)
+	}
+}
+
+// operator reads a ClusterPolicy, or the values of the operator's chart.
+func (n *nvidia) operator(v value) {
+	plugin := v.at("devicePlugin")
+	if enabled := plugin.at("enabled"); enabled.there() && !enabled.is() {
+		n.im.say(enabled, "the operator starts no device plugin")
+		return
+	}
+	c := containerOf(plugin)
+	n.settings.flags(c)
+	if strategy := v.at("mig", "strategy"); strategy.there() {
+		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mig-strategy" }), strategy, inFile)
+	}
+	if root := plugin.at("mps", "root"); root.there() {
+		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mps-root" }), root, inFile)
+	}
+	n.named(plugin.at("config", "data"))
+	if name := plugin.at("config", "name"); !name.null() && name.text() != "" && !plugin.at("config", "data").isMap() {
+		n.im.say(name, "import that ConfigMap too, if it is not among the files")
+	}
+	if gfd := v.at("gfd", "enabled"); gfd.is() {
+		n.labels(gfd)
+	}
+	if cdi := v.at("cdi", "enabled"); cdi.is() && (v.at("cdi", "default").is() || !v.at("cdi", "default").there()) {
+		n.im.say(cdi, "NVIDIA's container runtime reads NVIDIA_VISIBLE_DEVICES under CDI too, if it is the runtime of the pods")
+	}
+	if sandbox := v.at("sandboxWorkloads", "enabled"); sandbox.is() {
+		n.im.lost(sandbox, "GPUs under vfio are offered where KubeVirt's permittedHostDevices name them; import the KubeVirt object too")
+	}
+	var rest []value
+	for name, field := range v.fields() {
+		if !slices.Contains([]string{"devicePlugin", "mig", "gfd", "cdi", "sandboxWorkloads"}, name) {
+			rest = append(rest, field)
+		}
+	}
+	for name, field := range plugin.fields() {
+		if !slices.Contains([]string{"enabled", "config", "env", "args", "mps"}, name) {
+			rest = append(rest, field)
+		}
+	}
+	n.im.others(v, rest)
+}
+
+// runs recognises the containers of the plugin, and of what is deployed with it.
+func (n *nvidia) runs(c container) bool {
+	if n.isPlugin(c) {
+		return true
+	}
+	return c.names("gpu-feature-discovery", "mps-control-daemon", "config-manager") && strings.Contains(c.image+c.at("name").text(), "nvidia")
+}
+
+func (n *nvidia) isPlugin(c container) bool {
+	if strings.Contains(c.image, "nvidia/k8s-device-plugin") || c.names("nvidia-device-plugin") {
+		return true
+	}
+	return c.image == "" && c.hasFlag("mig-strategy", "device-list-strategy", "device-id-strategy", "fail-on-init-error", "pass-device-specs", "nvidia-driver-root", "mps-root")
+}
+
+func (n *nvidia) container(c container) {
+	switch {
+	case c.names("gpu-feature-discovery"):
+		n.labels(c.at("name"))
+	case c.names("mps-control-daemon"):
+		n.im.say(c.at("name"), "has to run as before: the agent starts no MPS daemon")
+	case c.names("config-manager"):
+	default:
+		n.settings.flags(c)
+	}
+}
+
+// labels notes that nobody labels nodes any more.
+func (n *nvidia) labels(v value) {
+	if truth, ok := v.truth(); ok && !truth {
+		return
+	}
+	n.im.say(v, "the labels nvidia.com/gpu.* of nodes are not part of the configuration; keep GPU feature discovery if pods select nodes by them")
+}
+
+// mig reads how MIG instances are offered.
+func (n *nvidia) mig(v value) {
+	switch strings.ToLower(v.text()) {
+	case "", "none":
+		if v.text() != "" {
+			n.im.say(v, "GPUs without MIG are offered as before; a GPU in MIG mode is not offered whole, since nothing can compute on it, but by its instances")
+		}
+	case "mixed":
+		n.im.say(v, "is how MIG instances are offered anyway; %s", nvml)
+	case "single":
+		n.im.resource(v, nvidiaOne, all([]string{nvidiaGPU, nvidiaMIG}))
+		n.im.say(v, "%s", nvml)
+	default:
+		n.im.lost(v, "is no strategy that is known here")
+	}
+}
+
+const nvml = "the names and UUIDs of MIG instances are known where chandler-nvml runs"
+
+// timeSlicing reads shares by number.
+func (n *nvidia) timeSlicing(v value) {
+	n.shares(v)
+	if fail := v.at("failRequestsGreaterThanOne"); fail.is() {
+		n.im.failGreater(fail)
+	}
+}
+
+// mps reads shares by number that a daemon controls.
+func (n *nvidia) mps(v value) {
+	if n.settings.get("sharing.timeSlicing").has("resources") {
+		n.im.lost(v, "the plugin does not take it together with timeSlicing, and neither is it here")
+		return
+	}
+	n.shares(v)
+	root := n.settings.get("mps-root")
+	dir := root.text()
+	if dir == "" {
+		root, dir = v, "/run/nvidia/mps"
+	}
+	n.im.root(root, "nvidia-mps", dir)
+	n.im.say(v.at("resources"), "NVIDIA's mps-control-daemon has to run as before, with %s shown to the agent", dir)
+	if fail := v.at("failRequestsGreaterThanOne"); !fail.there() || fail.is() {
+		if !fail.there() {
+			fail = v.at("resources")
+		}
+		n.im.failGreater(fail)
+	}
+}
+
+// failGreater notes that more than one share of a device can be asked for.
+func (im *importer) failGreater(v value) {
+	at := v
+	if !v.isText() && v.node != nil {
+		at.node = scalar("", v.node.Line)
+	}
+	im.lost(at, "failRequestsGreaterThanOne is not carried over: a container that asks for more than one share gets them, and is not refused")
+}
+
+// shares reads which resources have how many shares.
+func (n *nvidia) shares(v value) {
+	n.im.unknownExcept(v, "renameByDefault", "failRequestsGreaterThanOne", "resources")
+	rename := v.at("renameByDefault").is()
+	for _, r := range v.at("resources").items() {
+		n.im.unknownExcept(r, "name", "rename", "devices", "replicas")
+		name := r.at("name").text()
+		if !strings.HasPrefix(name, nvidiaPrefix) {
+			name = nvidiaPrefix + name
+		}
+		cel, ok := n.selects(name)
+		if !ok {
+			n.im.lost(r.at("name"), "is no resource of the plugin's that is known here")
+			continue
+		}
+		replicas, ok := r.at("replicas").number()
+		if !ok || replicas < 1 {
+			n.im.lost(r.at("replicas"), "is no number of shares; the plugin does not start with it")
+			continue
+		}
+		if replicas == 1 {
+			n.im.say(r.at("replicas"), "one share is the device itself")
+			continue
+		}
+		sharing := v1alpha1.Sharing{Replicas: replicas}
+		if rename {
+			sharing.Resource = name + ".shared"
+		}
+		if other := r.at("rename"); other.there() && other.text() != sharing.Resource {
+			n.im.say(other, "the plugin itself ignores it")
+		}
+		if devices := r.at("devices"); devices.there() && devices.text() != "all" {
+			n.im.say(devices, "the plugin itself ignores it, and shares all devices")
+		}
+		n.im.share(r, cel, sharing)
+	}
+}
+
+// profile matches the name of a MIG profile's resource.
+var profile = regexp.MustCompile(`^nvidia\.com/mig-([0-9a-z]+g\.[0-9]+gb|[0-9]+c\.[0-9]+g\.[0-9]+gb)([.-].*)?$`)
+
+// selects returns an expression for the devices of one of the plugin's resources.
+func (n *nvidia) selects(name string) (string, bool) {
+	if name == nvidiaOne {
+		if n.settings.get("mig-strategy").text() == "single" {
+			return nvidiaGPU, true
+		}
+		return nvidiaFull, true
+	}
+	m := profile.FindStringSubmatch(name)
+	if m == nil {
+		return "", false
+	}
+	attribute := m[1] + m[2]
+	if strings.HasPrefix(m[2], ".") { // a resource's name can have no plus
+		attribute = m[1] + strings.ReplaceAll(m[2], ".", "+")
+	}
+	return all([]string{nvidiaGPU, oneOf(text("profile"), []string{attribute})}), true
+}

@@ -1,0 +1,225 @@
+package importer
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// A fate is what becomes of an option.
+type fate int
+
+const (
+	idle    fate = iota // it has no meaning here, and pods do not notice
+	lost                // pods get something else without it
+	carried             // the format's code reads it
+)
+
+// An option is a setting of a plugin, whichever way it is written.
+type option struct {
+	name string // of the flag; without one, of the field
+	env  string // of the variable, where it is not the flag's name in capitals
+	at   string // of the field in the plugin's own file or object, with dots
+	in   string // of the field in Helm values, with dots
+
+	alone bool // the flag needs no value
+	fate  fate
+	fine  []string // values with which all is as without the option
+	why   string   // of an idle or lost one
+	do    func(value)
+}
+
+// variable returns the name of the option's variable.
+func (o *option) variable() string {
+	return cmp.Or(o.env, strings.ToUpper(strings.ReplaceAll(o.name, "-", "_")))
+}
+
+// fineAs reports whether a value changes nothing.
+func (o *option) fineAs(v value) bool {
+	if v.null() || v.isText() && v.text() == "" || (v.isList() || v.isMap()) && len(v.node.Content) == 0 {
+		return true
+	}
+	for _, text := range v.texts() {
+		for part := range strings.SplitSeq(text, ",") {
+			if !slices.Contains(o.fine, strings.ToLower(strings.TrimSpace(part))) {
+				return false
+			}
+		}
+	}
+	return !v.isMap()
+}
+
+// never are flags and variables that no pod of others notices, whatever the
+// plugin: those of klog, glog and of the Go runtime.
+var never = map[string]string{
+	"v": "", "vmodule": "", "logtostderr": "", "alsologtostderr": "", "log_dir": "", "log-dir": "", "log_file": "",
+	"log_file_max_size": "", "log_backtrace_at": "", "skip_headers": "", "skip_log_headers": "", "add_dir_header": "",
+	"one_output": "", "stderrthreshold": "", "log-level": "", "loglevel": "", "log-format": "", "logging-format": "",
+	"debug": "", "version": "", "help": "", "h": "", "feature-gates": "",
+}
+
+// aloneOfLogging are those of them that have no value.
+var aloneOfLogging = []string{"logtostderr", "alsologtostderr", "skip_headers", "skip_log_headers", "add_dir_header", "one_output", "debug", "version", "help", "h"}
+
+// The order in which the places of a setting count, the last one most.
+const (
+	inFile = iota
+	inEnv
+	inFlags
+)
+
+// settings are what is set of a plugin's options, by name.
+type settings struct {
+	im    *importer
+	table []option
+	set   map[string]setting
+}
+
+type setting struct {
+	value value
+	rank  int
+}
+
+func newSettings(im *importer, table []option) *settings {
+	return &settings{im: im, table: table, set: make(map[string]setting)}
+}
+
+// put sets an option, unless it is set already where that counts more.
+func (s *settings) put(o *option, v value, rank int) {
+	name := cmp.Or(o.name, o.at, o.in)
+	if before, ok := s.set[name]; ok && before.rank > rank {
+		return
+	}
+	s.set[name] = setting{v, rank}
+}
+
+// find returns the option for which a function holds, nil if there is none.
+func (s *settings) find(is func(*option) bool) *option {
+	i := slices.IndexFunc(s.table, func(o option) bool { return is(&o) })
+	if i < 0 {
+		return nil
+	}
+	return &s.table[i]
+}
+
+// flags reads the arguments of a container. Unknown flags are noted.
+func (s *settings) flags(c container) {
+	named := func(name string) *option {
+		return s.find(func(o *option) bool { return o.name != "" && (o.name == name || o.name == strings.ReplaceAll(name, "_", "-")) })
+	}
+	alone := func(name string) bool {
+		o := named(name)
+		return o != nil && o.alone || slices.Contains(aloneOfLogging, name)
+	}
+	for _, arg := range arguments(c.args, alone) {
+		if _, ok := never[arg.name]; ok && named(arg.name) == nil {
+			continue
+		}
+		switch o := named(arg.name); {
+		case arg.name == "":
+		case strings.Contains(arg.value.text(), "{{") || strings.Contains(arg.value.text(), "$("):
+			s.im.lost(arg.value, "is set elsewhere, and what to is not known here")
+		case o == nil:
+			s.im.lost(arg.value, "is a flag that is not known here")
+		default:
+			s.put(o, arg.value, inFlags)
+		}
+	}
+	for name, v := range c.env {
+		if o := s.find(func(o *option) bool { return o.variable() == name && name != "" }); o != nil {
+			s.put(o, v, inEnv)
+		}
+	}
+}
+
+// file reads the fields below an object. Fields that are not known are noted; rest
+// says how.
+func (s *settings) file(v value, key func(*option) string, rest func(value)) {
+	s.fields(v, "", key, rest)
+}
+
+func (s *settings) fields(v value, prefix string, key func(*option) string, rest func(value)) {
+	for name, field := range v.fields() {
+		path := prefix + name
+		if o := s.find(func(o *option) bool { return key(o) == path }); o != nil {
+			s.put(o, field, inFile)
+			continue
+		}
+		deeper := s.find(func(o *option) bool { return strings.HasPrefix(key(o), path+".") })
+		switch {
+		case deeper != nil && field.isMap():
+			s.fields(field, path+".", key, rest)
+		case deeper != nil && field.null():
+		default:
+			rest(field)
+		}
+	}
+}
+
+// inOwn and inValues are where an option is in a plugin's own file, and in Helm values.
+func inOwn(o *option) string    { return o.at }
+func inValues(o *option) string { return o.in }
+
+// get returns what an option is set to, nothing if it is not set.
+func (s *settings) get(name string) value { return s.set[name].value }
+
+// finish notes what is not carried over, and has the code of the carried options
+// read them, in the order of the table.
+func (s *settings) finish() {
+	names := slices.Sorted(maps.Keys(s.set))
+	for i := range s.table {
+		o := &s.table[i]
+		name := cmp.Or(o.name, o.at, o.in)
+		if !slices.Contains(names, name) {
+			continue
+		}
+		v := s.set[name].value
+		switch {
+		case o.do != nil && !v.null():
+			o.do(v)
+		case o.fate == carried || o.fineAs(v):
+		case o.fate == lost:
+			s.im.lost(v, "%s", o.why)
+		default:
+			s.im.say(v, "%s", o.why)
+		}
+	}
+}
+
+// unknown notes a field of a plugin's own file that is not known here. A name
+// that cannot be one of the plugin's is a remark of who wrote it.
+func (im *importer) unknown(v value) {
+	name := nameOf(v)
+	if strings.HasPrefix(name, "_") || strings.HasPrefix(name, "/") || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "$") || strings.HasPrefix(strings.ToLower(name), "comment") {
+		im.say(v, "is taken for a remark")
+		return
+	}
+	im.lost(v, "is a field that is not known here")
+}
+
+// unknownExcept notes the fields of an object that are none of those.
+func (im *importer) unknownExcept(v value, known ...string) {
+	for name, field := range v.fields() {
+		if !slices.Contains(known, name) {
+			im.unknown(field)
+		}
+	}
+}
+
+// others notes together the fields of a large object that say nothing of devices.
+func (im *importer) others(v value, fields []value) {
+	if len(fields) == 0 {
+		return
+	}
+	var names []string
+	for _, field := range fields {
+		names = append(names, strings.TrimPrefix(strings.TrimPrefix(field.path, v.path), "."))
+	}
+	slices.Sort(names)
+	at := value{file: v.file, above: v.above, path: v.path}
+	if v.node != nil {
+		at.node = scalar("", v.node.Line)
+	}
+	im.say(at, "is about other things than which devices pods get, and was not read: %s", strings.Join(names, ", "))
+}

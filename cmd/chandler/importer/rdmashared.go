@@ -1,0 +1,135 @@
+package importer
+
+import (
+	"cmp"
+	"slices"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// rdmaShared reads what is written for Mellanox's shared RDMA device plugin
+// (README.md and pkg/types in Mellanox/k8s-rdma-shared-dev-plugin v1.5).
+type rdmaShared struct {
+	im       *importer
+	settings *settings
+	before   []map[string][]string // the selectors of the pools so far
+}
+
+func newRDMAShared(im *importer) *format {
+	r := &rdmaShared{im: im}
+	r.settings = newSettings(im, []option{
+		{name: "config-file", fine: []string{"/k8s-rdma-shared-dev-plugin/config.json"}, why: "import that file too, if it is not among the files"},
+		{name: "use-cdi", alone: true, fine: []string{"false"}, why: "containers get the same device nodes without it"},
+	})
+	return &format{
+		name:         "the shared RDMA device plugin",
+		forms:        "config.json alone, in a ConfigMap or a NicClusterPolicy, flags, DaemonSet, Helm values",
+		families:     []string{"rdma"},
+		alternatives: true,
+		is:           func(v value) bool { return v.has("configList") || isOldRDMA(v) },
+		read:         r.read,
+		runs: func(c container) bool {
+			return c.names("k8s-rdma-shared-d", "rdma-shared-d", "rdma-shared-device-plugin", "k8s-rdma-device-plugin", "k8s-rdma-sriov-dev-plugin")
+		},
+		container: func(c container) { r.settings.flags(c) },
+		finish:    r.settings.finish,
+	}
+}
+
+// isOldRDMA recognises what the plugin read before 2019.
+func isOldRDMA(v value) bool {
+	mode := v.at("mode").text()
+	return (mode == "hca" || mode == "sriov") && (v.has("pfNetdevices") || len(v.node.Content) == 2)
+}
+
+func (r *rdmaShared) read(v value) {
+	if isOldRDMA(v) {
+		r.old(v)
+		return
+	}
+	r.im.unknownExcept(v, "configList", "periodicUpdateInterval")
+	if interval := v.at("periodicUpdateInterval"); !interval.null() {
+		r.im.say(interval, "the agent looks again whenever the kernel reports something")
+	}
+	for _, pool := range v.at("configList").items() {
+		r.pool(pool)
+	}
+}
+
+// sharedPrefix is the prefix of resources that name no other.
+const sharedPrefix = "rdma"
+
+// pool reads a pool of adapters that containers have together.
+func (r *rdmaShared) pool(v value) {
+	r.im.unknownExcept(v, "resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors")
+	name := cmp.Or(v.at("resourcePrefix").text(), sharedPrefix) + "/" + v.at("resourceName").text()
+	count := v.at("rdmaHcaMax")
+	replicas, ok := count.number()
+	if !ok || replicas < 1 {
+		r.im.lost(cmpValue(count, v), "rdmaHcaMax is no number above 0, so there is nothing of %s", name)
+		return
+	}
+	cel := []string{oneOf(familyAttribute, []string{"rdma"}), attributes + `?rdmaNamespaces.orValue("shared") == "shared"`}
+	chosen := make(map[string][]string)
+	one := func(attribute string, values []string) {
+		if len(values) > 0 {
+			cel = append(cel, oneOf(attribute, values))
+			chosen[attribute] = values
+		}
+	}
+	selectors := v.at("selectors")
+	r.im.unknownExcept(selectors, "vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
+	one(text("pciVendor"), ids(selectors.at("vendors")))
+	one(text("pciDevice"), ids(selectors.at("deviceIDs")))
+	one(text("driver"), selectors.at("drivers").texts())
+	one(text("ifName"), slices.Concat(v.at("devices").texts(), selectors.at("ifNames").texts()))
+	one(text("linkLayer"), linkLayers(selectors.at("linkTypes")))
+	if len(chosen) == 0 {
+		r.im.lost(cmpValue(selectors, v), "selects nothing, and the plugin does not take such a pool")
+		return
+	}
+	for _, before := range r.before {
+		if !apart(before, chosen) {
+			r.im.lost(v.at("resourceName"), "an adapter that a pool before selects too is in that one only, where the plugin has it in both")
+			break
+		}
+	}
+	r.before = append(r.before, chosen)
+	r.im.share(v, all(cel), v1alpha1.Sharing{Resource: name, Replicas: replicas, Pool: true})
+}
+
+// apart reports whether nothing can be selected by both of two sets of selectors.
+func apart(a, b map[string][]string) bool {
+	for attribute, values := range a {
+		others, both := b[attribute]
+		if both && !slices.ContainsFunc(values, func(v string) bool { return slices.Contains(others, v) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// cmpValue returns the first of two values that is there.
+func cmpValue(a, b value) value {
+	if a.there() {
+		return a
+	}
+	b.node = scalar("", b.node.Line)
+	return b
+}
+
+// old reads a configuration of before pools: all adapters, or the virtual functions
+// of some, under one name.
+func (r *rdmaShared) old(v value) {
+	r.im.unknownExcept(v, "mode", "pfNetdevices")
+	if v.at("mode").text() == "hca" {
+		cel := all([]string{oneOf(familyAttribute, []string{"rdma"}), attributes + `?rdmaNamespaces.orValue("shared") == "shared"`})
+		r.im.share(v, cel, v1alpha1.Sharing{Resource: "rdma/hca", Replicas: 1000, Pool: true})
+		return
+	}
+	cel := []string{oneOf(familyAttribute, []string{"rdma"}), oneOf(text("function"), []string{"virtual"})}
+	if names := v.at("pfNetdevices").texts(); len(names) > 0 {
+		cel = append(cel, oneOf(text("pfName"), names))
+	}
+	r.im.resource(v, "rdma/vhca", all(cel))
+}

@@ -1,0 +1,192 @@
+package importer
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// A Note is something that was written and is not carried over, or that somebody
+// has to do so that all is as before.
+type Note struct {
+	Place string // config.yaml:4
+	Field string // flags.plugin.deviceListStrategy
+	Said  string // volume-mounts
+	Why   string
+
+	// Pods says that pods get something else because of it.
+	Pods bool
+
+	file string
+	line int
+}
+
+func (n Note) String() string {
+	parts := []string{n.Place, n.Field, n.Said, n.Why}
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
+}
+
+// A Result is a configuration, and what is to be said of it.
+type Result struct {
+	Config  *v1alpha1.DriverConfig
+	Formats []string // that were found
+	Notes   []Note
+
+	origins map[string][]string
+}
+
+// Changed returns how many of the notes say that pods get something else.
+func (r *Result) Changed() int {
+	changed := 0
+	for _, n := range r.Notes {
+		if n.Pods {
+			changed++
+		}
+	}
+	return changed
+}
+
+func (im *importer) result() *Result {
+	result := &Result{Config: &im.config, origins: im.origins}
+	for _, f := range im.formats {
+		if im.found[f.name] {
+			result.Formats = append(result.Formats, f.name)
+		}
+	}
+	slices.SortStableFunc(im.notes, func(a, b Note) int {
+		return cmp.Or(strings.Compare(a.file, b.file), cmp.Compare(a.line, b.line))
+	})
+	result.Notes = slices.CompactFunc(im.notes, func(a, b Note) bool { return a.String() == b.String() })
+	return result
+}
+
+// maxSaid is how much of what was written a note repeats.
+const maxSaid = 100
+
+// note adds a note.
+func (im *importer) note(v value, pods bool, format string, args ...any) {
+	n := Note{Field: oneLine(v.path), Said: oneLine(v.short()), Why: oneLine(fmt.Sprintf(format, args...)), Pods: pods, file: v.file, line: v.line()}
+	if n.file != "" {
+		n.Place = oneLine(n.file)
+		if n.line > 0 {
+			n.Place = fmt.Sprintf("%s:%d", n.Place, n.line)
+		}
+	}
+	im.notes = append(im.notes, n)
+}
+
+// lost notes what pods are without.
+func (im *importer) lost(v value, format string, args ...any) { im.note(v, true, format, args...) }
+
+// say notes what pods do not notice.
+func (im *importer) say(v value, format string, args ...any) { im.note(v, false, format, args...) }
+
+// oneLine returns text as it can stand in a comment.
+func oneLine(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// exclude adds an expression for devices that nobody gets.
+func (im *importer) exclude(from value, cel string) {
+	im.config.Exclude = append(im.config.Exclude, v1alpha1.Selector{CEL: bound(cel)})
+	if im.checked(from, "exclude") {
+		return
+	}
+	im.config.Exclude = im.config.Exclude[:len(im.config.Exclude)-1]
+}
+
+// share adds an entry of sharing.
+func (im *importer) share(from value, cel string, sharing v1alpha1.Sharing) {
+	if !im.named(from, sharing.Resource) {
+		return
+	}
+	sharing.CEL = bound(cel)
+	if sharing.Replicas > maxShares {
+		im.say(from, "%d containers at once are more than the %d that can be written, and than a node has", sharing.Replicas, maxShares)
+		sharing.Replicas = maxShares
+	}
+	im.config.Sharing = append(im.config.Sharing, sharing)
+	if !im.checked(from, "sharing") {
+		im.config.Sharing = im.config.Sharing[:len(im.config.Sharing)-1]
+	}
+}
+
+// named reports whether the kubelet takes a name for a resource, and notes if not
+// (IsExtendedResourceName in pkg/apis/core/v1/helper of Kubernetes, read in 1.25
+// and 1.37, by which the kubelet's device manager refuses registrations).
+func (im *importer) named(from value, name string) bool {
+	if name == "" || len(validation.IsQualifiedName("requests."+name)) == 0 && strings.Contains(name, "/") {
+		return true
+	}
+	from.node = scalar(name, from.node.Line)
+	im.say(from, "is no name that the kubelet takes for a resource, so that nothing is offered by it before either")
+	return false
+}
+
+// maxShares is how many containers can have one thing.
+const maxShares = 4096
+
+// resource adds an entry of resources.
+func (im *importer) resource(from value, name, cel string) {
+	if !im.named(from, name) {
+		return
+	}
+	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel)}}
+	if slices.Contains(im.config.Resources, entry) {
+		return
+	}
+	im.config.Resources = append(im.config.Resources, entry)
+	if !im.checked(from, "resources") {
+		im.config.Resources = im.config.Resources[:len(im.config.Resources)-1]
+	}
+}
+
+// paths adds an entry of paths.
+func (im *importer) paths(from value, entry v1alpha1.PathResource) {
+	if !im.named(from, entry.Name) {
+		return
+	}
+	im.config.Paths = append(im.config.Paths, entry)
+	if !im.checked(from, "paths") {
+		im.config.Paths = im.config.Paths[:len(im.config.Paths)-1]
+	}
+}
+
+// root names a directory of the host for a family.
+func (im *importer) root(from value, family, dir string) {
+	if im.config.Roots == nil {
+		im.config.Roots = make(map[string]string)
+	}
+	before, had := im.config.Roots[family]
+	im.config.Roots[family] = dir
+	if im.checked(from, "roots") {
+		return
+	}
+	delete(im.config.Roots, family)
+	if had {
+		im.config.Roots[family] = before
+	}
+}
+
+// checked reports whether the configuration can be used with what was added to a
+// list last, and notes why not.
+func (im *importer) checked(from value, list string) bool {
+	if err := im.config.Validate(); err != nil {
+		im.lost(from, "cannot be written: %v", err)
+		return false
+	}
+	im.origins[list] = append(im.origins[list], from.origin())
+	return true
+}

@@ -1,0 +1,255 @@
+package importer
+
+import (
+	"cmp"
+	"path"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// squat reads what is written for squat's generic-device-plugin (config.go and
+// deviceplugin in squat/generic-device-plugin).
+type squat struct {
+	im       *importer
+	settings *settings
+	devices  []value // of all files and arguments
+	taken    map[string]bool
+}
+
+func newSquat(im *importer) *format {
+	s := &squat{im: im, taken: make(map[string]bool)}
+	s.settings = newSettings(im, []option{
+		{name: "domain", at: "domain", fate: carried},
+		{name: "device", fate: carried},
+		{name: "config", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
+		{name: "config-file", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
+		{name: "plugin-directory", at: "plugin-directory", why: "the agent has a flag for the kubelet's directory"},
+		{name: "listen", at: "listen", why: "the agent has metrics of its own"},
+		{name: "log-level", at: "log-level", why: "the agent has flags for its log"},
+		{at: "device", fate: carried},
+		{at: "devices", fate: carried},
+	})
+	return &format{
+		name:      "squat's generic-device-plugin",
+		forms:     "configuration file, --device arguments, DaemonSet",
+		families:  []string{"paths"},
+		is:        s.is,
+		read:      s.read,
+		runs:      s.runs,
+		container: s.container,
+		finish:    s.finish,
+	}
+}
+
+func (s *squat) runs(c container) bool {
+	return c.names("generic-device-plugin") || c.hasFlag("device") && !c.names("docker", "podman", "nerdctl", "intel", "nvidia")
+}
+
+func (s *squat) is(v value) bool {
+	for _, list := range []value{v, v.at("devices"), v.at("device")} {
+		if list.isList() && len(list.node.Content) > 0 && isDevice(list.items()[0]) {
+			return true
+		}
+	}
+	return isDevice(v)
+}
+
+// isDevice recognises what --device takes.
+func isDevice(v value) bool {
+	groups := v.at("groups")
+	return v.hasAny("name", "type") && (groups.isList() && len(groups.node.Content) > 0 && groups.items()[0].hasAny("paths", "usb") || v.at("paths").isList() && v.has("type"))
+}
+
+func (s *squat) read(v value) {
+	if v.isList() {
+		s.devices = append(s.devices, v.items()...)
+		return
+	}
+	if isDevice(v) {
+		s.devices = append(s.devices, v)
+		return
+	}
+	s.settings.file(v, inOwn, s.im.unknown)
+	s.devices = append(s.devices, v.at("devices").items()...)
+	s.devices = append(s.devices, v.at("device").items()...)
+}
+
+func (s *squat) container(c container) {
+	for _, arg := range arguments(c.args, func(string) bool { return false }) {
+		if arg.name == "device" && !arg.alone {
+			s.devices = append(s.devices, s.argument(arg.value)...)
+		}
+	}
+	s.settings.flags(c)
+}
+
+// argument reads what follows --device: YAML, JSON, or as it was at first, a name
+// and paths with commas between.
+func (s *squat) argument(v value) []value {
+	if strings.Contains(v.node.Value, "{{") {
+		return nil // which the flags note
+	}
+	if inside, err := embedded(v); err == nil && inside.isMap() {
+		inside.path = "--device"
+		return []value{inside}
+	}
+	name, paths, ok := strings.Cut(v.text(), ",")
+	if !ok {
+		s.im.lost(v, "is neither YAML nor JSON")
+		return nil
+	}
+	list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: v.node.Line}
+	for p := range strings.SplitSeq(paths, ",") {
+		list.Content = append(list.Content, scalar(p, v.node.Line))
+	}
+	v.node = object(v.node.Line, "type", scalar(name, v.node.Line), "paths", list)
+	return []value{v}
+}
+
+func (s *squat) finish() {
+	s.settings.finish()
+	domain := cmp.Or(s.settings.get("domain").text(), "squat.ai")
+	for _, device := range s.devices {
+		s.device(domain, device)
+	}
+	s.makeRoom()
+}
+
+// device reads what is offered under one name.
+func (s *squat) device(domain string, v value) {
+	s.im.unknownExcept(v, "name", "groups", "type", "paths", "count")
+	entry := v1alpha1.PathResource{Name: domain + "/" + cmp.Or(v.at("name").text(), v.at("type").text())}
+	for _, group := range v.at("groups").items() {
+		if g, ok := s.group(group); ok {
+			entry.Groups = append(entry.Groups, g)
+		}
+	}
+	for _, one := range v.at("paths").items() { // before there were groups
+		if p, ok := s.path(one); ok {
+			entry.Groups = append(entry.Groups, v1alpha1.PathGroup{Paths: []v1alpha1.Path{p}, Count: s.count(v)})
+		}
+	}
+	if len(entry.Groups) == 0 {
+		s.im.lost(v, "offers nothing")
+		return
+	}
+	s.im.paths(v, entry)
+}
+
+func (s *squat) group(v value) (v1alpha1.PathGroup, bool) {
+	s.im.unknownExcept(v, "paths", "usb", "count")
+	group := v1alpha1.PathGroup{Count: s.count(v)}
+	for _, one := range v.at("paths").items() {
+		p, ok := s.path(one)
+		if !ok {
+			return group, false
+		}
+		group.Paths = append(group.Paths, p)
+	}
+	for _, one := range v.at("usb").items() {
+		s.im.unknownExcept(one, "vendor", "product", "serial")
+		group.USB = append(group.USB, usbDevice(one))
+	}
+	if len(group.Paths) == 0 && len(group.USB) == 0 {
+		s.im.lost(v, "names neither paths nor USB devices")
+		return group, false
+	}
+	return group, true
+}
+
+// count returns how many containers may have a device at once.
+func (s *squat) count(v value) int {
+	at := v.at("count")
+	count, ok := at.number()
+	switch {
+	case !at.there():
+		return 0
+	case !ok || count < 0:
+		s.im.lost(at, "is no number")
+		return 0
+	case count > maxShares:
+		s.im.say(at, "is more than the %d containers at once that can be written, and than a node has", maxShares)
+		return maxShares
+	case count == 1:
+		return 0 // the default
+	}
+	return count
+}
+
+// path reads a path, which may be its name alone.
+func (s *squat) path(v value) (v1alpha1.Path, bool) {
+	p := v1alpha1.Path{Path: v.text()}
+	if v.isMap() {
+		s.im.unknownExcept(v, "path", "mountPath", "permissions", "readOnly", "type", "limit", "optional")
+		p = v1alpha1.Path{Path: v.at("path").text(), MountPath: v.at("mountPath").text(), Permissions: v.at("permissions").text(), Optional: v.at("optional").is()}
+		p.Limit, _ = v.at("limit").number()
+		if strings.EqualFold(v.at("type").text(), string(v1alpha1.PathTypeMount)) {
+			p.Type, p.ReadOnly, p.Permissions = v1alpha1.PathTypeMount, v.at("readOnly").is(), ""
+		}
+	}
+	if p.Limit <= 1 {
+		p.Limit = 0 // the default
+	}
+	p.Limit = min(p.Limit, maxShares)
+	if p.Path == "" {
+		s.im.lost(v, "names no path")
+		return p, false
+	}
+	p.Path = path.Clean(p.Path)
+	if !strings.HasPrefix(p.Path, "/dev/") {
+		s.im.say(v, "has to be mounted into the agent's pod, which sees only /dev")
+	}
+	s.take(p.Path)
+	return p, true
+}
+
+// families are those that would offer device nodes themselves, by the beginnings
+// of their paths. A node that a family offers is not offered by its path too.
+var nodeFamilies = []struct {
+	prefix   string
+	families []string
+}{
+	{"/dev/dri", []string{"amdgpu", "generic", "intelgpu"}},
+	{"/dev/kfd", []string{"amdgpu"}},
+	{"/dev/nvidia", []string{"nvidia"}},
+	{"/dev/accel", []string{"gaudi", "npu", "tpu"}},
+	{"/dev/infiniband", []string{"rdma"}},
+	{"/dev/vfio", []string{"qat", "sriovnet", "vfio"}},
+	{"/dev/tenstorrent", []string{"tenstorrent"}},
+	{"/dev/neuron", []string{"neuron"}},
+	{"/dev/dlb", []string{"dlb"}},
+	{"/dev/dsa", []string{"idxd"}},
+	{"/dev/iax", []string{"idxd"}},
+}
+
+// take remembers the families whose nodes are named by their paths.
+func (s *squat) take(p string) {
+	for _, nodes := range nodeFamilies {
+		if strings.HasPrefix(p, nodes.prefix) {
+			for _, family := range nodes.families {
+				s.taken[family] = true
+			}
+		}
+	}
+}
+
+// makeRoom excludes the families whose nodes are offered by their paths, unless
+// another imported plugin offers them.
+func (s *squat) makeRoom() {
+	wanted := make(map[string]bool)
+	for _, f := range s.im.formats {
+		for _, family := range f.families {
+			wanted[family] = wanted[family] || s.im.found[f.name]
+		}
+	}
+	for _, family := range sorted(s.taken) {
+		if wanted[family] {
+			s.im.lost(value{}, "devices of family %s are offered by their own names, and so their nodes are not by their paths", family)
+			continue
+		}
+		s.im.exclude(value{path: "nodes that are offered by their paths"}, oneOf(familyAttribute, []string{family}))
+	}
+}

@@ -1,0 +1,360 @@
+package importer
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// sriovdp reads what is written for the SR-IOV network device plugin (README.md
+// and pkg/types in k8snetworkplumbingwg/sriov-network-device-plugin v3.9).
+type sriovdp struct {
+	im       *importer
+	settings *settings
+	pools    []value // of all files
+}
+
+func newSRIOV(im *importer) *format {
+	s := &sriovdp{im: im}
+	s.settings = newSettings(im, []option{
+		{name: "resource-prefix", fate: carried},
+		{name: "config-file", fine: []string{"/etc/pcidp/config.json"}, why: "import that file too, if it is not among the files"},
+		{name: "use-cdi", alone: true, fine: []string{"false"}, why: "containers get the same device nodes without it"},
+	})
+	return &format{
+		name:         "the SR-IOV network device plugin",
+		forms:        "config.json alone, in a ConfigMap or a NicClusterPolicy, flags, DaemonSet, Helm values, SriovNetworkNodePolicy",
+		families:     []string{"sriovnet", "rdma", "vfio"},
+		alternatives: true,
+		is:           s.is,
+		read:         s.read,
+		runs:         s.runs,
+		container:    func(c container) { s.settings.flags(c) },
+		finish:       s.finish,
+	}
+}
+
+func (s *sriovdp) runs(c container) bool {
+	return c.names("sriov-network-device-plugin", "sriov-device-plugin", "sriovdp", "sriov-dp") || c.image == "" && c.hasFlag("resource-prefix")
+}
+
+func (s *sriovdp) is(v value) bool {
+	return v.isMap() && v.has("resourceList") || isNodePolicy(v)
+}
+
+func isNodePolicy(v value) bool {
+	return v.at("kind").text() == "SriovNetworkNodePolicy"
+}
+
+func (s *sriovdp) read(v value) {
+	if isNodePolicy(v) {
+		s.nodePolicy(v.at("spec"))
+		return
+	}
+	s.im.unknownExcept(v, "resourceList")
+	s.pools = append(s.pools, v.at("resourceList").items()...)
+}
+
+func (s *sriovdp) finish() {
+	s.settings.finish()
+	for _, pool := range s.pools {
+		s.pool(pool)
+	}
+}
+
+// poolDefault is the prefix of resources that name no other.
+const poolDefault = "intel.com"
+
+// pool reads a pool of devices.
+func (s *sriovdp) pool(v value) {
+	prefix := v.at("resourcePrefix").text()
+	if prefix == "" {
+		prefix = s.settings.get("resource-prefix").text()
+	}
+	if prefix == "" {
+		prefix = poolDefault
+	}
+	name := prefix + "/" + v.at("resourceName").text()
+	s.im.unknownExcept(v, "resourceName", "resourcePrefix", "deviceType", "excludeTopology", "additionalInfo", "selectors")
+	kind := strings.ToLower(v.at("deviceType").text())
+	var sets []string
+	whole := true
+	for _, set := range v.at("selectors").items() {
+		p := &pool{im: s.im, kind: kind}
+		cel, ok := p.selects(set)
+		sets = append(sets, cel)
+		whole = whole && ok
+	}
+	if len(sets) == 0 {
+		p := &pool{im: s.im, kind: kind}
+		cel, ok := p.selects(value{})
+		sets, whole = []string{cel}, ok
+	}
+	if !whole {
+		return // which is noted
+	}
+	s.im.resource(v, name, anyOf(slices.Compact(sets)))
+	if exclude := v.at("excludeTopology"); exclude.is() {
+		s.im.lost(exclude, "not carried over: the kubelet is told the NUMA nodes of the devices")
+	}
+	if info := v.at("additionalInfo"); len(v.at("additionalInfo").texts())+len(info.short()) > 0 {
+		s.im.lost(info, "not carried over: PCIDEVICE_…_INFO says only what the plugin finds by itself")
+	}
+}
+
+// A pool is a set of selectors of a pool while it is read.
+type pool struct {
+	im   *importer
+	kind string // netdevice, accelerator, auxnetdevice
+	cel  []string
+}
+
+// selects returns the expression of a set of selectors, and whether it says all
+// that they do.
+func (p *pool) selects(v value) (string, bool) {
+	p.functions(v)
+	complete := true
+	for name, field := range v.fields() {
+		if field.null() || field.isList() && len(field.node.Content) == 0 {
+			continue
+		}
+		switch name {
+		case "vendors":
+			p.one(text("pciVendor"), ids(field))
+		case "devices":
+			p.one(text("pciDevice"), ids(field))
+		case "drivers":
+			p.one(text("driver"), field.texts())
+		case "pciAddresses":
+			p.one(busID, lower(field.texts()))
+		case "acpiIndexes":
+			complete = p.numbers("acpiIndex", field) && complete
+		case "auxTypes":
+			complete = p.auxiliary(field) && complete
+		case "pfNames":
+			complete = p.parts(text("pfName"), field) && complete
+		case "rootDevices":
+			complete = p.parts(text("pfPCIBusID"), field) && complete
+		case "linkTypes":
+			p.one(text("linkLayer"), linkLayers(field))
+		case "pKeys":
+			p.one(text("pKey"), lower(field.texts()))
+		case "vdpaType":
+			p.one(text("vdpaType"), field.texts())
+		case "isRdma":
+			// It is what the family says.
+		case "needVhostNet":
+			if field.is() {
+				p.im.lost(field, "not carried over: a container asks for devices.kubevirt.io/vhost-net and devices.kubevirt.io/tun besides")
+			}
+		case "ddpProfiles":
+			p.im.lost(field, "no file of the kernel tells which profile an adapter has loaded, so the pool is left out; of it all could be selected by: %s", all(p.cel))
+			complete = false
+		default:
+			p.im.unknown(field)
+		}
+	}
+	return all(p.cel), complete
+}
+
+// functions begins an expression with the families that describe what the plugin
+// would look at.
+func (p *pool) functions(v value) {
+	if p.kind == "accelerator" {
+		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")")
+		p.im.say(v.at("drivers"), "accelerators under vfio have the number of their IOMMU group as ID, and PCI_RESOURCE_… as variable, unless a family of their own describes them")
+		return
+	}
+	if v.at("isRdma").is() {
+		p.cel = append(p.cel, oneOf(familyAttribute, []string{"rdma"}))
+		return
+	}
+	nic := oneOf(kindAttribute, []string{"nic"})
+	if slices.ContainsFunc(v.at("drivers").texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
+		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // a physical function
+	}
+	p.cel = append(p.cel, nic)
+}
+
+func (p *pool) one(attribute string, values []string) {
+	if len(values) > 0 {
+		p.cel = append(p.cel, oneOf(attribute, values))
+	}
+}
+
+// numbers selects by numbers, which are written as texts.
+func (p *pool) numbers(name string, v value) bool {
+	var numbers []string
+	for _, text := range v.texts() {
+		n, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			p.im.lost(v, "is no list of numbers, so the pool is left out")
+			return false
+		}
+		numbers = append(numbers, strconv.FormatUint(n, 10))
+	}
+	p.cel = append(p.cel, number(name)+" in ["+strings.Join(numbers, ", ")+"]")
+	return true
+}
+
+// auxiliary selects sub-functions, which are the only auxiliary devices that the
+// plugin takes.
+func (p *pool) auxiliary(v value) bool {
+	if slices.ContainsFunc(v.texts(), func(text string) bool { return text != "sf" }) {
+		p.im.lost(v, "of auxiliary devices only sub-functions (sf) are known, so the pool is left out")
+		return false
+	}
+	p.cel = append(p.cel, oneOf(text("function"), []string{"partition"}))
+	return true
+}
+
+// part matches a physical function and the virtual ones of it that are meant:
+// ens1f0#0,2-7.
+var part = regexp.MustCompile(`^([^#]+)(?:#([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*))?$`)
+
+// parts selects by physical functions and numbers of their virtual ones, or of
+// their sub-functions.
+func (p *pool) parts(attribute string, v value) bool {
+	index := "vfIndex"
+	if p.kind == "auxnetdevice" {
+		index = "sfNumber"
+	}
+	var whole, parts []string
+	for _, said := range v.texts() {
+		m := part.FindStringSubmatch(strings.ReplaceAll(said, " ", ""))
+		if m == nil {
+			p.im.lost(v, "%q is no name with numbers behind #, so the pool is left out", said)
+			return false
+		}
+		if m[2] == "" {
+			whole = append(whole, m[1])
+			continue
+		}
+		parts = append(parts, all([]string{oneOf(attribute, m[1:2]), indices(number(index), m[2])}))
+	}
+	if len(whole) > 0 {
+		parts = append([]string{oneOf(attribute, whole)}, parts...)
+	}
+	if len(parts) > 0 {
+		p.cel = append(p.cel, anyOf(parts))
+	}
+	return true
+}
+
+// indices returns an expression for numbers and ranges of them: 0,2-7.
+func indices(attribute, said string) string {
+	var single, any []string
+	for one := range strings.SplitSeq(said, ",") {
+		low, high, ranged := strings.Cut(one, "-")
+		if !ranged {
+			single = append(single, plainNumber(low))
+			continue
+		}
+		any = append(any, fmt.Sprintf("%s >= %s && %s <= %s", attribute, plainNumber(low), attribute, plainNumber(high)))
+	}
+	if len(single) > 0 {
+		any = append([]string{attribute + " in [" + strings.Join(single, ", ") + "]"}, any...)
+	}
+	return anyOf(any)
+}
+
+// plainNumber returns digits as CEL writes a number.
+func plainNumber(digits string) string {
+	if len(digits) > 18 {
+		digits = digits[:18]
+	}
+	n, _ := strconv.ParseUint(digits, 10, 64)
+	return strconv.FormatUint(n, 10)
+}
+
+// ids returns PCI IDs as attributes have them: four lower-case digits.
+func ids(v value) []string {
+	var out []string
+	for _, id := range lower(v.texts()) {
+		id = strings.TrimPrefix(id, "0x")
+		if len(id) < 4 && id != "" {
+			id = strings.Repeat("0", 4-len(id)) + id
+		}
+		out = append(out, id)
+	}
+	return out
+}
+
+func lower(texts []string) []string {
+	out := make([]string, len(texts))
+	for i, text := range texts {
+		out[i] = strings.ToLower(text)
+	}
+	return out
+}
+
+// linkLayers returns how attributes have what Linux calls the types of links.
+func linkLayers(v value) []string {
+	var out []string
+	for _, text := range lower(v.texts()) {
+		switch text {
+		case "ether", "ethernet", "eth":
+			text = "Ethernet"
+		case "infiniband", "ib":
+			text = "InfiniBand"
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+// nodePolicy reads what the SR-IOV network operator makes such a pool of.
+func (s *sriovdp) nodePolicy(v value) {
+	prefix := "openshift.io"
+	if s.settings.get("resource-prefix").text() != "" {
+		prefix = s.settings.get("resource-prefix").text()
+	}
+	p := &pool{im: s.im}
+	p.cel = []string{oneOf(kindAttribute, []string{"nic"})}
+	if v.at("isRdma").is() {
+		p.cel = []string{oneOf(familyAttribute, []string{"rdma"})}
+	}
+	nic := v.at("nicSelector")
+	p.one(text("pciVendor"), ids(nic.at("vendor")))
+	if id := nic.at("deviceID"); id.text() != "" {
+		s.im.say(id, "is the ID of the physical functions, which is not asked for; rootDevices or pfNames tell their virtual ones")
+	}
+	ok := p.parts(text("pfName"), nic.at("pfNames"))
+	ok = p.parts(text("pfPCIBusID"), nic.at("rootDevices")) && ok
+	s.im.unknownExcept(nic, "vendor", "deviceID", "pfNames", "rootDevices", "netFilter")
+	if filter := nic.at("netFilter"); !filter.null() {
+		s.im.lost(filter, "networks of clouds are not known, so the pool is left out")
+		ok = false
+	}
+	switch kind := v.at("deviceType"); kind.text() {
+	case "vfio-pci":
+		p.one(text("driver"), []string{"vfio-pci"})
+	case "", "netdevice":
+	default:
+		s.im.lost(kind, "is not known")
+	}
+	if vdpa := v.at("vdpaType"); vdpa.text() != "" {
+		p.one(text("vdpaType"), []string{strings.TrimPrefix(vdpa.text(), "vdpa/")})
+	}
+	if need := v.at("needVhostNet"); need.is() {
+		s.im.lost(need, "not carried over: a container asks for devices.kubevirt.io/vhost-net and devices.kubevirt.io/tun besides")
+	}
+	if exclude := v.at("excludeTopology"); exclude.is() {
+		s.im.lost(exclude, "not carried over: the kubelet is told the NUMA nodes of the devices")
+	}
+	if nodes := v.at("nodeSelector"); !nodes.null() {
+		s.im.say(nodes, "the entry is for all nodes; it selects nothing where there are no such functions")
+	}
+	for _, name := range []string{"numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge"} {
+		if field := v.at(name); !field.null() {
+			s.im.say(field, "is about making functions: see chandler provision, or keep the operator for it")
+		}
+	}
+	s.im.unknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
+	if ok {
+		s.im.resource(v, prefix+"/"+v.at("resourceName").text(), all(p.cel))
+		s.im.say(v.at("resourceName"), "has the prefix %s, which is the operator's default; name the DaemonSet or its values too if yours is another", prefix)
+	}
+}

@@ -1,0 +1,246 @@
+package importer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// parse returns the documents of a file: YAML, JSON with or without comments,
+// arguments, or variables.
+func parse(file File) ([]value, error) {
+	text, err := decoded(file.Data)
+	if err != nil {
+		return nil, err
+	}
+	if strings.TrimSpace(text) == "" {
+		return nil, errors.New("is empty")
+	}
+	if looksLikeArguments(text) {
+		return []value{argumentsOf(file.Name, text)}, nil
+	}
+	if looksLikeVariables(text) {
+		return []value{variablesOf(file.Name, text)}, nil
+	}
+	nodes, err := parseNodes(text)
+	if err != nil {
+		return nil, err
+	}
+	var documents []value
+	for _, node := range nodes {
+		documents = append(documents, value{node: node, file: file.Name})
+	}
+	return documents, nil
+}
+
+// embedded parses the text of a file that is a value, such as in a ConfigMap.
+// The value itself is returned if it is no text.
+func embedded(v value) (value, error) {
+	if !v.isText() {
+		return v, nil
+	}
+	nodes, err := parseNodes(v.node.Value)
+	if err != nil {
+		return value{}, err
+	}
+	if len(nodes) == 0 {
+		return value{}, errors.New("is empty")
+	}
+	inside := value{node: nodes[0], file: v.file, above: -1, path: v.path}
+	if v.above >= 0 && v.node.Style&(yaml.LiteralStyle) != 0 {
+		inside.above = v.above + v.node.Line // the line with the bar
+	}
+	return inside, nil
+}
+
+// decoded returns a text as UTF-8, without a byte order mark and with Unix' line
+// ends.
+func decoded(data []byte) (string, error) {
+	switch {
+	case bytes.HasPrefix(data, []byte("\xff\xfe")), bytes.HasPrefix(data, []byte("\xfe\xff")):
+		units := make([]uint16, 0, len(data)/2)
+		for i := 2; i+1 < len(data); i += 2 {
+			if data[0] == 0xff {
+				units = append(units, uint16(data[i])|uint16(data[i+1])<<8)
+			} else {
+				units = append(units, uint16(data[i+1])|uint16(data[i])<<8)
+			}
+		}
+		data = []byte(string(utf16.Decode(units)))
+	default:
+		data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	}
+	if !utf8.Valid(data) || bytes.ContainsRune(data, 0) {
+		return "", errors.New("is no text")
+	}
+	return strings.ReplaceAll(strings.ReplaceAll(string(data), "\r\n", "\n"), "\r", "\n"), nil
+}
+
+// action matches an action of a Go template, as charts have it.
+var action = regexp.MustCompile(`\{\{-?\s*(?:[.$"(]|/\*|[a-zA-Z]+\b)`)
+
+// errTemplate is of a file of a chart before Helm has made it.
+func errTemplate(line int) error {
+	return fmt.Errorf("line %d: is a template of Helm, and not YAML yet; import what \"helm template\" makes of it, or the values alone", line)
+}
+
+// templateLine returns the line with the first action outside of comments, 0 if
+// there is none.
+func templateLine(text string) int {
+	line := 0
+	for l := range strings.Lines(text) {
+		line++
+		if !strings.HasPrefix(strings.TrimSpace(l), "#") && action.MatchString(l) {
+			return line
+		}
+	}
+	return 0
+}
+
+// parseNodes returns the documents of YAML or JSON that are not empty.
+func parseNodes(text string) ([]*yaml.Node, error) {
+	nodes, err := parseYAML(text)
+	if err == nil {
+		return nodes, nil
+	}
+	if line := templateLine(text); line > 0 {
+		return nil, errTemplate(line)
+	}
+	if plain, ok := plainJSON(text); ok {
+		nodes, jsonErr := parseYAML(plain)
+		if jsonErr == nil {
+			return nodes, nil
+		}
+		if node, ok := parseJSON(plain); ok {
+			return []*yaml.Node{node}, nil
+		}
+		return nil, jsonErr
+	}
+	return nil, err
+}
+
+func parseYAML(text string) (nodes []*yaml.Node, err error) {
+	decoder := yaml.NewDecoder(strings.NewReader(text))
+	count := 0
+	for {
+		var document yaml.Node
+		err := decoder.Decode(&document)
+		if errors.Is(err, io.EOF) {
+			return nodes, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("is neither YAML nor JSON: %w", err)
+		}
+		node, err := resolved(&document, &count, 0)
+		if err != nil {
+			return nil, fmt.Errorf("is neither YAML nor JSON: %w", err)
+		}
+		if node.Kind == yaml.DocumentNode && len(node.Content) == 1 && node.Content[0].Tag != "!!null" {
+			nodes = append(nodes, node.Content[0])
+		}
+	}
+}
+
+// parseJSON parses JSON that YAML does not take, such as some escapes.
+func parseJSON(text string) (*yaml.Node, bool) {
+	var content any
+	if json.Unmarshal([]byte(text), &content) != nil {
+		return nil, false
+	}
+	data, err := yaml.Marshal(content)
+	if err != nil {
+		return nil, false
+	}
+	nodes, err := parseYAML(string(data))
+	if err != nil || len(nodes) != 1 {
+		return nil, false
+	}
+	return nodes[0], true
+}
+
+// plainJSON returns what looks like JSON without comments and tabs between its
+// tokens, and without commas before closing brackets. Lines stay where they are.
+func plainJSON(text string) (string, bool) {
+	var out strings.Builder
+	started := false
+	for i := 0; i < len(text); {
+		rest := text[i:]
+		switch c := text[i]; {
+		case c == '"':
+			n := quoted(rest)
+			out.WriteString(rest[:n])
+			i += n
+		case strings.HasPrefix(rest, "//"), c == '#':
+			n := strings.IndexByte(rest, '\n')
+			if n < 0 {
+				n = len(rest)
+			}
+			i += n
+		case strings.HasPrefix(rest, "/*"):
+			n := strings.Index(rest, "*/")
+			if n < 0 {
+				return "", false
+			}
+			out.WriteString(strings.Repeat("\n", strings.Count(rest[:n], "\n")))
+			i += n + 2
+		case c == '\t':
+			out.WriteByte(' ')
+			i++
+		default:
+			if !started && c != ' ' && c != '\n' {
+				if c != '{' && c != '[' {
+					return "", false
+				}
+				started = true
+			}
+			out.WriteByte(c)
+			i++
+		}
+	}
+	return trailingComma(out.String()), started
+}
+
+// quoted returns the length of the string in quotes with which a text begins.
+func quoted(text string) int {
+	for i := 1; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
+		}
+	}
+	return len(text)
+}
+
+// trailingComma removes commas before closing brackets, and after the last one.
+func trailingComma(text string) string {
+	out := []byte(text)
+	comma := -1
+	for i := 0; i < len(out); i++ {
+		switch c := out[i]; c {
+		case '"':
+			i += quoted(text[i:]) - 1
+			comma = -1
+		case ',':
+			comma = i
+		case '}', ']':
+			if comma >= 0 {
+				out[comma] = ' '
+			}
+			comma = -1
+		case ' ', '\n':
+		default:
+			comma = -1
+		}
+	}
+	return string(out)
+}

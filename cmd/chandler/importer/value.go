@@ -1,0 +1,276 @@
+package importer
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A value is something that is written in YAML or JSON, or as an argument, and
+// where. The zero value is nothing.
+type value struct {
+	node  *yaml.Node // without aliases and merges
+	file  string
+	above int    // how many lines of the file are above the text of the node, -1 if that is not known
+	path  string // data[config.json].resourceList[0]
+}
+
+// there reports whether something is written, be it null.
+func (v value) there() bool { return v.node != nil }
+
+// null reports whether nothing is written, or nothing is said by it.
+func (v value) null() bool { return v.node == nil || v.node.Tag == "!!null" }
+
+func (v value) isMap() bool  { return v.node != nil && v.node.Kind == yaml.MappingNode }
+func (v value) isList() bool { return v.node != nil && v.node.Kind == yaml.SequenceNode }
+func (v value) isText() bool { return v.node != nil && v.node.Kind == yaml.ScalarNode && !v.null() }
+
+// line returns the line of the file, 0 if it is not known.
+func (v value) line() int {
+	if v.node == nil || v.above < 0 || v.node.Line == 0 {
+		return 0
+	}
+	return v.above + v.node.Line
+}
+
+// origin says where the value is.
+func (v value) origin() string {
+	place := oneLine(v.file)
+	if line := v.line(); line > 0 {
+		place += ":" + strconv.Itoa(line)
+	}
+	return strings.TrimSpace(place + " " + oneLine(v.path))
+}
+
+// below returns a value that is part of this one.
+func (v value) below(name string, node *yaml.Node) value {
+	if v.path != "" && !strings.HasPrefix(name, "[") {
+		name = "." + name
+	}
+	return value{node, v.file, v.above, v.path + name}
+}
+
+// at returns the value below those fields, nothing if there is none.
+func (v value) at(names ...string) value {
+	for _, name := range names {
+		found := value{file: v.file, above: v.above, path: v.path}
+		for key, field := range v.fields() {
+			if key == name {
+				found = field
+			}
+		}
+		v = found
+	}
+	return v
+}
+
+// has reports whether all of those fields are there.
+func (v value) has(names ...string) bool {
+	for _, name := range names {
+		if !v.at(name).there() {
+			return false
+		}
+	}
+	return true
+}
+
+// hasAny reports whether one of those fields is there.
+func (v value) hasAny(names ...string) bool {
+	for _, name := range names {
+		if v.at(name).there() {
+			return true
+		}
+	}
+	return false
+}
+
+// fields are the fields of an object in their order. Of a name that is there
+// twice, the last one counts.
+func (v value) fields() iter.Seq2[string, value] {
+	return func(yield func(string, value) bool) {
+		if !v.isMap() {
+			return
+		}
+		for i := 0; i+1 < len(v.node.Content); i += 2 {
+			name := v.node.Content[i].Value
+			if !yield(name, v.below(fieldPath(name), v.node.Content[i+1])) {
+				return
+			}
+		}
+	}
+}
+
+// fieldPath returns how a path has the name of a field.
+func fieldPath(name string) string {
+	if strings.ContainsAny(name, ".[] ") {
+		return "[" + name + "]"
+	}
+	return name
+}
+
+// items are the items of a list. What is no list is one of its own, as in Go
+// libraries that take either.
+func (v value) items() []value {
+	if v.null() {
+		return nil
+	}
+	if !v.isList() {
+		return []value{v}
+	}
+	items := make([]value, len(v.node.Content))
+	for i, node := range v.node.Content {
+		items[i] = v.below(fmt.Sprintf("[%d]", i), node)
+	}
+	return items
+}
+
+// text returns what a scalar says, "" if it is none.
+func (v value) text() string {
+	if !v.isText() {
+		return ""
+	}
+	return strings.TrimSpace(v.node.Value)
+}
+
+// texts returns the scalars of a list.
+func (v value) texts() []string {
+	var texts []string
+	for _, item := range v.items() {
+		if text := item.text(); text != "" {
+			texts = append(texts, text)
+		}
+	}
+	return texts
+}
+
+// number returns a whole number, which may be quoted.
+func (v value) number() (int, bool) {
+	n, err := strconv.Atoi(v.text())
+	return n, err == nil
+}
+
+// truth returns what Go takes for true or false, which may be quoted, and whether
+// it is one.
+func (v value) truth() (truth, ok bool) {
+	switch strings.ToLower(v.text()) {
+	case "yes", "on":
+		return true, true
+	case "no", "off":
+		return false, true
+	}
+	truth, err := strconv.ParseBool(strings.ToLower(v.text()))
+	return truth, err == nil
+}
+
+// is reports whether the value is a true one.
+func (v value) is() bool {
+	truth, _ := v.truth()
+	return truth
+}
+
+// short returns what is written, if it is short enough to be repeated.
+func (v value) short() string {
+	if v.null() {
+		return ""
+	}
+	if v.isText() {
+		return cut(v.node.Value)
+	}
+	if len(v.node.Content) == 0 {
+		return ""
+	}
+	data, err := yaml.Marshal(flow(v.node, new(int)))
+	if err != nil {
+		return ""
+	}
+	return cut(string(data))
+}
+
+// cut returns the beginning of a text.
+func cut(text string) string {
+	text = oneLine(text)
+	if runes := []rune(text); len(runes) > maxSaid {
+		return string(runes[:maxSaid]) + "…"
+	}
+	return text
+}
+
+// flow returns the first nodes of a value without comments, to be written in one
+// line.
+func flow(node *yaml.Node, count *int) *yaml.Node {
+	out := &yaml.Node{Kind: node.Kind, Tag: node.Tag, Value: node.Value}
+	if node.Kind != yaml.ScalarNode {
+		out.Style = yaml.FlowStyle
+	} else {
+		out.Value = cut(node.Value)
+	}
+	for _, child := range node.Content {
+		if *count++; *count > maxSaid && len(out.Content)%2 == 0 {
+			break
+		}
+		out.Content = append(out.Content, flow(child, count))
+	}
+	return out
+}
+
+// Bounds of what aliases make of a document.
+const (
+	maxNodes = 200_000
+	maxDepth = 100
+)
+
+var errAliases = errors.New("too large, or too deep, once its aliases are resolved")
+
+// resolved returns a copy of a node in which aliases are what they stand for, and
+// merges (<<) are fields.
+func resolved(node *yaml.Node, count *int, depth int) (*yaml.Node, error) {
+	if *count++; *count > maxNodes || depth > maxDepth {
+		return nil, errAliases
+	}
+	if node.Kind == yaml.AliasNode {
+		return resolved(node.Alias, count, depth+1)
+	}
+	out := &yaml.Node{Kind: node.Kind, Tag: node.ShortTag(), Value: node.Value, Style: node.Style, Line: node.Line, Column: node.Column}
+	var merged []*yaml.Node
+	for i, child := range node.Content {
+		if node.Kind == yaml.MappingNode && i%2 == 0 && child.Kind != yaml.ScalarNode && child.Kind != yaml.AliasNode {
+			return nil, fmt.Errorf("line %d: the name of a field is no text", child.Line)
+		}
+		copied, err := resolved(child, count, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		if node.Kind == yaml.MappingNode && i%2 == 1 && node.Content[i-1].ShortTag() == "!!merge" {
+			out.Content = out.Content[:len(out.Content)-1]
+			merged = append(merged, copied)
+			continue
+		}
+		out.Content = append(out.Content, copied)
+	}
+	for _, from := range merged {
+		merge(out, from)
+	}
+	return out, nil
+}
+
+// merge adds the fields that an object does not have itself.
+func merge(into, from *yaml.Node) {
+	if from.Kind == yaml.SequenceNode {
+		for _, one := range from.Content {
+			merge(into, one)
+		}
+		return
+	}
+	if from.Kind != yaml.MappingNode {
+		return
+	}
+	for i := 0; i+1 < len(from.Content); i += 2 {
+		if !(value{node: into}).has(from.Content[i].Value) {
+			into.Content = append(into.Content, from.Content[i], from.Content[i+1])
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package importer
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// YAML returns the configuration with what is to be said of it in comments.
+func (r *Result) YAML() ([]byte, error) {
+	var plain bytes.Buffer
+	encoder := json.NewEncoder(&plain)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(r.Config); err != nil {
+		return nil, err
+	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(plain.Bytes(), &document); err != nil {
+		return nil, err
+	}
+	root := document.Content[0]
+	block(root)
+	order(root)
+	r.sources(root)
+	var out bytes.Buffer
+	out.WriteString(r.head())
+	writer := yaml.NewEncoder(&out)
+	writer.SetIndent(2)
+	writer.CompactSeqIndent()
+	if err := writer.Encode(root); err != nil {
+		return nil, err
+	}
+	if err := writer.Close(); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// head returns the comment at the head of the file.
+func (r *Result) head() string {
+	var out strings.Builder
+	fmt.Fprintf(&out, "# Imported: %s.\n", strings.Join(r.Formats, "; "))
+	out.WriteString("# mode DevicePlugin keeps pods on the API, the names and the IDs that they have now.\n")
+	for _, part := range []struct {
+		title string
+		pods  bool
+	}{
+		{"NOT carried over, so that pods get something else", true},
+		{"Not carried over, or to be seen to; pods get the same", false},
+	} {
+		notes := slices.DeleteFunc(slices.Clone(r.Notes), func(n Note) bool { return n.Pods != part.pods })
+		if len(notes) == 0 {
+			continue
+		}
+		fmt.Fprintf(&out, "#\n# %s:\n", part.title)
+		for _, n := range notes {
+			fmt.Fprintf(&out, "# - %s\n", n)
+		}
+	}
+	return out.String()
+}
+
+// block has objects and lists written over several lines, and strings in quotes
+// only where they need them.
+func block(node *yaml.Node) {
+	node.Style = 0
+	for _, child := range node.Content {
+		block(child)
+	}
+}
+
+// first are the fields that begin an object.
+var first = []string{"apiVersion", "kind", "name", "resource", "cel"}
+
+// order puts the fields that tell what an object is before the others.
+func order(node *yaml.Node) {
+	for _, child := range node.Content {
+		order(child)
+	}
+	if node.Kind != yaml.MappingNode {
+		return
+	}
+	var fields []*yaml.Node
+	for _, name := range first {
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			if node.Content[i].Value == name {
+				fields = append(fields, node.Content[i], node.Content[i+1])
+			}
+		}
+	}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		if !slices.Contains(first, node.Content[i].Value) {
+			fields = append(fields, node.Content[i], node.Content[i+1])
+		}
+	}
+	node.Content = fields
+}
+
+// sources says above each entry of a list what it was made of.
+func (r *Result) sources(root *yaml.Node) {
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		origins := r.origins[root.Content[i].Value]
+		for j, entry := range root.Content[i+1].Content {
+			if root.Content[i+1].Kind == yaml.SequenceNode && j < len(origins) && origins[j] != "" {
+				entry.HeadComment = origins[j]
+			}
+		}
+	}
+}
