@@ -227,7 +227,7 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	failure := errors.New("no space left on device")
-	for _, step := range []disktest.Op{disktest.Create, disktest.Write, disktest.Sync, disktest.Rename} {
+	for _, step := range []disktest.Op{disktest.Create, disktest.Write, disktest.Rename} {
 		dir.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error {
 			if op == step {
 				return failure

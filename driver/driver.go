@@ -161,7 +161,6 @@ var _ kubeletplugin.DRAPlugin = &Driver{}
 // New returns a driver. It touches nothing yet.
 func New(config Config) *Driver {
 	config.CDI.Files.FS = config.Disk
-	config.CDI.Files.Unsynced = true // a reboot voids specs, and /var/run is in memory
 	d := &Driver{
 		config: config, ledger: config.Ledger, files: disk.Files{FS: config.Disk},
 		healthInterval: healthInterval, askInterval: askInterval, termination: ledger.Termination,
@@ -171,7 +170,7 @@ func New(config Config) *Driver {
 	}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.before = filepath.Join(d.dataDir(), metadataBefore)
-	d.metadata.files = disk.Files{FS: config.Disk, Unsynced: true} // after a loss of power the kubelet has all claims prepared again
+	d.metadata.files = disk.Files{FS: config.Disk}
 	d.ledger.AddOutput(&d.metadata)
 	d.ledger.AddOutput(cdiSpecs{config.CDI})
 	d.registration.Store(&registered{})

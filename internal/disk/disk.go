@@ -1,6 +1,6 @@
-// Package disk writes, reads and removes files. A crash at any moment leaves
-// the old file or the new one and never a part of either, and a file that was
-// written survives a loss of power. It knows nothing of what the files hold.
+// Package disk writes, reads and removes files. A killed process leaves the old
+// file or the new one and never a part of either. A loss of power may leave
+// neither, unless files are synchronised. It knows nothing of what they hold.
 package disk
 
 import (
@@ -38,9 +38,9 @@ type Files struct {
 	// FS is the disk that they are on; nil is [OS].
 	FS FS
 
-	// Unsynced files may be lost with the power, or be empty after it, which
-	// takes less time. It is for files that are written again then.
-	Unsynced bool
+	// Synced files survive a loss of power once they were written. Others may be
+	// lost with it, be empty, or be there again after they were removed.
+	Synced bool
 }
 
 // Write makes data the content of the file, whose directory is made if it is
@@ -97,7 +97,7 @@ func (f Files) fill(file File, data []byte, mode fs.FileMode) error {
 	if err := file.Chmod(mode); err != nil {
 		return err
 	}
-	if f.Unsynced {
+	if !f.Synced {
 		return nil
 	}
 	return file.Sync()
@@ -108,22 +108,20 @@ func (f Files) Rename(from, to string) error {
 	if err := f.fs().Rename(from, to); err != nil {
 		return err
 	}
-	return f.syncDir(filepath.Dir(to))
+	return f.SyncDir(filepath.Dir(to))
 }
 
-// Remove removes a file. One that is missing is no error.
+// Remove removes a file. One that is missing is no error. It may be there again
+// after a loss of power.
 func (f Files) Remove(name string) error {
 	if _, err := f.fs().Lstat(name); isMissing(err) {
 		return nil
 	}
-	if err := f.remove(name); err != nil {
-		return err
-	}
-	return f.syncDir(filepath.Dir(name))
+	return f.remove(name)
 }
 
 // RemoveAll removes a directory and all that is in it. One that is missing is
-// no error. It need not survive a loss of power.
+// no error.
 func (f Files) RemoveAll(dir string) error {
 	if err := f.fs().RemoveAll(dir); !isMissing(err) {
 		return err
@@ -151,13 +149,29 @@ func (f Files) List(dir string) ([]fs.DirEntry, error) {
 
 // MakeDir makes a directory, and those that it is in, if it is missing.
 func (f Files) MakeDir(dir string, mode fs.FileMode) error {
-	if info, err := f.fs().Stat(dir); err == nil && info.IsDir() {
+	info, err := f.fs().Stat(dir)
+	switch {
+	case err == nil && info.IsDir():
 		return nil
+	case !f.Synced || !isMissing(err):
+		return f.fs().MkdirAll(dir, mode)
+	}
+	if err := f.MakeDir(filepath.Dir(dir), mode); err != nil {
+		return err
 	}
 	if err := f.fs().MkdirAll(dir, mode); err != nil {
 		return err
 	}
-	return f.syncDir(filepath.Dir(dir))
+	return f.SyncDir(filepath.Dir(dir))
+}
+
+// SyncDir has the names that are in a directory survive a loss of power, if files
+// are synchronised.
+func (f Files) SyncDir(dir string) error {
+	if !f.Synced {
+		return nil
+	}
+	return f.fs().SyncDir(dir)
 }
 
 // trial begins the names of files by which [Files.Writable] tries a directory.
@@ -224,13 +238,6 @@ func (f Files) remove(name string) error {
 		return err
 	}
 	return nil
-}
-
-func (f Files) syncDir(dir string) error {
-	if f.Unsynced {
-		return nil
-	}
-	return f.fs().SyncDir(dir)
 }
 
 func (f Files) fs() FS {

@@ -14,19 +14,19 @@ import (
 	"chandler.dev/internal/disk/disktest"
 )
 
-// Files that may be lost with the power are not waited for, and replaced at once all
-// the same.
-func TestUnsynced(t *testing.T) {
-	for unsynced, want := range map[bool][]disktest.Op{
-		false: {disktest.SyncDir, disktest.Create, disktest.Write, disktest.Sync, disktest.Rename, disktest.SyncDir, disktest.Remove, disktest.SyncDir},
-		true:  {disktest.Create, disktest.Write, disktest.Rename, disktest.Remove},
+// Files that are to survive a loss of power are waited for, with each directory that is
+// made for them. Others are not, and are replaced at once all the same.
+func TestSynced(t *testing.T) {
+	for synced, want := range map[bool][]disktest.Op{
+		true:  {disktest.SyncDir, disktest.SyncDir, disktest.Create, disktest.Write, disktest.Sync, disktest.Rename, disktest.SyncDir, disktest.Remove},
+		false: {disktest.Create, disktest.Write, disktest.Rename, disktest.Remove},
 	} {
 		var got []disktest.Op
-		files := disk.Files{Unsynced: unsynced, FS: &disktest.Disk{Before: func(op disktest.Op, _ string) error {
+		files := disk.Files{Synced: synced, FS: &disktest.Disk{Before: func(op disktest.Op, _ string) error {
 			got = append(got, op)
 			return nil
 		}}}
-		name := filepath.Join(t.TempDir(), "new", "file")
+		name := filepath.Join(t.TempDir(), "one", "new", "file")
 		if there, err := files.Write(name, []byte("text"), 0o644); err != nil || there != disk.New {
 			t.Fatal(there, err)
 		}
@@ -37,7 +37,7 @@ func TestUnsynced(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("unsynced %v: %q, want %q", unsynced, got, want)
+			t.Errorf("synced %v: %q, want %q", synced, got, want)
 		}
 	}
 }
@@ -66,7 +66,7 @@ func TestFailedWriteSaysWhichFileIsInPlace(t *testing.T) {
 				}
 				return nil
 			}}
-			got, err := disk.Files{FS: faulty}.Write(name, []byte("new"), 0o600)
+			got, err := disk.Files{FS: faulty, Synced: true}.Write(name, []byte("new"), 0o600)
 			if !errors.Is(err, syscall.ENOSPC) || got != want {
 				t.Errorf("%s fails: %s is in place, %v; want %s and no space", step, got, err, want)
 			}
@@ -92,7 +92,7 @@ func TestFailedWriteOfAnUnreadableFile(t *testing.T) {
 		},
 		BeforeRead: func(string) error { return syscall.EIO },
 	}
-	got, err := disk.Files{FS: faulty}.Write(filepath.Join(t.TempDir(), "file"), []byte("new"), 0o600)
+	got, err := disk.Files{FS: faulty, Synced: true}.Write(filepath.Join(t.TempDir(), "file"), []byte("new"), 0o600)
 	if got != disk.Unknown || !errors.Is(err, syscall.EIO) {
 		t.Errorf("%s is in place, %v", got, err)
 	}

@@ -67,7 +67,7 @@ type Config struct {
 type Ledger struct {
 	config  Config
 	claims  disk.Files // claims' files, which no reboot outlives
-	synced  disk.Files // the other files
+	synced  disk.Files // the other files, which a reboot leaves as they are
 	outputs []Output
 	opened  chan struct{} // closed once it is open
 	changed chan struct{} // has one when Run is to look
@@ -99,8 +99,8 @@ func New(config Config) *Ledger {
 	}
 	return &Ledger{
 		config:   config,
-		claims:   disk.Files{FS: config.Disk, Unsynced: true},
-		synced:   disk.Files{FS: config.Disk},
+		claims:   disk.Files{FS: config.Disk},
+		synced:   disk.Files{FS: config.Disk, Synced: true},
 		opened:   make(chan struct{}),
 		changed:  make(chan struct{}, 1),
 		accounts: make(map[string]*account),

@@ -22,7 +22,13 @@ const readTries = 3
 // those are tried again by [Ledger.Run].
 func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	for _, dir := range []string{"", claimsDir, filepath.Dir(grantsFile)} {
-		if err := l.synced.MakeDir(l.file(dir), 0o700); err != nil {
+		err := l.synced.MakeDir(l.file(dir), 0o700)
+		if err == nil {
+			// Its name may not be synchronised yet: an agent made the directory for
+			// other files, or was killed then.
+			err = l.synced.SyncDir(filepath.Dir(l.file(dir)))
+		}
+		if err != nil {
 			return nil, fmt.Errorf("open ledger: %w", err)
 		}
 	}

@@ -38,6 +38,7 @@ type incarnation struct {
 
 	dead  atomic.Bool
 	limit atomic.Int64 // after how many more changes of the disk it is killed, plus one; 0: it is not
+	power bool         // it is killed then by a loss of power
 }
 
 // errKilled is how a process that was killed meets the world.
@@ -50,7 +51,7 @@ func (i *incarnation) diskGate(op disk.Op, _ string) error {
 	}
 	if (op.Changes() || op == disk.Sync || op == disk.SyncDir) && i.limit.Load() > 0 && i.limit.Add(-1) == 0 {
 		i.world.log("%s is killed before it can %s", i.name, op)
-		i.world.saw("agentKilledWriting")
+		i.world.saw(map[bool]string{false: "agentKilledWriting", true: "powerLostWriting"}[i.power])
 		i.die()
 		return disk.ErrDead
 	}

@@ -42,7 +42,7 @@ var deliberates = []deliberate{
 	{"slices are published once", "driver/publish.go", "	return p.wanted != nil && (p.last == nil ||", "	return p.wanted != nil && (p.last == nil || false &&"},
 	{"the file boot is not synchronised", "internal/ledger/ledger.go", "l.synced.Write(l.file(bootFile)", "l.claims.Write(l.file(bootFile)"},
 	{"the file of grants is not synchronised", "internal/ledger/grants.go", "l.synced.Write(l.file(grantsFile)", "l.claims.Write(l.file(grantsFile)"},
-	{"damaged files of the past stay", "internal/ledger/ledger.go", "		if !sealed || a.state != Past || s.unread && !all {", "		if _ = s; true {"},
+	{"damaged files of the past stay", "internal/ledger/ledger.go", "		if !sealed || a.state != Past || s.unread && !all {", "		if _, _ = s, sealed; true {"},
 	{"the sweep rechecks nothing under the claim's lock", "driver/sweep.go", "	if !slices.Contains(abandoned, claim.UID) {\n		return false, nil\n	}\n", "	_ = slices.Contains(abandoned, claim.UID)\n"},
 	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touches(&w) && h.bears(nodes):", "			case false:"},
 	{"grants end by answers that are not whole", "internal/ledger/grants.go", "	if said.Whole {\n		l.said.whole", "	if true {\n		l.said.whole"},
@@ -54,6 +54,12 @@ var deliberates = []deliberate{
 	{"a damaged record keeps nobody out", "internal/ledger/open.go", "	l.put(sealed.account())\n	if sealed.past", "	if sealed.past"},
 	{"claims of an earlier boot are noted by what PodResources says", "internal/ledger/grants.go", "	if !l.wiped {", "	if false {"},
 	{"the outputs come before the record", "driver/prepare.go", "	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {\n		return err\n	}\n	wanted := plan.wanted\n	if err := d.ledger.Write(wanted.Key()); err != nil {\n		return err\n	}\n", "	wanted := plan.wanted\n	if err := d.ledger.Write(wanted.Key()); err != nil {\n		return err\n	}\n	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {\n		return err\n	}\n"},
+	{"claims whose files were lost are not noted", "internal/ledger/grants.go", "	l.noteClaims(at, said)\n", ""},
+	{"shares of two forms go together", "internal/ledger/blocked.go", "	return a == b || strings.HasPrefix(a, b+", "	return true || a == b || strings.HasPrefix(a, b+"},
+	{"a claim's file that was lost is not written again", "internal/ledger/run.go", "		if err := l.restoreClaim(c); err != nil {\n			return err\n		}\n", ""},
+	{"what a file holds is not synchronised", "internal/disk/disk.go", "	return file.Sync()\n", "	return nil\n"},
+	{"a new directory is not synchronised", "internal/disk/disk.go", "	return f.syncDir(filepath.Dir(dir))\n", "	return nil\n"},
+	{"what the agent decided is not synchronised", "cmd/chandler/agent/agent.go", "return disk.Files{FS: a.Disk} }", "return disk.Files{FS: a.Disk, Unsynced: true} }"},
 	{"an ID leaves a list at once", "legacy/list/list.go", "	return now.Sub(last) >= grace && b.Heard.After(last)", "	return now.Sub(last) >= 0*grace"},
 }
 

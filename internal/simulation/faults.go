@@ -28,7 +28,7 @@ type fault struct {
 func faultKinds() []fault {
 	return []fault{
 		{"agentKilled", 6, (*World).killAgent},
-		{"agentKilledWriting", 10, (*World).killWriting},
+		{"agentKilledWriting", 10, func(w *World) bool { return w.killWriting(false) }},
 		{"agentRestarted", 4, (*World).restartAgent},
 		{"surge", 5, (*World).surge},
 		{"configChanged", 4, (*World).changeConfig},
@@ -37,6 +37,7 @@ func faultKinds() []fault {
 		{"stateWiped", 1, (*World).wipeState},
 		{"reboot", 3, func(w *World) bool { return w.reboot(false) }},
 		{"powerLost", 6, func(w *World) bool { return w.reboot(true) }},
+		{"powerLostWriting", 8, func(w *World) bool { return w.killWriting(true) }},
 		{"kubeletRestarted", 5, (*World).restartKubelet},
 		{"kubeletDown", 2, (*World).stopKubelet},
 		{"draCheckpointLost", 2, func(w *World) bool { return w.loseCheckpoints(true, false) }},
@@ -92,8 +93,12 @@ func (w *World) clean() {
 	w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i.dead.Load() })
 }
 
-// keepAgent starts an agent if none lives, as the kubelet does with a pod.
+// keepAgent starts an agent if none lives, as the kubelet does with a pod, or has
+// the machine start again if an agent was to die of a loss of power.
 func (w *World) keepAgent() {
+	if slices.ContainsFunc(w.living, func(i *incarnation) bool { return i.power && i.dead.Load() }) {
+		w.reboot(true)
+	}
 	w.clean()
 	if len(w.living) == 0 {
 		w.startAgent()
@@ -112,14 +117,17 @@ func (w *World) killAgent() bool {
 	return true
 }
 
-func (w *World) killWriting() bool {
+// killWriting has an agent killed before it does something to the disk, alone or
+// by a loss of power.
+func (w *World) killWriting(power bool) bool {
 	w.clean()
 	if len(w.living) == 0 {
 		return false
 	}
 	one := pick(w.random, w.living...)
 	after := int64(2 + w.random.IntN(12))
-	w.log("%s is to be killed at its change %d of the disk", one.name, after-1)
+	w.log("%s is to be killed at its change %d of the disk, power lost %v", one.name, after-1, power)
+	one.power = power
 	one.limit.Store(after)
 	return true
 }

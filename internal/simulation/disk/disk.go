@@ -6,8 +6,6 @@ package disk
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"math/rand/v2"
@@ -15,10 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
-
-	"chandler.dev/internal/disk"
 )
 
 // Op is one thing that is done to a disk.
@@ -47,11 +42,13 @@ func (o Op) Changes() bool { return o != Read && o != List && o != Stat && o != 
 // what was to be written.
 type Fault func(op Op, name string) error
 
-// Disk is a disk. Directories are made durable at once: the file systems that
-// nodes have commit them with the first file that is synchronised in them.
+// Disk is a disk. It keeps no more than POSIX promises, and writes nothing back by
+// itself: a name is durable once its directory was synchronised, and a directory
+// by its own name, as files are.
 type Disk struct {
 	mu      sync.Mutex
 	dirs    map[string]*dir
+	removed map[string]*dir // durable directories that were removed since, which may be there again
 	serial  int
 	fault   Fault
 	log     func(string)
@@ -63,6 +60,7 @@ type Disk struct {
 // dir is a directory.
 type dir struct {
 	mode    fs.FileMode
+	durable bool // its name in the directory that it is in
 	files   map[string]*file
 	pending map[string][]*file // what each name may be after a loss of power: as it is durably, and after each change since
 }
@@ -75,13 +73,20 @@ type file struct {
 	time   time.Time
 }
 
-// New returns an empty disk. What is done to it is told to log, if that is not
-// nil.
-func New(log func(string)) *Disk {
+// New returns a disk that has some directories and those that they are in, durably.
+// What is done to it is told to log, if that is not nil.
+func New(log func(string), dirs ...string) *Disk {
 	if log == nil {
 		log = func(string) {}
 	}
-	return &Disk{dirs: map[string]*dir{"/": newDir(0o755)}, log: log}
+	d := &Disk{dirs: map[string]*dir{"/": newDir(0o755)}, removed: make(map[string]*dir), log: log}
+	for _, name := range dirs {
+		d.make(name, 0o755)
+	}
+	for _, in := range d.dirs {
+		in.durable = true
+	}
+	return d
 }
 
 func newDir(mode fs.FileMode) *dir {
@@ -115,6 +120,7 @@ func (d *dir) set(name string, f *file) {
 func (d *Disk) LosePower(random *rand.Rand, volatile ...string) (lost bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	lost = d.loseDirs(random)
 	for _, name := range slices.Sorted(maps.Keys(d.dirs)) {
 		if isBelow(name, volatile) {
 			lost = lost || len(d.dirs[name].files) > 0
@@ -146,6 +152,45 @@ func (d *Disk) LosePower(random *rand.Rand, volatile ...string) (lost bool) {
 	return lost
 }
 
+// loseDirs makes the directories what they may be, and reports whether any was
+// lost or is there again.
+func (d *Disk) loseDirs(random *rand.Rand) (lost bool) {
+	for _, name := range slices.Sorted(maps.Keys(d.dirs)) {
+		if in := d.dirs[name]; in != nil && !in.durable && random.IntN(2) == 0 {
+			lost = true
+			d.remove(name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.removed)) {
+		if d.dirs[name] == nil && d.dirs[path.Dir(name)] != nil && random.IntN(2) == 0 {
+			lost = true
+			d.dirs[name] = d.removed[name]
+		}
+	}
+	for _, in := range d.dirs {
+		in.durable = true
+	}
+	clear(d.removed)
+	return lost
+}
+
+// remove removes a directory with all that is in it. What is durable of it may be
+// there again after a loss of power.
+func (d *Disk) remove(name string) {
+	for below, in := range d.dirs {
+		if !isBelow(below, []string{name}) {
+			continue
+		}
+		if in.durable {
+			for base := range in.files {
+				in.set(base, nil)
+			}
+			d.removed[below] = in
+		}
+		delete(d.dirs, below)
+	}
+}
+
 // losePower makes the content what it may be, and reports whether that is less.
 func (f *file) losePower(random *rand.Rand) (lost bool) {
 	if f.synced != nil && bytes.Equal(f.synced, f.data) {
@@ -169,11 +214,13 @@ func (f *file) losePower(random *rand.Rand) (lost bool) {
 func (d *Disk) Reboot(volatile ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	clear(d.removed)
 	for name, in := range d.dirs {
 		if isBelow(name, volatile) {
 			delete(d.dirs, name)
 			continue
 		}
+		in.durable = true
 		in.pending = make(map[string][]*file)
 		for _, f := range in.files {
 			f.synced = append([]byte{}, f.data...)
@@ -251,289 +298,3 @@ func (d *Disk) Content(name string) ([]byte, bool) {
 	}
 	return nil, false
 }
-
-// View is the disk as one process has it.
-type View struct {
-	disk *Disk
-	gate Fault
-}
-
-var _ disk.FS = View{}
-
-// View returns the disk for a process. Each of its operations is put to the
-// gate first, which tells when the process is dead; it may be nil.
-func (d *Disk) View(gate Fault) View { return View{d, gate} }
-
-// begin locks the disk, unless the operation fails.
-func (v View) begin(op Op, name string) error {
-	if v.gate != nil {
-		if err := v.gate(op, name); err != nil {
-			return &fs.PathError{Op: string(op), Path: name, Err: err}
-		}
-	}
-	v.disk.mu.Lock()
-	fault := v.disk.fault
-	v.disk.mu.Unlock()
-	if fault != nil {
-		if err := fault(op, name); err != nil {
-			v.disk.log(fmt.Sprintf("%s %s: %v", op, name, err))
-			return &fs.PathError{Op: string(op), Path: name, Err: err}
-		}
-	}
-	if op != Read && op != List && op != Stat && op != Chmod {
-		v.disk.log(fmt.Sprintf("%s %s", op, name))
-	}
-	v.disk.mu.Lock()
-	switch {
-	case op == Sync || op == SyncDir:
-		v.disk.Syncs++
-	case op.Changes():
-		v.disk.Changes++
-	}
-	return nil
-}
-
-func (v View) end() { v.disk.mu.Unlock() }
-
-func missing(op Op, name string) error {
-	return &fs.PathError{Op: string(op), Path: name, Err: syscall.ENOENT}
-}
-
-// MkdirAll implements [disk.FS].
-func (v View) MkdirAll(name string, mode fs.FileMode) error {
-	v.disk.mu.Lock()
-	_, there := v.disk.dirs[name]
-	v.disk.mu.Unlock()
-	if there {
-		return nil
-	}
-	if err := v.begin(MakeDir, name); err != nil {
-		return err
-	}
-	defer v.end()
-	for made := name; v.disk.dirs[made] == nil; made = path.Dir(made) {
-		if v.disk.find(made) != nil {
-			return &fs.PathError{Op: string(MakeDir), Path: made, Err: syscall.ENOTDIR}
-		}
-		v.disk.dirs[made] = newDir(mode)
-	}
-	return nil
-}
-
-// CreateTemp implements [disk.FS].
-func (v View) CreateTemp(in, pattern string) (disk.File, error) {
-	if err := v.begin(Create, path.Join(in, pattern)); err != nil {
-		return nil, err
-	}
-	defer v.end()
-	dir := v.disk.dirs[in]
-	if dir == nil {
-		return nil, missing(Create, in)
-	}
-	v.disk.serial++
-	name := strings.Replace(pattern, "*", fmt.Sprint(v.disk.serial), 1)
-	f := &file{mode: 0o600, time: time.Now()}
-	dir.set(name, f)
-	return &open{View: v, name: path.Join(in, name), file: f}, nil
-}
-
-// Rename implements [disk.FS].
-func (v View) Rename(from, to string) error {
-	if err := v.begin(Rename, to); err != nil {
-		return err
-	}
-	defer v.end()
-	f := v.disk.find(from)
-	if f == nil {
-		return missing(Rename, from)
-	}
-	if v.disk.dirs[path.Dir(to)] == nil {
-		return missing(Rename, to)
-	}
-	v.disk.dirs[path.Dir(from)].set(path.Base(from), nil)
-	v.disk.dirs[path.Dir(to)].set(path.Base(to), f)
-	return nil
-}
-
-// Remove implements [disk.FS].
-func (v View) Remove(name string) error {
-	if err := v.begin(Remove, name); err != nil {
-		return err
-	}
-	defer v.end()
-	if v.disk.find(name) != nil {
-		v.disk.dirs[path.Dir(name)].set(path.Base(name), nil)
-		return nil
-	}
-	dir := v.disk.dirs[name]
-	if dir == nil {
-		return missing(Remove, name)
-	}
-	if len(dir.files) > 0 || slices.ContainsFunc(slices.Collect(maps.Keys(v.disk.dirs)), func(other string) bool { return path.Dir(other) == name && other != name }) {
-		return &fs.PathError{Op: string(Remove), Path: name, Err: syscall.ENOTEMPTY}
-	}
-	delete(v.disk.dirs, name)
-	return nil
-}
-
-// RemoveAll implements [disk.FS].
-func (v View) RemoveAll(name string) error {
-	if len(path.Base(name)) > 255 {
-		return &fs.PathError{Op: string(Remove), Path: name, Err: syscall.ENAMETOOLONG}
-	}
-	if err := v.begin(Remove, name); err != nil {
-		return err
-	}
-	defer v.end()
-	if v.disk.find(name) != nil {
-		v.disk.dirs[path.Dir(name)].set(path.Base(name), nil)
-	}
-	maps.DeleteFunc(v.disk.dirs, func(dir string, _ *dir) bool { return isBelow(dir, []string{name}) })
-	return nil
-}
-
-// SyncDir implements [disk.FS].
-func (v View) SyncDir(name string) error {
-	if err := v.begin(SyncDir, name); err != nil {
-		return err
-	}
-	defer v.end()
-	dir := v.disk.dirs[name]
-	if dir == nil {
-		return missing(SyncDir, name)
-	}
-	dir.pending = make(map[string][]*file)
-	return nil
-}
-
-// ReadFile implements [disk.FS].
-func (v View) ReadFile(name string) ([]byte, error) {
-	if err := v.begin(Read, name); err != nil {
-		return nil, err
-	}
-	defer v.end()
-	f := v.disk.find(name)
-	if f == nil {
-		return nil, missing(Read, name)
-	}
-	return append([]byte{}, f.data...), nil
-}
-
-// ReadDir implements [disk.FS].
-func (v View) ReadDir(name string) (entries []fs.DirEntry, err error) {
-	if err := v.begin(List, name); err != nil {
-		return nil, err
-	}
-	defer v.end()
-	dir := v.disk.dirs[name]
-	if dir == nil {
-		return nil, missing(List, name)
-	}
-	for base, f := range dir.files {
-		entries = append(entries, fs.FileInfoToDirEntry(info{base, f.mode, int64(len(f.data)), f.time}))
-	}
-	for other, d := range v.disk.dirs {
-		if path.Dir(other) == name && other != "/" {
-			entries = append(entries, fs.FileInfoToDirEntry(info{path.Base(other), d.mode | fs.ModeDir, 0, time.Time{}}))
-		}
-	}
-	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	return entries, nil
-}
-
-// Stat implements [disk.FS].
-func (v View) Stat(name string) (fs.FileInfo, error) {
-	if len(path.Base(name)) > 255 {
-		return nil, &fs.PathError{Op: string(Stat), Path: name, Err: syscall.ENAMETOOLONG}
-	}
-	if err := v.begin(Stat, name); err != nil {
-		return nil, err
-	}
-	defer v.end()
-	if f := v.disk.find(name); f != nil {
-		return info{path.Base(name), f.mode, int64(len(f.data)), f.time}, nil
-	}
-	if dir := v.disk.dirs[name]; dir != nil {
-		return info{path.Base(name), dir.mode | fs.ModeDir, 0, time.Time{}}, nil
-	}
-	return nil, missing(Stat, name)
-}
-
-// Lstat implements [disk.FS]; there are no links.
-func (v View) Lstat(name string) (fs.FileInfo, error) { return v.Stat(name) }
-
-// open is a file that is being written.
-type open struct {
-	View
-	name   string
-	file   *file
-	closed bool
-}
-
-// Name implements [disk.File].
-func (o *open) Name() string { return o.name }
-
-// Write implements [disk.File].
-func (o *open) Write(data []byte) (int, error) {
-	if err := o.begin(Write, o.name); err != nil {
-		if errors.Is(err, ErrDead) {
-			return 0, err
-		}
-		o.disk.mu.Lock()
-		defer o.disk.mu.Unlock()
-		part := data[:len(data)/2]
-		o.file.data = append(o.file.data, part...)
-		return len(part), err
-	}
-	defer o.end()
-	o.file.data = append(o.file.data, data...)
-	return len(data), nil
-}
-
-// Chmod implements [disk.File].
-func (o *open) Chmod(mode fs.FileMode) error {
-	if err := o.begin(Chmod, o.name); err != nil {
-		return err
-	}
-	defer o.end()
-	o.file.mode = mode
-	return nil
-}
-
-// Sync implements [disk.File].
-func (o *open) Sync() error {
-	if err := o.begin(Sync, o.name); err != nil {
-		return err
-	}
-	defer o.end()
-	o.file.synced = append([]byte{}, o.file.data...)
-	return nil
-}
-
-// Close implements [disk.File].
-func (o *open) Close() error {
-	if o.closed {
-		return &fs.PathError{Op: "close", Path: o.name, Err: fs.ErrClosed}
-	}
-	o.closed = true
-	return nil
-}
-
-// ErrDead is what the operations of a process meet that was killed: they do
-// nothing any more.
-var ErrDead = errors.New("the process was killed")
-
-// info describes a file.
-type info struct {
-	name string
-	mode fs.FileMode
-	size int64
-	time time.Time
-}
-
-func (i info) Name() string       { return i.name }
-func (i info) Size() int64        { return i.size }
-func (i info) Mode() fs.FileMode  { return i.mode }
-func (i info) ModTime() time.Time { return i.time }
-func (i info) IsDir() bool        { return i.mode.IsDir() }
-func (i info) Sys() any           { return nil }

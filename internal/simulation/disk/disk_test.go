@@ -3,6 +3,7 @@ package disk
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"syscall"
@@ -13,12 +14,12 @@ import (
 
 // outcomes returns what a file may hold after many losses of power, "-" where it
 // is missing.
-func outcomes(t *testing.T, prepare func(files, unsynced disk.Files)) map[string]bool {
+func outcomes(t *testing.T, prepare func(synced, unsynced disk.Files)) map[string]bool {
 	t.Helper()
 	seen := make(map[string]bool)
 	for seed := range uint64(200) {
 		d := New(nil)
-		prepare(disk.Files{FS: d.View(nil)}, disk.Files{FS: d.View(nil), Unsynced: true})
+		prepare(disk.Files{FS: d.View(nil), Synced: true}, disk.Files{FS: d.View(nil)})
 		d.LosePower(rand.New(rand.NewPCG(seed, 0)), "/run")
 		data, there := d.Content("/d/f")
 		if !there {
@@ -37,7 +38,7 @@ func write(t *testing.T, files disk.Files, text string) {
 }
 
 func TestWhatIsSynchronisedSurvives(t *testing.T) {
-	for got := range outcomes(t, func(files, _ disk.Files) { write(t, files, "one"); write(t, files, "two") }) {
+	for got := range outcomes(t, func(synced, _ disk.Files) { write(t, synced, "one"); write(t, synced, "two") }) {
 		if got != "two" {
 			t.Errorf("after a loss of power the file holds %q", got)
 		}
@@ -45,22 +46,66 @@ func TestWhatIsSynchronisedSurvives(t *testing.T) {
 }
 
 func TestWhatIsNotSynchronisedIsLost(t *testing.T) {
-	got := outcomes(t, func(files, unsynced disk.Files) { write(t, files, "one"); write(t, unsynced, "two") })
-	for _, want := range []string{"one", "two", "", "\x00\x00\x00"} {
-		if !got[want] {
-			t.Errorf("after a loss of power the file never holds %q, but %v", want, got)
-		}
-	}
-	got = outcomes(t, func(files, _ disk.Files) {
-		write(t, files, "one")
-		if err := (disk.Files{FS: files.FS, Unsynced: true}).Remove("/d/f"); err != nil {
+	sync := func(t *testing.T, of disk.FS, name string) {
+		if err := of.SyncDir(name); err != nil {
 			t.Fatal(err)
 		}
-	})
-	if !got["one"] || !got["-"] {
-		t.Errorf("after a removal that was not synchronised: %v", got)
+	}
+	for what, c := range map[string]struct {
+		prepare func(synced, unsynced disk.Files)
+		want    []string
+	}{
+		"a file in place of a synchronised one": {func(synced, unsynced disk.Files) {
+			write(t, synced, "one")
+			write(t, unsynced, "two")
+		}, []string{"", "\x00\x00\x00", "one", "t", "tw", "two"}},
+		"a file of a name that is synchronised": {func(synced, unsynced disk.Files) {
+			write(t, synced, "one")
+			write(t, unsynced, "two")
+			sync(t, synced.FS, "/d")
+		}, []string{"", "\x00\x00\x00", "t", "tw", "two"}},
+		"a name": {func(synced, unsynced disk.Files) {
+			write(t, synced, "one")
+			if _, err := (disk.Files{FS: namesLast{synced.FS}, Synced: true}).Write("/d/f", []byte("two"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"one", "two"}},
+		"a removal": {func(synced, unsynced disk.Files) {
+			write(t, synced, "one")
+			if err := unsynced.Remove("/d/f"); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"-", "one"}},
+		"a directory": {func(synced, unsynced disk.Files) {
+			if err := unsynced.MakeDir("/d", 0o700); err != nil {
+				t.Fatal(err)
+			}
+			write(t, synced, "one")
+		}, []string{"-", "one"}},
+		"the removal of a directory": {func(synced, unsynced disk.Files) {
+			write(t, synced, "one")
+			if err := unsynced.RemoveAll("/d"); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"-", "one"}},
+		"a directory that a removed one is in the place of": {func(synced, unsynced disk.Files) {
+			write(t, synced, "one")
+			if err := unsynced.RemoveAll("/d"); err != nil {
+				t.Fatal(err)
+			}
+			write(t, synced, "two")
+		}, []string{"two"}},
+	} {
+		if got := slices.Sorted(maps.Keys(outcomes(t, c.prepare))); !slices.Equal(got, c.want) {
+			t.Errorf("%s: after a loss of power the file may hold %q, and should %q", what, got, c.want)
+		}
 	}
 }
+
+// namesLast synchronises no directory.
+type namesLast struct{ disk.FS }
+
+func (namesLast) SyncDir(string) error { return nil }
 
 func TestVolatileDirectories(t *testing.T) {
 	d := New(nil)
