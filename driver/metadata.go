@@ -202,15 +202,14 @@ func (m *metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
 	return m.sweepBefore()
 }
 
-// Sweep implements [ledger.Output]. It removes what is of no claim, and remembers
-// the rest.
-func (m *metadata) Sweep(all []ledger.Entry) error {
+// Sweep implements [ledger.Output]. It remembers what is of claims that are known.
+func (m *metadata) Sweep(look func(types.UID, func() error) (bool, error)) error {
 	claims, err := m.files.List(m.dir)
 	errs := []error{err}
 	for _, claim := range claims {
 		dir := filepath.Join(m.dir, claim.Name())
-		if !haveUID(all, types.UID(claim.Name())) {
-			errs = append(errs, m.files.RemoveAll(dir))
+		known, err := look(types.UID(claim.Name()), func() error { return m.files.RemoveAll(dir) })
+		if errs = append(errs, err); !known {
 			continue
 		}
 		files, err := m.files.List(dir)
@@ -222,11 +221,12 @@ func (m *metadata) Sweep(all []ledger.Entry) error {
 	found, err := m.files.List(m.specs)
 	errs = append(errs, err)
 	for _, spec := range found {
-		switch name, uid := filepath.Join(m.specs, spec.Name()), uidOf(spec.Name()); {
-		case uid == "":
-		case !haveUID(all, types.UID(uid)):
-			errs = append(errs, m.files.Remove(name))
-		default:
+		name, uid := filepath.Join(m.specs, spec.Name()), uidOf(spec.Name())
+		if uid == "" {
+			continue
+		}
+		known, err := look(types.UID(uid), func() error { return m.files.Remove(name) })
+		if errs = append(errs, err); known {
 			errs = append(errs, m.remember(uid, name))
 		}
 	}

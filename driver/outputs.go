@@ -44,13 +44,12 @@ func haveUID(entries []ledger.Entry, uid types.UID) bool {
 }
 
 // Sweep implements [ledger.Output].
-func (s cdiSpecs) Sweep(all []ledger.Entry) error {
+func (s cdiSpecs) Sweep(look func(types.UID, func() error) (bool, error)) error {
 	uids, err := s.Claims()
 	errs := []error{err}
 	for _, uid := range uids {
-		if !haveUID(all, uid) {
-			errs = append(errs, s.RemoveClaim(uid))
-		}
+		_, err := look(uid, func() error { return s.RemoveClaim(uid) })
+		errs = append(errs, err)
 	}
 	return joined("sweep CDI specs", errs)
 }

@@ -128,8 +128,9 @@ type Output interface {
 	// Remove removes the files of an entry, less those that others have too.
 	Remove(e Entry, others []Entry) error
 
-	// Sweep removes the files that none of the entries has. Nobody is writing.
-	Sweep(all []Entry) error
+	// Sweep finds the claims that there are files of, and hands each to look with
+	// what removes its files. If look does not know the claim, it removes them.
+	Sweep(look func(uid types.UID, remove func() error) (known bool, err error)) error
 }
 
 // Tidier is an Output of which writers that are killed leave temporary files.

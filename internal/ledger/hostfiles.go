@@ -3,6 +3,8 @@ package ledger
 import (
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"chandler.dev/discovery"
 	"chandler.dev/internal/hostfile"
 )
@@ -39,4 +41,4 @@ func (w HostFiles) Remove(e Entry, others []Entry) error {
 
 // Sweep implements [Output]. Which files of the host are ours is not known
 // without their entries.
-func (w HostFiles) Sweep([]Entry) error { return nil }
+func (w HostFiles) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }

@@ -88,6 +88,7 @@ type Ledger struct {
 	unsaved  bool                 // the file of grants is not what the accounts say
 	booted   bool                 // the file boot says the present boot
 	wiped    bool                 // there was none
+	unswept  bool                 // outputs of claims that are no more may be left
 	left     []Entry              // entries that are no more, whose outputs could not be removed
 	ended    map[string]time.Time // when claims have ended, by key
 }

@@ -124,13 +124,20 @@ func (n *notes) Remove(e Entry, others []Entry) error {
 	return n.fails
 }
 
-func (n *notes) Sweep(all []Entry) error {
+func (n *notes) Sweep(look func(types.UID, func() error) (bool, error)) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var errs []error
 	for key := range n.of {
-		if !slices.ContainsFunc(all, func(e Entry) bool { return strings.TrimSuffix(e.Key(), " sealed") == key }) {
-			delete(n.of, key)
-		}
+		_, err := look(types.UID(key), func() error {
+			if n.fails == nil {
+				delete(n.of, key)
+			}
+			return n.fails
+		})
+		errs = append(errs, err)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (n *notes) Tidy(age time.Duration) error {
@@ -412,6 +419,23 @@ func TestRun(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+// Outputs that a loss of power brought back go later, if they cannot when the ledger
+// is opened.
+func TestOutputsThatCannotBeSwept(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	b.mustGive(claim("c", s["a"]), s)
+	b.notes.of["uid-gone"], b.notes.fails = true, errors.New("no")
+	b.open()
+	if !b.notes.of["uid-gone"] {
+		t.Fatal("swept all the same")
+	}
+	b.notes.fails = nil
+	if err := b.Reconcile(t.Context()); err != nil || b.notes.of["uid-gone"] || !b.notes.of["uid-c"] {
+		t.Errorf("outputs %v, %v; want that of the claim", b.notes.of, err)
+	}
 }
 
 // The file of a claim goes last, and one that cannot be removed keeps the claim.

@@ -52,10 +52,7 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 		}
 	}
 	problems = append(problems, l.dropPast(false), l.readGrants())
-	entries := l.others(nil)
-	for _, o := range l.outputs {
-		problems = append(problems, o.Sweep(entries))
-	}
+	problems = append(problems, l.sweep())
 	for _, a := range sorted(l.accounts) {
 		if a.state == Given {
 			problems = append(problems, l.Write(a.entry.Key()))

@@ -48,11 +48,14 @@ func (l *Ledger) Run(ctx context.Context) {
 func (l *Ledger) Reconcile(ctx context.Context) error {
 	read := l.readGrants()
 	l.mu.Lock()
-	accounts, left := sorted(l.accounts), l.left
+	accounts, left, unswept := sorted(l.accounts), l.left, l.unswept
 	l.left = nil
 	l.mu.Unlock()
 	present, err := l.present()
 	errs := []error{read, err, l.tidy(disk.Abandoned)}
+	if unswept {
+		errs = append(errs, l.sweep())
+	}
 	if len(left) > 0 {
 		errs = append(errs, l.endReplaced(left))
 	}
@@ -63,6 +66,35 @@ func (l *Ledger) Reconcile(ctx context.Context) error {
 		errs = append(errs, l.reconcile(a.entry, present))
 	}
 	return errors.Join(append(errs, l.restoreFiles())...)
+}
+
+// sweep removes the outputs of claims that are no more.
+func (l *Ledger) sweep() error {
+	var errs []error
+	for _, o := range l.outputs {
+		errs = append(errs, o.Sweep(l.look))
+	}
+	err := errors.Join(errs...)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unswept = err != nil
+	return err
+}
+
+// look removes the files of a claim of which there is nothing else, and reports
+// whether there is. What a call does at the moment is left to it.
+func (l *Ledger) look(uid types.UID, remove func() error) (known bool, err error) {
+	unlock, busy := l.locks.try(string(uid))
+	if busy != nil {
+		return true, nil
+	}
+	defer unlock()
+	for _, key := range []string{string(uid), sealedKey(string(uid))} {
+		if a := l.account(key); a != nil && a.state != Past {
+			return true, nil
+		}
+	}
+	return false, remove()
 }
 
 // tidy removes temporary files of an age.
