@@ -124,6 +124,15 @@ func (c *DriverConfig) Validate() error {
 		check(fmt.Sprintf("resources[%d].mode", i), resource.Mode.validate())
 		check(fmt.Sprintf("resources[%d]", i), validateAcceleratorFunction(resource.AcceleratorFunction))
 	}
+	allocated := make(map[string]bool)
+	for i := range c.Allocation {
+		a := &c.Allocation[i]
+		if allocated[a.Resource] {
+			check(fmt.Sprintf("allocation[%d].resource", i), fmt.Errorf("is %q, as another's is", a.Resource))
+		}
+		allocated[a.Resource] = true
+		check(fmt.Sprintf("allocation[%d]", i), a.validate())
+	}
 	for i, overhead := range c.Overhead {
 		check(fmt.Sprintf("overhead[%d].cel", i), overhead.Selector.validate())
 		check(fmt.Sprintf("overhead[%d]", i), overhead.validate())

@@ -25,6 +25,11 @@ resources:
 - name: example.com/nlb0
   cel: "true"
   acceleratorFunction: d8424dc4-a4a3-c413-f89e-433683f9040b
+allocation:
+- resource: nvidia.com/gpu
+  policy: Spread
+- resource: nvidia.com/gpu.shared
+  failRequestsGreaterThanOne: true
 overhead:
 - cel: "true"
   perPod: {memory: 512Mi, hugepages-2Mi: 4Mi}
@@ -52,6 +57,7 @@ paths:
 		Resources: []Resource{{Selector: Selector{CEL: "false"}, Name: "devices.kubevirt.io/kvm", Mode: ModeDevicePlugin}, {
 			Selector: Selector{CEL: "true"}, Name: "example.com/nlb0", AcceleratorFunction: "d8424dc4-a4a3-c413-f89e-433683f9040b",
 		}},
+		Allocation: []Allocation{{Resource: "nvidia.com/gpu", Policy: PolicySpread}, {Resource: "nvidia.com/gpu.shared", FailRequestsGreaterThanOne: true}},
 		Overhead: []Overhead{{
 			Selector:     Selector{CEL: "true"},
 			PerPod:       map[string]resource.Quantity{"memory": resource.MustParse("512Mi"), "hugepages-2Mi": resource.MustParse("4Mi")},
@@ -119,6 +125,9 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"shared, no cel":       {header + "sharing: [{replicas: 2}]\n", []string{"sharing[0].cel"}},
 		"capacity of count":    {header + "sharing: [{cel: 'true', replicas: 2, capacity: memory}]\n", []string{"sharing[0]", "capacity"}},
 		"resource function":    {header + "resources: [{name: example.com/a, cel: 'true', acceleratorFunction: nlb0}]\n", []string{"resources[0]", "acceleratorFunction", "nlb0"}},
+		"unknown policy":       {header + "allocation: [{resource: a.b/c, policy: Best}]\n", []string{"allocation[0]", "policy", "Best", "Aligned"}},
+		"allocation of none":   {header + "allocation: [{policy: Packed}]\n", []string{"allocation[0]", "resource"}},
+		"allocation twice":     {header + "allocation: [{resource: a.b/c}, {resource: a.b/c}]\n", []string{"allocation[1].resource", "a.b/c", "another"}},
 		"overhead of nothing":  {header + "overhead: [{cel: 'true'}]\n", []string{"overhead[0]", "perPod"}},
 		"overhead, no cel":     {header + "overhead: [{perPod: {cpu: 1}}]\n", []string{"overhead[0].cel"}},
 		"overhead, other":      {header + "overhead: [{cel: 'true', perPod: {nvidia.com/gpu: 1}}]\n", []string{"overhead[0]", "perPod[nvidia.com/gpu]", "cpu, memory or"}},

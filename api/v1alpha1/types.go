@@ -38,6 +38,10 @@ type DriverConfig struct {
 	// offers them. The first that selects a device counts.
 	Resources []Resource `json:"resources,omitempty"`
 
+	// Allocation is how the device-plugin API gives out what a resource counts.
+	// Each resource is named at most once.
+	Allocation []Allocation `json:"allocation,omitempty"`
+
 	// Overhead is what users of devices need of the host's own CPU and memory.
 	// The first that selects a device counts.
 	Overhead []Overhead `json:"overhead,omitempty"`
@@ -143,6 +147,41 @@ type Resource struct {
 	// DRA a claim says which one it wants.
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
 }
+
+// Allocation is how the device-plugin API gives out what a classic resource counts:
+// devices, or shares of them. The scheduler counts no more than numbers; which ones a
+// container gets is decided on the node.
+type Allocation struct {
+	// Resource is the classic name: nvidia.com/gpu.
+	Resource string `json:"resource"`
+
+	// Policy says which of them a container gets together: Aligned (the default),
+	// Spread or Packed.
+	Policy Policy `json:"policy,omitempty"`
+
+	// FailRequestsGreaterThanOne refuses containers that ask for more than one. It
+	// is for shares of which two may be of one device, and are no more than one then.
+	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
+}
+
+// Policy says which devices and shares a container gets together.
+type Policy string
+
+// The policies. How near devices are is known by what is on the hardware: parts of
+// one device, private links, PCIe switches and roots, NUMA nodes.
+const (
+	// PolicyAligned gives devices that are near to each other, and leaves neighbours
+	// to those who come later. Shares are of the devices that have most of them left.
+	PolicyAligned Policy = "Aligned"
+
+	// PolicySpread gives devices that are far from each other. Shares are as with
+	// Aligned.
+	PolicySpread Policy = "Spread"
+
+	// PolicyPacked gives devices as Aligned does. Shares are of the devices that have
+	// fewest of them left, so that others stay free.
+	PolicyPacked Policy = "Packed"
+)
 
 // Overhead is what a pod needs of the node for each of the selected devices that
 // it has, beside what its containers ask for: the host memory of a GPU's

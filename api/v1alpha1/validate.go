@@ -30,6 +30,17 @@ func (e Effect) validate() error {
 	return fmt.Errorf("is %q; want %s, %s or %s", string(e), EffectNone, EffectNoSchedule, EffectNoExecute)
 }
 
+func (a *Allocation) validate() error {
+	if err := validateResourceName(a.Resource); err != nil {
+		return fmt.Errorf("resource: %w", err)
+	}
+	switch a.Policy {
+	case "", PolicyAligned, PolicySpread, PolicyPacked:
+		return nil
+	}
+	return fmt.Errorf("policy: is %q; want %s, %s or %s", string(a.Policy), PolicyAligned, PolicySpread, PolicyPacked)
+}
+
 func (s Selector) validate() error {
 	if strings.TrimSpace(s.CEL) == "" {
 		return errors.New("must not be empty")

@@ -140,7 +140,7 @@ func severityOf(effects map[string]v1alpha1.Effect) discovery.Severity {
 // compileRules compiles the configuration's expressions. All that do not
 // compile are reported, each by its place in the file.
 func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
-	out := &rules.Rules{Mode: deviceMode(config.Mode)}
+	out := &rules.Rules{Mode: deviceMode(config.Mode), Allocation: allocations(config.Allocation)}
 	var errs []error
 	compile := func(list string, i int, selector v1alpha1.Selector) rules.Selector {
 		compiled, err := rules.Compile(selector.CEL)
@@ -183,6 +183,15 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 		})
 	}
 	return out, errors.Join(errs...)
+}
+
+// allocations returns how resources are given out.
+func allocations(config []v1alpha1.Allocation) map[string]rules.Allocation {
+	out := make(map[string]rules.Allocation, len(config))
+	for _, a := range config {
+		out[a.Resource] = rules.Allocation{Policy: rules.Policy(a.Policy), One: a.FailRequestsGreaterThanOne}
+	}
+	return out
 }
 
 // hostResources returns an overhead by resource.

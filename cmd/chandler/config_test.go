@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -45,5 +46,18 @@ func TestSeverityOfConfig(t *testing.T) {
 		if got := severity.Effect(condition); got != want {
 			t.Errorf("%s: %s, want %s", condition, got, want)
 		}
+	}
+}
+
+// The rules say how resources are given out, and so does each snapshot.
+func TestAllocationOfConfig(t *testing.T) {
+	_, compiled, err := parseConfig([]byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" +
+		"allocation: [{resource: a.b/c, policy: Packed}, {resource: a.b/d, failRequestsGreaterThanOne: true}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]rules.Allocation{"a.b/c": {Policy: rules.PolicyPacked}, "a.b/d": {One: true}}
+	if got := compiled.Apply(&discovery.Snapshot{}).Allocation; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -5,6 +5,7 @@ package rules
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -71,6 +72,8 @@ type Snapshot struct {
 	Devices  []Offered // in name order
 	Problems []discovery.Problem
 	Gone     discovery.Missing
+
+	Allocation map[string]Allocation // by classic resource
 }
 
 // Lookup returns the device of that name.
@@ -88,7 +91,7 @@ func Same(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return equality.Semantic.DeepEqual(a.Devices, b.Devices) &&
+	return equality.Semantic.DeepEqual(a.Devices, b.Devices) && maps.Equal(a.Allocation, b.Allocation) &&
 		slices.EqualFunc(a.Problems, b.Problems, func(p, q discovery.Problem) bool { return p.Error() == q.Error() })
 }
 

@@ -23,6 +23,8 @@ type Rules struct {
 	Sharing   []Share
 	Resources []Resource
 	Overhead  []Overhead
+
+	Allocation map[string]Allocation // by classic resource
 }
 
 // Resource renames the selected devices in the classic API, or names those that
@@ -85,7 +87,7 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 // the kind of such a device that nothing on the host shows: exclude that.
 // A unit that has lost one of its Members is not offered for the others.
 func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
-	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone}
+	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation}
 	own := ownNames(s)
 	for i := range s.Devices {
 		d := offeredAs(&s.Devices[i])

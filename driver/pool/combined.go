@@ -25,8 +25,8 @@ const (
 // combined returns slices in which each counter set is with all devices that
 // take of it, as Kubernetes 1.34 wants it: there the scheduler counts within a
 // slice (structured/internal/incubating/allocator_incubating.go of 0.34,
-// checkAvailableCounters). They are in the order of their first devices' names.
-// Devices of a set for which a slice has no room are left out.
+// checkAvailableCounters). They are in the order of their first devices. Devices of a
+// set for which a slice has no room are left out.
 func (in *input) combined(all content) (out []resourceslice.Slice, left []discovery.Problem) {
 	for _, unit := range all.units() {
 		left = append(left, in.fit(&unit)...)

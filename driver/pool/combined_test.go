@@ -44,7 +44,7 @@ func TestCombined(t *testing.T) {
 		},
 		"what competes stays together, whatever is named in between": {
 			devices: []rules.Offered{pooltest.Part("g0", "a", 7), {Device: discovery.Device{Name: "b"}}, pooltest.Part("g0", "c", 3)},
-			want:    []string{"set:g0 a<g0 c<g0 b"},
+			want:    []string{"set:g0 b a<g0 c<g0"},
 		},
 		"no more counters than there may be": {
 			devices: []rules.Offered{large("g0", 20), large("g1", 12), large("g2", 1)},

@@ -13,7 +13,7 @@ import (
 )
 
 // add adds a device of the snapshot, under as many names as it has to have.
-func (in *input) add(out *content, d *rules.Offered) error {
+func (in *input) add(out *content, d *rules.Offered, place int) error {
 	device := resourceapi.Device{Name: d.Name, Attributes: in.attributes(d), Capacity: d.Capacity, Taints: in.taints(in.health(d))}
 	if in.Features.Overhead {
 		device.NodeAllocatableResources = overhead(d.Overhead)
@@ -32,7 +32,7 @@ func (in *input) add(out *content, d *rules.Offered) error {
 	}
 	for _, name := range names {
 		device.Name = name
-		out.devices[name] = device
+		out.devices[name], out.places[name] = device, place
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/topology"
 	"chandler.dev/driver/features"
 	"chandler.dev/internal/ledger"
 )
@@ -39,8 +40,8 @@ type Input struct {
 
 // Of returns the pool, and why devices are left out of it: those that could not be
 // published without the server refusing their neighbours. Devices are in slices by
-// their names and counters by those of their silicon, so that the same input always
-// makes the same slices.
+// where they are in the machine, and by their names, and counters by those of their
+// silicon, so that the same input always makes the same slices.
 func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
 	in := &input{
 		Input: given, last: remember(given.Last),
@@ -76,6 +77,7 @@ type input struct {
 type content struct {
 	devices  map[string]resourceapi.Device
 	counters map[string]resourceapi.CounterSet
+	places   map[string]int // by name of a device: the place of its silicon among its neighbours, from 1; 0 of one that is gone
 }
 
 func (in *input) pool() (resourceslice.Pool, []discovery.Problem) {
@@ -112,7 +114,7 @@ func (in *input) relate(all content) (typed bool) {
 }
 
 // separate returns first the slices of the shared counters, then those of the
-// devices in name order.
+// devices.
 func separate(all content) (out []resourceslice.Slice) {
 	counters := slices.SortedFunc(maps.Values(all.counters), func(a, b resourceapi.CounterSet) int { return strings.Compare(a.Name, b.Name) })
 	for chunk := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
@@ -124,16 +126,29 @@ func separate(all content) (out []resourceslice.Slice) {
 	return out
 }
 
-// inOrder returns the devices in name order.
+// inOrder returns the devices so that those of neighbours follow each other, and
+// those of one piece of silicon in name order. A scheduler that has no reason to
+// choose takes the first ones of a slice that are free
+// (structured/internal/*/allocator_*.go of k8s.io/dynamic-resource-allocation, in
+// 0.34 to 0.37), so that a pod with several gets neighbours. A device that is gone
+// stays behind the one that is before it by name.
 func (c content) inOrder() []resourceapi.Device {
-	return slices.SortedFunc(maps.Values(c.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+	devices := slices.SortedFunc(maps.Values(c.devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+	places, last := make(map[string]int, len(devices)), 0
+	for i := range devices {
+		last = cmp.Or(c.places[devices[i].Name], last)
+		places[devices[i].Name] = last
+	}
+	slices.SortStableFunc(devices, func(a, b resourceapi.Device) int { return cmp.Compare(places[a.Name], places[b.Name]) })
+	return devices
 }
 
 // content returns the devices and counters of the pool.
 func (in *input) content() (content, []discovery.Problem) {
-	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet)}
+	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet), make(map[string]int)}
 	var problems []discovery.Problem
 	chosen := in.choose()
+	places := in.places()
 	reshaped := in.reshaped(chosen)
 	for _, d := range chosen {
 		if who := cmp.Or(reshaped[d.Name], reshaped[d.Silicon()]); who != "" {
@@ -144,12 +159,21 @@ func (in *input) content() (content, []discovery.Problem) {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 			continue
 		}
-		if err := in.add(&out, &d); err != nil {
+		if err := in.add(&out, &d, places[d.Silicon()]); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 	}
 	in.addGone(&out)
 	return out, problems
+}
+
+// places returns the place of each piece of silicon among its neighbours, from 1.
+func (in *input) places() map[string]int {
+	places := make(map[string]int)
+	for i, silicon := range topology.Order(rules.Devices(in.Snapshot.Devices)) {
+		places[silicon] = i + 1
+	}
+	return places
 }
 
 // choose returns the devices that are offered: without taints none that would
@@ -233,7 +257,7 @@ func checkCounters(d *rules.Offered) error {
 
 // remember returns what a pool consists of.
 func remember(pool resourceslice.Pool) content {
-	out := content{make(map[string]resourceapi.Device), make(map[string]resourceapi.CounterSet)}
+	out := content{devices: make(map[string]resourceapi.Device), counters: make(map[string]resourceapi.CounterSet)}
 	for _, slice := range pool.Slices {
 		for _, device := range slice.Devices {
 			out.devices[device.Name] = device

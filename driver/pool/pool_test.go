@@ -331,3 +331,33 @@ func TestAttributesAndCapacityAreCopied(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// Neighbours follow each other in a slice, since the scheduler takes the first that
+// are free. A device that claims have keeps its place when it is gone.
+func TestNeighboursFollowEachOther(t *testing.T) {
+	var devices []rules.Offered
+	for i := range 4 {
+		d := discovery.Device{Name: fmt.Sprint("g", i), Attributes: discovery.Attributes{}}
+		d.Attributes.SetInt("resource.kubernetes.io/numaNode", int64(i%2))
+		devices = append(devices, rules.Offered{Device: d})
+	}
+	names := func(in Input) string {
+		in.Features = features.All()
+		made, problems := Of(in)
+		if len(problems) > 0 {
+			t.Error(problems)
+		}
+		var names []string
+		for _, d := range made.Slices[0].Devices {
+			names = append(names, d.Name)
+		}
+		return strings.Join(names, " ")
+	}
+	if got := names(Input{Snapshot: &rules.Snapshot{Devices: devices}}); got != "g0 g2 g1 g3" {
+		t.Errorf("the devices are in the order %s", got)
+	}
+	holds := &ledger.Claim{UID: "c", Results: []ledger.Result{{Device: "g2", Source: "g2", Silicon: "g2", Whole: true}}}
+	if got := names(Input{Snapshot: &rules.Snapshot{Devices: slices.Delete(slices.Clone(devices), 2, 3)}, Claims: []*ledger.Claim{holds}}); got != "g0 g1 g2 g3" {
+		t.Errorf("with one gone they are in the order %s", got)
+	}
+}

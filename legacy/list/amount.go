@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	resourceapi "k8s.io/api/resource/v1"
+	"chandler.dev/discovery/rules"
 )
 
 // Amount is how much a container asks for of a resource whose IDs count a
@@ -54,37 +54,25 @@ func (l *List) units() []*Unit {
 	return units
 }
 
-// counts returns the capacity that the IDs of the places count, "" if they
-// stand for devices.
-func (n *neighbourhood) counts() resourceapi.QualifiedName {
-	for _, p := range n.places {
-		if p.unit != nil && p.unit.Counts != "" {
-			return p.unit.Counts
-		}
+// amount returns size IDs of one unit of a capacity: of that which must be chosen
+// from, else of the one that has the least left of those that have enough, so that
+// large amounts stay together elsewhere; or the most, if amounts are to be spread. It
+// reports false if no unit has enough, or if the IDs stand for devices.
+func (n *neighbourhood) amount(size int) (ids []string, enough bool) {
+	if !slices.ContainsFunc(n.units, func(c *candidate) bool { return c.unit != nil && c.unit.Counts != "" }) {
+		return nil, false
 	}
-	return ""
-}
-
-// amount returns size IDs of one place: of that which include is of, else of
-// the one that has the least left of those that have enough, so that large
-// amounts stay together elsewhere. It reports false if no place has enough.
-func (n *neighbourhood) amount(include []string, size int) ([]string, bool) {
-	var best *place
-	for _, p := range n.places {
-		all := !slices.ContainsFunc(include, func(id string) bool { return !slices.Contains(p.free, id) })
-		if all && len(p.free) >= size && (best == nil || len(p.free) < len(best.free)) {
-			best = p
+	var best *candidate
+	for _, c := range n.units {
+		if c.must < n.must || len(c.free) < size {
+			continue
+		}
+		if more := best != nil && len(c.free) > len(best.free); best == nil || len(c.free) != len(best.free) && more == (n.policy == rules.PolicySpread) {
+			best = c
 		}
 	}
 	if best == nil {
 		return nil, false
 	}
-	ids := slices.Clone(include)
-	for _, id := range best.free {
-		if len(ids) < size && !slices.Contains(include, id) {
-			ids = append(ids, id)
-		}
-	}
-	slices.SortFunc(ids, Natural)
-	return ids, true
+	return slices.Clone(best.free[:size]), true
 }

@@ -55,11 +55,12 @@ type Lists struct {
 // List is what the kubelet is told of a resource, and what Allocate looks IDs up
 // in. It is never modified.
 type List struct {
-	resource string
-	version  int
-	marked   int            // the version in which an ID was last marked as gone
-	rows     map[string]row // by ID
-	devices  []*pluginapi.Device
+	resource   string
+	version    int
+	marked     int            // the version in which an ID was last marked as gone
+	rows       map[string]row // by ID
+	devices    []*pluginapi.Device
+	allocation rules.Allocation
 }
 
 // row is one ID of a list.
@@ -170,7 +171,10 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 		l = &List{}
 	}
 	mayLeave := in.Beliefs[resource].mayLeave(in.Now, in.Grace)
-	following := &List{resource: resource, version: l.version + 1, marked: l.marked, rows: make(map[string]row, len(l.rows))}
+	following := &List{
+		resource: resource, version: l.version + 1, marked: l.marked, rows: make(map[string]row, len(l.rows)),
+		allocation: in.Snapshot.Allocation[resource],
+	}
 	for _, u := range offers.Units[resource] {
 		following.offer(u, l, had, in)
 	}
@@ -231,7 +235,7 @@ func (u *Unit) blocked(resource string, v *ledger.View) *ledger.Blocked {
 // standsFor says who has an ID as other devices than those of a unit, "" if
 // nobody has.
 func standsFor(g *ledger.Grant, u *Unit) string {
-	if g == nil || len(g.Devices) == 0 || slices.Equal(g.Devices, u.names) {
+	if g == nil || len(g.Devices) == 0 || slices.Equal(g.Devices, u.DeviceNames()) {
 		return ""
 	}
 	return fmt.Sprintf("%s has it as %s", g.Owner(), strings.Join(g.Devices, ", "))
@@ -259,11 +263,11 @@ func (l *List) sort() {
 
 // topology returns the NUMA nodes of the unit, nil if none is known.
 func (u *Unit) topology() *pluginapi.TopologyInfo {
-	if len(u.numa) == 0 {
+	if len(u.place.NUMA()) == 0 {
 		return nil
 	}
 	t := &pluginapi.TopologyInfo{}
-	for _, node := range u.numa {
+	for _, node := range u.place.NUMA() {
 		t.Nodes = append(t.Nodes, &pluginapi.NUMANode{ID: node})
 	}
 	return t
@@ -290,6 +294,9 @@ func (l *List) Unit(id string) *Unit { return l.rows[id].unit }
 // LookUp returns the units that IDs stand for, each once, in name order, and why
 // they cannot be handed out.
 func (l *List) LookUp(ids []string) ([]*Unit, error) {
+	if l.allocation.One && len(ids) > 1 {
+		return nil, fmt.Errorf("%s: %d asked for; the configuration gives a container no more than one", l.resource, len(ids))
+	}
 	var units []*Unit
 	var errs []error
 	for _, id := range ids {

@@ -3,200 +3,317 @@ package list
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/topology"
 )
 
-// place is a unit among those that the kubelet may choose from.
-type place struct {
-	unit *Unit
-	free []string // its IDs that may be chosen, in natural order
+// maxCombinations is how many sets of devices are compared one by one. It is enough
+// for all sets of 16 devices, which take some milliseconds. Of more sets, those are
+// compared that grow from each device by the best one each time.
+const maxCombinations = 13_000
 
-	names, silicon []string
-	linked         []string // names of the devices at the other ends of its private links
-	fabric, root   string
-	numa           []int64
-}
-
-// Prefer chooses size of the available IDs, all of include among them: shares
-// from the units that have most of them left, else units that are near to each
-// other. Of equals it takes from the smaller neighbourhood, to keep the larger
-// one whole, and then the first. IDs that count a capacity come from one unit.
-// The answer is the same for the same question.
+// Prefer chooses size of the available IDs, all of include among them, by the
+// resource's policy. Sets of devices of which each has one ID are compared by the
+// weakest link that is needed to get from each to each other, since that is what work
+// on all of them waits for, and then by how near they are. Of sets that are as near it
+// takes the one that is farther from the rest, so that those who come later find
+// neighbours too, and then the first.
+// Shares come from the units that have most of them left, or fewest if they are to be
+// packed. IDs that count a capacity come from one unit. The answer is the same for
+// the same question.
 func (l *List) Prefer(available, include []string, size int) ([]string, error) {
 	include = slices.Compact(slices.SortedFunc(slices.Values(include), Natural))
 	candidates := slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(available, include)), Natural))
 	if size < len(include) || size > len(candidates) {
 		return nil, fmt.Errorf("preferred allocation of %d devices: %d are available, %d must be included", size, len(candidates), len(include))
 	}
-	n := l.neighbourhood(candidates)
-	if n.counts() != "" {
-		if ids, found := n.amount(include, size); found {
-			return ids, nil
-		}
+	n := l.neighbourhood(candidates, include)
+	ids, enough := n.amount(size)
+	if !enough {
+		ids = n.best(size).ids()
 	}
-	if len(include) > 0 || size == 0 {
-		return n.choose(include, size).ids, nil
-	}
-	var best *choice
-	for _, p := range n.places {
-		if len(p.free) < n.most {
-			continue
-		}
-		if c := n.choose(p.free[:1], size); best == nil || c.better(best) {
-			best = c
-		}
-	}
-	return best.ids, nil
+	slices.SortFunc(ids, Natural)
+	return ids, nil
 }
 
-// neighbourhood is the places to choose from, and how near they are.
+// candidate is a unit among those that the kubelet may choose from.
+type candidate struct {
+	unit *Unit
+	free []string // its IDs that may be chosen: those that must be first, each in natural order
+	must int      // how many must be chosen
+}
+
+// neighbourhood is the units to choose from, and how near they are.
 type neighbourhood struct {
-	places []*place
-	near   [][]int // by place and place
-	crowd  []int   // by place: how near all others are
-	most   int     // free IDs of the place that has most of them
+	policy rules.Policy
+	units  []*candidate
+	near   [][]int // by unit and unit
+	crowd  []int   // by unit: how near all others are
+	must   int     // how many IDs must be chosen
+
+	joined, left []int // room for weakest
 }
 
-func (l *List) neighbourhood(ids []string) *neighbourhood {
-	n := &neighbourhood{places: l.places(ids)}
-	n.near, n.crowd = make([][]int, len(n.places)), make([]int, len(n.places))
-	for i, p := range n.places {
-		n.most = max(n.most, len(p.free))
-		n.near[i] = make([]int, len(n.places))
-		for j, other := range n.places {
-			if i != j {
-				n.near[i][j] = p.nearness(other)
-				n.crowd[i] += n.near[i][j]
-			}
+// neighbourhood groups IDs by the unit that they stand for. One that is not listed,
+// since the list has changed meanwhile, is a unit of its own.
+func (l *List) neighbourhood(ids, include []string) *neighbourhood {
+	n := &neighbourhood{policy: l.allocation.Policy, must: len(include)}
+	must := make(map[string]bool, len(include))
+	for _, id := range include {
+		must[id] = true
+	}
+	byUnit := make(map[*Unit]*candidate)
+	for _, id := range ids {
+		u := l.rows[id].unit
+		c := byUnit[u]
+		if c == nil || u == nil {
+			c = &candidate{unit: u}
+			byUnit[u] = c
+			n.units = append(n.units, c)
+		}
+		if must[id] {
+			c.free = slices.Insert(c.free, c.must, id)
+			c.must++
+		} else {
+			c.free = append(c.free, id)
+		}
+	}
+	n.near, n.crowd = make([][]int, len(n.units)), make([]int, len(n.units))
+	n.joined, n.left = make([]int, len(n.units)), make([]int, len(n.units))
+	for i := range n.units {
+		n.near[i] = make([]int, len(n.units))
+		for j := range i {
+			near := nearness(n.units[i].unit, n.units[j].unit)
+			n.near[i][j], n.near[j][i] = near, near
+			n.crowd[i] += near
+			n.crowd[j] += near
 		}
 	}
 	return n
 }
 
+func nearness(a, b *Unit) int {
+	if a == nil || b == nil {
+		return 0
+	}
+	return topology.Nearness(a.place, b.place)
+}
+
+// best returns the best choice of so many IDs.
+func (n *neighbourhood) best(size int) *choice {
+	start := n.empty()
+	for i, c := range n.units {
+		for range c.must {
+			start.add(i)
+		}
+	}
+	if start.size == size {
+		return start
+	}
+	single := !slices.ContainsFunc(n.units, func(c *candidate) bool { return len(c.free) > 1 })
+	if single && combinations(len(n.units)-start.size, size-start.size) <= maxCombinations {
+		var best *choice
+		n.compare(start, 0, size, &best)
+		return best
+	}
+	if start.size > 0 {
+		start.grow(size)
+		return start
+	}
+	var best *choice
+	first := start.next()
+	for i := range n.units {
+		if n.byLeft(start.left(i), start.left(first)) != 0 {
+			continue
+		}
+		c := n.empty()
+		c.add(i)
+		c.grow(size)
+		if best == nil || c.better(best) {
+			best = c
+		}
+	}
+	return best
+}
+
+// combinations returns how many sets of k of n there are, or a number above
+// maxCombinations.
+func combinations(n, k int) int {
+	sets := 1
+	for i := range min(k, n-k) {
+		if sets = sets * (n - i) / (i + 1); sets > maxCombinations {
+			break
+		}
+	}
+	return sets
+}
+
+// compare sets best to the best choice that has what c has, and the rest of the
+// units from a place on.
+func (n *neighbourhood) compare(c *choice, from, size int, best **choice) {
+	if c.size == size {
+		if *best == nil || c.better(*best) {
+			*best = c.clone()
+		}
+		return
+	}
+	for i := from; i < len(n.units); i++ {
+		if c.taken[i] == 0 {
+			c.add(i)
+			n.compare(c, i+1, size, best)
+			c.remove()
+		}
+	}
+}
+
+// byLeft compares units by how many IDs they have left; more than 0 says that the
+// first unit comes before the second by that.
+func (n *neighbourhood) byLeft(a, b int) int {
+	if n.policy == rules.PolicyPacked {
+		return cmp.Compare(b, a)
+	}
+	return cmp.Compare(a, b)
+}
+
+// byNearness compares how near something is; more than 0 says that the first is to
+// be preferred.
+func (n *neighbourhood) byNearness(a, b int) int {
+	if n.policy == rules.PolicySpread {
+		return cmp.Compare(b, a)
+	}
+	return cmp.Compare(a, b)
+}
+
 // choice is a set of IDs that grows.
 type choice struct {
 	n     *neighbourhood
-	ids   []string
-	left  [][]string // by place: the IDs that are not chosen
-	pull  []int      // by place: how near it is to what is chosen
-	near  int        // how near the chosen are to each other
-	crowd int        // how near they are to all others
+	size  int
+	units []int // those of which IDs are chosen, in the order of their first ones
+	taken []int // by unit: how many of its IDs are chosen
+	pull  []int // by unit: how near it is to what is chosen
+	near  int   // how near the chosen are to each other
+	crowd int   // how near they are to all others
+	weak  int   // the weakest link between them, once it is asked for; else -1
 }
 
-// choose returns the IDs of include and the best others to make up size.
-func (n *neighbourhood) choose(include []string, size int) *choice {
-	c := &choice{n: n, left: make([][]string, len(n.places)), pull: make([]int, len(n.places))}
-	for i, p := range n.places {
-		c.left[i] = p.free
-	}
-	for i, p := range n.places {
-		for _, id := range p.free {
-			if slices.Contains(include, id) {
-				c.add(i, id)
-			}
-		}
-	}
-	for len(c.ids) < size {
-		next := c.next()
-		c.add(next, c.left[next][0])
-	}
-	slices.SortFunc(c.ids, Natural)
-	return c
+func (n *neighbourhood) empty() *choice {
+	return &choice{n: n, taken: make([]int, len(n.units)), pull: make([]int, len(n.units))}
 }
 
-// next returns the best place that has an ID left. There is one.
+func (c *choice) clone() *choice {
+	clone := *c
+	clone.units, clone.taken, clone.pull = slices.Clone(c.units), slices.Clone(c.taken), slices.Clone(c.pull)
+	return &clone
+}
+
+// left returns how many IDs of a unit are not chosen.
+func (c *choice) left(unit int) int { return len(c.n.units[unit].free) - c.taken[unit] }
+
+// add chooses the next ID of a unit.
+func (c *choice) add(unit int) {
+	if c.taken[unit] == 0 {
+		c.units = append(c.units, unit)
+	}
+	c.count(unit, 1)
+}
+
+// remove takes back the only ID of the unit that was chosen last.
+func (c *choice) remove() {
+	last := len(c.units) - 1
+	c.count(c.units[last], -1)
+	c.units = c.units[:last]
+}
+
+func (c *choice) count(unit, by int) {
+	c.size += by
+	c.weak = -1
+	c.taken[unit] += by
+	c.near += by * c.pull[unit]
+	c.crowd += by * c.n.crowd[unit]
+	for i, near := range c.n.near[unit] {
+		c.pull[i] += by * near
+	}
+}
+
+// grow chooses the best unit for each ID that is missing.
+func (c *choice) grow(size int) {
+	for c.size < size {
+		c.add(c.next())
+	}
+}
+
+// next returns the best unit that has an ID left. There is one.
 func (c *choice) next() int {
 	best := -1
-	for i, left := range c.left {
-		if len(left) == 0 {
-			continue
-		}
-		if best < 0 || cmp.Or(
-			cmp.Compare(len(left), len(c.left[best])),
-			cmp.Compare(c.pull[i], c.pull[best]),
+	for i := range c.n.units {
+		if c.left(i) > 0 && (best < 0 || cmp.Or(
+			c.n.byLeft(c.left(i), c.left(best)),
+			c.n.byLeft(-c.taken[i], -c.taken[best]), // two shares of one device are no more than one
+			c.n.byNearness(c.nearest(i), c.nearest(best)),
+			c.n.byNearness(c.pull[i], c.pull[best]),
 			cmp.Compare(c.n.crowd[best], c.n.crowd[i]),
-		) > 0 {
+		) > 0) {
 			best = i
 		}
 	}
 	return best
 }
 
-// add chooses an ID of a place.
-func (c *choice) add(place int, id string) {
-	c.ids = append(c.ids, id)
-	c.left[place] = slices.DeleteFunc(slices.Clone(c.left[place]), func(other string) bool { return other == id })
-	c.near += c.pull[place]
-	c.crowd += c.n.crowd[place]
-	for i := range c.pull {
-		c.pull[i] += c.n.near[place][i]
+// nearest returns how near a unit is to the nearest one that is chosen.
+func (c *choice) nearest(unit int) int {
+	near := 0
+	for _, chosen := range c.units {
+		near = max(near, c.n.near[unit][chosen])
+	}
+	return near
+}
+
+// weakest returns how near the two are that are farthest apart among those next to
+// each other, where the units are put next to each other as near as can be: the
+// smallest edge of a maximum spanning tree.
+func (c *choice) weakest() int {
+	if c.weak >= 0 || len(c.units) < 2 {
+		return max(c.weak, 0)
+	}
+	c.weak = math.MaxInt
+	near := c.n.joined[:len(c.units)] // to the nearest one that is joined
+	left := c.n.left[:len(c.units)]
+	copy(left, c.units)
+	clear(near)
+	for joined := left[0]; ; {
+		next := -1
+		left, near = left[1:], near[1:]
+		for i, unit := range left {
+			near[i] = max(near[i], c.n.near[joined][unit])
+			if next < 0 || near[i] > near[next] {
+				next = i
+			}
+		}
+		if next < 0 {
+			return c.weak
+		}
+		c.weak, joined = min(c.weak, near[next]), left[next]
+		left[0], left[next] = left[next], left[0]
+		near[0], near[next] = near[next], near[0]
 	}
 }
 
 // better reports whether a choice of as many IDs is to be preferred.
 func (c *choice) better(than *choice) bool {
-	return cmp.Or(cmp.Compare(c.near, than.near), cmp.Compare(than.crowd, c.crowd)) > 0
+	order := 0
+	if c.n.policy != rules.PolicySpread {
+		order = cmp.Compare(c.weakest(), than.weakest())
+	}
+	return cmp.Or(order, c.n.byNearness(c.near, than.near), cmp.Compare(than.crowd, c.crowd)) > 0
 }
 
-// places groups IDs by the unit that they stand for. One that is not listed,
-// since the list has changed meanwhile, is a place of its own.
-func (l *List) places(ids []string) []*place {
-	var places []*place
-	byUnit := make(map[*Unit]*place)
-	for _, id := range ids {
-		u := l.rows[id].unit
-		p := byUnit[u]
-		if p == nil || u == nil {
-			p = newPlace(u)
-			byUnit[u] = p
-			places = append(places, p)
-		}
-		p.free = append(p.free, id)
+// ids returns the IDs that are chosen.
+func (c *choice) ids() (ids []string) {
+	for i, unit := range c.n.units {
+		ids = append(ids, unit.free[:c.taken[i]]...)
 	}
-	return places
-}
-
-func newPlace(u *Unit) *place {
-	if u == nil {
-		return &place{}
-	}
-	return &place{
-		unit:    u,
-		names:   u.names,
-		silicon: u.silicon,
-		linked:  u.linkedTo(),
-		fabric:  u.attribute("fabric"),
-		root:    u.attribute(deviceattribute.StandardDeviceAttributePCIeRoot),
-		numa:    u.numa,
-	}
-}
-
-// nearness is more the nearer two places are: parts of one piece of silicon beat
-// a private link of their own, which beats a common fabric of such links, which
-// beats a common PCIe root, which beats a common NUMA node.
-func (p *place) nearness(other *place) int {
-	near := 0
-	if common(p.silicon, other.silicon) {
-		near += 16
-	}
-	if common(p.linked, other.names) || common(other.linked, p.names) {
-		near += 8
-	}
-	if p.fabric != "" && p.fabric == other.fabric {
-		near += 4
-	}
-	if p.root != "" && p.root == other.root {
-		near += 2
-	}
-	if common(p.numa, other.numa) {
-		near++
-	}
-	return near
-}
-
-// common reports whether two lists have an element in common.
-func common[T comparable](a, b []T) bool {
-	return slices.ContainsFunc(a, func(element T) bool { return slices.Contains(b, element) })
+	return ids
 }

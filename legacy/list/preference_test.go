@@ -3,11 +3,13 @@ package list
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 )
 
 func TestPrefer(t *testing.T) {
@@ -91,17 +93,161 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-func BenchmarkPrefer(b *testing.B) {
+// allocatedBy returns the list of a resource that is given out in some way, nil if no
+// device offers it.
+func allocatedBy(allocation rules.Allocation, resource string, devices ...rules.Offered) *List {
+	s := snapshot(devices...)
+	s.Allocation = map[string]rules.Allocation{resource: allocation}
+	lists, _ := Lists{}.Next(Input{Snapshot: s, View: ledger.ViewOf(StockOf(found(devices), Lists{}))})
+	return lists.Resources()[resource]
+}
+
+// The policies differ in which devices go together, and in whose shares are taken
+// first.
+func TestPolicies(t *testing.T) {
+	// Two nodes of four devices, each with two PCIe roots.
+	var devices, shares []rules.Offered
+	for i := range 8 {
+		devices = append(devices, at(gpu(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), ""))
+	}
+	for i := range 3 {
+		d := at(gpu(fmt.Sprint(i)), int64(i/2), "", "")
+		shares = append(shares, offer(d, "", fmt.Sprintf("%d::0", i), fmt.Sprintf("%d::1", i), fmt.Sprintf("%d::2", i)))
+	}
+	amounts := []rules.Offered{inUnits("a", 8), inUnits("b", 4)}
+	const all, some = "0 1 2 3 4 5 6 7", "0::0 1::0 1::1 2::0 2::1 2::2"
+	for name, test := range map[string]struct {
+		devices                 []rules.Offered
+		available, include      string
+		size                    int
+		aligned, spread, packed string
+	}{
+		"two devices":       {devices, all, "", 2, "0 1", "0 4", "0 1"},
+		"four devices":      {devices, all, "", 4, "0 1 2 3", "0 2 4 6", "0 1 2 3"},
+		"beside one":        {devices, all, "5", 2, "4 5", "0 5", "4 5"},
+		"one share":         {shares, some, "", 1, "2::0", "2::0", "0::0"},
+		"three shares":      {shares, some, "", 3, "1::0 2::0 2::1", "1::0 2::0 2::1", "0::0 1::0 1::1"},
+		"shares beside one": {shares, some, "2::1", 2, "1::0 2::1", "1::0 2::1", "0::0 2::1"},
+		"an amount":         {amounts, strings.Join(append(units("a", 0, 8), units("b", 0, 4)...), " "), "", 2, "b-_-0 b-_-1", "a-_-0 a-_-1", "b-_-0 b-_-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for policy, want := range map[rules.Policy]string{"": test.aligned, rules.PolicyAligned: test.aligned, rules.PolicySpread: test.spread, rules.PolicyPacked: test.packed} {
+				for _, resource := range []string{gpuResource, memoryResource} {
+					l := allocatedBy(rules.Allocation{Policy: policy}, resource, test.devices...)
+					if l == nil {
+						continue
+					}
+					ids, err := l.Prefer(strings.Fields(test.available), strings.Fields(test.include), test.size)
+					if got := strings.Join(ids, " "); err != nil || got != want {
+						t.Errorf("%q: got %q, %v; want %q", policy, got, err, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A set is found that does not hold what is nearest to any one device, and of sets
+// that are as near, the one which leaves neighbours behind.
+func TestPreferComparesSets(t *testing.T) {
+	linked := func(id string, numa int64, to ...string) rules.Offered {
+		d := at(gpu(id), numa, "", "")
+		d.SetNames("linkedTo", to)
+		return d
+	}
+	// A star of 0 with 1, 2 and 3, of which each has a pair of its own, and a square of
+	// 6, 7, 8 and 9.
+	star := []rules.Offered{
+		linked("0", 0, "gpu-1", "gpu-2", "gpu-3"), linked("1", 0), linked("2", 0), linked("3", 0),
+		linked("6", 1, "gpu-7", "gpu-8"), linked("7", 1, "gpu-9"), linked("8", 1, "gpu-9"), linked("9", 1),
+	}
+	for name, test := range map[string]struct {
+		available string
+		size      int
+		want      string
+	}{
+		"the square has one link more":      {"0 1 2 3 6 7 8 9", 4, "6 7 8 9"},
+		"a pair of which nobody else needs": {"0 1 6 7 8 9", 2, "0 1"},
+		"a side of the square":              {"0 1 2 3 7 9", 2, "7 9"},
+		"one that nobody is near to":        {"0 6 7 9", 1, "0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ids, err := first(gpuResource, star...).Prefer(strings.Fields(test.available), nil, test.size)
+			if got := strings.Join(ids, " "); err != nil || got != test.want {
+				t.Errorf("got %q, %v; want %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+// All sets of devices are compared where that is quick, and where it is not the answer
+// is as large and has what it must.
+func TestPreferOfMany(t *testing.T) {
 	var devices []rules.Offered
 	var ids []string
-	for i := range 256 {
-		id := fmt.Sprint(i)
-		devices, ids = append(devices, at(gpu(id), int64(i/128), fmt.Sprint("pci", i/32), "")), append(ids, id)
+	for i := range 64 {
+		ids = append(ids, fmt.Sprint(i))
+		devices = append(devices, at(gpu(fmt.Sprint(i)), int64(i/32), fmt.Sprint("pci", i/4), ""))
 	}
 	l := first(gpuResource, devices...)
-	for b.Loop() {
-		if _, err := l.Prefer(ids, nil, 16); err != nil {
-			b.Fatal(err)
+	for _, include := range [][]string{nil, {"13"}, {"2", "40"}} {
+		got, err := l.Prefer(ids, include, 8)
+		if err != nil || len(got) != 8 || slices.ContainsFunc(include, func(id string) bool { return !slices.Contains(got, id) }) {
+			t.Errorf("beside %q: %q, %v", include, got, err)
 		}
+	}
+	if got, err := l.Prefer(ids, nil, 8); err != nil || !slices.Equal(got, ids[:8]) {
+		t.Errorf("got %q, %v; want two whole roots", got, err)
+	}
+}
+
+// No container gets more than one where the configuration says so.
+func TestNoMoreThanOne(t *testing.T) {
+	l := allocatedBy(rules.Allocation{One: true}, gpuResource, gpu("a"), gpu("b"))
+	if units, err := l.LookUp([]string{"a"}); err != nil || len(units) != 1 {
+		t.Errorf("one: %v, %v", units, err)
+	}
+	if _, err := l.LookUp([]string{"a", "b"}); err == nil || !strings.Contains(err.Error(), "2 asked for") {
+		t.Errorf("two: %v", err)
+	}
+}
+
+// BenchmarkPrefer has the most sets that are compared one by one, more devices than
+// that, and the shares of eight devices.
+func BenchmarkPrefer(b *testing.B) {
+	wholes := func(n int) (devices []rules.Offered, ids []string) {
+		for i := range n {
+			id := fmt.Sprint(i)
+			devices, ids = append(devices, at(gpu(id), int64(2*i/n), fmt.Sprint("pci", i/4), "")), append(ids, id)
+		}
+		return devices, ids
+	}
+	shares := func(n int) (devices []rules.Offered, ids []string) {
+		for i := range 8 {
+			var own []string
+			for j := range n / 8 {
+				own = append(own, fmt.Sprintf("%d::%d", i, j))
+			}
+			devices, ids = append(devices, offer(at(gpu(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), ""), "", own...)), append(ids, own...)
+		}
+		return devices, ids
+	}
+	for _, test := range []struct {
+		name    string
+		of      func(n int) ([]rules.Offered, []string)
+		n, size int
+	}{
+		{"devices", wholes, 16, 8}, {"devices", wholes, 64, 8}, {"devices", wholes, 64, 32}, {"devices", wholes, 256, 16},
+		{"shares", shares, 1024, 1}, {"shares", shares, 1024, 8}, {"shares", shares, 1024, 512},
+	} {
+		devices, ids := test.of(test.n)
+		l := first(gpuResource, devices...)
+		b.Run(fmt.Sprintf("%d_of_%d_%s", test.size, test.n, test.name), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := l.Prefer(ids, nil, test.size); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -11,10 +11,10 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/topology"
 	"chandler.dev/internal/ledger"
 )
 
@@ -30,8 +30,7 @@ type Unit struct {
 	// the devices.
 	Counts resourceapi.QualifiedName
 
-	names, silicon []string
-	numa           []int64
+	place *topology.Place
 }
 
 // Offers is what a snapshot offers to the kubelet. It is never modified.
@@ -72,36 +71,24 @@ func Of(s *rules.Snapshot) *Offers {
 
 // complete fills in what follows from the unit's devices.
 func (u *Unit) complete() {
-	u.names, u.silicon, u.numa = nil, nil, nil
+	devices := make([]*discovery.Device, len(u.Devices))
 	for i := range u.Devices {
-		d := &u.Devices[i]
-		u.names = append(u.names, d.Name)
-		if !d.Open {
-			u.silicon = append(u.silicon, d.Silicon())
-		}
-		attribute := d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode]
-		if attribute.IntValue != nil {
-			u.numa = append(u.numa, *attribute.IntValue)
-		}
-		u.numa = append(u.numa, attribute.IntValues...)
+		devices[i] = &u.Devices[i].Device
 	}
-	slices.Sort(u.silicon)
-	u.silicon = slices.Compact(u.silicon)
-	slices.Sort(u.numa)
-	u.numa = slices.Compact(u.numa)
+	u.place = topology.PlaceOf(devices...)
 }
 
 // DeviceNames returns the names of the unit's devices.
-func (u *Unit) DeviceNames() []string { return u.names }
+func (u *Unit) DeviceNames() []string { return u.place.Names() }
 
 // Silicon names the silicon that the unit is accounted for: that of its devices
 // that are not shareable.
-func (u *Unit) Silicon() []string { return u.silicon }
+func (u *Unit) Silicon() []string { return u.place.Silicon() }
 
 // Grant returns what a container gets by an ID of the unit, or one more ID of it
 // that is a share.
 func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
-	g := &ledger.Grant{Resource: resource, ID: id, Devices: u.names, Silicon: u.silicon, Exclusive: len(u.IDs) == 1}
+	g := &ledger.Grant{Resource: resource, ID: id, Devices: u.DeviceNames(), Silicon: u.Silicon(), Exclusive: len(u.IDs) == 1}
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		g.HostFiles = append(g.HostFiles, d.FilesAs(resource)...)
@@ -139,7 +126,7 @@ func (u *Unit) with(d discovery.Device, offer discovery.Offer) *Unit {
 	joined := &Unit{Name: d.Name, IDs: slices.Clone(offer.IDs), Devices: []rules.Offered{{Device: d}}}
 	if u != nil {
 		joined.Name, joined.IDs = u.Name, slices.Concat(u.IDs, offer.IDs)
-		if slices.Contains(u.names, d.Name) {
+		if slices.Contains(u.DeviceNames(), d.Name) {
 			joined.Devices = nil
 		}
 		joined.Devices = slices.Concat(u.Devices, joined.Devices)
@@ -210,24 +197,6 @@ func (u *Unit) sick(withheld map[string]string) (reason string) {
 		}
 	}
 	return reason
-}
-
-// attribute returns a string attribute of the unit's first device that has it.
-func (u *Unit) attribute(name resourceapi.QualifiedName) string {
-	for _, d := range u.Devices {
-		if value := d.Attributes.String(name); value != "" {
-			return value
-		}
-	}
-	return ""
-}
-
-// linkedTo returns the names of the devices at the other ends of private links.
-func (u *Unit) linkedTo() (names []string) {
-	for i := range u.Devices {
-		names = append(names, u.Devices[i].Names("linkedTo")...)
-	}
-	return names
 }
 
 func byName(a, b *Unit) int {

@@ -55,7 +55,8 @@ func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l
 // listable returns the devices that can be listed, and whether to look again soon. The
 // stock is what the host has.
 func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock ledger.Stock) (listed *rules.Snapshot, soon bool) {
-	listed = &rules.Snapshot{Devices: slices.Clone(s.Devices), Problems: s.Problems}
+	listed = new(*s)
+	listed.Devices = slices.Clone(s.Devices)
 	wanted, reasons := make(map[string]bool), make(map[string]string)
 	for i := range listed.Devices {
 		d := &listed.Devices[i]

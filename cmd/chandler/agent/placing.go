@@ -120,7 +120,7 @@ func (p *placing) run(ctx context.Context) {
 		snapshot := p.devices.snapshot
 		p.placed.Store(&placed{snapshot, placement})
 		p.dra.Publish(snapshot, placement.OfDRA())
-		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone}
+		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone, Allocation: snapshot.Allocation}
 		listed, soon := p.configuring.listable(ctx, listed, p.stock)
 		p.classic.Publish(listed, placement.Moving)
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {

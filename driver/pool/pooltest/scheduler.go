@@ -36,7 +36,7 @@ func Sets() (all []features.Set) {
 
 // Scheduler is what a scheduler knows of one node, and allocates.
 type Scheduler struct {
-	t        *testing.T
+	t        testing.TB
 	features structured.Features
 	cache    *cel.Cache
 
@@ -46,7 +46,7 @@ type Scheduler struct {
 
 // NewScheduler returns a scheduler without slices, with the gates of a server that
 // keeps what the set says.
-func NewScheduler(t *testing.T, kept features.Set) *Scheduler {
+func NewScheduler(t testing.TB, kept features.Set) *Scheduler {
 	return &Scheduler{
 		t: t, Claims: make(map[types.UID]*resourceapi.ResourceClaim), cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: kept.Lists}),
 		features: structured.Features{

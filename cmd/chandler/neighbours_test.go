@@ -1,0 +1,227 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
+	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/legacy/list"
+)
+
+// BenchmarkNeighbours has pods come and go on recorded hosts, and counts how often
+// those that ask for several devices get them from one NUMA node, PCIe root or fabric
+// of private links: of all such pods ("numa-2-%"), and of those for which some were
+// free ("numa-2-found-%"). docs/neighbours.md has the result.
+func BenchmarkNeighbours(b *testing.B) {
+	for _, host := range []struct{ file, resource string }{
+		{"amdgpu/testdata/mi210x8.host", "amd.com/gpu"},
+		{"gaudi/testdata/gaudi2x8.host", "habana.ai/gaudi"},
+		{"neuron/testdata/trn2.host", "aws.amazon.com/neuron"},
+	} {
+		config, compiled, err := loadConfig("")
+		if err != nil {
+			b.Fatal(err, config)
+		}
+		snapshot := compiled.Apply(discovery.Scan(discoverytest.Layout(b, "../../discovery/families/"+host.file), families.All))
+		snapshot.Devices = slices.DeleteFunc(snapshot.Devices, func(d rules.Offered) bool { return d.Resource() != host.resource })
+		for name, allocate := range map[string]allocator{
+			"DevicePlugin":   byKubelet(snapshot, host.resource),
+			"DRA":            byScheduler(b, snapshot, ""),
+			"DRA-constraint": byScheduler(b, snapshot, resourceapi.FullyQualifiedName(deviceattribute.StandardDeviceAttributeNUMANode)),
+		} {
+			b.Run(fmt.Sprintf("%s/%s", host.resource, name), func(b *testing.B) {
+				seen := make(neighbours)
+				for seed := range b.N {
+					seen.count(snapshot, allocate, uint64(seed))
+				}
+				seen.report(b)
+			})
+		}
+	}
+}
+
+// allocator returns the names of so many devices for a container, nil if there are none.
+// In use are the names of those that others have.
+type allocator func(inUse map[string]bool, size int) []string
+
+// byKubelet is the device-plugin API, with GetPreferredAllocation.
+func byKubelet(s *rules.Snapshot, resource string) allocator {
+	lists, _ := list.Lists{}.Next(list.Input{Snapshot: s, View: ledger.ViewOf(list.StockOf(rules.Devices(s.Devices), list.Lists{}))})
+	l := lists.Resources()[resource]
+	return func(inUse map[string]bool, size int) (names []string) {
+		var free []string
+		for _, d := range l.Devices() {
+			if !inUse[l.Unit(d.ID).DeviceNames()[0]] {
+				free = append(free, d.ID)
+			}
+		}
+		ids, err := l.Prefer(free, nil, size)
+		if err != nil {
+			return nil // not so many are free
+		}
+		for _, id := range ids {
+			names = append(names, l.Unit(id).DeviceNames()...)
+		}
+		return names
+	}
+}
+
+// byScheduler is DRA, with the scheduler's own allocator. The claims ask for a number
+// of devices, and that an attribute be the same if one is named.
+func byScheduler(b *testing.B, s *rules.Snapshot, same resourceapi.FullyQualifiedName) allocator {
+	b.Helper()
+	kept := features.All()
+	made, problems := pool.Of(pool.Input{Snapshot: s, Features: kept})
+	if len(problems) > 0 {
+		b.Fatal(problems)
+	}
+	return func(inUse map[string]bool, size int) (names []string) {
+		scheduler := pooltest.NewScheduler(b, kept).Publish(made)
+		scheduler.Claims["others"] = &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}}
+		for name := range inUse {
+			results := &scheduler.Claims["others"].Status.Allocation.Devices.Results
+			*results = append(*results, resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: discovery.Domain, Pool: "node", Device: name})
+		}
+		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: "any", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: int64(size),
+		}}}}}
+		if same != "" {
+			spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &same}}
+		}
+		claim, allocated := scheduler.AllocateClaim(types.UID("own"), spec)
+		if !allocated {
+			return nil
+		}
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			names = append(names, r.Device)
+		}
+		return names
+	}
+}
+
+// neighbours counts sets of devices, by what they may have in common and their size.
+type neighbours map[string]*together
+
+type together struct{ all, possible, found int }
+
+// count has 200 pods come and go.
+func (n neighbours) count(s *rules.Snapshot, allocate allocator, seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 0))
+	inUse := make(map[string]bool)
+	ends := make(map[int][]string)
+	for now := range 200 {
+		for _, name := range ends[now] {
+			delete(inUse, name)
+		}
+		size := []int{1, 1, 1, 1, 2, 2, 2, 4, 4, 8}[random.IntN(10)]
+		end := now + 1 + random.IntN(10)
+		names := allocate(maps.Clone(inUse), size)
+		if size > 1 && names != nil {
+			n.note(s, inUse, names)
+		}
+		for _, name := range names {
+			inUse[name] = true
+		}
+		ends[end] = append(ends[end], names...)
+	}
+}
+
+// note counts a set of devices that was given while others were in use.
+func (n neighbours) note(s *rules.Snapshot, inUse map[string]bool, names []string) {
+	for what, common := range map[string]func(d *discovery.Device) string{
+		"numa": func(d *discovery.Device) string {
+			if node := d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode].IntValue; node != nil {
+				return fmt.Sprint(*node)
+			}
+			return ""
+		},
+		"root": func(d *discovery.Device) string {
+			return d.Attributes.String(deviceattribute.StandardDeviceAttributePCIeRoot)
+		},
+		"fabric": func(d *discovery.Device) string { return d.Attributes.String("fabric") },
+	} {
+		free, given, known := make(map[string]int), make(map[string]int), false
+		for i := range s.Devices {
+			d := &s.Devices[i].Device
+			value := common(d)
+			if value == "" {
+				continue
+			}
+			known = true
+			if !inUse[d.Name] {
+				free[value]++
+			}
+			if slices.Contains(names, d.Name) {
+				given[value]++
+			}
+		}
+		if known {
+			n.add(fmt.Sprintf("%s-%d", what, len(names)), largest(free) >= len(names), largest(given) == len(names))
+		}
+	}
+	linked := func(d *discovery.Device) bool { return len(d.Names("linkedTo")) > 0 }
+	if slices.ContainsFunc(rules.Devices(s.Devices), func(d discovery.Device) bool { return linked(&d) }) {
+		n.add(fmt.Sprintf("linked-%d", len(names)), true, connected(s, names))
+	}
+}
+
+func (n neighbours) add(what string, possible, found bool) {
+	if n[what] == nil {
+		n[what] = &together{}
+	}
+	n[what].all++
+	if possible {
+		n[what].possible++
+	}
+	if found {
+		n[what].found++
+	}
+}
+
+func largest(counts map[string]int) int {
+	most := 0
+	for _, n := range counts {
+		most = max(most, n)
+	}
+	return most
+}
+
+// connected reports whether private links lead from each of the devices to each other,
+// without one that is not among them.
+func connected(s *rules.Snapshot, names []string) bool {
+	reached := []string{names[0]}
+	for i := 0; i < len(reached); i++ {
+		d, _ := s.Lookup(reached[i])
+		for _, other := range d.Names("linkedTo") {
+			if slices.Contains(names, other) && !slices.Contains(reached, other) {
+				reached = append(reached, other)
+			}
+		}
+	}
+	return len(reached) == len(names)
+}
+
+func (n neighbours) report(b *testing.B) {
+	b.ReportMetric(0, "ns/op")
+	for what, t := range n {
+		b.ReportMetric(100*float64(t.found)/float64(t.all), what+"-%")
+		if t.possible > 0 && !strings.HasPrefix(what, "linked") {
+			b.ReportMetric(100*float64(t.found)/float64(t.possible), what+"-found-%")
+		}
+	}
+}

@@ -1,0 +1,178 @@
+// Package topology says how near devices are to each other in the machine. Both
+// APIs choose neighbours by it. It knows no vendor and reads no host.
+package topology
+
+import (
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Place is where something that is given to a container as a whole is: a device,
+// or several that are only given together. It is never modified.
+type Place struct {
+	names, silicon []string
+	linked         []string // names of the devices at the other ends of its private links
+	fabric, root   string
+	bridges        []string // the PCI bridges above it, the highest first
+	numa           []int64
+}
+
+// PlaceOf returns the place of devices that are given together.
+func PlaceOf(devices ...*discovery.Device) *Place {
+	p := &Place{}
+	for _, d := range devices {
+		p.names = append(p.names, d.Name)
+		if !d.Open {
+			p.silicon = append(p.silicon, d.Silicon())
+		}
+		p.linked = append(p.linked, d.Names("linkedTo")...)
+		p.fabric = first(p.fabric, d, "fabric")
+		p.root = first(p.root, d, deviceattribute.StandardDeviceAttributePCIeRoot)
+		if p.bridges == nil {
+			p.bridges = bridgesAbove(d.Source)
+		}
+		node := d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode]
+		if node.IntValue != nil {
+			p.numa = append(p.numa, *node.IntValue)
+		}
+		p.numa = append(p.numa, node.IntValues...)
+	}
+	slices.Sort(p.silicon)
+	p.silicon = slices.Compact(p.silicon)
+	slices.Sort(p.numa)
+	p.numa = slices.Compact(p.numa)
+	return p
+}
+
+// first returns known, or else a string attribute of the device.
+func first(known string, d *discovery.Device, name resourceapi.QualifiedName) string {
+	if known != "" {
+		return known
+	}
+	return d.Attributes.String(name)
+}
+
+// bridgesAbove returns the addresses of the PCI bridges above a function, by the
+// kernel's directory of the function or of a device below it: each bridge is a
+// directory in that of the bridge above it.
+func bridgesAbove(source string) []string {
+	var functions []string
+	for element := range strings.SplitSeq(source, "/") {
+		if sysfs.IsPCIAddress(element) {
+			functions = append(functions, element)
+		}
+	}
+	return functions[:max(0, len(functions)-1)]
+}
+
+// Silicon names the silicon of the place that is not open.
+func (p *Place) Silicon() []string { return p.silicon }
+
+// NUMA returns the NUMA nodes of the place, in ascending order.
+func (p *Place) NUMA() []int64 { return p.numa }
+
+// Names returns the names of the devices.
+func (p *Place) Names() []string { return p.names }
+
+// How near two places are, each more than all that follow together. The PCI
+// bridges count up to three, since two devices below one switch may have a root
+// port and a switch of switches in common too.
+const (
+	nearNode    = 1
+	nearRoot    = 2 * nearNode
+	nearBridge  = 2 * nearRoot
+	maxBridges  = 3
+	nearFabric  = (maxBridges + 1) * nearBridge
+	nearLink    = 2 * nearFabric
+	nearSilicon = 2 * nearLink
+)
+
+// Nearness is more the nearer two places are: parts of one piece of silicon beat
+// a private link of their own, which beats a common fabric of such links, which
+// beats a common PCI bridge (a switch has one at its top, and the nearer one has
+// more of them), which beats a common PCIe root, which beats a common NUMA node.
+func Nearness(a, b *Place) int {
+	near := 0
+	if common(a.silicon, b.silicon) {
+		near += nearSilicon
+	}
+	if common(a.linked, b.names) || common(b.linked, a.names) {
+		near += nearLink
+	}
+	if a.fabric != "" && a.fabric == b.fabric {
+		near += nearFabric
+	}
+	bridges := 0
+	for bridges < min(len(a.bridges), len(b.bridges), maxBridges) && a.bridges[bridges] == b.bridges[bridges] {
+		bridges++
+	}
+	near += bridges * nearBridge
+	if a.root != "" && a.root == b.root {
+		near += nearRoot
+	}
+	if common(a.numa, b.numa) {
+		near += nearNode
+	}
+	return near
+}
+
+// common reports whether two lists have an element in common.
+func common[T comparable](a, b []T) bool {
+	return slices.ContainsFunc(a, func(element T) bool { return slices.Contains(b, element) })
+}
+
+// Order returns the names of silicon so that neighbours follow each other: who
+// takes the first few in order gets some that are near. It begins with the first by
+// name, and goes on with what is nearest to the last one, or to all before it if
+// several are as near. The answer is the same for the same devices.
+func Order(devices []discovery.Device) []string {
+	wholes := make(map[string][]*discovery.Device)
+	var names []string
+	for i := range devices {
+		d := &devices[i]
+		name := d.Silicon()
+		if wholes[name] == nil {
+			names = append(names, name)
+		}
+		wholes[name] = append(wholes[name], d)
+	}
+	slices.Sort(names)
+	places := make([]*Place, len(names))
+	for i, name := range names {
+		places[i] = PlaceOf(wholes[name]...)
+	}
+	return follow(names, places)
+}
+
+// follow puts names in the order that Order says. The time that it takes grows
+// with the square of their number.
+func follow(names []string, places []*Place) []string {
+	pull := make([]int, len(names)) // how near each is to all that are chosen
+	chosen := make([]bool, len(names))
+	var order []string
+	for last := -1; len(order) < len(names); {
+		next, near := -1, -1
+		for i := range names {
+			if chosen[i] {
+				continue
+			}
+			to := 0
+			if last >= 0 {
+				to = Nearness(places[last], places[i])
+				pull[i] += to
+			}
+			if next < 0 || to > near || to == near && pull[i] > pull[next] {
+				next, near = i, to
+			}
+		}
+		chosen[next], last = true, next
+		order = append(order, names[next])
+	}
+	return order
+}
