@@ -180,7 +180,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 	if w.Open {
 		return nil
 	}
-	nodes := nodesOf(w.Device, q.stock)
+	nodes := NodesOf(w.Device, q.stock)
 	balance := newBalance(&w, q.stock)
 	for j := range q.want {
 		if j != i {
@@ -292,7 +292,7 @@ func Renumbered(given []Node, devices []string, s Stock) string {
 		if !found {
 			return "" // there is more to say than that
 		}
-		has, common, silicon[d.Silicon()] = append(has, nodesOf(name, s)...), append(common, d.CommonNodes...), true
+		has, common, silicon[d.Silicon()] = append(has, NodesOf(name, s)...), append(common, d.CommonNodes...), true
 	}
 	for _, n := range has {
 		now = append(now, n.String())
@@ -327,15 +327,15 @@ func Renumbered(given []Node, devices []string, s Stock) string {
 func ownerOf(path string, s Stock, except map[string]bool) string {
 	for _, name := range s.Names() {
 		d, _ := s.Device(name)
-		if !d.Open && !except[d.Silicon()] && slices.ContainsFunc(nodesOf(name, s), func(n Node) bool { return n.Path == path }) {
+		if !d.Open && !except[d.Silicon()] && slices.ContainsFunc(NodesOf(name, s), func(n Node) bool { return n.Path == path }) {
 			return name
 		}
 	}
 	return ""
 }
 
-// nodesOf returns the nodes that a device and no other silicon has now.
-func nodesOf(name string, stock Stock) (nodes []Node) {
+// NodesOf returns the nodes that a device and no other silicon has now.
+func NodesOf(name string, stock Stock) (nodes []Node) {
 	device, found := stock.Device(name)
 	if !found {
 		return nil

@@ -210,8 +210,7 @@ func (l *Ledger) restoreFiles() error {
 	l.mu.Unlock()
 	var errs []error
 	if _, err := l.synced.Lstat(l.file(grantsFile)); unsaved || some && errors.Is(err, fs.ErrNotExist) {
-		_, err := l.saveGrants()
-		errs = append(errs, err)
+		errs = append(errs, l.saveGrants())
 	}
 	if booted {
 		errs = append(errs, l.sayBoot())
@@ -247,4 +246,11 @@ func (l *Ledger) Owed() []Owner {
 	}
 	slices.SortFunc(owners, func(a, b Owner) int { return strings.Compare(string(a.UID), string(b.UID)) })
 	return owners
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
