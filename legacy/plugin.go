@@ -51,6 +51,11 @@ type Config struct {
 	// handed out again.
 	Pending func(ctx context.Context, resource string) (bool, error)
 
+	// Ended reports whether a pod of this node has ended. PodResources may list one
+	// that has, as it lists one whose devices the kubelet has forgotten. Nil means
+	// that none has.
+	Ended func(ctx context.Context, namespace, pod string) (bool, error)
+
 	Grace       time.Duration // how long the kubelet may still hand out what it was told is unhealthy; 10 s if 0
 	Poll        time.Duration // how often PodResources is asked; 5 s if 0
 	Unconfirmed time.Duration // see Pending; 5 min if 0
@@ -328,6 +333,7 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 			grants = append(grants, g)
 		}
 	}
+	p.awaitEnd(ctx, grants)
 	if err := p.config.Ledger.GiveGrants(stock, grants); err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
 	}

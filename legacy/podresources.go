@@ -2,9 +2,12 @@ package legacy
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/ledger"
 )
 
 const (
@@ -13,6 +16,11 @@ const (
 	// settling is how long the kubelet may take to show what it was just
 	// granted.
 	settling = 100 * time.Millisecond
+
+	// endTimeout is how long the API server may take to be told that a pod has ended
+	// whose devices the kubelet hands out again.
+	endTimeout  = 2 * time.Second
+	endInterval = 100 * time.Millisecond
 
 	// notWhole is why an answer may leave something out that is held.
 	notWhole = "PodResources does not list all pods yet"
@@ -62,6 +70,7 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 		reason = notWhole
 	default:
 		p.expire(ctx)
+		p.endLost(ctx, p.config.Ledger.Lost())
 	}
 	if reason != "" && reason != lastError && ctx.Err() == nil {
 		logger.Info("What pods have is not known; no device leaves its resource", "reason", reason)
@@ -86,4 +95,46 @@ func (p *Plugin) expire(ctx context.Context) {
 			klog.FromContext(ctx).Error(err, "Grants that no container can have are left over", "resource", resource)
 		}
 	}
+}
+
+// awaitEnd waits for the end of pods of which the kubelet has forgotten that they
+// have IDs, and which it hands those out again. It waits in vain for one that runs
+// with them.
+func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant) {
+	again := make(map[string]bool, len(grants))
+	for _, g := range grants {
+		again[g.Key()] = true
+	}
+	for end := time.Now().Add(endTimeout); ; {
+		lost := slices.DeleteFunc(p.config.Ledger.Lost(), func(g *ledger.Grant) bool { return !again[g.Key()] })
+		if len(lost) == 0 || p.endLost(ctx, lost) || time.Now().After(end) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(endInterval):
+		}
+	}
+}
+
+// endLost tells the ledger which of the pods of lost grants have ended, and
+// reports whether all have.
+func (p *Plugin) endLost(ctx context.Context, lost []*ledger.Grant) (all bool) {
+	if p.config.Ended == nil {
+		return false
+	}
+	var over []*ledger.Grant
+	for _, g := range lost {
+		owner := g.Owner()
+		ended, err := p.config.Ended(ctx, owner.Namespace, owner.Name)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("Whether a pod has ended is not known", "pod", owner.Namespace+"/"+owner.Name, "reason", err.Error())
+		}
+		if ended {
+			over = append(over, g)
+		}
+	}
+	p.config.Ledger.PodsEnded(over)
+	return len(over) == len(lost)
 }

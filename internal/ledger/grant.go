@@ -40,6 +40,7 @@ type Grant struct {
 
 	missing time.Time // when PodResources first left it out again
 	lost    bool      // the kubelet lists the container and does not know the ID
+	ended   bool      // and the pod has ended, by the API server's word
 }
 
 // Key implements [Entry].

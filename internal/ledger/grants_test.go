@@ -343,6 +343,40 @@ func TestCheckpointLost(t *testing.T) {
 	})
 }
 
+// A pod that has ended may be listed for long, without what it had. The ID is free
+// again once that is known, for others of its API at once.
+func TestEndedPodIsListed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{Asks: func(string, string, string) bool { return true }}, "a", "b")
+		for _, id := range []string{"a", "b"} {
+			k.mustGive(id)
+		}
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}, "infer main": {"ours/gpu", "b"}}))
+		ended := podsSay(true, map[string][]string{"train main": nil, "infer main": {"ours/gpu", "b"}})
+		k.says(ended)
+		lost := k.Lost()
+		if len(lost) != 1 || lost[0].ID != "a" || k.give("a") == nil {
+			t.Fatalf("lost: %v", lost)
+		}
+		k.PodsEnded(lost)
+		if len(k.Lost()) > 0 {
+			t.Error("it is lost still")
+		}
+		k.check("its containers may go on", dra, "a", train)
+		for range 10 {
+			k.says(ended)
+			time.Sleep(10 * time.Second)
+		}
+		k.check("the pod has ended", dra, "a", "")
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}})) // another of that name
+		k.says(ended)
+		if len(k.Lost()) != 1 {
+			t.Error("the next pod of that name is taken for the one that has ended")
+		}
+	})
+}
+
 // Grants that nobody is known to have are told, and end unless they were made
 // anew or confirmed meanwhile.
 func TestUnconfirmed(t *testing.T) {

@@ -164,7 +164,7 @@ func (l *Ledger) confirm(at time.Time, ids map[string]sighting) (changed bool) {
 		}
 		confirmed := *g
 		changed = changed || g.Container != s.container
-		confirmed.Container, confirmed.missing, confirmed.lost = s.container, time.Time{}, false
+		confirmed.Container, confirmed.missing, confirmed.lost, confirmed.ended = s.container, time.Time{}, false, false
 		l.replace(&confirmed, Given)
 	}
 	return changed
@@ -177,6 +177,36 @@ func (l *Ledger) replace(g *Grant, state State) {
 		l.said.strangers[g.Key()] = g
 	}
 	l.put(newAccount(g, state))
+}
+
+// Lost returns the grants of containers that PodResources lists without them: the
+// kubelet's checkpoint was lost, or the pod has ended. Kubelets to 1.33 list ended
+// pods too, without what they had (pkg/kubelet/apis/podresources/server_v1.go,
+// List, in 1.28 to 1.32).
+func (l *Ledger) Lost() (lost []*Grant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range sorted(l.accounts) {
+		if g, ok := a.entry.(*Grant); ok && g.lost {
+			lost = append(lost, g)
+		}
+	}
+	return lost
+}
+
+// PodsEnded says that the pods of lost grants have ended, so that PodResources
+// leaves the grants out for good.
+func (l *Ledger) PodsEnded(grants []*Grant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, g := range grants {
+		if a := l.accounts[g.Key()]; a == nil || a.entry != Entry(g) {
+			continue
+		}
+		ended := *g
+		ended.lost, ended.ended, ended.missing = false, true, time.Now()
+		l.replace(&ended, Given)
+	}
 }
 
 // dismiss ends what was confirmed and has been left out for long enough, and
@@ -229,7 +259,7 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 // does whose checkpoint was lost.
 func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 	resources, listed := running[g.Container]
-	if !listed || resources[g.Resource] || l.config.Asks == nil {
+	if !listed || g.ended || resources[g.Resource] || l.config.Asks == nil {
 		return false
 	}
 	o := g.Owner()
@@ -249,7 +279,7 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 		if known, ours := s.WithID(g.Resource, g.ID); known != nil {
 			completed := *known
 			completed.Resource, completed.ID, completed.Since, completed.Container = g.Resource, g.ID, g.Since, g.Container
-			completed.missing, completed.lost, completed.Until = g.missing, g.lost, g.Until
+			completed.missing, completed.lost, completed.ended, completed.Until = g.missing, g.lost, g.ended, g.Until
 			l.replace(&completed, a.state)
 			if ours {
 				adopted = append(adopted, g.Key())

@@ -249,19 +249,30 @@ func (p *Plugin) Allocate(ids ...string) (*pluginapi.ContainerAllocateResponse, 
 }
 
 // Hold makes PodResources list a container of a pod "default/<pod>" called
-// "main" that has IDs, or none.
+// "main" that has IDs, or list no such pod.
 func (k *Kubelet) Hold(pod, resource string, ids ...string) {
+	if len(ids) == 0 {
+		k.list(pod)
+		return
+	}
+	k.list(pod, &podresourcesapi.ContainerResources{
+		Name:    "main",
+		Devices: []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: ids}},
+	})
+}
+
+// Lose makes PodResources list that container without anything.
+func (k *Kubelet) Lose(pod string) {
+	k.list(pod, &podresourcesapi.ContainerResources{Name: "main"})
+}
+
+// list makes PodResources list a pod with containers, or none.
+func (k *Kubelet) list(pod string, containers ...*podresourcesapi.ContainerResources) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.listed = slices.DeleteFunc(slices.Clone(k.listed), func(p *podresourcesapi.PodResources) bool { return p.Name == pod })
-	if len(ids) > 0 {
-		k.listed = append(k.listed, &podresourcesapi.PodResources{
-			Name: pod, Namespace: "default",
-			Containers: []*podresourcesapi.ContainerResources{{
-				Name:    "main",
-				Devices: []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: ids}},
-			}},
-		})
+	if len(containers) > 0 {
+		k.listed = append(k.listed, &podresourcesapi.PodResources{Name: pod, Namespace: "default", Containers: containers})
 	}
 }
 

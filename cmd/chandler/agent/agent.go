@@ -208,6 +208,7 @@ func newAgent(config Config) *agent {
 		RuntimeRoot: config.CDI.RuntimeRoot,
 		Grant:       discovery.Granters(config.Families),
 		Pending:     a.cluster.Pending,
+		Ended:       a.cluster.Ended,
 	})
 	a.driver = driver.New(driver.Config{
 		NodeName:       config.NodeName,

@@ -58,9 +58,11 @@ func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {
 // unended asks the API server for the node's pods that have not ended.
 func (n *Node) unended(ctx context.Context) ([]corev1.Pod, error) {
 	pods, err := n.pods(ctx)
-	return slices.DeleteFunc(pods, func(pod corev1.Pod) bool {
-		return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-	}), err
+	return slices.DeleteFunc(pods, terminal), err
+}
+
+func terminal(pod corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // Pods asks the API server for the node's pods that have not ended, and for the

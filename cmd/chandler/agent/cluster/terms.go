@@ -2,10 +2,14 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -107,4 +111,32 @@ func (n *Node) Termination(namespace, pod string) (time.Duration, bool) {
 func (n *Node) Asks(namespace, pod, resource string) bool {
 	p := n.termOf(namespace, pod)
 	return p != nil && (asks(p.Spec.InitContainers, resource) || asks(p.Spec.Containers, resource))
+}
+
+// Ended asks the API server whether a pod of the node that has grants has ended: it
+// is gone, or another of its name is there, or none of its containers runs any more.
+func (n *Node) Ended(ctx context.Context, namespace, pod string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	pods, err := n.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.SelectorFromSet(fields.Set{"spec.nodeName": n.name, "metadata.name": pod}).String(),
+	})
+	if err != nil {
+		return false, fmt.Errorf("list pod %s/%s: %w", namespace, pod, err)
+	}
+	had := n.termOf(namespace, pod)
+	return !slices.ContainsFunc(pods.Items, func(now corev1.Pod) bool {
+		return goesOn(now) && (had == nil || had.UID == now.UID)
+	}), nil
+}
+
+// goesOn reports whether a pod has not ended, nor been deleted and its containers
+// ended.
+func goesOn(pod corev1.Pod) bool {
+	if terminal(pod) {
+		return false
+	}
+	return pod.DeletionTimestamp == nil || slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return s.State.Running != nil
+	})
 }

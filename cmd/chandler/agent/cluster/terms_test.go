@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
@@ -70,5 +71,47 @@ func TestTerms(t *testing.T) {
 	learn("nothing is given any more", 4)
 	if len(n.known) != 0 {
 		t.Errorf("remembered: %v", n.known)
+	}
+}
+
+// A pod has ended when no container of it runs any more, or another has its name.
+func TestEnded(t *testing.T) {
+	pod := func(uid string, phase corev1.PodPhase, deleted, runs bool) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: types.UID(uid)}}
+		p.Spec.NodeName, p.Status.Phase = "node", phase
+		if deleted {
+			p.DeletionTimestamp, p.Finalizers = &metav1.Time{Time: time.Now()}, []string{"example.com/test"}
+		}
+		status := corev1.ContainerStatus{Name: "main"}
+		if runs {
+			status.State.Running = &corev1.ContainerStateRunning{}
+		}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{status}
+		return p
+	}
+	for name, test := range map[string]struct {
+		pod  *corev1.Pod
+		want bool
+	}{
+		"runs":                   {pod("1", corev1.PodRunning, false, true), false},
+		"starts":                 {pod("1", corev1.PodPending, false, false), false},
+		"has succeeded":          {pod("1", corev1.PodSucceeded, false, false), true},
+		"has failed":             {pod("1", corev1.PodFailed, true, true), true},
+		"ends":                   {pod("1", corev1.PodRunning, true, true), false},
+		"is about to be gone":    {pod("1", corev1.PodRunning, true, false), true},
+		"is gone":                {nil, true},
+		"another of the name is": {pod("2", corev1.PodRunning, false, true), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset()
+			if test.pod != nil {
+				client = fake.NewClientset(test.pod)
+			}
+			n := NewNode("node", client, "", nil)
+			n.known[types.NamespacedName{Namespace: "default", Name: "train"}] = term{pod: pod("1", corev1.PodRunning, false, true)}
+			if ended, err := n.Ended(t.Context(), "default", "train"); ended != test.want || err != nil {
+				t.Errorf("ended: %v, %v", ended, err)
+			}
+		})
 	}
 }

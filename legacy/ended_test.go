@@ -1,0 +1,61 @@
+package legacy
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"chandler.dev/legacy/kubelettest"
+)
+
+// A kubelet that lists a pod without the ID that it has hands that out again. The
+// next pod gets it if the first has ended, and waits a moment for the API server to
+// say so. It does not get it if the first runs: that kubelet has lost its checkpoint.
+func TestKubeletForgetsAnID(t *testing.T) {
+	for name, test := range map[string]struct {
+		ended func(asked int32) bool
+		given bool
+	}{
+		"the pod runs":                 {func(int32) bool { return false }, false},
+		"the pod has ended":            {func(int32) bool { return true }, true},
+		"its end is about to be known": {func(asked int32) bool { return asked > 3 }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := kubelettest.New(t)
+			k.Start()
+			config := configFor(k)
+			config.Poll = kubelettest.Patience // but for what the test signals
+			var allocating atomic.Bool
+			var asked atomic.Int32
+			config.Ended = func(_ context.Context, namespace, pod string) (bool, error) {
+				if namespace != "default" || pod != "train" {
+					t.Errorf("asked about %s/%s", namespace, pod)
+				}
+				return allocating.Load() && test.ended(asked.Add(1)), nil
+			}
+			p := New(config)
+			publish(p, gpus("a"))
+			run(t, p)
+			plugin := k.Plugin(gpuResource, 1)
+			plugin.Says(t, "a")
+			if _, err := plugin.Allocate("a"); err != nil {
+				t.Fatal(err)
+			}
+			k.Hold("train", gpuResource, "a")
+			signal(p.ask)
+			kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return held }, func() string { return "nobody has it" })
+			kubelettest.Eventually(t, func() bool {
+				grants := p.config.Ledger.View(nil).Ours()
+				return len(grants) == 1 && grants[0].Container == "default/train main"
+			}, func() string { return "it is not confirmed" })
+			k.Lose("train")
+			signal(p.ask)
+			kubelettest.Eventually(t, func() bool { return len(p.config.Ledger.Lost()) == 1 }, func() string { return "it is not lost" })
+			allocating.Store(true)
+			if _, err := plugin.Allocate("a"); (err == nil) != test.given {
+				t.Errorf("allocated again: %v", err)
+			}
+		})
+	}
+}
