@@ -11,7 +11,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-skew lint fmt generate verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
+.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -57,8 +57,12 @@ SKEW_GATES := DRADeviceTaints,DRAExtendedResource,DRAPartitionableDevices
 SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestSickDevice|TestWholeOrParts|TestPodWithTwoGPUs|TestClassicLimit
 
 e2e-skew: ## the tests on the oldest Kubernetes with resource.k8s.io/v1, 1.34; needs root
-	cd e2e && $(GO) test -timeout 45m . -oldest -gates '' -skip '$(SKEW_SKIP)'
-	cd e2e && $(GO) test -timeout 45m . -oldest -gates '$(SKEW_GATES)' -run '$(SKEW_TESTS)'
+	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.34.4 -gates '' -skip '$(SKEW_SKIP)'
+	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run '$(SKEW_TESTS)'
+
+e2e-classic: ## the tests of the device-plugin API on a Kubernetes without DRA, 1.31, and on 1.37; needs root
+	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.31.0 -gates '' -run TestDevicePlugin
+	cd e2e && $(GO) test -timeout 45m . -run TestDevicePlugin
 
 lint: ## golangci-lint, with the rules of .golangci.yml
 	$(GO) run $(GOLANGCI_LINT) run ./...

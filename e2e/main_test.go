@@ -44,8 +44,8 @@ var moreVersions = map[string]bool{
 const podGroups = "GenericWorkload,DRAWorkloadResourceClaims"
 
 var (
-	oldest = flag.Bool("oldest", false, "run on Kubernetes "+build.Oldest+", not "+build.Version)
-	gates  = flag.String("gates", podGroups, "feature gates to switch on, with commas between")
+	version = flag.String("kubernetes", build.Version, "run on this version, one of "+strings.Join(build.Versions(), ", "))
+	gates   = flag.String("gates", podGroups, "feature gates to switch on, with commas between")
 )
 
 // All tests use these. They are set before the first test and only read later.
@@ -71,10 +71,7 @@ func run(m *testing.M) (code int, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute) // a first build takes its time
 	defer cancel()
-	builder := build.Builder{Progress: os.Stderr}
-	if *oldest {
-		builder.Kubernetes = build.Oldest
-	}
+	builder := build.Builder{Kubernetes: *version, Progress: os.Stderr}
 	programs, err := builder.Cluster(ctx)
 	if err != nil {
 		return 0, err
@@ -86,7 +83,10 @@ func run(m *testing.M) (code int, err error) {
 	if project, err = chandler.Build(ctx, builder, programs, dir); err != nil {
 		return 0, err
 	}
-	config := cluster.Config{Programs: programs, Progress: os.Stderr, RuntimeConfig: moreVersions, FeatureGates: switchedOn()}
+	config := cluster.Config{Programs: programs, Progress: os.Stderr, FeatureGates: switchedOn()}
+	if *version != build.Classic { // which does not know these
+		config.RuntimeConfig = moreVersions
+	}
 	if node, err = cluster.Start(ctx, config); err != nil {
 		return 0, err
 	}

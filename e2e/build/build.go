@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,13 +24,18 @@ import (
 const (
 	Version = "v1.37.0" // by go.mod
 	Oldest  = "v1.34.4" // by kube-1.34/go.mod: of the first minor version that has resource.k8s.io/v1
+	Classic = "v1.31.0" // by kube-1.31/go.mod: its API server serves no resource.k8s.io unless it is switched on
 )
 
 // kubes are the folders of this module in which there is a program that is Kubernetes, by version.
 var kubes = map[string]string{
 	Version: "cmd/kube",
 	Oldest:  "kube-1.34", // a module of its own
+	Classic: "kube-1.31", // likewise
 }
+
+// Versions returns the versions of Kubernetes that can be built, the oldest first.
+func Versions() []string { return slices.Sorted(maps.Keys(kubes)) }
 
 // clusterPackages are those of every cluster, built into one directory, each a program with the last element of its
 // path as name.
@@ -43,7 +49,7 @@ var clusterPackages = []string{
 
 // A Builder builds into a cache directory. Its zero value is ready to use.
 type Builder struct {
-	// Kubernetes is the version of Kubernetes that Cluster builds: Version unless given, or Oldest.
+	// Kubernetes is the version of Kubernetes that Cluster builds, one of Versions; Version unless given.
 	Kubernetes string
 	// Cache is chandler-e2e in the user's cache directory unless given. The programs go to its folder bin.
 	Cache string
@@ -89,7 +95,7 @@ func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 func (b Builder) kube(ctx context.Context, version string) (string, error) {
 	folder, known := kubes[version]
 	if !known {
-		return "", fmt.Errorf("build Kubernetes %s: there is no program for it", version)
+		return "", fmt.Errorf("build Kubernetes %s: there is no program for it, but for %s", version, strings.Join(Versions(), ", "))
 	}
 	root, err := b.root(ctx)
 	if err != nil {

@@ -8,7 +8,11 @@ import (
 
 // The version that the programs call themselves is the one they are built from, in all of its modules.
 func TestVersions(t *testing.T) {
-	for version, file := range map[string]string{Version: "../go.mod", Oldest: "../kube-1.34/go.mod"} {
+	for version, folder := range kubes {
+		file := "../" + folder + "/go.mod"
+		if version == Version {
+			file = "../go.mod"
+		}
 		module, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

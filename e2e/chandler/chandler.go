@@ -17,6 +17,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -126,11 +127,18 @@ func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
 
 // Install applies the manifests of the agent, with the configuration in the
 // manifest of that name, so that the agent stands in the simulated host, and
-// waits until the agent runs.
+// waits until the agent runs. What is about resource.k8s.io is left out where
+// the API server does not serve it.
 func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
-	err := k.ApplyFiles(ctx, p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest(config),
-		p.Manifest("deviceclasses.yaml"), p.Manifest("admission.yaml"), p.Manifest("admission-slices.yaml"))
-	if err != nil {
+	manifests := []string{p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest(config)}
+	_, err := k.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
+	switch {
+	case err == nil:
+		manifests = append(manifests, p.Manifest("deviceclasses.yaml"), p.Manifest("admission.yaml"), p.Manifest("admission-slices.yaml"))
+	case !apierrors.IsNotFound(err):
+		return err
+	}
+	if err := k.ApplyFiles(ctx, manifests...); err != nil {
 		return err
 	}
 	manifest, err := p.simulated()

@@ -4,8 +4,8 @@
 // manager and the kubelet, with kubectl to look at them. Which one it is, its first argument says. It adds nothing to
 // them.
 //
-// This file is built of another version of Kubernetes too, by the module kube-1.34, which has it as a link. So it
-// imports nothing of this module.
+// This file is built of other versions of Kubernetes too, by the modules kube-1.31 and kube-1.34, which have it as a
+// link. So it imports nothing of this module.
 //
 // It is only built without cgo, as a static program: with it, commands on all packages would compile Kubernetes anew.
 package main
@@ -24,7 +24,6 @@ import (
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
-	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 // command returns the program of that name, nil if there is none.
@@ -39,7 +38,7 @@ func command(ctx context.Context, name string) *cobra.Command {
 	case "kubectl":
 		return kubectl.NewDefaultKubectlCommand()
 	case "kubelet":
-		return kubelet.NewKubeletCommand(ctx)
+		return kubelet(ctx)
 	}
 	return nil
 }

@@ -1,0 +1,13 @@
+//go:build !cgo
+
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+// kubelet returns the kubelet's command.
+func kubelet(ctx context.Context) *cobra.Command { return app.NewKubeletCommand(ctx) }

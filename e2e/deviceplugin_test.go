@@ -1,0 +1,139 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/build"
+	"chandler.dev/e2e/chandler"
+)
+
+// These tests run on Kubernetes without resource.k8s.io too.
+
+// allGPUs is how many GPUs the recorded server has.
+const allGPUs = 8
+
+// classicOnly has the device-plugin API offer all GPUs: where there is no DRA the
+// usual configuration does, elsewhere another one.
+func classicOnly(t *testing.T) {
+	t.Helper()
+	if *version != build.Classic {
+		usualAgain(t)
+		reconfigure(t, besides(t, "", classicGPUs))
+	}
+	gpusAre(t, allGPUs)
+}
+
+// gpusAre waits until so many GPUs are allocatable.
+func gpusAre(t *testing.T, n int64) {
+	t.Helper()
+	until(t, "the GPUs to be allocatable by their classic name", func(ctx context.Context) error {
+		return allocatableIs(ctx, "amd.com/gpu", n)
+	})
+}
+
+// limitsPod is a pod that holds GPUs by their classic name until it is deleted.
+func limitsPod(name string, gpus int) string {
+	return probePod(name, "[env, devices, wait]", fmt.Sprintf("limits: {amd.com/gpu: %d}", gpus))
+}
+
+// oneGPU is a limitsPod with one.
+func oneGPU(name string) string { return limitsPod(name, 1) }
+
+// renderNodes returns the render nodes of a running pod's GPUs.
+func renderNodes(t *testing.T, pod string) []string {
+	t.Helper()
+	running(t, pod)
+	logs, err := kube.Logs(within(t), metav1.NamespaceDefault, pod, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return factsOf(logs).nodes("/dev/dri/renderD")
+}
+
+// limitsHolder starts a pod that holds two GPUs, and returns a check that it
+// still runs with them, and that nobody else gets them.
+func limitsHolder(t *testing.T) (unharmed func(t *testing.T)) {
+	t.Helper()
+	apply(t, limitsPod("limits-holder", 2))
+	held := renderNodes(t, "limits-holder")
+	before := running(t, "limits-holder")
+	return func(t *testing.T) {
+		t.Helper()
+		now := running(t, "limits-holder")
+		if now.UID != before.UID || now.Status.ContainerStatuses[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID {
+			t.Error("the pod that holds two GPUs is another, or its container is")
+		}
+		all := limitsPod("limits-all-others", allGPUs-2)
+		apply(t, all)
+		nodes := renderNodes(t, "limits-all-others")
+		if both := append(nodes, held...); len(slices.Compact(slices.Sorted(slices.Values(both)))) != allGPUs {
+			t.Errorf("one pod has %q and another %q; want %d in all", held, nodes, allGPUs)
+		}
+		apply(t, oneGPU("limits-too-many"))
+		waits(t, "limits-too-many")
+		remove(t, all)
+		running(t, "limits-too-many")
+		remove(t, oneGPU("limits-too-many"))
+	}
+}
+
+// Pods with classic limits get GPUs, each its own, as many as there are.
+func TestDevicePluginPods(t *testing.T) {
+	classicOnly(t)
+	limitsHolder(t)(t)
+	if _, err := os.Stat("/dev/kvm"); err == nil {
+		apply(t, kvmPod("limits-kvm"))
+		running(t, "limits-kvm")
+	}
+}
+
+// When the agent is replaced, and replaced again, pods with classic limits go on
+// and others start throughout, and the kubelet rejects none.
+func TestDevicePluginUpgrade(t *testing.T) {
+	other := "chandler.dev/chandler:other"
+	if err := project.LoadAgent(within(t), node, other); err != nil {
+		t.Fatal(err)
+	}
+	classicOnly(t)
+	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })
+	unharmed := limitsHolder(t)
+	pods := startTraffic(t, oneGPU, oneGPU, oneGPU)
+	pods.further(t, 1)
+	for _, image := range []string{other, chandler.AgentImage} {
+		rollOut(t, image)
+		pods.further(t, 2)
+	}
+	pods.end(t)
+	pods.noCallFailed(t)
+	unharmed(t)
+}
+
+// When the agent is killed, or the kubelet restarts, pods with classic limits
+// keep their GPUs and new ones get others.
+func TestDevicePluginRestarts(t *testing.T) {
+	for name, restart := range map[string]func(*testing.T){
+		"agent": killAgent,
+		"kubelet": func(t *testing.T) {
+			if err := node.RestartKubelet(within(t)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			classicOnly(t)
+			unharmed := limitsHolder(t)
+			restart(t)
+			if err := chandler.WaitForAgent(within(t), kube); err != nil {
+				t.Fatal(err)
+			}
+			gpusAre(t, allGPUs)
+			unharmed(t)
+		})
+	}
+}

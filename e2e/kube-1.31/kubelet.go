@@ -1,0 +1,13 @@
+//go:build !cgo
+
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+// kubelet returns the kubelet's command, which takes no context yet.
+func kubelet(context.Context) *cobra.Command { return app.NewKubeletCommand() }
