@@ -32,11 +32,21 @@ type Kubelet struct {
 	Dir  string // device-plugins
 	Pods string // the socket of PodResources
 
+	// ByName has it know plugins by the names of their resources alone, as kubelets
+	// to 1.36 do; see disconnect.
+	ByName bool
+
+	// Deaf has it never ask plugins for their lists.
+	Deaf bool
+
 	podServer *grpc.Server
 	Server    *grpc.Server // nil while it does not run
 
 	mu       sync.Mutex
 	plugins  []*Plugin
+	clients  map[string][]*Plugin // those whose end it notices, by resource
+	lists    map[string]string    // what is in force, by resource; none without a plugin
+	holes    map[string]int       // how often the last plugin of a resource has gone
 	refuse   error  // what Register answers; see Refuse
 	taken    func() // called before Register answers; see Taken
 	attempts int    // calls of Register
@@ -66,7 +76,10 @@ func New(t *testing.T) *Kubelet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	k := &Kubelet{t: t, Dir: filepath.Join(dir, "dp"), Pods: filepath.Join(dir, "pods.sock")}
+	k := &Kubelet{
+		t: t, Dir: filepath.Join(dir, "dp"), Pods: filepath.Join(dir, "pods.sock"),
+		clients: make(map[string][]*Plugin), lists: make(map[string]string), holes: make(map[string]int),
+	}
 	k.Own()
 	if err := os.Mkdir(k.Dir, 0o750); err != nil {
 		t.Fatal(err)
@@ -116,6 +129,7 @@ func (k *Kubelet) Stop() {
 	}
 	k.Server.Stop()
 	k.Server = nil
+	k.forget()
 	for _, p := range k.Registered() {
 		p.Conn.Close()
 	}
@@ -135,16 +149,21 @@ func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 		return nil, err
 	}
 	p := &Plugin{Request: r, Conn: conn, API: pluginapi.NewDevicePluginClient(conn), At: time.Now()}
+	k.name(p)
 	// The kubelet asks for the options before it answers: a plugin that
 	// registers before it serves fails here.
 	if p.Options, err = p.API.GetDevicePluginOptions(ctx, &pluginapi.Empty{}); err != nil {
-		return nil, err
+		k.unname(p)
+		conn.Close()
+		return nil, fmt.Errorf("failed to get device plugin options: %v", err) //nolint:errorlint // without its code, as the kubelet answers
 	}
 	k.mu.Lock()
 	k.plugins = append(k.plugins, p)
 	taken := k.taken
 	k.mu.Unlock()
-	go p.Watch(k.t) //nolint:contextcheck // the stream outlives the registration
+	if !k.Deaf {
+		go k.run(p) //nolint:contextcheck // the stream outlives the registration
+	}
 	if taken != nil {
 		taken()
 	}
@@ -152,11 +171,14 @@ func (k *Kubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*
 }
 
 // Watch collects what ListAndWatch says.
-func (p *Plugin) Watch(t *testing.T) {
+func (p *Plugin) Watch(t *testing.T) { p.watch(t, func(string) {}) }
+
+func (p *Plugin) watch(t *testing.T, said func(list string)) {
 	stream, err := p.API.ListAndWatch(t.Context(), &pluginapi.Empty{})
 	for err == nil {
 		var response *pluginapi.ListAndWatchResponse
 		if response, err = stream.Recv(); err == nil {
+			said(Text(response.Devices))
 			p.mu.Lock()
 			p.lists = append(p.lists, Text(response.Devices))
 			p.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -87,7 +88,7 @@ func (dir directory) probe(ctx context.Context) error {
 
 // listen makes a socket for a resource. Its name has not been used before,
 // since the kubelet refuses to connect to a socket that it knows
-// (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected, in 1.31 to 1.37).
+// (pkg/kubelet/cm/devicemanager/manager.go, PluginConnected, in 1.37).
 func (dir directory) listen(resource string) (*net.UnixListener, error) {
 	path := dir.prefix(resource) + uniqueName() + socketSuffix
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -117,15 +118,21 @@ func (dir directory) prefix(resource string) string {
 // newest returns the socket for a resource that was made last, "" if there is
 // none.
 func (dir directory) newest(resource string) string {
-	prefix, last := dir.prefix(resource), ""
-	paths, _ := filepath.Glob(dir.path(socketPrefix + "*" + socketSuffix)) // the pattern is one
-	for _, path := range paths {
-		unique, is := strings.CutPrefix(path, prefix)
-		if is && !strings.Contains(unique, "-") { // else it is of a resource whose name begins like this one's
-			last = max(last, path)
-		}
+	last := ""
+	for _, path := range dir.sockets(resource) {
+		last = max(last, path)
 	}
 	return last
+}
+
+// sockets returns the sockets for a resource.
+func (dir directory) sockets(resource string) []string {
+	prefix := dir.prefix(resource)
+	paths, _ := filepath.Glob(dir.path(socketPrefix + "*" + socketSuffix)) // the pattern is one
+	return slices.DeleteFunc(paths, func(path string) bool {
+		unique, is := strings.CutPrefix(path, prefix)
+		return !is || strings.Contains(unique, "-") // it is of a resource whose name begins like this one's
+	})
 }
 
 // sweep removes the sockets of ours that nobody listens on, which a killed

@@ -11,6 +11,9 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
+// closeTimeout is how long calls may take that are in flight at the end.
+const closeTimeout = 5 * time.Second
+
 // endpoint is a plugin at one socket, as the kubelet is told of it in one
 // registration.
 type endpoint struct {
@@ -23,9 +26,15 @@ type endpoint struct {
 	served  chan struct{}             // closed when serving has ended
 	closing context.Context           // ended when this end wants the streams to end
 	end     context.CancelFunc        // ends closing
+	muted   context.Context           // ended when the streams are to stay, and say no more
+	mute    context.CancelFunc        // ends muted
+	watched chan struct{}             // closed when the kubelet has asked for the list
+	asked   sync.Once                 // closes watched
 	lost    atomic.Pointer[time.Time] // when the other end has ended a stream
+	refuses bool                      // it fails the registration
 
 	mu       sync.Mutex
+	after    string        // a later socket of this instance, "" if there is none
 	inFlight int           // calls of Allocate
 	idle     chan struct{} // closed when an endpoint that leaves has none in flight; nil until it leaves
 }
@@ -33,19 +42,24 @@ type endpoint struct {
 // open serves a plugin at a new socket. The socket accepts connections when open
 // returns.
 func (dir directory) open(ctx context.Context, p *plugin) (*endpoint, error) {
-	listener, err := dir.listen(p.resource)
+	return dir.serve(ctx, p, &endpoint{}, p.resource)
+}
+
+// serve has an endpoint serve a plugin at a new socket that is named for a resource.
+func (dir directory) serve(ctx context.Context, p *plugin, e *endpoint, resource string) (*endpoint, error) {
+	listener, err := dir.listen(resource)
 	if err != nil {
 		return nil, err
 	}
-	e := &endpoint{
-		DevicePluginServer: p.server,
-		plugin:             p,
-		dir:                dir,
-		path:               listener.Addr().String(),
-		grpc:               grpc.NewServer(grpc.UnaryInterceptor(answer(klog.FromContext(ctx)))),
-		served:             make(chan struct{}),
+	e.DevicePluginServer, e.plugin, e.dir = p.server, p, dir
+	e.path = listener.Addr().String()
+	e.grpc = grpc.NewServer()
+	if !e.refuses {
+		e.grpc = grpc.NewServer(grpc.UnaryInterceptor(answer(klog.FromContext(ctx))))
 	}
+	e.served, e.watched = make(chan struct{}), make(chan struct{})
 	e.closing, e.end = context.WithCancel(context.WithoutCancel(ctx))
+	e.muted, e.mute = context.WithCancel(context.WithoutCancel(ctx))
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
 	go func() {
 		defer close(e.served)
@@ -68,14 +82,19 @@ func answer(logger klog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// close ends the streams, waits for the other calls and removes the socket. It
-// does nothing on nil.
+// close waits for calls, ends the streams and removes the socket. The kubelet gives
+// a call up when a stream ends before it (pkg/kubelet/cm/devicemanager/plugin/
+// v1beta1/client.go, Disconnect, in 1.25 to 1.37). It does nothing on nil.
 func (e *endpoint) close() {
 	if e == nil {
 		return
 	}
+	select {
+	case <-e.retire():
+	case <-time.After(closeTimeout):
+	}
 	e.end()
-	timer := time.AfterFunc(5*time.Second, e.grpc.Stop)
+	timer := time.AfterFunc(closeTimeout, e.grpc.Stop)
 	defer timer.Stop()
 	e.grpc.GracefulStop()
 	<-e.served
@@ -97,13 +116,43 @@ type stream struct {
 // Context implements grpc.ServerStream.
 func (s stream) Context() context.Context { return s.ctx }
 
+// streams reports whether the kubelet has asked for the list and has not ended the
+// stream. It does not for nil.
+func (e *endpoint) streams() bool {
+	if e == nil || e.lost.Load() != nil {
+		return false
+	}
+	select {
+	case <-e.watched:
+		return true
+	default:
+		return false
+	}
+}
+
+// GetDevicePluginOptions has the plugin answer, unless the registration is to fail.
+func (e *endpoint) GetDevicePluginOptions(ctx context.Context, r *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	if e.refuses {
+		return nil, errRefused
+	}
+	return e.plugin.server.GetDevicePluginOptions(ctx, r)
+}
+
 // ListAndWatch passes the plugin's lists on. If the kubelet ends the stream, the
 // plugin must be registered anew.
 func (e *endpoint) ListAndWatch(r *pluginapi.Empty, to grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	e.asked.Do(func() { close(e.watched) })
 	ctx, cancel := context.WithCancel(to.Context())
 	defer cancel()
 	defer context.AfterFunc(e.closing, cancel)()
+	defer context.AfterFunc(e.muted, cancel)()
 	err := e.plugin.server.ListAndWatch(r, stream{to, ctx})
+	if e.muted.Err() != nil {
+		select {
+		case <-e.closing.Done():
+		case <-to.Context().Done():
+		}
+	}
 	if e.closing.Err() == nil {
 		e.lose()
 	}

@@ -20,17 +20,16 @@ const (
 	lingerGrace = time.Second
 )
 
-// leave keeps an endpoint for Linger, once it writes nothing any more. When the
-// last endpoint of a resource ends, the kubelet takes all its devices for
-// unhealthy and rejects pods that have just been scheduled to them. It may have
-// several endpoints and calls the newest (pkg/kubelet/cm/devicemanager/manager.go,
-// PluginConnected and PluginDisconnected, in 1.36 and 1.37; older kubelets drop
-// the old endpoint for a new one).
-func (d *Directory) leave(e *endpoint) {
-	<-e.retire()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.left = append(d.left, e)
+// leave keeps the endpoints of a registration for Linger, once they write nothing
+// any more. When the last endpoint of a resource ends, the kubelet takes all its
+// devices for unhealthy and rejects pods that have just been scheduled to them.
+func (d *Directory) leave(r registration) {
+	for _, e := range r.endpoints() {
+		<-e.retire()
+		d.mu.Lock()
+		d.left = append(d.left, e)
+		d.mu.Unlock()
+	}
 }
 
 // retire lets no more calls of Allocate in. The channel that it returns is
@@ -74,8 +73,11 @@ func (d *Directory) Linger(ctx context.Context) {
 // successor waits for the next instance's socket, and returns "" if the context
 // or the endpoint ends before there is one.
 func (e *endpoint) successor(ctx context.Context) string {
+	e.mu.Lock()
+	last := max(e.path, e.after)
+	e.mu.Unlock()
 	for {
-		if socket := e.dir.newest(e.plugin.resource); socket > e.path {
+		if socket := e.dir.newest(e.plugin.resource); socket > last {
 			return socket
 		}
 		select {

@@ -34,7 +34,7 @@ func (d *Directory) register(ctx context.Context, p *plugin) (registration, erro
 	d.mu.Lock()
 	p.socket = e.path
 	d.mu.Unlock()
-	return registration{e, kubelet, time.Now()}, nil
+	return registration{endpoint: e, kubelet: kubelet, at: time.Now()}, nil
 }
 
 // announce tells the kubelet of the endpoint. The kubelet may have taken it before
@@ -81,7 +81,10 @@ type retry struct {
 }
 
 // wait returns how long to wait before the next attempt. A kubelet that ends a
-// stream may be about to end itself.
+// stream may be about to end itself. To 1.36 it marks all devices of the resource
+// unhealthy a moment later, and its newest endpoint stopped, which should not be
+// the next one (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go, Disconnect,
+// in 1.25 to 1.36).
 func (r *retry) wait(dir directory, lost *endpoint) time.Duration {
 	if !sameSocket(r.kubelet, dir.kubelet()) {
 		return 0

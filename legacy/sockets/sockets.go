@@ -33,6 +33,10 @@ const (
 	// agent ends meanwhile.
 	lastAnswer = time.Second
 
+	// watchTimeout is how long the kubelet may take to ask for the list of what it
+	// has registered.
+	watchTimeout = 15 * time.Second
+
 	// steady is how long a registration lasts that the kubelet did not drop.
 	steady = 10 * time.Second
 )
@@ -41,6 +45,7 @@ const (
 type Directory struct {
 	dir       directory
 	succeeded func() bool
+	patience  time.Duration // how long the kubelet may take to ask for a list
 	cleared   sync.Once
 
 	mu      sync.Mutex
@@ -57,6 +62,7 @@ func New(path string, succeeded func() bool) *Directory {
 	return &Directory{
 		dir:       directory(filepath.Clean(path)),
 		succeeded: succeeded,
+		patience:  watchTimeout,
 		plugins:   make(map[string]*plugin),
 	}
 }
@@ -80,8 +86,21 @@ func (p *plugin) poke() {
 // registration is an endpoint that the kubelet has taken.
 type registration struct {
 	endpoint *endpoint
+	kept     *endpoint   // an earlier one, whose stream must not end before; see relieve
 	kubelet  os.FileInfo // the socket of that kubelet
 	at       time.Time
+}
+
+// endpoints returns the endpoints of a registration, the latest first.
+func (r registration) endpoints() []*endpoint {
+	return slices.DeleteFunc([]*endpoint{r.endpoint, r.kept}, func(e *endpoint) bool { return e == nil })
+}
+
+// close closes the endpoints of a registration.
+func (r registration) close() {
+	for _, e := range r.endpoints() {
+		e.close()
+	}
 }
 
 // Serve serves a resource and keeps it registered with whatever kubelet there
@@ -100,25 +119,25 @@ func (d *Directory) Serve(ctx context.Context, resource string, server pluginapi
 	d.mu.Lock()
 	delete(d.plugins, resource)
 	d.mu.Unlock()
-	if last != nil && ctx.Err() != nil && d.succeeded() {
+	if ctx.Err() != nil && d.succeeded() {
 		d.leave(last)
 		return
 	}
 	last.close()
 }
 
-// keepRegistered returns the endpoint that the plugin has at the end, nil if it
-// has none. The caller must close it.
-func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan struct{}) *endpoint {
+// keepRegistered returns the registration that the plugin has at the end, which may
+// be none. The caller must close it.
+func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan struct{}) registration {
 	logger := klog.FromContext(ctx)
 	var current registration
 	again := retry{delay: firstRetry}
 	lastError := ""
 	for {
 		wait := lookInterval
-		if reason := current.stale(d.dir); reason != "" {
+		if reason := d.stale(current); reason != "" {
 			if wait = again.wait(d.dir, current.endpoint); wait <= 0 {
-				following, err := d.register(ctx, p)
+				following, err := d.succeed(ctx, p, current, gone)
 				if err != nil {
 					if ctx.Err() == nil && err.Error() != lastError {
 						lastError = err.Error()
@@ -126,7 +145,6 @@ func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan s
 					}
 					wait = again.failed(d.dir, err)
 				} else {
-					current.endpoint.close()
 					current, lastError, wait = following, "", lookInterval
 					again.succeeded(current)
 					logger.Info("Device plugin registered", "resource", p.resource, "socket", current.endpoint.path, "reason", reason)
@@ -135,9 +153,9 @@ func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan s
 		}
 		select {
 		case <-ctx.Done():
-			return current.endpoint
+			return current
 		case <-gone:
-			return current.endpoint
+			return current
 		case <-p.wake:
 		case <-time.After(wait):
 		}
@@ -145,11 +163,11 @@ func (d *Directory) keepRegistered(ctx context.Context, p *plugin, gone <-chan s
 }
 
 // stale says why the registration is no longer one, "" if it is.
-func (r registration) stale(dir directory) string {
+func (d *Directory) stale(r registration) string {
 	if r.endpoint == nil {
 		return "new"
 	}
-	if !sameSocket(r.kubelet, dir.kubelet()) {
+	if !sameSocket(r.kubelet, d.dir.kubelet()) {
 		return "the kubelet has restarted"
 	}
 	if r.endpoint.lost.Load() != nil {
@@ -157,6 +175,9 @@ func (r registration) stale(dir directory) string {
 	}
 	if _, err := os.Lstat(r.endpoint.path); errors.Is(err, fs.ErrNotExist) {
 		return "the socket has vanished"
+	}
+	if !r.endpoint.streams() && time.Since(r.at) >= d.patience {
+		return "the kubelet has not asked for the list"
 	}
 	return ""
 }

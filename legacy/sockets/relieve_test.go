@@ -1,0 +1,219 @@
+package sockets
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/legacy/kubelettest"
+)
+
+// instance is an agent that serves one resource, as long as it is told to.
+type instance struct {
+	*Directory
+
+	end      context.CancelFunc
+	lingered chan struct{}
+}
+
+// begin starts an instance that another one will follow. When it is ended, it
+// lingers.
+func begin(t *testing.T, k *kubelettest.Kubelet) *instance {
+	t.Helper()
+	i := &instance{Directory: New(k.Dir, func() bool { return true }), lingered: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	i.end = cancel
+	go func() {
+		defer close(i.lingered)
+		i.Serve(ctx, gpuResource, lister{}, nil)
+		i.Linger(t.Context())
+	}()
+	t.Cleanup(func() { cancel(); <-i.lingered })
+	return i
+}
+
+// bothKubelets runs a test with a kubelet that knows plugins by name, and with one
+// that knows them by name and socket.
+func bothKubelets(t *testing.T, test func(t *testing.T, k *kubelettest.Kubelet)) {
+	t.Helper()
+	for name, byName := range map[string]bool{"1.36": true, "1.37": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := kubelettest.New(t)
+			k.ByName = byName
+			k.Start()
+			test(t, k)
+		})
+	}
+}
+
+// An instance that follows another leaves the kubelet no moment without devices,
+// and the kubelet notices its end.
+func TestHandOver(t *testing.T) {
+	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
+		now := begin(t, k)
+		k.Plugin(gpuResource, 1).Says(t, "a")
+		registrations := 1
+		for range 3 {
+			now.end()
+			next := begin(t, k)
+			registrations += 2
+			last := k.Plugin(gpuResource, registrations)
+			last.Says(t, "a")
+			<-now.lingered
+			time.Sleep(100 * time.Millisecond) // in which the kubelet could notice something
+			if list, holes := k.Has(gpuResource); list != "a" || holes > 0 {
+				t.Fatalf("the kubelet has %q and had nothing %d times", list, holes)
+			}
+			if !k.Notices(last) {
+				t.Error("the kubelet would not notice the end of the latest plugin")
+			}
+			kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 1 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
+			now = next
+		}
+		var streaming int
+		for _, p := range k.Registered() {
+			if !p.HasEnded() {
+				streaming++
+			}
+		}
+		if streaming != 2 {
+			t.Errorf("%d streams are left of four instances; want two", streaming)
+		}
+	})
+}
+
+// An endpoint that another of the same instance has followed answers calls that
+// come late.
+func TestLateCall(t *testing.T) {
+	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
+		first := begin(t, k)
+		k.Plugin(gpuResource, 1).Says(t, "a")
+		first.end()
+		begin(t, k)
+		k.Plugin(gpuResource, 3).Says(t, "a")
+		for i, p := range k.Registered()[1:] {
+			if _, err := p.API.GetDevicePluginOptions(t.Context(), &pluginapi.Empty{}); err != nil {
+				t.Errorf("registration %d: %v", i, err)
+			}
+		}
+	})
+}
+
+// A plugin whose socket vanishes is registered anew, and the kubelet has devices
+// throughout.
+func TestSocketVanishes(t *testing.T) {
+	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
+		i := begin(t, k)
+		for n := range 3 {
+			registrations := 1 + 2*n
+			p := k.Plugin(gpuResource, registrations)
+			p.Says(t, "a")
+			kubelettest.Eventually(t, func() bool { return i.Registered()[gpuResource] == filepath.Join(k.Dir, p.Request.Endpoint) }, func() string { return "it is not registered" })
+			if err := os.Remove(filepath.Join(k.Dir, p.Request.Endpoint)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		last := k.Plugin(gpuResource, 7)
+		last.Says(t, "a")
+		if list, holes := k.Has(gpuResource); list != "a" || holes > 0 || !k.Notices(last) {
+			t.Errorf("the kubelet has %q and had nothing %d times", list, holes)
+		}
+	})
+}
+
+// A list that changes is sent by the latest stream alone.
+func TestOneStreamSpeaks(t *testing.T) {
+	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
+		first := begin(t, k)
+		k.Plugin(gpuResource, 1).Says(t, "a")
+		first.end()
+		changes := &changing{list: []string{"a"}, changed: make(chan struct{})}
+		d := New(k.Dir, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		all.Go(func() { d.Serve(ctx, gpuResource, changes, nil) })
+		t.Cleanup(func() { cancel(); all.Wait() })
+		last := k.Plugin(gpuResource, 3)
+		last.Says(t, "a")
+		before := k.Registered()[1]
+		kubelettest.Eventually(t, func() bool { return changes.streaming() == 1 }, func() string { return fmt.Sprint(changes.streaming(), " streams") })
+		changes.set("b")
+		last.Says(t, "b")
+		if before.Last() != "a" || before.HasEnded() {
+			t.Errorf("the first stream says %s, ended %v", before.Last(), before.HasEnded())
+		}
+	})
+}
+
+// changing is a plugin with a list that changes.
+type changing struct {
+	pluginapi.UnimplementedDevicePluginServer
+
+	mu      sync.Mutex
+	list    []string
+	changed chan struct{}
+	streams int
+}
+
+func (c *changing) set(ids ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.list = ids
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (c *changing) streaming() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.streams
+}
+
+func (c *changing) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return &pluginapi.DevicePluginOptions{}, nil
+}
+
+func (c *changing) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	add := func(n int) { c.mu.Lock(); defer c.mu.Unlock(); c.streams += n }
+	add(1)
+	defer add(-1)
+	for {
+		c.mu.Lock()
+		list, changed := slices.Clone(c.list), c.changed
+		c.mu.Unlock()
+		response := &pluginapi.ListAndWatchResponse{}
+		for _, id := range list {
+			response.Devices = append(response.Devices, &pluginapi.Device{ID: id, Health: pluginapi.Healthy})
+		}
+		if err := to.Send(response); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-to.Context().Done():
+			return nil
+		}
+	}
+}
+
+// A kubelet that registers a plugin and does not ask for its list is told of the
+// plugin again.
+func TestListIsNotAskedFor(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Deaf = true
+	k.Start()
+	d := New(k.Dir, nil)
+	d.patience = 50 * time.Millisecond
+	serve(t, d)
+	k.Plugin(gpuResource, 2)
+	kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 1 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
+}
