@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -27,6 +26,9 @@ type endpoint struct {
 
 	stream context.Context // of ListAndWatch; it ends when the kubelet drops the endpoint
 	drop   context.CancelFunc
+	speaks context.Context // ends when the stream is to stay and say no more, too
+	mute   context.CancelFunc
+	fails  bool          // its registration is meant to fail
 	lost   chan struct{} // closed when the stream has ended
 	once   sync.Once
 	calls  sync.WaitGroup
@@ -49,7 +51,7 @@ type stream struct {
 
 var _ grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse] = stream{}
 
-func (s stream) Context() context.Context     { return s.endpoint.stream }
+func (s stream) Context() context.Context     { return s.endpoint.speaks }
 func (s stream) SetHeader(metadata.MD) error  { return nil }
 func (s stream) SendHeader(metadata.MD) error { return nil }
 func (s stream) SetTrailer(metadata.MD)       {}
@@ -106,11 +108,16 @@ func (k *Kubelet) register(e *endpoint) error {
 	if e.process.isDead() {
 		return errors.New("the process was killed")
 	}
-	if _, err := e.server.GetDevicePluginOptions(e.stream, &pluginapi.Empty{}); err != nil {
-		return err
-	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if !k.up {
+		return errors.New("connection refused")
+	}
+	k.named[e.resource] = e
+	if err := k.options(e); err != nil {
+		delete(k.named, e.resource)
+		return err
+	}
 	if !k.up {
 		return errors.New("connection refused")
 	}
@@ -121,10 +128,22 @@ func (k *Kubelet) register(e *endpoint) error {
 	return nil
 }
 
+// options asks a plugin for its options, without the lock.
+func (k *Kubelet) options(e *endpoint) error {
+	k.mu.Unlock()
+	defer k.mu.Lock()
+	if e.fails {
+		return errors.New("failed to get device plugin options")
+	}
+	_, err := e.server.GetDevicePluginOptions(e.stream, &pluginapi.Empty{})
+	return err
+}
+
 // runClient receives a plugin's lists until the stream ends. To 1.36 it then
 // disconnects whoever has the resource's name by now, since endpoints were known
-// by that alone (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
-// runClient; by name and socket from 1.37 on).
+// by that alone, and does nothing if a registration that failed has taken the name
+// away (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, runClient and
+// connectClient, in 1.25 to 1.36; by name and socket in 1.37).
 func (k *Kubelet) runClient(e *endpoint) {
 	done := make(chan struct{})
 	go func() {
@@ -133,29 +152,50 @@ func (k *Kubelet) runClient(e *endpoint) {
 	}()
 	select {
 	case <-done:
+		if e.speaks.Err() != nil {
+			<-e.stream.Done()
+		}
 	case <-e.stream.Done():
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	e.lose()
-	all := k.endpoints[e.resource]
-	i := slices.Index(all, e)
-	if k.config.Minor <= 36 && len(all) > 0 {
-		i = len(all) - 1
-	}
-	if i < 0 {
+	if k.config.Minor <= 36 {
+		k.disconnectNamed(e)
 		return
 	}
-	all[i].lose()
-	k.log("resource %s: the plugin of %s is disconnected", e.resource, all[i].process.name)
-	all = slices.Delete(slices.Clone(all), i, i+1)
-	if k.config.Minor <= 36 {
-		all = nil
+	if !slices.Contains(k.endpoints[e.resource], e) {
+		return
 	}
-	k.endpoints[e.resource] = all
-	if len(all) == 0 && k.up {
+	k.log("resource %s: the plugin of %s is disconnected", e.resource, e.process.name)
+	k.without(e)
+	if len(k.endpoints[e.resource]) == 0 && k.up {
 		k.healthy[e.resource] = nil
 	}
+}
+
+// disconnectNamed is what a kubelet to 1.36 does when the stream of an endpoint has
+// ended.
+func (k *Kubelet) disconnectNamed(e *endpoint) {
+	named := k.named[e.resource]
+	if named == nil {
+		if all := k.endpoints[e.resource]; len(all) > 1 && all[len(all)-1] != e { // else it is called still, in vain
+			k.without(e)
+		}
+		return
+	}
+	delete(k.named, e.resource)
+	named.lose()
+	k.log("resource %s: the plugin of %s is disconnected", e.resource, named.process.name)
+	k.endpoints[e.resource] = nil
+	if k.up {
+		k.healthy[e.resource] = nil
+	}
+}
+
+// without takes an endpoint from those that the kubelet may call.
+func (k *Kubelet) without(e *endpoint) {
+	k.endpoints[e.resource] = slices.DeleteFunc(slices.Clone(k.endpoints[e.resource]), func(other *endpoint) bool { return other == e })
 }
 
 // allocate asks plugins for what a pod requests (pkg/kubelet/cm/devicemanager/
@@ -380,86 +420,6 @@ func (p *Process) Run(ctx context.Context) { <-ctx.Done() }
 
 // Probe implements legacy.Kubelet.
 func (p *Process) Probe(context.Context) error { return nil }
-
-// retryPause is how long until a registration that the kubelet did not take is
-// tried again.
-const retryPause = 500 * time.Millisecond
-
-// Serve implements legacy.Kubelet.
-func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{}) {
-	for {
-		streaming, drop := context.WithCancel(context.WithoutCancel(ctx))
-		e := &endpoint{process: p, resource: resource, server: server, stream: streaming, drop: drop, lost: make(chan struct{})}
-		if err := p.kubelet.register(e); err == nil {
-			select {
-			case <-e.lost:
-			case <-gone:
-			case <-ctx.Done():
-			}
-		}
-		if ctx.Err() != nil && e.stream.Err() == nil && p.Succeeded != nil && p.Succeeded() {
-			p.leave(e)
-			return
-		}
-		e.lose()
-		timer := time.NewTimer(retryPause)
-		select {
-		case <-ctx.Done():
-		case <-gone:
-		case <-timer.C:
-			timer.Stop()
-			continue
-		}
-		timer.Stop()
-		e.calls.Wait()
-		return
-	}
-}
-
-// leave keeps an endpoint for Linger.
-func (p *Process) leave(e *endpoint) {
-	e.leaves.Store(true)
-	e.calls.Wait()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.left = append(p.left, e)
-}
-
-// successor waits for another agent's endpoint of the resource, and returns nil
-// if there is none in time.
-func (e *endpoint) successor(ctx context.Context) *endpoint {
-	k := e.process.kubelet
-	for ctx.Err() == nil && e.stream.Err() == nil {
-		k.mu.Lock()
-		for _, other := range slices.Backward(k.endpoints[e.resource]) {
-			if other.process != e.process && !other.leaves.Load() && other.stream.Err() == nil {
-				k.mu.Unlock()
-				return other
-			}
-		}
-		k.mu.Unlock()
-		sleep(ctx, 20*time.Millisecond)
-	}
-	return nil
-}
-
-// Linger implements legacy.Kubelet.
-func (p *Process) Linger(ctx context.Context) {
-	p.mu.Lock()
-	left := p.left
-	p.left = nil
-	p.mu.Unlock()
-	var all sync.WaitGroup
-	for _, e := range left {
-		all.Go(func() {
-			defer e.lose()
-			if e.successor(ctx) != nil {
-				sleep(ctx, time.Second)
-			}
-		})
-	}
-	all.Wait()
-}
 
 // Pods answers PodResources (pkg/kubelet/apis/podresources/server_v1.go, List):
 // active pods from 1.34 on, all that the pod manager has before. Init containers

@@ -100,6 +100,7 @@ type Kubelet struct {
 
 	// The device-plugin API.
 	endpoints map[string][]*endpoint // by resource; the last is called
+	named     map[string]*endpoint   // by resource: which has its name, to 1.36
 	healthy   map[string]map[string]bool
 	lists     map[string]map[string]bool        // the last list of each resource, whatever became of who sent it
 	devices   map[types.UID]map[string][]string // allocated, by pod and resource: the checkpoint
@@ -119,7 +120,7 @@ func New(config Config) *Kubelet {
 		config: config, claims: make(map[string]*claimInfo), workers: make(map[types.UID]*worker),
 		devices: make(map[types.UID]map[string][]string), nodesOf: make(map[types.UID]map[string][]string),
 		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool), unprepared: make(map[types.UID]int),
-		healthy: make(map[string]map[string]bool), lists: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), pending: make(map[string]map[string]types.UID),
+		healthy: make(map[string]map[string]bool), lists: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), named: make(map[string]*endpoint), pending: make(map[string]map[string]types.UID),
 		admission: make(chan struct{}, 1),
 	}
 }
@@ -143,6 +144,7 @@ func (k *Kubelet) Up() {
 		c.unpreparing = false
 	}
 	k.endpoints, k.healthy = make(map[string][]*endpoint), make(map[string]map[string]bool)
+	clear(k.named)
 	for resource := range k.known {
 		k.healthy[resource] = nil
 	}

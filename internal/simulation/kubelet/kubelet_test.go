@@ -337,30 +337,71 @@ func TestClassic(t *testing.T) {
 	})
 }
 
-// TestStreamEnds has the end of one plugin's stream disconnect its successor, as
-// kubelets to 1.36 do.
+// TestHandOver has one plugin follow another. The devices are there throughout, and
+// the kubelet notices when the second has ended too.
+func TestHandOver(t *testing.T) {
+	for _, minor := range []int{36, 37} {
+		synctest.Test(t, func(t *testing.T) {
+			n := start(t, minor)
+			defer n.Down()
+			serve := func(name string) (end func()) {
+				d := &devices{lists: make(chan []string)}
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan struct{})
+				p := n.Process(name)
+				p.Succeeded = func() bool { return name == "first" }
+				go func() {
+					defer close(done)
+					p.Serve(ctx, "test/gpu", d, nil)
+					p.Linger(context.Background())
+				}()
+				d.lists <- []string{"a"}
+				synctest.Wait()
+				return func() { cancel(); synctest.Wait() }
+			}
+			endFirst := serve("first")
+			endFirst()
+			endSecond := serve("second")
+			for range 50 {
+				time.Sleep(100 * time.Millisecond)
+				synctest.Wait()
+				if got := n.Allocatable()["test/gpu"]; got != 1 {
+					t.Fatalf("1.%d: %d devices are allocatable, want one", minor, got)
+				}
+			}
+			endSecond()
+			if got := n.Allocatable()["test/gpu"]; got != 0 {
+				t.Errorf("1.%d: %d devices are allocatable after all have ended", minor, got)
+			}
+		})
+	}
+}
+
+// TestStreamEnds has the end of one plugin's stream disconnect another that does
+// not know of it, as kubelets to 1.36 do.
 func TestStreamEnds(t *testing.T) {
 	for minor, want := range map[int]int{36: 0, 37: 1} {
 		synctest.Test(t, func(t *testing.T) {
 			n := start(t, minor)
 			defer n.Down()
-			serve := func(name string) (d *devices, end func()) {
-				d = &devices{lists: make(chan []string)}
-				ctx, cancel := context.WithCancel(context.Background())
-				done := make(chan struct{})
-				go func() { defer close(done); n.Process(name).Serve(ctx, "test/gpu", d, nil) }()
+			register := func(name string) *endpoint {
+				d := &devices{lists: make(chan []string)}
+				e := n.Process(name).endpoint(context.Background(), "test/gpu", d)
+				if err := n.Kubelet.register(e); err != nil {
+					t.Fatal(err)
+				}
 				d.lists <- []string{"a"}
 				synctest.Wait()
-				return d, func() { cancel(); <-done }
+				return e
 			}
-			_, endFirst := serve("first")
-			_, endSecond := serve("second")
-			endFirst()
+			first, second := register("first"), register("second")
+			first.lose()
 			synctest.Wait()
 			if got := n.Allocatable()["test/gpu"]; got != want {
 				t.Errorf("1.%d: %d devices are allocatable, want %d", minor, got, want)
 			}
-			endSecond()
+			second.lose()
+			synctest.Wait()
 		})
 	}
 }

@@ -1,0 +1,155 @@
+package kubelet
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// retryPause is how long until a registration that the kubelet did not take is
+// tried again.
+const retryPause = 500 * time.Millisecond
+
+// endpoint returns an endpoint that is not registered yet.
+func (p *Process) endpoint(ctx context.Context, resource string, server pluginapi.DevicePluginServer) *endpoint {
+	e := &endpoint{process: p, resource: resource, server: server, lost: make(chan struct{})}
+	e.stream, e.drop = context.WithCancel(context.WithoutCancel(ctx))
+	e.speaks, e.mute = context.WithCancel(e.stream)
+	return e
+}
+
+// Serve implements legacy.Kubelet.
+func (p *Process) Serve(ctx context.Context, resource string, server pluginapi.DevicePluginServer, gone <-chan struct{}) {
+	for {
+		var all []*endpoint // the latest last
+		e := p.endpoint(ctx, resource, server)
+		if err := p.kubelet.register(e); err == nil {
+			all = p.relieve(ctx, e, gone)
+			select {
+			case <-all[len(all)-1].lost:
+			case <-gone:
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() != nil && len(all) > 0 && all[len(all)-1].stream.Err() == nil && p.Succeeded != nil && p.Succeeded() {
+			for _, e := range all {
+				p.leave(e)
+			}
+			return
+		}
+		e.lose()
+		for _, e := range all {
+			e.lose()
+		}
+		timer := time.NewTimer(retryPause)
+		select {
+		case <-ctx.Done():
+		case <-gone:
+		case <-timer.C:
+			timer.Stop()
+			continue
+		}
+		timer.Stop()
+		for _, e := range all {
+			e.calls.Wait()
+		}
+		return
+	}
+}
+
+// relieve does what legacy/sockets does when endpoints of other instances are
+// there: it has the kubelet forget the endpoint's name while they end, and
+// registers another afterwards. It returns those that the kubelet streams from.
+func (p *Process) relieve(ctx context.Context, e *endpoint, gone <-chan struct{}) []*endpoint {
+	if !p.kubelet.others(e) {
+		return []*endpoint{e}
+	}
+	forgotten := p.endpoint(ctx, e.resource, e.server)
+	forgotten.fails = true
+	defer forgotten.drop()
+	_ = p.kubelet.register(forgotten) // it is meant to fail
+	wait := func(how time.Duration) bool {
+		timer := time.NewTimer(how)
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+		case <-gone:
+		case <-e.lost:
+		case <-timer.C:
+			return true
+		}
+		return false
+	}
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && p.kubelet.others(e); {
+		if !wait(100 * time.Millisecond) {
+			return []*endpoint{e}
+		}
+	}
+	last := p.endpoint(ctx, e.resource, e.server)
+	if !wait(time.Second) || p.kubelet.register(last) != nil {
+		last.drop()
+		return []*endpoint{e}
+	}
+	e.mute()
+	return []*endpoint{e, last}
+}
+
+// others reports whether the kubelet streams from other processes.
+func (k *Kubelet) others(e *endpoint) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, other := range k.endpoints[e.resource] {
+		if other.process != e.process && !other.process.isDead() && other.stream.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// leave keeps an endpoint for Linger.
+func (p *Process) leave(e *endpoint) {
+	e.leaves.Store(true)
+	e.calls.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.left = append(p.left, e)
+}
+
+// successor waits for another agent's endpoint of the resource, and returns nil
+// if there is none in time.
+func (e *endpoint) successor(ctx context.Context) *endpoint {
+	k := e.process.kubelet
+	for ctx.Err() == nil && e.stream.Err() == nil {
+		k.mu.Lock()
+		for _, other := range slices.Backward(k.endpoints[e.resource]) {
+			if other.process != e.process && !other.leaves.Load() && other.stream.Err() == nil {
+				k.mu.Unlock()
+				return other
+			}
+		}
+		k.mu.Unlock()
+		sleep(ctx, 20*time.Millisecond)
+	}
+	return nil
+}
+
+// Linger implements legacy.Kubelet.
+func (p *Process) Linger(ctx context.Context) {
+	p.mu.Lock()
+	left := p.left
+	p.left = nil
+	p.mu.Unlock()
+	var all sync.WaitGroup
+	for _, e := range left {
+		all.Go(func() {
+			defer e.lose()
+			if e.successor(ctx) != nil {
+				sleep(ctx, time.Second)
+			}
+		})
+	}
+	all.Wait()
+}
