@@ -92,6 +92,12 @@ type lock struct {
 	waiting map[*incarnation]bool
 }
 
+func (l *lock) isHeld() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.holder != nil
+}
+
 // lockPause is how often the lock is asked for, as the real one is.
 const lockPause = 50 * time.Millisecond
 
@@ -150,6 +156,9 @@ const (
 func (w *World) startAgent() *incarnation {
 	w.agents++
 	w.keeps = w.server.Features()
+	if w.wiped {
+		w.forgetUses()
+	}
 	if w.hurt {
 		w.heals()
 	}

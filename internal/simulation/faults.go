@@ -416,6 +416,9 @@ func (w *World) wipeState() bool {
 	w.log("the agent's directory is wiped")
 	w.forgetState()
 	w.disk.Wipe(stateDir)
+	if !w.lock.isHeld() {
+		w.forgetUses() // of the agent that is starting
+	}
 	w.saw("stateWiped")
 	return true
 }

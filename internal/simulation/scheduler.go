@@ -2,11 +2,14 @@ package simulation
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -79,7 +82,7 @@ func (w *World) schedule(pod *pod) bool {
 		}
 	}
 	var results []resourceapi.AllocationResult
-	slices := w.server.Past(w.lag)
+	published := w.server.Past(w.lag)
 	if len(open) > 0 {
 		version := w.server.Version() - w.lag
 		if version == pod.tried {
@@ -90,7 +93,7 @@ func (w *World) schedule(pod *pod) bool {
 		allocator, err := structured.NewAllocator(quiet, structured.Features{
 			AdminAccess: true, PrioritizedList: true, DeviceTaints: keeps.Taints, PartitionableDevices: keeps.Counters,
 			ConsumableCapacity: keeps.Sharing, CompatibilityGroups: keeps.Counters && keeps.Groups, ListTypeAttributes: keeps.Lists,
-		}, allocated(w.server.Claims()), classes{}, slices, celCache)
+		}, allocated(w.server.Claims()), classes{}, published, celCache)
 		if err == nil {
 			results, err = allocator.Allocate(quiet, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, open)
 		}
@@ -105,10 +108,10 @@ func (w *World) schedule(pod *pod) bool {
 			results[i].AllocationTimestamp = &now
 		}
 		claim.Status.Allocation = &results[i]
-		w.notePortions(claim.UID, results[i].Devices.Results, slices)
+		w.notePortions(claim.UID, results[i].Devices.Results, published)
 		w.server.Put(claim)
 		for _, r := range results[i].Devices.Results {
-			w.log("scheduler: claim %s/%s is allocated %s", claim.Namespace, claim.Name, r.Device)
+			w.log("scheduler: claim %s/%s is allocated %s%s", claim.Namespace, claim.Name, r.Device, amounts(r.ConsumedCapacity))
 		}
 	}
 	for _, name := range pod.Claims {
@@ -119,6 +122,15 @@ func (w *World) schedule(pod *pod) bool {
 		}
 	}
 	return true
+}
+
+// amounts says in words how much of a device is taken.
+func amounts(taken map[resourceapi.QualifiedName]resource.Quantity) (all string) {
+	for _, name := range slices.Sorted(maps.Keys(taken)) {
+		amount := taken[name]
+		all += fmt.Sprintf(", %s of its %s", amount.String(), name)
+	}
+	return all
 }
 
 func reserved(claim *resourceapi.ResourceClaim, uid types.UID) bool {

@@ -1,10 +1,13 @@
 package simulation
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +25,7 @@ import (
 type use struct {
 	container *kubelet.Container
 	classic   bool
+	id        string    // of the device-plugin API
 	back      bool      // a classic device that the kubelet has taken back from a container that still runs
 	claim     types.UID // of DRA
 	device    string    // of the machine
@@ -30,9 +34,10 @@ type use struct {
 	open      bool
 	takes     map[string]resource.Quantity // of the silicon's counters
 	has       map[string]resource.Quantity // the silicon's counters
-	part      float64                      // of the device; 1 if it has it alone
+	part      part                         // of the device
 	share     types.UID                    // by DRA
 	stranger  bool                         // another plugin gave it
+	forgotten bool                         // by all who had written it down
 	nodes     []string                     // numbers of its own device nodes, when the container was started
 }
 
@@ -41,11 +46,38 @@ func (u *use) String() string {
 	if u.classic {
 		api = "classic"
 	}
-	return fmt.Sprintf("pod %s has %.3g of %s (%s)", u.container.Pod, u.part, u.device, api)
+	return fmt.Sprintf("pod %s has %s of %s (%s)", u.container.Pod, u.part, u.device, api)
+}
+
+// part is how much somebody has of a device: of each of its capacities, from 0 to 1.
+// Nil is all of the device, and an empty one a share of which the size is not known.
+type part map[resourceapi.QualifiedName]float64
+
+func (p part) String() string {
+	if p == nil {
+		return "all"
+	}
+	var words []string
+	for _, capacity := range slices.Sorted(maps.Keys(p)) {
+		words = append(words, fmt.Sprintf("%.3g of the %s", p[capacity], capacity))
+	}
+	return cmp.Or(strings.Join(words, ", "), "a share")
+}
+
+// goesWith reports whether both are shares that can be compared: then it counts how much
+// they are together.
+func (p part) goesWith(other part) bool {
+	if p == nil || other == nil {
+		return false
+	}
+	return len(p) == 0 || len(other) == 0 || slices.ContainsFunc(slices.Collect(maps.Keys(p)), func(capacity resourceapi.QualifiedName) bool {
+		_, both := other[capacity]
+		return both
+	})
 }
 
 // useOf returns what having a part of a device is.
-func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part float64) *use {
+func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
 	u := &use{container: c, device: d.Name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, part: part}
 	if d.PartOf != nil {
 		u.has = d.PartOf.Counters
@@ -214,7 +246,7 @@ func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.D
 	if r.ShareID != nil {
 		p.share = *r.ShareID
 	}
-	u := w.useOf(c, &d, w.portion(p, 1))
+	u := w.useOf(c, &d, w.portion(p, nil))
 	u.claim, u.share = claim, p.share
 	u.open = u.open || r.AdminAccess != nil && *r.AdminAccess
 	return u
@@ -224,46 +256,49 @@ func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.D
 // it was made of.
 func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
 	for _, r := range results {
-		p, part := portion{of: claim, device: r.Device}, 1.0
+		p, has := portion{of: claim, device: r.Device}, part(nil)
 		for _, s := range of {
 			for i := range s.Spec.Devices {
 				d := &s.Spec.Devices[i]
 				if r.ShareID == nil || d.Name != r.Device {
 					continue
 				}
-				p.share, part = *r.ShareID, 0
+				p.share, has = *r.ShareID, part{}
 				for capacity, taken := range r.ConsumedCapacity {
 					total := d.Capacity[capacity].Value
 					if capacity == discovery.Shares {
 						total = quantity(mostShares)
 					}
-					part = max(part, taken.AsApproximateFloat64()/total.AsApproximateFloat64())
+					if taken.IsZero() {
+						continue // shares by number take none of the memory unless they ask
+					}
+					has[capacity] = taken.AsApproximateFloat64() / total.AsApproximateFloat64()
 				}
 			}
 		}
 		if _, numbered := stem(r.Device); numbered {
-			part = 1. / mostShares
+			has = part{discovery.Shares: 1. / mostShares}
 		}
-		w.portion(p, part)
+		w.portion(p, has)
 	}
 }
 
 // portion returns how much a portion is: as much as was said the first time.
-func (w *World) portion(p portion, part float64) float64 {
+func (w *World) portion(p portion, has part) part {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if before, known := w.portions[p]; known {
 		return before
 	}
-	w.portions[p] = part
-	return part
+	w.portions[p] = has
+	return has
 }
 
 // classicUses returns what a classic ID is. What a pod was given stays what it was,
 // whatever its ID would be by now.
 func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses []*use) {
-	devices, part := w.withID(resourceName, id, c.Listed[resourceName])
-	part = w.portion(portion{of: c.Pod.UID, device: resourceName + " " + id}, part)
+	devices, has := w.withID(resourceName, id, c.Listed[resourceName])
+	has = w.portion(portion{of: c.Pod.UID, device: resourceName + " " + id}, has)
 	var nodes []string
 	for _, node := range c.Nodes {
 		if len(c.Devices) > 1 || len(c.Devices[resourceName]) > 1 {
@@ -274,8 +309,8 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 		}
 	}
 	for _, d := range devices {
-		u := w.useOf(c, d, part)
-		u.classic, u.nodes, u.stranger = true, nodes, strings.HasPrefix(c.Pod.Name, "old-")
+		u := w.useOf(c, d, has)
+		u.classic, u.id, u.nodes, u.stranger = true, id, nodes, strings.HasPrefix(c.Pod.Name, "old-")
 		uses = append(uses, u)
 	}
 	return uses
@@ -283,11 +318,11 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 
 // withID returns the devices behind a classic ID, and how much of them it is: by
 // what the kubelet was told last, else as the administrator ever wanted them.
-func (w *World) withID(resourceName, id string, listed map[string]bool) (devices []*rules.Offered, part float64) {
+func (w *World) withID(resourceName, id string, listed map[string]bool) (devices []*rules.Offered, has part) {
 	most := 0
 	for _, f := range slices.Backward(w.forms) {
 		var found []*rules.Offered
-		ids, of := 0, 1.
+		ids, of := 0, part(nil)
 		for _, d := range f {
 			for _, offer := range d.Offers {
 				if offer.Resource != resourceName || !slices.Contains(offer.IDs, id) {
@@ -300,18 +335,18 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 				switch {
 				case d.Sharing == nil:
 				case d.Sharing.Capacity == discovery.Shares:
-					of = 1. / mostShares
+					of = part{discovery.Shares: 1. / mostShares}
 				default:
-					of = 1 / float64(len(offer.IDs))
+					of = part{d.Sharing.Capacity: 1 / float64(len(offer.IDs))}
 				}
 			}
 		}
 		if len(found) > 0 && ids > most {
-			devices, part, most = found, of, ids
+			devices, has, most = found, of, ids
 		}
 	}
 	if most > 0 {
-		return devices, part
+		return devices, has
 	}
 	base, _, _ := strings.Cut(id, strangerInfix)
 	for _, d := range w.machine.devices {
@@ -321,7 +356,28 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 			}
 		}
 	}
-	return devices, 0.001
+	return devices, part{}
+}
+
+// forgetUses notes which classic devices of containers no agent can know of that starts now:
+// what agents wrote down is gone, and the kubelet has forgotten it or does not say it. It
+// leaves init containers out, unless they are restarted
+// (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
+func (w *World) forgetUses() {
+	var written strings.Builder
+	for _, name := range w.disk.Files(stateDir + "/grants") {
+		data, _ := w.disk.Content(name)
+		written.Write(data)
+	}
+	for _, c := range w.kubelet.Containers() {
+		uses, _ := c.Note.([]*use)
+		says := len(w.kubelet.HasDevices(c.Pod.UID)) > 0 && !c.Pod.Init
+		for _, u := range uses {
+			if u.classic && !says && !strings.Contains(written.String(), strconv.Quote(u.id)) {
+				u.forgotten = true
+			}
+		}
+	}
 }
 
 // users returns what containers have, as long as the kubelet has not taken it
@@ -358,6 +414,8 @@ func (w *World) excludes(u, other *use) string {
 		return "" // its card may be gone, and the ID is nobody's
 	case u.back && u.stranger || other.back && other.stranger:
 		return "" // nobody wrote it down but the kubelet, which forgot it
+	case u.forgotten || other.forgotten:
+		return ""
 	case u.silicon != other.silicon:
 		if slices.ContainsFunc(u.nodes, func(n string) bool { return slices.Contains(other.nodes, n) }) {
 			return "one node"
@@ -365,8 +423,10 @@ func (w *World) excludes(u, other *use) string {
 		return ""
 	case u.classic != other.classic:
 		return "by two APIs"
-	case u.device == other.device && u.part < 1 && other.part < 1:
+	case u.device == other.device && u.part.goesWith(other.part):
 		return "" // their sum counts
+	case u.device == other.device && u.part != nil && other.part != nil:
+		return "in two forms"
 	case u.device == other.device:
 		return "the same device"
 	case u.whole || other.whole:
@@ -379,7 +439,7 @@ func (w *World) excludes(u, other *use) string {
 func (w *World) check() {
 	users := w.users()
 	counters := make(map[string]map[string]resource.Quantity)
-	parts := make(map[string]float64)
+	parts := make(map[string]part)
 	for i, a := range users {
 		for _, b := range users[:i] {
 			if why := w.excludes(a, b); why != "" {
@@ -393,18 +453,31 @@ func (w *World) check() {
 		if a.open || a.back || slices.ContainsFunc(users[:i], same) {
 			continue
 		}
-		if parts[a.device] += a.part; parts[a.device] > 1.001 {
-			w.fail("more than all of %s is in use, last by %s", a.device, a)
-			return
-		}
-		if a.part < 1 {
-			continue // its shares together take what it takes
+		if a.part != nil { // shares together take what the device takes
+			if parts[a.device] == nil {
+				parts[a.device] = make(part)
+			}
+			if capacity := parts[a.device].add(a.part); capacity != "" {
+				w.fail("more than all of the %s of %s is in use, last by %s", capacity, a.device, a)
+				return
+			}
+			continue
 		}
 		if why := a.count(counters); why != "" {
 			w.fail("%s, last by %s", why, a)
 			return
 		}
 	}
+}
+
+// add adds another part, and returns the capacity of which there is then not enough.
+func (p part) add(other part) (exceeded resourceapi.QualifiedName) {
+	for capacity, amount := range other {
+		if p[capacity] += amount; p[capacity] > 1.001 {
+			exceeded = capacity
+		}
+	}
+	return exceeded
 }
 
 // count counts what a use takes of the counters of its silicon, and says of which

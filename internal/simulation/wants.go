@@ -39,10 +39,11 @@ func (w *World) want() {
 	for _, s := range r.Sharing {
 		shared = "in units of " + s.Unit.String()
 		if s.Replicas > 0 {
-			shared = "by number"
+			shared = fmt.Sprintf("by number, %d of each", s.Replicas)
 		}
 	}
-	w.log("the administrator wants mode %q, devices %s, %d excluded", w.mode, shared, len(w.machine.devices)-len(wanted))
+	excluded := slices.DeleteFunc(slices.Sorted(maps.Keys(w.machine.devices)), func(name string) bool { _, kept := wanted[name]; return kept })
+	w.log("the administrator wants mode %q, devices %s, excluded %v", w.mode, shared, excluded)
 }
 
 // wanted is how the administrator wants devices at present.

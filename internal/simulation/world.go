@@ -75,7 +75,7 @@ type World struct {
 	lost     bool // there may be specs missing that nobody knows of any more
 	hurt     bool // an agent died before it could write what was missing
 	healed   time.Time
-	portions map[portion]float64
+	portions map[portion]part
 
 	pods    map[types.UID]*pod // all that were made and have not ended
 	made    int
@@ -105,7 +105,7 @@ type ongoing struct {
 func NewWorld(seed uint64) *World {
 	w := &World{
 		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), start: time.Now(),
-		seen: make(map[string]int), portions: make(map[portion]float64), pods: make(map[types.UID]*pod), ongoing: make(map[string]*ongoing),
+		seen: make(map[string]int), portions: make(map[portion]part), pods: make(map[types.UID]*pod), ongoing: make(map[string]*ongoing),
 		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool)},
 	}
 	w.configure()
@@ -307,6 +307,7 @@ func (w *World) putPod(p *pod) {
 	}
 	spec.Containers[0].Resources.Limits = limits
 	if p.Init {
+		spec.Containers[0].Resources.Limits = nil
 		spec.InitContainers = []corev1.Container{{Name: "init", Resources: corev1.ResourceRequirements{Limits: limits}}}
 	}
 	if p.Grace > 0 {
@@ -358,7 +359,7 @@ func (w *World) makePod() {
 
 // submit has the API server and the scheduler know of a pod.
 func (w *World) submit(p *pod) {
-	w.log("cluster: pod %s is made: claims %v, requests %v", p, short(p.Claims), p.Requests)
+	w.log("cluster: pod %s is made: claims %v, requests %v, init %v", p, short(p.Claims), p.Requests, p.Init)
 	w.mu.Lock()
 	p.inAPI = true
 	w.pods[p.UID] = p

@@ -444,18 +444,18 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 		if !w.known || k.config.Minor >= 34 && w.terminal {
 			continue
 		}
-		listed := &podresourcesapi.PodResources{Namespace: w.pod.Namespace, Name: w.pod.Name}
+		c := &podresourcesapi.ContainerResources{Name: "main"}
 		if !w.pod.Init {
-			listed.Containers = []*podresourcesapi.ContainerResources{k.listed(w.pod)}
+			k.list(w.pod, c)
 		}
+		listed := &podresourcesapi.PodResources{Namespace: w.pod.Namespace, Name: w.pod.Name, Containers: []*podresourcesapi.ContainerResources{c}}
 		listing.Pods = append(listing.Pods, listed)
 	}
 	return listing, nil
 }
 
-// listed returns what a pod's container has.
-func (k *Kubelet) listed(pod *Pod) *podresourcesapi.ContainerResources {
-	c := &podresourcesapi.ContainerResources{Name: "main"}
+// list adds what a pod's container has.
+func (k *Kubelet) list(pod *Pod, c *podresourcesapi.ContainerResources) {
 	for _, resource := range slices.Sorted(maps.Keys(k.devices[pod.UID])) {
 		c.Devices = append(c.Devices, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: slices.Clone(k.devices[pod.UID][resource])})
 	}
@@ -470,5 +470,4 @@ func (k *Kubelet) listed(pod *Pod) *podresourcesapi.ContainerResources {
 		}
 		c.DynamicResources = append(c.DynamicResources, &podresourcesapi.DynamicResource{ClaimName: name, ClaimNamespace: pod.Namespace, ClaimResources: []*podresourcesapi.ClaimResource{resources}})
 	}
-	return c
 }

@@ -45,15 +45,14 @@ type Config struct {
 	Random *rand.Rand // used under the kubelet's lock alone
 }
 
-// Pod is a pod with one container, and perhaps an init container that asks for
-// the same.
+// Pod is a pod with one container that matters.
 type Pod struct {
 	UID             types.UID
 	Namespace, Name string
 	Static          bool           // not of the API server
 	Claims          []string       // names of ResourceClaims
 	Requests        map[string]int // of classic resources
-	Init            bool           // an init container asks for the resources too
+	Init            bool           // it is an init container, and another waits for its end
 	Grace           time.Duration  // until its container is killed
 	Stubborn        bool           // its container uses up the grace
 	Life            time.Duration  // until its container ends by itself; 0: it does not
