@@ -281,6 +281,39 @@ func TestBootIsSaidAgain(t *testing.T) {
 	}
 }
 
+// An agent that is killed may leave a file boot that a loss of power takes back. So the
+// next one synchronises it before it gives a claim anything.
+func TestBootIsSynchronisedByEachAgent(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	synced, killed := 0, true
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op != disktest.SyncDir || name != b.config.Dir {
+			return nil
+		}
+		if killed {
+			return errors.New("killed")
+		}
+		synced++
+		return nil
+	}
+	if err := b.Give(claim("c", s["a"]), Given, s); err == nil {
+		t.Fatal("a claim is given before the boot is synchronised")
+	}
+	if _, err := os.Lstat(b.file(bootFile)); err != nil {
+		t.Fatal(err)
+	}
+	killed = false
+	b.open()
+	for i, want := range []bool{true, false} {
+		before := synced
+		b.mustGive(claim("c", s["a"]), s)
+		if (synced > before) != want {
+			t.Errorf("claim %d: it was synchronised %d times", i, synced-before)
+		}
+	}
+}
+
 // A damaged file boot does not say that this is another boot: a record that cannot
 // be understood keeps others out.
 func TestDamagedBoot(t *testing.T) {
