@@ -209,6 +209,9 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 		if err := verify(&wanted.Results[i], d.config.HostFS, before); err != nil {
 			return nil, err
 		}
+		if p.has() {
+			wanted.Results[i].KeepNodes(before)
+		}
 	}
 	wanted.KeepUnknown(p.earlier)
 	return p, nil

@@ -351,6 +351,28 @@ func TestNodesThatChangedAreRecordedAnew(t *testing.T) {
 	}
 }
 
+// Pods that have a claim together may have been given it before and after its nodes
+// changed. Both nodes are theirs until it is unprepared.
+func TestNodesOfBeforeAreKept(t *testing.T) {
+	b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2))
+	c := claim("c", "a")
+	mustPrepare(t, b, c)
+	swapped := []rules.Offered{gpu("a", 1), gpu("b", 2)}
+	swapped[0].Edits, swapped[1].Edits = swapped[1].Edits, swapped[0].Edits
+	b.offers(swapped...)
+	for range 2 {
+		mustPrepare(t, b, c)
+		mustRefuse(t, b, claim("other", "b"), "is held by claim default/c, which was given its nodes as those of device a")
+		results := b.ledger.Claims()[0].Results
+		if err := replacedBy(&results[0], &swapped[0].Device, b.view.Load()); err != nil {
+			t.Errorf("it has other nodes than it was given last: %v", err)
+		}
+		b.restart().offers(swapped...)
+	}
+	mustUnprepare(t, b, c)
+	mustPrepare(t, b, claim("other", "b"))
+}
+
 func TestParameters(t *testing.T) {
 	b := newBench(t)
 	b.config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {

@@ -56,7 +56,7 @@ func replacedBy(r *ledger.Result, device *discovery.Device, stock ledger.Stock) 
 	if err := sameSilicon(&now, r); err != nil {
 		return err
 	}
-	if why := ledger.Renumbered(r.Nodes, []string{device.Name}, stock); why != "" {
+	if why := ledger.Renumbered(r.LastNodes(), []string{device.Name}, stock); why != "" {
 		return fmt.Errorf("device %s has other nodes: %s", r.Device, why)
 	}
 	return nil

@@ -83,7 +83,7 @@ type Result struct {
 	Source   string `json:"source"`             // name in the snapshot
 	Identity string `json:"identity,omitempty"` // "" if it was unknown
 	Driver   string `json:"driver,omitempty"`
-	Nodes    []Node `json:"nodes,omitempty"` // as they were on the host
+	Nodes    []Node `json:"nodes,omitempty"` // as they were on the host: one for each node of the edits, then those of before
 
 	CDI   string               `json:"cdi"` // name of the CDI device
 	Edits specs.ContainerEdits `json:"edits"`
@@ -129,6 +129,21 @@ func (r *Result) Hold() Hold {
 		Device: r.Source, Silicon: r.Silicon, Whole: r.Whole, Takes: r.Takes, Amount: r.Consumes,
 		Form: formOf(r.Consumes), Open: r.Admin || r.Shared, Nodes: r.Nodes,
 	}
+}
+
+// KeepNodes adds the nodes that the claim was given before: containers may go on with
+// them, since pods have a claim together.
+func (r *Result) KeepNodes(earlier *Result) {
+	for _, n := range earlier.Nodes {
+		if !slices.Contains(r.Nodes, n) {
+			r.Nodes = append(r.Nodes, n)
+		}
+	}
+}
+
+// LastNodes returns the nodes that the claim was given last.
+func (r *Result) LastNodes() []Node {
+	return r.Nodes[:min(len(r.Nodes), len(r.Edits.DeviceNodes))]
 }
 
 // formOf returns the form of the shares that a claim has: by which capacities
