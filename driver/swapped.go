@@ -15,9 +15,14 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// swapInterval is how long until the API server is asked again to whom a device was
-// allocated that is another now.
-const swapInterval = 10 * time.Second
+const (
+	// swapInterval is how long until the API server is asked again to whom a device
+	// was allocated that is another now. What is allocated before it answers is refused,
+	// also if that is the new device.
+	swapInterval = time.Second
+
+	swapTimeout = 10 * time.Second
+)
 
 // swapLoop finds out, once for each device that is seen to be another, to whom it is
 // allocated then: these claims were promised the one before. So no clock is compared
@@ -51,7 +56,7 @@ func (d *Driver) askPromised(ctx context.Context, v *view) error {
 	if len(promised) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, swapInterval)
+	ctx, cancel := context.WithTimeout(ctx, swapTimeout)
 	defer cancel()
 	list, err := draclient.New(d.config.KubeClient).ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
