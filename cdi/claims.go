@@ -148,11 +148,11 @@ func (d Dir) Claims() ([]types.UID, error) {
 // share is how a share ID ends a name.
 var share = regexp.MustCompile(`-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// ClaimDevices returns the names of the devices that the spec of a claim is
-// for, as its CDI names tell. It serves where nothing better is left to tell.
+// ClaimDevices returns the devices that the spec of a claim is for, with their names
+// as its CDI names tell. It serves where nothing better is left to tell.
 // If it cannot be told whether a name ends in a share ID, it is returned with
 // and without.
-func (d Dir) ClaimDevices(uid types.UID) ([]string, error) {
+func (d Dir) ClaimDevices(uid types.UID) (devices []Device, err error) {
 	data, err := d.Files.Read(d.file(uid))
 	if err != nil {
 		return nil, fmt.Errorf("read CDI spec: %w", err)
@@ -161,19 +161,18 @@ func (d Dir) ClaimDevices(uid types.UID) ([]string, error) {
 	if err := json.Unmarshal(data, &spec); err != nil {
 		return nil, fmt.Errorf("parse CDI spec %s: %w", d.file(uid), err)
 	}
-	var names []string
 	for _, device := range spec.Devices {
 		rest, ok := strings.CutPrefix(device.Name, string(uid)+"-")
 		index, name, _ := strings.Cut(rest, "-")
 		if _, err := strconv.Atoi(index); !ok || err != nil || name == "" {
 			continue
 		}
-		names = append(names, name)
+		devices = append(devices, Device{Name: name, Edits: device.ContainerEdits})
 		if shared := share.ReplaceAllString(name, ""); shared != name && shared != "" {
-			names = append(names, shared)
+			devices = append(devices, Device{Name: shared, Edits: device.ContainerEdits})
 		}
 	}
-	return names, nil
+	return devices, nil
 }
 
 // Tidy removes temporary files of an age that writers left behind; see

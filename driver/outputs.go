@@ -55,17 +55,21 @@ func (s cdiSpecs) Sweep(look func(types.UID, func() error) (bool, error)) error 
 }
 
 // Named implements [ledger.Namer].
-func (s cdiSpecs) Named() (map[string][]string, error) {
+func (s cdiSpecs) Named() (map[string][]ledger.SealedDevice, error) {
 	uids, err := s.Claims()
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
-	named := make(map[string][]string, len(uids))
+	named := make(map[string][]ledger.SealedDevice, len(uids))
 	for _, uid := range uids {
 		devices, err := s.ClaimDevices(uid)
 		errs = append(errs, err)
-		named[string(uid)] = devices
+		named[string(uid)] = make([]ledger.SealedDevice, 0, len(devices))
+		for i := range devices {
+			d := ledger.SealedDevice{Name: devices[i].Name, Nodes: ledger.NodesIn(devices[i].Edits.DeviceNodes)}
+			named[string(uid)] = append(named[string(uid)], d)
+		}
 	}
 	return named, joined("read CDI specs", errs)
 }

@@ -9,6 +9,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -340,7 +341,12 @@ func NodesOf(name string, stock Stock) (nodes []Node) {
 	if !found {
 		return nil
 	}
-	for _, edit := range device.OwnNodes() {
+	return NodesIn(device.OwnNodes())
+}
+
+// NodesIn returns the nodes of the host that edits are about.
+func NodesIn(edits []*specs.DeviceNode) (nodes []Node) {
+	for _, edit := range edits {
 		n := Node{Path: cmp.Or(edit.HostPath, edit.Path), Type: edit.Type, Major: uint32(edit.Major), Minor: uint32(edit.Minor)}
 		if n.Type == "u" {
 			n.Type = "c" // the same, unbuffered

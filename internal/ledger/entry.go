@@ -143,5 +143,5 @@ type Tidier interface {
 type Namer interface {
 	// Named returns the devices that the files of each owner name, by key. It
 	// returns nil, and why, if it cannot be told which owners have files.
-	Named() (map[string][]string, error)
+	Named() (map[string][]SealedDevice, error)
 }

@@ -96,7 +96,7 @@ func claim(name string, devices ...rules.Offered) *Claim {
 type notes struct {
 	mu    sync.Mutex
 	of    map[string]bool
-	names map[string][]string
+	names map[string][]SealedDevice
 
 	// unlisted is why it cannot be told which claims have specs.
 	unlisted error
@@ -145,7 +145,7 @@ func (n *notes) Tidy(age time.Duration) error {
 	return nil
 }
 
-func (n *notes) Named() (map[string][]string, error) {
+func (n *notes) Named() (map[string][]SealedDevice, error) {
 	if n.unlisted != nil {
 		return nil, n.unlisted
 	}

@@ -353,11 +353,11 @@ func (l *Ledger) noteClaims(at time.Time, said *kubeletapi.Listing) {
 
 // claimsIn returns the devices of ours that containers have by claims, by the
 // claims' UIDs.
-func claimsIn(said *kubeletapi.Listing) map[string][]string {
-	claims := make(map[string][]string)
+func claimsIn(said *kubeletapi.Listing) map[string][]SealedDevice {
+	claims := make(map[string][]SealedDevice)
 	for _, name := range said.CDIDevices() {
 		if uid, device, ok := cdi.ParseID(name); ok {
-			claims[string(uid)] = append(claims[string(uid)], device)
+			claims[string(uid)] = append(claims[string(uid)], SealedDevice{Name: device})
 		}
 	}
 	return claims

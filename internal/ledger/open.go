@@ -64,8 +64,8 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 
 // named returns the devices that the outputs of claims name, nil if it cannot be
 // told which claims have outputs.
-func (l *Ledger) named() (map[string][]string, error) {
-	named := make(map[string][]string)
+func (l *Ledger) named() (map[string][]SealedDevice, error) {
+	named := make(map[string][]SealedDevice)
 	var errs []error
 	for _, o := range l.outputs {
 		namer, ok := o.(Namer)
@@ -116,7 +116,7 @@ func (l *Ledger) read(name string) (data []byte, err error) {
 }
 
 // readClaims reads the files of claims.
-func (l *Ledger) readClaims(named map[string][]string, past bool) (problems []error, err error) {
+func (l *Ledger) readClaims(named map[string][]SealedDevice, past bool) (problems []error, err error) {
 	files, err := l.claims.List(l.file(claimsDir))
 	if err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (l *Ledger) readClaims(named map[string][]string, past bool) (problems []er
 
 // readClaim reads the file of a claim, or sets it aside. One that cannot be read
 // at present stays where it is.
-func (l *Ledger) readClaim(uid types.UID, named []string, past bool) error {
+func (l *Ledger) readClaim(uid types.UID, named []SealedDevice, past bool) error {
 	file := l.claimFile(uid)
 	data, err := l.read(filepath.Join(claimsDir, string(uid)+claimExtension))
 	if err != nil {
@@ -186,7 +186,7 @@ func (l *Ledger) also(s *Sealed) *Sealed {
 
 // readAside reads a file that was set aside. It is the claim's again if this
 // agent understands it, as a newer one may, and there is no other of the claim.
-func (l *Ledger) readAside(uid types.UID, name string, named []string, past bool) error {
+func (l *Ledger) readAside(uid types.UID, name string, named []SealedDevice, past bool) error {
 	aside := filepath.Join(claimsDir, name)
 	data, readErr := l.read(aside)
 	if c, err := DecodeClaim(data); readErr == nil && err == nil && c.UID == uid {

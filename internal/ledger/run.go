@@ -136,7 +136,7 @@ func (l *Ledger) reconcile(e Entry, present map[string]bool) error {
 	}
 	defer unlock()
 	if s, ok := e.(*Sealed); ok {
-		return l.unseal(s)
+		return errors.Join(l.unseal(s), l.restoreSealed(s, present))
 	}
 	if err := l.Settle(key); err != nil {
 		return err
@@ -169,6 +169,28 @@ func (l *Ledger) restoreClaim(c *Claim) error {
 	}
 	if err != nil {
 		return fmt.Errorf("write record %s again: %w", file, err)
+	}
+	return nil
+}
+
+// restoreSealed writes down what is known of a claim of which there is no file: an agent
+// that starts would know nothing of it.
+func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
+	a := l.account(s.Key())
+	if a == nil || a.entry != Entry(s) || a.state == Past || s.unread || present == nil {
+		return nil
+	}
+	for name := range present {
+		if strings.HasPrefix(name, string(s.UID)+badExtension) {
+			return nil
+		}
+	}
+	data, err := s.file(l.config.Boot)
+	if err == nil {
+		_, err = l.claims.Write(l.file(filepath.Join(claimsDir, string(s.UID)+badExtension+"0")), data, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write down what is known of claim %s: %w", s.UID, err)
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ type SealedDevice struct {
 	Name    string // perhaps that of a share of it
 	Silicon string // "" if it is not known
 	Files   []discovery.HostFile
+	Nodes   []Node // that the claim was given
 }
 
 // account returns the account of the entry.
@@ -55,7 +56,7 @@ func (s *Sealed) Owner() Owner { return Owner{API: discovery.ModeDRA, UID: s.UID
 func (s *Sealed) Holds() []Hold {
 	holds := make([]Hold, 0, len(s.Devices))
 	for _, d := range s.Devices {
-		holds = append(holds, Hold{Device: d.Name, Silicon: d.Silicon, Whole: true, Present: true})
+		holds = append(holds, Hold{Device: d.Name, Silicon: d.Silicon, Whole: true, Present: true, Nodes: d.Nodes})
 	}
 	return holds
 }
@@ -100,7 +101,7 @@ func (s *Sealed) who() string {
 
 // seal returns what is known of a claim by its file, which may be nil, and by
 // the devices that its CDI spec names. The past is what an earlier boot left.
-func seal(uid types.UID, data []byte, named []string, boot string, past bool) *Sealed {
+func seal(uid types.UID, data []byte, named []SealedDevice, boot string, past bool) *Sealed {
 	s := &Sealed{UID: uid}
 	damaged := true
 	if body, err := checked(data); err == nil {
@@ -111,9 +112,7 @@ func seal(uid types.UID, data []byte, named []string, boot string, past bool) *S
 	}
 	_, body, _ := bytes.Cut(data, []byte("\n"))
 	s.Devices = salvage(body, boot)
-	for _, name := range named {
-		s.Devices = append(s.Devices, SealedDevice{Name: name})
-	}
+	s.Devices = append(s.Devices, named...)
 	s.all = !past && len(named) == 0 && (damaged || len(s.Devices) == 0)
 	s.past = past && len(s.Devices) == 0
 	return s
@@ -125,18 +124,41 @@ func bootOf(body []byte) string {
 	return c.Boot
 }
 
+// salvaged is what is read of a file that is not understood, and written of a sealed
+// entry whose file is gone.
+type salvaged struct {
+	Boot    string           `json:"boot"`
+	Results []salvagedResult `json:"results"`
+}
+
+type salvagedResult struct {
+	Device  string               `json:"device"`
+	Source  string               `json:"source,omitempty"`
+	Silicon string               `json:"silicon,omitempty"`
+	Admin   bool                 `json:"admin,omitempty"`
+	Files   []discovery.HostFile `json:"files,omitempty"`
+	Nodes   []Node               `json:"nodes,omitempty"`
+}
+
+// file returns the bytes of a file that says of the entry what is known. Where that is
+// not all, the file is as good as damaged.
+func (s *Sealed) file(boot string) ([]byte, error) {
+	c := salvaged{Boot: boot}
+	for _, d := range s.Devices {
+		c.Results = append(c.Results, salvagedResult{Device: d.Name, Silicon: d.Silicon, Files: d.Files, Nodes: d.Nodes})
+	}
+	body, err := json.MarshalIndent(c, "", "  ")
+	if err != nil || s.all {
+		return append([]byte("\n"), body...), err
+	}
+	return append([]byte(checksum(body)+"\n"), body...), nil
+}
+
 // salvage returns what a file still says of the devices: the names, the silicon
 // and the files of the host that go with them. It is only good enough to keep
 // others from the devices, and to remove the files.
 func salvage(body []byte, boot string) (devices []SealedDevice) {
-	var c struct {
-		Boot    string
-		Results []struct {
-			Device, Source, Silicon string
-			Admin                   bool
-			Files                   []discovery.HostFile
-		}
-	}
+	var c salvaged
 	// A field of the wrong type is left out, and the rest is read.
 	_ = json.Unmarshal(body, &c)
 	if c.Boot != boot {
@@ -145,7 +167,7 @@ func salvage(body []byte, boot string) (devices []SealedDevice) {
 	for _, r := range c.Results {
 		for _, name := range []string{r.Device, r.Source} {
 			if name != "" && !r.Admin {
-				devices = append(devices, SealedDevice{Name: name, Silicon: r.Silicon, Files: r.Files})
+				devices = append(devices, SealedDevice{Name: name, Silicon: r.Silicon, Files: r.Files, Nodes: r.Nodes})
 			}
 		}
 	}

@@ -113,7 +113,7 @@ func TestFilesOfAClaimOfWhichNothingIsKnown(t *testing.T) {
 	if len(files) != 2 {
 		t.Errorf("%v", files)
 	}
-	if files := seal("uid-c", nil, []string{"a"}, "boot-1", false).describedBy(s).Files(); len(files) != 1 || files[0].Path != "/run/info/a.json" {
+	if files := seal("uid-c", nil, []SealedDevice{{Name: "a"}}, "boot-1", false).describedBy(s).Files(); len(files) != 1 || files[0].Path != "/run/info/a.json" {
 		t.Errorf("of one whose spec names a device: %v", files)
 	}
 }
@@ -125,7 +125,7 @@ func TestDamagedFileWithSpec(t *testing.T) {
 	c := claim("c", s["a"], s["p0"])
 	b.mustGive(c, s)
 	b.damage(c)
-	b.notes.names = map[string][]string{"uid-c": {"a-share-03", "p0"}}
+	b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a-share-03"}, {Name: "p0"}}}
 	b.open()
 	b.mustGive(claim("other", s["b"]), s)
 	b.mustGive(claim("part", s["p1"]), s)
@@ -160,7 +160,7 @@ func TestFileThatCannotBeReadAtPresent(t *testing.T) {
 			b := newBench(t)
 			c := claim("c", s["a"])
 			b.mustGive(c, s)
-			b.notes.names = map[string][]string{"uid-c": {"a"}}
+			b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a"}}}
 			file := b.claimFile(c.UID)
 			b.disk.BeforeRead = func(name string) error {
 				if name == file && failures > 0 {
@@ -192,7 +192,7 @@ func TestSpecWithoutFile(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	c := claim("c", s["a"])
 	b.mustGive(c, s)
-	b.notes.names = map[string][]string{"uid-c": {"a"}}
+	b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a"}}}
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func TestSpecsThatCannotBeListed(t *testing.T) {
 	b := newBench(t)
 	s := host(gpu("a", 128))
 	b.mustGive(claim("c", s["a"]), s)
-	b.notes.names = map[string][]string{"uid-c": {"a"}}
+	b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a"}}}
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
@@ -265,6 +265,47 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.mustGive(claim("other", s["a"]), s)
+}
+
+// What is known of a claim without a file survives an agent that ends after somebody has
+// wiped its directory and the specs, and while the kubelet does not answer.
+func TestSealedIsWrittenDown(t *testing.T) {
+	for name, all := range map[string]bool{"a device is known": false, "nothing is known": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			s := host(gpu("a", 128), gpu("b", 129))
+			c := claim("c", s["a"])
+			b.mustGive(c, s)
+			b.damage(c)
+			if !all {
+				b.notes.names = map[string][]SealedDevice{"uid-c": {{Name: "a", Nodes: NodesOf("a", s)}}}
+			}
+			b.open()
+			b.notes.names = nil
+			if err := os.RemoveAll(b.config.Dir); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if err := b.Reconcile(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				b.open()
+			}
+			b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
+			moved := gpu("b", 128) // has the node that the claim was given
+			b.mustRefuse(claim("moved", moved), host(moved), "held by claim with UID uid-c")
+			if all {
+				b.mustRefuse(claim("another", s["b"]), s, "it may have any device")
+			} else {
+				b.mustGive(claim("another", s["b"]), s)
+			}
+			if err := b.End("uid-c", s); err != nil {
+				t.Fatal(err)
+			}
+			b.open()
+			b.mustGive(claim("other", s["a"]), s)
+		})
+	}
 }
 
 // The boot is said again before a claim is given in a directory that was wiped.
