@@ -347,6 +347,7 @@ func (l *Ledger) noteClaims(at time.Time, said *kubeletapi.Listing) {
 	for uid, devices := range claimsIn(said) {
 		if !l.ended[uid].After(at) && l.accounts[uid] == nil && l.accounts[sealedKey(uid)] == nil {
 			l.put(newAccount(seal(types.UID(uid), nil, devices, l.config.Boot, false), Given))
+			notify(l.changed) // it is to be written down
 		}
 	}
 }

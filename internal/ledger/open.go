@@ -49,6 +49,7 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 		if l.accounts[key] == nil && l.accounts[sealedKey(key)] == nil && !past {
 			klog.FromContext(ctx).Info("A claim has a CDI spec and no record; what the spec names is kept for it until it is unprepared", "uid", key)
 			l.put(newAccount(seal(types.UID(key), nil, devices, l.config.Boot, past), Given))
+			notify(l.changed) // it is to be written down
 		}
 	}
 	problems = append(problems, l.dropPast(false), l.readGrants())

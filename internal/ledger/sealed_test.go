@@ -197,6 +197,11 @@ func TestSpecWithoutFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.open()
+	select {
+	case <-b.changed: // so that Run writes it down at once
+	default:
+		t.Error("it is not written down")
+	}
 	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
 	b.mustGive(claim("another", s["b"]), s)
 	if !b.notes.of["uid-c"] {
@@ -257,6 +262,11 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	}
 	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID "+uid)
 	b.mustGive(claim("another", s["b"]), s)
+	select {
+	case <-b.changed: // so that Run writes it down at once
+	default:
+		t.Error("it is not written down")
+	}
 	if err := b.End(uid, s); err != nil {
 		t.Fatal(err)
 	}
