@@ -38,6 +38,10 @@ type Grant struct {
 	// kubelet hands out at once what a pod had that was deleted by force.
 	Until time.Time `json:"until,omitzero"`
 
+	// Earlier are the containers that had the ID before, as long as PodResources lists
+	// them. A kubelet whose checkpoint was lost hands out what they still have.
+	Earlier []string `json:"earlier,omitempty"`
+
 	missing time.Time // when PodResources first left it out again
 	lost    bool      // the kubelet lists the container and does not know the ID
 	ended   bool      // and the pod has ended, by the API server's word

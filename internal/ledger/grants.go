@@ -94,6 +94,7 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 		if before[i] != nil {
 			earlier := before[i].entry.(*Grant)
 			g.Until = later(earlier.Until, time.Now().Add(l.termination(earlier.Container)))
+			g.Earlier = slices.DeleteFunc(append(slices.Clone(earlier.Earlier), earlier.Container), func(name string) bool { return name == "" })
 			l.replaced[key] = append(l.replaced[key], earlier)
 		}
 		l.put(a)

@@ -343,6 +343,44 @@ func TestCheckpointLost(t *testing.T) {
 	})
 }
 
+// A kubelet whose checkpoint was lost hands out at once what a container still has. Claims
+// wait for that container too.
+func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{Asks: func(_, pod, _ string) bool { return pod != "ended" }}, "a")
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"train main": nil, "ended main": {"ours/gpu", "a"}}))
+		k.mustGive("a")
+		for range 10 {
+			k.says(podsSay(true, map[string][]string{"train main": nil, "ended main": nil, "infer main": {"ours/gpu", "a"}}))
+			time.Sleep(10 * time.Second)
+		}
+		for range 10 {
+			k.says(podsSay(true, map[string][]string{"train main": nil, "ended main": nil}))
+			time.Sleep(10 * time.Second)
+		}
+		k.check("the first container runs", dra, "a", "default/infer main")
+		k.check("it has been given to another", classic, "a", "")
+		again := New(Config{Dir: k.config.Dir, Boot: "boot-1", Listings: true, Asks: k.config.Asks})
+		if _, err := again.Open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		k.Ledger = again
+		for range 10 {
+			k.says(podsSay(true, map[string][]string{"train main": nil, "ended main": nil}))
+			time.Sleep(10 * time.Second)
+		}
+		k.check("after a restart", dra, "a", "default/infer main")
+		for range 10 {
+			k.says(podsSay(true, map[string][]string{"ended main": nil}))
+			time.Sleep(10 * time.Second)
+		}
+		k.check("the first container has ended", dra, "a", "")
+	})
+}
+
 // A pod that has ended may be listed for long, without what it had. The ID is free
 // again once that is known, for others of its API at once.
 func TestEndedPodIsListed(t *testing.T) {

@@ -217,7 +217,16 @@ func (l *Ledger) PodsEnded(grants []*Grant) {
 func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[string]map[string]bool) (ended []Entry, changed bool) {
 	for _, a := range sorted(l.accounts) {
 		g, ok := a.entry.(*Grant)
-		if !ok || g.Container == "" || a.state == Reserved {
+		if !ok || a.state == Reserved {
+			continue
+		}
+		if still := l.still(g, running); len(still) < len(g.Earlier) {
+			alone := *g
+			alone.Earlier, changed = still, true
+			l.replace(&alone, a.state)
+			g = &alone
+		}
+		if g.Container == "" {
 			continue
 		}
 		key := g.Key()
@@ -241,7 +250,7 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 		left := l.leftOut(g.missing)
 		switch until := left.Add(l.config.Patience + l.termination(g.Container)); {
 		case at.Sub(left) < l.config.Patience:
-		case at.Before(later(until, g.Until)):
+		case at.Before(later(until, g.Until)) || len(g.Earlier) > 0:
 			l.put(newAccount(g, Ending))
 		default:
 			if l.said.strangers[key] == nil {
@@ -252,6 +261,18 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 		}
 	}
 	return ended, changed
+}
+
+// still returns the containers that had the ID of a grant before and are listed, and
+// whose pods have not ended.
+func (l *Ledger) still(g *Grant, running map[string]map[string]bool) (still []string) {
+	for _, name := range g.Earlier {
+		o := (&Grant{Container: name}).Owner()
+		if _, listed := running[name]; listed && (l.config.Asks == nil || l.config.Asks(o.Namespace, o.Name, g.Resource)) {
+			still = append(still, name)
+		}
+	}
+	return still
 }
 
 // runsStill reports whether the kubelet lists the container of a grant, and has
@@ -280,6 +301,7 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 			completed := *known
 			completed.Resource, completed.ID, completed.Since, completed.Container = g.Resource, g.ID, g.Since, g.Container
 			completed.missing, completed.lost, completed.ended, completed.Until = g.missing, g.lost, g.ended, g.Until
+			completed.Earlier = g.Earlier
 			l.replace(&completed, a.state)
 			if ours {
 				adopted = append(adopted, g.Key())
@@ -373,7 +395,7 @@ func (l *Ledger) Unconfirmed(before time.Time) map[string][]*Grant {
 	defer l.mu.Unlock()
 	found := make(map[string][]*Grant)
 	for _, g := range l.grants() {
-		if g.Container == "" && g.Since.Before(before) {
+		if g.Container == "" && len(g.Earlier) == 0 && g.Since.Before(before) {
 			found[g.Resource] = append(found[g.Resource], g)
 		}
 	}
