@@ -483,9 +483,19 @@ func (w *World) vanish() bool {
 		return false
 	}
 	w.log("card %s vanishes", c.address)
+	w.parts(c)
 	w.uevent()
 	w.saw("deviceVanishes")
 	return true
+}
+
+// parts notes which silicon loses one of the functions that it consists of.
+func (w *World) parts(c card) {
+	for _, d := range w.machine.devices {
+		if d.PartOf != nil && len(d.PartOf.Counters) == 0 && strings.Contains(d.Source, c.address) {
+			w.parted[d.Silicon()] = true
+		}
+	}
 }
 
 func (w *World) comeBack() bool {
@@ -511,6 +521,7 @@ func (w *World) swap() bool {
 		return false
 	}
 	w.host.Vanish(c.address, c.nodes...)
+	w.parts(c)
 	w.uevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
 	digit := byte('0' + w.random.IntN(10))

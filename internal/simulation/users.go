@@ -309,6 +309,10 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 		}
 	}
 	for _, d := range devices {
+		given := func(node string) bool { return slices.Contains(c.Nodes, "/"+node) }
+		if w.parted[d.Silicon()] && !slices.ContainsFunc(nodesOf(d), given) {
+			continue // the ID stood for less than the whole card
+		}
 		u := w.useOf(c, d, has)
 		u.classic, u.id, u.nodes, u.stranger = true, id, nodes, strings.HasPrefix(c.Pod.Name, "old-")
 		uses = append(uses, u)
@@ -421,6 +425,8 @@ func (w *World) excludes(u, other *use) string {
 			return "one node"
 		}
 		return ""
+	case u.device != other.device && w.parted[u.silicon]:
+		return "" // while one was gone, the other was silicon of its own
 	case u.classic != other.classic:
 		return "by two APIs"
 	case u.device == other.device && u.part.goesWith(other.part):

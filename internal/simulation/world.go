@@ -69,11 +69,12 @@ type World struct {
 	seen     map[string]int // faults that happened
 	faults   *rand.Rand     // of all goroutines
 	failures []string
-	wiped    bool // somebody removed or damaged what the agent wrote down
-	forgot   bool // the kubelet forgot claims
-	swapped  bool // a card was replaced by another
-	lost     bool // there may be specs missing that nobody knows of any more
-	hurt     bool // an agent died before it could write what was missing
+	wiped    bool            // somebody removed or damaged what the agent wrote down
+	forgot   bool            // the kubelet forgot claims
+	swapped  bool            // a card was replaced by another
+	parted   map[string]bool // silicon of several functions of which one was gone
+	lost     bool            // there may be specs missing that nobody knows of any more
+	hurt     bool            // an agent died before it could write what was missing
 	healed   time.Time
 	portions map[portion]part
 
@@ -105,7 +106,7 @@ type ongoing struct {
 func NewWorld(seed uint64) *World {
 	w := &World{
 		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), start: time.Now(),
-		seen: make(map[string]int), portions: make(map[portion]part), pods: make(map[types.UID]*pod), ongoing: make(map[string]*ongoing),
+		seen: make(map[string]int), portions: make(map[portion]part), pods: make(map[types.UID]*pod), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
 		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool)},
 	}
 	w.configure()
