@@ -12,12 +12,39 @@ import (
 	"chandler.dev/legacy/list"
 )
 
+// checkpointFile is in the kubelet's directory of device plugins.
+const checkpointFile = "kubelet_internal_checkpoint"
+
+// Allocated returns the IDs that containers have by the kubelet's checkpoint in its
+// directory of device plugins, by resource. Some containers may have ended: the kubelet
+// keeps their entries until it hands out something else.
+func Allocated(dir fs.FS) (map[string][]string, error) {
+	data, err := fs.ReadFile(dir, checkpointFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var c checkpoint
+	if err == nil {
+		err = json.Unmarshal(data, &c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the kubelet's checkpoint of devices: %w", err)
+	}
+	ids := make(map[string][]string)
+	for _, entry := range c.Data.PodDeviceEntries {
+		for _, some := range entry.DeviceIDs {
+			ids[entry.ResourceName] = append(ids[entry.ResourceName], some...)
+		}
+	}
+	return ids, nil
+}
+
 // Held returns which containers have which of the devices, by the devices'
 // names, as the kubelet wrote down in its root of every device plugin. It is for
 // those who are not the agent, and only reads.
 func Held(host fs.FS, kubeletRoot string, known []discovery.Device) (map[string]string, error) {
 	held := make(map[string]string)
-	data, err := fs.ReadFile(host, path.Join(kubeletRoot, "device-plugins/kubelet_internal_checkpoint"))
+	data, err := fs.ReadFile(host, path.Join(kubeletRoot, "device-plugins", checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return held, nil
 	}
@@ -40,6 +67,7 @@ type checkpoint struct {
 		PodDeviceEntries []struct {
 			PodUID        string
 			ContainerName string
+			ResourceName  string
 			DeviceIDs     map[string][]string // by NUMA node
 		}
 	}

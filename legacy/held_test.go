@@ -1,6 +1,9 @@
 package legacy
 
 import (
+	"io/fs"
+	"path"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -11,7 +14,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-const checkpointFile = "kubelet/device-plugins/kubelet_internal_checkpoint"
+const checkpointPath = "kubelet/device-plugins/" + checkpointFile
 
 func TestHeld(t *testing.T) {
 	known := []rules.Offered{
@@ -20,7 +23,7 @@ func TestHeld(t *testing.T) {
 		{Device: discovery.Device{Name: "group"}, Offers: []discovery.Offer{{IDs: []string{"42"}}}},
 	}
 	host := fstest.MapFS{
-		checkpointFile: {Data: []byte(`{"Data":{"PodDeviceEntries":[
+		checkpointPath: {Data: []byte(`{"Data":{"PodDeviceEntries":[
 			{"PodUID":"here","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["other"],"-1":[]}},
 			{"PodUID":"here","ContainerName":"d","ResourceName":"named/x","DeviceIDs":{"-1":["42","0000:6b:00.1"]}},
 			{"PodUID":"here","ContainerName":"e","ResourceName":"named/shared","DeviceIDs":{"-1":["two::1"]}},
@@ -41,7 +44,22 @@ func TestHeld(t *testing.T) {
 	if held, err := Held(fstest.MapFS{}, "kubelet", found(known)); len(held) > 0 || err != nil {
 		t.Errorf("without a kubelet: %v, %v", held, err)
 	}
-	broken := fstest.MapFS{checkpointFile: {Data: []byte("{")}}
+	plugins, err := fs.Sub(host, path.Dir(checkpointPath))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, err := Allocated(plugins)
+	for _, some := range ids {
+		slices.Sort(some)
+	}
+	wantIDs := map[string][]string{"a.b/gpu": {"one", "other"}, "named/x": {"0000:6b:00.1", "42"}, "named/shared": {"two::1"}}
+	if diff := cmp.Diff(wantIDs, ids); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if ids, err := Allocated(fstest.MapFS{}); len(ids) > 0 || err != nil {
+		t.Errorf("without a kubelet: %v, %v", ids, err)
+	}
+	broken := fstest.MapFS{checkpointPath: {Data: []byte("{")}}
 	if _, err := Held(broken, "kubelet", found(known)); err == nil || !strings.Contains(err.Error(), "read ") {
 		t.Errorf("damaged: %v", err)
 	}
@@ -52,9 +70,10 @@ func FuzzHeld(f *testing.F) {
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ResourceName":"a.b/c","DeviceIDs":{"0":["0000:6b:00.1"]}}]}}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["old"]}]}}`))
 	f.Fuzz(func(t *testing.T, checkpoint []byte) {
-		host := fstest.MapFS{checkpointFile: {Data: checkpoint}, "kubelet/pods/u/f": {}}
+		host := fstest.MapFS{checkpointPath: {Data: checkpoint}, "kubelet/pods/u/f": {}}
 		if held, err := Held(host, "kubelet", nil); held == nil {
 			t.Errorf("nothing at all, %v", err)
 		}
+		_, _ = Allocated(fstest.MapFS{checkpointFile: {Data: checkpoint}})
 	})
 }

@@ -32,6 +32,12 @@ type Config struct {
 	// pods with running containers is not whole, and nothing ends by it.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
+	// Allocated is asked while Pods does not answer in full: a first list without what
+	// containers have would make a kubelet with a topology policy panic that is starting
+	// (pkg/kubelet/cm/devicemanager/topology_hints.go, generateDeviceTopologyHints, in
+	// 1.34 to 1.37). Optional.
+	Allocated func() (map[string][]string, error)
+
 	// Ledger says who has what. It is opened by the caller, and nothing is served
 	// before.
 	Ledger *ledger.Ledger
@@ -218,11 +224,14 @@ func (o *offering) restock(s *list.Stock) {
 // update makes the lists say what follows from what is offered and from what
 // containers have.
 func (o *offering) update(ctx context.Context, what *offered) {
-	p := o.plugin
+	p, err := o.plugin, error(nil)
 	servers := maps.Clone(*p.servers.Load())
 	in := list.Input{Snapshot: what.snapshot, Withheld: what.withheld, Beliefs: make(map[string]list.Belief, len(servers)), Now: time.Now(), Grace: p.config.Grace}
 	for resource, one := range servers {
 		in.Beliefs[resource] = one.belief(p.config.Ledger.Asked())
+	}
+	if in.Written, err = o.written(); err != nil {
+		klog.FromContext(ctx).V(2).Info("What the kubelet has written down is not known", "reason", err.Error())
 	}
 	lists, problems := o.next(ctx, in)
 	o.report(ctx, problems)
@@ -238,6 +247,15 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	p.servers.Store(&servers)
 	o.start(ctx, servers)
 	o.stop(ctx, servers)
+}
+
+// written returns what the kubelet has written down, as long as it does not answer.
+func (o *offering) written() (map[string][]string, error) {
+	p := o.plugin
+	if p.config.Allocated == nil || !p.config.Ledger.Asked().IsZero() {
+		return nil, nil
+	}
+	return p.config.Allocated()
 }
 
 // next computes the lists that follow. The ledger adopts what pods have of new

@@ -33,6 +33,7 @@ import (
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/legacy"
 	"chandler.dev/legacy/sockets"
 )
 
@@ -195,6 +196,9 @@ func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []by
 			DevicePlugins: sockets.New(o.devicePluginDir, lock.Awaited),
 			Pods: func(ctx context.Context) (*kubeletapi.Listing, error) {
 				return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"))
+			},
+			Allocated: func() (map[string][]string, error) {
+				return legacy.Allocated(os.DirFS(o.devicePluginDir))
 			},
 		},
 		Lock:           lock,

@@ -8,4 +8,5 @@ func (w *World) equip(config *agent.Config, i *incarnation) {
 	i.process.Succeeded = config.Lock.Awaited
 	config.Kubelet.DevicePlugins = i.process
 	config.Kubelet.Pods = i.process.Pods
+	config.Kubelet.Allocated = i.process.Allocated
 }

@@ -34,7 +34,12 @@ type Input struct {
 	Withheld map[string]string // by silicon: why nobody new may have it
 	View     *ledger.View      // who has what, on a host with a stock
 	Beliefs  map[string]Belief // by resource, of those that the kubelet is told of
-	Now      time.Time
+
+	// Written are IDs by resource that the kubelet has written down as those of
+	// containers, while it does not say. The first list of a resource has them.
+	Written map[string][]string
+
+	Now time.Time
 
 	// Grace is how long the kubelet may still hand out an ID after it was told
 	// that it is unhealthy. Its Allocate looks an ID up once more after the
@@ -168,7 +173,10 @@ func grantsOf(v *ledger.View) map[string]map[string]*ledger.Grant {
 // next returns the list that follows l, which may be nil.
 func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Grant, in Input) *List {
 	if l == nil {
-		l = &List{}
+		l = &List{rows: make(map[string]row)}
+		for _, id := range in.Written[resource] {
+			l.rows[id] = row{}
+		}
 	}
 	mayLeave := in.Beliefs[resource].mayLeave(in.Now, in.Grace)
 	following := &List{

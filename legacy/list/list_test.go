@@ -70,6 +70,28 @@ func first(resource string, devices ...rules.Offered) *List {
 	return lists.lists[resource]
 }
 
+// The first list of a resource has the IDs that the kubelet has written down, until it
+// has listed all its pods.
+func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
+	s, in := gpu("a"), Input{Now: testTime, Grace: grace, Written: map[string][]string{gpuResource: {"a", "old"}, "other.example.com/x": {"y"}}}
+	in.Snapshot, in.View = snapshot(s), viewOf(StockOf(found([]rules.Offered{s}), Lists{}), nil, nil)
+	lists, _ := Lists{}.Next(in)
+	if l := lists.lists[gpuResource]; len(lists.lists) != 1 || kubelettest.Text(l.devices) != "a old!" || l.rows["old"].refusal() != "no longer offered" {
+		t.Errorf("the first lists are %v", lists.lists)
+	}
+	in.Written = nil
+	for _, step := range []struct {
+		leave bool
+		want  string
+	}{{false, "a old!"}, {true, "a"}} {
+		in.Beliefs = map[string]Belief{gpuResource: belief(step.leave)}
+		lists, _ = lists.Next(in)
+		if got := kubelettest.Text(lists.lists[gpuResource].devices); got != step.want {
+			t.Errorf("listed are %s, want %s", got, step.want)
+		}
+	}
+}
+
 func TestList(t *testing.T) {
 	a, b := gpu("a"), gpu("b")
 	hot := sick(a, discovery.Unhealthy, "hot")

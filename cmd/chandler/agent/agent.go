@@ -124,6 +124,10 @@ type Kubelet struct {
 	// Pods asks the PodResources API which containers have what. Whether the answer
 	// is whole is for the agent to find out.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
+
+	// Allocated returns the classic IDs that the kubelet has written down as those of
+	// containers, by resource; see [legacy.Allocated].
+	Allocated func() (map[string][]string, error)
 }
 
 // Lock is held by one agent of a node at a time. While an upgrade surges two run at
@@ -204,6 +208,7 @@ func newAgent(config Config) *agent {
 	a.classic = legacy.New(legacy.Config{
 		Kubelet:     config.Kubelet.DevicePlugins,
 		Pods:        a.cluster.Listing,
+		Allocated:   config.Kubelet.Allocated,
 		Ledger:      a.ledger,
 		RuntimeRoot: config.CDI.RuntimeRoot,
 		Grant:       discovery.Granters(config.Families),

@@ -454,6 +454,21 @@ func (p *Process) Pods(ctx context.Context) (*kubeletapi.Listing, error) {
 	return listing, nil
 }
 
+// Allocated returns what is in the checkpoint, which can be read while the kubelet is down
+// (pkg/kubelet/cm/devicemanager/manager.go, writeCheckpoint).
+func (p *Process) Allocated() (map[string][]string, error) {
+	k := p.kubelet
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	ids := make(map[string][]string)
+	for _, devices := range k.devices {
+		for resource, some := range devices {
+			ids[resource] = append(ids[resource], some...)
+		}
+	}
+	return ids, nil
+}
+
 // list adds what a pod's container has.
 func (k *Kubelet) list(pod *Pod, c *podresourcesapi.ContainerResources) {
 	for _, resource := range slices.Sorted(maps.Keys(k.devices[pod.UID])) {
