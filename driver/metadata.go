@@ -57,6 +57,7 @@ type metadata struct {
 var _ interface {
 	ledger.Output
 	ledger.Tidier
+	ledger.Keeper
 } = (*metadata)(nil)
 
 // options has the library write the files.
@@ -187,17 +188,22 @@ func (m *metadata) Remove(e ledger.Entry, others []ledger.Entry) error {
 	if uid == "" || haveUID(others, e.Owner().UID) {
 		return nil
 	}
-	errs := []error{m.files.RemoveAll(filepath.Join(m.dir, uid))}
+	var errs []error
 	for name := range m.kept(uid) {
 		if filepath.Dir(name) == m.specs {
 			errs = append(errs, m.files.Remove(name))
 		}
 	}
-	if err := joined("remove metadata of devices", errs); err != nil {
-		return err
+	return joined("remove metadata of devices", errs)
+}
+
+// Forget implements [ledger.Keeper].
+func (m *metadata) Forget(uid types.UID) error {
+	if err := m.files.RemoveAll(filepath.Join(m.dir, string(uid))); err != nil {
+		return fmt.Errorf("remove metadata of devices: %w", err)
 	}
 	m.mu.Lock()
-	delete(m.texts, uid)
+	delete(m.texts, string(uid))
 	m.mu.Unlock()
 	return m.sweepBefore()
 }

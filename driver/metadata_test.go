@@ -293,6 +293,36 @@ func TestMetadataOfAnUnreadableRecord(t *testing.T) {
 	}
 }
 
+// A claim that began to end, and did not, is given again with its metadata: pods may have
+// come that the kubelet starts without another call.
+func TestMetadataOfAClaimThatDidNotEnd(t *testing.T) {
+	c := claim("c", "a")
+	b := newBench(t)
+	client := fake.NewClientset(c)
+	_, conn, stop := b.serve(client)
+	b.offers(gpu("a", 1))
+	prepareCall(t, conn, c)
+	want := b.metadataFiles()
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.Remove && name == b.recordFile(c) {
+			return errFault
+		}
+		return nil
+	}
+	if err := b.tryUnprepare(c); !errors.Is(err, errFault) {
+		t.Fatal(err)
+	}
+	stop()
+	b.disk.Before = nil
+	_, conn, stop = b.serve(client)
+	defer stop()
+	<-b.ledger.Opened()
+	b.offers(gpu("a", 1))
+	b.expectMetadata("when it is given again,", want...)
+	unprepareCall(t, conn, c)
+	b.expectMetadata("unprepared,")
+}
+
 // Specs and files that vanish are written again: from memory, or by an agent that
 // starts, from the record and the copies of the specs. A write that fails at first is
 // tried again.

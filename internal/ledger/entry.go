@@ -133,6 +133,13 @@ type Output interface {
 	Sweep(look func(uid types.UID, remove func() error) (known bool, err error)) error
 }
 
+// Keeper is an Output that cannot make its files from an entry, and keeps copies of them.
+type Keeper interface {
+	// Forget removes the copies of a claim's files. It is called when nothing else of
+	// the claim is left: a claim that began to end, and did not, is given again.
+	Forget(uid types.UID) error
+}
+
 // Tidier is an Output of which writers that are killed leave temporary files.
 type Tidier interface {
 	// Tidy removes those of an age; see [disk.Files.Sweep].

@@ -389,6 +389,13 @@ func (l *Ledger) End(uid types.UID, s Stock) error {
 			return fmt.Errorf("remove record %s: %w", file, err)
 		}
 	}
+	for _, o := range l.outputs {
+		if k, ok := o.(Keeper); ok {
+			if err := k.Forget(uid); err != nil {
+				return err
+			}
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.drop(key)
