@@ -29,7 +29,7 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	debug.SetGCPercent(400) // a world is small and gone soon
+	debug.SetGCPercent(1600) // a world is small and gone soon
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	utilruntime.ErrorHandlers = nil // one of them keeps the time of its last error, and each bubble begins in the year 2000
