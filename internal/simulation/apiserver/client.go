@@ -51,10 +51,15 @@ type core struct {
 }
 
 func (c core) Nodes() coreclient.NodeInterface {
-	return nodes{of: kind[*corev1.Node]{c.client, "nodes", ""}}
+	return nodes{kind: kind[*corev1.Node, *corev1.NodeList]{c.client, "nodes", "", func(m metav1.ListMeta, all []*corev1.Node) *corev1.NodeList {
+		return &corev1.NodeList{ListMeta: m, Items: values(all)}
+	}}}
 }
+
 func (c core) Pods(namespace string) coreclient.PodInterface {
-	return pods{of: kind[*corev1.Pod]{c.client, "pods", namespace}}
+	return pods{kind: kind[*corev1.Pod, *corev1.PodList]{c.client, "pods", namespace, func(m metav1.ListMeta, all []*corev1.Pod) *corev1.PodList {
+		return &corev1.PodList{ListMeta: m, Items: values(all)}
+	}}}
 }
 
 type events struct {
@@ -63,7 +68,7 @@ type events struct {
 }
 
 func (c events) Events(namespace string) eventsclient.EventInterface {
-	return eventsOf{of: kind[*eventsv1.Event]{c.client, "events", namespace}}
+	return eventsOf{kind: kind[*eventsv1.Event, *eventsv1.EventList]{client: c.client, resource: "events", namespace: namespace}}
 }
 
 type resources struct {
@@ -72,26 +77,74 @@ type resources struct {
 }
 
 func (c resources) ResourceSlices() resourceclient.ResourceSliceInterface {
-	return slicesOf{of: kind[*resourceapi.ResourceSlice]{c.client, "resourceslices", ""}}
+	return slicesOf{kind: kind[*resourceapi.ResourceSlice, *resourceapi.ResourceSliceList]{c.client, "resourceslices", "", func(m metav1.ListMeta, all []*resourceapi.ResourceSlice) *resourceapi.ResourceSliceList {
+		return &resourceapi.ResourceSliceList{ListMeta: m, Items: values(all)}
+	}}}
 }
 
 func (c resources) ResourceClaims(namespace string) resourceclient.ResourceClaimInterface {
-	return claimsOf{of: kind[*resourceapi.ResourceClaim]{c.client, "resourceclaims", namespace}}
+	return claimsOf{kind: kind[*resourceapi.ResourceClaim, *resourceapi.ResourceClaimList]{c.client, "resourceclaims", namespace, func(m metav1.ListMeta, all []*resourceapi.ResourceClaim) *resourceapi.ResourceClaimList {
+		return &resourceapi.ResourceClaimList{ListMeta: m, Items: values(all)}
+	}}}
 }
 
 func (c resources) DeviceClasses() resourceclient.DeviceClassInterface {
-	return classesOf{of: kind[*resourceapi.DeviceClass]{c.client, "deviceclasses", ""}}
+	return classesOf{kind: kind[*resourceapi.DeviceClass, *resourceapi.DeviceClassList]{c.client, "deviceclasses", "", func(m metav1.ListMeta, all []*resourceapi.DeviceClass) *resourceapi.DeviceClassList {
+		return &resourceapi.DeviceClassList{ListMeta: m, Items: values(all)}
+	}}}
 }
 
+// Each client has the methods of a kind, and of its interface the rest, which panic.
+type (
+	nodes struct {
+		kind[*corev1.Node, *corev1.NodeList]
+		restOfNodes
+	}
+	pods struct {
+		kind[*corev1.Pod, *corev1.PodList]
+		restOfPods
+	}
+	eventsOf struct {
+		kind[*eventsv1.Event, *eventsv1.EventList]
+		restOfEvents
+	}
+	slicesOf struct {
+		kind[*resourceapi.ResourceSlice, *resourceapi.ResourceSliceList]
+		restOfSlices
+	}
+	claimsOf struct {
+		kind[*resourceapi.ResourceClaim, *resourceapi.ResourceClaimList]
+		restOfClaims
+	}
+	classesOf struct {
+		kind[*resourceapi.DeviceClass, *resourceapi.DeviceClassList]
+		restOfClasses
+	}
+
+	restOfNodes  struct{ coreclient.NodeInterface }
+	restOfPods   struct{ coreclient.PodInterface }
+	restOfEvents struct{ eventsclient.EventInterface }
+	restOfSlices struct {
+		resourceclient.ResourceSliceInterface
+	}
+	restOfClaims struct {
+		resourceclient.ResourceClaimInterface
+	}
+	restOfClasses struct {
+		resourceclient.DeviceClassInterface
+	}
+)
+
 // kind is a client for one kind in one namespace.
-type kind[T object] struct {
+type kind[T object, L any] struct {
 	client    client
 	resource  string
 	namespace string
+	listOf    func(metav1.ListMeta, []T) L
 }
 
 // begin admits a request and locks the server.
-func (k kind[T]) begin(ctx context.Context, call Call) (*store, error) {
+func (k kind[T, L]) begin(ctx context.Context, call Call) (*store, error) {
 	call.Resource = k.resource
 	if err := k.client.server.admit(ctx, k.client.gate, call); err != nil {
 		return nil, err
@@ -100,10 +153,10 @@ func (k kind[T]) begin(ctx context.Context, call Call) (*store, error) {
 	return k.client.server.stores[k.resource], nil
 }
 
-func (k kind[T]) end() { k.client.server.mu.Unlock() }
+func (k kind[T, L]) end() { k.client.server.mu.Unlock() }
 
 // Get returns an object.
-func (k kind[T]) Get(ctx context.Context, name string, _ metav1.GetOptions) (none T, err error) {
+func (k kind[T, L]) Get(ctx context.Context, name string, _ metav1.GetOptions) (none T, err error) {
 	s, err := k.begin(ctx, Call{Verb: "get"})
 	if err != nil {
 		return none, err
@@ -117,7 +170,7 @@ func (k kind[T]) Get(ctx context.Context, name string, _ metav1.GetOptions) (non
 }
 
 // Watch tells of what happens after the version of the options.
-func (k kind[T]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+func (k kind[T, L]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	selector, err := fields.ParseSelector(options.FieldSelector)
 	if err != nil {
 		return nil, err
@@ -145,11 +198,11 @@ func (k kind[T]) Watch(ctx context.Context, options metav1.ListOptions) (watch.I
 	return w, nil
 }
 
-// list returns the objects that the options ask for, and of which version.
-func (k kind[T]) list(ctx context.Context, options metav1.ListOptions) (found []T, version string, err error) {
+// List returns the objects that the options ask for, and of which version they are.
+func (k kind[T, L]) List(ctx context.Context, options metav1.ListOptions) (none L, err error) {
 	s, err := k.begin(ctx, Call{Verb: "list"})
 	if err != nil {
-		return nil, "", err
+		return none, err
 	}
 	defer k.end()
 	objects, at := s.objects, k.client.server.version
@@ -157,14 +210,18 @@ func (k kind[T]) list(ctx context.Context, options metav1.ListOptions) (found []
 		objects, at = s.at(stale), stale
 	}
 	all, err := s.list(k.namespace, options, objects)
+	if err != nil {
+		return none, err
+	}
+	found := make([]T, 0, len(all))
 	for _, o := range all {
 		found = append(found, o.(T))
 	}
-	return found, strconv.FormatInt(at, 10), err
+	return k.listOf(metav1.ListMeta{ResourceVersion: strconv.FormatInt(at, 10)}, found), nil
 }
 
 // Create makes an object.
-func (k kind[T]) Create(ctx context.Context, o T, options metav1.CreateOptions) (none T, err error) {
+func (k kind[T, L]) Create(ctx context.Context, o T, options metav1.CreateOptions) (none T, err error) {
 	dry := len(options.DryRun) > 0
 	s, err := k.begin(ctx, Call{Verb: "create", DryRun: dry})
 	if err != nil {
@@ -190,7 +247,7 @@ func (k kind[T]) Create(ctx context.Context, o T, options metav1.CreateOptions) 
 }
 
 // Update replaces an object, if it is of the version that there is.
-func (k kind[T]) Update(ctx context.Context, o T, _ metav1.UpdateOptions) (none T, err error) {
+func (k kind[T, L]) Update(ctx context.Context, o T, _ metav1.UpdateOptions) (none T, err error) {
 	s, err := k.begin(ctx, Call{Verb: "update"})
 	if err != nil {
 		return none, err
@@ -216,7 +273,7 @@ func (k kind[T]) Update(ctx context.Context, o T, _ metav1.UpdateOptions) (none 
 }
 
 // Delete removes an object, if it is the one that the options mean.
-func (k kind[T]) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
+func (k kind[T, L]) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
 	s, err := k.begin(ctx, Call{Verb: "delete"})
 	if err != nil {
 		return err
@@ -236,118 +293,15 @@ func (k kind[T]) Delete(ctx context.Context, name string, options metav1.DeleteO
 	return nil
 }
 
-type nodes struct {
-	coreclient.NodeInterface
-	of kind[*corev1.Node]
-}
-
-func (k nodes) Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.Node, error) {
-	return k.of.Get(ctx, name, o)
-}
-
-func (k nodes) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return k.of.Watch(ctx, o)
-}
-
-func (k nodes) List(ctx context.Context, o metav1.ListOptions) (*corev1.NodeList, error) {
-	all, version, err := k.of.list(ctx, o)
-	return &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
-}
-
-type pods struct {
-	coreclient.PodInterface
-	of kind[*corev1.Pod]
-}
-
-func (k pods) Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.Pod, error) {
-	return k.of.Get(ctx, name, o)
-}
-
-func (k pods) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return k.of.Watch(ctx, o)
-}
-
-func (k pods) List(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, error) {
-	all, version, err := k.of.list(ctx, o)
-	return &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
-}
-
-type eventsOf struct {
-	eventsclient.EventInterface
-	of kind[*eventsv1.Event]
-}
-
-func (k eventsOf) Create(ctx context.Context, e *eventsv1.Event, o metav1.CreateOptions) (*eventsv1.Event, error) {
-	return k.of.Create(ctx, e, o)
-}
-
-type classesOf struct {
-	resourceclient.DeviceClassInterface
-	of kind[*resourceapi.DeviceClass]
-}
-
-func (k classesOf) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.DeviceClassList, error) {
-	all, version, err := k.of.list(ctx, o)
-	return &resourceapi.DeviceClassList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
-}
-
-type slicesOf struct {
-	resourceclient.ResourceSliceInterface
-	of kind[*resourceapi.ResourceSlice]
-}
-
-func (k slicesOf) Get(ctx context.Context, name string, o metav1.GetOptions) (*resourceapi.ResourceSlice, error) {
-	return k.of.Get(ctx, name, o)
-}
-
-func (k slicesOf) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return k.of.Watch(ctx, o)
-}
-
-func (k slicesOf) Create(ctx context.Context, s *resourceapi.ResourceSlice, o metav1.CreateOptions) (*resourceapi.ResourceSlice, error) {
-	return k.of.Create(ctx, s, o)
-}
-
-func (k slicesOf) Update(ctx context.Context, s *resourceapi.ResourceSlice, o metav1.UpdateOptions) (*resourceapi.ResourceSlice, error) {
-	return k.of.Update(ctx, s, o)
-}
-
-func (k slicesOf) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
-	return k.of.Delete(ctx, name, o)
-}
-
-func (k slicesOf) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
-	all, version, err := k.of.list(ctx, o)
-	return &resourceapi.ResourceSliceList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
-}
-
-type claimsOf struct {
-	resourceclient.ResourceClaimInterface
-	of kind[*resourceapi.ResourceClaim]
-}
-
-func (k claimsOf) Get(ctx context.Context, name string, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
-	return k.of.Get(ctx, name, o)
-}
-
-func (k claimsOf) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return k.of.Watch(ctx, o)
-}
-
-func (k claimsOf) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceClaimList, error) {
-	all, version, err := k.of.list(ctx, o)
-	return &resourceapi.ResourceClaimList{ListMeta: metav1.ListMeta{ResourceVersion: version}, Items: values(all)}, err
-}
-
 // ApplyStatus takes over what is said of a claim's devices. One manager says all
 // that is said of them here, so that what it leaves out goes.
 func (k claimsOf) ApplyStatus(ctx context.Context, c *resourceapply.ResourceClaimApplyConfiguration, _ metav1.ApplyOptions) (*resourceapi.ResourceClaim, error) {
-	s, err := k.of.begin(ctx, Call{Verb: "apply"})
+	s, err := k.begin(ctx, Call{Verb: "apply"})
 	if err != nil {
 		return nil, err
 	}
-	defer k.of.end()
-	before, is := s.objects[k.of.namespace+"/"+*c.Name].(*resourceapi.ResourceClaim)
+	defer k.end()
+	before, is := s.objects[k.namespace+"/"+*c.Name].(*resourceapi.ResourceClaim)
 	if !is || c.UID != nil && *c.UID != before.UID {
 		return nil, apierrors.NewNotFound(s.resource, *c.Name)
 	}
@@ -361,8 +315,8 @@ func (k claimsOf) ApplyStatus(ctx context.Context, c *resourceapply.ResourceClai
 	}
 	made := before.DeepCopy()
 	made.Status.Devices = said.Status.Devices
-	k.of.client.server.Writes++
-	s.change(watch.Modified, made, k.of.client.server.next())
+	k.client.server.Writes++
+	s.change(watch.Modified, made, k.client.server.next())
 	return made.DeepCopy(), nil
 }
 
