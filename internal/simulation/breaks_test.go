@@ -46,7 +46,7 @@ var deliberates = []deliberate{
 	{"the sweep rechecks nothing under the claim's lock", "driver/sweep.go", "	if !slices.Contains(abandoned, claim.UID) {\n		return false, nil\n	}\n", "	_ = slices.Contains(abandoned, claim.UID)\n"},
 	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touches(&w) && h.bears(nodes):", "			case false:"},
 	{"grants end by answers that are not whole", "internal/ledger/observe.go", "	if said.Whole {\n		l.said.whole", "	if true {\n		l.said.whole"},
-	{"containers of deleted pods are taken for gone", "internal/ledger/observe.go", "		case at.Before(later(until, g.Until)):", "		case false && until.IsZero():"},
+	{"containers of deleted pods are taken for gone", "internal/ledger/observe.go", "		case at.Before(later(until, g.Until)) || len(g.Earlier) > 0:", "		case false && until.IsZero():"},
 	{"what another plugin gave is not entered", "internal/ledger/observe.go", "		if known == nil && !ours {", "		if known == nil || true {"},
 	{"a spec without a record keeps nobody out", "internal/ledger/open.go", "		if l.accounts[key] == nil && l.accounts[sealedKey(key)] == nil && !past {", "		if false {"},
 	{"claims of an earlier boot keep their devices", "internal/ledger/open.go", "	case c.Boot != l.config.Boot:", "	case false:"},
