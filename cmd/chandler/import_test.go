@@ -1,13 +1,20 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"chandler.dev/cmd/chandler/importer"
+	"chandler.dev/discovery/rules"
 )
 
 func TestConfigImport(t *testing.T) {
@@ -28,7 +35,7 @@ func TestConfigImport(t *testing.T) {
 	}{
 		"the same":               {[]string{same}, 0, "replicas: 2", ""},
 		"something else":         {[]string{changed, same}, 2, "deviceIDStrategy: index", "1 setting not carried over"},
-		"unknown":                {[]string{same, unknown}, 1, "", "unknown.yaml: nothing in it is known; known are\n  NVIDIA's"},
+		"unknown":                {[]string{same, unknown}, 1, "", "unknown.yaml: nothing in it is known; known are\n  HAMi"},
 		"missing":                {[]string{filepath.Join(dir, "missing.yaml")}, 1, "", "missing.yaml"},
 		"no file":                {nil, 1, "", "arg"},
 		"only what is said":      {[]string{"--only", same}, 0, "exclude:", ""},
@@ -80,4 +87,69 @@ func TestConfigImportHelp(t *testing.T) {
 	if out := mustRun(t, "config"); !strings.Contains(out, "import") {
 		t.Errorf("chandler config prints:\n%s", out)
 	}
+}
+
+// A host offers by an imported configuration what the plugin offered there.
+func TestConfigImportOnHosts(t *testing.T) {
+	tests := []struct {
+		file, host string
+		want       string // each resource, how many IDs it has, and the first
+	}{
+		{"nvidia-mps.yaml", "nvidia/testdata/h100x8", "nvidia.com/gpu 18 GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9ae41b::0"},
+		{"nvidia-every-option.yaml", "nvidia/testdata/a100-single", "nvidia.com/gpu.shared 20 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e403::0"},
+		{"gpu_config.json", "nvidia/testdata/gke", "nvidia.com/gpu 9 nvidia0/vgpu0"},
+		{"hami-command.yaml", "nvidia/testdata/h100x8", "nvidia.com/gpu 36 GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9ae41b::0"},
+		{"intel-values.yaml", "intelgpu/testdata/flex170x2", "gpu.intel.com/i915 6 card1-0, gpu.intel.com/monitoring 1 all"},
+		{"intel.args", "intelgpu/testdata/flex170x2", "gpu.intel.com/i915 8 card1-0, gpu.intel.com/i915_monitoring 1 all"},
+		{"intel-operator.yaml", "intelgpu/testdata/flex170x2", "gpu.intel.com/i915_monitoring 1 all"},
+		{"intel-operator.yaml", "qat/testdata/4xxx", "qat.intel.com/cy 3 0000:6b:00.1, qat.intel.com/dc 3 0000:e8:00.1"},
+		{"intel-operator.yaml", "sgx/testdata/server", "sgx.intel.com/enclave 20 sgx-enclave-0, sgx.intel.com/provision 110 sgx-provision-0"},
+		{"intel-operator.yaml", "idxd/testdata/spr", "dsa.intel.com/wq-user-dedicated 1 wq-user-dedicated-wq0.0-0, dsa.intel.com/wq-user-shared 10 wq-user-shared-wq0.1-0, iaa.intel.com/wq-user-dedicated 1 wq-user-dedicated-wq1.1-0, iaa.intel.com/wq-user-shared 2 wq-user-shared-wq1.0-0"},
+		{"intel-operator.yaml", "npu/testdata/laptop", "npu.intel.com/accel 3 accel0-0"},
+		{"rocm-mixed.yaml", "amdgpu/testdata/mi300x-cpx", "amd.com/cpx_nps4 16 0000:05:00.0"},
+		{"rocm-operator.yaml", "amdgpu/testdata/mi210x8", "amd.com/gpu 8 0000:23:00.0"},
+		{"kubevirt.yaml", "vfio/testdata/vgpu", "nvidia.com/GRID_T4-1Q 2 83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"},
+		{"squat.args", "hypervisor/testdata/five", "neonvm.dev/kvm 1000 59cda87680f12cd41a03a261866c588fc85a31ec"},
+		{"network-operator-values.yaml", "rdma/testdata/connectx7", "rdma/rdma_shared_device_a 63 0"},
+		{"sriovdp-pools.yaml", "sriovnet/testdata/e810", "example.com/rest 1 0000:16:01.2, intel.com/last 1 0000:16:01.3, intel.com/vfio 2 0000:16:01.0"},
+	}
+	for _, test := range tests {
+		t.Run(test.file+" on "+test.host, func(t *testing.T) {
+			got := offered(t, filepath.Join("importer", "testdata", test.file), filepath.Join("..", "..", "discovery", "families", test.host+".host"))
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// offered returns each resource of a host with an imported configuration, how many
+// IDs it has, and the first.
+func offered(t *testing.T, file, host string) string {
+	t.Helper()
+	out, _, err := chandler("config", "import", "--only", file)
+	if err != nil && exitCode(err) != errChangedCode {
+		t.Fatal(err)
+	}
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, config, out)
+	var snapshot rules.Snapshot
+	if err := json.Unmarshal([]byte(mustRun(t, "discover", "-o", "json", "--config", config, host)), &snapshot); err != nil {
+		t.Fatal(err)
+	}
+	ids := make(map[string][]string)
+	for _, d := range snapshot.Devices {
+		for _, offer := range d.Offers {
+			for _, id := range offer.IDs { // those of a pool are those of each of its devices
+				if !slices.Contains(ids[offer.Resource], id) {
+					ids[offer.Resource] = append(ids[offer.Resource], id)
+				}
+			}
+		}
+	}
+	var lines []string
+	for _, name := range slices.Sorted(maps.Keys(ids)) {
+		lines = append(lines, fmt.Sprint(name, " ", len(ids[name]), " ", ids[name][0]))
+	}
+	return strings.Join(lines, ", ")
 }

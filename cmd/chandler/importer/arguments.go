@@ -155,6 +155,9 @@ func object(line int, fields ...any) *yaml.Node {
 	for i := 0; i+1 < len(fields); i += 2 {
 		name, _ := fields[i].(string)
 		node, _ := fields[i+1].(*yaml.Node)
+		if node == nil {
+			node = &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}
+		}
 		out.Content = append(out.Content, scalar(name, line), node)
 	}
 	return out

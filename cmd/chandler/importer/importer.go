@@ -4,6 +4,7 @@
 package importer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -57,6 +58,9 @@ func Import(files []File, options Options) (*Result, error) {
 			f.finish()
 		}
 	}
+	for _, file := range sorted(im.unread) {
+		im.say(value{file: file}, "not read, since they are of no device plugin: %s", strings.Join(im.unread[file], ", "))
+	}
 	if options.Only {
 		im.excludeOthers()
 	}
@@ -66,6 +70,7 @@ func Import(files []File, options Options) (*Result, error) {
 // A format is what one plugin reads.
 type format struct {
 	name     string   // NVIDIA's device plugin
+	group    string   // the name of all plugins with the same forms, if there are several
 	forms    string   // config file, flags, Helm values
 	families []string // of Chandler, which offer what the plugin does
 
@@ -89,30 +94,45 @@ type importer struct {
 	found   map[string]bool // by the name of the format
 	config  v1alpha1.DriverConfig
 	origins map[string][]string // of the entries of a list of the configuration
+	names   map[string]bool     // of what the configuration offers
 	notes   []Note
+	chart   string                // of Helm, whose values are read
+	shared  []map[string][]string // the selectors of pools of adapters that containers have together
+	unread  map[string][]string   // objects that are of no plugin, by file
 }
 
 func newImporter(options Options) *importer {
-	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string)}
+	im := &importer{options: options, found: make(map[string]bool), origins: make(map[string][]string), unread: make(map[string][]string), names: make(map[string]bool)}
 	im.config.APIVersion, im.config.Kind = v1alpha1.APIVersion, v1alpha1.KindDriverConfig
 	im.config.Mode = v1alpha1.ModeDevicePlugin
 	im.formats = []*format{
+		newHAMi(im), // whose containers are called as NVIDIA's are
 		newNVIDIA(im),
+		newGKE(im),
+		newAliyun(im),
+		newROCm(im),
+	}
+	im.formats = append(im.formats, newIntel(im)...)
+	im.formats = append(im.formats,
+		newXilinx(im),
 		newSRIOV(im),
 		newRDMAShared(im),
-		newSquat(im),
 		newKubeVirt(im),
-	}
+		newSquat(im),
+	)
 	return im
 }
 
 // Formats describes what can be imported, a line for each plugin.
 func Formats() string {
-	var out strings.Builder
+	var lines []string
 	for _, f := range newImporter(Options{}).formats {
-		fmt.Fprintf(&out, "  %s: %s\n", f.name, f.forms)
+		line := fmt.Sprintf("  %s: %s\n", cmp.Or(f.group, f.name), f.forms)
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
 	}
-	return out.String()
+	return strings.Join(lines, "")
 }
 
 // errUnknown is of a file that is of no format.

@@ -149,3 +149,29 @@ func FuzzImport(f *testing.F) {
 		_, _, _ = read(t, Options{Only: true}, File{Name: "fuzz", Data: data})
 	})
 }
+
+// Text of other people is never too much, whatever aliases and counts make of it.
+func TestImportIsBounded(t *testing.T) {
+	bomb := "a: &a [x, x, x, x, x, x, x, x]\n"
+	for i := range 9 {
+		bomb += fmt.Sprintf("%c: &%c [*%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c]\n", 'b'+i, 'b'+i, 'a'+i, 'a'+i, 'a'+i, 'a'+i, 'a'+i, 'a'+i, 'a'+i, 'a'+i)
+	}
+	many := "resourceList:\n"
+	for i := range 500 {
+		many += fmt.Sprintf("- {resourceName: r%d, selectors: {vendors: [\"8086\"]}}\n", i)
+	}
+	for name, text := range map[string]string{
+		"aliases":  bomb,
+		"depth":    strings.Repeat("[", 10_000),
+		"brackets": strings.Repeat("{\"a\":", 10_000),
+		"pools":    many,
+		"devices":  strings.Repeat("--device a,/dev/b\n", 1000),
+		"comments": strings.Repeat("/*", 10_000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, out, err := read(t, Options{}, File{name, []byte(text)}); err == nil && len(out) > 10<<20 {
+				t.Errorf("%d bytes", len(out))
+			}
+		})
+	}
+}

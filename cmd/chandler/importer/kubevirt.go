@@ -110,18 +110,21 @@ func (k *kubevirt) rest(v, list value) {
 	k.im.others(v, rest)
 }
 
-// common reports whether an entry is to be carried over, and says what is to be
-// seen to.
+// common reports whether an entry is to be carried over.
 func (k *kubevirt) common(v value, known ...string) bool {
 	k.im.unknownExcept(v, append(known, "resourceName", "externalResourceProvider", "disabled")...)
 	if disabled := v.at("disabled"); disabled.is() {
 		k.im.say(disabled, "%s is not offered", v.at("resourceName").text())
 		return false
 	}
-	if !v.at("externalResourceProvider").is() {
+	return true
+}
+
+// offered remembers a resource that KubeVirt has to leave to the agent.
+func (k *kubevirt) offered(v value, ok bool) {
+	if ok && !v.at("externalResourceProvider").is() {
 		k.leave = append(k.leave, v.at("resourceName"))
 	}
-	return true
 }
 
 // vendorSelector matches 10DE:1EB8.
@@ -151,7 +154,7 @@ func (k *kubevirt) pci(v value) {
 	if strings.EqualFold(m[1], "10de") { // a virtual function of a vGPU type is under NVIDIA's own driver
 		cel[2] = anyOf([]string{cel[2], oneOf(familyAttribute, []string{"vfio"})})
 	}
-	k.im.resource(v, v.at("resourceName").text(), all(cel))
+	k.offered(v, k.im.resource(v, v.at("resourceName").text(), all(cel)))
 }
 
 // typeID matches what is the number of a type of vGPUs, and not its name.
@@ -169,7 +172,8 @@ func (k *kubevirt) mediated(v value) {
 	}
 	// KubeVirt compares names with their spaces as underscores.
 	names := map[string]bool{name: true, strings.ReplaceAll(name, " ", "_"): true, strings.ReplaceAll(name, "_", " "): true}
-	k.im.resource(v, v.at("resourceName").text(), all([]string{oneOf(familyAttribute, []string{"vfio"}), oneOf(text("profile"), sorted(names))}))
+	cel := all([]string{oneOf(familyAttribute, []string{"vfio"}), oneOf(text("profile"), sorted(names))})
+	k.offered(v, k.im.resource(v, v.at("resourceName").text(), cel))
 }
 
 func (k *kubevirt) usb(v value) {
@@ -185,7 +189,7 @@ func (k *kubevirt) usb(v value) {
 	if len(group.USB) > 1 {
 		k.im.say(v.at("selectors"), "all USB devices of these kinds are one device together; KubeVirt makes as many as it finds sets of them")
 	}
-	k.im.paths(v, v1alpha1.PathResource{Name: v.at("resourceName").text(), Groups: []v1alpha1.PathGroup{group}})
+	k.offered(v, k.im.paths(v, v1alpha1.PathResource{Name: v.at("resourceName").text(), Groups: []v1alpha1.PathGroup{group}}))
 }
 
 // usbDevice reads the IDs of a USB device.

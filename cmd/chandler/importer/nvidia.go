@@ -115,7 +115,7 @@ func (n *nvidia) isOwn(v value) bool {
 			return false
 		}
 	}
-	return v.at("version").text() == "v1"
+	return v.at("version").text() == "v1" || v.at("version").text() == "v1alpha1"
 }
 
 func (n *nvidia) isPolicy(v value) bool {
@@ -160,6 +160,7 @@ func (n *nvidia) read(v value) {
 func (n *nvidia) values(v value) {
 	var rest []value
 	n.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
+	n.im.chooseNamed(v)
 	n.named(v.at("config", "map"))
 	main := containerOf(v.at("devicePlugin", "containers", "main"))
 	n.settings.flags(main)
@@ -185,6 +186,7 @@ func (n *nvidia) named(configs value) {
 // operator reads a ClusterPolicy, or the values of the operator's chart.
 func (n *nvidia) operator(v value) {
 	plugin := v.at("devicePlugin")
+	n.im.chooseNamed(v)
 	if enabled := plugin.at("enabled"); enabled.there() && !enabled.is() {
 		n.im.say(enabled, "the operator starts no device plugin")
 		return

@@ -3,7 +3,6 @@ package importer
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -63,7 +62,7 @@ func (c container) hasFlag(names ...string) bool {
 }
 
 func containerOf(v value) container {
-	c := container{value: v, image: v.at("image").text(), env: make(map[string]value)}
+	c := container{value: v, image: imageOf(v.at("image")), env: make(map[string]value)}
 	for _, field := range []string{"command", argsField} {
 		for _, arg := range v.at(field).items() {
 			if arg.isText() {
@@ -73,6 +72,18 @@ func containerOf(v value) container {
 	}
 	c.setEnv(v.at(envField))
 	return c
+}
+
+// imageOf returns an image, which charts have in parts.
+func imageOf(v value) string {
+	if !v.isMap() {
+		return v.text()
+	}
+	image := v.at("repository").text()
+	if tag := v.at("tag").text(); tag != "" {
+		image += ":" + tag
+	}
+	return image
 }
 
 // setEnv reads variables, as of a container or as an object.
@@ -110,11 +121,15 @@ func (im *importer) document(v value) (known bool, err error) {
 	if wrapped, ok := im.values(v); ok {
 		return im.document(wrapped)
 	}
-	if pod := podOf(v); pod.there() {
-		return im.pod(pod), nil
+	if pod := podOf(v); pod.there() && im.pod(pod) {
+		return true, nil
+	}
+	if found := im.nested(v, 0); len(found) > 0 {
+		im.onlyRead(v, found)
+		return true, nil
 	}
 	if kind != "" && version != "" {
-		im.say(value{node: scalar("", v.node.Line), file: v.file, above: v.above}, "%s %s is none of a device plugin, and was not read", kind, v.at("metadata", "name").text())
+		im.unread[v.file] = append(im.unread[v.file], strings.TrimSpace(kind+" "+v.at("metadata", "name").text()))
 	}
 	return false, nil
 }
@@ -136,7 +151,10 @@ func (im *importer) list(v value) (known bool, err error) {
 		return true, nil
 	}
 	if slices.ContainsFunc(v.items(), value.isText) {
-		return im.runs(container{value: v, args: v.items(), env: make(map[string]value)}), nil
+		return im.runs(container{args: v.items(), env: make(map[string]value)}), nil
+	}
+	if c, ok := patched(v); ok {
+		return im.runs(c), nil
 	}
 	return im.each(v.items())
 }
@@ -145,11 +163,12 @@ func (im *importer) list(v value) (known bool, err error) {
 func (im *importer) configMap(v value) (known bool, err error) {
 	of := make(map[*format][]value)
 	var unread []value
+	var errs []error
 	for _, data := range []value{v.at("data"), v.at("stringData")} {
 		for _, text := range data.fields() {
 			inside, err := embedded(text)
-			if err != nil && strings.Contains(err.Error(), "template") {
-				return false, fmt.Errorf("%s: %w", text.path, err)
+			if err != nil && strings.ContainsAny(text.node.Value, "{:") {
+				errs = append(errs, fmt.Errorf("%s: %w", text.path, err))
 			}
 			f := im.recognise(inside)
 			if err != nil || f == nil {
@@ -166,8 +185,7 @@ func (im *importer) configMap(v value) (known bool, err error) {
 		}
 	}
 	for _, text := range unread {
-		at := text
-		at.node = scalar("", text.node.Line)
+		at := text.as("")
 		if known {
 			im.say(at, "is no configuration that is known here")
 		}
@@ -175,7 +193,10 @@ func (im *importer) configMap(v value) (known bool, err error) {
 	if binary := v.at("binaryData"); !binary.null() {
 		im.say(binary, "is no text")
 	}
-	return known, nil
+	if !known {
+		return false, errors.Join(errs...)
+	}
+	return true, nil
 }
 
 // chosen reads configurations of one format, or the one that counts if each node
@@ -189,7 +210,9 @@ func (im *importer) chosen(f *format, configurations []value) {
 	}
 	i := slices.IndexFunc(configurations, func(c value) bool { return nameOf(c) == im.options.Named })
 	if i < 0 {
-		i = max(0, slices.IndexFunc(configurations, func(c value) bool { return slices.Contains([]string{"default", "config.json", "config.yaml"}, nameOf(c)) }))
+		i = max(0, slices.IndexFunc(configurations, func(c value) bool {
+			return slices.Contains([]string{"default", "config.json", "config.yaml"}, nameOf(c))
+		}))
 	}
 	im.take(f, configurations[i])
 	for j, c := range configurations {
@@ -210,8 +233,7 @@ func nameOf(v value) string {
 // otherNode notes a configuration that is for other nodes than the one that is
 // imported. A DriverConfig says the same to all nodes.
 func (im *importer) otherNode(v value, name, instead string) {
-	at := v
-	at.node = scalar("", v.node.Line)
+	at := v.as("")
 	im.lost(at, "is another configuration for some nodes; %s is imported, and this one with --named=%s", instead, name)
 }
 
@@ -259,31 +281,3 @@ func (im *importer) runs(c container) bool {
 	}
 	return false
 }
-
-// values returns the Helm values that an object holds, as those of Flux, Argo CD
-// and k3s do, or those that a command line of Helm sets.
-func (im *importer) values(v value) (value, bool) {
-	for _, at := range [][]string{
-		{"spec", "values"},                       // HelmRelease
-		{"spec", "valuesContent"},                // HelmChart
-		{"spec", "source", "helm", "valuesObject"}, // Application
-		{"spec", "source", "helm", "values"},
-		{"helm", "valuesObject"},
-		{"helm", "values"},
-		{"valuesInline"},
-	} {
-		found := v.at(at...)
-		if found.null() {
-			continue
-		}
-		inside, err := embedded(found)
-		if err != nil || !inside.isMap() {
-			continue
-		}
-		return inside, true
-	}
-	return value{}, false
-}
-
-// sortedEnv returns the names of a container's variables.
-func (c container) sortedEnv() []string { return slices.Sorted(maps.Keys(c.env)) }

@@ -24,6 +24,7 @@ type option struct {
 	in   string // of the field in Helm values, with dots
 
 	alone bool // the flag needs no value
+	many  bool // it may be set more than once
 	fate  fate
 	fine  []string // values with which all is as without the option
 	why   string   // of an idle or lost one
@@ -88,8 +89,13 @@ func newSettings(im *importer, table []option) *settings {
 // put sets an option, unless it is set already where that counts more.
 func (s *settings) put(o *option, v value, rank int) {
 	name := cmp.Or(o.name, o.at, o.in)
-	if before, ok := s.set[name]; ok && before.rank > rank {
-		return
+	if before, ok := s.set[name]; ok {
+		if before.rank > rank {
+			return
+		}
+		if before.rank == rank && !o.many && before.value.short() != v.short() {
+			s.im.lost(before.value, "is said once more at %s, which counts", v.origin())
+		}
 	}
 	s.set[name] = setting{v, rank}
 }
@@ -106,7 +112,9 @@ func (s *settings) find(is func(*option) bool) *option {
 // flags reads the arguments of a container. Unknown flags are noted.
 func (s *settings) flags(c container) {
 	named := func(name string) *option {
-		return s.find(func(o *option) bool { return o.name != "" && (o.name == name || o.name == strings.ReplaceAll(name, "_", "-")) })
+		return s.find(func(o *option) bool {
+			return o.name != "" && (o.name == name || o.name == strings.ReplaceAll(name, "_", "-"))
+		})
 	}
 	alone := func(name string) bool {
 		o := named(name)

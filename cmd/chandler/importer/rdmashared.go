@@ -3,6 +3,7 @@ package importer
 import (
 	"cmp"
 	"slices"
+	"strconv"
 
 	"chandler.dev/api/v1alpha1"
 )
@@ -12,7 +13,6 @@ import (
 type rdmaShared struct {
 	im       *importer
 	settings *settings
-	before   []map[string][]string // the selectors of the pools so far
 }
 
 func newRDMAShared(im *importer) *format {
@@ -26,8 +26,10 @@ func newRDMAShared(im *importer) *format {
 		forms:        "config.json alone, in a ConfigMap or a NicClusterPolicy, flags, DaemonSet, Helm values",
 		families:     []string{"rdma"},
 		alternatives: true,
-		is:           func(v value) bool { return v.has("configList") || isOldRDMA(v) },
-		read:         r.read,
+		is: func(v value) bool {
+			return v.has("configList") || isOldRDMA(v) || isSection(v, "rdmaSharedDevicePlugin")
+		},
+		read: r.read,
 		runs: func(c container) bool {
 			return c.names("k8s-rdma-shared-d", "rdma-shared-d", "rdma-shared-device-plugin", "k8s-rdma-device-plugin", "k8s-rdma-sriov-dev-plugin")
 		},
@@ -47,12 +49,38 @@ func (r *rdmaShared) read(v value) {
 		r.old(v)
 		return
 	}
+	if isSection(v, "rdmaSharedDevicePlugin") {
+		r.section(v)
+		return
+	}
 	r.im.unknownExcept(v, "configList", "periodicUpdateInterval")
 	if interval := v.at("periodicUpdateInterval"); !interval.null() {
 		r.im.say(interval, "the agent looks again whenever the kernel reports something")
 	}
 	for _, pool := range v.at("configList").items() {
 		r.pool(pool)
+	}
+}
+
+// defaultCount is how many containers the chart of the network operator lets have
+// the adapters of a pool.
+const defaultCount = 1000
+
+// section reads what a chart makes pools of: their selectors are beside their names.
+func (r *rdmaShared) section(v value) {
+	for _, one := range v.at("resources").items() {
+		count := one.at("rdmaHcaMax").node
+		if count == nil {
+			count = scalar(strconv.Itoa(defaultCount), one.node.Line)
+		}
+		selectors := object(one.node.Line)
+		for name, field := range one.fields() {
+			if name != "name" && name != "rdmaHcaMax" {
+				selectors.Content = append(selectors.Content, scalar(name, one.node.Line), field.node)
+			}
+		}
+		one.node = object(one.node.Line, "resourceName", one.at("name").node, "rdmaHcaMax", count, "selectors", selectors)
+		r.pool(one)
 	}
 }
 
@@ -88,13 +116,13 @@ func (r *rdmaShared) pool(v value) {
 		r.im.lost(cmpValue(selectors, v), "selects nothing, and the plugin does not take such a pool")
 		return
 	}
-	for _, before := range r.before {
+	for _, before := range r.im.shared {
 		if !apart(before, chosen) {
 			r.im.lost(v.at("resourceName"), "an adapter that a pool before selects too is in that one only, where the plugin has it in both")
 			break
 		}
 	}
-	r.before = append(r.before, chosen)
+	r.im.shared = append(r.im.shared, chosen)
 	r.im.share(v, all(cel), v1alpha1.Sharing{Resource: name, Replicas: replicas, Pool: true})
 }
 
@@ -114,7 +142,7 @@ func cmpValue(a, b value) value {
 	if a.there() {
 		return a
 	}
-	b.node = scalar("", b.node.Line)
+	b = b.as("")
 	return b
 }
 

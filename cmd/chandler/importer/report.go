@@ -3,6 +3,7 @@ package importer
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -100,93 +101,104 @@ func oneLine(text string) string {
 
 // exclude adds an expression for devices that nobody gets.
 func (im *importer) exclude(from value, cel string) {
-	im.config.Exclude = append(im.config.Exclude, v1alpha1.Selector{CEL: bound(cel)})
-	if im.checked(from, "exclude") {
-		return
+	entry := v1alpha1.Selector{CEL: bound(cel)}
+	if im.fits(from, "", v1alpha1.DriverConfig{Exclude: []v1alpha1.Selector{entry}}) {
+		im.config.Exclude = append(im.config.Exclude, entry)
+		im.origin("exclude", from)
 	}
-	im.config.Exclude = im.config.Exclude[:len(im.config.Exclude)-1]
 }
 
 // share adds an entry of sharing.
 func (im *importer) share(from value, cel string, sharing v1alpha1.Sharing) {
-	if !im.named(from, sharing.Resource) {
-		return
-	}
 	sharing.CEL = bound(cel)
 	if sharing.Replicas > maxShares {
 		im.say(from, "%d containers at once are more than the %d that can be written, and than a node has", sharing.Replicas, maxShares)
 		sharing.Replicas = maxShares
 	}
-	im.config.Sharing = append(im.config.Sharing, sharing)
-	if !im.checked(from, "sharing") {
-		im.config.Sharing = im.config.Sharing[:len(im.config.Sharing)-1]
+	if im.fits(from, sharing.Resource, v1alpha1.DriverConfig{Sharing: []v1alpha1.Sharing{sharing}}) {
+		im.config.Sharing = append(im.config.Sharing, sharing)
+		im.origin("sharing", from)
 	}
+}
+
+// maxShares is how many containers can have one thing.
+const maxShares = 4096
+
+// resource adds an entry of resources, and reports whether it could.
+func (im *importer) resource(from value, name, cel string) bool {
+	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel)}}
+	if slices.Contains(im.config.Resources, entry) {
+		return true
+	}
+	ok := im.fits(from, name, v1alpha1.DriverConfig{Resources: []v1alpha1.Resource{entry}})
+	if ok {
+		im.config.Resources = append(im.config.Resources, entry)
+		im.origin("resources", from)
+	}
+	return ok
+}
+
+// paths adds an entry of paths, and reports whether it could.
+func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
+	ok := im.fits(from, entry.Name, v1alpha1.DriverConfig{Paths: []v1alpha1.PathResource{entry}})
+	if ok {
+		im.config.Paths = append(im.config.Paths, entry)
+		im.origin("paths", from)
+	}
+	return ok
+}
+
+// root names a directory of the host for a family.
+func (im *importer) root(from value, family, dir string) {
+	roots := map[string]string{family: dir}
+	if !im.fits(from, "", v1alpha1.DriverConfig{Roots: roots}) {
+		return
+	}
+	if im.config.Roots == nil {
+		im.config.Roots = roots
+	}
+	im.config.Roots[family] = dir
+}
+
+// fits reports whether an entry can be added to the configuration, and notes why
+// not. A name is that of what it offers, "" if it has none.
+func (im *importer) fits(from value, name string, entry v1alpha1.DriverConfig) bool {
+	if name != "" && !im.named(from, name) {
+		return false
+	}
+	err := entry.Validate()
+	if err == nil && name != "" && im.names[name] {
+		both := im.config
+		both.Sharing = slices.Concat(both.Sharing, entry.Sharing)
+		both.Resources = slices.Concat(both.Resources, entry.Resources)
+		both.Paths = slices.Concat(both.Paths, entry.Paths)
+		err = both.Validate()
+	}
+	if err != nil {
+		im.lost(from, "cannot be written: %s", place.ReplaceAllString(err.Error(), ""))
+		return false
+	}
+	im.names[name] = true
+	return true
+}
+
+// place matches where in a configuration an error is, which is not where it was
+// written.
+var place = regexp.MustCompile(`^[a-z]+\[[0-9]+\](?:: |\.)`)
+
+// origin remembers what an entry of a list was made of.
+func (im *importer) origin(list string, from value) {
+	im.origins[list] = append(im.origins[list], from.origin())
 }
 
 // named reports whether the kubelet takes a name for a resource, and notes if not
 // (IsExtendedResourceName in pkg/apis/core/v1/helper of Kubernetes, read in 1.25
 // and 1.37, by which the kubelet's device manager refuses registrations).
 func (im *importer) named(from value, name string) bool {
-	if name == "" || len(validation.IsQualifiedName("requests."+name)) == 0 && strings.Contains(name, "/") {
+	if len(validation.IsQualifiedName("requests."+name)) == 0 && strings.Contains(name, "/") {
 		return true
 	}
-	from.node = scalar(name, from.node.Line)
+	from = from.as(name)
 	im.say(from, "is no name that the kubelet takes for a resource, so that nothing is offered by it before either")
 	return false
-}
-
-// maxShares is how many containers can have one thing.
-const maxShares = 4096
-
-// resource adds an entry of resources.
-func (im *importer) resource(from value, name, cel string) {
-	if !im.named(from, name) {
-		return
-	}
-	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel)}}
-	if slices.Contains(im.config.Resources, entry) {
-		return
-	}
-	im.config.Resources = append(im.config.Resources, entry)
-	if !im.checked(from, "resources") {
-		im.config.Resources = im.config.Resources[:len(im.config.Resources)-1]
-	}
-}
-
-// paths adds an entry of paths.
-func (im *importer) paths(from value, entry v1alpha1.PathResource) {
-	if !im.named(from, entry.Name) {
-		return
-	}
-	im.config.Paths = append(im.config.Paths, entry)
-	if !im.checked(from, "paths") {
-		im.config.Paths = im.config.Paths[:len(im.config.Paths)-1]
-	}
-}
-
-// root names a directory of the host for a family.
-func (im *importer) root(from value, family, dir string) {
-	if im.config.Roots == nil {
-		im.config.Roots = make(map[string]string)
-	}
-	before, had := im.config.Roots[family]
-	im.config.Roots[family] = dir
-	if im.checked(from, "roots") {
-		return
-	}
-	delete(im.config.Roots, family)
-	if had {
-		im.config.Roots[family] = before
-	}
-}
-
-// checked reports whether the configuration can be used with what was added to a
-// list last, and notes why not.
-func (im *importer) checked(from value, list string) bool {
-	if err := im.config.Validate(); err != nil {
-		im.lost(from, "cannot be written: %v", err)
-		return false
-	}
-	im.origins[list] = append(im.origins[list], from.origin())
-	return true
 }

@@ -23,14 +23,14 @@ func newSquat(im *importer) *format {
 	s := &squat{im: im, taken: make(map[string]bool)}
 	s.settings = newSettings(im, []option{
 		{name: "domain", at: "domain", fate: carried},
-		{name: "device", fate: carried},
+		{name: "device", many: true, fate: carried},
 		{name: "config", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
 		{name: "config-file", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
 		{name: "plugin-directory", at: "plugin-directory", why: "the agent has a flag for the kubelet's directory"},
 		{name: "listen", at: "listen", why: "the agent has metrics of its own"},
 		{name: "log-level", at: "log-level", why: "the agent has flags for its log"},
-		{at: "device", fate: carried},
-		{at: "devices", fate: carried},
+		{at: "device", many: true, fate: carried},
+		{at: "devices", many: true, fate: carried},
 	})
 	return &format{
 		name:      "squat's generic-device-plugin",
@@ -245,11 +245,15 @@ func (s *squat) makeRoom() {
 			wanted[family] = wanted[family] || s.im.found[f.name]
 		}
 	}
+	var families []string
 	for _, family := range sorted(s.taken) {
 		if wanted[family] {
 			s.im.lost(value{}, "devices of family %s are offered by their own names, and so their nodes are not by their paths", family)
 			continue
 		}
-		s.im.exclude(value{path: "nodes that are offered by their paths"}, oneOf(familyAttribute, []string{family}))
+		families = append(families, family)
+	}
+	if len(families) > 0 {
+		s.im.exclude(value{path: "whose nodes are offered by their paths"}, oneOf(familyAttribute, families))
 	}
 }

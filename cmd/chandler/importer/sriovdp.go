@@ -41,7 +41,13 @@ func (s *sriovdp) runs(c container) bool {
 }
 
 func (s *sriovdp) is(v value) bool {
-	return v.isMap() && v.has("resourceList") || isNodePolicy(v)
+	return v.isMap() && v.has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin")
+}
+
+// isSection recognises the part of the values of NVIDIA's network operator that is
+// about a plugin.
+func isSection(v value, plugin string) bool {
+	return nameOf(v) == plugin && v.at("resources").isList() && v.at("resources").items() != nil
 }
 
 func isNodePolicy(v value) bool {
@@ -53,8 +59,28 @@ func (s *sriovdp) read(v value) {
 		s.nodePolicy(v.at("spec"))
 		return
 	}
+	if isSection(v, "sriovDevicePlugin") {
+		s.section(v)
+		return
+	}
 	s.im.unknownExcept(v, "resourceList")
 	s.pools = append(s.pools, v.at("resourceList").items()...)
+}
+
+// section reads what a chart makes pools of: their selectors are beside their names.
+func (s *sriovdp) section(v value) {
+	for _, r := range v.at("resources").items() {
+		pool := object(r.node.Line, "resourceName", r.at("name").node, "resourcePrefix", scalar("nvidia.com", r.node.Line))
+		selectors := object(r.node.Line)
+		for name, field := range r.fields() {
+			if name != "name" {
+				selectors.Content = append(selectors.Content, scalar(name, r.node.Line), field.node)
+			}
+		}
+		pool.Content = append(pool.Content, scalar("selectors", r.node.Line), selectors)
+		r.node = pool
+		s.pools = append(s.pools, r)
+	}
 }
 
 func (s *sriovdp) finish() {
@@ -86,6 +112,9 @@ func (s *sriovdp) pool(v value) {
 		cel, ok := p.selects(set)
 		sets = append(sets, cel)
 		whole = whole && ok
+		if slices.ContainsFunc(s.im.shared, func(shared map[string][]string) bool { return !apart(shared, p.chosen) }) {
+			s.im.lost(v.at("resourceName"), "an adapter that a pool of the shared RDMA plugin selects too is in that pool only, where the plugins offer it twice")
+		}
 	}
 	if len(sets) == 0 {
 		p := &pool{im: s.im, kind: kind}
@@ -109,6 +138,8 @@ type pool struct {
 	im   *importer
 	kind string // netdevice, accelerator, auxnetdevice
 	cel  []string
+
+	chosen map[string][]string // the values of attributes that are asked for
 }
 
 // selects returns the expression of a set of selectors, and whether it says all
@@ -164,7 +195,7 @@ func (p *pool) selects(v value) (string, bool) {
 func (p *pool) functions(v value) {
 	if p.kind == "accelerator" {
 		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")")
-		p.im.say(v.at("drivers"), "accelerators under vfio have the number of their IOMMU group as ID, and PCI_RESOURCE_… as variable, unless a family of their own describes them")
+		p.accelerator(v)
 		return
 	}
 	if v.at("isRdma").is() {
@@ -178,10 +209,26 @@ func (p *pool) functions(v value) {
 	p.cel = append(p.cel, nic)
 }
 
-func (p *pool) one(attribute string, values []string) {
-	if len(values) > 0 {
-		p.cel = append(p.cel, oneOf(attribute, values))
+// accelerator notes what accelerators are offered by that no family but vfio
+// describes.
+func (p *pool) accelerator(v value) {
+	drivers := v.at("drivers")
+	if len(drivers.texts()) > 0 && !slices.ContainsFunc(drivers.texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
+		p.im.say(drivers, "such accelerators are offered if a family describes them; see chandler discover")
+		return
 	}
+	p.im.lost(cmpValue(drivers, v), "an accelerator under vfio has the number of its IOMMU group as ID, and PCI_RESOURCE_… as variable in place of PCIDEVICE_…")
+}
+
+func (p *pool) one(attribute string, values []string) {
+	if len(values) == 0 {
+		return
+	}
+	p.cel = append(p.cel, oneOf(attribute, values))
+	if p.chosen == nil {
+		p.chosen = make(map[string][]string)
+	}
+	p.chosen[attribute] = values
 }
 
 // numbers selects by numbers, which are written as texts.

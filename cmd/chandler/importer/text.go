@@ -55,8 +55,12 @@ func embedded(v value) (value, error) {
 		return value{}, errors.New("is empty")
 	}
 	inside := value{node: nodes[0], file: v.file, above: -1, path: v.path}
-	if v.above >= 0 && v.node.Style&(yaml.LiteralStyle) != 0 {
+	switch {
+	case v.above < 0:
+	case v.node.Style&yaml.LiteralStyle != 0:
 		inside.above = v.above + v.node.Line // the line with the bar
+	case v.node.Column == 0: // an argument, which is as it is in the file
+		inside.above = v.above + v.node.Line - 1
 	}
 	return inside, nil
 }
@@ -129,7 +133,7 @@ func parseNodes(text string) ([]*yaml.Node, error) {
 
 func parseYAML(text string) (nodes []*yaml.Node, err error) {
 	decoder := yaml.NewDecoder(strings.NewReader(text))
-	count := 0
+	budget := maxAliased
 	for {
 		var document yaml.Node
 		err := decoder.Decode(&document)
@@ -139,7 +143,7 @@ func parseYAML(text string) (nodes []*yaml.Node, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("is neither YAML nor JSON: %w", err)
 		}
-		node, err := resolved(&document, &count, 0)
+		node, err := resolved(&document, &budget, false, 0)
 		if err != nil {
 			return nil, fmt.Errorf("is neither YAML nor JSON: %w", err)
 		}

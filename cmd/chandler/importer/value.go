@@ -46,6 +46,17 @@ func (v value) origin() string {
 	return strings.TrimSpace(place + " " + oneLine(v.path))
 }
 
+// as returns another text in the value's place, as when the value itself is too
+// long to be repeated.
+func (v value) as(text string) value {
+	line := 0
+	if v.node != nil {
+		line = v.node.Line
+	}
+	v.node = scalar(text, line)
+	return v
+}
+
 // below returns a value that is part of this one.
 func (v value) below(name string, node *yaml.Node) value {
 	if v.path != "" && !strings.HasPrefix(name, "[") {
@@ -217,22 +228,25 @@ func flow(node *yaml.Node, count *int) *yaml.Node {
 	return out
 }
 
-// Bounds of what aliases make of a document.
+// Bounds of what aliases make of a document, and of how deep it may be.
 const (
-	maxNodes = 200_000
-	maxDepth = 100
+	maxAliased = 20_000
+	maxDepth   = 100
 )
 
 var errAliases = errors.New("too large, or too deep, once its aliases are resolved")
 
 // resolved returns a copy of a node in which aliases are what they stand for, and
-// merges (<<) are fields.
-func resolved(node *yaml.Node, count *int, depth int) (*yaml.Node, error) {
-	if *count++; *count > maxNodes || depth > maxDepth {
+// merges (<<) are fields. The budget is how many nodes may come of aliases.
+func resolved(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node, error) {
+	if aliased {
+		*budget--
+	}
+	if *budget < 0 || depth > maxDepth {
 		return nil, errAliases
 	}
 	if node.Kind == yaml.AliasNode {
-		return resolved(node.Alias, count, depth+1)
+		return resolved(node.Alias, budget, true, depth+1)
 	}
 	out := &yaml.Node{Kind: node.Kind, Tag: node.ShortTag(), Value: node.Value, Style: node.Style, Line: node.Line, Column: node.Column}
 	var merged []*yaml.Node
@@ -240,7 +254,7 @@ func resolved(node *yaml.Node, count *int, depth int) (*yaml.Node, error) {
 		if node.Kind == yaml.MappingNode && i%2 == 0 && child.Kind != yaml.ScalarNode && child.Kind != yaml.AliasNode {
 			return nil, fmt.Errorf("line %d: the name of a field is no text", child.Line)
 		}
-		copied, err := resolved(child, count, depth+1)
+		copied, err := resolved(child, budget, aliased, depth+1)
 		if err != nil {
 			return nil, err
 		}

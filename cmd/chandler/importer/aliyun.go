@@ -1,0 +1,66 @@
+package importer
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// aliyun reads what is written for Aliyun's GPU sharing (cmd/nvidia in
+// AliyunContainerService/gpushare-device-plugin).
+type aliyun struct {
+	im       *importer
+	settings *settings
+}
+
+func newAliyun(im *importer) *format {
+	a := &aliyun{im: im}
+	const elsewhere = "the agent finds the kubelet and the API server by itself"
+	table := []option{
+		{name: "memory-unit", in: "memoryUnit", fate: carried},
+		{name: "health-check", alone: true, why: "the agent always watches the health of devices"},
+		{name: "mps", alone: true, fate: lost, fine: []string{"false"}, why: "write roots: {nvidia-mps: …}, and run an MPS daemon"},
+	}
+	for _, name := range []string{"query-kubelet", "query-from-kubelet"} {
+		table = append(table, option{name: name, alone: true, why: elsewhere})
+	}
+	for _, name := range []string{"kubelet-address", "kubelet-port", "client-cert", "client-key", "token", "timeout"} {
+		table = append(table, option{name: name, why: elsewhere})
+	}
+	a.settings = newSettings(im, table)
+	return &format{
+		name:     "Aliyun's gpushare device plugin",
+		forms:    "flags, DaemonSet",
+		families: []string{"nvidia"},
+		runs: func(c container) bool {
+			return c.names("gpushare-device-plugin", "gpushare-plugin", "k8s-gpushare") && !c.names("extender", "schd") || c.image == "" && c.hasFlag("memory-unit", "query-kubelet")
+		},
+		container: func(c container) { a.settings.flags(c) },
+		finish:    a.finish,
+	}
+}
+
+func (a *aliyun) finish() {
+	a.settings.finish()
+	unit := a.settings.get("memory-unit")
+	size := "1Gi"
+	switch strings.ToLower(unit.text()) {
+	case "", "gib", "g", "gi":
+	case "mib", "m", "mi":
+		size = "1Mi"
+		a.im.lost(unit, "a GPU of more than %d MiB is not shared in units of 1Mi; write a larger unit, and ask for fewer", maxShares)
+	default:
+		a.im.lost(unit, "is no unit that is known here; 1Gi is taken")
+	}
+	a.im.shareMemory(unit, "aliyun.com/gpu-mem", size)
+	a.im.say(unit, "the memory of GPUs is known where chandler-nvml runs")
+	a.im.say(value{file: unit.file}, "the scheduler's extender and its annotations are not needed any more: the agent finds a GPU that has enough left; a pod for which no GPU has is refused")
+}
+
+// shareMemory adds shares of the memory of NVIDIA's GPUs.
+func (im *importer) shareMemory(from value, name, unit string) {
+	size := resource.MustParse(unit)
+	im.share(from, nvidiaFull, v1alpha1.Sharing{Resource: name, Unit: &size})
+}

@@ -1,0 +1,45 @@
+package importer
+
+import "chandler.dev/api/v1alpha1"
+
+// gke reads the sharing of GPUs on nodes of Google's (cmd/nvidia_gpu in
+// GoogleCloudPlatform/container-engine-accelerators).
+type gke struct{ im *importer }
+
+func newGKE(im *importer) *format {
+	g := &gke{im}
+	return &format{
+		name:     "GKE's GPU device plugin",
+		forms:    "gpu_config.json",
+		families: []string{"nvidia"},
+		is: func(v value) bool {
+			return v.hasAny("GPUSharingConfig", "GPUPartitionSize", "MaxTimeSharedClientsPerGPU")
+		},
+		read: g.read,
+	}
+}
+
+func (g *gke) read(v value) {
+	g.im.unknownExcept(v, "GPUSharingConfig", "GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "HealthCriticalXid")
+	g.im.root(v, "nvidia", "/home/kubernetes/bin/nvidia")
+	count := v.at("MaxTimeSharedClientsPerGPU")
+	sharing := v.at("GPUSharingConfig")
+	g.im.unknownExcept(sharing, "GPUSharingStrategy", "MaxSharedClientsPerGPU")
+	if max := sharing.at("MaxSharedClientsPerGPU"); max.there() {
+		count = max
+	}
+	if strategy := sharing.at("GPUSharingStrategy"); strategy.text() == "mps" {
+		g.im.root(strategy, "nvidia-mps", "/tmp/nvidia-mps")
+		g.im.say(strategy, "an MPS daemon has to run as before, with /tmp/nvidia-mps shown to the agent")
+	}
+	if n, ok := count.number(); ok && n > 1 {
+		g.im.share(count, nvidiaGPU, v1alpha1.Sharing{Replicas: n})
+		g.im.failGreater(count)
+	}
+	if size := v.at("GPUPartitionSize"); size.text() != "" {
+		g.im.say(size, "MIG instances are offered as they are found; making them is not the agent's")
+	}
+	if xids := v.at("HealthCriticalXid"); !xids.null() {
+		g.im.lost(xids, "not carried over: a GPU whose driver says that it must be reset is not given to new pods")
+	}
+}

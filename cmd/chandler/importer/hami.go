@@ -1,0 +1,187 @@
+package importer
+
+import (
+	"cmp"
+
+	"chandler.dev/api/v1alpha1"
+)
+
+// hami reads what is written for HAMi, and for what it was called before
+// (charts/hami and cmd/device-plugin/nvidia in Project-HAMi/HAMi v2.10).
+type hami struct {
+	im       *importer
+	settings *settings
+}
+
+// hamiCount is how many containers may have a GPU if nothing is said.
+const hamiCount = 10
+
+func newHAMi(im *importer) *format {
+	h := &hami{im: im}
+	const (
+		limits  = "not carried over: nothing keeps a container to a part of a GPU's memory or cores; without HAMi's scheduler pods cannot ask for "
+		runtime = "NVIDIA's container runtime brings the driver's libraries, as before"
+		library = "is about HAMi's library in containers, which are without it"
+	)
+	h.settings = newSettings(im, []option{
+		{name: "device-split-count", at: "deviceSplitCount", in: "devicePlugin.deviceSplitCount", fate: carried},
+		{name: "resource-name", at: "resourceCountName", in: "resourceName", fate: carried},
+		{name: "mig-strategy", at: "migStrategy", in: "devicePlugin.migStrategy", fate: lost, fine: []string{"none", "mixed"}, why: "import it with the strategy of NVIDIA's plugin, --mig-strategy"},
+		{name: "device-memory-scaling", at: "deviceMemoryScaling", in: "devicePlugin.deviceMemoryScaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: GPUs have no more memory than they have"},
+		{name: "device-cores-scaling", at: "deviceCoreScaling", in: "devicePlugin.deviceCoreScaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
+		{name: "device-core-scaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
+		{name: "disable-core-limit", at: "disableCoreLimit", in: "devicePlugin.disablecorelimit", alone: true, fine: []string{"true", "false"}, why: library},
+		{name: "device-list-strategy", at: "deviceListStrategy", in: "devicePlugin.deviceListStrategy", fate: lost, fine: []string{"envvar"}, why: "not carried over: containers get device nodes and NVIDIA_VISIBLE_DEVICES (envvar)"},
+		{name: "device-id-strategy", fate: lost, fine: []string{"uuid"}, why: "not carried over: NVIDIA_VISIBLE_DEVICES has UUIDs"},
+		{name: "pass-device-specs", in: "devicePlugin.passDeviceSpecsEnabled", alone: true, fine: []string{"true", "false"}, why: "containers always get the device nodes"},
+		{name: "fail-on-init-error", alone: true, why: "the agent waits for a driver that is not there yet"},
+		{name: "nvidia-driver-root", in: "devicePlugin.nvidiaDriverRoot", fine: []string{"/"}, why: runtime},
+		{name: "hook", env: "NVIDIA_CDI_HOOK_PATH", in: "devicePlugin.nvidiaHookPath", why: runtime},
+		{name: "gdrcopy-enabled", in: "devicePlugin.gdrcopyEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no /dev/gdrdrv"},
+		{name: "gds-enabled", in: "devicePlugin.gdsEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no nodes of GPUDirect Storage"},
+		{name: "mofed-enabled", in: "devicePlugin.mofedEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no RDMA devices with their GPUs"},
+		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: lost, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
+		{name: "config-file", fine: []string{"/device-config.yaml"}, why: "import that file too, if it is not among the files"},
+		{at: "resourceMemoryName", in: "resourceMem", fate: lost, why: limits + "it"},
+		{at: "resourceMemoryPercentageName", in: "resourceMemPercentage", fate: lost, why: limits + "it"},
+		{at: "resourceCoreName", in: "resourceCores", fate: lost, why: limits + "it"},
+		{at: "resourcePriorityName", in: "resourcePriority", fate: lost, why: limits + "it"},
+		{at: "defaultMemory", fine: []string{"0"}, why: library},
+		{at: "defaultCores", fine: []string{"0"}, why: library},
+		{at: "defaultGPUNum", fate: lost, fine: []string{"1"}, why: "pods ask for a number of GPUs themselves"},
+		{at: "overwriteEnv", fine: []string{"false"}, why: library},
+		{at: "preConfiguredDeviceMemory", in: "devicePlugin.preConfiguredDeviceMemory", fine: []string{"0"}, why: library},
+		{at: "memoryFactor", fine: []string{"0", "1"}, why: library},
+		{at: "enableNumaTopology", in: "devicePlugin.enableNumaTopology", fine: []string{"true", "false"}, why: "the kubelet is always told the NUMA nodes"},
+		{at: "gpuCorePolicy", in: "devices.nvidia.gpuCorePolicy", fine: []string{"default"}, why: library},
+		{at: "libCudaLogLevel", in: "devices.nvidia.libCudaLogLevel", fine: []string{"1"}, why: library},
+		{at: "runtimeClassName", in: "devicePlugin.runtimeClassName", fate: lost, why: "pods name their runtime class themselves"},
+		{at: "knownMigGeometries", why: "MIG instances are not made on request"},
+		{at: "migProfileAllowlist", why: "MIG instances are not made on request"},
+		{in: "devicePlugin.enabled", fate: carried},
+		{in: "devicePlugin.nodeConfiguration.config", fate: carried},
+		{in: "devicePlugin.nodeConfiguration.externalConfigName", why: "import that ConfigMap too, if it is not among the files"},
+		{in: "devicePlugin.extraArgs", fate: carried},
+		{in: "device-config.content", fate: carried},
+		{in: "schedulerName", fine: []string{"hami-scheduler"}, why: "pods go to the cluster's scheduler"},
+	})
+	return &format{
+		name:      "HAMi",
+		forms:     "flags, DaemonSet, Helm values, device-config.yaml and config.json of its ConfigMaps",
+		families:  []string{"nvidia"},
+		is:        func(v value) bool { return h.isDevices(v) || h.isNodes(v) || h.isValues(v) },
+		read:      h.read,
+		runs:      h.runs,
+		container: func(c container) { h.settings.flags(c) },
+		finish:    h.finish,
+	}
+}
+
+// isDevices recognises the file that says how HAMi calls what each vendor has.
+func (h *hami) isDevices(v value) bool {
+	return v.at("nvidia").hasAny("resourceCountName", "resourceMemoryName", "deviceSplitCount", "migProfileAllowlist", "knownMigGeometries") && !v.hasAny("kind", "apiVersion")
+}
+
+// isNodes recognises the file that says what is different on nodes.
+func (h *hami) isNodes(v value) bool { return v.at("nodeconfig").isList() }
+
+func (h *hami) isValues(v value) bool {
+	return v.hasAny("resourceMem", "resourceCores", "mluResourceName", "dcuResourceName") || v.at("devicePlugin").hasAny("deviceSplitCount", "deviceMemoryScaling", "disablecorelimit", "nodeConfiguration")
+}
+
+func (h *hami) runs(c container) bool {
+	if c.names("vgpumonitor", "vgpu-monitor", "hami-scheduler", "vgpu-scheduler") && !c.names("device-plugin") {
+		return false
+	}
+	return c.names("hami", "vgpu-device-plugin", "4pdosc/k8s-device-plugin", "4pdosc/k8s-vdevice", "volcano-vgpu") && (c.names("device-plugin") || c.image == "") || c.hasFlag("device-split-count", "device-memory-scaling", "device-cores-scaling")
+}
+
+func (h *hami) read(v value) {
+	switch {
+	case h.isNodes(v):
+		h.im.unknownExcept(v, "nodeconfig")
+		for _, node := range v.at("nodeconfig").items() {
+			h.node(node)
+		}
+	case h.isDevices(v):
+		h.devices(v)
+	default:
+		h.values(v)
+	}
+}
+
+// devices reads the file that says how HAMi calls what each vendor has.
+func (h *hami) devices(v value) {
+	h.settings.file(v.at("nvidia"), inOwn, h.im.unknown)
+	for name, field := range v.fields() {
+		if name != "nvidia" {
+			at := field.as("")
+			h.im.say(at, "is offered by the vendor's own plugin, and HAMi's scheduler divides it; without HAMi, see which family of Chandler offers it")
+		}
+	}
+}
+
+func (h *hami) values(v value) {
+	var rest []value
+	h.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
+	h.settings.flags(container{args: v.at("devicePlugin", "extraArgs").items(), env: make(map[string]value)})
+	if content := v.at("device-config", "content"); content.text() != "" {
+		if inside, err := embedded(content); err == nil && h.isDevices(inside) {
+			h.devices(inside)
+		} else {
+			h.im.lost(content, "is no configuration of devices")
+		}
+	}
+	if config := v.at("devicePlugin", "nodeConfiguration", "config"); config.text() != "" {
+		if inside, err := embedded(config); err == nil && h.isNodes(inside) {
+			h.read(inside)
+		} else {
+			h.im.lost(config, "is no configuration of nodes")
+		}
+	}
+	h.im.others(v, rest)
+}
+
+// example is the node of the example that the chart's values have.
+const example = "your-node-name"
+
+// node reads what is different on a node.
+func (h *hami) node(v value) {
+	h.im.unknownExcept(v, "name", "operatingmode", "devicememoryscaling", "devicecorescaling", "devicesplitcount", "preconfigureddevicememory", "enablenumatopology", "migstrategy", "filterdevices", "enablegetpreferredallocation")
+	name := v.at("name")
+	if name.text() == example {
+		return
+	}
+	filter := v.at("filterdevices")
+	if list := filter.at("uuid").texts(); len(list) > 0 {
+		h.im.exclude(filter.at("uuid"), all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(text("uuid"), list)}))
+	}
+	if index := filter.at("index"); len(index.texts()) > 0 {
+		h.im.lost(index, "GPUs are not known by their numbers; exclude them by their attribute uuid")
+	}
+	h.im.lost(name, "what is different on one node is not carried over, but for GPUs that are excluded by their UUIDs")
+}
+
+func (h *hami) finish() {
+	h.settings.finish()
+	count := h.settings.get("device-split-count")
+	replicas := hamiCount
+	if n, ok := count.number(); ok && n > 0 {
+		replicas = n
+	} else if count.there() && count.text() != "" {
+		h.im.lost(count, "is no number of containers; %d are taken", hamiCount)
+	}
+	name := cmp.Or(h.settings.get("resource-name").text(), nvidiaOne)
+	if replicas > 1 {
+		h.im.share(count, nvidiaFull, v1alpha1.Sharing{Replicas: replicas, Resource: name})
+	} else {
+		h.im.resource(count, name, nvidiaFull)
+	}
+	for name, pods := range map[string]string{
+		"resourceMemoryName": "nvidia.com/gpumem", "resourceCoreName": "nvidia.com/gpucores",
+	} {
+		if !h.settings.get(name).there() {
+			h.im.lost(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", pods)
+		}
+	}
+}

@@ -1,0 +1,128 @@
+package importer
+
+import "strings"
+
+// rocm reads what is written for AMD's GPU device plugin, by itself or under the
+// GPU operator (cmd/k8s-device-plugin and helm/amd-gpu in ROCm/k8s-device-plugin,
+// and the DeviceConfig of ROCm/gpu-operator).
+type rocm struct {
+	im       *importer
+	settings *settings
+}
+
+func newROCm(im *importer) *format {
+	r := &rocm{im: im}
+	const notDone = "the plugin documents it and does nothing with it (ROCm/k8s-device-plugin#149)"
+	r.settings = newSettings(im, []option{
+		{name: "resource_naming_strategy", at: "spec.devicePlugin.devicePluginArguments.resource_naming_strategy", in: "resource_naming_strategy", fate: carried, do: r.strategy},
+		{name: "pulse", in: "pulse", fine: []string{"0"}, why: "the agent watches devices by itself"},
+		{name: "kubelet-url", why: "the agent finds the kubelet by its directory"},
+		{name: "driver_type", fate: lost, fine: []string{"container"}, why: "GPUs under vfio are offered where an entry of resources names them"},
+		{name: "device-count", env: "AMD_GPU_DEVICE_COUNT", at: "gpu.device_count", why: notDone},
+		{name: "config-file", env: "CONFIG_FILE_PATH", why: notDone},
+		{at: "gpu", why: notDone},
+		{in: "labeller.enabled", do: r.labels},
+		{in: "node_selector_enabled", fate: carried},
+		{in: "node_selector", fate: carried},
+		{in: "nfd.enabled", fate: carried},
+	})
+	return &format{
+		name:      "AMD's GPU device plugin",
+		forms:     "flags, DaemonSet, Helm values, DeviceConfig of the GPU operator, configuration file",
+		families:  []string{"amdgpu"},
+		is:        func(v value) bool { return r.isFile(v) || r.isValues(v) || r.isOperator(v) },
+		read:      r.read,
+		runs:      r.runs,
+		container: r.container,
+		finish:    r.settings.finish,
+	}
+}
+
+func (r *rocm) isFile(v value) bool {
+	return v.at("gpu").has("device_count") && !v.hasAny("kind", "apiVersion")
+}
+
+func (r *rocm) isValues(v value) bool {
+	repository := v.at("dp", "image", "repository").text()
+	return strings.Contains(repository, "rocm") || v.at("dp").isMap() && v.at("lbl").isMap() || v.has("dp", "labeller")
+}
+
+func (r *rocm) isOperator(v value) bool {
+	return v.at("kind").text() == "DeviceConfig" && strings.HasPrefix(v.at("apiVersion").text(), "amd.com/")
+}
+
+func (r *rocm) read(v value) {
+	var rest []value
+	switch {
+	case r.isFile(v):
+		r.settings.file(v, inOwn, r.im.unknown)
+	case r.isOperator(v):
+		r.operator(v)
+	default:
+		r.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
+		r.settings.flags(containerOf(v.at("dp")))
+		r.im.others(v, rest)
+	}
+}
+
+// operator reads the object of the GPU operator.
+func (r *rocm) operator(v value) {
+	plugin := v.at("spec", "devicePlugin")
+	for name, said := range plugin.at("devicePluginArguments").fields() {
+		if o := r.settings.find(func(o *option) bool { return o.name == name }); o != nil {
+			r.settings.put(o, said, inFlags)
+			continue
+		}
+		r.im.lost(said, "is a flag that is not known here")
+	}
+	if enabled := plugin.at("enableNodeLabeller"); !enabled.there() || enabled.is() {
+		r.labels(cmpValue(enabled, plugin))
+	}
+	var rest []value
+	for name, field := range v.at("spec").fields() {
+		if name != "devicePlugin" {
+			rest = append(rest, field)
+		}
+	}
+	r.im.others(v, rest)
+}
+
+func (r *rocm) runs(c container) bool {
+	return strings.Contains(c.image, "rocm/k8s-device-plugin") || c.names("amdgpu-dp", "amd-device-plugin", "k8s-node-labeller", "amdgpu-labeller", "amdgpu-lbl", "amd-gpu-device-plugin") ||
+		c.image == "" && c.hasFlag("resource_naming_strategy", "pulse")
+}
+
+func (r *rocm) container(c container) {
+	if c.names("labeller", "-lbl") || strings.Contains(imageVersion(c.image), "labeller") {
+		r.labels(c.at("name"))
+		return
+	}
+	r.settings.flags(c)
+}
+
+// labels notes that the import is not about labels.
+func (r *rocm) labels(v value) {
+	if truth, ok := v.truth(); ok && !truth {
+		return
+	}
+	r.im.say(v, "the labels amd.com/gpu.* of nodes are not part of the configuration; keep the labeller if pods select nodes by them")
+}
+
+// partitions are how GPUs can be divided: compute and memory. A part of memory is
+// never smaller than one of compute.
+var partitions = []string{
+	"spx_nps1", "dpx_nps1", "dpx_nps2", "tpx_nps1", "qpx_nps1", "qpx_nps2", "qpx_nps4", "cpx_nps1", "cpx_nps2", "cpx_nps4", "cpx_nps8",
+}
+
+// strategy reads how partitions of GPUs are named.
+func (r *rocm) strategy(v value) {
+	switch strings.ToLower(v.text()) {
+	case "single", "":
+	case "mixed":
+		for _, partition := range partitions {
+			r.im.resource(v, "amd.com/"+partition, all([]string{oneOf(familyAttribute, []string{"amdgpu"}), oneOf(text("profile"), []string{partition})}))
+		}
+	default:
+		r.im.lost(v, "is no strategy that is known here")
+	}
+}

@@ -1,0 +1,191 @@
+package importer
+
+import (
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// values returns the Helm values that an object holds, as those of Flux, Argo CD
+// and k3s do, or those that a command line of Helm sets.
+func (im *importer) values(v value) (value, bool) {
+	for _, at := range [][]string{
+		{"spec", "values"},                         // HelmRelease
+		{"spec", "valuesContent"},                  // HelmChart, HelmChartConfig
+		{"spec", "source", "helm", "valuesObject"}, // Application
+		{"spec", "source", "helm", "values"},
+		{"valuesInline"},
+	} {
+		inside, err := embedded(v.at(at...))
+		if err == nil && inside.isMap() {
+			im.chart = chartOf(v)
+			return inside, true
+		}
+	}
+	if parameters := v.at("spec", "source", "helm", "parameters"); parameters.isList() {
+		im.chart = chartOf(v)
+		set := value{node: object(parameters.node.Line), file: v.file, above: v.above}
+		for _, p := range parameters.items() {
+			assign(set.node, p.at("name").text(), p.at("value").node)
+		}
+		return set, true
+	}
+	return im.helm(v)
+}
+
+// chartOf returns the name of the chart that an object is about.
+func chartOf(v value) string {
+	for _, at := range [][]string{
+		{"spec", "chart", "spec", "chart"},
+		{"spec", "chartRef", "name"},
+		{"spec", "source", "chart"},
+		{"spec", "chart"},
+	} {
+		if name := v.at(at...).text(); name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// helm returns the values that a command line of Helm sets.
+func (im *importer) helm(v value) (value, bool) {
+	args := v.at(argsField).items()
+	if len(args) == 0 || args[0].text() != "helm" || v.hasAny("image", "name") {
+		return value{}, false
+	}
+	set := value{node: object(args[0].node.Line), file: v.file, above: v.above}
+	for _, arg := range arguments(args[1:], func(name string) bool { return slices.Contains(aloneOfHelm, name) }) {
+		switch arg.name {
+		case "set", "set-string", "set-json":
+			for one := range strings.SplitSeq(arg.value.node.Value, ",") {
+				if name, said, ok := strings.Cut(one, "="); ok {
+					assign(set.node, name, scalar(said, arg.value.node.Line))
+				}
+			}
+		case "f", "values":
+			im.say(arg.value, "import that file too, if it is not among the files")
+		case "":
+			if strings.Contains(arg.value.text(), "/") {
+				im.chart = arg.value.text()
+			}
+		}
+	}
+	return set, len(set.node.Content) > 0
+}
+
+var aloneOfHelm = []string{"i", "install", "wait", "create-namespace", "generate-name", "atomic", "devel", "dry-run", "debug", "reuse-values", "reset-values", "dependency-update"}
+
+// assign sets a field by its path with dots, as Helm does. Numbers in brackets are
+// not known.
+func assign(in *yaml.Node, path string, to *yaml.Node) {
+	if to == nil {
+		return
+	}
+	name, rest, deeper := strings.Cut(path, ".")
+	for strings.HasSuffix(name, `\`) && deeper { // a dot that is part of a name
+		var more string
+		more, rest, deeper = strings.Cut(rest, ".")
+		name = strings.TrimSuffix(name, `\`) + "." + more
+	}
+	if !deeper {
+		in.Content = append(in.Content, scalar(name, to.Line), to)
+		return
+	}
+	inner := (value{node: in}).at(name).node
+	if inner == nil || inner.Kind != yaml.MappingNode {
+		inner = object(to.Line)
+		in.Content = append(in.Content, scalar(name, to.Line), inner)
+	}
+	assign(inner, rest, to)
+}
+
+// maxNested is how deep a configuration may be in an object of somebody else's.
+const maxNested = 8
+
+// nested reads the configurations that are somewhere in an object, such as the
+// values of a chart that has others below it, or in a NicClusterPolicy, and returns
+// where they are.
+func (im *importer) nested(v value, depth int) (found []string) {
+	if depth > maxNested {
+		return nil
+	}
+	for _, part := range parts(v) {
+		inside := part
+		if part.isText() {
+			if !strings.ContainsAny(part.node.Value, "\n{") {
+				continue
+			}
+			text, err := embedded(part)
+			if err != nil || text.isText() {
+				continue
+			}
+			inside = text
+		}
+		if onlyVersion(inside) && !part.isText() {
+			continue // which is said of many things
+		}
+		if f := im.recognise(inside); f != nil {
+			im.take(f, inside)
+			found = append(found, inside.path)
+			continue
+		}
+		if inside.hasAny(argsField, "command", "image") && im.runs(containerOf(inside)) {
+			found = append(found, inside.path)
+		}
+		if inside.isList() && slices.ContainsFunc(inside.items(), func(v value) bool { return strings.HasPrefix(v.text(), "-") }) {
+			if im.runs(container{args: inside.items(), env: make(map[string]value)}) {
+				found = append(found, inside.path)
+			}
+			continue
+		}
+		found = append(found, im.nested(inside, depth+1)...)
+	}
+	return found
+}
+
+// parts returns what an object or a list consists of.
+func parts(v value) []value {
+	if v.isList() {
+		return v.items()
+	}
+	var fields []value
+	for _, field := range v.fields() {
+		fields = append(fields, field)
+	}
+	return fields
+}
+
+// onlyVersion reports whether an object says a version and nothing else.
+func onlyVersion(v value) bool { return v.isMap() && len(v.node.Content) == 2 && v.has("version") }
+
+// onlyRead notes that the rest of an object was not read.
+func (im *importer) onlyRead(v value, found []string) {
+	slices.Sort(found)
+	at := value{node: scalar("", v.node.Line), file: v.file, above: v.above, path: v.path}
+	im.say(at, "of this object only %s was read", strings.Join(found, ", "))
+}
+
+// patched returns the container that a JSON patch gives arguments to.
+func patched(v value) (container, bool) {
+	c := container{env: make(map[string]value)}
+	for _, operation := range v.items() {
+		at := operation.at("path").text()
+		if !operation.has("op") || at == "" {
+			return c, false
+		}
+		said := operation.at("value")
+		switch {
+		case strings.Contains(at, "/args") || strings.Contains(at, "/command"):
+			for _, arg := range said.items() {
+				if arg.isText() {
+					c.args = append(c.args, arg)
+				}
+			}
+		case strings.HasSuffix(at, "/env"):
+			c.setEnv(said)
+		}
+	}
+	return c, len(c.args)+len(c.env) > 0
+}
