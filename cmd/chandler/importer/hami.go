@@ -177,11 +177,7 @@ func (h *hami) finish() {
 	} else {
 		h.im.resource(count, name, nvidiaFull)
 	}
-	for name, pods := range map[string]string{
-		"resourceMemoryName": "nvidia.com/gpumem", "resourceCoreName": "nvidia.com/gpucores",
-	} {
-		if !h.settings.get(name).there() {
-			h.im.lost(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", pods)
-		}
+	if !h.settings.get("resourceMemoryName").there() && !h.settings.get("resourceCoreName").there() {
+		h.im.lost(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for nvidia.com/gpumem and nvidia.com/gpucores")
 	}
 }

@@ -134,9 +134,9 @@ func (s *settings) flags(c container) {
 			s.put(o, arg.value, inFlags)
 		}
 	}
-	for name, v := range c.env {
+	for _, name := range sorted(c.env) {
 		if o := s.find(func(o *option) bool { return o.variable() == name && name != "" }); o != nil {
-			s.put(o, v, inEnv)
+			s.put(o, c.env[name], inEnv)
 		}
 	}
 }
