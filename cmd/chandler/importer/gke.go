@@ -34,7 +34,11 @@ func (g *gke) read(v value) {
 	}
 	if n, ok := count.number(); ok && n > 1 {
 		g.im.share(count, nvidiaGPU, v1alpha1.Sharing{Replicas: n})
-		g.im.failGreater(count)
+		if sharing.at("GPUSharingStrategy").text() == "mps" {
+			g.im.lost(count, "not carried over: a container that asks for more than one share gets them, also where the node has several GPUs")
+		} else {
+			g.im.onlyOne(count, nvidiaOne)
+		}
 	}
 	if size := v.at("GPUPartitionSize"); size.text() != "" {
 		g.im.say(size, "MIG instances are offered as they are found; making them is not the agent's")

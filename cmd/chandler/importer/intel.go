@@ -183,16 +183,28 @@ func (i *intel) deployment() []option {
 
 func (i *intel) common() []option { return nil }
 
-// policy is the option for which of several free devices are given out.
-func policy(at string) option {
-	return option{name: "allocation-policy", at: at, fate: lost, fine: []string{"none"}, why: "not carried over: which of the free devices a pod gets is chosen by where they are, and shares from the device that has the most left"}
+// policy is the option for which of several free devices a pod gets. Those that
+// are not in the list are how it is without.
+func (i *intel) policy(at string, known map[string]v1alpha1.Policy, names ...string) option {
+	return option{name: "allocation-policy", at: at, do: func(v value) {
+		policy, ok := known[v.text()]
+		switch {
+		case !ok && v.text() != "":
+			i.im.lost(v, "is no policy that is known here")
+		case policy != v1alpha1.PolicyAligned && policy != "":
+			i.im.policy(v, policy, names...)
+		}
+	}}
 }
 
 const fromKernel = "health is what the kernel tells"
 
 func (i *intel) gpu() []option {
-	values := policy("preferredAllocationPolicy")
-	values.fine = append(values.fine, "")
+	// With balanced, shares are of the GPUs that have most of them left.
+	policies := map[string]v1alpha1.Policy{"none": v1alpha1.PolicyAligned, "balanced": v1alpha1.PolicyAligned, "packed": v1alpha1.PolicyPacked}
+	policy := i.policy("preferredAllocationPolicy", policies, "gpu.intel.com/i915", "gpu.intel.com/xe")
+	ofChart := policy
+	ofChart.name, ofChart.at = "", "allocationPolicy"
 	return []option{
 		i.shared(oneOf(familyAttribute, []string{"intelgpu"}) + " && " + oneOf(kindAttribute, []string{"gpu"})),
 		{name: "enable-monitoring", at: "enableMonitoring", alone: true, fate: carried},
@@ -202,8 +214,8 @@ func (i *intel) gpu() []option {
 		{name: "bypath", at: "bypathMode", fate: lost, fine: []string{"single"}, why: "not carried over: containers get the links in /dev/dri/by-path that lead to their own devices"},
 		{name: "wsl", alone: true, fate: lost, fine: []string{"false"}, why: "GPUs of WSL are not offered"},
 		{name: "resource-manager", at: "resourceManager", alone: true, fate: lost, fine: []string{"false"}, why: "parts of GPUs in millicores, tiles and memory are not offered; share them by replicas, or memory by units"},
-		values,
-		{at: "allocationPolicy", fate: lost, fine: values.fine, why: values.why},
+		policy,
+		ofChart,
 		{name: "health-management", alone: true, why: fromKernel},
 		{name: "xpumd-endpoint", why: fromKernel},
 		{name: "temp-limit", why: fromKernel},
@@ -267,7 +279,9 @@ func (i *intel) qat() []option {
 		{name: "dpdk-driver", at: "dpdkDriver", fine: []string{"vfio-pci"}, why: "virtual functions are offered under igb_uio as well as under vfio-pci"},
 		{name: "kernel-vf-drivers", at: "kernelVfDrivers", do: i.architectures},
 		{name: "max-num-devices", at: "maxNumDevices", why: "all virtual functions that are bound to vfio-pci are offered; leave those with their driver that the kernel is to keep"},
-		policy("preferredAllocationPolicy"),
+		// With packed, virtual functions of one device are together.
+		i.policy("preferredAllocationPolicy", map[string]v1alpha1.Policy{"balanced": v1alpha1.PolicySpread, "packed": v1alpha1.PolicyAligned},
+			"qat.intel.com/generic", "qat.intel.com/cy", "qat.intel.com/dc", "qat.intel.com/sym", "qat.intel.com/asym"),
 		{name: "mode", fate: lost, fine: []string{"dpdk"}, why: "instances of the kernel's own driver are not offered, only virtual functions"},
 		{name: "binds", env: "ENABLED_QAT_PF_PCIIDS", why: "is about making virtual functions: see chandler provision"},
 	}

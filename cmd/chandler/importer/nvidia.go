@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -67,7 +68,7 @@ func (n *nvidia) options() []option {
 		{name: "gds-enabled", at: "flags.gdsEnabled", in: "gdsEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no nodes and no variable of GPUDirect Storage"},
 		{name: "mofed-enabled", at: "flags.mofedEnabled", in: "mofedEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no RDMA devices with their GPUs; they ask for them beside"},
 		{name: "device-discovery-strategy", at: "flags.deviceDiscoveryStrategy", in: "deviceDiscoveryStrategy", fate: lost, fine: []string{"auto", "nvml"}, why: "Tegra's GPUs are not offered"},
-		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", fate: lost, fine: []string{"distributed"}, why: "not carried over: shares are given out from the GPU that has the most left"},
+		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", fate: carried},
 		{name: "cdi-enabled", at: "flags.plugin.cdiEnabled", alone: true, why: noFile},
 		{name: "cdi-annotation-prefix", at: "flags.plugin.cdiAnnotationPrefix", fine: []string{"cdi.k8s.io/"}, why: noFile},
 		{name: "nvidia-ctk-path", at: "flags.plugin.nvidiaCTKPath", why: noFile},
@@ -282,10 +283,7 @@ const nvml = "the names and UUIDs of MIG instances are known where chandler-nvml
 
 // timeSlicing reads shares by number.
 func (n *nvidia) timeSlicing(v value) {
-	n.shares(v)
-	if fail := v.at("failRequestsGreaterThanOne"); fail.is() {
-		n.im.failGreater(fail)
-	}
+	n.shares(v, v.at("failRequestsGreaterThanOne").is())
 }
 
 // mps reads shares by number that a daemon controls.
@@ -294,7 +292,8 @@ func (n *nvidia) mps(v value) {
 		n.im.lost(v, "the plugin does not take it together with timeSlicing, and neither is it here")
 		return
 	}
-	n.shares(v)
+	fail := v.at("failRequestsGreaterThanOne")
+	n.shares(v, !fail.there() || fail.is())
 	root := n.settings.get("mps-root")
 	dir := root.text()
 	if dir == "" {
@@ -302,25 +301,11 @@ func (n *nvidia) mps(v value) {
 	}
 	n.im.root(root, "nvidia-mps", dir)
 	n.im.say(v.at("resources"), "NVIDIA's mps-control-daemon has to run as before, with %s shown to the agent", dir)
-	if fail := v.at("failRequestsGreaterThanOne"); !fail.there() || fail.is() {
-		if !fail.there() {
-			fail = v.at("resources")
-		}
-		n.im.failGreater(fail)
-	}
 }
 
-// failGreater notes that more than one share of a device can be asked for.
-func (im *importer) failGreater(v value) {
-	at := v
-	if !v.isText() && v.node != nil {
-		at.node = scalar("", v.node.Line)
-	}
-	im.lost(at, "failRequestsGreaterThanOne is not carried over: a container that asks for more than one share gets them, and is not refused")
-}
-
-// shares reads which resources have how many shares.
-func (n *nvidia) shares(v value) {
+// shares reads which resources have how many shares, and whether a container may
+// have one of them only.
+func (n *nvidia) shares(v value, onlyOne bool) {
 	n.im.unknownExcept(v, "renameByDefault", "failRequestsGreaterThanOne", "resources")
 	rename := v.at("renameByDefault").is()
 	for _, r := range v.at("resources").items() {
@@ -354,6 +339,17 @@ func (n *nvidia) shares(v value) {
 			n.im.say(devices, "the plugin itself ignores it, and shares all devices")
 		}
 		n.im.share(r, cel, sharing)
+		shared := cmp.Or(sharing.Resource, name)
+		if onlyOne {
+			n.im.onlyOne(r, shared)
+		}
+		switch policy := n.settings.get("shared-devices-allocation-policy"); policy.text() {
+		case "", "distributed":
+		case "packed":
+			n.im.policy(policy, v1alpha1.PolicyPacked, shared)
+		default:
+			n.im.lost(policy, "is no policy that is known here")
+		}
 	}
 }
 

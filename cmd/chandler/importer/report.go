@@ -148,6 +148,33 @@ func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
 	return ok
 }
 
+// allocation sets how what a resource counts is given out.
+func (im *importer) allocation(from value, name string, set func(*v1alpha1.Allocation)) {
+	i := slices.IndexFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool { return a.Resource == name })
+	if i >= 0 {
+		set(&im.config.Allocation[i])
+		return
+	}
+	entry := v1alpha1.Allocation{Resource: name}
+	set(&entry)
+	if im.fits(from, "", v1alpha1.DriverConfig{Allocation: []v1alpha1.Allocation{entry}}) {
+		im.config.Allocation = append(im.config.Allocation, entry)
+		im.origin("allocation", from)
+	}
+}
+
+// onlyOne has containers refused that ask for more than one of a resource.
+func (im *importer) onlyOne(from value, name string) {
+	im.allocation(from, name, func(a *v1alpha1.Allocation) { a.FailRequestsGreaterThanOne = true })
+}
+
+// policy sets which of what a resource counts a container gets.
+func (im *importer) policy(from value, policy v1alpha1.Policy, names ...string) {
+	for _, name := range names {
+		im.allocation(from, name, func(a *v1alpha1.Allocation) { a.Policy = policy })
+	}
+}
+
 // root names a directory of the host for a family.
 func (im *importer) root(from value, family, dir string) {
 	roots := map[string]string{family: dir}

@@ -74,7 +74,7 @@ func block(node *yaml.Node) {
 }
 
 // first are the fields that begin an object.
-var first = []string{"apiVersion", "kind", "name", "resource", "cel"}
+var first = []string{"apiVersion", "kind", "mode", "name", "resource", "cel"}
 
 // order puts the fields that tell what an object is before the others.
 func order(node *yaml.Node) {
