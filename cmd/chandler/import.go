@@ -61,7 +61,7 @@ type errChanged int
 const errChangedCode = 2
 
 func (e errChanged) Error() string {
-	return fmt.Sprintf("%s not carried over and change what pods get; see the comments", number(int(e), "setting"))
+	return fmt.Sprintf("what pods get changes by %s that could not be carried over; see the comments", number(int(e), "setting"))
 }
 
 // ExitCode returns the exit code of the program.

@@ -34,7 +34,7 @@ func TestConfigImport(t *testing.T) {
 		says   string
 	}{
 		"the same":               {[]string{same}, 0, "replicas: 2", ""},
-		"something else":         {[]string{changed, same}, 2, "deviceIDStrategy: index", "1 setting not carried over"},
+		"something else":         {[]string{changed, same}, 2, "deviceIDStrategy: index", "by 1 setting that could not be carried over"},
 		"unknown":                {[]string{same, unknown}, 1, "", "unknown.yaml: nothing in it is known; known are\n  HAMi"},
 		"missing":                {[]string{filepath.Join(dir, "missing.yaml")}, 1, "", "missing.yaml"},
 		"no file":                {nil, 1, "", "arg"},

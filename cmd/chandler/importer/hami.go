@@ -11,6 +11,7 @@ import (
 type hami struct {
 	im       *importer
 	settings *settings
+	volcano  bool // it is the variant for Volcano's scheduler
 }
 
 // hamiCount is how many containers may have a GPU if nothing is said.
@@ -66,14 +67,17 @@ func newHAMi(im *importer) *format {
 		{in: "schedulerName", fine: []string{"hami-scheduler"}, why: "pods go to the cluster's scheduler"},
 	})
 	return &format{
-		name:      "HAMi",
-		forms:     "flags, DaemonSet, Helm values, device-config.yaml and config.json of its ConfigMaps",
-		families:  []string{"nvidia"},
-		is:        func(v value) bool { return h.isDevices(v) || h.isNodes(v) || h.isValues(v) },
-		read:      h.read,
-		runs:      h.runs,
-		container: func(c container) { h.settings.flags(c) },
-		finish:    h.finish,
+		name:     "HAMi",
+		forms:    "flags, DaemonSet, Helm values, device-config.yaml and config.json of its ConfigMaps",
+		families: []string{"nvidia"},
+		is:       func(v value) bool { return h.isDevices(v) || h.isNodes(v) || h.isValues(v) },
+		read:     h.read,
+		runs:     h.runs,
+		container: func(c container) {
+			h.volcano = h.volcano || c.names("volcano")
+			h.settings.flags(c)
+		},
+		finish: h.finish,
 	}
 }
 
@@ -172,12 +176,16 @@ func (h *hami) finish() {
 		h.im.lost(count, "is no number of containers; %d are taken", hamiCount)
 	}
 	name := cmp.Or(h.settings.get("resource-name").text(), nvidiaOne)
+	memory := "nvidia.com/gpumem and nvidia.com/gpucores"
+	if h.volcano {
+		name, memory = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory and volcano.sh/vgpu-cores"
+	}
 	if replicas > 1 {
 		h.im.share(count, nvidiaFull, v1alpha1.Sharing{Replicas: replicas, Resource: name})
 	} else {
 		h.im.resource(count, name, nvidiaFull)
 	}
 	if !h.settings.get("resourceMemoryName").there() && !h.settings.get("resourceCoreName").there() {
-		h.im.lost(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for nvidia.com/gpumem and nvidia.com/gpucores")
+		h.im.lost(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", memory)
 	}
 }

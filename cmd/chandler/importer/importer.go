@@ -57,6 +57,9 @@ func Import(files []File, options Options) (*Result, error) {
 		if f.finish != nil && im.found[f.name] {
 			f.finish()
 		}
+		if f.needs && f.runsAt != nil && !f.wasRead {
+			im.lost(*f.runsAt, "which devices the plugin offers is in a file that is not among those imported")
+		}
 	}
 	for _, file := range sorted(im.unread) {
 		im.say(value{file: file}, "not read, since they are of no device plugin: %s", strings.Join(im.unread[file], ", "))
@@ -77,6 +80,10 @@ type format struct {
 	// alternatives says that the files of a ConfigMap are such of which each node
 	// reads one.
 	alternatives bool
+
+	needs   bool   // the plugin does nothing without a document
+	runsAt  *value // a container that runs it, nil if there is none
+	wasRead bool   // there was a document
 
 	is   func(value) bool // whether a document is the plugin's
 	read func(value)      // reads a document
@@ -181,7 +188,7 @@ func (im *importer) recognise(v value) *format {
 
 // take reads a document of a known format.
 func (im *importer) take(f *format, v value) {
-	im.found[f.name] = true
+	im.found[f.name], f.wasRead = true, true
 	f.read(v)
 }
 

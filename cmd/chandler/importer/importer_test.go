@@ -129,27 +129,6 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-func FuzzImport(f *testing.F) {
-	entries, err := os.ReadDir("testdata")
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, entry := range entries {
-		if strings.HasSuffix(entry.Name(), ".golden") || entry.Name() == "fuzz" {
-			continue
-		}
-		for _, file := range filesOf(f, filepath.Join("testdata", entry.Name())) {
-			f.Add(file.Data)
-		}
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		if len(data) > 1<<14 {
-			return
-		}
-		_, _, _ = read(t, Options{Only: true}, File{Name: "fuzz", Data: data})
-	})
-}
-
 // Text of other people is never too much, whatever aliases and counts make of it.
 func TestImportIsBounded(t *testing.T) {
 	bomb := "a: &a [x, x, x, x, x, x, x, x]\n"

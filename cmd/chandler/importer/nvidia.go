@@ -16,6 +16,8 @@ import (
 type nvidia struct {
 	im       *importer
 	settings *settings
+	own      bool  // the plugin's configuration file was read
+	where    value // the file or ConfigMap in which it is
 }
 
 func newNVIDIA(im *importer) *format {
@@ -30,7 +32,7 @@ func newNVIDIA(im *importer) *format {
 		read:         n.read,
 		runs:         n.runs,
 		container:    n.container,
-		finish:       n.settings.finish,
+		finish:       n.finish,
 	}
 }
 
@@ -79,7 +81,7 @@ func (n *nvidia) options() []option {
 		{name: "cdi-disable-hooks", why: noFile},
 		{name: "use-node-feature-api", at: "flags.useNodeFeatureAPI", alone: true, why: "is about labels of nodes"},
 		{name: "kubelet-socket", why: ours},
-		{name: "config-file", fine: []string{"/config/config.yaml"}, why: "import that file too, if it is not among the files"},
+		{name: "config-file", fate: carried},
 		{name: "mps-root", at: "flags.mpsRoot", in: "mps.root", fate: carried},
 		{name: "imex-channel-ids", at: "imex.channelIDs", fate: lost, why: "containers get no IMEX channel with a GPU; they ask for one beside"},
 		{name: "imex-required", at: "imex.required", alone: true, fine: []string{"false"}, why: "an IMEX channel is a device of its own"},
@@ -94,7 +96,7 @@ func (n *nvidia) options() []option {
 		{at: "resources", fate: idle, why: "the plugin itself ignores it and uses its own names; name devices by an entry of resources"},
 		{at: "sharing.timeSlicing", fate: carried, do: n.timeSlicing},
 		{at: "sharing.mps", fate: carried, do: n.mps},
-		{in: "config.name", why: "import that ConfigMap too, if it is not among the files"},
+		{in: "config.name", fate: carried},
 		{in: "config.default", fate: carried},
 		{in: "config.fallbackStrategies", fate: carried},
 		{in: "config.map", fate: carried},
@@ -144,11 +146,24 @@ func (n *nvidia) isValues(v value) bool {
 	return v.hasAny("migStrategy", "deviceListStrategy", "deviceIDStrategy", "compatWithCPUManager", "nvidiaDriverRoot") || n.isOperator(v)
 }
 
+func (n *nvidia) finish() {
+	n.settings.finish()
+	for _, name := range []string{"config-file", "config.name"} {
+		if v := n.settings.get(name); v.text() != "" {
+			n.where = v
+		}
+	}
+	if n.where.text() != "" && !n.own {
+		n.im.lost(n.where, "how GPUs are shared is in there, and it is not among the files")
+	}
+}
+
 func (n *nvidia) read(v value) {
 	switch {
 	case n.isPolicy(v):
 		n.operator(v.at("spec"))
 	case n.isOwn(v):
+		n.own = true
 		n.settings.file(v, inOwn, n.im.unknown)
 	case n.isOperator(v):
 		n.operator(v)
@@ -201,8 +216,8 @@ func (n *nvidia) operator(v value) {
 		n.settings.put(n.settings.find(func(o *option) bool { return o.name == "mps-root" }), root, inFile)
 	}
 	n.named(plugin.at("config", "data"))
-	if name := plugin.at("config", "name"); !name.null() && name.text() != "" && !plugin.at("config", "data").isMap() {
-		n.im.say(name, "import that ConfigMap too, if it is not among the files")
+	if name := plugin.at("config", "name"); name.text() != "" {
+		n.where = name
 	}
 	if gfd := v.at("gfd", "enabled"); gfd.is() {
 		n.labels(gfd)

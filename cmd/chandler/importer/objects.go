@@ -202,7 +202,8 @@ func (im *importer) configMap(v value) (known bool, err error) {
 // chosen reads configurations of one format, or the one that counts if each node
 // reads another.
 func (im *importer) chosen(f *format, configurations []value) {
-	if !f.alternatives || len(configurations) == 1 {
+	objects := slices.ContainsFunc(configurations, func(c value) bool { return c.has("kind") })
+	if !f.alternatives || len(configurations) == 1 || objects {
 		for _, c := range configurations {
 			im.take(f, c)
 		}
@@ -275,6 +276,12 @@ func (im *importer) runs(c container) bool {
 	for _, f := range im.formats {
 		if f.runs != nil && f.runs(c) {
 			im.found[f.name] = true
+			if at := c.at("name"); f.runsAt == nil && at.there() {
+				f.runsAt = &at
+			} else if f.runsAt == nil {
+				at := c.as("")
+				f.runsAt = &at
+			}
 			f.container(c)
 			return true
 		}

@@ -26,6 +26,7 @@ func newRDMAShared(im *importer) *format {
 		forms:        "config.json alone, in a ConfigMap or a NicClusterPolicy, flags, DaemonSet, Helm values",
 		families:     []string{"rdma"},
 		alternatives: true,
+		needs:        true,
 		is: func(v value) bool {
 			return v.has("configList") || isOldRDMA(v) || isSection(v, "rdmaSharedDevicePlugin")
 		},
@@ -110,6 +111,9 @@ func (r *rdmaShared) pool(v value) {
 	one(text("pciVendor"), ids(selectors.at("vendors")))
 	one(text("pciDevice"), ids(selectors.at("deviceIDs")))
 	one(text("driver"), selectors.at("drivers").texts())
+	if len(v.at("devices").texts()) > 0 && len(selectors.fieldsWith()) > 0 {
+		r.im.lost(v.at("devices"), "the plugin does not take devices and selectors together; here both must hold")
+	}
 	one(text("ifName"), slices.Concat(v.at("devices").texts(), selectors.at("ifNames").texts()))
 	one(text("linkLayer"), linkLayers(selectors.at("linkTypes")))
 	if len(chosen) == 0 {

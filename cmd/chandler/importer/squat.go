@@ -3,6 +3,8 @@ package importer
 import (
 	"cmp"
 	"path"
+	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -16,7 +18,10 @@ type squat struct {
 	im       *importer
 	settings *settings
 	devices  []value // of all files and arguments
+	version  string  // of the image, "" if it is not known
 	taken    map[string]bool
+	ran      value // the container
+	told     bool  // that the domain is not known for sure
 }
 
 func newSquat(im *importer) *format {
@@ -27,6 +32,7 @@ func newSquat(im *importer) *format {
 		{name: "config", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
 		{name: "config-file", fine: []string{"/etc/generic-device-plugin/config.yaml"}, why: "import that file too, if it is not among the files"},
 		{name: "plugin-directory", at: "plugin-directory", why: "the agent has a flag for the kubelet's directory"},
+		{at: "status", fine: []string{"enabled"}, why: "the agent offers what the configuration names"},
 		{name: "listen", at: "listen", why: "the agent has metrics of its own"},
 		{name: "log-level", at: "log-level", why: "the agent has flags for its log"},
 		{at: "device", many: true, fate: carried},
@@ -60,7 +66,7 @@ func (s *squat) is(v value) bool {
 // isDevice recognises what --device takes.
 func isDevice(v value) bool {
 	groups := v.at("groups")
-	return v.hasAny("name", "type") && (groups.isList() && len(groups.node.Content) > 0 && groups.items()[0].hasAny("paths", "usb") || v.at("paths").isList() && v.has("type"))
+	return v.hasAny("name", "type") && (groups.isList() && len(groups.node.Content) > 0 && groups.items()[0].hasAny("paths", "usb", "usbs") || v.at("paths").isList() && v.has("type"))
 }
 
 func (s *squat) read(v value) {
@@ -78,6 +84,7 @@ func (s *squat) read(v value) {
 }
 
 func (s *squat) container(c container) {
+	s.version, s.ran = imageVersion(c.image), cmpValue(c.at("name"), c.value)
 	for _, arg := range arguments(c.args, func(string) bool { return false }) {
 		if arg.name == "device" && !arg.alone {
 			s.devices = append(s.devices, s.argument(arg.value)...)
@@ -111,11 +118,46 @@ func (s *squat) argument(v value) []value {
 
 func (s *squat) finish() {
 	s.settings.finish()
-	domain := cmp.Or(s.settings.get("domain").text(), "squat.ai")
+	if len(s.devices) == 0 {
+		s.im.lost(s.ran, "which devices the plugin offers is in a file that is not among those imported")
+	}
 	for _, device := range s.devices {
-		s.device(domain, device)
+		s.device(s.domain(device), device)
 	}
 	s.makeRoom()
+}
+
+// The domains of resources where none is named: that of MicroShift, whose
+// configuration has the plugin's in it, and those of the plugin until release 0.2
+// and from then on (squat/generic-device-plugin#75).
+const (
+	microshift     = "genericDevicePlugin"
+	ofMicroshift   = "device.microshift.io"
+	ofSquat        = "squat.ai"
+	ofSquatSince02 = "devic.es"
+)
+
+// since02 matches the versions from release 0.2 on.
+var since02 = regexp.MustCompile(`^v?(?:0\.(?:[2-9]|[1-9][0-9])|[1-9][0-9]*)(?:\.|$|-)`)
+
+// before02 matches the versions before.
+var before02 = regexp.MustCompile(`^v?0\.[01](?:\.|$|-)`)
+
+// domain returns the domain of a device's resource.
+func (s *squat) domain(v value) string {
+	said := s.settings.get("domain").text()
+	switch {
+	case said != "":
+		return said
+	case strings.Contains(v.path, microshift):
+		return ofMicroshift
+	case since02.MatchString(s.version):
+		return ofSquatSince02
+	case !before02.MatchString(s.version) && !s.told:
+		s.told = true
+		s.im.say(v.as(""), "no domain is named; the plugin's is %s, and %s from release 0.2 on: name it (--domain, or domain in the file) if pods ask for that", ofSquat, ofSquatSince02)
+	}
+	return ofSquat
 }
 
 // device reads what is offered under one name.
@@ -140,7 +182,7 @@ func (s *squat) device(domain string, v value) {
 }
 
 func (s *squat) group(v value) (v1alpha1.PathGroup, bool) {
-	s.im.unknownExcept(v, "paths", "usb", "count")
+	s.im.unknownExcept(v, "paths", "usb", "usbs", "count")
 	group := v1alpha1.PathGroup{Count: s.count(v)}
 	for _, one := range v.at("paths").items() {
 		p, ok := s.path(one)
@@ -149,7 +191,7 @@ func (s *squat) group(v value) (v1alpha1.PathGroup, bool) {
 		}
 		group.Paths = append(group.Paths, p)
 	}
-	for _, one := range v.at("usb").items() {
+	for _, one := range slices.Concat(v.at("usb").items(), v.at("usbs").items()) {
 		s.im.unknownExcept(one, "vendor", "product", "serial")
 		group.USB = append(group.USB, usbDevice(one))
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // sriovdp reads what is written for the SR-IOV network device plugin (README.md
@@ -28,6 +30,7 @@ func newSRIOV(im *importer) *format {
 		forms:        "config.json alone, in a ConfigMap or a NicClusterPolicy, flags, DaemonSet, Helm values, SriovNetworkNodePolicy",
 		families:     []string{"sriovnet", "rdma", "vfio"},
 		alternatives: true,
+		needs:        true,
 		is:           s.is,
 		read:         s.read,
 		runs:         s.runs,
@@ -103,8 +106,9 @@ func (s *sriovdp) pool(v value) {
 		prefix = poolDefault
 	}
 	name := prefix + "/" + v.at("resourceName").text()
-	s.im.unknownExcept(v, "resourceName", "resourcePrefix", "deviceType", "excludeTopology", "additionalInfo", "selectors")
+	s.im.unknownExcept(v, "resourceName", "resourcePrefix", "deviceType", "excludeTopology", "additionalInfo", "selectors", "isRdma", "rootDevices", "sriovMode")
 	kind := strings.ToLower(v.at("deviceType").text())
+	v = modern(v, kind)
 	var sets []string
 	whole := true
 	for _, set := range v.at("selectors").items() {
@@ -131,6 +135,39 @@ func (s *sriovdp) pool(v value) {
 	if info := v.at("additionalInfo"); len(v.at("additionalInfo").texts())+len(info.short()) > 0 {
 		s.im.lost(info, "not carried over: PCIDEVICE_…_INFO says only what the plugin finds by itself")
 	}
+}
+
+// drivers are what releases before 3.0 had as types of devices.
+var drivers = map[string]string{"vfio": "vfio-pci", "uio": "igb_uio"}
+
+// modern returns a pool as it is written since release 3.0, in which what devices
+// are selected by is below selectors.
+func modern(v value, kind string) value {
+	selectors := object(v.node.Line)
+	if v.at("isRdma").is() {
+		selectors.Content = append(selectors.Content, scalar("isRdma", v.node.Line), scalar("true", v.node.Line))
+	}
+	if driver := drivers[kind]; driver != "" {
+		selectors.Content = append(selectors.Content, scalar("drivers", v.node.Line), scalar(driver, v.node.Line))
+	}
+	if devices := v.at("rootDevices"); devices.there() {
+		list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: devices.node.Line}
+		for _, address := range devices.texts() {
+			if strings.Count(address, ":") == 1 {
+				address = "0000:" + address
+			}
+			list.Content = append(list.Content, scalar(address, devices.node.Line))
+		}
+		selectors.Content = append(selectors.Content, scalar("rootDevices", v.node.Line), list)
+	}
+	if len(selectors.Content) == 0 {
+		return v
+	}
+	merge(selectors, v.at("selectors").node)
+	pool := object(v.node.Line, "selectors", selectors)
+	merge(pool, v.node)
+	v.node = pool
+	return v
 }
 
 // A pool is a set of selectors of a pool while it is read.
@@ -209,15 +246,9 @@ func (p *pool) functions(v value) {
 	p.cel = append(p.cel, nic)
 }
 
-// accelerator notes what accelerators are offered by that no family but vfio
-// describes.
+// accelerator notes how accelerators are offered by the families that describe them.
 func (p *pool) accelerator(v value) {
-	drivers := v.at("drivers")
-	if len(drivers.texts()) > 0 && !slices.ContainsFunc(drivers.texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
-		p.im.say(drivers, "such accelerators are offered if a family describes them; see chandler discover")
-		return
-	}
-	p.im.lost(cmpValue(drivers, v), "an accelerator under vfio has the number of its IOMMU group as ID, and PCI_RESOURCE_… as variable in place of PCIDEVICE_…")
+	p.im.lost(cmpValue(v.at("drivers"), v), "accelerators have the IDs and variables of the family that describes them; under vfio those of KubeVirt, the number of the IOMMU group and PCI_RESOURCE_…, in place of PCIDEVICE_…")
 }
 
 func (p *pool) one(attribute string, values []string) {

@@ -123,6 +123,16 @@ func fieldPath(name string) string {
 	return name
 }
 
+// fieldsWith are the names of the fields that say something.
+func (v value) fieldsWith() (names []string) {
+	for name, field := range v.fields() {
+		if len(field.texts()) > 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // items are the items of a list. What is no list is one of its own, as in Go
 // libraries that take either.
 func (v value) items() []value {
@@ -273,6 +283,9 @@ func resolved(node *yaml.Node, budget *int, aliased bool, depth int) (*yaml.Node
 
 // merge adds the fields that an object does not have itself.
 func merge(into, from *yaml.Node) {
+	if from == nil {
+		return
+	}
 	if from.Kind == yaml.SequenceNode {
 		for _, one := range from.Content {
 			merge(into, one)

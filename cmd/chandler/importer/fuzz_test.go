@@ -1,0 +1,118 @@
+package importer
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/discovery/rules"
+)
+
+// FuzzImport reads any text as a file: of whatever plugin it is, nothing breaks, and
+// what is written is a configuration.
+func FuzzImport(f *testing.F) {
+	entries, err := os.ReadDir("testdata")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, entry := range entries {
+		if strings.HasSuffix(entry.Name(), ".golden") || entry.Name() == "fuzz" {
+			continue
+		}
+		for _, file := range filesOf(f, filepath.Join("testdata", entry.Name())) {
+			f.Add(file.Data)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 1<<14 {
+			return
+		}
+		_, _, _ = read(t, Options{Only: true}, File{Name: "fuzz", Data: data})
+	})
+}
+
+// FuzzPlainJSON finds the same in JSON with and without comments and commas.
+func FuzzPlainJSON(f *testing.F) {
+	f.Add(`{"a": "// no comment", "b": [1, {"c": null}], "d": "\\\""}`)
+	f.Add(`[]`)
+	f.Fuzz(func(t *testing.T, text string) {
+		var want, got any
+		if json.Unmarshal([]byte(text), &want) != nil || !strings.HasPrefix(text, "{") && !strings.HasPrefix(text, "[") {
+			plainJSON(text)
+			return
+		}
+		littered := "// here\n" + strings.TrimRight(text, " \n\t\r") + " /* and\nhere */,\n"
+		for _, text := range []string{text, littered} {
+			plain, ok := plainJSON(text)
+			if !ok {
+				t.Fatalf("no JSON: %s", text)
+			}
+			if err := json.Unmarshal([]byte(strings.TrimRight(plain, " \n,")), &got); err != nil || !reflect.DeepEqual(want, got) {
+				t.Fatalf("%v: %s became %s", err, text, plain)
+			}
+		}
+	})
+}
+
+// FuzzWords splits what is quoted for a shell into what it was.
+func FuzzWords(f *testing.F) {
+	f.Add("--device", `{"name": "it's"}`)
+	f.Add("a b", "--c=\\d")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		words(a, 1)
+		text := ""
+		for _, word := range []string{a, b} {
+			text += " '" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+		}
+		got := words(text, 1)
+		if len(got) != 2 || got[0].Value != a || got[1].Value != b {
+			t.Fatalf("%q became %v", text, got)
+		}
+	})
+}
+
+// FuzzParts reads names of physical functions with numbers.
+func FuzzParts(f *testing.F) {
+	for _, seed := range []string{"ens1f0", "ens1f0#0,2-7", "0000:16:00.0#1", "a#99999999999999999999-1", `"#0`} {
+		f.Add(seed, false)
+	}
+	f.Fuzz(func(t *testing.T, said string, sub bool) {
+		p := &pool{im: newImporter(Options{})}
+		if sub {
+			p.kind = "auxnetdevice"
+		}
+		list := value{node: &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{scalar(said, 1), scalar("other#1", 1)}}}
+		if p.parts(text("pfName"), list) {
+			compile(t, bound(all(p.cel)))
+		}
+	})
+}
+
+// FuzzAlias reads how Xilinx's plugin is to name cards.
+func FuzzAlias(f *testing.F) {
+	f.Add("u30-*-*", "'ama_'+deviceType")
+	f.Add("*-xilinx_u50_gen3x16_xdma_201920_3-1579649056", "'u50-'+timestamp")
+	f.Fuzz(func(t *testing.T, key, alias string) {
+		im := newImporter(Options{})
+		x := &xilinx{im: im}
+		x.alias(value{node: scalar(alias, 1), path: "[" + key + "]"})
+		if len(im.config.Resources)+len(im.notes) == 0 {
+			t.Error("neither carried over nor noted")
+		}
+		for _, r := range im.config.Resources {
+			compile(t, r.CEL)
+		}
+	})
+}
+
+func compile(t *testing.T, cel string) {
+	t.Helper()
+	if _, err := rules.Compile(cel); err != nil {
+		t.Fatal(err)
+	}
+}
