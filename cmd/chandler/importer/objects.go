@@ -3,6 +3,7 @@ package importer
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -88,9 +89,7 @@ func imageOf(v value) string {
 
 // setEnv reads variables, as of a container or as an object.
 func (c container) setEnv(env value) {
-	for name, v := range env.fields() {
-		c.env[name] = v
-	}
+	maps.Insert(c.env, env.fields())
 	if env.isList() {
 		for _, variable := range env.items() {
 			if v := variable.at("value"); v.there() {

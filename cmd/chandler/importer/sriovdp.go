@@ -235,15 +235,17 @@ func (p *pool) functions(v value) {
 		p.accelerator(v)
 		return
 	}
+	// The plugin leaves alone what a default route of the host leads through.
+	const route = "!" + attributes + "?defaultRoute.orValue(false)"
 	if v.at("isRdma").is() {
-		p.cel = append(p.cel, oneOf(familyAttribute, []string{"rdma"}))
+		p.cel = append(p.cel, oneOf(familyAttribute, []string{"rdma"}), route)
 		return
 	}
 	nic := oneOf(kindAttribute, []string{"nic"})
 	if slices.ContainsFunc(v.at("drivers").texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
 		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // a physical function
 	}
-	p.cel = append(p.cel, nic)
+	p.cel = append(p.cel, nic, route)
 }
 
 // accelerator notes how accelerators are offered by the families that describe them.
