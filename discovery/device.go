@@ -61,6 +61,10 @@ type Device struct {
 	// be had by that many containers at once.
 	Capacity Capacity `json:"capacity,omitempty"`
 
+	// Facts are what only labels of the node say of the device, by words of its family;
+	// see [Labels].
+	Facts map[string]string `json:"facts,omitempty"`
+
 	// CommonNodes are the paths on the host of nodes in Edits that other silicon may
 	// have too. [Scan] adds those of the family.
 	CommonNodes []string `json:"-"`

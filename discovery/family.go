@@ -105,6 +105,11 @@ type Family struct {
 	// FileDirs lists the directories of the host that hold the Files of the
 	// family's devices, as clean and absolute paths.
 	FileDirs []string
+
+	// Labels are the labels of nodes by which pods find the family's devices, as the
+	// vendor's labeller names and writes them. Chandler has labels of its own for all
+	// families.
+	Labels []Labels
 }
 
 // Grant says to whom, and by which API, a set of devices is given.
@@ -229,6 +234,9 @@ func (f *Family) validate() []error {
 	}
 	if f.Describe == nil {
 		errs = append(errs, errors.New("describe: missing"))
+	}
+	for i := range f.Labels {
+		errs = append(errs, f.Labels[i].validate()...)
 	}
 	return errs
 }

@@ -59,6 +59,14 @@ func (r *reader) instance(device, mig nvml.Device, gpuMemory uint64) (facts.Inst
 		return instance, true
 	}
 	instance.MemoryBytes = int64(attributes.MemorySizeMB) << 20
+	instance.Engines = &facts.Engines{
+		Multiprocessors: attributes.MultiprocessorCount,
+		Copy:            attributes.SharedCopyEngineCount,
+		Decoder:         attributes.SharedDecoderCount,
+		Encoder:         attributes.SharedEncoderCount,
+		JPEG:            attributes.SharedJpegCount,
+		OFA:             attributes.SharedOfaCount,
+	}
 	if suffix, ok := r.suffix(device, mig, gi); ok && gpuMemory > 0 {
 		instance.Profile = profile(attributes, gpuMemory) + suffix
 	}

@@ -96,6 +96,7 @@ func (r *reader) read(g *gpu) facts.GPU {
 	if major, minor, ret := g.device.GetCudaComputeCapability(); ret == nvml.SUCCESS && major > 0 {
 		now.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
 	}
+	now.CUDA = r.cuda()
 	r.readMIG(g.device, &now)
 	now.Fabric = r.fabric(g.device)
 	r.readLinks(g.device, &now)
@@ -103,6 +104,18 @@ func (r *reader) read(g *gpu) facts.GPU {
 	now.XIDs = g.pending(now.Recovery)
 	g.last = now
 	return now
+}
+
+// cuda returns the newest version of CUDA that the driver serves, "" if it does not say.
+func (r *reader) cuda() string {
+	if !r.has("nvmlSystemGetCudaDriverVersion") {
+		return ""
+	}
+	version, ret := r.lib.SystemGetCudaDriverVersion()
+	if ret != nvml.SUCCESS || version <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d", version/1000, version%1000/10)
 }
 
 // fabric returns the NVLink domain of a GPU, nil if it is in none, or not yet.

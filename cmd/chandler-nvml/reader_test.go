@@ -77,7 +77,7 @@ func TestReadWholeGPUs(t *testing.T) {
 	for i, got := range gpus {
 		want := facts.GPU{
 			Address: device(s, i).PciBusID, UUID: device(s, i).UUID, Name: "Mock NVIDIA A100-SXM4-40GB",
-			MemoryBytes: 40 << 30, ComputeCapability: "8.0", MIG: "disabled",
+			MemoryBytes: 40 << 30, ComputeCapability: "8.0", CUDA: "12.4", MIG: "disabled",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
@@ -88,8 +88,9 @@ func TestReadWholeGPUs(t *testing.T) {
 // A driver of long ago has fewer functions, and to call one that is missing
 // would end the program.
 func TestReadCallsNoFunctionThatIsMissing(t *testing.T) {
-	s, r := server(t, "nvmlDeviceGetMigMode", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
+	s, r := server(t, "nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetMigMode", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
 		"nvmlDeviceGetFieldValues", "nvmlEventSetCreate")
+	s.SystemGetCudaDriverVersionFunc = func() (int, nvml.Return) { panic("called") }
 	d := device(s, 0)
 	d.GetMigModeFunc = func() (int, int, nvml.Return) { panic("called") }
 	d.GetGpuFabricInfoFunc = func() (nvml.GpuFabricInfo, nvml.Return) { panic("called") }
@@ -114,7 +115,10 @@ func mig(name string, gi, ci, g, c int, memoryMiB uint64) *mock.Device {
 		GetGpuInstanceIdFunc:     func() (int, nvml.Return) { return gi, nvml.SUCCESS },
 		GetComputeInstanceIdFunc: func() (int, nvml.Return) { return ci, nvml.SUCCESS },
 		GetAttributesFunc: func() (nvml.DeviceAttributes, nvml.Return) {
-			return nvml.DeviceAttributes{GpuInstanceSliceCount: uint32(g), ComputeInstanceSliceCount: uint32(c), MemorySizeMB: memoryMiB}, nvml.SUCCESS
+			return nvml.DeviceAttributes{
+				GpuInstanceSliceCount: uint32(g), ComputeInstanceSliceCount: uint32(c), MemorySizeMB: memoryMiB,
+				MultiprocessorCount: 14, SharedCopyEngineCount: 1, SharedDecoderCount: 2, SharedEncoderCount: 3, SharedJpegCount: 4, SharedOfaCount: 5,
+			}, nvml.SUCCESS
 		},
 	}
 }
@@ -139,10 +143,11 @@ func TestReadMIG(t *testing.T) {
 		return dgxa100.NewGpuInstance(nvml.GpuInstanceInfo{ProfileId: dgxa100.MIGProfiles.GpuInstanceProfiles[nvml.GPU_INSTANCE_PROFILE_3_SLICE].Id}), nvml.SUCCESS
 	}
 	got := read(t, r)[2]
+	engines := &facts.Engines{Multiprocessors: 14, Copy: 1, Decoder: 2, Encoder: 3, JPEG: 4, OFA: 5}
 	want := []facts.Instance{
-		{GI: 1, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4b0", Profile: "1g.5gb", MemoryBytes: 4864 << 20},
-		{GI: 2, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4c0", Profile: "1g.5gb+me", MemoryBytes: 4864 << 20},
-		{GI: 3, CI: 1, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4d0", Profile: "1c.3g.20gb", MemoryBytes: 19968 << 20},
+		{GI: 1, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4b0", Profile: "1g.5gb", MemoryBytes: 4864 << 20, Engines: engines},
+		{GI: 2, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4c0", Profile: "1g.5gb+me", MemoryBytes: 4864 << 20, Engines: engines},
+		{GI: 3, CI: 1, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4d0", Profile: "1c.3g.20gb", MemoryBytes: 19968 << 20, Engines: engines},
 	}
 	if diff := cmp.Diff(want, got.Instances); diff != "" || got.MIG != "enabled" {
 		t.Errorf("mode %q, instances -want +got:\n%s", got.MIG, diff)

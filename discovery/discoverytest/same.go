@@ -20,7 +20,7 @@ func same(a, b *discovery.Device) bool {
 		slices.Equal(a.Includes, b.Includes) &&
 		maps.EqualFunc(a.Attributes, b.Attributes, sameAttribute) &&
 		maps.EqualFunc(a.Capacity, b.Capacity, sameCapacity) &&
-		maps.EqualFunc(a.Lists, b.Lists, sameAttribute) &&
+		maps.EqualFunc(a.Lists, b.Lists, sameAttribute) && maps.Equal(a.Facts, b.Facts) &&
 		slices.Equal(a.CommonNodes, b.CommonNodes) && sameEdits(&a.Edits, &b.Edits) && sameEdits(&a.SharedEdits, &b.SharedEdits) &&
 		slices.Equal(a.Files, b.Files) &&
 		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&

@@ -12,6 +12,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -35,6 +36,7 @@ var Family = &discovery.Family{
 	Describe:    describe,
 	CommonNodes: []string{"/dev/kfd"},
 	Variables:   variables,
+	Labels:      labels,
 }
 
 // variables tune the libraries of ROCm's runtimes, HIP and ROCR, and of RCCL.
@@ -130,8 +132,10 @@ func (g *gpu) whole() (discovery.Device, mode, error) {
 	d, err := discovery.PCI(g.host, g.function)
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "amd")
+	d.Facts = make(map[string]string)
 	if version, err := g.host.ReadText("/sys/module/amdgpu/version"); err == nil {
 		d.Attributes.SetVersion("driverVersion", version)
+		d.Facts["release"] = version
 	}
 	attrs := g.function.Attrs()
 	for _, file := range []struct {
@@ -147,6 +151,7 @@ func (g *gpu) whole() (discovery.Device, mode, error) {
 	}
 	setMemory(&d, func() (uint64, bool) { return attrs.Uint("mem_info_vram_total") })
 	first(g.nodes).setShared(d.Attributes)
+	g.setFacts(d.Facts, d.Attributes.String("architecture"))
 	// While the UUID cannot be read, the serial number must not stand in for it:
 	// the GPU would be taken for another once it can be.
 	if uuid := d.Attributes.String("uuid"); uuid != "" || attrs.Err() == nil {
@@ -211,6 +216,10 @@ func (g *gpu) finish(d discovery.Device, drm sysfs.Device, node kfdNode, err err
 	errs := []error{err}
 	if node.cores > 0 {
 		d.Capacity.Set("cores", node.cores)
+	}
+	if node.simds > 0 {
+		d.Facts = maps.Clone(d.Facts)
+		d.Facts["simds"] = strconv.FormatUint(node.simds, 10)
 	}
 	if _, known := d.Capacity["memory"]; !known {
 		setMemory(&d, func() (uint64, bool) {

@@ -31,6 +31,7 @@ type kfdNode struct {
 	index       int          // of the partition
 	renderMinor uint64
 	cores       int64 // compute units
+	simds       uint64
 	gfx         uint64
 	hive        uint64 // the GPUs that XGMI links join, 0 if none are
 	uniqueID    uint64
@@ -87,6 +88,7 @@ func newKFDNode(dir sysfs.Device, index int, properties map[string]uint64) kfdNo
 		gfx:         properties["gfx_target_version"],
 		hive:        properties["hive_id"],
 		uniqueID:    properties["unique_id"],
+		simds:       properties["simd_count"],
 	}
 	if each := properties["simd_per_cu"]; each > 0 {
 		n.cores = int64(properties["simd_count"] / each)

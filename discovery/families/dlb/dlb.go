@@ -22,6 +22,7 @@ var Family = &discovery.Family{
 		{Bus: "pci", Driver: "dlb2"}, // what is left out here is for nobody else
 	},
 	Describe: describe,
+	Labels:   []discovery.Labels{{Where: map[string]string{"driver": "!"}, Set: map[string]string{"intel.feature.node.kubernetes.io/dlb": "true"}}},
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {

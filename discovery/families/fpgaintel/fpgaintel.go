@@ -39,6 +39,7 @@ var Family = &discovery.Family{
 	Configure:  programmer(program.Port).configure,
 	Variables:  variables,
 	Roots:      []string{name},
+	Labels:     []discovery.Labels{{Where: map[string]string{"pciDevice": "09c4"}, Set: map[string]string{"intel.feature.node.kubernetes.io/fpga-arria10": "true"}}},
 }
 
 // variables tune the libraries of OPAE.

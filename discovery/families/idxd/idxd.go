@@ -30,6 +30,7 @@ var Family = &discovery.Family{
 	CommonNodes: discovery.VFIOControl(),
 	Grant:       grant,
 	Provision:   provision,
+	Labels:      []discovery.Labels{{Set: map[string]string{"intel.feature.node.kubernetes.io/{architecture}": "true"}}},
 }
 
 const vfioPCI = "vfio-pci"

@@ -34,6 +34,7 @@ var Family = &discovery.Family{
 	},
 	Describe:  describe,
 	Variables: variables,
+	Labels:    labels,
 }
 
 // variables tune the libraries of Level Zero, the compute runtime and VA-API.
@@ -75,6 +76,7 @@ func describeGPU(host *discovery.Host, function sysfs.Device, links []string) (d
 	d.Attributes.SetString("kind", "gpu")
 	d.Attributes.SetString("vendor", "intel")
 	d.Attributes.SetString("model", models[d.Attributes.String("pciDevice")])
+	d.Facts = facts(function)
 	errs = append(errs, setTiles(&d, function.Numbered("", "tile")))
 	for _, card := range function.Numbered("drm", "card") { // one
 		errs = append(errs, setLocalMemory(&d, card))

@@ -22,6 +22,7 @@ var Family = &discovery.Family{
 	Doc:      "Intel, AMD and Qualcomm NPUs, and others of the kernel's accel subsystem",
 	Match:    []discovery.Match{{Class: "accel", Name: "accel[0-9]*"}},
 	Describe: describe,
+	Labels:   []discovery.Labels{{Where: map[string]string{"vendor": "intel"}, Set: map[string]string{"intel.feature.node.kubernetes.io/npu": "true"}}},
 }
 
 // drivers are what is known of accelerators by the driver. Intel's plugin goes

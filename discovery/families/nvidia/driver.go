@@ -27,6 +27,8 @@ type driver struct {
 	mps    specs.ContainerEdits // by which a GPU that is shared is used
 	mpsErr error                // why it is not, though a root is named for it
 
+	machine string // the model of the host, "" if not known
+
 	installer bool // the root is as Google's installer leaves it
 
 	nvml    map[string]facts.GPU // by PCI address; nil if NVML was not asked
@@ -60,6 +62,7 @@ func readDriver(host *discovery.Host) (*driver, []discovery.Problem) {
 		d.mounts, d.rootErr = d.mountsBelow(root)
 	}
 	d.mps, d.mpsErr = readMPS(host)
+	d.machine, _ = host.ReadText("/sys/class/dmi/id/product_name") // of which only a label depends
 	d.readNVML()
 	return d, problems
 }

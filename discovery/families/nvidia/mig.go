@@ -67,6 +67,7 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	if known.MemoryBytes > 0 {
 		instance.Capacity.Set("memory", known.MemoryBytes)
 	}
+	instance.Facts = instanceFacts(gpu.Facts, known)
 	instance.PartOf = &discovery.Silicon{Name: gpu.Name}
 	caps, err := d.capabilityNodes(gi.dir, ci.dir)
 	instance.Edits.DeviceNodes = slices.Concat(gpu.Edits.DeviceNodes, caps)
@@ -99,7 +100,7 @@ func (d *driver) instanceOffers(known facts.Instance, info information, gi, ci i
 	ids := []string{known.UUID}
 	offers := []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: ids, Named: true}}
 	if compute, gpu, ok := known.Slices(); ok && compute == gpu {
-		name := "nvidia.com/mig-" + strings.ReplaceAll(known.Profile, "+", ".")
+		name := "nvidia.com/mig-" + plainProfile(known.Profile)
 		offers = slices.Insert(offers, 0, discovery.Offer{Resource: name, IDs: ids})
 	}
 	return offers

@@ -39,6 +39,7 @@ var Family = &discovery.Family{
 	Parameters:  []discovery.Parameter{ComputePercentage},
 	Accept:      accept,
 	Roots:       []string{"nvidia", mpsRoot},
+	Labels:      labels,
 	Program: &discovery.Program{
 		Name:    "chandler-nvml",
 		Library: "NVML",
@@ -107,6 +108,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 	gpu.Attributes.SetString("uuid", info.uuid)
 	gpu.Identity = info.uuid
 	setTold(&gpu, told)
+	gpu.Facts = d.facts(function, told)
 	if info.minor >= 0 {
 		gpu.Edits.DeviceNodes = d.nodes(info.minor)
 	}

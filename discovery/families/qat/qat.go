@@ -30,6 +30,7 @@ var Family = &discovery.Family{
 	Grant:       grant,
 	Provision:   provision,
 	Variables:   []string{"QAT_POLICY", "QAT_SECTION_NAME"}, // of qatlib and of QAT's engine for OpenSSL
+	Labels:      []discovery.Labels{{Set: map[string]string{"intel.feature.node.kubernetes.io/qat": "true"}}},
 }
 
 const igbUIO = "igb_uio"

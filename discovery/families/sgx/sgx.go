@@ -20,6 +20,7 @@ var Family = &discovery.Family{
 		{Class: "misc", Name: "sgx_provision"},
 	},
 	Describe: describe,
+	Labels:   []discovery.Labels{{Set: map[string]string{"intel.feature.node.kubernetes.io/sgx": "true"}}},
 }
 
 // count is how many containers of a node may have such a device under the

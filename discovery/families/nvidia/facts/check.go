@@ -15,6 +15,7 @@ var (
 	gpuUUIDs     = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	migUUIDs     = regexp.MustCompile(`^MIG-([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]{1,2}/[0-9]{1,2})$`)
 	capabilities = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
+	cudaVersions = regexp.MustCompile(`^[1-9][0-9]{0,2}\.[0-9]{1,2}$`)
 	words        = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 	profiles     = regexp.MustCompile(`^(?:([1-8])c\.)?([1-8])g\.([1-9][0-9]{0,3})gb(?:\+[a-z]+(?:\.[a-z]+)*|-[a-z]+)?$`)
 )
@@ -33,6 +34,7 @@ func (g *GPU) check() error {
 	}
 	text("UUID", g.UUID, gpuUUIDs)
 	text("compute capability", g.ComputeCapability, capabilities)
+	text("CUDA version", g.CUDA, cudaVersions)
 	text("recovery", g.Recovery, words)
 	if g.MemoryBytes < 0 || g.MemoryBytes > maxMemory {
 		wrong("size of memory", g.MemoryBytes)

@@ -15,7 +15,7 @@ import (
 const Path = "/run/chandler/nvml.json"
 
 // MaxSize is how long the text may be, in bytes: as much as a family reads of
-// any file. Sixteen GPUs of seven instances each take a third of it.
+// any file. Sixteen GPUs of seven instances each take half of it.
 const MaxSize = 64 << 10
 
 // version is that of the format. A text of another one is not read.
@@ -35,6 +35,7 @@ type GPU struct {
 	Name              string     `json:"name,omitempty"`              // "NVIDIA H100 80GB HBM3"
 	MemoryBytes       int64      `json:"memoryBytes,omitempty"`       // of the whole GPU
 	ComputeCapability string     `json:"computeCapability,omitempty"` // "9.0"
+	CUDA              string     `json:"cuda,omitempty"`              // the newest version that the driver serves, "12.4"
 	MIG               string     `json:"mig,omitempty"`               // "enabled" or "disabled", "" if it has no such mode
 	Instances         []Instance `json:"instances,omitempty"`
 	Fabric            *Fabric    `json:"fabric,omitempty"`
@@ -68,6 +69,18 @@ type Instance struct {
 	UUID        string `json:"uuid,omitempty"`
 	Profile     string `json:"profile,omitempty"` // "1g.10gb+me", "1c.3g.40gb"
 	MemoryBytes int64  `json:"memoryBytes,omitempty"`
+
+	Engines *Engines `json:"engines,omitempty"` // nil if not known
+}
+
+// Engines are how many of a GPU's parts of each sort an instance has.
+type Engines struct {
+	Multiprocessors uint32 `json:"multiprocessors"`
+	Copy            uint32 `json:"copy"`
+	Decoder         uint32 `json:"decoder"`
+	Encoder         uint32 `json:"encoder"`
+	JPEG            uint32 `json:"jpeg"`
+	OFA             uint32 `json:"ofa"`
 }
 
 // Fabric is the NVLink domain that a GPU is part of, which may be larger than

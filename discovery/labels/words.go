@@ -1,0 +1,75 @@
+package labels
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
+
+// wordsOf returns what a device has, by the words that [discovery.Labels] lists.
+func wordsOf(d *rules.Offered) map[string]string {
+	words := make(map[string]string)
+	for name, attribute := range d.Attributes {
+		setAttribute(words, string(name), attribute)
+	}
+	for name, capacity := range d.Capacity {
+		bytes := capacity.Value.Value()
+		words[string(name)] = strconv.FormatInt(bytes, 10)
+		words[string(name)+".Mi"] = rounded(bytes, 1<<20)
+		words[string(name)+".Gi"] = rounded(bytes, 1<<30)
+	}
+	maps.Copy(words, d.Facts)
+	words["family"] = d.Family
+	if len(d.Offers) > 0 {
+		words["resource"] = d.Offers[0].Resource
+		words["renamed"] = strconv.FormatBool(!slices.ContainsFunc(d.Classic, func(offer discovery.Offer) bool {
+			return offer.Resource == d.Offers[0].Resource
+		}))
+	}
+	n := replicas(d)
+	words["replicas"], words["shared"] = strconv.FormatInt(n, 10), strconv.FormatBool(n > 1)
+	return words
+}
+
+func setAttribute(words map[string]string, name string, attribute resourceapi.DeviceAttribute) {
+	switch {
+	case attribute.StringValue != nil:
+		words[name] = *attribute.StringValue
+	case attribute.IntValue != nil:
+		words[name] = strconv.FormatInt(*attribute.IntValue, 10)
+	case attribute.BoolValue != nil:
+		words[name] = strconv.FormatBool(*attribute.BoolValue)
+	case attribute.VersionValue != nil:
+		words[name] = *attribute.VersionValue
+		parts := strings.SplitN(*attribute.VersionValue, ".", 3)
+		for i, part := range []string{".major", ".minor", ".patch"}[:len(parts)] {
+			words[name+part] = parts[i]
+		}
+	}
+}
+
+func rounded(n, unit int64) string {
+	whole := n / unit
+	if n%unit >= unit/2 {
+		whole++
+	}
+	return strconv.FormatInt(whole, 10)
+}
+
+// replicas returns how many containers may have the device, one if it is not shared.
+func replicas(d *rules.Offered) int64 {
+	if d.Sharing == nil {
+		return 1
+	}
+	all, each := d.Capacity[d.Sharing.Capacity].Value, d.Sharing.Unit
+	if each.Value() <= 0 {
+		return 1
+	}
+	return all.Value() / each.Value()
+}
