@@ -311,3 +311,24 @@ func TestHelp(t *testing.T) {
 		t.Errorf("version prints %q", out)
 	}
 }
+
+// The labels of a host are printed as its feature file has them, and as the configuration
+// wants its devices.
+func TestDiscoverLabels(t *testing.T) {
+	out := mustRun(t, "discover", "-o", "labels", eightGPUs)
+	if want := "amd.com/gpu.vram=64G\n"; !strings.Contains(out, want) || strings.Contains(out, "#") {
+		t.Errorf("no %q, or a comment, in:\n%s", want, out)
+	}
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, config, `{apiVersion: chandler.dev/v1alpha1, kind: DriverConfig, sharing: [{cel: 'device.attributes["chandler.dev"].kind == "gpu"', replicas: 4}]}`)
+	shared := mustRun(t, "discover", "-o", "labels", "--config", config, "../../discovery/families/nvidia/testdata/h100x8.host")
+	for _, want := range []string{"nvidia.com/gpu.replicas=4\n", "nvidia.com/gpu.sharing-strategy=time-slicing\n"} {
+		if !strings.Contains(shared, want) {
+			t.Errorf("no %q in:\n%s", want, shared)
+		}
+	}
+	_, _, err := chandler("discover", "-o", "lables", eightGPUs)
+	if err == nil || !strings.Contains(err.Error(), "yaml or labels") {
+		t.Errorf("another format: %v", err)
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/labels"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
 )
@@ -36,6 +37,7 @@ recorded host, which may come from anybody. If something cannot be read, it says
 on standard error and prints the rest.`,
 		Example: `  chandler discover
   chandler discover -o json | jq '.devices[].name'
+  chandler discover -o labels
   chandler discover --host-root /mnt/other-machine
   chandler discover rack7.host`,
 		Args: cobra.MaximumNArgs(1),
@@ -45,7 +47,7 @@ on standard error and prints the rest.`,
 	}
 	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&o.config, "config", "", "apply the rules of this DriverConfig `file`")
-	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, json or yaml")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, json, yaml, or labels: those of the node, a line each")
 	return cmd
 }
 
@@ -129,6 +131,18 @@ func printer(format string) (func(io.Writer, *rules.Snapshot) error, error) {
 			_, err = out.Write(data)
 			return err
 		}, nil
+	case "labels":
+		return printLabels, nil
 	}
-	return nil, fmt.Errorf("output format %q: want table, wide, json or yaml", format)
+	return nil, fmt.Errorf("output format %q: want table, wide, json, yaml or labels", format)
+}
+
+// printLabels prints the labels that the devices give their node. The error is what cannot
+// be a label; the others are printed.
+func printLabels(out io.Writer, s *rules.Snapshot) error {
+	made, err := labels.Of(s, families.All)
+	if _, writeErr := io.WriteString(out, labels.Lines(made)); writeErr != nil {
+		return writeErr
+	}
+	return err
 }

@@ -50,6 +50,7 @@ type runOptions struct {
 	runtimeRoot     string
 	cdiRoot         string
 	filesRoot       string
+	featureDir      string
 	metadata        bool
 	config          string
 	rescanInterval  time.Duration
@@ -94,12 +95,16 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
 	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` from which the container runtime reads CDI specs")
 	flags.StringVar(&o.filesRoot, "host-files-root", "/", "`directory` below which the agent sees the directories for host files, "+strings.Join(discovery.FileDirs(families.All), ", ")+"; one that is not there gets none")
+	flags.StringVar(&o.featureDir, "feature-dir", featureDir, "`directory` in which Node Feature Discovery finds labels of the node; none are written while it does not exist, or if this is empty")
 	flags.BoolVar(&o.metadata, "device-metadata", true, "give containers files with the attributes of the devices of their claims")
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file`")
 	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
 	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz, /readyz and /metrics are answered, such as :8080; nowhere if empty")
 	logsapi.AddFlags(o.logging, flags)
 }
+
+// featureDir is where Node Feature Discovery's worker looks for feature files.
+const featureDir = "/etc/kubernetes/node-feature-discovery/features.d"
 
 // collectOften makes the garbage collector run when the heap has grown by half, not
 // when it has doubled, unless GOGC says otherwise. The agent runs on every node and
@@ -206,6 +211,7 @@ func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []by
 		StateDir:       stateDir,
 		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
 		HostFiles:      hostfile.Writer{Root: o.filesRoot, Dirs: discovery.FileDirs(families.All)},
+		FeatureDir:     o.featureDir,
 		NoMetadata:     !o.metadata,
 		ReadParameters: readParameters,
 		Serve:          o.server(),

@@ -152,7 +152,8 @@ func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) 
 }
 
 // simulated returns the DaemonSet's manifest with the host's directories those
-// of the simulated host, which has no kernel that reports what changes.
+// of the simulated host, which has no kernel that reports what changes. Labels of
+// the node lie there too, so that none are left on this machine.
 func (p Project) simulated() (string, error) {
 	data, err := os.ReadFile(p.Manifest("daemonset.yaml"))
 	if err != nil {
@@ -164,7 +165,7 @@ func (p Project) simulated() (string, error) {
 	}
 	pod := &agent.Spec.Template.Spec
 	for _, volume := range pod.Volumes {
-		if slices.Contains([]string{"sys", "proc", "dev"}, volume.Name) {
+		if slices.Contains([]string{"sys", "proc", "dev", "features"}, volume.Name) {
 			volume.HostPath.Path = HostDir + "/" + volume.Name
 		}
 	}

@@ -84,6 +84,10 @@ type Config struct {
 	CDI         cdi.Dir         // where the specs of claims go
 	HostFiles   hostfile.Writer // writes files of the host that go with devices
 
+	// FeatureDir is the directory in which Node Feature Discovery finds files with labels
+	// of the node, "" for no labels. None are written while it does not exist.
+	FeatureDir string
+
 	// NoMetadata leaves out the files in which containers read the attributes of
 	// their devices.
 	NoMetadata bool
@@ -250,7 +254,7 @@ func (a *agent) run(ctx context.Context) error {
 		}
 		release <- unlock
 		if a.open(ctx) {
-			for _, part := range []func(context.Context){a.ledger.Run, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms} {
+			for _, part := range []func(context.Context){a.ledger.Run, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}
