@@ -125,7 +125,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			if _, there := found[id]; !there {
 				// Metadata that could not be written is left out; a kubelet to 1.36 keeps its name.
 				_, of := deviceOf(id, uid)
-				if !w.unhealed() && isOf(ids, claim) && (of || !w.failedOnce()) {
+				if !w.unhealed() && isOf(ids, claim) && !c.Ending[uid] && (of || !w.failedOnce()) {
 					w.fail("pod %s cannot start: claim %s is prepared, and CDI device %s is in no spec", c.Pod, c.Names[uid], id)
 				}
 				return fmt.Errorf("unresolvable CDI devices %s", id)

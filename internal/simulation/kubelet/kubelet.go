@@ -70,6 +70,11 @@ type Container struct {
 	Nodes   []string                   // paths of device nodes, of classic devices
 	Listed  map[string]map[string]bool // by resource, the IDs of its last list
 
+	// Ending are claims that the kubelet has asked to unprepare, without an answer. To 1.36
+	// it takes them for prepared all the same, and does not ask again for another pod
+	// (pkg/kubelet/cm/dra/manager.go, prepareResources and unprepareResources).
+	Ending map[types.UID]bool
+
 	unprepared map[types.UID]int // how often each claim was before
 
 	// What Start notes.
