@@ -46,7 +46,7 @@ func ledgerOf(k *kubelettest.Kubelet, outputs ...ledger.Output) *ledger.Ledger {
 	l := ledger.New(ledger.Config{
 		Dir: stateOf(k), Boot: "boot", Listings: true, Patience: grace,
 		Termination: func(string, string) (time.Duration, bool) { return 0, true },
-		Asks:        func(_, pod, _ string) bool { return pod != "agent" },
+		Asks:        func(_, pod, _ string) (bool, bool) { return pod != "agent", true },
 	})
 	for _, o := range outputs {
 		l.AddOutput(o)

@@ -316,9 +316,9 @@ func TestIDHandedOutAgain(t *testing.T) {
 // container keeps that while its pod asks for it, and nobody else gets it.
 func TestCheckpointLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asks := true
-		k := newKubelet(t, Config{Asks: func(namespace, pod, resource string) bool {
-			return asks && namespace == "default" && pod == "train" && resource == "ours/gpu"
+		asks, known := true, true
+		k := newKubelet(t, Config{Asks: func(namespace, pod, resource string) (bool, bool) {
+			return asks && namespace == "default" && pod == "train" && resource == "ours/gpu", known
 		}}, "a", "b")
 		k.mustGive("a")
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
@@ -333,7 +333,13 @@ func TestCheckpointLost(t *testing.T) {
 			t.Errorf("the ID is given to another: %v", err)
 		}
 		k.mustGive("b")
-		asks = false // the pod has ended
+		asks, known = false, false // as for an agent that has just started
+		for range 20 {
+			k.says(lost)
+			time.Sleep(10 * time.Second)
+		}
+		k.check("it is not known whether its pod asks for it", dra, "a", train)
+		known = true // the pod has ended
 		for range 10 {
 			k.says(podsSay(true, nil))
 			time.Sleep(10 * time.Second)
@@ -347,7 +353,7 @@ func TestCheckpointLost(t *testing.T) {
 // wait for that container too.
 func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := newKubelet(t, Config{Asks: func(_, pod, _ string) bool { return pod != "ended" }}, "a")
+		k := newKubelet(t, Config{Asks: func(_, pod, _ string) (bool, bool) { return pod != "ended", true }}, "a")
 		k.mustGive("a")
 		k.says(podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}))
 		k.mustGive("a")
@@ -385,7 +391,7 @@ func TestIDHandedOutAfterACheckpointWasLost(t *testing.T) {
 // again once that is known, for others of its API at once.
 func TestEndedPodIsListed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := newKubelet(t, Config{Asks: func(string, string, string) bool { return true }}, "a", "b")
+		k := newKubelet(t, Config{Asks: func(string, string, string) (bool, bool) { return true, true }}, "a", "b")
 		for _, id := range []string{"a", "b"} {
 			k.mustGive(id)
 		}

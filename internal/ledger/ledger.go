@@ -58,9 +58,9 @@ type Config struct {
 	// is deleted, and whether that is known. Optional.
 	Termination func(namespace, pod string) (time.Duration, bool)
 
-	// Asks reports whether a pod that has not ended asks for a resource.
-	// Optional.
-	Asks func(namespace, pod, resource string) bool
+	// Asks reports whether a pod that has not ended asks for a resource, and whether
+	// that is known. Optional.
+	Asks func(namespace, pod, resource string) (asks, known bool)
 }
 
 // Ledger is the ledger of a node. Only the one agent that may write has it open.

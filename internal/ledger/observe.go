@@ -268,7 +268,7 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 func (l *Ledger) still(g *Grant, running map[string]map[string]bool) (still []string) {
 	for _, name := range g.Earlier {
 		o := (&Grant{Container: name}).Owner()
-		if _, listed := running[name]; listed && (l.config.Asks == nil || l.config.Asks(o.Namespace, o.Name, g.Resource)) {
+		if _, listed := running[name]; listed && (l.config.Asks == nil || l.mayAsk(o, g.Resource)) {
 			still = append(still, name)
 		}
 	}
@@ -283,8 +283,13 @@ func (l *Ledger) runsStill(g *Grant, running map[string]map[string]bool) bool {
 	if !listed || g.ended || resources[g.Resource] || l.config.Asks == nil {
 		return false
 	}
-	o := g.Owner()
-	return l.config.Asks(o.Namespace, o.Name, g.Resource)
+	return l.mayAsk(g.Owner(), g.Resource)
+}
+
+// mayAsk reports whether a pod asks for a resource, or whether it does is not known.
+func (l *Ledger) mayAsk(pod Owner, resource string) bool {
+	asks, known := l.config.Asks(pod.Namespace, pod.Name, resource)
+	return asks || !known
 }
 
 // adopt enters what PodResources lists and nobody was granted: as a grant, if

@@ -107,10 +107,12 @@ func (n *Node) Termination(namespace, pod string) (time.Duration, bool) {
 	return time.Duration(*p.Spec.TerminationGracePeriodSeconds) * time.Second, true
 }
 
-// Asks reports whether a pod asks for a classic resource.
-func (n *Node) Asks(namespace, pod, resource string) bool {
-	p := n.termOf(namespace, pod)
-	return p != nil && (asks(p.Spec.InitContainers, resource) || asks(p.Spec.Containers, resource))
+// Asks reports whether a pod asks for a classic resource, and whether that is known.
+func (n *Node) Asks(namespace, pod, resource string) (asked, known bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t, known := n.known[types.NamespacedName{Namespace: namespace, Name: pod}]
+	return t.pod != nil && (asks(t.pod.Spec.InitContainers, resource) || asks(t.pod.Spec.Containers, resource)), known
 }
 
 // Ended asks the API server whether a pod of the node that has grants has ended: it

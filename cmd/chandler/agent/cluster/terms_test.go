@@ -64,8 +64,13 @@ func TestTerms(t *testing.T) {
 	if _, known := n.Termination("default", "gone"); known {
 		t.Error("what nobody said is known")
 	}
-	if !n.Asks("default", "train", "example.com/gpu") || n.Asks("default", "train", "example.com/nic") || n.Asks("default", "gone", "example.com/gpu") {
-		t.Error("what pods ask for is not known")
+	for _, ask := range []struct {
+		pod, resource string
+		asks, known   bool
+	}{{"train", "gpu", true, true}, {"train", "nic", false, true}, {"gone", "gpu", false, true}, {"other", "gpu", false, false}} {
+		if asks, known := n.Asks("default", ask.pod, "example.com/"+ask.resource); asks != ask.asks || known != ask.known {
+			t.Errorf("pod %s asks for %s: %t, known: %t", ask.pod, ask.resource, asks, known)
+		}
 	}
 	learn("a newer pod of that name", 4, grant("default/train main", time.Now()))
 	learn("nothing is given any more", 4)
