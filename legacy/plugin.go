@@ -272,7 +272,7 @@ func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []disco
 	if o.unseen {
 		o.unseen = false
 		if err := l.Adopt(o.plugin.stock.Load()); err != nil {
-			klog.FromContext(ctx).Error(err, "What pods have is not saved")
+			klog.FromContext(ctx).Error(err, "The devices of pods are not saved")
 		}
 		in.View = l.View(o.plugin.stock.Load())
 		lists, problems = before.Next(in)

@@ -60,7 +60,7 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 		said = nil
 	}
 	if err := p.config.Ledger.Observe(began, said, p.stock.Load()); err != nil {
-		logger.Error(err, "What pods have is not saved, or host files are left over")
+		logger.Error(err, "The devices of pods are not saved, or host files are left over")
 	}
 	reason := ""
 	switch {
@@ -73,7 +73,7 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 		p.endLost(ctx, p.config.Ledger.Lost())
 	}
 	if reason != "" && reason != lastError && ctx.Err() == nil {
-		logger.Info("What pods have is not known; no device leaves its resource", "reason", reason)
+		logger.Info("It is not known which devices pods have; none leaves its resource", "reason", reason)
 	}
 	return reason
 }

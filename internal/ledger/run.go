@@ -82,7 +82,7 @@ func (l *Ledger) sweep() error {
 }
 
 // look removes the files of a claim of which there is nothing else, and reports
-// whether there is. What a call does at the moment is left to it.
+// whether there is. A claim that a call is about is left to the call.
 func (l *Ledger) look(uid types.UID, remove func() error) (known bool, err error) {
 	unlock, busy := l.locks.try(string(uid))
 	if busy != nil {

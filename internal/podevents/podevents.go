@@ -209,7 +209,7 @@ func (t *Teller) load(ctx context.Context) {
 		err = json.Unmarshal(data, &entries)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "What pods were told of their devices is not known any more")
+		klog.FromContext(ctx).Error(err, "It is not known any more which Events pods got; they may get some again")
 		return
 	}
 	t.saved = data

@@ -99,8 +99,8 @@ func (r *reader) glob(pattern string) []string {
 // maxLinks is how many links the kernel follows in one path (MAXSYMLINKS).
 const maxLinks = 40
 
-// follow returns where a path leads if it is a link, or a link to a link. What it
-// leads to may be missing.
+// follow returns where a path leads if it is a link, or a link to a link. There may be
+// nothing at the end.
 func (r *reader) follow(name string) string {
 	for range maxLinks {
 		info, err := r.Lstat(name)

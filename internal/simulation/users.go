@@ -294,7 +294,7 @@ func (w *World) portion(p portion, has part) part {
 	return has
 }
 
-// classicUses returns what a classic ID is. What a pod was given stays what it was,
+// classicUses returns what a classic ID is. A pod keeps what it was given,
 // whatever its ID would be by now.
 func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses []*use) {
 	devices, has := w.withID(resourceName, id, c.Listed[resourceName])

@@ -1,7 +1,7 @@
 // Package nvidia describes NVIDIA GPUs, their MIG instances and IMEX channels as
-// the kernel driver shows them in /sys, /proc and /dev. What only NVML knows
-// (memory, architecture, MIG profiles, NVLink, errors) it takes from a file, if
-// the host has one: see package facts. It needs no NVIDIA library. GPUs bound to
+// the kernel driver shows them in /sys, /proc and /dev. It takes from a
+// file, if the host has one, the facts that only NVML knows: memory, architecture,
+// MIG profiles, NVLink, errors (see package facts). It needs no NVIDIA library. GPUs bound to
 // another driver, such as one for a virtual machine, are not its own, nor are
 // the virtual functions of vGPU, Tegra's GPUs and those of WSL.
 package nvidia

@@ -73,14 +73,14 @@ func (d *demo) showOffers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	heading("What Dynamic Resource Allocation offers: the ResourceSlices of the node")
+	heading("Dynamic Resource Allocation offers: the ResourceSlices of the node")
 	if err := d.printSlices(ctx); err != nil {
 		return err
 	}
 	if !haveKVM() {
 		return nil
 	}
-	heading("What the device-plugin API offers: the node's allocatable resources")
+	heading("The device-plugin API offers: the node's allocatable resources")
 	return d.kubectl.Until(ctx, "allocatable "+kvmResource, func(ctx context.Context) error {
 		node, err := d.kubectl.CoreV1().Nodes().Get(ctx, d.cluster.NodeName(), metav1.GetOptions{})
 		if err != nil {

@@ -1,5 +1,5 @@
 // Command probe tells, from within a container, what the container was given. Its arguments are steps, taken in
-// order; the first that fails ends it with status 1. What it prints is one fact a line, its kind first:
+// order; the first that fails ends it with status 1. It prints one fact a line, its kind first:
 //
 //	env ACCELERATOR=0000:03:00.0        environment variables, sorted; not those that every container has
 //	device c 10:232 0666 /dev/kvm       device nodes, sorted; not those that every container has

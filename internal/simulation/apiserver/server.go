@@ -107,7 +107,7 @@ func (s *Server) SetFault(f Fault) {
 }
 
 // SetFeatures makes the server one that keeps these fields, as an upgrade does.
-// What it has is not changed.
+// Its objects stay as they are.
 func (s *Server) SetFeatures(f Features) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,8 +214,8 @@ func (s *Server) Put(o object) {
 	store.change(kind, o, s.next())
 }
 
-// Delete removes an object, for the model's own side. What belongs to a node
-// that is deleted goes too.
+// Delete removes an object, for the model's own side. With a node goes all that
+// belongs to it.
 func (s *Server) Delete(o object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

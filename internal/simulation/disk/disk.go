@@ -37,9 +37,9 @@ const (
 // Changes reports whether the operation changes what is on the disk.
 func (o Op) Changes() bool { return o != Read && o != List && o != Stat && o != Sync && o != SyncDir }
 
-// Fault is asked before each operation of any view. What it returns is the
-// operation's error if it is not nil; a write with an error leaves a part of
-// what was to be written.
+// Fault is asked before each operation of any view. If it returns an
+// error, that is the operation's; a write with an error leaves a part of what was
+// to be written.
 type Fault func(op Op, name string) error
 
 // Disk is a disk. It keeps no more than POSIX promises, and writes nothing back by
@@ -74,7 +74,7 @@ type file struct {
 }
 
 // New returns a disk that has some directories and those that they are in, durably.
-// What is done to it is told to log, if that is not nil.
+// Log is told what is done to it, if it is not nil.
 func New(log func(string), dirs ...string) *Disk {
 	if log == nil {
 		log = func(string) {}
@@ -174,7 +174,7 @@ func (d *Disk) loseDirs(random *rand.Rand) (lost bool) {
 	return lost
 }
 
-// remove removes a directory with all that is in it. What is durable of it may be
+// remove removes a directory with all that is in it. Its durable part may be
 // there again after a loss of power.
 func (d *Disk) remove(name string) {
 	for below, in := range d.dirs {

@@ -199,8 +199,8 @@ func (k *Kubelet) without(e *endpoint) {
 }
 
 // allocate asks plugins for what a pod requests (pkg/kubelet/cm/devicemanager/
-// manager.go, allocateContainerResources). What it was given before it has
-// still, without a call.
+// manager.go, allocateContainerResources). It still has what it was
+// given before, without a call.
 func (k *Kubelet) allocate(ctx context.Context, pod *Pod) error {
 	for _, resource := range slices.Sorted(maps.Keys(pod.Requests)) {
 		e, ids, err := k.choose(ctx, pod, resource, pod.Requests[resource])

@@ -77,7 +77,7 @@ type Container struct {
 
 	unprepared map[types.UID]int // how often each claim was before
 
-	// What Start notes.
+	// Start notes this.
 	Note any
 }
 
