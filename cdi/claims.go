@@ -87,7 +87,7 @@ func ParseID(qualified string) (uid types.UID, device string, ok bool) {
 
 // WriteClaim writes the spec of a claim, in place of an earlier one.
 func (d Dir) WriteClaim(uid types.UID, devices []Device) error {
-	data, err := d.render(uid, devices)
+	data, err := d.claim(uid, devices)
 	if err != nil {
 		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
 	}
@@ -101,7 +101,7 @@ func (d Dir) WriteClaim(uid types.UID, devices []Device) error {
 // CheckClaim returns nil if the spec of a claim is on disk exactly as
 // WriteClaim would write it, and else what is different.
 func (d Dir) CheckClaim(uid types.UID, devices []Device) error {
-	want, err := d.render(uid, devices)
+	want, err := d.claim(uid, devices)
 	if err != nil {
 		return fmt.Errorf("CDI spec of claim %s: %w", uid, err)
 	}
@@ -178,7 +178,7 @@ func (d Dir) ClaimDevices(uid types.UID) (devices []Device, err error) {
 // Tidy removes temporary files of an age that writers left behind; see
 // [disk.Files.Sweep].
 func (d Dir) Tidy(age time.Duration) error {
-	return d.Files.Sweep(d.Path, age, prefix)
+	return d.Files.Sweep(d.Path, age, Vendor+"-")
 }
 
 func (d Dir) file(uid types.UID) string {
@@ -193,12 +193,17 @@ func checkUID(uid types.UID) error {
 	return nil
 }
 
-// render returns the spec's bytes, which are the same for the same devices.
-func (d Dir) render(uid types.UID, devices []Device) ([]byte, error) {
+// claim returns the bytes of a claim's spec.
+func (d Dir) claim(uid types.UID, devices []Device) ([]byte, error) {
 	if err := checkUID(uid); err != nil {
 		return nil, err
 	}
-	spec := &specs.Spec{Kind: Vendor + "/" + Class, Devices: []specs.Device{}}
+	return d.render(Class, devices)
+}
+
+// render returns a spec's bytes, which are the same for the same devices.
+func (d Dir) render(class string, devices []Device) ([]byte, error) {
+	spec := &specs.Spec{Kind: Vendor + "/" + class, Devices: []specs.Device{}}
 	for _, device := range devices {
 		edits := Rebase(device.Edits, d.RuntimeRoot)
 		edits.DeviceNodes = firstOfPath(edits.DeviceNodes)

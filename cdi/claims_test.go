@@ -89,12 +89,12 @@ func TestInterfaceAsksForTheVersionThatMovesIt(t *testing.T) {
 func TestSpecIsTheSameForTheSameDevices(t *testing.T) {
 	dir := Dir{Path: t.TempDir()}
 	devices := []Device{gpu("a"), gpu("b")}
-	first, err := dir.render(uid, devices)
+	first, err := dir.claim(uid, devices)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 20 {
-		again, _ := dir.render(uid, devices)
+		again, _ := dir.claim(uid, devices)
 		if string(again) != string(first) {
 			t.Fatal("the bytes differ")
 		}

@@ -126,6 +126,16 @@ type Grant struct {
 	// Consumed is how much of each shared device is given. A family passes it on
 	// if the vendor's software enforces it.
 	Consumed Consumed
+
+	// Naming is how the vendor's container runtime is told which devices it is to
+	// bring, where there is one.
+	Naming Naming
+}
+
+// Naming is how a vendor's container runtime is told of devices.
+type Naming struct {
+	None   bool // not at all: the devices come by CDI
+	Mounts bool // by mounts beside a variable, which a container cannot make for itself
 }
 
 // Match selects kernel devices. All fields that are set must hold; either Bus

@@ -137,3 +137,26 @@ func TestDevicePluginRestarts(t *testing.T) {
 		})
 	}
 }
+
+// Containers get devices by CDI names where the configuration says so, and have the
+// same ones when they start again.
+func TestDevicePluginByCDI(t *testing.T) {
+	for _, strategy := range []string{"CDIAnnotations", "CDIDevices"} {
+		t.Run(strategy, func(t *testing.T) {
+			usualAgain(t)
+			resources := classicGPUs
+			if *version == build.Classic {
+				resources = "" // it has no other API
+			}
+			reconfigure(t, besides(t, fmt.Sprintf("allocation: [{resource: amd.com/gpu, deviceListStrategy: [%s]}]\n", strategy), resources))
+			gpusAre(t, allGPUs)
+			unharmed := limitsHolder(t)
+			killAgent(t)
+			if err := chandler.WaitForAgent(within(t), kube); err != nil {
+				t.Fatal(err)
+			}
+			gpusAre(t, allGPUs)
+			unharmed(t)
+		})
+	}
+}

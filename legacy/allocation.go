@@ -2,6 +2,7 @@ package legacy
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/legacy/list"
@@ -30,37 +32,38 @@ func devicesOf(units []*list.Unit) []rules.Offered {
 	return devices
 }
 
-// editsOf returns what a container needs for a set of devices: their own
-// edits and, since a later variable replaces an earlier one, the set's last.
-func editsOf(devices []rules.Offered, resource string, consumed discovery.Consumed, granter discovery.Granter) specs.ContainerEdits {
+// respond returns what the kubelet is to do for a container that gets devices.
+func (p *Plugin) respond(ctx context.Context, resource string, allocation rules.Allocation, devices []rules.Offered, consumed discovery.Consumed, variables []string) (*pluginapi.ContainerAllocateResponse, error) {
+	lists, err := p.listsOf(ctx, allocation.Lists, devices)
+	if err != nil {
+		return nil, err
+	}
+	allocation.Naming.None = lists.CDI() && !lists.Plain
 	var edits specs.ContainerEdits
-	for _, d := range devices {
-		edits = discovery.Join(edits, d.Edits)
+	if lists.Plain {
+		for _, d := range devices {
+			edits = discovery.Join(edits, d.Edits)
+		}
 	}
-	if granter != nil {
-		edits = discovery.Join(edits, granter(rules.Devices(devices), discovery.Grant{API: discovery.ModeDevicePlugin, Resource: resource, Consumed: consumed}))
+	if p.config.Grant != nil {
+		// Later variables replace earlier ones, so those of the set come last.
+		edits = discovery.Join(edits, p.config.Grant(rules.Devices(devices), discovery.Grant{
+			API: discovery.ModeDevicePlugin, Resource: resource, Consumed: consumed, Naming: allocation.Naming,
+		}))
 	}
-	return edits
+	edits.Env = append(edits.Env, variables...)
+	r, err := response(cdi.Rebase(edits, p.config.CDI.RuntimeRoot))
+	if err != nil || !lists.CDI() {
+		return r, err
+	}
+	return r, p.name(r, lists, devices)
 }
 
 // response says edits in the words of the device-plugin API, which has fewer
 // of them than CDI.
 func response(edits specs.ContainerEdits) (*pluginapi.ContainerAllocateResponse, error) {
 	r := &pluginapi.ContainerAllocateResponse{}
-	var errs []error
-	for _, part := range []struct {
-		what  string
-		there bool
-	}{
-		{"hooks", len(edits.Hooks) > 0},
-		{"net devices", len(edits.NetDevices) > 0},
-		{"additional GIDs", len(edits.AdditionalGIDs) > 0},
-		{"Intel RDT", edits.IntelRdt != nil},
-	} {
-		if part.there {
-			errs = append(errs, fmt.Errorf("needs CDI: %s cannot be given through the device-plugin API", part.what))
-		}
-	}
+	errs := []error{needsCDI(edits)}
 	for _, node := range edits.DeviceNodes {
 		errs = append(errs, addDevice(r, node))
 	}
@@ -75,6 +78,30 @@ func response(edits specs.ContainerEdits) (*pluginapi.ContainerAllocateResponse,
 		r.Envs[name] = value
 	}
 	return r, errors.Join(errs...)
+}
+
+// needsCDI says what of edits the device-plugin API has no word for, nil if nothing.
+func needsCDI(edits specs.ContainerEdits) error {
+	var errs []error
+	for _, part := range []struct {
+		what  string
+		there bool
+	}{
+		{"hooks", len(edits.Hooks) > 0},
+		{"net devices", len(edits.NetDevices) > 0},
+		{"additional GIDs", len(edits.AdditionalGIDs) > 0},
+		{"Intel RDT", edits.IntelRdt != nil},
+	} {
+		if part.there {
+			errs = append(errs, fmt.Errorf("needs CDI: %s cannot be given through the device-plugin API", part.what))
+		}
+	}
+	for _, mount := range edits.Mounts {
+		if !slices.Contains([]string{"", "none", "bind"}, mount.Type) {
+			errs = append(errs, fmt.Errorf("needs CDI: mount %s of type %s cannot be given through the device-plugin API", mount.ContainerPath, mount.Type))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // addDevice adds a device node, or what of its permissions another of the same
@@ -106,9 +133,6 @@ func addDevice(r *pluginapi.ContainerAllocateResponse, node *specs.DeviceNode) e
 // addMount adds a mount. The kubelet's are recursive binds; of the options it
 // only takes whether it is read-only.
 func addMount(r *pluginapi.ContainerAllocateResponse, mount *specs.Mount) error {
-	if !slices.Contains([]string{"", "none", "bind"}, mount.Type) {
-		return fmt.Errorf("needs CDI: mount %s of type %s cannot be given through the device-plugin API", mount.ContainerPath, mount.Type)
-	}
 	added := &pluginapi.Mount{
 		ContainerPath: mount.ContainerPath,
 		HostPath:      mount.HostPath,

@@ -42,9 +42,13 @@ type Config struct {
 	// before.
 	Ledger *ledger.Ledger
 
-	// RuntimeRoot is where the container runtime sees the root of the host
-	// that was scanned, "/" if empty.
-	RuntimeRoot string
+	// CDI is where the spec of devices goes that are given by CDI, and says where the
+	// container runtime sees the root of the host that was scanned.
+	CDI cdi.Dir
+
+	// PassesCDI reports whether the kubelet passes names of CDI devices on to the
+	// container runtime. Nil means that it does not.
+	PassesCDI func(ctx context.Context) (bool, error)
 
 	// Grant returns what a container needs for a set of devices beyond their
 	// own edits. Nil means nothing.
@@ -234,6 +238,9 @@ func (o *offering) update(ctx context.Context, what *offered) {
 		klog.FromContext(ctx).V(2).Info("What the kubelet has written down is not known", "reason", err.Error())
 	}
 	lists, problems := o.next(ctx, in)
+	if err := p.keepSpec(); err != nil {
+		problems = append(slices.Clone(problems), discovery.Problem{Device: "CDI", Err: err})
+	}
 	o.report(ctx, problems)
 	for resource, l := range lists.Resources() {
 		if servers[resource] == nil {
@@ -335,19 +342,19 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}
-		edits := editsOf(devicesOf(units), resource, l.Consumed(ids), p.config.Grant)
+		var variables []string
 		if amount != nil {
 			share := discovery.Share{Place: amount.Place, Container: amount.IDs, Call: all, Device: len(amount.Unit.IDs)}
-			edits.Env = append(edits.Env, share.Variables(resource)...)
+			variables = share.Variables(resource)
 		}
-		r, err := response(cdi.Rebase(edits, p.config.RuntimeRoot))
+		r, err := p.respond(ctx, resource, l.Allocation(), devicesOf(units), l.Consumed(ids), variables)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}
 		responses = append(responses, r)
 		for _, id := range ids {
 			g := l.Unit(id).Grant(resource, id, stock)
-			g.Since = now
+			g.Since, g.CDI = now, len(r.CdiDevices)+len(r.Annotations) > 0
 			grants = append(grants, g)
 		}
 	}

@@ -530,7 +530,7 @@ func TestAllocateForContainers(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	config := configFor(k)
-	config.RuntimeRoot = "/host"
+	config.CDI.RuntimeRoot = "/host"
 	config.Grant = func(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 		var edits specs.ContainerEdits
 		var names []string

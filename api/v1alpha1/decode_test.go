@@ -128,6 +128,7 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"unknown policy":       {header + "allocation: [{resource: a.b/c, policy: Best}]\n", []string{"allocation[0]", "policy", "Best", "Aligned"}},
 		"allocation of none":   {header + "allocation: [{policy: Packed}]\n", []string{"allocation[0]", "resource"}},
 		"allocation twice":     {header + "allocation: [{resource: a.b/c}, {resource: a.b/c}]\n", []string{"allocation[1].resource", "a.b/c", "another"}},
+		"unknown list":         {header + "allocation: [{resource: a.b/c, deviceListStrategy: [EnvVar, envvar]}]\n", []string{"deviceListStrategy[1]", "envvar", "CDIDevices"}},
 		"overhead of nothing":  {header + "overhead: [{cel: 'true'}]\n", []string{"overhead[0]", "perPod"}},
 		"overhead, no cel":     {header + "overhead: [{perPod: {cpu: 1}}]\n", []string{"overhead[0].cel"}},
 		"overhead, other":      {header + "overhead: [{cel: 'true', perPod: {nvidia.com/gpu: 1}}]\n", []string{"overhead[0]", "perPod[nvidia.com/gpu]", "cpu, memory or"}},

@@ -162,7 +162,33 @@ type Allocation struct {
 	// FailRequestsGreaterThanOne refuses containers that ask for more than one. It
 	// is for shares of which two may be of one device, and are no more than one then.
 	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
+
+	// DeviceListStrategy says how containers get the devices; several may go
+	// together. Left out, it is EnvVar, and CDIDevices for devices that need it.
+	DeviceListStrategy []DeviceListStrategy `json:"deviceListStrategy,omitempty"`
 }
+
+// DeviceListStrategy is a way for devices to get into containers.
+type DeviceListStrategy string
+
+// The strategies.
+const (
+	// ListEnvVar has the kubelet pass the container device nodes, mounts and
+	// variables. One of these names the devices to NVIDIA's container runtime.
+	ListEnvVar DeviceListStrategy = "EnvVar"
+
+	// ListVolumeMounts is as EnvVar, and names the devices to NVIDIA's container
+	// runtime by mounts, which a container cannot make for itself.
+	ListVolumeMounts DeviceListStrategy = "VolumeMounts"
+
+	// ListCDIAnnotations names CDI devices in an annotation, for container runtimes
+	// that read it. It works with any kubelet.
+	ListCDIAnnotations DeviceListStrategy = "CDIAnnotations"
+
+	// ListCDIDevices has the kubelet name CDI devices to the container runtime. It
+	// needs Kubernetes 1.29.
+	ListCDIDevices DeviceListStrategy = "CDIDevices"
+)
 
 // Policy says which devices and shares a container gets together.
 type Policy string

@@ -36,9 +36,17 @@ func (a *Allocation) validate() error {
 	}
 	switch a.Policy {
 	case "", PolicyAligned, PolicySpread, PolicyPacked:
-		return nil
+	default:
+		return fmt.Errorf("policy: is %q; want %s, %s or %s", string(a.Policy), PolicyAligned, PolicySpread, PolicyPacked)
 	}
-	return fmt.Errorf("policy: is %q; want %s, %s or %s", string(a.Policy), PolicyAligned, PolicySpread, PolicyPacked)
+	for i, strategy := range a.DeviceListStrategy {
+		switch strategy {
+		case ListEnvVar, ListVolumeMounts, ListCDIAnnotations, ListCDIDevices:
+		default:
+			return fmt.Errorf("deviceListStrategy[%d]: is %q; want %s, %s, %s or %s", i, string(strategy), ListEnvVar, ListVolumeMounts, ListCDIAnnotations, ListCDIDevices)
+		}
+	}
+	return nil
 }
 
 func (s Selector) validate() error {

@@ -189,7 +189,19 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 func allocations(config []v1alpha1.Allocation) map[string]rules.Allocation {
 	out := make(map[string]rules.Allocation, len(config))
 	for _, a := range config {
-		out[a.Resource] = rules.Allocation{Policy: rules.Policy(a.Policy), One: a.FailRequestsGreaterThanOne}
+		lists := func(strategies ...v1alpha1.DeviceListStrategy) bool {
+			return slices.ContainsFunc(strategies, func(s v1alpha1.DeviceListStrategy) bool { return slices.Contains(a.DeviceListStrategy, s) })
+		}
+		out[a.Resource] = rules.Allocation{
+			Policy: rules.Policy(a.Policy),
+			One:    a.FailRequestsGreaterThanOne,
+			Lists: rules.Lists{
+				Plain:       lists(v1alpha1.ListEnvVar, v1alpha1.ListVolumeMounts),
+				Annotations: lists(v1alpha1.ListCDIAnnotations),
+				CDIDevices:  lists(v1alpha1.ListCDIDevices),
+			},
+			Naming: discovery.Naming{Mounts: lists(v1alpha1.ListVolumeMounts)},
+		}
 	}
 	return out
 }

@@ -1,12 +1,27 @@
 package rules
 
+import "chandler.dev/discovery"
+
 // Allocation is how the device-plugin API gives out what a resource counts.
 type Allocation struct {
 	Policy Policy
 
 	// One says that a container gets no more than one.
 	One bool
+
+	Lists  Lists
+	Naming discovery.Naming
 }
+
+// Lists says how devices get into containers.
+type Lists struct {
+	Plain       bool // device nodes, mounts and variables
+	Annotations bool // an annotation that names CDI devices
+	CDIDevices  bool // the kubelet names CDI devices to the container runtime
+}
+
+// CDI reports whether the devices are named as CDI devices.
+func (l Lists) CDI() bool { return l.Annotations || l.CDIDevices }
 
 // Policy says which IDs of a resource are given together.
 type Policy string

@@ -42,6 +42,10 @@ type Grant struct {
 	// them. A kubelet whose checkpoint was lost hands out what they still have.
 	Earlier []string `json:"earlier,omitempty"`
 
+	// CDI says that the container was given names of CDI devices. They must be there
+	// whenever it starts again, after a reboot too.
+	CDI bool `json:"cdi,omitempty"`
+
 	missing time.Time // when PodResources first left it out again
 	lost    bool      // the kubelet lists the container and does not know the ID
 	ended   bool      // and the pod has ended, by the API server's word

@@ -296,6 +296,9 @@ func (l *List) Empty() bool { return len(l.rows) == 0 }
 // Devices is what the kubelet is told. It must not be modified.
 func (l *List) Devices() []*pluginapi.Device { return l.devices }
 
+// Allocation is how the resource is given out.
+func (l *List) Allocation() rules.Allocation { return l.allocation }
+
 // Unit returns what an ID stands for, nil if nothing is known of it.
 func (l *List) Unit(id string) *Unit { return l.rows[id].unit }
 

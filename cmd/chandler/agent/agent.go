@@ -210,14 +210,15 @@ func newAgent(config Config) *agent {
 	})
 	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
 	a.classic = legacy.New(legacy.Config{
-		Kubelet:     config.Kubelet.DevicePlugins,
-		Pods:        a.cluster.Listing,
-		Allocated:   config.Kubelet.Allocated,
-		Ledger:      a.ledger,
-		RuntimeRoot: config.CDI.RuntimeRoot,
-		Grant:       discovery.Granters(config.Families),
-		Pending:     a.cluster.Pending,
-		Ended:       a.cluster.Ended,
+		Kubelet:   config.Kubelet.DevicePlugins,
+		Pods:      a.cluster.Listing,
+		Allocated: config.Kubelet.Allocated,
+		Ledger:    a.ledger,
+		CDI:       config.CDI,
+		PassesCDI: a.cluster.PassesCDI,
+		Grant:     discovery.Granters(config.Families),
+		Pending:   a.cluster.Pending,
+		Ended:     a.cluster.Ended,
 	})
 	a.driver = driver.New(driver.Config{
 		NodeName:       config.NodeName,

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -205,8 +206,14 @@ func parseInformation(text string) (information, error) {
 
 // grant names the devices, and says how much of them there is to use.
 func grant(given []discovery.Device, to discovery.Grant) specs.ContainerEdits {
-	return specs.ContainerEdits{Env: append(visible(given), limits(given, to)...)}
+	edits := visible(given, to.Naming)
+	edits.Env = append(edits.Env, limits(given, to)...)
+	return edits
 }
+
+// visibleMounts is where NVIDIA's container runtime looks for mounts that name
+// devices, if the variable says so.
+const visibleMounts = "/var/run/nvidia-container-devices"
 
 // visible names the devices to NVIDIA's container runtime, where it is the one
 // that brings the driver's libraries. Where we mount them it is to do nothing,
@@ -215,9 +222,10 @@ func grant(given []discovery.Device, to discovery.Grant) specs.ContainerEdits {
 // Nothing is said of channels, which the runtime knows by another variable and
 // we bring ourselves, nor where Google's installer put the libraries: no such
 // runtime is there.
-func visible(given []discovery.Device) []string {
+func visible(given []discovery.Device, naming discovery.Naming) (edits specs.ContainerEdits) {
+	const variable = "NVIDIA_VISIBLE_DEVICES="
 	var names []string
-	runtime, ours := false, false
+	runtime, ours := false, naming.None
 	for _, d := range given {
 		switch {
 		case d.Attributes.String("kind") == "other" || installed(d.Edits.Mounts):
@@ -229,11 +237,17 @@ func visible(given []discovery.Device) []string {
 		}
 		runtime = true
 	}
-	if !runtime {
-		return nil
+	switch {
+	case !runtime:
+	case ours || len(names) == 0:
+		edits.Env = []string{variable + "void"}
+	case naming.Mounts:
+		edits.Env = []string{variable + visibleMounts}
+		for _, name := range names {
+			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: os.DevNull, ContainerPath: path.Join(visibleMounts, name), Options: []string{"bind"}})
+		}
+	default:
+		edits.Env = []string{variable + strings.Join(names, ",")}
 	}
-	if ours {
-		names = nil
-	}
-	return []string{"NVIDIA_VISIBLE_DEVICES=" + cmp.Or(strings.Join(names, ","), "void")}
+	return edits
 }

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,6 +62,18 @@ func TestGrant(t *testing.T) {
 				t.Errorf("got %q", got)
 			}
 		})
+	}
+	byMounts := grant([]discovery.Device{{Identity: "GPU-b"}, {Identity: "GPU-a"}}, discovery.Grant{Naming: discovery.Naming{Mounts: true}})
+	var mounts []string
+	for _, m := range byMounts.Mounts {
+		mounts = append(mounts, m.HostPath+" "+m.ContainerPath)
+	}
+	const dir = "/var/run/nvidia-container-devices"
+	if want := []string{"/dev/null " + dir + "/GPU-b", "/dev/null " + dir + "/GPU-a"}; !slices.Equal(mounts, want) || !slices.Equal(byMounts.Env, []string{"NVIDIA_VISIBLE_DEVICES=" + dir}) {
+		t.Errorf("by mounts: %q, %q", mounts, byMounts.Env)
+	}
+	if got := grant([]discovery.Device{{Identity: "GPU-a"}}, discovery.Grant{Naming: discovery.Naming{None: true}}).Env; !slices.Equal(got, []string{"NVIDIA_VISIBLE_DEVICES=void"}) {
+		t.Errorf("by CDI: %q", got)
 	}
 	for name, given := range map[string][]discovery.Device{
 		"channels alone":       {channel},

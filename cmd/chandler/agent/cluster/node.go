@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
@@ -88,6 +89,27 @@ func asks(containers []corev1.Container, resource string) bool {
 		_, asks := c.Resources.Limits[corev1.ResourceName(resource)]
 		return asks
 	})
+}
+
+// passesCDI is the first version of the kubelet that passes names of CDI devices on
+// from device plugins, by default (pkg/features/kube_features.go,
+// DevicePluginCDIDevices, in 1.28 to 1.31).
+var passesCDI = version.MajorMinor(1, 29)
+
+// PassesCDI reports whether the kubelet passes names of CDI devices on from device
+// plugins, by its version as the API server says it.
+func (n *Node) PassesCDI(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	node, err := n.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("get node %s, for the kubelet's version: %w", n.name, err)
+	}
+	kubelet, err := version.ParseGeneric(node.Status.NodeInfo.KubeletVersion)
+	if err != nil {
+		return false, fmt.Errorf("the kubelet's version: %w", err)
+	}
+	return kubelet.AtLeast(passesCDI), nil
 }
 
 func nameOf(pod *corev1.Pod) types.NamespacedName {

@@ -35,3 +35,17 @@ func TestPods(t *testing.T) {
 		t.Errorf("%v\n%s", err, diff)
 	}
 }
+
+func TestPassesCDI(t *testing.T) {
+	for version, want := range map[string]bool{"v1.28.15": false, "v1.29.0": true, "v1.31.2+k3s1": true, "v2.0.0": true} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}, Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: version}}}
+		if got, err := NewNode("node", fake.NewClientset(node), "", nil).PassesCDI(t.Context()); err != nil || got != want {
+			t.Errorf("%s: %v, %v", version, got, err)
+		}
+	}
+	for name, node := range map[string]*corev1.Node{"no such node": {ObjectMeta: metav1.ObjectMeta{Name: "other"}}, "no version": {ObjectMeta: metav1.ObjectMeta{Name: "node"}}} {
+		if _, err := NewNode("node", fake.NewClientset(node), "", nil).PassesCDI(t.Context()); err == nil {
+			t.Errorf("%s is no error", name)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package legacy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/cdi"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
+)
+
+// annotation is where container runtimes look for names of CDI devices: any key with
+// the prefix "cdi.k8s.io/"
+// (pkg/cdi/annotations.go of tags.cncf.io/container-device-interface).
+const annotation = "cdi.k8s.io/chandler.dev_devices"
+
+// errNoNames says why a device that needs CDI is not given by its name.
+var errNoNames = errors.New("the kubelet passes on no names of CDI devices; where the container runtime reads them in annotations, deviceListStrategy CDIAnnotations helps")
+
+// listsOf returns how devices get into a container: as the configuration says, and
+// else by CDI if they need it.
+func (p *Plugin) listsOf(ctx context.Context, wanted rules.Lists, devices []rules.Offered) (rules.Lists, error) {
+	if wanted != (rules.Lists{}) {
+		return wanted, nil
+	}
+	var needs error
+	for _, d := range devices {
+		needs = errors.Join(needs, needsCDI(d.Edits))
+	}
+	if needs == nil {
+		return rules.Lists{Plain: true}, nil
+	}
+	if p.config.PassesCDI == nil {
+		return rules.Lists{}, errors.Join(needs, errNoNames)
+	}
+	passes, err := p.config.PassesCDI(ctx)
+	if err == nil && !passes {
+		err = errNoNames
+	}
+	if err != nil {
+		return rules.Lists{}, errors.Join(needs, err)
+	}
+	return rules.Lists{CDIDevices: true}, nil
+}
+
+// name has a container get devices by their CDI names. The spec that says what they
+// are is on disk before.
+func (p *Plugin) name(r *pluginapi.ContainerAllocateResponse, lists rules.Lists, devices []rules.Offered) error {
+	var names []string
+	for _, d := range devices {
+		if err := cdi.Check(cdi.Device{Name: d.Name, Edits: d.Edits}); err != nil {
+			return err
+		}
+		names = append(names, cdi.DeviceID(d.Name))
+	}
+	if err := p.keepSpec(); err != nil {
+		return err
+	}
+	if lists.CDIDevices {
+		for _, name := range names {
+			r.CdiDevices = append(r.CdiDevices, &pluginapi.CDIDevice{Name: name})
+		}
+	}
+	if lists.Annotations {
+		r.Annotations = map[string]string{annotation: strings.Join(names, ",")}
+	}
+	return nil
+}
+
+// keepSpec makes the spec of devices what it should be. It has all devices of the
+// host: a container that has one by its name starts again without another Allocate,
+// whichever API offers the device by then. If no device is given so, and no container
+// can have one, there is no spec.
+func (p *Plugin) keepSpec() error {
+	what := p.offered.Load()
+	if what == nil {
+		return nil
+	}
+	byName := func(g *ledger.Grant) bool { return g.CDI }
+	if !named(what.snapshot) && !slices.ContainsFunc(p.config.Ledger.View(nil).Ours(), byName) {
+		return p.config.CDI.KeepDevices(nil)
+	}
+	var devices []cdi.Device
+	add := func(name string, edits specs.ContainerEdits) {
+		d := cdi.Device{Name: name, Edits: edits}
+		if cdi.Check(d) == nil { // else a container that asks for it is told why
+			devices = append(devices, d)
+		}
+	}
+	for i := range what.snapshot.Devices {
+		d := &what.snapshot.Devices[i]
+		add(d.Name, d.Edits)
+	}
+	if known := p.known.Load(); known != nil {
+		for i := range *known {
+			d := &(*known)[i]
+			if _, offered := what.snapshot.Lookup(d.Name); !offered {
+				add(d.Name, d.Edits)
+			}
+		}
+	}
+	slices.SortFunc(devices, func(a, b cdi.Device) int { return strings.Compare(a.Name, b.Name) })
+	if err := p.config.CDI.KeepDevices(devices); err != nil {
+		return fmt.Errorf("devices cannot be given by CDI: %w", err)
+	}
+	return nil
+}
+
+// named reports whether a device may be given by its CDI name.
+func named(s *rules.Snapshot) bool {
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		for _, offer := range d.Offers {
+			lists := s.Allocation[offer.Resource].Lists
+			if lists.CDI() || lists == (rules.Lists{}) && needsCDI(d.Edits) != nil {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,127 @@
+package legacy
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/cdi"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/legacy/kubelettest"
+)
+
+// hooked is a device that a container only has with a hook.
+func hooked(id string) rules.Offered {
+	d := gpu(id)
+	d.Edits.Hooks = []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}
+	return d
+}
+
+// Containers get devices as the configuration of their resource says. A device that
+// needs CDI goes by it where the kubelet passes names on, and else is refused.
+func TestDeviceListStrategies(t *testing.T) {
+	yes := func(context.Context) (bool, error) { return true, nil }
+	no := func(context.Context) (bool, error) { return false, nil }
+	unknown := func(context.Context) (bool, error) { return false, errors.New("no answer") }
+	const id, env, none = "chandler.dev/device=gpu-a", "VISIBLE=a", "VISIBLE="
+	for name, test := range map[string]struct {
+		lists             rules.Lists
+		device            rules.Offered
+		passes            func(context.Context) (bool, error)
+		plain             bool
+		names, annotation string
+		visible           string
+		refused           string
+	}{
+		"left out":            {device: gpu("a"), passes: yes, plain: true, visible: env},
+		"plain":               {lists: rules.Lists{Plain: true}, device: gpu("a"), passes: yes, plain: true, visible: env},
+		"names":               {lists: rules.Lists{CDIDevices: true}, device: gpu("a"), passes: no, names: id, visible: none},
+		"annotations":         {lists: rules.Lists{Annotations: true}, device: gpu("a"), passes: no, annotation: id, visible: none},
+		"all":                 {lists: rules.Lists{Plain: true, Annotations: true, CDIDevices: true}, device: gpu("a"), plain: true, names: id, annotation: id, visible: env},
+		"hook":                {device: hooked("a"), passes: yes, names: id, visible: none},
+		"hook, annotations":   {lists: rules.Lists{Annotations: true}, device: hooked("a"), passes: no, annotation: id, visible: none},
+		"hook, plain":         {lists: rules.Lists{Plain: true}, device: hooked("a"), passes: yes, refused: "needs CDI: hooks"},
+		"hook, old kubelet":   {device: hooked("a"), passes: no, refused: "CDIAnnotations"},
+		"hook, who knows":     {device: hooked("a"), passes: unknown, refused: "no answer"},
+		"hook, nobody to ask": {device: hooked("a"), refused: "CDIAnnotations"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := kubelettest.New(t)
+			k.Start()
+			config := configFor(k)
+			config.CDI, config.PassesCDI = cdi.Dir{Path: t.TempDir()}, test.passes
+			config.Grant = func(_ []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+				if grant.Naming.None {
+					return specs.ContainerEdits{Env: []string{none}}
+				}
+				return specs.ContainerEdits{Env: []string{env}}
+			}
+			p := New(config)
+			s := snapshot(test.device)
+			s.Allocation = map[string]rules.Allocation{gpuResource: {Lists: test.lists}}
+			publish(p, s)
+			run(t, p)
+			r, err := k.Plugin(gpuResource, 1).Allocate("a")
+			if test.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), test.refused) {
+					t.Errorf("got %v, want %s", err, test.refused)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, d := range r.CdiDevices {
+				names = append(names, d.Name)
+			}
+			if got := strings.Join(names, " "); got != test.names || r.Annotations["cdi.k8s.io/chandler.dev_devices"] != test.annotation {
+				t.Errorf("names %q, annotations %v", got, r.Annotations)
+			}
+			if plain := len(r.Devices) > 0; plain != test.plain || "VISIBLE="+r.Envs["VISIBLE"] != test.visible {
+				t.Errorf("device nodes %v, variables %v", r.Devices, r.Envs)
+			}
+			if wanted := test.names+test.annotation != ""; there(filepath.Join(config.CDI.Path, "chandler.dev-device.json")) != wanted {
+				t.Errorf("there is a spec of devices, or none: want %v", wanted)
+			}
+		})
+	}
+}
+
+// The spec outlives the configuration that asked for it, for as long as containers may
+// have devices by their names, and a lost one is written again.
+func TestSpecOfDevicesStaysWithContainers(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	config := configFor(k)
+	config.CDI = cdi.Dir{Path: t.TempDir()}
+	file := filepath.Join(config.CDI.Path, "chandler.dev-device.json")
+	p := New(config)
+	byName := snapshot(gpu("a"), gpu("b"))
+	byName.Allocation = map[string]rules.Allocation{gpuResource: {Lists: rules.Lists{CDIDevices: true}}}
+	publish(p, byName)
+	run(t, p)
+	registered := k.Plugin(gpuResource, 1)
+	if _, err := registered.Allocate("a"); err != nil {
+		t.Fatal(err)
+	}
+	k.Hold("pod", gpuResource, "a")
+	kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
+	publish(p, snapshot(gpu("b"))) // the other is DRA's by now
+	p.Know(host(byName))
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	kubelettest.Eventually(t, func() bool {
+		data, err := os.ReadFile(file)
+		return err == nil && strings.Contains(string(data), `"gpu-a"`)
+	}, func() string { return "the spec of what a container has is not written again" })
+	k.Hold("pod", gpuResource)
+	kubelettest.Eventually(t, func() bool { return !there(file) }, func() string { return "the spec stays, and nobody has anything by it" })
+}
