@@ -121,8 +121,12 @@ func TestRandomHosts(t *testing.T) {
 				garble(random, &s.Devices[i])
 			}
 			made, _ := labels.Of(s, families.All)
-			if _, err := labels.File(made); err != nil {
+			text, err := labels.File(made)
+			if err != nil {
 				t.Errorf("%s: %v", file, err)
+			}
+			if diff := cmp.Diff(made, parsed(string(text))); diff != "" {
+				t.Errorf("%s: Node Feature Discovery would read another thing (-made +read):\n%s", file, diff)
 			}
 			again, _ := labels.Of(s, families.All)
 			if diff := cmp.Diff(made, again); diff != "" {
@@ -130,6 +134,24 @@ func TestRandomHosts(t *testing.T) {
 			}
 		}
 	}
+}
+
+// parsed returns the labels of a feature file as Node Feature Discovery documents that it
+// reads them: a name, and a value or true, in each line that is no comment.
+func parsed(text string) map[string]string {
+	read := make(map[string]string)
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, value, hasValue := strings.Cut(line, "=")
+		if !hasValue {
+			value = "true"
+		}
+		read[name] = value
+	}
+	return read
 }
 
 // garble gives the texts of a device values that labels cannot have.

@@ -12,7 +12,8 @@ import (
 )
 
 // labels are those of NVIDIA's gpu-feature-discovery (internal/lm in its device plugin's
-// repository), and gpu.present, which NVIDIA's operator sets.
+// repository). The label gpu.present of its operator is not among them: NVIDIA's device plugin
+// comes to nodes that have it (affinity in the values of its chart).
 //
 // Of GPUs of several models it labels any one; here it is the one with most GPUs. The
 // labels of its strategy "single" for MIG are set where instances are offered as
@@ -21,7 +22,6 @@ var labels = []discovery.Labels{
 	{
 		Where: map[string]string{"kind": "gpu"},
 		Set: map[string]string{
-			"nvidia.com/gpu.present": "true",
 			"nvidia.com/gpu.machine": "{machine}",
 			"nvidia.com/gpu.mode":    "{mode}",
 			"nvidia.com/mps.capable": "false",
