@@ -160,8 +160,7 @@ func (l *Ledger) endReplaced(entries []Entry) error {
 
 // saveGrants writes the file of grants, once it has been read.
 func (l *Ledger) saveGrants() error {
-	l.saving.Lock()
-	defer l.saving.Unlock()
+	defer l.saving.take()()
 	l.mu.Lock()
 	grants, unread := l.grants(), l.unread
 	l.unsaved = unread

@@ -73,9 +73,9 @@ type Ledger struct {
 	changed chan struct{} // has one when Run is to look
 
 	locks  locks
-	filing sync.Mutex // one entry at a time writes or removes files of the host
-	saving sync.Mutex // one read or write of grants at a time, so that the last one is the newest
-	saying sync.Mutex // one write of the boot at a time
+	filing turn // one entry at a time writes or removes files of the host
+	saving turn // one read or write of grants at a time, so that the last one is the newest
+	saying turn // one write of the boot at a time
 
 	mu       sync.Mutex // guards what follows, and is never held during I/O
 	accounts map[string]*account
@@ -103,6 +103,9 @@ func New(config Config) *Ledger {
 		config:   config,
 		claims:   disk.Files{FS: config.Disk},
 		synced:   disk.Files{FS: config.Disk, Synced: true},
+		filing:   newTurn(),
+		saving:   newTurn(),
+		saying:   newTurn(),
 		opened:   make(chan struct{}),
 		changed:  make(chan struct{}, 1),
 		accounts: make(map[string]*account),
@@ -268,8 +271,7 @@ func (l *Ledger) account(key string) *account {
 // claims' files that cannot be read are of the past; there must be none then. An agent
 // that was killed may not have synchronised what it wrote, so each agent writes it once.
 func (l *Ledger) sayBoot() error {
-	l.saying.Lock()
-	defer l.saying.Unlock()
+	defer l.saying.take()()
 	l.mu.Lock()
 	durable := l.durable
 	l.mu.Unlock()
@@ -465,8 +467,7 @@ func (l *Ledger) alone(entries ...Entry) (done func()) {
 	if !slices.ContainsFunc(entries, func(e Entry) bool { return len(e.Files()) > 0 }) {
 		return func() {}
 	}
-	l.filing.Lock()
-	return l.filing.Unlock
+	return l.filing.take()
 }
 
 func (l *Ledger) file(name string) string { return filepath.Join(l.config.Dir, name) }

@@ -5,6 +5,18 @@ import (
 	"sync"
 )
 
+// turn is had by one at a time. While somebody waits for it, a simulation's clock
+// goes on, which it does not for a mutex: a disk may be slow.
+type turn chan struct{}
+
+func newTurn() turn { return make(turn, 1) }
+
+// take returns once nobody else has the turn.
+func (t turn) take() (done func()) {
+	t <- struct{}{}
+	return func() { <-t }
+}
+
 // locks has a lock for each key, which can be waited for with a context. The
 // zero value is ready to use.
 type locks struct {

@@ -218,8 +218,7 @@ func (l *Ledger) setAside(uid types.UID) error {
 // understood is set aside; PodResources still tells what containers have. While the
 // file cannot be read or set aside, it is not written either.
 func (l *Ledger) readGrants() error {
-	l.saving.Lock()
-	defer l.saving.Unlock()
+	defer l.saving.take()()
 	l.mu.Lock()
 	unread := l.unread
 	l.mu.Unlock()

@@ -54,6 +54,7 @@ func faultKinds() []fault {
 		{"fieldsDropped", 2, (*World).dropFields},
 		{"nodeDeleted", 1, (*World).deleteNode},
 		{"slicesDeleted", 2, (*World).deleteSlices},
+		{"diskSlow", 6, (*World).slowDisk},
 		{"diskFull", 6, func(w *World) bool { return w.diskFails("diskFull", syscall.ENOSPC, 2, isWrite) }},
 		{"readsFail", 3, func(w *World) bool { return w.diskFails("readsFail", syscall.EIO, 3, isRead) }},
 		{"writesFail", 5, func(w *World) bool { return w.diskFails("writesFail", syscall.EIO, 3, isWrite) }},
@@ -404,6 +405,22 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 		w.disk.SetFault(nil)
 		w.heals()
 	})
+	return true
+}
+
+// slowDisk makes operations of the disk take time, so that others come between.
+func (w *World) slowDisk() bool {
+	if w.goesOn(diskFault) {
+		return false
+	}
+	w.disk.SetFault(func(disk.Op, string) error {
+		if w.chance(4) {
+			w.saw("diskSlow")
+			time.Sleep(w.upTo(3 * time.Second))
+		}
+		return nil
+	})
+	w.during(diskFault, 40*time.Second, func() { w.disk.SetFault(nil) })
 	return true
 }
 

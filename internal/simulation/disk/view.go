@@ -23,22 +23,23 @@ type View struct {
 var _ disk.FS = View{}
 
 // View returns the disk for a process. Each of its operations is put to the
-// gate first, which tells when the process is dead; it may be nil.
+// gate, which tells when the process is dead; it may be nil. Faults come first,
+// since they may take time.
 func (d *Disk) View(gate Fault) View { return View{d, gate} }
 
 // begin locks the disk, unless the operation fails.
 func (v View) begin(op Op, name string) error {
-	if v.gate != nil {
-		if err := v.gate(op, name); err != nil {
-			return &fs.PathError{Op: string(op), Path: name, Err: err}
-		}
-	}
 	v.disk.mu.Lock()
 	fault := v.disk.fault
 	v.disk.mu.Unlock()
 	if fault != nil {
 		if err := fault(op, name); err != nil {
 			v.disk.log(fmt.Sprintf("%s %s: %v", op, name, err))
+			return &fs.PathError{Op: string(op), Path: name, Err: err}
+		}
+	}
+	if v.gate != nil {
+		if err := v.gate(op, name); err != nil {
 			return &fs.PathError{Op: string(op), Path: name, Err: err}
 		}
 	}
