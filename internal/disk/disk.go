@@ -38,8 +38,9 @@ type Files struct {
 	// FS is the disk that they are on; nil is [OS].
 	FS FS
 
-	// Synced files survive a loss of power once they were written. Others may be
-	// lost with it, be empty, or be there again after they were removed.
+	// Synced files survive a loss of power once they were written, if the
+	// directories that they are in do; see SyncDir. Others may be lost with it, be
+	// empty, or be there again after they were removed.
 	Synced bool
 }
 
@@ -147,22 +148,13 @@ func (f Files) List(dir string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// MakeDir makes a directory, and those that it is in, if it is missing.
+// MakeDir makes a directory, and those that it is in, if it is missing. It may be
+// lost with the power.
 func (f Files) MakeDir(dir string, mode fs.FileMode) error {
-	info, err := f.fs().Stat(dir)
-	switch {
-	case err == nil && info.IsDir():
+	if info, err := f.fs().Stat(dir); err == nil && info.IsDir() {
 		return nil
-	case !f.Synced || !isMissing(err):
-		return f.fs().MkdirAll(dir, mode)
 	}
-	if err := f.MakeDir(filepath.Dir(dir), mode); err != nil {
-		return err
-	}
-	if err := f.fs().MkdirAll(dir, mode); err != nil {
-		return err
-	}
-	return f.SyncDir(filepath.Dir(dir))
+	return f.fs().MkdirAll(dir, mode)
 }
 
 // SyncDir has the names that are in a directory survive a loss of power, if files

@@ -170,7 +170,7 @@ func (l *Ledger) saveGrants() error {
 	}
 	data, err := encodeGrants(grants)
 	if err == nil {
-		_, err = l.synced.Write(l.file(grantsFile), data, 0o600)
+		err = l.keep(grantsFile, data)
 	}
 	if err != nil {
 		l.mu.Lock()

@@ -281,12 +281,7 @@ func (l *Ledger) sayBoot() error {
 	if err := l.dropPast(true); err != nil {
 		return err
 	}
-	_, err := l.synced.Write(l.file(bootFile), []byte(l.config.Boot+"\n"), 0o600)
-	if err == nil {
-		// Whoever made the directory again after somebody wiped it need not have done this.
-		err = l.synced.SyncDir(filepath.Dir(l.config.Dir))
-	}
-	if err != nil {
+	if err := l.keep(bootFile, []byte(l.config.Boot+"\n")); err != nil {
 		return fmt.Errorf("write down the boot: %w", err)
 	}
 	l.mu.Lock()

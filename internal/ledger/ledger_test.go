@@ -421,6 +421,35 @@ func TestRun(t *testing.T) {
 	})
 }
 
+// The names of the directories of the file boot are synchronised before it is written,
+// also where somebody removed the directory and another has made it again.
+func TestDirectoriesAreSynchronised(t *testing.T) {
+	b := newBench(t)
+	var did []string
+	b.disk.Before = func(op disktest.Op, name string) error {
+		if op == disktest.SyncDir || op == disktest.Rename {
+			did = append(did, string(op)+" "+filepath.Base(name))
+		}
+		return nil
+	}
+	b.open()
+	s := host(gpu("a", 128))
+	b.mustGive(claim("c", s["a"]), s)
+	if err := errors.Join(os.RemoveAll(b.config.Dir), os.Mkdir(b.config.Dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	above := "sync directory " + filepath.Base(filepath.Dir(b.config.Dir))
+	dirs := []string{above, "sync directory state", "sync directory state"}
+	want := slices.Concat(dirs, dirs, []string{"rename boot", "sync directory state", "rename uid-c.record"},
+		[]string{"rename uid-c.record"}, dirs, []string{"rename boot", "sync directory state"})
+	if !slices.Equal(did, want) {
+		t.Errorf("%q, want %q", did, want)
+	}
+}
+
 // Outputs that a loss of power brought back go later, if they cannot when the ledger
 // is opened.
 func TestOutputsThatCannotBeSwept(t *testing.T) {

@@ -21,16 +21,8 @@ const readTries = 3
 // caller holds the node's lock. Problems are what could not be read or written;
 // those are tried again by [Ledger.Run].
 func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
-	for _, dir := range []string{"", claimsDir, filepath.Dir(grantsFile)} {
-		err := l.synced.MakeDir(l.file(dir), 0o700)
-		if err == nil {
-			// Its name may not be synchronised yet: an agent made the directory for
-			// other files, or was killed then.
-			err = l.synced.SyncDir(filepath.Dir(l.file(dir)))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("open ledger: %w", err)
-		}
+	if err := l.makeDirs(); err != nil {
+		return nil, fmt.Errorf("open ledger: %w", err)
 	}
 	problems = append(problems, l.tidy(0))
 	named, err := l.named()
@@ -61,6 +53,31 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	}
 	close(l.opened)
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
+}
+
+// makeDirs makes the directories of the ledger, and synchronises their names: others
+// may have made them for files that may be lost.
+func (l *Ledger) makeDirs() error {
+	for _, dir := range []string{l.config.Dir, l.file(claimsDir), filepath.Dir(l.file(grantsFile))} {
+		if err := l.synced.MakeDir(dir, 0o700); err != nil {
+			return err
+		}
+		if err := l.synced.SyncDir(filepath.Dir(dir)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keep writes a file that is to survive a loss of power.
+func (l *Ledger) keep(name string, data []byte) error {
+	if _, err := l.synced.Lstat(l.file(name)); errors.Is(err, fs.ErrNotExist) {
+		if err := l.makeDirs(); err != nil { // which somebody may have removed
+			return err
+		}
+	}
+	_, err := l.synced.Write(l.file(name), data, 0o600)
+	return err
 }
 
 // named returns the devices that the outputs of claims name, nil if it cannot be
