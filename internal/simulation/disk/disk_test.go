@@ -18,7 +18,7 @@ func outcomes(t *testing.T, prepare func(synced, unsynced disk.Files)) map[strin
 	t.Helper()
 	seen := make(map[string]bool)
 	for seed := range uint64(200) {
-		d := New(nil)
+		d := New(nil, "/d")
 		prepare(disk.Files{FS: d.View(nil), Synced: true}, disk.Files{FS: d.View(nil)})
 		d.LosePower(rand.New(rand.NewPCG(seed, 0)), "/run")
 		data, there := d.Content("/d/f")
@@ -33,6 +33,13 @@ func outcomes(t *testing.T, prepare func(synced, unsynced disk.Files)) map[strin
 func write(t *testing.T, files disk.Files, text string) {
 	t.Helper()
 	if _, err := files.Write("/d/f", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, files disk.Files) {
+	t.Helper()
+	if err := files.RemoveAll("/d"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -77,23 +84,24 @@ func TestWhatIsNotSynchronisedIsLost(t *testing.T) {
 			}
 		}, []string{"-", "one"}},
 		"a directory": {func(synced, unsynced disk.Files) {
-			if err := unsynced.MakeDir("/d", 0o700); err != nil {
-				t.Fatal(err)
-			}
-			write(t, synced, "one")
-		}, []string{"-", "one"}},
+			remove(t, unsynced)
+			sync(t, unsynced.FS, "/")
+			write(t, synced, "two")
+		}, []string{"-", "two"}},
 		"the removal of a directory": {func(synced, unsynced disk.Files) {
 			write(t, synced, "one")
-			if err := unsynced.RemoveAll("/d"); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, unsynced)
 		}, []string{"-", "one"}},
-		"a directory that a removed one is in the place of": {func(synced, unsynced disk.Files) {
+		"a directory in place of a removed one": {func(synced, unsynced disk.Files) {
 			write(t, synced, "one")
-			if err := unsynced.RemoveAll("/d"); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, unsynced)
 			write(t, synced, "two")
+		}, []string{"-", "one", "two"}},
+		"nothing, once the directory above is synchronised": {func(synced, unsynced disk.Files) {
+			write(t, synced, "one")
+			remove(t, unsynced)
+			write(t, synced, "two")
+			sync(t, unsynced.FS, "/")
 		}, []string{"two"}},
 	} {
 		if got := slices.Sorted(maps.Keys(outcomes(t, c.prepare))); !slices.Equal(got, c.want) {
