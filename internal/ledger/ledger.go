@@ -87,7 +87,6 @@ type Ledger struct {
 	unread   bool                 // the file of grants may say more than the accounts
 	unsaved  bool                 // the file of grants is not what the accounts say
 	booted   bool                 // the file boot says the present boot
-	durable  bool                 // and does after a loss of power
 	wiped    bool                 // there was none
 	unswept  bool                 // outputs of claims that are no more may be left
 	left     []Entry              // entries that are no more, whose outputs could not be removed
@@ -268,14 +267,13 @@ func (l *Ledger) account(key string) *account {
 }
 
 // sayBoot has the file boot say the present boot. As long as it says another,
-// claims' files that cannot be read are of the past; there must be none then. An agent
-// that was killed may not have synchronised what it wrote, so each agent writes it once.
+// claims' files that cannot be read are of the past; there must be none then.
 func (l *Ledger) sayBoot() error {
 	defer l.saying.take()()
 	l.mu.Lock()
-	durable := l.durable
+	booted := l.booted
 	l.mu.Unlock()
-	if _, err := l.synced.Lstat(l.file(bootFile)); durable && !errors.Is(err, fs.ErrNotExist) {
+	if _, err := l.synced.Lstat(l.file(bootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err := l.dropPast(true); err != nil {
@@ -286,7 +284,7 @@ func (l *Ledger) sayBoot() error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.booted, l.durable = true, true
+	l.booted = true
 	return nil
 }
 

@@ -55,8 +55,9 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil }), nil
 }
 
-// makeDirs makes the directories of the ledger, and synchronises their names: others
-// may have made them for files that may be lost.
+// makeDirs makes the directories of the ledger, and synchronises their names, and with
+// them that of the file boot: an agent that was killed may not have done so, and others
+// make directories for files that may be lost.
 func (l *Ledger) makeDirs() error {
 	for _, dir := range []string{l.config.Dir, l.file(claimsDir), filepath.Dir(l.file(grantsFile))} {
 		if err := l.synced.MakeDir(dir, 0o700); err != nil {
