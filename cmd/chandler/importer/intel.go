@@ -129,6 +129,9 @@ func (i *intel) runs(c container) bool {
 	if c.names("intel-"+short+"-plugin", short+"_plugin", "intel-"+short+"-device-plugin", "intel-"+short+"-initcontainer", "intel-"+short+"-kernel-plugin") || short != "gpu" && c.names(short+"_device_plugin") {
 		return true
 	}
+	if c.image == "" && short == "qat" && len(c.args) == 0 && (c.env["KERNEL_VF_DRIVERS"].there() || c.env["DPDK_DRIVER"].there()) {
+		return true // the ConfigMap of its first releases
+	}
 	if c.names("intel-idxd-config-initcontainer") {
 		return short == strings.ToLower(c.env["DEVICE_TYPE"].text()) || short == "dsa" && c.env["DEVICE_TYPE"].text() == ""
 	}
@@ -177,6 +180,7 @@ func (i *intel) deployment() []option {
 		{name: "prefix", why: "is for trees that are no host's; the agent has --host-root"},
 		{name: "kubeconfig", why: "the agent has flags of its own"},
 		{name: "master", why: "the agent has flags of its own"},
+		{name: "verbosity", why: "the agent has flags for its log"},
 		{name: "node-name", why: "the agent has flags of its own"},
 	}
 }
@@ -212,6 +216,7 @@ func (i *intel) gpu() []option {
 		{name: "allow-ids", at: "allowIDs", do: func(v value) { i.byID(v, "!(", ")") }},
 		{name: "deny-ids", at: "denyIDs", do: func(v value) { i.byID(v, "", "") }},
 		{name: "bypath", at: "bypathMode", fate: lost, fine: []string{"single"}, why: "not carried over: containers get the links in /dev/dri/by-path that lead to their own devices"},
+		{name: "run-mode", fate: lost, fine: []string{"dri"}, why: "GPUs under vfio are offered where an entry of resources names them"},
 		{name: "wsl", alone: true, fate: lost, fine: []string{"false"}, why: "GPUs of WSL are not offered"},
 		{name: "resource-manager", at: "resourceManager", alone: true, fate: lost, fine: []string{"false"}, why: "parts of GPUs in millicores, tiles and memory are not offered; share them by replicas, or memory by units"},
 		policy,

@@ -192,10 +192,21 @@ func (im *importer) configMap(v value) (known bool, err error) {
 	if binary := v.at("binaryData"); !binary.null() {
 		im.say(binary, "is no text")
 	}
-	if !known {
-		return false, errors.Join(errs...)
+	if known || im.runs(variablesIn(v.at("data"))) {
+		return true, nil
 	}
-	return true, nil
+	return false, errors.Join(errs...)
+}
+
+// variablesIn returns a container with the variables that a ConfigMap has for it.
+func variablesIn(data value) container {
+	c := container{env: make(map[string]value)}
+	for name, v := range data.fields() {
+		if v.isText() && name == strings.ToUpper(name) || strings.HasPrefix(name, "U30") {
+			c.env[name] = v
+		}
+	}
+	return c
 }
 
 // chosen reads configurations of one format, or the one that counts if each node

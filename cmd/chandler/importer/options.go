@@ -121,6 +121,9 @@ func (s *settings) flags(c container) {
 		return o != nil && o.alone || slices.Contains(aloneOfLogging, name)
 	}
 	for _, arg := range arguments(c.args, alone) {
+		if name, ok := strings.CutPrefix(arg.value.text(), "$("); ok && c.env[strings.TrimSuffix(name, ")")].isText() {
+			arg.value.node = scalar(c.env[strings.TrimSuffix(name, ")")].text(), arg.value.node.Line)
+		}
 		if _, ok := never[arg.name]; ok && named(arg.name) == nil {
 			continue
 		}

@@ -54,7 +54,10 @@ func (r *rdmaShared) read(v value) {
 		r.section(v)
 		return
 	}
-	r.im.unknownExcept(v, "configList", "periodicUpdateInterval")
+	r.im.unknownExcept(v, "configList", "periodicUpdateInterval", "kubeletRootDir")
+	if root := v.at("kubeletRootDir"); !root.null() {
+		r.im.say(root, "the agent has a flag for the kubelet's directory")
+	}
 	if interval := v.at("periodicUpdateInterval"); !interval.null() {
 		r.im.say(interval, "the agent looks again whenever the kernel reports something")
 	}

@@ -244,9 +244,20 @@ func (p *pool) functions(v value) {
 	nic := oneOf(kindAttribute, []string{"nic"})
 	if slices.ContainsFunc(v.at("drivers").texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
 		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // a physical function
+		if slices.Contains(ids(v.at("vendors")), virtio) {
+			p.im.lost(v.at("vendors"), "%s", underVFIO)
+		} else {
+			p.im.say(v.at("drivers"), "virtual functions are offered as before; %s", underVFIO)
+		}
 	}
 	p.cel = append(p.cel, nic, route)
 }
+
+// virtio is the vendor of what virtual machines are given, which are physical
+// functions to them.
+const virtio = "1af4"
+
+const underVFIO = "a physical function under vfio has the number of its IOMMU group as ID, and PCI_RESOURCE_… as variable in place of PCIDEVICE_…"
 
 // accelerator notes how accelerators are offered by the families that describe them.
 func (p *pool) accelerator(v value) {

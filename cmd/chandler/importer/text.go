@@ -118,6 +118,11 @@ func parseNodes(text string) ([]*yaml.Node, error) {
 	if line := templateLine(text); line > 0 {
 		return nil, errTemplate(line)
 	}
+	if omission.MatchString(text) {
+		if nodes, err := parseYAML(omission.ReplaceAllString(text, "")); err == nil {
+			return nodes, nil
+		}
+	}
 	if plain, ok := plainJSON(text); ok {
 		nodes, jsonErr := parseYAML(plain)
 		if jsonErr == nil {
@@ -130,6 +135,9 @@ func parseNodes(text string) ([]*yaml.Node, error) {
 	}
 	return nil, err
 }
+
+// omission matches a line with which documentation leaves something out.
+var omission = regexp.MustCompile(`(?m)^[ \t]+(?:\.\.\.+|…)[ \t]*$`)
 
 func parseYAML(text string) (nodes []*yaml.Node, err error) {
 	decoder := yaml.NewDecoder(strings.NewReader(text))
