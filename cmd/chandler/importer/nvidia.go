@@ -269,12 +269,12 @@ func (n *nvidia) container(c container) {
 	}
 }
 
-// labels notes that nobody labels nodes any more.
+// labels says who labels nodes.
 func (n *nvidia) labels(v value) {
 	if truth, ok := v.truth(); ok && !truth {
 		return
 	}
-	n.im.say(v, "the labels nvidia.com/gpu.* of nodes are not part of the configuration; keep GPU feature discovery if pods select nodes by them")
+	n.im.say(v, "the agent sets the labels nvidia.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
 }
 
 // mig reads how MIG instances are offered.

@@ -100,12 +100,12 @@ func (r *rocm) container(c container) {
 	r.settings.flags(c)
 }
 
-// labels notes that the import is not about labels.
+// labels says who labels nodes.
 func (r *rocm) labels(v value) {
 	if truth, ok := v.truth(); ok && !truth {
 		return
 	}
-	r.im.say(v, "the labels amd.com/gpu.* of nodes are not part of the configuration; keep the labeller if pods select nodes by them")
+	r.im.say(v, "the agent sets the labels amd.com/gpu.* of nodes, through Node Feature Discovery; see docs/node-labels.md")
 }
 
 // partitions are how GPUs can be divided: compute and memory. A part of memory is
