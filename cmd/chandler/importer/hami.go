@@ -32,7 +32,7 @@ func newHAMi(im *importer) *format {
 		{name: "device-cores-scaling", at: "deviceCoreScaling", in: "devicePlugin.deviceCoreScaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
 		{name: "device-core-scaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
 		{name: "disable-core-limit", at: "disableCoreLimit", in: "devicePlugin.disablecorelimit", alone: true, fine: []string{"true", "false"}, why: library},
-		{name: "device-list-strategy", at: "deviceListStrategy", in: "devicePlugin.deviceListStrategy", fate: lost, fine: []string{"envvar"}, why: "not carried over: containers get device nodes and NVIDIA_VISIBLE_DEVICES (envvar)"},
+		{name: "device-list-strategy", at: "deviceListStrategy", in: "devicePlugin.deviceListStrategy", fate: carried},
 		{name: "device-id-strategy", fate: lost, fine: []string{"uuid"}, why: "not carried over: NVIDIA_VISIBLE_DEVICES has UUIDs"},
 		{name: "pass-device-specs", in: "devicePlugin.passDeviceSpecsEnabled", alone: true, fine: []string{"true", "false"}, why: "containers always get the device nodes"},
 		{name: "fail-on-init-error", alone: true, why: "the agent waits for a driver that is not there yet"},
@@ -185,6 +185,7 @@ func (h *hami) finish() {
 	} else {
 		h.im.resource(count, name, nvidiaFull)
 	}
+	h.im.listStrategy(h.settings.get("device-list-strategy"), name)
 	if !h.settings.get("resourceMemoryName").there() && !h.settings.get("resourceCoreName").there() {
 		h.im.lost(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", memory)
 	}

@@ -16,8 +16,9 @@ import (
 type nvidia struct {
 	im       *importer
 	settings *settings
-	own      bool  // the plugin's configuration file was read
-	where    value // the file or ConfigMap in which it is
+	names    []string // of the resources
+	own      bool     // the plugin's configuration file was read
+	where    value    // the file or ConfigMap in which it is
 }
 
 func newNVIDIA(im *importer) *format {
@@ -56,7 +57,7 @@ func (n *nvidia) options() []option {
 	)
 	return []option{
 		{name: "mig-strategy", at: "flags.migStrategy", in: "migStrategy", fate: carried, do: n.mig},
-		{name: "device-list-strategy", at: "flags.plugin.deviceListStrategy", in: "deviceListStrategy", fate: lost, fine: []string{"envvar"}, why: "not carried over: containers get device nodes and NVIDIA_VISIBLE_DEVICES (envvar)"},
+		{name: "device-list-strategy", at: "flags.plugin.deviceListStrategy", in: "deviceListStrategy", fate: carried},
 		{name: "device-id-strategy", at: "flags.plugin.deviceIDStrategy", in: "deviceIDStrategy", fate: lost, fine: []string{"uuid"}, why: "not carried over: NVIDIA_VISIBLE_DEVICES has UUIDs"},
 		{name: "pass-device-specs", at: "flags.plugin.passDeviceSpecs", in: "passDeviceSpecs", alone: true, fine: []string{"true", "1"}, why: "containers always get the device nodes"},
 		{name: "compat-with-cpumanager", in: "compatWithCPUManager", why: "containers always get the device nodes"},
@@ -72,7 +73,7 @@ func (n *nvidia) options() []option {
 		{name: "device-discovery-strategy", at: "flags.deviceDiscoveryStrategy", in: "deviceDiscoveryStrategy", fate: lost, fine: []string{"auto", "nvml"}, why: "Tegra's GPUs are not offered"},
 		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", fate: carried},
 		{name: "cdi-enabled", at: "flags.plugin.cdiEnabled", alone: true, why: noFile},
-		{name: "cdi-annotation-prefix", at: "flags.plugin.cdiAnnotationPrefix", fine: []string{"cdi.k8s.io/"}, why: noFile},
+		{name: "cdi-annotation-prefix", at: "flags.plugin.cdiAnnotationPrefix", fine: []string{"cdi.k8s.io/"}, why: "annotations begin with cdi.k8s.io/"},
 		{name: "nvidia-ctk-path", at: "flags.plugin.nvidiaCTKPath", why: noFile},
 		{name: "nvidia-cdi-hook-path", at: "flags.plugin.nvidiaCDIHookPath", in: "cdi.nvidiaHookPath", why: noFile},
 		{name: "container-driver-root", at: "flags.plugin.containerDriverRoot", why: noFile},
@@ -148,6 +149,10 @@ func (n *nvidia) isValues(v value) bool {
 
 func (n *nvidia) finish() {
 	n.settings.finish()
+	n.im.listStrategy(n.settings.get("device-list-strategy"), append(n.names, nvidiaOne)...)
+	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && n.im.listed(nvidiaOne) {
+		n.im.lost(n.settings.get("device-list-strategy"), "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
+	}
 	for _, name := range []string{"config-file", "config.name"} {
 		if v := n.settings.get(name); v.text() != "" {
 			n.where = v
@@ -355,6 +360,7 @@ func (n *nvidia) shares(v value, onlyOne bool) {
 		}
 		n.im.share(r, cel, sharing)
 		shared := cmp.Or(sharing.Resource, name)
+		n.names = append(n.names, shared)
 		if onlyOne {
 			n.im.onlyOne(r, shared)
 		}

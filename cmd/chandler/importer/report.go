@@ -168,6 +168,43 @@ func (im *importer) onlyOne(from value, name string) {
 	im.allocation(from, name, func(a *v1alpha1.Allocation) { a.FailRequestsGreaterThanOne = true })
 }
 
+// listStrategies are how NVIDIA's plugin says how containers get devices.
+var listStrategies = map[string]v1alpha1.DeviceListStrategy{
+	"envvar":          v1alpha1.ListEnvVar,
+	"volume-mounts":   v1alpha1.ListVolumeMounts,
+	"cdi-annotations": v1alpha1.ListCDIAnnotations,
+	"cdi-cri":         v1alpha1.ListCDIDevices,
+}
+
+// listStrategy sets how containers get the devices of resources, as NVIDIA's plugin
+// has it: a list, or texts with commas between.
+func (im *importer) listStrategy(v value, names ...string) {
+	var strategies []v1alpha1.DeviceListStrategy
+	for _, text := range v.texts() {
+		for one := range strings.SplitSeq(text, ",") {
+			strategy, ok := listStrategies[strings.ToLower(strings.TrimSpace(one))]
+			if !ok {
+				im.lost(v, "%s is no strategy that is known here", one)
+				return
+			}
+			strategies = append(strategies, strategy)
+		}
+	}
+	if len(strategies) == 0 || slices.Equal(strategies, []v1alpha1.DeviceListStrategy{v1alpha1.ListEnvVar}) {
+		return // the default
+	}
+	for _, name := range names {
+		im.allocation(v, name, func(a *v1alpha1.Allocation) { a.DeviceListStrategy = strategies })
+	}
+}
+
+// listed reports whether it is said how containers get the devices of a resource.
+func (im *importer) listed(name string) bool {
+	return slices.ContainsFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
+		return a.Resource == name && len(a.DeviceListStrategy) > 0
+	})
+}
+
 // policy sets which of what a resource counts a container gets.
 func (im *importer) policy(from value, policy v1alpha1.Policy, names ...string) {
 	for _, name := range names {
