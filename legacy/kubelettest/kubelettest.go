@@ -47,9 +47,9 @@ type Kubelet struct {
 	clients  map[string][]*Plugin // those whose end it notices, by resource
 	lists    map[string]string    // what is in force, by resource; none without a plugin
 	holes    map[string]int       // how often the last plugin of a resource has gone
-	refuse   error  // what Register answers; see Refuse
-	taken    func() // called before Register answers; see Taken
-	attempts int    // calls of Register
+	refuse   error                // what Register answers; see Refuse
+	taken    func()               // called before Register answers; see Taken
+	attempts int                  // calls of Register
 	listed   []*podresourcesapi.PodResources
 	silent   bool // PodResources fails
 }

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -244,7 +243,7 @@ func visible(given []discovery.Device, naming discovery.Naming) (edits specs.Con
 	case naming.Mounts:
 		edits.Env = []string{variable + visibleMounts}
 		for _, name := range names {
-			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: os.DevNull, ContainerPath: path.Join(visibleMounts, name), Options: []string{"bind"}})
+			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: "/dev/null", ContainerPath: path.Join(visibleMounts, name), Options: []string{"bind"}})
 		}
 	default:
 		edits.Env = []string{variable + strings.Join(names, ",")}

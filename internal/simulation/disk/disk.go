@@ -81,7 +81,7 @@ func New(log func(string), dirs ...string) *Disk {
 	}
 	d := &Disk{dirs: map[string]*dir{"/": newDir(0o755)}, removed: make(map[string]*dir), log: log}
 	for _, name := range dirs {
-		d.make(name, 0o755)
+		_ = d.make(name, 0o755) // no file is in the way
 	}
 	for _, in := range d.dirs {
 		in.durable = true
