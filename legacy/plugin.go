@@ -271,7 +271,8 @@ func (o *offering) written() (map[string][]string, error) {
 func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []discovery.Problem) {
 	l := o.plugin.config.Ledger
 	before := o.lists
-	in.View = l.View(o.plugin.stock.Load())
+	in.Host = o.plugin.stock.Load()
+	in.View = l.View(in.Host)
 	lists, problems := before.Next(in)
 	if !maps.Equal(lists.Resources(), before.Resources()) {
 		o.restock(o.plugin.stock.Load().With(lists))
@@ -281,7 +282,8 @@ func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []disco
 		if err := l.Adopt(o.plugin.stock.Load()); err != nil {
 			klog.FromContext(ctx).Error(err, "The devices of pods are not saved")
 		}
-		in.View = l.View(o.plugin.stock.Load())
+		in.Host = o.plugin.stock.Load()
+		in.View = l.View(in.Host)
 		lists, problems = before.Next(in)
 	}
 	o.lists = lists

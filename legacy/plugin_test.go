@@ -258,6 +258,38 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 	k.Plugin(gpuResource, 2).Says(t, "a!")
 }
 
+// A resource that is not offered any more, though its devices are there, is left to
+// whoever serves it now. What pods have of it is theirs still.
+func TestResourceIsNotOfferedAnyMore(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	first := New(configFor(k))
+	publish(first, gpus("a", "b"))
+	stop := run(t, first)
+	plugin := k.Plugin(gpuResource, 1)
+	plugin.Says(t, "a b")
+	if _, err := plugin.Allocate("a"); err != nil {
+		t.Fatal(err)
+	}
+	k.Hold("train", gpuResource, "a")
+	stop()
+
+	second := New(configFor(k))
+	run(t, second)
+	<-second.Ready()
+	second.Know(host(gpus("a", "b")))
+	second.Publish(gpus(), nil)
+	time.Sleep(10 * second.config.Poll)
+	if n := len(k.Registered()); n != 1 {
+		t.Errorf("the resource is registered %d times; want once, by the first", n)
+	}
+	if who, held := holder(second, "gpu-a"); !held || who != "default/train main" {
+		t.Errorf("holder is %q, %t", who, held)
+	}
+	publish(second, gpus("a", "b"))
+	k.Plugin(gpuResource, 2).Says(t, "a b")
+}
+
 func TestHoldingsOfThePluginBefore(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Hold("train", gpuResource, "a", "gone")

@@ -33,6 +33,7 @@ type Input struct {
 	Snapshot *rules.Snapshot
 	Withheld map[string]string // by silicon: why nobody new may have it
 	View     *ledger.View      // who has what, on a host with a stock
+	Host     ledger.Stock      // that stock; nil has nothing
 	Beliefs  map[string]Belief // by resource, of those that the kubelet is told of
 
 	// Written are IDs by resource that the kubelet has written down as those of
@@ -84,6 +85,10 @@ type row struct {
 // An ID that is no longer offered is first marked as unhealthy. It leaves the
 // list when no container has it and the kubelet cannot hand it out any more; see
 // [Belief].
+//
+// A resource of which nothing is offered and the kubelet was not told has a list if
+// containers have IDs of it whose devices have vanished. If the devices are there,
+// the administrator offers them no more, and another plugin may serve the resource.
 func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 	if before.settled(in) {
 		return before, before.offers.Problems
@@ -100,8 +105,10 @@ func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 		resources[resource] = before.lists[resource]
 	}
 	had := grantsOf(in.View)
-	for resource := range had {
-		resources[resource] = before.lists[resource]
+	for resource, grants := range had {
+		if resources[resource] == nil && vanished(grants, in.Host) {
+			resources[resource] = nil
+		}
 	}
 	for resource, l := range resources {
 		following := l.next(resource, next.offers, had[resource], in)
@@ -143,6 +150,21 @@ func (b Belief) mayLeave(now time.Time, grace time.Duration) bool {
 		last = b.Quiet
 	}
 	return now.Sub(last) >= grace && b.Heard.After(last)
+}
+
+// vanished reports whether a host has none of the devices of grants.
+func vanished(grants map[string]*ledger.Grant, host ledger.Stock) bool {
+	for _, g := range grants {
+		for _, name := range g.Devices {
+			if host == nil {
+				return true
+			}
+			if _, there := host.Device(name); there {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // leaves reports whether an ID leaves the list now.

@@ -14,6 +14,9 @@ import (
 // closeTimeout is how long calls may take that are in flight at the end.
 const closeTimeout = 5 * time.Second
 
+// sendTime is how long the answer to a call may take to the kubelet once it is made.
+const sendTime = 50 * time.Millisecond
+
 // endpoint is a plugin at one socket, as the kubelet is told of it in one
 // registration.
 type endpoint struct {
@@ -92,6 +95,9 @@ func (e *endpoint) close() {
 	select {
 	case <-e.retire():
 	case <-time.After(closeTimeout):
+	}
+	if e.streams() {
+		time.Sleep(sendTime)
 	}
 	e.end()
 	timer := time.AfterFunc(closeTimeout, e.grpc.Stop)
