@@ -40,11 +40,13 @@ func Allocated(dir fs.FS) (map[string][]string, error) {
 }
 
 // Held returns which containers have which of the devices, by the devices'
-// names, as the kubelet wrote down in its root of every device plugin. It is for
-// those who are not the agent, and only reads.
-func Held(host fs.FS, kubeletRoot string, known []discovery.Device) (map[string]string, error) {
+// names, as the kubelet wrote down of every device plugin in the directory of
+// their sockets, which is not below another root of the kubelet
+// (pkg/kubelet/cm/devicemanager/manager.go, NewManagerImpl, in 1.25 to 1.37). Pods
+// are below its root. It is for those who are not the agent, and only reads.
+func Held(host fs.FS, kubeletRoot, devicePlugins string, known []discovery.Device) (map[string]string, error) {
 	held := make(map[string]string)
-	data, err := fs.ReadFile(host, path.Join(kubeletRoot, "device-plugins", checkpointFile))
+	data, err := fs.ReadFile(host, path.Join(devicePlugins, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return held, nil
 	}

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-const checkpointPath = "kubelet/device-plugins/" + checkpointFile
+const checkpointPath = "var/lib/kubelet/device-plugins/" + checkpointFile
 
 func TestHeld(t *testing.T) {
 	known := []rules.Offered{
@@ -37,11 +37,11 @@ func TestHeld(t *testing.T) {
 		"group":            "container d of the pod with UID here",
 		"pci-0000-6b-00-1": "container d of the pod with UID here",
 	}
-	held, err := Held(host, "kubelet", found(known))
+	held, err := Held(host, "kubelet", "var/lib/kubelet/device-plugins", found(known))
 	if diff := cmp.Diff(want, held); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if held, err := Held(fstest.MapFS{}, "kubelet", found(known)); len(held) > 0 || err != nil {
+	if held, err := Held(fstest.MapFS{}, "kubelet", "var/lib/kubelet/device-plugins", found(known)); len(held) > 0 || err != nil {
 		t.Errorf("without a kubelet: %v, %v", held, err)
 	}
 	plugins, err := fs.Sub(host, path.Dir(checkpointPath))
@@ -60,7 +60,7 @@ func TestHeld(t *testing.T) {
 		t.Errorf("without a kubelet: %v, %v", ids, err)
 	}
 	broken := fstest.MapFS{checkpointPath: {Data: []byte("{")}}
-	if _, err := Held(broken, "kubelet", found(known)); err == nil || !strings.Contains(err.Error(), "read ") {
+	if _, err := Held(broken, "kubelet", "var/lib/kubelet/device-plugins", found(known)); err == nil || !strings.Contains(err.Error(), "read ") {
 		t.Errorf("damaged: %v", err)
 	}
 }
@@ -71,7 +71,7 @@ func FuzzHeld(f *testing.F) {
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["old"]}]}}`))
 	f.Fuzz(func(t *testing.T, checkpoint []byte) {
 		host := fstest.MapFS{checkpointPath: {Data: checkpoint}, "kubelet/pods/u/f": {}}
-		if held, err := Held(host, "kubelet", nil); held == nil {
+		if held, err := Held(host, "kubelet", "var/lib/kubelet/device-plugins", nil); held == nil {
 			t.Errorf("nothing at all, %v", err)
 		}
 		_, _ = Allocated(fstest.MapFS{checkpointFile: {Data: checkpoint}})

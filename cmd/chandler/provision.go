@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
@@ -24,10 +25,11 @@ import (
 )
 
 type provisionOptions struct {
-	config      string
-	dryRun      bool
-	hostRoot    string
-	kubeletRoot string
+	config          string
+	dryRun          bool
+	hostRoot        string
+	kubeletRoot     string
+	devicePluginDir string
 }
 
 func newProvisionCommand() *cobra.Command {
@@ -65,7 +67,8 @@ It needs root, the host's processes in /proc, and the wanted drivers loaded.`,
 	cmd.Flags().StringVar(&o.config, "config", "", "ProvisionConfig `file`, or - for standard input")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the changes, and write nothing")
 	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
-	cmd.Flags().StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory` on the host, below --host-root")
+	cmd.Flags().StringVar(&o.kubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's `directory` on the host, its --root-dir, below --host-root")
+	cmd.Flags().StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir, below --host-root")
 	_ = cmd.MarkFlagRequired("config") // the flag is there
 	return cmd
 }
@@ -98,10 +101,11 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 // held returns the devices that containers have, by either API.
 func (o *provisionOptions) held(host *discovery.Host, known []discovery.Device) (map[string]string, error) {
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
-	kubelet := strings.TrimPrefix(path.Clean("/"+o.kubeletRoot), "/")
+	inHost := func(dir string) string { return strings.TrimPrefix(path.Clean("/"+dir), "/") }
+	kubelet := inHost(o.kubeletRoot)
 	state := path.Join(kubelet, "plugins", discovery.Domain)
 	held, claimsErr := ledger.Read(host.FS, state, boot)
-	granted, grantsErr := legacy.Held(host.FS, kubelet, known)
+	granted, grantsErr := legacy.Held(host.FS, kubelet, inHost(o.devicePluginDir), known)
 	maps.Copy(granted, held)
 	return granted, errors.Join(claimsErr, grantsErr)
 }

@@ -110,6 +110,7 @@ func TestProvisionDryRun(t *testing.T) {
 }
 
 // A device is not touched if the kubelet's directories say that a container has it.
+// That of device plugins stays where it is if the kubelet's root is elsewhere.
 func TestProvisionAsksTheKubelet(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, config, provisionHeader+`
@@ -118,19 +119,19 @@ functions:
   services: [dc]
 `)
 	for name, files := range map[string]map[string]string{
-		"claim": {"plugins/chandler.dev/claims/1.json": "sha256:1\n" +
+		"claim": {"srv/kubelet/plugins/chandler.dev/claims/1.json": "sha256:1\n" +
 			`{"version":1,"uid":"1","namespace":"a","name":"b","results":[{"device":"pci-0000-6b-00-0"}]}`},
-		"grant":            {"plugins/chandler.dev/grants/grants.json": `[{"devices":["pci-0000-6b-00-0"],"container":"a/b"}]`},
-		"another's plugin": {"device-plugins/kubelet_internal_checkpoint": `{"Data":{"PodDeviceEntries":[{"PodUID":"1","ContainerName":"a/b","DeviceIDs":{"0":["0000:6b:00.0"]}}]}}`, "pods/1/etc-hosts": ""},
+		"grant":            {"srv/kubelet/plugins/chandler.dev/grants/grants.json": `[{"devices":["pci-0000-6b-00-0"],"container":"a/b"}]`},
+		"another's plugin": {"var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": `{"Data":{"PodDeviceEntries":[{"PodUID":"1","ContainerName":"a/b","DeviceIDs":{"0":["0000:6b:00.0"]}}]}}`, "srv/kubelet/pods/1/etc-hosts": ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := provisionHost(t)
-			args := []string{"provision", "--config", config, "--host-root", dir, "--kubelet-root", "/var/lib/kubelet", "--dry-run"}
+			args := []string{"provision", "--config", config, "--host-root", dir, "--kubelet-root", "/srv/kubelet", "--dry-run"}
 			if out := mustRun(t, args...); !strings.Contains(out, "sym;asym -> dc") {
 				t.Errorf("printed %q", out)
 			}
 			for file, text := range files {
-				file = filepath.Join(dir, "var/lib/kubelet", file)
+				file = filepath.Join(dir, file)
 				if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 					t.Fatal(err)
 				}
