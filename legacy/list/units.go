@@ -63,8 +63,9 @@ func Of(s *rules.Snapshot) *Offers {
 		for _, u := range units {
 			u.complete()
 		}
+		units, long := fit(resource, units)
 		o.Units[resource] = units
-		o.Problems = append(o.Problems, problems...)
+		o.Problems = append(o.Problems, slices.Concat(problems, long)...)
 	}
 	return o
 }
