@@ -1,10 +1,8 @@
 package simulation
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -49,33 +47,6 @@ func (u *use) String() string {
 	return fmt.Sprintf("pod %s has %s of %s (%s)", u.container.Pod, u.part, u.device, api)
 }
 
-// part is how much somebody has of a device: of each of its capacities, from 0 to 1.
-// Nil is all of the device, and an empty one a share of which the size is not known.
-type part map[resourceapi.QualifiedName]float64
-
-func (p part) String() string {
-	if p == nil {
-		return "all"
-	}
-	var words []string
-	for _, capacity := range slices.Sorted(maps.Keys(p)) {
-		words = append(words, fmt.Sprintf("%.3g of the %s", p[capacity], capacity))
-	}
-	return cmp.Or(strings.Join(words, ", "), "a share")
-}
-
-// goesWith reports whether both are shares that can be compared: then it counts how much
-// they are together.
-func (p part) goesWith(other part) bool {
-	if p == nil || other == nil {
-		return false
-	}
-	return len(p) == 0 || len(other) == 0 || slices.ContainsFunc(slices.Collect(maps.Keys(p)), func(capacity resourceapi.QualifiedName) bool {
-		_, both := other[capacity]
-		return both
-	})
-}
-
 // useOf returns what having a part of a device is.
 func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
 	u := &use{container: c, device: d.Name, silicon: d.Silicon(), whole: d.PartOf == nil, open: d.Open, takes: d.Takes, part: part}
@@ -83,13 +54,6 @@ func (w *World) useOf(c *kubelet.Container, d *rules.Offered, part part) *use {
 		u.has = d.PartOf.Counters
 	}
 	return u
-}
-
-// portion is what an allocation has of a device, or a pod by a classic ID.
-type portion struct {
-	of     types.UID // the claim or the pod
-	device string    // as the allocation names it, or the resource with the ID
-	share  types.UID
 }
 
 // runtimeSpecs returns the CDI devices that a runtime finds.
@@ -250,48 +214,6 @@ func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.D
 	u.claim, u.share = claim, p.share
 	u.open = u.open || r.AdminAccess != nil && *r.AdminAccess
 	return u
-}
-
-// notePortions notes how much of each device an allocation has, by the slices that
-// it was made of.
-func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
-	for _, r := range results {
-		p, has := portion{of: claim, device: r.Device}, part(nil)
-		for _, s := range of {
-			for i := range s.Spec.Devices {
-				d := &s.Spec.Devices[i]
-				if r.ShareID == nil || d.Name != r.Device {
-					continue
-				}
-				p.share, has = *r.ShareID, part{}
-				for capacity, taken := range r.ConsumedCapacity {
-					total := d.Capacity[capacity].Value
-					if capacity == discovery.Shares {
-						total = quantity(mostShares)
-					}
-					if taken.IsZero() {
-						continue // shares by number take none of the memory unless they ask
-					}
-					has[capacity] = taken.AsApproximateFloat64() / total.AsApproximateFloat64()
-				}
-			}
-		}
-		if _, numbered := stem(r.Device); numbered {
-			has = part{discovery.Shares: 1. / mostShares}
-		}
-		w.portion(p, has)
-	}
-}
-
-// portion returns how much a portion is: as much as was said the first time.
-func (w *World) portion(p portion, has part) part {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if before, known := w.portions[p]; known {
-		return before
-	}
-	w.portions[p] = has
-	return has
 }
 
 // classicUses returns what a classic ID is. A pod keeps what it was given,
@@ -474,16 +396,6 @@ func (w *World) check() {
 			return
 		}
 	}
-}
-
-// add adds another part, and returns the capacity of which there is then not enough.
-func (p part) add(other part) (exceeded resourceapi.QualifiedName) {
-	for capacity, amount := range other {
-		if p[capacity] += amount; p[capacity] > 1.001 {
-			exceeded = capacity
-		}
-	}
-	return exceeded
 }
 
 // count counts what a use takes of the counters of its silicon, and says of which

@@ -1,0 +1,138 @@
+package simulation
+
+import (
+	"strings"
+	"time"
+)
+
+// anyCard returns one of the machine's cards, and whether it has any.
+func (w *World) anyCard() (c card, found bool) {
+	if len(w.cards) == 0 {
+		return card{}, false
+	}
+	return pick(w.random, w.cards...), true
+}
+
+func (w *World) vanish() bool {
+	c, found := w.anyCard()
+	if !found {
+		return false
+	}
+	if !w.host.Vanish(c.address, c.nodes...) {
+		return false
+	}
+	w.log("card %s vanishes", c.address)
+	w.parts(c)
+	w.uevent()
+	w.saw("deviceVanishes")
+	return true
+}
+
+// parts notes which silicon loses one of the functions that it consists of.
+func (w *World) parts(c card) {
+	for _, d := range w.machine.devices {
+		if d.PartOf != nil && len(d.PartOf.Counters) == 0 && strings.Contains(d.Source, c.address) {
+			w.parted[d.Silicon()] = true
+		}
+	}
+}
+
+func (w *World) comeBack() bool {
+	for _, c := range w.cards {
+		if w.host.Gone(c.address) {
+			w.log("card %s returns", c.address)
+			w.host.Return(c.address, nil)
+			w.uevent()
+			w.saw("deviceReturns")
+			return true
+		}
+	}
+	return false
+}
+
+// swap replaces a card by another of its kind.
+func (w *World) swap() bool {
+	c, found := w.anyCard()
+	if !found {
+		return false
+	}
+	if w.host.Gone(c.address) {
+		return false
+	}
+	w.host.Vanish(c.address, c.nodes...)
+	w.parts(c)
+	w.uevent()
+	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)
+	digit := byte('0' + w.random.IntN(10))
+	w.host.Return(c.address, func(_ string, data []byte) []byte {
+		if i := strings.Index(string(data), "GPU-"); i >= 0 {
+			data[i+4] = digit
+		}
+		return data
+	})
+	w.log("card %s is another now", c.address)
+	w.uevent()
+	w.swapped = true
+	w.saw("deviceSwapped")
+	return true
+}
+
+// renumber has two cards come back with each other's nodes, as after a reset of the
+// bus.
+func (w *World) renumber() bool {
+	if !w.machine.renumbers {
+		return false
+	}
+	a, b := w.random.IntN(len(w.cards)), w.random.IntN(len(w.cards))
+	one, other := &w.cards[a], &w.cards[b]
+	if a == b || w.host.Gone(one.address) || w.host.Gone(other.address) {
+		return false
+	}
+	minor := func(c *card) string { return "Device Minor: \t " + strings.TrimPrefix(c.nodes[0], "dev/nvidia") + "\n" }
+	w.host.Change("gpus", func(name string, data []byte) []byte {
+		switch {
+		case strings.Contains(name, one.address):
+			return []byte(strings.Replace(string(data), minor(one), minor(other), 1))
+		case strings.Contains(name, other.address):
+			return []byte(strings.Replace(string(data), minor(other), minor(one), 1))
+		}
+		return data
+	})
+	one.nodes, other.nodes = other.nodes, one.nodes
+	w.log("cards %s and %s have each other's nodes", one.address, other.address)
+	w.uevent()
+	w.saw("nodesRenumbered")
+	return true
+}
+
+func (w *World) sicken() bool {
+	if w.goesOn("unreadable") {
+		return false
+	}
+	c, found := w.anyCard()
+	if !found {
+		return false
+	}
+	w.log("files of card %s cannot be read", c.address)
+	w.host.Sicken(pick(w.random, c.address, c.address+"/vendor", "/information"))
+	w.during("unreadable", 60*time.Second, func() { w.host.Sicken(""); w.uevent() })
+	w.uevent()
+	w.saw("unreadable")
+	return true
+}
+
+func (w *World) hang() bool {
+	if w.goesOn("readHangs") {
+		return false
+	}
+	c, found := w.anyCard()
+	if !found {
+		return false
+	}
+	w.log("reads of card %s hang", c.address)
+	w.host.Hang(c.address)
+	w.during("readHangs", 40*time.Second, w.host.Release)
+	w.uevent()
+	w.saw("readHangs")
+	return true
+}

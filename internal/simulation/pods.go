@@ -1,0 +1,261 @@
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/simulation/apiserver"
+	"chandler.dev/internal/simulation/kubelet"
+)
+
+// addAgentPod puts the agent's own pod on the node.
+func (w *World) addAgentPod() {
+	p := &pod{Pod: &kubelet.Pod{UID: "00000000-0000-4000-a000-000000000000", Namespace: "kube-system", Name: agentPod}, bound: true, inAPI: true}
+	w.mu.Lock()
+	w.pods[p.UID] = p
+	w.mu.Unlock()
+	w.putPod(p)
+	w.kubelet.Add(p.Pod)
+}
+
+// strangerInfix is how a vendor's plugin numbers shares in IDs.
+const strangerInfix = "::"
+
+// addStrangers has, on some nodes, pods that another plugin gave devices before there
+// was an agent.
+func (w *World) addStrangers() {
+	if w.random.IntN(4) > 0 {
+		return
+	}
+	devices := w.machine.devices
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		d := devices[name]
+		if d.Open || len(d.Offers) == 0 || len(d.Offers[0].IDs) > 1 || d.Offers[0].Members > 1 || d.PartOf != nil && d.Name != d.Silicon() || w.random.IntN(2) == 0 {
+			continue
+		}
+		id := d.Offers[0].IDs[0]
+		if d.Family == "nvidia" && w.random.IntN(3) == 0 {
+			id += strangerInfix + "0"
+		}
+		w.made++
+		p := &pod{own: true, bound: true, inAPI: true, Pod: &kubelet.Pod{
+			UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("old-%d", w.made),
+			Grace: time.Duration(1+w.random.IntN(29)) * time.Second, Stubborn: w.random.IntN(2) == 0, Requests: map[string]int{d.Offers[0].Resource: 1},
+		}}
+		w.log("pod %s has %s of another plugin's", p, id)
+		w.mu.Lock()
+		w.pods[p.UID] = p
+		w.mu.Unlock()
+		w.putPod(p)
+		if err := w.kubelet.Had(p.Pod, map[string][]string{d.Offers[0].Resource: {id}}); err != nil {
+			w.fail("pod %s: %v", p, err)
+		}
+		w.saw("anotherPlugin")
+	}
+}
+
+// podsOfNode answers the kubelet.
+func (w *World) podsOfNode() ([]*kubelet.Pod, error) {
+	if w.isDown() {
+		return nil, apiserver.ErrDown
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var all []*kubelet.Pod
+	for _, uid := range slices.Sorted(maps.Keys(w.pods)) {
+		if p := w.pods[uid]; p.inAPI && p.bound && !p.ended {
+			all = append(all, p.Pod)
+		}
+	}
+	return all, nil
+}
+
+// podDone is told by the kubelet that a pod has ended, or was rejected.
+func (w *World) podDone(p *kubelet.Pod, why error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if one := w.pods[p.UID]; one != nil {
+		one.ended = true
+	}
+}
+
+// putPod makes the API server have a pod as it is.
+func (w *World) putPod(p *pod) {
+	spec := corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}
+	if p.bound {
+		spec.NodeName = nodeName
+	}
+	for _, name := range p.Claims {
+		spec.ResourceClaims = append(spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
+	}
+	limits := corev1.ResourceList{}
+	for resource, n := range p.Requests {
+		limits[corev1.ResourceName(resource)] = quantity(int64(n))
+	}
+	spec.Containers[0].Resources.Limits = limits
+	if p.Init {
+		spec.Containers[0].Resources.Limits = nil
+		spec.InitContainers = []corev1.Container{{Name: "init", Resources: corev1.ResourceRequirements{Limits: limits}}}
+	}
+	if p.Grace > 0 {
+		seconds := int64(p.Grace / time.Second)
+		spec.TerminationGracePeriodSeconds = &seconds
+	}
+	w.server.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Spec: spec})
+}
+
+// makePod makes a pod: with claims of its own, with one that others have too, or
+// with classic resources.
+func (w *World) makePod() {
+	w.made++
+	p := &pod{own: true, Pod: &kubelet.Pod{
+		UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("pod-%d", w.made),
+		Grace: time.Duration(1+w.random.IntN(29)) * time.Second, Stubborn: w.random.IntN(2) == 0,
+	}}
+	if w.random.IntN(3) == 0 {
+		p.Life = time.Duration(1+w.random.IntN(40)) * time.Second
+		p.Restarts = w.random.IntN(3)
+	}
+	resources := slices.Sorted(maps.Keys(w.kubelet.Allocatable()))
+	switch {
+	case len(resources) > 0 && w.random.IntN(2) == 0 || !w.dra():
+		if len(resources) == 0 {
+			return
+		}
+		p.Requests = map[string]int{pick(w.random, resources...): 1 + w.random.IntN(2)}
+		p.Init = w.random.IntN(6) == 0
+	case w.random.IntN(4) == 0:
+		p.own = false
+		p.Claims = []string{fmt.Sprintf("shared-%d", w.random.IntN(2))}
+		if w.server.Claim(namespace, p.Claims[0]) == nil {
+			w.makeClaim(p.Claims[0])
+		}
+	default:
+		for i := range 1 + w.random.IntN(2) {
+			name := fmt.Sprintf("%s-claim-%d", p.Name, i)
+			if w.random.IntN(10) == 0 {
+				name += "-" + strings.Repeat("long", 60) // fills the name's 253 bytes
+				name = name[:253]
+			}
+			p.Claims = append(p.Claims, name)
+			w.makeClaim(name)
+		}
+	}
+	w.submit(p)
+}
+
+// submit has the API server and the scheduler know of a pod.
+func (w *World) submit(p *pod) {
+	w.log("cluster: pod %s is made: claims %v, requests %v, init %v", p, short(p.Claims), p.Requests, p.Init)
+	w.mu.Lock()
+	p.inAPI = true
+	w.pods[p.UID] = p
+	w.mu.Unlock()
+	w.putPod(p)
+	w.bind(p)
+}
+
+func short(names []string) []string {
+	var out []string
+	for _, name := range names {
+		out = append(out, name[:min(len(name), 24)])
+	}
+	return out
+}
+
+func (w *World) makeClaim(name string) {
+	count := int64(1)
+	if w.random.IntN(4) == 0 {
+		count = 2
+	}
+	claim := newClaim(name, count)
+	if shares := w.settings.Rules.Sharing; len(shares) > 0 && w.server.Features().Sharing && w.random.IntN(2) == 0 {
+		capacity, amount := shares[0].Capacity, shares[0].Unit
+		if shares[0].Replicas > 0 {
+			capacity, amount = discovery.Shares, quantity(1)
+		}
+		amount.Mul(int64(1 + w.random.IntN(2)))
+		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: amount}}
+	}
+	w.server.Put(claim)
+}
+
+func newClaim(name string, count int64) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{{Name: "devices", Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: className, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+		}}},
+	}}}
+}
+
+// bind has a pod scheduled to the node if there is room.
+func (w *World) bind(p *pod) {
+	if p.bound || p.deleted || w.isDown() {
+		return
+	}
+	for resource, n := range p.Requests {
+		if w.kubelet.Allocatable()[resource]-w.requested(resource) < n {
+			return
+		}
+	}
+	if !w.schedule(p) {
+		return
+	}
+	w.mu.Lock()
+	p.bound = true
+	w.mu.Unlock()
+	w.putPod(p)
+	w.log("scheduler: pod %s is bound", p)
+	w.kubelet.Add(p.Pod)
+}
+
+// requested returns how much of a resource bound pods request.
+func (w *World) requested(resource string) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.pods {
+		if p.bound && p.inAPI && !p.ended {
+			n += p.Requests[resource]
+		}
+	}
+	return n
+}
+
+// deletePod deletes a pod, at once and whatever its containers do with force.
+func (w *World) deletePod(p *pod, force bool) {
+	w.mu.Lock()
+	first := !p.deleted
+	p.deleted = true
+	gone := force || !p.bound
+	if gone {
+		p.inAPI = false
+	}
+	w.mu.Unlock()
+	if first || force {
+		w.log("cluster: pod %s is deleted, force %v", p, force)
+	}
+	w.kubelet.Delete(p.UID, force)
+	if gone {
+		w.forget(p)
+	}
+}
+
+// forget removes a pod from the API server.
+func (w *World) forget(p *pod) {
+	w.server.Delete(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
+	w.release(p)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p.inAPI = false
+	delete(w.pods, p.UID)
+}
