@@ -13,10 +13,11 @@ import (
 type rdmaShared struct {
 	im       *importer
 	settings *settings
+	seen     map[string]bool // the pools so far
 }
 
 func newRDMAShared(im *importer) *format {
-	r := &rdmaShared{im: im}
+	r := &rdmaShared{im: im, seen: make(map[string]bool)}
 	r.settings = newSettings(im, []option{
 		{name: "config-file", fine: []string{"/k8s-rdma-shared-dev-plugin/config.json"}, why: "import that file too, if it is not among the files"},
 		{name: "use-cdi", alone: true, fine: []string{"false"}, why: "containers get the same device nodes without it"},
@@ -123,6 +124,11 @@ func (r *rdmaShared) pool(v value) {
 		r.im.lost(cmpValue(selectors, v), "selects nothing, and the plugin does not take such a pool")
 		return
 	}
+	id := name + all(cel)
+	if r.seen[id] {
+		return // as when an object is imported twice
+	}
+	r.seen[id] = true
 	for _, before := range r.im.shared {
 		if !apart(before, chosen) {
 			r.im.lost(v.at("resourceName"), "an adapter that a pool before selects too is in that one only, where the plugin has it in both")

@@ -3,6 +3,7 @@ package importer
 import (
 	"cmp"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -115,6 +116,9 @@ func (im *importer) share(from value, cel string, sharing v1alpha1.Sharing) {
 		im.say(from, "%d containers at once are more than the %d that can be written, and than a node has", sharing.Replicas, maxShares)
 		sharing.Replicas = maxShares
 	}
+	if slices.ContainsFunc(im.config.Sharing, func(s v1alpha1.Sharing) bool { return reflect.DeepEqual(s, sharing) }) {
+		return // as when a pod is imported with its DaemonSet
+	}
 	if im.fits(from, sharing.Resource, v1alpha1.DriverConfig{Sharing: []v1alpha1.Sharing{sharing}}) {
 		im.config.Sharing = append(im.config.Sharing, sharing)
 		im.origin("sharing", from)
@@ -140,6 +144,9 @@ func (im *importer) resource(from value, name, cel string) bool {
 
 // paths adds an entry of paths, and reports whether it could.
 func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
+	if slices.ContainsFunc(im.config.Paths, func(p v1alpha1.PathResource) bool { return reflect.DeepEqual(p, entry) }) {
+		return true
+	}
 	ok := im.fits(from, entry.Name, v1alpha1.DriverConfig{Paths: []v1alpha1.PathResource{entry}})
 	if ok {
 		im.config.Paths = append(im.config.Paths, entry)

@@ -66,6 +66,8 @@ func (im *importer) helm(v value) (value, bool) {
 			}
 		case "f", "values":
 			im.say(arg.value, "import that file too, if it is not among the files")
+		case "set-file":
+			im.lost(arg.value, "what is in that file is not known here; import it too")
 		case "":
 			if strings.Contains(arg.value.text(), "/") {
 				im.chart = arg.value.text()
@@ -112,6 +114,9 @@ func (im *importer) nested(v value, depth int) (found []string) {
 		return nil
 	}
 	for _, part := range parts(v) {
+		if name := nameOf(part); depth == 0 && v.has("kind") && (name == "metadata" || name == "status") {
+			continue // which may repeat the rest
+		}
 		inside := part
 		if part.isText() {
 			if !strings.ContainsAny(part.node.Value, "\n{") {
