@@ -9,34 +9,54 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/legacy/list"
 )
 
 // checkpointFile is in the kubelet's directory of device plugins.
 const checkpointFile = "kubelet_internal_checkpoint"
 
+// Written returns what containers have by the kubelet's checkpoint in its directory
+// of device plugins. Some containers may have ended; see [Allocated].
+func Written(dir fs.FS) ([]kubeletapi.Holding, error) {
+	c, err := readCheckpoint(dir)
+	var holdings []kubeletapi.Holding
+	for _, entry := range c.Data.PodDeviceEntries {
+		h := kubeletapi.Holding{PodUID: entry.PodUID, Container: entry.ContainerName, Resource: entry.ResourceName}
+		for _, some := range entry.DeviceIDs {
+			h.IDs = append(h.IDs, some...)
+		}
+		holdings = append(holdings, h)
+	}
+	return holdings, err
+}
+
 // Allocated returns the IDs that containers have by the kubelet's checkpoint in its
 // directory of device plugins, by resource. Some containers may have ended: the kubelet
 // keeps their entries until it hands out something else.
 func Allocated(dir fs.FS) (map[string][]string, error) {
+	holdings, err := Written(dir)
+	ids := make(map[string][]string)
+	for _, h := range holdings {
+		ids[h.Resource] = append(ids[h.Resource], h.IDs...)
+	}
+	return ids, err
+}
+
+// readCheckpoint returns the checkpoint in a directory, which is empty if there is
+// none.
+func readCheckpoint(dir fs.FS) (c checkpoint, err error) {
 	data, err := fs.ReadFile(dir, checkpointFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return c, nil
 	}
-	var c checkpoint
 	if err == nil {
 		err = json.Unmarshal(data, &c)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the kubelet's checkpoint of devices: %w", err)
+		return checkpoint{}, fmt.Errorf("read the kubelet's checkpoint of devices: %w", err)
 	}
-	ids := make(map[string][]string)
-	for _, entry := range c.Data.PodDeviceEntries {
-		for _, some := range entry.DeviceIDs {
-			ids[entry.ResourceName] = append(ids[entry.ResourceName], some...)
-		}
-	}
-	return ids, nil
+	return c, nil
 }
 
 // Held returns which containers have which of the devices, by the devices'

@@ -202,6 +202,9 @@ func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []by
 			Pods: func(ctx context.Context) (*kubeletapi.Listing, error) {
 				return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources/kubelet.sock"))
 			},
+			Written: func() ([]kubeletapi.Holding, error) {
+				return legacy.Written(os.DirFS(o.devicePluginDir))
+			},
 			Allocated: func() (map[string][]string, error) {
 				return legacy.Allocated(os.DirFS(o.devicePluginDir))
 			},

@@ -4,11 +4,16 @@ package kubeletapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"os"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -27,8 +32,23 @@ type Listing struct {
 	Whole bool
 }
 
+// ErrAbsent is in an error that says that the kubelet has no PodResources API. To
+// 1.27 it can be switched off (the feature gate KubeletPodResources).
+var ErrAbsent = errors.New("the kubelet does not have it")
+
+// Holding is what a container has of a resource by the kubelet's checkpoint.
+type Holding struct {
+	PodUID    string
+	Container string
+	Resource  string
+	IDs       []string
+}
+
 // ListPods asks the kubelet at a socket.
 func ListPods(ctx context.Context, socket string) (*Listing, error) {
+	if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("ask PodResources: %w: %w", ErrAbsent, err)
+	}
 	conn, err := Dial(socket)
 	if err != nil {
 		return nil, fmt.Errorf("ask PodResources: %w", err)
@@ -36,6 +56,9 @@ func ListPods(ctx context.Context, socket string) (*Listing, error) {
 	defer conn.Close()
 	client := podresourcesapi.NewPodResourcesListerClient(conn)
 	listed, err := client.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
+	if status.Code(err) == codes.Unimplemented {
+		return nil, fmt.Errorf("ask PodResources at %s: %w: %w", socket, ErrAbsent, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("ask PodResources at %s: %w", socket, err)
 	}

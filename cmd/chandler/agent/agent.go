@@ -132,6 +132,10 @@ type Kubelet struct {
 	// Allocated returns the classic IDs that the kubelet has written down as those of
 	// containers, by resource; see [legacy.Allocated].
 	Allocated func() (map[string][]string, error)
+
+	// Written returns what containers have by the kubelet's checkpoint, for a kubelet
+	// without a PodResources API; see [legacy.Written]. Optional.
+	Written func() ([]kubeletapi.Holding, error)
 }
 
 // Lock is held by one agent of a node at a time. While an upgrade surges two run at
@@ -204,6 +208,7 @@ func newAgent(config Config) *agent {
 	}
 	a.settings.Store(&config.Settings)
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
+	a.cluster.Written = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
 		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true,
 		Termination: a.cluster.Termination, Asks: a.cluster.Asks,

@@ -2,8 +2,12 @@ package cluster
 
 import (
 	"context"
+	"errors"
+	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/internal/kubeletapi"
 )
@@ -15,6 +19,12 @@ import (
 // server, which it asks only then.
 func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
 	said, err := n.kubelet(ctx)
+	if errors.Is(err, kubeletapi.ErrAbsent) && n.Written != nil {
+		n.absent.Do(func() {
+			klog.FromContext(ctx).Info("There is no PodResources API; what pods have is read in the kubelet's checkpoint", "reason", err.Error())
+		})
+		return n.written(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -37,6 +47,36 @@ func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
 		n.mu.Lock()
 		n.listed = named
 		n.mu.Unlock()
+	}
+	return said, nil
+}
+
+// written returns what the node's pods have by the kubelet's checkpoint. It may have
+// entries of pods that have ended, and knows pods by their UIDs alone. Those of static
+// pods are annotations of the pods that the API server has in their place.
+func (n *Node) written(ctx context.Context) (*kubeletapi.Listing, error) {
+	holdings, err := n.Written()
+	if err != nil {
+		return nil, err
+	}
+	pods, err := n.unended(ctx)
+	if err != nil {
+		return nil, err
+	}
+	said := &kubeletapi.Listing{Whole: true}
+	for i := range pods {
+		pod := &pods[i]
+		listed := &podresourcesapi.PodResources{Namespace: pod.Namespace, Name: pod.Name}
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			container := &podresourcesapi.ContainerResources{Name: c.Name}
+			for _, h := range holdings {
+				if h.Container == c.Name && (h.PodUID == string(pod.UID) || h.PodUID == pod.Annotations[corev1.MirrorPodAnnotationKey]) {
+					container.Devices = append(container.Devices, &podresourcesapi.ContainerDevices{ResourceName: h.Resource, DeviceIds: h.IDs})
+				}
+			}
+			listed.Containers = append(listed.Containers, container)
+		}
+		said.Pods = append(said.Pods, listed)
 	}
 	return said, nil
 }

@@ -3,12 +3,15 @@ package cluster
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -81,5 +84,52 @@ func TestListings(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Without a PodResources API the kubelet's checkpoint says what pods have that have
+// not ended.
+func TestListingWithoutPodResources(t *testing.T) {
+	pod := func(name, uid string, phase corev1.PodPhase, containers ...string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(uid)}}
+		p.Spec.NodeName, p.Status.Phase = "node", phase
+		for _, c := range containers {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: c})
+		}
+		return p
+	}
+	static := pod("static", "mirror", corev1.PodRunning, "main")
+	static.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
+	client := fake.NewClientset(pod("train", "1", corev1.PodRunning, "main", "side"), pod("over", "2", corev1.PodSucceeded, "main"), static)
+	n := NewNode("node", client, "default/agent", func(ctx context.Context) (*kubeletapi.Listing, error) {
+		return kubeletapi.ListPods(ctx, filepath.Join(t.TempDir(), "kubelet.sock"))
+	})
+	if _, err := n.Listing(t.Context()); !errors.Is(err, kubeletapi.ErrAbsent) {
+		t.Errorf("without a checkpoint: %v", err)
+	}
+	n.Written = func() ([]kubeletapi.Holding, error) {
+		return []kubeletapi.Holding{
+			{PodUID: "1", Container: "main", Resource: "a.b/gpu", IDs: []string{"0", "1"}},
+			{PodUID: "2", Container: "main", Resource: "a.b/gpu", IDs: []string{"2"}},
+			{PodUID: "gone", Container: "main", Resource: "a.b/gpu", IDs: []string{"3"}},
+			{PodUID: "hash", Container: "main", Resource: "a.b/gpu", IDs: []string{"4"}},
+		}, nil
+	}
+	said, err := n.Listing(t.Context())
+	if err != nil || !said.Whole {
+		t.Fatalf("%+v, %v", said, err)
+	}
+	got := make(map[string][]string)
+	for _, pod := range said.Pods {
+		for _, c := range pod.Containers {
+			got[kubeletapi.PodName(pod)+" "+c.Name] = nil
+			for _, d := range c.Devices {
+				got[kubeletapi.PodName(pod)+" "+c.Name] = d.DeviceIds
+			}
+		}
+	}
+	want := map[string][]string{"default/train main": {"0", "1"}, "default/train side": nil, "default/static main": {"4"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -32,6 +32,11 @@ type Node struct {
 	own     string // the agent's own pod, "" if it is none
 	kubelet func(ctx context.Context) (*kubeletapi.Listing, error)
 
+	// Written returns what containers have by the kubelet's checkpoint, which is
+	// read if the kubelet has no PodResources API. Nil means that it cannot be read.
+	Written func() ([]kubeletapi.Holding, error)
+	absent  sync.Once // it was said that there is no PodResources API
+
 	mu     sync.Mutex
 	listed map[string]bool               // the pods that the last whole answer of the kubelet named, nil if there was none
 	known  map[types.NamespacedName]term // pods that have grants
