@@ -27,26 +27,22 @@ import (
 // loadConfig reads the configuration file, or returns the defaults where none
 // is named.
 func loadConfig(file string) (*v1alpha1.DriverConfig, *rules.Rules, error) {
-	config, compiled, _, err := loadConfigText(file)
-	return config, compiled, err
-}
-
-// loadConfigText also returns the text of the configuration file.
-func loadConfigText(file string) (*v1alpha1.DriverConfig, *rules.Rules, []byte, error) {
 	if file == "" {
-		config := &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}
-		return config, &rules.Rules{Mode: discovery.ModeAuto}, nil, nil
+		return &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}, defaultRules(), nil
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("read config: %w", err)
+		return nil, nil, fmt.Errorf("read config: %w", err)
 	}
 	config, compiled, err := parseConfig(data)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("config %s: %w", file, err)
+		return nil, nil, fmt.Errorf("config %s: %w", file, err)
 	}
-	return config, compiled, data, nil
+	return config, compiled, nil
 }
+
+// defaultRules are those without a configuration.
+func defaultRules() *rules.Rules { return &rules.Rules{Mode: discovery.ModeAuto} }
 
 // parseConfig decodes a configuration, checks it and compiles its expressions.
 func parseConfig(data []byte) (*v1alpha1.DriverConfig, *rules.Rules, error) {
@@ -61,10 +57,14 @@ func parseConfig(data []byte) (*v1alpha1.DriverConfig, *rules.Rules, error) {
 	return config, compiled, nil
 }
 
-// settingsOf returns the part of a configuration that an agent works with.
-func settingsOf(config *v1alpha1.DriverConfig, compiled *rules.Rules) agent.Settings {
+// parseSettings returns the part of a configuration that an agent works with.
+func parseSettings(data []byte) (agent.Settings, error) {
+	config, compiled, err := parseConfig(data)
+	if err != nil {
+		return agent.Settings{}, err
+	}
 	host := configuredHost(nil, config)
-	return agent.Settings{Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths}
+	return agent.Settings{Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Text: data}, nil
 }
 
 // configuredHost returns a host with the roots and paths of the configuration.

@@ -53,6 +53,45 @@ func (v *volume) update(text string) {
 	}
 }
 
+// An agent starts with the configuration, or else with the last one that was right, or
+// else with nothing to offer anew. It tells why the configuration is wrong.
+func TestConfigToBeginWith(t *testing.T) {
+	dra, wrong := header()+"mode: DRA\n", header()+"mode: Sometimes\n"
+	tests := map[string]struct {
+		text, kept string // "" for no file
+		mode       discovery.Mode
+		unknown    bool
+		wrong      string
+	}{
+		"right":                                {text: dra, kept: header() + "mode: DevicePlugin\n", mode: discovery.ModeDRA},
+		"wrong":                                {text: wrong, kept: dra, mode: discovery.ModeDRA, wrong: "Sometimes"},
+		"missing":                              {kept: dra, mode: discovery.ModeDRA, wrong: "no such file"},
+		"wrong, and none is known":             {text: wrong, unknown: true, wrong: "Sometimes"},
+		"wrong, and the last one is no better": {text: wrong, kept: header() + "mode: Never\n", unknown: true, wrong: "Never"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file, kept := filepath.Join(dir, "config"), filepath.Join(dir, "kept")
+			for name, text := range map[string]string{file: test.text, kept: test.kept} {
+				if text != "" {
+					write(t, name, text)
+				}
+			}
+			settings, err := (&configFile{name: file}).begin(kept)
+			if settings.Rules.Mode != test.mode || (settings.Rules.Unknown != "") != test.unknown {
+				t.Errorf("begins with %+v", settings.Rules)
+			}
+			if test.wrong == "" && err != nil || test.wrong != "" && (err == nil || !strings.Contains(err.Error(), test.wrong)) {
+				t.Errorf("error %v, want %q in it", err, test.wrong)
+			}
+		})
+	}
+	if settings, err := (&configFile{}).begin("/nowhere"); err != nil || settings.Rules.Unknown != "" {
+		t.Errorf("without a configuration: %+v, %v", settings.Rules, err)
+	}
+}
+
 // A changed ConfigMap is read and compiled while the agent runs, a wrong one is
 // reported with its reason, and each content is told once.
 func TestFollowConfig(t *testing.T) {
@@ -63,7 +102,10 @@ func TestFollowConfig(t *testing.T) {
 		changes, ended := make(chan agent.Change), make(chan struct{})
 		go func() {
 			defer close(ended)
-			followConfig(ctx, v.file(), []byte(dra), changes)
+			file := &configFile{name: v.file()}
+			_, err := file.begin("")
+			v.must(err)
+			file.follow(ctx, changes)
 		}()
 		next := func() (agent.Change, bool) {
 			select {

@@ -117,7 +117,8 @@ func collectOften() {
 
 // run runs the agent until the context ends or a part of the agent fails.
 func (o *runOptions) run(ctx context.Context) error {
-	config, text, err := o.agentConfig(ctx)
+	file := &configFile{name: o.config}
+	config, err := o.agentConfig(ctx, file)
 	if err != nil {
 		return err
 	}
@@ -126,7 +127,7 @@ func (o *runOptions) run(ctx context.Context) error {
 	if o.config != "" {
 		changes := make(chan agent.Change)
 		config.Changes = changes
-		go followConfig(following, o.config, text, changes)
+		go file.follow(following, changes)
 	}
 	return agent.Run(ctx, config)
 }
@@ -150,33 +151,31 @@ func (o *runOptions) check() error {
 }
 
 // agentConfig turns the options into the Config of an agent. It finds errors of the
-// options, and also returns the text of the configuration.
-func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []byte, _ error) {
+// options. A wrong configuration is none of these: claims must be unprepared all the
+// same.
+func (o *runOptions) agentConfig(ctx context.Context, file *configFile) (agent.Config, error) {
 	var none agent.Config
-	config, rules, text, err := loadConfigText(o.config)
-	if err != nil {
-		return none, nil, err
-	}
 	if err := o.check(); err != nil {
-		return none, nil, err
+		return none, err
 	}
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return none, nil, fmt.Errorf("boot ID: %w", err)
+		return none, fmt.Errorf("boot ID: %w", err)
 	}
 	hostFS, err := hostfs.Open(o.hostRoot)
 	if err != nil {
-		return none, nil, err
+		return none, err
 	}
 	clients, err := o.connect()
 	if err != nil {
-		return none, nil, fmt.Errorf("API server: %w", err)
+		return none, fmt.Errorf("API server: %w", err)
 	}
 	stateDir := filepath.Join(o.kubeletRoot, "plugins", discovery.Domain)
 	if err := o.checkDirectories(ctx, stateDir); err != nil {
-		return none, nil, err
+		return none, err
 	}
-	host, lock := configuredHost(hostFS, config), flock(stateDir)
+	settings, wrong := file.begin(filepath.Join(stateDir, agent.KeptConfig))
+	host, lock := &discovery.Host{FS: hostFS, Roots: settings.Roots, Paths: settings.Paths}, flock(stateDir)
 	var informants []agent.Informant
 	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
 		informants = append(informants, n)
@@ -189,7 +188,8 @@ func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []by
 		BootID:         strings.TrimSpace(string(bootID)),
 		FS:             host.FS,
 		Families:       families.All,
-		Settings:       settingsOf(config, rules),
+		Settings:       settings,
+		Wrong:          wrong,
 		RescanInterval: o.rescanInterval,
 		Uevents:        discovery.Listen,
 		Informants:     informants,
@@ -218,7 +218,7 @@ func (o *runOptions) agentConfig(ctx context.Context) (_ agent.Config, text []by
 		NoMetadata:     !o.metadata,
 		ReadParameters: readParameters,
 		Serve:          o.server(),
-	}, text, nil
+	}, nil
 }
 
 // server returns the function that serves health checks, or nil if there is no address

@@ -25,6 +25,10 @@ type Rules struct {
 	Overhead  []Overhead
 
 	Allocation map[string]Allocation // by classic resource
+
+	// Unknown says why it is not known what the administrator wants, "" if it is.
+	// Nothing is offered anew then; see the agent's Place.
+	Unknown string
 }
 
 // Resource renames the selected devices in the classic API, or names those that

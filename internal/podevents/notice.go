@@ -24,10 +24,9 @@ const (
 	ReasonUnknown   = "DeviceUnknown" // it cannot be read
 	ReasonGone      = "DeviceGone"    // it is not there any more, or another is in its place
 	ReasonRecovered = "DeviceRecovered"
-)
 
-// action is what was done for an Event to be told.
-const action = "CheckHealth"
+	ReasonConfig = "ConfigurationInvalid" // of the agent's pod
+)
 
 // The limits that the API server sets (pkg/apis/core/validation/events.go), and
 // that of names.
@@ -149,21 +148,26 @@ func (n *notice) event(node string, now time.Time) *eventsv1.Event {
 	if n.device.Health.Usable() {
 		kind = corev1.EventTypeNormal
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s %d %s", n.pod.UID, n.device.Name, n.state.condition, n.state.since, kind))
+	told := fmt.Sprintf("%s %s %d %s", n.device.Name, n.state.condition, n.state.since, kind)
+	event := eventOf(n.pod, told, note, node, now)
+	event.Action, event.Reason, event.Type = "CheckHealth", reason, kind
+	return event
+}
+
+// eventOf returns an Event of a pod, with a note and a name for what it tells.
+func eventOf(pod *Pod, told, note, node string, now time.Time) *eventsv1.Event {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s", pod.UID, told))
 	suffix := "." + hex.EncodeToString(sum[:8])
 	return &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: n.pod.Namespace,
-			Name:      strings.TrimRight(cut(n.pod.Name, maxName-len(suffix)), "-.") + suffix,
+			Namespace: pod.Namespace,
+			Name:      strings.TrimRight(cut(pod.Name, maxName-len(suffix)), "-.") + suffix,
 		},
 		EventTime:           metav1.NewMicroTime(now),
 		ReportingController: discovery.Domain,
 		ReportingInstance:   cut(node, maxInstance),
-		Action:              action,
-		Reason:              reason,
-		Type:                kind,
 		Note:                cut(strings.ToValidUTF8(note, "?"), maxNote),
-		Regarding:           corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: n.pod.Namespace, Name: n.pod.Name, UID: n.pod.UID},
+		Regarding:           corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 	}
 }
 

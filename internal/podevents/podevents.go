@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -168,23 +169,31 @@ func (t *Teller) forget(pods []Pod) {
 	maps.DeleteFunc(t.told, func(k key, _ state) bool { return !present[k.pod] })
 }
 
-// tell writes an Event. One that is refused for good, as in a namespace that is
-// being deleted, counts as told.
+// tell tells a pod what is due.
 func (t *Teller) tell(ctx context.Context, n *notice) error {
-	ctx, cancel := context.WithTimeout(ctx, createTimeout)
-	defer cancel()
-	event := n.event(t.Node, time.Now())
-	_, err := t.Client.EventsV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{})
-	switch {
-	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsNotFound(err):
-		klog.FromContext(ctx).Error(err, "A pod cannot be told of its device", "pod", klog.KRef(n.pod.Namespace, n.pod.Name), "device", n.device.Name, "reason", event.Reason)
-	case err != nil && !apierrors.IsAlreadyExists(err):
-		return fmt.Errorf("create Event for pod %s: %w", n.pod.NamespacedName, err)
+	if err := create(ctx, t.Client, n.event(t.Node, time.Now())); err != nil {
+		return err
 	}
 	if n.device.Health.Usable() {
 		delete(t.told, n.key())
 	} else {
 		t.told[n.key()] = n.state
+	}
+	return nil
+}
+
+// create writes an Event. One that is refused for good, as in a namespace that is
+// being deleted, counts as written.
+func create(ctx context.Context, client kubernetes.Interface, event *eventsv1.Event) error {
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	_, err := client.EventsV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{})
+	pod := event.Regarding
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsNotFound(err):
+		klog.FromContext(ctx).Error(err, "A pod cannot be told", "pod", klog.KRef(pod.Namespace, pod.Name), "reason", event.Reason, "note", event.Note)
+	case err != nil && !apierrors.IsAlreadyExists(err):
+		return fmt.Errorf("create Event for pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	return nil
 }

@@ -56,6 +56,10 @@ type Config struct {
 	Settings Settings            // what the administrator wants
 	Changes  <-chan Change       // of that, while the agent runs; optional
 
+	// Wrong is why the configuration is wrong, so that the Settings are those of an
+	// earlier one. Optional.
+	Wrong error
+
 	// RescanInterval is the time between scans while the kernel reports nothing.
 	RescanInterval time.Duration
 
@@ -106,6 +110,10 @@ type Settings struct {
 	Severity discovery.Severity       // of conditions of devices
 	Roots    map[string]string        // as in [discovery.Host]
 	Paths    []discovery.PathResource // likewise
+
+	// Text is the configuration that they were compiled from. It is kept as
+	// [KeptConfig]. Optional.
+	Text []byte
 }
 
 // Change is a change of the configuration.
@@ -171,6 +179,8 @@ type agent struct {
 
 	settings  atomic.Pointer[Settings] // in force
 	rules     chan *rules.Rules        // has one when the rules of the settings changed
+	accepted  chan struct{}            // has one when the settings changed
+	wrong     chan error               // has one that was not told yet: why the configuration is wrong, or nil
 	events    chan struct{}            // has one when something about the host's devices changed
 	snapshots chan *discovery.Snapshot // has one that was not placed yet
 
@@ -202,11 +212,13 @@ func newAgent(config Config) *agent {
 		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths},
 		metrics:   newAgentMetrics(),
 		rules:     make(chan *rules.Rules, 1),
+		accepted:  make(chan struct{}, 1),
+		wrong:     make(chan error, 1),
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
 		resaid:    make(chan struct{}, 1),
 	}
-	a.settings.Store(&config.Settings)
+	a.settings.Store(&a.Settings)
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
 	a.cluster.Written = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
@@ -251,6 +263,10 @@ func newAgent(config Config) *agent {
 
 func (a *agent) run(ctx context.Context) error {
 	klog.FromContext(ctx).Info("Chandler starts", "version", a.Version, "node", a.NodeName)
+	if a.Wrong != nil {
+		klog.FromContext(ctx).Error(a.Wrong, "The configuration is wrong; the last one that was right is in force, or nothing is offered anew if none is known")
+		a.wrong <- a.Wrong
+	}
 	release := make(chan func(), 1)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
@@ -260,7 +276,7 @@ func (a *agent) run(ctx context.Context) error {
 		}
 		release <- unlock
 		if a.open(ctx) {
-			for _, part := range []func(context.Context){a.ledger.Run, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
+			for _, part := range []func(context.Context){a.ledger.Run, a.keepConfig, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}
@@ -276,9 +292,11 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error { a.classic.Run(ctx); return nil })
 	if a.Changes != nil {
 		group.Go(func() error { a.follow(ctx); return nil })
+		group.Go(func() error { a.complain(ctx); return nil })
 	}
 	if a.Serve != nil {
-		group.Go(func() error { return a.Serve(ctx, a.handler()) })
+		handler := a.handler()
+		group.Go(func() error { return a.Serve(ctx, handler) })
 	}
 	err := group.Wait()
 	select {

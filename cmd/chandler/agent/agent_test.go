@@ -25,6 +25,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
@@ -48,10 +49,12 @@ type node struct {
 	plugin    kubeletplugin.DRAPlugin
 	published []string // the devices in the slices, in order
 	servers   map[string]pluginapi.DevicePluginServer
+	healthy   map[string][]string // IDs by resource
+	allocated map[string]string   // likewise, one ID each
 }
 
 func newNode(t *testing.T) *node {
-	n := &node{t: t, client: fake.NewClientset(), dir: t.TempDir(), changes: make(chan Change), servers: make(map[string]pluginapi.DevicePluginServer)}
+	n := &node{t: t, client: fake.NewClientset(), dir: t.TempDir(), changes: make(chan Change), servers: make(map[string]pluginapi.DevicePluginServer), healthy: make(map[string][]string), allocated: make(map[string]string)}
 	n.client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create := action.(clienttesting.CreateActionImpl)
 		return len(create.CreateOptions.DryRun) > 0, create.Object, nil
@@ -112,7 +115,16 @@ func (n *node) start(_ context.Context, plugin kubeletplugin.DRAPlugin, _ ...kub
 }
 
 func (n *node) pods(context.Context) (*kubeletapi.Listing, error) {
-	return &kubeletapi.Listing{Whole: true}, nil
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	container := &podresourcesapi.ContainerResources{Name: "main"}
+	for resource, id := range n.allocated {
+		container.Devices = append(container.Devices, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}})
+	}
+	return &kubeletapi.Listing{Pods: []*podresourcesapi.PodResources{
+		{Namespace: "chandler", Name: "agent"},
+		{Namespace: "default", Name: "classic", Containers: []*podresourcesapi.ContainerResources{container}},
+	}}, nil
 }
 
 // helper is the library's.
@@ -142,7 +154,7 @@ func (n *node) Serve(ctx context.Context, resource string, server pluginapi.Devi
 	n.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	var listing sync.WaitGroup
-	listing.Go(func() { _ = server.ListAndWatch(&pluginapi.Empty{}, list{ctx}) })
+	listing.Go(func() { _ = server.ListAndWatch(&pluginapi.Empty{}, list{ctx, n, resource}) })
 	select {
 	case <-ctx.Done():
 	case <-gone:
@@ -161,15 +173,29 @@ func (n *node) Linger(context.Context) {}
 func (n *node) Probe(context.Context) error { return nil }
 
 // list is the kubelet's end of ListAndWatch.
-type list struct{ ctx context.Context }
+type list struct {
+	ctx      context.Context
+	node     *node
+	resource string
+}
 
-func (l list) Send(*pluginapi.ListAndWatchResponse) error { return nil }
-func (l list) Context() context.Context                   { return l.ctx }
-func (l list) SetHeader(metadata.MD) error                { return nil }
-func (l list) SendHeader(metadata.MD) error               { return nil }
-func (l list) SetTrailer(metadata.MD)                     {}
-func (l list) SendMsg(any) error                          { return errors.ErrUnsupported }
-func (l list) RecvMsg(any) error                          { return errors.ErrUnsupported }
+func (l list) Send(told *pluginapi.ListAndWatchResponse) error {
+	l.node.mu.Lock()
+	defer l.node.mu.Unlock()
+	l.node.healthy[l.resource] = nil
+	for _, d := range told.Devices {
+		if d.Health == pluginapi.Healthy {
+			l.node.healthy[l.resource] = append(l.node.healthy[l.resource], d.ID)
+		}
+	}
+	return nil
+}
+func (l list) Context() context.Context     { return l.ctx }
+func (l list) SetHeader(metadata.MD) error  { return nil }
+func (l list) SendHeader(metadata.MD) error { return nil }
+func (l list) SetTrailer(metadata.MD)       {}
+func (l list) SendMsg(any) error            { return errors.ErrUnsupported }
+func (l list) RecvMsg(any) error            { return errors.ErrUnsupported }
 
 // offers waits, and checks which devices are in slices, and which resources are
 // served.
@@ -202,8 +228,53 @@ func (n *node) prepare(device string) (*resourceapi.ResourceClaim, error) {
 	if _, err := n.client.ResourceV1().ResourceClaims("default").Create(n.t.Context(), claim, metav1.CreateOptions{}); err != nil {
 		n.t.Fatal(err)
 	}
+	return claim, n.prepareAgain(claim)
+}
+
+func (n *node) prepareAgain(claim *resourceapi.ResourceClaim) error {
 	prepared, err := n.plugin.PrepareResourceClaims(n.t.Context(), []*resourceapi.ResourceClaim{claim})
-	return claim, errors.Join(err, prepared[claim.UID].Err)
+	return errors.Join(err, prepared[claim.UID].Err)
+}
+
+// unprepare unprepares a claim, and checks that its spec is gone.
+func (n *node) unprepare(claim *resourceapi.ResourceClaim) {
+	n.t.Helper()
+	unprepared, err := n.plugin.UnprepareResourceClaims(n.t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, UID: claim.UID}})
+	if err != nil || unprepared[claim.UID] != nil {
+		n.t.Errorf("unprepare: %v, %v", unprepared, err)
+	}
+	if specs, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*uid*")); len(specs) != 0 {
+		n.t.Errorf("CDI specs that are left: %q", specs)
+	}
+}
+
+// allocate gives an ID to a container, and checks that it gets a node for it.
+func (n *node) allocate(resource, id, path string) {
+	n.t.Helper()
+	n.mu.Lock()
+	server := n.servers[resource]
+	n.mu.Unlock()
+	allocated, err := server.Allocate(n.t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}}})
+	if err != nil || len(allocated.ContainerResponses) != 1 || allocated.ContainerResponses[0].Devices[0].HostPath != path {
+		n.t.Errorf("allocated %v, %v", allocated, err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.allocated[resource] = id
+}
+
+// run runs an agent until it is told to stop.
+func (n *node) run(config Config) (stop func()) {
+	ctx, cancel := context.WithCancel(n.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, config) }()
+	return func() {
+		n.t.Helper()
+		cancel()
+		if err := <-ended; err != nil {
+			n.t.Error(err)
+		}
+	}
 }
 
 // A whole agent offers the devices of a host by both APIs, prepares a claim, serves a
@@ -215,9 +286,7 @@ func TestAgent(t *testing.T) {
 		dra, classic := discovery.ModeDRA, discovery.ModeDevicePlugin
 		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
 		wanted := &rules.Rules{Mode: dra, Resources: []rules.Resource{tun}}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- Run(ctx, n.config(wanted)) }()
+		stop := n.run(n.config(wanted))
 		n.offers("kvm", "devices.kubevirt.io/tun")
 
 		claim, err := n.prepare("kvm")
@@ -227,29 +296,14 @@ func TestAgent(t *testing.T) {
 		if specs, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*uid*")); len(specs) != 1 {
 			t.Errorf("CDI specs: %q", specs)
 		}
-		n.mu.Lock()
-		server := n.servers["devices.kubevirt.io/tun"]
-		n.mu.Unlock()
-		allocated, err := server.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{"tun0"}}}})
-		if err != nil || len(allocated.ContainerResponses) != 1 || allocated.ContainerResponses[0].Devices[0].HostPath != "/dev/net/tun" {
-			t.Errorf("allocated %v, %v", allocated, err)
-		}
+		n.allocate("devices.kubevirt.io/tun", "tun0", "/dev/net/tun")
 
 		n.changes <- Change{Err: errors.New("wrong")}
 		n.offers("kvm", "devices.kubevirt.io/tun")
 		n.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: classic}}}
 		n.offers("", "devices.kubevirt.io/kvm devices.kubevirt.io/tun")
-		unprepared, err := n.plugin.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: "default", Name: "claim"}, UID: claim.UID}})
-		if err != nil || unprepared[claim.UID] != nil {
-			t.Errorf("unprepare: %v, %v", unprepared, err)
-		}
-		if specs, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*uid*")); len(specs) != 0 {
-			t.Errorf("CDI specs that are left: %q", specs)
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		n.unprepare(claim)
+		stop()
 	})
 }
 
@@ -268,21 +322,10 @@ func TestAgentOpensItsLedgerAgain(t *testing.T) {
 		}
 		config := n.config(&rules.Rules{Mode: discovery.ModeDRA})
 		config.Disk = &disktest.Disk{BeforeRead: broken}
-		run := func() (stop func()) {
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- Run(ctx, config) }()
-			return func() {
-				cancel()
-				if err := <-ended; err != nil {
-					t.Error(err)
-				}
-			}
-		}
-		stop := run()
+		stop := n.run(config)
 		n.offers("", "")
 		stop()
-		stop = run()
+		stop = n.run(config)
 		n.offers("", "")
 		failing.Store(false)
 		n.offers("kvm tun", "")

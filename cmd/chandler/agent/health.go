@@ -20,7 +20,7 @@ const probeTimeout = 3 * time.Second
 // handler answers /healthz, /readyz and /metrics.
 func (a *agent) handler() http.Handler {
 	mux := healthMux(a.checkLive, a.checkReady)
-	mux.Handle("GET /metrics", a.metrics.handler(agentState{a.driver.Features, a.driver.Prepared, a.placed.Load}))
+	mux.Handle("GET /metrics", a.metrics.handler(agentState{a.driver.Features, a.driver.Prepared, a.placed.Load}, a.Wrong))
 	return mux
 }
 
@@ -64,10 +64,14 @@ func (a *agent) checkLive(ctx context.Context) error {
 // checkReady returns nil once the kubelet knows where to call, so that an agent
 // which this one replaces may end. That this one is active is not asked: it
 // becomes so when the other has ended. The active one must be able to read
-// something of the host.
+// something of the host. An agent that starts with a wrong configuration is not ready,
+// so that an upgrade stops there.
 func (a *agent) checkReady(context.Context) error {
 	if !a.withoutDRA.Load() && a.driver.Registration() == driver.Unanswered {
 		return errors.New("the kubelet has not answered the registration of the DRA driver yet")
+	}
+	if err := a.stillWrong(); err != nil {
+		return fmt.Errorf("the configuration is wrong: %w", err)
 	}
 	return a.checkRead(time.Now())
 }

@@ -61,12 +61,12 @@ func (m *agentMetrics) observe(operation, stage string, took time.Duration, err 
 	m.calls.WithLabelValues(operation, stage, result).Observe(took.Seconds())
 }
 
-// handler answers with the metrics of the agent. Metrics of facts that are not known
-// yet are left out.
-func (m *agentMetrics) handler(state agentState) http.Handler {
+// handler answers with the metrics of an agent that starts with a configuration, or
+// because of wrong without. Metrics of facts that are not known yet are left out.
+func (m *agentMetrics) handler(state agentState, wrong error) http.Handler {
 	registry := metrics.NewKubeRegistry()
 	registry.MustRegister(m.calls, m.configured, m.configuredAt)
-	m.reloaded(nil) // a metric takes values once it is registered
+	m.reloaded(wrong) // a metric takes values once it is registered
 	registry.CustomMustRegister(&stateCollector{agentState: state})
 	return metrics.HandlerFor(registry, metrics.HandlerOpts{})
 }

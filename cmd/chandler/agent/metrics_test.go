@@ -17,7 +17,7 @@ import (
 // serveMetrics serves metrics until the test ends, and returns what asks for them.
 func serveMetrics(t *testing.T, m *agentMetrics, state agentState) (scrape func() string) {
 	t.Helper()
-	server := httptest.NewServer(m.handler(state))
+	server := httptest.NewServer(m.handler(state, nil))
 	t.Cleanup(server.Close)
 	return func() string {
 		response, err := http.Get(server.URL)

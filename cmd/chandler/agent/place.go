@@ -38,6 +38,9 @@ type Facts struct {
 	// Changing is the silicon whose devices are still as earlier settings wanted
 	// them, because the present settings exclude a device or share it otherwise.
 	Changing map[string]bool
+
+	// Unknown says why it is not known what the administrator wants, "" if it is.
+	Unknown string
 }
 
 // Published is what the API server has of a node's devices.
@@ -58,13 +61,16 @@ type Published struct {
 // nobody has it. For example, a GPU that was shared in units of memory and is to be
 // shared by number is withheld until no claim has any of it.
 //
+// While it is not known what the administrator wants, all silicon stays where it is and
+// is withheld, except that pods keep what they have by the device-plugin API.
+//
 // Place is pure.
 func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledger.View, facts Facts) Placement {
 	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), Free: make(map[string]bool)}
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
 	}
-	all := siliconOf(devices)
+	all := siliconOf(devices, view.Grants())
 	for silicon := range facts.Changing {
 		if _, there := all[silicon]; !there {
 			all[silicon] = wish{} // the earlier settings exclude all that it is now
@@ -80,14 +86,21 @@ func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledg
 type wish struct {
 	mode discovery.Mode // the same for all of its devices: see rules.Rules
 	open bool           // any number of containers may have all of its devices
+	had  bool           // a container has one of its devices by the device-plugin API
 }
 
-func siliconOf(devices []rules.Offered) map[string]wish {
+func siliconOf(devices []rules.Offered, grants []*ledger.Grant) map[string]wish {
+	had := make(map[string]bool)
+	for _, g := range grants {
+		for _, name := range g.Devices {
+			had[name] = true
+		}
+	}
 	all := make(map[string]wish)
 	for i := range devices {
 		d := &devices[i]
 		s, seen := all[d.Silicon()]
-		all[d.Silicon()] = wish{d.Mode, d.Open && (s.open || !seen)}
+		all[d.Silicon()] = wish{d.Mode, d.Open && (s.open || !seen), s.had || had[d.Name]}
 	}
 	return all
 }
@@ -103,6 +116,13 @@ func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts
 	}
 	reason := ""
 	switch {
+	case facts.Unknown != "" && s.had && now != discovery.ModeDRA:
+		// After a reboot the kubelet starts a pod only if the IDs that it has are
+		// healthy (pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate, in
+		// 1.28 to 1.37).
+		now = cmp.Or(now, discovery.ModeDevicePlugin)
+	case facts.Unknown != "":
+		reason = facts.Unknown
 	case facts.Changing[silicon]:
 		if who := p.owner(silicon, now, view, facts); who != "" {
 			reason = fmt.Sprintf("is otherwise in the configuration, and changes once it is free of %s", who)

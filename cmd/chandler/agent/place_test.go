@@ -42,6 +42,7 @@ func TestPlace(t *testing.T) {
 		classic  owners
 		said     *Published
 		changing bool
+		unknown  bool // what the administrator wants
 		want     discovery.Mode
 		moving   bool
 		ask      bool
@@ -73,6 +74,12 @@ func TestPlace(t *testing.T) {
 		"it changes, and is free of claims":                    {before: dra, mode: dra, changing: true, said: free, want: dra, free: true},
 		"it changes, and is free of pods":                      {before: classic, mode: classic, changing: true, want: classic, free: true},
 		"it changes, any number may have it, and a claim does": {before: dra, mode: dra, changing: true, open: true, dra: owners{"gpu": "claim"}, want: dra, moving: true},
+		"unknown, and nobody has it":                           {before: dra, auto: dra, unknown: true, want: dra, moving: true},
+		"unknown, and nobody has it in the other API":          {before: classic, auto: dra, unknown: true, want: classic, moving: true},
+		"unknown, and it was never placed":                     {auto: dra, unknown: true, want: none, moving: true},
+		"unknown, and a claim has it":                          {before: dra, unknown: true, dra: owners{"gpu": "claim"}, want: dra, moving: true},
+		"unknown, and a pod has it":                            {before: classic, unknown: true, classic: owners{"gpu": "pod"}, want: classic},
+		"unknown, and a pod has it, and where it was is lost":  {unknown: true, classic: owners{"gpu": "pod"}, want: classic},
 		"it changes and moves, and a claim has it":             {before: dra, mode: classic, changing: true, dra: owners{"gpu": "claim"}, want: dra, moving: true},
 	}
 	for name, test := range tests {
@@ -83,7 +90,11 @@ func TestPlace(t *testing.T) {
 			}
 			given := maps.Clone(before)
 			device := rules.Offered{Device: discovery.Device{Name: "gpu", Open: test.open}, Mode: test.mode}
-			p := Place(before, []rules.Offered{device}, viewOf(test.dra, test.classic), Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}})
+			facts := Facts{Auto: test.auto, Published: test.said, Changing: map[string]bool{"gpu": test.changing}}
+			if test.unknown {
+				facts.Unknown = "wrong"
+			}
+			p := Place(before, []rules.Offered{device}, viewOf(test.dra, test.classic), facts)
 			if got := p.API["gpu"]; got != test.want || (p.Moving["gpu"] != "") != test.moving || p.Ask != test.ask || p.Free["gpu"] != test.free {
 				t.Errorf("got API %q, moving %q, ask %t, free %t; want API %q, moving %t, ask %t, free %t", got, p.Moving["gpu"], p.Ask, p.Free["gpu"], test.want, test.moving, test.ask, test.free)
 			}

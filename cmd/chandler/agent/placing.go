@@ -139,7 +139,7 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
 	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
 	view := p.ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
-	facts := Facts{Auto: auto}
+	facts := Facts{Auto: auto, Unknown: p.devices.rules.Unknown}
 	place := func() Placement {
 		facts.Changing = p.devices.changing()
 		return Place(p.places.api, p.devices.snapshot.Devices, view, facts)

@@ -2,10 +2,31 @@ package agent
 
 import (
 	"context"
+	"path/filepath"
 	"reflect"
+	"strings"
+	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/podevents"
 )
+
+// KeptConfig is the file, in the agent's directory, of the last configuration that was
+// right. An agent that starts with a wrong one goes on with it.
+const KeptConfig = "config.yaml"
+
+// keepConfig keeps the configuration that is in force, until the context ends.
+func (a *agent) keepConfig(ctx context.Context) {
+	kept := openMemo(ctx, a.files(), filepath.Join(a.StateDir, KeptConfig), func([]byte) error { return nil })
+	for ctx.Err() == nil {
+		if text := a.settings.Load().Text; text != nil {
+			kept.write(ctx, text)
+		}
+		waitFor(ctx, a.accepted, quietInterval)
+	}
+}
 
 // follow puts changed settings in force until the context ends. If a configuration
 // is wrong, the one before stays.
@@ -22,6 +43,7 @@ func (a *agent) follow(ctx context.Context) {
 
 func (a *agent) change(ctx context.Context, change Change) {
 	a.metrics.reloaded(change.Err)
+	replace(a.wrong, change.Err)
 	if change.Err != nil {
 		klog.FromContext(ctx).Error(change.Err, "The configuration changed and is wrong; the one before stays in force")
 		return
@@ -32,5 +54,45 @@ func (a *agent) change(ctx context.Context, change Change) {
 	}
 	a.settings.Store(&change.Settings)
 	replace(a.rules, change.Settings.Rules)
+	notify(a.accepted)
 	notify(a.events) // to settle the states of devices by the new severity
+}
+
+// stillWrong returns why the configuration with which the agent started is wrong, nil
+// if it was not or another has come since.
+func (a *agent) stillWrong() error {
+	if a.settings.Load() != &a.Settings {
+		return nil
+	}
+	return a.Wrong
+}
+
+// complainInterval is how long until an Event is tried again.
+const complainInterval = 10 * time.Second
+
+// complain tells the agent's own pod, by Events, why the configuration is wrong.
+func (a *agent) complain(ctx context.Context) {
+	namespace, name, isPod := strings.Cut(a.Pod, "/")
+	if !isPod {
+		return
+	}
+	pod := podevents.Pod{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, UID: a.PodUID}
+	var again <-chan time.Time
+	var wrong error
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case wrong = <-a.wrong:
+		case <-again:
+		}
+		again = nil
+		if wrong == nil {
+			continue
+		}
+		if err := podevents.TellOfConfig(ctx, a.StatusClient, a.NodeName, &pod, wrong); err != nil {
+			klog.FromContext(ctx).V(2).Info("The agent's pod is not told of its configuration yet", "reason", err.Error())
+			again = time.After(complainInterval)
+		}
+	}
 }

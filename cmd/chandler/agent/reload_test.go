@@ -19,7 +19,7 @@ func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
 	first := &rules.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics(), rules: make(chan *rules.Rules, 1), events: make(chan struct{}, 1)}
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics(), rules: make(chan *rules.Rules, 1), events: make(chan struct{}, 1), wrong: make(chan error, 1)}
 	a.settings.Store(&a.Settings)
 	scrape := serveMetrics(t, a.metrics, agentState{
 		features: func() []features.Feature { return nil },

@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/podevents"
+)
+
+// An agent keeps the configuration that is in force in a file, so that another one
+// can start with it after a reboot.
+func TestAgentKeepsItsConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		config := n.config(&rules.Rules{Mode: discovery.ModeDRA})
+		config.Settings.Text = []byte("first")
+		stop := n.run(config)
+		kept := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			if text, err := os.ReadFile(filepath.Join(config.StateDir, KeptConfig)); err != nil || string(text) != want {
+				t.Errorf("kept %q, %v; want %q", text, err, want)
+			}
+		}
+		kept("first")
+		n.changes <- Change{Err: errors.New("wrong")}
+		kept("first")
+		n.changes <- Change{Settings: Settings{Rules: config.Settings.Rules, Text: []byte("second")}}
+		kept("second")
+		stop()
+	})
+}
+
+// A node is booted, its configuration is wrong, and no earlier one is known. Its pods
+// start with what they have, their claims end, and nothing else is offered until the
+// configuration is right. The reason is told wherever somebody may look.
+func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		classic := discovery.ModeDevicePlugin
+		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
+		wanted := &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}}
+		stop := n.run(n.config(wanted))
+		n.offers("kvm", "devices.kubevirt.io/tun")
+		claim, err := n.prepare("kvm")
+		if err != nil {
+			t.Errorf("prepare: %v", err)
+		}
+		n.allocate("devices.kubevirt.io/tun", "tun0", "/dev/net/tun")
+		stop()
+
+		config := n.config(&rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is wrong"})
+		config.BootID = "another"
+		config.Wrong = errors.New("exclude[0].cel: no such field")
+		config.Pod, config.PodUID = "chandler/agent", "pod-uid"
+		n.published = nil
+		answer := serveInMemory(&config)
+		stop = n.run(config)
+		n.offers("", "devices.kubevirt.io/tun")
+		if !slices.Contains(n.healthy["devices.kubevirt.io/tun"], "tun0") {
+			t.Errorf("the kubelet would not start the pod that has TUN: %v", n.healthy)
+		}
+		if err := n.prepareAgain(claim); err != nil {
+			t.Errorf("prepare after the boot: %v", err)
+		}
+		n.unprepare(claim)
+		n.offers("", "devices.kubevirt.io/tun")
+		expectLines(t, answer("/metrics"), "chandler_config_last_reload_successful 0")
+		if got, want := answer("/readyz"), "the configuration is wrong: exclude[0].cel: no such field\n"; got != want {
+			t.Errorf("readyz: %q, want %q", got, want)
+		}
+		events, err := n.client.EventsV1().Events("chandler").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(events.Items) != 1 || events.Items[0].Reason != podevents.ReasonConfig || events.Items[0].Note != config.Wrong.Error() || events.Items[0].Regarding.UID != "pod-uid" {
+			t.Errorf("events of the agent's pod: %v, %v", events, err)
+		}
+
+		n.changes <- Change{Settings: Settings{Rules: wanted}}
+		n.offers("kvm", "devices.kubevirt.io/tun")
+		expectLines(t, answer("/metrics"), "chandler_config_last_reload_successful 1")
+		if got := answer("/readyz"); got != "ok\n" {
+			t.Errorf("readyz: %q", got)
+		}
+		stop()
+	})
+}
+
+// serveInMemory makes an agent serve without a socket, and returns what asks it.
+func serveInMemory(config *Config) (answer func(path string) string) {
+	handlers := make(chan http.Handler, 1)
+	config.Serve = func(ctx context.Context, handler http.Handler) error {
+		handlers <- handler
+		<-ctx.Done()
+		return nil
+	}
+	return func(path string) string {
+		handler := <-handlers
+		handlers <- handler
+		recorder := httptest.NewRecorder()
+		handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+		return recorder.Body.String()
+	}
+}
