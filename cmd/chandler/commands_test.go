@@ -208,7 +208,6 @@ func TestDiscoverRefuses(t *testing.T) {
 		"host cut short":       {[]string{short}, []string{short, "cut short"}},
 		"config unknown field": {[]string{"--config", unknown}, []string{unknown, "modes"}},
 		"config CEL":           {[]string{"--config", cel}, []string{cel, "exclude[1].cel", "resources[0].cel"}},
-		"config missing":       {[]string{"--config", dir + "/missing.yaml"}, []string{dir + "/missing.yaml"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -276,7 +275,6 @@ func TestRunRefuses(t *testing.T) {
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	write(t, kubeconfig, `{apiVersion: v1, kind: Config, clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}`)
 	tests := map[string]struct{ args, names []string }{
-		"config missing":          {[]string{"--kubeconfig", kubeconfig, "--config", dir + "/missing"}, []string{dir + "/missing"}},
 		"kubeconfig missing":      {[]string{"--kubeconfig", dir + "/missing"}, []string{"API server", dir + "/missing"}},
 		"no kubeconfig":           {nil, []string{"API server", "--kubeconfig"}},
 		"kubelet root not usable": {[]string{"--kubeconfig", kubeconfig, "--kubelet-root", file}, []string{"kubelet root", file}},
