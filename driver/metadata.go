@@ -131,8 +131,8 @@ func (m *metadata) mounted(uid string, data []byte) ([]byte, error) {
 	return json.MarshalIndent(spec, "", "  ")
 }
 
-// keep remembers what a file is to be. It returns where the file belongs: a spec
-// also beside the claim's other files.
+// keep remembers what a file is to be, or, if the data is nil, that there is one. It
+// returns where the file belongs: a spec also beside the claim's other files.
 func (m *metadata) keep(uid, name string, data []byte) (paths []string) {
 	paths = []string{name}
 	if base := filepath.Base(name); uidOf(base) != "" {
@@ -147,7 +147,9 @@ func (m *metadata) keep(uid, name string, data []byte) (paths []string) {
 		m.texts[uid] = make(map[string][]byte)
 	}
 	for _, path := range paths {
-		m.texts[uid][path] = data
+		if m.texts[uid][path] == nil || data != nil {
+			m.texts[uid][path] = data
+		}
 	}
 	return paths
 }

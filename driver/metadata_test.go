@@ -323,6 +323,36 @@ func TestMetadataOfAClaimThatDidNotEnd(t *testing.T) {
 	b.expectMetadata("unprepared,")
 }
 
+// A spec that cannot be read when an agent starts is known by its copy, and is written
+// again when it vanishes.
+func TestMetadataSpecThatCannotBeRead(t *testing.T) {
+	c := claim("c", "a")
+	b := newBench(t)
+	client := fake.NewClientset(c)
+	_, conn, stop := b.serve(client)
+	b.offers(gpu("a", 1))
+	prepareCall(t, conn, c)
+	stop()
+	const name = "chandler.dev_metadata_uid-c_r.json"
+	spec := filepath.Join(b.config.CDI.Path, name)
+	b.disk.BeforeRead = func(name string) error {
+		if name == spec {
+			return errFault
+		}
+		return nil
+	}
+	b.serve(client)
+	<-b.ledger.Opened()
+	b.disk.BeforeRead = nil
+	if err := os.Remove(spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.ledger.Reconcile(t.Context()); err != nil {
+		t.Error(err)
+	}
+	b.expectMetadata("after the restart", name, "uid-c")
+}
+
 // Specs and files that vanish are written again: from memory, or by an agent that
 // starts, from the record and the copies of the specs. A write that fails at first is
 // tried again.
