@@ -120,12 +120,13 @@ func (d *disks) addMounts(host fs.FS) {
 	}
 }
 
-// ended reports whether a process cannot be read because it has ended.
-func ended(host fs.FS, dir string, err error) bool {
+// ended reports whether a file of a process cannot be read because the process has
+// ended, or has closed it.
+func ended(host fs.FS, name string, err error) bool {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL) {
 		return true
 	}
-	_, err = fs.Stat(host, dir)
+	_, err = fs.Lstat(host, name)
 	return errors.Is(err, fs.ErrNotExist)
 }
 

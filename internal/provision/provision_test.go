@@ -492,6 +492,14 @@ func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
 		k.file(dir+"/net/eth0/upper_bond0/flags", "0x1003")
 		return k
 	}
+	nodes := func() *kernel {
+		k := newKernel("uio_pci_generic", "vfio-pci")
+		k.function("0000:03:00.0", nicID, "120000", "uio_pci_generic", nil)
+		k.file(dir+"/uio/uio0/dev", "240:0")
+		k.link(dir+"/iommu_group", "../../../kernel/iommu_groups/7")
+		k.file("sys/class/vfio/7/dev", "241:0")
+		return k
+	}
 	const free = "proc/swaps"
 	for name, test := range map[string]struct {
 		host   func() *kernel
@@ -520,6 +528,11 @@ func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
 		"holders":             {disk(dir+"/nvme/nvme0/block/nvme0n1/holders/dm-0/x", ""), dir + "/nvme/nvme0/block/nvme0n1/holders"},
 		"a loop device":       {disk("sys/class/block/loop3/loop/backing_file", "/dev/nvme0n11"), "sys/class/block/loop3/loop/backing_file"},
 		"another mount table": {disk("proc/47/mountinfo", "36 35 259:1 / /data rw - xfs /dev/x rw"), "proc/47/ns/mnt"},
+		"a node":              {nodes, dir + "/uio/uio0/dev"},
+		"nodes":               {nodes, dir + "/uio"},
+		"a group's node":      {nodes, "sys/class/vfio/7/dev"},
+		"open files":          {nodes, "proc/1/fd"},
+		"an open file":        {nodes, "proc/1/fd/0"},
 		"interfaces":          {nic("020000"), "sys/class/net"},
 		"an interface":        {nic("020000"), "sys/class/net/eth0"},
 		"routes":              {nic("020000"), "proc/1/net/route"},
@@ -537,7 +550,7 @@ func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
 			}
 		})
 	}
-	for name, host := range map[string]func() *kernel{"a disk": disk(free, ""), "RDMA without an interface": hidden} {
+	for name, host := range map[string]func() *kernel{"a disk": disk(free, ""), "RDMA without an interface": hidden, "a node": nodes} {
 		if _, err := host().run(provision.Rule{Selects: id(nicID), Driver: "vfio-pci"}); err != nil {
 			t.Errorf("%s that nobody uses: %v", name, err)
 		}

@@ -54,8 +54,8 @@ func (u *uses) of(function sysfs.Device, unbind bool) error {
 		return err
 	}
 	if unbind {
-		if child, ok := bridged(u.host, function); ok {
-			return fmt.Errorf("in use: %s is behind it", child)
+		if err := u.bridged(function); err != nil {
+			return err
 		}
 	}
 	return u.open(function)
@@ -75,15 +75,18 @@ func (u *uses) holder(function sysfs.Device) error {
 	return nil
 }
 
-// bridged returns a PCI function that is behind this one.
-func bridged(host *discovery.Host, function sysfs.Device) (string, bool) {
-	entries, _ := fs.ReadDir(host.FS, function.Path)
-	for _, entry := range entries {
+// bridged tells whether a PCI function is behind this one.
+func (u *uses) bridged(function sysfs.Device) error {
+	r := &reader{FS: u.host.FS}
+	for _, entry := range r.list(function.Path) {
 		if entry.IsDir() && sysfs.IsPCIAddress(entry.Name()) {
-			return entry.Name(), true
+			return fmt.Errorf("in use: %s is behind it", entry.Name())
 		}
 	}
-	return "", false
+	if r.err != nil {
+		return fmt.Errorf("whether a function is behind it cannot be told: %w", r.err)
+	}
+	return nil
 }
 
 // open tells whether a process has a node of the function open.
@@ -112,23 +115,22 @@ type node struct{ path, numbers string }
 // nodes returns the nodes that are the function's alone: those that the kernel
 // has below it, those of its IOMMU group, and those that a family knows of.
 func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
-	err = fs.WalkDir(u.host.FS, function.Path, func(name string, entry fs.DirEntry, err error) error {
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	r := &reader{FS: u.host.FS}
+	_ = fs.WalkDir(r, function.Path, func(name string, entry fs.DirEntry, _ error) error {
 		if entry != nil && !entry.IsDir() && entry.Name() == "dev" {
-			found, _ := sysfs.At(u.host.FS, path.Dir(name)).Node("/dev")
+			found, err := sysfs.At(r, path.Dir(name)).Node("/dev")
+			r.note(err)
 			nodes = append(nodes, node{found.Path, numbers(found.Block, found.Major, found.Minor)})
 		}
-		return nil
+		return nil // r has the error
 	})
-	if err != nil {
-		return nil, fmt.Errorf("whether it is in use cannot be told: list its nodes: %w", err)
-	}
 	add := func(n *specs.DeviceNode) {
 		nodes = append(nodes, node{n.HostPath, numbers(n.Type == "b", n.Major, n.Minor)})
 	}
-	vfio, _ := discovery.VFIO(u.host, function)
+	vfio, _ := discovery.VFIO(&discovery.Host{FS: r}, sysfs.At(r, function.Path)) // or it is not bound to vfio
+	if r.err != nil {
+		return nil, fmt.Errorf("whether it is in use cannot be told: list its nodes: %w", r.err)
+	}
 	for _, n := range vfio {
 		if !slices.Contains(discovery.VFIOControl(), n.HostPath) {
 			add(n)
@@ -182,8 +184,8 @@ func openNodes(host *discovery.Host) (map[string]string, error) {
 		}
 		dir := path.Join("proc", entry.Name(), "fd")
 		files, err := fs.ReadDir(host.FS, dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // it has ended
+		if err != nil && ended(host.FS, dir, err) {
+			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list open files of process %s: %w", entry.Name(), err)
@@ -191,20 +193,13 @@ func openNodes(host *discovery.Host) (map[string]string, error) {
 		processes++
 		for _, file := range files {
 			link := path.Join(dir, file.Name())
-			target, err := fs.ReadLink(host.FS, link)
-			if err != nil || !path.IsAbs(target) { // "socket:[4711]"
-				continue
-			}
-			var keys []string
-			if strings.HasPrefix(target, "/dev/") {
-				keys = append(keys, target)
-			}
-			if info, err := hostfs.StatOpened(host.FS, link); err == nil && numbersOf(info) != "" {
-				keys = append(keys, numbersOf(info))
+			keys, err := keysOf(host.FS, link)
+			if err != nil && !ended(host.FS, link, err) {
+				return nil, fmt.Errorf("read an open file of process %s: %w", entry.Name(), err)
 			}
 			for _, key := range keys {
 				if opened[key] == "" {
-					name, _ := host.ReadText("/proc/" + entry.Name() + "/comm")
+					name, _ := host.ReadText("/proc/" + entry.Name() + "/comm") // for people
 					opened[key] = fmt.Sprintf("process %s (%s)", entry.Name(), name)
 				}
 			}
@@ -214,6 +209,22 @@ func openNodes(host *discovery.Host) (map[string]string, error) {
 		return nil, errors.New("list processes: there are none in /proc")
 	}
 	return opened, nil
+}
+
+// keysOf returns by what an open file is there, if it may be a device node.
+func keysOf(host fs.FS, link string) (keys []string, err error) {
+	target, err := fs.ReadLink(host, link)
+	if err != nil || !path.IsAbs(target) { // "socket:[4711]"
+		return nil, err
+	}
+	if strings.HasPrefix(target, "/dev/") {
+		keys = append(keys, target)
+	}
+	info, err := hostfs.StatOpened(host, link)
+	if err == nil && numbersOf(info) != "" {
+		keys = append(keys, numbersOf(info))
+	}
+	return keys, err
 }
 
 // below reports whether a kernel device is on the function, or is it.

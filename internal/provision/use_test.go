@@ -1,9 +1,11 @@
 package provision
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -42,6 +44,24 @@ func TestOpenByAnotherName(t *testing.T) {
 	if opened["c 1:3"] == "" || opened["/dev/null"] == "" || opened[""] != "" {
 		t.Errorf("the process itself has /dev/null open: %v", opened)
 	}
+}
+
+// An open file that cannot be looked at may be any node.
+func TestOpenFileThatCannotBeRead(t *testing.T) {
+	host := unreadable{fstest.MapFS{
+		"proc/1/fd/3": {Data: []byte("/data/node"), Mode: fs.ModeSymlink},
+		"data/node":   {Mode: fs.ModeDevice},
+	}}
+	if opened, err := openNodes(&discovery.Host{FS: host}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("opened %v, %v", opened, err)
+	}
+}
+
+// unreadable is a host that describes no file.
+type unreadable struct{ fstest.MapFS }
+
+func (unreadable) Stat(name string) (fs.FileInfo, error) {
+	return nil, &fs.PathError{Op: "stat", Path: name, Err: syscall.EIO}
 }
 
 // Links that lead nowhere end, and tell nothing.
