@@ -102,9 +102,9 @@ func exceeds[K comparable](totals, limits map[K]resource.Quantity) bool {
 // and the driver takes whatever it gives.
 func TestSchedulerAndDriverAgree(t *testing.T) {
 	recorded := recordedHosts(t)
-	sizes := []int{1, 7, 20, 65, 200}
-	if !testing.Short() {
-		sizes = append(sizes, 1024)
+	sizes := []int{1, 7, 20, 65}
+	if !discoverytest.Brief() {
+		sizes = append(sizes, 200, 1024)
 	}
 	for _, size := range sizes {
 		for i, kept := range pooltest.Sets() {

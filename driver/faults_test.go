@@ -79,6 +79,7 @@ func TestFaults(t *testing.T) {
 	for name, trial := range trials(t) {
 		for _, crash := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, crash %t", name, crash), func(t *testing.T) {
+				t.Parallel() // each waits for the disk
 				for step := 1; ; step++ {
 					if step > 60 {
 						t.Fatal("no end of steps")
