@@ -26,12 +26,12 @@ bin/chandler-nvml:
 
 test: unit simulate e2e ## every test: unit tests with the race detector, the simulation, then a real Kubernetes
 
-# With the race detector the families' hosts are damaged in one way for each file,
-# and without it in every way. No debugger looks at these programs, and without its
-# tables they are linked in half the time.
+# With the race detector the families' hosts are damaged in one way for each file, and
+# a scheduler has few devices; without it in every way, and a thousand. No debugger
+# looks at these programs, and without its tables they are linked in half the time.
 unit: ## the tests that need no cluster
 	$(GO) test -race -ldflags '-s -w' ./...
-	$(GO) test -ldflags '-s -w' ./discovery/families/...
+	$(GO) test -ldflags '-s -w' ./discovery/families/... ./driver
 
 # SEED=n RUNS=m repeats one seed: it fixes what happens and when, and not which
 # goroutine goes first.

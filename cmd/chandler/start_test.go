@@ -218,6 +218,7 @@ func TestMain(m *testing.M) {
 // offers the host when it is there: neither the kubelet nor its directories, nor
 // the API server, nor the directory for CDI specs.
 func TestStartBeforeEverythingElse(t *testing.T) {
+	t.Parallel()
 	s := newStation(t)
 	write(t, s.path("cdi"), "no directory")
 	agent := s.start()
@@ -283,6 +284,7 @@ func (s *station) prepares(agent *process, calls drapb.DRAPluginClient) {
 
 // An agent ends at once and well when it is told to, whatever it waits for.
 func TestEndsWhileItWaits(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		before func(s *station)
 		waits  string
@@ -306,6 +308,7 @@ func TestEndsWhileItWaits(t *testing.T) {
 		"for its first scan": {func(*station) {}, "Chandler starts"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := newStation(t)
 			test.before(s)
 			agent := s.start()
@@ -318,6 +321,7 @@ func TestEndsWhileItWaits(t *testing.T) {
 // A call that waits for the agent's turn is told that it has ended, so that the
 // kubelet asks again, and does not keep it.
 func TestEndsWhileACallWaits(t *testing.T) {
+	t.Parallel()
 	s := newStation(t)
 	s.mkdir("kubelet/plugins/chandler.dev")
 	release, err := activate(t.Context(), s.path("kubelet/plugins/chandler.dev"))
@@ -347,6 +351,7 @@ func TestEndsWhileACallWaits(t *testing.T) {
 // A fault that cannot be mended ends the agent with a reason and an exit code that
 // says so.
 func TestEndsWithAReason(t *testing.T) {
+	t.Parallel()
 	s := newStation(t)
 	s.mkdir("kubelet")
 	write(t, s.path("kubelet/plugins_registry"), "no directory")
@@ -360,6 +365,7 @@ func TestEndsWithAReason(t *testing.T) {
 
 // An agent that runs reads a changed configuration, and says what is wrong with it.
 func TestReadsAChangedConfiguration(t *testing.T) {
+	t.Parallel()
 	s := newStation(t)
 	file := s.path("config.yaml")
 	write(t, file, header()+"mode: DRA\n")
@@ -375,6 +381,7 @@ func TestReadsAChangedConfiguration(t *testing.T) {
 // right. It is not ready, so that an upgrade stops, and is alive, so that it is not
 // restarted. A wrong command line ends it.
 func TestStartsWithAWrongConfiguration(t *testing.T) {
+	t.Parallel()
 	s := newStation(t)
 	file, kept := s.path("config.yaml"), s.path("kubelet/plugins/chandler.dev/config.yaml")
 	write(t, file, header()+"mode: DRA\n")
