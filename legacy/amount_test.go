@@ -11,6 +11,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
 )
 
 func TestAllocateAmounts(t *testing.T) {
@@ -22,13 +23,13 @@ func TestAllocateAmounts(t *testing.T) {
 		return specs.ContainerEdits{Env: []string{fmt.Sprintf("LIMIT=%s of %d", memory.String(), len(grant.Consumed))}}
 	}
 	p := New(config)
-	publish(p, snapshot(inUnits("a", 8), inUnits("b", 8)))
+	publish(p, listtest.Snapshot(listtest.InUnits("a", 8), listtest.InUnits("b", 8)))
 	run(t, p)
-	registered := k.Plugin(memoryResource, 1)
+	registered := k.Plugin(listtest.MemoryResource, 1)
 	ask := func(ids ...string) (*pluginapi.AllocateResponse, error) {
 		return registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	}
-	r, err := ask(units("b", 0, 3)...)
+	r, err := ask(listtest.Units("b", 0, 3)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,10 +46,10 @@ func TestAllocateAmounts(t *testing.T) {
 		t.Errorf("device nodes %v", got.Devices)
 	}
 	// Another container has the rest, beside the first.
-	if _, err := ask(units("b", 3, 8)...); err != nil {
+	if _, err := ask(listtest.Units("b", 3, 8)...); err != nil {
 		t.Errorf("the other units: %v", err)
 	}
-	_, err = ask(slices.Concat(units("a", 0, 2), units("b", 0, 1))...)
+	_, err = ask(slices.Concat(listtest.Units("a", 0, 2), listtest.Units("b", 0, 1))...)
 	if want := "3 units of memory asked for, and no one device has that much left; it would be 2 of gpu-a and 1 of gpu-b"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("units of two devices: %v; want %q", err, want)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
 )
 
 // A kubelet that lists a pod without the ID that it has hands that out again. The
@@ -37,12 +38,12 @@ func TestKubeletForgetsAnID(t *testing.T) {
 			p := New(config)
 			publish(p, gpus("a"))
 			run(t, p)
-			plugin := k.Plugin(gpuResource, 1)
+			plugin := k.Plugin(listtest.Resource, 1)
 			plugin.Says(t, "a")
 			if _, err := plugin.Allocate("a"); err != nil {
 				t.Fatal(err)
 			}
-			k.Hold("train", gpuResource, "a")
+			k.Hold("train", listtest.Resource, "a")
 			signal(p.ask)
 			kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return held }, func() string { return "nobody has it" })
 			kubelettest.Eventually(t, func() bool {

@@ -13,11 +13,12 @@ import (
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
 )
 
 // nic is a device with a file of the host.
 func nic(id string) rules.Offered {
-	d := gpu(id)
+	d := listtest.GPU(id)
 	d.Files = []discovery.HostFile{{Path: "/run/info/{resource}-" + id + ".json", Text: "what " + id + " is"}}
 	return d
 }
@@ -54,9 +55,9 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 		}
 	}
 	first := New(config)
-	publish(first, snapshot(nic("a"), nic("b")))
+	publish(first, listtest.Snapshot(nic("a"), nic("b")))
 	stop := run(t, first)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b")
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Fatal(err)
@@ -65,7 +66,7 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	if err != nil || string(text) != "what a is" || there(file("b")) {
 		t.Fatalf("a: %q, %v; b: %t", text, err, there(file("b")))
 	}
-	k.Hold("pod", gpuResource, "a")
+	k.Hold("pod", listtest.Resource, "a")
 	kubelettest.Eventually(t, func() bool { who, _ := holder(first, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
 	if !there(file("a")) {
@@ -78,13 +79,13 @@ func TestHostFilesGoWithTheGrant(t *testing.T) {
 	}
 	again()
 	second := New(config)
-	publish(second, snapshot(nic("a"), nic("b")))
+	publish(second, listtest.Snapshot(nic("a"), nic("b")))
 	run(t, second)
 	<-second.Ready()
 	if !there(file("a")) {
 		t.Error("the file of what is held is not there after a restart")
 	}
-	k.Hold("pod", gpuResource)
+	k.Hold("pod", listtest.Resource)
 	kubelettest.Eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
 	if !there(other) {
 		t.Error("another's file was removed")
@@ -98,17 +99,17 @@ func TestHostFilesOfWhatEndedMeanwhile(t *testing.T) {
 	config := configFor(k)
 	file, again := withFiles(t, k, &config)
 	first := New(config)
-	publish(first, snapshot(nic("a")))
+	publish(first, listtest.Snapshot(nic("a")))
 	stop := run(t, first)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a")
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("pod", gpuResource, "a")
+	k.Hold("pod", listtest.Resource, "a")
 	kubelettest.Eventually(t, func() bool { who, _ := holder(first, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
 	stop()
-	k.Hold("pod", gpuResource)
+	k.Hold("pod", listtest.Resource)
 	again()
 	run(t, New(config))
 	kubelettest.Eventually(t, func() bool { return !there(file("a")) }, func() string { return "the file is left over" })
@@ -117,11 +118,11 @@ func TestHostFilesOfWhatEndedMeanwhile(t *testing.T) {
 func TestHostFilesOfThePluginBefore(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
-	k.Hold("pod", gpuResource, "a")
+	k.Hold("pod", listtest.Resource, "a")
 	config := configFor(k)
 	file, _ := withFiles(t, k, &config)
 	p := New(config)
-	publish(p, snapshot(nic("a")))
+	publish(p, listtest.Snapshot(nic("a")))
 	run(t, p)
 	kubelettest.Eventually(t, func() bool { return there(file("a")) }, func() string { return "no file of what a pod had already" })
 }
@@ -141,7 +142,7 @@ func TestHostFileThatCannotBeWritten(t *testing.T) {
 	config.Ledger = ledgerOf(k, failing)
 	p := New(config)
 	open(t, p)
-	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[gpuResource], gpuResource, [][]string{{"a"}}); err == nil {
+	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err == nil {
 		t.Error("granted without the file that goes with it")
 	}
 	if given := p.config.Ledger.View(nil).Ours(); len(given) > 0 || there(file("a")) {
@@ -156,7 +157,7 @@ func TestHostFilesThatNobodyReads(t *testing.T) {
 	config.Ledger = ledgerOf(k, ledger.HostFiles{Writer: hostfile.Writer{Root: t.TempDir(), Dirs: []string{"/run/info"}}})
 	p := New(config)
 	open(t, p)
-	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[gpuResource], gpuResource, [][]string{{"a"}}); err != nil {
+	if _, err := p.allocate(t.Context(), listsOf(nic("a"))[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
 		t.Error(err)
 	}
 }

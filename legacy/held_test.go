@@ -12,6 +12,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/legacy/list/listtest"
 )
 
 const checkpointPath = "var/lib/kubelet/device-plugins/" + checkpointFile
@@ -37,11 +38,11 @@ func TestHeld(t *testing.T) {
 		"group":            "container d of the pod with UID here",
 		"pci-0000-6b-00-1": "container d of the pod with UID here",
 	}
-	held, err := Held(host, "kubelet", "var/lib/kubelet/device-plugins", found(known))
+	held, err := Held(host, "kubelet", "var/lib/kubelet/device-plugins", listtest.Found(known))
 	if diff := cmp.Diff(want, held); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if held, err := Held(fstest.MapFS{}, "kubelet", "var/lib/kubelet/device-plugins", found(known)); len(held) > 0 || err != nil {
+	if held, err := Held(fstest.MapFS{}, "kubelet", "var/lib/kubelet/device-plugins", listtest.Found(known)); len(held) > 0 || err != nil {
 		t.Errorf("without a kubelet: %v, %v", held, err)
 	}
 	plugins, err := fs.Sub(host, path.Dir(checkpointPath))
@@ -60,7 +61,7 @@ func TestHeld(t *testing.T) {
 		t.Errorf("without a kubelet: %v, %v", ids, err)
 	}
 	broken := fstest.MapFS{checkpointPath: {Data: []byte("{")}}
-	if _, err := Held(broken, "kubelet", "var/lib/kubelet/device-plugins", found(known)); err == nil || !strings.Contains(err.Error(), "read ") {
+	if _, err := Held(broken, "kubelet", "var/lib/kubelet/device-plugins", listtest.Found(known)); err == nil || !strings.Contains(err.Error(), "read ") {
 		t.Errorf("damaged: %v", err)
 	}
 }

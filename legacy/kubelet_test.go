@@ -19,6 +19,7 @@ import (
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list"
+	"chandler.dev/legacy/list/listtest"
 	"chandler.dev/legacy/sockets"
 )
 
@@ -116,14 +117,14 @@ func publish(p *Plugin, s *rules.Snapshot) {
 func gpus(ids ...string) *rules.Snapshot {
 	s := &rules.Snapshot{}
 	for _, id := range ids {
-		s.Devices = append(s.Devices, gpu(id))
+		s.Devices = append(s.Devices, listtest.GPU(id))
 	}
 	return s
 }
 
 // listsOf returns the lists that follow from devices alone.
 func listsOf(devices ...rules.Offered) map[string]*list.List {
-	lists, _ := list.Lists{}.Next(list.Input{Snapshot: snapshot(devices...), View: ledger.ViewOf(list.StockOf(found(devices), list.Lists{}))})
+	lists, _ := list.Lists{}.Next(list.Input{Snapshot: listtest.Snapshot(devices...), View: ledger.ViewOf(list.StockOf(listtest.Found(devices), list.Lists{}))})
 	return lists.Resources()
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
 	"chandler.dev/legacy/sockets"
 )
 
@@ -19,7 +20,7 @@ func TestLinger(t *testing.T) {
 	old := New(config)
 	publish(old, gpus("a", "b"))
 	stop := run(t, old)
-	before := k.Plugin(gpuResource, 1)
+	before := k.Plugin(listtest.Resource, 1)
 	before.Says(t, "a b")
 	stop()
 	if before.HasEnded() || len(k.Sockets()) != 1 {
@@ -42,10 +43,10 @@ func TestLinger(t *testing.T) {
 	if who, held := holder(next, "gpu-a"); !held {
 		t.Errorf("the next instance does not know who holds what it gave out: %q", who)
 	}
-	k.Plugin(gpuResource, 2).Says(t, "a b")
+	k.Plugin(listtest.Resource, 2).Says(t, "a b")
 	<-lingered
 	kubelettest.Eventually(t, before.HasEnded, func() string { return "the old stream has not ended" })
-	if sockets := k.Sockets(); len(sockets) != 1 || sockets[0] != socketsOf(next).Registered()[gpuResource] {
+	if sockets := k.Sockets(); len(sockets) != 1 || sockets[0] != socketsOf(next).Registered()[listtest.Resource] {
 		t.Errorf("sockets %q are left", sockets)
 	}
 }
@@ -60,7 +61,7 @@ func TestLingerInVain(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a"))
 	stop := run(t, p)
-	plugin := k.Plugin(gpuResource, 1)
+	plugin := k.Plugin(listtest.Resource, 1)
 	plugin.Says(t, "a")
 	stop()
 	answer := make(chan error, 1)

@@ -14,11 +14,12 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
 )
 
 // hooked is a device that a container only has with a hook.
 func hooked(id string) rules.Offered {
-	d := gpu(id)
+	d := listtest.GPU(id)
 	d.Edits.Hooks = []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}
 	return d
 }
@@ -39,11 +40,11 @@ func TestDeviceListStrategies(t *testing.T) {
 		visible           string
 		refused           string
 	}{
-		"left out":            {device: gpu("a"), passes: yes, plain: true, visible: env},
-		"plain":               {lists: rules.Lists{Plain: true}, device: gpu("a"), passes: yes, plain: true, visible: env},
-		"names":               {lists: rules.Lists{CDIDevices: true}, device: gpu("a"), passes: no, names: id, visible: none},
-		"annotations":         {lists: rules.Lists{Annotations: true}, device: gpu("a"), passes: no, annotation: id, visible: none},
-		"all":                 {lists: rules.Lists{Plain: true, Annotations: true, CDIDevices: true}, device: gpu("a"), plain: true, names: id, annotation: id, visible: env},
+		"left out":            {device: listtest.GPU("a"), passes: yes, plain: true, visible: env},
+		"plain":               {lists: rules.Lists{Plain: true}, device: listtest.GPU("a"), passes: yes, plain: true, visible: env},
+		"names":               {lists: rules.Lists{CDIDevices: true}, device: listtest.GPU("a"), passes: no, names: id, visible: none},
+		"annotations":         {lists: rules.Lists{Annotations: true}, device: listtest.GPU("a"), passes: no, annotation: id, visible: none},
+		"all":                 {lists: rules.Lists{Plain: true, Annotations: true, CDIDevices: true}, device: listtest.GPU("a"), plain: true, names: id, annotation: id, visible: env},
 		"hook":                {device: hooked("a"), passes: yes, names: id, visible: none},
 		"hook, annotations":   {lists: rules.Lists{Annotations: true}, device: hooked("a"), passes: no, annotation: id, visible: none},
 		"hook, plain":         {lists: rules.Lists{Plain: true}, device: hooked("a"), passes: yes, refused: "needs CDI: hooks"},
@@ -63,11 +64,11 @@ func TestDeviceListStrategies(t *testing.T) {
 				return specs.ContainerEdits{Env: []string{env}}
 			}
 			p := New(config)
-			s := snapshot(test.device)
-			s.Allocation = map[string]rules.Allocation{gpuResource: {Lists: test.lists}}
+			s := listtest.Snapshot(test.device)
+			s.Allocation = map[string]rules.Allocation{listtest.Resource: {Lists: test.lists}}
 			publish(p, s)
 			run(t, p)
-			r, err := k.Plugin(gpuResource, 1).Allocate("a")
+			r, err := k.Plugin(listtest.Resource, 1).Allocate("a")
 			if test.refused != "" {
 				if err == nil || !strings.Contains(err.Error(), test.refused) {
 					t.Errorf("got %v, want %s", err, test.refused)
@@ -103,17 +104,17 @@ func TestSpecOfDevicesStaysWithContainers(t *testing.T) {
 	config.CDI = cdi.Dir{Path: t.TempDir()}
 	file := filepath.Join(config.CDI.Path, "chandler.dev-device.json")
 	p := New(config)
-	byName := snapshot(gpu("a"), gpu("b"))
-	byName.Allocation = map[string]rules.Allocation{gpuResource: {Lists: rules.Lists{CDIDevices: true}}}
+	byName := listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b"))
+	byName.Allocation = map[string]rules.Allocation{listtest.Resource: {Lists: rules.Lists{CDIDevices: true}}}
 	publish(p, byName)
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("pod", gpuResource, "a")
+	k.Hold("pod", listtest.Resource, "a")
 	kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return strings.HasPrefix(who, "default/pod") }, func() string { return "not confirmed" })
-	publish(p, snapshot(gpu("b"))) // the other is DRA's by now
+	publish(p, listtest.Snapshot(listtest.GPU("b"))) // the other is DRA's by now
 	p.Know(host(byName))
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
@@ -122,6 +123,6 @@ func TestSpecOfDevicesStaysWithContainers(t *testing.T) {
 		data, err := os.ReadFile(file)
 		return err == nil && strings.Contains(string(data), `"gpu-a"`)
 	}, func() string { return "the spec of what a container has is not written again" })
-	k.Hold("pod", gpuResource)
+	k.Hold("pod", listtest.Resource)
 	kubelettest.Eventually(t, func() bool { return !there(file) }, func() string { return "the spec stays, and nobody has anything by it" })
 }

@@ -22,6 +22,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
 )
 
 func TestRegister(t *testing.T) {
@@ -31,7 +32,7 @@ func TestRegister(t *testing.T) {
 	publish(p, gpus("b", "a10", "a9"))
 	run(t, p)
 
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a9 a10 b")
 	r := registered.Request
 	if r.Version != "v1beta1" || !r.Options.GetPreferredAllocationAvailable || r.Options.PreStartRequired {
@@ -44,7 +45,7 @@ func TestRegister(t *testing.T) {
 		t.Errorf("PreStartContainer: %v", err)
 	}
 	kubelettest.Eventually(t, func() bool {
-		return socketsOf(p).Registered()[gpuResource] == filepath.Join(k.Dir, r.Endpoint)
+		return socketsOf(p).Registered()[listtest.Resource] == filepath.Join(k.Dir, r.Endpoint)
 	}, func() string { return fmt.Sprint("Registered is ", socketsOf(p).Registered()) })
 }
 
@@ -59,7 +60,7 @@ func TestNothingIsServedBeforeActive(t *testing.T) {
 		t.Error("wrote before it was active")
 	}
 	open(t, p)
-	k.Plugin(gpuResource, 1).Says(t, "a")
+	k.Plugin(listtest.Resource, 1).Says(t, "a")
 	<-p.Ready()
 }
 
@@ -69,7 +70,7 @@ func TestAllStreamsGetAllLists(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a"))
 	run(t, p)
-	first := k.Plugin(gpuResource, 1)
+	first := k.Plugin(listtest.Resource, 1)
 	second := &kubelettest.Plugin{API: first.API}
 	go second.Watch(t)
 	first.Says(t, "a")
@@ -80,12 +81,12 @@ func TestAllStreamsGetAllLists(t *testing.T) {
 		if i%2 == 0 {
 			status, want = discovery.Unhealthy, "a! b"
 		}
-		publish(p, snapshot(sick(gpu("a"), status, "hot"), gpu("b")))
+		publish(p, listtest.Snapshot(listtest.Sick(listtest.GPU("a"), status, "hot"), listtest.GPU("b")))
 		first.Says(t, want)
 		second.Says(t, want)
 	}
 	before := len(first.Said())
-	publish(p, snapshot(gpu("a"), gpu("b")))
+	publish(p, listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b")))
 	kubelettest.Never(t, 100*time.Millisecond, func() bool { return len(first.Said()) > before }, func() string { return "the same list was sent again" })
 }
 
@@ -95,7 +96,7 @@ func TestIDIsUnhealthyBeforeItLeaves(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b")
 	marked := time.Now()
 	publish(p, gpus("a"))
@@ -114,7 +115,7 @@ func TestNothingLeavesWhilePodResourcesIsSilent(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b")
 	k.Mute(true)
 	time.Sleep(50 * time.Millisecond)
@@ -131,24 +132,24 @@ func TestHeldIDsStay(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b")
 	if _, err := registered.Allocate("b"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", gpuResource, "b")
+	k.Hold("train", listtest.Resource, "b")
 	publish(p, gpus())
 	registered.Says(t, "b!")
 	kubelettest.Never(t, 3*grace, func() bool { return registered.Last() != "b!" || registered.HasEnded() }, func() string { return "list is " + registered.Last() })
 
-	k.Hold("train", gpuResource)
+	k.Hold("train", listtest.Resource)
 	// The kubelet is told that nothing is left before the plugin ends.
 	registered.Says(t, "")
 	kubelettest.Eventually(t, registered.HasEnded, func() string { return "the plugin of a resource that has gone still serves" })
 	kubelettest.Eventually(t, func() bool { return len(k.Sockets()) == 0 }, func() string { return fmt.Sprint("sockets: ", k.Sockets()) })
 
 	publish(p, gpus("a"))
-	k.Plugin(gpuResource, 2).Says(t, "a")
+	k.Plugin(listtest.Resource, 2).Says(t, "a")
 }
 
 func TestUnconfirmedGrant(t *testing.T) {
@@ -172,7 +173,7 @@ func TestUnconfirmedGrant(t *testing.T) {
 			p := New(config)
 			publish(p, gpus("a"))
 			run(t, p)
-			registered := k.Plugin(gpuResource, 1)
+			registered := k.Plugin(listtest.Resource, 1)
 			registered.Says(t, "a")
 			granted := time.Now()
 			if _, err := registered.Allocate("a"); err != nil {
@@ -202,14 +203,14 @@ func TestGrantIsOnDiskBeforeTheAnswer(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b")
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(stateOf(k), "grants/grants.json")
 	data, err := os.ReadFile(file)
-	if err != nil || !strings.Contains(string(data), `"gpu-a"`) || !strings.Contains(string(data), gpuResource) {
+	if err != nil || !strings.Contains(string(data), `"gpu-a"`) || !strings.Contains(string(data), listtest.Resource) {
 		t.Fatalf("grants are %s, %v", data, err)
 	}
 	// Where it cannot be written, nothing is granted.
@@ -233,7 +234,7 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 	first := New(configFor(k))
 	publish(first, gpus("a", "b"))
 	stop := run(t, first)
-	before := k.Plugin(gpuResource, 1)
+	before := k.Plugin(listtest.Resource, 1)
 	before.Says(t, "a b")
 	if _, err := before.Allocate("a"); err != nil {
 		t.Fatal(err)
@@ -255,7 +256,7 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 	}
 	// The device has gone meanwhile. The resource stays registered all the same.
 	publish(second, gpus())
-	k.Plugin(gpuResource, 2).Says(t, "a!")
+	k.Plugin(listtest.Resource, 2).Says(t, "a!")
 }
 
 // A resource that is not offered any more, though its devices are there, is left to
@@ -266,12 +267,12 @@ func TestResourceIsNotOfferedAnyMore(t *testing.T) {
 	first := New(configFor(k))
 	publish(first, gpus("a", "b"))
 	stop := run(t, first)
-	plugin := k.Plugin(gpuResource, 1)
+	plugin := k.Plugin(listtest.Resource, 1)
 	plugin.Says(t, "a b")
 	if _, err := plugin.Allocate("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", gpuResource, "a")
+	k.Hold("train", listtest.Resource, "a")
 	stop()
 
 	second := New(configFor(k))
@@ -287,18 +288,18 @@ func TestResourceIsNotOfferedAnyMore(t *testing.T) {
 		t.Errorf("holder is %q, %t", who, held)
 	}
 	publish(second, gpus("a", "b"))
-	k.Plugin(gpuResource, 2).Says(t, "a b")
+	k.Plugin(listtest.Resource, 2).Says(t, "a b")
 }
 
 func TestHoldingsOfThePluginBefore(t *testing.T) {
 	k := kubelettest.New(t)
-	k.Hold("train", gpuResource, "a", "gone")
+	k.Hold("train", listtest.Resource, "a", "gone")
 	k.Hold("other", "example.org/nic", "x")
 	k.Start()
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b gone!")
 	if said := registered.Said(); len(said) != 1 {
 		t.Errorf("a list without what pods hold was sent: %q", said)
@@ -308,7 +309,7 @@ func TestHoldingsOfThePluginBefore(t *testing.T) {
 	}
 	// The kubelet asks for the list before it answers the registration.
 	kubelettest.Eventually(t, func() bool { return len(socketsOf(p).Registered()) == 1 }, func() string { return fmt.Sprintf("registered %v", socketsOf(p).Registered()) })
-	k.Hold("train", gpuResource)
+	k.Hold("train", listtest.Resource)
 	registered.Says(t, "a b")
 	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "still held" })
 }
@@ -316,14 +317,14 @@ func TestHoldingsOfThePluginBefore(t *testing.T) {
 func TestHolder(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
-	shareable := gpu("s")
+	shareable := listtest.GPU("s")
 	shareable.Open = true
-	part := gpu("p")
+	part := listtest.GPU("p")
 	part.PartOf = &discovery.Silicon{Name: "card"}
 	p := New(configFor(k))
-	publish(p, snapshot(part, shareable))
+	publish(p, listtest.Snapshot(part, shareable))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "p s")
 	if _, err := registered.Allocate("p", "s"); err != nil {
 		t.Fatal(err)
@@ -333,7 +334,7 @@ func TestHolder(t *testing.T) {
 			t.Errorf("%s: held %t by %s", silicon, held, holder)
 		}
 	}
-	k.Hold("train", gpuResource, "p", "s")
+	k.Hold("train", listtest.Resource, "p", "s")
 	kubelettest.Eventually(t, func() bool { holder, _ := holder(p, "card"); return holder == "default/train main" }, func() string { return "the pod is not named" })
 	// The pod's second container reuses what its first one had.
 	if _, err := registered.Allocate("p"); err != nil {
@@ -343,16 +344,16 @@ func TestHolder(t *testing.T) {
 
 func TestHolderOfWhatIsNotOffered(t *testing.T) {
 	k := kubelettest.New(t)
-	shareable := gpu("s")
+	shareable := listtest.GPU("s")
 	shareable.Open = true
-	part := gpu("p")
+	part := listtest.GPU("p")
 	part.PartOf = &discovery.Silicon{Name: "card"}
-	dialect := gpu("d")
+	dialect := listtest.GPU("d")
 	dialect.Offers[0].Infix = "/vgpu"
 	k.Hold("train", "example.com/renamed", "a::3", "c-_-12", "d/vgpu0", "e-4", "b-x", "p", "s", "unknown")
 	p := New(configFor(k))
-	p.Know(host(snapshot(gpu("a"), gpu("b"), gpu("c"), dialect, gpu("e"), part, shareable)))
-	p.Publish(snapshot(), nil)
+	p.Know(host(listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b"), listtest.GPU("c"), dialect, listtest.GPU("e"), part, shareable)))
+	p.Publish(listtest.Snapshot(), nil)
 	run(t, p)
 	<-p.Ready()
 	holders := map[string]string{"card": "default/train main", "gpu-b": "", "gpu-s": ""}
@@ -391,7 +392,7 @@ func TestHolderBeforeTheKubeletAnswers(t *testing.T) {
 	if who, held := holder(p, "gpu-b"); !held || !strings.Contains(who, unheard) {
 		t.Errorf("held %t by %q", held, who)
 	}
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a")
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Errorf("allocate: %v", err)
@@ -413,12 +414,12 @@ func TestKubeletDoesNotKnowItsPods(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b")
 	if _, err := registered.Allocate("a"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", gpuResource, "a")
+	k.Hold("train", listtest.Resource, "a")
 	kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
 	k.Forget()
 	time.Sleep(50 * time.Millisecond)
@@ -451,19 +452,19 @@ func TestHeldByAnotherName(t *testing.T) {
 			if ours {
 				p.Publish(gpus("a", "b"), nil)
 			} else {
-				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))), nil)
-				k.Hold("train", gpuResource, "a")
+				p.Publish(listtest.Snapshot(renamed(listtest.GPU("a")), renamed(listtest.GPU("b"))), nil)
+				k.Hold("train", listtest.Resource, "a")
 			}
 			run(t, p)
 			if ours {
-				registered := k.Plugin(gpuResource, 1)
+				registered := k.Plugin(listtest.Resource, 1)
 				registered.Says(t, "a b")
 				if _, err := registered.Allocate("a"); err != nil {
 					t.Fatal(err)
 				}
-				k.Hold("train", gpuResource, "a")
+				k.Hold("train", listtest.Resource, "a")
 				kubelettest.Eventually(t, func() bool { who, _ := holder(p, "gpu-a"); return who == "default/train main" }, func() string { return "not confirmed" })
-				p.Publish(snapshot(renamed(gpu("a")), renamed(gpu("b"))), nil)
+				p.Publish(listtest.Snapshot(renamed(listtest.GPU("a")), renamed(listtest.GPU("b"))), nil)
 			}
 			registered := k.Plugin(other, 1)
 			registered.Says(t, "a! b")
@@ -471,7 +472,7 @@ func TestHeldByAnotherName(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "gpu-a is held by default/train main") {
 				t.Errorf("allocate: %v", err)
 			}
-			k.Hold("train", gpuResource)
+			k.Hold("train", listtest.Resource)
 			registered.Says(t, "a b")
 		})
 	}
@@ -481,10 +482,10 @@ func TestHeldByAnotherName(t *testing.T) {
 func TestTheOtherNameIsQuicker(t *testing.T) {
 	p := New(configFor(kubelettest.New(t)))
 	open(t, p)
-	a := gpu("a")
+	a := listtest.GPU("a")
 	a.Offers = append(a.Offers, discovery.Offer{Resource: "example.com/renamed", IDs: []string{"x"}})
 	lists := listsOf(a)
-	if _, err := p.allocate(t.Context(), lists[gpuResource], gpuResource, [][]string{{"a"}}); err != nil {
+	if _, err := p.allocate(t.Context(), lists[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := p.allocate(t.Context(), lists["example.com/renamed"], "example.com/renamed", [][]string{{"x"}})
@@ -495,7 +496,7 @@ func TestTheOtherNameIsQuicker(t *testing.T) {
 		t.Error("what was refused is had")
 	}
 	// Another container of the pod has the same ID again.
-	if _, err := p.allocate(t.Context(), lists[gpuResource], gpuResource, [][]string{{"a"}}); err != nil {
+	if _, err := p.allocate(t.Context(), lists[listtest.Resource], listtest.Resource, [][]string{{"a"}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -506,7 +507,7 @@ func TestHeldByTheOtherAPI(t *testing.T) {
 	p := New(configFor(k))
 	publish(p, gpus("a", "b"))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b")
 	claim(t, p, "c1", "gpu-a")
 	registered.Says(t, "a! b")
@@ -526,9 +527,9 @@ func TestTheOtherAPIIsQuicker(t *testing.T) {
 	p := New(config)
 	open(t, p)
 	p.poll(t.Context(), "")
-	l := listsOf(gpu("a"))[gpuResource]
+	l := listsOf(listtest.GPU("a"))[listtest.Resource]
 	claim(t, p, "c1", "gpu-a")
-	_, err := p.allocate(t.Context(), l, gpuResource, [][]string{{"a"}})
+	_, err := p.allocate(t.Context(), l, listtest.Resource, [][]string{{"a"}})
 	if err == nil || !strings.Contains(err.Error(), "claim default/c1") {
 		t.Errorf("allocate: %v", err)
 	}
@@ -541,9 +542,9 @@ func TestAllocateRefuses(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(configFor(k))
-	publish(p, snapshot(gpu("a"), sick(gpu("b"), discovery.Unhealthy, "fell off the bus")))
+	publish(p, listtest.Snapshot(listtest.GPU("a"), listtest.Sick(listtest.GPU("b"), discovery.Unhealthy, "fell off the bus")))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	registered.Says(t, "a b!")
 	for id, want := range map[string]string{
 		"x": `example.com/gpu: device "x": unknown`,
@@ -575,7 +576,7 @@ func TestAllocateForContainers(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a", "b", "c"))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	r, err := registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{
 		{DevicesIds: []string{"c", "a"}}, {DevicesIds: []string{"b"}},
 	}})
@@ -627,7 +628,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	go func() { p.Run(ctx); close(ended) }()
 	kubelettest.Eventually(t, func() bool { return strings.Contains(log.String(), want) }, func() string { return "the log does not say " + want })
 	for _, ids := range [][]string{{"a"}, nil} {
-		k.Hold("train", gpuResource, ids...)
+		k.Hold("train", listtest.Resource, ids...)
 		kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return held == (len(ids) > 0) }, func() string { return "holdings are not followed" })
 	}
 	if registered := socketsOf(p).Registered(); len(registered) > 0 {
@@ -640,7 +641,7 @@ func unwritable(t *testing.T, k *kubelettest.Kubelet, dir, want string) {
 	if k.Server == nil {
 		k.Start()
 	}
-	k.Plugin(gpuResource, 1).Says(t, "a")
+	k.Plugin(listtest.Resource, 1).Says(t, "a")
 	cancel()
 	<-ended
 }
@@ -666,12 +667,12 @@ func (l *log) String() string {
 func TestBadNamesHideNothing(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
-	bad := gpu("bad")
-	bad.Offers = append(bad.Offers, discovery.Offer{Resource: "sym;dc", IDs: []string{"x"}}, discovery.Offer{Resource: gpuResource, IDs: []string{"\xff"}})
+	bad := listtest.GPU("bad")
+	bad.Offers = append(bad.Offers, discovery.Offer{Resource: "sym;dc", IDs: []string{"x"}}, discovery.Offer{Resource: listtest.Resource, IDs: []string{"\xff"}})
 	p := New(configFor(k))
-	publish(p, snapshot(bad, gpu("good")))
+	publish(p, listtest.Snapshot(bad, listtest.GPU("good")))
 	run(t, p)
-	k.Plugin(gpuResource, 1).Says(t, "bad good")
+	k.Plugin(listtest.Resource, 1).Says(t, "bad good")
 }
 
 func TestStopWaitsForCalls(t *testing.T) {
@@ -687,7 +688,7 @@ func TestStopWaitsForCalls(t *testing.T) {
 	p := New(config)
 	publish(p, gpus("a"))
 	stop := run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	answered := make(chan error, 1)
 	go func() { _, err := registered.Allocate("a"); answered <- err }()
 	<-begun
@@ -710,7 +711,7 @@ func TestConcurrency(t *testing.T) {
 	ids := []string{"a", "b", "c", "d"}
 	publish(p, gpus(ids...))
 	run(t, p)
-	registered := k.Plugin(gpuResource, 1)
+	registered := k.Plugin(listtest.Resource, 1)
 	var group sync.WaitGroup
 	end := time.Now().Add(time.Second)
 	loop := func(f func()) {
@@ -726,7 +727,7 @@ func TestConcurrency(t *testing.T) {
 		_ = p.config.Ledger.Give(c, ledger.Given, p.stock.Load())
 		_ = p.config.Ledger.End("c", nil)
 	})
-	loop(func() { k.Hold("train", gpuResource, ids[:rand.IntN(3)]...) })
+	loop(func() { k.Hold("train", listtest.Resource, ids[:rand.IntN(3)]...) })
 	for _, id := range ids {
 		loop(func() { _, _ = registered.Allocate(id) })
 	}
@@ -743,7 +744,7 @@ func TestConcurrency(t *testing.T) {
 	})
 	loop(func() { holder(p, "gpu-a"); socketsOf(p).Registered() })
 	group.Wait()
-	k.Hold("train", gpuResource)
+	k.Hold("train", listtest.Resource)
 	publish(p, gpus("a", "b", "c", "d"))
 	registered.Says(t, "a b c d")
 }

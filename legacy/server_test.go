@@ -6,36 +6,37 @@ import (
 
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/list"
+	"chandler.dev/legacy/list/listtest"
 )
 
 // A Belief follows from the streams and calls.
 func TestBelief(t *testing.T) {
-	in := list.Input{Snapshot: gpus("a", "b"), View: ledger.ViewOf(list.StockOf(nil, list.Lists{})), Now: testTime, Grace: grace}
+	in := list.Input{Snapshot: gpus("a", "b"), View: ledger.ViewOf(list.StockOf(nil, list.Lists{})), Now: listtest.Time, Grace: grace}
 	full, _ := list.Lists{}.Next(in)
 	in.Snapshot = gpus("a")
 	marked, _ := full.Next(in)
-	if marked.Resources()[gpuResource].Marked() != 2 {
-		t.Fatalf("marked in version %d", marked.Resources()[gpuResource].Marked())
+	if marked.Resources()[listtest.Resource].Marked() != 2 {
+		t.Fatalf("marked in version %d", marked.Resources()[listtest.Resource].Marked())
 	}
 
-	s := newServer(gpuResource, grace, nil)
+	s := newServer(listtest.Resource, grace, nil)
 	quick, slow := &stream{}, &stream{}
 	told := func(name string, want bool) list.Belief {
 		t.Helper()
-		b := s.belief(testTime)
-		if !b.Heard.Equal(testTime) || b.Told.IsZero() == want {
+		b := s.belief(listtest.Time)
+		if !b.Heard.Equal(listtest.Time) || b.Told.IsZero() == want {
 			t.Errorf("%s: %+v", name, b)
 		}
 		return b
 	}
-	s.publish(full.Resources()[gpuResource])
+	s.publish(full.Resources()[listtest.Resource])
 	s.enter(quick)
 	s.enter(slow)
 	s.note(quick, 1)
 	s.note(slow, 1)
 	told("nothing is marked", true)
 	before := time.Now()
-	s.publish(marked.Resources()[gpuResource])
+	s.publish(marked.Resources()[listtest.Resource])
 	told("no stream has sent it", false)
 	s.note(quick, 2)
 	told("one stream has sent it", false)
@@ -53,28 +54,28 @@ func TestBelief(t *testing.T) {
 	}
 
 	end := s.begin()
-	if b := s.belief(testTime); !b.Quiet.IsZero() {
+	if b := s.belief(listtest.Time); !b.Quiet.IsZero() {
 		t.Errorf("quiet while Allocate is in flight: %+v", b)
 	}
 	before = time.Now()
 	end()
-	if b := s.belief(testTime); b.Quiet.Before(before) {
+	if b := s.belief(listtest.Time); b.Quiet.Before(before) {
 		t.Errorf("quiet since %v", b.Quiet)
 	}
 }
 
 func TestDone(t *testing.T) {
-	in := list.Input{Snapshot: gpus("a"), View: ledger.ViewOf(list.StockOf(nil, list.Lists{})), Now: testTime}
+	in := list.Input{Snapshot: gpus("a"), View: ledger.ViewOf(list.StockOf(nil, list.Lists{})), Now: listtest.Time}
 	first, _ := list.Lists{}.Next(in)
 	in.Snapshot = gpus()
 	marked, _ := first.Next(in)
-	in.Beliefs = map[string]list.Belief{gpuResource: {Told: testTime.Add(-2), Quiet: testTime.Add(-2), Heard: testTime}}
+	in.Beliefs = map[string]list.Belief{listtest.Resource: {Told: listtest.Time.Add(-2), Quiet: listtest.Time.Add(-2), Heard: listtest.Time}}
 	last, _ := marked.Next(in)
-	full, empty := marked.Resources()[gpuResource], last.Resources()[gpuResource]
+	full, empty := marked.Resources()[listtest.Resource], last.Resources()[listtest.Resource]
 	if full.Empty() || !empty.Empty() {
 		t.Fatal("the lists are not as they should be")
 	}
-	now := testTime
+	now := listtest.Time
 	own := &stream{}
 	for name, test := range map[string]struct {
 		list *list.List
@@ -88,7 +89,7 @@ func TestDone(t *testing.T) {
 		"no stream yet":               {empty, nil, 1, false},
 		"no stream, and none is come": {empty, nil, 60, true},
 	} {
-		s := newServer(gpuResource, 10*time.Second, nil)
+		s := newServer(listtest.Resource, 10*time.Second, nil)
 		s.list, s.streams = test.list, test.sent
 		s.made = now.Add(-time.Duration(test.made) * time.Second)
 		if got := s.done(now); got != test.want {

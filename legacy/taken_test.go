@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
 )
 
 // Of two granularities of one piece of silicon, what one takes the other shows
@@ -14,15 +15,15 @@ func TestTwoGranularities(t *testing.T) {
 	k.Start()
 	p := New(configFor(k))
 	// "w" and "v" are whole devices, "x…" their two cores each.
-	publish(p, snapshot(append(silicon("gpu-w", 2, map[string]int64{"w": 2, "xw0": 1, "xw1": 1}), silicon("gpu-v", 2, map[string]int64{"v": 2, "xv0": 1, "xv1": 1})...)...))
+	publish(p, listtest.Snapshot(append(listtest.Parts("gpu-w", 2, map[string]int64{"w": 2, "xw0": 1, "xw1": 1}), listtest.Parts("gpu-v", 2, map[string]int64{"v": 2, "xv0": 1, "xv1": 1})...)...))
 	run(t, p)
-	wholes, cores := k.Plugin(gpuResource, 1), k.Plugin(otherResource, 1)
+	wholes, cores := k.Plugin(listtest.Resource, 1), k.Plugin(listtest.OtherResource, 1)
 	wholes.Says(t, "v w")
 	cores.Says(t, "xv0 xv1 xw0 xw1")
 	if _, err := wholes.Allocate("w"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("train", gpuResource, "w")
+	k.Hold("train", listtest.Resource, "w")
 	cores.Says(t, "xv0 xv1 xw0! xw1!")
 	if _, err := cores.Allocate("xw1"); err == nil || !strings.Contains(err.Error(), "(device gpu-w)") {
 		t.Errorf("a core of a device that is held: %v", err)
@@ -30,7 +31,7 @@ func TestTwoGranularities(t *testing.T) {
 	if _, err := cores.Allocate("xv1"); err != nil {
 		t.Fatal(err)
 	}
-	k.Hold("infer", otherResource, "xv1")
+	k.Hold("infer", listtest.OtherResource, "xv1")
 	wholes.Says(t, "v! w")
 	cores.Says(t, "xv0 xv1 xw0! xw1!")
 	if _, err := wholes.Allocate("v"); err == nil || !strings.Contains(err.Error(), "(device gpu-xv1)") {
@@ -39,8 +40,8 @@ func TestTwoGranularities(t *testing.T) {
 	for silicon, pod := range map[string]string{"gpu-w": "default/train main", "gpu-v": "default/infer main"} {
 		kubelettest.Eventually(t, func() bool { who, _ := holder(p, silicon); return who == pod }, func() string { return silicon + " is not confirmed" })
 	}
-	k.Hold("train", gpuResource)
-	k.Hold("infer", otherResource)
+	k.Hold("train", listtest.Resource)
+	k.Hold("infer", listtest.OtherResource)
 	wholes.Says(t, "v w")
 	cores.Says(t, "xv0 xv1 xw0 xw1")
 }

@@ -3,18 +3,20 @@ package list
 import (
 	"slices"
 	"testing"
+
+	"chandler.dev/legacy/list/listtest"
 )
 
 func TestPreferAmounts(t *testing.T) {
-	l := first(memoryResource, inUnits("a", 8), inUnits("b", 8))
+	l := first(listtest.MemoryResource, listtest.InUnits("a", 8), listtest.InUnits("b", 8))
 	for name, test := range map[string]struct {
 		available, include []string
 		size               int
 		want               []string
 	}{
-		"the fullest that has enough": {slices.Concat(units("a", 0, 8), units("b", 5, 8)), nil, 3, units("b", 5, 8)},
-		"not the one with too little": {slices.Concat(units("a", 0, 8), units("b", 5, 8)), nil, 4, units("a", 0, 4)},
-		"beside what is included":     {slices.Concat(units("a", 0, 8), units("b", 5, 8)), units("a", 7, 8), 2, []string{"a-_-0", "a-_-7"}},
+		"the fullest that has enough": {slices.Concat(listtest.Units("a", 0, 8), listtest.Units("b", 5, 8)), nil, 3, listtest.Units("b", 5, 8)},
+		"not the one with too little": {slices.Concat(listtest.Units("a", 0, 8), listtest.Units("b", 5, 8)), nil, 4, listtest.Units("a", 0, 4)},
+		"beside what is included":     {slices.Concat(listtest.Units("a", 0, 8), listtest.Units("b", 5, 8)), listtest.Units("a", 7, 8), 2, []string{"a-_-0", "a-_-7"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := l.Prefer(test.available, test.include, test.size)
@@ -23,7 +25,7 @@ func TestPreferAmounts(t *testing.T) {
 			}
 		})
 	}
-	if got, err := l.Prefer(slices.Concat(units("a", 0, 2), units("b", 0, 2)), nil, 3); err != nil || len(got) != 3 {
+	if got, err := l.Prefer(slices.Concat(listtest.Units("a", 0, 2), listtest.Units("b", 0, 2)), nil, 3); err != nil || len(got) != 3 {
 		t.Errorf("where none has enough: %v, %v; Allocate is to say so", got, err)
 	}
 }

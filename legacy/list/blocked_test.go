@@ -5,18 +5,19 @@ import (
 
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/legacy/list/listtest"
 )
 
 // A device and what is made of it are not handed out together, whichever of them
 // is held. Parts are, as far as they do not compete.
 func TestWholeAndParts(t *testing.T) {
-	devices := silicon("gpu-a", 2, map[string]int64{"a": 2, "b": 1, "c": 1})
+	devices := listtest.Parts("gpu-a", 2, map[string]int64{"a": 2, "b": 1, "c": 1})
 	whole, part, other := devices[0], devices[1], devices[2]
 	unitOf := func(d rules.Offered) *Unit { return (*Unit)(nil).with(d.Device, d.Offers[0]) }
-	stock := StockOf(found(devices), Lists{})
+	stock := StockOf(listtest.Found(devices), Lists{})
 	overlap := func(held, wanted rules.Offered) bool {
-		v := viewOf(stock, []*ledger.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), otherResource)}, nil)
-		return unitOf(wanted).blocked(gpuResource, v) != nil
+		v := viewOf(stock, []*ledger.Grant{hadAs(held.Offers[0].IDs[0], unitOf(held), listtest.OtherResource)}, nil)
+		return unitOf(wanted).blocked(listtest.Resource, v) != nil
 	}
 	if !overlap(whole, part) {
 		t.Error("a part is given out while the whole is held")
@@ -46,9 +47,9 @@ func TestSiliconIsExhausted(t *testing.T) {
 		"its own":              {1, map[string]int64{"a": 1}, []string{"a"}, "a", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := snapshot(silicon("whole", test.all, test.takes)...)
+			s := listtest.Snapshot(listtest.Parts("whole", test.all, test.takes)...)
 			units := make(map[string]*Unit)
-			for _, d := range found(s.Devices) {
+			for _, d := range listtest.Found(s.Devices) {
 				units[d.Classic[0].IDs[0]] = (*Unit)(nil).with(d, d.Classic[0])
 			}
 			var had []*ledger.Grant
@@ -56,7 +57,7 @@ func TestSiliconIsExhausted(t *testing.T) {
 				had = append(had, hadAs(id, units[id], units[id].Devices[0].Classic[0].Resource))
 			}
 			resource := units[test.wanted].Devices[0].Classic[0].Resource
-			v := viewOf(StockOf(found(s.Devices), Lists{}), had, nil)
+			v := viewOf(StockOf(listtest.Found(s.Devices), Lists{}), had, nil)
 			if blocked := units[test.wanted].blocked(resource, v); (blocked == nil) != test.free {
 				t.Errorf("%v", blocked)
 			}

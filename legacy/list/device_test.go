@@ -9,26 +9,9 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-const (
-	gpuResource    = listtest.Resource
-	otherResource  = listtest.OtherResource
-	memoryResource = listtest.MemoryResource
-)
-
-var (
-	testTime = listtest.Time
-	gpu      = listtest.GPU
-	sick     = listtest.Sick
-	snapshot = listtest.Snapshot
-	found    = listtest.Found
-	inUnits  = listtest.InUnits
-	units    = listtest.Units
-	silicon  = listtest.Parts
-)
-
 // offer makes the device stand behind other IDs.
 func offer(d rules.Offered, unit string, ids ...string) rules.Offered {
-	d.Offers = []discovery.Offer{{Resource: gpuResource, IDs: ids, Unit: unit}}
+	d.Offers = []discovery.Offer{{Resource: listtest.Resource, IDs: ids, Unit: unit}}
 	return d
 }
 

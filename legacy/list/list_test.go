@@ -13,6 +13,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
 )
 
 // step is one snapshot and the list that must follow from it.
@@ -32,7 +33,7 @@ const everything = math.MaxInt
 const grace = 10 * time.Second
 
 func had(id string, d rules.Offered) *ledger.Grant {
-	return hadAs(id, Of(snapshot(d)).Units[gpuResource][0], gpuResource)
+	return hadAs(id, Of(listtest.Snapshot(d)).Units[listtest.Resource][0], listtest.Resource)
 }
 
 // hadAs is an ID that a container has of a unit.
@@ -57,26 +58,26 @@ func viewOf(stock ledger.Stock, had []*ledger.Grant, claimed map[string]string) 
 // belief is that of a kubelet which hands out nothing any more that was marked
 // before, if it may.
 func belief(leave bool) Belief {
-	b := Belief{Quiet: testTime.Add(-time.Minute), Heard: testTime}
+	b := Belief{Quiet: listtest.Time.Add(-time.Minute), Heard: listtest.Time}
 	if leave {
-		b.Told = testTime.Add(-time.Minute)
+		b.Told = listtest.Time.Add(-time.Minute)
 	}
 	return b
 }
 
 // first returns the list of a resource that follows from devices alone.
 func first(resource string, devices ...rules.Offered) *List {
-	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: viewOf(StockOf(found(devices), Lists{}), nil, nil), Now: testTime, Grace: grace})
+	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.Found(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})
 	return lists.lists[resource]
 }
 
 // The first list of a resource has the IDs that the kubelet has written down, until it
 // has listed all its pods.
 func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
-	s, in := gpu("a"), Input{Now: testTime, Grace: grace, Written: map[string][]string{gpuResource: {"a", "old"}, "other.example.com/x": {"y"}}}
-	in.Snapshot, in.View = snapshot(s), viewOf(StockOf(found([]rules.Offered{s}), Lists{}), nil, nil)
+	s, in := listtest.GPU("a"), Input{Now: listtest.Time, Grace: grace, Written: map[string][]string{listtest.Resource: {"a", "old"}, "other.example.com/x": {"y"}}}
+	in.Snapshot, in.View = listtest.Snapshot(s), viewOf(StockOf(listtest.Found([]rules.Offered{s}), Lists{}), nil, nil)
 	lists, _ := Lists{}.Next(in)
-	if l := lists.lists[gpuResource]; len(lists.lists) != 1 || kubelettest.Text(l.devices) != "a old!" || l.rows["old"].refusal() != "no longer offered" {
+	if l := lists.lists[listtest.Resource]; len(lists.lists) != 1 || kubelettest.Text(l.devices) != "a old!" || l.rows["old"].refusal() != "no longer offered" {
 		t.Errorf("the first lists are %v", lists.lists)
 	}
 	in.Written = nil
@@ -84,26 +85,26 @@ func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
 		leave bool
 		want  string
 	}{{false, "a old!"}, {true, "a"}} {
-		in.Beliefs = map[string]Belief{gpuResource: belief(step.leave)}
+		in.Beliefs = map[string]Belief{listtest.Resource: belief(step.leave)}
 		lists, _ = lists.Next(in)
-		if got := kubelettest.Text(lists.lists[gpuResource].devices); got != step.want {
+		if got := kubelettest.Text(lists.lists[listtest.Resource].devices); got != step.want {
 			t.Errorf("listed are %s, want %s", got, step.want)
 		}
 	}
 }
 
 func TestList(t *testing.T) {
-	a, b := gpu("a"), gpu("b")
-	hot := sick(a, discovery.Unhealthy, "hot")
-	unread := sick(a, discovery.Unknown, "cannot be read")
+	a, b := listtest.GPU("a"), listtest.GPU("b")
+	hot := listtest.Sick(a, discovery.Unhealthy, "hot")
+	unread := listtest.Sick(a, discovery.Unknown, "cannot be read")
 	told, evicting := hot, hot
 	told.Health.Effect = resourceapi.DeviceTaintEffectNone
 	evicting.Health.Effect = resourceapi.DeviceTaintEffectNoExecute
-	shareable := gpu("s")
+	shareable := listtest.GPU("s")
 	shareable.Open = true
-	part := offer(gpu("a-1"), "", "p")
+	part := offer(listtest.GPU("a-1"), "", "p")
 	part.PartOf = &discovery.Silicon{Name: "gpu-a"}
-	another := offer(gpu("a-2"), "", "q")
+	another := offer(listtest.GPU("a-2"), "", "q")
 	another.PartOf = part.PartOf
 	elsewhere := func(h *ledger.Grant) *ledger.Grant {
 		h.Resource = "example.com/other"
@@ -119,7 +120,7 @@ func TestList(t *testing.T) {
 			{devices: []rules.Offered{a}, want: "a"},
 		},
 		"one sick device of a unit": {{devices: []rules.Offered{
-			offer(a, "card", "c"), sick(offer(b, "card", "c"), discovery.Unhealthy, "hot"),
+			offer(a, "card", "c"), listtest.Sick(offer(b, "card", "c"), discovery.Unhealthy, "hot"),
 		}, want: "c!"}},
 		"unknown is unhealthy":        {{devices: []rules.Offered{unread}, want: "a!", why: map[string]string{"a": "cannot be read"}}},
 		"what has no effect is heard": {{devices: []rules.Offered{told}, want: "a"}},
@@ -223,11 +224,11 @@ func TestList(t *testing.T) {
 			for i, step := range steps {
 				before := l
 				in := Input{
-					Snapshot: snapshot(step.devices...), View: viewOf(StockOf(found(step.devices), Lists{}), step.held, step.elsewhere), Now: testTime, Grace: grace,
-					Beliefs: map[string]Belief{gpuResource: belief(before != nil && step.leave >= before.marked)},
+					Snapshot: listtest.Snapshot(step.devices...), View: viewOf(StockOf(listtest.Found(step.devices), Lists{}), step.held, step.elsewhere), Now: listtest.Time, Grace: grace,
+					Beliefs: map[string]Belief{listtest.Resource: belief(before != nil && step.leave >= before.marked)},
 				}
 				lists, _ = lists.Next(in)
-				l = lists.lists[gpuResource]
+				l = lists.lists[listtest.Resource]
 				if got := kubelettest.Text(l.devices); got != step.want {
 					t.Fatalf("step %d: list is %q, want %q", i, got, step.want)
 				}
@@ -245,14 +246,14 @@ func TestList(t *testing.T) {
 }
 
 func TestListKeepsUpWithEdits(t *testing.T) {
-	a := gpu("a")
-	in := Input{Snapshot: snapshot(a), View: viewOf(StockOf(nil, Lists{}), nil, nil), Now: testTime, Grace: grace}
+	a := listtest.GPU("a")
+	in := Input{Snapshot: listtest.Snapshot(a), View: viewOf(StockOf(nil, Lists{}), nil, nil), Now: listtest.Time, Grace: grace}
 	lists, _ := Lists{}.Next(in)
-	first := lists.lists[gpuResource]
+	first := lists.lists[listtest.Resource]
 	a.Edits.Env = []string{"NEW=1"}
-	in.Snapshot = snapshot(a)
+	in.Snapshot = listtest.Snapshot(a)
 	lists, _ = lists.Next(in)
-	second := lists.lists[gpuResource]
+	second := lists.lists[listtest.Resource]
 	if second.version != first.version {
 		t.Error("the kubelet is told what it need not know")
 	}
@@ -262,7 +263,7 @@ func TestListKeepsUpWithEdits(t *testing.T) {
 }
 
 func TestMayLeave(t *testing.T) {
-	later := func(n int) time.Time { return testTime.Add(time.Duration(n) * time.Second) }
+	later := func(n int) time.Time { return listtest.Time.Add(time.Duration(n) * time.Second) }
 	for name, test := range map[string]struct {
 		belief Belief
 		now    int
@@ -287,20 +288,22 @@ func TestMayLeave(t *testing.T) {
 // Lists are computed anew only when something is another, and a resource is
 // forgotten when nothing is left of it and the kubelet knows.
 func TestListsAtRest(t *testing.T) {
-	in := Input{Snapshot: snapshot(gpu("a"), gpu("b")), View: viewOf(StockOf(nil, Lists{}), nil, nil), Now: testTime, Grace: grace}
+	in := Input{Snapshot: listtest.Snapshot(listtest.GPU("a"), listtest.GPU("b")), View: viewOf(StockOf(nil, Lists{}), nil, nil), Now: listtest.Time, Grace: grace}
 	same := func(a, b Lists) bool {
-		return a.lists[gpuResource] == b.lists[gpuResource] && a.lists[gpuResource] != nil
+		return a.lists[listtest.Resource] == b.lists[listtest.Resource] && a.lists[listtest.Resource] != nil
 	}
 	lists, _ := Lists{}.Next(in)
 	in.Now = in.Now.Add(time.Hour)
-	in.Withheld, in.Beliefs = map[string]string{}, map[string]Belief{gpuResource: belief(true)}
+	in.Withheld, in.Beliefs = map[string]string{}, map[string]Belief{listtest.Resource: belief(true)}
 	again, _ := lists.Next(in)
 	if !same(lists, again) {
 		t.Error("computed anew at rest")
 	}
 	for name, change := range map[string]func(*Input){
-		"snapshot": func(in *Input) { in.Snapshot = snapshot(gpu("a")) },
-		"view":     func(in *Input) { in.View = viewOf(StockOf(nil, Lists{}), []*ledger.Grant{had("a", gpu("a"))}, nil) },
+		"snapshot": func(in *Input) { in.Snapshot = listtest.Snapshot(listtest.GPU("a")) },
+		"view": func(in *Input) {
+			in.View = viewOf(StockOf(nil, Lists{}), []*ledger.Grant{had("a", listtest.GPU("a"))}, nil)
+		},
 		"withheld": func(in *Input) { in.Withheld = map[string]string{"gpu-a": "moves"} },
 	} {
 		other := in
@@ -309,14 +312,14 @@ func TestListsAtRest(t *testing.T) {
 			t.Errorf("not computed anew for another %s", name)
 		}
 	}
-	in.Snapshot, in.Beliefs = snapshot(), map[string]Belief{gpuResource: belief(false)}
+	in.Snapshot, in.Beliefs = listtest.Snapshot(), map[string]Belief{listtest.Resource: belief(false)}
 	marked, _ := lists.Next(in)
 	if waiting, _ := marked.Next(in); !same(marked, waiting) {
 		t.Error("computed anew while an ID waits to leave")
 	}
-	in.Beliefs = map[string]Belief{gpuResource: belief(true)}
+	in.Beliefs = map[string]Belief{listtest.Resource: belief(true)}
 	empty, _ := marked.Next(in)
-	if l := empty.lists[gpuResource]; l == nil || !l.Empty() {
+	if l := empty.lists[listtest.Resource]; l == nil || !l.Empty() {
 		t.Fatalf("the kubelet is not told that nothing is left: %v", l)
 	}
 	in.Beliefs = nil
@@ -326,8 +329,8 @@ func TestListsAtRest(t *testing.T) {
 }
 
 func TestRefusalNamesEachDevice(t *testing.T) {
-	_, err := first(gpuResource, gpu("a")).LookUp([]string{"x", "a", "y"})
-	if err == nil || strings.Count(err.Error(), gpuResource) != 2 {
+	_, err := first(listtest.Resource, listtest.GPU("a")).LookUp([]string{"x", "a", "y"})
+	if err == nil || strings.Count(err.Error(), listtest.Resource) != 2 {
 		t.Errorf("%v", err)
 	}
 }
@@ -335,10 +338,10 @@ func TestRefusalNamesEachDevice(t *testing.T) {
 // A container may have a device of ours by an ID that is in no list: of another form,
 // perhaps another plugin's.
 func TestIDOfAnotherForm(t *testing.T) {
-	devices := []rules.Offered{gpu("a")}
-	lists, _ := Lists{}.Next(Input{Snapshot: snapshot(devices...), View: viewOf(StockOf(found(devices), Lists{}), nil, nil), Now: testTime, Grace: grace})
+	devices := []rules.Offered{listtest.GPU("a")}
+	lists, _ := Lists{}.Next(Input{Snapshot: listtest.Snapshot(devices...), View: viewOf(StockOf(listtest.Found(devices), Lists{}), nil, nil), Now: listtest.Time, Grace: grace})
 	resource := devices[0].Offers[0].Resource
-	g, ours := StockOf(found(devices), lists).WithID(resource, devices[0].Offers[0].IDs[0]+"::1")
+	g, ours := StockOf(listtest.Found(devices), lists).WithID(resource, devices[0].Offers[0].IDs[0]+"::1")
 	if !ours || g == nil || len(g.Devices) != 1 || g.Devices[0] != devices[0].Name || g.Exclusive {
 		t.Errorf("%+v, ours %t", g, ours)
 	}

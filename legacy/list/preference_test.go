@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/legacy/list/listtest"
 )
 
 func TestPrefer(t *testing.T) {
@@ -21,24 +22,24 @@ func TestPrefer(t *testing.T) {
 		if i == 2 || i == 6 {
 			fabric = "hive"
 		}
-		pairs = append(pairs, at(gpu(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), fabric))
+		pairs = append(pairs, at(listtest.GPU(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), fabric))
 	}
 	var shares []rules.Offered
 	for i := range 3 {
-		d := at(gpu(fmt.Sprint(i)), int64(i/2), "", "")
+		d := at(listtest.GPU(fmt.Sprint(i)), int64(i/2), "", "")
 		shares = append(shares, offer(d, "", fmt.Sprintf("%d::0", i), fmt.Sprintf("%d::1", i), fmt.Sprintf("%d::2", i)))
 	}
 	// A ring of six in one fabric, and two pieces of silicon of two and three
 	// parts, all on one NUMA node.
 	var ring, parts []rules.Offered
 	for i := range 6 {
-		d := at(gpu(fmt.Sprint(i)), 0, "", "ring")
+		d := at(listtest.GPU(fmt.Sprint(i)), 0, "", "ring")
 		// With a third that is not there, they are too many for a string.
 		d.SetNames("linkedTo", []string{fmt.Sprintf("gpu-%d", (i+1)%6), fmt.Sprintf("gpu-%d", (i+5)%6), strings.Repeat("x", 60)})
 		ring = append(ring, d)
 	}
 	for i := range 5 {
-		d := at(gpu(fmt.Sprint(i)), 0, "", "")
+		d := at(listtest.GPU(fmt.Sprint(i)), 0, "", "")
 		d.PartOf = &discovery.Silicon{Name: fmt.Sprint("card-", i/3)}
 		parts = append(parts, d)
 	}
@@ -76,7 +77,7 @@ func TestPrefer(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			l := first(gpuResource, test.devices...)
+			l := first(listtest.Resource, test.devices...)
 			available := strings.Fields(test.available)
 			for range 20 {
 				rand.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
@@ -96,9 +97,9 @@ func TestPrefer(t *testing.T) {
 // allocatedBy returns the list of a resource that is given out in some way, nil if no
 // device offers it.
 func allocatedBy(allocation rules.Allocation, resource string, devices ...rules.Offered) *List {
-	s := snapshot(devices...)
+	s := listtest.Snapshot(devices...)
 	s.Allocation = map[string]rules.Allocation{resource: allocation}
-	lists, _ := Lists{}.Next(Input{Snapshot: s, View: ledger.ViewOf(StockOf(found(devices), Lists{}))})
+	lists, _ := Lists{}.Next(Input{Snapshot: s, View: ledger.ViewOf(StockOf(listtest.Found(devices), Lists{}))})
 	return lists.Resources()[resource]
 }
 
@@ -108,13 +109,13 @@ func TestPolicies(t *testing.T) {
 	// Two nodes of four devices, each with two PCIe roots.
 	var devices, shares []rules.Offered
 	for i := range 8 {
-		devices = append(devices, at(gpu(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), ""))
+		devices = append(devices, at(listtest.GPU(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), ""))
 	}
 	for i := range 3 {
-		d := at(gpu(fmt.Sprint(i)), int64(i/2), "", "")
+		d := at(listtest.GPU(fmt.Sprint(i)), int64(i/2), "", "")
 		shares = append(shares, offer(d, "", fmt.Sprintf("%d::0", i), fmt.Sprintf("%d::1", i), fmt.Sprintf("%d::2", i)))
 	}
-	amounts := []rules.Offered{inUnits("a", 8), inUnits("b", 4)}
+	amounts := []rules.Offered{listtest.InUnits("a", 8), listtest.InUnits("b", 4)}
 	const all, some = "0 1 2 3 4 5 6 7", "0::0 1::0 1::1 2::0 2::1 2::2"
 	for name, test := range map[string]struct {
 		devices                 []rules.Offered
@@ -128,11 +129,11 @@ func TestPolicies(t *testing.T) {
 		"one share":         {shares, some, "", 1, "2::0", "2::0", "0::0"},
 		"three shares":      {shares, some, "", 3, "1::0 2::0 2::1", "1::0 2::0 2::1", "0::0 1::0 1::1"},
 		"shares beside one": {shares, some, "2::1", 2, "1::0 2::1", "1::0 2::1", "0::0 2::1"},
-		"an amount":         {amounts, strings.Join(append(units("a", 0, 8), units("b", 0, 4)...), " "), "", 2, "b-_-0 b-_-1", "a-_-0 a-_-1", "b-_-0 b-_-1"},
+		"an amount":         {amounts, strings.Join(append(listtest.Units("a", 0, 8), listtest.Units("b", 0, 4)...), " "), "", 2, "b-_-0 b-_-1", "a-_-0 a-_-1", "b-_-0 b-_-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for policy, want := range map[rules.Policy]string{"": test.aligned, rules.PolicyAligned: test.aligned, rules.PolicySpread: test.spread, rules.PolicyPacked: test.packed} {
-				for _, resource := range []string{gpuResource, memoryResource} {
+				for _, resource := range []string{listtest.Resource, listtest.MemoryResource} {
 					l := allocatedBy(rules.Allocation{Policy: policy}, resource, test.devices...)
 					if l == nil {
 						continue
@@ -151,7 +152,7 @@ func TestPolicies(t *testing.T) {
 // that are as near, the one which leaves neighbours behind.
 func TestPreferComparesSets(t *testing.T) {
 	linked := func(id string, numa int64, to ...string) rules.Offered {
-		d := at(gpu(id), numa, "", "")
+		d := at(listtest.GPU(id), numa, "", "")
 		d.SetNames("linkedTo", to)
 		return d
 	}
@@ -172,7 +173,7 @@ func TestPreferComparesSets(t *testing.T) {
 		"one that nobody is near to":        {"0 6 7 9", 1, "0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ids, err := first(gpuResource, star...).Prefer(strings.Fields(test.available), nil, test.size)
+			ids, err := first(listtest.Resource, star...).Prefer(strings.Fields(test.available), nil, test.size)
 			if got := strings.Join(ids, " "); err != nil || got != test.want {
 				t.Errorf("got %q, %v; want %q", got, err, test.want)
 			}
@@ -187,9 +188,9 @@ func TestPreferOfMany(t *testing.T) {
 	var ids []string
 	for i := range 64 {
 		ids = append(ids, fmt.Sprint(i))
-		devices = append(devices, at(gpu(fmt.Sprint(i)), int64(i/32), fmt.Sprint("pci", i/4), ""))
+		devices = append(devices, at(listtest.GPU(fmt.Sprint(i)), int64(i/32), fmt.Sprint("pci", i/4), ""))
 	}
-	l := first(gpuResource, devices...)
+	l := first(listtest.Resource, devices...)
 	for _, include := range [][]string{nil, {"13"}, {"2", "40"}} {
 		got, err := l.Prefer(ids, include, 8)
 		if err != nil || len(got) != 8 || slices.ContainsFunc(include, func(id string) bool { return !slices.Contains(got, id) }) {
@@ -203,7 +204,7 @@ func TestPreferOfMany(t *testing.T) {
 
 // No container gets more than one where the configuration says so.
 func TestNoMoreThanOne(t *testing.T) {
-	l := allocatedBy(rules.Allocation{One: true}, gpuResource, gpu("a"), gpu("b"))
+	l := allocatedBy(rules.Allocation{One: true}, listtest.Resource, listtest.GPU("a"), listtest.GPU("b"))
 	if units, err := l.LookUp([]string{"a"}); err != nil || len(units) != 1 {
 		t.Errorf("one: %v, %v", units, err)
 	}
@@ -218,7 +219,7 @@ func BenchmarkPrefer(b *testing.B) {
 	wholes := func(n int) (devices []rules.Offered, ids []string) {
 		for i := range n {
 			id := fmt.Sprint(i)
-			devices, ids = append(devices, at(gpu(id), int64(2*i/n), fmt.Sprint("pci", i/4), "")), append(ids, id)
+			devices, ids = append(devices, at(listtest.GPU(id), int64(2*i/n), fmt.Sprint("pci", i/4), "")), append(ids, id)
 		}
 		return devices, ids
 	}
@@ -228,7 +229,7 @@ func BenchmarkPrefer(b *testing.B) {
 			for j := range n / 8 {
 				own = append(own, fmt.Sprintf("%d::%d", i, j))
 			}
-			devices, ids = append(devices, offer(at(gpu(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), ""), "", own...)), append(ids, own...)
+			devices, ids = append(devices, offer(at(listtest.GPU(fmt.Sprint(i)), int64(i/4), fmt.Sprint("pci", i/2), ""), "", own...)), append(ids, own...)
 		}
 		return devices, ids
 	}
@@ -241,7 +242,7 @@ func BenchmarkPrefer(b *testing.B) {
 		{"shares", shares, 1024, 1}, {"shares", shares, 1024, 8}, {"shares", shares, 1024, 512},
 	} {
 		devices, ids := test.of(test.n)
-		l := first(gpuResource, devices...)
+		l := first(listtest.Resource, devices...)
 		b.Run(fmt.Sprintf("%d_of_%d_%s", test.size, test.n, test.name), func(b *testing.B) {
 			for b.Loop() {
 				if _, err := l.Prefer(ids, nil, test.size); err != nil {

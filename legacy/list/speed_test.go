@@ -9,6 +9,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/legacy/list/listtest"
 )
 
 // large returns GPUs in units of 1 GiB, and a view in which containers have half
@@ -16,8 +17,8 @@ import (
 func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
 	s := &rules.Snapshot{}
 	for i := range gpus {
-		d := gpu(fmt.Sprint(i))
-		o := discovery.Offer{Resource: memoryResource, Counts: "memory"}
+		d := listtest.GPU(fmt.Sprint(i))
+		o := discovery.Offer{Resource: listtest.MemoryResource, Counts: "memory"}
 		for n := range units {
 			o.IDs = append(o.IDs, fmt.Sprintf("GPU-%d-_-%d", i, n))
 		}
@@ -26,24 +27,24 @@ func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
 		s.Devices = append(s.Devices, d)
 	}
 	var had []*ledger.Grant
-	for _, u := range Of(s).Units[memoryResource] {
+	for _, u := range Of(s).Units[listtest.MemoryResource] {
 		for _, id := range u.IDs[:units/2] {
-			had = append(had, hadAs(id, u, memoryResource))
+			had = append(had, hadAs(id, u, listtest.MemoryResource))
 		}
 	}
-	return s, viewOf(StockOf(found(s.Devices), Lists{}), had, nil)
+	return s, viewOf(StockOf(listtest.Found(s.Devices), Lists{}), had, nil)
 }
 
 // BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, half of it had.
 func BenchmarkNext(b *testing.B) {
 	s, v := large(8, 320)
-	in := Input{Snapshot: s, View: v, Now: testTime, Grace: grace}
+	in := Input{Snapshot: s, View: v, Now: listtest.Time, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	i := 0
 	for b.Loop() {
 		i++
 		in.Withheld = map[string]string{"gpu-0": fmt.Sprint(i)} // something has changed
-		if lists, _ = lists.Next(in); len(lists.lists[memoryResource].rows) != 8*320 {
+		if lists, _ = lists.Next(in); len(lists.lists[listtest.MemoryResource].rows) != 8*320 {
 			b.Fatal("IDs are missing")
 		}
 	}
@@ -52,16 +53,16 @@ func BenchmarkNext(b *testing.B) {
 // BenchmarkAtRest computes the lists of 3,000 shareable IDs of which nothing has
 // changed.
 func BenchmarkAtRest(b *testing.B) {
-	d := gpu("kvm")
+	d := listtest.GPU("kvm")
 	d.Open, d.Offers[0].IDs = true, nil
 	for n := range 3000 {
 		d.Offers[0].IDs = append(d.Offers[0].IDs, fmt.Sprintf("kvm-%d", n))
 	}
-	in := Input{Snapshot: snapshot(d), View: viewOf(StockOf(found([]rules.Offered{d}), Lists{}), nil, nil), Now: testTime, Grace: grace}
+	in := Input{Snapshot: listtest.Snapshot(d), View: viewOf(StockOf(listtest.Found([]rules.Offered{d}), Lists{}), nil, nil), Now: listtest.Time, Grace: grace}
 	lists, _ := Lists{}.Next(in)
 	for b.Loop() {
 		next, _ := lists.Next(in)
-		if next.lists[gpuResource] != lists.lists[gpuResource] {
+		if next.lists[listtest.Resource] != lists.lists[listtest.Resource] {
 			b.Fatal("computed anew")
 		}
 	}
@@ -73,8 +74,8 @@ func BenchmarkBlocked(b *testing.B) {
 	s, v := large(8, 320)
 	offers := Of(s)
 	for b.Loop() {
-		for _, u := range offers.Units[memoryResource] {
-			if blocked := u.blocked(memoryResource, v); blocked != nil {
+		for _, u := range offers.Units[listtest.MemoryResource] {
+			if blocked := u.blocked(listtest.MemoryResource, v); blocked != nil {
 				b.Fatal(blocked)
 			}
 		}
@@ -86,7 +87,7 @@ func BenchmarkBlocked(b *testing.B) {
 func TestNextIsLinear(t *testing.T) {
 	allocations := func(units int) float64 {
 		s, v := large(8, units)
-		in := Input{Snapshot: s, View: v, Now: testTime, Grace: grace}
+		in := Input{Snapshot: s, View: v, Now: listtest.Time, Grace: grace}
 		return testing.AllocsPerRun(3, func() { Lists{}.Next(in) })
 	}
 	if small, big := allocations(80), allocations(320); big > 6*small {

@@ -8,17 +8,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"chandler.dev/discovery"
+	"chandler.dev/legacy/list/listtest"
 )
 
 func TestOffered(t *testing.T) {
-	shared := offer(gpu("s"), "", "s::10", "s::9", "s::9")
+	shared := offer(listtest.GPU("s"), "", "s::10", "s::9", "s::9")
 	shared.Offers = append(shared.Offers, discovery.Offer{Resource: "example.com/monitoring", IDs: []string{"all"}})
-	offers := Of(snapshot(
-		offer(gpu("chip0"), "card7", "card7"),
-		offer(gpu("chip1"), "card7", "card7"),
+	offers := Of(listtest.Snapshot(
+		offer(listtest.GPU("chip0"), "card7", "card7"),
+		offer(listtest.GPU("chip1"), "card7", "card7"),
 		shared,
-		offer(gpu("thief"), "", "card7", "t"),
-		offer(gpu("unknown"), ""),
+		offer(listtest.GPU("thief"), "", "card7", "t"),
+		offer(listtest.GPU("unknown"), ""),
 	))
 	got := make(map[string][]string)
 	for resource, list := range offers.Units {
@@ -27,7 +28,7 @@ func TestOffered(t *testing.T) {
 		}
 	}
 	want := map[string][]string{
-		gpuResource:              {"card7 = gpu-chip0,gpu-chip1", "s::9,s::10 = gpu-s", "t = gpu-thief"},
+		listtest.Resource:        {"card7 = gpu-chip0,gpu-chip1", "s::9,s::10 = gpu-s", "t = gpu-thief"},
 		"example.com/monitoring": {"all = gpu-s"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
