@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/e2e/build"
@@ -159,4 +160,46 @@ func TestDevicePluginByCDI(t *testing.T) {
 			unharmed(t)
 		})
 	}
+}
+
+// A kubelet that has lost its checkpoint takes the GPUs of pods that run for free.
+// Nobody else gets them as long as those pods run.
+func TestDevicePluginLostCheckpoint(t *testing.T) {
+	classicOnly(t)
+	apply(t, limitsPod("limits-holder", allGPUs/2))
+	held := renderNodes(t, "limits-holder")
+	if err := node.StopKubelet(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(node.NodePath("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")); err != nil {
+		t.Error(err)
+	}
+	if err := node.StartKubelet(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	gpusAre(t, allGPUs)
+	for i := range allGPUs / 2 {
+		name := fmt.Sprintf("limits-latecomer-%d", i)
+		apply(t, oneGPU(name))
+		var phase corev1.PodPhase
+		until(t, "the pod to run or to be refused", func(ctx context.Context) error {
+			pod, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
+			if phase = ""; err == nil {
+				phase = pod.Status.Phase
+			}
+			if phase != corev1.PodRunning && phase != corev1.PodFailed {
+				return fmt.Errorf("it is %s, %w", phase, err)
+			}
+			return nil
+		})
+		t.Logf("%s is %s", name, phase)
+		if phase == corev1.PodRunning {
+			for _, path := range renderNodes(t, name) {
+				if slices.Contains(held, path) {
+					t.Errorf("%s has %s, which limits-holder has", name, path)
+				}
+			}
+		}
+	}
+	running(t, "limits-holder")
 }
