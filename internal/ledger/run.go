@@ -187,6 +187,9 @@ func (l *Ledger) restoreSealed(s *Sealed, present map[string]bool) error {
 	}
 	data, err := s.file(l.config.Boot)
 	if err == nil {
+		err = l.sayBoot() // as for any file of a claim
+	}
+	if err == nil {
 		_, err = l.claims.Write(l.file(filepath.Join(claimsDir, string(s.UID)+badExtension+"0")), data, 0o600)
 	}
 	if err != nil {

@@ -203,6 +203,12 @@ func TestSpecWithoutFile(t *testing.T) {
 		t.Error("it is not written down")
 	}
 	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID uid-c")
+	if err := b.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(b.file(bootFile)); err != nil {
+		t.Errorf("it is written down before the boot is: %v", err)
+	}
 	b.mustGive(claim("another", s["b"]), s)
 	if !b.notes.of["uid-c"] {
 		t.Error("the spec of a running pod is gone")
