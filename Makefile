@@ -35,7 +35,7 @@ unit: ## the tests that need no cluster
 
 # SEED=n RUNS=m repeats one seed: it fixes what happens and when, and not which
 # goroutine goes first.
-SEEDS ?= 1800
+SEEDS ?= 2500
 RUNS  ?= 100
 HISTORIES ?= $(or $(TMPDIR),/tmp)
 
