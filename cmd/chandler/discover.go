@@ -103,10 +103,7 @@ func readRecorded(file string) (*recorded.Host, error) {
 
 // readFile reads a file, or standard input for "-".
 func readFile(file string) ([]byte, error) {
-	if file == "-" {
-		return io.ReadAll(os.Stdin)
-	}
-	return os.ReadFile(file)
+	return readInput(os.Stdin, file)
 }
 
 // printer returns what prints a snapshot in a format.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -62,7 +63,7 @@ func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
 	}
 	row(func(c column) string { return c.title })
 	for _, d := range s.Devices {
-		row(func(c column) string { return cut(orDash(c.value(d)), c.width) })
+		row(func(c column) string { return cut(cmp.Or(c.value(d), "-"), c.width) })
 	}
 	return table.Flush()
 }
@@ -122,13 +123,6 @@ func classicNames(d rules.Offered) string {
 		}
 	}
 	return strings.Join(offers, ",")
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // cut shortens a value to width characters.
