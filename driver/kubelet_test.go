@@ -45,7 +45,8 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 	b.config.KubeClient = client
 	b.config.PodUID = "pod-uid"
 	d := b.start()
-	go b.open()
+	opened := make(chan struct{})
+	go func() { b.open(); close(opened) }()
 	b.Driver = d
 	ctx, cancel := context.WithCancel(b.t.Context())
 	ended := make(chan error, 1)
@@ -54,6 +55,9 @@ func (b *bench) serve(client kubernetes.Interface) (registration, node *grpc.Cli
 		cancel()
 		if err := <-ended; err != nil {
 			b.t.Errorf("Run: %v", err)
+		}
+		if b.active == nil {
+			<-opened // it writes files until then
 		}
 	})
 	b.t.Cleanup(stop)
