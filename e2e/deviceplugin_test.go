@@ -84,9 +84,18 @@ func limitsHolder(t *testing.T) (unharmed func(t *testing.T)) {
 	}
 }
 
-// Pods with classic limits get GPUs, each its own, as many as there are.
-func TestDevicePluginPods(t *testing.T) {
+// TestDevicePlugin gives all GPUs to the device-plugin API, once for all that is
+// tested of it.
+func TestDevicePlugin(t *testing.T) {
 	classicOnly(t)
+	t.Run("Pods", testDevicePluginPods)
+	t.Run("Upgrade", testDevicePluginUpgrade)
+	t.Run("Restarts", testDevicePluginRestarts)
+	t.Run("LostCheckpoint", testDevicePluginLostCheckpoint)
+}
+
+// Pods with classic limits get GPUs, each its own, as many as there are.
+func testDevicePluginPods(t *testing.T) {
 	limitsHolder(t)(t)
 	if _, err := os.Stat("/dev/kvm"); err == nil {
 		apply(t, kvmPod("limits-kvm"))
@@ -96,12 +105,11 @@ func TestDevicePluginPods(t *testing.T) {
 
 // When the agent is replaced, and replaced again, pods with classic limits go on
 // and others start throughout, and the kubelet rejects none.
-func TestDevicePluginUpgrade(t *testing.T) {
+func testDevicePluginUpgrade(t *testing.T) {
 	other := "chandler.dev/chandler:other"
 	if err := project.LoadAgent(within(t), node, other); err != nil {
 		t.Fatal(err)
 	}
-	classicOnly(t)
 	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })
 	unharmed := limitsHolder(t)
 	pods := startTraffic(t, oneGPU, oneGPU, oneGPU)
@@ -117,7 +125,7 @@ func TestDevicePluginUpgrade(t *testing.T) {
 
 // When the agent is killed, or the kubelet restarts, pods with classic limits
 // keep their GPUs and new ones get others.
-func TestDevicePluginRestarts(t *testing.T) {
+func testDevicePluginRestarts(t *testing.T) {
 	for name, restart := range map[string]func(*testing.T){
 		"agent": killAgent,
 		"kubelet": func(t *testing.T) {
@@ -127,7 +135,6 @@ func TestDevicePluginRestarts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			classicOnly(t)
 			unharmed := limitsHolder(t)
 			restart(t)
 			if err := chandler.WaitForAgent(within(t), kube); err != nil {
@@ -164,8 +171,7 @@ func TestDevicePluginByCDI(t *testing.T) {
 
 // A kubelet that has lost its checkpoint takes the GPUs of pods that run for free.
 // Nobody else gets them as long as those pods run.
-func TestDevicePluginLostCheckpoint(t *testing.T) {
-	classicOnly(t)
+func testDevicePluginLostCheckpoint(t *testing.T) {
 	apply(t, limitsPod("limits-holder", allGPUs/2))
 	held := renderNodes(t, "limits-holder")
 	if err := node.StopKubelet(within(t)); err != nil {
