@@ -31,6 +31,9 @@ const (
 	grantsFile = "grants/grants.json"
 	bootFile   = "boot"
 
+	// wipedWord is in the file boot if claims' files were lost in this boot.
+	wipedWord = "wiped"
+
 	claimExtension = ".record"
 	badExtension   = ".bad"
 )
@@ -87,7 +90,7 @@ type Ledger struct {
 	unread   bool                 // the file of grants may say more than the accounts
 	unsaved  bool                 // the file of grants is not what the accounts say
 	booted   bool                 // the file boot says the present boot
-	wiped    bool                 // there was none
+	wiped    bool                 // claims' files were lost in this boot
 	unswept  bool                 // outputs of claims that are no more may be left
 	left     []Entry              // entries that are no more, whose outputs could not be removed
 	ended    map[string]time.Time // when claims have ended, by key
@@ -279,7 +282,7 @@ func (l *Ledger) sayBoot() error {
 	if err := l.dropPast(true); err != nil {
 		return err
 	}
-	if err := l.keep(bootFile, []byte(l.config.Boot+"\n")); err != nil {
+	if err := l.keep(bootFile, l.bootText()); err != nil {
 		return fmt.Errorf("write down the boot: %w", err)
 	}
 	l.mu.Lock()
@@ -418,9 +421,11 @@ func (l *Ledger) ending(key string, s Stock) (entries []Entry, sealed bool) {
 		entries = append(entries, &Sealed{UID: types.UID(key)})
 	}
 	if a := l.accounts[key]; a != nil {
-		ending := *a
-		ending.state = Ending
-		l.put(&ending)
+		if a.state != Past { // which keeps nobody out, whether it can be ended or not
+			ending := *a
+			ending.state = Ending
+			l.put(&ending)
+		}
 		entries = append(entries, a.entry)
 		if a.before != nil {
 			entries = append(entries, a.before.entry)

@@ -21,6 +21,8 @@ const readTries = 3
 // caller holds the node's lock. Problems are what could not be read or written;
 // those are tried again by [Ledger.Run].
 func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
+	_, err = l.claims.Lstat(l.file(claimsDir))
+	without := errors.Is(err, fs.ErrNotExist)
 	if err := l.makeDirs(); err != nil {
 		return nil, fmt.Errorf("open ledger: %w", err)
 	}
@@ -32,6 +34,10 @@ func (l *Ledger) Open(ctx context.Context) (problems []error, err error) {
 	problems = append(problems, err)
 	past, err := l.readBoot()
 	problems = append(problems, err)
+	if l.booted && without {
+		l.wiped = true
+		problems = append(problems, l.keep(bootFile, l.bootText()))
+	}
 	more, err := l.readClaims(named, past)
 	if err != nil {
 		return nil, fmt.Errorf("open ledger: %w", err)
@@ -113,9 +119,22 @@ func (l *Ledger) readBoot() (past bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read the boot: %w", err)
 	}
-	boot := strings.TrimSpace(string(data))
+	boot, rest, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
 	l.booted = boot == l.config.Boot
+	l.wiped = l.booted && rest == wipedWord
 	return !l.booted && l.isBoot(boot), nil
+}
+
+// bootText returns the text of the file boot. It says too that claims' files were lost
+// in this boot, for the agents that follow: an agent that does not know that takes the
+// text for a damaged one, and writes it anew.
+func (l *Ledger) bootText() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.wiped {
+		return []byte(l.config.Boot + "\n" + wipedWord + "\n")
+	}
+	return []byte(l.config.Boot + "\n")
 }
 
 // isBoot reports whether a text may be the boot ID of another boot. A damaged file

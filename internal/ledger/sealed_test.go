@@ -480,3 +480,68 @@ func FuzzDecodeGrants(f *testing.F) {
 		}
 	})
 }
+
+// Claims whose files were lost are noted for as long as the boot lasts, also by agents
+// that start when there are other files again, and also if only the claims' files went.
+func TestClaimsAreNotedAfterALoss(t *testing.T) {
+	const uid = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10"
+	said := func() *kubeletapi.Listing { return listing(true, "chandler.dev/claim="+uid+"-0-a") }
+	for name, lose := range map[string]func(b *bench, s stock){
+		"all files, and an open device is given": func(b *bench, s stock) {
+			if err := os.RemoveAll(b.config.Dir); err != nil {
+				b.t.Fatal(err)
+			}
+			b.open()
+			b.mustGive(claim("open", s["kvm"]), s)
+		},
+		"claims' files": func(b *bench, s stock) {
+			if err := os.RemoveAll(b.file(claimsDir)); err != nil {
+				b.t.Fatal(err)
+			}
+			b.open()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			s := host(gpu("a", 128))
+			s["kvm"] = open
+			c := claim("c", s["a"])
+			c.UID = uid
+			b.mustGive(c, s)
+			b.config.Listings = true
+			lose(b, s)
+			b.open()
+			if err := b.Observe(time.Now(), said(), s); err != nil {
+				t.Fatal(err)
+			}
+			b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID "+uid)
+			b.reboot("boot-2")
+			if err := b.Observe(time.Now(), said(), s); err != nil {
+				t.Fatal(err)
+			}
+			other := claim("other", s["a"])
+			other.Boot = "boot-2"
+			b.mustGive(other, s)
+		})
+	}
+}
+
+// A claim of an earlier boot keeps nobody out, whether it can be ended or not.
+func TestPastThatCannotBeEnded(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128))
+	c := claim("c", s["a"])
+	b.mustGive(c, s)
+	b.reboot("boot-2")
+	b.notes.fails = os.ErrPermission
+	if err := b.End(c.UID, s); err == nil || b.state(c) != Past {
+		t.Errorf("it is %v, %v", b.state(c), err)
+	}
+	b.notes.fails = nil
+	other := claim("other", s["a"])
+	other.Boot = "boot-2"
+	b.mustGive(other, s)
+	if err := b.End(c.UID, s); err != nil {
+		t.Error(err)
+	}
+}
