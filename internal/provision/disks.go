@@ -142,13 +142,17 @@ func (d *disks) addSwaps() {
 // unescape undoes how tables in /proc write paths (seq_path in fs/seq_file.c).
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
 
-// addLoops adds the disks that loop devices are made of. The kernel itself has
-// those open, and no process does: so kubelets keep the disks of pods that have
-// volumes in block mode.
+// addLoops adds the disks that loop devices are made of, and those to which zram
+// devices write what they have no room for. The kernel itself has those open, and no
+// process does: so kubelets keep the disks of pods that have volumes in block mode.
 func (d *disks) addLoops() {
 	for _, disk := range d.all {
 		if file := d.reads.text(path.Join(disk.Path, "loop/backing_file")); file != "" {
 			d.addFile(file, "the loop device "+disk.Name()+" is on it")
+		}
+		// Documentation/admin-guide/blockdev/zram.rst: "none" without one.
+		if file := d.reads.text(path.Join(disk.Path, "backing_dev")); path.IsAbs(file) {
+			d.addFile(file, disk.Name()+" writes to it")
 		}
 	}
 }
@@ -157,6 +161,7 @@ func (d *disks) addLoops() {
 // servers hand out to other machines, and those servers' modules.
 var exports = []struct{ module, pattern, user string }{
 	{"nvmet", "sys/kernel/config/nvmet/subsystems/*/namespaces/*/device_path", "it is exported by the NVMe target"},
+	{"usb_f_mass_storage", "sys/kernel/config/usb_gadget/*/functions/mass_storage.*/lun.*/file", "it is exported as a USB disk"},
 	{"target_core_mod", "sys/kernel/config/target/core/*/*/udev_path", "it is exported by the SCSI target"},
 }
 

@@ -347,6 +347,22 @@ func TestProvisionRefuses(t *testing.T) {
 		"a volume in block mode": {nvme, func(k *kernel, _ string) {
 			k.file("proc/1/mountinfo", "36 35 0:5 /nvme0n11 /var/lib/kubelet/x rw - devtmpfs udev rw,size=1k")
 		}, bind, []string{"nvme0n11", "/var/lib/kubelet/x"}},
+		"zram that writes to it": {nvme, func(k *kernel, _ string) {
+			k.file("sys/devices/virtual/block/zram0/dev", "252:0")
+			k.file("sys/devices/virtual/block/zram0/backing_dev", "/dev/nvme0n11")
+			k.link("sys/class/block/zram0", "../../devices/virtual/block/zram0")
+		}, bind, []string{"nvme0n11", "zram0 writes to it"}},
+		"a USB gadget": {nvme, func(k *kernel, _ string) {
+			k.file("sys/kernel/config/usb_gadget/g1/functions/mass_storage.0/lun.0/file", "/dev/nvme0n11")
+		}, bind, []string{"nvme0n11", "exported as a USB disk"}},
+		"a process has mapped it": {nvme, func(k *kernel, _ string) {
+			k.link("proc/47/fd/0", "/dev/null")
+			k.link("proc/47/map_files/7f0000000000-7f0000001000", "/dev/nvme0n11")
+		}, bind, []string{"process 47", "nvme0n11"}},
+		"a thread has it open": {nvme, func(k *kernel, _ string) {
+			k.link("proc/47/fd/0", "/dev/null")
+			k.link("proc/47/task/48/fd/3", "/dev/nvme0n11")
+		}, bind, []string{"process 47", "nvme0n11"}},
 		"a loop device": {nvme, func(k *kernel, _ string) { k.loop("loop3", "/dev/disk/by-uuid/1") }, bind, []string{"nvme0n11", "loop3"}},
 		"a loop device of a volume": {nvme, func(k *kernel, _ string) {
 			k.loop("loop3", "/var/lib/kubelet/volumeDevices/1")
@@ -576,7 +592,12 @@ func TestProvisionRefusesWhatContainersHave(t *testing.T) {
 			}
 		})
 	}
-	k, _ := qatHost()
+	k, dir := qatHost()
+	k.file(dir+"/a297db4a-f4c2-11e6-90f6-d3b88d6c9525/mdev_type/name", "x")
+	if _, err := k.runHeld(map[string]string{"mdev-a297db4a-f4c2-11e6-90f6-d3b88d6c9525": "claim a/b"}, nil, qatRule(2)); err == nil || !strings.Contains(err.Error(), "claim a/b has") || len(k.writes) > 0 {
+		t.Errorf("a mediated device: error %v, wrote %q", err, k.writes)
+	}
+	k, _ = qatHost()
 	if _, err := k.runHeld(map[string]string{"pci-0000-6b-00-1": "claim a/b"}, nil, qatRule(2)); err != nil {
 		t.Errorf("another function is held: %v", err)
 	}

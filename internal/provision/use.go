@@ -68,11 +68,23 @@ func (u *uses) holder(function sysfs.Device) error {
 	}
 	name := discovery.DeviceName(function)
 	for device, who := range u.held {
-		if device == name || strings.HasPrefix(device, name+"-") {
+		if device == name || strings.HasPrefix(device, name+"-") || u.isOn(device, function) {
 			return fmt.Errorf("in use: %s has %s", who, device)
 		}
 	}
 	return nil
+}
+
+// isOn reports whether a device lies on the function, by whatever name: a mediated
+// device is called by its UUID.
+func (u *uses) isOn(device string, function sysfs.Device) bool {
+	for i := range u.known {
+		if d := &u.known[i]; d.Name == device && (d.Source == function.Path || strings.HasPrefix(d.Source, function.Path+"/")) {
+			return true
+		}
+	}
+	uuid, mediated := strings.CutPrefix(device, "mdev-")
+	return mediated && function.Exists(uuid)
 }
 
 // bridged tells whether a PCI function is behind this one.
@@ -182,33 +194,52 @@ func openNodes(host *discovery.Host) (map[string]string, error) {
 		if _, err := strconv.ParseUint(entry.Name(), 10, 32); err != nil {
 			continue
 		}
-		dir := path.Join("proc", entry.Name(), "fd")
-		files, err := fs.ReadDir(host.FS, dir)
-		if err != nil && ended(host.FS, dir, err) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list open files of process %s: %w", entry.Name(), err)
-		}
-		processes++
-		for _, file := range files {
-			link := path.Join(dir, file.Name())
-			keys, err := keysOf(host.FS, link)
-			if err != nil && !ended(host.FS, link, err) {
-				return nil, fmt.Errorf("read an open file of process %s: %w", entry.Name(), err)
+		found := false
+		for _, dir := range openDirs(host.FS, entry.Name()) {
+			files, err := fs.ReadDir(host.FS, dir)
+			if err != nil && ended(host.FS, dir, err) {
+				continue
 			}
-			for _, key := range keys {
-				if opened[key] == "" {
-					name, _ := host.ReadText("/proc/" + entry.Name() + "/comm") // for people
-					opened[key] = fmt.Sprintf("process %s (%s)", entry.Name(), name)
+			if err != nil {
+				return nil, fmt.Errorf("list open files of process %s: %w", entry.Name(), err)
+			}
+			found = true
+			for _, file := range files {
+				link := path.Join(dir, file.Name())
+				keys, err := keysOf(host.FS, link)
+				if err != nil && !ended(host.FS, link, err) {
+					return nil, fmt.Errorf("read an open file of process %s: %w", entry.Name(), err)
+				}
+				for _, key := range keys {
+					if opened[key] == "" {
+						name, _ := host.ReadText("/proc/" + entry.Name() + "/comm") // for people
+						opened[key] = fmt.Sprintf("process %s (%s)", entry.Name(), name)
+					}
 				}
 			}
+		}
+		if found {
+			processes++
 		}
 	}
 	if processes == 0 {
 		return nil, errors.New("list processes: there are none in /proc")
 	}
 	return opened, nil
+}
+
+// openDirs returns the directories of links to what a process has open: its files, what
+// it has mapped, and the files of threads, which may have a table of their own
+// (proc_pid_fd(5), proc_pid_map_files(5), CLONE_FILES in clone(2)).
+func openDirs(host fs.FS, process string) []string {
+	dirs := []string{path.Join("proc", process, "fd"), path.Join("proc", process, "map_files")}
+	threads, _ := fs.ReadDir(host, path.Join("proc", process, "task"))
+	for _, thread := range threads {
+		if thread.Name() != process {
+			dirs = append(dirs, path.Join("proc", process, "task", thread.Name(), "fd"))
+		}
+	}
+	return dirs
 }
 
 // keysOf returns by what an open file is there, if it may be a device node.
