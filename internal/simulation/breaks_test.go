@@ -37,7 +37,7 @@ var deliberates = []deliberate{
 	{"claims are not ended", "driver/prepare.go", "	if err := d.ledger.End(uid, d.view.Load()); err != nil {\n		return err\n	}\n	if d.offeredFor", "	if d.offeredFor"},
 	{"a claim is answered before it is given", "driver/prepare.go", "	if err := d.take(ctx, plan); err != nil {\n		return nil, err\n	}\n	return answer(plan.wanted", "	return answer(plan.wanted"},
 	{"an earlier allocation stays", "driver/prepare.go", "!plan.earlier.SameAllocation(plan.wanted)) {", "!plan.earlier.SameAllocation(plan.wanted)) && false {"},
-	{"abandoned claims are not swept", "driver/sweep.go", "			suspects = d.sweep(ctx, suspects)", "			_ = d.sweep"},
+	{"abandoned claims are not swept", "driver/sweep.go", "			suspects = d.sweep(ctx, suspects)", "			_, _ = d.sweep, suspects"},
 	{"two agents are active at once", "cmd/chandler/agent/agent.go", "		unlock, err := a.Lock.Acquire(ctx)\n", "		unlock, err := func() {}, error(nil)\n"},
 	{"slices are published once", "driver/publish.go", "	return p.wanted != nil && (p.last == nil ||", "	return p.wanted != nil && (p.last == nil || false &&"},
 	{"the file boot is not synchronised", "internal/ledger/ledger.go", "	if err := l.keep(bootFile, []byte(l.config.Boot+\"\\n\")); err", "	if _, err := l.claims.Write(l.file(bootFile), []byte(l.config.Boot+\"\\n\"), 0o600); err"},
