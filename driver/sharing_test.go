@@ -188,3 +188,13 @@ func TestSharedAnewIsPublishedAfterTheClaim(t *testing.T) {
 		}
 	})
 }
+
+// Shares of two capacities do not go together: who has all of the memory of a device has
+// it alone, also once it is shared by number.
+func TestClaimsOfTwoForms(t *testing.T) {
+	b := newBench(t).restart().offers(byMemory("a", 8))
+	mustPrepare(t, b, taking(claim("one", "a"), "memory", "8Gi"))
+	b.restart().offers(byNumber("a", 4))
+	mustRefuse(t, b, taking(claim("two", "a"), discovery.Shares, "1"), "held by")
+	mustRefuse(t, b, claim("three", "a-share-00"), "held by")
+}
