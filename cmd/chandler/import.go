@@ -15,6 +15,7 @@ func newConfigCommand() *cobra.Command {
 		Use:   "config",
 		Short: "Make configurations of the agent",
 		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, // else arguments are not looked at
 	}
 	cmd.AddCommand(newImportCommand())
 	return cmd

@@ -180,6 +180,7 @@ type agent struct {
 	settings  atomic.Pointer[Settings] // in force
 	rules     chan *rules.Rules        // has one when the rules of the settings changed
 	accepted  chan struct{}            // has one when the settings changed
+	because   atomic.Pointer[error]    // why a configuration that came since is wrong
 	wrong     chan error               // has one that was not told yet: why the configuration is wrong, or nil
 	events    chan struct{}            // has one when something about the host's devices changed
 	snapshots chan *discovery.Snapshot // has one that was not placed yet
@@ -264,7 +265,11 @@ func newAgent(config Config) *agent {
 func (a *agent) run(ctx context.Context) error {
 	klog.FromContext(ctx).Info("Chandler starts", "version", a.Version, "node", a.NodeName)
 	if a.Wrong != nil {
-		klog.FromContext(ctx).Error(a.Wrong, "The configuration is wrong; the last one that was right is in force, or nothing is offered anew if none is known")
+		inForce := "the last one that was right is in force"
+		if why := a.Settings.Rules.Unknown; why != "" {
+			inForce = "nothing is offered anew, since no earlier one is known"
+		}
+		klog.FromContext(ctx).Error(a.Wrong, "The configuration is wrong; "+inForce)
 		a.wrong <- a.Wrong
 	}
 	release := make(chan func(), 1)

@@ -45,6 +45,7 @@ func (a *agent) change(ctx context.Context, change Change) {
 	a.metrics.reloaded(change.Err)
 	replace(a.wrong, change.Err)
 	if change.Err != nil {
+		a.because.Store(&change.Err)
 		klog.FromContext(ctx).Error(change.Err, "The configuration changed and is wrong; the one before stays in force")
 		return
 	}
@@ -58,11 +59,14 @@ func (a *agent) change(ctx context.Context, change Change) {
 	notify(a.events) // to settle the states of devices by the new severity
 }
 
-// stillWrong returns why the configuration with which the agent started is wrong, nil
-// if it was not or another has come since.
+// stillWrong returns why the configuration is wrong, nil if that with which the agent
+// started was not, or a right one has come since.
 func (a *agent) stillWrong() error {
-	if a.settings.Load() != &a.Settings {
+	if a.settings.Load() != &a.Settings || a.Wrong == nil {
 		return nil
+	}
+	if since := a.because.Load(); since != nil {
+		return *since
 	}
 	return a.Wrong
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -85,6 +86,11 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 			t.Errorf("events of the agent's pod: %v, %v", events, err)
 		}
 
+		n.changes <- Change{Err: errors.New("wrong in another way")}
+		synctest.Wait()
+		if got := answer("/readyz"); !strings.Contains(got, "another way") {
+			t.Errorf("readyz gives the first reason: %q", got)
+		}
 		n.changes <- Change{Settings: Settings{Rules: wanted}}
 		n.offers("kvm", "devices.kubevirt.io/tun")
 		expectLines(t, answer("/metrics"), "chandler_config_last_reload_successful 1")
