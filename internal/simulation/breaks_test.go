@@ -40,7 +40,7 @@ var deliberates = []deliberate{
 	{"abandoned claims are not swept", "driver/sweep.go", "			suspects = d.sweep(ctx, suspects)", "			_, _ = d.sweep, suspects"},
 	{"two agents are active at once", "cmd/chandler/agent/agent.go", "		unlock, err := a.Lock.Acquire(ctx)\n", "		unlock, err := func() {}, error(nil)\n"},
 	{"slices are published once", "driver/publish.go", "	return p.wanted != nil && (p.last == nil ||", "	return p.wanted != nil && (p.last == nil || false &&"},
-	{"the file boot is not synchronised", "internal/ledger/ledger.go", "	if err := l.keep(bootFile, []byte(l.config.Boot+\"\\n\")); err", "	if _, err := l.claims.Write(l.file(bootFile), []byte(l.config.Boot+\"\\n\"), 0o600); err"},
+	{"the file boot is not synchronised", "internal/ledger/ledger.go", "	if err := l.keep(bootFile, l.bootText()); err", "	if _, err := l.claims.Write(l.file(bootFile), l.bootText(), 0o600); err"},
 	{"the file of grants is not synchronised", "internal/ledger/grants.go", "err = l.keep(grantsFile, data)", "_, err = l.claims.Write(l.file(grantsFile), data, 0o600)"},
 	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touches(&w) && h.bears(nodes):", "			case false:"},
 	{"grants end by answers that are not whole", "internal/ledger/observe.go", "	if said.Whole {\n		l.said.whole", "	if true {\n		l.said.whole"},
