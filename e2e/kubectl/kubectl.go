@@ -267,17 +267,21 @@ func (c *Client) Logs(ctx context.Context, namespace, pod, container string) (st
 // Until asks again and again whether something is so, until it is, the answer is Final, or ctx ends; the last answer
 // is then in the error.
 func (c *Client) Until(ctx context.Context, what string, is func(context.Context) error) error {
+	var last error // that says more than that the time is over
 	for {
 		err := is(ctx)
 		if err == nil {
 			return nil
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err
 		}
 		if final := (finalError{}); errors.As(err, &final) {
 			return fmt.Errorf("wait for %s: %w", what, err)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w; last: %w", what, context.Cause(ctx), err)
+			return fmt.Errorf("wait for %s: %w; last: %w", what, context.Cause(ctx), last)
 		case <-time.After(interval):
 		}
 	}
