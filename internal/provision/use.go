@@ -79,7 +79,7 @@ func (u *uses) holder(function sysfs.Device) error {
 // device is called by its UUID.
 func (u *uses) isOn(device string, function sysfs.Device) bool {
 	for i := range u.known {
-		if d := &u.known[i]; d.Name == device && (d.Source == function.Path || strings.HasPrefix(d.Source, function.Path+"/")) {
+		if d := &u.known[i]; d.Name == device && within(d.Source, function) {
 			return true
 		}
 	}
@@ -149,7 +149,7 @@ func (u *uses) nodes(function sysfs.Device) (nodes []node, err error) {
 		}
 	}
 	for _, d := range u.known {
-		if d.Source != function.Path && !strings.HasPrefix(d.Source, function.Path+"/") {
+		if !within(d.Source, function) {
 			continue
 		}
 		for _, n := range d.OwnNodes() {
@@ -259,6 +259,9 @@ func keysOf(host fs.FS, link string) (keys []string, err error) {
 }
 
 // below reports whether a kernel device is on the function, or is it.
-func below(d, function sysfs.Device) bool {
-	return d.Path == function.Path || strings.HasPrefix(d.Path, function.Path+"/")
+func below(d, function sysfs.Device) bool { return within(d.Path, function) }
+
+// within reports whether a path is the function's directory, or lies in it.
+func within(name string, function sysfs.Device) bool {
+	return name == function.Path || strings.HasPrefix(name, function.Path+"/")
 }
