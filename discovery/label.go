@@ -40,8 +40,8 @@ type Labels struct {
 	// one that most silicon has.
 	Set map[string]string
 
-	// Space is what takes the place of white space. What else a label cannot have is left
-	// out. It is "-" if empty.
+	// Space is what takes the place of white space. Other characters that a label
+	// cannot have are left out. It is "-" if empty.
 	Space string
 }
 

@@ -17,8 +17,8 @@ import (
 
 const (
 	// swapInterval is how long until the API server is asked again to whom a device
-	// was allocated that is another now. What is allocated before it answers is refused,
-	// also if that is the new device.
+	// was allocated that is another now. A claim that is allocated before it
+	// answers is refused, also if it has the new device.
 	swapInterval = time.Second
 
 	swapTimeout = 10 * time.Second

@@ -260,7 +260,7 @@ func TestGrantsOutliveTheProcess(t *testing.T) {
 }
 
 // A resource that is not offered any more, though its devices are there, is left to
-// whoever serves it now. What pods have of it is theirs still.
+// whoever serves it now. Pods keep what they have of it.
 func TestResourceIsNotOfferedAnyMore(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()

@@ -31,14 +31,14 @@ DriverConfig that offers the same to standard output. It needs no cluster.
 
 Known are
 ` + importer.Formats() + `
-What a file is, it finds out itself: a configuration file, a ConfigMap, a
+The command finds out what a file is: a configuration file, a ConfigMap, a
 DaemonSet or Pod with arguments and variables, a custom resource, Helm values,
 a List of these, arguments or variables alone; YAML with any number of
 documents, or JSON, also with comments. Name all files of a plugin together,
 since its flags say how its configuration is to be read. - is standard input.
 
-What is not carried over is in comments at the head of the output, each with its
-place and the reason. Comments say first what changes for pods.
+Comments at the head of the output name all that is not carried over, each with
+its place and the reason, and first what changes for pods.
 
 The exit code is 0 if pods get what they got before, 2 if something that is not
 carried over changes what they get, and 1 if a file could not be read.`,

@@ -61,7 +61,7 @@ func TestConfigImport(t *testing.T) {
 	}
 }
 
-// What is written is a configuration that the other commands take.
+// The output is a configuration that the other commands take.
 func TestConfigImportFromStandardInput(t *testing.T) {
 	stdin, err := os.Open(filepath.Join("importer", "testdata", "nvidia-mps.yaml"))
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// own are Chandler's labels of each family. What a family has beside its accelerators, such
-// as channels between GPUs, counts only where it has nothing else.
+// own are Chandler's labels of each family. Other devices of a family than its
+// accelerators, such as channels between GPUs, count only where it has nothing else.
 var own = []discovery.Labels{
 	{Set: map[string]string{count: "{silicon}"}},
 	{Where: accelerators, Set: map[string]string{count: "{silicon}"}},

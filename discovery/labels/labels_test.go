@@ -125,8 +125,8 @@ func TestNameTooLong(t *testing.T) {
 	}
 }
 
-// What the administrator makes of GPUs is in their labels, as in those of
-// gpu-feature-discovery.
+// Labels say how the administrator shares and names GPUs, as those of
+// gpu-feature-discovery do.
 func TestSharing(t *testing.T) {
 	all := `device.attributes["chandler.dev"].kind == "gpu"`
 	selector, err := rules.Compile(all)

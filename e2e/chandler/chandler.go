@@ -127,7 +127,7 @@ func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
 
 // Install applies the manifests of the agent, with the configuration in the
 // manifest of that name, so that the agent stands in the simulated host, and
-// waits until the agent runs. What is about resource.k8s.io is left out where
+// waits until the agent runs. Objects for resource.k8s.io are left out where
 // the API server does not serve it.
 func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
 	manifests := []string{p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest(config)}

@@ -283,7 +283,7 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	b.mustGive(claim("other", s["a"]), s)
 }
 
-// What is known of a claim without a file survives an agent that ends after somebody has
+// The facts about a claim without a file survive an agent that ends after somebody has
 // wiped its directory and the specs, and while the kubelet does not answer.
 func TestSealedIsWrittenDown(t *testing.T) {
 	for name, all := range map[string]bool{"a device is known": false, "nothing is known": true} {

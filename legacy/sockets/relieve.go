@@ -41,7 +41,7 @@ func (d *Directory) succeed(ctx context.Context, p *plugin, before registration,
 			e.close()
 		}
 	}
-	// One that is lost does not stream. What was kept beside it has to be kept on.
+	// A lost endpoint does not stream. The one that was kept beside it is kept on.
 	if len(own) == 1 && own[0] == before.kept && len(d.dir.others(ctx, now.endpoint, own)) == 0 {
 		now.kept = before.kept
 		now.kept.silence(now.endpoint)

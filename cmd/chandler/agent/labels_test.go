@@ -149,7 +149,7 @@ func TestLabelsOnABadDisk(t *testing.T) {
 	})
 }
 
-// What a killed agent left is removed, and a file that says the same already is not written.
+// The temporary file of a killed agent is removed, and a file that says the same already is not written.
 func TestLabelsAfterAnotherAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)

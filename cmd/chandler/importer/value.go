@@ -133,8 +133,8 @@ func (v value) fieldsWith() (names []string) {
 	return names
 }
 
-// items are the items of a list. What is no list is one of its own, as in Go
-// libraries that take either.
+// items are the items of a list. A single value is a list of itself, as in
+// Go libraries that take either.
 func (v value) items() []value {
 	if v.null() {
 		return nil
