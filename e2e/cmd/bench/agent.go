@@ -41,7 +41,7 @@ func (b *bench) chandlerAgent(name string, n int, args ...string) *agent {
 		name: name, driver: chandler.Driver, program: b.project.Agent, devices: n,
 		args: append([]string{
 			"run", "--kubeconfig=" + nodeKubeconfig, "--node-name=" + b.cluster.NodeName(),
-			"--host-root=" + chandler.HostDir, "--runtime-root=" + chandler.HostDir, "--healthz-bind-address=:8081",
+			"--host-root=" + chandler.HostDir, "--runtime-root=" + chandler.HostDir, "--healthz-bind-address=" + metricsAddress,
 		}, args...),
 		device: func(number int) string { return newGPU(number).device() },
 	}

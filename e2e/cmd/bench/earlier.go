@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
@@ -33,13 +33,16 @@ func (b *bench) measureEarlier(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	results, gets, calls := newResults(), timings{}, timings{}
+	results, gets, stages := newResults(), timings{}, make(map[*agent]*sum)
 	for round := range b.rounds {
 		b.say("round %d of %d", round+1, b.rounds)
 		for _, a := range agents {
-			if err := b.measureAlone(ctx, a, l, sets[a], results.of(l, a), &calls); err != nil {
+			took, err := b.measureAlone(ctx, a, l, sets[a], results.of(l, a))
+			if err != nil {
 				return err
 			}
+			stages[a] = cmp.Or(stages[a], new(sum))
+			stages[a].add(took)
 		}
 		got, err := b.get(ctx, sets[present][0], 50)
 		if err != nil {
@@ -50,35 +53,29 @@ func (b *bench) measureEarlier(ctx context.Context) error {
 	var rows [][]string
 	for _, a := range agents {
 		m := results.of(l, a)
-		own := m.prepare.p50() - gets.p50()
-		rows = append(rows, []string{a.name, m.prepare.String(), milliseconds(own), milliseconds(own - calls.p50()), m.unprepare.String()})
+		rows = append(rows, []string{a.name, m.prepare.String(), milliseconds(m.prepare.p50() - gets.p50()), milliseconds(stages[a].mean()), m.unprepare.String()})
 	}
-	b.table(fmt.Sprintf("1 claim, p50 / p99 in ms; the library gets a claim in %s, and a call without claims takes %s:",
-		milliseconds(gets.p50()), milliseconds(calls.p50())),
-		[]string{"", "prepare", "own stages, with the call itself", "without it", "unprepare"}, rows)
+	b.table(fmt.Sprintf("1 claim, p50 / p99 in ms; the library gets a claim in %s:", milliseconds(gets.p50())),
+		[]string{"", "prepare", "without getting it", "the agent's own part, mean", "unprepare"}, rows)
 	return b.done(ctx, agents, sets)
 }
 
-// measureAlone starts an agent, puts it under a load, and stops it. In between it times calls without claims.
-func (b *bench) measureAlone(ctx context.Context, a *agent, l *load, claims []*drapb.Claim, m *measurement, calls *timings) (err error) {
+// measureAlone starts an agent, puts it under a load, and stops it. It returns how long the agent says that its own
+// part of preparing took.
+func (b *bench) measureAlone(ctx context.Context, a *agent, l *load, claims []*drapb.Claim, m *measurement) (own sum, err error) {
 	r, err := b.start(ctx, a)
 	if err != nil {
-		return err
+		return sum{}, err
 	}
 	defer func() { err = errors.Join(err, r.stop(), b.forget(ctx, a)) }()
 	var warm measurement // the first call connects
 	if err := warm.once(ctx, l, r, claims); err != nil {
-		return err
+		return sum{}, err
 	}
 	for i := range l.times {
 		if err := m.once(ctx, l, r, rotated(claims, i)); err != nil {
-			return err
+			return sum{}, err
 		}
-		began := time.Now()
-		if err := r.prepare(ctx, nil); err != nil {
-			return err
-		}
-		*calls = append(*calls, time.Since(began))
 	}
-	return nil
+	return b.prepareStages(ctx)
 }

@@ -70,6 +70,9 @@ var sections = []section{
 }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == metricsCommand {
+		exit(writeMetrics(context.Background()))
+	}
 	if len(os.Args) > 1 && os.Args[1] == getCommand {
 		exit(getOnNode(context.Background(), os.Args[2:]))
 	}
