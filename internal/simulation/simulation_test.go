@@ -71,15 +71,19 @@ func TestSimulation(t *testing.T) {
 		}
 		t.Logf("%8d %s", all.seen[f.name], f.name)
 	}
+	for _, why := range all.failed { // again, where it is seen: a long output is cut at its beginning
+		t.Log(why)
+	}
 }
 
 // tally is what came of the worlds that were run.
 type tally struct {
 	count int // of worlds
 
-	mu   sync.Mutex
-	run  int // of them
-	seen map[string]int
+	mu     sync.Mutex
+	run    int // of them
+	seen   map[string]int
+	failed []string // which seeds, and why
 }
 
 // next returns the number of the next world, and whether there is one.
@@ -111,12 +115,16 @@ func (a *tally) simulate(t *testing.T, run int) {
 	}
 	switch {
 	case len(w.failures) > 0:
-		t.Errorf("seed %d: %s\n%s\nrepeat it with: make simulate SEED=%d RUNS=100", number, w.failures[0], w.kept(number, run), number)
+		why := fmt.Sprintf("seed %d: %s", number, w.failures[0])
+		t.Errorf("%s\n%s\nrepeat it with: make simulate SEED=%d RUNS=100", why, w.kept(number, run), number)
+		a.failed = append(a.failed, why)
 		if *stop {
 			a.run = a.count
 		}
 	case w.events < 100 || w.struck < 5:
-		t.Errorf("seed %d has %d events and %d faults only", number, w.events, w.struck)
+		why := fmt.Sprintf("seed %d: there are %d events and %d faults only", number, w.events, w.struck)
+		t.Error(why)
+		a.failed = append(a.failed, why)
 	}
 }
 
