@@ -34,6 +34,11 @@ const (
 	// lookInterval is the time between looks at who has what, which asks nobody.
 	lookInterval = 10 * time.Second
 
+	// changePause is between a change and the look at it. The kernel takes a driver
+	// away, and all that the driver made, step by step, and a scan may see a step: pods
+	// are told where that led.
+	changePause = 2 * time.Second
+
 	// unknownInterval is that time while it is not known who has what.
 	unknownInterval = time.Second
 
@@ -91,8 +96,13 @@ func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
 		case <-time.After(wait):
+		case <-changed:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(changePause):
+			}
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -466,12 +467,17 @@ func TestOneNamespaceFails(t *testing.T) {
 	})
 }
 
-// Run tells when there is a change, at once, and ends with its context.
+// Run tells soon after a change, of the last state of several, and ends with its context.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		var known atomic.Bool
-		n.teller.InUse = func() ([]Device, bool) { return n.devices, known.Load() }
+		var mu sync.Mutex
+		n.teller.InUse = func() ([]Device, bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(n.devices), known.Load()
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		changed, ended := make(chan struct{}, 1), make(chan struct{})
 		n.is("classic", sick)
@@ -493,13 +499,26 @@ func TestRun(t *testing.T) {
 		n.client.ClearActions()
 		n.is("classic", again(sick, time.Minute))
 		changed <- struct{}{}
-		time.Sleep(time.Second)
+		time.Sleep(changePause)
 		synctest.Wait()
 		n.fails(nil)
 		time.Sleep(lookInterval)
 		synctest.Wait()
 		if len(n.events()) != 1 {
 			t.Errorf("%d Events once the API server answers, want 1", len(n.events()))
+		}
+		n.client.ClearActions()
+		for _, condition := range []discovery.Condition{discovery.ConditionNodeMissing, discovery.ConditionDriverUnbound} {
+			mu.Lock()
+			n.is("classic", discovery.Health{Status: discovery.Unhealthy, Condition: condition, Since: metav1.Now()})
+			mu.Unlock()
+			changed <- struct{}{}
+			time.Sleep(time.Second)
+		}
+		time.Sleep(lookInterval)
+		synctest.Wait()
+		if told := n.events(); len(told) != 1 || !strings.Contains(told[0].Note, string(discovery.ConditionDriverUnbound)) {
+			t.Errorf("told of a state that went on to another: %v", told)
 		}
 		cancel()
 		<-ended
