@@ -85,6 +85,10 @@ type Device struct {
 	// all GPUs at once for a monitor.
 	Named bool `json:"optIn,omitempty"`
 
+	// SRIOV is the pool of the SR-IOV network device plugin that the administrator
+	// has the device in, nil if it is in none. It is set by the rules.
+	SRIOV *SRIOVPool `json:"sriov,omitempty"`
+
 	// FromConfig says that the administrator named what the device consists of.
 	// It is set by [Scan].
 	FromConfig bool `json:"-"`
@@ -141,6 +145,10 @@ type Offer struct {
 	Unit     string   `json:"unit,omitempty"` // "" if the device is a unit of its own
 	Named    bool     `json:"optional,omitempty"`
 
+	// SRIOV says that the offer is for pools of the SR-IOV network device plugin,
+	// and for no other names: it has other IDs than the plugins for other names.
+	SRIOV bool `json:"sriov,omitempty"`
+
 	// Members is how many devices the Unit consists of, if it is of several and
 	// only given with all of them, as a card is with its FPGAs. It is 0 where
 	// whatever the administrator leaves of a unit will do, as of an IOMMU group.
@@ -157,6 +165,17 @@ type Offer struct {
 	// Counts is the capacity of which each ID is a unit: what a container asks
 	// for is an amount, and comes from one device. It is set by [Rules].
 	Counts resourceapi.QualifiedName `json:"counts,omitempty"`
+}
+
+// SRIOVPool is what the administrator wants of a pool of the SR-IOV network device
+// plugin, in the plugin's words.
+type SRIOVPool struct {
+	// AdditionalInfo is what containers are told of the devices besides, by the
+	// devices' IDs, or by "*" of all.
+	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
+
+	NeedVhostNet    bool `json:"needVhostNet,omitempty"`    // containers get /dev/vhost-net and /dev/net/tun too
+	ExcludeTopology bool `json:"excludeTopology,omitempty"` // the kubelet is told no NUMA nodes
 }
 
 // AnyName is the Resource of an offer that may have any name.

@@ -53,15 +53,20 @@ func (d *Device) vfioGroups() (groups []string) {
 // join makes devices, which are in name order, one unit of that name.
 func join(unit string, devices []*Device) {
 	all := map[string]resource.Quantity{"group": resource.MustParse("1")}
-	ids := make(map[string][]string) // by resource
+	type names struct { // that have IDs of their own
+		resource string
+		sriov    bool
+	}
+	ids := make(map[names][]string)
 	for _, d := range devices {
 		d.PartOf, d.Takes = &Silicon{Name: unit, Counters: all}, all
 		offers := make([]Offer, len(d.Classic))
 		for i, offer := range d.Classic {
-			if ids[offer.Resource] == nil {
-				ids[offer.Resource] = offer.IDs
+			of := names{offer.Resource, offer.SRIOV}
+			if ids[of] == nil {
+				ids[of] = offer.IDs
 			}
-			offer.IDs, offer.Unit, offer.Members = ids[offer.Resource], unit, 0
+			offer.IDs, offer.Unit, offer.Members = ids[of], unit, 0
 			offers[i] = offer
 		}
 		if d.Classic != nil {

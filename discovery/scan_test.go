@@ -233,11 +233,15 @@ func TestScanJoinsIOMMUGroups(t *testing.T) {
 		device("d", "example.com/x", "/dev/vfio/8"),
 		device("e", "example.com/x", "/dev/vfio/noiommu-7"),
 	}
+	for i := range described { // of the same name, with IDs of their own
+		pool := discovery.Offer{Resource: described[i].Classic[0].Resource, IDs: []string{"pool-" + described[i].Name}, SRIOV: true}
+		described[i].Classic = append(described[i].Classic, pool)
+	}
 	f := scanFamily("one", misc, func([]sysfs.Device) ([]discovery.Device, []discovery.Problem) { return described, nil })
 	s := discovery.Scan(miscHost("a"), []*discovery.Family{f})
 	var got []string
 	for _, d := range s.Devices {
-		line := fmt.Sprint(d.Name, " ", d.Classic[0].Resource, ids(d), " ", d.Classic[0].Unit, " ", d.Silicon())
+		line := fmt.Sprint(d.Name, " ", d.Classic[0].Resource, d.Classic[0].IDs, d.Classic[1].IDs, " ", d.Classic[0].Unit, " ", d.Silicon())
 		if d.PartOf != nil {
 			takes, all := d.Takes["group"], d.PartOf.Counters["group"]
 			line += fmt.Sprintf(" %s of %s", takes.String(), all.String())
@@ -245,11 +249,11 @@ func TestScanJoinsIOMMUGroups(t *testing.T) {
 		got = append(got, line)
 	}
 	want := []string{
-		"a example.com/x[a] iommu-group-7 iommu-group-7 1 of 1",
-		"b example.com/x[a] iommu-group-7 iommu-group-7 1 of 1",
-		"c example.com/y[c] iommu-group-7 iommu-group-7 1 of 1",
-		"d example.com/x[d]  d",
-		"e example.com/x[e]  e",
+		"a example.com/x[a] [pool-a] iommu-group-7 iommu-group-7 1 of 1",
+		"b example.com/x[a] [pool-a] iommu-group-7 iommu-group-7 1 of 1",
+		"c example.com/y[c] [pool-c] iommu-group-7 iommu-group-7 1 of 1",
+		"d example.com/x[d] [pool-d]  d",
+		"e example.com/x[e] [pool-e]  e",
 	}
 	if diff := cmp.Diff(want, got); diff != "" || len(s.Problems) > 0 {
 		t.Errorf("problems %v, devices (-want +got):\n%s", s.Problems, diff)

@@ -25,6 +25,13 @@ resources:
 - name: example.com/nlb0
   cel: "true"
   acceleratorFunction: d8424dc4-a4a3-c413-f89e-433683f9040b
+- name: intel.com/dpdk
+  cel: "true"
+  sriov:
+    additionalInfo: {"*": {token: 3e49019f}}
+    needVhostNet: true
+    excludeTopology: true
+- {name: intel.com/fec, cel: "true", sriov: {}}
 allocation:
 - resource: nvidia.com/gpu
   policy: Spread
@@ -56,6 +63,11 @@ paths:
 		Exclude:  []Selector{{CEL: "true"}},
 		Resources: []Resource{{Selector: Selector{CEL: "false"}, Name: "devices.kubevirt.io/kvm", Mode: ModeDevicePlugin}, {
 			Selector: Selector{CEL: "true"}, Name: "example.com/nlb0", AcceleratorFunction: "d8424dc4-a4a3-c413-f89e-433683f9040b",
+		}, {
+			Selector: Selector{CEL: "true"}, Name: "intel.com/dpdk",
+			SRIOV: &SRIOVPool{AdditionalInfo: map[string]map[string]string{"*": {"token": "3e49019f"}}, NeedVhostNet: true, ExcludeTopology: true},
+		}, {
+			Selector: Selector{CEL: "true"}, Name: "intel.com/fec", SRIOV: &SRIOVPool{},
 		}},
 		Allocation: []Allocation{{Resource: "nvidia.com/gpu", Policy: PolicySpread}, {Resource: "nvidia.com/gpu.shared", FailRequestsGreaterThanOne: true}},
 		Overhead: []Overhead{{

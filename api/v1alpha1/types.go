@@ -146,6 +146,25 @@ type Resource struct {
 	// the classic API lists them under that name, as in [ClaimParameters]. In
 	// DRA a claim says which one it wants.
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
+
+	// SRIOV makes the entry a pool of the SR-IOV network device plugin. PCI functions
+	// under vfio then have their addresses as IDs, and containers the variables
+	// PCIDEVICE_<PREFIX>_<NAME>, where otherwise they have what KubeVirt has: IOMMU
+	// groups, and PCI_RESOURCE_<NAME>. It may be empty: {}.
+	SRIOV *SRIOVPool `json:"sriov,omitempty"`
+}
+
+// SRIOVPool is what a pool of the SR-IOV network device plugin may say besides.
+type SRIOVPool struct {
+	// AdditionalInfo is what PCIDEVICE_<PREFIX>_<NAME>_INFO says of devices as
+	// "extra", by their IDs, or by "*" of all; what is said of one goes before.
+	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
+
+	// NeedVhostNet gives containers /dev/vhost-net and /dev/net/tun too.
+	NeedVhostNet bool `json:"needVhostNet,omitempty"`
+
+	// ExcludeTopology has the kubelet told no NUMA nodes of the devices.
+	ExcludeTopology bool `json:"excludeTopology,omitempty"`
 }
 
 // Allocation is how the device-plugin API gives out what a classic resource counts:

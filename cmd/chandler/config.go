@@ -174,6 +174,9 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 		if id := functionID(resource.AcceleratorFunction); id != "" {
 			rule.Want = discovery.Parameters{fpgaintel.AcceleratorFunction: id}
 		}
+		if pool := resource.SRIOV; pool != nil {
+			rule.SRIOV = &discovery.SRIOVPool{AdditionalInfo: pool.AdditionalInfo, NeedVhostNet: pool.NeedVhostNet, ExcludeTopology: pool.ExcludeTopology}
+		}
 		out.Resources = append(out.Resources, rule)
 	}
 	for i, overhead := range config.Overhead {

@@ -61,3 +61,23 @@ func TestAllocationOfConfig(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+func TestSRIOVOfConfig(t *testing.T) {
+	_, compiled, err := parseConfig([]byte(`
+apiVersion: chandler.dev/v1alpha1
+kind: DriverConfig
+resources:
+- {name: intel.com/a, cel: "true"}
+- {name: intel.com/b, cel: "true", sriov: {}}
+- {name: intel.com/c, cel: "true", sriov: {needVhostNet: true, excludeTopology: true, additionalInfo: {"*": {token: x}}}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := map[string]map[string]string{"*": {"token": "x"}}
+	for i, want := range []*discovery.SRIOVPool{nil, {}, {AdditionalInfo: info, NeedVhostNet: true, ExcludeTopology: true}} {
+		if diff := cmp.Diff(want, compiled.Resources[i].SRIOV); diff != "" {
+			t.Errorf("resources[%d] (-want +got):\n%s", i, diff)
+		}
+	}
+}

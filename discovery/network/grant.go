@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -20,16 +22,21 @@ const InterfaceName discovery.Parameter = "interfaceName"
 // network device plugin: PCIDEVICE_<PREFIX>_<NAME> and …_INFO for the resource
 // that they are offered as. In DRA it says so besides, or where there is no
 // such resource only, in PCIDEVICE and PCIDEVICE_INFO, and moves the interface
-// of a function where the claim gives it a name.
+// of a function where the claim gives it a name. In pools that need them it gives
+// the nodes of vhost-net.
 func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	ids := make([]string, len(given))
 	info := make(map[string]map[string]map[string]string)
+	var edits specs.ContainerEdits
 	for i, d := range given {
+		d.Edits.DeviceNodes = slices.Concat(d.Edits.DeviceNodes, vhostNet(d.SRIOV))
 		ids[i] = path.Base(d.Source)
 		info[ids[i]] = infoOf(d, ids[i])
+		if len(edits.DeviceNodes) == 0 {
+			edits.DeviceNodes = vhostNet(d.SRIOV)
+		}
 	}
 	text, _ := json.Marshal(info) // of strings only
-	var edits specs.ContainerEdits
 	for _, variable := range variables(grant) {
 		edits.Env = append(edits.Env, variable+"="+strings.Join(ids, ","), variable+"_INFO="+string(text))
 	}
@@ -39,6 +46,18 @@ func Grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits
 		}
 	}
 	return edits
+}
+
+// vhostNet returns the nodes by which a virtual machine uses the network of the
+// kernel, if the pool needs them.
+func vhostNet(pool *discovery.SRIOVPool) []*specs.DeviceNode {
+	if pool == nil || !pool.NeedVhostNet {
+		return nil
+	}
+	return []*specs.DeviceNode{
+		{Path: "/dev/vhost-net", HostPath: "/dev/vhost-net", Permissions: "rw"},
+		{Path: "/dev/net/tun", HostPath: "/dev/net/tun", Permissions: "rw"},
+	}
 }
 
 // variables returns the names under which the functions are told of.
@@ -65,6 +84,8 @@ var providers = []struct{ prefix, provider, key string }{
 	{"/dev/infiniband/umad", "rdma", "umad"},
 	{"/dev/infiniband/issm", "rdma", "issm"},
 	{"/dev/infiniband/rdma_cm", "rdma", "rdma_cm"},
+	{"/dev/vhost-net", "vhost", "net-mount"},
+	{"/dev/net/tun", "vhost", "tun-mount"},
 }
 
 // infoOf returns what a container is told of a function: by provider and key,
@@ -89,6 +110,11 @@ func infoOf(d discovery.Device, id string) map[string]map[string]string {
 	}
 	if name := d.Attributes.String("rdmaDevice"); name != "" {
 		set("rdma", "rdma_dev", name)
+	}
+	if d.SRIOV != nil && len(d.SRIOV.AdditionalInfo) > 0 {
+		info["extra"] = make(map[string]string)
+		maps.Copy(info["extra"], d.SRIOV.AdditionalInfo["*"])
+		maps.Copy(info["extra"], d.SRIOV.AdditionalInfo[id])
 	}
 	return info
 }

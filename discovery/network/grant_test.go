@@ -95,3 +95,32 @@ func TestAccept(t *testing.T) {
 		}
 	}
 }
+
+// A pool may say more of its devices, and have the nodes of vhost-net given with them.
+func TestGrantOfPools(t *testing.T) {
+	pool := &discovery.SRIOVPool{NeedVhostNet: true, AdditionalInfo: map[string]map[string]string{
+		"*": {"token": "a", "site": "b"}, "0000:16:01.0": {"token": "c"}, "0000:16:01.1": {"token": "d"},
+	}}
+	given := []discovery.Device{function("0000:16:01.0"), function("0000:16:01.2")}
+	given[0].SRIOV, given[1].SRIOV = pool, pool
+	const vhost = `"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}`
+	const info = `{"0000:16:01.0":{"extra":{"site":"b","token":"c"},"generic":{"deviceID":"0000:16:01.0"},` + vhost + `},` +
+		`"0000:16:01.2":{"extra":{"site":"b","token":"a"},"generic":{"deviceID":"0000:16:01.2"},` + vhost + `}}`
+	got := network.Grant(given, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "intel.com/a"})
+	if want := []string{"PCIDEVICE_INTEL_COM_A=0000:16:01.0,0000:16:01.2", "PCIDEVICE_INTEL_COM_A_INFO=" + info}; !slices.Equal(got.Env, want) {
+		t.Errorf("got %q; want %q", got.Env, want)
+	}
+	var nodes []string
+	for _, node := range got.DeviceNodes {
+		nodes = append(nodes, node.HostPath+" "+node.Permissions)
+	}
+	if want := []string{"/dev/vhost-net rw", "/dev/net/tun rw"}; !slices.Equal(nodes, want) {
+		t.Errorf("nodes %q; want %q", nodes, want)
+	}
+	given[0].SRIOV, given[1].SRIOV = nil, &discovery.SRIOVPool{AdditionalInfo: map[string]map[string]string{"0000:16:01.3": {"a": "b"}}}
+	got = network.Grant(given, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "intel.com/a"})
+	const empty = `PCIDEVICE_INTEL_COM_A_INFO={"0000:16:01.0":{"generic":{"deviceID":"0000:16:01.0"}},"0000:16:01.2":{"extra":{},"generic":{"deviceID":"0000:16:01.2"}}}`
+	if len(got.Env) != 2 || got.Env[1] != empty || len(got.DeviceNodes) > 0 {
+		t.Errorf("got %q, %v; want %s", got.Env, got.DeviceNodes, empty)
+	}
+}

@@ -39,6 +39,9 @@ type Resource struct {
 	Name string
 	Mode *discovery.Mode
 
+	// SRIOV makes the devices a pool of the SR-IOV network device plugin, nil for none.
+	SRIOV *discovery.SRIOVPool
+
 	// Want is what the devices are to be before the classic API lists them.
 	Want discovery.Parameters
 }
@@ -205,8 +208,8 @@ func (r *Rules) name(d *Offered, selects func(Selector) bool, own map[string]boo
 	if resource.Mode != nil {
 		d.Mode = *resource.Mode
 	}
-	d.Want = resource.Want
-	d.Offers = renamed(d.Offers, resource.Name)
+	d.Want, d.SRIOV = resource.Want, resource.SRIOV
+	d.Offers = renamed(d.Offers, resource.Name, resource.SRIOV != nil)
 	if len(d.Offers) == 0 && d.Mode != discovery.ModeDRA {
 		return true, fmt.Errorf("resource %s: the device has no ID in the classic API", resource.Name)
 	}
@@ -220,17 +223,21 @@ func (d *Offered) offers(resource string) bool {
 
 // renamed returns the offers under one other name. A device that was
 // offered under several names keeps the IDs of that name, else those of its
-// domain, else those of the first. A device without an ID is not offered.
-func renamed(offers []discovery.Offer, resource string) []discovery.Offer {
+// domain, else those of the first. In a pool of the SR-IOV network device plugin
+// it has the IDs for such pools, if there are any. A device without an ID is not
+// offered.
+func renamed(offers []discovery.Offer, resource string, sriov bool) []discovery.Offer {
 	domain, _, _ := strings.Cut(resource, "/")
 	for _, fits := range []func(discovery.Offer) bool{
+		func(offer discovery.Offer) bool { return offer.SRIOV && sriov },
 		func(offer discovery.Offer) bool { return offer.Resource == resource },
 		func(offer discovery.Offer) bool { return offer.Resource == domain+"/"+discovery.AnyName },
 		func(offer discovery.Offer) bool { return !offer.Unnamed() || offer.Resource == discovery.AnyName },
 	} {
-		if i := slices.IndexFunc(offers, fits); i >= 0 {
+		allowed := func(offer discovery.Offer) bool { return fits(offer) && (sriov || !offer.SRIOV) }
+		if i := slices.IndexFunc(offers, allowed); i >= 0 {
 			offer := offers[i]
-			offer.Resource, offer.Named = resource, false
+			offer.Resource, offer.Named, offer.SRIOV = resource, false, false
 			return []discovery.Offer{offer}
 		}
 	}

@@ -416,3 +416,39 @@ func TestResourceOf(t *testing.T) {
 		t.Errorf("of two names %q is chosen", got)
 	}
 }
+
+// Pools of the SR-IOV network device plugin have IDs of their own, which no other name
+// gets; a family without such IDs gives those that it has.
+func TestPoolsOfTheSRIOVPlugin(t *testing.T) {
+	both := gpu("a", "acme", 0)
+	both.Classic = []discovery.Offer{{Resource: "*", IDs: []string{"12"}}, {Resource: "acme.com/*", IDs: []string{"acme"}}, {Resource: "*", IDs: []string{"0000:01:00.0"}, SRIOV: true}}
+	own, only := gpu("a", "acme", 0), gpu("a", "acme", 0)
+	only.Classic = both.Classic[2:]
+	pool := &discovery.SRIOVPool{NeedVhostNet: true}
+	for name, test := range map[string]struct {
+		device discovery.Device
+		name   string
+		pool   *discovery.SRIOVPool
+		want   string // the ID, "" for none
+	}{
+		"pool":              {both, "example.com/pool", pool, "0000:01:00.0"},
+		"pool of a domain":  {both, "acme.com/pool", pool, "0000:01:00.0"},
+		"no pool":           {both, "example.com/pool", nil, "12"},
+		"no pool, a domain": {both, "acme.com/pool", nil, "acme"},
+		"family's own IDs":  {own, "example.com/pool", pool, "a"},
+		"for pools alone":   {only, "example.com/pool", nil, ""},
+	} {
+		rules := &Rules{Resources: []Resource{{Selector: selector(t, everyGPU), Name: test.name, SRIOV: test.pool}}}
+		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{test.device}}).Devices[0]
+		var want []discovery.Offer
+		if test.want != "" {
+			want = []discovery.Offer{{Resource: test.name, IDs: []string{test.want}}}
+		}
+		if diff := cmp.Diff(want, got.Offers); diff != "" || got.SRIOV != test.pool {
+			t.Errorf("%s: pool %v, offers (-want +got):\n%s", name, got.SRIOV, diff)
+		}
+	}
+	if got := (&Rules{}).Apply(&discovery.Snapshot{Devices: []discovery.Device{both}}).Devices[0].Offers; len(got) > 0 {
+		t.Errorf("unnamed, and offered as %+v", got)
+	}
+}

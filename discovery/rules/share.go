@@ -90,7 +90,7 @@ func (s *Share) of(d *Offered) (*Sharing, []discovery.Offer, error) {
 	}
 	offers := d.Offers
 	if s.Resource != "" {
-		offers = renamed(offers, s.Resource)
+		offers = renamed(offers, s.Resource, false)
 	}
 	if s.Replicas > 0 {
 		offers, err := s.replicas(offers)
@@ -114,7 +114,7 @@ func (s *Share) recounted(offers []discovery.Offer) ([]discovery.Offer, error) {
 		return nil, errors.New("sharing: any number of containers may have the device already")
 	}
 	if s.Resource != "" {
-		offers = renamed(offers, s.Resource)
+		offers = renamed(offers, s.Resource, false)
 	}
 	return s.replicas(offers)
 }

@@ -291,9 +291,11 @@ func (l *List) sort() {
 	}
 }
 
-// topology returns the NUMA nodes of the unit, nil if none is known.
+// topology returns the NUMA nodes of the unit, nil if none is known or the
+// administrator wants none told.
 func (u *Unit) topology() *pluginapi.TopologyInfo {
-	if len(u.place.NUMA()) == 0 {
+	excluded := func(d rules.Offered) bool { return d.SRIOV != nil && d.SRIOV.ExcludeTopology }
+	if len(u.place.NUMA()) == 0 || slices.ContainsFunc(u.Devices, excluded) {
 		return nil
 	}
 	t := &pluginapi.TopologyInfo{}

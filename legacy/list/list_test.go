@@ -346,3 +346,16 @@ func TestIDOfAnotherForm(t *testing.T) {
 		t.Errorf("%+v, ours %t", g, ours)
 	}
 }
+
+// The administrator of a pool may want the kubelet told no NUMA nodes.
+func TestExcludeTopology(t *testing.T) {
+	d := listtest.GPU("a")
+	d.Attributes.SetInt("resource.kubernetes.io/numaNode", 1)
+	if got := first(listtest.Resource, d).Devices()[0].GetTopology().GetNodes(); len(got) != 1 || got[0].ID != 1 {
+		t.Errorf("NUMA nodes %v; want 1", got)
+	}
+	d.SRIOV = &discovery.SRIOVPool{ExcludeTopology: true}
+	if got := first(listtest.Resource, d).Devices()[0].Topology; got != nil {
+		t.Errorf("NUMA nodes %v, though excluded", got)
+	}
+}

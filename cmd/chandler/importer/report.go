@@ -130,8 +130,14 @@ const maxShares = 4096
 
 // resource adds an entry of resources, and reports whether it could.
 func (im *importer) resource(from value, name, cel string) bool {
-	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel)}}
-	if slices.Contains(im.config.Resources, entry) {
+	return im.pool(from, name, cel, nil)
+}
+
+// pool adds an entry of resources that may be a pool of the SR-IOV plugin, and
+// reports whether it could.
+func (im *importer) pool(from value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
+	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel)}, SRIOV: sriov}
+	if slices.ContainsFunc(im.config.Resources, func(r v1alpha1.Resource) bool { return reflect.DeepEqual(r, entry) }) {
 		return true
 	}
 	ok := im.fits(from, name, v1alpha1.DriverConfig{Resources: []v1alpha1.Resource{entry}})

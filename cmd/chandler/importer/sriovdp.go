@@ -2,12 +2,15 @@ package importer
 
 import (
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/api/v1alpha1"
 )
 
 // sriovdp reads what is written for the SR-IOV network device plugin (README.md
@@ -111,8 +114,9 @@ func (s *sriovdp) pool(v value) {
 	v = modern(v, kind)
 	var sets []string
 	whole := true
+	said := s.said(v)
 	for _, set := range v.at("selectors").items() {
-		p := &pool{im: s.im, kind: kind}
+		p := &pool{im: s.im, kind: kind, said: said}
 		cel, ok := p.selects(set)
 		sets = append(sets, cel)
 		whole = whole && ok
@@ -121,20 +125,54 @@ func (s *sriovdp) pool(v value) {
 		}
 	}
 	if len(sets) == 0 {
-		p := &pool{im: s.im, kind: kind}
+		p := &pool{im: s.im, kind: kind, said: said}
 		cel, ok := p.selects(value{})
 		sets, whole = []string{cel}, ok
 	}
 	if !whole {
 		return // which is noted
 	}
-	s.im.resource(v, name, anyOf(slices.Compact(sets)))
-	if exclude := v.at("excludeTopology"); exclude.is() {
-		s.im.lost(exclude, "not carried over: the kubelet is told the NUMA nodes of the devices")
+	s.im.pool(v, name, anyOf(slices.Compact(sets)), said.entry())
+}
+
+// said is what a pool says beside its selectors.
+type said struct {
+	v1alpha1.SRIOVPool
+	vfio bool // its functions may be under vfio
+}
+
+// entry returns what the entry says beside the expression, nil for nothing.
+func (s *said) entry() *v1alpha1.SRIOVPool {
+	if !s.vfio && reflect.DeepEqual(s.SRIOVPool, v1alpha1.SRIOVPool{}) {
+		return nil
 	}
-	if info := v.at("additionalInfo"); len(v.at("additionalInfo").texts())+len(info.short()) > 0 {
-		s.im.lost(info, "not carried over: PCIDEVICE_…_INFO says only what the plugin finds by itself")
+	return &s.SRIOVPool
+}
+
+// said reads what a pool says beside its selectors. The plugin gives the nodes of
+// vhost-net with the devices of those sets of selectors that want them.
+func (s *sriovdp) said(v value) *said {
+	out := &said{}
+	out.ExcludeTopology = v.at("excludeTopology").is()
+	for id, of := range v.at("additionalInfo").fields() {
+		for key, field := range of.fields() {
+			if out.AdditionalInfo == nil {
+				out.AdditionalInfo = make(map[string]map[string]string)
+			}
+			if out.AdditionalInfo[id] == nil {
+				out.AdditionalInfo[id] = make(map[string]string)
+			}
+			out.AdditionalInfo[id][key] = field.text()
+		}
 	}
+	sets := v.at("selectors").items()
+	needs := func(set value) bool { return set.at("needVhostNet").is() }
+	i := slices.IndexFunc(sets, needs)
+	out.NeedVhostNet = i >= 0
+	if i >= 0 && slices.ContainsFunc(sets, func(set value) bool { return !needs(set) }) {
+		s.im.lost(sets[i].at("needVhostNet"), "all devices of the pool come with /dev/vhost-net and /dev/net/tun, also those of its other selectors")
+	}
+	return out
 }
 
 // drivers are what releases before 3.0 had as types of devices.
@@ -174,6 +212,7 @@ func modern(v value, kind string) value {
 type pool struct {
 	im   *importer
 	kind string // netdevice, accelerator, auxnetdevice
+	said *said
 	cel  []string
 
 	chosen map[string][]string // the values of attributes that are asked for
@@ -211,12 +250,8 @@ func (p *pool) selects(v value) (string, bool) {
 			p.one(text("pKey"), lower(field.texts()))
 		case "vdpaType":
 			p.one(text("vdpaType"), field.texts())
-		case "isRdma":
-			// It is what the family says.
-		case "needVhostNet":
-			if field.is() {
-				p.im.lost(field, "not carried over: a container asks for devices.kubevirt.io/vhost-net and devices.kubevirt.io/tun besides")
-			}
+		case "isRdma", "needVhostNet":
+			// The one is what the family says, the other is read with the pool.
 		case "ddpProfiles":
 			p.im.lost(field, "no file of the kernel tells which profile an adapter has loaded, so the pool is left out; of it all could be selected by: %s", all(p.cel))
 			complete = false
@@ -231,7 +266,7 @@ func (p *pool) selects(v value) (string, bool) {
 // would look at.
 func (p *pool) functions(v value) {
 	if p.kind == "accelerator" {
-		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")")
+		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")", attributes+`?pciClass.orValue("12").startsWith("12")`)
 		p.accelerator(v)
 		return
 	}
@@ -244,24 +279,19 @@ func (p *pool) functions(v value) {
 	nic := oneOf(kindAttribute, []string{"nic"})
 	if slices.ContainsFunc(v.at("drivers").texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
 		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // a physical function
-		if slices.Contains(ids(v.at("vendors")), virtio) {
-			p.im.lost(v.at("vendors"), "%s", underVFIO)
-		} else {
-			p.im.say(v.at("drivers"), "virtual functions are offered as before; %s", underVFIO)
-		}
+		p.said.vfio = true
 	}
 	p.cel = append(p.cel, nic, route)
 }
 
-// virtio is the vendor of what virtual machines are given, which are physical
-// functions to them.
-const virtio = "1af4"
-
-const underVFIO = "a physical function under vfio has the number of its IOMMU group as ID, and PCI_RESOURCE_… as variable in place of PCIDEVICE_…"
-
-// accelerator notes how accelerators are offered by the families that describe them.
+// accelerator notes which accelerators are offered as the families have them that
+// describe them.
 func (p *pool) accelerator(v value) {
-	p.im.lost(cmpValue(v.at("drivers"), v), "accelerators have the IDs and variables of the family that describes them; under vfio those of KubeVirt, the number of the IOMMU group and PCI_RESOURCE_…, in place of PCIDEVICE_…")
+	p.said.vfio = true
+	drivers := v.at("drivers").texts()
+	if len(drivers) == 0 || slices.ContainsFunc(drivers, func(driver string) bool { return !strings.Contains(driver, "vfio") }) {
+		p.im.lost(cmpValue(v.at("drivers"), v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
+	}
 }
 
 func (p *pool) one(attribute string, values []string) {
@@ -402,7 +432,7 @@ func (s *sriovdp) nodePolicy(v value) {
 	if s.settings.get("resource-prefix").text() != "" {
 		prefix = s.settings.get("resource-prefix").text()
 	}
-	p := &pool{im: s.im}
+	p := &pool{im: s.im, said: &said{}}
 	p.cel = []string{oneOf(kindAttribute, []string{"nic"})}
 	if v.at("isRdma").is() {
 		p.cel = []string{oneOf(familyAttribute, []string{"rdma"})}
@@ -429,12 +459,8 @@ func (s *sriovdp) nodePolicy(v value) {
 	if vdpa := v.at("vdpaType"); vdpa.text() != "" {
 		p.one(text("vdpaType"), []string{strings.TrimPrefix(vdpa.text(), "vdpa/")})
 	}
-	if need := v.at("needVhostNet"); need.is() {
-		s.im.lost(need, "not carried over: a container asks for devices.kubevirt.io/vhost-net and devices.kubevirt.io/tun besides")
-	}
-	if exclude := v.at("excludeTopology"); exclude.is() {
-		s.im.lost(exclude, "not carried over: the kubelet is told the NUMA nodes of the devices")
-	}
+	p.said.NeedVhostNet = v.at("needVhostNet").is()
+	p.said.ExcludeTopology = v.at("excludeTopology").is()
 	if nodes := v.at("nodeSelector"); !nodes.null() {
 		s.im.say(nodes, "the entry is for all nodes; it selects nothing where there are no such functions")
 	}
@@ -445,7 +471,7 @@ func (s *sriovdp) nodePolicy(v value) {
 	}
 	s.im.unknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
 	if ok {
-		s.im.resource(v, prefix+"/"+v.at("resourceName").text(), all(p.cel))
+		s.im.pool(v, prefix+"/"+v.at("resourceName").text(), all(p.cel), p.said.entry())
 		s.im.say(v.at("resourceName"), "has the prefix %s, which is the operator's default; name the DaemonSet or its values too if yours is another", prefix)
 	}
 }

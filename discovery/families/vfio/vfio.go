@@ -17,6 +17,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/network"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -29,6 +30,7 @@ var Family = &discovery.Family{
 	Describe:    describe,
 	CommonNodes: discovery.VFIOControl(),
 	Grant:       grant,
+	FileDirs:    []string{network.InfoDir},
 }
 
 // drivers are the kernel's vfio drivers for PCI functions: vfio-pci, which takes
@@ -154,8 +156,26 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	}
 	if len(nodes) > 0 {
 		d.Classic = offers(g.id, id, function)
+		errs = append(errs, addPool(&d, host, function, id))
 	}
 	return d, errors.Join(errs...)
+}
+
+// addPool adds how the SR-IOV network device plugin offers the function, and what
+// network plugins are told of it if it is one of a network adapter. Others the
+// plugin calls accelerators.
+func addPool(d *discovery.Device, host *discovery.Host, function sysfs.Device, id sysfs.PCIID) (err error) {
+	offers := d.Classic
+	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
+	if strings.HasPrefix(id.Class, "02") {
+		f := network.Function{Device: function, PCI: function, Port: network.ReadPort(host, function, nil)}
+		err = f.Describe(d, host)
+	}
+	for i := range d.Classic {
+		d.Classic[i].SRIOV = true
+	}
+	d.Classic = append(offers, d.Classic...)
+	return err
 }
 
 // offers returns how plugins offer a function that the administrator names.
@@ -169,9 +189,21 @@ func offers(group string, id sysfs.PCIID, function sysfs.Device) []discovery.Off
 	return offers
 }
 
-// grant names functions by their addresses and mediated devices by their UUIDs,
-// in the variables that KubeVirt has for a resource.
+// grant names functions that are in pools of the SR-IOV network device plugin as
+// that plugin does, and others as KubeVirt does.
 func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
+	pooled := func(d discovery.Device) bool { return d.SRIOV != nil }
+	var edits specs.ContainerEdits
+	if pool := slices.DeleteFunc(slices.Clone(given), func(d discovery.Device) bool { return !pooled(d) }); len(pool) > 0 {
+		edits = network.Grant(pool, grant)
+	}
+	others := slices.DeleteFunc(slices.Clone(given), pooled)
+	return discovery.Join(edits, grantKubeVirt(others, grant))
+}
+
+// grantKubeVirt names functions by their addresses and mediated devices by their
+// UUIDs, in the variables that KubeVirt has for a resource.
+func grantKubeVirt(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	if grant.API == discovery.ModeDRA {
 		return specs.ContainerEdits{}
 	}

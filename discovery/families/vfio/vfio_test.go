@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"tags.cncf.io/container-device-interface/specs-go"
+
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families/vfio"
@@ -29,5 +31,26 @@ func TestGrant(t *testing.T) {
 	}
 	if got := vfio.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA, Resource: "nvidia.com/GA102GL_A10"}).Env; len(got) > 0 {
 		t.Errorf("without a resource: got %q", got)
+	}
+}
+
+// A device in a pool of the SR-IOV network device plugin is told of as by that
+// plugin, and one beside it as by KubeVirt.
+func TestGrantOfPools(t *testing.T) {
+	given := []discovery.Device{
+		{Source: "sys/devices/pci0000:3e/0000:3f:00.0", SRIOV: &discovery.SRIOVPool{}, Edits: specs.ContainerEdits{
+			DeviceNodes: []*specs.DeviceNode{{Path: "/dev/vfio/12"}, {Path: "/dev/vfio/vfio"}},
+		}},
+		{Attributes: discovery.Attributes{}},
+	}
+	given[1].Attributes.SetString("resource.kubernetes.io/pciBusID", "0000:41:00.0")
+	const info = `{"0000:3f:00.0":{"generic":{"deviceID":"0000:3f:00.0"},"vfio":{"dev-mount":"/dev/vfio/12","mount":"/dev/vfio/vfio"}}}`
+	got := vfio.Family.Grant(given, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: "intel.com/fec"}).Env
+	if want := []string{"PCIDEVICE_INTEL_COM_FEC=0000:3f:00.0", "PCIDEVICE_INTEL_COM_FEC_INFO=" + info, "PCI_RESOURCE_INTEL_COM_FEC=0000:41:00.0"}; !slices.Equal(got, want) {
+		t.Errorf("got %q; want %q", got, want)
+	}
+	got = vfio.Family.Grant(given, discovery.Grant{API: discovery.ModeDRA}).Env
+	if want := []string{"PCIDEVICE=0000:3f:00.0", "PCIDEVICE_INFO=" + info}; !slices.Equal(got, want) {
+		t.Errorf("by DRA: got %q; want %q", got, want)
 	}
 }
