@@ -85,6 +85,11 @@ type Device struct {
 	// all GPUs at once for a monitor.
 	Named bool `json:"optIn,omitempty"`
 
+	// PoolOnly says that nobody gets the device, by either API, unless the
+	// administrator has it shared in a pool, which takes nothing from the users of its
+	// parts: an adapter that has virtual functions. It is silicon of its own.
+	PoolOnly bool `json:"poolOnly,omitempty"`
+
 	// SRIOV is the pool of the SR-IOV network device plugin that the administrator
 	// has the device in, nil if it is in none. It is set by the rules.
 	SRIOV *SRIOVPool `json:"sriov,omitempty"`
@@ -153,6 +158,10 @@ type Offer struct {
 	// only given with all of them, as a card is with its FPGAs. It is 0 where
 	// whatever the administrator leaves of a unit will do, as of an IOMMU group.
 	Members int `json:"members,omitempty"`
+
+	// Pool says that an ID stands for those devices of the Unit that can be used, and
+	// for all where Pool is false. It is set by the rules.
+	Pool bool `json:"pool,omitempty"`
 
 	// NameAs is the attribute under which DRA publishes the name of the resource
 	// too, for those who look a device up by it there as in the classic API, ""

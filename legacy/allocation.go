@@ -17,12 +17,13 @@ import (
 	"chandler.dev/legacy/list"
 )
 
-// devicesOf returns the devices of units, each once, in the units' order.
+// devicesOf returns the devices that units are given as, each once, in the units'
+// order.
 func devicesOf(units []*list.Unit) []rules.Offered {
 	var devices []rules.Offered
 	seen := make(map[string]bool)
 	for _, u := range units {
-		for _, d := range u.Devices {
+		for _, d := range u.Given() {
 			if !seen[d.Name] {
 				seen[d.Name] = true
 				devices = append(devices, d)

@@ -8,6 +8,11 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/legacy/list"
+	"chandler.dev/legacy/list/listtest"
 )
 
 func TestResponse(t *testing.T) {
@@ -56,5 +61,16 @@ func TestResponseCannotSay(t *testing.T) {
 		if _, err := response(edits); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
+	}
+}
+
+// Of a pool, containers get what has its nodes.
+func TestDevicesOfAPool(t *testing.T) {
+	down := listtest.Sick(listtest.GPU("b"), discovery.Unhealthy, "port eth0 has no carrier")
+	gone := listtest.Sick(listtest.GPU("c"), discovery.Unhealthy, "device node /dev/c is missing")
+	gone.Health.Condition = discovery.ConditionNodeMissing
+	pool := &list.Unit{Pool: true, Devices: []rules.Offered{listtest.GPU("a"), down, gone}}
+	if diff := cmp.Diff(pool.Devices[:2], devicesOf([]*list.Unit{pool})); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }

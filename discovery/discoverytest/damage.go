@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
 )
 
 // damages put something in the place of a file, link or node.
@@ -141,7 +142,8 @@ func carries(dir string, harmed map[string]bool, devices []discovery.Device) boo
 
 // owners returns the silicon that a file belongs to. A file belongs to a device if
 // it lies below one of the device's directories, or below a directory with the
-// same name. Otherwise a device node belongs to the devices that have it.
+// same name, or below that of the silicon that the device is a part of. Otherwise a
+// device node belongs to the devices that have it.
 func owners(name string, devices []discovery.Device) map[string]bool {
 	owners, using := make(map[string]bool), make(map[string]bool)
 	for i := range devices {
@@ -153,6 +155,11 @@ func owners(name string, devices []discovery.Device) map[string]bool {
 			if strings.HasPrefix(name, dir+"/") || slices.Contains(strings.Split(name, "/"), path.Base(dir)) {
 				owners[d.Silicon()] = true
 			}
+		}
+		if d.PartOf != nil && slices.ContainsFunc(strings.Split(name, "/"), func(element string) bool {
+			return discovery.DeviceName(sysfs.At(nil, element)) == d.PartOf.Name
+		}) {
+			owners[d.Silicon()] = true
 		}
 		for _, node := range d.Edits.DeviceNodes {
 			if node.HostPath == "/"+name {

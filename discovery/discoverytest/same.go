@@ -25,7 +25,8 @@ func same(a, b *discovery.Device) bool {
 		slices.Equal(a.Files, b.Files) &&
 		a.Health == b.Health && slices.Equal(a.Readings, b.Readings) &&
 		samePointer(a.PartOf, b.PartOf, sameSilicon) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
-		a.Open == b.Open && a.Named == b.Named && a.FromConfig == b.FromConfig &&
+		a.Open == b.Open && a.Named == b.Named && a.PoolOnly == b.PoolOnly && a.FromConfig == b.FromConfig &&
+		seldom(a.SRIOV, b.SRIOV, a.SRIOV == nil && b.SRIOV == nil) &&
 		slices.EqualFunc(a.Classic, b.Classic, sameOffer)
 }
 
@@ -56,8 +57,8 @@ func sameCapacity(a, b resourceapi.DeviceCapacity) bool {
 func sameQuantity(a, b resource.Quantity) bool { return a.Format == b.Format && a.Cmp(b) == 0 }
 
 func sameOffer(a, b discovery.Offer) bool {
-	return a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) && a.Unit == b.Unit && a.Named == b.Named &&
-		a.Members == b.Members && a.NameAs == b.NameAs && a.Dialect == b.Dialect && a.Counts == b.Counts
+	return a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) && a.Unit == b.Unit && a.Named == b.Named && a.SRIOV == b.SRIOV &&
+		a.Members == b.Members && a.Pool == b.Pool && a.NameAs == b.NameAs && a.Dialect == b.Dialect && a.Counts == b.Counts
 }
 
 func sameEdits(a, b *specs.ContainerEdits) bool {

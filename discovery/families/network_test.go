@@ -70,6 +70,9 @@ func TestDocumentedSelectors(t *testing.T) {
 		}
 		var got []string
 		for _, d := range all.Devices {
+			if d.PoolOnly {
+				continue // in no pool of that plugin
+			}
 			if selects, err := selector.Selects(d); selects {
 				got = append(got, d.Attributes.String(network.DeviceIDAttribute))
 			} else if err != nil {
@@ -112,6 +115,15 @@ func TestSharedAdapters(t *testing.T) {
 		}
 		if len(d.Edits.DeviceNodes) != 4 {
 			t.Errorf("%s: %d nodes; want its own three and the connection manager", d.Name, len(d.Edits.DeviceNodes))
+		}
+	}
+	carved := discovery.Scan(discoverytest.Layout(t, "rdma/testdata/mixed.host"), families.All)
+	for _, name := range []string{"pci-0000-08-00-0-pool", "pci-0000-08-00-1-pool"} { // with virtual functions, and with a sub-function
+		if d, pooled := wanted.Apply(carved).Lookup(name); !pooled || d.Resource() != "rdma/hca_shared" || d.Silicon() != name {
+			t.Errorf("%s: offered as %q, of silicon %s", name, d.Resource(), d.Silicon())
+		}
+		if _, offered := (&rules.Rules{}).Apply(carved).Lookup(name); offered {
+			t.Errorf("%s: offered without a pool", name)
 		}
 	}
 	slices.Sort(names)

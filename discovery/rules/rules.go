@@ -82,7 +82,7 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 // Apply returns the devices as the rules want them offered: without the excluded
 // devices, shared, with the classic names and the modes that they say. What
 // nobody named is not offered, and a Named device that nobody named is left
-// out. An expression that cannot be evaluated for a device does not
+// out, as is a PoolOnly device that is in no pool. An expression that cannot be evaluated for a device does not
 // select it and is reported as a problem.
 //
 // Devices that are parts of one piece of silicon must be offered by one API.
@@ -157,6 +157,9 @@ func (r *Rules) apply(d *Offered, own map[string]bool) (kept bool, errs []error)
 	}
 	d.Overhead = r.overhead(selects)
 	share := r.shared(selects)
+	if d.PoolOnly && (share == nil || !share.Pool) {
+		return false, nil // as above
+	}
 	kept, err := r.name(d, selects, own, share)
 	if err != nil {
 		errs = append(errs, err)

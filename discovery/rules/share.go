@@ -126,7 +126,8 @@ func (s *Share) replicas(offers []discovery.Offer) ([]discovery.Offer, error) {
 		var ids []string
 		switch dialect := cmp.Or(offer.Dialect, discovery.Replicas); {
 		case s.Pool:
-			offer.Unit, offer.Members, ids = offer.Resource, 0, discovery.CountedIDs("", s.Replicas)
+			offer.Unit, offer.Members, offer.Pool = offer.Resource, 0, true
+			ids = discovery.CountedIDs("", s.Replicas)
 		case dialect.Stem != "":
 			ids = discovery.CountedIDs(dialect.Stem, s.Replicas)
 		default:

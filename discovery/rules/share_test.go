@@ -137,7 +137,7 @@ func TestShareLeavesTheScanAlone(t *testing.T) {
 func TestShareOfAPool(t *testing.T) {
 	s := shareOf(t, Share{Replicas: 3, Pool: true, Resource: "rdma/hca"}, gpu("a", "acme", 0), gpu("b", "acme", 0))
 	for _, d := range s.Devices {
-		want := []discovery.Offer{{Resource: "rdma/hca", IDs: []string{"0", "1", "2"}, Unit: "rdma/hca"}}
+		want := []discovery.Offer{{Resource: "rdma/hca", IDs: []string{"0", "1", "2"}, Unit: "rdma/hca", Pool: true}}
 		if diff := cmp.Diff(want, d.Offers); diff != "" {
 			t.Errorf("%s: offers (-want +got):\n%s", d.Name, diff)
 		}
@@ -217,5 +217,31 @@ func TestShareOfWhatIsCounted(t *testing.T) {
 	}
 	if s := shareOf(t, Share{Replicas: 2}, d); len(s.Problems) != 1 || !strings.Contains(s.Problems[0].Error(), "already") {
 		t.Errorf("shared again: %v", s.Problems)
+	}
+}
+
+// A device that is for pools alone is in no other form, nor is anything said of it.
+func TestForPoolsAlone(t *testing.T) {
+	adapter := gpu("a", "acme", 0)
+	adapter.PoolOnly = true
+	everything := selector(t, "true")
+	for name, test := range map[string]struct {
+		rules Rules
+		want  string
+	}{
+		"unasked":          {Rules{}, ""},
+		"named":            {Rules{Resources: []Resource{{Selector: everything, Name: "acme.com/gpu"}}}, ""},
+		"shared":           {Rules{Sharing: []Share{{Selector: everything, Replicas: 2, Resource: "rdma/hca"}}}, ""},
+		"pooled":           {Rules{Sharing: []Share{{Selector: everything, Replicas: 2, Resource: "rdma/hca", Pool: true}}}, "rdma/hca"},
+		"of another shape": {Rules{Sharing: []Share{{Selector: selector(t, `device.attributes["chandler.dev"].ifName == "x"`), Replicas: 2, Resource: "rdma/hca", Pool: true}}}, ""},
+	} {
+		s := test.rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{adapter}})
+		got := ""
+		for _, d := range s.Devices {
+			got += d.Resource()
+		}
+		if got != test.want || len(s.Problems) > 0 || (test.want == "") != (len(s.Devices) == 0) {
+			t.Errorf("%s: offered as %q, problems %v; want %q", name, got, s.Problems, test.want)
+		}
 	}
 }

@@ -24,6 +24,7 @@ type step struct {
 	leave     int // IDs may leave that were marked in this version or before; or everything
 	want      string
 	why       map[string]string // by ID: what its refusal says
+	withheld  map[string]string // by silicon
 }
 
 // everything lets all IDs leave that were ever marked gone.
@@ -122,9 +123,16 @@ func TestList(t *testing.T) {
 		"one sick device of a unit": {{devices: []rules.Offered{
 			offer(a, "card", "c"), listtest.Sick(offer(b, "card", "c"), discovery.Unhealthy, "hot"),
 		}, want: "c!"}},
-		"unknown is unhealthy":        {{devices: []rules.Offered{unread}, want: "a!", why: map[string]string{"a": "cannot be read"}}},
-		"what has no effect is heard": {{devices: []rules.Offered{told}, want: "a"}},
-		"evicted in DRA":              {{devices: []rules.Offered{evicting}, want: "a!"}},
+		"a pool with one that can be used": {{devices: []rules.Offered{
+			pooled(a), listtest.Sick(pooled(b), discovery.Unhealthy, "hot"),
+		}, want: "0 1"}},
+		"a pool with none that can be used": {{devices: []rules.Offered{
+			listtest.Sick(pooled(a), discovery.Unhealthy, "hot"), listtest.Sick(pooled(b), discovery.Unhealthy, "cold"),
+		}, want: "0! 1!", why: map[string]string{"0": "hot"}}},
+		"a pool with one that is withheld": {{devices: []rules.Offered{pooled(a), pooled(b)}, withheld: map[string]string{"gpu-b": "moves to DRA"}, want: "0! 1!"}},
+		"unknown is unhealthy":             {{devices: []rules.Offered{unread}, want: "a!", why: map[string]string{"a": "cannot be read"}}},
+		"what has no effect is heard":      {{devices: []rules.Offered{told}, want: "a"}},
+		"evicted in DRA":                   {{devices: []rules.Offered{evicting}, want: "a!"}},
 		"marked before it leaves, whatever may leave": {
 			{devices: []rules.Offered{a, b}, want: "a b"},
 			{devices: []rules.Offered{b}, leave: everything, want: "a! b", why: map[string]string{"a": "no longer offered"}},
@@ -225,7 +233,8 @@ func TestList(t *testing.T) {
 				before := l
 				in := Input{
 					Snapshot: listtest.Snapshot(step.devices...), View: viewOf(StockOf(listtest.Found(step.devices), Lists{}), step.held, step.elsewhere), Now: listtest.Time, Grace: grace,
-					Beliefs: map[string]Belief{listtest.Resource: belief(before != nil && step.leave >= before.marked)},
+					Beliefs:  map[string]Belief{listtest.Resource: belief(before != nil && step.leave >= before.marked)},
+					Withheld: step.withheld,
 				}
 				lists, _ = lists.Next(in)
 				l = lists.lists[listtest.Resource]
@@ -358,4 +367,10 @@ func TestExcludeTopology(t *testing.T) {
 	if got := first(listtest.Resource, d).Devices()[0].Topology; got != nil {
 		t.Errorf("NUMA nodes %v, though excluded", got)
 	}
+}
+
+// pooled returns the device in a pool of two shares.
+func pooled(d rules.Offered) rules.Offered {
+	d.Offers = []discovery.Offer{{Resource: listtest.Resource, IDs: []string{"0", "1"}, Unit: listtest.Resource, Pool: true}}
+	return d
 }

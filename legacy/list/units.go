@@ -30,6 +30,9 @@ type Unit struct {
 	// the devices.
 	Counts resourceapi.QualifiedName
 
+	// Pool says that containers get those of the devices that can be used.
+	Pool bool
+
 	place *topology.Place
 }
 
@@ -112,7 +115,7 @@ func join(units map[string]*Unit, d rules.Offered, offer discovery.Offer) {
 	}
 	u := units[key]
 	if u == nil {
-		u = &Unit{Name: name, Counts: offer.Counts}
+		u = &Unit{Name: name, Counts: offer.Counts, Pool: offer.Pool}
 		units[key] = u
 	}
 	if n := len(u.Devices); n == 0 || u.Devices[n-1].Name != d.Name {
@@ -185,19 +188,37 @@ func checkResource(name string) error {
 }
 
 // sick says why one of the unit's devices cannot be given to a new pod, "" if
-// all can. Silicon that is withheld must not be handed out, which the kubelet
-// understands as Unhealthy.
+// all can, or one if it is a pool. Silicon that is withheld must not be handed out,
+// which the kubelet understands as Unhealthy.
 func (u *Unit) sick(withheld map[string]string) (reason string) {
+	usable := false
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		if why := withheld[d.Silicon()]; why != "" {
 			return why
 		}
-		if reason == "" && !d.Health.Usable() {
+		switch {
+		case d.Health.Usable():
+			usable = true
+		case reason == "":
 			reason = cmp.Or(d.Health.Reason, string(d.Health.Key()))
 		}
 	}
+	if u.Pool && usable {
+		return ""
+	}
 	return reason
+}
+
+// Given returns the devices that a container gets: all, or those of a pool that have
+// their device nodes. It gets an adapter whose port has no carrier, since that may
+// come back while the container runs.
+func (u *Unit) Given() []rules.Offered {
+	if !u.Pool {
+		return u.Devices
+	}
+	missing := func(d rules.Offered) bool { return d.Health.Key() == discovery.ConditionNodeMissing }
+	return slices.DeleteFunc(slices.Clone(u.Devices), missing)
 }
 
 func byName(a, b *Unit) int {

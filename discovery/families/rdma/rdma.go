@@ -79,14 +79,18 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		if id.Class == "" && err != nil {
 			problems = append(problems, discovery.Problem{Device: nameOf(owner, function), Err: err})
 		}
-		network := slices.ContainsFunc(classes, func(prefix string) bool { return strings.HasPrefix(id.Class, prefix) })
-		// As with the SR-IOV plugin, an adapter that has virtual functions is not
-		// given away under them, and neither is one that has sub-functions.
-		if !network || owner.Exists("virtfn0") || carved[owner.Path] {
+		if !slices.ContainsFunc(classes, func(prefix string) bool { return strings.HasPrefix(id.Class, prefix) }) {
 			continue
 		}
 		d, err := core.describe(host, owner, function, verbs)
-		if err := errors.Join(err, cmErr, core.namespacesErr); err != nil {
+		// As with the SR-IOV plugin, an adapter that has virtual functions or
+		// sub-functions is not given away under them. The shared RDMA plugin has it in
+		// pools, which take nothing from them.
+		divided, sriovErr := discovery.Divided(owner)
+		if divided || sriovErr != nil || carved[owner.Path] {
+			d.Name, d.PoolOnly = d.Name+"-pool", true
+		}
+		if err := errors.Join(err, sriovErr, cmErr, core.namespacesErr); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
 		}
 		devices = append(devices, d)
