@@ -42,6 +42,9 @@ type Family struct {
 	// device is offered unless the administrator excludes it.
 	FromConfig bool
 
+	// Always says that Describe is called even if nothing matches.
+	Always bool
+
 	// Leftovers families run last. They see only matches that no other family
 	// described or failed to read, such as vfio functions that nobody
 	// recognises.

@@ -91,7 +91,7 @@ func (l look) left(f *Family, before []look) look {
 }
 
 // asks reports whether there is anything to ask the family.
-func (l look) asks(f *Family) bool { return len(l.matched) > 0 || f.FromConfig }
+func (l look) asks(f *Family) bool { return len(l.matched) > 0 || f.FromConfig || f.Always }
 
 // in returns the look with its kernel devices in another view of the host.
 func (l look) in(fsys fs.FS) look {

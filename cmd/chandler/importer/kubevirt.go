@@ -15,6 +15,7 @@ import (
 type kubevirt struct {
 	im    *importer
 	leave []value // the resources that KubeVirt has to leave to the agent
+	first value   // that was read
 }
 
 func newKubeVirt(im *importer) *format {
@@ -27,6 +28,7 @@ func newKubeVirt(im *importer) *format {
 		read:     k.read,
 		runs:     func(c container) bool { return c.names("virt-handler") },
 		container: func(c container) {
+			k.note(c.value)
 			for _, arg := range arguments(c.args, func(string) bool { return false }) {
 				if arg.name == "max-devices" {
 					k.maxDevices(arg.value)
@@ -37,8 +39,22 @@ func newKubeVirt(im *importer) *format {
 	}
 }
 
-// finish says which resources KubeVirt has to leave to the agent.
+// note keeps the first value that is read.
+func (k *kubevirt) note(v value) {
+	if !k.first.there() {
+		k.first = v
+	}
+}
+
+// finish says which resources KubeVirt has to leave to the agent, and which it never
+// does (getPermanentHostDevicePlugins in pkg/virt-handler/device-manager/
+// device_controller.go).
 func (k *kubevirt) finish() {
+	if k.first.there() {
+		at := k.first
+		at.path, at.node = "", scalar("", at.node.Line)
+		k.im.say(at, "virt-handler serves devices.kubevirt.io/kvm, tun and vhost-net wherever it runs; exclude family hypervisor on such nodes")
+	}
 	var names []string
 	for _, v := range k.leave {
 		names = append(names, v.text())
@@ -76,6 +92,7 @@ func (k *kubevirt) permitted(v value) value {
 }
 
 func (k *kubevirt) read(v value) {
+	k.note(v)
 	list := k.permitted(v)
 	for _, device := range list.at("pciHostDevices").items() {
 		k.pci(device)

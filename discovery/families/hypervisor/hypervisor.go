@@ -5,6 +5,11 @@
 package hypervisor
 
 import (
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 )
@@ -21,6 +26,7 @@ var Family = &discovery.Family{
 		{Class: "misc", Name: "sev"},
 	},
 	Describe: describe,
+	Always:   true, // for what is not loaded
 }
 
 // count is how many containers of a node may have such a device under the
@@ -30,13 +36,49 @@ const count = 1000
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, misc := range found {
 		d, err := discovery.SharedNode(host, misc, nodeDir(misc))
-		d.Attributes.SetString("kind", "hypervisor")
-		// As KubeVirt's node agent offers it.
-		d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + misc.Name(), IDs: discovery.CountedIDs(misc.Name(), count), Dialect: discovery.Dialect{Stem: misc.Name()}}}
 		problems = append(problems, discovery.Problems(d.Name, err)...)
-		devices = append(devices, d)
+		devices = append(devices, offered(d, misc.Name()))
+	}
+	for _, node := range loading {
+		loaded := slices.ContainsFunc(found, func(misc sysfs.Device) bool { return misc.Name() == node.name })
+		if !loaded && host.Exists(node.path) {
+			devices = append(devices, offered(node.describe(), node.name))
+		}
 	}
 	return devices, problems
+}
+
+// offered adds how KubeVirt's node agent offers a device.
+func offered(d discovery.Device, name string) discovery.Device {
+	d.Attributes.SetString("kind", "hypervisor")
+	d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + name, IDs: discovery.CountedIDs(name, count), Dialect: discovery.Dialect{Stem: name}}}
+	return d
+}
+
+// loading are the nodes whose module the kernel loads when somebody opens them, so
+// that containers can use them before it is loaded. Such a node is in /dev from the
+// start of a host that has the module: systemd makes it, by the list of modules.
+// They have fixed numbers for that (MODULE_ALIAS in drivers/net/tun.c,
+// drivers/vhost/net.c and vsock.c; include/linux/miscdevice.h). The module of /dev/kvm
+// is another than what its node would load.
+var loading = []node{
+	{"tun", "/dev/net/tun", 200},
+	{"vhost-net", "/dev/vhost-net", 238},
+	{"vhost-vsock", "/dev/vhost-vsock", 241},
+}
+
+type node struct {
+	name, path string
+	minor      int64
+}
+
+// describe returns the device that the node will be.
+func (n node) describe() discovery.Device {
+	const misc = 10 // the major number of such devices
+	d := discovery.Device{Name: n.name, Source: strings.TrimPrefix(n.path, "/"), Attributes: discovery.Attributes{}, Open: true, Health: discovery.Health{Status: discovery.Healthy}}
+	d.Attributes.SetString("model", n.name)
+	d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: n.path, HostPath: n.path, Type: "c", Major: misc, Minor: n.minor, Permissions: "rw"}}
+	return d
 }
 
 // nodeDir is where the node lies if the kernel does not say: struct miscdevice
