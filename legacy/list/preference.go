@@ -10,10 +10,10 @@ import (
 	"chandler.dev/discovery/topology"
 )
 
-// maxCombinations is how many sets of devices are compared one by one. It is enough
-// for all sets of 16 devices, which take some milliseconds. Of more sets, those are
-// compared that grow from each device by the best one each time.
-const maxCombinations = 13_000
+// maxCompared is how many devices there may be in all sets that are compared one by
+// one. It is enough for all sets of 16 devices, which take some milliseconds. Of more
+// sets, those are compared that grow from each device by the best one each time.
+const maxCompared = 104_000
 
 // Prefer chooses size of the available IDs, all of include among them, by the
 // resource's policy. Sets of devices of which each has one ID are compared by the
@@ -114,9 +114,15 @@ func (n *neighbourhood) best(size int) *choice {
 		return start
 	}
 	single := !slices.ContainsFunc(n.units, func(c *candidate) bool { return len(c.free) > 1 })
-	if single && combinations(len(n.units)-start.size, size-start.size) <= maxCombinations {
+	if single && combinations(len(n.units)-start.size, size-start.size) <= maxCompared/size {
 		var best *choice
-		n.compare(start, 0, size, &best)
+		var free []int
+		for i := range n.units {
+			if start.taken[i] == 0 {
+				free = append(free, i)
+			}
+		}
+		start.compare(free, size, &best)
 		return best
 	}
 	if start.size > 0 {
@@ -140,32 +146,31 @@ func (n *neighbourhood) best(size int) *choice {
 }
 
 // combinations returns how many sets of k of n there are, or a number above
-// maxCombinations.
+// maxCompared.
 func combinations(n, k int) int {
 	sets := 1
 	for i := range min(k, n-k) {
-		if sets = sets * (n - i) / (i + 1); sets > maxCombinations {
+		if sets = sets * (n - i) / (i + 1); sets > maxCompared {
 			break
 		}
 	}
 	return sets
 }
 
-// compare sets best to the best choice that has what c has, and the rest of the
-// units from a place on.
-func (n *neighbourhood) compare(c *choice, from, size int, best **choice) {
+// compare sets best to the best choice of so many that has what c has, and the rest
+// of the units that are free. Where too few are left it stops, or to choose nearly all
+// would take as long as to look at all smaller sets.
+func (c *choice) compare(free []int, size int, best **choice) {
 	if c.size == size {
 		if *best == nil || c.better(*best) {
 			*best = c.clone()
 		}
 		return
 	}
-	for i := from; i < len(n.units); i++ {
-		if c.taken[i] == 0 {
-			c.add(i)
-			n.compare(c, i+1, size, best)
-			c.remove()
-		}
+	for i := 0; len(free)-i >= size-c.size; i++ {
+		c.add(free[i])
+		c.compare(free[i+1:], size, best)
+		c.remove()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -200,6 +201,13 @@ func TestPreferOfMany(t *testing.T) {
 	if got, err := l.Prefer(ids, nil, 8); err != nil || !slices.Equal(got, ids[:8]) {
 		t.Errorf("got %q, %v; want two whole roots", got, err)
 	}
+	for missing := range 4 {
+		begin := time.Now()
+		got, err := l.Prefer(ids, []string{"40"}, len(ids)-missing)
+		if took := time.Since(begin); err != nil || len(got) != len(ids)-missing || took > time.Second {
+			t.Errorf("all but %d: %d in %s, %v", missing, len(got), took, err)
+		}
+	}
 }
 
 // No container gets more than one where the configuration says so.
@@ -238,7 +246,7 @@ func BenchmarkPrefer(b *testing.B) {
 		of      func(n int) ([]rules.Offered, []string)
 		n, size int
 	}{
-		{"devices", wholes, 16, 8}, {"devices", wholes, 64, 8}, {"devices", wholes, 64, 32}, {"devices", wholes, 256, 16},
+		{"devices", wholes, 16, 8}, {"devices", wholes, 64, 8}, {"devices", wholes, 64, 32}, {"devices", wholes, 64, 62}, {"devices", wholes, 160, 158}, {"devices", wholes, 256, 16},
 		{"shares", shares, 1024, 1}, {"shares", shares, 1024, 8}, {"shares", shares, 1024, 512},
 	} {
 		devices, ids := test.of(test.n)
