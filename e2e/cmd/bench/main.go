@@ -65,6 +65,7 @@ var sections = []section{
 	{"calls", (*bench).measureCalls},
 	{"held", (*bench).measureHeld},
 	{"earlier", (*bench).measureEarlier},
+	{"rest", (*bench).measureRest},
 	{"slices", (*bench).measureSlices},
 	{"pods", (*bench).measurePods},
 }

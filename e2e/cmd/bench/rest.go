@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// watched is how long an agent is watched that has nothing to do.
+const watched = 2 * time.Minute
+
+// sharesOfEach is how many shares each GPU has in the device-plugin API.
+const sharesOfEach = 48
+
+// sharedConfig offers each GPU in shares by the device-plugin API.
+var sharedConfig = fmt.Sprintf(`apiVersion: chandler.dev/v1alpha1
+kind: DriverConfig
+mode: DevicePlugin
+sharing:
+- cel: 'true'
+  replicas: %d
+`, sharesOfEach)
+
+// measureRest measures the processor time that an agent takes while nothing happens.
+func (b *bench) measureRest(ctx context.Context) error {
+	if err := b.simulate(comparedDevices); err != nil {
+		return err
+	}
+	const config = "/var/lib/shared.yaml"
+	if err := os.WriteFile(b.cluster.NodePath(config), []byte(sharedConfig), 0o644); err != nil {
+		return err
+	}
+	shared := b.chandlerAgent(fmt.Sprintf("%d GPUs, %d IDs by the device-plugin API", comparedDevices, comparedDevices*sharesOfEach), comparedDevices, "--config="+config)
+	shared.devices = 0 // in the API server
+	claimed := b.chandlerAgent(fmt.Sprintf("%d GPUs by DRA", comparedDevices), comparedDevices)
+	var rows [][]string
+	for _, a := range []*agent{claimed, shared} {
+		used, err := b.restOf(ctx, a, comparedDevices*sharesOfEach)
+		if err != nil {
+			return err
+		}
+		rows = append(rows, []string{a.name, fmt.Sprintf("%.2f %%", 100*used.Seconds()/watched.Seconds())})
+	}
+	b.table(fmt.Sprintf("Of one core, within %s in which nothing happens:", watched), []string{"", "processor time"}, rows)
+	return nil
+}
+
+// restOf starts an agent and returns how much processor time it takes while nothing happens. One that publishes
+// nothing in the API server has that many IDs.
+func (b *bench) restOf(ctx context.Context, a *agent, ids int) (used time.Duration, err error) {
+	r, err := b.start(ctx, a)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, r.stop(), b.forget(ctx, a)) }()
+	if a.devices == 0 {
+		if err := r.until(ctx, "IDs at the kubelet", func(ctx context.Context) error { return b.allocatable(ctx, ids) }); err != nil {
+			return 0, err
+		}
+	}
+	time.Sleep(settled)
+	before, err := r.processorTime()
+	if err != nil {
+		return 0, err
+	}
+	time.Sleep(watched)
+	after, err := r.processorTime()
+	return after - before, err
+}
+
+// allocatable returns an error unless the node has so many GPUs by their classic name.
+func (b *bench) allocatable(ctx context.Context, want int) error {
+	node, err := b.kube.CoreV1().Nodes().Get(ctx, b.cluster.NodeName(), metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if got := node.Status.Allocatable["amd.com/gpu"]; got.Value() != int64(want) {
+		return fmt.Errorf("%s of %d are allocatable", got.String(), want)
+	}
+	return nil
+}
+
+// processorTime is what the agent has used since it started, in steps of 10 ms.
+func (r *running) processorTime() (time.Duration, error) {
+	pid, err := childOf(r.cmd.Process.Pid)
+	if err != nil {
+		return 0, err
+	}
+	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ") // behind the name; the third field is the first of the rest
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("process %s: stat has %d fields", pid, 2+len(fields))
+	}
+	var ticks int64
+	for _, field := range fields[11:13] { // utime and stime, proc_pid_stat(5); Linux has 100 ticks a second for programs
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("process %s: stat: %w", pid, err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil
+}
