@@ -83,7 +83,7 @@ type Ledger struct {
 	mu       sync.Mutex // guards what follows, and is never held during I/O
 	accounts map[string]*account
 	index    index
-	version  int                // counts changes of the accounts
+	version  int                // counts changes of the accounts; 1 at first, since a view of no ledger has 0
 	view     *View              // as of some version, nil before the first
 	replaced map[string][]Entry // by key, entries whose outputs the present one replaces
 	said     listed
@@ -115,6 +115,7 @@ func New(config Config) *Ledger {
 		replaced: make(map[string][]Entry),
 		ended:    make(map[string]time.Time),
 		unread:   true,
+		version:  1,
 	}
 }
 

@@ -552,3 +552,22 @@ func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 		t.Errorf("boot is %q, %v", data, err)
 	}
 }
+
+// Two views show the same while nothing has changed, also where nobody has anything:
+// by that, lists are not computed anew at each look.
+func TestSameViews(t *testing.T) {
+	l := New(Config{Dir: t.TempDir(), Boot: "boot-1"})
+	if _, err := l.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	empty := l.View(nil)
+	if !l.View(nil).Same(empty) {
+		t.Error("two views without an entry are not the same")
+	}
+	if err := l.Give(l.NewClaim("uid", "default", "one"), Given, nil); err != nil {
+		t.Fatal(err)
+	}
+	if l.View(nil).Same(empty) {
+		t.Error("a view with a claim is the same as one without")
+	}
+}
