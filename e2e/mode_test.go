@@ -3,10 +3,15 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/e2e/chandler"
 )
@@ -55,6 +60,56 @@ func TestModeMovesFreeDevices(t *testing.T) {
 		return offersGPUs(ctx, 8)
 	})
 	nothingHeld(t)
+}
+
+// A label moves a node from one API to the other: what is free at once, and what a pod
+// has once it ends. A label that says no mode changes nothing, and the agent's pod is told.
+func TestNodeLabelMovesDevices(t *testing.T) {
+	offers(t)
+	t.Cleanup(func() {
+		labelNode(t, "null")
+		offers(t)
+	})
+	holder := gpuPod("dra-holder", "0000:23:00.0")
+	apply(t, holder)
+	running(t, "dra-holder")
+	begun := time.Now()
+	labelNode(t, `"DevicePlugin"`)
+	until(t, "the free GPUs to be allocatable by their classic name", func(ctx context.Context) error {
+		return allocatableIs(ctx, "amd.com/gpu", 7)
+	})
+	t.Logf("7 GPUs moved within %s of the label", time.Since(begun).Round(10*time.Millisecond))
+	running(t, "dra-holder")
+	remove(t, holder)
+	until(t, "all GPUs to be allocatable", func(ctx context.Context) error {
+		return allocatableIs(ctx, "amd.com/gpu", 8)
+	})
+
+	labelNode(t, `"dra"`)
+	until(t, "the agent's pod to be told of the label", func(ctx context.Context) error {
+		events, err := kube.EventsV1().Events(chandler.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=ConfigurationInvalid"})
+		if err == nil && !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool { return strings.Contains(e.Note, `is "dra"; want Auto, DRA or DevicePlugin`) }) {
+			err = fmt.Errorf("the events are %v", events.Items)
+		}
+		return err
+	})
+	if err := allocatableIs(within(t), "amd.com/gpu", 8); err != nil {
+		t.Error(err)
+	}
+	labelNode(t, `"DRA"`)
+	until(t, "the GPUs to be back in the slices", func(ctx context.Context) error {
+		return offersGPUs(ctx, 8)
+	})
+	nothingHeld(t)
+}
+
+// labelNode gives the node's label of the mode a value, which is JSON.
+func labelNode(t *testing.T, value string) {
+	t.Helper()
+	patch := `{"metadata":{"labels":{"chandler.dev/mode":` + value + `}}}`
+	if _, err := kube.CoreV1().Nodes().Patch(within(t), node.NodeName(), types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // offeredNowhere waits until a GPU is in no slice, and checks that it is not

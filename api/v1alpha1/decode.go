@@ -101,7 +101,7 @@ func decodeStrict(data []byte, into any) error {
 	return errors.Join(append(strict, err)...)
 }
 
-// Validate reports everything that is wrong with the configuration.
+// Validate reports everything that is wrong with the configuration, whatever the node.
 // Expressions are not compiled here.
 func (c *DriverConfig) Validate() error {
 	var errs []error
@@ -110,31 +110,35 @@ func (c *DriverConfig) Validate() error {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
 	}
+	selects := func(list string, i int, s Selector) {
+		check(fmt.Sprintf("%s[%d].cel", list, i), validateCEL(s.CEL))
+		check(fmt.Sprintf("%s[%d]", list, i), s.Nodes.validate())
+	}
 	check("mode", c.Mode.validate())
 	for i, selector := range c.Exclude {
-		check(fmt.Sprintf("exclude[%d].cel", i), selector.validate())
+		selects("exclude", i, selector)
 	}
 	for i, sharing := range c.Sharing {
-		check(fmt.Sprintf("sharing[%d].cel", i), sharing.Selector.validate())
+		selects("sharing", i, sharing.Selector)
 		check(fmt.Sprintf("sharing[%d]", i), sharing.validate())
 	}
 	for i, resource := range c.Resources {
-		check(fmt.Sprintf("resources[%d].cel", i), resource.validate())
+		selects("resources", i, resource.Selector)
 		check(fmt.Sprintf("resources[%d].name", i), validateResourceName(resource.Name))
 		check(fmt.Sprintf("resources[%d].mode", i), resource.Mode.validate())
 		check(fmt.Sprintf("resources[%d]", i), validateAcceleratorFunction(resource.AcceleratorFunction))
 	}
-	allocated := make(map[string]bool)
+	allocated := make(named)
 	for i := range c.Allocation {
 		a := &c.Allocation[i]
-		if allocated[a.Resource] {
+		if allocated.hidden(a.Resource, a.Nodes) {
 			check(fmt.Sprintf("allocation[%d].resource", i), fmt.Errorf("is %q, as another's is", a.Resource))
 		}
-		allocated[a.Resource] = true
+		check(fmt.Sprintf("allocation[%d]", i), a.Nodes.validate())
 		check(fmt.Sprintf("allocation[%d]", i), a.validate())
 	}
 	for i, overhead := range c.Overhead {
-		check(fmt.Sprintf("overhead[%d].cel", i), overhead.Selector.validate())
+		selects("overhead", i, overhead.Selector)
 		check(fmt.Sprintf("overhead[%d]", i), overhead.validate())
 	}
 	for family, root := range c.Roots {
@@ -143,16 +147,16 @@ func (c *DriverConfig) Validate() error {
 	for condition, effect := range c.Health.Severity {
 		check(fmt.Sprintf("health.severity[%s]", condition), effect.validate())
 	}
-	named := make(map[string]bool)
+	offered := make(named)
 	for i := range c.Paths {
 		resource := &c.Paths[i]
-		if named[resource.Name] {
+		if offered.hidden(resource.Name, resource.Nodes) {
 			check(fmt.Sprintf("paths[%d].name", i), fmt.Errorf("is %q, as another's is", resource.Name))
 		}
-		named[resource.Name] = true
+		check(fmt.Sprintf("paths[%d]", i), resource.Nodes.validate())
 		check(fmt.Sprintf("paths[%d]", i), resource.validate())
 	}
-	return errors.Join(append(errs, c.validateNames()...)...)
+	return errors.Join(append(errs, c.validateNames(surelyTogether)...)...)
 }
 
 // Validate reports everything that is wrong with the parameters.

@@ -7,28 +7,39 @@ import (
 )
 
 // validateNames reports classic names that would stand for different things: a
-// container that asks for one of them must know what it gets.
-func (c *DriverConfig) validateNames() (errs []error) {
+// container that asks for one of them must know what it gets. Entries of which
+// together reports that no node has both do not clash.
+func (c *DriverConfig) validateNames(together func(a, b *Nodes) bool) (errs []error) {
 	for i := range c.Sharing {
 		field := fmt.Sprintf("sharing[%d].resource", i)
 		share := &c.Sharing[i]
 		for j := range c.Sharing[:i] {
-			if first := &c.Sharing[j]; share.Resource != "" && share.Resource == first.Resource && !share.alike(first) {
+			before := &c.Sharing[j]
+			if share.Resource == "" || share.Resource != before.Resource || share.alike(before) || share.overridden(before) {
+				continue
+			}
+			if together(before.Nodes, share.Nodes) {
 				errs = append(errs, fmt.Errorf("%s: is %q, as that of sharing[%d] is, whose shares are others", field, share.Resource, j))
 			}
 		}
-		errs = append(errs, c.checkPathName(field, share.Resource, share.Selector)...)
+		errs = append(errs, c.checkPathName(field, share.Resource, share.Selector, together)...)
 	}
 	for i, resource := range c.Resources {
 		field := fmt.Sprintf("resources[%d].name", i)
 		for j, share := range c.Sharing {
-			if resource.Name == share.Resource && resource.Selector != share.Selector {
+			if resource.Name == share.Resource && resource.CEL != share.CEL && together(share.Nodes, resource.Nodes) {
 				errs = append(errs, fmt.Errorf("%s: is %q, under which sharing[%d] offers shares; want another name, or the same cel in both", field, resource.Name, j))
 			}
 		}
-		errs = append(errs, c.checkPathName(field, resource.Name, resource.Selector)...)
+		errs = append(errs, c.checkPathName(field, resource.Name, resource.Selector, together)...)
 	}
 	return errs
+}
+
+// overridden reports whether an entry before this one is for the same devices on some
+// nodes, so that this one does not count there.
+func (s *Sharing) overridden(before *Sharing) bool {
+	return s.CEL == before.CEL && before.Nodes != nil && !sameNodes(s.Nodes, before.Nodes)
 }
 
 // alike reports whether a share of one is what a share of the other is. How many
@@ -48,9 +59,9 @@ const defaultCapacity = "memory"
 
 // checkPathName reports a name that paths have too, but for devices that the
 // expression selects by it.
-func (c *DriverConfig) checkPathName(field, name string, selector Selector) []error {
+func (c *DriverConfig) checkPathName(field, name string, selector Selector, together func(a, b *Nodes) bool) []error {
 	for i := range c.Paths {
-		if c.Paths[i].Name == name && !strings.Contains(selector.CEL, name) {
+		if c.Paths[i].Name == name && !strings.Contains(selector.CEL, name) && together(c.Paths[i].Nodes, selector.Nodes) {
 			return []error{fmt.Errorf("%s: is %q, as paths[%d].name is; want another name, or a cel that selects those devices by their attribute resource", field, name, i)}
 		}
 	}

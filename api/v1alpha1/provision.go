@@ -23,10 +23,10 @@ type ProvisionConfig struct {
 // Function says how the selected PCI functions are to be: either bound to a
 // driver, or with what their own driver offers set up.
 type Function struct {
-	// Selector is over all PCI functions, by the attributes that every one has:
-	// pciVendor, pciDevice, pciClass, driver, function and the standard ones, and
+	// CEL is an expression over all PCI functions, by the attributes that every one
+	// has: pciVendor, pciDevice, pciClass, driver, function and the standard ones, and
 	// by those of a device that discovery finds on the function.
-	Selector `json:",inline"`
+	CEL string `json:"cel"`
 
 	// Driver is the kernel driver that the function is to be bound to, such as
 	// vfio-pci. It must be loaded.
@@ -126,7 +126,7 @@ func (f *Function) validate() (errs []error) {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
 	}
-	check(".cel", f.Selector.validate())
+	check(".cel", validateCEL(f.CEL))
 	others := f.VirtualFunctions != nil || len(f.Services) > 0 || len(f.WorkQueueGroups) > 0
 	switch {
 	case f.Driver == "" && !others:

@@ -30,17 +30,17 @@ functions:
 	want := &ProvisionConfig{
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: KindProvisionConfig},
 		Functions: []Function{{
-			Selector:         Selector{CEL: "true"},
+			CEL:              "true",
 			Services:         []string{"sym", "asym"},
 			VirtualFunctions: &VirtualFunctions{Count: 16, Driver: "vfio-pci"},
 		}, {
-			Selector: Selector{CEL: "false"},
+			CEL: "false",
 			WorkQueueGroups: []WorkQueueGroup{{Engines: 2, WorkQueues: []WorkQueue{
 				{Name: "one", Mode: WorkQueueDedicated, Size: 16, Priority: 3},
 				{Name: "all", Mode: WorkQueueShared, Size: 32, Priority: 10, Threshold: 32}, // both by default
 			}}},
 		}, {
-			Selector: Selector{CEL: "false"},
+			CEL: "false",
 			Driver:   "vfio-pci",
 		}},
 	}

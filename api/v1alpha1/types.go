@@ -1,6 +1,6 @@
-// Package v1alpha1 is what users write: the configuration of the agent, that of
-// a host's PCI functions, and the parameters of a claim. It holds types, defaults and validation, and no
-// behaviour.
+// Package v1alpha1 is what users write: the configuration of the agents, that of a
+// host's PCI functions, and the parameters of a claim. It holds types, defaults,
+// validation, and which entries count on which node. It does nothing with them.
 package v1alpha1
 
 import (
@@ -18,8 +18,8 @@ const (
 	KindProvisionConfig = "ProvisionConfig"
 )
 
-// DriverConfig is the configuration of the agent on a node, in the file that
-// its --config names. Every field may be left out.
+// DriverConfig is the configuration of the agents, in the file that their --config
+// names. Every field may be left out. Entries of lists may be for some nodes only.
 type DriverConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -39,7 +39,7 @@ type DriverConfig struct {
 	Resources []Resource `json:"resources,omitempty"`
 
 	// Allocation is how the device-plugin API gives out what a resource counts.
-	// Each resource is named at most once.
+	// Each resource is named at most once on each node.
 	Allocation []Allocation `json:"allocation,omitempty"`
 
 	// Overhead is what users of devices need of the host's own CPU and memory.
@@ -91,13 +91,16 @@ const (
 	ModeDevicePlugin Mode = "DevicePlugin"
 )
 
-// Selector selects devices.
+// Selector selects devices on the nodes on which it counts.
 type Selector struct {
 	// CEL is an expression over "device", as in a DeviceClass:
 	//	device.attributes["chandler.dev"].kind == "gpu"
 	// A device that lacks an attribute which the expression reads is not
 	// selected, and is reported; write ?.name.orValue("") to allow for that.
 	CEL string `json:"cel"`
+
+	// Nodes are the nodes on which the entry counts, all if they are left out.
+	Nodes *Nodes `json:"nodes,omitempty"`
 }
 
 // Sharing is how containers share each of the selected devices: by number
@@ -174,6 +177,9 @@ type Allocation struct {
 	// Resource is the classic name: nvidia.com/gpu.
 	Resource string `json:"resource"`
 
+	// Nodes are the nodes on which the entry counts, all if they are left out.
+	Nodes *Nodes `json:"nodes,omitempty"`
+
 	// Policy says which of them a container gets together: Aligned (the default),
 	// Spread or Packed.
 	Policy Policy `json:"policy,omitempty"`
@@ -247,9 +253,12 @@ type Overhead struct {
 // PathResource is what is offered under one name. In DRA the name is the
 // attribute "resource" of the devices.
 type PathResource struct {
-	// Name is the classic name, which is in the configuration once:
+	// Name is the classic name, which is there once on each node:
 	// example.com/serial. At most 64 characters.
 	Name string `json:"name"`
+
+	// Nodes are the nodes on which the entry counts, all if they are left out.
+	Nodes *Nodes `json:"nodes,omitempty"`
 
 	// Kind is the attribute "kind" of the devices; left out, it is "other".
 	Kind string `json:"kind,omitempty"`

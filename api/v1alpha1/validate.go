@@ -49,8 +49,8 @@ func (a *Allocation) validate() error {
 	return nil
 }
 
-func (s Selector) validate() error {
-	if strings.TrimSpace(s.CEL) == "" {
+func validateCEL(expression string) error {
+	if strings.TrimSpace(expression) == "" {
 		return errors.New("must not be empty")
 	}
 	return nil

@@ -11,11 +11,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"chandler.dev/api/v1alpha1"
-	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/families/fpgaintel"
@@ -24,47 +25,87 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// loadConfig reads the configuration file, or returns the defaults where none
-// is named.
-func loadConfig(file string) (*v1alpha1.DriverConfig, *rules.Rules, error) {
-	if file == "" {
-		return &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}, defaultRules(), nil
+// loadConfig reads the configuration file as it counts on a node, or returns the
+// defaults where none is named.
+func loadConfig(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+	var data []byte
+	if file != "" {
+		var err error
+		if data, err = os.ReadFile(file); err != nil {
+			return nil, nil, fmt.Errorf("read config: %w", err)
+		}
 	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read config: %w", err)
-	}
-	config, compiled, err := parseConfig(data)
+	config, compiled, err := parseConfig(data, node)
 	if err != nil {
 		return nil, nil, fmt.Errorf("config %s: %w", file, err)
 	}
 	return config, compiled, nil
 }
 
-// defaultRules are those without a configuration.
-func defaultRules() *rules.Rules { return &rules.Rules{Mode: discovery.ModeAuto} }
-
-// parseConfig decodes a configuration, checks it and compiles its expressions.
-func parseConfig(data []byte) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+// checkConfig decodes a configuration, and checks it and its expressions, whatever the
+// node. Of no data it returns the defaults.
+func checkConfig(data []byte) (*v1alpha1.DriverConfig, error) {
+	if data == nil {
+		return &v1alpha1.DriverConfig{Mode: v1alpha1.ModeAuto}, nil
+	}
 	config, err := v1alpha1.ParseDriverConfig(data)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	compiled, err := compileRules(config)
+	_, err = compileRules(config)
 	if err := errors.Join(checkRoots(config.Roots), checkSeverity(config.Health.Severity), err); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return config, compiled, nil
+	return config, nil
 }
 
-// parseSettings returns the part of a configuration that an agent works with.
-func parseSettings(data []byte) (agent.Settings, error) {
-	config, compiled, err := parseConfig(data)
+// parseConfig checks a configuration, and compiles what of it counts on a node. With
+// the error [v1alpha1.ErrNoLabels] it returns what does not depend on labels.
+func parseConfig(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+	config, err := checkConfig(data)
 	if err != nil {
-		return agent.Settings{}, err
+		return nil, nil, err
 	}
-	host := configuredHost(nil, config)
-	return agent.Settings{Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Text: data}, nil
+	config, unknown := config.On(node)
+	if config == nil {
+		return nil, nil, unknown
+	}
+	compiled, err := compileRules(config)
+	return config, compiled, errors.Join(err, unknown)
+}
+
+// nodeFlags adds flags that say of which node a command reads the configuration.
+func nodeFlags(flags *pflag.FlagSet, node *v1alpha1.Node) {
+	flags.StringVar(&node.Name, "node-name", os.Getenv("NODE_NAME"), "read the configuration as it counts on the `node` of this name; $NODE_NAME, else the host's name")
+	flags.StringToStringVar(&node.Labels, "node-labels", nil, "and of these `labels`: pool=training,chandler.dev/mode=DRA")
+}
+
+// nodeName returns a node's name in Kubernetes: the one that is said, or the host's.
+func nodeName(said string) (string, error) {
+	if said == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("node name: %w", err)
+		}
+		said = strings.ToLower(name)
+	}
+	if messages := validation.IsDNS1123Subdomain(said); len(messages) > 0 {
+		return "", fmt.Errorf("node name %q: %s", said, strings.Join(messages, "; "))
+	}
+	return said, nil
+}
+
+// loadConfigHere is [loadConfig] for a node whose name may be left out.
+func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
+	var err error
+	if node.Name, err = nodeName(node.Name); err != nil {
+		return nil, nil, err
+	}
+	config, compiled, err := loadConfig(file, node)
+	if errors.Is(err, v1alpha1.ErrNoLabels) {
+		err = fmt.Errorf("%w: say --node-labels", err)
+	}
+	return config, compiled, err
 }
 
 // configuredHost returns a host with the roots and paths of the configuration.

@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 )
@@ -18,7 +19,7 @@ overhead:
 - cel: "true"
   perPod: {memory: 512Mi, cpu: 100m}
   perContainer: {memory: 1Mi}
-`))
+`), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,7 @@ overhead:
 
 func TestSeverityOfConfig(t *testing.T) {
 	const header = "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
-	config, _, err := parseConfig([]byte(header + "health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"))
+	config, _, err := parseConfig([]byte(header + "health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func TestSeverityOfConfig(t *testing.T) {
 // The rules say how resources are given out, and so does each snapshot.
 func TestAllocationOfConfig(t *testing.T) {
 	_, compiled, err := parseConfig([]byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" +
-		"allocation: [{resource: a.b/c, policy: Packed}, {resource: a.b/d, failRequestsGreaterThanOne: true}]\n"))
+		"allocation: [{resource: a.b/c, policy: Packed}, {resource: a.b/d, failRequestsGreaterThanOne: true}]\n"), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
 	}

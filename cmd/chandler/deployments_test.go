@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"chandler.dev/api/v1alpha1"
 )
 
 // Every ConfigMap that is shipped holds a configuration that the agent takes.
@@ -29,7 +31,7 @@ func TestShippedConfigurations(t *testing.T) {
 			if err := os.WriteFile(config, []byte(manifest.Data["config.yaml"]), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := loadConfig(config); err != nil {
+			if _, _, err := loadConfigHere(config, v1alpha1.Node{Name: "node", Labels: map[string]string{}}); err != nil {
 				t.Error(err)
 			}
 		})

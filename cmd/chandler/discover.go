@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
@@ -22,6 +23,7 @@ import (
 type discoverOptions struct {
 	hostRoot string
 	config   string
+	node     v1alpha1.Node
 	output   string
 }
 
@@ -47,6 +49,7 @@ on standard error and prints the rest.`,
 	}
 	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&o.config, "config", "", "apply the rules of this DriverConfig `file`")
+	nodeFlags(cmd.Flags(), &o.node)
 	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, json, yaml, or labels: those of the node, a line each")
 	return cmd
 }
@@ -56,7 +59,7 @@ func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []
 	if err != nil {
 		return err
 	}
-	config, compiled, err := loadConfig(o.config)
+	config, compiled, err := loadConfigHere(o.config, o.node)
 	if err != nil {
 		return err
 	}

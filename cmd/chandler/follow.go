@@ -3,43 +3,99 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"path/filepath"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
-// configFile is the configuration file of an agent that runs, none if the name is "".
+// configFile is the configuration of an agent that runs, as it counts on a node.
 type configFile struct {
-	name   string
+	name   string // of the file, none if ""
 	read   bool   // it was read before
 	last   []byte // its content then
 	unread string // why it could not be read then, "" if it could
+
+	node   v1alpha1.Node
+	labels <-chan map[string]string // of the node, whenever they change
+
+	said   agent.Change           // what became of all that
+	counts *v1alpha1.DriverConfig // of which the settings are that were right last
+	right  agent.Settings         // those
 }
 
-// begin returns the settings with which an agent starts. If the configuration is
+// labelPatience is how long an agent that starts on a node for the first time waits for
+// the labels of the node, so that it offers nothing that it takes back at once.
+const labelPatience = 5 * time.Second
+
+// begin returns the settings with which an agent starts. It goes by the labels that
+// were in force last, so that a start changes nothing. If the configuration is
 // wrong, it also returns why, and the settings are those of the configuration that
-// was kept in a file, or ones with which nothing is offered anew.
-func (f *configFile) begin(kept string) (settings agent.Settings, wrong error) {
-	if f.name == "" {
-		return agent.Settings{Rules: defaultRules()}, nil
+// was kept in the directory, or ones with which nothing is offered anew.
+func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Settings, wrong error) {
+	f.node.Labels = keptLabels(ctx, filepath.Join(dir, agent.KeptLabels))
+	if f.node.Labels == nil {
+		select {
+		case f.node.Labels = <-f.labels:
+		case <-time.After(labelPatience):
+		case <-ctx.Done():
+		}
 	}
-	change, _ := f.next()
-	if change.Err == nil {
-		return change.Settings, nil
+	f.look()
+	f.say()
+	if wrong = f.said.Err; wrong == nil {
+		return f.said.Settings, nil
 	}
-	data, err := os.ReadFile(kept)
+	settings = f.said.Settings
+	if f.name != "" && !errors.Is(wrong, v1alpha1.ErrNoLabels) {
+		var err error
+		if settings, err = f.kept(filepath.Join(dir, agent.KeptConfig)); err == nil {
+			return settings, wrong
+		}
+		wrong = errors.Join(wrong, fmt.Errorf("read the last configuration that was right: %w", err))
+	}
+	if settings.Rules == nil {
+		settings.Rules = &rules.Rules{Mode: discovery.ModeAuto}
+	}
+	settings.Rules.Unknown = "the configuration is wrong, and no earlier one is known"
+	if errors.Is(wrong, v1alpha1.ErrNoLabels) {
+		settings.Rules.Unknown = "the labels of the node are not known yet"
+	}
+	return settings, wrong
+}
+
+// keptLabels returns the labels in a file, nil if it says none.
+func keptLabels(ctx context.Context, name string) (labels map[string]string) {
+	data, err := os.ReadFile(name)
 	if err == nil {
-		settings, err = parseSettings(data)
+		err = json.Unmarshal(data, &labels)
 	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "The labels that the node had are not known any more")
+		return nil
+	}
+	return labels
+}
+
+// kept returns the settings of the last configuration that was right.
+func (f *configFile) kept(name string) (agent.Settings, error) {
+	data, err := os.ReadFile(name)
 	if err != nil {
-		settings = agent.Settings{Rules: defaultRules()}
-		settings.Rules.Unknown = "the configuration is wrong, and no earlier one is known"
-		return settings, errors.Join(change.Err, fmt.Errorf("read the last configuration that was right: %w", err))
+		return agent.Settings{}, err
 	}
-	return settings, change.Err
+	_, settings, err := parseSettings(data, f.node)
+	return settings, err
 }
 
 // followInterval is how often the configuration file is read again. The file is
@@ -48,45 +104,86 @@ func (f *configFile) begin(kept string) (settings agent.Settings, wrong error) {
 // links by which the kubelet swaps the files of a volume.
 const followInterval = 10 * time.Second
 
-// follow reads the configuration file until the context ends, and sends what becomes
-// of it to changes.
+// follow reads the configuration file and hears the labels of the node until the context
+// ends, and sends what becomes of them to changes.
 func (f *configFile) follow(ctx context.Context, changes chan<- agent.Change) {
 	ticker := time.NewTicker(followInterval)
 	defer ticker.Stop()
 	for {
+		changed := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			changed = f.look()
+		case labels := <-f.labels:
+			changed = f.node.Labels == nil || !maps.Equal(f.node.Labels, labels)
+			f.node.Labels = labels
 		}
-		change, changed := f.next()
-		if !changed {
+		before := f.said.Err
+		if changed {
+			f.say()
+		}
+		if !changed || before != nil && f.said.Err != nil && before.Error() == f.said.Err.Error() {
 			continue
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case changes <- change:
+		case changes <- f.said:
 		}
 	}
 }
 
-// next reads the file, and returns what it says, or why it is wrong. It returns false
-// if that is the same as the last time.
-func (f *configFile) next() (_ agent.Change, changed bool) {
+// look reads the file, and reports whether that says something else than the last time.
+func (f *configFile) look() (changed bool) {
+	if f.name == "" {
+		return false
+	}
 	data, err := os.ReadFile(f.name)
 	if err != nil {
 		changed = f.unread != err.Error()
 		f.unread = err.Error()
-		return agent.Change{Err: fmt.Errorf("read config: %w", err)}, changed
+		return changed
 	}
 	if f.read && f.unread == "" && bytes.Equal(data, f.last) {
-		return agent.Change{}, false
+		return false
 	}
 	f.read, f.last, f.unread = true, data, ""
-	settings, err := parseSettings(data)
-	if err != nil {
-		return agent.Change{Err: fmt.Errorf("config %s: %w", f.name, err)}, true
+	f.counts = nil // the text is to be kept, even if it says the same
+	return true
+}
+
+// say works out what the file says on the node. While only labels change by which
+// nothing goes, the rules are the same.
+func (f *configFile) say() {
+	if f.unread != "" {
+		f.said = agent.Change{Err: fmt.Errorf("read config: %s", f.unread)}
+		return
 	}
-	return agent.Change{Settings: settings}, true
+	counts, settings, err := parseSettings(f.last, f.node)
+	if err != nil {
+		if f.name != "" {
+			err = fmt.Errorf("config %s: %w", f.name, err)
+		}
+		f.said = agent.Change{Settings: settings, Err: err}
+		return
+	}
+	if f.counts != nil && equality.Semantic.DeepEqual(counts, f.counts) {
+		settings.Rules = f.right.Rules
+	}
+	f.counts, f.right, f.said = counts, settings, agent.Change{Settings: settings}
+}
+
+// parseSettings returns the part of a configuration that an agent works with on a node.
+// With the error [v1alpha1.ErrNoLabels] it is what does not depend on labels.
+func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, agent.Settings, error) {
+	config, compiled, err := parseConfig(data, node)
+	if config == nil {
+		return nil, agent.Settings{}, err
+	}
+	host := configuredHost(nil, config)
+	return config, agent.Settings{
+		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Text: data, Labels: node.Labels,
+	}, err
 }

@@ -72,13 +72,13 @@ func TestConfigToBeginWith(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			file, kept := filepath.Join(dir, "config"), filepath.Join(dir, "kept")
+			file, kept := filepath.Join(dir, "config"), filepath.Join(dir, agent.KeptConfig)
 			for name, text := range map[string]string{file: test.text, kept: test.kept} {
 				if text != "" {
 					write(t, name, text)
 				}
 			}
-			settings, err := (&configFile{name: file}).begin(kept)
+			settings, err := (&configFile{name: file, labels: noLabels()}).begin(t.Context(), dir)
 			if settings.Rules.Mode != test.mode || (settings.Rules.Unknown != "") != test.unknown {
 				t.Errorf("begins with %+v", settings.Rules)
 			}
@@ -87,7 +87,7 @@ func TestConfigToBeginWith(t *testing.T) {
 			}
 		})
 	}
-	if settings, err := (&configFile{}).begin("/nowhere"); err != nil || settings.Rules.Unknown != "" {
+	if settings, err := (&configFile{labels: noLabels()}).begin(t.Context(), "/nowhere"); err != nil || settings.Rules.Unknown != "" {
 		t.Errorf("without a configuration: %+v, %v", settings.Rules, err)
 	}
 }
@@ -103,7 +103,7 @@ func TestFollowConfig(t *testing.T) {
 		go func() {
 			defer close(ended)
 			file := &configFile{name: v.file()}
-			_, err := file.begin("")
+			_, err := file.begin(ctx, "/nowhere")
 			v.must(err)
 			file.follow(ctx, changes)
 		}()

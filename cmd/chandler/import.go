@@ -50,7 +50,7 @@ carried over changes what they get, and 1 if a file could not be read.`,
 			return importFiles(cmd.InOrStdin(), cmd.OutOrStdout(), args, options)
 		},
 	}
-	cmd.Flags().StringVar(&options.Named, "named", "", "import the configuration of this `name`, where each node reads another")
+	cmd.Flags().StringVar(&options.Named, "named", "", "import only the configuration of this `name`, where each node reads another")
 	cmd.Flags().BoolVar(&options.Only, "only", false, "exclude devices of the families that the files say nothing of")
 	return cmd
 }
@@ -91,7 +91,7 @@ func importFiles(in io.Reader, out io.Writer, names []string, options importer.O
 	if err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}
-	if _, _, err := parseConfig(data); err != nil {
+	if _, err := checkConfig(data); err != nil {
 		return fmt.Errorf("check configuration: %w", err)
 	}
 	if _, err := out.Write(data); err != nil {

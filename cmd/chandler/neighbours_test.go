@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"chandler.dev/api/v1alpha1"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
@@ -33,7 +34,7 @@ func BenchmarkNeighbours(b *testing.B) {
 		{"gaudi/testdata/gaudi2x8.host", "habana.ai/gaudi"},
 		{"neuron/testdata/trn2.host", "aws.amazon.com/neuron"},
 	} {
-		config, compiled, err := loadConfig("")
+		config, compiled, err := loadConfig("", v1alpha1.Node{})
 		if err != nil {
 			b.Fatal(err, config)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
@@ -15,6 +16,7 @@ import (
 
 func newRecordCommand() *cobra.Command {
 	var hostRoot, config, output, comment string
+	var node v1alpha1.Node
 	cmd := &cobra.Command{
 		Use:   "record",
 		Short: "Write what discovery reads of this host as a recorded host",
@@ -31,7 +33,7 @@ are.`,
 			if err != nil {
 				return err
 			}
-			loaded, _, err := loadConfig(config)
+			loaded, _, err := loadConfigHere(config, node)
 			if err != nil {
 				return err
 			}
@@ -46,6 +48,7 @@ are.`,
 	}
 	cmd.Flags().StringVar(&hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&config, "config", "", "record what this DriverConfig `file` names, too")
+	nodeFlags(cmd.Flags(), &node)
 	cmd.Flags().StringVarP(&output, "output", "o", "-", "`file` to write, - for standard output")
 	cmd.Flags().StringVar(&comment, "comment", "", "what to say of the host at the head of the file")
 	return cmd

@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 	kubediscovery "k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -23,8 +23,10 @@ import (
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cdi"
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/cmd/chandler/informant"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
@@ -117,33 +119,40 @@ func collectOften() {
 
 // run runs the agent until the context ends or a part of the agent fails.
 func (o *runOptions) run(ctx context.Context) error {
-	file := &configFile{name: o.config}
-	config, err := o.agentConfig(ctx, file)
-	if err != nil {
+	if err := o.check(); err != nil {
 		return err
+	}
+	clients, err := o.connect()
+	if err != nil {
+		return fmt.Errorf("API server: %w", err)
 	}
 	following, end := context.WithCancel(ctx)
 	defer end()
-	if o.config != "" {
-		changes := make(chan agent.Change)
-		config.Changes = changes
-		go file.follow(following, changes)
+	labels := make(chan map[string]string)
+	go cluster.FollowLabels(following, clients.metadata, o.nodeName, func(l map[string]string) {
+		select {
+		case labels <- l:
+		case <-following.Done():
+		}
+	})
+	file := &configFile{name: o.config, node: v1alpha1.Node{Name: o.nodeName}, labels: labels}
+	config, err := o.agentConfig(ctx, file, clients)
+	if err != nil {
+		return err
 	}
+	changes := make(chan agent.Change)
+	config.Changes = changes
+	go file.follow(following, changes)
 	return agent.Run(ctx, config)
 }
 
 // check completes the options and reports errors in them.
 func (o *runOptions) check() error {
-	if o.nodeName == "" {
-		name, err := os.Hostname()
-		if err != nil {
-			return fmt.Errorf("node name: %w", err)
-		}
-		o.nodeName = strings.ToLower(name)
+	name, err := nodeName(o.nodeName)
+	if err != nil {
+		return err
 	}
-	if messages := validation.IsDNS1123Subdomain(o.nodeName); len(messages) > 0 {
-		return fmt.Errorf("node name %q: %s", o.nodeName, strings.Join(messages, "; "))
-	}
+	o.nodeName = name
 	if o.rescanInterval <= 0 {
 		return fmt.Errorf("rescan interval %s: must be more than nothing", o.rescanInterval)
 	}
@@ -153,11 +162,8 @@ func (o *runOptions) check() error {
 // agentConfig turns the options into the Config of an agent. It finds errors of the
 // options. A wrong configuration is none of these: claims must be unprepared all the
 // same.
-func (o *runOptions) agentConfig(ctx context.Context, file *configFile) (agent.Config, error) {
+func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients clients) (agent.Config, error) {
 	var none agent.Config
-	if err := o.check(); err != nil {
-		return none, err
-	}
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return none, fmt.Errorf("boot ID: %w", err)
@@ -166,15 +172,11 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile) (agent.C
 	if err != nil {
 		return none, err
 	}
-	clients, err := o.connect()
-	if err != nil {
-		return none, fmt.Errorf("API server: %w", err)
-	}
 	stateDir := filepath.Join(o.kubeletRoot, "plugins", discovery.Domain)
 	if err := o.checkDirectories(ctx, stateDir); err != nil {
 		return none, err
 	}
-	settings, wrong := file.begin(filepath.Join(stateDir, agent.KeptConfig))
+	settings, wrong := file.begin(ctx, stateDir)
 	host, lock := &discovery.Host{FS: hostFS, Roots: settings.Roots, Paths: settings.Paths}, flock(stateDir)
 	var informants []agent.Informant
 	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
@@ -241,6 +243,7 @@ const (
 type clients struct {
 	main, status kubernetes.Interface
 	groups       kubediscovery.ServerGroupsInterfaceWithContext
+	metadata     metadata.Interface
 }
 
 // connect makes the clients of the API server without a request to it. The kubelet
@@ -266,7 +269,10 @@ func (o *runOptions) connect() (clients, error) {
 	if c.status, err = kubernetes.NewForConfig(config); err != nil {
 		return clients{}, err
 	}
-	c.groups, err = kubediscovery.NewDiscoveryClientForConfig(config)
+	if c.groups, err = kubediscovery.NewDiscoveryClientForConfig(config); err != nil {
+		return clients{}, err
+	}
+	c.metadata, err = metadata.NewForConfig(config)
 	return c, err
 }
 

@@ -107,7 +107,7 @@ func (v *validator) own(at place, kind string, data []byte) {
 	case v1alpha1.KindClaimParameters:
 		v.claimParameters(at, data)
 	case v1alpha1.KindDriverConfig:
-		_, _, err = parseConfig(data)
+		_, err = checkConfig(data)
 	case v1alpha1.KindProvisionConfig:
 		_, err = parseProvisionConfig(data)
 	default:

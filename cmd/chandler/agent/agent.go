@@ -114,6 +114,10 @@ type Settings struct {
 	// Text is the configuration that they were compiled from. It is kept as
 	// [KeptConfig]. Optional.
 	Text []byte
+
+	// Labels are those of the node by which they were chosen, kept as [KeptLabels]. Nil
+	// if they are not known.
+	Labels map[string]string
 }
 
 // Change is a change of the configuration.
@@ -265,11 +269,11 @@ func newAgent(config Config) *agent {
 func (a *agent) run(ctx context.Context) error {
 	klog.FromContext(ctx).Info("Chandler starts", "version", a.Version, "node", a.NodeName)
 	if a.Wrong != nil {
-		inForce := "the last one that was right is in force"
+		inForce := "The configuration is wrong; the last one that was right is in force"
 		if why := a.Settings.Rules.Unknown; why != "" {
-			inForce = "nothing is offered anew, since no earlier one is known"
+			inForce = "Nothing is offered anew, since " + why
 		}
-		klog.FromContext(ctx).Error(a.Wrong, "The configuration is wrong; "+inForce)
+		klog.FromContext(ctx).Error(a.Wrong, inForce)
 		a.wrong <- a.Wrong
 	}
 	release := make(chan func(), 1)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -17,12 +18,24 @@ import (
 // right. An agent that starts with a wrong one goes on with it.
 const KeptConfig = "config.yaml"
 
+// KeptLabels is the file, in the agent's directory, of the labels of the node that are in
+// force. An agent that starts goes by them until it hears others, so that a start
+// without an API server changes nothing.
+const KeptLabels = "labels.json"
+
 // keepConfig keeps the configuration that is in force, until the context ends.
 func (a *agent) keepConfig(ctx context.Context) {
-	kept := openMemo(ctx, a.files(), filepath.Join(a.StateDir, KeptConfig), func([]byte) error { return nil })
+	memoOf := func(name string) *memo {
+		return openMemo(ctx, a.files(), filepath.Join(a.StateDir, name), func([]byte) error { return nil })
+	}
+	config, labels := memoOf(KeptConfig), memoOf(KeptLabels)
 	for ctx.Err() == nil {
-		if text := a.settings.Load().Text; text != nil {
-			kept.write(ctx, text)
+		settings := a.settings.Load()
+		if settings.Text != nil {
+			config.write(ctx, settings.Text)
+		}
+		if data, err := json.Marshal(settings.Labels); err == nil && settings.Labels != nil { // always
+			labels.write(ctx, data)
 		}
 		waitFor(ctx, a.accepted, quietInterval)
 	}
@@ -49,13 +62,16 @@ func (a *agent) change(ctx context.Context, change Change) {
 		klog.FromContext(ctx).Error(change.Err, "The configuration changed and is wrong; the one before stays in force")
 		return
 	}
+	before := a.settings.Swap(&change.Settings)
+	notify(a.accepted)
+	if change.Settings.Rules == before.Rules {
+		return // the node has other labels, and nothing goes by them
+	}
 	klog.FromContext(ctx).Info("The configuration changed")
 	if !reflect.DeepEqual(change.Settings.Roots, a.Settings.Roots) || !reflect.DeepEqual(change.Settings.Paths, a.Settings.Paths) {
 		klog.FromContext(ctx).Info("Warning: roots and paths of the configuration changed; they are in force once the agent is started again, and all else is now")
 	}
-	a.settings.Store(&change.Settings)
 	replace(a.rules, change.Settings.Rules)
-	notify(a.accepted)
 	notify(a.events) // to settle the states of devices by the new severity
 }
 
