@@ -21,8 +21,8 @@ type File struct {
 
 // Options say what the files do not.
 type Options struct {
-	// Named is which of several named configurations is meant, such as those of
-	// a ConfigMap of which NVIDIA's plugin has each node read another.
+	// Named is the one of several configurations that is meant, "" for all of them:
+	// such as those of a ConfigMap of which NVIDIA's plugin has each node read another.
 	Named string
 
 	// Only excludes the families that the files say nothing of.
@@ -42,7 +42,7 @@ func Import(files []File, options Options) (*Result, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", file.Name, err))
 		}
 		for _, document := range documents[i] {
-			im.chooseNamed(document)
+			im.chooseDefault(document)
 		}
 	}
 	for i, file := range files {
@@ -78,8 +78,9 @@ type format struct {
 	families []string // of Chandler, which offer what the plugin does
 
 	// alternatives says that the files of a ConfigMap are such of which each node
-	// reads one.
+	// reads one: by this label, or else by its name.
 	alternatives bool
+	label        string
 
 	needs   bool   // the plugin does nothing without a document
 	runsAt  *value // a container that runs it, nil if there is none
@@ -106,6 +107,9 @@ type importer struct {
 	chart   string                // of Helm, whose values are read
 	shared  []map[string][]string // the selectors of pools of adapters that containers have together
 	unread  map[string][]string   // objects that are of no plugin, by file
+
+	byDefault string          // which of several configurations nodes read that say nothing
+	nodes     *v1alpha1.Nodes // for which entries are made at present; else those of what they are made of
 }
 
 func newImporter(options Options) *importer {
@@ -147,12 +151,12 @@ func errUnknown() error {
 	return fmt.Errorf("nothing in it is known; known are\n%s", strings.TrimRight(Formats(), "\n"))
 }
 
-// chooseNamed remembers which of several named configurations nodes read that say
+// chooseDefault remembers which of several named configurations nodes read that say
 // nothing.
-func (im *importer) chooseNamed(v value) {
+func (im *importer) chooseDefault(v value) {
 	for _, at := range [][]string{{"spec", "devicePlugin"}, {"devicePlugin"}, {}} {
-		if name := v.at(at...).at("config", "default").text(); im.options.Named == "" {
-			im.options.Named = name
+		if name := v.at(at...).at("config", "default").text(); im.byDefault == "" {
+			im.byDefault = name
 		}
 	}
 }

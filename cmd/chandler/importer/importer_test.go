@@ -154,3 +154,19 @@ func TestImportIsBounded(t *testing.T) {
 		})
 	}
 }
+
+// Where each node reads another configuration, --named imports the one alone.
+func TestNamed(t *testing.T) {
+	for _, test := range []struct {
+		file, named, want string
+		changed           int // the other configurations, which are not imported
+	}{
+		{"nvidia-labels.yaml", "mps", "replicas: 4", 3},
+		{"sriovdp-nodes", "node-2", "openshift.io/b", 2},
+	} {
+		result, out, err := read(t, Options{Named: test.named}, filesOf(t, filepath.Join("testdata", test.file))...)
+		if err != nil || !strings.Contains(out, test.want) || strings.Contains(out, "nodes:") || result.Changed() != test.changed {
+			t.Errorf("%s: %v\n%s", test.file, err, out)
+		}
+	}
+}

@@ -18,6 +18,7 @@ type nvidia struct {
 	settings *settings
 	names    []string // of the resources
 	own      bool     // the plugin's configuration file was read
+	each     []value  // configuration files of which each node reads another
 	where    value    // the file or ConfigMap in which it is
 }
 
@@ -29,6 +30,7 @@ func newNVIDIA(im *importer) *format {
 		forms:        "configuration file, flags, variables, DaemonSet, Helm values, ClusterPolicy of the GPU operator",
 		families:     []string{"nvidia"},
 		alternatives: true,
+		label:        nvidiaLabel,
 		is:           func(v value) bool { return n.isOwn(v) || n.isPolicy(v) || n.isValues(v) },
 		read:         n.read,
 		runs:         n.runs,
@@ -47,6 +49,7 @@ var (
 const (
 	nvidiaPrefix = "nvidia.com/"
 	nvidiaOne    = nvidiaPrefix + "gpu"
+	nvidiaLabel  = nvidiaPrefix + "device-plugin.config"
 )
 
 func (n *nvidia) options() []option {
@@ -147,14 +150,20 @@ func (n *nvidia) isValues(v value) bool {
 	return v.hasAny("migStrategy", "deviceListStrategy", "deviceIDStrategy", "compatWithCPUManager", "nvidiaDriverRoot") || n.isOperator(v)
 }
 
+// finish reads the settings, and those of each configuration of which some nodes read
+// one. The flags count for all of them.
 func (n *nvidia) finish() {
-	n.settings.finish()
-	n.im.listStrategy(n.settings.get("device-list-strategy"), append(n.names, nvidiaOne)...)
-	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && n.im.listed(nvidiaOne) {
-		n.im.lost(n.settings.get("device-list-strategy"), "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
+	all := n.settings
+	for _, configuration := range n.each {
+		n.settings, n.names, n.im.nodes = all.clone(), nil, configuration.nodes
+		n.settings.file(configuration, inOwn, n.im.unknown)
+		n.entries()
+	}
+	if n.im.nodes = nil; len(n.each) == 0 {
+		n.entries()
 	}
 	for _, name := range []string{"config-file", "config.name"} {
-		if v := n.settings.get(name); v.text() != "" {
+		if v := all.get(name); v.text() != "" {
 			n.where = v
 		}
 	}
@@ -163,8 +172,19 @@ func (n *nvidia) finish() {
 	}
 }
 
+// entries makes entries of the settings.
+func (n *nvidia) entries() {
+	n.settings.finish()
+	n.im.listStrategy(n.settings.get("device-list-strategy"), append(n.names, nvidiaOne)...)
+	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && n.im.listed(nvidiaOne) {
+		n.im.lost(n.settings.get("device-list-strategy"), "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
+	}
+}
+
 func (n *nvidia) read(v value) {
 	switch {
+	case v.nodes != nil:
+		n.own, n.each = true, append(n.each, v)
 	case n.isPolicy(v):
 		n.operator(v.at("spec"))
 	case n.isOwn(v):
@@ -181,7 +201,7 @@ func (n *nvidia) read(v value) {
 func (n *nvidia) values(v value) {
 	var rest []value
 	n.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
-	n.im.chooseNamed(v)
+	n.im.chooseDefault(v)
 	n.named(v.at("config", "map"))
 	main := containerOf(v.at("devicePlugin", "containers", "main"))
 	n.settings.flags(main)
@@ -200,14 +220,14 @@ func (n *nvidia) named(configs value) {
 		known = append(known, inside)
 	}
 	if len(known) > 0 {
-		n.im.chosen(&format{name: "NVIDIA's device plugin", alternatives: true, read: n.read}, known)
+		n.im.chosen(&format{name: "NVIDIA's device plugin", alternatives: true, label: nvidiaLabel, read: n.read}, known)
 	}
 }
 
 // operator reads a ClusterPolicy, or the values of the operator's chart.
 func (n *nvidia) operator(v value) {
 	plugin := v.at("devicePlugin")
-	n.im.chooseNamed(v)
+	n.im.chooseDefault(v)
 	if enabled := plugin.at("enabled"); enabled.there() && !enabled.is() {
 		n.im.say(enabled, "the operator starts no device plugin")
 		return

@@ -7,6 +7,12 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"chandler.dev/api/v1alpha1"
 )
 
 // A container is what runs a plugin.
@@ -209,8 +215,8 @@ func variablesIn(data value) container {
 	return c
 }
 
-// chosen reads configurations of one format, or the one that counts if each node
-// reads another.
+// chosen reads configurations of one format. If each node reads another, their entries
+// are for those nodes.
 func (im *importer) chosen(f *format, configurations []value) {
 	objects := slices.ContainsFunc(configurations, func(c value) bool { return c.has("kind") })
 	if !f.alternatives || len(configurations) == 1 || objects {
@@ -219,11 +225,26 @@ func (im *importer) chosen(f *format, configurations []value) {
 		}
 		return
 	}
-	i := slices.IndexFunc(configurations, func(c value) bool { return nameOf(c) == im.options.Named })
-	if i < 0 {
-		i = max(0, slices.IndexFunc(configurations, func(c value) bool {
-			return slices.Contains([]string{"default", "config.json", "config.yaml"}, nameOf(c))
-		}))
+	find := func(names ...string) int {
+		return slices.IndexFunc(configurations, func(c value) bool { return slices.Contains(names, nameOf(c)) })
+	}
+	i := find(im.options.Named)
+	usual := find(im.byDefault)
+	if usual < 0 {
+		usual = find("default", "config.json", "config.yaml")
+	}
+	switch {
+	case im.options.Named == "" && f.label != "":
+		im.byLabel(f, configurations, usual)
+		return
+	case i < 0 && usual < 0 && !slices.ContainsFunc(configurations, func(c value) bool { return !isNodeName(nameOf(c)) }):
+		for _, c := range alike(configurations) {
+			c.value.nodes = &v1alpha1.Nodes{Names: c.names}
+			im.take(f, c.value)
+		}
+		return
+	case i < 0:
+		i = max(0, usual)
 	}
 	im.take(f, configurations[i])
 	for j, c := range configurations {
@@ -231,6 +252,62 @@ func (im *importer) chosen(f *format, configurations []value) {
 			im.otherNode(c, nameOf(c), nameOf(configurations[i]))
 		}
 	}
+}
+
+// byLabel reads configurations of which nodes read the one that a label of theirs names,
+// and without the label the usual one; none is usual if its index is below 0.
+func (im *importer) byLabel(f *format, configurations []value, usual int) {
+	var labelled []string // that read another than the usual one
+	label := func(operator metav1.LabelSelectorOperator, names []string) *v1alpha1.Nodes {
+		if operator == metav1.LabelSelectorOpIn && len(names) == 1 {
+			return &v1alpha1.Nodes{MatchLabels: map[string]string{f.label: names[0]}}
+		}
+		return &v1alpha1.Nodes{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: f.label, Operator: operator, Values: names}}}
+	}
+	var rest *value
+	for _, c := range alike(configurations) {
+		if usual >= 0 && slices.Contains(c.names, nameOf(configurations[usual])) {
+			rest = &c.value
+			continue
+		}
+		labelled = append(labelled, c.names...)
+		c.value.nodes = label(metav1.LabelSelectorOpIn, c.names)
+		im.take(f, c.value)
+	}
+	if rest == nil {
+		rest = &value{file: configurations[0].file}
+	}
+	if len(labelled) > 0 {
+		rest.nodes = label(metav1.LabelSelectorOpNotIn, labelled)
+	}
+	im.take(f, *rest)
+}
+
+// configuration is one that several names stand for.
+type configuration struct {
+	value value
+	names []string
+}
+
+// alike puts together configurations that say the same.
+func alike(configurations []value) (all []*configuration) {
+	by := make(map[string]*configuration)
+	for _, c := range configurations {
+		text, err := yaml.Marshal(c.node)
+		if err == nil && by[string(text)] != nil {
+			by[string(text)].names = append(by[string(text)].names, nameOf(c))
+			continue
+		}
+		one := &configuration{c, []string{nameOf(c)}}
+		by[string(text)], all = one, append(all, one)
+	}
+	return all
+}
+
+// isNodeName reports whether a file in a ConfigMap may be called as a node is: the
+// operator of the SR-IOV plugin names them so.
+func isNodeName(name string) bool {
+	return len(validation.IsDNS1123Subdomain(name)) == 0 && !slices.Contains([]string{".json", ".yaml", ".yml", ".conf", ".txt"}, path.Ext(name))
 }
 
 // nameOf returns the name of the field that a value is.
@@ -242,7 +319,7 @@ func nameOf(v value) string {
 }
 
 // otherNode notes a configuration that is for other nodes than the one that is
-// imported. A DriverConfig says the same to all nodes.
+// imported, where nothing says which nodes these are.
 func (im *importer) otherNode(v value, name, instead string) {
 	at := v.as("")
 	im.lost(at, "is another configuration for some nodes; %s is imported, and this one with --named=%s", instead, name)

@@ -86,6 +86,9 @@ func newSettings(im *importer, table []option) *settings {
 	return &settings{im: im, table: table, set: make(map[string]setting)}
 }
 
+// clone returns settings that can be added to.
+func (s *settings) clone() *settings { return &settings{s.im, s.table, maps.Clone(s.set)} }
+
 // put sets an option, unless it is set already where that counts more.
 func (s *settings) put(o *option, v value, rank int) {
 	name := cmp.Or(o.name, o.at, o.in)

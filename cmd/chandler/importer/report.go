@@ -80,7 +80,9 @@ func (im *importer) note(v value, pods bool, format string, args ...any) {
 			n.Place = fmt.Sprintf("%s:%d", n.Place, n.line)
 		}
 	}
-	im.notes = append(im.notes, n)
+	if !slices.Contains(im.notes, n) { // as where a flag counts for several configurations
+		im.notes = append(im.notes, n)
+	}
 }
 
 // lost notes what pods are without.
@@ -102,7 +104,7 @@ func oneLine(text string) string {
 
 // exclude adds an expression for devices that nobody gets.
 func (im *importer) exclude(from value, cel string) {
-	entry := v1alpha1.Selector{CEL: bound(cel)}
+	entry := v1alpha1.Selector{CEL: bound(cel), Nodes: im.nodesOf(from)}
 	if im.fits(from, "", v1alpha1.DriverConfig{Exclude: []v1alpha1.Selector{entry}}) {
 		im.config.Exclude = append(im.config.Exclude, entry)
 		im.origin("exclude", from)
@@ -111,7 +113,7 @@ func (im *importer) exclude(from value, cel string) {
 
 // share adds an entry of sharing.
 func (im *importer) share(from value, cel string, sharing v1alpha1.Sharing) {
-	sharing.CEL = bound(cel)
+	sharing.CEL, sharing.Nodes = bound(cel), im.nodesOf(from)
 	if sharing.Replicas > maxShares {
 		im.say(from, "%d containers at once are more than the %d that can be written, and than a node has", sharing.Replicas, maxShares)
 		sharing.Replicas = maxShares
@@ -136,7 +138,7 @@ func (im *importer) resource(from value, name, cel string) bool {
 // pool adds an entry of resources that may be a pool of the SR-IOV plugin, and
 // reports whether it could.
 func (im *importer) pool(from value, name, cel string, sriov *v1alpha1.SRIOVPool) bool {
-	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel)}, SRIOV: sriov}
+	entry := v1alpha1.Resource{Name: name, Selector: v1alpha1.Selector{CEL: bound(cel), Nodes: im.nodesOf(from)}, SRIOV: sriov}
 	if slices.ContainsFunc(im.config.Resources, func(r v1alpha1.Resource) bool { return reflect.DeepEqual(r, entry) }) {
 		return true
 	}
@@ -150,6 +152,7 @@ func (im *importer) pool(from value, name, cel string, sriov *v1alpha1.SRIOVPool
 
 // paths adds an entry of paths, and reports whether it could.
 func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
+	entry.Nodes = im.nodesOf(from)
 	if slices.ContainsFunc(im.config.Paths, func(p v1alpha1.PathResource) bool { return reflect.DeepEqual(p, entry) }) {
 		return true
 	}
@@ -163,12 +166,15 @@ func (im *importer) paths(from value, entry v1alpha1.PathResource) bool {
 
 // allocation sets how what a resource counts is given out.
 func (im *importer) allocation(from value, name string, set func(*v1alpha1.Allocation)) {
-	i := slices.IndexFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool { return a.Resource == name })
+	nodes := im.nodesOf(from)
+	i := slices.IndexFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
+		return a.Resource == name && reflect.DeepEqual(a.Nodes, nodes)
+	})
 	if i >= 0 {
 		set(&im.config.Allocation[i])
 		return
 	}
-	entry := v1alpha1.Allocation{Resource: name}
+	entry := v1alpha1.Allocation{Resource: name, Nodes: nodes}
 	set(&entry)
 	if im.fits(from, "", v1alpha1.DriverConfig{Allocation: []v1alpha1.Allocation{entry}}) {
 		im.config.Allocation = append(im.config.Allocation, entry)
@@ -211,10 +217,18 @@ func (im *importer) listStrategy(v value, names ...string) {
 	}
 }
 
+// nodesOf returns the nodes for which an entry is that is made of a value.
+func (im *importer) nodesOf(from value) *v1alpha1.Nodes {
+	if im.nodes != nil {
+		return im.nodes
+	}
+	return from.nodes
+}
+
 // listed reports whether it is said how containers get the devices of a resource.
 func (im *importer) listed(name string) bool {
 	return slices.ContainsFunc(im.config.Allocation, func(a v1alpha1.Allocation) bool {
-		return a.Resource == name && len(a.DeviceListStrategy) > 0
+		return a.Resource == name && reflect.DeepEqual(a.Nodes, im.nodes) && len(a.DeviceListStrategy) > 0
 	})
 }
 

@@ -54,7 +54,7 @@ func embedded(v value) (value, error) {
 	if len(nodes) == 0 {
 		return value{}, errors.New("is empty")
 	}
-	inside := value{node: nodes[0], file: v.file, above: -1, path: v.path}
+	inside := value{node: nodes[0], file: v.file, above: -1, path: v.path, nodes: v.nodes}
 	switch {
 	case v.above < 0:
 	case v.node.Style&yaml.LiteralStyle != 0:

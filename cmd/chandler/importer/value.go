@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"chandler.dev/api/v1alpha1"
 )
 
 // A value is something that is written in YAML or JSON, or as an argument, and
@@ -17,6 +19,9 @@ type value struct {
 	file  string
 	above int    // how many lines of the file are above the text of the node, -1 if that is not known
 	path  string // data[config.json].resourceList[0]
+
+	// nodes are those that it is for, nil if it is for all of them.
+	nodes *v1alpha1.Nodes
 }
 
 // there reports whether something is written, be it null.
@@ -62,13 +67,13 @@ func (v value) below(name string, node *yaml.Node) value {
 	if v.path != "" && !strings.HasPrefix(name, "[") {
 		name = "." + name
 	}
-	return value{node, v.file, v.above, v.path + name}
+	return value{node, v.file, v.above, v.path + name, v.nodes}
 }
 
 // at returns the value below those fields, nothing if there is none.
 func (v value) at(names ...string) value {
 	for _, name := range names {
-		found := value{file: v.file, above: v.above, path: v.path}
+		found := value{file: v.file, above: v.above, path: v.path, nodes: v.nodes}
 		for key, field := range v.fields() {
 			if key == name {
 				found = field
