@@ -71,7 +71,7 @@ resources:
 - {name: intel.com/a, cel: "true"}
 - {name: intel.com/b, cel: "true", sriov: {}}
 - {name: intel.com/c, cel: "true", sriov: {needVhostNet: true, excludeTopology: true, additionalInfo: {"*": {token: x}}}}
-`))
+`), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
 	}
