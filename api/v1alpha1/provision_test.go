@@ -40,8 +40,8 @@ functions:
 				{Name: "all", Mode: WorkQueueShared, Size: 32, Priority: 10, Threshold: 32}, // both by default
 			}}},
 		}, {
-			CEL: "false",
-			Driver:   "vfio-pci",
+			CEL:    "false",
+			Driver: "vfio-pci",
 		}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -14,7 +14,7 @@ import (
 )
 
 func TestOverheadIsByResource(t *testing.T) {
-	_, compiled, err := parseConfig([]byte(header() + `
+	_, compiled, err := parseConfig([]byte(header()+`
 overhead:
 - cel: "true"
   perPod: {memory: 512Mi, cpu: 100m}
@@ -35,7 +35,7 @@ overhead:
 
 func TestSeverityOfConfig(t *testing.T) {
 	const header = "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"
-	config, _, err := parseConfig([]byte(header + "health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"), v1alpha1.Node{})
+	config, _, err := parseConfig([]byte(header+"health: {severity: {over-temperature: NoExecute, unhealthy: None, link-degraded: NoSchedule}}\n"), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestSeverityOfConfig(t *testing.T) {
 
 // The rules say how resources are given out, and so does each snapshot.
 func TestAllocationOfConfig(t *testing.T) {
-	_, compiled, err := parseConfig([]byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" +
+	_, compiled, err := parseConfig([]byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"+
 		"allocation: [{resource: a.b/c, policy: Packed}, {resource: a.b/d, failRequestsGreaterThanOne: true}]\n"), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -44,7 +45,7 @@ const labelPatience = 5 * time.Second
 // wrong, it also returns why, and the settings are those of the configuration that
 // was kept in the directory, or ones with which nothing is offered anew.
 func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Settings, wrong error) {
-	f.node.Labels = keptLabels(ctx, filepath.Join(dir, agent.KeptLabels))
+	f.node.Labels = keptLabels(ctx, os.DirFS(dir))
 	if f.node.Labels == nil {
 		select {
 		case f.node.Labels = <-f.labels:
@@ -75,13 +76,14 @@ func (f *configFile) begin(ctx context.Context, dir string) (settings agent.Sett
 	return settings, wrong
 }
 
-// keptLabels returns the labels in a file, nil if it says none.
-func keptLabels(ctx context.Context, name string) (labels map[string]string) {
-	data, err := os.ReadFile(name)
+// keptLabels returns the labels of the node that are kept in an agent's directory, nil if
+// there are none.
+func keptLabels(ctx context.Context, dir fs.FS) (labels map[string]string) {
+	data, err := fs.ReadFile(dir, agent.KeptLabels)
 	if err == nil {
 		err = json.Unmarshal(data, &labels)
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		klog.FromContext(ctx).Error(err, "The labels that the node had are not known any more")
 		return nil
 	}

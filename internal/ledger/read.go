@@ -16,11 +16,36 @@ import (
 // if there is one. The devices that a damaged file names count; one that names
 // nothing is an error.
 func Read(host fs.FS, dir, boot string) (map[string]string, error) {
+	entries, err := ReadEntries(host, dir, boot)
 	held := make(map[string]string)
-	err := addClaims(held, host, path.Join(dir, claimsDir), boot)
+	for _, e := range entries {
+		switch e := e.(type) {
+		case *Claim:
+			for _, result := range e.Results {
+				for _, name := range []string{result.Device, result.Source} {
+					if name != "" && !result.Admin {
+						held[name] = e.Owner().String()
+					}
+				}
+			}
+		case *Grant:
+			for _, name := range e.Devices {
+				held[name] = e.Owner().String()
+			}
+		}
+	}
+	return held, err
+}
+
+// ReadEntries returns the claims and grants of which [Read] tells the devices.
+func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
+	claims, err := readClaims(host, path.Join(dir, claimsDir), boot)
+	for _, c := range claims {
+		entries = append(entries, c)
+	}
 	data, grantsErr := fs.ReadFile(host, path.Join(dir, grantsFile))
 	if errors.Is(grantsErr, fs.ErrNotExist) {
-		return held, err
+		return entries, err
 	}
 	var grants []*Grant
 	if grantsErr == nil {
@@ -30,20 +55,18 @@ func Read(host fs.FS, dir, boot string) (map[string]string, error) {
 		grantsErr = fmt.Errorf("read grants: %w", grantsErr)
 	}
 	for _, g := range grants {
-		for _, name := range g.Devices {
-			held[name] = g.Owner().String()
-		}
+		entries = append(entries, g)
 	}
-	return held, errors.Join(err, grantsErr)
+	return entries, errors.Join(err, grantsErr)
 }
 
-func addClaims(held map[string]string, host fs.FS, dir, boot string) error {
+func readClaims(host fs.FS, dir, boot string) (claims []*Claim, err error) {
 	entries, err := fs.ReadDir(host, dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("read claim records: %w", err)
+		return nil, fmt.Errorf("read claim records: %w", err)
 	}
 	var errs []error
 	for _, entry := range entries {
@@ -55,35 +78,18 @@ func addClaims(held map[string]string, host fs.FS, dir, boot string) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // unprepared meanwhile
 		}
+		c := &Claim{}
 		if err == nil {
-			err = addClaim(held, data, boot)
+			_, body, _ := bytes.Cut(data, []byte("\n")) // whatever its version and checksum
+			err = json.Unmarshal(body, c)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("read claim record %s: %w", name, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// addClaim adds what a file names, whatever its version and checksum.
-func addClaim(held map[string]string, data []byte, boot string) error {
-	_, body, _ := bytes.Cut(data, []byte("\n"))
-	var c Claim
-	if err := json.Unmarshal(body, &c); err != nil {
-		return err
-	}
-	if boot != "" && c.Boot != boot {
-		return nil
-	}
-	for _, result := range c.Results {
-		if result.Admin {
 			continue
 		}
-		for _, name := range []string{result.Device, result.Source} {
-			if name != "" {
-				held[name] = c.Owner().String()
-			}
+		if boot == "" || c.Boot == boot {
+			claims = append(claims, c)
 		}
 	}
-	return nil
+	return claims, errors.Join(errs...)
 }

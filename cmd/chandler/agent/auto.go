@@ -33,16 +33,15 @@ type auto struct {
 	asked time.Time
 }
 
+// autoFile is the file, in the agent's directory, of the choice.
+const autoFile = "mode"
+
 // newAuto reads the last choice.
 func newAuto(ctx context.Context, served func(context.Context) (bool, error), registration func() driver.Registration, files disk.Files, stateDir string) *auto {
 	a := &auto{served: served, registration: registration}
-	a.memo = openMemo(ctx, files, filepath.Join(stateDir, "mode"), func(data []byte) error {
-		last := devices.Mode(data)
-		if last != devices.ModeDRA && last != devices.ModeDevicePlugin {
-			return fmt.Errorf("there is no API %q", last)
-		}
-		a.last = last
-		return nil
+	a.memo = openMemo(ctx, files, filepath.Join(stateDir, autoFile), func(data []byte) (err error) {
+		a.last, err = parseAuto(data)
+		return err
 	})
 	return a
 }

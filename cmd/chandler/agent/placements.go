@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"path/filepath"
 
 	"chandler.dev/discovery"
@@ -18,21 +17,15 @@ type placements struct {
 	api map[string]discovery.Mode // by silicon
 }
 
+// placementFile is the file, in the agent's directory, in which they are.
+const placementFile = "sides.json"
+
 // loadPlacements reads the placements.
 func loadPlacements(ctx context.Context, files disk.Files, stateDir string) *placements {
 	p := &placements{}
-	p.memo = openMemo(ctx, files, filepath.Join(stateDir, "sides.json"), func(data []byte) error {
-		var api map[string]discovery.Mode
-		if err := json.Unmarshal(data, &api); err != nil {
-			return err
-		}
-		for silicon, mode := range api {
-			if mode != discovery.ModeDRA && mode != discovery.ModeDevicePlugin {
-				return fmt.Errorf("silicon %s: there is no API %q", silicon, mode)
-			}
-		}
-		p.api = api
-		return nil
+	p.memo = openMemo(ctx, files, filepath.Join(stateDir, placementFile), func(data []byte) (err error) {
+		p.api, err = parsePlacement(data)
+		return err
 	})
 	return p
 }

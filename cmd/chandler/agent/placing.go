@@ -140,19 +140,7 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
 	view := p.ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
 	facts := Facts{Auto: auto, Unknown: p.devices.rules.Unknown}
-	place := func() Placement {
-		facts.Changing = p.devices.changing()
-		return Place(p.places.api, p.devices.snapshot.Devices, view, facts)
-	}
-	placement := place()
-	if placement.Ask {
-		facts.Published = p.published(ctx, p.devices.snapshot)
-		placement = place()
-	}
-	if len(placement.Free) > 0 {
-		p.devices.release(placement.Free) //nolint:contextcheck // likewise
-		placement = place()
-	}
+	placement := p.devices.place(p.places.api, view, facts, func() *Published { return p.published(ctx, p.devices.snapshot) }) //nolint:contextcheck // likewise
 	for silicon, reason := range placement.Moving {
 		if p.moving[silicon] != reason {
 			klog.FromContext(ctx).V(2).Info("Silicon waits for its API", "silicon", silicon, "reason", reason)

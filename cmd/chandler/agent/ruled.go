@@ -111,6 +111,25 @@ func (r *ruled) release(silicon map[string]bool) {
 	r.apply()
 }
 
+// place decides which API offers what, and puts silicon under the present rules that is
+// free. The API server is asked only if it decides.
+func (r *ruled) place(before map[string]discovery.Mode, view *ledger.View, facts Facts, ask func() *Published) Placement {
+	place := func() Placement {
+		facts.Changing = r.changing()
+		return Place(before, r.snapshot.Devices, view, facts)
+	}
+	placement := place()
+	if placement.Ask {
+		facts.Published = ask()
+		placement = place()
+	}
+	if len(placement.Free) > 0 {
+		r.release(placement.Free)
+		placement = place()
+	}
+	return placement
+}
+
 func bySilicon(s *rules.Snapshot) map[string][]rules.Offered {
 	all := make(map[string][]rules.Offered)
 	for _, d := range s.Devices {
