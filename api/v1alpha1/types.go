@@ -126,7 +126,8 @@ type Sharing struct {
 
 	// Unit is how much one unit is, 1Gi. In the device-plugin API a container
 	// asks for a number of units, all of one device; in DRA a claim asks for an
-	// amount, which is rounded up to units, and without one for all.
+	// amount, which is rounded up to units, and without one for all. A resource has
+	// as many units as the kubelet takes in a list of 4 MiB.
 	Unit *resource.Quantity `json:"unit,omitempty"`
 
 	// Capacity is what the units are of: memory (the default), cores, or

@@ -95,10 +95,10 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 // A unit that has lost one of its Members is not offered for the others.
 func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation}
-	own := ownNames(s)
+	own, lists := ownNames(s), make(map[string]*counted)
 	for i := range s.Devices {
 		d := offeredAs(&s.Devices[i])
-		kept, errs := r.apply(&d, own[d.Family])
+		kept, errs := r.apply(&d, own[d.Family], lists)
 		for _, err := range errs {
 			out.Problems = append(out.Problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("config: %w", err)})
 		}
@@ -106,6 +106,7 @@ func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
 			out.Devices = append(out.Devices, d)
 		}
 	}
+	out.reportLong(lists)
 	out.dropTaken()
 	out.dropCounted()
 	out.dropSplit()
@@ -140,8 +141,9 @@ func ownNames(s *discovery.Snapshot) map[string]map[string]bool {
 }
 
 // apply changes the device, whose maps and slices are the host's, and reports
-// whether it is kept. own are the names that devices of its family have.
-func (r *Rules) apply(d *Offered, own map[string]bool) (kept bool, errs []error) {
+// whether it is kept. own are the names that devices of its family have, and lists
+// what resources count out, to which the device's units are added.
+func (r *Rules) apply(d *Offered, own map[string]bool, lists map[string]*counted) (kept bool, errs []error) {
 	if d.Named && !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return d.offers(resource.Name) }) {
 		return false, nil // nobody asks for it, so nothing is to be said of it
 	}
@@ -165,7 +167,7 @@ func (r *Rules) apply(d *Offered, own map[string]bool) (kept bool, errs []error)
 		errs = append(errs, err)
 	}
 	if share != nil {
-		if err := share.apply(d); err != nil {
+		if err := share.apply(d, lists); err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// maxShares bounds the shares of a device. The kubelet takes no list of more
-// than 4 MiB (gRPC's default), and eight devices of so many are 2 MiB.
+// maxShares bounds the shares of a device that is shared by number. Eight devices of
+// so many are half of [MaxList].
 const maxShares = 4096
 
 // Sharing says that containers have a device together, each as much of it as
@@ -61,10 +61,11 @@ type Share struct {
 
 // apply shares the device, which is a copy whose maps and slices are shared
 // with the original. A device that cannot be shared as it should be is left
-// whole, and without an ID in the classic API. Of one that any number of
+// whole, and without an ID in the classic API. One whose units are too many for the
+// list of its resource is shared and has no ID. Of one that any number of
 // containers may have, only the number of its classic IDs changes.
-func (s *Share) apply(d *Offered) error {
-	sharing, offers, err := s.of(d)
+func (s *Share) apply(d *Offered, lists map[string]*counted) error {
+	sharing, offers, err := s.of(d, lists)
 	if err == nil && sharing != nil && s.Replicas > 0 {
 		d.Capacity, err = withShares(&d.Device, s.Replicas)
 	}
@@ -80,7 +81,7 @@ func (s *Share) apply(d *Offered) error {
 }
 
 // of returns how the device is shared.
-func (s *Share) of(d *Offered) (*Sharing, []discovery.Offer, error) {
+func (s *Share) of(d *Offered, lists map[string]*counted) (*Sharing, []discovery.Offer, error) {
 	switch {
 	case d.Open:
 		offers, err := s.recounted(d.Offers)
@@ -102,7 +103,7 @@ func (s *Share) of(d *Offered) (*Sharing, []discovery.Offer, error) {
 	}
 	all := s.Unit.DeepCopy()
 	all.Mul(units)
-	offers, err = s.inUnits(offers, units)
+	offers, err = s.inUnits(d, offers, units, lists)
 	return &Sharing{s.Capacity, s.Unit, all}, offers, err
 }
 
@@ -151,27 +152,35 @@ func (s *Share) units(d *discovery.Device) (int64, error) {
 		return 0, fmt.Errorf("how much %s the device has is not known", s.Capacity)
 	}
 	units := capacity.Value.Value() / s.Unit.Value()
-	switch {
-	case units == 0:
+	if units == 0 {
 		return 0, fmt.Errorf("the device has %s of %s, which is less than a unit of %s", capacity.Value.String(), s.Capacity, s.Unit.String())
-	case units > maxShares:
-		return 0, fmt.Errorf("units of %s: %d of them, at most %d", s.Unit.String(), units, maxShares)
 	}
 	return units, nil
 }
 
-// inUnits returns the offers with an ID for each unit. A device that has
-// several IDs already cannot be counted out again.
-func (s *Share) inUnits(offers []discovery.Offer, units int64) ([]discovery.Offer, error) {
-	var counted []discovery.Offer
+// inUnits returns the offers with an ID for each unit, as long as there is room in the
+// list of the resource. A device that has several IDs already cannot be counted out
+// again.
+func (s *Share) inUnits(d *Offered, offers []discovery.Offer, units int64, lists map[string]*counted) ([]discovery.Offer, error) {
+	var inUnits []discovery.Offer
 	for _, offer := range offers {
 		if len(offer.IDs) != 1 {
 			return nil, fmt.Errorf("sharing: the device has %d IDs as %s", len(offer.IDs), offer.Resource)
 		}
-		offer.IDs, offer.Counts = discovery.CountedIDs(discovery.Units.Before(offer.IDs[0]), int(units)), s.Capacity
-		counted = append(counted, offer)
+		if lists[offer.Resource] == nil {
+			lists[offer.Resource] = &counted{unit: s.Unit}
+		}
+		amount, before := d.Capacity[s.Capacity].Value, discovery.Units.Before(offer.IDs[0])
+		fits := lists[offer.Resource].add(countedDevice{
+			name: d.Name, amount: amount.Value(), stem: len(before), inDRA: d.Mode == discovery.ModeDRA,
+		}, units)
+		offer.IDs, offer.Counts = nil, s.Capacity
+		if fits {
+			offer.IDs = discovery.CountedIDs(before, int(units))
+		}
+		inUnits = append(inUnits, offer)
 	}
-	return counted, nil
+	return inUnits, nil
 }
 
 // withShares returns the device's capacity and a number of shares.

@@ -174,7 +174,6 @@ func TestNotShared(t *testing.T) {
 	}{
 		"unknown memory":  {gi, gpu("a", "acme", 0), "how much memory the device has is not known"},
 		"less than one":   {gi, gpu("a", "acme", gib/2), "less than a unit"},
-		"too many units":  {Share{Unit: resource.MustParse("1Ki"), Capacity: "memory", Resource: "a.b/c"}, gpu("a", "acme", gib), "at most 4096"},
 		"shareable":       {Share{Replicas: 2}, kvm, "any number of containers"},
 		"of no amount":    {gi, numbered, "any number of containers"},
 		"of no pool":      {Share{Replicas: 2, Pool: true, Resource: "a.b/c"}, numbered, "any number of containers"},

@@ -31,6 +31,7 @@ func (b *Blocked) Why() string { return b.why }
 
 // account is what the ledger knows of one entry. It is never modified.
 type account struct {
+	key   string // of the entry
 	entry Entry
 	state State
 	holds []Hold
@@ -42,7 +43,7 @@ type account struct {
 }
 
 func newAccount(e Entry, state State) *account {
-	return &account{entry: e, state: state, holds: e.Holds()}
+	return &account{key: e.Key(), entry: e, state: state, holds: e.Holds()}
 }
 
 // blocks reports whether the account keeps owners by an API out.
@@ -56,37 +57,61 @@ func (a *account) blocks(by discovery.Mode) bool {
 	return true
 }
 
-// index finds the accounts that may concern a device.
+// index finds the accounts that may concern a device. Thousands of shares of one
+// device are found under the same terms, so the accounts of a term are a map.
 type index struct {
-	of    map[string][]*account // by what it is found under: silicon, devices, paths of nodes
-	loose []*account            // to be asked about everything: what they have is for the present to say
+	of    map[string]map[string]*account // by what it is found under: silicon, devices, paths of nodes; by key
+	own   map[string]bool                // terms whose accounts no copy of the index shares
+	loose []*account                     // to be asked about everything: what they have is for the present to say
 }
 
-func newIndex() index { return index{of: make(map[string][]*account)} }
+func newIndex() index {
+	return index{of: make(map[string]map[string]*account), own: make(map[string]bool)}
+}
 
-// add enters an account. Lists are never modified, so that copies of the index
-// share them.
+// copy returns an index that stays as it is. The two share what is in them until it
+// changes.
+func (x *index) copy() index {
+	clear(x.own)
+	return index{of: maps.Clone(x.of), loose: x.loose}
+}
+
+// writable returns the accounts of a term, which no copy shares.
+func (x *index) writable(term string) map[string]*account {
+	if !x.own[term] {
+		x.own[term] = true
+		x.of[term] = maps.Clone(x.of[term])
+	}
+	if x.of[term] == nil {
+		x.of[term] = make(map[string]*account)
+	}
+	return x.of[term]
+}
+
+// add enters an account.
 func (x *index) add(a *account) {
 	if a.loose() {
 		x.loose = append(slices.Clone(x.loose), a)
 		return
 	}
 	for _, term := range a.terms() {
-		x.of[term] = append(slices.Clone(x.of[term]), a)
+		x.writable(term)[a.key] = a
 	}
 }
 
 func (x *index) remove(a *account) {
-	without := func(list []*account) []*account {
-		return slices.DeleteFunc(slices.Clone(list), func(other *account) bool { return other == a })
-	}
 	if a.loose() {
-		x.loose = without(x.loose)
+		x.loose = slices.DeleteFunc(slices.Clone(x.loose), func(other *account) bool { return other == a })
 		return
 	}
 	for _, term := range a.terms() {
-		if x.of[term] = without(x.of[term]); len(x.of[term]) == 0 {
+		accounts := x.writable(term)
+		if accounts[a.key] == a {
+			delete(accounts, a.key)
+		}
+		if len(accounts) == 0 {
 			delete(x.of, term)
+			delete(x.own, term)
 		}
 	}
 }
@@ -151,8 +176,8 @@ func (x *index) concerned(w *Hold, nodes []Node, own string) []*account {
 			}
 		}
 	}
-	found = slices.DeleteFunc(found, func(a *account) bool { return a.entry.Key() == own || a.entry.Key() == sealedKey(own) })
-	slices.SortFunc(found, func(a, b *account) int { return cmp.Compare(a.entry.Key(), b.entry.Key()) })
+	found = slices.DeleteFunc(found, func(a *account) bool { return a.key == own || a.key == sealedKey(own) })
+	slices.SortFunc(found, func(a, b *account) int { return cmp.Compare(a.key, b.key) })
 	return found
 }
 

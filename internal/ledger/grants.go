@@ -76,11 +76,17 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 			l.restore(g.Key(), before[i])
 		}
 	}
+	blocked := func(g *Grant) *Blocked {
+		return l.index.blocked(question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: g.Key(), want: g.Holds(), stock: s})
+	}
+	shares := make(map[string]*Grant) // the last one of each device
 	for i, g := range grants {
 		key := g.Key()
 		before[i] = l.accounts[key]
-		q := question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: key, want: g.Holds(), stock: s}
-		b := l.index.blocked(q)
+		var b *Blocked
+		if shares[g.share()] == nil {
+			b = blocked(g)
+		}
 		if a := before[i]; b == nil && a != nil && a.entry.(*Grant).lost {
 			b = &Blocked{Device: g.ID, By: a.entry.Owner(), why: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
 		}
@@ -98,8 +104,27 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 			l.replaced[key] = append(l.replaced[key], earlier)
 		}
 		l.put(a)
+		if !g.Exclusive {
+			shares[g.share()] = g
+		}
+	}
+	for _, g := range shares {
+		if b := blocked(g); b != nil {
+			undo()
+			return nil, b
+		}
 	}
 	return before, nil
+}
+
+// share says what the grant is a share of, "" if it is none. Who may have one share of
+// a device may have more, as long as the device has so many: of thousands it is asked
+// for the first and for the last.
+func (g *Grant) share() string {
+	if g.Exclusive {
+		return ""
+	}
+	return strings.Join(append([]string{g.Resource, g.Form}, g.Devices...), " ")
 }
 
 // restore makes the account of a key what it was before.
@@ -147,8 +172,9 @@ func (l *Ledger) EndGrants(grants []*Grant) error {
 func (l *Ledger) endReplaced(entries []Entry) error {
 	defer l.alone(entries...)()
 	var errs []error
+	others := l.others(nil)
 	for _, e := range entries {
-		if err := l.removeOutputs(e, l.others(nil)); err != nil {
+		if err := l.removeOutputs(e, others); err != nil {
 			errs = append(errs, err)
 			l.mu.Lock()
 			l.left = append(l.left, e) // tried again

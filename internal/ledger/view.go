@@ -29,7 +29,7 @@ func (l *Ledger) View(s Stock) *View {
 	if l.view == nil || l.view.version != l.version {
 		l.view = &View{
 			accounts:  sorted(l.accounts),
-			index:     index{of: maps.Clone(l.index.of), loose: l.index.loose},
+			index:     l.index.copy(),
 			strangers: maps.Clone(l.said.strangers),
 			version:   l.version,
 		}
@@ -96,9 +96,12 @@ func (v *View) Ours() []*Grant {
 
 // Has reports whether somebody has a device.
 func (v *View) Has(device string) bool {
-	return slices.ContainsFunc(v.index.of[device], func(a *account) bool {
-		return a.state != Past && slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Device == device })
-	})
+	for _, a := range v.index.of[device] {
+		if a.state != Past && slices.ContainsFunc(a.holds, func(h Hold) bool { return h.Device == device }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Renumbered says how the devices of a grant have other nodes than those that its

@@ -28,7 +28,7 @@ func TestListThatIsTooLong(t *testing.T) {
 	l := (*List)(nil).next("example.com/share", o, nil, Input{Snapshot: s, View: ledger.ViewOf(StockOf(rules.Devices(s.Devices), Lists{}))})
 	size := proto.Size(&pluginapi.ListAndWatchResponse{Devices: l.Devices()})
 	units := len(o.Units["example.com/share"])
-	if units < 10 || units == 16 || size > maxList {
+	if units < 10 || units == 16 || size > rules.MaxList {
 		t.Errorf("%d units, a list of %d bytes", units, size)
 	}
 	if len(o.Problems) != 1 || !strings.Contains(o.Problems[0].Error(), "65536 IDs") || o.Problems[0].Device != fmt.Sprint("gpu-", units) {

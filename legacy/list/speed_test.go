@@ -32,21 +32,26 @@ func large(gpus, units int) (*rules.Snapshot, *ledger.View) {
 			had = append(had, hadAs(id, u, listtest.MemoryResource))
 		}
 	}
-	return s, viewOf(StockOf(listtest.Found(s.Devices), Lists{}), had, nil)
+	return s, viewOf(StockOf(rules.Devices(s.Devices), Lists{}), had, nil)
 }
 
-// BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, half of it had.
+// BenchmarkNext computes the lists of 8 GPUs of 320 GiB each, and of one in as many
+// units as a list has room for, half of it had.
 func BenchmarkNext(b *testing.B) {
-	s, v := large(8, 320)
-	in := Input{Snapshot: s, View: v, Now: listtest.Time, Grace: grace}
-	lists, _ := Lists{}.Next(in)
-	i := 0
-	for b.Loop() {
-		i++
-		in.Withheld = map[string]string{"gpu-0": fmt.Sprint(i)} // something has changed
-		if lists, _ = lists.Next(in); len(lists.lists[listtest.MemoryResource].rows) != 8*320 {
-			b.Fatal("IDs are missing")
-		}
+	for name, size := range map[string]struct{ gpus, units int }{"gibibytes": {8, 320}, "mebibytes": {1, 55000}} {
+		b.Run(name, func(b *testing.B) {
+			s, v := large(size.gpus, size.units)
+			in := Input{Snapshot: s, View: v, Now: listtest.Time, Grace: grace}
+			lists, _ := Lists{}.Next(in)
+			i := 0
+			for b.Loop() {
+				i++
+				in.Withheld = map[string]string{"gpu-0": fmt.Sprint(i)} // something has changed
+				if lists, _ = lists.Next(in); len(lists.lists[listtest.MemoryResource].rows) != size.gpus*size.units {
+					b.Fatal("IDs are missing")
+				}
+			}
+		})
 	}
 }
 

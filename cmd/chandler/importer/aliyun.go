@@ -50,7 +50,7 @@ func (a *aliyun) finish() {
 	case "", "gib", "g", "gi":
 	case "mib", "m", "mi":
 		size = "1Mi"
-		a.im.lost(unit, "a GPU of more than %d MiB is not shared in units of 1Mi; write a larger unit, and ask for fewer", maxShares)
+		a.im.say(unit, "the kubelet takes about 55,000 units on a node; where the GPUs have more MiB, which Aliyun's plugin cannot offer either, the agent's log names the smallest unit that fits")
 	default:
 		a.im.lost(unit, "is no unit that is known here; 1Gi is taken")
 	}

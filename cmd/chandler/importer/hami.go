@@ -43,7 +43,7 @@ func newHAMi(im *importer) *format {
 		{name: "mofed-enabled", in: "devicePlugin.mofedEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no RDMA devices with their GPUs"},
 		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: lost, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
 		{name: "config-file", fine: []string{"/device-config.yaml"}, why: "import that file too, if it is not among the files"},
-		{at: "resourceMemoryName", in: "resourceMem", fate: lost, why: limits + "it"},
+		{at: "resourceMemoryName", in: "resourceMem", fate: lost, why: limits + "it, as GPUs are shared by number here; to share them by memory instead, under that name alone, write unit: 1Mi in place of replicas"},
 		{at: "resourceMemoryPercentageName", in: "resourceMemPercentage", fate: lost, why: limits + "it"},
 		{at: "resourceCoreName", in: "resourceCores", fate: lost, why: limits + "it"},
 		{at: "resourcePriorityName", in: "resourcePriority", fate: lost, why: limits + "it"},
