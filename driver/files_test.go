@@ -174,7 +174,7 @@ func TestHostFilesOfAnUnreadableRecord(t *testing.T) {
 		scanned bool
 	}{
 		"noise":               {func([]byte) []byte { return []byte("noise") }, true},
-		"of a newer age":      {func(data []byte) []byte { return reseal(data, `"version": 1`, `"version": 2`) }, false},
+		"of a newer age":      {func(data []byte) []byte { return reseal(data, age, `"version": 3`) }, false},
 		"with another's file": {func(data []byte) []byte { return reseal(data, "net-a.json", "net-b.json") }, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -341,6 +341,9 @@ func newResult(uid types.UID, i int, allocated *resourceapi.DeviceRequestAllocat
 	if !r.Shared {
 		r.Consumes = consumed(allocated, device)
 	}
+	if _, numbered := r.Consumes[discovery.Shares]; numbered {
+		r.Shares = device.Shares()
+	}
 	r.CDI = cdi.Name(uid, i, r.Device, r.ShareID)
 	for _, f := range device.FilesAs(device.Resource()) {
 		r.Files = append(r.Files, ledger.HostFile(f))

@@ -24,7 +24,7 @@ func TestRecordThatWasSetAsideIsReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(b.recordFile(c), reseal(data, `"version": 1`, `"version": 2`), 0o600); err != nil {
+	if err := os.WriteFile(b.recordFile(c), reseal(data, age, `"version": 3`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b.restart()
@@ -53,15 +53,15 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 		"truncated":      func(data []byte) []byte { return data[:len(data)/2] },
 		"empty":          func([]byte) []byte { return nil },
 		"one bit":        func(data []byte) []byte { data[len(data)/2] ^= 1; return data },
-		"of a newer age": func(data []byte) []byte { return reseal(data, `"version": 1`, `"version": 2`) },
+		"of a newer age": func(data []byte) []byte { return reseal(data, age, `"version": 3`) },
 		"for newer readers": func(data []byte) []byte {
-			return reseal(data, `"version": 1`, `"version": 3, "readableBy": 2`)
+			return reseal(data, age, `"version": 4, "readableBy": 3`)
 		},
-		"of no age":      func(data []byte) []byte { return reseal(data, `"version": 1`, `"version": 0`) },
+		"of no age":      func(data []byte) []byte { return reseal(data, age, `"version": 0`) },
 		"without a boot": func(data []byte) []byte { return reseal(data, `"boot": "boot-1"`, `"boot": ""`) },
 		"without a name": func(data []byte) []byte { return reseal(data, `"silicon": "a"`, `"chip": "a"`) },
 		"with edits of a newer age": func(data []byte) []byte {
-			data = reseal(data, `"version": 1`, `"version": 2, "readableBy": 1`)
+			data = reseal(data, age, `"version": 3, "readableBy": 2`)
 			return reseal(data, `"hostPath": "/dev/a"`, `"hostPath": "/dev/a", "cgroup": "x"`)
 		},
 		"of another": func(data []byte) []byte { return reseal(data, `"uid": "uid-c"`, `"uid": "uid-x"`) },
@@ -132,6 +132,10 @@ func TestUnreadableRecordOfANumberedShare(t *testing.T) {
 		t.Error("the classic API is told that nobody has it")
 	}
 }
+
+// age is how a record says by which agents it can be read.
+const age = `"version": 2,
+  "readableBy": 1`
 
 // reseal changes a record and gives it the checksum that is right for it.
 func reseal(data []byte, before, after string) []byte {

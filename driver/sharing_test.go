@@ -198,3 +198,53 @@ func TestClaimsOfTwoForms(t *testing.T) {
 	mustRefuse(t, b, taking(claim("two", "a"), discovery.Shares, "1"), "held by")
 	mustRefuse(t, b, claim("three", "a-share-00"), "held by")
 }
+
+// Shares of two numbers do not go together, whether the agent was restarted in between or
+// not. A claim that was allocated before the number changed has one of the earlier shares.
+func TestNumberOfSharesChanges(t *testing.T) {
+	for name, claims := range map[string]func(i int) *resourceapi.ResourceClaim{
+		"shares":          func(i int) *resourceapi.ResourceClaim { return taking(claim(fmt.Sprint(i), "a"), discovery.Shares, "1") },
+		"numbered shares": func(i int) *resourceapi.ResourceClaim { return claim(fmt.Sprint(i), rules.ShareName("a", i, 8)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t).restart().offers(byNumber("a", 4))
+			for i := range 3 {
+				mustPrepare(t, b, claims(i))
+			}
+			b.restart().offers(byNumber("a", 8))
+			mustPrepare(t, b, claims(3))
+			mustRefuse(t, b, claims(4), "more of its shares than there is")
+			mustPrepare(t, b, claims(0))
+			for i := range 4 {
+				mustUnprepare(t, b, claims(i))
+			}
+			for i := range 8 {
+				mustPrepare(t, b, claims(i))
+			}
+			b.restart().offers(byNumber("a", 2))
+			mustRefuse(t, b, claims(9), "more of its shares than there is")
+		})
+	}
+}
+
+// A device is not published as long as a claim has a share of another number.
+func TestNumberOfSharesIsPublishedAfterTheClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t).restart().offers(byNumber("a", 4))
+		c := taking(claim("c", "a"), discovery.Shares, "1")
+		mustPrepare(t, b, c)
+		helper := &fakeHelper{}
+		stop := b.run(helper)
+		b.offers(byNumber("a", 8))
+		expectPublished(t, helper, "")
+		b.offers(byNumber("a", 4))
+		expectPublished(t, helper, "a*")
+		b.offers(byNumber("a", 8))
+		expectPublished(t, helper, "")
+		mustUnprepare(t, b, c)
+		expectPublished(t, helper, "a*")
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -31,6 +31,28 @@ type Sharing struct {
 	Default resource.Quantity `json:"default"`
 }
 
+// Form says in words how the device is cut into shares, "" if it is not: who has a share of
+// one form leaves nothing that is known for a share of another.
+func (d *Offered) Form() string {
+	if d.Sharing == nil {
+		return ""
+	}
+	form := fmt.Sprintf("%s by %s", d.Sharing.Capacity, d.Sharing.Unit.String())
+	if n := d.Shares(); n > 0 {
+		form += fmt.Sprintf(" of %d", n)
+	}
+	return form
+}
+
+// Shares returns into how many shares the device is cut, 0 if it is not shared by number.
+func (d *Offered) Shares() int64 {
+	if d.Sharing == nil || d.Sharing.Capacity != discovery.Shares {
+		return 0
+	}
+	shares := d.Capacity[discovery.Shares].Value
+	return shares.Value()
+}
+
 // byNumber says that containers take shares, one if they do not say.
 func byNumber() *Sharing {
 	one := *resource.NewQuantity(1, resource.DecimalSI)

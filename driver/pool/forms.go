@@ -28,7 +28,7 @@ func (in *input) reshaped(devices []rules.Offered) map[string]string {
 		}
 		names, shared := in.names(d)
 		for _, o := range in.owned[d.Name] {
-			same := slices.Contains(names, o.name)
+			same := slices.Contains(names, o.name) && (o.hold.Shares == 0 || o.hold.Shares == d.Shares())
 			switch {
 			case shared:
 				same = same && isShareOf(o.hold.Amount, d)

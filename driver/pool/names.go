@@ -1,9 +1,6 @@
 package pool
 
-import (
-	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
-)
+import "chandler.dev/discovery/rules"
 
 // numberedShares is how often a shared device is published to a server that does
 // not know of sharing.
@@ -41,12 +38,8 @@ func shared(s *rules.Snapshot, name string) (rules.Offered, bool) {
 // sharesOf returns as how many devices a shared one is published to a server
 // that does not know of sharing, 0 if amounts of it are shared.
 func sharesOf(d *rules.Offered) int {
-	switch {
-	case d.Open:
+	if d.Open {
 		return numberedShares
-	case d.Sharing != nil && d.Sharing.Capacity == discovery.Shares:
-		shares := d.Capacity[discovery.Shares].Value
-		return int(shares.Value())
 	}
-	return 0
+	return int(d.Shares())
 }

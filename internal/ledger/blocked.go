@@ -289,8 +289,8 @@ func (h *Hold) excludes(w *Hold) bool {
 	return h.Whole || w.Whole || h.takesAll() || w.takesAll()
 }
 
-// sameForm reports whether shares of two forms go together. A grant of an agent
-// that wrote down no form has that of all shares of its resource.
+// sameForm reports whether shares of two forms go together. An entry of an agent
+// that wrote down less of its form goes with all that begin so.
 func sameForm(a, b string) bool {
 	return a == b || strings.HasPrefix(a, b+" ") || strings.HasPrefix(b, a+" ")
 }
@@ -411,6 +411,9 @@ func newBalance(wanted *Hold, stock Stock) *balance {
 	}
 	for name, capacity := range device.Capacity {
 		b.capacity.limits[name] = capacity.Value
+	}
+	if wanted.Shares > 0 {
+		b.capacity.limits[discovery.Shares] = *resource.NewQuantity(wanted.Shares, resource.DecimalSI)
 	}
 	return b
 }

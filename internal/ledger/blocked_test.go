@@ -48,6 +48,10 @@ func TestBlocked(t *testing.T) {
 	share := func(form, value string) []Hold {
 		return []Hold{{Device: "big", Silicon: "big", Whole: true, Amount: amount(form, value), Form: form}}
 	}
+	numbered := func(shares int64) []Hold {
+		r := Result{Source: "big", Silicon: "big", Whole: true, Consumes: amount("shares", "1"), Shares: shares}
+		return []Hold{r.Hold()}
+	}
 	admin := func(name string) []Hold {
 		h := of(name)
 		h[0].Open = true
@@ -78,6 +82,10 @@ func TestBlocked(t *testing.T) {
 		"a share":                          {dra, share("memory", "8Gi"), dra, share("memory", "8Gi"), ""},
 		"a share too many":                 {dra, share("memory", "8Gi"), dra, share("memory", "9Gi"), "more of its memory"},
 		"a share of another form":          {dra, share("shares", "1"), dra, share("memory", "1Gi"), "device big"},
+		"a share of the same number":       {dra, numbered(4), dra, numbered(4), ""},
+		"a share of another number":        {dra, numbered(4), dra, numbered(8), "device big"},
+		"a share of an older agent's":      {dra, numbered(0), dra, numbered(8), ""},
+		"more shares than there were":      {dra, numbered(1), dra, numbered(1), "more of its shares"},
 		"all of a shared device":           {dra, share("shares", "1"), dra, of("big"), "device big"},
 		"a share of a device that is had":  {dra, of("big"), dra, share("shares", "1"), "device big"},
 		"the other API, the same device":   {dra, of("a"), classic, granted(true, "", "a", "a"), "device a"},
@@ -91,6 +99,7 @@ func TestBlocked(t *testing.T) {
 		"classic shares":                   {classic, granted(false, "4", "big", "big"), classic, granted(false, "4", "big", "big"), ""},
 		"classic shares of another form":   {classic, granted(false, "4", "big", "big"), classic, granted(false, "8", "big", "big"), "device big"},
 		"classic shares of no form":        {classic, granted(false, "", "big", "big"), classic, granted(false, "8", "big", "big"), ""},
+		"classic shares of an older agent": {classic, granted(false, "shares by 1", "big", "big"), classic, granted(false, "shares by 1 of 8", "big", "big"), ""},
 		"classic share, all of the device": {classic, granted(false, "4", "big", "big"), classic, granted(true, "", "big", "big"), "device big"},
 	}
 	for name, test := range tests {

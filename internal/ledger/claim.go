@@ -21,7 +21,11 @@ import (
 )
 
 // Version is that of the files which this code writes.
-const Version = 1
+const Version = 2
+
+// readableBy is the oldest version whose agents may act on files of this one. Version 2
+// added the number of shares.
+const readableBy = 1
 
 // Claim is the entry of a claim: who has what, and all that is needed to write
 // its outputs again. It is a type of our own, so that no update of a library
@@ -79,6 +83,10 @@ type Result struct {
 	Takes    map[string]resource.Quantity                    `json:"takes,omitempty"`
 	Consumes map[resourceapi.QualifiedName]resource.Quantity `json:"consumes,omitempty"`
 
+	// Shares is into how many shares the device was cut, 0 if it was not shared by number
+	// or an agent of version 1 wrote the file. The administrator may change the number.
+	Shares int64 `json:"shares,omitempty"`
+
 	// By what the device is known again.
 	Source   string `json:"source"`             // name in the snapshot
 	Identity string `json:"identity,omitempty"` // "" if it was unknown
@@ -127,7 +135,7 @@ func (c *Claim) Holds() []Hold {
 func (r *Result) Hold() Hold {
 	return Hold{
 		Device: r.Source, Silicon: r.Silicon, Whole: r.Whole, Takes: r.Takes, Amount: r.Consumes,
-		Form: formOf(r.Consumes), Open: r.Admin || r.Shared, Nodes: r.Nodes,
+		Form: formOf(r.Consumes, r.Shares), Shares: r.Shares, Open: r.Admin || r.Shared, Nodes: r.Nodes,
 	}
 }
 
@@ -147,14 +155,19 @@ func (r *Result) LastNodes() []Node {
 }
 
 // formOf returns the form of the shares that a claim has: by which capacities
-// they are measured. Shares of one capacity go together whatever their size.
-func formOf(amounts Amounts) string {
+// they are measured, and of how many they are. Shares of one capacity go together
+// whatever their size.
+func formOf(amounts Amounts, shares int64) string {
 	names := make([]string, 0, len(amounts))
 	for name := range amounts {
 		names = append(names, string(name))
 	}
 	slices.Sort(names)
-	return strings.Join(names, ",")
+	form := strings.Join(names, ",")
+	if shares > 0 {
+		form += fmt.Sprintf(" of %d", shares)
+	}
+	return form
 }
 
 // Files implements [Entry].

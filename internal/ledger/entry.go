@@ -26,6 +26,7 @@ type Hold struct {
 	Takes           Counters // else, of its counters
 	Amount          Amounts  // of a shared device; nil: all of it
 	Form            string   // how the device is cut into shares
+	Shares          int64    // into how many, 0 if that is not known
 	Open            bool     // keeps nobody out; so does admin access
 	Nodes           []Node   // of the device on the host, as the owner was given them
 

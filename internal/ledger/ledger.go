@@ -160,7 +160,7 @@ func (l *Ledger) drop(key string) {
 
 // NewClaim returns a claim of this boot that has nothing yet.
 func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *Claim {
-	return &Claim{Version: Version, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot}
+	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot}
 }
 
 // Give makes a claim Configuring or Given, or returns [*Blocked] or the error
@@ -172,6 +172,7 @@ func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 		return err
 	}
 	c.Configuring = to == Configuring
+	l.conform(c)
 	data, err := c.file()
 	if err != nil {
 		return fmt.Errorf("record of claim %s: %w", c.UID, err)
@@ -191,6 +192,24 @@ func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 	defer l.mu.Unlock()
 	l.enter(there, c, to, before)
 	return err
+}
+
+// conform gives shares the form in which others have the same device. The administrator
+// may want another number of shares since. The device is not published as long as it is
+// had in the earlier form, so a claim that comes now was allocated by that.
+func (l *Ledger) conform(c *Claim) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range c.Results {
+		r := &c.Results[i]
+		for _, a := range l.index.of[r.Source] {
+			for _, h := range a.holds {
+				if a.state != Past && h.Device == r.Source && h.Shares > 0 && r.Shares > 0 {
+					r.Shares = h.Shares
+				}
+			}
+		}
+	}
 }
 
 // reserve enters a claim unless it is blocked. It decides in one step, so of

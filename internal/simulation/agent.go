@@ -159,6 +159,7 @@ func (w *World) startAgent() *incarnation {
 	if w.wiped {
 		w.forgetUses()
 	}
+	w.forgetNumbers()
 	if w.hurt {
 		w.heals()
 	}

@@ -54,6 +54,7 @@ var deliberates = []deliberate{
 	{"the outputs come before the record", "driver/prepare.go", "	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {\n		return err\n	}\n	wanted := plan.wanted\n	if err := d.ledger.Write(wanted.Key()); err != nil {\n		return err\n	}\n", "	wanted := plan.wanted\n	if err := d.ledger.Write(wanted.Key()); err != nil {\n		return err\n	}\n	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {\n		return err\n	}\n"},
 	{"a claim's file that was lost is not written again", "internal/ledger/run.go", "		if err := l.restoreClaim(c); err != nil {\n			return err\n		}\n", ""},
 	{"claims do not wait until the kubelet has said what containers have", "internal/ledger/observe.go", "	case l.config.Listings && !l.said.whole:", "	case false && unheard == \"\":"},
+	{"the number of shares is not written down", "driver/prepare.go", "		r.Shares = device.Shares()\n", ""},
 	{"silicon changes its form while somebody has it", "cmd/chandler/agent/ruled.go", "		case sameForm(devices, next[silicon]):\n			delete(r.earlier, silicon)", "		case true || sameForm(devices, next[silicon]):\n			delete(r.earlier, silicon)"},
 	{"what a file holds is not synchronised", "internal/disk/disk.go", "	return file.Sync()\n", "	return nil\n"},
 	{"names of directories are not synchronised", "internal/ledger/open.go", "		if err := l.synced.SyncDir(filepath.Dir(dir)); err != nil {", "		if err := l.claims.SyncDir(filepath.Dir(dir)); err != nil {"},

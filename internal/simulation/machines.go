@@ -181,17 +181,13 @@ func nodesOf(d *rules.Offered) (paths []string) {
 	return paths
 }
 
-// mostShares is into how many shares by number a device is divided at most. The
-// administrator may change the number while some are held, which then count as many.
-const mostShares = 3
-
 // makeRules makes what the administrator may want of the machine.
 func (m *machine) makeRules() error {
 	every, err := rules.Compile("true")
 	if err != nil {
 		return err
 	}
-	m.sharings = [][]rules.Share{nil, nil, {{Selector: every, Replicas: 2}}, {{Selector: every, Replicas: mostShares}}}
+	m.sharings = [][]rules.Share{nil, nil, {{Selector: every, Replicas: 2}}, {{Selector: every, Replicas: 3}}}
 	memory := make(map[int64]bool)
 	for _, d := range m.devices {
 		capacity := d.Capacity["memory"]

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -42,6 +43,7 @@ func (p part) goesWith(other part) bool {
 
 // portion is what an allocation has of a device, or a pod by a classic ID.
 type portion struct {
+	claim  bool      // by DRA
 	of     types.UID // the claim or the pod
 	device string    // as the allocation names it, or the resource with the ID
 	share  types.UID
@@ -51,7 +53,7 @@ type portion struct {
 // it was made of.
 func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceRequestAllocationResult, of []*resourceapi.ResourceSlice) {
 	for _, r := range results {
-		p, has := portion{of: claim, device: r.Device}, part(nil)
+		p, has := portion{claim: true, of: claim, device: r.Device}, part(nil)
 		for _, s := range of {
 			for i := range s.Spec.Devices {
 				d := &s.Spec.Devices[i]
@@ -61,21 +63,65 @@ func (w *World) notePortions(claim types.UID, results []resourceapi.DeviceReques
 				p.share, has = *r.ShareID, part{}
 				for capacity, taken := range r.ConsumedCapacity {
 					total := d.Capacity[capacity].Value
-					if capacity == discovery.Shares {
-						total = quantity(mostShares)
-					}
-					if taken.IsZero() {
+					switch {
+					case taken.IsZero():
 						continue // shares by number take none of the memory unless they ask
+					case capacity == discovery.Shares && total.Value() != w.shares(d.Name):
+						continue
 					}
 					has[capacity] = taken.AsApproximateFloat64() / total.AsApproximateFloat64()
 				}
 			}
 		}
-		if _, numbered := stem(r.Device); numbered {
-			has = part{discovery.Shares: 1. / mostShares}
+		if device, numbered := stem(r.Device); numbered {
+			if has = (part{}); numberOf(device, of) == w.shares(device) {
+				has[discovery.Shares] = 1 / float64(w.shares(device))
+			}
 		}
 		w.portion(p, has)
 	}
+}
+
+// numberOf returns of how many shares of a device there is one device each in slices.
+func numberOf(device string, in []*resourceapi.ResourceSlice) int64 {
+	names := make(map[string]bool)
+	for _, s := range in {
+		for i := range s.Spec.Devices {
+			if of, numbered := stem(s.Spec.Devices[i].Name); numbered && of == device {
+				names[s.Spec.Devices[i].Name] = true
+			}
+		}
+	}
+	return int64(len(names))
+}
+
+// shares returns into how many shares the administrator wants a device cut at present. An
+// agent cannot know of how many one is that was allocated by slices of another number.
+func (w *World) shares(device string) int64 {
+	d := w.wanted()[device]
+	return d.Shares()
+}
+
+// forgetNumbers notes which claims an agent cannot know the size of that starts now, or is
+// told of another number of shares: those that were allocated by number, and not prepared in
+// this boot.
+func (w *World) forgetNumbers() {
+	w.mu.Lock()
+	all := maps.Clone(w.portions)
+	w.mu.Unlock()
+	for p, has := range all {
+		record, _ := w.disk.Content(fmt.Sprintf("%s/claims/%s.record", stateDir, p.of))
+		if _, numbered := has[discovery.Shares]; numbered && p.claim && !bytes.Contains(record, []byte(w.boot)) {
+			w.forgetSize(p)
+		}
+	}
+}
+
+// forgetSize notes that nobody knows how much a portion is.
+func (w *World) forgetSize(p portion) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.portions[p] = part{}
 }
 
 // portion returns how much a portion is: as much as was said the first time.

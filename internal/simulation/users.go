@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/simulation/kubelet"
 )
@@ -33,6 +32,7 @@ type use struct {
 	takes     map[string]resource.Quantity // of the silicon's counters
 	has       map[string]resource.Quantity // the silicon's counters
 	part      part                         // of the device
+	portion   portion                      // as which that is noted, of the device-plugin API
 	share     types.UID                    // by DRA
 	stranger  bool                         // another plugin gave it
 	forgotten bool                         // by all who had written it down
@@ -202,7 +202,7 @@ func (w *World) isOwn(node string) bool {
 func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.DeviceRequestAllocationResult) *use {
 	name, _ := stem(r.Device)
 	d, found := w.machine.devices[name]
-	p := portion{of: claim, device: r.Device}
+	p := portion{claim: true, of: claim, device: r.Device}
 	if end := len(name) - len(claim); !found && end > 0 { // a share of an earlier allocation
 		d = w.machine.devices[name[:end-1]]
 		p.device, p.share = d.Name, types.UID(name[end:])
@@ -220,7 +220,12 @@ func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.D
 // whatever its ID would be by now.
 func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses []*use) {
 	devices, has := w.withID(resourceName, id, c.Listed[resourceName])
-	has = w.portion(portion{of: c.Pod.UID, device: resourceName + " " + id}, has)
+	stranger := strings.HasPrefix(c.Pod.Name, "old-")
+	if stranger && has != nil {
+		has = part{} // how many shares the other plugin made is not known
+	}
+	p := portion{of: c.Pod.UID, device: resourceName + " " + id}
+	has = w.portion(p, has)
 	var nodes []string
 	for _, node := range c.Nodes {
 		if len(c.Devices) > 1 || len(c.Devices[resourceName]) > 1 {
@@ -236,7 +241,7 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 			continue // the ID stood for less than the whole card
 		}
 		u := w.useOf(c, d, has)
-		u.classic, u.id, u.nodes, u.stranger = true, id, nodes, strings.HasPrefix(c.Pod.Name, "old-")
+		u.classic, u.id, u.nodes, u.stranger, u.portion = true, id, nodes, stranger, p
 		uses = append(uses, u)
 	}
 	return uses
@@ -258,11 +263,7 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 				if slices.ContainsFunc(offer.IDs, func(id string) bool { return !listed[id] }) {
 					ids = 1 // it is not this form that is listed
 				}
-				switch {
-				case d.Sharing == nil:
-				case d.Sharing.Capacity == discovery.Shares:
-					of = part{discovery.Shares: 1. / mostShares}
-				default:
+				if d.Sharing != nil {
 					of = part{d.Sharing.Capacity: 1 / float64(len(offer.IDs))}
 				}
 			}
@@ -299,8 +300,13 @@ func (w *World) forgetUses() {
 		uses, _ := c.Note.([]*use)
 		says := len(w.kubelet.HasDevices(c.Pod.UID)) > 0 && !c.Pod.Init
 		for _, u := range uses {
-			if u.classic && !says && !strings.Contains(written.String(), strconv.Quote(u.id)) {
-				u.forgotten = true
+			if !u.classic || strings.Contains(written.String(), strconv.Quote(u.id)) {
+				continue
+			}
+			u.forgotten = u.forgotten || !says
+			if u.part != nil { // the kubelet says no more than that it is a share
+				u.part = part{}
+				w.forgetSize(u.portion)
 			}
 		}
 	}

@@ -63,6 +63,7 @@ func (w *World) changeConfig() bool {
 		return false
 	}
 	w.want()
+	w.forgetNumbers() // of an agent that has not looked at the host yet
 	w.tell(agent.Change{Settings: w.settings})
 	w.saw("configChanged")
 	return true

@@ -99,8 +99,8 @@ func (u *Unit) Grant(resource, id string, stock ledger.Stock) *ledger.Grant {
 		if stock != nil && !d.Open {
 			g.Nodes = append(g.Nodes, ledger.NodesOf(d.Name, stock)...)
 		}
-		if d.Sharing != nil {
-			g.Form = fmt.Sprintf("%s by %s", d.Sharing.Capacity, d.Sharing.Unit.String())
+		if form := d.Form(); form != "" {
+			g.Form = form
 		}
 	}
 	return g

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/equality"
-
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
@@ -143,7 +141,7 @@ func bySilicon(s *rules.Snapshot) map[string][]rules.Offered {
 func sameForm(before, after []rules.Offered) bool {
 	for _, a := range before {
 		i := slices.IndexFunc(after, func(b rules.Offered) bool { return b.Name == a.Name })
-		if i < 0 || !equality.Semantic.DeepEqual(a.Sharing, after[i].Sharing) {
+		if i < 0 || a.Form() != after[i].Form() {
 			return false
 		}
 	}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -27,6 +28,9 @@ func described(s *rules.Snapshot) string {
 		word := d.Name
 		if d.Sharing != nil {
 			word += " by " + string(d.Sharing.Capacity)
+		}
+		if n := d.Shares(); n > 0 {
+			word += fmt.Sprintf(" of %d", n)
 		}
 		words = append(words, word)
 	}
@@ -78,6 +82,23 @@ func TestRuled(t *testing.T) {
 	expect("one released", "gpu by memory, tpu", "gpu", "tpu")
 	r.change(plain)
 	expect("not excluded any more", "gpu by memory, nic, tpu", "gpu")
+}
+
+// Another number of shares is another form.
+func TestRuledOfAnotherNumber(t *testing.T) {
+	by := func(n int) *rules.Rules {
+		return &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: n}}}
+	}
+	r := newRuled(by(4))
+	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
+	r.change(by(8))
+	if got := described(r.snapshot); got != "gpu by shares of 4" || !r.changing()["gpu"] {
+		t.Errorf("%s, changing %v", got, r.changing())
+	}
+	r.release(map[string]bool{"gpu": true})
+	if got := described(r.snapshot); got != "gpu by shares of 8" {
+		t.Errorf("released: %s", got)
+	}
 }
 
 // Before the first scan there is nothing that could change.
