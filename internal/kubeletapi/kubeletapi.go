@@ -42,6 +42,7 @@ type Holding struct {
 	Container string
 	Resource  string
 	IDs       []string
+	Nodes     []string // device nodes of the host that it was given with them
 }
 
 // ListPods asks the kubelet at a socket.

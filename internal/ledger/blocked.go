@@ -228,7 +228,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 			switch {
 			case a.entry.API() != q.by && h.touches(&w), h.excludes(&w):
 				why = fmt.Sprintf("%s (device %s)", who, h.Device)
-			case !h.touches(&w) && h.bears(nodes):
+			case !h.touches(&w) && h.bears(nodes) && !a.explains(&w, q.stock):
 				why = fmt.Sprintf("%s, which was given its nodes as those of device %s", who, h.Device)
 			default:
 				if short := balance.add(&h); short != "" {
@@ -304,6 +304,16 @@ func (h *Hold) bears(nodes []Node) bool {
 		return slices.ContainsFunc(nodes, func(n Node) bool {
 			return mine.Path == n.Path || mine.numbered() && mine.numbers() == n.numbers()
 		})
+	})
+}
+
+// explains reports whether the nodes of a grant may be those of what is wanted because
+// its owner has that too: a grant says of all its devices together which nodes were
+// given.
+func (a *account) explains(w *Hold, stock Stock) bool {
+	return a.entry.API() == discovery.ModeDevicePlugin && slices.ContainsFunc(a.holds, func(h Hold) bool {
+		h = complete(h, stock)
+		return h.touches(w)
 	})
 }
 

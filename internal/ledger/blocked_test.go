@@ -152,6 +152,29 @@ func TestNodesThatAnotherDeviceHasNow(t *testing.T) {
 	b.mustGive(claim("other", left["d"]), left)
 }
 
+// A grant says of all its devices together which nodes were given: those of one do not
+// keep others from their share of another.
+func TestNodesOfAPool(t *testing.T) {
+	devices := host(gpu("a", 128), gpu("b", 129), gpu("c", 130))
+	pool := func(id string, names ...string) *Grant {
+		g := &Grant{Resource: "ours/pool", ID: id, Form: "shares by 1"}
+		for _, name := range names {
+			g.Devices, g.Silicon, g.Nodes = append(g.Devices, name), append(g.Silicon, name), append(g.Nodes, NodesOf(name, devices)...)
+		}
+		return g
+	}
+	a := newAccount(pool("1", "a", "b"), Given)
+	x := newIndex()
+	x.add(a)
+	if b := x.blocked(question{by: classic, own: "another", want: pool("2", "a", "b").Holds(), stock: devices}); b != nil {
+		t.Errorf("a second share: %v", b)
+	}
+	swapped := host(gpu("a", 130), gpu("b", 129), gpu("c", 128))
+	if b := x.blocked(question{by: classic, own: "another", want: pool("3", "c").Holds(), stock: swapped}); b == nil || !strings.Contains(b.Error(), "given its nodes") {
+		t.Errorf("what has a node of the pool now: %v", b)
+	}
+}
+
 // Devices have other nodes when none of their own is as it was given, when one of
 // these has other numbers, or is another device's. A node that all cards have says
 // nothing, nor does one that comes or goes beside others.

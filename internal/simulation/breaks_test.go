@@ -42,7 +42,7 @@ var deliberates = []deliberate{
 	{"slices are published once", "driver/publish.go", "	return p.wanted != nil && (p.last == nil ||", "	return p.wanted != nil && (p.last == nil || false &&"},
 	{"the file boot is not synchronised", "internal/ledger/ledger.go", "	if err := l.keep(bootFile, l.bootText()); err", "	if _, err := l.claims.Write(l.file(bootFile), l.bootText(), 0o600); err"},
 	{"the file of grants is not synchronised", "internal/ledger/grants.go", "err = l.keep(grantsFile, data)", "_, err = l.claims.Write(l.file(grantsFile), data, 0o600)"},
-	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touches(&w) && h.bears(nodes):", "			case false:"},
+	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touches(&w) && h.bears(nodes) && !a.explains(&w, q.stock):", "			case false:"},
 	{"grants end by answers that are not whole", "internal/ledger/observe.go", "	if said.Whole {\n		l.said.whole", "	if true {\n		l.said.whole"},
 	{"containers of deleted pods are taken for gone", "internal/ledger/observe.go", "		case at.Before(later(until, g.Until)) || len(g.Earlier) > 0:", "		case false && until.IsZero():"},
 	{"what another plugin gave is not entered", "internal/ledger/observe.go", "		if known == nil && !ours {", "		if known == nil || true {"},
