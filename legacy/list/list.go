@@ -205,8 +205,9 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 		resource: resource, version: l.version + 1, marked: l.marked, rows: make(map[string]row, len(l.rows)),
 		allocation: in.Snapshot.Allocation[resource],
 	}
+	taken := sharesOf(offers.Units[resource], had)
 	for _, u := range offers.Units[resource] {
-		following.offer(u, l, had, in)
+		following.offer(u, l, had, taken, in)
 	}
 	newly := false
 	keep := func(id string, before row) {
@@ -237,7 +238,7 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 
 // offer adds the rows of a unit's IDs. An ID that a container has keeps standing
 // for what it was handed out as.
-func (l *List) offer(u *Unit, before *List, had map[string]*ledger.Grant, in Input) {
+func (l *List) offer(u *Unit, before *List, had, taken map[string]*ledger.Grant, in Input) {
 	sick, blocked := u.sick(in.Withheld), ""
 	if b := u.blocked(l.resource, in.View); b != nil {
 		blocked = b.Error()
@@ -247,9 +248,66 @@ func (l *List) offer(u *Unit, before *List, had map[string]*ledger.Grant, in Inp
 		if why := standsFor(had[id], u); why != "" {
 			r = row{unit: before.rows[id].unit, sick: why, had: true}
 		}
+		if g := taken[id]; g != nil && r.blocked == "" {
+			r.blocked = fmt.Sprintf("%s has it as %q", g.Owner(), g.ID)
+		}
 		l.rows[id] = r
 	}
 }
+
+// sharesOf returns which IDs of units are not to be given out since containers have
+// others in their place: as many shares of the same devices, by IDs that another plugin
+// wrote in its own way, or that are no longer offered. A share stands for that of its
+// number, or else for the last one that nobody has.
+func sharesOf(units []*Unit, had map[string]*ledger.Grant) map[string]*ledger.Grant {
+	shared := make(map[string]*Unit) // by its devices
+	listed := make(map[string]bool)
+	for _, u := range units {
+		if len(u.IDs) > 1 {
+			shared[strings.Join(u.DeviceNames(), " ")] = u
+		}
+		for _, id := range u.IDs {
+			listed[id] = true
+		}
+	}
+	others := make(map[*Unit][]string)
+	for id, g := range had {
+		if u := shared[strings.Join(g.Devices, " ")]; u != nil && !listed[id] && !g.Exclusive {
+			others[u] = append(others[u], id)
+		}
+	}
+	taken := make(map[string]*ledger.Grant)
+	for u, ids := range others {
+		byNumber := make(map[string]string, len(u.IDs))
+		var free []string
+		for _, id := range u.IDs {
+			if had[id] == nil {
+				byNumber[number(id)], free = id, append(free, id)
+			}
+		}
+		slices.SortFunc(ids, Natural)
+		var odd []*ledger.Grant
+		for _, id := range ids {
+			if own, there := byNumber[number(id)]; there && taken[own] == nil {
+				taken[own] = had[id]
+			} else {
+				odd = append(odd, had[id])
+			}
+		}
+		for _, g := range odd {
+			for len(free) > 0 && taken[free[len(free)-1]] != nil {
+				free = free[:len(free)-1]
+			}
+			if len(free) > 0 {
+				taken[free[len(free)-1]] = g
+			}
+		}
+	}
+	return taken
+}
+
+// number returns the digits at the end of an ID.
+func number(id string) string { return id[len(strings.TrimRight(id, "0123456789")):] }
 
 // blocked says who keeps the unit from everybody, nil if nobody does. If the unit
 // has several IDs they are shares of it, which any number of containers have.

@@ -190,7 +190,13 @@ func TestList(t *testing.T) {
 		}},
 		"fewer shares": {{
 			devices: []rules.Offered{offer(a, "", "1", "2")}, held: []*ledger.Grant{had("3", offer(a, "", "1", "2", "3"))},
-			want: "1 2 3!",
+			want: "1 2! 3!", why: map[string]string{"2": `default/train main has it as "3"`},
+		}},
+		"shares by the IDs of another plugin": {{
+			devices: []rules.Offered{offer(a, "", "a::0", "a::1", "a::2", "a::3")},
+			held:    []*ledger.Grant{had("a-1", offer(a, "", "a-0", "a-1")), had("a-7", offer(a, "", "a-0", "a-7")), had("a::3", offer(a, "", "a::0", "a::3"))},
+			want:    "a-1! a-7! a::0 a::1! a::2! a::3",
+			why:     map[string]string{"a::1": `default/train main has it as "a-1"`, "a::2": `default/train main has it as "a-7"`},
 		}},
 		"IDs have changed places while one is held": {{
 			devices: []rules.Offered{offer(a, "", "b"), offer(b, "", "a")}, held: []*ledger.Grant{had("a", a)},
