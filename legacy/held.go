@@ -7,6 +7,9 @@ import (
 	"io/fs"
 	"path"
 
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/kubeletapi"
@@ -26,9 +29,23 @@ func Written(dir fs.FS) ([]kubeletapi.Holding, error) {
 		for _, some := range entry.DeviceIDs {
 			h.IDs = append(h.IDs, some...)
 		}
+		h.Nodes = nodesIn(entry.AllocResp)
 		holdings = append(holdings, h)
 	}
 	return holdings, err
+}
+
+// nodesIn returns the device nodes of the host that a plugin's answer gives. The kubelet
+// does without an answer that it cannot read, too.
+func nodesIn(answer []byte) (paths []string) {
+	var given pluginapi.ContainerAllocateResponse
+	if proto.Unmarshal(answer, &given) != nil {
+		return nil
+	}
+	for _, node := range given.Devices {
+		paths = append(paths, node.HostPath)
+	}
+	return paths
 }
 
 // Allocated returns the IDs that containers have by the kubelet's checkpoint in its
@@ -83,7 +100,8 @@ func Held(host fs.FS, kubeletRoot, devicePlugins string, known []discovery.Devic
 }
 
 // checkpoint is what the kubelet keeps of what it handed out
-// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go, in 1.31 to 1.37).
+// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go, in 1.25 to 1.37; kubelets to
+// 1.19 wrote IDs without NUMA nodes, which those to 1.31 read too).
 type checkpoint struct {
 	Data struct {
 		PodDeviceEntries []struct {
@@ -91,6 +109,7 @@ type checkpoint struct {
 			ContainerName string
 			ResourceName  string
 			DeviceIDs     map[string][]string // by NUMA node
+			AllocResp     []byte              // what the plugin answered
 		}
 	}
 }
@@ -113,7 +132,7 @@ func addCheckpoint(held map[string]string, data []byte, known list.Catalogue, ex
 		who := fmt.Sprintf("container %s of the pod with UID %s", entry.ContainerName, entry.PodUID)
 		for _, ids := range entry.DeviceIDs {
 			for _, id := range ids {
-				for _, name := range namesOf(known, id) {
+				for _, name := range namesOf(known, id, entry.AllocResp) {
 					held[name] = who
 				}
 			}
@@ -122,13 +141,17 @@ func addCheckpoint(held map[string]string, data []byte, known list.Catalogue, ex
 	return nil
 }
 
-// namesOf returns the devices that an ID stands for. A PCI address stands for
-// that function, whoever offers it.
-func namesOf(known list.Catalogue, id string) (names []string) {
+// namesOf returns the devices that an ID stands for, with which a plugin gave an answer.
+// A PCI address stands for that function, whoever offers it.
+func namesOf(known list.Catalogue, id string, answer []byte) (names []string) {
 	if sysfs.IsPCIAddress(id) {
 		names = append(names, discovery.DeviceName(sysfs.Device{Path: id}))
 	}
-	if u, _ := known.Find(id); u != nil {
+	u, _ := known.Find(id)
+	if u == nil {
+		u = known.WithNodes(id, nodesIn(answer))
+	}
+	if u != nil {
 		names = append(names, u.DeviceNames()...)
 	}
 	return names

@@ -9,6 +9,7 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -21,6 +22,7 @@ func TestHeld(t *testing.T) {
 	known := []rules.Offered{
 		{Device: discovery.Device{Name: "gpu-0"}, Offers: []discovery.Offer{{Resource: "a.b/gpu", IDs: []string{"one", "other"}}}},
 		{Device: discovery.Device{Name: "gpu-1"}, Offers: []discovery.Offer{{Resource: "a.b/gpu", IDs: []string{"two"}}}},
+		{Device: discovery.Device{Name: "gpu-9", Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/gpu9"}}}}},
 		{Device: discovery.Device{Name: "group"}, Offers: []discovery.Offer{{IDs: []string{"42"}}}},
 	}
 	host := fstest.MapFS{
@@ -28,12 +30,14 @@ func TestHeld(t *testing.T) {
 			{"PodUID":"here","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["other"],"-1":[]}},
 			{"PodUID":"here","ContainerName":"d","ResourceName":"named/x","DeviceIDs":{"-1":["42","0000:6b:00.1"]}},
 			{"PodUID":"here","ContainerName":"e","ResourceName":"named/shared","DeviceIDs":{"-1":["two::1"]}},
+			{"PodUID":"here","ContainerName":"f","ResourceName":"a.b/gpu","DeviceIDs":{"0":["SN17"]},"AllocResp":"GhgKBy9kZXYvaW4SCS9kZXYvZ3B1ORoCcnc="},
 			{"PodUID":"gone","ContainerName":"c","ResourceName":"a.b/gpu","DeviceIDs":{"0":["one"]}}],
 			"RegisteredDevices":{"a.b/gpu":["one","other","two"]}},"Checksum":1}`)},
 		"kubelet/pods/here/etc-hosts": {},
 	}
 	want := map[string]string{
 		"gpu-0":            "container c of the pod with UID here",
+		"gpu-9":            "container f of the pod with UID here",
 		"gpu-1":            "container e of the pod with UID here",
 		"group":            "container d of the pod with UID here",
 		"pci-0000-6b-00-1": "container d of the pod with UID here",
@@ -53,7 +57,7 @@ func TestHeld(t *testing.T) {
 	for _, some := range ids {
 		slices.Sort(some)
 	}
-	wantIDs := map[string][]string{"a.b/gpu": {"one", "other"}, "named/x": {"0000:6b:00.1", "42"}, "named/shared": {"two::1"}}
+	wantIDs := map[string][]string{"a.b/gpu": {"SN17", "one", "other"}, "named/x": {"0000:6b:00.1", "42"}, "named/shared": {"two::1"}}
 	if diff := cmp.Diff(wantIDs, ids); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}

@@ -38,6 +38,11 @@ type Config struct {
 	// 1.34 to 1.37). Optional.
 	Allocated func() (map[string][]string, error)
 
+	// Written returns what containers have by the kubelet's checkpoint, and the device
+	// nodes that they were given. By those an ID is understood that the host does not
+	// tell of. Optional.
+	Written func() ([]kubeletapi.Holding, error)
+
 	// Ledger says who has what. It is opened by the caller, and nothing is served
 	// before.
 	Ledger *ledger.Ledger
@@ -96,13 +101,14 @@ type Kubelet interface {
 type Plugin struct {
 	config Config
 
-	known   atomic.Pointer[[]discovery.Device] // of the host, whichever API offers them
-	offered atomic.Pointer[offered]            // nil until there is something to offer
-	stock   atomic.Pointer[list.Stock]         // what the ledger is told of the host
-	servers atomic.Pointer[map[string]*server] // by resource; the map is never modified
-	ready   chan struct{}                      // closed when PodResources was asked
-	changed chan struct{}                      // what the lists are computed from may have changed
-	ask     chan struct{}                      // PodResources may have something new to say
+	known   atomic.Pointer[[]discovery.Device]  // of the host, whichever API offers them
+	offered atomic.Pointer[offered]             // nil until there is something to offer
+	stock   atomic.Pointer[list.Stock]          // what the host has, and the lists
+	given   atomic.Pointer[map[string][]string] // by key of a grant that the stock does not know: nodes; the map is never modified
+	servers atomic.Pointer[map[string]*server]  // by resource; the map is never modified
+	ready   chan struct{}                       // closed when PodResources was asked
+	changed chan struct{}                       // what the lists are computed from may have changed
+	ask     chan struct{}                       // PodResources may have something new to say
 }
 
 // New returns a Plugin, which does nothing until it runs.
@@ -124,8 +130,12 @@ func New(config Config) *Plugin {
 	}
 	p.servers.Store(&map[string]*server{})
 	p.stock.Store(list.StockOf(nil, list.Lists{}))
+	p.given.Store(&map[string][]string{})
 	return p
 }
+
+// present returns what the ledger is told of the host.
+func (p *Plugin) present() *list.Stock { return p.stock.Load().Knowing(*p.given.Load()) }
 
 // offered is what the classic API is to offer.
 type offered struct {
@@ -271,7 +281,7 @@ func (o *offering) written() (map[string][]string, error) {
 func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []discovery.Problem) {
 	l := o.plugin.config.Ledger
 	before := o.lists
-	in.Host = o.plugin.stock.Load()
+	in.Host = o.plugin.present()
 	in.View = l.View(in.Host)
 	lists, problems := before.Next(in)
 	if !maps.Equal(lists.Resources(), before.Resources()) {
@@ -279,10 +289,10 @@ func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []disco
 	}
 	if o.unseen {
 		o.unseen = false
-		if err := l.Adopt(o.plugin.stock.Load()); err != nil {
+		if err := l.Adopt(o.plugin.present()); err != nil {
 			klog.FromContext(ctx).Error(err, "The devices of pods are not saved")
 		}
-		in.Host = o.plugin.stock.Load()
+		in.Host = o.plugin.present()
 		in.View = l.View(in.Host)
 		lists, problems = before.Next(in)
 	}
@@ -333,7 +343,7 @@ func (o *offering) report(ctx context.Context, problems []discovery.Problem) {
 func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
 	var responses []*pluginapi.ContainerAllocateResponse
 	var grants []*ledger.Grant
-	now, stock := time.Now(), p.stock.Load()
+	now, stock := time.Now(), p.present()
 	all := len(slices.Concat(requests...))
 	for _, ids := range requests {
 		units, err := l.LookUp(ids)

@@ -20,6 +20,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list/listtest"
@@ -312,6 +313,40 @@ func TestHoldingsOfThePluginBefore(t *testing.T) {
 	k.Hold("train", listtest.Resource)
 	registered.Says(t, "a b")
 	kubelettest.Eventually(t, func() bool { _, held := holder(p, "gpu-a"); return !held }, func() string { return "still held" })
+}
+
+// An ID that the host does not tell of, such as a serial number, stands for the devices
+// whose nodes the container was given with it.
+func TestIDsThatOnlyTheirNodesTell(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Hold("train", listtest.Resource, "SN17")
+	k.Hold("other", "example.org/nic", "x")
+	k.Start()
+	config := configFor(k)
+	read := 0
+	config.Written = func() ([]kubeletapi.Holding, error) {
+		read++
+		return []kubeletapi.Holding{
+			{Resource: listtest.Resource, IDs: []string{"SN17"}, Nodes: []string{"/dev/gpuctl", "/dev/b"}},
+			{Resource: "example.org/nic", IDs: []string{"x"}, Nodes: []string{"/dev/gpuctl"}}, // which tells of nothing
+		}, nil
+	}
+	p := New(config)
+	publish(p, gpus("a", "b"))
+	run(t, p)
+	registered := k.Plugin(listtest.Resource, 1)
+	registered.Says(t, "SN17! a b!")
+	if said := registered.Said(); len(said) != 1 {
+		t.Errorf("a list without what pods hold was sent: %q", said)
+	}
+	if holder, held := holder(p, "gpu-b"); !held || holder != "default/train main" {
+		t.Errorf("holder is %q, %t", holder, held)
+	}
+	k.Hold("train", listtest.Resource)
+	registered.Says(t, "a b")
+	if read != 1 {
+		t.Errorf("the checkpoint was read %d times", read)
+	}
 }
 
 func TestHolder(t *testing.T) {

@@ -2,11 +2,13 @@ package legacy
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 )
 
@@ -59,7 +61,8 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 	if err != nil {
 		said = nil
 	}
-	if err := p.config.Ledger.Observe(began, said, p.stock.Load()); err != nil {
+	p.learn(ctx, said)
+	if err := p.config.Ledger.Observe(began, said, p.present()); err != nil {
 		logger.Error(err, "The devices of pods are not saved, or host files are left over")
 	}
 	reason := ""
@@ -76,6 +79,45 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 		logger.Info("It is not known which devices pods have; none leaves its resource", "reason", reason)
 	}
 	return reason
+}
+
+// learn reads in the kubelet's checkpoint which device nodes containers were given by
+// IDs that are not known. It reads no more than once what the kubelet has written.
+func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
+	if said == nil || p.config.Written == nil {
+		return
+	}
+	known, stock := *p.given.Load(), p.stock.Load()
+	unknown := make(map[string]bool)
+	for _, pod := range said.Pods {
+		for _, container := range pod.Containers {
+			for _, devices := range container.Devices {
+				for _, id := range devices.DeviceIds {
+					key := ledger.GrantKey(devices.ResourceName, id)
+					if _, read := known[key]; !read && !stock.Knows(devices.ResourceName, id) {
+						unknown[key] = true
+					}
+				}
+			}
+		}
+	}
+	if len(unknown) == 0 {
+		return
+	}
+	holdings, err := p.config.Written()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("What the kubelet has written down is not known", "reason", err.Error())
+	}
+	given := maps.Clone(known)
+	for _, h := range holdings {
+		for _, id := range h.IDs {
+			if key := ledger.GrantKey(h.Resource, id); unknown[key] {
+				given[key] = h.Nodes
+				klog.FromContext(ctx).V(4).Info("An ID of another plugin is told by the device nodes", "resource", h.Resource, "id", id, "nodes", h.Nodes)
+			}
+		}
+	}
+	p.given.Store(&given)
 }
 
 // expire ends the grants that no container can have.

@@ -1,6 +1,8 @@
 package list
 
 import (
+	"cmp"
+	"slices"
 	"strings"
 
 	"chandler.dev/discovery"
@@ -11,15 +13,29 @@ import (
 type Catalogue struct {
 	known map[string]*Unit // by ID
 	stems map[string]*Unit // by what stands before the number of a share, where the plugin had a dialect of its own
+	nodes []ownNodes
+}
+
+// ownNodes are the device nodes that a device and no other silicon has.
+type ownNodes struct {
+	device discovery.Device
+	paths  []string
 }
 
 // CatalogueOf returns what IDs may stand for: the devices of a host with all
 // that they could be offered as. Open ones are never held.
 func CatalogueOf(devices []discovery.Device) Catalogue {
-	c := Catalogue{make(map[string]*Unit), make(map[string]*Unit)}
+	c := Catalogue{known: make(map[string]*Unit), stems: make(map[string]*Unit)}
 	for _, d := range devices {
 		if d.Open {
 			continue
+		}
+		own := ownNodes{device: d}
+		for _, node := range d.OwnNodes() {
+			own.paths = append(own.paths, cmp.Or(node.HostPath, node.Path))
+		}
+		if len(own.paths) > 0 {
+			c.nodes = append(c.nodes, own)
 		}
 		for _, offer := range d.Classic {
 			for _, id := range offer.IDs {
@@ -52,4 +68,19 @@ func (c Catalogue) Find(id string) (u *Unit, share bool) {
 		}
 	}
 	return nil, false
+}
+
+// WithNodes returns what an ID stands for by which a container was given device nodes:
+// the devices that it has all nodes of, nil if there are none. So an ID is understood
+// that no file of the host has, as the serial numbers of Habana's plugin.
+func (c Catalogue) WithNodes(id string, given []string) (u *Unit) {
+	if len(given) == 0 {
+		return nil
+	}
+	for _, own := range c.nodes {
+		if !slices.ContainsFunc(own.paths, func(path string) bool { return !slices.Contains(given, path) }) {
+			u = u.with(own.device, discovery.Offer{IDs: []string{id}})
+		}
+	}
+	return u
 }

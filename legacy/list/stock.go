@@ -12,6 +12,7 @@ type Stock struct {
 	names     []string
 	catalogue Catalogue
 	lists     Lists
+	given     map[string][]string // by key of a grant, the nodes that a container was given by an ID
 }
 
 var _ ledger.Stock = (*Stock)(nil)
@@ -39,6 +40,24 @@ func (s *Stock) With(lists Lists) *Stock {
 	return &other
 }
 
+// Knowing returns the stock that knows too which device nodes containers were given by
+// IDs that plugins made which were replaced, by the keys of grants.
+func (s *Stock) Knowing(given map[string][]string) *Stock {
+	other := *s
+	other.given = given
+	return &other
+}
+
+// Knows reports whether it is known what an ID stands for without the device nodes
+// that a container was given.
+func (s *Stock) Knows(resource, id string) bool {
+	if l := s.lists.lists[resource]; l != nil && l.Unit(id) != nil {
+		return true
+	}
+	u, _ := s.catalogue.Find(id)
+	return u != nil
+}
+
 // Device implements [ledger.Stock].
 func (s *Stock) Device(name string) (rules.Offered, bool) {
 	d, found := s.devices[name]
@@ -57,6 +76,9 @@ func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {
 		}
 	}
 	u, share := s.catalogue.Find(id) // in another form, perhaps another plugin's
+	if u == nil {
+		u = s.catalogue.WithNodes(id, s.given[ledger.GrantKey(resource, id)])
+	}
 	if u == nil {
 		return nil, l != nil
 	}

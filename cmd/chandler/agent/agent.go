@@ -146,7 +146,8 @@ type Kubelet struct {
 	Allocated func() (map[string][]string, error)
 
 	// Written returns what containers have by the kubelet's checkpoint, for a kubelet
-	// without a PodResources API; see [legacy.Written]. Optional.
+	// without a PodResources API, and for IDs that the host does not tell of; see
+	// [legacy.Written]. Optional.
 	Written func() ([]kubeletapi.Holding, error)
 }
 
@@ -235,6 +236,7 @@ func newAgent(config Config) *agent {
 		Kubelet:   config.Kubelet.DevicePlugins,
 		Pods:      a.cluster.Listing,
 		Allocated: config.Kubelet.Allocated,
+		Written:   config.Kubelet.Written,
 		Ledger:    a.ledger,
 		CDI:       config.CDI,
 		PassesCDI: a.cluster.PassesCDI,

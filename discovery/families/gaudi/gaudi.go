@@ -4,8 +4,8 @@
 // hands out no network ports.
 //
 // The IDs of Habana's plugin are those serial numbers. Here they are PCI
-// addresses, so pods that the other plugin gave devices to must be gone before
-// this family's are offered.
+// addresses. Which card a pod has by a serial number, the device nodes tell that
+// the kubelet wrote down with it.
 package gaudi
 
 import (
