@@ -19,10 +19,13 @@ import (
 // Nothing is made before the kubelet answers: one that starts would remove the
 // socket again.
 func (d *Directory) register(ctx context.Context, p *plugin) (registration, error) {
-	kubelet := d.dir.kubelet()
 	if err := d.dir.probe(ctx); err != nil {
 		return registration{}, unavailable{err}
 	}
+	// Only now is it the socket of a kubelet that lives. One that was killed leaves its
+	// own, and who takes that for its follower's would register there once more and end
+	// the first stream, by which kubelets to 1.36 lose both.
+	kubelet := d.dir.kubelet()
 	e, err := d.dir.open(ctx, p)
 	if err != nil {
 		return registration{}, fmt.Errorf("serve %s: %w", p.resource, err)
