@@ -63,6 +63,7 @@ e2e-skew: ## the tests on the oldest Kubernetes with resource.k8s.io/v1, 1.34; n
 e2e-classic: ## the tests of the device-plugin API on a Kubernetes without DRA, 1.31, and on 1.37; needs root
 	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.31.0 -gates '' -run TestDevicePlugin
 	cd e2e && $(GO) test -timeout 45m . -run TestDevicePlugin
+	cd e2e && $(GO) test -timeout 45m ./takeover -kubernetes v1.31.0
 
 lint: ## golangci-lint, with the rules of .golangci.yml
 	$(GO) run $(GOLANGCI_LINT) run ./...

@@ -34,6 +34,12 @@ var kubes = map[string]string{
 	Classic: "kube-1.31", // likewise
 }
 
+// managers are the folders in which there is a program that is the device manager of a kubelet, by version.
+var managers = map[string]string{
+	Version: "cmd/devicemanager",
+	Classic: "kube-1.31/devicemanager-1.31",
+}
+
 // Versions returns the versions of Kubernetes that can be built, the oldest first.
 func Versions() []string { return slices.Sorted(maps.Keys(kubes)) }
 
@@ -104,6 +110,21 @@ func (b Builder) kube(ctx context.Context, version string) (string, error) {
 	what := "kube-apiserver, kube-controller-manager, kube-scheduler, kubelet " + version
 	_, err = b.build(ctx, what, filepath.Join(root, folder), []string{"."}, linkerFlags(version))
 	return filepath.Base(folder), err
+}
+
+// DeviceManager builds the program that is the device manager of Kubernetes' kubelet, and returns its path.
+func (b Builder) DeviceManager(ctx context.Context) (string, error) {
+	version := cmp.Or(b.Kubernetes, Version)
+	folder, known := managers[version]
+	if !known {
+		return "", fmt.Errorf("build the device manager of Kubernetes %s: there is no program for it, but for %s and %s", version, Classic, Version)
+	}
+	root, err := b.root(ctx)
+	if err != nil {
+		return "", err
+	}
+	dir, err := b.build(ctx, "the kubelet's device manager "+version, filepath.Join(root, folder), []string{"."}, linkerFlags(version))
+	return filepath.Join(dir, filepath.Base(folder)), err
 }
 
 // root returns the directory of this module's go.mod.

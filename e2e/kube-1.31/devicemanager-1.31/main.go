@@ -1,0 +1,1 @@
+../../cmd/devicemanager/main.go

@@ -1,0 +1,319 @@
+// Package takeover tests that the agent takes the place of other device plugins under pods that run: with the real
+// device manager of a kubelet, whose checkpoint has the IDs that the plugin gave out, and the real agent on a recorded
+// host. It needs no cluster, and root for mount namespaces.
+package takeover
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"chandler.dev/e2e/build"
+)
+
+// patience is how long any one thing may take.
+const patience = 30 * time.Second
+
+// node is the node's name.
+const node = "node"
+
+var version = flag.String("kubernetes", build.Version, "use the device manager of this version, "+build.Version+" or "+build.Classic)
+
+func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
+
+func TestTakeover(t *testing.T) {
+	builder := build.Builder{Kubernetes: *version, Cache: t.TempDir(), Progress: os.Stderr}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // a first build takes its time
+	defer cancel()
+	manager, err := builder.DeviceManager(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	project, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent, err := builder.Static(ctx, project, "chandler.dev/cmd/chandler", "-tags=grpcnotrace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("plugins", func(t *testing.T) {
+		for _, r := range rows {
+			t.Run(r.plugin, func(t *testing.T) {
+				t.Parallel()
+				s := newStation(t, r, manager, agent, filepath.Join(project, "discovery/families"))
+				s.takeOver()
+			})
+		}
+	})
+}
+
+// station is a node with a kubelet, a plugin, and then an agent.
+type station struct {
+	t       *testing.T
+	row     row
+	dir     string
+	kubelet *kubelet
+	agent   string // the program
+	log     log    // of the agent
+}
+
+func newStation(t *testing.T, r row, manager, agent, families string) *station {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "takeover-") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s := &station{t: t, row: r, dir: dir, agent: agent}
+	for _, name := range []string{"kubelet", "host", "cdi"} {
+		if err := os.Mkdir(s.path(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"simulate", "--device-nodes", s.path("host")}
+	for _, host := range r.hosts {
+		args = append(args, filepath.Join(families, host+".host"))
+	}
+	if err := run(t.Context(), agent, args...); err != nil {
+		t.Fatal(err)
+	}
+	s.kubelet = &kubelet{t: t, program: manager, dir: s.path("kubelet"), pods: []*corev1.Pod{newPod("agent", "", 0)}}
+	s.write("config.yaml", "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\nmode: DevicePlugin\n"+r.config)
+	s.write("kubeconfig", fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
+		clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: c, context: {cluster: c}}]}`, s.apiServer()))
+	return s
+}
+
+func (s *station) path(name string) string { return filepath.Join(s.dir, name) }
+
+func (s *station) write(name, text string) {
+	s.t.Helper()
+	if err := os.WriteFile(s.path(name), []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// apiServer starts an API server without DRA, which has the node and its pods, and returns its address.
+func (s *station) apiServer() string {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
+		respond(w, http.StatusOK, &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}})
+	})
+	mux.HandleFunc("GET /api/v1/nodes/"+node, func(w http.ResponseWriter, _ *http.Request) {
+		n := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
+		n.Name, n.Status.NodeInfo.KubeletVersion = node, *version
+		respond(w, http.StatusOK, n)
+	})
+	mux.HandleFunc("GET /api/v1/pods", func(w http.ResponseWriter, _ *http.Request) {
+		list := &corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}}
+		for _, pod := range s.kubelet.running() {
+			list.Items = append(list.Items, *pod)
+		}
+		respond(w, http.StatusOK, list)
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		respond(w, http.StatusNotFound, &metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound,
+		})
+	})
+	server := httptest.NewServer(mux)
+	s.t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return server.URL
+}
+
+func respond(w http.ResponseWriter, status int, object runtime.Object) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(object) // to one that may not listen any more
+}
+
+// startAgent starts the agent.
+func (s *station) startAgent() {
+	s.t.Helper()
+	cmd := exec.Command(s.agent, "run", "--kubeconfig", s.path("kubeconfig"), "--config", s.path("config.yaml"), "--node-name", node, "--pod-uid=uid-of-agent", "--pod=default/agent",
+		"--kubelet-root", s.path("kubelet"), "--device-plugin-dir", s.path("kubelet/device-plugins"), "--host-root", s.path("host"),
+		"--cdi-root", s.path("cdi"), "--host-files-root", s.path("files"), "--feature-dir=", "--rescan-interval=1s", "-v=2")
+	cmd.Stdout, cmd.Stderr = &s.log, &s.log
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := cmd.Wait(); err != nil {
+			s.t.Errorf("the agent ended with %v", err)
+		}
+		if s.t.Failed() {
+			s.t.Logf("the agent said:\n%s", s.log.String())
+		}
+	})
+}
+
+// takeOver has the agent take the plugin's place.
+func (s *station) takeOver() {
+	t, k, r := s.t, s.kubelet, s.row
+	k.start()
+	endVendor := startVendor(t, r, s.path("kubelet/device-plugins"))
+	k.offers(r.resource, int64(len(r.ids)))
+	before := newPod("before", r.resource, int64(len(r.held)))
+	if err := k.admit(before); err != nil {
+		t.Fatalf("the plugin itself cannot be used: %v", err)
+	}
+	had := k.look(before)
+	if ids := had.IDs[r.resource]; !slices.Equal(ids, slices.Sorted(slices.Values(r.held))) {
+		t.Fatalf("of the plugin itself the pod has %q; want %q", ids, r.held)
+	}
+	endVendor()
+	k.offers(r.resource, 0)
+	s.written()
+
+	// The kubelet keeps the pod and its devices, also when it starts again: what the container saw, it sees.
+	s.startAgent()
+	total := int64(r.offered)
+	if total == 0 {
+		total = int64(len(r.ids))
+	}
+	left := total - int64(len(r.held))
+	if r.renamed != nil {
+		left = total // what the pod has is not among them
+	}
+	k.offers(r.resource, total)
+	s.keeps(before, had)
+	k.kill()
+	k.start()
+	k.offers(r.resource, total)
+	s.keeps(before, had)
+
+	// A new pod gets the next one, and others what is left. None gets what the pod has.
+	var others []*corev1.Pod
+	for i := 0; left > 0; i++ {
+		n := int64(1)
+		if i > 0 {
+			if n = left; r.most > 0 {
+				n = min(n, int64(r.most))
+			}
+		}
+		pod := newPod(fmt.Sprintf("other-%d", i), r.resource, n)
+		if err := k.admit(pod); err != nil {
+			t.Fatalf("a pod that asks for %d of the %d that are left: %v", n, left, err)
+		}
+		s.apart(pod, had)
+		others = append(others, pod)
+		left -= n
+	}
+	if err := k.admit(newPod("one-too-many", r.resource, 1)); err == nil {
+		t.Error("more can be had than there is")
+	}
+	s.keeps(before, had)
+
+	// Once the pod has ended the next one gets what it had, as it had it.
+	k.end(before)
+	if r.renamed != nil {
+		k.offers(r.resource, total+int64(len(r.renamed)))
+	}
+	after := newPod("after", r.resource, int64(len(r.held)))
+	if err := k.admit(after); err != nil {
+		t.Fatalf("what the pod had is not given out again: %v", err)
+	}
+	s.same(k.look(after), had)
+	for _, pod := range others {
+		s.apart(pod, k.look(after))
+	}
+}
+
+// written checks that the kubelet's checkpoint has what the plugin gave the pod.
+func (s *station) written() {
+	s.t.Helper()
+	data, err := os.ReadFile(s.path("kubelet/device-plugins/kubelet_internal_checkpoint"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, id := range s.row.held {
+		if !strings.Contains(string(data), string(mustMarshal(s.t, id))) {
+			s.t.Fatalf("the kubelet's checkpoint does not have %s: %s", id, data)
+		}
+	}
+}
+
+func mustMarshal(t *testing.T, v any) []byte {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// keeps checks that a pod has what it had, and that its container starts again as it did.
+func (s *station) keeps(pod *corev1.Pod, had container) {
+	s.t.Helper()
+	if now := s.kubelet.look(pod); string(mustMarshal(s.t, now)) != string(mustMarshal(s.t, had)) {
+		s.t.Errorf("pod %s has %s; it had %s", pod.Name, mustMarshal(s.t, now), mustMarshal(s.t, had))
+	}
+}
+
+// apart checks that a pod has neither an ID of a container nor a node that is only its own.
+func (s *station) apart(pod *corev1.Pod, from container) {
+	s.t.Helper()
+	now := s.kubelet.look(pod)
+	if len(now.IDs[s.row.resource]) == 0 {
+		s.t.Errorf("pod %s has nothing", pod.Name)
+	}
+	for _, id := range now.IDs[s.row.resource] {
+		if slices.Contains(from.IDs[s.row.resource], id) {
+			s.t.Errorf("pod %s has %s, which another has", pod.Name, id)
+		}
+	}
+	for _, path := range now.Options.nodes() {
+		if slices.Contains(s.row.own, path) {
+			s.t.Errorf("pod %s has the node %s, which another has", pod.Name, path)
+		}
+	}
+}
+
+// same checks that a container has at least what the plugin gave another.
+func (s *station) same(now, had container) {
+	s.t.Helper()
+	ids := had.IDs[s.row.resource]
+	if s.row.renamed != nil {
+		ids = s.row.renamed
+	}
+	if !slices.Equal(now.IDs[s.row.resource], ids) {
+		s.t.Errorf("the next pod has %q; want %q", now.IDs[s.row.resource], ids)
+	}
+	for _, path := range had.Options.nodes() {
+		if !slices.Contains(now.Options.nodes(), path) {
+			s.t.Errorf("the next pod has the nodes %q; want %s too", now.Options.nodes(), path)
+		}
+	}
+	for _, mount := range had.Options.Mounts {
+		if !slices.Contains(now.Options.Mounts, mount) {
+			s.t.Errorf("the next pod has the mounts %v; want %v too", now.Options.Mounts, mount)
+		}
+	}
+	env := now.Options.env()
+	for name, value := range had.Options.env() {
+		if env[name] != value {
+			s.t.Errorf("the next pod has %s=%q; want %q", name, env[name], value)
+		}
+	}
+}
