@@ -170,7 +170,7 @@ func New(config Config) *Driver {
 	}
 	d.metadata.specs, d.metadata.dir = config.CDI.Path, filepath.Join(d.dataDir(), metadataDir)
 	d.metadata.before = filepath.Join(d.dataDir(), metadataBefore)
-	d.metadata.files = disk.Files{FS: config.Disk}
+	d.metadata.files, d.metadata.ledger = disk.Files{FS: config.Disk}, d.ledger
 	d.ledger.AddOutput(&d.metadata)
 	d.ledger.AddOutput(cdiSpecs{config.CDI})
 	d.registration.Store(&registered{})

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,6 +50,7 @@ type metadata struct {
 	dir    string // directory of the claims' directories
 	before string // where agents before kept the files, by the claims' names
 	files  disk.Files
+	ledger *ledger.Ledger
 
 	mu    sync.Mutex
 	texts map[string]map[string][]byte // what was written, by the claim's UID and path; nil for what could not be read
@@ -91,6 +93,16 @@ func (m *metadata) write(name string, data []byte, mode fs.FileMode) error {
 	}
 	if err != nil {
 		return err
+	}
+	// The library writes when all claims of a call are prepared. The kubelet may have
+	// given up on that call, and have unprepared this one.
+	unlock, err := m.ledger.Lock(context.Background(), uid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, state := m.ledger.Claim(types.UID(uid)); state != ledger.Given {
+		return fmt.Errorf("claim with UID %s is not prepared any more", uid)
 	}
 	for _, path := range m.keep(uid, name, data) {
 		if _, err := m.files.Write(path, data, mode); err != nil {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -445,6 +446,35 @@ func TestMetadataOfAClaimAllocatedAnew(t *testing.T) {
 	b.expectMetadata("prepared again,", "chandler.dev_metadata_uid-c_r.json", "uid-c")
 	unprepareCall(t, conn, c)
 	b.expectMetadata("unprepared,")
+}
+
+// A claim that is unprepared while others of the same call are still to be prepared has no
+// files, which nobody would remove.
+func TestMetadataOfAClaimThatHasEnded(t *testing.T) {
+	quick, slow := claim("quick", "a"), claim("slow", "b")
+	b := newBench(t)
+	_, conn, _ := b.serve(fake.NewClientset(quick, slow))
+	b.offers(gpu("a", 1), gpu("b", 2))
+	unlock, err := b.ledger.Lock(t.Context(), string(slow.UID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{
+			{Namespace: quick.Namespace, Name: quick.Name, Uid: string(quick.UID)}, {Namespace: slow.Namespace, Name: slow.Name, Uid: string(slow.UID)},
+		}})
+		ended <- err
+	}()
+	for !b.holds(quick.UID) {
+		time.Sleep(time.Millisecond)
+	}
+	unprepareCall(t, conn, quick)
+	unlock()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	b.expectMetadata("prepared,", "chandler.dev_metadata_uid-slow_r.json", "uid-slow")
 }
 
 // Where the files cannot be written, claims are prepared without.
