@@ -119,6 +119,7 @@ type Family struct {
 type Grant struct {
 	API      Mode   // ModeDRA or ModeDevicePlugin
 	Resource string // the classic resource name, "" in DRA if the devices have none or several
+	All      bool   // they are all devices of the resource; false in DRA
 	Claim    string // the claim's name in the pod, "" in the classic API
 	Request  string // the request's name in the claim, "" in the classic API
 

@@ -34,12 +34,13 @@ func devicesOf(units []*list.Unit) []rules.Offered {
 }
 
 // respond returns what the kubelet is to do for a container that gets devices.
-func (p *Plugin) respond(ctx context.Context, resource string, allocation rules.Allocation, devices []rules.Offered, consumed discovery.Consumed, variables []string) (*pluginapi.ContainerAllocateResponse, error) {
+func (p *Plugin) respond(ctx context.Context, allocation rules.Allocation, devices []rules.Offered, grant discovery.Grant, variables []string) (*pluginapi.ContainerAllocateResponse, error) {
 	lists, err := p.listsOf(ctx, allocation.Lists, devices)
 	if err != nil {
 		return nil, err
 	}
-	allocation.Naming.None = lists.CDI() && !lists.Plain
+	grant.API, grant.Naming = discovery.ModeDevicePlugin, allocation.Naming
+	grant.Naming.None = lists.CDI() && !lists.Plain
 	var edits specs.ContainerEdits
 	if lists.Plain {
 		for _, d := range devices {
@@ -48,9 +49,7 @@ func (p *Plugin) respond(ctx context.Context, resource string, allocation rules.
 	}
 	if p.config.Grant != nil {
 		// Later variables replace earlier ones, so those of the set come last.
-		edits = discovery.Join(edits, p.config.Grant(rules.Devices(devices), discovery.Grant{
-			API: discovery.ModeDevicePlugin, Resource: resource, Consumed: consumed, Naming: allocation.Naming,
-		}))
+		edits = discovery.Join(edits, p.config.Grant(rules.Devices(devices), grant))
 	}
 	edits.Env = append(edits.Env, variables...)
 	r, err := response(cdi.Rebase(edits, p.config.CDI.RuntimeRoot))

@@ -359,7 +359,8 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 			share := discovery.Share{Place: amount.Place, Container: amount.IDs, Call: all, Device: len(amount.Unit.IDs)}
 			variables = share.Variables(resource)
 		}
-		r, err := p.respond(ctx, resource, l.Allocation(), devicesOf(units), l.Consumed(ids), variables)
+		grant := discovery.Grant{Resource: resource, All: l.All(units), Consumed: l.Consumed(ids)}
+		r, err := p.respond(ctx, l.Allocation(), devicesOf(units), grant, variables)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", resource, err)
 		}

@@ -605,7 +605,7 @@ func TestAllocateForContainers(t *testing.T) {
 		for _, d := range given {
 			names = append(names, d.Name)
 		}
-		edits.Env = []string{"VISIBLE=" + strings.Join(names, ","), fmt.Sprintf("BY=%s %s", grant.API, grant.Resource)}
+		edits.Env = []string{"VISIBLE=" + strings.Join(names, ","), fmt.Sprintf("BY=%s %s", grant.API, grant.Resource), fmt.Sprint("ALL=", grant.All)}
 		return edits
 	}
 	p := New(config)
@@ -626,13 +626,17 @@ func TestAllocateForContainers(t *testing.T) {
 		}
 	}
 	want := []string{
-		"map[BY:DevicePlugin example.com/gpu GPU_LIBRARY:/usr/lib/gpu VISIBLE:gpu-a,gpu-c]",
+		"map[ALL:false BY:DevicePlugin example.com/gpu GPU_LIBRARY:/usr/lib/gpu VISIBLE:gpu-a,gpu-c]",
 		"/host/dev/gpuctl /dev/gpuctl r", "/host/dev/a /dev/a rw", "/host/dev/c /dev/c rw",
-		"map[BY:DevicePlugin example.com/gpu GPU_LIBRARY:/usr/lib/gpu VISIBLE:gpu-b]",
+		"map[ALL:false BY:DevicePlugin example.com/gpu GPU_LIBRARY:/usr/lib/gpu VISIBLE:gpu-b]",
 		"/host/dev/gpuctl /dev/gpuctl r", "/host/dev/b /dev/b rw",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	r, err = registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{"c", "b", "a"}}}})
+	if err != nil || r.ContainerResponses[0].Envs["ALL"] != "true" {
+		t.Errorf("of all: %v, %v", r, err)
 	}
 }
 

@@ -246,13 +246,13 @@ func TestErrors(t *testing.T) {
 	s, r := server(t)
 	read(t, r)
 	at := time.Now()
-	for _, code := range []uint64{13, 31, 43, 45, 68, 109, 154} {
+	for _, code := range []uint64{13, 31, 43, 45, 68, 94, 154} {
 		r.note(xid(device(s, 0), code, 0xffffffff), at)
 	}
 	r.note(nvml.EventData{Device: device(s, 0), EventType: nvml.EventMigConfigChange, EventData: 48}, at)
 	r.note(xid(device(s, 1), 79, 0xffffffff), at)
 	r.note(xid(device(s, 1), 79, 0xffffffff), at)
-	r.note(xid(device(s, 2), 94, 3), at)
+	r.note(xid(device(s, 2), 109, 3), at)
 	r.note(xid(device(s, 3), 119, 0xffffffff), at)
 	recovering(device(s, 3), 0)
 	gpus := read(t, r)

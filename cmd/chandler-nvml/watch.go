@@ -16,10 +16,13 @@ import (
 
 // harmless are errors that leave a GPU as good as it was: an application brings
 // 13 (graphics exception), 31 (memory page fault), 43 and 68 (its own work
-// stopped), 45 (cleanup after it) and 109 (context switch timeout) upon itself,
-// as NVIDIA's device plugin has it, and 154 only says that what the driver wants
-// done has changed, which is read then.
-var harmless = []uint64{13, 31, 43, 45, 68, 109, 154}
+// stopped) and 45 (cleanup after it) upon itself, as NVIDIA's device plugin has it;
+// after 94 (memory error that was contained) it has to be started again; and 154 only
+// says that what the driver wants done has changed, which is read then. 109 (context
+// switch timeout), which that plugin ignores, wants the GPU reset. What is to be done
+// is in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors/
+// analyzing-xid-catalog.html: RESTART_APP for 94, RESET_GPU for 109).
+var harmless = []uint64{13, 31, 43, 45, 68, 94, 154}
 
 // settling is how long an error is remembered that the driver wants nothing done
 // about: it may be about to say so.

@@ -40,6 +40,9 @@ func (l *List) Amount(ids []string, units []*Unit) (*Amount, error) {
 	return &Amount{units[0], len(ids), slices.Index(l.units(), units[0])}, nil
 }
 
+// All reports whether units are all that the list offers.
+func (l *List) All(units []*Unit) bool { return len(units) == len(l.units()) }
+
 // units returns the units that the list offers, each once, in name order.
 func (l *List) units() []*Unit {
 	var units []*Unit

@@ -29,3 +29,11 @@ func TestPreferAmounts(t *testing.T) {
 		t.Errorf("where none has enough: %v, %v; Allocate is to say so", got, err)
 	}
 }
+
+func TestAll(t *testing.T) {
+	l := first(listtest.Resource, listtest.GPU("a"), listtest.GPU("b"))
+	a, b := l.Unit("a"), l.Unit("b")
+	if l.All([]*Unit{a}) || !l.All([]*Unit{a, b}) {
+		t.Errorf("one of two is all: %v, and two: %v", l.All([]*Unit{a}), l.All([]*Unit{a, b}))
+	}
+}

@@ -32,6 +32,7 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "1002", PCIClass: "03", Unbound: true},
 		{Bus: "pci", Vendor: "1002", PCIClass: "12", Unbound: true},
 		{Bus: "platform", Name: "amdgpu_xcp_*"},
+		{Bus: "platform", Name: "amdgpu_xcp.*"}, // of AMD's own packages of the driver (ROCm/k8s-device-plugin#157)
 	},
 	Describe:    describe,
 	CommonNodes: []string{"/dev/kfd"},

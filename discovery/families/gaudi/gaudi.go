@@ -3,9 +3,10 @@
 // of what only Habana's library knows, memory and serial number among it, and
 // hands out no network ports.
 //
-// The IDs of Habana's plugin are those serial numbers. Here they are PCI
-// addresses. Which card a pod has by a serial number, the device nodes tell that
-// the kubelet wrote down with it.
+// The IDs of Habana's plugin are those serial numbers, and so is its variable
+// HL_VISIBLE_DEVICES_UUID, which containers do not get here. IDs are PCI addresses.
+// Which card a pod has by a serial number, the device nodes tell that the kubelet
+// wrote down with it.
 package gaudi
 
 import (
@@ -120,8 +121,9 @@ func health(status string) discovery.Health {
 }
 
 // grant names the devices to Habana's container runtime and libraries, by the
-// numbers of the host and by their places on the board.
-func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
+// numbers of the host and, unless they are all there are, by their places on the
+// board.
+func grant(given []discovery.Device, grant discovery.Grant) specs.ContainerEdits {
 	var numbers, paths, modules []string
 	for _, d := range given {
 		for _, node := range d.Edits.DeviceNodes {
@@ -141,7 +143,7 @@ func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
 		"HABANA_VISIBLE_DEVICES=" + strings.Join(numbers, ","),
 		"HL_VISIBLE_DEVICES=" + strings.Join(paths, ","),
 	}
-	if len(modules) == len(given) { // a list that lacks one would hide it
+	if len(modules) == len(given) && !grant.All { // a list that lacks one would hide it
 		env = append(env, "HABANA_VISIBLE_MODULES="+strings.Join(modules, ","))
 	}
 	return specs.ContainerEdits{Env: env}

@@ -17,21 +17,26 @@ func TestGrant(t *testing.T) {
 	board, slots := scan("gaudi2x8.host"), scan("slots.host")
 	for name, test := range map[string]struct {
 		given []discovery.Device
+		all   bool
 		want  []string
 	}{
-		"two of a board": {board[1:3], []string{
+		"all of a resource": {board[1:3], true, []string{
+			"HABANA_VISIBLE_DEVICES=2,1",
+			"HL_VISIBLE_DEVICES=/dev/accel/accel2,/dev/accel/accel1",
+		}},
+		"two of a board": {board[1:3], false, []string{
 			"HABANA_VISIBLE_DEVICES=2,1",
 			"HL_VISIBLE_DEVICES=/dev/accel/accel2,/dev/accel/accel1",
 			"HABANA_VISIBLE_MODULES=3,0",
 		}},
-		"one without a place": {append(board[:1:1], slots[1]), []string{
+		"one without a place": {append(board[:1:1], slots[1]), false, []string{
 			"HABANA_VISIBLE_DEVICES=0,10",
 			"HL_VISIBLE_DEVICES=/dev/accel/accel0,/dev/accel/accel10",
 		}},
-		"one without nodes": {[]discovery.Device{{Name: "pci-0000-51-00-0"}}, nil},
+		"one without nodes": {[]discovery.Device{{Name: "pci-0000-51-00-0"}}, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, grant(test.given, discovery.Grant{}).Env); diff != "" {
+			if diff := cmp.Diff(test.want, grant(test.given, discovery.Grant{All: test.all}).Env); diff != "" {
 				t.Errorf("variables (-want +got):\n%s", diff)
 			}
 		})
