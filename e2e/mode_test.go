@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -73,6 +74,11 @@ func TestNodeLabelMovesDevices(t *testing.T) {
 	holder := gpuPod("dra-holder", "0000:23:00.0")
 	apply(t, holder)
 	running(t, "dra-holder")
+	const moving = "pci-0000-23-00-0"
+	planned := migration(t, "plan", "--to=DevicePlugin")
+	if d := planned[moving]; d.Fate != "waits" || d.From != "DRA" || d.To != "DevicePlugin" || !slices.Equal(d.WaitsFor, []string{"pod default/dra-holder, claim default/dra-holder"}) {
+		t.Errorf("planned of the GPU that the pod has: %+v", d)
+	}
 	begun := time.Now()
 	labelNode(t, `"DevicePlugin"`)
 	until(t, "the free GPUs to be allocatable by their classic name", func(ctx context.Context) error {
@@ -80,6 +86,12 @@ func TestNodeLabelMovesDevices(t *testing.T) {
 	})
 	t.Logf("7 GPUs moved within %s of the label", time.Since(begun).Round(10*time.Millisecond))
 	running(t, "dra-holder")
+	for device, now := range migration(t, "status") {
+		plan := planned[device]
+		if now.To != plan.To || plan.Fate == "moves" && (now.Fate != "stays" || now.From != plan.To) || plan.Fate == "waits" && !slices.Equal(now.WaitsFor, plan.WaitsFor) {
+			t.Errorf("%s: %+v, and the plan was %+v", device, now, plan)
+		}
+	}
 	remove(t, holder)
 	until(t, "all GPUs to be allocatable", func(ctx context.Context) error {
 		return allocatableIs(ctx, "amd.com/gpu", 8)
@@ -101,6 +113,31 @@ func TestNodeLabelMovesDevices(t *testing.T) {
 		return offersGPUs(ctx, 8)
 	})
 	nothingHeld(t)
+}
+
+// migrating is what "chandler migrate" says of a device.
+type migrating struct {
+	Device, From, To, Fate string
+	WaitsFor               []string
+}
+
+// migration returns what "chandler migrate" says on the node, by device.
+func migration(t *testing.T, args ...string) map[string]migrating {
+	t.Helper()
+	args = append([]string{"migrate", args[0], "-o", "json", "--host-root", chandler.HostDir, "--node-name", node.NodeName()}, args[1:]...)
+	out, err := node.Command(within(t), project.Agent, args...).Output()
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	var said struct{ Devices []migrating }
+	if err := json.Unmarshal(out, &said); err != nil {
+		t.Fatal(err)
+	}
+	devices := make(map[string]migrating)
+	for _, d := range said.Devices {
+		devices[d.Device] = d
+	}
+	return devices
 }
 
 // labelNode gives the node's label of the mode a value, which is JSON.

@@ -286,3 +286,21 @@ func FuzzValidate(f *testing.F) {
 		_ = validateFiles(strings.NewReader(text), io.Discard, []string{"-"})
 	})
 }
+
+// Nodes of entries are checked, with the line of the entry.
+func TestValidateNodes(t *testing.T) {
+	printed, err := validate(header() + `exclude:
+- cel: "true"
+  nodes:
+    names: [a, "B c"]
+allocation:
+- resource: a.b/c
+- resource: a.b/c
+  nodes: {matchLabels: {a: b}}
+`)
+	for _, want := range []string{`:6: error: DriverConfig: exclude[0]: nodes.names[1]: is "B c"`, ":9: error: DriverConfig: allocation[1].resource: is \"a.b/c\", as another's is"} {
+		if err == nil || !strings.Contains(printed, want) {
+			t.Errorf("no %q in\n%s", want, printed)
+		}
+	}
+}

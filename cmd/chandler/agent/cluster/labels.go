@@ -24,9 +24,10 @@ const (
 )
 
 // FollowLabels tells the labels of a node when it hears them first and whenever they
-// change, until the context ends. It is one watch of the node's metadata; a watch needs
-// no list before it, since it begins with what is there. While the API server does not
-// answer, or there is no such node, nothing is told.
+// change, until the context ends. It is one watch of the node's metadata. A watch without a
+// version needs no list before it, since it begins with what is there
+// (k8s.io/apiserver/pkg/storage/cacher/cacher.go, Watch, read in 0.28 to 0.37). While the API
+// server does not answer, or there is no such node, nothing is told.
 func FollowLabels(ctx context.Context, client metadata.Interface, node string, tell func(map[string]string)) {
 	f := labelFollower{client: client, node: node, tell: tell}
 	pause, said := shortPause, ""
