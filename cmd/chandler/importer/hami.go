@@ -2,6 +2,7 @@ package importer
 
 import (
 	"cmp"
+	"slices"
 
 	"chandler.dev/api/v1alpha1"
 )
@@ -11,7 +12,8 @@ import (
 type hami struct {
 	im       *importer
 	settings *settings
-	volcano  bool // it is the variant for Volcano's scheduler
+	volcano  bool    // it is the variant for Volcano's scheduler
+	counts   []value // how many containers may have a GPU, on nodes where it is another number
 }
 
 // hamiCount is how many containers may have a GPU if nothing is said.
@@ -149,21 +151,44 @@ func (h *hami) values(v value) {
 // example is the node of the example that the chart's values have.
 const example = "your-node-name"
 
+// sameOnNode are the settings of a node that are not carried over, and with which values
+// all is as without them.
+var sameOnNode = map[string][]string{
+	"operatingmode":                {"hami-core"},
+	"devicememoryscaling":          {"1", "1.0"},
+	"devicecorescaling":            {"1", "1.0"},
+	"preconfigureddevicememory":    {"0"},
+	"migstrategy":                  {"none", "mixed"},
+	"enablenumatopology":           {"true", "false"},
+	"enablegetpreferredallocation": {"true", "false"},
+}
+
 // node reads what is different on a node.
 func (h *hami) node(v value) {
-	h.im.unknownExcept(v, "name", "operatingmode", "devicememoryscaling", "devicecorescaling", "devicesplitcount", "preconfigureddevicememory", "enablenumatopology", "migstrategy", "filterdevices", "enablegetpreferredallocation")
+	h.im.unknownExcept(v, slices.Concat([]string{"name", "devicesplitcount", "filterdevices"}, sorted(sameOnNode))...)
 	name := v.at("name")
 	if name.text() == example {
 		return
 	}
 	filter := v.at("filterdevices")
+	on := func(v value) value {
+		v.nodes = &v1alpha1.Nodes{Names: []string{name.text()}}
+		return v
+	}
 	if list := filter.at("uuid").texts(); len(list) > 0 {
-		h.im.exclude(filter.at("uuid"), all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(text("uuid"), list)}))
+		h.im.exclude(on(filter.at("uuid")), all([]string{oneOf(familyAttribute, []string{"nvidia"}), oneOf(text("uuid"), list)}))
 	}
 	if index := filter.at("index"); len(index.texts()) > 0 {
 		h.im.lost(index, "GPUs are not known by their numbers; exclude them by their attribute uuid")
 	}
-	h.im.lost(name, "what is different on one node is not carried over, but for GPUs that are excluded by their UUIDs")
+	if count := v.at("devicesplitcount"); !count.null() {
+		h.counts = append(h.counts, on(count))
+	}
+	for _, field := range sorted(sameOnNode) {
+		if said := v.at(field); !said.null() && !slices.Contains(sameOnNode[field], said.text()) {
+			h.im.lost(said, "is not carried over")
+		}
+	}
 }
 
 func (h *hami) finish() {
@@ -179,6 +204,13 @@ func (h *hami) finish() {
 	memory := "nvidia.com/gpumem and nvidia.com/gpucores"
 	if h.volcano {
 		name, memory = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory and volcano.sh/vgpu-cores"
+	}
+	for _, count := range h.counts { // before the entry for all other nodes, since the first counts
+		if n, ok := count.number(); ok && n > 0 {
+			h.im.share(count, nvidiaFull, v1alpha1.Sharing{Replicas: n, Resource: name})
+		} else {
+			h.im.lost(count, "is no number of containers")
+		}
 	}
 	if replicas > 1 {
 		h.im.share(count, nvidiaFull, v1alpha1.Sharing{Replicas: replicas, Resource: name})

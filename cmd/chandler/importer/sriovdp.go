@@ -461,8 +461,11 @@ func (s *sriovdp) nodePolicy(v value) {
 	}
 	p.said.NeedVhostNet = v.at("needVhostNet").is()
 	p.said.ExcludeTopology = v.at("excludeTopology").is()
-	if nodes := v.at("nodeSelector"); !nodes.null() {
-		s.im.say(nodes, "the entry is for all nodes; it selects nothing where there are no such functions")
+	for name, label := range v.at("nodeSelector").fields() {
+		if v.nodes == nil {
+			v.nodes = &v1alpha1.Nodes{MatchLabels: make(map[string]string)}
+		}
+		v.nodes.MatchLabels[name] = label.text()
 	}
 	for _, name := range []string{"numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge"} {
 		if field := v.at(name); !field.null() {
