@@ -43,6 +43,7 @@ func faultKinds() []fault {
 		{"draCheckpointLost", 2, func(w *World) bool { return w.loseCheckpoints(true, false) }},
 		{"classicCheckpointLost", 2, func(w *World) bool { return w.loseCheckpoints(false, true) }},
 		{"forceDelete", 8, (*World).forceDelete},
+		{"claimReallocated", 6, (*World).reallocate},
 		{"apiDown", 3, (*World).apiDown},
 		{"apiSlow", 2, (*World).apiSlow},
 		{"apiThrottles", 3, (*World).apiThrottles},
@@ -254,6 +255,40 @@ func (w *World) forceDelete() bool {
 		return true
 	}
 	return false
+}
+
+// reallocate has a claim allocated anew while a container goes on with what it had: its pod
+// is deleted by force, another claim has the device for a moment, and a kubelet that was
+// restarted asks for the claim again.
+func (w *World) reallocate() bool {
+	p := w.anyPod(func(p *pod) bool { return p.bound && !p.own && p.Stubborn })
+	if p == nil || w.isDown() || !w.kubelet.IsUp() {
+		return false
+	}
+	if room := w.anyPod(func(room *pod) bool { return room.bound && room.own && len(room.Claims) > 0 }); room != nil {
+		w.deletePod(room, false)
+		time.Sleep(room.Grace + time.Second)
+		w.forgetEnded()
+	}
+	before := w.server.Claim(namespace, p.Claims[0]).DeepCopy()
+	w.deletePod(p, true)
+	if before.Status.Allocation == nil || w.server.Claim(namespace, before.Name).Status.Allocation != nil {
+		return true // the pod has ended, or others have the claim too
+	}
+	passing, next := before.DeepCopy(), w.newPod("pod")
+	passing.Name, passing.UID = "passing", ""
+	next.own, next.Claims = false, p.Claims
+	w.server.Put(passing)
+	placed := w.schedule(next)
+	w.server.Delete(passing)
+	w.kubelet.Down()
+	w.kubelet.Up()
+	time.Sleep(time.Duration(w.random.IntN(500)) * time.Millisecond) // containers of pods that it does not know end in a second
+	w.submit(next)
+	if placed {
+		w.saw("claimReallocated")
+	}
+	return true
 }
 
 // anyPod returns one of the pods that match, nil if none does.

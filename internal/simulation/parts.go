@@ -110,7 +110,7 @@ func (w *World) forgetNumbers() {
 	all := maps.Clone(w.portions)
 	w.mu.Unlock()
 	for p, has := range all {
-		record, _ := w.disk.Content(fmt.Sprintf("%s/claims/%s.record", stateDir, p.of))
+		record, _ := w.disk.Content(w.recordOf(p.of))
 		if _, numbered := has[discovery.Shares]; numbered && p.claim && !bytes.Contains(record, []byte(w.boot)) {
 			w.forgetSize(p)
 		}

@@ -47,11 +47,8 @@ func (w *World) addStrangers() {
 		if d.Family == "nvidia" && w.random.IntN(3) == 0 {
 			id += strangerInfix + "0"
 		}
-		w.made++
-		p := &pod{own: true, bound: true, inAPI: true, Pod: &kubelet.Pod{
-			UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("old-%d", w.made),
-			Grace: time.Duration(1+w.random.IntN(29)) * time.Second, Stubborn: w.random.IntN(2) == 0, Requests: map[string]int{d.Offers[0].Resource: 1},
-		}}
+		p := w.newPod("old")
+		p.bound, p.inAPI, p.Requests = true, true, map[string]int{d.Offers[0].Resource: 1}
 		w.log("pod %s has %s of another plugin's", p, id)
 		w.mu.Lock()
 		w.pods[p.UID] = p
@@ -114,14 +111,19 @@ func (w *World) putPod(p *pod) {
 	w.server.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, Spec: spec})
 }
 
+// newPod returns a pod that asks for nothing yet.
+func (w *World) newPod(kind string) *pod {
+	w.made++
+	return &pod{own: true, Pod: &kubelet.Pod{
+		UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("%s-%d", kind, w.made),
+		Grace: time.Duration(1+w.random.IntN(29)) * time.Second, Stubborn: w.random.IntN(2) == 0,
+	}}
+}
+
 // makePod makes a pod: with claims of its own, with one that others have too, or
 // with classic resources.
 func (w *World) makePod() {
-	w.made++
-	p := &pod{own: true, Pod: &kubelet.Pod{
-		UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("pod-%d", w.made),
-		Grace: time.Duration(1+w.random.IntN(29)) * time.Second, Stubborn: w.random.IntN(2) == 0,
-	}}
+	p := w.newPod("pod")
 	if w.random.IntN(3) == 0 {
 		p.Life = time.Duration(1+w.random.IntN(40)) * time.Second
 		p.Restarts = w.random.IntN(3)
@@ -134,7 +136,7 @@ func (w *World) makePod() {
 		}
 		p.Requests = map[string]int{pick(w.random, resources...): 1 + w.random.IntN(2)}
 		p.Init = w.random.IntN(6) == 0
-	case w.random.IntN(4) == 0:
+	case w.random.IntN(3) == 0:
 		p.own = false
 		p.Claims = []string{fmt.Sprintf("shared-%d", w.random.IntN(2))}
 		if w.server.Claim(namespace, p.Claims[0]) == nil {

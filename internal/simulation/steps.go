@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-
-	"chandler.dev/internal/simulation/kubelet"
 )
 
 // step lets something happen, and some time go by.
@@ -138,10 +136,8 @@ func (w *World) lastOf() (pods []*pod) {
 		if d.Open || taken[d.Silicon()] || d.PartOf != nil && len(d.PartOf.Counters) == 0 {
 			continue
 		}
-		w.made++
-		p := &pod{own: true, Pod: &kubelet.Pod{
-			UID: types.UID(fmt.Sprintf("%08x-0000-4000-b000-%012x", w.made, w.made)), Namespace: namespace, Name: fmt.Sprintf("last-%d", w.made), Grace: time.Second,
-		}}
+		p := w.newPod("last")
+		p.Grace, p.Stubborn = time.Second, false
 		if !w.classic() {
 			taken[d.Silicon()] = true
 			p.Claims = []string{p.Name + "-claim"}
@@ -168,7 +164,7 @@ func (w *World) missing() string {
 	prepared := w.kubelet.Prepared()
 	for _, c := range w.kubelet.Containers() {
 		for uid := range c.Claims {
-			for _, file := range []string{cdiRoot + "/chandler.dev-claim_" + string(uid) + ".json", stateDir + "/claims/" + string(uid) + ".record"} {
+			for _, file := range []string{cdiRoot + "/chandler.dev-claim_" + string(uid) + ".json", w.recordOf(uid)} {
 				if _, there := w.disk.Content(file); !there && w.kubelet.HasClaim(c, uid) {
 					return fmt.Sprintf("pod %s runs, and %s is missing", c.Pod, file)
 				}

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"path"
@@ -381,6 +382,10 @@ func (w *World) check() {
 				return
 			}
 		}
+		if why := w.unrecorded(a); why != "" {
+			w.fail("%s, and %s", a, why)
+			return
+		}
 		same := func(b *use) bool {
 			return a.claim != "" && a.claim == b.claim && a.device == b.device && a.share == b.share
 		}
@@ -402,6 +407,26 @@ func (w *World) check() {
 			return
 		}
 	}
+}
+
+// unrecorded says how the record of a claim is not about what a container has by it, "" if it
+// is: an agent that started now would give that to others. A record that is missing is being
+// written, or was lost; see missing.
+func (w *World) unrecorded(u *use) string {
+	record, there := w.disk.Content(w.recordOf(u.claim))
+	switch {
+	case !there || u.claim == "" || u.device == "" || w.wiped:
+		return ""
+	case !bytes.Contains(record, []byte(strconv.Quote(w.boot))):
+		return "its record is of an earlier boot"
+	case !bytes.Contains(record, []byte(`"source": `+strconv.Quote(u.device))):
+		return "its record is of something else"
+	}
+	return ""
+}
+
+func (w *World) recordOf(claim types.UID) string {
+	return stateDir + "/claims/" + string(claim) + ".record"
 }
 
 // count counts what a use takes of the counters of its silicon, and says of which

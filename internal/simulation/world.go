@@ -223,22 +223,31 @@ func (w *World) isDown() bool {
 // tend does what the cluster does by itself: it schedules pods that wait, and
 // removes those that have ended.
 func (w *World) tend() {
+	w.forgetEnded()
 	for _, p := range w.cluster() {
 		w.mu.Lock()
-		ended, bound, deleted := p.ended, p.bound, p.deleted
+		bound, deleted := p.bound, p.deleted
 		w.mu.Unlock()
 		if deleted {
 			w.kubelet.Delete(p.UID, false) // which may have been down
 		}
-		switch {
-		case w.isDown() || p.Namespace != namespace:
-		case ended:
-			w.forget(p)
-		case !bound:
+		if !bound && p.Namespace == namespace {
 			w.bind(p)
 		}
 	}
 	w.finish(time.Now())
+}
+
+// forgetEnded removes pods that have ended.
+func (w *World) forgetEnded() {
+	for _, p := range w.cluster() {
+		w.mu.Lock()
+		ended := p.ended
+		w.mu.Unlock()
+		if ended && p.Namespace == namespace && !w.isDown() {
+			w.forget(p)
+		}
+	}
 }
 
 // cluster returns the pods that there are, in order.
