@@ -61,7 +61,7 @@ type Device struct {
 	// be had by that many containers at once.
 	Capacity Capacity `json:"capacity,omitempty"`
 
-	// Facts are what only labels of the node say of the device, by words of its family;
+	// Facts are what only labels of the node and Grant say of the device, by words of its family;
 	// see [Labels].
 	Facts map[string]string `json:"facts,omitempty"`
 

@@ -140,6 +140,7 @@ type Grant struct {
 type Naming struct {
 	None   bool // not at all: the devices come by CDI
 	Mounts bool // by mounts beside a variable, which a container cannot make for itself
+	Index  bool // by the devices' numbers in place of their UUIDs, where these are known
 }
 
 // Match selects kernel devices. All fields that are set must hold; either Bus

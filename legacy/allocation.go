@@ -41,7 +41,7 @@ func (p *Plugin) respond(ctx context.Context, allocation rules.Allocation, devic
 	}
 	grant.API, grant.Naming = discovery.ModeDevicePlugin, allocation.Naming
 	grant.Naming.None = lists.CDI() && !lists.Plain
-	var edits specs.ContainerEdits
+	edits := specs.ContainerEdits{Env: slices.Clone(allocation.Env)}
 	if lists.Plain {
 		for _, d := range devices {
 			edits = discovery.Join(edits, d.Edits)

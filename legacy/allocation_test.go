@@ -74,3 +74,20 @@ func TestDevicesOfAPool(t *testing.T) {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }
+
+// The variables that the administrator wants do not take the place of those that come
+// with the devices.
+func TestVariablesOfAnAllocation(t *testing.T) {
+	p := New(Config{Grant: func([]discovery.Device, discovery.Grant) specs.ContainerEdits {
+		return specs.ContainerEdits{Env: []string{"VISIBLE=gpu-a"}}
+	}})
+	allocation := rules.Allocation{Env: []string{"NVIDIA_GDS=enabled", "VISIBLE=all"}}
+	r, err := p.respond(t.Context(), allocation, []rules.Offered{listtest.GPU("a")}, discovery.Grant{}, []string{"UNITS=4"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"GPU_LIBRARY": "/usr/lib/gpu", "NVIDIA_GDS": "enabled", "UNITS": "4", "VISIBLE": "gpu-a"}
+	if diff := cmp.Diff(want, r.Envs); diff != "" {
+		t.Errorf("variables (-want +got):\n%s", diff)
+	}
+}

@@ -37,6 +37,8 @@ allocation:
   policy: Spread
 - resource: nvidia.com/gpu.shared
   failRequestsGreaterThanOne: true
+  deviceIDStrategy: Index
+  env: {NVIDIA_GDS: enabled}
 overhead:
 - cel: "true"
   perPod: {memory: 512Mi, hugepages-2Mi: 4Mi}
@@ -69,7 +71,9 @@ paths:
 		}, {
 			Selector: Selector{CEL: "true"}, Name: "intel.com/fec", SRIOV: &SRIOVPool{},
 		}},
-		Allocation: []Allocation{{Resource: "nvidia.com/gpu", Policy: PolicySpread}, {Resource: "nvidia.com/gpu.shared", FailRequestsGreaterThanOne: true}},
+		Allocation: []Allocation{{Resource: "nvidia.com/gpu", Policy: PolicySpread}, {
+			Resource: "nvidia.com/gpu.shared", FailRequestsGreaterThanOne: true, DeviceIDStrategy: DeviceIDIndex, Env: map[string]string{"NVIDIA_GDS": "enabled"},
+		}},
 		Overhead: []Overhead{{
 			Selector:     Selector{CEL: "true"},
 			PerPod:       map[string]resource.Quantity{"memory": resource.MustParse("512Mi"), "hugepages-2Mi": resource.MustParse("4Mi")},
@@ -140,6 +144,8 @@ func TestParseDriverConfigRefuses(t *testing.T) {
 		"unknown policy":       {header + "allocation: [{resource: a.b/c, policy: Best}]\n", []string{"allocation[0]", "policy", "Best", "Aligned"}},
 		"allocation of none":   {header + "allocation: [{policy: Packed}]\n", []string{"allocation[0]", "resource"}},
 		"allocation twice":     {header + "allocation: [{resource: a.b/c}, {resource: a.b/c}]\n", []string{"allocation[1].resource", "a.b/c", "another"}},
+		"unknown ID":           {header + "allocation: [{resource: a.b/c, deviceIDStrategy: index}]\n", []string{"deviceIDStrategy", "index", "Index"}},
+		"no variable":          {header + "allocation: [{resource: a.b/c, env: {a-b: c}}]\n", []string{"allocation[0]", "env", "a-b"}},
 		"unknown list":         {header + "allocation: [{resource: a.b/c, deviceListStrategy: [EnvVar, envvar]}]\n", []string{"deviceListStrategy[1]", "envvar", "CDIDevices"}},
 		"overhead of nothing":  {header + "overhead: [{cel: 'true'}]\n", []string{"overhead[0]", "perPod"}},
 		"overhead, no cel":     {header + "overhead: [{perPod: {cpu: 1}}]\n", []string{"overhead[0].cel"}},

@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -35,11 +36,7 @@ func (r *PathResource) validate() error {
 	if r.Kind != "" && !slices.Contains(kinds, r.Kind) {
 		check("kind", fmt.Errorf("is %q; want one of %s", r.Kind, strings.Join(kinds, ", ")))
 	}
-	for name, value := range r.Env {
-		if len(validation.IsCIdentifier(name)) > 0 || strings.ContainsRune(value, 0) {
-			check("env", fmt.Errorf("%q=%q: want a name such as SERIAL_PORT, and a text", name, value))
-		}
-	}
+	check("env", validateEnv(r.Env))
 	if len(r.Groups) == 0 {
 		check("groups", errors.New("must not be empty"))
 	}
@@ -117,6 +114,17 @@ func (p *Path) validate() error {
 		errs = append(errs, errors.New("permissions: is for type Device"))
 	case p.Type != PathTypeMount && p.ReadOnly:
 		errs = append(errs, errors.New("readOnly: is for type Mount"))
+	}
+	return errors.Join(errs...)
+}
+
+// validateEnv checks variables that containers get.
+func validateEnv(env map[string]string) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if len(validation.IsCIdentifier(name)) > 0 || strings.ContainsRune(env[name], 0) {
+			errs = append(errs, fmt.Errorf("%q=%q: want a name such as SERIAL_PORT, and a text", name, env[name]))
+		}
 	}
 	return errors.Join(errs...)
 }

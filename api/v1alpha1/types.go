@@ -192,7 +192,25 @@ type Allocation struct {
 	// DeviceListStrategy says how containers get the devices; several may go
 	// together. Left out, it is EnvVar, and CDIDevices for devices that need it.
 	DeviceListStrategy []DeviceListStrategy `json:"deviceListStrategy,omitempty"`
+
+	// DeviceIDStrategy says how devices are named to NVIDIA's container runtime: UUID
+	// (the default) or Index.
+	DeviceIDStrategy DeviceIDStrategy `json:"deviceIDStrategy,omitempty"`
+
+	// Env are variables that containers with such a device get besides, for container
+	// runtimes: {NVIDIA_GDS: enabled}. The variables that come with the devices
+	// override them.
+	Env map[string]string `json:"env,omitempty"`
 }
+
+// DeviceIDStrategy is how devices are named to NVIDIA's container runtime.
+type DeviceIDStrategy string
+
+// The strategies.
+const (
+	DeviceIDUUID  DeviceIDStrategy = "UUID"
+	DeviceIDIndex DeviceIDStrategy = "Index" // by NVML's numbers, where chandler-nvml tells them
+)
 
 // DeviceListStrategy is a way for devices to get into containers.
 type DeviceListStrategy string

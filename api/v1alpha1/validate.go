@@ -39,6 +39,14 @@ func (a *Allocation) validate() error {
 	default:
 		return fmt.Errorf("policy: is %q; want %s, %s or %s", string(a.Policy), PolicyAligned, PolicySpread, PolicyPacked)
 	}
+	switch a.DeviceIDStrategy {
+	case "", DeviceIDUUID, DeviceIDIndex:
+	default:
+		return fmt.Errorf("deviceIDStrategy: is %q; want %s or %s", string(a.DeviceIDStrategy), DeviceIDUUID, DeviceIDIndex)
+	}
+	if err := validateEnv(a.Env); err != nil {
+		return fmt.Errorf("env: %w", err)
+	}
 	for i, strategy := range a.DeviceListStrategy {
 		switch strategy {
 		case ListEnvVar, ListVolumeMounts, ListCDIAnnotations, ListCDIDevices:

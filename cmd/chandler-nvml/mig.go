@@ -37,6 +37,7 @@ func (r *reader) readMIG(device nvml.Device, now *facts.GPU) {
 			continue
 		}
 		if instance, ok := r.instance(device, mig, uint64(now.MemoryBytes)); ok {
+			instance.Index = &i
 			now.Instances = append(now.Instances, instance)
 		}
 	}

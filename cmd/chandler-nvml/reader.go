@@ -86,6 +86,9 @@ func (r *reader) read(g *gpu) facts.GPU {
 	if ret == nvml.SUCCESS {
 		now.UUID = uuid
 	}
+	if index, ret := g.device.GetIndex(); ret == nvml.SUCCESS {
+		now.Index = &index
+	}
 	if name, ret := g.device.GetName(); ret == nvml.SUCCESS {
 		now.Name = name
 	}

@@ -76,7 +76,7 @@ func TestReadWholeGPUs(t *testing.T) {
 	gpus := read(t, r)
 	for i, got := range gpus {
 		want := facts.GPU{
-			Address: device(s, i).PciBusID, UUID: device(s, i).UUID, Name: "Mock NVIDIA A100-SXM4-40GB",
+			Address: device(s, i).PciBusID, UUID: device(s, i).UUID, Index: &i, Name: "Mock NVIDIA A100-SXM4-40GB",
 			MemoryBytes: 40 << 30, ComputeCapability: "8.0", CUDA: "12.4", MIG: "disabled",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -145,9 +145,9 @@ func TestReadMIG(t *testing.T) {
 	got := read(t, r)[2]
 	engines := &facts.Engines{Multiprocessors: 14, Copy: 1, Decoder: 2, Encoder: 3, JPEG: 4, OFA: 5}
 	want := []facts.Instance{
-		{GI: 1, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4b0", Profile: "1g.5gb", MemoryBytes: 4864 << 20, Engines: engines},
-		{GI: 2, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4c0", Profile: "1g.5gb+me", MemoryBytes: 4864 << 20, Engines: engines},
-		{GI: 3, CI: 1, UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4d0", Profile: "1c.3g.20gb", MemoryBytes: 19968 << 20, Engines: engines},
+		{GI: 1, Index: new(0), UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4b0", Profile: "1g.5gb", MemoryBytes: 4864 << 20, Engines: engines},
+		{GI: 2, Index: new(2), UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4c0", Profile: "1g.5gb+me", MemoryBytes: 4864 << 20, Engines: engines},
+		{GI: 3, CI: 1, Index: new(5), UUID: "MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4d0", Profile: "1c.3g.20gb", MemoryBytes: 19968 << 20, Engines: engines},
 	}
 	if diff := cmp.Diff(want, got.Instances); diff != "" || got.MIG != "enabled" {
 		t.Errorf("mode %q, instances -want +got:\n%s", got.MIG, diff)

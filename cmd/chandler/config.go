@@ -244,10 +244,19 @@ func allocations(config []v1alpha1.Allocation) map[string]rules.Allocation {
 				Annotations: lists(v1alpha1.ListCDIAnnotations),
 				CDIDevices:  lists(v1alpha1.ListCDIDevices),
 			},
-			Naming: discovery.Naming{Mounts: lists(v1alpha1.ListVolumeMounts)},
+			Naming: discovery.Naming{Mounts: lists(v1alpha1.ListVolumeMounts), Index: a.DeviceIDStrategy == v1alpha1.DeviceIDIndex},
+			Env:    variables(a.Env),
 		}
 	}
 	return out
+}
+
+// variables returns variables as containers are given them, in order.
+func variables(env map[string]string) (variables []string) {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		variables = append(variables, name+"="+env[name])
+	}
+	return variables
 }
 
 // hostResources returns an overhead by resource.

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"maps"
+	"reflect"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -53,12 +53,12 @@ func TestSeverityOfConfig(t *testing.T) {
 // The rules say how resources are given out, and so does each snapshot.
 func TestAllocationOfConfig(t *testing.T) {
 	_, compiled, err := parseConfig([]byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n"+
-		"allocation: [{resource: a.b/c, policy: Packed}, {resource: a.b/d, failRequestsGreaterThanOne: true}]\n"), v1alpha1.Node{})
+		"allocation: [{resource: a.b/c, policy: Packed}, {resource: a.b/d, failRequestsGreaterThanOne: true, deviceIDStrategy: Index, env: {B: c, A: b}}]\n"), v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]rules.Allocation{"a.b/c": {Policy: rules.PolicyPacked}, "a.b/d": {One: true}}
-	if got := compiled.Apply(&discovery.Snapshot{}).Allocation; !maps.Equal(got, want) {
+	want := map[string]rules.Allocation{"a.b/c": {Policy: rules.PolicyPacked}, "a.b/d": {One: true, Naming: discovery.Naming{Index: true}, Env: []string{"A=b", "B=c"}}}
+	if got := compiled.Apply(&discovery.Snapshot{}).Allocation; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -25,7 +25,7 @@ func TestConfigImport(t *testing.T) {
 		return path
 	}
 	same := file("same.yaml", "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
-	changed := file("changed.yaml", "version: v1\nflags: {plugin: {deviceIDStrategy: index}}\n")
+	changed := file("changed.yaml", "version: v1\nflags: {plugin: {deviceIDStrategy: serial}}\n")
 	unknown := file("unknown.yaml", "hello: world\n")
 	tests := map[string]struct {
 		args   []string
@@ -34,7 +34,7 @@ func TestConfigImport(t *testing.T) {
 		says   string
 	}{
 		"the same":               {[]string{same}, 0, "replicas: 2", ""},
-		"something else":         {[]string{changed, same}, 2, "deviceIDStrategy: index", "by 1 setting that could not be carried over"},
+		"something else":         {[]string{changed, same}, 2, "deviceIDStrategy: serial", "by 1 setting that could not be carried over"},
 		"unknown":                {[]string{same, unknown}, 1, "", "unknown.yaml: nothing in it is known; known are\n  HAMi"},
 		"missing":                {[]string{filepath.Join(dir, "missing.yaml")}, 1, "", "missing.yaml"},
 		"no file":                {nil, 1, "", "arg"},

@@ -11,6 +11,10 @@ type Allocation struct {
 
 	Lists  Lists
 	Naming discovery.Naming
+
+	// Env are variables that containers get besides: A=b. They do not take the place
+	// of those that come with the devices.
+	Env []string
 }
 
 // Lists says how devices get into containers.

@@ -5,7 +5,6 @@ package rules
 
 import (
 	"encoding/json"
-	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -91,7 +90,7 @@ func Same(a, b *Snapshot) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return equality.Semantic.DeepEqual(a.Devices, b.Devices) && maps.Equal(a.Allocation, b.Allocation) &&
+	return equality.Semantic.DeepEqual(a.Devices, b.Devices) && equality.Semantic.DeepEqual(a.Allocation, b.Allocation) &&
 		slices.EqualFunc(a.Problems, b.Problems, func(p, q discovery.Problem) bool { return p.Error() == q.Error() })
 }
 

@@ -61,7 +61,7 @@ func (n *nvidia) options() []option {
 	return []option{
 		{name: "mig-strategy", at: "flags.migStrategy", in: "migStrategy", fate: carried, do: n.mig},
 		{name: "device-list-strategy", at: "flags.plugin.deviceListStrategy", in: "deviceListStrategy", fate: carried},
-		{name: "device-id-strategy", at: "flags.plugin.deviceIDStrategy", in: "deviceIDStrategy", fate: lost, fine: []string{"uuid"}, why: "not carried over: NVIDIA_VISIBLE_DEVICES has UUIDs"},
+		{name: "device-id-strategy", at: "flags.plugin.deviceIDStrategy", in: "deviceIDStrategy", fate: carried},
 		{name: "pass-device-specs", at: "flags.plugin.passDeviceSpecs", in: "passDeviceSpecs", alone: true, fine: []string{"true", "1"}, why: "containers always get the device nodes"},
 		{name: "compat-with-cpumanager", in: "compatWithCPUManager", why: "containers always get the device nodes"},
 		{name: "fail-on-init-error", at: "flags.failOnInitError", in: "failOnInitError", alone: true, why: "the agent waits for a driver that is not there yet"},
@@ -70,9 +70,9 @@ func (n *nvidia) options() []option {
 		{name: "driver-root", env: "DRIVER_ROOT", fine: []string{"/"}, why: driverRoot},
 		{name: "nvidia-dev-root", at: "flags.nvidiaDevRoot", fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
 		{name: "dev-root", env: "DEV_ROOT", fine: []string{"/"}, why: "device nodes are those in /dev of the host"},
-		{name: "gdrcopy-enabled", at: "flags.gdrcopyEnabled", in: "gdrcopyEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no /dev/gdrdrv and no NVIDIA_GDRCOPY"},
-		{name: "gds-enabled", at: "flags.gdsEnabled", in: "gdsEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no nodes and no variable of GPUDirect Storage"},
-		{name: "mofed-enabled", at: "flags.mofedEnabled", in: "mofedEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no RDMA devices with their GPUs; they ask for them beside"},
+		{name: "gdrcopy-enabled", at: "flags.gdrcopyEnabled", in: "gdrcopyEnabled", alone: true, fate: carried},
+		{name: "gds-enabled", at: "flags.gdsEnabled", in: "gdsEnabled", alone: true, fate: carried},
+		{name: "mofed-enabled", at: "flags.mofedEnabled", in: "mofedEnabled", alone: true, fate: carried},
 		{name: "device-discovery-strategy", at: "flags.deviceDiscoveryStrategy", in: "deviceDiscoveryStrategy", fate: lost, fine: []string{"auto", "nvml"}, why: "Tegra's GPUs are not offered"},
 		{name: "shared-devices-allocation-policy", at: "flags.plugin.sharedDevicesAllocationPolicy", fate: carried},
 		{name: "cdi-enabled", at: "flags.plugin.cdiEnabled", alone: true, why: noFile},
@@ -87,7 +87,7 @@ func (n *nvidia) options() []option {
 		{name: "kubelet-socket", why: ours},
 		{name: "config-file", fate: carried},
 		{name: "mps-root", at: "flags.mpsRoot", in: "mps.root", fate: carried},
-		{name: "imex-channel-ids", at: "imex.channelIDs", fate: lost, why: "containers get no IMEX channel with a GPU; they ask for one beside"},
+		{name: "imex-channel-ids", at: "imex.channelIDs", fate: carried},
 		{name: "imex-required", at: "imex.required", alone: true, fine: []string{"false"}, why: "an IMEX channel is a device of its own"},
 		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: lost, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
 		{name: "mig-monitor", env: "NVIDIA_MIG_MONITOR_DEVICES", fine: []string{"all"}, why: noRuntime},
@@ -175,10 +175,61 @@ func (n *nvidia) finish() {
 // entries makes entries of the settings.
 func (n *nvidia) entries() {
 	n.settings.finish()
-	n.im.listStrategy(n.settings.get("device-list-strategy"), append(n.names, nvidiaOne)...)
-	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && n.im.listed(nvidiaOne) {
-		n.im.lost(n.settings.get("device-list-strategy"), "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
+	names := append(n.names, nvidiaOne)
+	n.im.listStrategy(n.settings.get("device-list-strategy"), names...)
+	carried := []value{}
+	if n.im.listed(nvidiaOne) {
+		carried = append(carried, n.settings.get("device-list-strategy"))
 	}
+	carried = append(carried, n.idStrategy(names)...)
+	carried = append(carried, n.runtimeVariables(names)...)
+	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && len(carried) > 0 {
+		n.im.lost(carried[0], "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
+	}
+}
+
+// idStrategy reads how GPUs are named to the container runtime, and returns what was
+// carried over.
+func (n *nvidia) idStrategy(names []string) []value {
+	switch strategy := n.settings.get("device-id-strategy"); strings.ToLower(strategy.text()) {
+	case "", "uuid":
+		return nil
+	case "index":
+		for _, name := range names {
+			n.im.allocation(strategy, name, func(a *v1alpha1.Allocation) { a.DeviceIDStrategy = v1alpha1.DeviceIDIndex })
+		}
+		n.im.say(strategy, "the numbers of GPUs are known where chandler-nvml runs; elsewhere they are named by their UUIDs, which the container runtime takes as well")
+		return []value{strategy}
+	default:
+		n.im.lost(strategy, "is no strategy that is known here")
+		return nil
+	}
+}
+
+// runtimeVariables reads what the container runtime is told to bring besides, and
+// returns what was carried over. The plugin tells it by variables.
+func (n *nvidia) runtimeVariables(names []string) (carried []value) {
+	set := func(v value, name, text string) {
+		carried = append(carried, v)
+		for _, resource := range names {
+			n.im.allocation(v, resource, func(a *v1alpha1.Allocation) {
+				if a.Env == nil {
+					a.Env = make(map[string]string)
+				}
+				a.Env[name] = text
+			})
+		}
+	}
+	for option, name := range map[string]string{"gdrcopy-enabled": "NVIDIA_GDRCOPY", "gds-enabled": "NVIDIA_GDS", "mofed-enabled": "NVIDIA_MOFED"} {
+		if v := n.settings.get(option); v.is() {
+			set(v, name, "enabled")
+		}
+	}
+	if channels := n.settings.get("imex-channel-ids"); len(channels.texts()) > 0 {
+		set(channels, "NVIDIA_IMEX_CHANNELS", strings.Join(channels.texts(), ","))
+	}
+	slices.SortFunc(carried, func(a, b value) int { return cmp.Compare(a.line(), b.line()) })
+	return carried
 }
 
 func (n *nvidia) read(v value) {

@@ -148,6 +148,9 @@ func (d *driver) facts(function sysfs.Device, told facts.GPU) map[string]string 
 	if told.MemoryBytes > 0 {
 		known["gpuMemory"] = strconv.FormatInt(told.MemoryBytes>>20, 10)
 	}
+	if told.Index != nil {
+		known[index] = strconv.Itoa(*told.Index)
+	}
 	if told.UUID != "" { // NVML has spoken of it
 		known["migCapable"] = strconv.FormatBool(told.MIG != "")
 	}
@@ -159,6 +162,10 @@ func (d *driver) facts(function sysfs.Device, told facts.GPU) map[string]string 
 	}
 	return known
 }
+
+// index is the fact by which NVIDIA's tools name a device beside its UUID: "0", or
+// "0:1" of a MIG instance.
+const index = "index"
 
 // setVersion sets the parts of a version as its maker writes them, "07" with its zero.
 func setVersion(known map[string]string, name, version string) {
@@ -176,6 +183,11 @@ func setVersion(known map[string]string, name, version string) {
 func instanceFacts(gpu map[string]string, instance facts.Instance) map[string]string {
 	known := maps.Clone(gpu)
 	known["migCapable"] = "true"
+	if whole := gpu[index]; whole != "" && instance.Index != nil {
+		known[index] = fmt.Sprintf("%s:%d", whole, *instance.Index)
+	} else {
+		delete(known, index)
+	}
 	if compute, slices, ok := instance.Slices(); ok {
 		known["mig"] = plainProfile(instance.Profile)
 		known["slices.gi"], known["slices.ci"] = strconv.Itoa(slices), strconv.Itoa(compute)

@@ -231,8 +231,14 @@ func visible(given []discovery.Device, naming discovery.Naming) (edits specs.Con
 			continue
 		case slices.ContainsFunc(d.Edits.Mounts, ofDriver):
 			ours = true
-		case d.Identity != "" && !slices.Contains(names, d.Identity):
-			names = append(names, d.Identity)
+		case d.Identity != "":
+			name := d.Identity
+			if naming.Index {
+				name = cmp.Or(d.Facts[index], name)
+			}
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
 		}
 		runtime = true
 	}

@@ -8,6 +8,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia/facts"
 )
 
 func TestParseInformation(t *testing.T) {
@@ -63,6 +64,11 @@ func TestGrant(t *testing.T) {
 			}
 		})
 	}
+	byIndex := grant([]discovery.Device{{Identity: "GPU-b", Facts: map[string]string{index: "1"}}, {Identity: "MIG-a", Facts: map[string]string{index: "0:2"}}, {Identity: "GPU-c"}},
+		discovery.Grant{Naming: discovery.Naming{Index: true}}).Env
+	if !slices.Equal(byIndex, []string{"NVIDIA_VISIBLE_DEVICES=1,0:2,GPU-c"}) {
+		t.Errorf("by number: %q", byIndex)
+	}
 	byMounts := grant([]discovery.Device{{Identity: "GPU-b"}, {Identity: "GPU-a"}}, discovery.Grant{Naming: discovery.Naming{Mounts: true}})
 	var mounts []string
 	for _, m := range byMounts.Mounts {
@@ -104,4 +110,22 @@ func FuzzInformation(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A MIG instance is known by the numbers of its GPU and its own, if both are known.
+func TestIndexOfInstances(t *testing.T) {
+	number := 2
+	for _, test := range []struct {
+		gpu  map[string]string
+		told facts.Instance
+		want string
+	}{
+		{map[string]string{index: "0"}, facts.Instance{Index: &number}, "0:2"},
+		{map[string]string{index: "0"}, facts.Instance{}, ""},
+		{map[string]string{}, facts.Instance{Index: &number}, ""},
+	} {
+		if got := instanceFacts(test.gpu, test.told)[index]; got != test.want {
+			t.Errorf("%v of a GPU %v: %q, want %q", test.told.Index, test.gpu, got, test.want)
+		}
+	}
 }

@@ -32,6 +32,7 @@ type document struct {
 type GPU struct {
 	Address           string     `json:"address"` // of the PCI function, as the kernel writes it
 	UUID              string     `json:"uuid,omitempty"`
+	Index             *int       `json:"index,omitempty"`             // by which NVIDIA's tools name it too; nil if not known
 	Name              string     `json:"name,omitempty"`              // "NVIDIA H100 80GB HBM3"
 	MemoryBytes       int64      `json:"memoryBytes,omitempty"`       // of the whole GPU
 	ComputeCapability string     `json:"computeCapability,omitempty"` // "9.0"
@@ -66,6 +67,7 @@ type GPU struct {
 type Instance struct {
 	GI          int    `json:"gi"`
 	CI          int    `json:"ci"`
+	Index       *int   `json:"index,omitempty"` // among the MIG devices of its GPU, nil if not known
 	UUID        string `json:"uuid,omitempty"`
 	Profile     string `json:"profile,omitempty"` // "1g.10gb+me", "1c.3g.40gb"
 	MemoryBytes int64  `json:"memoryBytes,omitempty"`
