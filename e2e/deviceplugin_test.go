@@ -107,7 +107,7 @@ func testDevicePluginPods(t *testing.T) {
 // and others start throughout, and the kubelet rejects none.
 func testDevicePluginUpgrade(t *testing.T) {
 	other := "chandler.dev/chandler:other"
-	if err := project.LoadAgent(within(t), node, other); err != nil {
+	if err := project.LoadAgent(within(t), node.Node, other); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })

@@ -95,8 +95,8 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	err = errors.Join(
-		project.LoadImages(ctx, node),
-		project.Simulate(ctx, node, filepath.Join(dir, eightGPUs), filepath.Join(dir, fourNPUs)),
+		project.LoadImages(ctx, node.Node),
+		project.Simulate(ctx, node.Node, filepath.Join(dir, eightGPUs), filepath.Join(dir, fourNPUs)),
 		project.Install(ctx, kube, "examples/config-kvm-classic.yaml"),
 	)
 	if err != nil {
@@ -179,7 +179,7 @@ func example(t *testing.T, name string) string {
 func nothingHeld(t *testing.T) {
 	t.Helper()
 	until(t, "CDI specs and records to be gone", func(context.Context) error {
-		held, err := chandler.Held(node)
+		held, err := chandler.Held(node.Node)
 		if err == nil && len(held) > 0 {
 			err = fmt.Errorf("still there: %q", held)
 		}

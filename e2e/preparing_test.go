@@ -75,7 +75,7 @@ func heldFor(t *testing.T, name string) (files []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held, err := chandler.Held(node)
+	held, err := chandler.Held(node.Node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +277,7 @@ spec:
 	for i := range burstPods {
 		running(t, fmt.Sprintf("burst-%d", i))
 	}
-	held, err := chandler.Held(node)
+	held, err := chandler.Held(node.Node)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 // heldByOne returns the files of the only claim that is prepared, which has one
 // request. Agents differ in how many files of metadata they keep of it.
 func heldByOne() (held []string, err error) {
-	held, err = chandler.Held(node)
+	held, err = chandler.Held(node.Node)
 	if err != nil {
 		return nil, err
 	}

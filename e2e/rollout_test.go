@@ -24,7 +24,7 @@ import (
 // changes.
 func TestAgentUpgradeAndDowngrade(t *testing.T) {
 	other := "chandler.dev/chandler:other"
-	if err := project.LoadAgent(within(t), node, other); err != nil {
+	if err := project.LoadAgent(within(t), node.Node, other); err != nil {
 		t.Fatal(err)
 	}
 	upgradeAndDowngrade(t, other, slicesStay(t))
@@ -45,7 +45,7 @@ func TestAgentOfEarlierVersion(t *testing.T) {
 	earlier := project
 	earlier.Agent = agent
 	image := "chandler.dev/chandler:" + chandler.Earlier
-	if err := earlier.LoadAgent(within(t), node, image); err != nil {
+	if err := earlier.LoadAgent(within(t), node.Node, image); err != nil {
 		t.Fatal(err)
 	}
 	// The present agent must then keep what the earlier one gave out.

@@ -72,28 +72,28 @@ func (p Project) Manifest(name string) string { return filepath.Join(p.Dir, "dep
 
 // LoadImages makes the images of the agent and of the example pods, as the
 // Dockerfile would, and gives them to the node.
-func (p Project) LoadImages(ctx context.Context, c *cluster.Cluster) error {
+func (p Project) LoadImages(ctx context.Context, n *cluster.Node) error {
 	return errors.Join(
-		p.LoadAgent(ctx, c, AgentImage),
-		c.LoadImage(ctx, cluster.Image{
+		p.LoadAgent(ctx, n, AgentImage),
+		n.LoadImage(ctx, cluster.Image{
 			Name: ProbeImage, Files: map[string]string{"/probe": p.Probe}, Entrypoint: []string{"/probe"},
 		}),
 	)
 }
 
 // LoadAgent makes an image of the agent, of that name, and gives it to the node.
-func (p Project) LoadAgent(ctx context.Context, c *cluster.Cluster, name string) error {
-	return c.LoadImage(ctx, cluster.Image{Name: name, Files: map[string]string{"/chandler": p.Agent}, Entrypoint: []string{"/chandler"}})
+func (p Project) LoadAgent(ctx context.Context, n *cluster.Node, name string) error {
+	return n.LoadImage(ctx, cluster.Image{Name: name, Files: map[string]string{"/chandler": p.Agent}, Entrypoint: []string{"/chandler"}})
 }
 
 // Simulate lays the recorded hosts out on the node, and over them this
 // machine's own devices, which are real.
-func (p Project) Simulate(ctx context.Context, c *cluster.Cluster, hosts ...string) error {
-	own := filepath.Join(c.NodePath("/var/lib"), "own.host")
+func (p Project) Simulate(ctx context.Context, n *cluster.Node, hosts ...string) error {
+	own := filepath.Join(n.NodePath("/var/lib"), "own.host")
 	if _, err := p.run(ctx, "record", "--comment", "This machine.", "-o", own); err != nil {
 		return err
 	}
-	dir := c.NodePath(HostDir)
+	dir := n.NodePath(HostDir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("simulate host: %w", err)
 	}
@@ -103,8 +103,8 @@ func (p Project) Simulate(ctx context.Context, c *cluster.Cluster, hosts ...stri
 }
 
 // Discover returns what "chandler discover" prints of the simulated host.
-func (p Project) Discover(ctx context.Context, c *cluster.Cluster, args ...string) ([]byte, error) {
-	return p.run(ctx, append([]string{"discover", "--host-root", c.NodePath(HostDir)}, args...)...)
+func (p Project) Discover(ctx context.Context, n *cluster.Node, args ...string) ([]byte, error) {
+	return p.run(ctx, append([]string{"discover", "--host-root", n.NodePath(HostDir)}, args...)...)
 }
 
 // Validate returns what "chandler validate" says of a manifest, and an error if it refuses it.
@@ -232,10 +232,10 @@ func Devices(ctx context.Context, k *kubectl.Client) (map[string]resourceapi.Dev
 
 // Held returns the CDI specs, the records and the metadata files of claims that
 // are on the node.
-func Held(c *cluster.Cluster) ([]string, error) {
+func Held(n *cluster.Node) ([]string, error) {
 	var held []string
 	for _, dir := range []string{CDIDir, RecordDir, MetadataDir, earlierMetadataDir} {
-		err := fs.WalkDir(os.DirFS(c.NodePath(dir)), ".", func(name string, entry fs.DirEntry, err error) error {
+		err := fs.WalkDir(os.DirFS(n.NodePath(dir)), ".", func(name string, entry fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
 			}

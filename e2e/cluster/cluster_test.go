@@ -97,17 +97,21 @@ spec:
 %s`, name, steps, more)
 }
 
-func runPod(ctx context.Context, c *cluster.Cluster, name, steps string, phase corev1.PodPhase) error {
+// loadProbe gives a node the image of the pods.
+func loadProbe(ctx context.Context, n *cluster.Node) error {
 	programs, err := programs()
 	if err != nil {
 		return err
 	}
-	image := cluster.Image{
+	return n.LoadImage(ctx, cluster.Image{
 		Name:       "localhost/probe:1",
 		Files:      map[string]string{"/bin/probe": programs.Program("probe")},
 		Entrypoint: []string{"/bin/probe"},
-	}
-	if err := c.LoadImage(ctx, image); err != nil {
+	})
+}
+
+func runPod(ctx context.Context, c *cluster.Cluster, name, steps string, phase corev1.PodPhase) error {
+	if err := loadProbe(ctx, c.Node); err != nil {
 		return err
 	}
 	client, err := kubectl.New(c.RESTConfig())
@@ -164,6 +168,7 @@ func TestPods(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("a second node", func(t *testing.T) { secondNode(t, c, client) })
 	t.Run("kubelet restart", func(t *testing.T) { restartKubelet(t, c, client) })
 	t.Run("delete", func(t *testing.T) {
 		if err := client.DeletePod(ctx, "default", "long"); err != nil {
@@ -193,6 +198,39 @@ func succeed(t *testing.T, client *kubectl.Client, manifest string) string {
 		t.Fatal(err)
 	}
 	return log
+}
+
+// secondNode adds a node, on which a pod reaches the API server and the API server its kubelet, and removes it.
+func secondNode(t *testing.T, c *cluster.Cluster, client *kubectl.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	n, err := c.AddNode(ctx, "second")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := loadProbe(ctx, n); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := succeed(t, client, pod("api-of-second", "api", "  nodeName: second")), "api "+build.Version+"\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if err := client.Apply(ctx, pod("left-on-second", "wait", "  nodeName: second")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.WaitForPod(ctx, "default", "left-on-second", corev1.PodRunning); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.RemoveNode(ctx, n); err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil || len(nodes.Items) != 1 {
+		t.Errorf("nodes that are left: %v, %v", nodes.Items, err)
+	}
+	pods, err := client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=second"})
+	if err != nil || len(pods.Items) != 0 {
+		t.Errorf("pods that are left: %v, %v", pods.Items, err)
+	}
 }
 
 func restartKubelet(t *testing.T, c *cluster.Cluster, client *kubectl.Client) {

@@ -28,24 +28,24 @@ type component struct {
 
 // fileOf returns the path on the node of the file that a program is in: Kubernetes' programs are in one, what they
 // stand on in another.
-func (c *Cluster) fileOf(program string) string {
+func (n *Node) fileOf(program string) string {
 	switch program {
 	case "containerd", "ctr", "etcd":
 		return machine.ProgramDir + "/base"
 	}
-	return machine.ProgramDir + "/" + c.cfg.Programs.Kube
+	return machine.ProgramDir + "/" + n.cfg.Programs.Kube
 }
 
 // launch starts a program on the node, with its output in a log that outlives restarts.
-func (c *Cluster) launch(name string, args []string) error {
-	p := &component{name: name, log: filepath.Join(c.LogDir(), name+".log"), exited: make(chan struct{})}
+func (n *Node) launch(name string, args []string) error {
+	p := &component{name: name, log: filepath.Join(n.LogDir(), name+".log"), exited: make(chan struct{})}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return fmt.Errorf("log of %s: %w", name, err)
 	}
 	defer log.Close()
-	p.cmd = c.machine.Command(context.Background(), c.fileOf(name), append([]string{name}, args...)...)
-	p.cmd.Env = c.environment()
+	p.cmd = n.machine.Command(context.Background(), n.fileOf(name), append([]string{name}, args...)...)
+	p.cmd.Env = n.environment()
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the test, which then calls Stop
 	if err := p.cmd.Start(); err != nil {
@@ -55,19 +55,19 @@ func (c *Cluster) launch(name string, args []string) error {
 		_ = p.cmd.Wait() // why it ended is in its log and its ProcessState
 		close(p.exited)
 	}()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.components[name] = p
-	c.say("started %s", name)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.components[name] = p
+	n.say("started %s", name)
 	return nil
 }
 
 // terminate asks a component to end and waits until it has; if ctx ends first it is killed.
-func (c *Cluster) terminate(ctx context.Context, name string) error {
-	c.mu.Lock()
-	p := c.components[name]
-	delete(c.components, name)
-	c.mu.Unlock()
+func (n *Node) terminate(ctx context.Context, name string) error {
+	n.mu.Lock()
+	p := n.components[name]
+	delete(n.components, name)
+	n.mu.Unlock()
 	if p == nil {
 		return fmt.Errorf("%s does not run", name)
 	}
@@ -83,10 +83,10 @@ func (c *Cluster) terminate(ctx context.Context, name string) error {
 }
 
 // dead returns an error that says which component has ended and what it said last, nil if all run.
-func (c *Cluster) dead() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range c.components {
+func (n *Node) dead() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.components {
 		select {
 		case <-p.exited:
 			return fmt.Errorf("%s ended: %s\n%s", p.name, p.cmd.ProcessState, p.lastWords())
@@ -115,14 +115,14 @@ func (p *component) lastWords() []byte {
 
 // until asks again and again whether something is so, as long as all components run. The last answer is in the error
 // if it does not become so in time.
-func (c *Cluster) until(ctx context.Context, what string, is func(context.Context) error) error {
+func (n *Node) until(ctx context.Context, what string, is func(context.Context) error) error {
 	const interval = 50 * time.Millisecond
 	for {
 		err := is(ctx)
 		if err == nil {
 			return nil
 		}
-		if dead := c.dead(); dead != nil {
+		if dead := n.dead(); dead != nil {
 			return dead
 		}
 		select {
@@ -133,8 +133,8 @@ func (c *Cluster) until(ctx context.Context, what string, is func(context.Contex
 	}
 }
 
-func (c *Cluster) containerdListens(context.Context) error {
-	conn, err := net.Dial("unix", c.NodePath(containerdSocket))
+func (n *Node) containerdListens(context.Context) error {
+	conn, err := net.Dial("unix", n.NodePath(containerdSocket))
 	if err != nil {
 		return err
 	}
@@ -153,9 +153,9 @@ func (c *Cluster) hasDefaultAccount(ctx context.Context) error {
 }
 
 // nodeIsReady tells whether pods can be scheduled to the node, whose kubelet has reported since a given moment.
-func (c *Cluster) nodeIsReady(since time.Time) func(context.Context) error {
+func (n *Node) nodeIsReady(since time.Time) func(context.Context) error {
 	return func(ctx context.Context) error {
-		node, err := c.client.CoreV1().Nodes().Get(ctx, c.cfg.NodeName, metav1.GetOptions{})
+		node, err := n.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return errors.New("not registered")
 		}

@@ -36,40 +36,55 @@ const (
 const PauseImage = "localhost/pause:1"
 
 // configure writes all files that the components read, and the administrator's kubeconfig.
-func (c *Cluster) configure() error {
-	ca, err := newAuthority()
-	if err != nil {
+func (c *Cluster) configure() (err error) {
+	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("certificate authority: %w", err)
 	}
-	files := map[string][]byte{
-		pkiDir + "/ca.crt": ca.pem,
-		cniConfig:          []byte(cniNetwork),
-		containerdConfig:   []byte(c.containerdTOML()),
-	}
-	if files[kubeletConfig], err = c.kubeletYAML(); err != nil {
-		return fmt.Errorf("kubelet: %w", err)
-	}
-	if err := c.addIdentities(files, ca); err != nil {
+	files := make(map[string][]byte)
+	if err := c.addIdentities(files, c.ca); err != nil {
 		return err
 	}
+	if err := c.writeFiles(files); err != nil {
+		return err
+	}
+	if err := c.Node.configure(c.ca); err != nil {
+		return err
+	}
+	return c.configureAdmin(c.ca)
+}
+
+// configure writes the files that containerd and kubelet read.
+func (n *Node) configure(ca *authority) error {
+	files := map[string][]byte{
+		pkiDir + "/ca.crt": ca.pem,
+		cniConfig:          fmt.Appendf(nil, cniNetwork, n.podNetwork()),
+		containerdConfig:   []byte(n.containerdTOML()),
+	}
+	var err error
+	if files[kubeletConfig], err = n.kubeletYAML(); err != nil {
+		return fmt.Errorf("kubelet: %w", err)
+	}
+	if err := addKubeconfig(files, "kubelet", ca, "system:node:"+n.name, "system:nodes"); err != nil {
+		return err
+	}
+	return n.writeFiles(files)
+}
+
+// writeFiles writes files of the node.
+func (n *Node) writeFiles(files map[string][]byte) error {
 	for path, content := range files {
-		if err := c.writeFile(path, content); err != nil {
+		outside := filepath.Join(n.dir, path)
+		if err := os.MkdirAll(filepath.Dir(outside), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(outside, content, 0o600); err != nil {
 			return err
 		}
 	}
-	return c.configureAdmin(ca)
+	return nil
 }
 
-// writeFile writes a file of the node.
-func (c *Cluster) writeFile(path string, content []byte) error {
-	outside := filepath.Join(c.cfg.Dir, path)
-	if err := os.MkdirAll(filepath.Dir(outside), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(outside, content, 0o600)
-}
-
-// addIdentities adds keys, certificates and kubeconfigs: each component is who it is in any cluster.
+// addIdentities adds keys, certificates and kubeconfigs of the control plane: each component is who it is in any cluster.
 func (c *Cluster) addIdentities(files map[string][]byte, ca *authority) error {
 	add := func(name string, id identity, err error) error {
 		files[pkiDir+"/"+name+".crt"], files[pkiDir+"/"+name+".key"] = id.cert, id.key
@@ -87,19 +102,20 @@ func (c *Cluster) addIdentities(files map[string][]byte, ca *authority) error {
 	if _, files[pkiDir+"/sa.key"], err = newKey(); err != nil {
 		return fmt.Errorf("key of service accounts: %w", err)
 	}
-	users := map[string][]string{ // component: user, groups
-		"kube-controller-manager": {"system:kube-controller-manager"},
-		"kube-scheduler":          {"system:kube-scheduler"},
-		"kubelet":                 {"system:node:" + c.cfg.NodeName, "system:nodes"},
+	return errors.Join(
+		addKubeconfig(files, "kube-controller-manager", ca, "system:kube-controller-manager"),
+		addKubeconfig(files, "kube-scheduler", ca, "system:kube-scheduler"),
+	)
+}
+
+// addKubeconfig adds the kubeconfig of a component, which is that user.
+func addKubeconfig(files map[string][]byte, component string, ca *authority, user string, groups ...string) error {
+	id, err := ca.client(user, groups...)
+	if err != nil {
+		return fmt.Errorf("certificate of %s: %w", component, err)
 	}
-	for component, user := range users {
-		id, err := ca.client(user[0], user[1:]...)
-		if err != nil {
-			return fmt.Errorf("certificate of %s: %w", component, err)
-		}
-		if files[kubeconfigOf(component)], err = clientcmd.Write(kubeconfig(APIServer, ca, id)); err != nil {
-			return fmt.Errorf("kubeconfig of %s: %w", component, err)
-		}
+	if files[kubeconfigOf(component)], err = clientcmd.Write(kubeconfig(APIServer, ca, id)); err != nil {
+		return fmt.Errorf("kubeconfig of %s: %w", component, err)
 	}
 	return nil
 }
@@ -208,16 +224,16 @@ func switches(on map[string]bool) string {
 	return strings.Join(list, ",")
 }
 
-func (c *Cluster) kubeletArgs() []string {
+func (n *Node) kubeletArgs() []string {
 	return []string{
 		"--config=" + kubeletConfig,
-		"--hostname-override=" + c.cfg.NodeName,
+		"--hostname-override=" + n.name,
 		"--kubeconfig=" + kubeconfigOf("kubelet"),
-		"--node-ip=" + NodeIP,
+		"--node-ip=" + n.ip,
 	}
 }
 
-func (c *Cluster) kubeletYAML() ([]byte, error) {
+func (n *Node) kubeletYAML() ([]byte, error) {
 	config := map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"kind":       "KubeletConfiguration",
@@ -238,17 +254,17 @@ func (c *Cluster) kubeletYAML() ([]byte, error) {
 		"imageGCLowThresholdPercent":  99,
 		"failCgroupV1":                false,
 		"failSwapOn":                  false,
-		"featureGates":                c.cfg.FeatureGates,
+		"featureGates":                n.cfg.FeatureGates,
 		"resolvConf":                  "",
 		"volumePluginDir":             "/var/lib/kubelet/volumeplugins", // the default is in /usr
 	}
-	maps.Copy(config, c.cfg.Kubelet)
+	maps.Copy(config, n.cfg.Kubelet)
 	return yaml.Marshal(config)
 }
 
 // containerdTOML turns CDI on, where it looks by default on any node. The OOM score stays as it is where it may not be
 // lowered. The plugins that are switched off are not used, and would take time to probe or report elsewhere.
-func (c *Cluster) containerdTOML() string {
+func (n *Node) containerdTOML() string {
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -285,13 +301,13 @@ SystemdCgroup = false
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = [%q]
 conf_dir = %q
-`, containerdSocket, c.snapshotter(), PauseImage, c.cfg.Programs.CNI, filepath.Dir(cniConfig))
+`, containerdSocket, n.snapshotter(), PauseImage, n.cfg.Programs.CNI, filepath.Dir(cniConfig))
 }
 
 // snapshotter is the usual one, unless the state lies on an overlay itself, as in a container.
-func (c *Cluster) snapshotter() string {
+func (n *Node) snapshotter() string {
 	var fs unix.Statfs_t
-	if err := unix.Statfs(c.cfg.Dir, &fs); err == nil && fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+	if err := unix.Statfs(n.dir, &fs); err == nil && fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
 		return "native"
 	}
 	return "overlayfs"
@@ -308,7 +324,7 @@ const cniNetwork = `{
       "ipam": {
         "type": "host-local",
         "dataDir": "/var/lib/cni/networks",
-        "ranges": [[{"subnet": "` + podNetwork + `"}]],
+        "ranges": [[{"subnet": %q}]],
         "routes": [{"dst": "0.0.0.0/0"}]
       }
     }
@@ -317,7 +333,7 @@ const cniNetwork = `{
 `
 
 // environment is that of each component. containerd finds its shim and runc by it.
-func (c *Cluster) environment() []string {
-	path := []string{machine.ProgramDir, c.cfg.Programs.Runc, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+func (n *Node) environment() []string {
+	path := []string{machine.ProgramDir, n.cfg.Programs.Runc, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	return []string{"PATH=" + strings.Join(path, ":"), "HOME=/run"}
 }

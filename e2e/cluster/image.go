@@ -29,19 +29,19 @@ type Image struct {
 }
 
 // LoadImage makes the image and gives it to the node's containerd. An image of the same name is replaced.
-func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
+func (n *Node) LoadImage(ctx context.Context, image Image) error {
 	archive, err := image.archive()
 	if err != nil {
 		return fmt.Errorf("make image %s: %w", image.Name, err)
 	}
-	cmd := c.machine.Command(ctx, c.fileOf("ctr"), "ctr", "--address", containerdSocket,
+	cmd := n.machine.Command(ctx, n.fileOf("ctr"), "ctr", "--address", containerdSocket,
 		"--namespace", "k8s.io", "images", "import", "-")
-	cmd.Env = c.environment()
+	cmd.Env = n.environment()
 	cmd.Stdin = archive
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("load image %s: %w\n%s", image.Name, err, bytes.TrimSpace(out))
 	}
-	c.say("loaded image %s", image.Name)
+	n.say("loaded image %s", image.Name)
 	return nil
 }
 

@@ -10,29 +10,29 @@ import (
 )
 
 // StartKubelet starts the kubelet and returns when the node is Ready by its word.
-func (c *Cluster) StartKubelet(ctx context.Context) error {
-	c.mu.Lock()
-	running := c.components["kubelet"] != nil
-	c.mu.Unlock()
+func (n *Node) StartKubelet(ctx context.Context) error {
+	n.mu.Lock()
+	running := n.components["kubelet"] != nil
+	n.mu.Unlock()
 	if running {
 		return errors.New("kubelet runs already")
 	}
 	begin := time.Now()
-	if err := c.launch("kubelet", c.kubeletArgs()); err != nil {
+	if err := n.launch("kubelet", n.kubeletArgs()); err != nil {
 		return err
 	}
-	return c.until(ctx, "node "+c.cfg.NodeName, c.nodeIsReady(begin))
+	return n.until(ctx, "node "+n.name, n.nodeIsReady(begin))
 }
 
 // StopKubelet ends the kubelet; pods go on without it.
-func (c *Cluster) StopKubelet(ctx context.Context) error { return c.terminate(ctx, "kubelet") }
+func (n *Node) StopKubelet(ctx context.Context) error { return n.terminate(ctx, "kubelet") }
 
 // RestartKubelet is StopKubelet and StartKubelet.
-func (c *Cluster) RestartKubelet(ctx context.Context) error {
-	if err := c.StopKubelet(ctx); err != nil {
+func (n *Node) RestartKubelet(ctx context.Context) error {
+	if err := n.StopKubelet(ctx); err != nil {
 		return err
 	}
-	return c.StartKubelet(ctx)
+	return n.StartKubelet(ctx)
 }
 
 // readiness returns what keeps pods from a node, nil if nothing does. The API server keeps whole seconds.

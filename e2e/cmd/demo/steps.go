@@ -39,17 +39,17 @@ type demo struct {
 // prepare installs Chandler on a simulated host and shows what it offers.
 func (d *demo) prepare(ctx context.Context) error {
 	heading("Laying out a recorded server with eight GPUs, beside this machine's own devices")
-	if err := d.project.Simulate(ctx, d.cluster, filepath.Join(d.project.Dir, recordedHost)); err != nil {
+	if err := d.project.Simulate(ctx, d.cluster.Node, filepath.Join(d.project.Dir, recordedHost)); err != nil {
 		return err
 	}
-	table, err := d.project.Discover(ctx, d.cluster)
+	table, err := d.project.Discover(ctx, d.cluster.Node)
 	if err != nil {
 		return err
 	}
 	fmt.Printf("$ chandler discover --host-root %s\n%s", chandler.HostDir, table)
 
 	heading("Installing Chandler from deployments/")
-	if err := d.project.LoadImages(ctx, d.cluster); err != nil {
+	if err := d.project.LoadImages(ctx, d.cluster.Node); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -219,7 +219,7 @@ func (d *demo) nothingLeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return d.kubectl.Until(ctx, "CDI specs and records to be gone", func(context.Context) error {
-		held, err := chandler.Held(d.cluster)
+		held, err := chandler.Held(d.cluster.Node)
 		if err != nil {
 			return err
 		}
