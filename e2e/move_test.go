@@ -1,0 +1,403 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"chandler.dev/e2e/chandler"
+)
+
+// secondNode is a node that a test adds.
+const secondNode = "second"
+
+// Two nodes are moved to DRA one after the other, by their label, and back, while a
+// Deployment whose pods ask for GPUs by limits is under load. Pods that nobody deletes
+// keep their GPUs and their containers; no GPU is given twice; and none of the
+// Deployment's pods is rejected.
+//
+// The kubelet reports what is allocatable every ten seconds only (nodeStatusUpdateFrequency;
+// pkg/kubelet/kubelet.go, syncNodeStatus, in 1.31 to 1.37). Until then the scheduler sends
+// pods for GPUs that have moved to DRA, and the kubelet rejects them. So no new pods come
+// to a node while it is moved to DRA.
+func TestMoveNodeByNode(t *testing.T) {
+	if !has(t, "DRAExtendedResource") {
+		t.Skip("pods that ask by limits are not served through DRA")
+	}
+	nodes := twoNodes(t)
+	for _, name := range nodes {
+		moveTo(t, name, "DevicePlugin")
+		classicAre(t, name, allGPUs)
+	}
+	steady := keep(t, "classic", nodes)
+	load := startLoad(t, 6)
+
+	began := time.Now()
+	for _, name := range nodes {
+		cordoned := time.Now()
+		cordon(t, name, true)
+		moveTo(t, name, "DRA")
+		until(t, "no GPU of node "+name+" to be allocatable", func(ctx context.Context) error {
+			classic, _, err := gpusOf(ctx, name)
+			if err == nil && classic != 0 {
+				err = fmt.Errorf("%d are", classic)
+			}
+			return err
+		})
+		t.Logf("node %s took no new pods for %s", name, time.Since(cordoned).Round(100*time.Millisecond))
+		cordon(t, name, false)
+	}
+	for _, name := range nodes {
+		publishedAre(t, name, allGPUs-1) // all but the one that is kept
+	}
+	t.Logf("%d GPUs of each node moved to DRA within %s", allGPUs-1, time.Since(began).Round(100*time.Millisecond))
+	load.settle(t)
+	steady.unharmed(t)
+	steady.end(t)
+	for _, name := range nodes {
+		publishedAre(t, name, allGPUs)
+	}
+
+	steady = keep(t, "claimed", nodes)
+	load.goOn()
+	began = time.Now()
+	for _, name := range nodes {
+		moveTo(t, name, "DevicePlugin")
+		classicAre(t, name, allGPUs-1)
+	}
+	t.Logf("%d GPUs of each node moved back within %s", allGPUs-1, time.Since(began).Round(100*time.Millisecond))
+	load.settle(t)
+	steady.unharmed(t)
+	steady.end(t)
+	for _, name := range nodes {
+		classicAre(t, name, allGPUs)
+	}
+	load.end(t)
+}
+
+// twoNodes adds a node with the same devices to the cluster, with the agent on it, and
+// returns the names of both. When the test ends, all is as before.
+func twoNodes(t *testing.T) []string {
+	t.Helper()
+	ctx := within(t)
+	second, err := node.AddNode(ctx, secondNode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := node.RemoveNode(within(t), second); err != nil {
+			t.Error(err)
+		}
+		cordon(t, node.NodeName(), false)
+		moveTo(t, node.NodeName(), "")
+		if err := chandler.WaitForAgent(within(t), kube); err != nil {
+			t.Error(err)
+		}
+		offers(t)
+	})
+	if err := project.LoadImages(ctx, second); err != nil {
+		t.Fatal(err)
+	}
+	if err := project.Simulate(ctx, second, filepath.Join(project.Dir, eightGPUs)); err != nil {
+		t.Fatal(err)
+	}
+	if err := chandler.WaitForAgent(ctx, kube); err != nil {
+		t.Fatal(err)
+	}
+	return []string{node.NodeName(), secondNode}
+}
+
+// moveTo labels a node with the API that is to offer its devices, "" for none.
+func moveTo(t *testing.T, name, mode string) {
+	t.Helper()
+	value := "null"
+	if mode != "" {
+		value = `"` + mode + `"`
+	}
+	patch := `{"metadata":{"labels":{"chandler.dev/mode":` + value + `}}}`
+	if _, err := kube.CoreV1().Nodes().Patch(within(t), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// cordon has a node take no new pods, or take them again.
+func cordon(t *testing.T, name string, unschedulable bool) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, unschedulable)
+	if _, err := kube.CoreV1().Nodes().Patch(within(t), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// classicAre waits until so many GPUs of a node are allocatable, and none is in a slice.
+func classicAre(t *testing.T, name string, want int) {
+	t.Helper()
+	until(t, fmt.Sprintf("%d GPUs of node %s to be allocatable", want, name), func(ctx context.Context) error {
+		classic, published, err := gpusOf(ctx, name)
+		if err == nil && (classic != want || published != 0) {
+			err = fmt.Errorf("%d are, and %d are in slices", classic, published)
+		}
+		return err
+	})
+}
+
+// publishedAre waits until so many GPUs of a node are in slices, and none is allocatable.
+func publishedAre(t *testing.T, name string, want int) {
+	t.Helper()
+	until(t, fmt.Sprintf("%d GPUs of node %s to be in slices", want, name), func(ctx context.Context) error {
+		classic, published, err := gpusOf(ctx, name)
+		if err == nil && (published != want || classic != 0) {
+			err = fmt.Errorf("%d are, and %d are allocatable", published, classic)
+		}
+		return err
+	})
+}
+
+// gpusOf returns how many GPUs of a node are allocatable by their classic name, and how
+// many are in slices.
+func gpusOf(ctx context.Context, name string) (classic, published int, err error) {
+	n, err := kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return 0, 0, err
+	}
+	quantity := n.Status.Allocatable["amd.com/gpu"]
+	slices, err := kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + name})
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, slice := range slices.Items {
+		for _, device := range slice.Spec.Devices {
+			if kind := device.Attributes["kind"].StringValue; kind != nil && *kind == "gpu" {
+				published++
+			}
+		}
+	}
+	return int(quantity.Value()), published, nil
+}
+
+// kept are pods that nobody deletes while nodes are moved.
+type kept struct {
+	manifests string
+	before    map[string]*corev1.Pod // by name
+}
+
+// keep starts a pod on each of the nodes that has a GPU by limits.
+func keep(t *testing.T, prefix string, nodes []string) *kept {
+	t.Helper()
+	k := &kept{before: make(map[string]*corev1.Pod)}
+	var manifests []string
+	for _, name := range nodes {
+		pod := prefix + "-on-" + name
+		k.before[pod] = nil
+		manifests = append(manifests, strings.TrimRight(oneGPU(pod), "\n")+"\n  nodeSelector: {kubernetes.io/hostname: "+name+"}\n")
+	}
+	k.manifests = strings.Join(manifests, "---\n")
+	apply(t, k.manifests)
+	for pod := range k.before {
+		k.before[pod] = running(t, pod)
+	}
+	return k
+}
+
+// unharmed checks that the pods run in the containers that they began in.
+func (k *kept) unharmed(t *testing.T) {
+	t.Helper()
+	for name, before := range k.before {
+		now := running(t, name)
+		if now.UID != before.UID || now.Status.ContainerStatuses[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID {
+			t.Errorf("pod %s is another, or its container is", name)
+		}
+	}
+}
+
+func (k *kept) end(t *testing.T) {
+	t.Helper()
+	remove(t, k.manifests)
+}
+
+// load is a Deployment of pods with a GPU each, of which one after another is deleted.
+type load struct {
+	replicas int
+	stop     context.CancelFunc
+	group    sync.WaitGroup
+
+	mu       sync.Mutex
+	deleting bool
+	deleted  int
+	seen     map[types.UID]string // pods by UID, and why one has failed, "" if it has not
+}
+
+const loadLabel = "app=moved"
+
+func startLoad(t *testing.T, replicas int) *load {
+	t.Helper()
+	apply(t, fmt.Sprintf(`
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: moved}
+spec:
+  replicas: %d
+  selector: {matchLabels: {app: moved}}
+  template:
+    metadata: {labels: {app: moved}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: probe
+        image: chandler.dev/probe:latest
+        imagePullPolicy: Never
+        args: [env, devices, wait]
+        resources: {limits: {amd.com/gpu: 1}}
+`, replicas))
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	l := &load{replicas: replicas, stop: stop, seen: make(map[types.UID]string)}
+	t.Cleanup(func() { l.halt() })
+	l.allRun(t)
+	l.deleting = true
+	pods, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{LabelSelector: loadLabel})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.group.Go(func() { l.look(pods) })
+	l.group.Go(func() { l.deleteOneByOne(ctx) })
+	l.group.Go(func() {
+		<-ctx.Done()
+		pods.Stop()
+	})
+	return l
+}
+
+// look notes which pods there are and which fail, until the watch ends.
+func (l *load) look(pods watch.Interface) {
+	for event := range pods.ResultChan() {
+		pod, ok := event.Object.(*corev1.Pod)
+		if !ok {
+			continue
+		}
+		l.mu.Lock()
+		if pod.Status.Phase == corev1.PodFailed && pod.DeletionTimestamp == nil {
+			l.seen[pod.UID] = pod.Status.Reason + ": " + pod.Status.Message
+		} else if _, there := l.seen[pod.UID]; !there {
+			l.seen[pod.UID] = ""
+		}
+		l.mu.Unlock()
+	}
+}
+
+// deleteOneByOne deletes the oldest running pod again and again.
+func (l *load) deleteOneByOne(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(300 * time.Millisecond):
+		}
+		l.mu.Lock()
+		deleting := l.deleting
+		l.mu.Unlock()
+		if !deleting {
+			continue
+		}
+		pods, err := runningPods(ctx)
+		if err != nil || len(pods) == 0 {
+			continue
+		}
+		oldest := slices.MinFunc(pods, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+		if err := kube.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, oldest.Name, metav1.DeleteOptions{}); err == nil {
+			l.mu.Lock()
+			l.deleted++
+			l.mu.Unlock()
+		}
+	}
+}
+
+// runningPods returns the pods of the Deployment that run and are not being deleted.
+func runningPods(ctx context.Context) (pods []*corev1.Pod, err error) {
+	list, err := kube.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: loadLabel})
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		if pod := &list.Items[i]; pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil {
+			pods = append(pods, pod)
+		}
+	}
+	return pods, nil
+}
+
+// settle deletes no more pods, waits until all run, and checks that no two on a node have
+// the same GPU.
+func (l *load) settle(t *testing.T) {
+	t.Helper()
+	l.mu.Lock()
+	l.deleting = false
+	l.mu.Unlock()
+	l.allRun(t)
+	all, err := kube.CoreV1().Pods(metav1.NamespaceDefault).List(within(t), metav1.ListOptions{FieldSelector: "status.phase=Running"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := make(map[string]string) // pod by node and device node
+	for _, pod := range all.Items {
+		for _, path := range renderNodes(t, pod.Name) {
+			key := pod.Spec.NodeName + " " + path
+			if other := has[key]; other != "" {
+				t.Errorf("pods %s and %s both have %s", other, pod.Name, key)
+			}
+			has[key] = pod.Name
+		}
+	}
+	if len(has) < l.replicas {
+		t.Errorf("the pods have %d GPUs: %v", len(has), slices.Sorted(maps.Keys(has)))
+	}
+}
+
+// allRun waits until all pods of the Deployment run.
+func (l *load) allRun(t *testing.T) {
+	t.Helper()
+	until(t, "all pods of the Deployment to run", func(ctx context.Context) error {
+		pods, err := runningPods(ctx)
+		if err == nil && len(pods) != l.replicas {
+			err = fmt.Errorf("%d of %d do", len(pods), l.replicas)
+		}
+		return err
+	})
+}
+
+// goOn deletes pods again.
+func (l *load) goOn() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.deleting = true
+}
+
+func (l *load) halt() {
+	l.stop()
+	l.group.Wait()
+}
+
+// end says how many pods there were, and checks that the kubelets rejected none.
+func (l *load) end(t *testing.T) {
+	t.Helper()
+	l.halt()
+	failed := 0
+	for _, why := range l.seen {
+		if why != "" {
+			failed++
+			t.Errorf("a pod failed: %s", why)
+		}
+	}
+	t.Logf("%d pods ran, of which %d were deleted and %d failed", len(l.seen), l.deleted, failed)
+}
