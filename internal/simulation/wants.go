@@ -9,6 +9,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/discovery"
@@ -131,6 +132,9 @@ func (w *World) published() string {
 	if there != want || want == 0 {
 		return fmt.Sprintf("%d slices of %d are published", there, want)
 	}
+	if why := w.competing(usable); why != "" {
+		return why
+	}
 	if w.open() > 0 {
 		return "" // some may have what is to be offered otherwise
 	}
@@ -145,6 +149,30 @@ func (w *World) published() string {
 			return "device " + name + " is not published"
 		case !well:
 			return "device " + name + " is tainted"
+		}
+	}
+	return ""
+}
+
+// competing says which published devices take more of their silicon than there is, where
+// the API server keeps no counters: the scheduler gives all of them.
+func (w *World) competing(published map[string]bool) string {
+	if w.server.Features().Counters {
+		return ""
+	}
+	left := make(map[string]map[string]resource.Quantity) // by silicon
+	for _, name := range slices.Sorted(maps.Keys(published)) {
+		d := w.machine.devices[name]
+		for counter, takes := range d.Takes {
+			if left[d.PartOf.Name] == nil {
+				left[d.PartOf.Name] = maps.Clone(d.PartOf.Counters)
+			}
+			rest := left[d.PartOf.Name][counter]
+			rest.Sub(takes)
+			left[d.PartOf.Name][counter] = rest
+			if rest.Sign() < 0 {
+				return fmt.Sprintf("device %s is published without counters beside others of %s", name, d.PartOf.Name)
+			}
 		}
 	}
 	return ""
