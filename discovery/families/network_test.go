@@ -1,6 +1,7 @@
 package families_test
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -129,5 +130,39 @@ func TestSharedAdapters(t *testing.T) {
 	slices.Sort(names)
 	if want := strings.Fields("mlx5_0 mlx5_1 mlx5_10 mlx5_2 mlx5_3 mlx5_4 mlx5_5 mlx5_6 mlx5_7 mlx5_8 mlx5_9"); !slices.Equal(names, want) {
 		t.Errorf("RDMA devices %q; want %q", names, want)
+	}
+}
+
+// Pools of the SR-IOV plugin under vfio, as the page writes them, have the plugin's IDs
+// and variables.
+func TestPoolsUnderVFIO(t *testing.T) {
+	host := discovery.Scan(discoverytest.Layout(t, "vfio/testdata/pools.host"), families.All)
+	r := &rules.Rules{}
+	for name, cel := range map[string]string{
+		"intel.com/fec":    `device.attributes["chandler.dev"].family == "vfio" && device.attributes["chandler.dev"].pciDevice == "0d5c"`,
+		"intel.com/dpdk":   `device.attributes["chandler.dev"].family == "vfio" && device.attributes["chandler.dev"].pciDevice == "1572"`,
+		"intel.com/virtio": `device.attributes["chandler.dev"].family == "vfio" && device.attributes["chandler.dev"].pciVendor == "1af4"`,
+	} {
+		selector, err := rules.Compile(cel)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Resources = append(r.Resources, rules.Resource{Selector: selector, Name: name, SRIOV: &discovery.SRIOVPool{}})
+	}
+	var got []string
+	for _, d := range r.Apply(host).Devices {
+		env := discovery.Granters(families.All)([]discovery.Device{d.Device}, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: d.Resource()}).Env
+		got = append(got, fmt.Sprint(d.Offers[0].IDs, " ", env[0]))
+		for _, f := range d.FilesAs(d.Resource()) {
+			got = append(got, f.Path)
+		}
+	}
+	want := []string{
+		"[0000:3f:00.0] PCIDEVICE_INTEL_COM_FEC=0000:3f:00.0",
+		"[0000:40:00.0] PCIDEVICE_INTEL_COM_DPDK=0000:40:00.0", network.InfoDir + "/intel.com-dpdk-0000:40:00.0-device.json",
+		"[0000:41:00.0] PCIDEVICE_INTEL_COM_VIRTIO=0000:41:00.0", network.InfoDir + "/intel.com-virtio-0000:41:00.0-device.json",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }

@@ -35,14 +35,14 @@ func newHAMi(im *importer) *format {
 		{name: "device-core-scaling", fate: lost, fine: []string{"1", "1.0"}, why: "not carried over: nothing limits cores"},
 		{name: "disable-core-limit", at: "disableCoreLimit", in: "devicePlugin.disablecorelimit", alone: true, fine: []string{"true", "false"}, why: library},
 		{name: "device-list-strategy", at: "deviceListStrategy", in: "devicePlugin.deviceListStrategy", fate: carried},
-		{name: "device-id-strategy", fate: lost, fine: []string{"uuid"}, why: "not carried over: NVIDIA_VISIBLE_DEVICES has UUIDs"},
+		{name: "device-id-strategy", fate: carried},
 		{name: "pass-device-specs", in: "devicePlugin.passDeviceSpecsEnabled", alone: true, fine: []string{"true", "false"}, why: "containers always get the device nodes"},
 		{name: "fail-on-init-error", alone: true, why: "the agent waits for a driver that is not there yet"},
 		{name: "nvidia-driver-root", in: "devicePlugin.nvidiaDriverRoot", fine: []string{"/"}, why: runtime},
 		{name: "hook", env: "NVIDIA_CDI_HOOK_PATH", in: "devicePlugin.nvidiaHookPath", why: runtime},
-		{name: "gdrcopy-enabled", in: "devicePlugin.gdrcopyEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no /dev/gdrdrv"},
-		{name: "gds-enabled", in: "devicePlugin.gdsEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no nodes of GPUDirect Storage"},
-		{name: "mofed-enabled", in: "devicePlugin.mofedEnabled", alone: true, fate: lost, fine: []string{"false"}, why: "containers get no RDMA devices with their GPUs"},
+		{name: "gdrcopy-enabled", in: "devicePlugin.gdrcopyEnabled", alone: true, fate: carried},
+		{name: "gds-enabled", in: "devicePlugin.gdsEnabled", alone: true, fate: carried},
+		{name: "mofed-enabled", in: "devicePlugin.mofedEnabled", alone: true, fate: carried},
 		{name: "visible", env: "NVIDIA_VISIBLE_DEVICES", fate: lost, fine: []string{"all", "void", "none"}, why: "has the plugin see some GPUs only; exclude the others by their attribute uuid"},
 		{name: "config-file", fine: []string{"/device-config.yaml"}, why: "import that file too, if it is not among the files"},
 		{at: "resourceMemoryName", in: "resourceMem", fate: lost, why: limits + "it, as GPUs are shared by number here; to share them by memory instead, under that name alone, write unit: 1Mi in place of replicas"},
@@ -218,6 +218,8 @@ func (h *hami) finish() {
 		h.im.resource(count, name, nvidiaFull)
 	}
 	h.im.listStrategy(h.settings.get("device-list-strategy"), name)
+	h.im.idStrategy(h.settings.get("device-id-strategy"), []string{name})
+	h.im.runtimeVariables(h.settings, []string{name})
 	if !h.settings.get("resourceMemoryName").there() && !h.settings.get("resourceCoreName").there() {
 		h.im.lost(value{file: count.file}, "a container is not kept to a part of a GPU: without HAMi's scheduler pods cannot ask for %s", memory)
 	}

@@ -181,8 +181,8 @@ func (n *nvidia) entries() {
 	if n.im.listed(nvidiaOne) {
 		carried = append(carried, n.settings.get("device-list-strategy"))
 	}
-	carried = append(carried, n.idStrategy(names)...)
-	carried = append(carried, n.runtimeVariables(names)...)
+	carried = append(carried, n.im.idStrategy(n.settings.get("device-id-strategy"), names)...)
+	carried = append(carried, n.im.runtimeVariables(n.settings, names)...)
 	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && len(carried) > 0 {
 		n.im.lost(carried[0], "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
 	}
@@ -190,29 +190,29 @@ func (n *nvidia) entries() {
 
 // idStrategy reads how GPUs are named to the container runtime, and returns what was
 // carried over.
-func (n *nvidia) idStrategy(names []string) []value {
-	switch strategy := n.settings.get("device-id-strategy"); strings.ToLower(strategy.text()) {
+func (im *importer) idStrategy(strategy value, names []string) []value {
+	switch strings.ToLower(strategy.text()) {
 	case "", "uuid":
 		return nil
 	case "index":
 		for _, name := range names {
-			n.im.allocation(strategy, name, func(a *v1alpha1.Allocation) { a.DeviceIDStrategy = v1alpha1.DeviceIDIndex })
+			im.allocation(strategy, name, func(a *v1alpha1.Allocation) { a.DeviceIDStrategy = v1alpha1.DeviceIDIndex })
 		}
-		n.im.say(strategy, "the numbers of GPUs are known where chandler-nvml runs; elsewhere they are named by their UUIDs, which the container runtime takes as well")
+		im.say(strategy, "the numbers of GPUs are known where chandler-nvml runs; elsewhere they are named by their UUIDs, which the container runtime takes as well")
 		return []value{strategy}
 	default:
-		n.im.lost(strategy, "is no strategy that is known here")
+		im.lost(strategy, "is no strategy that is known here")
 		return nil
 	}
 }
 
 // runtimeVariables reads what the container runtime is told to bring besides, and
 // returns what was carried over. The plugin tells it by variables.
-func (n *nvidia) runtimeVariables(names []string) (carried []value) {
+func (im *importer) runtimeVariables(settings *settings, names []string) (carried []value) {
 	set := func(v value, name, text string) {
 		carried = append(carried, v)
 		for _, resource := range names {
-			n.im.allocation(v, resource, func(a *v1alpha1.Allocation) {
+			im.allocation(v, resource, func(a *v1alpha1.Allocation) {
 				if a.Env == nil {
 					a.Env = make(map[string]string)
 				}
@@ -220,12 +220,12 @@ func (n *nvidia) runtimeVariables(names []string) (carried []value) {
 			})
 		}
 	}
-	for option, name := range map[string]string{"gdrcopy-enabled": "NVIDIA_GDRCOPY", "gds-enabled": "NVIDIA_GDS", "mofed-enabled": "NVIDIA_MOFED"} {
-		if v := n.settings.get(option); v.is() {
-			set(v, name, "enabled")
+	for _, what := range []string{"gdrcopy", "gds", "mofed"} {
+		if v := settings.get(what + "-enabled"); v.is() {
+			set(v, "NVIDIA_"+strings.ToUpper(what), "enabled")
 		}
 	}
-	if channels := n.settings.get("imex-channel-ids"); len(channels.texts()) > 0 {
+	if channels := settings.get("imex-channel-ids"); len(channels.texts()) > 0 {
 		set(channels, "NVIDIA_IMEX_CHANNELS", strings.Join(channels.texts(), ","))
 	}
 	slices.SortFunc(carried, func(a, b value) int { return cmp.Compare(a.line(), b.line()) })
