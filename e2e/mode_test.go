@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/e2e/chandler"
 )
@@ -68,7 +67,7 @@ func TestModeMovesFreeDevices(t *testing.T) {
 func TestNodeLabelMovesDevices(t *testing.T) {
 	offers(t)
 	t.Cleanup(func() {
-		labelNode(t, "null")
+		moveTo(t, node.NodeName(), "")
 		offers(t)
 	})
 	holder := gpuPod("dra-holder", "0000:23:00.0")
@@ -80,7 +79,7 @@ func TestNodeLabelMovesDevices(t *testing.T) {
 		t.Errorf("planned of the GPU that the pod has: %+v", d)
 	}
 	begun := time.Now()
-	labelNode(t, `"DevicePlugin"`)
+	moveTo(t, node.NodeName(), "DevicePlugin")
 	until(t, "the free GPUs to be allocatable by their classic name", func(ctx context.Context) error {
 		return allocatableIs(ctx, "amd.com/gpu", 7)
 	})
@@ -97,7 +96,7 @@ func TestNodeLabelMovesDevices(t *testing.T) {
 		return allocatableIs(ctx, "amd.com/gpu", 8)
 	})
 
-	labelNode(t, `"dra"`)
+	moveTo(t, node.NodeName(), "dra")
 	until(t, "the agent's pod to be told of the label", func(ctx context.Context) error {
 		events, err := kube.EventsV1().Events(chandler.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=ConfigurationInvalid"})
 		if err == nil && !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
@@ -110,7 +109,7 @@ func TestNodeLabelMovesDevices(t *testing.T) {
 	if err := allocatableIs(within(t), "amd.com/gpu", 8); err != nil {
 		t.Error(err)
 	}
-	labelNode(t, `"DRA"`)
+	moveTo(t, node.NodeName(), "DRA")
 	until(t, "the GPUs to be back in the slices", func(ctx context.Context) error {
 		return offersGPUs(ctx, 8)
 	})
@@ -140,15 +139,6 @@ func migration(t *testing.T, args ...string) map[string]migrating {
 		devices[d.Device] = d
 	}
 	return devices
-}
-
-// labelNode gives the node's label of the mode a value, which is JSON.
-func labelNode(t *testing.T, value string) {
-	t.Helper()
-	patch := `{"metadata":{"labels":{"chandler.dev/mode":` + value + `}}}`
-	if _, err := kube.CoreV1().Nodes().Patch(within(t), node.NodeName(), types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // offeredNowhere waits until a GPU is in no slice, and checks that it is not
