@@ -5,12 +5,17 @@ package families
 import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
+	"chandler.dev/discovery/families/apex"
+	"chandler.dev/discovery/families/ascend"
 	"chandler.dev/discovery/families/dlb"
 	"chandler.dev/discovery/families/fpgaaws"
 	"chandler.dev/discovery/families/fpgaintel"
 	"chandler.dev/discovery/families/fpgaxilinx"
+	"chandler.dev/discovery/families/furiosa"
 	"chandler.dev/discovery/families/gaudi"
 	"chandler.dev/discovery/families/generic"
+	"chandler.dev/discovery/families/hailo"
+	"chandler.dev/discovery/families/hygon"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/idxd"
 	"chandler.dev/discovery/families/intelgpu"
@@ -33,12 +38,17 @@ import (
 // describe a device of the same name, the first one's is kept.
 var All = []*discovery.Family{
 	amdgpu.Family,
+	apex.Family,
+	ascend.Family,
 	dlb.Family,
 	fpgaaws.Family,
 	fpgaintel.Family,
 	fpgaxilinx.Family,
+	furiosa.Family,
 	gaudi.Family,
 	generic.Family,
+	hailo.Family,
+	hygon.Family,
 	hypervisor.Family,
 	idxd.Family,
 	intelgpu.Family,

@@ -165,6 +165,21 @@ var rows = []row{
 		own: []string{"/dev/accel/accel1", "/dev/accel/accel_controlD1"}, env: map[string]string{"HABANA_VISIBLE_DEVICES": "1"},
 	},
 	{
+		plugin: "Furiosa", hosts: []string{"furiosa/testdata/rngd"}, resource: "furiosa.ai/rngd",
+		ids: numbered("82540B87-1055-48C6-AAB1-C4CC84672C7", 4), held: []string{"82540B87-1055-48C6-AAB1-C4CC84672C72"},
+		own: slices.Concat(each("/dev/rngd/npu2%s", "mgmt", "pe0", "pe0-1", "pe4-7", "dmar", "bar0", "bar2", "bar4"), numbered("/dev/rngd/npu2ch", 8)),
+	},
+	{
+		plugin: "Huawei", hosts: []string{"ascend/testdata/a2x8"}, resource: "huawei.com/Ascend910",
+		ids: numbered("Ascend910-", 8), held: []string{"Ascend910-3", "Ascend910-6"}, own: []string{"/dev/davinci3", "/dev/davinci6"},
+		common: []string{"/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"}, env: map[string]string{"ASCEND_VISIBLE_DEVICES": "3,6"},
+	},
+	{
+		plugin: "Hygon, by IDs that no file tells of", hosts: []string{"hygon/testdata/k100x8"}, resource: "hygon.com/dcu",
+		ids: numbered("DCU-", 8), offered: 7, held: []string{"DCU-2"}, renamed: []string{"0000:49:00.0"},
+		own: []string{"/dev/dri/card2", "/dev/dri/renderD130"}, common: []string{"/dev/kfd", "/dev/mkfd"},
+	},
+	{
 		plugin: "Google TPU v4", hosts: []string{"tpu/testdata/accel"}, resource: "google.com/tpu",
 		ids: []string{"accel0", "accel1", "accel2", "accel10"}, held: []string{"accel1", "accel10"}, own: []string{"/dev/accel1", "/dev/accel10"},
 	},

@@ -1,0 +1,80 @@
+// Package apex describes Google's Edge TPUs, as on Coral's cards, which the gasket
+// framework's apex driver shows in /sys. Edge TPUs on USB have no driver: the
+// administrator names them in paths.
+//
+// What is read here is from drivers/staging/gasket of Linux 4.19 to 5.12, and the
+// same driver as google/gasket-driver has it since.
+package apex
+
+import (
+	"errors"
+	"fmt"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// The PCI ID of an Edge TPU, Global Unichip's (APEX_PCI_VENDOR_ID).
+const (
+	vendor = "1ac1"
+	chip   = "089a"
+)
+
+// Family is Google's Edge TPUs.
+var Family = &discovery.Family{
+	Name: "apex",
+	Doc:  "Google's Edge TPUs, as on Coral's PCIe cards",
+	Match: []discovery.Match{
+		{Bus: "pci", Vendor: vendor, Device: chip, Driver: "apex"},
+		{Bus: "pci", Vendor: vendor, Device: chip, Unbound: true},
+	},
+	Describe: describe,
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	for _, function := range found {
+		d, err := describeChip(host, function)
+		problems = append(problems, discovery.Problems(d.Name, err)...)
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+func describeChip(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
+	if function.Driver() == "" {
+		return discovery.Unbound(host, function, "npu", "google")
+	}
+	d, err := discovery.PCI(host, function)
+	errs := []error{err}
+	d.Attributes.SetString("kind", "npu")
+	d.Attributes.SetString("vendor", "google")
+	d.Attributes.SetString("model", "Edge TPU")
+	status := ""
+	for _, minor := range function.Children("apex") { // one, "apex_0"
+		node, err := discovery.Node(minor, "/dev")
+		d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node)
+		// No plugin has a name of its own for them: people name the node to one that
+		// offers any.
+		d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{minor.Name()}}}
+		attrs := minor.Attrs()
+		version, _ := attrs.Text("driver_version")
+		d.Attributes.SetVersion("driverVersion", version)
+		status, _ = attrs.Text("status")
+		errs = append(errs, err, attrs.Err())
+	}
+	d.Health = health(status)
+	if d.Health.Status == discovery.Healthy {
+		d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	}
+	return d, errors.Join(errs...)
+}
+
+// health says what the driver's word for a chip means (gasket_status_name_table in
+// gasket_core.c).
+func health(status string) discovery.Health {
+	switch status {
+	case "", "ALIVE":
+		return discovery.Health{Status: discovery.Healthy}
+	}
+	return discovery.Health{Status: discovery.Unhealthy, Reason: fmt.Sprintf("the driver says %.20q", status)}
+}

@@ -1,0 +1,118 @@
+// Package ascend describes Huawei's Ascend NPUs, as their driver, devdrv_device_driver,
+// shows them in /sys. The driver's sources are public; the attributes are those of
+// devdrv_sysfs.c, and the nodes those that Huawei's device plugin gives to containers. It
+// makes no virtual NPUs.
+package ascend
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+const vendor = "19e5"
+
+// Family is Huawei's Ascend NPUs.
+var Family = &discovery.Family{
+	Name: "ascend",
+	Doc:  "Huawei's Ascend NPUs",
+	Match: []discovery.Match{
+		{Bus: "pci", Vendor: vendor, Driver: "devdrv_device_driver"},
+		{Bus: "pci", Vendor: vendor, PCIClass: "1200", Unbound: true},
+	},
+	CommonNodes: control,
+	Describe:    describe,
+	Grant:       grant,
+}
+
+// control are the nodes that all NPUs need and that give access to none.
+var control = []string{"/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"}
+
+// chips are the names by which Huawei's plugin knows NPUs, by PCI device ID
+// (devdrv_pci.h: CLOUD_V1_DEVICE, MINI_V2_DEVICE, …). All later ones for training are
+// Ascend910 to it.
+var chips = map[string]string{
+	"d100": "Ascend310", "d105": "Ascend310B",
+	"d500": "Ascend310P", "d501": "Ascend310P",
+	"d801": "Ascend910", "d802": "Ascend910", "d803": "Ascend910", "d804": "Ascend910",
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	for _, function := range found {
+		// The whole is not given away under those who have its parts.
+		divided, sriovErr := discovery.Divided(function)
+		if divided {
+			continue
+		}
+		d, err := describeNPU(host, function)
+		problems = append(problems, discovery.Problems(d.Name, errors.Join(err, sriovErr))...)
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+func describeNPU(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
+	if function.Driver() == "" {
+		return discovery.Unbound(host, function, "npu", "huawei")
+	}
+	d, err := discovery.PCI(host, function)
+	d.Attributes.SetString("kind", "npu")
+	d.Attributes.SetString("vendor", "huawei")
+	model := chips[d.Attributes.String("pciDevice")]
+	d.Attributes.SetString("model", model)
+	attrs := function.Attrs()
+	number, known := attrs.Uint("dev_id")
+	chips, several := attrs.Uint("davinci_dev_num")
+	switch {
+	case several && chips > 1:
+		err = errors.Join(err, fmt.Errorf("attribute davinci_dev_num: %d NPUs on one function, of which the driver tells the number of one", chips))
+	case known && number < 1<<16:
+		node := "/dev/davinci" + strconv.FormatUint(number, 10)
+		d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: node, HostPath: node, Permissions: "rw"}}
+		d.Classic = []discovery.Offer{offer(model, number)}
+	case known:
+		err = errors.Join(err, fmt.Errorf("attribute dev_id: no number of a device: %d", number))
+	}
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	for _, path := range control {
+		switch {
+		case len(d.Edits.DeviceNodes) == 0:
+		case host.Exists(path):
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: path, HostPath: path, Permissions: "rw"})
+		case d.Health.Status == discovery.Healthy:
+			d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node " + path + " is missing"}
+		}
+	}
+	return d, errors.Join(err, attrs.Err())
+}
+
+// offer returns how Huawei's plugin offers an NPU: huawei.com/Ascend910, by the ID
+// Ascend910-3. Of a chip that it does not know the administrator gives the name.
+func offer(model string, number uint64) discovery.Offer {
+	if model == "" {
+		return discovery.Offer{Resource: discovery.AnyName, IDs: []string{"davinci" + strconv.FormatUint(number, 10)}}
+	}
+	return discovery.Offer{Resource: "huawei.com/" + model, IDs: []string{model + "-" + strconv.FormatUint(number, 10)}}
+}
+
+// grant names the NPUs to Huawei's container runtime, by the numbers of the host.
+func grant(given []discovery.Device, _ discovery.Grant) specs.ContainerEdits {
+	var numbers []string
+	for _, d := range given {
+		for _, node := range d.Edits.DeviceNodes {
+			if number, is := strings.CutPrefix(node.Path, "/dev/davinci"); is && number != "_manager" {
+				numbers = append(numbers, number)
+			}
+		}
+	}
+	if len(numbers) == 0 {
+		return specs.ContainerEdits{}
+	}
+	return specs.ContainerEdits{Env: []string{"ASCEND_VISIBLE_DEVICES=" + strings.Join(numbers, ",")}}
+}

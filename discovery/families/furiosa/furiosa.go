@@ -1,0 +1,176 @@
+// Package furiosa describes FuriosaAI's accelerators, Warboy and RNGD, as their drivers
+// show them in /sys/class/npu_mgmt and /sys/class/rngd_mgmt. It offers whole cards: the
+// parts of an RNGD that FuriosaAI's plugin makes where it is told to (2core.12gb) are
+// not made here.
+//
+// The drivers' sources are not public. The files are those that furiosa-ai/device-api
+// reads, whose test data show them, and the nodes those that furiosa-ai/libfuriosa-kubernetes
+// gives to containers (pkg/cdi_spec).
+package furiosa
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+const vendor = "1ed2"
+
+// Family is FuriosaAI's accelerators.
+var Family = &discovery.Family{
+	Name: "furiosa",
+	Doc:  "FuriosaAI's accelerators, Warboy and RNGD",
+	Match: []discovery.Match{
+		{Class: "npu_mgmt", Name: "npu[0-9]*_mgmt"},
+		{Class: "rngd_mgmt", Name: "rngd!npu[0-9]*mgmt"},
+		{Bus: "pci", Vendor: vendor},
+	},
+	Describe: describe,
+	Labels:   labels,
+}
+
+// chips are what is known of an accelerator by its class.
+var chips = map[string]struct {
+	model string
+	dir   string // of its nodes
+	name  *regexp.Regexp
+	nodes string // after the name of the card
+	cores int64
+}{
+	"npu_mgmt":  {"Warboy", "dev", regexp.MustCompile(`^(npu[0-9]{1,3})_mgmt$`), `|_mgmt|pe[0-9]+(-[0-9]+)?|ch[0-9]+`, 2},
+	"rngd_mgmt": {"RNGD", "dev/rngd", regexp.MustCompile(`^rngd!(npu[0-9]{1,3})mgmt$`), `mgmt|pe[0-9]+(-[0-9]+)?|ch[0-9]+r?|dmar|bar[0-9]`, 8},
+}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	functions := make(map[string]sysfs.Device) // by PCI address
+	for _, d := range found {
+		if sysfs.IsPCIAddress(d.Name()) {
+			functions[d.Name()] = d
+		}
+	}
+	for _, found := range found {
+		var d discovery.Device
+		var err error
+		switch {
+		case !sysfs.IsPCIAddress(found.Name()):
+			d, err = describeCard(host, found, functions)
+		case found.Driver() == "":
+			d, err = discovery.Unbound(host, found, "npu", "furiosa")
+		default:
+			continue // described by its class device
+		}
+		problems = append(problems, discovery.Problems(d.Name, err)...)
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// describeCard describes a card by the class device that manages it, which is below no
+// PCI function.
+func describeCard(host *discovery.Host, mgmt sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
+	class := mgmt.Parent().Name()
+	chip, known := chips[class]
+	match := []string{}
+	if known {
+		match = chip.name.FindStringSubmatch(mgmt.Name())
+	}
+	if len(match) == 0 {
+		return discovery.Device{Name: discovery.DeviceName(mgmt), Source: mgmt.Path}, fmt.Errorf("%s: no accelerator's class device", mgmt.Path)
+	}
+	card := match[1]
+	d := discovery.Device{Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
+	attrs := mgmt.Attrs()
+	location, _ := attrs.Text("busname")
+	function, known := functions[location]
+	var err error
+	switch {
+	case known:
+		d, err = discovery.PCI(host, function)
+		d.Includes = []string{function.Path}
+	case location != "":
+		err = fmt.Errorf("attribute busname: no PCI function of FuriosaAI's: %.32q", location)
+	}
+	// Its name is the same whether the driver says where it is or not.
+	d.Name, d.Source = strings.ToLower(chip.model)+"-"+card, mgmt.Path
+	d.Attributes.SetString("kind", "npu")
+	d.Attributes.SetString("vendor", "furiosa")
+	d.Attributes.SetString("model", chip.model)
+	d.Capacity.Set("cores", chip.cores)
+	serial, _ := attrs.Text("device_sn")
+	uuid, _ := attrs.Text("device_uuid")
+	d.Attributes.SetString("serial", serial)
+	d.Attributes.SetString("uuid", uuid)
+	d.Identity = uuid
+	version, _ := attrs.Text("version")
+	firmware, _ := attrs.Text("fw_version")
+	d.Attributes.SetVersion("driverVersion", before(version))
+	d.Attributes.SetVersion("firmwareVersion", before(firmware))
+	d.Facts = facts(strings.ToLower(chip.model), version)
+	if uuid != "" {
+		d.Classic = []discovery.Offer{{Resource: "furiosa.ai/" + strings.ToLower(chip.model), IDs: []string{uuid}}}
+	}
+	alive, _ := attrs.Text("alive") // Warboy's alone
+	nodes, nodesErr := nodesOf(host, mgmt, chip.dir, card, chip.nodes)
+	d.Edits.DeviceNodes = nodes
+	d.Health = discovery.NodeHealth(host, nodes)
+	if alive == "0" {
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "the driver says that its firmware is not alive"}
+	}
+	return d, errors.Join(err, attrs.Err(), nodesErr)
+}
+
+// before returns the numbers of a version such as "1.6.0, c1bebfd", which are followed
+// by those of a commit.
+func before(version string) string {
+	numbers, _, _ := strings.Cut(version, ",")
+	return strings.TrimSpace(numbers)
+}
+
+// nodesOf returns the nodes of a card: the one that manages it, and those of its cores,
+// channels and memory that the driver has made. The kernel shows the numbers of the
+// first.
+func nodesOf(host *discovery.Host, mgmt sysfs.Device, dir, card, names string) ([]*specs.DeviceNode, error) {
+	managing, err := discovery.Node(mgmt, "/dev")
+	nodes := []*specs.DeviceNode{managing}
+	entries, listErr := fs.ReadDir(host.FS, dir)
+	if errors.Is(listErr, fs.ErrNotExist) {
+		listErr = nil
+	}
+	own := regexp.MustCompile("^" + card + "(" + names + ")$")
+	for _, entry := range entries {
+		if node := "/" + dir + "/" + entry.Name(); own.MatchString(entry.Name()) && node != managing.Path {
+			nodes = append(nodes, &specs.DeviceNode{Path: node, HostPath: node, Permissions: "rw"})
+		}
+	}
+	slices.SortFunc(nodes[1:], func(a, b *specs.DeviceNode) int { return strings.Compare(a.Path, b.Path) })
+	return nodes, errors.Join(err, listErr)
+}
+
+// labels are those of FuriosaAI's feature discovery, by its documentation.
+var labels = []discovery.Labels{{Set: map[string]string{
+	"furiosa.ai/npu.count":                   "{silicon}",
+	"furiosa.ai/npu.family":                  "{product}",
+	"furiosa.ai/npu.product":                 "{product}",
+	"furiosa.ai/npu.driver.version":          "{driverVersion}",
+	"furiosa.ai/npu.driver.version.major":    "{driverVersion.major}",
+	"furiosa.ai/npu.driver.version.minor":    "{driverVersion.minor}",
+	"furiosa.ai/npu.driver.version.patch":    "{driverVersion.patch}",
+	"furiosa.ai/npu.driver.version.metadata": "{commit}",
+}}}
+
+// facts are what only labels say of a card.
+func facts(product, version string) map[string]string {
+	facts := map[string]string{"product": product}
+	if _, commit, there := strings.Cut(version, ","); there {
+		facts["commit"] = strings.TrimSpace(commit)
+	}
+	return facts
+}

@@ -1,0 +1,88 @@
+// Package hailo describes Hailo's accelerators on PCIe, as the hailo_pci driver of
+// hailo-ai/hailort-drivers shows them in /sys, and of which Raspberry Pi's kernel has
+// a copy (drivers/media/pci/hailo). Which card a chip is on, the firmware alone knows.
+package hailo
+
+import (
+	"errors"
+	"fmt"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+const vendor = "1e60"
+
+// Family is Hailo's accelerators.
+var Family = &discovery.Family{
+	Name: "hailo",
+	Doc:  "Hailo's accelerators on PCIe, Hailo-8 and later",
+	Match: []discovery.Match{
+		{Class: "hailo_chardev", Name: "hailo[0-9]*"},
+		{Bus: "pci", Vendor: vendor, Driver: "hailo"},
+		{Bus: "pci", Vendor: vendor, Unbound: true},
+	},
+	Describe: describe,
+}
+
+// architectures are chips by their PCI device IDs (PCI_DEVICE_ID_HAILO_HAILO8 and the
+// like in the driver's sources). A Hailo-8L has the ID of a Hailo-8.
+var architectures = map[string]string{"2864": "hailo8", "45c4": "hailo10h", "43a2": "hailo15l"}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	functions := make(map[string]sysfs.Device) // by PCI address
+	for _, d := range found {
+		if sysfs.IsPCIAddress(d.Name()) {
+			functions[d.Name()] = d
+		}
+	}
+	version, _ := host.ReadText("/sys/module/hailo_pci/version")
+	for _, found := range found {
+		var d discovery.Device
+		var err error
+		switch {
+		case !sysfs.IsPCIAddress(found.Name()):
+			d, err = describeChip(host, found, functions)
+			d.Attributes.SetVersion("driverVersion", version)
+		case found.Driver() == "":
+			d, err = discovery.Unbound(host, found, "npu", "hailo")
+		default:
+			continue // described by its class device
+		}
+		problems = append(problems, discovery.Problems(d.Name, err)...)
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+// describeChip describes a chip by its class device. Of older drivers that is below no
+// PCI function, and an attribute says which one it is for.
+func describeChip(host *discovery.Host, class sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
+	d := discovery.Device{Attributes: discovery.Attributes{}, Capacity: discovery.Capacity{}}
+	attrs := class.Attrs()
+	location, _ := attrs.Text("board_location")
+	function, known := class.PCIFunction()
+	if !known {
+		function, known = functions[location]
+	}
+	var err error
+	switch {
+	case known:
+		d, err = discovery.PCI(host, function)
+		d.Attributes.SetString("architecture", architectures[d.Attributes.String("pciDevice")])
+		d.Includes = []string{function.Path}
+	case location != "":
+		err = fmt.Errorf("attribute board_location: no PCI function of Hailo's: %.32q", location)
+	}
+	// Its name is the same whether the driver says where it is or not.
+	d.Name, d.Source = discovery.DeviceName(class), class.Path
+	d.Attributes.SetString("kind", "npu")
+	d.Attributes.SetString("vendor", "hailo")
+	node, nodeErr := discovery.Node(class, "/dev")
+	d.Edits.DeviceNodes = []*specs.DeviceNode{node}
+	d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{class.Name()}}}
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	return d, errors.Join(err, attrs.Err(), nodeErr)
+}

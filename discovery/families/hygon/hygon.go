@@ -1,0 +1,77 @@
+// Package hygon describes Hygon's DCUs, whose driver, hycu or hydcu, descends from amdgpu.
+// Their files in /sys are those that Project-HAMi/dcu-vgpu-device-plugin reads, and their
+// nodes those that it gives to containers. It divides no DCU (vDCU).
+package hygon
+
+import (
+	"errors"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+const vendor = "1d94"
+
+// Family is Hygon's DCUs.
+var Family = &discovery.Family{
+	Name: "hygon",
+	Doc:  "Hygon's DCUs",
+	Match: []discovery.Match{
+		{Bus: "pci", Vendor: vendor, Driver: "hycu"},
+		{Bus: "pci", Vendor: vendor, Driver: "hydcu"},
+	},
+	CommonNodes: control,
+	Describe:    describe,
+}
+
+// control are the nodes by which all DCUs are computed with, and which give access to
+// none.
+var control = []string{"/dev/kfd", "/dev/mkfd"}
+
+func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	for _, function := range found {
+		d, err := describeDCU(host, function)
+		problems = append(problems, discovery.Problems(d.Name, err)...)
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
+func describeDCU(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
+	d, err := discovery.PCI(host, function)
+	errs := []error{err}
+	d.Attributes.SetString("kind", "gpu")
+	d.Attributes.SetString("vendor", "hygon")
+	if version, err := host.ReadText("/sys/module/" + function.Driver() + "/version"); err == nil {
+		d.Attributes.SetVersion("driverVersion", version)
+	}
+	render := false
+	for _, minor := range function.Children("drm") {
+		if card := strings.HasPrefix(minor.Name(), "card"); !card && !strings.HasPrefix(minor.Name(), "renderD") || strings.Contains(minor.Name(), "-") {
+			continue // a connector, or a node that newer kernels have no more
+		} else if !card {
+			render = true
+		}
+		node, err := discovery.Node(minor, "/dev")
+		d.Edits.DeviceNodes, errs = append(d.Edits.DeviceNodes, node), append(errs, err)
+	}
+	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	switch {
+	case !render && d.Health.Status == discovery.Healthy:
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "it has no render node"}
+	case d.Health.Status == discovery.Healthy && !host.Exists(control[0]):
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node " + control[0] + " is missing"}
+	}
+	for _, path := range control {
+		if host.Exists(path) {
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{Path: path, HostPath: path, Permissions: "rw"})
+		}
+	}
+	// The ID is that of ROCm's plugin, from which Hygon's descends and whose IDs are
+	// not public. Which DCU a pod has by another ID, its nodes tell.
+	d.Classic = []discovery.Offer{{Resource: "hygon.com/dcu", IDs: []string{function.Name()}}}
+	return d, errors.Join(errs...)
+}
