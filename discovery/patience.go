@@ -28,6 +28,7 @@ type patient struct {
 // hang is a read that does not end.
 type hang struct {
 	step
+	of   *view
 	what string // the directory of a PCI function, or else the file
 }
 
@@ -90,21 +91,42 @@ func (p *patient) notify() {
 // patience or longer, and reports whether it has. The device that hangs is then
 // not read until that read ends.
 func (p *patient) leave(v *view) bool {
-	at := v.now()
-	if at.op == "" || time.Since(at.since) < p.patience/2 {
+	if !p.suspect(v, p.patience/2) {
 		return false
 	}
-	h := &hang{at, hangUnit(at.file)}
 	v.left.Store(true)
-	p.change(func(hung []*hang) []*hang { return append(hung, h) })
-	go func() {
-		<-v.ended
-		p.change(func(hung []*hang) []*hang {
-			return slices.DeleteFunc(hung, func(other *hang) bool { return other == h })
-		})
-		p.notify()
-	}()
 	return true
+}
+
+// suspect reports whether one read has kept a view for so long. Nothing else of the
+// device is read then, by any view, until that read ends.
+func (p *patient) suspect(v *view, lasted time.Duration) bool {
+	at := v.now()
+	if at.op == "" || time.Since(at.since) < lasted {
+		return false
+	}
+	p.change(func(hung []*hang) []*hang {
+		if slices.ContainsFunc(hung, func(h *hang) bool { return h.of == v }) {
+			return hung
+		}
+		return append(hung, &hang{at, v, hangUnit(at.file)})
+	})
+	if v.now() != at {
+		p.answered(v)
+	}
+	return true
+}
+
+// answered forgets that a read of the view hung.
+func (p *patient) answered(v *view) {
+	mine := func(h *hang) bool { return h.of == v }
+	if !slices.ContainsFunc(*p.hung.Load(), mine) {
+		return
+	}
+	p.change(func(hung []*hang) []*hang { return slices.DeleteFunc(hung, mine) })
+	if v.left.Load() {
+		p.notify()
+	}
 }
 
 // await returns what is read of the host. It is read again without what hangs,
@@ -194,7 +216,10 @@ func (v *view) step(op, file string, do func() error) error {
 		return &fs.PathError{Op: op, Path: file, Err: errHangs}
 	}
 	v.note(step{op, file, time.Now()})
-	defer v.note(step{})
+	defer func() {
+		v.note(step{})
+		v.patient.answered(v)
+	}()
 	return do()
 }
 

@@ -338,6 +338,37 @@ func TestWatchOfADriverThatHangs(t *testing.T) {
 	})
 }
 
+// Devices of a driver that all hang cost their family no more time than one: the others are
+// offered after the same ten seconds. Each file that hangs is read once.
+func TestWatchOfSeveralDevicesThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := machine()
+		want := all()
+		var files []string
+		for i := range 8 {
+			address := fmt.Sprintf("0000:1%d:00.0", i)
+			for file, content := range map[string]string{"vendor": "0x1111", "device": "0x0001", "class": "0x030000", "label": "first"} {
+				host.write(pciDir+address+"/"+file, content)
+			}
+			if i == 7 {
+				want["17-00-0"] = "gpu first"
+				break
+			}
+			files = append(files, pciDir+address+"/label")
+			defer host.block(files[i])()
+		}
+		w, stop := watchMachine(t, host, machineFamilies()...)
+		defer stop()
+		w.want(11*time.Second, want)
+		w.want(10*time.Minute, want)
+		for _, file := range files {
+			if n := host.asked[file]; n != 1 {
+				t.Errorf("%s was read %d times", file, n)
+			}
+		}
+	})
+}
+
 // A family that takes its time with no one file to blame is read once at a time.
 // Its devices keep their last look meanwhile, leftovers get none of them, and its
 // late answer counts.
@@ -431,7 +462,8 @@ func TestOnceOfAHostThatHangs(t *testing.T) {
 	}{
 		"nothing":           {nil, "a 01-00-0 02-00-0 03-00-0 04-00-0", "", 0},
 		"a device":          {[]string{label1}, "a 02-00-0 03-00-0 04-00-0", "pci-0000-01-00-0: read " + label1 + ": does not answer", 10 * time.Second},
-		"one after another": {[]string{label1, pciDir + gpu2 + "/label"}, "a 03-00-0 04-00-0", "pci-0000-02-00-0: read " + pciDir + gpu2 + "/label: does not answer", 20 * time.Second},
+		"all of a family":   {[]string{label1, pciDir + gpu2 + "/label"}, "a 03-00-0 04-00-0", "pci-0000-02-00-0: read " + pciDir + gpu2 + "/label: does not answer", 10 * time.Second},
+		"one after another": {[]string{label1, pciDir + gpu2 + "/label", pciDir + gpu2 + "/vendor"}, "a 03-00-0 04-00-0", "pci-0000-02-00-0: read " + pciDir + gpu2 + "/vendor: does not answer", 20 * time.Second},
 		"a list":            {[]string{"sys/class/widget"}, "01-00-0 02-00-0 03-00-0 04-00-0", "readdir sys/class/widget: does not answer", 10 * time.Second},
 		"no one file":       {[]string{"slow"}, "a 01-00-0 02-00-0 03-00-0 04-00-0", "slow: no answer in 10s", 10 * time.Second},
 		"all of a bus":      {[]string{"sys/bus/pci/devices"}, "a", "readdir sys/bus/pci/devices: does not answer", 10 * time.Second},

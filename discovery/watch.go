@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+
+	"chandler.dev/discovery/sysfs"
 )
 
 // Watch is how a host is watched. Its zero value watches for ever, at the
@@ -172,12 +174,34 @@ func (s *scanner) read(ctx context.Context, families []*Family, m matches, befor
 		}
 	}
 	limit := time.Now().Add(s.patience)
+	alone := s.alone(ctx, families, looks, readings)
 	for i, f := range families {
 		if readings[i] != nil {
 			looks[i] = s.answer(ctx, f, looks[i], readings[i], limit)
 		}
 	}
+	for _, r := range alone {
+		s.leave(r.view)
+	}
 	return looks
+}
+
+// alone begins to read each device alone of families that one read has kept for a while.
+// So all that hang of a driver are known after one patience, instead of one after each.
+func (s *scanner) alone(ctx context.Context, families []*Family, looks []look, readings []*reading[look]) (alone []*reading[look]) {
+	soon := time.Now().Add(s.patience / 4)
+	for i, f := range families {
+		r := readings[i]
+		if r == nil || r.late || r.wait(ctx, time.Until(soon)) || !s.suspect(r.view, s.patience/8) {
+			continue
+		}
+		for _, d := range looks[i].matched {
+			one := looks[i]
+			one.matched = []sysfs.Device{d}
+			alone = append(alone, begin(s.patient, func(host *Host) look { return one.in(host.FS).read(f, host) }))
+		}
+	}
+	return alone
 }
 
 // answer returns what a reading has found of a family. If it has not ended at
