@@ -217,18 +217,22 @@ func PermitMknod(nodes []*specs.DeviceNode) {
 }
 
 // NodeHealth reads from the host's /dev whether the nodes of a device are
-// there. It opens none of them.
+// there, and are not another's. It opens none of them.
 func NodeHealth(host *Host, nodes []*specs.DeviceNode) Health {
 	if len(nodes) == 0 {
 		return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "the kernel has no device node for it"}
 	}
 	for _, node := range nodes {
-		_, err := fs.Stat(host.FS, strings.TrimPrefix(node.HostPath, "/"))
+		info, err := fs.Stat(host.FS, strings.TrimPrefix(node.HostPath, "/"))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: fmt.Sprintf("device node %s is missing", node.HostPath)}
 		case err != nil:
 			return Health{Status: Unknown, Reason: fmt.Sprintf("device node %s cannot be looked at: %v", node.HostPath, err)}
+		case nodeType(info.Mode()) != "": // else a stand-in of a host that was laid out
+			if _, err := CheckNode(node, info); err != nil {
+				return Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: err.Error()}
+			}
 		}
 	}
 	return Health{Status: Healthy}

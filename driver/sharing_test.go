@@ -203,7 +203,9 @@ func TestClaimsOfTwoForms(t *testing.T) {
 // not. A claim that was allocated before the number changed has one of the earlier shares.
 func TestNumberOfSharesChanges(t *testing.T) {
 	for name, claims := range map[string]func(i int) *resourceapi.ResourceClaim{
-		"shares":          func(i int) *resourceapi.ResourceClaim { return taking(claim(fmt.Sprint(i), "a"), discovery.Shares, "1") },
+		"shares": func(i int) *resourceapi.ResourceClaim {
+			return taking(claim(fmt.Sprint(i), "a"), discovery.Shares, "1")
+		},
 		"numbered shares": func(i int) *resourceapi.ResourceClaim { return claim(fmt.Sprint(i), rules.ShareName("a", i, 8)) },
 	} {
 		t.Run(name, func(t *testing.T) {

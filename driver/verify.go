@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-	"syscall"
 
-	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -76,36 +74,9 @@ func nodeOnHost(host fs.FS, edit *specs.DeviceNode) (ledger.Node, error) {
 	if err != nil {
 		return ledger.Node{}, fmt.Errorf("device node %s: %w", name, err)
 	}
-	found := ledger.Node{Path: name, Type: typeOf(info.Mode())}
-	wanted := edit.Type
-	if wanted == "u" {
-		wanted = "c" // the same, unbuffered
+	found, err := discovery.CheckNode(edit, info)
+	if err != nil {
+		return ledger.Node{}, err
 	}
-	if found.Type == "" || wanted != "" && found.Type != wanted {
-		return ledger.Node{}, fmt.Errorf("device node %s is of type %v on the host, want %q", name, info.Mode().Type(), wanted)
-	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || found.Type == "p" {
-		return found, nil // a file system that has no numbers
-	}
-	found.Major, found.Minor = unix.Major(uint64(stat.Rdev)), unix.Minor(uint64(stat.Rdev))
-	numbered := edit.Major != 0 || edit.Minor != 0
-	if numbered && (int64(found.Major) != edit.Major || int64(found.Minor) != edit.Minor) {
-		return ledger.Node{}, fmt.Errorf("device node %s is %d:%d on the host, want %d:%d", name, found.Major, found.Minor, edit.Major, edit.Minor)
-	}
-	return found, nil
-}
-
-// typeOf returns the type of a device node as CDI writes it, "" if the file is
-// no device node.
-func typeOf(mode fs.FileMode) string {
-	switch {
-	case mode&fs.ModeCharDevice != 0:
-		return "c"
-	case mode&fs.ModeDevice != 0:
-		return "b"
-	case mode&fs.ModeNamedPipe != 0:
-		return "p"
-	}
-	return ""
+	return ledger.NodesIn([]*specs.DeviceNode{found})[0], nil
 }
