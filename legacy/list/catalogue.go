@@ -38,15 +38,30 @@ func CatalogueOf(devices []discovery.Device) Catalogue {
 			c.nodes = append(c.nodes, own)
 		}
 		for _, offer := range d.Classic {
-			for _, id := range offer.IDs {
-				c.known[id] = c.known[id].with(d, offer)
-				if stem := offer.Before(id); stem != id {
-					c.stems[stem] = c.stems[stem].with(d, offer)
-				}
-			}
+			c.add(d, offer)
 		}
 	}
 	return c
+}
+
+// add enters what the IDs of an offer stand for. The IDs of one device share a unit.
+func (c Catalogue) add(d discovery.Device, offer discovery.Offer) {
+	alone := (*Unit)(nil).with(d, offer)
+	enter := func(units map[string]*Unit, key string) {
+		switch units[key] {
+		case alone:
+		case nil:
+			units[key] = alone
+		default:
+			units[key] = units[key].with(d, offer)
+		}
+	}
+	for _, id := range offer.IDs {
+		enter(c.known, id)
+		if stem := offer.Before(id); stem != id {
+			enter(c.stems, stem)
+		}
+	}
 }
 
 // Find returns what an ID stands for, or would be a share of; nil if nothing is
