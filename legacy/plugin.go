@@ -345,6 +345,9 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 	var grants []*ledger.Grant
 	now, stock := time.Now(), p.present()
 	all := len(slices.Concat(requests...))
+	if id, twice := repeated(slices.Concat(requests...)); twice {
+		return nil, fmt.Errorf("%s: device %q: asked for twice in one call", resource, id)
+	}
 	for _, ids := range requests {
 		units, err := l.LookUp(ids)
 		if err != nil {
@@ -378,6 +381,18 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 	signal(p.ask)
 	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)
 	return responses, nil
+}
+
+// repeated returns an ID that is there twice.
+func repeated(ids []string) (id string, twice bool) {
+	seen := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		if seen[id] {
+			return id, true
+		}
+		seen[id] = true
+	}
+	return "", false
 }
 
 // signal tells a channel of capacity 1 that there is something to do.

@@ -589,6 +589,16 @@ func TestAllocateRefuses(t *testing.T) {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
+	// The kubelet asks for one container at a time, and for each ID once.
+	for name, requests := range map[string][]*pluginapi.ContainerAllocateRequest{
+		"one container":  {{DevicesIds: []string{"a", "a"}}},
+		"two containers": {{DevicesIds: []string{"a"}}, {DevicesIds: []string{"a"}}},
+	} {
+		_, err := registered.API.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: requests})
+		if err == nil || !strings.Contains(err.Error(), `example.com/gpu: device "a": asked for twice in one call`) {
+			t.Errorf("twice for %s: %v", name, err)
+		}
+	}
 	if _, held := holder(p, "gpu-a"); held {
 		t.Error("what was refused is held")
 	}

@@ -20,7 +20,7 @@ import (
 // socket again.
 func (d *Directory) register(ctx context.Context, p *plugin) (registration, error) {
 	if err := d.dir.probe(ctx); err != nil {
-		return registration{}, unavailable{err}
+		return registration{}, unavailable{fmt.Errorf("register %s: %w", p.resource, err)}
 	}
 	// Only now is it the socket of a kubelet that lives. One that was killed leaves its
 	// own, and who takes that for its follower's would register there once more and end
@@ -32,7 +32,7 @@ func (d *Directory) register(ctx context.Context, p *plugin) (registration, erro
 	}
 	if err := e.announce(ctx); err != nil {
 		e.close()
-		return registration{}, fmt.Errorf("register %s: %w", p.resource, err)
+		return registration{}, fmt.Errorf("register %s with the kubelet at %s: %w", p.resource, d.dir.path(kubeletSocket), inWords(err))
 	}
 	d.mu.Lock()
 	p.socket = e.path
@@ -65,6 +65,18 @@ func (e *endpoint) announce(ctx context.Context) error {
 	})
 	if status.Code(err) == codes.Unavailable {
 		return unavailable{err}
+	}
+	return err
+}
+
+// inWords says what an answer to a registration means that is none of a kubelet's
+// own words.
+func inWords(err error) error {
+	switch status.Code(err) {
+	case codes.Unimplemented:
+		return fmt.Errorf("the kubelet takes no device plugins of version %s: %w", pluginapi.Version, err)
+	case codes.Canceled, codes.DeadlineExceeded:
+		return fmt.Errorf("the kubelet does not answer: %w", err)
 	}
 	return err
 }

@@ -373,3 +373,54 @@ func TestEndWhileRegistering(t *testing.T) {
 	cancel()
 	p.Linger(ctx)
 }
+
+// Something at the kubelet's socket that is no kubelet, or one that takes no device
+// plugins, gets no registration and leaves no socket of ours. The reason names the
+// resource, the step and the kubelet's socket. A kubelet that comes after it is
+// registered with.
+func TestWhatIsNoKubelet(t *testing.T) {
+	for does, want := range map[kubelettest.Odds]string{
+		kubelettest.Gone:    "connection refused",
+		kubelettest.Garbage: "Unavailable",
+		kubelettest.HangsUp: "Unavailable",
+		kubelettest.Silent:  "the kubelet does not answer",
+		"not supported":     "the kubelet takes no device plugins of version v1beta1",
+	} {
+		t.Run(string(does), func(t *testing.T) {
+			t.Parallel()
+			k := kubelettest.New(t)
+			socket := filepath.Join(k.Dir, kubeletSocket)
+			var stop func()
+			if does == "not supported" {
+				server := grpc.NewServer()
+				kubelettest.Serve(t, server, socket)
+				stop = server.Stop
+			} else {
+				stop = kubelettest.Odd(t, socket, does)
+			}
+			d := New(k.Dir, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			_, err := d.register(ctx, &plugin{resource: gpuResource, server: lister{}})
+			if err == nil {
+				t.Fatal("registered")
+			}
+			for _, want := range []string{"register " + gpuResource, socket, want} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q is not in: %v", want, err)
+				}
+			}
+			if left := k.Sockets(); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+			serve(t, d)
+			watch(t, d)
+			time.Sleep(50 * time.Millisecond) // in which it is tried
+			stop()
+			k.Start()
+			if said := k.Plugin(gpuResource, 1); said.Request.ResourceName != gpuResource {
+				t.Errorf("registered: %v", said.Request)
+			}
+		})
+	}
+}
