@@ -15,7 +15,7 @@ const (
 )
 
 // programWord matches what begins a line that starts a plugin.
-var programWord = regexp.MustCompile(`(?m)\A(?:\s*#.*\n|\s*\n)*\s*(?:--?[a-zA-Z]|\S*(?:device-plugin|deviceplugin|device-dp|_plugin|gpushare)\S*\s+-|(?:docker|podman|nerdctl)\s+run\b|helm\s+(?:install|upgrade|template)\b)`)
+var programWord = regexp.MustCompile(`(?m)\A(?:\s*#.*\n|\s*\n)*\s*(?:\$\s+)?(?:sudo\s+)?(?:--?[a-zA-Z]|\S*(?:device-plugin|deviceplugin|device-dp|_plugin|gpushare)\S*\s+-|(?:docker|podman|nerdctl)\s+run\b|helm\s+(?:install|upgrade|template)\b)`)
 
 // looksLikeArguments reports whether a text is what is written after the name of
 // a program.
@@ -61,10 +61,13 @@ func variablesOf(file, text string) value {
 	return value{node: object(1, envField, env), file: file}
 }
 
+// prompt matches what documentation has before commands.
+var prompt = regexp.MustCompile(`(?m)^\s*\$\s+(?:sudo\s+)?|\A\s*sudo\s+`)
+
 // argumentsOf returns a container with the arguments.
 func argumentsOf(file, text string) value {
 	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: 1}
-	text = strings.ReplaceAll(text, "\\\n", "  ")
+	text = strings.ReplaceAll(prompt.ReplaceAllString(text, ""), "\\\n", "  ")
 	args.Content = words(text, 1)
 	return value{node: object(1, argsField, args), file: file}
 }
@@ -84,9 +87,14 @@ func words(text string, line int) (words []*yaml.Node) {
 	escaped := false
 	for i := 0; i < len(text); i++ {
 		c := rune(text[i])
-		if began == 0 && (c == '{' || c == '[') {
+		assigned := quote == 0 && !escaped && strings.HasSuffix(word.String(), "=")
+		if (began == 0 || assigned) && (c == '{' || c == '[') {
 			n := balanced(text[i:])
-			words = append(words, scalar(text[i:i+n], line))
+			if began == 0 {
+				began = line
+			}
+			word.WriteString(text[i : i+n])
+			end()
 			line += strings.Count(text[i:i+n], "\n")
 			i += n - 1
 			continue

@@ -99,7 +99,7 @@ func (h *hami) runs(c container) bool {
 	if c.names("vgpumonitor", "vgpu-monitor", "hami-scheduler", "vgpu-scheduler") && !c.names("device-plugin") {
 		return false
 	}
-	return c.names("hami", "vgpu-device-plugin", "4pdosc/k8s-device-plugin", "4pdosc/k8s-vdevice", "volcano-vgpu") && (c.names("device-plugin") || c.image == "") || c.hasFlag("device-split-count", "device-memory-scaling", "device-cores-scaling")
+	return c.names("hami", "vgpu-device-plugin", "4pdosc/k8s-device-plugin", "4pdosc/k8s-vdevice", "volcano-vgpu") && (c.names("device-plugin") || c.image == "") || c.hasFlag("device-split-count", "device-memory-scaling", "device-cores-scaling") || c.image == "" && c.env["DEVICE_SPLIT_COUNT"].there()
 }
 
 func (h *hami) read(v value) {

@@ -86,7 +86,7 @@ func (i *intel) isMapping(v value) bool {
 // isValues recognises the values of the plugin's chart, by what only it has or by
 // its name.
 func (i *intel) isValues(v value) bool {
-	if v.hasAny("apiVersion", "kind") {
+	if v.hasAny("apiVersion", "kind", argsField, "command") { // these are of a container
 		return false
 	}
 	if v.hasAny(i.plugin.own...) {

@@ -73,6 +73,7 @@ func (k *kubevirt) permitted(v value) value {
 		{"configuration", "permittedHostDevices"},
 		{"spec", "configuration", "permittedHostDevices"},
 		{"spec", "permittedHostDevices"},
+		{"spec", "virtualization", "permittedHostDevices"}, // HyperConverged v1
 	} {
 		if found := v.at(at...); found.isMap() {
 			return found
@@ -114,12 +115,12 @@ func (k *kubevirt) read(v value) {
 // rest notes what else such an object says.
 func (k *kubevirt) rest(v, list value) {
 	var rest []value
-	for _, at := range []value{v.at("spec"), v.at("spec", "configuration")} {
+	for _, at := range []value{v.at("spec"), v.at("spec", "configuration"), v.at("spec", "virtualization")} {
 		for name, field := range at.fields() {
 			switch {
 			case name == "mediatedDevicesConfiguration":
 				k.im.say(field, "KubeVirt makes these vGPUs as before")
-			case name != "configuration" && field.path != list.path:
+			case name != "configuration" && name != "virtualization" && field.path != list.path:
 				rest = append(rest, field)
 			}
 		}

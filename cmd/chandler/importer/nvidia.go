@@ -147,7 +147,8 @@ func (n *nvidia) isValues(v value) bool {
 			return true
 		}
 	}
-	return v.hasAny("migStrategy", "deviceListStrategy", "deviceIDStrategy", "compatWithCPUManager", "nvidiaDriverRoot") || n.isOperator(v)
+	return v.hasAny("migStrategy", "deviceListStrategy", "deviceIDStrategy", "compatWithCPUManager", "nvidiaDriverRoot") || n.isOperator(v) ||
+		v.isMap() && strings.Contains(n.im.chart, "nvidia-device-plugin")
 }
 
 // finish reads the settings, and those of each configuration of which some nodes read
@@ -328,6 +329,10 @@ func (n *nvidia) runs(c container) bool {
 
 func (n *nvidia) isPlugin(c container) bool {
 	if strings.Contains(c.image, "nvidia/k8s-device-plugin") || c.names("nvidia-device-plugin") {
+		return true
+	}
+	variables := func(name string) bool { return c.env[name].there() }
+	if c.image == "" && slices.ContainsFunc([]string{"MIG_STRATEGY", "DEVICE_LIST_STRATEGY", "DEVICE_ID_STRATEGY", "PASS_DEVICE_SPECS", "NVIDIA_DRIVER_ROOT"}, variables) {
 		return true
 	}
 	return c.image == "" && c.hasFlag("mig-strategy", "device-list-strategy", "device-id-strategy", "fail-on-init-error", "pass-device-specs", "nvidia-driver-root", "mps-root")

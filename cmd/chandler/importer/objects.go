@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -77,8 +78,35 @@ func containerOf(v value) container {
 			}
 		}
 	}
+	c.args = unshelled(c.args)
 	c.setEnv(v.at(envField))
 	return c
+}
+
+// script matches the flag of a shell that has the next argument be a script.
+var script = regexp.MustCompile(`^-[a-z]*c$`)
+
+// unshelled returns arguments in which the script of a shell, as of sh -c, is split into
+// the words that it consists of.
+func unshelled(args []value) []value {
+	if len(args) == 0 || !slices.Contains([]string{"sh", "ash", "bash", "dash"}, path.Base(args[0].text())) {
+		return args
+	}
+	i := slices.IndexFunc(args, func(arg value) bool { return script.MatchString(arg.text()) }) + 1
+	if i > 0 && i < len(args) && args[i].text() == "--" {
+		i++
+	}
+	if i == 0 || i == len(args) {
+		return args
+	}
+	var out []value
+	for _, word := range words(strings.ReplaceAll(args[i].node.Value, "\\\n", "  "), 1) {
+		word.Value, word.Line = strings.TrimRight(word.Value, ";"), args[i].node.Line
+		arg := args[i]
+		arg.node = word
+		out = append(out, arg)
+	}
+	return out
 }
 
 // imageOf returns an image, which charts have in parts.
@@ -124,7 +152,9 @@ func (im *importer) document(v value) (known bool, err error) {
 		return true, nil
 	}
 	if wrapped, ok := im.values(v); ok {
-		return im.document(wrapped)
+		known, err := im.document(wrapped)
+		im.chart = ""
+		return known, err
 	}
 	if pod := podOf(v); pod.there() && im.pod(pod) {
 		return true, nil

@@ -94,7 +94,9 @@ const sharedPrefix = "rdma"
 
 // pool reads a pool of adapters that containers have together.
 func (r *rdmaShared) pool(v value) {
-	r.im.unknownExcept(v, "resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors")
+	fields := []string{"resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors"}
+	v = v.spelled(fields...)
+	r.im.unknownExcept(v, fields...)
 	name := cmp.Or(v.at("resourcePrefix").text(), sharedPrefix) + "/" + v.at("resourceName").text()
 	count := v.at("rdmaHcaMax")
 	replicas, ok := count.number()
@@ -110,8 +112,9 @@ func (r *rdmaShared) pool(v value) {
 			chosen[attribute] = values
 		}
 	}
-	selectors := v.at("selectors")
-	r.im.unknownExcept(selectors, "vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
+	fields = []string{"vendors", "deviceIDs", "drivers", "ifNames", "linkTypes"}
+	selectors := v.at("selectors").spelled(fields...)
+	r.im.unknownExcept(selectors, fields...)
 	one(text("pciVendor"), ids(selectors.at("vendors")))
 	one(text("pciDevice"), ids(selectors.at("deviceIDs")))
 	one(text("driver"), selectors.at("drivers").texts())

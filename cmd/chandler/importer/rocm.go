@@ -1,6 +1,10 @@
 package importer
 
-import "strings"
+import (
+	"strings"
+
+	"chandler.dev/api/v1alpha1"
+)
 
 // rocm reads what is written for AMD's GPU device plugin, by itself or under the
 // GPU operator (cmd/k8s-device-plugin and helm/amd-gpu in ROCm/k8s-device-plugin,
@@ -20,7 +24,7 @@ func newROCm(im *importer) *format {
 		{name: "driver_type", fate: lost, fine: []string{"container"}, why: "GPUs under vfio are offered where an entry of resources names them"},
 		{name: "device-count", env: "AMD_GPU_DEVICE_COUNT", at: "gpu.device_count", why: notDone},
 		{name: "config-file", env: "CONFIG_FILE_PATH", why: notDone},
-		{at: "gpu", why: notDone},
+		{name: "replicas", at: "gpu.replicas", do: r.replicas},
 		{in: "labeller.enabled", do: r.labels},
 		{in: "node_selector_enabled", fate: carried},
 		{in: "node_selector", fate: carried},
@@ -39,7 +43,7 @@ func newROCm(im *importer) *format {
 }
 
 func (r *rocm) isFile(v value) bool {
-	return v.at("gpu").has("device_count") && !v.hasAny("kind", "apiVersion")
+	return v.at("gpu").hasAny("device_count", "replicas") && !v.hasAny("kind", "apiVersion")
 }
 
 func (r *rocm) isValues(v value) bool {
@@ -47,8 +51,11 @@ func (r *rocm) isValues(v value) bool {
 	return strings.Contains(repository, "rocm") || v.at("dp").isMap() && v.at("lbl").isMap() || v.has("dp", "labeller")
 }
 
+// isOperator recognises the object of the GPU operator, and the part of the values of its
+// chart of which the chart makes one.
 func (r *rocm) isOperator(v value) bool {
-	return v.at("kind").text() == "DeviceConfig" && strings.HasPrefix(v.at("apiVersion").text(), "amd.com/")
+	return v.at("kind").text() == "DeviceConfig" && strings.HasPrefix(v.at("apiVersion").text(), "amd.com/") ||
+		v.at("spec", "devicePlugin").hasAny("devicePluginArguments", "devicePluginImage", "enableDevicePlugin", "enableNodeLabeller")
 }
 
 func (r *rocm) read(v value) {
@@ -68,6 +75,10 @@ func (r *rocm) read(v value) {
 // operator reads the object of the GPU operator.
 func (r *rocm) operator(v value) {
 	plugin := v.at("spec", "devicePlugin")
+	if enabled := plugin.at("enableDevicePlugin"); enabled.there() && !enabled.is() {
+		r.im.say(enabled, "the operator starts no device plugin")
+		return
+	}
 	for name, said := range plugin.at("devicePluginArguments").fields() {
 		if o := r.settings.find(func(o *option) bool { return o.name == name }); o != nil {
 			r.settings.put(o, said, inFlags)
@@ -98,6 +109,17 @@ func (r *rocm) container(c container) {
 		return
 	}
 	r.settings.flags(c)
+}
+
+// replicas reads how many containers may have a GPU (ROCm/k8s-device-plugin#189).
+func (r *rocm) replicas(v value) {
+	n, ok := v.number()
+	switch {
+	case !ok || n < 0:
+		r.im.lost(v, "is no number of containers; the plugin does not start with it")
+	case n > 1:
+		r.im.share(v, all([]string{oneOf(familyAttribute, []string{"amdgpu"}), oneOf(kindAttribute, []string{"gpu"})}), v1alpha1.Sharing{Replicas: n})
+	}
 }
 
 // labels says who labels nodes.

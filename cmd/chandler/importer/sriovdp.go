@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"regexp"
@@ -47,7 +48,7 @@ func (s *sriovdp) runs(c container) bool {
 }
 
 func (s *sriovdp) is(v value) bool {
-	return v.isMap() && v.has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin")
+	return v.spelled("resourceList").has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin")
 }
 
 // isSection recognises the part of the values of NVIDIA's network operator that is
@@ -69,6 +70,7 @@ func (s *sriovdp) read(v value) {
 		s.section(v)
 		return
 	}
+	v = v.spelled("resourceList")
 	s.im.unknownExcept(v, "resourceList")
 	s.pools = append(s.pools, v.at("resourceList").items()...)
 }
@@ -96,21 +98,60 @@ func (s *sriovdp) finish() {
 	}
 }
 
-// poolDefault is the prefix of resources that name no other.
-const poolDefault = "intel.com"
+// The prefixes of resources that name no other: the plugin's, and that which the SR-IOV
+// network operator starts it with.
+const (
+	poolDefault     = "intel.com"
+	operatorDefault = "openshift.io"
+)
+
+const ofOperator = "has the prefix %s, which is the operator's default; name the DaemonSet or its values too if yours is another"
+
+// The fields of a pool, and of a set of its selectors. The operator's files have what the
+// plugin makes of selectors too.
+var (
+	poolFields     = []string{"resourceName", "resourcePrefix", "deviceType", "excludeTopology", "additionalInfo", "selectors", "isRdma", "rootDevices", "sriovMode", "SelectorObj", "SelectorObjs"}
+	selectorFields = []string{"vendors", "devices", "drivers", "pciAddresses", "acpiIndexes", "auxTypes", "pfNames", "rootDevices", "linkTypes", "pKeys", "vdpaType", "isRdma", "needVhostNet", "ddpProfiles"}
+)
+
+// spelledPool returns a pool whose fields are spelled as these are: the operator writes
+// IsRdma, and NeedVhostNet.
+func spelledPool(v value) value {
+	v = v.spelled(poolFields...)
+	for i := 1; v.isMap() && i < len(v.node.Content); i += 2 {
+		if v.node.Content[i-1].Value != "selectors" {
+			continue
+		}
+		sets := value{node: v.node.Content[i]}
+		if !sets.isList() {
+			v.node.Content[i] = sets.spelled(selectorFields...).node
+			continue
+		}
+		list := *sets.node
+		list.Content = nil
+		for _, set := range sets.items() {
+			list.Content = append(list.Content, set.spelled(selectorFields...).node)
+		}
+		v.node.Content[i] = &list
+	}
+	return v
+}
 
 // pool reads a pool of devices.
 func (s *sriovdp) pool(v value) {
-	prefix := v.at("resourcePrefix").text()
-	if prefix == "" {
-		prefix = s.settings.get("resource-prefix").text()
+	v = spelledPool(v)
+	prefix := cmp.Or(v.at("resourcePrefix").text(), s.settings.get("resource-prefix").text())
+	if prefix == "" && (v.nodes != nil || v.hasAny("SelectorObj", "SelectorObjs")) { // a file of the operator's, for a node
+		prefix = operatorDefault
+		s.im.say(v.at("resourceName"), ofOperator, prefix)
 	}
-	if prefix == "" {
-		prefix = poolDefault
-	}
+	prefix = cmp.Or(prefix, poolDefault)
 	name := prefix + "/" + v.at("resourceName").text()
-	s.im.unknownExcept(v, "resourceName", "resourcePrefix", "deviceType", "excludeTopology", "additionalInfo", "selectors", "isRdma", "rootDevices", "sriovMode")
+	s.im.unknownExcept(v, poolFields...)
 	kind := strings.ToLower(v.at("deviceType").text())
+	if devices := v.at("rootDevices"); devices.there() && v.has("selectors") {
+		s.im.say(devices, "the plugin does not read it any more beside selectors, since release 3.0")
+	}
 	v = modern(v, kind)
 	var sets []string
 	whole := true
@@ -179,7 +220,8 @@ func (s *sriovdp) said(v value) *said {
 var drivers = map[string]string{"vfio": "vfio-pci", "uio": "igb_uio"}
 
 // modern returns a pool as it is written since release 3.0, in which what devices
-// are selected by is below selectors.
+// are selected by is below selectors. Before, rootDevices were the devices themselves,
+// or with sriovMode those whose virtual functions are meant.
 func modern(v value, kind string) value {
 	selectors := object(v.node.Line)
 	if v.at("isRdma").is() {
@@ -188,7 +230,7 @@ func modern(v value, kind string) value {
 	if driver := drivers[kind]; driver != "" {
 		selectors.Content = append(selectors.Content, scalar("drivers", v.node.Line), scalar(driver, v.node.Line))
 	}
-	if devices := v.at("rootDevices"); devices.there() {
+	if devices := v.at("rootDevices"); devices.there() && !v.has("selectors") {
 		list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: devices.node.Line}
 		for _, address := range devices.texts() {
 			if strings.Count(address, ":") == 1 {
@@ -196,7 +238,11 @@ func modern(v value, kind string) value {
 			}
 			list.Content = append(list.Content, scalar(address, devices.node.Line))
 		}
-		selectors.Content = append(selectors.Content, scalar("rootDevices", v.node.Line), list)
+		of := "pciAddresses"
+		if v.at("sriovMode").is() {
+			of = "rootDevices"
+		}
+		selectors.Content = append(selectors.Content, scalar(of, v.node.Line), list)
 	}
 	if len(selectors.Content) == 0 {
 		return v
@@ -428,10 +474,7 @@ func linkLayers(v value) []string {
 
 // nodePolicy reads what the SR-IOV network operator makes such a pool of.
 func (s *sriovdp) nodePolicy(v value) {
-	prefix := "openshift.io"
-	if s.settings.get("resource-prefix").text() != "" {
-		prefix = s.settings.get("resource-prefix").text()
-	}
+	prefix := cmp.Or(s.settings.get("resource-prefix").text(), operatorDefault)
 	p := &pool{im: s.im, said: &said{}}
 	p.cel = []string{oneOf(kindAttribute, []string{"nic"})}
 	if v.at("isRdma").is() {
@@ -475,6 +518,6 @@ func (s *sriovdp) nodePolicy(v value) {
 	s.im.unknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
 	if ok {
 		s.im.pool(v, prefix+"/"+v.at("resourceName").text(), all(p.cel), p.said.entry())
-		s.im.say(v.at("resourceName"), "has the prefix %s, which is the operator's default; name the DaemonSet or its values too if yours is another", prefix)
+		s.im.say(v.at("resourceName"), ofOperator, prefix)
 	}
 }

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,6 +34,9 @@ func parse(file File) ([]value, error) {
 	nodes, err := parseNodes(text)
 	if err != nil {
 		return nil, err
+	}
+	if len(nodes) == 0 {
+		return nil, errors.New("says nothing: it has empty documents or comments only")
 	}
 	var documents []value
 	for _, node := range nodes {
@@ -131,9 +135,20 @@ func parseNodes(text string) ([]*yaml.Node, error) {
 		if node, ok := parseJSON(plain); ok {
 			return []*yaml.Node{node}, nil
 		}
-		return nil, jsonErr
+		return nil, cmp.Or(errJSON(plain), jsonErr)
 	}
 	return nil, err
+}
+
+// errJSON says in which line of a text JSON ends to be that, nil if it is JSON.
+func errJSON(text string) error {
+	var content any
+	err := json.Unmarshal([]byte(text), &content)
+	if wrong := (*json.SyntaxError)(nil); errors.As(err, &wrong) {
+		line := 1 + strings.Count(text[:min(len(text), max(0, int(wrong.Offset)-1))], "\n")
+		return fmt.Errorf("is neither YAML nor JSON: line %d of it as JSON: %w", line, err)
+	}
+	return err
 }
 
 // omission matches a line with which documentation leaves something out.

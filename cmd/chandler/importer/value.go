@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -81,6 +82,24 @@ func (v value) at(names ...string) value {
 		}
 		v = found
 	}
+	return v
+}
+
+// spelled returns an object whose names are spelled as those are where they differ
+// in upper and lower case only: Go's encoding/json reads both.
+func (v value) spelled(names ...string) value {
+	if !v.isMap() {
+		return v
+	}
+	out := *v.node
+	out.Content = slices.Clone(out.Content)
+	for i := 0; i < len(out.Content); i += 2 {
+		is := func(name string) bool { return strings.EqualFold(name, out.Content[i].Value) }
+		if j := slices.IndexFunc(names, is); j >= 0 {
+			out.Content[i] = scalar(names[j], out.Content[i].Line)
+		}
+	}
+	v.node = &out
 	return v
 }
 

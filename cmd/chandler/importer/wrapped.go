@@ -74,7 +74,7 @@ func (im *importer) helm(v value) (value, bool) {
 			}
 		}
 	}
-	return set, len(set.node.Content) > 0
+	return set, true
 }
 
 var aloneOfHelm = []string{"i", "install", "wait", "create-namespace", "generate-name", "atomic", "devel", "dry-run", "debug", "reuse-values", "reset-values", "dependency-update"}

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"cmp"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -44,21 +45,25 @@ func newXilinx(im *importer) *format {
 // aliasKey matches how cards are chosen: their type, shell, and time or UUID.
 var aliasKey = regexp.MustCompile(`^([A-Za-z0-9_.*]+)-([A-Za-z0-9_.*]+)-([A-Za-z0-9_.*]+)$`)
 
+// xilinxFile is how the plugin's file is called.
+const xilinxFile = "NameCustomize.json"
+
 // is recognises an object of keys with three parts, and names that are made of
-// terms.
+// terms; in the plugin's own file any texts, as what is wrong with them is noted.
 func (x *xilinx) is(v value) bool {
 	if !v.isMap() || len(v.node.Content) == 0 {
 		return false
 	}
+	named := nameOf(v) == xilinxFile || v.path == "" && path.Base(v.file) == xilinxFile
 	terms := false
 	for name, alias := range v.fields() {
-		if !alias.isText() || !aliasKey.MatchString(name) {
+		if !alias.isText() || !aliasKey.MatchString(name) && !named {
 			return false
 		}
 		_, ok := termsOf(alias.text())
 		terms = terms || ok
 	}
-	return terms
+	return terms || named
 }
 
 func (x *xilinx) read(v value) {
