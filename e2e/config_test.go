@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
 )
 
@@ -40,6 +41,10 @@ func usualAgain(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
 		reconfigure(t, usual(t))
+		if *version == build.Classic { // which has no slices
+			gpusAre(t, allGPUs)
+			return
+		}
 		offers(t)
 	})
 }
