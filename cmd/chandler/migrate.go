@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
@@ -163,7 +164,10 @@ type nodeNow struct {
 // look reads how a node is.
 func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []string) (n nodeNow, err error) {
 	kubelet, devicePlugins := os.DirFS(o.kubeletRoot), os.DirFS(o.devicePluginDir)
-	listing := o.listing(ctx)
+	if _, err := fs.Stat(kubelet, "."); err != nil && o.kubeletRoot != defaultKubeletRoot {
+		return n, fmt.Errorf("the kubelet's directory %s: %w", o.kubeletRoot, err)
+	}
+	listing, unlisted := o.listing(ctx)
 	host := &discovery.Host{}
 	if len(args) == 1 {
 		recorded, err := readRecorded(args[0])
@@ -190,6 +194,9 @@ func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []stri
 	host = configuredHost(host.FS, config)
 	if len(args) == 0 {
 		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
+		if unlisted != nil {
+			fmt.Fprintf(errOut, "who has devices is read from the kubelet's checkpoint, which may name pods that have ended, and not the pods of claims: %v\n", unlisted)
+		}
 	}
 	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).Once(ctx); err != nil {
 		return n, err
@@ -220,7 +227,7 @@ func (o *migrateOptions) inForce(ctx context.Context, state fs.FS, n *nodeNow) (
 		o.node.Labels = keptLabels(ctx, state)
 	}
 	if config, n.Rules, err = parseConfig(n.text, o.node); err != nil {
-		return nil, fmt.Errorf("config %s: %w", o.config, err)
+		return nil, fmt.Errorf("config %s: %w", cmp.Or(o.config, "that the agent keeps"), err)
 	}
 	if n.API, n.Auto, err = agent.ReadPlacement(state); err != nil {
 		return nil, err
@@ -299,14 +306,15 @@ func (n *nodeNow) addWritten(kubelet, devicePlugins fs.FS) error {
 	return err
 }
 
-// listing asks the kubelet what containers have, and returns nil if it does not say.
-func (o *migrateOptions) listing(ctx context.Context) *kubeletapi.Listing {
-	listing, err := kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources", "kubelet.sock"))
-	if err != nil {
-		return nil
-	}
-	return listing
+// listing asks the kubelet what containers have.
+func (o *migrateOptions) listing(ctx context.Context) (*kubeletapi.Listing, error) {
+	ctx, cancel := context.WithTimeout(ctx, listingTimeout)
+	defer cancel()
+	return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources", "kubelet.sock"))
 }
+
+// listingTimeout is how long the kubelet may take to answer.
+const listingTimeout = 10 * time.Second
 
 // migration is what becomes of the devices of a node.
 type migration struct {
@@ -467,7 +475,8 @@ func (m *migration) print(out io.Writer) error {
 	var counts []string
 	for _, fate := range []agent.Fate{agent.Stays, agent.Moves, agent.Changes, agent.Excluded, agent.Waits} {
 		if count[fate] > 0 {
-			counts = append(counts, fmt.Sprintf("%d %s", count[fate], words[fate]))
+			one := min(count[fate], 2) - 1
+			counts = append(counts, fmt.Sprintf("%d %s", count[fate], words[fate][one]))
 		}
 	}
 	fmt.Fprintln(&b, cmp.Or(strings.Join(counts, ", "), "nothing to do"))
@@ -481,12 +490,20 @@ func (m *migration) print(out io.Writer) error {
 	return err
 }
 
-// Words for what becomes of devices, in a plan and in a status.
+// Words for what becomes of a device, and of several, in a plan and in a status.
 var (
-	planned = map[agent.Fate]string{
-		agent.Stays: "stay", agent.Moves: "move at once", agent.Changes: "change at once", agent.Excluded: "are excluded at once", agent.Waits: "wait",
+	planned = map[agent.Fate][2]string{
+		agent.Stays:    {"stays", "stay"},
+		agent.Moves:    {"moves at once", "move at once"},
+		agent.Changes:  {"changes at once", "change at once"},
+		agent.Excluded: {"is excluded at once", "are excluded at once"},
+		agent.Waits:    {"waits", "wait"},
 	}
-	standing = map[agent.Fate]string{
-		agent.Stays: "are where they are to be", agent.Moves: "move next", agent.Changes: "change next", agent.Excluded: "are excluded next", agent.Waits: "wait",
+	standing = map[agent.Fate][2]string{
+		agent.Stays:    {"is where it is to be", "are where they are to be"},
+		agent.Moves:    {"moves next", "move next"},
+		agent.Changes:  {"changes next", "change next"},
+		agent.Excluded: {"is excluded next", "are excluded next"},
+		agent.Waits:    {"waits", "wait"},
 	}
 )

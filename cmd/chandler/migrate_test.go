@@ -130,10 +130,16 @@ func TestMigrateStatus(t *testing.T) {
 	mustRun(t, "simulate", host, eightGPUs)
 	args := []string{"migrate", "status", "--host-root", host, "--node-name=worker", "--device-plugin-dir=/nowhere", "--kubelet-root"}
 	out := mustRun(t, append(args, kubeletDir(t, files))...)
-	for _, want := range []string{"pci-0000-23-00-0  amd.com/gpu  DevicePlugin  DRA  waits  pod default/train main", "8 devices: 7 are where they are to be, 1 wait\n"} {
+	for _, want := range []string{"pci-0000-23-00-0  amd.com/gpu  DevicePlugin  DRA  waits  pod default/train main", "8 devices: 7 are where they are to be, 1 waits\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
+	}
+	if _, said, err := chandler(append(args, kubeletDir(t, files))...); err != nil || !strings.Contains(said, "kubelet's checkpoint") || !strings.Contains(said, "ask PodResources") {
+		t.Errorf("without the kubelet's answer: %v, %q", err, said)
+	}
+	if _, _, err := chandler(append(args, filepath.Join(host, "none"))...); err == nil || !strings.Contains(err.Error(), "the kubelet's directory") {
+		t.Errorf("without the kubelet's directory: %v", err)
 	}
 	delete(files, agentDir+"sides.json")
 	if _, _, err := chandler(append(args, kubeletDir(t, files))...); err == nil || !strings.Contains(err.Error(), "no agent has decided") {
