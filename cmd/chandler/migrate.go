@@ -142,7 +142,7 @@ func (o *migrateOptions) run(ctx context.Context, out, errOut io.Writer, args []
 		return fmt.Errorf("%s: no agent has decided yet which API offers what", filepath.Join(o.kubeletRoot, stateDir))
 	}
 	m := migration{Node: o.node.Name, plan: o.plan}
-	m.add(n.Plan(next), n.Entries, n.pods)
+	m.add(n.Plan(next), n.Entries, n.pods) //nolint:contextcheck // evaluating an expression does not block
 	if o.output == "json" {
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
