@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,6 +30,7 @@ type incarnation struct {
 	world   *World
 	name    string
 	uid     types.UID
+	boot    string
 	cancel  context.CancelFunc
 	process *kubelet.Process
 	events  chan struct{} // of the kernel
@@ -45,9 +47,12 @@ type incarnation struct {
 var errKilled = errors.New("the process was killed")
 
 // diskGate lets the process change the disk while it lives.
-func (i *incarnation) diskGate(op disk.Op, _ string) error {
+func (i *incarnation) diskGate(op disk.Op, name string) error {
 	if i.dead.Load() {
 		return disk.ErrDead
+	}
+	if op == disk.Remove && path.Ext(name) == ".record" {
+		i.world.twice(name, i.boot)
 	}
 	if (op.Changes() || op == disk.Sync || op == disk.SyncDir) && i.limit.Load() > 0 && i.limit.Add(-1) == 0 {
 		i.world.log("%s is killed before it can %s", i.name, op)
@@ -163,7 +168,7 @@ func (w *World) startAgent() *incarnation {
 	if w.hurt {
 		w.heals()
 	}
-	i := &incarnation{world: w, name: fmt.Sprintf("agent-%d", w.agents), events: make(chan struct{}, 1), changes: make(chan agent.Change), done: make(chan struct{})}
+	i := &incarnation{world: w, name: fmt.Sprintf("agent-%d", w.agents), boot: w.boot, events: make(chan struct{}, 1), changes: make(chan agent.Change), done: make(chan struct{})}
 	if w.surges {
 		i.uid = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", w.agents))
 	}

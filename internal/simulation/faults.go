@@ -44,6 +44,7 @@ func faultKinds() []fault {
 		{"classicCheckpointLost", 2, func(w *World) bool { return w.loseCheckpoints(false, true) }},
 		{"forceDelete", 8, (*World).forceDelete},
 		{"claimReallocated", 6, (*World).reallocate},
+		{"deletedWhilePrepared", 4, (*World).deletePrepared},
 		{"apiDown", 3, (*World).apiDown},
 		{"apiSlow", 2, (*World).apiSlow},
 		{"apiThrottles", 3, (*World).apiThrottles},
@@ -287,6 +288,34 @@ func (w *World) reallocate() bool {
 	w.submit(next)
 	if placed {
 		w.saw("claimReallocated")
+	}
+	return true
+}
+
+// deletePrepared deletes a pod by force while a slow disk has its claim wait, and has another
+// pod get the device.
+func (w *World) deletePrepared() bool {
+	if w.isDown() || w.goesOn(diskFault) || !w.dra() {
+		return false
+	}
+	w.disk.SetFault(func(op disk.Op, file string) error {
+		if op == disk.Write && strings.HasPrefix(file, stateDir+"/claims/") {
+			time.Sleep(w.upTo(3 * time.Second))
+		}
+		return nil
+	})
+	w.during(diskFault, 5*time.Second, func() { w.disk.SetFault(nil) })
+	one, other := w.newPod("pod"), w.newPod("pod")
+	for _, p := range []*pod{one, other} {
+		p.Claims = []string{p.Name + "-claim-0"}
+		w.server.Put(newClaim(p.Claims[0], 1))
+	}
+	w.submit(one)
+	time.Sleep(w.upTo(200 * time.Millisecond))
+	w.deletePod(one, true)
+	w.submit(other)
+	if one.bound && other.bound {
+		w.saw("deletedWhilePrepared")
 	}
 	return true
 }

@@ -16,6 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/simulation/kubelet"
 )
 
@@ -423,6 +424,36 @@ func (w *World) unrecorded(u *use) string {
 		return "its record is of something else"
 	}
 	return ""
+}
+
+// twice demands that nobody else has what a claim has whose record is about to be removed:
+// as long as it is there, others are kept out.
+func (w *World) twice(name, boot string) {
+	mine := w.alone(name, boot)
+	for _, other := range w.disk.Files(stateDir + "/claims") {
+		for device := range w.alone(other, boot) {
+			if mine[device] && other != name {
+				w.fail("%s was given twice, by %s and by %s", device, name, other)
+			}
+		}
+	}
+}
+
+// alone returns the devices that a record of a boot gives to its claim alone.
+func (w *World) alone(name, boot string) map[string]bool {
+	var c ledger.Claim
+	data, _ := w.disk.Content(name)
+	_, body, _ := bytes.Cut(data, []byte("\n"))
+	devices := make(map[string]bool)
+	if json.Unmarshal(body, &c) != nil || c.Boot != boot || path.Ext(name) != ".record" {
+		return devices
+	}
+	for _, r := range c.Results {
+		if !r.Shared && r.Consumes == nil {
+			devices[r.Source] = true
+		}
+	}
+	return devices
 }
 
 func (w *World) recordOf(claim types.UID) string {
