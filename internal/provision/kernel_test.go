@@ -87,6 +87,15 @@ func (k *kernel) link(name, target string) {
 	k.MapFS[name] = &fstest.MapFile{Data: []byte(target), Mode: fs.ModeSymlink | 0o777}
 }
 
+// links makes a directory one of so many directories, whether they are seen or not.
+func (k *kernel) links(name string, below int) {
+	stat := &syscall.Stat_t{}
+	for range 2 + below { // its type differs by architecture
+		stat.Nlink++
+	}
+	k.MapFS[name] = &fstest.MapFile{Mode: fs.ModeDir | 0o755, Sys: stat}
+}
+
 func (k *kernel) text(name string) string {
 	file := k.MapFS[k.resolve(name)]
 	if file == nil {

@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
@@ -90,7 +91,7 @@ func (n *nets) below(function sysfs.Device, unbind bool) error {
 			return fmt.Errorf("in use: interface %s is up; set it down first", d.Name())
 		}
 	}
-	hidden := found == 0 && hasHidden(r, function.Path)
+	hidden := n.hiddenBelow(r, function) || found == 0 && hasHidden(r, function.Path)
 	if r.err != nil {
 		return fmt.Errorf("whether its interface is in use cannot be told: %w", r.err)
 	}
@@ -98,6 +99,29 @@ func (n *nets) below(function sysfs.Device, unbind bool) error {
 		return errors.New("in use: its interface is in a network namespace of its own, as that of a container")
 	}
 	return nil
+}
+
+// hiddenBelow reports whether an interface of a function, of one of its ports or of its
+// sub-functions is in another network namespace than that of the reader. A directory "net"
+// lists only those of the reader's, and its number of links counts all (fs/kernfs/inode.c,
+// kernfs_refresh_inode).
+func (n *nets) hiddenBelow(r *reader, function sysfs.Device) bool {
+	seen := make(map[string]int) // interfaces, by directory
+	for _, d := range n.all {
+		seen[path.Dir(d.Path)]++
+	}
+	hidden := false
+	_ = fs.WalkDir(r, function.Path, func(name string, entry fs.DirEntry, _ error) error {
+		if entry == nil || !entry.IsDir() || entry.Name() != "net" {
+			return nil
+		}
+		if info, err := r.Stat(name); err == nil {
+			stat, ok := info.Sys().(*syscall.Stat_t)
+			hidden = hidden || ok && int(stat.Nlink)-2 > seen[name] // "." and the name of the directory itself
+		}
+		return fs.SkipDir
+	})
+	return hidden // r has the errors
 }
 
 // hasHidden reports whether a function must have an interface, given that none

@@ -308,9 +308,11 @@ func TestProvisionRefuses(t *testing.T) {
 			zeros := strings.Repeat("0", 32)
 			k.file("proc/1/net/ipv6_route", zeros+" 00 "+zeros+" 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth0")
 		}, bind, []string{"eth0", "default route"}},
-		"interface is up":    {nic, func(k *kernel, dir string) { k.netdev(dir, "eth0", "0x1003") }, bind, []string{"eth0", "is up"}},
-		"routes not told":    {nic, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/net/route") }, create, []string{"eth0", "cannot be told", "route"}},
-		"interface in a pod": {nic, func(k *kernel, _ string) { delete(k.MapFS, "sys/class/net/eth0") }, bind, []string{"namespace"}},
+		"interface is up":           {nic, func(k *kernel, dir string) { k.netdev(dir, "eth0", "0x1003") }, bind, []string{"eth0", "is up"}},
+		"routes not told":           {nic, func(k *kernel, _ string) { delete(k.MapFS, "proc/1/net/route") }, create, []string{"eth0", "cannot be told", "route"}},
+		"interface in a pod":        {nic, func(k *kernel, _ string) { delete(k.MapFS, "sys/class/net/eth0") }, bind, []string{"namespace"}},
+		"second interface in a pod": {nic, func(k *kernel, dir string) { k.links(dir+"/net", 2) }, bind, []string{"namespace"}},
+		"sub-function in a pod":     {nic, func(k *kernel, dir string) { k.links(dir+"/mlx5_core.sf.2/net", 1) }, bind, []string{"namespace"}},
 		"mounted": {nvme, func(k *kernel, _ string) {
 			k.file("proc/1/mountinfo", "36 35 259:1 / /var/data rw,noatime shared:1 - ext4 /dev/nvme0n1p1 rw")
 		}, bind, []string{"nvme0n11", "/var/data"}},
