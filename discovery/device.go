@@ -86,9 +86,8 @@ type Device struct {
 	Named bool `json:"optIn,omitempty"`
 
 	// PoolOnly says that nobody gets the device, by either API, unless the
-	// administrator has it shared in a pool, which takes nothing from the users of its
-	// parts: an adapter that has virtual functions. It is silicon of its own.
-	PoolOnly bool `json:"poolOnly,omitempty"`
+	// administrator has it in a pool of this kind, "" if it needs none.
+	PoolOnly Pools `json:"poolOnly,omitempty"`
 
 	// SRIOV is the pool of the SR-IOV network device plugin that the administrator
 	// has the device in, nil if it is in none. It is set by the rules.
@@ -175,6 +174,21 @@ type Offer struct {
 	// for is an amount, and comes from one device. It is set by [Rules].
 	Counts resourceapi.QualifiedName `json:"counts,omitempty"`
 }
+
+// Pools are a kind of pools that the administrator makes.
+type Pools string
+
+// The kinds of pools.
+const (
+	// SharedPools are those of the shared RDMA plugin. They take nothing from the users
+	// of a device's parts, so a device that is for them alone, such as an adapter that
+	// has virtual functions, is silicon of its own.
+	SharedPools Pools = "shared"
+
+	// SRIOVPools are those of the SR-IOV network device plugin. What is for them alone
+	// is used by the host, unless the administrator says otherwise.
+	SRIOVPools Pools = "sriov"
+)
 
 // SRIOVPool is what the administrator wants of a pool of the SR-IOV network device
 // plugin, in the plugin's words.

@@ -170,6 +170,10 @@ type Host struct {
 	// Paths are the device nodes, files and USB devices that the administrator
 	// named, in the order of the configuration.
 	Paths []PathResource
+
+	// Pools says that the administrator has pools of the SR-IOV network device plugin.
+	// Families then look at what only such pools have, too.
+	Pools bool
 }
 
 // ReadText returns a file of the host without the white space around it; it

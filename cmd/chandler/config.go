@@ -108,9 +108,10 @@ func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *r
 	return config, compiled, err
 }
 
-// configuredHost returns a host with the roots and paths of the configuration.
+// configuredHost returns a host with what the configuration says of it.
 func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
-	host := &discovery.Host{FS: fsys, Roots: config.Roots}
+	pool := func(r v1alpha1.Resource) bool { return r.SRIOV != nil }
+	host := &discovery.Host{FS: fsys, Roots: config.Roots, Pools: slices.ContainsFunc(config.Resources, pool)}
 	for _, resource := range config.Paths {
 		named := discovery.PathResource{Name: resource.Name, Kind: resource.Kind, Env: resource.Env}
 		for _, group := range resource.Groups {

@@ -64,17 +64,18 @@ func TestAllocationOfConfig(t *testing.T) {
 }
 
 func TestSRIOVOfConfig(t *testing.T) {
-	_, compiled, err := parseConfig([]byte(`
-apiVersion: chandler.dev/v1alpha1
-kind: DriverConfig
-resources:
-- {name: intel.com/a, cel: "true"}
+	none := "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\nresources:\n- {name: intel.com/a, cel: 'true'}\n"
+	if _, settings, err := parseSettings([]byte(none), v1alpha1.Node{}); err != nil || settings.Pools {
+		t.Errorf("no pool: %v, %v", settings.Pools, err)
+	}
+	_, settings, err := parseSettings([]byte(none+`
 - {name: intel.com/b, cel: "true", sriov: {}}
 - {name: intel.com/c, cel: "true", sriov: {needVhostNet: true, excludeTopology: true, additionalInfo: {"*": {token: x}}}}
 `), v1alpha1.Node{})
-	if err != nil {
-		t.Fatal(err)
+	if err != nil || !settings.Pools {
+		t.Fatal(settings.Pools, err)
 	}
+	compiled := settings.Rules
 	info := map[string]map[string]string{"*": {"token": "x"}}
 	for i, want := range []*discovery.SRIOVPool{nil, {}, {AdditionalInfo: info, NeedVhostNet: true, ExcludeTopology: true}} {
 		if diff := cmp.Diff(want, compiled.Resources[i].SRIOV); diff != "" {

@@ -111,7 +111,8 @@ func TestConfigImportOnHosts(t *testing.T) {
 		{"kubevirt.yaml", "vfio/testdata/vgpu", "nvidia.com/GRID_T4-1Q 2 83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"},
 		{"squat.args", "hypervisor/testdata/five", "neonvm.dev/kvm 1000 59cda87680f12cd41a03a261866c588fc85a31ec"},
 		{"network-operator-values.yaml", "rdma/testdata/connectx7", "rdma/rdma_shared_device_a 63 0"},
-		{"sriovdp-pools.yaml", "sriovnet/testdata/e810", "example.com/rest 1 0000:16:01.2, intel.com/last 1 0000:16:01.3, intel.com/vfio 2 0000:16:01.0"},
+		{"sriovdp-pools.yaml", "sriovnet/testdata/e810", "example.com/rest 2 0000:16:00.1, intel.com/last 1 0000:16:01.3, intel.com/vfio 2 0000:16:01.0"},
+		{"sriovdp-virt.yaml", "vfio/testdata/pools", "intel.com/virtio 1 0000:41:00.0"},
 	}
 	for _, test := range tests {
 		t.Run(test.file+" on "+test.host, func(t *testing.T) {

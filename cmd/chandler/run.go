@@ -177,7 +177,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		return none, err
 	}
 	settings, wrong := file.begin(ctx, stateDir)
-	host, lock := &discovery.Host{FS: hostFS, Roots: settings.Roots, Paths: settings.Paths}, flock(stateDir)
+	host, lock := &discovery.Host{FS: hostFS, Roots: settings.Roots, Paths: settings.Paths, Pools: settings.Pools}, flock(stateDir)
 	var informants []agent.Informant
 	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
 		informants = append(informants, n)

@@ -30,8 +30,9 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // is damaged, no device may suffer but the one that the file belongs to.
 //
 // A line "root: FAMILY DIRECTORY" in the comment of a recorded host names a
-// root for a family, as an administrator would, and a line "paths: JSON" is a
-// [discovery.PathResource].
+// root for a family, as an administrator would, a line "paths: JSON" is a
+// [discovery.PathResource], and a line "pools" says that there are pools of the SR-IOV
+// plugin.
 func Run(t *testing.T, f *discovery.Family) {
 	t.Helper()
 	if err := discovery.Validate([]*discovery.Family{f}); err != nil {
@@ -82,6 +83,7 @@ func Layout(t testing.TB, file string) *discovery.Host {
 		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "root:" {
 			host.Roots[fields[1]] = fields[2]
 		}
+		host.Pools = host.Pools || strings.TrimSpace(line) == "pools"
 		if resource, ok := strings.CutPrefix(line, "paths: "); ok {
 			host.Paths = append(host.Paths, parsePaths(t, resource))
 		}

@@ -71,7 +71,7 @@ func TestDocumentedSelectors(t *testing.T) {
 		}
 		var got []string
 		for _, d := range all.Devices {
-			if d.PoolOnly {
+			if d.PoolOnly == discovery.SharedPools {
 				continue // in no pool of that plugin
 			}
 			if selects, err := selector.Selects(d); selects {

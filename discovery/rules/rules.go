@@ -159,10 +159,13 @@ func (r *Rules) apply(d *Offered, own map[string]bool, lists map[string]*counted
 	}
 	d.Overhead = r.overhead(selects)
 	share := r.shared(selects)
-	if d.PoolOnly && (share == nil || !share.Pool) {
+	if d.PoolOnly == discovery.SharedPools && (share == nil || !share.Pool) {
 		return false, nil // as above
 	}
 	kept, err := r.name(d, selects, own, share)
+	if !kept && d.PoolOnly != "" {
+		return false, nil // as above
+	}
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -201,13 +204,13 @@ func (d *Offered) publishNames() error {
 func (r *Rules) name(d *Offered, selects func(Selector) bool, own map[string]bool, share *Share) (kept bool, err error) {
 	d.Mode = r.Mode
 	i := slices.IndexFunc(r.Resources, func(resource Resource) bool {
-		return (d.offers(resource.Name) || !d.Named && !own[resource.Name]) && selects(resource.Selector)
+		return (d.offers(resource.Name) || !d.Named && !own[resource.Name]) && (d.PoolOnly != discovery.SRIOVPools || resource.SRIOV != nil) && selects(resource.Selector)
 	})
 	if i < 0 {
 		if share == nil || share.Resource == "" {
 			d.Offers = named(d.Offers)
 		}
-		return !d.Named, nil
+		return !d.Named && d.PoolOnly != discovery.SRIOVPools, nil
 	}
 	resource := r.Resources[i]
 	if resource.Mode != nil {

@@ -222,7 +222,7 @@ func TestShareOfWhatIsCounted(t *testing.T) {
 // A device that is for pools alone is in no other form, nor is anything said of it.
 func TestForPoolsAlone(t *testing.T) {
 	adapter := gpu("a", "acme", 0)
-	adapter.PoolOnly = true
+	adapter.PoolOnly = discovery.SharedPools
 	everything := selector(t, "true")
 	for name, test := range map[string]struct {
 		rules Rules
@@ -235,6 +235,34 @@ func TestForPoolsAlone(t *testing.T) {
 		"of another shape": {Rules{Sharing: []Share{{Selector: selector(t, `device.attributes["chandler.dev"].ifName == "x"`), Replicas: 2, Resource: "rdma/hca", Pool: true}}}, ""},
 	} {
 		s := test.rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{adapter}})
+		got := ""
+		for _, d := range s.Devices {
+			got += d.Resource()
+		}
+		if got != test.want || len(s.Problems) > 0 || (test.want == "") != (len(s.Devices) == 0) {
+			t.Errorf("%s: offered as %q, problems %v; want %q", name, got, s.Problems, test.want)
+		}
+	}
+}
+
+// What is for pools of the SR-IOV plugin alone is offered where an entry is such a pool.
+func TestForSRIOVPoolsAlone(t *testing.T) {
+	physical := gpu("a", "acme", 0)
+	physical.PoolOnly = discovery.SRIOVPools
+	everything := selector(t, "true")
+	none := selector(t, `device.attributes["chandler.dev"].ifName == "x"`) // and an error
+	for name, test := range map[string]struct {
+		rules Rules
+		want  string
+	}{
+		"unasked":   {Rules{}, ""},
+		"named":     {Rules{Resources: []Resource{{Selector: everything, Name: "example.com/a"}}}, ""},
+		"shared":    {Rules{Sharing: []Share{{Selector: everything, Replicas: 2, Resource: "rdma/hca", Pool: true}}}, ""},
+		"pool":      {Rules{Resources: []Resource{{Selector: everything, Name: "example.com/a", SRIOV: &discovery.SRIOVPool{}}}}, "example.com/a"},
+		"the first": {Rules{Resources: []Resource{{Selector: everything, Name: "example.com/a"}, {Selector: everything, Name: "example.com/b", SRIOV: &discovery.SRIOVPool{}}}}, "example.com/b"},
+		"not it":    {Rules{Resources: []Resource{{Selector: none, Name: "example.com/a", SRIOV: &discovery.SRIOVPool{}}}}, ""},
+	} {
+		s := test.rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{physical}})
 		got := ""
 		for _, d := range s.Devices {
 			got += d.Resource()

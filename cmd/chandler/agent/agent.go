@@ -110,6 +110,7 @@ type Settings struct {
 	Severity discovery.Severity       // of conditions of devices
 	Roots    map[string]string        // as in [discovery.Host]
 	Paths    []discovery.PathResource // likewise
+	Pools    bool                     // likewise
 
 	// Text is the configuration that they were compiled from. It is kept as
 	// [KeptConfig]. Optional.
@@ -215,7 +216,7 @@ func newAgent(config Config) *agent {
 	}
 	a := &agent{
 		Config:    config,
-		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths},
+		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths, Pools: config.Settings.Pools},
 		metrics:   newAgentMetrics(),
 		rules:     make(chan *rules.Rules, 1),
 		accepted:  make(chan struct{}, 1),

@@ -71,6 +71,9 @@ func (a *agent) change(ctx context.Context, change Change) {
 	if !reflect.DeepEqual(change.Settings.Roots, a.Settings.Roots) || !reflect.DeepEqual(change.Settings.Paths, a.Settings.Paths) {
 		klog.FromContext(ctx).Info("Warning: roots and paths of the configuration changed; they are in force once the agent is started again, and all else is now")
 	}
+	if change.Settings.Pools && !a.Settings.Pools {
+		klog.FromContext(ctx).Info("Warning: the configuration has pools of the SR-IOV plugin now; physical functions that the kernel drives are offered in them once the agent is started again")
+	}
 	replace(a.rules, change.Settings.Rules)
 	notify(a.events) // to settle the states of devices by the new severity
 }

@@ -3,7 +3,6 @@ package importer
 import (
 	"cmp"
 	"fmt"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -157,7 +156,7 @@ func (s *sriovdp) pool(v value) {
 	whole := true
 	said := s.said(v)
 	for _, set := range v.at("selectors").items() {
-		p := &pool{im: s.im, kind: kind, said: said}
+		p := &pool{im: s.im, kind: kind}
 		cel, ok := p.selects(set)
 		sets = append(sets, cel)
 		whole = whole && ok
@@ -166,34 +165,20 @@ func (s *sriovdp) pool(v value) {
 		}
 	}
 	if len(sets) == 0 {
-		p := &pool{im: s.im, kind: kind, said: said}
+		p := &pool{im: s.im, kind: kind}
 		cel, ok := p.selects(value{})
 		sets, whole = []string{cel}, ok
 	}
 	if !whole {
 		return // which is noted
 	}
-	s.im.pool(v, name, anyOf(slices.Compact(sets)), said.entry())
-}
-
-// said is what a pool says beside its selectors.
-type said struct {
-	v1alpha1.SRIOVPool
-	vfio bool // its functions may be under vfio
-}
-
-// entry returns what the entry says beside the expression, nil for nothing.
-func (s *said) entry() *v1alpha1.SRIOVPool {
-	if !s.vfio && reflect.DeepEqual(s.SRIOVPool, v1alpha1.SRIOVPool{}) {
-		return nil
-	}
-	return &s.SRIOVPool
+	s.im.pool(v, name, anyOf(slices.Compact(sets)), said)
 }
 
 // said reads what a pool says beside its selectors. The plugin gives the nodes of
 // vhost-net with the devices of those sets of selectors that want them.
-func (s *sriovdp) said(v value) *said {
-	out := &said{}
+func (s *sriovdp) said(v value) *v1alpha1.SRIOVPool {
+	out := &v1alpha1.SRIOVPool{}
 	out.ExcludeTopology = v.at("excludeTopology").is()
 	for id, of := range v.at("additionalInfo").fields() {
 		for key, field := range of.fields() {
@@ -258,7 +243,6 @@ func modern(v value, kind string) value {
 type pool struct {
 	im   *importer
 	kind string // netdevice, accelerator, auxnetdevice
-	said *said
 	cel  []string
 
 	chosen map[string][]string // the values of attributes that are asked for
@@ -325,7 +309,6 @@ func (p *pool) functions(v value) {
 	nic := oneOf(kindAttribute, []string{"nic"})
 	if slices.ContainsFunc(v.at("drivers").texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
 		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // a physical function
-		p.said.vfio = true
 	}
 	p.cel = append(p.cel, nic, route)
 }
@@ -333,7 +316,6 @@ func (p *pool) functions(v value) {
 // accelerator notes which accelerators are offered as the families have them that
 // describe them.
 func (p *pool) accelerator(v value) {
-	p.said.vfio = true
 	drivers := v.at("drivers").texts()
 	if len(drivers) == 0 || slices.ContainsFunc(drivers, func(driver string) bool { return !strings.Contains(driver, "vfio") }) {
 		p.im.lost(cmpValue(v.at("drivers"), v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
@@ -475,7 +457,7 @@ func linkLayers(v value) []string {
 // nodePolicy reads what the SR-IOV network operator makes such a pool of.
 func (s *sriovdp) nodePolicy(v value) {
 	prefix := cmp.Or(s.settings.get("resource-prefix").text(), operatorDefault)
-	p := &pool{im: s.im, said: &said{}}
+	p, said := &pool{im: s.im}, &v1alpha1.SRIOVPool{}
 	p.cel = []string{oneOf(kindAttribute, []string{"nic"})}
 	if v.at("isRdma").is() {
 		p.cel = []string{oneOf(familyAttribute, []string{"rdma"})}
@@ -502,8 +484,8 @@ func (s *sriovdp) nodePolicy(v value) {
 	if vdpa := v.at("vdpaType"); vdpa.text() != "" {
 		p.one(text("vdpaType"), []string{strings.TrimPrefix(vdpa.text(), "vdpa/")})
 	}
-	p.said.NeedVhostNet = v.at("needVhostNet").is()
-	p.said.ExcludeTopology = v.at("excludeTopology").is()
+	said.NeedVhostNet = v.at("needVhostNet").is()
+	said.ExcludeTopology = v.at("excludeTopology").is()
 	for name, label := range v.at("nodeSelector").fields() {
 		if v.nodes == nil {
 			v.nodes = &v1alpha1.Nodes{MatchLabels: make(map[string]string)}
@@ -517,7 +499,7 @@ func (s *sriovdp) nodePolicy(v value) {
 	}
 	s.im.unknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
 	if ok {
-		s.im.pool(v, prefix+"/"+v.at("resourceName").text(), all(p.cel), p.said.entry())
+		s.im.pool(v, prefix+"/"+v.at("resourceName").text(), all(p.cel), said)
 		s.im.say(v.at("resourceName"), ofOperator, prefix)
 	}
 }

@@ -88,7 +88,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		// pools, which take nothing from them.
 		divided, sriovErr := discovery.Divided(owner)
 		if divided || sriovErr != nil || carved[owner.Path] {
-			d.Name, d.PoolOnly = d.Name+"-pool", true
+			d.Name, d.PoolOnly = d.Name+"-pool", discovery.SharedPools
 		}
 		if err := errors.Join(err, sriovErr, cmErr, core.namespacesErr); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})

@@ -2,12 +2,13 @@
 // adapters that have no RDMA device: those that a container uses through its
 // network, and those that were bound to vfio, uio or vDPA for programs in user
 // space. It makes and binds none, moves no network interface, and leaves
-// physical functions to the host.
+// physical functions to the host unless the administrator pools them.
 package sriovnet
 
 import (
 	"errors"
 	"path"
+	"slices"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -86,10 +87,13 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		if err != nil {
 			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(u.function), Err: err})
 		}
-		if physical {
+		if physical && (!host.Pools || err != nil || !u.poolable()) {
 			continue
 		}
 		d, err := u.identify(host)
+		if physical {
+			d.PoolOnly = discovery.SRIOVPools
+		}
 		if len(u.interfaces) > 0 && routesErr != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: routesErr})
 			continue
@@ -104,6 +108,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			}
 			f.Port = ports[parent.Path]
 			d.PartOf = &discovery.Silicon{Name: discovery.DeviceName(parent)}
+		}
+		if physical {
+			f.Port = network.ReadPort(host, u.function, u.interfaces)
 		}
 		if err := errors.Join(err, u.describe(&d, host, f)); err != nil {
 			problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
@@ -181,6 +188,14 @@ func (u *unit) physical() (bool, error) {
 		err = nil
 	}
 	return true, err
+}
+
+// poolable reports whether the SR-IOV plugin would take a physical function: one that
+// the kernel drives and that is not divided. Under vfio it is of family vfio.
+func (u *unit) poolable() bool {
+	divided, err := discovery.Divided(u.function)
+	driver := u.Driver()
+	return !divided && err == nil && !slices.ContainsFunc([]string{"vfio", "uio", "stub"}, func(part string) bool { return strings.Contains(driver, part) })
 }
 
 // identify describes what the unit is, and of what.
