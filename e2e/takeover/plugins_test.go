@@ -16,7 +16,7 @@ type row struct {
 	config   string   // what the DriverConfig says, beside the mode
 	resource string
 	ids      []string // what the plugin lists
-	offered  int      // how many IDs the agent has that can be used, if others than that
+	offered  int      // how many IDs the agent has that can be used, if others than that; -1 is none
 	most     int      // how many of a resource one pod can have at most, 0 if there is no limit
 
 	// What the plugin gives the pod: IDs, nodes that are only the pod's, nodes that others have too, and the rest.
@@ -68,6 +68,12 @@ var rows = []row{
 		ids: []string{"nvidia0", "nvidia1/gi1", "nvidia1/gi2"}, held: []string{"nvidia0"},
 		own: []string{"/dev/nvidia0"}, common: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"},
 		mounts: []string{"/home/kubernetes/bin/nvidia at /usr/local/nvidia", "/home/kubernetes/bin/nvidia/vulkan/icd.d at /etc/vulkan/icd.d"},
+	},
+	{
+		plugin: "GKE, time-sharing", hosts: []string{"nvidia/testdata/gke"}, resource: "nvidia.com/gpu",
+		config: "roots: {nvidia: /home/kubernetes/bin/nvidia}\nsharing: [{cel: 'device.attributes[\"chandler.dev\"].family == \"nvidia\"', replicas: 3}]\n",
+		ids:    slices.Concat(numbered("nvidia0/vgpu", 3), numbered("nvidia1/gi1/vgpu", 3), numbered("nvidia1/gi2/vgpu", 3)), held: []string{"nvidia0/vgpu1"},
+		common: []string{"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"},
 	},
 	{
 		plugin: "Aliyun", hosts: []string{"nvidia/testdata/mps"}, resource: "aliyun.com/gpu-mem",
@@ -196,6 +202,10 @@ var rows = []row{
 		ids: numbered("", 4), held: []string{"2"}, own: []string{"/dev/tenstorrent/2"}, mounts: []string{"/sys at /sys", "/dev/hugepages-1G at /dev/hugepages-1G"},
 	},
 	{
+		plugin: "Qualcomm, by IDs that are not public", hosts: []string{"npu/testdata/many"}, resource: "qualcomm.com/qaic",
+		ids: numbered("qid-", 4), offered: 3, held: []string{"qid-1"}, renamed: []string{"0000:44:00.0"}, own: []string{"/dev/accel/accel1"},
+	},
+	{
 		plugin: "Onload", hosts: []string{"solarflare/testdata/x2522"}, resource: "amd.com/onload",
 		ids: numbered("sfc-", 100), held: []string{"sfc-41"}, common: []string{"/dev/onload", "/dev/onload_epoll", "/dev/sfc_char"},
 	},
@@ -209,6 +219,12 @@ var rows = []row{
 		config: "resources: [{name: intel.com/dpdk, cel: 'device.attributes[\"chandler.dev\"].family == \"sriovnet\" && device.attributes[\"chandler.dev\"].driver == \"vfio-pci\"'}]\n",
 		ids:    []string{"0000:16:01.0", "0000:16:01.1"}, held: []string{"0000:16:01.1"}, own: []string{"/dev/vfio/41"}, common: []string{"/dev/vfio/vfio"},
 		env: map[string]string{"PCIDEVICE_INTEL_COM_DPDK": "0000:16:01.1"},
+	},
+	{
+		plugin: "sriovdp, accelerators", hosts: []string{"vfio/testdata/groups"}, resource: "intel.com/fec",
+		config: "resources: [{name: intel.com/fec, sriov: {}, cel: 'device.attributes[\"chandler.dev\"].family == \"vfio\" && device.attributes[\"chandler.dev\"].function == \"physical\"'}]\n",
+		ids:    []string{"0000:01:00.0"}, held: []string{"0000:01:00.0"}, own: []string{"/dev/vfio/12"}, common: []string{"/dev/vfio/vfio"},
+		env: map[string]string{"PCIDEVICE_INTEL_COM_FEC": "0000:01:00.0"},
 	},
 	{
 		plugin: "sriovdp, sub-functions", hosts: []string{"rdma/testdata/mixed"}, resource: "nvidia.com/sf",
@@ -233,6 +249,16 @@ var rows = []row{
 	{
 		plugin: "KubeVirt, KVM", hosts: []string{"hypervisor/testdata/kvm"}, resource: "devices.kubevirt.io/kvm",
 		ids: numbered("kvm", 1000), held: []string{"kvm417"}, common: []string{"/dev/kvm"},
+	},
+	{
+		plugin: "KubeVirt, tun", hosts: []string{"hypervisor/testdata/five"}, resource: "devices.kubevirt.io/tun",
+		ids: numbered("tun", 1000), held: []string{"tun3", "tun999"}, common: []string{"/dev/net/tun"},
+	},
+	{
+		plugin: "KubeVirt, USB, whose IDs are made at random", hosts: []string{"paths/testdata/gateway"}, resource: "kubevirt.io/coral",
+		config: "paths: [{name: kubevirt.io/coral, groups: [{usb: [{vendor: 18d1, product: \"9302\"}]}]}]\n",
+		ids:    []string{"kubevirt.io/coral-x7qz-0"}, offered: -1, held: []string{"kubevirt.io/coral-x7qz-0"}, renamed: []string{squat(0, "/dev/bus/usb/001/012")},
+		own: []string{"/dev/bus/usb/001/012"}, env: map[string]string{"USB_RESOURCE_KUBEVIRT_IO_CORAL": "1:12"},
 	},
 	{
 		plugin: "KubeVirt, PCI", hosts: []string{"vfio/testdata/groups"}, resource: "acme.com/TU104GL",

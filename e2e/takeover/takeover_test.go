@@ -37,8 +37,16 @@ var version = flag.String("kubernetes", build.Version, "use the device manager o
 
 func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
+// TestMain runs more nodes at a time than there are processors: most of them wait.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	m.Run()
+}
+
 func TestTakeover(t *testing.T) {
-	builder := build.Builder{Kubernetes: *version, Cache: t.TempDir(), Progress: os.Stderr}
+	builder := build.Builder{Kubernetes: *version, Progress: os.Stderr}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // a first build takes its time
 	defer cancel()
 	manager, err := builder.DeviceManager(ctx)
@@ -188,8 +196,8 @@ func (s *station) takeOver() {
 
 	// The kubelet keeps the pod and its devices, also when it starts again: what the container saw, it sees.
 	s.startAgent()
-	total := int64(r.offered)
-	if total == 0 {
+	total := max(int64(r.offered), 0)
+	if r.offered == 0 {
 		total = int64(len(r.ids))
 	}
 	left := total - int64(len(r.held))
