@@ -300,7 +300,8 @@ type PathGroup struct {
 	// device, or with Each one of each entry does.
 	USB []USBDevice `json:"usb,omitempty"`
 
-	// Each says that each USB device is one of its own, as KubeVirt has it.
+	// Each makes a device of one USB device for each entry, and as many as there are
+	// such sets, as KubeVirt does.
 	Each bool `json:"each,omitempty"`
 
 	// Count is how many containers may have each device at once: 1 (the

@@ -92,7 +92,7 @@ func (h *hami) isDevices(v value) bool {
 func (h *hami) isNodes(v value) bool { return v.at("nodeconfig").isList() }
 
 func (h *hami) isValues(v value) bool {
-	return v.hasAny("resourceMem", "resourceCores", "mluResourceName", "dcuResourceName") || v.at("devicePlugin").hasAny("deviceSplitCount", "deviceMemoryScaling", "disablecorelimit", "nodeConfiguration")
+	return v.hasAny("resourceMem", "resourceCores", "mluResourceName", "dcuResourceName") || v.at("devicePlugin").hasAny("deviceSplitCount", "deviceMemoryScaling", "disablecorelimit", "nodeConfiguration") || h.isDevices(v.at("devices"))
 }
 
 func (h *hami) runs(c container) bool {
@@ -129,7 +129,14 @@ func (h *hami) devices(v value) {
 
 func (h *hami) values(v value) {
 	var rest []value
-	h.settings.file(v, inValues, func(field value) { rest = append(rest, field) })
+	nvidia := v.at("devices", "nvidia") // which has what was in devicePlugin, and at the top, in older charts
+	h.settings.file(v, inValues, func(field value) {
+		if o := h.settings.find(func(o *option) bool { return o.at != "" && nvidia.there() && field.path == nvidia.path+"."+o.at }); o != nil {
+			h.settings.put(o, field, inFile)
+			return
+		}
+		rest = append(rest, field)
+	})
 	h.settings.flags(container{args: v.at("devicePlugin", "extraArgs").items(), env: make(map[string]value)})
 	if content := v.at("device-config", "content"); content.text() != "" {
 		if inside, err := embedded(content); err == nil && h.isDevices(inside) {

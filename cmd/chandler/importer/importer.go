@@ -166,18 +166,11 @@ func (im *importer) file(documents []value) error {
 	if len(documents) == 0 {
 		return nil
 	}
-	known := false
-	for _, document := range documents {
-		ok, err := im.document(document)
-		if err != nil {
-			return err
-		}
-		known = known || ok
+	known, err := im.each(documents)
+	if err == nil && !known {
+		err = errUnknown()
 	}
-	if !known {
-		return errUnknown()
-	}
-	return nil
+	return err
 }
 
 // recognise returns the format of a document, nil if there is none.

@@ -198,14 +198,10 @@ func (k *kubevirt) usb(v value) {
 	if !k.common(v, "selectors") {
 		return
 	}
-	group := v1alpha1.PathGroup{}
+	group := v1alpha1.PathGroup{Each: true} // sets of one device for each selector
 	for _, selector := range v.at("selectors").items() {
 		k.im.unknownExcept(selector, "vendor", "product", "serial")
 		group.USB = append(group.USB, usbDevice(selector))
-	}
-	group.Each = len(group.USB) == 1
-	if len(group.USB) > 1 {
-		k.im.say(v.at("selectors"), "all USB devices of these kinds are one device together; KubeVirt makes as many as it finds sets of them")
 	}
 	k.offered(v, k.im.paths(v, v1alpha1.PathResource{Name: v.at("resourceName").text(), Groups: []v1alpha1.PathGroup{group}}))
 }

@@ -169,14 +169,23 @@ func (im *importer) document(v value) (known bool, err error) {
 	return false, nil
 }
 
-// each reads documents, and reports whether one of them is known.
+// each reads documents, and reports whether one of them is known. Beside one that is, those
+// that cannot be read are noted: they are other people's, as in all ConfigMaps of a namespace.
 func (im *importer) each(documents []value) (known bool, err error) {
-	var errs []error
-	for _, document := range documents {
+	errs := make([]error, len(documents))
+	for i, document := range documents {
 		ok, err := im.document(document)
-		known, errs = known || ok, append(errs, err)
+		known, errs[i] = known || ok, err
 	}
-	return known, errors.Join(errs...)
+	if !known {
+		return false, errors.Join(errs...)
+	}
+	for i, err := range errs {
+		if err != nil {
+			im.say(documents[i].as(documents[i].at("metadata", "name").text()), "is not read: %v", err)
+		}
+	}
+	return true, nil
 }
 
 // list reads a list of arguments, of containers or of other documents.

@@ -27,6 +27,23 @@ func (u *usbDevice) is(id discovery.USBID) bool {
 	return u.vendor == id.Vendor && u.product == id.Product && (id.Serial == "" || u.serial == id.Serial)
 }
 
+// entry returns which entry of a group a device counts for, below 0 for none. Where each
+// set has one device for each entry, that is the entry that has fewest yet, so that two
+// equal entries are two devices; an entry with a serial number has the device first.
+func (u *usbDevice) entry(group *discovery.PathGroup, columns [][]*part) int {
+	best := -1
+	for i, id := range group.USB {
+		switch {
+		case !u.is(id):
+		case best < 0:
+			best = i
+		case group.Each && (len(columns[i]) < len(columns[best]) || id.Serial != "" && group.USB[best].Serial == ""):
+			best = i
+		}
+	}
+	return best
+}
+
 // usbSets returns the parts of the devices that a group of USB devices makes:
 // one of all that match or, where each is for itself, of one for each entry.
 func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
@@ -34,19 +51,16 @@ func (r *reader) usbSets(group *discovery.PathGroup) ([][]*part, error) {
 		r.usb, r.usbErr = listUSB(r.host.FS)
 		r.hasUSB = true
 	}
-	used := make(map[string]bool) // one device is in the set once, however many entries it matches
 	columns := make([][]*part, len(group.USB))
 	limits := make([]int, len(group.USB))
-	var all []*part
-	for i, id := range group.USB {
-		for _, u := range r.usb {
-			if used[u.kernel.Path] || !u.is(id) {
-				continue
-			}
-			used[u.kernel.Path] = true
+	for _, u := range r.usb { // one device is in the sets once, however many entries it matches
+		if i := u.entry(group, columns); i >= 0 {
 			columns[i] = append(columns[i], u.part())
 		}
-		all = append(all, columns[i]...)
+	}
+	var all []*part
+	for i, column := range columns {
+		all = append(all, column...)
 		limits[i] = 1
 	}
 	if group.Each {
