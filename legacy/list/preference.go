@@ -130,7 +130,7 @@ func (n *neighbourhood) best(size int) *choice {
 		return start
 	}
 	var best *choice
-	first := start.next()
+	first := start.next(make([]int, len(n.units)))
 	for i := range n.units {
 		if n.byLeft(start.left(i), start.left(first)) != 0 {
 			continue
@@ -245,19 +245,31 @@ func (c *choice) count(unit, by int) {
 
 // grow chooses the best unit for each ID that is missing.
 func (c *choice) grow(size int) {
+	nearest := make([]int, len(c.n.units)) // by unit: how near it is to the nearest one that is chosen
+	join := func(chosen int) {
+		for i, near := range c.n.near[chosen] {
+			nearest[i] = max(nearest[i], near)
+		}
+	}
+	for _, chosen := range c.units {
+		join(chosen)
+	}
 	for c.size < size {
-		c.add(c.next())
+		next := c.next(nearest)
+		c.add(next)
+		join(next)
 	}
 }
 
-// next returns the best unit that has an ID left. There is one.
-func (c *choice) next() int {
+// next returns the best unit that has an ID left. There is one. Each unit is so near to
+// the nearest one that is chosen.
+func (c *choice) next(nearest []int) int {
 	best := -1
 	for i := range c.n.units {
 		if c.left(i) > 0 && (best < 0 || cmp.Or(
 			c.n.byLeft(c.left(i), c.left(best)),
 			c.n.byLeft(-c.taken[i], -c.taken[best]), // two shares of one device are no more than one
-			c.n.byNearness(c.nearest(i), c.nearest(best)),
+			c.n.byNearness(nearest[i], nearest[best]),
 			c.n.byNearness(c.pull[i], c.pull[best]),
 			cmp.Compare(c.n.crowd[best], c.n.crowd[i]),
 		) > 0) {
@@ -265,15 +277,6 @@ func (c *choice) next() int {
 		}
 	}
 	return best
-}
-
-// nearest returns how near a unit is to the nearest one that is chosen.
-func (c *choice) nearest(unit int) int {
-	near := 0
-	for _, chosen := range c.units {
-		near = max(near, c.n.near[unit][chosen])
-	}
-	return near
 }
 
 // weakest returns how near the two are that are farthest apart among those next to
