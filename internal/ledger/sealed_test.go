@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/discovery"
@@ -281,6 +282,29 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.mustGive(claim("other", s["a"]), s)
+}
+
+// The kubelet does not say how much of a device a claim has, so claims that only it knows
+// keep each other out until all but one have ended.
+func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
+	const one, other = "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a10", "6f8a1c3e-0d5b-1234-9a53-2f4c3b1f7a11"
+	b := newBench(t)
+	s := host(shared("big"))
+	said := listing(false, "chandler.dev/claim="+one+"-0-big-"+other, "chandler.dev/claim="+other+"-0-big-"+one)
+	if err := b.Observe(time.Now(), said, s); err != nil {
+		t.Fatal(err)
+	}
+	share := func(uid types.UID) *Claim {
+		c := claim("c", s["big"])
+		c.UID, c.Results[0].Consumes = uid, amount("memory", "1Gi")
+		return c
+	}
+	b.mustRefuse(share(one), s, "held by claim with UID "+other)
+	b.mustRefuse(share(other), s, "held by claim with UID "+one)
+	if err := b.End(other, s); err != nil {
+		t.Fatal(err)
+	}
+	b.mustGive(share(one), s)
 }
 
 // The facts about a claim without a file survive an agent that ends after somebody has
