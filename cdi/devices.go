@@ -1,7 +1,6 @@
 package cdi
 
 import (
-	"bytes"
 	"fmt"
 	"path/filepath"
 
@@ -18,26 +17,25 @@ const deviceClass = "device"
 // "chandler.dev/device=<name>".
 func DeviceID(name string) string { return parser.QualifiedName(Vendor, deviceClass, name) }
 
-// KeepDevices makes the spec of devices that are given by their names what it should
-// be, and writes nothing if it is. Without devices there is none.
-func (d Dir) KeepDevices(devices []Device) error {
-	file := filepath.Join(d.Path, Vendor+"-"+deviceClass+extension)
+// DevicesSpec returns the text of the spec of devices that are given by their names, nil
+// for none.
+func (d Dir) DevicesSpec(devices []Device) ([]byte, error) {
 	if len(devices) == 0 {
-		if err := d.Files.Remove(file); err != nil {
-			return fmt.Errorf("remove CDI spec %s: %w", file, err)
-		}
-		return nil
+		return nil, nil
 	}
-	want, err := d.render(deviceClass, devices)
+	text, err := d.render(deviceClass, devices)
 	if err != nil {
-		return fmt.Errorf("CDI spec of devices: %w", err)
+		return nil, fmt.Errorf("CDI spec of devices: %w", err)
 	}
-	got, err := d.Files.Read(file)
-	if err == nil && bytes.Equal(got, want) {
-		return nil
-	}
-	if _, err := d.Files.Write(file, want, 0o644); err != nil {
-		return fmt.Errorf("write CDI spec %s: %w", file, err)
+	return text, nil
+}
+
+// KeepDevicesSpec makes the spec of devices say a text, and writes nothing if it does. If
+// the text is nil, there is no spec.
+func (d Dir) KeepDevicesSpec(text []byte) error {
+	file := filepath.Join(d.Path, Vendor+"-"+deviceClass+extension)
+	if err := d.Files.Keep(file, text, 0o644); err != nil {
+		return fmt.Errorf("keep CDI spec %s: %w", file, err)
 	}
 	return nil
 }

@@ -12,13 +12,17 @@ import (
 
 // The spec of devices is what runtimes load. It is written again when something is
 // different, and only then, and goes with the last device.
-func TestKeepDevices(t *testing.T) {
+func TestDevicesSpec(t *testing.T) {
 	dir := Dir{Path: t.TempDir()}
 	file := filepath.Join(dir.Path, "chandler.dev-device.json")
 	devices := []Device{gpu("gpu-a"), gpu("gpu-b")}
 	keep := func() os.FileInfo {
 		t.Helper()
-		if err := dir.KeepDevices(devices); err != nil {
+		text, err := dir.DevicesSpec(devices)
+		if err == nil {
+			err = dir.KeepDevicesSpec(text)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Stat(file)
@@ -45,7 +49,7 @@ func TestKeepDevices(t *testing.T) {
 	if uids, err := dir.Claims(); err != nil || len(uids) > 0 {
 		t.Errorf("it is taken for that of a claim: %q, %v", uids, err)
 	}
-	if err := dir.KeepDevices(nil); err != nil {
+	if err := dir.KeepDevicesSpec(nil); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(file); !os.IsNotExist(err) {

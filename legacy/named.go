@@ -11,6 +11,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/cdi"
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
@@ -84,7 +85,30 @@ func (p *Plugin) keepSpec() error {
 	}
 	byName := func(g *ledger.Grant) bool { return g.CDI }
 	if !named(what.snapshot) && !slices.ContainsFunc(p.config.Ledger.View(nil).Ours(), byName) {
-		return p.config.CDI.KeepDevices(nil)
+		return p.config.CDI.KeepDevicesSpec(nil)
+	}
+	text, err := p.specOf(what.snapshot, p.known.Load())
+	if err == nil {
+		err = p.config.CDI.KeepDevicesSpec(text)
+	}
+	if err != nil {
+		return fmt.Errorf("devices cannot be given by CDI: %w", err)
+	}
+	return nil
+}
+
+// spec is the text of the spec of some devices.
+type spec struct {
+	snapshot *rules.Snapshot
+	known    *[]discovery.Device
+	text     []byte
+}
+
+// specOf returns the text of the spec of what is offered, and of what else there is on the
+// host. It is made anew only for others than the last time.
+func (p *Plugin) specOf(s *rules.Snapshot, known *[]discovery.Device) ([]byte, error) {
+	if last := p.spec.Load(); last != nil && last.snapshot == s && last.known == known {
+		return last.text, nil
 	}
 	var devices []cdi.Device
 	add := func(name string, edits specs.ContainerEdits) {
@@ -93,23 +117,24 @@ func (p *Plugin) keepSpec() error {
 			devices = append(devices, d)
 		}
 	}
-	for i := range what.snapshot.Devices {
-		d := &what.snapshot.Devices[i]
+	for i := range s.Devices {
+		d := &s.Devices[i]
 		add(d.Name, d.Edits)
 	}
-	if known := p.known.Load(); known != nil {
+	if known != nil {
 		for i := range *known {
 			d := &(*known)[i]
-			if _, offered := what.snapshot.Lookup(d.Name); !offered {
+			if _, offered := s.Lookup(d.Name); !offered {
 				add(d.Name, d.Edits)
 			}
 		}
 	}
 	slices.SortFunc(devices, func(a, b cdi.Device) int { return strings.Compare(a.Name, b.Name) })
-	if err := p.config.CDI.KeepDevices(devices); err != nil {
-		return fmt.Errorf("devices cannot be given by CDI: %w", err)
+	text, err := p.config.CDI.DevicesSpec(devices)
+	if err == nil {
+		p.spec.Store(&spec{s, known, text})
 	}
-	return nil
+	return text, err
 }
 
 // named reports whether a device may be given by its CDI name.

@@ -106,6 +106,7 @@ type Plugin struct {
 	stock   atomic.Pointer[list.Stock]          // what the host has, and the lists
 	given   atomic.Pointer[map[string][]string] // by key of a grant that the stock does not know: nodes; the map is never modified
 	servers atomic.Pointer[map[string]*server]  // by resource; the map is never modified
+	spec    atomic.Pointer[spec]                // of devices that are given by CDI names, nil before there is one
 	ready   chan struct{}                       // closed when PodResources was asked
 	changed chan struct{}                       // what the lists are computed from may have changed
 	ask     chan struct{}                       // PodResources may have something new to say

@@ -62,6 +62,19 @@ func (f Files) Write(name string, data []byte, mode fs.FileMode) (InPlace, error
 	return Unknown, errors.Join(err, fmt.Errorf("read back: %w", readErr))
 }
 
+// Keep makes data the content of the file, and writes nothing if it is. There is no file
+// if the data is nil.
+func (f Files) Keep(name string, data []byte, mode fs.FileMode) error {
+	if data == nil {
+		return f.Remove(name)
+	}
+	if there, err := f.Read(name); err == nil && bytes.Equal(there, data) {
+		return nil
+	}
+	_, err := f.Write(name, data, mode)
+	return err
+}
+
 func (f Files) replace(name string, data []byte, mode fs.FileMode) error {
 	dir := filepath.Dir(name)
 	if err := f.MakeDir(dir, 0o755); err != nil {

@@ -161,3 +161,33 @@ func TestWritable(t *testing.T) {
 		t.Errorf("a directory that is missing: %v", err)
 	}
 }
+
+// A file that says what it should is left alone, and without data there is none.
+func TestKeep(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	var before os.FileInfo
+	for _, step := range []struct {
+		data string
+		same bool
+	}{{"one", false}, {"one", true}, {"two", false}} {
+		if err := (disk.Files{}).Keep(file, []byte(step.data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		now, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if same := before != nil && os.SameFile(before, now); same != step.same {
+			t.Errorf("%s: the file is the same: %v", step.data, same)
+		}
+		before = now
+	}
+	for range 2 {
+		if err := (disk.Files{}).Keep(file, nil, 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(file); !os.IsNotExist(err) {
+		t.Errorf("it is still there: %v", err)
+	}
+}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -94,28 +93,14 @@ func (f *featureFile) take(s *rules.Snapshot) {
 	}
 }
 
-// write makes the file what it should be, unless it is.
+// write makes the file what it should be, unless it is. Nobody would read it in a directory
+// that is made for it.
 func (f *featureFile) write() error {
-	name := filepath.Join(f.dir, featureName)
-	present, err := f.files.Read(name)
-	missing := errors.Is(err, fs.ErrNotExist)
-	switch {
-	case err != nil && !missing:
-		return fmt.Errorf("read feature file: %w", err)
-	case f.text == nil && missing, !missing && f.text != nil && bytes.Equal(present, f.text):
-		return nil
-	case f.text == nil:
-		if err := f.files.Remove(name); err != nil {
-			return fmt.Errorf("remove feature file: %w", err)
-		}
-		return nil
-	}
-	// Writing would make the directory, and nobody would ever read the file.
-	if _, err := f.files.Stat(f.dir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := f.files.Stat(f.dir); f.text != nil && errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w", f.dir, errNoFeatureDir)
 	}
-	if _, err := f.files.Write(name, f.text, 0o644); err != nil {
-		return fmt.Errorf("write feature file: %w", err)
+	if err := f.files.Keep(filepath.Join(f.dir, featureName), f.text, 0o644); err != nil {
+		return fmt.Errorf("keep feature file: %w", err)
 	}
 	return nil
 }
