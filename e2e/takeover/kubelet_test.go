@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -23,6 +25,7 @@ type kubelet struct {
 	t       *testing.T
 	program string
 	dir     string // the kubelet's directory
+	mute    bool   // it has no PodResources API, as kubelets to 1.27 may have none
 	log     log
 
 	cmd *exec.Cmd
@@ -83,7 +86,14 @@ func (k *kubelet) start() {
 		k.t.Fatalf("start kubelet: %v (root is needed, for a mount namespace)", err)
 	}
 	k.t.Cleanup(k.kill)
-	k.ask(map[string]any{"running": k.running()}, nil)
+	if err := k.ask(map[string]any{"running": k.running()}, nil); err != nil {
+		k.t.Fatal(err)
+	}
+	if k.mute {
+		if err := os.Remove(filepath.Join(k.dir, "pod-resources/kubelet.sock")); err != nil {
+			k.t.Fatal(err)
+		}
+	}
 }
 
 // kill ends the kubelet as a crash does.

@@ -26,6 +26,8 @@ type row struct {
 	mounts      []string // "HOST at CONTAINER"
 	annotations map[string]string
 
+	mute bool // the kubelet has no PodResources API
+
 	// The agent has its own names for what is held, if it cannot know the plugin's. It
 	// offers them once the pod has ended.
 	renamed []string
