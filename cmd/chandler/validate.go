@@ -26,7 +26,8 @@ Files are YAML or JSON, with any number of documents; - is standard input, and a
 directory is all such files below it. It needs no cluster. It checks:
 
   DriverConfig, ProvisionConfig, ClaimParameters
-      fields, values, and that expressions compile
+      fields, values, that expressions compile, and that no entry has the expression
+      of one before it (a warning)
   ConfigMap
       the configurations of Chandler that it holds
   ResourceClaim, ResourceClaimTemplate, DeviceClass

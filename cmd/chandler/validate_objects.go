@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -107,7 +108,10 @@ func (v *validator) own(at place, kind string, data []byte) {
 	case v1alpha1.KindClaimParameters:
 		v.claimParameters(at, data)
 	case v1alpha1.KindDriverConfig:
-		_, err = checkConfig(data)
+		var config *v1alpha1.DriverConfig
+		if config, err = checkConfig(data); err == nil {
+			v.unreached(at, config)
+		}
 	case v1alpha1.KindProvisionConfig:
 		_, err = parseProvisionConfig(data)
 	default:
@@ -115,6 +119,28 @@ func (v *validator) own(at place, kind string, data []byte) {
 	}
 	if err != nil {
 		v.report(at, severityError, err)
+	}
+}
+
+// unreached warns of entries that select nothing but what an entry before them does, so
+// that they never count.
+func (v *validator) unreached(at place, config *v1alpha1.DriverConfig) {
+	selectors := make(map[string][]v1alpha1.Selector)
+	for _, e := range config.Sharing {
+		selectors["sharing"] = append(selectors["sharing"], e.Selector)
+	}
+	for _, e := range config.Resources {
+		selectors["resources"] = append(selectors["resources"], e.Selector)
+	}
+	for _, list := range slices.Sorted(maps.Keys(selectors)) {
+		for j, later := range selectors[list] {
+			i := slices.IndexFunc(selectors[list][:j], func(s v1alpha1.Selector) bool {
+				return s.CEL == later.CEL && (s.Nodes == nil || reflect.DeepEqual(s.Nodes, later.Nodes))
+			})
+			if i >= 0 {
+				v.report(at, severityWarning, fmt.Errorf("%s[%d].cel: is that of %s[%d], and the first that selects a device counts: the later one never does", list, j, list, i))
+			}
+		}
 	}
 }
 

@@ -50,6 +50,9 @@ func Import(files []File, options Options) (*Result, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", file.Name, err))
 		}
 	}
+	if name := options.Named; name != "" && len(im.seen) > 1 && !slices.Contains(im.seen, name) {
+		errs = append(errs, fmt.Errorf("no configuration is called %q; there are %s", name, strings.Join(im.seen, ", ")))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -108,6 +111,7 @@ type importer struct {
 	shared  []map[string][]string // the selectors of pools of adapters that containers have together
 	unread  map[string][]string   // objects that are of no plugin, by file
 
+	seen      []string        // the names of configurations of which nodes read one
 	byDefault string          // which of several configurations nodes read that say nothing
 	nodes     *v1alpha1.Nodes // for which entries are made at present; else those of what they are made of
 }

@@ -169,4 +169,9 @@ func TestNamed(t *testing.T) {
 			t.Errorf("%s: %v\n%s", test.file, err, out)
 		}
 	}
+	for _, file := range []string{"nvidia-labels.yaml", "sriovdp-nodes"} {
+		if _, _, err := read(t, Options{Named: "other"}, filesOf(t, filepath.Join("testdata", file))...); err == nil || !strings.Contains(err.Error(), `no configuration is called "other"; there are `) {
+			t.Errorf("%s: a name that none has: %v", file, err)
+		}
+	}
 }

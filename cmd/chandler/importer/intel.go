@@ -117,7 +117,7 @@ func (i *intel) read(v value) {
 
 // flagsOf are flags that only one of the plugins has.
 var flagsOf = map[string][]string{
-	"gpu":  {"enable-monitoring", "monitoring-mode", "allow-ids", "deny-ids", "bypath", "wsl", "resource-manager", "health-management", "xpumd-endpoint"},
+	"gpu":  {"enable-monitoring", "monitoring-mode", "allow-ids", "deny-ids", "bypath", "wsl", "resource-manager", "health-management", "xpumd-endpoint", "levelzero-socket", "run-mode"},
 	"qat":  {"dpdk-driver", "kernel-vf-drivers", "max-num-devices"},
 	"sgx":  {"enclave-limit", "provision-limit", "dcap-infra-resources"},
 	"dsa":  {"driver"},
@@ -223,6 +223,7 @@ func (i *intel) gpu() []option {
 		ofChart,
 		{name: "health-management", alone: true, why: fromKernel},
 		{name: "xpumd-endpoint", why: fromKernel},
+		{name: "levelzero-socket", why: fromKernel},
 		{name: "temp-limit", why: fromKernel},
 		{name: "gpu-temp-limit", why: fromKernel},
 		{name: "memory-temp-limit", why: fromKernel},

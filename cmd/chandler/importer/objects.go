@@ -257,6 +257,9 @@ func variablesIn(data value) container {
 // chosen reads configurations of one format. If each node reads another, their entries
 // are for those nodes.
 func (im *importer) chosen(f *format, configurations []value) {
+	for _, c := range configurations {
+		im.seen = append(im.seen, nameOf(c))
+	}
 	objects := slices.ContainsFunc(configurations, func(c value) bool { return c.has("kind") })
 	if !f.alternatives || len(configurations) == 1 || objects {
 		for _, c := range configurations {

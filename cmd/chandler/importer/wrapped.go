@@ -190,6 +190,9 @@ func patched(v value) (container, bool) {
 			}
 		case strings.HasSuffix(at, "/env"):
 			c.setEnv(said)
+		case strings.Contains(at, "/env/") && said.isMap(): // one variable
+			said.node = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: said.node.Line, Content: []*yaml.Node{said.node}}
+			c.setEnv(said)
 		}
 	}
 	return c, len(c.args)+len(c.env) > 0
