@@ -2,7 +2,6 @@ package legacy
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"time"
 
@@ -82,19 +81,22 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 }
 
 // learn reads in the kubelet's checkpoint which device nodes containers were given by
-// IDs that are not known. It reads no more than once what the kubelet has written.
+// IDs that are not known. It reads no more than once what the kubelet has written, and
+// forgets what is no longer listed when it reads more.
 func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
 	if said == nil || p.config.Written == nil {
 		return
 	}
 	known, stock := *p.given.Load(), p.stock.Load()
-	unknown := make(map[string]bool)
+	unknown, given := make(map[string]bool), make(map[string][]string)
 	for _, pod := range said.Pods {
 		for _, container := range pod.Containers {
 			for _, devices := range container.Devices {
 				for _, id := range devices.DeviceIds {
 					key := ledger.GrantKey(devices.ResourceName, id)
-					if _, read := known[key]; !read && !stock.Knows(devices.ResourceName, id) {
+					if nodes, read := known[key]; read {
+						given[key] = nodes
+					} else if !stock.Knows(devices.ResourceName, id) {
 						unknown[key] = true
 					}
 				}
@@ -108,7 +110,6 @@ func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("What the kubelet has written down is not known", "reason", err.Error())
 	}
-	given := maps.Clone(known)
 	for _, h := range holdings {
 		for _, id := range h.IDs {
 			if key := ledger.GrantKey(h.Resource, id); unknown[key] {
