@@ -2,6 +2,7 @@ package importer
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -69,7 +70,42 @@ func argumentsOf(file, text string) value {
 	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: 1}
 	text = strings.ReplaceAll(prompt.ReplaceAllString(text, ""), "\\\n", "  ")
 	args.Content = words(text, 1)
+	if v, ok := runOf(args.Content); ok {
+		return value{node: v, file: file}
+	}
 	return value{node: object(1, argsField, args), file: file}
+}
+
+// runOf returns the container that a command line of Docker or the like runs: what is
+// before the image is for Docker, but for variables.
+func runOf(words []*yaml.Node) (*yaml.Node, bool) {
+	if len(words) < 2 || !slices.Contains([]string{"docker", "podman", "nerdctl"}, words[0].Value) || words[1].Value != "run" {
+		return nil, false
+	}
+	image := func(sign string) int { // a name, as of --name, has no slash
+		return slices.IndexFunc(words, func(word *yaml.Node) bool {
+			return strings.Contains(word.Value, "plugin") && !strings.ContainsAny(word.Value[:1], "-/.") && strings.Contains(word.Value, sign)
+		})
+	}
+	i := image("/")
+	if i < 0 {
+		i = image("")
+	}
+	if i < 0 {
+		return nil, false
+	}
+	env := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	for j, word := range words[:i] {
+		said, ok := strings.CutPrefix(word.Value, "--env=")
+		if word.Value == "-e" || word.Value == "--env" {
+			said, ok = words[j+1].Value, j+1 < i
+		}
+		if name, text, set := strings.Cut(said, "="); ok && set {
+			env.Content = append(env.Content, object(word.Line, "name", scalar(name, word.Line), "value", scalar(text, word.Line)))
+		}
+	}
+	args := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: words[i].Line, Content: words[i+1:]}
+	return object(words[i].Line, "image", words[i], argsField, args, envField, env), true
 }
 
 // words splits a text as a shell does, but for lines that are JSON already, which

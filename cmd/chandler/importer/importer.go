@@ -111,6 +111,8 @@ type importer struct {
 	shared  []map[string][]string // the selectors of pools of adapters that containers have together
 	unread  map[string][]string   // objects that are of no plugin, by file
 
+	configMapName string // of the ConfigMap that is read, "" for none
+
 	seen      []string        // the names of configurations of which nodes read one
 	byDefault string          // which of several configurations nodes read that say nothing
 	nodes     *v1alpha1.Nodes // for which entries are made at present; else those of what they are made of

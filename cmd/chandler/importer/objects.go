@@ -205,6 +205,8 @@ func (im *importer) list(v value) (known bool, err error) {
 
 // configMap reads the files of a ConfigMap.
 func (im *importer) configMap(v value) (known bool, err error) {
+	im.configMapName = v.at("metadata", "name").text()
+	defer func() { im.configMapName = "" }()
 	of := make(map[*format][]value)
 	var unread []value
 	var errs []error

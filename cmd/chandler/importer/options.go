@@ -132,7 +132,7 @@ func (s *settings) flags(c container) {
 		}
 		switch o := named(arg.name); {
 		case arg.name == "":
-		case strings.Contains(arg.value.text(), "{{") || strings.Contains(arg.value.text(), "$("):
+		case (strings.Contains(arg.value.text(), "{{") || strings.Contains(arg.value.text(), "$(")) && (o == nil || o.fate != idle || o.do != nil):
 			s.im.lost(arg.value, "is set elsewhere, and what to is not known here")
 		case o == nil:
 			s.im.lost(arg.value, "is a flag that is not known here")

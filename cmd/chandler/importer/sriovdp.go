@@ -19,6 +19,8 @@ type sriovdp struct {
 	im       *importer
 	settings *settings
 	pools    []value // of all files
+	operator []value // of them, those in the operator's ConfigMap
+	ran      bool    // a container runs the plugin, which says with which prefix
 }
 
 func newSRIOV(im *importer) *format {
@@ -37,8 +39,11 @@ func newSRIOV(im *importer) *format {
 		is:           s.is,
 		read:         s.read,
 		runs:         s.runs,
-		container:    func(c container) { s.settings.flags(c) },
-		finish:       s.finish,
+		container: func(c container) {
+			s.ran = true
+			s.settings.flags(c)
+		},
+		finish: s.finish,
 	}
 }
 
@@ -71,7 +76,12 @@ func (s *sriovdp) read(v value) {
 	}
 	v = v.spelled("resourceList")
 	s.im.unknownExcept(v, "resourceList")
-	s.pools = append(s.pools, v.at("resourceList").items()...)
+	pools := v.at("resourceList").items()
+	if s.im.configMapName == operatorConfig {
+		s.operator = append(s.operator, pools...)
+		return
+	}
+	s.pools = append(s.pools, pools...)
 }
 
 // section reads what a chart makes pools of: their selectors are beside their names.
@@ -92,8 +102,15 @@ func (s *sriovdp) section(v value) {
 
 func (s *sriovdp) finish() {
 	s.settings.finish()
+	for _, pool := range s.operator {
+		prefix := ""
+		if !s.ran {
+			prefix = operatorDefault
+		}
+		s.pool(pool, prefix)
+	}
 	for _, pool := range s.pools {
-		s.pool(pool)
+		s.pool(pool, "")
 	}
 }
 
@@ -103,6 +120,9 @@ const (
 	poolDefault     = "intel.com"
 	operatorDefault = "openshift.io"
 )
+
+// operatorConfig is the ConfigMap in which the operator writes a file for each node.
+const operatorConfig = "device-plugin-config"
 
 const ofOperator = "has the prefix %s, which is the operator's default; name the DaemonSet or its values too if yours is another"
 
@@ -136,15 +156,15 @@ func spelledPool(v value) value {
 	return v
 }
 
-// pool reads a pool of devices.
-func (s *sriovdp) pool(v value) {
+// pool reads a pool of devices. The prefix is that which the operator starts the plugin
+// with, as far as is known, "" if it does not start it.
+func (s *sriovdp) pool(v value, operator string) {
 	v = spelledPool(v)
 	prefix := cmp.Or(v.at("resourcePrefix").text(), s.settings.get("resource-prefix").text())
-	if prefix == "" && (v.nodes != nil || v.hasAny("SelectorObj", "SelectorObjs")) { // a file of the operator's, for a node
-		prefix = operatorDefault
-		s.im.say(v.at("resourceName"), ofOperator, prefix)
+	if prefix == "" && operator != "" {
+		s.im.say(v.at("resourceName"), ofOperator, operator)
 	}
-	prefix = cmp.Or(prefix, poolDefault)
+	prefix = cmp.Or(prefix, operator, poolDefault)
 	name := prefix + "/" + v.at("resourceName").text()
 	s.im.unknownExcept(v, poolFields...)
 	kind := strings.ToLower(v.at("deviceType").text())
@@ -470,7 +490,7 @@ func (s *sriovdp) nodePolicy(v value) {
 	ok := p.parts(text("pfName"), nic.at("pfNames"))
 	ok = p.parts(text("pfPCIBusID"), nic.at("rootDevices")) && ok
 	s.im.unknownExcept(nic, "vendor", "deviceID", "pfNames", "rootDevices", "netFilter")
-	if filter := nic.at("netFilter"); !filter.null() {
+	if filter := nic.at("netFilter"); filter.text() != "" {
 		s.im.lost(filter, "networks of clouds are not known, so the pool is left out")
 		ok = false
 	}
