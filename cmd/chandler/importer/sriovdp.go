@@ -19,7 +19,8 @@ type sriovdp struct {
 	im       *importer
 	settings *settings
 	pools    []value // of all files
-	operator []value // of them, those in the operator's ConfigMap
+	policies []value // SriovNetworkNodePolicies
+	operator []value // of the pools, those in the operator's ConfigMap
 	ran      bool    // a container runs the plugin, which says with which prefix
 }
 
@@ -52,7 +53,13 @@ func (s *sriovdp) runs(c container) bool {
 }
 
 func (s *sriovdp) is(v value) bool {
-	return v.spelled("resourceList").has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin")
+	return v.spelled("resourceList").has("resourceList") || isNodePolicy(v) || isSection(v, "sriovDevicePlugin") || isOperatorValues(v)
+}
+
+// isOperatorValues recognises the values of the operator's chart that say with which prefix
+// it starts the plugin.
+func isOperatorValues(v value) bool {
+	return v.at("operator", "resourcePrefix").isText() && !v.hasAny("apiVersion", "kind")
 }
 
 // isSection recognises the part of the values of NVIDIA's network operator that is
@@ -67,11 +74,17 @@ func isNodePolicy(v value) bool {
 
 func (s *sriovdp) read(v value) {
 	if isNodePolicy(v) {
-		s.nodePolicy(v.at("spec"))
+		s.policies = append(s.policies, v.at("spec"))
 		return
 	}
 	if isSection(v, "sriovDevicePlugin") {
 		s.section(v)
+		return
+	}
+	if isOperatorValues(v) {
+		is := func(o *option) bool { return o.name == "resource-prefix" }
+		s.settings.put(s.settings.find(is), v.at("operator", "resourcePrefix"), inFile)
+		s.im.onlyRead(v, []string{v.at("operator", "resourcePrefix").path})
 		return
 	}
 	v = v.spelled("resourceList")
@@ -102,6 +115,9 @@ func (s *sriovdp) section(v value) {
 
 func (s *sriovdp) finish() {
 	s.settings.finish()
+	for _, policy := range s.policies {
+		s.nodePolicy(policy)
+	}
 	for _, pool := range s.operator {
 		prefix := ""
 		if !s.ran {
@@ -520,6 +536,8 @@ func (s *sriovdp) nodePolicy(v value) {
 	s.im.unknownExcept(v, "nicSelector", "isRdma", "deviceType", "vdpaType", "needVhostNet", "excludeTopology", "nodeSelector", "numVfs", "mtu", "priority", "linkType", "eSwitchMode", "externallyManaged", "bridge", "resourceName")
 	if ok {
 		s.im.pool(v, prefix+"/"+v.at("resourceName").text(), all(p.cel), said)
-		s.im.say(v.at("resourceName"), ofOperator, prefix)
+		if !s.settings.get("resource-prefix").there() {
+			s.im.say(v.at("resourceName"), ofOperator, prefix)
+		}
 	}
 }
