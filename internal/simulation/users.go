@@ -288,10 +288,10 @@ func (w *World) withID(resourceName, id string, listed map[string]bool) (devices
 	return devices, part{}
 }
 
-// forgetUses notes which classic devices of containers no agent can know of that starts now:
-// what agents wrote down is gone, and the kubelet has forgotten it or does not say it. It
-// leaves init containers out, unless they are restarted
-// (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
+// forgetUses notes what an agent that starts now cannot know of containers, since what agents
+// wrote down is gone: classic devices that the kubelet has forgotten or does not say, and
+// which nodes containers were given. The kubelet does not say those of init containers, unless
+// they are restarted (pkg/kubelet/apis/podresources/server_v1.go, List, in 1.31 to 1.37).
 func (w *World) forgetUses() {
 	var written strings.Builder
 	for _, name := range w.disk.Files(stateDir + "/grants") {
@@ -302,15 +302,31 @@ func (w *World) forgetUses() {
 		uses, _ := c.Note.([]*use)
 		says := len(w.kubelet.HasDevices(c.Pod.UID)) > 0 && !c.Pod.Init
 		for _, u := range uses {
-			if !u.classic || strings.Contains(written.String(), strconv.Quote(u.id)) {
+			if !u.classic {
+				w.forgetNodes(u)
 				continue
 			}
+			if strings.Contains(written.String(), strconv.Quote(u.id)) {
+				continue
+			}
+			u.nodes = nil
 			u.forgotten = u.forgotten || !says
 			if u.part != nil { // the kubelet says no more than that it is a share
 				u.part = part{}
 				w.forgetSize(u.portion)
 			}
 		}
+	}
+}
+
+// forgetNodes notes that nobody knows any more which nodes a container was given, if neither
+// the record of its claim nor the spec is left: PodResources names the device, which may
+// have other nodes by now.
+func (w *World) forgetNodes(u *use) {
+	_, recorded := w.disk.Content(w.recordOf(u.claim))
+	_, specified := w.disk.Content(cdiRoot + "/chandler.dev-claim_" + string(u.claim) + ".json")
+	if !recorded && !specified {
+		u.nodes = nil
 	}
 }
 
