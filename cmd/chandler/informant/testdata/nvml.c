@@ -36,6 +36,11 @@ nvmlReturn_t nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
 	return 0;
 }
 
+nvmlReturn_t nvmlDeviceGetIndex(void *device, unsigned *index) {
+	*index = 0;
+	return 0;
+}
+
 nvmlReturn_t nvmlDeviceGetName(void *device, char *name, unsigned length) {
 	strncpy(name, "NVIDIA Stand-In", length);
 	return 0;
