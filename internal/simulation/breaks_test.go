@@ -44,7 +44,6 @@ var deliberates = []deliberate{
 	{"the file of grants is not synchronised", "internal/ledger/grants.go", "err = l.keep(grantsFile, data)", "_, err = l.claims.Write(l.file(grantsFile), data, 0o600)"},
 	{"nodes that others were given are free", "internal/ledger/blocked.go", "			case !h.touches(&w) && h.bears(nodes) && !a.explains(&w, q.stock):", "			case false:"},
 	{"grants end by answers that are not whole", "internal/ledger/observe.go", "	if said.Whole {\n		l.said.whole", "	if true {\n		l.said.whole"},
-	{"containers of deleted pods are taken for gone", "internal/ledger/observe.go", "		case at.Before(later(until, g.Until)) || len(g.Earlier) > 0:", "		case false && until.IsZero():"},
 	{"what another plugin gave is not entered", "internal/ledger/observe.go", "		if known == nil && !ours {", "		if known == nil || true {"},
 	{"a spec without a record keeps nobody out", "internal/ledger/open.go", "		if l.accounts[key] == nil && l.accounts[sealedKey(key)] == nil && !past {", "		if false {"},
 	{"claims of an earlier boot keep their devices", "internal/ledger/open.go", "	case c.Boot != l.config.Boot:", "	case false:"},
@@ -52,14 +51,11 @@ var deliberates = []deliberate{
 	{"a damaged record keeps nobody out", "internal/ledger/open.go", "	l.put(sealed.account())\n	if sealed.past", "	if sealed.past"},
 	{"claims of an earlier boot are noted by what PodResources says", "internal/ledger/observe.go", "	if !l.wiped {", "	if false {"},
 	{"the outputs come before the record", "driver/prepare.go", "	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {\n		return err\n	}\n	wanted := plan.wanted\n	if err := d.ledger.Write(wanted.Key()); err != nil {\n		return err\n	}\n", "	wanted := plan.wanted\n	if err := d.ledger.Write(wanted.Key()); err != nil {\n		return err\n	}\n	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {\n		return err\n	}\n"},
-	{"a claim's file that was lost is not written again", "internal/ledger/run.go", "		if err := l.restoreClaim(c); err != nil {\n			return err\n		}\n", ""},
 	{"claims do not wait until the kubelet has said what containers have", "internal/ledger/observe.go", "	case l.config.Listings && !l.said.whole:", "	case false && unheard == \"\":"},
 	{"the number of shares is not written down", "driver/prepare.go", "		r.Shares = device.Shares()\n", ""},
-	{"silicon changes its form while somebody has it", "cmd/chandler/agent/ruled.go", "		case sameForm(devices, next[silicon]):\n			delete(r.earlier, silicon)", "		case true || sameForm(devices, next[silicon]):\n			delete(r.earlier, silicon)"},
 	{"what a file holds is not synchronised", "internal/disk/disk.go", "	return file.Sync()\n", "	return nil\n"},
 	{"names of directories are not synchronised", "internal/ledger/open.go", "		if err := l.synced.SyncDir(filepath.Dir(dir)); err != nil {", "		if err := l.claims.SyncDir(filepath.Dir(dir)); err != nil {"},
 	{"names of directories that somebody removed are not synchronised", "internal/ledger/open.go", "		if err := l.makeDirs(); err != nil { //", "		if err := error(nil); err != nil { //"},
-	{"an ID leaves a list at once", "legacy/list/list.go", "	return now.Sub(last) >= grace && b.Heard.After(last)", "	return now.Sub(last) >= 0*grace"},
 }
 
 // limit is within how many seeds a defect is to be found, and sure is how often the
