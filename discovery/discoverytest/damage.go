@@ -108,8 +108,10 @@ func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *di
 		return
 	}
 	owned := len(owners) > 0
+	damaged := maps.Clone(harmed)
+	maps.Copy(damaged, owners)
 	for i := range whole.Devices {
-		if d := &whole.Devices[i]; includesAny(d, harmed, whole.Devices) {
+		if d := &whole.Devices[i]; includesAny(d, damaged, whole.Devices) {
 			delete(harmed, d.Silicon()) // it suffers with what it consists of
 		}
 	}
