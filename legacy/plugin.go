@@ -105,6 +105,7 @@ type Plugin struct {
 	offered atomic.Pointer[offered]             // nil until there is something to offer
 	stock   atomic.Pointer[list.Stock]          // what the host has, and the lists
 	given   atomic.Pointer[map[string][]string] // by key of a grant that the stock does not know: nodes; the map is never modified
+	told    atomic.Pointer[told]                // of both, nil before the first
 	servers atomic.Pointer[map[string]*server]  // by resource; the map is never modified
 	spec    atomic.Pointer[spec]                // of devices that are given by CDI names, nil before there is one
 	ready   chan struct{}                       // closed when PodResources was asked
@@ -135,8 +136,24 @@ func New(config Config) *Plugin {
 	return p
 }
 
-// present returns what the ledger is told of the host.
-func (p *Plugin) present() *list.Stock { return p.stock.Load().Knowing(*p.given.Load()) }
+// present returns what the ledger is told of the host: the same one as long as nothing of it
+// changes, so that lists are left alone at rest.
+func (p *Plugin) present() *list.Stock {
+	stock, given := p.stock.Load(), p.given.Load()
+	if last := p.told.Load(); last != nil && last.stock == stock && last.given == given {
+		return last.knowing
+	}
+	knowing := stock.Knowing(*given)
+	p.told.Store(&told{stock, given, knowing})
+	return knowing
+}
+
+// told is what the ledger was told of the host last, and of what that was made.
+type told struct {
+	stock   *list.Stock
+	given   *map[string][]string
+	knowing *list.Stock
+}
 
 // offered is what the classic API is to offer.
 type offered struct {

@@ -797,3 +797,17 @@ func TestConcurrency(t *testing.T) {
 	publish(p, gpus("a", "b", "c", "d"))
 	registered.Says(t, "a b c d")
 }
+
+// The ledger is told of the same stock while nothing changes: by that, lists are not
+// computed anew at each poll. What containers were given by other plugins changes it.
+func TestPresentStaysTheSame(t *testing.T) {
+	p := New(Config{})
+	before := p.present()
+	if p.present() != before {
+		t.Error("another stock though nothing has changed")
+	}
+	p.given.Store(&map[string][]string{"key": {"/dev/node"}})
+	if p.present() == before {
+		t.Error("the same stock though containers were given something")
+	}
+}
