@@ -185,8 +185,8 @@ const (
 	// has virtual functions, is silicon of its own.
 	SharedPools Pools = "shared"
 
-	// SRIOVPools are those of the SR-IOV network device plugin. What is for them alone
-	// is used by the host, unless the administrator says otherwise.
+	// SRIOVPools are those of the SR-IOV network device plugin. The host
+	// uses the devices that are for them alone, unless the administrator says otherwise.
 	SRIOVPools Pools = "sriov"
 )
 

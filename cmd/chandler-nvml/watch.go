@@ -19,8 +19,8 @@ import (
 // stopped) and 45 (cleanup after it) upon itself, as NVIDIA's device plugin has it;
 // after 94 (memory error that was contained) it has to be started again; and 154 only
 // says that what the driver wants done has changed, which is read then. 109 (context
-// switch timeout), which that plugin ignores, wants the GPU reset. What is to be done
-// is in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors/
+// switch timeout), which that plugin ignores, wants the GPU reset. The remedies
+// are in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors/
 // analyzing-xid-catalog.html: RESTART_APP for 94, RESET_GPU for 109).
 var harmless = []uint64{13, 31, 43, 45, 68, 94, 154}
 

@@ -413,8 +413,8 @@ func (n *migratingName) count(step agent.Step, entries []ledger.Entry) {
 	}
 }
 
-// note says what the move means for the scheduler and for pods. What the scheduler does is
-// from pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
+// note says what the move means for the scheduler and for pods. The scheduler's rules
+// are those of pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
 // shouldDelegateResourceToDRA, read in 1.35 to 1.37.
 func (m *migration) note() {
 	m.Notes = []string{}

@@ -245,7 +245,7 @@ func TestForPoolsAlone(t *testing.T) {
 	}
 }
 
-// What is for pools of the SR-IOV plugin alone is offered where an entry is such a pool.
+// A device for pools of the SR-IOV plugin alone is offered where an entry is such a pool.
 func TestForSRIOVPoolsAlone(t *testing.T) {
 	physical := gpu("a", "acme", 0)
 	physical.PoolOnly = discovery.SRIOVPools

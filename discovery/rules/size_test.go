@@ -41,7 +41,7 @@ func idsOf(s *Snapshot) (ids []int, bytes int) {
 	return ids, proto.Size(list)
 }
 
-// Units may be as small as the list allows. What is beyond that is shared in DRA alone,
+// Units may be as small as the list allows. A device with smaller ones is shared in DRA alone,
 // and the administrator is told the smallest unit with which all devices fit.
 func TestSmallUnits(t *testing.T) {
 	for name, test := range map[string]struct {

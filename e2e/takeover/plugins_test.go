@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// row is a plugin, and a pod that has something of it. What it says of plugins is from their sources or documentation.
+// row is a plugin, and a pod that has something of it. The facts are from the plugins' sources or documentation.
 type row struct {
 	plugin   string   // and what is peculiar to it
 	hosts    []string // recorded hosts of families, laid out over each other
@@ -19,7 +19,7 @@ type row struct {
 	offered  int      // how many IDs the agent has that can be used, if others than that; -1 is none
 	most     int      // how many of a resource one pod can have at most, 0 if there is no limit
 
-	// What the plugin gives the pod: IDs, nodes that are only the pod's, nodes that others have too, and the rest.
+	// The plugin gives the pod these: IDs, nodes that are only the pod's, nodes that others have too, and the rest.
 	held        []string
 	own, common []string
 	env         map[string]string

@@ -9,7 +9,7 @@ import (
 // Odds is what something at a socket does that is no kubelet.
 type Odds string
 
-// What such things do.
+// Each says what such a kubelet does.
 const (
 	Gone    Odds = "gone"     // it left its socket
 	Garbage Odds = "garbage"  // it says what is no gRPC

@@ -47,9 +47,9 @@ type Step struct {
 }
 
 // Plan says what becomes of each device when the rules become others. With the same
-// rules it says what has not become of them yet. It goes the way of an agent: what
-// nobody has moves, and the rest waits. What only the API server knows, such as claims that
-// are allocated and not prepared, is not in it.
+// rules it says what has not become of them yet. It goes the way of an agent: free
+// devices move, and the rest waits. It does not include facts that only the API server
+// knows, such as claims that are allocated and not prepared.
 func (s Standing) Plan(next *rules.Rules) []Step {
 	devices := newRuled(s.Rules)
 	devices.see(s.Devices)

@@ -2,8 +2,8 @@
 // framework's apex driver shows in /sys. Edge TPUs on USB have no driver: the
 // administrator names them in paths.
 //
-// What is read here is from drivers/staging/gasket of Linux 4.19 to 5.12, and the
-// same driver as google/gasket-driver has it since.
+// The attributes are those of drivers/staging/gasket of Linux 4.19 to 5.12, and of the
+// same driver in google/gasket-driver since.
 package apex
 
 import (
