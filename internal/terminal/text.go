@@ -1,0 +1,114 @@
+package terminal
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+
+	"golang.org/x/text/width"
+)
+
+// Columns is how many columns of a terminal the text takes: two for each wide character
+// of East Asian scripts (Unicode Standard Annex 11), none for one that combines. It has no
+// colours in it.
+func Columns(text string) (n int) {
+	for _, r := range text {
+		switch {
+		case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf):
+		case wide(r):
+			n += 2
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+func wide(r rune) bool {
+	kind := width.LookupRune(r).Kind()
+	return kind == width.EastAsianWide || kind == width.EastAsianFullwidth
+}
+
+// Cut shortens text to that many columns; what was cut off is told by an ellipsis.
+func (s Style) Cut(text string, columns int) string {
+	if Columns(text) <= columns {
+		return text
+	}
+	end := "…"
+	if s.ASCII {
+		end = "~"
+	}
+	if columns < 1 {
+		return ""
+	}
+	var kept strings.Builder
+	left := columns - 1
+	for _, r := range text {
+		n := Columns(string(r))
+		if n > left {
+			break
+		}
+		left -= n
+		kept.WriteRune(r)
+	}
+	return kept.String() + end
+}
+
+// Pad returns the text, cut or with spaces after it, such that it takes exactly that many
+// columns.
+func (s Style) Pad(text string, columns int) string {
+	text = s.Cut(text, columns)
+	return text + strings.Repeat(" ", columns-Columns(text))
+}
+
+// Wrap breaks text into lines of at most that many columns, between words. A word that is
+// longer has a line of its own.
+func Wrap(text string, columns int) (lines []string) {
+	var line string
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case line == "":
+			line = word
+		case Columns(line)+1+Columns(word) <= columns:
+			line += " " + word
+		default:
+			lines = append(lines, line)
+			line = word
+		}
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// Safe returns text that comes from elsewhere without what a terminal would take for
+// commands: each control character is a question mark.
+func Safe(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control) {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// Age says roughly how long something has lasted, in at most four characters: 42s, 18m,
+// 7h, 17d, 3y.
+func Age(d time.Duration) string {
+	const day = 24 * time.Hour
+	switch {
+	case d < 0:
+		return "0s"
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < day:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d < 3*365*day:
+		return fmt.Sprintf("%dd", d/day)
+	}
+	return fmt.Sprintf("%dy", d/(365*day))
+}
