@@ -83,7 +83,7 @@ func run(m *testing.M) (code int, err error) {
 	if project, err = chandler.Build(ctx, builder, programs, dir); err != nil {
 		return 0, err
 	}
-	config := cluster.Config{Programs: programs, Progress: os.Stderr, FeatureGates: switchedOn()}
+	config := cluster.Config{Programs: programs, Progress: os.Stderr, FeatureGates: switchedOn(), PodSecurity: "baseline"}
 	if *version != build.Classic { // which does not know these
 		config.RuntimeConfig = moreVersions
 	}

@@ -134,7 +134,9 @@ func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) 
 	_, err := k.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
 	switch {
 	case err == nil:
-		manifests = append(manifests, p.Manifest("deviceclasses.yaml"), p.Manifest("admission.yaml"), p.Manifest("admission-slices.yaml"))
+		for _, name := range []string{"deviceclasses.yaml", "admission.yaml", "admission-slices.yaml", "admission-claims.yaml", "admission-events.yaml"} {
+			manifests = append(manifests, p.Manifest(name))
+		}
 	case !apierrors.IsNotFound(err):
 		return err
 	}

@@ -49,6 +49,9 @@ type Config struct {
 	FeatureGates map[string]bool
 	// RuntimeConfig switches API groups and versions on or off, such as "resource.k8s.io/v1alpha3".
 	RuntimeConfig map[string]bool
+	// PodSecurity is the Pod Security Standard that namespaces without a label enforce, such as "baseline"; "privileged"
+	// unless given, which is none.
+	PodSecurity string
 	// Kubelet holds fields of the KubeletConfiguration that are to be other than they would be.
 	Kubelet map[string]any
 	// Progress is told each step of the start; nothing is written if it is nil.

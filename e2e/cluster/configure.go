@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,6 +27,7 @@ const (
 	kubernetesDir    = "/etc/kubernetes"
 	pkiDir           = kubernetesDir + "/pki"
 	kubeletConfig    = kubernetesDir + "/kubelet.yaml"
+	admissionConfig  = kubernetesDir + "/admission.yaml"
 	containerdConfig = "/etc/containerd/config.toml"
 	cniConfig        = "/etc/cni/net.d/10-pods.conflist"
 
@@ -40,7 +42,7 @@ func (c *Cluster) configure() (err error) {
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("certificate authority: %w", err)
 	}
-	files := make(map[string][]byte)
+	files := map[string][]byte{admissionConfig: []byte(c.admissionYAML())}
 	if err := c.addIdentities(files, c.ca); err != nil {
 		return err
 	}
@@ -162,6 +164,7 @@ func etcdArgs() []string { return []string{"--data-dir", "/var/lib/etcd"} }
 
 func (c *Cluster) apiserverArgs() []string {
 	return append(c.gateArgs(),
+		"--admission-control-config-file="+admissionConfig,
 		"--advertise-address="+NodeIP,
 		"--allow-privileged=true",
 		"--authorization-mode=Node,RBAC",
@@ -181,6 +184,19 @@ func (c *Cluster) apiserverArgs() []string {
 		"--tls-cert-file="+pkiDir+"/apiserver.crt",
 		"--tls-private-key-file="+pkiDir+"/apiserver.key",
 	)
+}
+
+// admissionYAML sets the level of pod security that namespaces enforce unless their label says another.
+func (c *Cluster) admissionYAML() string {
+	return fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+- name: PodSecurity
+  configuration:
+    apiVersion: pod-security.admission.config.k8s.io/v1
+    kind: PodSecurityConfiguration
+    defaults: {enforce: %q, enforce-version: latest}
+`, cmp.Or(c.cfg.PodSecurity, "privileged"))
 }
 
 func (c *Cluster) controllerManagerArgs() []string {
