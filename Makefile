@@ -11,7 +11,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
+.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -77,6 +77,9 @@ generate: ## rewrite the golden files of recorded hosts
 
 verify: generate ## fail if a golden file is not what the code makes of its host
 	git diff --exit-code -- discovery/families
+
+manifests: ## rewrite the plain manifests of deployments/ from the Helm chart
+	cd e2e && $(GO) test ./chart -run 'TestManifests|TestSchemaOfConfig' -update
 
 fuzz: ## every fuzz target for ten seconds
 	@set -e; for package in $$($(GO) list ./...); do \

@@ -99,6 +99,8 @@ func filesOf(name string) ([]string, error) {
 		switch {
 		case err != nil:
 			errs = append(errs, err)
+		case entry.IsDir() && isChart(file):
+			return fs.SkipDir
 		case !entry.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(file)):
 			files = append(files, file)
 		}
@@ -108,6 +110,13 @@ func filesOf(name string) ([]string, error) {
 		errs = append(errs, errors.New("has no files that end in .yaml, .yml or .json"))
 	}
 	return files, errors.Join(errs...)
+}
+
+// isChart reports whether a directory is a Helm chart, whose files are no objects before
+// Helm has rendered them.
+func isChart(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "Chart.yaml"))
+	return err == nil
 }
 
 func readInput(in io.Reader, file string) ([]byte, error) {

@@ -252,6 +252,11 @@ func TestValidateDirectory(t *testing.T) {
 	write(t, filepath.Join(dir, "below", "b.json"), `{"apiVersion": "chandler.dev/v1alpha1", "kind": "ClaimParameters", "computePercentage": 500}`)
 	write(t, filepath.Join(dir, "below", "c-patch.yml"), "spec: {template: {}}\n")
 	write(t, filepath.Join(dir, "README.md"), "{{")
+	if err := os.MkdirAll(filepath.Join(dir, "chart", "templates"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "chart", "Chart.yaml"), "name: chart\n")
+	write(t, filepath.Join(dir, "chart", "templates", "a.yaml"), "{{")
 	out, _, err := chandler("validate", dir)
 	if err == nil {
 		t.Error("no error")

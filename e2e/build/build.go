@@ -127,6 +127,19 @@ func (b Builder) DeviceManager(ctx context.Context) (string, error) {
 	return filepath.Join(dir, filepath.Base(folder)), err
 }
 
+// Helm builds Helm, which is in a module of its own, and returns its path.
+func (b Builder) Helm(ctx context.Context) (string, error) {
+	root, err := b.root(ctx)
+	if err != nil {
+		return "", err
+	}
+	dir, err := b.build(ctx, "Helm", filepath.Join(root, "helm"), []string{helm}, stripped)
+	return filepath.Join(dir, filepath.Base(helm)), err
+}
+
+// helm is the package that is Helm.
+const helm = "helm.sh/helm/v4/cmd/helm"
+
 // root returns the directory of this module's go.mod.
 func (b Builder) root(ctx context.Context) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", "env", "GOMOD")

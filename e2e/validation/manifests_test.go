@@ -27,6 +27,9 @@ import (
 func TestServerTakesManifests(t *testing.T) {
 	taken := make(map[string]int)
 	err := filepath.WalkDir("../../deployments", func(file string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Name() == "helm" { // the manifests are rendered from it
+			return fs.SkipDir
+		}
 		if err != nil || filepath.Ext(file) != ".yaml" {
 			return err
 		}

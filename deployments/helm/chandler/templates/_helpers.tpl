@@ -1,0 +1,46 @@
+{{/*
+Names are fixed: a node has one agent, since the driver's name and its sockets are there once. So a cluster has one
+release, whatever its name.
+*/}}
+
+{{- define "chandler.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default (ternary "nvml" $.Chart.AppVersion $.Values.nvml.enabled) }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the API server serves DRA: the classes and policies are about resource.k8s.io. */}}
+{{- define "chandler.dra" -}}
+{{- if .Capabilities.APIVersions.Has "resource.k8s.io/v1" -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether policies are of use: they are about resource.k8s.io in any version, and themselves in v1 since 1.30. */}}
+{{- define "chandler.policies" -}}
+{{- $apis := .Capabilities.APIVersions -}}
+{{- $dra := or (include "chandler.dra" .) ($apis.Has "resource.k8s.io/v1beta2") ($apis.Has "resource.k8s.io/v1beta1") -}}
+{{- if and $dra (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) -}}true{{- end -}}
+{{- end -}}
+
+{{/* The agents' configuration: that of the values, with the roots that other values stand for. */}}
+{{- define "chandler.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- $roots := dict -}}
+{{- if and .Values.nvml.enabled (ne .Values.nvml.root "/usr") }}{{ $_ := set $roots "nvidia" .Values.nvml.root }}{{ end -}}
+{{- if .Values.mps.enabled }}{{ $_ := set $roots "nvidia-mps" .Values.mps.directory }}{{ end -}}
+{{- if .Values.fpgaProgramming.enabled }}{{ $_ := set $roots "fpga-intel" .Values.fpgaProgramming.bitstreams }}{{ end -}}
+{{- with merge (default dict $config.roots) $roots }}{{ $_ := set $config "roots" . }}{{ end -}}
+apiVersion: chandler.dev/v1alpha1
+kind: DriverConfig
+{{- with $config }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether the agent must be privileged: a container that was given no device can open none otherwise. */}}
+{{- define "chandler.privileged" -}}
+{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled -}}true{{- end -}}
+{{- end -}}

@@ -1,0 +1,295 @@
+// Package chart tests the Helm chart with the real Helm: that it renders the plain manifests, and that a cluster can
+// be given it, upgraded, rolled back and rid of it.
+package chart
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/e2e/build"
+)
+
+var update = flag.Bool("update", false, "write the plain manifests and the schema anew")
+
+const (
+	deployments = "../../deployments"
+	chartDir    = deployments + "/helm/chandler"
+)
+
+// manifests are the files of deployments/ that the chart renders, each from the template of its name.
+var manifests = []string{
+	"namespace.yaml", "rbac.yaml", "config.yaml", "daemonset.yaml", "deviceclasses.yaml", "admission.yaml", "admission-slices.yaml",
+}
+
+// helm returns the path of Helm.
+var helm = sync.OnceValues(func() (string, error) { return build.Builder{Progress: os.Stderr}.Helm(context.Background()) })
+
+// render returns what the chart renders with values, in YAML.
+func render(t *testing.T, values string, args ...string) (string, error) {
+	t.Helper()
+	program, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, append([]string{"template", "chandler", chartDir, "--namespace=chandler", "--values=" + file}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	return string(out) + stderr.String(), err
+}
+
+func mustRender(t *testing.T, values string, args ...string) string {
+	t.Helper()
+	out, err := render(t, values, args...)
+	if err != nil {
+		t.Fatalf("helm template: %v\n%s", err, out)
+	}
+	return out
+}
+
+// separator is what Helm writes before each document.
+var separator = regexp.MustCompile(`\n*---\n# Source: .*\n`)
+
+// The plain manifests are what the chart renders with its own values, to the letter.
+func TestManifests(t *testing.T) {
+	for _, name := range manifests {
+		t.Run(name, func(t *testing.T) {
+			out := mustRender(t, "namespace: {create: true}", "--show-only=templates/"+name)
+			documents := separator.Split("\n"+out, -1)[1:]
+			got := strings.TrimSpace(strings.Join(documents, "\n---\n")) + "\n"
+			file := filepath.Join(deployments, name)
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("it is not what the chart renders; change the chart, and run make manifests (-file +chart):\n%s", diff)
+			}
+		})
+	}
+}
+
+// daemonSet returns the DaemonSet that the chart renders.
+func daemonSet(t *testing.T, values string) *appsv1.DaemonSet {
+	t.Helper()
+	set := &appsv1.DaemonSet{}
+	decode(t, mustRender(t, values, "--show-only=templates/daemonset.yaml"), set)
+	return set
+}
+
+func decode(t *testing.T, text string, into any) {
+	t.Helper()
+	if err := yaml.UnmarshalStrict([]byte(text), into); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+}
+
+// Each patch among the examples makes of the plain DaemonSet what a value makes of the chart's.
+func TestPatches(t *testing.T) {
+	for patch, values := range map[string]string{
+		"nvml-patch.yaml":             "nvml: {enabled: true}",
+		"mps-patch.yaml":              "mps: {enabled: true}",
+		"fpga-programming-patch.yaml": "fpgaProgramming: {enabled: true}",
+	} {
+		t.Run(patch, func(t *testing.T) {
+			plain := readJSON(t, filepath.Join(deployments, "daemonset.yaml"))
+			patched, err := strategicpatch.StrategicMergePatch(plain, readJSON(t, filepath.Join(deployments, "examples", patch)), appsv1.DaemonSet{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := &appsv1.DaemonSet{}
+			if err := json.Unmarshal(patched, want); err != nil {
+				t.Fatal(err)
+			}
+			got := daemonSet(t, values)
+			if diff := cmp.Diff(byName(want), byName(got)); diff != "" {
+				t.Errorf("-patch +chart:\n%s", diff)
+			}
+		})
+	}
+}
+
+// byName returns a DaemonSet, and its volumes and mounts apart from it, whose order means nothing.
+func byName(set *appsv1.DaemonSet) any {
+	set = set.DeepCopy()
+	pod := &set.Spec.Template.Spec
+	volumes, mounts := make(map[string]corev1.Volume), make(map[string]corev1.VolumeMount)
+	for _, volume := range pod.Volumes {
+		volumes[volume.Name] = volume
+	}
+	for _, mount := range pod.Containers[0].VolumeMounts {
+		mounts[mount.MountPath] = mount
+	}
+	pod.Volumes, pod.Containers[0].VolumeMounts = nil, nil
+	return []any{set, volumes, mounts}
+}
+
+func readJSON(t *testing.T, file string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err == nil {
+		data, err = yaml.YAMLToJSON(data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// config returns the configuration that the chart renders.
+func config(t *testing.T, values string) *v1alpha1.DriverConfig {
+	t.Helper()
+	var manifest corev1.ConfigMap
+	decode(t, mustRender(t, values, "--show-only=templates/config.yaml"), &manifest)
+	config, err := v1alpha1.ParseDriverConfig([]byte(manifest.Data["config.yaml"]))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, manifest.Data["config.yaml"])
+	}
+	return config
+}
+
+// What needs a directory of the host sets its root in the configuration, unless that says another.
+func TestRoots(t *testing.T) {
+	got := config(t, `
+config:
+  mode: DRA
+  exclude: [{cel: "true", nodes: {names: [a]}}]
+  roots: {nvidia-mps: /run/mine}
+nvml: {enabled: true, root: /run/nvidia/driver}
+mps: {enabled: true}
+fpgaProgramming: {enabled: true}
+`)
+	want := map[string]string{"nvidia": "/run/nvidia/driver", "nvidia-mps": "/run/mine", "fpga-intel": "/srv/intel.com/fpga"}
+	if !reflect.DeepEqual(got.Roots, want) || got.Mode != v1alpha1.ModeDRA || len(got.Exclude) != 1 {
+		t.Errorf("got %+v", got)
+	}
+	if got := config(t, "config: {mode: null}\nnvml: {enabled: true}"); got.Roots != nil || got.Mode != v1alpha1.ModeAuto {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// Values change what they are for.
+func TestValues(t *testing.T) {
+	set := daemonSet(t, `
+image: {digest: "sha256:00", repository: example.com/a}
+imagePullSecrets: [{name: pull}]
+kubelet: {root: /data/kubelet, devicePlugins: /data/plugins}
+hostPaths: {sys: /sim/sys, proc: /sim/proc, dev: /sim/dev, cdi: /sim/cdi, networkDevices: /sim/net, features: /sim/features}
+nodeSelector: {a: b}
+affinity: {nodeAffinity: {}}
+priorityClassName: ""
+tolerations: []
+resources: {requests: null, limits: {memory: 64Mi}}
+podAnnotations: {c: d}
+podLabels: {e: f}
+log: {verbosity: 4, format: json}
+metrics: {port: 9000}
+extraArgs: [--runtime-root=/sim]
+extraEnv: [{name: G, value: h}]
+extraVolumes: [{name: i, emptyDir: {}}]
+extraVolumeMounts: [{name: i, mountPath: /i}]
+`)
+	pod := set.Spec.Template.Spec
+	container := pod.Containers[0]
+	if container.Image != "example.com/a@sha256:00" || pod.ImagePullSecrets[0].Name != "pull" || pod.PriorityClassName != "" || pod.Tolerations != nil ||
+		pod.NodeSelector["a"] != "b" || pod.Affinity == nil || container.Resources.Limits.Memory().String() != "64Mi" || container.Resources.Requests != nil ||
+		set.Spec.Template.Annotations["c"] != "d" || set.Spec.Template.Labels["e"] != "f" || set.Spec.Template.Labels["app.kubernetes.io/name"] != "chandler" ||
+		container.Ports[0].ContainerPort != 9000 || container.Env[len(container.Env)-1].Name != "G" {
+		t.Errorf("got %+v", set)
+	}
+	args := strings.Join(container.Args, " ")
+	for _, arg := range []string{
+		"--healthz-bind-address=:9000", "--kubelet-root=/data/kubelet", "--device-plugin-dir=/data/plugins", "-v=4", "--logging-format=json", "--runtime-root=/sim",
+	} {
+		if !strings.Contains(args, arg) {
+			t.Errorf("no %s among %q", arg, container.Args)
+		}
+	}
+	paths := make(map[string]string) // of the host, by where they are mounted
+	for _, mount := range container.VolumeMounts {
+		for _, volume := range pod.Volumes {
+			if volume.Name == mount.Name && volume.HostPath != nil {
+				paths[mount.MountPath] = volume.HostPath.Path
+			}
+		}
+	}
+	want := map[string]string{
+		"/host/sys": "/sim/sys", "/host/proc": "/sim/proc", "/host/dev": "/sim/dev", "/var/run/cdi": "/sim/cdi",
+		"/var/run/k8s.cni.cncf.io/devinfo/dp": "/sim/net", "/etc/kubernetes/node-feature-discovery/features.d": "/sim/features",
+		"/data/kubelet/plugins": "/data/kubelet/plugins", "/data/kubelet/plugins_registry": "/data/kubelet/plugins_registry",
+		"/data/kubelet/pod-resources": "/data/kubelet/pod-resources", "/data/plugins": "/data/plugins",
+	}
+	if diff := cmp.Diff(want, paths); diff != "" {
+		t.Errorf("paths of the host (-want +got):\n%s", diff)
+	}
+}
+
+// Objects that the administrator does not want, or the API server does not know, are left out.
+func TestLeftOut(t *testing.T) {
+	kinds := func(out string) map[string]int {
+		kinds := make(map[string]int)
+		for _, document := range separator.Split("\n"+out, -1)[1:] {
+			var object struct{ Kind string }
+			if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+				t.Fatal(err)
+			}
+			kinds[object.Kind]++
+		}
+		return kinds
+	}
+	all := kinds(mustRender(t, ""))
+	if all["DeviceClass"] == 0 || all["ValidatingAdmissionPolicy"] < 2 || all["Namespace"] != 0 || all["DaemonSet"] != 1 {
+		t.Errorf("by default there are %v", all)
+	}
+	some := kinds(mustRender(t, "deviceClasses: {enabled: false}\nadmissionPolicies: {parameters: false}"))
+	if some["DeviceClass"] != 0 || some["ValidatingAdmissionPolicy"] != all["ValidatingAdmissionPolicy"]-1 {
+		t.Errorf("there are %v of %v", some, all)
+	}
+	old := kinds(mustRender(t, "", "--kube-version=1.29.0"))
+	if old["ValidatingAdmissionPolicy"] != 0 || old["DaemonSet"] != 1 {
+		t.Errorf("in 1.29 there are %v", old)
+	}
+}
+
+// The schema refuses what is misspelt, and says where.
+func TestSchemaRefuses(t *testing.T) {
+	for values, want := range map[string]string{
+		"image: {tagg: a}":                                  "tagg",
+		"images: {}":                                        "images",
+		"config: {mode: Sometimes}":                         "mode",
+		"config: {sharing: [{cel: a, replica: 2}]}":         "replica",
+		"config: {exclude: [{cel: a, nodes: {name: [a]}}]}": "name",
+		"metrics: {port: http}":                             "port",
+		"hostPaths: {dev: dev}":                             "dev",
+	} {
+		if out, err := render(t, values); err == nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v: %s", values, err, out)
+		}
+	}
+}
