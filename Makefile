@@ -51,7 +51,7 @@ e2e: ## the tests on a real Kubernetes; needs root
 
 # Two tests that take minutes whatever the version. What Kubernetes 1.34 has and
 # leaves off, and the tests of that; its DRAConsumableCapacity is left off: see
-# the README.
+# docs/older-kubernetes.md.
 SKEW_SKIP  := TestAgentCrashLoop|TestAgentStartsWithoutAPIServer
 SKEW_GATES := DRADeviceTaints,DRAExtendedResource,DRAPartitionableDevices
 SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestSickDevice|TestWholeOrParts|TestPodWithTwoGPUs|TestClassicLimit

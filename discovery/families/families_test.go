@@ -39,8 +39,13 @@ func TestREADME(t *testing.T) {
 		if len(cells) < 3 && len(rows) > 0 {
 			break // the end of the table
 		}
-		if name, ok := strings.CutPrefix(strings.TrimSpace(cells[1]), "`"); ok {
-			rows = append(rows, strings.TrimSuffix(name, "`"))
+		name := strings.TrimSpace(cells[1])
+		if page, ok := strings.CutPrefix(name, "["); ok {
+			name, _, _ = strings.Cut(page[1:], "`")
+			if page != fmt.Sprintf("`%s`](docs/families/%[1]s.md)", name) {
+				t.Errorf("%s is no link to the family's page", cells[1])
+			}
+			rows = append(rows, name)
 		}
 	}
 	for _, f := range families.All {
