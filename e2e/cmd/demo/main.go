@@ -108,6 +108,10 @@ func run(ctx context.Context, dir string, begin time.Time, use func(ctx context.
 	if err != nil {
 		return err
 	}
+	helm, err := builder.Helm(ctx)
+	if err != nil {
+		return err
+	}
 	built := time.Since(begin)
 	fmt.Printf("Built in %s.\n", built.Round(time.Second))
 
@@ -121,7 +125,12 @@ func run(ctx context.Context, dir string, begin time.Time, use func(ctx context.
 	if err != nil {
 		return err
 	}
-	d := &demo{project: project, cluster: c, kubectl: k}
+	home, err := os.MkdirTemp("", "chandler-helm-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(home)) }()
+	d := &demo{project: project, cluster: c, kubectl: k, helm: chandler.Helm{Program: helm, Kubeconfig: c.Kubeconfig(), Home: home}}
 	if err := d.prepare(ctx); err != nil {
 		return err
 	}

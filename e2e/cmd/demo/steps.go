@@ -34,6 +34,7 @@ type demo struct {
 	project chandler.Project
 	cluster *cluster.Cluster
 	kubectl *kubectl.Client
+	helm    chandler.Helm
 }
 
 // prepare installs Chandler on a simulated host and shows what it offers.
@@ -48,15 +49,17 @@ func (d *demo) prepare(ctx context.Context) error {
 	}
 	fmt.Printf("$ chandler discover --host-root %s\n%s", chandler.HostDir, table)
 
-	heading("Installing Chandler from deployments/")
+	heading("Installing Chandler by its Helm chart")
 	if err := d.project.LoadImages(ctx, d.cluster.Node); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := d.project.Install(ctx, d.kubectl, "examples/config-kvm-classic.yaml"); err != nil {
+	notes, err := d.project.InstallChart(ctx, d.helm, d.kubectl)
+	if err != nil {
 		return err
 	}
+	fmt.Printf("$ helm install chandler deployments/helm/chandler --namespace chandler --create-namespace --values e2e/chandler/values.yaml\n%s", notes)
 	return d.showOffers(ctx)
 }
 
