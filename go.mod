@@ -23,7 +23,7 @@ require (
 	tags.cncf.io/container-device-interface/specs-go v1.1.1
 )
 
-require k8s.io/component-helpers v0.37.2 // indirect
+require k8s.io/component-helpers v0.37.2
 
 require (
 	cel.dev/expr v0.25.2 // indirect

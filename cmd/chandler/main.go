@@ -12,11 +12,13 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"chandler.dev/cmd/chandler/kubectl"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := newCommand().ExecuteContext(ctx)
+	err := calledAs(os.Args).ExecuteContext(ctx)
 	asked := ctx.Err() != nil
 	stop()
 	if err != nil && (!asked || !errors.Is(err, context.Canceled)) {
@@ -32,6 +34,18 @@ func exitCode(err error) int {
 		return says.ExitCode()
 	}
 	return 1
+}
+
+// calledAs returns the command that a command line means. Kubectl runs the same binary under
+// names of its own.
+func calledAs(args []string) *cobra.Command {
+	if !kubectl.IsPlugin(args[0]) {
+		return newCommand()
+	}
+	cmd := kubectl.Plugin(buildVersion())
+	cmd.AddCommand(newVersionCommand())
+	cmd.SetArgs(kubectl.Arguments(args))
+	return cmd
 }
 
 func newCommand() *cobra.Command {
@@ -50,5 +64,6 @@ To see what it finds on this machine, without a cluster and without root:
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newMigrateCommand(), newValidateCommand(), newVersionCommand())
+	cmd.AddCommand(kubectl.Commands(buildVersion())...)
 	return cmd
 }

@@ -1,0 +1,39 @@
+package kubectl
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+// What the documentation shows is what the commands print of the example cluster.
+func TestDocumentation(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/kubectl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?ms)^```\n\\$ kubectl chandler ([^\n]*)\n(.*?)^```").FindAllSubmatch(page, -1)
+	if len(blocks) == 0 {
+		t.Fatal("no command in docs/kubectl.md")
+	}
+	client := fake.NewClientset(example(t).Objects()...)
+	shown := make(map[string]bool)
+	for _, block := range blocks {
+		args := strings.Fields(string(block[1]))
+		shown[args[0]] = true
+		if args[0] == "report" {
+			continue // tested where there is an archive
+		}
+		if stdout, _, _ := run(t, client, 80, args...); stdout != string(block[2]) {
+			t.Errorf("kubectl chandler %s prints\n%s\nwhere docs/kubectl.md has\n%s", block[1], stdout, block[2])
+		}
+	}
+	for _, command := range Plugin("v1").Commands() {
+		if !shown[command.Name()] {
+			t.Errorf("docs/kubectl.md does not show %s", command.Name())
+		}
+	}
+}

@@ -1,0 +1,190 @@
+// Package kubectl has the commands for those who have a cluster and not the node: top, who,
+// why and report. They go by what the user may read of the API server and change nothing.
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"chandler.dev/internal/terminal"
+)
+
+// Names of the binary by which kubectl finds it: as a plugin, and for the shell completion of
+// the plugin (pkg/cmd/plugin.go and plugin_completion.go of k8s.io/kubectl 0.26 to 0.37).
+const (
+	pluginName     = "kubectl-chandler"
+	completionName = "kubectl_complete-chandler"
+)
+
+// IsPlugin reports whether a binary of that path was called as kubectl's plugin.
+func IsPlugin(path string) bool {
+	name := filepath.Base(path)
+	return strings.HasPrefix(name, pluginName) || strings.HasPrefix(name, "kubectl_chandler") || isCompletion(path)
+}
+
+func isCompletion(path string) bool { return strings.HasPrefix(filepath.Base(path), completionName) }
+
+// Arguments returns what the command line of the plugin means. Kubectl runs another name of it
+// to complete words, with the words typed so far.
+func Arguments(args []string) []string {
+	if isCompletion(args[0]) {
+		return append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
+	}
+	return args[1:]
+}
+
+// Plugin returns the command that kubectl runs as "kubectl chandler".
+func Plugin(version string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:         pluginName,
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl chandler"},
+		Short:       "Say who has which accelerator of a cluster, and why a pod waits",
+		Long: `Say what accelerators a cluster has, who has them, and why a pod waits for one.
+It reads ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods with your
+own rights, and changes nothing. What you may not read is left out, and standard
+error says so.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	cmd.CompletionOptions.HiddenDefaultCmd = true
+	cmd.AddCommand(Commands(version)...)
+	return cmd
+}
+
+// Commands returns the commands, for the plugin and for chandler itself.
+func Commands(version string) []*cobra.Command {
+	var out []*cobra.Command
+	for _, command := range commands {
+		out = append(out, command(newOptions(version)))
+	}
+	return out
+}
+
+var commands = []func(*options) *cobra.Command{newTop, newWho}
+
+// options are what all commands have.
+type options struct {
+	version    string
+	kubeconfig clientcmd.ClientConfigLoadingRules
+	overrides  clientcmd.ConfigOverrides
+	output     string
+	ascii      bool
+
+	// For tests, which have neither a cluster nor a clock.
+	client kubernetes.Interface
+	now    func() time.Time
+	width  int
+}
+
+func newOptions(version string) *options {
+	return &options{version: version, kubeconfig: *clientcmd.NewDefaultClientConfigLoadingRules(), now: time.Now}
+}
+
+// addFlags adds the flags by which kubectl reaches a cluster, under kubectl's names.
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.kubeconfig.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`, else that of KUBECONFIG or ~/.kube/config")
+	clientcmd.BindOverrideFlags(&o.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
+	flags.BoolVar(&o.ascii, "ascii", false, "write nothing but ASCII")
+}
+
+// addOutput adds the flag for the format.
+func (o *options) addOutput(flags *pflag.FlagSet) {
+	flags.StringVarP(&o.output, "output", "o", "", "json, or nothing for people")
+}
+
+func (o *options) checkOutput() error {
+	if o.output != "" && o.output != "json" {
+		return fmt.Errorf("output format %q: want json", o.output)
+	}
+	return nil
+}
+
+// style returns how to write to the command's output.
+func (o *options) style(cmd *cobra.Command) terminal.Style {
+	style := terminal.Of(cmd.OutOrStdout(), os.LookupEnv, o.ascii)
+	if o.width > 0 {
+		style.Width = o.width
+	}
+	return style
+}
+
+func (o *options) config() clientcmd.ClientConfig {
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&o.kubeconfig, &o.overrides)
+}
+
+// namespace returns the one that was asked for or that the kubeconfig names.
+func (o *options) namespace() (string, error) {
+	if o.client != nil {
+		if ns := o.overrides.Context.Namespace; ns != "" {
+			return ns, nil
+		}
+		return "default", nil
+	}
+	namespace, _, err := o.config().Namespace()
+	return namespace, err
+}
+
+// How often a command may ask: a report of many nodes asks often, and a user waits for it.
+const (
+	qps   = 50
+	burst = 100
+)
+
+// restConfig returns how to reach the API server.
+func (o *options) restConfig() (*rest.Config, error) {
+	config, err := o.config().ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("no cluster is known: set KUBECONFIG, or name a file by --kubeconfig")
+	}
+	if err != nil {
+		return nil, err
+	}
+	config = rest.AddUserAgent(config, "kubectl-chandler/"+o.version)
+	config.QPS, config.Burst = qps, burst
+	return config, nil
+}
+
+// connect returns a client of the API server.
+func (o *options) connect() (kubernetes.Interface, error) {
+	if o.client != nil {
+		return o.client, nil
+	}
+	config, err := o.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = config.ContentType + ",application/json"
+	return kubernetes.NewForConfig(config)
+}
+
+// read reads the cluster, and tells on standard error what it could not.
+func (o *options) read(ctx context.Context, cmd *cobra.Command, what reading) (*view, error) {
+	client, err := o.connect()
+	if err != nil {
+		return nil, err
+	}
+	namespace, err := o.namespace()
+	if err != nil {
+		return nil, err
+	}
+	v := &view{client: client, namespace: namespace, now: o.now()}
+	if err := v.read(ctx, what); err != nil {
+		return nil, err
+	}
+	for _, missing := range v.missing {
+		fmt.Fprintln(cmd.ErrOrStderr(), "not known:", missing)
+	}
+	return v, nil
+}

@@ -1,0 +1,245 @@
+package kubectl
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/internal/fleet/fleettest"
+	"chandler.dev/internal/terminal"
+)
+
+const hosts = "../../../discovery/families/"
+
+// example is a cluster with something of everything.
+func example(t *testing.T) *fleettest.Cluster {
+	t.Helper()
+	c := fleettest.New(t)
+	c.Node("gpu-node-06", hosts+"nvidia/testdata/h100-mig.host", nil)
+	c.Node("gpu-node-07", hosts+"amdgpu/testdata/mi210x8.host", func(d *discovery.Device) {
+		fleettest.Sick(discovery.ConditionUnhealthy, resourceapi.DeviceTaintEffectNoSchedule, 37, "pci-0000-43-00-0")(d)
+		fleettest.Sick(discovery.ConditionLinkDegraded, resourceapi.DeviceTaintEffectNone, 3*24*60, "pci-0000-a3-00-0")(d)
+		fleettest.Sick(discovery.ConditionUnknown, resourceapi.DeviceTaintEffectNoSchedule, 2, "pci-0000-c3-00-0")(d)
+	})
+	c.Node("mi300x-vm-2", hosts+"amdgpu/testdata/mi300x-cpx.host", nil)
+	c.Node("nic-3", hosts+"rdma/testdata/connectx7.host", nil)
+	c.Node("vm-1", hosts+"hypervisor/testdata/kvm.host", nil)
+	c.Plugin("vm-1", "example.com/npu", 4, 3)
+	c.Plugin("vm-1", "hugepages-2Mi", 4, 3)
+	c.Give("ml", "llama-7b-worker-0", "gpu-node-07", 190, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0")
+	c.Give("ml", "llama-7b-worker-1", "gpu-node-07", 190, "gpus", "pci-0000-43-00-0")
+	c.Give("serve", "mixtral-router-6d9f8-4bq7x", "mi300x-vm-2", 7*60, "gpu", "pci-0000-05-00-0-xcp-0", "pci-0000-05-00-0-xcp-1", "pci-0000-05-00-0-xcp-2")
+	c.Give("storage", "nvmeof-gateway-4kq2z", "nic-3", 17*24*60, "nic", "pci-0000-18-00-0")
+	c.Give("vm", "virt-launcher-win11-b8f9z", "vm-1", 16*60, "kvm", "kvm")
+	c.Pod("lab", "nb-7", "vm-1", 90, map[string]int64{"example.com/npu": 2})
+	return c
+}
+
+// run runs a command of the plugin on a cluster.
+func run(t *testing.T, client *fake.Clientset, width int, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	cmd := &cobra.Command{Use: "kubectl-chandler", SilenceUsage: true, SilenceErrors: true}
+	for _, made := range commands {
+		o := newOptions("v1.2.3")
+		o.client, o.width, o.now = client, width, func() time.Time { return fleettest.Now }
+		cmd.AddCommand(made(o))
+	}
+	cmd.SetOut(&out)
+	cmd.SetErr(&errOut)
+	cmd.SetArgs(args)
+	err = cmd.ExecuteContext(t.Context())
+	return out.String(), errOut.String(), err
+}
+
+func TestGoldens(t *testing.T) {
+	client := fake.NewClientset(example(t).Objects()...)
+	for name, args := range map[string][]string{
+		"top":          {"top"},
+		"top-nodes":    {"top", "nodes"},
+		"top-ascii":    {"top", "--ascii"},
+		"who-node":     {"who", "gpu-node-07"},
+		"who-plugin":   {"who", "vm-1"},
+		"who-pod":      {"who", "-n", "serve", "mixtral-router-6d9f8-4bq7x"},
+		"who-device":   {"who", "23:00.0"},
+		"who-resource": {"who", "example.com/npu"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, width := range []int{80, 120} {
+				stdout, stderr, err := run(t, client, width, args...)
+				if err != nil || stderr != "" {
+					t.Fatalf("%q: %v, standard error %q", args, err, stderr)
+				}
+				for line := range strings.Lines(stdout) {
+					if n := terminal.Columns(strings.TrimSuffix(line, "\n")); n > width {
+						t.Errorf("a line of %d columns in %d: %s", n, width, line)
+					}
+				}
+				discoverytest.CompareGolden(t, fmt.Sprintf("testdata/%s-%d.txt", name, width), []byte(stdout))
+			}
+		})
+	}
+}
+
+// The three numbers of each row add up, and so do the glyphs where there is room for all.
+func TestTopAddsUp(t *testing.T) {
+	client := fake.NewClientset(example(t).Objects()...)
+	stdout, _, err := run(t, client, 80, "top", "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var top topView
+	if err := json.Unmarshal([]byte(stdout), &top); err != nil {
+		t.Fatal(err)
+	}
+	var models, nodes int64
+	for _, m := range top.Models {
+		models += m.All
+		if m.Free+m.Held+m.Out != m.All {
+			t.Errorf("%s %s: %d free, %d held and %d out are not %d", m.Kind, m.Model, m.Free, m.Held, m.Out, m.All)
+		}
+	}
+	for _, n := range top.Nodes {
+		nodes += n.All
+	}
+	if models != nodes || models == 0 {
+		t.Errorf("%d devices by model, %d by node", models, nodes)
+	}
+}
+
+// A user who may read one namespace only is told what that hides; one who may read nothing
+// gets an error.
+func TestForbidden(t *testing.T) {
+	client := fake.NewClientset(example(t).Objects()...)
+	forbid(client, func(resource, namespace string) bool {
+		return resource == "nodes" || namespace == "" && (resource == "pods" || resource == "resourceclaims")
+	})
+	stdout, stderr, err := run(t, client, 80, "who", "gpu-node-07", "-n", "ml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(stdout, "ml/llama-7b-worker-0") {
+		t.Errorf("what the user's own namespace has is missing:\n%s", stdout)
+	}
+	for _, want := range []string{"nodes: forbidden", "ResourceClaims of other namespaces than ml: forbidden", "pods of other namespaces than ml: forbidden"} {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("standard error does not say %q:\n%s", want, stderr)
+		}
+	}
+	forbid(client, func(string, string) bool { return true })
+	if _, _, err := run(t, client, 80, "top"); !apierrors.IsForbidden(errors.Unwrap(err)) {
+		t.Errorf("top of a user who may read nothing: %v", err)
+	}
+}
+
+func forbid(client *fake.Clientset, is func(resource, namespace string) bool) {
+	client.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		resource := action.GetResource().Resource
+		if !is(resource, action.GetNamespace()) {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no"))
+	})
+}
+
+func TestUnknownWord(t *testing.T) {
+	client := fake.NewClientset(example(t).Objects()...)
+	for _, word := range []string{"no-such", "node/no-such", "pod/gpu-node-07", "device/gpu-node-07"} {
+		if stdout, _, err := run(t, client, 80, "who", word); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("who %s: %v, %s", word, err, stdout)
+		}
+	}
+}
+
+// Each kind of glyph is seen in a strip, however few devices it stands for.
+func TestScale(t *testing.T) {
+	for _, counts := range []map[terminal.Glyph]int64{
+		{terminal.Held: 1000, terminal.Unhealthy: 1, terminal.Free: 1, terminal.Moves: 1},
+		{terminal.Held: 5, terminal.Free: 12},
+		{terminal.Free: 64},
+		{terminal.Held: 3, terminal.Partly: 3, terminal.Moves: 3, terminal.Unhealthy: 3, terminal.Unread: 3, terminal.Free: 3, terminal.Degraded: 3},
+	} {
+		total := int64(0)
+		for _, n := range counts {
+			total += n
+		}
+		sum := 0
+		for g, n := range scale(counts, total, stripLength) {
+			sum += n
+			if n == 0 && counts[g] > 0 {
+				t.Errorf("%v: %s is not seen", counts, terminal.Plain.Bare(g))
+			}
+		}
+		if sum != stripLength {
+			t.Errorf("%v: %d glyphs, want %d", counts, sum, stripLength)
+		}
+	}
+}
+
+// Text of others does not reach the terminal as commands.
+func TestSafe(t *testing.T) {
+	c := fleettest.New(t)
+	c.Node("node", hosts+"hypervisor/testdata/kvm.host", func(d *discovery.Device) {
+		d.Attributes["model"] = resourceapi.DeviceAttribute{StringValue: new("evil\x1b[2J")}
+	})
+	c.Give("default", "pod", "node", 1, "r", "kvm")
+	client := fake.NewClientset(c.Objects()...)
+	for _, args := range [][]string{{"top"}, {"who", "node"}, {"top", "nodes"}} {
+		stdout, _, err := run(t, client, 120, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.ContainsRune(stdout, '\x1b') {
+			t.Errorf("%q prints an escape: %q", args, stdout)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	client := fake.NewClientset(example(t).Objects()...)
+	stdout, _, err := run(t, client, 80, cobra.ShellCompRequestCmd, "who", "-n", "ml", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := strings.Fields(stdout)
+	for _, want := range []string{"gpu-node-07", "llama-7b-worker-0", ":4"} {
+		if !slices.Contains(words, want) {
+			t.Errorf("completion lacks %s: %q", want, words)
+		}
+	}
+}
+
+func TestCalledAsPlugin(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/usr/local/bin/kubectl-chandler": true, "kubectl_chandler": true, "/x/kubectl-chandler.exe": true,
+		"./kubectl_complete-chandler": true, "/chandler": false, "/usr/bin/kubectl": false,
+	} {
+		if got := IsPlugin(path); got != want {
+			t.Errorf("IsPlugin(%s) = %t", path, got)
+		}
+	}
+	if got := Arguments([]string{"/bin/kubectl_complete-chandler", "who", ""}); !slices.Equal(got, []string{cobra.ShellCompRequestCmd, "who", ""}) {
+		t.Errorf("arguments for completion: %q", got)
+	}
+	if got := Arguments([]string{"kubectl-chandler", "top"}); !slices.Equal(got, []string{"top"}) {
+		t.Errorf("arguments: %q", got)
+	}
+	if _, _, err := Plugin("v1").Find([]string{"who", "x"}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,103 @@
+package kubectl
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/fleet"
+)
+
+// reading says what a command has to know.
+type reading struct {
+	drivers   bool // of all DRA drivers, not only of Chandler
+	classes   bool
+	templates bool // of the namespace
+}
+
+// view is a cluster as the user may see it.
+type view struct {
+	fleet.Input
+	client    kubernetes.Interface
+	namespace string
+	now       time.Time
+	missing   []string // what could not be read, and what follows from that
+}
+
+// read reads what is asked for. What the user may not read is noted. Without slices and
+// without nodes there is nothing to say, so that is an error.
+func (v *view) read(ctx context.Context, what reading) error {
+	dra := draclient.New(v.client)
+	of := metav1.ListOptions{}
+	if !what.drivers {
+		of.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, discovery.Domain).String()
+	}
+	slicesErr := list(ctx, dra.ResourceSlices().List, of, func(l *resourceapi.ResourceSliceList) { v.Slices = l.Items })
+	nodesErr := list(ctx, v.client.CoreV1().Nodes().List, metav1.ListOptions{}, func(l *corev1.NodeList) { v.Nodes = l.Items })
+	if slicesErr != nil && nodesErr != nil {
+		return fmt.Errorf("list ResourceSlices: %w", slicesErr)
+	}
+	v.lacks(slicesErr, "ResourceSlices", "devices that DRA offers are left out")
+	v.lacks(nodesErr, "nodes", "devices that device plugins offer are left out")
+
+	// Who may read one namespace only sees what is held there.
+	v.everywhere("ResourceClaims", "what claims of other namespaces have counts as free", func(namespace string) error {
+		return list(ctx, dra.ResourceClaims(namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimList) { v.Claims = l.Items })
+	})
+	v.everywhere("pods", "what pods of other namespaces have by limits counts as free", func(namespace string) error {
+		return list(ctx, v.client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(l *corev1.PodList) { v.Pods = l.Items })
+	})
+	if what.classes {
+		err := list(ctx, dra.DeviceClasses().List, metav1.ListOptions{}, func(l *resourceapi.DeviceClassList) { v.Classes = l.Items })
+		v.lacks(err, "DeviceClasses", "which devices a class has is not known")
+	}
+	if what.templates {
+		err := list(ctx, dra.ResourceClaimTemplates(v.namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
+		v.lacks(err, "ResourceClaimTemplates", "claims that are not made yet are left out")
+	}
+	return nil
+}
+
+// everywhere reads objects of all namespaces, or else of the user's.
+func (v *view) everywhere(what, then string, read func(namespace string) error) {
+	err := read(metav1.NamespaceAll)
+	if !apierrors.IsForbidden(err) {
+		v.lacks(err, what, "who has devices is not known")
+		return
+	}
+	if own := read(v.namespace); own != nil {
+		v.lacks(own, what, "who has devices is not known")
+		return
+	}
+	v.missing = append(v.missing, fmt.Sprintf("%s of other namespaces than %s: forbidden; %s", what, v.namespace, then))
+}
+
+// lacks notes what could not be read, and what follows. An API server that does not serve
+// resource.k8s.io has none of it.
+func (v *view) lacks(err error, what, then string) {
+	switch {
+	case err == nil, apierrors.IsNotFound(err):
+	case apierrors.IsForbidden(err):
+		v.missing = append(v.missing, fmt.Sprintf("%s: forbidden; %s", what, then))
+	default:
+		v.missing = append(v.missing, fmt.Sprintf("%s: %v; %s", what, err, then))
+	}
+}
+
+// list lists objects and hands on what was listed.
+func list[L any](ctx context.Context, read func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions, keep func(L)) error {
+	all, err := read(ctx, options)
+	if err == nil {
+		keep(all)
+	}
+	return err
+}

@@ -1,0 +1,92 @@
+package kubectl
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"chandler.dev/internal/fleet"
+	"chandler.dev/internal/terminal"
+)
+
+// stripLength is how many glyphs stand for the devices of a model at most.
+const stripLength = 16
+
+// order is that of glyphs in a strip.
+var order = []terminal.Glyph{
+	terminal.Held, terminal.Partly, terminal.Moves, terminal.Unhealthy, terminal.Unread,
+	terminal.Free, terminal.Degraded, terminal.OpenHeld, terminal.Open,
+}
+
+// glyph stands for a device. A sick device is shown as sick, also while somebody has it.
+func glyph(d *fleet.Device) terminal.Glyph {
+	worst := terminal.Glyph(-1)
+	for _, taint := range d.Taints {
+		switch {
+		case !fleet.Bars(taint.Effect):
+			worst = max(worst, terminal.Degraded)
+		case taint.Condition == "unknown":
+			return terminal.Unread
+		default:
+			return terminal.Unhealthy
+		}
+	}
+	switch {
+	case worst >= 0:
+		return worst
+	case d.State == fleet.Open && len(d.Holders) > 0:
+		return terminal.OpenHeld
+	case d.State == fleet.Open:
+		return terminal.Open
+	case d.Partly:
+		return terminal.Partly
+	case d.State == fleet.Held:
+		return terminal.Held
+	}
+	return terminal.Free
+}
+
+// strip draws glyphs to scale, at most that many. Each that there is has one.
+func strip(style terminal.Style, counts map[terminal.Glyph]int64, most int) cell {
+	var total int64
+	for _, n := range counts {
+		total += n
+	}
+	if total == 0 {
+		return cell{}
+	}
+	shown := scale(counts, total, most)
+	var text, painted strings.Builder
+	for _, g := range order {
+		text.WriteString(strings.Repeat(style.Bare(g), shown[g]))
+		painted.WriteString(strings.Repeat(style.Glyph(g), shown[g]))
+	}
+	return cell{text.String(), painted.String()}
+}
+
+// scale returns how many glyphs of each are shown: all if there is room, else in proportion,
+// at least one of each. The rest goes to those that lose most by rounding.
+func scale(counts map[terminal.Glyph]int64, total int64, most int) map[terminal.Glyph]int {
+	shown := make(map[terminal.Glyph]int)
+	if total <= int64(most) {
+		for g, n := range counts {
+			shown[g] = int(n)
+		}
+		return shown
+	}
+	sum := 0
+	for g, n := range counts {
+		if n > 0 {
+			shown[g] = max(1, int(n*int64(most)/total))
+			sum += shown[g]
+		}
+	}
+	lacks := func(g terminal.Glyph) int64 { return counts[g]*int64(most) - int64(shown[g])*total }
+	for ; sum < most; sum++ {
+		shown[slices.MaxFunc(order, func(a, b terminal.Glyph) int { return cmp.Compare(lacks(a), lacks(b)) })]++
+	}
+	for ; sum > most; sum-- {
+		shown[slices.MaxFunc(order, func(a, b terminal.Glyph) int { return cmp.Compare(int64(shown[a]), int64(shown[b])) })]--
+	}
+	return shown
+}

@@ -1,0 +1,87 @@
+package kubectl
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"chandler.dev/internal/terminal"
+)
+
+// cell is a text of a table, and how it looks in colour if it has any.
+type cell struct{ text, painted string }
+
+func plain(text string) cell { return cell{text: terminal.Safe(text)} }
+
+func number[N int | int64](n N) cell { return plain(fmt.Sprint(n)) }
+
+// column is a column of a table.
+type column struct {
+	title string
+	right bool
+	least int // to how many columns of the terminal it may be cut, 0 if it may not
+}
+
+// table is text in columns, two spaces apart.
+type table struct {
+	columns []column
+	rows    [][]cell
+}
+
+func (t *table) add(cells ...cell) { t.rows = append(t.rows, cells) }
+
+// widths returns the width of each column: such that all fits, as far as some may be cut. The
+// widest is cut first.
+func (t *table) widths(width int) []int {
+	out := make([]int, len(t.columns))
+	for i, c := range t.columns {
+		out[i] = terminal.Columns(c.title)
+		for _, row := range t.rows {
+			out[i] = max(out[i], terminal.Columns(row[i].text))
+		}
+	}
+	for {
+		sum, widest := 2*(len(out)-1), -1
+		for i, w := range out {
+			sum += w
+			if t.columns[i].least > 0 && w > t.columns[i].least && (widest < 0 || w > out[widest]) {
+				widest = i
+			}
+		}
+		if sum <= width || widest < 0 {
+			return out
+		}
+		out[widest]--
+	}
+}
+
+// write writes the table, no line wider than the style's.
+func (t *table) write(out io.Writer, style terminal.Style) {
+	widths := t.widths(style.Width)
+	line := func(cells []cell) {
+		var b strings.Builder
+		for i, c := range cells {
+			if i > 0 {
+				b.WriteString("  ")
+			}
+			text := style.Cut(c.text, widths[i])
+			pad := strings.Repeat(" ", max(0, widths[i]-terminal.Columns(text)))
+			if c.painted != "" && text == c.text {
+				text = c.painted
+			}
+			if t.columns[i].right {
+				text, pad = pad+text, ""
+			}
+			b.WriteString(text + pad)
+		}
+		fmt.Fprintln(out, strings.TrimRight(b.String(), " "))
+	}
+	titles := make([]cell, len(t.columns))
+	for i, c := range t.columns {
+		titles[i] = plain(c.title)
+	}
+	line(titles)
+	for _, row := range t.rows {
+		line(row)
+	}
+}

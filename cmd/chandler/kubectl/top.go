@@ -1,0 +1,360 @@
+package kubectl
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/internal/fleet"
+	"chandler.dev/internal/terminal"
+)
+
+func newTop(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "top [models | nodes]",
+		Short: "Print how many accelerators of each model, or of each node, are free",
+		Long: `Print what accelerators the cluster has and how many of them are free, by model or
+by node. FREE is what a pod would get now, HELD what somebody has, and OUT what
+nobody has and nobody gets, because it is unhealthy or moves to the other API. A
+part of a GPU counts as held while the whole is, and the whole while a part is.
+
+Devices that a device plugin offers are in rows of the kind "plugin", by the name of
+their resource, whoever's plugin it is: the API server knows no more of them.`,
+		Example: `  kubectl chandler top
+  kubectl chandler top nodes
+  kubectl chandler top -o json | jq '.models[] | select(.free > 0)'`,
+		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: []string{"models", "nodes"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.checkOutput(); err != nil {
+				return err
+			}
+			v, err := o.read(cmd.Context(), cmd, reading{})
+			if err != nil {
+				return err
+			}
+			top := topOf(fleet.Of(v.Input, driverName))
+			switch {
+			case o.output == "json":
+				return writeJSON(cmd.OutOrStdout(), top)
+			case len(args) == 1 && args[0] == "nodes":
+				top.writeNodes(cmd.OutOrStdout(), o.style(cmd), v.now)
+			default:
+				top.writeModels(cmd.OutOrStdout(), o.style(cmd))
+			}
+			return nil
+		},
+	}
+	o.addFlags(cmd.Flags())
+	o.addOutput(cmd.Flags())
+	return cmd
+}
+
+func writeJSON(out io.Writer, value any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}
+
+// counts are how many devices are in which state. Free, Held and Out make All.
+type counts struct {
+	Free int64 `json:"free"`
+	Held int64 `json:"held"`
+	Out  int64 `json:"out"`
+	All  int64 `json:"all"`
+	Open int64 `json:"open,omitempty"` // of All: any number of pods may have each
+
+	glyphs map[terminal.Glyph]int64
+}
+
+func (c *counts) add(d *fleet.Device) {
+	switch d.State {
+	case fleet.Held:
+		c.Held++
+	case fleet.Out:
+		c.Out++
+	case fleet.Open:
+		c.Open++
+		c.Free++
+	default:
+		c.Free++
+	}
+	c.All++
+	c.draw(glyph(d), 1)
+}
+
+func (c *counts) addResource(r *fleet.Resource) {
+	c.Free += r.Free()
+	c.Held += r.Held
+	c.Out += r.Out()
+	c.All += r.Free() + r.Held + r.Out()
+	c.draw(terminal.Free, r.Free())
+	c.draw(terminal.Held, r.Held)
+	c.draw(terminal.Unhealthy, r.Out())
+}
+
+func (c *counts) draw(g terminal.Glyph, n int64) {
+	if c.glyphs == nil {
+		c.glyphs = make(map[terminal.Glyph]int64)
+	}
+	c.glyphs[g] += n
+}
+
+// modelRow is a model with how many of it there are.
+type modelRow struct {
+	Kind   string            `json:"kind"`
+	Model  string            `json:"model"`
+	Memory resource.Quantity `json:"memory,omitzero"`
+	counts
+}
+
+// nodeRow is a node with how many devices it has.
+type nodeRow struct {
+	Node  string     `json:"node"`
+	Kinds []kindRow  `json:"kinds"`
+	Sick  []sickness `json:"sick,omitempty"`
+	counts
+}
+
+// kindRow is how many devices of a kind a node has. Parts of one silicon are together.
+type kindRow struct {
+	Kind string `json:"kind"`
+	counts
+	silicon map[string]*counts
+	order   []string
+}
+
+// sickness is what is wrong with a device.
+type sickness struct {
+	Device string        `json:"device"` // its label
+	Name   string        `json:"name"`
+	Taints []fleet.Taint `json:"taints"`
+}
+
+type topView struct {
+	Models []modelRow `json:"models"`
+	Nodes  []nodeRow  `json:"nodes"`
+}
+
+// kindOfPlugins is that of the rows for resources of device plugins.
+const kindOfPlugins = "plugin"
+
+// topOf counts the devices of a fleet.
+func topOf(f *fleet.Fleet) *topView {
+	models, nodes := make(map[string]*modelRow), make(map[string]*nodeRow)
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		memory := gibibytes(d.Memory)
+		entry(models, d.Kind+"\x00"+d.Model+"\x00"+memory, modelRow{Kind: d.Kind, Model: d.Model, Memory: d.Memory}).add(d)
+		node := entry(nodes, d.Node, nodeRow{Node: d.Node})
+		node.add(d)
+		node.kind(d.Kind).addPart(d)
+		if len(d.Taints) > 0 {
+			node.Sick = append(node.Sick, sickness{d.Label, d.ID.Device, d.Taints})
+		}
+	}
+	for i := range f.Resources {
+		r := &f.Resources[i]
+		entry(models, kindOfPlugins+"\x00"+r.Name, modelRow{Kind: kindOfPlugins, Model: r.Name}).addResource(r)
+		node := entry(nodes, r.Node, nodeRow{Node: r.Node})
+		node.addResource(r)
+		node.kind(r.Name).addResource(r)
+	}
+	top := new(topView)
+	for _, m := range models {
+		top.Models = append(top.Models, *m)
+	}
+	for _, n := range nodes {
+		top.Nodes = append(top.Nodes, *n)
+	}
+	slices.SortFunc(top.Models, func(a, b modelRow) int {
+		return cmp.Or(cmp.Compare(rank(a.Kind), rank(b.Kind)), strings.Compare(a.Kind, b.Kind), -a.Memory.Cmp(b.Memory), strings.Compare(a.Model, b.Model))
+	})
+	slices.SortFunc(top.Nodes, func(a, b nodeRow) int { return strings.Compare(a.Node, b.Node) })
+	return top
+}
+
+func entry[V any](rows map[string]*V, key string, blank V) *V {
+	if rows[key] == nil {
+		rows[key] = &blank
+	}
+	return rows[key]
+}
+
+// rank orders kinds: those that people look for come first, plugins last.
+func rank(kind string) int {
+	kinds := []string{"gpu", "npu", "fpga", "nic", "dma", "crypto", "enclave", "hypervisor", "other", kindOfPlugins}
+	if i := slices.Index(kinds, kind); i >= 0 {
+		return i
+	}
+	return len(kinds)
+}
+
+func (n *nodeRow) kind(kind string) *kindRow {
+	for i := range n.Kinds {
+		if n.Kinds[i].Kind == kind {
+			return &n.Kinds[i]
+		}
+	}
+	n.Kinds = append(n.Kinds, kindRow{Kind: kind, silicon: make(map[string]*counts)})
+	return &n.Kinds[len(n.Kinds)-1]
+}
+
+func (k *kindRow) addPart(d *fleet.Device) {
+	k.add(d)
+	if k.silicon[d.Silicon] == nil {
+		k.silicon[d.Silicon] = new(counts)
+		k.order = append(k.order, d.Silicon)
+	}
+	k.silicon[d.Silicon].add(d)
+}
+
+// writeModels prints a line for each model.
+func (t *topView) writeModels(out io.Writer, style terminal.Style) {
+	if len(t.Models) == 0 {
+		fmt.Fprintln(out, "No accelerators are offered.")
+		return
+	}
+	rows := table{columns: []column{{title: "KIND"}, {title: "MODEL", least: 12}, {title: "MEMORY", right: true}, {title: "FREE", right: true}, {title: "HELD", right: true}, {title: "OUT", right: true}, {title: "ALL", right: true}, {}}}
+	for _, m := range t.Models {
+		rows.add(plain(m.Kind), plain(m.Model), plain(gibibytes(m.Memory)), m.free(), number(m.Held), number(m.Out), number(m.All), cell{})
+	}
+	room := style.Width
+	for _, w := range rows.widths(1 << 20) { // of what is in no need to be cut
+		room -= w + 2
+	}
+	for i, m := range t.Models {
+		rows.rows[i][len(rows.columns)-1] = strip(style, m.glyphs, min(stripLength, max(stripLength/2, room+2)))
+	}
+	rows.write(out, style)
+}
+
+// free is how many pods may have: any number where the device is open.
+func (c *counts) free() cell {
+	if c.Open > 0 && c.Open == c.All {
+		return plain("any")
+	}
+	return number(c.Free)
+}
+
+// healthWidth is from which width on there is room to say what is wrong with devices.
+const healthWidth = 100
+
+// writeNodes prints a line for each node.
+func (t *topView) writeNodes(out io.Writer, style terminal.Style, now time.Time) {
+	if len(t.Nodes) == 0 {
+		fmt.Fprintln(out, "No accelerators are offered.")
+		return
+	}
+	rows := table{columns: []column{{title: "NODE", least: 12}, {title: "FREE", right: true}, {title: "HELD", right: true}, {title: "OUT", right: true}, {least: 20}}}
+	wide := style.Width >= healthWidth
+	if wide {
+		rows.columns = append(rows.columns, column{title: "HEALTH", least: 12})
+	}
+	for i := range t.Nodes {
+		n := &t.Nodes[i]
+		room := style.Width - 40
+		if wide {
+			room = style.Width / 2
+		}
+		cells := []cell{plain(n.Node), number(n.Free), number(n.Held), number(n.Out), n.strips(style, room)}
+		if wide {
+			cells = append(cells, plain(n.health(now)))
+		}
+		rows.add(cells...)
+	}
+	rows.write(out, style)
+}
+
+// strips draws the devices of a node by kind, as far as there is room.
+func (n *nodeRow) strips(style terminal.Style, room int) cell {
+	slices.SortStableFunc(n.Kinds, func(a, b kindRow) int { return cmp.Compare(rank(a.Kind), rank(b.Kind)) })
+	var whole cell
+	for i := range n.Kinds {
+		k := &n.Kinds[i]
+		if k.Open == k.All {
+			continue // hypervisors: anybody may have them
+		}
+		part := k.strip(style)
+		gap := ""
+		if whole.text != "" {
+			gap = "  "
+		}
+		if terminal.Columns(whole.text+gap+part.text) > room && whole.text != "" {
+			more := fmt.Sprintf("%s+%d", gap, len(n.Kinds)-i)
+			return cell{whole.text + more, whole.painted + more}
+		}
+		whole = cell{whole.text + gap + part.text, whole.painted + gap + part.painted}
+	}
+	return whole
+}
+
+// strip draws the devices of one kind: a glyph for each, with the parts of one silicon
+// together. Many are told in words.
+func (k *kindRow) strip(style terminal.Style) cell {
+	kind := terminal.Safe(k.Kind) + " "
+	if k.All > stripLength {
+		text := fmt.Sprintf("%s%d, %d held", kind, k.All, k.Held)
+		if k.Out > 0 {
+			text += fmt.Sprintf(", %d out", k.Out)
+		}
+		return cell{text, text}
+	}
+	out := cell{kind, kind}
+	parts := []*counts{&k.counts}
+	if len(k.order) > 1 {
+		parts = nil
+		for _, silicon := range k.order {
+			parts = append(parts, k.silicon[silicon])
+		}
+	}
+	for i, part := range parts {
+		if i > 0 {
+			out.text, out.painted = out.text+" ", out.painted+" "
+		}
+		drawn := strip(style, part.glyphs, stripLength)
+		out.text, out.painted = out.text+drawn.text, out.painted+drawn.painted
+	}
+	return out
+}
+
+// health says what is wrong with which devices.
+func (n *nodeRow) health(now time.Time) string {
+	var all []string
+	for _, s := range n.Sick {
+		for _, taint := range s.Taints {
+			all = append(all, strings.TrimSpace(s.Device+" "+taint.Condition+" "+since(taint.Since, now)))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// since is how long ago something began, "" if that is not known.
+func since(t, now time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return terminal.Age(now.Sub(t))
+}
+
+// gibibytes writes memory as people say it.
+func gibibytes(q resource.Quantity) string {
+	if q.IsZero() {
+		return ""
+	}
+	value := float64(q.Value())
+	for _, unit := range []string{"B", "KiB", "MiB", "GiB"} {
+		if value < 1024 || unit == "GiB" {
+			return strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0") + " " + unit
+		}
+		value /= 1024
+	}
+	return ""
+}

@@ -1,0 +1,360 @@
+package kubectl
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/fleet"
+	"chandler.dev/internal/terminal"
+)
+
+// driverName is Chandler's, as a DRA driver.
+const driverName = discovery.Domain
+
+func newWho(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "who NODE | [NAMESPACE/]POD | DEVICE",
+		Short: "Print who has which accelerator",
+		Long: `Print who has the accelerators of a node, what a pod has, or who has a device. A
+device is named by its name, its PCI address, UUID, serial number or interface. If
+a word is the name of a node and of something else, the node is meant; "node/NAME",
+"pod/NAME" and "device/NAME" say which.
+
+A pod that asks by limits for what a device plugin offers has a "?": which device
+that is, only its node knows. "chandler inventory" says so there.`,
+		Example: `  kubectl chandler who gpu-node-07
+  kubectl chandler who ml/llama-7b-worker-0
+  kubectl chandler who GPU-5e4c9bd6-3f2a-8d1e-9c47-2b61d0f8a7e3
+  kubectl chandler who device/1a:00.0 -o json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.checkOutput(); err != nil {
+				return err
+			}
+			v, err := o.read(cmd.Context(), cmd, reading{})
+			if err != nil {
+				return err
+			}
+			who, err := v.who(args[0])
+			if err != nil {
+				return err
+			}
+			if o.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), who)
+			}
+			who.write(cmd.OutOrStdout(), o.style(cmd), v.now)
+			return nil
+		},
+		ValidArgsFunction: o.completeNodesAndPods,
+	}
+	o.addFlags(cmd.Flags())
+	o.addOutput(cmd.Flags())
+	return cmd
+}
+
+// whoView is devices and those who have them.
+type whoView struct {
+	Node      string           `json:"node,omitempty"`
+	Pod       string           `json:"pod,omitempty"`
+	Devices   []fleet.Device   `json:"devices"`
+	Resources []fleet.Resource `json:"resources,omitempty"`
+}
+
+// who returns what a word of the command line asks for.
+func (v *view) who(word string) (*whoView, error) {
+	f := fleet.Of(v.Input, driverName)
+	type look struct {
+		prefix string
+		find   func(*fleet.Fleet, string) *whoView
+	}
+	looks := []look{{"node/", v.ofNode}, {"pod/", v.ofPod}, {"device/", v.ofDevice}}
+	for _, l := range looks {
+		if name, is := strings.CutPrefix(word, l.prefix); is {
+			if found := l.find(f, name); found != nil {
+				return found, nil
+			}
+			return nil, fmt.Errorf("%s is not there, or has nothing that may be seen", word)
+		}
+	}
+	for _, l := range looks {
+		if found := l.find(f, word); found != nil {
+			return found, nil
+		}
+	}
+	return nil, fmt.Errorf("%s is no node, no pod of namespace %s, and no device: name a pod of another namespace as NAMESPACE/POD", word, v.namespace)
+}
+
+func (v *view) ofNode(f *fleet.Fleet, name string) *whoView {
+	known := slices.Contains(f.NodeNames(), name)
+	for i := range v.Nodes {
+		known = known || v.Nodes[i].Name == name
+	}
+	if !known {
+		return nil
+	}
+	return filter(&whoView{Node: name}, f,
+		func(d *fleet.Device) bool { return d.Node == name },
+		func(r *fleet.Resource) bool { return r.Node == name })
+}
+
+func (v *view) ofPod(f *fleet.Fleet, name string) *whoView {
+	namespace, pod, qualified := strings.Cut(name, "/")
+	if !qualified {
+		namespace, pod = v.namespace, name
+	}
+	known := false
+	for i := range v.Pods {
+		known = known || v.Pods[i].Namespace == namespace && v.Pods[i].Name == pod
+	}
+	if !known {
+		return nil
+	}
+	mine := func(h fleet.Holder) bool { return h.Namespace == namespace && h.Pod == pod }
+	found := filter(&whoView{Pod: namespace + "/" + pod}, f,
+		func(d *fleet.Device) bool { return slices.ContainsFunc(d.Holders, mine) },
+		func(r *fleet.Resource) bool { return slices.ContainsFunc(r.Holders, mine) })
+	for i := range found.Resources {
+		found.Resources[i].Holders = slices.DeleteFunc(slices.Clone(found.Resources[i].Holders), func(h fleet.Holder) bool { return !mine(h) })
+	}
+	return found
+}
+
+func (v *view) ofDevice(f *fleet.Fleet, name string) *whoView {
+	found := filter(&whoView{}, f, func(d *fleet.Device) bool { return d.Is(name) }, func(r *fleet.Resource) bool { return r.Name == name })
+	if len(found.Devices)+len(found.Resources) == 0 {
+		return nil
+	}
+	return found
+}
+
+func filter(into *whoView, f *fleet.Fleet, device func(*fleet.Device) bool, resource func(*fleet.Resource) bool) *whoView {
+	into.Devices = []fleet.Device{}
+	for i := range f.Devices {
+		if device(&f.Devices[i]) {
+			into.Devices = append(into.Devices, f.Devices[i])
+		}
+	}
+	for i := range f.Resources {
+		if resource(&f.Resources[i]) {
+			into.Resources = append(into.Resources, f.Resources[i])
+		}
+	}
+	return into
+}
+
+// holding is what one owner has through one claim, or of one resource.
+type holding struct {
+	fleet.Holder
+	node    string
+	devices []*fleet.Device // none by the device-plugin API
+}
+
+// holdings returns what each owner has, by owner.
+func (w *whoView) holdings() (out []*holding) {
+	at := make(map[string]*holding)
+	for i := range w.Devices {
+		d := &w.Devices[i]
+		for _, holder := range d.Holders {
+			key := strings.Join([]string{holder.Name(), holder.Claim, d.Node}, "\x00")
+			if at[key] == nil {
+				at[key] = &holding{Holder: holder, node: d.Node}
+				out = append(out, at[key])
+			}
+			at[key].devices = append(at[key].devices, d)
+		}
+	}
+	for _, r := range w.Resources {
+		for _, holder := range r.Holders {
+			out = append(out, &holding{Holder: holder, node: r.Node})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b *holding) int {
+		return cmp.Or(strings.Compare(a.node, b.node), strings.Compare(a.Name(), b.Name()))
+	})
+	return out
+}
+
+// write prints who has what, and after it what is free and what is wrong.
+func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
+	rows, wide := w.rows(style, now)
+	if len(rows.rows) > 0 {
+		if !wide {
+			rows = rows.without("MODEL", "REQUEST")
+		}
+		rows.write(out, style)
+	}
+	text := w.summary(style, now)
+	if text == "" {
+		return
+	}
+	if len(rows.rows) > 0 {
+		fmt.Fprintln(out)
+	}
+	for _, line := range terminal.Wrap(text, style.Width) {
+		fmt.Fprintln(out, line)
+	}
+}
+
+// rows returns a line for each device that somebody has. Lines of one holder after the first
+// have only what differs. The style is wide if all columns have room.
+func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bool) {
+	rows.columns = []column{{title: "NODE", least: 10}, {title: "POD", least: 14}, {title: "DEVICE", least: 12}, {title: "MODEL", least: 12}, {title: "BY", least: 12}, {title: "REQUEST", least: 8}, {title: "API"}, {title: "AGE", right: true}}
+	for _, h := range w.holdings() {
+		by := cmp.Or(h.Resource, h.Claim)
+		first := []cell{plain(h.node), plain(h.Name()), {}, {}, plain(by), {}, plain(h.API()), plain(since(h.Since, now))}
+		if len(h.devices) == 0 {
+			first[2] = plain(fmt.Sprintf("%s ×%d", style.Bare(terminal.Unread), h.Count))
+			if style.ASCII {
+				first[2] = plain(fmt.Sprintf("%s x%d", style.Bare(terminal.Unread), h.Count))
+			}
+			rows.add(first...)
+			continue
+		}
+		for i, d := range h.devices {
+			line := first
+			if i > 0 {
+				line = make([]cell, len(first))
+			}
+			line = slices.Clone(line)
+			line[2], line[3], line[5] = named(style, d), plain(d.Model), plain(requestOf(d, &h.Holder))
+			rows.add(line...)
+		}
+	}
+	if w.Node != "" || w.Pod != "" {
+		rows = rows.without("NODE")
+	}
+	return rows, style.Width >= healthWidth
+}
+
+// requestOf is by which request of a claim somebody has a device.
+func requestOf(d *fleet.Device, h *fleet.Holder) string {
+	for _, other := range d.Holders {
+		if other.Name() == h.Name() && other.Claim == h.Claim {
+			return other.Request
+		}
+	}
+	return ""
+}
+
+// named is a device's label, with its glyph if something is wrong.
+func named(style terminal.Style, d *fleet.Device) cell {
+	label := terminal.Safe(d.Label)
+	switch g := glyph(d); g {
+	case terminal.Unhealthy, terminal.Unread, terminal.Degraded:
+		return cell{label + " " + style.Bare(g), label + " " + style.Glyph(g)}
+	}
+	return cell{label, label}
+}
+
+// without returns the table without some columns.
+func (t table) without(titles ...string) table {
+	var out table
+	keep := make([]bool, len(t.columns))
+	for i, c := range t.columns {
+		if keep[i] = !slices.Contains(titles, c.title); keep[i] {
+			out.columns = append(out.columns, c)
+		}
+	}
+	for _, row := range t.rows {
+		var cells []cell
+		for i, c := range row {
+			if keep[i] {
+				cells = append(cells, c)
+			}
+		}
+		out.add(cells...)
+	}
+	return out
+}
+
+// summary says how much of a node is free, who has nothing, and what is wrong with devices.
+func (w *whoView) summary(style terminal.Style, now time.Time) string {
+	var sentences []string
+	switch {
+	case w.Node != "":
+		sentences = append(sentences, w.free())
+	case w.Pod != "" && len(w.Devices)+len(w.Resources) == 0:
+		sentences = append(sentences, w.Pod+" has no device.")
+	case w.Pod != "":
+		sentences = append(sentences, fmt.Sprintf("%s is on %s.", w.Pod, w.holdings()[0].node))
+	case w.Pod == "":
+		for i := range w.Devices {
+			if d := &w.Devices[i]; len(d.Holders) == 0 {
+				sentences = append(sentences, fmt.Sprintf("%s on %s: nobody has it, it is %s.", d.Label, d.Node, w.state(d)))
+			}
+		}
+		for _, r := range w.Resources {
+			sentences = append(sentences, fmt.Sprintf("%s on %s: %d free.", r.Name, r.Node, r.Free()))
+		}
+	}
+	for i := range w.Devices {
+		d := &w.Devices[i]
+		for _, taint := range d.Taints {
+			sentences = append(sentences, fmt.Sprintf("%s %s is %s%s.", style.Bare(glyph(d)), d.Label, taint.Condition, forAge(taint.Since, now)))
+		}
+	}
+	if slices.ContainsFunc(w.Resources, func(r fleet.Resource) bool { return len(r.Holders) > 0 }) {
+		sentences = append(sentences, style.Bare(terminal.Unread)+" which device that is, only the node knows: run chandler inventory there.")
+	}
+	return terminal.Safe(strings.Join(sentences, " "))
+}
+
+// forAge says for how long something has been so, if that is known.
+func forAge(t, now time.Time) string {
+	if age := since(t, now); age != "" {
+		return ", for " + age
+	}
+	return ""
+}
+
+func (w *whoView) state(d *fleet.Device) string {
+	switch d.State {
+	case fleet.Held:
+		return "taken, by who has another part of its silicon"
+	case fleet.Out:
+		return "not given out"
+	}
+	return "free"
+}
+
+// free says how many devices of which kind are free: "4 gpu and 5 nic are free."
+func (w *whoView) free() string {
+	byKind := make(map[string]int64)
+	var kinds []string
+	add := func(kind string, n int64) {
+		if n > 0 && byKind[kind] == 0 {
+			kinds = append(kinds, kind)
+		}
+		byKind[kind] += n
+	}
+	for i := range w.Devices {
+		if w.Devices[i].State == fleet.Free {
+			add(w.Devices[i].Kind, 1)
+		}
+	}
+	for i := range w.Resources {
+		add(w.Resources[i].Name, w.Resources[i].Free())
+	}
+	slices.SortStableFunc(kinds, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+	parts := make([]string, len(kinds))
+	for i, kind := range kinds {
+		parts[i] = fmt.Sprintf("%d %s", byKind[kind], kind)
+	}
+	switch n := len(parts); {
+	case n == 0:
+		return "Nothing is free."
+	case n == 1 && byKind[kinds[0]] == 1:
+		return parts[0] + " is free."
+	case n == 1:
+		return parts[0] + " are free."
+	default:
+		return strings.Join(parts[:n-1], ", ") + " and " + parts[n-1] + " are free."
+	}
+}

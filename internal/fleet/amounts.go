@@ -1,0 +1,115 @@
+package fleet
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+)
+
+// Amounts are quantities by name.
+type Amounts map[string]resource.Quantity
+
+// add adds quantities.
+func (a Amounts) add(name string, quantity resource.Quantity) {
+	sum := a[name].DeepCopy()
+	sum.Add(quantity)
+	a[name] = sum
+}
+
+// IsOpen reports whether any number of claims may have the device at once: nobody takes
+// any of its capacity unless it is asked for.
+func IsOpen(d *resourceapi.Device) bool {
+	if !ptr.Deref(d.AllowMultipleAllocations, false) {
+		return false
+	}
+	for _, capacity := range d.Capacity {
+		if capacity.RequestPolicy == nil || capacity.RequestPolicy.Default == nil || !capacity.RequestPolicy.Default.IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+// consume notes what a claim has of the capacity of a device that it shares.
+func (f *Fleet) consume(id ID, result *resourceapi.DeviceRequestAllocationResult) {
+	if ptr.Deref(result.AdminAccess, false) {
+		return
+	}
+	if f.consumed[id] == nil {
+		f.consumed[id] = make(Amounts)
+	}
+	for name, quantity := range result.ConsumedCapacity {
+		f.consumed[id].add(string(name), quantity)
+	}
+}
+
+// RoomFor reports whether a claim may have the asked capacity of a device, beside what is
+// consumed of it. Where nothing is asked, the device's policy says how much a claim takes:
+// the default, or all of it (structured/internal/*/consumable_capacity.go of
+// k8s.io/dynamic-resource-allocation 0.37, fillEmptyRequest).
+func (a Amounts) RoomFor(d *resourceapi.Device, asked map[resourceapi.QualifiedName]resource.Quantity) bool {
+	for name, capacity := range d.Capacity {
+		takes, requested := asked[name]
+		switch policy := capacity.RequestPolicy; {
+		case requested:
+		case policy != nil && policy.Default != nil:
+			takes = *policy.Default
+		default:
+			takes = capacity.Value
+		}
+		sum := a[string(name)].DeepCopy()
+		sum.Add(takes)
+		if sum.Cmp(capacity.Value) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// countersLeft returns what is left of the counters of all pools, by pool and set.
+func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
+	left := make(map[ID]map[string]Amounts)
+	for _, slice := range current(f.Slices, "") {
+		pool := poolOf(slice)
+		for _, set := range slice.Spec.SharedCounters {
+			if left[pool] == nil {
+				left[pool] = make(map[string]Amounts)
+			}
+			amounts := make(Amounts)
+			for name, counter := range set.Counters {
+				amounts[name] = counter.Value.DeepCopy()
+			}
+			left[pool][set.Name] = amounts
+		}
+	}
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		if len(d.keepers()) == 0 {
+			continue // several claims that share a device take its counters once
+		}
+		for _, consumption := range d.Spec.ConsumesCounters {
+			set := left[ID{Driver: d.Driver, Pool: d.Pool}][consumption.CounterSet]
+			for name, counter := range consumption.Counters {
+				minus := counter.Value.DeepCopy()
+				minus.Neg()
+				if set != nil {
+					set.add(name, minus)
+				}
+			}
+		}
+	}
+	return left
+}
+
+// Suffices reports whether enough is left of the counters that the device takes of.
+func Suffices(left map[string]Amounts, d *resourceapi.Device) bool {
+	for _, consumption := range d.ConsumesCounters {
+		set := left[consumption.CounterSet]
+		for name, counter := range consumption.Counters {
+			if have := set[name]; have.Cmp(counter.Value) < 0 {
+				return false
+			}
+		}
+	}
+	return true
+}

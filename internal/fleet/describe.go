@@ -1,0 +1,112 @@
+package fleet
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery"
+)
+
+// describe returns a device as people know it.
+func describe(id ID, node string, d resourceapi.Device) Device {
+	out := Device{ID: id, Node: node, Spec: d, Taints: taintsOf(&d), Kind: cmp.Or(Text(&d, "kind"), "other"), Model: model(&d)}
+	if capacity, has := d.Capacity["memory"]; has {
+		out.Memory = capacity.Value
+	}
+	switch {
+	case len(d.ConsumesCounters) > 0:
+		out.Silicon = d.ConsumesCounters[0].CounterSet
+	case Text(&d, "function") == "partition":
+		out.Silicon = Text(&d, "parent")
+	}
+	out.Label = label(&d, out.Kind)
+	return out
+}
+
+// Text returns an attribute as text, "" if there is none. A name without a domain is in
+// that of Chandler. Of a list it is the first value.
+func Text(d *resourceapi.Device, name resourceapi.QualifiedName) string {
+	a, found := d.Attributes[name]
+	if !found {
+		a = d.Attributes[discovery.Domain+"/"+name]
+	}
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.VersionValue != nil:
+		return *a.VersionValue
+	case a.IntValue != nil:
+		return fmt.Sprint(*a.IntValue)
+	case a.BoolValue != nil:
+		return fmt.Sprint(*a.BoolValue)
+	case len(a.StringValues) > 0:
+		return a.StringValues[0]
+	case len(a.VersionValues) > 0:
+		return a.VersionValues[0]
+	case len(a.IntValues) > 0:
+		return fmt.Sprint(a.IntValues[0])
+	case len(a.BoolValues) > 0:
+		return fmt.Sprint(a.BoolValues[0])
+	}
+	return ""
+}
+
+// model is the product's name or its PCI IDs, with its profile, and whether it is a
+// virtual function.
+func model(d *resourceapi.Device) string {
+	name := Text(d, "model")
+	if first, rest, more := strings.Cut(name, " "); more && strings.EqualFold(first, Text(d, "vendor")) {
+		name = rest // the row says it all the same, and is short
+	}
+	if vendor := Text(d, "pciVendor"); name == "" && vendor != "" {
+		name = vendor + ":" + Text(d, "pciDevice")
+	}
+	words := []string{name, Text(d, "profile")}
+	if Text(d, "function") == "virtual" {
+		words = append(words, "VFs")
+	}
+	if name == "" && words[1] == "" {
+		words[0] = cmp.Or(Text(d, "resource"), d.Name)
+	}
+	return strings.Join(strings.Fields(strings.Join(words, " ")), " ")
+}
+
+// label is what people call a device on its node: its kind and where it is, such as
+// "gpu 1a:00.0", with the number of a partition; its name if it is no PCI device.
+func label(d *resourceapi.Device, kind string) string {
+	address := ShortAddress(Text(d, deviceattribute.StandardDeviceAttributePCIBusID))
+	if address == "" {
+		return d.Name
+	}
+	if parent := Text(d, "parent"); parent != "" {
+		if part, is := strings.CutPrefix(d.Name, parent+"-"); is {
+			return kind + " " + address + " " + strings.ReplaceAll(part, "-", " ")
+		}
+	}
+	if _, share, found := strings.Cut(d.Name, "-share-"); found {
+		return kind + " " + address + " share " + share
+	}
+	return kind + " " + address
+}
+
+// ShortAddress returns a PCI address without its domain if that is 0.
+func ShortAddress(address string) string { return strings.TrimPrefix(address, "0000:") }
+
+// Is reports whether people may mean the device by a word: its name, label, UUID, serial
+// number, interface, or PCI address with or without the domain.
+func (d *Device) Is(word string) bool {
+	if word == "" {
+		return false
+	}
+	address := Text(&d.Spec, deviceattribute.StandardDeviceAttributePCIBusID)
+	for _, is := range []string{d.ID.Device, d.Label, Text(&d.Spec, "uuid"), Text(&d.Spec, "serial"), Text(&d.Spec, "ifName"), Text(&d.Spec, "rdmaDevice"), address, ShortAddress(address)} {
+		if strings.EqualFold(is, word) {
+			return true
+		}
+	}
+	return false
+}

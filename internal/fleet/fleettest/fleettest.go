@@ -1,0 +1,187 @@
+// Package fleettest has clusters for tests: nodes that are recorded hosts, as the driver
+// publishes them, with claims and pods.
+package fleettest
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
+	"chandler.dev/internal/fleet"
+)
+
+// Now is the time in these clusters.
+var Now = time.Date(2026, 11, 20, 9, 50, 21, 0, time.UTC)
+
+// Cluster is what is in an API server.
+type Cluster struct {
+	fleet.Input
+	t testing.TB
+}
+
+// New returns a cluster without nodes, with a class for all devices and one for each kind.
+func New(t testing.TB) *Cluster {
+	c := &Cluster{t: t}
+	c.Class("any", "", "device.driver == 'chandler.dev'")
+	for _, kind := range []string{"gpu", "nic", "crypto"} {
+		c.Class(kind, "", fmt.Sprintf("device.driver == 'chandler.dev' && device.attributes['chandler.dev'].kind == '%s'", kind))
+	}
+	return c
+}
+
+// Class adds a class, for a name in limits unless that is "".
+func (c *Cluster) Class(name, extended, expression string) {
+	class := resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	if extended != "" {
+		class.Spec.ExtendedResourceName = &extended
+	}
+	c.Classes = append(c.Classes, class)
+}
+
+// Node adds a node that is a recorded host, with its devices as some function changes them.
+func (c *Cluster) Node(name, host string, change func(*discovery.Device)) {
+	c.t.Helper()
+	found := discovery.Scan(discoverytest.Layout(c.t, host), families.All)
+	for i := range found.Devices {
+		if change != nil {
+			change(&found.Devices[i])
+		}
+	}
+	made, _ := pool.Of(pool.Input{Snapshot: new(rules.Rules).Apply(found), Features: features.All()})
+	c.Publish(name, made)
+}
+
+// Publish adds a node with a pool.
+func (c *Cluster) Publish(name string, made resourceslice.Pool) {
+	for i, slice := range made.Slices {
+		c.Slices = append(c.Slices, resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%02d", name, i)},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: discovery.Domain, NodeName: &name, Devices: slice.Devices, SharedCounters: slice.SharedCounters, PartitionTypeAttribute: slice.PartitionTypeAttribute,
+				Pool: resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: int64(len(made.Slices))},
+			},
+		})
+	}
+	for i := range c.Nodes {
+		if c.Nodes[i].Name == name {
+			return
+		}
+	}
+	c.Nodes = append(c.Nodes, corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}},
+		Status:     corev1.NodeStatus{Capacity: corev1.ResourceList{}, Allocatable: corev1.ResourceList{}},
+	})
+}
+
+// Plugin has a device plugin offer a resource on a node.
+func (c *Cluster) Plugin(node, name string, capacity, allocatable int64) {
+	for i := range c.Nodes {
+		if c.Nodes[i].Name == node {
+			c.Nodes[i].Status.Capacity[corev1.ResourceName(name)] = *resource.NewQuantity(capacity, resource.DecimalSI)
+			c.Nodes[i].Status.Allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(allocatable, resource.DecimalSI)
+		}
+	}
+}
+
+// Pod adds a pod that runs on a node, or waits if that is "". Its age is in minutes.
+func (c *Cluster) Pod(namespace, name, node string, minutes int, limits map[string]int64, claims ...string) *corev1.Pod {
+	since := metav1.NewTime(Now.Add(-time.Duration(minutes) * time.Minute))
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "-" + name), CreationTimestamp: since}}
+	container := corev1.Container{Name: "main", Image: "example.com/main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}, Requests: corev1.ResourceList{}}}
+	for name, n := range limits {
+		container.Resources.Limits[corev1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
+		container.Resources.Requests[corev1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
+	}
+	for _, claim := range claims {
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claim, ResourceClaimName: &claim})
+		container.Resources.Claims = append(container.Resources.Claims, corev1.ResourceClaim{Name: claim})
+	}
+	pod.Spec.Containers = []corev1.Container{container}
+	pod.Status.Phase = corev1.PodPending
+	if node != "" {
+		pod.Spec.NodeName, pod.Status.Phase, pod.Status.StartTime = node, corev1.PodRunning, &since
+	}
+	c.Pods = append(c.Pods, pod)
+	return &c.Pods[len(c.Pods)-1]
+}
+
+// Claim adds a claim.
+func (c *Cluster) Claim(namespace, name string, spec resourceapi.DeviceClaim) *resourceapi.ResourceClaim {
+	claim := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("claim-" + namespace + "-" + name)}}
+	claim.Spec.Devices = spec
+	c.Claims = append(c.Claims, claim)
+	return &c.Claims[len(c.Claims)-1]
+}
+
+// Request returns a request for devices of a class.
+func Request(name, class string, count int64, selectors ...string) resourceapi.DeviceRequest {
+	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	for _, expression := range selectors {
+		exactly.Selectors = append(exactly.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
+	}
+	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
+}
+
+// Give allocates devices of a node to a new claim, and reserves it for a new pod on that node.
+// The claim is the pod's name with "-devices" behind it.
+func (c *Cluster) Give(namespace, pod, node string, minutes int, request string, devices ...string) {
+	name := pod + "-devices"
+	claim := c.Claim(namespace, name, resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{Request(request, "any", int64(len(devices)))}})
+	since := metav1.NewTime(Now.Add(-time.Duration(minutes) * time.Minute))
+	allocation := &resourceapi.AllocationResult{AllocationTimestamp: &since}
+	for _, device := range devices {
+		allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: request, Driver: discovery.Domain, Pool: node, Device: device})
+	}
+	claim.Status.Allocation = allocation
+	made := c.Pod(namespace, pod, node, minutes, nil, name)
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: made.UID}}
+}
+
+// Objects returns all of it, for a fake client.
+func (c *Cluster) Objects() (out []runtime.Object) {
+	for i := range c.Slices {
+		out = append(out, &c.Slices[i])
+	}
+	for i := range c.Claims {
+		out = append(out, &c.Claims[i])
+	}
+	for i := range c.Templates {
+		out = append(out, &c.Templates[i])
+	}
+	for i := range c.Classes {
+		out = append(out, &c.Classes[i])
+	}
+	for i := range c.Nodes {
+		out = append(out, &c.Nodes[i])
+	}
+	for i := range c.Pods {
+		out = append(out, &c.Pods[i])
+	}
+	return out
+}
+
+// Sick returns a change that makes some devices unhealthy for a while.
+func Sick(condition discovery.Condition, effect resourceapi.DeviceTaintEffect, minutes int, names ...string) func(*discovery.Device) {
+	return func(d *discovery.Device) {
+		for _, name := range names {
+			if d.Name == name {
+				d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: condition, Effect: effect, Since: metav1.NewTime(Now.Add(-time.Duration(minutes) * time.Minute))}
+			}
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package fleet
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
+)
+
+// Resource is a resource that a device plugin offers on a node. The API server does not
+// know whose plugin that is.
+type Resource struct {
+	Node        string   `json:"node"`
+	Name        string   `json:"name"`
+	Capacity    int64    `json:"capacity"`    // what the plugin lists
+	Allocatable int64    `json:"allocatable"` // what is healthy of it
+	Held        int64    `json:"held"`        // what pods ask for that are on the node
+	Holders     []Holder `json:"holders,omitempty"`
+}
+
+// Free is how many a pod would get now.
+func (r *Resource) Free() int64 { return max(0, r.Allocatable-r.Held) }
+
+// Out is how many nobody has and nobody gets.
+func (r *Resource) Out() int64 { return max(0, r.Capacity-r.Free()-r.Held) }
+
+// IsExtended reports whether a name in limits is that of devices (pkg/apis/core/v1/helper
+// of Kubernetes 1.31 to 1.37, IsExtendedResourceName).
+func IsExtended(name corev1.ResourceName) bool {
+	return strings.Contains(string(name), "/") && !strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
+}
+
+// resources returns what device plugins offer on the nodes, and who has how many.
+func resources(nodes []corev1.Node, pods []corev1.Pod) (out []Resource) {
+	at := make(map[[2]string]int)
+	for i := range nodes {
+		for name, capacity := range nodes[i].Status.Capacity {
+			if IsExtended(name) {
+				allocatable := nodes[i].Status.Allocatable[name]
+				out = append(out, Resource{Node: nodes[i].Name, Name: string(name), Capacity: capacity.Value(), Allocatable: allocatable.Value()})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b Resource) int {
+		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Name, b.Name))
+	})
+	for i := range out {
+		at[[2]string{out[i].Node, out[i].Name}] = i
+	}
+	for i := range pods {
+		pod := &pods[i]
+		if Ended(pod) || pod.Spec.NodeName == "" {
+			continue
+		}
+		for name, quantity := range resource.PodRequests(pod, resource.PodResourcesOptions{}) {
+			index, offered := at[[2]string{pod.Spec.NodeName, string(name)}]
+			if !offered || quantity.IsZero() || byClaim(pod, string(name)) {
+				continue
+			}
+			holder := Holder{Namespace: pod.Namespace, Pod: pod.Name, Resource: string(name), Count: quantity.Value(), Since: pod.CreationTimestamp.Time}
+			if pod.Status.StartTime != nil {
+				holder.Since = pod.Status.StartTime.Time
+			}
+			out[index].Held += holder.Count
+			out[index].Holders = append(out[index].Holders, holder)
+		}
+	}
+	// The kubelet keeps the name of a plugin that has gone, with none of it.
+	return slices.DeleteFunc(out, func(r Resource) bool { return r.Capacity == 0 && r.Held == 0 })
+}
+
+// Ended reports whether a pod has ended, so that it has nothing any more.
+func Ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// byClaim reports whether the scheduler made a claim for a name in the limits of a pod.
+func byClaim(pod *corev1.Pod, name string) bool {
+	status := pod.Status.ExtendedResourceClaimStatus
+	return status != nil && slices.ContainsFunc(status.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool { return m.ResourceName == name })
+}
