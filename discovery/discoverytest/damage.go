@@ -48,8 +48,8 @@ func halfWritten(host *Tree, name string) *Tree {
 // checkDamage damages each file, link and node of the host in turn, in every
 // way, and expects that no scan panics and that no device suffers to which the
 // file does not belong. It leaves out files that the scan does not look at, since
-// damage to them cannot change what the scan finds. A [Brief] test damages each
-// file in one way: another than the file before.
+// damage to them cannot change what the scan finds. A [Brief] test damages every
+// fourth file, in one way: another than the one before.
 func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole *discovery.Snapshot) {
 	t.Helper()
 	tree := host.FS.(*Tree)
@@ -61,9 +61,12 @@ func checkDamage(t *testing.T, host *discovery.Host, f *discovery.Family, whole 
 	brief := Brief()
 	damaged := *host
 	for i, name := range looked {
+		if brief && i%4 != 0 {
+			continue
+		}
 		owners := owners(name, whole.Devices)
 		for j, how := range slices.Sorted(maps.Keys(damages)) {
-			if brief && (i+j)%len(damages) != 0 {
+			if brief && (i/4+j)%len(damages) != 0 {
 				continue
 			}
 			damaged.FS = damages[how](tree, name)
