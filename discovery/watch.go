@@ -30,9 +30,19 @@ type Watch struct {
 	// may never answer a read of a device that hangs.
 	Patience time.Duration
 
+	// Observe is told of each scan when it has ended. Optional.
+	Observe func(Scanned)
+
 	// Events reports kernel events, one value for each burst at least; see
 	// [Listen]. It may be nil.
 	Events <-chan struct{}
+}
+
+// Scanned is what became of a scan.
+type Scanned struct {
+	Took    time.Duration
+	Late    []string // names of the families that have not answered in time, in order
+	Hanging int      // reads of devices that have not ended
 }
 
 // Run scans now, whenever the kernel reports an event, and at the interval,
@@ -57,7 +67,12 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 	}
 	s := newScanner(w)
 	for ctx.Err() == nil {
-		if snapshot, answered := s.scan(ctx); answered && ctx.Err() == nil {
+		began := time.Now()
+		snapshot, answered := s.scan(ctx)
+		if w.Observe != nil && ctx.Err() == nil {
+			w.Observe(s.scanned(time.Since(began)))
+		}
+		if answered && ctx.Err() == nil {
 			publish(snapshot)
 		}
 		w.wait(ctx, s.again)
@@ -154,6 +169,17 @@ func (s *scanner) scan(ctx context.Context) (now *Snapshot, answered bool) {
 		s.last = now
 	}
 	return now, answered
+}
+
+// scanned says what became of the last scan.
+func (s *scanner) scanned(took time.Duration) Scanned {
+	last := Scanned{Took: took, Hanging: len(*s.hung.Load())}
+	for _, f := range s.families {
+		if s.late[f] != nil {
+			last.Late = append(last.Late, f.Name)
+		}
+	}
+	return last
 }
 
 // anyRead reports whether a family has answered, unless none was to be read.

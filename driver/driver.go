@@ -142,10 +142,11 @@ type Driver struct {
 	view         atomic.Pointer[view]
 	publishing   sync.Mutex // of views
 	registration atomic.Pointer[registered]
-	features     atomic.Pointer[features.Set] // what the API server is known to keep, nil before it has said so
-	doubted      atomic.Bool                  // it may be another server by now
-	wake         chan struct{}                // has one when the publisher is to look again
-	prepared     chan struct{}                // has one when a claim was prepared
+	features     atomic.Pointer[features.Set]       // what the API server is known to keep, nil before it has said so
+	doubted      atomic.Bool                        // it may be another server by now
+	published    atomic.Pointer[resourceslice.Pool] // last, nil before the first time
+	wake         chan struct{}                      // has one when the publisher is to look again
+	prepared     chan struct{}                      // has one when a claim was prepared
 
 	calls    calls
 	jobs     jobs

@@ -132,7 +132,7 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 // again or unprepares (pkg/kubelet/cm/dra/manager.go in 1.34 and 1.37).
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if err := d.join(ctx, claim.UID); err != nil {
-		return nil, err
+		return nil, because(RefusedConfiguring, err)
 	}
 	if err := d.ledger.Settle(string(claim.UID)); err != nil {
 		return nil, err
@@ -145,6 +145,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	if err == nil && len(plan.works) > 0 {
 		plan, err = d.configure(ctx, claim, plan)
+		err = because(RefusedConfiguring, err)
 	}
 	if err != nil || len(plan.wanted.Results) == 0 {
 		return nil, err
@@ -180,11 +181,11 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	}
 	wanted, devices, err := d.newClaim(claim, view)
 	if err != nil {
-		return nil, err
+		return nil, because(RefusedGone, err)
 	}
 	parameters, err := d.parameters(claim, wanted.Results)
 	if err != nil {
-		return nil, err
+		return nil, because(RefusedParameters, err)
 	}
 	p := &plan{wanted: wanted, devices: devices, view: view}
 	p.earlier, p.state = d.ledger.Claim(claim.UID)
@@ -192,22 +193,22 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	// longer there to be moved.
 	if !p.has() {
 		if err := d.accept(wanted.Results, devices, parameters); err != nil {
-			return nil, err
+			return nil, because(RefusedParameters, err)
 		}
 	}
 	if p.works, err = d.works(wanted.Results, devices, parameters); err != nil {
-		return nil, err
+		return nil, because(RefusedParameters, err)
 	}
 	d.setEdits(wanted.Results, devices, parameters, claimName(claim))
 	for i := range wanted.Results {
 		before, found := p.earlier.Find(&wanted.Results[i])
 		if !found {
 			if err := view.sameSince(claim, &wanted.Results[i]); err != nil {
-				return nil, err
+				return nil, because(RefusedChanged, err)
 			}
 		}
 		if err := verify(&wanted.Results[i], d.config.HostFS, before); err != nil {
-			return nil, err
+			return nil, because(RefusedChanged, err)
 		}
 		if p.has() {
 			wanted.Results[i].KeepNodes(before)
@@ -228,7 +229,7 @@ func (d *Driver) outlive(p *plan) error {
 	}
 	since, _ := d.anew.LoadOrStore(p.wanted.UID, time.Now())
 	if left := d.termination - time.Since(since.(time.Time)); left > 0 {
-		return fmt.Errorf("it was allocated anew while it was prepared; containers may go on for %s with what it had", left.Round(time.Second))
+		return because(RefusedWaiting, fmt.Errorf("it was allocated anew while it was prepared; containers may go on for %s with what it had", left.Round(time.Second)))
 	}
 	return nil
 }

@@ -130,6 +130,7 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 				return err
 			}
 			p.last, p.said, p.confirmed = p.wanted, time.Now(), false
+			d.published.Store(p.last)
 		case wait:
 			timer := time.NewTimer(time.Until(until))
 			select {
@@ -206,6 +207,19 @@ func (d *Driver) input(v *view, last resourceslice.Pool, now time.Time) (in pool
 		}
 	}
 	return in, changes
+}
+
+// Published returns how many ResourceSlices the library was last given to publish,
+// and how many devices are in them. It reports false before the first time.
+func (d *Driver) Published() (slices, devices int, known bool) {
+	last := d.published.Load()
+	if last == nil {
+		return 0, 0, false
+	}
+	for i := range last.Slices {
+		devices += len(last.Slices[i].Devices)
+	}
+	return len(last.Slices), devices, true
 }
 
 // kept returns what the API server is known to keep.

@@ -71,6 +71,9 @@ type Config struct {
 	// that none has.
 	Ended func(ctx context.Context, namespace, pod string) (bool, error)
 
+	// Observe is told how long the kubelet's calls take. Optional.
+	Observe Observer
+
 	Grace       time.Duration // how long the kubelet may still hand out what it was told is unhealthy; 10 s if 0
 	Poll        time.Duration // how often PodResources is asked; 5 s if 0
 	Unconfirmed time.Duration // see Pending; 5 min if 0
@@ -115,6 +118,9 @@ type Plugin struct {
 
 // New returns a Plugin, which does nothing until it runs.
 func New(config Config) *Plugin {
+	if config.Observe == nil {
+		config.Observe = func(Operation, time.Duration, error) {}
+	}
 	if config.Grace == 0 {
 		config.Grace = 10 * time.Second
 	}
@@ -272,7 +278,7 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	o.report(ctx, problems)
 	for resource, l := range lists.Resources() {
 		if servers[resource] == nil {
-			servers[resource] = newServer(resource, p.config.Grace, p.allocate)
+			servers[resource] = newServer(resource, p.config.Grace, p.allocate, p.config.Observe)
 		}
 		servers[resource].publish(l)
 		if servers[resource].done(in.Now) {
@@ -369,7 +375,7 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 	for _, ids := range requests {
 		units, err := l.LookUp(ids)
 		if err != nil {
-			return nil, err
+			return nil, unavailableError{err}
 		}
 		amount, err := l.Amount(ids, units)
 		if err != nil {

@@ -15,6 +15,30 @@ import (
 	"chandler.dev/legacy/list"
 )
 
+// Observer is told how long one of the kubelet's calls took, or the sending of a list to
+// it, and what became of it. It may be called from several goroutines at once.
+type Observer func(operation Operation, took time.Duration, err error)
+
+// Operation is what an [Observer] is told of.
+type Operation string
+
+// The operations.
+const (
+	OperationAllocate Operation = "allocate"  // a call of Allocate
+	OperationPrefer   Operation = "prefer"    // a call of GetPreferredAllocation
+	OperationList     Operation = "list-sent" // a list sent to a call of ListAndWatch
+)
+
+// ErrUnavailable is in the error of a call that asks for an ID which the resource does not
+// have, or which is not to be given out.
+var ErrUnavailable = errors.New("unavailable")
+
+// unavailableError is an error that is [ErrUnavailable] and has its own text.
+type unavailableError struct{ error }
+
+// Is implements the interface of package errors.
+func (unavailableError) Is(target error) bool { return target == ErrUnavailable }
+
 // server is the plugin of one resource. All streams read one list, which is
 // replaced and never modified.
 type server struct {
@@ -23,6 +47,7 @@ type server struct {
 	resource string
 	grace    time.Duration
 	allocate allocator
+	observe  Observer
 
 	mu       sync.Mutex
 	list     *list.List
@@ -40,11 +65,12 @@ type stream struct{ grpc.ServerStream }
 // allocator answers the requests of containers for IDs of a list.
 type allocator func(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error)
 
-func newServer(resource string, grace time.Duration, allocate allocator) *server {
+func newServer(resource string, grace time.Duration, allocate allocator, observe Observer) *server {
 	return &server{
 		resource: resource,
 		grace:    grace,
 		allocate: allocate,
+		observe:  observe,
 		changed:  make(chan struct{}),
 		streams:  make(map[*stream]int),
 		quiet:    time.Now(),
@@ -146,7 +172,10 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[
 	for sent := -1; ; {
 		l, changed := s.current()
 		if l.Version() != sent {
-			if err := to.Send(&pluginapi.ListAndWatchResponse{Devices: l.Devices()}); err != nil {
+			began := time.Now()
+			err := to.Send(&pluginapi.ListAndWatchResponse{Devices: l.Devices()})
+			s.observe(OperationList, time.Since(began), err)
+			if err != nil {
 				return err
 			}
 			sent = l.Version()
@@ -179,6 +208,7 @@ func (s *server) exit(own *stream) {
 // Allocate answers for each container what it needs for its IDs.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	defer s.begin()()
+	began := time.Now()
 	requests := make([][]string, len(r.ContainerRequests))
 	for i, container := range r.ContainerRequests {
 		requests[i] = container.DevicesIds
@@ -186,6 +216,7 @@ func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 	// The list is read after the call is counted: no ID leaves it from then on.
 	l, _ := s.current()
 	responses, err := s.allocate(ctx, l, s.resource, requests)
+	s.observe(OperationAllocate, time.Since(began), err)
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, fmt.Errorf("allocate %w", err).Error())
 	}
@@ -194,6 +225,7 @@ func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 
 // GetPreferredAllocation answers for each container which IDs are best for it.
 func (s *server) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	began := time.Now()
 	l, _ := s.current()
 	response := &pluginapi.PreferredAllocationResponse{}
 	var errs []error
@@ -202,7 +234,9 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *pluginapi.Preferre
 		errs = append(errs, err)
 		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
-	if err := errors.Join(errs...); err != nil {
+	err := errors.Join(errs...)
+	s.observe(OperationPrefer, time.Since(began), err)
+	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, fmt.Errorf("%s: %w", s.resource, err).Error())
 	}
 	return response, nil

@@ -19,7 +19,7 @@ func TestBelief(t *testing.T) {
 		t.Fatalf("marked in version %d", marked.Resources()[listtest.Resource].Marked())
 	}
 
-	s := newServer(listtest.Resource, grace, nil)
+	s := newServer(listtest.Resource, grace, nil, unobserved)
 	quick, slow := &stream{}, &stream{}
 	told := func(name string, want bool) list.Belief {
 		t.Helper()
@@ -89,7 +89,7 @@ func TestDone(t *testing.T) {
 		"no stream yet":               {empty, nil, 1, false},
 		"no stream, and none is come": {empty, nil, 60, true},
 	} {
-		s := newServer(listtest.Resource, 10*time.Second, nil)
+		s := newServer(listtest.Resource, 10*time.Second, nil, unobserved)
 		s.list, s.streams = test.list, test.sent
 		s.made = now.Add(-time.Duration(test.made) * time.Second)
 		if got := s.done(now); got != test.want {
@@ -97,3 +97,5 @@ func TestDone(t *testing.T) {
 		}
 	}
 }
+
+func unobserved(Operation, time.Duration, error) {}

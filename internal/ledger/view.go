@@ -78,6 +78,17 @@ func claimsOf(accounts []*account) (claims []*Claim) {
 	return claims
 }
 
+// Sealed returns the entries of this boot whose records were set aside, since they are
+// not understood.
+func (v *View) Sealed() (sealed []*Sealed) {
+	for _, a := range v.accounts {
+		if s, ok := a.entry.(*Sealed); ok && a.state != Past {
+			sealed = append(sealed, s)
+		}
+	}
+	return sealed
+}
+
 // Grants returns what containers have by classic IDs, whatever plugin gave them.
 // Those that have left the kubelet's books are not among them.
 func (v *View) Grants() (grants []*Grant) {

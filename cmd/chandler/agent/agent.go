@@ -217,7 +217,7 @@ func newAgent(config Config) *agent {
 	a := &agent{
 		Config:    config,
 		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths, Pools: config.Settings.Pools},
-		metrics:   newAgentMetrics(),
+		metrics:   newAgentMetrics(config.Version),
 		rules:     make(chan *rules.Rules, 1),
 		accepted:  make(chan struct{}, 1),
 		wrong:     make(chan error, 1),
@@ -244,6 +244,7 @@ func newAgent(config Config) *agent {
 		Grant:     discovery.Granters(config.Families),
 		Pending:   a.cluster.Pending,
 		Ended:     a.cluster.Ended,
+		Observe:   a.metrics.observeClassic,
 	})
 	a.driver = driver.New(driver.Config{
 		NodeName:       config.NodeName,
@@ -367,7 +368,7 @@ func (a *agent) watch(ctx context.Context) {
 	for _, informant := range a.Informants {
 		waitFor(ctx, informant.Ready(), firstWord)
 	}
-	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events}
+	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.observeScan}
 	var last *discovery.Snapshot
 	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, func() { notify(a.events) })
 	defer settling.stop()

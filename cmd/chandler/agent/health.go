@@ -20,7 +20,7 @@ const probeTimeout = 3 * time.Second
 // handler answers /healthz, /readyz and /metrics.
 func (a *agent) handler() http.Handler {
 	mux := healthMux(a.checkLive, a.checkReady)
-	mux.Handle("GET /metrics", a.metrics.handler(agentState{a.driver.Features, a.driver.Prepared, a.placed.Load}, a.Wrong))
+	mux.Handle("GET /metrics", a.metrics.handler(a.state(), a.Wrong))
 	return mux
 }
 

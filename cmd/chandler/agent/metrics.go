@@ -1,34 +1,72 @@
 package agent
 
 import (
+	"errors"
 	"net/http"
+	"runtime"
+	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/component-base/metrics"
 
 	"chandler.dev/discovery"
-	"chandler.dev/driver/features"
+	"chandler.dev/driver"
+	"chandler.dev/legacy"
 )
 
-// agentMetrics are the metrics of the agent that change with events.
+// agentMetrics are the metrics of the agent that change with events. All other metrics
+// are computed when they are asked for; see [stateCollector].
 type agentMetrics struct {
-	calls *metrics.HistogramVec
+	version string
+
+	calls   *metrics.HistogramVec // of DRA
+	classic *metrics.HistogramVec // of the device-plugin API
+	refused *metrics.CounterVec
+	scans   *metrics.Histogram
+	scanned atomic.Pointer[discovery.Scanned] // the last scan, nil before the first has ended
 
 	// Whether the configuration that was read last is in force, and since when.
 	// Prometheus and its Alertmanager name theirs likewise.
+	reloads      *metrics.CounterVec
 	configured   *metrics.Gauge
 	configuredAt *metrics.Gauge
 }
 
-func newAgentMetrics() *agentMetrics {
-	m := &agentMetrics{calls: metrics.NewHistogramVec(&metrics.HistogramOpts{
+func newAgentMetrics(version string) *agentMetrics {
+	m := &agentMetrics{version: version}
+	m.calls = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "chandler_dra_duration_seconds",
 		Help: "How long the kubelet's calls took, by operation (prepare, unprepare), result (success, error) and stage: " +
 			"call is all of a call, read the library's getting of its claims from the API server, claim the driver's part for each claim.",
 		// The kubelet's own buckets begin at 0.1 s, when most calls have ended.
 		Buckets:        metrics.ExponentialBuckets(0.0005, 2, 17),
 		StabilityLevel: metrics.ALPHA,
-	}, []string{"operation", "stage", "result"})}
+	}, []string{"operation", "stage", "result"})
+	m.classic = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Name: "chandler_device_plugin_duration_seconds",
+		Help: "How long the kubelet's calls through the device-plugin API took, by result (success, error) and operation: " +
+			"allocate, prefer (GetPreferredAllocation), and list-sent, a list that was sent to ListAndWatch.",
+		Buckets:        metrics.ExponentialBuckets(0.0005, 2, 15),
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"operation", "result"})
+	m.refused = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "chandler_refused_total",
+		Help: "Claims that were not prepared (api DRA) and allocations that were refused (api DevicePlugin), by reason: " +
+			"held, gone, changed, parameters, configuring, waiting, disk, other. The kubelet asks again for a claim, and each time counts.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"api", "reason"})
+	m.scans = metrics.NewHistogram(&metrics.HistogramOpts{
+		Name:           "chandler_scan_duration_seconds",
+		Help:           "How long scans of the host took.",
+		Buckets:        metrics.ExponentialBuckets(0.001, 2, 15),
+		StabilityLevel: metrics.ALPHA,
+	})
+	m.reloads = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name:           "chandler_config_reloads_total",
+		Help:           "Configurations that were read, the one at the start included, by result (success, error).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"result"})
 	m.configured = metrics.NewGauge(&metrics.GaugeOpts{
 		Name:           "chandler_config_last_reload_successful",
 		Help:           "Whether the configuration that was read last is in force: 1, or 0 if it is wrong and the one before is.",
@@ -44,6 +82,7 @@ func newAgentMetrics() *agentMetrics {
 
 // reloaded notes what became of a configuration that was read.
 func (m *agentMetrics) reloaded(err error) {
+	m.reloads.WithLabelValues(resultOf(err)).Inc()
 	if err != nil {
 		m.configured.Set(0)
 		return
@@ -52,92 +91,64 @@ func (m *agentMetrics) reloaded(err error) {
 	m.configuredAt.SetToCurrentTime()
 }
 
+func resultOf(err error) string {
+	if err != nil {
+		return "error"
+	}
+	return "success"
+}
+
 // observe is a [driver.Observer].
 func (m *agentMetrics) observe(operation, stage string, took time.Duration, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
+	m.calls.WithLabelValues(operation, stage, resultOf(err)).Observe(took.Seconds())
+	if err != nil && operation == "prepare" && stage == "claim" {
+		m.refused.WithLabelValues(string(discovery.ModeDRA), string(driver.RefusalOf(err))).Inc()
 	}
-	m.calls.WithLabelValues(operation, stage, result).Observe(took.Seconds())
+}
+
+// observeClassic is a [legacy.Observer].
+func (m *agentMetrics) observeClassic(operation legacy.Operation, took time.Duration, err error) {
+	m.classic.WithLabelValues(string(operation), resultOf(err)).Observe(took.Seconds())
+	if err == nil || operation != legacy.OperationAllocate {
+		return
+	}
+	reason := driver.RefusalOf(err)
+	if errors.Is(err, legacy.ErrUnavailable) {
+		reason = driver.RefusedGone
+	}
+	m.refused.WithLabelValues(string(discovery.ModeDevicePlugin), string(reason)).Inc()
+}
+
+// observeScan is told of the scans of a [discovery.Watch].
+func (m *agentMetrics) observeScan(s discovery.Scanned) {
+	m.scans.Observe(s.Took.Seconds())
+	m.scanned.Store(&s)
 }
 
 // handler answers with the metrics of an agent that starts with a configuration, or
 // because of wrong without. Metrics of facts that are not known yet are left out.
 func (m *agentMetrics) handler(state agentState, wrong error) http.Handler {
 	registry := metrics.NewKubeRegistry()
-	registry.MustRegister(m.calls, m.configured, m.configuredAt)
+	registry.MustRegister(m.calls, m.classic, m.refused, m.scans, m.reloads, m.configured, m.configuredAt)
+	m.begin()
 	m.reloaded(wrong) // a metric takes values once it is registered
-	registry.CustomMustRegister(&stateCollector{agentState: state})
+	registry.CustomMustRegister(&stateCollector{agentState: state, metrics: m})
+	registry.RawMustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return metrics.HandlerFor(registry, metrics.HandlerOpts{})
 }
 
-// agentState is the state that is read whenever metrics are asked for.
-type agentState struct {
-	features func() []features.Feature
-	prepared func() int
-	placed   func() *placed // nil before it is known
-}
-
-// stateCollector makes metrics of the state.
-type stateCollector struct {
-	metrics.BaseStableCollector
-	agentState
-}
-
-var (
-	featureMetric = metrics.NewDesc("chandler_dra_server_feature_enabled",
-		"Whether the API server keeps the fields of ResourceSlices that belong to a feature: 1, or 0 where it drops or refuses them and something else is published instead.",
-		[]string{"feature"}, nil, metrics.ALPHA, "")
-	preparedMetric = metrics.NewDesc("chandler_dra_prepared_claims", "Claims that are prepared on this node.", nil, nil, metrics.ALPHA, "")
-	devicesMetric  = metrics.NewDesc("chandler_devices",
-		"Devices of the host by family, by the API that offers them, and by what is wrong with them: healthy, or a condition such as unknown.",
-		[]string{"family", "api", "health"}, nil, metrics.ALPHA, "")
-)
-
-// DescribeWithStability implements [metrics.StableCollector].
-func (s *stateCollector) DescribeWithStability(descriptions chan<- *metrics.Desc) {
-	descriptions <- featureMetric
-	descriptions <- preparedMetric
-	descriptions <- devicesMetric
-}
-
-// CollectWithStability implements [metrics.StableCollector].
-func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
-	gauge := func(of *metrics.Desc, value float64, labels ...string) {
-		all <- metrics.NewLazyConstMetric(of, metrics.GaugeValue, value, labels...)
-	}
-	for _, feature := range s.features() {
-		kept := 0.0
-		if feature.Kept {
-			kept = 1
+// begin makes the counters that alerts go by 0, since a counter that begins with 1 has
+// not grown by Prometheus' word.
+func (m *agentMetrics) begin() {
+	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
+		for _, reason := range driver.Refusals() {
+			m.refused.WithLabelValues(string(api), string(reason)).Add(0)
 		}
-		gauge(featureMetric, kept, feature.Name)
 	}
-	gauge(preparedMetric, float64(s.prepared()))
-	for labels, n := range countDevices(s.placed()) {
-		gauge(devicesMetric, float64(n), labels.family, labels.api, labels.health)
+	for _, err := range []error{nil, errors.ErrUnsupported} {
+		m.reloads.WithLabelValues(resultOf(err)).Add(0)
 	}
 }
 
-type deviceLabels struct{ family, api, health string }
-
-// countDevices counts the devices that an API has.
-func countDevices(p *placed) map[deviceLabels]int {
-	counts := make(map[deviceLabels]int)
-	if p == nil {
-		return counts
-	}
-	for i := range p.snapshot.Devices {
-		d := &p.snapshot.Devices[i]
-		api := p.placement.API[d.Silicon()]
-		if api == discovery.ModeAuto {
-			continue
-		}
-		labels := deviceLabels{d.Family, string(api), "healthy"}
-		if key := d.Health.Key(); key != "" {
-			labels.health = string(key)
-		}
-		counts[labels]++
-	}
-	return counts
-}
+// goVersion is the version of Go that the agent was built with.
+func goVersion() string { return runtime.Version() }

@@ -10,7 +10,6 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/driver/features"
 )
 
 // A configuration that is wrong is logged and told in a metric, and the one before
@@ -19,13 +18,9 @@ func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
 	first := &rules.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics(), rules: make(chan *rules.Rules, 1), events: make(chan struct{}, 1), wrong: make(chan error, 1)}
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics("v1"), rules: make(chan *rules.Rules, 1), events: make(chan struct{}, 1), wrong: make(chan error, 1)}
 	a.settings.Store(&a.Settings)
-	scrape := serveMetrics(t, a.metrics, agentState{
-		features: func() []features.Feature { return nil },
-		prepared: func() int { return 0 },
-		placed:   func() *placed { return nil },
-	})
+	scrape := serveMetrics(t, a.metrics, emptyState())
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1")
 
 	a.change(ctx, Change{Err: errors.New("exclude[0].cel: no such field")})

@@ -48,6 +48,7 @@ func (n *Node) Listing(ctx context.Context) (*kubeletapi.Listing, error) {
 		n.listed = named
 		n.mu.Unlock()
 	}
+	n.said.Store(said)
 	return said, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,6 +38,8 @@ type Node struct {
 	Written func() ([]kubeletapi.Holding, error)
 	absent  sync.Once // it was said that there is no PodResources API
 
+	said atomic.Pointer[kubeletapi.Listing] // the kubelet's last answer, nil if there was none
+
 	mu     sync.Mutex
 	listed map[string]bool               // the pods that the last whole answer of the kubelet named, nil if there was none
 	known  map[types.NamespacedName]term // pods that have grants
@@ -47,6 +50,10 @@ type Node struct {
 func NewNode(name string, client kubernetes.Interface, own string, kubelet func(ctx context.Context) (*kubeletapi.Listing, error)) *Node {
 	return &Node{name: name, client: client, claims: draclient.New(client), own: own, kubelet: kubelet, known: make(map[types.NamespacedName]term)}
 }
+
+// Said returns what the kubelet last answered to [Node.Listing], nil if it has not. It
+// may not be modified.
+func (n *Node) Said() *kubeletapi.Listing { return n.said.Load() }
 
 // pods asks the API server for all pods of the node, ended ones included.
 func (n *Node) pods(ctx context.Context) ([]corev1.Pod, error) {

@@ -1,0 +1,260 @@
+package agent
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver"
+	"chandler.dev/driver/features"
+	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
+)
+
+// agentState is the state that is read whenever metrics are asked for.
+type agentState struct {
+	node       string
+	features   func() []features.Feature
+	prepared   func() int
+	placed     func() *placed // nil before it is known
+	view       func(ledger.Stock) *ledger.View
+	said       func() *kubeletapi.Listing // nil before the kubelet has answered
+	published  func() (slices, devices int, known bool)
+	registered func() (is, known bool) // by the kubelet's word, as the DRA driver
+}
+
+// state returns the agent's.
+func (a *agent) state() agentState {
+	return agentState{
+		node:      a.NodeName,
+		features:  a.driver.Features,
+		prepared:  a.driver.Prepared,
+		placed:    a.placed.Load,
+		view:      a.ledger.View,
+		said:      a.cluster.Said,
+		published: a.driver.Published,
+		registered: func() (is, known bool) {
+			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()
+		},
+	}
+}
+
+// stateCollector makes metrics of the state.
+type stateCollector struct {
+	metrics.BaseStableCollector
+	agentState
+
+	metrics *agentMetrics
+}
+
+// The labels by which other exporters' metrics are joined: NVIDIA's DCGM exporter has the
+// labels UUID and pci_bus_id, and AMD's gpu_uuid and serial_number.
+var deviceKeys = []string{"node", "device", "uuid", "pci_address", "pci_bus_id"}
+
+var (
+	buildMetric = metrics.NewDesc("chandler_build_info",
+		"1, with the version of the agent and of Go.", []string{"version", "go_version"}, nil, metrics.ALPHA, "")
+	featureMetric = metrics.NewDesc("chandler_dra_server_feature_enabled",
+		"Whether the API server keeps the fields of ResourceSlices that belong to a feature: 1, or 0 where it drops or refuses them and something else is published instead.",
+		[]string{"feature"}, nil, metrics.ALPHA, "")
+	preparedMetric   = metrics.NewDesc("chandler_dra_prepared_claims", "Claims that are prepared on this node.", nil, nil, metrics.ALPHA, "")
+	registeredMetric = metrics.NewDesc("chandler_dra_registered",
+		"Whether the kubelet has accepted the registration of the DRA driver: 1 or 0. Absent where the API server does not serve DRA.", nil, nil, metrics.ALPHA, "")
+	slicesMetric = metrics.NewDesc("chandler_dra_published_slices",
+		"ResourceSlices that are to be on the API server for this node.", nil, nil, metrics.ALPHA, "")
+	publishedMetric = metrics.NewDesc("chandler_dra_published_devices",
+		"Devices in these ResourceSlices. A device that is cut into numbered shares is there once for each.", nil, nil, metrics.ALPHA, "")
+	asideMetric = metrics.NewDesc("chandler_dra_records_set_aside",
+		"Records of claims that were set aside, since they are damaged or a newer agent's. Their devices stay with the claims.", nil, nil, metrics.ALPHA, "")
+	devicesMetric = metrics.NewDesc("chandler_devices",
+		"Devices of the host by family, by the API that offers them, and by what is wrong with them: healthy, or a condition such as unknown.",
+		[]string{"family", "api", "health"}, nil, metrics.ALPHA, "")
+	waitingMetric = metrics.NewDesc("chandler_devices_waiting",
+		"Devices that are kept from new owners until they can move to the other API, or change in how they are shared.",
+		[]string{"family"}, nil, metrics.ALPHA, "")
+	infoMetric = metrics.NewDesc("chandler_device_info",
+		"1 for each device of the host. pci_address is as in sysfs, pci_bus_id the same as NVIDIA's tools write it, parent the device that it is a part of.",
+		slices.Concat(deviceKeys, []string{"kind", "model", "family", "vendor", "serial", "driver", "driver_version", "profile", "parent"}), nil, metrics.ALPHA, "")
+	conditionMetric = metrics.NewDesc("chandler_device_condition",
+		"1 for each device that is not well, with its condition and what that means for pods: NoSchedule, NoExecute or None.",
+		slices.Concat(deviceKeys, []string{"condition", "effect"}), nil, metrics.ALPHA, "")
+	memoryMetric = metrics.NewDesc("chandler_device_memory_bytes",
+		"Memory of each device that has its own.", []string{"node", "device"}, nil, metrics.ALPHA, "")
+	sharesMetric = metrics.NewDesc("chandler_device_shares",
+		"Into how many shares each device is cut, where the configuration shares it by number.", []string{"node", "device"}, nil, metrics.ALPHA, "")
+	allocatedMetric = metrics.NewDesc("chandler_device_allocated",
+		"1 for each container that has a device, by a claim (api DRA) or by a classic resource (api DevicePlugin). "+
+			"pod and container are empty while the kubelet has not named them. Claims with admin access are left out.",
+		slices.Concat(deviceKeys, []string{"namespace", "pod", "container", "claim", "request", "resource", "api"}), nil, metrics.ALPHA, "")
+	problemsMetric = metrics.NewDesc("chandler_scan_problems",
+		"What the last scan could not read or understand, by family, \"\" where that is not known.", []string{"family"}, nil, metrics.ALPHA, "")
+	lateMetric = metrics.NewDesc("chandler_scan_late",
+		"1 for each family that has not answered the last scan in time. Its devices count as unreadable.", []string{"family"}, nil, metrics.ALPHA, "")
+	hangingMetric = metrics.NewDesc("chandler_scan_hanging_reads",
+		"Reads of the host that a driver has not answered. Their devices count as unreadable.", nil, nil, metrics.ALPHA, "")
+)
+
+// stateMetrics are all that a [stateCollector] makes.
+var stateMetrics = []*metrics.Desc{
+	buildMetric, featureMetric, preparedMetric, registeredMetric, slicesMetric, publishedMetric, asideMetric,
+	devicesMetric, waitingMetric, infoMetric, conditionMetric, memoryMetric, sharesMetric, allocatedMetric,
+	problemsMetric, lateMetric, hangingMetric,
+}
+
+// DescribeWithStability implements [metrics.StableCollector].
+func (s *stateCollector) DescribeWithStability(descriptions chan<- *metrics.Desc) {
+	for _, d := range stateMetrics {
+		descriptions <- d
+	}
+}
+
+// CollectWithStability implements [metrics.StableCollector].
+func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
+	gauge := func(of *metrics.Desc, value float64, labels ...string) {
+		all <- metrics.NewLazyConstMetric(of, metrics.GaugeValue, value, labels...)
+	}
+	gauge(buildMetric, 1, s.metrics.version, goVersion())
+	for _, feature := range s.features() {
+		gauge(featureMetric, number(feature.Kept), feature.Name)
+	}
+	gauge(preparedMetric, float64(s.prepared()))
+	if is, known := s.registered(); known {
+		gauge(registeredMetric, number(is))
+	}
+	if slices, devices, known := s.published(); known {
+		gauge(slicesMetric, float64(slices))
+		gauge(publishedMetric, float64(devices))
+	}
+	if last := s.metrics.scanned.Load(); last != nil {
+		gauge(hangingMetric, float64(last.Hanging))
+		for _, family := range last.Late {
+			gauge(lateMetric, 1, family)
+		}
+	}
+	view := s.view(nil)
+	gauge(asideMetric, float64(len(view.Sealed())))
+	p := s.placed()
+	if p == nil {
+		return
+	}
+	for labels, n := range countDevices(p) {
+		gauge(devicesMetric, float64(n), labels.family, labels.api, labels.health)
+	}
+	for family, n := range countProblems(p.snapshot) {
+		gauge(problemsMetric, float64(n), family)
+	}
+	waiting := make(map[string]int)
+	for i := range p.snapshot.Devices {
+		d := &p.snapshot.Devices[i]
+		s.collectDevice(gauge, d)
+		if p.placement.Moving[d.Silicon()] != "" {
+			waiting[d.Family]++
+		} else {
+			waiting[d.Family] += 0
+		}
+	}
+	for family, n := range waiting {
+		gauge(waitingMetric, float64(n), family)
+	}
+	gone := make(map[string]bool)
+	for _, h := range holdersOf(view, s.said()) {
+		d, there := p.snapshot.Lookup(h.Device)
+		if !there {
+			d.Name = h.Device
+		}
+		if health, known := p.snapshot.Gone[h.Device]; known && !there && !gone[h.Device] {
+			gone[h.Device] = true
+			gauge(conditionMetric, 1, append(s.keys(&d), string(discovery.ConditionGone), cmp.Or(string(health.Effect), "None"))...)
+		}
+		gauge(allocatedMetric, 1, append(s.keys(&d), h.Namespace, h.Pod, h.Container, h.Claim, h.Request, h.Resource, string(h.API))...)
+	}
+}
+
+// collectDevice makes the metrics of one device.
+func (s *stateCollector) collectDevice(gauge func(of *metrics.Desc, value float64, labels ...string), d *rules.Offered) {
+	text := d.Attributes.String
+	version := ""
+	if v := d.Attributes["driverVersion"].VersionValue; v != nil {
+		version = *v
+	}
+	gauge(infoMetric, 1, append(s.keys(d), text("kind"), text("model"), d.Family, text("vendor"), text("serial"),
+		text("driver"), version, text("profile"), text("parent"))...)
+	if key := d.Health.Key(); key != "" {
+		gauge(conditionMetric, 1, append(s.keys(d), string(key), cmp.Or(string(d.Health.Effect), "None"))...)
+	}
+	if memory, has := d.Capacity["memory"]; has {
+		gauge(memoryMetric, memory.Value.AsApproximateFloat64(), s.node, d.Name)
+	}
+	if shares := d.Shares(); shares > 0 {
+		gauge(sharesMetric, float64(shares), s.node, d.Name)
+	}
+}
+
+// keys returns the values of [deviceKeys].
+func (s *stateCollector) keys(d *rules.Offered) []string {
+	address := d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
+	keys := make([]string, 0, len(deviceKeys)+9)
+	return append(keys, s.node, d.Name, d.Attributes.String("uuid"), address, nvidiaBusID(address))
+}
+
+// nvidiaBusID writes a PCI address as NVIDIA's tools do: in capitals, and with eight
+// digits of the domain.
+func nvidiaBusID(address string) string {
+	domain, rest, found := strings.Cut(address, ":")
+	if !found || len(domain) > 8 {
+		return ""
+	}
+	return strings.ToUpper(strings.Repeat("0", 8-len(domain)) + domain + ":" + rest)
+}
+
+func number(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+type deviceLabels struct{ family, api, health string }
+
+// countDevices counts the devices that an API has.
+func countDevices(p *placed) map[deviceLabels]int {
+	counts := make(map[deviceLabels]int)
+	for i := range p.snapshot.Devices {
+		d := &p.snapshot.Devices[i]
+		api := p.placement.API[d.Silicon()]
+		if api == discovery.ModeAuto {
+			continue
+		}
+		labels := deviceLabels{d.Family, string(api), "healthy"}
+		if key := d.Health.Key(); key != "" {
+			labels.health = string(key)
+		}
+		counts[labels]++
+	}
+	return counts
+}
+
+// countProblems counts problems by family. A problem names a device, or its family.
+func countProblems(s *rules.Snapshot) map[string]int {
+	families := make(map[string]bool)
+	counts := make(map[string]int)
+	for i := range s.Devices {
+		families[s.Devices[i].Family] = true
+		counts[s.Devices[i].Family] = 0
+	}
+	for _, problem := range s.Problems {
+		family := ""
+		if d, found := s.Lookup(problem.Device); found {
+			family = d.Family
+		} else if families[problem.Device] {
+			family = problem.Device
+		}
+		counts[family]++
+	}
+	return counts
+}
