@@ -11,7 +11,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic docs lint fmt generate manifests verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
+.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -80,9 +80,6 @@ fmt: ## gofmt and goimports
 
 generate: ## rewrite the golden files of recorded hosts
 	$(GO) test ./discovery/families/... -update
-
-docs: ## write the parts of the pages in docs that come from the code
-	$(GO) test ./internal/docs ./discovery/families ./cmd/chandler -run TestDocs -update
 
 verify: generate ## fail if a golden file is not what the code makes of its host
 	git diff --exit-code -- discovery/families

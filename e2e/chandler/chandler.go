@@ -130,7 +130,7 @@ func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
 // waits until the agent runs. Objects for resource.k8s.io are left out where
 // the API server does not serve it.
 func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
-	manifests := []string{p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest(config)}
+	manifests := []string{p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest("network-policy.yaml"), p.Manifest(config)}
 	_, err := k.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
 	switch {
 	case err == nil:

@@ -36,6 +36,7 @@ const (
 // manifests are the files of deployments/ that the chart renders, each from the template of its name.
 var manifests = []string{
 	"namespace.yaml", "rbac.yaml", "config.yaml", "daemonset.yaml", "deviceclasses.yaml", "admission.yaml", "admission-slices.yaml",
+	"admission-claims.yaml", "admission-events.yaml", "network-policy.yaml",
 }
 
 // helm returns the path of Helm.

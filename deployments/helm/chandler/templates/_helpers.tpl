@@ -18,11 +18,16 @@ release, whatever its name.
 {{- if .Capabilities.APIVersions.Has "resource.k8s.io/v1" -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether policies are of use: they are about resource.k8s.io in any version, and themselves in v1 since 1.30. */}}
+{{/* Whether the API server has policies, which it has in v1 since 1.30. */}}
+{{- define "chandler.admission" -}}
+{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether policies about resource.k8s.io are of use, in any version. */}}
 {{- define "chandler.policies" -}}
 {{- $apis := .Capabilities.APIVersions -}}
 {{- $dra := or (include "chandler.dra" .) ($apis.Has "resource.k8s.io/v1beta2") ($apis.Has "resource.k8s.io/v1beta1") -}}
-{{- if and $dra (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) -}}true{{- end -}}
+{{- if and $dra (include "chandler.admission" .) -}}true{{- end -}}
 {{- end -}}
 
 {{/* The agents' configuration: that of the values, with the roots that other values stand for. */}}

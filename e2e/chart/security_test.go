@@ -1,0 +1,97 @@
+package chart
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+)
+
+// networkPolicy returns the NetworkPolicy that the chart renders.
+func networkPolicy(t *testing.T, values string) networkingv1.NetworkPolicySpec {
+	t.Helper()
+	var policy networkingv1.NetworkPolicy
+	decode(t, mustRender(t, values, "--show-only=templates/network-policy.yaml"), &policy)
+	return policy.Spec
+}
+
+// Nobody connects to the agent's pods but to the ports of health and metrics. Values narrow that, and where the agent
+// connects to.
+func TestNetworkPolicy(t *testing.T) {
+	plain := networkPolicy(t, "")
+	agent := daemonSet(t, "").Spec.Template
+	for name, value := range plain.PodSelector.MatchLabels {
+		if agent.Labels[name] != value {
+			t.Errorf("it is for pods with %s=%s, and the agent's have %v", name, value, agent.Labels)
+		}
+	}
+	if !cmp.Equal(plain.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) || len(plain.Ingress) == 0 || plain.Egress != nil {
+		t.Errorf("by default: %+v", plain)
+	}
+	ports := make(map[string]bool)
+	for _, rule := range plain.Ingress {
+		for _, port := range rule.Ports {
+			ports[port.Port.StrVal] = true
+		}
+	}
+	for _, port := range agent.Spec.Containers[0].Ports {
+		if !ports[port.Name] {
+			t.Errorf("port %s cannot be reached", port.Name)
+		}
+	}
+	if len(ports) != len(agent.Spec.Containers[0].Ports) {
+		t.Errorf("ports %v can be reached, and the agent's are %v", ports, agent.Spec.Containers[0].Ports)
+	}
+
+	narrow := networkPolicy(t, `
+networkPolicy:
+  metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]
+  apiServer: [{to: [{ipBlock: {cidr: 10.0.0.1/32}}], ports: [{protocol: TCP, port: 6443}]}]
+`)
+	from := narrow.Ingress[0].From
+	if len(from) != 1 || from[0].NamespaceSelector.MatchLabels["kubernetes.io/metadata.name"] != "monitoring" {
+		t.Errorf("from %+v", from)
+	}
+	want := []networkingv1.NetworkPolicyEgressRule{{
+		To:    []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.1/32"}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(intstr.FromInt32(6443))}},
+	}}
+	if diff := cmp.Diff(want, narrow.Egress); diff != "" || len(narrow.PolicyTypes) != 2 {
+		t.Errorf("policy types %v, egress (-want +got):\n%s", narrow.PolicyTypes, diff)
+	}
+	if out, err := render(t, "networkPolicy: {enabled: false}", "--show-only=templates/network-policy.yaml"); err == nil {
+		t.Errorf("there is one all the same:\n%s", out)
+	}
+}
+
+// The agent has no more of the host and of the cluster than it needs.
+func TestPodIsConfined(t *testing.T) {
+	if set := daemonSet(t, "seLinux: {type: \"\"}"); set.Spec.Template.Spec.Containers[0].SecurityContext.SELinuxOptions != nil {
+		t.Error("without a type there are SELinux options")
+	}
+	if set := daemonSet(t, "nvml: {enabled: true}"); set.Spec.Template.Spec.Containers[0].SecurityContext.SELinuxOptions != nil {
+		t.Error("a privileged agent has SELinux options")
+	}
+	pod := daemonSet(t, "").Spec.Template.Spec
+	security := pod.Containers[0].SecurityContext
+	if security.SELinuxOptions.Type != "container_device_plugin_t" || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem ||
+		!cmp.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) || security.Privileged != nil {
+		t.Errorf("security context %+v", security)
+	}
+	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
+		t.Error("it is in a namespace of the host")
+	}
+	if !*pod.AutomountServiceAccountToken {
+		t.Error("the agent has no token")
+	}
+	var account corev1.ServiceAccount
+	first, _, _ := strings.Cut(strings.TrimPrefix(mustRender(t, "", "--show-only=templates/rbac.yaml"), "---\n"), "\n---\n")
+	decode(t, first, &account)
+	if *account.AutomountServiceAccountToken {
+		t.Error("any pod with the account gets its token")
+	}
+}
