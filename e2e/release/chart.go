@@ -1,0 +1,65 @@
+package main
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// chartDir is the chart's directory in the project.
+const chartDir = "deployments/helm/chandler"
+
+// chart packs the chart as "helm package" does, but with the same time in each header: Helm writes when each
+// file was changed (helm.sh/helm/v4@v4.3.1/pkg/chart/v2/util/save.go).
+func (r *release) chart(context.Context) (err error) {
+	dir := os.DirFS(filepath.Join(r.source, chartDir))
+	var names []string
+	err = fs.WalkDir(dir, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && !strings.HasPrefix(entry.Name(), ".") {
+			names = append(names, name)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("chart: %w", err)
+	}
+	// Helm reads the package's first file as what it is.
+	slices.SortStableFunc(names, func(a, b string) int { return first(a) - first(b) })
+	target := filepath.Join(r.out, fmt.Sprintf("chandler-chart-%s.tgz", r.version))
+	r.say("writing %s", filepath.Base(target))
+	out, err := os.Create(target)
+	if err != nil {
+		return err
+	}
+	zip := gzip.NewWriter(out)
+	w := tar.NewWriter(zip)
+	defer func() { err = errors.Join(err, w.Close(), zip.Close(), out.Close()) }()
+	for _, name := range names {
+		content, err := fs.ReadFile(dir, name)
+		if err != nil {
+			return err
+		}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: "chandler/" + name, Mode: 0o644, Size: int64(len(content)), ModTime: r.date}
+		if err := w.WriteHeader(header); err != nil {
+			return err
+		}
+		if _, err := w.Write(content); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func first(name string) int {
+	if name == "Chart.yaml" {
+		return 0
+	}
+	return 1
+}

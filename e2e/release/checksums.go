@@ -1,0 +1,28 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// checksums writes SHA256SUMS, which "sha256sum --check" reads, of all files of the release.
+func (r *release) checksums(context.Context) error {
+	entries, err := os.ReadDir(r.out) // in order
+	if err != nil {
+		return err
+	}
+	var sums bytes.Buffer
+	for _, entry := range entries {
+		content, err := os.ReadFile(filepath.Join(r.out, entry.Name()))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(content), entry.Name())
+	}
+	r.say("%s", bytes.TrimSpace(sums.Bytes()))
+	return os.WriteFile(filepath.Join(r.out, "SHA256SUMS"), sums.Bytes(), 0o644)
+}

@@ -1,0 +1,127 @@
+// Command release makes what a release of Chandler consists of: programs, container images, the chart, a bill of
+// materials and checksums. It needs Go and no container runtime. The same source and the same Go make the same files,
+// wherever and whenever that is.
+//
+// It is a module of its own, so that what it is made of stays out of the product's.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+const usage = `usage: release [FLAG...] image | image-nvml | all
+
+image       the agent's image, for all platforms, as an OCI archive
+image-nvml  that of an agent that asks NVML, for the platforms that there is a C compiler for
+all         both, the programs, the chart, the bill of materials, and checksums`
+
+func run(ctx context.Context, args []string, progress io.Writer) error {
+	r := release{progress: progress}
+	flags := flag.NewFlagSet("release", flag.ContinueOnError)
+	flags.Usage = func() {
+		fmt.Fprintln(flags.Output(), usage)
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&r.source, "source", "../..", "the project's `directory`")
+	flags.StringVar(&r.out, "out", "../../bin/release", "`directory` for what is made")
+	flags.StringVar(&r.version, "version", "dev", "what the programs call themselves, and the images' tag")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if err := r.prepare(); err != nil {
+		return err
+	}
+	switch flags.Arg(0) {
+	case "image":
+		return r.image(ctx)
+	case "image-nvml":
+		return r.imageNVML(ctx)
+	case "all":
+		return r.all(ctx)
+	}
+	return fmt.Errorf("%q is nothing to make\n%s", flags.Arg(0), usage)
+}
+
+// A release is made from a directory into another.
+type release struct {
+	source, out string
+	version     string
+	date        time.Time // of all files
+	progress    io.Writer
+	built       []program
+}
+
+// prepare completes the release and makes its directory, in which files of an earlier one may be.
+func (r *release) prepare() (err error) {
+	if r.source, err = filepath.Abs(r.source); err != nil {
+		return err
+	}
+	if r.out, err = filepath.Abs(r.out); err != nil {
+		return err
+	}
+	if r.date, err = sourceDate(); err != nil {
+		return err
+	}
+	return os.MkdirAll(r.out, 0o755)
+}
+
+// sourceDate is the time of all files, by the convention of reproducible builds: the beginning of 1970 unless
+// SOURCE_DATE_EPOCH says another.
+func sourceDate() (time.Time, error) {
+	value := os.Getenv("SOURCE_DATE_EPOCH")
+	if value == "" {
+		return time.Unix(0, 0).UTC(), nil
+	}
+	seconds, err := strconv.ParseInt(value, 10, 64)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH: %w", err)
+	}
+	return time.Unix(seconds, 0).UTC(), nil
+}
+
+// all makes everything. Checksums come last, since they are of all files.
+func (r *release) all(ctx context.Context) error {
+	if err := r.clear(); err != nil {
+		return err
+	}
+	steps := []func(context.Context) error{r.image, r.imageNVML, r.programs, r.chart, r.billOfMaterials, r.checksums}
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clear removes the files of an earlier release, of which checksums would be made too.
+func (r *release) clear() error {
+	entries, err := os.ReadDir(r.out)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := os.Remove(filepath.Join(r.out, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *release) say(format string, args ...any) { fmt.Fprintf(r.progress, format+"\n", args...) }
