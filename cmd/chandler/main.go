@@ -22,7 +22,9 @@ func main() {
 	asked := ctx.Err() != nil
 	stop()
 	if err != nil && (!asked || !errors.Is(err, context.Canceled)) {
-		fmt.Fprintln(os.Stderr, "chandler:", err)
+		if err.Error() != "" { // else all is said, and the exit code says the rest
+			fmt.Fprintln(os.Stderr, "chandler:", err)
+		}
 		os.Exit(exitCode(err))
 	}
 }

@@ -84,7 +84,7 @@ func (f *Fleet) countersLeft() map[ID]map[string]Amounts {
 	}
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		if len(d.keepers()) == 0 {
+		if len(d.Keepers()) == 0 {
 			continue // several claims that share a device take its counters once
 		}
 		for _, consumption := range d.Spec.ConsumesCounters {

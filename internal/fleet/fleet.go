@@ -221,7 +221,7 @@ func (f *Fleet) judge() {
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		d.State = d.stateBy(f.consumed[d.ID], left)
-		if d.State == Free && len(d.keepers()) > 0 {
+		if d.State == Free && len(d.Keepers()) > 0 {
 			d.Partly = true
 		}
 	}
@@ -231,7 +231,7 @@ func (f *Fleet) judge() {
 // left of counters.
 func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State {
 	shared := ptr.Deref(d.Spec.AllowMultipleAllocations, false)
-	taken := len(d.keepers()) > 0
+	taken := len(d.Keepers()) > 0
 	switch {
 	case taken && !shared:
 		return Held
@@ -257,8 +257,8 @@ func Bars(effect resourceapi.DeviceTaintEffect) bool {
 	return effect == resourceapi.DeviceTaintEffectNoSchedule || effect == resourceapi.DeviceTaintEffectNoExecute
 }
 
-// keepers are those holders that keep others out.
-func (d *Device) keepers() (out []Holder) {
+// Keepers are those holders that keep others out.
+func (d *Device) Keepers() (out []Holder) {
 	for _, h := range d.Holders {
 		if !h.Admin {
 			out = append(out, h)

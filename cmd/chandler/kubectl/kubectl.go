@@ -71,7 +71,7 @@ func Commands(version string) []*cobra.Command {
 	return out
 }
 
-var commands = []func(*options) *cobra.Command{newTop, newWho}
+var commands = []func(*options) *cobra.Command{newTop, newWho, newWhy}
 
 // options are what all commands have.
 type options struct {

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
@@ -47,6 +49,20 @@ func example(t *testing.T) *fleettest.Cluster {
 	c.Give("storage", "nvmeof-gateway-4kq2z", "nic-3", 17*24*60, "nic", "pci-0000-18-00-0")
 	c.Give("vm", "virt-launcher-win11-b8f9z", "vm-1", 16*60, "kvm", "kvm")
 	c.Pod("lab", "nb-7", "vm-1", 90, map[string]int64{"example.com/npu": 2})
+	c.Claim("ml", "train-42-gpus", resourceapi.DeviceClaim{
+		Requests:    []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 4, "device.attributes['chandler.dev'].?family.orValue('') == 'amdgpu'")},
+		Constraints: []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName("resource.kubernetes.io/numaNode"))}},
+	})
+	c.Pod("ml", "train-42", "", 6, nil, "train-42-gpus")
+	c.Claim("ml", "wants-much-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+		fleettest.Request("gpus", "gpu", 1, "device.capacity['chandler.dev'].?memory.orValue(quantity('0')).compareTo(quantity('100Gi')) >= 0"), fleettest.Request("nic", "nic", 1),
+	}})
+	c.Pod("ml", "wants-much", "", 6, nil, "wants-much-gpus")
+	c.Pod("lab", "nb-8", "", 2, map[string]int64{"example.com/npu": 2})
+	c.Pod("lab", "nb-9", "", 2, map[string]int64{"nvidia.com/gpu": 1})
+	c.Claim("ml", "fits-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}})
+	fits := c.Pod("ml", "fits", "", 1, nil, "fits-gpus")
+	fits.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/5 nodes are available: 5 Insufficient cpu."}}
 	return c
 }
 
@@ -78,11 +94,17 @@ func TestGoldens(t *testing.T) {
 		"who-pod":      {"who", "-n", "serve", "mixtral-router-6d9f8-4bq7x"},
 		"who-device":   {"who", "23:00.0"},
 		"who-resource": {"who", "example.com/npu"},
+		"why-numa":     {"why", "-n", "ml", "train-42"},
+		"why-selector": {"why", "ml/wants-much"},
+		"why-limits":   {"why", "-n", "lab", "nb-8"},
+		"why-noclass":  {"why", "-n", "lab", "nb-9"},
+		"why-fits":     {"why", "ml/fits"},
+		"why-runs":     {"why", "ml/llama-7b-worker-0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, width := range []int{80, 120} {
 				stdout, stderr, err := run(t, client, width, args...)
-				if err != nil || stderr != "" {
+				if err != nil && err.Error() != "" || stderr != "" {
 					t.Fatalf("%q: %v, standard error %q", args, err, stderr)
 				}
 				for line := range strings.Lines(stdout) {
@@ -207,6 +229,43 @@ func TestSafe(t *testing.T) {
 		if strings.ContainsRune(stdout, '\x1b') {
 			t.Errorf("%q prints an escape: %q", args, stdout)
 		}
+	}
+}
+
+// The exit code says whether a pod waits, or that nobody could look.
+func TestWhyExitCode(t *testing.T) {
+	client := fake.NewClientset(example(t).Objects()...)
+	code := func(err error) int {
+		var says interface{ ExitCode() int }
+		if errors.As(err, &says) {
+			return says.ExitCode()
+		}
+		return 0
+	}
+	for pod, want := range map[string]int{"ml/llama-7b-worker-0": 0, "ml/train-42": 1, "ml/fits": 1, "ml/no-such": 2} {
+		if _, _, err := run(t, client, 80, "why", pod); code(err) != want {
+			t.Errorf("why %s: exit code %d, want %d: %v", pod, code(err), want, err)
+		}
+	}
+	forbid(client, func(string, string) bool { return true })
+	if _, _, err := run(t, client, 80, "why", "ml/train-42"); code(err) != 2 || err.Error() == "" {
+		t.Errorf("of a user who may read nothing: %v", err)
+	}
+}
+
+// A DeviceTaintRule keeps pods away like a taint in a slice.
+func TestDeviceTaintRules(t *testing.T) {
+	c := example(t)
+	objects := append(c.Objects(), &resourceapi.DeviceTaintRule{
+		ObjectMeta: metav1.ObjectMeta{Name: "rule"},
+		Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: new("gpu-node-07")},
+			Taint:          resourceapi.DeviceTaint{Key: "example.com/repair", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		},
+	})
+	stdout, _, _ := run(t, fake.NewClientset(objects...), 120, "why", "ml/train-42")
+	if !strings.Contains(stdout, "example.com/repair") {
+		t.Errorf("the rule's taint is not told:\n%s", stdout)
 	}
 }
 

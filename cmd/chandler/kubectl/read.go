@@ -60,6 +60,12 @@ func (v *view) read(ctx context.Context, what reading) error {
 		err := list(ctx, dra.DeviceClasses().List, metav1.ListOptions{}, func(l *resourceapi.DeviceClassList) { v.Classes = l.Items })
 		v.lacks(err, "DeviceClasses", "which devices a class has is not known")
 	}
+	if what.drivers {
+		var rules []resourceapi.DeviceTaintRule
+		err := list(ctx, dra.DeviceTaintRules().List, metav1.ListOptions{}, func(l *resourceapi.DeviceTaintRuleList) { rules = l.Items })
+		v.lacks(err, "DeviceTaintRules", "taints that administrators set are left out")
+		v.taint(rules)
+	}
 	if what.templates {
 		err := list(ctx, dra.ResourceClaimTemplates(v.namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
 		v.lacks(err, "ResourceClaimTemplates", "claims that are not made yet are left out")
@@ -90,6 +96,26 @@ func (v *view) lacks(err error, what, then string) {
 		v.missing = append(v.missing, fmt.Sprintf("%s: forbidden; %s", what, then))
 	default:
 		v.missing = append(v.missing, fmt.Sprintf("%s: %v; %s", what, err, then))
+	}
+}
+
+// taint taints devices as DeviceTaintRules say, as the scheduler does before it looks at them
+// (resourceslice/tracker/tracker.go of k8s.io/dynamic-resource-allocation 0.37, applyPatches).
+func (v *view) taint(rules []resourceapi.DeviceTaintRule) {
+	is := func(wanted *string, name string) bool { return wanted == nil || *wanted == name }
+	for i := range rules {
+		selector := rules[i].Spec.DeviceSelector
+		if selector == nil {
+			continue
+		}
+		for j := range v.Slices {
+			spec := &v.Slices[j].Spec
+			for k := range spec.Devices {
+				if is(selector.Driver, spec.Driver) && is(selector.Pool, spec.Pool.Name) && is(selector.Device, spec.Devices[k].Name) {
+					spec.Devices[k].Taints = append(spec.Devices[k].Taints, rules[i].Spec.Taint)
+				}
+			}
+		}
 	}
 }
 

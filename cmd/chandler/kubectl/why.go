@@ -1,0 +1,362 @@
+package kubectl
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/internal/fleet"
+	"chandler.dev/internal/terminal"
+	"chandler.dev/internal/why"
+)
+
+// Exit codes of why, beside 0.
+const (
+	codeWaits   = 1
+	codeUnasked = 2
+)
+
+// exit is an error with an exit code. Without an error nothing more is to be said.
+type exit struct {
+	error
+	code int
+}
+
+func (e exit) Error() string {
+	if e.error == nil {
+		return ""
+	}
+	return e.error.Error()
+}
+
+func (e exit) Unwrap() error { return e.error }
+
+// ExitCode returns the exit code of the program.
+func (e exit) ExitCode() int { return e.code }
+
+func newWhy(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "why [NAMESPACE/]POD",
+		Short: "Say why a pod waits for accelerators, or what it has",
+		Long: `Say why a pod waits for accelerators, or what it has. The command does what the
+scheduler does, with the scheduler's code for CEL and for allocation. For each
+request it counts the devices of its class and how many each condition takes away,
+in this order: nodes where the pod may not run, the request's selectors, taints,
+devices that somebody has, silicon of which somebody has a part, capacity. What is
+left is what the request could have. The last paragraph is where least is missing.
+
+The command looks at devices only. A pod may wait for CPU or memory all the same; the
+scheduler's own message is printed if it names no device.
+
+The exit code is 0 if the scheduler has found a node for the pod, 1 if the pod waits,
+and 2 if the command could not look.`,
+		Example: `  kubectl chandler why -n ml train-42
+  kubectl chandler why ml/train-42 -o json | jq '.asked[].steps'`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			waits, err := o.why(cmd.Context(), cmd, args[0])
+			switch {
+			case err != nil:
+				return exit{err, codeUnasked}
+			case waits:
+				return exit{nil, codeWaits}
+			}
+			return nil
+		},
+		ValidArgsFunction: o.completePods,
+	}
+	o.addFlags(cmd.Flags())
+	o.addOutput(cmd.Flags())
+	return cmd
+}
+
+// why prints the answer for a pod, and reports whether it waits.
+func (o *options) why(ctx context.Context, cmd *cobra.Command, word string) (waits bool, err error) {
+	if err := o.checkOutput(); err != nil {
+		return false, err
+	}
+	if namespace, name, qualified := strings.Cut(strings.TrimPrefix(word, "pod/"), "/"); qualified {
+		o.overrides.Context.Namespace, word = namespace, name
+	} else {
+		word = namespace
+	}
+	v, err := o.read(ctx, cmd, reading{drivers: true, classes: true, templates: true})
+	if err != nil {
+		return false, err
+	}
+	pod, err := v.client.CoreV1().Pods(v.namespace).Get(ctx, word, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("get pod %s/%s: %w", v.namespace, word, err)
+	}
+	answer, err := why.Explain(ctx, v.Input, pod)
+	if err != nil {
+		return false, err
+	}
+	if o.output == "json" {
+		return answer.Waits, writeJSON(cmd.OutOrStdout(), answer)
+	}
+	w := whyWriter{out: cmd.OutOrStdout(), style: o.style(cmd), now: v.now}
+	w.write(answer)
+	return answer.Waits, nil
+}
+
+// whyWriter writes an answer for people.
+type whyWriter struct {
+	out   io.Writer
+	style terminal.Style
+	now   time.Time
+}
+
+func (w *whyWriter) line(format string, args ...any) {
+	fmt.Fprintln(w.out, strings.TrimRight(fmt.Sprintf(format, args...), " "))
+}
+
+// text writes a text in as many lines as it needs, each after the first with an indent.
+func (w *whyWriter) text(indent int, text string) {
+	for i, line := range terminal.Wrap(terminal.Safe(text), w.style.Width-indent) {
+		if i > 0 {
+			line = strings.Repeat(" ", indent) + line
+		}
+		w.line("%s", line)
+	}
+}
+
+func (w *whyWriter) write(a *why.Answer) {
+	age := ""
+	if since := since(a.Since, w.now); since != "" {
+		age = ", for " + since
+	}
+	if !a.Waits {
+		w.text(2, fmt.Sprintf("%s %s %s%s, %s", a.Pod, verb(a.Phase), a.Node, age, a.Reason))
+	} else {
+		w.text(2, fmt.Sprintf("%s is %s%s: %s", a.Pod, cmp.Or(a.Phase, "Pending"), age, a.Reason))
+	}
+	for i := range a.Asked {
+		w.line("")
+		w.asked(a, &a.Asked[i])
+	}
+	w.refusals(a)
+	if len(a.Fits) > 0 && a.Told != "" {
+		w.line("")
+		w.text(2, "the scheduler says: "+a.Told)
+	}
+	if a.Nearest != nil {
+		w.line("")
+		w.nearest(a.Nearest)
+	}
+	if len(a.Fix) > 0 {
+		w.line("")
+		for i, line := range a.Fix {
+			w.line("  %-5s  %s", [...]string{"fix", ""}[min(i, 1)], terminal.Safe(line))
+		}
+	}
+}
+
+func verb(phase string) string {
+	switch corev1.PodPhase(phase) {
+	case corev1.PodRunning:
+		return "runs on"
+	case corev1.PodPending:
+		return "starts on"
+	}
+	return "has ended on"
+}
+
+// asked writes what is asked for, and what became of the devices, or what the pod has.
+func (w *whyWriter) asked(a *why.Answer, r *why.Request) {
+	w.text(2, title(a, r))
+	for i, step := range r.Steps {
+		if i == 0 {
+			w.first(&step)
+			continue
+		}
+		w.step(r, &step)
+	}
+	if len(r.Steps) > 0 {
+		left := fmt.Sprintf("%6d  left", r.Left)
+		if r.But != "" {
+			left += ", " + r.But
+		}
+		w.indented(left)
+	}
+	for i := range r.Has {
+		w.has(r, &r.Has[i])
+	}
+}
+
+// title is what a request asks for, in a line.
+func title(a *why.Answer, r *why.Request) string {
+	count := fmt.Sprint(r.Count)
+	if r.All {
+		count = "all"
+	}
+	var text string
+	switch {
+	case r.Claim == "" && r.Class == "":
+		return fmt.Sprintf("limits %s: %s of a device plugin", r.Resource, count)
+	case r.Resource != "":
+		text = fmt.Sprintf("limits %s: %s of class %s", r.Resource, count, r.Class)
+	default:
+		text = fmt.Sprintf("request %s: %s of %s", r.Name, count, r.Class)
+		if slices.ContainsFunc(a.Asked, func(other why.Request) bool { return other.Claim != r.Claim }) {
+			text = fmt.Sprintf("claim %s, %s", r.Claim, text)
+		}
+	}
+	for _, rule := range r.Rules {
+		text += " " + rule
+	}
+	if r.Admin {
+		text += ", for administration"
+	}
+	return text
+}
+
+// first writes how many devices there are at all. If there are none, it says why.
+func (w *whyWriter) first(step *why.Step) {
+	separator := ", "
+	switch {
+	case step.Detail == "":
+		separator = ""
+	case step.Devices == 0:
+		separator = ": "
+	}
+	w.indented(fmt.Sprintf("%6d  %s%s%s", step.Devices, step.What, separator, step.Detail))
+}
+
+// indented writes a text that begins with a number, its other lines below the text.
+func (w *whyWriter) indented(text string) {
+	number, rest := text[:8], text[8:]
+	for i, line := range terminal.Wrap(breakable(terminal.Safe(rest), w.style.Width-8), w.style.Width-8) {
+		if i > 0 {
+			number = strings.Repeat(" ", 8)
+		}
+		w.line("%s%s", number, line)
+	}
+}
+
+// breakable puts spaces into words that are longer than a line, as expressions have them:
+// behind a bracket, a comma, or before a dot, else where the line ends.
+func breakable(text string, columns int) string {
+	var out []string
+	for word := range strings.FieldsSeq(text) {
+		for terminal.Columns(word) > columns {
+			at := strings.LastIndexAny(word[:columns], ".(,")
+			switch {
+			case at <= 0:
+				at = columns
+				for !utf8.RuneStart(word[at]) {
+					at--
+				}
+			case word[at] != '.':
+				at++
+			}
+			out = append(out, word[:at])
+			word = word[at:]
+		}
+		out = append(out, word)
+	}
+	return strings.Join(out, " ")
+}
+
+// whatWidth is how wide the column of conditions is at most.
+const whatWidth = 38
+
+// step writes what a condition took away. Expressions have lines of their own.
+func (w *whyWriter) step(r *why.Request, step *why.Step) {
+	column := 0
+	for _, s := range r.Steps[1:] {
+		if n := terminal.Columns(s.What); n <= whatWidth {
+			column = max(column, n)
+		}
+	}
+	detail := terminal.Safe(strings.TrimSpace(step.Detail))
+	if terminal.Columns(step.What) > whatWidth {
+		w.indented(fmt.Sprintf("%6d  %s", step.Devices, step.What))
+		if detail != "" {
+			w.line("          %s", w.style.Cut(detail, w.style.Width-10))
+		}
+		return
+	}
+	w.line("%6d  %s  %s", step.Devices, w.style.Pad(terminal.Safe(step.What), column), w.style.Cut(detail, w.style.Width-10-column))
+}
+
+// has writes a device that the pod has.
+func (w *whyWriter) has(r *why.Request, d *fleet.Device) {
+	text := fmt.Sprintf("%s   %s", bare(d), d.Model)
+	for _, rule := range r.Rules {
+		if attribute, is := strings.CutPrefix(rule, "on one "); is {
+			if value := fleet.Text(&d.Spec, resourceapi.QualifiedName(attribute)); value != "" {
+				_, name, _ := strings.Cut(attribute, "/")
+				text += fmt.Sprintf("   %s %s", name, value)
+			}
+		}
+	}
+	w.line("     %s %s", w.style.Glyph(glyph(d)), w.style.Cut(terminal.Safe(text), w.style.Width-7))
+}
+
+func bare(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }
+
+// refusals writes on which nodes the pod may not run, and why.
+func (w *whyWriter) refusals(a *why.Answer) {
+	if len(a.Nodes) == 0 {
+		return
+	}
+	w.line("")
+	for _, r := range a.Nodes {
+		names := strings.Join(r.Nodes[:min(len(r.Nodes), 3)], ", ")
+		if n := len(r.Nodes) - 3; n > 0 {
+			names += fmt.Sprintf(" and %d more", n)
+		}
+		w.text(2, fmt.Sprintf("not on %s: %s", names, r.Why))
+	}
+}
+
+// nearest writes where least is missing, with the devices there.
+func (w *whyWriter) nearest(n *why.Nearest) {
+	w.text(2, fmt.Sprintf("nearest: %s, has %d", n.Where, n.Has))
+	line, columns := "", 0
+	for i := range n.Devices {
+		d := &n.Devices[i]
+		text := bare(&d.Device)
+		if d.Why != "" {
+			text += " " + d.Why
+			if age := w.age(&d.Device); age != "" {
+				text += ", " + age
+			}
+		}
+		text = w.style.Cut(terminal.Safe(text), w.style.Width-7)
+		if columns > 0 && columns+5+terminal.Columns(text) > w.style.Width {
+			w.line("%s", line)
+			line, columns = "", 0
+		}
+		gap := "   "
+		if columns == 0 {
+			gap = "     "
+		}
+		line += gap + w.style.Glyph(glyph(&d.Device)) + " " + text
+		columns += len(gap) + 2 + terminal.Columns(text)
+	}
+	if line != "" {
+		w.line("%s", line)
+	}
+}
+
+// age is for how long a device has been as it is.
+func (w *whyWriter) age(d *fleet.Device) string {
+	for _, taint := range d.Taints {
+		if fleet.Bars(taint.Effect) {
+			return since(taint.Since, w.now)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,368 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
+
+	"chandler.dev/internal/fleet"
+)
+
+// removed is why a device is not to be had for a request, in the order in which it is looked at.
+type removed struct {
+	order int // of the condition
+	what  string
+	by    string // in detail, for one device
+	who   bool   // by is a name to be counted
+}
+
+// Orders of conditions. Those of selectors lie between, one for each.
+const (
+	byNode      = 1
+	byPool      = 2
+	bySelector  = 100
+	byTaint     = 1000
+	byHolder    = 2000
+	bySilicon   = 3000
+	byCapacity  = 4000
+	byOtherwise = 5000
+)
+
+// judged is a device of the class that a request names.
+type judged struct {
+	*fleet.Device
+	node *candidate
+	gone *removed // nil if the request may have it
+}
+
+// count counts for each request what each condition takes away.
+func (a *asker) count(nodes []candidate) {
+	alts := a.alternativesOf(nodes)
+	for i := range a.answer.Asked {
+		r := &a.answer.Asked[i]
+		if r.Class == "" {
+			a.countPlugged(r, nodes)
+			continue
+		}
+		if alt := alts[r.Claim+"\x00"+r.Name+"\x00"+r.Resource]; alt != nil {
+			a.countDevices(i, alt, nodes)
+		}
+	}
+}
+
+// alternativesOf returns what is asked of classes, by claim, request and resource.
+func (a *asker) alternativesOf(nodes []candidate) map[string]*alternative {
+	out := make(map[string]*alternative)
+	for _, claim := range a.claims {
+		for _, alt := range alternatives(claim) {
+			out[claim.Name+"\x00"+alt.name()+"\x00"] = &alt
+		}
+	}
+	wants := a.wants()
+	for _, name := range a.wanted() {
+		if class := a.class(name); class != nil {
+			claim := &resourceapi.ResourceClaim{}
+			claim.Name = "<limits>"
+			out["\x00limits\x00"+string(name)] = &alternative{claim: claim, request: "limits", exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: class.Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: wants[name],
+			}}
+		}
+	}
+	return out
+}
+
+// countDevices counts the devices of a class.
+func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
+	r := &a.answer.Asked[i]
+	class, err := a.library.Get(alt.exactly.DeviceClassName)
+	if err != nil {
+		r.Steps = []Step{{0, "devices of the class", err.Error()}}
+		return
+	}
+	devices, all, failed := a.judge(class, alt, nodes)
+	if r.Resource != "" {
+		devices = slices.DeleteFunc(devices, func(d judged) bool { return d.node != nil && !a.byDRA(d.node.Name, corev1.ResourceName(r.Resource)) })
+	}
+	on := make(map[string]bool)
+	for _, d := range devices {
+		on[d.Node] = true
+	}
+	r.Steps = append(r.Steps, Step{int64(len(devices)), "devices of the class", onNodes(len(on))})
+	if len(devices) == 0 {
+		detail := fmt.Sprintf("none of %d devices passes %s", all, expressions(class.Spec.Selectors))
+		r.Steps[0].Detail = cmp.Or(failed, detail)
+	}
+	groups := make(map[[2]any][]judged)
+	for _, d := range devices {
+		if d.gone != nil {
+			key := [2]any{d.gone.order, d.gone.what}
+			groups[key] = append(groups[key], d)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(groups), func(x, y [2]any) int {
+		return cmp.Or(cmp.Compare(x[0].(int), y[0].(int)), strings.Compare(x[1].(string), y[1].(string)))
+	}) {
+		r.take(int64(len(groups[key])), key[1].(string), detail(groups[key]))
+	}
+	a.judged[i] = grouped{devices: devices, attribute: a.enough(r, alt, nodes, devices)}
+}
+
+// detail says which devices, or who has them.
+func detail(group []judged) string {
+	if group[0].gone.who {
+		counts := make(map[string]int64)
+		for _, d := range group {
+			counts[d.gone.by]++
+		}
+		return people(counts)
+	}
+	if by := group[0].gone.by; by != "" {
+		return by
+	}
+	var names []string
+	for _, d := range group {
+		names = append(names, strings.TrimSpace(d.Node+" "+bare(d.Device)))
+	}
+	return some(names, 2)
+}
+
+// bare is a device's label without its kind.
+func bare(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }
+
+// people names who has most, and how many more there are.
+func people(counts map[string]int64) string {
+	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), strings.Compare(a, b)) })
+	if len(names) == 0 {
+		return ""
+	}
+	first := names[0]
+	if counts[first] > 1 {
+		first += fmt.Sprintf(" (%d)", counts[first])
+	}
+	switch n := len(names) - 1; n {
+	case 0:
+		return first
+	case 1:
+		return first + " and one more"
+	default:
+		return fmt.Sprintf("%s and %d more", first, n)
+	}
+}
+
+func expressions(selectors []resourceapi.DeviceSelector) string {
+	var out []string
+	for _, s := range selectors {
+		if s.CEL != nil {
+			out = append(out, strings.Join(strings.Fields(s.CEL.Expression), " "))
+		}
+	}
+	return strings.Join(out, " and ")
+}
+
+// judge returns the devices of a class, each with why it is not to be had, of how many there
+// are in all. An expression that fails for a device is told.
+func (a *asker) judge(class *resourceapi.DeviceClass, alt *alternative, nodes []candidate) (out []judged, all int, failed string) {
+	at := make(map[string]*candidate)
+	for i := range nodes {
+		at[nodes[i].Name] = &nodes[i]
+	}
+	incomplete := a.incomplete()
+	for i := range a.fleet.Devices {
+		d := &a.fleet.Devices[i]
+		all++
+		is, err := a.passes(d, class.Spec.Selectors)
+		if err != nil {
+			failed = fmt.Sprintf("its selector fails for %s: %v", d.ID.Device, err)
+		}
+		if !is {
+			continue
+		}
+		j := judged{Device: d, node: at[d.Node]}
+		j.gone = a.judgeOne(&j, alt, incomplete)
+		out = append(out, j)
+	}
+	return out, all, failed
+}
+
+func (a *asker) passes(d *fleet.Device, selectors []resourceapi.DeviceSelector) (bool, error) {
+	for i := range selectors {
+		if is, err := a.library.matches(a.ctx, d, &selectors[i]); err != nil || !is {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// judgeOne says why a device of the class is not to be had, by the first condition that takes
+// it away, nil if none does.
+func (a *asker) judgeOne(j *judged, alt *alternative, incomplete map[fleet.ID]bool) *removed {
+	d := j.Device
+	switch {
+	case d.Node != "" && j.node == nil:
+		return &removed{order: byNode, what: "on nodes that are not there"}
+	case j.node != nil && j.node.refused != "":
+		return &removed{order: byNode, what: "on nodes where the pod may not run", by: ""}
+	case incomplete[fleet.ID{Driver: d.Driver, Pool: d.Pool}]:
+		return &removed{order: byPool, what: "of pools that are being written anew"}
+	}
+	for i := range alt.exactly.Selectors {
+		selector := &alt.exactly.Selectors[i]
+		is, err := a.library.matches(a.ctx, d, selector)
+		if err != nil {
+			return &removed{order: bySelector + i, what: "the selector fails for them", by: err.Error()}
+		}
+		if !is {
+			return &removed{order: bySelector + i, what: "do not pass " + expressions(alt.exactly.Selectors[i:i+1]), by: " "}
+		}
+	}
+	for i := range d.Spec.Taints {
+		if taint := &d.Spec.Taints[i]; fleet.Bars(taint.Effect) && !tolerated(taint, alt.exactly.Tolerations) {
+			return &removed{order: byTaint, what: conditionOf(d, taint)}
+		}
+	}
+	admin := ptr.Deref(alt.exactly.AdminAccess, false)
+	shared := ptr.Deref(d.Spec.AllowMultipleAllocations, false)
+	if keepers := d.Keepers(); len(keepers) > 0 && !shared && !admin {
+		return &removed{order: byHolder, what: "held", by: keepers[0].Name(), who: true}
+	}
+	if !special(d, alt) || j.node == nil || a.library.given(a.ctx, d, j.node.Node, alt) {
+		return nil
+	}
+	switch {
+	case shared && len(d.Keepers()) > 0:
+		return &removed{order: byCapacity, what: "shared, with too little left", by: d.Keepers()[0].Name(), who: true}
+	case shared:
+		return &removed{order: byCapacity, what: "smaller than what is asked of each"}
+	case len(d.Spec.ConsumesCounters) > 0:
+		return &removed{order: bySilicon, what: "of silicon that others have parts of", by: cmp.Or(a.onSilicon(d), " "), who: a.onSilicon(d) != ""}
+	}
+	return &removed{order: byOtherwise, what: "smaller than what is asked, or need what the cluster lacks"}
+}
+
+// special reports whether more counts for a device than who has it and its taints.
+func special(d *fleet.Device, alt *alternative) bool {
+	return ptr.Deref(d.Spec.AllowMultipleAllocations, false) || len(d.Spec.ConsumesCounters) > 0 || alt.exactly.Capacity != nil
+}
+
+// onSilicon names who has another part of the silicon of a device.
+func (a *asker) onSilicon(d *fleet.Device) string {
+	for i := range a.fleet.Devices {
+		other := &a.fleet.Devices[i]
+		if other.Driver == d.Driver && other.Pool == d.Pool && other.Silicon == d.Silicon && len(other.Keepers()) > 0 {
+			return other.Keepers()[0].Name()
+		}
+	}
+	return ""
+}
+
+func tolerated(taint *resourceapi.DeviceTaint, tolerations []resourceapi.DeviceToleration) bool {
+	return slices.ContainsFunc(tolerations, func(t resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(t, *taint) })
+}
+
+// conditionOf is the short name of a taint.
+func conditionOf(d *fleet.Device, taint *resourceapi.DeviceTaint) string {
+	for i := range d.Spec.Taints {
+		if &d.Spec.Taints[i] == taint {
+			return d.Taints[i].Condition
+		}
+	}
+	return taint.Key
+}
+
+// incomplete returns the pools of which not all slices are there.
+func (a *asker) incomplete() map[fleet.ID]bool {
+	out := make(map[fleet.ID]bool)
+	for pool, of := range a.library.byPool {
+		newest, n, want := int64(-1), int64(0), int64(0)
+		for _, slice := range of {
+			switch g := slice.Spec.Pool.Generation; {
+			case g > newest:
+				newest, n, want = g, 1, slice.Spec.Pool.ResourceSliceCount
+			case g == newest:
+				n++
+			}
+		}
+		out[pool] = n != want
+	}
+	return out
+}
+
+// enough says whether what is left does, and if not, why. If that is because an attribute is
+// not the same, it returns the attribute.
+func (a *asker) enough(r *Request, alt *alternative, nodes []candidate, devices []judged) (attribute resourceapi.FullyQualifiedName) {
+	for _, d := range devices {
+		if d.gone == nil {
+			r.Left++
+		}
+	}
+	reaches := false
+	for i := range nodes {
+		n := &nodes[i]
+		if n.refused != "" {
+			continue
+		}
+		r.Enough = r.Enough || a.fitsAlone(alt, n, true)
+		reaches = reaches || a.fitsAlone(alt, n, false)
+	}
+	switch {
+	case r.Enough && len(a.answer.Fits) == 0:
+		r.But = "which would do for it alone"
+	case r.Enough:
+	case reaches:
+		r.But, attribute = a.culprit(alt, nodes)
+		r.But = "and nowhere " + r.total() + " " + r.But
+	case r.All:
+		r.But = "and it asks for all of a node's devices"
+	case r.Left >= r.Count:
+		r.But = fmt.Sprintf("and nowhere %d on one node", r.Count)
+	}
+	return attribute
+}
+
+// fitsAlone reports whether a node has what the request asks for, were it the only one, with
+// or without its constraints.
+func (a *asker) fitsAlone(alt *alternative, n *candidate, constrained bool) bool {
+	claim := alt.alone(func(*resourceapi.DeviceConstraint) bool { return constrained })
+	fits, err := a.library.fits(a.ctx, n.Node, []*resourceapi.ResourceClaim{claim})
+	return err == nil && fits
+}
+
+// culprit says which constraint keeps a request from being met: the one without which the
+// others are.
+func (a *asker) culprit(alt *alternative, nodes []candidate) (text string, attribute resourceapi.FullyQualifiedName) {
+	var all []string
+	for i := range alt.claim.Spec.Devices.Constraints {
+		c := &alt.claim.Spec.Devices.Constraints[i]
+		if !alt.concerned(c) {
+			continue
+		}
+		without := alt.alone(func(other *resourceapi.DeviceConstraint) bool { return !sameConstraint(other, c) })
+		all = append(all, constraintPlace(c))
+		for j := range nodes {
+			if nodes[j].refused == "" {
+				if fits, err := a.library.fits(a.ctx, nodes[j].Node, []*resourceapi.ResourceClaim{without}); err == nil && fits {
+					return constraintPlace(c), ptr.Deref(c.MatchAttribute, "")
+				}
+			}
+		}
+	}
+	return strings.Join(all, " and "), ""
+}
+
+func sameConstraint(a, b *resourceapi.DeviceConstraint) bool {
+	return ptr.Deref(a.MatchAttribute, "") == ptr.Deref(b.MatchAttribute, "") && ptr.Deref(a.DistinctAttribute, "") == ptr.Deref(b.DistinctAttribute, "")
+}
+
+func constraintPlace(c *resourceapi.DeviceConstraint) string {
+	if c.MatchAttribute != nil {
+		return "on one " + place(*c.MatchAttribute)
+	}
+	return "each on another " + place(ptr.Deref(c.DistinctAttribute, ""))
+}

@@ -1,0 +1,160 @@
+package why
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"chandler.dev/internal/fleet"
+)
+
+// features are those of a scheduler that knows all. Which feature gates the cluster's has is
+// not known to users, but an API server drops or refuses the fields of gates that are off.
+var features = structured.Features{
+	AdminAccess: true, CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true, DeviceBindingAndStatus: true,
+	DeviceTaints: true, FractionalCapacityRange: true, ListTypeAttributes: true, OptionalNodeOperations: true,
+	PartitionableDevices: true, PrioritizedList: true,
+}
+
+// celCacheSize is for how many expressions the compiled form is kept.
+const celCacheSize = 1000
+
+// library is the scheduler's code, with what it knows of the cluster.
+type library struct {
+	cel     *cel.Cache
+	state   structured.AllocatedState
+	slices  []*resourceapi.ResourceSlice
+	byPool  map[fleet.ID][]*resourceapi.ResourceSlice
+	classes map[string]*resourceapi.DeviceClass
+}
+
+func newLibrary(f *fleet.Fleet) *library {
+	l := &library{
+		cel:     cel.NewCache(celCacheSize, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: true}),
+		state:   allocated(f.Claims),
+		byPool:  make(map[fleet.ID][]*resourceapi.ResourceSlice),
+		classes: make(map[string]*resourceapi.DeviceClass),
+	}
+	for i := range f.Slices {
+		slice := &f.Slices[i]
+		l.slices = append(l.slices, slice)
+		pool := fleet.ID{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name}
+		l.byPool[pool] = append(l.byPool[pool], slice)
+	}
+	for i := range f.Classes {
+		l.classes[f.Classes[i].Name] = &f.Classes[i]
+	}
+	return l
+}
+
+// allocated is what claims have, as the scheduler counts it (pkg/scheduler/framework/plugins/
+// dynamicresources/allocateddevices.go of 1.37, foreachAllocatedDevice).
+func allocated(claims []resourceapi.ResourceClaim) structured.AllocatedState {
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for i := range claims {
+		if claims[i].Status.Allocation == nil {
+			continue
+		}
+		for _, r := range claims[i].Status.Allocation.Devices.Results {
+			if ptr.Deref(r.AdminAccess, false) {
+				continue
+			}
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			if r.ShareID == nil {
+				state.AllocatedDevices.Insert(id)
+				continue
+			}
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+		}
+	}
+	return state
+}
+
+// Get returns a class. With List it is the allocator's DeviceClassLister.
+func (l *library) Get(name string) (*resourceapi.DeviceClass, error) {
+	if class := l.classes[name]; class != nil {
+		return class, nil
+	}
+	return nil, fmt.Errorf("DeviceClass %s is not there", name)
+}
+
+// List returns all classes.
+func (l *library) List() ([]*resourceapi.DeviceClass, error) {
+	return slices.Collect(maps.Values(l.classes)), nil
+}
+
+// fits reports whether the allocator allocates claims on a node. The error is one for which
+// the scheduler gives up.
+func (l *library) fits(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) (bool, error) {
+	results, err := l.allocate(ctx, l.slices, node, claims)
+	return err == nil && len(results) == len(claims), err
+}
+
+func (l *library) allocate(ctx context.Context, of []*resourceapi.ResourceSlice, node *corev1.Node, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+	allocator, err := structured.NewAllocator(ctx, features, l.state, l, of, l.cel)
+	if err != nil {
+		return nil, err
+	}
+	results, err := allocator.Allocate(ctx, node, claims)
+	if errors.Is(err, structured.ErrFailedAllocationOnNode) {
+		return nil, nil // another node may do
+	}
+	return results, err
+}
+
+// given reports whether the allocator gives a device to a request that wants one, beside what
+// others have. It is asked where more counts than who has the device. The device is put first,
+// so that it is taken if it can be.
+func (l *library) given(ctx context.Context, d *fleet.Device, node *corev1.Node, alt *alternative) bool {
+	one, exactly := *alt, *alt.exactly
+	exactly.AllocationMode, exactly.Count = resourceapi.DeviceAllocationModeExactCount, 1
+	one.exactly = &exactly
+	var of []*resourceapi.ResourceSlice
+	for _, slice := range l.byPool[fleet.ID{Driver: d.Driver, Pool: d.Pool}] {
+		lone := *slice
+		lone.Spec.Devices = nil
+		for _, other := range slice.Spec.Devices {
+			id := structured.MakeDeviceID(d.Driver, d.Pool, other.Name)
+			_, shared := l.state.AggregatedCapacity[id]
+			switch {
+			case other.Name == d.ID.Device:
+				lone.Spec.Devices = slices.Insert(lone.Spec.Devices, 0, other)
+				lone.Name = "" // slices are taken by name
+			case shared || l.state.AllocatedDevices.Has(id):
+				lone.Spec.Devices = append(lone.Spec.Devices, other)
+			}
+		}
+		of = append(of, &lone)
+	}
+	results, err := l.allocate(ctx, of, node, []*resourceapi.ResourceClaim{one.alone(func(*resourceapi.DeviceConstraint) bool { return false })})
+	return err == nil && len(results) == 1 && results[0].Devices.Results[0].Device == d.ID.Device
+}
+
+// matches reports whether a device passes a selector.
+func (l *library) matches(ctx context.Context, d *fleet.Device, selector *resourceapi.DeviceSelector) (bool, error) {
+	if selector.CEL == nil {
+		return false, errors.New("a selector that is no CEL")
+	}
+	compiled := l.cel.GetOrCompile(selector.CEL.Expression)
+	if compiled.Error != nil {
+		return false, fmt.Errorf("compile: %s", compiled.Error.Detail)
+	}
+	matches, _, err := compiled.DeviceMatches(ctx, cel.Device{
+		Driver: d.Driver, AllowMultipleAllocations: d.Spec.AllowMultipleAllocations, Attributes: d.Spec.Attributes, Capacity: d.Spec.Capacity,
+	})
+	return matches, err
+}

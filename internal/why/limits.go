@@ -1,0 +1,233 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/component-helpers/resource"
+	"k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/fleet"
+)
+
+// wants returns what the pod asks for by limits: names of devices with how many.
+func (a *asker) wants() map[corev1.ResourceName]int64 {
+	out := make(map[corev1.ResourceName]int64)
+	for name, quantity := range resource.PodRequests(a.pod, resource.PodResourcesOptions{}) {
+		implicit := strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
+		if (fleet.IsExtended(name) || implicit) && !quantity.IsZero() {
+			out[name] = quantity.Value()
+		}
+	}
+	return out
+}
+
+func (a *asker) wanted() []corev1.ResourceName {
+	var out []corev1.ResourceName
+	for name := range a.wants() {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// class returns the class that a name in limits stands for, by the scheduler's own rule.
+func (a *asker) class(name corev1.ResourceName) *resourceapi.DeviceClass {
+	resolver := extendedresourcecache.NewExtendedResourceCache(klog.FromContext(a.ctx))
+	for _, class := range a.library.classes {
+		resolver.OnAdd(class, true)
+	}
+	return resolver.GetDeviceClass(name)
+}
+
+// plugged is what a device plugin offers on a node of a name, nil if none does.
+func (a *asker) plugged(node string, name corev1.ResourceName) *fleet.Resource {
+	for i := range a.fleet.Resources {
+		if r := &a.fleet.Resources[i]; r.Node == node && r.Name == string(name) {
+			return r
+		}
+	}
+	return nil
+}
+
+// byDRA reports whether the scheduler takes a name in limits for devices of a class on a node:
+// if there is a class, and nothing of that name is to be had of a device plugin.
+func (a *asker) byDRA(node string, name corev1.ResourceName) bool {
+	r := a.plugged(node, name)
+	return (r == nil || r.Allocatable == 0) && a.class(name) != nil
+}
+
+// short names the resource of device plugins of which a node has too little left.
+func (a *asker) short(node string) string {
+	wants := a.wants()
+	for _, name := range a.wanted() {
+		if a.byDRA(node, name) {
+			continue
+		}
+		if r := a.plugged(node, name); r == nil || r.Free() < wants[name] {
+			return string(name)
+		}
+	}
+	return ""
+}
+
+// claimForLimits returns the claim that the scheduler would make for limits on a node, nil if
+// device plugins have all that is asked for (pkg/scheduler/framework/plugins/dynamicresources/
+// extendeddynamicresources.go of 1.37, filterExtendedResources and createRequestsAndMappings).
+func (a *asker) claimForLimits(node *corev1.Node) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{}
+	claim.Namespace, claim.Name = a.pod.Namespace, "<limits>"
+	for _, name := range a.wanted() {
+		if a.byDRA(node.Name, name) {
+			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, requestsForLimits(a.pod, name, a.class(name).Name)...)
+		}
+	}
+	if len(claim.Spec.Devices.Requests) == 0 {
+		return nil
+	}
+	slices.SortFunc(claim.Spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int { return strings.Compare(a.Name, b.Name) })
+	return claim
+}
+
+// requestsForLimits returns a request for each container that stays, and one for the init
+// container that wants most beyond what containers after it have.
+func requestsForLimits(pod *corev1.Pod, name corev1.ResourceName, class string) (out []resourceapi.DeviceRequest) {
+	containers := append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
+	stay := make([]int64, len(containers))
+	request := func(i int, count int64) resourceapi.DeviceRequest {
+		return resourceapi.DeviceRequest{
+			Name:    fmt.Sprintf("container-%d-%s", i, strings.Map(dash, string(name))),
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count},
+		}
+	}
+	ends := func(i int) bool {
+		policy := containers[i].RestartPolicy
+		return i < len(pod.Spec.InitContainers) && (policy == nil || *policy != corev1.ContainerRestartPolicyAlways)
+	}
+	for i := range containers {
+		if quantity := containers[i].Resources.Requests[name]; !ends(i) && quantity.Value() > 0 {
+			stay[i] = quantity.Value()
+			out = append(out, request(i, stay[i]))
+		}
+	}
+	most, which := int64(0), 0
+	for i := range containers {
+		quantity := containers[i].Resources.Requests[name]
+		more := quantity.Value()
+		for _, later := range stay[i:] {
+			more -= later
+		}
+		if ends(i) && more > most {
+			most, which = more, i
+		}
+	}
+	if most > 0 {
+		out = append(out, request(which, most))
+	}
+	return out
+}
+
+func dash(r rune) rune {
+	if r == '/' || r == '.' {
+		return '-'
+	}
+	return r
+}
+
+// limits returns what the pod asks for by limits: of device plugins where any node has that
+// name from one, and of the class that has the name.
+func (a *asker) limits() (out []Request) {
+	wants := a.wants()
+	for _, name := range a.wanted() {
+		offered := slices.ContainsFunc(a.fleet.Resources, func(r fleet.Resource) bool { return r.Name == string(name) && r.Allocatable > 0 })
+		class := a.class(name)
+		if offered || class == nil {
+			out = append(out, Request{Resource: string(name), Count: wants[name]})
+		}
+		if class != nil {
+			out = append(out, Request{Resource: string(name), Class: class.Name, Count: wants[name], Name: "limits"})
+		}
+	}
+	return out
+}
+
+// countPlugged counts what device plugins offer of a name.
+func (a *asker) countPlugged(r *Request, nodes []candidate) {
+	var all, refused, out, held, best int64
+	var at, no []string
+	offers := 0
+	for i := range nodes {
+		n := &nodes[i]
+		offer := a.plugged(n.Name, corev1.ResourceName(r.Resource))
+		if offer == nil {
+			continue
+		}
+		offers++
+		total := offer.Free() + offer.Held + offer.Out()
+		all += total
+		if n.refused != "" {
+			refused += total
+			no = append(no, n.Name)
+			continue
+		}
+		if n.short == "" || n.short == r.Resource {
+			best = max(best, offer.Free())
+		}
+		if offer.Free() >= r.Count {
+			r.Enough = true
+		}
+		out += offer.Out()
+		held += offer.Held
+		r.Left += offer.Free()
+		if offer.Out() > 0 {
+			at = append(at, n.Name)
+		}
+	}
+	r.Steps = append(r.Steps, Step{all, "offered by device plugins under that name", onNodes(offers)})
+	r.take(refused, "on nodes where the pod may not run", some(no, 2))
+	r.take(out, "unhealthy or moving to the other API", some(at, 2))
+	r.take(held, "held", a.holdersOf(r.Resource))
+	switch {
+	case all == 0 && a.class(corev1.ResourceName(r.Resource)) == nil:
+		r.But = "and no DeviceClass has that name"
+	case r.Enough:
+	case r.Left < r.Count:
+	default:
+		r.But = fmt.Sprintf("and nowhere %d on one node", r.Count)
+	}
+}
+
+func onNodes(n int) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return "on one node"
+	}
+	return fmt.Sprintf("on %d nodes", n)
+}
+
+// holdersOf names who has devices of a device plugin.
+func (a *asker) holdersOf(name string) string {
+	counts := make(map[string]int64)
+	for i := range a.fleet.Resources {
+		if a.fleet.Resources[i].Name != name {
+			continue
+		}
+		for _, h := range a.fleet.Resources[i].Holders {
+			counts[h.Name()] += h.Count
+		}
+	}
+	return people(counts)
+}
+
+// take notes what a condition takes away, if anything.
+func (r *Request) take(n int64, what, detail string) {
+	if n > 0 {
+		r.Steps = append(r.Steps, Step{-n, what, detail})
+	}
+}

@@ -1,0 +1,187 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/internal/fleet"
+)
+
+// nearDevices is how many devices are named of the place where least is missing.
+const nearDevices = 8
+
+// codes are those of chandler doctor for conditions.
+var codes = map[string]string{
+	"unhealthy": "CH0301", "unknown": "CH0302", "gone": "CH0303", "driver-unbound": "CH0304", "node-missing": "CH0305",
+	"over-temperature": "CH0306", "link-degraded": "CH0307", "fatal-errors": "CH0308",
+}
+
+// noClass is the code for a name that DRA offers by no class.
+const noClass = "CH0603"
+
+// near finds where least is missing for the first request that is not met, and what would help
+// there.
+func (a *asker) near(nodes []candidate) {
+	at := slices.IndexFunc(a.answer.Asked, func(r Request) bool { return !r.Enough })
+	if at < 0 {
+		return
+	}
+	r := &a.answer.Asked[at]
+	if r.Class == "" {
+		a.nearPlugged(r, nodes)
+		return
+	}
+	best := a.closest(a.judged[at])
+	if best == nil {
+		return
+	}
+	near := &Nearest{Where: best.where, Has: best.has}
+	slices.SortStableFunc(best.devices, func(x, y judged) int { return cmp.Compare(order(x), order(y)) })
+	for _, d := range best.devices {
+		if d.gone != nil && d.gone.order < byTaint {
+			continue
+		}
+		item := Near{Device: *d.Device}
+		if d.gone != nil {
+			item.Why = reasonOf(d)
+		}
+		near.Devices = append(near.Devices, item)
+	}
+	a.answer.Nearest = near
+	a.fix(r, best)
+	if len(near.Devices) > nearDevices {
+		near.Devices = near.Devices[:nearDevices]
+	}
+}
+
+func order(d judged) int {
+	if d.gone == nil {
+		return 0
+	}
+	return d.gone.order
+}
+
+func reasonOf(d judged) string {
+	if d.gone.who && strings.TrimSpace(d.gone.by) != "" {
+		return d.gone.what + ": " + d.gone.by
+	}
+	return d.gone.what
+}
+
+// group is devices of one node, which have an attribute in common if they have to.
+type group struct {
+	where   string
+	has     int64
+	known   int64 // with those that something may give back
+	devices []judged
+}
+
+// grouped is devices with the attribute that they must have in common, "" if none.
+type grouped struct {
+	devices   []judged
+	attribute resourceapi.FullyQualifiedName
+}
+
+// closest returns the group that has most, nil if no group has anything.
+func (a *asker) closest(g grouped) *group {
+	groups := make(map[string]*group)
+	var names []string
+	for _, d := range g.devices {
+		if d.gone != nil && d.gone.order < byTaint {
+			continue
+		}
+		where := d.Node
+		if g.attribute != "" {
+			value := fleet.Text(&d.Spec, resourceapi.QualifiedName(g.attribute))
+			if value == "" {
+				continue
+			}
+			where = fmt.Sprintf("%s, %s %s", d.Node, place(g.attribute), value)
+		}
+		if groups[where] == nil {
+			groups[where] = &group{where: where}
+			names = append(names, where)
+		}
+		in := groups[where]
+		in.devices = append(in.devices, d)
+		in.known++
+		if d.gone == nil {
+			in.has++
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	best := slices.MaxFunc(names, func(x, y string) int {
+		return cmp.Or(cmp.Compare(groups[x].has, groups[y].has), cmp.Compare(groups[x].known, groups[y].known), strings.Compare(y, x))
+	})
+	return groups[best]
+}
+
+// fix says what to type so that a group has enough.
+func (a *asker) fix(r *Request, best *group) {
+	missing := r.Count - best.has
+	if r.All {
+		missing = best.known - best.has
+	}
+	if missing > best.known-best.has {
+		return // not even all of them would do
+	}
+	add := func(line string) {
+		if !slices.Contains(a.answer.Fix, line) {
+			a.answer.Fix = append(a.answer.Fix, line)
+		}
+	}
+	var pods []string
+	for _, d := range best.devices {
+		if d.gone == nil || missing <= 0 {
+			continue
+		}
+		missing--
+		if code := codes[d.gone.what]; code != "" {
+			add("chandler explain " + code)
+		}
+		for _, h := range d.Keepers() {
+			if h.Pod != "" {
+				pods = append(pods, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
+			}
+		}
+	}
+	for _, line := range pods {
+		add(line)
+	}
+}
+
+// nearPlugged is where most is free of a resource of device plugins.
+func (a *asker) nearPlugged(r *Request, nodes []candidate) {
+	var best *fleet.Resource
+	for i := range nodes {
+		if nodes[i].refused != "" {
+			continue
+		}
+		if offer := a.plugged(nodes[i].Name, corev1.ResourceName(r.Resource)); offer != nil && (best == nil || offer.Free() > best.Free()) {
+			best = offer
+		}
+	}
+	if best == nil {
+		if a.class(corev1.ResourceName(r.Resource)) == nil {
+			a.answer.Fix = append(a.answer.Fix, "chandler explain "+noClass)
+		}
+		return
+	}
+	a.answer.Nearest = &Nearest{Where: best.Node, Has: best.Free()}
+	if missing := r.Count - best.Free(); missing <= best.Held {
+		for _, h := range best.Holders {
+			if missing > 0 {
+				missing -= h.Count
+				a.answer.Fix = append(a.answer.Fix, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
+			}
+		}
+	}
+}

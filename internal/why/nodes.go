@@ -1,0 +1,86 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+)
+
+// candidate is a node, and what the pod wants of it.
+type candidate struct {
+	*corev1.Node
+	refused string                       // why the pod may not run there, "" if it may
+	short   string                       // of which resource of a device plugin the node has too little
+	claims  []*resourceapi.ResourceClaim // to be allocated there
+}
+
+// nodes returns all nodes of the cluster. Those on which the pod may not run, as far as the
+// pod and the node say so, are noted in the answer.
+func (a *asker) nodes() (out []candidate) {
+	refusals := make(map[string]int)
+	for i := range a.fleet.Nodes {
+		n := candidate{Node: &a.fleet.Nodes[i]}
+		n.refused = cmp.Or(a.refused(n.Node), a.elsewhere(n.Node))
+		if n.refused != "" {
+			if _, found := refusals[n.refused]; !found {
+				refusals[n.refused] = len(a.answer.Nodes)
+				a.answer.Nodes = append(a.answer.Nodes, Refusal{Why: n.refused})
+			}
+			r := &a.answer.Nodes[refusals[n.refused]]
+			r.Nodes = append(r.Nodes, n.Name)
+		}
+		n.short = a.short(n.Name)
+		for _, claim := range a.claims {
+			if claim.Status.Allocation == nil {
+				n.claims = append(n.claims, claim)
+			}
+		}
+		if claim := a.claimForLimits(n.Node); claim != nil {
+			n.claims = append(n.claims, claim)
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// refused is why the pod may not run on a node: by the pod's selector and affinity, because
+// the node takes no pods, or for a taint of the node.
+func (a *asker) refused(node *corev1.Node) string {
+	if node.Spec.Unschedulable && !a.tolerates(corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
+		return "cordoned"
+	}
+	if match, err := nodeaffinity.GetRequiredNodeAffinity(a.pod).Match(node); err != nil {
+		return fmt.Sprintf("node affinity: %v", err)
+	} else if !match {
+		return "node selector or affinity of the pod"
+	}
+	for _, taint := range node.Spec.Taints {
+		if taint.Effect != corev1.TaintEffectPreferNoSchedule && taint.Key != corev1.TaintNodeUnschedulable && !a.tolerates(taint) {
+			return "taint " + taint.ToString()
+		}
+	}
+	return ""
+}
+
+func (a *asker) tolerates(taint corev1.Taint) bool {
+	return schedulinghelpers.TolerationsTolerateTaint(klog.FromContext(a.ctx), a.pod.Spec.Tolerations, &taint, true)
+}
+
+// elsewhere is why a node does not do for claims that are allocated already.
+func (a *asker) elsewhere(node *corev1.Node) string {
+	for _, claim := range a.claims {
+		if claim.Status.Allocation == nil || claim.Status.Allocation.NodeSelector == nil {
+			continue
+		}
+		selector, err := nodeaffinity.NewNodeSelector(claim.Status.Allocation.NodeSelector)
+		if err == nil && !selector.Match(node) {
+			return fmt.Sprintf("claim %s is allocated elsewhere", claim.Name)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,282 @@
+// Package why says why a pod waits for devices, or what it has. It does what the scheduler
+// does, with the scheduler's code for CEL and for allocation, and counts which condition took
+// how many devices away. It is pure: what was read of a cluster is given to it.
+package why
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
+
+	"chandler.dev/internal/fleet"
+)
+
+// Answer is what is said of a pod.
+type Answer struct {
+	Pod     string    `json:"pod"`
+	Phase   string    `json:"phase"`
+	Since   time.Time `json:"since"` // when the pod was made, or started
+	Node    string    `json:"node,omitempty"`
+	Waits   bool      `json:"waits"`             // the scheduler has found no node for it
+	Reason  string    `json:"reason"`            // in a few words
+	Fits    []string  `json:"fits,omitempty"`    // nodes on which its devices are to be had
+	Told    string    `json:"told,omitempty"`    // by the scheduler
+	Nodes   []Refusal `json:"nodes,omitempty"`   // on which the pod may not run
+	Asked   []Request `json:"asked,omitempty"`   // one for each alternative of a request
+	Nearest *Nearest  `json:"nearest,omitempty"` // where least is missing
+	Fix     []string  `json:"fix,omitempty"`     // what to type
+}
+
+// Refusal is why a pod may not run on nodes.
+type Refusal struct {
+	Why   string   `json:"why"`
+	Nodes []string `json:"nodes"`
+}
+
+// Request is what a claim asks for, or what a container does by its limits.
+type Request struct {
+	Claim    string         `json:"claim,omitempty"` // "" for limits
+	Name     string         `json:"name"`            // of the request, "" for limits of a device plugin
+	Resource string         `json:"resource,omitempty"`
+	Class    string         `json:"class,omitempty"`
+	Count    int64          `json:"count,omitempty"`
+	All      bool           `json:"all,omitempty"`   // of the devices, in place of a count
+	Admin    bool           `json:"admin,omitempty"` // it may have what others have
+	Rules    []string       `json:"rules,omitempty"` // for the devices together
+	Steps    []Step         `json:"steps,omitempty"`
+	Left     int64          `json:"left"`
+	But      string         `json:"but,omitempty"` // why what is left does not do
+	Has      []fleet.Device `json:"has,omitempty"`
+	Enough   bool           `json:"enough"`
+}
+
+// Step is what one condition does. The first is how many devices there are at all; each other
+// takes some away.
+type Step struct {
+	Devices int64  `json:"devices"`
+	What    string `json:"what"`
+	Detail  string `json:"detail,omitempty"`
+}
+
+// Nearest is where least is missing.
+type Nearest struct {
+	Where   string `json:"where"`
+	Has     int64  `json:"has"`
+	Devices []Near `json:"devices,omitempty"`
+}
+
+// Near is a device there, and why it is not to be had.
+type Near struct {
+	fleet.Device
+	Why string `json:"why,omitempty"`
+}
+
+// asker is what the answer is made from.
+type asker struct {
+	ctx     context.Context
+	fleet   *fleet.Fleet
+	pod     *corev1.Pod
+	library *library
+	claims  []*resourceapi.ResourceClaim // that the pod has by name
+	judged  map[int]grouped              // the devices of each request, by its place in the answer
+	answer  *Answer
+}
+
+// Explain says why a pod waits, or what it has.
+func Explain(ctx context.Context, in fleet.Input, pod *corev1.Pod) (*Answer, error) {
+	if len(in.Nodes) == 0 {
+		in.Nodes = nodesOf(in.Slices)
+	}
+	a := &asker{ctx: ctx, fleet: fleet.Of(in, ""), pod: pod, judged: make(map[int]grouped), answer: &Answer{
+		Pod: pod.Namespace + "/" + pod.Name, Phase: string(pod.Status.Phase), Since: pod.CreationTimestamp.Time, Node: pod.Spec.NodeName,
+	}}
+	a.library = newLibrary(a.fleet)
+	if pod.Spec.NodeName != "" {
+		a.has()
+		return a.answer, nil
+	}
+	a.answer.Waits = true
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			a.answer.Told = condition.Message
+		}
+	}
+	if missing := a.findClaims(); missing != "" {
+		a.answer.Reason = missing
+		return a.answer, nil
+	}
+	return a.answer, a.waits()
+}
+
+// nodesOf returns the nodes of slices by name, for users who may not read nodes.
+func nodesOf(all []resourceapi.ResourceSlice) (out []corev1.Node) {
+	seen := make(map[string]bool)
+	for i := range all {
+		if name := ptr.Deref(all[i].Spec.NodeName, ""); name != "" && !seen[name] {
+			seen[name] = true
+			out = append(out, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}})
+		}
+	}
+	return out
+}
+
+// findClaims finds the claims of the pod. A claim that is to be made from a template is taken
+// for made. It returns what is missing.
+func (a *asker) findClaims() (missing string) {
+	if gates := a.pod.Spec.SchedulingGates; len(gates) > 0 {
+		return fmt.Sprintf("its scheduling gate %s is not lifted", gates[0].Name)
+	}
+	for i := range a.pod.Spec.ResourceClaims {
+		ref := &a.pod.Spec.ResourceClaims[i]
+		name, _, err := resourceclaim.Name(a.pod, ref)
+		switch {
+		case err == nil && name == nil:
+			continue // it was decided that no claim is needed
+		case err == nil:
+			at := slices.IndexFunc(a.fleet.Claims, func(c resourceapi.ResourceClaim) bool { return c.Namespace == a.pod.Namespace && c.Name == *name })
+			if at < 0 {
+				return fmt.Sprintf("claim %s is not there", *name)
+			}
+			a.claims = append(a.claims, &a.fleet.Claims[at])
+		case errors.Is(err, resourceclaim.ErrClaimNotFound) && ref.ResourceClaimTemplateName != nil:
+			at := slices.IndexFunc(a.fleet.Templates, func(t resourceapi.ResourceClaimTemplate) bool {
+				return t.Namespace == a.pod.Namespace && t.Name == *ref.ResourceClaimTemplateName
+			})
+			if at < 0 {
+				return fmt.Sprintf("claim template %s is not there", *ref.ResourceClaimTemplateName)
+			}
+			claim := &resourceapi.ResourceClaim{Spec: a.fleet.Templates[at].Spec.Spec}
+			claim.Namespace, claim.Name = a.pod.Namespace, a.pod.Name+"-"+ref.Name
+			a.claims = append(a.claims, claim)
+		default:
+			return err.Error()
+		}
+	}
+	return ""
+}
+
+// waits explains why no node does for a pod.
+func (a *asker) waits() error {
+	a.answer.Asked = append(a.requests(), a.limits()...)
+	if len(a.answer.Asked) == 0 {
+		a.answer.Reason = "it asks for no device"
+		return nil
+	}
+	nodes := a.nodes()
+	var failed error
+	for _, n := range nodes {
+		if n.refused != "" || n.short != "" {
+			continue
+		}
+		fits, err := a.library.fits(a.ctx, n.Node, n.claims)
+		if err != nil && failed == nil {
+			failed = err
+		}
+		if fits {
+			a.answer.Fits = append(a.answer.Fits, n.Name)
+		}
+	}
+	if err := a.ctx.Err(); err != nil {
+		return err
+	}
+	a.count(nodes)
+	switch {
+	case failed != nil:
+		// The scheduler gives up for all nodes (pkg/scheduler/framework/plugins/
+		// dynamicresources/dynamicresources.go of 1.37, Filter).
+		a.answer.Fits = nil
+		a.answer.Reason = failed.Error()
+	case len(a.answer.Fits) > 0:
+		a.answer.Reason = "its devices are to be had on " + some(a.answer.Fits, 3)
+	default:
+		a.answer.Reason = a.headline()
+		a.near(nodes)
+	}
+	return nil
+}
+
+// headline names what cannot be had.
+func (a *asker) headline() string {
+	for _, r := range a.answer.Asked {
+		if r.Enough {
+			continue
+		}
+		if r.Claim == "" {
+			return fmt.Sprintf("limits %s: %d", r.Resource, r.Count)
+		}
+		return fmt.Sprintf("claim %s cannot be allocated", r.Claim)
+	}
+	return "no node has all that it asks for together"
+}
+
+// some names the first of many.
+func some(names []string, most int) string {
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// has says what a pod has that the scheduler has found a node for.
+func (a *asker) has() {
+	if a.pod.Status.StartTime != nil {
+		a.answer.Since = a.pod.Status.StartTime.Time
+	}
+	a.answer.Reason = "with all that it asked for"
+	at := make(map[string]int)
+	mine := func(h fleet.Holder) bool { return h.Namespace == a.pod.Namespace && h.Pod == a.pod.Name }
+	for i := range a.fleet.Devices {
+		d := &a.fleet.Devices[i]
+		for _, h := range d.Holders {
+			if !mine(h) {
+				continue
+			}
+			key := h.Claim + "\x00" + h.Request
+			if _, found := at[key]; !found {
+				at[key] = len(a.answer.Asked)
+				a.answer.Asked = append(a.answer.Asked, a.held(h))
+			}
+			r := &a.answer.Asked[at[key]]
+			r.Has = append(r.Has, *d)
+		}
+	}
+	for i := range a.fleet.Resources {
+		for _, h := range a.fleet.Resources[i].Holders {
+			if mine(h) {
+				a.answer.Asked = append(a.answer.Asked, Request{Resource: h.Resource, Count: h.Count, Left: h.Count, Enough: true})
+			}
+		}
+	}
+	slices.SortStableFunc(a.answer.Asked, func(x, y Request) int { return cmp.Compare(x.Claim, y.Claim) })
+	if len(a.answer.Asked) == 0 {
+		a.answer.Reason = "without a device"
+	}
+}
+
+// held is the request by which somebody has something.
+func (a *asker) held(h fleet.Holder) Request {
+	r := Request{Claim: h.Claim, Name: h.Request, Resource: h.Resource, Admin: h.Admin, Enough: true}
+	for i := range a.fleet.Claims {
+		c := &a.fleet.Claims[i]
+		if c.Namespace != h.Namespace || c.Name != h.Claim {
+			continue
+		}
+		for _, asked := range alternatives(c) {
+			if asked.request == h.Request {
+				r.Class, r.Count, r.All, r.Rules = asked.exactly.DeviceClassName, asked.exactly.Count, asked.exactly.AllocationMode == resourceapi.DeviceAllocationModeAll, rules(c, asked)
+				break
+			}
+		}
+	}
+	return r
+}

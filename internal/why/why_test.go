@@ -1,0 +1,402 @@
+package why_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
+	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/fleet"
+	"chandler.dev/internal/fleet/fleettest"
+	"chandler.dev/internal/why"
+)
+
+// For any host and any claim, the answer is that a claim fits exactly when the scheduler's
+// allocator allocates it, and the numbers of each request add up.
+func TestFitsWhatTheAllocatorAllocates(t *testing.T) {
+	seeds := uint64(400)
+	if testing.Short() {
+		seeds = 100
+	}
+	fits, waits := 0, 0
+	for seed := range seeds {
+		random := rand.New(rand.NewPCG(seed, 42))
+		s, spec := randomCase(t, random)
+		claim := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: "probe"}, Spec: spec}
+		in := fleet.Input{
+			Claims: []resourceapi.ResourceClaim{claim}, Classes: []resourceapi.DeviceClass{{ObjectMeta: metav1.ObjectMeta{Name: "any"}}},
+			Nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "node"}}},
+		}
+		for _, slice := range s.Slices {
+			in.Slices = append(in.Slices, *slice)
+		}
+		for _, held := range s.Claims {
+			in.Claims = append(in.Claims, *held)
+		}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod"}}
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "devices", ResourceClaimName: &claim.Name}}
+		answer, err := why.Explain(t.Context(), in, pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		given := allocates(t, s, &claim)
+		if said := len(answer.Fits) > 0; said != given || !answer.Waits {
+			t.Fatalf("seed %d: fits on %q, the allocator allocates: %t\n%+v", seed, answer.Fits, given, answer)
+		}
+		if given {
+			fits++
+		} else {
+			waits++
+		}
+		check(t, seed, answer)
+	}
+	t.Logf("%d fit, %d wait", fits, waits)
+	if fits < int(seeds)/10 || waits < int(seeds)/10 {
+		t.Errorf("%d cases fit and %d wait: the test looks at one side only", fits, waits)
+	}
+}
+
+// allocates asks the allocator without the code under test. An error is one for which the
+// scheduler gives up.
+func allocates(t *testing.T, s *pooltest.Scheduler, claim *resourceapi.ResourceClaim) bool {
+	state := structured.AllocatedState{
+		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+	}
+	for _, held := range s.Claims {
+		for _, r := range held.Status.Allocation.Devices.Results {
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			switch {
+			case pooltest.IsAdmin(&r):
+			case r.ShareID != nil:
+				state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+				state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+			default:
+				state.AllocatedDevices.Insert(id)
+			}
+		}
+	}
+	gates := structured.Features{AdminAccess: true, PrioritizedList: true, DeviceTaints: true, PartitionableDevices: true, ConsumableCapacity: true, CompatibilityGroups: true, ListTypeAttributes: true}
+	allocator, err := structured.NewAllocator(t.Context(), gates, state, s, s.Slices, cel.NewCache(100, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := allocator.Allocate(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}, []*resourceapi.ResourceClaim{claim})
+	return err == nil && len(results) == 1
+}
+
+// check checks an answer for one claim by itself.
+func check(t *testing.T, seed uint64, answer *why.Answer) {
+	t.Helper()
+	for i := range answer.Asked {
+		r := &answer.Asked[i]
+		var sum int64
+		for _, step := range r.Steps {
+			sum += step.Devices
+		}
+		if sum != r.Left {
+			t.Fatalf("seed %d: the steps of %s make %d, left are %d: %+v", seed, r.Name, sum, r.Left, r.Steps)
+		}
+		if !r.All && r.Left < r.Count && r.Enough {
+			t.Fatalf("seed %d: %d left of %d are enough: %+v", seed, r.Left, r.Count, r)
+		}
+		if len(answer.Asked) == 1 && r.Enough != (len(answer.Fits) > 0) {
+			t.Fatalf("seed %d: the only request is enough: %t, but fits on %q: %+v", seed, r.Enough, answer.Fits, r)
+		}
+		if !r.Enough && !r.All && len(r.Rules) == 0 && r.Count == 1 && r.Left > 0 {
+			t.Fatalf("seed %d: one of %d that are left will not do: %+v", seed, r.Left, r)
+		}
+		if r.Enough && len(answer.Fits) > 0 && r.But != "" {
+			t.Fatalf("seed %d: it fits, but: %+v", seed, r)
+		}
+	}
+	if answer.Nearest != nil && len(answer.Fits) > 0 {
+		t.Fatalf("seed %d: nearest miss of what fits", seed)
+	}
+}
+
+// randomCase returns a node of which some is held, and what a claim asks for.
+func randomCase(t *testing.T, random *rand.Rand) (*pooltest.Scheduler, resourceapi.ResourceClaimSpec) {
+	made, _ := pool.Of(pool.Input{Snapshot: discoverytest.RandomHost(random, 4+random.IntN(10)), Features: features.All()})
+	s := pooltest.NewScheduler(t, features.All()).Publish(made)
+	for _, slice := range s.Slices {
+		for i := range slice.Spec.Devices {
+			d := &slice.Spec.Devices[i]
+			d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				discovery.Domain + "/serial":      {StringValue: &d.Name},
+				discovery.Domain + "/n":           {IntValue: ptr.To(int64(random.IntN(4)))},
+				"resource.kubernetes.io/numaNode": {IntValue: ptr.To(int64(random.IntN(2)))},
+			}
+			if random.IntN(8) == 0 {
+				delete(d.Attributes, "resource.kubernetes.io/numaNode")
+			}
+			d.Taints = nil
+			if random.IntN(6) == 0 {
+				d.Taints = []resourceapi.DeviceTaint{{Key: discovery.Domain + "/unhealthy", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			}
+		}
+	}
+	for i := range random.IntN(6) {
+		s.Allocate(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Selectors: atLeast(random.IntN(4)), AdminAccess: ptr.To(random.IntN(8) == 0)})
+	}
+	var spec resourceapi.ResourceClaimSpec
+	for i := range 1 + random.IntN(2) {
+		spec.Devices.Requests = append(spec.Devices.Requests, randomRequest(random, fmt.Sprint("r", i)))
+	}
+	numa, n := resourceapi.FullyQualifiedName("resource.kubernetes.io/numaNode"), resourceapi.FullyQualifiedName(discovery.Domain+"/n")
+	if random.IntN(3) == 0 {
+		spec.Devices.Constraints = append(spec.Devices.Constraints, resourceapi.DeviceConstraint{MatchAttribute: &numa})
+	}
+	if random.IntN(5) == 0 {
+		spec.Devices.Constraints = append(spec.Devices.Constraints, resourceapi.DeviceConstraint{DistinctAttribute: &n, Requests: []string{"r0"}})
+	}
+	return s, spec
+}
+
+func atLeast(n int) []resourceapi.DeviceSelector {
+	if n == 0 {
+		return nil
+	}
+	return []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes['chandler.dev'].n >= %d", n)}}}
+}
+
+func randomRequest(random *rand.Rand, name string) resourceapi.DeviceRequest {
+	exactly := resourceapi.ExactDeviceRequest{DeviceClassName: "any", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1 + int64(random.IntN(4)), Selectors: atLeast(random.IntN(5))}
+	switch random.IntN(10) {
+	case 0:
+		exactly.AdminAccess = ptr.To(true)
+	case 1:
+		exactly.AllocationMode, exactly.Count = resourceapi.DeviceAllocationModeAll, 0
+		exactly.Selectors = atLeast(3)
+	case 2:
+		exactly.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
+	case 3:
+		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(fmt.Sprint(1+random.IntN(40), "Gi"))}}
+	case 4:
+		sub := func(name string, count int64) resourceapi.DeviceSubRequest {
+			return resourceapi.DeviceSubRequest{Name: name, DeviceClassName: "any", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count, Selectors: exactly.Selectors}
+		}
+		return resourceapi.DeviceRequest{Name: name, FirstAvailable: []resourceapi.DeviceSubRequest{sub("many", exactly.Count+2), sub("few", exactly.Count)}}
+	}
+	return resourceapi.DeviceRequest{Name: name, Exactly: &exactly}
+}
+
+const hosts = "../../discovery/families/"
+
+// cluster has two servers of eight GPUs, the second of which has a sick one.
+func cluster(t *testing.T) *fleettest.Cluster {
+	c := fleettest.New(t)
+	c.Node("a", hosts+"amdgpu/testdata/mi210x8.host", nil)
+	c.Node("b", hosts+"amdgpu/testdata/mi210x8.host", fleettest.Sick(discovery.ConditionUnhealthy, resourceapi.DeviceTaintEffectNoSchedule, 37, "pci-0000-43-00-0"))
+	return c
+}
+
+func explain(t *testing.T, c *fleettest.Cluster, pod *corev1.Pod) *why.Answer {
+	t.Helper()
+	answer, err := why.Explain(t.Context(), c.Input, pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+// story is the steps of a request in short.
+func story(r *why.Request) string {
+	var out []string
+	for _, step := range r.Steps {
+		out = append(out, fmt.Sprintf("%d %s", step.Devices, step.What))
+	}
+	out = append(out, strings.TrimSpace(fmt.Sprintf("%d left %s", r.Left, r.But)))
+	return strings.Join(out, "; ")
+}
+
+func TestReasons(t *testing.T) {
+	numa := resourceapi.FullyQualifiedName("resource.kubernetes.io/numaNode")
+	for name, test := range map[string]struct {
+		change func(*fleettest.Cluster, *corev1.Pod)
+		claim  resourceapi.DeviceClaim
+		want   string
+		fix    string
+	}{
+		"selector": {
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1, "device.attributes['chandler.dev'].model == 'None'")}},
+			want:  "16 devices of the class; -16 do not pass device.attributes['chandler.dev'].model == 'None'; 0 left",
+		},
+		"class without devices": {
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("nic", "nic", 1)}},
+			want:  "0 devices of the class; 0 left",
+		},
+		"class that is not there": {
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("x", "no-such", 1)}},
+			want:  "0 devices of the class; 0 left",
+		},
+		"too many": {
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 9)}},
+			want:  "16 devices of the class; -1 unhealthy; 15 left and nowhere 9 on one node",
+		},
+		"held": {
+			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
+				for i, node := range []string{"a", "b"} {
+					c.Give("ml", fmt.Sprint("worker-", i), node, 5, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0", "pci-0000-44-00-0", "pci-0000-a3-00-0", "pci-0000-a4-00-0", "pci-0000-c3-00-0", "pci-0000-c4-00-0")
+				}
+				c.Give("ml", "last", "a", 5, "gpu", "pci-0000-43-00-0")
+			},
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}},
+			want:  "16 devices of the class; -1 unhealthy; -15 held; 0 left",
+			fix:   "kubectl -n ml delete pod worker-0   # when that may end",
+		},
+		"one NUMA node": {
+			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
+				c.Give("ml", "x", "a", 5, "gpus", "pci-0000-23-00-0")
+				c.Give("ml", "y", "a", 5, "gpus", "pci-0000-a3-00-0")
+				c.Give("ml", "z", "b", 5, "gpus", "pci-0000-a3-00-0")
+			},
+			claim: resourceapi.DeviceClaim{
+				Requests:    []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 4)},
+				Constraints: []resourceapi.DeviceConstraint{{MatchAttribute: &numa}},
+			},
+			want: "16 devices of the class; -1 unhealthy; -3 held; 12 left and nowhere 4 on one NUMA node",
+		},
+		"node selector": {
+			change: func(_ *fleettest.Cluster, pod *corev1.Pod) {
+				pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "c"}
+			},
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}},
+			want:  "16 devices of the class; -16 on nodes where the pod may not run; 0 left",
+		},
+		"a selector that fails": {
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1, "device.attributes['chandler.dev'].nothing == 'x'")}},
+			want:  "16 devices of the class; -16 the selector fails for them; 0 left",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := cluster(t)
+			pod := c.Pod("ml", "train", "", 6, nil, "train-gpus").DeepCopy()
+			if test.change != nil {
+				test.change(c, pod)
+			}
+			c.Claim("ml", "train-gpus", test.claim)
+			answer := explain(t, c, pod)
+			if len(answer.Asked) != 1 || len(answer.Fits) != 0 {
+				t.Fatalf("answer: %+v", answer)
+			}
+			if got := story(&answer.Asked[0]); got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+			if test.fix != "" && !slices.Contains(answer.Fix, test.fix) {
+				t.Errorf("fix %q, want %q", answer.Fix, test.fix)
+			}
+		})
+	}
+}
+
+// What pods ask for by limits is of a device plugin where one has it, else of a class.
+func TestLimits(t *testing.T) {
+	const name = "amd.com/gpu"
+	two := map[string]int64{name: 2}
+	t.Run("of a plugin", func(t *testing.T) {
+		c := cluster(t)
+		c.Plugin("a", name, 8, 7)
+		c.Pod("lab", "nb-1", "a", 5, map[string]int64{name: 6})
+		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		want := "8 offered by device plugins under that name; -1 unhealthy or moving to the other API; -6 held; 1 left"
+		if got := story(&answer.Asked[0]); got != want || len(answer.Fits) > 0 || answer.Reason != "limits amd.com/gpu: 2" {
+			t.Errorf("got  %s\nwant %s\n%+v", got, want, answer)
+		}
+		if !slices.Contains(answer.Fix, "kubectl -n lab delete pod nb-1   # when that may end") {
+			t.Errorf("fix: %q", answer.Fix)
+		}
+	})
+	t.Run("of nobody", func(t *testing.T) {
+		c := cluster(t)
+		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		if got, want := story(&answer.Asked[0]), "0 offered by device plugins under that name; 0 left and no DeviceClass has that name"; got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+		if !slices.Contains(answer.Fix, "chandler explain CH0603") {
+			t.Errorf("fix: %q", answer.Fix)
+		}
+	})
+	t.Run("of a class", func(t *testing.T) {
+		c := cluster(t)
+		c.Class("amdgpu", name, "device.attributes['chandler.dev'].?family.orValue('') == 'amdgpu'")
+		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		if !slices.Equal(answer.Fits, []string{"a", "b"}) {
+			t.Errorf("answer: %+v", answer)
+		}
+		many := explain(t, c, c.Pod("lab", "nb-8", "", 2, map[string]int64{name: 9}))
+		if got, want := story(&many.Asked[0]), "16 devices of the class; -1 unhealthy; 15 left and nowhere 9 on one node"; got != want || len(many.Fits) > 0 {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	})
+	t.Run("of a plugin on one node and a class on the other", func(t *testing.T) {
+		c := cluster(t)
+		c.Class("amdgpu", name, "device.attributes['chandler.dev'].?family.orValue('') == 'amdgpu'")
+		c.Plugin("a", name, 8, 1)
+		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		if !slices.Equal(answer.Fits, []string{"b"}) {
+			t.Errorf("fits on %q: %+v", answer.Fits, answer)
+		}
+	})
+}
+
+// Nodes keep pods away by cordons and taints, and pods stay away by their affinity.
+func TestNodesThatRefuse(t *testing.T) {
+	c := cluster(t)
+	c.Nodes[0].Spec.Unschedulable = true
+	c.Nodes[1].Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: "x", Effect: corev1.TaintEffectNoSchedule}}
+	c.Claim("ml", "train-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}})
+	pod := c.Pod("ml", "train", "", 6, nil, "train-gpus")
+	answer := explain(t, c, pod)
+	if len(answer.Fits) > 0 || len(answer.Nodes) != 2 || answer.Nodes[0].Why != "cordoned" || !strings.HasPrefix(answer.Nodes[1].Why, "taint dedicated=x") {
+		t.Errorf("answer: %+v", answer)
+	}
+	pod.Spec.Tolerations = []corev1.Toleration{{Key: "dedicated", Operator: corev1.TolerationOpExists}}
+	if answer := explain(t, c, pod); !slices.Equal(answer.Fits, []string{"b"}) {
+		t.Errorf("with a toleration it fits on %q", answer.Fits)
+	}
+}
+
+// A pod that waits for its claim to be made is told what the claim will need.
+func TestTemplate(t *testing.T) {
+	c := cluster(t)
+	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}
+	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 20)}
+	pod := c.Pod("ml", "train", "", 6, nil)
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: ptr.To("gpus")}}
+	if answer := explain(t, c, pod); answer.Reason != "claim template gpus is not there" {
+		t.Errorf("without a template: %s", answer.Reason)
+	}
+	c.Templates = append(c.Templates, template)
+	answer := explain(t, c, pod)
+	if len(answer.Asked) != 1 || answer.Asked[0].Count != 20 || answer.Reason != "claim train-gpus cannot be allocated" {
+		t.Errorf("answer: %+v", answer)
+	}
+}
+
+// A pod that the scheduler has placed has what it has.
+func TestRuns(t *testing.T) {
+	c := cluster(t)
+	c.Give("ml", "train", "a", 180, "gpus", "pci-0000-23-00-0", "pci-0000-24-00-0")
+	answer := explain(t, c, &c.Pods[0])
+	if answer.Waits || answer.Node != "a" || len(answer.Asked) != 1 || len(answer.Asked[0].Has) != 2 || fleettest.Now.Sub(answer.Since) != 3*time.Hour {
+		t.Errorf("answer: %+v", answer)
+	}
+}
