@@ -1,6 +1,7 @@
-# The agent as a static binary and nothing else. The same image can be made
-# without Docker: package e2e/cluster does so for the tests. With --target nvml
-# it is the agent, the program that asks NVML for it, and a C library for that.
+# The agent as a static binary and nothing else. With --target nvml it is the
+# agent, the program that asks NVML for it, and the C library that this program
+# and NVML are linked with. "make image" and "make image-nvml" make such
+# images without Docker, from the same source the same to the byte.
 FROM --platform=$BUILDPLATFORM golang:1.26 AS build
 ARG TARGETOS=linux TARGETARCH VERSION
 WORKDIR /src
@@ -26,7 +27,13 @@ COPY discovery/families/nvidia/facts discovery/families/nvidia/facts
 RUN CGO_ENABLED=1 CGO_LDFLAGS=-Wl,-z,lazy \
     go build -trimpath -ldflags "-s -w" -o /chandler-nvml ./cmd/chandler-nvml
 
-FROM debian:12-slim AS nvml
+# The files of the C library, where the distribution has them.
+FROM debian:12-slim AS libc
+RUN mkdir /out && dpkg -L libc6 | \
+    grep -E '/(ld-linux-[^/]*|lib(c|dl|m|pthread|rt)\.so\.[0-9]+|copyright)$' | xargs cp --parents -P -t /out
+
+FROM scratch AS nvml
+COPY --from=libc /out /
 COPY --from=build /chandler /chandler
 COPY --from=build-nvml /chandler-nvml /chandler-nvml
 ENTRYPOINT ["/chandler"]

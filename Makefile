@@ -1,5 +1,6 @@
 # Versions of the tools that are run from source; nothing is installed.
 GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOVULNCHECK   := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 GO      ?= go
 CAPTURES ?= ../shared/captures
@@ -11,7 +12,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml demo cluster cluster-stop clean help
+.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -52,8 +53,9 @@ simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n 
 simulate-breaks: ## the product with one deliberate defect at a time, each of which the simulation must find
 	$(GO) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
 
-e2e: ## the tests on a real Kubernetes; needs root
+e2e: ## the tests on a real Kubernetes, and of what a release is made of; needs root
 	cd e2e && $(GO) test -p 1 -timeout 45m ./...
+	cd e2e/release && $(GO) test ./...
 
 # Two tests that take minutes whatever the version. What Kubernetes 1.34 has and
 # leaves off, and the tests of that; its DRAConsumableCapacity is left off: see
@@ -100,11 +102,25 @@ bench: ## benchmarks of the product, then of it on a real Kubernetes beside anot
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	cd e2e && $(GO) run ./cmd/bench
 
-image: ## the agent's image, with docker
-	docker build --build-arg VERSION=$(VERSION) -t chandler.dev/chandler:latest .
+# Files of images and releases have the time of the commit, so that two builds are the same.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
+RELEASE = cd e2e/release && $(GO) run . -version $(or $(VERSION),dev)
 
-image-nvml: ## the image of an agent that asks NVML, with docker
-	docker build --build-arg VERSION=$(VERSION) --target nvml -t chandler.dev/chandler:nvml .
+image: ## the agent's image for amd64 and arm64, as an OCI archive in bin/image; needs no docker
+	$(RELEASE) -out ../../bin/image -tag latest image
+
+image-nvml: ## that of an agent that asks NVML; needs Debian's apt-get, a C compiler, and for arm64 gcc-aarch64-linux-gnu
+	$(RELEASE) -out ../../bin/image -tag latest image-nvml
+
+release: vuln ## programs, images, the chart, a bill of materials and checksums, in bin/release
+	$(RELEASE) all
+
+# It ends with 3 where it finds something, and with another number where it could not look.
+vuln: ## look for known vulnerabilities in what the product calls
+	@GOBIN=$(CURDIR)/bin GOFLAGS= $(GO) install $(GOVULNCHECK)
+	@bin/govulncheck $(GOVULNCHECK_FLAGS) -tags $(TAGS) ./cmd/...; status=$$?; \
+	case $$status in 0) ;; 3) exit 3 ;; \
+	*) printf '\n%s\n%s\n%s\n\n' '***' '*** NOT CHECKED for known vulnerabilities: govulncheck did not run to its end (see above).' '***' >&2 ;; esac
 
 demo: ## a real Kubernetes, eight recorded GPUs, and pods that use them; needs root
 	cd e2e && $(GO) run ./cmd/demo

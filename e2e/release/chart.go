@@ -9,12 +9,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
 
-// chartDir is the chart's directory in the project.
-const chartDir = "deployments/helm/chandler"
+// Where the chart is in the project, and the file in it that says so.
+const (
+	chartDir  = "deployments/helm/chandler"
+	chartFile = "Chart.yaml"
+)
 
 // chart packs the chart as "helm package" does, but with the same time in each header: Helm writes when each
 // file was changed (helm.sh/helm/v4@v4.3.1/pkg/chart/v2/util/save.go).
@@ -46,6 +50,9 @@ func (r *release) chart(context.Context) (err error) {
 		if err != nil {
 			return err
 		}
+		if name == chartFile {
+			content = r.versioned(content)
+		}
 		header := &tar.Header{Typeflag: tar.TypeReg, Name: "chandler/" + name, Mode: 0o644, Size: int64(len(content)), ModTime: r.date}
 		if err := w.WriteHeader(header); err != nil {
 			return err
@@ -57,8 +64,24 @@ func (r *release) chart(context.Context) (err error) {
 	return nil
 }
 
+var (
+	chartVersion = regexp.MustCompile(`(?m)^version:.*$`)
+	appVersion   = regexp.MustCompile(`(?m)^appVersion:.*$`)
+	released     = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
+)
+
+// versioned returns Chart.yaml with the release's version, and the tag of its images. The chart's version must be a
+// semantic one; it stays as it is for anything else.
+func (r *release) versioned(content []byte) []byte {
+	content = appVersion.ReplaceAll(content, fmt.Appendf(nil, "appVersion: %q", r.tag))
+	if released.MatchString(r.version) {
+		content = chartVersion.ReplaceAll(content, fmt.Appendf(nil, "version: %s", strings.TrimPrefix(r.version, "v")))
+	}
+	return content
+}
+
 func first(name string) int {
-	if name == "Chart.yaml" {
+	if name == chartFile {
 		return 0
 	}
 	return 1

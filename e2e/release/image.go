@@ -23,8 +23,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// repository is what the images are called, without the tag.
-const repository = "chandler.dev/chandler"
+// What the images are called, in the chart too.
+const (
+	repository = "chandler.dev/chandler"
+	latest     = "latest" // the tag of a checkout, whose image with NVML has the tag nvml
+)
 
 // A file is one in an image.
 type file struct {
@@ -49,7 +52,7 @@ func (r *release) image(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.writeImage("chandler", r.version, images)
+	return r.writeImage("chandler", r.tag, images)
 }
 
 // imageNVML makes the image of an agent that asks NVML: the agent, the program that asks, and the C library that this
@@ -85,7 +88,11 @@ func (r *release) imageNVML(ctx context.Context) error {
 	if len(images) == 0 {
 		return errors.New("image with NVML: there is no C compiler")
 	}
-	return r.writeImage("chandler-nvml", r.version+"-nvml", images)
+	tag := r.tag + "-nvml"
+	if r.tag == latest {
+		tag = "nvml"
+	}
+	return r.writeImage("chandler-nvml", tag, images)
 }
 
 func addProgram(files map[string]file, p program) error {

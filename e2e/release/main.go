@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -41,7 +42,8 @@ func run(ctx context.Context, args []string, progress io.Writer) error {
 	}
 	flags.StringVar(&r.source, "source", "../..", "the project's `directory`")
 	flags.StringVar(&r.out, "out", "../../bin/release", "`directory` for what is made")
-	flags.StringVar(&r.version, "version", "dev", "what the programs call themselves, and the images' tag")
+	flags.StringVar(&r.version, "version", "dev", "what the programs call themselves")
+	flags.StringVar(&r.tag, "tag", "", "the images' tag; the version unless given")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -63,6 +65,7 @@ func run(ctx context.Context, args []string, progress io.Writer) error {
 type release struct {
 	source, out string
 	version     string
+	tag         string    // of the agent's image
 	date        time.Time // of all files
 	progress    io.Writer
 	built       []program
@@ -70,6 +73,7 @@ type release struct {
 
 // prepare completes the release and makes its directory, in which files of an earlier one may be.
 func (r *release) prepare() (err error) {
+	r.tag = cmp.Or(r.tag, r.version)
 	if r.source, err = filepath.Abs(r.source); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -71,6 +72,7 @@ func TestReleaseIsReproducible(t *testing.T) {
 			t.Errorf("chandler-nvml says %q", out)
 		}
 	})
+	t.Run("chart", func(t *testing.T) { chart(t, filepath.Join(first, "chandler-chart-"+version+".tgz")) })
 	t.Run("bill of materials", func(t *testing.T) { bom(t, filepath.Join(first, "chandler-"+version+".cdx.json"), sums) })
 }
 
@@ -191,6 +193,9 @@ func unpack(t *testing.T, archive io.Reader, to string) {
 		case tar.TypeSymlink:
 			err = root.Symlink(header.Linkname, header.Name)
 		default:
+			if err := root.MkdirAll(filepath.Dir(filepath.Clean(header.Name)), 0o755); err != nil {
+				t.Fatal(err)
+			}
 			var content bytes.Buffer
 			if _, err = io.Copy(&content, r); err == nil {
 				err = root.WriteFile(header.Name, content.Bytes(), fs.FileMode(header.Mode))
@@ -225,6 +230,24 @@ func within(t *testing.T, root string, command ...string) string {
 	}
 	out, err := exec.Command("chroot", append([]string{root}, command...)...).CombinedOutput()
 	return fmt.Sprint(string(out), err)
+}
+
+// chart expects that a chart is whole, and is of the version of the release.
+func chart(t *testing.T, path string) {
+	unzipped, err := gzip.NewReader(strings.NewReader(read(t, path)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	unpack(t, unzipped, dir)
+	for _, line := range []string{"\nversion: 0.0.0-test\n", "\nappVersion: \"" + version + "\"\n"} {
+		if got := read(t, filepath.Join(dir, "chandler", chartFile)); !strings.Contains(got, line) {
+			t.Errorf("no %q in\n%s", line, got)
+		}
+	}
+	if got, want := names(t, filepath.Join(dir, "chandler")), names(t, filepath.Join("../..", chartDir)); !slices.Equal(got, want) {
+		t.Errorf("it has %q, want %q", got, want)
+	}
 }
 
 // bom expects that the bill names the programs with their sums, and their modules with the versions that go.mod says.

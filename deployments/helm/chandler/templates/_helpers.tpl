@@ -4,11 +4,12 @@ release, whatever its name.
 */}}
 
 {{- define "chandler.image" -}}
+{{- $nvml := ternary "nvml" (printf "%s-nvml" .Chart.AppVersion) (eq .Chart.AppVersion "latest") -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ .tag | default (ternary "nvml" $.Chart.AppVersion $.Values.nvml.enabled) }}
+{{ .repository }}:{{ .tag | default (ternary $nvml $.Chart.AppVersion $.Values.nvml.enabled) }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
