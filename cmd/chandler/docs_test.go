@@ -1,0 +1,399 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/internal/docs"
+)
+
+const projectRoot = "../.."
+
+// userPages returns the pages for users, and CONTRIBUTING.md.
+func userPages(t *testing.T) []docs.Page {
+	t.Helper()
+	pages, err := docs.All(projectRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(pages, func(p docs.Page) bool { return p.Path == "ARCHITECTURE.md" || p.Path == "CHANGELOG.md" })
+}
+
+// programs are the commands that are not checked, with the reason.
+var programs = map[string]string{
+	"docker":    "needs Docker and a registry",
+	"export":    "changes the shell that you type it in",
+	"install":   "copies a binary to where you want it",
+	"ln":        "makes a link where you want it",
+	"modprobe":  "loads a module of the host",
+	"source":    "changes the shell that you type it in",
+	"systemctl": "changes the host",
+	"curl":      "asks an agent of a cluster",
+	"tar":       "unpacks what a command wrote",
+	"git":       "needs a checkout of your own",
+	"jq":        "is not part of this",
+	"grep":      "is not part of this",
+	"echo":      "is not part of this",
+	"cosign":    "needs a registry",
+	"sha256sum": "checks what was released",
+}
+
+// Every command of the pages is one that there is: targets of make, files and charts are
+// there, and Chandler's own commands take what they are given. Those that read files are
+// run, on the files of fixtures.
+func TestDocsCommands(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(projectRoot, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range userPages(t) {
+		t.Run(page.Path, func(t *testing.T) {
+			for _, block := range page.Blocks() {
+				commands, err := block.Commands()
+				if err != nil {
+					t.Errorf("%s: %v", page.Path, err)
+				}
+				dir := projectRoot
+				for _, c := range commands {
+					if err := checkCommand(t, c, &dir, string(makefile)); err != nil {
+						t.Errorf("%s:%d: %s: %v", page.Path, c.Line, strings.Join(c.Words, " "), err)
+					}
+				}
+			}
+		})
+	}
+}
+
+func checkCommand(t *testing.T, c docs.Command, dir *string, makefile string) error {
+	words := c.Words
+	if words[0] == "sudo" {
+		words = words[1:]
+	}
+	switch program := words[0]; filepath.Base(program) {
+	case "chandler":
+		return runChandler(t, words[1:])
+	case "kubectl":
+		if len(words) > 1 && words[1] == "chandler" {
+			return parseChandler(words[2:])
+		}
+		if i := slices.Index(words, "--"); i >= 0 && filepath.Base(words[i+1]) == "chandler" {
+			return parseChandler(words[i+2:])
+		}
+		return checkFiles(words, "-f", "--filename", "--patch-file")
+	case "helm":
+		return checkChart(words)
+	case "make":
+		return checkTargets(words[1:], makefile)
+	case "cd":
+		*dir = filepath.Join(*dir, words[1])
+		_, err := os.Stat(*dir)
+		return err
+	case "go":
+		return checkPackages(*dir, words[1:])
+	default:
+		if programs[program] == "" {
+			return fmt.Errorf("is neither checked nor listed with a reason in programs")
+		}
+		return nil
+	}
+}
+
+// checkFiles checks that the files which such flags name are in the project. A name
+// without a directory is a file that the page has its reader write.
+func checkFiles(words []string, flags ...string) error {
+	for i, word := range words[:len(words)-1] {
+		if !slices.Contains(flags, word) || !strings.Contains(words[i+1], "/") {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(projectRoot, words[i+1])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkChart checks that a chart in the project is there, and that it has the values.
+func checkChart(words []string) error {
+	var values map[string]any
+	for i, word := range words {
+		if strings.HasPrefix(word, "deployments/") {
+			data, err := os.ReadFile(filepath.Join(projectRoot, word, "values.yaml"))
+			if err != nil {
+				return err
+			}
+			if err := yaml.Unmarshal(data, &values); err != nil {
+				return err
+			}
+		}
+		if values == nil || i == 0 || words[i-1] != "--set" && words[i-1] != "--set-string" {
+			continue
+		}
+		key, _, _ := strings.Cut(word, "=")
+		path := strings.Split(key, ".")
+		at, ok := values, true
+		for _, name := range path[:len(path)-1] {
+			if at, ok = at[name].(map[string]any); !ok {
+				return fmt.Errorf("the chart has no value %s", key)
+			}
+		}
+		if _, ok := at[path[len(path)-1]]; !ok && path[0] != "config" {
+			return fmt.Errorf("the chart has no value %s", key)
+		}
+	}
+	return nil
+}
+
+// checkTargets checks that the Makefile has the targets.
+func checkTargets(words []string, makefile string) error {
+	for _, target := range words {
+		if strings.Contains(target, "=") {
+			continue
+		}
+		if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(target) + `:`).MatchString(makefile) {
+			return fmt.Errorf("the Makefile has no target %s", target)
+		}
+	}
+	return nil
+}
+
+// checkPackages checks that packages of the project are there. Those of a family that
+// is only an example are not.
+func checkPackages(dir string, words []string) error {
+	for _, word := range words {
+		if !strings.HasPrefix(word, "./") || strings.Contains(word, "mydevice") {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(dir, strings.TrimSuffix(word, "/..."))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findChandler returns the command that arguments name, with its flags set.
+func findChandler(args []string) (*cobra.Command, error) {
+	c, rest, err := newCommand().Find(args)
+	if err != nil {
+		return nil, err
+	}
+	c.InitDefaultHelpFlag()
+	if err := c.ParseFlags(rest); err != nil {
+		return nil, err
+	}
+	return c, c.ValidateArgs(c.Flags().Args())
+}
+
+func parseChandler(args []string) error {
+	_, err := findChandler(args)
+	return err
+}
+
+// fixtures are the files that pages name, and what stands in for them.
+var fixtures = map[string]string{
+	"my-config.yaml":         "deployments/examples/config-gpu-memory.yaml",
+	"my-claims.yaml":         "deployments/examples/gpu-pair.yaml",
+	"config.yaml":            "cmd/chandler/testdata/config.yaml",
+	"provision.yaml":         "deployments/examples/provision.yaml",
+	"rack7.host":             "discovery/families/amdgpu/testdata/mi210x8.host",
+	"time-slicing.yaml":      "cmd/chandler/importer/testdata/nvidia-mps.yaml",
+	"sriovdp-daemonset.yaml": "cmd/chandler/importer/testdata/sriovdp-alone.yaml",
+	"sriovdp-config.yaml":    "cmd/chandler/importer/testdata/sriovdp.json",
+}
+
+// inputs are what stands in for standard input, by command.
+var inputs = map[string]string{
+	"chandler validate":      "deployments/deviceclasses.yaml",
+	"chandler config import": "cmd/chandler/importer/testdata/nvidia-daemonset.yaml",
+}
+
+// readers are the commands that only read files, and so are run.
+var readers = []string{"chandler discover", "chandler validate", "chandler config import", "chandler version", "chandler migrate plan"}
+
+// runChandler runs a command of Chandler's if it only reads files. It must end well, or
+// with exit code 2, which "chandler config import" has where not all could be said.
+func runChandler(t *testing.T, args []string) error {
+	c, err := findChandler(args)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(readers, c.CommandPath()) || len(c.Flags().Args()) == 0 && c.Name() != "discover" && c.Name() != "version" {
+		return nil
+	}
+	_, err = outputOf(t, c.CommandPath(), args)
+	if err != nil && exitCode(err) == 2 {
+		return nil
+	}
+	return err
+}
+
+// outputOf runs a command in a directory with the fixtures, whose files of the project
+// are where they are from its root.
+func outputOf(t *testing.T, path string, args []string) (string, error) {
+	t.Helper()
+	root, err := filepath.Abs(projectRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if file, ok := fixtures[arg]; ok {
+			args[i] = filepath.Join(root, file)
+		} else if strings.Contains(arg, "/testdata/") || strings.HasPrefix(arg, "deployments/") {
+			args[i] = filepath.Join(root, arg)
+		}
+	}
+	cmd := newCommand()
+	var out bytes.Buffer
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(new(bytes.Buffer))
+	if input, ok := inputs[path]; ok {
+		data, err := os.ReadFile(filepath.Join(root, input))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.SetIn(bytes.NewReader(data))
+	}
+	err = cmd.Execute()
+	return out.String(), err
+}
+
+// In a block of the kind "console", the lines below a command of Chandler's are what it
+// prints; "…" stands for lines that are left out. With -update they are written.
+func TestDocsOutput(t *testing.T) {
+	update := flag.Lookup("update").Value.String() == "true"
+	for _, page := range userPages(t) {
+		text := page.Text
+		for _, block := range page.Blocks() {
+			if block.Lang != "console" {
+				continue
+			}
+			commands, err := block.Commands()
+			if err != nil || len(commands) != 1 || filepath.Base(commands[0].Words[0]) != "chandler" {
+				t.Errorf("%s:%d: a block of the kind console is one command of Chandler's and its output (%v)", page.Path, block.Line, err)
+				continue
+			}
+			first, shown, _ := strings.Cut(block.Text, "\n")
+			c, err := findChandler(commands[0].Words[1:])
+			if err != nil {
+				t.Errorf("%s:%d: %v", page.Path, block.Line, err)
+				continue
+			}
+			printed, err := outputOf(t, c.CommandPath(), commands[0].Words[1:])
+			if err != nil && exitCode(err) != 2 {
+				t.Errorf("%s:%d: %v", page.Path, block.Line, err)
+			}
+			switch {
+			case elided(shown).MatchString(printed):
+			case update && !strings.Contains(shown, "…\n"):
+				text = strings.Replace(text, block.Text, first+"\n"+printed, 1)
+			default:
+				t.Errorf("%s:%d: output of %s (-page +program):\n%s", page.Path, block.Line, first, cmp.Diff(shown, printed))
+			}
+		}
+		if text != page.Text {
+			if err := os.WriteFile(filepath.Join(projectRoot, page.Path), []byte(text), 0o644); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// elided returns an expression for output of which lines are left out.
+func elided(shown string) *regexp.Regexp {
+	parts := strings.Split(shown, "…\n")
+	for i := range parts {
+		parts[i] = regexp.QuoteMeta(parts[i])
+	}
+	return regexp.MustCompile(`\A` + strings.Join(parts, `(.*\n)*`) + `\z`)
+}
+
+// Every YAML of the pages is right: configurations and claims by "chandler validate",
+// objects of Kubernetes by their types, and what is written for other device plugins by
+// "chandler config import".
+func TestDocsYAML(t *testing.T) {
+	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	for _, page := range userPages(t) {
+		t.Run(page.Path, func(t *testing.T) {
+			for _, block := range page.Blocks() {
+				if block.Lang != "yaml" {
+					if strings.Contains(block.Text, "apiVersion: ") && block.Lang != "" {
+						t.Errorf("line %d: is of the kind %q, and not yaml", block.Line, block.Lang)
+					}
+					continue
+				}
+				text, err := whole(block.Text)
+				if err != nil {
+					t.Errorf("line %d: %v", block.Line, err)
+					continue
+				}
+				if text == "" {
+					continue // another plugin's, which whole has imported
+				}
+				for document := range strings.SplitSeq(text, "\n---\n") {
+					if strings.Contains(document, "apiVersion: chandler.dev/") && !strings.Contains(document, "opaque:") {
+						continue // validate reads it
+					}
+					if _, _, err := strict.Decode([]byte(document), nil, nil); err != nil {
+						t.Errorf("line %d: %v", block.Line, err)
+					}
+				}
+				if out, err := stdinTo(text, "validate", "-"); err != nil {
+					t.Errorf("line %d: %v\n%s", block.Line, err, out)
+				}
+			}
+		})
+	}
+}
+
+// whole returns a YAML as an object: a piece of a claim's spec is made a claim. It
+// returns none for what is written for another device plugin, if it can be imported.
+func whole(text string) (string, error) {
+	var top map[string]any
+	document, _, _ := strings.Cut(text, "\n---\n")
+	if err := yaml.Unmarshal([]byte(document), &top); err != nil {
+		return "", err
+	}
+	version, _ := top["apiVersion"].(string)
+	group, _, _ := strings.Cut(version, "/")
+	switch {
+	case version == "v1", group == "chandler.dev", version != "" && scheme.Scheme.IsGroupRegistered(group):
+		return text, nil
+	case top["config"] != nil || top["constraints"] != nil || top["requests"] != nil:
+		indented := "    " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    ")
+		requests := ""
+		if top["requests"] == nil {
+			requests = "    requests: [{name: gpu, exactly: {deviceClassName: gpu.chandler.dev}}, {name: nic, exactly: {deviceClassName: rdma.chandler.dev}}]\n"
+		}
+		return "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: example}\nspec:\n  devices:\n" + requests + indented + "\n", nil
+	}
+	if out, err := stdinTo(text, "config", "import", "-"); err != nil && exitCode(err) != 2 {
+		return "", fmt.Errorf("neither Chandler's, nor Kubernetes', nor known to config import: %w\n%s", err, out)
+	}
+	return "", nil
+}
+
+// stdinTo runs a command with text as its standard input.
+func stdinTo(text string, args ...string) (string, error) {
+	cmd := newCommand()
+	var out bytes.Buffer
+	cmd.SetArgs(args)
+	cmd.SetIn(strings.NewReader(text))
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.Execute()
+	return out.String(), err
+}
