@@ -11,6 +11,8 @@ import (
 	"k8s.io/component-base/featuregate"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	"k8s.io/kubernetes/pkg/features"
+
+	dra "chandler.dev/driver/features"
 )
 
 // concerned are the feature gates by which a server keeps, drops or judges what
@@ -68,4 +70,19 @@ func (g gates) String() string {
 func (g gates) set(t *testing.T) {
 	t.Helper()
 	featuregatetesting.SetFeatureGatesDuringTest(t, utilfeature.DefaultFeatureGate, featuregatetesting.FeatureOverrides(g))
+}
+
+// A server whose gates nobody changed keeps what is said of the newest version.
+func TestDefaultFeatures(t *testing.T) {
+	byDefault := make(gates)
+	for _, gate := range concerned {
+		byDefault[gate] = utilfeature.DefaultFeatureGate.Enabled(gate)
+	}
+	want, err := dra.Default(dra.Newest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kept := negotiate(t, byDefault); kept != want {
+		t.Errorf("the server keeps %+v, and Default says %+v", kept, want)
+	}
 }

@@ -48,6 +48,7 @@ type node struct {
 	mu        sync.Mutex
 	plugin    kubeletplugin.DRAPlugin
 	published []string // the devices in the slices, in order
+	pool      resourceslice.Pool
 	servers   map[string]pluginapi.DevicePluginServer
 	healthy   map[string][]string // IDs by resource
 	allocated map[string]string   // likewise, one ID each
@@ -133,7 +134,7 @@ type helper struct{ *node }
 func (h helper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.published = nil
+	h.published, h.pool = nil, resources.Pools["node"]
 	for _, slice := range resources.Pools["node"].Slices {
 		for _, d := range slice.Devices {
 			h.published = append(h.published, d.Name)

@@ -1,0 +1,28 @@
+package agent
+
+import (
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
+	"chandler.dev/internal/ledger"
+)
+
+// Template returns the pool that an agent publishes first on a host of which nobody has
+// anything, in a cluster whose API server keeps the features and serves DRA. The problems
+// are why devices are left out.
+func Template(found *discovery.Snapshot, settings Settings, kept features.Set) (resourceslice.Pool, []discovery.Problem) {
+	settler := discovery.Settler{Severity: settings.Severity}
+	settled, _ := settler.Settle(found, time.Now())
+	snapshot := settings.Rules.Apply(settled)
+	view := ledger.ViewOf(&ledger.Present{Snapshot: snapshot})
+	facts := Facts{Auto: discovery.ModeDRA, Published: &Published{}, Unknown: settings.Rules.Unknown}
+	placement := Place(nil, snapshot.Devices, view, facts)
+	published, problems := pool.Of(pool.Input{
+		Snapshot: snapshot, Withheld: placement.OfDRA(), Features: kept, Gone: settings.Severity.Effect(discovery.ConditionGone),
+	})
+	return published, append(snapshot.Problems, problems...)
+}

@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/amdgpu"
+	"chandler.dev/discovery/families/hypervisor"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/features"
+)
+
+// The pool of a node that is not there yet is the one that an agent on it publishes.
+func TestTemplateIsWhatTheAgentPublishes(t *testing.T) {
+	for name, test := range map[string]struct {
+		host   string
+		wanted func(t *testing.T) *rules.Rules
+	}{
+		"GPUs":                 {"amdgpu/testdata/mi210x8.host", func(*testing.T) *rules.Rules { return &rules.Rules{} }},
+		"partitions":           {"amdgpu/testdata/mi300x-cpx.host", func(*testing.T) *rules.Rules { return &rules.Rules{} }},
+		"MIG":                  {"nvidia/testdata/h100-mig.host", func(*testing.T) *rules.Rules { return &rules.Rules{} }},
+		"devices of two APIs":  {"nvidia/testdata/h100x8.host", func(*testing.T) *rules.Rules { return &rules.Rules{Mode: discovery.ModeDevicePlugin} }},
+		"shares, and excluded": {"nvidia/testdata/h100x8.host", func(t *testing.T) *rules.Rules { return sharedAndExcluded(t) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, err := os.ReadFile("../../../discovery/families/" + test.host)
+			if err != nil {
+				t.Fatal(err)
+			}
+			host, err := recorded.Parse(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				config := n.config(test.wanted(t))
+				config.FS, config.Families = host.FS(), []*discovery.Family{amdgpu.Family, nvidia.Family, hypervisor.Family}
+				template, _ := Template(discovery.Scan(&discovery.Host{FS: config.FS}, config.Families), config.Settings, features.All())
+				stop := n.run(config)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				stop()
+				if len(n.pool.Slices) == 0 {
+					t.Fatal("the agent published nothing")
+				}
+				if !equality.Semantic.DeepEqual(n.pool, template) {
+					t.Errorf("-agent +template:\n%s", cmp.Diff(n.pool, template))
+				}
+			})
+		})
+	}
+}
+
+func sharedAndExcluded(t *testing.T) *rules.Rules {
+	return &rules.Rules{
+		Sharing: []rules.Share{{Selector: selector(t, `device.attributes["chandler.dev"].vendor == "nvidia"`), Replicas: 2}},
+		Exclude: []rules.Selector{selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "0000:43:00.0"`)},
+	}
+}

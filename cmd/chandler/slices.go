@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
+)
+
+type slicesOptions struct {
+	hostRoot string
+	config   string
+	node     v1alpha1.Node
+	version  string
+	gates    map[string]string
+	output   string
+}
+
+func newSlicesCommand() *cobra.Command {
+	var o slicesOptions
+	cmd := &cobra.Command{
+		Use:   "slices [RECORDED.host]",
+		Short: "Print the ResourceSlices that a node with this host would publish",
+		Long: `Print the ResourceSlices that the agent publishes on a node with this host, or with
+one that "chandler record" wrote, while no pod has a device. They are what an
+autoscaler, a scheduler simulation or a test has to know of a node that does not
+exist yet. The command asks no cluster.
+
+The slices depend on the API server, which drops fields of features that it does not
+have. Say which version yours is, and which of its feature gates are not as they are
+by default. chandler_dra_server_feature_enabled of the agent's metrics says them.
+
+The names lack the random end that the API server adds to them, and the slices have no
+owner.`,
+		Example: `  chandler slices rack7.host --node-name gpu-node-template
+  chandler slices rack7.host --kubernetes-version 1.35 --feature-gates DRAPartitionableDevices=true,SeparateCounters=true
+  chandler slices -o json | jq '.items[].spec.devices[].name'`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
+		},
+	}
+	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	cmd.Flags().StringVar(&o.config, "config", "", "the agent's DriverConfig `file`")
+	nodeFlags(cmd.Flags(), &o.node)
+	cmd.Flags().StringVar(&o.version, "kubernetes-version", features.Newest, "`version` of the API server")
+	cmd.Flags().StringToStringVar(&o.gates, "feature-gates", nil, "`features` of ResourceSlices that it keeps or drops, other than by default: DRAListTypeAttributes=true")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "yaml", "yaml: a document for each slice; or json: a list")
+	return cmd
+}
+
+func (o slicesOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
+	if o.output != "yaml" && o.output != "json" {
+		return fmt.Errorf("output format %q: want yaml or json", o.output)
+	}
+	kept, err := o.kept()
+	if err != nil {
+		return err
+	}
+	node, err := nodeName(o.node.Name)
+	if err != nil {
+		return err
+	}
+	config, compiled, err := loadConfigHere(o.config, o.node)
+	if err != nil {
+		return err
+	}
+	found, err := o.scan(ctx, config, errOut, args)
+	if err != nil {
+		return err
+	}
+	published, problems := agent.Template(found, agent.Settings{Rules: compiled, Severity: severityOf(config.Health.Severity)}, kept) //nolint:contextcheck // evaluating an expression does not block
+	if err := printSlices(out, o.output, pool.Objects(node, published)); err != nil {
+		return err
+	}
+	for _, problem := range problems {
+		fmt.Fprintln(errOut, "problem:", problem)
+	}
+	return nil
+}
+
+// kept returns what the API server keeps of slices.
+func (o slicesOptions) kept() (features.Set, error) {
+	kept, err := features.Default(o.version)
+	if err != nil {
+		return kept, err
+	}
+	gates := make(map[string]bool, len(o.gates))
+	for name, text := range o.gates {
+		if text != "true" && text != "false" {
+			return kept, fmt.Errorf("feature %s=%s: want true or false", name, text)
+		}
+		gates[name] = text == "true"
+	}
+	return kept.With(gates)
+}
+
+// scan looks at the host.
+func (o slicesOptions) scan(ctx context.Context, config *v1alpha1.DriverConfig, errOut io.Writer, args []string) (*discovery.Snapshot, error) {
+	if len(args) == 1 {
+		recorded, err := readRecorded(args[0])
+		if err != nil {
+			return nil, err
+		}
+		return discovery.Watch{Host: configuredHost(recorded.FS(), config), Families: families.All}.Once(ctx)
+	}
+	hostFS, err := hostfs.Open(o.hostRoot)
+	if err != nil {
+		return nil, err
+	}
+	host := configuredHost(hostFS, config)
+	informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
+	return discovery.Watch{Host: host, Families: families.All}.Once(ctx)
+}
+
+// printSlices prints slices in a format.
+func printSlices(out io.Writer, format string, list *resourceapi.ResourceSliceList) error {
+	if format == "json" {
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(list)
+	}
+	for i := range list.Items {
+		data, err := yaml.Marshal(&list.Items[i])
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			data = append([]byte("---\n"), data...)
+		}
+		if _, err := out.Write(data); err != nil {
+			return err
+		}
+	}
+	return nil
+}

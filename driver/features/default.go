@@ -1,0 +1,42 @@
+package features
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+// Newest is the newest version of Kubernetes that [Default] knows.
+const Newest = "1.37"
+
+// Default returns the set of an API server of a version whose feature gates nobody
+// changed (pkg/features/kube_features.go, read in 1.34 to 1.37). Later versions count as
+// the newest one that is known. Versions before 1.34 have no resource.k8s.io/v1.
+func Default(of string) (Set, error) {
+	v, err := version.ParseGeneric(of)
+	if err != nil {
+		return Set{}, fmt.Errorf("version of Kubernetes %q: %w", of, err)
+	}
+	switch {
+	case v.LessThan(version.MustParseGeneric("1.34")):
+		return Set{}, fmt.Errorf("version of Kubernetes %q: DRA is for 1.34 and later", of)
+	case v.LessThan(version.MustParseGeneric("1.36")):
+		return Set{}, nil // all of it is alpha
+	}
+	return Set{Bindings: true, Sharing: true, Separate: true, Counters: true, Told: true, Taints: true}, nil
+}
+
+// With returns the set with features switched on and off, by their names, and reports a
+// name that is not known.
+func (s Set) With(gates map[string]bool) (Set, error) {
+	for name, on := range gates {
+		known := func(f field) bool { return f.name == name }
+		if !slices.ContainsFunc(s.fields(), known) {
+			return Set{}, fmt.Errorf("feature %q: there is none of that name; there are %s", name, strings.Join(Set{}.Missing(), ", "))
+		}
+		s.set(name, on)
+	}
+	return s, nil
+}

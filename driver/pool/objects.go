@@ -1,0 +1,34 @@
+package pool
+
+import (
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"chandler.dev/discovery"
+)
+
+// Objects returns the ResourceSlices of a node's pool as the library's controller first
+// writes them (resourceslicecontroller.go, syncPool, of k8s.io/dynamic-resource-allocation
+// 0.37), less the owner and the random end of the name.
+func Objects(node string, p resourceslice.Pool) *resourceapi.ResourceSliceList {
+	list := &resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"}}
+	for i := range p.Slices {
+		slice := &p.Slices[i]
+		list.Items = append(list.Items, resourceapi.ResourceSlice{
+			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, discovery.Domain, node)},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver:                 discovery.Domain,
+				NodeName:               &node,
+				Pool:                   resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(p.Slices))},
+				Devices:                slice.Devices,
+				SharedCounters:         slice.SharedCounters,
+				PartitionTypeAttribute: slice.PartitionTypeAttribute,
+			},
+		})
+	}
+	return list
+}
