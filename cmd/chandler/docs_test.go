@@ -370,13 +370,8 @@ func whole(text string) (string, error) {
 	switch {
 	case version == "v1", group == "chandler.dev", version != "" && scheme.Scheme.IsGroupRegistered(group):
 		return text, nil
-	case top["config"] != nil || top["constraints"] != nil || top["requests"] != nil:
-		indented := "    " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    ")
-		requests := ""
-		if top["requests"] == nil {
-			requests = "    requests: [{name: gpu, exactly: {deviceClassName: gpu.chandler.dev}}, {name: nic, exactly: {deviceClassName: rdma.chandler.dev}}]\n"
-		}
-		return "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: example}\nspec:\n  devices:\n" + requests + indented + "\n", nil
+	case top["config"] != nil || top["constraints"] != nil:
+		return docs.Claim(text), nil
 	}
 	if out, err := stdinTo(text, "config", "import", "-"); err != nil && exitCode(err) != 2 {
 		return "", fmt.Errorf("neither Chandler's, nor Kubernetes', nor known to config import: %w\n%s", err, out)

@@ -84,6 +84,21 @@ func (p Page) Blocks() []Block {
 	return blocks
 }
 
+// Claim returns a claim of which text is a piece: what stands beside the requests in
+// its spec, configuration or constraints.
+func Claim(text string) string {
+	const head = `apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: example}
+spec:
+  devices:
+    requests:
+    - {name: gpu, exactly: {deviceClassName: gpu.chandler.dev}}
+    - {name: nic, exactly: {deviceClassName: rdma.chandler.dev}}
+`
+	return head + "    " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    ") + "\n"
+}
+
 // prose returns the page without its fenced blocks, whose lines are left empty.
 func (p Page) prose() string {
 	var text strings.Builder
