@@ -83,6 +83,12 @@ fmt: ## gofmt and goimports
 generate: ## rewrite the golden files of recorded hosts
 	$(GO) test ./discovery/families/... -update
 
+# Debian's packages mkdocs and mkdocs-material make it. A link that leads nowhere ends it.
+site: ## a site of the pages, in bin/site/html
+	rm -rf bin/site && mkdir -p bin/site/source
+	git ls-files -- '*.md' docs deployments 'discovery/families/*.host' | tar -c -T - | tar -x -C bin/site/source
+	mkdocs build --quiet --strict
+
 verify: generate ## fail if a golden file is not what the code makes of its host
 	git diff --exit-code -- discovery/families
 
