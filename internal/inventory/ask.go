@@ -1,0 +1,188 @@
+package inventory
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
+
+// Ask is how a pod asks for a device.
+type Ask struct {
+	Class    string   `json:"deviceClass,omitempty"` // the most particular one that has it
+	Any      string   `json:"celAny,omitempty"`      // CEL that selects any device like it
+	This     string   `json:"celThis,omitempty"`     // CEL that selects it alone on this machine, "" if none does
+	Limits   []string `json:"limits,omitempty"`      // classic resources
+	Template string   `json:"template,omitempty"`    // a ResourceClaimTemplate for one like it
+}
+
+// askFor says how to ask for each device.
+func askFor(devices []*Device, classes []Class) {
+	unique := newUniqueness(devices)
+	type like struct {
+		key   string
+		class string
+	}
+	known := make(map[string]like) // devices that differ only in what tells one from another have one class
+	for _, d := range devices {
+		for _, offer := range d.Offered.Offers {
+			d.Ask.Limits = append(d.Ask.Limits, offer.Resource)
+		}
+		d.Ask.Any = celAny(d)
+		key := strings.Join([]string{d.Family, d.Ask.Any, d.Offered.Attributes.String("function"), d.Offered.Attributes.String("resource"), strings.Join(d.Ask.Limits, ",")}, "\n")
+		if _, done := known[key]; !done {
+			known[key] = like{key, className(d, classes)}
+		}
+		d.Ask.Class = known[key].class
+		d.Ask.This = unique.cel(d)
+		if d.Ask.Class != "" {
+			d.Ask.Template = template(d)
+		}
+	}
+}
+
+// className returns the most particular class that has a device, first among those of its
+// classic resources.
+func className(d *Device, classes []Class) string {
+	var best *Class
+	offered := func(c *Class) bool {
+		for _, offer := range d.Offered.Offers {
+			if c.Resource == offer.Resource {
+				return true
+			}
+		}
+		return false
+	}
+	for i := range classes {
+		c := &classes[i]
+		if !c.selects(d.Offered) {
+			continue
+		}
+		if best == nil || offered(c) && !offered(best) || offered(c) == offered(best) && c.Length > best.Length {
+			best = c
+		}
+	}
+	if best == nil {
+		return ""
+	}
+	return best.Name
+}
+
+func (c *Class) selects(d *rules.Offered) bool {
+	for _, selector := range c.Selectors {
+		if selected, err := selector.Selects(d.Device); err != nil || !selected {
+			return false
+		}
+	}
+	return true
+}
+
+// condition is CEL that holds where an attribute has the value that it has here. A device
+// without the attribute does not make it fail, as it would in a plain comparison.
+func condition(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) string {
+	domain, id, qualified := strings.Cut(string(name), "/")
+	if !qualified {
+		domain, id = discovery.Domain, string(name)
+	}
+	attribute := fmt.Sprintf("device.attributes[%q].?%s", domain, id)
+	switch {
+	case value.StringValue != nil:
+		return fmt.Sprintf("%s.orValue(\"\") == %q", attribute, *value.StringValue)
+	case value.IntValue != nil:
+		return fmt.Sprintf("%s.orValue(-1) == %d", attribute, *value.IntValue)
+	}
+	return ""
+}
+
+// celAny selects devices like this one: of its model and profile, or by its PCI IDs.
+func celAny(d *Device) string {
+	attributes := d.Offered.Attributes
+	names := []resourceapi.QualifiedName{"model", "profile"}
+	if attributes.String("model") == "" {
+		names = []resourceapi.QualifiedName{"pciVendor", "pciDevice", "profile"}
+	}
+	if attributes.String("model") == "" && attributes.String("pciDevice") == "" {
+		names = []resourceapi.QualifiedName{"family", "kind", "profile"}
+	}
+	var all []string
+	for _, name := range names {
+		if value, there := attributes[name]; there {
+			all = append(all, condition(name, value))
+		}
+	}
+	return strings.Join(all, " && ")
+}
+
+// telling are attributes by which one device is told from all others of a machine, the
+// best known first. All of one list are needed.
+var telling = [][]resourceapi.QualifiedName{
+	{attrBusID}, {"uuid"}, {"serial"}, {"ifName"}, {"rdmaDevice"}, {"queueName"},
+	{attrBusID, "partitionIndex"}, {"parent", "partitionIndex"}, {"parent", "vfIndex"}, {"pfPCIBusID", "sfNumber"},
+	{attrBusID, "function"}, {attrBusID, "profile"}, {"parent", "profile"}, {attrBusID, "family"},
+	{"family", "model"}, {"kind", "model"}, {"family", "resource"}, {"family", "kind"},
+}
+
+// uniqueness counts how many devices have the same values of telling attributes.
+type uniqueness []map[string]int
+
+func newUniqueness(devices []*Device) uniqueness {
+	u := make(uniqueness, len(telling))
+	for i, names := range telling {
+		u[i] = make(map[string]int)
+		for _, d := range devices {
+			if cel := celOf(d, names); cel != "" {
+				u[i][cel]++
+			}
+		}
+	}
+	return u
+}
+
+// cel selects the device alone, "" if nothing does.
+func (u uniqueness) cel(d *Device) string {
+	for i, names := range telling {
+		if cel := celOf(d, names); u[i][cel] == 1 {
+			return cel
+		}
+	}
+	return ""
+}
+
+// celOf selects by attributes, "" if the device lacks one.
+func celOf(d *Device, names []resourceapi.QualifiedName) string {
+	all := make([]string, len(names))
+	for i, name := range names {
+		value, there := d.Offered.Attributes[name]
+		if all[i] = condition(name, value); !there || all[i] == "" {
+			return ""
+		}
+	}
+	return strings.Join(all, " && ")
+}
+
+// template is a ResourceClaimTemplate for one device like this.
+func template(d *Device) string {
+	name := strings.Trim(notLabel.ReplaceAllString(strings.ToLower(d.Kind+"-"+d.Label), "-"), "-")
+	name = strings.Trim(name[:min(len(name), 50)], "-")
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata:
+  name: %s
+spec:
+  spec:
+    devices:
+      requests:
+      - name: %s
+        exactly:
+          deviceClassName: %s
+`, name, cmp.Or(strings.Trim(notLabel.ReplaceAllString(d.Kind, "-"), "-"), "device"), d.Ask.Class)
+	if d.Ask.Any != "" {
+		fmt.Fprintf(&b, "          selectors:\n          - cel:\n              expression: >-\n                %s\n", d.Ask.Any)
+	}
+	return b.String()
+}

@@ -1,0 +1,82 @@
+package inventory
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// hold says how much of each device is held, by who holds it and by the counters of its
+// silicon.
+func hold(devices []*Device) {
+	left := countersLeft(devices)
+	wholes, parts := make(map[string]bool), make(map[string]bool) // held silicon
+	for _, d := range devices {
+		if len(d.Holders) == 0 || d.Open {
+			continue
+		}
+		if d.Offered.PartOf != nil && d.Name == d.Silicon {
+			wholes[d.Silicon] = true
+		} else {
+			parts[d.Silicon] = true
+		}
+	}
+	for _, d := range devices {
+		d.Holding = Free
+		shares := int(d.Offered.Shares())
+		shared := d.Offered.Sharing != nil
+		if shares > 0 {
+			d.Shares = Shares{All: shares, Held: min(shares, len(d.Holders))}
+		}
+		part := d.Offered.PartOf != nil
+		whole := part && d.Name == d.Silicon
+		switch {
+		case d.Open && len(d.Holders) > 0:
+			d.Holding = Held
+		case d.Open:
+		case len(d.Holders) > 0 && shared && (shares == 0 || len(d.Holders) < shares):
+			d.Holding = Partly
+		case len(d.Holders) > 0:
+			d.Holding = Held
+		case whole && parts[d.Silicon]:
+			d.Holding = Partly
+		case part && !whole && wholes[d.Silicon], part && exceeds(d.Offered.Takes, left[d.Silicon]):
+			d.Holding = Taken
+		}
+	}
+}
+
+// countersLeft returns what is left of the counters of each piece of silicon.
+func countersLeft(devices []*Device) map[string]map[string]resource.Quantity {
+	left := make(map[string]map[string]resource.Quantity)
+	for _, d := range devices {
+		if d.Offered.PartOf == nil || len(d.Offered.PartOf.Counters) == 0 {
+			continue
+		}
+		of := left[d.Silicon]
+		if of == nil {
+			of = make(map[string]resource.Quantity)
+			for name, quantity := range d.Offered.PartOf.Counters {
+				of[name] = quantity.DeepCopy()
+			}
+			left[d.Silicon] = of
+		}
+		if len(d.Holders) == 0 {
+			continue
+		}
+		for name, takes := range d.Offered.Takes {
+			rest := of[name]
+			rest.Sub(takes)
+			of[name] = rest
+		}
+	}
+	return left
+}
+
+// exceeds reports whether there is less left of a counter than is taken.
+func exceeds(takes, left map[string]resource.Quantity) bool {
+	for name, quantity := range takes {
+		if rest, counted := left[name]; counted && quantity.Cmp(rest) > 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,251 @@
+package inventory
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
+
+// Make makes an inventory.
+func Make(facts Facts) *Inventory {
+	inv := &Inventory{
+		Host: facts.Name, At: facts.At.UTC().Truncate(time.Second), Recorded: facts.Recorded, Version: facts.Version, Kubernetes: facts.Kubernetes,
+		Families: facts.Families, Functions: facts.Functions, Asked: facts.Asked,
+		Counts: []Count{}, Devices: []*Device{}, Holders: []Holder{}, Waiting: []Waiting{}, Attention: []Item{}, Gone: []Gone{}, Problems: []Problem{},
+		byName: make(map[string]*Device),
+	}
+	snapshot := facts.Snapshot
+	if snapshot == nil {
+		snapshot = &rules.Snapshot{}
+	}
+	for i := range snapshot.Devices {
+		d := describe(&snapshot.Devices[i])
+		d.API = facts.API[d.Silicon]
+		if move, waits := facts.Moves[d.Silicon]; waits && facts.Asked {
+			d.Move = &move
+		}
+		inv.Devices = append(inv.Devices, d)
+		inv.byName[d.Name] = d
+	}
+	if facts.Asked {
+		inv.Holders = append(inv.Holders, facts.Holders...)
+		slices.SortStableFunc(inv.Holders, func(a, b Holder) int {
+			return cmp.Or(compareNatural(a.Owner(), b.Owner()), compareNatural(a.By(), b.By()), compareNatural(a.Request, b.Request), compareNatural(a.Device, b.Device), cmp.Compare(a.Container, b.Container))
+		})
+		for _, h := range inv.Holders {
+			if d := inv.byName[h.Device]; d != nil {
+				d.Holders = append(d.Holders, h)
+			}
+		}
+		hold(inv.Devices)
+	}
+	for _, d := range inv.Devices {
+		d.State = d.state(facts.Asked)
+	}
+	inv.Tree = treeOf(inv.Devices)
+	inv.Devices = inv.Tree.order(inv.byName)
+	askFor(inv.Devices, facts.Classes)
+	inv.count()
+	inv.wait()
+	inv.miss(snapshot.Gone)
+	inv.attend()
+	for _, p := range snapshot.Problems {
+		inv.Problems = append(inv.Problems, Problem{p.Device, p.Err.Error()})
+	}
+	return inv
+}
+
+// describe says what a device is by itself.
+func describe(o *rules.Offered) *Device {
+	d := &Device{
+		Name: o.Name, Kind: cmp.Or(o.Attributes.String("kind"), "other"), Family: o.Family,
+		Model: fullModel(&o.Device), Label: model(&o.Device), Profile: o.Attributes.String("profile"),
+		Silicon: o.Silicon(), Open: o.Open, Place: placeOf(&o.Device), Health: healthOf(o.Health), Offered: o,
+	}
+	if memory, known := o.Capacity["memory"]; known {
+		d.Memory = memory.Value.Value()
+	}
+	d.Detail = cmp.Or(interfaceOf(&o.Device), d.Profile)
+	if d.Detail == d.Label {
+		d.Detail = ""
+	}
+	return d
+}
+
+// healthOf says the health. A snapshot that nothing settled has no effects: they are the
+// usual ones then.
+func healthOf(h discovery.Health) Health {
+	said := Health{Status: cmp.Or(h.Status, discovery.Healthy), Condition: h.Key(), Effect: h.Effect, Reason: h.Reason, Since: h.Since.Time, Stale: h.Stale}
+	if said.Condition == "" {
+		said.Reason, said.Effect = "", ""
+		return said
+	}
+	said.Effect = cmp.Or(said.Effect, discovery.Severity{}.Effect(said.Condition))
+	said.Reason = cmp.Or(said.Reason, string(said.Condition))
+	return said
+}
+
+// Trouble is Degraded, Unhealthy or Unread, "" if the device is well. The effect of a
+// condition decides, not its name.
+func (h *Health) Trouble() State {
+	switch {
+	case h.Condition == "":
+		return ""
+	case h.Status == discovery.Unknown:
+		return Unread
+	case h.Effect == resourceapi.DeviceTaintEffectNone:
+		return Degraded
+	}
+	return Unhealthy
+}
+
+// state says what matters most of a device.
+func (d *Device) state(asked bool) State {
+	trouble := d.Health.Trouble()
+	switch {
+	case trouble == Unread || trouble == Unhealthy:
+		return trouble
+	case d.Move != nil:
+		return Moving
+	case trouble != "":
+		return trouble
+	case d.Open:
+		return Open
+	case !asked:
+		return Present
+	}
+	return d.Holding
+}
+
+// Out reports whether what is free of the device is to be had by nobody.
+func (d *Device) Out() bool { return d.State == Unhealthy || d.State == Unread || d.State == Moving }
+
+// Units are how many pods could have one each: its shares, or the device. Had are those
+// that somebody has, and Out those that nobody can get.
+func (d *Device) Units() (all, had, out int) {
+	all = 1
+	switch {
+	case d.Shares.All > 0:
+		all, had = d.Shares.All, min(d.Shares.Held, d.Shares.All)
+	case d.Holding == Held || d.Holding == Taken || d.Holding == Partly:
+		had = 1
+	}
+	if d.Out() {
+		out = all - had
+	}
+	return all, had, out
+}
+
+// count counts the devices by kind. Silicon that is divided counts by its parts.
+func (inv *Inventory) count() {
+	index := make(map[string]int)
+	for _, s := range inv.Tree.Silicon() {
+		for _, name := range s.counted() {
+			d := inv.byName[name]
+			i, known := index[d.Kind]
+			if !known {
+				i = len(inv.Counts)
+				index[d.Kind] = i
+				inv.Counts = append(inv.Counts, Count{Kind: d.Kind})
+			}
+			c := &inv.Counts[i]
+			if d.Open {
+				c.Open++
+				continue
+			}
+			all, had, out := d.Units()
+			c.All, c.Held, c.Out = c.All+all, c.Held+had, c.Out+out
+			if inv.Asked {
+				c.Free += all - had - out
+			}
+		}
+	}
+}
+
+// wait lists what waits.
+func (inv *Inventory) wait() {
+	for _, s := range inv.Tree.Silicon() {
+		if d := inv.byName[s.First()]; d.Move != nil {
+			inv.Waiting = append(inv.Waiting, Waiting{s.Name, s.All(), *d.Move})
+		}
+	}
+}
+
+// miss lists what somebody has and is not there.
+func (inv *Inventory) miss(gone discovery.Missing) {
+	names := make(map[string]int)
+	for _, h := range inv.Holders {
+		if inv.byName[h.Device] != nil {
+			continue
+		}
+		i, known := names[h.Device]
+		if !known {
+			i = len(inv.Gone)
+			names[h.Device] = i
+			inv.Gone = append(inv.Gone, Gone{Device: h.Device, Health: healthOf(gone.Health(h.Device, ""))})
+		}
+		if !slices.Contains(inv.Gone[i].Hit, h.Owner()) {
+			inv.Gone[i].Hit = append(inv.Gone[i].Hit, h.Owner())
+		}
+	}
+	slices.SortFunc(inv.Gone, func(a, b Gone) int { return compareNatural(a.Device, b.Device) })
+}
+
+// attend lists what needs attention: once for the devices of one silicon that have the same.
+func (inv *Inventory) attend() {
+	type same struct {
+		silicon string
+		key     discovery.Condition
+		reason  string
+	}
+	index := make(map[same]int)
+	add := func(of same, item Item, hit ...string) {
+		i, known := index[of]
+		if !known {
+			i = len(inv.Attention)
+			index[of] = i
+			inv.Attention = append(inv.Attention, item)
+		}
+		at := &inv.Attention[i]
+		at.Devices++
+		for _, who := range hit {
+			if !slices.Contains(at.Hit, who) {
+				at.Hit = append(at.Hit, who)
+			}
+		}
+	}
+	for _, d := range inv.Devices {
+		if trouble := d.Health.Trouble(); trouble != "" {
+			add(same{d.Silicon, d.Health.Condition, d.Health.Reason}, Item{
+				State: trouble, Device: d.Name, Reason: d.Health.Reason, Key: d.Health.Condition, Effect: string(d.Health.Effect), Since: d.Health.Since,
+			}, d.Owners()...)
+		}
+		if d.Move != nil {
+			add(same{silicon: d.Silicon}, Item{State: Moving, Device: d.Name, Reason: d.Move.Reason, Since: d.Move.Since}, d.Owners()...)
+		}
+	}
+	for _, g := range inv.Gone {
+		add(same{g.Device, discovery.ConditionGone, ""}, Item{
+			State: Unhealthy, Device: g.Device, Reason: g.Health.Reason, Key: g.Health.Condition, Effect: string(g.Health.Effect), Since: g.Health.Since,
+		}, g.Hit...)
+	}
+	order := []State{Unhealthy, Unread, Degraded, Moving}
+	slices.SortStableFunc(inv.Attention, func(a, b Item) int {
+		return cmp.Or(cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)), b.Since.Compare(a.Since))
+	})
+}
+
+// Owners names who has the device, each once.
+func (d *Device) Owners() (owners []string) {
+	for i := range d.Holders {
+		if who := d.Holders[i].Owner(); !slices.Contains(owners, who) {
+			owners = append(owners, who)
+		}
+	}
+	return owners
+}

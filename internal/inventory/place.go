@@ -1,0 +1,349 @@
+package inventory
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Names of attributes that Kubernetes defines.
+const (
+	attrBusID = deviceattribute.StandardDeviceAttributePCIBusID
+	attrRoot  = deviceattribute.StandardDeviceAttributePCIeRoot
+	attrNUMA  = deviceattribute.StandardDeviceAttributeNUMANode
+)
+
+// placeOf finds where a device stands: by its directory in /sys, and by its attributes.
+func placeOf(d *discovery.Device) Place {
+	p := Place{Address: d.Attributes.String(attrBusID), Root: d.Attributes.String(attrRoot)}
+	if strings.HasPrefix(d.Source, "sys/") {
+		p.Path = "/" + d.Source
+	}
+	var path []string
+	for element := range strings.SplitSeq(d.Source, "/") {
+		switch {
+		case sysfs.IsPCIAddress(element):
+			path = append(path, element)
+		case strings.HasPrefix(element, "pci") && strings.Contains(element, ":"):
+			p.Root = element
+		}
+	}
+	if n := len(path); n > 0 {
+		p.Address, p.Bridges = cmp.Or(p.Address, path[n-1]), path[:n-1]
+	}
+	switch node := d.Attributes[attrNUMA]; {
+	case node.IntValue != nil:
+		number := int(*node.IntValue)
+		p.NUMA = &number
+	case len(node.IntValues) > 0:
+		number := int(node.IntValues[0])
+		p.NUMA = &number
+	}
+	if speed := d.Attributes["linkSpeed"].IntValue; speed != nil {
+		p.Speed = *speed
+	}
+	if width := d.Attributes["linkWidth"].IntValue; width != nil {
+		p.Width = *width
+	}
+	return p
+}
+
+// Link says the PCIe link in words, such as "Gen 5 ×16", "" if it is not known.
+func (p *Place) Link() string {
+	// The rates of the generations (PCI Express Base Specification 6.0, 4.2).
+	generation := map[int64]int{2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}[p.Speed]
+	if generation == 0 || p.Width == 0 {
+		return ""
+	}
+	return fmt.Sprintf("Gen %d ×%d", generation, p.Width)
+}
+
+// addressIn returns the PCI address in a name such as "pci-0000-16-00-0".
+func addressIn(name string) string {
+	rest, is := strings.CutPrefix(name, "pci-")
+	parts := strings.Split(rest, "-")
+	if !is || len(parts) != 4 {
+		return ""
+	}
+	address := fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3])
+	if !sysfs.IsPCIAddress(address) {
+		return ""
+	}
+	return address
+}
+
+// ShortAddress leaves out the PCI domain where it is 0000, as lspci does.
+func ShortAddress(address string) string { return strings.TrimPrefix(address, "0000:") }
+
+// ShortRoot is the name of a PCIe root as people write it: "17" for "pci0000:17".
+func ShortRoot(root string) string { return ShortAddress(strings.TrimPrefix(root, "pci")) }
+
+// Tree is the machine: NUMA nodes, what stands below their PCIe roots, what has no place,
+// and private links.
+type Tree struct {
+	Nodes   []Node    `json:"numaNodes"`
+	Host    []Silicon `json:"host"` // of the host itself, such as /dev/kvm
+	Fabrics []Fabric  `json:"fabrics"`
+}
+
+// Node is a NUMA node, or what has none.
+type Node struct {
+	Number *int     `json:"number,omitempty"` // nil where no NUMA node is told
+	Placed bool     `json:"placed"`           // whether the devices have a PCIe place
+	Branch []Branch `json:"branches"`
+}
+
+// Branch is what stands below one PCIe root, or below one switch of it.
+type Branch struct {
+	Root    string    `json:"root,omitempty"`   // "pci0000:17", "" if the devices have no PCIe place
+	Switch  string    `json:"switch,omitempty"` // the bridge at which the tree forks, "" if that is the root
+	Silicon []Silicon `json:"silicon"`
+}
+
+// Silicon is what stands in one place: a device, or the parts of one.
+type Silicon struct {
+	Name    string   `json:"name"`
+	Kind    string   `json:"kind"`
+	Address string   `json:"pciAddress,omitempty"`
+	Whole   string   `json:"whole,omitempty"` // the device that is all of it, "" if there is none
+	Parts   []string `json:"parts,omitempty"` // the other devices, in order
+	Noun    string   `json:"noun,omitempty"`  // "VF" or "part": how people call its parts
+	Fabric  int      `json:"-"`               // number of its fabric in [Tree], counted from 1, 0 for none
+
+	place Place
+	apart bool // the whole is given out beside the parts, as a physical function is
+}
+
+// All returns the names of all devices on the silicon.
+func (s *Silicon) All() []string {
+	if s.Whole == "" {
+		return s.Parts
+	}
+	return append([]string{s.Whole}, s.Parts...)
+}
+
+// First is the whole, or the first of the parts.
+func (s *Silicon) First() string { return s.All()[0] }
+
+// counted returns the devices by which silicon is counted: its parts, if it has any.
+func (s *Silicon) counted() []string {
+	if len(s.Parts) == 0 || s.apart {
+		return s.All()
+	}
+	return s.Parts
+}
+
+// Silicon returns all silicon, in the order of the tree.
+func (t *Tree) Silicon() (all []*Silicon) {
+	for n := range t.Nodes {
+		for b := range t.Nodes[n].Branch {
+			for s := range t.Nodes[n].Branch[b].Silicon {
+				all = append(all, &t.Nodes[n].Branch[b].Silicon[s])
+			}
+		}
+	}
+	for s := range t.Host {
+		all = append(all, &t.Host[s])
+	}
+	return all
+}
+
+// order returns the devices in the order of the tree.
+func (t *Tree) order(byName map[string]*Device) []*Device {
+	devices := []*Device{}
+	for _, s := range t.Silicon() {
+		for _, name := range s.All() {
+			devices = append(devices, byName[name])
+		}
+	}
+	return devices
+}
+
+// treeOf puts devices in their places.
+func treeOf(devices []*Device) *Tree {
+	t := &Tree{Nodes: []Node{}, Host: []Silicon{}, Fabrics: []Fabric{}}
+	of := make(map[string]*Device)
+	for _, d := range devices {
+		of[d.Name] = d
+	}
+	byNode := make(map[int][]Silicon)
+	for _, s := range group(devices) {
+		if s.ofHost(of[s.First()]) {
+			t.Host = append(t.Host, s)
+			continue
+		}
+		byNode[s.node()] = append(byNode[s.node()], s)
+	}
+	numbers := make([]int, 0, len(byNode))
+	for number := range byNode {
+		numbers = append(numbers, number)
+	}
+	slices.Sort(numbers)
+	for _, number := range numbers {
+		n := Node{Placed: number != noPlace, Branch: branches(byNode[number])}
+		if number < noNUMA {
+			n.Number = &number
+		}
+		t.Nodes = append(t.Nodes, n)
+	}
+	t.link(of)
+	return t
+}
+
+// noNUMA is the number of what has no NUMA node, and noPlace of what has no PCIe place
+// either.
+const (
+	noNUMA  = 1 << 30
+	noPlace = noNUMA + 1
+)
+
+func (s *Silicon) node() int {
+	switch {
+	case s.place.NUMA != nil:
+		return *s.place.NUMA
+	case s.place.Root == "":
+		return noPlace
+	}
+	return noNUMA
+}
+
+// ofHost reports whether silicon is something of the host that stands nowhere.
+func (s *Silicon) ofHost(d *Device) bool {
+	if s.place.Root != "" || s.place.NUMA != nil || len(s.Parts) > 0 && s.Whole != "" {
+		return false
+	}
+	return d.Open || d.Kind == "hypervisor" || d.Kind == "enclave" || d.Kind == "other"
+}
+
+// group puts devices together that are parts of the same silicon, in the order of their
+// places.
+func group(devices []*Device) []Silicon {
+	byName := make(map[string][]*Device)
+	var names []string
+	for _, d := range devices {
+		if byName[d.Silicon] == nil {
+			names = append(names, d.Silicon)
+		}
+		byName[d.Silicon] = append(byName[d.Silicon], d)
+	}
+	all := make([]Silicon, 0, len(names))
+	for _, name := range names {
+		all = append(all, siliconOf(name, byName[name]))
+	}
+	slices.SortStableFunc(all, func(a, b Silicon) int {
+		return cmp.Or(cmp.Compare(a.place.Root, b.place.Root), slices.Compare(a.place.Bridges, b.place.Bridges), cmp.Compare(a.Address, b.Address), compareNatural(a.Name, b.Name))
+	})
+	return all
+}
+
+// siliconOf says where silicon stands and what its parts are called.
+func siliconOf(name string, devices []*Device) Silicon {
+	s := Silicon{Name: name}
+	slices.SortStableFunc(devices, func(a, b *Device) int {
+		return cmp.Or(cmp.Compare(vfIndex(a), vfIndex(b)), compareNatural(a.Name, b.Name))
+	})
+	first := devices[0]
+	for _, d := range devices {
+		if d.Name == name {
+			s.Whole, first = d.Name, d
+		}
+	}
+	s.Kind, s.place, s.Address = first.Kind, first.Place, first.Place.Address
+	own := addressIn(name)
+	if len(devices) == 1 && first.Name == name && s.place.Root == "" {
+		own = ""
+	}
+	// A part is a function of its own, or a thing below one. The silicon stands where its
+	// physical function does.
+	if own != "" {
+		s.Address = own
+	}
+	if s.Whole != "" && len(devices) == 1 || len(devices) == 1 && first.Offered.PartOf == nil {
+		return s
+	}
+	s.Noun = "part"
+	for _, d := range devices {
+		if d.Name == s.Whole {
+			s.apart = d.Offered.PartOf != nil && len(d.Offered.PartOf.Counters) == 0
+			continue
+		}
+		d.Index = len(s.Parts)
+		s.Parts = append(s.Parts, d.Name)
+		suffix, isPart := strings.CutPrefix(d.Name, name+"-")
+		switch index := vfIndex(d); {
+		case index >= 0 && d.Offered.Attributes.String("function") == "virtual":
+			s.Noun, d.Index = "VF", int(index)
+			d.Label = fmt.Sprintf("VF %d", index)
+		case isPart:
+			d.Label = suffix
+		case d.Place.Address != "" && d.Place.Address != s.Address:
+			d.Label = ShortAddress(d.Place.Address)
+		default:
+			d.Label = d.Name
+		}
+	}
+	return s
+}
+
+func vfIndex(d *Device) int64 {
+	if index := d.Offered.Attributes["vfIndex"].IntValue; index != nil {
+		return *index
+	}
+	return -1
+}
+
+// branches puts silicon below PCIe roots, and below the switches at which a root forks.
+func branches(all []Silicon) (branches []Branch) {
+	below := make(map[string]int) // silicon below the first switch
+	key := func(s *Silicon) string {
+		if len(s.place.Bridges) < 2 {
+			return s.place.Root
+		}
+		return s.place.Root + " " + strings.Join(s.place.Bridges[:2], " ")
+	}
+	for i := range all {
+		below[key(&all[i])]++
+	}
+	byKey := make(map[string]int)
+	for _, s := range all {
+		k := key(&s)
+		if below[k] < 2 {
+			k = s.place.Root
+		}
+		i, known := byKey[k]
+		if !known {
+			i = len(branches)
+			byKey[k] = i
+			branches = append(branches, Branch{Root: s.place.Root})
+		}
+		branches[i].Silicon = append(branches[i].Silicon, s)
+	}
+	for i := range branches {
+		branches[i].Switch = branches[i].fork()
+	}
+	return branches
+}
+
+// fork returns the bridge at which the tree forks, "" if that is the root.
+func (b *Branch) fork() string {
+	if len(b.Silicon) < 2 {
+		return ""
+	}
+	common := b.Silicon[0].place.Bridges
+	for _, s := range b.Silicon[1:] {
+		n := 0
+		for other := s.place.Bridges; n < min(len(common), len(other)) && common[n] == other[n]; n++ {
+		}
+		common = common[:n]
+	}
+	if len(common) < 2 { // the first is a port of the root
+		return ""
+	}
+	return common[len(common)-1]
+}

@@ -1,0 +1,96 @@
+package inventory
+
+import (
+	"cmp"
+	"regexp"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+)
+
+// model returns the name of a device without its vendor's, which is short and tells it
+// from others.
+func model(d *discovery.Device) string {
+	name := fullModel(d)
+	first, rest, found := strings.Cut(name, " ")
+	if found && rest != "" && strings.EqualFold(first, d.Attributes.String("vendor")) && d.Attributes.String("model") != "" {
+		return rest
+	}
+	return name
+}
+
+// fullModel returns the model, or else what is known of the device.
+func fullModel(d *discovery.Device) string {
+	if name := d.Attributes.String("model"); name != "" {
+		return name
+	}
+	vendor, device := d.Attributes.String("pciVendor"), d.Attributes.String("pciDevice")
+	if vendor != "" && device != "" {
+		if architecture := d.Attributes.String("architecture"); architecture != "" {
+			return architecture
+		}
+		return strings.TrimSpace(d.Attributes.String("vendor") + " " + vendor + ":" + device)
+	}
+	if vendor := d.Attributes.String("vendor"); vendor != "" {
+		return vendor + " " + cmp.Or(d.Attributes.String("kind"), "device")
+	}
+	return d.Name
+}
+
+// interfaceOf is what the kernel calls the device, "" if nobody knows it by that.
+func interfaceOf(d *discovery.Device) string {
+	for _, name := range []resourceapi.QualifiedName{"ifName", "rdmaDevice", "queueName"} {
+		if value := d.Attributes.String(name); value != "" {
+			return value
+		}
+	}
+	return ""
+}
+
+// Bytes says an amount of memory in words, "" for none.
+func Bytes(n int64) string {
+	const mebi, gibi = 1 << 20, 1 << 30
+	in := func(unit int64, name string) string {
+		return strings.TrimSuffix(strconv.FormatFloat(float64(n)/float64(unit), 'f', 1, 64), ".0") + " " + name
+	}
+	switch {
+	case n == 0:
+		return ""
+	case n >= gibi:
+		return in(gibi, "GiB")
+	}
+	return in(mebi, "MiB")
+}
+
+var (
+	digits   = regexp.MustCompile(`\d+|\D+`)
+	notLabel = regexp.MustCompile(`[^a-z0-9]+`)
+)
+
+// compareNatural orders names with numbers by the numbers: mlx5_2 before mlx5_10.
+func compareNatural(a, b string) int {
+	as, bs := digits.FindAllString(a, -1), digits.FindAllString(b, -1)
+	for i := range min(len(as), len(bs)) {
+		x, errX := strconv.ParseUint(as[i], 10, 64)
+		y, errY := strconv.ParseUint(bs[i], 10, 64)
+		order := strings.Compare(as[i], bs[i])
+		if errX == nil && errY == nil {
+			order = cmp.Or(cmp.Compare(x, y), order)
+		}
+		if order != 0 {
+			return order
+		}
+	}
+	return cmp.Compare(len(as), len(bs))
+}
+
+// APIName is what people call an API: DRA, or plugin.
+func APIName(api discovery.Mode) string {
+	if api == discovery.ModeDevicePlugin {
+		return "plugin"
+	}
+	return string(api)
+}
