@@ -80,8 +80,9 @@ lint: ## golangci-lint, with the rules of .golangci.yml
 fmt: ## gofmt and goimports
 	$(GO) run $(GOLANGCI_LINT) fmt ./...
 
-generate: ## rewrite the golden files of recorded hosts
+generate: ## rewrite the golden files of recorded hosts, and the pages of doctor's codes
 	$(GO) test ./discovery/families/... -update
+	$(GO) test ./internal/doctor -update
 
 # Debian's packages mkdocs and mkdocs-material make it. A link that leads nowhere ends it.
 site: ## a site of the pages, in bin/site/html
@@ -90,7 +91,7 @@ site: ## a site of the pages, in bin/site/html
 	mkdocs build --quiet --strict
 
 verify: generate ## fail if a golden file is not what the code makes of its host
-	git diff --exit-code -- discovery/families
+	git diff --exit-code -- discovery/families docs
 
 manifests: ## rewrite the plain manifests of deployments/ from the Helm chart
 	cd e2e && $(GO) test ./chart -run 'TestManifests|TestSchemaOfConfig' -update

@@ -25,6 +25,8 @@ require (
 
 require k8s.io/component-helpers v0.37.2
 
+require github.com/pelletier/go-toml/v2 v2.4.3
+
 require (
 	cel.dev/expr v0.25.2 // indirect
 	github.com/antlr4-go/antlr/v4 v4.13.1 // indirect

@@ -66,6 +66,7 @@ To see what it finds on this machine, without a cluster and without root:
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newMigrateCommand(), newValidateCommand(), newSlicesCommand(), newVersionCommand())
+	cmd.AddCommand(newDoctorCommand(), newExplainCommand())
 	cmd.AddCommand(kubectl.Commands(buildVersion())...)
 	return cmd
 }

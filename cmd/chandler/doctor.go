@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/gather"
+	"chandler.dev/internal/terminal"
+)
+
+type doctorOptions struct {
+	hostRoot        string
+	nodeRoot        string
+	kubeletRoot     string
+	devicePluginDir string
+	cdiRoot         string
+	config          string
+	kubeconfig      string
+	agent           string
+	node            v1alpha1.Node
+
+	only   string
+	wait   time.Duration
+	quiet  bool
+	strict bool
+	ascii  bool
+	output string
+}
+
+func newDoctorCommand() *cobra.Command {
+	var o doctorOptions
+	cmd := &cobra.Command{
+		Use:   "doctor [RECORDED.host]",
+		Short: "Say what is wrong with this node, and what to do about it",
+		Long: `Say what is wrong with this node, and what to do about it. Each check is one line.
+Whatever is not as it should be has a code, a cause, and the commands that mend
+it; "chandler explain CODE" says more. A check that could not look says why.
+
+Run it on a node as root, or in the agent's pod, where it takes the agent's own
+options. Of a recorded host it checks the devices and the host. It changes nothing.
+
+The exit code is 0 if nothing is wrong, 1 if something is (with --strict also if
+there are warnings), and 2 if doctor itself could not look.`,
+		Example: `  sudo chandler doctor
+  kubectl -n chandler exec daemonset/chandler -- /chandler doctor
+  chandler doctor --only devices,host
+  chandler doctor --wait 60s --quiet
+  chandler doctor rack7.host -o json`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.inherit(cmd.Flags(), gather.OwnFlags())
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.only, "only", "", "check only these `categories`: kubelet, runtime, devices, host, apis, cluster, agent")
+	flags.DurationVar(&o.wait, "wait", 0, "look again until nothing is wrong, for so long at most")
+	flags.BoolVar(&o.quiet, "quiet", false, "print only what is wrong")
+	flags.BoolVar(&o.strict, "strict", false, "count warnings as faults")
+	flags.BoolVar(&o.ascii, "ascii", false, "print no other characters than ASCII's")
+	flags.StringVarP(&o.output, "output", "o", "text", "text or json")
+	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
+	flags.StringVar(&o.nodeRoot, "node-root", "/", "`directory` that holds the node's /etc, with the configurations of kubelet and container runtime; empty if they are not to be had")
+	flags.StringVar(&o.kubeletRoot, "kubelet-root", defaultKubeletRoot, "the kubelet's `directory`, its --root-dir")
+	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir")
+	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` in which the agent writes CDI specs")
+	flags.StringVar(&o.config, "config", "", "DriverConfig `file` of the agent; the one that the agent keeps if left out")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod and on a node with an administrator's it may be left out")
+	flags.StringVar(&o.agent, "agent", "", "`address` of the agent's health checks, such as 10.0.0.7:8080; found out if left out")
+	nodeFlags(flags, &o.node)
+	return cmd
+}
+
+// inherit takes the agent's options where this runs in its pod and nothing else was said.
+func (o *doctorOptions) inherit(flags *pflag.FlagSet, own map[string]string) {
+	if own == nil {
+		return
+	}
+	for _, name := range []string{"host-root", "kubelet-root", "device-plugin-dir", "cdi-root", "config", "kubeconfig", "node-name"} {
+		if value := own[name]; value != "" && !flags.Changed(name) {
+			_ = flags.Set(name, value)
+		}
+	}
+	if !flags.Changed("node-root") {
+		o.nodeRoot = "" // the pod has an /etc of its own
+	}
+}
+
+// doctorError says with which exit code doctor ends.
+type doctorError struct {
+	error
+
+	code int
+}
+
+// ExitCode is that of the command.
+func (e doctorError) ExitCode() int { return e.code }
+
+// couldNot is the error of a doctor that could not look.
+func couldNot(err error) error {
+	if err == nil {
+		return nil
+	}
+	return doctorError{err, 2}
+}
+
+func (o *doctorOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
+	only, err := doctor.ParseCategories(o.only)
+	if err != nil {
+		return couldNot(err)
+	}
+	if o.output != "text" && o.output != "json" {
+		return couldNot(fmt.Errorf("output format %q: want text or json", o.output))
+	}
+	if o.node.Name, err = nodeName(o.node.Name); err != nil {
+		return couldNot(err)
+	}
+	var report *doctor.Report
+	gather.Waited(ctx, o.wait, func() bool {
+		if report, err = o.examine(ctx, errOut, args, only); err != nil {
+			return true
+		}
+		return report.Healthy(o.strict)
+	})
+	if err != nil {
+		return couldNot(err)
+	}
+	if err := o.print(out, report); err != nil {
+		return couldNot(err)
+	}
+	if !report.Healthy(o.strict) {
+		return doctorError{errors.New(""), 1} // the report says it
+	}
+	return nil
+}
+
+func (o *doctorOptions) print(out io.Writer, report *doctor.Report) error {
+	if o.output == "text" {
+		return report.Print(out, terminal.Of(out, os.LookupEnv, o.ascii), o.quiet)
+	}
+	data, err := json.Marshal(report)
+	if err != nil {
+		return err
+	}
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, data, "", "  "); err != nil {
+		return err
+	}
+	indented.WriteByte('\n')
+	_, err = indented.WriteTo(out)
+	return err
+}
+
+// examine gathers the facts and judges them.
+func (o *doctorOptions) examine(ctx context.Context, errOut io.Writer, args []string, only []doctor.Category) (*doctor.Report, error) {
+	gathering := gather.Options{
+		Node: o.node.Name, Version: buildVersion(), Root: o.nodeRoot, Proc: filepath.Join(o.hostRoot, "proc"),
+		KubeletRoot: o.kubeletRoot, PluginDir: o.devicePluginDir, CDIDir: o.cdiRoot,
+		StateDir: filepath.Join(o.kubeletRoot, stateDir), Agent: o.agent, Connect: o.connect,
+	}
+	if len(args) == 1 {
+		recorded, err := readRecorded(args[0])
+		if err != nil {
+			return nil, err
+		}
+		gathering.HostFS, gathering.Recorded = recorded.FS(), true
+		gathering.Node = filepath.Base(args[0])
+	} else {
+		var err error
+		if gathering.HostFS, err = hostfs.Open(o.hostRoot); err != nil {
+			return nil, err
+		}
+	}
+	facts := gather.All(ctx, gathering)
+	if err := o.addDevices(ctx, errOut, gathering, facts); err != nil {
+		return nil, err
+	}
+	return doctor.Judge(facts, only...), nil
+}
+
+// connect returns how to reach the API server: as it was said, as a pod, or as whoever
+// administers the node. On a machine without a kubelet nobody else's cluster is asked unless
+// that was said.
+func (o *doctorOptions) connect() (*rest.Config, error) {
+	if o.kubeconfig != "" {
+		return clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	}
+	config, err := rest.InClusterConfig()
+	if err == nil || !errors.Is(err, rest.ErrNotInCluster) {
+		return config, err
+	}
+	for _, file := range []string{os.Getenv("KUBECONFIG"), "/etc/kubernetes/admin.conf"} {
+		if _, err := os.Stat(o.devicePluginDir); err != nil {
+			break
+		}
+		if _, err := os.Stat(file); file != "" && err == nil {
+			return clientcmd.BuildConfigFromFlags("", file)
+		}
+	}
+	return nil, errors.New("no --kubeconfig says how to reach the API server")
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/doctor/gather"
+	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/legacy/list"
+)
+
+// healthFile is where the agent keeps the states of devices.
+const healthFile = "health.json"
+
+// addDevices adds the facts that discovery, the configuration and the agent's files say.
+func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gather.Options, f *doctor.Facts) error {
+	state := os.DirFS(g.StateDir)
+	if g.Recorded {
+		state = noFiles{}
+	}
+	config, n, err := o.configInForce(state, f)
+	if err != nil {
+		return err
+	}
+	host := configuredHost(g.HostFS, config)
+	if !g.Recorded {
+		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
+	}
+	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).Once(ctx); err != nil {
+		return err
+	}
+	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
+	n.Entries, _ = ledger.ReadEntries(state, ".", boot)         // what is wrong with them the records say
+	if f.Kubelet.Pods.Not == "" {
+		n.addListed(&kubeletapi.Listing{Pods: f.Kubelet.Pods.Value})
+	}
+	f.Devices.Holders = holders(n)
+
+	settler := discovery.Settler{Severity: severityOf(config.Health.Severity), Held: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
+	if data, err := fs.ReadFile(state, healthFile); err == nil {
+		_ = json.Unmarshal(data, &settler) // since when devices are as they are; without it nothing is said of that
+	}
+	settled, _ := settler.Settle(n.Devices, time.Now())
+	f.Devices.Found = n.Devices
+	snapshot := n.Rules.Apply(settled)
+	f.Devices.Snapshot = doctor.Known(snapshot)
+	f.Kubelet.Ours = ours(snapshot, n.API)
+	f.Devices.Waits = doctor.Known(waits(n))
+	return nil
+}
+
+// noFiles is the directory of an agent that is not there.
+type noFiles struct{}
+
+// Open implements [fs.FS].
+func (noFiles) Open(name string) (fs.File, error) {
+	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+}
+
+// configInForce returns the configuration by which the agent goes, and notes what is wrong with the
+// one that it was given last.
+func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.DriverConfig, nodeNow, error) {
+	var n nodeNow
+	node := o.node
+	if node.Labels == nil && f.Cluster.Node.Not == "" && f.Cluster.Node.Value != nil {
+		node.Labels = f.Cluster.Node.Value.Labels
+	}
+	if node.Labels == nil {
+		if data, err := fs.ReadFile(state, agent.KeptLabels); err == nil {
+			_ = json.Unmarshal(data, &node.Labels) // where it cannot be read, entries for labels are unknown
+		}
+	}
+	kept, err := fs.ReadFile(state, agent.KeptConfig)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		f.Agent.Config = doctor.Unknown[string](err.Error())
+	}
+	text := kept
+	if o.config != "" {
+		if text, err = os.ReadFile(o.config); err != nil {
+			return nil, n, fmt.Errorf("read config: %w", err)
+		}
+	}
+	config, compiled, wrong := parseConfig(text, node)
+	switch {
+	case wrong != nil:
+		f.Agent.Config = doctor.Known(wrong.Error())
+	case text != nil:
+		f.Agent.Config = doctor.Known("")
+	case f.Agent.Config.Not == "":
+		f.Agent.Config = doctor.Unknown[string]("the agent keeps none, and no --config names one")
+	}
+	if config == nil || compiled == nil {
+		if config, compiled, err = parseConfig(kept, node); err != nil || compiled == nil {
+			if config, compiled, err = parseConfig(nil, node); err != nil {
+				return nil, n, err
+			}
+		}
+	}
+	n.Rules = compiled
+	f.Agent.Mode = compiled.Mode
+	n.API, n.Auto, err = agent.ReadPlacement(state)
+	f.Devices.API = doctor.Of(n.API, err)
+	if f.Agent.Mode == discovery.ModeAuto {
+		f.Agent.Mode = n.Auto
+	}
+	if n.Auto == discovery.ModeAuto {
+		n.Auto = discovery.ModeDevicePlugin
+	}
+	return config, n, nil
+}
+
+// holders returns who has each device: the pods, where the kubelet says which have a claim.
+func holders(n nodeNow) map[string][]doctor.Holder {
+	found := make(map[string][]doctor.Holder)
+	add := func(device string, h doctor.Holder) {
+		if device != "" && !slices.Contains(found[device], h) {
+			found[device] = append(found[device], h)
+		}
+	}
+	for _, e := range n.Entries {
+		owner := e.Owner()
+		of := []doctor.Holder{{Owner: owner.String(), API: owner.API}}
+		switch {
+		case owner.API == discovery.ModeDRA:
+			if pods := n.pods[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}]; len(pods) > 0 {
+				of = nil
+				for _, pod := range pods {
+					namespace, name, _ := strings.Cut(pod, "/")
+					of = append(of, doctor.Holder{Namespace: namespace, Pod: name, Owner: owner.String(), API: owner.API})
+				}
+			}
+		case owner.Name != "":
+			of[0].Namespace, of[0].Pod = owner.Namespace, owner.Name
+		}
+		for _, hold := range e.Holds() {
+			for _, h := range of {
+				add(hold.Device, h)
+			}
+		}
+	}
+	return found
+}
+
+// ours returns the classic IDs that the agent may list, by resource. A resource that DRA alone
+// offers has none.
+func ours(snapshot *rules.Snapshot, places map[string]discovery.Mode) map[string][]string {
+	found := make(map[string][]string)
+	if places == nil {
+		return found // there is no agent yet, so whoever serves a resource is right to
+	}
+	for resource, units := range list.Of(snapshot).Units {
+		found[resource] = []string{}
+		for _, u := range units {
+			if slices.ContainsFunc(u.Devices, func(d rules.Offered) bool { return places[d.Silicon()] != discovery.ModeDRA }) {
+				found[resource] = append(found[resource], u.IDs...)
+			}
+		}
+	}
+	return found
+}
+
+// waits returns the devices that wait to move, once an agent has placed them.
+func waits(n nodeNow) (found []doctor.Wait) {
+	if n.API == nil {
+		return nil
+	}
+	for _, step := range n.Plan(n.Rules) {
+		if step.Fate == agent.Waits && step.From != step.To {
+			found = append(found, doctor.Wait{Device: step.Device, From: step.From, To: step.To, Reason: step.Reason})
+		}
+	}
+	return found
+}

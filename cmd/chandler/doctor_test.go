@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"chandler.dev/internal/doctor"
+)
+
+// doctored runs doctor, and returns what it printed and its exit code.
+func doctored(t *testing.T, args ...string) (out string, code int) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := newCommand()
+	cmd.SetArgs(append([]string{"doctor"}, args...))
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err := cmd.ExecuteContext(ctx)
+	if err != nil {
+		code = exitCode(err)
+	}
+	if code == 2 {
+		return err.Error(), code
+	}
+	if stderr.Len() > 0 {
+		t.Errorf("chandler doctor %q: %s", args, &stderr)
+	}
+	return stdout.String(), code
+}
+
+// Doctor on recorded hosts says what is wrong with their devices, and no more.
+func TestDoctorOfRecordedHosts(t *testing.T) {
+	for host, want := range map[string][]string{
+		"amdgpu/mi210x8":     nil,
+		"nvidia/h100x8":      nil,
+		"npu/laptop":         nil,
+		"amdgpu/es1000":      {"CH0304"},
+		"nvidia/a100-single": {"CH0301"},
+		"neuron/inf1":        {"CH0302"},
+		"rdma/mixed":         {"CH0305"},
+		"tenstorrent/broken": {"CH0302", "CH0304", "CH0305", "CH0306"},
+		"solarflare/gone":    {"CH0309"},
+		"dlb/vfs":            {"CH0305", "CH0312"},
+		"solarflare/images":  {"CH0305", "CH0312", "CH0401"},
+		"generic/board":      {"CH0302", "CH0401"},
+		"gaudi/slots":        {"CH0304"},
+	} {
+		t.Run(host, func(t *testing.T) {
+			t.Parallel()
+			family, name := filepath.Split(host)
+			file := filepath.Join("../../discovery/families", family, "testdata", name+".host")
+			out, code := doctored(t, file, "-o", "json")
+			var report struct {
+				Success    bool
+				Categories []struct {
+					CategoryName string
+					Checks       []struct{ Code, Result string }
+				}
+			}
+			if err := json.Unmarshal([]byte(out), &report); err != nil {
+				t.Fatal(err)
+			}
+			var found []string
+			for _, category := range report.Categories {
+				for _, check := range category.Checks {
+					if check.Code != "" && !slices.Contains(found, check.Code) {
+						found = append(found, check.Code)
+					}
+					if category.CategoryName != "devices" && category.CategoryName != "host" && check.Result != "skipped" {
+						t.Errorf("%s was asked of a recorded host: %+v", category.CategoryName, check)
+					}
+				}
+			}
+			slices.Sort(found)
+			if !slices.Equal(found, want) {
+				t.Errorf("found %v, want %v", found, want)
+			}
+			if failed := report.Success == (code == 1); failed {
+				t.Errorf("exit code %d, success %t", code, report.Success)
+			}
+		})
+	}
+}
+
+func TestDoctorExitCodes(t *testing.T) {
+	const sick = "../../discovery/families/nvidia/testdata/a100-single.host"
+	const warned = "../../discovery/families/solarflare/testdata/gone.host"
+	for name, test := range map[string]struct {
+		args []string
+		code int
+	}{
+		"well":             {[]string{"../../discovery/families/npu/testdata/laptop.host"}, 0},
+		"sick":             {[]string{sick}, 1},
+		"not looked there": {[]string{sick, "--only", "host"}, 0},
+		"a warning":        {[]string{warned}, 0},
+		"strict":           {[]string{warned, "--strict"}, 1},
+		"no such file":     {[]string{"no.host"}, 2},
+		"no such category": {[]string{sick, "--only", "gpu"}, 2},
+		"no such format":   {[]string{sick, "-o", "xml"}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if out, code := doctored(t, test.args...); code != test.code {
+				t.Errorf("exit code %d, want %d:\n%s", code, test.code, out)
+			}
+		})
+	}
+}
+
+// A machine without Kubernetes is well.
+func TestDoctorOfALaptop(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"sys", "proc", "dev"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("KUBECONFIG", filepath.Join(dir, "of-another-cluster"))
+	out, code := doctored(t, "--host-root", dir, "--kubelet-root", dir, "--device-plugin-dir", filepath.Join(dir, "none"), "--only", "kubelet,runtime,apis,cluster,agent")
+	want := "\nkubelet\n  - there is none: kubelet, cluster and agent are not asked\n\ncontainer runtime\n  - there is none\n\n0 ✓   0 !   0 ✗   2 not asked\n"
+	if _, got, _ := strings.Cut(out, "UTC\n"); got != want || code != 0 {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+	if !strings.Contains(out, "no Kubernetes") {
+		t.Error("it has Kubernetes")
+	}
+}
+
+func TestExplain(t *testing.T) {
+	run := func(args ...string) (string, error) {
+		var out bytes.Buffer
+		cmd := newCommand()
+		cmd.SetArgs(append([]string{"explain"}, args...))
+		cmd.SetOut(&out)
+		err := cmd.Execute()
+		return out.String(), err
+	}
+	out, err := run("ch0104")
+	if err != nil || !strings.HasPrefix(out, "CH0104 another plugin serves a resource of ours") {
+		t.Errorf("%s, %v", out, err)
+	}
+	out, err = run()
+	for _, c := range doctor.Codes() {
+		if err != nil || !strings.Contains(out, c.ID) {
+			t.Errorf("the list lacks %s: %v", c.ID, err)
+		}
+	}
+	_, err = run("CH9999")
+	var says interface{ ExitCode() int }
+	if !errors.As(err, &says) || says.ExitCode() != 2 {
+		t.Errorf("a code that there is not: %v", err)
+	}
+}

@@ -1,0 +1,171 @@
+package doctor
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+var agentChecks = []check{
+	{Agent, []string{"CH0701", "CH0706"}, checkAgentRuns},
+	{Agent, []string{"CH0703"}, checkConfig},
+	{Agent, []string{"CH0702", "CH0704", "CH0707"}, checkRecords},
+	{Agent, []string{"CH0705"}, checkAgentVersion},
+}
+
+func checkAgentRuns(f *Facts, say *saying) {
+	pod, asked := f.Agent.Pod.get()
+	running, looked := f.Agent.Running.get()
+	ready, answered := f.Agent.Ready.get()
+	live, lives := f.Agent.Live.get()
+	logs := "kubectl -n chandler logs daemonset/chandler --tail=50"
+	name := "the agent"
+	if pod != nil {
+		name, logs = pod.Name, fmt.Sprintf("kubectl -n %s logs %s --tail=50", pod.Namespace, pod.Name)
+		f.restarts(say, pod)
+	}
+	switch {
+	case answered && ready != "" && !notReadyForConfig(ready):
+		say.found("CH0701", name+" is not ready", sentence(ready), logs)
+	case lives && live != "":
+		say.found("CH0701", name+" does not answer the kubelet", sentence(live)+" The kubelet restarts it.", logs)
+	case answered && ready == "":
+		since := ""
+		if pod != nil && pod.Status.StartTime != nil {
+			since = lasting(pod.Status.StartTime.Time, f.Time)
+		}
+		say.ok("%s is ready%s", name, since)
+	case asked && pod == nil && (!looked || !running):
+		say.found("CH0701", "no agent runs on this node", "The API server knows no pod of it here. A taint, a node selector or pod security may keep the DaemonSet from it.",
+			"kubectl -n chandler describe daemonset chandler", "kubectl -n chandler get events --sort-by=.lastTimestamp | tail -n 20")
+	case pod != nil && !podReady(pod):
+		say.found("CH0701", name+" is not ready", sentence(podReason(pod)), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name), logs)
+	case pod != nil:
+		say.ok("%s is ready%s", name, lasting(pod.CreationTimestamp.Time, f.Time))
+	case looked && !running:
+		say.found("CH0701", "no agent runs on this node", "There is no process of it.", "kubectl -n chandler get pods -o wide", "kubectl -n chandler describe daemonset chandler")
+	case looked:
+		say.ok("the agent runs")
+	default:
+		say.not("whether the agent runs: %s", f.Agent.Running.why())
+	}
+}
+
+// notReadyForConfig reports whether an agent is not ready because of its configuration alone,
+// which has a code of its own.
+func notReadyForConfig(why string) bool { return strings.HasPrefix(why, "the configuration is wrong") }
+
+func podReady(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// podReason says why a pod is not ready.
+func podReason(pod *corev1.Pod) string {
+	for _, c := range pod.Status.ContainerStatuses {
+		switch {
+		case c.State.Waiting != nil:
+			return strings.TrimSpace(c.State.Waiting.Reason + ": " + c.State.Waiting.Message)
+		case c.State.Terminated != nil:
+			return strings.TrimSpace(c.State.Terminated.Reason + ": " + c.State.Terminated.Message)
+		}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Status != corev1.ConditionTrue && c.Message != "" {
+			return c.Message
+		}
+	}
+	return "its pod is " + string(pod.Status.Phase)
+}
+
+// manyRestarts is how often an agent may have been restarted before that is worth a word.
+const manyRestarts = 5
+
+func (f *Facts) restarts(say *saying, pod *corev1.Pod) {
+	for _, c := range pod.Status.ContainerStatuses {
+		if c.RestartCount < manyRestarts {
+			continue
+		}
+		why := "It is not known why."
+		if last := c.LastTerminationState.Terminated; last != nil {
+			why = fmt.Sprintf("The last time it ended with %s, code %d: %s", last.Reason, last.ExitCode, sentence(last.Message))
+		}
+		say.found("CH0706", fmt.Sprintf("the agent was restarted %d times", c.RestartCount), why+" Pods that have devices go on.",
+			fmt.Sprintf("kubectl -n %s logs %s --previous --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
+	}
+}
+
+func checkConfig(f *Facts, say *saying) {
+	why, known := f.Agent.Config.get()
+	ready, _ := f.Agent.Ready.get()
+	if known && why == "" && notReadyForConfig(ready) {
+		why = ready
+	}
+	switch {
+	case !known && !notReadyForConfig(ready):
+		say.not("the configuration: %s", f.Agent.Config.why())
+	case why != "" || !known:
+		if why == "" {
+			why = ready
+		}
+		say.found("CH0703", "the configuration has an error", sentence(strings.ReplaceAll(why, "\n", "; "))+" The last one that was right stays in force.",
+			"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | chandler validate -", "kubectl -n chandler edit configmap chandler")
+	default:
+		say.ok("the configuration is right")
+	}
+}
+
+func checkRecords(f *Facts, say *saying) {
+	records, known := f.Agent.Records.get()
+	if !known {
+		say.not("the agent's records: %s", f.Agent.Records.why())
+		return
+	}
+	before := len(say.findings)
+	for _, file := range records.Aside {
+		if slices.Contains(records.Newer, file) {
+			continue // which says it better
+		}
+		uid, _, _ := strings.Cut(path.Base(file), ".")
+		fix := []string{"sudo cat " + file}
+		cause := "It could not be understood: damaged, or cut off by a loss of power. What it names is kept from everybody until the claim is unprepared."
+		if strings.HasSuffix(file, ".unreadable") {
+			cause = "The agent could not read it and goes on without. Nothing is given out twice because of it."
+			fix = append(fix, "sudo rm "+file)
+		} else {
+			fix = append(fix, fmt.Sprintf("kubectl get resourceclaims -A -o jsonpath='{range .items[?(@.metadata.uid==%q)]}{.metadata.namespace}/{.metadata.name} {.status.reservedFor[*].name}{end}'   # delete the pods that it is reserved for", uid))
+		}
+		say.found("CH0702", "the record "+path.Base(file)+" is set aside", cause, fix...)
+	}
+	for _, file := range records.Newer {
+		say.found("CH0704", "the record "+path.Base(file)+" is of a newer agent", "An agent of this version may not act on it. It keeps what the record names from everybody, and does not unprepare the claim.",
+			"kubectl -n chandler rollout undo daemonset chandler   # back to the newer version")
+	}
+	for _, what := range records.Unread {
+		say.found("CH0707", "a record of the agent cannot be read", sentence(what)+" The devices that it names are kept from everybody.",
+			"sudo dmesg | tail -n 50   # the disk may have failed", "kubectl -n chandler logs daemonset/chandler --tail=50")
+	}
+	if say.none(before) {
+		given := 0
+		for _, c := range records.Claims {
+			if !c.Past {
+				given++
+			}
+		}
+		say.ok("%s prepared, %s granted, no record set aside", several(given, "claim"), several(records.Grants, "ID"))
+	}
+}
+
+func checkAgentVersion(f *Facts, say *saying) {
+	if v := f.Agent.Version; v != "" && v != f.Version {
+		say.found("CH0705", fmt.Sprintf("the agent is %s, and this program %s", v, f.Version), "They may not mean the same by what is written on the node, so what is said here may be wrong of that agent.",
+			"kubectl -n chandler exec daemonset/chandler -- /chandler doctor --host-root=/host")
+	}
+}

@@ -1,0 +1,158 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/discovery"
+)
+
+var apiChecks = []check{
+	{APIs, []string{"CH0501"}, checkBoth},
+	{APIs, []string{"CH0502"}, checkWaits},
+	{APIs, []string{"CH0503"}, checkOtherDrivers},
+	{APIs, []string{"CH0504"}, checkModeLabel},
+}
+
+// checkBoth says which names pods can get by both APIs. Where a node has any of a resource by
+// a device plugin, the scheduler never takes what DRA has of it there (pkg/scheduler/framework/
+// plugins/noderesources/fit.go, shouldDelegateResourceToDRA, read in 1.35 to 1.37).
+func checkBoth(f *Facts, say *saying) {
+	snapshot, known := f.Devices.Snapshot.get()
+	places, placed := f.Devices.API.get()
+	if !known || !placed || len(places) == 0 {
+		say.not("which API offers what is not decided yet")
+		return
+	}
+	byAPI := make(map[string]map[discovery.Mode]int)
+	for i := range snapshot.Devices {
+		d := &snapshot.Devices[i]
+		for _, offer := range d.Offers {
+			if byAPI[offer.Resource] == nil {
+				byAPI[offer.Resource] = make(map[discovery.Mode]int)
+			}
+			byAPI[offer.Resource][places[d.Silicon()]]++
+		}
+	}
+	before := len(say.findings)
+	for _, resource := range slices.Sorted(maps.Keys(byAPI)) {
+		dra, plugin := byAPI[resource][discovery.ModeDRA], byAPI[resource][discovery.ModeDevicePlugin]
+		if dra == 0 || plugin == 0 || len(f.waiting()) > 0 {
+			continue
+		}
+		say.found("CH0501", resource+" is offered by both APIs", fmt.Sprintf("DRA has %s of that name, and the device plugin %s. Pods that ask by limits get only those of the device plugin on this node.", several(dra, "device"), several(plugin, "device")),
+			"kubectl -n chandler edit configmap chandler   # give all of them one mode, or names of their own")
+	}
+	if say.none(before) {
+		say.ok("no name is offered by both")
+	}
+}
+
+func (f *Facts) waiting() []Wait {
+	waits, _ := f.Devices.Waits.get()
+	return waits
+}
+
+func checkWaits(f *Facts, say *saying) {
+	snapshot, known := f.Devices.Snapshot.get()
+	if !known {
+		return
+	}
+	for _, w := range f.waiting() {
+		name := w.Device
+		if d, found := snapshot.Lookup(w.Device); found {
+			name = title(&d.Device)
+		}
+		var names, fix []string
+		for _, h := range f.Devices.Holders[w.Device] {
+			names = append(names, h.String())
+			if h.Pod != "" {
+				fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
+			}
+		}
+		cause := sentence(w.Reason)
+		if len(names) > 0 {
+			cause = list(names) + " has it."
+		}
+		if len(fix) == 0 {
+			fix = []string{"chandler migrate status   # says for whom it waits"}
+		}
+		text := fmt.Sprintf("%s waits to move from %s to %s", name, apiName(w.From), apiName(w.To))
+		if w.From == discovery.ModeAuto {
+			text = fmt.Sprintf("%s waits to be offered by %s", name, apiName(w.To))
+		}
+		say.found("CH0502", text, cause+" Nobody new gets it until it has moved.", fix...)
+	}
+}
+
+// busID is the standard attribute by which drivers name a PCI function.
+const busID resourceapi.QualifiedName = "resource.kubernetes.io/pciBusID"
+
+// checkOtherDrivers says which devices another DRA driver publishes for this node too.
+func checkOtherDrivers(f *Facts, say *saying) {
+	all, known := f.Cluster.Slices.get()
+	if !known {
+		say.not("whether another DRA driver publishes our devices: %s", f.Cluster.Slices.why())
+		return
+	}
+	ours := make(map[string]bool)
+	theirs := make(map[string]map[string]bool) // PCI addresses by driver
+	for i := range all {
+		s := &all[i].Spec
+		if s.NodeName == nil || *s.NodeName != f.Node {
+			continue
+		}
+		for _, d := range s.Devices {
+			at := d.Attributes[busID].StringValue
+			switch {
+			case at == nil:
+			case s.Driver == discovery.Domain:
+				ours[*at] = true
+			default:
+				if theirs[s.Driver] == nil {
+					theirs[s.Driver] = make(map[string]bool)
+				}
+				theirs[s.Driver][*at] = true
+			}
+		}
+	}
+	before := len(say.findings)
+	for _, driver := range slices.Sorted(maps.Keys(theirs)) {
+		var both []string
+		for _, at := range slices.Sorted(maps.Keys(theirs[driver])) {
+			if ours[at] {
+				both = append(both, at)
+			}
+		}
+		if len(both) > 0 {
+			say.found("CH0503", fmt.Sprintf("the DRA driver %s publishes %s of ours", driver, several(len(both), "device")),
+				fmt.Sprintf("Both publish %s. The scheduler takes them for different devices, and may give one to two claims.", list(both)),
+				"kubectl get daemonsets -A   # delete that of the other driver", "kubectl delete resourceslices --field-selector spec.driver="+driver+",spec.nodeName="+f.Node)
+		}
+	}
+	if say.none(before) {
+		say.ok("no other DRA driver publishes a device of ours")
+	}
+}
+
+func checkModeLabel(f *Facts, say *saying) {
+	node, known := f.Cluster.Node.get()
+	if !known || node == nil {
+		return
+	}
+	value, set := node.Labels[v1alpha1.LabelMode]
+	if !set {
+		return
+	}
+	valid := []string{string(v1alpha1.ModeAuto), string(v1alpha1.ModeDRA), string(v1alpha1.ModeDevicePlugin)}
+	if slices.Contains(valid, value) {
+		say.ok("the node's label %s=%s is in force", v1alpha1.LabelMode, value)
+		return
+	}
+	say.found("CH0504", fmt.Sprintf("the node's label %s has the value %q", v1alpha1.LabelMode, value), "It must be Auto, DRA or DevicePlugin. The agent keeps the configuration that was right last.",
+		fmt.Sprintf("kubectl label node %s %s=Auto --overwrite", f.Node, v1alpha1.LabelMode))
+}

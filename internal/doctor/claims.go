@@ -1,0 +1,225 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apiserver/pkg/cel/environment"
+	dracel "k8s.io/dynamic-resource-allocation/cel"
+
+	"chandler.dev/discovery"
+)
+
+// published is a device of a ResourceSlice.
+type published struct {
+	driver, node string
+	resourceapi.Device
+}
+
+// checkClaims says which classes select nothing, and which claims no device of any node
+// satisfies, though they wait for one of this driver.
+func checkClaims(f *Facts, say *saying) {
+	claims, known := f.Cluster.Claims.get()
+	all, listed := f.Cluster.Slices.get()
+	classes, have := f.Cluster.Classes.get()
+	if !known || !listed || !have {
+		if served, _ := f.Cluster.DRA.get(); served {
+			say.not("whether claims can be satisfied: %s", firstNot(f.Cluster.Claims.why(), f.Cluster.Slices.why(), f.Cluster.Classes.why()))
+		}
+		return
+	}
+	m := newMatcher(all, classes)
+	before := len(say.findings)
+	empty := make(map[string][]string) // claims by class
+	waiting := 0
+	for i := range claims {
+		claim := &claims[i]
+		if claim.Status.Allocation != nil || claim.DeletionTimestamp != nil {
+			continue
+		}
+		for _, request := range claim.Spec.Devices.Requests {
+			subs := subrequests(request)
+			if !slices.ContainsFunc(subs, func(s subrequest) bool { return m.ours(s.class) }) {
+				continue
+			}
+			waiting++
+			f.request(say, m, claim, request.Name, subs, empty)
+		}
+	}
+	for _, class := range slices.Sorted(maps.Keys(empty)) {
+		cause := "No device of any node is of it, and " + list(empty[class]) + " asks for it."
+		if err := m.broken[class]; err != "" {
+			cause += " Its expression fails: " + sentence(err)
+		}
+		say.found("CH0609", "the DeviceClass "+class+" selects nothing", cause, "kubectl get deviceclass "+class+" -o yaml", "kubectl get resourceslices -o yaml | grep -A3 attributes | head -n 40")
+	}
+	if say.none(before) && waiting > 0 {
+		say.ok("every claim that waits could be satisfied by some device")
+	}
+}
+
+func firstNot(reasons ...string) string {
+	for _, why := range reasons {
+		if why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// request looks at one request of a claim.
+func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClaim, name string, subs []subrequest, empty map[string][]string) {
+	most, wanted, why := 0, int64(0), ""
+	for _, s := range subs {
+		of := m.class(s.class)
+		if len(of) == 0 {
+			if m.ours(s.class) && !slices.Contains(empty[s.class], claim.Namespace+"/"+claim.Name) {
+				empty[s.class] = append(empty[s.class], claim.Namespace+"/"+claim.Name)
+			}
+			continue
+		}
+		left := of
+		for _, selector := range s.selectors {
+			if selector.CEL != nil {
+				left = m.filter(left, selector.CEL.Expression)
+			}
+			if len(left) == 0 && selector.CEL != nil {
+				why = fmt.Sprintf("none of the %d devices of class %s satisfies %q", len(of), s.class, selector.CEL.Expression)
+				break
+			}
+		}
+		if n := perNode(left); n >= most {
+			most, wanted = n, s.count
+		}
+		if int64(perNode(left)) >= s.count {
+			return
+		}
+		if len(left) > 0 {
+			why = fmt.Sprintf("no node has %d such devices; the most is %d", s.count, perNode(left))
+		}
+	}
+	_ = wanted
+	if why == "" {
+		return // its class selects nothing, which is said of the class
+	}
+	say.found("CH0610", fmt.Sprintf("claim %s/%s can never be satisfied", claim.Namespace, claim.Name), fmt.Sprintf("Request %s: %s.", name, why),
+		fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml", claim.Namespace, claim.Name), "kubectl get resourceslices --field-selector spec.driver=chandler.dev -o yaml")
+}
+
+// perNode returns how many of the devices one node has at most.
+func perNode(devices []published) (most int) {
+	counts := make(map[string]int)
+	for _, d := range devices {
+		counts[d.node]++
+		most = max(most, counts[d.node])
+	}
+	return most
+}
+
+// subrequest is one way to satisfy a request.
+type subrequest struct {
+	class     string
+	selectors []resourceapi.DeviceSelector
+	count     int64
+}
+
+func subrequests(request resourceapi.DeviceRequest) (subs []subrequest) {
+	count := func(mode resourceapi.DeviceAllocationMode, n int64) int64 {
+		if mode == resourceapi.DeviceAllocationModeAll {
+			return 1
+		}
+		return max(n, 1)
+	}
+	if e := request.Exactly; e != nil {
+		subs = append(subs, subrequest{e.DeviceClassName, e.Selectors, count(e.AllocationMode, e.Count)})
+	}
+	for _, s := range request.FirstAvailable {
+		subs = append(subs, subrequest{s.DeviceClassName, s.Selectors, count(s.AllocationMode, s.Count)})
+	}
+	return subs
+}
+
+// matcher selects devices as the scheduler does, with its own package for CEL.
+type matcher struct {
+	devices []published
+	classes map[string]resourceapi.DeviceClass
+	matched map[string][]published // by class
+	broken  map[string]string      // why an expression of a class fails
+}
+
+func newMatcher(all []resourceapi.ResourceSlice, classes []resourceapi.DeviceClass) *matcher {
+	m := &matcher{classes: make(map[string]resourceapi.DeviceClass), matched: make(map[string][]published), broken: make(map[string]string)}
+	for _, class := range classes {
+		m.classes[class.Name] = class
+	}
+	for i := range all {
+		s := &all[i].Spec
+		node := ""
+		if s.NodeName != nil {
+			node = *s.NodeName
+		}
+		for _, d := range s.Devices {
+			m.devices = append(m.devices, published{s.Driver, node, d})
+		}
+	}
+	return m
+}
+
+// ours reports whether a class is for this driver.
+func (m *matcher) ours(class string) bool {
+	c, known := m.classes[class]
+	return known && forThisDriver(c)
+}
+
+// class returns the devices of a class.
+func (m *matcher) class(name string) []published {
+	if devices, done := m.matched[name]; done {
+		return devices
+	}
+	class, known := m.classes[name]
+	if !known {
+		return nil
+	}
+	devices := m.devices
+	for _, selector := range class.Spec.Selectors {
+		if selector.CEL == nil {
+			continue
+		}
+		var err error
+		if devices, err = match(devices, selector.CEL.Expression); err != nil {
+			m.broken[name] = strings.ReplaceAll(err.Error(), "\n", " ")
+		}
+	}
+	m.matched[name] = devices
+	return devices
+}
+
+// filter returns the devices that satisfy an expression.
+func (m *matcher) filter(devices []published, expression string) []published {
+	left, _ := match(devices, expression)
+	return left
+}
+
+// match returns the devices that satisfy an expression. The error is that of the expression, or
+// the last one of a device; the scheduler gives up at such an error.
+func match(devices []published, expression string) (left []published, failed error) {
+	newExpressions := environment.NewExpressions
+	compiled := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true}).CompileCELExpression(expression, dracel.Options{EnvType: &newExpressions})
+	if compiled.Error != nil {
+		return nil, compiled.Error
+	}
+	for _, d := range devices {
+		ok, _, err := compiled.DeviceMatches(context.Background(), dracel.Device{Driver: d.driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
+		switch {
+		case err != nil && d.driver == discovery.Domain:
+			failed = err
+		case ok && err == nil:
+			left = append(left, d)
+		}
+	}
+	return left, failed
+}

@@ -1,0 +1,53 @@
+package doctor
+
+var agentCodes = []Code{
+	{
+		ID: "CH0701", Says: "the agent does not run, or is not ready", Result: Failed, Symptoms: []Symptom{AgentDown, DeviceMissing, Creating, Terminating},
+		Looks: "The agent's pod, its process, and its answers at /readyz and /healthz.",
+		Comes: "A wrong option, a taint that the DaemonSet does not tolerate, pod security that rejects it, or the kubelet that has not answered yet.",
+		Why:   "Without an agent no claim is prepared or unprepared. Pods that have devices go on.",
+		Fixes: []Fix{{"kubectl -n chandler describe daemonset chandler", "Shows why there is no pod."}, {"kubectl -n chandler logs daemonset/chandler --tail=50", "Shows what it says."}},
+	},
+	{
+		ID: "CH0702", Says: "a record is set aside", Result: Warning, Symptoms: []Symptom{Terminating, DeviceMissing, AfterARestart},
+		Looks: "Files in the agent's directory that end in .bad and a number, or in .unreadable.",
+		Comes: "The file was damaged, by a failing disk or a loss of power, or by hand.",
+		Why:   "The devices that it names are kept from everybody until the kubelet has unprepared the claim, since a container may still have them.",
+		Fixes: []Fix{{"kubectl -n NAMESPACE delete pod POD", "Ends the pods of the claim, after which the kubelet has it unprepared."}},
+	},
+	{
+		ID: "CH0703", Says: "the configuration has an error", Result: Failed, Symptoms: []Symptom{NoEffect, AgentDown},
+		Looks: "The agent's configuration file, or the ConfigMap, and what the agent says of it.",
+		Comes: "An unknown field, an expression that does not compile, or a label of the node that is wrong.",
+		Why:   "The configuration that was right last stays in force. An agent that starts with a wrong one is not ready, so that an upgrade stops.",
+		Fixes: []Fix{{"chandler validate config.yaml", "Says what is wrong, before you apply it."}, {"kubectl -n chandler edit configmap chandler", "Mends it. The agent reads it again within a minute or so."}},
+	},
+	{
+		ID: "CH0704", Says: "the agent is older than its records", Result: Failed, Symptoms: []Symptom{AfterARestart, Terminating, Creating},
+		Looks: "The version that each record says may act on it, against that of this program.",
+		Comes: "The agent was rolled back to a version that does not know what the newer one wrote.",
+		Why:   "It keeps what the record names from everybody, and does not act on the claim.",
+		Fixes: []Fix{{"kubectl -n chandler rollout undo daemonset chandler", "Goes back to the newer version."}},
+	},
+	{
+		ID: "CH0705", Says: "this program is of another version than the agent", Result: Warning, Symptoms: []Symptom{AfterARestart},
+		Looks: "The version of the agent that runs, and that of this program.",
+		Comes: "You run doctor from another release than the cluster has.",
+		Why:   "Doctor may misread the agent's files.",
+		Fixes: []Fix{{"kubectl -n chandler exec daemonset/chandler -- /chandler doctor --host-root=/host", "Runs the doctor of the agent's own version."}},
+	},
+	{
+		ID: "CH0706", Says: "the agent is restarted again and again", Result: Warning, Symptoms: []Symptom{AgentDown, AfterARestart},
+		Looks: "How often the container of the agent's pod was restarted: five times or more.",
+		Comes: "It runs out of memory, its sockets do not answer, or an option is wrong.",
+		Why:   "While it is down no claim is prepared. Pods that have devices go on.",
+		Fixes: []Fix{{"kubectl -n chandler logs POD --previous --tail=50", "Shows its last words."}},
+	},
+	{
+		ID: "CH0707", Says: "a record cannot be read", Result: Failed, Symptoms: []Symptom{Creating, AfterARestart, WrongEverybody},
+		Looks: "All files of claims and grants in the agent's directory.",
+		Comes: "The disk fails, or the file is damaged and no agent has set it aside yet.",
+		Why:   "The devices that it may name are kept from everybody.",
+		Fixes: []Fix{{"sudo dmesg | tail -n 50", "Shows whether the disk has failed."}},
+	},
+}

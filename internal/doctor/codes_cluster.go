@@ -1,0 +1,88 @@
+package doctor
+
+var clusterCodes = []Code{
+	{
+		ID: "CH0601", Says: "resource.k8s.io is not served while the mode is DRA", Result: Failed, Symptoms: []Symptom{DeviceMissing, ClaimPending},
+		Looks: "Whether the API server serves resource.k8s.io/v1, and the mode that the configuration asks for.",
+		Comes: "The cluster is older than 1.34, or the API was switched off with --runtime-config.",
+		Why:   "The mode DRA leaves no other way, so nothing is offered.",
+		Fixes: []Fix{{"kubectl -n chandler edit configmap chandler", "Set mode to Auto or DevicePlugin."}},
+	},
+	{
+		ID: "CH0602", Says: "a feature is off that the devices need", Result: Warning, Symptoms: []Symptom{DeviceMissing, ClaimPending},
+		Looks: "Which optional fields of ResourceSlices the API server keeps, as the agent has found out by a dry run.",
+		Comes: "The feature gate is off, by default or by somebody's choice, or the server is too old for it.",
+		Why:   "Less is published. Nothing is ever given out twice because of it.",
+		Fixes: []Fix{{"ps -o args= -C kube-apiserver | tr ' ' '\\n' | grep feature-gates", "Shows the server's feature gates. Add the one that is missing, also to the scheduler and the kubelets."}},
+	},
+	{
+		ID: "CH0603", Says: "a name that DRA offers has no DeviceClass", Result: Warning, Symptoms: []Symptom{LimitsPending},
+		Looks: "Whether a DeviceClass has each classic name of devices that DRA offers as its extendedResourceName.",
+		Comes: "The classes were not applied, or the API server dropped the field, which it does without the feature gate DRAExtendedResource.",
+		Why:   "Pods that ask for the name by limits wait for ever.",
+		Fixes: []Fix{{"kubectl apply -f deployments/deviceclasses.yaml", "Makes the classes."}, {"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Serves such pods by the device-plugin API instead."}},
+	},
+	{
+		ID: "CH0604", Says: "several DeviceClasses have one extendedResourceName", Result: Warning, Symptoms: []Symptom{LimitsPending},
+		Looks: "The extendedResourceName of all classes.",
+		Comes: "Another driver's chart has made a class for the same name.",
+		Why:   "Pods that ask by limits get devices of the newest class alone.",
+		Fixes: []Fix{{"kubectl delete deviceclass NAME", "Deletes the class that shadows the other."}},
+	},
+	{
+		ID: "CH0605", Says: "the agent lacks a right", Result: Failed, Symptoms: []Symptom{AgentDown, DeviceMissing, AfterARestart},
+		Looks: "The rights of the agent's ServiceAccount, as the API server says them.",
+		Comes: "The roles are of an earlier version, or somebody narrowed them.",
+		Why:   "Slices are not published, claims not prepared, or Events not written, by which right it is.",
+		Fixes: []Fix{{"kubectl apply -f deployments/rbac.yaml", "Makes the roles what this version needs."}},
+	},
+	{
+		ID: "CH0606", Says: "the API server does not answer", Result: Failed, Symptoms: []Symptom{WrongEverybody, ClaimPending},
+		Looks: "The API server's version, with the kubeconfig or the pod's own credentials.",
+		Comes: "It is down, the network between is, or the credentials are of another cluster.",
+		Why:   "Pods that run go on. No claim is prepared meanwhile.",
+		Fixes: []Fix{{"kubectl get --raw /readyz?verbose", "Shows what the server says of itself."}},
+	},
+	{
+		ID: "CH0607", Says: "there is no Node of this name", Result: Failed, Symptoms: []Symptom{AgentDown, DeviceMissing},
+		Looks: "The Node with the name that --node-name or $NODE_NAME says, or the host's name.",
+		Comes: "The node has another name in Kubernetes than the host, or was deleted.",
+		Why:   "Slices of a node that is not there help nobody, and Kubernetes removes them.",
+		Fixes: []Fix{{"kubectl get nodes", "Shows the names."}},
+	},
+	{
+		ID: "CH0608", Says: "a device of DRA is in no ResourceSlice", Result: Warning, Symptoms: []Symptom{DeviceMissing, ClaimPending},
+		Looks: "The ResourceSlices of this node against the devices that DRA is to offer.",
+		Comes: "The agent has just started, cannot write slices, or somebody deleted them.",
+		Why:   "The scheduler does not know of the device.",
+		Fixes: []Fix{{"kubectl -n chandler rollout restart daemonset chandler", "Publishes anew."}, {"kubectl -n chandler logs daemonset/chandler --tail=50", "Shows why it could not."}},
+	},
+	{
+		ID: "CH0609", Says: "a DeviceClass that is asked for selects nothing", Result: Warning, Symptoms: []Symptom{ClaimPending, LimitsPending},
+		Looks: "The expressions of each class of this driver that a claim waits for, against all published devices, with the scheduler's own CEL.",
+		Comes: "The expression has a typing error, names an attribute that no device has, or no node has such devices.",
+		Why:   "Claims of the class wait for ever.",
+		Fixes: []Fix{{"kubectl get deviceclass NAME -o yaml", "Shows its expression."}, {"chandler validate -", "Says of a class or claim on standard input what it selects."}},
+	},
+	{
+		ID: "CH0610", Says: "a claim can never be satisfied", Result: Warning, Symptoms: []Symptom{ClaimPending},
+		Looks: "The requests of each claim that waits, against all published devices, free or not.",
+		Comes: "A selector that no device satisfies, or a count that no node has.",
+		Why:   "The claim's pod stays Pending however long it waits.",
+		Fixes: []Fix{{"kubectl chandler why -n NAMESPACE POD", "Says which selector takes which devices away."}},
+	},
+	{
+		ID: "CH0611", Says: "a claim of this node does not have its device", Result: Failed, Symptoms: []Symptom{Creating, WithoutDevice},
+		Looks: "The state of each device in the statuses of claims, where the driver writes it.",
+		Comes: "The device is gone, is another one now, or could not be configured. The cause that doctor prints is the driver's own word.",
+		Why:   "The claim's pod does not start, or goes on without the device.",
+		Fixes: []Fix{{"kubectl -n NAMESPACE delete pod POD", "Has the pod scheduled anew."}},
+	},
+	{
+		ID: "CH0612", Says: "admission policies are missing", Result: Warning, Symptoms: []Symptom{Creating},
+		Looks: "The ValidatingAdmissionPolicies that deployments/ and the chart have.",
+		Comes: "They were not applied, or the chart's value for them is off.",
+		Why:   "Mistakes in the parameters of claims are found only when a pod starts, and nothing holds an agent to the objects of its own node.",
+		Fixes: []Fix{{"kubectl apply -f deployments/admission.yaml -f deployments/admission-slices.yaml", "Makes them."}},
+	},
+}

@@ -1,0 +1,88 @@
+package doctor
+
+var kubeletCodes = []Code{
+	{
+		ID: "CH0101", Says: "the kubelet's device-plugin directory is missing or not writable", Result: Failed, Symptoms: []Symptom{LimitsPending, DeviceMissing},
+		Looks: "The directory /var/lib/kubelet/device-plugins, which is there whatever the kubelet's --root-dir.",
+		Comes: "The kubelet never started, the directory was removed, or it is on a file system that is read-only.",
+		Why:   "Device plugins make their sockets there. Without it nothing is offered by the device-plugin API.",
+		Fixes: []Fix{{"sudo systemctl restart kubelet", "The kubelet makes the directory when it starts."}},
+	},
+	{
+		ID: "CH0102", Says: "the kubelet does not answer", Result: Failed, Symptoms: []Symptom{WrongEverybody, Creating, Terminating},
+		Looks: "The kubelet's registration socket for device plugins, and its PodResources socket.",
+		Comes: "The kubelet is down, starts again and again, or hangs.",
+		Why:   "Pods start and end only through the kubelet. Devices of pods that ended are not given back meanwhile.",
+		Fixes: []Fix{{"sudo journalctl -u kubelet -n 50", "Shows why."}, {"sudo systemctl restart kubelet", "Starts it anew."}},
+	},
+	{
+		ID: "CH0103", Says: "the kubelet has not registered chandler.dev", Result: Failed, Symptoms: []Symptom{Creating, AgentDown, ClaimPending},
+		Looks: "The agent's socket in /var/lib/kubelet/plugins_registry, and whether the agent has heard from the kubelet.",
+		Comes: "The kubelet has DRA switched off, watches another directory, or refused the driver. The agent may also have just started.",
+		Why:   "The kubelet prepares claims only with drivers that it has registered.",
+		Fixes: []Fix{{"sudo journalctl -u kubelet | grep -i chandler.dev", "Shows what the kubelet says of the driver."}, {"sudo systemctl restart kubelet", "Has it look again."}},
+	},
+	{
+		ID: "CH0104", Says: "another plugin serves a resource of ours", Result: Failed, Symptoms: []Symptom{GivenTwice, LimitsPending},
+		Looks: "Whether the kubelet lists IDs for a resource that the agent does not offer under it. A plugin that gives the very same IDs cannot be told apart this way.",
+		Comes: "The vendor's device plugin still runs on the node, beside Chandler.",
+		Why:   "The kubelet asks whoever registered last. Two programs that do not know of each other may give one device to two pods.",
+		Fixes: []Fix{{"kubectl -n NAMESPACE delete daemonset NAME", "Ends the other plugin on all nodes. docs/migrating.md says how to do this without ending pods."}},
+	},
+	{
+		ID: "CH0105", Says: "PodResources says nothing of claims", Result: Warning, Symptoms: []Symptom{Terminating},
+		Looks: "Whether claims are prepared, and the kubelet's PodResources API names none while its feature gate for that is off.",
+		Comes: "The feature gate KubeletPodResourcesDynamicResources is off, as it is by default before Kubernetes 1.34.",
+		Why:   "Monitoring agents and this program cannot say which pod has which device of a claim.",
+		Fixes: []Fix{{"sudo systemctl restart kubelet", "After the gate is set in the featureGates of the kubelet's configuration."}},
+	},
+	{
+		ID: "CH0106", Says: "the kubelet is too old", Result: Failed, Symptoms: []Symptom{ClaimPending, AgentDown},
+		Looks: "The kubelet's version, and the mode that the configuration asks for.",
+		Comes: "The mode is DRA and the kubelet older than 1.34, or the kubelet is older than 1.25.",
+		Why:   "The driver speaks DRA v1. An older kubelet cannot call it.",
+		Fixes: []Fix{{"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Offers this node's devices by the device-plugin API instead."}},
+	},
+	{
+		ID: "CH0107", Says: "the versions of the kubelet and the API server do not go together", Result: Warning, Symptoms: []Symptom{WrongEverybody},
+		Looks: "Both versions. A kubelet may be up to three minor versions older than the API server, and not newer.",
+		Comes: "An upgrade that was stopped half-way.",
+		Why:   "Kubernetes does not support such pairs. Fields of claims may be unknown to one of them.",
+		Fixes: []Fix{{"kubectl get nodes -o wide", "Shows the versions of all kubelets."}},
+	},
+	{
+		ID: "CH0108", Says: "the agent looks at another directory than the kubelet's", Result: Failed, Symptoms: []Symptom{AgentDown, Creating},
+		Looks: "The kubelet's --root-dir, as its command line in /proc has it, and the agent's --kubelet-root.",
+		Comes: "Some distributions keep the kubelet's directory elsewhere: /var/lib/k0s/kubelet, /var/snap/microk8s/common/var/lib/kubelet.",
+		Why:   "The agent registers where no kubelet looks, and its records would not be found.",
+		Fixes: []Fix{{"kubectl -n chandler edit daemonset chandler", "Set --kubelet-root, and the same directory in the volumes."}},
+	},
+	{
+		ID: "CH0109", Says: "the kubelet has DRA switched off", Result: Failed, Symptoms: []Symptom{Creating, ClaimPending},
+		Looks: "The featureGates of the kubelet's configuration file and command line.",
+		Comes: "Somebody set DynamicResourceAllocation to false. From 1.35 on it cannot be set any more.",
+		Why:   "The kubelet registers no DRA driver and prepares no claim.",
+		Fixes: []Fix{{"sudo sed -i '/DynamicResourceAllocation: *false/d' /var/lib/kubelet/config.yaml", "Removes the setting."}, {"sudo systemctl restart kubelet", "Puts that in force."}},
+	},
+	{
+		ID: "CH0110", Says: "the node is not Ready", Result: Failed, Symptoms: []Symptom{WrongEverybody, ClaimPending, LimitsPending},
+		Looks: "The condition Ready of the Node.",
+		Comes: "The kubelet is down, the network plugin is not ready, or the container runtime does not answer.",
+		Why:   "No new pod is scheduled to the node, and after some minutes its pods are ended.",
+		Fixes: []Fix{{"kubectl describe node NODE", "Shows the reason."}, {"sudo journalctl -u kubelet -n 50", "Shows what the kubelet says."}},
+	},
+	{
+		ID: "CH0111", Says: "the node takes no new pods", Result: Warning, Symptoms: []Symptom{ClaimPending, LimitsPending},
+		Looks: "Pressure conditions of the Node, and whether it is cordoned.",
+		Comes: "Disk, memory or process IDs are short, or somebody ran kubectl cordon or drain.",
+		Why:   "Its devices are published and free, and pods stay Pending.",
+		Fixes: []Fix{{"kubectl uncordon NODE", "Lets pods come again."}, {"kubectl describe node NODE", "Shows what is short."}},
+	},
+	{
+		ID: "CH0112", Says: "the kubelet's topology policy does not count devices by DRA", Result: Warning, Symptoms: []Symptom{DeviceSlow},
+		Looks: "The kubelet's topologyManagerPolicy, and whether DRA offers devices of this node.",
+		Comes: "The policy single-numa-node or restricted was set for device plugins. The topology manager does not ask DRA drivers.",
+		Why:   "A pod may get CPUs of one NUMA node and a device of another, and copies between them are slower.",
+		Fixes: []Fix{{"kubectl explain resourceclaim.spec.devices.constraints.matchAttribute", "Devices of one claim can be asked for on one NUMA node: matchAttribute resource.kubernetes.io/numaNode."}},
+	},
+}

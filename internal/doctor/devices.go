@@ -1,0 +1,219 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
+
+var deviceChecks = []check{
+	{Devices, []string{
+		"CH0301", "CH0302", "CH0303", "CH0304", "CH0305", "CH0306", "CH0307", "CH0308",
+	}, checkHealth},
+	{Devices, []string{"CH0309", "CH0310", "CH0311", "CH0312"}, checkProblems},
+	{Devices, []string{"CH0313"}, checkOffered},
+}
+
+// checkHealth says of each device that is not well.
+func checkHealth(f *Facts, say *saying) {
+	snapshot, known := f.Devices.Snapshot.get()
+	if !known {
+		say.found("CH0310", "the host's devices could not be read", f.Devices.Snapshot.why(), "chandler discover")
+		return
+	}
+	families := make(map[string]bool)
+	for i := range snapshot.Devices {
+		families[snapshot.Devices[i].Family] = true
+	}
+	if len(snapshot.Devices) > 0 {
+		say.ok("%s of %s", several(len(snapshot.Devices), "device"), several(len(families), "family"))
+	} else {
+		say.ok("no accelerators")
+	}
+	for i := range snapshot.Devices {
+		d := &snapshot.Devices[i].Device
+		if key := d.Health.Key(); key != "" {
+			f.sick(say, d, d.Health)
+		}
+	}
+	for name, health := range snapshot.Gone {
+		if holders := f.Devices.Holders[name]; len(holders) > 0 {
+			f.sick(say, &discovery.Device{Name: name, Family: "device"}, health)
+		}
+	}
+}
+
+// conditionTexts say what is so, after the name of the device.
+var conditionTexts = map[discovery.Condition]string{
+	discovery.ConditionUnhealthy:       "is unhealthy",
+	discovery.ConditionUnknown:         "cannot be read",
+	discovery.ConditionGone:            "is gone",
+	discovery.ConditionDriverUnbound:   "has no driver bound to it",
+	discovery.ConditionNodeMissing:     "lacks a device node",
+	discovery.ConditionOverTemperature: "is too hot",
+	discovery.ConditionLinkDegraded:    "has a degraded PCIe link",
+	discovery.ConditionFatalErrors:     "has had fatal PCIe errors",
+}
+
+// sick says of one device that it is not well.
+func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health) {
+	key := health.Key()
+	what, cause := conditionTexts[key], sentence(health.Reason)
+	if link, found := strings.CutPrefix(health.Reason, "its link "); found && key == discovery.ConditionLinkDegraded {
+		what = "has a link that " + link
+		cause = "The link came up narrower or slower than both of its ends can do."
+	}
+	text := fmt.Sprintf("%s %s%s", title(d), what, lasting(health.Since.Time, f.Time))
+	holders := f.Devices.Holders[d.Name]
+	var names, fix []string
+	for _, h := range holders {
+		names = append(names, h.String())
+		if h.Pod != "" && key != discovery.ConditionLinkDegraded && key != discovery.ConditionFatalErrors {
+			fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
+		}
+	}
+	if len(names) > 0 {
+		cause += fmt.Sprintf(" %s has it.", list(names))
+	}
+	if health.Usable() {
+		cause += " It is still given out."
+	} else {
+		cause += " No new pod gets it."
+	}
+	say.found(CodeOf(key), text, cause, append(fix, conditionFix(key, d)...)...)
+}
+
+// conditionFix returns what mends a condition.
+func conditionFix(key discovery.Condition, d *discovery.Device) []string {
+	at := address(d)
+	if at == "" {
+		if key == discovery.ConditionNodeMissing {
+			return []string{"sudo udevadm trigger --action=add   # makes device nodes again"}
+		}
+		return []string{"sudo dmesg | tail -n 50   # the kernel says more"}
+	}
+	kernel := fmt.Sprintf("sudo dmesg | grep %s   # the kernel says more", at)
+	rescan := []string{
+		fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/remove"`, at),
+		`sudo sh -c "echo 1 > /sys/bus/pci/rescan"   # if it stays so, reseat it`,
+	}
+	switch key {
+	case discovery.ConditionLinkDegraded:
+		return rescan
+	case discovery.ConditionNodeMissing:
+		return []string{"sudo udevadm trigger --action=add   # makes device nodes again"}
+	case discovery.ConditionDriverUnbound:
+		return []string{
+			fmt.Sprintf("sudo modprobe \"$(cat /sys/bus/pci/devices/%s/modalias)\"", at),
+			fmt.Sprintf("sudo sh -c \"echo %s > /sys/bus/pci/drivers_probe\"", at),
+		}
+	case discovery.ConditionOverTemperature:
+		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then look at fans and air", at)}
+	case discovery.ConditionUnhealthy, discovery.ConditionUnknown:
+		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, at)}
+	}
+	return []string{kernel}
+}
+
+// sentence makes a sentence of a reason.
+func sentence(reason string) string {
+	reason = strings.TrimSpace(reason)
+	if reason == "" || strings.HasSuffix(reason, ".") {
+		return reason
+	}
+	return reason + "."
+}
+
+// checkProblems says what of the host could not be read or described.
+func checkProblems(f *Facts, say *saying) {
+	snapshot, known := f.Devices.Snapshot.get()
+	if !known {
+		return
+	}
+	before := len(say.findings)
+	seen := make(map[string]bool)
+	for _, p := range snapshot.Problems {
+		d, offered := snapshot.Lookup(p.Device)
+		if offered && d.Health.Key() == discovery.ConditionUnknown || seen[p.Device] {
+			continue // it is said already
+		}
+		seen[p.Device] = true
+		f.problem(say, p, &d, offered)
+	}
+	if say.none(before) && len(snapshot.Problems) == 0 {
+		say.ok("all that the families look at could be read")
+	}
+}
+
+func (f *Facts) problem(say *saying, p discovery.Problem, d *rules.Offered, offered bool) {
+	name, reason := p.Device, strings.ReplaceAll(p.Err.Error(), "\n", "; ")
+	if offered {
+		name = title(&d.Device)
+	}
+	at := functionOf(p.Device)
+	look := "chandler discover -o json"
+	switch {
+	case strings.HasSuffix(reason, "does not answer"):
+		fix := []string{"sudo dmesg | tail -n 50"}
+		if at != "" {
+			fix = []string{fmt.Sprintf("sudo dmesg | grep %s", at), fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"   # if it stays so, reboot`, at)}
+		}
+		say.found("CH0310", name+" does not answer", "A read of it hangs in the kernel: "+sentence(reason)+" It is left alone, so that the other devices go on.", fix...)
+	case strings.Contains(reason, "none is known by it"), strings.Contains(reason, "described by family"):
+		say.found("CH0311", name+" cannot be told apart", sentence(reason), look)
+	case strings.Contains(reason, "vfio: "):
+		f.vfioProblem(say, name, reason, at)
+	case offered:
+		say.found("CH0309", name+" could not be read in full", sentence(reason)+" It is offered without what could not be read.", look)
+	default:
+		say.found("CH0309", name+" could not be described", sentence(reason)+" It is not offered.", look)
+	}
+}
+
+// vfioProblem says why a function that is bound to vfio cannot be used.
+func (f *Facts) vfioProblem(say *saying, name, reason, at string) {
+	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}
+	if strings.Contains(reason, "in no IOMMU group") {
+		fix = []string{"cat /proc/cmdline   # it wants intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot"}
+	} else if at != "" {
+		fix = append(fix, fmt.Sprintf("ls /sys/bus/pci/devices/%s/vfio-dev", at))
+	}
+	say.found("CH0312", name+" is bound to vfio and cannot be opened", sentence(reason)+" It is not offered.", fix...)
+}
+
+// functionOf returns the PCI address that the name of a device begins with, "" if it has
+// none.
+func functionOf(name string) string {
+	parts := strings.SplitN(strings.TrimPrefix(name, "pci-"), "-", 5)
+	if !strings.HasPrefix(name, "pci-") || len(parts) < 4 {
+		return ""
+	}
+	return fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3])
+}
+
+// checkOffered says which devices that were found are not offered at all.
+func checkOffered(f *Facts, say *saying) {
+	snapshot, known := f.Devices.Snapshot.get()
+	if !known || f.Devices.Found == nil {
+		return
+	}
+	var left []string
+	for i := range f.Devices.Found.Devices {
+		d := &f.Devices.Found.Devices[i]
+		if _, offered := snapshot.Lookup(d.Name); !offered && !named(d) {
+			left = append(left, title(d))
+		}
+	}
+	slices.Sort(left)
+	if len(left) > 0 && len(snapshot.Devices) == 0 {
+		say.found("CH0313", fmt.Sprintf("the configuration leaves out all of %s", several(len(left), "device")),
+			"Its exclude entries, or its resources, leave nothing to offer: "+list(left)+" would be there without them.",
+			"kubectl -n chandler get configmap chandler -o yaml")
+	}
+}
+
+// named reports whether a device is there only where the administrator names it.
+func named(d *discovery.Device) bool { return d.Named || d.FromConfig || d.PoolOnly != "" }

@@ -1,0 +1,301 @@
+package doctor
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/terminal"
+)
+
+var update = flag.Bool("update", false, "rewrite the pages and the golden files")
+
+// Every code is said of the fault that it is for, and of no healthy node.
+func TestCodes(t *testing.T) {
+	if found := Judge(healthy()).Codes(); len(found) > 0 {
+		t.Fatalf("a healthy node has %v:\n%s", found, printed(t, healthy(), terminal.Plain, true))
+	}
+	for _, c := range Codes() {
+		t.Run(c.ID, func(t *testing.T) {
+			break_, known := breaks[c.ID]
+			if !known {
+				t.Fatal("no test shows it")
+			}
+			f := healthy()
+			break_(f)
+			report := Judge(f)
+			if found := report.Codes(); !slices.Equal(found, []string{c.ID}) {
+				t.Fatalf("found %v:\n%s", found, printed(t, f, terminal.Plain, true))
+			}
+			for _, s := range report.Sections {
+				for _, finding := range s.Findings {
+					checkFinding(t, c, s.Category, finding)
+				}
+			}
+		})
+	}
+	for id := range breaks {
+		if _, known := Lookup(id); !known {
+			t.Errorf("a test shows %s, which is no code", id)
+		}
+	}
+}
+
+// placeholder is a word in capitals that stands for a name in the documentation.
+var placeholder = regexp.MustCompile(`\b(NAMESPACE|POD|NODE|ADDRESS|MODULE|UID|FILE|DRIVER)\b`)
+
+func checkFinding(t *testing.T, c Code, category Category, f Finding) {
+	t.Helper()
+	if f.Code == "" {
+		return
+	}
+	switch {
+	case f.Result != c.Result || category != c.Category() && f.Code != "CH0304":
+		t.Errorf("%s: result %d in %s", f.Code, f.Result, category)
+	case f.Text == "" || strings.HasSuffix(f.Text, "."):
+		t.Errorf("text %q", f.Text)
+	case !strings.HasSuffix(f.Cause, "."):
+		t.Errorf("the cause is no sentence: %q", f.Cause)
+	case len(f.Fix) == 0:
+		t.Error("there is no fix")
+	}
+	for _, command := range f.Fix {
+		if name := placeholder.FindString(command); name != "" {
+			t.Errorf("a fix has %s in place of a name: %s", name, command)
+		}
+		if strings.Contains(command, "  #") && !strings.Contains(command, "   # ") {
+			t.Errorf("a remark does not stand off: %q", command)
+		}
+	}
+}
+
+// Each code has all that its page says, and its own number.
+func TestCodesAreComplete(t *testing.T) {
+	seen := make(map[string]bool)
+	last := ""
+	checked := make(map[string]bool)
+	for _, c := range checks() {
+		for _, id := range c.codes {
+			checked[id] = true
+		}
+	}
+	for _, c := range Codes() {
+		if seen[c.ID] || c.ID <= last || !regexp.MustCompile(`^CH0[1-7]\d\d$`).MatchString(c.ID) {
+			t.Errorf("%s: twice, not in order, or no code", c.ID)
+		}
+		seen[c.ID], last = true, c.ID
+		if c.Says == "" || c.Looks == "" || c.Comes == "" || c.Why == "" || len(c.Fixes) == 0 || len(c.Symptoms) == 0 {
+			t.Errorf("%s: something of its page is missing", c.ID)
+		}
+		for _, text := range []string{c.Looks, c.Comes, c.Why} {
+			if !strings.HasSuffix(text, ".") || strings.HasPrefix(text, "What ") {
+				t.Errorf("%s: no sentence: %q", c.ID, text)
+			}
+		}
+		if !checked[c.ID] {
+			t.Errorf("%s: no check says that it may find it", c.ID)
+		}
+	}
+	for id := range checked {
+		if !seen[id] {
+			t.Errorf("a check finds %s, which is no code", id)
+		}
+	}
+	if len(seen) < 40 {
+		t.Errorf("%d codes", len(seen))
+	}
+}
+
+// All conditions of devices have a code.
+func TestCodeOf(t *testing.T) {
+	for _, condition := range discovery.Conditions() {
+		if _, known := Lookup(CodeOf(condition)); !known {
+			t.Errorf("%s has the code %q", condition, CodeOf(condition))
+		}
+	}
+	if CodeOf("") != "" {
+		t.Error("a device that is well has a code")
+	}
+}
+
+// docs is the directory of the documentation.
+const docs = "../../docs"
+
+// The pages are those of the codes. -update writes them.
+func TestPages(t *testing.T) {
+	want := map[string]string{
+		"codes/README.md":    Index(),
+		"troubleshooting.md": Troubleshooting(),
+	}
+	for _, c := range Codes() {
+		want["codes/"+c.ID+".md"] = c.Page()
+	}
+	files, err := filepath.Glob(filepath.Join(docs, "codes", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if _, known := want["codes/"+filepath.Base(file)]; !known {
+			t.Errorf("%s is the page of no code", file)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		golden(t, filepath.Join(docs, name), want[name])
+	}
+}
+
+func golden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s is not up to date (-update writes it):\n%s", file, diff)
+	}
+}
+
+func printed(t *testing.T, f *Facts, style terminal.Style, quiet bool) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Judge(f).Print(&out, style, quiet); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// sick is a node with several faults.
+func sick() *Facts {
+	f := healthy()
+	for _, id := range []string{"CH0104", "CH0202", "CH0301", "CH0307", "CH0502", "CH0604"} {
+		breaks[id](f)
+	}
+	return f
+}
+
+func TestPrint(t *testing.T) {
+	for name, test := range map[string]struct {
+		facts *Facts
+		style terminal.Style
+		quiet bool
+	}{
+		"healthy":  {healthy(), terminal.Plain, false},
+		"sick-80":  {sick(), terminal.Plain, false},
+		"sick-120": {sick(), terminal.Style{Width: 120}, true},
+		"ascii":    {sick(), terminal.Style{Width: 80, ASCII: true}, true},
+		"laptop":   {laptop(), terminal.Plain, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := printed(t, test.facts, test.style, test.quiet)
+			for line := range strings.Lines(got) {
+				if n := terminal.Columns(strings.TrimRight(line, "\n")); n > test.style.Width && !strings.Contains(line, "'") && !strings.Contains(line, `"`) {
+					t.Errorf("a line of %d columns: %s", n, line)
+				}
+			}
+			golden(t, filepath.Join("testdata", name+".txt"), got)
+		})
+	}
+}
+
+func TestPrintIsHarmless(t *testing.T) {
+	f := healthy()
+	f.Node = "n\x1b[2J"
+	breaks["CH0301"](f)
+	for i := range f.Devices.Snapshot.Value.Devices {
+		f.Devices.Snapshot.Value.Devices[i].Health.Reason = "\x1b]0;x\a"
+	}
+	if got := printed(t, f, terminal.Plain, false); strings.ContainsAny(got, "\x1b\a") {
+		t.Errorf("control characters: %q", got)
+	}
+}
+
+// JSON has the form of "linkerd check -o json", and all of what is printed.
+func TestJSON(t *testing.T) {
+	data, err := json.MarshalIndent(Judge(sick()), "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "testdata/sick.json", string(data)+"\n")
+	var linkerd struct {
+		Success    bool
+		Categories []struct {
+			CategoryName string
+			Checks       []struct{ Description, Result string }
+		}
+	}
+	if err := json.Unmarshal(data, &linkerd); err != nil || linkerd.Success || len(linkerd.Categories) != 7 || linkerd.Categories[0].Checks[0].Result == "" {
+		t.Errorf("as linkerd's: %+v, %v", linkerd, err)
+	}
+}
+
+func TestOnly(t *testing.T) {
+	for list, want := range map[string]int{"": 7, "devices": 1, "kubelet, apis": 2, "two APIs,runtime": 2} {
+		only, err := ParseCategories(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(Judge(healthy(), only...).Sections); got != want {
+			t.Errorf("--only %q: %d sections, want %d", list, got, want)
+		}
+	}
+	if _, err := ParseCategories("device"); err == nil {
+		t.Error("a category that there is not is taken")
+	}
+}
+
+func TestHealthy(t *testing.T) {
+	f := healthy()
+	if !Judge(f).Healthy(true) {
+		t.Error("a healthy node is not")
+	}
+	breaks["CH0307"](f)
+	if r := Judge(f); !r.Healthy(false) || r.Healthy(true) {
+		t.Error("a warning counts, or does not count when it is to")
+	}
+	breaks["CH0301"](f)
+	if Judge(f).Healthy(false) {
+		t.Error("a failure does not count")
+	}
+}
+
+// Of what could not be looked at nothing is said to be well.
+func TestNobodyAnswers(t *testing.T) {
+	f := &Facts{Head: Head{Node: "n", Version: "v", Time: time.Unix(0, 0)}}
+	for _, s := range Judge(f).Sections {
+		for _, finding := range s.Findings {
+			if finding.Result == OK {
+				t.Errorf("%s: %q without having looked", s.Category, finding.Text)
+			}
+		}
+	}
+}
+
+func TestBreakCommand(t *testing.T) {
+	got := breakCommand("sudo sed -i 's/enable_cdi = false/enable_cdi = true/' /etc/containerd/config.toml   # or add it", 67)
+	want := []string{"sudo sed -i 's/enable_cdi = false/enable_cdi = true/' \\", "  /etc/containerd/config.toml", "# or add it"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if got := breakCommand("short   # with a remark", 67); len(got) != 1 {
+		t.Errorf("%q", got)
+	}
+}

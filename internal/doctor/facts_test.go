@@ -1,0 +1,304 @@
+package doctor
+
+import (
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
+
+var now = time.Date(2026, 11, 20, 9, 50, 21, 0, time.UTC)
+
+func ago(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
+
+func pointer[T any](value T) *T { return &value }
+
+// device is a GPU or a NIC at a PCI address.
+func device(kind, at, model string) rules.Offered {
+	d := rules.Offered{Device: discovery.Device{Name: "pci-" + at[:4] + "-" + at[5:7] + "-" + at[8:10] + "-" + at[11:], Family: "nvidia", Attributes: discovery.Attributes{}}}
+	d.Attributes.SetString("kind", kind)
+	d.Attributes.SetString("model", model)
+	d.Attributes.SetString(busID, at)
+	d.Health = discovery.Health{Status: discovery.Healthy, Since: ago(time.Hour)}
+	if kind == "gpu" {
+		d.Offers = []discovery.Offer{{Resource: "nvidia.com/gpu", IDs: []string{"GPU-" + at[5:7]}}}
+		d.Edits.DeviceNodes = nil
+	} else {
+		d.Family = "rdma"
+	}
+	return d
+}
+
+// healthy is a node on which nothing is wrong: DRA offers its two GPUs and its NIC.
+func healthy() *Facts {
+	snapshot := &rules.Snapshot{Devices: []rules.Offered{
+		device("gpu", "0000:1a:00.0", "H100 80GB HBM3"), device("gpu", "0000:9e:00.0", "H100 80GB HBM3"), device("nic", "0000:ce:00.0", "MT4129"),
+	}}
+	found := &discovery.Snapshot{}
+	api := make(map[string]discovery.Mode)
+	slice := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: discovery.Domain, NodeName: pointer("gpu-node-07")}}
+	for _, d := range snapshot.Devices {
+		found.Devices = append(found.Devices, d.Device)
+		api[d.Name] = discovery.ModeDRA
+		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: d.Name, Attributes: d.Attributes})
+	}
+	class := deviceClass("nvidia.chandler.dev", "nvidia.com/gpu", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind == "gpu"`, ago(time.Hour))
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "gpu-node-07", Labels: map[string]string{"chandler.dev/mode": "DRA"}},
+		Status: corev1.NodeStatus{
+			NodeInfo:   corev1.NodeSystemInfo{KubeletVersion: "v1.37.0"},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, {Type: corev1.NodeDiskPressure, Status: corev1.ConditionFalse}},
+		},
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-7fz2k", CreationTimestamp: ago(17 * 24 * time.Hour)},
+		Status:     corev1.PodStatus{StartTime: pointer(ago(17 * 24 * time.Hour)), ContainerStatuses: []corev1.ContainerStatus{{}}},
+	}
+	return &Facts{
+		Head: Head{Node: "gpu-node-07", Kubernetes: "v1.37.0", Version: "0.9.0", Time: now},
+		Devices: DeviceFacts{
+			Snapshot: Known(snapshot), Found: found, API: Known(api), Waits: Known[[]Wait](nil),
+			Holders: map[string][]Holder{"pci-0000-9e-00-0": {{Namespace: "ml", Pod: "llama-7b-worker-1", Owner: "claim ml/llama", API: discovery.ModeDRA}}},
+		},
+		Host: HostFacts{
+			Functions: Known([]Function{
+				{Address: "0000:1a:00.0", Class: "030200", Vendor: "10de", Device: "2330", Driver: "nvidia", Group: "12"},
+				{Address: "0000:9e:00.0", Class: "030200", Vendor: "10de", Device: "2330", Driver: "nvidia", Group: "13"},
+			}),
+			Modules: map[string]bool{"kvm": true, "nvidia": true}, Virtual: true,
+			Proc: Known(true), SELinux: Known(SELinux{Enforcing: true, Agent: "system_u:system_r:container_device_plugin_t:s0"}),
+			Space: Known([]Space{{Path: "/var/lib/kubelet/plugins/chandler.dev", Size: 1 << 40, Free: 1 << 39, Inodes: 1 << 20, INFree: 1 << 19}}),
+			State: Known(""), Skew: Known(100 * time.Millisecond),
+		},
+		Kubelet: KubeletFacts{
+			Root: "/var/lib/kubelet", PluginDir: "/var/lib/kubelet/device-plugins", Dir: Known(""), Answers: Known(""),
+			Pods: Known([]*podresourcesapi.PodResources{{Namespace: "ml", Name: "llama-7b-worker-1", Containers: []*podresourcesapi.ContainerResources{{
+				DynamicResources: []*podresourcesapi.DynamicResource{{ClaimNamespace: "ml", ClaimName: "llama"}},
+			}}}}),
+			Allocatable: Known([]*podresourcesapi.ContainerDevices{{ResourceName: "example.com/other", DeviceIds: []string{"a"}}}),
+			Ours:        map[string][]string{"nvidia.com/gpu": {}},
+			Flags:       Known(map[string]string{"root-dir": "/var/lib/kubelet"}), Config: Known(KubeletConfig{TopologyPolicy: "none"}), Registration: Known(true),
+		},
+		Runtime: RuntimeFacts{
+			Name: "containerd", Version: "2.1.4", Dir: "/var/run/cdi", Writable: Known(""),
+			Config: Known(RuntimeConfig{Files: []string{"/etc/containerd/config.toml"}, CDI: true, SpecDirs: []string{"/etc/cdi", "/run/cdi"}, Changed: now.Add(-48 * time.Hour), Started: now.Add(-24 * time.Hour)}),
+			Specs:  Known([]Spec{{File: "/var/run/cdi/chandler.dev-claim_u1.json", UID: "u1"}}),
+		},
+		Cluster: ClusterFacts{
+			Server: Known("v1.37.0"), DRA: Known(true), Node: Known(node), Slices: Known([]resourceapi.ResourceSlice{slice}),
+			Classes: Known([]resourceapi.DeviceClass{class}), Claims: Known([]resourceapi.ResourceClaim{claim("ok", "nvidia.chandler.dev", "", 2)}),
+			Pods: Known([]corev1.Pod{*pod}), Policies: Known[[]string](nil), Rights: Known[[]string](nil),
+		},
+		Agent: AgentFacts{
+			Pod: Known(pod), Running: Known(true), Ready: Known(""), Live: Known(""), Config: Known(""), Mode: discovery.ModeDRA,
+			Features: Known(map[string]bool{"DRADeviceTaints": true, "DRAPartitionableDevices": false}),
+			Records:  Known(Records{Claims: []Record{{UID: "u1", Namespace: "ml", Name: "llama"}, {UID: "u0", Past: true}}, Grants: 4}),
+		},
+	}
+}
+
+func laptop() *Facts {
+	f := &Facts{Head: Head{Node: "mara-t14", Version: "0.9.0", Time: now}, NoKubelet: "there is none", NoCluster: "no --kubeconfig says how to reach the API server"}
+	h := healthy()
+	f.Devices = DeviceFacts{Snapshot: h.Devices.Snapshot, Found: h.Devices.Found}
+	f.Host = HostFacts{Functions: h.Host.Functions, Modules: h.Host.Modules, Proc: Known(true), SELinux: Known(SELinux{})}
+	return f
+}
+
+func deviceClass(name, resource, expression string, made metav1.Time) resourceapi.DeviceClass {
+	c := resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: made}}
+	c.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	if resource != "" {
+		c.Spec.ExtendedResourceName = &resource
+	}
+	return c
+}
+
+// claim waits for devices of a class.
+func claim(name, class, expression string, count int64) resourceapi.ResourceClaim {
+	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	if expression != "" {
+		exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	}
+	c := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name}}
+	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpus", Exactly: exactly}}
+	return c
+}
+
+// condition makes a device sick: the GPU at 9e, or the NIC.
+func condition(i int, c discovery.Condition, effect resourceapi.DeviceTaintEffect, reason string, since time.Duration) func(*Facts) {
+	return func(f *Facts) {
+		status := discovery.Unhealthy
+		if c == discovery.ConditionUnknown {
+			status = discovery.Unknown
+		}
+		f.Devices.Snapshot.Value.Devices[i].Health = discovery.Health{Status: status, Condition: c, Reason: reason, Effect: effect, Since: ago(since)}
+	}
+}
+
+func problem(device string, reason string) func(*Facts) {
+	return func(f *Facts) {
+		s := f.Devices.Snapshot.Value
+		s.Problems = append(s.Problems, discovery.Problem{Device: device, Err: errors.New(reason)})
+	}
+}
+
+func function(functions ...Function) func(*Facts) {
+	return func(f *Facts) { f.Host.Functions.Value = append(f.Host.Functions.Value, functions...) }
+}
+
+func nodeIs(change func(*corev1.Node)) func(*Facts) {
+	return func(f *Facts) { change(f.Cluster.Node.Value) }
+}
+
+const noSchedule = resourceapi.DeviceTaintEffectNoSchedule
+
+// breaks are faults, by the code that is to be said of them.
+var breaks = map[string]func(*Facts){
+	"CH0101": func(f *Facts) { f.Kubelet.Dir = Known("/var/lib/kubelet/device-plugins does not exist") },
+	"CH0102": func(f *Facts) { f.Kubelet.Answers = Known("connection refused") },
+	"CH0103": func(f *Facts) { f.Kubelet.Registration = Known(false) },
+	"CH0104": func(f *Facts) {
+		f.Kubelet.Allocatable = Known([]*podresourcesapi.ContainerDevices{{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-9e", "GPU-1a"}}})
+		f.Kubelet.PluginPods = []string{"kube-system/nvidia-device-plugin-daemonset-x8k2v"}
+	},
+	"CH0105": func(f *Facts) {
+		f.Kubelet.Pods = Known[[]*podresourcesapi.PodResources](nil)
+		f.Kubelet.Config.Value.FeatureGates = map[string]bool{"KubeletPodResourcesDynamicResources": false}
+	},
+	"CH0106": func(f *Facts) {
+		f.Cluster.Node.Value.Status.NodeInfo.KubeletVersion, f.Cluster.Server = "v1.33.9", Known("v1.34.4")
+	},
+	"CH0107": nodeIs(func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.38.0" }),
+	"CH0108": func(f *Facts) { f.Kubelet.Flags = Known(map[string]string{"root-dir": "/var/lib/k0s/kubelet"}) },
+	"CH0109": func(f *Facts) {
+		f.Kubelet.Config.Value.FeatureGates = map[string]bool{"DynamicResourceAllocation": false}
+	},
+	"CH0110": nodeIs(func(n *corev1.Node) {
+		n.Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Message: "container runtime network not ready", LastTransitionTime: ago(time.Hour)}
+	}),
+	"CH0111": nodeIs(func(n *corev1.Node) { n.Spec.Unschedulable = true }),
+	"CH0112": func(f *Facts) { f.Kubelet.Config.Value.TopologyPolicy = "single-numa-node" },
+
+	"CH0201": func(f *Facts) { f.Runtime.Version = "1.6.9" },
+	"CH0202": func(f *Facts) { f.Runtime.Version, f.Runtime.Config.Value.CDI = "1.7.22", false },
+	"CH0203": func(f *Facts) { f.Runtime.Config.Value.SpecDirs = []string{"/etc/cdi"} },
+	"CH0204": func(f *Facts) {
+		f.Runtime.Specs.Value = append(f.Runtime.Specs.Value, Spec{File: "/var/run/cdi/chandler.dev-claim_u2.json", UID: "u2"})
+	},
+	"CH0205": func(f *Facts) { f.Runtime.Writable = Known("/var/run/cdi: read-only file system") },
+	"CH0206": func(f *Facts) { f.Runtime.Specs = Known[[]Spec](nil) },
+	"CH0207": func(f *Facts) {
+		f.Runtime.Errors = map[string][]string{"/etc/cdi/vendor.json": {"unexpected end of JSON input"}}
+	},
+	"CH0208": func(f *Facts) { f.Runtime.Config.Value.Changed = now },
+
+	"CH0301": condition(1, discovery.ConditionUnhealthy, noSchedule, "its driver asks for gpu-reset; XID 79 at 2026-11-20T09:12:41Z", 37*time.Minute),
+	"CH0302": condition(1, discovery.ConditionUnknown, noSchedule, "attribute vendor: input/output error", time.Minute),
+	"CH0303": func(f *Facts) {
+		f.Devices.Snapshot.Value.Gone = discovery.Missing{"pci-0000-ff-00-0": discovery.Gone(noSchedule)}
+		f.Devices.Holders["pci-0000-ff-00-0"] = []Holder{{Namespace: "ml", Pod: "p"}}
+	},
+	"CH0304": condition(1, discovery.ConditionDriverUnbound, noSchedule, "no driver is bound to it", time.Minute),
+	"CH0305": condition(1, discovery.ConditionNodeMissing, noSchedule, "device node /dev/nvidia1 is missing", time.Minute),
+	"CH0306": condition(1, discovery.ConditionOverTemperature, noSchedule, "as hot as its critical limit of 95 °C, or hotter", time.Minute),
+	"CH0307": condition(2, discovery.ConditionLinkDegraded, resourceapi.DeviceTaintEffectNone, "its link has 8 lanes of 16", 72*time.Hour),
+	"CH0308": condition(2, discovery.ConditionFatalErrors, resourceapi.DeviceTaintEffectNone, "3 fatal PCIe errors", time.Minute),
+	"CH0309": problem("pci-0000-1a-00-0", "attribute serial: input/output error"),
+	"CH0310": problem("pci-0000-1a-00-0", "open sys/devices/pci0000:00/0000:1a:00.0/mem: does not answer"),
+	"CH0311": problem("pci-0000-1a-00-0, pci-0000-9e-00-0", `state the same identity "0"; none is known by it`),
+	"CH0312": problem("pci-0000-41-00-0", "vfio: the kernel has no node for it, nor for its IOMMU group"),
+	"CH0313": func(f *Facts) {
+		f.Devices.Snapshot = Known(&rules.Snapshot{})
+		f.Cluster.Claims, f.Devices.API.Value = Known[[]resourceapi.ResourceClaim](nil), map[string]discovery.Mode{}
+	},
+
+	"CH0401": func(f *Facts) {
+		f.Host.Functions = Known([]Function{{Address: "0000:41:00.0", Class: "030200", Driver: "vfio-pci"}})
+	},
+	"CH0402": function(Function{Address: "0000:41:00.0", Driver: "vfio-pci", Group: "44"}, Function{Address: "0000:41:00.1", Driver: "snd_hda_intel", Group: "44", Class: "040300"}, Function{Address: "0000:40:00.0", Driver: "pcieport", Group: "44", Class: "060400"}),
+	"CH0403": function(Function{Address: "0000:41:00.0", Class: "020000", Override: "vfio-pci", Group: "44"}),
+	"CH0404": func(f *Facts) {
+		f.Host.SELinux = Known(SELinux{Enforcing: true, Agent: "system_u:system_r:container_t:s0:c1,c2"})
+	},
+	"CH0405": func(f *Facts) { f.Host.Skew = Known(-3 * time.Minute) },
+	"CH0406": func(f *Facts) { f.Host.Space.Value[0].Free = 1 << 20 },
+	"CH0407": func(f *Facts) { f.Host.Space.Value[0].INFree = 3 },
+	"CH0408": func(f *Facts) { f.Host.State = Known("/var/lib/kubelet/plugins/chandler.dev: read-only file system") },
+	"CH0409": func(f *Facts) { f.Host.Proc = Known(false) },
+
+	"CH0501": func(f *Facts) {
+		f.Devices.API.Value["pci-0000-9e-00-0"] = discovery.ModeDevicePlugin
+		f.Kubelet.Ours["nvidia.com/gpu"] = []string{"GPU-9e"}
+	},
+	"CH0502": func(f *Facts) {
+		f.Devices.API.Value["pci-0000-9e-00-0"] = discovery.ModeDevicePlugin
+		f.Devices.Waits = Known([]Wait{{Device: "pci-0000-9e-00-0", From: discovery.ModeDevicePlugin, To: discovery.ModeDRA, Reason: "somebody has it"}})
+	},
+	"CH0503": func(f *Facts) {
+		other := *f.Cluster.Slices.Value[0].DeepCopy()
+		other.Spec.Driver = "gpu.nvidia.com"
+		f.Cluster.Slices.Value = append(f.Cluster.Slices.Value, other)
+	},
+	"CH0504": nodeIs(func(n *corev1.Node) { n.Labels["chandler.dev/mode"] = "dra" }),
+
+	"CH0601": func(f *Facts) {
+		f.Cluster.DRA = Known(false)
+		none := "the server could not find the requested resource"
+		f.Cluster.Slices, f.Cluster.Classes, f.Cluster.Claims = Unknown[[]resourceapi.ResourceSlice](none), Unknown[[]resourceapi.DeviceClass](none), Unknown[[]resourceapi.ResourceClaim](none)
+	},
+	"CH0602": func(f *Facts) {
+		d := &f.Devices.Snapshot.Value.Devices[0]
+		d.PartOf = &discovery.Silicon{Name: "gpu", Counters: map[string]resource.Quantity{"xcc": resource.MustParse("8")}}
+		f.Devices.API.Value["gpu"] = discovery.ModeDRA
+	},
+	"CH0603": func(f *Facts) { f.Cluster.Classes.Value[0].Spec.ExtendedResourceName = nil },
+	"CH0604": func(f *Facts) {
+		f.Cluster.Classes.Value = append(f.Cluster.Classes.Value, deviceClass("gpu.nvidia.com", "nvidia.com/gpu", `device.driver == "gpu.nvidia.com"`, ago(time.Minute)))
+	},
+	"CH0605": func(f *Facts) { f.Cluster.Rights = Known([]string{"patch resourceclaims/status"}) },
+	"CH0606": func(f *Facts) {
+		f.Cluster = ClusterFacts{Server: Unknown[string]("dial tcp 10.0.0.1:6443: connect: connection refused")}
+	},
+	"CH0607": func(f *Facts) { f.Cluster.Node = Known[*corev1.Node](nil) },
+	"CH0608": func(f *Facts) { f.Cluster.Slices.Value[0].Spec.Devices[2].Name = "another" },
+	"CH0609": func(f *Facts) {
+		f.Cluster.Classes.Value = append(f.Cluster.Classes.Value, deviceClass("npu.chandler.dev", "", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind == "npu"`, ago(time.Hour)))
+		f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, claim("c", "npu.chandler.dev", "", 1))
+	},
+	"CH0610": func(f *Facts) {
+		f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, claim("many", "nvidia.chandler.dev", "", 3))
+	},
+	"CH0611": func(f *Facts) {
+		c := claim("prepared", "nvidia.chandler.dev", "", 1)
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: discovery.Domain, Pool: "gpu-node-07", Device: "pci-0000-9e-00-0"}}}}
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "llama-7b-worker-1"}}
+		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: discovery.Domain, Pool: "gpu-node-07", Device: "pci-0000-9e-00-0", Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Message: "the device is another one now", LastTransitionTime: ago(time.Minute)}}}}
+		f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, c)
+	},
+	"CH0612": func(f *Facts) { f.Cluster.Policies = Known([]string{"parameters.chandler.dev"}) },
+
+	"CH0701": func(f *Facts) { f.Agent.Ready = Known("nothing of the host could be read since 09:00") },
+	"CH0702": func(f *Facts) {
+		f.Agent.Records.Value.Aside = []string{"/var/lib/kubelet/plugins/chandler.dev/claims/u7.bad0"}
+	},
+	"CH0703": func(f *Facts) { f.Agent.Config = Known("exclude[0].cel: compile \"devce\": undeclared reference") },
+	"CH0704": func(f *Facts) {
+		const file = "/var/lib/kubelet/plugins/chandler.dev/claims/u7.bad0"
+		f.Agent.Records.Value.Aside, f.Agent.Records.Value.Newer = []string{file}, []string{file}
+	},
+	"CH0705": func(f *Facts) { f.Agent.Version = "0.8.0" },
+	"CH0706": func(f *Facts) {
+		f.Agent.Pod.Value.Status.ContainerStatuses[0] = corev1.ContainerStatus{RestartCount: 12, LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", ExitCode: 137}}}
+	},
+	"CH0707": func(f *Facts) {
+		f.Agent.Records.Value.Unread = []string{"read claim record u3.record: input/output error"}
+	},
+}

@@ -1,0 +1,273 @@
+package gather
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+
+	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/ledger"
+)
+
+func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} }
+
+// agents returns the processes of agents. In the agent's pod this is the first process there,
+// and not one of the host's.
+func agents(o Options) (found []process) {
+	for _, proc := range []string{"/proc", o.Proc} {
+		for _, p := range processesOf(proc) {
+			if filepath.Base(p.args[0]) == "chandler" && len(p.args) > 1 && p.args[1] == "run" && p.isOf(o) {
+				found = append(found, p)
+			}
+		}
+		if len(found) > 0 || o.Proc == "/proc" {
+			break
+		}
+	}
+	return found
+}
+
+// isOf reports whether an agent is that of the node: where several nodes are on one machine,
+// each agent has another directory or another root.
+func (p process) isOf(o Options) bool {
+	flags := p.flags()
+	if name := flags["node-name"]; name != "" && name != o.Node {
+		return false
+	}
+	root := flags["kubelet-root"]
+	if root == "" {
+		root = "/var/lib/kubelet"
+	}
+	return sameFile(filepath.Join(p.dir, "root", root), o.KubeletRoot)
+}
+
+// sameFile reports whether two paths are one directory, or it cannot be told.
+func sameFile(a, b string) bool {
+	one, err := os.Stat(filepath.Join(a, "plugins"))
+	if err != nil {
+		return errors.Is(err, fs.ErrPermission) || strings.HasSuffix(filepath.Clean(a), filepath.Clean(b))
+	}
+	other, err := os.Stat(filepath.Join(b, "plugins"))
+	return err != nil || os.SameFile(one, other)
+}
+
+// OwnFlags returns the flags of the agent in whose pod this process is, nil if it is in none.
+func OwnFlags() map[string]string {
+	for _, p := range processesOf("/proc") {
+		if p.pid == 1 && filepath.Base(p.args[0]) == "chandler" && len(p.args) > 1 && p.args[1] == "run" {
+			return p.flags()
+		}
+	}
+	return nil
+}
+
+func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts) {
+	a := &f.Agent
+	found := agents(o)
+	switch {
+	case len(found) > 0:
+		a.Running = doctor.Known(true)
+	case len(processes) == 0:
+		a.Running = doctor.Unknown[bool]("processes of the host are not to be seen from here")
+	default:
+		a.Running = doctor.Known(false)
+	}
+	a.Records = within(ctx, "the agent's records", func() (doctor.Records, error) { return records(o) })
+	address := o.Agent
+	if address == "" {
+		address = addressOf(found, f)
+	}
+	if address == "" {
+		return
+	}
+	a.Ready = doctor.Of(probe(ctx, address, "/readyz"))
+	a.Live = doctor.Of(probe(ctx, address, "/healthz"))
+	if features, err := featuresOf(ctx, address); err == nil {
+		a.Features = doctor.Known(features)
+	} else {
+		a.Features = doctor.Unknown[map[string]bool](err.Error())
+	}
+}
+
+// addressOf returns the address of the agent's health checks, "" if it is not known: its flag
+// says the port. In the agent's pod it is this one's; else the pod's.
+func addressOf(found []process, f *doctor.Facts) string {
+	if len(found) == 0 {
+		return ""
+	}
+	host, port, err := net.SplitHostPort(found[0].flags()["healthz-bind-address"])
+	if err != nil {
+		return ""
+	}
+	own, _ := os.Readlink("/proc/self/ns/net")
+	its, _ := os.Readlink(filepath.Join(found[0].dir, "ns/net"))
+	switch pod := f.Agent.Pod.Value; {
+	case host != "" && host != "0.0.0.0" && host != "::":
+	case own == its && own != "" || found[0].pid == 1:
+		host = "127.0.0.1"
+	case pod != nil && pod.Status.PodIP != "":
+		host = pod.Status.PodIP
+	default:
+		return ""
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// probe returns "" if the agent says that it is well, and else what it says.
+func probe(ctx context.Context, address, path string) (string, error) {
+	status, body, err := get(ctx, address, path)
+	if err != nil || status == http.StatusOK {
+		return "", err
+	}
+	return strings.TrimSpace(string(body)), nil
+}
+
+func get(ctx context.Context, address, path string) (status int, body []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, Patience/2)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	answer, err := (&http.Client{Timeout: Patience / 2}).Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer answer.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(answer.Body, 4<<20))
+	return answer.StatusCode, body, err
+}
+
+// featuresOf returns which features the API server keeps, as the agent's metrics say.
+func featuresOf(ctx context.Context, address string) (map[string]bool, error) {
+	status, body, err := get(ctx, address, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	if status != http.StatusOK {
+		return nil, fmt.Errorf("the agent's metrics: %s", http.StatusText(status))
+	}
+	features := make(map[string]bool)
+	for line := range strings.Lines(string(body)) {
+		rest, found := strings.CutPrefix(line, `chandler_dra_server_feature_enabled{feature="`)
+		name, value, cut := strings.Cut(rest, `"} `)
+		if !found || !cut {
+			continue
+		}
+		kept, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		features[name] = err == nil && kept == 1
+	}
+	return features, nil
+}
+
+// records reads the agent's files.
+func records(o Options) (r doctor.Records, err error) {
+	dir := os.DirFS(o.StateDir)
+	if _, err := fs.Stat(dir, "."); err != nil {
+		return r, err
+	}
+	boot, _ := fs.ReadFile(o.HostFS, "proc/sys/kernel/random/boot_id")
+	now := strings.TrimSpace(string(boot))
+	entries, err := ledger.ReadEntries(dir, ".", "")
+	for _, e := range entries {
+		switch e := e.(type) {
+		case *ledger.Claim:
+			if e.UID == "" {
+				continue // of a damaged file
+			}
+			r.Claims = append(r.Claims, doctor.Record{UID: string(e.UID), Namespace: e.Namespace, Name: e.Name, Past: now != "" && e.Boot != now})
+		case *ledger.Grant:
+			r.Grants++
+		}
+	}
+	aside(o.StateDir, ".", &r)
+	aside(o.StateDir, "claims", &r)
+	aside(o.StateDir, "grants", &r)
+	for _, err := range split(err) {
+		if !strings.Contains(err.Error(), ".bad") {
+			r.Unread = append(r.Unread, err.Error())
+		}
+	}
+	return r, newer(o.StateDir, &r)
+}
+
+// split returns the errors that are joined in one.
+func split(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // this one, and not one that it wraps
+		var all []error
+		for _, err := range joined.Unwrap() {
+			all = append(all, split(err)...)
+		}
+		return all
+	}
+	return []error{err}
+}
+
+// aside notes files of a directory that an agent has set aside.
+func aside(stateDir, dir string, r *doctor.Records) {
+	entries, _ := os.ReadDir(filepath.Join(stateDir, dir))
+	for _, entry := range entries {
+		name := entry.Name()
+		extension := filepath.Ext(name)
+		bad := strings.HasPrefix(extension, ".bad") && dir == "claims"
+		if bad || extension == ".unreadable" {
+			r.Aside = append(r.Aside, filepath.Join(stateDir, dir, name))
+		}
+	}
+}
+
+// newer notes the records that only a newer agent may act on. Each is a line with a checksum,
+// then JSON, which says by which version it is readable.
+func newer(stateDir string, r *doctor.Records) error {
+	dir := filepath.Join(stateDir, "claims")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, entry := range entries {
+		name := filepath.Join(dir, entry.Name())
+		data, err := os.ReadFile(name)
+		if err != nil {
+			continue // it is said already
+		}
+		_, body, _ := bytes.Cut(data, []byte("\n"))
+		var says struct{ Version, ReadableBy int }
+		if json.Unmarshal(body, &says) != nil {
+			continue
+		}
+		if says.ReadableBy == 0 {
+			says.ReadableBy = says.Version
+		}
+		if says.ReadableBy > ledger.Version {
+			r.Newer = append(r.Newer, name)
+		}
+	}
+	return err
+}
+
+// Waited calls look until it reports true or the time is over.
+func Waited(ctx context.Context, limit time.Duration, look func() bool) {
+	end := time.Now().Add(limit)
+	for !look() && time.Now().Add(time.Second).Before(end) && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(2 * time.Second):
+		}
+	}
+}

@@ -1,0 +1,246 @@
+package gather
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"chandler.dev/internal/doctor"
+)
+
+// fromCache lets the API server answer from its cache, which is new enough and costs little.
+var fromCache = metav1.ListOptions{ResourceVersion: "0"}
+
+// cluster asks the API server.
+func cluster(ctx context.Context, o Options, config *rest.Config, f *doctor.Facts) {
+	c := &f.Cluster
+	config = rest.CopyConfig(config)
+	config.Timeout, config.QPS, config.Burst = Patience, 50, 100
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		c.Server = doctor.Unknown[string](err.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*Patience)
+	defer cancel()
+	info, err := client.Discovery().ServerVersion()
+	if err != nil {
+		c.Server = doctor.Unknown[string](err.Error())
+		return
+	}
+	c.Server = doctor.Known(info.GitVersion)
+	f.Host.Skew = doctor.Of(skew(ctx, config))
+	_, err = client.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
+	switch {
+	case err == nil:
+		c.DRA = doctor.Known(true)
+		listDRA(ctx, client, c)
+	case apierrors.IsNotFound(err):
+		c.DRA = doctor.Known(false)
+	default:
+		c.DRA = doctor.Unknown[bool](err.Error())
+	}
+	node, err := client.CoreV1().Nodes().Get(ctx, o.Node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		node, err = nil, nil
+	}
+	c.Node = doctor.Of(node, err)
+	if node != nil && err == nil {
+		f.Kubernetes = node.Status.NodeInfo.KubeletVersion
+	} else {
+		f.Kubernetes = info.GitVersion
+	}
+	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Node).String()})
+	if err != nil {
+		c.Pods = doctor.Unknown[[]corev1.Pod](err.Error())
+		f.Agent.Pod = doctor.Unknown[*corev1.Pod](err.Error())
+	} else {
+		c.Pods = doctor.Known(pods.Items)
+		f.Agent.Pod = doctor.Known(agentPod(pods.Items))
+		f.Kubelet.PluginPods = pluginPods(pods.Items, o.PluginDir)
+	}
+	c.Policies = doctor.Of(missingPolicies(ctx, client, c.DRA.Value))
+	c.Rights = doctor.Of(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value))
+}
+
+func listDRA(ctx context.Context, client kubernetes.Interface, c *doctor.ClusterFacts) {
+	slices, err := client.ResourceV1().ResourceSlices().List(ctx, fromCache)
+	if err != nil {
+		c.Slices = doctor.Unknown[[]resourceapi.ResourceSlice](err.Error())
+	} else {
+		c.Slices = doctor.Known(slices.Items)
+	}
+	classes, err := client.ResourceV1().DeviceClasses().List(ctx, fromCache)
+	if err != nil {
+		c.Classes = doctor.Unknown[[]resourceapi.DeviceClass](err.Error())
+	} else {
+		c.Classes = doctor.Known(classes.Items)
+	}
+	claims, err := client.ResourceV1().ResourceClaims("").List(ctx, fromCache)
+	if err != nil {
+		c.Claims = doctor.Unknown[[]resourceapi.ResourceClaim](err.Error())
+	} else {
+		c.Claims = doctor.Known(claims.Items)
+	}
+}
+
+// skew returns how far this clock is ahead of the API server's, which says its time in whole
+// seconds with each answer.
+func skew(ctx context.Context, config *rest.Config) (time.Duration, error) {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return 0, err
+	}
+	host, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return 0, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, host.JoinPath("/version").String(), nil)
+	if err != nil {
+		return 0, err
+	}
+	before := time.Now()
+	answer, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	answer.Body.Close()
+	middle := before.Add(time.Since(before) / 2)
+	server, err := http.ParseTime(answer.Header.Get("Date"))
+	if err != nil {
+		return 0, fmt.Errorf("the API server's time: %w", err)
+	}
+	return middle.Sub(server), nil
+}
+
+// agentPod returns the agent's pod on the node, the one that is ready if there are two, nil if
+// there is none.
+func agentPod(pods []corev1.Pod) (found *corev1.Pod) {
+	for i := range pods {
+		p := &pods[i]
+		if p.Labels["app.kubernetes.io/name"] != "chandler" || p.DeletionTimestamp != nil {
+			continue
+		}
+		if found == nil || !ready(found) && ready(p) {
+			found = p
+		}
+	}
+	return found
+}
+
+func ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// pluginPods returns the pods of others that have the device-plugins directory mounted.
+func pluginPods(pods []corev1.Pod, dir string) (found []string) {
+	for i := range pods {
+		p := &pods[i]
+		if p.Labels["app.kubernetes.io/name"] == "chandler" {
+			continue
+		}
+		for _, v := range p.Spec.Volumes {
+			if v.HostPath != nil && (strings.TrimRight(v.HostPath.Path, "/") == strings.TrimRight(dir, "/") || strings.HasSuffix(strings.TrimRight(v.HostPath.Path, "/"), "/device-plugins")) {
+				found = append(found, p.Namespace+"/"+p.Name)
+				break
+			}
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// Policies are the ValidatingAdmissionPolicies of deployments/ without which mistakes and
+// attacks are found late.
+var Policies = []string{"claims.chandler.dev", "events.chandler.dev", "parameters.chandler.dev", "slices.chandler.dev"}
+
+func missingPolicies(ctx context.Context, client kubernetes.Interface, dra bool) (missing []string, err error) {
+	for _, name := range Policies {
+		if !dra && name != "events.chandler.dev" {
+			continue // they are for objects that there are not
+		}
+		_, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			missing = append(missing, name)
+		case err != nil:
+			return nil, err
+		}
+	}
+	return missing, nil
+}
+
+// Right is something that the agent must be allowed.
+type Right struct{ Verb, Group, Resource, Subresource string }
+
+// Rights are what the agent needs of the API server.
+func Rights(dra bool) []Right {
+	rights := []Right{
+		{"get", "", "nodes", ""}, {"watch", "", "nodes", ""}, {"list", "", "pods", ""}, {"create", "events.k8s.io", "events", ""},
+	}
+	if !dra {
+		return rights
+	}
+	for _, verb := range []string{"get", "list", "watch", "create", "update", "delete"} {
+		rights = append(rights, Right{verb, resourceapi.GroupName, "resourceslices", ""})
+	}
+	return append(rights,
+		Right{"get", resourceapi.GroupName, "resourceclaims", ""}, Right{"list", resourceapi.GroupName, "resourceclaims", ""},
+		Right{"patch", resourceapi.GroupName, "resourceclaims", "status"}, Right{"list", resourceapi.GroupName, "deviceclasses", ""})
+}
+
+// missingRights asks the API server what the agent may do. It asks for the agent's service
+// account if it may, and else for itself. These reviews are answered and kept nowhere.
+func missingRights(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, dra bool) (missing []string, err error) {
+	user := "system:serviceaccount:chandler:chandler"
+	if pod != nil {
+		user = "system:serviceaccount:" + pod.Namespace + ":" + pod.Spec.ServiceAccountName
+	}
+	itself, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, selfReview(), metav1.CreateOptions{})
+	own := err == nil && itself.Status.UserInfo.Username == user
+	for _, r := range Rights(dra) {
+		attributes := &authorizationv1.ResourceAttributes{Verb: r.Verb, Group: r.Group, Resource: r.Resource, Subresource: r.Subresource}
+		allowed := false
+		if own {
+			review, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: attributes}}, metav1.CreateOptions{})
+			if err != nil {
+				return nil, err
+			}
+			allowed = review.Status.Allowed
+		} else {
+			groups := []string{"system:serviceaccounts", "system:authenticated"}
+			review, err := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: user, Groups: groups, ResourceAttributes: attributes}}, metav1.CreateOptions{})
+			if err != nil {
+				return nil, err
+			}
+			allowed = review.Status.Allowed
+		}
+		if !allowed {
+			missing = append(missing, r.String())
+		}
+	}
+	return missing, nil
+}
+
+// String says the right in words.
+func (r Right) String() string {
+	what := r.Resource
+	if r.Subresource != "" {
+		what += "/" + r.Subresource
+	}
+	return r.Verb + " " + what
+}

@@ -1,0 +1,107 @@
+// Package gather gathers the facts that package doctor judges: it reads the host's files,
+// connects to the kubelet's sockets, and asks the API server and the agent. It changes
+// nothing, and each step has a deadline, so that nothing that hangs keeps the rest.
+package gather
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/doctor"
+)
+
+// Patience is how long each step may take.
+const Patience = 10 * time.Second
+
+// Options say where to look.
+type Options struct {
+	Node, Version string
+	HostFS        fs.FS  // the host's /sys, /proc and /dev
+	Root          string // the root of the node's other files, such as /etc; "" if they are not to be had
+	Proc          string // where the processes of the host are: /proc, or /host/proc in a pod
+	Recorded      bool   // HostFS is a recorded host
+
+	KubeletRoot, PluginDir, StateDir, CDIDir string
+
+	// Agent is the address of the agent's health checks, "" to find it out.
+	Agent string
+
+	// Connect returns how to reach the API server. The error says why there is none.
+	Connect func() (*rest.Config, error)
+}
+
+// All gathers everything but what concerns devices, which the caller knows.
+func All(ctx context.Context, o Options) *doctor.Facts {
+	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Recorded: o.Recorded}}
+	f.Host = host(ctx, o)
+	f.Kubelet.Root, f.Kubelet.PluginDir, f.Runtime.Dir = o.KubeletRoot, o.PluginDir, o.CDIDir
+	if o.Recorded {
+		return f
+	}
+	processes := processesOf(o.Proc)
+	if !hasKubelet(o, processes) {
+		f.NoKubelet = "there is none"
+	}
+	config, err := o.Connect()
+	if err != nil {
+		f.NoCluster = err.Error()
+	}
+	if f.NoKubelet != "" && err != nil {
+		return f
+	}
+	if err == nil {
+		cluster(ctx, o, config, f)
+	}
+	if f.NoKubelet == "" {
+		kubelet(ctx, o, processes, f)
+		containerRuntime(ctx, o, processes, f)
+		agent(ctx, o, processes, f)
+	}
+	return f
+}
+
+// hasKubelet reports whether there is a kubelet on the node, or was.
+func hasKubelet(o Options, processes []process) bool {
+	for _, dir := range []string{o.PluginDir, filepath.Join(o.KubeletRoot, "pod-resources"), o.StateDir} {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(named(processes, "kubelet"), func(p process) bool { return p.ours })
+}
+
+// within runs a step that may never return, such as a read of a device that hangs. A step that
+// does not return in time is left alone.
+func within[T any](ctx context.Context, what string, step func() (T, error)) doctor.Answer[T] {
+	type outcome struct {
+		value T
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		value, err := step()
+		done <- outcome{value, err}
+	}()
+	timer := time.NewTimer(Patience)
+	defer timer.Stop()
+	select {
+	case o := <-done:
+		return doctor.Of(o.value, o.err)
+	case <-timer.C:
+		return doctor.Unknown[T](fmt.Sprintf("%s does not answer within %s", what, Patience))
+	case <-ctx.Done():
+		return doctor.Unknown[T](ctx.Err().Error())
+	}
+}
+
+// hasProc reports whether the kernel's own proc is mounted on the host's /proc.
+func hasProc(host fs.FS) bool { return hostfs.HasProc(host) }

@@ -1,0 +1,127 @@
+package gather
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/doctor"
+)
+
+// host reads what the host's files say beside devices.
+func host(ctx context.Context, o Options) (h doctor.HostFacts) {
+	h.Functions = within(ctx, "the PCI bus", func() ([]doctor.Function, error) { return functions(o.HostFS) })
+	modules := within(ctx, "/sys/module", func() (map[string]bool, error) { return modules(o.HostFS) })
+	h.Modules = modules.Value
+	h.Virtual = within(ctx, "/proc/cpuinfo", func() (bool, error) { return virtual(o.HostFS), nil }).Value
+	if o.Recorded {
+		return h
+	}
+	h.Proc = doctor.Known(hasProc(o.HostFS))
+	h.SELinux = doctor.Known(selinux(o))
+	h.Space = within(ctx, "the file system of the records", func() ([]doctor.Space, error) { return spaces(o) })
+	if _, err := os.Stat(o.StateDir); err == nil {
+		h.State = within(ctx, "the agent's directory", func() (string, error) { return writable(o.StateDir), nil })
+	}
+	return h
+}
+
+// functions returns the PCI functions of a host. A host without a PCI bus has none.
+func functions(host fs.FS) (found []doctor.Function, err error) {
+	const bus = "sys/bus/pci/devices"
+	entries, err := fs.ReadDir(host, bus)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		d := sysfs.At(host, path.Join(bus, entry.Name()))
+		function := doctor.Function{Address: entry.Name(), Driver: d.Driver(), Group: d.Link("iommu_group"), Virtual: d.Link("physfn") != ""}
+		if id, err := d.PCIID(); err == nil {
+			function.Class, function.Vendor, function.Device = id.Class, id.Vendor, id.Device
+		}
+		if override, err := d.Text("driver_override"); err == nil && override != "(null)" {
+			function.Override = override
+		}
+		found = append(found, function)
+	}
+	return found, nil
+}
+
+func modules(host fs.FS) (map[string]bool, error) {
+	entries, err := fs.ReadDir(host, "sys/module")
+	if err != nil {
+		return nil, err
+	}
+	loaded := make(map[string]bool)
+	for _, entry := range entries {
+		loaded[entry.Name()] = true
+	}
+	return loaded, nil
+}
+
+// virtual reports whether the processors can run virtual machines.
+func virtual(host fs.FS) bool {
+	data, _ := fs.ReadFile(host, "proc/cpuinfo")
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(line, "flags") {
+			return strings.Contains(line, " vmx ") || strings.Contains(line, " svm ")
+		}
+	}
+	return false
+}
+
+// selinux reads whether SELinux is enforcing, and the agent's context.
+func selinux(o Options) (s doctor.SELinux) {
+	data, _ := fs.ReadFile(o.HostFS, "sys/fs/selinux/enforce")
+	s.Enforcing = strings.TrimSpace(string(data)) == "1"
+	for _, p := range agents(o) {
+		if data, err := os.ReadFile(filepath.Join(p.dir, "attr/current")); err == nil {
+			s.Agent = strings.TrimRight(strings.TrimSpace(string(data)), "\x00")
+		}
+	}
+	return s
+}
+
+// spaces looks at the file systems of records and specs.
+func spaces(o Options) (found []doctor.Space, err error) {
+	seen := make(map[unix.Fsid]bool)
+	for _, dir := range []string{o.StateDir, o.CDIDir} {
+		var stat unix.Statfs_t
+		if err := unix.Statfs(dir, &stat); err != nil || seen[stat.Fsid] {
+			continue // what is missing has codes of its own
+		}
+		seen[stat.Fsid] = true
+		size := uint64(stat.Bsize) //nolint:gosec // a size of blocks is positive
+		found = append(found, doctor.Space{Path: dir, Size: stat.Blocks * size, Free: stat.Bavail * size, Inodes: stat.Files, INFree: stat.Ffree})
+	}
+	return found, nil
+}
+
+// writable returns why a directory cannot be written to, "" if it can. It writes nothing.
+func writable(dir string) string {
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return dir + " does not exist"
+	case err != nil:
+		return err.Error()
+	case !info.IsDir():
+		return dir + " is no directory"
+	}
+	// The effective user counts, and the kernel says EROFS of a file system that is read-only.
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK, unix.AT_EACCESS); err != nil {
+		return fmt.Sprintf("%s: %v", dir, err)
+	}
+	return ""
+}

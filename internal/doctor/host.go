@@ -1,0 +1,265 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"chandler.dev/discovery"
+)
+
+var hostChecks = []check{
+	{Host, []string{"CH0409"}, checkProc},
+	{Host, []string{"CH0401", "CH0402"}, checkIOMMU},
+	{Host, []string{"CH0304"}, checkDrivers},
+	{Host, []string{"CH0305"}, checkNodes},
+	{Host, []string{"CH0403"}, checkModules},
+	{Host, []string{"CH0404"}, checkSELinux},
+	{Host, []string{"CH0405"}, checkClock},
+	{Host, []string{"CH0406", "CH0407"}, checkSpace},
+	{Host, []string{"CH0408"}, checkState},
+}
+
+func checkProc(f *Facts, say *saying) {
+	if proc, known := f.Host.Proc.get(); known && !proc {
+		say.found("CH0409", "no /proc of a kernel is where the host's should be",
+			"The directory that was given as the host's root is not one: what is read there says nothing of this machine.",
+			"chandler doctor --host-root=/")
+	}
+}
+
+// vfio reports whether a driver is one that gives functions to user space.
+func vfio(driver string) bool { return strings.HasPrefix(driver, "vfio") }
+
+// bridge reports whether a function is a bridge, which belongs to no group's users: vfio takes
+// bridges of the kernel for harmless (vfio_dev_whitelisted in drivers/vfio/vfio_main.c, and
+// pcieport's driver_managed_dma since Linux 6.0).
+func (f Function) bridge() bool { return strings.HasPrefix(f.Class, "06") }
+
+func checkIOMMU(f *Facts, say *saying) {
+	functions, known := f.Host.Functions.get()
+	if !known {
+		say.not("the PCI bus cannot be looked at: %s", f.Host.Functions.why())
+		return
+	}
+	groups := make(map[string][]Function)
+	var bound []string
+	for _, function := range functions {
+		if function.Group != "" {
+			groups[function.Group] = append(groups[function.Group], function)
+		}
+		if vfio(function.Driver) {
+			bound = append(bound, function.Address)
+		}
+	}
+	switch {
+	case len(groups) == 0 && len(bound) > 0:
+		say.found("CH0401", fmt.Sprintf("the IOMMU is off, and %s bound to vfio", are(len(bound), "function")),
+			fmt.Sprintf("%s cannot be given to anybody safely: without an IOMMU there are no groups.", list(bound)),
+			"cat /proc/cmdline   # it wants intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi on in the firmware", "sudo reboot")
+		return
+	case len(groups) == 0:
+		say.ok("no IOMMU groups, and nothing needs them")
+		return
+	}
+	before := len(say.findings)
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		var theirs, others []string
+		for _, function := range groups[name] {
+			switch {
+			case vfio(function.Driver):
+				theirs = append(theirs, function.Address)
+			case function.Driver != "" && !function.bridge():
+				others = append(others, function.Address+" ("+function.Driver+")")
+			}
+		}
+		if len(theirs) == 0 || len(others) == 0 {
+			continue
+		}
+		var fix []string
+		for _, function := range others {
+			at, _, _ := strings.Cut(function, " ")
+			fix = append(fix, fmt.Sprintf(`sudo sh -c "echo vfio-pci > /sys/bus/pci/devices/%s/driver_override; echo %s > /sys/bus/pci/devices/%s/driver/unbind; echo %s > /sys/bus/pci/drivers_probe"`, at, at, at, at))
+		}
+		say.found("CH0402", fmt.Sprintf("IOMMU group %s has functions that the host uses", name),
+			fmt.Sprintf("%s is bound to vfio, and %s in the same group to a driver of the host. The kernel opens a group only when all of it is bound to vfio.", list(theirs), list(others)), fix...)
+	}
+	if say.none(before) {
+		say.ok("IOMMU is on: %s, none spans devices that are offered apart", several(len(groups), "group"))
+	}
+}
+
+func are(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun + " is"
+	}
+	return fmt.Sprintf("%d %ss are", n, noun)
+}
+
+// accelerates are the beginnings of PCI classes of accelerators: 3D controllers, processing
+// accelerators and co-processors (PCI Code and ID Assignment Specification, 1.1). That of VGA
+// controllers is left out, since each server has one for its console.
+var accelerates = []string{"0302", "12", "0b40"}
+
+// checkDrivers says which accelerators no driver is bound to, and no family describes.
+func checkDrivers(f *Facts, say *saying) {
+	functions, known := f.Host.Functions.get()
+	if !known {
+		return
+	}
+	before := len(say.findings)
+	for _, function := range functions {
+		accelerator := slices.ContainsFunc(accelerates, func(class string) bool { return strings.HasPrefix(function.Class, class) })
+		if !accelerator || function.Virtual || function.Driver != "" || f.describes(function.Address) {
+			continue
+		}
+		fix := []string{fmt.Sprintf(`sudo modprobe "$(cat /sys/bus/pci/devices/%s/modalias)"`, function.Address)}
+		cause := "No module of a driver for it is loaded. Nobody has the device, and nobody gets it."
+		if function.Override != "" {
+			cause = fmt.Sprintf("It is to have the driver %s, and that has not taken it. Nobody gets it.", function.Override)
+			fix = []string{"sudo modprobe " + function.Override, fmt.Sprintf(`sudo sh -c "echo %s > /sys/bus/pci/drivers_probe"`, function.Address)}
+		}
+		say.found("CH0304", fmt.Sprintf("%s %s:%s has no driver bound to it", strings.TrimPrefix(function.Address, "0000:"), function.Vendor, function.Device), cause, fix...)
+	}
+	if say.none(before) {
+		say.ok("no accelerator is without a driver")
+	}
+}
+
+// describes reports whether a device was found at a PCI address.
+func (f *Facts) describes(at string) bool {
+	found := f.Devices.Found
+	return found != nil && slices.ContainsFunc(found.Devices, func(d discovery.Device) bool { return address(&d) == at })
+}
+
+// checkNodes says that all nodes are there. The ones that are not are among the devices.
+func checkNodes(f *Facts, say *saying) {
+	snapshot, known := f.Devices.Snapshot.get()
+	if !known {
+		return
+	}
+	nodes := 0
+	for i := range snapshot.Devices {
+		if snapshot.Devices[i].Health.Key() == discovery.ConditionNodeMissing {
+			return
+		}
+		nodes += len(snapshot.Devices[i].Edits.DeviceNodes)
+	}
+	if nodes > 0 {
+		say.ok("every device node is there, with the numbers the kernel says")
+	}
+}
+
+func checkModules(f *Facts, say *saying) {
+	if f.Host.Modules == nil {
+		say.not("/sys/module cannot be read")
+		return
+	}
+	functions, _ := f.Host.Functions.get()
+	before := len(say.findings)
+	wanted := make(map[string][]string)
+	for _, function := range functions {
+		if function.Override != "" && function.Driver == "" && !f.Host.Modules[strings.ReplaceAll(function.Override, "-", "_")] {
+			wanted[function.Override] = append(wanted[function.Override], function.Address)
+		}
+	}
+	for _, driver := range slices.Sorted(maps.Keys(wanted)) {
+		say.found("CH0403", fmt.Sprintf("the module %s is not loaded", driver),
+			fmt.Sprintf("%s to have it by driver_override, and without a driver nobody gets it.", list(wanted[driver])),
+			"sudo modprobe "+driver, fmt.Sprintf("echo %s | sudo tee /etc/modules-load.d/%s.conf", driver, driver))
+	}
+	if f.Host.Virtual && !f.Host.Modules["kvm"] {
+		say.found("CH0403", "the module kvm is not loaded",
+			"The processors can run virtual machines, and /dev/kvm is not there for those who ask for it.",
+			"sudo modprobe kvm_intel || sudo modprobe kvm_amd")
+	}
+	if say.none(before) {
+		say.ok("every module that a device needs is loaded")
+	}
+}
+
+func checkSELinux(f *Facts, say *saying) {
+	linux, known := f.Host.SELinux.get()
+	switch {
+	case !known || f.Recorded:
+		return
+	case !linux.Enforcing:
+		say.ok("SELinux keeps nobody from devices: it is off or permissive")
+	case linux.Agent == "":
+		say.not("SELinux is enforcing, and which type the agent has cannot be read")
+	case confined(linux.Agent):
+		say.found("CH0404", "SELinux confines the agent as any container",
+			fmt.Sprintf("The agent runs as %s. That type may not connect to the kubelet's sockets, nor write to its directories.", linux.Agent),
+			`kubectl -n chandler patch daemonset chandler --type=merge -p '{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"container_device_plugin_t"}}}}}}'`,
+			"sudo ausearch -m avc -ts recent")
+	default:
+		say.ok("SELinux is enforcing, and the agent runs as %s", linux.Agent)
+	}
+}
+
+// confined reports whether a context has the type of ordinary containers.
+func confined(context string) bool {
+	fields := strings.Split(context, ":")
+	return len(fields) > 2 && (fields[2] == "container_t" || fields[2] == "svirt_lxc_net_t")
+}
+
+// maxSkew is how far two clocks may differ. The kubelet renews its lease every ten seconds, and
+// certificates and tokens are valid from the moment at which they were made.
+const maxSkew = 30 * time.Second
+
+func checkClock(f *Facts, say *saying) {
+	skew, known := f.Host.Skew.get()
+	if !known {
+		return
+	}
+	if skew.Abs() <= maxSkew {
+		say.ok("the clock agrees with the API server's")
+		return
+	}
+	direction := "ahead of"
+	if skew < 0 {
+		direction = "behind"
+	}
+	say.found("CH0405", fmt.Sprintf("the clock is %s %s the API server's", skew.Abs().Round(time.Second), direction),
+		"Certificates and tokens may count as not yet valid or as expired, and it cannot be told since when devices have been sick.",
+		"timedatectl status", "sudo systemctl restart systemd-timesyncd || sudo systemctl restart chronyd")
+}
+
+const (
+	leastFree   = 64 << 20 // bytes for records and specs
+	leastInodes = 1000
+)
+
+func checkSpace(f *Facts, say *saying) {
+	spaces, known := f.Host.Space.get()
+	if !known {
+		return
+	}
+	before := len(say.findings)
+	for _, s := range spaces {
+		if s.Free < leastFree {
+			say.found("CH0406", fmt.Sprintf("%d MiB are left of the disk with %s", s.Free>>20, s.Path),
+				"The agent writes down who has what before it gives a device out. With a full disk no claim is prepared and nothing is allocated.",
+				"df -h "+s.Path, "sudo journalctl --vacuum-size=200M", "sudo crictl rmi --prune")
+		}
+		if s.Inodes > 0 && s.INFree < leastInodes {
+			say.found("CH0407", fmt.Sprintf("%d inodes are left of the disk with %s", s.INFree, s.Path),
+				"No more files can be made there, whatever room is left.",
+				"df -i "+s.Path, "sudo du --inodes -xd1 / | sort -n | tail", "sudo crictl rmi --prune")
+		}
+	}
+	if say.none(before) && len(spaces) > 0 {
+		say.ok("there is room for records and specs")
+	}
+}
+
+func checkState(f *Facts, say *saying) {
+	why, known := f.Host.State.get()
+	if !known || why == "" {
+		return
+	}
+	say.found("CH0408", "the agent's directory cannot be written to", sentence(why)+" No claim can be prepared.",
+		fmt.Sprintf("findmnt -T %s", f.Kubelet.Root), fmt.Sprintf("sudo mount -o remount,rw $(findmnt -no TARGET -T %s)", f.Kubelet.Root))
+}

@@ -1,0 +1,280 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"chandler.dev/discovery"
+)
+
+var kubeletChecks = []check{
+	{Kubelet, []string{"CH0101"}, checkPluginDir},
+	{Kubelet, []string{"CH0102"}, checkKubeletAnswers},
+	{Kubelet, []string{"CH0103"}, checkRegistered},
+	{Kubelet, []string{"CH0104"}, checkOthers},
+	{Kubelet, []string{"CH0105"}, checkPodResources},
+	{Kubelet, []string{"CH0106", "CH0107"}, checkVersions},
+	{Kubelet, []string{"CH0108"}, checkRoot},
+	{Kubelet, []string{"CH0109"}, checkKubeletGates},
+	{Kubelet, []string{"CH0110", "CH0111"}, checkNode},
+	{Kubelet, []string{"CH0112"}, checkTopology},
+}
+
+func checkPluginDir(f *Facts, say *saying) {
+	why, known := f.Kubelet.Dir.get()
+	switch {
+	case !known:
+		say.not("the device-plugin directory: %s", f.Kubelet.Dir.why())
+	case why != "":
+		say.found("CH0101", "the kubelet's device-plugin directory cannot be used", sentence(why)+" No device plugin can serve there.",
+			"sudo mkdir -p "+f.Kubelet.PluginDir, "sudo systemctl restart kubelet")
+	}
+}
+
+func checkKubeletAnswers(f *Facts, say *saying) {
+	why, known := f.Kubelet.Answers.get()
+	_, listed := f.Kubelet.Pods.get()
+	switch {
+	case !known && !listed:
+		say.not("whether the kubelet answers: %s", f.Kubelet.Answers.why())
+	case known && why != "":
+		say.found("CH0102", "the kubelet does not answer", sentence(why), "sudo systemctl status kubelet", "sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
+	case !listed:
+		say.found("CH0102", "the kubelet's PodResources API does not answer", sentence(f.Kubelet.Pods.why())+" Nobody else says which pod has which device.",
+			"sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
+	default:
+		of := ""
+		if f.Kubernetes != "" {
+			of = ", v" + strings.TrimPrefix(f.Kubernetes, "v")
+		}
+		say.ok("answers%s: device plugins v1beta1, PodResources v1", of)
+	}
+}
+
+func checkRegistered(f *Facts, say *saying) {
+	if f.Agent.Mode == discovery.ModeDevicePlugin {
+		say.not("DRA is off by the configuration, so the kubelet need not register chandler.dev")
+		return
+	}
+	there, known := f.Kubelet.Registration.get()
+	if !known {
+		say.not("whether chandler.dev is registered: %s", f.Kubelet.Registration.why())
+		return
+	}
+	ready, asked := f.Agent.Ready.get()
+	refused := asked && strings.Contains(ready, "registration of the DRA driver")
+	running, _ := f.Agent.Running.get()
+	switch {
+	case there && !refused:
+		say.ok("has the socket of chandler.dev where it looks for drivers")
+	case there:
+		say.found("CH0103", "the kubelet has not registered chandler.dev", sentence(ready)+" It looks at its plugins_registry directory when it starts, and when a socket appears there.",
+			"sudo systemctl restart kubelet", "sudo journalctl -u kubelet | grep -i chandler.dev")
+	case running:
+		say.found("CH0103", "the kubelet has not registered chandler.dev", "The agent runs, and its socket is not in "+f.Kubelet.Root+"/plugins_registry. It may be starting, or have another --kubelet-root.",
+			"kubectl -n chandler rollout restart daemonset chandler")
+	default:
+		say.not("chandler.dev is not registered, since no agent runs")
+	}
+}
+
+// checkOthers says which resources of ours somebody else serves: the kubelet lists IDs that the
+// agent does not, or any IDs of a resource that DRA alone offers.
+func checkOthers(f *Facts, say *saying) {
+	listed, known := f.Kubelet.Allocatable.get()
+	if !known {
+		say.not("whether another plugin serves a resource of ours: %s", f.Kubelet.Allocatable.why())
+		return
+	}
+	ids := make(map[string][]string)
+	for _, d := range listed {
+		ids[d.ResourceName] = append(ids[d.ResourceName], d.DeviceIds...)
+	}
+	before := len(say.findings)
+	for _, resource := range slices.Sorted(maps.Keys(f.Kubelet.Ours)) {
+		var foreign []string
+		for _, id := range ids[resource] {
+			if !slices.Contains(f.Kubelet.Ours[resource], id) {
+				foreign = append(foreign, id)
+			}
+		}
+		if len(foreign) == 0 {
+			continue
+		}
+		slices.Sort(foreign)
+		cause := fmt.Sprintf("The kubelet lists %s for it, which the agent does not offer there. It asks whoever registered last, so one device may be given out twice.", list(foreign))
+		fix := []string{"kubectl get pods -A -o wide --field-selector spec.nodeName=" + f.Node + "   # delete the DaemonSet of the other plugin"}
+		if len(f.Kubelet.PluginPods) > 0 {
+			cause += fmt.Sprintf(" %s the device-plugin directory mounted.", has(f.Kubelet.PluginPods))
+			fix = nil
+			for _, pod := range f.Kubelet.PluginPods {
+				namespace, name, _ := strings.Cut(pod, "/")
+				fix = append(fix, fmt.Sprintf("kubectl -n %s delete %s   # it ends on all nodes", namespace, ownerOf(name)))
+			}
+		}
+		say.found("CH0104", "another plugin serves "+resource, cause, fix...)
+	}
+	if say.none(before) {
+		say.ok("no other plugin serves a resource of ours, as far as IDs tell")
+	}
+}
+
+func has(names []string) string {
+	if len(names) == 1 {
+		return names[0] + " has"
+	}
+	return list(names) + " have"
+}
+
+// ownerOf names what is to be deleted, so that a pod does not come back: its DaemonSet, by the
+// way in which the pods of one are named, or else the pod.
+func ownerOf(pod string) string {
+	if at := strings.LastIndex(pod, "-"); at > 0 && len(pod)-at == 6 {
+		return "daemonset " + pod[:at]
+	}
+	return "pod " + pod
+}
+
+func checkPodResources(f *Facts, say *saying) {
+	pods, known := f.Kubelet.Pods.get()
+	records, read := f.Agent.Records.get()
+	if !known || !read {
+		return
+	}
+	claims := 0
+	for _, pod := range pods {
+		for _, c := range pod.Containers {
+			claims += len(c.DynamicResources)
+		}
+	}
+	given := 0
+	for _, c := range records.Claims {
+		if !c.Past {
+			given++
+		}
+	}
+	switch {
+	case given > 0 && claims == 0 && f.gateOff("KubeletPodResourcesDynamicResources", 34):
+		say.found("CH0105", "PodResources says nothing of claims", fmt.Sprintf("The agent has prepared %s, and the kubelet names none. Its feature gate KubeletPodResourcesDynamicResources is off, which is the default before 1.34. Who has which device by a claim is known of the claim, and not of the pod.", several(given, "claim")),
+			"sudo sed -i '/^featureGates:/a\\  KubeletPodResourcesDynamicResources: true' /var/lib/kubelet/config.yaml", "sudo systemctl restart kubelet")
+	case claims > 0:
+		say.ok("PodResources names %s", several(claims, "claim"))
+	}
+}
+
+// gateOff reports whether a feature gate of the kubelet is off: by its configuration, or because
+// it is on by default from a minor version of Kubernetes 1 on and the kubelet is older.
+func (f *Facts) gateOff(gate string, since uint) bool {
+	if config, known := f.Kubelet.Config.get(); known {
+		if on, set := config.FeatureGates[gate]; set {
+			return !on
+		}
+	}
+	v, err := version.ParseGeneric(f.Kubernetes)
+	return err != nil || v.LessThan(version.MajorMinor(1, since))
+}
+
+// oldestDRA is the first version with resource.k8s.io/v1, which the driver speaks.
+var oldestDRA = version.MajorMinor(1, 34)
+
+// oldestPlugin is the oldest kubelet that the agent's device plugins are tested on.
+var oldestPlugin = version.MajorMinor(1, 25)
+
+func checkVersions(f *Facts, say *saying) {
+	kubelet, err := version.ParseGeneric(f.kubeletVersion())
+	if err != nil {
+		return
+	}
+	switch {
+	case f.Agent.Mode == discovery.ModeDRA && kubelet.LessThan(oldestDRA):
+		say.found("CH0106", fmt.Sprintf("kubelet %s is too old for DRA", f.kubeletVersion()), "The driver speaks DRA v1, which kubelets have from 1.34 on. The mode DRA leaves nothing else.",
+			"kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until the kubelet is upgraded")
+	case kubelet.LessThan(oldestPlugin):
+		say.found("CH0106", fmt.Sprintf("kubelet %s is older than any that Chandler is tested on", f.kubeletVersion()), "Device plugins are tested from 1.25 on.",
+			"kubectl get node "+f.Node+" -o wide   # upgrade this node's kubelet")
+	}
+	server, known := f.Cluster.Server.get()
+	of, err := version.ParseGeneric(server)
+	if !known || err != nil {
+		return
+	}
+	switch behind := int(of.Minor()) - int(kubelet.Minor()); {
+	case behind < 0:
+		say.found("CH0107", "the kubelet is newer than the API server", fmt.Sprintf("The kubelet has %s and the API server %s. Kubernetes supports only kubelets that are not newer.", f.kubeletVersion(), server), "kubectl version   # upgrade the control plane first")
+	case behind > 3:
+		say.found("CH0107", "the kubelet is too old for the API server", fmt.Sprintf("The kubelet has %s and the API server %s. Kubernetes supports three minor versions between them.", f.kubeletVersion(), server), "kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade its kubelet")
+	}
+}
+
+// kubeletVersion returns the kubelet's version as its node says it.
+func (f *Facts) kubeletVersion() string {
+	if node, known := f.Cluster.Node.get(); known && node != nil {
+		return node.Status.NodeInfo.KubeletVersion
+	}
+	return f.Kubernetes
+}
+
+func checkRoot(f *Facts, say *saying) {
+	flags, known := f.Kubelet.Flags.get()
+	if root := flags["root-dir"]; known && root != "" && strings.TrimRight(root, "/") != strings.TrimRight(f.Kubelet.Root, "/") {
+		say.found("CH0108", "the kubelet's directory is "+root, fmt.Sprintf("The agent looks for it at %s. It registers where no kubelet looks.", f.Kubelet.Root),
+			fmt.Sprintf("kubectl -n chandler set env daemonset chandler --list; kubectl -n chandler edit daemonset chandler   # --kubelet-root=%s, and the same in its volumes", root))
+	}
+}
+
+func checkKubeletGates(f *Facts, say *saying) {
+	config, known := f.Kubelet.Config.get()
+	on, set := config.FeatureGates["DynamicResourceAllocation"]
+	if !known || !set || on || f.Agent.Mode == discovery.ModeDevicePlugin {
+		return
+	}
+	say.found("CH0109", "the kubelet has DRA switched off", "Its feature gate DynamicResourceAllocation is false, so it registers no DRA driver and prepares no claim.",
+		"sudo sed -i '/DynamicResourceAllocation: *false/d' /var/lib/kubelet/config.yaml", "sudo systemctl restart kubelet")
+}
+
+func checkNode(f *Facts, say *saying) {
+	node, known := f.Cluster.Node.get()
+	if !known || node == nil {
+		return
+	}
+	before := len(say.findings)
+	for _, c := range node.Status.Conditions {
+		switch {
+		case c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue:
+			say.found("CH0110", fmt.Sprintf("the node is not Ready%s", lasting(c.LastTransitionTime.Time, f.Time)), sentence(c.Message)+" No new pod is scheduled to it.",
+				"kubectl describe node "+f.Node, "sudo journalctl -u kubelet -n 50")
+		case c.Type != corev1.NodeReady && c.Status == corev1.ConditionTrue && strings.HasSuffix(string(c.Type), "Pressure"):
+			say.found("CH0111", fmt.Sprintf("the node has %s%s", c.Type, lasting(c.LastTransitionTime.Time, f.Time)), sentence(c.Message)+" The kubelet ends pods, and no new ones are scheduled to it.",
+				"kubectl describe node "+f.Node, "df -h "+f.Kubelet.Root, "free -m")
+		}
+	}
+	if node.Spec.Unschedulable {
+		say.found("CH0111", "the node is cordoned", "Somebody has marked it as unschedulable. Its devices are published, and no new pod comes.", "kubectl uncordon "+f.Node)
+	}
+	if say.none(before) {
+		say.ok("the node is Ready, and takes pods")
+	}
+}
+
+// checkTopology: of the hint providers of the topology manager none is for DRA
+// (pkg/kubelet/cm/container_manager_linux.go, AddHintProvider, read in 1.34 to 1.37).
+func checkTopology(f *Facts, say *saying) {
+	config, known := f.Kubelet.Config.get()
+	if !known || config.TopologyPolicy != "single-numa-node" && config.TopologyPolicy != "restricted" {
+		return
+	}
+	places, _ := f.Devices.API.get()
+	for _, mode := range places {
+		if mode == discovery.ModeDRA {
+			say.found("CH0112", "the topology policy "+config.TopologyPolicy+" does not count devices by DRA",
+				"The kubelet's topology manager asks the CPU, memory and device managers, and not DRA. A pod may get CPUs of one NUMA node and a device of another.",
+				"kubectl explain resourceclaim.spec.devices.constraints.matchAttribute   # ask for resource.kubernetes.io/numaNode in the claim")
+			return
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"chandler.dev/discovery"
+)
+
+// title names a device for people: its kind, its place and its model.
+func title(d *discovery.Device) string {
+	words := []string{d.Attributes.String("kind")}
+	if words[0] == "" || words[0] == "other" {
+		words[0] = d.Family
+	}
+	if address := d.Attributes.String("resource.kubernetes.io/pciBusID"); address != "" {
+		words = append(words, strings.TrimPrefix(address, "0000:"))
+		if rest := part(d); rest != "" {
+			words = append(words, rest)
+		}
+	} else {
+		words = append(words, d.Name)
+	}
+	if model := d.Attributes.String("model"); model != "" {
+		words = append(words, model)
+	} else if vendor := d.Attributes.String("pciVendor"); vendor != "" {
+		words = append(words, vendor+":"+d.Attributes.String("pciDevice"))
+	}
+	return strings.Join(words, " ")
+}
+
+// part is what tells a part from its siblings: the end of its name behind the silicon's.
+func part(d *discovery.Device) string {
+	if d.PartOf == nil {
+		return ""
+	}
+	rest, _ := strings.CutPrefix(d.Name, d.PartOf.Name)
+	return strings.Trim(rest, "-")
+}
+
+// lasting says for how long something has been so, "" if that is not known.
+func lasting(since, now time.Time) string {
+	if since.IsZero() || now.Sub(since) < 2*time.Second {
+		return ""
+	}
+	d := now.Sub(since)
+	const day = 24 * time.Hour
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf(", for %d s", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf(", for %d min", d/time.Minute)
+	case d < day:
+		return fmt.Sprintf(", for %d h", d/time.Hour)
+	}
+	return fmt.Sprintf(", for %d d", d/day)
+}
+
+// address returns the PCI address of a device as the kernel has it, "" for none.
+func address(d *discovery.Device) string {
+	return d.Attributes.String("resource.kubernetes.io/pciBusID")
+}
+
+// several writes a count and a noun: "1 device", "3 devices".
+func several(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	if stem, y := strings.CutSuffix(noun, "y"); y {
+		return fmt.Sprintf("%d %sies", n, stem)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// list joins names: "a", "a and b", "a, b and 3 more".
+func list(names []string) string {
+	switch n := len(names); {
+	case n == 0:
+		return "none"
+	case n <= 2:
+		return strings.Join(names, " and ")
+	case n == 3:
+		return names[0] + ", " + names[1] + " and " + names[2]
+	default:
+		return fmt.Sprintf("%s, %s and %d more", names[0], names[1], n-2)
+	}
+}
+
+// apiName names an API for people.
+func apiName(mode discovery.Mode) string {
+	switch mode {
+	case discovery.ModeDRA:
+		return "DRA"
+	case discovery.ModeDevicePlugin:
+		return "the device plugin"
+	}
+	return "no API"
+}

@@ -1,0 +1,122 @@
+package doctor
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"chandler.dev/internal/terminal"
+)
+
+// severity says how bad a code is, in a word.
+func (c Code) severity() string {
+	if c.Result == Warning {
+		return "warning"
+	}
+	return "error"
+}
+
+// Explain writes for people what a code means.
+func (c Code) Explain(out io.Writer, style terminal.Style) error {
+	var b strings.Builder
+	for _, line := range terminal.Wrap(fmt.Sprintf("%s  %s (%s, %s)", c.ID, c.Says, c.Category(), c.severity()), style.Width) {
+		fmt.Fprintln(&b, style.Paint(terminal.Strong, line))
+	}
+	for _, part := range []struct{ title, text string }{
+		{"Looks at", c.Looks}, {"Comes of", c.Comes}, {"Matters because", c.Why},
+	} {
+		fmt.Fprintf(&b, "\n%s\n", part.title)
+		for _, line := range terminal.Wrap(part.text, style.Width-2) {
+			fmt.Fprintf(&b, "  %s\n", line)
+		}
+	}
+	fmt.Fprint(&b, "\nMend it\n")
+	for _, fix := range c.Fixes {
+		for _, line := range breakCommand(fix.Command, style.Width-4) {
+			fmt.Fprintf(&b, "  $ %s\n", line)
+		}
+		for _, line := range terminal.Wrap(fix.Does, style.Width-6) {
+			fmt.Fprintf(&b, "      %s\n", line)
+		}
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// List writes all codes, a line each.
+func List(out io.Writer, style terminal.Style) error {
+	var b strings.Builder
+	last := Category("")
+	for _, c := range Codes() {
+		if c.Category() != last {
+			if last != "" {
+				fmt.Fprintln(&b)
+			}
+			last = c.Category()
+			fmt.Fprintln(&b, style.Paint(terminal.Strong, string(last)))
+		}
+		fmt.Fprintf(&b, "  %s %s  %s\n", style.Glyph(resultGlyphs[c.Result]), c.ID, style.Cut(c.Says, style.Width-12))
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// Page returns the code's page of the documentation, in Markdown.
+func (c Code) Page() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s: %s\n\n", c.ID, c.Says)
+	fmt.Fprintf(&b, "Category: %s. Result: %s.\n\n", c.Category(), c.severity())
+	fmt.Fprintf(&b, "**What is checked.** %s\n\n**How it comes to be.** %s\n\n**Why it matters.** %s\n\n## Mend it\n\n", c.Looks, c.Comes, c.Why)
+	for _, fix := range c.Fixes {
+		fmt.Fprintf(&b, "```sh\n%s\n```\n\n%s\n\n", fix.Command, fix.Does)
+	}
+	b.WriteString("Words in capitals stand for names on your cluster. `chandler doctor` prints these commands with the names filled in.\n\n## You may have come here because\n\n")
+	for _, s := range c.Symptoms {
+		fmt.Fprintf(&b, "- [%s](../troubleshooting.md#%s)\n", s, anchor(string(s)))
+	}
+	return b.String()
+}
+
+// Index returns the page with all codes, in Markdown.
+func Index() string {
+	var b strings.Builder
+	b.WriteString("# Codes\n\n`chandler doctor` gives each fault that it finds a code. A code keeps its meaning for ever. The first two digits are the\ncategory. `chandler explain CODE` prints the same pages.\n\n| code | says | result |\n|---|---|---|\n")
+	for _, c := range Codes() {
+		fmt.Fprintf(&b, "| [%s](%s.md) | %s | %s |\n", c.ID, c.ID, c.Says, c.severity())
+	}
+	return b.String()
+}
+
+// Troubleshooting returns the page of faults by symptom, in Markdown.
+func Troubleshooting() string {
+	var b strings.Builder
+	b.WriteString("# Troubleshooting\n\nStart with `chandler doctor` on the node, or in the agent's pod:\n\n```sh\nkubectl -n chandler exec daemonset/chandler -- /chandler doctor\n```\n\nIt finds all of the faults below, and prints the commands that mend them. If you cannot run it, look for your symptom\nhere. Errors come before warnings.\n")
+	for _, s := range Symptoms() {
+		var codes []Code
+		for _, c := range Codes() {
+			if slices.Contains(c.Symptoms, s) {
+				codes = append(codes, c)
+			}
+		}
+		slices.SortStableFunc(codes, func(a, b Code) int { return int(b.Result) - int(a.Result) })
+		fmt.Fprintf(&b, "\n## %s\n\n", s)
+		for _, c := range codes {
+			fmt.Fprintf(&b, "- %s ([%s](codes/%s.md)). %s\n", c.Says, c.ID, c.ID, c.Comes)
+		}
+	}
+	return b.String()
+}
+
+// anchor returns the anchor of a heading, as GitHub and MkDocs make it.
+func anchor(heading string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-':
+			return r
+		}
+		return -1
+	}, strings.ToLower(heading))
+}

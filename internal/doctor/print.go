@@ -1,0 +1,212 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"chandler.dev/internal/terminal"
+)
+
+// Print writes the report for people. Quiet leaves out the checks that passed or were not
+// asked.
+func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
+	var b strings.Builder
+	fmt.Fprintln(&b, strings.Join(r.Head.words(), "   "))
+	for _, s := range r.Sections {
+		s.print(&b, style, quiet)
+	}
+	fmt.Fprintln(&b)
+	fmt.Fprintln(&b, r.foot(style))
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+func (h Head) words() []string {
+	kubernetes := "no Kubernetes"
+	switch {
+	case h.Recorded:
+		kubernetes = "recorded host"
+	case h.Kubernetes != "":
+		kubernetes = "Kubernetes " + strings.TrimPrefix(h.Kubernetes, "v")
+	}
+	return []string{terminal.Safe(h.Node), terminal.Safe(kubernetes), "Chandler " + h.Version, h.Time.UTC().Format("2006-01-02 15:04:05 UTC")}
+}
+
+func (s Section) print(b *strings.Builder, style terminal.Style, quiet bool) {
+	begun := false
+	for _, f := range s.Findings {
+		if quiet && f.Code == "" {
+			continue
+		}
+		if !begun {
+			fmt.Fprintf(b, "\n%s\n", style.Paint(terminal.Strong, string(s.Category)))
+			begun = true
+		}
+		f.print(b, style)
+	}
+}
+
+var resultGlyphs = [...]terminal.Glyph{NotAsked: terminal.NotAsked, OK: terminal.OK, Warning: terminal.Warned, Failed: terminal.Failed}
+
+const (
+	textIndent  = 4  // of what a check says
+	underIndent = 13 // of a cause and of commands
+)
+
+func (f Finding) print(b *strings.Builder, style terminal.Style) {
+	width := style.Width - textIndent
+	if f.Code != "" {
+		width -= len(f.Code) + 1
+	}
+	lines := terminal.Wrap(terminal.Safe(f.Text), width)
+	for i, line := range lines {
+		switch {
+		case i == 0 && f.Code != "":
+			fmt.Fprintf(b, "  %s %s%s %s\n", style.Glyph(resultGlyphs[f.Result]), line, strings.Repeat(" ", max(0, width-terminal.Columns(line))), f.Code)
+		case i == 0:
+			fmt.Fprintf(b, "  %s %s\n", style.Glyph(resultGlyphs[f.Result]), line)
+		default:
+			fmt.Fprintf(b, "    %s\n", line)
+		}
+	}
+	under(b, "cause", terminal.Wrap(terminal.Safe(f.Cause), style.Width-underIndent))
+	var commands []string
+	for _, command := range f.Fix {
+		commands = append(commands, breakCommand(terminal.Safe(command), style.Width-underIndent)...)
+	}
+	under(b, "fix", commands)
+}
+
+// under writes lines below a finding, with a word before the first.
+func under(b *strings.Builder, word string, lines []string) {
+	for _, line := range lines {
+		fmt.Fprintf(b, "      %-7s%s\n", word, line)
+		word = ""
+	}
+}
+
+// breakCommand returns a command in lines of at most that many columns, where it has spaces
+// outside quotes to be broken at. All lines but the last end with a backslash, so that the
+// command can be pasted. A remark after it that has no room gets a line of its own.
+func breakCommand(command string, columns int) []string {
+	if terminal.Columns(command) <= columns {
+		return []string{command}
+	}
+	remark := ""
+	if at := strings.Index(command, " #"); at >= 0 {
+		command, remark = strings.TrimRight(command[:at], " "), strings.TrimSpace(command[at:])
+	}
+	var lines []string
+	line, indent := "", ""
+	for _, word := range shellWords(command) {
+		switch {
+		case line == "":
+			line = word
+		case terminal.Columns(indent+line)+1+terminal.Columns(word)+2 > columns:
+			lines = append(lines, indent+line+" \\")
+			line, indent = word, "  "
+		default:
+			line += " " + word
+		}
+	}
+	// The last line has no backslash, so a word may have been broken off in vain.
+	lines = append(lines, indent+line)
+	if remark != "" {
+		for _, words := range terminal.Wrap(strings.TrimPrefix(remark, "# "), columns-2) {
+			lines = append(lines, "# "+words)
+		}
+	}
+	return lines
+}
+
+// shellWords splits a command at spaces that are in no quotes.
+func shellWords(command string) (words []string) {
+	var quote rune
+	var word strings.Builder
+	for _, r := range command {
+		switch {
+		case quote == 0 && r == ' ':
+			if word.Len() > 0 {
+				words = append(words, word.String())
+				word.Reset()
+			}
+			continue
+		case quote == 0 && (r == '\'' || r == '"'):
+			quote = r
+		case r == quote:
+			quote = 0
+		}
+		word.WriteRune(r)
+	}
+	if word.Len() > 0 {
+		words = append(words, word.String())
+	}
+	return words
+}
+
+// foot is the last line: how many of each result, and where to read on.
+func (r *Report) foot(style terminal.Style) string {
+	var parts []string
+	for _, result := range []Result{OK, Warning, Failed} {
+		parts = append(parts, fmt.Sprintf("%d %s", r.Count(result), style.Bare(resultGlyphs[result])))
+	}
+	if n := r.Count(NotAsked); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d not asked", n))
+	}
+	foot := strings.Join(parts, "   ")
+	worst := r.worst()
+	if worst == "" {
+		return foot
+	}
+	hint := "chandler explain " + worst
+	return foot + strings.Repeat(" ", max(3, style.Width-terminal.Columns(foot)-len(hint))) + hint
+}
+
+// worst returns the code to read of first, "" if nothing is wrong.
+func (r *Report) worst() (code string) {
+	result := OK
+	for _, s := range r.Sections {
+		for _, f := range s.Findings {
+			if f.Code != "" && f.Result > result {
+				code, result = f.Code, f.Result
+			}
+		}
+	}
+	return code
+}
+
+// MarshalJSON writes the form of "linkerd check -o json", with codes, causes and fixes
+// beside it.
+func (r *Report) MarshalJSON() ([]byte, error) {
+	type checkJSON struct {
+		Description string   `json:"description"`
+		Result      string   `json:"result"`
+		Code        string   `json:"code,omitempty"`
+		Cause       string   `json:"cause,omitempty"`
+		Fix         []string `json:"fix,omitempty"`
+	}
+	type categoryJSON struct {
+		Name   string      `json:"categoryName"`
+		Checks []checkJSON `json:"checks"`
+	}
+	out := struct {
+		Success    bool           `json:"success"`
+		Node       string         `json:"node"`
+		Kubernetes string         `json:"kubernetes,omitempty"`
+		Version    string         `json:"version"`
+		Time       time.Time      `json:"time"`
+		Categories []categoryJSON `json:"categories"`
+	}{r.Healthy(false), r.Head.Node, r.Head.Kubernetes, r.Head.Version, r.Head.Time.UTC().Truncate(time.Second), []categoryJSON{}}
+	results := [...]string{NotAsked: "skipped", OK: "success", Warning: "warning", Failed: "error"}
+	for _, s := range r.Sections {
+		category := categoryJSON{Name: string(s.Category), Checks: []checkJSON{}}
+		for _, f := range s.Findings {
+			category.Checks = append(category.Checks, checkJSON{f.Text, results[f.Result], f.Code, f.Cause, f.Fix})
+		}
+		out.Categories = append(out.Categories, category)
+	}
+	return json.Marshal(out)
+}

@@ -1,0 +1,122 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+var runtimeChecks = []check{
+	{Runtime, []string{"CH0201", "CH0202", "CH0203", "CH0208"}, checkRuntime},
+	{Runtime, []string{"CH0205"}, checkSpecDir},
+	{Runtime, []string{"CH0204", "CH0206"}, checkSpecs},
+	{Runtime, []string{"CH0207"}, checkSpecErrors},
+}
+
+// firstCDI are the first versions of runtimes that read CDI specs: containerd 1.7, where it is
+// off unless enable_cdi is set, and CRI-O 1.23. Of containerd it is on by default from 2.0 on
+// (docs/cri/config.md), and cannot be switched off from 2.4 on (RELEASES.md).
+var firstCDI = map[string]*version.Version{
+	"containerd": version.MajorMinor(1, 7),
+	"cri-o":      version.MajorMinor(1, 23),
+}
+
+func checkRuntime(f *Facts, say *saying) {
+	r := f.Runtime
+	name := strings.TrimSpace(r.Name + " " + r.Version)
+	if v, err := version.ParseGeneric(r.Version); err == nil && firstCDI[r.Name] != nil && v.LessThan(firstCDI[r.Name]) {
+		say.found("CH0201", name+" is too old for CDI", fmt.Sprintf("%s reads CDI specs from %s on. Pods with a claim start without their devices.", r.Name, firstCDI[r.Name]),
+			"kubectl drain "+f.Node+" --ignore-daemonsets   # then upgrade "+r.Name, "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until then")
+		return
+	}
+	config, known := r.Config.get()
+	if !known {
+		say.not("whether CDI is on: %s", r.Config.why())
+		return
+	}
+	if name == "" {
+		name = "the container runtime"
+	}
+	file := "/etc/containerd/config.toml"
+	if len(config.Files) > 0 {
+		file = config.Files[len(config.Files)-1]
+	}
+	unit := r.Name
+	if unit == "cri-o" {
+		unit = "crio"
+	}
+	restart := "sudo systemctl restart " + unit
+	switch {
+	case !config.CDI:
+		fix := []string{fmt.Sprintf("sudo sed -i 's/enable_cdi = false/enable_cdi = true/' %s", file), restart}
+		say.found("CH0202", name+" does not read CDI specs", fmt.Sprintf("enable_cdi is not true in %s. Pods with a claim start without their devices.", file), fix...)
+	case !slices.ContainsFunc(config.SpecDirs, func(dir string) bool { return sameDir(dir, r.Dir) }):
+		say.found("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims where it does not look.", list(config.SpecDirs)),
+			fmt.Sprintf("sudo sed -i 's|cdi_spec_dirs = .*|cdi_spec_dirs = [\"/etc/cdi\", %q]|' %s", r.Dir, file), restart)
+	case !config.Started.IsZero() && config.Changed.After(config.Started):
+		say.found("CH0208", name+" runs with an older configuration", fmt.Sprintf("%s changed at %s, and %s has run since %s.", file, config.Changed.UTC().Format("2006-01-02 15:04"), r.Name, config.Started.UTC().Format("2006-01-02 15:04")), restart)
+	default:
+		say.ok("%s: CDI is on, and reads %s", name, list(config.SpecDirs))
+	}
+}
+
+// sameDir reports whether two paths are one directory: /var/run is a link to /run.
+func sameDir(a, b string) bool {
+	clean := func(dir string) string { return strings.Replace(path.Clean(dir), "/var/run/", "/run/", 1) }
+	return clean(a) == clean(b)
+}
+
+func checkSpecDir(f *Facts, say *saying) {
+	if why, known := f.Runtime.Writable.get(); known && why != "" {
+		say.found("CH0205", "the directory for CDI specs cannot be written to", sentence(why)+" No claim is prepared.",
+			"sudo mkdir -p "+f.Runtime.Dir, "findmnt -T "+f.Runtime.Dir)
+	}
+}
+
+// checkSpecs compares the specs of claims with their records.
+func checkSpecs(f *Facts, say *saying) {
+	specs, known := f.Runtime.Specs.get()
+	records, read := f.Agent.Records.get()
+	if !known || !read {
+		why := f.Runtime.Specs.why()
+		if known {
+			why = f.Agent.Records.why()
+		}
+		say.not("whether the CDI specs are those of claims: %s", why)
+		return
+	}
+	before := len(say.findings)
+	there, claimed := make(map[string]bool), make(map[string]bool)
+	for _, s := range specs {
+		there[s.UID] = true
+	}
+	for _, r := range records.Claims {
+		claimed[r.UID] = true
+		if !there[r.UID] && !r.Past {
+			say.found("CH0206", fmt.Sprintf("the CDI spec of claim %s/%s is missing", r.Namespace, r.Name),
+				"The claim is prepared, and its spec is not in "+f.Runtime.Dir+". A container that starts now does not get its devices. An agent that runs writes it again within 30 s.",
+				"kubectl -n chandler rollout restart daemonset chandler")
+		}
+	}
+	sealed := strings.Join(records.Aside, " ")
+	for _, s := range specs {
+		if !claimed[s.UID] && !strings.Contains(sealed, s.UID) {
+			say.found("CH0204", "a CDI spec is left of a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, of which there is no record. What it names is kept from others until an agent has asked the kubelet.", s.File, s.UID),
+				"kubectl get resourceclaims -A -o jsonpath='{range .items[*]}{.metadata.uid} {.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}' | grep "+s.UID+"   # if there is none:", "sudo rm "+s.File)
+		}
+	}
+	if say.none(before) {
+		say.ok("no CDI spec is left of a claim that has ended")
+	}
+}
+
+func checkSpecErrors(f *Facts, say *saying) {
+	for _, file := range slices.Sorted(maps.Keys(f.Runtime.Errors)) {
+		say.found("CH0207", path.Base(file)+" is no CDI spec that can be used", sentence(strings.Join(f.Runtime.Errors[file], "; "))+" Runtimes leave it out, and with it the devices that it shares with others.",
+			"sudo cat "+file, "sudo mv "+file+" /root/")
+	}
+}
