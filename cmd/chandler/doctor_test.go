@@ -15,6 +15,13 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
+// hostPrograms are those that look at a host or change it, which the pages of doctor's codes
+// name.
+var hostPrograms = []string{
+	"ausearch", "cat", "crictl", "df", "dmesg", "du", "findmnt", "journalctl", "mkdir", "mv", "nvidia-modprobe",
+	"ps", "reboot", "rm", "sed", "sh", "sort", "tail", "tee", "timedatectl", "tr", "udevadm",
+}
+
 // doctored runs doctor, and returns what it printed and its exit code.
 func doctored(t *testing.T, args ...string) (out string, code int) {
 	t.Helper()
