@@ -12,7 +12,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help
+.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -83,6 +83,9 @@ fmt: ## gofmt and goimports
 generate: ## rewrite the golden files of recorded hosts, and the pages of doctor's codes
 	$(GO) test ./discovery/families/... -update
 	$(GO) test ./internal/doctor -update
+
+docs: ## write the parts of the pages in docs that come from the code
+	$(GO) test ./internal/docs ./discovery/families ./cmd/chandler -run TestDocs -update
 
 # Debian's packages mkdocs and mkdocs-material make it. A link that leads nowhere ends it.
 site: ## a site of the pages, in bin/site/html

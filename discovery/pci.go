@@ -187,6 +187,34 @@ func Unbound(host *Host, function sysfs.Device, kind, vendor string) (Device, er
 	return d, err
 }
 
+// ByClassDevices describes devices that class devices show, which may be below no PCI
+// function: each class device by describe, which is given the functions that were found, by
+// PCI address, and each function without a driver as [Unbound]. A function with a driver is
+// described by its class device.
+func ByClassDevices(host *Host, found []sysfs.Device, kind, vendor string, describe func(class sysfs.Device, functions map[string]sysfs.Device) (Device, error)) (devices []Device, problems []Problem) {
+	functions := make(map[string]sysfs.Device)
+	for _, d := range found {
+		if sysfs.IsPCIAddress(d.Name()) {
+			functions[d.Name()] = d
+		}
+	}
+	for _, found := range found {
+		var d Device
+		var err error
+		switch {
+		case !sysfs.IsPCIAddress(found.Name()):
+			d, err = describe(found, functions)
+		case found.Driver() == "":
+			d, err = Unbound(host, found, kind, vendor)
+		default:
+			continue
+		}
+		problems = append(problems, Problems(d.Name, err)...)
+		devices = append(devices, d)
+	}
+	return devices, problems
+}
+
 // Node returns the edit that gives a container the kernel's node of a device.
 // dir is where the node lies if the kernel does not say: "/dev/dri". The
 // numbers are written down where they are known, so that what was prepared

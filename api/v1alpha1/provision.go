@@ -57,7 +57,10 @@ type VirtualFunctions struct {
 
 // WorkQueueGroup is a group of work queues and of the engines that do their work.
 type WorkQueueGroup struct {
-	Engines    int         `json:"engines"` // how many, at least one
+	// Engines is how many of the device's engines work for the group, at least one.
+	Engines int `json:"engines"`
+
+	// WorkQueues are the queues of the group, in order.
 	WorkQueues []WorkQueue `json:"workQueues"`
 }
 

@@ -56,14 +56,14 @@ type DriverConfig struct {
 	// offered because they are named here.
 	Paths []PathResource `json:"paths,omitempty"`
 
-	// Health is what it means that a device is not well.
+	// Health says what it means for pods that a device is not well.
 	Health Health `json:"health,omitzero"`
 }
 
 // Health is what the agent makes of the health of devices.
 type Health struct {
-	// Severity is what a condition means, by its name, in place of what the
-	// documentation says:
+	// Severity gives conditions, by their names, another effect than the one that
+	// the documentation says:
 	//	severity: {over-temperature: NoExecute, link-degraded: NoSchedule}
 	Severity map[string]Effect `json:"severity,omitempty"`
 }
@@ -75,9 +75,9 @@ type Effect string
 // The effects. In the device-plugin API, which evicts nobody, NoExecute is as
 // NoSchedule.
 const (
-	EffectNone       Effect = "None"       // it is said, and nothing follows
+	EffectNone       Effect = "None"       // the condition is reported, and nothing else happens
 	EffectNoSchedule Effect = "NoSchedule" // no new pod gets the device
-	EffectNoExecute  Effect = "NoExecute"  // and pods that have it are evicted
+	EffectNoExecute  Effect = "NoExecute"  // pods that have it are evicted as well
 )
 
 // Mode is an API that offers devices.
@@ -208,7 +208,7 @@ type DeviceIDStrategy string
 
 // The strategies.
 const (
-	DeviceIDUUID  DeviceIDStrategy = "UUID"
+	DeviceIDUUID  DeviceIDStrategy = "UUID"  // by their UUIDs
 	DeviceIDIndex DeviceIDStrategy = "Index" // by NVML's numbers, where chandler-nvml tells them
 )
 

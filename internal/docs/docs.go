@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // Page is a page of Markdown.
@@ -162,4 +165,26 @@ func Replace(text, name, content string) (string, error) {
 		return "", fmt.Errorf("section %s: its first comment has no end", name)
 	}
 	return text[:begin+first+len("-->\n")] + content + text[end:], nil
+}
+
+// CompareSection fails a test if a section of the page at path is not as it should be,
+// or writes it if update is true.
+func CompareSection(t testing.TB, path, name, want string, update bool) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := Replace(string(data), name, want)
+	switch {
+	case err != nil:
+		t.Errorf("%s: %v", path, err)
+	case text == string(data):
+	case update:
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Error(err)
+		}
+	default:
+		t.Errorf("%s: section %s is not up to date; run make docs (-page +code):\n%s", path, name, cmp.Diff(string(data), text))
+	}
 }

@@ -49,28 +49,10 @@ var chips = map[string]struct {
 	"rngd_mgmt": {"RNGD", "dev/rngd", regexp.MustCompile(`^rngd!(npu[0-9]{1,3})mgmt$`), `mgmt|pe[0-9]+(-[0-9]+)?|ch[0-9]+r?|dmar|bar[0-9]`, 8},
 }
 
-func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
-	functions := make(map[string]sysfs.Device) // by PCI address
-	for _, d := range found {
-		if sysfs.IsPCIAddress(d.Name()) {
-			functions[d.Name()] = d
-		}
-	}
-	for _, found := range found {
-		var d discovery.Device
-		var err error
-		switch {
-		case !sysfs.IsPCIAddress(found.Name()):
-			d, err = describeCard(host, found, functions)
-		case found.Driver() == "":
-			d, err = discovery.Unbound(host, found, "npu", "furiosa")
-		default:
-			continue // described by its class device
-		}
-		problems = append(problems, discovery.Problems(d.Name, err)...)
-		devices = append(devices, d)
-	}
-	return devices, problems
+func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
+	return discovery.ByClassDevices(host, found, "npu", "furiosa", func(mgmt sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
+		return describeCard(host, mgmt, functions)
+	})
 }
 
 // describeCard describes a card by the class device that manages it, which is below no

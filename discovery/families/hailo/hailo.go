@@ -31,30 +31,13 @@ var Family = &discovery.Family{
 // like in the driver's sources). A Hailo-8L has the ID of a Hailo-8.
 var architectures = map[string]string{"2864": "hailo8", "45c4": "hailo10h", "43a2": "hailo15l"}
 
-func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
-	functions := make(map[string]sysfs.Device) // by PCI address
-	for _, d := range found {
-		if sysfs.IsPCIAddress(d.Name()) {
-			functions[d.Name()] = d
-		}
-	}
+func describe(host *discovery.Host, found []sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 	version, _ := host.ReadText("/sys/module/hailo_pci/version")
-	for _, found := range found {
-		var d discovery.Device
-		var err error
-		switch {
-		case !sysfs.IsPCIAddress(found.Name()):
-			d, err = describeChip(host, found, functions)
-			d.Attributes.SetVersion("driverVersion", version)
-		case found.Driver() == "":
-			d, err = discovery.Unbound(host, found, "npu", "hailo")
-		default:
-			continue // described by its class device
-		}
-		problems = append(problems, discovery.Problems(d.Name, err)...)
-		devices = append(devices, d)
-	}
-	return devices, problems
+	return discovery.ByClassDevices(host, found, "npu", "hailo", func(class sysfs.Device, functions map[string]sysfs.Device) (discovery.Device, error) {
+		d, err := describeChip(host, class, functions)
+		d.Attributes.SetVersion("driverVersion", version)
+		return d, err
+	})
 }
 
 // describeChip describes a chip by its class device. Of older drivers that is below no

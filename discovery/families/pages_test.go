@@ -1,0 +1,316 @@
+package families_test
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/recorded"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/docs"
+)
+
+// Each family has a page, whose facts are what the family's code and its recorded hosts
+// say. With -update they are written.
+func TestDocsOfFamilies(t *testing.T) {
+	update := flag.Lookup("update").Value.String() == "true"
+	classes := deviceClasses(t)
+	for _, f := range families.All {
+		t.Run(f.Name, func(t *testing.T) {
+			page := filepath.Join("../../docs/families", f.Name+".md")
+			docs.CompareSection(t, page, "facts", facts(t, f, classes), update)
+		})
+	}
+}
+
+// No page is of a family that there is not.
+func TestPagesHaveFamilies(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/families/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
+		name := strings.TrimSuffix(filepath.Base(page), ".md")
+		if !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.Name == name }) {
+			t.Errorf("there is no family %s", name)
+		}
+	}
+}
+
+// deviceClasses returns the classes that deployments/ ships.
+func deviceClasses(t *testing.T) []resourceapi.DeviceClass {
+	t.Helper()
+	data, err := os.ReadFile("../../deployments/deviceclasses.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var classes []resourceapi.DeviceClass
+	for document := range bytes.SplitSeq(data, []byte("\n---\n")) {
+		var class resourceapi.DeviceClass
+		if err := yaml.UnmarshalStrict(document, &class); err != nil {
+			t.Fatal(err)
+		}
+		classes = append(classes, class)
+	}
+	return classes
+}
+
+// facts returns what a page says of its family: a table, and the recorded hosts.
+func facts(t *testing.T, f *discovery.Family, classes []resourceapi.DeviceClass) string {
+	hosts, err := filepath.Glob(filepath.Join(strings.ReplaceAll(f.Name, "-", ""), "testdata", "*.host"))
+	if err != nil || len(hosts) == 0 {
+		t.Fatalf("no recorded hosts: %v", err)
+	}
+	var devices []discovery.Device
+	var example *discovery.Device
+	for _, host := range hosts {
+		found := discovery.Scan(discoverytest.Layout(t, host), []*discovery.Family{f}).Devices
+		devices = append(devices, found...)
+		for i := range found {
+			if says(&found[i]) > says(example) && filepath.Base(host) != "broken.host" {
+				example = &found[i]
+			}
+		}
+	}
+	var text strings.Builder
+	row := func(what string, values ...string) {
+		if len(values) > 0 {
+			fmt.Fprintf(&text, "| %s | %s |\n", what, strings.Join(values, ", "))
+		}
+	}
+	text.WriteString("| | |\n|---|---|\n")
+	row("kernel devices", matches(f)...)
+	row("DeviceClasses", classesOf(t, devices, classes)...)
+	if f.FromConfig {
+		row("classic names", "the names that you give")
+	} else {
+		row("classic names", classicNames(devices)...)
+	}
+	row("attributes", attributes(devices)...)
+	row("capacities", capacities(devices)...)
+	row("roots", code(f.Roots)...)
+	var parameters []string
+	for _, p := range f.Parameters {
+		parameters = append(parameters, fmt.Sprintf("[`%s`](../claim-parameters.md)", p))
+	}
+	row("parameters of a claim", parameters...)
+	if n := len(f.Variables); n > 0 {
+		row("variables of a claim", fmt.Sprintf("[%d variables](../claim-parameters.md#environment) that tune the vendor's libraries", n))
+	}
+	if len(f.Labels) > 0 {
+		row("labels of the node", "those of the [vendor's labeller](../node-labels.md)")
+	}
+	describe(f, example, row)
+	text.WriteString("\nThe family is tested on these recorded hosts:\n\n| host | |\n|---|---|\n")
+	for _, host := range hosts {
+		fmt.Fprintf(&text, "| [%s](../../discovery/families/%s) | %s |\n",
+			strings.TrimSuffix(filepath.Base(host), ".host"), filepath.ToSlash(host), comment(t, host))
+	}
+	return text.String()
+}
+
+// says returns how good an example a device is: one that is well and has much to say.
+func says(d *discovery.Device) int {
+	if d == nil || d.Health.Status != discovery.Healthy && d.Health.Status != "" {
+		return -1
+	}
+	score := len(d.Attributes) + 5*len(d.Capacity) + 5*len(d.Edits.Env)
+	if len(d.Classic) > 0 && !d.Classic[0].Unnamed() {
+		score += 20
+	}
+	return score
+}
+
+// describe says what one device is, and what a container gets with it.
+func describe(f *discovery.Family, d *discovery.Device, row func(string, ...string)) {
+	row("for example", "`"+d.Name+"`")
+	var grant specs.ContainerEdits
+	for _, offer := range d.Classic {
+		name := "`" + offer.Resource + "`"
+		if offer.Unnamed() {
+			name = "under your name"
+		}
+		ids := code(offer.IDs)
+		if len(ids) > 2 {
+			ids = append(ids[:1], "…")
+		}
+		row("its classic ID", name+": "+strings.Join(ids, ", "))
+		if f.Grant != nil {
+			resource := strings.Replace(offer.Resource, "*", "name", 1)
+			if offer.Resource == discovery.AnyName {
+				resource = "example.com/name"
+			}
+			grant = f.Grant([]discovery.Device{*d}, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: resource})
+		}
+		break
+	}
+	edits := discovery.Join(d.Edits, grant)
+	var nodes, mounts []string
+	for _, node := range edits.DeviceNodes {
+		nodes = append(nodes, node.Path)
+	}
+	for _, mount := range edits.Mounts {
+		mounts = append(mounts, mount.ContainerPath)
+	}
+	row("its device nodes", code(unique(nodes))...)
+	row("its mounts", few(code(unique(mounts)), 4)...)
+	row("its variables", code(unique(edits.Env))...)
+}
+
+// matches says which kernel devices a family looks at.
+func matches(f *discovery.Family) []string {
+	var all []string
+	if len(f.Match) == 0 {
+		return nil
+	}
+	for _, m := range f.Match {
+		if m.Unbound {
+			continue // the same, without a driver
+		}
+		var says []string
+		for _, part := range []struct{ what, value string }{
+			{"driver", m.Driver}, {"vendor", m.Vendor}, {"device", m.Device}, {"class", m.PCIClass}, {"name", m.Name},
+		} {
+			if part.value != "" {
+				says = append(says, fmt.Sprintf("%s `%s`", part.what, part.value))
+			}
+		}
+		where := "PCI functions"
+		if m.Class != "" {
+			where = "`/sys/class/" + m.Class + "`"
+		} else if m.Bus != "pci" {
+			where = "bus `" + m.Bus + "`"
+		}
+		if len(says) > 0 {
+			where += " with " + strings.Join(says, ", ")
+		}
+		all = append(all, where)
+	}
+	return []string{strings.Join(few(all, 6), "; ")}
+}
+
+// few returns the first of many.
+func few(all []string, most int) []string {
+	if len(all) <= most {
+		return all
+	}
+	return append(slices.Clone(all[:most]), fmt.Sprintf("and %d more", len(all)-most))
+}
+
+// classesOf returns the classes that select any of the devices, with the names by which
+// pods ask for them in limits.
+func classesOf(t *testing.T, devices []discovery.Device, classes []resourceapi.DeviceClass) []string {
+	var names []string
+	for _, class := range classes {
+		selector, err := rules.Compile(class.Spec.Selectors[0].CEL.Expression)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(devices, func(d discovery.Device) bool { selected, _ := selector.Selects(d); return selected }) {
+			continue
+		}
+		name := "`" + class.Name + "`"
+		if class.Spec.ExtendedResourceName != nil {
+			name += " (`" + *class.Spec.ExtendedResourceName + "`)"
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+// classicNames returns the names that devices have in the device-plugin API.
+func classicNames(devices []discovery.Device) []string {
+	var own, named []string
+	yours := false
+	for _, d := range devices {
+		for _, offer := range d.Classic {
+			switch {
+			case offer.Resource == discovery.AnyName:
+				yours = true
+			case offer.Unnamed() || offer.Named || d.Named:
+				named = append(named, "`"+offer.Resource+"` where you name it")
+			default:
+				own = append(own, "`"+offer.Resource+"`")
+			}
+		}
+	}
+	names := append(unique(own), unique(named)...)
+	if yours {
+		names = append(names, "any name of yours")
+	}
+	return names
+}
+
+// attributes returns the attributes that devices have, those of all families first.
+func attributes(devices []discovery.Device) []string {
+	seen := make(map[string]bool)
+	for _, d := range devices {
+		for name := range d.Attributes {
+			seen[string(name)] = true
+		}
+	}
+	return code(slices.Sorted(maps.Keys(seen)))
+}
+
+func capacities(devices []discovery.Device) []string {
+	seen := make(map[string]bool)
+	for _, d := range devices {
+		for name := range d.Capacity {
+			seen[string(name)] = true
+		}
+	}
+	return code(slices.Sorted(maps.Keys(seen)))
+}
+
+// comment returns what a recorded host says of itself, on one line.
+func comment(t *testing.T, host string) string {
+	data, err := os.ReadFile(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := recorded.Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(h.Comment()) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "root: ") || strings.HasPrefix(line, "paths: ") || line == "pools" {
+			continue // for the test
+		}
+		lines = append(lines, line)
+	}
+	return strings.ReplaceAll(strings.TrimSpace(strings.Join(lines, " ")), "|", `\|`)
+}
+
+func code(names []string) []string {
+	var all []string
+	for _, name := range names {
+		all = append(all, "`"+name+"`")
+	}
+	return all
+}
+
+// unique returns the names once each, in order of their first.
+func unique(names []string) []string {
+	var once []string
+	for _, name := range names {
+		if !slices.Contains(once, name) {
+			once = append(once, name)
+		}
+	}
+	return once
+}
