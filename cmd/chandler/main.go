@@ -67,6 +67,7 @@ To see what it finds on this machine, without a cluster and without root:
 	}
 	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newMigrateCommand(), newValidateCommand(), newSlicesCommand(), newVersionCommand())
 	cmd.AddCommand(newDoctorCommand(), newExplainCommand())
+	cmd.AddCommand(newUninstallCommand())
 	cmd.AddCommand(kubectl.Commands(buildVersion())...)
 	return cmd
 }

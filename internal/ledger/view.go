@@ -105,6 +105,20 @@ func (v *View) Ours() []*Grant {
 	return slices.DeleteFunc(v.Grants(), func(g *Grant) bool { return v.strangers[g.Key()] != nil })
 }
 
+// Owners returns who has something that was given here, whose claim has not ended yet, or
+// whose entry is not understood. Containers that have left the kubelet's books are not among
+// them.
+func (v *View) Owners() (owners []Owner) {
+	for _, a := range v.accounts {
+		_, grant := a.entry.(*Grant)
+		if a.state == Past || grant && (a.state == Ending || v.strangers[a.entry.Key()] != nil) {
+			continue
+		}
+		owners = append(owners, a.entry.Owner())
+	}
+	return owners
+}
+
 // Has reports whether somebody has a device.
 func (v *View) Has(device string) bool {
 	for _, a := range v.index.of[device] {

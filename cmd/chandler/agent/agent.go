@@ -7,6 +7,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"net/http"
 	"path/filepath"
@@ -31,6 +32,7 @@ import (
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/removal"
 	"chandler.dev/legacy"
 )
 
@@ -55,6 +57,10 @@ type Config struct {
 	Families []*discovery.Family // what to look for on it
 	Settings Settings            // what the administrator wants
 	Changes  <-chan Change       // of that, while the agent runs; optional
+
+	// Orders are those to remove Chandler, the first if there is one when the agent starts,
+	// and then each other. Optional.
+	Orders <-chan removal.Order
 
 	// Wrong is why the configuration is wrong, so that the Settings are those of an
 	// earlier one. Optional.
@@ -195,6 +201,9 @@ type agent struct {
 	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
 	resaid   chan struct{}                      // has one when that says something else
 
+	order   atomic.Pointer[removal.Order] // that was heard last, nil before the first
+	ordered chan struct{}                 // has one when it is another
+
 	placed     atomic.Pointer[placed] // nil before devices are placed
 	withoutDRA atomic.Bool            // the API server said that it does not serve DRA
 }
@@ -224,6 +233,7 @@ func newAgent(config Config) *agent {
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
 		resaid:    make(chan struct{}, 1),
+		ordered:   make(chan struct{}, 1),
 	}
 	a.settings.Store(&a.Settings)
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
@@ -270,7 +280,8 @@ func newAgent(config Config) *agent {
 	return a
 }
 
-func (a *agent) run(ctx context.Context) error {
+func (a *agent) run(parent context.Context) error {
+	ctx := parent
 	klog.FromContext(ctx).Info("Chandler starts", "version", a.Version, "node", a.NodeName)
 	if a.Wrong != nil {
 		inForce := "The configuration is wrong; the last one that was right is in force"
@@ -307,6 +318,9 @@ func (a *agent) run(ctx context.Context) error {
 		group.Go(func() error { a.follow(ctx); return nil })
 		group.Go(func() error { a.complain(ctx); return nil })
 	}
+	if a.Orders != nil {
+		group.Go(func() error { return a.obey(ctx) })
+	}
 	if a.Serve != nil {
 		handler := a.handler()
 		group.Go(func() error { return a.Serve(ctx, handler) })
@@ -317,10 +331,17 @@ func (a *agent) run(ctx context.Context) error {
 		unlock()
 	default:
 	}
+	if errors.Is(err, errLeave) && parent.Err() == nil {
+		a.Kubelet.DevicePlugins.Linger(ctx) // not at all, since no other agent follows
+		return a.leave(parent)
+	}
 	lingering, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
 	defer cancel()
 	a.Kubelet.DevicePlugins.Linger(lingering)
 	klog.FromContext(ctx).Info("Chandler ends", "reason", context.Cause(ctx))
+	if errors.Is(err, errLeave) { // the pod was deleted meanwhile
+		return nil
+	}
 	return err
 }
 

@@ -64,7 +64,7 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 	}
 	snapshot := wanted.Apply(discovery.Scan(&discovery.Host{FS: parsed.FS()}, []*discovery.Family{nvidia.Family, amdgpu.Family}))
 	s := &scraped{t: t, metrics: newAgentMetrics("v1.0.0"), state: emptyState()}
-	s.placed = &placed{snapshot, Place(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), Facts{Auto: discovery.ModeDRA, Published: &Published{}})}
+	s.placed = &placed{snapshot: snapshot, placement: Place(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), Facts{Auto: discovery.ModeDRA, Published: &Published{}})}
 	s.state.node = node
 	s.state.placed = func() *placed { return s.placed }
 	s.state.view = func(stock ledger.Stock) *ledger.View { return ledger.ViewOf(stock, s.entries...) }
@@ -342,7 +342,7 @@ func BenchmarkScrape(b *testing.B) {
 		}
 	}
 	state := emptyState()
-	now := &placed{snapshot, Placement{}}
+	now := &placed{snapshot: snapshot}
 	view := ledger.ViewOf(nil, entries...)
 	state.placed = func() *placed { return now }
 	state.view = func(ledger.Stock) *ledger.View { return view }

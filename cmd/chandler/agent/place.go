@@ -39,7 +39,8 @@ type Facts struct {
 	// them, because the present settings exclude a device or share it otherwise.
 	Changing map[string]bool
 
-	// Unknown says why it is not known what the administrator wants, "" if it is.
+	// Unknown says why it is not known what the administrator wants, or that the
+	// administrator wants nothing offered, "" if it is known.
 	Unknown string
 }
 

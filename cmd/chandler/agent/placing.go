@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 	"time"
@@ -51,12 +52,14 @@ type placing struct {
 	dra         publisher
 	classic     classicPublisher
 	placed      *atomic.Pointer[placed] // what was placed last
+	leaving     func() string           // why everything is withheld, "" if it is not
 
 	// ready reports whether both APIs know who has what.
 	ready func() bool
 
 	snapshots chan *discovery.Snapshot // the newest that the watch has seen; room for one
 	changes   chan *rules.Rules        // of the configuration; room for one
+	ordered   chan struct{}            // what leaving returns may be another; room for one
 	moving    map[string]string        // what waits for its API, and why
 	problems  map[string]bool          // that were logged and persist
 }
@@ -77,6 +80,8 @@ func (a *agent) place(ctx context.Context) {
 		ready:       a.ready,
 		snapshots:   a.snapshots,
 		changes:     a.rules,
+		leaving:     a.leaving,
+		ordered:     a.ordered,
 	}
 	p.run(ctx)
 }
@@ -85,6 +90,7 @@ func (a *agent) place(ctx context.Context) {
 type placed struct {
 	snapshot  *rules.Snapshot
 	placement Placement
+	leaving   bool // everything is withheld, since Chandler is being removed
 }
 
 // run publishes until the context ends. It looks again when a device changes, and now
@@ -109,6 +115,8 @@ func (p *placing) run(ctx context.Context) {
 				p.report(ctx, p.devices.snapshot.Problems)
 			}
 		case <-p.configuring.ended:
+		case <-p.ordered:
+			wait = waitingInterval
 		case <-timer.C:
 		}
 		if p.devices.snapshot == nil || !p.ready() {
@@ -116,13 +124,14 @@ func (p *placing) run(ctx context.Context) {
 			continue
 		}
 		mode := p.auto.choose(ctx)
-		placement := p.decide(ctx, mode)
+		leaving := p.leaving()
+		placement := p.decide(ctx, mode, leaving)
 		snapshot := p.devices.snapshot
-		p.placed.Store(&placed{snapshot, placement})
 		p.dra.Publish(snapshot, placement.OfDRA())
 		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone, Allocation: snapshot.Allocation}
 		listed, soon := p.configuring.listable(ctx, listed, p.stock)
 		p.classic.Publish(listed, placement.Moving)
+		p.placed.Store(&placed{snapshot, placement, leaving != ""})
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // somebody may have the silicon for days
@@ -135,11 +144,11 @@ func (p *placing) run(ctx context.Context) {
 
 // decide places the devices, and writes the placement down if it is new. Silicon that
 // changes and is free becomes what the configuration wants.
-func (p *placing) decide(ctx context.Context, auto discovery.Mode) Placement {
+func (p *placing) decide(ctx context.Context, auto discovery.Mode, leaving string) Placement {
 	p.stock = &ledger.Present{Snapshot: p.devices.snapshot}
 	view := p.ledger.View(p.stock)
 	p.devices.keepExcluded(view) //nolint:contextcheck // evaluating an expression does not block
-	facts := Facts{Auto: auto, Unknown: p.devices.rules.Unknown}
+	facts := Facts{Auto: auto, Unknown: cmp.Or(leaving, p.devices.rules.Unknown)}
 	placement := p.devices.place(p.places.api, view, facts, func() *Published { return p.published(ctx, p.devices.snapshot) }) //nolint:contextcheck // likewise
 	for silicon, reason := range placement.Moving {
 		if p.moving[silicon] != reason {

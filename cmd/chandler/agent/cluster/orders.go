@@ -1,0 +1,29 @@
+package cluster
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/metadata"
+
+	"chandler.dev/internal/removal"
+)
+
+// FollowOrders tells the orders of removal that the agents of a namespace are given, when
+// it hears the first and whenever there is another, until the context ends. It tells
+// nothing of a ConfigMap that was deleted: Chandler is deleted with it.
+func FollowOrders(ctx context.Context, client metadata.Interface, namespace string, tell func(removal.Order)) {
+	var last removal.Order
+	f := follower{
+		of: client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace), name: removal.ConfigMap, what: "ConfigMap",
+		lost: "Orders of removal cannot be heard; all else goes on",
+		take: func(object *metav1.PartialObjectMetadata) {
+			if order := removal.Parse(object.Annotations[removal.Annotation]); order != last {
+				last = order
+				tell(order)
+			}
+		},
+	}
+	f.run(ctx)
+}

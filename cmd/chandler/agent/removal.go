@@ -1,0 +1,228 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/removal"
+)
+
+// reportInterval is how often an agent with an order looks whether its answer is another.
+const reportInterval = time.Second
+
+// cleanPatience is how long an agent may take to remove what it has on the node.
+const cleanPatience = 30 * time.Second
+
+// errLeave ends the parts of an agent that is to leave the node.
+var errLeave = errors.New("Chandler is being removed")
+
+// obeying is an order and what was answered.
+type obeying struct {
+	order   removal.Order
+	expires time.Time // when an order to withhold is in force no longer unless it is renewed
+	told    removal.Report
+}
+
+// obey withholds everything while an order is in force, and answers it. It returns
+// [errLeave] when the agent is to leave and nobody has anything.
+func (a *agent) obey(ctx context.Context) error {
+	var o obeying
+	for {
+		var tick <-chan time.Time
+		if o.order.Phase != removal.None || o.told.State != "" && o.told.State != removal.Offering {
+			tick = time.After(reportInterval)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case order := <-a.Orders:
+			klog.FromContext(ctx).Info("Removal of Chandler", "order", cmp.Or(order.String(), "none"))
+			o.order, o.expires = order, time.Now().Add(removal.Patience)
+		case <-tick:
+		}
+		if o.order.Phase == removal.Withhold && time.Now().After(o.expires) {
+			klog.FromContext(ctx).Info("The order to withhold everything was not renewed; it is in force no longer", "order", o.order.String())
+			o.order = removal.Order{}
+		}
+		order := o.order
+		if before := a.order.Swap(&order); before == nil || *before != order {
+			notify(a.ordered)
+		}
+		report := a.report(o.order)
+		a.answer(ctx, &o, report)
+		if o.order.Phase == removal.Remove && report.State == removal.Withheld {
+			return errLeave
+		}
+	}
+}
+
+// leaving says why everything is withheld, "" if no order says so.
+func (a *agent) leaving() string {
+	if o := a.order.Load(); o != nil && o.Phase != removal.None {
+		return "Chandler is being removed"
+	}
+	return ""
+}
+
+// report returns the answer to an order.
+func (a *agent) report(o removal.Order) removal.Report {
+	r := removal.Report{ID: o.ID, State: removal.Offering}
+	if o.Phase == removal.None {
+		return r
+	}
+	if p := a.placed.Load(); p == nil || !p.leaving {
+		r.State, r.Detail = removal.Waiting, "not everything is withheld yet"
+		return r
+	}
+	if r.Detail = a.owners(); r.Detail != "" {
+		r.State = removal.InUse
+	} else {
+		r.State = removal.Withheld
+	}
+	return r
+}
+
+// owners names who has something, "" if nobody has.
+func (a *agent) owners() string {
+	var names []string
+	for _, owner := range a.ledger.View(nil).Owners() {
+		name := owner.String()
+		if owner.API == discovery.ModeDevicePlugin && owner.Name != "" {
+			name = fmt.Sprintf("pod %s/%s", owner.Namespace, owner.Name)
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if more := len(names) - maxNames; more > 0 {
+		names = append(names[:maxNames], fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(names, ", ")
+}
+
+// maxNames is how many owners an answer names.
+const maxNames = 20
+
+// answer tells what was not told yet. What cannot be told is told at the next tick.
+func (a *agent) answer(ctx context.Context, o *obeying, r removal.Report) {
+	if r == o.told || r.State == removal.Offering && o.told.State == "" {
+		return
+	}
+	if err := a.tell(ctx, r); err != nil {
+		klog.FromContext(ctx).Info("The order of removal is not answered yet", "state", r.State, "reason", err.Error())
+		return
+	}
+	o.told = r
+}
+
+func (a *agent) tell(ctx context.Context, r removal.Report) error {
+	namespace, name, _ := strings.Cut(a.Pod, "/")
+	return removal.Tell(ctx, a.StatusClient, namespace, name, r)
+}
+
+// leave removes what the agent has on the node and in the API server, now that its parts
+// have ended, and waits until its pod is deleted. If somebody got something before the
+// parts had ended, or the order is taken back, it returns an error: the next process
+// offers everything again.
+func (a *agent) leave(ctx context.Context) error {
+	report := removal.Report{ID: a.order.Load().ID, State: removal.Removed}
+	if who := a.owners(); who != "" {
+		return fmt.Errorf("%w, and now %s: beginning anew", errLeave, who)
+	}
+	cleaning, cancel := context.WithTimeout(ctx, cleanPatience)
+	err := a.clean(cleaning)
+	cancel()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Chandler is not removed")
+		report.State, report.Detail = removal.Failed, err.Error()
+	} else {
+		klog.FromContext(ctx).Info("Nothing of Chandler is left on the node but this pod")
+	}
+	serving, end := context.WithCancel(ctx)
+	defer end()
+	if a.Serve != nil {
+		well := func(context.Context) error { return nil }
+		go func() {
+			if err := a.Serve(serving, healthMux(well, well)); err != nil {
+				klog.FromContext(ctx).Error(err, "Probes of the pod are not answered")
+			}
+		}()
+	}
+	return a.rest(ctx, report)
+}
+
+// rest answers the order until the pod is deleted, or the order is another.
+func (a *agent) rest(ctx context.Context, report removal.Report) error {
+	o := obeying{order: *a.order.Load()}
+	for {
+		a.answer(ctx, &o, report)
+		select {
+		case <-ctx.Done():
+			return nil
+		case order := <-a.Orders:
+			if order.Phase != removal.Remove || order.ID != report.ID {
+				return fmt.Errorf("the order to remove Chandler was taken back: %w", errAnew)
+			}
+		case <-time.After(reportInterval):
+		}
+	}
+}
+
+var errAnew = errors.New("beginning anew")
+
+// clean removes what outlives an agent: slices, the files that it keeps for the next one,
+// and its sockets, which have nobody behind them any more.
+func (a *agent) clean(ctx context.Context) error {
+	errs := []error{a.deleteSlices(ctx)}
+	files := a.files()
+	removeAll := func(dir, prefix string) {
+		entries, err := files.List(dir)
+		errs = append(errs, err)
+		for _, entry := range entries {
+			if strings.HasPrefix(entry.Name(), prefix) {
+				errs = append(errs, files.Remove(filepath.Join(dir, entry.Name())))
+			}
+		}
+	}
+	if a.FeatureDir != "" {
+		errs = append(errs, files.Remove(filepath.Join(a.FeatureDir, featureName)))
+	}
+	removeAll(a.CDI.Path, discovery.Domain+"-")
+	removeAll(filepath.Join(a.KubeletRoot, "plugins_registry"), discovery.Domain+"-")
+	errs = append(errs, files.RemoveAll(a.StateDir))
+	return errors.Join(errs...)
+}
+
+// deleteSlices deletes the ResourceSlices of the node, with the taints of devices.
+func (a *agent) deleteSlices(ctx context.Context) error {
+	client := draclient.New(a.Client).ResourceSlices()
+	list, err := client.List(ctx, metav1.ListOptions{
+		FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + discovery.Domain + "," + resourceapi.ResourceSliceSelectorNodeName + "=" + a.NodeName,
+	})
+	if apierrors.IsNotFound(err) { // an API server without DRA
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list slices: %w", err)
+	}
+	var errs []error
+	for i := range list.Items {
+		if err := client.Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("delete slice: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}

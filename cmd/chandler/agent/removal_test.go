@@ -1,0 +1,143 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/removal"
+)
+
+// orders runs an agent that hears orders, and returns a function that gives one. The
+// channel has the error with which the agent ends.
+func (n *node) orders(config Config) (give func(removal.Order), ended chan error) {
+	n.t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: "chandler"}}
+	if _, err := n.client.CoreV1().Pods("chandler").Create(n.t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+	orders := make(chan removal.Order)
+	config.Orders, config.Pod = orders, "chandler/agent"
+	ended = make(chan error, 1)
+	ctx, cancel := context.WithCancel(n.t.Context())
+	n.t.Cleanup(cancel)
+	go func() { ended <- Run(ctx, config) }()
+	return func(o removal.Order) { orders <- o }, ended
+}
+
+// answers checks the last answer, after at most three seconds.
+func (n *node) answers(want removal.Report) {
+	n.t.Helper()
+	time.Sleep(3 * time.Second)
+	synctest.Wait()
+	pod, err := n.client.CoreV1().Pods("chandler").Get(n.t.Context(), "agent", metav1.GetOptions{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if got, _ := removal.Of(pod); got != want {
+		n.t.Errorf("the agent answers %+v, want %+v", got, want)
+	}
+}
+
+// has checks which devices slices have and which classic IDs are healthy.
+func (n *node) has(published string, healthy int) {
+	n.t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ids := 0
+	for _, of := range n.healthy {
+		ids += len(of)
+	}
+	if got := strings.Join(n.published, " "); got != published || ids != healthy {
+		n.t.Errorf("slices have %q, want %q; %d IDs are healthy, want %d", got, published, ids, healthy)
+	}
+}
+
+// An agent that is to be removed withholds everything, says who has something, leaves
+// nothing once nobody has, and answers probes until its pod is deleted.
+func TestRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		classic := discovery.ModeDevicePlugin
+		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
+		config := n.config(&rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}})
+		config.FeatureDir = t.TempDir()
+		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, Spec: resourceapi.ResourceSliceSpec{Driver: discovery.Domain}}
+		if _, err := n.client.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		give, ended := n.orders(config)
+		n.offers("kvm", "devices.kubevirt.io/tun")
+		n.mu.Lock()
+		all := len(n.healthy["devices.kubevirt.io/tun"])
+		n.mu.Unlock()
+		claim, err := n.prepare("kvm")
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		give(removal.Order{Phase: removal.Withhold, ID: "a"})
+		n.answers(removal.Report{ID: "a", State: removal.InUse, Detail: "claim default/claim"})
+		n.has("", 0)
+		give(removal.Order{}) // the removal failed
+		n.answers(removal.Report{State: removal.Offering})
+		n.has("kvm", all)
+
+		n.unprepare(claim)
+		give(removal.Order{Phase: removal.Withhold, ID: "b"})
+		n.answers(removal.Report{ID: "b", State: removal.Withheld})
+		give(removal.Order{Phase: removal.Remove, ID: "b"})
+		n.answers(removal.Report{ID: "b", State: removal.Removed})
+		left, err := n.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(left.Items) != 0 {
+			t.Errorf("slices that are left: %v, %v", left, err)
+		}
+		if _, err := os.Stat(config.StateDir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the agent's directory is left: %v", err)
+		}
+		if files, _ := filepath.Glob(filepath.Join(config.FeatureDir, "*")); len(files) != 0 {
+			t.Errorf("labels of the node are left: %q", files)
+		}
+		time.Sleep(2 * removal.Patience) // an order to leave does not expire
+		give(removal.Order{})
+		if err := <-ended; !errors.Is(err, errAnew) {
+			t.Errorf("the agent ends with %v", err)
+		}
+	})
+}
+
+// A container that has a device by the device-plugin API keeps the agent from leaving, and
+// is named. An order that nobody renews is in force no longer.
+func TestRemovalWaitsForContainers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		config := n.config(&rules.Rules{Mode: discovery.ModeDevicePlugin})
+		give, ended := n.orders(config)
+		n.offers("", "devices.kubevirt.io/kvm devices.kubevirt.io/tun")
+		n.allocate("devices.kubevirt.io/tun", "tun0", "/dev/net/tun")
+		time.Sleep(time.Minute)
+
+		give(removal.Order{Phase: removal.Remove, ID: "a"})
+		n.answers(removal.Report{ID: "a", State: removal.InUse, Detail: "pod default/classic"})
+		give(removal.Order{Phase: removal.Withhold, ID: "b"})
+		n.answers(removal.Report{ID: "b", State: removal.InUse, Detail: "pod default/classic"})
+		time.Sleep(removal.Patience)
+		n.answers(removal.Report{State: removal.Offering})
+		select {
+		case err := <-ended:
+			t.Errorf("the agent ended: %v", err)
+		default:
+		}
+	})
+}
