@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,7 +54,7 @@ func thief(t *testing.T) *kubectl.Client {
 	return client
 }
 
-// Nobody but the ClusterRole in rbac.yaml gives the agent any right that other service accounts do not have.
+// Nobody but the ClusterRole in rbac.yaml, and the Role for the agents' own namespace, gives the agent any right that other service accounts do not have.
 func TestAgentHasNoOtherRights(t *testing.T) {
 	agent := thief(t)
 	everybody := rest.CopyConfig(node.RESTConfig())
@@ -66,9 +67,17 @@ func TestAgentHasNoOtherRights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	own, err := kube.RbacV1().Roles(chandler.Namespace).Get(within(t), "chandler", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, namespace := range []string{metav1.NamespaceDefault, chandler.Namespace, metav1.NamespaceSystem} {
 		granted := rights(t, nobody, namespace)
-		for _, rule := range role.Rules {
+		rules := role.Rules
+		if namespace == chandler.Namespace {
+			rules = slices.Concat(rules, own.Rules)
+		}
+		for _, rule := range rules {
 			granted[right(rule.Verbs, rule.APIGroups, rule.Resources, rule.ResourceNames)] = true
 		}
 		for has := range rights(t, agent, namespace) {
@@ -415,5 +424,31 @@ func refusedWith(t *testing.T, err error, want string) {
 	}
 	if want != "" && (!apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want)) {
 		t.Errorf("the answer is %v; want one that says %q", err, want)
+	}
+}
+
+// The agent's token may say how its own pod is, and how no other pod is.
+func TestAttackByPods(t *testing.T) {
+	agent := thief(t)
+	own, err := chandler.AgentPod(within(t), kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bystander := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "attack-bystander", Namespace: chandler.Namespace}}
+	bystander.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/never"}}
+	bystander.Spec.Containers = []corev1.Container{{Name: "none", Image: "none"}}
+	pods := kube.CoreV1().Pods(chandler.Namespace)
+	if _, err := pods.Create(within(t), bystander, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := pods.Delete(context.WithoutCancel(t.Context()), bystander.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, want := range map[string]string{own.Name: "", bystander.Name: "may only say how that pod is"} {
+		patch := []byte(`{"status": {"conditions": [{"type": "chandler.dev/Removal", "status": "True", "reason": "Removed"}]}}`)
+		_, err := agent.CoreV1().Pods(chandler.Namespace).Patch(within(t), name, types.StrategicMergePatchType, patch, metav1.PatchOptions{DryRun: dryRun}, "status")
+		refusedWith(t, err, want)
 	}
 }

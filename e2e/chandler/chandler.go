@@ -134,7 +134,7 @@ func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) 
 	_, err := k.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
 	switch {
 	case err == nil:
-		for _, name := range []string{"deviceclasses.yaml", "admission.yaml", "admission-slices.yaml", "admission-claims.yaml", "admission-events.yaml"} {
+		for _, name := range []string{"deviceclasses.yaml", "admission.yaml", "admission-slices.yaml", "admission-claims.yaml", "admission-events.yaml", "admission-pods.yaml"} {
 			manifests = append(manifests, p.Manifest(name))
 		}
 	case !apierrors.IsNotFound(err):

@@ -36,7 +36,7 @@ const (
 // manifests are the files of deployments/ that the chart renders, each from the template of its name.
 var manifests = []string{
 	"namespace.yaml", "rbac.yaml", "config.yaml", "daemonset.yaml", "deviceclasses.yaml", "admission.yaml", "admission-slices.yaml",
-	"admission-claims.yaml", "admission-events.yaml", "network-policy.yaml",
+	"admission-claims.yaml", "admission-events.yaml", "admission-pods.yaml", "network-policy.yaml", "examples/uninstall.yaml",
 }
 
 // helm returns the path of Helm.
@@ -76,7 +76,7 @@ var separator = regexp.MustCompile(`\n*---\n# Source: .*\n`)
 func TestManifests(t *testing.T) {
 	for _, name := range manifests {
 		t.Run(name, func(t *testing.T) {
-			out := mustRender(t, "namespace: {create: true}", "--show-only=templates/"+name)
+			out := mustRender(t, "namespace: {create: true}", "--show-only=templates/"+filepath.Base(name))
 			documents := separator.Split("\n"+out, -1)[1:]
 			got := strings.TrimSpace(strings.Join(documents, "\n---\n")) + "\n"
 			file := filepath.Join(deployments, name)

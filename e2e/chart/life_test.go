@@ -1,0 +1,338 @@
+package chart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/build"
+	"chandler.dev/e2e/chandler"
+	"chandler.dev/e2e/cluster"
+	"chandler.dev/e2e/kubectl"
+)
+
+// patience is how long any one thing may take.
+const patience = 2 * time.Minute
+
+// eightGPUs is the host that the node stands in for.
+const eightGPUs = "discovery/families/amdgpu/testdata/mi210x8.host"
+
+// classicGPU has the device-plugin API offer one of them.
+const classicGPU = `
+config:
+  resources:
+  - name: example.com/gpu
+    mode: DevicePlugin
+    cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "0000:a3:00.0"
+`
+
+const draPod = `
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: train}
+spec:
+  devices:
+    requests:
+    - name: gpu
+      exactly: {deviceClassName: gpu.chandler.dev}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: by-claim}
+spec:
+  resourceClaims: [{name: gpu, resourceClaimName: train}]
+  containers:
+  - name: probe
+    image: chandler.dev/probe:latest
+    imagePullPolicy: Never
+    args: [devices, wait]
+    resources: {claims: [{name: gpu}]}
+`
+
+const classicPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: by-limits}
+spec:
+  containers:
+  - name: probe
+    image: chandler.dev/probe:latest
+    imagePullPolicy: Never
+    args: [devices, wait]
+    resources: {limits: {example.com/gpu: 1}}
+`
+
+// installed is a cluster for the chart.
+type installed struct {
+	t       *testing.T
+	project chandler.Project
+	node    *cluster.Cluster
+	kube    *kubectl.Client
+	helm    chandler.Helm
+}
+
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// start starts a cluster that has the images, and stands in a recorded host.
+func start(t *testing.T) *installed {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
+	}
+	program, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	builder := build.Builder{Progress: os.Stderr}
+	programs, err := builder.Cluster(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := &installed{t: t}
+	if in.project, err = chandler.Build(t.Context(), builder, programs, dir); err != nil {
+		t.Fatal(err)
+	}
+	if in.node, err = cluster.Start(t.Context(), cluster.Config{Programs: programs, Progress: os.Stderr}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := in.node.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if in.kube, err = kubectl.New(in.node.RESTConfig()); err != nil {
+		t.Fatal(err)
+	}
+	in.helm = chandler.Helm{Program: program, Kubeconfig: in.node.Kubeconfig(), Home: t.TempDir()}
+	err = errors.Join(
+		in.project.LoadImages(t.Context(), in.node.Node),
+		in.project.LoadAgent(t.Context(), in.node.Node, otherImage),
+		in.project.Simulate(t.Context(), in.node.Node, filepath.Join(dir, eightGPUs)),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+const otherImage = "chandler.dev/chandler:other"
+
+// run runs Helm and fails the test if Helm does.
+func (in *installed) run(values string, args ...string) string {
+	in.t.Helper()
+	begin := time.Now()
+	out, err := in.helm.Run(within(in.t), values, args...)
+	if err != nil {
+		in.t.Fatal(err)
+	}
+	in.t.Logf("helm %s took %s", args[0], time.Since(begin).Round(time.Second))
+	return out
+}
+
+// devices returns the names of the devices in slices.
+func (in *installed) devices() []string {
+	in.t.Helper()
+	devices, err := chandler.Devices(within(in.t), in.kube)
+	if err != nil {
+		in.t.Fatal(err)
+	}
+	return slices.Sorted(maps.Keys(devices))
+}
+
+// offers waits until slices have so many GPUs, and the node one by its classic name.
+func (in *installed) offers(gpus int) {
+	in.t.Helper()
+	err := in.kube.Until(within(in.t), "the GPUs to be offered", func(ctx context.Context) error {
+		devices, err := chandler.Devices(ctx, in.kube)
+		if err != nil {
+			return err
+		}
+		found := 0
+		for name := range devices {
+			if strings.HasPrefix(name, "pci-") {
+				found++
+			}
+		}
+		node, err := in.kube.CoreV1().Nodes().Get(ctx, "node", metav1.GetOptions{})
+		if classic := node.Status.Allocatable["example.com/gpu"]; err == nil && (found != gpus || classic.Value() != 1) {
+			return fmt.Errorf("there are %d GPUs by DRA and %s by the device-plugin API", found, classic.String())
+		}
+		return err
+	})
+	if err != nil {
+		in.t.Fatal(err)
+	}
+}
+
+// The chart is installed, upgraded and rolled back under pods that have devices. It is not
+// removed while they have them, and says which pods; nothing changes then. Afterwards it
+// is, and leaves nothing on the node.
+func TestLife(t *testing.T) {
+	in := start(t)
+	before := in.left()
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(values, []byte(chandler.SimulatedValues), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	chart := in.project.Chart()
+	in.run(classicGPU, "install", "chandler", chart, "--create-namespace", "--values="+values, "--values=-", "--wait", "--timeout=1m")
+	in.offers(7)
+	if err := in.kube.Apply(within(t), draPod+"---"+classicPod); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range []string{"by-claim", "by-limits"} {
+		if _, err := in.kube.WaitForPod(within(t), metav1.NamespaceDefault, pod, corev1.PodRunning); err != nil {
+			t.Fatal(err)
+		}
+	}
+	offered := in.devices()
+
+	in.run("", "upgrade", "chandler", chart, "--reuse-values", "--set=image.tag=other", "--wait", "--timeout=1m")
+	in.hasImage(otherImage)
+	in.run("", "rollback", "chandler", "1", "--wait", "--timeout=1m")
+	in.hasImage(chandler.AgentImage)
+	if now := in.devices(); !slices.Equal(now, offered) {
+		t.Errorf("after an upgrade and a rollback slices have %q, before %q", now, offered)
+	}
+
+	in.refused("pod default/by-claim (claim default/train) has pci-")
+	if now := in.devices(); !slices.Equal(now, offered) {
+		t.Errorf("after a refused removal slices have %q, before %q", now, offered)
+	}
+	in.remove(draPod)
+	in.refused("node node: pod default/by-limits")
+	in.offers(7)
+	in.remove(classicPod)
+	t.Log(in.run("", "uninstall", "chandler", "--wait"))
+	if left := in.left(); !slices.Equal(left, before) {
+		t.Errorf("on the node and in the API server there is %q; before the installation there was %q", left, before)
+	}
+
+	// It can be installed again, and removed without a word to the agents.
+	in.run(classicGPU, "install", "chandler", chart, "--values="+values, "--values=-", "--wait", "--timeout=1m")
+	in.offers(7)
+	in.run("", "uninstall", "chandler", "--no-hooks", "--wait")
+	if left := in.left(); !slices.Contains(left, chandler.StateDir) {
+		t.Errorf("without hooks there is left %q", left)
+	}
+}
+
+// refused checks that Helm removes nothing, and says why.
+func (in *installed) refused(why string) {
+	in.t.Helper()
+	out, err := in.helm.Run(within(in.t), "", "uninstall", "chandler")
+	if err == nil || !strings.Contains(out, why) {
+		in.t.Errorf("helm uninstall: error %v; it does not say %q:\n%s", err, why, out)
+	}
+	if err := chandler.WaitForAgent(within(in.t), in.kube); err != nil {
+		in.t.Error(err)
+	}
+}
+
+func (in *installed) remove(manifest string) {
+	in.t.Helper()
+	if err := in.kube.Delete(within(in.t), manifest); err != nil {
+		in.t.Fatal(err)
+	}
+}
+
+// hasImage checks the image of the agent.
+func (in *installed) hasImage(image string) {
+	in.t.Helper()
+	if err := chandler.WaitForAgent(within(in.t), in.kube); err != nil {
+		in.t.Fatal(err)
+	}
+	err := in.kube.Until(within(in.t), "one agent to run", func(ctx context.Context) error {
+		pod, err := chandler.AgentPod(ctx, in.kube)
+		if err == nil && pod.Spec.Containers[0].Image != image {
+			err = fmt.Errorf("its image is %s", pod.Spec.Containers[0].Image)
+		}
+		return err
+	})
+	if err != nil {
+		in.t.Fatal(err)
+	}
+}
+
+// places are where an agent has something on a node.
+var places = []string{
+	chandler.StateDir, chandler.CDIDir + "/*", "/var/lib/kubelet/plugins_registry/*", "/var/lib/kubelet/device-plugins/chandler*",
+	chandler.HostDir + "/features/*", "/var/run/k8s.cni.cncf.io/devinfo/dp/*", "/etc/kubernetes/node-feature-discovery/features.d/*",
+}
+
+// left returns what of Chandler is on the node and in the API server, but for the
+// namespace, which Helm leaves.
+func (in *installed) left() []string {
+	in.t.Helper()
+	var left []string
+	for _, place := range places {
+		found, err := filepath.Glob(in.node.NodePath(place))
+		if err != nil {
+			in.t.Fatal(err)
+		}
+		root := in.node.NodePath("/")
+		for _, file := range found {
+			if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+				left = append(left, "/"+strings.TrimPrefix(strings.TrimPrefix(file, root), "/"))
+			}
+		}
+	}
+	ctx := within(in.t)
+	slices, err := in.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		in.t.Fatal(err)
+	}
+	for _, slice := range slices.Items {
+		left = append(left, "ResourceSlice "+slice.Name)
+	}
+	node, err := in.kube.CoreV1().Nodes().Get(ctx, "node", metav1.GetOptions{})
+	if err != nil {
+		in.t.Fatal(err)
+	}
+	for _, words := range []map[string]string{node.Labels, node.Annotations} {
+		for name := range words {
+			if strings.Contains(name, "chandler") {
+				left = append(left, "node: "+name)
+			}
+		}
+	}
+	for _, taint := range node.Spec.Taints {
+		left = append(left, "taint "+taint.Key)
+	}
+	for name, err := range map[string]error{
+		"DaemonSet":   get(in.kube.AppsV1().DaemonSets(chandler.Namespace).Get(ctx, "chandler", metav1.GetOptions{})),
+		"ConfigMap":   get(in.kube.CoreV1().ConfigMaps(chandler.Namespace).Get(ctx, "chandler", metav1.GetOptions{})),
+		"Job":         get(in.kube.BatchV1().Jobs(chandler.Namespace).Get(ctx, "chandler-uninstall", metav1.GetOptions{})),
+		"ClusterRole": get(in.kube.RbacV1().ClusterRoles().Get(ctx, "chandler-uninstall", metav1.GetOptions{})),
+		"Class":       get(in.kube.ResourceV1().DeviceClasses().Get(ctx, "gpu.chandler.dev", metav1.GetOptions{})),
+		"Policy":      get(in.kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, "slices.chandler.dev", metav1.GetOptions{})),
+	} {
+		if !apierrors.IsNotFound(err) {
+			left = append(left, fmt.Sprintf("%s: %v", name, err))
+		}
+	}
+	return left
+}
+
+// get returns the error of a call that gets something.
+func get(_ any, err error) error { return err }
