@@ -143,11 +143,13 @@ func checkChart(words []string) error {
 		}
 		key, _, _ := strings.Cut(word, "=")
 		path := strings.Split(key, ".")
-		at, ok := values, true
+		at := values
 		for _, name := range path[:len(path)-1] {
-			if at, ok = at[name].(map[string]any); !ok {
+			inner, ok := at[name].(map[string]any)
+			if !ok {
 				return fmt.Errorf("the chart has no value %s", key)
 			}
+			at = inner
 		}
 		if _, ok := at[path[len(path)-1]]; !ok && path[0] != "config" {
 			return fmt.Errorf("the chart has no value %s", key)

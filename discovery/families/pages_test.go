@@ -31,7 +31,12 @@ func TestDocsOfFamilies(t *testing.T) {
 	for _, f := range families.All {
 		t.Run(f.Name, func(t *testing.T) {
 			page := filepath.Join("../../docs/families", f.Name+".md")
-			docs.CompareSection(t, page, "facts", facts(t, f, classes), update)
+			hosts, err := filepath.Glob(filepath.Join(strings.ReplaceAll(f.Name, "-", ""), "testdata", "*.host"))
+			if err != nil || len(hosts) == 0 {
+				t.Fatalf("no recorded hosts: %v", err)
+			}
+			docs.CompareSection(t, page, "facts", facts(t, f, hosts, classes), update)
+			docs.CompareSection(t, page, "hosts", comments(t, hosts), update)
 		})
 	}
 }
@@ -68,12 +73,8 @@ func deviceClasses(t *testing.T) []resourceapi.DeviceClass {
 	return classes
 }
 
-// facts returns what a page says of its family: a table, and the recorded hosts.
-func facts(t *testing.T, f *discovery.Family, classes []resourceapi.DeviceClass) string {
-	hosts, err := filepath.Glob(filepath.Join(strings.ReplaceAll(f.Name, "-", ""), "testdata", "*.host"))
-	if err != nil || len(hosts) == 0 {
-		t.Fatalf("no recorded hosts: %v", err)
-	}
+// facts returns a table of what a family and its recorded hosts say.
+func facts(t *testing.T, f *discovery.Family, hosts []string, classes []resourceapi.DeviceClass) string {
 	var devices []discovery.Device
 	var example *discovery.Device
 	for _, host := range hosts {
@@ -114,7 +115,13 @@ func facts(t *testing.T, f *discovery.Family, classes []resourceapi.DeviceClass)
 		row("labels of the node", "those of the [vendor's labeller](../node-labels.md)")
 	}
 	describe(f, example, row)
-	text.WriteString("\nThe family is tested on these recorded hosts:\n\n| host | |\n|---|---|\n")
+	return text.String()
+}
+
+// comments returns a table of what recorded hosts say of themselves.
+func comments(t *testing.T, hosts []string) string {
+	var text strings.Builder
+	text.WriteString("| recorded host | |\n|---|---|\n")
 	for _, host := range hosts {
 		fmt.Fprintf(&text, "| [%s](../../discovery/families/%s) | %s |\n",
 			strings.TrimSuffix(filepath.Base(host), ".host"), filepath.ToSlash(host), comment(t, host))
@@ -136,9 +143,10 @@ func says(d *discovery.Device) int {
 
 // describe says what one device is, and what a container gets with it.
 func describe(f *discovery.Family, d *discovery.Device, row func(string, ...string)) {
-	row("for example", "`"+d.Name+"`")
+	row("an example", "`"+d.Name+"`")
 	var grant specs.ContainerEdits
-	for _, offer := range d.Classic {
+	if len(d.Classic) > 0 {
+		offer := d.Classic[0]
 		name := "`" + offer.Resource + "`"
 		if offer.Unnamed() {
 			name = "under your name"
@@ -155,7 +163,6 @@ func describe(f *discovery.Family, d *discovery.Device, row func(string, ...stri
 			}
 			grant = f.Grant([]discovery.Device{*d}, discovery.Grant{API: discovery.ModeDevicePlugin, Resource: resource})
 		}
-		break
 	}
 	edits := discovery.Join(d.Edits, grant)
 	var nodes, mounts []string

@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -104,9 +105,7 @@ func (r *reference) tell(name string) error {
 	}
 	goes := make(map[string]string)
 	for _, k := range keys {
-		for inGo, written := range k.goes {
-			goes[inGo] = written
-		}
+		maps.Copy(goes, k.goes)
 	}
 	delete(goes, name) // the first word of the type's own comment
 	fmt.Fprintf(&r.out, "\n### %s\n\n%s\n\n| key | type | |\n|---|---|---|\n", name, oneLine(entry.doc, goes))
