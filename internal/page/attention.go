@@ -1,0 +1,273 @@
+package page
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/inventory"
+)
+
+// attention is one thing that is wrong, or that waits.
+type attention struct {
+	Glyph glyph
+	Href  string // of the device's panel, "" if it has none
+	Kind  string
+	Name  string
+	Code  string // of doctor, "" if it has none
+	Cond  string
+	Why   string
+	Owner string // emphasised behind Why: for whom a move waits
+	Lets  string // whether that one or those
+	Who   string // is hit
+	Then  string // what follows
+	Since *stamp
+
+	begin int64
+}
+
+// codes are doctor's codes of conditions.
+var codes = map[discovery.Condition]string{
+	discovery.ConditionUnhealthy:       "CH0301",
+	discovery.ConditionUnknown:         "CH0302",
+	discovery.ConditionGone:            "CH0303",
+	discovery.ConditionDriverUnbound:   "CH0304",
+	discovery.ConditionNodeMissing:     "CH0305",
+	discovery.ConditionOverTemperature: "CH0306",
+	discovery.ConditionLinkDegraded:    "CH0307",
+	discovery.ConditionFatalErrors:     "CH0308",
+}
+
+const codeProblem = "CH0309" // something of a device could not be read
+
+// attention returns what is wrong, worst first.
+func (v *view) attention() (items []attention) {
+	for _, s := range v.machine.all {
+		items = append(items, v.sick(s)...)
+		if move := s.First().Move; move != nil {
+			items = append(items, v.waits(s, move))
+		}
+	}
+	items = append(items, v.gone()...)
+	items = append(items, v.problems()...)
+	slices.SortStableFunc(items, func(a, b attention) int {
+		return cmp.Or(worse(a.Glyph.Class, b.Glyph.Class), cmp.Compare(b.begin, a.begin))
+	})
+	return items
+}
+
+// sick returns what is wrong with silicon: once for all of its devices that have
+// the same.
+func (v *view) sick(s *silicon) (items []attention) {
+	type reading struct {
+		key    discovery.Condition
+		reason string
+	}
+	same := make(map[reading][]*device)
+	var order []reading
+	for _, d := range s.Devices {
+		if d.Health.Condition == "" {
+			continue
+		}
+		r := reading{d.Health.Condition, d.Health.Reason}
+		if same[r] == nil {
+			order = append(order, r)
+		}
+		same[r] = append(same[r], d)
+	}
+	for _, r := range order {
+		items = append(items, v.sickness(s, same[r]))
+	}
+	return items
+}
+
+func (v *view) sickness(s *silicon, devices []*device) attention {
+	d := devices[0]
+	effect := d.Health.Effect
+	item := attention{
+		Kind: d.Kind, Href: d.ID, Code: codes[d.Health.Condition], Cond: fmt.Sprintf("%s, %s", d.Health.Condition, effect),
+		Why: sentence(d.Why()), Since: stampOf(d.Health.Since, v.inv.At), begin: d.Health.Since.Unix(),
+	}
+	it, has := "it", "has it"
+	switch {
+	case len(devices) > 1:
+		item.Name, item.Href = fmt.Sprintf("%d %ss of %s", len(devices), s.Noun, s.Call()), s.ID
+		it, has = "them", "has one"
+	case s.virtual() && d != s.Whole:
+		item.Name = fmt.Sprintf("%s, %s", d.Label, d.Addr)
+	case s.Divided() && d != s.Whole:
+		item.Name = fmt.Sprintf("%s of %s", d.Label, s.Call())
+	default:
+		item.Name = strings.TrimSpace(d.Label + " " + cmp.Or(s.Addr, d.Detail))
+	}
+	switch effect {
+	case resourceapi.DeviceTaintEffectNone:
+		item.Then = "Still given out."
+	case resourceapi.DeviceTaintEffectNoExecute:
+		item.Then = fmt.Sprintf("No new pod gets %s, and pods that have %s are evicted.", it, it)
+	default:
+		item.Then = fmt.Sprintf("No new pod gets %s.", it)
+	}
+	owners := ownersOf(devices)
+	item.Glyph = d.Glyph()
+	for _, other := range devices {
+		if len(other.Holders) > 0 {
+			item.Glyph = other.Glyph()
+		}
+	}
+	if v.inv.Asked {
+		item.Who = some(owners)
+		if len(owners) == 0 {
+			item.Then += " Nobody " + has + "."
+		} else if effect == resourceapi.DeviceTaintEffectNone {
+			item.Then = has + ". " + item.Then
+		} else {
+			item.Then = has + " and was told by an Event. " + item.Then
+		}
+		if len(owners) > 1 {
+			item.Then = strings.Replace(strings.Replace(item.Then, "has ", "have ", 1), " was ", " were ", 1)
+		}
+	}
+	return item
+}
+
+// ownersOf returns who has any of the devices, each once.
+func ownersOf(devices []*device) (owners []string) {
+	for _, d := range devices {
+		for _, owner := range d.Owners() {
+			if !slices.Contains(owners, owner) {
+				owners = append(owners, owner)
+			}
+		}
+	}
+	slices.SortFunc(owners, compareNatural)
+	return owners
+}
+
+// some names the first of several.
+func some(names []string) string {
+	switch len(names) {
+	case 0:
+		return ""
+	case 1:
+		return names[0]
+	case 2:
+		return names[0] + " and one more"
+	}
+	return fmt.Sprintf("%s and %d more", names[0], len(names)-1)
+}
+
+// waits returns what silicon waits for.
+func (v *view) waits(s *silicon, move *inventory.Move) attention {
+	d := s.First()
+	item := attention{
+		Glyph: glyph{"move", "g-move", ""}, Kind: d.Kind, Href: s.ID, Code: "", Cond: "waits",
+		Since: stampOf(move.Since, v.inv.At), begin: move.Since.Unix(), Then: "No new pod gets it until then.",
+	}
+	item.Name = strings.TrimSpace(d.ShortModel() + " " + cmp.Or(s.Addr, d.Detail))
+	if s.virtual() {
+		item.Name = fmt.Sprintf("%d VFs of %s", len(s.Parts()), s.Call())
+	}
+	owners := ownersOf(s.Devices)
+	if len(owners) > 0 {
+		item.Glyph.Shape = "g-move-held"
+	}
+	if move.To == "" || len(owners) == 0 {
+		item.Why = sentence(move.Reason)
+		return item
+	}
+	item.Cond = otherAPI(move.To) + " → " + inventory.APIName(move.To)
+	item.Why, item.Owner, item.Lets = "Moves to "+inventory.APIName(move.To)+" once", some(owners), letGo(len(owners))
+	return item
+}
+
+func otherAPI(to discovery.Mode) string {
+	if to == discovery.ModeDRA {
+		return "plugin"
+	}
+	return "DRA"
+}
+
+// waitNote says in short what silicon waits for, "" if it waits for nothing.
+func (s *silicon) WaitNote() string {
+	move := s.First().Move
+	if move == nil {
+		return ""
+	}
+	owners := ownersOf(s.Devices)
+	if move.To == "" || len(owners) == 0 {
+		return move.Reason
+	}
+	return fmt.Sprintf("%s → %s once %s %s go", otherAPI(move.To), inventory.APIName(move.To), some(owners), letGo(len(owners)))
+}
+
+func letGo(owners int) string {
+	if owners == 1 {
+		return "lets"
+	}
+	return "let"
+}
+
+// gone returns the devices that somebody has and that are not there any more.
+func (v *view) gone() (items []attention) {
+	for _, gone := range v.inv.Gone {
+		class := cmp.Or(troubles[gone.Health.Trouble()], "bad")
+		then := "have it."
+		if len(gone.Hit) == 1 {
+			then = "has it."
+		}
+		items = append(items, attention{
+			Glyph: glyph{class, "g-" + class + "-held", ""}, Name: callName(gone.Device), Code: codes[discovery.ConditionGone],
+			Cond: fmt.Sprintf("%s, %s", gone.Health.Condition, gone.Health.Effect), Why: sentence(gone.Health.Reason),
+			Who: some(gone.Hit), Then: then, Since: stampOf(gone.Health.Since, v.inv.At), begin: gone.Health.Since.Unix(),
+		})
+	}
+	return items
+}
+
+// callName returns the short PCI address in the name of a device, or the name.
+func callName(name string) string {
+	rest, is := strings.CutPrefix(name, "pci-")
+	parts := strings.Split(rest, "-")
+	if !is || len(parts) != 4 {
+		return name
+	}
+	return inventory.ShortAddress(fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3]))
+}
+
+// problems returns what could not be read, of each device once, less what its
+// health says.
+func (v *view) problems() (items []attention) {
+	byName := make(map[string][]string)
+	var names []string
+	for _, problem := range v.inv.Problems {
+		if byName[problem.Device] == nil {
+			names = append(names, problem.Device)
+		}
+		text := problem.Error
+		if d := v.devices[problem.Device]; d != nil && strings.Contains(text, d.Health.Reason) && d.Health.Reason != "" {
+			continue
+		}
+		if s := sentence(text); !slices.Contains(byName[problem.Device], s) {
+			byName[problem.Device] = append(byName[problem.Device], s)
+		}
+	}
+	for _, name := range names {
+		texts := byName[name]
+		if len(texts) == 0 {
+			continue
+		}
+		item := attention{Glyph: glyph{"unk", "g-unk-free", ""}, Name: callName(name), Code: codeProblem, Cond: "problem", Why: strings.Join(texts, " ")}
+		if d := v.devices[name]; d != nil {
+			item.Href, item.Kind, item.Name = d.ID, d.Kind, strings.TrimSpace(d.Label+" "+cmp.Or(d.Addr, d.Detail))
+		} else if callName(name) != name && v.bySilicon[name] == nil {
+			item.Then = "Left out: nobody is offered it."
+		}
+		items = append(items, item)
+	}
+	return items
+}

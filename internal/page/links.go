@@ -1,0 +1,183 @@
+package page
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"chandler.dev/internal/inventory"
+)
+
+// bus is a line to which devices are linked, each to each.
+type bus struct {
+	Name string
+	Text string
+	Lane int
+}
+
+// ring shows devices whose links are no complete fabric.
+type ring struct {
+	Name, Text string
+	Nodes      []ringNode
+	Chords     []string // paths
+}
+
+type ringNode struct {
+	ID           string
+	Title        string
+	Glyph        glyph
+	X, Y         string // of the glyph
+	TextX, TextY string
+	Label        string
+}
+
+// link draws the private links: a bus for what is linked each to each, a ring for
+// the rest. At most two buses can be told apart at the right side of the machine.
+func (v *view) link() {
+	const lanes = 2
+	m, lane := v.machine, 0
+	for i := range v.inv.Tree.Fabrics {
+		f := &v.inv.Tree.Fabrics[i]
+		members := make([]*silicon, len(f.Members))
+		for i, name := range f.Members {
+			members[i] = v.bySilicon[name]
+			members[i].linkName = sentenceCase(f.Name)
+		}
+		for _, pair := range f.Links {
+			a, b := v.bySilicon[pair[0]], v.bySilicon[pair[1]]
+			a.links, b.links = append(a.links, b), append(b.links, a)
+		}
+		if !f.Complete || lane == lanes {
+			m.Rings = append(m.Rings, v.ringOf(f, members))
+			continue
+		}
+		b := bus{Name: sentenceCase(f.Name), Text: fmt.Sprintf("%s, %s", plural(len(members), nounOf(members)), how(f))}
+		if n := m.only(members); n != nil {
+			b.Lane = len(n.Buses) + 1
+			n.Buses = append(n.Buses, b)
+		} else {
+			lane++
+			b.Lane = lane
+			m.Buses = append(m.Buses, b)
+		}
+		for _, s := range members {
+			s.Lane = b.Lane
+		}
+		m.rail(members, b.Lane)
+	}
+}
+
+// how says how silicon is linked.
+func how(f *inventory.Fabric) string {
+	if len(f.Links) > 0 {
+		return "each to each"
+	}
+	return "one fabric"
+}
+
+func nounOf(members []*silicon) string {
+	kind := members[0].Kind
+	for _, s := range members {
+		if s.Kind != kind {
+			return "device"
+		}
+	}
+	switch kind {
+	case "gpu", "npu", "fpga", "nic":
+		return strings.ToUpper(kind)
+	}
+	return "device"
+}
+
+// only returns the NUMA node in which all of it stands, nil if there is none.
+func (m *machine) only(members []*silicon) *numa {
+	if len(m.NUMA) < 2 {
+		return nil
+	}
+	for _, n := range m.NUMA {
+		here := 0
+		for _, r := range n.Roots {
+			for _, s := range r.Silicon {
+				if slices.Contains(members, s) {
+					here++
+				}
+			}
+		}
+		if here == len(members) {
+			return n
+		}
+	}
+	return nil
+}
+
+// rail draws the lines from the roots of silicon down to its bus.
+func (m *machine) rail(members []*silicon, lane int) {
+	local := m.only(members) != nil
+	if !local {
+		m.Rails = true
+	}
+	for _, n := range m.NUMA {
+		for _, r := range n.Roots {
+			if slices.ContainsFunc(r.Silicon, func(s *silicon) bool { return slices.Contains(members, s) }) {
+				r.Lanes = append(r.Lanes, lane)
+				r.Local = local
+			}
+		}
+	}
+}
+
+// ringOf draws silicon around a circle, with a chord for each link.
+func (v *view) ringOf(f *inventory.Fabric, members []*silicon) ring {
+	const centre, radius, label = 150.0, 108.0, 136.0
+	text := how(f)
+	if len(f.Links) > 0 {
+		text = plural(len(f.Links), "link")
+	}
+	r := ring{Name: sentenceCase(f.Name), Text: fmt.Sprintf("%s, %s", plural(len(members), nounOf(members)), text)}
+	at := func(i int, radius float64) (x, y float64) {
+		angle := 2*math.Pi*float64(i)/float64(len(members)) - math.Pi/2
+		return centre + radius*math.Cos(angle), centre + radius*math.Sin(angle)
+	}
+	prefix := commonPrefix(members)
+	for i, s := range members {
+		x, y := at(i, radius)
+		tx, ty := at(i, label)
+		r.Nodes = append(r.Nodes, ringNode{
+			ID: s.ID, Title: s.First().Title, Glyph: s.Glyph(), X: trimZero(x - 7), Y: trimZero(y - 7),
+			TextX: trimZero(tx), TextY: trimZero(ty + 3), Label: strings.TrimPrefix(s.Call(), prefix),
+		})
+	}
+	for _, pair := range f.Links {
+		x, y := at(slices.Index(f.Members, pair[0]), radius)
+		x2, y2 := at(slices.Index(f.Members, pair[1]), radius)
+		r.Chords = append(r.Chords, fmt.Sprintf("M%s %sL%s %s", trimZero(x), trimZero(y), trimZero(x2), trimZero(y2)))
+	}
+	return r
+}
+
+// commonPrefix is what the names of silicon without addresses begin with before
+// their numbers, such as "neuron"; "" if there is no such thing.
+func commonPrefix(members []*silicon) string {
+	prefix := strings.TrimRight(members[0].Name, "0123456789")
+	for _, s := range members {
+		if s.Addr != "" || strings.TrimRight(s.Name, "0123456789") != prefix || s.Name == prefix {
+			return ""
+		}
+	}
+	return prefix
+}
+
+// Glyph of silicon: that of the whole, or of the worst part.
+func (s *silicon) Glyph() glyph {
+	worst := s.First()
+	if s.Whole != nil {
+		return worst.Glyph()
+	}
+	for _, d := range s.Devices {
+		if worse(d.Level, worst.Level) < 0 {
+			worst = d
+		}
+	}
+	return worst.Glyph()
+}

@@ -1,0 +1,277 @@
+package page
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/inventory"
+)
+
+// panel says all of one piece of silicon.
+type panel struct {
+	ID    string
+	Title string
+	Kind  string
+	Addr  string
+	State string // or how many parts there are
+
+	Glyph *glyph // nil if it is shown by its parts
+	Says  []say
+	Do    []string // commands
+	Code  string   // of doctor
+
+	Owners []owner
+	Nobody string // why nobody has it
+
+	Ask        ask
+	ThisByPart bool // each part has an expression of its own
+	Parts      []part
+	PartsTitle string
+	Crumbs     []string
+	NUMA       string
+	Link       string
+	LinkName   string
+	Links      []chip
+	IOMMU      string
+	Path       string // in /sys
+	Nodes      []string
+	Attributes []attribute
+}
+
+// say is a sentence at the top of a panel.
+type say struct {
+	Glyph        glyph
+	Strong, Rest string
+	Taint        string
+	Effect       string
+}
+
+// owner is who has the device of a panel.
+type owner struct {
+	*inventory.Holder
+	API   string
+	Since *stamp
+}
+
+// part is a row of a panel.
+type part struct {
+	*device
+	Glyph  glyph
+	Second string // address, or what it takes
+	Owner  *owner
+	Others int // more owners
+	This   string
+	Detail string
+}
+
+func (v *view) panels() (panels []panel) {
+	for _, s := range v.machine.all {
+		panels = append(panels, v.panel(s))
+	}
+	return panels
+}
+
+func (v *view) panel(s *silicon) panel {
+	d := s.First()
+	p := panel{
+		ID: s.ID, Title: d.Model, Kind: d.Kind, State: d.Words(),
+		Ask: askOf(d), Attributes: attributesOf(d), Links: v.linksOf(s), LinkName: cmp.Or(s.linkName, "Private links"),
+	}
+	if p.Addr = s.Address; p.Addr == "" && len(d.Offered.Edits.DeviceNodes) > 0 {
+		p.Addr = d.Offered.Edits.DeviceNodes[0].Path
+	}
+	if s.Divided() {
+		v.divide(&p, s)
+	} else {
+		g := d.Glyph()
+		p.Glyph = &g
+	}
+	if !s.Divided() || s.Whole != nil {
+		p.Owners = v.owners(d)
+		p.Nobody = v.nobody(d)
+	}
+	v.sayOf(&p, s)
+	v.placeOf(&p, s)
+	return p
+}
+
+// divide makes rows of the parts.
+func (v *view) divide(p *panel, s *silicon) {
+	first, parts := s.First(), s.Parts()
+	p.PartsTitle, p.State = "Parts", plural(len(parts), "partition")
+	if s.virtual() {
+		p.PartsTitle, p.State = "Virtual functions", plural(len(parts), "virtual function")
+		p.Title = cmp.Or(first.Offered.Attributes.String("pfName"), p.Title)
+	}
+	if profile := first.Offered.Attributes.String("profile"); profile != "" {
+		p.State += " · " + profile
+	}
+	if s.Whole == nil {
+		p.Ask.This, p.ThisByPart = "", true
+	}
+	for _, d := range parts {
+		row := part{device: d, Glyph: d.Glyph(), Second: d.Addr, This: d.Ask.This}
+		if !s.virtual() {
+			row.Second = takes(d)
+		}
+		if owners := v.owners(d); len(owners) > 0 {
+			row.Owner, row.Others = &owners[0], len(owners)-1
+			row.Detail = detail(&owners[0])
+		}
+		p.Parts = append(p.Parts, row)
+	}
+}
+
+// takes says how much of its silicon a part has.
+func takes(d *device) string {
+	if cores, has := d.Offered.Capacity["cores"]; has {
+		return plural(int(cores.Value.Value()), "core")
+	}
+	return inventory.Bytes(d.Memory)
+}
+
+func detail(o *owner) string {
+	words := []string{o.API}
+	if o.Claim != "" {
+		words = append(words, "claim "+o.Claim)
+	}
+	if o.Request != "" {
+		words = append(words, "request "+o.Request)
+	}
+	if o.Resource != "" {
+		words = append(words, "limits "+o.Resource)
+	}
+	if o.Container != "" {
+		words = append(words, "container "+o.Container)
+	}
+	if o.Since != nil {
+		words = append(words, "since "+o.Since.Exact)
+	}
+	if words[0] == "plugin" {
+		words[0] = "device plugin"
+	}
+	return strings.Join(words, ", ")
+}
+
+func (v *view) owners(d *device) (owners []owner) {
+	for i := range d.Holders {
+		h := &d.Holders[i]
+		owners = append(owners, owner{h, inventory.APIName(h.API), stampOf(h.Since, v.inv.At)})
+	}
+	return owners
+}
+
+// LongAPI is how the API is called where there is room.
+func (o owner) LongAPI() string {
+	if o.API == "plugin" {
+		return "device plugin"
+	}
+	return "Dynamic Resource Allocation"
+}
+
+// nobody says why nobody has a device, "" if somebody has or nobody was asked.
+func (v *view) nobody(d *device) string {
+	switch {
+	case len(d.Holders) > 0 || !v.inv.Asked:
+		return ""
+	case d.Holding == inventory.Taken || d.Holding == inventory.Partly:
+		return "Nobody as a whole: others have parts of it."
+	case d.API == discovery.ModeDevicePlugin:
+		return "Nobody. Offered by the device-plugin API."
+	case d.API == discovery.ModeDRA:
+		return "Nobody. Offered by DRA."
+	}
+	return "Nobody."
+}
+
+// sayOf says what is wrong with the silicon, and what to do.
+func (v *view) sayOf(p *panel, s *silicon) {
+	d := s.First()
+	for _, other := range s.Devices {
+		if worse(other.Level, d.Level) < 0 && other.Health.Condition != "" {
+			d = other
+		}
+	}
+	if key := d.Health.Condition; key != "" {
+		one := say{Glyph: d.Glyph(), Strong: strings.TrimSuffix(sentence(d.Why()), "."), Taint: "chandler.dev/" + string(key), Effect: string(d.Health.Effect)}
+		if s.Divided() {
+			one.Strong = d.Label + ": " + d.Why()
+		}
+		if since := stampOf(d.Health.Since, v.inv.At); since != nil {
+			one.Rest = fmt.Sprintf("Since %s, %s.", since.Exact, since.Long)
+		}
+		one.Glyph.Class = d.healthLevel()
+		p.Says = append(p.Says, one)
+		p.Code = codes[key]
+		p.Do = append(p.Do, "chandler explain "+p.Code)
+		if len(d.Holders) > 0 && d.Holders[0].Pod != "" && d.healthLevel() == "bad" {
+			p.Do = append(p.Do, fmt.Sprintf("kubectl -n %s delete pod %s", d.Holders[0].Namespace, d.Holders[0].Pod))
+		}
+	}
+	if move := s.First().Move; move != nil {
+		one := say{Glyph: glyph{"move", "g-move", ""}, Strong: sentence(move.Reason)}
+		if owners := ownersOf(s.Devices); move.To != "" && len(owners) > 0 {
+			one.Strong = "Moves to " + inventory.APIName(move.To)
+			one.Rest = fmt.Sprintf("once %s %s go.", some(owners), letGo(len(owners)))
+		}
+		if since := stampOf(move.Since, v.inv.At); since != nil {
+			one.Rest = strings.TrimSpace(one.Rest + " Asked " + since.Long + " ago.")
+		}
+		p.Says = append(p.Says, one)
+	}
+}
+
+// healthLevel is the level of the health alone.
+func (d *device) healthLevel() string { return cmp.Or(troubles[d.Health.Trouble()], "ok") }
+
+// placeOf says where the silicon is.
+func (v *view) placeOf(p *panel, s *silicon) {
+	d := s.First()
+	if d.Place.NUMA != nil {
+		p.NUMA = fmt.Sprintf("NUMA node %d", *d.Place.NUMA)
+	}
+	if s.Root != "" {
+		p.Crumbs = append(p.Crumbs, s.Root)
+		for _, address := range d.Place.Bridges {
+			if address != s.Address {
+				p.Crumbs = append(p.Crumbs, inventory.ShortAddress(address))
+			}
+		}
+		p.Crumbs = append(p.Crumbs, s.Addr)
+	}
+	p.Link, p.Path = d.Place.Link(), d.Place.Path
+	if s.virtual() {
+		p.Path = ""
+		return
+	}
+	if iommu := d.Offered.Attributes["iommuGroup"].IntValue; iommu != nil {
+		p.IOMMU = fmt.Sprint(*iommu)
+	}
+	for _, node := range d.Offered.Edits.DeviceNodes {
+		p.Nodes = append(p.Nodes, node.Path)
+	}
+}
+
+// linksOf returns the silicon to which some has private links.
+func (v *view) linksOf(s *silicon) (links []chip) {
+	for _, other := range s.links {
+		links = append(links, chip{ID: other.ID, Code: other.Call()})
+	}
+	return links
+}
+
+// ask says how to ask for a device.
+type ask struct {
+	inventory.Ask
+	Limits []string
+}
+
+func askOf(d *device) ask {
+	a := ask{Ask: d.Ask}
+	for _, name := range d.Ask.Limits {
+		a.Limits = append(a.Limits, name+": 1")
+	}
+	return a
+}

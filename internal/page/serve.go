@@ -1,0 +1,203 @@
+package page
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"chandler.dev/internal/inventory"
+)
+
+// Server serves the page of a host.
+type Server struct {
+	// Read returns the host as it is now, nil while nothing is known of it.
+	Read func() *inventory.Inventory
+
+	// Hosts are names, besides "localhost" and IP addresses, by which browsers may
+	// ask. Others are refused: a page of another site could otherwise have a name of
+	// its own resolve to this address, and read who has what.
+	Hosts []string
+
+	mu       sync.Mutex
+	revision string
+	changed  time.Time
+}
+
+// interval is how often a host that somebody looks at is asked for changes.
+const interval = time.Second
+
+// Handler answers with the page at /, with its data at /inventory.json, and with a
+// stream of revisions at /events.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", s.page)
+	mux.HandleFunc("GET /inventory.json", s.data)
+	mux.HandleFunc("GET /events", s.events)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header := w.Header()
+		header.Set("Content-Security-Policy", Policy)
+		header.Set("X-Content-Type-Options", "nosniff")
+		header.Set("Referrer-Policy", "no-referrer")
+		header.Set("Cross-Origin-Resource-Policy", "same-origin")
+		header.Set("Cache-Control", "no-store")
+		if !s.known(r.Host) {
+			http.Error(w, "ask for this page by localhost or an IP address", http.StatusMisdirectedRequest)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// known reports whether browsers may ask by the name.
+func (s *Server) known(host string) bool {
+	name := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	}
+	name = strings.Trim(name, "[]")
+	if net.ParseIP(name) != nil || strings.EqualFold(name, "localhost") {
+		return true
+	}
+	for _, known := range s.Hosts {
+		if strings.EqualFold(name, known) {
+			return true
+		}
+	}
+	return false
+}
+
+// look returns the host with its revision.
+func (s *Server) look() (*inventory.Inventory, Live) {
+	inv := s.Read()
+	if inv == nil {
+		return nil, Live{}
+	}
+	if inv.Recorded != "" {
+		return inv, Live{}
+	}
+	revision := revisionOf(inv)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.revision == "":
+		s.changed = newest(inv)
+	case s.revision != revision:
+		s.changed = inv.At
+	}
+	s.revision = revision
+	return inv, Live{Events: "events", Revision: revision, Changed: s.changed}
+}
+
+// revisionOf names what an inventory says, whenever it says it.
+func revisionOf(inv *inventory.Inventory) string {
+	timeless := *inv
+	timeless.At = time.Time{}
+	data, err := json.Marshal(&timeless)
+	if err != nil {
+		data = []byte(err.Error())
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:8])
+}
+
+// newest returns when the last thing happened that an inventory tells of.
+func newest(inv *inventory.Inventory) (newest time.Time) {
+	note := func(at time.Time) {
+		if at.After(newest) {
+			newest = at
+		}
+	}
+	for i := range inv.Holders {
+		note(inv.Holders[i].Since)
+	}
+	for i := range inv.Attention {
+		note(inv.Attention[i].Since)
+	}
+	return newest
+}
+
+func (s *Server) page(w http.ResponseWriter, r *http.Request) {
+	inv, live := s.look()
+	if inv == nil {
+		w.Header().Set("Refresh", "1")
+		http.Error(w, "The devices of this machine are not known yet.", http.StatusServiceUnavailable)
+		return
+	}
+	var out bytes.Buffer
+	if err := Render(&out, inv, live); err != nil {
+		http.Error(w, fmt.Sprintf("render: %v", err), http.StatusInternalServerError)
+		return
+	}
+	send(w, r, "text/html; charset=utf-8", out.Bytes())
+}
+
+func (s *Server) data(w http.ResponseWriter, r *http.Request) {
+	inv := s.Read()
+	if inv == nil {
+		http.Error(w, "The devices of this machine are not known yet.", http.StatusServiceUnavailable)
+		return
+	}
+	data, err := json.MarshalIndent(inv, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	send(w, r, "application/json", append(data, '\n'))
+}
+
+// send writes an answer, compressed if the browser takes that.
+func send(w http.ResponseWriter, r *http.Request, kind string, data []byte) {
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Vary", "Accept-Encoding")
+	if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		_, _ = w.Write(data) // the browser has gone
+		return
+	}
+	w.Header().Set("Content-Encoding", "gzip")
+	compressed := gzip.NewWriter(w)
+	_, _ = compressed.Write(data)
+	_ = compressed.Close()
+}
+
+// events tells the revision of the host now, and again whenever it changes.
+func (s *Server) events(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	controller := http.NewResponseController(w)
+	said, quiet := "", 0
+	for ctx := r.Context(); ; {
+		if _, live := s.look(); live.Revision != "" && live.Revision != said {
+			said, quiet = live.Revision, 0
+			if _, err := fmt.Fprintf(w, "event: revision\ndata: %s\n\n", said); err != nil {
+				return
+			}
+		} else if quiet++; quiet%15 == 0 { // the stream is known to be alive
+			if _, err := fmt.Fprint(w, ": alive\n\n"); err != nil {
+				return
+			}
+		}
+		if err := controller.Flush(); err != nil {
+			return
+		}
+		if !sleep(ctx, interval) {
+			return
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}

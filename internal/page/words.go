@@ -1,0 +1,133 @@
+package page
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// trimZero writes a number with at most one digit behind the point.
+func trimZero(n float64) string {
+	return strings.TrimSuffix(strconv.FormatFloat(n, 'f', 1, 64), ".0")
+}
+
+// short says how long something has gone on, in one unit.
+func short(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return "< 1 min"
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", d/time.Minute)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%d h", d/time.Hour)
+	}
+	return fmt.Sprintf("%d d", d/(24*time.Hour))
+}
+
+// long says the same with the minutes of the first hours.
+func long(d time.Duration) string {
+	minutes := d % time.Hour / time.Minute
+	if d < time.Hour || d >= 10*time.Hour || minutes == 0 {
+		return short(d)
+	}
+	return fmt.Sprintf("%s %d min", short(d), minutes)
+}
+
+// stamp is a moment and how long ago it was.
+type stamp struct {
+	Machine string // for computers
+	Exact   string // in words
+	Short   string
+	Long    string
+}
+
+// stampOf returns the stamp of a moment as it is read at another, nil if the
+// moment is not known.
+func stampOf(since, at time.Time) *stamp {
+	if since.IsZero() {
+		return nil
+	}
+	ago := max(0, at.Sub(since))
+	return &stamp{
+		Machine: since.UTC().Format(time.RFC3339),
+		Exact:   since.UTC().Format("2006-01-02 15:04:05") + " UTC",
+		Short:   short(ago),
+		Long:    long(ago),
+	}
+}
+
+var digits = regexp.MustCompile(`\d+|\D+`)
+
+// compareNatural orders names with numbers by the numbers: mlx5_2 before mlx5_10.
+func compareNatural(a, b string) int {
+	as, bs := digits.FindAllString(a, -1), digits.FindAllString(b, -1)
+	for i := range min(len(as), len(bs)) {
+		x, errX := strconv.ParseUint(as[i], 10, 64)
+		y, errY := strconv.ParseUint(bs[i], 10, 64)
+		order := strings.Compare(as[i], bs[i])
+		if errX == nil && errY == nil {
+			order = cmp.Compare(x, y)
+		}
+		if order != 0 {
+			return order
+		}
+	}
+	return cmp.Compare(len(as), len(bs))
+}
+
+// sentence begins with a capital and ends with a full stop. Each line is one.
+func sentence(text string) string {
+	first, rest, several := strings.Cut(strings.TrimSpace(text), "\n")
+	if several {
+		return sentence(first) + " " + sentence(rest)
+	}
+	return oneSentence(first)
+}
+
+func oneSentence(text string) string {
+	text = strings.TrimSpace(text)
+	first, n := utf8.DecodeRuneInString(text)
+	if n == 0 {
+		return ""
+	}
+	text = string(unicode.ToUpper(first)) + text[n:]
+	if !strings.HasSuffix(text, ".") {
+		text += "."
+	}
+	return text
+}
+
+// ranges writes numbers in ascending order as "24–27, 32".
+func ranges(numbers []int) string {
+	slices.Sort(numbers)
+	var parts []string
+	for i := 0; i < len(numbers); {
+		j := i
+		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
+			j++
+		}
+		part := strconv.Itoa(numbers[i])
+		if j > i {
+			part += "–" + strconv.Itoa(numbers[j])
+		}
+		parts, i = append(parts, part), j+1
+	}
+	return strings.Join(parts, ", ")
+}
+
+// plural writes "1 pod" and "2 pods".
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}
+
+// sentenceCase begins with a capital.
+func sentenceCase(text string) string { return strings.TrimSuffix(sentence(text), ".") }
