@@ -103,7 +103,7 @@ func (d *Device) Is(word string) bool {
 		return false
 	}
 	address := Text(&d.Spec, deviceattribute.StandardDeviceAttributePCIBusID)
-	for _, is := range []string{d.ID.Device, d.Label, Text(&d.Spec, "uuid"), Text(&d.Spec, "serial"), Text(&d.Spec, "ifName"), Text(&d.Spec, "rdmaDevice"), address, ShortAddress(address)} {
+	for _, is := range []string{d.Device, d.Label, Text(&d.Spec, "uuid"), Text(&d.Spec, "serial"), Text(&d.Spec, "ifName"), Text(&d.Spec, "rdmaDevice"), address, ShortAddress(address)} {
 		if strings.EqualFold(is, word) {
 			return true
 		}

@@ -237,7 +237,7 @@ func (d *Device) stateBy(consumed Amounts, left map[ID]map[string]Amounts) State
 		return Held
 	case shared && !consumed.RoomFor(&d.Spec, nil):
 		return Held
-	case !(shared && taken) && !Suffices(left[ID{Driver: d.Driver, Pool: d.Pool}], &d.Spec):
+	case (!shared || !taken) && !Suffices(left[ID{Driver: d.Driver, Pool: d.Pool}], &d.Spec):
 		return Held
 	case d.Barred():
 		return Out

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
@@ -43,15 +42,15 @@ func TestFreeIsWhatTheAllocatorGives(t *testing.T) {
 		}
 		tolerant := []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
 		for i := range random.IntN(12) {
-			s.Allocate(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Tolerations: tolerant, AdminAccess: ptr.To(random.IntN(8) == 0), Selectors: pooltest.BySerial(anyName(random, s.Slices))})
+			s.Allocate(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Tolerations: tolerant, AdminAccess: new(random.IntN(8) == 0), Selectors: pooltest.BySerial(anyName(random, s.Slices))})
 		}
 		f := fleet.Of(input(s), discovery.Domain)
 		for i := range f.Devices {
 			d := &f.Devices[i]
-			_, given := s.Allocate("probe", resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(d.ID.Device)})
+			_, given := s.Allocate("probe", resourceapi.ExactDeviceRequest{Selectors: pooltest.BySerial(d.Device)})
 			delete(s.Claims, "probe")
 			if said := d.State == fleet.Free || d.State == fleet.Open; said != given {
-				t.Fatalf("seed %d: %s is %s, with holders %v; the allocator gives it: %t", seed, d.ID.Device, d.State, d.Holders, given)
+				t.Fatalf("seed %d: %s is %s, with holders %v; the allocator gives it: %t", seed, d.Device, d.State, d.Holders, given)
 			}
 		}
 	}

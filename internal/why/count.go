@@ -179,7 +179,7 @@ func (a *asker) judge(class *resourceapi.DeviceClass, alt *alternative, nodes []
 		all++
 		is, err := a.passes(d, class.Spec.Selectors)
 		if err != nil {
-			failed = fmt.Sprintf("its selector fails for %s: %v", d.ID.Device, err)
+			failed = fmt.Sprintf("its selector fails for %s: %v", d.Device, err)
 		}
 		if !is {
 			continue

@@ -131,7 +131,7 @@ func (l *library) given(ctx context.Context, d *fleet.Device, node *corev1.Node,
 			id := structured.MakeDeviceID(d.Driver, d.Pool, other.Name)
 			_, shared := l.state.AggregatedCapacity[id]
 			switch {
-			case other.Name == d.ID.Device:
+			case other.Name == d.Device:
 				lone.Spec.Devices = slices.Insert(lone.Spec.Devices, 0, other)
 				lone.Name = "" // slices are taken by name
 			case shared || l.state.AllocatedDevices.Has(id):
@@ -141,7 +141,7 @@ func (l *library) given(ctx context.Context, d *fleet.Device, node *corev1.Node,
 		of = append(of, &lone)
 	}
 	results, err := l.allocate(ctx, of, node, []*resourceapi.ResourceClaim{one.alone(func(*resourceapi.DeviceConstraint) bool { return false })})
-	return err == nil && len(results) == 1 && results[0].Devices.Results[0].Device == d.ID.Device
+	return err == nil && len(results) == 1 && results[0].Devices.Results[0].Device == d.Device
 }
 
 // matches reports whether a device passes a selector.

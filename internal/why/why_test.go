@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
-	"k8s.io/utils/ptr"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
@@ -141,8 +140,8 @@ func randomCase(t *testing.T, random *rand.Rand) (*pooltest.Scheduler, resourcea
 			d := &slice.Spec.Devices[i]
 			d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 				discovery.Domain + "/serial":      {StringValue: &d.Name},
-				discovery.Domain + "/n":           {IntValue: ptr.To(int64(random.IntN(4)))},
-				"resource.kubernetes.io/numaNode": {IntValue: ptr.To(int64(random.IntN(2)))},
+				discovery.Domain + "/n":           {IntValue: new(int64(random.IntN(4)))},
+				"resource.kubernetes.io/numaNode": {IntValue: new(int64(random.IntN(2)))},
 			}
 			if random.IntN(8) == 0 {
 				delete(d.Attributes, "resource.kubernetes.io/numaNode")
@@ -154,7 +153,7 @@ func randomCase(t *testing.T, random *rand.Rand) (*pooltest.Scheduler, resourcea
 		}
 	}
 	for i := range random.IntN(6) {
-		s.Allocate(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Selectors: atLeast(random.IntN(4)), AdminAccess: ptr.To(random.IntN(8) == 0)})
+		s.Allocate(types.UID(fmt.Sprint("claim-", i)), resourceapi.ExactDeviceRequest{Selectors: atLeast(random.IntN(4)), AdminAccess: new(random.IntN(8) == 0)})
 	}
 	var spec resourceapi.ResourceClaimSpec
 	for i := range 1 + random.IntN(2) {
@@ -181,7 +180,7 @@ func randomRequest(random *rand.Rand, name string) resourceapi.DeviceRequest {
 	exactly := resourceapi.ExactDeviceRequest{DeviceClassName: "any", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1 + int64(random.IntN(4)), Selectors: atLeast(random.IntN(5))}
 	switch random.IntN(10) {
 	case 0:
-		exactly.AdminAccess = ptr.To(true)
+		exactly.AdminAccess = new(true)
 	case 1:
 		exactly.AllocationMode, exactly.Count = resourceapi.DeviceAllocationModeAll, 0
 		exactly.Selectors = atLeast(3)
@@ -380,7 +379,7 @@ func TestTemplate(t *testing.T) {
 	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}
 	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 20)}
 	pod := c.Pod("ml", "train", "", 6, nil)
-	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: ptr.To("gpus")}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: new("gpus")}}
 	if answer := explain(t, c, pod); answer.Reason != "claim template gpus is not there" {
 		t.Errorf("without a template: %s", answer.Reason)
 	}

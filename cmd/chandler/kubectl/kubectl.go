@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -71,7 +72,7 @@ func Commands(version string) []*cobra.Command {
 	return out
 }
 
-var commands = []func(*options) *cobra.Command{newTop, newWho, newWhy}
+var commands = []func(*options) *cobra.Command{newTop, newWho, newWhy, newReport}
 
 // options are what all commands have.
 type options struct {
@@ -85,6 +86,7 @@ type options struct {
 	client kubernetes.Interface
 	now    func() time.Time
 	width  int
+	exec   func(ctx context.Context, pod *corev1.Pod, command []string) (stdout, stderr []byte, err error)
 }
 
 func newOptions(version string) *options {

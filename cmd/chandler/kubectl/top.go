@@ -157,7 +157,7 @@ func topOf(f *fleet.Fleet) *topView {
 		node.add(d)
 		node.kind(d.Kind).addPart(d)
 		if len(d.Taints) > 0 {
-			node.Sick = append(node.Sick, sickness{d.Label, d.ID.Device, d.Taints})
+			node.Sick = append(node.Sick, sickness{d.Label, d.Device, d.Taints})
 		}
 	}
 	for i := range f.Resources {

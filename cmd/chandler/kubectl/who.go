@@ -324,7 +324,7 @@ func (w *whoView) state(d *fleet.Device) string {
 	return "free"
 }
 
-// free says how many devices of which kind are free: "4 gpu and 5 nic are free."
+// free says how many devices of which kind are free, such as "4 gpu and 5 nic are free".
 func (w *whoView) free() string {
 	byKind := make(map[string]int64)
 	var kinds []string

@@ -292,16 +292,16 @@ func (w *whyWriter) step(r *why.Request, step *why.Step) {
 
 // has writes a device that the pod has.
 func (w *whyWriter) has(r *why.Request, d *fleet.Device) {
-	text := fmt.Sprintf("%s   %s", bare(d), d.Model)
+	words := []string{bare(d), d.Model}
 	for _, rule := range r.Rules {
 		if attribute, is := strings.CutPrefix(rule, "on one "); is {
 			if value := fleet.Text(&d.Spec, resourceapi.QualifiedName(attribute)); value != "" {
 				_, name, _ := strings.Cut(attribute, "/")
-				text += fmt.Sprintf("   %s %s", name, value)
+				words = append(words, name+" "+value)
 			}
 		}
 	}
-	w.line("     %s %s", w.style.Glyph(glyph(d)), w.style.Cut(terminal.Safe(text), w.style.Width-7))
+	w.line("     %s %s", w.style.Glyph(glyph(d)), w.style.Cut(terminal.Safe(strings.Join(words, "   ")), w.style.Width-7))
 }
 
 func bare(d *fleet.Device) string { return strings.TrimPrefix(d.Label, d.Kind+" ") }

@@ -1,0 +1,197 @@
+package kubectl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+)
+
+// agentContainer is the name of the agent's container.
+const agentContainer = "chandler"
+
+// mostLog is how much of a log is taken, in bytes.
+const mostLog = 8 << 20
+
+// commandTimeout is how long a command in an agent's pod may take.
+const commandTimeout = 60 * time.Second
+
+// collectNode collects what there is to know of a node: by commands in the agent's pod, and from
+// its log and metrics.
+func (r *reportOptions) collectNode(ctx context.Context, c *collection, v *view, node string, agent *corev1.Pod) {
+	if agent == nil {
+		c.lack(node, "no agent runs there that may be seen")
+		return
+	}
+	container := containerOf(agent)
+	dir := "nodes/" + node + "/"
+	var has []string
+	program := append(slices.Clone(container.Command), "/chandler")[0]
+	record := append([]string{program, "record"}, inherited(container.Args)...)
+	if host, stderr, err := r.in(ctx, agent, record); err == nil && len(host) > 0 {
+		c.add(dir+"recorded.host", kindHost, host)
+		has = append(has, "recorded host "+size(len(host)))
+	} else {
+		c.lack("recorded host of "+node, failure(err, stderr))
+	}
+	// Doctor ends with 1 if anything is wrong.
+	if doctor, stderr, err := r.in(ctx, agent, []string{program, "doctor", "-o", "json"}); json.Valid(doctor) && len(doctor) > 0 {
+		c.add(dir+"doctor.json", kindText, doctor)
+		has = append(has, doctorText(doctor))
+	} else {
+		c.lack("doctor of "+node, failure(err, stderr))
+	}
+	if r.log(ctx, c, v, agent, dir, node) {
+		has = append(has, fmt.Sprintf("agent's log of %d h", int(r.since.Hours())))
+	}
+	if metrics, err := v.metrics(ctx, agent, container); err == nil {
+		c.add(dir+"metrics.txt", kindText, metrics)
+		has = append(has, "metrics")
+	} else {
+		c.lack("metrics of "+node, err.Error())
+	}
+	if len(has) == 0 {
+		has = []string{"nothing"}
+	}
+	c.say(node, strings.Join(has, ", "))
+}
+
+func containerOf(pod *corev1.Pod) *corev1.Container {
+	for i := range pod.Spec.Containers {
+		if pod.Spec.Containers[i].Name == agentContainer {
+			return &pod.Spec.Containers[i]
+		}
+	}
+	return &pod.Spec.Containers[0]
+}
+
+// inherited returns those of the agent's arguments that record has, too.
+func inherited(args []string) (out []string) {
+	for _, arg := range args {
+		if strings.HasPrefix(arg, "--host-root=") || strings.HasPrefix(arg, "--config=") {
+			out = append(out, arg)
+		}
+	}
+	return out
+}
+
+// log collects the agent's log, and that of its process before if there was one.
+func (r *reportOptions) log(ctx context.Context, c *collection, v *view, agent *corev1.Pod, dir, node string) bool {
+	options := &corev1.PodLogOptions{Container: containerOf(agent).Name, SinceSeconds: new(int64(r.since.Seconds())), LimitBytes: new(int64(mostLog)), Timestamps: true}
+	log, err := v.client.CoreV1().Pods(agent.Namespace).GetLogs(agent.Name, options).DoRaw(ctx)
+	if err != nil {
+		c.lack("agent's log of "+node, err.Error())
+		return false
+	}
+	c.add(dir+"agent.log", kindText, log)
+	restarted := slices.ContainsFunc(agent.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 })
+	if restarted {
+		options.Previous = true
+		if before, err := v.client.CoreV1().Pods(agent.Namespace).GetLogs(agent.Name, options).DoRaw(ctx); err == nil {
+			c.add(dir+"agent-before.log", kindText, before)
+		}
+	}
+	return true
+}
+
+// metrics asks the agent for its metrics, through the API server.
+func (v *view) metrics(ctx context.Context, agent *corev1.Pod, container *corev1.Container) ([]byte, error) {
+	for _, port := range container.Ports {
+		if port.Name == "http" || port.Name == "metrics" {
+			ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+			defer cancel()
+			return v.client.CoreV1().Pods(agent.Namespace).ProxyGet("http", agent.Name, fmt.Sprint(port.ContainerPort), "metrics", nil).DoRaw(ctx)
+		}
+	}
+	return nil, errors.New("the agent has no port for them")
+}
+
+// in runs a command in the agent's pod.
+func (r *reportOptions) in(ctx context.Context, pod *corev1.Pod, command []string) (stdout, stderr []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	if r.exec != nil {
+		return r.exec(ctx, pod, command)
+	}
+	config, err := r.restConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := r.connect()
+	if err != nil {
+		return nil, nil, err
+	}
+	url := client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: containerOf(pod).Name, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
+	// API servers and kubelets speak WebSocket for this since 1.30 (KEP-4006). SPDY is for those before.
+	executor, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
+	if err != nil {
+		return nil, nil, err
+	}
+	older, err := remotecommand.NewSPDYExecutor(config, "POST", url)
+	if err != nil {
+		return nil, nil, err
+	}
+	var out, errOut bytes.Buffer
+	run := func(e remotecommand.Executor) error {
+		out.Reset()
+		errOut.Reset()
+		return e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: limited(&out), Stderr: limited(&errOut)})
+	}
+	if err = run(executor); err != nil && out.Len()+errOut.Len() == 0 && ctx.Err() == nil {
+		err = run(older)
+	}
+	return out.Bytes(), errOut.Bytes(), err
+}
+
+// limited keeps what is written to a buffer from growing without end.
+func limited(to *bytes.Buffer) io.Writer { return &limit{to} }
+
+type limit struct{ to *bytes.Buffer }
+
+// mostOutput is how much a command may say, in bytes.
+const mostOutput = 64 << 20
+
+func (l *limit) Write(p []byte) (int, error) {
+	if l.to.Len()+len(p) > mostOutput {
+		return 0, errors.New("it says too much")
+	}
+	return l.to.Write(p)
+}
+
+// doctorText says in short what doctor found.
+func doctorText(data []byte) string {
+	var result struct {
+		Categories []struct {
+			Checks []struct{ Result, Code string }
+		}
+	}
+	if err := json.Unmarshal(data, &result); err != nil {
+		return "doctor"
+	}
+	codes := make(map[string][]string)
+	for _, category := range result.Categories {
+		for _, check := range category.Checks {
+			codes[check.Result] = append(codes[check.Result], check.Code)
+		}
+	}
+	var parts []string
+	for _, bad := range []struct{ result, glyph string }{{"error", "✗"}, {"warning", "!"}} {
+		if found := codes[bad.result]; len(found) > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s %s", len(found), bad.glyph, strings.Join(found, " ")))
+		}
+	}
+	if len(parts) == 0 {
+		return "doctor"
+	}
+	return "doctor (" + strings.Join(parts, ", ") + ")"
+}

@@ -1,0 +1,113 @@
+package redact
+
+import (
+	"bytes"
+	"path"
+	"regexp"
+	"strings"
+)
+
+// identifying are files of a host whose whole content identifies something.
+var identifying = regexp.MustCompile(`(?i)serial|unique_id|uuid|guid|(^|_)sn$|^vpd$|wwid|wwn|asset_tag|^address$|^permaddr$|hwaddr|phys_switch_id|machine-id|boot_id|asic_id`)
+
+// versions are files of a host with numbers and dots that are no addresses.
+var versions = regexp.MustCompile(`(?i)ver(?:sion)?$|^fw|firmware`)
+
+// routes are files of a host that have network addresses as numbers without a form.
+var routes = regexp.MustCompile(`^proc/(?:\d+/|self/)?net/(?:route|ipv6_route|if_inet6|arp)$`)
+
+// said finds what is said to be a serial number in a text.
+var said = regexp.MustCompile(`(?im)(?:\b|_)(?:serial|sn|asset[ _-]?tag)(?:[ _-]?(?:number|num|no))?\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',;\\{}\[\]]+)|^unique_id[ \t]+(\d+)$`)
+
+// header begins an entry of a recorded host.
+var header = regexp.MustCompile(`(?m)^-- (.*) --\n`)
+
+// Learn tells of identities that a text names as such.
+func (r *Redactor) Learn(text []byte) {
+	for _, found := range said.FindAllSubmatch(text, -1) {
+		r.Identity(string(found[1]))
+		r.Identity(string(found[2]))
+	}
+}
+
+// LearnHost tells of identities in a recorded host: by the names of files that have them.
+func (r *Redactor) LearnHost(host []byte) {
+	r.Learn(host)
+	eachFile(host, same, func(name string, content []byte) []byte {
+		if identifying.MatchString(path.Base(name)) {
+			for word := range strings.FieldsSeq(string(content)) {
+				r.Identity(word)
+			}
+		}
+		return content
+	})
+}
+
+// Host returns a recorded host without secrets, and with pseudonyms for identities. It can be
+// discovered like the host itself.
+func (r *Redactor) Host(host []byte) []byte {
+	if r.keep {
+		return r.Text(host)
+	}
+	return eachFile(host, r.Text, func(name string, content []byte) []byte {
+		switch base := path.Base(name); {
+		case identifying.MatchString(base):
+			content = r.words(content, distinct)
+		case routes.MatchString(name):
+			content = r.words(content, func(word string) bool { return number.MatchString(word) && distinct(word) })
+		case versions.MatchString(base) && len(content) < 64 && !r.expressionOfTold().Match(content):
+			return content
+		}
+		return r.Text(content)
+	})
+}
+
+// number is an address as a number.
+var number = regexp.MustCompile(`^(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})$`)
+
+var wordOf = regexp.MustCompile(`[^\s]+`)
+
+// words replaces those words of a content that some function picks. A word that already is a
+// pseudonym stays, and so does what [Redactor.Text] finds by its form.
+func (r *Redactor) words(content []byte, is func(string) bool) []byte {
+	return wordOf.ReplaceAllFunc(content, func(word []byte) []byte {
+		text := string(word)
+		if !is(text) || r.known[text] || r.formed(text) {
+			return word
+		}
+		return []byte(r.pseudonym(text))
+	})
+}
+
+// formed reports whether the whole of a text has the form of an identity.
+func (r *Redactor) formed(text string) bool {
+	at := r.expression().FindStringIndex(text)
+	return at != nil && (at[1]-at[0] == len(text) || uuid.MatchString(text))
+}
+
+func same(text []byte) []byte { return text }
+
+// eachFile returns a recorded host with its other lines as one function makes them, and the
+// contents of its files as another does.
+func eachFile(host []byte, other func([]byte) []byte, change func(name string, content []byte) []byte) []byte {
+	var out bytes.Buffer
+	at := header.FindAllSubmatchIndex(host, -1)
+	if len(at) == 0 {
+		return other(host)
+	}
+	out.Write(other(host[:at[0][0]]))
+	for i, h := range at {
+		end := len(host)
+		if i+1 < len(at) {
+			end = at[i+1][0]
+		}
+		out.Write(other(host[h[0]:h[1]]))
+		name := string(host[h[2]:h[3]])
+		if strings.Contains(name, " ") { // a link, a node or an error, without content
+			out.Write(other(host[h[1]:end]))
+			continue
+		}
+		out.Write(change(name, host[h[1]:end]))
+	}
+	return out.Bytes()
+}

@@ -1,0 +1,345 @@
+// Package redact takes secrets and identities out of text, so that it can be shown to others.
+// A secret is gone. An identity, such as a serial number or a network address, becomes a
+// pseudonym of the same form, the same wherever it is said, so that the text can still be read
+// and a recorded host still be discovered. It knows no vendor and no Kubernetes.
+package redact
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// Gone is what is in the place of a secret.
+const Gone = "[secret]"
+
+// shortest is how long an identity has to be to be looked for everywhere. Shorter ones would be
+// found in words that mean something else.
+const shortest = 6
+
+// Redactor redacts texts that belong together. What they identify is told to it first. It is
+// not for several goroutines.
+type Redactor struct {
+	keep  bool              // identities stay
+	key   [32]byte          // of this redactor alone, so that pseudonyms lead nowhere
+	known map[string]bool   // identities that were told
+	names map[string]string // names that were told, with their pseudonyms
+	made  map[string]string // pseudonyms by identity
+	used  map[string]bool   // pseudonyms and identities
+	kinds map[string]int    // how many pseudonyms by number there are of a kind
+	find  *regexp.Regexp    // all of them, nil if more was told since
+	told  *regexp.Regexp    // what was told, without the patterns
+}
+
+// New returns a redactor. It takes secrets out and, unless identities are to be kept, gives
+// these pseudonyms.
+func New(keepIdentities bool) *Redactor {
+	r := &Redactor{
+		keep: keepIdentities, known: make(map[string]bool), names: make(map[string]string),
+		made: make(map[string]string), used: make(map[string]bool), kinds: make(map[string]int),
+	}
+	_, _ = rand.Read(r.key[:]) // it never fails (crypto/rand of Go 1.24 and later)
+	return r
+}
+
+// Identity tells of a text that identifies something, such as a serial number.
+func (r *Redactor) Identity(text string) {
+	text = strings.TrimSpace(text)
+	if len(text) < shortest || !distinct(text) || strings.ContainsAny(text, "\n") || r.known[text] || uuid.MatchString(text) {
+		return // short, nobody's, or found by its form
+	}
+	r.known[text], r.used[text], r.find = true, true, nil
+	if number, err := strconv.ParseUint(text, 16, 64); err == nil && len(text) == 16 {
+		r.pseudonym(text)
+		decimal := strconv.FormatUint(number, 10)
+		r.known[decimal], r.used[decimal] = true, true
+	}
+}
+
+// Name tells of a name that is to be replaced as a whole word by one that is numbered, such as
+// "pod-3".
+func (r *Redactor) Name(kind, name string) {
+	if name != "" && r.names[name] == "" {
+		r.kinds[kind]++
+		r.names[name], r.find = fmt.Sprintf("%s-%d", kind, r.kinds[kind]), nil
+	}
+}
+
+// distinct reports whether a text can identify anything: zeros and Fs are in the place of
+// identities that nobody set.
+func distinct(text string) bool {
+	for _, r := range text {
+		if strings.ContainsRune("123456789abcdeABCDE", r) || r > 'F' && unicode.IsLetter(r) && !strings.ContainsRune("fFxX", r) {
+			return true
+		}
+	}
+	return false
+}
+
+// secrets are texts that give somebody power. Where there is a group, it alone is taken out.
+var secrets = []*regexp.Regexp{
+	regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----[\s\S]*?(?:-----END [A-Z0-9 ]+-----|$)`),
+	regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`),
+	regexp.MustCompile(`(?i)\b(?:bearer|basic)[ \t]+([A-Za-z0-9._~+/=-]{8,})`),
+	regexp.MustCompile(`://[^/\s:@"']*:([^/\s@"']+)@`),
+	regexp.MustCompile(`\b(?:AKIA|ASIA)[A-Z0-9]{16}\b`),
+	regexp.MustCompile(`\b(?:gh[pousr]_|glpat-|xox[abpr]-)[A-Za-z0-9_-]{10,}`),
+	regexp.MustCompile(`(?i)(?:\b|_|-)(?:token|password|passwd|passphrase|secret|client-key-data|client_secret|api[-_]?key|private[-_]?key|authorization)\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',;\\{}\[\]]+)`),
+}
+
+var uuid = regexp.MustCompile(patterns[0])
+
+const (
+	hexByte = `[0-9A-Fa-f]{2}`
+	hexWord = `[0-9A-Fa-f]{4}`
+)
+
+// patterns are the forms of identities that need not be told.
+var patterns = []string{
+	`[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}`, // UUIDs
+	hexByte + `(?::` + hexByte + `){5,}`,                                          // MAC addresses, WWNs, hardware addresses of InfiniBand
+	hexWord + `(?::` + hexWord + `){3,7}`,                                         // GUIDs, GIDs
+	`[0-9A-Fa-f:]*::[0-9A-Fa-f:]*(?:\.[0-9.]+)?`,                                  // IPv6
+	`(?:[0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}`,                                    // IPv6 in full
+	`[0-9]{1,3}(?:\.[0-9]{1,3}){3}`,                                               // IPv4
+	`(?:naa|eui|wwn|t10|nqn)\.[0-9A-Za-z][0-9A-Za-z._:-]{5,}`,                     // of storage
+}
+
+// expression finds all identities and names. What was told comes first, the longest before its
+// beginnings.
+func (r *Redactor) expression() *regexp.Regexp {
+	if r.find != nil {
+		return r.find
+	}
+	var told []string
+	for text := range r.known {
+		told = append(told, text)
+	}
+	for name := range r.names {
+		told = append(told, name)
+	}
+	slices.SortFunc(told, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
+	var all []string
+	for _, text := range told {
+		all = append(all, regexp.QuoteMeta(text))
+	}
+	r.told = nothing
+	if len(all) > 0 {
+		r.told = regexp.MustCompile(strings.Join(all, "|"))
+	}
+	r.find = regexp.MustCompile(strings.Join(append(all, patterns...), "|"))
+	return r.find
+}
+
+// nothing matches nothing.
+var nothing = regexp.MustCompile(`[^\s\S]`)
+
+// expressionOfTold finds what was told.
+func (r *Redactor) expressionOfTold() *regexp.Regexp {
+	r.expression()
+	return r.told
+}
+
+// Text returns a text without secrets, and with pseudonyms for identities.
+func (r *Redactor) Text(text []byte) []byte {
+	for _, secret := range secrets {
+		text = replaceGroup(secret, text)
+	}
+	find := r.expression()
+	var out bytes.Buffer
+	for len(text) > 0 {
+		at := find.FindIndex(text)
+		if at == nil {
+			break
+		}
+		found := string(text[at[0]:at[1]])
+		replaced, is := r.replace(found, before(text, at[0], out.Bytes()), after(text, at[1]))
+		if !is {
+			// Something else may begin within.
+			out.Write(text[:at[0]+1])
+			text = text[at[0]+1:]
+			continue
+		}
+		out.Write(text[:at[0]])
+		out.WriteString(replaced)
+		text = text[at[1]:]
+	}
+	out.Write(text)
+	return out.Bytes()
+}
+
+// before returns the byte before a place, 0 if there is none. What came earlier is written
+// already.
+func before(text []byte, at int, written []byte) byte {
+	if at > 0 {
+		return text[at-1]
+	}
+	if len(written) > 0 {
+		return written[len(written)-1]
+	}
+	return 0
+}
+
+func after(text []byte, at int) byte {
+	if at < len(text) {
+		return text[at]
+	}
+	return 0
+}
+
+// replaceGroup takes out what an expression finds, or its group if it has one.
+func replaceGroup(secret *regexp.Regexp, text []byte) []byte {
+	var out bytes.Buffer
+	done := 0
+	for _, at := range secret.FindAllSubmatchIndex(text, -1) {
+		from, to := at[0], at[1]
+		if len(at) > 2 {
+			from, to = at[2], at[3]
+		}
+		out.Write(text[done:from])
+		out.WriteString(Gone)
+		done = to
+	}
+	out.Write(text[done:])
+	return out.Bytes()
+}
+
+// replace returns what is to be in the place of something that was found between two bytes. It
+// reports false if that is no identity, so that another may begin within.
+func (r *Redactor) replace(found string, before, after byte) (string, bool) {
+	alone := !alphanumeric(before) && !alphanumeric(after)
+	if name := r.names[found]; name != "" {
+		return name, alone
+	}
+	if r.keep {
+		return found, true
+	}
+	if r.known[found] {
+		return r.pseudonym(found), true
+	}
+	if !alone {
+		return "", false
+	}
+	if address, err := netip.ParseAddr(found); err == nil {
+		return r.address(address, found), true
+	}
+	if strings.Contains(found, "::") || strings.Count(found, ".") == 3 && !strings.Contains(found, ":") && !strings.ContainsAny(found[:1], "newt") {
+		return "", false // no address after all
+	}
+	if !distinct(found) {
+		return found, true
+	}
+	return r.pseudonym(found), true
+}
+
+func alphanumeric(b byte) bool {
+	return b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z'
+}
+
+// address returns a pseudonym for an IP address, of the networks that are for documentation and
+// for tests (RFC 2544, RFC 3849). Addresses that mean the same everywhere stay.
+func (r *Redactor) address(address netip.Addr, found string) string {
+	if address.IsLoopback() || address.IsUnspecified() || address.IsMulticast() || strings.HasPrefix(found, "255.") {
+		return found
+	}
+	if made := r.made[found]; made != "" {
+		return made
+	}
+	kind := "IPv6"
+	if address.Is4() {
+		kind = "IPv4"
+	}
+	r.kinds[kind]++
+	n := r.kinds[kind]
+	made := fmt.Sprintf("198.18.%d.%d", n/250%250, n%250+1)
+	switch {
+	case kind == "IPv6" && len(found) == len("0000:0000:0000:0000:0000:0000:0000:0000"):
+		made = fmt.Sprintf("2001:0db8:0000:0000:0000:0000:%04x:%04x", n>>16&0xffff, n&0xffff)
+	case kind == "IPv6":
+		made = fmt.Sprintf("2001:db8::%x", n)
+	}
+	r.made[found] = made
+	return made
+}
+
+// pseudonym returns the pseudonym of an identity: each digit becomes a digit, and each letter a
+// letter.
+func (r *Redactor) pseudonym(text string) string {
+	if made := r.made[text]; made != "" {
+		return made
+	}
+	made := text
+	for attempt := range uint32(100) {
+		made = r.shape(text, attempt)
+		if !r.used[made] && made != text {
+			break
+		}
+	}
+	r.made[text], r.used[made] = made, true
+	if number, err := strconv.ParseUint(text, 16, 64); err == nil && len(text) == 16 {
+		// Some files say the same number in decimal.
+		if other, err := strconv.ParseUint(made, 16, 64); err == nil {
+			r.made[strconv.FormatUint(number, 10)] = strconv.FormatUint(other, 10)
+		}
+	}
+	return made
+}
+
+// shape returns a text of the same form that follows from the text and the key.
+func (r *Redactor) shape(text string, attempt uint32) string {
+	hex := !strings.ContainsFunc(strings.TrimPrefix(text, "0x"), func(c rune) bool { return unicode.IsLetter(c) && !strings.ContainsRune("abcdefABCDEF", c) })
+	stream := r.stream(text, attempt)
+	var out strings.Builder
+	for i, c := range text {
+		n := rune(stream())
+		switch {
+		case i == 1 && c == 'x' && text[0] == '0':
+			out.WriteRune(c)
+		case c >= '0' && c <= '9' && i == 0 && c != '0' && len(text) > 1:
+			out.WriteRune('1' + n%9) // a number stays as long as it was
+		case c >= '0' && c <= '9':
+			out.WriteRune('0' + n%10)
+		case hex && c >= 'a' && c <= 'f':
+			out.WriteRune('a' + n%6)
+		case hex && c >= 'A' && c <= 'F':
+			out.WriteRune('A' + n%6)
+		case c >= 'a' && c <= 'z':
+			out.WriteRune('a' + n%26)
+		case c >= 'A' && c <= 'Z':
+			out.WriteRune('A' + n%26)
+		case c < 0x80:
+			out.WriteRune(c)
+		default:
+			out.WriteRune('x')
+		}
+	}
+	return out.String()
+}
+
+// stream returns a source of bytes that follow from a text and the key.
+func (r *Redactor) stream(text string, attempt uint32) func() byte {
+	var block []byte
+	count := uint32(0)
+	return func() byte {
+		if len(block) == 0 {
+			mac := hmac.New(sha256.New, r.key[:])
+			_ = binary.Write(mac, binary.BigEndian, [2]uint32{attempt, count})
+			mac.Write([]byte(text))
+			block = mac.Sum(nil)
+			count++
+		}
+		b := block[0]
+		block = block[1:]
+		return b
+	}
+}
