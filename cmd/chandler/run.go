@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -36,6 +35,7 @@ import (
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/removal"
+	"chandler.dev/internal/reviewed"
 	"chandler.dev/legacy"
 	"chandler.dev/legacy/sockets"
 )
@@ -58,7 +58,10 @@ type runOptions struct {
 	config          string
 	rescanInterval  time.Duration
 	healthAddress   string
-	logging         *logsapi.LoggingConfiguration
+	metricsAddress  string
+	// Files with the certificate of the server of metrics, and its key.
+	metricsCertificate, metricsKey string
+	logging                        *logsapi.LoggingConfiguration
 }
 
 func newRunCommand() *cobra.Command {
@@ -103,6 +106,9 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file`")
 	flags.DurationVar(&o.rescanInterval, "rescan-interval", 30*time.Second, "time between looks at the host while the kernel reports no change")
 	flags.StringVar(&o.healthAddress, "healthz-bind-address", "", "`address` at which /healthz, /readyz and /metrics are answered, such as :8080; nowhere if empty")
+	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "", "`address` at which /metrics is answered with TLS, to those whom the API server lets get it, such as :8443; if empty, anybody gets it at --healthz-bind-address")
+	flags.StringVar(&o.metricsCertificate, "metrics-tls-cert-file", "", "`file` with the certificate of --metrics-bind-address; one signed by the agent itself if empty")
+	flags.StringVar(&o.metricsKey, "metrics-tls-key-file", "", "`file` with the key of that certificate")
 	logsapi.AddFlags(o.logging, flags)
 }
 
@@ -193,6 +199,10 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
 		informants = append(informants, n)
 	}
+	serve, err := o.server(clients.review)
+	if err != nil {
+		return none, err
+	}
 	return agent.Config{
 		Version:        buildVersion(),
 		NodeName:       o.nodeName,
@@ -230,17 +240,8 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		FeatureDir:     o.featureDir,
 		NoMetadata:     !o.metadata,
 		ReadParameters: readParameters,
-		Serve:          o.server(),
+		Serve:          serve,
 	}, nil
-}
-
-// server returns the function that serves health checks, or nil if there is no address
-// for them.
-func (o *runOptions) server() func(context.Context, http.Handler) error {
-	if o.healthAddress == "" {
-		return nil
-	}
-	return func(ctx context.Context, handler http.Handler) error { return serve(ctx, o.healthAddress, handler) }
 }
 
 // How many requests per second, and at once, the status of claims and the Events
@@ -253,6 +254,7 @@ const (
 // clients are those of the API server.
 type clients struct {
 	main, status kubernetes.Interface
+	review       reviewed.Clients
 	groups       kubediscovery.ServerGroupsInterfaceWithContext
 	metadata     metadata.Interface
 }
@@ -280,6 +282,12 @@ func (o *runOptions) connect() (clients, error) {
 	if c.status, err = kubernetes.NewForConfig(config); err != nil {
 		return clients{}, err
 	}
+	// Whoever asks for metrics with wrong tokens must not keep the status waiting.
+	asking, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return clients{}, err
+	}
+	c.review = reviewed.Clients{Tokens: asking.AuthenticationV1().TokenReviews(), Access: asking.AuthorizationV1().SubjectAccessReviews()}
 	if c.groups, err = kubediscovery.NewDiscoveryClientForConfig(config); err != nil {
 		return clients{}, err
 	}

@@ -47,6 +47,9 @@ func TestNetworkPolicy(t *testing.T) {
 		t.Errorf("ports %v can be reached, and the agent's are %v", ports, agent.Spec.Containers[0].Ports)
 	}
 
+	if protected := networkPolicy(t, "metrics: {protected: {enabled: true}}"); protected.Ingress[0].Ports[1].Port.StrVal != "metrics" {
+		t.Errorf("protected metrics cannot be reached: %+v", protected)
+	}
 	narrow := networkPolicy(t, `
 networkPolicy:
   metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]
@@ -65,6 +68,36 @@ networkPolicy:
 	}
 	if out, err := render(t, "networkPolicy: {enabled: false}", "--show-only=templates/network-policy.yaml"); err == nil {
 		t.Errorf("there is one all the same:\n%s", out)
+	}
+}
+
+// Protected metrics have a port of their own, and the agent the right to ask whose token it is given. Without them it
+// has no such right.
+func TestProtectedMetrics(t *testing.T) {
+	const values = "metrics: {protected: {enabled: true, port: 9443, secret: tls}}"
+	pod := daemonSet(t, values).Spec.Template.Spec
+	container := pod.Containers[0]
+	args := strings.Join(container.Args, " ")
+	for _, arg := range []string{"--healthz-bind-address=:8080", "--metrics-bind-address=:9443", "--metrics-tls-cert-file=/etc/chandler-metrics/tls.crt", "--metrics-tls-key-file=/etc/chandler-metrics/tls.key"} {
+		if !strings.Contains(args, arg) {
+			t.Errorf("no %s among %q", arg, container.Args)
+		}
+	}
+	if port := container.Ports[1]; port.Name != "metrics" || port.ContainerPort != 9443 {
+		t.Errorf("ports %+v", container.Ports)
+	}
+	if probe := container.LivenessProbe.HTTPGet.Port.StrVal; probe != "http" {
+		t.Errorf("probes go to port %s", probe)
+	}
+	if volume := pod.Volumes[len(pod.Volumes)-1]; volume.Secret == nil || volume.Secret.SecretName != "tls" {
+		t.Errorf("volume %+v", volume)
+	}
+	for rights, with := range map[string]bool{mustRender(t, values, "--show-only=templates/rbac.yaml"): true, mustRender(t, "", "--show-only=templates/rbac.yaml"): false} {
+		for _, word := range []string{"tokenreviews", "subjectaccessreviews", "chandler-metrics-reader"} {
+			if strings.Contains(rights, word) != with {
+				t.Errorf("protected: %t; %s in\n%s", with, word, rights)
+			}
+		}
 	}
 }
 

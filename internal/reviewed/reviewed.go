@@ -1,0 +1,159 @@
+// Package reviewed serves HTTP to those that the API server lets through: it asks whose a request's token is
+// (TokenReview), and whether they may get the path (SubjectAccessReview), as kube-rbac-proxy does. It knows nothing of
+// what is served.
+package reviewed
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// allowedFor and refusedFor are how long an answer counts. A right that was taken away works for so long still,
+	// and one that was given later does not yet. With 10 s, as components of Kubernetes have it (k8s.io/apiserver
+	// v0.37.2, pkg/server/options), each scrape of each node would be two requests to the API server.
+	allowedFor = 5 * time.Minute
+	refusedFor = 10 * time.Second
+
+	// reviewTimeout bounds what the API server takes for both answers.
+	reviewTimeout = 5 * time.Second
+
+	// maxAnswers are remembered. Whoever sends other tokens all the time makes the handler forget the good ones, and
+	// ask again.
+	maxAnswers = 256
+)
+
+// Clients ask the API server. They should have a limit of their own, so that whoever sends wrong tokens slows
+// nothing else down.
+type Clients struct {
+	Tokens authenticationclient.TokenReviewInterface
+	Access authorizationclient.SubjectAccessReviewInterface
+}
+
+// Handler serves requests whose token the API server knows, and whose user it lets get the path.
+type Handler struct {
+	clients Clients
+	next    http.Handler
+
+	mu      sync.Mutex
+	answers map[question]answer
+}
+
+// A question is whether somebody may get a path. Tokens themselves are not kept.
+type question struct {
+	token [sha256.Size]byte
+	path  string
+}
+
+type answer struct {
+	status int
+	until  time.Time
+}
+
+// New returns a handler in front of another.
+func New(clients Clients, next http.Handler) *Handler {
+	return &Handler{clients: clients, next: next, answers: make(map[question]answer)}
+}
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	token := bearer(r)
+	if token == "" {
+		refuse(w, http.StatusUnauthorized)
+		return
+	}
+	if status := h.status(r.Context(), token, r.URL.Path); status != http.StatusOK {
+		refuse(w, status)
+		return
+	}
+	h.next.ServeHTTP(w, r)
+}
+
+// bearer returns the request's token, "" if it has none.
+func bearer(r *http.Request) string {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(token)
+}
+
+func refuse(w http.ResponseWriter, status int) {
+	if status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	http.Error(w, http.StatusText(status), status)
+}
+
+// status is what a request is answered with: OK, Unauthorized, Forbidden, or Service Unavailable while the API server
+// does not answer.
+func (h *Handler) status(ctx context.Context, token, path string) int {
+	q := question{sha256.Sum256([]byte(token)), path}
+	h.mu.Lock()
+	known, found := h.answers[q]
+	h.mu.Unlock()
+	if found && time.Now().Before(known.until) {
+		return known.status
+	}
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	status, err := h.review(ctx, token, path)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A request cannot be authorized", "path", path)
+		return http.StatusServiceUnavailable
+	}
+	h.remember(q, status)
+	return status
+}
+
+func (h *Handler) remember(q question, status int) {
+	a := answer{status, time.Now().Add(refusedFor)}
+	if status == http.StatusOK {
+		a.until = time.Now().Add(allowedFor)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.answers) >= maxAnswers {
+		clear(h.answers)
+	}
+	h.answers[q] = a
+}
+
+// review asks the API server.
+func (h *Handler) review(ctx context.Context, token, path string) (status int, err error) {
+	who, err := h.clients.Tokens.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
+	if err != nil {
+		return 0, fmt.Errorf("review token: %w", err)
+	}
+	if !who.Status.Authenticated {
+		return http.StatusUnauthorized, nil
+	}
+	user := who.Status.User
+	access := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: make(map[string]authorizationv1.ExtraValue, len(user.Extra)),
+		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"},
+	}}
+	for name, value := range user.Extra {
+		access.Spec.Extra[name] = authorizationv1.ExtraValue(value)
+	}
+	may, err := h.clients.Access.Create(ctx, access, metav1.CreateOptions{})
+	if err != nil {
+		return 0, fmt.Errorf("review access of %s: %w", user.Username, err)
+	}
+	if !may.Status.Allowed {
+		return http.StatusForbidden, nil
+	}
+	return http.StatusOK, nil
+}
