@@ -27,6 +27,7 @@ import (
 type doctorOptions struct {
 	hostRoot        string
 	nodeRoot        string
+	runtimeRoot     string
 	kubeletRoot     string
 	devicePluginDir string
 	cdiRoot         string
@@ -77,11 +78,12 @@ there are warnings), and 2 if doctor itself could not look.`,
 	flags.StringVarP(&o.output, "output", "o", "text", "text or json")
 	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
 	flags.StringVar(&o.nodeRoot, "node-root", "/", "`directory` that holds the node's /etc, with the configurations of kubelet and container runtime; empty if they are not to be had")
+	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
 	flags.StringVar(&o.kubeletRoot, "kubelet-root", defaultKubeletRoot, "the kubelet's `directory`, its --root-dir")
 	flags.StringVar(&o.devicePluginDir, "device-plugin-dir", pluginapi.DevicePluginPath, "the kubelet's device-plugins `directory`, which is here whatever its --root-dir")
 	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` in which the agent writes CDI specs")
 	flags.StringVar(&o.config, "config", "", "DriverConfig `file` of the agent; the one that the agent keeps if left out")
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod and on a node with an administrator's it may be left out")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; in a pod, and on a node with /etc/kubernetes/admin.conf or kubelet.conf, it may be left out")
 	flags.StringVar(&o.agent, "agent", "", "`address` of the agent's health checks, such as 10.0.0.7:8080; found out if left out")
 	nodeFlags(flags, &o.node)
 	return cmd
@@ -92,7 +94,7 @@ func (o *doctorOptions) inherit(flags *pflag.FlagSet, own map[string]string) {
 	if own == nil {
 		return
 	}
-	for _, name := range []string{"host-root", "kubelet-root", "device-plugin-dir", "cdi-root", "config", "kubeconfig", "node-name"} {
+	for _, name := range []string{"host-root", "runtime-root", "kubelet-root", "device-plugin-dir", "cdi-root", "config", "kubeconfig", "node-name"} {
 		if value := own[name]; value != "" && !flags.Changed(name) {
 			_ = flags.Set(name, value)
 		}
@@ -170,9 +172,12 @@ func (o *doctorOptions) print(out io.Writer, report *doctor.Report) error {
 // examine gathers the facts and judges them.
 func (o *doctorOptions) examine(ctx context.Context, errOut io.Writer, args []string, only []doctor.Category) (*doctor.Report, error) {
 	gathering := gather.Options{
-		Node: o.node.Name, Version: buildVersion(), Root: o.nodeRoot, Proc: filepath.Join(o.hostRoot, "proc"),
+		Node: o.node.Name, Version: buildVersion(), Root: o.nodeRoot, Self: "/proc", Proc: filepath.Join(o.hostRoot, "proc"),
 		KubeletRoot: o.kubeletRoot, PluginDir: o.devicePluginDir, CDIDir: o.cdiRoot,
 		StateDir: filepath.Join(o.kubeletRoot, stateDir), Agent: o.agent, Connect: o.connect,
+	}
+	if o.runtimeRoot != "/" {
+		gathering.Proc, gathering.Simulated = "/proc", true
 	}
 	if len(args) == 1 {
 		recorded, err := readRecorded(args[0])
@@ -194,8 +199,8 @@ func (o *doctorOptions) examine(ctx context.Context, errOut io.Writer, args []st
 	return doctor.Judge(facts, only...), nil
 }
 
-// connect returns how to reach the API server: as it was said, as a pod, or as whoever
-// administers the node. On a machine without a kubelet nobody else's cluster is asked unless
+// connect returns how to reach the API server: as it was said, as a pod, as an administrator, or
+// as the kubelet. On a machine without a kubelet nobody else's cluster is asked unless
 // that was said.
 func (o *doctorOptions) connect() (*rest.Config, error) {
 	if o.kubeconfig != "" {
@@ -205,7 +210,7 @@ func (o *doctorOptions) connect() (*rest.Config, error) {
 	if err == nil || !errors.Is(err, rest.ErrNotInCluster) {
 		return config, err
 	}
-	for _, file := range []string{os.Getenv("KUBECONFIG"), "/etc/kubernetes/admin.conf"} {
+	for _, file := range []string{os.Getenv("KUBECONFIG"), "/etc/kubernetes/admin.conf", "/etc/kubernetes/kubelet.conf"} {
 		if _, err := os.Stat(o.devicePluginDir); err != nil {
 			break
 		}

@@ -28,6 +28,8 @@ func checkAgentRuns(f *Facts, say *saying) {
 		f.restarts(say, pod)
 	}
 	switch {
+	case !answered && f.Agent.Local:
+		say.found("CH0701", name+" does not answer", sentence(f.Agent.Ready.why())+" The kubelet restarts it if it stays so.", logs)
 	case answered && ready != "" && !notReadyForConfig(ready):
 		say.found("CH0701", name+" is not ready", sentence(ready), logs)
 	case lives && live != "":

@@ -32,6 +32,10 @@ func checkClaims(f *Facts, say *saying) {
 		}
 		return
 	}
+	if f.Cluster.OwnOnly {
+		say.not("whether claims can be satisfied: the slices of other nodes may not be seen with these credentials")
+		return
+	}
 	m := newMatcher(all, classes)
 	before := len(say.findings)
 	empty := make(map[string][]string) // claims by class

@@ -200,7 +200,7 @@ func checkClasses(f *Facts, say *saying) {
 		if len(byName[name]) == 0 {
 			say.found("CH0603", fmt.Sprintf("DRA offers %s, and no DeviceClass has that name", name),
 				"Pods that ask for it by limits wait. Either no class has it as its extendedResourceName, or the API server dropped that field: before 1.36 the feature gate DRAExtendedResource is off.",
-				"kubectl apply -f deployments/deviceclasses.yaml", "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # where the feature gate is off")
+				helmSet+" --set deviceClasses.enabled=true", "kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # where the feature gate is off")
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
@@ -295,20 +295,28 @@ func checkRights(f *Facts, say *saying) {
 	case !known:
 		say.not("what the agent may do: %s", f.Cluster.Rights.why())
 	case len(missing) > 0:
-		say.found("CH0605", "the agent lacks "+several(len(missing), "right"), "It may not "+strings.Join(missing, ", nor ")+".", "kubectl apply -f deployments/rbac.yaml", "kubectl auth can-i --list --as=system:serviceaccount:chandler:chandler")
+		say.found("CH0605", "the agent lacks "+several(len(missing), "right"), "It may not "+strings.Join(missing, ", nor ")+".", helmSet+"   # makes the roles what this version needs", "kubectl auth can-i --list --as=system:serviceaccount:chandler:chandler")
 	default:
 		say.ok("the agent may do all that it must")
 	}
 }
 
+// helmSet changes values of the chart and keeps the others.
+const helmSet = "helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values"
+
 func checkPolicies(f *Facts, say *saying) {
 	missing, known := f.Cluster.Policies.get()
+	var sets []string
+	for _, name := range missing {
+		value, _, _ := strings.Cut(name, ".")
+		sets = append(sets, " --set admissionPolicies."+value+"=true")
+	}
 	switch {
 	case !known:
 		say.not("the admission policies: %s", f.Cluster.Policies.why())
 	case len(missing) > 0:
 		say.found("CH0612", several(len(missing), "admission policy")+" "+isAre(len(missing))+" missing", fmt.Sprintf("There is no ValidatingAdmissionPolicy %s. Without it mistakes in claims are found only when a pod starts, and an agent could write objects of other nodes.", list(missing)),
-			"kubectl apply -f deployments/admission.yaml -f deployments/admission-slices.yaml")
+			helmSet+strings.Join(sets, ""))
 	default:
 		say.ok("the admission policies are in force")
 	}

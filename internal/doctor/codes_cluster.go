@@ -20,7 +20,7 @@ var clusterCodes = []Code{
 		Looks: "Whether a DeviceClass has each classic name of devices that DRA offers as its extendedResourceName.",
 		Comes: "The classes were not applied, or the API server dropped the field, which it does without the feature gate DRAExtendedResource.",
 		Why:   "Pods that ask for the name by limits wait for ever.",
-		Fixes: []Fix{{"kubectl apply -f deployments/deviceclasses.yaml", "Makes the classes."}, {"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Serves such pods by the device-plugin API instead."}},
+		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values --set deviceClasses.enabled=true", "Makes the classes."}, {"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Serves such pods by the device-plugin API instead."}},
 	},
 	{
 		ID: "CH0604", Says: "several DeviceClasses have one extendedResourceName", Result: Warning, Symptoms: []Symptom{LimitsPending},
@@ -34,7 +34,7 @@ var clusterCodes = []Code{
 		Looks: "The rights of the agent's ServiceAccount, as the API server says them.",
 		Comes: "The roles are of an earlier version, or somebody narrowed them.",
 		Why:   "Slices are not published, claims not prepared, or Events not written, by which right it is.",
-		Fixes: []Fix{{"kubectl apply -f deployments/rbac.yaml", "Makes the roles what this version needs."}},
+		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values", "Makes the roles what this version needs."}},
 	},
 	{
 		ID: "CH0606", Says: "the API server does not answer", Result: Failed, Symptoms: []Symptom{WrongEverybody, ClaimPending},
@@ -80,9 +80,9 @@ var clusterCodes = []Code{
 	},
 	{
 		ID: "CH0612", Says: "admission policies are missing", Result: Warning, Symptoms: []Symptom{Creating},
-		Looks: "The ValidatingAdmissionPolicies that deployments/ and the chart have.",
+		Looks: "The ValidatingAdmissionPolicies of the chart.",
 		Comes: "They were not applied, or the chart's value for them is off.",
 		Why:   "Mistakes in the parameters of claims are found only when a pod starts, and nothing holds an agent to the objects of its own node.",
-		Fixes: []Fix{{"kubectl apply -f deployments/admission.yaml -f deployments/admission-slices.yaml", "Makes them."}},
+		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values --set admissionPolicies.slices=true", "Makes them."}},
 	},
 }

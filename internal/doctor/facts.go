@@ -43,6 +43,9 @@ func (a Answer[T]) why() string {
 	return a.Not
 }
 
+// UnknownVersion stands for the version of a Kubernetes of which nobody says it.
+const UnknownVersion = "of unknown version"
+
 // Head is what a report is about.
 type Head struct {
 	Node       string
@@ -216,7 +219,8 @@ type ClusterFacts struct {
 	Server   Answer[string] // its version
 	DRA      Answer[bool]   // it serves resource.k8s.io/v1
 	Node     Answer[*corev1.Node]
-	Slices   Answer[[]resourceapi.ResourceSlice] // of all nodes and drivers
+	Slices   Answer[[]resourceapi.ResourceSlice] // of all drivers
+	OwnOnly  bool                                // the slices are of this node alone, since those of others may not be seen
 	Classes  Answer[[]resourceapi.DeviceClass]
 	Claims   Answer[[]resourceapi.ResourceClaim]
 	Pods     Answer[[]corev1.Pod] // of the node
@@ -229,6 +233,7 @@ type AgentFacts struct {
 	Pod      Answer[*corev1.Pod] // nil if there is none
 	Running  Answer[bool]        // a process of it was found
 	Ready    Answer[string]      // "" if it is, else what it answers
+	Local    bool                // it was asked from where nothing is between
 	Live     Answer[string]      // likewise
 	Version  string              // of the process, "" if it is not known
 	Config   Answer[string]      // "" if the configuration is right, else why not

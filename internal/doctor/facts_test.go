@@ -18,8 +18,6 @@ var now = time.Date(2026, 11, 20, 9, 50, 21, 0, time.UTC)
 
 func ago(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 
-func pointer[T any](value T) *T { return &value }
-
 // device is a GPU or a NIC at a PCI address.
 func device(kind, at, model string) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: "pci-" + at[:4] + "-" + at[5:7] + "-" + at[8:10] + "-" + at[11:], Family: "nvidia", Attributes: discovery.Attributes{}}}
@@ -43,7 +41,7 @@ func healthy() *Facts {
 	}}
 	found := &discovery.Snapshot{}
 	api := make(map[string]discovery.Mode)
-	slice := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: discovery.Domain, NodeName: pointer("gpu-node-07")}}
+	slice := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: discovery.Domain, NodeName: new("gpu-node-07")}}
 	for _, d := range snapshot.Devices {
 		found.Devices = append(found.Devices, d.Device)
 		api[d.Name] = discovery.ModeDRA
@@ -59,7 +57,7 @@ func healthy() *Facts {
 	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-7fz2k", CreationTimestamp: ago(17 * 24 * time.Hour)},
-		Status:     corev1.PodStatus{StartTime: pointer(ago(17 * 24 * time.Hour)), ContainerStatuses: []corev1.ContainerStatus{{}}},
+		Status:     corev1.PodStatus{StartTime: new(ago(17 * 24 * time.Hour)), ContainerStatuses: []corev1.ContainerStatus{{}}},
 	}
 	return &Facts{
 		Head: Head{Node: "gpu-node-07", Kubernetes: "v1.37.0", Version: "0.9.0", Time: now},

@@ -39,6 +39,9 @@ func checkPluginDir(f *Facts, say *saying) {
 func checkKubeletAnswers(f *Facts, say *saying) {
 	why, known := f.Kubelet.Answers.get()
 	_, listed := f.Kubelet.Pods.get()
+	if dir, _ := f.Kubelet.Dir.get(); dir != "" {
+		why = "" // its socket would be there, and that is said already
+	}
 	switch {
 	case !known && !listed:
 		say.not("whether the kubelet answers: %s", f.Kubelet.Answers.why())
@@ -49,7 +52,7 @@ func checkKubeletAnswers(f *Facts, say *saying) {
 			"sudo journalctl -u kubelet -n 50", "sudo systemctl restart kubelet")
 	default:
 		of := ""
-		if f.Kubernetes != "" {
+		if f.Kubernetes != "" && f.Kubernetes != UnknownVersion {
 			of = ", v" + strings.TrimPrefix(f.Kubernetes, "v")
 		}
 		say.ok("answers%s: device plugins v1beta1, PodResources v1", of)
@@ -176,7 +179,7 @@ func (f *Facts) gateOff(gate string, since uint) bool {
 		}
 	}
 	v, err := version.ParseGeneric(f.Kubernetes)
-	return err != nil || v.LessThan(version.MajorMinor(1, since))
+	return err == nil && v.LessThan(version.MajorMinor(1, since))
 }
 
 // oldestDRA is the first version with resource.k8s.io/v1, which the driver speaks.

@@ -6,6 +6,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/version"
 )
@@ -24,6 +25,10 @@ var firstCDI = map[string]*version.Version{
 	"containerd": version.MajorMinor(1, 7),
 	"cri-o":      version.MajorMinor(1, 23),
 }
+
+// startSlack is how much the time at which a process started may be off: it is known in whole
+// seconds, and so is that at which the machine started.
+const startSlack = 5 * time.Second
 
 func checkRuntime(f *Facts, say *saying) {
 	r := f.Runtime
@@ -57,7 +62,7 @@ func checkRuntime(f *Facts, say *saying) {
 	case !slices.ContainsFunc(config.SpecDirs, func(dir string) bool { return sameDir(dir, r.Dir) }):
 		say.found("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims where it does not look.", list(config.SpecDirs)),
 			fmt.Sprintf("sudo sed -i 's|cdi_spec_dirs = .*|cdi_spec_dirs = [\"/etc/cdi\", %q]|' %s", r.Dir, file), restart)
-	case !config.Started.IsZero() && config.Changed.After(config.Started):
+	case !config.Started.IsZero() && config.Changed.After(config.Started.Add(startSlack)):
 		say.found("CH0208", name+" runs with an older configuration", fmt.Sprintf("%s changed at %s, and %s has run since %s.", file, config.Changed.UTC().Format("2006-01-02 15:04"), r.Name, config.Started.UTC().Format("2006-01-02 15:04")), restart)
 	default:
 		say.ok("%s: CDI is on, and reads %s", name, list(config.SpecDirs))

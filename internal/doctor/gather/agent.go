@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -27,13 +28,13 @@ func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1
 // agents returns the processes of agents. In the agent's pod this is the first process there,
 // and not one of the host's.
 func agents(o Options) (found []process) {
-	for _, proc := range []string{"/proc", o.Proc} {
+	for _, proc := range []string{o.Self, o.Proc} {
 		for _, p := range processesOf(proc) {
 			if filepath.Base(p.args[0]) == "chandler" && len(p.args) > 1 && p.args[1] == "run" && p.isOf(o) {
 				found = append(found, p)
 			}
 		}
-		if len(found) > 0 || o.Proc == "/proc" {
+		if len(found) > 0 || o.Proc == o.Self {
 			break
 		}
 	}
@@ -88,23 +89,22 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 	a.Records = within(ctx, "the agent's records", func() (doctor.Records, error) { return records(o) })
 	address := o.Agent
 	if address == "" {
-		address = addressOf(found, f)
+		address = addressOf(o, found, f)
 	}
 	if address == "" {
 		return
 	}
-	a.Ready = doctor.Of(probe(ctx, address, "/readyz"))
-	a.Live = doctor.Of(probe(ctx, address, "/healthz"))
-	if features, err := featuresOf(ctx, address); err == nil {
-		a.Features = doctor.Known(features)
-	} else {
-		a.Features = doctor.Unknown[map[string]bool](err.Error())
-	}
+	a.Local = strings.HasPrefix(address, "127.0.0.1:") || strings.HasPrefix(address, "localhost:")
+	var all sync.WaitGroup
+	all.Go(func() { a.Ready = doctor.Of(probe(ctx, address, "/readyz")) })
+	all.Go(func() { a.Live = doctor.Of(probe(ctx, address, "/healthz")) })
+	all.Go(func() { a.Features = doctor.Of(featuresOf(ctx, address)) })
+	all.Wait()
 }
 
 // addressOf returns the address of the agent's health checks, "" if it is not known: its flag
 // says the port. In the agent's pod it is this one's; else the pod's.
-func addressOf(found []process, f *doctor.Facts) string {
+func addressOf(o Options, found []process, f *doctor.Facts) string {
 	if len(found) == 0 {
 		return ""
 	}
@@ -112,7 +112,7 @@ func addressOf(found []process, f *doctor.Facts) string {
 	if err != nil {
 		return ""
 	}
-	own, _ := os.Readlink("/proc/self/ns/net")
+	own, _ := os.Readlink(filepath.Join(o.Self, "self/ns/net"))
 	its, _ := os.Readlink(filepath.Join(found[0].dir, "ns/net"))
 	switch pod := f.Agent.Pod.Value; {
 	case host != "" && host != "0.0.0.0" && host != "::":
@@ -135,14 +135,17 @@ func probe(ctx context.Context, address, path string) (string, error) {
 	return strings.TrimSpace(string(body)), nil
 }
 
+// probePatience is how long the agent may take to answer. It gives its own sockets three seconds.
+const probePatience = 4 * time.Second
+
 func get(ctx context.Context, address, path string) (status int, body []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, Patience/2)
+	ctx, cancel := context.WithTimeout(ctx, probePatience)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
 	if err != nil {
 		return 0, nil, err
 	}
-	answer, err := (&http.Client{Timeout: Patience / 2}).Do(request)
+	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return 0, nil, err
 	}

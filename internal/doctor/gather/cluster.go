@@ -35,18 +35,26 @@ func cluster(ctx context.Context, o Options, config *rest.Config, f *doctor.Fact
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*Patience)
 	defer cancel()
+	ask(ctx, o, client, f)
+	if c.Server.Not == "" {
+		f.Host.Skew = doctor.Of(skew(ctx, config))
+	}
+}
+
+// ask asks the API server all but the time.
+func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.Facts) {
+	c := &f.Cluster
 	info, err := client.Discovery().ServerVersion()
 	if err != nil {
 		c.Server = doctor.Unknown[string](err.Error())
 		return
 	}
 	c.Server = doctor.Known(info.GitVersion)
-	f.Host.Skew = doctor.Of(skew(ctx, config))
 	_, err = client.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
 	switch {
 	case err == nil:
 		c.DRA = doctor.Known(true)
-		listDRA(ctx, client, c)
+		listDRA(ctx, o, client, c)
 	case apierrors.IsNotFound(err):
 		c.DRA = doctor.Known(false)
 	default:
@@ -75,8 +83,15 @@ func cluster(ctx context.Context, o Options, config *rest.Config, f *doctor.Fact
 	c.Rights = doctor.Of(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value))
 }
 
-func listDRA(ctx context.Context, client kubernetes.Interface, c *doctor.ClusterFacts) {
+// listDRA lists the objects of resource.k8s.io. A kubelet's credentials are for the slices of its
+// own node alone.
+func listDRA(ctx context.Context, o Options, client kubernetes.Interface, c *doctor.ClusterFacts) {
 	slices, err := client.ResourceV1().ResourceSlices().List(ctx, fromCache)
+	if apierrors.IsForbidden(err) {
+		c.OwnOnly = true
+		own := fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
+		slices, err = client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{ResourceVersion: "0", FieldSelector: own})
+	}
 	if err != nil {
 		c.Slices = doctor.Unknown[[]resourceapi.ResourceSlice](err.Error())
 	} else {
@@ -166,11 +181,11 @@ func pluginPods(pods []corev1.Pod, dir string) (found []string) {
 
 // Policies are the ValidatingAdmissionPolicies of deployments/ without which mistakes and
 // attacks are found late.
-var Policies = []string{"claims.chandler.dev", "events.chandler.dev", "parameters.chandler.dev", "slices.chandler.dev"}
+var Policies = []string{"claims.chandler.dev", "events.chandler.dev", "parameters.chandler.dev", "pods.chandler.dev", "slices.chandler.dev"}
 
 func missingPolicies(ctx context.Context, client kubernetes.Interface, dra bool) (missing []string, err error) {
 	for _, name := range Policies {
-		if !dra && name != "events.chandler.dev" {
+		if !dra && name != "events.chandler.dev" && name != "pods.chandler.dev" {
 			continue // they are for objects that there are not
 		}
 		_, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})

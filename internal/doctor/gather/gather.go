@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -28,7 +29,9 @@ type Options struct {
 	HostFS        fs.FS  // the host's /sys, /proc and /dev
 	Root          string // the root of the node's other files, such as /etc; "" if they are not to be had
 	Proc          string // where the processes of the host are: /proc, or /host/proc in a pod
+	Self          string // where this process finds itself and its siblings: /proc
 	Recorded      bool   // HostFS is a recorded host
+	Simulated     bool   // HostFS is a simulated host, which has no kernel
 
 	KubeletRoot, PluginDir, StateDir, CDIDir string
 
@@ -44,6 +47,9 @@ func All(ctx context.Context, o Options) *doctor.Facts {
 	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Recorded: o.Recorded}}
 	f.Host = host(ctx, o)
 	f.Kubelet.Root, f.Kubelet.PluginDir, f.Runtime.Dir = o.KubeletRoot, o.PluginDir, o.CDIDir
+	if root := strings.TrimRight(o.Root, "/"); root != "" {
+		f.Runtime.Dir = strings.TrimPrefix(o.CDIDir, root) // as the runtime sees it
+	}
 	if o.Recorded {
 		return f
 	}
@@ -62,6 +68,9 @@ func All(ctx context.Context, o Options) *doctor.Facts {
 		cluster(ctx, o, config, f)
 	}
 	if f.NoKubelet == "" {
+		if f.Kubernetes == "" {
+			f.Kubernetes = doctor.UnknownVersion
+		}
 		kubelet(ctx, o, processes, f)
 		containerRuntime(ctx, o, processes, f)
 		agent(ctx, o, processes, f)

@@ -25,7 +25,9 @@ func host(ctx context.Context, o Options) (h doctor.HostFacts) {
 	if o.Recorded {
 		return h
 	}
-	h.Proc = doctor.Known(hasProc(o.HostFS))
+	if !o.Simulated {
+		h.Proc = doctor.Known(hasProc(o.HostFS))
+	}
 	h.SELinux = doctor.Known(selinux(o))
 	h.Space = within(ctx, "the file system of the records", func() ([]doctor.Space, error) { return spaces(o) })
 	if _, err := os.Stat(o.StateDir); err == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -118,9 +119,7 @@ func kubeletConfig(o Options, flags map[string]string) (c doctor.KubeletConfig, 
 		if err := yaml.Unmarshal(data, &file); err != nil {
 			return c, fmt.Errorf("%s: %w", name, err)
 		}
-		for gate, on := range file.FeatureGates {
-			c.FeatureGates[gate] = on
-		}
+		maps.Copy(c.FeatureGates, file.FeatureGates)
 		c.TopologyPolicy = file.TopologyManagerPolicy
 	}
 	// The command line goes before the file (cmd/kubelet/app/server.go).

@@ -53,7 +53,7 @@ func named(processes []process, program string) (found []process) {
 		if p.foreign {
 			continue
 		}
-		if filepath.Base(p.args[0]) == program || len(p.args) > 1 && p.args[1] == program && !strings.Contains(p.args[0], "kubectl") {
+		if filepath.Base(p.args[0]) == program || len(p.args) > 2 && p.args[1] == program {
 			found = append(found, p)
 		}
 	}

@@ -40,7 +40,7 @@ func runtimeConfig(o Options, processes []process, r *doctor.RuntimeFacts) (doct
 	if o.Root == "" {
 		return doctor.RuntimeConfig{}, errors.New("the runtime's configuration is not in the agent's pod; run doctor on the node")
 	}
-	containerd, crio := running(processes, "containerd"), running(processes, "crio")
+	containerd, crio := named(processes, "containerd"), named(processes, "crio")
 	switch {
 	case r.Name == "cri-o" || r.Name == "" && len(containerd) == 0 && len(crio) > 0:
 		r.Name = "cri-o"
@@ -52,11 +52,6 @@ func runtimeConfig(o Options, processes []process, r *doctor.RuntimeFacts) (doct
 		return doctor.RuntimeConfig{}, fmt.Errorf("the configuration of %s is not known here", r.Name)
 	}
 	return doctor.RuntimeConfig{}, errors.New("no container runtime is to be seen")
-}
-
-// running returns the processes of a runtime's daemon.
-func running(processes []process, program string) []process {
-	return slices.DeleteFunc(named(processes, program), func(p process) bool { return filepath.Base(p.args[0]) != program })
 }
 
 // containerdFile is what matters of a configuration file of containerd.

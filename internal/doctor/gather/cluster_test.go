@@ -1,0 +1,258 @@
+package gather
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/internal/doctor"
+)
+
+// server is an API server, and what a test changes of it.
+type server struct {
+	objects []runtime.Object
+	without bool              // resource.k8s.io
+	denied  map[string]string // verb and resource, and whom: "agent" or "self"
+	user    string            // who asks
+}
+
+func newServer() *server {
+	s := &server{user: "system:node:n", denied: map[string]string{}}
+	s.objects = []runtime.Object{
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.37.0", ContainerRuntimeVersion: "containerd://2.1.4"}}},
+		&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-x", Labels: map[string]string{"app.kubernetes.io/name": "chandler"}},
+			Spec:       corev1.PodSpec{NodeName: "n", ServiceAccountName: "chandler", Volumes: pluginVolume},
+			Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "other-abcde"}, Spec: corev1.PodSpec{NodeName: "n", Volumes: pluginVolume}},
+		&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.chandler.dev"}, Spec: class(`device.driver == "chandler.dev"`)},
+	}
+	for _, name := range Policies {
+		s.objects = append(s.objects, &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	return s
+}
+
+var pluginVolume = []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/device-plugins"}}}}
+
+func class(expression string) resourceapi.DeviceClassSpec {
+	return resourceapi.DeviceClassSpec{ExtendedResourceName: new("amd.com/gpu"), Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}
+}
+
+// drop takes objects away.
+func (s *server) drop(name string) {
+	s.objects = slices.DeleteFunc(s.objects, func(o runtime.Object) bool { return o.(metav1.Object).GetName() == name })
+}
+
+// facts asks the server as the agent of node n.
+func (s *server) facts() *doctor.Facts {
+	client := fake.NewClientset(s.objects...)
+	if !s.without {
+		client.Resources = []*metav1.APIResourceList{{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceslices"}}}}
+	}
+	client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		switch create, _ := action.(clienttesting.CreateAction); action.GetResource().Resource {
+		case "selfsubjectreviews":
+			review := create.GetObject().(*authenticationv1.SelfSubjectReview).DeepCopy()
+			review.Status.UserInfo.Username = s.user
+			return true, review, nil
+		case "selfsubjectaccessreviews":
+			review := create.GetObject().(*authorizationv1.SelfSubjectAccessReview).DeepCopy()
+			review.Status.Allowed = !s.denies(review.Spec.ResourceAttributes)
+			return true, review, nil
+		case "subjectaccessreviews":
+			review := create.GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
+			review.Status.Allowed = !s.denies(review.Spec.ResourceAttributes)
+			return true, review, nil
+		}
+		if s.denied[action.GetVerb()+" "+action.GetResource().Resource] == "self" {
+			if list, ok := action.(clienttesting.ListAction); ok && !list.GetListRestrictions().Fields.Empty() {
+				return false, nil, nil // of its own node it may see
+			}
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: action.GetResource().Resource}, "", nil)
+		}
+		return false, nil, nil
+	})
+	f := &doctor.Facts{Head: doctor.Head{Node: "n", Version: "v1", Time: time.Now()}}
+	ask(context.Background(), Options{Node: "n", PluginDir: "/var/lib/kubelet/device-plugins/"}, client, f)
+	return f
+}
+
+func (s *server) denies(a *authorizationv1.ResourceAttributes) bool {
+	return s.denied[a.Verb+" "+a.Resource] == "agent"
+}
+
+func TestBrokenClusters(t *testing.T) {
+	for code, break_ := range map[string]func(s *server){
+		"": func(*server) {},
+		"CH0604": func(s *server) {
+			s.objects = append(s.objects, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: class(`device.driver == "other"`)})
+		},
+		"CH0605": func(s *server) { s.denied["patch resourceclaims"] = "agent" },
+		"CH0607": func(s *server) { s.drop("n") },
+		"CH0612": func(s *server) { s.drop("slices.chandler.dev") },
+	} {
+		t.Run(code, func(t *testing.T) {
+			s := newServer()
+			break_(s)
+			var want []string
+			if code != "" {
+				want = []string{code}
+			}
+			report := doctor.Judge(s.facts(), doctor.Cluster)
+			if found := report.Codes(); !slices.Equal(found, want) {
+				t.Errorf("found %v, want %v: %+v", found, want, report.Sections)
+			}
+		})
+	}
+}
+
+// A server without resource.k8s.io is asked for nothing of it.
+func TestClassicCluster(t *testing.T) {
+	s := newServer()
+	s.without = true
+	s.drop("parameters.chandler.dev")
+	f := s.facts()
+	if found := doctor.Judge(f, doctor.Cluster).Codes(); f.Cluster.DRA.Value || len(found) > 0 {
+		t.Errorf("found %v", found)
+	}
+}
+
+// The kubelet's credentials show the slices of its own node, and nothing is said of others.
+func TestKubeletCredentials(t *testing.T) {
+	s := newServer()
+	for _, what := range []string{"list resourceslices", "list deviceclasses", "get validatingadmissionpolicies"} {
+		s.denied[what] = "self"
+	}
+	f := s.facts()
+	if f.Cluster.Slices.Not != "" || !f.Cluster.OwnOnly {
+		t.Errorf("slices: %q, of this node alone %t", f.Cluster.Slices.Not, f.Cluster.OwnOnly)
+	}
+	report := doctor.Judge(f, doctor.Cluster)
+	if found := report.Codes(); len(found) > 0 || report.Count(doctor.NotAsked) < 3 {
+		t.Errorf("found %v, %+v", found, report.Sections)
+	}
+}
+
+// The agent's pod, and pods of other plugins, are found among those of the node.
+func TestPods(t *testing.T) {
+	f := newServer().facts()
+	if pod := f.Agent.Pod.Value; pod == nil || pod.Name != "chandler-x" {
+		t.Errorf("the agent's pod is %v", pod)
+	}
+	if want := []string{"kube-system/other-abcde"}; !slices.Equal(f.Kubelet.PluginPods, want) {
+		t.Errorf("other plugins: %v", f.Kubelet.PluginPods)
+	}
+}
+
+// The rights that are asked for are those that the manifests give.
+func TestRights(t *testing.T) {
+	data, err := os.ReadFile("../../../deployments/rbac.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var role rbacv1.ClusterRole
+	for document := range strings.SplitSeq(string(data), "\n---\n") {
+		if strings.Contains(document, "kind: ClusterRole\n") {
+			if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, r := range Rights(true) {
+		resource := strings.TrimPrefix(r.String(), r.Verb+" ")
+		if !slices.ContainsFunc(role.Rules, func(rule rbacv1.PolicyRule) bool {
+			return slices.Contains(rule.APIGroups, r.Group) && slices.Contains(rule.Resources, resource) && slices.Contains(rule.Verbs, r.Verb)
+		}) {
+			t.Errorf("%s is not in rbac.yaml", r)
+		}
+	}
+}
+
+// The policies are those of the manifests.
+func TestPolicies(t *testing.T) {
+	files, err := filepath.Glob("../../../deployments/admission*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for document := range strings.SplitSeq(string(data), "\n---\n") {
+			var policy metav1.PartialObjectMetadata
+			if err := yaml.Unmarshal([]byte(document), &policy); err == nil && policy.Kind == "ValidatingAdmissionPolicy" {
+				found = append(found, policy.Name)
+			}
+		}
+	}
+	slices.Sort(found)
+	if !slices.Equal(found, Policies) {
+		t.Errorf("the manifests have %v, and doctor looks for %v", found, Policies)
+	}
+}
+
+// The clock is compared with the server's.
+func TestSkew(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
+	}))
+	defer server.Close()
+	got, err := skew(t.Context(), &rest.Config{Host: server.URL})
+	if err != nil || (got-time.Hour).Abs() > 2*time.Second {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
+// The agent's answers, and the features in its metrics, are read; one that hangs costs seconds.
+func TestAgentAnswers(t *testing.T) {
+	wrong := "the configuration is wrong: exclude[0].cel"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/readyz":
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintln(w, wrong)
+		case "/metrics":
+			fmt.Fprint(w, "# HELP x\nchandler_dra_server_feature_enabled{feature=\"DRADeviceTaints\"} 0\nchandler_dra_server_feature_enabled{feature=\"DRAConsumableCapacity\"} 1\n")
+		}
+	}))
+	defer server.Close()
+	n := newMadeUp(t)
+	n.options.Agent = strings.TrimPrefix(server.URL, "http://")
+	f := n.facts()
+	if f.Agent.Ready.Value != wrong || f.Agent.Live.Value != "" || f.Agent.Features.Value["DRADeviceTaints"] || !f.Agent.Features.Value["DRAConsumableCapacity"] {
+		t.Errorf("%+v", f.Agent)
+	}
+	if found := doctor.Judge(f, doctor.Agent).Codes(); !slices.Equal(found, []string{"CH0703"}) {
+		t.Errorf("found %v", found)
+	}
+	server.Close()
+	if found := doctor.Judge(n.facts(), doctor.Agent).Codes(); !slices.Equal(found, []string{"CH0701"}) {
+		t.Errorf("without an answer: found %v", found)
+	}
+}

@@ -1,0 +1,317 @@
+package gather
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/client-go/rest"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/doctor"
+)
+
+// madeUp is a node that consists of files, with a kubelet that answers.
+type madeUp struct {
+	t       *testing.T
+	root    string
+	options Options
+	kubelet *grpc.Server
+	listed  []*podresourcesapi.ContainerDevices
+}
+
+// kubeletPID, and those that follow, are made-up processes.
+const (
+	kubeletPID = "100"
+	runtimePID = "200"
+	agentPID   = "300"
+)
+
+const uid = "5d0cd0c4-1111-2222-3333-444455556666"
+
+// newMadeUp makes a node on which nothing is wrong: containerd 2 with CDI, a claim that is
+// prepared, and an agent.
+func newMadeUp(t *testing.T) *madeUp {
+	t.Helper()
+	root, err := os.MkdirTemp("", "n") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	n := &madeUp{t: t, root: root}
+	kubelet := filepath.Join(root, "k")
+	n.options = Options{
+		Node: "n", Version: "v1", Root: root, Proc: filepath.Join(root, "proc"), Self: filepath.Join(root, "self"), Simulated: true,
+		KubeletRoot: kubelet, PluginDir: filepath.Join(kubelet, "device-plugins"), StateDir: filepath.Join(kubelet, "plugins/chandler.dev"), CDIDir: filepath.Join(root, "var/run/cdi"),
+		Connect: func() (*rest.Config, error) { return nil, errors.New("no kubeconfig") },
+	}
+	for _, dir := range []string{"sys/bus/pci/devices", "sys/module/kvm", "dev", "k/device-plugins", "k/pod-resources", "k/plugins_registry", "k/plugins/chandler.dev/claims", "etc/cdi", "var/run/cdi"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.write("etc/containerd/config.toml", "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n")
+	n.write("k/config.yaml", "kind: KubeletConfiguration\ntopologyManagerPolicy: none\nfeatureGates: {Other: true}\n")
+	n.write("proc/stat", "cpu 1 2 3\nbtime 1000000000\n")
+	n.write("proc/sys/kernel/random/boot_id", "boot\n")
+	n.process(kubeletPID, "/usr/bin/kubelet", "--root-dir="+kubelet, "--config=/k/config.yaml")
+	n.process(runtimePID, "/usr/bin/containerd", "--config", "/etc/containerd/config.toml")
+	n.process(agentPID, "/chandler", "run", "--kubelet-root="+kubelet)
+	n.write("proc/"+agentPID+"/attr/current", "system_u:system_r:container_device_plugin_t:s0\x00")
+	n.write("k/plugins/chandler.dev/claims/"+uid+".record", "sum\n"+`{"version":2,"readableBy":1,"uid":"`+uid+`","namespace":"ml","name":"llama","boot":"boot"}`)
+	n.write("var/run/cdi/chandler.dev-claim_"+uid+".json", `{"cdiVersion":"0.6.0","kind":"chandler.dev/claim","devices":[{"name":"`+uid+`-0-gpu","containerEdits":{"env":["A=B"]}}]}`)
+	n.listen("k/device-plugins/kubelet.sock", nil)
+	n.listen("k/plugins_registry/chandler.dev-reg.sock", nil)
+	n.kubelet = grpc.NewServer()
+	podresourcesapi.RegisterPodResourcesListerServer(n.kubelet, answers{madeUp: n})
+	n.listen("k/pod-resources/kubelet.sock", n.kubelet)
+	return n
+}
+
+// write writes a file of the node, some days ago.
+func (n *madeUp) write(name, text string) {
+	n.t.Helper()
+	file := filepath.Join(n.root, name)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.Chtimes(file, time.Time{}, time.Now().Add(-72*time.Hour)); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *madeUp) remove(name string) {
+	n.t.Helper()
+	if err := os.RemoveAll(filepath.Join(n.root, name)); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// process makes a process that started a day ago.
+func (n *madeUp) process(pid string, args ...string) {
+	n.t.Helper()
+	n.write("proc/"+pid+"/cmdline", strings.Join(args, "\x00")+"\x00")
+	ticks := (time.Now().Unix() - 24*3600 - 1000000000) * 100
+	n.write("proc/"+pid+"/stat", pid+" (a b) S 1"+strings.Repeat(" 0", 17)+" "+itoa(ticks)+" 0 0\n")
+}
+
+func itoa(n int64) string {
+	var digits []byte
+	for ; n > 0; n /= 10 {
+		digits = append(digits, byte('0'+n%10))
+	}
+	slices.Reverse(digits)
+	return string(digits)
+}
+
+// listen serves at a socket of the node, or only takes connections.
+func (n *madeUp) listen(name string, server *grpc.Server) {
+	n.t.Helper()
+	listener, err := net.Listen("unix", filepath.Join(n.root, name))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { listener.Close() })
+	if server != nil {
+		n.t.Cleanup(server.Stop)
+		go func() { _ = server.Serve(listener) }()
+	}
+}
+
+// answers is the kubelet's PodResources API.
+type answers struct {
+	podresourcesapi.UnimplementedPodResourcesListerServer
+	*madeUp
+}
+
+// List implements the API.
+func (answers) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
+	return &podresourcesapi.ListPodResourcesResponse{}, nil
+}
+
+// GetAllocatableResources implements the API.
+func (a answers) GetAllocatableResources(context.Context, *podresourcesapi.AllocatableResourcesRequest) (*podresourcesapi.AllocatableResourcesResponse, error) {
+	return &podresourcesapi.AllocatableResourcesResponse{Devices: a.listed}, nil
+}
+
+// facts gathers the facts of the node.
+func (n *madeUp) facts() *doctor.Facts {
+	n.t.Helper()
+	var err error
+	if n.options.HostFS, err = hostfs.Open(n.root); err != nil {
+		n.t.Fatal(err)
+	}
+	f := All(n.t.Context(), n.options)
+	f.Kubelet.Ours = map[string][]string{"nvidia.com/gpu": {}}
+	f.Kubernetes = "v1.37.0"
+	return f
+}
+
+// asked are the categories that a node without an API server can answer.
+var asked = []doctor.Category{doctor.Kubelet, doctor.Runtime, doctor.Host, doctor.Agent}
+
+// What is wrong with the files, processes and sockets of a node has its code, and a healthy node
+// has none.
+func TestBrokenNodes(t *testing.T) {
+	const state = "k/plugins/chandler.dev/"
+	for code, break_ := range map[string]func(n *madeUp){
+		"": func(*madeUp) {},
+		"CH0101": func(n *madeUp) {
+			n.options.PluginDir = filepath.Join(n.root, "k/elsewhere")
+			if err := os.WriteFile(n.options.PluginDir, nil, 0o644); err != nil {
+				n.t.Fatal(err)
+			}
+		},
+		"CH0102": func(n *madeUp) { n.remove("k/device-plugins/kubelet.sock") },
+		"CH0103": func(n *madeUp) { n.remove("k/plugins_registry/chandler.dev-reg.sock") },
+		"CH0104": func(n *madeUp) {
+			n.listed = []*podresourcesapi.ContainerDevices{{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-1"}}}
+		},
+		"CH0105": func(n *madeUp) {
+			n.write("k/config.yaml", "featureGates: {KubeletPodResourcesDynamicResources: false}\n")
+		},
+		"CH0108": func(n *madeUp) { n.process(kubeletPID, "/usr/bin/kubelet", "--root-dir", "/var/lib/k0s/kubelet") },
+		"CH0109": func(n *madeUp) {
+			n.process(kubeletPID, "/usr/bin/kubelet", "--root-dir="+n.options.KubeletRoot, "--feature-gates=A=true,DynamicResourceAllocation=false")
+		},
+		"CH0202": func(n *madeUp) {
+			n.write("etc/containerd/config.toml", "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n")
+		},
+		"CH0203": func(n *madeUp) {
+			n.write("etc/containerd/config.toml", "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\ncdi_spec_dirs = ['/etc/cdi']\n")
+		},
+		"CH0204": func(n *madeUp) {
+			n.write("var/run/cdi/chandler.dev-claim_u2.json", `{"cdiVersion":"0.6.0","kind":"chandler.dev/claim","devices":[{"name":"u2-0-gpu","containerEdits":{"env":["A=B"]}}]}`)
+		},
+		"CH0206": func(n *madeUp) { n.remove("var/run/cdi/chandler.dev-claim_" + uid + ".json") },
+		"CH0207": func(n *madeUp) { n.write("etc/cdi/vendor.json", `{"cdiVersion":`) },
+		"CH0208": func(n *madeUp) {
+			if err := os.Chtimes(filepath.Join(n.root, "etc/containerd/config.toml"), time.Time{}, time.Now()); err != nil {
+				n.t.Fatal(err)
+			}
+		},
+		"CH0304": func(n *madeUp) { n.function("0000:41:00.0", "0x030200", "", "") },
+		"CH0401": func(n *madeUp) { n.function("0000:41:00.0", "0x020000", "vfio-pci", "") },
+		"CH0403": func(n *madeUp) { n.function("0000:41:00.0", "0x020000", "", "vfio-pci") },
+		"CH0404": func(n *madeUp) {
+			n.write("sys/fs/selinux/enforce", "1")
+			n.write("proc/"+agentPID+"/attr/current", "system_u:system_r:container_t:s0:c1,c2\n")
+		},
+		"CH0409": func(n *madeUp) { n.options.Simulated = false },
+		"CH0701": func(n *madeUp) { n.remove("proc/" + agentPID) },
+		"CH0702": func(n *madeUp) { n.write(state+"sides.json.unreadable", "") },
+		"CH0704": func(n *madeUp) {
+			n.write(state+"claims/u9.bad0", "sum\n"+`{"version":99,"readableBy":99,"uid":"","boot":"boot"}`)
+		},
+		"CH0707": func(n *madeUp) { n.write(state+"claims/u8.record", "") },
+	} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			n := newMadeUp(t)
+			break_(n)
+			var want []string
+			if code != "" {
+				want = []string{code}
+			}
+			report := doctor.Judge(n.facts(), asked...)
+			if found := report.Codes(); !slices.Equal(found, want) {
+				t.Errorf("found %v, want %v: %+v", found, want, report.Sections)
+			}
+		})
+	}
+}
+
+// function makes a PCI function.
+func (n *madeUp) function(at, class, driver, override string) {
+	dir := "sys/devices/pci0000:00/" + at
+	n.write(dir+"/class", class+"00"[:8-len(class)])
+	n.write(dir+"/vendor", "0x10de")
+	n.write(dir+"/device", "0x2330")
+	n.write(dir+"/driver_override", cmpOr(override, "(null)"))
+	if err := os.Symlink("../../../devices/pci0000:00/"+at, filepath.Join(n.root, "sys/bus/pci/devices", at)); err != nil {
+		n.t.Fatal(err)
+	}
+	if driver == "" {
+		return
+	}
+	n.write("sys/bus/pci/drivers/"+driver+"/bind", "")
+	if err := os.Symlink("../../../bus/pci/drivers/"+driver, filepath.Join(n.root, dir, "driver")); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func cmpOr(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// A kubelet that never answers, and one that has gone, keep nothing else from being asked.
+func TestSilentKubelet(t *testing.T) {
+	n := newMadeUp(t)
+	n.kubelet.Stop()
+	begun := time.Now()
+	f := n.facts()
+	if found := doctor.Judge(f, doctor.Kubelet).Codes(); !slices.Equal(found, []string{"CH0102"}) {
+		t.Errorf("found %v", found)
+	}
+	if f.Agent.Records.Not != "" || f.Runtime.Config.Not != "" {
+		t.Errorf("not asked: %s %s", f.Agent.Records.Not, f.Runtime.Config.Not)
+	}
+	if took := time.Since(begun); took > 3*Patience {
+		t.Errorf("it took %s", took)
+	}
+}
+
+// A step that hangs is left alone.
+func TestWithin(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	hangs := make(chan struct{})
+	defer close(hangs)
+	got := within(ctx, "it", func() (int, error) { <-hangs; return 1, nil })
+	if got.Not == "" {
+		t.Error("it answered")
+	}
+	if got := within(t.Context(), "it", func() (int, error) { return 1, nil }); got.Value != 1 || got.Not != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Nothing of a node is changed.
+func TestNothingIsWritten(t *testing.T) {
+	n := newMadeUp(t)
+	before := listing(t, n.root)
+	n.facts()
+	if after := listing(t, n.root); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+func listing(t *testing.T, root string) string {
+	t.Helper()
+	var all strings.Builder
+	err := filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			all.WriteString(path + " " + info.ModTime().String() + "\n")
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.String()
+}
