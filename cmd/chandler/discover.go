@@ -25,6 +25,7 @@ type discoverOptions struct {
 	config   string
 	node     v1alpha1.Node
 	output   string
+	ascii    bool
 }
 
 func newDiscoverCommand() *cobra.Command {
@@ -39,6 +40,7 @@ recorded host, which may come from anybody. If something cannot be read, it says
 on standard error and prints the rest.`,
 		Example: `  chandler discover
   chandler discover -o json | jq '.devices[].name'
+  chandler discover -o tree
   chandler discover -o labels
   chandler discover --host-root /mnt/other-machine
   chandler discover rack7.host`,
@@ -50,12 +52,16 @@ on standard error and prints the rest.`,
 	cmd.Flags().StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
 	cmd.Flags().StringVar(&o.config, "config", "", "apply the rules of this DriverConfig `file`")
 	nodeFlags(cmd.Flags(), &o.node)
-	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, json, yaml, or labels: those of the node, a line each")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "table", "table, wide, tree, json, yaml, or labels: those of the node, a line each")
+	cmd.Flags().BoolVar(&o.ascii, "ascii", false, "with -o tree, use nothing but ASCII")
 	return cmd
 }
 
 func (o discoverOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
 	print, err := printer(o.output)
+	if o.output == "tree" {
+		print, err = o.treePrinter(args), nil
+	}
 	if err != nil {
 		return err
 	}
@@ -134,7 +140,7 @@ func printer(format string) (func(io.Writer, *rules.Snapshot) error, error) {
 	case "labels":
 		return printLabels, nil
 	}
-	return nil, fmt.Errorf("output format %q: want table, wide, json, yaml or labels", format)
+	return nil, fmt.Errorf("output format %q: want table, wide, tree, json, yaml or labels", format)
 }
 
 // printLabels prints the labels that the devices give their node. The error is what cannot

@@ -65,7 +65,7 @@ To see what it finds on this machine, without a cluster and without root:
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newMigrateCommand(), newValidateCommand(), newSlicesCommand(), newVersionCommand())
+	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newMigrateCommand(), newValidateCommand(), newSlicesCommand(), newVersionCommand(), newInventoryCommand())
 	cmd.AddCommand(newDoctorCommand(), newExplainCommand())
 	cmd.AddCommand(newUninstallCommand())
 	cmd.AddCommand(kubectl.Commands(buildVersion())...)

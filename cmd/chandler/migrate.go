@@ -159,6 +159,9 @@ type nodeNow struct {
 	agent.Standing
 	text []byte                            // of the configuration that is in force
 	pods map[types.NamespacedName][]string // that have each claim
+	said *kubeletapi.Listing               // the kubelet's word, nil if it was not asked or did not answer
+
+	functions int // PCI functions of the host
 }
 
 // look reads how a node is.
@@ -204,6 +207,10 @@ func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []stri
 	boot, _ := host.ReadText("/proc/sys/kernel/random/boot_id") // without it, records of any boot count
 	if n.Entries, err = ledger.ReadEntries(kubelet, stateDir, boot); err != nil {
 		return n, fmt.Errorf("who has what: %w", err)
+	}
+	n.said = listing
+	if functions, err := fs.ReadDir(host.FS, "sys/bus/pci/devices"); err == nil {
+		n.functions = len(functions)
 	}
 	if listing == nil {
 		err = n.addWritten(kubelet, devicePlugins)

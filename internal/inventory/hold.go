@@ -21,10 +21,10 @@ func hold(devices []*Device) {
 	}
 	for _, d := range devices {
 		d.Holding = Free
-		shares := int(d.Offered.Shares())
+		shares, had := int(d.Offered.Shares()), d.owned()
 		shared := d.Offered.Sharing != nil
 		if shares > 0 {
-			d.Shares = Shares{All: shares, Held: min(shares, len(d.Holders))}
+			d.Shares = Shares{All: shares, Held: min(shares, had)}
 		}
 		part := d.Offered.PartOf != nil
 		whole := part && d.Name == d.Silicon
@@ -32,7 +32,7 @@ func hold(devices []*Device) {
 		case d.Open && len(d.Holders) > 0:
 			d.Holding = Held
 		case d.Open:
-		case len(d.Holders) > 0 && shared && (shares == 0 || len(d.Holders) < shares):
+		case len(d.Holders) > 0 && shared && (shares == 0 || had < shares):
 			d.Holding = Partly
 		case len(d.Holders) > 0:
 			d.Holding = Held
@@ -42,6 +42,21 @@ func hold(devices []*Device) {
 			d.Holding = Taken
 		}
 	}
+}
+
+// owned counts the claims and the classic IDs by which somebody has the device. Containers
+// that have one claim together have one share.
+func (d *Device) owned() (n int) {
+	claims := make(map[string]bool)
+	for i := range d.Holders {
+		h := &d.Holders[i]
+		if h.Claim == "" {
+			n++
+			continue
+		}
+		claims[h.Namespace+"/"+h.Claim+" "+h.Request] = true
+	}
+	return n + len(claims)
 }
 
 // countersLeft returns what is left of the counters of each piece of silicon.

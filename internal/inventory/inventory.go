@@ -122,6 +122,9 @@ type Count struct {
 	Held int    `json:"held"`
 	Out  int    `json:"out"` // neither: unhealthy, not readable, or about to move
 	Open int    `json:"open,omitempty"`
+
+	Devices     int `json:"devices"`     // whatever their shares, less those for any number
+	FreeDevices int `json:"freeDevices"` // of which nobody has anything
 }
 
 // State says in one word how a device is, by what matters most of it.

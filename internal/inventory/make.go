@@ -43,6 +43,7 @@ func Make(facts Facts) *Inventory {
 			}
 		}
 		hold(inv.Devices)
+		inv.tellMoves()
 	}
 	for _, d := range inv.Devices {
 		d.State = d.state(facts.Asked)
@@ -58,6 +59,23 @@ func Make(facts Facts) *Inventory {
 		inv.Problems = append(inv.Problems, Problem{p.Device, p.Err.Error()})
 	}
 	return inv
+}
+
+// tellMoves says for whom moves wait, where the facts do not.
+func (inv *Inventory) tellMoves() {
+	owners := make(map[string][]string)
+	for _, d := range inv.Devices {
+		for _, who := range d.Owners() {
+			if !slices.Contains(owners[d.Silicon], who) {
+				owners[d.Silicon] = append(owners[d.Silicon], who)
+			}
+		}
+	}
+	for _, d := range inv.Devices {
+		if d.Move != nil && len(d.Move.For) == 0 {
+			d.Move.For = owners[d.Silicon]
+		}
+	}
 }
 
 // describe says what a device is by itself.
@@ -162,6 +180,10 @@ func (inv *Inventory) count() {
 			c.All, c.Held, c.Out = c.All+all, c.Held+had, c.Out+out
 			if inv.Asked {
 				c.Free += all - had - out
+			}
+			c.Devices++
+			if inv.Asked && had == 0 && out == 0 {
+				c.FreeDevices++
 			}
 		}
 	}

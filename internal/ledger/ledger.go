@@ -357,6 +357,16 @@ func (l *Ledger) Claim(uid types.UID) (*Claim, State) {
 	return c, state
 }
 
+// Since returns when the record of a claim was written, zero if it cannot be told. It asks
+// the disk.
+func (l *Ledger) Since(uid types.UID) time.Time {
+	info, err := l.claims.Lstat(l.claimFile(uid))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
 // IsSealed reports whether there is something of a claim that is not understood.
 func (l *Ledger) IsSealed(uid types.UID) bool { return l.account(sealedKey(string(uid))) != nil }
 

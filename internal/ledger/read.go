@@ -8,6 +8,9 @@ import (
 	"io/fs"
 	"path"
 	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Read returns who has which devices, by the devices' names, as the files of a
@@ -58,6 +61,16 @@ func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
 		entries = append(entries, g)
 	}
 	return entries, errors.Join(err, grantsErr)
+}
+
+// ReadSince returns when the record of a claim was written, as the files of a ledger say, zero
+// if it cannot be told.
+func ReadSince(host fs.FS, dir string, uid types.UID) time.Time {
+	info, err := fs.Stat(host, path.Join(dir, claimsDir, string(uid)+claimExtension))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
 }
 
 func readClaims(host fs.FS, dir, boot string) (claims []*Claim, err error) {

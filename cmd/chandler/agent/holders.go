@@ -3,41 +3,47 @@ package agent
 import (
 	"cmp"
 	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
+	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 )
 
-// holder is a container that has a device, as far as it is known.
-type holder struct {
-	Device    string
-	API       discovery.Mode
-	Namespace string
-	Pod       string // "" while the kubelet has not named it
-	Container string // likewise
-	Claim     string // the claim's name, or its UID where no more is known; "" of the device-plugin API
-	Request   string // of the claim
-	Resource  string // of the device-plugin API
-}
-
 // container is a container as the kubelet names it.
 type container struct{ pod, name string }
 
-// holdersOf returns who has what, each once, in a fixed order. The containers that have
-// claims are those that the kubelet said last, which may be nil. A claim that
-// the kubelet does not know of a container has no pod.
-func holdersOf(view *ledger.View, said *kubeletapi.Listing) []holder {
-	var holders []holder
+// holdersOf returns who has what, each once, in a fixed order and without times; see [Holders].
+func holdersOf(view *ledger.View, said *kubeletapi.Listing) []inventory.Holder {
+	holders := Holders(view, said, nil)
+	for i := range holders {
+		holders[i].Since = time.Time{}
+	}
+	return slices.Compact(holders) // several shares of one device look the same
+}
+
+// Holders returns who has what, in a fixed order, once for each share. The containers that
+// have claims are those that the kubelet said last, which may be nil. A claim that
+// the kubelet does not know of a container has no pod. since says when a claim
+// was given what it has; it may be nil.
+func Holders(view *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) []inventory.Holder {
+	var holders []inventory.Holder
+	if since == nil {
+		since = func(types.UID) time.Time { return time.Time{} }
+	}
 	named := containersByCDI(said)
 	for _, c := range view.Claims() {
+		at := since(c.UID)
 		for i := range c.Results {
 			r := &c.Results[i]
 			if r.Admin {
 				continue
 			}
-			h := holder{Device: r.Source, API: discovery.ModeDRA, Namespace: c.Namespace, Claim: c.Name, Request: r.Request}
+			h := inventory.Holder{Device: r.Source, API: discovery.ModeDRA, Namespace: c.Namespace, Claim: cmp.Or(c.Name, string(c.UID)), Request: r.Request, Since: at}
 			containers := named[cdi.ID(r.CDI)]
 			for _, by := range containers {
 				h.Pod, h.Container = by.pod, by.name
@@ -50,24 +56,24 @@ func holdersOf(view *ledger.View, said *kubeletapi.Listing) []holder {
 	}
 	for _, s := range view.Sealed() {
 		for _, d := range s.Devices {
-			holders = append(holders, holder{Device: d.Name, API: discovery.ModeDRA, Claim: string(s.UID)})
+			holders = append(holders, inventory.Holder{Device: d.Name, API: discovery.ModeDRA, Claim: string(s.UID), Since: since(s.UID)})
 		}
 	}
 	for _, g := range view.Grants() {
 		owner := g.Owner()
 		for _, device := range g.Devices {
-			holders = append(holders, holder{
+			holders = append(holders, inventory.Holder{
 				Device: device, API: discovery.ModeDevicePlugin,
-				Namespace: owner.Namespace, Pod: owner.Name, Container: owner.Container, Resource: g.Resource,
+				Namespace: owner.Namespace, Pod: owner.Name, Container: owner.Container, Resource: g.Resource, Since: g.Since,
 			})
 		}
 	}
-	slices.SortFunc(holders, func(a, b holder) int {
+	slices.SortFunc(holders, func(a, b inventory.Holder) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.API, b.API), cmp.Compare(a.Namespace, b.Namespace),
 			cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Claim, b.Claim),
-			cmp.Compare(a.Request, b.Request), cmp.Compare(a.Resource, b.Resource))
+			cmp.Compare(a.Request, b.Request), cmp.Compare(a.Resource, b.Resource), a.Since.Compare(b.Since))
 	})
-	return slices.Compact(holders) // several shares of one device look the same
+	return holders
 }
 
 // containersByCDI returns which containers have the CDI devices of claims, by their names.

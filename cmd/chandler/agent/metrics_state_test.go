@@ -32,6 +32,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/driver/features"
+	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy"
@@ -299,7 +300,7 @@ func TestHolders(t *testing.T) {
 	sealed := &ledger.Sealed{UID: "lost", Devices: []ledger.SealedDevice{{Name: "old"}}}
 	view := ledger.ViewOf(nil, slices.Concat([]ledger.Entry{claim, sealed}, grants)...)
 	dra, classic := discovery.ModeDRA, discovery.ModeDevicePlugin
-	want := []holder{
+	want := []inventory.Holder{
 		{Device: "gpu", API: dra, Namespace: "a", Claim: "c", Request: "one"},
 		{Device: "nic", API: classic, Resource: "r"},
 		{Device: "nic", API: classic, Namespace: "b", Pod: "p", Container: "main", Resource: "r"},

@@ -19,6 +19,10 @@ type Placement struct {
 	// the other API, or for the first API. It is withheld meanwhile.
 	Moving map[string]string
 
+	// To is the API to which silicon moves that is among Moving. It is missing there if the
+	// silicon changes in another way.
+	To map[string]discovery.Mode
+
 	// Free is the silicon of Facts.Changing that nobody has: it may change now.
 	Free map[string]bool
 
@@ -67,7 +71,7 @@ type Published struct {
 //
 // Place is pure.
 func Place(before map[string]discovery.Mode, devices []rules.Offered, view *ledger.View, facts Facts) Placement {
-	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), Free: make(map[string]bool)}
+	p := Placement{API: maps.Clone(before), Moving: make(map[string]string), To: make(map[string]discovery.Mode), Free: make(map[string]bool)}
 	if p.API == nil {
 		p.API = make(map[string]discovery.Mode)
 	}
@@ -141,6 +145,7 @@ func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts
 		} else {
 			reason = fmt.Sprintf("moves to API %s once it is free of %s", wanted, reason)
 			now = cmp.Or(now, other(wanted))
+			p.To[silicon] = wanted
 		}
 	}
 	if reason != "" {

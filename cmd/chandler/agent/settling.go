@@ -18,13 +18,17 @@ type settling struct {
 	again   *time.Timer // for the next scan
 }
 
+// HealthFile is the file, in the agent's directory, in which the states of devices are; see
+// [discovery.Settler].
+const HealthFile = "health.json"
+
 // newSettling reads the last states of devices. rescan is called when a state may
 // change by itself, such as when a device has been well for long enough.
 func newSettling(ctx context.Context, severity discovery.Severity, files disk.Files, stateDir string, rescan func()) *settling {
 	s := &settling{again: time.AfterFunc(time.Hour, rescan)}
 	s.again.Stop()
 	s.settler.Severity = severity
-	s.memo = openMemo(ctx, files, filepath.Join(stateDir, "health.json"), func(data []byte) error { return json.Unmarshal(data, &s.settler) })
+	s.memo = openMemo(ctx, files, filepath.Join(stateDir, HealthFile), func(data []byte) error { return json.Unmarshal(data, &s.settler) })
 	return s
 }
 

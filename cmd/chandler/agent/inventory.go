@@ -1,0 +1,63 @@
+package agent
+
+import (
+	"io/fs"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
+)
+
+// inventory returns what the node has and who has it, as it is now, and false before that
+// is known. It asks neither the API server nor the kubelet: pods are those that the
+// kubelet named last. It asks the disk since when claims have what they have.
+func (a *agent) inventory() (inventory.Facts, bool) {
+	p := a.placed.Load()
+	if p == nil {
+		return inventory.Facts{}, false
+	}
+	facts := p.facts(a.ledger.View, a.cluster.Said(), a.ledger.Since)
+	facts.Name, facts.Version, facts.Families, facts.At = a.NodeName, a.Version, len(a.Families), time.Now()
+	return facts, true
+}
+
+// facts returns what an inventory is made of, less what is not of devices.
+func (p *placed) facts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Listing, since func(types.UID) time.Time) inventory.Facts {
+	facts := inventory.Facts{
+		Snapshot: p.snapshot, Asked: true, API: p.placement.API, Moves: make(map[string]inventory.Move),
+		Holders: Holders(view(&ledger.Present{Snapshot: p.snapshot}), said, since),
+	}
+	for silicon, reason := range p.placement.Moving {
+		facts.Moves[silicon] = inventory.Move{To: p.placement.To[silicon], Reason: reason}
+	}
+	return facts
+}
+
+// Facts returns what an inventory is made of, less what the standing does not say. said is
+// the kubelet's word, which may be nil; kubelet is its directory, and dir the agent's below
+// it.
+func (s Standing) Facts(said *kubeletapi.Listing, kubelet fs.FS, dir string) inventory.Facts {
+	snapshot := s.Rules.Apply(s.Devices)
+	since := func(claim types.UID) time.Time { return ledger.ReadSince(kubelet, dir, claim) }
+	facts := inventory.Facts{
+		Snapshot: snapshot, Asked: true, API: s.API, Moves: make(map[string]inventory.Move),
+		Holders: Holders(ledger.ViewOf(&ledger.Present{Snapshot: snapshot}, s.Entries...), said, since),
+	}
+	if s.API == nil {
+		return facts
+	}
+	for _, step := range s.Plan(s.Rules) {
+		if d, found := snapshot.Lookup(step.Device); found && step.Fate == Waits {
+			move := inventory.Move{To: step.To, Reason: step.Reason}
+			if step.To == step.From {
+				move.To = discovery.ModeAuto
+			}
+			facts.Moves[d.Silicon()] = move
+		}
+	}
+	return facts
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/inventory/text"
+	"chandler.dev/internal/terminal"
+)
+
+type inventoryOptions struct {
+	migrateOptions
+
+	ascii bool
+}
+
+func newInventoryCommand() *cobra.Command {
+	var o inventoryOptions
+	cmd := &cobra.Command{
+		Use:   "inventory [RECORDED.host]",
+		Short: "Print the devices of this node in their places, and who has them",
+		Long: `Print the devices of this node, or of a recorded host, where they stand in the
+machine: below NUMA nodes, PCIe roots and switches, with private links on the
+right. It says how each device is, who has it by which API and since when, and what
+waits to move to the other API.
+
+On a node it reads the agent's directory and asks the kubelet's PodResources API, so it
+must run as root there. It asks no API server, and changes nothing. On a machine without a
+kubelet, and of a recorded host, it is not known who has what, unless --kubelet-root names
+a copy of the kubelet's directory.`,
+		Example: `  kubectl -n chandler exec POD -- /chandler inventory --host-root=/host
+  chandler inventory rack7.host
+  chandler inventory -o json | jq '.devices[] | select(.state == "free") | .name'`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
+		},
+	}
+	o.addFlags(cmd)
+	output := cmd.Flags().Lookup("output")
+	output.Usage, output.DefValue = "tree, json or yaml", "tree"
+	o.output = "tree"
+	cmd.Flags().BoolVar(&o.ascii, "ascii", false, "use nothing but ASCII")
+	return cmd
+}
+
+func (o *inventoryOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
+	if o.output != "tree" && o.output != "json" && o.output != "yaml" {
+		return fmt.Errorf("output format %q: want tree, json or yaml", o.output)
+	}
+	facts, err := o.facts(ctx, errOut, args)
+	if err != nil {
+		return err
+	}
+	return printInventory(out, errOut, inventory.Make(facts), o.output, o.ascii) //nolint:contextcheck // evaluating an expression does not block
+}
+
+// facts returns what the inventory is made of.
+func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []string) (inventory.Facts, error) {
+	name, err := nodeName(o.node.Name)
+	if err != nil {
+		return inventory.Facts{}, err
+	}
+	if o.node.Name == "" {
+		o.node.Name = name
+	}
+	kubelet := o.kubeletRoot
+	asked := len(args) == 0 || kubelet != defaultKubeletRoot
+	if _, err := os.Stat(kubelet); err != nil && kubelet == defaultKubeletRoot {
+		asked = false
+	}
+	warnings := errOut
+	if !asked {
+		warnings = io.Discard // nobody is there who could be asked
+	}
+	n, err := o.look(ctx, warnings, args)
+	if err != nil {
+		return inventory.Facts{}, err
+	}
+	files := os.DirFS(kubelet)
+	if asked {
+		n.Devices = settled(files, n.Devices)
+	}
+	facts := n.Facts(n.said, files, stateDir) //nolint:contextcheck // evaluating an expression does not block
+	facts.Asked, facts.Functions, facts.At = asked, n.functions, time.Now()
+	facts.Name, facts.Version, facts.Families = name, buildVersion(), len(families.All)
+	if len(args) == 1 {
+		facts.Recorded = filepath.Base(args[0])
+		facts.Name = recordedName(args[0])
+	}
+	return facts, nil
+}
+
+// recordedName is the name of a recorded host.
+func recordedName(file string) string { return strings.TrimSuffix(filepath.Base(file), ".host") }
+
+// settled returns a snapshot with the states of its devices, since when the agent wrote down
+// that they are so. If it wrote nothing that can be read, they are so since now.
+func settled(kubelet fs.FS, s *discovery.Snapshot) *discovery.Snapshot {
+	var settler discovery.Settler
+	data, err := fs.ReadFile(kubelet, stateDir+"/"+agent.HealthFile)
+	if err != nil || json.Unmarshal(data, &settler) != nil {
+		return s
+	}
+	said, _ := settler.Settle(s, time.Now())
+	return said
+}
+
+// printInventory prints an inventory, and the problems on errOut.
+func printInventory(out, errOut io.Writer, inv *inventory.Inventory, format string, ascii bool) error {
+	if err := writeInventory(out, inv, format, ascii); err != nil {
+		return err
+	}
+	for _, problem := range inv.Problems {
+		fmt.Fprintln(errOut, "problem:", terminal.Safe(problem.Text()))
+	}
+	return nil
+}
+
+func writeInventory(out io.Writer, inv *inventory.Inventory, format string, ascii bool) error {
+	switch format {
+	case "json":
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(inv)
+	case "yaml":
+		data, err := yaml.Marshal(inv)
+		if err != nil {
+			return err
+		}
+		_, err = out.Write(data)
+		return err
+	}
+	return text.Print(out, inv, terminal.Of(out, os.LookupEnv, ascii))
+}
+
+// treePrinter returns what prints a snapshot as a tree, without saying who has what.
+func (o discoverOptions) treePrinter(args []string) func(io.Writer, *rules.Snapshot) error {
+	return func(out io.Writer, s *rules.Snapshot) error {
+		facts := inventory.Facts{Snapshot: s, Families: len(families.All), At: time.Now(), Name: o.node.Name}
+		if len(args) == 1 {
+			facts.Name = recordedName(args[0])
+		}
+		if facts.Name == "" {
+			name, err := os.Hostname()
+			facts.Name = cmp.Or(name, "this host")
+			if err != nil {
+				return fmt.Errorf("host name: %w", err)
+			}
+		}
+		return writeInventory(out, inventory.Make(facts), "tree", o.ascii)
+	}
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"chandler.dev/internal/inventory"
+)
+
+// The inventory of a node is read from what its agent and its kubelet leave.
+func TestInventory(t *testing.T) {
+	dir := kubeletDir(t, map[string]string{
+		agentDir + "config.yaml": header() + "mode: DRA\n", agentDir + "sides.json": sides("DevicePlugin"), grantsFile: oneGrant,
+		agentDir + "health.json": `{"pci-0000-24-00-0":{"status":"Unhealthy","condition":"link-degraded","reason":"its link is slow","since":"2026-01-01T00:00:00Z"}}`,
+	})
+	args := []string{"inventory", eightGPUs, "--node-name=worker", "--kubelet-root", dir, "--device-plugin-dir", filepath.Join(dir, "device-plugins")}
+	var inv inventory.Inventory
+	if err := json.Unmarshal([]byte(mustRun(t, append(args, "-o", "json")...)), &inv); err != nil {
+		t.Fatal(err)
+	}
+	devices := make(map[string]*inventory.Device)
+	for _, d := range inv.Devices {
+		devices[d.Name] = d
+	}
+	d := devices["pci-0000-23-00-0"]
+	if d == nil || d.State != inventory.Moving || d.Move.To != "DRA" || len(d.Holders) != 1 || d.Holders[0].Pod != "train" || d.Holders[0].Since.Year() != 2026 {
+		t.Errorf("a GPU that a pod has and that is to move: %+v", d)
+	}
+	if d := devices["pci-0000-24-00-0"]; d == nil || d.Health.Since.IsZero() || d.Health.Effect != "None" {
+		t.Errorf("a GPU of which the agent wrote down since when it is degraded: %+v", d)
+	}
+	if d := devices["pci-0000-23-00-0"]; d.Place.Path == "" || d.Place.Root != "pci0000:20" {
+		t.Errorf("place %+v", d.Place)
+	}
+	tree := mustRun(t, args...)
+	if !strings.Contains(tree, "→ gpu 23:00.0") || !strings.Contains(tree, "moves to DRA once default/train lets go") {
+		t.Errorf("the tree does not say what waits:\n%s", tree)
+	}
+	if ascii := mustRun(t, append(args, "--ascii")...); !strings.Contains(ascii, "|- > gpu 23:00.0") {
+		t.Errorf("in ASCII:\n%s", ascii)
+	}
+}
+
+// Of a recorded host nobody is asked who has what.
+func TestInventoryOfRecordedHost(t *testing.T) {
+	tree := mustRun(t, "inventory", eightGPUs)
+	if tree != mustRun(t, "discover", eightGPUs, "-o", "tree") || !strings.Contains(tree, "• gpu 23:00.0") {
+		t.Errorf("the inventory of a recorded host:\n%s", tree)
+	}
+	if yaml := mustRun(t, "inventory", eightGPUs, "-o", "yaml"); !strings.Contains(yaml, "holdersKnown: false\n") {
+		t.Errorf("in YAML:\n%.300s", yaml)
+	}
+}

@@ -1,0 +1,351 @@
+package text
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/terminal"
+)
+
+// columns are the widths of what stands beside each other in the rows of devices.
+type columns struct {
+	head   int // tree, glyph, kind and address
+	label  int // model and what tells the device from others of it
+	memory int
+	holder int // or, where nobody was asked, the link
+	by     int // or the classic names
+}
+
+// The width of "plugin   1d", and what is between columns.
+const (
+	tailWidth = 11
+	gap       = 2
+)
+
+// Widths from which there is room for memory, and for claims.
+const (
+	wideMemory = 100
+	wideBy     = 110
+)
+
+// plan measures the columns.
+func (p *printer) plan() {
+	p.layLanes()
+	c := &p.cols
+	longest := func(width *int, text string) { *width = max(*width, terminal.Columns(text)) }
+	for i := range p.inv.Tree.Nodes {
+		for _, b := range p.inv.Tree.Nodes[i].Branch {
+			for j := range b.Silicon {
+				s := &b.Silicon[j]
+				indent := 6
+				if solo(&b) {
+					indent = 3
+				}
+				longest(&c.head, strings.Repeat(" ", indent+2)+p.call(s))
+				if len(s.Parts) > 0 {
+					continue
+				}
+				d := p.inv.Device(s.First())
+				longest(&c.label, labelOf(d))
+				longest(&c.memory, inventory.Bytes(d.Memory))
+				if !p.inv.Asked {
+					longest(&c.holder, d.Place.Link())
+					longest(&c.by, classic(d))
+					continue
+				}
+				longest(&c.holder, p.holding(d))
+				if len(d.Holders) > 0 {
+					longest(&c.by, d.Holders[0].By())
+				}
+			}
+		}
+	}
+	width := p.content()
+	c.head = min(c.head, width*2/5)
+	c.label = min(c.label, max(12, width/4))
+	if p.inv.Asked && p.style.Width < wideMemory {
+		c.memory = 0
+	}
+	if p.inv.Asked && p.style.Width < wideBy {
+		c.by = 0
+	}
+	used := c.head + gap + c.label
+	if c.memory > 0 {
+		used += gap + c.memory
+	}
+	if p.inv.Asked {
+		used += 1 + tailWidth
+	}
+	rest := max(0, width-used-gap)
+	if c.by > 0 {
+		c.by = min(c.by, max(0, rest-gap-min(c.holder, rest/2)))
+		rest = max(0, rest-c.by-gap)
+	}
+	c.holder = min(c.holder, rest)
+}
+
+// solo reports whether there is one thing below a root, which stands in its place then.
+func solo(b *inventory.Branch) bool { return len(b.Silicon) == 1 || b.Root == "" }
+
+// call names silicon by kind and address, or else by its name.
+func (p *printer) call(s *inventory.Silicon) string {
+	if s.Address != "" {
+		return s.Kind + " " + inventory.ShortAddress(s.Address)
+	}
+	return s.Kind + " " + strings.TrimPrefix(s.Name, s.Kind+"-")
+}
+
+func labelOf(d *inventory.Device) string {
+	return terminal.Safe(strings.TrimSpace(d.Label + " " + d.Detail))
+}
+
+func classic(d *inventory.Device) string { return strings.Join(d.Ask.Limits, ",") }
+
+// holding says in a few words who has a device.
+func (p *printer) holding(d *inventory.Device) string {
+	switch owners := d.Owners(); {
+	case d.Shares.All > 0:
+		return fmt.Sprintf("%d of %d shares held", d.Shares.Held, d.Shares.All)
+	case len(owners) > 1:
+		return fmt.Sprintf("%s +%d", owners[0], len(owners)-1)
+	case len(owners) == 1:
+		return owners[0]
+	case d.Open:
+		return "for any number"
+	case d.Holding == inventory.Taken:
+		return "held with the whole"
+	case d.Holding == inventory.Partly:
+		return "partly held"
+	case d.Move != nil:
+		return "waiting"
+	}
+	return string(inventory.Free)
+}
+
+// node prints a NUMA node.
+func (p *printer) node(n *inventory.Node) {
+	title := ""
+	switch {
+	case n.Number != nil:
+		title = fmt.Sprintf("NUMA node %d", *n.Number)
+	case !n.Placed && len(p.inv.Tree.Nodes) > 1:
+		title = "no PCIe place told"
+	case len(p.inv.Tree.Nodes) > 1 && p.inv.Tree.Nodes[0].Number != nil:
+		title = "no NUMA node told"
+	}
+	if title != "" {
+		l := line{}
+		l.add(title, terminal.Strong)
+		p.lines = append(p.lines, l)
+	}
+	for i := range n.Branch {
+		b := &n.Branch[i]
+		last := i == len(n.Branch)-1
+		if solo(b) {
+			for j := range b.Silicon {
+				p.silicon(&b.Silicon[j], "", last && j == len(b.Silicon)-1)
+			}
+			continue
+		}
+		head := "root " + inventory.ShortRoot(b.Root)
+		if b.Switch != "" {
+			head += " › switch " + inventory.ShortAddress(b.Switch)
+		}
+		l := line{}
+		l.add(p.style.Cut(branch(last)+terminal.Safe(head), p.content()), "")
+		p.lines = append(p.lines, l)
+		for j := range b.Silicon {
+			p.silicon(&b.Silicon[j], below(last), j == len(b.Silicon)-1)
+		}
+	}
+}
+
+func branch(last bool) string {
+	if last {
+		return "└─ "
+	}
+	return "├─ "
+}
+
+func below(last bool) string {
+	if last {
+		return "   "
+	}
+	return "│  "
+}
+
+// silicon prints a device, or one with its parts.
+func (p *printer) silicon(s *inventory.Silicon, tree string, last bool) {
+	under := tree + below(last)
+	if len(s.Parts) > 0 {
+		p.divided(s, tree+branch(last), under)
+		return
+	}
+	d := p.inv.Device(s.First())
+	l := line{fabric: s.Fabric}
+	l.add(tree+branch(last), "")
+	glyph := glyphOf(d)
+	l.add(p.style.Bare(glyph), glyph.Colour())
+	l.add(" "+p.style.Pad(terminal.Safe(p.call(s)), p.cols.head-l.width()-1), "")
+	p.row(&l, d)
+	p.lines = append(p.lines, trimmed(l))
+	if d.Shares.Held > 0 && p.inv.Asked {
+		p.below(under, strings.Join(p.sharers(d), ", "), "")
+	}
+	p.troubles(under, d)
+}
+
+// row adds the columns behind the head of a device.
+func (p *printer) row(l *line, d *inventory.Device) {
+	c := &p.cols
+	add := func(text string, width int) {
+		if width > 0 {
+			l.add(strings.Repeat(" ", gap)+p.style.Pad(terminal.Safe(text), width), "")
+		}
+	}
+	add(labelOf(d), c.label)
+	if c.memory > 0 {
+		memory := inventory.Bytes(d.Memory)
+		add(strings.Repeat(" ", max(0, c.memory-len(memory)))+memory, c.memory)
+	}
+	if !p.inv.Asked {
+		add(d.Place.Link(), c.holder)
+		add(classic(d), c.by)
+		return
+	}
+	add(p.holding(d), c.holder)
+	if c.by > 0 {
+		by := ""
+		if len(d.Holders) > 0 && d.Shares.All == 0 {
+			by = d.Holders[0].By()
+		}
+		add(by, c.by)
+	}
+	if len(d.Holders) > 0 && d.Shares.All == 0 {
+		l.add(" "+p.tail(&d.Holders[0]), "")
+	}
+}
+
+// tail says by which API and for how long.
+func (p *printer) tail(h *inventory.Holder) string {
+	return fmt.Sprintf("%-6s%5s", inventory.APIName(h.API), p.age(h.Since))
+}
+
+// age says how long ago something was, "" if that is not known.
+func (p *printer) age(since time.Time) string {
+	if since.IsZero() {
+		return ""
+	}
+	return terminal.Age(p.inv.At.Sub(since))
+}
+
+// sharers names who has shares.
+func (p *printer) sharers(d *inventory.Device) (names []string) {
+	for _, who := range d.Owners() {
+		for i := range d.Holders {
+			if d.Holders[i].Owner() == who {
+				names = append(names, strings.TrimSpace(who+" "+p.age(d.Holders[i].Since)))
+				break
+			}
+		}
+	}
+	return names
+}
+
+// troubles says below a device what is wrong with it, and what it waits for.
+func (p *printer) troubles(under string, d *inventory.Device) {
+	if d.Health.Condition != "" {
+		p.below(under, p.reason(&d.Health), troubleColour(d))
+	}
+	if d.Move != nil {
+		p.below(under, moveText(d.Move), terminal.Moving)
+	}
+}
+
+func troubleColour(d *inventory.Device) terminal.Colour {
+	switch d.Health.Trouble() {
+	case inventory.Degraded:
+		return terminal.Warning
+	case inventory.Unread:
+		return terminal.Unknown
+	}
+	return terminal.Bad
+}
+
+// reason says what is wrong, and as what.
+func (p *printer) reason(h *inventory.Health) string {
+	if !p.inv.Asked {
+		return h.Reason
+	}
+	words := []string{string(h.Condition), string(h.Effect)}
+	if age := p.age(h.Since); age != "" {
+		words = append(words, age)
+	}
+	return fmt.Sprintf("%s (%s)", h.Reason, strings.Join(words, ", "))
+}
+
+// moveText says for whom a move waits.
+func moveText(m *inventory.Move) string {
+	if m.To == "" || len(m.For) == 0 {
+		return m.Reason
+	}
+	who := m.For[0] + " lets go"
+	switch n := len(m.For) - 1; {
+	case n == 1:
+		who = m.For[0] + " and one more let go"
+	case n > 1:
+		who = fmt.Sprintf("%s and %d more let go", m.For[0], n)
+	}
+	return fmt.Sprintf("moves to %s once %s", inventory.APIName(m.To), who)
+}
+
+// below writes text below a device.
+func (p *printer) below(under, text string, colour terminal.Colour) {
+	indent := under + "    "
+	for _, text := range p.wrap(text, p.content()-terminal.Columns(indent), "") {
+		l := line{}
+		l.add(indent, "")
+		l.add(text, colour)
+		p.lines = append(p.lines, l)
+	}
+}
+
+// trimmed leaves out the spaces at the end of a line, and what does not fit: a tree that is
+// deeper than the columns were planned for.
+func trimmed(l line) line {
+	for n := len(l.segments) - 1; n >= 0; n-- {
+		s := &l.segments[n]
+		if s.text = strings.TrimRight(s.text, " "); s.text != "" {
+			break
+		}
+	}
+	return l
+}
+
+// glyphOf returns the glyph of a device.
+func glyphOf(d *inventory.Device) terminal.Glyph {
+	switch d.State {
+	case inventory.Held, inventory.Taken:
+		return terminal.Held
+	case inventory.Partly:
+		return terminal.Partly
+	case inventory.Moving:
+		return terminal.Moves
+	case inventory.Degraded:
+		return terminal.Degraded
+	case inventory.Unhealthy:
+		return terminal.Unhealthy
+	case inventory.Unread:
+		return terminal.Unread
+	case inventory.Open:
+		if len(d.Holders) > 0 {
+			return terminal.OpenHeld
+		}
+		return terminal.Open
+	case inventory.Present:
+		return terminal.Asis
+	}
+	return terminal.Free
+}

@@ -1,0 +1,349 @@
+package text
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/terminal"
+)
+
+// perRow is how many parts are in a row of glyphs.
+const perRow = 16
+
+// manyParts is from how many parts of a machine on each piece of silicon has one line.
+const manyParts = 128
+
+// divided prints silicon by its parts.
+func (p *printer) divided(s *inventory.Silicon, tree, under string) {
+	parts := make([]*inventory.Device, len(s.Parts))
+	for i, name := range s.Parts {
+		parts[i] = p.inv.Device(name)
+	}
+	label := ""
+	l := line{fabric: s.Fabric}
+	l.add(tree, "")
+	if whole := p.inv.Device(s.Whole); whole != nil {
+		glyph := glyphOf(whole)
+		l.add(p.style.Bare(glyph), glyph.Colour())
+		l.add(" ", "")
+		label = labelOf(whole)
+	} else {
+		first := parts[0]
+		if label = terminal.Safe(shared(parts)); label == "" {
+			label = terminal.Safe(first.Kind)
+		}
+	}
+	call := terminal.Safe(p.call(s))
+	call = p.style.Pad(call, max(terminal.Columns(call), p.callWidth(s, tree))) + "  "
+	summary := p.summary(s, parts)
+	if p.compact() && len(parts) <= perRow {
+		l.add(call, "")
+		room := p.content() - l.width() - len(parts) - 4 - terminal.Columns(summary)
+		l.add(p.style.Pad(label, min(max(0, room), 18))+"  ", "")
+		p.glyphs(&l, parts)
+		l.add("  "+summary, "")
+		p.lines = append(p.lines, p.fit(l))
+		p.partTroubles(under, s, parts)
+		return
+	}
+	if len(parts) > perRow {
+		if label != "" {
+			label += ", "
+		}
+		label += summary
+	}
+	l.add(p.style.Cut(call+label, max(0, p.content()-l.width())), "")
+	p.lines = append(p.lines, l)
+	p.lines = append(p.lines, p.block(under, s, parts, summary)...)
+	if s.Whole != "" {
+		p.troubles(under, p.inv.Device(s.Whole))
+	}
+	p.partTroubles(under, s, parts)
+}
+
+// callWidth is how wide the name of silicon is such that what follows stands below what
+// follows others' names.
+func (p *printer) callWidth(s *inventory.Silicon, tree string) int {
+	if !p.compact() {
+		return 0
+	}
+	glyph := 2
+	if s.Whole == "" {
+		glyph = 0
+	}
+	return p.cols.head - terminal.Columns(tree) - glyph
+}
+
+// block is the rows of glyphs and the runs of parts that one pod has, beside each other
+// where there is room.
+func (p *printer) block(under string, s *inventory.Silicon, parts []*inventory.Device, summary string) (lines []line) {
+	var rows []line
+	for i := 0; i < len(parts); i += perRow {
+		row := parts[i:min(i+perRow, len(parts))]
+		l := line{}
+		l.add(under, "")
+		if len(parts) > perRow {
+			l.add(fmt.Sprintf("%5d  ", row[0].Index), "")
+		} else {
+			l.add("      ", "")
+		}
+		p.glyphs(&l, row)
+		if len(parts) <= perRow {
+			l.add("  "+summary, "")
+		}
+		rows = append(rows, p.fit(l))
+	}
+	const beside = 27
+	if len(rows) == 1 || p.style.Width < wideBy {
+		return append(rows, p.runs(under, s, parts, p.content()-terminal.Columns(under))...)
+	}
+	runs := p.runs("", s, parts, p.content()-terminal.Columns(under)-beside)
+	for i := range max(len(rows), len(runs)) {
+		l := line{}
+		l.add(under, "")
+		if i < len(rows) {
+			l = rows[i]
+		}
+		if i < len(runs) {
+			l.add(strings.Repeat(" ", max(0, terminal.Columns(under)+beside-l.width())), "")
+			l.segments = append(l.segments, runs[i].segments...)
+		}
+		lines = append(lines, trimmed(l))
+	}
+	return lines
+}
+
+// fit cuts a line that is too wide, at its last segment.
+func (p *printer) fit(l line) line {
+	if over := l.width() - p.content(); over > 0 {
+		last := &l.segments[len(l.segments)-1]
+		last.text = p.style.Cut(last.text, max(0, terminal.Columns(last.text)-over))
+	}
+	return trimmed(l)
+}
+
+// compact reports whether the machine has so many parts that each piece of silicon has one
+// line.
+func (p *printer) compact() bool {
+	n := 0
+	for _, s := range p.inv.Tree.Silicon() {
+		n += len(s.Parts)
+	}
+	return n >= manyParts
+}
+
+// shared is what is the same of all parts: their model and profile.
+func shared(parts []*inventory.Device) string {
+	first := parts[0]
+	if pf := first.Offered.Attributes.String("pfName"); pf != "" {
+		return pf
+	}
+	text := first.Model
+	if vendor := first.Offered.Attributes.String("vendor"); len(text) > len(vendor)+1 && strings.EqualFold(text[:len(vendor)], vendor) {
+		text = strings.TrimSpace(text[len(vendor):])
+	}
+	if first.Profile != "" && first.Profile != text && !slices.ContainsFunc(parts, func(d *inventory.Device) bool { return d.Profile != first.Profile }) {
+		text += " " + first.Profile
+	}
+	return text
+}
+
+// summary counts the parts.
+func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) string {
+	if p.compact() && len(parts) <= perRow && p.inv.Asked {
+		held := 0
+		for _, d := range parts {
+			if d.Holding == inventory.Held || d.Holding == inventory.Taken {
+				held++
+			}
+		}
+		return fmt.Sprintf("%d of %d held", held, len(parts))
+	}
+	text := plural(len(parts), s.Noun)
+	if memory := parts[0].Memory; memory > 0 && !slices.ContainsFunc(parts, func(d *inventory.Device) bool { return d.Memory != memory }) {
+		text += " of " + inventory.Bytes(memory)
+	}
+	if !p.inv.Asked {
+		return text
+	}
+	count := make(map[string]int)
+	for _, d := range parts {
+		count[tally(d)]++
+	}
+	var counts []string
+	for _, word := range []string{"held", "partly held", "free", "waiting", "unhealthy", "not readable", "for any number"} {
+		if count[word] > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", count[word], word))
+		}
+	}
+	return text + ": " + strings.Join(counts, ", ")
+}
+
+// tally is as what a part counts.
+func tally(d *inventory.Device) string {
+	switch {
+	case d.Open:
+		return "for any number"
+	case d.Holding == inventory.Held || d.Holding == inventory.Taken:
+		return "held"
+	case d.Holding == inventory.Partly:
+		return "partly held"
+	case d.State == inventory.Moving:
+		return "waiting"
+	case d.State == inventory.Unhealthy:
+		return "unhealthy"
+	case d.State == inventory.Unread:
+		return "not readable"
+	}
+	return "free"
+}
+
+// glyphs adds a glyph for each part.
+func (p *printer) glyphs(l *line, parts []*inventory.Device) {
+	for i := 0; i < len(parts); {
+		j, glyph := i, glyphOf(parts[i])
+		for j < len(parts) && glyphOf(parts[j]) == glyph {
+			j++
+		}
+		l.add(strings.Repeat(p.style.Bare(glyph), j-i), glyph.Colour())
+		i = j
+	}
+}
+
+// run is parts that have the same owner, or that are free alike.
+type run struct {
+	glyph  terminal.Glyph
+	who    string
+	holder *inventory.Holder
+	parts  []*inventory.Device
+}
+
+// runs are lines that say who has which parts.
+func (p *printer) runs(under string, s *inventory.Silicon, parts []*inventory.Device, width int) (lines []line) {
+	if !p.inv.Asked {
+		return nil
+	}
+	var runs []*run
+	byKey := make(map[string]*run)
+	for _, d := range parts {
+		if d.Holding == inventory.Free && d.Health.Trouble() != "" && d.State != inventory.Degraded {
+			continue // it has a line of its own
+		}
+		r := &run{glyph: glyphOf(d), who: p.holding(d)}
+		key := fmt.Sprintf("%d %s", r.glyph, r.who)
+		if len(d.Holders) > 0 {
+			r.holder = &d.Holders[0]
+			key += fmt.Sprintf(" %s %s %s", r.holder.API, r.holder.By(), r.holder.Since)
+		}
+		if byKey[key] == nil {
+			byKey[key], runs = r, append(runs, r)
+		}
+		byKey[key].parts = append(byKey[key].parts, d)
+	}
+	slices.SortStableFunc(runs, func(a, b *run) int { return rank(a) - rank(b) })
+	who := 0
+	for _, r := range runs {
+		who = max(who, terminal.Columns(r.who))
+	}
+	const head = 8 // a count, a glyph and spaces
+	who = min(who, max(8, (width-head-tailWidth)*3/5))
+	names := max(4, width-head-who-2-1-tailWidth)
+	for _, r := range runs {
+		l := line{}
+		l.add(under+fmt.Sprintf("%5d ", len(r.parts)), "")
+		l.add(p.style.Bare(r.glyph), r.glyph.Colour())
+		text := partNames(s, r.parts)
+		l.add(" "+p.style.Pad(terminal.Safe(r.who), who)+" ", "")
+		if r.holder == nil {
+			l.add(p.style.Cut(text, max(0, width-head-who-1)), "")
+		} else {
+			l.add(p.style.Pad(text, min(names, 26))+" "+p.tail(r.holder), "")
+		}
+		lines = append(lines, trimmed(l))
+	}
+	return lines
+}
+
+func rank(r *run) int {
+	switch {
+	case r.holder != nil:
+		return 0
+	case r.glyph == terminal.Free:
+		return 1
+	}
+	return 2
+}
+
+// partNames names parts by the ranges of their numbers: "VF 24-27, 32", "xcp 0-3".
+func partNames(s *inventory.Silicon, parts []*inventory.Device) string {
+	word := ""
+	var numbers []int
+	var names []string
+	for _, d := range parts {
+		name := terminal.Safe(d.Label)
+		names = append(names, name)
+		at := strings.LastIndexAny(name, "- ")
+		number, err := strconv.Atoi(name[at+1:])
+		if err != nil || at < 0 || word != "" && word != name[:at] {
+			word = "?"
+			continue
+		}
+		if word == "" {
+			word = name[:at]
+		}
+		numbers = append(numbers, number)
+	}
+	if len(numbers) < len(parts) || word == "?" {
+		return strings.Join(names, ", ")
+	}
+	return word + " " + ranges(numbers)
+}
+
+// ranges writes numbers as "24-27, 32".
+func ranges(numbers []int) string {
+	slices.Sort(numbers)
+	var parts []string
+	for i := 0; i < len(numbers); {
+		j := i
+		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
+			j++
+		}
+		part := strconv.Itoa(numbers[i])
+		if j > i {
+			part += "-" + strconv.Itoa(numbers[j])
+		}
+		parts, i = append(parts, part), j+1
+	}
+	return strings.Join(parts, ", ")
+}
+
+// partTroubles says what is wrong with parts, once for all that have the same, and what the
+// silicon waits for.
+func (p *printer) partTroubles(under string, s *inventory.Silicon, parts []*inventory.Device) {
+	var reasons []string
+	byReason := make(map[string][]*inventory.Device)
+	for _, d := range parts {
+		if d.Health.Condition == "" {
+			continue
+		}
+		reason := p.reason(&d.Health)
+		if byReason[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		byReason[reason] = append(byReason[reason], d)
+	}
+	for _, reason := range reasons {
+		of := byReason[reason]
+		text := reason
+		if len(of) < len(parts) {
+			text = partNames(s, of) + ": " + reason
+		}
+		p.below(under, text, troubleColour(of[0]))
+	}
+	if move := parts[0].Move; move != nil && s.Whole == "" {
+		p.below(under, moveText(move), terminal.Moving)
+	}
+}

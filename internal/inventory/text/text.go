@@ -1,0 +1,272 @@
+// Package text prints an inventory for people in a terminal: PCIe on the left, private links
+// on the right, one glyph for a device. It decides nothing about devices.
+package text
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/terminal"
+)
+
+// Print prints an inventory. Where nobody was asked who has what, it shows what the devices
+// are instead of who has them. No line is wider than the style says.
+func Print(out io.Writer, inv *inventory.Inventory, style terminal.Style) error {
+	p := &printer{inv: inv, style: style}
+	p.print()
+	_, err := io.WriteString(out, p.out.String())
+	return err
+}
+
+// printer prints one inventory.
+type printer struct {
+	inv   *inventory.Inventory
+	style terminal.Style
+	out   strings.Builder
+	lines []line
+	lanes []lane
+	cols  columns
+}
+
+// segment is text of one colour.
+type segment struct {
+	text   string
+	colour terminal.Colour
+}
+
+// line is a line before the rails of private links are drawn at its right.
+type line struct {
+	segments []segment
+	fabric   int // that the silicon in it is of, 0 for none
+}
+
+func (l *line) add(text string, colour terminal.Colour) {
+	l.segments = append(l.segments, segment{text, colour})
+}
+
+func (l *line) width() (n int) {
+	for _, s := range l.segments {
+		n += terminal.Columns(s.text)
+	}
+	return n
+}
+
+func (p *printer) print() {
+	inv := p.inv
+	if len(inv.Devices) == 0 && len(inv.Gone) == 0 {
+		p.empty()
+		return
+	}
+	p.plan()
+	for _, text := range p.wrap(p.title(), p.style.Width, "   ") {
+		p.write(text)
+	}
+	if len(inv.Tree.Nodes) > 0 {
+		p.write("")
+	}
+	for i := range inv.Tree.Nodes {
+		p.node(&inv.Tree.Nodes[i])
+	}
+	p.rails()
+	p.partial()
+	p.host()
+	p.gone()
+}
+
+// empty says that there is nothing, and how many looked.
+func (p *printer) empty() {
+	text := "No accelerator could be described."
+	if len(p.inv.Problems) == 0 {
+		text = fmt.Sprintf("No accelerators. %d families looked", p.inv.Families)
+		if n := p.inv.Functions; n > 0 {
+			text += fmt.Sprintf(" at %s and know none of them", plural(n, "PCI function"))
+		}
+		text += "."
+	}
+	for _, text := range terminal.Wrap(text, p.style.Width) {
+		p.write(text)
+	}
+}
+
+// title names the machine, and says how many devices of each kind it has.
+func (p *printer) title() string {
+	var counts []string
+	for _, c := range p.inv.Counts {
+		switch {
+		case c.Devices == 0:
+		case p.inv.Asked:
+			counts = append(counts, fmt.Sprintf("%d %s (%d free)", c.Devices, c.Kind, c.FreeDevices))
+		default:
+			counts = append(counts, fmt.Sprintf("%d %s", c.Devices, c.Kind))
+		}
+	}
+	return strings.TrimRight(p.inv.Host+"   "+strings.Join(counts, ", "), " ")
+}
+
+// wrap breaks text into lines; those after the first are indented. A word that is too long
+// is cut. Spaces at the first words are kept.
+func (p *printer) wrap(text string, width int, indent string) (lines []string) {
+	text = terminal.Safe(text)
+	if terminal.Columns(text) <= width {
+		return []string{text}
+	}
+	for i, l := range terminal.Wrap(text, width-terminal.Columns(indent)) {
+		if i > 0 {
+			l = indent + l
+		}
+		lines = append(lines, p.style.Cut(l, width))
+	}
+	return lines
+}
+
+// write writes a line that has no rails.
+func (p *printer) write(text string) {
+	p.out.WriteString(p.ascii(strings.TrimRight(text, " ")) + "\n")
+}
+
+// ascii replaces what is not ASCII, if nothing else may be used.
+func (p *printer) ascii(text string) string {
+	if !p.style.ASCII {
+		return text
+	}
+	return strings.Map(func(r rune) rune {
+		if r < 0x80 {
+			return r
+		}
+		if as, known := asciiFor[r]; known {
+			return as
+		}
+		return '?'
+	}, text)
+}
+
+var asciiFor = map[rune]rune{
+	'›': '>', '×': 'x', '…': '~', '│': '|', '├': '|', '└': '`', '─': '-', '┐': '+', '┤': '+', '┼': '+', '┘': '+',
+}
+
+// partial tells the private links that do not reach from each to each.
+func (p *printer) partial() {
+	for i := range p.inv.Tree.Fabrics {
+		f := &p.inv.Tree.Fabrics[i]
+		if f.Complete {
+			continue
+		}
+		pairs := make([]string, len(f.Links))
+		for j, link := range f.Links {
+			pairs[j] = p.short(link[0]) + "-" + p.short(link[1])
+		}
+		text := fmt.Sprintf("%s, %s, %s: %s", f.Name, p.members(f), plural(len(f.Links), "link"), strings.Join(pairs, ", "))
+		for _, text := range p.wrap(text, p.style.Width, "   ") {
+			p.write(text)
+		}
+	}
+}
+
+// short names silicon by its address.
+func (p *printer) short(silicon string) string {
+	for _, s := range p.inv.Tree.Silicon() {
+		if s.Name == silicon && s.Address != "" {
+			return inventory.ShortAddress(s.Address)
+		}
+	}
+	return silicon
+}
+
+// members says of how many the fabric is.
+func (p *printer) members(f *inventory.Fabric) string {
+	kind := ""
+	for _, s := range p.inv.Tree.Silicon() {
+		if s.Fabric > 0 && &p.inv.Tree.Fabrics[s.Fabric-1] == f {
+			if kind == "" {
+				kind = s.Kind
+			}
+			if kind != s.Kind {
+				kind = "device"
+			}
+		}
+	}
+	if kind == "gpu" || kind == "npu" || kind == "fpga" {
+		kind = strings.ToUpper(kind)
+	}
+	return plural(len(f.Members), kind)
+}
+
+// host tells what is of the host itself.
+func (p *printer) host() {
+	if len(p.inv.Tree.Host) == 0 {
+		return
+	}
+	const title = "of the host itself"
+	l := line{}
+	l.add(title, "")
+	empty := true
+	var notes []string
+	for i := range p.inv.Tree.Host {
+		for _, name := range p.inv.Tree.Host[i].All() {
+			d := p.inv.Device(name)
+			text := terminal.Safe(d.Label)
+			if len(d.Holders) > 0 {
+				text += fmt.Sprintf(" (%s)", plural(len(d.Owners()), "pod"))
+			}
+			text = p.style.Cut(text, p.style.Width-8)
+			if !empty && l.width()+3+2+terminal.Columns(text) > p.style.Width || empty && l.width()+5+terminal.Columns(text) > p.style.Width {
+				p.emit(l)
+				l = line{}
+			}
+			l.add("   ", "")
+			l.add(p.style.Bare(glyphOf(d)), glyphOf(d).Colour())
+			l.add(" "+text, "")
+			empty = false
+			if d.Health.Condition != "" {
+				notes = append(notes, d.Label+": "+p.reason(&d.Health))
+			}
+		}
+	}
+	p.emit(l)
+	for _, note := range notes {
+		for _, text := range p.wrap(note, p.style.Width-3, "   ") {
+			p.write("   " + text)
+		}
+	}
+}
+
+// gone tells what somebody has that is not there.
+func (p *printer) gone() {
+	for _, g := range p.inv.Gone {
+		text := fmt.Sprintf("%s is gone, and %s", g.Device, strings.Join(g.Hit, ", "))
+		if len(g.Hit) == 1 {
+			text += " has it"
+		} else {
+			text += " have it"
+		}
+		for i, text := range p.wrap(text, p.style.Width-2, "") {
+			l := line{}
+			if i == 0 {
+				l.add(p.style.Bare(terminal.Unhealthy), terminal.Bad)
+				l.add(" ", "")
+			} else {
+				l.add("  ", "")
+			}
+			l.add(text, terminal.Bad)
+			p.emit(l)
+		}
+	}
+}
+
+// emit writes a line without rails.
+func (p *printer) emit(l line) {
+	for _, s := range l.segments {
+		p.out.WriteString(p.style.Paint(s.colour, p.ascii(s.text)))
+	}
+	p.out.WriteString("\n")
+}
+
+// plural writes "1 pod" and "2 pods".
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
