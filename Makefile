@@ -12,7 +12,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site
+.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -53,9 +53,10 @@ simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n 
 simulate-breaks: ## the product with one deliberate defect at a time, each of which the simulation must find
 	$(GO) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
 
-e2e: ## the tests on a real Kubernetes, and of what a release is made of; needs root
+e2e: ## the tests on a real Kubernetes, of what a release is made of, and of the page in a browser; needs root
 	cd e2e && $(GO) test -p 1 -timeout 45m ./...
 	cd e2e/release && $(GO) test ./...
+	cd e2e/page && $(GO) test .
 
 # Two tests that take minutes whatever the version. What Kubernetes 1.34 has and
 # leaves off, and the tests of that; its DRAConsumableCapacity is left off: see
@@ -111,6 +112,9 @@ captures: ## compare what discovery finds with what is known of captured hosts, 
 bench: ## benchmarks of the product, then of it on a real Kubernetes beside another driver; needs root and about 25 minutes
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	cd e2e && $(GO) run ./cmd/bench
+
+screenshot: ## the picture of the page that the README shows; needs Debian's chromium
+	cd e2e/page && $(GO) run ./screenshot -out ../../docs/images/page.png
 
 # Files of images and releases have the time of the commit, so that two builds are the same.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
