@@ -98,7 +98,7 @@ verify: generate ## fail if a golden file is not what the code makes of its host
 	git diff --exit-code -- discovery/families docs
 
 manifests: ## rewrite the plain manifests of deployments/ from the Helm chart
-	cd e2e && $(GO) test ./chart -run 'TestManifests|TestSchemaOfConfig' -update
+	cd e2e && $(GO) test ./chart -run 'TestManifests|TestSchemaOfConfig|TestValuesAreExplained' -update
 
 fuzz: ## every fuzz target for ten seconds
 	@set -e; for package in $$($(GO) list ./...); do \

@@ -67,9 +67,9 @@ order back:
 	return cmd
 }
 
-// endingPatience is how long pods that were deleted have until the agents know that they
-// have ended: of a classic ID they are sure after 10 s and a look at PodResources.
-const endingPatience = 20 * time.Second
+// endingPatience is how long agents may take to see that a pod was deleted: they ask
+// PodResources every 5 s.
+const endingPatience = 7 * time.Second
 
 // agentsName is that of the agents' DaemonSet.
 const agentsName = "chandler"

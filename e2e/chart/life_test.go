@@ -228,19 +228,39 @@ func TestLife(t *testing.T) {
 		t.Errorf("on the node and in the API server there is %q; before the installation there was %q", left, before)
 	}
 
-	// It can be installed again, and removed without a word to the agents.
+	// It can be installed again. Agents that have left their nodes come back when they are told to.
 	in.run(classicGPU, "install", "chandler", chart, "--values="+values, "--values=-", "--wait", "--timeout=1m")
 	in.offers(7)
+	in.kubectl("apply", "-f", in.project.Manifest("examples/uninstall.yaml"))
+	in.kubectl("-n", chandler.Namespace, "wait", "--for=condition=complete", "--timeout=1m", "job/chandler-uninstall")
+	in.kubectl("delete", "-f", in.project.Manifest("examples/uninstall.yaml"))
+	in.kubectl("-n", chandler.Namespace, "annotate", "configmap", "chandler", "chandler.dev/removal-")
+	in.offers(7)
+
+	// Removed without a word to the agents, it leaves what docs/install.md says.
 	in.run("", "uninstall", "chandler", "--no-hooks", "--wait")
-	if left := in.left(); !slices.Contains(left, chandler.StateDir) {
-		t.Errorf("without hooks there is left %q", left)
+	for _, left := range in.left() {
+		if left != chandler.StateDir && left != chandler.HostDir+"/features/chandler" && !strings.HasPrefix(left, "ResourceSlice ") && !strings.HasPrefix(left, chandler.CDIDir+"/chandler.dev-") {
+			t.Errorf("without hooks there is also left %q", left)
+		}
+	}
+	in.kustomized()
+}
+
+// kubectl runs kubectl and fails the test if it does.
+func (in *installed) kubectl(args ...string) {
+	in.t.Helper()
+	if out, err := in.node.Kubectl(within(in.t), args...).CombinedOutput(); err != nil {
+		in.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
 
 // refused checks that Helm removes nothing, and says why.
 func (in *installed) refused(why string) {
 	in.t.Helper()
+	begin := time.Now()
 	out, err := in.helm.Run(within(in.t), "", "uninstall", "chandler")
+	in.t.Logf("helm uninstall, which was refused, took %s", time.Since(begin).Round(time.Second))
 	if err == nil || !strings.Contains(out, why) {
 		in.t.Errorf("helm uninstall: error %v; it does not say %q:\n%s", err, why, out)
 	}

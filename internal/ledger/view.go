@@ -106,17 +106,20 @@ func (v *View) Ours() []*Grant {
 }
 
 // Owners returns who has something that was given here, whose claim has not ended yet, or
-// whose entry is not understood. Containers that have left the kubelet's books are not among
-// them.
-func (v *View) Owners() (owners []Owner) {
+// whose entry is not understood. Those are ending that PodResources does not name any more,
+// and that have not left the kubelet's books for good.
+func (v *View) Owners() (owners, ending []Owner) {
 	for _, a := range v.accounts {
-		_, grant := a.entry.(*Grant)
-		if a.state == Past || grant && (a.state == Ending || v.strangers[a.entry.Key()] != nil) {
-			continue
+		grant, isGrant := a.entry.(*Grant)
+		switch {
+		case a.state == Past, isGrant && (a.state == Ending || v.strangers[a.entry.Key()] != nil):
+		case isGrant && !grant.missing.IsZero():
+			ending = append(ending, a.entry.Owner())
+		default:
+			owners = append(owners, a.entry.Owner())
 		}
-		owners = append(owners, a.entry.Owner())
 	}
-	return owners
+	return owners, ending
 }
 
 // Has reports whether somebody has a device.

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/removal"
 )
 
@@ -87,18 +88,22 @@ func (a *agent) report(o removal.Order) removal.Report {
 		r.State, r.Detail = removal.Waiting, "not everything is withheld yet"
 		return r
 	}
-	if r.Detail = a.owners(); r.Detail != "" {
-		r.State = removal.InUse
-	} else {
+	owners, ending := a.ledger.View(nil).Owners()
+	switch {
+	case len(owners) > 0:
+		r.State, r.Detail = removal.InUse, namesOf(owners)
+	case len(ending) > 0:
+		r.State, r.Detail = removal.Waiting, "the kubelet has just ended "+namesOf(ending)
+	default:
 		r.State = removal.Withheld
 	}
 	return r
 }
 
-// owners names who has something, "" if nobody has.
-func (a *agent) owners() string {
+// namesOf names owners.
+func namesOf(owners []ledger.Owner) string {
 	var names []string
-	for _, owner := range a.ledger.View(nil).Owners() {
+	for _, owner := range owners {
 		name := owner.String()
 		if owner.API == discovery.ModeDevicePlugin && owner.Name != "" {
 			name = fmt.Sprintf("pod %s/%s", owner.Namespace, owner.Name)
@@ -139,8 +144,8 @@ func (a *agent) tell(ctx context.Context, r removal.Report) error {
 // offers everything again.
 func (a *agent) leave(ctx context.Context) error {
 	report := removal.Report{ID: a.order.Load().ID, State: removal.Removed}
-	if who := a.owners(); who != "" {
-		return fmt.Errorf("%w, and now %s: beginning anew", errLeave, who)
+	if owners, ending := a.ledger.View(nil).Owners(); len(owners)+len(ending) > 0 {
+		return fmt.Errorf("somebody has a device now, %s: %w", namesOf(slices.Concat(owners, ending)), errAnew)
 	}
 	cleaning, cancel := context.WithTimeout(ctx, cleanPatience)
 	err := a.clean(cleaning)

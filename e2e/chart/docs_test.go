@@ -1,0 +1,50 @@
+package chart
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"chandler.dev/internal/docs"
+)
+
+// block returns the block of docs/install.md that begins with a line.
+func block(t *testing.T, line string) string {
+	t.Helper()
+	page, err := docs.Read("../..", "../../docs/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range page.Blocks() {
+		if strings.HasPrefix(b.Text, line+"\n") {
+			return b.Text
+		}
+	}
+	t.Fatalf("docs/install.md has no block %q", line)
+	return ""
+}
+
+// The chart takes the values that the page shows.
+func TestValuesOfDocs(t *testing.T) {
+	if got := config(t, block(t, "# my-values.yaml")); len(got.Exclude) != 1 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// kustomized checks that kubectl makes objects of the kustomization that the page shows.
+func (in *installed) kustomized() {
+	in.t.Helper()
+	dir := in.t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "deployments"), os.DirFS(deployments)); err != nil {
+		in.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(block(in.t, "# kustomization.yaml")), 0o600); err != nil {
+		in.t.Fatal(err)
+	}
+	cmd := in.node.Kubectl(within(in.t), "kustomize", dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "name: nvidia-mps") {
+		in.t.Errorf("kubectl kustomize: %v\n%s", err, out)
+	}
+}
