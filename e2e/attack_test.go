@@ -306,9 +306,9 @@ func TestAttackByClaims(t *testing.T) {
 	attacks := map[string]struct{ claim, status, want string }{
 		"say how its device is":                 {"attack-own", entries(result{chandler.Driver, own, "gpu"}), ""},
 		"say so beside another driver":          {"attack-mixed", entries(result{chandler.Driver, own, "gpu"}, result{otherDriver, own, "gpu"}), ""},
-		"take another device":                   {"attack-own", fmt.Sprintf(allocation, chandler.Driver, own, "another"), "cannot be modified once set"},
+		"take another device":                   {"attack-own", fmt.Sprintf(allocation, chandler.Driver, own, "another"), "status.allocation: Invalid value"},
 		"give its device back":                  {"attack-own", `{"allocation": null}`, "may not change what is allocated"},
-		"move a claim to its node":              {"attack-others", fmt.Sprintf(allocation, chandler.Driver, own, "gpu"), "cannot be modified once set"},
+		"move a claim to its node":              {"attack-others", fmt.Sprintf(allocation, chandler.Driver, own, "gpu"), "status.allocation: Invalid value"},
 		"take a claim from another node":        {"attack-others", `{"allocation": null}`, "may not change what is allocated"},
 		"allocate a claim":                      {"attack-free", fmt.Sprintf(allocation, chandler.Driver, own, "gpu"), "may not change what is allocated"},
 		"reserve a claim":                       {"attack-own", `{"reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}]}`, "may not change what is allocated"},
