@@ -103,7 +103,11 @@ func shared(f *Facts) bool {
 
 func checkFeatures(f *Facts, say *saying) {
 	features, known := f.Agent.Features.get()
-	if !known || len(features) == 0 || !f.usesDRA() {
+	if !f.usesDRA() {
+		return
+	}
+	if !known || len(features) == 0 {
+		say.not("which features the API server keeps: %s", cmp.Or(f.Agent.Features.why(), "the agent does not say"))
 		return
 	}
 	before := len(say.findings)

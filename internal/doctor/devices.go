@@ -33,17 +33,33 @@ func checkHealth(f *Facts, say *saying) {
 	} else {
 		say.ok("no accelerators")
 	}
+	parts := make(map[ailing][]*discovery.Device)
+	var order []ailing
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i].Device
 		if key := d.Health.Key(); key != "" {
-			f.sick(say, d, d.Health)
+			a := ailing{d.Silicon(), key, d.Health.Reason}
+			if parts[a] == nil {
+				order = append(order, a)
+			}
+			parts[a] = append(parts[a], d)
 		}
+	}
+	for _, a := range order {
+		f.sick(say, parts[a][0], parts[a][0].Health, parts[a][1:]...)
 	}
 	for name, health := range snapshot.Gone {
 		if holders := f.Devices.Holders[name]; len(holders) > 0 {
 			f.sick(say, &discovery.Device{Name: name, Family: "device"}, health)
 		}
 	}
+}
+
+// ailing is what is wrong with silicon. Its parts suffer together, and are told of once.
+type ailing struct {
+	silicon string
+	key     discovery.Condition
+	reason  string
 }
 
 // conditionTexts say what is so, after the name of the device.
@@ -58,8 +74,8 @@ var conditionTexts = map[discovery.Condition]string{
 	discovery.ConditionFatalErrors:     "has had fatal PCIe errors",
 }
 
-// sick says of one device that it is not well.
-func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health) {
+// sick says that a device is not well, and others of its silicon for the same reason.
+func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, others ...*discovery.Device) {
 	key := health.Key()
 	what, cause := conditionTexts[key], sentence(health.Reason)
 	if link, found := strings.CutPrefix(health.Reason, "its link "); found && key == discovery.ConditionLinkDegraded {
@@ -67,7 +83,13 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health) 
 		cause = "The link came up narrower or slower than both of its ends can do."
 	}
 	text := fmt.Sprintf("%s %s%s", title(d), what, lasting(health.Since.Time, f.Time))
-	holders := f.Devices.Holders[d.Name]
+	holders := slices.Clone(f.Devices.Holders[d.Name])
+	for _, other := range others {
+		holders = append(holders, f.Devices.Holders[other.Name]...)
+	}
+	if len(others) > 0 {
+		cause += fmt.Sprintf(" So %s with it: %s.", are(len(others), "device"), namesOf(others))
+	}
 	var names, fix []string
 	for _, h := range holders {
 		names = append(names, h.String())
@@ -84,6 +106,15 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health) 
 		cause += " No new pod gets it."
 	}
 	say.found(CodeOf(key), text, cause, append(fix, conditionFix(key, d)...)...)
+}
+
+// namesOf lists the names of devices.
+func namesOf(devices []*discovery.Device) string {
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.Name)
+	}
+	return list(names)
 }
 
 // conditionFix returns what mends a condition.

@@ -277,6 +277,26 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
+// Parts of one piece of silicon that suffer alike are told of once, with all that have them.
+func TestParts(t *testing.T) {
+	f := healthy()
+	s := f.Devices.Snapshot.Value
+	for i := range 2 {
+		s.Devices[i].PartOf = &discovery.Silicon{Name: "gpu"}
+		condition(i, discovery.ConditionUnknown, noSchedule, "it is being reset", time.Minute)(f)
+	}
+	report := Judge(f, Devices)
+	var found []Finding
+	for _, finding := range report.Sections[0].Findings {
+		if finding.Code != "" {
+			found = append(found, finding)
+		}
+	}
+	if len(found) != 1 || !strings.Contains(found[0].Cause, "pci-0000-9e-00-0") || !strings.Contains(found[0].Cause, "llama-7b-worker-1") {
+		t.Errorf("found %+v", found)
+	}
+}
+
 // Of what could not be looked at nothing is said to be well.
 func TestNobodyAnswers(t *testing.T) {
 	f := &Facts{Head: Head{Node: "n", Version: "v", Time: time.Unix(0, 0)}}
