@@ -97,6 +97,25 @@ func TestPseudonyms(t *testing.T) {
 	}
 }
 
+// An identity that was told is found within other words.
+func TestWithinWords(t *testing.T) {
+	r := New(false)
+	r.Identity("PCB8273645A")
+	if got := string(r.Text([]byte("usb-1a86_PCB8273645A_if00 xPCB8273645Ay"))); strings.Contains(got, "PCB8273645A") || !strings.HasPrefix(got, "usb-1a86_") {
+		t.Errorf("got %s", got)
+	}
+}
+
+// Addresses in routes have no form by which they are found. That a route is the default one
+// stays.
+func TestRoutes(t *testing.T) {
+	const host = "-- proc/net/route --\nIface\tDestination\tGateway\tFlags\neth0\t00000000\t0111A8C0\t0003\n-- end --\n"
+	got := string(New(false).Host([]byte(host)))
+	if strings.Contains(got, "0111A8C0") || !strings.Contains(got, "eth0\t00000000\t") || !strings.Contains(got, "\t0003\n") {
+		t.Errorf("got %s", got)
+	}
+}
+
 func TestNames(t *testing.T) {
 	r := New(false)
 	r.Name("pod", "train-42")

@@ -37,11 +37,13 @@ func (a *asker) wanted() []corev1.ResourceName {
 
 // class returns the class that a name in limits stands for, by the scheduler's own rule.
 func (a *asker) class(name corev1.ResourceName) *resourceapi.DeviceClass {
-	resolver := extendedresourcecache.NewExtendedResourceCache(klog.FromContext(a.ctx))
-	for _, class := range a.library.classes {
-		resolver.OnAdd(class, true)
+	if a.resolver == nil {
+		a.resolver = extendedresourcecache.NewExtendedResourceCache(klog.FromContext(a.ctx))
+		for _, class := range a.library.classes {
+			a.resolver.OnAdd(class, true)
+		}
 	}
-	return resolver.GetDeviceClass(name)
+	return a.resolver.GetDeviceClass(name)
 }
 
 // plugged is what a device plugin offers on a node of a name, nil if none does.

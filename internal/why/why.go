@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
@@ -90,6 +91,8 @@ type asker struct {
 	claims  []*resourceapi.ResourceClaim // that the pod has by name
 	judged  map[int]grouped              // the devices of each request, by its place in the answer
 	answer  *Answer
+
+	resolver *extendedresourcecache.ExtendedResourceCache // of names in limits, made when it is needed
 }
 
 // Explain says why a pod waits, or what it has.
