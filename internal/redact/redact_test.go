@@ -132,7 +132,10 @@ func TestHosts(t *testing.T) {
 	if err != nil || len(hosts) == 0 {
 		t.Fatalf("recorded hosts: %v", err)
 	}
-	for _, file := range hosts {
+	for i, file := range hosts {
+		if discoverytest.Brief() && i%6 != 0 {
+			continue
+		}
 		if strings.HasSuffix(file, "paths/testdata/asked.host") {
 			continue // its configuration selects a serial number that is too short to be looked for
 		}

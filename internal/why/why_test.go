@@ -247,8 +247,9 @@ func TestReasons(t *testing.T) {
 			want:  "0 devices of the class; 0 left",
 		},
 		"too many": {
-			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 9)}},
-			want:  "16 devices of the class; -1 unhealthy; 15 left and nowhere 9 on one node",
+			change: func(c *fleettest.Cluster, _ *corev1.Pod) { c.Give("ml", "x", "a", 5, "gpus", "pci-0000-23-00-0") },
+			claim:  resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 9)}},
+			want:   "16 devices of the class; -1 unhealthy; -1 held; 14 left and nowhere 9 on one node",
 		},
 		"held": {
 			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
