@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -100,6 +101,9 @@ type Config struct {
 
 	// Observe is told how long the kubelet's calls take.
 	Observe Observer
+
+	// Tracer makes traces of the kubelet's calls. Nil means none.
+	Tracer trace.Tracer
 }
 
 // Registration is what the kubelet has said to the driver's registration.

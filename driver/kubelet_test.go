@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
@@ -91,6 +94,8 @@ func TestThroughTheHelper(t *testing.T) {
 	b := newBench(t)
 	var timed stages
 	b.config.Observe = timed.add
+	spans := tracetest.NewSpanRecorder()
+	b.config.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
 	client := fake.NewClientset(c, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid"}})
 	dryRuns(client)
 	registry, conn, _ := b.serve(client)
@@ -125,12 +130,39 @@ func TestThroughTheHelper(t *testing.T) {
 	if _, err := node.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{}); err != nil { // a probe
 		t.Error(err)
 	}
+	expectSpans(t, spans,
+		"prepare / read claims from the API server",
+		"prepare / claim / wait for another call", "prepare / claim / look up and verify devices", "prepare / claim / write record",
+		"prepare / claim / write CDI spec and files", "prepare / claim", "prepare",
+		"unprepare / claim / remove CDI spec, files and record", "unprepare / claim", "unprepare",
+	)
 	timed.expect(t, "prepare read", "prepare claim", "prepare call", "unprepare claim", "unprepare call")
 	eventually(t, "a ResourceSlice", func() bool {
 		list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 1 && len(list.Items[0].Spec.Devices) == 1 &&
 			list.Items[0].Spec.Driver == discovery.Domain && list.Items[0].Spec.Pool.Name == "node"
 	})
+}
+
+// expectSpans checks which spans were made, in the order in which they ended, each behind
+// those that it is a part of.
+func expectSpans(t *testing.T, recorder *tracetest.SpanRecorder, want ...string) {
+	t.Helper()
+	byID := make(map[trace.SpanID]sdktrace.ReadOnlySpan)
+	for _, s := range recorder.Ended() {
+		byID[s.SpanContext().SpanID()] = s
+	}
+	var got []string
+	for _, s := range recorder.Ended() {
+		line := s.Name()
+		for up := byID[s.Parent().SpanID()]; up != nil; up = byID[up.Parent().SpanID()] {
+			line = up.Name() + " / " + line
+		}
+		got = append(got, line)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("spans %q, want %q", got, want)
+	}
 }
 
 // stages are what calls consisted of, in the order in which they ended.

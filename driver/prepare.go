@@ -19,6 +19,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/traces"
 )
 
 // maxAtOnce bounds how many claims of one call are worked on at a time.
@@ -43,7 +44,8 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	each(len(claims), func(i int) {
 		var devices []kubeletplugin.Device
-		err := d.timeClaim("prepare", func() (err error) {
+		named := kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: claims[i].Namespace, Name: claims[i].Name}, UID: claims[i].UID}
+		err := d.timeClaim(ctx, "prepare", named, func(ctx context.Context) (err error) {
 			devices, err = d.prepareSafely(ctx, claims[i])
 			return err
 		})
@@ -74,7 +76,7 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	defer done()
 	results := make([]error, len(claims))
 	each(len(claims), func(i int) {
-		err := d.timeClaim("unprepare", func() error { return d.unprepare(ctx, claims[i].UID) })
+		err := d.timeClaim(ctx, "unprepare", claims[i], func(ctx context.Context) error { return d.unprepare(ctx, claims[i].UID) })
 		if err != nil {
 			klog.FromContext(ctx).Info("A claim is not unprepared", "claim", klog.KRef(claims[i].Namespace, claims[i].Name), "uid", claims[i].UID, "reason", err.Error())
 			results[i] = fmt.Errorf("unprepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
@@ -116,7 +118,9 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 			devices, err = nil, fmt.Errorf("panic: %v", cause)
 		}
 	}()
+	_, end := traces.Stage(ctx, "wait for another call")
 	unlock, err := d.ledger.Lock(ctx, string(claim.UID))
+	end(err)
 	if err != nil {
 		return nil, fmt.Errorf("wait for another call for the claim: %w", err)
 	}
@@ -137,15 +141,19 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err := d.ledger.Settle(string(claim.UID)); err != nil {
 		return nil, err
 	}
+	_, end := traces.Stage(ctx, "look up and verify devices")
 	plan, err := d.plan(ctx, claim)
+	end(err)
 	if err == nil && plan.earlier != nil && (plan.state == ledger.Ending || !plan.earlier.SameAllocation(plan.wanted)) {
 		if err = d.outlive(plan); err == nil {
 			plan.earlier, plan.state, err = nil, ledger.None, d.letGo(ctx, claim.UID)
 		}
 	}
 	if err == nil && len(plan.works) > 0 {
+		_, end := traces.Stage(ctx, "configure devices")
 		plan, err = d.configure(ctx, claim, plan)
 		err = because(RefusedConfiguring, err)
+		end(err)
 	}
 	if err != nil || len(plan.wanted.Results) == 0 {
 		return nil, err
@@ -237,11 +245,11 @@ func (d *Driver) outlive(p *plan) error {
 // take gives the claim what it wants: in the ledger, and then in its outputs. If
 // that fails, the claim has the state that its record says, and the next call goes on.
 func (d *Driver) take(ctx context.Context, plan *plan) error {
-	if err := d.ledger.Give(plan.wanted, ledger.Given, plan.view); err != nil {
+	wanted := plan.wanted
+	if err := traces.Do(ctx, "write record", func() error { return d.ledger.Give(wanted, ledger.Given, plan.view) }); err != nil {
 		return err
 	}
-	wanted := plan.wanted
-	if err := d.ledger.Write(wanted.Key()); err != nil {
+	if err := traces.Do(ctx, "write CDI spec and files", func() error { return d.ledger.Write(wanted.Key()) }); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "claim", klog.KRef(wanted.Namespace, wanted.Name), "uid", wanted.UID, "devices", len(wanted.Results))
@@ -267,7 +275,7 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	}
 	d.anew.Delete(uid)
 	c, _ := d.ledger.Claim(uid)
-	if err := d.ledger.End(uid, d.view.Load()); err != nil {
+	if err := traces.Do(ctx, "remove CDI spec, files and record", func() error { return d.ledger.End(uid, d.view.Load()) }); err != nil {
 		return err
 	}
 	if d.offeredFor(c) {

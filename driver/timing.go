@@ -4,8 +4,12 @@ import (
 	"context"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"google.golang.org/grpc"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"chandler.dev/internal/traces"
 )
 
 // Observer is told how long a stage of one of the kubelet's calls took, and what
@@ -32,7 +36,9 @@ func (d *Driver) timeCalls(ctx context.Context, request any, _ *grpc.UnaryServer
 		return handler(ctx, request)
 	}
 	began := time.Now()
+	ctx, end := traces.Call(ctx, d.config.Tracer, operation)
 	response, err := handler(context.WithValue(ctx, callBegan{}, began), request)
+	end(err)
 	d.config.Observe(operation, "call", time.Since(began), err)
 	return response, err
 }
@@ -40,14 +46,23 @@ func (d *Driver) timeCalls(ctx context.Context, request any, _ *grpc.UnaryServer
 // timeRead says how long it took until the driver was given the claims of a call.
 func (d *Driver) timeRead(ctx context.Context) {
 	if began, ok := ctx.Value(callBegan{}).(time.Time); ok {
+		_, end := traces.StageSince(ctx, "read claims from the API server", began)
+		end(nil)
 		d.config.Observe("prepare", "read", time.Since(began), nil)
 	}
 }
 
 // timeClaim does the driver's part for one claim, and says how long it took.
-func (d *Driver) timeClaim(operation string, work func() error) error {
+func (d *Driver) timeClaim(ctx context.Context, operation string, claim kubeletplugin.NamespacedObject, work func(context.Context) error) error {
 	began := time.Now()
-	err := work()
+	ctx, end := traces.Stage(ctx, "claim",
+		attribute.String("k8s.namespace.name", claim.Namespace), attribute.String("k8s.resourceclaim.name", claim.Name), attribute.String("k8s.resourceclaim.uid", string(claim.UID)))
+	err := work(ctx)
+	if err != nil {
+		end(err, attribute.String("chandler.refusal", string(RefusalOf(err))))
+	} else {
+		end(nil)
+	}
 	d.config.Observe(operation, "claim", time.Since(began), err)
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -20,6 +21,7 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/traces"
 	"chandler.dev/legacy/list"
 )
 
@@ -73,6 +75,9 @@ type Config struct {
 
 	// Observe is told how long the kubelet's calls take. Optional.
 	Observe Observer
+
+	// Tracer makes traces of calls of Allocate. Nil means none.
+	Tracer trace.Tracer
 
 	Grace       time.Duration // how long the kubelet may still hand out what it was told is unhealthy; 10 s if 0
 	Poll        time.Duration // how often PodResources is asked; 5 s if 0
@@ -279,6 +284,7 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	for resource, l := range lists.Resources() {
 		if servers[resource] == nil {
 			servers[resource] = newServer(resource, p.config.Grace, p.allocate, p.config.Observe)
+			servers[resource].tracer = p.config.Tracer
 		}
 		servers[resource].publish(l)
 		if servers[resource].done(in.Now) {
@@ -398,8 +404,8 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 			grants = append(grants, g)
 		}
 	}
-	p.awaitEnd(ctx, grants)
-	if err := p.config.Ledger.GiveGrants(stock, grants); err != nil {
+	_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants); return nil })
+	if err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.GiveGrants(stock, grants) }); err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
 	}
 	signal(p.ask)

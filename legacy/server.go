@@ -7,11 +7,14 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"chandler.dev/internal/traces"
 	"chandler.dev/legacy/list"
 )
 
@@ -48,6 +51,7 @@ type server struct {
 	grace    time.Duration
 	allocate allocator
 	observe  Observer
+	tracer   trace.Tracer // nil for none
 
 	mu       sync.Mutex
 	list     *list.List
@@ -215,7 +219,9 @@ func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 	}
 	// The list is read after the call is counted: no ID leaves it from then on.
 	l, _ := s.current()
+	ctx, end := traces.Call(ctx, s.tracer, "allocate", attribute.String("chandler.resource", s.resource))
 	responses, err := s.allocate(ctx, l, s.resource, requests)
+	end(err)
 	s.observe(OperationAllocate, time.Since(began), err)
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, fmt.Errorf("allocate %w", err).Error())

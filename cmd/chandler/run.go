@@ -147,6 +147,11 @@ func (o *runOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	stop, err := trace(ctx, &config)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	changes := make(chan agent.Change)
 	config.Changes = changes
 	if namespace, _, isPod := strings.Cut(o.pod, "/"); isPod {

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -104,6 +105,9 @@ type Config struct {
 
 	// ReadParameters decodes what claims say to the driver.
 	ReadParameters func(raw []byte) (discovery.Parameters, error)
+
+	// Tracer makes traces of the kubelet's calls. Nil means none.
+	Tracer trace.Tracer
 
 	// Serve answers HTTP requests for /healthz, /readyz and /metrics with the
 	// handler until the context ends. Optional.
@@ -255,6 +259,7 @@ func newAgent(config Config) *agent {
 		Pending:   a.cluster.Pending,
 		Ended:     a.cluster.Ended,
 		Observe:   a.metrics.observeClassic,
+		Tracer:    config.Tracer,
 	})
 	a.driver = driver.New(driver.Config{
 		NodeName:       config.NodeName,
@@ -269,6 +274,7 @@ func newAgent(config Config) *agent {
 		HostFS:         config.FS,
 		Granter:        discovery.Granters(config.Families),
 		Observe:        a.metrics.observe,
+		Tracer:         config.Tracer,
 		NoMetadata:     config.NoMetadata,
 		ReadParameters: config.ReadParameters,
 		Accept:         discovery.Acceptors(config.Families),
