@@ -75,7 +75,7 @@ there are warnings), and 2 if doctor itself could not look.`,
 	flags.BoolVar(&o.quiet, "quiet", false, "print only what is wrong")
 	flags.BoolVar(&o.strict, "strict", false, "count warnings as faults")
 	flags.BoolVar(&o.ascii, "ascii", false, "print no other characters than ASCII's")
-	flags.StringVarP(&o.output, "output", "o", "text", "text or json")
+	flags.StringVarP(&o.output, "output", "o", "text", "text, json, or npd: the line that node-problem-detector takes")
 	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` that holds the host's /sys, /proc and /dev")
 	flags.StringVar(&o.nodeRoot, "node-root", "/", "`directory` that holds the node's /etc, with the configurations of kubelet and container runtime; empty if they are not to be had")
 	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
@@ -122,13 +122,24 @@ func couldNot(err error) error {
 	return doctorError{err, 2}
 }
 
+// run looks and prints. Node-problem-detector also takes from the output why doctor could
+// not look.
 func (o *doctorOptions) run(ctx context.Context, out, errOut io.Writer, args []string) error {
+	err := o.look(ctx, out, errOut, args)
+	var ends doctorError
+	if o.output == "npd" && errors.As(err, &ends) && ends.code == 2 {
+		fmt.Fprintln(out, doctor.Cut(err.Error(), doctor.LineLimit))
+	}
+	return err
+}
+
+func (o *doctorOptions) look(ctx context.Context, out, errOut io.Writer, args []string) error {
 	only, err := doctor.ParseCategories(o.only)
 	if err != nil {
 		return couldNot(err)
 	}
-	if o.output != "text" && o.output != "json" {
-		return couldNot(fmt.Errorf("output format %q: want text or json", o.output))
+	if o.output != "text" && o.output != "json" && o.output != "npd" {
+		return couldNot(fmt.Errorf("output format %q: want text, json or npd", o.output))
 	}
 	if o.node.Name, err = nodeName(o.node.Name); err != nil {
 		return couldNot(err)
@@ -153,6 +164,10 @@ func (o *doctorOptions) run(ctx context.Context, out, errOut io.Writer, args []s
 }
 
 func (o *doctorOptions) print(out io.Writer, report *doctor.Report) error {
+	if o.output == "npd" {
+		_, err := fmt.Fprintln(out, report.Line(o.strict))
+		return err
+	}
 	if o.output == "text" {
 		return report.Print(out, terminal.Of(out, os.LookupEnv, o.ascii), o.quiet)
 	}

@@ -167,3 +167,27 @@ func TestExplain(t *testing.T) {
 		t.Errorf("a code that there is not: %v", err)
 	}
 }
+
+// Node-problem-detector gets one line on standard output, and its exit codes.
+func TestDoctorForNodeProblemDetector(t *testing.T) {
+	const hosts = "../../discovery/families/nvidia/testdata/"
+	for _, test := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--only", "devices", hosts + "h100x8.host"}, 0, "nothing is wrong"},
+		{[]string{"--only", "devices", hosts + "broken.host"}, 1, "CH"},
+		{[]string{"--only", "nonsense"}, 2, "category"},
+		{[]string{"none.host"}, 2, "read recorded host"},
+	} {
+		out, _, err := chandler(append([]string{"doctor", "-o", "npd"}, test.args...)...)
+		code := 0
+		if err != nil {
+			code = exitCode(err)
+		}
+		if code != test.code || !strings.HasPrefix(out, test.want) || strings.Count(out, "\n") != 1 || len(out) > 81 {
+			t.Errorf("%v: exit code %d, %q", test.args, code, out)
+		}
+	}
+}

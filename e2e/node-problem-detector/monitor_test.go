@@ -1,0 +1,83 @@
+// Package monitor has node-problem-detector's own code run chandler doctor.
+package monitor
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/node-problem-detector/pkg/custompluginmonitor/plugin"
+	"k8s.io/node-problem-detector/pkg/custompluginmonitor/types"
+)
+
+const root = "../.."
+
+// Of a host whose devices are well and of one that has faults, node-problem-detector hears
+// what doctor says, within its limits.
+func TestMonitor(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "chandler")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/chandler")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	hosts, err := filepath.Abs(root + "/discovery/families/nvidia/testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, test := range map[string]struct {
+		status  types.Status
+		message string
+	}{
+		hosts + "/h100x8.host": {types.OK, "nothing is wrong"},
+		hosts + "/broken.host": {types.NonOK, "CH"},
+		hosts + "/none.host":   {types.Unknown, "read recorded host"},
+	} {
+		t.Run(filepath.Base(host), func(t *testing.T) {
+			config := load(t, program)
+			config.Rules = config.Rules[:1] // devices, which a recorded host has
+			config.Rules[0].Args = append(config.Rules[0].Args, host)
+			p := plugin.NewPlugin(config)
+			go p.Run()
+			t.Cleanup(p.Stop)
+			select {
+			case result := <-p.GetResultChan():
+				if result.ExitStatus != test.status || !strings.HasPrefix(result.Message, test.message) || len(result.Message) > 80 {
+					t.Errorf("status %d, message %q", result.ExitStatus, result.Message)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("no result")
+			}
+		})
+	}
+}
+
+// load reads the configuration as node-problem-detector does.
+func load(t *testing.T, program string) types.CustomPluginConfig {
+	t.Helper()
+	data, err := os.ReadFile(root + "/deployments/node-problem-detector/chandler-monitor.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config types.CustomPluginConfig
+	if err := json.Unmarshal(data, &config); err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range config.Rules {
+		if rule.Path != "/usr/local/bin/chandler" {
+			t.Errorf("the documentation says nothing of %s", rule.Path)
+		}
+		rule.Path = program
+	}
+	if err := config.ApplyConfiguration(); err != nil {
+		t.Fatal(err)
+	}
+	if err := config.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return config
+}

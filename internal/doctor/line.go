@@ -1,0 +1,54 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"chandler.dev/internal/terminal"
+)
+
+// LineLimit is how many bytes of a line node-problem-detector takes by default
+// (max_output_length in pkg/custompluginmonitor/types/config.go, read in 1.34).
+const LineLimit = 80
+
+// Line says in one line of at most [LineLimit] bytes what is wrong: the first fault, or with
+// strict the first warning if there is no fault, and how many more there are.
+func (r *Report) Line(strict bool) string {
+	worst := Failed
+	if strict && r.Count(Failed) == 0 {
+		worst = Warning
+	}
+	more := r.Count(worst) - 1
+	for _, s := range r.Sections {
+		for _, f := range s.Findings {
+			if f.Result != worst {
+				continue
+			}
+			text := f.Text
+			if f.Code != "" {
+				text = f.Code + ": " + text
+			}
+			if more > 0 {
+				end := fmt.Sprintf(" (and %d more)", more)
+				return Cut(text, LineLimit-len(end)) + end
+			}
+			return Cut(text, LineLimit)
+		}
+	}
+	return "nothing is wrong"
+}
+
+// Cut returns a text as one line of at most so many bytes.
+func Cut(text string, limit int) string {
+	text = terminal.Safe(strings.Join(strings.Fields(text), " "))
+	if len(text) <= limit {
+		return text
+	}
+	const dots = "..."
+	text = text[:limit-len(dots)]
+	for !utf8.ValidString(text) {
+		text = text[:len(text)-1]
+	}
+	return strings.TrimRight(text, " ") + dots
+}

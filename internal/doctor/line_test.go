@@ -1,0 +1,39 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// A line has the first fault and how many more there are, and never too many bytes.
+func TestLine(t *testing.T) {
+	long := strings.Repeat("größer ", 30)
+	for name, test := range map[string]struct {
+		findings []Finding
+		strict   bool
+		want     string
+	}{
+		"well":               {[]Finding{{Result: OK, Text: "8 devices"}}, false, "nothing is wrong"},
+		"a warning":          {[]Finding{{Result: Warning, Text: "slow", Code: "CH0001"}}, false, "nothing is wrong"},
+		"a warning, strict":  {[]Finding{{Result: Warning, Text: "slow", Code: "CH0001"}}, true, "CH0001: slow"},
+		"a fault":            {[]Finding{{Result: Warning, Text: "slow"}, {Result: Failed, Text: "gone\nnow", Code: "CH0002"}}, true, "CH0002: gone now"},
+		"faults":             {[]Finding{{Result: Failed, Text: "a", Code: "CH0002"}, {Result: Failed, Text: "b"}}, false, "CH0002: a (and 1 more)"},
+		"long":               {[]Finding{{Result: Failed, Text: long}}, false, "größer"},
+		"long, one of three": {[]Finding{{Result: Failed, Text: long}, {Result: Failed}, {Result: Failed}}, false, "größer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			line := (&Report{Sections: []Section{{Devices, test.findings}}}).Line(test.strict)
+			if len(line) > LineLimit || !utf8.ValidString(line) || strings.Contains(line, "\n") {
+				t.Errorf("%d bytes: %q", len(line), line)
+			}
+			if strings.HasPrefix(name, "long") {
+				if !strings.HasPrefix(line, test.want) || !strings.Contains(line, "...") || len(test.findings) > 1 && !strings.HasSuffix(line, "... (and 2 more)") {
+					t.Errorf("%q", line)
+				}
+			} else if line != test.want {
+				t.Errorf("%q, want %q", line, test.want)
+			}
+		})
+	}
+}
