@@ -158,7 +158,7 @@ func TestNotConfigured(t *testing.T) {
 		{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_TRACES_EXPORTER": "none"},
 	} {
 		t.Run(fmt.Sprint(env), func(t *testing.T) {
-			for _, name := range strings.Fields("OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_SDK_DISABLED OTEL_TRACES_EXPORTER") {
+			for name := range strings.FieldsSeq("OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_SDK_DISABLED OTEL_TRACES_EXPORTER") {
 				t.Setenv(name, env[name])
 			}
 			tracer, stop, err := Start(t.Context(), "worker", "v1")

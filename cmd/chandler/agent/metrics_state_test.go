@@ -225,7 +225,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	late.sick("pci-0000-1b-00-0", discovery.Health{Status: discovery.Unknown})
 	shared := newScraped(t, "shared", "nvidia/testdata/h100x8.host", &rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 4}}})
 	for _, text := range []string{late.scrape(), shared.scrape(), scrapeOf(scrapedNodes(t))} {
-		for _, line := range strings.Split(text, "\n") {
+		for line := range strings.SplitSeq(text, "\n") {
 			if words := strings.Fields(line); len(words) == 4 && words[1] == "TYPE" && strings.HasPrefix(words[2], "chandler_") {
 				said[words[2]] = words[3]
 			}
