@@ -39,7 +39,7 @@ unit: ## the tests that need no cluster
 	$(UNIT) ./discovery/families/...
 	$(UNIT) ./driver -run TestSchedulerAndDriverAgree
 	cd e2e/prometheus && $(GO) test .
-	cd e2e/node-problem-detector && $(GO) test .
+	cd e2e/prometheus/node-problem-detector && $(GO) test .
 
 # SEED=n RUNS=m repeats one seed: it fixes what happens and when, and not which
 # goroutine goes first.

@@ -1,6 +1,6 @@
 // Node-problem-detector, whose custom plugin monitor runs chandler doctor as it is configured
 // in deployments.
-module chandler.dev/e2e/node-problem-detector
+module chandler.dev/e2e/prometheus/node-problem-detector
 
 go 1.26.0
 

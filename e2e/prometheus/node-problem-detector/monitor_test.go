@@ -14,7 +14,7 @@ import (
 	"k8s.io/node-problem-detector/pkg/custompluginmonitor/types"
 )
 
-const root = "../.."
+const root = "../../.."
 
 // Of a host whose devices are well and of one that has faults, node-problem-detector hears
 // what doctor says, within its limits.
