@@ -26,9 +26,10 @@ const (
 	// Condition is the type of the condition by which an agent answers.
 	Condition corev1.PodConditionType = "chandler.dev/Removal"
 
-	// Beat is how often an order to withhold is renewed, and Patience how long it is in force
-	// without that: whoever gave it may have died.
-	Beat     = 10 * time.Second
+	// Beat is how often an order to withhold is renewed.
+	Beat = 10 * time.Second
+
+	// Patience is how long it is in force without that: whoever gave it may have died.
 	Patience = time.Minute
 )
 

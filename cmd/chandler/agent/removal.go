@@ -28,7 +28,7 @@ const reportInterval = time.Second
 const cleanPatience = 30 * time.Second
 
 // errLeave ends the parts of an agent that is to leave the node.
-var errLeave = errors.New("Chandler is being removed")
+var errLeave = errors.New("the agent leaves the node")
 
 // obeying is an order and what was answered.
 type obeying struct {
