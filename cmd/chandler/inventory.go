@@ -10,17 +10,20 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
 	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/deployments"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/inventory/text"
+	"chandler.dev/internal/page"
 	"chandler.dev/internal/terminal"
 )
 
@@ -28,6 +31,7 @@ type inventoryOptions struct {
 	migrateOptions
 
 	ascii bool
+	serve string // address of the page, "" for none
 }
 
 func newInventoryCommand() *cobra.Command {
@@ -43,9 +47,12 @@ waits to move to the other API.
 On a node it reads the agent's directory and asks the kubelet's PodResources API, so it
 must run as root there. It asks no API server, and changes nothing. On a machine without a
 kubelet, and of a recorded host, it is not known who has what, unless --kubelet-root names
-a copy of the kubelet's directory.`,
+a copy of the kubelet's directory.
+
+With --serve it shows a page instead, until it is interrupted.`,
 		Example: `  kubectl -n chandler exec POD -- /chandler inventory --host-root=/host
   chandler inventory rack7.host
+  chandler inventory --serve rack7.host
   chandler inventory -o json | jq '.devices[] | select(.state == "free") | .name'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -57,6 +64,8 @@ a copy of the kubelet's directory.`,
 	output.Usage, output.DefValue = "tree, json or yaml", "tree"
 	o.output = "tree"
 	cmd.Flags().BoolVar(&o.ascii, "ascii", false, "use nothing but ASCII")
+	cmd.Flags().StringVar(&o.serve, "serve", "", "show it as a page at this `address`, written as --serve=ADDRESS; it asks nobody who they are, and says which pods have what")
+	cmd.Flags().Lookup("serve").NoOptDefVal = pageAddress
 	return cmd
 }
 
@@ -67,6 +76,14 @@ func (o *inventoryOptions) run(ctx context.Context, out, errOut io.Writer, args 
 	facts, err := o.facts(ctx, errOut, args)
 	if err != nil {
 		return err
+	}
+	if o.output != "tree" || o.serve != "" {
+		if facts.Classes, err = page.Classes(deployments.DeviceClasses); err != nil {
+			return err
+		}
+	}
+	if o.serve != "" {
+		return o.show(ctx, out, facts, args) //nolint:contextcheck // evaluating an expression does not block
 	}
 	return printInventory(out, errOut, inventory.Make(facts), o.output, o.ascii) //nolint:contextcheck // evaluating an expression does not block
 }
@@ -105,6 +122,28 @@ func (o *inventoryOptions) facts(ctx context.Context, errOut io.Writer, args []s
 		facts.Name = recordedName(args[0])
 	}
 	return facts, nil
+}
+
+// lookInterval is how long what was seen of a machine counts as new for a page.
+const lookInterval = 2 * time.Second
+
+// show serves the page. While somebody looks at it, the machine is looked at again.
+func (o *inventoryOptions) show(ctx context.Context, out io.Writer, facts inventory.Facts, args []string) error {
+	var mu sync.Mutex
+	last := inventory.Make(facts)
+	read := func() *inventory.Inventory {
+		mu.Lock()
+		defer mu.Unlock()
+		if facts.Recorded != "" || time.Since(last.At) < lookInterval {
+			return last
+		}
+		if now, err := o.facts(ctx, io.Discard, args); err == nil {
+			now.Classes = facts.Classes
+			last = inventory.Make(now)
+		}
+		return last
+	}
+	return servePage(ctx, out, o.serve, read)
 }
 
 // recordedName is the name of a recorded host.

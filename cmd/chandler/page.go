@@ -7,14 +7,14 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
 	"chandler.dev/deployments"
-	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/page"
 )
@@ -23,23 +23,6 @@ import (
 // machine reaches it.
 const pageAddress = "127.0.0.1:8083"
 
-// inventoryOf returns the inventory of a snapshot whose devices nobody was asked about.
-// The file is that of a recorded host, "" for this machine.
-func inventoryOf(snapshot *rules.Snapshot, file string) (*inventory.Inventory, error) {
-	classes, err := page.Classes(deployments.DeviceClasses)
-	if err != nil {
-		return nil, err
-	}
-	facts := inventory.Facts{Version: buildVersion(), Families: len(families.All), Snapshot: snapshot, Classes: classes, At: time.Now()}
-	if file != "" {
-		facts.Recorded = filepath.Base(file)
-		facts.Name = strings.TrimSuffix(facts.Recorded, ".host")
-	} else if facts.Name, err = os.Hostname(); err != nil {
-		return nil, fmt.Errorf("host name: %w", err)
-	}
-	return inventory.Make(facts), nil
-}
-
 // servePage serves a page until the context ends, and says where.
 func servePage(ctx context.Context, out io.Writer, address string, read func() *inventory.Inventory) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
@@ -47,24 +30,83 @@ func servePage(ctx context.Context, out io.Writer, address string, read func() *
 		return fmt.Errorf("serve page: %w", err)
 	}
 	fmt.Fprintf(out, "The page is at http://%s/ until you press Ctrl-C.\n", listener.Addr())
-	return serveOn(ctx, listener, pageServer(address, read).Handler())
+	host, _, _ := net.SplitHostPort(address) //nolint:errcheck // it was listened on
+	return servePageOn(ctx, listener, read, host)
 }
 
-// pageServer serves pages at an address.
-func pageServer(address string, read func() *inventory.Inventory) *page.Server {
-	server := &page.Server{Read: read}
-	if name, _, err := net.SplitHostPort(address); err == nil && name != "" {
-		server.Hosts = []string{name}
-	}
-	return server
-}
-
-// serveOn serves until the context ends.
-func serveOn(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+// servePageOn serves a page on a listener until the context ends. Browsers may ask by the
+// names.
+func servePageOn(ctx context.Context, listener net.Listener, read func() *inventory.Inventory, names ...string) error {
+	pages := &page.Server{Read: read, Hosts: names}
+	server := &http.Server{Handler: pages.Handler(), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10}
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve page: %w", err)
 	}
 	return nil
+}
+
+// pageRetry is how long the agent waits before it tries an address again that somebody
+// else has, such as the agent that it takes over from.
+const pageRetry = 10 * time.Second
+
+// pager returns the function that serves the agent's page, or nil if there is no address
+// for it. A page that cannot be served is no reason for an agent to end.
+func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, func() (inventory.Facts, bool)) {
+	if o.pageAddress == "" {
+		return nil
+	}
+	return func(ctx context.Context, facts func() (inventory.Facts, bool)) {
+		classes, err := page.Classes(deployments.DeviceClasses)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "The page cannot say how to ask for devices")
+		}
+		var version atomic.Value
+		version.Store("")
+		go func() {
+			for ctx.Err() == nil {
+				if said := serverVersion(client); said != "" {
+					version.Store(said)
+					return
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(pageRetry):
+				}
+			}
+		}()
+		read := func() *inventory.Inventory {
+			found, known := facts()
+			if !known {
+				return nil
+			}
+			found.Classes, found.Kubernetes = classes, version.Load().(string)
+			return inventory.Make(found)
+		}
+		said := false
+		for ctx.Err() == nil {
+			listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.pageAddress)
+			if err == nil {
+				host, _, _ := net.SplitHostPort(o.pageAddress) //nolint:errcheck // it was listened on
+				err = servePageOn(ctx, listener, read, host, o.nodeName)
+			}
+			if err != nil && ctx.Err() == nil && !said {
+				said = true
+				klog.FromContext(ctx).Error(err, "The page cannot be served; it is tried again", "address", o.pageAddress)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(pageRetry):
+			}
+		}
+	}
+}
+
+// serverVersion returns the version of the API server, "" if it does not answer.
+func serverVersion(client kubernetes.Interface) string {
+	version, err := client.Discovery().ServerVersion()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimPrefix(version.GitVersion, "v")
 }

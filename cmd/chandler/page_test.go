@@ -2,15 +2,20 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"html"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"chandler.dev/api/v1alpha1"
+	"chandler.dev/deployments"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/internal/inventory"
@@ -38,11 +43,13 @@ func recordedInventory(t *testing.T, file string) *inventory.Inventory {
 		t.Fatal(err)
 	}
 	found := discovery.Scan(configuredHost(host.FS(), config), families.All)
-	inv, err := inventoryOf(compiled.Apply(found), file)
+	classes, err := page.Classes(deployments.DeviceClasses)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return inv
+	return inventory.Make(inventory.Facts{
+		Name: recordedName(file), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: compiled.Apply(found), Classes: classes, At: time.Now(),
+	})
 }
 
 var (
@@ -99,5 +106,42 @@ func TestPages(t *testing.T) {
 	}
 	if len(validated) < 30 {
 		t.Errorf("only %d claim templates", len(validated))
+	}
+}
+
+// TestInventoryServes shows the page of a recorded host, and its data.
+func TestInventoryServes(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out, in := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		cmd := newInventoryCommand()
+		cmd.SetArgs([]string{"--serve=127.0.0.1:0", "../../discovery/families/amdgpu/testdata/mi300x-cpx.host"})
+		cmd.SetOut(in)
+		ended <- cmd.ExecuteContext(ctx)
+	}()
+	var address string
+	if _, err := fmt.Fscanf(out, "The page is at %s", &address); err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, out) //nolint:errcheck // the rest of the line
+	for path, want := range map[string]string{"": "Instinct MI300X OAM", "inventory.json": "\"host\": \"mi300x-cpx\""} {
+		answer, err := http.Get(address + path) //nolint:noctx // it ends with the test
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if err != nil || answer.StatusCode != http.StatusOK || !strings.Contains(string(text), want) || !answer.Uncompressed {
+			t.Errorf("%s: %s, %v, compressed %v, %d bytes without %q", path, answer.Status, err, answer.Uncompressed, len(text), want)
+		}
+		if answer.Header.Get("Content-Security-Policy") != page.Policy {
+			t.Errorf("%s: policy %q", path, answer.Header.Get("Content-Security-Policy"))
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

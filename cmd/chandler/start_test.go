@@ -221,7 +221,8 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	t.Parallel()
 	s := newStation(t)
 	write(t, s.path("cdi"), "no directory")
-	agent := s.start()
+	pages := &station{t: t, health: freeAddress(t)}
+	agent := s.start("--page-bind-address", pages.health)
 	agent.says("CDI specs cannot be written")
 	agent.says("The API server cannot be asked whether it serves DRA")
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
@@ -232,6 +233,7 @@ func TestStartBeforeEverythingElse(t *testing.T) {
 	calls := s.register(agent)
 	agent.answers(s, "/readyz", http.StatusOK, "ok")
 	agent.answers(s, "/healthz", http.StatusOK, "ok")
+	agent.answers(pages, "/", http.StatusOK, "No accelerators.")
 	// A claim that was prepared before the API server went away ends without it.
 	unprepared, err := calls.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: "c", Uid: "u"}}})
 	if err != nil || unprepared.Claims["u"].GetError() != "" {

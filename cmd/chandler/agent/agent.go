@@ -31,6 +31,7 @@ import (
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
+	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/removal"
@@ -112,6 +113,10 @@ type Config struct {
 	// Serve answers HTTP requests for /healthz, /readyz and /metrics with the
 	// handler until the context ends. Optional.
 	Serve func(ctx context.Context, handler http.Handler) error
+
+	// ServePage shows the node's inventory, less what only others know of it, until the
+	// context ends. There is none before devices are placed. Optional.
+	ServePage func(ctx context.Context, facts func() (inventory.Facts, bool))
 }
 
 // Settings are what the administrator wants, compiled.
@@ -330,6 +335,9 @@ func (a *agent) run(parent context.Context) error {
 	if a.Serve != nil {
 		handler := a.handler()
 		group.Go(func() error { return a.Serve(ctx, handler) })
+	}
+	if a.ServePage != nil {
+		group.Go(func() error { a.ServePage(ctx, a.inventory); return nil })
 	}
 	err := group.Wait()
 	select {
