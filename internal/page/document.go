@@ -1,3 +1,6 @@
+// Package page shows a machine's devices to people: where they are, how they are,
+// who has them, and how to ask for one. It turns an inventory into one HTML document that
+// needs nothing else, and serves it. It knows no vendor and asks nobody.
 package page
 
 import (

@@ -126,8 +126,8 @@ func (row *stock) draw(devices []*device) {
 	units := make(map[string]int)
 	for _, d := range devices {
 		all, had, _ := d.Units()
-		switch {
-		case d.Level == "ok" || d.Level == "warn":
+		switch d.Level {
+		case "ok", "warn":
 			units[d.Level] += had
 		default:
 			units[d.Level] += all
