@@ -38,8 +38,6 @@ unit: ## the tests that need no cluster
 	$(UNIT) -race ./...
 	$(UNIT) ./discovery/families/...
 	$(UNIT) ./driver -run TestSchedulerAndDriverAgree
-	cd e2e/prometheus && $(GO) test .
-	cd e2e/prometheus/node-problem-detector && $(GO) test .
 
 # SEED=n RUNS=m repeats one seed: it fixes what happens and when, and not which
 # goroutine goes first.
@@ -54,10 +52,12 @@ simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n 
 simulate-breaks: ## the product with one deliberate defect at a time, each of which the simulation must find
 	$(GO) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
 
-e2e: ## the tests on a real Kubernetes, of what a release is made of, and of the page in a browser; needs root
-	cd e2e && $(GO) test -p 1 -timeout 45m ./...
+e2e: ## the tests on a real Kubernetes, with Prometheus, and of the page in a browser, and those of a release; needs root
+	cd e2e && $(GO) test -p 1 -timeout 60m ./...
 	cd e2e/release && $(GO) test ./...
 	cd e2e/page && $(GO) test .
+	cd e2e/prometheus && $(GO) test .
+	cd e2e/prometheus/node-problem-detector && $(GO) test .
 
 # Two tests that take minutes whatever the version. What Kubernetes 1.34 has and
 # leaves off, and the tests of that; its DRAConsumableCapacity is left off: see

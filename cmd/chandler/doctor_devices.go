@@ -60,10 +60,10 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 	}
 	settled, _ := settler.Settle(n.Devices, time.Now())
 	f.Devices.Found = n.Devices
-	snapshot := n.Rules.Apply(settled)
+	snapshot := n.Rules.Apply(settled) //nolint:contextcheck // evaluating an expression does not block
 	f.Devices.Snapshot = doctor.Known(snapshot)
 	f.Kubelet.Ours = ours(snapshot, n.API)
-	f.Devices.Waits = doctor.Known(waits(n))
+	f.Devices.Waits = doctor.Known(waits(n)) //nolint:contextcheck // likewise
 	return nil
 }
 

@@ -89,7 +89,7 @@ func TestOldGenerationsDoNotCount(t *testing.T) {
 	c.Slices = append(c.Slices, old)
 	f := fleet.Of(c.Input, discovery.Domain)
 	for i := range f.Devices {
-		if f.Devices[i].ID.Device == "gone" {
+		if f.Devices[i].Device == "gone" {
 			t.Error("a device of an old generation is there")
 		}
 	}
@@ -144,7 +144,7 @@ func TestIs(t *testing.T) {
 	}
 	for i := range f.Devices {
 		if uuid := fleet.Text(&f.Devices[i].Spec, "uuid"); uuid != "" && !f.Devices[i].Is(uuid) || f.Devices[i].Is("") {
-			t.Errorf("%s is not found by its UUID, or is by nothing", f.Devices[i].ID.Device)
+			t.Errorf("%s is not found by its UUID, or is by nothing", f.Devices[i].Device)
 		}
 	}
 }
