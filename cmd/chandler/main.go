@@ -61,13 +61,13 @@ the cluster has it, and through the classic device-plugin API where it has not.
 To see what it finds on this machine, without a cluster and without root:
 
   chandler discover`,
-		SilenceUsage:      true,
-		SilenceErrors:     true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		SilenceUsage:  true,
+		SilenceErrors: true,
 	}
 	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newMigrateCommand(), newValidateCommand(), newSlicesCommand(), newVersionCommand(), newInventoryCommand())
 	cmd.AddCommand(newDoctorCommand(), newExplainCommand())
 	cmd.AddCommand(newUninstallCommand())
 	cmd.AddCommand(kubectl.Commands(buildVersion())...)
+	addCompletions(cmd)
 	return cmd
 }

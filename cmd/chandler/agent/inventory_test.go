@@ -11,6 +11,13 @@ import (
 	"chandler.dev/internal/inventory"
 )
 
+// Before the devices are placed it is not known who has what.
+func TestInventoryAtFirst(t *testing.T) {
+	if facts, known := (&agent{}).inventory(); known {
+		t.Errorf("an agent that has seen nothing says %+v", facts)
+	}
+}
+
 // The inventory of an agent says who has what by both APIs, since when, and what waits for
 // whom.
 func TestInventory(t *testing.T) {
