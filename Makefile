@@ -53,11 +53,11 @@ simulate-breaks: ## the product with one deliberate defect at a time, each of wh
 	$(GO) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
 
 e2e: ## the tests on a real Kubernetes, with Prometheus, and of the page in a browser, and those of a release; needs root
-	cd e2e && $(GO) test -p 1 -timeout 60m ./...
-	cd e2e/release && $(GO) test ./...
-	cd e2e/page && $(GO) test .
-	cd e2e/prometheus && $(GO) test .
-	cd e2e/prometheus/node-problem-detector && $(GO) test .
+	cd e2e && $(GO) test -count=1 -p 1 -timeout 60m ./...
+	cd e2e/release && $(GO) test -count=1 ./...
+	cd e2e/page && $(GO) test -count=1 .
+	cd e2e/prometheus && $(GO) test -count=1 .
+	cd e2e/prometheus/node-problem-detector && $(GO) test -count=1 .
 
 # Two tests that take minutes whatever the version. What Kubernetes 1.34 has and
 # leaves off, and the tests of that; its DRAConsumableCapacity is left off: see

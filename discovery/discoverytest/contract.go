@@ -37,6 +37,7 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"function":              "string",
 	"parent":                "string",
 	"profile":               "string",
+	"partitionIndex":        "int",
 	"fabric":                "string",
 	"afuID":                 "string",
 	"linkedTo":              "string",

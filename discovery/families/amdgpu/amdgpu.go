@@ -183,6 +183,7 @@ func partition(whole discovery.Device, mode mode, node kfdNode) discovery.Device
 	d.Attributes.SetString("function", "partition")
 	d.Attributes.SetString("parent", whole.Name)
 	d.Attributes.SetString("profile", mode.profile)
+	d.Attributes.SetInt("partitionIndex", int64(node.index))
 	d.PartOf = &discovery.Silicon{Name: whole.Name}
 	if d.Identity != "" {
 		d.Identity += "/" + mode.profile
