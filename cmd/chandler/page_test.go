@@ -17,6 +17,7 @@ import (
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/deployments"
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/page"
@@ -64,7 +65,10 @@ func TestPages(t *testing.T) {
 	out := os.Getenv("PAGES") // a directory to look at them in
 	validator := newValidator()
 	validated := make(map[string]bool)
-	for _, file := range recordedHosts(t) {
+	for i, file := range recordedHosts(t) {
+		if discoverytest.Brief() && i%4 != 0 {
+			continue
+		}
 		inv := recordedInventory(t, file)
 		var b bytes.Buffer
 		if err := page.Render(&b, inv, page.Live{}); err != nil {
@@ -104,7 +108,7 @@ func TestPages(t *testing.T) {
 	for _, finding := range validator.findings {
 		t.Errorf("claim template: %s", finding)
 	}
-	if len(validated) < 30 {
+	if !discoverytest.Brief() && len(validated) < 30 {
 		t.Errorf("only %d claim templates", len(validated))
 	}
 }
