@@ -39,7 +39,7 @@ type DriverConfig struct {
 	Resources []Resource `json:"resources,omitempty"`
 
 	// Allocation is how the device-plugin API gives out what a resource counts.
-	// Each resource is named at most once on each node.
+	// If several entries of one resource count on a node, the first does.
 	Allocation []Allocation `json:"allocation,omitempty"`
 
 	// Overhead is what users of devices need of the host's own CPU and memory.
@@ -60,7 +60,7 @@ type DriverConfig struct {
 	Health Health `json:"health,omitzero"`
 }
 
-// Health is what the agent makes of the health of devices.
+// Health says what follows from the health of devices.
 type Health struct {
 	// Severity gives conditions, by their names, another effect than the one that
 	// the documentation says:
@@ -96,7 +96,7 @@ type Selector struct {
 	// CEL is an expression over "device", as in a DeviceClass:
 	//	device.attributes["chandler.dev"].kind == "gpu"
 	// A device that lacks an attribute which the expression reads is not
-	// selected, and is reported; write ?.name.orValue("") to allow for that.
+	// selected, and is reported. To allow for that, write .?name.orValue("").
 	CEL string `json:"cel"`
 
 	// Nodes are the nodes on which the entry counts, all if they are left out.
@@ -130,8 +130,8 @@ type Sharing struct {
 	// as many units as the kubelet takes in a list of 4 MiB.
 	Unit *resource.Quantity `json:"unit,omitempty"`
 
-	// Capacity is what the units are of: memory (the default), cores, or
-	// another capacity of the devices.
+	// Capacity is the capacity that the units count: memory (the default), cores, or
+	// another one of the devices.
 	Capacity string `json:"capacity,omitempty"`
 }
 
@@ -158,16 +158,17 @@ type Resource struct {
 	SRIOV *SRIOVPool `json:"sriov,omitempty"`
 }
 
-// SRIOVPool is what a pool of the SR-IOV network device plugin may say besides.
+// SRIOVPool has the settings that only a pool of the SR-IOV network device plugin has.
 type SRIOVPool struct {
 	// AdditionalInfo is what PCIDEVICE_<PREFIX>_<NAME>_INFO says of devices as
-	// "extra", by their IDs, or by "*" of all; what is said of one goes before.
+	// "extra", by their IDs. "*" stands for all devices; an entry for one device
+	// takes its place.
 	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
 
 	// NeedVhostNet gives containers /dev/vhost-net and /dev/net/tun too.
 	NeedVhostNet bool `json:"needVhostNet,omitempty"`
 
-	// ExcludeTopology has the kubelet told no NUMA nodes of the devices.
+	// ExcludeTopology keeps the devices' NUMA nodes from the kubelet.
 	ExcludeTopology bool `json:"excludeTopology,omitempty"`
 }
 
@@ -186,7 +187,8 @@ type Allocation struct {
 	Policy Policy `json:"policy,omitempty"`
 
 	// FailRequestsGreaterThanOne refuses containers that ask for more than one. It
-	// is for shares of which two may be of one device, and are no more than one then.
+	// is for shares: two of them may be of one device, and then give no more than one
+	// does.
 	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
 
 	// DeviceListStrategy says how containers get the devices; several may go
@@ -296,8 +298,8 @@ type PathGroup struct {
 	// path with the most matches has, or as the scarcest lasts for.
 	Paths []Path `json:"paths,omitempty"`
 
-	// USB are USB devices by what they say they are. All that match make one
-	// device, or with Each one of each entry does.
+	// USB are USB devices by their vendor and product. All that match make one
+	// device. With Each, one of each entry does.
 	USB []USBDevice `json:"usb,omitempty"`
 
 	// Each makes a device of one USB device for each entry, and as many as there are

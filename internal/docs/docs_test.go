@@ -77,6 +77,19 @@ func TestIndexIsComplete(t *testing.T) {
 }
 
 // The README is short enough to be read.
+// A page that a merge had emptied was linked to from four others, and no test saw it.
+func TestPagesHaveText(t *testing.T) {
+	pages, err := All(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
+		if len(page.Text) < 200 || !strings.HasPrefix(page.Text, "# ") {
+			t.Errorf("%s has no title or no text", page.Path)
+		}
+	}
+}
+
 func TestREADMEIsShort(t *testing.T) {
 	page, err := Read(root, root+"/README.md")
 	if err != nil {

@@ -61,7 +61,7 @@ var hostCodes = []Code{
 		Fixes: []Fix{{"findmnt -T /var/lib/kubelet", "Shows the file system and how it is mounted."}, {"sudo dmesg | grep -i 'remounting filesystem read-only'", "Shows whether the kernel made it so."}},
 	},
 	{
-		ID: "CH0409", Says: "the host's root is not one", Result: Failed, Symptoms: []Symptom{DeviceMissing},
+		ID: "CH0409", Says: "--host-root does not name the root of a host", Result: Failed, Symptoms: []Symptom{DeviceMissing},
 		Looks: "Whether the kernel's own /proc is below the directory that --host-root names.",
 		Comes: "The option names a wrong directory, or the volume of the agent's pod is not the host's /proc.",
 		Why:   "The files that are read there say nothing of this machine.",

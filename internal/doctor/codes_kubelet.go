@@ -26,7 +26,7 @@ var kubeletCodes = []Code{
 		ID: "CH0104", Says: "another plugin serves a resource of ours", Result: Failed, Symptoms: []Symptom{GivenTwice, LimitsPending},
 		Looks: "Whether the kubelet lists IDs for a resource that the agent does not offer under it. A plugin that gives the very same IDs cannot be told apart this way.",
 		Comes: "The vendor's device plugin still runs on the node, beside Chandler.",
-		Why:   "The kubelet asks whoever registered last. Two programs that do not know of each other may give one device to two pods.",
+		Why:   "The kubelet uses the plugin that registered last. Two programs that do not know of each other may give one device to two pods.",
 		Fixes: []Fix{{"kubectl -n NAMESPACE delete daemonset NAME", "Ends the other plugin on all nodes. docs/migrating.md says how to do this without ending pods."}},
 	},
 	{

@@ -25,7 +25,7 @@ var hostChecks = []check{
 func checkProc(f *Facts, say *saying) {
 	if proc, known := f.Host.Proc.get(); known && !proc {
 		say.found("CH0409", "no /proc of a kernel is where the host's should be",
-			"The directory that was given as the host's root is not one: what is read there says nothing of this machine.",
+			"The directory that --host-root names is not the root of a host: what is read there says nothing of this machine.",
 			"chandler doctor --host-root=/")
 	}
 }

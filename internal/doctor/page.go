@@ -24,7 +24,7 @@ func (c Code) Explain(out io.Writer, style terminal.Style) error {
 		fmt.Fprintln(&b, style.Paint(terminal.Strong, line))
 	}
 	for _, part := range []struct{ title, text string }{
-		{"Looks at", c.Looks}, {"Comes of", c.Comes}, {"Matters because", c.Why},
+		{"Checks", c.Looks}, {"Cause", c.Comes}, {"Why it matters", c.Why},
 	} {
 		fmt.Fprintf(&b, "\n%s\n", part.title)
 		for _, line := range terminal.Wrap(part.text, style.Width-2) {
@@ -67,7 +67,7 @@ func (c Code) Page() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s: %s\n\n", c.ID, c.Says)
 	fmt.Fprintf(&b, "Category: %s. Result: %s.\n\n", c.Category(), c.severity())
-	fmt.Fprintf(&b, "**What is checked.** %s\n\n**How it comes to be.** %s\n\n**Why it matters.** %s\n\n## Mend it\n\n", c.Looks, c.Comes, c.Why)
+	fmt.Fprintf(&b, "**What is checked.** %s\n\n**Cause.** %s\n\n**Why it matters.** %s\n\n## Mend it\n\n", c.Looks, c.Comes, c.Why)
 	for _, fix := range c.Fixes {
 		fmt.Fprintf(&b, "```sh\n%s\n```\n\n%s\n\n", fix.Command, fix.Does)
 	}
