@@ -38,8 +38,8 @@ const (
 	badExtension   = ".bad"
 )
 
-// endedFor is for how long it is remembered that a claim has ended: longer than
-// PodResources takes to answer.
+// endedFor is for how long it is remembered that a claim has ended: longer than the kubelet
+// names it after that, and than PodResources takes to answer.
 const endedFor = time.Minute
 
 // Config says where a ledger is.

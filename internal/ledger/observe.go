@@ -85,7 +85,7 @@ func (l *Ledger) observe(at time.Time, said *kubeletapi.Listing, s Stock) (ended
 		changed = changed || more
 	}
 	adopted = l.adopt(at, s)
-	l.noteClaims(at, said)
+	l.noteClaims(said)
 	return ended, adopted, changed || len(adopted) > 0 || l.unsaved
 }
 
@@ -367,12 +367,15 @@ func (l *Ledger) Adopt(s Stock) error {
 // containers have their CDI devices, by an agent whose files were lost, until
 // they are unprepared. The kubelet names CDI devices of the containers of active
 // pods since Kubernetes 1.34 (pkg/kubelet/apis/podresources/server_v1.go, List).
-func (l *Ledger) noteClaims(at time.Time, said *kubeletapi.Listing) {
+//
+// It also names claims that have just ended, until all claims of a pod are unprepared
+// (pkg/kubelet/cm/dra/manager.go, unprepareResources, read in 1.34 and 1.37).
+func (l *Ledger) noteClaims(said *kubeletapi.Listing) {
 	if !l.wiped {
 		return // what it names besides was prepared in an earlier boot, and is prepared anew
 	}
 	for uid, devices := range claimsIn(said) {
-		if !l.ended[uid].After(at) && l.accounts[uid] == nil && l.accounts[sealedKey(uid)] == nil {
+		if _, ended := l.ended[uid]; !ended && l.accounts[uid] == nil && l.accounts[sealedKey(uid)] == nil {
 			l.put(newAccount(seal(types.UID(uid), nil, devices, l.config.Boot, false), Given))
 			notify(l.changed) // it is to be written down
 		}
