@@ -18,7 +18,8 @@ import (
 // agentMetrics are the metrics of the agent that change with events. All other metrics
 // are computed when they are asked for; see [stateCollector].
 type agentMetrics struct {
-	version string
+	version  string
+	registry metrics.KubeRegistry
 
 	calls   *metrics.HistogramVec // of DRA
 	classic *metrics.HistogramVec // of the device-plugin API
@@ -77,6 +78,11 @@ func newAgentMetrics(version string) *agentMetrics {
 		Help:           "When the configuration that is in force was read.",
 		StabilityLevel: metrics.ALPHA,
 	})
+	// A metric takes values once it is registered, and registering it while another
+	// goroutine has a value for it is a race (component-base/metrics, lazyMetric).
+	m.registry = metrics.NewKubeRegistry()
+	m.registry.MustRegister(m.calls, m.classic, m.refused, m.scans, m.reloads, m.configured, m.configuredAt)
+	m.begin()
 	return m
 }
 
@@ -128,13 +134,10 @@ func (m *agentMetrics) observeScan(s discovery.Scanned) {
 // handler answers with the metrics of an agent that starts with a configuration, or
 // because of wrong without. Metrics of facts that are not known yet are left out.
 func (m *agentMetrics) handler(state agentState, wrong error) http.Handler {
-	registry := metrics.NewKubeRegistry()
-	registry.MustRegister(m.calls, m.classic, m.refused, m.scans, m.reloads, m.configured, m.configuredAt)
-	m.begin()
-	m.reloaded(wrong) // a metric takes values once it is registered
-	registry.CustomMustRegister(&stateCollector{agentState: state, metrics: m})
-	registry.RawMustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return metrics.HandlerFor(registry, metrics.HandlerOpts{})
+	m.reloaded(wrong)
+	m.registry.CustomMustRegister(&stateCollector{agentState: state, metrics: m})
+	m.registry.RawMustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return metrics.HandlerFor(m.registry, metrics.HandlerOpts{})
 }
 
 // begin makes the counters that alerts go by 0, since a counter that begins with 1 has
