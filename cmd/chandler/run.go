@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -136,13 +137,17 @@ func (o *runOptions) run(ctx context.Context) error {
 		return fmt.Errorf("API server: %w", err)
 	}
 	following, end := context.WithCancel(ctx)
+	var followers sync.WaitGroup
+	defer followers.Wait()
 	defer end()
 	labels := make(chan map[string]string)
-	go cluster.FollowLabels(following, clients.metadata, o.nodeName, func(l map[string]string) {
-		select {
-		case labels <- l:
-		case <-following.Done():
-		}
+	followers.Go(func() {
+		cluster.FollowLabels(following, clients.metadata, o.nodeName, func(l map[string]string) {
+			select {
+			case labels <- l:
+			case <-following.Done():
+			}
+		})
 	})
 	file := &configFile{name: o.config, node: v1alpha1.Node{Name: o.nodeName}, labels: labels}
 	config, err := o.agentConfig(ctx, file, clients)
@@ -159,11 +164,13 @@ func (o *runOptions) run(ctx context.Context) error {
 	if namespace, _, isPod := strings.Cut(o.pod, "/"); isPod {
 		orders := make(chan removal.Order)
 		config.Orders = orders
-		go cluster.FollowOrders(following, clients.metadata, namespace, func(order removal.Order) {
-			select {
-			case orders <- order:
-			case <-following.Done():
-			}
+		followers.Go(func() {
+			cluster.FollowOrders(following, clients.metadata, namespace, func(order removal.Order) {
+				select {
+				case orders <- order:
+				case <-following.Done():
+				}
+			})
 		})
 	}
 	go file.follow(following, changes)
