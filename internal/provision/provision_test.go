@@ -328,7 +328,7 @@ func TestProvisionRefuses(t *testing.T) {
 		}, bind, []string{"nvme0n1", "dm-0"}},
 		"btrfs":                   {nvme, func(k *kernel, _ string) { k.link("sys/fs/btrfs/1/devices/nvme0n1", "../../../../devices/x") }, bind, []string{"nvme0n1", "btrfs"}},
 		"ZFS":                     {nvme, func(k *kernel, _ string) { k.file("proc/spl/kstat/zfs/dbgmsg", "") }, bind, []string{"nvme0n1", "ZFS"}},
-		"disk with several paths": {nvme, multipath, bind, []string{"NVMe namespace nvme1n1", "cannot be told", "below nvme-subsys0", "native multipath"}},
+		"disk with several paths": {nvme, multipath, bind, []string{"disk nvme1n1", "cannot be told", "below nvme-subsys0", "native multipath"}},
 		"disk with several paths, mounted": {nvme, func(k *kernel, dir string) {
 			multipath(k, dir)
 			k.file("proc/1/mountinfo", "36 35 259:7 / /shared rw,noatime shared:1 - ext4 /dev/nvme1n1 rw")

@@ -1,4 +1,4 @@
-package provision
+package inuse
 
 import (
 	"errors"
@@ -25,8 +25,9 @@ func (r *reader) note(err error) {
 	}
 }
 
+// fail keeps the first error. One that privilege would have spared hides no other.
 func (r *reader) fail(err error) {
-	if r.err == nil {
+	if r.err == nil || errors.Is(r.err, fs.ErrPermission) && !errors.Is(err, fs.ErrPermission) {
 		r.err = err
 	}
 }

@@ -1,6 +1,7 @@
-package provision
+package inuse
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -249,32 +250,32 @@ func (d *disks) addMount(fields []string) {
 	}
 }
 
-// below tells whether a disk on the function is in use.
-func (d *disks) below(function sysfs.Device) error {
+// below returns the uses of the disks on the function.
+func (d *disks) below(function sysfs.Device) (uses Uses) {
 	if d.lists.err != nil {
-		return fmt.Errorf("whether a disk in use is on it cannot be told: %w", d.lists.err)
+		return Uses{{Object: "a disk", Unseen: d.lists.err}}
 	}
-	var hidden error
 	for _, disk := range d.all {
-		on := below(disk, function)
+		on, hidden := below(disk, function), error(nil)
 		for _, c := range d.controllers {
 			if !on && below(c.Device, function) && below(disk, c.subsystem) {
 				on = true
-				hidden = fmt.Errorf("whether NVMe namespace %s is in use cannot be told: the function is one path to it, and the kernel has the namespace below %s (native multipath)", disk.Name(), c.subsystem.Name())
+				hidden = fmt.Errorf("the function is one path to it, and the kernel has the namespace below %s (native multipath)", c.subsystem.Name())
 			}
 		}
 		if !on {
 			continue
 		}
 		user, err := d.user(disk)
-		if user != "" {
-			return fmt.Errorf("in use: disk %s: %s", disk.Name(), user)
-		}
-		if err != nil {
-			return fmt.Errorf("whether disk %s is in use cannot be told: %w", disk.Name(), err)
+		err = cmp.Or(err, hidden)
+		switch {
+		case user != "":
+			uses = append(uses, Use{Object: "disk " + disk.Name(), How: user})
+		case err != nil:
+			uses = append(uses, Use{Object: "disk " + disk.Name(), Unseen: err})
 		}
 	}
-	return hidden
+	return uses
 }
 
 // user returns what uses a disk, "" if nothing does as far as could be read.

@@ -1,4 +1,4 @@
-package provision
+package inuse
 
 import (
 	"cmp"
@@ -62,43 +62,50 @@ func (n *nets) add(name, destination, prefix string) {
 	}
 }
 
-// below tells whether an interface on the function is in use. An interface that is
-// to be unbound must also be down, since a container's MACVLAN on it does not show
-// here.
-func (n *nets) below(function sysfs.Device, unbind bool) error {
+// below returns the uses of the interfaces on the function. If the function is to be
+// unbound, they must also be down, since a container's MACVLAN on one does not show here.
+func (n *nets) below(function sysfs.Device) (uses Uses) {
 	if n.lists.err != nil {
-		return fmt.Errorf("whether an interface in use is on it cannot be told: %w", n.lists.err)
+		return Uses{{Object: "an interface", Unseen: n.lists.err}}
 	}
 	found := 0
-	r := &reader{FS: n.reads.FS}
 	for _, d := range n.all {
 		if !below(d, function) {
 			continue
 		}
 		found++
-		if use := n.use(r, d.Name(), maxStack); use != "" {
-			return fmt.Errorf("in use: interface %s: %s", d.Name(), use)
-		}
-		attrs := d.Attrs()
-		flags, ok := attrs.Uint("flags")
-		if unbind {
-			r.note(attrs.Err())
-		}
-		if err := cmp.Or(n.reads.err, r.err); err != nil {
-			return fmt.Errorf("whether interface %s is in use cannot be told: %w", d.Name(), err)
-		}
-		if unbind && ok && flags&1 != 0 { // IFF_UP
-			return fmt.Errorf("in use: interface %s is up; set it down first", d.Name())
-		}
+		uses = append(uses, n.uses(d)...)
 	}
+	r := &reader{FS: n.reads.FS}
 	hidden := n.hiddenBelow(r, function) || found == 0 && hasHidden(r, function.Path)
 	if r.err != nil {
-		return fmt.Errorf("whether its interface is in use cannot be told: %w", r.err)
+		return append(uses, Use{Object: "its interface", Unseen: r.err})
 	}
 	if hidden {
-		return errors.New("in use: its interface is in a network namespace of its own, as that of a container")
+		uses = append(uses, Use{Object: "its interface", How: "it is in a network namespace of its own, as that of a container"})
 	}
-	return nil
+	return uses
+}
+
+// uses returns the uses of one interface.
+func (n *nets) uses(d sysfs.Device) (uses Uses) {
+	object := "interface " + d.Name()
+	r := &reader{FS: n.reads.FS}
+	if use := n.use(r, d.Name(), maxStack); use != "" {
+		uses = append(uses, Use{Object: object, How: use})
+	}
+	if err := cmp.Or(n.reads.err, r.err); err != nil {
+		uses = append(uses, Use{Object: object, Unseen: err})
+	}
+	attrs := d.Attrs()
+	flags, ok := attrs.Uint("flags")
+	if r.note(attrs.Err()); attrs.Err() != nil {
+		uses = append(uses, Use{Object: object, Unseen: r.err, Unbinding: true})
+	}
+	if ok && flags&1 != 0 { // IFF_UP
+		uses = append(uses, Use{Object: object, How: "it is up; set it down first", Unbinding: true})
+	}
+	return uses
 }
 
 // hiddenBelow reports whether an interface of a function, of one of its ports or of its

@@ -1,0 +1,140 @@
+// Package inuse finds out who uses a PCI function: the file systems, swap, arrays and
+// exports on its disks, the routes and interfaces above its ports, the processes that
+// have one of its nodes open. It reads the host and changes nothing. It does not know
+// which container was given what: the ledger does.
+package inuse
+
+import (
+	"fmt"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// Use is one way in which a function is in use, or may be.
+type Use struct {
+	Object string // what of the function: "disk nvme0n1", "interface eth0", "/dev/vfio/42"
+	How    string // "it is mounted on /data", "process 47 (qemu) has it open"
+
+	// Unbinding is set where only a function that is to be unbound from its driver
+	// counts as used, such as one whose interface is up and has no routes.
+	Unbinding bool
+
+	// Unseen is why it cannot be told whether the object is used; How is empty then.
+	// It wraps fs.ErrPermission if that is only because the reader lacks privilege.
+	Unseen error
+}
+
+// String says the use in a sentence: "in use: disk nvme0n1: it is mounted on /data".
+func (u Use) String() string {
+	if u.Unseen != nil {
+		return fmt.Sprintf("whether %s is in use cannot be told: %v", u.Object, u.Unseen)
+	}
+	return fmt.Sprintf("in use: %s: %s", u.Object, u.How)
+}
+
+// Uses are all uses of a function.
+type Uses []Use
+
+// Err returns the uses as one error, or nil if there are none: the function is then
+// free. The error wraps what could not be seen.
+func (u Uses) Err() error {
+	if len(u) == 0 {
+		return nil
+	}
+	return usesError(u)
+}
+
+// usesError are uses as an error.
+type usesError Uses
+
+func (e usesError) Error() string {
+	texts := make([]string, len(e))
+	for i, use := range e {
+		texts[i] = use.String()
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (e usesError) Unwrap() (errs []error) {
+	for _, use := range e {
+		if use.Unseen != nil {
+			errs = append(errs, use.Unseen)
+		}
+	}
+	return errs
+}
+
+// Options say what is known of the host beforehand. All may be left out.
+type Options struct {
+	// Known are the devices that the families found. Their nodes are looked for too.
+	Known []discovery.Device
+
+	// Except says which processes do not count, by their numbers in the host's /proc.
+	Except func(process int) bool
+}
+
+// View is what uses the functions of a host, as it was at one moment.
+type View struct {
+	host  *discovery.Host
+	known []discovery.Device
+
+	opened *opened
+	disks  *disks
+	nets   *nets
+}
+
+// Look reads what uses the functions of a host now. A reader without privilege looks
+// as far as it can: what it must not see is Unseen in the uses that it could be.
+func Look(host *discovery.Host, o Options) *View {
+	return &View{host: host, known: o.Known, opened: openNodes(host, o.Except), disks: readDisks(host), nets: readNets(host)}
+}
+
+// Of returns who uses a function now, for one function. It is [Look] and [View.Of].
+func Of(host *discovery.Host, function sysfs.Device, o Options) Uses {
+	return Look(host, o).Of(function)
+}
+
+// Of returns who uses a function that is to be unbound from its driver, or to be
+// destroyed. Nobody does if there are no uses.
+func (v *View) Of(function sysfs.Device) Uses {
+	uses := v.disks.below(function)
+	uses = append(uses, v.nets.below(function)...)
+	uses = append(uses, v.bridged(function)...)
+	return append(uses, v.open(function)...)
+}
+
+// Bound returns who uses a function that keeps its driver while it is changed: its
+// interface may be up, for example.
+func (v *View) Bound(function sysfs.Device) Uses {
+	var uses Uses
+	for _, use := range v.Of(function) {
+		if !use.Unbinding {
+			uses = append(uses, use)
+		}
+	}
+	return uses
+}
+
+// bridged returns the PCI functions behind this one.
+func (v *View) bridged(function sysfs.Device) (uses Uses) {
+	r := &reader{FS: v.host.FS}
+	for _, entry := range r.list(function.Path) {
+		if entry.IsDir() && sysfs.IsPCIAddress(entry.Name()) {
+			uses = append(uses, Use{Object: "function " + entry.Name(), How: "it is behind this one", Unbinding: true})
+		}
+	}
+	if r.err != nil {
+		uses = append(uses, Use{Object: "a function behind it", Unseen: r.err, Unbinding: true})
+	}
+	return uses
+}
+
+// below reports whether a kernel device is on the function, or is it.
+func below(d, function sysfs.Device) bool { return Within(d.Path, function) }
+
+// Within reports whether a path of sysfs is the function's directory, or lies in it.
+func Within(name string, function sysfs.Device) bool {
+	return name == function.Path || strings.HasPrefix(name, function.Path+"/")
+}
