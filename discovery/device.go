@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -253,6 +254,28 @@ func (a Attributes) SetInt(name resourceapi.QualifiedName, value int64) {
 // SetBool sets a boolean attribute.
 func (a Attributes) SetBool(name resourceapi.QualifiedName, value bool) {
 	a[name] = resourceapi.DeviceAttribute{BoolValue: &value}
+}
+
+// Values returns the value of an attribute as text, or the values of a list.
+func Values(a resourceapi.DeviceAttribute) (values []string) {
+	switch {
+	case a.StringValue != nil:
+		return []string{*a.StringValue}
+	case a.VersionValue != nil:
+		return []string{*a.VersionValue}
+	case a.IntValue != nil:
+		return []string{strconv.FormatInt(*a.IntValue, 10)}
+	case a.BoolValue != nil:
+		return []string{strconv.FormatBool(*a.BoolValue)}
+	}
+	values = slices.Concat(a.StringValues, a.VersionValues)
+	for _, value := range a.IntValues {
+		values = append(values, strconv.FormatInt(value, 10))
+	}
+	for _, value := range a.BoolValues {
+		values = append(values, strconv.FormatBool(value))
+	}
+	return values
 }
 
 // String returns the value of a string attribute, "" if there is none.

@@ -332,7 +332,7 @@ func TestAttackByClaims(t *testing.T) {
 		}
 	}
 	t.Run("as installed", func(t *testing.T) { try(t, false) })
-	// What any server before 1.36 gives to those that may patch a status.
+	// Any server before 1.36 gives this to those that may patch a status.
 	apply(t, everyStatus)
 	until(t, "the rights to be in force", func(ctx context.Context) error {
 		allowed := rights(t, agent, metav1.NamespaceDefault)

@@ -1,14 +1,11 @@
 package e2e
 
 import (
-	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +14,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"chandler.dev/cmd/chandler/kubectl/reporttest"
 	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
 )
@@ -218,7 +216,11 @@ func TestReport(t *testing.T) {
 		t.Fatalf("exit code %d: %s\n%s", code, stderr, stdout)
 	}
 	t.Log(stdout)
-	files := unpacked(t, file)
+	archive, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := reporttest.Unpack(t, archive)
 	for _, want := range []string{"cluster/resourceslices.json", "nodes/node/recorded.host", "nodes/node/agent.log", "nodes/node/metrics.txt", "config/daemonset-chandler.json"} {
 		if files[want] == "" {
 			t.Errorf("the report lacks %s:\n%s", want, stdout)
@@ -238,35 +240,5 @@ func TestReport(t *testing.T) {
 	out, err := exec.CommandContext(within(t), project.Agent, "discover", host).CombinedOutput()
 	if err != nil || strings.Count(string(out), "MI210") != 8 {
 		t.Errorf("the recorded host of the report: %v\n%s", err, out)
-	}
-}
-
-// unpacked returns the files of an archive, by their names in it.
-func unpacked(t *testing.T, file string) map[string]string {
-	t.Helper()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	zip, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := make(map[string]string)
-	for archive := tar.NewReader(zip); ; {
-		h, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			return files
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := io.ReadAll(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, name, _ := strings.Cut(h.Name, "/")
-		files[name] = string(content)
 	}
 }

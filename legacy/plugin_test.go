@@ -799,7 +799,7 @@ func TestConcurrency(t *testing.T) {
 }
 
 // The ledger is told of the same stock while nothing changes: by that, lists are not
-// computed anew at each poll. What containers were given by other plugins changes it.
+// computed anew at each poll. It changes with what containers were given by other plugins.
 func TestPresentStaysTheSame(t *testing.T) {
 	p := New(Config{})
 	before := p.present()

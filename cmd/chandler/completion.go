@@ -15,7 +15,7 @@ var outputs = map[string][]cobra.Completion{
 }
 
 // addCompletions has shells complete the values of flags, and the files of recorded hosts
-// where a command takes one. What a command says by itself stays.
+// where a command takes one. Completions that a command has of its own stay.
 func addCompletions(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		addCompletions(sub)

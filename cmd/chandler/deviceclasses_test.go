@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"maps"
 	"os"
 	"path/filepath"
@@ -10,8 +9,8 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"sigs.k8s.io/yaml"
 
+	"chandler.dev/deployments"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
@@ -21,23 +20,9 @@ import (
 // deviceClasses returns the classes that deployments/ ships.
 func deviceClasses(t *testing.T) []resourceapi.DeviceClass {
 	t.Helper()
-	return classesOf(t, "deviceclasses.yaml")
-}
-
-// classesOf returns the classes of a file in deployments/.
-func classesOf(t *testing.T, file string) []resourceapi.DeviceClass {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join("../../deployments", file))
+	classes, err := deployments.DeviceClasses()
 	if err != nil {
 		t.Fatal(err)
-	}
-	var classes []resourceapi.DeviceClass
-	for document := range bytes.SplitSeq(data, []byte("\n---\n")) {
-		var class resourceapi.DeviceClass
-		if err := yaml.UnmarshalStrict(document, &class); err != nil {
-			t.Fatal(err)
-		}
-		classes = append(classes, class)
 	}
 	return classes
 }
@@ -118,7 +103,15 @@ const aCard = "amd.com/ama_u30"
 func TestExtendedResourceNames(t *testing.T) {
 	devices := recordedDevices(t)
 	shipped := classesByName(deviceClasses(t))
-	examples := classesByName(classesOf(t, "examples/deviceclasses-by-name.yaml"))
+	data, err := os.ReadFile("../../deployments/examples/deviceclasses-by-name.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	byName, err := deployments.ParseDeviceClasses(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := classesByName(byName)
 	for name, class := range examples {
 		if _, taken := shipped[name]; taken {
 			t.Errorf("two classes have the extendedResourceName %s", name)

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"chandler.dev/cmd/chandler/importer"
+	"chandler.dev/internal/inventory"
 )
 
 func newConfigCommand() *cobra.Command {
@@ -62,7 +63,7 @@ type errChanged int
 const errChangedCode = 2
 
 func (e errChanged) Error() string {
-	return fmt.Sprintf("what pods get changes by %s that could not be carried over; see the comments", number(int(e), "setting"))
+	return fmt.Sprintf("what pods get changes by %s that could not be carried over; see the comments", inventory.Plural(int(e), "setting"))
 }
 
 // ExitCode returns the exit code of the program.

@@ -17,13 +17,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"chandler.dev/cmd/chandler/agent"
-	"chandler.dev/deployments"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/inventory/text"
-	"chandler.dev/internal/page"
 	"chandler.dev/internal/terminal"
 )
 
@@ -78,7 +76,7 @@ func (o *inventoryOptions) run(ctx context.Context, out, errOut io.Writer, args 
 		return err
 	}
 	if o.output != "tree" || o.serve != "" {
-		if facts.Classes, err = page.Classes(deployments.DeviceClasses); err != nil {
+		if facts.Classes, err = shippedClasses(); err != nil {
 			return err
 		}
 	}

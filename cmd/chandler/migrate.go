@@ -29,6 +29,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/legacy"
@@ -478,7 +479,7 @@ func (m *migration) print(out io.Writer) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(&b, "\n%s: ", number(len(m.Devices), "device"))
+	fmt.Fprintf(&b, "\n%s: ", inventory.Plural(len(m.Devices), "device"))
 	var counts []string
 	for _, fate := range []agent.Fate{agent.Stays, agent.Moves, agent.Changes, agent.Excluded, agent.Waits} {
 		if count[fate] > 0 {

@@ -50,6 +50,16 @@ func servePageOn(ctx context.Context, listener net.Listener, read func() *invent
 // else has, such as the agent that it takes over from.
 const pageRetry = 10 * time.Second
 
+// shippedClasses are the DeviceClasses that come with Chandler, by which a page says how to
+// ask for a device.
+func shippedClasses() ([]inventory.Class, error) {
+	classes, err := deployments.DeviceClasses()
+	if err != nil {
+		return nil, err
+	}
+	return page.Classes(classes)
+}
+
 // pager returns the function that serves the agent's page, or nil if there is no address
 // for it. A page that cannot be served is no reason for an agent to end.
 func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, func() (inventory.Facts, bool)) {
@@ -57,7 +67,7 @@ func (o *runOptions) pager(client kubernetes.Interface) func(context.Context, fu
 		return nil
 	}
 	return func(ctx context.Context, facts func() (inventory.Facts, bool)) {
-		classes, err := page.Classes(deployments.DeviceClasses)
+		classes, err := shippedClasses()
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "The page cannot say how to ask for devices")
 		}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"chandler.dev/api/v1alpha1"
-	"chandler.dev/deployments"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
@@ -44,7 +43,7 @@ func recordedInventory(t *testing.T, file string) *inventory.Inventory {
 		t.Fatal(err)
 	}
 	found := discovery.Scan(configuredHost(host.FS(), config), families.All)
-	classes, err := page.Classes(deployments.DeviceClasses)
+	classes, err := shippedClasses()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 )
 
@@ -70,19 +71,7 @@ func printColumns(out io.Writer, s *rules.Snapshot, columns ...column) error {
 
 // attribute returns a function that prints an attribute, or "" if there is none.
 func attribute(name resourceapi.QualifiedName) func(rules.Offered) string {
-	return func(d rules.Offered) string {
-		switch a := d.Attributes[name]; {
-		case a.StringValue != nil:
-			return *a.StringValue
-		case a.VersionValue != nil:
-			return *a.VersionValue
-		case a.IntValue != nil:
-			return fmt.Sprint(*a.IntValue)
-		case a.BoolValue != nil:
-			return fmt.Sprint(*a.BoolValue)
-		}
-		return ""
-	}
+	return func(d rules.Offered) string { return strings.Join(discovery.Values(d.Attributes[name]), ",") }
 }
 
 // model is the product's name, or its PCI IDs if the name is not known.

@@ -21,6 +21,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/removal"
 )
 
@@ -243,7 +244,7 @@ func (u *uninstaller) noSlices(ctx context.Context) error {
 		}
 		for i := range list.Items {
 			if n := len(list.Items[i].Spec.Devices); n > 0 {
-				return fmt.Errorf("ResourceSlice %s still offers %s", list.Items[i].Name, number(n, "device"))
+				return fmt.Errorf("ResourceSlice %s still offers %s", list.Items[i].Name, inventory.Plural(n, "device"))
 			}
 		}
 		return nil

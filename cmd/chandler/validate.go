@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"chandler.dev/internal/inventory"
 )
 
 func newValidateCommand() *cobra.Command {
@@ -62,9 +64,9 @@ func validateFiles(in io.Reader, out io.Writer, files []string) error {
 		fmt.Fprintln(out, f)
 		counts[f.severity]++
 	}
-	fmt.Fprintf(out, "%s checked: %s, %s\n", number(v.checked, "object"), number(counts[severityError], "error"), number(counts[severityWarning], "warning"))
+	fmt.Fprintf(out, "%s checked: %s, %s\n", inventory.Plural(v.checked, "object"), inventory.Plural(counts[severityError], "error"), inventory.Plural(counts[severityWarning], "warning"))
 	if counts[severityError] > 0 {
-		return errors.New(number(counts[severityError], "error"))
+		return errors.New(inventory.Plural(counts[severityError], "error"))
 	}
 	return nil
 }
@@ -124,13 +126,6 @@ func readInput(in io.Reader, file string) ([]byte, error) {
 		return io.ReadAll(in)
 	}
 	return os.ReadFile(file)
-}
-
-func number(n int, of string) string {
-	if n == 1 {
-		return "1 " + of
-	}
-	return fmt.Sprintf("%d %ss", n, of)
 }
 
 // A severity says what a finding means: only errors make validate fail.

@@ -1,7 +1,6 @@
 package families_test
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"maps"
@@ -12,9 +11,9 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"sigs.k8s.io/yaml"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/deployments"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
@@ -27,7 +26,10 @@ import (
 // say. With -update they are written.
 func TestDocsOfFamilies(t *testing.T) {
 	update := flag.Lookup("update").Value.String() == "true"
-	classes := deviceClasses(t)
+	classes, err := deployments.DeviceClasses()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, f := range families.All {
 		t.Run(f.Name, func(t *testing.T) {
 			page := filepath.Join("../../docs/families", f.Name+".md")
@@ -53,24 +55,6 @@ func TestPagesHaveFamilies(t *testing.T) {
 			t.Errorf("there is no family %s", name)
 		}
 	}
-}
-
-// deviceClasses returns the classes that deployments/ ships.
-func deviceClasses(t *testing.T) []resourceapi.DeviceClass {
-	t.Helper()
-	data, err := os.ReadFile("../../deployments/deviceclasses.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var classes []resourceapi.DeviceClass
-	for document := range bytes.SplitSeq(data, []byte("\n---\n")) {
-		var class resourceapi.DeviceClass
-		if err := yaml.UnmarshalStrict(document, &class); err != nil {
-			t.Fatal(err)
-		}
-		classes = append(classes, class)
-	}
-	return classes
 }
 
 // facts returns a table of what a family and its recorded hosts say.

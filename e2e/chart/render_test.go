@@ -175,7 +175,7 @@ func config(t *testing.T, values string) *v1alpha1.DriverConfig {
 	return config
 }
 
-// What needs a directory of the host sets its root in the configuration, unless that says another.
+// A value that names a directory of the host sets its root in the configuration, unless that says another.
 func TestRoots(t *testing.T) {
 	got := config(t, `
 config:

@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// What the images are called, in the chart too.
+// Names of the images, in the chart too.
 const (
 	repository = "chandler.dev/chandler"
 	latest     = "latest" // the tag of a checkout, whose image with NVML has the tag nvml

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"cmp"
-	"fmt"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -34,23 +33,8 @@ func Text(d *resourceapi.Device, name resourceapi.QualifiedName) string {
 	if !found {
 		a = d.Attributes[discovery.Domain+"/"+name]
 	}
-	switch {
-	case a.StringValue != nil:
-		return *a.StringValue
-	case a.VersionValue != nil:
-		return *a.VersionValue
-	case a.IntValue != nil:
-		return fmt.Sprint(*a.IntValue)
-	case a.BoolValue != nil:
-		return fmt.Sprint(*a.BoolValue)
-	case len(a.StringValues) > 0:
-		return a.StringValues[0]
-	case len(a.VersionValues) > 0:
-		return a.VersionValues[0]
-	case len(a.IntValues) > 0:
-		return fmt.Sprint(a.IntValues[0])
-	case len(a.BoolValues) > 0:
-		return fmt.Sprint(a.BoolValues[0])
+	if values := discovery.Values(a); len(values) > 0 {
+		return values[0]
 	}
 	return ""
 }

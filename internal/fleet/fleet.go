@@ -19,7 +19,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Input is what was read of a cluster. What could not be read is empty.
+// Input is what was read of a cluster. A list that could not be read is empty.
 type Input struct {
 	Slices    []resourceapi.ResourceSlice
 	Claims    []resourceapi.ResourceClaim
@@ -43,14 +43,6 @@ type Fleet struct {
 	Resources []Resource // of the device-plugin API, by node and name
 	byID      map[ID]int
 	consumed  map[ID]Amounts // of devices that claims share
-}
-
-// Lookup returns the device of an ID, nil if there is none.
-func (f *Fleet) Lookup(id ID) *Device {
-	if i, found := f.byID[id]; found {
-		return &f.Devices[i]
-	}
-	return nil
 }
 
 // State is what a device is to the next pod.

@@ -35,7 +35,7 @@ func Make(facts Facts) *Inventory {
 	if facts.Asked {
 		inv.Holders = append(inv.Holders, facts.Holders...)
 		slices.SortStableFunc(inv.Holders, func(a, b Holder) int {
-			return cmp.Or(compareNatural(a.Owner(), b.Owner()), compareNatural(a.By(), b.By()), compareNatural(a.Request, b.Request), compareNatural(a.Device, b.Device), cmp.Compare(a.Container, b.Container))
+			return cmp.Or(CompareNatural(a.Owner(), b.Owner()), CompareNatural(a.By(), b.By()), CompareNatural(a.Request, b.Request), CompareNatural(a.Device, b.Device), cmp.Compare(a.Container, b.Container))
 		})
 		for _, h := range inv.Holders {
 			if d := inv.byName[h.Device]; d != nil {
@@ -215,7 +215,7 @@ func (inv *Inventory) miss(gone discovery.Missing) {
 			inv.Gone[i].Hit = append(inv.Gone[i].Hit, h.Owner())
 		}
 	}
-	slices.SortFunc(inv.Gone, func(a, b Gone) int { return compareNatural(a.Device, b.Device) })
+	slices.SortFunc(inv.Gone, func(a, b Gone) int { return CompareNatural(a.Device, b.Device) })
 }
 
 // attend lists what needs attention: once for the devices of one silicon that have the same.

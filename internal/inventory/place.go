@@ -237,7 +237,7 @@ func group(devices []*Device) []Silicon {
 		all = append(all, siliconOf(name, byName[name]))
 	}
 	slices.SortStableFunc(all, func(a, b Silicon) int {
-		return cmp.Or(cmp.Compare(a.place.Root, b.place.Root), slices.Compare(a.place.Bridges, b.place.Bridges), cmp.Compare(a.Address, b.Address), compareNatural(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.place.Root, b.place.Root), slices.Compare(a.place.Bridges, b.place.Bridges), cmp.Compare(a.Address, b.Address), CompareNatural(a.Name, b.Name))
 	})
 	return all
 }
@@ -246,7 +246,7 @@ func group(devices []*Device) []Silicon {
 func siliconOf(name string, devices []*Device) Silicon {
 	s := Silicon{Name: name}
 	slices.SortStableFunc(devices, func(a, b *Device) int {
-		return cmp.Or(cmp.Compare(vfIndex(a), vfIndex(b)), compareNatural(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(vfIndex(a), vfIndex(b)), CompareNatural(a.Name, b.Name))
 	})
 	first := devices[0]
 	for _, d := range devices {

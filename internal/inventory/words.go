@@ -3,6 +3,7 @@ package inventory
 import (
 	"cmp"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -70,8 +71,8 @@ var (
 	notLabel = regexp.MustCompile(`[^a-z0-9]+`)
 )
 
-// compareNatural orders names with numbers by the numbers: mlx5_2 before mlx5_10.
-func compareNatural(a, b string) int {
+// CompareNatural orders names with numbers by the numbers: mlx5_2 before mlx5_10.
+func CompareNatural(a, b string) int {
 	as, bs := digits.FindAllString(a, -1), digits.FindAllString(b, -1)
 	for i := range min(len(as), len(bs)) {
 		x, errX := strconv.ParseUint(as[i], 10, 64)
@@ -85,6 +86,32 @@ func compareNatural(a, b string) int {
 		}
 	}
 	return cmp.Compare(len(as), len(bs))
+}
+
+// Ranges sorts numbers and writes them as "24-27, 32", with that dash.
+func Ranges(numbers []int, dash string) string {
+	slices.Sort(numbers)
+	var parts []string
+	for i := 0; i < len(numbers); {
+		j := i
+		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
+			j++
+		}
+		part := strconv.Itoa(numbers[i])
+		if j > i {
+			part += dash + strconv.Itoa(numbers[j])
+		}
+		parts, i = append(parts, part), j+1
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Plural writes "1 pod" and "2 pods".
+func Plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
 }
 
 // APIName is what people call an API: DRA, or plugin.

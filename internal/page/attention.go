@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/inventory"
 )
 
@@ -28,18 +29,6 @@ type attention struct {
 	Since *stamp
 
 	begin int64
-}
-
-// codes are doctor's codes of conditions.
-var codes = map[discovery.Condition]string{
-	discovery.ConditionUnhealthy:       "CH0301",
-	discovery.ConditionUnknown:         "CH0302",
-	discovery.ConditionGone:            "CH0303",
-	discovery.ConditionDriverUnbound:   "CH0304",
-	discovery.ConditionNodeMissing:     "CH0305",
-	discovery.ConditionOverTemperature: "CH0306",
-	discovery.ConditionLinkDegraded:    "CH0307",
-	discovery.ConditionFatalErrors:     "CH0308",
 }
 
 const codeProblem = "CH0309" // something of a device could not be read
@@ -89,7 +78,7 @@ func (v *view) sickness(s *silicon, devices []*device) attention {
 	d := devices[0]
 	effect := d.Health.Effect
 	item := attention{
-		Kind: d.Kind, Href: d.ID, Code: codes[d.Health.Condition], Cond: fmt.Sprintf("%s, %s", d.Health.Condition, effect),
+		Kind: d.Kind, Href: d.ID, Code: doctor.CodeOf(d.Health.Condition), Cond: fmt.Sprintf("%s, %s", d.Health.Condition, effect),
 		Why: sentence(d.Why()), Since: stampOf(d.Health.Since, v.inv.At), begin: d.Health.Since.Unix(),
 	}
 	it, has := "it", "has it"
@@ -144,7 +133,7 @@ func ownersOf(devices []*device) (owners []string) {
 			}
 		}
 	}
-	slices.SortFunc(owners, compareNatural)
+	slices.SortFunc(owners, inventory.CompareNatural)
 	return owners
 }
 
@@ -221,7 +210,7 @@ func (v *view) gone() (items []attention) {
 			then = "has it."
 		}
 		items = append(items, attention{
-			Glyph: glyph{class, "g-" + class + "-held", ""}, Name: callName(gone.Device), Code: codes[discovery.ConditionGone],
+			Glyph: glyph{class, "g-" + class + "-held", ""}, Name: callName(gone.Device), Code: doctor.CodeOf(discovery.ConditionGone),
 			Cond: fmt.Sprintf("%s, %s", gone.Health.Condition, gone.Health.Effect), Why: sentence(gone.Health.Reason),
 			Who: some(gone.Hit), Then: then, Since: stampOf(gone.Health.Since, v.inv.At), begin: gone.Health.Since.Unix(),
 		})

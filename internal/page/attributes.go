@@ -1,12 +1,12 @@
 package page
 
 import (
-	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
 )
 
 // attribute is a line of what is published of a device.
@@ -29,7 +29,7 @@ func attributesOf(d *device) (all []attribute) {
 		return strings.Compare(a, b)
 	})
 	for _, name := range names {
-		all = append(all, attribute{Name: strings.TrimPrefix(name, standard), Value: valueOf(d.Offered.Attributes[resourceapi.QualifiedName(name)])})
+		all = append(all, attribute{Name: strings.TrimPrefix(name, standard), Value: strings.Join(discovery.Values(d.Offered.Attributes[resourceapi.QualifiedName(name)]), ", ")})
 	}
 	names = names[:0]
 	for name := range d.Offered.Capacity {
@@ -41,22 +41,4 @@ func attributesOf(d *device) (all []attribute) {
 		all = append(all, attribute{Name: name, Value: capacity.String(), Small: "capacity"})
 	}
 	return all
-}
-
-func valueOf(value resourceapi.DeviceAttribute) string {
-	switch {
-	case value.StringValue != nil:
-		return *value.StringValue
-	case value.IntValue != nil:
-		return strconv.FormatInt(*value.IntValue, 10)
-	case value.BoolValue != nil:
-		return strconv.FormatBool(*value.BoolValue)
-	case value.VersionValue != nil:
-		return *value.VersionValue
-	case value.StringValues != nil:
-		return strings.Join(value.StringValues, ", ")
-	case value.IntValues != nil:
-		return strings.Trim(fmt.Sprint(value.IntValues), "[]")
-	}
-	return ""
 }

@@ -1,31 +1,17 @@
 package page
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/inventory"
 )
 
-// Classes compiles the DeviceClasses in YAML documents.
-func Classes(manifests []byte) (classes []inventory.Class, err error) {
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifests), 4096)
-	for {
-		var class resourceapi.DeviceClass
-		if err := decoder.Decode(&class); errors.Is(err, io.EOF) {
-			return classes, nil
-		} else if err != nil {
-			return nil, fmt.Errorf("device classes: %w", err)
-		}
-		if class.Kind != "DeviceClass" {
-			continue
-		}
+// Classes compiles the selectors of DeviceClasses.
+func Classes(of []resourceapi.DeviceClass) (classes []inventory.Class, err error) {
+	for _, class := range of {
 		c := inventory.Class{Name: class.Name}
 		if class.Spec.ExtendedResourceName != nil {
 			c.Resource = *class.Spec.ExtendedResourceName
@@ -43,4 +29,5 @@ func Classes(manifests []byte) (classes []inventory.Class, err error) {
 		}
 		classes = append(classes, c)
 	}
+	return classes, nil
 }

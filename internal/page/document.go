@@ -146,7 +146,7 @@ func documentOf(inv *inventory.Inventory, live Live) *document {
 	for _, row := range doc.Stock {
 		doc.OutTold = doc.OutTold || row.Out > 0
 	}
-	doc.PodCount = plural(len(doc.Pods), "pod")
+	doc.PodCount = inventory.Plural(len(doc.Pods), "pod")
 	doc.Live = "Live"
 	if changed := stampOf(live.Changed, inv.At); changed != nil {
 		doc.Live = "Live, last change " + changed.Short + " ago"
@@ -164,7 +164,7 @@ func (v *view) summary() string {
 	if len(v.list) == 0 {
 		return "no accelerators"
 	}
-	text, bad := plural(len(v.list), "accelerator"), 0
+	text, bad := inventory.Plural(len(v.list), "accelerator"), 0
 	for _, d := range v.list {
 		if d.healthLevel() == "bad" {
 			bad++

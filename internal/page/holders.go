@@ -107,7 +107,7 @@ func (v *view) chips(devices []*device) (chips []chip) {
 				worst = part
 			}
 		}
-		chips = append(chips, chip{ID: s.ID, Glyph: worst.Glyph(), Text: fmt.Sprintf("%d %ss of %s", len(parts), s.Noun, s.Call()), Small: ranges(numbers)})
+		chips = append(chips, chip{ID: s.ID, Glyph: worst.Glyph(), Text: fmt.Sprintf("%d %ss of %s", len(parts), s.Noun, s.Call()), Small: inventory.Ranges(numbers, "–")})
 	}
 	return chips
 }

@@ -52,7 +52,7 @@ func (v *view) link() {
 			m.Rings = append(m.Rings, v.ringOf(f, members))
 			continue
 		}
-		b := bus{Name: sentenceCase(f.Name), Text: fmt.Sprintf("%s, %s", plural(len(members), nounOf(members)), how(f))}
+		b := bus{Name: sentenceCase(f.Name), Text: fmt.Sprintf("%s, %s", inventory.Plural(len(members), nounOf(members)), how(f))}
 		if n := m.only(members); n != nil {
 			b.Lane = len(n.Buses) + 1
 			n.Buses = append(n.Buses, b)
@@ -132,9 +132,9 @@ func (v *view) ringOf(f *inventory.Fabric, members []*silicon) ring {
 	const centre, radius, label = 150.0, 108.0, 136.0
 	text := how(f)
 	if len(f.Links) > 0 {
-		text = plural(len(f.Links), "link")
+		text = inventory.Plural(len(f.Links), "link")
 	}
-	r := ring{Name: sentenceCase(f.Name), Text: fmt.Sprintf("%s, %s", plural(len(members), nounOf(members)), text)}
+	r := ring{Name: sentenceCase(f.Name), Text: fmt.Sprintf("%s, %s", inventory.Plural(len(members), nounOf(members)), text)}
 	at := func(i int, radius float64) (x, y float64) {
 		angle := 2*math.Pi*float64(i)/float64(len(members)) - math.Pi/2
 		return centre + radius*math.Cos(angle), centre + radius*math.Sin(angle)

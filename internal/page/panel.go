@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/inventory"
 )
 
@@ -100,9 +101,9 @@ func (v *view) panel(s *silicon) panel {
 // divide makes rows of the parts.
 func (v *view) divide(p *panel, s *silicon) {
 	first, parts := s.First(), s.Parts()
-	p.PartsTitle, p.State = "Parts", plural(len(parts), "partition")
+	p.PartsTitle, p.State = "Parts", inventory.Plural(len(parts), "partition")
 	if s.virtual() {
-		p.PartsTitle, p.State = "Virtual functions", plural(len(parts), "virtual function")
+		p.PartsTitle, p.State = "Virtual functions", inventory.Plural(len(parts), "virtual function")
 		p.Title = cmp.Or(first.Offered.Attributes.String("pfName"), p.Title)
 	}
 	if profile := first.Offered.Attributes.String("profile"); profile != "" {
@@ -127,7 +128,7 @@ func (v *view) divide(p *panel, s *silicon) {
 // takes says how much of its silicon a part has.
 func takes(d *device) string {
 	if cores, has := d.Offered.Capacity["cores"]; has {
-		return plural(int(cores.Value.Value()), "core")
+		return inventory.Plural(int(cores.Value.Value()), "core")
 	}
 	return inventory.Bytes(d.Memory)
 }
@@ -204,7 +205,7 @@ func (v *view) sayOf(p *panel, s *silicon) {
 		}
 		one.Glyph.Class = d.healthLevel()
 		p.Says = append(p.Says, one)
-		p.Code = codes[key]
+		p.Code = doctor.CodeOf(key)
 		p.Do = append(p.Do, "chandler explain "+p.Code)
 		if len(d.Holders) > 0 && d.Holders[0].Pod != "" && d.healthLevel() == "bad" {
 			p.Do = append(p.Do, fmt.Sprintf("kubectl -n %s delete pod %s", d.Holders[0].Namespace, d.Holders[0].Pod))

@@ -78,13 +78,13 @@ type counted struct {
 // Size says how many parts there are, and of what size if they are alike.
 func (s *silicon) Size() string {
 	parts := s.Parts()
-	text := plural(len(parts), s.Noun)
+	text := inventory.Plural(len(parts), s.Noun)
 	var sizes []string
 	if memory := inventory.Bytes(parts[0].Memory); memory != "" {
 		sizes = append(sizes, memory)
 	}
 	if cores, has := parts[0].Offered.Capacity["cores"]; has {
-		sizes = append(sizes, plural(int(cores.Value.Value()), "core"))
+		sizes = append(sizes, inventory.Plural(int(cores.Value.Value()), "core"))
 	}
 	alike := !slices.ContainsFunc(parts, func(d *device) bool {
 		return inventory.Bytes(d.Memory) != inventory.Bytes(parts[0].Memory) || takes(d) != takes(parts[0])
@@ -201,10 +201,10 @@ func (s *silicon) runsAt(at time.Time) (runs []run) {
 	}
 	slices.SortStableFunc(order, func(a, b key) int { return cmp.Compare(numbers[a][0], numbers[b][0]) })
 	for _, k := range order {
-		runs = append(runs, run{N: len(numbers[k]), Who: k.who, Parts: prefix + ranges(numbers[k]), API: k.api, Since: stampOf(k.since, at)})
+		runs = append(runs, run{N: len(numbers[k]), Who: k.who, Parts: prefix + inventory.Ranges(numbers[k], "–"), API: k.api, Since: stampOf(k.since, at)})
 	}
 	if len(rest) > 0 {
-		runs = append(runs, run{N: len(rest), Parts: prefix + ranges(rest)})
+		runs = append(runs, run{N: len(rest), Parts: prefix + inventory.Ranges(rest, "–")})
 	}
 	return append(runs, sick...)
 }
@@ -216,7 +216,7 @@ func (d *device) Second() string {
 	case d.Open && len(owners) == 0:
 		return "any pod"
 	case d.Open:
-		return plural(len(owners), "pod")
+		return inventory.Plural(len(owners), "pod")
 	case d.Shares.All > 0 && len(owners) > 0:
 		return fmt.Sprintf("%d of %d shares: %s", d.Shares.Held, d.Shares.All, strings.Join(owners, ", "))
 	case len(owners) > 0:

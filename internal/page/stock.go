@@ -60,7 +60,7 @@ func stockOf(all []*silicon) (rows []*stock) {
 		row.draw(of[row])
 	}
 	slices.SortStableFunc(rows, func(a, b *stock) int {
-		return cmp.Or(cmp.Compare(slices.Index(kinds, a.Kind), slices.Index(kinds, b.Kind)), compareNatural(a.Model, b.Model), compareNatural(a.Small, b.Small))
+		return cmp.Or(cmp.Compare(slices.Index(kinds, a.Kind), slices.Index(kinds, b.Kind)), inventory.CompareNatural(a.Model, b.Model), inventory.CompareNatural(a.Small, b.Small))
 	})
 	return rows
 }

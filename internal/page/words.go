@@ -1,10 +1,7 @@
 package page
 
 import (
-	"cmp"
 	"fmt"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -62,25 +59,6 @@ func stampOf(since, at time.Time) *stamp {
 	}
 }
 
-var digits = regexp.MustCompile(`\d+|\D+`)
-
-// compareNatural orders names with numbers by the numbers: mlx5_2 before mlx5_10.
-func compareNatural(a, b string) int {
-	as, bs := digits.FindAllString(a, -1), digits.FindAllString(b, -1)
-	for i := range min(len(as), len(bs)) {
-		x, errX := strconv.ParseUint(as[i], 10, 64)
-		y, errY := strconv.ParseUint(bs[i], 10, 64)
-		order := strings.Compare(as[i], bs[i])
-		if errX == nil && errY == nil {
-			order = cmp.Compare(x, y)
-		}
-		if order != 0 {
-			return order
-		}
-	}
-	return cmp.Compare(len(as), len(bs))
-}
-
 // sentence begins with a capital and ends with a full stop. Each line is one.
 func sentence(text string) string {
 	first, rest, several := strings.Cut(strings.TrimSpace(text), "\n")
@@ -101,32 +79,6 @@ func oneSentence(text string) string {
 		text += "."
 	}
 	return text
-}
-
-// ranges writes numbers in ascending order as "24–27, 32".
-func ranges(numbers []int) string {
-	slices.Sort(numbers)
-	var parts []string
-	for i := 0; i < len(numbers); {
-		j := i
-		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
-			j++
-		}
-		part := strconv.Itoa(numbers[i])
-		if j > i {
-			part += "–" + strconv.Itoa(numbers[j])
-		}
-		parts, i = append(parts, part), j+1
-	}
-	return strings.Join(parts, ", ")
-}
-
-// plural writes "1 pod" and "2 pods".
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return strconv.Itoa(n) + " " + noun + "s"
 }
 
 // sentenceCase begins with a capital.

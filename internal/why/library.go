@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 
@@ -40,7 +41,7 @@ type library struct {
 func newLibrary(f *fleet.Fleet) *library {
 	l := &library{
 		cel:     cel.NewCache(celCacheSize, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: true}),
-		state:   allocated(f.Claims),
+		state:   Allocated(each(f.Claims)),
 		byPool:  make(map[fleet.ID][]*resourceapi.ResourceSlice),
 		classes: make(map[string]*resourceapi.DeviceClass),
 	}
@@ -56,19 +57,19 @@ func newLibrary(f *fleet.Fleet) *library {
 	return l
 }
 
-// allocated is what claims have, as the scheduler counts it (pkg/scheduler/framework/plugins/
+// Allocated is what claims have, as the scheduler counts it (pkg/scheduler/framework/plugins/
 // dynamicresources/allocateddevices.go of 1.37, foreachAllocatedDevice).
-func allocated(claims []resourceapi.ResourceClaim) structured.AllocatedState {
+func Allocated(claims iter.Seq[*resourceapi.ResourceClaim]) structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}
-	for i := range claims {
-		if claims[i].Status.Allocation == nil {
+	for claim := range claims {
+		if claim.Status.Allocation == nil {
 			continue
 		}
-		for _, r := range claims[i].Status.Allocation.Devices.Results {
+		for _, r := range claim.Status.Allocation.Devices.Results {
 			if ptr.Deref(r.AdminAccess, false) {
 				continue
 			}
@@ -82,6 +83,16 @@ func allocated(claims []resourceapi.ResourceClaim) structured.AllocatedState {
 		}
 	}
 	return state
+}
+
+func each(claims []resourceapi.ResourceClaim) iter.Seq[*resourceapi.ResourceClaim] {
+	return func(yield func(*resourceapi.ResourceClaim) bool) {
+		for i := range claims {
+			if !yield(&claims[i]) {
+				return
+			}
+		}
+	}
 }
 
 // Get returns a class. With List it is the allocator's DeviceClassLister.

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,22 +64,28 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// config returns what an agent of the node works with.
-func (n *node) config(wanted *rules.Rules) Config {
-	n.t.Helper()
-	data, err := os.ReadFile("../../../discovery/families/hypervisor/testdata/kvm.host")
+// recordedHost returns the files of a recorded host, by its path below the families.
+func recordedHost(t testing.TB, path string) fs.FS {
+	t.Helper()
+	data, err := os.ReadFile("../../../discovery/families/" + path)
 	if err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	host, err := recorded.Parse(data)
 	if err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
+	return host.FS()
+}
+
+// config returns what an agent of the node works with.
+func (n *node) config(wanted *rules.Rules) Config {
+	n.t.Helper()
 	return Config{
 		NodeName:       "node",
 		BootID:         "boot",
 		RescanInterval: 30 * time.Second,
-		FS:             host.FS(),
+		FS:             recordedHost(n.t, "hypervisor/testdata/kvm.host"),
 		Families:       []*discovery.Family{hypervisor.Family},
 		Settings:       Settings{Rules: wanted},
 		Changes:        n.changes,

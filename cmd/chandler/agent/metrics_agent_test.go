@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,7 +14,6 @@ import (
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
-	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/kubeletapi"
 )
@@ -23,18 +21,10 @@ import (
 // A running agent says who has what as soon as the kubelet names the containers, what is
 // published, and that it has scanned.
 func TestAgentIsMeasured(t *testing.T) {
-	data, err := os.ReadFile("../../../discovery/families/amdgpu/testdata/mi210x8.host")
-	if err != nil {
-		t.Fatal(err)
-	}
-	host, err := recorded.Parse(data)
-	if err != nil {
-		t.Fatal(err)
-	}
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		config := n.config(&rules.Rules{})
-		config.FS, config.Families = host.FS(), []*discovery.Family{amdgpu.Family}
+		config.FS, config.Families = recordedHost(t, "amdgpu/testdata/mi210x8.host"), []*discovery.Family{amdgpu.Family}
 		pods := config.Kubelet.Pods
 		config.Kubelet.Pods = func(ctx context.Context) (*kubeletapi.Listing, error) {
 			said, err := pods(ctx)

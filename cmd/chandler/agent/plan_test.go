@@ -11,26 +11,17 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/amdgpu"
-	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
 // A plan that is made of an agent's files says what the agent then does.
 func TestPlanSaysWhatTheAgentDoes(t *testing.T) {
-	data, err := os.ReadFile("../../../discovery/families/amdgpu/testdata/mi210x8.host")
-	if err != nil {
-		t.Fatal(err)
-	}
-	host, err := recorded.Parse(data)
-	if err != nil {
-		t.Fatal(err)
-	}
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		before, after := &rules.Rules{Mode: discovery.ModeDRA}, &rules.Rules{Mode: discovery.ModeDevicePlugin}
 		config := n.config(before)
-		config.FS, config.Families = host.FS(), []*discovery.Family{amdgpu.Family}
+		config.FS, config.Families = recordedHost(t, "amdgpu/testdata/mi210x8.host"), []*discovery.Family{amdgpu.Family}
 		stop := n.run(config)
 		time.Sleep(time.Minute)
 		claim, err := n.prepare("pci-0000-23-00-0")

@@ -121,7 +121,7 @@ func namesOf(owners []ledger.Owner) string {
 // maxNames is how many owners an answer names.
 const maxNames = 20
 
-// answer tells what was not told yet. What cannot be told is told at the next tick.
+// answer tells what was not told yet. If that fails, the next tick tries again.
 func (a *agent) answer(ctx context.Context, o *obeying, r removal.Report) {
 	if r == o.told || r.State == removal.Offering && o.told.State == "" {
 		return

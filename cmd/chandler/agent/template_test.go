@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"chandler.dev/discovery/families/amdgpu"
 	"chandler.dev/discovery/families/hypervisor"
 	"chandler.dev/discovery/families/nvidia"
-	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/features"
 )
@@ -31,18 +29,10 @@ func TestTemplateIsWhatTheAgentPublishes(t *testing.T) {
 		"shares, and excluded": {"nvidia/testdata/h100x8.host", func(t *testing.T) *rules.Rules { return sharedAndExcluded(t) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			data, err := os.ReadFile("../../../discovery/families/" + test.host)
-			if err != nil {
-				t.Fatal(err)
-			}
-			host, err := recorded.Parse(data)
-			if err != nil {
-				t.Fatal(err)
-			}
 			synctest.Test(t, func(t *testing.T) {
 				n := newNode(t)
 				config := n.config(test.wanted(t))
-				config.FS, config.Families = host.FS(), []*discovery.Family{amdgpu.Family, nvidia.Family, hypervisor.Family}
+				config.FS, config.Families = recordedHost(t, test.host), []*discovery.Family{amdgpu.Family, nvidia.Family, hypervisor.Family}
 				template, _ := Template(discovery.Scan(&discovery.Host{FS: config.FS}, config.Families), config.Settings, features.All())
 				stop := n.run(config)
 				time.Sleep(time.Minute)

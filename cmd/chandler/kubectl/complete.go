@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// completeNodesAndPods completes the names of nodes and of the namespace's pods. What the user
-// may not list completes to nothing.
+// completeNodesAndPods completes the names of nodes and of the namespace's pods. Names
+// that the user may not list are left out.
 func (o *options) completeNodesAndPods(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	return o.complete(cmd, args, word, nodeNames, podNames)
 }

@@ -53,8 +53,8 @@ func Plugin(version string) *cobra.Command {
 		Short:       "Say who has which accelerator of a cluster, and why a pod waits",
 		Long: `Say what accelerators a cluster has, who has them, and why a pod waits for one.
 It reads ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods with your
-own rights, and changes nothing. What you may not read is left out, and standard
-error says so.`,
+own rights, and changes nothing. It leaves out objects that you may not read,
+and standard error says so.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

@@ -33,7 +33,7 @@ type view struct {
 	missing   []string // what could not be read, and what follows from that
 }
 
-// read reads what is asked for. What the user may not read is noted. Without slices and
+// read reads what is asked for. It notes objects that the user may not read. Without slices and
 // without nodes there is nothing to say, so that is an error.
 func (v *view) read(ctx context.Context, what reading) error {
 	dra := draclient.New(v.client)

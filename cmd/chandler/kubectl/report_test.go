@@ -1,9 +1,7 @@
 package kubectl
 
 import (
-	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 
+	"chandler.dev/cmd/chandler/kubectl/reporttest"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
@@ -132,7 +131,7 @@ func report(t *testing.T, client *fake.Clientset, width int, args ...string) (st
 	if err != nil {
 		t.Fatal(err)
 	}
-	return out.String(), unpack(t, data)
+	return out.String(), reporttest.Unpack(t, data)
 }
 
 // here is the directory of the package, since tests of reports go elsewhere.
@@ -143,31 +142,6 @@ var here = func() string {
 	}
 	return dir
 }()
-
-func unpack(t *testing.T, data []byte) map[string]string {
-	t.Helper()
-	zip, err := gzip.NewReader(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := make(map[string]string)
-	archive := tar.NewReader(zip)
-	for {
-		h, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			return files
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := io.ReadAll(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, name, _ := strings.Cut(h.Name, "/")
-		files[name] = string(content)
-	}
-}
 
 // identities returns what identifies the devices of the cluster and of the recorded host.
 func identities(t *testing.T, c *fleettest.Cluster) (out []string) {
@@ -293,7 +267,7 @@ func TestReportOfThisNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := unpack(t, data)
+	files := reporttest.Unpack(t, data)
 	if host := files["nodes/this/recorded.host"]; host == "" || strings.Contains(host, "PCB8273645A") {
 		t.Errorf("recorded host: %q", host)
 	}

@@ -52,8 +52,9 @@ func newWhy(o *options) *cobra.Command {
 scheduler does, with the scheduler's code for CEL and for allocation. For each
 request it counts the devices of its class and how many each condition takes away,
 in this order: nodes where the pod may not run, the request's selectors, taints,
-devices that somebody has, silicon of which somebody has a part, capacity. What is
-left is what the request could have. The last paragraph is where least is missing.
+devices that somebody has, silicon of which somebody has a part, capacity. The
+request could have the devices that are left. The last paragraph is where least is
+missing.
 
 The command looks at devices only. A pod may wait for CPU or memory all the same; the
 scheduler's own message is printed if it names no device.

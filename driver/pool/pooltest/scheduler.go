@@ -4,19 +4,20 @@ package pooltest
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"chandler.dev/discovery"
 	"chandler.dev/driver/features"
+	"chandler.dev/internal/why"
 )
 
 // Sets returns combinations of what an API server may keep: with all alpha fields,
@@ -91,7 +92,7 @@ func (s *Scheduler) Allocate(uid types.UID, request resourceapi.ExactDeviceReque
 func (s *Scheduler) AllocateClaim(uid types.UID, spec resourceapi.ResourceClaimSpec) (*resourceapi.ResourceClaim, bool) {
 	s.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: string(uid), UID: uid}, Spec: spec}
-	allocator, err := structured.NewAllocator(s.t.Context(), s.features, s.state(), s, s.Slices, s.cache)
+	allocator, err := structured.NewAllocator(s.t.Context(), s.features, why.Allocated(maps.Values(s.Claims)), s, s.Slices, s.cache)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -106,30 +107,6 @@ func (s *Scheduler) AllocateClaim(uid types.UID, spec resourceapi.ResourceClaimS
 	claim.Status.Allocation = &results[0]
 	s.Claims[uid] = claim
 	return claim, true
-}
-
-// state is what is allocated.
-func (s *Scheduler) state() structured.AllocatedState {
-	state := structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
-	for _, claim := range s.Claims {
-		for _, r := range claim.Status.Allocation.Devices.Results {
-			if IsAdmin(&r) {
-				continue
-			}
-			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-			if r.ShareID == nil {
-				state.AllocatedDevices.Insert(id)
-				continue
-			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
-		}
-	}
-	return state
 }
 
 // IsAdmin reports whether a device was allocated for administration.

@@ -162,7 +162,7 @@ func (p *printer) summary(s *inventory.Silicon, parts []*inventory.Device) strin
 		}
 		return fmt.Sprintf("%d of %d held", held, len(parts))
 	}
-	text := plural(len(parts), s.Noun)
+	text := inventory.Plural(len(parts), s.Noun)
 	if memory := parts[0].Memory; memory > 0 && !slices.ContainsFunc(parts, func(d *inventory.Device) bool { return d.Memory != memory }) {
 		text += " of " + inventory.Bytes(memory)
 	}
@@ -299,25 +299,7 @@ func partNames(s *inventory.Silicon, parts []*inventory.Device) string {
 	if len(numbers) < len(parts) || word == "?" {
 		return strings.Join(names, ", ")
 	}
-	return word + " " + ranges(numbers)
-}
-
-// ranges writes numbers as "24-27, 32".
-func ranges(numbers []int) string {
-	slices.Sort(numbers)
-	var parts []string
-	for i := 0; i < len(numbers); {
-		j := i
-		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
-			j++
-		}
-		part := strconv.Itoa(numbers[i])
-		if j > i {
-			part += "-" + strconv.Itoa(numbers[j])
-		}
-		parts, i = append(parts, part), j+1
-	}
-	return strings.Join(parts, ", ")
+	return word + " " + inventory.Ranges(numbers, "-")
 }
 
 // partTroubles says what is wrong with parts, once for all that have the same, and what the

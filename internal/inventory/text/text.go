@@ -81,7 +81,7 @@ func (p *printer) empty() {
 	if len(p.inv.Problems) == 0 {
 		text = fmt.Sprintf("No accelerators. %d families looked", p.inv.Families)
 		if n := p.inv.Functions; n > 0 {
-			text += fmt.Sprintf(" at %s and know none of them", plural(n, "PCI function"))
+			text += fmt.Sprintf(" at %s and know none of them", inventory.Plural(n, "PCI function"))
 		}
 		text += "."
 	}
@@ -157,7 +157,7 @@ func (p *printer) partial() {
 		for j, link := range f.Links {
 			pairs[j] = p.short(link[0]) + "-" + p.short(link[1])
 		}
-		text := fmt.Sprintf("%s, %s, %s: %s", f.Name, p.members(f), plural(len(f.Links), "link"), strings.Join(pairs, ", "))
+		text := fmt.Sprintf("%s, %s, %s: %s", f.Name, p.members(f), inventory.Plural(len(f.Links), "link"), strings.Join(pairs, ", "))
 		for _, text := range p.wrap(text, p.style.Width, "   ") {
 			p.write(text)
 		}
@@ -190,7 +190,7 @@ func (p *printer) members(f *inventory.Fabric) string {
 	if kind == "gpu" || kind == "npu" || kind == "fpga" {
 		kind = strings.ToUpper(kind)
 	}
-	return plural(len(f.Members), kind)
+	return inventory.Plural(len(f.Members), kind)
 }
 
 // host tells what is of the host itself.
@@ -208,7 +208,7 @@ func (p *printer) host() {
 			d := p.inv.Device(name)
 			text := terminal.Safe(d.Label)
 			if len(d.Holders) > 0 {
-				text += fmt.Sprintf(" (%s)", plural(len(d.Owners()), "pod"))
+				text += fmt.Sprintf(" (%s)", inventory.Plural(len(d.Owners()), "pod"))
 			}
 			text = p.style.Cut(text, p.style.Width-8)
 			if !empty && l.width()+3+2+terminal.Columns(text) > p.style.Width || empty && l.width()+5+terminal.Columns(text) > p.style.Width {
@@ -261,12 +261,4 @@ func (p *printer) emit(l line) {
 		p.out.WriteString(p.style.Paint(s.colour, p.ascii(s.text)))
 	}
 	p.out.WriteString("\n")
-}
-
-// plural writes "1 pod" and "2 pods".
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
