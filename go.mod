@@ -39,9 +39,13 @@ require (
 	go.opentelemetry.io/otel/metric v1.44.0 // indirect
 )
 
-require github.com/pelletier/go-toml/v2 v2.4.3
+require (
+	github.com/cyphar/filepath-securejoin v0.7.0
+	github.com/pelletier/go-toml/v2 v2.4.3
+)
 
 require (
+	cyphar.com/go-pathrs v0.2.5 // indirect
 	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674 // indirect
 	github.com/moby/spdystream v0.5.1 // indirect
 	k8s.io/streaming v0.37.2 // indirect

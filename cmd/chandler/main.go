@@ -66,7 +66,7 @@ To see what it finds on this machine, without a cluster and without root:
 	}
 	cmd.AddCommand(newRunCommand(), newDiscoverCommand(), newRecordCommand(), newSimulateCommand(), newProvisionCommand(), newConfigCommand(), newMigrateCommand(), newValidateCommand(), newSlicesCommand(), newVersionCommand(), newInventoryCommand())
 	cmd.AddCommand(newDoctorCommand(), newExplainCommand())
-	cmd.AddCommand(newUninstallCommand())
+	cmd.AddCommand(newUninstallCommand(), newHookCommand())
 	cmd.AddCommand(kubectl.Commands(buildVersion())...)
 	addCompletions(cmd)
 	return cmd

@@ -1,0 +1,118 @@
+// Package hook has what NVIDIA's user space needs done to a container that is being created, by
+// the names of the hooks in NVIDIA's own CDI specs (nvidia-container-toolkit v1.20,
+// cmd/nvidia-cdi-hook).
+package hook
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strings"
+
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"chandler.dev/cdi/hook"
+)
+
+// All are NVIDIA's hooks, besides the common ones.
+func All() []hook.Hook {
+	return []hook.Hook{enableCUDACompat, disableDeviceNodeModification, updateApplicationProfile}
+}
+
+// paramsFile is the driver's file of settings in the container's /proc. The user space makes
+// missing device nodes by itself where it says so.
+const paramsFile = "/proc/driver/nvidia/params"
+
+// maxParams is more than the driver ever writes, in bytes.
+const maxParams = 1 << 20
+
+// disableDeviceNodeModification lays a file over the driver's settings that forbids a
+// container's user space to make device nodes.
+var disableDeviceNodeModification = hook.Hook{
+	Name:  "disable-device-node-modification",
+	Short: "keep the driver's libraries from making device nodes",
+	Run:   func(c *hook.Container, _ map[string][]string) error { return coverParams(c, paramsFile) },
+}
+
+func coverParams(c *hook.Container, name string) error {
+	data, err := c.Read(name, maxParams)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	forbidding, ok := forbid(data)
+	if !ok {
+		return nil
+	}
+	if kind, err := c.FileSystem(name); err != nil {
+		return err
+	} else if kind != unix.PROC_SUPER_MAGIC {
+		return fmt.Errorf("%s in the container: not of the kernel, but of the image", name)
+	}
+	const cover = "/run/chandler-params"
+	if err := c.Write(cover, forbidding); err != nil {
+		return err
+	}
+	// The mount keeps the file, whatever becomes of its name.
+	return errors.Join(c.Mount(cover, name), c.Remove(cover))
+}
+
+// forbid returns the driver's settings with one changed. It reports whether they differ.
+func forbid(params []byte) ([]byte, bool) {
+	var changed bytes.Buffer
+	for line := range bytes.Lines(params) {
+		if name, _, ok := strings.Cut(string(line), ":"); ok && name == "ModifyDeviceFiles" {
+			line = []byte("ModifyDeviceFiles: 0\n")
+		}
+		changed.Write(line)
+	}
+	return changed.Bytes(), !bytes.Equal(changed.Bytes(), params)
+}
+
+// gpuNode is the name of a GPU's device node.
+var gpuNode = regexp.MustCompile(`^nvidia[0-9]+$`)
+
+// updateApplicationProfile has EGL and Vulkan see the GPUs that the container has nodes of, and
+// no others, on which they would fail.
+var updateApplicationProfile = hook.Hook{
+	Name:  "update-application-profile",
+	Short: "have EGL and Vulkan look only for the GPUs that the container has",
+	Run: func(c *hook.Container, _ map[string][]string) error {
+		entries, err := c.List("/dev")
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var mask uint64
+		for _, entry := range entries {
+			if !gpuNode.MatchString(entry.Name()) {
+				continue
+			}
+			// The setting has 64 bits.
+			if _, minor, ok := c.Device("/dev/" + entry.Name()); ok && minor < 64 {
+				mask |= 1 << minor
+			}
+		}
+		if mask == 0 {
+			return nil
+		}
+		err = c.Write("/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf", profile(mask))
+		if errors.Is(err, unix.EROFS) {
+			return nil // some programs start more slowly without it
+		}
+		return err
+	},
+}
+
+func profile(minors uint64) []byte {
+	const rule = `{"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",0x%x]}],` +
+		`"rules":[{"pattern":[],"profile":"_container_"}]}`
+	return fmt.Appendf(nil, rule, minors)
+}
