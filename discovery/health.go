@@ -44,16 +44,17 @@ const (
 	ConditionGone            Condition = "gone"             // not there any more, but held by a claim
 	ConditionDriverUnbound   Condition = "driver-unbound"   // no kernel driver is bound to it
 	ConditionNodeMissing     Condition = "node-missing"     // a device node of it is not in /dev
+	ConditionNotResponding   Condition = "not-responding"   // the bus says that it is there, and it does not answer
 	ConditionOverTemperature Condition = "over-temperature" // as hot as its critical limit
 	ConditionLinkDegraded    Condition = "link-degraded"    // its PCIe link is less than both ends can do
-	ConditionFatalErrors     Condition = "fatal-errors"     // it has had fatal PCIe errors since it was found
+	ConditionFatalErrors     Condition = "fatal-errors"     // it, or its link, has had fatal PCIe errors since it was found
 )
 
 // Conditions returns all of them.
 func Conditions() []Condition {
 	return []Condition{
 		ConditionUnhealthy, ConditionUnknown, ConditionGone, ConditionDriverUnbound,
-		ConditionNodeMissing, ConditionOverTemperature, ConditionLinkDegraded, ConditionFatalErrors,
+		ConditionNodeMissing, ConditionNotResponding, ConditionOverTemperature, ConditionLinkDegraded, ConditionFatalErrors,
 	}
 }
 

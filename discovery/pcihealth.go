@@ -2,10 +2,11 @@ package discovery
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
+	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"chandler.dev/discovery/sysfs"
@@ -14,20 +15,49 @@ import (
 // readPCI adds the readings of a PCI function's health to the devices that are
 // the function, or a part of it. The family's own readings come first.
 func readPCI(host *Host, devices []Device) {
-	known := make(map[string][]Health) // by directory: partitions are of one function
+	health := pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64)}
 	for i := range devices {
 		d := &devices[i]
-		function, ok := functionOf(sysfs.At(host.FS, d.Source))
-		if !ok {
-			continue
+		if function, ok := functionOf(sysfs.At(host.FS, d.Source)); ok {
+			d.Readings = slices.Concat(d.Readings, health.of(function))
 		}
-		readings, read := known[function.Path]
-		if !read {
-			readings = pciReadings(host, function)
-			known[function.Path] = readings
-		}
-		d.Readings = slices.Concat(d.Readings, readings)
 	}
+}
+
+// pciHealth reads the health of PCI functions, and of each of them once: partitions
+// are of one function, and virtual functions have a physical one in common.
+type pciHealth struct {
+	host   *Host
+	known  map[string][]Health // by directory
+	strays map[string]uint64   // by root port; see strayErrors
+}
+
+// of returns what is wrong with a PCI function. A virtual function is a part of its
+// physical one, which has the link, the sensors and the count of errors for both.
+func (p pciHealth) of(function sysfs.Device) []Health {
+	readings := p.alone(function)
+	physical, ok := function.LinkTo("physfn")
+	if !ok || !sysfs.IsPCIAddress(physical.Name()) {
+		return readings
+	}
+	readings = slices.Clone(readings)
+	for _, reading := range p.alone(physical) {
+		if !slices.ContainsFunc(readings, func(own Health) bool { return own.Condition == reading.Condition }) {
+			reading.Reason = fmt.Sprintf("its physical function %s: %s", physical.Name(), reading.Reason)
+			readings = append(readings, reading)
+		}
+	}
+	return readings
+}
+
+// alone returns what is wrong with a function by its own directory.
+func (p pciHealth) alone(function sysfs.Device) []Health {
+	readings, read := p.known[function.Path]
+	if !read {
+		readings = p.read(function)
+		p.known[function.Path] = readings
+	}
+	return readings
 }
 
 // functionOf returns the PCI function whose health is the device's: the device
@@ -41,10 +71,11 @@ func functionOf(d sysfs.Device) (sysfs.Device, bool) {
 	return d, sysfs.IsPCIAddress(d.Name())
 }
 
-// pciReadings returns what is wrong with a PCI function, present faults before
-// past ones. It does not judge what it cannot read: a sensor that does not answer
-// is no reason to doubt the device. It wakes no function that sleeps.
-func pciReadings(host *Host, function sysfs.Device) []Health {
+// read returns what is wrong with a PCI function, present faults before past ones.
+// It does not judge what it cannot read: a sensor that does not answer is no reason
+// to doubt the device. It wakes no function that sleeps, and reads no file that
+// takes the lock of a device.
+func (p pciHealth) read(function sysfs.Device) []Health {
 	var readings []Health
 	add := func(condition Condition, reason string) {
 		if reason != "" {
@@ -55,11 +86,43 @@ func pciReadings(host *Host, function sysfs.Device) []Health {
 	// management is "unsupported".
 	status, err := function.Text("power/runtime_status")
 	if err != nil || status == "active" || status == "unsupported" {
-		add(ConditionOverTemperature, tooHot(host, function))
+		add(ConditionNotResponding, silent(p.host, function))
+		add(ConditionOverTemperature, tooHot(p.host, function))
 		add(ConditionLinkDegraded, degraded(function))
 	}
-	add(ConditionFatalErrors, fatalErrors(function))
+	add(ConditionFatalErrors, p.fatalErrors(function))
 	return readings
+}
+
+// noLink is the width of a link whose status reads as all ones, as that of a function
+// does which does not answer; no link has 63 lanes (PCI_EXP_LNKSTA_NLW in
+// include/uapi/linux/pci_regs.h). Some virtual machines show it of functions that are
+// well.
+const noLink = 63
+
+// headerSize is that of what any function has at the beginning of its configuration
+// space, and all that users other than root may read of it.
+const headerSize = 64
+
+// silent returns how a function does not answer: all of the header of its
+// configuration space reads as ones. The vendor alone would not do, since virtual
+// functions that are well have ones there (section 3.4.1.1 of the SR-IOV
+// specification). The kernel keeps readers waiting while it resets the function
+// (pci_wait_cfg in drivers/pci/access.c), so a reset is not taken for silence.
+func silent(host *Host, function sysfs.Device) string {
+	if width, _ := function.Attrs().Uint("current_link_width"); width != noLink {
+		return ""
+	}
+	file, err := host.FS.Open(path.Join(function.Path, "config"))
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	header := make([]byte, headerSize)
+	if _, err := io.ReadFull(file, header); err != nil || slices.ContainsFunc(header, func(b byte) bool { return b != 0xff }) {
+		return ""
+	}
+	return "it does not answer: its configuration space reads all ones"
 }
 
 // limitFile is that of the temperature at which a sensor's chip is in danger
@@ -130,17 +193,4 @@ func linkTransfers(d sysfs.Device, which string) int64 {
 		return 0
 	}
 	return transfers
-}
-
-// fatalErrors returns how many fatal errors the kernel has counted since it
-// found the function (Documentation/ABI/testing/sysfs-bus-pci-devices-aer).
-func fatalErrors(function sysfs.Device) string {
-	text, _ := function.Text("aer_dev_fatal")
-	for line := range strings.Lines(text) {
-		count, found := strings.CutPrefix(strings.TrimSpace(line), "TOTAL_ERR_FATAL ")
-		if n, err := strconv.ParseUint(count, 10, 64); found && err == nil && n > 0 {
-			return fmt.Sprintf("%d fatal PCIe errors", n)
-		}
-	}
-	return ""
 }

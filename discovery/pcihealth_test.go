@@ -4,12 +4,16 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"strings"
 	"testing"
 	"testing/fstest"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 )
+
+// silence is the configuration space of a function that does not answer.
+var silence = strings.Repeat("\xff", 64)
 
 // functionHost is a host with one function below one port.
 func functionHost(files map[string]string) *discovery.Host {
@@ -55,11 +59,23 @@ func TestPCIHealth(t *testing.T) {
 		"narrow port":                   {files: map[string]string{"current_link_width": "8", "../max_link_width": "8"}},
 		"narrow card":                   {files: map[string]string{"current_link_width": "8", "max_link_width": "8"}},
 		"no link":                       {files: map[string]string{"current_link_width": "0"}},
-		"width not known":               {files: map[string]string{"current_link_width": "8", "max_link_width": "255"}},
-		"width unreadable":              {files: map[string]string{"current_link_width": "8", "../max_link_width": "x"}},
-		"slow accelerator":              {files: map[string]string{"current_link_speed": "2.5 GT/s PCIe"}},
-		"slow network controller":       {files: map[string]string{"class": "0x020000", "current_link_speed": "8.0 GT/s PCIe"}, want: discovery.ConditionLinkDegraded},
-		"slow port":                     {files: map[string]string{"class": "0x020000", "current_link_speed": "8.0 GT/s PCIe", "../max_link_speed": "8 GT/s"}},
+		"all ones":                      {files: map[string]string{"current_link_width": "63", "current_link_speed": "Unknown", "config": silence}, want: discovery.ConditionNotResponding},
+		"all ones, but asleep":          {files: map[string]string{"current_link_width": "63", "config": silence, "power/runtime_status": "suspended"}},
+		"only the link reads as ones":   {files: map[string]string{"current_link_width": "63", "config": "\x86\x80" + silence}},
+		"only the vendor reads as ones": {files: map[string]string{"current_link_width": "63", "config": "\xff\xff\xff\xff" + strings.Repeat("\x00", 60)}},
+		"a header that is cut short":    {files: map[string]string{"current_link_width": "63", "config": "\xff\xff"}},
+		"errors of the port above":      {files: map[string]string{"../aer_dev_fatal": "SDES 1\nTOTAL_ERR_FATAL 1"}, want: discovery.ConditionFatalErrors},
+		"errors that only the root port has": {
+			files: map[string]string{"../aer_rootport_total_err_fatal": "1"}, want: discovery.ConditionFatalErrors,
+		},
+		"errors that a sibling has": {
+			files: map[string]string{"../aer_rootport_total_err_fatal": "1", "../0000:03:00.1/aer_dev_fatal": "TOTAL_ERR_FATAL 1"},
+		},
+		"width not known":         {files: map[string]string{"current_link_width": "8", "max_link_width": "255"}},
+		"width unreadable":        {files: map[string]string{"current_link_width": "8", "../max_link_width": "x"}},
+		"slow accelerator":        {files: map[string]string{"current_link_speed": "2.5 GT/s PCIe"}},
+		"slow network controller": {files: map[string]string{"class": "0x020000", "current_link_speed": "8.0 GT/s PCIe"}, want: discovery.ConditionLinkDegraded},
+		"slow port":               {files: map[string]string{"class": "0x020000", "current_link_speed": "8.0 GT/s PCIe", "../max_link_speed": "8 GT/s"}},
 		"what is so now before what was": {
 			files: map[string]string{"current_link_width": "8", "hwmon/hwmon3/temp2_input": "100000", "aer_dev_fatal": "TOTAL_ERR_FATAL 2"},
 			want:  discovery.ConditionOverTemperature, others: 2,

@@ -62,6 +62,7 @@ var conditionCodes = map[discovery.Condition]string{
 	discovery.ConditionOverTemperature: "CH0306",
 	discovery.ConditionLinkDegraded:    "CH0307",
 	discovery.ConditionFatalErrors:     "CH0308",
+	discovery.ConditionNotResponding:   "CH0314",
 }
 
 // CodeOf returns the code of a condition of a device, "" of a device that is well.

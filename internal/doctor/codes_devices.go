@@ -72,9 +72,9 @@ var deviceCodes = []Code{
 	},
 	{
 		ID: "CH0308", Says: "fatal PCIe errors were counted", Result: Warning, Symptoms: []Symptom{DeviceSlow},
-		Looks: "The kernel's count of fatal errors of the device since it was found (aer_dev_fatal).",
-		Comes: "The link was lost or reset at least once since the machine started.",
-		Why:   "It may happen again. The count is only reset when the device is found anew.",
+		Looks: "The kernel's counts of fatal errors since it found the device and the ports above it: those of the device (aer_dev_fatal), of the port above it, and those that the root port was told of (aer_rootport_total_err_fatal) and no device has.",
+		Comes: "The link was lost or reset at least once since the machine started. Before 6.16 the kernel counts a fatal error of a device at the root port only, so all devices below that port are named.",
+		Why:   "It may happen again. A count begins anew when the device is found anew, that of a root port when the machine starts.",
 		Fixes: []Fix{{"sudo dmesg | grep -i aer", "Shows when, and which errors."}},
 	},
 	{
@@ -117,5 +117,16 @@ var deviceCodes = []Code{
 		Comes: "A selector says more than was meant, such as exclude with an expression that is true of every device.",
 		Why:   "The node offers nothing.",
 		Fixes: []Fix{{"chandler discover --config config.yaml", "Prints what is left with a configuration, before you apply it."}},
+	},
+	{
+		ID: "CH0314", Says: "a device does not answer on the bus", Result: Failed, Symptoms: []Symptom{DeviceMissing, DeviceSlow},
+		Looks: "Whether the configuration space of a function that is awake reads as all ones, as it does when nothing answers. It is looked at if the link seems to have 63 lanes. Of a virtual function, its physical function is looked at too.",
+		Comes: "The device has fallen off the bus, is without power, or was not reset after a fatal error. The kernel still has it, since nothing told it that the device is gone.",
+		Why:   "Programs that use the device hang or read nonsense. No new pod gets it.",
+		Fixes: []Fix{
+			{"sudo dmesg | grep ADDRESS", "Shows what the kernel says of the device."},
+			{`sudo sh -c "echo 1 > /sys/bus/pci/devices/ADDRESS/remove"`, "Takes the device off the bus, when nobody has it any more."},
+			{`sudo sh -c "echo 1 > /sys/bus/pci/rescan"`, "Finds it again if it answers. If it does not, only a power cycle of the machine helps."},
+		},
 	},
 }

@@ -11,7 +11,7 @@ import (
 
 var deviceChecks = []check{
 	{Devices, []string{
-		"CH0301", "CH0302", "CH0303", "CH0304", "CH0305", "CH0306", "CH0307", "CH0308",
+		"CH0301", "CH0302", "CH0303", "CH0304", "CH0305", "CH0306", "CH0307", "CH0308", "CH0314",
 	}, checkHealth},
 	{Devices, []string{"CH0309", "CH0310", "CH0311", "CH0312"}, checkProblems},
 	{Devices, []string{"CH0313"}, checkOffered},
@@ -72,6 +72,7 @@ var conditionTexts = map[discovery.Condition]string{
 	discovery.ConditionOverTemperature: "is too hot",
 	discovery.ConditionLinkDegraded:    "has a degraded PCIe link",
 	discovery.ConditionFatalErrors:     "has had fatal PCIe errors",
+	discovery.ConditionNotResponding:   "does not answer",
 }
 
 // sick says that a device is not well, and others of its silicon for the same reason.

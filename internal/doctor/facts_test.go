@@ -213,6 +213,7 @@ var breaks = map[string]func(*Facts){
 	"CH0310": problem("pci-0000-1a-00-0", "open sys/devices/pci0000:00/0000:1a:00.0/mem: does not answer"),
 	"CH0311": problem("pci-0000-1a-00-0, pci-0000-9e-00-0", `state the same identity "0"; none is known by it`),
 	"CH0312": problem("pci-0000-41-00-0", "vfio: the kernel has no node for it, nor for its IOMMU group"),
+	"CH0314": condition(1, discovery.ConditionNotResponding, noSchedule, "it does not answer: its configuration space reads all ones", time.Minute),
 	"CH0313": func(f *Facts) {
 		f.Devices.Snapshot = Known(&rules.Snapshot{})
 		f.Cluster.Claims, f.Devices.API.Value = Known[[]resourceapi.ResourceClaim](nil), map[string]discovery.Mode{}

@@ -19,6 +19,7 @@ const nearDevices = 8
 var codes = map[string]string{
 	"unhealthy": "CH0301", "unknown": "CH0302", "gone": "CH0303", "driver-unbound": "CH0304", "node-missing": "CH0305",
 	"over-temperature": "CH0306", "link-degraded": "CH0307", "fatal-errors": "CH0308",
+	"not-responding": "CH0314",
 }
 
 // noClass is the code for a name that DRA offers by no class.
