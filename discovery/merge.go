@@ -21,8 +21,8 @@ import (
 // reason. So does a device that is missing because the way to it could not be
 // read: its silicon, its family, or a list of devices. Parts that are kept take
 // the place of the whole that they would otherwise be taken for. A PCI function
-// without a driver also keeps its last description if nothing is described of it
-// any more, and is said to have no driver.
+// that is [Idle] also keeps its last description if nothing is described of it any
+// more, and is said to have no driver, or none by which anybody could use it.
 func Merge(host *Host, last, next *Snapshot) *Snapshot {
 	if last == nil {
 		return next
@@ -36,8 +36,8 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 		if cause == nil && !found {
 			cause = whyMissing(old, causes)
 		}
-		if cause == nil && !found && isUnbound(host, old.Source) && !next.describes(old) {
-			devices[old.Name] = before[old.Name].unbound()
+		if cause == nil && !found && isIdle(host, old.Source) && !next.describes(old) {
+			devices[old.Name] = before[old.Name].idle(sysfs.At(host.FS, old.Source).Driver())
 			continue
 		}
 		if cause == nil || host.lacks(old.Source) || !found && old.PartOf == nil && next.divides(old.Name) {
@@ -69,11 +69,15 @@ func (h *Host) lacks(name string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// isUnbound reports whether a kernel device is a PCI function that is there and
-// has no driver.
-func isUnbound(host *Host, source string) bool {
+// isIdle reports whether a kernel device is a PCI function that is there and is
+// [Idle].
+func isIdle(host *Host, source string) bool {
 	function := sysfs.At(host.FS, source)
-	return sysfs.IsPCIAddress(function.Name()) && host.Exists("/"+source) && !function.Bound()
+	if !sysfs.IsPCIAddress(function.Name()) || !host.Exists("/"+source) {
+		return false
+	}
+	driver := function.Driver()
+	return !function.Bound() || driver != "" && Idle(driver)
 }
 
 // unread returns the device with the health of one that cannot be read now.
@@ -82,18 +86,28 @@ func (d Device) unread(why error) *Device {
 	return &d
 }
 
-// unbound returns the device as it is without its driver.
-func (d Device) unbound() *Device {
+// idle returns the device as it is without a driver, or under one that only keeps
+// it from others.
+func (d Device) idle(driver string) *Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "driver")
 	d.Health, d.Readings = noDriver, nil
+	if driver != "" {
+		d.Attributes.SetString("driver", driver)
+		d.Health.Reason = fmt.Sprintf("it is bound to %s, which lets nobody use it", driver)
+	}
 	return &d
 }
 
-// describes reports whether the snapshot says anything of a device's function or
-// of the silicon that it is part of.
+// describes reports whether the snapshot says anything of a device's PCI function,
+// or of parts of it. Others of the same silicon say nothing of it: virtual
+// functions are bound and unbound each by itself, and so are those of one IOMMU
+// group.
 func (s *Snapshot) describes(old *Device) bool {
-	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.Source == old.Source || d.Silicon() == old.Silicon() })
+	return slices.ContainsFunc(s.found.Devices, func(d Device) bool {
+		return d.Source == old.Source || strings.HasPrefix(d.Source, old.Source+"/") || slices.Contains(d.Includes, old.Source) ||
+			d.PartOf != nil && d.PartOf.Name == old.Name
+	})
 }
 
 // anyList stands for all lists of devices.

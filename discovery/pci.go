@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -172,6 +173,14 @@ func setPlace(a Attributes, function sysfs.Device) error {
 		a[attribute.Name] = attribute.Value
 	}
 	return err
+}
+
+// Idle reports whether a function of a driver is one that nobody can use: no driver
+// is bound, or one that only keeps the function from others, as pci-stub does, and
+// pci-pf-stub, which makes virtual functions besides, and Xen's pciback
+// (drivers/pci/pci-stub.c, drivers/pci/pci-pf-stub.c, drivers/xen/xen-pciback).
+func Idle(driver string) bool {
+	return slices.Contains([]string{"", "pci-stub", "pci-pf-stub", "pciback"}, driver)
 }
 
 // noDriver is the health of what no driver is bound to.

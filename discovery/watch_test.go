@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery/sysfs"
 )
@@ -144,6 +146,12 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	one.Attributes.SetString("driver", "x")
 	one.Attributes.SetString("model", "n150")
 	part := Device{Name: "a-1", Source: dir, PartOf: &Silicon{Name: "a"}}
+	virtual := Device{Name: "a-1", Source: dir, PartOf: &Silicon{Name: "physical"}}
+	sibling := Device{Name: "a-2", Source: dir[:len(dir)-1] + "1", PartOf: &Silicon{Name: "physical"}}
+	inGroup := func(d Device) Device {
+		d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/vfio/7", HostPath: "/dev/vfio/7"}}
+		return d
+	}
 	tests := map[string]struct {
 		host       fstest.MapFS
 		last, next []Device
@@ -153,6 +161,11 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 		"its parts":                 {unbound, []Device{part}, nil, []string{"a-1"}},
 		"its family says so":        {unbound, []Device{part}, []Device{{Name: "a", Source: dir}}, nil},
 		"another describes it":      {unbound, []Device{one}, []Device{{Name: "b", Source: dir}}, nil},
+		"beside a virtual function": {unbound, []Device{virtual, sibling}, []Device{sibling}, []string{"a-1"}},
+		"beside one of its group":   {unbound, []Device{inGroup(virtual), inGroup(sibling)}, []Device{inGroup(sibling)}, []string{"a-1"}},
+		"beside its physical one":   {unbound, []Device{virtual}, []Device{{Name: "physical", Source: dir[:len(dir)-1] + "2"}}, []string{"a-1"}},
+		"parts of it are described": {unbound, []Device{one}, []Device{{Name: "a-1", Source: dir + "/part", PartOf: &Silicon{Name: "a"}}}, nil},
+		"an included function":      {unbound, []Device{one}, []Device{{Name: "b", Source: "sys/b", Includes: []string{dir}}}, nil},
 		"bound, and nobody's":       {bound, []Device{one}, nil, nil},
 		"gone":                      {fstest.MapFS{}, []Device{one}, nil, nil},
 		"no PCI function, and left": {fstest.MapFS{"sys/class/widget/a/label": {}}, []Device{{Name: "a", Source: "sys/class/widget/a"}}, nil, nil},
@@ -175,6 +188,11 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 				t.Errorf("kept %q, want %q; all are %+v", kept, test.kept, merged.Devices)
 			}
 		})
+	}
+	stub := fstest.MapFS{dir + "/vendor": bound[dir+"/vendor"], dir + "/driver": {Data: []byte("../../../bus/pci/drivers/pci-stub"), Mode: fs.ModeSymlink}}
+	got, _ := Merge(&Host{FS: stub}, look{Devices: []Device{one}}.join(), look{}.join()).Lookup("a")
+	if got.Health.Key() != ConditionDriverUnbound || !strings.Contains(got.Health.Reason, "pci-stub") || got.Attributes.String("driver") != "pci-stub" {
+		t.Errorf("under pci-stub: %+v", got)
 	}
 	if one.Attributes.String("driver") != "x" {
 		t.Error("the last description was modified")
