@@ -39,6 +39,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 				continue
 			}
 			kernel = kernel.Parent().Parent()
+			if isSoftware(kernel) {
+				continue
+			}
 		}
 		divided, sriovErr := discovery.Divided(kernel)
 		if divided {
@@ -51,6 +54,14 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		}
 	}
 	return devices, problems
+}
+
+// isSoftware reports whether a DRM device is software that renders nothing, for
+// tests of the kernel: vgem. It lies on the bus faux, and before Linux 6.15 on the
+// bus platform without a driver (drivers/gpu/drm/vgem/vgem_drv.c). Hardware has its
+// driver's nodes.
+func isSoftware(kernel sysfs.Device) bool {
+	return kernel.Link("subsystem") == "faux" || kernel.Driver() == ""
 }
 
 // describeOne returns the device that a PCI function or a platform device is,
