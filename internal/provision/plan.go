@@ -240,9 +240,14 @@ func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]di
 }
 
 // usable refuses to take a function from its driver for one of vfio's that
-// would not have it, since nothing protects the host from what it does.
+// would not have it, since nothing protects the host from what it does. A function
+// without a driver may get its group only when one is bound, as it does under
+// virtio-iommu, whose own driver comes after the function was found.
 func usable(host *discovery.Host, function sysfs.Device, driver string) error {
 	if !strings.Contains(driver, "vfio") || function.Link("iommu_group") != "" {
+		return nil
+	}
+	if iommus, _ := fs.ReadDir(host.FS, "sys/class/iommu"); len(iommus) > 0 && !function.Bound() {
 		return nil
 	}
 	if unsafe, _ := host.ReadText("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"); unsafe == "Y" {

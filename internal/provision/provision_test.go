@@ -99,6 +99,18 @@ func TestProvision(t *testing.T) {
 /sys/devices/pci0000:00/0000:6b:00.0/virtfn1/driver_override: none -> vfio-pci
 /sys/devices/pci0000:00/0000:6b:00.0/virtfn1/driver: none -> vfio-pci
 `},
+		"a function that gets its group with a driver, as under virtio-iommu": {
+			func() *kernel {
+				k := newKernel("i40e", "vfio-pci")
+				dir := k.function("0000:03:00.0", nicID, "020000", "", nil)
+				delete(k.MapFS, dir+"/iommu_group")
+				k.file("sys/class/iommu/virtio0/devices/0000:04:00.0", "")
+				return k
+			},
+			[]provision.Rule{bound}, `
+/sys/devices/pci0000:00/0000:03:00.0/driver_override: none -> vfio-pci
+/sys/devices/pci0000:00/0000:03:00.0/driver: none -> vfio-pci
+`},
 		"virtual functions that nobody uses, in another number": {
 			func() *kernel {
 				k, dir := qatHost()
@@ -429,9 +441,13 @@ func TestProvisionRefuses(t *testing.T) {
 			k.file("proc/47/comm", "qemu")
 			k.link("proc/47/fd/3", "/dev/vfio/42")
 		}, bind, []string{"process 47 (qemu)", "/dev/vfio/42"}},
-		"something behind it":    {nvme, func(k *kernel, dir string) { k.file(dir+"/0000:04:00.0/vendor", "0x10de") }, bind, []string{"0000:04:00.0", "behind"}},
-		"driver not loaded":      {nvme, func(k *kernel, _ string) { delete(k.MapFS, "sys/bus/pci/drivers/vfio-pci/unbind") }, bind, []string{"vfio-pci", "not loaded"}},
-		"no IOMMU":               {nvme, func(k *kernel, dir string) { delete(k.MapFS, dir+"/iommu_group") }, bind, []string{"IOMMU"}},
+		"something behind it": {nvme, func(k *kernel, dir string) { k.file(dir+"/0000:04:00.0/vendor", "0x10de") }, bind, []string{"0000:04:00.0", "behind"}},
+		"driver not loaded":   {nvme, func(k *kernel, _ string) { delete(k.MapFS, "sys/bus/pci/drivers/vfio-pci/unbind") }, bind, []string{"vfio-pci", "not loaded"}},
+		"no IOMMU":            {nvme, func(k *kernel, dir string) { delete(k.MapFS, dir+"/iommu_group") }, bind, []string{"IOMMU"}},
+		"no group of the IOMMU": {nvme, func(k *kernel, dir string) {
+			delete(k.MapFS, dir+"/iommu_group")
+			k.file("sys/class/iommu/dmar0/name", "")
+		}, bind, []string{"IOMMU"}},
 		"physical function":      {nvme, func(k *kernel, dir string) { k.setVFs(dir, "1") }, bind, []string{"has virtual functions"}},
 		"bound virtual function": {nic, func(k *kernel, dir string) { k.setVFs(dir, "1") }, create, []string{"0000:03:01.0", "bound to vfdriver"}},
 		"too many":               {nic, func(k *kernel, dir string) { k.file(dir+"/sriov_totalvfs", "1") }, create, []string{"2 virtual functions are wanted", "it can have 1"}},

@@ -69,7 +69,7 @@ func describeFunction(host *discovery.Host, function sysfs.Device) (d discovery.
 	setKind(d.Attributes, "dsa")
 	nodes, nodesErr := discovery.VFIO(host, function)
 	d.Edits.DeviceNodes = nodes
-	d.Health = discovery.NodeHealth(host, nodes)
+	d.Health = discovery.VFIOHealth(host, function, nodes)
 	d.Classic = []discovery.Offer{{Resource: "dsa.intel.com/vfio", IDs: []string{function.Name()}}}
 	return d, true, errors.Join(err, nodesErr)
 }

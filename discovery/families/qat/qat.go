@@ -70,7 +70,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 			pf = physicals[parent.Path]
 		}
 		nodesErr := addNodes(&d, host, function)
-		finish(&d, host, architectures[id], pf)
+		finish(&d, host, function, architectures[id], pf)
 		for _, err := range []error{err, pf.err, nodesErr} {
 			if err != nil {
 				problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
@@ -83,7 +83,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 
 // finish adds what depends on the physical function, which a virtual machine
 // does not see.
-func finish(d *discovery.Device, host *discovery.Host, architecture string, pf physical) {
+func finish(d *discovery.Device, host *discovery.Host, function sysfs.Device, architecture string, pf physical) {
 	d.Attributes.SetString("kind", "crypto")
 	d.Attributes.SetString("vendor", "intel")
 	d.Attributes.SetString("architecture", architecture)
@@ -91,7 +91,7 @@ func finish(d *discovery.Device, host *discovery.Host, architecture string, pf p
 	d.Attributes.SetString("profile", pf.profile())
 	d.Health = pf.health
 	if d.Health.Status != discovery.Unhealthy {
-		d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+		d.Health = nodeHealth(host, function, d.Edits.DeviceNodes)
 	}
 	if pf.err == nil {
 		address := d.Attributes.String(deviceattribute.StandardDeviceAttributePCIBusID)
@@ -115,6 +115,14 @@ func addNodes(d *discovery.Device, host *discovery.Host, function sysfs.Device) 
 	dir := "/sys/class/uio/" + uios[0].Name() + "/device"
 	d.Edits.Mounts = []*specs.Mount{{HostPath: dir, ContainerPath: dir, Options: []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}}}
 	return err
+}
+
+// nodeHealth reads whether the nodes of a function can be used.
+func nodeHealth(host *discovery.Host, function sysfs.Device, nodes []*specs.DeviceNode) discovery.Health {
+	if function.Driver() != igbUIO {
+		return discovery.VFIOHealth(host, function, nodes)
+	}
+	return discovery.NodeHealth(host, nodes)
 }
 
 // physical is what a physical function says of its virtual ones

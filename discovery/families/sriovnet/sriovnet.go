@@ -80,7 +80,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	ports := make(map[string]network.Port)
 	for _, u := range units {
 		// With an RDMA device it is family rdma's.
-		if u.carved || u.Driver() == "" || u.Exists("infiniband") {
+		if u.carved || discovery.Idle(u.Driver()) || u.Exists("infiniband") {
 			continue
 		}
 		physical, err := u.physical()
@@ -195,7 +195,7 @@ func (u *unit) physical() (bool, error) {
 func (u *unit) poolable() bool {
 	divided, err := discovery.Divided(u.function)
 	driver := u.Driver()
-	return !divided && err == nil && !slices.ContainsFunc([]string{"vfio", "uio", "stub"}, func(part string) bool { return strings.Contains(driver, part) })
+	return !divided && err == nil && !slices.ContainsFunc([]string{"vfio", "uio"}, func(part string) bool { return strings.Contains(driver, part) })
 }
 
 // identify describes what the unit is, and of what.
@@ -228,7 +228,10 @@ func (u *unit) interfacesOf() []sysfs.Device {
 func (u *unit) describe(d *discovery.Device, host *discovery.Host, f network.Function) error {
 	nodes, wanted, nodesErr := u.nodes(host)
 	d.Edits.DeviceNodes = nodes
-	if wanted {
+	switch {
+	case discovery.IsVFIO(u.Driver()):
+		d.Health = discovery.VFIOHealth(host, u.Device, nodes)
+	case wanted:
 		d.Health = discovery.NodeHealth(host, nodes)
 	}
 	d.Health = f.Port.Health(d.Health)
@@ -240,7 +243,7 @@ func (u *unit) describe(d *discovery.Device, host *discovery.Host, f network.Fun
 // kernel drives itself is used through the network.
 func (u *unit) nodes(host *discovery.Host) (nodes []*specs.DeviceNode, wanted bool, err error) {
 	switch driver := u.Driver(); {
-	case strings.HasSuffix(strings.ReplaceAll(driver, "_", "-"), "vfio-pci"): // and "mlx5_vfio_pci", for live migration
+	case discovery.IsVFIO(driver):
 		nodes, err = discovery.VFIO(host, u.Device)
 		return inContainer(nodes), true, err
 	case driver == "igb_uio" || driver == "uio_pci_generic":
@@ -280,14 +283,27 @@ func (u *unit) vdpaDevice() *network.VDPA {
 			continue
 		}
 		vdpa := &network.VDPA{Name: d.Name(), Driver: driver}
-		for _, child := range d.Children(".") {
-			if strings.HasPrefix(child.Name(), made) {
-				vdpa.Path = dir + child.Name()
-			}
+		if found := u.madeOf(d, made); len(found) == 1 {
+			vdpa.Path = dir + found[0].Name()
 		}
 		return vdpa
 	}
 	return nil
+}
+
+// madeOf returns the devices that a driver of the vDPA bus made of one of the
+// unit's, by what their names begin with. vhost_vdpa makes its device below that.
+// virtio_vdpa makes it beside that, below whatever does its DMA, which is the
+// function (virtio_vdpa_probe in drivers/virtio/virtio_vdpa.c), and nothing says
+// which of several it is.
+func (u *unit) madeOf(vdpa sysfs.Device, prefix string) []sysfs.Device {
+	if found := vdpa.Numbered(".", prefix); len(found) > 0 || vdpa.Driver() != "virtio_vdpa" {
+		return found
+	}
+	if len(u.vdpa) > 1 {
+		return nil
+	}
+	return u.Numbered(".", prefix)
 }
 
 // nodesOf returns the nodes of those devices that have one: uio0, vhost-vdpa-0.

@@ -124,7 +124,7 @@ func describeChip(host *discovery.Host, functions []sysfs.Device) (discovery.Dev
 		}
 	}
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as Google's plugin does
-	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	d.Health = health(host, functions, d.Edits.DeviceNodes)
 	if architecture == twin && len(functions) != 2 {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "not both of the chip's functions are bound to vfio-pci"}
 	}
@@ -152,6 +152,19 @@ func nodesOf(host *discovery.Host, function sysfs.Device) ([]*specs.DeviceNode, 
 	}
 	node, err := discovery.Node(function.Children("accel")[0], "/dev")
 	return []*specs.DeviceNode{node}, err
+}
+
+// health reads whether the nodes of a chip's functions can be used.
+func health(host *discovery.Host, functions []sysfs.Device, nodes []*specs.DeviceNode) discovery.Health {
+	for _, function := range functions {
+		if function.Driver() != "vfio-pci" {
+			continue
+		}
+		if health := discovery.VFIOHealth(host, function, nodes); health.Status != discovery.Healthy {
+			return health
+		}
+	}
+	return discovery.NodeHealth(host, nodes)
 }
 
 // classicID is what Google's plugin calls a chip: by its node, its IOMMU group,

@@ -79,7 +79,7 @@ func describeMdev(host *discovery.Host, mdev sysfs.Device) (discovery.Device, er
 	nodes, nodesErr := discovery.VFIO(host, mdev)
 	d.Edits.DeviceNodes = nodes
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as KubeVirt does
-	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
+	d.Health = discovery.VFIOHealth(host, mdev, d.Edits.DeviceNodes)
 	if mdev.Driver() == "" {
 		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it"}
 	}

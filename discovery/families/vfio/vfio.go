@@ -41,11 +41,6 @@ var drivers = []string{
 	"pds_vfio_pci", "qat_vfio_pci", "virtio_vfio_pci", "xe-vfio-pci",
 }
 
-// harmless are the drivers, beside vfio's own, whose functions keep nobody from
-// using a group through vfio (the kernel marks them driver_managed_dma). "" means
-// that no driver is bound.
-var harmless = []string{"", "pci-stub", "pcieport"}
-
 func matches() []discovery.Match {
 	var matches []discovery.Match
 	for _, driver := range drivers {
@@ -105,9 +100,8 @@ func groupOf(function sysfs.Device) string {
 type group struct {
 	id        string // "" of a function that is in none
 	functions []sysfs.Device
-	taken     bool   // another family hands out one of the functions
-	blocked   string // why vfio cannot open it, "" if it can
-	err       error  // what could not be read of its functions
+	taken     bool  // another family hands out one of the functions
+	err       error // what could not be read of its functions
 }
 
 // readGroup reads which functions a group has besides our own.
@@ -129,8 +123,6 @@ func readGroup(host *discovery.Host, id string, ours []sysfs.Device) *group {
 			g.err = errors.Join(g.err, fmt.Errorf("IOMMU group %s: function %s: %w", id, member.Name(), err))
 		case slices.Contains(drivers, driver):
 			g.taken = true
-		case !slices.Contains(harmless, driver):
-			g.blocked = fmt.Sprintf("IOMMU group %s is also that of %s, which is bound to %s", id, member.Name(), driver)
 		}
 		g.functions = append(g.functions, member)
 	}
@@ -150,10 +142,7 @@ func (g *group) describe(host *discovery.Host, function sysfs.Device) (discovery
 	d.Edits.DeviceNodes = nodes
 	discovery.PermitMknod(d.Edits.DeviceNodes) // as KubeVirt does
 	errs = append(errs, nodesErr)
-	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
-	if g.blocked != "" {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: g.blocked}
-	}
+	d.Health = discovery.VFIOHealth(host, function, d.Edits.DeviceNodes)
 	if len(nodes) > 0 {
 		d.Classic = offers(g.id, id, function)
 		errs = append(errs, addPool(&d, host, function, id))
