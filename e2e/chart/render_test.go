@@ -7,11 +7,13 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -37,6 +39,12 @@ const (
 var manifests = []string{
 	"namespace.yaml", "rbac.yaml", "config.yaml", "daemonset.yaml", "deviceclasses.yaml", "admission.yaml", "admission-slices.yaml",
 	"admission-claims.yaml", "admission-events.yaml", "admission-pods.yaml", "network-policy.yaml", "examples/uninstall.yaml",
+}
+
+// monitors are the files that the chart renders with other values than its own.
+var monitors = map[string]string{
+	"prometheus/podmonitor.yaml":           "metrics: {podMonitor: {enabled: true}}",
+	"prometheus/podmonitor-protected.yaml": "metrics: {podMonitor: {enabled: true}, protected: {enabled: true}}",
 }
 
 // helm returns the path of Helm.
@@ -72,11 +80,15 @@ func mustRender(t *testing.T, values string, args ...string) string {
 // separator is what Helm writes before each document.
 var separator = regexp.MustCompile(`\n*---\n# Source: .*\n`)
 
-// The plain manifests are what the chart renders with its own values, to the letter.
+// The plain manifests are what the chart renders, to the letter.
 func TestManifests(t *testing.T) {
-	for _, name := range manifests {
+	for _, name := range slices.Concat(manifests, slices.Sorted(maps.Keys(monitors))) {
 		t.Run(name, func(t *testing.T) {
-			out := mustRender(t, "namespace: {create: true}", "--show-only=templates/"+filepath.Base(name))
+			values, template := "namespace: {create: true}", filepath.Base(name)
+			if special, is := monitors[name]; is {
+				values, template = special, "podmonitor.yaml"
+			}
+			out := mustRender(t, values, "--show-only=templates/"+template)
 			documents := separator.Split("\n"+out, -1)[1:]
 			got := strings.TrimSpace(strings.Join(documents, "\n---\n")) + "\n"
 			file := filepath.Join(deployments, name)
@@ -212,6 +224,8 @@ podLabels: {e: f}
 log: {verbosity: 4, format: json}
 metrics: {port: 9000}
 extraArgs: [--runtime-root=/sim]
+page: {bindAddress: ":9001"}
+traces: {endpoint: "http://otel.monitoring:4317"}
 extraEnv: [{name: G, value: h}]
 extraVolumes: [{name: i, emptyDir: {}}]
 extraVolumeMounts: [{name: i, mountPath: /i}]
@@ -221,12 +235,13 @@ extraVolumeMounts: [{name: i, mountPath: /i}]
 	if container.Image != "example.com/a@sha256:00" || pod.ImagePullSecrets[0].Name != "pull" || pod.PriorityClassName != "" || pod.Tolerations != nil ||
 		pod.NodeSelector["a"] != "b" || pod.Affinity == nil || container.Resources.Limits.Memory().String() != "64Mi" || container.Resources.Requests != nil ||
 		set.Spec.Template.Annotations["c"] != "d" || set.Spec.Template.Labels["e"] != "f" || set.Spec.Template.Labels["app.kubernetes.io/name"] != "chandler" ||
-		container.Ports[0].ContainerPort != 9000 || container.Env[len(container.Env)-1].Name != "G" {
+		container.Ports[0].ContainerPort != 9000 || container.Ports[1].ContainerPort != 9001 ||
+		container.Env[len(container.Env)-1].Name != "G" || container.Env[len(container.Env)-2].Value != "http://otel.monitoring:4317" {
 		t.Errorf("got %+v", set)
 	}
 	args := strings.Join(container.Args, " ")
 	for _, arg := range []string{
-		"--healthz-bind-address=:9000", "--kubelet-root=/data/kubelet", "--device-plugin-dir=/data/plugins", "-v=4", "--logging-format=json", "--runtime-root=/sim",
+		"--healthz-bind-address=:9000", "--page-bind-address=:9001", "--kubelet-root=/data/kubelet", "--device-plugin-dir=/data/plugins", "-v=4", "--logging-format=json", "--runtime-root=/sim",
 	} {
 		if !strings.Contains(args, arg) {
 			t.Errorf("no %s among %q", arg, container.Args)
@@ -288,6 +303,8 @@ func TestSchemaRefuses(t *testing.T) {
 		"config: {exclude: [{cel: a, nodes: {name: [a]}}]}": "name",
 		"metrics: {port: http}":                             "port",
 		"hostPaths: {dev: dev}":                             "dev",
+		"page: {bindAddress: localhost}":                    "bindAddress",
+		"traces: {endpoint: 'otel:4317'}":                   "endpoint",
 	} {
 		if out, err := render(t, values); err == nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v: %s", values, err, out)

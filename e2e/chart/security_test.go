@@ -66,8 +66,38 @@ networkPolicy:
 	if diff := cmp.Diff(want, narrow.Egress); diff != "" || len(narrow.PolicyTypes) != 2 {
 		t.Errorf("policy types %v, egress (-want +got):\n%s", narrow.PolicyTypes, diff)
 	}
+	if rules := networkPolicy(t, "page: {bindAddress: 'localhost:9001'}\nnetworkPolicy: {pageFrom: [{podSelector: {}}]}").Ingress; len(rules) != 1 {
+		t.Errorf("a page on localhost can be reached: %+v", rules)
+	}
+	if rules := networkPolicy(t, "page: {bindAddress: ':9001'}").Ingress; len(rules) != 1 {
+		t.Errorf("the page can be reached by anybody: %+v", rules)
+	}
+	paged := networkPolicy(t, "page: {bindAddress: ':9001'}\nnetworkPolicy: {pageFrom: [{podSelector: {matchLabels: {a: b}}}]}").Ingress
+	if len(paged) != 2 || paged[1].Ports[0].Port.StrVal != "page" || paged[1].From[0].PodSelector.MatchLabels["a"] != "b" {
+		t.Errorf("the page cannot be reached: %+v", paged)
+	}
 	if out, err := render(t, "networkPolicy: {enabled: false}", "--show-only=templates/network-policy.yaml"); err == nil {
 		t.Errorf("there is one all the same:\n%s", out)
+	}
+}
+
+// An agent that may connect to the API server only may send traces all the same, if it has an endpoint for them.
+func TestNetworkPolicyOfTraces(t *testing.T) {
+	const narrow = "\nnetworkPolicy: {apiServer: [{to: [{ipBlock: {cidr: 10.0.0.1/32}}]}], tracesTo: [{namespaceSelector: {}}]}"
+	for endpoint, port := range map[string]int32{"http://otel.monitoring:4318/v1": 4318, "https://otel": 4317, "": 0} {
+		rules := networkPolicy(t, "traces: {endpoint: '"+endpoint+"'}"+narrow).Egress
+		if port == 0 {
+			if len(rules) != 1 {
+				t.Errorf("without traces: %+v", rules)
+			}
+			continue
+		}
+		if len(rules) != 3 || rules[1].Ports[0].Port.IntVal != port || len(rules[1].To) != 1 || rules[2].Ports[0].Port.IntVal != 53 {
+			t.Errorf("%s: %+v", endpoint, rules)
+		}
+	}
+	if rules := networkPolicy(t, "traces: {endpoint: 'http://otel:4317'}").Egress; rules != nil {
+		t.Errorf("traces restrict the agent: %+v", rules)
 	}
 }
 

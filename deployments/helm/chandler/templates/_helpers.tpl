@@ -50,3 +50,17 @@ kind: DriverConfig
 {{- define "chandler.privileged" -}}
 {{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled -}}true{{- end -}}
 {{- end -}}
+
+{{/* The port of the page, if others than the agent's pod itself reach it. */}}
+{{- define "chandler.pagePort" -}}
+{{- with .Values.page.bindAddress -}}
+{{- if not (regexMatch "^(127\\.[0-9.]+|localhost|\\[::1\\]):" .) -}}{{ regexFind "[0-9]+$" . }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The port of the collector of traces. Without one in the URL it is that of OTLP over gRPC. */}}
+{{- define "chandler.tracesPort" -}}
+{{- with (urlParse .Values.traces.endpoint).host -}}
+{{- regexFind "[0-9]+$" (regexFind ":[0-9]+$" .) | default "4317" -}}
+{{- end -}}
+{{- end -}}
