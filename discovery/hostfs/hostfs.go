@@ -250,14 +250,30 @@ func (e dirEntry) Info() (fs.FileInfo, error) { return e.fsys.Lstat(e.path) }
 // in files; this is for the few that must ask a driver to do something. A host
 // that is no directory of this machine has no such nodes.
 func OpenDevice(host fs.FS, name string, major, minor int64) (*os.File, error) {
+	return openNode(host, name, unix.S_IFCHR, major, minor, unix.O_RDWR)
+}
+
+// OpenDisk opens the block device node of a host that has these numbers, for reading.
+// If it is to be exclusive, the error is EBUSY where the kernel itself uses the disk:
+// for a file system, as swap, or as a part of another device (bd_may_claim in
+// block/bdev.c). A process that merely has it open does not count.
+func OpenDisk(host fs.FS, name string, major, minor int64, exclusive bool) (*os.File, error) {
+	flags := unix.O_RDONLY
+	if exclusive {
+		flags |= unix.O_EXCL
+	}
+	return openNode(host, name, unix.S_IFBLK, major, minor, flags)
+}
+
+func openNode(host fs.FS, name string, kind uint32, major, minor int64, flags int) (*os.File, error) {
 	f, ok := host.(*hostFS)
 	if !ok {
 		return nil, &fs.PathError{Op: "open device", Path: name, Err: errors.ErrUnsupported}
 	}
-	const flags = unix.O_RDWR | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
+	flags |= unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
 	fd, err := f.reopen("open device", name, flags, func(stat *unix.Stat_t) error {
-		if stat.Mode&unix.S_IFMT != unix.S_IFCHR || stat.Rdev != unix.Mkdev(uint32(major), uint32(minor)) {
-			return fmt.Errorf("not the character device %d:%d", major, minor)
+		if stat.Mode&unix.S_IFMT != kind || stat.Rdev != unix.Mkdev(uint32(major), uint32(minor)) {
+			return fmt.Errorf("not the %s device %d:%d", map[uint32]string{unix.S_IFCHR: "character", unix.S_IFBLK: "block"}[kind], major, minor)
 		}
 		return nil
 	})

@@ -1,17 +1,20 @@
 package inuse
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -19,7 +22,9 @@ import (
 type disks struct {
 	all         []sysfs.Device    // partitions too
 	controllers []controller      // of NVMe subsystems
-	users       map[string]string // what uses one, by its numbers "259:1" or its name "nvme0n1p1"
+	users       map[string]string // what uses one, by its numbers "259:1" ("c 241:0" of a character device) or its name "nvme0n1p1"
+
+	tags map[string]string // where what a host shares with its guest is mounted, by its tag
 
 	lists *reader // lists the above; what it could not read may be a disk on any function
 	reads *reader // reads what disks are used for
@@ -30,19 +35,44 @@ type controller struct {
 	sysfs.Device
 
 	subsystem sysfs.Device
+	paths     []string // to namespaces, "nvme0c1n2"
+}
+
+// reaches reports whether the controller is a path to a namespace of its subsystem, or
+// to the one that a partition is on. The kernel calls the path to nvme0n2 by controller
+// 1 nvme0c1n2 (nvme_mpath_set_disk_name in drivers/nvme/host/multipath.c).
+func (c controller) reaches(disk sysfs.Device) bool {
+	head := strings.TrimPrefix(disk.Path, c.subsystem.Path+"/")
+	head, _, _ = strings.Cut(head, "/")
+	subsystem, namespace, ok := cutLast(head, "n")
+	if !ok {
+		return true // that is no name of a namespace
+	}
+	_, instance, ok := cutLast(c.Name(), "nvme")
+	return !ok || slices.Contains(c.paths, subsystem+"c"+instance+"n"+namespace)
+}
+
+// cutLast cuts a text before and after the last separator.
+func cutLast(text, separator string) (before, after string, found bool) {
+	i := strings.LastIndex(text, separator)
+	if i < 0 {
+		return text, "", false
+	}
+	return text[:i], text[i+len(separator):], true
 }
 
 // maxTable bounds what is read of a table in /proc, in bytes.
 const maxTable = 16 << 20
 
 func readDisks(host *discovery.Host) *disks {
-	d := &disks{users: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
+	d := &disks{users: make(map[string]string), tags: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
 	d.all, _ = sysfs.Class(d.lists, "block")
 	d.addControllers()
 	d.addMounts(host.FS)
 	d.addSwaps()
 	d.addLoops()
 	d.addExports()
+	d.addTargets()
 	for pattern, user := range map[string]string{
 		"sys/fs/btrfs/*/devices/*": "btrfs",
 		// A directory for each mounted file system, in whichever mount namespace.
@@ -80,7 +110,11 @@ func (d *disks) addControllers() {
 				continue
 			}
 			if device, ok := subsystem.LinkTo(entry.Name()); ok {
-				d.controllers = append(d.controllers, controller{device, subsystem})
+				c := controller{Device: device, subsystem: subsystem}
+				for _, child := range d.lists.list(device.Path) {
+					c.paths = append(c.paths, child.Name())
+				}
+				d.controllers = append(d.controllers, c)
 			}
 		}
 	}
@@ -149,7 +183,10 @@ var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\04
 func (d *disks) addLoops() {
 	for _, disk := range d.all {
 		if file := d.reads.text(path.Join(disk.Path, "loop/backing_file")); file != "" {
-			d.addFile(file, "the loop device "+disk.Name()+" is on it")
+			user := "the loop device " + disk.Name() + " is on it"
+			if !d.addBehind(disk, user) {
+				d.addFile(file, user)
+			}
 		}
 		// Documentation/admin-guide/blockdev/zram.rst: "none" without one.
 		if file := d.reads.text(path.Join(disk.Path, "backing_dev")); path.IsAbs(file) {
@@ -158,10 +195,36 @@ func (d *disks) addLoops() {
 	}
 }
 
+// addBehind asks a loop device by which numbers the kernel knows what it is made of, a
+// disk or a file on one. The path that it shows may be of another mount namespace, or
+// lead to another file by now. Where it cannot be asked, addBehind returns false.
+func (d *disks) addBehind(loop sysfs.Device, user string) bool {
+	node, err := loop.In(d.reads.FS).Node("/dev")
+	if err != nil {
+		return false
+	}
+	file, err := hostfs.OpenDisk(d.reads.FS, strings.TrimPrefix(node.Path, "/"), node.Major, node.Minor, false)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(file.Fd()))
+	if err != nil {
+		return false
+	}
+	behind := info.Device // of the file system that the file is on (loop_get_status in drivers/block/loop.c)
+	if info.Rdevice != 0 {
+		behind = info.Rdevice
+	}
+	d.users[fmt.Sprintf("%d:%d", unix.Major(behind), unix.Minor(behind))] = user
+	return true
+}
+
 // exports are the files of configfs that name the disks which the kernel's own
 // servers hand out to other machines, and those servers' modules.
 var exports = []struct{ module, pattern, user string }{
 	{"nvmet", "sys/kernel/config/nvmet/subsystems/*/namespaces/*/device_path", "it is exported by the NVMe target"},
+	{"nvmet", "sys/kernel/config/nvmet/subsystems/*/passthru/device_path", "the NVMe target passes it through"},
 	{"usb_f_mass_storage", "sys/kernel/config/usb_gadget/*/functions/mass_storage.*/lun.*/file", "it is exported as a USB disk"},
 	{"target_core_mod", "sys/kernel/config/target/core/*/*/udev_path", "it is exported by the SCSI target"},
 }
@@ -178,6 +241,20 @@ func (d *disks) addExports() {
 			if disk := d.reads.text(file); path.IsAbs(disk) { // else none is set
 				d.addFile(disk, export.user)
 			}
+		}
+	}
+}
+
+// scsiTarget matches the numbers of the disk that a backend of the SCSI target has
+// (iblock_show_configfs_dev_params in drivers/target/target_core_iblock.c).
+var scsiTarget = regexp.MustCompile(`Major: (\d+) +Minor: (\d+)`)
+
+// addTargets adds the disks of the SCSI target by their numbers. The path that
+// administration tools note beside them (udev_path) may be missing.
+func (d *disks) addTargets() {
+	for _, file := range d.reads.glob("sys/kernel/config/target/core/*/*/info") {
+		for _, found := range scsiTarget.FindAllStringSubmatch(d.reads.text(file), -1) {
+			d.users[found[1]+":"+found[2]] = "it is exported by the SCSI target"
 		}
 	}
 }
@@ -201,9 +278,7 @@ func (d *disks) addNode(node, user string) (disk string, found bool) {
 	node = strings.TrimPrefix(path.Clean(node), "/")
 	info, err := d.reads.Stat(node)
 	if err == nil {
-		if numbers, ok := strings.CutPrefix(numbersOf(info), "b "); ok {
-			d.users[numbers] = user
-		}
+		d.users[strings.TrimPrefix(numbersOf(info), "b ")] = user
 	}
 	if name, ok := strings.CutPrefix(d.reads.follow(node), "dev/"); ok {
 		disk = strings.ReplaceAll(name, "/", "!")
@@ -237,6 +312,9 @@ func (d *disks) addMount(fields []string) {
 	if separator < 6 || len(fields) <= separator+2 {
 		return
 	}
+	if kind := fields[separator+1]; kind == "9p" || kind == "virtiofs" {
+		d.tags[unescape.Replace(fields[separator+2])] = fields[4]
+	}
 	if fields[separator+1] == "devtmpfs" && fields[3] != "/" {
 		node, _ := strings.CutSuffix(unescape.Replace(fields[3]), "//deleted") // dentry_path in fs/d_path.c
 		d.addNode("/dev"+node, "its node is mounted on "+fields[4])
@@ -250,24 +328,28 @@ func (d *disks) addMount(fields []string) {
 	}
 }
 
+// on returns the disks on the function: those below it, and the namespaces that an
+// NVMe subsystem has in its place (native multipath).
+func (d *disks) on(function sysfs.Device) (found []sysfs.Device) {
+	for _, disk := range d.all {
+		on := below(disk, function)
+		for _, c := range d.controllers {
+			on = on || below(c.Device, function) && below(disk, c.subsystem) && c.reaches(disk)
+		}
+		if on {
+			found = append(found, disk)
+		}
+	}
+	return found
+}
+
 // below returns the uses of the disks on the function.
 func (d *disks) below(function sysfs.Device) (uses Uses) {
 	if d.lists.err != nil {
 		return Uses{{Object: "a disk", Unseen: d.lists.err}}
 	}
-	for _, disk := range d.all {
-		on, hidden := below(disk, function), error(nil)
-		for _, c := range d.controllers {
-			if !on && below(c.Device, function) && below(disk, c.subsystem) {
-				on = true
-				hidden = fmt.Errorf("the function is one path to it, and the kernel has the namespace below %s (native multipath)", c.subsystem.Name())
-			}
-		}
-		if !on {
-			continue
-		}
+	for _, disk := range d.on(function) {
 		user, err := d.user(disk)
-		err = cmp.Or(err, hidden)
 		switch {
 		case user != "":
 			uses = append(uses, Use{Object: "disk " + disk.Name(), How: user})
@@ -292,5 +374,28 @@ func (d *disks) user(disk sysfs.Device) (string, error) {
 	if holders := r.list(path.Join(disk.Path, "holders")); len(holders) > 0 {
 		return "it is part of " + holders[0].Name(), nil
 	}
-	return "", r.err
+	if r.err != nil {
+		return "", r.err
+	}
+	return d.claimed(disk)
+}
+
+// claimed asks the kernel whether it uses a disk in a way that nothing above tells,
+// such as a file system that is still busy in no mount namespace at all. Where the
+// host has no node of the disk, nobody can be asked.
+func (d *disks) claimed(disk sysfs.Device) (string, error) {
+	node, err := disk.In(d.reads.FS).Node("/dev")
+	if err != nil || node.Major == 0 && node.Minor == 0 { // a path of a namespace has none
+		return "", nil
+	}
+	file, err := hostfs.OpenDisk(d.reads.FS, strings.TrimPrefix(node.Path, "/"), node.Major, node.Minor, true)
+	switch {
+	case err == nil:
+		return "", file.Close()
+	case errors.Is(err, syscall.EBUSY):
+		return "the kernel, or a process, has it for itself (O_EXCL)", nil
+	case errors.Is(err, fs.ErrPermission):
+		return "", err
+	}
+	return "", nil
 }

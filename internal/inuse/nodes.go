@@ -6,11 +6,9 @@ import (
 	"io/fs"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -18,43 +16,91 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// open returns the processes that have a node of the function open.
+// open returns the processes, and the kernel's own servers, that have a node of the
+// function open.
 func (v *View) open(function sysfs.Device) (uses Uses) {
 	nodes, err := v.nodes(function)
 	if err != nil {
 		return Uses{{Object: "a node", Unseen: err}}
 	}
-	seen := make(map[string]bool)
+	seen := make(map[string]bool) // a node may be found in several ways
 	for _, node := range nodes {
-		for _, key := range []string{node.path, node.numbers} {
-			if who, ok := v.opened.by[key]; ok && key != "" && !seen[node.path] {
-				seen[node.path] = true
+		for _, key := range []string{node.numbers, node.path} {
+			who, ok := v.opened.by[key]
+			if ok && key != "" && !seen[node.path] && !seen[node.numbers] {
 				uses = append(uses, Use{Object: node.path, How: who + " has it open"})
+				seen[node.path], seen[node.numbers] = true, node.numbers != ""
 			}
+		}
+		if user, ok := v.disks.users[node.numbers]; ok && strings.HasPrefix(node.numbers, "c ") {
+			uses = append(uses, Use{Object: node.path, How: user})
+		}
+	}
+	for key, who := range v.opened.by {
+		if key == function.Name() || Within(key, function) {
+			uses = append(uses, Use{Object: "function " + function.Name(), How: who + " has it open as a whole"})
 		}
 	}
 	if len(nodes) > 0 && v.opened.err != nil {
 		uses = append(uses, Use{Object: nodes[0].path, Unseen: v.opened.err})
 	}
+	return append(uses, v.hiddenGroup(function)...)
+}
+
+// hiddenGroup tells whether the function's IOMMU group is open, where a process has
+// some function open by vfio and the kernel does not say which. It asks the kernel: a
+// group can be open once, and is, as long as one of its functions is (in
+// vfio_group_fops_open and vfio_device_open of Linux 5.16 to 6.18).
+func (v *View) hiddenGroup(function sysfs.Device) Uses {
+	if v.opened.vfio == "" {
+		return nil
+	}
+	var uses Uses
+	for _, node := range v.groups(&reader{FS: v.host.FS}, function) {
+		file, err := hostfs.OpenDevice(v.host.FS, strings.TrimPrefix(node.Path, "/"), node.Major, node.Minor)
+		switch {
+		case err == nil:
+			file.Close()
+		case errors.Is(err, syscall.EBUSY):
+			uses = append(uses, Use{Object: node.Path, How: "somebody has it open, perhaps " + v.opened.vfio})
+		default:
+			uses = append(uses, Use{Object: node.Path, Unseen: fmt.Errorf("%s has a function open by vfio, and it cannot be asked which: %w", v.opened.vfio, err)})
+		}
+	}
 	return uses
 }
 
-// node is a device node. Its numbers are as of numbersOf, "" if they are not
-// known.
+// node is a device node. Its numbers are as of numbers, "" if they are not known.
 type node struct{ path, numbers string }
 
+func nodeOf(n sysfs.Node) node { return node{n.Path, numbers(n.Block, n.Major, n.Minor)} }
+
 // nodes returns the nodes that are the function's alone: those that the kernel
-// has below it, those of its IOMMU group, and those that a family knows of.
+// has below it and below the disks that it has elsewhere, those of its IOMMU group,
+// and those that a family knows of.
 func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 	r := &reader{FS: v.host.FS}
-	_ = fs.WalkDir(r, function.Path, func(name string, entry fs.DirEntry, _ error) error {
-		if entry != nil && !entry.IsDir() && entry.Name() == "dev" {
-			found, err := sysfs.At(r, path.Dir(name)).Node("/dev")
-			r.note(err)
-			nodes = append(nodes, node{found.Path, numbers(found.Block, found.Major, found.Minor)})
+	dirs := []string{function.Path}
+	for _, disk := range v.disks.on(function) {
+		if !below(disk, function) {
+			// The namespace as a character device is beside it: ng0n1.
+			generic := path.Join(path.Dir(disk.Path), strings.Replace(disk.Name(), "nvme", "ng", 1))
+			dirs = append(dirs, disk.Path, generic)
 		}
-		return nil // r has the error
-	})
+	}
+	for _, dir := range dirs {
+		_ = fs.WalkDir(r, dir, func(name string, entry fs.DirEntry, _ error) error {
+			if entry != nil && !entry.IsDir() && entry.Name() == "dev" {
+				found, err := sysfs.At(r, path.Dir(name)).Node("/dev")
+				r.note(err)
+				nodes = append(nodes, nodeOf(found))
+			}
+			return nil // r has the error
+		})
+	}
+	for _, group := range v.groups(r, function) {
+		nodes = append(nodes, nodeOf(group))
+	}
 	add := func(n *specs.DeviceNode) {
 		nodes = append(nodes, node{n.HostPath, numbers(n.Type == "b", n.Major, n.Minor)})
 	}
@@ -78,128 +124,30 @@ func (v *View) nodes(function sysfs.Device) (nodes []node, err error) {
 	return nodes, nil
 }
 
-// numbers returns what names a device node by its numbers, "b 259:1", or "" if
-// they are not known.
-func numbers(block bool, major, minor int64) string {
-	switch {
-	case major == 0 && minor == 0:
-		return ""
-	case block:
-		return fmt.Sprintf("b %d:%d", major, minor)
-	}
-	return fmt.Sprintf("c %d:%d", major, minor)
-}
-
-// numbersOf returns what numbers does of a device node, "" of another file.
-func numbersOf(info fs.FileInfo) string {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || info.Mode()&fs.ModeDevice == 0 {
-		return ""
-	}
-	return numbers(info.Mode()&fs.ModeCharDevice == 0, int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev)))
-}
-
-// opened are the device nodes that processes have open.
-type opened struct {
-	// A process for each node. A node is here by its path, if that is below /dev,
-	// and by its numbers, since a container may have it under any path.
-	by  map[string]string
-	err error // why there may be more
-}
-
-// openNodes returns what is open. Processes that except names do not count.
-func openNodes(host *discovery.Host, except func(process int) bool) *opened {
-	o := &opened{by: make(map[string]string)}
-	entries, err := fs.ReadDir(host.FS, "proc")
-	if err != nil {
-		o.err = fmt.Errorf("list processes: %w", err)
-		return o
-	}
-	processes, forbidden := 0, 0
-	for _, entry := range entries {
-		process, err := strconv.ParseUint(entry.Name(), 10, 31)
-		if err != nil {
-			continue
-		}
-		found, err := o.read(host, entry.Name(), except != nil && except(int(process)))
-		switch {
-		case errors.Is(err, fs.ErrPermission):
-			forbidden++
-		case err != nil && o.err == nil:
-			o.err = err
-		}
-		if found {
-			processes++
-		}
-	}
-	switch {
-	case o.err != nil:
-	case forbidden > 0:
-		o.err = fmt.Errorf("the open files of %d processes may not be seen: %w", forbidden, fs.ErrPermission)
-	case processes == 0:
-		o.err = errors.New("list processes: there are none in /proc")
-	}
-	return o
-}
-
-// read adds what a process has open, unless it does not count, and reports whether
-// there is such a process.
-func (o *opened) read(host *discovery.Host, process string, except bool) (found bool, err error) {
-	for _, dir := range openDirs(host.FS, process) {
-		files, err := fs.ReadDir(host.FS, dir)
-		if err != nil && ended(host.FS, dir, err) {
-			continue
-		}
-		if except {
-			return true, nil
-		}
-		if err != nil {
-			return true, fmt.Errorf("list open files of process %s: %w", process, err)
-		}
-		found = true
-		for _, file := range files {
-			link := path.Join(dir, file.Name())
-			keys, err := keysOf(host.FS, link)
-			if err != nil && !ended(host.FS, link, err) {
-				return true, fmt.Errorf("read an open file of process %s: %w", process, err)
+// groups returns the nodes of the IOMMU groups that the function and the mediated
+// devices on it are in, whatever driver they have.
+func (v *View) groups(r *reader, function sysfs.Device) (nodes []sysfs.Node) {
+	for _, member := range append([]sysfs.Device{function.In(r)}, mediated(r, function)...) {
+		group := member.Link("iommu_group")
+		for _, prefix := range []string{"", "noiommu-"} {
+			d := sysfs.At(r, path.Join("sys/class/vfio", prefix+group))
+			if group == "" || !d.Exists("dev") {
+				continue
 			}
-			for _, key := range keys {
-				if o.by[key] == "" {
-					name, _ := host.ReadText("/proc/" + process + "/comm") // for people
-					o.by[key] = fmt.Sprintf("process %s (%s)", process, name)
-				}
-			}
+			node, err := d.Node("/dev/vfio")
+			r.note(err)
+			nodes = append(nodes, node)
 		}
 	}
-	return found, nil
+	return nodes
 }
 
-// openDirs returns the directories of links to what a process has open: its files, what
-// it has mapped, and the files of threads, which may have a table of their own
-// (proc_pid_fd(5), proc_pid_map_files(5), CLONE_FILES in clone(2)).
-func openDirs(host fs.FS, process string) []string {
-	dirs := []string{path.Join("proc", process, "fd"), path.Join("proc", process, "map_files")}
-	threads, _ := fs.ReadDir(host, path.Join("proc", process, "task"))
-	for _, thread := range threads {
-		if thread.Name() != process {
-			dirs = append(dirs, path.Join("proc", process, "task", thread.Name(), "fd"))
+// mediated returns the mediated devices on a function.
+func mediated(r *reader, function sysfs.Device) (found []sysfs.Device) {
+	for _, child := range function.In(r).Children(".") {
+		if child.Exists("mdev_type") {
+			found = append(found, child)
 		}
 	}
-	return dirs
-}
-
-// keysOf returns by what an open file is there, if it may be a device node.
-func keysOf(host fs.FS, link string) (keys []string, err error) {
-	target, err := fs.ReadLink(host, link)
-	if err != nil || !path.IsAbs(target) { // "socket:[4711]"
-		return nil, err
-	}
-	if strings.HasPrefix(target, "/dev/") {
-		keys = append(keys, target)
-	}
-	info, err := hostfs.StatOpened(host, link)
-	if err == nil && numbersOf(info) != "" {
-		keys = append(keys, numbersOf(info))
-	}
-	return keys, err
+	return found
 }

@@ -120,3 +120,6 @@ func (r *reader) follow(name string) string {
 	r.fail(fmt.Errorf("%s: too many links", name))
 	return name
 }
+
+// textOf returns a file of the host, of which the caller knows why it may be missing.
+func textOf(host fs.FS, name string) (string, error) { return sysfs.ReadText(host, name, maxTable) }

@@ -101,7 +101,7 @@ func Of(host *discovery.Host, function sysfs.Device, o Options) Uses {
 func (v *View) Of(function sysfs.Device) Uses {
 	uses := v.disks.below(function)
 	uses = append(uses, v.nets.below(function)...)
-	uses = append(uses, v.bridged(function)...)
+	uses = append(uses, v.hanging(function)...)
 	return append(uses, v.open(function)...)
 }
 
@@ -113,20 +113,6 @@ func (v *View) Bound(function sysfs.Device) Uses {
 		if !use.Unbinding {
 			uses = append(uses, use)
 		}
-	}
-	return uses
-}
-
-// bridged returns the PCI functions behind this one.
-func (v *View) bridged(function sysfs.Device) (uses Uses) {
-	r := &reader{FS: v.host.FS}
-	for _, entry := range r.list(function.Path) {
-		if entry.IsDir() && sysfs.IsPCIAddress(entry.Name()) {
-			uses = append(uses, Use{Object: "function " + entry.Name(), How: "it is behind this one", Unbinding: true})
-		}
-	}
-	if r.err != nil {
-		uses = append(uses, Use{Object: "a function behind it", Unseen: r.err, Unbinding: true})
 	}
 	return uses
 }

@@ -23,7 +23,7 @@ func TestOpenByAnotherName(t *testing.T) {
 		function + "/block/nvme0n1/subsystem": {Data: []byte("../../../../../../class/block"), Mode: fs.ModeSymlink},
 	}}
 	for key, want := range map[string]bool{"b 259:1": true, "/dev/nvme0n1": true, "c 259:1": false, "b 259:2": false, "": false} {
-		v := &View{host: host, opened: &opened{by: map[string]string{key: "process 47 (qemu)"}}}
+		v := &View{host: host, disks: readDisks(host), opened: &opened{by: map[string]string{key: "process 47 (qemu)"}}}
 		if uses := v.open(sysfs.At(host.FS, function)); (uses != nil) != want {
 			t.Errorf("%q is open: %v", key, uses)
 		}

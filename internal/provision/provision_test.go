@@ -284,15 +284,17 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 	// multipath gives the disk several paths, as the kernel does where an NVMe
 	// subsystem may have several controllers (nvme_mpath_alloc_disk and
-	// nvme_mpath_set_live in drivers/nvme/host/multipath.c): nothing below the
-	// function tells that the namespace is there.
+	// nvme_mpath_set_live in drivers/nvme/host/multipath.c): below the function is
+	// only a path to the namespace, which has no node.
 	multipath := func(k *kernel, dir string) {
 		subsystem := "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
 		delete(k.MapFS, "sys/class/block/nvme0n11")
 		k.link("sys/class/nvme-subsystem/nvme-subsys0", "../../../"+subsystem)
 		k.file(dir+"/nvme/nvme0/state", "live")
 		k.link(subsystem+"/nvme0", "../../../../../"+dir+"/nvme/nvme0")
+		k.file(dir+"/nvme/nvme0/nvme1c0n1/hidden", "1")
 		k.file(subsystem+"/nvme1n1/dev", "259:7")
+		k.file(subsystem+"/ng1n1/dev", "242:3")
 		k.link("sys/class/block/nvme1n1", "../../../"+subsystem+"/nvme1n1")
 	}
 	bind := provision.Rule{Selects: id(nicID), Driver: "vfio-pci"}
@@ -340,7 +342,21 @@ func TestProvisionRefuses(t *testing.T) {
 		}, bind, []string{"nvme0n1", "dm-0"}},
 		"btrfs":                   {nvme, func(k *kernel, _ string) { k.link("sys/fs/btrfs/1/devices/nvme0n1", "../../../../devices/x") }, bind, []string{"nvme0n1", "btrfs"}},
 		"ZFS":                     {nvme, func(k *kernel, _ string) { k.file("proc/spl/kstat/zfs/dbgmsg", "") }, bind, []string{"nvme0n1", "ZFS"}},
-		"disk with several paths": {nvme, multipath, bind, []string{"disk nvme1n1", "cannot be told", "below nvme-subsys0", "native multipath"}},
+		"disk with several paths, open": {nvme, func(k *kernel, dir string) {
+			multipath(k, dir)
+			k.file("proc/47/comm", "dd")
+			k.link("proc/47/fd/3", "/dev/nvme1n1")
+		}, bind, []string{"process 47 (dd)", "nvme1n1"}},
+		"its character device, open": {nvme, func(k *kernel, dir string) {
+			multipath(k, dir)
+			k.file("proc/47/comm", "nvme")
+			k.link("proc/47/fd/3", "/dev/ng1n1")
+		}, bind, []string{"process 47 (nvme)", "ng1n1"}},
+		"disk with several paths, exported": {nvme, func(k *kernel, dir string) {
+			multipath(k, dir)
+			k.link("dev/nvme1n1", "elsewhere")
+			k.file("sys/kernel/config/nvmet/subsystems/a/namespaces/1/device_path", "/dev/nvme1n1")
+		}, create, []string{"nvme1n1", "NVMe target"}},
 		"disk with several paths, mounted": {nvme, func(k *kernel, dir string) {
 			multipath(k, dir)
 			k.file("proc/1/mountinfo", "36 35 259:7 / /shared rw,noatime shared:1 - ext4 /dev/nvme1n1 rw")
@@ -488,6 +504,7 @@ func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
 		k.file(dir+"/nvme/nvme0/state", "live")
 		k.link("sys/class/nvme-subsystem/nvme-subsys0", "../../../"+subsystem)
 		k.link(subsystem+"/nvme0", "../../../../../"+dir+"/nvme/nvme0")
+		k.file(dir+"/nvme/nvme0/nvme1c0n1/hidden", "1")
 		k.file(subsystem+"/nvme1n1/dev", "259:7")
 		k.link("sys/class/block/nvme1n1", "../../../"+subsystem+"/nvme1n1")
 		k.file("proc/1/mountinfo", "36 35 259:7 / /shared rw,noatime shared:1 - ext4 /dev/nvme1n1 rw")

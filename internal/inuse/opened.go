@@ -1,0 +1,219 @@
+package inuse
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
+)
+
+// opened are the device nodes, and what is like them, that processes have open.
+type opened struct {
+	// A process for each thing that one has open. A device node is here by its
+	// numbers, since a container may have it under any name, and by its path, if
+	// that is below /dev. For others, see keysOf and keysWithin.
+	by map[string]string
+
+	vfio string // a process that has a function open by vfio, and nothing says which function
+	err  error  // why there may be more
+}
+
+// initialPIDs is the namespace of all processes (PROC_PID_INIT_INO in
+// include/linux/proc_ns.h).
+const initialPIDs = "pid:[4026531836]"
+
+// openNodes returns what is open. Processes that except names do not count.
+func openNodes(host *discovery.Host, except func(process int) bool) *opened {
+	o := &opened{by: make(map[string]string)}
+	entries, err := fs.ReadDir(host.FS, "proc")
+	if err != nil {
+		o.err = fmt.Errorf("list processes: %w", err)
+		return o
+	}
+	if namespace, err := fs.ReadLink(host.FS, "proc/1/ns/pid"); err == nil && namespace != initialPIDs {
+		o.err = errors.New("the processes in /proc are those of a container, and not those of the host")
+	}
+	processes, forbidden := 0, 0
+	for _, entry := range entries {
+		process, err := strconv.ParseUint(entry.Name(), 10, 31)
+		if err != nil {
+			continue
+		}
+		found, err := o.read(host, entry.Name(), except != nil && except(int(process)))
+		switch {
+		case errors.Is(err, fs.ErrPermission):
+			forbidden++
+		case err != nil && o.err == nil:
+			o.err = err
+		}
+		if found {
+			processes++
+		}
+	}
+	switch {
+	case o.err != nil:
+	case forbidden > 0:
+		o.err = fmt.Errorf("the open files of %d processes may not be seen: %w", forbidden, fs.ErrPermission)
+	case processes == 0:
+		o.err = errors.New("list processes: there are none in /proc")
+	}
+	return o
+}
+
+// read adds what a process has open, unless it does not count, and reports whether
+// there is such a process.
+func (o *opened) read(host *discovery.Host, process string, except bool) (found bool, err error) {
+	who := "process " + process
+	if name, _ := host.ReadText("/proc/" + process + "/comm"); name != "" { // for people
+		who += " (" + name + ")"
+	}
+	for _, dir := range openDirs(host.FS, process) {
+		files, err := fs.ReadDir(host.FS, dir)
+		if err != nil && ended(host.FS, dir, err) {
+			continue
+		}
+		if except {
+			return true, nil
+		}
+		if err != nil {
+			return true, fmt.Errorf("list open files of process %s: %w", process, err)
+		}
+		found = true
+		for _, file := range files {
+			link := path.Join(dir, file.Name())
+			if err := o.add(host.FS, link, who); err != nil && !ended(host.FS, link, err) {
+				return true, fmt.Errorf("read an open file of process %s: %w", process, err)
+			}
+		}
+	}
+	return found, nil
+}
+
+// openDirs returns the directories of links to what a process has open: its files, what
+// it has mapped, and the files of threads, which may have a table of their own
+// (proc_pid_fd(5), proc_pid_map_files(5), CLONE_FILES in clone(2)).
+func openDirs(host fs.FS, process string) []string {
+	dirs := []string{path.Join("proc", process, "fd"), path.Join("proc", process, "map_files")}
+	threads, _ := fs.ReadDir(host, path.Join("proc", process, "task"))
+	for _, thread := range threads {
+		if thread.Name() != process {
+			dirs = append(dirs, path.Join("proc", process, "task", thread.Name(), "fd"))
+		}
+	}
+	return dirs
+}
+
+// add adds an open file.
+func (o *opened) add(host fs.FS, link, who string) error {
+	target, err := fs.ReadLink(host, link)
+	if err != nil {
+		return err
+	}
+	keys, err := keysOf(host, link, target)
+	if err == nil && len(keys) == 0 {
+		keys, err = o.keysWithin(host, link, target, who)
+	}
+	for _, key := range keys {
+		if o.by[key] == "" {
+			o.by[key] = who
+		}
+	}
+	return err
+}
+
+// PCI functions as files that a process can map and drive the function by: the
+// kernel's resource files in sysfs, and the older ones in /proc.
+var (
+	resource = regexp.MustCompile(`/(devices/.*)/resource[0-9]+(?:_wc)?$`)
+	procPCI  = regexp.MustCompile(`/bus/pci/(?:([0-9a-f]{4}):)?([0-9a-f]{2})/([0-9a-f]{2}\.[0-7])$`)
+)
+
+// keysOf returns by what an open file is there, if it may be a device node: "b 259:1"
+// and "/dev/nvme0n1p1". A PCI function that is open as a whole is there by its
+// directory in sysfs, or by its address.
+func keysOf(host fs.FS, link, target string) (keys []string, err error) {
+	if !path.IsAbs(target) { // "socket:[4711]"
+		return nil, nil
+	}
+	if strings.HasPrefix(target, "/dev/") {
+		keys = append(keys, target)
+	}
+	if found := resource.FindStringSubmatch(target); found != nil {
+		keys = append(keys, "sys/"+found[1])
+	}
+	if found := procPCI.FindStringSubmatch(target); found != nil {
+		domain := found[1]
+		if domain == "" {
+			domain = "0000"
+		}
+		keys = append(keys, domain+":"+found[2]+":"+found[3])
+	}
+	info, err := hostfs.StatOpened(host, link)
+	if err == nil && numbersOf(info) != "" {
+		keys = append(keys, numbersOf(info))
+	}
+	return keys, err
+}
+
+// keysWithin returns what lies behind a descriptor that is no file of a file system. A
+// function that was opened by vfio has one even if its group is closed; the kernel says
+// which function it is since Linux 6.17 (vfio_device_show_fdinfo in
+// drivers/vfio/vfio_main.c). Files that were registered with an io_uring are in no
+// table of the process, and the kernel says their names (io_uring/fdinfo.c).
+func (o *opened) keysWithin(host fs.FS, link, target, who string) (keys []string, err error) {
+	switch target {
+	case "anon_inode:[vfio-device]", "anon_inode:[io_uring]":
+	default:
+		return nil, nil
+	}
+	info := path.Join(path.Dir(path.Dir(link)), "fdinfo", path.Base(link))
+	text, err := textOf(host, info)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		value = strings.TrimSpace(value)
+		_, notNumber := strconv.ParseUint(name, 10, 32)
+		switch {
+		case target == "anon_inode:[io_uring]" && notNumber == nil && value != "":
+			keys = append(keys, "/dev/"+strings.TrimPrefix(value, "/dev/"))
+		case name == "vfio-device-syspath":
+			keys = append(keys, strings.TrimPrefix(value, "/"))
+		}
+	}
+	if len(keys) == 0 && target == "anon_inode:[vfio-device]" && o.vfio == "" {
+		o.vfio = who
+	}
+	return keys, nil
+}
+
+// numbers returns what names a device node by its numbers, "b 259:1", or "" if
+// they are not known.
+func numbers(block bool, major, minor int64) string {
+	switch {
+	case major == 0 && minor == 0:
+		return ""
+	case block:
+		return fmt.Sprintf("b %d:%d", major, minor)
+	}
+	return fmt.Sprintf("c %d:%d", major, minor)
+}
+
+// numbersOf returns what numbers does of a device node, "" of another file.
+func numbersOf(info fs.FileInfo) string {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || info.Mode()&fs.ModeDevice == 0 {
+		return ""
+	}
+	return numbers(info.Mode()&fs.ModeCharDevice == 0, int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev)))
+}
