@@ -91,6 +91,12 @@ func (o *provisionOptions) run(ctx context.Context, out io.Writer) error {
 		Out:      out,
 	}
 	if !o.dryRun {
+		journal, err := provision.OpenJournal(o.hostRoot)
+		if err != nil {
+			return err
+		}
+		defer journal.Close()
+		p.Keep = journal.Keep
 		if p.Write, err = provision.Writer(o.hostRoot); err != nil {
 			return err
 		}

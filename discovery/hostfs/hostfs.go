@@ -266,7 +266,7 @@ func OpenDisk(host fs.FS, name string, major, minor int64, exclusive bool) (*os.
 }
 
 func openNode(host fs.FS, name string, kind uint32, major, minor int64, flags int) (*os.File, error) {
-	f, ok := host.(*hostFS)
+	f, ok := directory(host)
 	if !ok {
 		return nil, &fs.PathError{Op: "open device", Path: name, Err: errors.ErrUnsupported}
 	}
@@ -283,11 +283,21 @@ func openNode(host fs.FS, name string, kind uint32, major, minor int64, flags in
 	return os.NewFile(uintptr(fd), name), nil
 }
 
+// directory returns the directory of this machine that a host is, below what is laid
+// over it.
+func directory(host fs.FS) (*hostFS, bool) {
+	if o, ok := host.(*Overlay); ok {
+		host = o.base
+	}
+	f, ok := host.(*hostFS)
+	return f, ok
+}
+
 // StatOpened describes the file that a link in /proc/PID/fd leads to, wherever
 // the process has it from. It opens nothing, and asks no server of a network file
 // system for what the kernel knows.
 func StatOpened(host fs.FS, name string) (fs.FileInfo, error) {
-	f, ok := host.(*hostFS)
+	f, ok := directory(host)
 	if !ok {
 		return fs.Stat(host, name)
 	}

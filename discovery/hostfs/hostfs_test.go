@@ -224,7 +224,10 @@ func TestOpenDevice(t *testing.T) {
 	if _, err := OpenDevice(machine, "dev/null", 10, 130); err == nil || !strings.Contains(err.Error(), "not the character device 10:130") {
 		t.Errorf("a device of other numbers: %v", err)
 	}
-	null, err := OpenDevice(machine, "dev/null", 1, 3)
+	if _, err := OpenDisk(machine, "dev/null", 1, 3, true); err == nil || !strings.Contains(err.Error(), "not the block device 1:3") {
+		t.Errorf("a character device as a disk: %v", err)
+	}
+	null, err := OpenDevice(NewOverlay(machine), "dev/null", 1, 3)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"syscall"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
@@ -28,6 +29,9 @@ type Provisioner struct {
 	// and the plan is printed only.
 	Write func(name, value string) error
 
+	// Keep writes the journal, and removes it if that is nil. Nil keeps none.
+	Keep func(journal []byte) error
+
 	Out io.Writer // gets a line for each change, before it is made
 }
 
@@ -35,30 +39,29 @@ type Provisioner struct {
 // function what could not or must not be done. A function that fails keeps no
 // other from being done.
 func (p *Provisioner) Run(ctx context.Context) error {
+	changes, err := p.resume()
+	errs := []error{err}
 	known := discovery.Scan(p.Host, p.Families).Devices
 	selected, notes, err := functions(p.Host, p.Rules, known)
 	if err != nil {
-		return err
+		return errors.Join(append(errs, err)...)
 	}
 	for _, note := range notes {
 		fmt.Fprintln(p.Out, note)
 	}
-	var errs []error
-	changes := 0
 	for _, f := range selected {
 		if ctx.Err() != nil { // said so that nobody takes it for an end that was asked for
 			return errors.Join(append(errs, fmt.Errorf("%s and those after it: interrupted, and not looked at", f.Name()))...)
 		}
 		n, err := p.provision(f, known)
 		changes += n
-		if err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, err)
 	}
-	if changes == 0 && len(errs) == 0 {
-		fmt.Fprintln(p.Out, "nothing to do")
+	if err := errors.Join(errs...); changes > 0 || err != nil {
+		return err
 	}
-	return errors.Join(errs...)
+	fmt.Fprintln(p.Out, "nothing to do")
+	return nil
 }
 
 // provision plans one function and writes what is planned. It returns how many
@@ -93,9 +96,23 @@ func (p *Provisioner) plan(f function, known []discovery.Device) ([]part, error)
 	return planner.plan(f)
 }
 
-// apply makes the writes of a part. After a write that failed, it makes only the
-// writes that end what was begun.
+// apply makes the writes of a part. The journal has those that end what others begin,
+// until they are made.
 func (p *Provisioner) apply(part part) error {
+	ends := p.ends(part.writes)
+	if p.Write == nil || p.Keep == nil || len(ends) == 0 {
+		return p.write(part)
+	}
+	if err := p.keep(ends); err != nil {
+		return fmt.Errorf("%s: %w", part.name, err)
+	}
+	err := p.write(part)
+	return errors.Join(err, p.keep(p.left(ends)))
+}
+
+// write makes the writes of a part. After a write that failed, it makes only the
+// writes that end what was begun.
+func (p *Provisioner) write(part part) error {
 	var errs []error
 	made := false
 	for _, w := range part.writes {
@@ -111,12 +128,33 @@ func (p *Provisioner) apply(part part) error {
 			err = p.Write(w.Path, value)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: write %q to /%s: %w", part.name, value, w.Path, err))
+			errs = append(errs, fmt.Errorf("%s: write %q to /%s: %w%s", part.name, value, w.Path, err, advice(w, err)))
 			continue
 		}
 		made = true
 	}
 	return errors.Join(errs...)
+}
+
+// advice says what an error of the kernel means, as far as it is known, and what helps
+// (sriov_numvfs_store in drivers/pci/iov.c of Linux 6.1 to 6.18, and what it calls).
+func advice(w discovery.Write, err error) string {
+	if path.Base(w.Path) != "sriov_numvfs" {
+		return ""
+	}
+	switch {
+	case errors.Is(err, syscall.EBUSY) && w.Value != "0":
+		return " (the function has virtual functions already, which somebody made meanwhile, or its driver is busy; look at it again with --dry-run)"
+	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EPERM):
+		return " (a virtual machine or a container may still have one of them)"
+	case errors.Is(err, syscall.ERANGE):
+		return " (the driver lets the function have fewer; sriov_totalvfs says how many)"
+	case errors.Is(err, syscall.ENOENT):
+		return " (no driver is bound to the function, or it is one that makes no virtual functions, such as vfio-pci without enable_sriov)"
+	case errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ENOSPC):
+		return " (the firmware left no room for their memory or bus numbers; switch SR-IOV on in the firmware, or boot with pci=realloc,assign-busses)"
+	}
+	return ""
 }
 
 // value returns what is written.

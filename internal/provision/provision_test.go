@@ -34,7 +34,7 @@ func (k *kernel) run(rules ...provision.Rule) (string, error) { return k.runHeld
 func (k *kernel) runHeld(held map[string]string, heldErr error, rules ...provision.Rule) (string, error) {
 	var out bytes.Buffer
 	p := &provision.Provisioner{
-		Host: &discovery.Host{FS: host{k.MapFS, k.broken}}, Families: families.All, Rules: rules, Write: k.write, Out: &out,
+		Host: &discovery.Host{FS: host{k.MapFS, k.broken}}, Families: families.All, Rules: rules, Write: k.write, Keep: k.keep, Out: &out,
 		Held: func([]discovery.Device) (map[string]string, error) { return held, heldErr },
 	}
 	err := p.Run(context.Background())
@@ -260,6 +260,18 @@ wq0.1/state: disabled -> enabled
 			if !strings.HasSuffix(again, "nothing to do\n") || strings.Contains(again, "->") || err != nil || k.state() != after {
 				t.Errorf("a second run: %v\n%s", err, again)
 			}
+			for n := range len(k.writes) {
+				killed := test.host()
+				killed.runKilled(n, test.rules...)
+				planned, dryErr := killed.dryRun(test.rules...)
+				done, err := killed.run(test.rules...)
+				if diff := cmp.Diff(planned, done); diff != "" || err != nil || dryErr != nil {
+					t.Errorf("killed after %d writes, and run again: %v, %v (-planned +done):\n%s", n, dryErr, err, diff)
+				}
+				if diff := cmp.Diff(after, killed.state()); diff != "" {
+					t.Errorf("killed after %d writes, and run again (-want +got):\n%s", n, diff)
+				}
+			}
 		})
 	}
 }
@@ -340,8 +352,8 @@ func TestProvisionRefuses(t *testing.T) {
 		"part of LVM": {nvme, func(k *kernel, dir string) {
 			k.link(dir+"/nvme/nvme0/block/nvme0n1/holders/dm-0", "../../../../../../../virtual/block/dm-0")
 		}, bind, []string{"nvme0n1", "dm-0"}},
-		"btrfs":                   {nvme, func(k *kernel, _ string) { k.link("sys/fs/btrfs/1/devices/nvme0n1", "../../../../devices/x") }, bind, []string{"nvme0n1", "btrfs"}},
-		"ZFS":                     {nvme, func(k *kernel, _ string) { k.file("proc/spl/kstat/zfs/dbgmsg", "") }, bind, []string{"nvme0n1", "ZFS"}},
+		"btrfs": {nvme, func(k *kernel, _ string) { k.link("sys/fs/btrfs/1/devices/nvme0n1", "../../../../devices/x") }, bind, []string{"nvme0n1", "btrfs"}},
+		"ZFS":   {nvme, func(k *kernel, _ string) { k.file("proc/spl/kstat/zfs/dbgmsg", "") }, bind, []string{"nvme0n1", "ZFS"}},
 		"disk with several paths, open": {nvme, func(k *kernel, dir string) {
 			multipath(k, dir)
 			k.file("proc/47/comm", "dd")
@@ -685,7 +697,7 @@ func TestProvisionFailures(t *testing.T) {
 		k, dir := qatHost()
 		k.refuses[dir+"/sriov_numvfs"] = syscall.EBUSY
 		_, err := k.run(qatRule(1))
-		if err == nil || !errors.Is(err, syscall.EBUSY) {
+		if err == nil || !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "has virtual functions already") {
 			t.Errorf("error %v", err)
 		}
 		if probes := k.text(dir + "/sriov_drivers_autoprobe"); probes != "1" {

@@ -1,0 +1,165 @@
+package provision
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/sysfs"
+)
+
+// The journal remembers what is to be written again if the command is killed between a
+// write and the one that ends it, such as sriov_drivers_autoprobe. It is a file below
+// /run, which like attributes does not outlive a boot.
+const (
+	journalDir  = "run/chandler"
+	journalFile = journalDir + "/provision.json"
+)
+
+// journal is what the file says.
+type journal struct {
+	Boot   string            `json:"boot"`
+	Writes []discovery.Write `json:"writes"`
+}
+
+// Journal keeps that file. Only one command at a time has it.
+type Journal struct {
+	root *os.Root
+	lock *os.File
+}
+
+// OpenJournal opens the journal of the host whose root is a directory. It fails if
+// another command has it.
+func OpenJournal(dir string) (*Journal, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("host root: %w", err)
+	}
+	if err := root.MkdirAll(journalDir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the directory of the journal: %w", err)
+	}
+	lock, err := root.OpenFile(journalDir+"/provision.lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the journal's lock: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("another chandler provision runs: lock /%s/provision.lock: %w", journalDir, err), lock.Close())
+	}
+	return &Journal{root: root, lock: lock}, nil
+}
+
+// Close lets others have the journal.
+func (j *Journal) Close() error { return errors.Join(j.lock.Close(), j.root.Close()) }
+
+// Keep writes the file, or removes it if there is nothing to keep. It is renamed into
+// place, so that a reader finds the old one or the new one.
+func (j *Journal) Keep(data []byte) error {
+	if data == nil {
+		if err := j.root.Remove(journalFile); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	if err := j.root.WriteFile(journalFile+".new", data, 0o600); err != nil {
+		return err
+	}
+	return j.root.Rename(journalFile+".new", journalFile)
+}
+
+// keep has the writes outlive this process.
+func (p *Provisioner) keep(writes []discovery.Write) (err error) {
+	var data []byte
+	if len(writes) > 0 {
+		data, err = json.Marshal(journal{p.boot(), writes})
+	}
+	if err == nil {
+		err = p.Keep(data)
+	}
+	if err != nil {
+		return fmt.Errorf("write the journal /%s: %w", journalFile, err)
+	}
+	return nil
+}
+
+func (p *Provisioner) boot() string {
+	boot, _ := p.Host.ReadText("/proc/sys/kernel/random/boot_id") // without it, any boot is this one
+	return boot
+}
+
+// unfinished returns the writes that a command which was killed in this boot did not
+// come to make.
+func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
+	data, err := fs.ReadFile(p.Host.FS, journalFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var j journal
+	if err == nil {
+		err = json.Unmarshal(data, &j)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read what a command that was killed left to be done; if it is damaged, remove it: /%s: %w", journalFile, err)
+	}
+	if j.Boot != p.boot() {
+		return nil, nil
+	}
+	for _, w := range j.Writes {
+		now, err := sysfs.ReadText(p.Host.FS, w.Shows, maxJournal)
+		if err != nil || now == w.To || !strings.HasPrefix(w.Path, "sys/") { // or the function is gone
+			continue
+		}
+		w.From = now
+		left = append(left, w)
+	}
+	return left, nil
+}
+
+// maxJournal is more than any attribute has, in bytes.
+const maxJournal = 64 << 10
+
+// resume makes the writes that a command which was killed did not come to make. In a
+// dry run it lays what they would show over the host, for the plan to be what follows.
+func (p *Provisioner) resume() (changes int, err error) {
+	writes, err := p.unfinished()
+	if err != nil {
+		return 0, err
+	}
+	err = p.apply(part{"left by a command that was killed", writes})
+	if p.Write != nil {
+		if p.Keep != nil {
+			err = errors.Join(err, p.keep(nil))
+		}
+		return len(writes), err
+	}
+	overlay := hostfs.NewOverlay(p.Host.FS)
+	for _, w := range writes {
+		overlay.Set(w.Shows, []byte(w.To+"\n"))
+	}
+	host := *p.Host
+	host.FS = overlay
+	p.Host = &host
+	return len(writes), err
+}
+
+// ends returns those of the writes that put back what an earlier one changes.
+func (p *Provisioner) ends(writes []discovery.Write) (ends []discovery.Write) {
+	for _, w := range writes {
+		if w.Always && p.shown(w.Shows) == w.To {
+			ends = append(ends, w)
+		}
+	}
+	return ends
+}
+
+// left returns those of the writes that were not made.
+func (p *Provisioner) left(ends []discovery.Write) []discovery.Write {
+	return slices.DeleteFunc(ends, func(w discovery.Write) bool { return p.shown(w.Shows) == w.To })
+}

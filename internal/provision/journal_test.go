@@ -1,0 +1,102 @@
+package provision_test
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/internal/provision"
+)
+
+// keep writes the journal.
+func (k *kernel) keep(journal []byte) error {
+	const file = "run/chandler/provision.json"
+	if journal == nil {
+		delete(k.MapFS, file)
+		return nil
+	}
+	k.file(file, string(journal))
+	return nil
+}
+
+// runKilled provisions the host, and is killed after so many writes.
+func (k *kernel) runKilled(writes int, rules ...provision.Rule) {
+	p := &provision.Provisioner{
+		Host: &discovery.Host{FS: host{k.MapFS, k.broken}}, Families: families.All, Rules: rules, Out: io.Discard, Keep: k.keep,
+		Held: func([]discovery.Device) (map[string]string, error) { return nil, nil },
+	}
+	p.Write = func(name, value string) error {
+		if len(k.writes) == writes {
+			panic("killed")
+		}
+		return k.write(name, value)
+	}
+	defer func() { _ = recover() }()
+	_ = p.Run(context.Background())
+}
+
+// A command does what one that was killed left undone, also if there is nothing else to
+// do, but not after a reboot.
+func TestProvisionAfterAKill(t *testing.T) {
+	for boot, want := range map[string]string{"1": "1", "2": "0"} {
+		k, dir := qatHost()
+		k.file("proc/sys/kernel/random/boot_id", "1")
+		k.file(dir+"/qat/cfg_services", "sym;dc")
+		k.runKilled(1, qatRule(1))
+		if probes := k.text(dir + "/sriov_drivers_autoprobe"); probes != "0" {
+			t.Fatalf("the command was killed after it wrote %s", probes)
+		}
+		k.file("proc/sys/kernel/random/boot_id", boot)
+		if _, err := k.run(); err != nil {
+			t.Error(err)
+		}
+		if probes := k.text(dir + "/sriov_drivers_autoprobe"); probes != want {
+			t.Errorf("boot %s: left sriov_drivers_autoprobe at %s; want %s", boot, probes, want)
+		}
+		if k.text("run/chandler/provision.json") != "" {
+			t.Errorf("boot %s: left the journal", boot)
+		}
+	}
+	k, _ := qatHost()
+	k.file("run/chandler/provision.json", "{")
+	if _, err := k.run(); err == nil || !strings.Contains(err.Error(), "run/chandler/provision.json") {
+		t.Errorf("a damaged journal: %v", err)
+	}
+}
+
+// Only one command at a time has the journal.
+func TestJournal(t *testing.T) {
+	dir := t.TempDir()
+	journal, err := provision.OpenJournal(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := provision.OpenJournal(dir); err == nil || !strings.Contains(err.Error(), "another chandler provision runs") {
+		t.Errorf("a second one: %v", err)
+	}
+	file := filepath.Join(dir, "run/chandler/provision.json")
+	for _, text := range []string{"one", "", "", "two"} {
+		var data []byte
+		if text != "" {
+			data = []byte(text)
+		}
+		if err := journal.Keep(data); err != nil {
+			t.Error(err)
+		}
+		if kept, _ := os.ReadFile(file); string(kept) != text {
+			t.Errorf("kept %q; want %q", kept, text)
+		}
+	}
+	if err := journal.Close(); err != nil {
+		t.Error(err)
+	}
+	if journal, err = provision.OpenJournal(dir); err != nil {
+		t.Fatalf("after the first ended: %v", err)
+	}
+	journal.Close()
+}
