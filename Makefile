@@ -12,7 +12,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TAGS := grpcnotrace
 
 .DEFAULT_GOAL := help
-.PHONY: simulate simulate-breaks build test unit e2e e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
+.PHONY: simulate simulate-breaks build test unit e2e e2e-machine e2e-skew e2e-classic lint fmt generate manifests verify fuzz captures bench image image-nvml release vuln demo cluster cluster-stop clean help docs site screenshot
 
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
@@ -53,12 +53,17 @@ simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n 
 simulate-breaks: ## the product with one deliberate defect at a time, each of which the simulation must find
 	$(GO) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
 
-e2e: ## the tests on a real Kubernetes, with Prometheus, and of the page in a browser, and those of a release; needs root
-	cd e2e && $(GO) test -count=1 -p 1 -timeout 60m ./...
+# Of the tests in guests this runs the short selection, of a few minutes.
+e2e: ## the tests on a real Kubernetes, on real kernels, with Prometheus, and of the page in a browser, and those of a release; needs root
+	cd e2e && $(GO) test -count=1 -p 1 -timeout 60m $$($(GO) list ./... | grep -v '/e2e/guest$$')
+	cd e2e && $(GO) test -count=1 -short -timeout 30m ./guest
 	cd e2e/release && $(GO) test -count=1 ./...
 	cd e2e/page && $(GO) test -count=1 .
 	cd e2e/prometheus && $(GO) test -count=1 .
 	cd e2e/prometheus/node-problem-detector && $(GO) test -count=1 .
+
+e2e-machine: ## all tests on Debian's kernels, which QEMU runs without hardware virtualisation; needs Debian's apt-get, not root
+	cd e2e && $(GO) test -count=1 -v -timeout 120m ./guest
 
 # Two tests that take minutes whatever the version. What Kubernetes 1.34 has and
 # leaves off, and the tests of that; its DRAConsumableCapacity is left off: see

@@ -6,6 +6,7 @@ godebug default=go1.26
 
 require (
 	chandler.dev v0.0.0-00010101000000-000000000000
+	github.com/cavaliergopher/cpio v1.0.1
 	github.com/containerd/containerd/v2 v2.4.2
 	github.com/cyphar/filepath-securejoin v0.7.0
 	github.com/google/go-cmp v0.7.0

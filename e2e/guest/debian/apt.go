@@ -1,0 +1,190 @@
+package debian
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// depends returns the dependency of a package whose name begins with prefix.
+func (a Archive) depends(ctx context.Context, pkg string, newer bool, prefix string) (string, error) {
+	list, err := a.field(ctx, pkg, newer, "Depends")
+	if err != nil {
+		return "", err
+	}
+	for dependency := range strings.SplitSeq(list, ",") {
+		if fields := strings.Fields(dependency); len(fields) > 0 && strings.HasPrefix(fields[0], prefix) {
+			return fields[0], nil
+		}
+	}
+	return "", fmt.Errorf("package %s depends on no %s…", pkg, prefix)
+}
+
+// field returns what the archive says of a package.
+func (a Archive) field(ctx context.Context, pkg string, newer bool, field string) (string, error) {
+	if err := a.update(ctx); err != nil {
+		return "", err
+	}
+	shown, err := a.apt(ctx, "apt-cache", release(newer, "show", "--no-all-versions", pkg)...)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(shown) {
+		if value, found := strings.CutPrefix(line, field+": "); found {
+			return strings.TrimSpace(value), nil
+		}
+	}
+	return "", fmt.Errorf("package %s has no field %s", pkg, field)
+}
+
+// named returns the name of the root for a package: with its version.
+func (a Archive) named(ctx context.Context, pkg string, newer bool) (string, error) {
+	version, err := a.field(ctx, pkg, newer, "Version")
+	return pkg + "_" + strings.ReplaceAll(version, ":", "."), err
+}
+
+// download fetches packages into a directory, and closure all that they depend on, too.
+func (a Archive) download(ctx context.Context, newer bool, dir string, packages ...string) error {
+	cmd := a.command(ctx, "apt-get", release(newer, append([]string{"download"}, packages...)...)...)
+	cmd.Dir = dir
+	return a.run(cmd, "fetching "+strings.Join(packages, " "))
+}
+
+func (a Archive) closure(ctx context.Context, newer bool, dir string, packages ...string) error {
+	if err := a.update(ctx); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "partial"), 0o755); err != nil {
+		return err
+	}
+	args := []string{"install", "--yes", "--download-only", "--no-install-recommends", "-o", "Dir::Cache::archives=" + dir}
+	return a.run(a.command(ctx, "apt-get", release(newer, append(args, packages...)...)...), "fetching "+strings.Join(packages, " "))
+}
+
+// unpack makes the root of that name, unless it is there, of the packages that fetch leaves in a directory. Further is
+// done to the root before it can be seen, so that it is there whole or not at all.
+func (a Archive) unpack(ctx context.Context, name string, fetch, further func(dir string) error) error {
+	final := filepath.Join(a.roots(), name)
+	if _, err := os.Stat(final); err == nil {
+		return nil
+	}
+	dir, err := os.MkdirTemp(a.Dir, "fetch-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	packages, root := filepath.Join(dir, "packages"), filepath.Join(dir, "root")
+	if err := errors.Join(os.Mkdir(packages, 0o755), os.Mkdir(root, 0o755)); err != nil {
+		return err
+	}
+	if err := fetch(packages); err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(packages, "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if out, err := exec.CommandContext(ctx, "dpkg-deb", "--extract", file, root).CombinedOutput(); err != nil {
+			return fmt.Errorf("unpack %s: %w\n%s", filepath.Base(file), err, out)
+		}
+	}
+	if further != nil {
+		if err := further(root); err != nil {
+			return err
+		}
+	}
+	a.say("unpacked %s", name)
+	return os.Rename(root, final)
+}
+
+// release adds the option that has packages come from the backports.
+func release(newer bool, args ...string) []string {
+	if newer {
+		return append(args, "-o", "APT::Default-Release="+backports)
+	}
+	return args
+}
+
+// update has apt ask the archive, unless it did today.
+func (a Archive) update(ctx context.Context) error {
+	unlock, err := lock(ctx, filepath.Join(a.Dir, "lock-apt"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	stamp := a.aptDir("updated")
+	if info, err := os.Stat(stamp); err == nil && time.Since(info.ModTime()) < fresh {
+		return nil
+	}
+	for _, dir := range []string{"state/lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(a.aptDir(dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(a.aptDir("debian.sources"), []byte(sources), 0o644); err != nil {
+		return err
+	}
+	if err := a.run(a.command(ctx, "apt-get", "update", "--error-on=any"), "asking Debian's archive"); err != nil {
+		return err
+	}
+	return os.WriteFile(stamp, nil, 0o644)
+}
+
+func (a Archive) aptDir(name string) string { return filepath.Join(a.Dir, "apt", name) }
+
+// command returns a command of apt that knows nothing of the machine's own packages and lists.
+func (a Archive) command(ctx context.Context, program string, args ...string) *exec.Cmd {
+	options := []string{
+		"-q", "-o", "Dir::Etc::sourcelist=" + a.aptDir("debian.sources"), "-o", "Dir::Etc::sourceparts=-",
+		"-o", "Dir::Etc::preferences=-", "-o", "Dir::Etc::preferencesparts=-",
+		"-o", "Dir::State=" + a.aptDir("state"), "-o", "Dir::State::status=/dev/null", "-o", "Dir::Cache=" + a.aptDir("cache"),
+		"-o", "APT::Architecture=amd64", "-o", "APT::Architectures=amd64", "-o", "APT::Sandbox::User=root",
+		"-o", "Acquire::Languages=none", "-o", "Acquire::Retries=3",
+	}
+	cmd := exec.CommandContext(ctx, program, append(options, args...)...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
+	return cmd
+}
+
+func (a Archive) apt(ctx context.Context, program string, args ...string) (string, error) {
+	cmd := a.command(ctx, program, args...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", program, args[0], err, stderr.String())
+	}
+	return string(out), nil
+}
+
+// run runs a command and tells every now and then that it still does.
+func (a Archive) run(cmd *exec.Cmd, doing string) error {
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	a.say("%s", doing)
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	tick := time.NewTicker(10 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			if err != nil {
+				return fmt.Errorf("%s: %w\n%s", doing, err, strings.TrimSpace(out.String()))
+			}
+			return nil
+		case now := <-tick.C:
+			a.say("%s: %s so far", doing, now.Sub(begin).Round(time.Second))
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package guest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// A moduleList is what depmod says of a kernel's modules.
+type moduleList struct {
+	file    map[string]string   // by name of the module
+	needs   map[string][]string // the files that a file needs
+	soft    map[string][]string // the modules that a module wants loaded before or after
+	builtin map[string]bool
+	err     error // of closure
+}
+
+func readModules(dir string) (*moduleList, error) {
+	l := &moduleList{file: map[string]string{}, needs: map[string][]string{}, soft: map[string][]string{}, builtin: map[string]bool{}}
+	dep, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(dep)) {
+		file, needs, _ := strings.Cut(line, ":")
+		l.file[moduleName(file)] = file
+		l.needs[file] = strings.Fields(needs)
+	}
+	builtin, err := os.ReadFile(filepath.Join(dir, "modules.builtin"))
+	if err != nil {
+		return nil, err
+	}
+	for file := range strings.FieldsSeq(string(builtin)) {
+		l.builtin[moduleName(file)] = true
+	}
+	soft, err := os.ReadFile(filepath.Join(dir, "modules.softdep"))
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(soft)) { // softdep NAME pre: NAME… post: NAME…
+		fields := strings.Fields(line)
+		if len(fields) < 3 || fields[0] != "softdep" {
+			continue
+		}
+		for _, field := range fields[2:] {
+			if !strings.HasSuffix(field, ":") {
+				name := moduleName(fields[1])
+				l.soft[name] = append(l.soft[name], moduleName(field))
+			}
+		}
+	}
+	return l, nil
+}
+
+// moduleName is the name of the module in a file, as the kernel writes it.
+func moduleName(file string) string {
+	name, _, _ := strings.Cut(filepath.Base(file), ".ko")
+	return strings.ReplaceAll(name, "-", "_")
+}
+
+// closure returns the files of the modules and of all that they need. Those that are built in have none; for a module
+// that the kernel does not have at all, it sets err.
+func (l *moduleList) closure(modules []string) []string {
+	var files []string
+	var add func(file string)
+	add = func(file string) {
+		if slices.Contains(files, file) {
+			return
+		}
+		files = append(files, file)
+		for _, needed := range l.needs[file] {
+			add(needed)
+		}
+		for _, soft := range l.soft[moduleName(file)] {
+			if file, known := l.file[soft]; known {
+				add(file)
+			}
+		}
+	}
+	for _, module := range modules {
+		name := moduleName(module)
+		file, known := l.file[name]
+		switch {
+		case known:
+			add(file)
+		case !l.builtin[name]:
+			l.err = fmt.Errorf("the kernel has no module %s", module)
+		}
+	}
+	return files
+}
