@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -22,7 +24,8 @@ import (
 // read: its silicon, its family, or a list of devices. Parts that are kept take
 // the place of the whole that they would otherwise be taken for. A PCI function
 // that is [Idle] also keeps its last description if nothing is described of it any
-// more, and is said to have no driver, or none by which anybody could use it.
+// more, and is said to have no driver, or none by which anybody could use it. A
+// function that sleeps keeps what was known of its link.
 func Merge(host *Host, last, next *Snapshot) *Snapshot {
 	if last == nil {
 		return next
@@ -48,9 +51,42 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 			delete(devices, old.Silicon())
 		}
 	}
+	for name, d := range devices {
+		if kept := keepLink(host, before[name], d); kept != nil {
+			devices[name] = kept
+		}
+	}
 	merged := look{Problems: next.found.Problems}
 	merged.sort(slices.Collect(maps.Values(devices)))
 	return merged.join()
+}
+
+// linkAttributes are not read of a function that sleeps; see [PCI].
+var linkAttributes = [...]resourceapi.QualifiedName{"linkSpeed", "linkWidth"}
+
+// keepLink returns the device with what the last description says of its link, nil
+// unless the same function was awake then and now sleeps.
+func keepLink(host *Host, before, now *Device) *Device {
+	if before == nil || before.Source != now.Source || before.Identity != now.Identity {
+		return nil
+	}
+	var kept *Device
+	for _, name := range linkAttributes {
+		value, known := before.Attributes[name]
+		if _, read := now.Attributes[name]; !known || read {
+			continue
+		}
+		if kept == nil {
+			if function, ok := functionOf(sysfs.At(host.FS, now.Source)); !ok || !function.Asleep() {
+				return nil
+			}
+			d := *now
+			d.Attributes = maps.Clone(d.Attributes)
+			kept = &d
+		}
+		kept.Attributes[name] = value
+	}
+	return kept
 }
 
 // byName returns the devices by their names.

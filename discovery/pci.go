@@ -28,7 +28,8 @@ func DeviceName(d sysfs.Device) string {
 // its name, the vocabulary's pciVendor, pciDevice, driver, function, parent,
 // iommuGroup, linkSpeed and linkWidth, and the standard attributes pciBusID,
 // pcieRoot and numaNode. A virtual function is part of its physical one. A value
-// that is not there is left out; one that cannot be read is the error.
+// that is not there is left out; one that cannot be read is the error. A function
+// that sleeps is not woken: what is known of its link is kept by [Merge].
 func PCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()
 	d := Device{
@@ -48,7 +49,10 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 		d.PartOf = &Silicon{Name: DeviceName(physical)}
 	}
 	groupErr := setGroup(d.Attributes, function)
-	linkErr := setLink(d.Attributes, attrs)
+	var linkErr error
+	if !function.Asleep() {
+		linkErr = setLink(d.Attributes, attrs)
+	}
 	locationErr := setLocation(d.Attributes, function)
 	if err := errors.Join(idErr, groupErr, attrs.Err(), linkErr, locationErr); err != nil {
 		return d, fmt.Errorf("describe PCI function %s: %w", function.Name(), err)

@@ -34,6 +34,10 @@ const maxFlaps = 10
 //     RecoverAfter, 10 s, was as bad. That time doubles, up to RecoverAtLast,
 //     5 min, each time that the state becomes worse within FlappingWithin,
 //     10 min, of the last time.
+//   - A device that nobody has is often made, bound, unbound and taken away on
+//     purpose. If nobody has had it since it lost its driver or its node, or since
+//     it was found and could not be read yet, then it is better at once, and what
+//     it lacked does not count as becoming worse.
 //   - A device that is missing is gone since then. If somebody had it meanwhile,
 //     being gone was a state like others, and ends like them. A device that
 //     nobody has is often taken away on purpose, as parts are for a whole: when it
@@ -68,6 +72,7 @@ type state struct {
 	Since     metav1.Time  `json:"since"`
 	Worsened  metav1.Time  `json:"worsened,omitzero"` // when it last became worse
 	Flaps     int          `json:"flaps,omitempty"`   // how often it did so before, each time soon after the last
+	Made      bool         `json:"made,omitempty"`    // it is being made or taken apart, and nobody has had it since
 
 	Missing metav1.Time `json:"missing,omitzero"` // since when, zero of a device that is there
 	Missed  bool        `json:"missed,omitempty"` // somebody had it while it was missing
@@ -100,7 +105,7 @@ func (s *Settler) Settle(snapshot *Snapshot, now time.Time) (settled *Snapshot, 
 			settled.Gone[name], again = health, sooner(again, wait)
 			return false
 		}
-		s.miss(st, s.Held != nil && s.Held(name), now)
+		s.miss(st, s.held(name), now)
 		settled.Gone[name] = s.gone(st)
 		return !st.unheld.IsZero() && now.Sub(st.unheld) >= or(s.FlappingWithin, defaultFlappingWithin)
 	})
@@ -126,9 +131,29 @@ func (s *Settler) settle(d *Device, now time.Time) (wait time.Duration) {
 	if !st.Missing.IsZero() {
 		s.back(st)
 	}
+	st.Made = st.isMade(reading) && !s.held(d.Name)
 	d.Health, wait = s.say(st, reading, now)
 	return wait
 }
+
+// isMade reports whether a reading is of a device that may be in the making, or is
+// being taken apart: it lacks its driver or a node, or could never be read, and
+// nothing else was wrong with it before; or whether it just was.
+func (st *state) isMade(reading Health) bool {
+	wasWell := st.Made || st.Status == "" || st.Status == Healthy
+	switch reading.Key() {
+	case "":
+		return st.Made
+	case ConditionDriverUnbound, ConditionNodeMissing:
+		return wasWell
+	case ConditionUnknown:
+		return st.Status == "" || st.Made && st.Status != Healthy
+	}
+	return false
+}
+
+// held reports whether somebody has the device.
+func (s *Settler) held(device string) bool { return s.Held != nil && s.Held(device) }
 
 // say returns the health of a device by what was read of it, and after which time
 // that may change.
@@ -185,6 +210,7 @@ func (s *Settler) miss(st *state, held bool, now time.Time) {
 func (s *Settler) back(st *state) {
 	gone := s.gone(st)
 	gone.Reason = "the device was gone until just now"
+	st.Made = st.Made && !st.Missed
 	if st.Missed && s.Severity.level(gone) > s.Severity.level(st.health()) {
 		s.become(st, gone, st.Missing.Time)
 	}
@@ -209,6 +235,9 @@ func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
 		st.better = time.Time{}
 		return 0
 	}
+	if st.Made {
+		return 0
+	}
 	if st.better.IsZero() {
 		st.better = now
 	}
@@ -219,7 +248,7 @@ func (s *Settler) wait(st *state, reading Health, now time.Time) time.Duration {
 // become makes the reading the state. A different reason alone is no other state.
 func (s *Settler) become(st *state, reading Health, now time.Time) {
 	before := st.health()
-	if st.Status != "" && s.Severity.level(reading) > s.Severity.level(before) {
+	if st.Status != "" && !st.Made && s.Severity.level(reading) > s.Severity.level(before) {
 		if !st.Worsened.IsZero() && now.Sub(st.Worsened.Time) <= or(s.FlappingWithin, defaultFlappingWithin) {
 			st.Flaps = min(st.Flaps+1, maxFlaps)
 		} else {
@@ -234,6 +263,7 @@ func (s *Settler) become(st *state, reading Health, now time.Time) {
 	if st.Status == "" {
 		st.Status = Healthy
 	}
+	st.Made = st.Made && st.Status != Healthy
 }
 
 func (st *state) health() Health {

@@ -90,6 +90,8 @@ func TestSettle(t *testing.T) {
 	hot := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionOverTemperature, Reason: "hot"}
 	slow := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded, Reason: "slow"}
 	unread := discovery.Health{Status: discovery.Unknown, Reason: "EIO"}
+	unbound := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver"}
+	noNode := discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "no node"}
 	tests := map[string]func(s *scans){
 		"healthy": func(s *scans) {
 			s.want(0, discovery.Health{}, "  0 0")
@@ -117,8 +119,55 @@ func TestSettle(t *testing.T) {
 		},
 		"never read": func(s *scans) {
 			s.want(0, unread, "unknown EIO 0 0")
+			s.want(5, well, "  5 0")
+		},
+		"never read, and held": func(s *scans) {
+			s.hold()
+			s.want(0, unread, "unknown EIO 0 0")
 			s.want(5, well, "unknown EIO 0 10")
 			s.want(10, well, "  15 0")
+		},
+		"made": func(s *scans) {
+			s.want(0, unread, "unknown EIO 0 0")
+			s.want(1, unbound, "driver-unbound no driver 1 0")
+			s.want(1, noNode, "node-missing no node 2 0")
+			s.restart()
+			s.want(1, well, "  3 0")
+		},
+		"made and unmade in a row": func(s *scans) { // as virtual functions
+			s.want(0, well, "  0 0")
+			for at := 3; at < 60; at += 3 {
+				s.want(1, unbound, fmt.Sprintf("driver-unbound no driver %d 0", at-2))
+				s.missing(1, fmt.Sprintf("gone %d NoSchedule", at-1))
+				s.want(1, well, fmt.Sprintf("  %d 0", at))
+			}
+			s.want(1, sick, "unhealthy sick 58 0")
+			s.want(1, well, "unhealthy sick 58 10") // it has not become worse before
+		},
+		"unbound while held": func(s *scans) {
+			s.hold()
+			s.want(0, well, "  0 0")
+			s.want(1, unbound, "driver-unbound no driver 1 0")
+			s.want(1, well, "driver-unbound no driver 1 10")
+		},
+		"held after it was unbound": func(s *scans) {
+			s.want(0, well, "  0 0")
+			s.want(1, unbound, "driver-unbound no driver 1 0")
+			s.hold()
+			s.want(1, unbound, "driver-unbound no driver 1 0")
+			s.settler.Held = nil
+			s.want(1, well, "driver-unbound no driver 1 10")
+		},
+		"unbound after it was sick": func(s *scans) {
+			s.want(0, well, "  0 0")
+			s.want(1, sick, "unhealthy sick 1 0")
+			s.want(1, unbound, "driver-unbound no driver 2 0")
+			s.want(1, well, "driver-unbound no driver 2 10")
+		},
+		"sick after it was unbound": func(s *scans) {
+			s.want(0, unbound, "driver-unbound no driver 0 0")
+			s.want(1, sick, "unhealthy sick 1 0")
+			s.want(1, well, "unhealthy sick 1 10")
 		},
 		"another reason is no other state": func(s *scans) {
 			s.want(0, sick, "unhealthy sick 0 0")

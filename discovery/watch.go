@@ -21,9 +21,12 @@ type Watch struct {
 	// 0 means 30 s.
 	Interval time.Duration
 
-	// Settle is how long the kernel must be silent before a burst of its
-	// events is answered with one scan; 0 means 200 ms. A burst that does not
-	// end is answered every ten times that long.
+	// Settle is how long the kernel must be silent before its first event is
+	// answered with a scan; 0 means 20 ms, in which it says most of what there is
+	// to say of one device. With each scan that follows soon after the last one the
+	// time doubles, up to sixteen times as long, 320 ms: a storm of events is
+	// answered by a handful of scans. Where the kernel is never silent, a scan
+	// follows after ten times that time, but at most 2 s.
 	Settle time.Duration
 
 	// Patience is how long a family may take to answer; 0 means 10 s. The kernel
@@ -63,9 +66,9 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		w.Interval = 30 * time.Second
 	}
 	if w.Settle == 0 {
-		w.Settle = 200 * time.Millisecond
+		w.Settle = 20 * time.Millisecond
 	}
-	s := newScanner(w)
+	s, pace := newScanner(w), pace{shortest: w.Settle}
 	for ctx.Err() == nil {
 		began := time.Now()
 		snapshot, answered := s.scan(ctx)
@@ -75,7 +78,7 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		if answered && ctx.Err() == nil {
 			publish(snapshot)
 		}
-		w.wait(ctx, s.again)
+		w.wait(ctx, s.again, &pace)
 	}
 }
 
@@ -98,7 +101,7 @@ func (w Watch) Once(ctx context.Context) (*Snapshot, error) {
 }
 
 // wait returns when it is time for the next scan.
-func (w Watch) wait(ctx context.Context, again <-chan struct{}) {
+func (w Watch) wait(ctx context.Context, again <-chan struct{}, pace *pace) {
 	interval := time.NewTimer(w.Interval)
 	defer interval.Stop()
 	select {
@@ -106,27 +109,48 @@ func (w Watch) wait(ctx context.Context, again <-chan struct{}) {
 	case <-interval.C:
 	case <-again:
 	case <-w.Events:
-		w.settle(ctx)
+		pace.settle(ctx, w.Events)
 	}
 }
 
-// settle returns when the kernel has been silent for a while.
-func (w Watch) settle(ctx context.Context) {
-	limit := time.NewTimer(10 * w.Settle)
+// pace is how fast events are answered.
+type pace struct {
+	shortest time.Duration // silence before the first of several scans
+	silence  time.Duration // before the last one
+	ended    time.Time     // when its events had settled
+}
+
+// How much longer the silence becomes, for how long the kernel may go on in units of
+// it and at all, and after which time without events all begins anew.
+const (
+	maxSlower = 16
+	maxSilent = 10
+	maxStorm  = 2 * time.Second
+	calm      = 2 * time.Second
+)
+
+// settle returns when the kernel has been silent for a while after an event, or has
+// gone on for too long.
+func (p *pace) settle(ctx context.Context, events <-chan struct{}) {
+	p.silence = min(2*p.silence, maxSlower*p.shortest)
+	if time.Since(p.ended) > calm || p.silence == 0 {
+		p.silence = p.shortest
+	}
+	defer func() { p.ended = time.Now() }()
+	limit := time.NewTimer(min(maxSilent*p.silence, max(maxStorm, p.silence)))
 	defer limit.Stop()
+	silence := time.NewTimer(p.silence)
+	defer silence.Stop()
 	for {
-		silence := time.NewTimer(w.Settle)
 		select {
 		case <-ctx.Done():
-			silence.Stop()
 			return
 		case <-limit.C:
-			silence.Stop()
 			return
 		case <-silence.C:
 			return
-		case <-w.Events:
-			silence.Stop()
+		case <-events:
+			silence.Reset(p.silence)
 		}
 	}
 }

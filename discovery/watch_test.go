@@ -8,13 +8,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/fstest"
 	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery/sysfs"
@@ -199,6 +199,36 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	}
 }
 
+// A function that sleeps is not woken by a scan, and keeps what was known of its link.
+func TestSleepingFunctionKeepsItsLink(t *testing.T) {
+	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
+	function := func(status, width string) *Host {
+		return &Host{FS: fstest.MapFS{
+			"sys/bus/pci/devices/0000:03:00.0": {Data: []byte("../../../devices/pci0000:00/0000:03:00.0"), Mode: fs.ModeSymlink},
+			dir + "modalias":                   {Data: []byte("pci:v00001E52d0000401Esv00000000sd00000000bc12sc00i00\n")},
+			dir + "power/runtime_status":       {Data: []byte(status + "\n")},
+			dir + "current_link_speed":         {Data: []byte("16.0 GT/s PCIe\n")},
+			dir + "current_link_width":         {Data: []byte(width + "\n")},
+		}}
+	}
+	family := &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52"}}, Describe: func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
+		d, err := PCI(host, found[0])
+		return []Device{d}, Problems(d.Name, err)
+	}}
+	var last *Snapshot
+	for i, step := range []struct {
+		status, width string
+		want          int64 // 0 if it is not known
+	}{{"suspended", "8", 0}, {"active", "8", 8}, {"suspended", "63", 8}, {"resuming", "63", 8}, {"suspended", "4", 8}, {"active", "4", 4}, {"active", "63", 0}, {"suspended", "4", 0}} {
+		host := function(step.status, step.width)
+		last = Merge(host, last, Scan(host, []*Family{family}))
+		width := ptr.Deref(last.Devices[0].Attributes["linkWidth"].IntValue, 0)
+		if width != step.want || len(last.Problems) > 0 {
+			t.Errorf("step %d, %+v: %d lanes, %v", i, step, width, last.Problems)
+		}
+	}
+}
+
 // A whole that stands beside its parts is kept with them, though none of them
 // can be read.
 func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
@@ -219,56 +249,102 @@ func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 	}
 }
 
-// A burst of kernel events is answered by one scan, after it.
-func TestWatchCoalescesBursts(t *testing.T) {
+// paced is a host that is watched, with the times of its scans.
+type paced struct {
+	events chan struct{}
+	began  time.Time
+	scans  []time.Duration
+}
+
+// pacing watches a host in a bubble of time that stands still while nothing waits.
+func pacing(t *testing.T, do func(p *paced)) {
+	t.Helper()
 	host, _ := widgetHost(t, map[string]string{"a": "first"})
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		events := make(chan struct{}, 1)
-		var scans atomic.Int32
-		go Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Events: events}.Run(ctx, func(*Snapshot) { scans.Add(1) })
+		p := &paced{events: make(chan struct{}, 1), began: time.Now()}
+		watch := Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Events: p.events}
+		go watch.Run(ctx, func(*Snapshot) { p.scans = append(p.scans, time.Since(p.began)) })
 		synctest.Wait()
-		if n := scans.Load(); n != 1 {
-			t.Fatalf("%d scans at the start; want 1", n)
-		}
-		for range 5 {
-			events <- struct{}{}
-			time.Sleep(100 * time.Millisecond)
-		}
+		p.scans = nil
+		do(p)
 		synctest.Wait()
-		if n := scans.Load(); n != 1 {
-			t.Errorf("%d scans during the burst; want still 1", n)
-		}
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if n := scans.Load(); n != 2 {
-			t.Errorf("%d scans after the burst; want 2", n)
+	})
+}
+
+// storm is so many events, one after each gap, with silence behind them.
+func (p *paced) storm(events int, gap time.Duration) {
+	for range events {
+		notifyOf(p.events)
+		time.Sleep(gap)
+	}
+	time.Sleep(10 * time.Second)
+	synctest.Wait()
+}
+
+func notifyOf(events chan<- struct{}) {
+	select {
+	case events <- struct{}{}:
+	default:
+	}
+}
+
+// What one device makes the kernel say is answered by one scan, and soon.
+func TestWatchAnswersOneDeviceAtOnce(t *testing.T) {
+	pacing(t, func(p *paced) {
+		for range 3 {
+			p.scans, p.began = nil, time.Now()
+			p.storm(5, 5*time.Millisecond)
+			if len(p.scans) != 1 || p.scans[0] > 50*time.Millisecond {
+				t.Errorf("scans at %v; want one within 50 ms", p.scans)
+			}
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if n := scans.Load(); n != 3 {
-			t.Errorf("%d scans after the interval; want 3", n)
+		if len(p.scans) != 2 {
+			t.Errorf("%d scans after the interval; want 2", len(p.scans))
 		}
 	})
 }
 
-// A burst without end is answered all the same.
-func TestWatchDoesNotStarve(t *testing.T) {
-	host, _ := widgetHost(t, map[string]string{"a": "first"})
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		events := make(chan struct{}, 1)
-		scans := 0
-		go Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Settle: time.Second, Events: events}.Run(ctx, func(*Snapshot) { scans++ })
-		for range 250 {
-			events <- struct{}{}
-			time.Sleep(100 * time.Millisecond)
+// A driver that binds a while after its device appeared is seen soon too.
+func TestWatchAnswersStepsOfADevice(t *testing.T) {
+	pacing(t, func(p *paced) {
+		for range 20 {
+			p.began, p.scans = time.Now(), nil
+			notifyOf(p.events)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if len(p.scans) != 1 || p.scans[0] > 400*time.Millisecond {
+				t.Fatalf("scans at %v; want one within 400 ms", p.scans)
+			}
 		}
-		synctest.Wait()
-		if scans < 3 {
-			t.Errorf("%d scans in 25 s of events; want one in about ten", scans)
+	})
+}
+
+// Many devices at once are answered by a handful of scans, and the last of them is
+// not waited for long.
+func TestWatchAnswersStormsSlowly(t *testing.T) {
+	for gap, most := range map[time.Duration]int{time.Millisecond: 4, 10 * time.Millisecond: 7, 20 * time.Millisecond: 10} {
+		pacing(t, func(p *paced) {
+			p.storm(500, gap)
+			last := 500 * gap
+			if len(p.scans) > most || p.scans[0] > 300*time.Millisecond || p.scans[len(p.scans)-1] < last-gap || p.scans[len(p.scans)-1] > last+400*time.Millisecond {
+				t.Errorf("500 events in %v: scans at %v; want at most %d, the first soon and the last soon after the end", last, p.scans, most)
+			}
+		})
+	}
+}
+
+// A storm without end is answered all the same.
+func TestWatchDoesNotStarve(t *testing.T) {
+	pacing(t, func(p *paced) {
+		p.storm(2500, 10*time.Millisecond)
+		for i, at := range p.scans[1:] {
+			if at-p.scans[i] > 2100*time.Millisecond {
+				t.Errorf("scans at %v; want one in 2 s at least", p.scans)
+			}
 		}
 	})
 }

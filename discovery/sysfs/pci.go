@@ -148,6 +148,21 @@ func parseModalias(text string) (PCIID, bool) {
 	return PCIID{strings.ToLower(vendor), strings.ToLower(device), strings.ToLower(class)}, ok && fits && rest == ""
 }
 
+// Asleep reports whether a PCI function is known to sleep, or is on its way to or
+// from sleep. Reading its configuration space would wake it: since Linux 6.18
+// current_link_speed and current_link_width do (pci_config_pm_runtime_get in
+// drivers/pci/pci-sysfs.c); before, these said of a function in D3cold that its
+// link is down. The kernel answers power/runtime_status from memory, without the
+// device's lock (rtpm_status_show in drivers/base/power/sysfs.c).
+func (d Device) Asleep() bool {
+	status, _ := d.Text("power/runtime_status")
+	switch status {
+	case "suspended", "suspending", "resuming":
+		return true
+	}
+	return false
+}
+
 // maxNUMANodes is how many NUMA nodes a kernel can be built for (NODES_SHIFT).
 const maxNUMANodes = 1 << 10
 
