@@ -184,7 +184,7 @@ func TestRebase(t *testing.T) {
 	want := specs.ContainerEdits{
 		DeviceNodes: []*specs.DeviceNode{{Path: "/dev/a", HostPath: "/sim/dev/a"}, {Path: "/dev/b", HostPath: "/sim/dev/c"}},
 		Mounts:      []*specs.Mount{{HostPath: "/sim/lib/x", ContainerPath: "/lib/y"}, {HostPath: "tmpfs", ContainerPath: "/run", Type: "tmpfs"}},
-		Hooks:       []*specs.Hook{{HookName: "createContainer", Path: "/sim/bin/hook", Args: []string{"/lib/x"}}},
+		Hooks:       []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook", Args: []string{"/lib/x"}}},
 		Env:         []string{"P=/lib/y"},
 	}
 	if diff := cmp.Diff(want, Rebase(edits, "/sim")); diff != "" {

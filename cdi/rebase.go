@@ -7,9 +7,9 @@ import (
 )
 
 // Rebase returns the edits for a container runtime that sees the root of the
-// scanned host at root: the host paths of nodes and mounts and the paths of
-// hooks are prefixed with it. Paths in the container and the arguments of
-// hooks stay as they are. The edits that are passed in are not modified.
+// scanned host at root: the host paths of nodes and mounts are prefixed with it. Paths in
+// the container stay as they are, and so do hooks, whose program is the agent's and lies
+// where the runtime sees it. The edits that are passed in are not modified.
 func Rebase(edits specs.ContainerEdits, root string) specs.ContainerEdits {
 	if root == "/" {
 		root = ""
@@ -23,9 +23,6 @@ func Rebase(edits specs.ContainerEdits, root string) specs.ContainerEdits {
 	})
 	edits.Mounts = copies(edits.Mounts, func(mount *specs.Mount) {
 		mount.HostPath = below(root, mount.HostPath)
-	})
-	edits.Hooks = copies(edits.Hooks, func(hook *specs.Hook) {
-		hook.Path = below(root, hook.Path)
 	})
 	return edits
 }

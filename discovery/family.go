@@ -171,6 +171,11 @@ type Host struct {
 	// named, in the order of the configuration.
 	Paths []PathResource
 
+	// Hooks is the path of the program that container runtimes call as a hook, as they
+	// see it: the agent's own, with the arguments of "chandler hook". It is empty where
+	// there are to be no hooks.
+	Hooks string
+
 	// Pools says that the administrator has pools of the SR-IOV network device plugin.
 	// Families then look at what only such pools have, too.
 	Pools bool

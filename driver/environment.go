@@ -2,6 +2,7 @@ package driver
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,6 +62,24 @@ func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, para
 	}
 	for i := range results {
 		results[i].Edits = discovery.Join(devices[i].Edits, granted[results[i].Request])
+	}
+	hookOnce(results)
+}
+
+// hookOnce leaves a hook to the first device of each request that has it. A container gets
+// all devices of a request, and the container runtime calls a hook for each.
+func hookOnce(results []ledger.Result) {
+	called := make(map[string][]*specs.Hook)
+	for i := range results {
+		r := &results[i]
+		r.Edits.Hooks = slices.DeleteFunc(slices.Clone(r.Edits.Hooks), func(hook *specs.Hook) bool {
+			same := func(other *specs.Hook) bool { return reflect.DeepEqual(hook, other) }
+			if slices.ContainsFunc(called[r.Request], same) {
+				return true
+			}
+			called[r.Request] = append(called[r.Request], hook)
+			return false
+		})
 	}
 }
 

@@ -833,3 +833,31 @@ func TestUnprepareWakesThePublisher(t *testing.T) {
 		})
 	}
 }
+
+// A container gets all devices of a request, so a hook that they have in common is called once.
+func TestHooksOnceForEachRequest(t *testing.T) {
+	hook := func(name string) *specs.Hook {
+		return &specs.Hook{HookName: "createContainer", Path: "/bin/hook", Args: []string{name}}
+	}
+	result := func(request string, hooks ...*specs.Hook) ledger.Result {
+		return ledger.Result{Request: request, Edits: specs.ContainerEdits{Hooks: hooks}}
+	}
+	shared := []*specs.Hook{hook("links"), hook("cache")}
+	results := []ledger.Result{
+		result("gpus", shared...), result("gpus", hook("links"), hook("other"), hook("cache")), result("one", shared...), result("none"),
+	}
+	hookOnce(results)
+	var got []string
+	for _, r := range results {
+		for _, h := range r.Edits.Hooks {
+			got = append(got, r.Request+" "+h.Args[0])
+		}
+	}
+	want := []string{"gpus links", "gpus cache", "gpus other", "one links", "one cache"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if len(shared) != 2 || shared[1].Args[0] != "cache" {
+		t.Error("the device's own hooks were changed")
+	}
+}

@@ -81,13 +81,14 @@ func response(edits specs.ContainerEdits) (*pluginapi.ContainerAllocateResponse,
 }
 
 // needsCDI says what of edits the device-plugin API has no word for, nil if nothing.
+// Hooks are left out there: they make a device easier to use, and containers of old had
+// none.
 func needsCDI(edits specs.ContainerEdits) error {
 	var errs []error
 	for _, part := range []struct {
 		what  string
 		there bool
 	}{
-		{"hooks", len(edits.Hooks) > 0},
 		{"net devices", len(edits.NetDevices) > 0},
 		{"additional GIDs", len(edits.AdditionalGIDs) > 0},
 		{"Intel RDT", edits.IntelRdt != nil},

@@ -50,7 +50,6 @@ func TestResponse(t *testing.T) {
 
 func TestResponseCannotSay(t *testing.T) {
 	for want, edits := range map[string]specs.ContainerEdits{
-		"needs CDI: hooks":                               {Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}},
 		"needs CDI: net devices":                         {NetDevices: []*specs.LinuxNetDevice{{HostInterfaceName: "eth1", Name: "eth1"}}},
 		"needs CDI: additional GIDs":                     {AdditionalGIDs: []uint32{44}},
 		"needs CDI: Intel RDT":                           {IntelRdt: &specs.IntelRdt{}},
@@ -61,6 +60,15 @@ func TestResponseCannotSay(t *testing.T) {
 		if _, err := response(edits); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
+	}
+}
+
+// Hooks make a device easier to use. By the plain device-plugin API containers go without.
+func TestResponseWithoutHooks(t *testing.T) {
+	got, err := response(specs.ContainerEdits{Env: []string{"A=1"}, Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}})
+	want := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "1"}}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }
 

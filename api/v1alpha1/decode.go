@@ -115,6 +115,7 @@ func (c *DriverConfig) Validate() error {
 		check(fmt.Sprintf("%s[%d]", list, i), s.Nodes.validate())
 	}
 	check("mode", c.Mode.validate())
+	check("hooks", c.Hooks.validate())
 	for i, selector := range c.Exclude {
 		selects("exclude", i, selector)
 	}

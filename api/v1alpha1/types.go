@@ -56,9 +56,26 @@ type DriverConfig struct {
 	// offered because they are named here.
 	Paths []PathResource `json:"paths,omitempty"`
 
+	// Hooks says whether container runtimes are to call the agent's program for a
+	// container that gets devices: for example, to have its loader find a vendor's
+	// libraries. Left out, it is Auto.
+	Hooks Hooks `json:"hooks,omitempty"`
+
 	// Health says what it means for pods that a device is not well.
 	Health Health `json:"health,omitzero"`
 }
+
+// Hooks says whether CDI specs have hooks.
+type Hooks string
+
+// The choices for hooks.
+const (
+	// HooksAuto gives hooks to devices that are better used with them.
+	HooksAuto Hooks = "Auto"
+
+	// HooksNone gives none to any device, for container runtimes that forbid them.
+	HooksNone Hooks = "None"
+)
 
 // Health says what follows from the health of devices.
 type Health struct {

@@ -30,6 +30,14 @@ func (e Effect) validate() error {
 	return fmt.Errorf("is %q; want %s, %s or %s", string(e), EffectNone, EffectNoSchedule, EffectNoExecute)
 }
 
+func (h Hooks) validate() error {
+	switch h {
+	case "", HooksAuto, HooksNone:
+		return nil
+	}
+	return fmt.Errorf("is %q; want %s or %s", string(h), HooksAuto, HooksNone)
+}
+
 func (a *Allocation) validate() error {
 	if err := validateResourceName(a.Resource); err != nil {
 		return fmt.Errorf("resource: %w", err)

@@ -25,6 +25,7 @@ import (
 
 	"chandler.dev/api/v1alpha1"
 	"chandler.dev/cdi"
+	"chandler.dev/cdi/hook"
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/cmd/chandler/informant"
@@ -154,6 +155,11 @@ func (o *runOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if config.HookProgram = installHooks(config.Settings, config.StateDir); config.HookProgram != "" {
+		followers.Go(func() {
+			hook.Keep(following, ownProgram, config.HookProgram, hooksInterval, func(err error) { klog.FromContext(ctx).Error(err, "Containers that call it cannot start") })
+		})
+	}
 	stop, err := trace(ctx, &config)
 	if err != nil {
 		return err
@@ -175,6 +181,29 @@ func (o *runOptions) run(ctx context.Context) error {
 	}
 	go file.follow(following, changes)
 	return agent.Run(ctx, config)
+}
+
+const (
+	ownProgram    = "/proc/self/exe"
+	hooksInterval = 30 * time.Second
+)
+
+// installHooks installs this program where container runtimes call it, and returns its path, "" if
+// they are not to. Hooks have to do with the files that are mounted from directories which the
+// administrator named, so there are none without.
+func installHooks(settings agent.Settings, stateDir string) string {
+	name := filepath.Join(stateDir, "bin", "chandler")
+	if settings.NoHooks || len(settings.Roots) == 0 {
+		return "" // a program that is there already stays, for the containers that call it
+	}
+	if err := hook.Install(ownProgram, name); err != nil {
+		if _, missing := os.Stat(name); missing != nil {
+			klog.Background().Error(err, "Containers get no hooks, since their program cannot be installed", "program", name)
+			return ""
+		}
+		klog.Background().Error(err, "The program for hooks stays that of an earlier agent", "program", name)
+	}
+	return name
 }
 
 // check completes the options and reports errors in them.

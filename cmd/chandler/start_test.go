@@ -20,6 +20,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/internal/kubeletapi"
 )
 
@@ -410,4 +411,26 @@ func TestStartsWithAWrongConfiguration(t *testing.T) {
 		t.Errorf("with a wrong command line it ended with %v", err)
 	}
 	agent.says(`chandler: node name "No!"`)
+}
+
+// The program for hooks is installed where a directory is named whose files containers get, and
+// stays for the containers that call it.
+func TestInstallHooks(t *testing.T) {
+	dir := t.TempDir()
+	roots := map[string]string{"nvidia": "/run/nvidia/driver"}
+	for _, without := range []agent.Settings{{}, {Roots: roots, NoHooks: true}} {
+		if program := installHooks(without, dir); program != "" {
+			t.Errorf("settings %+v: program %q", without, program)
+		}
+	}
+	program := installHooks(agent.Settings{Roots: roots}, dir)
+	if out, err := exec.CommandContext(t.Context(), program, "-test.list", "TestInstallHooks").CombinedOutput(); err != nil || !strings.Contains(string(out), "TestInstallHooks") {
+		t.Errorf("program %q: %s, %v; want this one", program, out, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if program := installHooks(agent.Settings{Roots: roots}, filepath.Join(dir, "file")); program != "" {
+		t.Errorf("program %q, though it cannot be installed", program)
+	}
 }

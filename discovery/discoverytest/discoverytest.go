@@ -31,7 +31,8 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 //
 // A line "root: FAMILY DIRECTORY" in the comment of a recorded host names a
 // root for a family, as an administrator would, a line "paths: JSON" is a
-// [discovery.PathResource], and a line "pools" says that there are pools of the SR-IOV
+// [discovery.PathResource], a line "hooks: PATH" names the program of hooks, and a line
+// "pools" says that there are pools of the SR-IOV
 // plugin.
 func Run(t *testing.T, f *discovery.Family) {
 	t.Helper()
@@ -82,6 +83,9 @@ func Layout(t testing.TB, file string) *discovery.Host {
 	for line := range strings.Lines(h.Comment()) {
 		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "root:" {
 			host.Roots[fields[1]] = fields[2]
+		}
+		if program, ok := strings.CutPrefix(line, "hooks: "); ok {
+			host.Hooks = strings.TrimSpace(program)
 		}
 		host.Pools = host.Pools || strings.TrimSpace(line) == "pools"
 		if resource, ok := strings.CutPrefix(line, "paths: "); ok {

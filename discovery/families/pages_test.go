@@ -279,7 +279,7 @@ func comment(t *testing.T, host string) string {
 	var lines []string
 	for line := range strings.Lines(h.Comment()) {
 		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "root: ") || strings.HasPrefix(line, "paths: ") || line == "pools" {
+		if strings.HasPrefix(line, "root: ") || strings.HasPrefix(line, "hooks: ") || strings.HasPrefix(line, "paths: ") || line == "pools" {
 			continue // for the test
 		}
 		lines = append(lines, line)

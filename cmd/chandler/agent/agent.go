@@ -110,6 +110,9 @@ type Config struct {
 	// Tracer makes traces of the kubelet's calls. Nil means none.
 	Tracer trace.Tracer
 
+	// HookProgram is as [discovery.Host.Hooks].
+	HookProgram string
+
 	// Serve answers HTTP requests for /healthz, /readyz and /metrics with the
 	// handler until the context ends. Optional.
 	Serve func(ctx context.Context, handler http.Handler) error
@@ -126,6 +129,7 @@ type Settings struct {
 	Roots    map[string]string        // as in [discovery.Host]
 	Paths    []discovery.PathResource // likewise
 	Pools    bool                     // likewise
+	NoHooks  bool                     // container runtimes are to call none
 
 	// Text is the configuration that they were compiled from. It is kept as
 	// [KeptConfig]. Optional.
@@ -234,7 +238,7 @@ func newAgent(config Config) *agent {
 	}
 	a := &agent{
 		Config:    config,
-		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths, Pools: config.Settings.Pools},
+		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths, Pools: config.Settings.Pools, Hooks: config.HookProgram},
 		metrics:   newAgentMetrics(config.Version),
 		rules:     make(chan *rules.Rules, 1),
 		accepted:  make(chan struct{}, 1),

@@ -68,8 +68,8 @@ func (a *agent) change(ctx context.Context, change Change) {
 		return // the node has other labels, and nothing goes by them
 	}
 	klog.FromContext(ctx).Info("The configuration changed")
-	if !reflect.DeepEqual(change.Settings.Roots, a.Settings.Roots) || !reflect.DeepEqual(change.Settings.Paths, a.Settings.Paths) {
-		klog.FromContext(ctx).Info("Warning: roots and paths of the configuration changed; they are in force once the agent is started again, and all else is now")
+	if !reflect.DeepEqual(change.Settings.Roots, a.Settings.Roots) || !reflect.DeepEqual(change.Settings.Paths, a.Settings.Paths) || change.Settings.NoHooks != a.Settings.NoHooks {
+		klog.FromContext(ctx).Info("Warning: roots, paths or hooks of the configuration changed; they are in force once the agent is started again, and all else is now")
 	}
 	if change.Settings.Pools && !a.Settings.Pools {
 		klog.FromContext(ctx).Info("Warning: the configuration has pools of the SR-IOV plugin now; physical functions that the kernel drives are offered in them once the agent is started again")

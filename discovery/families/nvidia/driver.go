@@ -22,6 +22,7 @@ type driver struct {
 	version string // "535.104.05", "" if not known
 	majors  map[string]int64
 	mounts  []*specs.Mount // of its libraries and programs, where a root is named for them
+	folders []string       // of the container, with its libraries
 	rootErr error          // why there are none below the root that is named
 
 	mps    specs.ContainerEdits // by which a GPU that is shared is used
@@ -157,10 +158,35 @@ func (d *driver) mountsBelow(root string) ([]*specs.Mount, error) {
 	root = path.Clean("/" + root)
 	for _, dir := range libraryDirs {
 		if d.host.Exists(path.Join(root, dir, "libcuda.so."+d.version)) {
+			d.folders = []string{"/" + dir}
 			return append(d.libraries(root, dir), d.programs(root)...), nil
 		}
 	}
 	return nil, fmt.Errorf("driver root: no libcuda.so.%s in the library directories below %s", d.version, root)
+}
+
+// hooks returns what is to be done to a container that has the driver's libraries
+// mounted, as NVIDIA's own CDI specs say it (nvidia-container-toolkit v1.20, pkg/nvcdi).
+// Without hooks, images find the libraries only if they look in the directory in which
+// the host has them.
+func (d *driver) hooks() []*specs.Hook {
+	if d.host.Hooks == "" || len(d.folders) == 0 {
+		return nil
+	}
+	hook := func(name string, args ...string) *specs.Hook {
+		args = append([]string{path.Base(d.host.Hooks), "hook", name}, args...)
+		return &specs.Hook{HookName: "createContainer", Path: d.host.Hooks, Args: args}
+	}
+	folders := make([]string, len(d.folders))
+	for i, folder := range d.folders {
+		folders[i] = "--folder=" + folder
+	}
+	return []*specs.Hook{
+		hook("enable-cuda-compat", "--host-driver-version="+d.version), // the loader's cache is made after it
+		hook("update-ldcache", folders...),
+		hook("disable-device-node-modification"),
+		hook("update-application-profile"),
+	}
 }
 
 // libraries returns mounts of the libraries of the driver's version in a

@@ -89,7 +89,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 	gpu.Attributes.SetString("kind", "gpu")
 	gpu.Attributes.SetString("vendor", "nvidia")
 	gpu.Attributes.SetVersion("driverVersion", d.version)
-	gpu.Edits.Mounts = d.mounts
+	gpu.Edits.Mounts, gpu.Edits.Hooks = d.mounts, d.hooks()
 	text, infoErr := d.host.ReadText("/proc/driver/nvidia/gpus/" + function.Name() + "/information")
 	info := information{minor: -1}
 	if infoErr == nil {
