@@ -17,7 +17,14 @@ import (
 	"chandler.dev/legacy/list/listtest"
 )
 
-// hooked is a device that a container only has with a hook.
+// grouped is a device that a container only has with a group of its own.
+func grouped(id string) rules.Offered {
+	d := listtest.GPU(id)
+	d.Edits.AdditionalGIDs = []uint32{44}
+	return d
+}
+
+// hooked is a device that is easier to use with a hook.
 func hooked(id string) rules.Offered {
 	d := listtest.GPU(id)
 	d.Edits.Hooks = []*specs.Hook{{HookName: "createContainer", Path: "/bin/hook"}}
@@ -40,17 +47,18 @@ func TestDeviceListStrategies(t *testing.T) {
 		visible           string
 		refused           string
 	}{
-		"left out":            {device: listtest.GPU("a"), passes: yes, plain: true, visible: env},
-		"plain":               {lists: rules.Lists{Plain: true}, device: listtest.GPU("a"), passes: yes, plain: true, visible: env},
-		"names":               {lists: rules.Lists{CDIDevices: true}, device: listtest.GPU("a"), passes: no, names: id, visible: none},
-		"annotations":         {lists: rules.Lists{Annotations: true}, device: listtest.GPU("a"), passes: no, annotation: id, visible: none},
-		"all":                 {lists: rules.Lists{Plain: true, Annotations: true, CDIDevices: true}, device: listtest.GPU("a"), plain: true, names: id, annotation: id, visible: env},
-		"hook":                {device: hooked("a"), passes: yes, names: id, visible: none},
-		"hook, annotations":   {lists: rules.Lists{Annotations: true}, device: hooked("a"), passes: no, annotation: id, visible: none},
-		"hook, plain":         {lists: rules.Lists{Plain: true}, device: hooked("a"), passes: yes, refused: "needs CDI: hooks"},
-		"hook, old kubelet":   {device: hooked("a"), passes: no, refused: "CDIAnnotations"},
-		"hook, who knows":     {device: hooked("a"), passes: unknown, refused: "no answer"},
-		"hook, nobody to ask": {device: hooked("a"), refused: "CDIAnnotations"},
+		"left out":             {device: listtest.GPU("a"), passes: yes, plain: true, visible: env},
+		"plain":                {lists: rules.Lists{Plain: true}, device: listtest.GPU("a"), passes: yes, plain: true, visible: env},
+		"names":                {lists: rules.Lists{CDIDevices: true}, device: listtest.GPU("a"), passes: no, names: id, visible: none},
+		"annotations":          {lists: rules.Lists{Annotations: true}, device: listtest.GPU("a"), passes: no, annotation: id, visible: none},
+		"all":                  {lists: rules.Lists{Plain: true, Annotations: true, CDIDevices: true}, device: listtest.GPU("a"), plain: true, names: id, annotation: id, visible: env},
+		"only hooks":           {device: hooked("a"), passes: yes, plain: true, visible: env},
+		"group":                {device: grouped("a"), passes: yes, names: id, visible: none},
+		"group, annotations":   {lists: rules.Lists{Annotations: true}, device: grouped("a"), passes: no, annotation: id, visible: none},
+		"group, plain":         {lists: rules.Lists{Plain: true}, device: grouped("a"), passes: yes, refused: "needs CDI: additional GIDs"},
+		"group, old kubelet":   {device: grouped("a"), passes: no, refused: "CDIAnnotations"},
+		"group, who knows":     {device: grouped("a"), passes: unknown, refused: "no answer"},
+		"group, nobody to ask": {device: grouped("a"), refused: "CDIAnnotations"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := kubelettest.New(t)
