@@ -65,7 +65,7 @@ func (p *patient) stops(op, file string) bool {
 func (p *patient) hanging() (problems []Problem) {
 	for _, h := range *p.hung.Load() {
 		if function := sysfs.At(nil, h.what); sysfs.IsPCIAddress(function.Name()) {
-			problems = append(problems, Problem{DeviceName(function), fmt.Errorf("%s %s: %w", h.op, h.file, errHangs)})
+			problems = append(problems, Problem{DeviceName(function), fmt.Errorf("%s %s: %w", h.op, h.file, ErrHangs)})
 		}
 	}
 	return problems
@@ -208,12 +208,13 @@ type step struct {
 	since    time.Time
 }
 
-var errHangs = errors.New("does not answer")
+// ErrHangs is the error of a read that the kernel does not end.
+var ErrHangs = errors.New("does not answer")
 
 // step does one thing that may hang.
 func (v *view) step(op, file string, do func() error) error {
 	if v.left.Load() || v.patient.stops(op, file) {
-		return &fs.PathError{Op: op, Path: file, Err: errHangs}
+		return &fs.PathError{Op: op, Path: file, Err: ErrHangs}
 	}
 	v.note(step{op, file, time.Now()})
 	defer func() {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -328,5 +329,26 @@ func TestDiscoverLabels(t *testing.T) {
 	_, _, err := chandler("discover", "-o", "lables", eightGPUs)
 	if err == nil || !strings.Contains(err.Error(), "yaml or labels") {
 		t.Errorf("another format: %v", err)
+	}
+}
+
+// discover -o json says where the kernel has each device.
+func TestDiscoverSaysPaths(t *testing.T) {
+	for _, format := range []string{"json", "yaml"} {
+		out := mustRun(t, "discover", "-o", format, "../../discovery/families/amdgpu/testdata/mi210x8.host")
+		var found struct {
+			Devices []struct{ Name, Path string }
+		}
+		if err := yaml.Unmarshal([]byte(out), &found); err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range found.Devices {
+			if !strings.HasPrefix(d.Path, "/sys/devices/") {
+				t.Errorf("%s: %s is at %q", format, d.Name, d.Path)
+			}
+		}
+		if len(found.Devices) == 0 {
+			t.Error("no devices")
+		}
 	}
 }

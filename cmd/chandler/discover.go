@@ -126,11 +126,11 @@ func printer(format string) (func(io.Writer, *rules.Snapshot) error, error) {
 		return func(out io.Writer, s *rules.Snapshot) error {
 			encoder := json.NewEncoder(out)
 			encoder.SetIndent("", "  ")
-			return encoder.Encode(s)
+			return encoder.Encode(located(s))
 		}, nil
 	case "yaml":
 		return func(out io.Writer, s *rules.Snapshot) error {
-			data, err := yaml.Marshal(s)
+			data, err := yaml.Marshal(located(s))
 			if err != nil {
 				return err
 			}
@@ -141,6 +141,31 @@ func printer(format string) (func(io.Writer, *rules.Snapshot) error, error) {
 		return printLabels, nil
 	}
 	return nil, fmt.Errorf("output format %q: want table, wide, tree, json, yaml or labels", format)
+}
+
+// locatedDevice is a device with its place on the host.
+type locatedDevice struct {
+	rules.Offered
+	Path string `json:"path,omitempty"`
+}
+
+// located returns a snapshot as it is printed: each device has the kernel's directory of it.
+func located(s *rules.Snapshot) any {
+	devices := make([]locatedDevice, len(s.Devices))
+	for i, d := range s.Devices {
+		devices[i].Offered = d
+		if d.Source != "" {
+			devices[i].Path = "/" + d.Source
+		}
+	}
+	problems := s.Problems
+	if problems == nil {
+		problems = []discovery.Problem{}
+	}
+	return struct {
+		Devices  []locatedDevice     `json:"devices"`
+		Problems []discovery.Problem `json:"problems"`
+	}{devices, problems}
 }
 
 // printLabels prints the labels that the devices give their node. The error is what cannot

@@ -148,7 +148,7 @@ func checkRecords(f *Facts, say *saying) {
 	}
 	for _, file := range records.Newer {
 		say.found("CH0704", "the record "+path.Base(file)+" is of a newer agent", "An agent of this version may not act on it. It keeps what the record names from everybody, and does not unprepare the claim.",
-			"kubectl -n chandler rollout undo daemonset chandler   # back to the newer version")
+			"helm rollback chandler --namespace chandler   # back to the newer version, if you installed the chart", "kubectl -n chandler rollout undo daemonset chandler   # the same with the plain manifests")
 	}
 	for _, what := range records.Unread {
 		say.found("CH0707", "a record of the agent cannot be read", sentence(what)+" The devices that it names are kept from everybody.",

@@ -27,7 +27,10 @@ var agentCodes = []Code{
 		Looks: "The version that each record says may act on it, against that of this program.",
 		Comes: "The agent was rolled back to a version that does not know what the newer one wrote.",
 		Why:   "It keeps what the record names from everybody, and does not act on the claim.",
-		Fixes: []Fix{{"kubectl -n chandler rollout undo daemonset chandler", "Goes back to the newer version."}},
+		Fixes: []Fix{
+			{"helm rollback chandler --namespace chandler", "Goes back to the release before, with the newer version, if you installed the chart."},
+			{"kubectl -n chandler rollout undo daemonset chandler", "Does the same with the plain manifests. With the chart, Helm would not know of it, and undo it at the next upgrade."},
+		},
 	},
 	{
 		ID: "CH0705", Says: "this program is of another version than the agent", Result: Warning, Symptoms: []Symptom{AfterARestart},

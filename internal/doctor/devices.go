@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -188,7 +189,7 @@ func (f *Facts) problem(say *saying, p discovery.Problem, d *rules.Offered, offe
 	at := functionOf(p.Device)
 	look := "chandler discover -o json"
 	switch {
-	case strings.HasSuffix(reason, "does not answer"):
+	case errors.Is(p.Err, discovery.ErrHangs):
 		fix := []string{"sudo dmesg | tail -n 50"}
 		if at != "" {
 			fix = []string{fmt.Sprintf("sudo dmesg | grep %s", at), fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"   # if it stays so, reboot`, at)}

@@ -228,6 +228,9 @@ type ClusterFacts struct {
 	Rights   Answer[[]string]     // what the agent may not do and must
 }
 
+// ServerName is how an agent begins its name, before the version, when it says how it is.
+const ServerName = "chandler/"
+
 // AgentFacts are what the agent says, and what it has written down.
 type AgentFacts struct {
 	Pod      Answer[*corev1.Pod] // nil if there is none

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -141,10 +142,10 @@ func condition(i int, c discovery.Condition, effect resourceapi.DeviceTaintEffec
 	}
 }
 
-func problem(device string, reason string) func(*Facts) {
+func problem(device string, reason error) func(*Facts) {
 	return func(f *Facts) {
 		s := f.Devices.Snapshot.Value
-		s.Problems = append(s.Problems, discovery.Problem{Device: device, Err: errors.New(reason)})
+		s.Problems = append(s.Problems, discovery.Problem{Device: device, Err: reason})
 	}
 }
 
@@ -209,10 +210,10 @@ var breaks = map[string]func(*Facts){
 	"CH0306": condition(1, discovery.ConditionOverTemperature, noSchedule, "as hot as its critical limit of 95 °C, or hotter", time.Minute),
 	"CH0307": condition(2, discovery.ConditionLinkDegraded, resourceapi.DeviceTaintEffectNone, "its link has 8 lanes of 16", 72*time.Hour),
 	"CH0308": condition(2, discovery.ConditionFatalErrors, resourceapi.DeviceTaintEffectNone, "3 fatal PCIe errors", time.Minute),
-	"CH0309": problem("pci-0000-1a-00-0", "attribute serial: input/output error"),
-	"CH0310": problem("pci-0000-1a-00-0", "open sys/devices/pci0000:00/0000:1a:00.0/mem: does not answer"),
-	"CH0311": problem("pci-0000-1a-00-0, pci-0000-9e-00-0", `state the same identity "0"; none is known by it`),
-	"CH0312": problem("pci-0000-41-00-0", "vfio: the kernel has no node for it, nor for its IOMMU group"),
+	"CH0309": problem("pci-0000-1a-00-0", errors.New("attribute serial: input/output error")),
+	"CH0310": problem("pci-0000-1a-00-0", fmt.Errorf("open sys/devices/pci0000:00/0000:1a:00.0/mem: %w", discovery.ErrHangs)),
+	"CH0311": problem("pci-0000-1a-00-0, pci-0000-9e-00-0", errors.New(`state the same identity "0"; none is known by it`)),
+	"CH0312": problem("pci-0000-41-00-0", errors.New("vfio: the kernel has no node for it, nor for its IOMMU group")),
 	"CH0314": condition(1, discovery.ConditionNotResponding, noSchedule, "it does not answer: its configuration space reads all ones", time.Minute),
 	"CH0313": func(f *Facts) {
 		f.Devices.Snapshot = Known(&rules.Snapshot{})

@@ -185,7 +185,7 @@ func (f *Facts) gateOff(gate string, since uint) bool {
 // oldestDRA is the first version with resource.k8s.io/v1, which the driver speaks.
 var oldestDRA = version.MajorMinor(1, 34)
 
-// oldestPlugin is the oldest kubelet that the agent's device plugins are tested on.
+// oldestPlugin is the oldest kubelet that Chandler supports.
 var oldestPlugin = version.MajorMinor(1, 25)
 
 func checkVersions(f *Facts, say *saying) {
@@ -198,7 +198,7 @@ func checkVersions(f *Facts, say *saying) {
 		say.found("CH0106", fmt.Sprintf("kubelet %s is too old for DRA", f.kubeletVersion()), "The driver speaks DRA v1, which kubelets have from 1.34 on. The mode DRA leaves nothing else.",
 			"kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until the kubelet is upgraded")
 	case kubelet.LessThan(oldestPlugin):
-		say.found("CH0106", fmt.Sprintf("kubelet %s is older than any that Chandler is tested on", f.kubeletVersion()), "Device plugins are tested from 1.25 on.",
+		say.found("CH0106", fmt.Sprintf("kubelet %s is older than any that Chandler supports", f.kubeletVersion()), "Chandler needs Kubernetes 1.25 or later.",
 			"kubectl get node "+f.Node+" -o wide   # upgrade this node's kubelet")
 	}
 	server, known := f.Cluster.Server.get()

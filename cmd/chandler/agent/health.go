@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/driver"
+	"chandler.dev/internal/doctor"
 )
 
 // probeTimeout is how long the agent's own sockets have for an answer. The kubelet
@@ -19,22 +20,23 @@ const probeTimeout = 3 * time.Second
 
 // handler answers /healthz, /readyz and /metrics.
 func (a *agent) handler() http.Handler {
-	mux := healthMux(a.checkLive, a.checkReady)
+	mux := healthMux(a.Version, a.checkLive, a.checkReady)
 	mux.Handle("GET /metrics", a.metrics.handler(a.state(), a.Wrong))
 	return mux
 }
 
-// healthMux answers /healthz with the result of live, and /readyz with that of ready.
-func healthMux(live, ready func(context.Context) error) *http.ServeMux {
+// healthMux answers /healthz with the result of live, and /readyz with that of ready. Each answer
+// says the version.
+func healthMux(version string, live, ready func(context.Context) error) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", answer("alive", live))
-	mux.HandleFunc("GET /readyz", answer("ready", ready))
+	mux.HandleFunc("GET /healthz", answer("alive", version, live))
+	mux.HandleFunc("GET /readyz", answer("ready", version, ready))
 	return mux
 }
 
 // answer answers with the result of a check. It logs each answer that differs from the
 // one before, since the kubelet only tells of the status.
-func answer(what string, check func(context.Context) error) http.HandlerFunc {
+func answer(what, version string, check func(context.Context) error) http.HandlerFunc {
 	var mu sync.Mutex
 	last := ""
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -48,6 +50,7 @@ func answer(what string, check func(context.Context) error) http.HandlerFunc {
 			klog.FromContext(r.Context()).Info("Asked whether the agent is "+what, "answer", text)
 		}
 		mu.Unlock()
+		w.Header().Set("Server", doctor.ServerName+version)
 		w.WriteHeader(status)
 		fmt.Fprintln(w, text)
 	}

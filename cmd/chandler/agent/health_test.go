@@ -25,7 +25,7 @@ func TestHealthMux(t *testing.T) {
 			return nil
 		}
 	}
-	server := httptest.NewServer(healthMux(check(&live, "the stove is off"), check(&ready, "the kettle is cold")))
+	server := httptest.NewServer(healthMux("v1.2.3", check(&live, "the stove is off"), check(&ready, "the kettle is cold")))
 	defer server.Close()
 	expect(t, server.URL+"/healthz", http.StatusServiceUnavailable, "the stove is off")
 	live.Store(true)
@@ -45,6 +45,9 @@ func expect(t *testing.T, url string, status int, text string) {
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if name := response.Header.Get("Server"); name != "chandler/v1.2.3" {
+		t.Errorf("%s: it is %q", url, name)
 	}
 	if response.StatusCode != status || !strings.Contains(string(body), text) {
 		t.Errorf("%s: %d %s; want %d %s", url, response.StatusCode, body, status, text)

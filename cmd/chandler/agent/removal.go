@@ -161,7 +161,7 @@ func (a *agent) leave(ctx context.Context) error {
 	if a.Serve != nil {
 		well := func(context.Context) error { return nil }
 		go func() {
-			if err := a.Serve(serving, healthMux(well, well)); err != nil {
+			if err := a.Serve(serving, healthMux(a.Version, well, well)); err != nil {
 				klog.FromContext(ctx).Error(err, "Probes of the pod are not answered")
 			}
 		}()

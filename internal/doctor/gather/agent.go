@@ -96,8 +96,14 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 	}
 	a.Local = strings.HasPrefix(address, "127.0.0.1:") || strings.HasPrefix(address, "localhost:")
 	var all sync.WaitGroup
-	all.Go(func() { a.Ready = doctor.Of(probe(ctx, address, "/readyz")) })
-	all.Go(func() { a.Live = doctor.Of(probe(ctx, address, "/healthz")) })
+	all.Go(func() {
+		said, _, err := probe(ctx, address, "/readyz")
+		a.Ready = doctor.Of(said, err)
+	})
+	all.Go(func() {
+		said, version, err := probe(ctx, address, "/healthz")
+		a.Live, a.Version = doctor.Of(said, err), version
+	})
 	all.Go(func() { a.Features = doctor.Of(featuresOf(ctx, address)) })
 	all.Wait()
 }
@@ -126,39 +132,49 @@ func addressOf(o Options, found []process, f *doctor.Facts) string {
 	return net.JoinHostPort(host, port)
 }
 
-// probe returns "" if the agent says that it is well, and else what it says.
-func probe(ctx context.Context, address, path string) (string, error) {
-	status, body, err := get(ctx, address, path)
-	if err != nil || status == http.StatusOK {
-		return "", err
+// probe returns "" if the agent says that it is well, and else what it says; and its version.
+func probe(ctx context.Context, address, path string) (said, version string, err error) {
+	status, header, body, err := get(ctx, address, path)
+	if err != nil {
+		return "", "", err
 	}
-	return strings.TrimSpace(string(body)), nil
+	version, named := strings.CutPrefix(header.Get("Server"), doctor.ServerName)
+	if !named {
+		version = "" // of an agent that does not say it yet
+	}
+	if status == http.StatusOK {
+		return "", version, nil
+	}
+	return strings.TrimSpace(string(body)), version, nil
 }
 
 // probePatience is how long the agent may take to answer. It gives its own sockets three seconds.
 const probePatience = 4 * time.Second
 
-func get(ctx context.Context, address, path string) (status int, body []byte, err error) {
+func get(ctx context.Context, address, path string) (status int, header http.Header, body []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probePatience)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
 	if err != nil {
-		return 0, nil, err
+		return 0, nil, nil, err
 	}
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return 0, nil, err
+		return 0, nil, nil, err
 	}
 	defer answer.Body.Close()
 	body, err = io.ReadAll(io.LimitReader(answer.Body, 4<<20))
-	return answer.StatusCode, body, err
+	return answer.StatusCode, answer.Header, body, err
 }
 
 // featuresOf returns which features the API server keeps, as the agent's metrics say.
 func featuresOf(ctx context.Context, address string) (map[string]bool, error) {
-	status, body, err := get(ctx, address, "/metrics")
+	status, _, body, err := get(ctx, address, "/metrics")
 	if err != nil {
 		return nil, err
+	}
+	if status == http.StatusNotFound {
+		return nil, errors.New("the agent's metrics are protected")
 	}
 	if status != http.StatusOK {
 		return nil, fmt.Errorf("the agent's metrics: %s", http.StatusText(status))

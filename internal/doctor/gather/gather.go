@@ -56,6 +56,10 @@ func All(ctx context.Context, o Options) *doctor.Facts {
 	processes := processesOf(o.Proc)
 	if !hasKubelet(o, processes) {
 		f.NoKubelet = "there is none"
+		if len(named(processes, "kubelet")) > 0 {
+			f.NoKubelet = "a kubelet runs, and this user may not look at it: run doctor as root"
+			f.Kubernetes = doctor.UnknownVersion
+		}
 	}
 	config, err := o.Connect()
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -314,4 +316,58 @@ func listing(t *testing.T, root string) string {
 		t.Fatal(err)
 	}
 	return all.String()
+}
+
+// An agent says its version with its health, whether or not its metrics are protected. One of another version than
+// this program may write what this program misreads.
+func TestAgentSaysItsVersion(t *testing.T) {
+	for name, test := range map[string]struct {
+		server, protected string
+		version           string
+		codes             []string
+	}{
+		"this version":            {server: "chandler/v1", version: "v1"},
+		"another":                 {server: "chandler/v0.9.0", version: "v0.9.0", codes: []string{"CH0705"}},
+		"protected metrics":       {server: "chandler/v1", protected: "the agent's metrics are protected", version: "v1"},
+		"one that does not say":   {},
+		"something else is asked": {server: "nginx/1.29"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newMadeUp(t)
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if test.server != "" {
+					w.Header().Set("Server", test.server)
+				}
+				if test.protected != "" && r.URL.Path == "/metrics" {
+					http.NotFound(w, r)
+				}
+			}))
+			defer server.Close()
+			n.options.Agent = strings.TrimPrefix(server.URL, "http://")
+			f := n.facts()
+			if f.Agent.Version != test.version || f.Agent.Live.Value != "" || f.Agent.Live.Not != "" {
+				t.Errorf("version %q, live %+v", f.Agent.Version, f.Agent.Live)
+			}
+			if f.Agent.Features.Not != test.protected {
+				t.Errorf("features: %q", f.Agent.Features.Not)
+			}
+			if found := doctor.Judge(f, doctor.Agent).Codes(); !slices.Equal(found, test.codes) {
+				t.Errorf("found %v", found)
+			}
+		})
+	}
+}
+
+// A kubelet that this user may not look at is no reason to say that there is none.
+func TestKubeletOfOthers(t *testing.T) {
+	n := newMadeUp(t)
+	n.options.KubeletRoot, n.options.PluginDir, n.options.StateDir = n.root+"/none", n.root+"/none", n.root+"/none"
+	var err error
+	if n.options.HostFS, err = hostfs.Open(n.root); err != nil {
+		t.Fatal(err)
+	}
+	f := All(t.Context(), n.options)
+	if f.Kubernetes != doctor.UnknownVersion || !strings.Contains(f.NoKubelet, "run doctor as root") {
+		t.Errorf("Kubernetes %s; %s", f.Kubernetes, f.NoKubelet)
+	}
 }
