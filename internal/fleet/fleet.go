@@ -90,6 +90,9 @@ type Holder struct {
 	Count     int64     `json:"count,omitempty"`    // by the device-plugin API
 	Admin     bool      `json:"admin,omitempty"`    // for administration: it keeps nobody out
 	Since     time.Time `json:"since,omitzero"`
+
+	// Devices are those of the device-plugin API, by name, if the node's agent was asked.
+	Devices []string `json:"devices,omitempty"`
 }
 
 // API is the API by which somebody has something: DRA or plugin.

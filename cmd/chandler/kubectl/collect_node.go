@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
 )
@@ -57,7 +58,11 @@ func (r *reportOptions) collectNode(ctx context.Context, c *collection, v *view,
 		c.add(dir+"metrics.txt", kindText, metrics)
 		has = append(has, "metrics")
 	} else {
-		c.lack("metrics of "+node, err.Error())
+		why := err.Error()
+		if apierrors.IsNotFound(err) {
+			why = "they are protected, so that a report cannot have them"
+		}
+		c.lack("metrics of "+node, why)
 	}
 	if len(has) == 0 {
 		has = []string{"nothing"}

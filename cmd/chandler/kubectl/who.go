@@ -27,8 +27,10 @@ device is named by its name, its PCI address, UUID, serial number or interface. 
 a word is the name of a node and of something else, the node is meant; "node/NAME",
 "pod/NAME" and "device/NAME" say which.
 
-A pod that asks by limits for what a device plugin offers has a "?": which device
-that is, only its node knows. "chandler inventory" says so there.`,
+Which device a pod has by limits of a device plugin, only the node's agent knows. The
+command asks it for its metrics, for which you need the right to get "pods/proxy".
+If it does not answer, the pod has a "?", and "chandler inventory" says more on the
+node.`,
 		Example: `  kubectl chandler who gpu-node-07
   kubectl chandler who ml/llama-7b-worker-0
   kubectl chandler who GPU-5e4c9bd6-3f2a-8d1e-9c47-2b61d0f8a7e3
@@ -46,6 +48,7 @@ that is, only its node knows. "chandler inventory" says so there.`,
 			if err != nil {
 				return err
 			}
+			v.ask(cmd.Context(), who)
 			if o.output == "json" {
 				return writeJSON(cmd.OutOrStdout(), who)
 			}
@@ -65,6 +68,8 @@ type whoView struct {
 	Pod       string           `json:"pod,omitempty"`
 	Devices   []fleet.Device   `json:"devices"`
 	Resources []fleet.Resource `json:"resources,omitempty"`
+
+	answers answers
 }
 
 // who returns what a word of the command line asks for.
@@ -154,6 +159,7 @@ type holding struct {
 	fleet.Holder
 	node    string
 	devices []*fleet.Device // none by the device-plugin API
+	told    []told          // those by the device-plugin API, if the agent says so
 }
 
 // holdings returns what each owner has, by owner.
@@ -172,7 +178,15 @@ func (w *whoView) holdings() (out []*holding) {
 	}
 	for _, r := range w.Resources {
 		for _, holder := range r.Holders {
-			out = append(out, &holding{Holder: holder, node: r.Node})
+			h := &holding{Holder: holder, node: r.Node}
+			for _, name := range holder.Devices {
+				device, known := w.answers.devices[r.Node][name]
+				if !known {
+					device.label = name
+				}
+				h.told = append(h.told, device)
+			}
+			out = append(out, h)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b *holding) int {
@@ -209,7 +223,15 @@ func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bo
 	for _, h := range w.holdings() {
 		by := cmp.Or(h.Resource, h.Claim)
 		first := []cell{plain(h.node), plain(h.Name()), {}, {}, plain(by), {}, plain(h.API()), plain(since(h.Since, now))}
-		if len(h.devices) == 0 {
+		for i, d := range h.told {
+			line := slices.Clone(first)
+			if i > 0 {
+				line = make([]cell, len(first))
+			}
+			line[2], line[3] = plain(d.label), plain(d.model)
+			rows.add(line...)
+		}
+		if len(h.devices)+len(h.told) == 0 {
 			first[2] = plain(fmt.Sprintf("%s ×%d", style.Bare(terminal.Unread), h.Count))
 			if style.ASCII {
 				first[2] = plain(fmt.Sprintf("%s x%d", style.Bare(terminal.Unread), h.Count))
@@ -300,10 +322,21 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 			sentences = append(sentences, fmt.Sprintf("%s %s is %s%s.", style.Bare(glyph(d)), d.Label, taint.Condition, forAge(taint.Since, now)))
 		}
 	}
-	if slices.ContainsFunc(w.Resources, func(r fleet.Resource) bool { return len(r.Holders) > 0 }) {
-		sentences = append(sentences, style.Bare(terminal.Unread)+" which device that is, only the node knows: run chandler inventory there.")
+	if text := w.unsaid(); text != "" {
+		sentences = append(sentences, style.Bare(terminal.Unread)+" "+text)
+	}
+	if n := w.answers.waiting[w.Node]; n > 0 {
+		sentences = append(sentences, waitingText(n))
 	}
 	return terminal.Safe(strings.Join(sentences, " "))
+}
+
+// waitingText says how many devices are offered to nobody, so that nothing else here counts them.
+func waitingText(n int) string {
+	if n == 1 {
+		return "1 device of this node waits until those who have it let go, and is offered to nobody: run chandler migrate status there."
+	}
+	return fmt.Sprintf("%d devices of this node wait until those who have them let go, and are offered to nobody: run chandler migrate status there.", n)
 }
 
 // forAge says for how long something has been so, if that is known.

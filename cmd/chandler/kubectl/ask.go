@@ -1,0 +1,188 @@
+package kubectl
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/fleet"
+)
+
+const (
+	// mostAsked is how many agents are asked at most, since a user waits for the answer.
+	mostAsked = 16
+	// askPatience is how long they may take.
+	askPatience = 5 * time.Second
+)
+
+// told is what an agent's metrics say of a device.
+type told struct{ label, model string }
+
+// answers are what agents say that the API server does not know.
+type answers struct {
+	devices map[string]map[string]told // by node and name
+	waiting map[string]int             // devices that wait to be offered otherwise, by node
+	why     map[string]string          // an agent does not say it, by node
+}
+
+// ask asks the agents of nodes, by their metrics, through the API server. The user needs the right to get
+// pods/proxy for that, and agents whose metrics are protected do not answer.
+func (v *view) ask(ctx context.Context, w *whoView) {
+	nodes := w.askable()
+	if len(nodes) == 0 {
+		return
+	}
+	w.answers = answers{devices: make(map[string]map[string]told), waiting: make(map[string]int), why: make(map[string]string)}
+	agents, err := v.agents(ctx)
+	ctx, cancel := context.WithTimeout(ctx, askPatience)
+	defer cancel()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for i, node := range nodes {
+		agent := agents[node]
+		switch {
+		case err != nil:
+			w.answers.why[node] = reason(err)
+			continue
+		case agent == nil:
+			continue // another driver's node
+		case i >= mostAsked:
+			w.answers.why[node] = "there are too many nodes to ask"
+			continue
+		}
+		all.Go(func() {
+			families, err := v.measured(ctx, agent)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				w.answers.why[node] = reason(err)
+				return
+			}
+			w.hear(node, families)
+		})
+	}
+	all.Wait()
+}
+
+// reason says in short why an agent did not answer.
+func reason(err error) string {
+	switch {
+	case apierrors.IsForbidden(err):
+		return "you may not get pods/proxy"
+	case apierrors.IsNotFound(err):
+		return "its metrics are protected"
+	}
+	return err.Error()
+}
+
+// measured returns an agent's metrics.
+func (v *view) measured(ctx context.Context, agent *corev1.Pod) (map[string]*dto.MetricFamily, error) {
+	text, err := v.metrics(ctx, agent, containerOf(agent))
+	if err != nil {
+		return nil, err
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	return parser.TextToMetricFamilies(bytes.NewReader(text))
+}
+
+// askable returns the nodes whose agents know more: the node that is asked for, and those on which pods have
+// devices by limits.
+func (w *whoView) askable() (nodes []string) {
+	if w.Node != "" {
+		nodes = append(nodes, w.Node)
+	}
+	for _, r := range w.Resources {
+		if len(r.Holders) > 0 && !slices.Contains(nodes, r.Node) {
+			nodes = append(nodes, r.Node)
+		}
+	}
+	return nodes
+}
+
+// hear takes from an agent's metrics which devices pods have by limits, and how many devices wait.
+func (w *whoView) hear(node string, families map[string]*dto.MetricFamily) {
+	for _, value := range samples(families["chandler_devices_waiting"]) {
+		w.answers.waiting[node] += int(value)
+	}
+	devices := make(map[string]told)
+	for labels := range samples(families["chandler_device_info"]) {
+		name := labels["device"]
+		where := cmp.Or(fleet.ShortAddress(labels["pci_address"]), name)
+		devices[name] = told{label: strings.TrimSpace(labels["kind"] + " " + where), model: labels["model"]}
+		if parent := labels["parent"]; parent != "" {
+			if part, is := strings.CutPrefix(name, parent+"-"); is {
+				devices[name] = told{label: devices[name].label + " " + strings.ReplaceAll(part, "-", " "), model: labels["model"]}
+			}
+		}
+	}
+	w.answers.devices[node] = devices
+	for labels := range samples(families["chandler_device_allocated"]) {
+		if labels["api"] != string(discovery.ModeDevicePlugin) {
+			continue
+		}
+		for i := range w.Resources {
+			r := &w.Resources[i]
+			if r.Node != node || r.Name != labels["resource"] {
+				continue
+			}
+			for j := range r.Holders {
+				h := &r.Holders[j]
+				if h.Namespace == labels["namespace"] && h.Pod == labels["pod"] && !slices.Contains(h.Devices, labels["device"]) {
+					h.Devices = append(h.Devices, labels["device"])
+				}
+			}
+		}
+	}
+	for i := range w.Resources {
+		for j := range w.Resources[i].Holders {
+			slices.Sort(w.Resources[i].Holders[j].Devices)
+		}
+	}
+}
+
+// samples returns the labels and values of a metric, in the agent's order.
+func samples(family *dto.MetricFamily) func(yield func(map[string]string, float64) bool) {
+	return func(yield func(map[string]string, float64) bool) {
+		for _, m := range family.GetMetric() {
+			labels := make(map[string]string)
+			for _, pair := range m.GetLabel() {
+				labels[pair.GetName()] = pair.GetValue()
+			}
+			if !yield(labels, m.GetGauge().GetValue()) {
+				return
+			}
+		}
+	}
+}
+
+// unsaid says of which nodes it is not known which devices pods have by limits, and why.
+func (w *whoView) unsaid() string {
+	var nodes []string
+	for _, r := range w.Resources {
+		unknown := slices.ContainsFunc(r.Holders, func(h fleet.Holder) bool { return len(h.Devices) == 0 })
+		if unknown && !slices.Contains(nodes, r.Node) {
+			nodes = append(nodes, r.Node)
+		}
+	}
+	for _, node := range nodes {
+		if why := w.answers.why[node]; why != "" {
+			return fmt.Sprintf("the agent of %s does not say which device that is, since %s: run chandler inventory there.", node, why)
+		}
+	}
+	if len(nodes) == 0 {
+		return ""
+	}
+	return "which device that is, only the node knows: run chandler inventory there."
+}

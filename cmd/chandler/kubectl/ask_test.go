@@ -1,0 +1,103 @@
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// measured is what the agent of vm-1 says of the NPUs that a pod has by limits.
+const measured = `# TYPE chandler_device_info gauge
+chandler_device_info{node="vm-1",device="pci-0000-05-00-0",pci_address="0000:05:00.0",kind="npu",model="Example NPU",parent=""} 1
+chandler_device_info{node="vm-1",device="npu-7",pci_address="",kind="npu",model="",parent=""} 1
+# TYPE chandler_device_allocated gauge
+chandler_device_allocated{node="vm-1",device="pci-0000-05-00-0",namespace="lab",pod="nb-7",container="a",resource="example.com/npu",api="DevicePlugin"} 1
+chandler_device_allocated{node="vm-1",device="npu-7",namespace="lab",pod="nb-7",container="a",resource="example.com/npu",api="DevicePlugin"} 1
+chandler_device_allocated{node="vm-1",device="npu-8",namespace="lab",pod="other",container="a",resource="example.com/npu",api="DevicePlugin"} 1
+chandler_device_allocated{node="vm-1",device="npu-9",namespace="lab",pod="nb-7",container="a",resource="example.com/npu",api="DRA"} 1
+# TYPE chandler_devices_waiting gauge
+chandler_devices_waiting{family="a"} 1
+chandler_devices_waiting{family="b"} 2
+`
+
+type refused struct{ error }
+
+func (r refused) DoRaw(context.Context) ([]byte, error)         { return nil, r.error }
+func (r refused) Stream(context.Context) (io.ReadCloser, error) { return nil, r.error }
+
+// who asks the node's agent which devices a pod has by limits. If that does not answer, it says why.
+func TestWhoAsksAgents(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods/proxy"}
+	for name, test := range map[string]struct {
+		answer rest.ResponseWrapper
+		args   []string
+		has    []string
+		hasNot []string
+	}{
+		"a node": {
+			answer: response(measured), args: []string{"who", "vm-1"},
+			has:    []string{"npu 05:00.0", "npu npu-7", "3 devices of this node"},
+			hasNot: []string{"×2", "npu-8", "npu-9", "only the node knows"},
+		},
+		"a pod": {
+			answer: response(measured), args: []string{"who", "lab/nb-7"},
+			has: []string{"npu 05:00.0", "npu npu-7"}, hasNot: []string{"×2", "wait"},
+		},
+		"in JSON": {
+			answer: response(measured), args: []string{"who", "lab/nb-7", "-o", "json"},
+			has: []string{`"npu-7",`, `"pci-0000-05-00-0"`},
+		},
+		"no right": {
+			answer: refused{apierrors.NewForbidden(pods, "chandler", errors.New("no"))}, args: []string{"who", "vm-1"},
+			has: []string{"×2", "the agent of vm-1 does not say which device that is, since you may not get pods/proxy"},
+		},
+		"protected": {
+			answer: refused{apierrors.NewNotFound(pods, "metrics")}, args: []string{"who", "vm-1"},
+			has: []string{"×2", "since its metrics are protected"},
+		},
+		"an agent that does not have it": {
+			answer: response(""), args: []string{"who", "vm-1"},
+			has: []string{"×2", "only the node knows"},
+		},
+		"no metrics": {
+			answer: response("<html>"), args: []string{"who", "vm-1"},
+			has: []string{"×2", "the agent of vm-1 does not say"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset(append(example(t).Objects(), &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "chandler", Name: "chandler", Labels: map[string]string{"app.kubernetes.io/name": "chandler"},
+					OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: "chandler", Controller: new(true)}},
+				},
+				Spec: corev1.PodSpec{NodeName: "vm-1", Containers: []corev1.Container{{Name: "chandler", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}},
+			})...)
+			client.AddProxyReactor("pods", func(clienttesting.Action) (bool, rest.ResponseWrapper, error) { return true, test.answer, nil })
+			out, errOut, err := run(t, client, 160, test.args...)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, errOut)
+			}
+			text := strings.Join(strings.Fields(out), " ")
+			for _, want := range test.has {
+				if !strings.Contains(text, want) {
+					t.Errorf("no %q in\n%s", want, out)
+				}
+			}
+			for _, not := range test.hasNot {
+				if strings.Contains(text, not) {
+					t.Errorf("%q in\n%s", not, out)
+				}
+			}
+		})
+	}
+}
