@@ -72,6 +72,7 @@ type Config struct {
 	Kargs []string
 
 	// Modules are loaded at each boot, in this order; Carry are there to be loaded. Both bring those that they need.
+	// Those in the folder modules, such as pcifake, are built with this machine's C compiler: see [HasCompiler].
 	Modules []string
 	Carry   []string
 	// Tools are programs of Debian, such as lspci, ip, nvme, mke2fs, setpriv, losetup, mdadm.

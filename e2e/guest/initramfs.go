@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -63,7 +64,10 @@ func writeInitramfs(ctx context.Context, to string, kernel debian.Kernel, tools 
 		return err
 	}
 	defer os.RemoveAll(dir)
-	modules := append(append(append([]string{}, alwaysModules...), c.Modules...), c.Carry...)
+	modules, err := buildModules(ctx, dir, kernel, c, slices.Concat(alwaysModules, c.Modules, c.Carry))
+	if err != nil {
+		return err
+	}
 	if err := t.addModules(ctx, dir, kernel, tools, modules); err != nil {
 		return err
 	}

@@ -98,6 +98,7 @@ func (p *prepared) args() []string {
 	args := []string{
 		"-machine", "q35,accel=tcg,kernel-irqchip=split", "-cpu", "max", "-m", strconv.Itoa(c.Memory),
 		"-L", share("usr/share/qemu"), "-L", share("usr/share/seabios"), "-L", share("usr/lib/ipxe/qemu"),
+		"-global", "e1000e.romfile=", "-global", "igb.romfile=", "-global", "virtio-net-pci.romfile=", // no booting from networks
 		"-nodefaults", "-no-user-config", "-nographic", "-no-reboot",
 		"-serial", "file:" + consoleFile,
 		"-qmp", "unix:" + qmpSocket + ",server=on,wait=off",

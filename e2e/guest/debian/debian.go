@@ -119,7 +119,7 @@ func (a Archive) Headers(ctx context.Context, newer bool) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return root, a.unpack(ctx, root, func(dir string) error { return a.download(ctx, newer, dir, packages...) }, nil)
+		return root, a.unpack(ctx, root, func(dir string) error { return a.download(ctx, newer, dir, packages...) }, relocate)
 	})
 }
 
@@ -142,6 +142,25 @@ func (a Archive) Tools(ctx context.Context) (Root, error) {
 		return root, a.unpack(ctx, root, func(dir string) error { return a.closure(ctx, false, dir, toolPackages...) }, nil)
 	})
 	return Root(dir), err
+}
+
+// relocate has the build tree look for the common headers beside itself, and not in /usr/src of this machine.
+func relocate(root string) error {
+	makefiles, err := filepath.Glob(filepath.Join(root, "usr/src/linux-headers-*-amd64/Makefile"))
+	if err != nil {
+		return err
+	}
+	for _, path := range makefiles {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		beside := strings.ReplaceAll(string(text), "include /usr/src/", "include $(dir $(lastword $(MAKEFILE_LIST)))../")
+		if err := os.WriteFile(path, []byte(beside), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func name(what string, newer bool) string {

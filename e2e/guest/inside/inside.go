@@ -61,6 +61,9 @@ func Init() error {
 	for name, target := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"} {
 		_ = os.Symlink(target, "/dev/"+name)
 	}
+	if err := unix.Sethostname([]byte("guest")); err != nil {
+		return err
+	}
 	if err := os.Setenv("PATH", Path); err != nil {
 		return err
 	}
