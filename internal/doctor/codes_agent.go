@@ -19,7 +19,7 @@ var agentCodes = []Code{
 		ID: "CH0703", Says: "the configuration has an error", Result: Failed, Symptoms: []Symptom{NoEffect, AgentDown},
 		Looks: "The agent's configuration file, or the ConfigMap, and what the agent says of it.",
 		Comes: "An unknown field, an expression that does not compile, or a label of the node that is wrong.",
-		Why:   "The configuration that was right last stays in force. An agent that starts with a wrong one is not ready, so that an upgrade stops.",
+		Why:   "The configuration that was right last stays in force. An agent that starts with a wrong one is not ready, so that an upgrade stops. The agent beside it goes on and starts new pods.",
 		Fixes: []Fix{{"chandler validate config.yaml", "Says what is wrong, before you apply it."}, {"kubectl -n chandler edit configmap chandler", "Mends it. The agent reads it again within a minute or so."}},
 	},
 	{

@@ -205,6 +205,8 @@ type agent struct {
 	settings  atomic.Pointer[Settings] // in force
 	rules     chan *rules.Rules        // has one when the rules of the settings changed
 	accepted  chan struct{}            // has one when the settings changed
+	righted   chan struct{}            // closed when a right configuration came since the agent started
+	locked    chan struct{}            // closed when this agent holds the lock
 	because   atomic.Pointer[error]    // why a configuration that came since is wrong
 	wrong     chan error               // has one that was not told yet: why the configuration is wrong, or nil
 	events    chan struct{}            // has one when something about the host's devices changed
@@ -242,6 +244,8 @@ func newAgent(config Config) *agent {
 		metrics:   newAgentMetrics(config.Version),
 		rules:     make(chan *rules.Rules, 1),
 		accepted:  make(chan struct{}, 1),
+		righted:   make(chan struct{}),
+		locked:    make(chan struct{}),
 		wrong:     make(chan error, 1),
 		events:    make(chan struct{}, 1),
 		snapshots: make(chan *discovery.Snapshot, 1),
@@ -314,6 +318,7 @@ func (a *agent) run(parent context.Context) error {
 			return ignoreEnd(ctx, err)
 		}
 		release <- unlock
+		close(a.locked)
 		if a.open(ctx) {
 			for _, part := range []func(context.Context){a.ledger.Run, a.keepConfig, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
 				group.Go(func() error { part(ctx); return nil })
@@ -440,6 +445,7 @@ func (a *agent) held(device string) bool {
 // of claims, the cluster had DRA before, and the kubelet must be able to unprepare
 // those claims even while the API server does not answer.
 func (a *agent) runDRA(ctx context.Context) error {
+	a.awaitTurn(ctx)
 	for {
 		if a.hasRecords() {
 			return a.driver.Run(ctx)

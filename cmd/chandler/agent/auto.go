@@ -103,3 +103,18 @@ func servesDRA(ctx context.Context, client discovery.ServerGroupsInterfaceWithCo
 	}
 	return false, nil
 }
+
+// awaitTurn keeps an agent with a wrong configuration from registering the driver while
+// another agent of the node holds the lock. The kubelet calls the plugin that registered
+// last (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, get, read in 1.34 and 1.37).
+// This agent is not ready, so nobody ends the other one, and calls would wait here in vain.
+func (a *agent) awaitTurn(ctx context.Context) {
+	if a.Wrong == nil {
+		return
+	}
+	select {
+	case <-a.locked:
+	case <-a.righted:
+	case <-ctx.Done():
+	}
+}

@@ -70,11 +70,11 @@ func (a *agent) checkLive(ctx context.Context) error {
 // something of the host. An agent that starts with a wrong configuration is not ready,
 // so that an upgrade stops there.
 func (a *agent) checkReady(context.Context) error {
-	if !a.withoutDRA.Load() && a.driver.Registration() == driver.Unanswered {
-		return errors.New("the kubelet has not answered the registration of the DRA driver yet")
-	}
 	if err := a.stillWrong(); err != nil {
 		return fmt.Errorf("the configuration is wrong: %w", err)
+	}
+	if !a.withoutDRA.Load() && a.driver.Registration() == driver.Unanswered {
+		return errors.New("the kubelet has not answered the registration of the DRA driver yet")
 	}
 	return a.checkRead(time.Now())
 }

@@ -64,6 +64,9 @@ func (a *agent) change(ctx context.Context, change Change) {
 	}
 	before := a.settings.Swap(&change.Settings)
 	notify(a.accepted)
+	if before == &a.Settings {
+		close(a.righted)
+	}
 	if change.Settings.Rules == before.Rules {
 		return // the node has other labels, and nothing goes by them
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -100,6 +101,97 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 		stop()
 	})
 }
+
+// An agent starts with a wrong configuration beside one that works, as the DaemonSet's
+// update has it. The kubelet goes on calling the one that works. Once the configuration
+// is right, the newcomer registers and is ready, and takes over.
+func TestAgentWithAWrongConfigurationLeavesCallsToTheOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		shared := make(turns, 1)
+		wanted := &rules.Rules{Mode: discovery.ModeDRA}
+		config := n.config(wanted)
+		config.Lock = shared
+		stop := n.run(config)
+		n.offers("kvm tun", "")
+
+		next := n.config(wanted)
+		next.Lock, next.Wrong = shared, errors.New("exclude[0].cel: no such field")
+		changes := make(chan Change)
+		next.Changes = changes
+		answer := serveInMemory(&next)
+		stopNext := n.run(next)
+		time.Sleep(time.Minute)
+		claim, err := n.prepare("kvm")
+		if err != nil {
+			t.Errorf("prepare beside an agent with a wrong configuration: %v", err)
+		}
+		n.unprepare(claim)
+		for path, want := range map[string]string{"/readyz": "the configuration is wrong: exclude[0].cel: no such field\n", "/healthz": "ok\n"} {
+			if got := answer(path); got != want {
+				t.Errorf("%s: %q, want %q", path, got, want)
+			}
+		}
+
+		changes <- Change{Settings: Settings{Rules: wanted}}
+		time.Sleep(time.Minute)
+		if got := answer("/readyz"); got != "ok\n" {
+			t.Errorf("readyz, with a right configuration: %q", got)
+		}
+		stop()
+		n.offers("kvm tun", "")
+		if err := n.prepareAgain(claim); err != nil {
+			t.Errorf("prepare: %v", err)
+		}
+		n.unprepare(claim)
+		stopNext()
+	})
+}
+
+// If the agent beside it dies, an agent with a wrong configuration registers, so that
+// claims end.
+func TestAgentWithAWrongConfigurationTakesOverFromTheDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		shared := make(turns, 1)
+		config := n.config(&rules.Rules{Mode: discovery.ModeDRA})
+		config.Lock = shared
+		stop := n.run(config)
+		n.offers("kvm tun", "")
+		claim, err := n.prepare("kvm")
+		if err != nil {
+			t.Fatal(err)
+		}
+		config = n.config(&rules.Rules{Mode: discovery.ModeDRA})
+		config.Lock, config.Wrong = shared, errors.New("exclude[0].cel: no such field")
+		stopNext := n.run(config)
+		time.Sleep(time.Minute)
+		n.plugin = nil
+		stop()
+		time.Sleep(time.Minute)
+		if n.plugin == nil {
+			t.Fatal("the agent that is left has not registered")
+		}
+		n.unprepare(claim)
+		stopNext()
+	})
+}
+
+// turns is a lock that one agent holds at a time.
+type turns chan struct{}
+
+// Acquire implements Lock.
+func (l turns) Acquire(ctx context.Context) (func(), error) {
+	select {
+	case l <- struct{}{}:
+		return func() { <-l }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Awaited implements Lock.
+func (l turns) Awaited() bool { return false }
 
 // serveInMemory makes an agent serve without a socket, and returns what asks it.
 func serveInMemory(config *Config) (answer func(path string) string) {
