@@ -1,0 +1,356 @@
+// Command restless is a node on which there is no rest: it starts an agent, and asks for claims and devices one after
+// the other, as a kubelet does, until the machine loses its power. It writes what it asks and what it was answered into
+// a journal on a disk of its own, past all caches, and compares the agent with it each time that it starts.
+//
+// The machine has eight GPUs and eight NPUs, which are recorded. The agent offers both by DRA at first. Devices that
+// were allocated before must be refused then, and all others must be had by new claims, since those of earlier boots are
+// void. After that the GPUs are offered by the device-plugin API. No pod that was given a GPU ends.
+//
+// The API server is one of its own that knows no more than the agent needs, and the kubelet is no real one.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+)
+
+// patience is how long the agent may take for any one thing; it is emulated.
+const patience = time.Minute
+
+func main() {
+	var n node
+	flag.StringVar(&n.agent, "agent", "", "the agent's program")
+	flag.StringVar(&n.disk, "disk", "", "directory on the disk, the kubelet's")
+	flag.StringVar(&n.memory, "memory", "", "directory in memory")
+	journal := flag.String("journal", "", "block device of the journal")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	var err error
+	if n.journal, err = openJournal(*journal); err != nil {
+		fmt.Println("fault:", err)
+		os.Exit(1)
+	}
+	if err := n.live(ctx, flag.Args()); err != nil {
+		fmt.Printf("fault: %v\n%s\n", err, n.log.tail())
+		os.Exit(1)
+	}
+}
+
+// A node is the machine.
+type node struct {
+	agent, disk, memory string
+
+	journal *journal
+	api     *api
+	log     logged // what the agent said
+	ended   chan error
+	calls   drapb.DRAPluginClient
+}
+
+// live starts the agent on the recorded hosts and keeps it busy until the context ends.
+func (n *node) live(ctx context.Context, hosts []string) error {
+	if err := n.layOut(ctx, hosts); err != nil {
+		return err
+	}
+	if err := n.checkGrants(); err != nil {
+		return err
+	}
+	k, err := newKubelet(n.disk, n.journal)
+	if err != nil {
+		return err
+	}
+	if err := n.startAgent(ctx); err != nil {
+		return err
+	}
+	fmt.Println("started")
+	if n.calls, err = n.register(ctx); err != nil {
+		return err
+	}
+	if err := n.check(ctx); err != nil {
+		return err
+	}
+	n.api.mode <- "DevicePlugin"
+	var plugin pluginapi.DevicePluginClient
+	err = n.until(ctx, "the GPUs are in the device-plugin API", func(context.Context) (err error) {
+		plugin, err = k.plugin()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Println("working")
+	return n.work(ctx, plugin)
+}
+
+// layOut makes the simulated host and the agent's configuration, both in memory.
+func (n *node) layOut(ctx context.Context, hosts []string) error {
+	for _, dir := range []string{n.disk, n.memory} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	args := append([]string{"simulate", "--device-nodes", filepath.Join(n.memory, "host")}, hosts...)
+	if out, err := exec.CommandContext(ctx, n.agent, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("lay out the host: %w: %s", err, out)
+	}
+	n.api = &api{mode: make(chan string, 1)}
+	url, err := n.api.serve()
+	if err != nil {
+		return err
+	}
+	kubeconfig := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
+		clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: c, context: {cluster: c}}]}`, url)
+	return errors.Join(os.WriteFile(filepath.Join(n.memory, "kubeconfig"), []byte(kubeconfig), 0o600),
+		os.WriteFile(filepath.Join(n.memory, "config.yaml"), []byte(config), 0o600))
+}
+
+// config has the label of the node decide for the GPUs.
+const config = `apiVersion: chandler.dev/v1alpha1
+kind: DriverConfig
+resources:
+- name: habana.ai/gaudi
+  mode: DRA
+  cel: device.attributes["chandler.dev"].kind == "npu"
+`
+
+func (n *node) startAgent(ctx context.Context) error {
+	in := func(name string) string { return filepath.Join(n.memory, name) }
+	cmd := exec.CommandContext(ctx, n.agent, "run", "--kubeconfig", in("kubeconfig"), "--config", in("config.yaml"), "--node-name=node", "--pod-uid=uid", "--pod=default/agent",
+		"--kubelet-root", n.disk, "--device-plugin-dir", filepath.Join(n.disk, "device-plugins"), "--host-root", in("host"),
+		"--cdi-root", in("cdi"), "--host-files-root", in("files"), "--feature-dir=", "--page-bind-address=", "--rescan-interval=1s", "-v=2")
+	cmd.Stdout, cmd.Stderr = &n.log, &n.log
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	n.ended = make(chan error, 1)
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the agent: %w", err)
+	}
+	go func() { n.ended <- cmd.Wait() }()
+	return nil
+}
+
+// last is an error after which there is no use in trying on.
+type last struct{ error }
+
+func (l last) Unwrap() error { return l.error }
+
+// settled marks an error as the last word.
+func settled(err error) error {
+	if err == nil {
+		return nil
+	}
+	return last{err}
+}
+
+// until tries something until it succeeds, or it is known that it will not.
+func (n *node) until(ctx context.Context, what string, try func(context.Context) error) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		err := try(ctx)
+		switch {
+		case err == nil || errors.As(err, &last{}):
+			return err
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(deadline):
+			return fmt.Errorf("%s: not after %s: %s", what, patience, err) //nolint:errorlint // it is no refusal
+		}
+		select {
+		case err := <-n.ended:
+			return fmt.Errorf("the agent ended before %s: %w", what, err)
+		default:
+		}
+	}
+}
+
+// checkGrants compares the file of grants, as the loss of power left it, with what was answered.
+func (n *node) checkGrants() error {
+	data, err := os.ReadFile(filepath.Join(n.disk, "plugins/chandler.dev/grants/grants.json"))
+	if errors.Is(err, fs.ErrNotExist) && len(n.journal.allocated) == 0 {
+		return nil
+	}
+	var grants []struct {
+		ID string `json:"id"`
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &grants)
+	}
+	if err != nil {
+		return fmt.Errorf("%d grants are lost: %w", len(n.journal.allocated), err)
+	}
+	for id := range n.journal.allocated {
+		if !slices.ContainsFunc(grants, func(g struct {
+			ID string `json:"id"`
+		}) bool {
+			return g.ID == id
+		}) {
+			return fmt.Errorf("a grant is lost: %s was allocated and is not among %v", id, grants)
+		}
+	}
+	return nil
+}
+
+// check compares what the agent believes after a start with what it answered before.
+func (n *node) check(ctx context.Context) error {
+	for _, id := range gpus {
+		asked := n.journal.claim(id, "checks")
+		err := n.until(ctx, "word of what containers have", func(ctx context.Context) error { return n.prepareUnless(ctx, asked, "has not said yet") })
+		refused := &refusal{}
+		switch {
+		case err != nil && !errors.As(err, &refused):
+			return err
+		case n.journal.allocated[id] && err == nil:
+			return fmt.Errorf("a grant is lost: %s was allocated, and a claim has it now", id)
+		case !n.journal.allocated[id] && !n.journal.asked[id] && err != nil:
+			return fmt.Errorf("%s was never asked for, and a claim cannot have it: %w", id, err)
+		}
+		if err == nil {
+			if err := n.unprepare(ctx, asked); err != nil {
+				return err
+			}
+		}
+	}
+	for _, device := range npus {
+		if err := n.prepare(ctx, n.journal.claim(device, "new")); err != nil {
+			return fmt.Errorf("a new claim cannot have %s: %w", device, err)
+		}
+	}
+	for uid := range n.journal.claims { // their pods have ended, says the kubelet
+		if err := n.unprepare(ctx, uid); err != nil {
+			return fmt.Errorf("a claim of an earlier boot does not end: %w", err)
+		}
+	}
+	for _, device := range npus {
+		if err := n.unprepare(ctx, n.journal.claim(device, "new")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// work asks for claims at random, and once for a GPU.
+func (n *node) work(ctx context.Context, plugin pluginapi.DevicePluginClient) error {
+	random := rand.New(rand.NewPCG(uint64(n.journal.boot), uint64(time.Now().UnixNano()))) //nolint:gosec // nobody guesses it
+	has := make(map[string]string)                                                         // claims by device
+	allocation := random.IntN(12)
+	for number := 0; ctx.Err() == nil; number++ {
+		select {
+		case err := <-n.ended:
+			return fmt.Errorf("the agent ended at work, though nobody asked it to: %w", err)
+		default:
+		}
+		device := npus[random.IntN(len(npus))]
+		switch uid := has[device]; {
+		case number == allocation:
+			free := slices.IndexFunc(gpus, func(id string) bool { return !n.journal.asked[id] })
+			if free < 0 {
+				continue
+			}
+			if err := n.journal.write("asked", gpus[free]); err != nil {
+				return err
+			}
+			if err := allocate(ctx, plugin, gpus[free]); err != nil {
+				return fmt.Errorf("allocate %s: %w", gpus[free], err)
+			}
+			if err := n.journal.write("allocated", gpus[free]); err != nil {
+				return err
+			}
+		case uid != "":
+			if err := n.unprepare(ctx, uid); err != nil {
+				return err
+			}
+			delete(has, device)
+		default:
+			uid = n.journal.claim(device, strconv.Itoa(number))
+			if err := n.journal.write("claim", uid); err != nil {
+				return err
+			}
+			if err := n.prepare(ctx, uid); err != nil {
+				return err
+			}
+			has[device] = uid
+		}
+	}
+	return ctx.Err()
+}
+
+// A refusal is the agent's answer to a claim that it does not prepare.
+type refusal struct{ text string }
+
+func (r *refusal) Error() string { return r.text }
+
+// prepareUnless prepares a claim. A refusal with that text is no last word.
+func (n *node) prepareUnless(ctx context.Context, uid, text string) error {
+	err := n.prepare(ctx, uid)
+	if refused := (&refusal{}); errors.As(err, &refused) && strings.Contains(refused.text, text) {
+		return err
+	}
+	return settled(err)
+}
+
+func (n *node) prepare(ctx context.Context, uid string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	answer, err := n.calls.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: uid, Uid: uid}}})
+	if err != nil {
+		return fmt.Errorf("prepare %s: %w", uid, err)
+	}
+	if text := answer.GetClaims()[uid].GetError(); text != "" {
+		return fmt.Errorf("prepare %s: %w", uid, &refusal{text})
+	}
+	file := filepath.Join(n.memory, "cdi", "chandler.dev-claim_"+uid+".json")
+	if _, err := os.Stat(file); err != nil {
+		return fmt.Errorf("prepare %s: no CDI spec: %w", uid, err)
+	}
+	return nil
+}
+
+func (n *node) unprepare(ctx context.Context, uid string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	answer, err := n.calls.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: uid, Uid: uid}}})
+	if err != nil {
+		return fmt.Errorf("unprepare %s: %w", uid, err)
+	}
+	if text := answer.GetClaims()[uid].GetError(); text != "" {
+		return fmt.Errorf("unprepare %s: %s", uid, text)
+	}
+	return nil
+}
+
+// logged keeps what a process writes.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(text []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(text)
+}
+
+// tail returns the last of it.
+func (l *logged) tail() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text := l.text.String()
+	return text[max(0, len(text)-8000):]
+}
