@@ -12,7 +12,7 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-var resets = flag.Int("resets", 2, "how often TestPowerLoss resets the guest")
+var resets = flag.Int("resets", 200, "how often TestPowerLoss resets the guest; once with -short")
 
 // resetsOfOne is how often one guest is reset: the GPUs of its disk do not become free again.
 const resetsOfOne = 10
@@ -24,8 +24,12 @@ var recordedHosts = []string{"gaudi/testdata/gaudi2x8.host", "amdgpu/testdata/mi
 // directories on a real ext4. A reset loses what the guest's kernel has not yet written. After each, the agent must
 // start, honour each device that it allocated, and give all others to new claims.
 func TestPowerLoss(t *testing.T) {
-	for done := 0; done < *resets; done += resetsOfOne {
-		losePower(t, min(resetsOfOne, *resets-done))
+	all := *resets
+	if testing.Short() {
+		all = 1
+	}
+	for done := 0; done < all; done += resetsOfOne {
+		losePower(t, min(resetsOfOne, all-done))
 	}
 }
 
@@ -46,15 +50,18 @@ func losePower(t *testing.T, resets int) {
 		Files:    files,
 		Disks:    []guest.Disk{{Size: 64, Ext4: true}, {Size: 4}},
 	})
-	for number := range resets {
+	for number := range resets + 1 {
 		if number > 0 {
 			g.Reset(t)
 		}
 		g.Mount(t, "/dev/vda", "/disk", "ext4", "")
 		node := g.Start(t, args...)
-		moment, span := "started", 6*time.Second
-		if rand.IntN(4) > 0 { //nolint:gosec // nobody guesses it
-			moment, span = "working", 3*time.Second
+		moment, span := "working", 3*time.Second
+		switch {
+		case number == resets:
+			span = 1 // nanosecond: it is enough that the agent has come so far
+		case rand.IntN(4) == 0: //nolint:gosec // nobody guesses it
+			moment, span = "started", 6*time.Second
 		}
 		node.Until(t, moment)
 		time.Sleep(rand.N(span)) //nolint:gosec // nobody guesses it
@@ -62,11 +69,5 @@ func losePower(t *testing.T, resets int) {
 			t.Fatalf("after %d resets: %s", number, said)
 		}
 	}
-	g.Reset(t)
-	g.Mount(t, "/dev/vda", "/disk", "ext4", "")
-	node := g.Start(t, args...)
-	node.Until(t, "working")
-	if said := node.Output(); strings.Contains(said, "fault:") {
-		t.Fatal(said)
-	}
+	t.Logf("%d resets", resets)
 }
