@@ -13,15 +13,17 @@ import (
 )
 
 // readPCI adds the readings of a PCI function's health to the devices that are
-// the function, or a part of it. The family's own readings come first.
-func readPCI(host *Host, devices []Device) {
-	health := pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64)}
+// the function, or a part of it. The family's own readings come first. It returns
+// those of each function that it read, by directory.
+func readPCI(host *Host, devices []Device) map[string][]Health {
+	health := newPCIHealth(host)
 	for i := range devices {
 		d := &devices[i]
 		if function, ok := functionOf(sysfs.At(host.FS, d.Source)); ok {
 			d.Readings = slices.Concat(d.Readings, health.of(function))
 		}
 	}
+	return health.known
 }
 
 // pciHealth reads the health of PCI functions, and of each of them once: partitions
@@ -30,6 +32,10 @@ type pciHealth struct {
 	host   *Host
 	known  map[string][]Health // by directory
 	strays map[string]uint64   // by root port; see strayErrors
+}
+
+func newPCIHealth(host *Host) pciHealth {
+	return pciHealth{host: host, known: make(map[string][]Health), strays: make(map[string]uint64)}
 }
 
 // of returns what is wrong with a PCI function. A virtual function is a part of its

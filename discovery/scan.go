@@ -41,6 +41,12 @@ type look struct {
 	claims  bool           // no Unclaimed family may have what is matched
 	unread  bool           // the family has not answered
 	had     []Device       // what it found when it last did
+
+	// What was read that may change without an event; see [trace].
+	traces    bool // it is to be remembered
+	traced    bool // it was, and tells whether the host is the same
+	steps     []traced
+	functions map[string][]Health
 }
 
 // matches are which kernel devices each family matches.
@@ -119,11 +125,23 @@ func (l look) read(f *Family, host *Host) look {
 	if !l.asks(f) {
 		return l
 	}
-	devices, problems := f.describe(host, l.matched)
+	described, found := host, l.matched
+	var remembered *trace
+	if l.traces {
+		remembered = newTrace(host.FS)
+		copied := *host
+		copied.FS = remembered
+		described, found = &copied, l.in(remembered).matched
+	}
+	devices, problems := f.describe(described, found)
 	l.Problems = slices.Concat(l.Problems, problems)
 	l.add(devices, f)
-	readPCI(host, l.Devices)
+	functions := readPCI(host, l.Devices)
 	setPlaces(host, l.Devices)
+	if l.traces {
+		l.steps, l.traced = remembered.done()
+		l.functions = functions
+	}
 	return l
 }
 

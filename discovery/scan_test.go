@@ -537,6 +537,9 @@ func layFiles(tb testing.TB, dir string, files map[string]string) {
 		tb.Fatal(err)
 	}
 	for name, content := range files {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			tb.Fatal(err)
+		}
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content+"\n"), 0o644); err != nil {
 			tb.Fatal(err)
 		}

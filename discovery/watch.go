@@ -21,6 +21,13 @@ type Watch struct {
 	// 0 means 30 s.
 	Interval time.Duration
 
+	// Hears reports whether the kernel's events reach Events, all that there are of the
+	// host. Then a scan at the interval only looks at what has no events, such as
+	// sensors and the nodes in /dev, and all the rest is looked at when an event comes,
+	// when what was looked at has changed, and at every tenth interval. Nil means that
+	// every scan looks at everything.
+	Hears func() bool
+
 	// Settle is how long the kernel must be silent before its first event is
 	// answered with a scan; 0 means 20 ms, in which it says most of what there is
 	// to say of one device. With each scan that follows soon after the last one the
@@ -49,8 +56,9 @@ type Scanned struct {
 }
 
 // Run scans now, whenever the kernel reports an event, and at the interval,
-// and hands each snapshot to publish, which is called from one goroutine. It
-// returns when the context ends.
+// and hands each snapshot to publish, which is called from one goroutine. A scan
+// that finds nothing to have changed is not published. It returns when the context
+// ends.
 //
 // A device that was described before and cannot be read for the moment keeps
 // its last description with health Unknown; see [Merge].
@@ -69,8 +77,16 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		w.Settle = 20 * time.Millisecond
 	}
 	s, pace := newScanner(w), pace{shortest: w.Settle}
-	for ctx.Err() == nil {
+	var complete time.Time // when the last scan of everything began
+	for told := true; ctx.Err() == nil; told = w.wait(ctx, s.again, &pace) {
 		began := time.Now()
+		if !told && w.hears() && began.Sub(complete) < completeAfter*w.Interval && s.isQuiet(ctx) {
+			if w.Observe != nil && ctx.Err() == nil {
+				w.Observe(s.scanned(time.Since(began)))
+			}
+			continue
+		}
+		complete, s.traces = began, w.hears()
 		snapshot, answered := s.scan(ctx)
 		if w.Observe != nil && ctx.Err() == nil {
 			w.Observe(s.scanned(time.Since(began)))
@@ -78,9 +94,14 @@ func (w Watch) Run(ctx context.Context, publish func(*Snapshot)) {
 		if answered && ctx.Err() == nil {
 			publish(snapshot)
 		}
-		w.wait(ctx, s.again, &pace)
 	}
 }
+
+// completeAfter is after how many intervals everything is looked at although nothing
+// was heard.
+const completeAfter = 10
+
+func (w Watch) hears() bool { return w.Hears != nil && w.Hears() }
 
 // Once scans as Run does, until nothing more is to be found without what does not
 // answer, and returns what it found. Problems name what has not answered. The
@@ -100,17 +121,20 @@ func (w Watch) Once(ctx context.Context) (*Snapshot, error) {
 	}
 }
 
-// wait returns when it is time for the next scan.
-func (w Watch) wait(ctx context.Context, again <-chan struct{}, pace *pace) {
+// wait returns when it is time for the next scan, and reports whether there is
+// something to look for.
+func (w Watch) wait(ctx context.Context, again <-chan struct{}, pace *pace) (told bool) {
 	interval := time.NewTimer(w.Interval)
 	defer interval.Stop()
 	select {
 	case <-ctx.Done():
 	case <-interval.C:
+		return false
 	case <-again:
 	case <-w.Events:
 		pace.settle(ctx, w.Events)
 	}
+	return true
 }
 
 // pace is how fast events are answered.
@@ -161,6 +185,8 @@ type scanner struct {
 	families []*Family // in the order in which they are asked
 	late     map[*Family]*reading[look]
 	last     *Snapshot
+	looks    []look // that the last one was made of
+	traces   bool   // they are to tell whether the host is still the same
 }
 
 func newScanner(w Watch) *scanner {
@@ -190,7 +216,7 @@ func (s *scanner) scan(ctx context.Context) (now *Snapshot, answered bool) {
 	now, ok = await(ctx, s.patient, func(host *Host) *Snapshot { return Merge(host, s.last, joinLooks(looks)) })
 	answered = ok && (s.last != nil || anyRead(looks))
 	if answered {
-		s.last = now
+		s.last, s.looks = now, looks
 	}
 	return now, answered
 }
@@ -218,6 +244,7 @@ func (s *scanner) read(ctx context.Context, families []*Family, m matches, befor
 	readings := make([]*reading[look], len(families))
 	for i, f := range families {
 		asked := m.of[f].left(f, before)
+		asked.traces = s.traces
 		looks[i], readings[i] = asked, s.late[f]
 		if readings[i] == nil && asked.asks(f) {
 			readings[i] = begin(s.patient, func(host *Host) look { return asked.in(host.FS).read(f, host) })

@@ -53,6 +53,15 @@ func HasProc(host fs.FS) bool {
 	return ok && f.is("proc", unix.PROC_SUPER_MAGIC)
 }
 
+// HasSys reports whether the kernel's own sysfs is mounted on a host's /sys, so that
+// the events of this machine's kernel are about it.
+func HasSys(host fs.FS) bool {
+	f, ok := host.(interface {
+		is(name string, magic int64) bool
+	})
+	return ok && f.is("sys", unix.SYSFS_MAGIC)
+}
+
 // is reports whether a file system of that kind is mounted on a directory.
 func (f *hostFS) is(name string, magic int64) bool {
 	fd, err := f.openat("open", name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)

@@ -180,7 +180,7 @@ func (w *World) startAgent() *incarnation {
 	config := agent.Config{
 		Version: "simulated", NodeName: nodeName, PodUID: i.uid, Pod: "kube-system/" + agentPod, BootID: w.boot,
 		FS: w.host, Families: w.machine.families, Settings: w.settings, Changes: i.changes, RescanInterval: w.rescan,
-		Uevents: i.hear, Client: client, StatusClient: client, Groups: groups{i},
+		Uevents: i.hear, HearsAll: true, Client: client, StatusClient: client, Groups: groups{i},
 		Kubelet: agent.Kubelet{StartDRA: func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (driver.Helper, error) {
 			helper, err := i.process.StartDRA(ctx, plugin, options...)
 			if err != nil {

@@ -71,10 +71,14 @@ type Config struct {
 	// RescanInterval is the time between scans while the kernel reports nothing.
 	RescanInterval time.Duration
 
-	// Uevents sends a value to events whenever the kernel reports a change of the
-	// host's devices, until the context ends. Nil means that nothing does; see
-	// [discovery.Listen].
+	// Uevents sends a value to events when it begins to hear the kernel, and whenever
+	// the kernel reports a change of the host's devices, until the context ends. Nil
+	// means that nothing does; see [discovery.Listen].
 	Uevents func(ctx context.Context, events chan<- struct{}) error
+
+	// HearsAll says that these are all events of the host, so that little of it need be
+	// looked at while there are none; see [discovery.Watch].
+	HearsAll bool
 
 	Informants []Informant
 
@@ -212,6 +216,7 @@ type agent struct {
 	events    chan struct{}            // has one when something about the host's devices changed
 	snapshots chan *discovery.Snapshot // has one that was not placed yet
 
+	hearing  atomic.Bool                        // the kernel's events come to events
 	watching atomic.Pointer[time.Time]          // when the first scan began
 	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
 	resaid   chan struct{}                      // has one when that says something else
@@ -397,7 +402,25 @@ const openInterval = time.Second
 
 // listen hears the kernel's events.
 func (a *agent) listen(ctx context.Context) {
-	if err := a.Uevents(ctx, a.events); err != nil {
+	heard, ended := make(chan struct{}, 1), make(chan struct{})
+	relayed := make(chan struct{})
+	go func() {
+		defer close(relayed)
+		for {
+			select {
+			case <-heard:
+				a.hearing.Store(true)
+				notify(a.events)
+			case <-ended:
+				a.hearing.Store(false)
+				return
+			}
+		}
+	}()
+	err := a.Uevents(ctx, heard)
+	close(ended)
+	<-relayed
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", a.RescanInterval)
 	}
 }
@@ -413,6 +436,9 @@ func (a *agent) watch(ctx context.Context) {
 		waitFor(ctx, informant.Ready(), firstWord)
 	}
 	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.observeScan}
+	if a.HearsAll {
+		watch.Hears = a.hearing.Load
+	}
 	var last *discovery.Snapshot
 	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, func() { notify(a.events) })
 	defer settling.stop()

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"path/filepath"
@@ -35,16 +37,21 @@ func newSettling(ctx context.Context, severity discovery.Severity, files disk.Fi
 // settle returns a snapshot with the states of its devices.
 func (s *settling) settle(ctx context.Context, snapshot *discovery.Snapshot) *discovery.Snapshot {
 	settled, again := s.settler.Settle(snapshot, time.Now())
+	if data, err := json.Marshal(&s.settler); err == nil { // always
+		if s.write(ctx, data); !s.lost && !bytes.Equal(s.said, data) {
+			again = min(cmp.Or(again, writeAgain), writeAgain)
+		}
+	}
 	if again > 0 {
 		s.again.Reset(again)
 	} else {
 		s.again.Stop()
 	}
-	if data, err := json.Marshal(&s.settler); err == nil { // always
-		s.write(ctx, data)
-	}
 	return settled
 }
+
+// writeAgain is after which time states are written down again if that failed.
+const writeAgain = 30 * time.Second
 
 // stop asks for no more scans.
 func (s *settling) stop() { s.again.Stop() }

@@ -1,0 +1,38 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+)
+
+// The agent knows whether it hears the kernel: from the first value on, and not any more
+// when what hears it has failed.
+func TestListenKnowsWhetherItHears(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		speak, fail := make(chan struct{}), make(chan struct{})
+		a := &agent{events: make(chan struct{}, 1)}
+		a.Uevents = func(_ context.Context, events chan<- struct{}) error {
+			<-speak
+			events <- struct{}{}
+			<-fail
+			return errors.New("no socket")
+		}
+		go a.listen(t.Context())
+		synctest.Wait()
+		if a.hearing.Load() {
+			t.Error("hears before anything was heard")
+		}
+		close(speak)
+		synctest.Wait()
+		if !a.hearing.Load() || len(a.events) != 1 {
+			t.Errorf("hearing %v, %d events; want the first one handed on", a.hearing.Load(), len(a.events))
+		}
+		close(fail)
+		synctest.Wait()
+		if a.hearing.Load() {
+			t.Error("hears after the socket failed")
+		}
+	})
+}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"context"
+	"io/fs"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
+)
+
+// interfacesInterval is how often the names of network interfaces are compared, where
+// the kernel's events about them do not reach the agent.
+const interfacesInterval = time.Second
+
+// hear returns what hears the kernel's events, and of a host's network interfaces
+// also where these have no event that reaches the agent.
+func hear(host fs.FS) func(ctx context.Context, events chan<- struct{}) error {
+	return func(ctx context.Context, events chan<- struct{}) error {
+		if hostfs.HasSys(host) && !discovery.SharesNetwork(host) {
+			klog.FromContext(ctx).Info("The agent has a network namespace of its own, in which the kernel says nothing of the host's network interfaces; their names are compared instead", "interval", interfacesInterval)
+			ctx, cancel := context.WithCancel(ctx)
+			ended := make(chan struct{})
+			defer func() { cancel(); <-ended }()
+			go func() {
+				defer close(ended)
+				discovery.FollowInterfaces(ctx, host, interfacesInterval, events)
+			}()
+		}
+		return discovery.Listen(ctx, events)
+	}
+}

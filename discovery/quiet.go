@@ -1,0 +1,248 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// trace is a host's file system that remembers what a family read of it which may
+// change although the kernel reports no event: health, sensors, nodes in /dev. A
+// family gives the same answer for the same host, so while all of it says the same,
+// and no event came, the family need not be asked again.
+type trace struct {
+	fsys  fs.FS
+	steps map[string]*traced // by operation and name
+	mixed bool               // one step had two answers
+}
+
+// traced is a step and a digest of its answer.
+type traced struct {
+	op, name string
+	size     int // of what was read
+	digest   uint64
+}
+
+func newTrace(fsys fs.FS) *trace { return &trace{fsys: fsys, steps: make(map[string]*traced)} }
+
+var seed = maphash.MakeSeed()
+
+// isTold reports whether the kernel reports changes of what an attribute says, or it
+// never changes while the device is there (drivers/pci/pci-sysfs.c, drivers/base/core.c).
+var isTold = map[string]bool{
+	"vendor": true, "device": true, "class": true, "modalias": true, "subsystem_vendor": true, "subsystem_device": true,
+	"revision": true, "numa_node": true, "max_link_speed": true, "max_link_width": true, "acpi_index": true, "label": true,
+	"uevent": true, "dev": true, "sriov_totalvfs": true, "idVendor": true, "idProduct": true,
+}
+
+// hasEvents reports whether the kernel reports changes of what a step answers. It
+// does when files, directories and links of sysfs come and go, except those by which
+// network interfaces lie above one another.
+func hasEvents(op, name string, err error) bool {
+	if !strings.HasPrefix(name, "sys/") || strings.Contains(name, "/net/") {
+		return false
+	}
+	return op != "read" || isTold[path.Base(name)] || errors.Is(err, fs.ErrNotExist)
+}
+
+// note remembers a step.
+func (t *trace) note(op, name string, err error, answer ...string) {
+	if hasEvents(op, name, err) {
+		return
+	}
+	step := newTraced(op, name, err, answer...)
+	if known := t.steps[op+" "+name]; known != nil && *known != step {
+		t.mixed = true
+	}
+	t.steps[op+" "+name] = &step
+}
+
+func newTraced(op, name string, err error, answer ...string) traced {
+	var hash maphash.Hash
+	hash.SetSeed(seed)
+	size := 0
+	for _, text := range answer {
+		_, _ = hash.WriteString(text)
+		_ = hash.WriteByte(0)
+		size += len(text)
+	}
+	if err != nil {
+		_, _ = hash.WriteString(err.Error())
+	}
+	return traced{op, name, size, hash.Sum64()}
+}
+
+// Open implements [fs.FS].
+func (t *trace) Open(name string) (fs.File, error) {
+	file, err := t.fsys.Open(name)
+	if err != nil {
+		t.note("read", name, err)
+		return nil, err
+	}
+	return &tracedFile{File: file, trace: t, name: name}, nil
+}
+
+// tracedFile notes what was read of it when it is closed.
+type tracedFile struct {
+	fs.File
+
+	trace *trace
+	name  string
+	data  []byte
+	err   error
+}
+
+// Read implements [fs.File].
+func (f *tracedFile) Read(p []byte) (int, error) {
+	n, err := f.File.Read(p)
+	f.data = append(f.data, p[:n]...)
+	if err != nil && !errors.Is(err, io.EOF) {
+		f.err = err
+	}
+	return n, err
+}
+
+// Close implements [fs.File].
+func (f *tracedFile) Close() error {
+	f.trace.note("read", f.name, f.err, string(f.data))
+	return f.File.Close()
+}
+
+// Stat implements [fs.StatFS].
+func (t *trace) Stat(name string) (fs.FileInfo, error) {
+	info, err := fs.Stat(t.fsys, name)
+	t.note("stat", name, err, kind(info))
+	return info, err
+}
+
+// Lstat implements [fs.ReadLinkFS].
+func (t *trace) Lstat(name string) (fs.FileInfo, error) {
+	info, err := fs.Lstat(t.fsys, name)
+	t.note("lstat", name, err, kind(info))
+	return info, err
+}
+
+// ReadLink implements [fs.ReadLinkFS].
+func (t *trace) ReadLink(name string) (string, error) {
+	target, err := fs.ReadLink(t.fsys, name)
+	t.note("readlink", name, err, target)
+	return target, err
+}
+
+// ReadDir implements [fs.ReadDirFS].
+func (t *trace) ReadDir(name string) ([]fs.DirEntry, error) {
+	entries, err := fs.ReadDir(t.fsys, name)
+	t.note("readdir", name, err, names(entries)...)
+	return entries, err
+}
+
+// kind is what discovery looks at of a file: its kind and, of a device node, its numbers.
+func kind(info fs.FileInfo) string {
+	if info == nil {
+		return ""
+	}
+	numbers := uint64(0)
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		numbers = stat.Rdev
+	}
+	return fmt.Sprint(info.Mode(), numbers)
+}
+
+func names(entries []fs.DirEntry) []string {
+	all := make([]string, len(entries))
+	for i, entry := range entries {
+		all[i] = entry.Name()
+	}
+	return all
+}
+
+// done returns the steps, false if they cannot tell whether the host is the same.
+func (t *trace) done() (steps []traced, ok bool) {
+	for _, step := range t.steps {
+		steps = append(steps, *step)
+	}
+	slices.SortFunc(steps, func(a, b traced) int { return strings.Compare(a.name, b.name) })
+	return steps, !t.mixed
+}
+
+// holds reports whether the step still has the same answer.
+func (step traced) holds(fsys fs.FS) bool {
+	again := newTrace(fsys)
+	switch step.op {
+	case "read":
+		file, err := again.Open(step.name)
+		if err == nil {
+			_, _ = io.Copy(io.Discard, io.LimitReader(file, int64(step.size)+1))
+			_ = file.Close()
+		}
+	case "stat":
+		_, _ = again.Stat(step.name)
+	case "lstat":
+		_, _ = again.Lstat(step.name)
+	case "readlink":
+		_, _ = again.ReadLink(step.name)
+	case "readdir":
+		_, _ = again.ReadDir(step.name)
+	}
+	now := again.steps[step.op+" "+step.name]
+	return now != nil && *now == step
+}
+
+// isQuiet reports whether what was read of the look's devices, and may change without
+// an event, is still so. What a sensor says is read again, and what follows from it compared.
+func (l look) isQuiet(host *Host) bool {
+	for _, step := range l.steps {
+		if !step.holds(host.FS) {
+			return false
+		}
+	}
+	health := newPCIHealth(host)
+	for function, readings := range l.functions {
+		if !slices.Equal(health.alone(sysfs.At(host.FS, function)), readings) {
+			return false
+		}
+	}
+	return true
+}
+
+// isCalm reports whether every family has answered the last scan in full, so that a
+// look at what has no events can tell whether anything has changed.
+func (s *scanner) isCalm() bool {
+	return s.last != nil && len(s.last.Problems) == 0 && len(s.late) == 0 && len(*s.hung.Load()) == 0 &&
+		!slices.ContainsFunc(s.looks, func(l look) bool { return !l.traced && (len(l.matched) > 0 || len(l.Devices) > 0) })
+}
+
+// isQuiet reports whether the host is known to be as the last scan found it, if the
+// kernel has reported no event since. What takes long to answer is not known to be so.
+func (s *scanner) isQuiet(ctx context.Context) bool {
+	if !s.isCalm() {
+		return false
+	}
+	quiet := true
+	limit := time.Now().Add(s.patience)
+	var readings []*reading[bool]
+	for _, l := range s.looks {
+		if len(l.steps)+len(l.functions) > 0 {
+			readings = append(readings, begin(s.patient, l.isQuiet))
+		}
+	}
+	for _, r := range readings {
+		if !r.wait(ctx, time.Until(limit)) {
+			s.leave(r.view)
+			quiet = false
+			continue
+		}
+		quiet = quiet && r.found
+	}
+	return quiet
+}

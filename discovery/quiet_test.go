@@ -1,0 +1,177 @@
+package discovery
+
+import (
+	"context"
+	"io/fs"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// counted counts what is opened of a host.
+type counted struct {
+	fstest.MapFS
+
+	opened atomic.Int32
+}
+
+func (c *counted) Open(name string) (fs.File, error) {
+	c.opened.Add(1)
+	return c.MapFS.Open(name)
+}
+
+// quietHost is a function with a node, a sensor and an attribute of its driver.
+func quietHost() *counted {
+	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
+	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text + "\n")} }
+	link := func(to string) *fstest.MapFile {
+		return &fstest.MapFile{Data: []byte(to), Mode: fs.ModeSymlink}
+	}
+	return &counted{MapFS: fstest.MapFS{
+		"sys/bus/pci/devices/0000:03:00.0": link("../../../devices/pci0000:00/0000:03:00.0"),
+		dir + "modalias":                   file("pci:v00001E52d0000401Esv00000000sd00000000bc12sc00i00"),
+		dir + "vendor":                     file("0x1e52"),
+		dir + "device":                     file("0x401e"),
+		dir + "class":                      file("0x120000"),
+		dir + "firmware":                   file("1.0"),
+		dir + "hwmon/hwmon1/temp1_input":   file("40000"),
+		dir + "hwmon/hwmon1/temp1_crit":    file("90000"),
+		dir + "numa_node":                  file("-1"),
+		"dev/one":                          file(""),
+	}}
+}
+
+// quietFamily describes it.
+var quietFamily = &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52"}}, Describe: func(host *Host, found []sysfs.Device) (devices []Device, problems []Problem) {
+	for _, f := range found {
+		d, err := PCI(host, f)
+		firmware, _ := f.Text("firmware")
+		d.Attributes.SetString("firmwareVersion", firmware)
+		if !host.Exists("/dev/one") {
+			d.Health = Health{Status: Unhealthy, Condition: ConditionNodeMissing, Reason: "no node"}
+		}
+		devices, problems = append(devices, d), append(problems, Problems(d.Name, err)...)
+	}
+	return devices, problems
+}}
+
+// quietly is a host that is watched in a bubble of time.
+type quietly struct {
+	host   *counted
+	hears  atomic.Bool
+	events chan struct{}
+	last   *Snapshot
+	times  int // published
+	looks  int
+}
+
+func watchQuietly(t *testing.T, do func(w *quietly)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		w := &quietly{host: quietHost(), events: make(chan struct{}, 1)}
+		w.hears.Store(true)
+		go Watch{
+			Host: &Host{FS: w.host}, Families: []*Family{quietFamily}, Events: w.events, Hears: w.hears.Load,
+			Observe: func(Scanned) { w.looks++ },
+		}.Run(ctx, func(s *Snapshot) { w.last, w.times = s, w.times+1 })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		do(w)
+		synctest.Wait()
+	})
+}
+
+// pass lets time go by and returns how many snapshots were published and how many
+// files were opened.
+func (w *quietly) pass(d time.Duration) (published, opened int) {
+	times := w.times
+	w.host.opened.Store(0)
+	time.Sleep(d)
+	synctest.Wait()
+	return w.times - times, int(w.host.opened.Load())
+}
+
+// While the kernel says nothing, only what has no events is looked at, and
+// everything after ten intervals.
+func TestWatchRestsWhileNothingHappens(t *testing.T) {
+	watchQuietly(t, func(w *quietly) {
+		looks := w.looks
+		published, opened := w.pass(4 * 30 * time.Second)
+		if published != 0 || w.looks != looks+4 {
+			t.Errorf("%d published, %d looks; want none, and 4", published, w.looks-looks)
+		}
+		if opened/4 > 7 {
+			t.Errorf("%d files opened in a look", opened/4)
+		}
+		if published, _ := w.pass(6 * 30 * time.Second); published != 1 {
+			t.Errorf("%d published in five minutes; want 1", published)
+		}
+		w.hears.Store(false)
+		if published, _ := w.pass(2 * 30 * time.Second); published != 2 {
+			t.Errorf("%d published while nothing is heard; want 2", published)
+		}
+	})
+}
+
+// What has no event is seen at the next interval, and what has one when it comes.
+func TestWatchSeesWhatHasNoEvents(t *testing.T) {
+	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
+	for name, test := range map[string]struct {
+		file, text string // removed if empty
+		want       func(d Device) bool
+	}{
+		"a sensor":             {dir + "hwmon/hwmon1/temp1_input", "95000", func(d Device) bool { return d.Health.Key() == ConditionOverTemperature }},
+		"a node":               {"dev/one", "", func(d Device) bool { return d.Health.Key() == ConditionNodeMissing }},
+		"a driver's attribute": {dir + "firmware", "1.1", func(d Device) bool { return d.Attributes.String("firmwareVersion") == "1.1" }},
+		"a counter":            {dir + "aer_dev_fatal", "TOTAL_ERR_FATAL 1", func(d Device) bool { return d.Health.Key() == ConditionFatalErrors }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			watchQuietly(t, func(w *quietly) {
+				w.pass(time.Minute)
+				before := w.host.MapFS[test.file]
+				delete(w.host.MapFS, test.file)
+				if test.text != "" {
+					w.host.MapFS[test.file] = &fstest.MapFile{Data: []byte(test.text + "\n")}
+				}
+				if published, _ := w.pass(30 * time.Second); published != 1 || !test.want(w.last.Devices[0]) {
+					t.Errorf("%d published: %+v", published, w.last.Devices)
+				}
+				if delete(w.host.MapFS, test.file); before != nil {
+					w.host.MapFS[test.file] = before
+				}
+				w.pass(30 * time.Second)
+				if test.want(w.last.Devices[0]) {
+					t.Errorf("afterwards: %+v", w.last.Devices)
+				}
+			})
+		})
+	}
+	watchQuietly(t, func(w *quietly) {
+		w.host.MapFS["sys/devices/pci0000:00/0000:03:00.0/numa_node"].Data = []byte("7\n")
+		if published, _ := w.pass(time.Minute); published != 0 {
+			t.Errorf("%d published before the event", published)
+		}
+		notifyOf(w.events)
+		if published, _ := w.pass(time.Second); published != 1 || *w.last.Devices[0].Attributes["resource.kubernetes.io/numaNode"].IntValue != 7 {
+			t.Errorf("%d published after the event: %+v", published, w.last.Devices)
+		}
+	})
+}
+
+// A sensor that only changes its mind about what is fine changes nothing.
+func TestWatchLetsSensorsSpeak(t *testing.T) {
+	watchQuietly(t, func(w *quietly) {
+		for _, degrees := range []string{"41000", "42000", "89000"} {
+			w.host.MapFS["sys/devices/pci0000:00/0000:03:00.0/hwmon/hwmon1/temp1_input"].Data = []byte(degrees)
+			if published, _ := w.pass(30 * time.Second); published != 0 {
+				t.Errorf("%s: %d published", degrees, published)
+			}
+		}
+	})
+}
