@@ -49,12 +49,15 @@ and undoes nothing because you removed a rule.
 It refuses to touch a function in use: one with a disk that is mounted, in
 whichever mount namespace, that is swap or part of something, such as LVM or a
 loop device, or that the kernel exports; with an interface that a route of the
-host leads through; with a device node that a process has open; or that a
-container has by a claim or by the device-plugin API. It refuses to unbind one
-whose interface is up, and to destroy virtual functions that a driver is bound to.
-A function of which it cannot tell counts as in use, such as an NVMe controller
-whose namespaces have several paths (native multipath). It goes on after a function
-that it refuses or cannot change, and the exit code then is not 0.
+host leads through; with a device node that a process has open, by whatever name;
+or that a container has by a claim or by the device-plugin API. It refuses to
+unbind one whose interface is up, and to destroy virtual functions that a driver
+is bound to. A function of which it cannot tell counts as in use. It goes on after
+a function that it refuses or cannot change, and the exit code then is not 0.
+
+You can run it again at any time: it does what is left. If it is killed, the next
+command first puts back what must not stay, which /run/chandler/provision.json
+says, such as sriov_drivers_autoprobe. Only one command runs at a time.
 
 It needs root, the host's processes in /proc, and the wanted drivers loaded.`,
 		Example: `  chandler provision --config provision.yaml --dry-run
