@@ -29,7 +29,11 @@ func Recorded(name string, host []byte) (inventory.Facts, error) {
 	if err != nil {
 		return inventory.Facts{}, fmt.Errorf("recorded host %s: %w", name, err)
 	}
-	classes, err := page.Classes(deployments.DeviceClasses)
+	shipped, err := deployments.DeviceClasses()
+	if err != nil {
+		return inventory.Facts{}, err
+	}
+	classes, err := page.Classes(shipped)
 	if err != nil {
 		return inventory.Facts{}, err
 	}
