@@ -19,7 +19,9 @@ import (
 	"chandler.dev/discovery/discoverytest"
 	"chandler.dev/discovery/families"
 	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/inventory/text"
 	"chandler.dev/internal/page"
+	"chandler.dev/internal/terminal"
 )
 
 // recordedHosts are those of all families.
@@ -109,6 +111,26 @@ func TestPages(t *testing.T) {
 	}
 	if !discoverytest.Brief() && len(validated) < 30 {
 		t.Errorf("only %d claim templates", len(validated))
+	}
+}
+
+// The page and the terminal say what is wrong with the node as a whole, and a device that waits has doctor's code.
+func TestPageSaysWhatIsWrongWithTheNode(t *testing.T) {
+	inv := recordedInventory(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
+	inv.Notes = []inventory.Note{{Name: "configuration", Reason: "no such field", Code: "CH0703"}}
+	inv.Device("pci-0000-23-00-0").Move = &inventory.Move{To: discovery.ModeDRA, Reason: "moves to API DRA once it is free", Since: inv.At.Add(-time.Hour)}
+	var b bytes.Buffer
+	if err := page.Render(&b, inv, page.Live{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`title="chandler explain CH0703"`, "No such field.", `title="chandler explain CH0502"`, "Attention <span class=\"n\">2</span>"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the page lacks %s", want)
+		}
+	}
+	b.Reset()
+	if err := text.Print(&b, inv, terminal.Plain); err != nil || !strings.Contains(b.String(), "configuration: no such field; chandler explain CH0703") {
+		t.Errorf("%v; the terminal has\n%s", err, b.String())
 	}
 }
 

@@ -31,6 +31,8 @@ type Facts struct {
 	API   map[string]discovery.Mode // which API offers what, by silicon
 	Moves map[string]Move           // what waits, by silicon
 
+	Notes []Note // what is wrong with the node as a whole
+
 	Classes []Class // DeviceClasses that claims may name
 
 	At time.Time // when all this was so
@@ -78,6 +80,14 @@ type Move struct {
 	Since  time.Time      `json:"since,omitzero"`
 }
 
+// Note says what is wrong with the node as a whole, and not with one of its devices.
+type Note struct {
+	Name   string    `json:"name"` // what is wrong, in a word or two
+	Reason string    `json:"reason"`
+	Code   string    `json:"code,omitempty"` // of doctor
+	Since  time.Time `json:"since,omitzero"`
+}
+
 // Class is a DeviceClass.
 type Class struct {
 	Name      string           `json:"name"`
@@ -105,6 +115,7 @@ type Inventory struct {
 	Attention []Item    `json:"attention"` // worst first
 	Gone      []Gone    `json:"gone"`
 	Problems  []Problem `json:"problems"`
+	Notes     []Note    `json:"notes,omitempty"`
 	Tree      *Tree     `json:"tree"`
 
 	byName map[string]*Device

@@ -31,7 +31,10 @@ type attention struct {
 	begin int64
 }
 
-const codeProblem = "CH0309" // something of a device could not be read
+const (
+	codeProblem = "CH0309" // something of a device could not be read
+	codeWaits   = "CH0502" // it waits for the other API
+)
 
 // attention returns what is wrong, worst first.
 func (v *view) attention() (items []attention) {
@@ -43,6 +46,7 @@ func (v *view) attention() (items []attention) {
 	}
 	items = append(items, v.gone()...)
 	items = append(items, v.problems()...)
+	items = append(items, v.notes()...)
 	slices.SortStableFunc(items, func(a, b attention) int {
 		return cmp.Or(worse(a.Glyph.Class, b.Glyph.Class), cmp.Compare(b.begin, a.begin))
 	})
@@ -154,7 +158,7 @@ func some(names []string) string {
 func (v *view) waits(s *silicon, move *inventory.Move) attention {
 	d := s.First()
 	item := attention{
-		Glyph: glyph{"move", "g-move", ""}, Kind: d.Kind, Href: s.ID, Code: "", Cond: "waits",
+		Glyph: glyph{"move", "g-move", ""}, Kind: d.Kind, Href: s.ID, Code: codeWaits, Cond: "waits",
 		Since: stampOf(move.Since, v.inv.At), begin: move.Since.Unix(), Then: "No new pod gets it until then.",
 	}
 	item.Name = strings.TrimSpace(d.ShortModel() + " " + cmp.Or(s.Addr, d.Detail))
@@ -226,6 +230,17 @@ func callName(name string) string {
 		return name
 	}
 	return inventory.ShortAddress(fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3]))
+}
+
+// notes returns what is wrong with the node as a whole.
+func (v *view) notes() (items []attention) {
+	for _, note := range v.inv.Notes {
+		items = append(items, attention{
+			Glyph: glyph{"bad", "g-bad-free", ""}, Name: note.Name, Code: note.Code, Cond: "node", Why: sentence(note.Reason),
+			Since: stampOf(note.Since, v.inv.At), begin: note.Since.Unix(),
+		})
+	}
+	return items
 }
 
 // problems returns what could not be read, of each device once, less what its

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"io/fs"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -21,6 +22,7 @@ func (a *agent) inventory() (inventory.Facts, bool) {
 		return inventory.Facts{}, false
 	}
 	facts := p.facts(a.ledger.View, a.cluster.Said(), a.ledger.Since)
+	facts.Notes = a.notes()
 	facts.Name, facts.Version, facts.Families, facts.At = a.NodeName, a.Version, len(a.Families), time.Now()
 	return facts, true
 }
@@ -32,9 +34,27 @@ func (p *placed) facts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Li
 		Holders: Holders(view(&ledger.Present{Snapshot: p.snapshot}), said, since),
 	}
 	for silicon, reason := range p.placement.Moving {
-		facts.Moves[silicon] = inventory.Move{To: p.placement.To[silicon], Reason: reason}
+		facts.Moves[silicon] = inventory.Move{To: p.placement.To[silicon], Reason: reason, Since: p.since[silicon]}
 	}
 	return facts
+}
+
+// notes returns what is wrong with the node as a whole: a configuration that is not in force, and scans that do not
+// end.
+func (a *agent) notes() (notes []inventory.Note) {
+	if wrong := a.unaccepted(); wrong != nil {
+		notes = append(notes, inventory.Note{Name: "configuration", Reason: wrong.Error(), Code: "CH0703"})
+	}
+	last := a.metrics.scanned.Load()
+	if last == nil {
+		return notes
+	}
+	if len(last.Late) > 0 {
+		notes = append(notes, inventory.Note{Name: "scan", Reason: "no answer in time from " + strings.Join(last.Late, ", ") + "; their devices count as unreadable", Code: "CH0310"})
+	} else if last.Hanging > 0 {
+		notes = append(notes, inventory.Note{Name: "scan", Reason: inventory.Plural(last.Hanging, "read") + " of the host not answered by a driver", Code: "CH0310"})
+	}
+	return notes
 }
 
 // Facts returns what an inventory is made of, less what the standing does not say. said is

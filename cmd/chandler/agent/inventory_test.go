@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,4 +57,56 @@ func TestInventory(t *testing.T) {
 	if state := inv.Device(names[3]).State; state != inventory.Free {
 		t.Errorf("a free GPU is %s", state)
 	}
+}
+
+// Silicon waits from when this agent saw it begin. Before that another agent may have seen it.
+func TestBeginnings(t *testing.T) {
+	at := time.Date(2026, 11, 20, 6, 41, 11, 0, time.UTC)
+	now := map[string]string{"a": "moves", "b": "moves"}
+	if begun := beginnings(nil, now, nil, at); len(begun) != 0 {
+		t.Errorf("at the start: %v", begun)
+	}
+	begun := beginnings(map[string]string{"a": "moves"}, now, nil, at)
+	if len(begun) != 1 || !begun["b"].Equal(at) {
+		t.Errorf("a waited before: %v", begun)
+	}
+	begun = beginnings(now, now, begun, at.Add(time.Hour))
+	if len(begun) != 1 || !begun["b"].Equal(at) {
+		t.Errorf("an hour later: %v", begun)
+	}
+	if begun = beginnings(now, map[string]string{}, begun, at); len(begun) != 0 {
+		t.Errorf("nothing waits: %v", begun)
+	}
+}
+
+// The inventory says what is wrong with the node as a whole.
+func TestInventoryNotes(t *testing.T) {
+	a := &agent{metrics: newAgentMetrics("v1")}
+	a.settings.Store(&a.Settings)
+	names := func() (names []string) {
+		for _, note := range a.notes() {
+			names = append(names, note.Code+" "+note.Name+": "+note.Reason)
+		}
+		return names
+	}
+	expect := func(want ...string) {
+		t.Helper()
+		if got := names(); !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	expect()
+	a.Wrong = errors.New("no such field")
+	expect("CH0703 configuration: no such field")
+	worse := errors.New("no such family")
+	a.because.Store(&worse)
+	expect("CH0703 configuration: no such family")
+	a.because.Store(nil)
+	a.settings.Store(&Settings{})
+	a.metrics.observeScan(discovery.Scanned{Late: []string{"nvidia", "rdma"}, Hanging: 3})
+	expect("CH0310 scan: no answer in time from nvidia, rdma; their devices count as unreadable")
+	a.metrics.observeScan(discovery.Scanned{Hanging: 1})
+	expect("CH0310 scan: 1 read of the host not answered by a driver")
+	a.metrics.observeScan(discovery.Scanned{})
+	expect()
 }

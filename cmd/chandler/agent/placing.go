@@ -61,6 +61,7 @@ type placing struct {
 	changes   chan *rules.Rules        // of the configuration; room for one
 	ordered   chan struct{}            // what leaving returns may be another; room for one
 	moving    map[string]string        // what waits for its API, and why
+	since     map[string]time.Time     // from when, where this agent saw it begin
 	problems  map[string]bool          // that were logged and persist
 }
 
@@ -90,7 +91,8 @@ func (a *agent) place(ctx context.Context) {
 type placed struct {
 	snapshot  *rules.Snapshot
 	placement Placement
-	leaving   bool // everything is withheld, since Chandler is being removed
+	leaving   bool                 // everything is withheld, since Chandler is being removed
+	since     map[string]time.Time // from when silicon waits, where this agent saw it begin
 }
 
 // run publishes until the context ends. It looks again when a device changes, and now
@@ -131,7 +133,7 @@ func (p *placing) run(ctx context.Context) {
 		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone, Allocation: snapshot.Allocation}
 		listed, soon := p.configuring.listable(ctx, listed, p.stock)
 		p.classic.Publish(listed, placement.Moving)
-		p.placed.Store(&placed{snapshot, placement, leaving != ""})
+		p.placed.Store(&placed{snapshot, placement, leaving != "", p.since})
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // somebody may have the silicon for days
@@ -160,9 +162,24 @@ func (p *placing) decide(ctx context.Context, auto discovery.Mode, leaving strin
 			klog.FromContext(ctx).V(2).Info("Silicon is offered by another API", "silicon", silicon, "from", p.places.api[silicon], "to", api)
 		}
 	}
+	p.since = beginnings(p.moving, placement.Moving, p.since, time.Now())
 	p.moving = placement.Moving
 	p.places.set(ctx, placement.API)
 	return placement
+}
+
+// beginnings returns from when silicon waits. Silicon that waits when the agent has just started may have waited for
+// an earlier agent too, so that is not known.
+func beginnings(before, now map[string]string, since map[string]time.Time, at time.Time) map[string]time.Time {
+	begun := make(map[string]time.Time, len(now))
+	for silicon := range now {
+		if known, is := since[silicon]; is {
+			begun[silicon] = known
+		} else if _, waited := before[silicon]; before != nil && !waited {
+			begun[silicon] = at
+		}
+	}
+	return begun
 }
 
 // published returns which ResourceSlice still offers each silicon of a snapshot, or

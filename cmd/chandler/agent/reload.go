@@ -62,6 +62,7 @@ func (a *agent) change(ctx context.Context, change Change) {
 		klog.FromContext(ctx).Error(change.Err, "The configuration changed and is wrong; the one before stays in force")
 		return
 	}
+	a.because.Store(nil)
 	before := a.settings.Swap(&change.Settings)
 	notify(a.accepted)
 	if before == &a.Settings {
@@ -91,6 +92,14 @@ func (a *agent) stillWrong() error {
 		return *since
 	}
 	return a.Wrong
+}
+
+// unaccepted returns why the newest configuration is not in force, nil if it is.
+func (a *agent) unaccepted() error {
+	if why := a.because.Load(); why != nil {
+		return *why
+	}
+	return a.stillWrong()
 }
 
 // complainInterval is how long until an Event is tried again.

@@ -71,8 +71,22 @@ func (p *printer) print() {
 	}
 	p.rails()
 	p.partial()
+	p.notes()
 	p.host()
 	p.gone()
+}
+
+// notes says what is wrong with the node as a whole.
+func (p *printer) notes() {
+	for _, note := range p.inv.Notes {
+		text := note.Name + ": " + note.Reason
+		if note.Code != "" {
+			text += "; chandler explain " + note.Code
+		}
+		for _, line := range p.wrap(text, p.style.Width, "   ") {
+			p.write(line)
+		}
+	}
 }
 
 // empty says that there is nothing, and how many looked.
