@@ -43,7 +43,7 @@ const qemu = "qemu-system-x86"
 // toolPackages are those of the programs that guests can have, beside what these depend on.
 var toolPackages = []string{
 	"busybox-static", "dash", "kmod", "pciutils", "iproute2", "nvme-cli", "e2fsprogs", "util-linux", "mount", "xz-utils",
-	"mdadm", "ethtool",
+	"mdadm", "ethtool", "runc",
 }
 
 // An Archive is Debian's archive, and a directory in which there is what was fetched from it.
