@@ -90,6 +90,10 @@ type Device struct {
 	// administrator has it in a pool of this kind, "" if it needs none.
 	PoolOnly Pools `json:"poolOnly,omitempty"`
 
+	// Rebind says how the device can be given to a vfio driver, nil if the
+	// administrator does not let it be. It is set by [Scan].
+	Rebind *Rebindable `json:"rebind,omitempty"`
+
 	// SRIOV is the pool of the SR-IOV network device plugin that the administrator
 	// has the device in, nil if it is in none. It is set by the rules.
 	SRIOV *SRIOVPool `json:"sriov,omitempty"`

@@ -109,6 +109,10 @@ type Family struct {
 	// family's devices, as clean and absolute paths.
 	FileDirs []string
 
+	// Rebinds says that Grant serves devices of other families too, which were given to
+	// vfio for somebody; see [Rebound].
+	Rebinds bool
+
 	// Labels are the labels of nodes by which pods find the family's devices, as the
 	// vendor's labeller names and writes them. Chandler has labels of its own for all
 	// families.
@@ -155,6 +159,10 @@ type Match struct {
 	Vendor   string // PCI vendor ID, four lower-case digits: "10de"
 	Device   string // PCI device ID, likewise: "6240"
 	PCIClass string // how the PCI class code begins, lower-case digits: "03", "0302"
+
+	// Rebindable says that the match is for hosts where the administrator lets devices
+	// be given to vfio, and selects nothing on others.
+	Rebindable bool
 }
 
 // Host is what a family may look at.
@@ -179,6 +187,10 @@ type Host struct {
 	// Pools says that the administrator has pools of the SR-IOV network device plugin.
 	// Families then look at what only such pools have, too.
 	Pools bool
+
+	// Rebind is which devices the administrator lets be given to a vfio driver, the
+	// first that selects a device first.
+	Rebind []Rebinding
 }
 
 // ReadText returns a file of the host without the white space around it; it
@@ -306,6 +318,9 @@ func (f *Family) matched(kernel *kernel) ([]sysfs.Device, []Problem) {
 	var problems []Problem
 	seen := make(map[string]bool)
 	for _, m := range f.Match {
+		if m.Rebindable && !kernel.rebinds {
+			continue
+		}
 		for _, d := range kernel.candidates(m) {
 			if seen[d.Path] {
 				continue

@@ -32,8 +32,12 @@ func (s *Snapshot) joinGroups() {
 // numbers. They are told by its nodes: that of a group, "/dev/vfio/42", or
 // "/dev/vfio/noiommu-0" where there is no IOMMU; or the node of a function,
 // "/dev/vfio/devices/vfio0", since the kernel gives a group to one user at a time
-// by that too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c).
+// by that too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c). A device that can
+// be given to vfio is counted among those of its group before it is.
 func (d *Device) vfioGroups() (groups []string) {
+	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Rebind != nil && d.Rebind.Why == "" {
+		return []string{strconv.FormatInt(*group, 10)} // it can become one of them
+	}
 	for _, node := range d.Edits.DeviceNodes {
 		name := path.Base(node.HostPath)
 		switch path.Dir(node.HostPath) {

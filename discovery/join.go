@@ -44,6 +44,7 @@ func (l look) join() *Snapshot {
 	s := &Snapshot{Devices: slices.Clone(l.Devices), Problems: slices.Clone(l.Problems), found: l}
 	s.markUnread()
 	s.markReadings()
+	s.joinRebindable()
 	s.joinGroups()
 	s.dropAmbiguous()
 	s.joinWholes()

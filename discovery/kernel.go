@@ -12,6 +12,7 @@ import (
 // many families ask, and knows which of thousands a match may select.
 type kernel struct {
 	fsys     fs.FS
+	rebinds  bool // the administrator lets devices be given to vfio
 	lists    map[string][]sysfs.Device
 	byVendor map[string][]sysfs.Device // PCI functions, those that cannot be told by ""; nil until asked for
 	byClass  map[string][]sysfs.Device // likewise, by the two digits of the base class
@@ -19,8 +20,8 @@ type kernel struct {
 	problems []Problem
 }
 
-func newKernel(fsys fs.FS) *kernel {
-	return &kernel{fsys: fsys, lists: make(map[string][]sysfs.Device)}
+func newKernel(host *Host) *kernel {
+	return &kernel{fsys: host.FS, rebinds: len(host.Rebind) > 0, lists: make(map[string][]sysfs.Device)}
 }
 
 // list returns the devices of the match's bus or class.

@@ -58,10 +58,13 @@ func Acceptors(families []*Family) Acceptor {
 		byName[f.Name] = f
 	}
 	return func(given []Device, parameters Parameters) error {
-		if len(parameters) == 0 {
-			return nil
-		}
 		var errs []error
+		for i := range given {
+			errs = append(errs, acceptDriver(&given[i], parameters))
+		}
+		if _, other := parameters[Driver]; other || len(parameters) == 0 {
+			return errors.Join(errs...)
+		}
 		own := make(map[*Family][]Device)
 		for _, d := range given {
 			f := byName[d.Family]

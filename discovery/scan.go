@@ -16,7 +16,7 @@ import (
 // Scan reads one file after the other and waits for each, as is good enough for
 // what lies in memory. [Watch] does not wait for what hangs.
 func Scan(host *Host, families []*Family) *Snapshot {
-	m := match(host.FS, families)
+	m := match(host, families)
 	looks := []look{{Problems: m.problems}}
 	for _, f := range leftoversLast(families) {
 		looks = append(looks, m.of[f].left(f, looks).read(f, host))
@@ -59,8 +59,8 @@ type matches struct {
 // belong to. It reads no file whose reader has to wait for a device: the kernel
 // makes modalias, vendor, device and class of what it has in memory, and the
 // rest are directories and links (drivers/pci/pci-sysfs.c, fs/kernfs).
-func match(fsys fs.FS, families []*Family) matches {
-	kernel := newKernel(fsys)
+func match(host *Host, families []*Family) matches {
+	kernel := newKernel(host)
 	m := matches{of: make(map[*Family]look, len(families))}
 	for _, f := range families {
 		found, problems := f.matched(kernel)
@@ -138,6 +138,7 @@ func (l look) read(f *Family, host *Host) look {
 	l.add(devices, f)
 	functions := readPCI(host, l.Devices)
 	setPlaces(host, l.Devices)
+	l.Problems = slices.Concat(l.Problems, setRebindable(described, l.Devices))
 	if l.traces {
 		l.steps, l.traced = remembered.done()
 		l.functions = functions

@@ -203,7 +203,7 @@ func newScanner(w Watch) *scanner {
 // scan returns what is known of the host now, nil if the context ends before. It
 // reports whether a family has answered, now or before.
 func (s *scanner) scan(ctx context.Context) (now *Snapshot, answered bool) {
-	m, ok := await(ctx, s.patient, func(host *Host) matches { return match(host.FS, s.families) })
+	m, ok := await(ctx, s.patient, func(host *Host) matches { return match(host, s.families) })
 	if !ok {
 		return nil, false
 	}

@@ -92,6 +92,9 @@ type Config struct {
 	// may be other than the last snapshot has them. It must not block.
 	Rescan func()
 
+	// Ended is called when a claim has ended. It must not block. Optional.
+	Ended func()
+
 	// Abandoned is asked about every ten minutes which claims nobody has any more.
 	Abandoned Abandoned
 

@@ -281,6 +281,9 @@ func (d *Driver) letGo(ctx context.Context, uid types.UID) error {
 	if d.offeredFor(c) {
 		notify(d.wake)
 	}
+	if d.config.Ended != nil {
+		d.config.Ended()
+	}
 	return nil
 }
 

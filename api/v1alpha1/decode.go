@@ -128,6 +128,14 @@ func (c *DriverConfig) Validate() error {
 		check(fmt.Sprintf("resources[%d].name", i), validateResourceName(resource.Name))
 		check(fmt.Sprintf("resources[%d].mode", i), resource.Mode.validate())
 		check(fmt.Sprintf("resources[%d]", i), validateAcceleratorFunction(resource.AcceleratorFunction))
+		check(fmt.Sprintf("resources[%d]", i), resource.Driver.validate())
+		if resource.Driver != "" && resource.AcceleratorFunction != "" {
+			check(fmt.Sprintf("resources[%d]", i), errors.New("driver: goes with no acceleratorFunction"))
+		}
+	}
+	for i := range c.Rebinding {
+		selects("rebinding", i, c.Rebinding[i].Selector)
+		check(fmt.Sprintf("rebinding[%d]", i), c.Rebinding[i].validate())
 	}
 	allocated := make(named)
 	for i := range c.Allocation {
@@ -165,6 +173,7 @@ func (p *ClaimParameters) Validate() error {
 	return errors.Join(
 		validateInterfaceName(p.InterfaceName),
 		validateAcceleratorFunction(p.AcceleratorFunction),
+		p.Driver.validate(),
 		validateEnvironment(p.Environment),
 		validateComputePercentage(p.ComputePercentage),
 	)

@@ -98,6 +98,7 @@ func (c *DriverConfig) On(node Node) (*DriverConfig, error) {
 	on.Exclude = keep(c.Exclude, func(s Selector) bool { return here(s.Nodes) })
 	on.Sharing = keep(c.Sharing, func(s Sharing) bool { return here(s.Nodes) })
 	on.Resources = keep(c.Resources, func(r Resource) bool { return here(r.Nodes) })
+	on.Rebinding = keep(c.Rebinding, func(r Rebinding) bool { return here(r.Nodes) })
 	on.Overhead = keep(c.Overhead, func(o Overhead) bool { return here(o.Nodes) })
 	resources, names := make(map[string]bool), make(map[string]bool)
 	on.Allocation = keep(c.Allocation, func(a Allocation) bool { return here(a.Nodes) && first(resources, a.Resource) })

@@ -42,6 +42,12 @@ type DriverConfig struct {
 	// If several entries of one resource count on a node, the first does.
 	Allocation []Allocation `json:"allocation,omitempty"`
 
+	// Rebinding are PCI functions that claims and resources may have as vfio, by
+	// driver. While somebody has one so, it is taken from its kernel driver. The agent
+	// needs privileges for it, and a change takes effect at its next start. The first that
+	// selects a device counts.
+	Rebinding []Rebinding `json:"rebinding,omitempty"`
+
 	// Overhead is what users of devices need of the host's own CPU and memory.
 	// The first that selects a device counts.
 	Overhead []Overhead `json:"overhead,omitempty"`
@@ -168,6 +174,11 @@ type Resource struct {
 	// DRA a claim says which one it wants.
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
 
+	// Driver is vfio for devices that are given to a vfio driver before the classic API
+	// lists them under that name, as in [ClaimParameters]. They must be among those of
+	// rebinding, or be under vfio already.
+	Driver DriverKind `json:"driver,omitempty"`
+
 	// SRIOV makes the entry a pool of the SR-IOV network device plugin. PCI functions
 	// under vfio then have their addresses as IDs, and containers the variables
 	// PCIDEVICE_<PREFIX>_<NAME>, where otherwise they have what KubeVirt has: IOMMU
@@ -188,6 +199,27 @@ type SRIOVPool struct {
 	// ExcludeTopology keeps the devices' NUMA nodes from the kubelet.
 	ExcludeTopology bool `json:"excludeTopology,omitempty"`
 }
+
+// Rebinding lets the selected devices be given to a vfio driver for those who ask for it.
+// All functions of an IOMMU group must be selected, but for bridges and those without a
+// driver; they are then given out together.
+type Rebinding struct {
+	Selector `json:",inline"`
+
+	// Driver is the vfio driver, which must be loaded: vfio-pci (the default), or one that
+	// can do more for the device, such as mlx5_vfio_pci.
+	Driver string `json:"driver,omitempty"`
+}
+
+// DriverKind is a kind of kernel driver under which a device is given out.
+type DriverKind string
+
+// The kinds.
+const (
+	// DriverVFIO gives a PCI function to a vfio driver, for a virtual machine or a program
+	// in user space.
+	DriverVFIO DriverKind = "vfio"
+)
 
 // Allocation is how the device-plugin API gives out what a classic resource counts:
 // devices, or shares of them. The scheduler counts no more than numbers; which ones a
@@ -404,6 +436,11 @@ type ClaimParameters struct {
 	// with, by the ID that its maker gave it: 8 to 40 hexadecimal digits, in
 	// which dashes do not count.
 	AcceleratorFunction string `json:"acceleratorFunction,omitempty"`
+
+	// Driver is vfio for PCI functions that are wanted under a vfio driver, for a virtual
+	// machine or a program in user space. The administrator must let them be rebound. They
+	// go back to their own driver when the claim has ended. No other parameter goes with it.
+	Driver DriverKind `json:"driver,omitempty"`
 
 	// Environment are variables by which the device's own libraries are tuned
 	// in the containers that get it: {HSA_XNACK: "1"}. Which there are depends on

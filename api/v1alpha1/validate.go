@@ -65,6 +65,24 @@ func (a *Allocation) validate() error {
 	return nil
 }
 
+func (k DriverKind) validate() error {
+	if k == "" || k == DriverVFIO {
+		return nil
+	}
+	return fmt.Errorf("driver: is %q; want %s", string(k), DriverVFIO)
+}
+
+// vfioDriver matches the names of the kernel's vfio drivers for PCI functions
+// (drivers/vfio/pci).
+var vfioDriver = regexp.MustCompile(`^([a-z0-9_]{1,32}[_-])?vfio[_-]pci$`)
+
+func (r *Rebinding) validate() error {
+	if r.Driver == "" || vfioDriver.MatchString(r.Driver) {
+		return nil
+	}
+	return fmt.Errorf("driver: is %q; want a vfio driver, such as vfio-pci or mlx5_vfio_pci", r.Driver)
+}
+
 func validateCEL(expression string) error {
 	if strings.TrimSpace(expression) == "" {
 		return errors.New("must not be empty")

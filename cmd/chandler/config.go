@@ -112,6 +112,13 @@ func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *r
 func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 	pool := func(r v1alpha1.Resource) bool { return r.SRIOV != nil }
 	host := &discovery.Host{FS: fsys, Roots: config.Roots, Pools: slices.ContainsFunc(config.Resources, pool)}
+	for _, entry := range config.Rebinding {
+		selector, err := rules.Compile(entry.CEL)
+		if err != nil {
+			continue // which compileRules reports
+		}
+		host.Rebind = append(host.Rebind, discovery.Rebinding{Expression: entry.CEL, Selects: selector.Selects, Driver: cmp.Or(entry.Driver, "vfio-pci")})
+	}
 	for _, resource := range config.Paths {
 		named := discovery.PathResource{Name: resource.Name, Kind: resource.Kind, Env: resource.Env}
 		for _, group := range resource.Groups {
@@ -216,10 +223,16 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 		if id := functionID(resource.AcceleratorFunction); id != "" {
 			rule.Want = discovery.Parameters{fpgaintel.AcceleratorFunction: id}
 		}
+		if resource.Driver != "" {
+			rule.Want = discovery.Parameters{discovery.Driver: string(resource.Driver)}
+		}
 		if pool := resource.SRIOV; pool != nil {
 			rule.SRIOV = &discovery.SRIOVPool{AdditionalInfo: pool.AdditionalInfo, NeedVhostNet: pool.NeedVhostNet, ExcludeTopology: pool.ExcludeTopology}
 		}
 		out.Resources = append(out.Resources, rule)
+	}
+	for i, entry := range config.Rebinding {
+		compile("rebinding", i, entry.Selector)
 	}
 	for i, overhead := range config.Overhead {
 		out.Overhead = append(out.Overhead, rules.Overhead{
@@ -283,6 +296,7 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 	parameters := discovery.Parameters{
 		network.InterfaceName:         said.InterfaceName,
 		fpgaintel.AcceleratorFunction: functionID(said.AcceleratorFunction),
+		discovery.Driver:              string(said.Driver),
 	}
 	if said.ComputePercentage != nil {
 		parameters[nvidia.ComputePercentage] = strconv.Itoa(*said.ComputePercentage)

@@ -186,6 +186,6 @@ func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, age
 	}
 	host := configuredHost(nil, config)
 	return config, agent.Settings{
-		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
+		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Rebind, NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
 	}, err
 }

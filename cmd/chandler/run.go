@@ -36,6 +36,7 @@ import (
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/hostfile"
 	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/provision"
 	"chandler.dev/internal/removal"
 	"chandler.dev/internal/reviewed"
 	"chandler.dev/legacy"
@@ -237,10 +238,14 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		return none, err
 	}
 	settings, wrong := file.begin(ctx, stateDir)
-	host, lock := &discovery.Host{FS: hostFS, Roots: settings.Roots, Paths: settings.Paths, Pools: settings.Pools}, flock(stateDir)
+	host, lock := &discovery.Host{FS: hostFS, Roots: settings.Roots, Paths: settings.Paths, Pools: settings.Pools, Rebind: settings.Rebind}, flock(stateDir)
 	var informants []agent.Informant
 	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
 		informants = append(informants, n)
+	}
+	write, err := provision.Writer(o.hostRoot)
+	if err != nil {
+		return none, err
 	}
 	serve, err := o.server(clients.review)
 	if err != nil {
@@ -260,6 +265,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		Uevents:        hear(hostFS),
 		HearsAll:       hostfs.HasSys(hostFS),
 		Informants:     informants,
+		Write:          write,
 		Client:         clients.main,
 		StatusClient:   clients.status,
 		Groups:         clients.groups,

@@ -220,15 +220,16 @@ func (v *validator) parameters(at place, object *unstructured.Unstructured) {
 	}
 }
 
-// claimParameters checks parameters, and warns of parameters that no family takes.
-// Whether the devices of a claim take them is known only once the claim is allocated.
+// claimParameters checks parameters, and warns of parameters that no family takes,
+// and that are not for any device. Whether the devices of a claim take them is known only
+// once the claim is allocated.
 func (v *validator) claimParameters(at place, data []byte) {
 	parameters, err := readParameters(data)
 	if err != nil {
 		v.report(at, severityError, err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(parameters)) {
-		if !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.Lists(name) }) {
+		if name != discovery.Driver && !slices.ContainsFunc(families.All, func(f *discovery.Family) bool { return f.Lists(name) }) {
 			v.report(at, severityWarning, fmt.Errorf("%s: no device takes it, and a claim for any is refused", name))
 		}
 	}

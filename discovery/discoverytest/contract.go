@@ -35,6 +35,7 @@ var vocabulary = map[resourceapi.QualifiedName]string{
 	"uuid":                  "string",
 	"serial":                "string",
 	"function":              "string",
+	"vfioDriver":            "string",
 	"parent":                "string",
 	"profile":               "string",
 	"partitionIndex":        "int",

@@ -88,11 +88,21 @@ func Layout(t testing.TB, file string) *discovery.Host {
 			host.Hooks = strings.TrimSpace(program)
 		}
 		host.Pools = host.Pools || strings.TrimSpace(line) == "pools"
+		if class, ok := strings.CutPrefix(line, "rebinding: "); ok {
+			host.Rebind = append(host.Rebind, rebinding(strings.TrimSpace(class)))
+		}
 		if resource, ok := strings.CutPrefix(line, "paths: "); ok {
 			host.Paths = append(host.Paths, parsePaths(t, resource))
 		}
 	}
 	return host
+}
+
+// rebinding lets functions be given to vfio-pci whose PCI class begins so.
+func rebinding(class string) discovery.Rebinding {
+	return discovery.Rebinding{Driver: "vfio-pci", Expression: class, Selects: func(d discovery.Device) (bool, error) {
+		return strings.HasPrefix(d.Attributes.String("pciClass"), class), nil
+	}}
 }
 
 func parsePaths(t testing.TB, text string) (resource discovery.PathResource) {

@@ -27,6 +27,7 @@ func same(a, b *discovery.Device) bool {
 		samePointer(a.PartOf, b.PartOf, sameSilicon) && maps.EqualFunc(a.Takes, b.Takes, sameQuantity) &&
 		a.Open == b.Open && a.Named == b.Named && a.PoolOnly == b.PoolOnly && a.FromConfig == b.FromConfig &&
 		seldom(a.SRIOV, b.SRIOV, a.SRIOV == nil && b.SRIOV == nil) &&
+		seldom(a.Rebind, b.Rebind, a.Rebind == nil && b.Rebind == nil) &&
 		slices.EqualFunc(a.Classic, b.Classic, sameOffer)
 }
 

@@ -129,6 +129,7 @@ func TestPatches(t *testing.T) {
 		"nvml-patch.yaml":             "nvml: {enabled: true}",
 		"mps-patch.yaml":              "mps: {enabled: true}",
 		"fpga-programming-patch.yaml": "fpgaProgramming: {enabled: true}",
+		"rebinding-patch.yaml":        "rebinding: {enabled: true}",
 	} {
 		t.Run(patch, func(t *testing.T) {
 			plain := readJSON(t, filepath.Join(deployments, "daemonset.yaml"))

@@ -34,6 +34,7 @@ import (
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/kubeletapi"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/rebind"
 	"chandler.dev/internal/removal"
 	"chandler.dev/legacy"
 )
@@ -81,6 +82,10 @@ type Config struct {
 	HearsAll bool
 
 	Informants []Informant
+
+	// Write writes an attribute of the host, as of fs.FS. It rebinds devices where the
+	// administrator allows it. Nil means that the agent may not change the host.
+	Write func(name, value string) error
 
 	Client kubernetes.Interface
 
@@ -134,6 +139,7 @@ type Settings struct {
 	Paths    []discovery.PathResource // likewise
 	Pools    bool                     // likewise
 	NoHooks  bool                     // container runtimes are to call none
+	Rebind   []discovery.Rebinding    // likewise
 
 	// Text is the configuration that they were compiled from. It is kept as
 	// [KeptConfig]. Optional.
@@ -202,6 +208,7 @@ type agent struct {
 	host    *discovery.Host
 	metrics *agentMetrics
 	ledger  *ledger.Ledger
+	binder  *rebind.Binder
 	cluster *cluster.Node
 	driver  *driver.Driver
 	classic *legacy.Plugin
@@ -223,6 +230,7 @@ type agent struct {
 
 	order   atomic.Pointer[removal.Order] // that was heard last, nil before the first
 	ordered chan struct{}                 // has one when it is another
+	rebound chan struct{}                 // has one when a device may be to be given back
 
 	placed     atomic.Pointer[placed] // nil before devices are placed
 	withoutDRA atomic.Bool            // the API server said that it does not serve DRA
@@ -245,7 +253,7 @@ func newAgent(config Config) *agent {
 	}
 	a := &agent{
 		Config:    config,
-		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths, Pools: config.Settings.Pools, Hooks: config.HookProgram},
+		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths, Pools: config.Settings.Pools, Hooks: config.HookProgram, Rebind: config.Settings.Rebind},
 		metrics:   newAgentMetrics(config.Version),
 		rules:     make(chan *rules.Rules, 1),
 		accepted:  make(chan struct{}, 1),
@@ -256,8 +264,10 @@ func newAgent(config Config) *agent {
 		snapshots: make(chan *discovery.Snapshot, 1),
 		resaid:    make(chan struct{}, 1),
 		ordered:   make(chan struct{}, 1),
+		rebound:   make(chan struct{}, 1),
 	}
 	a.settings.Store(&a.Settings)
+	a.binder = a.newBinder()
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
 	a.cluster.Written = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
@@ -298,8 +308,9 @@ func newAgent(config Config) *agent {
 		Accept:         discovery.Acceptors(config.Families),
 		Gone:           a.gone,
 		Abandoned:      a.cluster.Abandoned,
-		Configure:      discovery.Configurers(a.host, config.Families),
+		Configure:      a.binder.Configurer(discovery.Configurers(a.host, config.Families)),
 		Rescan:         func() { notify(a.events) },
+		Ended:          func() { notify(a.rebound) },
 	})
 	return a
 }
@@ -325,7 +336,8 @@ func (a *agent) run(parent context.Context) error {
 		release <- unlock
 		close(a.locked)
 		if a.open(ctx) {
-			for _, part := range []func(context.Context){a.ledger.Run, a.keepConfig, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
+			a.openBinder(ctx)
+			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.keepConfig, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}

@@ -60,8 +60,8 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 	wanted, reasons := make(map[string]bool), make(map[string]string)
 	for i := range listed.Devices {
 		d := &listed.Devices[i]
-		if len(d.Want) == 0 {
-			continue
+		if len(d.Want) == 0 && (d.Rebind == nil || len(d.Offers) == 0) {
+			continue // nothing is wanted of it, and nothing can have been made of it
 		}
 		reason, again := f.look(ctx, d, stock)
 		wanted[d.Name] = reason == ""

@@ -74,7 +74,7 @@ func (a *agent) place(ctx context.Context) {
 		places:      loadPlacements(ctx, a.files(), a.StateDir),
 		ledger:      a.ledger,
 		cluster:     a.cluster,
-		configuring: newConfiguring(discovery.Configurers(a.host, a.Families), discovery.Acceptors(a.Families), a.ledger),
+		configuring: newConfiguring(a.binder.Configurer(discovery.Configurers(a.host, a.Families)), discovery.Acceptors(a.Families), a.ledger),
 		dra:         a.driver,
 		placed:      &a.placed,
 		classic:     a.classic,

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"chandler.dev/discovery"
 	"chandler.dev/internal/podevents"
 )
 
@@ -74,6 +76,9 @@ func (a *agent) change(ctx context.Context, change Change) {
 	klog.FromContext(ctx).Info("The configuration changed")
 	if !reflect.DeepEqual(change.Settings.Roots, a.Settings.Roots) || !reflect.DeepEqual(change.Settings.Paths, a.Settings.Paths) || change.Settings.NoHooks != a.Settings.NoHooks {
 		klog.FromContext(ctx).Info("Warning: roots, paths or hooks of the configuration changed; they are in force once the agent is started again, and all else is now")
+	}
+	if !slices.EqualFunc(change.Settings.Rebind, a.Settings.Rebind, discovery.SameRebinding) {
+		klog.FromContext(ctx).Info("Warning: rebinding of the configuration changed; it is in force once the agent is started again")
 	}
 	if change.Settings.Pools && !a.Settings.Pools {
 		klog.FromContext(ctx).Info("Warning: the configuration has pools of the SR-IOV plugin now; physical functions that the kernel drives are offered in them once the agent is started again")

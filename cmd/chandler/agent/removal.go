@@ -94,6 +94,12 @@ func (a *agent) report(o removal.Order) removal.Report {
 		r.State, r.Detail = removal.InUse, namesOf(owners)
 	case len(ending) > 0:
 		r.State, r.Detail = removal.Waiting, "the kubelet has just ended "+namesOf(ending)
+	case len(a.binder.Left()) > 0:
+		left := a.binder.Left()[0]
+		r.State, r.Detail = removal.Waiting, fmt.Sprintf("device %s is not given back to its driver yet", left.Device)
+		if left.Failed != nil {
+			r.Detail += ": " + left.Failed.Error()
+		}
 	default:
 		r.State = removal.Withheld
 	}

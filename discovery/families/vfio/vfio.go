@@ -31,6 +31,7 @@ var Family = &discovery.Family{
 	CommonNodes: discovery.VFIOControl(),
 	Grant:       grant,
 	FileDirs:    []string{network.InfoDir},
+	Rebinds:     true,
 }
 
 // drivers are the kernel's vfio drivers for PCI functions: vfio-pci, which takes
@@ -46,13 +47,16 @@ func matches() []discovery.Match {
 	for _, driver := range drivers {
 		matches = append(matches, discovery.Match{Bus: "pci", Driver: driver})
 	}
-	return append(matches, discovery.Match{Bus: "pci", Driver: manager}, discovery.Match{Bus: "mdev"})
+	return append(matches, discovery.Match{Bus: "pci", Driver: manager}, discovery.Match{Bus: "mdev"}, discovery.Match{Bus: "pci", Rebindable: true})
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	functions, mdevs := split(found)
 	devices, problems = describeMediated(host, mdevs)
-	functions, unread := withoutOthers(functions)
+	functions, rebindable := withoutRebindable(functions)
+	more, unread := describeRebindable(host, rebindable)
+	devices, problems = append(devices, more...), append(problems, unread...)
+	functions, unread = withoutOthers(functions)
 	problems = append(problems, unread...)
 	ours := make(map[string][]sysfs.Device) // by IOMMU group
 	for _, function := range functions {

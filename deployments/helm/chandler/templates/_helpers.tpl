@@ -48,7 +48,7 @@ kind: DriverConfig
 
 {{/* Whether the agent must be privileged: a container that was given no device can open none otherwise. */}}
 {{- define "chandler.privileged" -}}
-{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled -}}true{{- end -}}
+{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled .Values.rebinding.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{/* The port of the page, if others than the agent's pod itself reach it. */}}

@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/rebind"
+)
+
+// Intervals at which it is tried to give a device back: while somebody has it, and after
+// that failed.
+const (
+	heldInterval   = time.Second
+	refuseInterval = 10 * time.Second
+)
+
+// newBinder makes what gives devices to vfio and back.
+func (a *agent) newBinder() *rebind.Binder {
+	config := rebind.Config{
+		Host:  a.host,
+		Write: a.Write,
+		Busy:  a.busy,
+		Files: a.files(),
+		Dir:   filepath.Join(a.StateDir, "rebound"),
+		Boot:  a.BootID,
+		Changed: func() {
+			notify(a.events)
+			notify(a.rebound)
+		},
+	}
+	for _, f := range a.Families {
+		if f.Rebinds {
+			config.Family = f.Name
+		}
+	}
+	return rebind.New(config)
+}
+
+// busy returns who uses a function, nil if nobody does.
+func (a *agent) busy(function sysfs.Device) error {
+	var known []discovery.Device
+	if s := a.settled.Load(); s != nil {
+		known = s.Devices
+	}
+	return inuse.Of(a.host, function, inuse.Options{Known: known}).Err()
+}
+
+// openBinder takes over what an earlier agent has rebound.
+func (a *agent) openBinder(ctx context.Context) {
+	for _, problem := range a.binder.Open() {
+		klog.FromContext(ctx).Error(problem, "Recovering what is rebound")
+	}
+	notify(a.rebound)
+}
+
+// giveBack gives devices that were rebound back to the drivers that they had, once nobody
+// has them and no classic resource wants them so. Until then they are nobody's but those
+// who ask for them as they are.
+func (a *agent) giveBack(ctx context.Context) {
+	tried := make(map[string]time.Time) // by silicon, when it could not be given back
+	said := make(map[string]string)     // likewise, why
+	for {
+		var again <-chan time.Time
+		left := make(map[string][]rebind.Left) // by silicon
+		for _, l := range a.binder.Left() {
+			left[l.Silicon] = append(left[l.Silicon], l)
+			again = time.After(heldInterval)
+		}
+		if p := a.placed.Load(); p != nil && len(left) > 0 {
+			wanted := p.rebound()
+			for silicon, functions := range left {
+				if wanted[silicon] || time.Since(tried[silicon]) < refuseInterval {
+					continue
+				}
+				delete(tried, silicon)
+				if err := a.giveSilicon(ctx, p, silicon, functions); err != nil {
+					tried[silicon] = time.Now()
+					if said[silicon] != err.Error() {
+						klog.FromContext(ctx).Error(err, "A device is not given back to its driver; trying again", "silicon", silicon, "interval", refuseInterval)
+					}
+					said[silicon] = err.Error()
+				} else {
+					delete(said, silicon)
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.rebound:
+		case <-again:
+		}
+	}
+}
+
+// giveSilicon gives back all functions of one piece of silicon, unless somebody has any of
+// it.
+func (a *agent) giveSilicon(ctx context.Context, p *placed, silicon string, functions []rebind.Left) error {
+	release, blocked := a.ledger.Reserve(functions[0].Device, silicon, &ledger.Present{Snapshot: p.snapshot})
+	if blocked != nil {
+		return nil
+	}
+	defer release()
+	for _, f := range functions {
+		if err := a.binder.Give(ctx, f.Function); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Gave a device back to the driver that it had", "device", f.Device)
+	}
+	return nil
+}
+
+// rebound returns the silicon that classic resources want under vfio.
+func (p *placed) rebound() map[string]bool {
+	wanted := make(map[string]bool)
+	if p.leaving {
+		return wanted
+	}
+	for _, d := range p.placement.Classic(p.snapshot.Devices) {
+		if wantsVFIO(&d) {
+			wanted[d.Silicon()] = true
+		}
+	}
+	return wanted
+}
+
+func wantsVFIO(d *rules.Offered) bool {
+	return d.Want[discovery.Driver] == discovery.DriverVFIO && len(d.Offers) > 0
+}

@@ -1,0 +1,56 @@
+package vfio
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// withoutRebindable returns the functions that are under vfio's drivers, or vGPUs' manager,
+// and those that are not.
+func withoutRebindable(functions []sysfs.Device) (bound, others []sysfs.Device) {
+	for _, function := range functions {
+		if driver := function.Driver(); driver == manager || slices.Contains(drivers, driver) {
+			bound = append(bound, function)
+		} else {
+			others = append(others, function)
+		}
+	}
+	return bound, others
+}
+
+// describeRebindable describes functions that no other family hands out and that the
+// administrator lets be given to vfio for those who ask for it: a disk, or an adapter that
+// the host may use. Nobody can have them otherwise.
+func describeRebindable(host *discovery.Host, functions []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+	for _, function := range functions {
+		id, err := function.PCIID()
+		if err == nil && strings.HasPrefix(id.Class, "06") { // bridges
+			continue
+		}
+		d, described := discovery.PCI(host, function)
+		d.Attributes.SetString("kind", "other")
+		d.Attributes.SetString("pciClass", id.Class)
+		driver, unsaid := host.Rebinds(d)
+		if unsaid != nil {
+			problems = append(problems, discovery.Problem{Device: "rebinding", Err: unsaid})
+		}
+		if driver == "" {
+			continue
+		}
+		divided, sriovErr := discovery.Divided(function)
+		if divided {
+			continue // it is not given away under its virtual functions
+		}
+		d.Rebind = &discovery.Rebindable{Driver: driver, Only: true}
+		if group := groupOf(function); group != "" {
+			d.Classic = append(offers(group, id, function), discovery.Offer{Resource: discovery.AnyName, IDs: []string{function.Name()}, SRIOV: true})
+		}
+		problems = append(problems, discovery.Problems(d.Name, errors.Join(err, described, sriovErr))...)
+		devices = append(devices, d)
+	}
+	return devices, problems
+}

@@ -1,0 +1,111 @@
+package rebind
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"chandler.dev/discovery"
+)
+
+// Configurer gives devices to vfio for those who want them so, and asks the next one what is
+// to be done of all else. What is being given back is nobody's meanwhile.
+func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
+	return func(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+		r := b.of(&d)
+		switch {
+		case want[discovery.Driver] == "" && r != nil:
+			return d, nil, fmt.Errorf("device %s: it is under driver %s until it was given back to %s", d.Name, r.To, orNone(r.Driver))
+		case want[discovery.Driver] == "":
+			return next(d, want)
+		case r == nil && discovery.IsVFIO(d.Attributes.String("driver")):
+			return d, nil, nil // it was so before, and stays so
+		case d.Rebind == nil || d.Rebind.Why != "":
+			return d, nil, fmt.Errorf("device %s: it cannot be had as vfio", d.Name)
+		}
+		if b.isTaken(&d) {
+			now, err := discovery.Rebound(b.config.Host, d)
+			if err != nil {
+				return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
+			}
+			now.Family, now.Health = b.config.Family, d.Health
+			return now, nil, nil
+		}
+		now := d
+		now.Family = b.config.Family
+		now.Edits.DeviceNodes, now.Edits.NetDevices, now.Edits.Mounts, now.Edits.Env, now.Edits.Hooks = nil, nil, nil, nil, nil
+		return now, func(ctx context.Context) error {
+			if err := b.take(ctx, d); err != nil {
+				return fmt.Errorf("device %s: %w", d.Name, err)
+			}
+			return nil
+		}, nil
+	}
+}
+
+// Describe returns a snapshot in which devices that are rebound are what they were, so
+// that whoever chose them by that still does, with the nodes and the health that they have
+// under vfio. It replaces all that is described of their functions.
+func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
+	b.mu.Lock()
+	clear(b.seen)
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.Rebind != nil {
+			b.seen[d.Source] = *d
+		}
+	}
+	records := make(map[string]*record, len(b.bound)) // by directory
+	for _, r := range b.bound {
+		if r.Device.Name != "" {
+			records[r.Source] = r
+		}
+	}
+	b.mu.Unlock()
+	if len(records) == 0 {
+		return s
+	}
+	now := *s
+	now.Devices = make([]discovery.Device, 0, len(s.Devices)+len(records))
+	seen := make(map[string]*discovery.Device) // by directory
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		r := records[d.Source]
+		if r == nil {
+			now.Devices = append(now.Devices, *d)
+		} else if d.Name == r.Device.Name {
+			seen[d.Source] = d
+		}
+	}
+	for source, r := range records {
+		if b.function(source).Exists(".") {
+			now.Devices = append(now.Devices, b.describe(r, seen[source]))
+		}
+	}
+	slices.SortStableFunc(now.Devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+	return &now
+}
+
+// describe returns a device that is rebound, as it is now. A family that describes it too
+// tells what else is wrong with it.
+func (b *Binder) describe(r *record, seen *discovery.Device) discovery.Device {
+	d := r.Device
+	d.Readings = nil
+	if seen != nil {
+		d.Readings = seen.Readings
+	}
+	b.mu.Lock()
+	failed := b.failed[r.Function]
+	b.mu.Unlock()
+	d.Health = discovery.Health{Status: discovery.Healthy}
+	switch {
+	case failed != nil:
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: failed.Error()}
+	case b.function(r.Source).Driver() == r.To:
+		d, _ = discovery.Rebound(b.config.Host, d) // its health says what cannot be read
+	}
+	if d.Health.Status == discovery.Healthy && len(d.Readings) > 0 {
+		d.Health = d.Readings[0]
+	}
+	return d
+}

@@ -1,0 +1,123 @@
+package rebind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+
+	"chandler.dev/discovery"
+)
+
+// Left is a function that is not what it was, as it was left by those who had it as vfio.
+type Left struct {
+	Function string // its address
+	Device   string // the name of the device that is the function, or would be
+	Silicon  string // of which the device is
+	Failed   error  // why it could not be given back at the last attempt, nil if it was not tried
+}
+
+// Left returns all functions that are not what they were, in order.
+func (b *Binder) Left() (left []Left) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, address := range slices.Sorted(maps.Keys(b.bound)) {
+		r := b.bound[address]
+		l := Left{Function: address, Device: r.Device.Name, Silicon: r.Device.Silicon(), Failed: b.failed[address]}
+		if l.Device == "" {
+			l.Device = discovery.DeviceName(b.function("sys/bus/pci/devices/" + address))
+			l.Silicon = l.Device
+		}
+		left = append(left, l)
+	}
+	return left
+}
+
+// Give gives a function back to the driver that it had. The caller keeps others from it.
+// It is no error if there is nothing to give back. A function that somebody else has bound to
+// a driver since is theirs.
+func (b *Binder) Give(ctx context.Context, address string) error {
+	b.mu.Lock()
+	r := b.bound[address]
+	b.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	leave, err := b.enter([]string{r.Source})
+	if err == nil {
+		defer leave()
+		err = b.give(ctx, r)
+	}
+	if err != nil {
+		err = fmt.Errorf("it is not given back to %s: %w", orNone(r.Driver), err)
+		b.mu.Lock()
+		b.failed[address] = err
+		b.mu.Unlock()
+	}
+	b.config.Changed()
+	return err
+}
+
+func orNone(driver string) string {
+	if driver == "" {
+		return "no driver"
+	}
+	return "driver " + driver
+}
+
+func (b *Binder) give(ctx context.Context, r *record) error {
+	function := b.function(r.Source)
+	if !function.Exists(".") {
+		return b.forget(r) // it was taken out, or is a virtual function that is no more
+	}
+	driver := function.Driver()
+	if driver != "" && driver != r.To && driver != r.Driver {
+		return b.forget(r)
+	}
+	if driver == r.To && driver != r.Driver && b.config.Busy != nil {
+		if err := b.config.Busy(function); err != nil && !errors.Is(err, fs.ErrPermission) {
+			return err // the kernel would wait for it, and keep the function locked meanwhile
+		}
+	}
+	override, err := overrideOf(function)
+	if err != nil {
+		return err
+	}
+	if override != r.Override {
+		if b.config.Write == nil {
+			return errNoPrivilege
+		}
+		if err := b.write(r.Function, "set its driver", path.Join(r.Source, "driver_override"), r.Override); err != nil {
+			return err
+		}
+	}
+	if driver != r.Driver {
+		if err := b.giveDriver(ctx, r, driver); err != nil {
+			return err
+		}
+	}
+	return b.forget(r)
+}
+
+// giveDriver binds a function to the driver that it had. If that is not known, or is not
+// loaded any more, the kernel chooses.
+func (b *Binder) giveDriver(ctx context.Context, r *record, driver string) error {
+	known := r.Device.Name != "" || r.Driver != ""
+	switch {
+	case known && r.Driver == "":
+		return b.write(r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function)
+	case !known || !b.loaded(r.Driver):
+		if driver != "" {
+			if err := b.write(r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function); err != nil {
+				return err
+			}
+		}
+		return b.write(r.Function, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Function)
+	}
+	return b.swap(ctx, r.Source, r.Driver, func() error {
+		return b.write(r.Function, "bind it to "+r.Driver, path.Join(driverDir(r.Driver), "bind"), r.Function)
+	})
+}

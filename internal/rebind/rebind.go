@@ -1,0 +1,328 @@
+// Package rebind gives PCI functions to a vfio driver for those who ask for them so, and
+// back to the drivers that they had. It writes down what a function had before it changes
+// it, and goes on from whatever a killed agent has left. It knows no vendor and no
+// Kubernetes. Who may have a device is not its to decide.
+package rebind
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/disk"
+)
+
+// Config is what a Binder works with.
+type Config struct {
+	Host *discovery.Host
+
+	// Write writes an attribute of the host, as of fs.FS. Nil means that the agent may not
+	// change the host.
+	Write func(name, value string) error
+
+	// Busy returns who uses a function, nil if nobody does. It is asked before a function is
+	// taken from a driver. Nil means that nobody can tell, and nothing is taken.
+	Busy func(function sysfs.Device) error
+
+	Files disk.Files
+	Dir   string // where it is written down what functions had
+	Boot  string // the kernel's boot ID: no binding outlives a boot
+
+	// Family is the name of the family whose Grant serves functions under vfio.
+	Family string
+
+	// Changed is called when a device may be other than the last scan has it. It must not
+	// block.
+	Changed func()
+
+	Limit time.Duration // how long a write may take before nobody waits for it any more; 20 s if 0
+	Wait  time.Duration // how long until a driver must have taken a function; 10 s if 0
+}
+
+// Binder gives functions to vfio and back.
+type Binder struct {
+	config Config
+
+	mu      sync.Mutex
+	bound   map[string]*record          // by the function's address
+	working map[string]bool             // likewise, while one call changes the function
+	failed  map[string]error            // likewise, why it could not be given back
+	hanging map[string]string           // likewise, a write that has not ended
+	seen    map[string]discovery.Device // by directory, those that can be rebound, as they were scanned last
+}
+
+// record is what a function was before it was given to vfio. It is on disk before
+// anything is changed, and is removed when the function is as it was.
+type record struct {
+	Boot     string `json:"boot"`
+	Function string `json:"function"` // its address
+	Source   string `json:"source"`   // its directory, as of fs.FS
+	Driver   string `json:"driver"`   // "" if it had none
+	Override string `json:"override"` // its driver_override, "" if it had none
+	To       string `json:"to"`       // the vfio driver
+
+	// Device is the device that is the function, as it was described. It is described so
+	// until it is that again.
+	Device discovery.Device `json:"device"`
+}
+
+const extension = ".json"
+
+// New returns a Binder. It is ready once it was opened.
+func New(config Config) *Binder {
+	if config.Limit == 0 {
+		config.Limit = 20 * time.Second
+	}
+	if config.Wait == 0 {
+		config.Wait = 10 * time.Second
+	}
+	if config.Changed == nil {
+		config.Changed = func() {}
+	}
+	return &Binder{
+		config: config, bound: make(map[string]*record), working: make(map[string]bool), failed: make(map[string]error),
+		hanging: make(map[string]string), seen: make(map[string]discovery.Device),
+	}
+}
+
+// Open reads what an earlier agent of this boot has left. A record of an earlier boot is
+// removed, since the kernel has forgotten the binding. If a record cannot be read, its name
+// says of which function it is, and the kernel is left to choose the driver.
+func (b *Binder) Open() (problems []error) {
+	names, err := b.config.Files.List(b.config.Dir)
+	if err != nil {
+		return []error{fmt.Errorf("list what was rebound: %w", err)}
+	}
+	for _, entry := range names {
+		address, ok := strings.CutSuffix(entry.Name(), extension)
+		if !ok || !sysfs.IsPCIAddress(address) {
+			continue
+		}
+		r, err := b.read(address)
+		switch {
+		case err != nil:
+			problems = append(problems, fmt.Errorf("what function %s was before it was rebound cannot be read; the kernel will choose its driver: %w", address, err))
+			r = b.unknown(address)
+		case r.Boot != b.config.Boot:
+			if err := b.config.Files.Remove(b.file(address)); err != nil {
+				problems = append(problems, err)
+			}
+			continue
+		}
+		b.keep(r)
+	}
+	return problems
+}
+
+func (b *Binder) file(address string) string {
+	return filepath.Join(b.config.Dir, address+extension)
+}
+
+func (b *Binder) read(address string) (*record, error) {
+	data, err := b.config.Files.Read(b.file(address))
+	if err != nil {
+		return nil, err
+	}
+	r := &record{}
+	if err := json.Unmarshal(data, r); err != nil {
+		return nil, err
+	}
+	if r.Function != address || r.Source == "" {
+		return nil, errors.New("it is of no function")
+	}
+	r.Device.Source = r.Source
+	return r, nil
+}
+
+// unknown returns the record of a function of which nothing else is known.
+func (b *Binder) unknown(address string) *record {
+	source := "sys/bus/pci/devices/" + address
+	if function, ok := sysfs.At(b.config.Host.FS, "sys/bus/pci/devices").LinkTo(address); ok {
+		source = function.Path
+	}
+	return &record{Boot: b.config.Boot, Function: address, Source: source, To: b.function(source).Driver()}
+}
+
+// function returns a function as the host has it now.
+func (b *Binder) function(source string) sysfs.Device { return sysfs.At(b.config.Host.FS, source) }
+
+func (b *Binder) keep(r *record) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bound[r.Function] = r
+}
+
+func (b *Binder) forget(r *record) error {
+	if err := b.config.Files.Remove(b.file(r.Function)); err != nil {
+		return fmt.Errorf("remove what %s was before it was rebound: %w", r.Function, err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.bound, r.Function)
+	delete(b.failed, r.Function)
+	return nil
+}
+
+// of returns the record of a device, nil if it is not rebound.
+func (b *Binder) of(d *discovery.Device) *record {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bound[filepath.Base(d.Source)]
+}
+
+// note writes down what a function is before it is changed, unless that is written
+// down already.
+func (b *Binder) note(function sysfs.Device, to string, d discovery.Device) (*record, error) {
+	address := function.Name()
+	b.mu.Lock()
+	r := b.bound[address]
+	b.mu.Unlock()
+	if r != nil {
+		return r, nil
+	}
+	override, err := overrideOf(function)
+	if err != nil {
+		return nil, fmt.Errorf("function %s: %w", address, err)
+	}
+	r = &record{Boot: b.config.Boot, Function: address, Source: function.Path, Driver: function.Driver(), Override: override, To: to, Device: d}
+	data, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("function %s: write down what it is: %w", address, err)
+	}
+	there, err := b.config.Files.Write(b.file(address), data, 0o600)
+	if there != disk.Old {
+		b.keep(r) // perhaps
+	}
+	if err != nil {
+		return nil, fmt.Errorf("function %s: write down what it is: %w", address, err)
+	}
+	return r, nil
+}
+
+// overrideOf returns the driver that a function is for whatever its identity, "" if there is
+// none (Documentation/ABI/testing/sysfs-bus-pci).
+func overrideOf(function sysfs.Device) (string, error) {
+	text, err := function.Text("driver_override")
+	if text == "(null)" {
+		text = ""
+	}
+	return text, err
+}
+
+// enter has one call at a time change functions, and none while a write to one of them
+// hangs.
+func (b *Binder) enter(functions []string) (leave func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, path := range functions {
+		address := filepath.Base(path)
+		if what := b.hanging[address]; what != "" {
+			return nil, fmt.Errorf("function %s: %s has not ended yet", address, what)
+		}
+		if b.working[address] {
+			return nil, fmt.Errorf("function %s is being changed", address)
+		}
+	}
+	for _, path := range functions {
+		b.working[filepath.Base(path)] = true
+	}
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for _, path := range functions {
+			delete(b.working, filepath.Base(path))
+		}
+	}, nil
+}
+
+// write writes an attribute for a function. The kernel may not come back from it for as
+// long as a process has the function open, and cannot be told to give up; then the write
+// goes on alone, and nothing else is done to the function before it ends.
+func (b *Binder) write(address, what, name, value string) error {
+	if b.config.Write == nil {
+		return errNoPrivilege
+	}
+	done := make(chan error, 1)
+	go func() { done <- b.config.Write(name, value) }()
+	timer := time.NewTimer(b.config.Limit)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, err)
+		}
+		return nil
+	case <-timer.C:
+	}
+	b.mu.Lock()
+	b.hanging[address] = what
+	b.mu.Unlock()
+	go func() {
+		<-done
+		b.mu.Lock()
+		delete(b.hanging, address)
+		b.mu.Unlock()
+		b.config.Changed()
+	}()
+	return fmt.Errorf("function %s: %s has not ended after %s", address, what, b.config.Limit)
+}
+
+var errNoPrivilege = errors.New("the agent may not change the host: see docs/rebinding.md")
+
+// bind has a driver take a function that no driver has, and waits until it has.
+func (b *Binder) bind(ctx context.Context, source, driver string, write func() error) error {
+	address := filepath.Base(source)
+	wrote := write()
+	if b.hangs(address) {
+		return wrote
+	}
+	if wrote != nil && b.function(source).Driver() != driver {
+		return fmt.Errorf("driver %s did not take it: %w", driver, wrote)
+	}
+	return b.until(ctx, func() error {
+		switch now := b.function(source).Driver(); now {
+		case driver:
+			return nil
+		case "":
+			return fmt.Errorf("function %s: driver %s did not take it; the kernel's log may say why", address, driver)
+		default:
+			return fmt.Errorf("function %s: driver %s has it now and not %s", address, now, driver)
+		}
+	})
+}
+
+func (b *Binder) hangs(address string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.hanging[address] != ""
+}
+
+// until returns when there is no error any more, or the last one after a while.
+func (b *Binder) until(ctx context.Context, look func() error) error {
+	limit := time.Now().Add(b.config.Wait)
+	for {
+		err := look()
+		if err == nil || time.Now().After(limit) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// loaded reports whether the kernel has a driver for PCI functions.
+func (b *Binder) loaded(driver string) bool {
+	return b.config.Host.Exists("/" + driverDir(driver))
+}
+
+func driverDir(driver string) string { return "sys/bus/pci/drivers/" + driver }

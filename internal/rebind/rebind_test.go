@@ -1,0 +1,411 @@
+package rebind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// binder returns what an agent that starts has, where somebody may use functions.
+func (k *kernel) binder(boot string, users map[string]string) *Binder {
+	k.t.Helper()
+	b := New(Config{
+		Host: k.host(), Write: k.write, Family: "vfio", Boot: boot, Dir: filepath.Join(k.dir, "state/rebound"),
+		Limit: 100 * time.Millisecond, Wait: 100 * time.Millisecond,
+		Busy: func(function sysfs.Device) error {
+			if user := users[function.Name()]; user != "" {
+				return errors.New("in use: " + user)
+			}
+			return nil
+		},
+	})
+	for _, problem := range b.Open() {
+		k.t.Error(problem)
+	}
+	return b
+}
+
+// device returns the disk as a scan describes it, alone in its group or with the other.
+func device(others ...string) discovery.Device {
+	d := discovery.Device{
+		Name: "pci-0000-03-00-0", Family: "disks", Source: source(first), Attributes: discovery.Attributes{},
+		Health: discovery.Health{Status: discovery.Healthy}, Rebind: &discovery.Rebindable{Driver: "vfio-pci"},
+	}
+	d.Attributes.SetString("driver", "nvme")
+	d.Attributes.SetString("model", "a disk")
+	for _, address := range others {
+		d.Rebind.Others = append(d.Rebind.Others, source(address))
+	}
+	return d
+}
+
+func nothing(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+	return d, nil, nil
+}
+
+var vfio = discovery.Parameters{discovery.Driver: discovery.DriverVFIO}
+
+// take does for a claim what the driver does: it asks what is to be done, does it, and asks
+// again.
+func take(ctx context.Context, b *Binder, d discovery.Device) (discovery.Device, error) {
+	configure := b.Configurer(nothing)
+	now, work, err := configure(d, vfio)
+	if err == nil && work != nil {
+		if err = work(ctx); err == nil {
+			now, work, err = configure(d, vfio)
+			if err == nil && work != nil {
+				err = errors.New("there is work again")
+			}
+		}
+	}
+	return now, err
+}
+
+func giveAll(ctx context.Context, b *Binder) (errs error) {
+	for _, l := range b.Left() {
+		errs = errors.Join(errs, b.Give(ctx, l.Function))
+	}
+	return errs
+}
+
+// check reports how functions are not under the driver that they should have.
+func (k *kernel) check(driver, override string, addresses ...string) {
+	k.t.Helper()
+	for _, address := range addresses {
+		if k.driver(address) != driver || k.override(address) != override {
+			k.t.Errorf("%s: driver %q, override %q; want %q, %q\nwrites:\n%s", address, k.driver(address), k.override(address), driver, override, strings.Join(k.writes, "\n"))
+		}
+	}
+}
+
+func (k *kernel) records() (names []string) {
+	entries, _ := os.ReadDir(filepath.Join(k.dir, "state/rebound"))
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+// A function goes to vfio with its whole group, and back.
+func TestTakeAndGive(t *testing.T) {
+	k := newKernel(t)
+	b := k.binder("1", nil)
+	now, err := take(t.Context(), b, device(other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.check("vfio-pci", "vfio-pci", first, other)
+	if len(now.Edits.DeviceNodes) != 2 || now.Edits.DeviceNodes[0].HostPath != "/dev/vfio/3" || now.Family != "vfio" || now.Attributes.String("model") != "a disk" {
+		t.Errorf("described as %+v", now)
+	}
+	if _, _, err := b.Configurer(nothing)(device(other), nil); err == nil || !strings.Contains(err.Error(), "until it was given back to driver nvme") {
+		t.Errorf("who wants it otherwise gets it: %v", err)
+	}
+	writes := len(k.writes)
+	if _, err := take(t.Context(), b, device(other)); err != nil || len(k.writes) != writes {
+		t.Errorf("taken again: %v, writes %q", err, k.writes[writes:])
+	}
+	for range 2 { // the second time there is nothing to do
+		if err := giveAll(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+		k.check("nvme", "(null)", first, other)
+	}
+	if left := k.records(); len(left) > 0 || len(b.Left()) > 0 {
+		t.Errorf("left: %q", left)
+	}
+	if d, work, err := b.Configurer(nothing)(device(other), nil); work != nil || err != nil || d.Family != "disks" {
+		t.Errorf("after it: %v, %v", d.Family, err)
+	}
+}
+
+// Nothing is written, nor written down, for what may not be taken.
+func TestRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		users map[string]string
+		spoil func(*kernel, *Binder)
+		want  string
+	}{
+		"in use":                   {users: map[string]string{first: "it is mounted on /data"}, want: "it is mounted on /data"},
+		"its group is in use":      {users: map[string]string{other: "swap is on it"}, want: "0000:03:00.1: in use: swap is on it"},
+		"driver is not loaded":     {spoil: func(k *kernel, _ *Binder) { _ = os.RemoveAll(filepath.Join(k.dir, driverDir("vfio-pci"))) }, want: "modprobe vfio-pci"},
+		"no privilege":             {spoil: func(_ *kernel, b *Binder) { b.config.Write = nil }, want: "may not change the host"},
+		"who uses it is not known": {spoil: func(_ *kernel, b *Binder) { b.config.Busy = nil }, want: "cannot be told"},
+		"virtual functions":        {spoil: func(k *kernel, _ *Binder) { k.link(source(first)+"/virtfn0", "../0000:03:10.0") }, want: "has virtual functions"},
+		"disk is full":             {spoil: func(k *kernel, b *Binder) { b.config.Dir = filepath.Join(k.dir, "dev/vfio/vfio/none") }, want: "write down what it is"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKernel(t)
+			b := k.binder("1", test.users)
+			if test.spoil != nil {
+				test.spoil(k, b)
+			}
+			if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+			if len(k.writes) > 0 || len(k.records()) > 0 {
+				t.Errorf("written: %q, written down: %q", k.writes, k.records())
+			}
+			k.check("nvme", "(null)", first, other)
+		})
+	}
+}
+
+// A function that was under vfio before anybody asked stays so.
+func TestBoundBefore(t *testing.T) {
+	k := newKernel(t)
+	k.setDriver(first, "vfio-pci")
+	d := device(other)
+	d.Rebind = nil
+	d.Attributes.SetString("driver", "vfio-pci")
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, d); err != nil || len(k.writes) > 0 || len(b.Left()) > 0 {
+		t.Errorf("%v, writes %q", err, k.writes)
+	}
+}
+
+// An agent that is killed before any of its writes leaves what the next one goes on from,
+// either way.
+func TestKilled(t *testing.T) {
+	for _, ends := range []string{"taken", "given back"} {
+		for step := range 13 {
+			t.Run(fmt.Sprintf("%d %s", step, ends), func(t *testing.T) {
+				k := newKernel(t)
+				k.budget = step
+				b := k.binder("1", nil)
+				_, err := take(t.Context(), b, device(other))
+				if step < 6 && !errors.Is(err, errKilled) || step >= 6 && err != nil {
+					t.Fatalf("taking: %v", err)
+				}
+				if step >= 6 {
+					err = giveAll(t.Context(), b)
+				}
+				k.budget = -1
+				b = k.binder("1", nil)
+				if ends == "taken" {
+					d := b.Describe(&discovery.Snapshot{Devices: []discovery.Device{device(other)}}).Devices[0]
+					if _, err := take(t.Context(), b, d); err != nil {
+						t.Fatalf("after %d writes: %v", step, err)
+					}
+					if k.driver(first) != "vfio-pci" || k.driver(other) != "vfio-pci" {
+						t.Errorf("after %d writes: drivers %s, %s", step, k.driver(first), k.driver(other))
+					}
+				}
+				if err := giveAll(t.Context(), b); err != nil {
+					t.Fatalf("after %d writes: %v", step, err)
+				}
+				k.check("nvme", "(null)", first, other)
+				if left := k.records(); len(left) > 0 {
+					t.Errorf("left: %q", left)
+				}
+			})
+		}
+	}
+}
+
+// A reboot half-way leaves nothing to give back.
+func TestReboot(t *testing.T) {
+	for step := range 7 {
+		k := newKernel(t)
+		k.budget = step
+		_, _ = take(t.Context(), k.binder("1", nil), device(other))
+		k.budget, k.writes = -1, nil
+		k.reboot()
+		b := k.binder("2", nil)
+		if len(b.Left()) > 0 || len(k.records()) > 0 {
+			t.Errorf("after %d writes and a reboot: %v", step, b.Left())
+		}
+		k.check("nvme", "(null)", first, other)
+	}
+}
+
+// A driver that does not take its function back is said to, and is asked again.
+func TestRefusesToComeBack(t *testing.T) {
+	k := newKernel(t)
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	k.refuses["nvme"] = syscall.EIO
+	if err := giveAll(t.Context(), b); !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), "driver nvme did not take it") {
+		t.Errorf("error %v", err)
+	}
+	d := b.Describe(&discovery.Snapshot{}).Devices[0]
+	if d.Health.Status != discovery.Unhealthy || d.Health.Condition != discovery.ConditionDriverUnbound || !strings.Contains(d.Health.Reason, "not given back to driver nvme") {
+		t.Errorf("health %+v", d.Health)
+	}
+	delete(k.refuses, "nvme")
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
+// vfio may refuse a function too. It stays the claim's, and goes back when that ends.
+func TestProbeFails(t *testing.T) {
+	k := newKernel(t)
+	k.refuses["vfio-pci"] = syscall.EINVAL
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("error %v", err)
+	}
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
+// A write that hangs is waited for once. Nothing else is done to the function before it
+// ends, and then all goes on.
+func TestUnbindHangs(t *testing.T) {
+	k := newKernel(t)
+	hangs := make(chan struct{})
+	k.hangs["nvme"] = hangs
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), "unbind it from nvme has not ended after") {
+		t.Errorf("error %v", err)
+	}
+	if err := giveAll(t.Context(), b); err == nil || !strings.Contains(err.Error(), "has not ended yet") {
+		t.Errorf("given back beside it: %v", err)
+	}
+	close(hangs)
+	for limit := time.Now().Add(5 * time.Second); b.hangs(first); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("it hangs still")
+		}
+	}
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	k.check("vfio-pci", "vfio-pci", first)
+}
+
+// What a process has open is not taken from vfio: the kernel would wait for it.
+func TestKeptOpen(t *testing.T) {
+	k := newKernel(t)
+	users := make(map[string]string)
+	b := k.binder("1", users)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	users[first] = "process 47 (qemu) has /dev/vfio/3 open"
+	users[other], k.writes = users[first], nil
+	if err := giveAll(t.Context(), b); err == nil || !strings.Contains(err.Error(), "process 47 (qemu)") {
+		t.Errorf("error %v", err)
+	}
+	if len(k.writes) > 0 {
+		t.Errorf("written: %q", k.writes)
+	}
+	clear(users)
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
+// What the administrator does meanwhile stands.
+func TestAdministratorActs(t *testing.T) {
+	for name, test := range map[string]struct {
+		driver   string
+		override string
+	}{
+		"gave it back":    {"nvme", "(null)"},
+		"has it for good": {"e1000e", "vfio-pci"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKernel(t)
+			b := k.binder("1", nil)
+			if _, err := take(t.Context(), b, device(other)); err != nil {
+				t.Fatal(err)
+			}
+			k.setDriver(first, test.driver)
+			if err := giveAll(t.Context(), b); err != nil || len(b.Left()) > 0 {
+				t.Errorf("left %v: %v", b.Left(), err)
+			}
+			k.check(test.driver, test.override, first)
+		})
+	}
+}
+
+// A function that is gone has nothing to be given back.
+func TestGone(t *testing.T) {
+	k := newKernel(t)
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	_ = os.RemoveAll(filepath.Join(k.dir, source(first)))
+	if s := b.Describe(&discovery.Snapshot{}); len(s.Devices) > 0 {
+		t.Errorf("described: %+v", s.Devices)
+	}
+	if err := giveAll(t.Context(), b); err != nil || len(b.Left()) > 0 {
+		t.Errorf("left %v: %v", b.Left(), err)
+	}
+}
+
+// If what a function was cannot be read, the kernel chooses.
+func TestDamagedRecord(t *testing.T) {
+	k := newKernel(t)
+	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
+		t.Fatal(err)
+	}
+	k.file("state/rebound/"+first+".json", "{")
+	b := New(Config{Host: k.host(), Write: k.write, Boot: "1", Dir: filepath.Join(k.dir, "state/rebound")})
+	if problems := b.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), first) {
+		t.Errorf("problems %v", problems)
+	}
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
+// A rebound device is described once, as what it was, whatever family finds it.
+func TestDescribe(t *testing.T) {
+	k := newKernel(t)
+	b := k.binder("1", nil)
+	d := device(other)
+	d.PartOf = &discovery.Silicon{Name: "iommu-group-3"}
+	if _, err := take(t.Context(), b, d); err != nil {
+		t.Fatal(err)
+	}
+	found := discovery.Device{Name: d.Name, Family: "vfio", Source: d.Source, Attributes: discovery.Attributes{}, Readings: []discovery.Health{{Status: discovery.Unhealthy, Condition: discovery.ConditionFatalErrors, Reason: "errors"}}}
+	neighbour := discovery.Device{Name: "a", Source: "sys/a"}
+	scanned := &discovery.Snapshot{Devices: []discovery.Device{neighbour, found}}
+	for range 2 {
+		s := b.Describe(scanned)
+		if len(s.Devices) != 2 || s.Devices[0].Name != "a" {
+			t.Fatalf("devices %+v", s.Devices)
+		}
+		now := s.Devices[1]
+		if now.Family != "disks" || now.Attributes.String("driver") != "nvme" || now.Silicon() != "iommu-group-3" || now.Rebind == nil {
+			t.Errorf("described as %+v", now)
+		}
+		if len(now.Edits.DeviceNodes) != 2 || now.Health.Condition != discovery.ConditionFatalErrors {
+			t.Errorf("nodes %v, health %v", now.Edits.DeviceNodes, now.Health)
+		}
+		if found.Family != "vfio" || scanned.Devices[1].Family != "vfio" {
+			t.Error("the scan's snapshot was modified")
+		}
+		b = k.binder("1", nil) // an agent that starts says the same
+	}
+}
+
+// Nothing is begun once it was called off.
+func TestCalledOff(t *testing.T) {
+	k := newKernel(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := take(ctx, k.binder("1", nil), device(other)); !errors.Is(err, context.Canceled) || len(k.writes) > 0 {
+		t.Errorf("%v, writes %q", err, k.writes)
+	}
+}

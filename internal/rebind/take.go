@@ -1,0 +1,138 @@
+package rebind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+
+	"chandler.dev/discovery"
+)
+
+// take gives a device to vfio with all functions that go with it. It goes on from
+// wherever an earlier call, or an earlier agent, has stopped. Nothing is written before it
+// is on disk what the function was. The order is that of the kernel's documentation
+// (Documentation/ABI/testing/sysfs-bus-pci, driver_override): the override first, so that
+// no other driver takes the function meanwhile.
+func (b *Binder) take(ctx context.Context, d discovery.Device) error {
+	to, functions := d.Rebind.Driver, functionsOf(&d)
+	leave, err := b.enter(functions)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := b.mayTake(functions, to); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("called off: %w", err) // from here on nothing is stopped
+	}
+	defer b.config.Changed()
+	ctx = context.WithoutCancel(ctx)
+	for _, source := range functions {
+		if err := b.takeFunction(ctx, source, to, d); err != nil {
+			return err
+		}
+	}
+	if err := b.await(ctx, d); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, source := range functions {
+		delete(b.failed, path.Base(source))
+	}
+	return nil
+}
+
+// functionsOf returns the functions that a device takes with it, itself first.
+func functionsOf(d *discovery.Device) []string {
+	return append([]string{d.Source}, d.Rebind.Others...)
+}
+
+// mayTake returns why functions cannot be taken, nil if they can. All are asked about
+// before the first is changed.
+func (b *Binder) mayTake(functions []string, to string) error {
+	if b.config.Write == nil {
+		return errNoPrivilege
+	}
+	if b.config.Busy == nil {
+		return errors.New("who uses the host's functions cannot be told")
+	}
+	if !b.loaded(to) {
+		return fmt.Errorf("driver %s is not loaded (modprobe %s)", to, to)
+	}
+	for _, source := range functions {
+		function := b.function(source)
+		if driver := function.Driver(); driver == to || driver == "" {
+			continue // done so far, or nothing is taken from anybody
+		}
+		if function.Exists("virtfn0") {
+			return fmt.Errorf("function %s has virtual functions", function.Name())
+		}
+		if err := b.config.Busy(function); err != nil {
+			return fmt.Errorf("function %s: %w", function.Name(), err)
+		}
+	}
+	return nil
+}
+
+// takeFunction gives one function to a driver. The device that is the function is written
+// down with it.
+func (b *Binder) takeFunction(ctx context.Context, source, to string, d discovery.Device) error {
+	function := b.function(source)
+	if source != d.Source {
+		b.mu.Lock()
+		d = b.seen[source] // none if no family describes it
+		b.mu.Unlock()
+	}
+	if _, err := b.note(function, to, d); err != nil {
+		return err
+	}
+	override, err := overrideOf(function)
+	if err != nil {
+		return fmt.Errorf("function %s: %w", function.Name(), err)
+	}
+	address := function.Name()
+	if override != to {
+		if err := b.write(address, "set its driver", path.Join(source, "driver_override"), to); err != nil {
+			return err
+		}
+	}
+	return b.swap(ctx, source, to, func() error {
+		return b.write(address, "bind it to "+to, "sys/bus/pci/drivers_probe", address)
+	})
+}
+
+// swap unbinds a function from the driver that it has, unless that is the right one, and
+// binds it.
+func (b *Binder) swap(ctx context.Context, source, to string, bind func() error) error {
+	address := path.Base(source)
+	switch driver := b.function(source).Driver(); driver {
+	case to:
+		return nil
+	case "":
+	default:
+		if err := b.write(address, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), address); err != nil {
+			return err
+		}
+	}
+	return b.bind(ctx, source, to, bind)
+}
+
+// await returns once the nodes of a device under vfio can be opened.
+func (b *Binder) await(ctx context.Context, d discovery.Device) error {
+	return b.until(ctx, func() error {
+		now, err := discovery.Rebound(b.config.Host, d)
+		if err == nil && now.Health.Status != discovery.Healthy {
+			err = errors.New(now.Health.Reason)
+		}
+		return err
+	})
+}
+
+// isTaken reports whether all functions that go with a device are under its vfio driver.
+func (b *Binder) isTaken(d *discovery.Device) bool {
+	return !slices.ContainsFunc(functionsOf(d), func(source string) bool { return b.function(source).Driver() != d.Rebind.Driver })
+}
