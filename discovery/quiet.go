@@ -33,7 +33,13 @@ type traced struct {
 	digest   uint64
 }
 
-func newTrace(fsys fs.FS) *trace { return &trace{fsys: fsys, steps: make(map[string]*traced)} }
+// newTrace returns a trace and the host as it is seen through it.
+func newTrace(host *Host) (*trace, *Host) {
+	t := &trace{fsys: host.FS, steps: make(map[string]*traced)}
+	through := *host
+	through.FS = t
+	return t, &through
+}
 
 var seed = maphash.MakeSeed()
 
@@ -166,9 +172,13 @@ func names(entries []fs.DirEntry) []string {
 	return all
 }
 
-// done returns the steps, false if they cannot tell whether the host is the same.
-func (t *trace) done() (steps []traced, ok bool) {
-	for _, step := range t.steps {
+// done returns the steps that another trace has not, false if they cannot tell whether
+// the host is the same.
+func (t *trace) done(other *trace) (steps []traced, ok bool) {
+	for key, step := range t.steps {
+		if other != nil && other.steps[key] != nil && *other.steps[key] == *step {
+			continue
+		}
 		steps = append(steps, *step)
 	}
 	slices.SortFunc(steps, func(a, b traced) int { return strings.Compare(a.name, b.name) })
@@ -176,8 +186,8 @@ func (t *trace) done() (steps []traced, ok bool) {
 }
 
 // holds reports whether the step still has the same answer.
-func (step traced) holds(fsys fs.FS) bool {
-	again := newTrace(fsys)
+func (step traced) holds(host *Host) bool {
+	again, _ := newTrace(host)
 	switch step.op {
 	case "read":
 		file, err := again.Open(step.name)
@@ -199,12 +209,15 @@ func (step traced) holds(fsys fs.FS) bool {
 }
 
 // isQuiet reports whether what was read of the look's devices, and may change without
-// an event, is still so. What a sensor says is read again, and what follows from it compared.
+// an event, is still so. Where a sensor says something else, what follows from it is
+// compared: most of what sensors say is fine.
 func (l look) isQuiet(host *Host) bool {
-	for _, step := range l.steps {
-		if !step.holds(host.FS) {
-			return false
-		}
+	changed := func(step traced) bool { return !step.holds(host) }
+	if slices.ContainsFunc(l.steps, changed) {
+		return false
+	}
+	if !slices.ContainsFunc(l.sensors, changed) {
+		return true
 	}
 	health := newPCIHealth(host)
 	for function, readings := range l.functions {
@@ -232,7 +245,7 @@ func (s *scanner) isQuiet(ctx context.Context) bool {
 	limit := time.Now().Add(s.patience)
 	var readings []*reading[bool]
 	for _, l := range s.looks {
-		if len(l.steps)+len(l.functions) > 0 {
+		if len(l.steps)+len(l.sensors) > 0 {
 			readings = append(readings, begin(s.patient, l.isQuiet))
 		}
 	}

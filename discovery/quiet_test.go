@@ -41,6 +41,7 @@ func quietHost() *counted {
 		dir + "hwmon/hwmon1/temp1_input":   file("40000"),
 		dir + "hwmon/hwmon1/temp1_crit":    file("90000"),
 		dir + "numa_node":                  file("-1"),
+		dir + "aer_dev_fatal":              file("TOTAL_ERR_FATAL 0"),
 		"dev/one":                          file(""),
 	}}
 }

@@ -43,9 +43,10 @@ type look struct {
 	had     []Device       // what it found when it last did
 
 	// What was read that may change without an event; see [trace].
-	traces    bool // it is to be remembered
-	traced    bool // it was, and tells whether the host is the same
-	steps     []traced
+	traces    bool     // it is to be remembered
+	traced    bool     // it was, and tells whether the host is the same
+	steps     []traced // in describing devices
+	sensors   []traced // in readings of functions, less these
 	functions map[string][]Health
 }
 
@@ -125,22 +126,22 @@ func (l look) read(f *Family, host *Host) look {
 	if !l.asks(f) {
 		return l
 	}
-	described, found := host, l.matched
-	var remembered *trace
+	described, sensed, found := host, host, l.matched
+	var answers, sensors *trace
 	if l.traces {
-		remembered = newTrace(host.FS)
-		copied := *host
-		copied.FS = remembered
-		described, found = &copied, l.in(remembered).matched
+		answers, described = newTrace(host)
+		sensors, sensed = newTrace(host)
+		found = l.in(answers).matched
 	}
 	devices, problems := f.describe(described, found)
 	l.Problems = slices.Concat(l.Problems, problems)
 	l.add(devices, f)
-	functions := readPCI(host, l.Devices)
+	functions := readPCI(sensed, l.Devices)
 	setPlaces(host, l.Devices)
 	l.Problems = slices.Concat(l.Problems, setRebindable(described, l.Devices))
 	if l.traces {
-		l.steps, l.traced = remembered.done()
+		l.steps, l.traced = answers.done(nil)
+		l.sensors, _ = sensors.done(answers)
 		l.functions = functions
 	}
 	return l
