@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -97,10 +99,29 @@ func TestDevicePlugin(t *testing.T) {
 // Pods with classic limits get GPUs, each its own, as many as there are.
 func testDevicePluginPods(t *testing.T) {
 	limitsHolder(t)(t)
+	whoLimits(t, "limits-holder", 2)
 	if _, err := os.Stat("/dev/kvm"); err == nil {
 		apply(t, kvmPod("limits-kvm"))
 		running(t, "limits-kvm")
 	}
+}
+
+// gpuLabel is how kubectl chandler names a GPU.
+var gpuLabel = regexp.MustCompile(`\bgpu [0-9a-f]{2}:00\.0`)
+
+// whoLimits has kubectl chandler say which GPUs a pod has by limits: the agent knows.
+func whoLimits(t *testing.T, pod string, gpus int) {
+	t.Helper()
+	if *version == build.Classic {
+		return // as other tests of the plugin
+	}
+	until(t, "kubectl chandler who to name the GPUs of "+pod, func(context.Context) error {
+		stdout, stderr, code := plugin(t, "chandler", "who", pod)
+		if n := len(gpuLabel.FindAllString(stdout, -1)); code != 0 || stderr != "" || n != gpus || !strings.Contains(stdout, "amd.com/gpu") {
+			return fmt.Errorf("exit code %d, %s\n%s", code, stderr, stdout)
+		}
+		return nil
+	})
 }
 
 // When the agent is replaced, and replaced again, pods with classic limits go on

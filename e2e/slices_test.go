@@ -1,15 +1,26 @@
 package e2e
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	gocmp "github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"chandler.dev/discovery"
+	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
 )
 
@@ -49,11 +60,11 @@ func TestAgentIsKeptToItsNode(t *testing.T) {
 			}
 		})
 	}
-	slices, err := kube.ResourceV1().ResourceSlices().List(within(t), metav1.ListOptions{})
-	if err != nil || len(slices.Items) == 0 {
+	all, err := kube.ResourceV1().ResourceSlices().List(within(t), metav1.ListOptions{})
+	if err != nil || len(all.Items) == 0 {
 		t.Fatalf("no slice to delete: %v", err)
 	}
-	err = agentOf(t, "other").ResourceV1().ResourceSlices().Delete(within(t), slices.Items[0].Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	err = agentOf(t, "other").ResourceV1().ResourceSlices().Delete(within(t), all.Items[0].Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 	if err == nil || !strings.Contains(err.Error(), "of that node") {
 		t.Errorf("another node's agent deletes a slice: %v", err)
 	}
@@ -72,4 +83,97 @@ func agentOf(t *testing.T, nodeName string) kubernetes.Interface {
 		t.Fatal(err)
 	}
 	return client
+}
+
+var keptFeature = regexp.MustCompile(`chandler_dra_server_feature_enabled\{feature="([^"]+)"\} ([01])`)
+
+// "chandler slices" prints of the node's recorded host what the agent publishes, once it is told what the API server
+// keeps.
+func TestSlicesOfARecordedHost(t *testing.T) {
+	if *version == build.Classic {
+		t.Skip("no resource.k8s.io")
+	}
+	offers(t)
+	file := filepath.Join(t.TempDir(), "node.host")
+	chandlerSays := func(args ...string) []byte {
+		t.Helper()
+		var stderr bytes.Buffer
+		cmd := exec.CommandContext(within(t), project.Agent, args...)
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("chandler %s: %v\n%s", strings.Join(args, " "), err, stderr.String())
+		}
+		return out
+	}
+	chandlerSays("record", "--host-root", node.NodePath(chandler.HostDir), "-o", file)
+	agent, err := chandler.AgentPod(within(t), kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics, err := kube.CoreV1().Pods(agent.Namespace).ProxyGet("http", agent.Name, "8080", "metrics", nil).DoRaw(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gates []string
+	for _, feature := range keptFeature.FindAllStringSubmatch(string(metrics), -1) {
+		gates = append(gates, feature[1]+"="+map[string]string{"1": "true", "0": "false"}[feature[2]])
+	}
+	if len(gates) == 0 {
+		t.Fatal("the agent does not say what the API server keeps")
+	}
+	config, err := kube.CoreV1().ConfigMaps(chandler.Namespace).Get(within(t), "chandler", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	configFile := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(configFile, []byte(config.Data["config.yaml"]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server, err := kube.Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var printed, live resourceapi.ResourceSliceList
+	out := chandlerSays("slices", file, "--node-name", node.NodeName(), "--config", configFile,
+		"--kubernetes-version", server.Major+"."+server.Minor, "--feature-gates", strings.Join(gates, ","), "-o", "json")
+	if err := json.Unmarshal(out, &printed); err != nil {
+		t.Fatal(err)
+	}
+	found, err := kube.ResourceV1().ResourceSlices().List(within(t), metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + discovery.Domain})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, slice := range found.Items {
+		if slice.Spec.Pool.Name == node.NodeName() {
+			live.Items = append(live.Items, slice)
+		}
+	}
+	if diff := gocmp.Diff(specsOf(t, &live), specsOf(t, &printed)); diff != "" {
+		t.Errorf("-agent +chandler slices:\n%s", diff)
+	}
+}
+
+// specsOf returns what slices say, in the order of their devices, without the pool's generation and the
+// time of taints: the command looks later.
+func specsOf(t *testing.T, list *resourceapi.ResourceSliceList) string {
+	t.Helper()
+	var specs []string
+	for i := range list.Items {
+		spec := list.Items[i].Spec.DeepCopy()
+		spec.Pool.Generation = 0
+		for j := range spec.Devices {
+			for k := range spec.Devices[j].Taints {
+				spec.Devices[j].Taints[k].TimeAdded = nil
+			}
+		}
+		slices.SortFunc(spec.Devices, func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
+		data, err := json.MarshalIndent(spec, "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		specs = append(specs, string(data))
+	}
+	slices.Sort(specs)
+	return strings.Join(specs, "\n")
 }
