@@ -33,7 +33,15 @@ func vfioGuest(t *testing.T, kernel guest.Version, iommu string) guest.Config {
 // TestVFIO compares what chandler says of functions under vfio with what the kernel lets a container do that has no
 // more than the CDI spec gives it.
 func TestVFIO(t *testing.T) {
-	g := guest.Boot(t, vfioGuest(t, guest.Newer, "intel"))
+	t.Run("newer", func(t *testing.T) { testVFIO(t, guest.Newer) })
+	t.Run("debian12", func(t *testing.T) {
+		guest.Long(t)
+		testVFIO(t, guest.Debian12)
+	})
+}
+
+func testVFIO(t *testing.T, kernel guest.Version) {
+	g := guest.Boot(t, vfioGuest(t, kernel, "intel"))
 	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
 	edus := functions(t, g, edu)
 	if len(edus) != 3 {
@@ -173,6 +181,7 @@ type vfioDevice struct {
 	Edits struct {
 		DeviceNodes []struct{ Path string }
 	}
+	Files []struct{ Text string }
 }
 
 func discover(t *testing.T, g *guest.Guest) vfioHost {
@@ -188,7 +197,10 @@ func discover(t *testing.T, g *guest.Guest) vfioHost {
 
 // find returns the device of a PCI function, if it is offered.
 func (h vfioHost) find(address string) (vfioDevice, bool) {
-	name := "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address)
+	return h.named("pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address))
+}
+
+func (h vfioHost) named(name string) (vfioDevice, bool) {
 	for _, d := range h.devices {
 		if d.Name == name {
 			return d, true
@@ -233,12 +245,18 @@ func (h vfioHost) use(t *testing.T, address string, other ...string) (vfioDevice
 	return d, h.useAll(t, d.group(t), []string{address}, other...)
 }
 
-func (h vfioHost) useAll(t *testing.T, group string, addresses []string, other ...string) (said answers) {
+func (h vfioHost) useAll(t *testing.T, group string, addresses []string, other ...string) answers {
 	t.Helper()
 	names := make([]string, len(addresses))
 	for i, address := range addresses {
 		names[i] = h.device(t, address).Name
 	}
+	return h.run(t, group, names, addresses, other...)
+}
+
+// run has a container, which is given the named devices, open what the kernel calls as it does.
+func (h vfioHost) run(t *testing.T, group string, names, addresses []string, other ...string) (said answers) {
+	t.Helper()
 	const dir = "/tmp/bundle"
 	h.g.Sh(t, "rm -rf "+dir+"; mkdir -p "+dir+"/rootfs; cp /usr/bin/vfiouser "+dir+"/rootfs/; cd "+dir+"; runc spec")
 	var spec map[string]any

@@ -1,0 +1,55 @@
+package guest_test
+
+import (
+	"strings"
+	"testing"
+
+	"chandler.dev/e2e/guest"
+)
+
+// TestMediated is of what kernels make of a function: mediated devices, and virtio devices by vDPA. No kernel of
+// Debian has a driver that does it without hardware, so the tests bring their own (modules/mademdev and
+// modules/madevdpa), which make nothing that works, by the kernel's own means and in the kernel's own places.
+func TestMediated(t *testing.T) {
+	guest.Long(t)
+	if !guest.HasCompiler() {
+		t.Skip("needs gcc and make")
+	}
+	config := vfioGuest(t, guest.Newer, "")
+	config.Modules = append(config.Modules, "igb", "virtio_vdpa", "mdev", "madevdpa", "mademdev")
+	g := guest.Boot(t, config)
+	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
+
+	t.Run("a mediated device", func(t *testing.T) {
+		const uuid = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+		parent := functions(t, g, edu)[0]
+		bind(t, g, parent, "mademdev")
+		dir := "/sys/bus/pci/devices/" + parent
+		g.Sh(t, "echo "+uuid+" > "+dir+"/mdev_supported_types/mademdev-one/create")
+		if name := g.Sh(t, "cat "+dir+"/"+uuid+"/iommu_group/name"); name != "vfio-noiommu\n" {
+			t.Errorf("its group is named %q; want the name of groups without an IOMMU", name)
+		}
+		h := discover(t, g)
+		d, found := h.named("mdev-" + uuid)
+		if !found || d.Health.Status != "Healthy" {
+			t.Fatalf("found %v: %+v", found, d)
+		}
+		said := h.run(t, d.group(t), []string{d.Name}, []string{uuid})
+		// It has no configuration space to read, but its descriptor was given.
+		if !said.Viable || said.IOMMU != "" || !strings.Contains(said.Functions[uuid], "configuration space") {
+			t.Errorf("a container that was given it is told %+v", said)
+		}
+	})
+	t.Run("a virtio device by vDPA", func(t *testing.T) {
+		physical := "/sys/bus/pci/devices/" + functions(t, g, "8086:10c9")[0]
+		g.Sh(t, "ip link set $(ls "+physical+"/net) up; echo 0 > "+physical+"/sriov_drivers_autoprobe; echo 1 > "+physical+"/sriov_numvfs")
+		virtual := strings.TrimSpace(g.Sh(t, "basename $(readlink "+physical+"/virtfn0)"))
+		bind(t, g, virtual, "madevdpa")
+		made := strings.TrimSpace(g.Sh(t, "cd /sys/bus/pci/devices/"+virtual+"; ls -d vdpa* >&2; ls -d virtio*"))
+		d := discover(t, g).device(t, virtual)
+		if len(d.Files) != 1 || !strings.Contains(d.Files[0].Text, `"path":"/sys/bus/virtio/devices/`+made+`"`) {
+			t.Errorf("the kernel made %s; the device-info file is %+v", made, d.Files)
+		}
+		g.Must(t, "test", "-e", "/sys/bus/virtio/devices/"+made)
+	})
+}
