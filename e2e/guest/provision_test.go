@@ -3,6 +3,7 @@ package guest_test
 import (
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -33,7 +34,7 @@ func testProvision(t *testing.T, version guest.Version) {
 	config := guest.Config{
 		Kernel: version, QEMU: version, IOMMU: "intel",
 		Modules:  []string{"nvme", "vfio-pci", "loop", "configfs"},
-		Carry:    []string{"nvmet", "raid1", "macvlan"},
+		Carry:    []string{"nvmet", "raid1", "target_core_iblock", "macvlan", "bonding"},
 		Tools:    []string{"mke2fs", "losetup", "mdadm", "ip"},
 		Programs: map[string]string{"guestuse": guest.Build(t, "chandler.dev/e2e/cmd/guestuse")},
 		Args: []string{
@@ -144,15 +145,16 @@ const wait = "; echo ready; exec sleep 1000"
 // disk has the namespace of the controller in use. Its subsystem may have several controllers, so the kernel has the
 // disk below the subsystem, and not below the function.
 func (p *provisioned) disk(t *testing.T) {
-	if path := p.Must(t, "readlink", "-f", "/sys/class/block/nvme0n1"); !strings.Contains(path, "/nvme-subsystem/") {
-		t.Fatalf("the disk is at %s", path)
+	if at := p.Must(t, "readlink", "-f", "/sys/class/block/nvme0n1"); !strings.Contains(at, "/nvme-subsystem/") {
+		t.Fatalf("the disk is at %s", at)
 	}
 	const (
 		node      = "mknod /root/other b $(tr : ' ' < /sys/class/block/nvme0n1/dev); "
 		subsystem = "/sys/kernel/config/nvmet/subsystems/a"
+		target    = "/sys/kernel/config/target/core/iblock_0/disk"
 	)
 	p.Sh(t, "mkdir -p /sys/kernel/config /mnt; mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config")
-	p.Sh(t, "modprobe nvmet; modprobe raid1; mke2fs -q -F -t ext4 /dev/nvme0n1 32M; mount -t ext4 /dev/nvme0n1 /mnt; echo kept > /mnt/file; umount /mnt")
+	p.Sh(t, "modprobe -a nvmet raid1 target_core_iblock; mke2fs -q -F -t ext4 /dev/nvme0n1 32M; mount -t ext4 /dev/nvme0n1 /mnt; echo kept > /mnt/file; umount /mnt")
 	p.Sh(t, "echo pattern | dd of=/dev/nvme0n1 bs=1M seek=48 conv=fsync 2>/dev/null")
 	intact := func() {
 		t.Helper()
@@ -181,6 +183,8 @@ func (p *provisioned) disk(t *testing.T) {
 			"", "losetup -d /dev/loop0", []string{"nvme0n1"}},
 		{"exported", node + "mkdir " + subsystem + "; mkdir " + subsystem + "/namespaces/1; echo -n /root/other > " + subsystem + "/namespaces/1/device_path; echo 1 > " + subsystem + "/namespaces/1/enable",
 			"", "rmdir " + subsystem + "/namespaces/1 " + subsystem + "; rm /root/other", []string{"nvme0n1", "NVMe target"}},
+		{"SCSI target…", "mkdir -p " + target + "; echo -n udev_path=/dev/nvme0n1 > " + target + "/control; echo 1 > " + target + "/enable",
+			"", "rmdir " + target + " " + path.Dir(target), []string{"nvme0n1", "SCSI target"}},
 		{"part of an array", "mdadm --quiet --build /dev/md0 --force --level=1 --raid-devices=2 /dev/nvme0n1 missing", "", "mdadm --quiet --stop /dev/md0", []string{"nvme0n1", "part of md0"}},
 	} {
 		p.isRefused(t, u, "driver: vfio-pci")
@@ -290,7 +294,10 @@ func (p *provisioned) network(t *testing.T) {
 		{"up", "ip link set " + name + " up", "", "ip link set " + name + " down", []string{"interface " + name, "is up"}},
 		{"below another", "modprobe macvlan; ip link add link " + name + " name above type macvlan", "", "ip link del above", []string{"interface " + name, "above is on it"}},
 		{"in another namespace", "ip netns add other; ip link set " + name + " netns other", "", "ip netns del other; while ! [ -e /sys/class/net/" + name + " ]; do sleep 0.05; done", []string{"network namespace"}},
+		{"below a bond…", "modprobe bonding max_bonds=0; ip link add above type bond; ip link set " + name + " master above; ip link set " + name + " down", "", "ip link del above; ip link set " + name + " down", []string{"interface " + name, "above is on it"}},
 	} {
 		p.isRefused(t, u, "driver: vfio-pci")
 	}
+	p.isRefused(t, user{"route", "ip link set " + name + " up; ip addr add 192.0.2.1/24 dev " + name, "", "ip addr flush dev " + name + "; ip link set " + name + " down",
+		[]string{"interface " + name, "a route of the host leads through it"}}, twoFunctions)
 }
