@@ -1,0 +1,95 @@
+// Command guestrebind runs in guests. It does what the agent does to give a PCI function to vfio and back, and dies
+// before one of its writes where it is told to.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/provision"
+	"chandler.dev/internal/rebind"
+)
+
+func main() {
+	log.SetFlags(0)
+	dies := flag.Int("dies", -1, "before which write")
+	flag.Parse()
+	if flag.NArg() != 2 {
+		log.Fatal("usage: guestrebind [-dies N] take|give ADDRESS")
+	}
+	if err := run(*dies, flag.Arg(0), flag.Arg(1)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(dies int, do, address string) error {
+	fsys, err := hostfs.Open("/")
+	if err != nil {
+		return err
+	}
+	write, err := provision.Writer("/")
+	if err != nil {
+		return err
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return err
+	}
+	anything := func(d discovery.Device) (bool, error) {
+		return d.Name == discovery.DeviceName(sysfs.At(fsys, address)), nil
+	}
+	host := &discovery.Host{FS: fsys, Rebind: []discovery.Rebinding{{Driver: "vfio-pci", Selects: anything}}}
+	binder := rebind.New(rebind.Config{
+		Host: host, Family: "vfio", Dir: "/run/rebound", Boot: strings.TrimSpace(string(boot)),
+		Write: func(name, value string) error {
+			if dies == 0 {
+				fmt.Println("dies")
+				os.Exit(9)
+			}
+			dies--
+			return write(name, value)
+		},
+		Busy: func(function sysfs.Device) error { return inuse.Of(host, function, inuse.Options{}).Err() },
+	})
+	if err := errors.Join(binder.Open()...); err != nil {
+		return err
+	}
+	if do == "give" {
+		return binder.Give(context.Background(), address)
+	}
+	d, found := binder.Describe(discovery.Scan(host, families.All)).Lookup(discovery.DeviceName(sysfs.At(fsys, address)))
+	if !found {
+		return errors.New("no such device")
+	}
+	want := discovery.Parameters{discovery.Driver: discovery.DriverVFIO}
+	if err := discovery.Acceptors(families.All)([]discovery.Device{d}, want); err != nil {
+		return err
+	}
+	configure := binder.Configurer(discovery.Configurers(host, families.All))
+	now, work, err := configure(d, want)
+	if err == nil && work != nil {
+		if err = work(context.Background()); err == nil {
+			now, work, err = configure(d, want)
+		}
+	}
+	if err == nil && work != nil {
+		err = errors.New("there is work again")
+	}
+	if err != nil {
+		return err
+	}
+	for _, node := range now.Edits.DeviceNodes {
+		fmt.Println(node.HostPath)
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+package guest_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"chandler.dev/e2e/guest"
+)
+
+// TestRebind gives functions of a real kernel to vfio and back to the drivers that they had.
+func TestRebind(t *testing.T) {
+	g := guest.Boot(t, guest.Config{
+		IOMMU:   "intel",
+		Modules: []string{"nvme", "e1000e", "igb", "igbvf", "vfio-pci", "vfio_iommu_type1"},
+		Tools:   []string{"ip"},
+		Programs: map[string]string{
+			"guestrebind": guest.Build(t, "chandler.dev/e2e/cmd/guestrebind"),
+			"guestuse":    guest.Build(t, "chandler.dev/e2e/cmd/guestuse"),
+		},
+		Args: []string{
+			"-device", "pcie-root-port,id=rp0,chassis=1", "-device", "nvme,serial=A,bus=rp0",
+			"-device", "pcie-root-port,id=rp1,chassis=2", "-device", "e1000e,bus=rp1",
+			"-device", "pcie-root-port,id=rp2,chassis=3", "-device", "igb,bus=rp2",
+		},
+	})
+	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
+	for _, driver := range []string{"nvme", "e1000e", "igb"} {
+		r := rebound{g, driver, strings.Fields(g.Sh(t, "cd /sys/bus/pci/drivers/"+driver+"; ls -d 0*"))[0]}
+		t.Run(driver, func(t *testing.T) {
+			if driver != "nvme" {
+				r.up(t)
+			}
+			r.take(t)
+			r.give(t)
+			if driver == "nvme" || !testing.Short() {
+				t.Run("killed", r.killed)
+			}
+		})
+	}
+	r := rebound{g, "nvme", strings.Fields(g.Sh(t, "cd /sys/bus/pci/drivers/nvme; ls -d 0*"))[0]}
+	t.Run("open", r.open)
+	t.Run("refuses to come back", r.refuses)
+	t.Run("reboot", r.reboot)
+	t.Run("bound before", r.before)
+}
+
+// rebound is a function that has a driver of its own.
+type rebound struct {
+	*guest.Guest
+	own, address string
+}
+
+func (r rebound) driver(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(r.Sh(t, "cd /sys/bus/pci/devices/"+r.address+"; basename $(readlink driver || echo none); cat driver_override"))
+}
+
+// check reports a driver that is not the one that it should be.
+func (r rebound) check(t *testing.T, want string) {
+	t.Helper()
+	if got := strings.Join(strings.Fields(r.driver(t)), " "); got != want {
+		t.Errorf("%s: driver and override %q, want %q", r.address, got, want)
+	}
+}
+
+func (r rebound) take(t *testing.T) {
+	t.Helper()
+	out := r.Must(t, "guestrebind", "take", r.address)
+	r.check(t, "vfio-pci vfio-pci")
+	if !strings.Contains(out, "/dev/vfio/") {
+		t.Errorf("the container would get %q", out)
+	}
+}
+
+func (r rebound) give(t *testing.T) {
+	t.Helper()
+	r.Must(t, "guestrebind", "give", r.address)
+	r.check(t, r.own+" (null)")
+	if left := r.Sh(t, "ls /run/rebound"); left != "" {
+		t.Errorf("written down still: %s", left)
+	}
+}
+
+// refused has a command fail for a reason.
+func (r rebound) refused(t *testing.T, do, why string) {
+	t.Helper()
+	if got := r.Run(t, "guestrebind", do, r.address); got.Code == 0 || !strings.Contains(got.Stderr, why) {
+		t.Errorf("%s: code %d, %q; want %q", do, got.Code, got.Stderr, why)
+	}
+}
+
+// up sees that an interface which is up is not taken from the host.
+func (r rebound) up(t *testing.T) {
+	name := strings.TrimSpace(r.Sh(t, "ls /sys/bus/pci/devices/"+r.address+"/net"))
+	r.Must(t, "ip", "link", "set", name, "up")
+	r.refused(t, "take", name)
+	r.check(t, r.own+" (null)")
+	r.Must(t, "ip", "link", "set", name, "down")
+}
+
+// killed has each call die before each of its writes. The next one goes on, in either direction.
+func (r rebound) killed(t *testing.T) {
+	for step := range 3 {
+		for _, then := range []string{"take", "give"} {
+			if got := r.Run(t, "guestrebind", fmt.Sprintf("-dies=%d", step), "take", r.address); got.Code != 9 {
+				t.Fatalf("taking: %+v", got)
+			}
+			if then == "take" {
+				r.take(t)
+			}
+			r.give(t)
+		}
+		r.take(t)
+		if got := r.Run(t, "guestrebind", fmt.Sprintf("-dies=%d", step), "give", r.address); got.Code != 9 {
+			t.Fatalf("giving back: %+v", got)
+		}
+		r.give(t)
+	}
+}
+
+// open keeps a descriptor of the function open, which is waited for.
+func (r rebound) open(t *testing.T) {
+	r.take(t)
+	user := r.Start(t, "guestuse", "vfio", r.address)
+	user.Until(t, "ready")
+	r.refused(t, "give", "guestuse")
+	r.check(t, "vfio-pci vfio-pci")
+	user.Stop(t)
+	r.give(t)
+	node := "/dev/" + strings.TrimSpace(r.Sh(t, "ls /sys/bus/pci/devices/"+r.address+"/nvme"))
+	user = r.Start(t, "sh", "-c", "exec 3<"+node+"; echo ready; exec sleep 1000")
+	user.Until(t, "ready")
+	r.refused(t, "take", node)
+	user.Stop(t)
+}
+
+// refuses takes the driver away that the function had: the kernel chooses another, or none.
+func (r rebound) refuses(t *testing.T) {
+	r.take(t)
+	r.Must(t, "modprobe", "-r", "nvme")
+	r.Must(t, "guestrebind", "give", r.address)
+	r.check(t, "none (null)")
+	r.Must(t, "modprobe", "nvme")
+	r.check(t, "nvme (null)")
+}
+
+// reboot loses the power half-way. The kernel has forgotten it then.
+func (r rebound) reboot(t *testing.T) {
+	r.Run(t, "guestrebind", "-dies=2", "take", r.address)
+	record := r.Sh(t, "cat /run/rebound/"+r.address+".json")
+	r.Reset(t)
+	r.WriteFile(t, "/run/rebound/"+r.address+".json", record, 0o600) // as on a disk
+	r.check(t, r.own+" (null)")
+	r.give(t)
+	r.take(t)
+	r.give(t)
+}
+
+// before has the administrator bind the function. It stays so.
+func (r rebound) before(t *testing.T) {
+	device := "/sys/bus/pci/devices/" + r.address
+	r.Sh(t, "echo vfio-pci > "+device+"/driver_override; echo "+r.address+" > "+device+"/driver/unbind; echo "+r.address+" > /sys/bus/pci/drivers_probe")
+	r.take(t)
+	r.Must(t, "guestrebind", "give", r.address)
+	r.check(t, "vfio-pci vfio-pci")
+}
