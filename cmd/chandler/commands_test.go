@@ -100,6 +100,13 @@ func TestPathsOfTheConfiguration(t *testing.T) {
 	if again := mustRun(t, "discover", "--config", config, "-o", "json", host); again != out {
 		t.Errorf("of the record:\n%s\nwant:\n%s", again, out)
 	}
+	wrong := filepath.Join(dir, "wrong.yaml")
+	if err := os.WriteFile(wrong, []byte("kind: DriverConfig\nnoSuch: field\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if host := mustRun(t, "record", "--host-root", root, "--config", wrong); !strings.Contains(host, "-- ") {
+		t.Errorf("with a wrong configuration it recorded %q", host)
+	}
 	if without := mustRun(t, "record", "--host-root", root); strings.Contains(without, "ttyUSB") {
 		t.Error("recorded what nobody named")
 	}

@@ -141,6 +141,9 @@ func (o *doctorOptions) look(ctx context.Context, out, errOut io.Writer, args []
 	if o.output != "text" && o.output != "json" && o.output != "npd" {
 		return couldNot(fmt.Errorf("output format %q: want text, json or npd", o.output))
 	}
+	if o.wait < 0 {
+		return couldNot(fmt.Errorf("--wait %s: want a time that is not negative", o.wait))
+	}
 	if o.node.Name, err = nodeName(o.node.Name); err != nil {
 		return couldNot(err)
 	}

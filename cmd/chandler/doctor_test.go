@@ -142,6 +142,12 @@ func TestDoctorOfALaptop(t *testing.T) {
 	}
 }
 
+func TestDoctorRefusesToWaitANegativeTime(t *testing.T) {
+	if _, _, err := chandler("doctor", "--wait", "-5s", "no.host"); exitCode(err) != 2 || !strings.Contains(err.Error(), "--wait -5s") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestExplain(t *testing.T) {
 	run := func(args ...string) (string, error) {
 		var out bytes.Buffer
@@ -160,6 +166,12 @@ func TestExplain(t *testing.T) {
 		if err != nil || !strings.Contains(out, c.ID) {
 			t.Errorf("the list lacks %s: %v", c.ID, err)
 		}
+	}
+	if out, err := run("0104"); err != nil || !strings.HasPrefix(out, "CH0104") {
+		t.Errorf("by its number: %s, %v", out, err)
+	}
+	if _, err := run("a", "CH0104", "b"); err == nil || !strings.Contains(err.Error(), `"a" and no "b"`) {
+		t.Errorf("of two that are unknown: %v", err)
 	}
 	_, err = run("CH9999")
 	var says interface{ ExitCode() int }

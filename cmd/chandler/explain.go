@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -40,11 +42,22 @@ func explain(out io.Writer, style terminal.Style, codes []string) error {
 	if len(codes) == 0 {
 		return doctor.List(out, style)
 	}
-	for i, id := range codes {
+	var found []doctor.Code
+	var unknown []string
+	for _, id := range codes {
 		code, known := doctor.Lookup(id)
 		if !known {
-			return doctorError{fmt.Errorf("there is no code %q; chandler explain lists them", id), 2}
+			code, known = doctor.Lookup("CH" + id)
 		}
+		if !known {
+			unknown = append(unknown, strconv.Quote(id))
+		}
+		found = append(found, code)
+	}
+	if len(unknown) > 0 {
+		return doctorError{fmt.Errorf("there is no code %s; chandler explain lists them", strings.Join(unknown, " and no ")), 2}
+	}
+	for i, code := range found {
 		if i > 0 {
 			fmt.Fprintln(out)
 		}

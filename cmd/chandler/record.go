@@ -35,7 +35,9 @@ are.`,
 			}
 			loaded, _, err := loadConfigHere(config, node)
 			if err != nil {
-				return err
+				// A host is worth a look most of all when something is wrong.
+				fmt.Fprintln(cmd.ErrOrStderr(), "chandler: recorded without what the configuration names:", err)
+				loaded = &v1alpha1.DriverConfig{}
 			}
 			host := configuredHost(hostFS, loaded)
 			informant.Ask(cmd.Context(), host, families.All, hostRoot, cmd.ErrOrStderr())

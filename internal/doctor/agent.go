@@ -5,6 +5,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -17,6 +18,7 @@ var agentChecks = []check{
 }
 
 func checkAgentRuns(f *Facts, say *saying) {
+	defer f.beside(say)
 	pod, asked := f.Agent.Pod.get()
 	running, looked := f.Agent.Running.get()
 	ready, answered := f.Agent.Ready.get()
@@ -53,6 +55,29 @@ func checkAgentRuns(f *Facts, say *saying) {
 		say.ok("the agent runs")
 	default:
 		say.not("whether the agent runs: %s", f.Agent.Running.why())
+	}
+}
+
+// takeover is how long an agent may take to be ready beside another before that is worth a word.
+const takeover = time.Minute
+
+// beside says which agents cannot take over from the one that works.
+func (f *Facts) beside(say *saying) {
+	for _, other := range f.Agent.Beside {
+		pod := other.Pod
+		if podReady(pod) || f.Time.Sub(pod.CreationTimestamp.Time) < takeover {
+			continue
+		}
+		why := other.Why
+		if why == "" {
+			why = podReason(pod)
+		}
+		cause := sentence(why) + " It was to take over."
+		if first := f.Agent.Pod.Value; first != nil && podReady(first) {
+			cause += fmt.Sprintf(" %s goes on meanwhile, and the update waits.", first.Name)
+		}
+		say.found("CH0701", fmt.Sprintf("two agents are on this node, and %s is not ready%s", pod.Name, lasting(pod.CreationTimestamp.Time, f.Time)),
+			cause, fmt.Sprintf("kubectl -n %s logs %s --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
 	}
 }
 

@@ -3,7 +3,7 @@ package doctor
 var agentCodes = []Code{
 	{
 		ID: "CH0701", Says: "the agent does not run, or is not ready", Result: Failed, Symptoms: []Symptom{AgentDown, DeviceMissing, Creating, Terminating},
-		Looks: "The agent's pod, its process, and its answers at /readyz and /healthz.",
+		Looks: "The agent's pod, its process, and its answers at /readyz and /healthz. If an update has a second agent on the node for more than a minute, also that one's.",
 		Comes: "A wrong option, a taint that the DaemonSet does not tolerate, pod security that rejects it, or the kubelet that has not answered yet.",
 		Why:   "Without an agent no claim is prepared or unprepared. Pods that have devices go on.",
 		Fixes: []Fix{{"kubectl -n chandler describe daemonset chandler", "Shows why there is no pod."}, {"kubectl -n chandler logs daemonset/chandler --tail=50", "Shows what it says."}},

@@ -10,7 +10,7 @@ var runtimeCodes = []Code{
 	},
 	{
 		ID: "CH0202", Says: "CDI is off", Result: Failed, Symptoms: []Symptom{WithoutDevice},
-		Looks: "enable_cdi in containerd's configuration and the files that it imports. It is off by default in containerd 1.7, and on from 2.0 on.",
+		Looks: "enable_cdi in containerd's configuration and the files that it imports. It is off by default in containerd 1.7, and on from 2.0 on. From 2.4 on it is always on, whatever the line says.",
 		Comes: "Nobody switched it on, or a configuration file was made with containerd config default of an older version.",
 		Why:   "Pods with a claim start without their devices.",
 		Fixes: []Fix{{"sudo sed -i 's/enable_cdi = false/enable_cdi = true/' /etc/containerd/config.toml", "Switches it on, if the line is there. Else add it to the CRI plugin's section."}, {"sudo systemctl restart containerd", "Puts that in force. Containers go on."}},

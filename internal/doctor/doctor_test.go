@@ -15,6 +15,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"chandler.dev/discovery"
 	"chandler.dev/internal/terminal"
 )
@@ -317,5 +320,64 @@ func TestBreakCommand(t *testing.T) {
 	}
 	if got := breakCommand("short   # with a remark", 67); len(got) != 1 {
 		t.Errorf("%q", got)
+	}
+}
+
+// An agent that cannot take over is told of, after a while, though another one is ready.
+func TestAgentBeside(t *testing.T) {
+	f := healthy()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-new", CreationTimestamp: ago(30 * time.Second)}}
+	f.Agent.Beside = []AgentBeside{{Pod: pod, Why: "the configuration is wrong: exclude[0].cel: no such field"}}
+	if found := Judge(f).Codes(); len(found) > 0 {
+		t.Errorf("found %v of an agent that has just started", found)
+	}
+	pod.CreationTimestamp = ago(3 * time.Minute)
+	if found := Judge(f).Codes(); !slices.Equal(found, []string{"CH0701"}) {
+		t.Errorf("found %v", found)
+	}
+	got := printed(t, f, terminal.Plain, true)
+	for _, want := range []string{"two agents are on this node, and chandler-new is not ready, for 3 min", "exclude[0].cel: no such field", "kubectl -n chandler logs chandler-new"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing:\n%s", want, got)
+		}
+	}
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	if found := Judge(f).Codes(); len(found) > 0 {
+		t.Errorf("found %v of an agent that is ready", found)
+	}
+}
+
+// The likeliest causes of a symptom are codes that have it.
+func TestLikeliestHaveTheSymptom(t *testing.T) {
+	for symptom, ids := range likeliest {
+		for _, id := range ids {
+			if c, known := Lookup(id); !known || !slices.Contains(c.Symptoms, symptom) {
+				t.Errorf("%s has not the symptom %q", id, symptom)
+			}
+		}
+		if len(ids) > firstCauses {
+			t.Errorf("%q: %d causes are more than are described", symptom, len(ids))
+		}
+	}
+}
+
+// Quiet names the checks that could not look.
+func TestQuietNamesWhatWasNotAsked(t *testing.T) {
+	f := healthy()
+	f.Runtime.Config = Unknown[RuntimeConfig]("it is not in the agent's pod")
+	if got := printed(t, f, terminal.Plain, true); !strings.Contains(got, "not asked: whether CDI is on") {
+		t.Errorf("it is not named:\n%s", got)
+	}
+	if got := printed(t, healthy(), terminal.Plain, true); strings.Contains(got, "not asked:") {
+		t.Errorf("all was asked:\n%s", got)
+	}
+}
+
+// Where the version of containerd is not known, doctor says that CDI may be on all the same.
+func TestCDIOfAnUnknownVersion(t *testing.T) {
+	f := healthy()
+	f.Runtime.Version, f.Runtime.Config.Value.CDI = "", false
+	if got := printed(t, f, terminal.Plain, true); !strings.Contains(got, "CH0202") || !strings.Contains(got, "From containerd 2.4 on CDI") {
+		t.Errorf("the doubt is not told:\n%s", got)
 	}
 }

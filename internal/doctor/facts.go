@@ -234,6 +234,7 @@ const ServerName = "chandler/"
 // AgentFacts are what the agent says, and what it has written down.
 type AgentFacts struct {
 	Pod      Answer[*corev1.Pod] // nil if there is none
+	Beside   []AgentBeside       // agents that are to take over from that one
 	Running  Answer[bool]        // a process of it was found
 	Ready    Answer[string]      // "" if it is, else what it answers
 	Local    bool                // it was asked from where nothing is between
@@ -243,6 +244,12 @@ type AgentFacts struct {
 	Features Answer[map[string]bool]
 	Records  Answer[Records]
 	Mode     discovery.Mode // that is in force for devices without one of their own
+}
+
+// AgentBeside is an agent beside the one that works, as an update has it.
+type AgentBeside struct {
+	Pod *corev1.Pod
+	Why string // it answers that it is not ready, "" if that is not known
 }
 
 // Records are the files of claims and grants.

@@ -88,10 +88,28 @@ func Index() string {
 	return b.String()
 }
 
+// likeliest are the codes that come first of a symptom, because they are seen most.
+var likeliest = map[Symptom][]string{
+	ClaimPending:   {"CH0610", "CH0609", "CH0608"},
+	LimitsPending:  {"CH0603", "CH0104", "CH0609"},
+	Creating:       {"CH0701", "CH0103", "CH0611"},
+	WithoutDevice:  {"CH0202", "CH0305", "CH0206"},
+	DeviceMissing:  {"CH0304", "CH0301", "CH0313"},
+	DeviceSlow:     {"CH0307", "CH0306"},
+	Terminating:    {"CH0701", "CH0102", "CH0502"},
+	AgentDown:      {"CH0703", "CH0605", "CH0103"},
+	NoEffect:       {"CH0703", "CH0502", "CH0313"},
+	AfterARestart:  {"CH0304", "CH0705", "CH0702"},
+	WrongEverybody: {"CH0110", "CH0606"},
+}
+
+// firstCauses is how many causes of a symptom the page of faults describes. It links the others.
+const firstCauses = 3
+
 // Troubleshooting returns the page of faults by symptom, in Markdown.
 func Troubleshooting() string {
 	var b strings.Builder
-	b.WriteString("# Troubleshooting\n\nStart with `chandler doctor` on the node, or in the agent's pod:\n\n```sh\nkubectl -n chandler exec daemonset/chandler -- /chandler doctor\n```\n\nIt finds all of the faults below, and prints the commands that mend them. If you cannot run it, look for your symptom\nhere. Errors come before warnings.\n")
+	b.WriteString("# Troubleshooting\n\nStart with `chandler doctor` on the node, or in the agent's pod:\n\n```sh\nkubectl -n chandler exec daemonset/chandler -- /chandler doctor\n```\n\nIt finds all of the faults below, and prints the commands that mend them. In the pod it cannot see the\ncontainer runtime's configuration; run `sudo chandler doctor` on the node for that.\n\nIf you cannot run doctor, look for your symptom here. Each symptom has its likeliest causes first, and links to the others.\n")
 	for _, s := range Symptoms() {
 		var codes []Code
 		for _, c := range Codes() {
@@ -99,10 +117,23 @@ func Troubleshooting() string {
 				codes = append(codes, c)
 			}
 		}
-		slices.SortStableFunc(codes, func(a, b Code) int { return int(b.Result) - int(a.Result) })
+		rank := func(c Code) int {
+			if at := slices.Index(likeliest[s], c.ID); at >= 0 {
+				return at - len(likeliest[s])
+			}
+			return int(Failed - c.Result)
+		}
+		slices.SortStableFunc(codes, func(a, b Code) int { return rank(a) - rank(b) })
 		fmt.Fprintf(&b, "\n## %s\n\n", s)
-		for _, c := range codes {
+		for _, c := range codes[:min(len(codes), firstCauses)] {
 			fmt.Fprintf(&b, "- %s ([%s](codes/%s.md)). %s\n", c.Says, c.ID, c.ID, c.Comes)
+		}
+		if len(codes) > firstCauses {
+			var others []string
+			for _, c := range codes[firstCauses:] {
+				others = append(others, fmt.Sprintf("[%s](codes/%s.md)", c.Says, c.ID))
+			}
+			fmt.Fprintf(&b, "- Or: %s.\n", strings.Join(others, "; "))
 		}
 	}
 	return b.String()

@@ -10,18 +10,42 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// Print writes the report for people. Quiet leaves out the checks that passed or were not
-// asked.
+// Print writes the report for people. Quiet leaves out the checks that passed, and only names
+// those that were not asked.
 func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, strings.Join(r.Head.words(), "   "))
 	for _, s := range r.Sections {
 		s.print(&b, style, quiet)
 	}
+	if quiet {
+		r.notAsked(&b, style)
+	}
 	fmt.Fprintln(&b)
 	fmt.Fprintln(&b, r.foot(style))
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// notAsked says in one paragraph which checks could not look.
+func (r *Report) notAsked(b *strings.Builder, style terminal.Style) {
+	var names []string
+	for _, s := range r.Sections {
+		for _, f := range s.Findings {
+			if f.Code == "" && f.Result == NotAsked {
+				name, _, _ := strings.Cut(f.Text, ":")
+				names = append(names, name)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	fmt.Fprintln(b)
+	text := "not asked: " + strings.Join(names, ", ") + ". Without --quiet doctor says why. On the node, as root, it can ask most."
+	for _, line := range terminal.Wrap(terminal.Safe(text), style.Width) {
+		fmt.Fprintln(b, line)
+	}
 }
 
 func (h Head) words() []string {

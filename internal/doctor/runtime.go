@@ -20,7 +20,8 @@ var runtimeChecks = []check{
 
 // firstCDI are the first versions of runtimes that read CDI specs: containerd 1.7, where it is
 // off unless enable_cdi is set, and CRI-O 1.23. Of containerd it is on by default from 2.0 on
-// (docs/cri/config.md), and cannot be switched off from 2.4 on (RELEASES.md).
+// (docs/cri/config.md), and cannot be switched off from 2.4 on (RELEASES.md; plugins/cri/runtime/plugin.go, read in
+// 2.4.2).
 var firstCDI = map[string]*version.Version{
 	"containerd": version.MajorMinor(1, 7),
 	"cri-o":      version.MajorMinor(1, 23),
@@ -58,7 +59,12 @@ func checkRuntime(f *Facts, say *saying) {
 	switch {
 	case !config.CDI:
 		fix := []string{fmt.Sprintf("sudo sed -i 's/enable_cdi = false/enable_cdi = true/' %s", file), restart}
-		say.found("CH0202", name+" does not read CDI specs", fmt.Sprintf("enable_cdi is not true in %s. Pods with a claim start without their devices.", file), fix...)
+		cause := fmt.Sprintf("enable_cdi is not true in %s. Pods with a claim start without their devices.", file)
+		if r.Version == "" {
+			cause += fmt.Sprintf(" The version of %s is not known here. From containerd 2.4 on CDI is always on, and that line has no effect.", r.Name)
+			fix = append([]string{"containerd --version"}, fix...)
+		}
+		say.found("CH0202", name+" does not read CDI specs", cause, fix...)
 	case !slices.ContainsFunc(config.SpecDirs, func(dir string) bool { return sameDir(dir, r.Dir) }):
 		say.found("CH0203", fmt.Sprintf("%s does not read %s", name, r.Dir), fmt.Sprintf("It reads %s. The agent writes the specs of claims where it does not look.", list(config.SpecDirs)),
 			fmt.Sprintf("sudo sed -i 's|cdi_spec_dirs = .*|cdi_spec_dirs = [\"/etc/cdi\", %q]|' %s", r.Dir, file), restart)

@@ -313,7 +313,7 @@ func (a *asker) enough(r *Request, alt *alternative, nodes []candidate, devices 
 	}
 	switch {
 	case r.Enough && len(a.answer.Fits) == 0:
-		r.But = "which would do for it alone"
+		r.But = "enough for this request alone"
 	case r.Enough:
 	case reaches:
 		r.But, attribute = a.culprit(alt, nodes)

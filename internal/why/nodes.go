@@ -19,6 +19,9 @@ type candidate struct {
 	claims  []*resourceapi.ResourceClaim // to be allocated there
 }
 
+// cordoned is why a node takes no pods that an administrator has cordoned off.
+const cordoned = "cordoned"
+
 // nodes returns all nodes of the cluster. Those on which the pod may not run, as far as the
 // pod and the node say so, are noted in the answer.
 func (a *asker) nodes() (out []candidate) {
@@ -33,6 +36,9 @@ func (a *asker) nodes() (out []candidate) {
 			}
 			r := &a.answer.Nodes[refusals[n.refused]]
 			r.Nodes = append(r.Nodes, n.Name)
+			if n.refused == cordoned {
+				a.answer.Fix = append(a.answer.Fix, "kubectl uncordon "+n.Name+"   # if its maintenance is over")
+			}
 		}
 		n.short = a.short(n.Name)
 		for _, claim := range a.claims {
@@ -52,7 +58,7 @@ func (a *asker) nodes() (out []candidate) {
 // the node takes no pods, or for a taint of the node.
 func (a *asker) refused(node *corev1.Node) string {
 	if node.Spec.Unschedulable && !a.tolerates(corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
-		return "cordoned"
+		return cordoned
 	}
 	if match, err := nodeaffinity.GetRequiredNodeAffinity(a.pod).Match(node); err != nil {
 		return fmt.Sprintf("node affinity: %v", err)

@@ -32,6 +32,7 @@ type Answer struct {
 	Reason  string    `json:"reason"`            // in a few words
 	Fits    []string  `json:"fits,omitempty"`    // nodes on which its devices are to be had
 	Told    string    `json:"told,omitempty"`    // by the scheduler
+	Warning string    `json:"warning,omitempty"` // the last Event about a pod that does not start
 	Nodes   []Refusal `json:"nodes,omitempty"`   // on which the pod may not run
 	Asked   []Request `json:"asked,omitempty"`   // one for each alternative of a request
 	Nearest *Nearest  `json:"nearest,omitempty"` // where least is missing
@@ -263,7 +264,58 @@ func (a *asker) has() {
 	slices.SortStableFunc(a.answer.Asked, func(x, y Request) int { return cmp.Compare(x.Claim, y.Claim) })
 	if len(a.answer.Asked) == 0 {
 		a.answer.Reason = "without a device"
+		if phase := a.pod.Status.Phase; (phase == corev1.PodSucceeded || phase == corev1.PodFailed) && asksDevices(a.pod) {
+			a.answer.Reason = "and has given its devices back"
+		}
 	}
+}
+
+// asksDevices reports whether a pod asks for devices, by claims or by limits.
+func asksDevices(pod *corev1.Pod) bool {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for name := range c.Resources.Limits {
+			if strings.Contains(string(name), "/") {
+				return true
+			}
+		}
+	}
+	return len(pod.Spec.ResourceClaims) > 0
+}
+
+// Starting adds the last warning about a pod that has a node and whose containers do not
+// start, and where to look then.
+func (a *Answer) Starting(events []corev1.Event) {
+	if a.Waits || a.Phase != string(corev1.PodPending) {
+		return
+	}
+	var last *corev1.Event
+	for i := range events {
+		e := &events[i]
+		if e.Type == corev1.EventTypeWarning && (last == nil || eventTime(e).After(eventTime(last))) {
+			last = e
+		}
+	}
+	if last == nil {
+		return
+	}
+	a.Warning = last.Reason + ": " + last.Message
+	a.Reason = "and its containers do not start"
+	a.Fix = []string{
+		"kubectl -n chandler get pods -o wide --field-selector spec.nodeName=" + a.Node,
+		"kubectl -n chandler exec POD -- /chandler doctor   # with the agent's pod of that node",
+	}
+}
+
+// eventTime is when an Event was last seen.
+func eventTime(e *corev1.Event) time.Time {
+	at := e.LastTimestamp.Time
+	if e.Series != nil && e.Series.LastObservedTime.After(at) {
+		at = e.Series.LastObservedTime.Time
+	}
+	if at.IsZero() {
+		at = e.EventTime.Time
+	}
+	return at
 }
 
 // held is the request by which somebody has something.

@@ -368,6 +368,9 @@ func TestNodesThatRefuse(t *testing.T) {
 	c.Claim("ml", "train-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}})
 	pod := c.Pod("ml", "train", "", 6, nil, "train-gpus")
 	answer := explain(t, c, pod)
+	if want := "kubectl uncordon " + c.Nodes[0].Name; len(answer.Fix) == 0 || !strings.HasPrefix(answer.Fix[0], want) {
+		t.Errorf("fix %q, want %q", answer.Fix, want)
+	}
 	if len(answer.Fits) > 0 || len(answer.Nodes) != 2 || answer.Nodes[0].Why != "cordoned" || !strings.HasPrefix(answer.Nodes[1].Why, "taint dedicated=x") {
 		t.Errorf("answer: %+v", answer)
 	}

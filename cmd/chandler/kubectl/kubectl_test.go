@@ -247,9 +247,47 @@ func TestWhyExitCode(t *testing.T) {
 			t.Errorf("why %s: exit code %d, want %d: %v", pod, code(err), want, err)
 		}
 	}
+	for _, wrong := range [][]string{{"why"}, {"why", "a", "b"}, {"why", "--no-such", "ml/train-42"}} {
+		if _, _, err := run(t, client, 80, wrong...); code(err) != 2 {
+			t.Errorf("%q: exit code %d, want 2: %v", wrong, code(err), err)
+		}
+	}
 	forbid(client, func(string, string) bool { return true })
 	if _, _, err := run(t, client, 80, "why", "ml/train-42"); code(err) != 2 || err.Error() == "" {
 		t.Errorf("of a user who may read nothing: %v", err)
+	}
+}
+
+// Of a pod whose containers do not start, the last warning is told, and of one that has ended
+// that its devices are free.
+func TestWhyOfAPodThatDoesNotRun(t *testing.T) {
+	for phase, want := range map[corev1.PodPhase][]string{
+		corev1.PodPending:   {"and its containers do not start", "the last warning says: FailedPrepareDynamicResources: the newest", "/chandler doctor"},
+		corev1.PodSucceeded: {"has ended on vm-1", "and has given its devices back"},
+	} {
+		c := example(t)
+		pod := c.Pod("lab", "odd", "vm-1", 5, nil, "fits-gpus")
+		pod.Status.Phase, pod.UID = phase, "odd-uid"
+		objects := c.Objects()
+		for i, message := range []string{"an older one", "the newest", "of another pod", "all is well"} {
+			e := &corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: fmt.Sprint("event-", i)}, Type: corev1.EventTypeWarning, Reason: "FailedPrepareDynamicResources", Message: message,
+				InvolvedObject: corev1.ObjectReference{UID: "odd-uid"}, LastTimestamp: metav1.NewTime(fleettest.Now.Add(time.Duration(i) * time.Second)),
+			}
+			switch i {
+			case 2:
+				e.InvolvedObject.UID = "another"
+			case 3:
+				e.Type = corev1.EventTypeNormal
+			}
+			objects = append(objects, e)
+		}
+		stdout, _, err := run(t, fake.NewClientset(objects...), 120, "why", "lab/odd")
+		for _, want := range want {
+			if err != nil || !strings.Contains(stdout, want) {
+				t.Errorf("%s: %q is missing in %v:\n%s", phase, want, err, stdout)
+			}
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 
 	"chandler.dev/internal/fleet"
 	"chandler.dev/internal/terminal"
@@ -63,7 +64,12 @@ The exit code is 0 if the scheduler has found a node for the pod, 1 if the pod w
 and 2 if the command could not look.`,
 		Example: `  kubectl chandler why -n ml train-42
   kubectl chandler why ml/train-42 -o json | jq '.asked[].steps'`,
-		Args: cobra.ExactArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
+				return exit{err, codeUnasked}
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			waits, err := o.why(cmd.Context(), cmd, args[0])
 			switch {
@@ -76,6 +82,7 @@ and 2 if the command could not look.`,
 		},
 		ValidArgsFunction: o.completePods,
 	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit{err, codeUnasked} })
 	o.addFlags(cmd.Flags())
 	o.addOutput(cmd.Flags())
 	return cmd
@@ -102,6 +109,14 @@ func (o *options) why(ctx context.Context, cmd *cobra.Command, word string) (wai
 	answer, err := why.Explain(ctx, v.Input, pod)
 	if err != nil {
 		return false, err
+	}
+	if pod.Status.Phase == corev1.PodPending && !answer.Waits {
+		events, err := v.client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()})
+		if err != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: the pod's Events could not be read: %v\n", pluginName, err)
+		} else {
+			answer.Starting(slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.InvolvedObject.UID != pod.UID }))
+		}
 	}
 	if o.output == "json" {
 		return answer.Waits, writeJSON(cmd.OutOrStdout(), answer)
@@ -150,6 +165,10 @@ func (w *whyWriter) write(a *why.Answer) {
 	if len(a.Fits) > 0 && a.Told != "" {
 		w.line("")
 		w.text(2, "the scheduler says: "+a.Told)
+	}
+	if a.Warning != "" {
+		w.line("")
+		w.text(2, "the last warning says: "+a.Warning)
 	}
 	if a.Nearest != nil {
 		w.line("")

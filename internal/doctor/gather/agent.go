@@ -18,6 +18,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 
 	"chandler.dev/internal/doctor"
 	"chandler.dev/internal/ledger"
@@ -87,6 +88,7 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 		a.Running = doctor.Known(false)
 	}
 	a.Records = within(ctx, "the agent's records", func() (doctor.Records, error) { return records(o) })
+	askBeside(ctx, a)
 	address := o.Agent
 	if address == "" {
 		address = addressOf(o, found, f)
@@ -106,6 +108,37 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 	})
 	all.Go(func() { a.Features = doctor.Of(featuresOf(ctx, address)) })
 	all.Wait()
+}
+
+// askBeside asks the agents that are to take over why they are not ready, where their probes
+// can be reached.
+func askBeside(ctx context.Context, a *doctor.AgentFacts) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for i := range a.Beside {
+		other := &a.Beside[i]
+		port := probePort(other.Pod)
+		if other.Pod.Status.PodIP == "" || port == "" || ready(other.Pod) {
+			continue
+		}
+		all.Go(func() {
+			if why, _, err := probe(ctx, net.JoinHostPort(other.Pod.Status.PodIP, port), "/readyz"); err == nil {
+				other.Why = why
+			}
+		})
+	}
+}
+
+// probePort returns the port of the agent's health checks, "" if it has none.
+func probePort(pod *corev1.Pod) string {
+	for _, c := range pod.Spec.Containers {
+		for _, p := range c.Ports {
+			if p.Name == "http" {
+				return strconv.Itoa(int(p.ContainerPort))
+			}
+		}
+	}
+	return ""
 }
 
 // addressOf returns the address of the agent's health checks, "" if it is not known: its flag

@@ -76,7 +76,8 @@ func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.
 		f.Agent.Pod = doctor.Unknown[*corev1.Pod](err.Error())
 	} else {
 		c.Pods = doctor.Known(pods.Items)
-		f.Agent.Pod = doctor.Known(agentPod(pods.Items))
+		found := agentPod(pods.Items)
+		f.Agent.Pod, f.Agent.Beside = doctor.Known(found), beside(pods.Items, found)
 		f.Kubelet.PluginPods = pluginPods(pods.Items, o.PluginDir)
 	}
 	c.Policies = doctor.Of(missingPolicies(ctx, client, c.DRA.Value))
@@ -153,6 +154,17 @@ func agentPod(pods []corev1.Pod) (found *corev1.Pod) {
 		}
 	}
 	return found
+}
+
+// beside returns the agents on the node but one.
+func beside(pods []corev1.Pod, but *corev1.Pod) (others []doctor.AgentBeside) {
+	for i := range pods {
+		p := &pods[i]
+		if p.Labels["app.kubernetes.io/name"] == "chandler" && p.DeletionTimestamp == nil && p != but {
+			others = append(others, doctor.AgentBeside{Pod: p})
+		}
+	}
+	return others
 }
 
 func ready(pod *corev1.Pod) bool {

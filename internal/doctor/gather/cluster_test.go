@@ -3,11 +3,13 @@ package gather
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -165,6 +167,30 @@ func TestPods(t *testing.T) {
 	}
 	if want := []string{"kube-system/other-abcde"}; !slices.Equal(f.Kubelet.PluginPods, want) {
 		t.Errorf("other plugins: %v", f.Kubelet.PluginPods)
+	}
+}
+
+// An agent that is to take over is found beside the one that is ready, and asked why it is not.
+func TestAgentBeside(t *testing.T) {
+	next := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, r.URL.Path+": the configuration is wrong", http.StatusServiceUnavailable)
+	}))
+	defer next.Close()
+	host, port, _ := net.SplitHostPort(next.Listener.Addr().String())
+	number, _ := strconv.Atoi(port)
+	s := newServer()
+	s.objects = append(s.objects, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-next", Labels: map[string]string{"app.kubernetes.io/name": "chandler"}},
+		Spec:       corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: int32(number)}}}}},
+		Status:     corev1.PodStatus{PodIP: host},
+	})
+	f := s.facts()
+	if pod := f.Agent.Pod.Value; pod == nil || pod.Name != "chandler-x" {
+		t.Errorf("the agent's pod is %v", pod)
+	}
+	askBeside(t.Context(), &f.Agent)
+	if b := f.Agent.Beside; len(b) != 1 || b[0].Pod.Name != "chandler-next" || b[0].Why != "/readyz: the configuration is wrong" {
+		t.Errorf("beside it: %+v", b)
 	}
 }
 
