@@ -59,7 +59,10 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 		_ = json.Unmarshal(data, &settler) // since when devices are as they are; without it nothing is said of that
 	}
 	settled, _ := settler.Settle(n.Devices, time.Now())
-	f.Devices.Found = n.Devices
+	f.Devices.Found, f.Devices.Well = n.Devices, make(map[string]bool)
+	for _, d := range n.Devices.Devices {
+		f.Devices.Well[d.Name] = d.Health.Status == discovery.Healthy && d.Health.Key() == ""
+	}
 	snapshot := n.Rules.Apply(settled) //nolint:contextcheck // evaluating an expression does not block
 	f.Devices.Snapshot = doctor.Known(snapshot)
 	f.Kubelet.Ours = ours(snapshot, n.API)

@@ -46,8 +46,22 @@ func checkHealth(f *Facts, say *saying) {
 			parts[a] = append(parts[a], d)
 		}
 	}
+	alike := make(map[together][]*discovery.Device) // the first of each silicon
 	for _, a := range order {
-		f.sick(say, parts[a][0], parts[a][0].Health, parts[a][1:]...)
+		if g := togetherOf(parts[a]); g.key != "" && !f.Devices.Well[parts[a][0].Name] {
+			alike[g] = append(alike[g], parts[a][0])
+		}
+	}
+	for _, a := range order {
+		first := parts[a][0]
+		switch all := alike[togetherOf(parts[a])]; {
+		case f.Devices.Well[first.Name]:
+			f.settles(say, first)
+		case len(all) < 2:
+			f.sick(say, first, first.Health, parts[a][1:]...)
+		case all[0] == first:
+			f.sickTogether(say, all)
+		}
 	}
 	for name, health := range snapshot.Gone {
 		if holders := f.Devices.Holders[name]; len(holders) > 0 {
@@ -61,6 +75,65 @@ type ailing struct {
 	silicon string
 	key     discovery.Condition
 	reason  string
+}
+
+// together is what several devices of a family have for one cause, as a rule: a module that is
+// not loaded, or nodes that nobody made.
+type together struct {
+	family string
+	key    discovery.Condition
+}
+
+// togetherOf returns under what silicon is told of, without a key if it is told of alone.
+func togetherOf(parts []*discovery.Device) together {
+	key := parts[0].Health.Key()
+	if len(parts) > 1 || key != discovery.ConditionDriverUnbound && key != discovery.ConditionNodeMissing {
+		return together{}
+	}
+	return together{parts[0].Family, key}
+}
+
+// sickTogether says that several devices of a family are not well in the same way.
+func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
+	key := all[0].Health.Key()
+	what := map[discovery.Condition]string{
+		discovery.ConditionDriverUnbound: "have no driver bound to them", discovery.ConditionNodeMissing: "lack a device node",
+	}[key]
+	reasons := make(map[string]bool)
+	usable := false
+	var each, deletes, mends []string
+	for _, d := range all {
+		reasons[d.Health.Reason] = true
+		usable = usable || d.Health.Usable()
+		each = append(each, fmt.Sprintf("%s (%s)", d.Name, d.Health.Reason))
+		for _, h := range f.Devices.Holders[d.Name] {
+			if h.Pod != "" {
+				deletes = append(deletes, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
+			}
+		}
+		mends = append(mends, conditionFix(key, d)...)
+	}
+	cause := strings.Join(each, ", ") + "."
+	if len(reasons) == 1 {
+		cause = sentence(all[0].Health.Reason) + fmt.Sprintf(" They are %s.", namesOf(all))
+	}
+	if !usable {
+		cause += " No new pod gets them."
+	}
+	var fix []string
+	for _, line := range append(deletes, mends...) {
+		if !slices.Contains(fix, line) {
+			fix = append(fix, line)
+		}
+	}
+	say.found(CodeOf(key), fmt.Sprintf("%s of %s %s%s", several(len(all), "device"), all[0].Family, what, lasting(all[0].Health.Since.Time, f.Time)), cause, fix...)
+}
+
+// settles says that a device is to be well for a while before it is given out again.
+func (f *Facts) settles(say *saying, d *discovery.Device) {
+	say.found(CodeOf(d.Health.Key()), title(d)+" is well again, and is given out when it has stayed so",
+		fmt.Sprintf("The fault is over: %s A device must be well for 10 seconds, and for up to 5 minutes if it fails again and again.", sentence(d.Health.Reason)),
+		"chandler doctor --only devices --wait 60s   # looks again until it is")
 }
 
 // conditionTexts say what is so, after the name of the device.
@@ -122,10 +195,10 @@ func namesOf(devices []*discovery.Device) string {
 // conditionFix returns what mends a condition.
 func conditionFix(key discovery.Condition, d *discovery.Device) []string {
 	at := address(d)
+	if key == discovery.ConditionNodeMissing {
+		return []string{"sudo udevadm trigger --action=add   # makes device nodes again"}
+	}
 	if at == "" {
-		if key == discovery.ConditionNodeMissing {
-			return []string{"sudo udevadm trigger --action=add   # makes device nodes again"}
-		}
 		return []string{"sudo dmesg | tail -n 50   # the kernel says more"}
 	}
 	kernel := fmt.Sprintf("sudo dmesg | grep %s   # the kernel says more", at)
@@ -136,8 +209,6 @@ func conditionFix(key discovery.Condition, d *discovery.Device) []string {
 	switch key {
 	case discovery.ConditionLinkDegraded:
 		return rescan
-	case discovery.ConditionNodeMissing:
-		return []string{"sudo udevadm trigger --action=add   # makes device nodes again"}
 	case discovery.ConditionDriverUnbound:
 		return []string{
 			fmt.Sprintf("sudo modprobe \"$(cat /sys/bus/pci/devices/%s/modalias)\"", at),

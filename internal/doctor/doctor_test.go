@@ -381,3 +381,41 @@ func TestCDIOfAnUnknownVersion(t *testing.T) {
 		t.Errorf("the doubt is not told:\n%s", got)
 	}
 }
+
+// Several devices with one cause are told of once.
+func TestDevicesOfOneCause(t *testing.T) {
+	f := healthy()
+	devices := f.Devices.Snapshot.Value.Devices
+	var ill []string
+	for i := range devices {
+		if devices[i].Family == "nvidia" {
+			ill = append(ill, devices[i].Name)
+			devices[i].Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "device node /dev/nvidia" + string(rune('0'+i)) + " is missing", Since: ago(time.Minute)}
+		}
+	}
+	got := printed(t, f, terminal.Plain, true)
+	if strings.Count(got, "CH0305") != 2 || !strings.Contains(got, "2 devices of nvidia lack a device node") || strings.Count(got, "udevadm trigger") != 1 {
+		t.Errorf("%v are not told of together:\n%s", ill, got)
+	}
+	for _, name := range ill {
+		if !strings.Contains(got, name) {
+			t.Errorf("%s is missing:\n%s", name, got)
+		}
+	}
+}
+
+// A device that is well again and only has to stay so is not said to be as it was.
+func TestDeviceThatRecovers(t *testing.T) {
+	f := healthy()
+	d := &f.Devices.Snapshot.Value.Devices[0]
+	f.Devices.Well = map[string]bool{d.Name: true}
+	d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it", Since: ago(11 * time.Second)}
+	got := printed(t, f, terminal.Plain, true)
+	if !strings.Contains(got, "is well again") || strings.Contains(got, "modprobe") {
+		t.Errorf("got:\n%s", got)
+	}
+	f.Devices.Well = nil
+	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "is well again") {
+		t.Errorf("got:\n%s", got)
+	}
+}

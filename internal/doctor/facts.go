@@ -104,6 +104,9 @@ type DeviceFacts struct {
 	// Holders are the pods or owners that have each device.
 	Holders map[string][]Holder
 
+	// Well are the devices that are well by what the host says now, though they may have to stay so before they are given out.
+	Well map[string]bool
+
 	// Waits are the devices that wait to move to the other API.
 	Waits Answer[[]Wait]
 
