@@ -1,0 +1,70 @@
+package guest_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"chandler.dev/e2e/guest"
+)
+
+// seenOn are the kernels and the QEMU on which TestFinding last saw the devices of seen. The pages of families say so.
+const seenOn = "Linux 6.1 and 6.12 in QEMU 10.0"
+
+// seen are the families that TestFinding sees devices of, and the devices, as the family's page says them.
+var seen = map[string]string{
+	"amdgpu":     "a function without a driver",
+	"gaudi":      "a function without a driver",
+	"generic":    "virtio-gpu",
+	"hypervisor": "`/dev/kvm`, `/dev/net/tun`, `/dev/vhost-net` and `/dev/vhost-vsock`",
+	"nvidia":     "a function without a driver",
+	"sriovnet":   "virtual functions of igb under igbvf",
+}
+
+// TestPages holds the pages of families to seen.
+func TestPages(t *testing.T) {
+	const begin = "It is also tested on real kernels, "
+	pages, err := filepath.Glob("../../docs/families/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("no pages of families: %v", err)
+	}
+	for _, page := range pages {
+		family := strings.TrimSuffix(filepath.Base(page), ".md")
+		text := strings.Join(strings.Fields(readPage(t, page)), " ")
+		devices, listed := seen[family]
+		if sentence := begin + seenOn + ": " + devices + "."; listed && !strings.Contains(text, sentence) {
+			t.Errorf("docs/families/%s.md does not say: %s", family, sentence)
+		}
+		if !listed && strings.Contains(text, begin) {
+			t.Errorf("docs/families/%s.md says that it was tested on real kernels, and no test says so", family)
+		}
+	}
+}
+
+// seesFamilies checks that the families of seen have devices.
+func seesFamilies(t *testing.T, g *guest.Guest, devices []device, fake bool) {
+	t.Helper()
+	for family, what := range seen {
+		if what == "a function without a driver" && !fake {
+			continue
+		}
+		if !slices.ContainsFunc(devices, func(d device) bool { return d.Family == family }) {
+			t.Errorf("no device of family %s is found, and its page says that there is: %s", family, what)
+		}
+	}
+	version := strings.Join(strings.SplitN(g.Kernel, ".", 3)[:2], ".")
+	if !slices.Contains(strings.Fields(seenOn), version) {
+		t.Logf("the pages say %s, and this is Linux %s: mend seenOn, and the pages", seenOn, g.Kernel)
+	}
+}
+
+func readPage(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
