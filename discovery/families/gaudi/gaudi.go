@@ -24,9 +24,12 @@ import (
 
 // Family is Habana's accelerators.
 var Family = &discovery.Family{
-	Name:      "gaudi",
-	Doc:       "Habana Goya and Intel Gaudi accelerators",
-	Match:     []discovery.Match{{Bus: "pci", Vendor: "1da3", Driver: "habanalabs"}},
+	Name: "gaudi",
+	Doc:  "Habana Goya and Intel Gaudi accelerators",
+	Match: []discovery.Match{
+		{Bus: "pci", Vendor: "1da3", Driver: "habanalabs"},
+		{Bus: "pci", Vendor: "1da3", PCIClass: "1200", Unbound: true}, // Habana makes nothing else of this class
+	},
 	Describe:  describe,
 	Grant:     grant,
 	Variables: variables,
@@ -53,6 +56,9 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 }
 
 func describeCard(host *discovery.Host, function sysfs.Device) (discovery.Device, error) {
+	if function.Driver() == "" {
+		return discovery.Unbound(host, function, "npu", "habana")
+	}
 	d, err := discovery.PCI(host, function)
 	errs := []error{err}
 	d.Attributes.SetString("kind", "npu")
