@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -155,6 +156,40 @@ func TestUninstallEnds(t *testing.T) {
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) || orderOf(t, client) != (removal.Order{}) {
 			t.Errorf("%v; the order is %v", err, orderOf(t, client))
+		}
+	})
+}
+
+// No agent is told to leave its node before all have said that they withhold their devices: until then, each can go on
+// as if nothing had been.
+func TestUninstallRemovesOnceAllWithhold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		slow := func(removal.Order) removal.Report { return removal.Report{State: removal.Waiting} }
+		const until = 25 * time.Second
+		var early []removal.Phase
+		client := removable(t, map[string]func(removal.Order) removal.Report{
+			"a": func(o removal.Order) removal.Report {
+				if time.Since(begun) < until {
+					early = append(early, o.Phase)
+				}
+				return obeys(o)
+			},
+			"b": func(o removal.Order) removal.Report {
+				if time.Since(begun) < until {
+					return slow(o)
+				}
+				return obeys(o)
+			},
+		})
+		if err := newUninstaller(client, "ns", new(strings.Builder)).run(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if len(early) < 2 || slices.Contains(early, removal.Remove) {
+			t.Errorf("while b still offered devices, a was told %q", early)
+		}
+		if phase := orderOf(t, client).Phase; phase != removal.Remove {
+			t.Errorf("at the end the order is %q", phase)
 		}
 	})
 }
