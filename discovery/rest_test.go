@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -118,9 +119,7 @@ func layVirtualFunctions(tb testing.TB, dir string, count int) {
 			"modalias":           "pci:v00008086d0000" + device + "sv00008086sd00000000bc02sc00i00",
 			"current_link_speed": "16.0 GT/s PCIe", "current_link_width": "16", "power/runtime_status": "active",
 		}
-		for name, text := range more {
-			files[name] = text
-		}
+		maps.Copy(files, more)
 		layFiles(tb, path, files)
 		link(filepath.Join(dir, "sys/bus/pci/devices", address), "../../../"+root)
 		link(filepath.Join(path, "subsystem"), "../../../bus/pci")

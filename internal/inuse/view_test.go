@@ -3,6 +3,7 @@ package inuse_test
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -72,10 +73,7 @@ func TestUses(t *testing.T) {
 		"sys/class/block/nvme0n2":                  "->../../../" + subsystem + "/nvme0n2",
 	}
 	with := func(base map[string]string, more ...string) map[string]string {
-		all := make(map[string]string)
-		for name, text := range base {
-			all[name] = text
-		}
+		all := maps.Clone(base)
 		for i := 0; i < len(more); i += 2 {
 			all[more[i]] = more[i+1]
 		}

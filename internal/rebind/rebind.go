@@ -265,7 +265,7 @@ func (b *Binder) write(address, what, name, value string) error {
 	b.hanging[address] = what
 	b.mu.Unlock()
 	go func() {
-		<-done
+		_ = <-done // it came too late to be anybody's answer
 		b.mu.Lock()
 		delete(b.hanging, address)
 		b.mu.Unlock()
