@@ -1,0 +1,185 @@
+package guest_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"chandler.dev/e2e/guest"
+)
+
+// TestHealth has QEMU report errors of PCIe devices and lets one fall silent, and compares what the agent says of them.
+func TestHealth(t *testing.T) {
+	kernels := map[string]guest.Version{"newer": guest.Newer, "Debian 12": guest.Debian12}
+	if testing.Short() {
+		delete(kernels, "Debian 12")
+	}
+	for name, kernel := range kernels {
+		t.Run(name, func(t *testing.T) { healthOn(t, kernel) })
+	}
+}
+
+// The devices of healthOn, as discovery names them.
+const (
+	virtual = "pci-0000-01-10-0" // of an adapter below the first root port
+	silent  = "pci-0000-02-00-0" // below the second
+)
+
+// healthOn has an adapter with a virtual function, and one that vfio has, each below a root port of its own. The errors
+// are those of the ports: QEMU's adapters do not let their own be reported (their Device Control cannot be written).
+func healthOn(t *testing.T, kernel guest.Version) {
+	args := []string{
+		"-device", "pcie-root-port,id=port0,bus=pcie.0,chassis=1,slot=1,addr=0x8", "-device", "igb,bus=port0",
+		"-device", "pcie-root-port,id=port1,bus=pcie.0,chassis=2,slot=2,addr=0x9", "-device", "e1000e,bus=port1",
+	}
+	g := guest.Boot(t, guest.Config{Kernel: kernel, IOMMU: "intel", Modules: []string{"igb", "igbvf", "vfio-pci"}, Tools: []string{"setpci"}, Args: args, Files: map[string]string{
+		"/etc/kubeconfig": `{apiVersion: v1, kind: Config, current-context: c,
+			clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], contexts: [{name: c, context: {cluster: c}}]}`,
+	}})
+	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
+	// A function under vfio would sleep while nobody has it.
+	g.Sh(t, `
+		for f in /sys/bus/pci/devices/*; do
+			case $(cat $f/vendor):$(cat $f/device) in
+			0x8086:0x10c9)
+				ip link set $(ls $f/net) up
+				echo 1 > $f/sriov_numvfs;;
+			0x8086:0x10d3)
+				echo vfio-pci > $f/driver_override
+				echo ${f##*/} > /sys/bus/pci/drivers_probe
+				echo on > $f/power/control;;
+			esac
+		done`)
+	agent := g.Start(t, "chandler", "run", "--kubeconfig", "/etc/kubeconfig", "--node-name", "node", "--pod-uid", "uid", "--kubelet-root", "/run/kubelet",
+		"--device-plugin-dir", "/run/kubelet/device-plugins", "--page-bind-address=", "--rescan-interval", "1s", "-v=2")
+	agent.Until(t, "The host's devices changed")
+	healthy(t, g, virtual, silent)
+
+	g.Monitor(t, "pcie_aer_inject_error port1 RCVR")       // correctable
+	g.Monitor(t, "pcie_aer_inject_error port1 POISON_TLP") // not fatal
+	counted(t, g, "aer_dev_correctable", "TOTAL_ERR_COR 1")
+	counted(t, g, "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1")
+	healthy(t, g, virtual, silent)
+
+	// A port that leads to other buses: nothing answers for what was below it.
+	g.Must(t, "setpci", "-s", "00:09.0", "SECONDARY_BUS=7f")
+	sick(t, g, silent, "not-responding", "it does not answer: its configuration space reads all ones")
+	state := recorded(t, g, silent, "not-responding")
+	if since, err := time.Parse(time.RFC3339, state.Since); err != nil || time.Since(since) > time.Minute {
+		t.Errorf("it does not answer since %q (%v)", state.Since, err)
+	}
+	g.Must(t, "setpci", "-s", "00:09.0", "SECONDARY_BUS=02")
+	begin := time.Now()
+	healthy(t, g, virtual, silent)
+	recorded(t, g, silent, "")
+	if took := time.Since(begin); took < 5*time.Second {
+		t.Errorf("well again after %s", took)
+	}
+
+	g.Monitor(t, "pcie_aer_inject_error port1 DLP")
+	sick(t, g, silent, "fatal-errors", "1 fatal PCIe error of the port above it, 0000:00:09.0")
+	healthy(t, g, virtual)
+	g.Monitor(t, "pcie_aer_inject_error port0 DLP")
+	// The kernel resets what is below the port, and the adapter may lose its carrier, which is worse.
+	for deadline := time.Now().Add(settleTime); discover(t, g)[virtual].Health.Status == "Healthy"; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is well after a fatal error of the port above it", virtual)
+		}
+	}
+	recorded(t, g, silent, "fatal-errors")
+	agent.Stop(t)
+}
+
+// counted waits until the kernel has counted an error of the second port.
+func counted(t *testing.T, g *guest.Guest, file, line string) {
+	t.Helper()
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(100 * time.Millisecond) {
+		text := g.ReadFile(t, "/sys/bus/pci/devices/0000:00:09.0/"+file)
+		if strings.Contains(text, line) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not %q:\n%s", file, line, text)
+		}
+	}
+}
+
+// settleTime is how long the guest's kernel and the agent may take.
+const settleTime = 40 * time.Second
+
+// healthy checks that discovery finds nothing wrong with devices.
+func healthy(t *testing.T, g *guest.Guest, names ...string) {
+	t.Helper()
+	found := discover(t, g)
+	for _, name := range names {
+		if got := found[name].Health; got.Status != "Healthy" {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// sick waits until discovery finds a condition, with a reason unless that is "".
+func sick(t *testing.T, g *guest.Guest, name, condition, reason string) {
+	t.Helper()
+	for deadline := time.Now().Add(settleTime); ; {
+		got := discover(t, g)[name].Health
+		if got.Condition == condition && (reason == "" || got.Reason == reason) {
+			t.Logf("%s: %s: %s", name, condition, got.Reason)
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is %+v, and not %s (%s)\n%s", name, got, condition, reason,
+				g.Sh(t, "dmesg | tail -40; grep . /sys/bus/pci/devices/*/aer_rootport_total_err_fatal /sys/bus/pci/devices/*/current_link_width; grep TOTAL /sys/bus/pci/devices/*/aer_dev_fatal"))
+		}
+	}
+}
+
+// A state is one that the agent keeps.
+type state struct {
+	Condition string `json:"condition"`
+	Since     string `json:"since"`
+}
+
+// recorded waits until the agent that runs says that a device has a condition, "" for none.
+func recorded(t *testing.T, g *guest.Guest, name, condition string) state {
+	t.Helper()
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
+		var states map[string]state
+		text := g.ReadFile(t, "/run/kubelet/plugins/chandler.dev/health.json")
+		if err := json.Unmarshal([]byte(text), &states); err != nil {
+			t.Fatal(err)
+		}
+		if got, known := states[name]; known && got.Condition == condition {
+			return got
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s has not become %q for the agent: %s", name, condition, text)
+		}
+	}
+}
+
+// discovered is a device as chandler discover -o json says it.
+type discovered struct {
+	Name   string `json:"name"`
+	Health struct {
+		Status    string `json:"status"`
+		Condition string `json:"condition"`
+		Reason    string `json:"reason"`
+	} `json:"health"`
+}
+
+func discover(t *testing.T, g *guest.Guest) map[string]discovered {
+	t.Helper()
+	var found struct {
+		Devices []discovered `json:"devices"`
+	}
+	if err := json.Unmarshal([]byte(g.Must(t, "chandler", "discover", "-o", "json")), &found); err != nil {
+		t.Fatal(err)
+	}
+	devices := make(map[string]discovered)
+	for _, d := range found.Devices {
+		devices[d.Name] = d
+	}
+	return devices
+}
