@@ -82,7 +82,7 @@ func healthOn(t *testing.T, kernel guest.Version) {
 	healthy(t, g, virtual)
 	g.Monitor(t, "pcie_aer_inject_error port0 DLP")
 	// The kernel resets what is below the port, and the adapter may lose its carrier, which is worse.
-	for deadline := time.Now().Add(settleTime); discover(t, g)[virtual].Health.Status == "Healthy"; {
+	for deadline := time.Now().Add(settleTime); healthOf(t, g)[virtual].Health.Status == "Healthy"; {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s is well after a fatal error of the port above it", virtual)
 		}
@@ -111,7 +111,7 @@ const settleTime = 40 * time.Second
 // healthy checks that discovery finds nothing wrong with devices.
 func healthy(t *testing.T, g *guest.Guest, names ...string) {
 	t.Helper()
-	found := discover(t, g)
+	found := healthOf(t, g)
 	for _, name := range names {
 		if got := found[name].Health; got.Status != "Healthy" {
 			t.Errorf("%s: %+v", name, got)
@@ -123,7 +123,7 @@ func healthy(t *testing.T, g *guest.Guest, names ...string) {
 func sick(t *testing.T, g *guest.Guest, name, condition, reason string) {
 	t.Helper()
 	for deadline := time.Now().Add(settleTime); ; {
-		got := discover(t, g)[name].Health
+		got := healthOf(t, g)[name].Health
 		if got.Condition == condition && (reason == "" || got.Reason == reason) {
 			t.Logf("%s: %s: %s", name, condition, got.Reason)
 			return
@@ -159,8 +159,8 @@ func recorded(t *testing.T, g *guest.Guest, name, condition string) state {
 	}
 }
 
-// discovered is a device as chandler discover -o json says it.
-type discovered struct {
+// foundDevice is a device as chandler discover -o json says it.
+type foundDevice struct {
 	Name   string `json:"name"`
 	Health struct {
 		Status    string `json:"status"`
@@ -169,15 +169,15 @@ type discovered struct {
 	} `json:"health"`
 }
 
-func discover(t *testing.T, g *guest.Guest) map[string]discovered {
+func healthOf(t *testing.T, g *guest.Guest) map[string]foundDevice {
 	t.Helper()
 	var found struct {
-		Devices []discovered `json:"devices"`
+		Devices []foundDevice `json:"devices"`
 	}
 	if err := json.Unmarshal([]byte(g.Must(t, "chandler", "discover", "-o", "json")), &found); err != nil {
 		t.Fatal(err)
 	}
-	devices := make(map[string]discovered)
+	devices := make(map[string]foundDevice)
 	for _, d := range found.Devices {
 		devices[d.Name] = d
 	}
