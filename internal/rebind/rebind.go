@@ -249,12 +249,16 @@ func (b *Binder) write(address, what, name, value string) error {
 	if b.config.Write == nil {
 		return errNoPrivilege
 	}
-	done := make(chan error, 1)
-	go func() { done <- b.config.Write(name, value) }()
+	var err error
+	ended := make(chan struct{}) // closed when err is set
+	go func() {
+		defer close(ended)
+		err = b.config.Write(name, value)
+	}()
 	timer := time.NewTimer(b.config.Limit)
 	defer timer.Stop()
 	select {
-	case err := <-done:
+	case <-ended:
 		if err != nil {
 			return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, err)
 		}
@@ -265,7 +269,7 @@ func (b *Binder) write(address, what, name, value string) error {
 	b.hanging[address] = what
 	b.mu.Unlock()
 	go func() {
-		_ = <-done // it came too late to be anybody's answer
+		<-ended
 		b.mu.Lock()
 		delete(b.hanging, address)
 		b.mu.Unlock()
