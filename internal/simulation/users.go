@@ -330,6 +330,14 @@ func (w *World) forgetNodes(u *use) {
 	}
 }
 
+// takenBack reports whether the kubelet has taken a claim back from a container, which may
+// still run if its pod was deleted by force. An agent that was killed after it did what it
+// was asked, and before it could say so, has done it all the same.
+func (w *World) takenBack(c *kubelet.Container, claim types.UID) bool {
+	_, recorded := w.disk.Content(w.recordOf(claim))
+	return !w.kubelet.HasClaim(c, claim) || w.kubelet.GaveUp(c, claim) && !recorded
+}
+
 // users returns what containers have, as long as the kubelet has not taken it
 // back: a claim until it unprepares it, a classic device while its books have it
 // or, for who wants it through DRA, until the container has ended.
@@ -337,7 +345,7 @@ func (w *World) users() (all []*use) {
 	for _, c := range w.kubelet.Containers() {
 		uses, _ := c.Note.([]*use)
 		for _, u := range uses {
-			if !u.classic && !w.kubelet.HasClaim(c, u.claim) {
+			if !u.classic && w.takenBack(c, u.claim) {
 				continue
 			}
 			now := *u

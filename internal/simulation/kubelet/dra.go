@@ -288,6 +288,7 @@ func (k *Kubelet) unprepare(ctx context.Context, pod types.UID, namespace string
 			continue
 		}
 		info.unpreparing = true
+		k.asked[info.uid]++
 		request.Claims = append(request.Claims, &drapb.Claim{Namespace: namespace, Name: name, Uid: string(info.uid)})
 		keys = append(keys, key)
 	}

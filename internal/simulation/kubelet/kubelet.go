@@ -76,6 +76,7 @@ type Container struct {
 	Ending map[types.UID]bool
 
 	unprepared map[types.UID]int // how often each claim was before
+	asked      map[types.UID]int // how often that was asked for before
 
 	// Start notes this.
 	Note any
@@ -101,6 +102,7 @@ type Kubelet struct {
 	refuses bool                  // registrations
 
 	unprepared map[types.UID]int // how often each claim was
+	asked      map[types.UID]int // how often that was asked for
 
 	// The device-plugin API.
 	endpoints map[string][]*endpoint // by resource; the last is called
@@ -123,7 +125,7 @@ func New(config Config) *Kubelet {
 	return &Kubelet{
 		config: config, claims: make(map[string]*claimInfo), workers: make(map[types.UID]*worker),
 		devices: make(map[types.UID]map[string][]string), nodesOf: make(map[types.UID]map[string][]string),
-		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool), unprepared: make(map[types.UID]int),
+		containers: make(map[types.UID]*Container), sandboxes: make(map[types.UID]bool), known: make(map[string]bool), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int),
 		healthy: make(map[string]map[string]bool), lists: make(map[string]map[string]bool), endpoints: make(map[string][]*endpoint), named: make(map[string]*endpoint), pending: make(map[string]map[string]types.UID),
 		admission: make(chan struct{}, 1),
 	}
@@ -286,6 +288,14 @@ func (k *Kubelet) HasClaim(c *Container, uid types.UID) bool {
 	return k.unprepared[uid] == c.unprepared[uid]
 }
 
+// GaveUp reports whether the kubelet has asked, since a container was started with a claim,
+// that the claim be unprepared. It may not know yet that this was done.
+func (k *Kubelet) GaveUp(c *Container, uid types.UID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.asked[uid] != c.asked[uid]
+}
+
 // HasDevices returns the classic devices that the kubelet's books have for a pod.
 func (k *Kubelet) HasDevices(uid types.UID) map[string][]string {
 	k.mu.Lock()
@@ -298,7 +308,7 @@ func (k *Kubelet) HasDevices(uid types.UID) map[string][]string {
 func (k *Kubelet) Had(pod *Pod, devices map[string][]string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := &Container{Pod: pod, Devices: devices, Listed: maps.Clone(k.lists), unprepared: make(map[types.UID]int)}
+	c := &Container{Pod: pod, Devices: devices, Listed: maps.Clone(k.lists), unprepared: make(map[types.UID]int), asked: make(map[types.UID]int)}
 	if err := k.config.Start(c); err != nil {
 		return err
 	}

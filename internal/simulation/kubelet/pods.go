@@ -261,7 +261,7 @@ func (k *Kubelet) start(ctx context.Context, w *worker) error {
 	if ctx.Err() != nil || !k.up {
 		return context.Canceled
 	}
-	c := &Container{Pod: w.pod, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Ending: make(map[types.UID]bool), Devices: maps.Clone(k.devices[w.pod.UID]), Listed: maps.Clone(k.lists), unprepared: maps.Clone(k.unprepared)}
+	c := &Container{Pod: w.pod, Claims: make(map[types.UID][]string), Names: make(map[types.UID]string), Ending: make(map[types.UID]bool), Devices: maps.Clone(k.devices[w.pod.UID]), Listed: maps.Clone(k.lists), unprepared: maps.Clone(k.unprepared), asked: maps.Clone(k.asked)}
 	for _, name := range w.pod.Claims {
 		if info := k.claims[w.pod.Namespace+"/"+name]; info != nil {
 			c.Claims[info.uid], c.Names[info.uid], c.Ending[info.uid] = slices.Clone(info.cdi), name, info.unpreparing
