@@ -12,7 +12,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// counted counts what is opened of a host.
+// counted counts what is opened of a host. A test may change the host between two calls of
+// pass: all that reads it loads what pass has stored.
 type counted struct {
 	fstest.MapFS
 
@@ -22,6 +23,22 @@ type counted struct {
 func (c *counted) Open(name string) (fs.File, error) {
 	c.opened.Add(1)
 	return c.MapFS.Open(name)
+}
+
+func (c *counted) Stat(name string) (fs.FileInfo, error)  { return c.now().Stat(name) }
+func (c *counted) Lstat(name string) (fs.FileInfo, error) { return c.now().Lstat(name) }
+func (c *counted) ReadLink(name string) (string, error)   { return c.now().ReadLink(name) }
+
+func (c *counted) ReadFile(name string) ([]byte, error) {
+	c.opened.Add(1)
+	return c.MapFS.ReadFile(name)
+}
+
+func (c *counted) ReadDir(name string) ([]fs.DirEntry, error) { return c.now().ReadDir(name) }
+
+func (c *counted) now() fstest.MapFS {
+	c.opened.Load()
+	return c.MapFS
 }
 
 // quietHost is a function with a node, a sensor and an attribute of its driver.

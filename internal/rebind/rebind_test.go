@@ -20,7 +20,7 @@ func (k *kernel) binder(boot string, users map[string]string) *Binder {
 	k.t.Helper()
 	b := New(Config{
 		Host: k.host(), Write: k.write, Family: "vfio", Boot: boot, Dir: filepath.Join(k.dir, "state/rebound"),
-		Limit: 100 * time.Millisecond, Wait: 100 * time.Millisecond,
+		Limit: time.Minute, Wait: 100 * time.Millisecond,
 		Busy: func(function sysfs.Device) error {
 			if user := users[function.Name()]; user != "" {
 				return errors.New("in use: " + user)
@@ -271,6 +271,7 @@ func TestUnbindHangs(t *testing.T) {
 	hangs := make(chan struct{})
 	k.hangs["nvme"] = hangs
 	b := k.binder("1", nil)
+	b.config.Limit = 100 * time.Millisecond
 	if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), "unbind it from nvme has not ended after") {
 		t.Errorf("error %v", err)
 	}
@@ -278,7 +279,8 @@ func TestUnbindHangs(t *testing.T) {
 		t.Errorf("given back beside it: %v", err)
 	}
 	close(hangs)
-	for limit := time.Now().Add(5 * time.Second); b.hangs(first); time.Sleep(time.Millisecond) {
+	b.config.Limit = time.Minute
+	for limit := time.Now().Add(time.Minute); b.hangs(first); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal("it hangs still")
 		}
