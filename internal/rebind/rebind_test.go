@@ -13,13 +13,33 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/rebind/rebindtest"
 )
+
+const (
+	first = "0000:03:00.0"
+	other = "0000:03:00.1" // in the group of the first
+)
+
+// kernel is a host with two disks in one IOMMU group.
+type kernel struct {
+	*rebindtest.Kernel
+
+	t *testing.T
+}
+
+func newKernel(t *testing.T) *kernel {
+	k := &kernel{rebindtest.New(t), t}
+	k.Add(first, "nvme", "3")
+	k.Add(other, "nvme", "3")
+	return k
+}
 
 // binder returns what an agent that starts has, where somebody may use functions.
 func (k *kernel) binder(boot string, users map[string]string) *Binder {
 	k.t.Helper()
 	b := New(Config{
-		Host: k.host(), Write: k.write, Family: "vfio", Boot: boot, Dir: filepath.Join(k.dir, "state/rebound"),
+		Host: k.Host(), Write: k.Write, Family: "vfio", Boot: boot, Dir: filepath.Join(k.Dir, "state/rebound"),
 		Limit: time.Minute, Wait: 100 * time.Millisecond,
 		Busy: func(function sysfs.Device) error {
 			if user := users[function.Name()]; user != "" {
@@ -37,13 +57,13 @@ func (k *kernel) binder(boot string, users map[string]string) *Binder {
 // device returns the disk as a scan describes it, alone in its group or with the other.
 func device(others ...string) discovery.Device {
 	d := discovery.Device{
-		Name: "pci-0000-03-00-0", Family: "disks", Source: source(first), Attributes: discovery.Attributes{},
+		Name: "pci-0000-03-00-0", Family: "disks", Source: rebindtest.Source(first), Attributes: discovery.Attributes{},
 		Health: discovery.Health{Status: discovery.Healthy}, Rebind: &discovery.Rebindable{Driver: "vfio-pci"},
 	}
 	d.Attributes.SetString("driver", "nvme")
 	d.Attributes.SetString("model", "a disk")
 	for _, address := range others {
-		d.Rebind.Others = append(d.Rebind.Others, source(address))
+		d.Rebind.Others = append(d.Rebind.Others, rebindtest.Source(address))
 	}
 	return d
 }
@@ -81,14 +101,14 @@ func giveAll(ctx context.Context, b *Binder) (errs error) {
 func (k *kernel) check(driver, override string, addresses ...string) {
 	k.t.Helper()
 	for _, address := range addresses {
-		if k.driver(address) != driver || k.override(address) != override {
-			k.t.Errorf("%s: driver %q, override %q; want %q, %q\nwrites:\n%s", address, k.driver(address), k.override(address), driver, override, strings.Join(k.writes, "\n"))
+		if k.Driver(address) != driver || k.Override(address) != override {
+			k.t.Errorf("%s: driver %q, override %q; want %q, %q\nwrites:\n%s", address, k.Driver(address), k.Override(address), driver, override, strings.Join(k.Writes, "\n"))
 		}
 	}
 }
 
 func (k *kernel) records() (names []string) {
-	entries, _ := os.ReadDir(filepath.Join(k.dir, "state/rebound"))
+	entries, _ := os.ReadDir(filepath.Join(k.Dir, "state/rebound"))
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
@@ -110,9 +130,9 @@ func TestTakeAndGive(t *testing.T) {
 	if _, _, err := b.Configurer(nothing)(device(other), nil); err == nil || !strings.Contains(err.Error(), "until it was given back to driver nvme") {
 		t.Errorf("who wants it otherwise gets it: %v", err)
 	}
-	writes := len(k.writes)
-	if _, err := take(t.Context(), b, device(other)); err != nil || len(k.writes) != writes {
-		t.Errorf("taken again: %v, writes %q", err, k.writes[writes:])
+	writes := len(k.Writes)
+	if _, err := take(t.Context(), b, device(other)); err != nil || len(k.Writes) != writes {
+		t.Errorf("taken again: %v, writes %q", err, k.Writes[writes:])
 	}
 	for range 2 { // the second time there is nothing to do
 		if err := giveAll(t.Context(), b); err != nil {
@@ -137,11 +157,11 @@ func TestRefused(t *testing.T) {
 	}{
 		"in use":                   {users: map[string]string{first: "it is mounted on /data"}, want: "it is mounted on /data"},
 		"its group is in use":      {users: map[string]string{other: "swap is on it"}, want: "0000:03:00.1: in use: swap is on it"},
-		"driver is not loaded":     {spoil: func(k *kernel, _ *Binder) { _ = os.RemoveAll(filepath.Join(k.dir, driverDir("vfio-pci"))) }, want: "modprobe vfio-pci"},
+		"driver is not loaded":     {spoil: func(k *kernel, _ *Binder) { _ = os.RemoveAll(filepath.Join(k.Dir, driverDir("vfio-pci"))) }, want: "modprobe vfio-pci"},
 		"no privilege":             {spoil: func(_ *kernel, b *Binder) { b.config.Write = nil }, want: "may not change the host"},
 		"who uses it is not known": {spoil: func(_ *kernel, b *Binder) { b.config.Busy = nil }, want: "cannot be told"},
-		"virtual functions":        {spoil: func(k *kernel, _ *Binder) { k.link(source(first)+"/virtfn0", "../0000:03:10.0") }, want: "has virtual functions"},
-		"disk is full":             {spoil: func(k *kernel, b *Binder) { b.config.Dir = filepath.Join(k.dir, "dev/vfio/vfio/none") }, want: "write down what it is"},
+		"virtual functions":        {spoil: func(k *kernel, _ *Binder) { k.Link(rebindtest.Source(first)+"/virtfn0", "../0000:03:10.0") }, want: "has virtual functions"},
+		"disk is full":             {spoil: func(k *kernel, b *Binder) { b.config.Dir = filepath.Join(k.Dir, "dev/vfio/vfio/none") }, want: "write down what it is"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t)
@@ -152,8 +172,8 @@ func TestRefused(t *testing.T) {
 			if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
-			if len(k.writes) > 0 || len(k.records()) > 0 {
-				t.Errorf("written: %q, written down: %q", k.writes, k.records())
+			if len(k.Writes) > 0 || len(k.records()) > 0 {
+				t.Errorf("written: %q, written down: %q", k.Writes, k.records())
 			}
 			k.check("nvme", "(null)", first, other)
 		})
@@ -163,13 +183,13 @@ func TestRefused(t *testing.T) {
 // A function that was under vfio before anybody asked stays so.
 func TestBoundBefore(t *testing.T) {
 	k := newKernel(t)
-	k.setDriver(first, "vfio-pci")
+	k.SetDriver(first, "vfio-pci")
 	d := device(other)
 	d.Rebind = nil
 	d.Attributes.SetString("driver", "vfio-pci")
 	b := k.binder("1", nil)
-	if _, err := take(t.Context(), b, d); err != nil || len(k.writes) > 0 || len(b.Left()) > 0 {
-		t.Errorf("%v, writes %q", err, k.writes)
+	if _, err := take(t.Context(), b, d); err != nil || len(k.Writes) > 0 || len(b.Left()) > 0 {
+		t.Errorf("%v, writes %q", err, k.Writes)
 	}
 }
 
@@ -180,24 +200,24 @@ func TestKilled(t *testing.T) {
 		for step := range 13 {
 			t.Run(fmt.Sprintf("%d %s", step, ends), func(t *testing.T) {
 				k := newKernel(t)
-				k.budget = step
+				k.Budget = step
 				b := k.binder("1", nil)
 				_, err := take(t.Context(), b, device(other))
-				if step < 6 && !errors.Is(err, errKilled) || step >= 6 && err != nil {
+				if step < 6 && !errors.Is(err, rebindtest.ErrKilled) || step >= 6 && err != nil {
 					t.Fatalf("taking: %v", err)
 				}
 				if step >= 6 {
 					_ = giveAll(t.Context(), b) // killed on the way, or not
 				}
-				k.budget = -1
+				k.Budget = -1
 				b = k.binder("1", nil)
 				if ends == "taken" {
 					d := b.Describe(&discovery.Snapshot{Devices: []discovery.Device{device(other)}}).Devices[0]
 					if _, err := take(t.Context(), b, d); err != nil {
 						t.Fatalf("after %d writes: %v", step, err)
 					}
-					if k.driver(first) != "vfio-pci" || k.driver(other) != "vfio-pci" {
-						t.Errorf("after %d writes: drivers %s, %s", step, k.driver(first), k.driver(other))
+					if k.Driver(first) != "vfio-pci" || k.Driver(other) != "vfio-pci" {
+						t.Errorf("after %d writes: drivers %s, %s", step, k.Driver(first), k.Driver(other))
 					}
 				}
 				if err := giveAll(t.Context(), b); err != nil {
@@ -216,10 +236,10 @@ func TestKilled(t *testing.T) {
 func TestReboot(t *testing.T) {
 	for step := range 7 {
 		k := newKernel(t)
-		k.budget = step
+		k.Budget = step
 		_, _ = take(t.Context(), k.binder("1", nil), device(other))
-		k.budget, k.writes = -1, nil
-		k.reboot()
+		k.Budget, k.Writes = -1, nil
+		k.Reboot()
 		b := k.binder("2", nil)
 		if len(b.Left()) > 0 || len(k.records()) > 0 {
 			t.Errorf("after %d writes and a reboot: %v", step, b.Left())
@@ -235,7 +255,7 @@ func TestRefusesToComeBack(t *testing.T) {
 	if _, err := take(t.Context(), b, device(other)); err != nil {
 		t.Fatal(err)
 	}
-	k.refuses["nvme"] = syscall.EIO
+	k.Refuses["nvme"] = syscall.EIO
 	if err := giveAll(t.Context(), b); !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), "driver nvme did not take it") {
 		t.Errorf("error %v", err)
 	}
@@ -243,7 +263,7 @@ func TestRefusesToComeBack(t *testing.T) {
 	if d.Health.Status != discovery.Unhealthy || d.Health.Condition != discovery.ConditionDriverUnbound || !strings.Contains(d.Health.Reason, "not given back to driver nvme") {
 		t.Errorf("health %+v", d.Health)
 	}
-	delete(k.refuses, "nvme")
+	delete(k.Refuses, "nvme")
 	if err := giveAll(t.Context(), b); err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +273,7 @@ func TestRefusesToComeBack(t *testing.T) {
 // vfio may refuse a function too. It stays the claim's, and goes back when that ends.
 func TestProbeFails(t *testing.T) {
 	k := newKernel(t)
-	k.refuses["vfio-pci"] = syscall.EINVAL
+	k.Refuses["vfio-pci"] = syscall.EINVAL
 	b := k.binder("1", nil)
 	if _, err := take(t.Context(), b, device(other)); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("error %v", err)
@@ -269,7 +289,7 @@ func TestProbeFails(t *testing.T) {
 func TestUnbindHangs(t *testing.T) {
 	k := newKernel(t)
 	hangs := make(chan struct{})
-	k.hangs["nvme"] = hangs
+	k.Hangs["nvme"] = hangs
 	b := k.binder("1", nil)
 	b.config.Limit = 100 * time.Millisecond
 	if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), "unbind it from nvme has not ended after") {
@@ -300,12 +320,12 @@ func TestKeptOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	users[first] = "process 47 (qemu) has /dev/vfio/3 open"
-	users[other], k.writes = users[first], nil
+	users[other], k.Writes = users[first], nil
 	if err := giveAll(t.Context(), b); err == nil || !strings.Contains(err.Error(), "process 47 (qemu)") {
 		t.Errorf("error %v", err)
 	}
-	if len(k.writes) > 0 {
-		t.Errorf("written: %q", k.writes)
+	if len(k.Writes) > 0 {
+		t.Errorf("written: %q", k.Writes)
 	}
 	clear(users)
 	if err := giveAll(t.Context(), b); err != nil {
@@ -329,7 +349,7 @@ func TestAdministratorActs(t *testing.T) {
 			if _, err := take(t.Context(), b, device(other)); err != nil {
 				t.Fatal(err)
 			}
-			k.setDriver(first, test.driver)
+			k.SetDriver(first, test.driver)
 			if err := giveAll(t.Context(), b); err != nil || len(b.Left()) > 0 {
 				t.Errorf("left %v: %v", b.Left(), err)
 			}
@@ -345,7 +365,7 @@ func TestGone(t *testing.T) {
 	if _, err := take(t.Context(), b, device(other)); err != nil {
 		t.Fatal(err)
 	}
-	_ = os.RemoveAll(filepath.Join(k.dir, source(first)))
+	_ = os.RemoveAll(filepath.Join(k.Dir, rebindtest.Source(first)))
 	if s := b.Describe(&discovery.Snapshot{}); len(s.Devices) > 0 {
 		t.Errorf("described: %+v", s.Devices)
 	}
@@ -360,8 +380,8 @@ func TestDamagedRecord(t *testing.T) {
 	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
 		t.Fatal(err)
 	}
-	k.file("state/rebound/"+first+".json", "{")
-	b := New(Config{Host: k.host(), Write: k.write, Boot: "1", Dir: filepath.Join(k.dir, "state/rebound")})
+	k.File("state/rebound/"+first+".json", "{")
+	b := New(Config{Host: k.Host(), Write: k.Write, Boot: "1", Dir: filepath.Join(k.Dir, "state/rebound")})
 	if problems := b.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), first) {
 		t.Errorf("problems %v", problems)
 	}
@@ -407,7 +427,7 @@ func TestCalledOff(t *testing.T) {
 	k := newKernel(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := take(ctx, k.binder("1", nil), device(other)); !errors.Is(err, context.Canceled) || len(k.writes) > 0 {
-		t.Errorf("%v, writes %q", err, k.writes)
+	if _, err := take(ctx, k.binder("1", nil), device(other)); !errors.Is(err, context.Canceled) || len(k.Writes) > 0 {
+		t.Errorf("%v, writes %q", err, k.Writes)
 	}
 }

@@ -1,0 +1,275 @@
+// Package rebindtest has, for tests, a host whose PCI functions change their drivers.
+package rebindtest
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
+)
+
+// Kernel is a host whose attributes do what those of a kernel do, at its worst where a
+// test says so. Fields are set before the host is used.
+type Kernel struct {
+	Dir     string                   // the root of the host
+	Budget  int                      // writes until the agent is killed, -1 for any number; see [Kernel.Kill]
+	Refuses map[string]error         // by driver, what a probe of it says
+	Hangs   map[string]chan struct{} // by driver, an unbind ends when it is closed
+	Writes  []string                 // that were made
+
+	t         testing.TB
+	mu        sync.Mutex
+	functions map[string]function // by address
+}
+
+// function is what a function is however it is bound.
+type function struct {
+	driver string // that takes it by its identity
+	group  string // its IOMMU group
+}
+
+// ErrKilled is what a write returns when the agent's budget is spent.
+var ErrKilled = errors.New("the agent was killed")
+
+// New returns a host without functions, with the drivers nvme, e1000e and vfio-pci.
+func New(t testing.TB) *Kernel {
+	k := &Kernel{t: t, Dir: t.TempDir(), Budget: -1, Refuses: make(map[string]error), Hangs: make(map[string]chan struct{}), functions: make(map[string]function)}
+	k.File("sys/devices/virtual/misc/vfio/uevent", "MAJOR=10\nMINOR=196\nDEVNAME=vfio/vfio\n")
+	k.File("sys/devices/virtual/misc/vfio/dev", "10:196\n")
+	k.Link("sys/class/misc/vfio", "../../devices/virtual/misc/vfio")
+	k.File("dev/vfio/vfio", "c 10:196")
+	k.File("dev/null", "c 1:3")
+	for _, driver := range []string{"nvme", "vfio-pci", "e1000e"} {
+		k.File(driverDir(driver)+"/bind", "")
+		k.File(driverDir(driver)+"/unbind", "")
+	}
+	k.File("sys/bus/pci/drivers_probe", "")
+	k.File("sys/class/block/x/dev", "8:200\n")
+	k.File("sys/class/net/x/flags", "0x1003\n")
+	k.File("proc/1/mountinfo", "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/root rw\n")
+	k.File("proc/1/net/route", "Iface\tDestination\n")
+	k.Link("proc/1/ns/pid", "pid:[4026531836]")
+	k.Opens("1", "init", "/dev/null")
+	return k
+}
+
+func driverDir(driver string) string { return "sys/bus/pci/drivers/" + driver }
+
+// Source returns the directory of a function, as of fs.FS.
+func Source(address string) string { return "sys/devices/pci0000:00/0000:00:03.0/" + address }
+
+// Add makes a disk that a driver has.
+func (k *Kernel) Add(address, driver, group string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, text := range map[string]string{"driver_override": "(null)", "class": "0x010802", "vendor": "0x144d", "device": "0xa80a", "numa_node": "0"} {
+		k.File(Source(address)+"/"+name, text+"\n")
+	}
+	k.Link("sys/bus/pci/devices/"+address, "../../../"+strings.TrimPrefix(Source(address), "sys/"))
+	k.Link(Source(address)+"/iommu_group", "../../../../kernel/iommu_groups/"+group)
+	k.Link("sys/kernel/iommu_groups/"+group+"/devices/"+address, "../../../../"+strings.TrimPrefix(Source(address), "sys/"))
+	k.functions[address] = function{driver, group}
+	k.setDriver(address, driver)
+}
+
+// File writes a file of the host. One in dev is a device node, such as "c 10:196".
+func (k *Kernel) File(name, text string) {
+	k.t.Helper()
+	name = filepath.Join(k.Dir, name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		k.t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// Link makes a link of the host.
+func (k *Kernel) Link(name, target string) {
+	k.t.Helper()
+	name = filepath.Join(k.Dir, name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		k.t.Fatal(err)
+	}
+	if err := os.Symlink(target, name); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// Opens has a process open a node.
+func (k *Kernel) Opens(process, comm, node string) {
+	k.t.Helper()
+	k.File("proc/"+process+"/comm", comm+"\n")
+	k.Link("proc/"+process+"/fd/3", node)
+}
+
+// Ends ends a process.
+func (k *Kernel) Ends(process string) {
+	k.t.Helper()
+	if err := os.RemoveAll(filepath.Join(k.Dir, "proc", process)); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// Driver returns the driver of a function, "" if it has none.
+func (k *Kernel) Driver(address string) string {
+	target, _ := os.Readlink(filepath.Join(k.Dir, Source(address), "driver"))
+	return strings.TrimPrefix(path.Base(target), ".")
+}
+
+// Override returns the driver_override of a function.
+func (k *Kernel) Override(address string) string {
+	data, _ := os.ReadFile(filepath.Join(k.Dir, Source(address), "driver_override"))
+	return strings.TrimSpace(string(data))
+}
+
+// Written returns the writes so far.
+func (k *Kernel) Written() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.Writes)
+}
+
+// Kill has the agent be killed after some more writes, or not if these are -1.
+func (k *Kernel) Kill(after int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Budget = after
+}
+
+// Refuse has a driver refuse functions, unless the error is nil.
+func (k *Kernel) Refuse(driver string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Refuses[driver] = err
+}
+
+// SetDriver binds a function as an administrator does.
+func (k *Kernel) SetDriver(address, driver string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.setDriver(address, driver)
+}
+
+// setDriver binds a function, and makes the group's node as long as vfio has a function of
+// it.
+func (k *Kernel) setDriver(address, driver string) {
+	_ = os.Remove(filepath.Join(k.Dir, Source(address), "driver"))
+	if driver != "" {
+		k.Link(Source(address)+"/driver", "../../../../bus/pci/drivers/"+driver)
+	}
+	group, vfio := k.functions[address].group, false
+	for other, f := range k.functions {
+		vfio = vfio || f.group == group && k.Driver(other) == "vfio-pci"
+	}
+	node := "sys/devices/virtual/vfio/" + group
+	if vfio {
+		k.File(node+"/uevent", "MAJOR=511\nMINOR="+group+"\nDEVNAME=vfio/"+group+"\n")
+		k.File(node+"/dev", "511:"+group+"\n")
+		k.File("dev/vfio/"+group, "c 511:"+group)
+		if _, err := os.Lstat(filepath.Join(k.Dir, "sys/class/vfio", group)); err != nil {
+			k.Link("sys/class/vfio/"+group, "../../devices/virtual/vfio/"+group)
+		}
+		return
+	}
+	for _, gone := range []string{"sys/class/vfio/" + group, node, "dev/vfio/" + group} {
+		_ = os.RemoveAll(filepath.Join(k.Dir, gone))
+	}
+}
+
+// probe has a driver look at a function, which is as its override or its identity says.
+func (k *Kernel) probe(address string) error {
+	if k.Driver(address) != "" {
+		return nil
+	}
+	driver := k.functions[address].driver
+	if override := k.Override(address); override != "" && override != "(null)" {
+		driver = override
+	}
+	if err := k.Refuses[driver]; err != nil {
+		return err
+	}
+	k.setDriver(address, driver)
+	return nil
+}
+
+// Write is what the agent writes attributes with.
+func (k *Kernel) Write(name, value string) error {
+	k.mu.Lock()
+	if k.Budget == 0 {
+		k.mu.Unlock()
+		return ErrKilled
+	}
+	k.Budget--
+	k.Writes = append(k.Writes, name+" "+value)
+	if driver, unbind := strings.CutSuffix(strings.TrimPrefix(name, "sys/bus/pci/drivers/"), "/unbind"); unbind && k.Hangs[driver] != nil {
+		hangs := k.Hangs[driver]
+		k.mu.Unlock()
+		<-hangs
+		k.mu.Lock()
+	}
+	defer k.mu.Unlock()
+	dir, attribute := path.Split(name)
+	driver := path.Base(dir)
+	switch attribute {
+	case "driver_override":
+		if value == "" {
+			value = "(null)"
+		}
+		k.File(name, value+"\n")
+	case "unbind":
+		if k.Driver(value) != driver {
+			return syscall.ENODEV
+		}
+		k.setDriver(value, "")
+	case "bind":
+		if override := k.Override(value); override != "(null)" && override != driver || k.Driver(value) != "" {
+			return syscall.ENODEV
+		}
+		if err := k.Refuses[driver]; err != nil {
+			return err
+		}
+		k.setDriver(value, driver)
+	case "drivers_probe":
+		return k.probe(value)
+	default:
+		return syscall.EINVAL
+	}
+	return nil
+}
+
+// Reboot is what a boot makes of the host.
+func (k *Kernel) Reboot() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, address := range slices.Sorted(maps.Keys(k.functions)) {
+		k.File(Source(address)+"/driver_override", "(null)\n")
+		k.setDriver(address, k.functions[address].driver)
+	}
+}
+
+// FS returns the host's files.
+func (k *Kernel) FS() fs.FS {
+	k.t.Helper()
+	fsys, err := hostfs.Open(k.Dir)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return host{fsys}
+}
+
+// Host returns the host as it is read.
+func (k *Kernel) Host() *discovery.Host {
+	k.t.Helper()
+	return &discovery.Host{FS: k.FS()}
+}

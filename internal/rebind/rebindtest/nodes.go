@@ -1,0 +1,66 @@
+package rebindtest
+
+import (
+	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// host is a directory whose files below dev are device nodes, as their text says. Only
+// privilege could make those.
+type host struct{ fs.FS }
+
+// Stat implements [fs.StatFS].
+func (h host) Stat(name string) (fs.FileInfo, error) {
+	info, err := fs.Stat(h.FS, name)
+	return h.node(name, info, err)
+}
+
+// Lstat implements [fs.ReadLinkFS].
+func (h host) Lstat(name string) (fs.FileInfo, error) {
+	info, err := fs.Lstat(h.FS, name)
+	return h.node(name, info, err)
+}
+
+// ReadLink implements [fs.ReadLinkFS].
+func (h host) ReadLink(name string) (string, error) { return fs.ReadLink(h.FS, name) }
+
+// ReadDir implements [fs.ReadDirFS].
+func (h host) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(h.FS, name) }
+
+func (h host) node(name string, info fs.FileInfo, err error) (fs.FileInfo, error) {
+	if err != nil || !strings.HasPrefix(name, "dev/") || !info.Mode().IsRegular() {
+		return info, err
+	}
+	text, err := fs.ReadFile(h.FS, name)
+	if err != nil {
+		return nil, err
+	}
+	var kind rune
+	var major, minor uint32
+	if _, err := fmt.Sscanf(string(text), "%c %d:%d", &kind, &major, &minor); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: name, Err: err}
+	}
+	n := node{info, fs.ModeDevice | 0o600, &syscall.Stat_t{Rdev: unix.Mkdev(major, minor)}}
+	if kind == 'c' {
+		n.mode |= fs.ModeCharDevice
+	}
+	return n, nil
+}
+
+// node is what is known of a device node.
+type node struct {
+	fs.FileInfo
+
+	mode fs.FileMode
+	stat *syscall.Stat_t
+}
+
+// Mode implements [fs.FileInfo].
+func (n node) Mode() fs.FileMode { return n.mode }
+
+// Sys implements [fs.FileInfo].
+func (n node) Sys() any { return n.stat }
