@@ -3,6 +3,7 @@ package rebind
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -16,7 +17,7 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 		r := b.of(&d)
 		switch {
 		case want[discovery.Driver] == "" && r != nil:
-			return d, nil, fmt.Errorf("device %s: it is under driver %s until it was given back to %s", d.Name, r.To, orNone(r.Driver))
+			return d, nil, b.notYet(&d, r)
 		case want[discovery.Driver] == "":
 			return next(d, want)
 		case r == nil && discovery.IsVFIO(d.Attributes.String("driver")):
@@ -30,6 +31,7 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 				return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
 			}
 			now.Family, now.Health = b.config.Family, d.Health
+			b.wantedAgain(&d)
 			return now, nil, nil
 		}
 		now := d
@@ -42,6 +44,31 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 			return nil
 		}, nil
 	}
+}
+
+// wantedAgain says that somebody wants a device as it is, so that it need not have been
+// given back.
+func (b *Binder) wantedAgain(d *discovery.Device) {
+	b.mu.Lock()
+	before := len(b.failed)
+	for _, source := range functionsOf(d) {
+		delete(b.failed, path.Base(source))
+	}
+	changed := len(b.failed) < before
+	b.mu.Unlock()
+	if changed {
+		b.config.Changed()
+	}
+}
+
+// notYet says that a device is not what it was, and why it could not be given back.
+func (b *Binder) notYet(d *discovery.Device, r *record) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if failed := b.failed[r.Function]; failed != nil {
+		return fmt.Errorf("device %s: %w", d.Name, failed)
+	}
+	return fmt.Errorf("device %s: it is under driver %s until it was given back to %s", d.Name, r.To, orNone(r.Driver))
 }
 
 // Describe returns a snapshot in which devices that are rebound are what they were, so

@@ -459,7 +459,7 @@ func (a *agent) watch(ctx context.Context) {
 	a.watching.Store(&begun)
 	watch.Run(ctx, func(s *discovery.Snapshot) {
 		settling.settler.Severity = a.settings.Load().Severity
-		s = settling.settle(ctx, s)
+		s = settling.settle(ctx, a.binder.Describe(s))
 		if discovery.Same(last, s) {
 			return
 		}

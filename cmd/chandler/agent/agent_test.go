@@ -251,7 +251,7 @@ func (n *node) unprepare(claim *resourceapi.ResourceClaim) {
 	if err != nil || unprepared[claim.UID] != nil {
 		n.t.Errorf("unprepare: %v, %v", unprepared, err)
 	}
-	if specs, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*uid*")); len(specs) != 0 {
+	if specs, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*"+string(claim.UID)+"*")); len(specs) != 0 {
 		n.t.Errorf("CDI specs that are left: %q", specs)
 	}
 }

@@ -1,0 +1,506 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/vfio"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/rebind/rebindtest"
+	"chandler.dev/internal/removal"
+)
+
+const (
+	diskFunction = "0000:03:00.0"
+	diskName     = "pci-0000-03-00-0"
+	diskNode     = "/dev/nvme0"
+)
+
+// disks hands functions out as their own driver has them. When vfio has one, it does not know it.
+var disks = &discovery.Family{
+	Name:  "disks",
+	Doc:   "disks, for tests",
+	Match: []discovery.Match{{Bus: "pci", Driver: "nvme"}},
+	Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+		for _, function := range found {
+			d, err := discovery.PCI(host, function)
+			if err != nil {
+				problems = append(problems, discovery.Problem{Device: d.Name, Err: err})
+			}
+			d.Attributes.SetString("kind", "other")
+			number := function.Name()[len(function.Name())-1:]
+			minor, _ := strconv.ParseInt(number, 10, 32)
+			d.Edits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/nvme" + number, HostPath: "/dev/nvme" + number, Type: "c", Major: 240, Minor: minor, Permissions: "rw"}}
+			d.Classic = []discovery.Offer{{Resource: discovery.AnyName, IDs: []string{function.Name()}}}
+			devices = append(devices, d)
+		}
+		return devices, problems
+	},
+}
+
+// rebinding is a node with a disk that may be rebound.
+type rebinding struct {
+	*node
+	*rebindtest.Kernel
+
+	boot     string
+	families []*discovery.Family
+}
+
+func newRebinding(t *testing.T) *rebinding {
+	r := &rebinding{newNode(t), rebindtest.New(t), "first", []*discovery.Family{disks, vfio.Family}}
+	r.File(strings.TrimPrefix(diskNode, "/"), "c 240:0")
+	r.Add(diskFunction, "nvme", "3")
+	return r
+}
+
+// config returns what an agent works with whose administrator lets everything be rebound.
+func (r *rebinding) config(wanted *rules.Rules) Config {
+	config := r.node.config(wanted)
+	config.FS, config.Families, config.Write, config.BootID = r.FS(), r.families, r.Write, r.boot
+	config.Settings.Rebind = everything
+	config.ReadParameters = func(raw []byte) (discovery.Parameters, error) {
+		return discovery.Parameters{discovery.Driver: strings.Trim(string(raw), `"`)}, nil
+	}
+	return config
+}
+
+var everything = []discovery.Rebinding{{Expression: "true", Driver: "vfio-pci", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
+
+// start runs an agent, and waits until it offers the disk.
+func (r *rebinding) start() (stop func()) {
+	r.t.Helper()
+	stop = r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
+	r.offers(diskName, "")
+	return stop
+}
+
+// claim returns a claim for the disk as "vfio", or "" with its own driver.
+func (r *rebinding) claim(name, as string) *resourceapi.ResourceClaim {
+	r.t.Helper()
+	return r.claimFor(diskName, name, as)
+}
+
+// claimFor returns a claim for a device.
+func (r *rebinding) claimFor(device, name, as string) *resourceapi.ResourceClaim {
+	r.t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}}
+	allocated := resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: "node", Device: device}}}
+	if as != "" {
+		opaque := &resourceapi.OpaqueDeviceConfiguration{Driver: discovery.Domain, Parameters: runtime.RawExtension{Raw: []byte(`"` + as + `"`)}}
+		allocated.Config = []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: opaque}}}
+	}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: allocated}
+	if _, err := r.client.ResourceV1().ResourceClaims("default").Create(r.t.Context(), claim, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	return claim
+}
+
+// gives prepares a claim, and checks which nodes its CDI spec has.
+func (r *rebinding) gives(claim *resourceapi.ResourceClaim, nodes ...string) {
+	r.t.Helper()
+	if err := r.prepareAgain(claim); err != nil {
+		r.t.Errorf("prepare claim %s: %v\nwrites: %q", claim.Name, err, r.Written())
+		return
+	}
+	specs, _ := filepath.Glob(filepath.Join(r.dir, "cdi/*"+claim.Name+"*"))
+	if len(specs) != 1 {
+		r.t.Errorf("specs of claim %s: %q", claim.Name, specs)
+		return
+	}
+	text, err := os.ReadFile(specs[0])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, node := range []string{"/dev/vfio/3", "/dev/vfio/vfio", diskNode} {
+		if has := strings.Contains(string(text), `"`+node+`"`); has != slices.Contains(nodes, node) {
+			r.t.Errorf("the spec of claim %s has %s: %v\n%s", claim.Name, node, has, text)
+		}
+	}
+}
+
+// refuses checks that a claim cannot be prepared, and why.
+func (r *rebinding) refuses(claim *resourceapi.ResourceClaim, why string) {
+	r.t.Helper()
+	if err := r.prepareAgain(claim); err == nil || !strings.Contains(err.Error(), why) {
+		r.t.Errorf("claim %s: error %v, want %q", claim.Name, err, why)
+	}
+}
+
+// bound waits, and checks which driver has the disk and whether anything is written down of it.
+func (r *rebinding) bound(driver string, after time.Duration) {
+	r.t.Helper()
+	time.Sleep(after)
+	synctest.Wait()
+	records, _ := filepath.Glob(filepath.Join(r.dir, "plugins/chandler.dev/rebound/*"))
+	if got := r.Driver(diskFunction); got != driver || (len(records) > 0) != (driver != "nvme") || driver == "nvme" && r.Override(diskFunction) != "(null)" {
+		r.t.Errorf("driver %q, override %q, written down %q; want driver %q\nwrites: %q", got, r.Override(diskFunction), records, driver, r.Written())
+	}
+}
+
+// taint returns which taint the disk has in the slices.
+func (r *rebinding) taint() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var said []string
+	for _, slice := range r.pool.Slices {
+		for _, d := range slice.Devices {
+			for _, taint := range d.Taints {
+				said = append(said, fmt.Sprintf("%s %s: %s", d.Name, taint.Key, taint.Value))
+			}
+		}
+	}
+	return strings.Join(said, ", ")
+}
+
+// A claim has the disk under vfio. It is the same device to everybody meanwhile. When the claim
+// has ended, the disk goes back to its driver, and nobody has it with that driver before.
+func TestAgentRebinds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		stop := r.start()
+		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		r.bound("vfio-pci", 0)
+		writes := len(r.Written())
+		r.offers(diskName, "")
+		r.bound("vfio-pci", 0)
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		r.refuses(pod, "until it was given back to driver nvme")
+		if now := r.Written(); len(now) != writes || r.taint() != "" {
+			t.Errorf("written while a claim has it: %q; taints %q", now[writes:], r.taint())
+		}
+
+		r.Opens("47", "qemu", "/dev/vfio/3")
+		r.unprepare(vm)
+		r.bound("vfio-pci", time.Minute)
+		r.refuses(pod, "it is not given back to driver nvme: in use: /dev/vfio/3: process 47 (qemu) has it open")
+		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
+			t.Errorf("taint %q while it is not given back", got)
+		}
+		again := r.claim("again", "vfio")
+		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio") // it need not go back for that
+		time.Sleep(time.Minute)
+		if got := r.taint(); got != "" {
+			t.Errorf("taint %q while a claim has it", got)
+		}
+		r.unprepare(again)
+		r.Ends("47")
+		r.bound("nvme", refuseInterval+time.Second)
+		r.gives(pod, diskNode)
+		r.refuses(vm, "claim default/pod")
+		r.unprepare(pod)
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		r.unprepare(vm)
+		r.bound("nvme", 2*time.Second)
+		stop()
+	})
+}
+
+// What somebody uses is not taken. The claim waits, and is told who it is.
+func TestAgentTakesNothingInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		r.Opens("47", "dd", diskNode)
+		stop := r.start()
+		vm := r.claim("vm", "vfio")
+		r.refuses(vm, diskNode+": process 47 (dd) has it open")
+		if writes := r.Written(); len(writes) > 0 {
+			t.Errorf("written: %q", writes)
+		}
+		r.Ends("47")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		stop()
+	})
+}
+
+// An agent that starts goes on with what the one before has rebound.
+func TestAgentRestartsWhileRebound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		stop := r.start()
+		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		writes := len(r.Written())
+		stop()
+		stop = r.start()
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		if now := r.Written(); len(now) != writes || r.taint() != "" {
+			t.Errorf("written: %q; taints %q", now[writes:], r.taint())
+		}
+		r.refuses(pod, "until it was given back to driver nvme")
+		r.Opens("47", "qemu", "/dev/vfio/3")
+		r.unprepare(vm)
+		stop()
+		stop = r.start()
+		r.refuses(pod, "process 47 (qemu)")
+		r.Ends("47")
+		r.bound("nvme", refuseInterval+time.Second)
+		r.gives(pod, diskNode)
+		stop()
+	})
+}
+
+// An agent that is killed before any write leaves what the next one goes on from, whether the claim
+// is still wanted or not.
+func TestAgentIsKilledWhileItRebinds(t *testing.T) {
+	for step := range 7 {
+		for _, wanted := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%d %v", step, wanted), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := newRebinding(t)
+					stop := r.start()
+					vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
+					r.Kill(step)
+					err := r.prepareAgain(vm)
+					if (step < 3) != (err != nil) {
+						t.Fatalf("prepare: %v", err)
+					}
+					if step >= 3 {
+						r.unprepare(vm)
+						time.Sleep(time.Second)
+					}
+					stop()
+					r.Kill(-1)
+					stop = r.start()
+					if wanted {
+						r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+						r.bound("vfio-pci", time.Minute)
+					}
+					r.unprepare(vm)
+					r.bound("nvme", refuseInterval+time.Second)
+					r.gives(pod, diskNode)
+					stop()
+				})
+			})
+		}
+	}
+}
+
+// A driver does not take the disk back. The disk is unhealthy, with the driver's reason, until it does.
+func TestAgentIsRefusedByADriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		stop := r.start()
+		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		r.Refuse("nvme", syscall.ENODEV)
+		r.unprepare(vm)
+		r.offers(diskName, "")
+		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
+			t.Errorf("taint %q", got)
+		}
+		r.refuses(pod, "it is not given back to driver nvme: driver nvme did not take it")
+		r.Refuse("nvme", nil)
+		r.bound("nvme", refuseInterval+time.Second)
+		r.gives(pod, diskNode)
+		r.offers(diskName, "")
+		if got := r.taint(); got != "" {
+			t.Errorf("taint %q", got)
+		}
+		stop()
+	})
+}
+
+// A boot ends all bindings. The next agent has nothing to give back, and a claim that pods still have
+// is made what it was.
+func TestAgentRebindsAfterAReboot(t *testing.T) {
+	for _, ends := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRebinding(t)
+			stop := r.start()
+			vm := r.claim("vm", "vfio")
+			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+			stop()
+			r.Reboot()
+			r.boot = "second"
+			writes := len(r.Written())
+			stop = r.start()
+			if now := r.Written(); len(now) != writes {
+				t.Errorf("written after the boot: %q", now[writes:])
+			}
+			r.bound("nvme", 0)
+			if !ends {
+				r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+				r.bound("vfio-pci", 0)
+			}
+			r.unprepare(vm)
+			r.bound("nvme", 2*time.Second)
+			if now := r.Written(); ends && len(now) != writes {
+				t.Errorf("written: %q", now[writes:])
+			}
+			stop()
+		})
+	}
+}
+
+// classicVFIO has the disk offered under vfio by the device-plugin API.
+func classicVFIO(t *testing.T) *rules.Rules {
+	classic := discovery.ModeDevicePlugin
+	entry := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?vfioDriver.hasValue()`), Name: "example.com/disk", Mode: &classic, Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}}
+	return &rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{entry}}
+}
+
+// A classic resource has its devices under vfio as long as it is there, and as long as a pod has one.
+func TestAgentRebindsForAResource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		with := classicVFIO(t)
+		r.Opens("47", "dd", diskNode)
+		stop := r.run(r.config(with))
+		has := func(ids ...string) {
+			t.Helper()
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if !slices.Equal(r.healthy["example.com/disk"], ids) {
+				t.Errorf("healthy: %q, want %q", r.healthy, ids)
+			}
+		}
+		r.offers("", "") // somebody uses it
+		r.bound("nvme", 0)
+		r.Ends("47")
+		r.bound("vfio-pci", workInterval+time.Minute)
+		has(diskFunction)
+		r.allocate("example.com/disk", diskFunction, "/dev/vfio/3")
+		time.Sleep(time.Minute)
+		stop()
+		stop = r.run(r.config(with))
+		r.offers("", "example.com/disk")
+		has(diskFunction)
+		r.bound("vfio-pci", 0)
+
+		r.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}, Rebind: everything}}
+		r.bound("vfio-pci", time.Minute)
+		r.mu.Lock()
+		clear(r.allocated) // the pod has ended
+		r.mu.Unlock()
+		r.bound("nvme", 2*time.Minute)
+		r.offers(diskName, "")
+		r.gives(r.claim("pod", ""), diskNode)
+		stop()
+	})
+}
+
+// An agent does not leave before it has given everything back.
+func TestRemovalWaitsForDrivers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		give, ended := r.orders(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		r.offers(diskName, "")
+		vm := r.claim("vm", "vfio")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		give(removal.Order{Phase: removal.Remove, ID: "a"})
+		r.answers(removal.Report{ID: "a", State: removal.InUse, Detail: "claim default/vm"})
+		r.Refuse("nvme", syscall.ENODEV)
+		r.unprepare(vm)
+		time.Sleep(time.Minute)
+		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: driver nvme did not take it: function " + diskFunction + `: bind it to nvme: write "` + diskFunction + `" to /sys/bus/pci/drivers/nvme/bind: no such device`})
+		r.Refuse("nvme", nil)
+		time.Sleep(refuseInterval)
+		r.answers(removal.Report{ID: "a", State: removal.Removed})
+		if r.Driver(diskFunction) != "nvme" {
+			t.Errorf("driver %q", r.Driver(diskFunction))
+		}
+		give(removal.Order{})
+		if err := <-ended; !errors.Is(err, errAnew) && !errors.Is(err, context.Canceled) {
+			t.Errorf("the agent ends with %v", err)
+		}
+	})
+}
+
+// An IOMMU group goes to a claim as a whole, and comes back as a whole.
+func TestAgentRebindsAGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const otherFunction, other = "0000:03:00.1", "pci-0000-03-00-1"
+		r := newRebinding(t)
+		r.File("dev/nvme1", "c 240:1")
+		r.Add(otherFunction, "nvme", "3")
+		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		r.offers(diskName+" "+other, "")
+		r.Opens("47", "dd", "/dev/nvme1")
+		vm, pod := r.claim("vm", "vfio"), r.claimFor(other, "pod", "")
+		r.refuses(vm, "function "+otherFunction+": in use: /dev/nvme1: process 47 (dd) has it open")
+		r.Ends("47")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		if driver := r.Driver(otherFunction); driver != "vfio-pci" {
+			t.Errorf("the other function has driver %q", driver)
+		}
+		r.offers(diskName+" "+other, "")
+		r.refuses(pod, "until it was given back to driver nvme")
+		r.unprepare(vm)
+		r.bound("nvme", 3*time.Second)
+		if driver := r.Driver(otherFunction); driver != "nvme" {
+			t.Errorf("the other function has driver %q", driver)
+		}
+		if err := r.prepareAgain(pod); err != nil {
+			t.Error(err)
+		}
+		r.refuses(vm, "claim default/pod")
+		stop()
+	})
+}
+
+// A disk that no family hands out is there for vfio alone.
+func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		r.families = []*discovery.Family{vfio.Family}
+		stop := r.start()
+		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
+		for range 2 {
+			r.refuses(pod, "can only be had with driver: vfio")
+			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+			stop()
+			stop = r.start()
+			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+			r.refuses(pod, "can only be had with driver: vfio")
+			r.unprepare(vm)
+			r.bound("nvme", 2*time.Second)
+		}
+		stop()
+	})
+}
+
+// A driver that does not let go holds up its own device and nothing else.
+func TestAgentRebindsWhileADriverHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		r.File("dev/nvme1", "c 240:1")
+		r.Add("0000:04:00.1", "nvme", "4")
+		hangs := make(chan struct{})
+		r.Hangs["nvme"] = hangs
+		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		r.offers(diskName+" pci-0000-04-00-1", "")
+		vm, pod := r.claim("vm", "vfio"), r.claimFor("pci-0000-04-00-1", "pod", "")
+		r.refuses(vm, "unbind it from nvme has not ended after 20s")
+		if err := r.prepareAgain(pod); err != nil {
+			t.Error(err)
+		}
+		r.refuses(vm, "has not ended yet")
+		close(hangs)
+		synctest.Wait()
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		r.unprepare(vm)
+		r.bound("nvme", 2*time.Second)
+		stop()
+	})
+}
