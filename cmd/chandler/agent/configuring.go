@@ -53,8 +53,8 @@ func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l
 }
 
 // listable returns the devices that can be listed, and whether to look again soon. The
-// stock is what the host has.
-func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock ledger.Stock) (listed *rules.Snapshot, soon bool) {
+// stock is what the host has. Nothing is made of silicon that is withheld.
+func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock ledger.Stock, withheld map[string]string) (listed *rules.Snapshot, soon bool) {
 	listed = new(*s)
 	listed.Devices = slices.Clone(s.Devices)
 	wanted, reasons := make(map[string]bool), make(map[string]string)
@@ -62,6 +62,13 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 		d := &listed.Devices[i]
 		if len(d.Want) == 0 && (d.Rebind == nil || len(d.Offers) == 0) {
 			continue // nothing is wanted of it, and nothing can have been made of it
+		}
+		if withheld[d.Silicon()] != "" {
+			wanted[d.Name] = f.wanted[d.Name]
+			if reason := f.reasons[d.Name]; reason != "" {
+				reasons[d.Name] = reason
+			}
+			continue
 		}
 		reason, again := f.look(ctx, d, stock)
 		wanted[d.Name] = reason == ""

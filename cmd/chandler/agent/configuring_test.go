@@ -99,7 +99,7 @@ func TestFit(t *testing.T) {
 		snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", ""), port("b", "new", ""), port("c", "", "")}}
 		expect := func(when, want string, wantSoon bool, wantWorks int) *rules.Snapshot {
 			t.Helper()
-			listed, soon := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
+			listed, soon := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 			synctest.Wait()
 			if listedNames(listed) != want || soon != wantSoon || c.works != wantWorks {
 				t.Errorf("%s: listed %q, soon %v, %d works; want %q, %v, %d", when, listedNames(listed), soon, c.works, want, wantSoon, wantWorks)
@@ -156,7 +156,7 @@ func TestFitFails(t *testing.T) {
 		other.Family = "gpu"
 		snapshot.Devices = append(snapshot.Devices, other)
 		for range 5 {
-			listed, _ := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
+			listed, _ := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 			synctest.Wait()
 			if listedNames(listed) != "c" {
 				t.Errorf("listed %q; want neither the device, nor what is handed out with it", listedNames(listed))
@@ -170,9 +170,9 @@ func TestFitFails(t *testing.T) {
 		}
 		c.fails = nil
 		time.Sleep(workInterval)
-		f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
+		f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 		f.wait()
-		if listed, _ := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}); listedNames(listed) != "a b c" || c.works != 2 {
+		if listed, _ := f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil); listedNames(listed) != "a b c" || c.works != 2 {
 			t.Errorf("after a while: listed %q, %d works", listedNames(listed), c.works)
 		}
 	})
@@ -184,7 +184,7 @@ func TestFitSurvivesPanic(t *testing.T) {
 	}, func([]discovery.Device, discovery.Parameters) error { return nil }, openLedger(t, t.TempDir()))
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "")}}
 	for range 3 {
-		f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot})
+		f.listable(t.Context(), snapshot, &ledger.Present{Snapshot: snapshot}, nil)
 		f.wait()
 	}
 	if !strings.Contains(f.reasons["a"], "a defect") {

@@ -131,7 +131,7 @@ func (p *placing) run(ctx context.Context) {
 		snapshot := p.devices.snapshot
 		p.dra.Publish(snapshot, placement.OfDRA())
 		listed := &rules.Snapshot{Devices: placement.Classic(snapshot.Devices), Gone: snapshot.Gone, Allocation: snapshot.Allocation}
-		listed, soon := p.configuring.listable(ctx, listed, p.stock)
+		listed, soon := p.configuring.listable(ctx, listed, p.stock, placement.Moving)
 		p.classic.Publish(listed, placement.Moving)
 		p.placed.Store(&placed{snapshot, placement, leaving != "", p.since})
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {

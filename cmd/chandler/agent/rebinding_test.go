@@ -427,6 +427,28 @@ func TestRemovalWaitsForDrivers(t *testing.T) {
 	})
 }
 
+// An agent that is being removed binds nothing for a classic resource any more.
+func TestRemovalUnbindsResources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		give, _ := r.orders(r.config(classicVFIO(t)))
+		r.offers("", "example.com/disk")
+		r.bound("vfio-pci", 0)
+		give(removal.Order{Phase: removal.Withhold, ID: "a"})
+		r.bound("nvme", 30*time.Second)
+		r.answers(removal.Report{ID: "a", State: removal.Withheld})
+		writes := len(r.Written())
+		give(removal.Order{Phase: removal.Withhold, ID: "a"})
+		r.bound("nvme", time.Minute)
+		if now := r.Written(); len(now) != writes {
+			t.Errorf("written: %q", now[writes:])
+		}
+		give(removal.Order{}) // the removal failed
+		r.bound("vfio-pci", time.Minute)
+		r.offers("", "example.com/disk")
+	})
+}
+
 // An IOMMU group goes to a claim as a whole, and comes back as a whole.
 func TestAgentRebindsAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
