@@ -189,6 +189,8 @@ type question struct {
 	of    discovery.Mode // whose entries count, those of both APIs if ""
 	want  []Hold
 	stock Stock
+
+	ending bool // grants that are ending count, by either API
 }
 
 // blocked is all that says who excludes whom.
@@ -215,7 +217,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 		}
 	}
 	for _, a := range x.concerned(&w, nodes, q.own) {
-		if !a.blocks(q.by) || q.of != "" && a.entry.API() != q.of {
+		if !a.blocks(q.by) && !(q.ending && a.state == Ending) || q.of != "" && a.entry.API() != q.of {
 			continue
 		}
 		who := a.entry.Owner().before(q.owner)

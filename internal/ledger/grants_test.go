@@ -711,3 +711,50 @@ func TestReserve(t *testing.T) {
 	release()
 	k.mustGive("a")
 }
+
+// A device that is reserved by itself leaves others the parts of its silicon that do not compete
+// with it, such as other virtual functions, and not those that do, such as its IOMMU group.
+func TestReserveDevice(t *testing.T) {
+	for _, classicHas := range []bool{false, true} {
+		k := newKubelet(t, Config{}, "vf1", "vf2", "vf3")
+		for name, d := range k.stock {
+			d.PartOf = &discovery.Silicon{Name: "pf"}
+			k.stock[name] = d
+		}
+		k.stock["one"], k.stock["two"] = part("iommu-group-7", "one", 8), part("iommu-group-7", "two", 8)
+		k.says(podsSay(true, nil))
+		api := dra
+		if classicHas {
+			api = classic
+		}
+		has := func(device string) error {
+			if classicHas {
+				return k.give(device)
+			}
+			return k.Give(claim(device, k.stock[device]), Given, k.stock)
+		}
+		if err := has("vf2"); err != nil {
+			t.Fatal(err)
+		}
+		if _, blocked := k.ReserveDevice(api, "vf2", "pf", k.stock); blocked == nil {
+			t.Error("reserved while somebody has it")
+		}
+		release, blocked := k.ReserveDevice(api, "vf1", "pf", k.stock)
+		if blocked != nil {
+			t.Fatal(blocked)
+		}
+		if err := has("vf1"); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+			t.Errorf("somebody gets it: %v", err)
+		}
+		if err := has("vf3"); err != nil {
+			t.Errorf("its sibling: %v", err)
+		}
+		release()
+		if _, blocked := k.ReserveDevice(api, "one", "iommu-group-7", k.stock); blocked != nil {
+			t.Fatal(blocked)
+		}
+		if err := has("two"); err == nil {
+			t.Error("somebody gets another function of its group")
+		}
+	}
+}

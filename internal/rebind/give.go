@@ -17,7 +17,18 @@ type Left struct {
 	Function string // its address
 	Device   string // the name of the device that is the function, or would be
 	Silicon  string // of which the device is
+	Unit     string // of which the device is; see [Unit]
 	Failed   error  // why it could not be given back at the last attempt, nil if it was not tried
+}
+
+// Unit returns the name of what goes to vfio and back together: an IOMMU group, or a device
+// alone. Parts of silicon that do not compete, such as virtual functions of one adapter,
+// go each by itself.
+func Unit(d *discovery.Device) string {
+	if d.PartOf != nil && len(d.PartOf.Counters) == 0 {
+		return d.Name
+	}
+	return d.Silicon()
 }
 
 // Left returns all functions that are not what they were, in order.
@@ -26,10 +37,10 @@ func (b *Binder) Left() (left []Left) {
 	defer b.mu.Unlock()
 	for _, address := range slices.Sorted(maps.Keys(b.bound)) {
 		r := b.bound[address]
-		l := Left{Function: address, Device: r.Device.Name, Silicon: r.Device.Silicon(), Failed: b.failed[address]}
+		l := Left{Function: address, Device: r.Device.Name, Silicon: r.Device.Silicon(), Unit: Unit(&r.Device), Failed: b.failed[address]}
 		if l.Device == "" {
 			l.Device = discovery.DeviceName(b.function("sys/bus/pci/devices/" + address))
-			l.Silicon = l.Device
+			l.Silicon, l.Unit = l.Device, l.Device
 		}
 		left = append(left, l)
 	}

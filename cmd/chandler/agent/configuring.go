@@ -111,12 +111,21 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	case f.reasons[d.Name] == "":
 		return "it is to be made so", true // the kubelet is told before work begins
 	}
-	release, blocked := f.ledger.Reserve(d.Name, d.Silicon(), stock)
+	release, blocked := f.reserve(d, stock)
 	if blocked != nil {
 		return fmt.Sprintf("it is to be made so once it is free of %s", blocked.Why()), true
 	}
 	f.start(ctx, d.Name, work, release)
 	return begun, false
+}
+
+// reserve keeps others from what is to be changed: the whole silicon, but a driver is that of one
+// function, or of one IOMMU group.
+func (f *configuring) reserve(d *rules.Offered, stock ledger.Stock) (release func(), blocked *ledger.Blocked) {
+	if d.Want[discovery.Driver] != "" {
+		return f.ledger.ReserveDevice(discovery.ModeDevicePlugin, d.Name, d.Silicon(), stock)
+	}
+	return f.ledger.Reserve(d.Name, d.Silicon(), stock)
 }
 
 func (f *configuring) state(device string) (working bool, failed failure) {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 	"time"
@@ -65,30 +66,30 @@ func (a *agent) openBinder(ctx context.Context) {
 // has them and no classic resource wants them so. Until then they are nobody's but those
 // who ask for them as they are.
 func (a *agent) giveBack(ctx context.Context) {
-	tried := make(map[string]time.Time) // by silicon, when it could not be given back
+	tried := make(map[string]time.Time) // by unit, when it could not be given back
 	said := make(map[string]string)     // likewise, why
 	for {
 		var again <-chan time.Time
-		left := make(map[string][]rebind.Left) // by silicon
+		left := make(map[string][]rebind.Left) // by unit
 		for _, l := range a.binder.Left() {
-			left[l.Silicon] = append(left[l.Silicon], l)
+			left[l.Unit] = append(left[l.Unit], l)
 			again = time.After(heldInterval)
 		}
 		if p := a.placed.Load(); p != nil && len(left) > 0 {
 			wanted := p.rebound()
-			for silicon, functions := range left {
-				if wanted[silicon] || time.Since(tried[silicon]) < refuseInterval {
+			for unit, functions := range left {
+				if wanted[unit] || time.Since(tried[unit]) < refuseInterval {
 					continue
 				}
-				delete(tried, silicon)
-				if err := a.giveSilicon(ctx, p, silicon, functions); err != nil {
-					tried[silicon] = time.Now()
-					if said[silicon] != err.Error() {
-						klog.FromContext(ctx).Error(err, "A device is not given back to its driver; trying again", "silicon", silicon, "interval", refuseInterval)
+				delete(tried, unit)
+				if err := a.giveUnit(ctx, p, functions); err != nil {
+					tried[unit] = time.Now()
+					if said[unit] != err.Error() {
+						klog.FromContext(ctx).Error(err, "A device is not given back to its driver; trying again", "device", unit, "interval", refuseInterval)
 					}
-					said[silicon] = err.Error()
+					said[unit] = err.Error()
 				} else {
-					delete(said, silicon)
+					delete(said, unit)
 				}
 			}
 		}
@@ -101,10 +102,10 @@ func (a *agent) giveBack(ctx context.Context) {
 	}
 }
 
-// giveSilicon gives back all functions of one piece of silicon, unless somebody has any of
-// it.
-func (a *agent) giveSilicon(ctx context.Context, p *placed, silicon string, functions []rebind.Left) error {
-	release, blocked := a.ledger.Reserve(functions[0].Device, silicon, &ledger.Present{Snapshot: p.snapshot})
+// giveUnit gives back all functions of one unit, unless somebody has any of it.
+func (a *agent) giveUnit(ctx context.Context, p *placed, functions []rebind.Left) error {
+	api := cmp.Or(p.placement.API[functions[0].Silicon], discovery.ModeDRA)
+	release, blocked := a.ledger.ReserveDevice(api, functions[0].Device, functions[0].Silicon, &ledger.Present{Snapshot: p.snapshot})
 	if blocked != nil {
 		return nil
 	}
@@ -118,7 +119,7 @@ func (a *agent) giveSilicon(ctx context.Context, p *placed, silicon string, func
 	return nil
 }
 
-// rebound returns the silicon that classic resources want under vfio.
+// rebound returns the units that classic resources want under vfio.
 func (p *placed) rebound() map[string]bool {
 	wanted := make(map[string]bool)
 	if p.leaving {
@@ -126,7 +127,7 @@ func (p *placed) rebound() map[string]bool {
 	}
 	for _, d := range p.placement.Classic(p.snapshot.Devices) {
 		if wantsVFIO(&d) {
-			wanted[d.Silicon()] = true
+			wanted[rebind.Unit(&d.Device)] = true
 		}
 	}
 	return wanted

@@ -526,3 +526,45 @@ func TestAgentRebindsWhileADriverHangs(t *testing.T) {
 		stop()
 	})
 }
+
+// A virtual function goes back though somebody has another one of the same adapter.
+func TestAgentRebindsVirtualFunctions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const sibling = "0000:04:00.1"
+		r := newRebinding(t)
+		r.File("dev/nvme1", "c 240:1")
+		r.Add(sibling, "nvme", "4")
+		for _, function := range []string{diskFunction, sibling} {
+			r.Link(rebindtest.Source(function)+"/physfn", "../0000:02:00.0")
+		}
+		r.File(rebindtest.Source("0000:02:00.0")+"/class", "0x010802\n")
+		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		r.offers(diskName+" pci-0000-04-00-1", "")
+		pod, vm := r.claimFor("pci-0000-04-00-1", "pod", ""), r.claim("vm", "vfio")
+		if err := r.prepareAgain(pod); err != nil {
+			t.Error(err)
+		}
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		r.unprepare(vm)
+		r.bound("nvme", 3*time.Second)
+		r.unprepare(pod)
+
+		other := r.claimFor("pci-0000-04-00-1", "other", "vfio")
+		for _, claim := range []*resourceapi.ResourceClaim{other, vm} {
+			if err := r.prepareAgain(claim); err != nil {
+				t.Error(err)
+			}
+		}
+		r.unprepare(vm)
+		time.Sleep(3 * time.Second)
+		if mine, others := r.Driver(diskFunction), r.Driver(sibling); mine != "nvme" || others != "vfio-pci" {
+			t.Errorf("drivers %q and %q", mine, others)
+		}
+		r.unprepare(other)
+		r.bound("nvme", 3*time.Second)
+		if driver := r.Driver(sibling); driver != "nvme" {
+			t.Errorf("driver %q", driver)
+		}
+		stop()
+	})
+}
