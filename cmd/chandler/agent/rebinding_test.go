@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,7 +23,6 @@ import (
 	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/rebind/rebindtest"
-	"chandler.dev/internal/removal"
 )
 
 const (
@@ -400,108 +397,6 @@ func TestAgentRebindsForAResource(t *testing.T) {
 	})
 }
 
-// An agent does not leave before it has given everything back.
-func TestRemovalWaitsForDrivers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRebinding(t)
-		give, ended := r.orders(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
-		r.offers(diskName, "")
-		vm := r.claim("vm", "vfio")
-		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		give(removal.Order{Phase: removal.Remove, ID: "a"})
-		r.answers(removal.Report{ID: "a", State: removal.InUse, Detail: "claim default/vm"})
-		r.Refuse("nvme", syscall.ENODEV)
-		r.unprepare(vm)
-		time.Sleep(time.Minute)
-		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: driver nvme did not take it: function " + diskFunction + `: bind it to nvme: write "` + diskFunction + `" to /sys/bus/pci/drivers/nvme/bind: no such device`})
-		r.Refuse("nvme", nil)
-		time.Sleep(refuseInterval)
-		r.answers(removal.Report{ID: "a", State: removal.Removed})
-		if r.Driver(diskFunction) != "nvme" {
-			t.Errorf("driver %q", r.Driver(diskFunction))
-		}
-		give(removal.Order{})
-		if err := <-ended; !errors.Is(err, errAnew) && !errors.Is(err, context.Canceled) {
-			t.Errorf("the agent ends with %v", err)
-		}
-	})
-}
-
-// An agent that is being removed binds nothing for a classic resource any more.
-func TestRemovalUnbindsResources(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRebinding(t)
-		give, _ := r.orders(r.config(classicVFIO(t)))
-		r.offers("", "example.com/disk")
-		r.bound("vfio-pci", 0)
-		give(removal.Order{Phase: removal.Withhold, ID: "a"})
-		r.bound("nvme", 30*time.Second)
-		r.answers(removal.Report{ID: "a", State: removal.Withheld})
-		writes := len(r.Written())
-		give(removal.Order{Phase: removal.Withhold, ID: "a"})
-		r.bound("nvme", time.Minute)
-		if now := r.Written(); len(now) != writes {
-			t.Errorf("written: %q", now[writes:])
-		}
-		give(removal.Order{}) // the removal failed
-		r.bound("vfio-pci", time.Minute)
-		r.offers("", "example.com/disk")
-	})
-}
-
-// An IOMMU group goes to a claim as a whole, and comes back as a whole.
-func TestAgentRebindsAGroup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const otherFunction, other = "0000:03:00.1", "pci-0000-03-00-1"
-		r := newRebinding(t)
-		r.File("dev/nvme1", "c 240:1")
-		r.Add(otherFunction, "nvme", "3")
-		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
-		r.offers(diskName+" "+other, "")
-		r.Opens("47", "dd", "/dev/nvme1")
-		vm, pod := r.claim("vm", "vfio"), r.claimFor(other, "pod", "")
-		r.refuses(vm, "function "+otherFunction+": in use: /dev/nvme1: process 47 (dd) has it open")
-		r.Ends("47")
-		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		if driver := r.Driver(otherFunction); driver != "vfio-pci" {
-			t.Errorf("the other function has driver %q", driver)
-		}
-		r.offers(diskName+" "+other, "")
-		r.refuses(pod, "until it was given back to driver nvme")
-		r.unprepare(vm)
-		r.bound("nvme", 3*time.Second)
-		if driver := r.Driver(otherFunction); driver != "nvme" {
-			t.Errorf("the other function has driver %q", driver)
-		}
-		if err := r.prepareAgain(pod); err != nil {
-			t.Error(err)
-		}
-		r.refuses(vm, "claim default/pod")
-		stop()
-	})
-}
-
-// A disk that no family hands out is there for vfio alone.
-func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRebinding(t)
-		r.families = []*discovery.Family{vfio.Family}
-		stop := r.start()
-		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
-		for range 2 {
-			r.refuses(pod, "can only be had with driver: vfio")
-			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-			stop()
-			stop = r.start()
-			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-			r.refuses(pod, "can only be had with driver: vfio")
-			r.unprepare(vm)
-			r.bound("nvme", 2*time.Second)
-		}
-		stop()
-	})
-}
-
 // A driver that does not let go holds up its own device and nothing else.
 func TestAgentRebindsWhileADriverHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -527,44 +422,33 @@ func TestAgentRebindsWhileADriverHangs(t *testing.T) {
 	})
 }
 
-// A virtual function goes back though somebody has another one of the same adapter.
-func TestAgentRebindsVirtualFunctions(t *testing.T) {
+// The administrator allows no rebinding any more while a claim has the disk under vfio. The claim goes
+// on. An agent without privilege says that it cannot give the disk back, and one that has it does.
+func TestAgentThatMayNotGiveBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const sibling = "0000:04:00.1"
 		r := newRebinding(t)
-		r.File("dev/nvme1", "c 240:1")
-		r.Add(sibling, "nvme", "4")
-		for _, function := range []string{diskFunction, sibling} {
-			r.Link(rebindtest.Source(function)+"/physfn", "../0000:02:00.0")
-		}
-		r.File(rebindtest.Source("0000:02:00.0")+"/class", "0x010802\n")
-		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
-		r.offers(diskName+" pci-0000-04-00-1", "")
-		pod, vm := r.claimFor("pci-0000-04-00-1", "pod", ""), r.claim("vm", "vfio")
-		if err := r.prepareAgain(pod); err != nil {
-			t.Error(err)
-		}
+		stop := r.start()
+		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		r.unprepare(vm)
-		r.bound("nvme", 3*time.Second)
-		r.unprepare(pod)
-
-		other := r.claimFor("pci-0000-04-00-1", "other", "vfio")
-		for _, claim := range []*resourceapi.ResourceClaim{other, vm} {
-			if err := r.prepareAgain(claim); err != nil {
-				t.Error(err)
-			}
+		stop()
+		config := r.config(&rules.Rules{Mode: discovery.ModeDRA})
+		config.Write, config.Settings.Rebind = nil, nil
+		stop = r.run(config)
+		r.offers(diskName, "")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		if got := r.taint(); got != "" {
+			t.Errorf("taint %q", got)
 		}
 		r.unprepare(vm)
-		time.Sleep(3 * time.Second)
-		if mine, others := r.Driver(diskFunction), r.Driver(sibling); mine != "nvme" || others != "vfio-pci" {
-			t.Errorf("drivers %q and %q", mine, others)
+		r.bound("vfio-pci", time.Minute)
+		if got := r.taint(); !strings.Contains(got, string(discovery.ConditionDriverUnbound)) {
+			t.Errorf("taint %q", got)
 		}
-		r.unprepare(other)
-		r.bound("nvme", 3*time.Second)
-		if driver := r.Driver(sibling); driver != "nvme" {
-			t.Errorf("driver %q", driver)
-		}
+		r.refuses(pod, "the agent may not change the host")
+		stop()
+		stop = r.start()
+		r.bound("nvme", refuseInterval)
+		r.gives(pod, diskNode)
 		stop()
 	})
 }

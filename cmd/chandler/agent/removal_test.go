@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -139,5 +140,54 @@ func TestRemovalWaitsForContainers(t *testing.T) {
 			t.Errorf("the agent ended: %v", err)
 		default:
 		}
+	})
+}
+
+// An agent does not leave before it has given everything back.
+func TestRemovalWaitsForDrivers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		give, ended := r.orders(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		r.offers(diskName, "")
+		vm := r.claim("vm", "vfio")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		give(removal.Order{Phase: removal.Remove, ID: "a"})
+		r.answers(removal.Report{ID: "a", State: removal.InUse, Detail: "claim default/vm"})
+		r.Refuse("nvme", syscall.ENODEV)
+		r.unprepare(vm)
+		time.Sleep(time.Minute)
+		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: driver nvme did not take it: function " + diskFunction + `: bind it to nvme: write "` + diskFunction + `" to /sys/bus/pci/drivers/nvme/bind: no such device`})
+		r.Refuse("nvme", nil)
+		time.Sleep(refuseInterval)
+		r.answers(removal.Report{ID: "a", State: removal.Removed})
+		if r.Driver(diskFunction) != "nvme" {
+			t.Errorf("driver %q", r.Driver(diskFunction))
+		}
+		give(removal.Order{})
+		if err := <-ended; !errors.Is(err, errAnew) && !errors.Is(err, context.Canceled) {
+			t.Errorf("the agent ends with %v", err)
+		}
+	})
+}
+
+// An agent that is being removed binds nothing for a classic resource any more.
+func TestRemovalUnbindsResources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		give, _ := r.orders(r.config(classicVFIO(t)))
+		r.offers("", "example.com/disk")
+		r.bound("vfio-pci", 0)
+		give(removal.Order{Phase: removal.Withhold, ID: "a"})
+		r.bound("nvme", 30*time.Second)
+		r.answers(removal.Report{ID: "a", State: removal.Withheld})
+		writes := len(r.Written())
+		give(removal.Order{Phase: removal.Withhold, ID: "a"})
+		r.bound("nvme", time.Minute)
+		if now := r.Written(); len(now) != writes {
+			t.Errorf("written: %q", now[writes:])
+		}
+		give(removal.Order{}) // the removal failed
+		r.bound("vfio-pci", time.Minute)
+		r.offers("", "example.com/disk")
 	})
 }

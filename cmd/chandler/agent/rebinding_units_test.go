@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/vfio"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/rebind/rebindtest"
+)
+
+// An IOMMU group goes to a claim as a whole, and comes back as a whole.
+func TestAgentRebindsAGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const otherFunction, other = "0000:03:00.1", "pci-0000-03-00-1"
+		r := newRebinding(t)
+		r.File("dev/nvme1", "c 240:1")
+		r.Add(otherFunction, "nvme", "3")
+		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		r.offers(diskName+" "+other, "")
+		r.Opens("47", "dd", "/dev/nvme1")
+		vm, pod := r.claim("vm", "vfio"), r.claimFor(other, "pod", "")
+		r.refuses(vm, "function "+otherFunction+": in use: /dev/nvme1: process 47 (dd) has it open")
+		r.Ends("47")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		if driver := r.Driver(otherFunction); driver != "vfio-pci" {
+			t.Errorf("the other function has driver %q", driver)
+		}
+		r.offers(diskName+" "+other, "")
+		r.refuses(pod, "until it was given back to driver nvme")
+		r.unprepare(vm)
+		r.bound("nvme", 3*time.Second)
+		if driver := r.Driver(otherFunction); driver != "nvme" {
+			t.Errorf("the other function has driver %q", driver)
+		}
+		if err := r.prepareAgain(pod); err != nil {
+			t.Error(err)
+		}
+		r.refuses(vm, "claim default/pod")
+		stop()
+	})
+}
+
+// A virtual function goes back though somebody has another one of the same adapter.
+func TestAgentRebindsVirtualFunctions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const sibling = "0000:04:00.1"
+		r := newRebinding(t)
+		r.File("dev/nvme1", "c 240:1")
+		r.Add(sibling, "nvme", "4")
+		for _, function := range []string{diskFunction, sibling} {
+			r.Link(rebindtest.Source(function)+"/physfn", "../0000:02:00.0")
+		}
+		r.File(rebindtest.Source("0000:02:00.0")+"/class", "0x010802\n")
+		stop := r.run(r.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		r.offers(diskName+" pci-0000-04-00-1", "")
+		pod, vm := r.claimFor("pci-0000-04-00-1", "pod", ""), r.claim("vm", "vfio")
+		if err := r.prepareAgain(pod); err != nil {
+			t.Error(err)
+		}
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		r.unprepare(vm)
+		r.bound("nvme", 3*time.Second)
+		r.unprepare(pod)
+
+		other := r.claimFor("pci-0000-04-00-1", "other", "vfio")
+		for _, claim := range []*resourceapi.ResourceClaim{other, vm} {
+			if err := r.prepareAgain(claim); err != nil {
+				t.Error(err)
+			}
+		}
+		r.unprepare(vm)
+		time.Sleep(3 * time.Second)
+		if mine, others := r.Driver(diskFunction), r.Driver(sibling); mine != "nvme" || others != "vfio-pci" {
+			t.Errorf("drivers %q and %q", mine, others)
+		}
+		r.unprepare(other)
+		r.bound("nvme", 3*time.Second)
+		if driver := r.Driver(sibling); driver != "nvme" {
+			t.Errorf("driver %q", driver)
+		}
+		stop()
+	})
+}
+
+// A disk that no family hands out is there for vfio alone.
+func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		r.families = []*discovery.Family{vfio.Family}
+		stop := r.start()
+		vm, pod := r.claim("vm", "vfio"), r.claim("pod", "")
+		for range 2 {
+			r.refuses(pod, "can only be had with driver: vfio")
+			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+			stop()
+			stop = r.start()
+			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+			r.refuses(pod, "can only be had with driver: vfio")
+			r.unprepare(vm)
+			r.bound("nvme", 2*time.Second)
+		}
+		stop()
+	})
+}
