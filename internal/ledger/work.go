@@ -6,7 +6,8 @@ import (
 	"chandler.dev/discovery"
 )
 
-// work is the entry of a device that the agent changes for the device-plugin API.
+// work is the entry of a device that the agent changes for the device-plugin API, or gives back
+// to its driver.
 // It has no file, so it ends with the process.
 type work struct {
 	device, silicon string
