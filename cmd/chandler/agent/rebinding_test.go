@@ -452,3 +452,33 @@ func TestAgentThatMayNotGiveBack(t *testing.T) {
 		stop()
 	})
 }
+
+// The node reboots while the agent rebinds. The next agent changes nothing by itself.
+func TestAgentRebootsWhileItRebinds(t *testing.T) {
+	for step := range 7 {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRebinding(t)
+			stop := r.start()
+			vm := r.claim("vm", "vfio")
+			r.Kill(step)
+			if err := r.prepareAgain(vm); err == nil {
+				r.unprepare(vm)
+				time.Sleep(time.Second)
+			}
+			stop()
+			r.Kill(-1)
+			r.Reboot()
+			r.boot = "second"
+			writes := len(r.Written())
+			stop = r.start()
+			r.bound("nvme", time.Minute)
+			if now := r.Written(); len(now) != writes {
+				t.Errorf("after %d writes: written after the boot: %q", step, now[writes:])
+			}
+			r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+			r.unprepare(vm)
+			r.bound("nvme", 2*time.Second)
+			stop()
+		})
+	}
+}
