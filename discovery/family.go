@@ -101,6 +101,10 @@ type Family struct {
 	// Open.
 	CommonNodes []string
 
+	// MakeNodes is the command by which an administrator has missing device nodes made,
+	// with a remark. Empty means that udev makes them.
+	MakeNodes string
+
 	// Roots lists the keys under which the administrator names directories of the
 	// host for the family: the family's name, or the name with a suffix.
 	Roots []string

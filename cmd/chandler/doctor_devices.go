@@ -53,6 +53,12 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 		n.addListed(&kubeletapi.Listing{Pods: f.Kubelet.Pods.Value})
 	}
 	f.Devices.Holders = holders(n)
+	f.Devices.MakeNodes = make(map[string]string)
+	for _, family := range families.All {
+		if family.MakeNodes != "" {
+			f.Devices.MakeNodes[family.Name] = family.MakeNodes
+		}
+	}
 
 	settler := discovery.Settler{Severity: severityOf(config.Health.Severity), Held: func(device string) bool { return len(f.Devices.Holders[device]) > 0 }}
 	if data, err := fs.ReadFile(state, healthFile); err == nil {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -111,7 +112,7 @@ func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 				deletes = append(deletes, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
 			}
 		}
-		mends = append(mends, conditionFix(key, d)...)
+		mends = append(mends, f.conditionFix(key, d)...)
 	}
 	cause := strings.Join(each, ", ") + "."
 	if len(reasons) == 1 {
@@ -180,7 +181,7 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, 
 	} else {
 		cause += " No new pod gets it."
 	}
-	say.found(CodeOf(key), text, cause, append(fix, conditionFix(key, d)...)...)
+	say.found(CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
 }
 
 // namesOf lists the names of devices.
@@ -193,10 +194,10 @@ func namesOf(devices []*discovery.Device) string {
 }
 
 // conditionFix returns what mends a condition.
-func conditionFix(key discovery.Condition, d *discovery.Device) []string {
+func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []string {
 	at := address(d)
 	if key == discovery.ConditionNodeMissing {
-		return []string{"sudo udevadm trigger --action=add   # makes device nodes again"}
+		return []string{cmp.Or(f.Devices.MakeNodes[d.Family], "sudo udevadm trigger --action=add   # makes device nodes again")}
 	}
 	if at == "" {
 		return []string{"sudo dmesg | tail -n 50   # the kernel says more"}

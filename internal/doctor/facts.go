@@ -104,6 +104,10 @@ type DeviceFacts struct {
 	// Holders are the pods or owners that have each device.
 	Holders map[string][]Holder
 
+	// MakeNodes are the commands that make device nodes, by family; udev makes those of the
+	// others.
+	MakeNodes map[string]string
+
 	// Well are the devices that are well by what the host says now, though they may have to stay so before they are given out.
 	Well map[string]bool
 

@@ -34,6 +34,7 @@ var Family = &discovery.Family{
 	},
 	Describe:    describe,
 	CommonNodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"},
+	MakeNodes:   "sudo nvidia-modprobe -u -c=0   # and once with the number of each other GPU",
 	Grant:       grant,
 	Variables:   variables,
 	Parameters:  []discovery.Parameter{ComputePercentage},
