@@ -12,6 +12,7 @@ import (
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/fleet"
 )
 
 // published is a device of a ResourceSlice.
@@ -20,8 +21,8 @@ type published struct {
 	resourceapi.Device
 }
 
-// checkClaims says which classes select nothing, and which claims no device of any node
-// satisfies, though they wait for one of this driver.
+// checkClaims says which classes that claims wait for are missing, fail or select nothing, and
+// which claims no device of any node satisfies, though they wait for one of this driver.
 func checkClaims(f *Facts, say *saying) {
 	claims, known := f.Cluster.Claims.get()
 	all, listed := f.Cluster.Slices.get()
@@ -38,7 +39,8 @@ func checkClaims(f *Facts, say *saying) {
 	}
 	m := newMatcher(all, classes)
 	before := len(say.findings)
-	empty := make(map[string][]string) // claims by class
+	empty := make(map[string][]string)   // claims by class
+	missing := make(map[string][]string) // likewise
 	waiting := 0
 	for i := range claims {
 		claim := &claims[i]
@@ -47,6 +49,11 @@ func checkClaims(f *Facts, say *saying) {
 		}
 		for _, request := range claim.Spec.Devices.Requests {
 			subs := subrequests(request)
+			for _, s := range subs {
+				if _, there := m.classes[s.class]; !there && !slices.Contains(missing[s.class], claim.Namespace+"/"+claim.Name) {
+					missing[s.class] = append(missing[s.class], claim.Namespace+"/"+claim.Name)
+				}
+			}
 			if !slices.ContainsFunc(subs, func(s subrequest) bool { return m.ours(s.class) }) {
 				continue
 			}
@@ -54,11 +61,18 @@ func checkClaims(f *Facts, say *saying) {
 			f.request(say, m, claim, request.Name, subs, empty)
 		}
 	}
+	for _, class := range slices.Sorted(maps.Keys(missing)) {
+		say.found("CH0613", "there is no DeviceClass "+class, "It is asked for by "+list(missing[class])+". The scheduler allocates nothing to a claim that names a class which is not there.", fleet.MendMissingClass(class)...)
+	}
+	for _, class := range slices.Sorted(maps.Keys(m.broken)) {
+		c, err := m.classes[class], m.broken[class]
+		say.found("CH0614", "the expression of the DeviceClass "+class+" fails", "The scheduler gives up for every pod that asks for the class and meets such a device. Its error is: "+sentence(oneLine(err)), fleet.MendClass(&c, err, m.specs())...)
+	}
 	for _, class := range slices.Sorted(maps.Keys(empty)) {
-		cause := "No device of any node is of it, and " + list(empty[class]) + " asks for it."
-		if err := m.broken[class]; err != "" {
-			cause += " Its expression fails: " + sentence(err)
+		if m.broken[class] != nil {
+			continue
 		}
+		cause := "No device of any node is of it, and " + list(empty[class]) + " asks for it."
 		say.found("CH0609", "the DeviceClass "+class+" selects nothing", cause, "kubectl get deviceclass "+class+" -o yaml", "kubectl get resourceslices -o yaml | grep -A3 attributes | head -n 40")
 	}
 	if say.none(before) && waiting > 0 {
@@ -89,7 +103,11 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 		left := of
 		for _, selector := range s.selectors {
 			if selector.CEL != nil {
-				left = m.filter(left, selector.CEL.Expression)
+				var err error
+				if left, err = match(left, selector.CEL.Expression); err != nil && len(left) == 0 {
+					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: write it, or its template, anew. There, %s", selector.CEL.Expression, oneLine(err), fleet.MendExpression(s.selectors, err, m.specs()))
+					break
+				}
 			}
 			if len(left) == 0 && selector.CEL != nil {
 				why = fmt.Sprintf("none of the %d devices of class %s satisfies %q", len(of), s.class, selector.CEL.Expression)
@@ -152,11 +170,11 @@ type matcher struct {
 	devices []published
 	classes map[string]resourceapi.DeviceClass
 	matched map[string][]published // by class
-	broken  map[string]string      // why an expression of a class fails
+	broken  map[string]error       // why an expression of a class fails
 }
 
 func newMatcher(all []resourceapi.ResourceSlice, classes []resourceapi.DeviceClass) *matcher {
-	m := &matcher{classes: make(map[string]resourceapi.DeviceClass), matched: make(map[string][]published), broken: make(map[string]string)}
+	m := &matcher{classes: make(map[string]resourceapi.DeviceClass), matched: make(map[string][]published), broken: make(map[string]error)}
 	for _, class := range classes {
 		m.classes[class.Name] = class
 	}
@@ -195,18 +213,23 @@ func (m *matcher) class(name string) []published {
 		}
 		var err error
 		if devices, err = match(devices, selector.CEL.Expression); err != nil {
-			m.broken[name] = strings.ReplaceAll(err.Error(), "\n", " ")
+			m.broken[name] = err
 		}
 	}
 	m.matched[name] = devices
 	return devices
 }
 
-// filter returns the devices that satisfy an expression.
-func (m *matcher) filter(devices []published, expression string) []published {
-	left, _ := match(devices, expression)
-	return left
+// specs returns all devices as they are published.
+func (m *matcher) specs() (all []resourceapi.Device) {
+	for _, d := range m.devices {
+		all = append(all, d.Device)
+	}
+	return all
 }
+
+// oneLine is the text of an error, without line breaks.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", " ") }
 
 // match returns the devices that satisfy an expression. The error is that of the expression, or
 // the last one of a device; the scheduler gives up at such an error.

@@ -19,7 +19,7 @@ var clusterChecks = []check{
 	{Cluster, []string{"CH0602"}, checkFeatures},
 	{Cluster, []string{"CH0608"}, checkPublished},
 	{Cluster, []string{"CH0603", "CH0604"}, checkClasses},
-	{Cluster, []string{"CH0609", "CH0610"}, checkClaims},
+	{Cluster, []string{"CH0609", "CH0610", "CH0613", "CH0614"}, checkClaims},
 	{Cluster, []string{"CH0611"}, checkPrepared},
 	{Cluster, []string{"CH0605"}, checkRights},
 	{Cluster, []string{"CH0612"}, checkPolicies},

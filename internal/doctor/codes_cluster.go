@@ -85,4 +85,18 @@ var clusterCodes = []Code{
 		Why:   "Mistakes in the parameters of claims are found only when a pod starts, and nothing holds an agent to the objects of its own node.",
 		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values --set admissionPolicies.slices=true", "Makes them."}},
 	},
+	{
+		ID: "CH0613", Says: "a DeviceClass that is asked for is missing", Result: Warning, Symptoms: []Symptom{ClaimPending},
+		Looks: "The DeviceClasses that claims ask for which wait.",
+		Comes: "The name has a typing error, or the class was not applied.",
+		Why:   "The scheduler allocates nothing to such a claim, even if another alternative of it could be had.",
+		Fixes: []Fix{{"kubectl get deviceclasses", "Shows the names that there are."}, {"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values --set deviceClasses.enabled=true", "Makes the classes of the chart."}},
+	},
+	{
+		ID: "CH0614", Says: "the expression of a DeviceClass fails", Result: Failed, Symptoms: []Symptom{ClaimPending, LimitsPending},
+		Looks: "The expressions of each class of this driver that a claim waits for, against all published devices, with the scheduler's own CEL.",
+		Comes: "The expression reads an attribute or a capacity that some device lacks, or does not compile.",
+		Why:   "The scheduler gives up for every pod that asks for the class, as soon as it meets such a device.",
+		Fixes: []Fix{{"kubectl edit deviceclass NAME", "Where devices may lack a key, write `.?key.orValue(\"\")` in place of `.key`. The value in brackets has the type of the attribute: `\"\"`, `0` or `false`."}},
+	},
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/discovery"
@@ -419,4 +420,40 @@ func TestDeviceThatRecovers(t *testing.T) {
 	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "is well again") {
 		t.Errorf("got:\n%s", got)
 	}
+}
+
+// A class or a claim whose expression reads what a device lacks is told with the key and the
+// syntax that reads it safely, and that syntax works.
+func TestExpressionThatFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		class, selector, want string
+	}{
+		"string":   {`device.attributes["chandler.dev"].nothing == "x"`, "", `in place of .nothing write .?nothing.orValue("")`},
+		"index":    {`device.attributes["chandler.dev"]["nothing"] == "x"`, "", `in place of ["nothing"] write [?"nothing"].orValue("")`},
+		"capacity": {`device.capacity["chandler.dev"].nothing.compareTo(quantity("1")) >= 0`, "", `in place of .nothing write .?nothing.orValue(quantity("0"))`},
+		"boolean":  {`device.attributes["chandler.dev"].only == true`, "", `in place of .only write .?only.orValue(false)`},
+		"claim":    {`true`, `device.attributes["chandler.dev"].nothing == "x"`, `in place of .nothing write .?nothing.orValue("")`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			broken := func(rewrite func(string) string) string {
+				f := healthy()
+				f.Cluster.Slices.Value[0].Spec.Devices[0].Attributes["only"] = resourceapi.DeviceAttribute{BoolValue: new(bool)}
+				f.Cluster.Classes.Value = append(f.Cluster.Classes.Value, deviceClass("bad.chandler.dev", "", `device.driver == "chandler.dev" && `+rewrite(test.class), ago(time.Hour)))
+				f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, claim("c", "bad.chandler.dev", rewrite(test.selector), 1))
+				return printed(t, f, terminal.Plain, true)
+			}
+			if got := broken(func(s string) string { return s }); !strings.Contains(words(got), test.want) || !strings.Contains(words(got), "no such key") {
+				t.Errorf("no %q in\n%s", test.want, got)
+			}
+			from, to, _ := strings.Cut(strings.TrimPrefix(test.want, "in place of "), " write ")
+			if got := broken(func(s string) string { return strings.ReplaceAll(s, from, to) }); strings.Contains(got, "fails") {
+				t.Errorf("with %s it still fails:\n%s", to, got)
+			}
+		})
+	}
+}
+
+// words is a text without its line breaks and the marks at the beginning of remarks' lines.
+func words(text string) string {
+	return strings.Join(slices.DeleteFunc(strings.Fields(text), func(word string) bool { return word == "#" }), " ")
 }

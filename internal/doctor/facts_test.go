@@ -283,6 +283,13 @@ var breaks = map[string]func(*Facts){
 		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: discovery.Domain, Pool: "gpu-node-07", Device: "pci-0000-9e-00-0", Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Message: "the device is another one now", LastTransitionTime: ago(time.Minute)}}}}
 		f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, c)
 	},
+	"CH0613": func(f *Facts) {
+		f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, claim("c", "no-such.chandler.dev", "", 1))
+	},
+	"CH0614": func(f *Facts) {
+		f.Cluster.Classes.Value = append(f.Cluster.Classes.Value, deviceClass("bad.chandler.dev", "", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].nothing == "x"`, ago(time.Hour)))
+		f.Cluster.Claims.Value = append(f.Cluster.Claims.Value, claim("c", "bad.chandler.dev", "", 1))
+	},
 	"CH0612": func(f *Facts) { f.Cluster.Policies = Known([]string{"parameters.chandler.dev"}) },
 
 	"CH0701": func(f *Facts) { f.Agent.Ready = Known("nothing of the host could be read since 09:00") },
