@@ -313,17 +313,6 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-func TestBreakCommand(t *testing.T) {
-	got := breakCommand("sudo sed -i 's/enable_cdi = false/enable_cdi = true/' /etc/containerd/config.toml   # or add it", 67)
-	want := []string{"sudo sed -i 's/enable_cdi = false/enable_cdi = true/' \\", "  /etc/containerd/config.toml", "# or add it"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	if got := breakCommand("short   # with a remark", 67); len(got) != 1 {
-		t.Errorf("%q", got)
-	}
-}
-
 // An agent that cannot take over is told of, after a while, though another one is ready.
 func TestAgentBeside(t *testing.T) {
 	f := healthy()

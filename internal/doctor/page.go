@@ -33,7 +33,7 @@ func (c Code) Explain(out io.Writer, style terminal.Style) error {
 	}
 	fmt.Fprint(&b, "\nMend it\n")
 	for _, fix := range c.Fixes {
-		for _, line := range breakCommand(fix.Command, style.Width-4) {
+		for _, line := range terminal.BreakCommand(fix.Command, style.Width-4) {
 			fmt.Fprintf(&b, "  $ %s\n", line)
 		}
 		for _, line := range terminal.Wrap(fix.Does, style.Width-6) {

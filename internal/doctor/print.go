@@ -99,7 +99,7 @@ func (f Finding) print(b *strings.Builder, style terminal.Style) {
 	under(b, "cause", terminal.Wrap(terminal.Safe(f.Cause), style.Width-underIndent))
 	var commands []string
 	for _, command := range f.Fix {
-		commands = append(commands, breakCommand(terminal.Safe(command), style.Width-underIndent)...)
+		commands = append(commands, terminal.BreakCommand(terminal.Safe(command), style.Width-underIndent)...)
 	}
 	under(b, "fix", commands)
 }
@@ -110,65 +110,6 @@ func under(b *strings.Builder, word string, lines []string) {
 		fmt.Fprintf(b, "      %-7s%s\n", word, line)
 		word = ""
 	}
-}
-
-// breakCommand returns a command in lines of at most that many columns, where it has spaces
-// outside quotes to be broken at. All lines but the last end with a backslash, so that the
-// command can be pasted. A remark after it that has no room gets a line of its own.
-func breakCommand(command string, columns int) []string {
-	if terminal.Columns(command) <= columns {
-		return []string{command}
-	}
-	remark := ""
-	if at := strings.Index(command, " #"); at >= 0 {
-		command, remark = strings.TrimRight(command[:at], " "), strings.TrimSpace(command[at:])
-	}
-	var lines []string
-	line, indent := "", ""
-	for _, word := range shellWords(command) {
-		switch {
-		case line == "":
-			line = word
-		case terminal.Columns(indent+line)+1+terminal.Columns(word)+2 > columns:
-			lines = append(lines, indent+line+" \\")
-			line, indent = word, "  "
-		default:
-			line += " " + word
-		}
-	}
-	// The last line has no backslash, so a word may have been broken off in vain.
-	lines = append(lines, indent+line)
-	if remark != "" {
-		for _, words := range terminal.Wrap(strings.TrimPrefix(remark, "# "), columns-2) {
-			lines = append(lines, "# "+words)
-		}
-	}
-	return lines
-}
-
-// shellWords splits a command at spaces that are in no quotes.
-func shellWords(command string) (words []string) {
-	var quote rune
-	var word strings.Builder
-	for _, r := range command {
-		switch {
-		case quote == 0 && r == ' ':
-			if word.Len() > 0 {
-				words = append(words, word.String())
-				word.Reset()
-			}
-			continue
-		case quote == 0 && (r == '\'' || r == '"'):
-			quote = r
-		case r == quote:
-			quote = 0
-		}
-		word.WriteRune(r)
-	}
-	if word.Len() > 0 {
-		words = append(words, word.String())
-	}
-	return words
 }
 
 // foot is the last line: how many of each result, and where to read on.

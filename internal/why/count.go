@@ -84,6 +84,7 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 	class, err := a.library.Get(alt.exactly.DeviceClassName)
 	if err != nil {
 		r.Steps = []Step{{0, "devices of the class", err.Error()}}
+		a.mend(append(fleet.MendMissingClass(alt.exactly.DeviceClassName), "chandler explain "+missingClass)...)
 		return
 	}
 	devices, all, failed := a.judge(class, alt, nodes)
@@ -95,9 +96,15 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 		on[d.Node] = true
 	}
 	r.Steps = append(r.Steps, Step{int64(len(devices)), "devices of the class", onNodes(len(on))})
-	if len(devices) == 0 {
-		detail := fmt.Sprintf("none of %d devices passes %s", all, expressions(class.Spec.Selectors))
-		r.Steps[0].Detail = cmp.Or(failed, detail)
+	if failed != nil {
+		a.mend(append(fleet.MendClass(class, failed, a.specs()), "chandler explain "+failingClass)...)
+	}
+	switch {
+	case len(devices) > 0:
+	case failed != nil:
+		r.Steps[0].Detail = failed.Error()
+	default:
+		r.Steps[0].Detail = fmt.Sprintf("none of %d devices passes %s", all, expressions(class.Spec.Selectors))
 	}
 	groups := make(map[[2]any][]judged)
 	for _, d := range devices {
@@ -168,7 +175,7 @@ func expressions(selectors []resourceapi.DeviceSelector) string {
 
 // judge returns the devices of a class, each with why it is not to be had, of how many there
 // are in all. An expression that fails for a device is told.
-func (a *asker) judge(class *resourceapi.DeviceClass, alt *alternative, nodes []candidate) (out []judged, all int, failed string) {
+func (a *asker) judge(class *resourceapi.DeviceClass, alt *alternative, nodes []candidate) (out []judged, all int, failed error) {
 	at := make(map[string]*candidate)
 	for i := range nodes {
 		at[nodes[i].Name] = &nodes[i]
@@ -179,7 +186,7 @@ func (a *asker) judge(class *resourceapi.DeviceClass, alt *alternative, nodes []
 		all++
 		is, err := a.passes(d, class.Spec.Selectors)
 		if err != nil {
-			failed = fmt.Sprintf("its selector fails for %s: %v", d.Device, err)
+			failed = fmt.Errorf("its selector fails for %s: %w", d.Device, err)
 		}
 		if !is {
 			continue
@@ -216,6 +223,7 @@ func (a *asker) judgeOne(j *judged, alt *alternative, incomplete map[fleet.ID]bo
 		selector := &alt.exactly.Selectors[i]
 		is, err := a.library.matches(a.ctx, d, selector)
 		if err != nil {
+			a.mendClaim(alt, err)
 			return &removed{order: bySelector + i, what: "the selector fails for them", by: err.Error()}
 		}
 		if !is {

@@ -22,8 +22,12 @@ var codes = map[string]string{
 	"not-responding": "CH0314",
 }
 
-// noClass is the code for a name that DRA offers by no class.
-const noClass = "CH0603"
+// Codes of chandler doctor for classes.
+const (
+	noClass      = "CH0603" // a name that DRA offers by no class
+	missingClass = "CH0613"
+	failingClass = "CH0614"
+)
 
 // near finds where least is missing for the first request that is not met, and what would help
 // there.
@@ -134,11 +138,6 @@ func (a *asker) fix(r *Request, best *group) {
 	if missing > best.known-best.has {
 		return // not even all of them would do
 	}
-	add := func(line string) {
-		if !slices.Contains(a.answer.Fix, line) {
-			a.answer.Fix = append(a.answer.Fix, line)
-		}
-	}
 	var pods []string
 	for _, d := range best.devices {
 		if d.gone == nil || missing <= 0 {
@@ -146,7 +145,7 @@ func (a *asker) fix(r *Request, best *group) {
 		}
 		missing--
 		if code := codes[d.gone.what]; code != "" {
-			add("chandler explain " + code)
+			a.mend("chandler explain " + code)
 		}
 		for _, h := range d.Keepers() {
 			if h.Pod != "" {
@@ -154,9 +153,29 @@ func (a *asker) fix(r *Request, best *group) {
 			}
 		}
 	}
-	for _, line := range pods {
-		add(line)
+	a.mend(pods...)
+}
+
+// mend adds commands to those that help, each once.
+func (a *asker) mend(commands ...string) {
+	for _, command := range commands {
+		if !slices.Contains(a.answer.Fix, command) {
+			a.answer.Fix = append(a.answer.Fix, command)
+		}
 	}
+}
+
+// mendClaim says how to write a request whose selector fails. A claim cannot be changed.
+func (a *asker) mendClaim(alt *alternative, failed error) {
+	a.mend(fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml   # write it, or its template, anew: %s", a.pod.Namespace, alt.claim.Name, fleet.MendExpression(alt.exactly.Selectors, failed, a.specs())))
+}
+
+// specs returns all devices as they are published.
+func (a *asker) specs() (all []resourceapi.Device) {
+	for i := range a.fleet.Devices {
+		all = append(all, a.fleet.Devices[i].Spec)
+	}
+	return all
 }
 
 // nearPlugged is where most is free of a resource of device plugins.

@@ -245,6 +245,15 @@ func TestReasons(t *testing.T) {
 		"class that is not there": {
 			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("x", "no-such", 1)}},
 			want:  "0 devices of the class; 0 left",
+			fix:   "kubectl get deviceclasses   # shows the names that there are",
+		},
+		"class that fails": {
+			change: func(c *fleettest.Cluster, _ *corev1.Pod) {
+				c.Class("bad", "", "device.driver == 'chandler.dev' && device.attributes['chandler.dev'].nothing == 'x'")
+			},
+			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("x", "bad", 1)}},
+			want:  "0 devices of the class; 0 left",
+			fix:   `kubectl edit deviceclass bad   # in place of .nothing write .?nothing.orValue("")`,
 		},
 		"too many": {
 			change: func(c *fleettest.Cluster, _ *corev1.Pod) { c.Give("ml", "x", "a", 5, "gpus", "pci-0000-23-00-0") },
@@ -284,6 +293,7 @@ func TestReasons(t *testing.T) {
 		"a selector that fails": {
 			claim: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1, "device.attributes['chandler.dev'].nothing == 'x'")}},
 			want:  "16 devices of the class; -16 the selector fails for them; 0 left",
+			fix:   `kubectl -n ml get resourceclaim train-gpus -o yaml   # write it, or its template, anew: in place of .nothing write .?nothing.orValue("")`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

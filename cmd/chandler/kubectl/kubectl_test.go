@@ -84,7 +84,13 @@ func run(t *testing.T, client *fake.Clientset, width int, args ...string) (stdou
 }
 
 func TestGoldens(t *testing.T) {
-	client := fake.NewClientset(example(t).Objects()...)
+	c := example(t)
+	c.Claim("lab", "asks-amiss-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpus.chandler.dev", 1)}})
+	c.Pod("lab", "asks-amiss", "", 2, nil, "asks-amiss-gpus")
+	c.Class("firm", "", "device.driver == 'chandler.dev' && device.attributes['chandler.dev'].firmware == 'x'")
+	c.Claim("lab", "asks-badly-gpus", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{fleettest.Request("gpus", "firm", 1)}})
+	c.Pod("lab", "asks-badly", "", 2, nil, "asks-badly-gpus")
+	client := fake.NewClientset(c.Objects()...)
 	for name, args := range map[string][]string{
 		"top":          {"top"},
 		"top-nodes":    {"top", "nodes"},
@@ -98,6 +104,8 @@ func TestGoldens(t *testing.T) {
 		"why-selector": {"why", "ml/wants-much"},
 		"why-limits":   {"why", "-n", "lab", "nb-8"},
 		"why-noclass":  {"why", "-n", "lab", "nb-9"},
+		"why-missing":  {"why", "lab/asks-amiss"},
+		"why-fails":    {"why", "lab/asks-badly"},
 		"why-fits":     {"why", "ml/fits"},
 		"why-runs":     {"why", "ml/llama-7b-worker-0"},
 	} {

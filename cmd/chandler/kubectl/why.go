@@ -176,11 +176,18 @@ func (w *whyWriter) write(a *why.Answer) {
 	}
 	if len(a.Fix) > 0 {
 		w.line("")
-		for i, line := range a.Fix {
-			w.line("  %-5s  %s", [...]string{"fix", ""}[min(i, 1)], terminal.Safe(line))
+		word := "fix"
+		for _, command := range a.Fix {
+			for _, line := range terminal.BreakCommand(terminal.Safe(command), w.style.Width-fixIndent) {
+				w.line("  %-5s  %s", word, line)
+				word = ""
+			}
 		}
 	}
 }
+
+// fixIndent is how wide the column is before commands.
+const fixIndent = 9
 
 func verb(phase string) string {
 	switch corev1.PodPhase(phase) {

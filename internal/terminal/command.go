@@ -1,0 +1,62 @@
+package terminal
+
+import "strings"
+
+// BreakCommand returns a command in lines of at most that many columns, where it has spaces
+// outside quotes to be broken at. All lines but the last end with a backslash, so that the
+// command can be pasted. A remark after it that has no room gets a line of its own.
+func BreakCommand(command string, columns int) []string {
+	if Columns(command) <= columns {
+		return []string{command}
+	}
+	remark := ""
+	if at := strings.Index(command, " #"); at >= 0 {
+		command, remark = strings.TrimRight(command[:at], " "), strings.TrimSpace(command[at:])
+	}
+	var lines []string
+	line, indent := "", ""
+	for _, word := range shellWords(command) {
+		switch {
+		case line == "":
+			line = word
+		case Columns(indent+line)+1+Columns(word)+2 > columns:
+			lines = append(lines, indent+line+" \\")
+			line, indent = word, "  "
+		default:
+			line += " " + word
+		}
+	}
+	// The last line has no backslash, so a word may have been broken off in vain.
+	lines = append(lines, indent+line)
+	if remark != "" {
+		for _, words := range Wrap(strings.TrimPrefix(remark, "# "), columns-2) {
+			lines = append(lines, "# "+words)
+		}
+	}
+	return lines
+}
+
+// shellWords splits a command at spaces that are in no quotes.
+func shellWords(command string) (words []string) {
+	var quote rune
+	var word strings.Builder
+	for _, r := range command {
+		switch {
+		case quote == 0 && r == ' ':
+			if word.Len() > 0 {
+				words = append(words, word.String())
+				word.Reset()
+			}
+			continue
+		case quote == 0 && (r == '\'' || r == '"'):
+			quote = r
+		case r == quote:
+			quote = 0
+		}
+		word.WriteRune(r)
+	}
+	if word.Len() > 0 {
+		words = append(words, word.String())
+	}
+	return words
+}
