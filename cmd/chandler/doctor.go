@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"chandler.dev/api/v1alpha1"
@@ -222,7 +221,7 @@ func (o *doctorOptions) examine(ctx context.Context, errOut io.Writer, args []st
 // that was said.
 func (o *doctorOptions) connect() (*rest.Config, error) {
 	if o.kubeconfig != "" {
-		return clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+		return loadKubeconfig(o.kubeconfig)
 	}
 	config, err := rest.InClusterConfig()
 	if err == nil || !errors.Is(err, rest.ErrNotInCluster) {
@@ -233,7 +232,7 @@ func (o *doctorOptions) connect() (*rest.Config, error) {
 			break
 		}
 		if _, err := os.Stat(file); file != "" && err == nil {
-			return clientcmd.BuildConfigFromFlags("", file)
+			return loadKubeconfig(file)
 		}
 	}
 	return nil, errors.New("no --kubeconfig says how to reach the API server")

@@ -199,7 +199,7 @@ func (o *migrateOptions) look(ctx context.Context, errOut io.Writer, args []stri
 	if len(args) == 0 {
 		informant.Ask(ctx, host, families.All, o.hostRoot, errOut)
 		if unlisted != nil {
-			fmt.Fprintf(errOut, "who has devices is read from the kubelet's checkpoint, which may name pods that have ended, and not the pods of claims: %v\n", unlisted)
+			fmt.Fprintln(errOut, unlistedText(o.podResources(), unlisted))
 		}
 	}
 	if n.Devices, err = (discovery.Watch{Host: host, Families: families.All}).Once(ctx); err != nil {
@@ -318,7 +318,21 @@ func (n *nodeNow) addWritten(kubelet, devicePlugins fs.FS) error {
 func (o *migrateOptions) listing(ctx context.Context) (*kubeletapi.Listing, error) {
 	ctx, cancel := context.WithTimeout(ctx, listingTimeout)
 	defer cancel()
-	return kubeletapi.ListPods(ctx, filepath.Join(o.kubeletRoot, "pod-resources", "kubelet.sock"))
+	return kubeletapi.ListPods(ctx, o.podResources())
+}
+
+// podResources is the socket at which the kubelet says who has devices.
+func (o *migrateOptions) podResources() string {
+	return filepath.Join(o.kubeletRoot, "pod-resources", "kubelet.sock")
+}
+
+// unlistedText says what it means that the kubelet did not say at a socket who has devices.
+func unlistedText(socket string, err error) string {
+	why := err.Error()
+	if errors.Is(err, fs.ErrNotExist) {
+		why = socket + " is not there"
+	}
+	return "The kubelet does not say which pods have devices: " + why + ". Its checkpoint is read instead, which may name pods that have ended, and does not name the pods of claims."
 }
 
 // listingTimeout is how long the kubelet may take to answer.

@@ -135,8 +135,10 @@ func TestMigrateStatus(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
-	if _, said, err := chandler(append(args, kubeletDir(t, files))...); err != nil || !strings.Contains(said, "kubelet's checkpoint") || !strings.Contains(said, "ask PodResources") {
-		t.Errorf("without the kubelet's answer: %v, %q", err, said)
+	dir := kubeletDir(t, files)
+	want := "The kubelet does not say which pods have devices: " + dir + "/pod-resources/kubelet.sock is not there. Its checkpoint is read instead, which may name pods that have ended, and does not name the pods of claims.\n"
+	if _, said, err := chandler(append(args, dir)...); err != nil || said != want {
+		t.Errorf("without the kubelet's answer: %v, %q, want %q", err, said, want)
 	}
 	if _, _, err := chandler(append(args, filepath.Join(host, "none"))...); err == nil || !strings.Contains(err.Error(), "the kubelet's directory") {
 		t.Errorf("without the kubelet's directory: %v", err)

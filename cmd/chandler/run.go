@@ -29,6 +29,7 @@ import (
 	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/cmd/chandler/informant"
+	"chandler.dev/cmd/chandler/kubectl"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
@@ -348,13 +349,19 @@ func (o *runOptions) connect() (clients, error) {
 
 func (o *runOptions) clientConfig() (*rest.Config, error) {
 	if o.kubeconfig != "" {
-		return clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+		return loadKubeconfig(o.kubeconfig)
 	}
 	config, err := rest.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
 		return nil, errors.New("this is not a pod, so --kubeconfig must say how to reach it")
 	}
 	return config, err
+}
+
+// loadKubeconfig returns how to reach the API server that a kubeconfig names.
+func loadKubeconfig(file string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", file)
+	return config, kubectl.KubeconfigError(err)
 }
 
 // checkDirectories finds out now whether the first claim would fail. The agent cannot

@@ -150,7 +150,7 @@ func (o *options) restConfig() (*rest.Config, error) {
 		return nil, errors.New("no cluster is known: set KUBECONFIG, or name a file by --kubeconfig")
 	}
 	if err != nil {
-		return nil, err
+		return nil, KubeconfigError(err)
 	}
 	config = rest.AddUserAgent(config, "kubectl-chandler/"+o.version)
 	config.QPS, config.Burst = qps, burst

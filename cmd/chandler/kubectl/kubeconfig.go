@@ -1,0 +1,21 @@
+package kubectl
+
+import (
+	"fmt"
+	"regexp"
+)
+
+// notDecoded is the error of a file that can be read and is no kubeconfig (loader.go of
+// k8s.io/client-go/tools/clientcmd 0.37, Load). The rest of the error names Go's types.
+var notDecoded = regexp.MustCompile(`error loading config file "([^"]+)": (?:couldn't get version/kind|no kind |yaml: |error converting YAML)`)
+
+// KubeconfigError returns an error of loading a kubeconfig in words for people.
+func KubeconfigError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if found := notDecoded.FindStringSubmatch(err.Error()); found != nil {
+		return fmt.Errorf("%s is no kubeconfig", found[1])
+	}
+	return err
+}

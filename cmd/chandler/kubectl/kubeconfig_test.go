@@ -1,0 +1,36 @@
+package kubectl
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A file that is no kubeconfig is named, without Go's types. One that cannot be read says why.
+func TestNoKubeconfig(t *testing.T) {
+	for name, text := range map[string]string{
+		"passwd":    "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/:/bin/sh\n",
+		"list":      "- a\n- b\n",
+		"pod":       "apiVersion: v1\nkind: Pod\n",
+		"not yaml":  "a: [\n",
+		"a picture": "\x89PNG\r\n\x1a\n\x00\x00",
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "file")
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			o := newOptions("v1.2.3")
+			o.kubeconfig.ExplicitPath = file
+			if _, err := o.connect(); err == nil || err.Error() != file+" is no kubeconfig" {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+	o := newOptions("v1.2.3")
+	o.kubeconfig.ExplicitPath = filepath.Join(t.TempDir(), "none")
+	if _, err := o.connect(); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("of a file that is not there: %v", err)
+	}
+}
