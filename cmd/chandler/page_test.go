@@ -34,7 +34,9 @@ func recordedHosts(t *testing.T) []string {
 	return files
 }
 
-func recordedInventory(t *testing.T, file string) *inventory.Inventory {
+// recordedInventory returns the inventory of a recorded host, of which it is known that nobody
+// has a device if somebody was asked.
+func recordedInventory(t *testing.T, file string, asked bool) *inventory.Inventory {
 	t.Helper()
 	config, compiled, err := loadConfigHere("", v1alpha1.Node{})
 	if err != nil {
@@ -50,7 +52,7 @@ func recordedInventory(t *testing.T, file string) *inventory.Inventory {
 		t.Fatal(err)
 	}
 	return inventory.Make(inventory.Facts{
-		Name: recordedName(file), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: compiled.Apply(found), Classes: classes, At: time.Now(),
+		Name: recordedName(file), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: compiled.Apply(found), Classes: classes, At: time.Now(), Asked: asked,
 	})
 }
 
@@ -70,7 +72,7 @@ func TestPages(t *testing.T) {
 		if discoverytest.Brief() && i%4 != 0 {
 			continue
 		}
-		inv := recordedInventory(t, file)
+		inv := recordedInventory(t, file, true)
 		var b bytes.Buffer
 		if err := page.Render(&b, inv, page.Live{}); err != nil {
 			t.Fatalf("%s: %v", file, err)
@@ -116,7 +118,7 @@ func TestPages(t *testing.T) {
 
 // The page and the terminal say what is wrong with the node as a whole, and a device that waits has doctor's code.
 func TestPageSaysWhatIsWrongWithTheNode(t *testing.T) {
-	inv := recordedInventory(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
+	inv := recordedInventory(t, "../../discovery/families/amdgpu/testdata/mi210x8.host", true)
 	inv.Notes = []inventory.Note{{Name: "configuration", Reason: "no such field", Code: "CH0703"}}
 	inv.Device("pci-0000-23-00-0").Move = &inventory.Move{To: discovery.ModeDRA, Reason: "moves to API DRA once it is free", Since: inv.At.Add(-time.Hour)}
 	var b bytes.Buffer
@@ -169,4 +171,40 @@ func TestInventoryServes(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// Of a recorded host nobody knows who has what. The page says so, and calls nothing free or held.
+func TestPageOfAHostThatNobodyWasAskedOf(t *testing.T) {
+	counted := regexp.MustCompile(`(?i)\b(free|held|nobody has)\b|Held by`)
+	for i, file := range recordedHosts(t) {
+		if discoverytest.Brief() && i%4 != 0 {
+			continue
+		}
+		inv := recordedInventory(t, file, false)
+		var b bytes.Buffer
+		if err := page.Render(&b, inv, page.Live{}); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		_, body, _ := strings.Cut(b.String(), "<body")
+		if len(inv.Devices) > 0 && !strings.Contains(body, "It is not known who has which device") {
+			t.Errorf("%s: the page does not say that it is not known who has what", file)
+		}
+		for line := range strings.Lines(said(body)) {
+			if found := counted.FindString(line); found != "" {
+				t.Errorf("%s: %q in %s", file, found, line)
+			}
+		}
+	}
+}
+
+var (
+	notSaid = regexp.MustCompile(`(?s)<thead>.*?</thead>|<script.*?</script>|<style.*?</style>|<pre.*?</pre>`) // what says nothing of devices
+	titles  = regexp.MustCompile(`(?:title|aria-label)="([^"]*)"[^>]*>`)
+	tags    = regexp.MustCompile(`<[^>]*>`)
+)
+
+// said is the text of a page, with the titles that show when something is pointed at.
+func said(body string) string {
+	body = notSaid.ReplaceAllString(body, "")
+	return tags.ReplaceAllString(titles.ReplaceAllString(body, ">\n$1\n"), "\n")
 }

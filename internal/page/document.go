@@ -87,7 +87,7 @@ func Render(w io.Writer, inv *inventory.Inventory, live Live) error {
 func look(inv *inventory.Inventory) *view {
 	v := &view{inv: inv, devices: make(map[string]*device), of: make(map[string]*silicon), bySilicon: make(map[string]*silicon)}
 	for _, of := range inv.Devices {
-		d := &device{Device: of, ID: documentID(of.Name), Level: levelOf(of), Addr: inventory.ShortAddress(of.Place.Address)}
+		d := &device{Device: of, ID: documentID(of.Name), Level: levelOf(of), Addr: inventory.ShortAddress(of.Place.Address), Unasked: !inv.Asked}
 		if len(of.Holders) > 0 {
 			d.HeldSince = stampOf(of.Holders[0].Since, inv.At)
 		}

@@ -148,7 +148,11 @@ func (w *writer) attention(alarms []attention) {
 }
 
 func (w *writer) stock(doc *document) {
-	w.f(`<section class="stock" aria-labelledby="h-stock"><h2 id="h-stock">What is here</h2><table><thead><tr><th scope="col"><span class="vh">Kind and model</span></th><th scope="col" class="num">free</th><th scope="col" class="num">held</th>`)
+	w.f(`<section class="stock" aria-labelledby="h-stock"><h2 id="h-stock">What is here</h2>`)
+	if !doc.Asked {
+		w.f(`<p class="quiet">It is not known who has which device.</p>`)
+	}
+	w.f(`<table><thead><tr><th scope="col"><span class="vh">Kind and model</span></th><th scope="col" class="num">free</th><th scope="col" class="num">held</th>`)
 	columns := 3
 	if doc.OutTold {
 		columns++
@@ -167,7 +171,11 @@ func (w *writer) stock(doc *document) {
 			shared = " sh"
 			w.f(`<td class="num any" colspan="%d">for any number of pods</td>`, columns)
 		} else {
-			w.f(`<td class="num free">%d</td><td class="num">%d</td>`, row.Free, row.Held)
+			if doc.Asked {
+				w.f(`<td class="num free">%d</td><td class="num">%d</td>`, row.Free, row.Held)
+			} else {
+				w.f(`<td class="num free">?</td><td class="num">?</td>`)
+			}
 			if doc.OutTold {
 				w.f(`<td class="num out">%d</td>`, row.Out)
 			}

@@ -154,12 +154,14 @@ func (w *writer) divided(s *silicon) {
 	w.maybe(` <small>%s</small>`, s.Sub())
 	w.f(`</a>`)
 	w.address(s)
-	w.f(`<span class="cnt">%s: `, s.Size())
+	w.f(`<span class="cnt">%s`, s.Size())
 	if whole := s.HeldWhole(); whole != "" {
-		w.f(`held whole by <b>%s</b>`, whole)
+		w.f(`: held whole by <b>%s</b>`, whole)
 	} else {
-		for i, c := range s.Count() {
-			w.f(`%s<b class="%s">%d</b> %s`, when(i > 0, ", "), c.Class, c.N, c.Word)
+		separator := ": "
+		for _, c := range s.Count() {
+			w.f(`%s<b class="%s">%d</b> %s`, separator, c.Class, c.N, c.Word)
+			separator = ", "
 		}
 	}
 	w.f(`</span></div>`)

@@ -26,6 +26,7 @@ type device struct {
 	Title string // all of it in words
 
 	HeldSince *stamp // nil if that is not known
+	Unasked   bool   // it is not known who has it
 }
 
 // Mate names the pod that alone has the device, "" if none has.
@@ -51,6 +52,9 @@ func levelOf(d *inventory.Device) string {
 	return cmp.Or(troubles[d.State], "ok")
 }
 
+// notKnown is said of devices in place of who has them.
+const notKnown = "not known who has it"
+
 // Why says what is wrong with the device, "" if nothing is.
 func (d *device) Why() string { return d.Health.Reason }
 
@@ -60,6 +64,9 @@ func (d *device) Sub() string { return d.Detail }
 // Glyph of the device.
 func (d *device) Glyph() glyph {
 	fill, words := "free", "free"
+	if d.Unasked {
+		words = notKnown
+	}
 	switch d.Holding {
 	case inventory.Held:
 		fill, words = "held", "held"
@@ -104,6 +111,9 @@ func (d *device) openGlyph() glyph {
 		if used {
 			return glyph{d.Level, "g-" + d.Level + "-held", words + ", held"}
 		}
+		if d.Unasked {
+			return glyph{d.Level, "g-" + d.Level + "-free", words + ", " + notKnown}
+		}
 		return glyph{d.Level, "g-" + d.Level + "-free", words + ", free"}
 	case used:
 		return glyph{"ok", "g-open-held", "for any number, in use"}
@@ -145,6 +155,8 @@ func (d *device) Words() string {
 		words = append(words, "waiting")
 	case d.Open:
 		words = append(words, "for any number")
+	case d.Unasked:
+		words = append(words, notKnown)
 	default:
 		words = append(words, "free")
 	}
