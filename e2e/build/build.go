@@ -154,8 +154,24 @@ func (b Builder) root(ctx context.Context) (string, error) {
 // Static builds a package of the module in directory module as a static program, and returns its path. It lies beside
 // the cluster's programs, named by the last element of the package's path. Further flags are those of go build.
 func (b Builder) Static(ctx context.Context, module, pkg string, flags ...string) (string, error) {
+	return b.static(ctx, module, pkg, stripped, flags...)
+}
+
+// Agent builds the agent of the checkout of Chandler in directory project as its Makefile does, and returns its path. The
+// agent says the version that git does, if the checkout is git's.
+func (b Builder) Agent(ctx context.Context, project string) (string, error) {
+	linkerFlags := stripped
+	describe := exec.CommandContext(ctx, "git", "describe", "--tags", "--always", "--dirty")
+	describe.Dir = project
+	if version, err := describe.Output(); err == nil {
+		linkerFlags += " -X main.version=" + strings.TrimSpace(string(version))
+	}
+	return b.static(ctx, project, "chandler.dev/cmd/chandler", linkerFlags, "-tags=grpcnotrace")
+}
+
+func (b Builder) static(ctx context.Context, module, pkg, linkerFlags string, flags ...string) (string, error) {
 	// As the Makefile does, so that the one finds in Go's cache what the other built.
-	dir, err := b.build(ctx, pkg, module, []string{pkg}, stripped, append([]string{"-trimpath"}, flags...)...)
+	dir, err := b.build(ctx, pkg, module, []string{pkg}, linkerFlags, append([]string{"-trimpath"}, flags...)...)
 	if err != nil {
 		return "", err
 	}

@@ -3,6 +3,7 @@ package build
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -28,6 +29,22 @@ func TestStatic(t *testing.T) {
 	}
 	if !os.SameFile(before, after) {
 		t.Error("the second build wrote the program again")
+	}
+}
+
+// The agent says the version of the checkout, as one that make build built does.
+func TestAgentSaysItsVersion(t *testing.T) {
+	want, err := exec.CommandContext(t.Context(), "git", "describe", "--tags", "--always", "--dirty").Output()
+	if err != nil {
+		t.Skipf("this checkout is not git's: %v", err)
+	}
+	agent, err := Builder{Cache: t.TempDir()}.Agent(t.Context(), "../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, err := exec.CommandContext(t.Context(), agent, "version").Output()
+	if err != nil || !strings.HasPrefix(string(said), "chandler "+strings.TrimSpace(string(want))+" go") {
+		t.Errorf("%v, %q, want version %s", err, said, want)
 	}
 }
 

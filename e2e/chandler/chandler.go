@@ -60,7 +60,7 @@ type Project struct {
 
 // Build builds the agent of the checkout in dir as a static binary, as its Makefile does.
 func Build(ctx context.Context, builder build.Builder, programs build.Programs, dir string) (Project, error) {
-	agent, err := builder.Static(ctx, dir, "chandler.dev/cmd/chandler", "-tags=grpcnotrace")
+	agent, err := builder.Agent(ctx, dir)
 	if err != nil {
 		return Project{}, err
 	}

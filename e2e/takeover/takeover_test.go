@@ -57,7 +57,7 @@ func TestTakeover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	agent, err := builder.Static(ctx, project, "chandler.dev/cmd/chandler", "-tags=grpcnotrace")
+	agent, err := builder.Agent(ctx, project)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -80,13 +81,26 @@ func keepCluster(ctx context.Context, project string, begin time.Time) error {
 	defer release()
 	return run(ctx, project, begin, func(ctx context.Context, d *demo, _ time.Duration) error {
 		heading("The cluster runs, with Chandler on it")
-		fmt.Printf("export KUBECONFIG=%s\n\nTry:   kubectl get resourceslices\n       kubectl apply -f deployments/examples/gpu-pair.yaml\nEnd it: make cluster-stop\n", d.cluster.Kubeconfig())
+		fmt.Print(toType(d.cluster.Kubeconfig(), d.cluster.Node.Command(ctx, "bash").Args))
 		if err := tellReady(); err != nil {
 			return err
 		}
 		<-ctx.Done()
 		return nil
 	})
+}
+
+// toType says what the user of a cluster may type. The last of it is how to get a shell on the node.
+func toType(kubeconfig string, shell []string) string {
+	return fmt.Sprintf(`export KUBECONFIG=%s
+
+Try:         kubectl get resourceslices
+             kubectl apply -f deployments/examples/gpu-pair.yaml
+             kubectl -n chandler exec daemonset/chandler -- /chandler doctor
+             kubectl -n chandler exec daemonset/chandler -- /chandler inventory --host-root=/host
+On the node: %s
+End it:      make cluster-stop
+`, kubeconfig, strings.Join(shell, " "))
 }
 
 // run starts a cluster with Chandler on it, lets it be used, and stops it.
