@@ -137,6 +137,10 @@ type Silicon struct {
 	Counters map[string]resource.Quantity `json:"counters,omitempty"`
 }
 
+// AnyNumber is how many IDs a device has under the device-plugin API that any number of
+// containers may have: the default of KubeVirt's --max-devices.
+const AnyNumber = 1000
+
 // Offer is one classic resource that a device stands behind. One device may
 // have many IDs (shares), many Offers, and several devices may share a Unit,
 // which is then only handed out as a whole (a two-chip card).

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/resource"
+
+	"chandler.dev/discovery"
 )
 
 // Resource is a resource that a device plugin offers on a node. The API server does not
@@ -25,6 +27,10 @@ func (r *Resource) Free() int64 { return max(0, r.Allocatable-r.Held) }
 
 // Out is how many nobody has and nobody gets.
 func (r *Resource) Out() int64 { return max(0, r.Capacity-r.Free()-r.Held) }
+
+// Open reports whether it is a device that any number of pods may have, and not as many devices
+// as the plugin lists IDs.
+func (r *Resource) Open() bool { return r.Capacity == discovery.AnyNumber }
 
 // IsExtended reports whether a name in limits is that of devices (pkg/apis/core/v1/helper
 // of Kubernetes 1.31 to 1.37, IsExtendedResourceName).

@@ -126,6 +126,31 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
+// Devices that any number of pods may have are not counted as a thousand, nor summed with others.
+func TestOpenDevicesAreNotSummed(t *testing.T) {
+	c := fleettest.New(t)
+	c.Node("gpus", hosts+"amdgpu/testdata/mi210x8.host", nil)
+	c.Plugin("gpus", "devices.kubevirt.io/kvm", 1000, 1000)
+	c.Plugin("gpus", "devices.kubevirt.io/tun", 1000, 0)
+	c.Node("vms", hosts+"hypervisor/testdata/kvm.host", nil)
+	c.Plugin("vms", "devices.kubevirt.io/vhost-net", 1000, 1000)
+	client := fake.NewClientset(c.Objects()...)
+	for _, test := range []struct{ args, want string }{
+		{"top nodes", "gpus     8     0    1"},
+		{"top nodes", "vms    any     0    0"},
+		{"top", "any     0    0    1  ○"},
+		{"who gpus", "8 gpu are free. Any number of pods may have devices.kubevirt.io/kvm."},
+		{"who vms", "Any number of pods may have kvm, tun and devices.kubevirt.io/vhost-net."},
+		{"who tun", "tun on vms: nobody has it, it is for any number of pods."},
+		{"who devices.kubevirt.io/kvm", "devices.kubevirt.io/kvm on gpus: for any number of pods."},
+	} {
+		stdout, _, err := run(t, client, 120, strings.Fields(test.args)...)
+		if err != nil || !strings.Contains(stdout, test.want) || strings.Contains(stdout, "100") {
+			t.Errorf("%s: %v, no %q in\n%s", test.args, err, test.want, stdout)
+		}
+	}
+}
+
 // The three numbers of each row add up, and so do the glyphs where there is room for all.
 func TestTopAddsUp(t *testing.T) {
 	client := fake.NewClientset(example(t).Objects()...)

@@ -23,7 +23,8 @@ func newTop(o *options) *cobra.Command {
 		Long: `Print what accelerators the cluster has and how many of them are free, by model or
 by node. FREE is what a pod would get now, HELD what somebody has, and OUT what
 nobody has and nobody gets, because it is unhealthy or moves to the other API. A
-part of a GPU counts as held while the whole is, and the whole while a part is.
+part of a GPU counts as held while the whole is, and the whole while a part is. The
+sum of a node leaves out devices that any number of pods may have, such as /dev/kvm.
 
 Devices that a device plugin offers are in rows of the kind "plugin", by the name of
 their resource, whoever's plugin it is: the API server knows no more of them.`,
@@ -91,6 +92,10 @@ func (c *counts) add(d *fleet.Device) {
 }
 
 func (c *counts) addResource(r *fleet.Resource) {
+	if r.Open() {
+		c.addOpen(r)
+		return
+	}
 	c.Free += r.Free()
 	c.Held += r.Held
 	c.Out += r.Out()
@@ -98,6 +103,23 @@ func (c *counts) addResource(r *fleet.Resource) {
 	c.draw(terminal.Free, r.Free())
 	c.draw(terminal.Held, r.Held)
 	c.draw(terminal.Unhealthy, r.Out())
+}
+
+// addOpen adds a resource that is one device for any number of pods.
+func (c *counts) addOpen(r *fleet.Resource) {
+	c.All++
+	switch {
+	case r.Allocatable == 0:
+		c.Out++
+		c.draw(terminal.Unhealthy, 1)
+		return
+	case r.Held > 0:
+		c.draw(terminal.OpenHeld, 1)
+	default:
+		c.draw(terminal.Open, 1)
+	}
+	c.Open++
+	c.Free++
 }
 
 func (c *counts) draw(g terminal.Glyph, n int64) {
@@ -244,6 +266,15 @@ func (c *counts) free() cell {
 	return number(c.Free)
 }
 
+// freeDevices is how many devices a pod would get, beside those that any number of pods may
+// have.
+func (n *nodeRow) freeDevices() cell {
+	if n.Open > 0 && n.Open == n.All {
+		return plain("any")
+	}
+	return number(n.Free - n.Open)
+}
+
 // healthWidth is from which width on there is room to say what is wrong with devices.
 const healthWidth = 100
 
@@ -264,7 +295,7 @@ func (t *topView) writeNodes(out io.Writer, style terminal.Style, now time.Time)
 		if wide {
 			room = style.Width / 2
 		}
-		cells := []cell{plain(n.Node), number(n.Free), number(n.Held), number(n.Out), n.strips(style, room)}
+		cells := []cell{plain(n.Node), n.freeDevices(), number(n.Held), number(n.Out), n.strips(style, room)}
 		if wide {
 			cells = append(cells, plain(n.health(now)))
 		}

@@ -301,7 +301,15 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 	var sentences []string
 	switch {
 	case w.Node != "":
-		sentences = append(sentences, w.free())
+		open := w.open()
+		if free := w.free(); free != "" {
+			sentences = append(sentences, free)
+		} else if open == "" {
+			sentences = append(sentences, "Nothing is free.")
+		}
+		if open != "" {
+			sentences = append(sentences, open)
+		}
 	case w.Pod != "" && len(w.Devices)+len(w.Resources) == 0:
 		sentences = append(sentences, w.Pod+" has no device.")
 	case w.Pod != "":
@@ -313,6 +321,10 @@ func (w *whoView) summary(style terminal.Style, now time.Time) string {
 			}
 		}
 		for _, r := range w.Resources {
+			if r.Open() {
+				sentences = append(sentences, fmt.Sprintf("%s on %s: for any number of pods.", r.Name, r.Node))
+				continue
+			}
 			sentences = append(sentences, fmt.Sprintf("%s on %s: %d free.", r.Name, r.Node, r.Free()))
 		}
 	}
@@ -353,11 +365,42 @@ func (w *whoView) state(d *fleet.Device) string {
 		return "taken, by who has another part of its silicon"
 	case fleet.Out:
 		return "not given out"
+	case fleet.Open:
+		return "for any number of pods"
 	}
 	return "free"
 }
 
-// free says how many devices of which kind are free, such as "4 gpu and 5 nic are free".
+// open names the devices that any number of pods may have, "" if there are none.
+func (w *whoView) open() string {
+	var names []string
+	for i := range w.Devices {
+		if w.Devices[i].State == fleet.Open {
+			names = append(names, w.Devices[i].Label)
+		}
+	}
+	for i := range w.Resources {
+		if r := &w.Resources[i]; r.Open() && r.Allocatable > 0 {
+			names = append(names, r.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "Any number of pods may have " + and(names) + "."
+}
+
+// and joins names as sentences do.
+func and(names []string) string {
+	last := len(names) - 1
+	if last == 0 {
+		return names[0]
+	}
+	return strings.Join(names[:last], ", ") + " and " + names[last]
+}
+
+// free says how many devices of which kind are free, such as "4 gpu and 5 nic are free", ""
+// if none is. Devices for any number of pods do not count.
 func (w *whoView) free() string {
 	byKind := make(map[string]int64)
 	var kinds []string
@@ -373,7 +416,9 @@ func (w *whoView) free() string {
 		}
 	}
 	for i := range w.Resources {
-		add(w.Resources[i].Name, w.Resources[i].Free())
+		if !w.Resources[i].Open() {
+			add(w.Resources[i].Name, w.Resources[i].Free())
+		}
 	}
 	slices.SortStableFunc(kinds, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
 	parts := make([]string, len(kinds))
@@ -382,12 +427,12 @@ func (w *whoView) free() string {
 	}
 	switch n := len(parts); {
 	case n == 0:
-		return "Nothing is free."
+		return ""
 	case n == 1 && byKind[kinds[0]] == 1:
 		return parts[0] + " is free."
 	case n == 1:
 		return parts[0] + " are free."
 	default:
-		return strings.Join(parts[:n-1], ", ") + " and " + parts[n-1] + " are free."
+		return and(parts) + " are free."
 	}
 }

@@ -29,10 +29,6 @@ var Family = &discovery.Family{
 	Always:   true, // for what is not loaded
 }
 
-// count is how many containers of a node may have such a device under the
-// classic API: the default of KubeVirt's --max-devices.
-const count = 1000
-
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
 	for _, misc := range found {
 		d, err := discovery.SharedNode(host, misc, nodeDir(misc))
@@ -51,7 +47,7 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 // offered adds how KubeVirt's node agent offers a device.
 func offered(d discovery.Device, name string) discovery.Device {
 	d.Attributes.SetString("kind", "hypervisor")
-	d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + name, IDs: discovery.CountedIDs(name, count), Dialect: discovery.Dialect{Stem: name}}}
+	d.Classic = []discovery.Offer{{Resource: "devices.kubevirt.io/" + name, IDs: discovery.CountedIDs(name, discovery.AnyNumber), Dialect: discovery.Dialect{Stem: name}}}
 	return d
 }
 
