@@ -12,7 +12,7 @@ import (
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/fleet"
+	"chandler.dev/internal/selectors"
 )
 
 // published is a device of a ResourceSlice.
@@ -62,11 +62,11 @@ func checkClaims(f *Facts, say *saying) {
 		}
 	}
 	for _, class := range slices.Sorted(maps.Keys(missing)) {
-		say.found("CH0613", "there is no DeviceClass "+class, "It is asked for by "+list(missing[class])+". The scheduler allocates nothing to a claim that names a class which is not there.", fleet.MendMissingClass(class)...)
+		say.found("CH0613", "there is no DeviceClass "+class, "It is asked for by "+list(missing[class])+". The scheduler allocates nothing to a claim that names a class which is not there.", selectors.MendMissingClass(class)...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(m.broken)) {
 		c, err := m.classes[class], m.broken[class]
-		say.found("CH0614", "the expression of the DeviceClass "+class+" fails", "The scheduler gives up for every pod that asks for the class and meets such a device. Its error is: "+sentence(oneLine(err)), fleet.MendClass(&c, err, m.specs())...)
+		say.found("CH0614", "the expression of the DeviceClass "+class+" fails", "The scheduler gives up for every pod that asks for the class and meets such a device. Its error is: "+sentence(oneLine(err)), selectors.MendClass(&c, err, m.specs())...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(empty)) {
 		if m.broken[class] != nil {
@@ -105,7 +105,7 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 			if selector.CEL != nil {
 				var err error
 				if left, err = match(left, selector.CEL.Expression); err != nil && len(left) == 0 {
-					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: write it, or its template, anew. There, %s", selector.CEL.Expression, oneLine(err), fleet.MendExpression(s.selectors, err, m.specs()))
+					why = fmt.Sprintf("the selector %s fails: %s. A claim cannot be changed: write it, or its template, anew. There, %s", selector.CEL.Expression, oneLine(err), selectors.MendExpression(s.selectors, err, m.specs()))
 					break
 				}
 			}

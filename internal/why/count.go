@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"chandler.dev/internal/fleet"
+	"chandler.dev/internal/selectors"
 )
 
 // removed is why a device is not to be had for a request, in the order in which it is looked at.
@@ -84,7 +85,7 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 	class, err := a.library.Get(alt.exactly.DeviceClassName)
 	if err != nil {
 		r.Steps = []Step{{0, "devices of the class", err.Error()}}
-		a.mend(append(fleet.MendMissingClass(alt.exactly.DeviceClassName), "chandler explain "+missingClass)...)
+		a.mend(append(selectors.MendMissingClass(alt.exactly.DeviceClassName), "chandler explain "+missingClass)...)
 		return
 	}
 	devices, all, failed := a.judge(class, alt, nodes)
@@ -97,7 +98,7 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 	}
 	r.Steps = append(r.Steps, Step{int64(len(devices)), "devices of the class", onNodes(len(on))})
 	if failed != nil {
-		a.mend(append(fleet.MendClass(class, failed, a.specs()), "chandler explain "+failingClass)...)
+		a.mend(append(selectors.MendClass(class, failed, a.specs()), "chandler explain "+failingClass)...)
 	}
 	switch {
 	case len(devices) > 0:

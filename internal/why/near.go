@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/internal/fleet"
+	"chandler.dev/internal/selectors"
 )
 
 // nearDevices is how many devices are named of the place where least is missing.
@@ -167,7 +168,7 @@ func (a *asker) mend(commands ...string) {
 
 // mendClaim says how to write a request whose selector fails. A claim cannot be changed.
 func (a *asker) mendClaim(alt *alternative, failed error) {
-	a.mend(fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml   # write it, or its template, anew: %s", a.pod.Namespace, alt.claim.Name, fleet.MendExpression(alt.exactly.Selectors, failed, a.specs())))
+	a.mend(fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml   # write it, or its template, anew: %s", a.pod.Namespace, alt.claim.Name, selectors.MendExpression(alt.exactly.Selectors, failed, a.specs())))
 }
 
 // specs returns all devices as they are published.

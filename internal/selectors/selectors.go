@@ -1,4 +1,6 @@
-package fleet
+// Package selectors says how to mend DeviceClasses that are missing, and the expressions of
+// classes and claims that fail. It is pure, and evaluates no expression itself.
+package selectors
 
 import (
 	"fmt"
@@ -12,7 +14,7 @@ import (
 
 // lackedKey is the error of an expression that reads a key which a map lacks
 // (interpreter/attributes.go of github.com/google/cel-go 0.29, resolutionError).
-var lackedKey = regexp.MustCompile(`no such key: ([\w.-]+)`)
+var lackedKey = regexp.MustCompile(`no such key: (\w+)`)
 
 // MendClass returns the commands that mend a DeviceClass whose expression fails for some device.
 // If the expression reads something that the device lacks, they name it, and say how to read it
