@@ -217,7 +217,8 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 		}
 	}
 	for _, a := range x.concerned(&w, nodes, q.own) {
-		if !a.blocks(q.by) && !(q.ending && a.state == Ending) || q.of != "" && a.entry.API() != q.of {
+		counts := a.blocks(q.by) || q.ending && a.state == Ending
+		if !counts || q.of != "" && a.entry.API() != q.of {
 			continue
 		}
 		who := a.entry.Owner().before(q.owner)
