@@ -1,0 +1,151 @@
+// Package apitest is for tests: an API server of DRA that answers HTTP, and little besides.
+package apitest
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+const version = "resource.k8s.io/v1"
+
+// Server says that it serves resource.k8s.io, and keeps ResourceSlices. Its zero value is ready
+// to use.
+type Server struct {
+	mu     sync.Mutex
+	slices []resourceapi.ResourceSlice
+}
+
+// Mux returns what answers. Nothing else is found, unless the caller adds it.
+func (s *Server) Mux() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
+		served := metav1.GroupVersionForDiscovery{GroupVersion: version, Version: "v1"}
+		Respond(w, http.StatusOK, &metav1.APIGroupList{
+			TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
+			Groups:   []metav1.APIGroup{{Name: resourceapi.GroupName, Versions: []metav1.GroupVersionForDiscovery{served}, PreferredVersion: served}},
+		})
+	})
+	mux.HandleFunc("POST /apis/resource.k8s.io/v1/resourceslices", s.create)
+	mux.HandleFunc("/apis/resource.k8s.io/v1/resourceslices", s.list)
+	mux.HandleFunc("PUT /apis/resource.k8s.io/v1/resourceslices/{name}", s.replace)
+	mux.HandleFunc("DELETE /apis/resource.k8s.io/v1/resourceslices/{name}", s.remove)
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+	})
+	return mux
+}
+
+// Slices returns what is kept.
+func (s *Server) Slices() []resourceapi.ResourceSlice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.slices)
+}
+
+func (s *Server) create(w http.ResponseWriter, r *http.Request) {
+	slice := sliceOf(w, r)
+	if slice == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slice.Name = fmt.Sprint(slice.GenerateName, len(s.slices))
+	if r.URL.Query().Get("dryRun") == "" {
+		s.slices = append(s.slices, *slice)
+	}
+	Respond(w, http.StatusCreated, slice)
+}
+
+func (s *Server) list(w http.ResponseWriter, r *http.Request) {
+	ListOrWatch(w, r, &resourceapi.ResourceSliceList{
+		TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: "ResourceSliceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: s.Slices(),
+	})
+}
+
+func (s *Server) replace(w http.ResponseWriter, r *http.Request) {
+	slice := sliceOf(w, r)
+	if slice == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.slices, func(kept resourceapi.ResourceSlice) bool { return kept.Name == slice.Name })
+	if i < 0 {
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		return
+	}
+	s.slices[i] = *slice
+	Respond(w, http.StatusOK, slice)
+}
+
+func (s *Server) remove(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slices = slices.DeleteFunc(s.slices, func(kept resourceapi.ResourceSlice) bool { return kept.Name == r.PathValue("name") })
+	Respond(w, http.StatusOK, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+}
+
+// sliceOf returns the slice that a client sent, nil after an answer that says that it is none.
+func sliceOf(w http.ResponseWriter, r *http.Request) *resourceapi.ResourceSlice {
+	data, err := io.ReadAll(r.Body)
+	if err == nil {
+		var object runtime.Object
+		if object, _, err = scheme.Codecs.UniversalDeserializer().Decode(data, nil, nil); err == nil {
+			if slice, ok := object.(*resourceapi.ResourceSlice); ok {
+				slice.TypeMeta = metav1.TypeMeta{APIVersion: version, Kind: "ResourceSlice"}
+				return slice
+			}
+		}
+	}
+	refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+	return nil
+}
+
+// Claim returns a claim in namespace n that was allocated a device of the node called node.
+func Claim(name string, uid types.UID, device string) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{
+		TypeMeta:   metav1.TypeMeta{APIVersion: version, Kind: "ResourceClaim"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, UID: uid},
+		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
+	}
+	claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: "chandler.dev", Pool: "node", Device: device}}
+	return claim
+}
+
+// ListOrWatch answers with a list of objects of which nothing is told later.
+func ListOrWatch(w http.ResponseWriter, r *http.Request, list runtime.Object) {
+	switch {
+	case r.URL.Query().Has("sendInitialEvents"):
+		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid) // so that it is listed
+	case r.URL.Query().Has("watch"):
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	default:
+		Respond(w, http.StatusOK, list)
+	}
+}
+
+// Respond answers with an object.
+func Respond(w http.ResponseWriter, status int, object runtime.Object) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(object) // the client may not listen any more
+}
+
+func refuse(w http.ResponseWriter, status int, reason metav1.StatusReason) {
+	Respond(w, status, &metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: reason, Code: int32(status),
+	})
+}
