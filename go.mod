@@ -3,7 +3,7 @@ module chandler.dev
 go 1.26.0
 
 require (
-	github.com/NVIDIA/go-nvml v0.13.0-1
+	github.com/NVIDIA/go-nvml v0.13.4-1
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/google/go-cmp v0.7.0
 	github.com/prometheus/client_model v0.6.2
@@ -11,7 +11,7 @@ require (
 	github.com/spf13/cobra v1.10.2
 	go.yaml.in/yaml/v3 v3.0.5
 	golang.org/x/sync v0.22.0
-	golang.org/x/sys v0.47.0
+	golang.org/x/sys v0.48.0
 	google.golang.org/grpc v1.83.2
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2
@@ -42,14 +42,20 @@ require (
 )
 
 require (
+	github.com/NVIDIA/nvidia-container-toolkit v1.20.1
 	github.com/cyphar/filepath-securejoin v0.7.0
 	github.com/pelletier/go-toml/v2 v2.4.3
 )
 
 require (
 	cyphar.com/go-pathrs v0.2.5 // indirect
+	github.com/NVIDIA/go-nvlib v0.12.0 // indirect
 	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674 // indirect
 	github.com/moby/spdystream v0.5.1 // indirect
+	github.com/moby/sys/devices v0.1.0 // indirect
+	github.com/opencontainers/cgroups v0.0.9 // indirect
+	github.com/sirupsen/logrus v1.9.4 // indirect
+	golang.org/x/mod v0.41.0 // indirect
 	k8s.io/streaming v0.37.2 // indirect
 )
 
@@ -104,7 +110,7 @@ require (
 	golang.org/x/term v0.45.0
 	golang.org/x/text v0.41.0
 	golang.org/x/time v0.15.0 // indirect
-	golang.org/x/tools v0.48.0
+	golang.org/x/tools v0.49.0
 	google.golang.org/genproto/googleapis/api v0.0.0-20260526163538-3dc84a4a5aaa // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260526163538-3dc84a4a5aaa // indirect
 	google.golang.org/protobuf v1.36.12-0.20260120151049-f2248ac996af

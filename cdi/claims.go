@@ -49,10 +49,11 @@ type Dir struct {
 	Files disk.Files
 }
 
-// Device is one CDI device of a claim's spec.
+// Device is one CDI device of a spec.
 type Device struct {
-	Name  string // as [Name] gives it
-	Edits specs.ContainerEdits
+	Name   string // in a claim's spec as [Name] gives it
+	Family string // only in specs of devices that are given by their names; see [Dir.DevicesSpecs]
+	Edits  specs.ContainerEdits
 }
 
 // Name returns the name of the CDI device for one allocation result of a
@@ -198,12 +199,13 @@ func (d Dir) claim(uid types.UID, devices []Device) ([]byte, error) {
 	if err := checkUID(uid); err != nil {
 		return nil, err
 	}
-	return d.render(Class, devices)
+	return d.render(Class, nil, devices)
 }
 
-// render returns a spec's bytes, which are the same for the same devices.
-func (d Dir) render(class string, devices []Device) ([]byte, error) {
-	spec := &specs.Spec{Kind: Vendor + "/" + class, Devices: []specs.Device{}}
+// render returns a spec's bytes, which are the same for the same devices. The hooks are for any
+// container that has one of the devices.
+func (d Dir) render(class string, hooks []*specs.Hook, devices []Device) ([]byte, error) {
+	spec := &specs.Spec{Kind: Vendor + "/" + class, Devices: []specs.Device{}, ContainerEdits: specs.ContainerEdits{Hooks: hooks}}
 	for _, device := range devices {
 		edits := Rebase(device.Edits, d.RuntimeRoot)
 		edits.DeviceNodes = firstOfPath(edits.DeviceNodes)
@@ -234,6 +236,10 @@ func (d Dir) render(class string, devices []Device) ([]byte, error) {
 func validate(spec *specs.Spec) error {
 	if len(spec.Devices) == 0 {
 		return errors.New("no devices")
+	}
+	all := cdi.ContainerEdits{ContainerEdits: &spec.ContainerEdits}
+	if err := all.Validate(); err != nil {
+		return fmt.Errorf("container edits: %w", err)
 	}
 	seen := make(map[string]bool)
 	for _, device := range spec.Devices {

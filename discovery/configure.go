@@ -19,6 +19,17 @@ type Work func(ctx context.Context) error
 // is not so after it.
 type Configurer func(d Device, want Parameters) (Device, Work, error)
 
+// ErrPassing is in the error of a [Configurer], or of whoever gives devices out, that refuses a device only for the
+// moment, as a rule for seconds.
+var ErrPassing = errors.New("for the moment")
+
+// Passing returns an error that is [ErrPassing] and has the text of another.
+func Passing(err error) error { return passingError{err} }
+
+type passingError struct{ error }
+
+func (e passingError) Unwrap() []error { return []error{e.error, ErrPassing} }
+
 // Configurers joins the Configures of families. A device whose family
 // has no Configure is as it should be.
 func Configurers(host *Host, families []*Family) Configurer {

@@ -94,6 +94,9 @@ type Device struct {
 	// administrator does not let it be. It is set by [Scan].
 	Rebind *Rebindable `json:"rebind,omitempty"`
 
+	// Making says how the device is made when somebody gets it, nil if it is there.
+	Making *Making `json:"making,omitempty"`
+
 	// SRIOV is the pool of the SR-IOV network device plugin that the administrator
 	// has the device in, nil if it is in none. It is set by the rules.
 	SRIOV *SRIOVPool `json:"sriov,omitempty"`

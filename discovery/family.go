@@ -86,13 +86,27 @@ type Family struct {
 	// device that needs work is an error. Nil means that no parameter needs work.
 	Configure func(host *Host, d Device, want Parameters) (Device, Work, error)
 
+	// Make returns the work that makes a unit of devices which are described with a
+	// [Making], and Unmake the work that undoes what an agent has made. The work is nil if
+	// there is nothing to do: the unit is there, or is not there any more, or is not as it
+	// was made, since somebody else has changed it. Both only read; the work changes the
+	// host with the tools, goes on from whatever a killed agent has left, and may be done
+	// again. It need not wait until the devices can be seen. Unmake must refuse a unit that
+	// somebody uses without having got it from the agent. Nil means that the family makes
+	// nothing.
+	Make, Unmake func(host *Host, tools Tools, m Making) (Work, error)
+
+	// Order returns what the family's program is to do for a claim for as long as it has the
+	// devices of a request, nil if nothing. It is pure, and only of parameters that were
+	// accepted. Nil means that there is no such program.
+	Order func(given []Device, parameters Parameters) map[string]string
+
 	// Accept returns an error if the devices of a request cannot be given with
 	// these parameters. It is pure. Nil accepts all.
 	Accept func(given []Device, parameters Parameters) error
 
-	// Program asks the vendor's library for facts that no file of the kernel
-	// has. Nil means that there is no such program.
-	Program *Program
+	// Programs ask the vendor's code for facts that no file of the kernel has.
+	Programs []*Program
 
 	// CommonNodes are the device nodes that several devices of the family may
 	// have although they are different silicon, since the node alone gives
@@ -134,6 +148,11 @@ type Grant struct {
 	// Parameters are what the claim asks of the devices of the request, none
 	// in the classic API.
 	Parameters Parameters
+
+	// UID is the claim's, and Upkeep the directory in which programs of families keep up what
+	// claims want; see [Grant.UpkeepDir]. Both are empty in the classic API.
+	UID    string
+	Upkeep string
 
 	// Consumed is how much of each shared device is given. A family passes it on
 	// if the vendor's software enforces it.
@@ -192,9 +211,29 @@ type Host struct {
 	// Families then look at what only such pools have, too.
 	Pools bool
 
+	// VirtualFunctions is which physical functions the administrator lets have virtual ones
+	// when somebody gets one, the first that selects a function first; see [Host.Unmade].
+	VirtualFunctions []VirtualFunctions
+
 	// Rebind is which devices the administrator lets be given to a vfio driver, the
 	// first that selects a device first.
 	Rebind []Rebinding
+
+	// Partition is which devices the administrator lets be divided for those who ask for
+	// partitions.
+	Partition []Partitioning
+
+	// Upkeep is which devices the administrator lets programs of families keep up something for.
+	Upkeep []Upkeep
+
+	// Made reports whether an agent has made a unit, or was about to, and will undo it, with what was
+	// written down of it; see [Making]. It changes no more often than what the host shows of
+	// the unit. Nil means that nothing was made.
+	Made func(unit string) (how map[string]string, made bool)
+
+	// Recoveries are how the kernel's recoveries of PCI functions ended, as [Listen] has heard. Nil means
+	// that this is not known. No family looks at it.
+	Recoveries *Recoveries
 }
 
 // ReadText returns a file of the host without the white space around it; it
@@ -274,6 +313,9 @@ func (f *Family) validate() []error {
 	}
 	if f.Describe == nil {
 		errs = append(errs, errors.New("describe: missing"))
+	}
+	if (f.Make == nil) != (f.Unmake == nil) {
+		errs = append(errs, errors.New("make and unmake: either both or none"))
 	}
 	for i := range f.Labels {
 		errs = append(errs, f.Labels[i].validate()...)

@@ -52,12 +52,20 @@ func (l look) join() *Snapshot {
 }
 
 // dropNamesakes keeps the first of several devices of one name, that of the
-// family listed first.
+// family listed first. A device that is there takes the place of one that could be made: it was
+// made while the host was looked at.
 func (l *look) dropNamesakes() {
 	kept := 0
 	for i := range l.Devices {
 		if d := &l.Devices[i]; kept > 0 && l.Devices[kept-1].Name == d.Name {
-			l.Problems = append(l.Problems, Problem{d.Family + " " + d.Name, fmt.Errorf("described by family %s too, whose description is kept", l.Devices[kept-1].Family)})
+			before := &l.Devices[kept-1]
+			if (before.Making == nil) != (d.Making == nil) {
+				if d.Making == nil {
+					*before = *d
+				}
+				continue
+			}
+			l.Problems = append(l.Problems, Problem{d.Family + " " + d.Name, fmt.Errorf("described by family %s too, whose description is kept", before.Family)})
 			continue
 		}
 		if kept != i {

@@ -43,7 +43,7 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 			devices[old.Name] = before[old.Name].idle(sysfs.At(host.FS, old.Source).Driver())
 			continue
 		}
-		if cause == nil || host.lacks(old.Source) || !found && old.PartOf == nil && next.divides(old.Name) {
+		if cause == nil || host.lacks(old.home()) || !found && old.PartOf == nil && next.divides(old.Name) {
 			continue
 		}
 		devices[old.Name] = before[old.Name].unread(cause)
@@ -127,7 +127,7 @@ func (d Device) unread(why error) *Device {
 func (d Device) idle(driver string) *Device {
 	d.Attributes = maps.Clone(d.Attributes)
 	delete(d.Attributes, "driver")
-	d.Health, d.Readings = noDriver, nil
+	d.Health, d.Readings, d.Making = noDriver, nil, nil
 	if driver != "" {
 		d.Attributes.SetString("driver", driver)
 		d.Health.Reason = fmt.Sprintf("it is bound to %s, which lets nobody use it", driver)

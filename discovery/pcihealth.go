@@ -42,8 +42,11 @@ func newPCIHealth(host *Host) pciHealth {
 // physical one, which has the link, the sensors and the count of errors for both.
 func (p pciHealth) of(function sysfs.Device) []Health {
 	readings := p.alone(function)
-	physical, ok := function.LinkTo("physfn")
-	if !ok || !sysfs.IsPCIAddress(physical.Name()) {
+	if failure := p.host.Recoveries.failure(function); failure != "" {
+		readings = slices.Concat([]Health{{Status: Unhealthy, Reason: failure}}, readings)
+	}
+	physical := physicalOf(function)
+	if physical.Path == function.Path {
 		return readings
 	}
 	readings = slices.Clone(readings)

@@ -1,5 +1,7 @@
 package discovery
 
+import "time"
+
 // Program is a program of its own that says what no file of the kernel does,
 // since only a vendor's library knows it. The library needs cgo and may hang or
 // crash, neither of which is to happen to the agent. Nothing needs the program:
@@ -8,7 +10,8 @@ package discovery
 // The agent keeps it running and lays what it says over the host's file system,
 // where the family reads it like any other file, and recorded hosts have it. The
 // program writes a text to its standard output whenever it has looked, each on a
-// line, and ends when its standard input is closed.
+// line. It looks again when it reads a line from its standard input, and ends when that is
+// closed. Called otherwise, it may change a device, and end; see [Tools].
 type Program struct {
 	Name    string // "chandler-nvml": beside the agent's own program, or on the PATH
 	Library string // what it asks, in words for messages: "NVML"
@@ -21,10 +24,22 @@ type Program struct {
 	// driver is loaded, without which there is nothing to ask.
 	Driver string
 
+	// NeedsRoot says that there is something to ask only where the administrator named a
+	// root for the family.
+	NeedsRoot bool
+
+	// Changes is set if this is the program that the family changes devices with; see
+	// [Tools]. It returns which device arguments change, in words of the program. One change of a
+	// device is made at a time.
+	Changes func(args []string) (device string)
+
 	// Args are the program's arguments, for a host whose files it sees below
 	// hostRoot. Root is what the administrator named for the family, "" if
 	// nothing; see [Host.Roots].
 	Args func(hostRoot, root string) []string
+
+	// Interval is how often the program looks, 0 for every ten seconds.
+	Interval time.Duration
 
 	// MaxSize is how long a text may be, in bytes.
 	MaxSize int
@@ -33,6 +48,6 @@ type Program struct {
 	Check func(text string) error
 
 	// Lost returns the text that is said in place of one of a program which will
-	// not be back soon: nothing is known any more of what was.
+	// not be back soon: nothing is known any more of what was. Nil means that none is.
 	Lost func(reason error) []byte
 }

@@ -236,7 +236,7 @@ func (s *scanner) isCalm() bool {
 }
 
 // isQuiet reports whether the host is known to be as the last scan found it, if the
-// kernel has reported no event since. What takes long to answer is not known to be so.
+// kernel has reported no event since. A host that takes long to answer is not known to be.
 func (s *scanner) isQuiet(ctx context.Context) bool {
 	if !s.isCalm() {
 		return false

@@ -137,7 +137,7 @@ func TestWatchRestsWhileNothingHappens(t *testing.T) {
 	})
 }
 
-// What has no event is seen at the next interval, and what has one when it comes.
+// A change without an event is seen at the next interval, and one with an event when that comes.
 func TestWatchSeesWhatHasNoEvents(t *testing.T) {
 	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
 	for name, test := range map[string]struct {

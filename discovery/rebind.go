@@ -88,15 +88,17 @@ func setRebindable(host *Host, devices []Device) (problems []Problem) {
 			continue
 		}
 		r := &Rebindable{Driver: driver, Only: d.Rebind != nil && d.Rebind.Only}
-		r.Others, r.Why = groupOthers(host, function)
+		if d.Making == nil { // else its group is not known yet
+			r.Others, r.Why = GroupOthers(host, function)
+		}
 		d.Rebind = r
 	}
 	return problems
 }
 
-// groupOthers returns the other functions of an IOMMU group that go with a function, and
+// GroupOthers returns the other functions of an IOMMU group that go with a function, and
 // why the function cannot be given to vfio.
-func groupOthers(host *Host, function sysfs.Device) (others []string, why string) {
+func GroupOthers(host *Host, function sysfs.Device) (others []string, why string) {
 	group := function.Link("iommu_group")
 	if group == "" {
 		return nil, "it is in no IOMMU group; vfio needs an IOMMU"

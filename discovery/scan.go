@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+
 	"chandler.dev/discovery/sysfs"
 )
 
@@ -42,7 +44,7 @@ type look struct {
 	unread  bool           // the family has not answered
 	had     []Device       // what it found when it last did
 
-	// What was read that may change without an event; see [trace].
+	// These are readings that may change without an event; see [trace].
 	traces    bool     // it is to be remembered
 	traced    bool     // it was, and tells whether the host is the same
 	steps     []traced // in describing devices
@@ -178,5 +180,23 @@ func (l *look) add(devices []Device, f *Family) {
 			continue
 		}
 		l.Devices = append(l.Devices, *d)
+	}
+}
+
+// share gives devices that are described as in the last looks, in the same order, the memory
+// of that description. A reader keeps a snapshot until something has changed, so without it
+// there would be two descriptions of every device: the reader's, and those of the last scan.
+func share(looks, last []look) {
+	if len(looks) != len(last) {
+		return
+	}
+	for i := range looks {
+		before := last[i].byName()
+		for j := range looks[i].Devices {
+			d := &looks[i].Devices[j]
+			if known := before[d.Name]; known != nil && equality.Semantic.DeepEqual(known, d) {
+				*d = *known
+			}
+		}
 	}
 }

@@ -15,8 +15,9 @@ const kernelGroup = 1
 
 // Listen sends a value to events, which should have room for one, when it has begun
 // to listen, and whenever the kernel says something about a device: added, removed,
-// changed, bound. What it said is not passed on, since a scan that follows looks at
-// everything anew.
+// changed, bound. The message itself is not passed on, since the scan that follows looks
+// at everything anew. Only how recoveries from errors ended, which no file says, is kept
+// in recoveries, unless that is nil.
 //
 // The kernel says what concerns no network namespace in all of those that belong to
 // the first user namespace, and what concerns network interfaces only in theirs
@@ -26,7 +27,7 @@ const kernelGroup = 1
 //
 // Listen returns nil when the context ends. A reader that is slow misses
 // nothing, since two values that wait are the same as one.
-func Listen(ctx context.Context, events chan<- struct{}) error {
+func Listen(ctx context.Context, events chan<- struct{}, recoveries *Recoveries) error {
 	if err := reached(); err != nil {
 		return err
 	}
@@ -42,13 +43,16 @@ func Listen(ctx context.Context, events chan<- struct{}) error {
 		case events <- struct{}{}:
 		default:
 		}
-		_, err := socket.Read(message)
+		n, err := socket.Read(message)
 		if ctx.Err() != nil {
 			return nil
 		}
 		// ENOBUFS says that events were lost, which is an event too.
 		if err != nil && !errors.Is(err, unix.ENOBUFS) {
 			return fmt.Errorf("read uevent socket: %w", err)
+		}
+		if recoveries != nil && err == nil {
+			recoveries.hear(message[:n])
 		}
 	}
 }

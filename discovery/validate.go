@@ -33,6 +33,9 @@ func (d *Device) Validate() error {
 	errs = append(errs, inOrder("capacity", d.Capacity, func(name resourceapi.QualifiedName, _ resourceapi.DeviceCapacity) error {
 		return validateName(name)
 	})...)
+	if err := d.Making.validate(d); err != nil {
+		errs = append(errs, err)
+	}
 	for _, offer := range d.Classic {
 		domain, name, _ := strings.Cut(offer.Resource, "/")
 		if offer.Resource == AnyName || plainDomain(domain) && (plainLabel(name) || name == AnyName) {

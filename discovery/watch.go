@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -213,6 +214,7 @@ func (s *scanner) scan(ctx context.Context) (now *Snapshot, answered bool) {
 	for _, f := range s.families[len(ordinary):] { // each gets what those before leave
 		looks = append(looks, s.read(ctx, []*Family{f}, m, looks)...)
 	}
+	share(looks, s.looks)
 	now, ok = await(ctx, s.patient, func(host *Host) *Snapshot { return Merge(host, s.last, joinLooks(looks)) })
 	answered = ok && (s.last != nil || anyRead(looks))
 	if answered {
@@ -281,6 +283,9 @@ func (s *scanner) alone(ctx context.Context, families []*Family, looks []look, r
 	return alone
 }
 
+// ErrNoAnswer is in the [Problem] of a family that a scan went on without.
+var ErrNoAnswer = errors.New("no answer")
+
 // answer returns what a reading has found of a family. If it has not ended at
 // the limit, the look is unread. A late reading goes on, and begins the scan in
 // which its answer is used.
@@ -304,7 +309,7 @@ func (s *scanner) answer(ctx context.Context, f *Family, asked look, r *reading[
 		}()
 	}
 	asked.unread = true
-	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("no answer in %s%s", s.patience, r.where())})
+	asked.Problems = append(asked.Problems, Problem{f.Name, fmt.Errorf("%w in %s%s", ErrNoAnswer, s.patience, r.where())})
 	if s.last != nil {
 		asked.had = slices.DeleteFunc(slices.Clone(s.last.found.Devices), func(d Device) bool { return d.Family != f.Name })
 	}

@@ -6,8 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"testing/synctest"
@@ -252,8 +254,30 @@ func TestMergeKeepsAWholeBesideItsParts(t *testing.T) {
 // paced is a host that is watched, with the times of its scans.
 type paced struct {
 	events chan struct{}
-	began  time.Time
-	scans  []time.Duration
+
+	mu    sync.Mutex // time that goes by in a bubble orders nothing for the race detector
+	began time.Time
+	scans []time.Duration
+}
+
+// begin forgets the scans so far, and counts time from now.
+func (p *paced) begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.scans, p.began = nil, time.Now()
+}
+
+func (p *paced) scanned(*Snapshot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.scans = append(p.scans, time.Since(p.began))
+}
+
+// times returns when there were scans.
+func (p *paced) times() []time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.scans)
 }
 
 // pacing watches a host in a bubble of time that stands still while nothing waits.
@@ -263,11 +287,11 @@ func pacing(t *testing.T, do func(p *paced)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		p := &paced{events: make(chan struct{}, 1), began: time.Now()}
+		p := &paced{events: make(chan struct{}, 1)}
 		watch := Watch{Host: host, Families: []*Family{widgets}, Interval: time.Hour, Events: p.events}
-		go watch.Run(ctx, func(*Snapshot) { p.scans = append(p.scans, time.Since(p.began)) })
+		go watch.Run(ctx, p.scanned)
 		synctest.Wait()
-		p.scans = nil
+		p.begin()
 		do(p)
 		synctest.Wait()
 	})
@@ -290,20 +314,20 @@ func notifyOf(events chan<- struct{}) {
 	}
 }
 
-// What one device makes the kernel say is answered by one scan, and soon.
+// The events of one device are answered by one scan, and soon.
 func TestWatchAnswersOneDeviceAtOnce(t *testing.T) {
 	pacing(t, func(p *paced) {
 		for range 3 {
-			p.scans, p.began = nil, time.Now()
+			p.begin()
 			p.storm(5, 5*time.Millisecond)
-			if len(p.scans) != 1 || p.scans[0] > 50*time.Millisecond {
-				t.Errorf("scans at %v; want one within 50 ms", p.scans)
+			if scans := p.times(); len(scans) != 1 || scans[0] > 50*time.Millisecond {
+				t.Errorf("scans at %v; want one within 50 ms", scans)
 			}
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if len(p.scans) != 2 {
-			t.Errorf("%d scans after the interval; want 2", len(p.scans))
+		if scans := p.times(); len(scans) != 2 {
+			t.Errorf("%d scans after the interval; want 2", len(scans))
 		}
 	})
 }
@@ -312,12 +336,12 @@ func TestWatchAnswersOneDeviceAtOnce(t *testing.T) {
 func TestWatchAnswersStepsOfADevice(t *testing.T) {
 	pacing(t, func(p *paced) {
 		for range 20 {
-			p.began, p.scans = time.Now(), nil
+			p.begin()
 			notifyOf(p.events)
 			time.Sleep(time.Second)
 			synctest.Wait()
-			if len(p.scans) != 1 || p.scans[0] > 400*time.Millisecond {
-				t.Fatalf("scans at %v; want one within 400 ms", p.scans)
+			if scans := p.times(); len(scans) != 1 || scans[0] > 400*time.Millisecond {
+				t.Fatalf("scans at %v; want one within 400 ms", scans)
 			}
 		}
 	})
@@ -330,8 +354,8 @@ func TestWatchAnswersStormsSlowly(t *testing.T) {
 		pacing(t, func(p *paced) {
 			p.storm(500, gap)
 			last := 500 * gap
-			if len(p.scans) > most || p.scans[0] > 300*time.Millisecond || p.scans[len(p.scans)-1] < last-gap || p.scans[len(p.scans)-1] > last+400*time.Millisecond {
-				t.Errorf("500 events in %v: scans at %v; want at most %d, the first soon and the last soon after the end", last, p.scans, most)
+			if scans := p.times(); len(scans) > most || scans[0] > 300*time.Millisecond || scans[len(scans)-1] < last-gap || scans[len(scans)-1] > last+400*time.Millisecond {
+				t.Errorf("500 events in %v: scans at %v; want at most %d, the first soon and the last soon after the end", last, scans, most)
 			}
 		})
 	}
@@ -341,12 +365,40 @@ func TestWatchAnswersStormsSlowly(t *testing.T) {
 func TestWatchDoesNotStarve(t *testing.T) {
 	pacing(t, func(p *paced) {
 		p.storm(2500, 10*time.Millisecond)
-		for i, at := range p.scans[1:] {
-			if at-p.scans[i] > 2100*time.Millisecond {
-				t.Errorf("scans at %v; want one in 2 s at least", p.scans)
+		scans := p.times()
+		for i, at := range scans[1:] {
+			if at-scans[i] > 2100*time.Millisecond {
+				t.Errorf("scans at %v; want one in 2 s at least", scans)
 			}
 		}
 	})
+}
+
+// TestScansShareDescriptions: a reader that keeps the first of two snapshots that say the same must not keep a second
+// description of each device in memory.
+func TestScansShareDescriptions(t *testing.T) {
+	host, root := widgetHost(t, map[string]string{"a": "first", "b": "second"})
+	scanner := newScanner(Watch{Host: host, Families: []*Family{widgets}})
+	first, _ := scanner.scan(t.Context())
+	setLabel(t, root, "b", "another")
+	second, _ := scanner.scan(t.Context())
+	attributes := func(s *Snapshot, name string) (text string, memory uintptr) {
+		d, _ := s.Lookup(name)
+		return d.Attributes.String("model"), reflect.ValueOf(d.Attributes).Pointer()
+	}
+	for name, want := range map[string]struct {
+		text   string
+		shared bool
+	}{"a": {"first", true}, "b": {"another", false}} {
+		_, before := attributes(first, name)
+		text, after := attributes(second, name)
+		if text != want.text || (before == after) != want.shared {
+			t.Errorf("%s is %q, and shares its description with the scan before: %t; want %+v", name, text, before == after, want)
+		}
+	}
+	if text, _ := attributes(first, "b"); text != "second" {
+		t.Errorf("a scan changed the snapshot of the one before: %q", text)
+	}
 }
 
 func TestWatchEndsWithItsContext(t *testing.T) {
@@ -367,7 +419,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 func TestListenEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Listen(ctx, make(chan struct{}, 1)); err != nil {
+	if err := Listen(ctx, make(chan struct{}, 1), nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -384,7 +436,7 @@ func TestListen(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	events, ended := make(chan struct{}, 1), make(chan error, 1)
-	go func() { ended <- Listen(ctx, events) }()
+	go func() { ended <- Listen(ctx, events, new(Recoveries)) }()
 	for {
 		if _, err := file.WriteString("change"); err != nil {
 			t.Skipf("cannot make the kernel send an event: %v", err)

@@ -47,7 +47,7 @@ func TestClaimOfManyResults(t *testing.T) {
 		t.Fatalf("%d devices are answered and %d are in the spec, want %d", len(answered), len(b.specOf(c)), want)
 	}
 	for i, name := range names {
-		if _, held := b.Holder(name); held != (i%8 != 7) {
+		if _, held := b.OwnerOf(name); held != (i%8 != 7) {
 			t.Errorf("device %s is held: %t", name, held)
 		}
 	}
@@ -79,7 +79,7 @@ func TestOneDeviceSeveralTimes(t *testing.T) {
 	}
 	// One device is the claim's alone; the one that it administers is the owner's.
 	mustRefuse(t, b, claim("rival", "a"), "is held by claim default/c")
-	if who, _ := b.Holder("b"); who != "claim default/owner" {
+	if who, _ := b.OwnerOf("b"); who != "claim default/owner" {
 		t.Errorf("b is held by %s", who)
 	}
 	mustUnprepare(t, b, c)
@@ -149,7 +149,7 @@ func TestClaimOfManyPods(t *testing.T) {
 				prepareCall(t, conn, c)
 			}
 			unprepareCall(t, conn, c)
-			if _, held := b.Holder("a"); held {
+			if _, held := b.OwnerOf("a"); held {
 				t.Error("it is still held")
 			}
 		})
@@ -181,7 +181,7 @@ func TestClaimAllocatedAnew(t *testing.T) {
 			}
 			for range 2 {
 				for device, want := range test.holds {
-					if who, held := b.Holder(device); (held && who == "claim default/c") != want {
+					if who, held := b.OwnerOf(device); (held && who == "claim default/c") != want {
 						t.Errorf("%s is held: %t, by %q", device, held, who)
 					}
 				}
@@ -307,7 +307,7 @@ func TestClaimOfANameThatIsTaken(t *testing.T) {
 	mustUnprepare(t, b, first)
 	mustPrepare(t, b, second)
 	mustUnprepare(t, b, first) // again, which is late and concerns nobody
-	if who, held := b.Holder("g"); !held || who != "claim default/c" {
+	if who, held := b.OwnerOf("g"); !held || who != "claim default/c" {
 		t.Errorf("held by %q", who)
 	}
 }
@@ -336,7 +336,7 @@ func TestDirectoriesThatCannotBeWritten(t *testing.T) {
 			c := claim("c", "a")
 			mustRefuse(t, b, c, test.words...)
 			kept := dir != b.records() // what is on record stays, and the next call goes on
-			if who, held := b.Holder("a"); held != kept || exists(b.recordFile(c)) != kept || exists(b.specFile(c)) {
+			if who, held := b.OwnerOf("a"); held != kept || exists(b.recordFile(c)) != kept || exists(b.specFile(c)) {
 				t.Errorf("held by %q, record %t, spec %t", who, exists(b.recordFile(c)), exists(b.specFile(c)))
 			}
 			if err := b.tryUnprepare(c); err != nil {

@@ -3,6 +3,7 @@ package driver
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -178,10 +179,19 @@ func agree(t *testing.T, random *rand.Rand, snapshot *rules.Snapshot, kept featu
 		if device := forbidden(claim, v); device != "" {
 			t.Fatalf("after %d claims: %s", len(s.Claims), device)
 		}
-		if _, err := b.try(claim); err != nil {
+		if _, err := b.try(claim); err != nil && !hasNoDriver(claim, v) {
 			t.Fatalf("the driver refuses what the scheduler gave: %v", err)
 		}
 	}
+}
+
+// hasNoDriver reports whether a claim was allocated a function without driver, which nobody
+// can use.
+func hasNoDriver(claim *resourceapi.ResourceClaim, v *view) bool {
+	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		d, found := v.Device(r.Device)
+		return found && driven(&d) != nil
+	})
 }
 
 // Every device that nobody is to be kept from can be had, and every unhealthy one

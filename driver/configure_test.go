@@ -139,7 +139,7 @@ func TestConfigure(t *testing.T) {
 		if !b.configuring(c) || exists(b.specFile(c)) || f.begun() != "a=new" {
 			t.Errorf("while it is done: record %v, spec %v, begun %q", b.configuring(c), exists(b.specFile(c)), f.begun())
 		}
-		if who, held := b.Holder("a"); !held || who != "claim default/c" {
+		if who, held := b.OwnerOf("a"); !held || who != "claim default/c" {
 			t.Errorf("held by %q, %v", who, held)
 		}
 		start := time.Now()
@@ -258,7 +258,7 @@ func TestConfigureFails(t *testing.T) {
 			// Work that has begun may have changed the device, which stays the
 			// claim's until that is unprepared.
 			begun := test.works != ""
-			if who, held := b.Holder("a"); held != begun || b.configuring(c) != begun || exists(b.specFile(c)) {
+			if who, held := b.OwnerOf("a"); held != begun || b.configuring(c) != begun || exists(b.specFile(c)) {
 				t.Errorf("held %v by %s, configuring %v", held, who, b.configuring(c))
 			}
 			if err := b.tryUnprepare(c); err != nil {
@@ -284,6 +284,7 @@ func TestRescanAfterConfiguring(t *testing.T) {
 	c := wanting("new", claim("c", "a"))
 	f.fails = errors.New("CRC error")
 	mustRefuse(t, b, c, "CRC error")
+	b.jobs.group.Wait() // the refusal does not wait for the look
 	f.fails = nil
 	mustPrepare(t, b, c)
 	mustPrepare(t, b, c)

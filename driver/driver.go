@@ -17,7 +17,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -85,12 +84,26 @@ type Config struct {
 	// parameters that were understood.
 	Accept discovery.Acceptor
 
+	// Order returns what programs of families are to keep up for the devices of a request, and
+	// Upkeep has them do so for a claim, and returns once it is so, however often it is called.
+	// UpkeepDir is the directory below which they do. Optional.
+	Order     discovery.Orderer
+	Upkeep    func(ctx context.Context, uid types.UID, orders []discovery.Order) error
+	UpkeepDir string
+
 	// Configure makes devices what claims want of them.
 	Configure discovery.Configurer
 
 	// Rescan is called when devices were configured, or when that failed: they
 	// may be other than the last snapshot has them. It must not block.
 	Rescan func()
+
+	// Preparing is called with each claim that is to be prepared. It must not block. Optional.
+	Preparing func(*resourceapi.ResourceClaim)
+
+	// ResourceOf returns the name by which pods ask in their limits for devices of a
+	// DeviceClass, "" if that is not known. It must not block. Optional.
+	ResourceOf func(class string) string
 
 	// Ended is called when a claim has ended. It must not block. Optional.
 	Ended func()
@@ -151,9 +164,11 @@ type Driver struct {
 	registration atomic.Pointer[registered]
 	features     atomic.Pointer[features.Set]       // what the API server is known to keep, nil before it has said so
 	doubted      atomic.Bool                        // it may be another server by now
+	refusal      atomic.Pointer[string]             // why it takes no slices, nil if it does
 	published    atomic.Pointer[resourceslice.Pool] // last, nil before the first time
 	wake         chan struct{}                      // has one when the publisher is to look again
 	prepared     chan struct{}                      // has one when a claim was prepared
+	refused      chan struct{}                      // has one when a claim was refused, since somebody has its device
 
 	calls    calls
 	jobs     jobs
@@ -172,7 +187,7 @@ func New(config Config) *Driver {
 	d := &Driver{
 		config: config, ledger: config.Ledger, files: disk.Files{FS: config.Disk},
 		healthInterval: healthInterval, askInterval: askInterval, termination: ledger.Termination,
-		wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), prepared: make(chan struct{}, 1), refused: make(chan struct{}, 1),
 		calls: calls{ready: make(chan struct{}), stopping: make(chan struct{})},
 		jobs:  jobs{rescan: config.Rescan},
 	}
@@ -320,7 +335,7 @@ func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 		klog.FromContext(ctx).Info("The API server drops fields of ResourceSlices; publishing without them", "without", d.kept().Missing())
 		notify(d.wake)
 		return
-	case dropped != nil || apierrors.IsInvalid(err):
+	case dropped != nil || refused(err) && !overtaken(err):
 		d.doubted.Store(true)
 		notify(d.wake)
 	}

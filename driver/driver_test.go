@@ -145,9 +145,12 @@ func (b *bench) offers(devices ...rules.Offered) *bench {
 	return b
 }
 
-// Holder returns which claim keeps a container from silicon by a classic ID.
-func (b *bench) Holder(silicon string) (who string, held bool) {
-	who = b.ledger.View(b.view.Load()).Holder(discovery.ModeDRA, silicon)
+// has gives the host a network interface, of devices whose directory is not named.
+func (b *bench) has(network string) { b.host["net/"+network+"/type"] = &fstest.MapFile{} }
+
+// OwnerOf returns which claim keeps a container from silicon by a classic ID.
+func (b *bench) OwnerOf(silicon string) (who string, held bool) {
+	who = b.ledger.View(b.view.Load()).OwnerOf(discovery.ModeDRA, silicon)
 	owner, _, _ := strings.Cut(who, " (device ")
 	return owner, who != ""
 }
@@ -416,7 +419,7 @@ func TestCallsWaitForTheActiveInstance(t *testing.T) {
 		if err := <-prepared; err != nil {
 			t.Error(err)
 		}
-		if who, held := b.Holder("a"); !held || who != "claim default/c" {
+		if who, held := b.OwnerOf("a"); !held || who != "claim default/c" {
 			t.Errorf("holder is %q, %v", who, held)
 		}
 		if err := stop(); err != nil {

@@ -38,7 +38,7 @@ func claimName(claim *resourceapi.ResourceClaim) string {
 // and container runtimes replace a variable by its name. So what depends on
 // the set of devices is computed for each request, carried alike by all of its
 // devices, and said again under a name of the request's own.
-func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters, claim string) {
+func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters, claim *resourceapi.ResourceClaim) {
 	given := make(map[string][]rules.Offered)
 	parts := make(map[string][]ledger.Result)
 	consumed := make(map[string]discovery.Consumed)
@@ -54,10 +54,10 @@ func (d *Driver) setEdits(results []ledger.Result, devices []rules.Offered, para
 	granted := make(map[string]specs.ContainerEdits)
 	for request := range maps.Keys(given) {
 		edits := d.config.Granter(rules.Devices(given[request]), discovery.Grant{
-			API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claim, Request: request, Parameters: parameters[request], Consumed: consumed[request],
+			API: discovery.ModeDRA, Resource: rules.ResourceOf(given[request]), Claim: claimName(claim), UID: string(claim.UID), Upkeep: d.config.UpkeepDir, Request: request, Parameters: parameters[request], Consumed: consumed[request],
 		})
 		edits.Env = slices.Concat(edits.Env, parameters[request].Environment(), told(parts[request]))
-		edits.Env = append(edits.Env, ofRequest(edits.Env, claim, request)...)
+		edits.Env = append(edits.Env, ofRequest(edits.Env, claimName(claim), request)...)
 		granted[request] = edits
 	}
 	for i := range results {

@@ -124,7 +124,7 @@ func (tr *trial) failAt(t *testing.T, step int, crash bool) bool {
 		}
 		// A rival is refused whatever the claim has now.
 		for _, device := range []string{"a", "b"} {
-			if _, held := b.Holder(device); held {
+			if _, held := b.OwnerOf(device); held {
 				mustRefuse(t, b, claim("rival", device), "is held by claim")
 			}
 		}
@@ -166,7 +166,7 @@ func TestNothingIsUndone(t *testing.T) {
 	b.restart().offers(gpu("a", 1))
 	for range 2 {
 		mustRefuse(t, b, c, "input/output error")
-		if who, held := b.Holder("a"); !held || who != "claim default/c" {
+		if who, held := b.OwnerOf("a"); !held || who != "claim default/c" {
 			t.Errorf("held: %t, by %q", held, who)
 		}
 		b.restart().offers(gpu("a", 1))
@@ -238,10 +238,10 @@ func (b *bench) writeMetadata(name string) {
 
 // holderOfEither returns who has one of the devices.
 func (b *bench) holderOfEither() (string, bool) {
-	if who, held := b.Holder("a"); held {
+	if who, held := b.OwnerOf("a"); held {
 		return who, true
 	}
-	return b.Holder("b")
+	return b.OwnerOf("b")
 }
 
 // expectSpecsHaveRecords checks that no container can have what nobody is on
@@ -269,7 +269,7 @@ func (b *bench) holds(uid types.UID) bool {
 func (b *bench) expectHolders(at string, want map[string]string, hostFile func(string) string) {
 	b.t.Helper()
 	for _, device := range []string{"a", "b"} {
-		who, held := b.Holder(device)
+		who, held := b.OwnerOf(device)
 		name, wanted := want[device]
 		if held != wanted || held && who != "claim default/"+name {
 			b.t.Errorf("%s: device %s is held by %q, want %q", at, device, who, name)

@@ -127,6 +127,7 @@ func TestMetadata(t *testing.T) {
 	c.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: "mine"}
 	c.Status.Allocation.Devices.Results[1].Request = "net/fast"
 	b := newBench(t)
+	b.has("enp1s0v0")
 	b.config.Granter = func(given []discovery.Device, grant discovery.Grant) (edits specs.ContainerEdits) {
 		if grant.Request == "net/fast" {
 			edits.NetDevices = []*specs.LinuxNetDevice{{HostInterfaceName: "enp1s0v0", Name: "net1"}}

@@ -9,6 +9,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"chandler.dev/driver/features"
 )
@@ -43,6 +44,12 @@ func (d *Driver) ask(ctx context.Context, p *publisher, last string) (reason str
 		interval /= sooner
 		reason = err.Error()
 	}
+	switch {
+	case err == nil:
+		d.refusal.Store(nil)
+	case refused(err):
+		d.refusal.Store(&reason)
+	}
 	p.hear(err, time.Now(), interval-interval/4+rand.N(interval/2))
 	switch {
 	case err == nil:
@@ -60,6 +67,16 @@ func refused(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err)
 }
+
+// overtaken reports whether the API server said no only because the slice is another by now,
+// or is gone. The library looks again and writes anew.
+func overtaken(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// Refusal returns why the API server refuses the node's ResourceSlices, such as the answer of
+// an admission webhook, "" if it does not, or was not asked since.
+func (d *Driver) Refusal() string { return ptr.Deref(d.refusal.Load(), "") }
 
 // negotiate finds out what the API server keeps of the optional fields of a
 // ResourceSlice, by creating some in a dry run. To learn it from what it makes

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -129,9 +130,15 @@ func TestRefusalIsNotForLong(t *testing.T) {
 		expectPublished(t, helper)
 		time.Sleep(refusalPause)
 		expectPublished(t, helper, "")
+		if why := b.Refusal(); !strings.Contains(why, "no roles yet") {
+			t.Errorf("refused: %q", why)
+		}
 		allowed.Store(true)
 		time.Sleep(2 * b.askInterval / sooner)
 		expectPublished(t, helper, "a!unhealthy:NoSchedule")
+		if why := b.Refusal(); why != "" {
+			t.Errorf("still refused: %q", why)
+		}
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
@@ -203,6 +210,16 @@ func TestRefusedSlicesAreAskedAbout(t *testing.T) {
 	b.HandleError(t.Context(), errors.Join(fmt.Errorf("update resource slice: %w", invalid), kubeletplugin.ErrRecoverable), "publish")
 	if !b.doubted.Swap(false) {
 		t.Error("a refused slice: the server is not asked what it takes")
+	}
+	webhook := apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "slice", errors.New("admission webhook denied the request"))
+	b.HandleError(t.Context(), errors.Join(webhook, kubeletplugin.ErrRecoverable), "publish")
+	if !b.doubted.Swap(false) {
+		t.Error("a slice that a webhook denies: the server is not asked what it takes")
+	}
+	overtaken := apierrors.NewConflict(schema.GroupResource{Resource: "resourceslices"}, "slice", nil)
+	b.HandleError(t.Context(), errors.Join(overtaken, kubeletplugin.ErrRecoverable), "publish")
+	if b.doubted.Swap(false) {
+		t.Error("the server is asked what it takes since somebody was quicker")
 	}
 	// Neither is it known what becomes of a field that the library has no name for.
 	slice := func(d resourceapi.Device) *resourceapi.ResourceSlice {

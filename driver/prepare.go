@@ -41,16 +41,21 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		return nil, err
 	}
 	defer done()
+	patient, cancel := context.WithTimeout(ctx, passLimit)
+	defer cancel()
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	each(len(claims), func(i int) {
 		var devices []kubeletplugin.Device
 		named := kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: claims[i].Namespace, Name: claims[i].Name}, UID: claims[i].UID}
 		err := d.timeClaim(ctx, "prepare", named, func(ctx context.Context) (err error) {
-			devices, err = d.prepareSafely(ctx, claims[i])
+			devices, err = d.preparePatiently(ctx, patient, claims[i])
 			return err
 		})
 		if err != nil {
 			klog.FromContext(ctx).Info("A claim is not prepared", "claim", klog.KObj(claims[i]), "uid", claims[i].UID, "reason", err.Error())
+			if RefusalOf(err) == RefusedHeld {
+				notify(d.refused)
+			}
 			err = fmt.Errorf("prepare claim %s/%s: %w", claims[i].Namespace, claims[i].Name, err)
 		}
 		results[i] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
@@ -125,6 +130,9 @@ func (d *Driver) prepareSafely(ctx context.Context, claim *resourceapi.ResourceC
 		return nil, fmt.Errorf("wait for another call for the claim: %w", err)
 	}
 	defer unlock()
+	if d.config.Preparing != nil {
+		d.config.Preparing(claim)
+	}
 	return d.prepare(ctx, claim)
 }
 
@@ -160,6 +168,9 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	d.anew.Delete(claim.UID)
 	if plan.answered() {
+		if err := d.order(ctx, plan); err != nil {
+			return nil, err
+		}
 		if err := d.ledger.Write(plan.earlier.Key()); err != nil {
 			return nil, err
 		}
@@ -178,6 +189,7 @@ type plan struct {
 	state   ledger.State    // of the earlier one
 	devices []rules.Offered // what the results stand for
 	works   []work
+	orders  []discovery.Order // what programs are to keep up for it
 	view    *view
 }
 
@@ -199,30 +211,45 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	p.earlier, p.state = d.ledger.Claim(claim.UID)
 	// Not asked again of what the claim has: an interface that was moved is no
 	// longer there to be moved.
-	if !p.has() {
+	if !p.kept() {
 		if err := d.accept(wanted.Results, devices, parameters); err != nil {
 			return nil, because(RefusedParameters, err)
 		}
 	}
+	if p.orders, err = d.orders(wanted.Results, devices, parameters); err != nil {
+		return nil, because(RefusedParameters, err)
+	}
 	if p.works, err = d.works(wanted.Results, devices, parameters); err != nil {
 		return nil, because(RefusedParameters, err)
 	}
-	d.setEdits(wanted.Results, devices, parameters, claimName(claim))
+	d.setEdits(wanted.Results, devices, parameters, claim)
 	for i := range wanted.Results {
 		before, found := p.earlier.Find(&wanted.Results[i])
 		if !found {
 			if err := view.sameSince(claim, &wanted.Results[i]); err != nil {
 				return nil, because(RefusedChanged, err)
 			}
+		} else if devices[i].Making != nil {
+			// A reboot has undone the device. Once it is made again, it is to have that driver.
+			wanted.Results[i].Driver = before.Driver
 		}
 		if err := verify(&wanted.Results[i], d.config.HostFS, before); err != nil {
 			return nil, because(RefusedChanged, err)
 		}
+		if !p.kept() && len(p.works) == 0 && !wanted.Results[i].Admin {
+			if err := driven(&devices[i]); err != nil {
+				d.config.Rescan()
+				return nil, because(RefusedChanged, err)
+			}
+		}
 		if p.has() {
 			wanted.Results[i].KeepNodes(before)
+		} else if err := verifyInterfaces(&wanted.Results[i], &devices[i].Device, d.config.HostFS); err != nil {
+			d.config.Rescan()
+			return nil, because(RefusedChanged, err)
 		}
 	}
-	wanted.KeepUnknown(p.earlier)
+	wanted.Keep(p.earlier)
 	return p, nil
 }
 
@@ -247,6 +274,9 @@ func (d *Driver) outlive(p *plan) error {
 func (d *Driver) take(ctx context.Context, plan *plan) error {
 	wanted := plan.wanted
 	if err := traces.Do(ctx, "write record", func() error { return d.ledger.Give(wanted, ledger.Given, plan.view) }); err != nil {
+		return err
+	}
+	if err := d.order(ctx, plan); err != nil {
 		return err
 	}
 	if err := traces.Do(ctx, "write CDI spec and files", func() error { return d.ledger.Write(wanted.Key()) }); err != nil {
@@ -306,6 +336,7 @@ func (d *Driver) offeredFor(r *ledger.Claim) bool {
 // each of its results that is of this driver, and the devices that they stand for.
 func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger.Claim, []rules.Offered, error) {
 	r := d.ledger.NewClaim(claim.UID, claim.Namespace, claim.Name)
+	r.Pod = limiting(claim)
 	if claim.Status.Allocation == nil {
 		return nil, nil, errors.New("not allocated")
 	}
@@ -319,9 +350,12 @@ func (d *Driver) newClaim(claim *resourceapi.ResourceClaim, view *view) (*ledger
 		}
 		device, found := view.Device(allocated.Device)
 		if !found {
-			return nil, nil, fmt.Errorf("request %s: device %s/%s is gone from this node", allocated.Request, allocated.Pool, allocated.Device)
+			return nil, nil, fmt.Errorf("request %s: %w", allocated.Request, view.missing(allocated.Pool, allocated.Device))
 		}
 		r.Results = append(r.Results, newResult(claim.UID, i, &allocated, &device))
+		if r.Pod != "" && d.config.ResourceOf != nil {
+			r.Results[len(r.Results)-1].Resource = d.config.ResourceOf(classOf(claim, allocated.Request))
+		}
 		for name, taken := range r.Results[len(r.Results)-1].Consumes {
 			if taken.Sign() < 0 {
 				return nil, nil, fmt.Errorf("request %s: device %s: %s of its %s would be consumed", allocated.Request, allocated.Device, taken.String(), name)
@@ -378,7 +412,7 @@ func consumed(allocated *resourceapi.DeviceRequestAllocationResult, device *rule
 // answered reports whether the claim is already prepared as it is wanted: with
 // the same allocation, and its nodes as they were.
 func (p *plan) answered() bool {
-	if !p.has() || p.state != ledger.Given {
+	if !p.kept() {
 		return false
 	}
 	for i := range p.wanted.Results {
@@ -393,6 +427,9 @@ func (p *plan) answered() bool {
 func (p *plan) has() bool {
 	return (p.state == ledger.Given || p.state == ledger.Configuring) && p.earlier.SameAllocation(p.wanted)
 }
+
+// kept reports whether a container may have what the claim was given. None has what is still being configured.
+func (p *plan) kept() bool { return p.has() && p.state == ledger.Given }
 
 // answer returns what the kubelet is told of a prepared claim. A device's own
 // CDI ID comes first, since the kubelet's health report is keyed on that.

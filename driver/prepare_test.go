@@ -273,12 +273,12 @@ func TestHeldByTheClassicAPI(t *testing.T) {
 	}
 	c := claim("c", "a")
 	mustRefuse(t, b, c, "device a is held by default/training main")
-	if who, held := b.Holder("a"); held || exists(b.recordFile(c)) {
+	if who, held := b.OwnerOf("a"); held || exists(b.recordFile(c)) {
 		t.Errorf("held by %s although refused", who)
 	}
 	c.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 	mustPrepare(t, b, c)
-	if who, held := b.Holder("a"); held {
+	if who, held := b.OwnerOf("a"); held {
 		t.Errorf("held by %s although only administered", who)
 	}
 	mustPrepare(t, b, claim("k", "kvm"))
@@ -546,7 +546,7 @@ func TestNewBoot(t *testing.T) {
 	mustPrepare(t, b, c)
 	b.boot = "boot-2"
 	b.restart().offers(gpu("a", 1))
-	if who, held := b.Holder("a"); held {
+	if who, held := b.OwnerOf("a"); held {
 		t.Errorf("%s holds it after a reboot", who)
 	}
 	other := claim("other", "a")
@@ -559,7 +559,7 @@ func TestNewBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustPrepare(t, b, c)
-	if who, held := b.Holder("a"); !held || who != "claim default/c" {
+	if who, held := b.OwnerOf("a"); !held || who != "claim default/c" {
 		t.Errorf("holder is %q, %v", who, held)
 	}
 }
@@ -585,7 +585,7 @@ func TestUnprepare(t *testing.T) {
 	if diff := cmp.Diff([]string{b.specFile(c), b.recordFile(c)}, removed); diff != "" {
 		t.Errorf("removed in another order (-want +got):\n%s", diff)
 	}
-	if who, held := b.Holder("a"); held {
+	if who, held := b.OwnerOf("a"); held {
 		t.Errorf("still held by %s", who)
 	}
 }
@@ -624,7 +624,7 @@ func TestSpecsThatCannotBeWritten(t *testing.T) {
 	b.restart().offers(gpu("a", 1))
 	c := claim("c", "a")
 	mustRefuse(t, b, c, "write CDI spec "+b.specFile(c))
-	if who, held := b.Holder("a"); !held || !exists(b.recordFile(c)) {
+	if who, held := b.OwnerOf("a"); !held || !exists(b.recordFile(c)) {
 		t.Errorf("held by %s, record %t", who, exists(b.recordFile(c)))
 	}
 	b.config.CDI.Path = good
@@ -682,7 +682,7 @@ func TestPrepareAndUnprepareOfOneClaimTakeTurns(t *testing.T) {
 		})
 	}
 	group.Wait()
-	_, held := b.Holder("a")
+	_, held := b.OwnerOf("a")
 	if record, spec := exists(b.recordFile(c)), exists(b.specFile(c)); held != record || record != spec {
 		t.Errorf("held %v, record %v, spec %v", held, record, spec)
 	}

@@ -70,7 +70,7 @@ func (p *publisher) next(now time.Time) (do step, until time.Time) {
 
 // unsaid reports whether something else should be published than is.
 func (p *publisher) unsaid() bool {
-	return p.wanted != nil && (p.last == nil || !equality.Semantic.DeepEqual(*p.last, *p.wanted))
+	return p.wanted != nil && p.wanted != p.last && (p.last == nil || !equality.Semantic.DeepEqual(*p.last, *p.wanted))
 }
 
 // waits reports whether the API server must say what it keeps before something is
@@ -159,6 +159,9 @@ func (d *Driver) look(p *publisher) []discovery.Problem {
 	in, changes := d.input(v, ptr.Deref(p.last, resourceslice.Pool{}), now)
 	wanted, problems := pool.Of(in)
 	p.wanted, p.changes = &wanted, changes
+	if !p.unsaid() {
+		p.wanted = p.last // which is quickly seen to be the same
+	}
 	return problems
 }
 

@@ -9,9 +9,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/ledger"
 )
 
 // A record that an older agent set aside is the claim's again once there is an
@@ -24,7 +29,7 @@ func TestRecordThatWasSetAsideIsReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(b.recordFile(c), reseal(data, age, `"version": 3`), 0o600); err != nil {
+	if err := os.WriteFile(b.recordFile(c), reseal(data, age, `"version": 5`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b.restart()
@@ -53,15 +58,15 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 		"truncated":      func(data []byte) []byte { return data[:len(data)/2] },
 		"empty":          func([]byte) []byte { return nil },
 		"one bit":        func(data []byte) []byte { data[len(data)/2] ^= 1; return data },
-		"of a newer age": func(data []byte) []byte { return reseal(data, age, `"version": 3`) },
+		"of a newer age": func(data []byte) []byte { return reseal(data, age, `"version": 5`) },
 		"for newer readers": func(data []byte) []byte {
-			return reseal(data, age, `"version": 4, "readableBy": 3`)
+			return reseal(data, age, `"version": 6, "readableBy": 5`)
 		},
 		"of no age":      func(data []byte) []byte { return reseal(data, age, `"version": 0`) },
 		"without a boot": func(data []byte) []byte { return reseal(data, `"boot": "boot-1"`, `"boot": ""`) },
 		"without a name": func(data []byte) []byte { return reseal(data, `"silicon": "a"`, `"chip": "a"`) },
 		"with edits of a newer age": func(data []byte) []byte {
-			data = reseal(data, age, `"version": 3, "readableBy": 2`)
+			data = reseal(data, age, `"version": 5, "readableBy": 4`)
 			return reseal(data, `"hostPath": "/dev/a"`, `"hostPath": "/dev/a", "cgroup": "x"`)
 		},
 		"of another": func(data []byte) []byte { return reseal(data, `"uid": "uid-c"`, `"uid": "uid-x"`) },
@@ -91,8 +96,8 @@ func TestUnreadableRecordKeepsHolding(t *testing.T) {
 					mustRefuse(t, b, claim("other", device), "held by claim with UID uid-c")
 				}
 				for silicon, want := range map[string]bool{"a": true, "g": true, "b": false} {
-					if _, held := b.Holder(silicon); held != want {
-						t.Errorf("Holder(%s) says %v", silicon, held)
+					if _, held := b.OwnerOf(silicon); held != want {
+						t.Errorf("OwnerOf(%s) says %v", silicon, held)
 					}
 				}
 				mustPrepare(t, b, claim("free", "b"))
@@ -128,13 +133,13 @@ func TestUnreadableRecordOfANumberedShare(t *testing.T) {
 	}
 	b.restart().offers(byNumber("a", 2))
 	mustRefuse(t, b, claim("whole", "a"), "held by claim with UID uid-c")
-	if _, held := b.Holder("a"); !held {
+	if _, held := b.OwnerOf("a"); !held {
 		t.Error("the classic API is told that nobody has it")
 	}
 }
 
 // age is how a record says by which agents it can be read.
-const age = `"version": 2,
+const age = `"version": 4,
   "readableBy": 1`
 
 // reseal changes a record and gives it the checksum that is right for it.
@@ -192,3 +197,41 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 
 // checksum returns the line that begins the file of a claim.
 func checksum(body []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(body)) }
+
+// A claim has what it has since it was given that, in whichever boot; for another allocation the
+// time begins anew. Other programs read the same of the files.
+func TestRecordsSaySinceWhen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t).restart().offers(gpu("a", 1), gpu("b", 2))
+		since := func(c *resourceapi.ResourceClaim) time.Time {
+			t.Helper()
+			data, err := os.ReadFile(b.recordFile(c))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := ledger.DecodeClaim(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := filepath.Dir(filepath.Dir(b.recordFile(c)))
+			if read := ledger.ReadSince(os.DirFS(dir), ".", c.UID); !read.Equal(r.Since) {
+				t.Errorf("the record says %s, and is read as %s", r.Since, read)
+			}
+			return r.Since
+		}
+		began := time.Now()
+		mustPrepare(t, b, claim("c", "a"))
+		time.Sleep(time.Hour)
+		b.boot = "boot-2"
+		b.restart().offers(gpu("a", 1), gpu("b", 2))
+		mustPrepare(t, b, claim("c", "a"))
+		if got := since(claim("c", "a")); !got.Equal(began) {
+			t.Errorf("after a reboot it has its device since %s, and was given it at %s", got, began)
+		}
+		mustUnprepare(t, b, claim("c", "a"))
+		mustPrepare(t, b, claim("c", "b"))
+		if got := since(claim("c", "b")); !got.Equal(began.Add(time.Hour)) {
+			t.Errorf("it has another device since %s", got)
+		}
+	})
+}

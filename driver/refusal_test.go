@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"testing"
+	"testing/synctest"
 
+	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
 )
 
@@ -37,4 +40,61 @@ func TestRefusalOf(t *testing.T) {
 	if err := because(RefusedGone, errors.New("device x is gone")); err.Error() != "device x is gone" {
 		t.Errorf("another text: %v", err)
 	}
+}
+
+// A function that no driver has is given to nobody: a container would get nothing of it. It is once a driver has it, and
+// whoever has it already keeps it.
+func TestFunctionWithoutDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t).restart()
+		function := gpu("a", 1)
+		delete(function.Attributes, "driver")
+		nodes := function.Edits.DeviceNodes
+		unbound := func() {
+			function.Edits.DeviceNodes = nil
+			function.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it"}
+			b.offers(function)
+		}
+		unbound()
+		c := claim("c", "a")
+		if _, err := b.try(c); err == nil || !strings.Contains(err.Error(), "device a: no driver is bound to it") || RefusalOf(err) != RefusedChanged {
+			t.Errorf("error %v, reason %s", err, RefusalOf(err))
+		}
+		function.Edits.DeviceNodes, function.Health = nodes, discovery.Health{Status: discovery.Healthy}
+		b.offers(function)
+		mustPrepare(t, b, c)
+		unbound()
+		mustPrepare(t, b, c)
+	})
+}
+
+// A function is made for a claim, and its driver refuses it. The claim waits, though its devices were being configured.
+func TestMadeFunctionWithoutDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		made := false
+		b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+			if made {
+				return d, nil, nil
+			}
+			return d, func(context.Context) error { return errors.New("its driver did not take it") }, nil
+		}
+		function := gpu("a", 1)
+		delete(function.Attributes, "driver")
+		nodes := function.Edits.DeviceNodes
+		b.restart().offers(function)
+		c := claim("c", "a")
+		mustRefuse(t, b, c, "its driver did not take it")
+		if !b.configuring(c) {
+			t.Error("forgotten that it was under way")
+		}
+		made = true
+		function.Edits.DeviceNodes = nil
+		function.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound, Reason: "no driver is bound to it"}
+		b.offers(function)
+		mustRefuse(t, b, c, "no driver is bound to it")
+		function.Edits.DeviceNodes, function.Health = nodes, discovery.Health{Status: discovery.Healthy}
+		b.offers(function)
+		mustPrepare(t, b, c)
+	})
 }

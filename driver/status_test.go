@@ -45,6 +45,7 @@ func statusTest(t *testing.T, claims []*resourceapi.ResourceClaim, test func(t *
 		}
 		b := &statusBench{newBench(t), fake.NewClientset(objects...)}
 		b.config.StatusClient = b.client
+		b.has("enp1s0v0")
 		b.config.Granter = func(given []discovery.Device, grant discovery.Grant) (edits specs.ContainerEdits) {
 			if grant.Request == "net" {
 				edits.NetDevices = []*specs.LinuxNetDevice{{HostInterfaceName: "enp1s0v0", Name: "net1"}}

@@ -13,8 +13,18 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// sweepInterval is about how often it is asked which claims nobody has any more.
-const sweepInterval = 10 * time.Minute
+const (
+	// sweepInterval is about how often it is asked which claims nobody has any more.
+	sweepInterval = 10 * time.Minute
+	// soonInterval is about how long until that is asked again of claims that nobody seems to have, of those
+	// whose records cannot be read, and once another claim was refused: others wait for their devices. It is longer
+	// than the kubelet needs to look for claims of pods that have ended (pkg/kubelet/cm/dra/manager.go,
+	// defaultReconcilePeriod, 60 s in 1.31 to 1.37).
+	soonInterval = 2 * time.Minute
+	// soonRounds is how often, after the start, that is asked soon of claims whose records cannot be read. The
+	// kubelet or the API server may not answer at first.
+	soonRounds = 3
+)
 
 // Abandoned returns which of the claims nobody has any more and nobody will
 // ask to unprepare: those that are gone from the API server, or are not
@@ -23,19 +33,42 @@ const sweepInterval = 10 * time.Minute
 // namespace and no name.
 type Abandoned func(ctx context.Context, claims []ledger.Owner) ([]types.UID, error)
 
-// sweepLoop lets go of claims that the kubelet has forgotten, as one does whose
-// state was lost. Twice in a row such a claim must have been found: the kubelet
-// may be about to unprepare it.
+// sweepLoop lets go of claims that the kubelet has forgotten. One whose state was lost does, and one to 1.36 that has
+// unprepared a claim for one pod while it prepared it for another (unprepareResources in the same file, 1.34 to 1.36;
+// setUnpreparing keeps these apart in 1.37). Twice in a row such a claim must have been found: the kubelet may be about
+// to unprepare it.
 func (d *Driver) sweepLoop(ctx context.Context) {
 	suspects := make(map[types.UID]bool)
+	for round := 0; ; round++ {
+		about := sweepInterval
+		if len(suspects) > 0 || round < soonRounds && len(d.ledger.View(nil).Sealed()) > 0 {
+			about = soonInterval
+		}
+		if !d.pauseSweep(ctx, about) {
+			return
+		}
+		suspects = d.sweep(ctx, suspects)
+	}
+}
+
+// pauseSweep returns when it is time to sweep, false if the context ends before.
+func (d *Driver) pauseSweep(ctx context.Context, about time.Duration) bool {
+	// Not all nodes of a cluster are to ask at the same time.
+	pause := func(about time.Duration) time.Time { return time.Now().Add(about*3/4 + rand.N(about/2)) }
+	until := pause(about)
 	for {
-		// Not all nodes of a cluster are to ask at the same time.
-		pause := sweepInterval*3/4 + rand.N(sweepInterval/2)
+		timer := time.NewTimer(time.Until(until))
 		select {
 		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-			suspects = d.sweep(ctx, suspects)
+			timer.Stop()
+			return false
+		case <-timer.C:
+			return true
+		case <-d.refused:
+			timer.Stop()
+			if soon := pause(soonInterval); soon.Before(until) {
+				until = soon
+			}
 		}
 	}
 }

@@ -59,6 +59,35 @@ func TestSweep(t *testing.T) {
 	mustPrepare(t, b, claim("next", "b"))
 }
 
+// While a pod is refused a device that a claim has which nobody has any more, it is asked soon who has it; else not.
+func TestSweepForAPodThatWaits(t *testing.T) {
+	for waits, want := range map[bool]time.Duration{true: 5 * time.Minute, false: 7 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			lost, next := claim("lost", "a"), claim("next", "a")
+			asked := 0
+			b.config.Abandoned = func(context.Context, []ledger.Owner) ([]types.UID, error) {
+				asked++
+				return []types.UID{lost.UID}, nil
+			}
+			b.restart().offers(gpu("a", 1))
+			mustPrepare(t, b, lost)
+			ctx, cancel := context.WithCancel(t.Context())
+			go b.sweepLoop(ctx)
+			for began := time.Now(); time.Since(began) < want; time.Sleep(20 * time.Second) {
+				if waits {
+					_, _ = b.try(next)
+				}
+			}
+			if waits == exists(b.recordFile(lost)) || !waits && asked > 0 {
+				t.Errorf("a pod waits: %t; asked %d times", waits, asked)
+			}
+			cancel()
+			synctest.Wait()
+		})
+	}
+}
+
 // A claim may be given to a pod again while the sweep still believes an earlier
 // answer. Whether it is prepared before the sweep has the claim's lock or waits for
 // it, the pod has it in the end.
@@ -79,7 +108,7 @@ func TestSweepOfAClaimThatIsPreparedAnew(t *testing.T) {
 				expectPrepared := func(when string) {
 					t.Helper()
 					_, found := b.specOf(anew)["chandler.dev/claim=uid-c-0-"+device]
-					if who, _ := b.Holder(device); !found || !exists(b.recordFile(anew)) || who != "claim default/c" {
+					if who, _ := b.OwnerOf(device); !found || !exists(b.recordFile(anew)) || who != "claim default/c" {
 						t.Errorf("%s: spec %t, record %t, held by %q", when, found, exists(b.recordFile(anew)), who)
 					}
 				}
@@ -219,6 +248,44 @@ func TestSweepHasJitter(t *testing.T) {
 		}
 		if len(pauses) < 5 {
 			t.Errorf("of %d sweeps the pauses are %v", len(at), pauses)
+		}
+	})
+}
+
+// A claim that ended, of which only a CDI spec is there, as a backup brings one back, keeps its device from others for
+// a few minutes. Nobody waits for the sweep of all claims.
+func TestSweepOfWhatABackupBroughtBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.restart().offers(gpu("a", 1))
+		ended := claim("ended", "a")
+		mustPrepare(t, b, ended)
+		spec, err := os.ReadFile(b.specFile(ended))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustUnprepare(t, b, ended)
+		if err := os.WriteFile(b.specFile(ended), spec, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		asked := 0
+		b.config.Abandoned = func(_ context.Context, claims []ledger.Owner) (uids []types.UID, err error) {
+			if asked++; asked == 1 {
+				return nil, errors.New("the kubelet does not list all pods yet")
+			}
+			for _, c := range claims {
+				uids = append(uids, c.UID)
+			}
+			return uids, nil
+		}
+		b.restart().offers(gpu("a", 1))
+		mustRefuse(t, b, claim("other", "a"), "held by claim with UID uid-ended")
+		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+		defer cancel()
+		b.sweepLoop(ctx)
+		mustPrepare(t, b, claim("other", "a"))
+		if exists(b.specFile(ended)) {
+			t.Error("the spec is still there")
 		}
 	})
 }

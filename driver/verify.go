@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/ledger"
 )
 
@@ -28,6 +30,41 @@ func verify(r *ledger.Result, host fs.FS, earlier *ledger.Result) error {
 			return fmt.Errorf("device %s: %w", r.Device, err)
 		}
 		r.Nodes = append(r.Nodes, found)
+	}
+	return nil
+}
+
+// driven reports a device that no driver has and that gives a container nothing, as a virtual function that was made
+// and that its driver refused. A driver may be about to take it.
+func driven(device *rules.Offered) error {
+	driver, edits := device.Attributes.String("driver"), &device.Edits
+	switch {
+	case device.Health.Condition != discovery.ConditionDriverUnbound, driver != "" && !discovery.Idle(driver):
+		return nil
+	case len(edits.DeviceNodes) > 0 || len(edits.NetDevices) > 0:
+		return nil
+	}
+	return discovery.Passing(fmt.Errorf("device %s: %s", device.Name, device.Health.Reason))
+}
+
+// verifyInterfaces reports a network interface to be moved into a container that does not have its name, or
+// is not the device's, any more. udev gives interfaces other names a moment after the kernel has made them, and
+// the agent looks only after that; the name may by now be another device's. An interface is in the directory
+// of its device, or of one that the kernel made of it, such as a virtio device.
+func verifyInterfaces(r *ledger.Result, device *discovery.Device, host fs.FS) error {
+	for _, edit := range r.Edits.NetDevices {
+		name := edit.HostInterfaceName
+		if _, err := fs.Stat(host, path.Join(device.Source, "net", name)); err == nil {
+			continue
+		}
+		const class = "sys/class/net"
+		target, err := fs.ReadLink(host, path.Join(class, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("device %s: %w", r.Device, err)
+		}
+		if err != nil || !strings.HasPrefix(path.Join(class, target), device.Source+"/") {
+			return discovery.Passing(fmt.Errorf("device %s: its network interface is not called %s any more", r.Device, name))
+		}
 	}
 	return nil
 }

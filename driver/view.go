@@ -2,12 +2,14 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver/pool"
 	"chandler.dev/internal/ledger"
@@ -78,6 +80,17 @@ func (v *view) Device(name string) (rules.Offered, bool) {
 		return rules.Offered{}, false
 	}
 	return pool.Device(v.snapshot, name)
+}
+
+// missing returns why a device of that name is not there. While it cannot be read, or a family has not answered,
+// as in the first seconds of an agent on a busy node, it may be there all the same.
+func (v *view) missing(pool, device string) error {
+	for _, problem := range v.snapshot.Problems {
+		if problem.Device == device || errors.Is(problem.Err, discovery.ErrNoAnswer) {
+			return discovery.Passing(because(RefusedWaiting, fmt.Errorf("device %s/%s is not known yet: %w", pool, device, problem)))
+		}
+	}
+	return fmt.Errorf("device %s/%s is gone from this node", pool, device)
 }
 
 // wait returns the present view once there is one with a snapshot.

@@ -2,11 +2,16 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"chandler.dev/e2e/build"
 	"chandler.dev/e2e/chandler"
@@ -50,7 +55,8 @@ func usualAgain(t *testing.T) {
 }
 
 // An agent that starts while its configuration is wrong works as the last one that was
-// right says. Its pod is told what is wrong, and is not ready until that is mended.
+// right says. Its pod is told what is wrong, and is not ready until that is mended. Beside
+// another agent, as an update has it, it leaves the work to that one.
 func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 	offers(t)
 	usualAgain(t)
@@ -62,12 +68,20 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Run("beside another", func(t *testing.T) { testWrongBeside(t, before) })
 	if err := kube.DeletePod(within(t), chandler.Namespace, before.Name); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the agent's pod to be told", func(ctx context.Context) error {
+		agent, err := chandler.AgentPod(ctx, kube)
+		if err != nil {
+			return err
+		}
 		events, err := kube.EventsV1().Events(chandler.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=ConfigurationInvalid"})
-		if err == nil && (len(events.Items) == 0 || !strings.Contains(events.Items[0].Note, "exclude[0].cel")) {
+		told := func(e eventsv1.Event) bool {
+			return e.Regarding.UID == agent.UID && agent.UID != before.UID && strings.Contains(e.Note, "exclude[0].cel")
+		}
+		if err == nil && !slices.ContainsFunc(events.Items, told) {
 			err = fmt.Errorf("the events are %v", events.Items)
 		}
 		return err
@@ -88,6 +102,55 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 	if err := chandler.WaitForAgent(within(t), kube); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// testWrongBeside begins an update while the configuration is wrong, and takes it back. Pods start
+// meanwhile, by both APIs, and the agent that works goes on.
+func testWrongBeside(t *testing.T, earlier *corev1.Pod) {
+	annotate := func(value string) {
+		patch := `{"spec": {"template": {"metadata": {"annotations": {"chandler.dev/e2e": ` + value + `}}}}}`
+		if _, err := kube.AppsV1().DaemonSets(chandler.Namespace).Patch(within(t), chandler.DaemonSet, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	annotate(`"wrong"`)
+	t.Cleanup(func() { annotate("null") })
+	agents := func(ctx context.Context) ([]corev1.Pod, error) {
+		pods, err := kube.CoreV1().Pods(chandler.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=chandler"})
+		return pods.Items, err
+	}
+	until(t, "an agent with a wrong configuration to run beside the other", func(ctx context.Context) error {
+		pods, err := agents(ctx)
+		if err != nil {
+			return err
+		}
+		for i := range pods {
+			said, err := kube.CoreV1().Pods(chandler.Namespace).ProxyGet("http", pods[i].Name, "8080", "readyz", nil).DoRaw(ctx)
+			if pods[i].UID != earlier.UID && (strings.Contains(string(said), "exclude[0].cel") || err != nil && strings.Contains(err.Error(), "exclude[0].cel")) {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %d agents", len(pods))
+	})
+	works(t)
+	pods, err := agents(within(t))
+	if err != nil || len(pods) != 2 {
+		t.Fatalf("there are %d agents, %v", len(pods), err)
+	}
+	for i := range pods {
+		status := pods[i].Status.ContainerStatuses[0]
+		if old := pods[i].UID == earlier.UID; status.Ready != old || status.RestartCount != earlier.Status.ContainerStatuses[0].RestartCount && old {
+			t.Errorf("agent %s, which was there before: %t, is ready: %t, and was restarted %d times", pods[i].Name, old, status.Ready, status.RestartCount)
+		}
+	}
+	annotate("null")
+	until(t, "the update to be taken back", func(ctx context.Context) error {
+		agent, err := chandler.AgentPod(ctx, kube)
+		if err == nil && agent.UID != earlier.UID {
+			err = errors.New("the agent that worked is gone")
+		}
+		return err
+	})
 }
 
 // reconfigure gives the agent another configuration, with which it starts anew.

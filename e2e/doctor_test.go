@@ -104,6 +104,16 @@ func TestDoctor(t *testing.T) {
 			t.Logf("%s:\n%s", name, text)
 		}
 	})
+	t.Run("inventory in the pod", func(t *testing.T) {
+		out, err := node.Kubectl(within(t), "exec", "-n", chandler.Namespace, "daemonset/"+chandler.DaemonSet, "--", "/chandler", "inventory", "-o", "json").Output()
+		var says struct{ Devices []struct{ Name string } }
+		if err := errors.Join(err, json.Unmarshal(out, &says)); err != nil {
+			t.Fatal(err)
+		}
+		if len(says.Devices) < 8 {
+			t.Errorf("it looks elsewhere than the agent: %s", out)
+		}
+	})
 	t.Run("another plugin", func(t *testing.T) {
 		end := serveOther(t, "aws.amazon.com/neuron")
 		defer end()

@@ -19,64 +19,49 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"chandler.dev/e2e/cluster"
+	"chandler.dev/cdi"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/families/nvidia/userspace"
+	"chandler.dev/discovery/families/nvidia/userspace/drivertest"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/recorded"
 )
 
-// loadsCUDA is a program that loads libcuda.so.1 as programs of CUDA do, and says what answers.
-const loadsCUDA = `
-#include <dlfcn.h>
-#include <stdio.h>
-int main(void) {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
-	puts(library ? ((const char *(*)(void))dlsym(library, "who"))() : dlerror());
-	return 0;
-}`
-
-// An image of Debian's loads a library that is mounted where Red Hat has libraries, since the
-// runtime calls our hooks; without them it does not. Its root file system may be read-only.
+// Images of Debian's and of Red Hat's shape load and call the libraries of a driver of either, since
+// the runtime calls our hooks; without them they do not. Their root file system may be read-only.
+// Containers get the files that NVIDIA's code for CDI specs names.
 func TestHooks(t *testing.T) {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("there is no C compiler: ", err)
 	}
-	dir := t.TempDir()
-	compile(t, loadsCUDA, "-o", dir+"/load", "-ldl")
-	compile(t, `const char *who(void) { return "the host's library"; }`, "-o", dir+"/libcuda.so.570.124.06", "-shared", "-Wl,-soname,libcuda.so.1")
-	image := cluster.Image{Name: "localhost/loads-cuda:1", Files: map[string]string{"/load": dir + "/load"}, Entrypoint: []string{"/load"}}
-	needed, err := exec.CommandContext(t.Context(), "ldd", dir+"/load").Output()
-	if err != nil {
+	if err := project.LoadCUDAImages(within(t), node.Node); err != nil {
 		t.Fatal(err)
 	}
-	for field := range strings.FieldsSeq(string(needed)) {
-		if filepath.IsAbs(field) {
-			image.Files[field] = field
-		}
-	}
-	if err := node.LoadImage(within(t), image); err != nil {
-		t.Fatal(err)
-	}
-	hook := func(name string, args ...string) *specs.Hook {
-		return &specs.Hook{HookName: "createContainer", Path: project.Agent, Args: append([]string{"chandler", "hook", name}, args...)}
-	}
-	library := &specs.Mount{HostPath: dir + "/libcuda.so.570.124.06", ContainerPath: "/usr/lib64/libcuda.so.570.124.06", Options: []string{"ro", "bind"}}
+	debian, rhel := driverFiles(t, drivertest.Debian), driverFiles(t, drivertest.RHEL)
+	mounted := rhel
+	mounted.Hooks = nil
 	writeCDI(t, &specs.Spec{Version: "0.8.0", Kind: "e2e.example/library", Devices: []specs.Device{
-		{Name: "mounted", ContainerEdits: specs.ContainerEdits{Mounts: []*specs.Mount{library}}},
-		{Name: "hooked", ContainerEdits: specs.ContainerEdits{Mounts: []*specs.Mount{library}, Hooks: []*specs.Hook{
-			hook("create-symlinks", "--link=libcuda.so.1::/usr/lib64/libcuda.so"),
-			hook("enable-cuda-compat", "--host-driver-version=570.124.06"),
-			hook("update-ldcache", "--folder=/usr/lib64"),
-			hook("disable-device-node-modification"),
-			hook("update-application-profile"),
-		}}},
+		{Name: "mounted", ContainerEdits: mounted}, {Name: "debian", ContainerEdits: debian}, {Name: "rhel", ContainerEdits: rhel},
 	}})
-	serveLibrary(t, "mounted")
-	serveLibrary(t, "hooked")
-	for device, want := range map[string]string{
-		"mounted": "libcuda.so.1: cannot open shared object file: No such file or directory",
-		"hooked":  "the host's library",
+	for _, device := range []string{"mounted", "debian", "rhel"} {
+		serveLibrary(t, device)
+	}
+	const fails, works = "libcuda.so.1: cannot open shared object file: No such file or directory", "all were called"
+	for _, test := range []struct {
+		image, device string
+		readOnly      bool
+		want          string
+	}{
+		{"debian", "mounted", false, fails},
+		{"debian", "rhel", false, works},
+		{"debian", "rhel", true, works},
+		{"debian", "debian", false, works},
+		{"rhel", "rhel", false, works},
+		{"rhel", "debian", true, works},
 	} {
-		for _, readOnly := range []bool{false, true} {
-			name := fmt.Sprintf("loads-%s-%t", device, readOnly)
-			pod := fmt.Sprintf(`
+		name := fmt.Sprintf("loads-%s-%s-%t", test.image, test.device, test.readOnly)
+		pod := fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
 metadata: {name: %s}
@@ -84,25 +69,59 @@ spec:
   restartPolicy: Never
   containers:
   - name: any
-    image: localhost/loads-cuda:1
+    image: localhost/loads-cuda-%s:1
     imagePullPolicy: Never
     securityContext: {readOnlyRootFilesystem: %t}
     resources: {limits: {e2e.example/%s: 1}}
-`, name, readOnly, device)
-			apply(t, pod)
-			if _, err := kube.WaitForPod(within(t), metav1.NamespaceDefault, name, corev1.PodSucceeded); err != nil {
-				t.Fatal(err)
-			}
-			logs, err := kube.Logs(within(t), metav1.NamespaceDefault, name, "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := strings.TrimSpace(logs); got != want {
-				t.Errorf("pod %s: %q; want %q", name, got, want)
-			}
-			remove(t, pod)
+`, name, test.image, test.readOnly, test.device)
+		apply(t, pod)
+		if _, err := kube.WaitForPod(within(t), metav1.NamespaceDefault, name, corev1.PodSucceeded); err != nil {
+			t.Fatal(err)
 		}
+		logs, err := kube.Logs(within(t), metav1.NamespaceDefault, name, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimSpace(logs); got != test.want {
+			t.Errorf("pod %s: %q; want %q", name, got, test.want)
+		}
+		remove(t, pod)
 	}
+}
+
+// driverFiles returns what a container gets of a driver whose libraries are in a directory of its
+// root, as the real program says. The GPU's nodes are left out: this machine has none.
+func driverFiles(t *testing.T, libraryDir string) specs.ContainerEdits {
+	t.Helper()
+	const driver = "/run/nvidia/driver"
+	machine := t.TempDir()
+	host, err := recorded.Parse([]byte(drivertest.Host("")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Layout(machine); err != nil {
+		t.Fatal(err)
+	}
+	drivertest.Lay(t, machine+driver, libraryDir)
+	run := exec.CommandContext(t.Context(), "go", "run", "-C", "..", "./cmd/chandler-nvml", "--files", "--host-root="+machine, "--driver-root="+driver)
+	run.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")
+	text, err := run.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := hostfs.Open(machine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := hostfs.NewOverlay(files)
+	overlay.Set(strings.TrimPrefix(userspace.Path, "/"), text)
+	snapshot := discovery.Scan(&discovery.Host{FS: overlay, Roots: map[string]string{"nvidia": driver}, Hooks: project.Agent}, []*discovery.Family{nvidia.Family})
+	if len(snapshot.Devices) != 1 {
+		t.Fatalf("devices %v, problems %v", snapshot.Devices, snapshot.Problems)
+	}
+	edits := cdi.Rebase(snapshot.Devices[0].Edits, machine)
+	edits.DeviceNodes = nil
+	return edits
 }
 
 // libraryPlugin is a device plugin that gives a container a device of the test's own CDI spec.
@@ -155,15 +174,6 @@ func serveLibrary(t *testing.T, device string) {
 	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: socket, ResourceName: "e2e.example/" + device}
 	if _, err := pluginapi.NewRegistrationClient(kubelet).Register(within(t), request); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func compile(t *testing.T, source string, args ...string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "cc", append([]string{"-x", "c", "-"}, args...)...)
-	cmd.Stdin = strings.NewReader(source)
-	if said, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", cmd, err, said)
 	}
 }
 

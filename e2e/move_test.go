@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"chandler.dev/e2e/chandler"
+	"chandler.dev/e2e/cluster"
 )
 
 // secondNode is a node that a test adds.
@@ -36,7 +37,7 @@ func TestMoveNodeByNode(t *testing.T) {
 	if !has(t, "DRAExtendedResource") {
 		t.Skip("pods that ask by limits are not served through DRA")
 	}
-	nodes := twoNodes(t)
+	nodes, second := twoNodes(t)
 	for _, name := range nodes {
 		moveTo(t, name, "DevicePlugin")
 		classicAre(t, name, allGPUs)
@@ -85,11 +86,13 @@ func TestMoveNodeByNode(t *testing.T) {
 		classicAre(t, name, allGPUs)
 	}
 	load.end(t)
+	remove(t, load.manifest)
+	testRemoval(t, second)
 }
 
 // twoNodes adds a node with the same devices to the cluster, with the agent on it, and
-// returns the names of both. When the test ends, all is as before.
-func twoNodes(t *testing.T) []string {
+// returns the names of both, and the one that it added. When the test ends, all is as before.
+func twoNodes(t *testing.T) (names []string, second *cluster.Node) {
 	t.Helper()
 	ctx := within(t)
 	second, err := node.AddNode(ctx, secondNode)
@@ -116,7 +119,7 @@ func twoNodes(t *testing.T) []string {
 	if err := chandler.WaitForAgent(ctx, kube); err != nil {
 		t.Fatal(err)
 	}
-	return []string{node.NodeName(), secondNode}
+	return []string{node.NodeName(), secondNode}, second
 }
 
 // moveTo labels a node with the API that is to offer its devices, "" for none.
@@ -229,21 +232,24 @@ func (k *kept) end(t *testing.T) {
 
 // load is a Deployment of pods with a GPU each, of which one after another is deleted.
 type load struct {
+	manifest string
 	replicas int
 	stop     context.CancelFunc
 	group    sync.WaitGroup
 
-	mu       sync.Mutex
+	turn     sync.Mutex // held while one pod is chosen and deleted
 	deleting bool
 	deleted  int
-	seen     map[types.UID]string // pods by UID, and why one has failed, "" if it has not
+
+	mu   sync.Mutex
+	seen map[types.UID]string // pods by UID, and why one has failed, "" if it has not
 }
 
 const loadLabel = "app=moved"
 
 func startLoad(t *testing.T, replicas int) *load {
 	t.Helper()
-	apply(t, fmt.Sprintf(`
+	manifest := fmt.Sprintf(`
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: moved}
@@ -260,12 +266,13 @@ spec:
         imagePullPolicy: Never
         args: [env, devices, wait]
         resources: {limits: {amd.com/gpu: 1}}
-`, replicas))
+`, replicas)
+	apply(t, manifest)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	l := &load{replicas: replicas, stop: stop, seen: make(map[types.UID]string)}
+	l := &load{manifest: manifest, replicas: replicas, stop: stop, seen: make(map[types.UID]string)}
 	t.Cleanup(func() { l.halt() })
 	l.allRun(t)
-	l.deleting = true
+	l.goOn()
 	pods, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{LabelSelector: loadLabel})
 	if err != nil {
 		t.Fatal(err)
@@ -304,22 +311,23 @@ func (l *load) deleteOneByOne(ctx context.Context) {
 			return
 		case <-time.After(300 * time.Millisecond):
 		}
-		l.mu.Lock()
-		deleting := l.deleting
-		l.mu.Unlock()
-		if !deleting {
-			continue
-		}
-		pods, err := runningPods(ctx)
-		if err != nil || len(pods) == 0 {
-			continue
-		}
-		oldest := slices.MinFunc(pods, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-		if err := kube.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, oldest.Name, metav1.DeleteOptions{}); err == nil {
-			l.mu.Lock()
-			l.deleted++
-			l.mu.Unlock()
-		}
+		l.deleteOne(ctx)
+	}
+}
+
+func (l *load) deleteOne(ctx context.Context) {
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	if !l.deleting {
+		return
+	}
+	pods, err := runningPods(ctx)
+	if err != nil || len(pods) == 0 {
+		return
+	}
+	oldest := slices.MinFunc(pods, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	if err := kube.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, oldest.Name, metav1.DeleteOptions{}); err == nil {
+		l.deleted++
 	}
 }
 
@@ -341,9 +349,9 @@ func runningPods(ctx context.Context) (pods []*corev1.Pod, err error) {
 // the same GPU.
 func (l *load) settle(t *testing.T) {
 	t.Helper()
-	l.mu.Lock()
+	l.turn.Lock()
 	l.deleting = false
-	l.mu.Unlock()
+	l.turn.Unlock()
 	l.allRun(t)
 	all, err := kube.CoreV1().Pods(metav1.NamespaceDefault).List(within(t), metav1.ListOptions{FieldSelector: "status.phase=Running"})
 	if err != nil {
@@ -351,6 +359,9 @@ func (l *load) settle(t *testing.T) {
 	}
 	has := make(map[string]string) // pod by node and device node
 	for _, pod := range all.Items {
+		if pod.DeletionTimestamp != nil { // it may end before it is asked
+			continue
+		}
 		for _, path := range renderNodes(t, pod.Name) {
 			key := pod.Spec.NodeName + " " + path
 			if other := has[key]; other != "" {
@@ -378,8 +389,8 @@ func (l *load) allRun(t *testing.T) {
 
 // goOn deletes pods again.
 func (l *load) goOn() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.turn.Lock()
+	defer l.turn.Unlock()
 	l.deleting = true
 }
 

@@ -4,6 +4,9 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list/listtest"
@@ -58,5 +61,75 @@ func TestKubeletForgetsAnID(t *testing.T) {
 				t.Errorf("allocated again: %v", err)
 			}
 		})
+	}
+}
+
+// between does something once, after a call has waited for pods that have ended and before
+// it enters its grants.
+type between struct {
+	sdktrace.SpanProcessor
+
+	do      atomic.Pointer[func()]
+	done    atomic.Bool
+	entered atomic.Bool // it was done, and the call has tried to enter its grants since
+}
+
+func (*between) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
+
+func (b *between) OnEnd(span sdktrace.ReadOnlySpan) {
+	switch span.Name() {
+	case "wait for pods that have ended":
+		if do := b.do.Swap(nil); do != nil {
+			(*do)()
+			b.done.Store(true)
+		}
+	case "write grants and files":
+		b.entered.Store(b.done.Load())
+	}
+}
+
+// A pod comes again under its name, and PodResources lists it without the ID just when the
+// call for it has seen that nothing is forgotten. It gets the ID all the same.
+func TestKubeletForgetsAnIDMeanwhile(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	config := configFor(k)
+	config.Poll = kubelettest.Patience
+	var b between
+	config.Ended = func(context.Context, string, string) (bool, error) { return b.entered.Load(), nil }
+	config.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(&b)).Tracer("test")
+	p := New(config)
+	publish(p, gpus("a"))
+	run(t, p)
+	plugin := k.Plugin(listtest.Resource, 1)
+	plugin.Says(t, "a")
+	if _, err := plugin.Allocate("a"); err != nil {
+		t.Fatal(err)
+	}
+	k.Hold("train", listtest.Resource, "a")
+	signal(p.ask)
+	kubelettest.Eventually(t, func() bool {
+		grants := p.config.Ledger.View(nil).Ours()
+		return len(grants) == 1 && grants[0].Container == "default/train main"
+	}, func() string { return "it is not confirmed" })
+	forget := func() {
+		k.Lose("train")
+		said, err := config.Pods(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		if err := p.config.Ledger.Observe(time.Now(), said, p.host); err != nil {
+			t.Error(err)
+		}
+		if len(p.config.Ledger.Lost()) != 1 {
+			t.Error("it is not lost")
+		}
+	}
+	b.do.Store(&forget)
+	if _, err := plugin.Allocate("a"); err != nil {
+		t.Error(err)
+	}
+	if !b.entered.Load() {
+		t.Error("nothing was forgotten meanwhile")
 	}
 }

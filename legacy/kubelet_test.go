@@ -130,7 +130,7 @@ func listsOf(devices ...rules.Offered) map[string]*list.List {
 
 // holder returns which container keeps claims from silicon.
 func holder(p *Plugin, silicon string) (who string, held bool) {
-	who = p.config.Ledger.View(p.stock.Load()).Holder(discovery.ModeDevicePlugin, silicon)
+	who = p.config.Ledger.View(p.stock.Load()).OwnerOf(discovery.ModeDevicePlugin, silicon)
 	owner, _, _ := strings.Cut(who, " (device ")
 	return owner, who != ""
 }

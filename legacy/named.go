@@ -60,7 +60,7 @@ func (p *Plugin) name(r *pluginapi.ContainerAllocateResponse, lists rules.Lists,
 		}
 		names = append(names, cdi.DeviceID(d.Name))
 	}
-	if err := p.keepSpec(); err != nil {
+	if err := p.keepSpecs(); err != nil {
 		return err
 	}
 	if lists.CDIDevices {
@@ -74,22 +74,22 @@ func (p *Plugin) name(r *pluginapi.ContainerAllocateResponse, lists rules.Lists,
 	return nil
 }
 
-// keepSpec makes the spec of devices what it should be. It has all devices of the
+// keepSpecs makes the specs of devices what they should be. They have all devices of the
 // host: a container that has one by its name starts again without another Allocate,
 // whichever API offers the device by then. If no device is given so, and no container
-// can have one, there is no spec.
-func (p *Plugin) keepSpec() error {
+// can have one, there are no specs.
+func (p *Plugin) keepSpecs() error {
 	what := p.offered.Load()
 	if what == nil {
 		return nil
 	}
 	byName := func(g *ledger.Grant) bool { return g.CDI }
 	if !named(what.snapshot) && !slices.ContainsFunc(p.config.Ledger.View(nil).Ours(), byName) {
-		return p.config.CDI.KeepDevicesSpec(nil)
+		return p.config.CDI.KeepDevicesSpecs(nil)
 	}
-	text, err := p.specOf(what.snapshot, p.known.Load())
+	texts, err := p.specsOf(what.snapshot, p.known.Load())
 	if err == nil {
-		err = p.config.CDI.KeepDevicesSpec(text)
+		err = p.config.CDI.KeepDevicesSpecs(texts)
 	}
 	if err != nil {
 		return fmt.Errorf("devices cannot be given by CDI: %w", err)
@@ -97,44 +97,44 @@ func (p *Plugin) keepSpec() error {
 	return nil
 }
 
-// spec is the text of the spec of some devices.
-type spec struct {
+// specsOf is the texts of the specs of some devices, by the names of files.
+type specsOf struct {
 	snapshot *rules.Snapshot
 	known    *[]discovery.Device
-	text     []byte
+	texts    map[string][]byte
 }
 
-// specOf returns the text of the spec of what is offered, and of what else there is on the
-// host. It is made anew only for others than the last time.
-func (p *Plugin) specOf(s *rules.Snapshot, known *[]discovery.Device) ([]byte, error) {
-	if last := p.spec.Load(); last != nil && last.snapshot == s && last.known == known {
-		return last.text, nil
+// specsOf returns the texts of the specs of what is offered, and of what else there is on the
+// host. They are made anew only for others than the last time.
+func (p *Plugin) specsOf(s *rules.Snapshot, known *[]discovery.Device) (map[string][]byte, error) {
+	if last := p.specs.Load(); last != nil && last.snapshot == s && last.known == known {
+		return last.texts, nil
 	}
 	var devices []cdi.Device
-	add := func(name string, edits specs.ContainerEdits) {
-		d := cdi.Device{Name: name, Edits: edits}
+	add := func(name, family string, edits specs.ContainerEdits) {
+		d := cdi.Device{Name: name, Family: family, Edits: edits}
 		if cdi.Check(d) == nil { // else a container that asks for it is told why
 			devices = append(devices, d)
 		}
 	}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		add(d.Name, d.Edits)
+		add(d.Name, d.Family, d.Edits)
 	}
 	if known != nil {
 		for i := range *known {
 			d := &(*known)[i]
 			if _, offered := s.Lookup(d.Name); !offered {
-				add(d.Name, d.Edits)
+				add(d.Name, d.Family, d.Edits)
 			}
 		}
 	}
 	slices.SortFunc(devices, func(a, b cdi.Device) int { return strings.Compare(a.Name, b.Name) })
-	text, err := p.config.CDI.DevicesSpec(devices)
+	texts, err := p.config.CDI.DevicesSpecs(devices)
 	if err == nil {
-		p.spec.Store(&spec{s, known, text})
+		p.specs.Store(&specsOf{s, known, texts})
 	}
-	return text, err
+	return texts, err
 }
 
 // named reports whether a device may be given by its CDI name.

@@ -5,6 +5,7 @@ package legacy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -34,7 +35,8 @@ type Config struct {
 	// pods with running containers is not whole, and nothing ends by it.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
-	// Allocated is asked while Pods does not answer in full: a first list without what
+	// Allocated is asked while Pods does not answer in full. What its IDs stand for is
+	// nobody else's until Pods has answered once. A first list without what
 	// containers have would make a kubelet with a topology policy panic that is starting
 	// (pkg/kubelet/cm/devicemanager/topology_hints.go, generateDeviceTopologyHints, in
 	// 1.34 to 1.37). Optional.
@@ -115,10 +117,13 @@ type Plugin struct {
 	given   atomic.Pointer[map[string][]string] // by key of a grant that the stock does not know: nodes; the map is never modified
 	told    atomic.Pointer[told]                // of both, nil before the first
 	servers atomic.Pointer[map[string]*server]  // by resource; the map is never modified
-	spec    atomic.Pointer[spec]                // of devices that are given by CDI names, nil before there is one
-	ready   chan struct{}                       // closed when PodResources was asked
-	changed chan struct{}                       // what the lists are computed from may have changed
-	ask     chan struct{}                       // PodResources may have something new to say
+	specs   atomic.Pointer[specsOf]             // of devices that are given by CDI names, nil before there is one
+
+	restocking sync.Mutex // is held while the stock becomes another
+
+	ready   chan struct{} // closed when PodResources was asked
+	changed chan struct{} // what the lists are computed from may have changed
+	ask     chan struct{} // PodResources may have something new to say
 }
 
 // New returns a Plugin, which does nothing until it runs.
@@ -159,6 +164,9 @@ func (p *Plugin) present() *list.Stock {
 	return knowing
 }
 
+// host is present, for the ledger to ask.
+func (p *Plugin) host() ledger.Stock { return p.present() }
+
 // told is what the ledger was told of the host last, and of what that was made.
 type told struct {
 	stock   *list.Stock
@@ -186,10 +194,22 @@ func (p *Plugin) Publish(s *rules.Snapshot, withheld map[string]string) {
 // Know says which devices the host has and what each could be offered as: all
 // of them, whichever API offers them, with the offers that their families gave.
 // By those the ledger recognises what containers have from a plugin that was
-// replaced. It offers nothing; to say the same again changes nothing.
+// replaced, and has done so when Know returns: claims may wait for devices that
+// are new. It offers nothing; to say the same again changes nothing.
 func (p *Plugin) Know(all *discovery.Snapshot) {
-	p.known.Store(&all.Devices)
+	if p.known.Swap(&all.Devices) == &all.Devices {
+		return
+	}
+	p.restock(func(s *list.Stock) *list.Stock { return s.Of(all.Devices) })
+	p.config.Ledger.Recognise(p.present())
 	signal(p.changed)
+}
+
+// restock makes the stock another one.
+func (p *Plugin) restock(other func(*list.Stock) *list.Stock) {
+	p.restocking.Lock()
+	defer p.restocking.Unlock()
+	p.stock.Store(other(p.stock.Load()))
 }
 
 // Ready is closed when the ledger is open and Run has asked the kubelet once,
@@ -205,7 +225,6 @@ func (p *Plugin) Run(ctx context.Context) {
 		return
 	}
 	o := &offering{plugin: p, running: make(map[string]func())}
-	o.know()
 	// A first list without all that pods have would fail them. A kubelet that is
 	// away has nothing to fail.
 	lastError := p.poll(ctx, "")
@@ -226,8 +245,7 @@ type offering struct {
 	running  map[string]func() // ends the server of a resource, and waits for it
 	problems []string          // as they were logged last
 
-	known  *[]discovery.Device // of which the stock is
-	unseen bool                // the ledger has not seen the stock
+	seen *list.Stock // by which the ledger has adopted what pods have, nil before the first
 }
 
 // serve keeps the servers and their lists as they should be, until the context
@@ -238,7 +256,6 @@ func (o *offering) serve(ctx context.Context) {
 	ticker := time.NewTicker(p.config.Poll)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
-		o.know()
 		if what := p.offered.Load(); what != nil {
 			o.update(ctx, what)
 		}
@@ -248,20 +265,6 @@ func (o *offering) serve(ctx context.Context) {
 		case <-ticker.C:
 		}
 	}
-}
-
-// know makes the stock say what the host has now.
-func (o *offering) know() {
-	if known := o.plugin.known.Load(); known != o.known {
-		o.known = known
-		o.restock(list.StockOf(*known, o.lists))
-	}
-}
-
-// restock makes a stock the present one.
-func (o *offering) restock(s *list.Stock) {
-	o.plugin.stock.Store(s)
-	o.unseen = true
 }
 
 // update makes the lists say what follows from what is offered and from what
@@ -277,7 +280,7 @@ func (o *offering) update(ctx context.Context, what *offered) {
 		klog.FromContext(ctx).V(2).Info("What the kubelet has written down is not known", "reason", err.Error())
 	}
 	lists, problems := o.next(ctx, in)
-	if err := p.keepSpec(); err != nil {
+	if err := p.keepSpecs(); err != nil {
 		problems = append(slices.Clone(problems), discovery.Problem{Device: "CDI", Err: err})
 	}
 	o.report(ctx, problems)
@@ -296,7 +299,8 @@ func (o *offering) update(ctx context.Context, what *offered) {
 	o.stop(ctx, servers)
 }
 
-// written returns what the kubelet has written down, as long as it does not answer.
+// written returns what the kubelet has written down, as long as it does not answer, or the
+// grants cannot be read of init containers, of which it says nothing.
 func (o *offering) written() (map[string][]string, error) {
 	p := o.plugin
 	if p.config.Allocated == nil || !p.config.Ledger.Asked().IsZero() {
@@ -311,23 +315,53 @@ func (o *offering) written() (map[string][]string, error) {
 func (o *offering) next(ctx context.Context, in list.Input) (list.Lists, []discovery.Problem) {
 	l := o.plugin.config.Ledger
 	before := o.lists
-	in.Host = o.plugin.present()
-	in.View = l.View(in.Host)
+	o.look(&in)
 	lists, problems := before.Next(in)
 	if !maps.Equal(lists.Resources(), before.Resources()) {
-		o.restock(o.plugin.stock.Load().With(lists))
+		o.plugin.restock(func(s *list.Stock) *list.Stock { return s.With(lists) })
 	}
-	if o.unseen {
-		o.unseen = false
+	if stock := o.plugin.stock.Load(); stock != o.seen {
+		o.seen = stock
 		if err := l.Adopt(o.plugin.present()); err != nil {
 			klog.FromContext(ctx).Error(err, "The devices of pods are not saved")
 		}
-		in.Host = o.plugin.present()
-		in.View = l.View(in.Host)
+		o.look(&in)
 		lists, problems = before.Next(in)
 	}
 	o.lists = lists
 	return lists, problems
+}
+
+// look makes the lists follow from what the host has and from who has it now.
+func (o *offering) look(in *list.Input) {
+	in.Host = o.plugin.present()
+	in.View = o.plugin.config.Ledger.View(in.Host)
+	in.Perhaps = perhaps(in)
+}
+
+// perhaps returns what containers may have by IDs that the kubelet has written down, nil if
+// that is nothing, or the ledger knows what containers have. To a kubelet an ID that
+// another plugin gave is another device, though it stands for one of ours.
+func perhaps(in *list.Input) *ledger.View {
+	if in.View.Perhaps() == "" || len(in.Written) == 0 {
+		return nil
+	}
+	known := make(map[string]bool)
+	for _, g := range in.View.Grants() {
+		known[g.Key()] = true
+	}
+	var held []ledger.Entry
+	for resource, ids := range in.Written {
+		for _, id := range ids {
+			if g, _ := in.Host.WithID(resource, id); g != nil && !known[ledger.GrantKey(resource, id)] {
+				held = append(held, g)
+			}
+		}
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	return ledger.ViewOf(in.Host, held...)
 }
 
 // start runs the servers that do not run yet.
@@ -404,13 +438,52 @@ func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, re
 			grants = append(grants, g)
 		}
 	}
-	_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants); return nil })
-	if err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.GiveGrants(stock, grants) }); err != nil {
+	if err := p.give(ctx, stock, grants); err != nil {
 		return nil, fmt.Errorf("%s: %w", resource, err)
 	}
 	signal(p.ask)
 	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)
 	return responses, nil
+}
+
+// passLimit is how long a call waits at most for devices that are handed over. The kubelet fails the pod
+// of a call that fails, and sets no limit (pkg/kubelet/cm/devicemanager/endpoint.go, allocate, in 1.25
+// to 1.37). But it calls from the loop in which it also sees other pods, and counts as unhealthy after
+// five minutes without a turn of that (SyncLoopHealthCheck in pkg/kubelet/kubelet.go, likewise).
+const passLimit = 10 * time.Second
+
+// passInterval is how long a call that waits for that takes at most until it tries again.
+const passInterval = time.Second
+
+// give enters grants, once the pods have ended of which the kubelet has forgotten that
+// they have the IDs, and once devices are handed over. It may be learnt only when they are
+// entered that the kubelet has forgotten one, as when a pod comes again under its name:
+// PodResources lists the new one before it has anything. The wait is then taken up again.
+func (p *Plugin) give(ctx context.Context, stock *list.Stock, grants []*ledger.Grant) error {
+	for began := time.Now(); ; {
+		_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants, began.Add(endTimeout)); return nil })
+		freed := p.config.Ledger.Freed()
+		err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.GiveGrants(stock, grants) })
+		var blocked *ledger.Blocked
+		again := errors.As(err, &blocked) && (blocked.Forgotten && time.Since(began) <= endTimeout || blocked.Passing && time.Since(began) < passLimit)
+		if !again || ctx.Err() != nil {
+			return err
+		}
+		if blocked.Passing {
+			_ = traces.Do(ctx, "wait until the device is free", func() error { waitFor(ctx, freed); return err })
+		}
+	}
+}
+
+// waitFor returns when something is closed, with the context, or after a while.
+func waitFor(ctx context.Context, freed <-chan struct{}) {
+	timer := time.NewTimer(passInterval)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-freed:
+	case <-timer.C:
+	}
 }
 
 // repeated returns an ID that is there twice.

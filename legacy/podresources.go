@@ -61,7 +61,7 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 		said = nil
 	}
 	p.learn(ctx, said)
-	if err := p.config.Ledger.Observe(began, said, p.present()); err != nil {
+	if err := p.config.Ledger.Observe(began, said, p.host); err != nil {
 		logger.Error(err, "The devices of pods are not saved, or host files are left over")
 	}
 	reason := ""
@@ -81,29 +81,36 @@ func (p *Plugin) poll(ctx context.Context, lastError string) string {
 }
 
 // learn reads in the kubelet's checkpoint which device nodes containers were given by
-// IDs that are not known. It reads no more than once what the kubelet has written, and
-// forgets what is no longer listed when it reads more.
+// IDs that are not known: those that are listed and, while not all are, those that the
+// kubelet has written down. It reads no more than once what is listed, and
+// forgets what is no longer when it reads more.
 func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
-	if said == nil || p.config.Written == nil {
+	if p.config.Written == nil {
 		return
 	}
 	known, stock := *p.given.Load(), p.stock.Load()
 	unknown, given := make(map[string]bool), make(map[string][]string)
+	note := func(resource, id string) {
+		key := ledger.GrantKey(resource, id)
+		if nodes, read := known[key]; read {
+			given[key] = nodes
+		} else if !stock.Knows(resource, id) {
+			unknown[key] = true
+		}
+	}
+	if said == nil {
+		said = &kubeletapi.Listing{}
+	}
 	for _, pod := range said.Pods {
 		for _, container := range pod.Containers {
 			for _, devices := range container.Devices {
 				for _, id := range devices.DeviceIds {
-					key := ledger.GrantKey(devices.ResourceName, id)
-					if nodes, read := known[key]; read {
-						given[key] = nodes
-					} else if !stock.Knows(devices.ResourceName, id) {
-						unknown[key] = true
-					}
+					note(devices.ResourceName, id)
 				}
 			}
 		}
 	}
-	if len(unknown) == 0 {
+	if said.Whole && len(unknown) == 0 {
 		return
 	}
 	holdings, err := p.config.Written()
@@ -112,13 +119,18 @@ func (p *Plugin) learn(ctx context.Context, said *kubeletapi.Listing) {
 	}
 	for _, h := range holdings {
 		for _, id := range h.IDs {
+			if !said.Whole {
+				note(h.Resource, id)
+			}
 			if key := ledger.GrantKey(h.Resource, id); unknown[key] {
 				given[key] = h.Nodes
 				klog.FromContext(ctx).V(4).Info("An ID of another plugin is told by the device nodes", "resource", h.Resource, "id", id, "nodes", h.Nodes)
 			}
 		}
 	}
-	p.given.Store(&given)
+	if len(unknown) > 0 {
+		p.given.Store(&given)
+	}
 }
 
 // expire ends the grants that no container can have.
@@ -142,13 +154,13 @@ func (p *Plugin) expire(ctx context.Context) {
 
 // awaitEnd waits for the end of pods of which the kubelet has forgotten that they
 // have IDs, and which it hands those out again. It waits in vain for one that runs
-// with them.
-func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant) {
+// with them, until a time.
+func (p *Plugin) awaitEnd(ctx context.Context, grants []*ledger.Grant, end time.Time) {
 	again := make(map[string]bool, len(grants))
 	for _, g := range grants {
 		again[g.Key()] = true
 	}
-	for end := time.Now().Add(endTimeout); ; {
+	for {
 		lost := slices.DeleteFunc(p.config.Ledger.Lost(), func(g *ledger.Grant) bool { return !again[g.Key()] })
 		if len(lost) == 0 || p.endLost(ctx, lost) || time.Now().After(end) {
 			return

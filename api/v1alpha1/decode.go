@@ -137,6 +137,24 @@ func (c *DriverConfig) Validate() error {
 		selects("rebinding", i, c.Rebinding[i].Selector)
 		check(fmt.Sprintf("rebinding[%d]", i), c.Rebinding[i].validate())
 	}
+	for i := range c.Handover {
+		selects("handover", i, c.Handover[i].Selector)
+		check(fmt.Sprintf("handover[%d]", i), c.Handover[i].validate())
+	}
+	check("onRequest", c.OnRequest.validate())
+	for i := range c.OnRequest.VirtualFunctions {
+		selects("onRequest.virtualFunctions", i, c.OnRequest.VirtualFunctions[i].Selector)
+		check(fmt.Sprintf("onRequest.virtualFunctions[%d]", i), c.OnRequest.VirtualFunctions[i].validate())
+	}
+	for i := range c.OnRequest.Partitions {
+		selects("onRequest.partitions", i, c.OnRequest.Partitions[i])
+	}
+	for i := range c.OnRequest.MPS {
+		selects("onRequest.mps", i, c.OnRequest.MPS[i])
+	}
+	for i := range c.OnRequest.TimeSlices {
+		selects("onRequest.timeSlices", i, c.OnRequest.TimeSlices[i])
+	}
 	allocated := make(named)
 	for i := range c.Allocation {
 		a := &c.Allocation[i]
@@ -176,5 +194,7 @@ func (p *ClaimParameters) Validate() error {
 		p.Driver.validate(),
 		validateEnvironment(p.Environment),
 		validateComputePercentage(p.ComputePercentage),
+		p.MPS.validate(),
+		p.validateTimeSlice(),
 	)
 }

@@ -16,6 +16,12 @@ import (
 // on that node: Auto, DRA or DevicePlugin. Resources with a mode of their own keep it.
 const LabelMode = "chandler.dev/mode"
 
+// WrongMode reports whether a node has the label LabelMode with a value that is no mode.
+func WrongMode(labels map[string]string) bool {
+	mode, labelled := labels[LabelMode]
+	return labelled && (mode == "" || Mode(mode).validate() != nil)
+}
+
 // Nodes are the nodes on which an entry counts. All that is said must hold of a node:
 //
 //	nodes: {matchLabels: {pool: training}}
@@ -99,6 +105,11 @@ func (c *DriverConfig) On(node Node) (*DriverConfig, error) {
 	on.Sharing = keep(c.Sharing, func(s Sharing) bool { return here(s.Nodes) })
 	on.Resources = keep(c.Resources, func(r Resource) bool { return here(r.Nodes) })
 	on.Rebinding = keep(c.Rebinding, func(r Rebinding) bool { return here(r.Nodes) })
+	on.Handover = keep(c.Handover, func(h Handover) bool { return here(h.Nodes) })
+	on.OnRequest.VirtualFunctions = keep(c.OnRequest.VirtualFunctions, func(v OnRequestVirtualFunctions) bool { return here(v.Nodes) })
+	on.OnRequest.Partitions = keep(c.OnRequest.Partitions, func(s Selector) bool { return here(s.Nodes) })
+	on.OnRequest.MPS = keep(c.OnRequest.MPS, func(s Selector) bool { return here(s.Nodes) })
+	on.OnRequest.TimeSlices = keep(c.OnRequest.TimeSlices, func(s Selector) bool { return here(s.Nodes) })
 	on.Overhead = keep(c.Overhead, func(o Overhead) bool { return here(o.Nodes) })
 	resources, names := make(map[string]bool), make(map[string]bool)
 	on.Allocation = keep(c.Allocation, func(a Allocation) bool { return here(a.Nodes) && first(resources, a.Resource) })
@@ -107,9 +118,9 @@ func (c *DriverConfig) On(node Node) (*DriverConfig, error) {
 	errs := c.validateNames(func(a, b *Nodes) bool { return here(a) && here(b) })
 	if mode, labelled := node.Labels[LabelMode]; labelled {
 		on.Mode = Mode(mode)
-		if err := on.Mode.validate(); err != nil || mode == "" {
-			errs = append(errs, fmt.Errorf("label %s of node %s: is %q; want %s, %s or %s", LabelMode, node.Name, mode, ModeAuto, ModeDRA, ModeDevicePlugin))
-		}
+	}
+	if WrongMode(node.Labels) {
+		errs = append(errs, fmt.Errorf("label %s of node %s: is %q; want %s, %s or %s", LabelMode, node.Name, node.Labels[LabelMode], ModeAuto, ModeDRA, ModeDevicePlugin))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("%s: %w", KindDriverConfig, err)

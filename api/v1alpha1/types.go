@@ -48,6 +48,15 @@ type DriverConfig struct {
 	// selects a device counts.
 	Rebinding []Rebinding `json:"rebinding,omitempty"`
 
+	// Handover is what is done to devices between two owners. The agent needs privileges
+	// for it. The first that selects a device counts.
+	Handover []Handover `json:"handover,omitempty"`
+
+	// OnRequest are devices that are made when claims or resources get them, and undone when
+	// nobody has them any more. The agent needs privileges for it, and a change of all but
+	// keepSeconds takes effect at its next start.
+	OnRequest OnRequest `json:"onRequest,omitzero"`
+
 	// Overhead is what users of devices need of the host's own CPU and memory.
 	// The first that selects a device counts.
 	Overhead []Overhead `json:"overhead,omitempty"`
@@ -200,17 +209,6 @@ type SRIOVPool struct {
 	ExcludeTopology bool `json:"excludeTopology,omitempty"`
 }
 
-// Rebinding lets the selected devices be given to a vfio driver for those who ask for it.
-// All functions of an IOMMU group must be selected, but for bridges and those without a
-// driver; they are then given out together.
-type Rebinding struct {
-	Selector `json:",inline"`
-
-	// Driver is the vfio driver, which must be loaded: vfio-pci (the default), or one that
-	// can do more for the device, such as mlx5_vfio_pci.
-	Driver string `json:"driver,omitempty"`
-}
-
 // DriverKind is a kind of kernel driver under which a device is given out.
 type DriverKind string
 
@@ -252,6 +250,11 @@ type Allocation struct {
 	// runtimes: {NVIDIA_GDS: enabled}. The variables that come with the devices
 	// override them.
 	Env map[string]string `json:"env,omitempty"`
+
+	// Alike are attributes of which all devices of the resource must have the same value on a
+	// node, or none: [function, profile]. If two differ, the node offers none under that name,
+	// and the agent says which two.
+	Alike []string `json:"alike,omitempty"`
 }
 
 // DeviceIDStrategy is how devices are named to NVIDIA's container runtime.
@@ -453,4 +456,31 @@ type ClaimParameters struct {
 	// containers may use at most, in percent: 1 to 100. It is for devices whose
 	// vendor's software keeps to it.
 	ComputePercentage *int `json:"computePercentage,omitempty"`
+
+	// MPS gives the claim a control daemon of NVIDIA's MPS that is its own, so that its
+	// containers, in however many pods, compute on its GPUs at the same time. It may be
+	// empty: {}. The administrator must allow it.
+	MPS *MPSParameters `json:"mps,omitempty"`
+
+	// TimeSlice is how long each program computes on a GPU of NVIDIA before the next has its
+	// turn: Default, Short, Medium or Long. The administrator must allow it. It does not go
+	// with MPS.
+	TimeSlice TimeSlice `json:"timeSlice,omitempty"`
 }
+
+// MPSParameters are what a claim's MPS daemon keeps programs to, beside the computePercentage.
+type MPSParameters struct {
+	// MemoryMiB is how much memory of each GPU each process may use, in MiB.
+	MemoryMiB *int `json:"memoryMiB,omitempty"`
+}
+
+// TimeSlice is a time slice of a GPU.
+type TimeSlice string
+
+// The time slices, by NVIDIA's names. How long they are is the driver's to say.
+const (
+	TimeSliceDefault TimeSlice = "Default"
+	TimeSliceShort   TimeSlice = "Short"
+	TimeSliceMedium  TimeSlice = "Medium"
+	TimeSliceLong    TimeSlice = "Long"
+)

@@ -62,8 +62,16 @@ func (a *Allocation) validate() error {
 			return fmt.Errorf("deviceListStrategy[%d]: is %q; want %s, %s, %s or %s", i, string(strategy), ListEnvVar, ListVolumeMounts, ListCDIAnnotations, ListCDIDevices)
 		}
 	}
+	for i, name := range a.Alike {
+		if !attributeName.MatchString(name) {
+			return fmt.Errorf("alike[%d]: is %q; want an attribute, such as profile or resource.kubernetes.io/numaNode", i, name)
+		}
+	}
 	return nil
 }
+
+// attributeName matches the names of attributes, with a domain if it is not this driver's.
+var attributeName = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`)
 
 func (k DriverKind) validate() error {
 	if k == "" || k == DriverVFIO {
@@ -81,6 +89,39 @@ func (r *Rebinding) validate() error {
 		return nil
 	}
 	return fmt.Errorf("driver: is %q; want a vfio driver, such as vfio-pci or mlx5_vfio_pci", r.Driver)
+}
+
+// resetMethod matches the names of the kernel's ways to reset a PCI function
+// (pci_reset_fn_methods in drivers/pci/pci.c).
+var resetMethod = regexp.MustCompile(`^[a-z][a-z_]{0,31}$`)
+
+func (h *Handover) validate() error {
+	switch {
+	case h.Reset != "" && h.Reset != ResetNone && h.Reset != ResetFunction:
+		return fmt.Errorf("reset: is %q; want %s or %s", string(h.Reset), ResetNone, ResetFunction)
+	case len(h.ResetMethods) > 0 && h.Reset != ResetFunction:
+		return fmt.Errorf("resetMethods: go with reset: %s", ResetFunction)
+	}
+	for i, method := range h.ResetMethods {
+		if !resetMethod.MatchString(method) || slices.Contains(h.ResetMethods[:i], method) {
+			return fmt.Errorf("resetMethods[%d]: is %q; want names of the kernel's reset_method, such as flr or bus, each once", i, method)
+		}
+	}
+	return nil
+}
+
+func (v *OnRequestVirtualFunctions) validate() error {
+	if v.Count < 0 || v.Count > 1<<16 {
+		return fmt.Errorf("count: is %d; want 1 to 65536", v.Count)
+	}
+	return nil
+}
+
+func (o *OnRequest) validate() error {
+	if o.KeepSeconds != nil && *o.KeepSeconds < 0 {
+		return fmt.Errorf("keepSeconds: is %d; want 0 or more", *o.KeepSeconds)
+	}
+	return nil
 }
 
 func validateCEL(expression string) error {
@@ -206,4 +247,25 @@ func validateComputePercentage(percentage *int) error {
 		return nil
 	}
 	return fmt.Errorf("computePercentage: is %d; want 1 to 100", *percentage)
+}
+
+func (m *MPSParameters) validate() error {
+	if m == nil || m.MemoryMiB == nil || 1 <= *m.MemoryMiB && *m.MemoryMiB <= 1<<30 {
+		return nil
+	}
+	return fmt.Errorf("mps.memoryMiB: is %d; want 1 to %d", *m.MemoryMiB, 1<<30)
+}
+
+func (p *ClaimParameters) validateTimeSlice() error {
+	switch p.TimeSlice {
+	case "":
+		return nil
+	case TimeSliceDefault, TimeSliceShort, TimeSliceMedium, TimeSliceLong:
+	default:
+		return fmt.Errorf("timeSlice: is %q; want %s, %s, %s or %s", string(p.TimeSlice), TimeSliceDefault, TimeSliceShort, TimeSliceMedium, TimeSliceLong)
+	}
+	if p.MPS != nil {
+		return errors.New("timeSlice: goes with no mps")
+	}
+	return nil
 }

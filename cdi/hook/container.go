@@ -197,48 +197,61 @@ func (c *Container) replace(name string, create func(dir int, temporary string) 
 	return inContainer(name, err)
 }
 
-// Remove removes a file or link, if there is one.
-func (c *Container) Remove(name string) error {
-	parent, err := c.reach(path.Dir(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+// Cover lays a file with other content over one of the container, read only. The content is in
+// memory, so the container may have no directory that can be written. The file to cover stays what
+// it was looked up as, whatever happens to its name meanwhile.
+func (c *Container) Cover(name string, data []byte) error {
+	target, err := c.reach(name)
 	if err != nil {
 		return err
 	}
-	defer parent.Close()
-	if err := unix.Unlinkat(int(parent.Fd()), path.Base(name), 0); !errors.Is(err, fs.ErrNotExist) {
-		return inContainer(name, err)
+	defer target.Close()
+	if err := c.coverAt(target, path.Dir(path.Clean("/"+name)), data); err != nil {
+		return inContainer(name, fmt.Errorf("lay a file over it: %w", err))
 	}
-	return nil
-}
-
-// Mount lays one file of the container over another, read only. Both stay what they were looked
-// up as, whatever happens to their names meanwhile.
-func (c *Container) Mount(source, target string) error {
-	from, err := c.reach(source)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	to, err := c.reach(target)
-	if err != nil {
-		return err
-	}
-	defer to.Close()
-	if err := unix.Mount(descriptor(from), descriptor(to), "", unix.MS_BIND, ""); err != nil {
-		return inContainer(target, fmt.Errorf("mount a file over it: %w", err))
-	}
-	mounted, err := c.reach(target) // the descriptor from before leads below the mount
+	mounted, err := c.reach(name) // the descriptor from before leads below the mount
 	if err != nil {
 		return err
 	}
 	defer mounted.Close()
 	flags := uintptr(unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
 	if err := unix.Mount("", descriptor(mounted), "", flags, ""); err != nil {
-		return inContainer(target, fmt.Errorf("make the file over it read-only: %w", err))
+		return inContainer(name, fmt.Errorf("make the file over it read-only: %w", err))
 	}
 	return nil
+}
+
+// coverAt mounts a file of a new tmpfs over a file. A mount can be made only of what has a place
+// itself, so the tmpfs lies over a directory of the container for that moment.
+func (c *Container) coverAt(target *os.File, dir string, data []byte) (err error) {
+	below, err := c.reach(dir)
+	if err != nil {
+		return err
+	}
+	defer below.Close()
+	size := fmt.Sprintf("mode=0755,size=%d", len(data)+1<<20)
+	if err := unix.Mount("tmpfs", descriptor(below), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, size); err != nil {
+		return err
+	}
+	scratch, err := c.reach(dir)
+	if err != nil {
+		return errors.Join(err, unix.Unmount(descriptor(below), unix.MNT_DETACH))
+	}
+	defer scratch.Close()
+	defer func() { err = errors.Join(err, unix.Unmount(descriptor(scratch), unix.MNT_DETACH)) }()
+	fd, err := unix.Openat(int(scratch.Fd()), "cover", unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(fd), "cover")
+	defer file.Close()
+	if err := file.Chmod(0o444); err != nil { // whatever the umask of the runtime is
+		return err
+	}
+	if _, err := file.Write(data); err != nil {
+		return err
+	}
+	return unix.Mount(descriptor(file), descriptor(target), "", unix.MS_BIND, "")
 }
 
 // FileSystem returns the type of the file system that has a file, as statfs(2).

@@ -227,12 +227,12 @@ func build(t *testing.T, out, source string, args ...string) {
 	}
 }
 
-// loads is a program that loads libcuda.so.1 as programs of CUDA do, and says what answered.
+// loads is a program that loads a library by its name, as programs of CUDA do, and says what answered.
 const loads = `
 #include <dlfcn.h>
 #include <stdio.h>
-int main(void) {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+int main(int count, char **args) {
+	void *library = dlopen(args[1], RTLD_NOW);
 	if (!library) { puts(dlerror()); return 1; }
 	puts(((const char *(*)(void))dlsym(library, "who"))());
 	return 0;
@@ -256,8 +256,9 @@ func TestRealLoader(t *testing.T) {
 	build(t, root+"/opt/lib64/libcuda.so."+version, who("host"), "-shared", "-Wl,-soname,libcuda.so.1")
 	build(t, root+"/opt/lib64/libcuda.so.9.9", who("older"), "-shared", "-Wl,-soname,libcuda.so.1")
 	build(t, root+"/usr/local/cuda/compat/libcuda.so.580.1", who("image"), "-shared", "-Wl,-soname,libcuda.so.1")
+	name := "libcuda.so.1"
 	load := func() string {
-		cmd := exec.CommandContext(t.Context(), "/bin/load")
+		cmd := exec.CommandContext(t.Context(), "/bin/load", name)
 		cmd.Dir, cmd.Env = "/", []string{}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
 		out, _ := cmd.CombinedOutput()
@@ -276,6 +277,18 @@ func TestRealLoader(t *testing.T) {
 	if said := load(); said != "host" {
 		t.Errorf("the loader finds %q; want the host's library", said)
 	}
+	if err := os.Symlink("libcuda.so.1", root+"/opt/lib64/libcuda.so"); err != nil {
+		t.Fatal(err)
+	}
+	build(t, root+"/opt/lib64/libother.so.0", who("other"), "-shared", "-Wl,-soname,libcuda.so.0")
+	update("/opt/lib64")
+	for link, want := range map[string]string{"libcuda.so": "host", "libcuda.so." + version: "host", "libother.so.0": "other"} {
+		name = link
+		if said := load(); said != want {
+			t.Errorf("the loader finds %q as %s; want %q", said, name, want)
+		}
+	}
+	name = "libcuda.so.1"
 	if link, err := os.Readlink(root + "/opt/lib64/libcuda.so.1"); err != nil || link != "libcuda.so."+version {
 		t.Errorf("the link is to %q, %v", link, err)
 	}
@@ -330,7 +343,6 @@ func FuzzContainer(f *testing.F) {
 		_ = c.Link(strings.ReplaceAll(target, "/outside", outside), link)
 		_ = c.Write(name, []byte("x"))
 		_ = c.Link("y", name+"/z")
-		_ = c.Remove(name)
 		for _, d := range []string{dir, outside} {
 			entries, err := os.ReadDir(d)
 			if err != nil {

@@ -15,8 +15,8 @@ import (
 // into it. Distributions have them in different places (/usr/lib64, /usr/lib/x86_64-linux-gnu),
 // so a library that comes from the host is often where the image's loader never looks.
 //
-// What ldconfig would do is done here, since ldconfig would have to run as root on files of the
-// image, and many a host has none.
+// It does the work of ldconfig itself: ldconfig would have to run as root on files of the image,
+// and many hosts have none.
 var updateLDCache = Hook{
 	Name:  "update-ldcache",
 	Short: "have the loader find the libraries in directories",
@@ -126,7 +126,9 @@ var kind = map[string]struct {
 }[runtime.GOARCH]
 
 // librariesIn returns the libraries in a directory, and makes the links by which programs ask
-// for them, such as libcuda.so.1, where they are missing.
+// for them, such as libcuda.so.1, where they are missing. Links that are there are found by their
+// own names too, as with ldconfig: libcuda.so, libGLX_indirect.so.0. Instead of a link there may be
+// the library itself, once more.
 func librariesIn(c *Container, folder string) ([]Library, error) {
 	entries, err := c.List(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -136,12 +138,20 @@ func librariesIn(c *Container, folder string) ([]Library, error) {
 		return nil, err
 	}
 	files := make(map[string]string) // by the name that a library gives itself
+	var libraries []Library
 	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), "lib") || !strings.Contains(entry.Name(), ".so") || !entry.Type().IsRegular() {
+		link := entry.Type() == fs.ModeSymlink
+		if !strings.HasPrefix(entry.Name(), "lib") || !strings.Contains(entry.Name(), ".so") || !link && !entry.Type().IsRegular() {
 			continue
 		}
 		name := soname(c, path.Join(folder, entry.Name()))
 		if name == "" {
+			continue
+		}
+		if name != entry.Name() {
+			libraries = append(libraries, Library{Name: entry.Name(), Path: path.Join(folder, entry.Name()), Flags: kind.flags})
+		}
+		if link {
 			continue
 		}
 		// A folder may have two versions; ldconfig takes the later, too.
@@ -149,7 +159,6 @@ func librariesIn(c *Container, folder string) ([]Library, error) {
 			files[name] = entry.Name()
 		}
 	}
-	var libraries []Library
 	for name, file := range files {
 		link := path.Join(folder, name)
 		if name != file && !c.Exists(link) {

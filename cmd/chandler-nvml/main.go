@@ -6,12 +6,21 @@
 // chandler runs it where it is there, ends it when it is silent, and does
 // without it where it is not.
 //
-// It changes nothing on a GPU. To read them it must be able to open
+// With --cut and --remove, and only then, it changes a GPU: it makes a MIG instance at a
+// place that NVML lists, or removes it, and ends. To read them it must be able to open
 // /dev/nvidia*, and while it watches it holds them open, so that GPUs are reset,
 // and the driver is unloaded, only when it has ended.
+//
+// With --upkeep it is another program of its own, which goes on while the agent is updated: it
+// runs MPS daemons for claims, and sets time slices; see package upkeep.
+//
+// With --files it asks no GPU and no NVML. It says, as package userspace writes it, what
+// containers need of the driver's files, by NVIDIA's own code for CDI specs (nvcdi), which needs
+// cgo too. That only reads files.
 package main
 
 import (
+	"bufio"
 	"errors"
 	"flag"
 	"fmt"
@@ -24,27 +33,48 @@ import (
 )
 
 type options struct {
+	hostRoot   string
 	driverRoot string
 	gpus       string
+	files      bool
+	upkeep     string
 	interval   time.Duration
 	watch      bool
+
+	again chan struct{} // it is to look again; room for one
+
+	gpu, cut, remove, uuid string
+	begun                  bool
 }
 
 func main() {
 	var o options
-	flag.StringVar(&o.driverRoot, "driver-root", "/", "`directory` below which the driver's libraries lie; where they are not, the system's are used")
+	flag.StringVar(&o.hostRoot, "host-root", "/", "`directory` at which the host's files are seen; paths in the answer are without it")
+	flag.StringVar(&o.driverRoot, "driver-root", "/", "`directory` of the host below which the driver's libraries lie; where NVML is not, the system's is used")
+	flag.BoolVar(&o.files, "files", false, "say what containers need of the driver's files; NVML is not asked")
+	flag.StringVar(&o.upkeep, "upkeep", "", "keep up what claims want of MPS and time slices, as the agent orders it by a socket in this `directory`, with the programs of --driver-root")
 	flag.StringVar(&o.gpus, "gpus", "/proc/driver/nvidia/gpus", "`directory` that lists the GPUs by their PCI addresses")
-	flag.DurationVar(&o.interval, "interval", 10*time.Second, "how long to wait for an error of a GPU until looking again")
-	flag.BoolVar(&o.watch, "watch", false, "go on for as long as standard input is open")
+	flag.DurationVar(&o.interval, "interval", 10*time.Second, "how long to wait for an error of a GPU until looking again; with --files, how long to wait at all")
+	flag.BoolVar(&o.watch, "watch", false, "go on for as long as standard input is open, and look again at once when a line comes")
+	flag.StringVar(&o.cut, "cut", "", "make a MIG instance at a `place` of the GPU, such as 1g.10gb@4, with the device nodes that open it, say what it is, and end; it is no error if it is there")
+	flag.StringVar(&o.remove, "remove", "", "remove the MIG instance at a `place` of the GPU, and end; it is no error if there is none")
+	flag.StringVar(&o.gpu, "gpu", "", "the PCI `address` of the GPU to change")
+	flag.StringVar(&o.uuid, "uuid", "", "remove the instance only if this is its `UUID`")
+	flag.BoolVar(&o.begun, "begun", false, "the caller has begun to make or remove what is at the place: finish that; otherwise a GPU instance without a compute instance is somebody else's")
 	flag.Parse()
+	o.again = make(chan struct{}, 1)
 	done := make(chan error, 2)
-	go func() { done <- o.run(os.Stdout) }()
+	run := o.run
+	switch {
+	case o.files:
+		run = o.runUserspace
+	case o.upkeep != "":
+		run = o.runUpkeep
+	}
+	go func() { done <- run(os.Stdout) }()
 	if o.watch {
 		// A call of NVML may never return; who started this program may be gone.
-		go func() {
-			_, err := io.Copy(io.Discard, os.Stdin)
-			done <- err
-		}()
+		go func() { done <- o.urged(os.Stdin) }()
 	}
 	if err := <-done; err != nil {
 		fmt.Fprintln(os.Stderr, "chandler-nvml:", err)
@@ -53,9 +83,12 @@ func main() {
 }
 
 func (o *options) run(out io.Writer) error {
-	lib := nvml.New(nvml.WithLibraryPath(library(o.driverRoot)))
+	lib := o.load()
 	if ret := lib.Init(); ret != nvml.SUCCESS {
-		return fmt.Errorf("load NVML: %s", describe(ret))
+		return o.refuse(out, fmt.Errorf("load NVML: %s", describe(ret)))
+	}
+	if o.cut != "" || o.remove != "" {
+		return o.change(lib, out, os.Stderr)
 	}
 	addresses, err := listed(o.gpus)
 	if err != nil {
@@ -69,6 +102,18 @@ func (o *options) run(out io.Writer) error {
 		return r.write(out)
 	}
 	return r.watch(out, o)
+}
+
+// urged has the program look again whenever a line comes, until there are no more.
+func (o *options) urged(in io.Reader) error {
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		select {
+		case o.again <- struct{}{}:
+		default:
+		}
+	}
+	return lines.Err()
 }
 
 // libraryDirs are where distributions, and NVIDIA's and Google's installers,

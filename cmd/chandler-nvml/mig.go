@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -12,40 +13,78 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// readMIG reads the MIG mode of a GPU and its instances.
-func (r *reader) readMIG(device nvml.Device, now *facts.GPU) {
+// readMIG reads the MIG mode of a GPU, its instances, and what could be cut of it. What NVML
+// does not tell for once, such as while the driver is busy, is as it was: a GPU in MIG mode
+// must not be taken for a whole one, nor an instance for none.
+func (r *reader) readMIG(g *gpu, now *facts.GPU) {
 	if !r.has("nvmlDeviceGetMigMode") {
 		return
 	}
-	mode, _, ret := device.GetMigMode()
-	if ret != nvml.SUCCESS {
+	mode, _, ret := g.device.GetMigMode()
+	switch ret {
+	case nvml.SUCCESS:
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_FUNCTION_NOT_FOUND:
 		return // it has no such mode
+	default:
+		now.MIG, now.Instances, now.Profiles, now.Empty, now.PlacesUnknown = g.last.MIG, g.last.Instances, g.last.Profiles, g.last.Empty, g.last.PlacesUnknown
+		return
 	}
 	now.MIG = "disabled"
 	if mode != nvml.DEVICE_MIG_ENABLE {
 		return
 	}
 	now.MIG = "enabled"
-	count, ret := device.GetMaxMigDeviceCount()
+	if g.kinds == nil {
+		var told bool
+		if g.kinds, told = kinds(r.lib, g.device, uint64(now.MemoryBytes)); !told {
+			g.kinds, now.PlacesUnknown = nil, true
+		}
+	}
+	r.readInstances(g, now)
+	r.readPlacements(g, now)
+}
+
+// transient reports whether NVML did not answer, but may when it is asked again. The other answers
+// are true for as long as the driver and this program's rights are what they are.
+func transient(ret nvml.Return) bool {
+	switch ret {
+	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_FUNCTION_NOT_FOUND,
+		nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_FOUND:
+		return false
+	}
+	return true
+}
+
+// readInstances reads the instances of a GPU in MIG mode.
+func (r *reader) readInstances(g *gpu, now *facts.GPU) {
+	count, ret := g.device.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
+		now.Instances = g.last.Instances
 		return
 	}
 	for i := range count {
-		// There are gaps in the numbers.
-		mig, ret := device.GetMigDeviceHandleByIndex(i)
+		mig, ret := g.device.GetMigDeviceHandleByIndex(i)
+		if ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
+			continue // there are gaps in the numbers
+		}
 		if ret != nvml.SUCCESS {
+			before := slices.IndexFunc(g.last.Instances, func(last facts.Instance) bool { return last.Index != nil && *last.Index == i })
+			if before >= 0 {
+				now.Instances = append(now.Instances, g.last.Instances[before])
+			}
 			continue
 		}
-		if instance, ok := r.instance(device, mig, uint64(now.MemoryBytes)); ok {
+		if instance, ok := r.instance(g, mig, now); ok {
 			instance.Index = &i
 			now.Instances = append(now.Instances, instance)
 		}
 	}
 }
 
-// instance describes a MIG device of a GPU with that much memory. It is nothing
-// if its place is not known.
-func (r *reader) instance(device, mig nvml.Device, gpuMemory uint64) (facts.Instance, bool) {
+// instance describes a MIG device of a GPU of which that much is known. It is nothing if its
+// numbers are not.
+func (r *reader) instance(g *gpu, mig nvml.Device, now *facts.GPU) (facts.Instance, bool) {
+	gpuMemory := uint64(now.MemoryBytes)
 	gi, giRet := mig.GetGpuInstanceId()
 	ci, ciRet := mig.GetComputeInstanceId()
 	if giRet != nvml.SUCCESS || ciRet != nvml.SUCCESS {
@@ -54,6 +93,16 @@ func (r *reader) instance(device, mig nvml.Device, gpuMemory uint64) (facts.Inst
 	instance := facts.Instance{GI: gi, CI: ci}
 	if uuid, ret := mig.GetUUID(); ret == nvml.SUCCESS {
 		instance.UUID = uuid
+	}
+	listed, told := g.place(&instance)
+	if !told {
+		before := slices.IndexFunc(g.last.Instances, func(i facts.Instance) bool {
+			return i.GI == gi && i.CI == ci && i.UUID == instance.UUID && i.Placement != nil
+		})
+		if before >= 0 {
+			return g.last.Instances[before], true
+		}
+		now.PlacesUnknown = true
 	}
 	attributes, ret := mig.GetAttributes()
 	if ret != nvml.SUCCESS {
@@ -68,7 +117,9 @@ func (r *reader) instance(device, mig nvml.Device, gpuMemory uint64) (facts.Inst
 		JPEG:            attributes.SharedJpegCount,
 		OFA:             attributes.SharedOfaCount,
 	}
-	if suffix, ok := r.suffix(device, mig, gi); ok && gpuMemory > 0 {
+	if listed != nil {
+		instance.Profile = divided(attributes, listed.profile.Name)
+	} else if suffix, ok := r.suffix(g.device, mig, gi); ok && gpuMemory > 0 {
 		instance.Profile = profile(attributes, gpuMemory) + suffix
 	}
 	return instance, true
@@ -81,9 +132,13 @@ func profile(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	const eighths, gib = 8, 1 << 30
 	share := math.Ceil(float64(a.MemorySizeMB<<20)/float64(gpuMemory)*eighths) / eighths
 	memory := math.Round(share * float64((gpuMemory+gib-1)/gib))
-	name := fmt.Sprintf("%dg.%dgb", a.GpuInstanceSliceCount, int(memory))
+	return divided(a, fmt.Sprintf("%dg.%dgb", a.GpuInstanceSliceCount, int(memory)))
+}
+
+// divided returns the name of the profile of an instance, from that of its GPU instance.
+func divided(a nvml.DeviceAttributes, name string) string {
 	if a.ComputeInstanceSliceCount != a.GpuInstanceSliceCount {
-		name = fmt.Sprintf("%dc.%s", a.ComputeInstanceSliceCount, name)
+		return fmt.Sprintf("%dc.%s", a.ComputeInstanceSliceCount, name)
 	}
 	return name
 }
@@ -98,6 +153,7 @@ var suffixes = map[int]string{
 	nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "+me.all",
 	nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX:    "+gfx",
 	nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX:    "+gfx",
+	nvml.GPU_INSTANCE_PROFILE_3_SLICE_GFX:    "+gfx",
 	nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX:    "+gfx",
 	nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME:  "-me",
 	nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME:  "-me",
@@ -128,4 +184,101 @@ func (r *reader) suffix(device, mig nvml.Device, gi int) (string, bool) {
 		}
 	}
 	return "", false
+}
+
+// place sets where the GPU instance of an instance lies, if that is known, and returns its
+// profile among those that are listed, nil if it is none of them. Who is not privileged is
+// not told. It is not told either if NVML will only answer later.
+func (g *gpu) place(instance *facts.Instance) (listed *kind, told bool) {
+	handle, ret := g.device.GetGpuInstanceById(instance.GI)
+	if ret != nvml.SUCCESS {
+		return nil, !transient(ret)
+	}
+	info, ret := handle.GetInfo()
+	if ret != nvml.SUCCESS || info.Placement.Size == 0 {
+		return nil, !transient(ret)
+	}
+	instance.Placement = &facts.Placement{Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
+	for i := range g.kinds {
+		if g.kinds[i].info.Id == info.ProfileId {
+			return &g.kinds[i], true
+		}
+	}
+	return nil, true
+}
+
+// kind is a profile as NVML and as we know it.
+type kind struct {
+	info    nvml.GpuInstanceProfileInfo
+	profile facts.Profile
+}
+
+// readPlacements reads what could be cut of a GPU in MIG mode, and where GPU instances lie
+// in which nothing computes.
+func (r *reader) readPlacements(g *gpu, now *facts.GPU) {
+	for _, k := range g.kinds {
+		now.Profiles = append(now.Profiles, k.profile)
+		instances, ret := g.device.GetGpuInstances(&k.info)
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		for _, instance := range instances {
+			info, ret := instance.GetInfo()
+			computes := slices.ContainsFunc(now.Instances, func(i facts.Instance) bool { return i.GI == int(info.Id) })
+			if ret == nvml.SUCCESS && !computes {
+				at := facts.Placement{Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
+				now.Empty = append(now.Empty, facts.Empty{Placement: at, Profile: k.profile.Name})
+			}
+		}
+	}
+}
+
+// kinds returns the profiles of a GPU with that much memory. There are none if the
+// library is too old to be told where to cut, or does not tell this program where it
+// could. A profile of which there can be no instance is left out. It reports whether NVML
+// answered all that it was asked.
+func kinds(lib nvml.Interface, device nvml.Device, gpuMemory uint64) (all []kind, told bool) {
+	for _, function := range []string{"nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceCreateGpuInstanceWithPlacement"} {
+		if lib.Extensions().LookupSymbol(function) != nil {
+			return nil, true
+		}
+	}
+	if gpuMemory == 0 { // profiles have their names by it
+		return nil, false
+	}
+	named := make(map[string]bool)
+	for i := range nvml.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := device.GetGpuInstanceProfileInfo(i)
+		if transient(ret) {
+			return nil, false
+		}
+		if ret != nvml.SUCCESS || info.InstanceCount == 0 || info.SliceCount == 0 {
+			continue
+		}
+		placements, ret := device.GetGpuInstancePossiblePlacements(&info)
+		if transient(ret) {
+			return nil, false
+		}
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		p := facts.Profile{
+			Name: profile(nvml.DeviceAttributes{
+				GpuInstanceSliceCount: info.SliceCount, ComputeInstanceSliceCount: info.SliceCount, MemorySizeMB: info.MemorySizeMB,
+			}, gpuMemory) + suffixes[i],
+			Slices: int(info.SliceCount), Max: int(info.InstanceCount), MemoryBytes: int64(info.MemorySizeMB) << 20,
+			Engines: facts.Engines{
+				Multiprocessors: info.MultiprocessorCount, Copy: info.CopyEngineCount, Decoder: info.DecoderCount,
+				Encoder: info.EncoderCount, JPEG: info.JpegCount, OFA: info.OfaCount,
+			},
+		}
+		for _, placement := range placements {
+			p.Placements = append(p.Placements, facts.Placement{Start: int(placement.Start), Size: int(placement.Size)})
+		}
+		if !named[p.Name] && len(placements) > 0 {
+			named[p.Name] = true
+			all = append(all, kind{info, p})
+		}
+	}
+	return all, true
 }

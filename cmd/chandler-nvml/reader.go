@@ -25,6 +25,8 @@ type gpu struct {
 	device nvml.Device // nil if it was lost before it was opened
 	last   facts.GPU   // what was read last
 	xids   []facts.XID
+
+	kinds []kind // once they are known: they are the same for as long as the driver is
 }
 
 // newReader opens the GPUs of the addresses. A GPU that NVML does not know,
@@ -95,12 +97,15 @@ func (r *reader) read(g *gpu) facts.GPU {
 	// A GPU that uses the host's memory has none of its own.
 	if memory, ret := g.device.GetMemoryInfo(); ret == nvml.SUCCESS {
 		now.MemoryBytes = int64(memory.Total)
+	} else if ret != nvml.ERROR_NOT_SUPPORTED {
+		now.MemoryBytes = g.last.MemoryBytes // by which profiles have their names
 	}
 	if major, minor, ret := g.device.GetCudaComputeCapability(); ret == nvml.SUCCESS && major > 0 {
 		now.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
 	}
 	now.CUDA = r.cuda()
-	r.readMIG(g.device, &now)
+	r.readMIG(g, &now)
+	g.forgetGone(&now)
 	now.Fabric = r.fabric(g.device)
 	r.readLinks(g.device, &now)
 	now.Recovery = r.recovery(g.device)

@@ -16,14 +16,15 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 	"github.com/google/go-cmp/cmp"
 
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// server is a DGX with eight A100 of 40 GiB, at 0000:00:00.0 to 0000:07:00.0. Of
+// dgx is a DGX with eight A100 of 40 GiB, at 0000:00:00.0 to 0000:07:00.0. Of
 // what NVML can say it has the functions that are not named.
-func server(t *testing.T, without ...string) (*dgxa100.Server, *reader) {
+func dgx(t *testing.T, without ...string) (*server.Server, *reader) {
 	t.Helper()
 	s := dgxa100.New()
 	s.LookupSymbolFunc = func(symbol string) error {
@@ -48,7 +49,7 @@ func server(t *testing.T, without ...string) (*dgxa100.Server, *reader) {
 	return s, r
 }
 
-func device(s *dgxa100.Server, i int) *dgxa100.Device { return s.Devices[i].(*dgxa100.Device) }
+func device(s *server.Server, i int) *server.Device { return s.Devices[i].(*server.Device) }
 
 // read returns what is written of the GPUs, in the order of their addresses.
 func read(t *testing.T, r *reader) []facts.GPU {
@@ -72,7 +73,7 @@ func read(t *testing.T, r *reader) []facts.GPU {
 }
 
 func TestReadWholeGPUs(t *testing.T) {
-	s, r := server(t)
+	s, r := dgx(t)
 	gpus := read(t, r)
 	for i, got := range gpus {
 		want := facts.GPU{
@@ -88,7 +89,7 @@ func TestReadWholeGPUs(t *testing.T) {
 // A driver of long ago has fewer functions, and to call one that is missing
 // would end the program.
 func TestReadCallsNoFunctionThatIsMissing(t *testing.T) {
-	s, r := server(t, "nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetMigMode", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
+	s, r := dgx(t, "nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetMigMode", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
 		"nvmlDeviceGetFieldValues", "nvmlEventSetCreate")
 	s.SystemGetCudaDriverVersionFunc = func() (int, nvml.Return) { panic("called") }
 	d := device(s, 0)
@@ -124,7 +125,7 @@ func mig(name string, gi, ci, g, c int, memoryMiB uint64) *mock.Device {
 }
 
 func TestReadMIG(t *testing.T) {
-	s, r := server(t)
+	s, r := dgx(t)
 	d := device(s, 2)
 	d.MigMode = nvml.DEVICE_MIG_ENABLE
 	handles := map[int]nvml.Device{
@@ -177,7 +178,7 @@ func TestProfile(t *testing.T) {
 }
 
 func TestReadFabricAndLinks(t *testing.T) {
-	s, r := server(t)
+	s, r := dgx(t)
 	d := device(s, 1)
 	d.GetGpuFabricInfoFunc = func() (nvml.GpuFabricInfo, nvml.Return) {
 		return nvml.GpuFabricInfo{ClusterUuid: [16]uint8{0x0c, 0x1d, 15: 0x5f}, CliqueId: 7, State: nvml.GPU_FABRIC_STATE_COMPLETED}, nvml.SUCCESS
@@ -225,7 +226,7 @@ func TestReadFabricAndLinks(t *testing.T) {
 }
 
 // recovering lets a driver say what it wants done with a GPU.
-func recovering(d *dgxa100.Device, action uint32) {
+func recovering(d *server.Device, action uint32) {
 	d.GetFieldValuesFunc = func(values []nvml.FieldValue) nvml.Return {
 		if values[0].FieldId != nvml.FI_DEV_GET_GPU_RECOVERY_ACTION {
 			return nvml.ERROR_INVALID_ARGUMENT
@@ -236,14 +237,14 @@ func recovering(d *dgxa100.Device, action uint32) {
 	}
 }
 
-func xid(d *dgxa100.Device, code uint64, gi uint32) nvml.EventData {
+func xid(d *server.Device, code uint64, gi uint32) nvml.EventData {
 	return nvml.EventData{Device: d, EventType: nvml.EventTypeXidCriticalError, EventData: code, GpuInstanceId: gi, ComputeInstanceId: gi}
 }
 
 // An error stands against a GPU until its driver says that nothing is to be
 // done, or for good if it says nothing.
 func TestErrors(t *testing.T) {
-	s, r := server(t)
+	s, r := dgx(t)
 	read(t, r)
 	at := time.Now()
 	for _, code := range []uint64{13, 31, 43, 45, 68, 94, 154} {
@@ -280,7 +281,7 @@ func TestErrors(t *testing.T) {
 
 // An error of nobody knows which GPU counts against all.
 func TestErrorOfNobodyKnowsWhom(t *testing.T) {
-	_, r := server(t)
+	_, r := dgx(t)
 	read(t, r)
 	r.note(nvml.EventData{EventType: nvml.EventTypeXidCriticalError, EventData: 79, GpuInstanceId: 0xffffffff}, time.Now())
 	for _, gpu := range read(t, r) {
@@ -291,7 +292,7 @@ func TestErrorOfNobodyKnowsWhom(t *testing.T) {
 }
 
 func TestErrorsAreBounded(t *testing.T) {
-	s, r := server(t)
+	s, r := dgx(t)
 	read(t, r)
 	for i := range uint32(100) {
 		r.note(xid(device(s, 0), 48, i), time.Now())
@@ -303,7 +304,7 @@ func TestErrorsAreBounded(t *testing.T) {
 
 // A driver that is loaded and has no GPU is no error.
 func TestReadNone(t *testing.T) {
-	s, _ := server(t)
+	s, _ := dgx(t)
 	r, err := newReader(s, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -315,7 +316,7 @@ func TestReadNone(t *testing.T) {
 
 // A GPU that is lost is still described as it was.
 func TestLost(t *testing.T) {
-	s, r := server(t)
+	s, r := dgx(t)
 	before := read(t, r)[4]
 	device(s, 4).GetUUIDFunc = func() (string, nvml.Return) { return "", nvml.ERROR_GPU_IS_LOST }
 	got := read(t, r)[4]
@@ -339,7 +340,7 @@ func TestLost(t *testing.T) {
 
 // An event is told at once, and other GPUs end the watch.
 func TestWatch(t *testing.T) {
-	s, r := server(t)
+	s, r := dgx(t)
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "0000:00:00.0"), 0o755); err != nil {
 		t.Fatal(err)
@@ -368,12 +369,32 @@ func TestWatch(t *testing.T) {
 		return nvml.SUCCESS
 	}
 	var out bytes.Buffer
-	err := r.watch(&out, &options{gpus: dir, interval: time.Minute})
+	err := r.watch(&out, &options{gpus: dir, interval: glance})
 	if err == nil || !strings.Contains(err.Error(), "other GPUs than before") {
 		t.Errorf("error %v", err)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 3 || strings.Contains(lines[0], `"xids"`) || !strings.Contains(lines[1], `"code":79`) {
 		t.Errorf("%d lines: %s", len(lines), lines)
+	}
+}
+
+// Whoever asks for it has the program look again before the interval has passed.
+func TestWatchAgain(t *testing.T) {
+	for name, set := range map[string]nvml.EventSet{
+		"without events": nil,
+		"with events":    &mock.EventSet{WaitFunc: func(uint32) (nvml.EventData, nvml.Return) { return nvml.EventData{}, nvml.ERROR_TIMEOUT }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, r := dgx(t)
+			o := options{again: make(chan struct{}, 1)}
+			if err := o.urged(strings.NewReader("\n\n\n")); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			if err := r.wait(set, time.Hour, o.again); err != nil || time.Since(began) > time.Minute {
+				t.Errorf("waited for %s, error %v", time.Since(began), err)
+			}
+		})
 	}
 }

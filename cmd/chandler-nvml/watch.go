@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -44,7 +45,7 @@ func (r *reader) watch(out io.Writer, o *options) error {
 		if err = r.write(out); err != nil {
 			break
 		}
-		if err = r.wait(set, o.interval); err != nil {
+		if err = r.wait(set, o.interval, o.again); err != nil {
 			break
 		}
 		var now []string
@@ -81,28 +82,46 @@ func (r *reader) register() nvml.EventSet {
 	return set
 }
 
-// wait waits for events, and notes those that come together.
-func (r *reader) wait(set nvml.EventSet, interval time.Duration) error {
-	if set == nil {
-		time.Sleep(interval)
-		return nil
-	}
-	event, ret := set.Wait(uint32(interval.Milliseconds()))
-	for range maxXIDs {
-		if ret != nvml.SUCCESS {
-			break
+// glance is how long NVML is asked to wait for events at a time: it cannot be interrupted.
+const glance = 500 * time.Millisecond
+
+// wait waits for events, and notes those that come together. It returns after the interval,
+// or when it is to look again.
+func (r *reader) wait(set nvml.EventSet, interval time.Duration, again <-chan struct{}) error {
+	for left := interval; left > 0; left -= glance {
+		select {
+		case <-again:
+			return nil
+		default:
 		}
-		r.note(event, time.Now())
-		event, ret = set.Wait(50)
+		if set == nil {
+			select {
+			case <-again:
+			case <-time.After(left):
+			}
+			return nil
+		}
+		event, ret := set.Wait(uint32(min(left, glance).Milliseconds()))
+		heard := ret == nvml.SUCCESS
+		for range maxXIDs {
+			if ret != nvml.SUCCESS {
+				break
+			}
+			r.note(event, time.Now())
+			event, ret = set.Wait(50)
+		}
+		switch ret {
+		case nvml.SUCCESS, nvml.ERROR_TIMEOUT:
+		case nvml.ERROR_GPU_IS_LOST: // which it says at once, for ever
+			set = nil
+		default:
+			return fmt.Errorf("wait for events: %s", describe(ret))
+		}
+		if heard {
+			return nil
+		}
 	}
-	switch ret {
-	case nvml.SUCCESS, nvml.ERROR_TIMEOUT:
-		return nil
-	case nvml.ERROR_GPU_IS_LOST: // which it says at once, for ever
-		time.Sleep(interval)
-		return nil
-	}
-	return fmt.Errorf("wait for events: %s", describe(ret))
+	return nil
 }
 
 // note remembers an error.
@@ -136,6 +155,30 @@ func (g *gpu) remember(xid facts.XID) {
 	if extra := len(g.xids) - maxXIDs; extra > 0 {
 		g.xids = g.xids[extra:]
 	}
+}
+
+// forgetGone drops the errors of GPU instances that were there and are not any more. NVML
+// gives their numbers to others.
+func (g *gpu) forgetGone(now *facts.GPU) {
+	profile := func(of *facts.GPU, gi int) (name string, there bool) {
+		i := slices.IndexFunc(of.Instances, func(i facts.Instance) bool { return i.GI == gi })
+		if i < 0 {
+			return "", false
+		}
+		_, name, divided := strings.Cut(of.Instances[i].Profile, "c.")
+		if !divided {
+			name = of.Instances[i].Profile
+		}
+		return name, true
+	}
+	g.xids = slices.DeleteFunc(slices.Clone(g.xids), func(xid facts.XID) bool {
+		if xid.GI == nil {
+			return false
+		}
+		before, was := profile(&g.last, *xid.GI)
+		after, is := profile(now, *xid.GI)
+		return was && (!is || before != after)
+	})
 }
 
 // pending returns the errors that stand against a GPU. There are none while its

@@ -23,6 +23,7 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 	"chandler.dev/discovery/network"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/handover"
 )
 
 // loadConfig reads the configuration file as it counts on a node, or returns the
@@ -90,15 +91,19 @@ func nodeName(said string) (string, error) {
 		said = strings.ToLower(name)
 	}
 	if messages := validation.IsDNS1123Subdomain(said); len(messages) > 0 {
-		return "", fmt.Errorf("node name %q: %s", said, strings.Join(messages, "; "))
+		return "", fmt.Errorf("node name %q: %s; --node-name says another", said, strings.Join(messages, "; "))
 	}
 	return said, nil
 }
 
-// loadConfigHere is [loadConfig] for a node whose name may be left out.
+// loadConfigHere is [loadConfig] for a node whose name may be left out. Without a file
+// nothing depends on the name, so the host's may be one that no node has, such as "(none)".
 func loadConfigHere(file string, node v1alpha1.Node) (*v1alpha1.DriverConfig, *rules.Rules, error) {
 	var err error
-	if node.Name, err = nodeName(node.Name); err != nil {
+	if file != "" || node.Name != "" {
+		node.Name, err = nodeName(node.Name)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	config, compiled, err := loadConfig(file, node)
@@ -119,6 +124,27 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 		}
 		host.Rebind = append(host.Rebind, discovery.Rebinding{Expression: entry.CEL, Selects: selector.Selects, Driver: cmp.Or(entry.Driver, "vfio-pci")})
 	}
+	for _, entry := range config.OnRequest.VirtualFunctions {
+		selector, err := rules.Compile(entry.CEL)
+		if err != nil {
+			continue // likewise
+		}
+		host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Expression: entry.CEL, Selects: selector.Selects, Count: entry.Count})
+	}
+	for _, entry := range config.OnRequest.Partitions {
+		selector, err := rules.Compile(entry.CEL)
+		if err != nil {
+			continue // likewise
+		}
+		host.Partition = append(host.Partition, discovery.Partitioning{Expression: entry.CEL, Selects: selector.Selects})
+	}
+	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
+		for _, entry := range upkeep(config, kind) {
+			if selector, err := rules.Compile(entry.CEL); err == nil { // likewise
+				host.Upkeep = append(host.Upkeep, discovery.Upkeep{Kind: kind, Expression: entry.CEL, Selects: selector.Selects})
+			}
+		}
+	}
 	for _, resource := range config.Paths {
 		named := discovery.PathResource{Name: resource.Name, Kind: resource.Kind, Env: resource.Env}
 		for _, group := range resource.Groups {
@@ -127,6 +153,26 @@ func configuredHost(fsys fs.FS, config *v1alpha1.DriverConfig) *discovery.Host {
 		host.Paths = append(host.Paths, named)
 	}
 	return host
+}
+
+// upkeep returns the devices for which a kind is allowed.
+func upkeep(config *v1alpha1.DriverConfig, kind discovery.UpkeepKind) []v1alpha1.Selector {
+	if kind == discovery.UpkeepMPS {
+		return config.OnRequest.MPS
+	}
+	return config.OnRequest.TimeSlices
+}
+
+// handoverRules returns what is done to devices between two owners.
+func handoverRules(config *v1alpha1.DriverConfig) (out []handover.Rule) {
+	for _, entry := range config.Handover {
+		selector, err := rules.Compile(entry.CEL)
+		if err != nil {
+			continue // which compileRules reports
+		}
+		out = append(out, handover.Rule{Expression: entry.CEL, Selects: selector.Selects, Reset: entry.Reset == v1alpha1.ResetFunction, Methods: entry.ResetMethods})
+	}
+	return out
 }
 
 func pathGroup(group v1alpha1.PathGroup) discovery.PathGroup {
@@ -234,6 +280,20 @@ func compileRules(config *v1alpha1.DriverConfig) (*rules.Rules, error) {
 	for i, entry := range config.Rebinding {
 		compile("rebinding", i, entry.Selector)
 	}
+	for i, entry := range config.Handover {
+		compile("handover", i, entry.Selector)
+	}
+	for i, entry := range config.OnRequest.VirtualFunctions {
+		compile("onRequest.virtualFunctions", i, entry.Selector)
+	}
+	for i, entry := range config.OnRequest.Partitions {
+		compile("onRequest.partitions", i, entry)
+	}
+	for _, kind := range []discovery.UpkeepKind{discovery.UpkeepMPS, discovery.UpkeepTimeSlices} {
+		for i, entry := range upkeep(config, kind) {
+			compile("onRequest."+string(kind), i, entry)
+		}
+	}
 	for i, overhead := range config.Overhead {
 		out.Overhead = append(out.Overhead, rules.Overhead{
 			Selector:      compile("overhead", i, overhead.Selector),
@@ -260,9 +320,18 @@ func allocations(config []v1alpha1.Allocation) map[string]rules.Allocation {
 			},
 			Naming: discovery.Naming{Mounts: lists(v1alpha1.ListVolumeMounts), Index: a.DeviceIDStrategy == v1alpha1.DeviceIDIndex},
 			Env:    variables(a.Env),
+			Alike:  qualified(a.Alike),
 		}
 	}
 	return out
+}
+
+// qualified returns names of attributes as devices have them, which leave out the driver's domain.
+func qualified(attributes []string) (names []resourceapi.QualifiedName) {
+	for _, name := range attributes {
+		names = append(names, resourceapi.QualifiedName(strings.TrimPrefix(name, discovery.Domain+"/")))
+	}
+	return names
 }
 
 // variables returns variables as containers are given them, in order.
@@ -301,6 +370,13 @@ func readParameters(raw []byte) (discovery.Parameters, error) {
 	if said.ComputePercentage != nil {
 		parameters[nvidia.ComputePercentage] = strconv.Itoa(*said.ComputePercentage)
 	}
+	if said.MPS != nil {
+		parameters[nvidia.MPS] = "true"
+		if said.MPS.MemoryMiB != nil {
+			parameters[nvidia.MPSMemory] = strconv.Itoa(*said.MPS.MemoryMiB)
+		}
+	}
+	parameters[nvidia.TimeSlice] = string(said.TimeSlice)
 	for name, value := range said.Environment {
 		parameters[discovery.Environment(name)] = value
 	}

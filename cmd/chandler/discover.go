@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery/labels"
 	"chandler.dev/discovery/recorded"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/doctor/gather"
 )
 
 type discoverOptions struct {
@@ -46,6 +47,9 @@ on standard error and prints the rest.`,
   chandler discover rack7.host`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				inherit(cmd.Flags(), gather.OwnFlags(), places...)
+			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}

@@ -93,13 +93,22 @@ func (o *doctorOptions) inherit(flags *pflag.FlagSet, own map[string]string) {
 	if own == nil {
 		return
 	}
-	for _, name := range []string{"host-root", "runtime-root", "kubelet-root", "device-plugin-dir", "cdi-root", "config", "kubeconfig", "node-name"} {
-		if value := own[name]; value != "" && !flags.Changed(name) {
-			_ = flags.Set(name, value)
-		}
-	}
+	inherit(flags, own, "host-root", "runtime-root", "kubelet-root", "device-plugin-dir", "cdi-root", "config", "kubeconfig", "node-name")
 	if !flags.Changed("node-root") {
 		o.nodeRoot = "" // the pod has an /etc of its own
+	}
+}
+
+// places are the agent's options that say where what of the node is.
+var places = []string{"host-root", "kubelet-root", "device-plugin-dir", "node-name"}
+
+// inherit gives flags the values that the agent in whose pod this is has, unless something else
+// was said.
+func inherit(flags *pflag.FlagSet, own map[string]string, names ...string) {
+	for _, name := range names {
+		if value := own[name]; value != "" && flags.Lookup(name) != nil && !flags.Changed(name) {
+			_ = flags.Set(name, value)
+		}
 	}
 }
 

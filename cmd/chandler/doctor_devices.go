@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -53,10 +54,11 @@ func (o *doctorOptions) addDevices(ctx context.Context, errOut io.Writer, g gath
 		n.addListed(&kubeletapi.Listing{Pods: f.Kubelet.Pods.Value})
 	}
 	f.Devices.Holders = holders(n)
-	f.Devices.MakeNodes = make(map[string]string)
+	f.Devices.MakeNodes, f.Devices.Lacks = make(map[string]string), make(map[string][]string)
 	for _, family := range families.All {
 		if family.MakeNodes != "" {
 			f.Devices.MakeNodes[family.Name] = family.MakeNodes
+			f.Devices.Lacks[family.Name] = slices.DeleteFunc(slices.Clone(family.CommonNodes), host.Exists)
 		}
 	}
 
@@ -90,7 +92,10 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 	var n nodeNow
 	node := o.node
 	if node.Labels == nil && f.Cluster.Node.Not == "" && f.Cluster.Node.Value != nil {
-		node.Labels = f.Cluster.Node.Value.Labels
+		node.Labels = maps.Clone(f.Cluster.Node.Value.Labels)
+		if v1alpha1.WrongMode(node.Labels) {
+			delete(node.Labels, v1alpha1.LabelMode) // it has a code of its own, and is not in force
+		}
 	}
 	if node.Labels == nil {
 		if data, err := fs.ReadFile(state, agent.KeptLabels); err == nil {
@@ -124,7 +129,7 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 		}
 	}
 	n.Rules = compiled
-	f.Agent.Mode = compiled.Mode
+	f.Agent.Mode, f.Agent.Looking = compiled.Mode, looking(config)
 	n.API, n.Auto, err = agent.ReadPlacement(state)
 	f.Devices.API = doctor.Of(n.API, err)
 	if f.Agent.Mode == discovery.ModeAuto {
@@ -134,6 +139,22 @@ func (o *doctorOptions) configInForce(state fs.FS, f *doctor.Facts) (*v1alpha1.D
 		n.Auto = discovery.ModeDevicePlugin
 	}
 	return config, n, nil
+}
+
+// looking names the parts of a configuration for which the agent must see which processes have devices open. To
+// cut partitions it need not, since there the driver refuses.
+func looking(config *v1alpha1.DriverConfig) (parts []string) {
+	for part, has := range map[string]bool{
+		"handover":                   len(config.Handover) > 0,
+		"rebinding":                  len(config.Rebinding) > 0,
+		"onRequest.virtualFunctions": len(config.OnRequest.VirtualFunctions) > 0,
+	} {
+		if has {
+			parts = append(parts, part)
+		}
+	}
+	slices.Sort(parts)
+	return parts
 }
 
 // holders returns who has each device: the pods, where the kubelet says which have a claim.

@@ -7,11 +7,18 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/cmd/chandler/agent"
 	"chandler.dev/internal/doctor"
 )
 
@@ -19,7 +26,7 @@ import (
 // name.
 var hostPrograms = []string{
 	"ausearch", "cat", "crictl", "df", "dmesg", "du", "findmnt", "journalctl", "mkdir", "mv", "nvidia-modprobe",
-	"ps", "reboot", "rm", "sed", "sh", "sort", "tail", "tee", "timedatectl", "tr", "udevadm",
+	"ps", "reboot", "rm", "sed", "sh", "sort", "sudoedit", "tail", "tee", "timedatectl", "tr", "udevadm",
 }
 
 // doctored runs doctor, and returns what it printed and its exit code.
@@ -201,5 +208,72 @@ func TestDoctorForNodeProblemDetector(t *testing.T) {
 		if code != test.code || !strings.HasPrefix(out, test.want) || strings.Count(out, "\n") != 1 || len(out) > 81 {
 			t.Errorf("%v: exit code %d, %q", test.args, code, out)
 		}
+	}
+}
+
+// A label for the mode that is wrong keeps doctor from nothing: it has a code of its own.
+func TestDoctorOfAWrongLabel(t *testing.T) {
+	var f doctor.Facts
+	f.Cluster.Node = doctor.Known(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{v1alpha1.LabelMode: "dra"}}})
+	o := doctorOptions{node: v1alpha1.Node{Name: "n"}}
+	state := fstest.MapFS{agent.KeptConfig: {Data: []byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\nmode: DevicePlugin\n")}}
+	config, n, err := o.configInForce(state, &f)
+	if err != nil || config.Mode != v1alpha1.ModeDevicePlugin || n.Rules == nil {
+		t.Errorf("config %+v, error %v", config, err)
+	}
+	if got := f.Cluster.Node.Value.Labels[v1alpha1.LabelMode]; got != "dra" {
+		t.Errorf("the node that is judged has the label %q", got)
+	}
+}
+
+// Doctor knows for which parts of the configuration the agent must see who has devices open.
+func TestDoctorKnowsWhatNeedsSight(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                              "",
+		"handover:\n- cel: \"true\"\n":  "handover",
+		"rebinding:\n- cel: \"true\"\n": "rebinding",
+		"onRequest: {keepSeconds: 5}\n": "",
+		"onRequest: {partitions: [{cel: \"true\"}]}\n":                                    "",
+		"onRequest: {virtualFunctions: [{cel: \"true\"}]}\nhandover: [{cel: \"true\"}]\n": "handover onRequest.virtualFunctions",
+	} {
+		var f doctor.Facts
+		o := doctorOptions{node: v1alpha1.Node{Name: "n"}}
+		state := fstest.MapFS{agent.KeptConfig: {Data: []byte("apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n" + text)}}
+		if _, _, err := o.configInForce(state, &f); err != nil || strings.Join(f.Agent.Looking, " ") != want {
+			t.Errorf("%q: %v, error %v", text, f.Agent.Looking, err)
+		}
+	}
+}
+
+// In the agent's pod, commands that look at the node look where the agent does, unless they are
+// told otherwise, and take nothing else of its options.
+func TestOptionsOfTheAgent(t *testing.T) {
+	own := map[string]string{"host-root": "/host", "kubelet-root": "/k", "node-name": "n", "config": "/etc/c.yaml", "v": "4"}
+	cmd := newInventoryCommand()
+	if err := cmd.ParseFlags([]string{"--kubelet-root=/mine"}); err != nil {
+		t.Fatal(err)
+	}
+	inherit(cmd.Flags(), own, places...)
+	for name, want := range map[string]string{"host-root": "/host", "kubelet-root": "/mine", "node-name": "n", "config": ""} {
+		if got := cmd.Flags().Lookup(name).Value.String(); got != want {
+			t.Errorf("--%s is %q, want %q", name, got, want)
+		}
+	}
+}
+
+// Where NVIDIA's nodes were not made, those that all GPUs share are told of as well.
+func TestDoctorOfNodesThatWereNotMade(t *testing.T) {
+	data, err := os.ReadFile("../../discovery/families/nvidia/testdata/h100x8.host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := regexp.MustCompile(`(?m)^-- dev/nvidia(ctl|[0-9]+|-uvm\S*|-modeset) .*--\n`).ReplaceAllString(string(data), "")
+	file := filepath.Join(t.TempDir(), "fresh.host")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, code := doctored(t, file)
+	if said := strings.Join(strings.Fields(out), " "); code != 1 || !strings.Contains(said, "/dev/nvidiactl, /dev/nvidia-uvm") || !strings.Contains(said, "are not there either") || !strings.Contains(said, "sudo nvidia-modprobe") {
+		t.Errorf("exit code %d:\n%s", code, out)
 	}
 }

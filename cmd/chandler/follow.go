@@ -186,6 +186,15 @@ func parseSettings(data []byte, node v1alpha1.Node) (*v1alpha1.DriverConfig, age
 	}
 	host := configuredHost(nil, config)
 	return config, agent.Settings{
-		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Rebind, NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
+		Rules: compiled, Severity: severityOf(config.Health.Severity), Roots: host.Roots, Paths: host.Paths, Pools: host.Pools, Rebind: host.Rebind,
+		VirtualFunctions: host.VirtualFunctions, Partition: host.Partition, Upkeep: host.Upkeep, KeepMade: keepMade(config.OnRequest), Handover: handoverRules(config), NoHooks: config.Hooks == v1alpha1.HooksNone, Text: data, Labels: node.Labels,
 	}, err
+}
+
+// keepMade returns how long what was made on request stays when nobody has it.
+func keepMade(o v1alpha1.OnRequest) time.Duration {
+	if o.KeepSeconds == nil {
+		return 5 * time.Minute
+	}
+	return time.Duration(*o.KeepSeconds) * time.Second
 }

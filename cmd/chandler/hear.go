@@ -16,8 +16,9 @@ import (
 const interfacesInterval = time.Second
 
 // hear returns what hears the kernel's events, and of a host's network interfaces
-// also where these have no event that reaches the agent.
-func hear(host fs.FS) func(ctx context.Context, events chan<- struct{}) error {
+// also where these have no event that reaches the agent. How recoveries from errors ended is
+// kept in recoveries.
+func hear(host fs.FS, recoveries *discovery.Recoveries) func(ctx context.Context, events chan<- struct{}) error {
 	return func(ctx context.Context, events chan<- struct{}) error {
 		if hostfs.HasSys(host) && !discovery.SharesNetwork(host) {
 			klog.FromContext(ctx).Info("The agent has a network namespace of its own, in which the kernel says nothing of the host's network interfaces; their names are compared instead", "interval", interfacesInterval)
@@ -29,6 +30,6 @@ func hear(host fs.FS) func(ctx context.Context, events chan<- struct{}) error {
 				discovery.FollowInterfaces(ctx, host, interfacesInterval, events)
 			}()
 		}
-		return discovery.Listen(ctx, events)
+		return discovery.Listen(ctx, events, recoveries)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"chandler.dev/cmd/chandler/importer"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/docs"
 )
 
 func TestConfigImport(t *testing.T) {
@@ -124,6 +125,102 @@ func TestConfigImportOnHosts(t *testing.T) {
 	}
 }
 
+// Each of the strategies of NVIDIA's plugin for MIG has its names, as docs/nvidia.md has it. Instances have their names by
+// "none" too, where the plugin gives GPUs that nothing can compute on. By "single" a node with unlike ones offers none, where the
+// plugin does not start.
+func TestConfigImportMIGStrategies(t *testing.T) {
+	const (
+		alike   = "a100-single" // every GPU is divided into instances of one profile
+		unlike  = "h100-mig"    // two GPUs are whole, and another has instances of several profiles
+		whole   = "gb200"       // no GPU is divided
+		gpus    = "nvidia.com/gpu 4 GPU-5d2c1f08-8a41-4e0b-9c37-0b6f3d9ae408"
+		parts   = "nvidia.com/mig-2g.10gb 5 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e403"
+		ofThree = "nvidia.com/gpu 2 GPU-5d2c1f43-8a41-4e0b-9c37-0b6f3d9ae443, nvidia.com/mig-1g.10gb 1 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e490, " +
+			"nvidia.com/mig-1g.10gb.me 1 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e4a0"
+	)
+	for _, test := range []struct{ strategy, host, want string }{
+		{"none", whole, gpus},
+		{"none", unlike, ofThree},
+		{"none", alike, parts},
+		{"mixed", whole, gpus},
+		{"mixed", unlike, ofThree},
+		{"mixed", alike, parts},
+		{"single", whole, gpus},
+		{"single", unlike, ""},
+		{"single", alike, "nvidia.com/gpu 5 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e403"},
+	} {
+		file := filepath.Join(t.TempDir(), "plugin.yaml")
+		write(t, file, "version: v1\nflags: {migStrategy: "+test.strategy+"}\n")
+		got := offered(t, file, filepath.Join("..", "..", "discovery", "families", "nvidia", "testdata", test.host+".host"))
+		if got != test.want {
+			t.Errorf("%s on %s: offers %q; want %q", test.strategy, test.host, got, test.want)
+		}
+	}
+}
+
+// So have the examples of docs/nvidia.md for single, and for no instances.
+func TestMIGStrategiesOfDocs(t *testing.T) {
+	for _, test := range []struct{ example, host, want string }{
+		{"alike: [", "gb200", "nvidia.com/gpu 4 GPU-5d2c1f08-8a41-4e0b-9c37-0b6f3d9ae408"},
+		{"alike: [", "h100-mig", ""},
+		{"alike: [", "a100-single", "nvidia.com/gpu 5 MIG-3f1b7c52-1d0e-5c6b-9a87-41f0c2d3e403"},
+		{"exclude:", "h100-mig", "nvidia.com/gpu 2 GPU-5d2c1f43-8a41-4e0b-9c37-0b6f3d9ae443"},
+		{"exclude:", "a100-single", ""},
+	} {
+		config := exampleOf(t, "nvidia.md", test.example)
+		if got := offeredBy(t, config, filepath.Join("..", "..", "discovery", "families", "nvidia", "testdata", test.host+".host")); got != test.want {
+			t.Errorf("%s on %s: offers %q; want %q", test.example, test.host, got, test.want)
+		}
+	}
+}
+
+// A container that asks for GPUDirect Storage by the example of docs/nvidia.md gets all of its nodes.
+func TestStorageNodesOfDocs(t *testing.T) {
+	config := exampleOf(t, "nvidia.md", "example.com/gds")
+	host := filepath.Join(t.TempDir(), "gds.host")
+	write(t, host, `Nodes of GDRCopy and GPUDirect Storage.
+
+-- proc/devices --
+Character devices:
+235 nvidia-fs
+236 gdrdrv
+
+Block devices:
+-- dev/gdrdrv c 236:0 --
+-- dev/nvidia-fs0 c 235:0 --
+-- dev/nvidia-fs1 c 235:1 --
+-- dev/nvidia-fs15 c 235:15 --
+-- run/udev/control --
+-- end --
+`)
+	if got, want := offeredBy(t, config, host), "example.com/gdrcopy 100 "; !strings.HasPrefix(got, want) || !strings.Contains(got, "example.com/gds 100 ") {
+		t.Errorf("offers %q", got)
+	}
+	out := mustRun(t, "discover", "-o", "json", "--config", config, host)
+	for _, file := range []string{"/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/nvidia-fs1", "/dev/nvidia-fs15", "/run/udev"} {
+		if !strings.Contains(out, `"hostPath": "`+file+`"`) {
+			t.Errorf("no container gets %s", file)
+		}
+	}
+}
+
+// exampleOf writes the example of a page that has a text to a file, and returns its path.
+func exampleOf(t *testing.T, name, text string) string {
+	t.Helper()
+	page, err := docs.Read(filepath.Join("..", ".."), filepath.Join("..", "..", "docs", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := page.Blocks()
+	i := slices.IndexFunc(blocks, func(b docs.Block) bool { return strings.Contains(b.Text, text) })
+	if i < 0 {
+		t.Fatalf("%s has no example with %s", name, text)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, blocks[i].Text)
+	return file
+}
+
 // offered returns each resource of a host with an imported configuration, how many
 // IDs it has, and the first.
 func offered(t *testing.T, file, host string) string {
@@ -134,6 +231,12 @@ func offered(t *testing.T, file, host string) string {
 	}
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, config, out)
+	return offeredBy(t, config, host)
+}
+
+// offeredBy returns that for a configuration.
+func offeredBy(t *testing.T, config, host string) string {
+	t.Helper()
 	var snapshot rules.Snapshot
 	if err := json.Unmarshal([]byte(mustRun(t, "discover", "-o", "json", "--config", config, host)), &snapshot); err != nil {
 		t.Fatal(err)

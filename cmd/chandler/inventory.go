@@ -20,6 +20,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/doctor/gather"
 	"chandler.dev/internal/inventory"
 	"chandler.dev/internal/inventory/text"
 	"chandler.dev/internal/terminal"
@@ -43,17 +44,21 @@ right. It says how each device is, who has it by which API and since when, and w
 waits to move to the other API.
 
 On a node it reads the agent's directory and asks the kubelet's PodResources API, so it
-must run as root there. It asks no API server, and changes nothing. On a machine without a
+must run as root there. In the agent's pod it takes the agent's own options. It asks no API
+server, and changes nothing. On a machine without a
 kubelet, and of a recorded host, it is not known who has what, unless --kubelet-root names
 a copy of the kubelet's directory.
 
 With --serve it shows a page instead, until it is interrupted.`,
-		Example: `  kubectl -n chandler exec POD -- /chandler inventory --host-root=/host
+		Example: `  kubectl -n chandler exec POD -- /chandler inventory
   chandler inventory rack7.host
   chandler inventory --serve rack7.host
   chandler inventory -o json | jq '.devices[] | select(.state == "free") | .name'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				inherit(cmd.Flags(), gather.OwnFlags(), places...)
+			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}

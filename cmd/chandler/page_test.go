@@ -38,6 +38,13 @@ func recordedHosts(t *testing.T) []string {
 // has a device if somebody was asked.
 func recordedInventory(t *testing.T, file string, asked bool) *inventory.Inventory {
 	t.Helper()
+	facts := recordedFacts(t, file)
+	facts.Asked = asked
+	return inventory.Make(facts)
+}
+
+func recordedFacts(t *testing.T, file string) inventory.Facts {
+	t.Helper()
 	config, compiled, err := loadConfigHere("", v1alpha1.Node{})
 	if err != nil {
 		t.Fatal(err)
@@ -51,9 +58,9 @@ func recordedInventory(t *testing.T, file string, asked bool) *inventory.Invento
 	if err != nil {
 		t.Fatal(err)
 	}
-	return inventory.Make(inventory.Facts{
-		Name: recordedName(file), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: compiled.Apply(found), Classes: classes, At: time.Now(), Asked: asked,
-	})
+	return inventory.Facts{
+		Name: recordedName(file), Recorded: filepath.Base(file), Families: len(families.All), Snapshot: compiled.Apply(found), Classes: classes, At: time.Now(),
+	}
 }
 
 var (
@@ -61,10 +68,10 @@ var (
 	templates  = regexp.MustCompile(`(?s)<pre class="copy"><span>(apiVersion: .*?)</span></pre>`)
 )
 
-// TestPages renders the page of every recorded host. Each device has a link and a panel or
+// TestPageOfEachHost renders the page of every recorded host. Each device has a link and a panel or
 // a row of one, numbers add up, and each claim template is one that chandler validate
 // accepts.
-func TestPages(t *testing.T) {
+func TestPageOfEachHost(t *testing.T) {
 	out := os.Getenv("PAGES") // a directory to look at them in
 	validator := newValidator()
 	validated := make(map[string]bool)
@@ -133,6 +140,52 @@ func TestPageSaysWhatIsWrongWithTheNode(t *testing.T) {
 	b.Reset()
 	if err := text.Print(&b, inv, terminal.Plain); err != nil || !strings.Contains(b.String(), "configuration: no such field; chandler explain CH0703") {
 		t.Errorf("%v; the terminal has\n%s", err, b.String())
+	}
+}
+
+// The page says of a device that it is there only once somebody gets it, and of nothing else.
+func TestPageOfDevicesOnRequest(t *testing.T) {
+	for name, made := range map[string]bool{"there": true, "not there yet": false} {
+		inv := recordedInventory(t, "../../discovery/families/nvidia/testdata/h100-mig.host", true)
+		for _, d := range inv.Devices {
+			d.Unmade = !made
+		}
+		var b bytes.Buffer
+		if err := page.Render(&b, inv, page.Live{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{`, made when somebody gets it">`, `<span class="none">free, made when somebody gets it</span>`} {
+			if strings.Contains(b.String(), want) == made {
+				t.Errorf("%s: whether the page has %s", name, want)
+			}
+		}
+	}
+}
+
+// A pod that asked by limits has its devices by these, whichever API serves them. The scheduler's name for the claim is
+// in the panel alone.
+func TestPageOfLimitsThatDRAServes(t *testing.T) {
+	facts := recordedFacts(t, "../../discovery/families/amdgpu/testdata/mi210x8.host")
+	facts.Asked = true
+	facts.Holders = []inventory.Holder{{
+		Device: facts.Snapshot.Devices[0].Name, API: discovery.ModeDRA, Namespace: "lab", Pod: "nb", Container: "main",
+		Claim: "nb-extended-resources-x7k2q", Request: "container-0-request-0", Resource: "amd.com/gpu",
+	}}
+	inv := inventory.Make(facts)
+	var b bytes.Buffer
+	if err := page.Render(&b, inv, page.Live{}); err != nil {
+		t.Fatal(err)
+	}
+	text := b.String()
+	if want := "<dt>Limits</dt><dd>amd.com/gpu <small>by claim nb-extended-resources-x7k2q</small>"; !strings.Contains(text, want) {
+		t.Errorf("the page lacks %q", want)
+	}
+	if n := strings.Count(text, "nb-extended-resources"); n != 1 || strings.Contains(text, "container-0-request-0") {
+		t.Errorf("the page names the scheduler's claim %d times", n)
+	}
+	var out bytes.Buffer
+	if err := printInventory(&out, io.Discard, inv, "tree", true); err != nil || strings.Contains(out.String(), "extended-resources") {
+		t.Errorf("%v: the terminal says\n%s", err, &out)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/recorded"
+	"chandler.dev/internal/doctor/gather"
 )
 
 func newRecordCommand() *cobra.Command {
@@ -29,6 +30,7 @@ are.`,
   chandler record | ssh laptop chandler discover -`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			inherit(cmd.Flags(), gather.OwnFlags(), places...)
 			hostFS, err := hostfs.Open(hostRoot)
 			if err != nil {
 				return err

@@ -158,9 +158,9 @@ func (o *runOptions) run(ctx context.Context) error {
 		return err
 	}
 	if config.HookProgram = installHooks(config.Settings, config.StateDir); config.HookProgram != "" {
-		followers.Go(func() {
-			hook.Keep(following, ownProgram, config.HookProgram, hooksInterval, func(err error) { klog.FromContext(ctx).Error(err, "Containers that call it cannot start") })
-		})
+		config.KeepHooks = func(ctx context.Context) {
+			hook.Keep(ctx, ownProgram, config.HookProgram, hooksInterval, func(err error) { klog.FromContext(ctx).Error(err, "Containers that call it cannot start") })
+		}
 	}
 	stop, err := trace(ctx, &config)
 	if err != nil {
@@ -239,10 +239,15 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		return none, err
 	}
 	settings, wrong := file.begin(ctx, stateDir)
-	host, lock := &discovery.Host{FS: hostFS, Roots: settings.Roots, Paths: settings.Paths, Pools: settings.Pools, Rebind: settings.Rebind}, flock(stateDir)
+	recoveries := new(discovery.Recoveries)
+	host, lock := settings.Host(hostFS), flock(stateDir)
 	var informants []agent.Informant
+	programs := make(map[string]func(ctx context.Context, args ...string) ([]byte, error))
 	for _, n := range informant.Overlay(host, families.All, o.hostRoot) {
 		informants = append(informants, n)
+		if n.Changes != nil {
+			programs[n.Family] = n.Change
+		}
 	}
 	write, err := provision.Writer(o.hostRoot)
 	if err != nil {
@@ -263,9 +268,11 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		Settings:       settings,
 		Wrong:          wrong,
 		RescanInterval: o.rescanInterval,
-		Uevents:        hear(hostFS),
+		Uevents:        hear(hostFS, recoveries),
+		Recoveries:     recoveries,
 		HearsAll:       hostfs.HasSys(hostFS),
 		Informants:     informants,
+		Programs:       programs,
 		Write:          write,
 		Client:         clients.main,
 		StatusClient:   clients.status,

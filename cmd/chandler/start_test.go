@@ -8,11 +8,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -51,9 +53,17 @@ func newStation(t *testing.T) *station {
 	return s
 }
 
+// addresses counts the calls of freeAddress.
+var addresses atomic.Uint32
+
+// freeAddress returns an address at which nobody listens. It is no port of 127.0.0.1, which the kernel may give
+// meanwhile to any connection that a test opens, but one of a loopback address that only this call has, by
+// the process's ID.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	pid := os.Getpid()
+	host := netip.AddrFrom4([4]byte{127, byte(1 + pid>>8&0x7f), byte(pid), byte(1 + addresses.Add(1)%254)})
+	listener, err := net.Listen("tcp", netip.AddrPortFrom(host, 0).String())
 	if err != nil {
 		t.Fatal(err)
 	}

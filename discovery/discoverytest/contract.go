@@ -233,7 +233,11 @@ func checkDevice(t testing.TB, host *discovery.Host, d *discovery.Device) {
 	if err := d.Validate(); err != nil {
 		t.Errorf("%s: %v", d.Name, err)
 	}
-	if _, err := fs.Stat(host.FS, d.Source); err != nil {
+	source := d.Source
+	if d.Making != nil {
+		source = d.Making.Of
+	}
+	if _, err := fs.Stat(host.FS, source); err != nil {
 		t.Errorf("%s: source: %v", d.Name, err)
 	}
 	_, known := kinds[d.Attributes.String("kind")]

@@ -96,8 +96,8 @@ func checkHarm(t *testing.T, name, how string, owners map[string]bool, whole *di
 	harmed := make(map[string]bool) // pieces of silicon
 	for i := range whole.Devices {
 		d := &whole.Devices[i]
-		if owners[d.Silicon()] {
-			continue
+		if owners[d.Silicon()] || d.Making != nil && strings.HasPrefix(name, "dev/") {
+			continue // a device that is not made yet names no nodes, and needs them
 		}
 		now, found := after.Lookup(d.Name)
 		if found && same(&now, d) {

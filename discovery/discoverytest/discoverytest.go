@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -91,6 +92,16 @@ func Layout(t testing.TB, file string) *discovery.Host {
 		if class, ok := strings.CutPrefix(line, "rebinding: "); ok {
 			host.Rebind = append(host.Rebind, rebinding(strings.TrimSpace(class)))
 		}
+		if model, ok := strings.CutPrefix(line, "partitioning: "); ok {
+			host.Partition = append(host.Partition, partitioning(strings.TrimSpace(model)))
+		}
+		if count, ok := strings.CutPrefix(line, "virtual functions: "); ok {
+			most, err := strconv.Atoi(strings.TrimSpace(count))
+			if err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			host.VirtualFunctions = append(host.VirtualFunctions, discovery.VirtualFunctions{Count: most, Selects: func(discovery.Device) (bool, error) { return true, nil }})
+		}
 		if resource, ok := strings.CutPrefix(line, "paths: "); ok {
 			host.Paths = append(host.Paths, parsePaths(t, resource))
 		}
@@ -102,6 +113,13 @@ func Layout(t testing.TB, file string) *discovery.Host {
 func rebinding(class string) discovery.Rebinding {
 	return discovery.Rebinding{Driver: "vfio-pci", Expression: class, Selects: func(d discovery.Device) (bool, error) {
 		return strings.HasPrefix(d.Attributes.String("pciClass"), class), nil
+	}}
+}
+
+// partitioning lets devices be divided whose model begins so.
+func partitioning(model string) discovery.Partitioning {
+	return discovery.Partitioning{Expression: model, Selects: func(d discovery.Device) (bool, error) {
+		return strings.HasPrefix(d.Attributes.String("model"), model), nil
 	}}
 }
 

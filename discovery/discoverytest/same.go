@@ -28,6 +28,7 @@ func same(a, b *discovery.Device) bool {
 		a.Open == b.Open && a.Named == b.Named && a.PoolOnly == b.PoolOnly && a.FromConfig == b.FromConfig &&
 		seldom(a.SRIOV, b.SRIOV, a.SRIOV == nil && b.SRIOV == nil) &&
 		seldom(a.Rebind, b.Rebind, a.Rebind == nil && b.Rebind == nil) &&
+		seldom(a.Making, b.Making, a.Making == nil && b.Making == nil) &&
 		slices.EqualFunc(a.Classic, b.Classic, sameOffer)
 }
 

@@ -166,3 +166,26 @@ func TestPoolsUnderVFIO(t *testing.T) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }
+
+// The administrator keeps an adapter from being made virtual functions of by the name of its interface,
+// as the page on devices on request writes it.
+func TestVirtualFunctionsByTheInterface(t *testing.T) {
+	for file, name := range map[string]string{"sriovnet/testdata/onrequest.host": "enp3s0f0", "rdma/testdata/onrequest.host": "ens1f0np0"} {
+		selector, err := rules.Compile(`device.attributes["chandler.dev"].?pfName.orValue("") != "` + name + `"`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		host := discoverytest.Layout(t, file)
+		all := len(discovery.Scan(host, families.All).Devices)
+		host.VirtualFunctions[0].Selects = selector.Selects
+		left := discovery.Scan(host, families.All).Devices
+		for _, d := range left {
+			if d.Making != nil && d.Attributes.String("pfName") == name {
+				t.Errorf("%s: %s would be made", file, d.Name)
+			}
+		}
+		if kept := host.VirtualFunctions[0].Count; len(left) != all-kept {
+			t.Errorf("%s: %d devices of %d; want %d fewer", file, len(left), all, kept)
+		}
+	}
+}

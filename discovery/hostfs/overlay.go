@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -13,8 +14,9 @@ import (
 // hold what is known about the host and is on no disk of it. They are found by
 // their names, and no directory lists them. An Overlay is safe for concurrent use.
 type Overlay struct {
-	base  fs.FS
-	files atomic.Pointer[map[string][]byte]
+	base    fs.FS
+	setting sync.Mutex
+	files   atomic.Pointer[map[string][]byte]
 }
 
 var (
@@ -31,9 +33,11 @@ func NewOverlay(base fs.FS) *Overlay {
 }
 
 // Set lays a file over the file system in place of what is there, or takes it
-// away again if data is nil, and reports whether anything changed. It has one
-// caller at a time. The name is as of [fs.FS]: "run/a.json".
+// away again if data is nil, and reports whether anything changed. The name is as of [fs.FS]:
+// "run/a.json".
 func (o *Overlay) Set(name string, data []byte) (changed bool) {
+	o.setting.Lock()
+	defer o.setting.Unlock()
 	old, known := (*o.files.Load())[name]
 	if known == (data != nil) && bytes.Equal(old, data) {
 		return false

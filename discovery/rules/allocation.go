@@ -1,6 +1,10 @@
 package rules
 
-import "chandler.dev/discovery"
+import (
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+)
 
 // Allocation is how the device-plugin API gives out what a resource counts.
 type Allocation struct {
@@ -15,6 +19,10 @@ type Allocation struct {
 	// Env are variables that containers get besides: A=b. They do not take the place
 	// of those that come with the devices.
 	Env []string
+
+	// Alike are attributes in which all devices of the resource must agree. If two do not,
+	// none is offered under its name.
+	Alike []resourceapi.QualifiedName
 }
 
 // Lists says how devices get into containers.

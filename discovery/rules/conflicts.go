@@ -3,8 +3,11 @@ package rules
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -113,4 +116,50 @@ func (s *Snapshot) dropPartial() {
 			return partial(offer)
 		})
 	}
+}
+
+// dropUnlike takes back the offers of resources whose devices must be alike, and are not. The
+// device-plugin API counts them, so a container cannot say which of them it wants.
+func (s *Snapshot) dropUnlike() {
+	for _, resource := range slices.Sorted(maps.Keys(s.Allocation)) {
+		err := s.unlike(resource, s.Allocation[resource].Alike)
+		if err == nil {
+			continue
+		}
+		s.report(resource, err)
+		for i := range s.Devices {
+			if d := &s.Devices[i]; d.offers(resource) {
+				d.Offers = slices.DeleteFunc(slices.Clone(d.Offers), func(offer discovery.Offer) bool { return offer.Resource == resource })
+			}
+		}
+	}
+}
+
+// unlike says which devices of a resource differ in one of the attributes.
+func (s *Snapshot) unlike(resource string, attributes []resourceapi.QualifiedName) error {
+	var first *Offered
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		switch {
+		case !d.offers(resource):
+			continue
+		case first == nil:
+			first = d
+		}
+		for _, name := range attributes {
+			if a, b := valueOf(first, name), valueOf(d, name); a != b {
+				return fmt.Errorf("no device is offered under this name, since they must be alike: device %s has %s, device %s has %s", first.Name, a, d.Name, b)
+			}
+		}
+	}
+	return nil
+}
+
+// valueOf returns an attribute of a device, with its name.
+func valueOf(d *Offered, name resourceapi.QualifiedName) string {
+	values := discovery.Values(d.Attributes[name])
+	if len(values) == 0 {
+		return fmt.Sprintf("no %s", name)
+	}
+	return fmt.Sprintf("%s %s", name, strings.Join(values, ", "))
 }

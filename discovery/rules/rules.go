@@ -92,7 +92,8 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 // chips are to be had by. A device that the administrator made of paths is not offered
 // either where one of its nodes is what another family offers, nor are units of
 // the kind of such a device that nothing on the host shows: exclude that.
-// A unit that has lost one of its Members is not offered for the others.
+// A unit that has lost one of its Members is not offered for the others. A resource whose
+// devices must be alike, and are not, has none.
 func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation}
 	own, lists := ownNames(s), make(map[string]*counted)
@@ -111,6 +112,7 @@ func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
 	out.dropCounted()
 	out.dropSplit()
 	out.dropPartial()
+	out.dropUnlike()
 	return out
 }
 

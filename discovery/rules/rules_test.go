@@ -417,6 +417,46 @@ func TestResourceOf(t *testing.T) {
 	}
 }
 
+// A resource whose devices must be alike has none where two of them are not, and others have
+// theirs. An attribute that no device has is the same for all.
+func TestAlike(t *testing.T) {
+	whole, half, other := gpu("a", "acme", 0), gpu("b", "acme", 0), gpu("c", "amd", 0)
+	half.Attributes.SetString("profile", "half")
+	half.Attributes.SetInt("index", 1)
+	for name, test := range map[string]struct {
+		alike   []resourceapi.QualifiedName
+		sharing []Share
+		want    string // the reason, "" if all is offered
+	}{
+		"not asked for":  {},
+		"alike":          {alike: []resourceapi.QualifiedName{"vendor", "kind", "colour"}},
+		"one has it":     {alike: []resourceapi.QualifiedName{"vendor", "profile"}, want: "acme.com/gpu: config: no device is offered under this name, since they must be alike: device a has no profile, device b has profile half"},
+		"shared as well": {alike: []resourceapi.QualifiedName{"index"}, sharing: []Share{{Selector: selector(t, everyGPU), Replicas: 2}}, want: "acme.com/gpu: config: no device is offered under this name, since they must be alike: device a has no index, device b has index 1"},
+	} {
+		rules := &Rules{Sharing: test.sharing, Allocation: map[string]Allocation{"acme.com/gpu": {Alike: test.alike}, "amd.com/gpu": {Alike: test.alike}, "none.com/gpu": {Alike: test.alike}}}
+		got := rules.Apply(&discovery.Snapshot{Devices: []discovery.Device{whole, half, other}})
+		var reasons, offered []string
+		for _, problem := range got.Problems {
+			reasons = append(reasons, problem.Error())
+		}
+		for _, d := range got.Devices {
+			if len(d.Offers) > 0 {
+				offered = append(offered, d.Name)
+			}
+		}
+		want := []string{"a", "b", "c"}
+		if test.want != "" {
+			want = want[2:]
+		}
+		if len(got.Devices) != 3 || strings.Join(reasons, "; ") != test.want || !slices.Equal(offered, want) {
+			t.Errorf("%s: of %d devices %v are offered; problems %q", name, len(got.Devices), offered, reasons)
+		}
+	}
+	if len(whole.Classic) != 1 {
+		t.Error("the input was changed")
+	}
+}
+
 // Pools of the SR-IOV network device plugin have IDs of their own, which no other name
 // gets; a family without such IDs gives those that it has.
 func TestPoolsOfTheSRIOVPlugin(t *testing.T) {

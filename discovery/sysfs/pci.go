@@ -190,11 +190,16 @@ func (d Device) NUMANode() (node int64, ok bool, err error) {
 // IOMMUGroup returns the number of the IOMMU group that a PCI function is in,
 // and whether it is in one (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
 func (d Device) IOMMUGroup() (group int64, ok bool, err error) {
-	target, err := fs.ReadLink(d.fsys, path.Join(d.Path, "iommu_group"))
+	link := path.Join(d.Path, "iommu_group")
+	target, err := fs.ReadLink(d.fsys, link)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, false, nil
 	}
 	if err != nil {
+		// A record has what was looked at, also where it is no link.
+		if info, lerr := fs.Lstat(d.fsys, link); lerr == nil && info.Mode().IsRegular() {
+			return 0, false, nil
+		}
 		return 0, false, fmt.Errorf("link iommu_group: %w", err)
 	}
 	number, err := strconv.ParseUint(path.Base(target), 10, 31)

@@ -309,7 +309,7 @@ func TestOverhead(t *testing.T) {
 			}
 		})
 	}
-	// One that is gone goes on to be charged for, unless the server has forgotten how.
+	// A device that is gone goes on to be charged for, unless the server has forgotten how.
 	in := Input{Snapshot: &rules.Snapshot{}, Claims: []*ledger.Claim{some("alone", "alone")}}
 	in.Last = published([]resourceapi.Device{{Name: "alone", NodeAllocatableResources: want}})
 	for _, in.Features = range []features.Set{features.All(), without("DRANodeAllocatableResources")} {

@@ -63,6 +63,8 @@ type Builder struct {
 	Module string
 	// Progress is told what takes time; nothing is written if it is nil.
 	Progress io.Writer
+
+	env []string // of go build, besides the builder's own
 }
 
 // Programs are all that a cluster needs of the host.
@@ -169,6 +171,21 @@ func (b Builder) Agent(ctx context.Context, project string) (string, error) {
 	return b.static(ctx, project, "chandler.dev/cmd/chandler", linkerFlags, "-tags=grpcnotrace")
 }
 
+// MockedNVML builds chandler-nvml of the checkout of Chandler in directory project, with NVIDIA's mocks in place of NVML, as
+// a static program, and returns its path. It needs a C compiler. It lies apart, so that no agent on this machine finds it
+// beside itself.
+func (b Builder) MockedNVML(ctx context.Context, project string) (string, error) {
+	bin, err := b.bin()
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(bin, "mocked", "chandler-nvml")
+	b.env = []string{"CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy"}
+	_, err = b.build(ctx, "chandler-nvml with NVIDIA's mocks", project, []string{"chandler.dev/cmd/chandler-nvml"},
+		stripped+" -linkmode=external -extldflags=-static", "-trimpath", "-tags=nvmlmock,netgo,osusergo", "-o="+program)
+	return program, err
+}
+
 func (b Builder) static(ctx context.Context, module, pkg, linkerFlags string, flags ...string) (string, error) {
 	// As the Makefile does, so that the one finds in Go's cache what the other built.
 	dir, err := b.build(ctx, pkg, module, []string{pkg}, linkerFlags, append([]string{"-trimpath"}, flags...)...)
@@ -208,7 +225,7 @@ func (b Builder) build(ctx context.Context, what, module string, packages []stri
 	if err != nil {
 		return "", err
 	}
-	unlock, err := lock(ctx, filepath.Join(filepath.Dir(dir), "lock"))
+	unlock, err := Lock(ctx, filepath.Join(filepath.Dir(dir), "lock"))
 	if err != nil {
 		return "", fmt.Errorf("lock %s: %w", dir, err)
 	}
@@ -218,7 +235,7 @@ func (b Builder) build(ctx context.Context, what, module string, packages []stri
 	args := []string{"build", "-buildvcs=false", "-ldflags", linkerFlags, "-o", dir + string(filepath.Separator)}
 	cmd := exec.CommandContext(ctx, "go", slices.Concat(args, flags, packages)...)
 	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = slices.Concat(os.Environ(), []string{"CGO_ENABLED=0"}, b.env)
 	var stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stderr, &stderr
 	if err := b.run(cmd, "building "+what); err != nil {
@@ -265,8 +282,8 @@ func (b Builder) say(format string, args ...any) {
 	}
 }
 
-// lock takes a file's lock, waiting for others to let it go.
-func lock(ctx context.Context, path string) (unlock func(), err error) {
+// Lock takes a file's lock, waiting for others to let it go. The file is made if it is not there.
+func Lock(ctx context.Context, path string) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err

@@ -64,17 +64,17 @@ func TestUnknownVersion(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := lock(t.Context(), path)
+	unlock, err := Lock(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := lock(ctx, path); err == nil {
+	if _, err := Lock(ctx, path); err == nil {
 		t.Fatal("locked twice")
 	}
 	unlock()
-	unlock, err = lock(t.Context(), path)
+	unlock, err = Lock(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/yaml"
 
 	"chandler.dev/e2e/build"
@@ -143,23 +144,48 @@ func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) 
 	if err := k.ApplyFiles(ctx, manifests...); err != nil {
 		return err
 	}
-	manifest, err := p.simulated()
+	return p.Stand(ctx, k, HostDir)
+}
+
+// Stand applies the DaemonSet of the agent, changed by patches in YAML, so that the
+// agent stands in a host that was laid out in a directory of the node, and waits until
+// no other agent is left.
+func (p Project) Stand(ctx context.Context, k *kubectl.Client, dir string, patches ...string) error {
+	manifest, err := p.simulated(dir, patches)
 	if err != nil {
 		return err
 	}
 	if err := k.Apply(ctx, manifest); err != nil {
 		return err
 	}
-	return WaitForAgent(ctx, k)
+	if err := WaitForAgent(ctx, k); err != nil {
+		return err
+	}
+	return k.Until(ctx, "the agent before it to be gone", func(ctx context.Context) error {
+		_, err := AgentPod(ctx, k)
+		return err
+	})
 }
 
 // simulated returns the DaemonSet's manifest with the host's directories those
 // of the simulated host, which has no kernel that reports what changes. Labels of
 // the node lie there too, so that none are left on this machine.
-func (p Project) simulated() (string, error) {
+func (p Project) simulated(dir string, patches []string) (string, error) {
 	data, err := os.ReadFile(p.Manifest("daemonset.yaml"))
+	if err == nil {
+		data, err = yaml.YAMLToJSONStrict(data)
+	}
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("daemonset.yaml: %w", err)
+	}
+	for _, patch := range patches {
+		change, err := yaml.YAMLToJSONStrict([]byte(patch))
+		if err != nil {
+			return "", fmt.Errorf("patch of the DaemonSet: %w", err)
+		}
+		if data, err = strategicpatch.StrategicMergePatch(data, change, appsv1.DaemonSet{}); err != nil {
+			return "", fmt.Errorf("patch the DaemonSet: %w", err)
+		}
 	}
 	var agent appsv1.DaemonSet
 	if err := yaml.UnmarshalStrict(data, &agent); err != nil {
@@ -168,10 +194,10 @@ func (p Project) simulated() (string, error) {
 	pod := &agent.Spec.Template.Spec
 	for _, volume := range pod.Volumes {
 		if slices.Contains([]string{"sys", "proc", "dev", "features"}, volume.Name) {
-			volume.HostPath.Path = HostDir + "/" + volume.Name
+			volume.HostPath.Path = dir + "/" + volume.Name
 		}
 	}
-	pod.Containers[0].Args = append(pod.Containers[0].Args, "--runtime-root="+HostDir, "--rescan-interval=250ms", "-v=4")
+	pod.Containers[0].Args = append(pod.Containers[0].Args, "--runtime-root="+dir, "--rescan-interval=250ms", "-v=4")
 	data, err = yaml.Marshal(agent)
 	return string(data), err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -92,6 +91,16 @@ func within(t *testing.T) context.Context {
 // start starts a cluster that has the images, and stands in a recorded host.
 func start(t *testing.T) *installed {
 	t.Helper()
+	in := startOn(t, cluster.Config{})
+	if err := in.project.Simulate(t.Context(), in.node.Node, filepath.Join(in.project.Dir, eightGPUs)); err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+// startOn starts a cluster that has the images.
+func startOn(t *testing.T, config cluster.Config) *installed {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Fatal("needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
 	}
@@ -112,7 +121,8 @@ func start(t *testing.T) *installed {
 	if in.project, err = chandler.Build(t.Context(), builder, programs, dir); err != nil {
 		t.Fatal(err)
 	}
-	if in.node, err = cluster.Start(t.Context(), cluster.Config{Programs: programs, Progress: os.Stderr}); err != nil {
+	config.Programs, config.Progress = programs, os.Stderr
+	if in.node, err = cluster.Start(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -127,7 +137,6 @@ func start(t *testing.T) *installed {
 	err = errors.Join(
 		in.project.LoadImages(t.Context(), in.node.Node),
 		in.project.LoadAgent(t.Context(), in.node.Node, otherImage),
-		in.project.Simulate(t.Context(), in.node.Node, filepath.Join(dir, eightGPUs)),
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -207,7 +216,7 @@ func TestLife(t *testing.T) {
 	}
 	offered := in.devices()
 
-	in.run("", "upgrade", "chandler", chart, "--reuse-values", "--set=image.tag=other", "--wait", "--timeout=1m")
+	in.run("", "upgrade", "chandler", chart, "--reset-then-reuse-values", "--set=image.tag=other", "--wait", "--timeout=1m")
 	in.hasImage(otherImage)
 	in.run("", "rollback", "chandler", "1", "--wait", "--timeout=1m")
 	in.hasImage(chandler.AgentImage)
@@ -294,28 +303,13 @@ func (in *installed) hasImage(image string) {
 	}
 }
 
-// places are where an agent has something on a node.
-var places = []string{
-	chandler.StateDir, chandler.CDIDir + "/*", "/var/lib/kubelet/plugins_registry/*", "/var/lib/kubelet/device-plugins/chandler*",
-	chandler.HostDir + "/features/*", "/var/run/k8s.cni.cncf.io/devinfo/dp/*", "/etc/kubernetes/node-feature-discovery/features.d/*",
-}
-
 // left returns what of Chandler is on the node and in the API server, but for the
 // namespace, which Helm leaves.
 func (in *installed) left() []string {
 	in.t.Helper()
-	var left []string
-	for _, place := range places {
-		found, err := filepath.Glob(in.node.NodePath(place))
-		if err != nil {
-			in.t.Fatal(err)
-		}
-		root := in.node.NodePath("/")
-		for _, file := range found {
-			if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
-				left = append(left, "/"+strings.TrimPrefix(strings.TrimPrefix(file, root), "/"))
-			}
-		}
+	left, err := chandler.Left(in.node.Node)
+	if err != nil {
+		in.t.Fatal(err)
 	}
 	ctx := within(in.t)
 	slices, err := in.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})

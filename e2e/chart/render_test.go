@@ -130,6 +130,7 @@ func TestPatches(t *testing.T) {
 		"mps-patch.yaml":              "mps: {enabled: true}",
 		"fpga-programming-patch.yaml": "fpgaProgramming: {enabled: true}",
 		"rebinding-patch.yaml":        "rebinding: {enabled: true}",
+		"handover-patch.yaml":         "handover: {enabled: true}",
 	} {
 		t.Run(patch, func(t *testing.T) {
 			plain := readJSON(t, filepath.Join(deployments, "daemonset.yaml"))
@@ -194,17 +195,62 @@ func TestRoots(t *testing.T) {
 config:
   mode: DRA
   exclude: [{cel: "true", nodes: {names: [a]}}]
-  roots: {nvidia-mps: /run/mine}
+  roots: {nvidia-mps: /run/nvidia/mps/mine}
 nvml: {enabled: true, root: /run/nvidia/driver}
 mps: {enabled: true}
 fpgaProgramming: {enabled: true}
 `)
-	want := map[string]string{"nvidia": "/run/nvidia/driver", "nvidia-mps": "/run/mine", "fpga-intel": "/srv/intel.com/fpga"}
+	want := map[string]string{"nvidia": "/run/nvidia/driver", "nvidia-mps": "/run/nvidia/mps/mine", "fpga-intel": "/srv/intel.com/fpga"}
 	if !reflect.DeepEqual(got.Roots, want) || got.Mode != v1alpha1.ModeDRA || len(got.Exclude) != 1 {
 		t.Errorf("got %+v", got)
 	}
 	if got := config(t, "config: {mode: null}\nnvml: {enabled: true}"); got.Roots != nil || got.Mode != v1alpha1.ModeAuto {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// Where NVIDIA's driver is named, the agent has the program that says what its files are, sees
+// these, and is not privileged. NVML looks there too.
+func TestDriverRoot(t *testing.T) {
+	ofTheHost := []string{"/usr", "/lib/firmware", "/etc/alternatives", "/etc/OpenCL", "/etc/vulkan"}
+	for name, test := range map[string]struct {
+		values string
+		sees   []string
+		nvml   bool
+	}{
+		"of a container":   {"nvidiaDriver: {root: /run/nvidia/driver}", []string{"/run/nvidia/driver"}, false},
+		"of the host":      {"nvidiaDriver: {root: /}", ofTheHost, false},
+		"with NVML":        {"nvidiaDriver: {root: /}\nnvml: {enabled: true}", ofTheHost, true},
+		"with NVML's root": {"nvidiaDriver: {root: /drv}\nnvml: {enabled: true, root: /opt/nvidia}", []string{"/drv"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := daemonSet(t, test.values).Spec.Template.Spec
+			agent := pod.Containers[0]
+			if !strings.HasSuffix(agent.Image, "nvml") || (agent.SecurityContext.Privileged != nil) != test.nvml {
+				t.Errorf("image %s, privileged %v", agent.Image, agent.SecurityContext.Privileged)
+			}
+			directory := make(map[string]string)
+			for _, volume := range pod.Volumes {
+				if volume.HostPath == nil {
+					continue
+				}
+				directory[volume.Name] = volume.HostPath.Path
+				// Hosts without these have a driver all the same.
+				if strings.HasPrefix(volume.Name, "nvml") && strings.HasPrefix(volume.HostPath.Path, "/etc/") && *volume.HostPath.Type != corev1.HostPathDirectoryOrCreate {
+					t.Errorf("%s must be there: %s", volume.HostPath.Path, *volume.HostPath.Type)
+				}
+			}
+			var sees []string
+			for _, mount := range agent.VolumeMounts {
+				if strings.HasPrefix(mount.Name, "nvml") && mount.ReadOnly && mount.MountPath == "/host"+directory[mount.Name] {
+					sees = append(sees, directory[mount.Name])
+				}
+			}
+			root, _, _ := strings.Cut(strings.TrimPrefix(test.values, "nvidiaDriver: {root: "), "}")
+			if got := config(t, test.values); !slices.Equal(sees, test.sees) || got.Roots["nvidia"] != root {
+				t.Errorf("it sees %v; roots %v", sees, got.Roots)
+			}
+		})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -98,4 +99,123 @@ func leaves(in map[string]any, prefix string) map[string]bool {
 		all[prefix+name] = true
 	}
 	return all
+}
+
+// groups returns the names of all values that have others below.
+func groups(in map[string]any, prefix string) (names []string) {
+	for name, value := range in {
+		if below, is := value.(map[string]any); is && len(below) > 0 {
+			names = append(append(names, prefix+name), groups(below, prefix+name+".")...)
+		}
+	}
+	return names
+}
+
+// With --reuse-values Helm gives a chart the values of the one before, without the defaults of
+// what is new. The chart says what to write instead, whichever values are new.
+func TestValuesOfAnOlderChart(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var defaults map[string]any
+	if err := yaml.UnmarshalStrict(data, &defaults); err != nil {
+		t.Fatal(err)
+	}
+	names := groups(defaults, "")
+	if len(names) < 15 {
+		t.Fatalf("groups %q", names)
+	}
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if out, err := render(t, "", "--set="+name+"=null"); err != nil && !strings.Contains(out, "no values "+name+": if yours are of an older chart, write --reset-then-reuse-values") {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+}
+
+// notes returns what Helm says after an installation with values.
+func notes(t *testing.T, values string) string {
+	t.Helper()
+	program, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "install", "chandler", chartDir, "--namespace=chandler", "--dry-run=client", "--hide-secret", "--values=-")
+	cmd.Stdin = strings.NewReader(values)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	_, said, _ := strings.Cut(string(out), "\nNOTES:\n")
+	return said
+}
+
+// Helm's notes say what the agents are privileged for, and where that is explained.
+func TestNotesOfPrivilege(t *testing.T) {
+	for values, want := range map[string]string{
+		"":                             "",
+		"{nvml: {enabled: true}}":      "privileged, for NVML.",
+		"{rebinding: {enabled: true}}": "privileged, for rebinding.\nWhat they can do then: docs/rebinding.md.",
+		"{handover: {enabled: true}, onRequest: {enabled: true}}":                               "privileged, for handover and devices on request.",
+		"{nvml: {enabled: true}, fpgaProgramming: {enabled: true}, rebinding: {enabled: true}}": "privileged, for NVML and FPGA programming and rebinding.",
+	} {
+		if out := notes(t, values); want == "" == strings.Contains(out, "privileged, for") || !strings.Contains(out, want) {
+			t.Errorf("%s: no %q in\n%s", values, want, out)
+		}
+	}
+}
+
+// Values that only look right are refused in words that say what to write, and what merely looks odd works.
+func TestOddValues(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"{image: {repository: 'registry.example.com/chandler:1.0'}}":                       "give the tag as image.tag",
+		"{image: {repository: 'registry.example.com:5000/c@sha256:abc'}}":                  "or the digest as image.digest",
+		"{image: {repository: 'https://registry.example.com/chandler'}}":                   "leave out what is before the registry's name",
+		"{image: {repository: registry.example.com/chandler/}}":                            "is no name of an image",
+		"{image: {repository: 'registry.example.com:5000/team/chandler'}}":                 "",
+		"{image: {repository: null}}":                                                      "image.repository is empty",
+		"{image: {tag: 'v1:x'}}":                                                           "is no tag",
+		"{kubelet: {root: null}}":                                                          "kubelet.root is empty",
+		"{hostPaths: {cdi: null}}":                                                         "hostPaths.cdi is empty",
+		"{metrics: {port: null}}":                                                          "metrics.port is empty",
+		"{log: {format: null}}":                                                            "log.format is empty",
+		"{config: null}":                                                                   "leave the key out",
+		"{metrics: {port: 8083}}":                                                          "page.bindAddress and metrics.port have the same port 8083",
+		"{metrics: {port: 8443, protected: {enabled: true}}}":                              "metrics.protected.port and metrics.port are both 8443",
+		"{metrics: {port: 8443}}":                                                          "",
+		"{page: {bindAddress: '0.0.0.0:80800'}}":                                           "a port is between 1 and 65535",
+		"{page: {bindAddress: '::1:8083'}}":                                                "write an address and a port",
+		"{page: {bindAddress: '[::]:9000'}}":                                               "",
+		"{page: {bindAddress: null}, nvidiaDriver: {root: null}}":                          "",
+		"{config: {handover: [{cel: 'true'}]}}":                                            "config.handover does nothing without handover.enabled",
+		"{config: {rebinding: [{cel: 'true'}]}}":                                           "config.rebinding does nothing without rebinding.enabled",
+		"{config: {onRequest: {virtualFunctions: [{cel: 'true'}]}}}":                       "config.onRequest.virtualFunctions does nothing without onRequest.enabled",
+		"{config: {onRequest: {partitions: [{cel: 'true'}]}}}":                             "config.onRequest.partitions does nothing without nvml.enabled (NVIDIA) or onRequest.enabled (AMD)",
+		"{config: {onRequest: {partitions: [{cel: 'true'}]}}, onRequest: {enabled: true}}": "",
+		"{config: {onRequest: {mps: [{cel: 'true'}]}}}":                                    "config.onRequest.mps does nothing without upkeep.enabled, which runs a privileged program beside the agents",
+		"{config: {onRequest: {timeSlices: [{cel: 'true'}]}}}":                             "config.onRequest.timeSlices does nothing without upkeep.enabled",
+		"{config: {onRequest: {mps: [{cel: 'true'}]}}, upkeep: {enabled: true}}":           "",
+		"{upkeep: {driverRoot: null}}":                                                     "upkeep.driverRoot is empty",
+		"{config: {handover: [{cel: 'true'}]}, handover: {enabled: true}}":                 "",
+		"{config: {roots: {nvidia: /a}}, nvidiaDriver: {root: /b}}":                        "config.roots.nvidia is /a and nvidiaDriver.root is /b",
+		"{config: {roots: {nvidia: /a}}, nvidiaDriver: {root: /a}}":                        "",
+		"{config: {roots: {nvidia-mps: /a}}, mps: {enabled: true}, extraVolumeMounts: [{name: a, mountPath: /host/a}]}": "",
+		"{config: {roots: {nvidia-mps: /a}}, mps: {enabled: true}}":                                                     "config.roots.nvidia-mps is /a and mps.directory is /run/nvidia/mps",
+		"{config: {roots: {fpga-intel: /a}}, fpgaProgramming: {enabled: true}}":                                         "config.roots.fpga-intel is /a and fpgaProgramming.bitstreams is",
+	} {
+		out, err := render(t, values)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("%s: %s", values, out)
+		case want != "" && (err == nil || !strings.Contains(out, want)):
+			t.Errorf("%s: %v, no %q in %.300s", values, err, want, out)
+		}
+	}
+	if out := mustRender(t, "{nvidiaDriver: {root: null}}"); strings.Contains(out, "chandler:nvml") {
+		t.Error("without a driver's root the image is that with NVML")
+	}
 }

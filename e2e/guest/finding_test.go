@@ -21,10 +21,15 @@ var strangers = []string{
 	"0/10de:2330:030200/4/2330", // an H100
 	"0/15b3:101d:020000",        // a ConnectX-6 Dx
 	"0/1da3:1020:120000",        // a Gaudi2
+	"0/19e5:d802:120000",        // an Ascend 910
+	"0/1e60:2864:120000",        // a Hailo-8
 	"0/1af4:1110:050000",        // no accelerator
 	"1/1002:74a1:120000",        // an MI300X
 	"1/8086:4940:0b4000/4/4941", // a QAT of the fourth generation
-	"1/10ee:5000:120000",        // an Alveo U200
+	"1/10ee:5001:120000",        // an Alveo U200
+	"1/1ac1:089a:088000",        // an Edge TPU
+	"1/1d0f:f010:058000",        // an FPGA of AWS
+	"1/8086:0bd5:038000/4/0bd5", // a Data Center GPU Max
 }
 
 // strangersDomain is the PCI domain of those on node 0. It has five digits.
@@ -45,12 +50,16 @@ func testFinding(t *testing.T, kernel guest.Version) {
 		t.Log("identities without their driver, and long PCI domains, are left out: there is no C compiler")
 		config.Carry = nil
 	}
+	if !testing.Short() {
+		config.Programs = programs(t)
+	}
 	g := guest.Boot(t, config)
 	t.Logf("Linux %s, QEMU %s", g.Kernel, g.QEMU)
 	if guest.HasCompiler() {
 		g.Load(t, "pcifake", "functions="+strings.Join(strangers, ","), "domain="+strconv.Itoa(strangersDomain))
 	}
 	g.Sh(t, `
+		echo "(none)" > /proc/sys/kernel/hostname # which is no name of a node
 		ip link set dummy0 up
 		rdma link add rxe0 type rxe netdev dummy0
 		igb=$(lspci -Dn -d 8086:10c9 | cut -d' ' -f1)
@@ -68,6 +77,11 @@ func testFinding(t *testing.T, kernel guest.Version) {
 	}
 	agreeWithKernel(t, out.Devices, kernelFunctions(t, g))
 	agreeWithQEMU(t, out.byModel(), guest.HasCompiler())
+	for _, d := range out.byModel()["1af4:1050"] {
+		if d.text("vendor") != "redhat" || d.text("model") != "Virtio 1.0 GPU" {
+			t.Errorf("virtio-gpu is %q of %q", d.text("model"), d.text("vendor"))
+		}
+	}
 	seesFamilies(t, g, out.Devices, guest.HasCompiler())
 	for _, d := range out.byModel()["8086:10ca"] { // virtual functions of igb
 		if parent := d.text("parent"); !strings.HasSuffix(parent, "41-00-0") && !strings.HasSuffix(parent, "41:00.0") {
@@ -87,13 +101,16 @@ func testFinding(t *testing.T, kernel guest.Version) {
 
 	t.Run("replay", func(t *testing.T) { replay(t, g, out) })
 	t.Run("least privilege", func(t *testing.T) { leastPrivilege(t, g, out) })
+	if !testing.Short() {
+		t.Run("least privileged agent", func(t *testing.T) { leastPrivilegedAgent(t, g) })
+	}
 }
 
 // topology is a machine of two NUMA nodes, each with a root complex, and a switch.
 func topology(kernel guest.Version) guest.Config {
 	return guest.Config{
 		Kernel: kernel, NUMA: true, IOMMU: "intel", Memory: 1280,
-		Tools: []string{"lspci", "ip", "rdma", "setpriv", "unshare"},
+		Tools: []string{"lspci", "ip", "rdma", "runc"},
 		Modules: []string{
 			"nvme", "e1000e", "igb", "igbvf", "virtio_gpu", "bochs", "vgem", "kvm_amd", "vhost_net", "vhost_vsock", "tun",
 			"crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "dummy", "vfio_pci", "uio_pci_generic",
@@ -265,7 +282,15 @@ func agreeWithQEMU(t *testing.T, found map[string][]device, fake bool) {
 	if fake {
 		wants["10de:2330"] = want{"nvidia", "gpu", "Unhealthy", "driver-unbound", 0, 1, 1}
 		wants["1002:74a1"] = want{"amdgpu", "gpu", "Unhealthy", "driver-unbound", 1, 1, 1}
+		wants["15b3:101d"] = want{"rdma", "nic", "Unhealthy", "driver-unbound", 0, 1, 1}
+		wants["8086:4940"] = want{"qat", "crypto", "Unhealthy", "driver-unbound", 1, 1, 1}
+		wants["10ee:5001"] = want{"fpga-xilinx", "fpga", "Unhealthy", "driver-unbound", 1, 1, 1}
 		wants["1da3:1020"] = want{"gaudi", "npu", "Unhealthy", "driver-unbound", 0, 1, 1}
+		wants["19e5:d802"] = want{"ascend", "npu", "Unhealthy", "driver-unbound", 0, 1, 1}
+		wants["1e60:2864"] = want{"hailo", "npu", "Unhealthy", "driver-unbound", 0, 1, 1}
+		wants["1ac1:089a"] = want{"apex", "npu", "Unhealthy", "driver-unbound", 1, 1, 1}
+		wants["1d0f:f010"] = want{"fpga-aws", "fpga", "Unhealthy", "driver-unbound", 1, 1, 1}
+		wants["8086:0bd5"] = want{"intelgpu", "gpu", "Unhealthy", "driver-unbound", 1, 1, 1}
 	}
 	for _, model := range slices.Sorted(maps.Keys(wants)) {
 		w := wants[model]

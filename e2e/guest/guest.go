@@ -291,7 +291,10 @@ func (g *Guest) greet(ctx context.Context) error {
 	silent := time.After(patience)
 	for {
 		conn, err := g.qemu.dial(ctx, portSocket)
-		if err != nil {
+		switch {
+		case err != nil && g.qemu.failure() != nil: // the kernel panicked, and said nothing to us
+			return fmt.Errorf("%w: %w", errSilent, err)
+		case err != nil:
 			return err
 		}
 		g.client = jsonrpc.NewClient(conn)

@@ -26,6 +26,9 @@ func testHarness(t *testing.T, config guest.Config) {
 	})
 	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
 
+	if out := g.Must(t, "chandler", "version"); strings.Contains(out, "development") {
+		t.Errorf("the guest's agent does not know its version: %s", out)
+	}
 	if out := g.Must(t, "lspci", "-n"); !strings.Contains(out, "0108") {
 		t.Errorf("lspci does not list the NVMe controller:\n%s", out)
 	}

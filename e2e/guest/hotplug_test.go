@@ -21,8 +21,8 @@ users: [{name: none, user: {}}]
 current-context: none
 `
 
-// TestHotPlug has virtual functions made, bound, unbound and unmade while an agent runs without a cluster, in a network
-// namespace of its own. It says how long after the kernel's events the agent knew, and in how many steps it followed a
+// TestHotPlug has virtual functions made, bound, unbound and unmade, and a network interface renamed, while an agent runs
+// without a cluster, in a container as the DaemonSet has it, with a network namespace of its own. It says how long after the kernel's events the agent knew, and in how many steps it followed a
 // storm of them. How long that takes depends on the machine, and is not asserted.
 func TestHotPlug(t *testing.T) {
 	guest.Long(t)
@@ -30,19 +30,23 @@ func TestHotPlug(t *testing.T) {
 		IOMMU:    "intel",
 		Modules:  []string{"igb", "igbvf"},
 		Programs: map[string]string{"guestevents": guest.Build(t, "chandler.dev/e2e/cmd/guestevents")},
-		Files:    map[string]string{"/etc/kubeconfig": kubeconfig},
-		Tools:    []string{"ip"},
-		CPUs:     2,
+		Files: map[string]string{
+			"/etc/chandler/kubeconfig":  kubeconfig,
+			"/etc/chandler/config.yaml": "apiVersion: chandler.dev/v1alpha1\nkind: DriverConfig\n",
+		},
+		Tools: []string{"ip", "runc"},
+		CPUs:  2,
 		Args: []string{"-device", "pcie-root-port,id=rp0,chassis=1", "-netdev", "user,id=net,restrict=on",
 			"-device", "igb,netdev=net,bus=rp0"},
 	})
 	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
 	function := strings.TrimSpace(g.Sh(t, "cd /sys/bus/pci/drivers/igb; ls -d 0000:*"))
 	dir := "/sys/bus/pci/devices/" + function
-	g.Sh(t, "mkdir -p /var/lib/kubelet/device-plugins /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry /var/run/cdi; ip link set dev $(ls "+dir+"/net) up")
+	g.Sh(t, "ip link set dev $(ls "+dir+"/net) up")
 	events := g.Start(t, "guestevents")
 	events.Until(t, "listening")
-	agent := g.Start(t, "unshare", "-n", "chandler", "run", "--kubeconfig", "/etc/kubeconfig", "--node-name=guest", "-v=2")
+	pod := daemonSet(t)
+	agent := g.Start(t, contained(t, g, pod, append(pod.Containers[0].Args, "--kubeconfig=/etc/chandler/kubeconfig", "--page-bind-address=", "-v=2")...)...)
 	agent.Until(t, "names are compared instead")
 	agent.Until(t, changedLine)
 
@@ -61,12 +65,16 @@ func TestHotPlug(t *testing.T) {
 		t.Logf("%s: %d devices %v after the kernel's first event, %v after the last one before; changed %d times", name, devices,
 			after.Sub(first).Round(time.Millisecond), after.Sub(last).Round(time.Millisecond), strings.Count(agent.Output()[said:], changedLine))
 	}
-	step("one virtual function made", devicesOf(agent)+1, "echo 1 > "+dir+"/sriov_numvfs")
-	for range 4 {
+	step("virtual functions made", devicesOf(agent)+2, "echo 2 > "+dir+"/sriov_numvfs")
+	for range 4 { // the other one stays as it is
 		step("unbound", devicesOf(agent), "echo $(basename $(readlink "+dir+"/virtfn0)) > /sys/bus/pci/drivers/igbvf/unbind")
 		step("bound", devicesOf(agent), "echo $(basename $(readlink "+dir+"/virtfn0)) > /sys/bus/pci/drivers/igbvf/bind")
 	}
-	step("unmade", devicesOf(agent)-1, "echo 0 > "+dir+"/sriov_numvfs")
+	// Of this the kernel says nothing in the agent's network namespace.
+	renamed := "name=$(ls " + dir + "/virtfn0/net); ip link set dev $name down; ip link set dev $name name renamed"
+	step("an interface renamed", devicesOf(agent), renamed)
+	took = took[:len(took)-1]
+	step("unmade", devicesOf(agent)-2, "echo 0 > "+dir+"/sriov_numvfs")
 
 	said, began := len(agent.Output()), time.Now()
 	heard := strings.Count(events.Output(), "event ")
@@ -114,16 +122,30 @@ func until(t *testing.T, agent *guest.Process, said, devices int) time.Time {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(50 * time.Millisecond) {
 		for _, match := range changed.FindAllStringSubmatch(agent.Output()[said:], -1) {
-			if match[4] != strconv.Itoa(devices) {
-				continue
+			if match[4] == strconv.Itoa(devices) {
+				return logged(t, match)
 			}
-			at, err := time.Parse("2006 0102 15:04:05.000000", fmt.Sprintf("%d %s%s %s", time.Now().UTC().Year(), match[1], match[2], match[3]))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return at
 		}
 	}
 	t.Fatalf("the agent did not see %d devices:\n%s", devices, agent.Output()[said:])
 	return time.Time{}
+}
+
+// saidChanged returns when the agent said that it had found the host changed.
+func saidChanged(t testing.TB, output string) (all []time.Time) {
+	t.Helper()
+	for _, match := range changed.FindAllStringSubmatch(output, -1) {
+		all = append(all, logged(t, match))
+	}
+	return all
+}
+
+// logged returns the time of a line that matches changed.
+func logged(t testing.TB, match []string) time.Time {
+	t.Helper()
+	at, err := time.Parse("2006 0102 15:04:05.000000", fmt.Sprintf("%d %s%s %s", time.Now().UTC().Year(), match[1], match[2], match[3]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
 }

@@ -42,11 +42,11 @@ func writeInitramfs(ctx context.Context, to string, kernel debian.Kernel, tools 
 	if err != nil {
 		return err
 	}
-	agent, err := buildProgram(ctx, "..", "chandler.dev/cmd/chandler", "-tags=grpcnotrace")
+	program, err := buildProgram(ctx, "..", agent)
 	if err != nil {
 		return err
 	}
-	t.files["init"], t.files["usr/bin/chandler"] = init, agent
+	t.files["init"], t.files["usr/bin/chandler"] = init, program
 	for name, path := range c.Programs {
 		t.files["usr/bin/"+name] = path
 	}
@@ -270,9 +270,12 @@ func Build(t testing.TB, pkg string) string {
 // builds are the programs that this process has built.
 var builds sync.Map
 
+// agent is the package of the agent, which every guest has.
+const agent = "chandler.dev/cmd/chandler"
+
 // buildProgram builds a program of a module, given by its directory relative to this one's root. Each checkout has its
 // own directory for them, since tests of several may run at once.
-func buildProgram(ctx context.Context, module, pkg string, flags ...string) (string, error) {
+func buildProgram(ctx context.Context, module, pkg string) (string, error) {
 	if path, built := builds.Load(pkg); built {
 		return path.(string), nil
 	}
@@ -285,7 +288,12 @@ func buildProgram(ctx context.Context, module, pkg string, flags ...string) (str
 		return "", err
 	}
 	b := build.Builder{Cache: filepath.Join(archive.Dir, "checkouts", fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:12]), Progress: os.Stderr}
-	path, err := b.Static(ctx, filepath.Join(root, module), pkg, flags...)
+	var path string
+	if pkg == agent {
+		path, err = b.Agent(ctx, filepath.Dir(root)) // which says its version
+	} else {
+		path, err = b.Static(ctx, filepath.Join(root, module), pkg)
+	}
 	if err != nil {
 		return "", err
 	}

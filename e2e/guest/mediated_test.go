@@ -3,6 +3,7 @@ package guest_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"chandler.dev/e2e/guest"
 )
@@ -52,4 +53,29 @@ func TestMediated(t *testing.T) {
 		}
 		g.Must(t, "test", "-e", "/sys/bus/virtio/devices/"+made)
 	})
+	t.Run("a driver that is slow", func(t *testing.T) { slowDriver(t, g) })
+}
+
+// slowDriver has the agent's look at a host not wait for a driver that takes long, and during that time keeps the kernel's
+// lock on the function: the kernel answers nobody then who reads how many virtual functions it has.
+func slowDriver(t *testing.T, g *guest.Guest) {
+	physical := functions(t, g, "8086:10c9")[0]
+	dir := "/sys/bus/pci/devices/" + physical
+	g.Sh(t, "echo 0 > "+dir+"/sriov_numvfs; echo "+physical+" > "+dir+"/driver/unbind; echo mademdev > "+dir+"/driver_override; echo 45 > /sys/module/mademdev/parameters/slow")
+	probe := g.Start(t, "sh", "-c", "echo "+physical+" > /sys/bus/pci/drivers_probe; echo probed")
+	time.Sleep(time.Second)
+	read := g.Start(t, "cat", dir+"/sriov_numvfs")
+	h := discover(t, g)
+	if said := probe.Output() + read.Output(); said != "" {
+		t.Errorf("a look at the host took as long as the driver, or the kernel keeps no lock: %q", said)
+	}
+	for _, d := range h.devices {
+		if d.Health.Status == "Unknown" {
+			t.Errorf("%s is %+v", d.Name, d.Health)
+		}
+	}
+	probe.Wait(t)
+	if r := read.Wait(t); r.Stdout != "0\n" {
+		t.Errorf("then it has %q virtual functions: %s", r.Stdout, r.Stderr)
+	}
 }

@@ -2,6 +2,7 @@ package guest_test
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -29,7 +30,7 @@ func TestPowerLoss(t *testing.T) {
 		all = 1
 	}
 	for done := 0; done < all; done += resetsOfOne {
-		losePower(t, min(resetsOfOne, all-done))
+		t.Run(fmt.Sprintf("from %d", done), func(t *testing.T) { losePower(t, min(resetsOfOne, all-done)) })
 	}
 }
 

@@ -8,16 +8,18 @@ import (
 	"chandler.dev/e2e/guest"
 )
 
-// TestRebind gives functions of a real kernel to vfio and back to the drivers that they had.
+// TestRebind gives functions of a real kernel to vfio and back to the drivers that they had, and has virtual functions
+// made on request.
 func TestRebind(t *testing.T) {
+	programs := programs(t)
+	programs["guestrebind"] = guest.Build(t, "chandler.dev/e2e/cmd/guestrebind")
+	programs["guestmake"] = guest.Build(t, "chandler.dev/e2e/cmd/guestmake")
+	programs["guesthandover"] = guest.Build(t, "chandler.dev/e2e/cmd/guesthandover")
 	g := guest.Boot(t, guest.Config{
-		IOMMU:   "intel",
-		Modules: []string{"nvme", "e1000e", "igb", "igbvf", "vfio-pci", "vfio_iommu_type1"},
-		Tools:   []string{"ip"},
-		Programs: map[string]string{
-			"guestrebind": guest.Build(t, "chandler.dev/e2e/cmd/guestrebind"),
-			"guestuse":    guest.Build(t, "chandler.dev/e2e/cmd/guestuse"),
-		},
+		IOMMU:    "intel",
+		Modules:  []string{"nvme", "e1000e", "igb", "igbvf", "vfio-pci", "vfio_iommu_type1"},
+		Tools:    []string{"ip"},
+		Programs: programs,
 		Args: []string{
 			"-device", "pcie-root-port,id=rp0,chassis=1", "-device", "nvme,serial=A,bus=rp0",
 			"-device", "pcie-root-port,id=rp1,chassis=2", "-device", "e1000e,bus=rp1",
@@ -39,8 +41,20 @@ func TestRebind(t *testing.T) {
 		})
 	}
 	r := rebound{g, "nvme", strings.Fields(g.Sh(t, "cd /sys/bus/pci/drivers/nvme; ls -d 0*"))[0]}
+	t.Run("virtual functions on request", func(t *testing.T) {
+		m := madeOf(t, g)
+		m.makes(t)
+		m.killed(t)
+		if !testing.Short() {
+			m.refuses(t)
+		}
+	})
 	t.Run("open", r.open)
+	t.Run("handed over", r.handsOver)
 	t.Run("refuses to come back", r.refuses)
+	n := newNode(t, g, rebindConfig+onRequest)
+	t.Run("by the agent", func(t *testing.T) { byTheAgent(t, n, r) })
+	t.Run("virtual functions by the agent", func(t *testing.T) { madeOf(t, g).byTheAgent(t, n) })
 	t.Run("reboot", r.reboot)
 	t.Run("bound before", r.before)
 }
@@ -133,6 +147,37 @@ func (r rebound) open(t *testing.T) {
 	user.Until(t, "ready")
 	r.refused(t, "take", node)
 	user.Stop(t)
+}
+
+// handsOver ends the claim of a pod whose process goes on. The function is kept until that has ended, and is reset
+// then; a monitor has it open all the while.
+func (r rebound) handsOver(t *testing.T) {
+	const pod, group = "5f1c9a52-7d0e-4c8e-9a57-0d2f6d0e1b11", "/sys/fs/cgroup/kubepods.slice/kubepods-pod5f1c9a52_7d0e_4c8e_9a57_0d2f6d0e1b11.slice/c.scope"
+	node := "/dev/" + strings.TrimSpace(r.Sh(t, "ls /sys/bus/pci/devices/"+r.address+"/nvme"))
+	opens := func(group string) *guest.Process {
+		p := r.Start(t, "sh", "-euc", "mkdir -p "+group+"; echo $$ > "+group+"/cgroup.procs; mknod /root/$$ c $(cat /sys/class/nvme/"+strings.TrimPrefix(node, "/dev/")+"/dev | tr : ' '); exec 3</root/$$; echo ready; exec sleep 1000")
+		p.Until(t, "ready")
+		return p
+	}
+	monitor, user := opens("/sys/fs/cgroup/monitor.slice"), opens(group)
+	before := r.Sh(t, "dmesg | wc -l")
+	keeper := r.Start(t, "guesthandover", r.address, pod, "flr")
+	keeper.Until(t, "which has ended: "+node+": process")
+	user.Stop(t)
+	if got := keeper.Wait(t); got.Code != 0 || !strings.HasSuffix(got.Stdout, "free\n") {
+		t.Errorf("code %d\n%s%s", got.Code, got.Stdout, got.Stderr)
+	}
+	if got := strings.TrimSpace(r.Sh(t, "cat /sys/bus/pci/devices/"+r.address+"/reset_method")); got != "flr" {
+		t.Errorf("reset_method %q", got)
+	}
+	if said := r.Sh(t, "dmesg | tail -n +$(("+strings.TrimSpace(before)+" + 1))"); !strings.Contains(said, "nvme nvme") {
+		t.Errorf("the driver did not begin anew: the kernel said %q", said)
+	}
+	r.check(t, "nvme (null)")
+	monitor.Stop(t)
+	keeper = r.Start(t, "guesthandover", r.address, pod, "acpi")
+	keeper.Until(t, "it cannot be reset: function "+r.address+": write \"acpi\" to reset_method: invalid argument")
+	keeper.Stop(t)
 }
 
 // refuses takes the driver away that the function had: the kernel chooses another, or none.

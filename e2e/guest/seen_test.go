@@ -1,6 +1,8 @@
 package guest_test
 
 import (
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,17 +15,29 @@ import (
 // seenOn are the kernels and the QEMU on which TestFinding last saw the devices of seen. The pages of families say so.
 const seenOn = "Linux 6.1 and 6.12 in QEMU 10.0"
 
+// noDriver is what is seen of hardware that QEMU does not have.
+const noDriver = "a function without a driver"
+
 // seen are the families that TestFinding sees devices of, and the devices, as the family's page says them.
 var seen = map[string]string{
-	"amdgpu":     "a function without a driver",
-	"gaudi":      "a function without a driver",
-	"generic":    "virtio-gpu",
-	"hypervisor": "`/dev/kvm`, `/dev/net/tun`, `/dev/vhost-net` and `/dev/vhost-vsock`",
-	"nvidia":     "a function without a driver",
-	"sriovnet":   "virtual functions of igb under igbvf",
+	"amdgpu":      noDriver,
+	"apex":        noDriver,
+	"ascend":      noDriver,
+	"fpga-aws":    noDriver,
+	"fpga-xilinx": noDriver,
+	"gaudi":       noDriver,
+	"generic":     "virtio-gpu",
+	"hailo":       noDriver,
+	"hypervisor":  "`/dev/kvm`, `/dev/net/tun`, `/dev/vhost-net` and `/dev/vhost-vsock`",
+	"intelgpu":    noDriver,
+	"nvidia":      noDriver,
+	"qat":         noDriver,
+	"rdma":        noDriver,
+	"sriovnet":    "virtual functions of igb under igbvf",
+	"vfio":        "functions alone in their IOMMU group, two behind one bridge, and virtual functions of an igb and of an NVMe controller",
 }
 
-// TestPages holds the pages of families to seen.
+// TestPages holds the pages of families, and the table of all of them, to seen.
 func TestPages(t *testing.T) {
 	const begin = "It is also tested on real kernels, "
 	pages, err := filepath.Glob("../../docs/families/*.md")
@@ -41,13 +55,20 @@ func TestPages(t *testing.T) {
 			t.Errorf("docs/families/%s.md says that it was tested on real kernels, and no test says so", family)
 		}
 	}
+	table := "| family | seen on " + seenOn + " |\n|---|---|\n"
+	for _, family := range slices.Sorted(maps.Keys(seen)) {
+		table += fmt.Sprintf("| [%s](families/%s.md#tested-on) | %s |\n", family, family, seen[family])
+	}
+	if !strings.Contains(readPage(t, "../../docs/testing.md"), table) {
+		t.Errorf("docs/testing.md has not the table\n%s", table)
+	}
 }
 
 // seesFamilies checks that the families of seen have devices.
 func seesFamilies(t *testing.T, g *guest.Guest, devices []device, fake bool) {
 	t.Helper()
 	for family, what := range seen {
-		if what == "a function without a driver" && !fake {
+		if what == noDriver && !fake {
 			continue
 		}
 		if !slices.ContainsFunc(devices, func(d device) bool { return d.Family == family }) {

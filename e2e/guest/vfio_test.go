@@ -52,6 +52,9 @@ func testVFIO(t *testing.T, kernel guest.Version) {
 	t.Run("a function of its own", func(t *testing.T) {
 		bind(t, g, alone, "vfio-pci")
 		usable(t, g, edu, alone)
+		if !testing.Short() {
+			staysAsleep(t, g, alone)
+		}
 	})
 	t.Run("a group", func(t *testing.T) {
 		bind(t, g, first, "vfio-pci")
@@ -83,8 +86,8 @@ func testVFIO(t *testing.T, kernel guest.Version) {
 			g.Load(t, adapter.module)
 			physical := functions(t, g, adapter.id)[0]
 			dir := "/sys/bus/pci/devices/" + physical
-			if adapter.module == "igb" { // or its virtual functions wait for it
-				g.Sh(t, "ip link set $(ls "+dir+"/net) up")
+			if adapter.module == "igb" { // or its virtual functions wait for it; its link takes a moment to come up
+				g.Sh(t, "ip link set $(ls "+dir+"/net) up; n=0; until grep -q 1 "+dir+"/net/*/carrier || [ $n = 300 ]; do sleep 0.1; n=$((n+1)); done")
 			}
 			g.Sh(t, "echo 0 > "+dir+"/sriov_drivers_autoprobe; echo 2 > "+dir+"/sriov_numvfs")
 			virtual := strings.Fields(g.Sh(t, "for vf in "+dir+"/virtfn*; do basename $(readlink $vf); done"))
@@ -134,6 +137,19 @@ func TestVFIOWithoutInterruptRemapping(t *testing.T) {
 		t.Fatal(err)
 	}
 	usable(t, g, edu, alone)
+}
+
+// staysAsleep checks that nothing wakes a function that nobody has, and that the kernel has put to sleep, to look at it.
+func staysAsleep(t *testing.T, g *guest.Guest, address string) {
+	t.Helper()
+	power := "/sys/bus/pci/devices/" + address + "/power/"
+	g.Sh(t, "n=0; until grep -q suspended "+power+"runtime_status || [ $n = 100 ]; do sleep 0.1; n=$((n+1)); done")
+	awake := func() string { return g.Sh(t, "cat "+power+"runtime_status "+power+"runtime_active_time") }
+	before := awake()
+	discover(t, g)
+	if after := awake(); after != before || !strings.HasPrefix(after, "suspended") {
+		t.Errorf("%s was %q (and for so many ms awake), and after a look is %q", address, before, after)
+	}
 }
 
 const provisionEdu = `apiVersion: chandler.dev/v1alpha1

@@ -270,6 +270,20 @@ const sticksOut = `(() => {
   return wide + ' pixels stick out, ' + worst.tagName + '.' + worst.className;
 })()`
 
+// TestRailsOfANode looks at two hives, each within one NUMA node. Where the nodes stand below each other, the links of
+// the second begin at its first device, as they do beside each other.
+func TestRailsOfANode(t *testing.T) {
+	b := open(t, recordedHost(t, "amdgpu", "mi210x8"))
+	b.wait(`document.querySelectorAll('.numa .rail.loc').length >= 4`)
+	for _, width := range []int64{390, 1280} {
+		b.do(b.window(width, 900))
+		if n := js[int](b, `[...document.querySelectorAll('.numa')].filter(n => n.querySelector('.rail.loc').getBoundingClientRect().top < n.querySelector('.root').getBoundingClientRect().top).length`); n > 0 {
+			t.Errorf("at %d, the links of %d NUMA nodes begin above their devices", width, n)
+		}
+	}
+	b.clean()
+}
+
 // TestContrast computes the contrast of all text to the ground that it stands on, and of
 // glyphs, in both themes (WCAG 2.2, 1.4.3 and 1.4.11).
 func TestContrast(t *testing.T) {

@@ -108,7 +108,7 @@ func ask(t *testing.T, from storage.Storage, query string) promql.Vector {
 }
 
 // named are the labels that people want to see of an answer.
-var named = []string{"node", "device", "model", "namespace", "pod", "container", "claim", "resource", "api"}
+var named = []string{"node", "device", "model", "namespace", "pod", "container", "claim", "resource", "api", "capacity"}
 
 // say writes an answer with what matters in it, in a fixed order.
 func say(vector promql.Vector) string {

@@ -34,7 +34,7 @@ func (r *release) agent(ctx context.Context, arch string) (program, error) {
 // informant builds the program that asks NVML, once. Functions of NVML are looked up when they are called, since older
 // libraries do not have them all.
 func (r *release) informant(ctx context.Context, arch, compiler string) (program, error) {
-	return r.build(ctx, "chandler-nvml", arch, []string{"CGO_ENABLED=1", "CC=" + compiler, "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2"},
+	return r.build(ctx, "chandler-nvml", arch, []string{"CGO_ENABLED=1", "CC=" + compiler, "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations"},
 		"-ldflags=-s -w -buildid=")
 }
 

@@ -7,22 +7,26 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
 const version = "resource.k8s.io/v1"
 
-// Server says that it serves resource.k8s.io, and keeps ResourceSlices. Its zero value is ready
-// to use.
+// Server says that it serves resource.k8s.io, and keeps ResourceSlices, of which it tells whoever
+// watches. Its zero value is ready to use.
 type Server struct {
 	mu     sync.Mutex
 	slices []resourceapi.ResourceSlice
+	told   []metav1.WatchEvent // all that has become of them; the resource version counts these
+	more   chan struct{}       // closed when there is more
 }
 
 // Mux returns what answers. Nothing else is found, unless the caller adds it.
@@ -36,7 +40,7 @@ func (s *Server) Mux() *http.ServeMux {
 		})
 	})
 	mux.HandleFunc("POST /apis/resource.k8s.io/v1/resourceslices", s.create)
-	mux.HandleFunc("/apis/resource.k8s.io/v1/resourceslices", s.list)
+	mux.HandleFunc("/apis/resource.k8s.io/v1/resourceslices", s.listOrWatch)
 	mux.HandleFunc("PUT /apis/resource.k8s.io/v1/resourceslices/{name}", s.replace)
 	mux.HandleFunc("DELETE /apis/resource.k8s.io/v1/resourceslices/{name}", s.remove)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
@@ -59,17 +63,61 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slice.Name = fmt.Sprint(slice.GenerateName, len(s.slices))
+	slice.Name = fmt.Sprint(slice.GenerateName, len(s.told))
 	if r.URL.Query().Get("dryRun") == "" {
+		s.tell(watch.Added, slice)
 		s.slices = append(s.slices, *slice)
 	}
 	Respond(w, http.StatusCreated, slice)
 }
 
-func (s *Server) list(w http.ResponseWriter, r *http.Request) {
-	ListOrWatch(w, r, &resourceapi.ResourceSliceList{
-		TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: "ResourceSliceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: s.Slices(),
-	})
+// tell gives a slice its resource version and tells whoever watches. The caller has the lock.
+func (s *Server) tell(what watch.EventType, slice *resourceapi.ResourceSlice) {
+	slice.ResourceVersion = fmt.Sprint(len(s.told) + 1)
+	s.told = append(s.told, metav1.WatchEvent{Type: string(what), Object: runtime.RawExtension{Object: slice.DeepCopy()}})
+	if s.more != nil {
+		close(s.more)
+		s.more = nil
+	}
+}
+
+func (s *Server) listOrWatch(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Query().Has("watch") && !r.URL.Query().Has("sendInitialEvents") {
+		s.watch(w, r)
+		return
+	}
+	s.mu.Lock()
+	list := &resourceapi.ResourceSliceList{
+		TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: "ResourceSliceList"},
+		ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(len(s.told))}, Items: slices.Clone(s.slices),
+	}
+	s.mu.Unlock()
+	ListOrWatch(w, r, list)
+}
+
+// watch tells all that has become of slices since a resource version, until nobody listens.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	for {
+		s.mu.Lock()
+		news := s.told[min(since, len(s.told)):]
+		since += len(news)
+		if s.more == nil {
+			s.more = make(chan struct{})
+		}
+		more := s.more
+		s.mu.Unlock()
+		for _, event := range news {
+			_ = json.NewEncoder(w).Encode(event) // the client may not listen any more
+		}
+		w.(http.Flusher).Flush()
+		select {
+		case <-more:
+		case <-r.Context().Done():
+			return
+		}
+	}
 }
 
 func (s *Server) replace(w http.ResponseWriter, r *http.Request) {
@@ -84,6 +132,7 @@ func (s *Server) replace(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
 	}
+	s.tell(watch.Modified, slice)
 	s.slices[i] = *slice
 	Respond(w, http.StatusOK, slice)
 }
@@ -91,7 +140,13 @@ func (s *Server) replace(w http.ResponseWriter, r *http.Request) {
 func (s *Server) remove(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.slices = slices.DeleteFunc(s.slices, func(kept resourceapi.ResourceSlice) bool { return kept.Name == r.PathValue("name") })
+	s.slices = slices.DeleteFunc(s.slices, func(kept resourceapi.ResourceSlice) bool {
+		removed := kept.Name == r.PathValue("name")
+		if removed {
+			s.tell(watch.Deleted, &kept)
+		}
+		return removed
+	})
 	Respond(w, http.StatusOK, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
 }
 

@@ -152,6 +152,12 @@ func (f Files) Stat(name string) (fs.FileInfo, error) { return f.fs().Stat(name)
 // Lstat describes a file.
 func (f Files) Lstat(name string) (fs.FileInfo, error) { return f.fs().Lstat(name) }
 
+// Lacks reports whether there is no such file. A file that cannot be looked at may be there.
+func (f Files) Lacks(name string) bool {
+	_, err := f.Lstat(name)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // List returns what is in a directory, nothing if there is no such directory.
 func (f Files) List(dir string) ([]fs.DirEntry, error) {
 	entries, err := f.fs().ReadDir(dir)

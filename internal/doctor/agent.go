@@ -12,9 +12,12 @@ import (
 
 var agentChecks = []check{
 	{Agent, []string{"CH0701", "CH0706"}, checkAgentRuns},
+	{Agent, []string{"CH0708"}, checkInstallations},
 	{Agent, []string{"CH0703"}, checkConfig},
 	{Agent, []string{"CH0702", "CH0704", "CH0707"}, checkRecords},
 	{Agent, []string{"CH0705"}, checkAgentVersion},
+	{Agent, []string{"CH0709"}, checkSight},
+	{Agent, []string{"CH0710"}, checkOutdated},
 }
 
 func checkAgentRuns(f *Facts, say *saying) {
@@ -65,7 +68,7 @@ const takeover = time.Minute
 func (f *Facts) beside(say *saying) {
 	for _, other := range f.Agent.Beside {
 		pod := other.Pod
-		if podReady(pod) || f.Time.Sub(pod.CreationTimestamp.Time) < takeover {
+		if other.Foreign || podReady(pod) || f.Time.Sub(pod.CreationTimestamp.Time) < takeover {
 			continue
 		}
 		why := other.Why
@@ -78,6 +81,33 @@ func (f *Facts) beside(say *saying) {
 		}
 		say.found("CH0701", fmt.Sprintf("two agents are on this node, and %s is not ready%s", pod.Name, lasting(pod.CreationTimestamp.Time, f.Time)),
 			cause, fmt.Sprintf("kubectl -n %s logs %s --tail=50", pod.Namespace, pod.Name), fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
+	}
+}
+
+// checkInstallations says whether the node has agents of more than one installation. Agents of one are
+// on a node together only while an update is under way.
+func checkInstallations(f *Facts, say *saying) {
+	cause := "Only one of their agents works at a time, and the others wait. Whenever it is restarted, the next one may be another's, with another configuration."
+	var others []*corev1.Pod
+	for _, other := range f.Agent.Beside {
+		if other.Foreign {
+			others = append(others, other.Pod)
+		}
+	}
+	const find = "kubectl get daemonsets -A -l app.kubernetes.io/name=chandler   # keep one, or have their node selectors exclude each other"
+	if first := f.Agent.Pod.Value; first != nil && len(others) > 0 {
+		pods, fix := []string{first.Namespace + "/" + first.Name}, []string{find}
+		for _, pod := range append([]*corev1.Pod{first}, others...) {
+			fix = append(fix, fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name))
+		}
+		for _, pod := range others {
+			pods = append(pods, pod.Namespace+"/"+pod.Name)
+		}
+		say.found("CH0708", "this node has agents of different installations", list(pods)+" have nothing to do with each other. "+cause, fix...)
+		return
+	}
+	if names := f.Agent.Installations; len(names) > 1 {
+		say.found("CH0708", "this node has agents of different installations", "They are of the DaemonSets "+list(names)+". "+cause, find)
 	}
 }
 
@@ -135,6 +165,10 @@ func checkConfig(f *Facts, say *saying) {
 	if known && why == "" && notReadyForConfig(ready) {
 		why = ready
 	}
+	mend := []string{
+		"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | chandler validate -",
+		"kubectl -n chandler edit configmap chandler   # with Helm, mend your values as well",
+	}
 	switch {
 	case !known && !notReadyForConfig(ready):
 		say.not("the configuration: %s", f.Agent.Config.why())
@@ -142,8 +176,9 @@ func checkConfig(f *Facts, say *saying) {
 		if why == "" {
 			why = ready
 		}
-		say.found("CH0703", "the configuration has an error", sentence(strings.ReplaceAll(why, "\n", "; "))+" The last one that was right stays in force.",
-			"kubectl -n chandler get configmap chandler -o jsonpath='{.data.config\\.yaml}' | chandler validate -", "kubectl -n chandler edit configmap chandler")
+		say.found("CH0703", "the configuration has an error", sentence(strings.ReplaceAll(why, "\n", "; "))+" The last one that was right stays in force.", mend...)
+	case f.Agent.Refused:
+		say.found("CH0703", "the configuration changed and has an error", "The agent refused it, and the one before stays in force. From here it is not seen: the command says why.", mend...)
 	default:
 		say.ok("the configuration is right")
 	}
@@ -162,7 +197,7 @@ func checkRecords(f *Facts, say *saying) {
 		}
 		uid, _, _ := strings.Cut(path.Base(file), ".")
 		fix := []string{"sudo cat " + file}
-		cause := "It could not be understood: damaged, or cut off by a loss of power. What it names is kept from everybody until the claim is unprepared."
+		cause := "It could not be understood: damaged, or cut off by a loss of power. Its devices are kept from everybody until the claim is unprepared. If no claim and no pod has that UID any more, the agent lets go of it by itself, about five minutes after its start."
 		if strings.HasSuffix(file, ".unreadable") {
 			cause = "The agent could not read it and goes on without. Nothing is given out twice because of it."
 			fix = append(fix, "sudo rm "+file)
@@ -194,5 +229,93 @@ func checkAgentVersion(f *Facts, say *saying) {
 	if v := f.Agent.Version; v != "" && v != f.Version {
 		say.found("CH0705", fmt.Sprintf("the agent is %s, and this program %s", v, f.Version), "They may not mean the same by what is written on the node, so what is said here may be wrong of that agent.",
 			"kubectl -n chandler exec daemonset/chandler -- /chandler doctor --host-root=/host")
+	}
+}
+
+// blind is what happens for a part of the configuration while the agent does not see who has devices open.
+type blind struct {
+	then  string
+	value string // of the chart, which gives the agent the rights
+	patch string // that does the same with the plain manifests
+}
+
+// blinds are by the part of the configuration. An agent that is to change a device does not, unless it sees that
+// nobody uses it. For the hand-over the unknown keeps nothing.
+var blinds = map[string]blind{
+	"handover":                   {"A device goes to the next pod, though a process of the last one may still have it open.", "handover.enabled", "handover-patch.yaml"},
+	"rebinding":                  {"No function is given to vfio, and pods that ask for one so do not start.", "rebinding.enabled", "rebinding-patch.yaml"},
+	"onRequest.virtualFunctions": {"No virtual functions are made, and pods that are given one do not start.", "onRequest.enabled", "rebinding-patch.yaml"},
+}
+
+// checkSight says whether an agent that is to hand devices over, or to change them, can see who has them open.
+// For a hand-over the processes of pods are enough, and for a change those of the whole machine count. On a node
+// that is a container the agent sees only the former.
+func checkSight(f *Facts, say *saying) {
+	handing, changing := split(f.Agent.Looking)
+	if f.Agent.Sight == f.Agent.SightAll {
+		handing, changing = f.Agent.Looking, nil
+	}
+	judgeSight(handing, f.Agent.Sight, "the agent sees who has a device open", sightFixes, say)
+	judgeSight(changing, f.Agent.SightAll, "the agent sees who has a device open that it is to change", func(looking []string) []string {
+		if why, known := f.Agent.Sight.get(); why == "" && known { // more rights would not help
+			return []string{"kubectl -n chandler edit configmap chandler   # leave " + list(looking) + " out on this node, which is a container"}
+		}
+		return sightFixes(looking)
+	}, say)
+}
+
+// split returns which parts of the configuration are about handing devices over, and which about changing them.
+func split(looking []string) (handing, changing []string) {
+	for _, part := range looking {
+		if part == "handover" {
+			handing = append(handing, part)
+		} else {
+			changing = append(changing, part)
+		}
+	}
+	return handing, changing
+}
+
+// judgeSight says whether an agent sees who has devices open, for parts of the configuration.
+func judgeSight(looking []string, sight Answer[string], well string, fixes func([]string) []string, say *saying) {
+	if len(looking) == 0 {
+		return
+	}
+	switch why, known := sight.get(); {
+	case !known:
+		say.not("whether the agent sees who has a device open: %s", sight.why())
+	case why != "":
+		causes := []string{sentence(why)}
+		for _, part := range looking {
+			causes = append(causes, blinds[part].then)
+		}
+		say.found("CH0709", "the agent needs to see who has devices open, for "+list(looking)+", and does not", strings.Join(causes, " "), fixes(looking)...)
+	default:
+		say.ok("%s", well)
+	}
+}
+
+// sightFixes returns what gives an agent the rights to see that.
+func sightFixes(looking []string) []string {
+	var sets, patches []string
+	for _, part := range looking {
+		b := blinds[part]
+		sets = append(sets, "--set "+b.value+"=true")
+		if !slices.Contains(patches, b.patch) {
+			patches = append(patches, b.patch)
+		}
+	}
+	fixes := []string{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values " + strings.Join(sets, " ")}
+	for _, patch := range patches {
+		fixes = append(fixes, "kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/"+patch+"   # the same with the plain manifests")
+	}
+	return fixes
+}
+
+// checkOutdated says whether a change of the configuration waits for the agent's next start.
+func checkOutdated(f *Facts, say *saying) {
+	if f.Agent.Outdated {
+		say.found("CH0710", "a change of the configuration is not in force yet", "The agent reads some fields only when it starts, such as rebinding and onRequest. Its log and its page name those that changed.",
+			"kubectl -n chandler rollout restart daemonset chandler   # pods keep their devices")
 	}
 }

@@ -148,8 +148,7 @@ func checkModeLabel(f *Facts, say *saying) {
 	if !set {
 		return
 	}
-	valid := []string{string(v1alpha1.ModeAuto), string(v1alpha1.ModeDRA), string(v1alpha1.ModeDevicePlugin)}
-	if slices.Contains(valid, value) {
+	if !v1alpha1.WrongMode(node.Labels) {
 		say.ok("the node's label %s=%s is in force", v1alpha1.LabelMode, value)
 		return
 	}

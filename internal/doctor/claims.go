@@ -28,7 +28,7 @@ func checkClaims(f *Facts, say *saying) {
 	all, listed := f.Cluster.Slices.get()
 	classes, have := f.Cluster.Classes.get()
 	if !known || !listed || !have {
-		if served, _ := f.Cluster.DRA.get(); served {
+		if served, _ := f.Cluster.DRA.get(); served != "" {
 			say.not("whether claims can be satisfied: %s", firstNot(f.Cluster.Claims.why(), f.Cluster.Slices.why(), f.Cluster.Classes.why()))
 		}
 		return
@@ -62,7 +62,7 @@ func checkClaims(f *Facts, say *saying) {
 		}
 	}
 	for _, class := range slices.Sorted(maps.Keys(missing)) {
-		say.found("CH0613", "there is no DeviceClass "+class, "It is asked for by "+list(missing[class])+". The scheduler allocates nothing to a claim that names a class which is not there.", selectors.MendMissingClass(class)...)
+		say.found("CH0613", "there is no DeviceClass "+class, "It is asked for by "+list(missing[class])+". The scheduler allocates nothing to a claim that names a class which is not there. "+selectors.WhoseClass(class), selectors.MendMissingClass(class, slices.Collect(maps.Keys(m.classes)))...)
 	}
 	for _, class := range slices.Sorted(maps.Keys(m.broken)) {
 		c, err := m.classes[class], m.broken[class]
@@ -110,7 +110,7 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 				}
 			}
 			if len(left) == 0 && selector.CEL != nil {
-				why = fmt.Sprintf("none of the %d devices of class %s satisfies %q", len(of), s.class, selector.CEL.Expression)
+				why = fmt.Sprintf("none of the %d devices of class %s satisfies %s", len(of), s.class, selector.CEL.Expression)
 				break
 			}
 		}

@@ -17,6 +17,7 @@ var clusterChecks = []check{
 	{Cluster, []string{"CH0601"}, checkServed},
 	{Cluster, []string{"CH0607"}, checkNodeThere},
 	{Cluster, []string{"CH0602"}, checkFeatures},
+	{Cluster, []string{"CH0615"}, checkTaken},
 	{Cluster, []string{"CH0608"}, checkPublished},
 	{Cluster, []string{"CH0603", "CH0604"}, checkClasses},
 	{Cluster, []string{"CH0609", "CH0610", "CH0613", "CH0614"}, checkClaims},
@@ -44,16 +45,18 @@ func (f *Facts) usesDRA() bool {
 }
 
 func checkServed(f *Facts, say *saying) {
-	served, known := f.Cluster.DRA.get()
+	version, known := f.Cluster.DRA.get()
 	switch {
 	case !known:
-	case served:
+	case version == "v1":
 		say.ok("resource.k8s.io/v1 is served")
+	case version != "":
+		say.ok("resource.k8s.io/%s is served, and not v1: claims do not say how their devices are", version)
 	case f.usesDRA():
-		say.found("CH0601", "the API server does not serve resource.k8s.io/v1", "The mode is DRA, so nothing is offered. Kubernetes has that API from 1.34 on.",
+		say.found("CH0601", "the API server does not serve resource.k8s.io", "The mode is DRA, so nothing is offered. Kubernetes serves that API from 1.34 on, and 1.32 and 1.33 do where it was switched on.",
 			"kubectl -n chandler edit configmap chandler   # mode: Auto, or DevicePlugin", "kubectl api-versions | grep resource.k8s.io")
 	default:
-		say.ok("resource.k8s.io/v1 is not served, and the device-plugin API needs none")
+		say.ok("resource.k8s.io is not served, and the device-plugin API needs none")
 	}
 }
 
@@ -122,6 +125,15 @@ func checkFeatures(f *Facts, say *saying) {
 	}
 }
 
+// checkTaken says whether the API server takes the node's slices.
+func checkTaken(f *Facts, say *saying) {
+	if f.Agent.Unwanted {
+		say.found("CH0615", "the API server refuses the ResourceSlices of this node", "The scheduler goes by those of before, or knows of no device. The agent's page and its log have the API server's words.",
+			"kubectl -n chandler logs daemonset/chandler --tail=100 | grep ResourceSlices   # says who refuses them, and why",
+			"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies   # a webhook must take dry runs, too")
+	}
+}
+
 // checkPublished compares the slices of the node with what DRA is to offer.
 func checkPublished(f *Facts, say *saying) {
 	all, known := f.Cluster.Slices.get()
@@ -177,7 +189,7 @@ func checkClasses(f *Facts, say *saying) {
 	snapshot, found := f.Devices.Snapshot.get()
 	places, _ := f.Devices.API.get()
 	if !known {
-		if served, _ := f.Cluster.DRA.get(); served {
+		if served, _ := f.Cluster.DRA.get(); served != "" {
 			say.not("DeviceClasses: %s", f.Cluster.Classes.why())
 		}
 		return
@@ -306,7 +318,7 @@ func checkRights(f *Facts, say *saying) {
 }
 
 // helmSet changes values of the chart and keeps the others.
-const helmSet = "helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values"
+const helmSet = "helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values"
 
 func checkPolicies(f *Facts, say *saying) {
 	missing, known := f.Cluster.Policies.get()

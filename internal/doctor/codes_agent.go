@@ -20,7 +20,7 @@ var agentCodes = []Code{
 		Looks: "The agent's configuration file, or the ConfigMap, and what the agent says of it.",
 		Comes: "An unknown field, an expression that does not compile, or a label of the node that is wrong.",
 		Why:   "The configuration that was right last stays in force. An agent that starts with a wrong one is not ready, so that an upgrade stops. The agent beside it goes on and starts new pods.",
-		Fixes: []Fix{{"chandler validate config.yaml", "Says what is wrong, before you apply it."}, {"kubectl -n chandler edit configmap chandler", "Mends it. The agent reads it again within a minute or so."}},
+		Fixes: []Fix{{"chandler validate config.yaml", "Says what is wrong, before you apply it."}, {"kubectl -n chandler edit configmap chandler", "Mends it. The agent reads it again within a minute or so. With Helm, mend your values as well: the next upgrade refuses to overwrite what was edited, unless you write --force-conflicts."}},
 	},
 	{
 		ID: "CH0704", Says: "the agent is older than its records", Result: Failed, Symptoms: []Symptom{AfterARestart, Terminating, Creating},
@@ -52,5 +52,32 @@ var agentCodes = []Code{
 		Comes: "The disk fails, or the file is damaged and no agent has set it aside yet.",
 		Why:   "The devices that it may name are kept from everybody.",
 		Fixes: []Fix{{"sudo dmesg | tail -n 50", "Shows whether the disk has failed."}},
+	},
+	{
+		ID: "CH0708", Says: "the node has agents of different installations", Result: Warning, Symptoms: []Symptom{NoEffect, AfterARestart, DeviceMissing},
+		Looks: "Whether the agents' pods on the node are of one DaemonSet. Without the API server: the namespaces and names of pods that the agents' processes have in their environment.",
+		Comes: "Chandler was installed by two releases of the chart, or by the chart and the plain manifests, and both select the node. Or an installation was left behind when another replaced it.",
+		Why:   "The agents share one directory, so only one works at a time, and no device is given out twice. The others wait and are ready all the same. Whenever the one that works is restarted, another may take over, with another configuration. A change of the others' configurations has no effect.",
+		Fixes: []Fix{
+			{"kubectl get daemonsets -A -l app.kubernetes.io/name=chandler", "Shows the installations. Keep one, or give each a node selector of its own."},
+			{"kubectl -n NAMESPACE delete daemonset chandler", "Takes the agents of one away. Pods keep their devices, and the agents of the other go on. With Helm, set `nodeSelector` in the values of one release instead."},
+		},
+	},
+	{
+		ID: "CH0709", Says: "the agent does not see who has devices open", Result: Warning, Symptoms: []Symptom{GivenTwice, NoEffect, Creating},
+		Looks: "Where the configuration has `handover`, `rebinding` or `onRequest.virtualFunctions`: whether the agent may look at the open files of the host's processes, and whether its /proc is the host's. On the node it counts which capabilities the agent's process has.",
+		Comes: "The agent is not privileged: `handover`, `rebinding` or `onRequest` was written into the configuration without `handover.enabled`, `rebinding.enabled` or `onRequest.enabled`, or without the patch. Or the volume of the agent's pod is not the host's /proc. Or the node is a container, as with kind: the agent sees the processes of pods there, which is enough for `handover`, and not those of the machine around it, which `rebinding` and `onRequest.virtualFunctions` need.",
+		Why:   "With `handover`, it is unknown whether a process of the last pod still has the device open, and the unknown keeps nothing. So the next pod gets the device at once, as without `handover`. With the other two, the agent changes no device of which it does not know that nobody uses it. So pods that ask for such a device do not start.",
+		Fixes: []Fix{
+			{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set handover.enabled=true", "Makes the agent privileged, if you installed the chart. For the others it is `rebinding.enabled` and `onRequest.enabled`."},
+			{"kubectl -n chandler patch daemonset chandler --patch-file deployments/examples/handover-patch.yaml", "Does the same with the plain manifests. For the others it is rebinding-patch.yaml."},
+		},
+	},
+	{
+		ID: "CH0710", Says: "a change of the configuration waits for a restart", Result: Warning, Symptoms: []Symptom{NoEffect},
+		Looks: "Whether the agent says, in its metric `chandler_config_restart_needed`, that the configuration has changed in something that it reads only when it starts.",
+		Comes: "You changed `roots`, `paths`, `hooks`, `rebinding`, or anything below `onRequest` but `keepSeconds`, or added the first of `pools`. The agent's log and its page name the fields.",
+		Why:   "The agent goes on by what these fields said when it started. All else that you changed is in force.",
+		Fixes: []Fix{{"kubectl -n chandler rollout restart daemonset chandler", "Starts the agents again, one node after the other. Pods keep their devices."}},
 	},
 }

@@ -3,8 +3,8 @@ package doctor
 var clusterCodes = []Code{
 	{
 		ID: "CH0601", Says: "resource.k8s.io is not served while the mode is DRA", Result: Failed, Symptoms: []Symptom{DeviceMissing, ClaimPending},
-		Looks: "Whether the API server serves resource.k8s.io/v1, and the mode that the configuration asks for.",
-		Comes: "The cluster is older than 1.34, or the API was switched off with --runtime-config.",
+		Looks: "Whether the API server serves resource.k8s.io, as v1, v1beta2 or v1beta1, and the mode that the configuration asks for.",
+		Comes: "The cluster is older than 1.32, the API was not switched on in 1.32 or 1.33, or it was switched off with --runtime-config.",
 		Why:   "The mode DRA leaves no other way, so nothing is offered.",
 		Fixes: []Fix{{"kubectl -n chandler edit configmap chandler", "Set mode to Auto or DevicePlugin."}},
 	},
@@ -20,7 +20,7 @@ var clusterCodes = []Code{
 		Looks: "Whether a DeviceClass has each classic name of devices that DRA offers as its extendedResourceName.",
 		Comes: "The classes were not applied, or the API server dropped the field, which it does without the feature gate DRAExtendedResource.",
 		Why:   "Pods that ask for the name by limits wait for ever.",
-		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values --set deviceClasses.enabled=true", "Makes the classes."}, {"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Serves such pods by the device-plugin API instead."}},
+		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set deviceClasses.enabled=true", "Makes the classes."}, {"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Serves such pods by the device-plugin API instead."}},
 	},
 	{
 		ID: "CH0604", Says: "several DeviceClasses have one extendedResourceName", Result: Warning, Symptoms: []Symptom{LimitsPending},
@@ -34,7 +34,7 @@ var clusterCodes = []Code{
 		Looks: "The rights of the agent's ServiceAccount, as the API server says them.",
 		Comes: "The roles are of an earlier version, or somebody narrowed them.",
 		Why:   "Slices are not published, claims not prepared, or Events not written, by which right it is.",
-		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values", "Makes the roles what this version needs."}},
+		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values", "Makes the roles what this version needs."}},
 	},
 	{
 		ID: "CH0606", Says: "the API server does not answer", Result: Failed, Symptoms: []Symptom{WrongEverybody, ClaimPending},
@@ -83,14 +83,14 @@ var clusterCodes = []Code{
 		Looks: "The ValidatingAdmissionPolicies of the chart.",
 		Comes: "They were not applied, or the chart's value for them is off.",
 		Why:   "Mistakes in the parameters of claims are found only when a pod starts, and nothing holds an agent to the objects of its own node.",
-		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values --set admissionPolicies.slices=true", "Makes them."}},
+		Fixes: []Fix{{"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set admissionPolicies.slices=true", "Makes them."}},
 	},
 	{
 		ID: "CH0613", Says: "a DeviceClass that is asked for is missing", Result: Warning, Symptoms: []Symptom{ClaimPending},
-		Looks: "The DeviceClasses that claims ask for which wait.",
-		Comes: "The name has a typing error, or the class was not applied.",
+		Looks: "The DeviceClasses that claims ask for which wait, whichever driver they are for.",
+		Comes: "The name has a typing error, the class was not applied, or it is for another driver that is not installed. If you replaced that driver by Chandler, name one of Chandler's classes.",
 		Why:   "The scheduler allocates nothing to such a claim, even if another alternative of it could be had.",
-		Fixes: []Fix{{"kubectl get deviceclasses", "Shows the names that there are."}, {"helm upgrade chandler deployments/helm/chandler --namespace chandler --reuse-values --set deviceClasses.enabled=true", "Makes the classes of the chart."}},
+		Fixes: []Fix{{"kubectl get deviceclasses", "Shows the names that there are."}, {"helm upgrade chandler deployments/helm/chandler --namespace chandler --reset-then-reuse-values --set deviceClasses.enabled=true", "Makes the classes of the chart."}},
 	},
 	{
 		ID: "CH0614", Says: "the expression of a DeviceClass fails", Result: Failed, Symptoms: []Symptom{ClaimPending, LimitsPending},
@@ -98,5 +98,15 @@ var clusterCodes = []Code{
 		Comes: "The expression reads an attribute or a capacity that some device lacks, or does not compile.",
 		Why:   "The scheduler gives up for every pod that asks for the class, as soon as it meets such a device.",
 		Fixes: []Fix{{"kubectl edit deviceclass NAME", "Where devices may lack a key, write `.?key.orValue(\"\")` in place of `.key`. The value in brackets has the type of the attribute: `\"\"`, `0` or `false`."}},
+	},
+	{
+		ID: "CH0615", Says: "the API server refuses the node's ResourceSlices", Result: Failed, Symptoms: []Symptom{DeviceMissing, ClaimPending},
+		Looks: "Whether the agent says so, in its metric `chandler_dra_slices_refused`. The agent asks by a dry run, and again each minute while it is refused.",
+		Comes: "An admission webhook or policy denies them, a webhook takes no dry runs, or the agent lacks rights.",
+		Why:   "The scheduler goes by the slices of before, or knows of no device of this node.",
+		Fixes: []Fix{
+			{"kubectl -n chandler logs daemonset/chandler --tail=100 | grep ResourceSlices", "Shows the API server's words. The agent's page has them, too."},
+			{"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies", "Shows who may refuse them. Let it take ResourceSlices of chandler.dev, and dry runs."},
+		},
 	},
 }

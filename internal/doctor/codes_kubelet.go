@@ -39,8 +39,8 @@ var kubeletCodes = []Code{
 	{
 		ID: "CH0106", Says: "the kubelet is too old", Result: Failed, Symptoms: []Symptom{ClaimPending, AgentDown},
 		Looks: "The kubelet's version, and the mode that the configuration asks for.",
-		Comes: "The mode is DRA and the kubelet older than 1.34, or the kubelet is older than 1.25.",
-		Why:   "The driver speaks DRA v1. An older kubelet cannot call it.",
+		Comes: "The mode is DRA and the kubelet older than 1.32, or the kubelet is older than 1.25.",
+		Why:   "A kubelet that old cannot call the driver.",
 		Fixes: []Fix{{"kubectl label node NODE chandler.dev/mode=DevicePlugin --overwrite", "Offers this node's devices by the device-plugin API instead."}},
 	},
 	{
@@ -52,17 +52,17 @@ var kubeletCodes = []Code{
 	},
 	{
 		ID: "CH0108", Says: "the agent looks at another directory than the kubelet's", Result: Failed, Symptoms: []Symptom{AgentDown, Creating},
-		Looks: "The kubelet's --root-dir, as its command line in /proc has it, and the agent's --kubelet-root.",
-		Comes: "Some distributions keep the kubelet's directory elsewhere: /var/lib/k0s/kubelet, /var/snap/microk8s/common/var/lib/kubelet.",
+		Looks: "The kubelet's --root-dir, as its command line in /proc has it, and the agent's --kubelet-root; and whether a directory that the agent has mounted was removed.",
+		Comes: "Some distributions keep the kubelet's directory elsewhere: /var/lib/k0s/kubelet, /var/snap/microk8s/common/var/lib/kubelet. Or somebody removed a directory below it, and the kubelet made it again: the agent goes on with the old one.",
 		Why:   "The agent registers where no kubelet looks, and its records would not be found.",
-		Fixes: []Fix{{"kubectl -n chandler edit daemonset chandler", "Set --kubelet-root, and the same directory in the volumes."}},
+		Fixes: []Fix{{"kubectl -n chandler edit daemonset chandler", "Set --kubelet-root, and the same directory in the volumes."}, {"kubectl -n chandler rollout restart daemonset chandler", "Has the agents mount what is there now."}},
 	},
 	{
 		ID: "CH0109", Says: "the kubelet has DRA switched off", Result: Failed, Symptoms: []Symptom{Creating, ClaimPending},
 		Looks: "The featureGates of the kubelet's configuration file and command line.",
-		Comes: "Somebody set DynamicResourceAllocation to false. From 1.35 on it cannot be set any more.",
+		Comes: "Somebody set DynamicResourceAllocation to false, or nobody set it to true before 1.34. From 1.35 on it cannot be set any more.",
 		Why:   "The kubelet registers no DRA driver and prepares no claim.",
-		Fixes: []Fix{{"sudo sed -i '/DynamicResourceAllocation: *false/d' /var/lib/kubelet/config.yaml", "Removes the setting."}, {"sudo systemctl restart kubelet", "Puts that in force."}},
+		Fixes: []Fix{{"sudo sed -i '/DynamicResourceAllocation: *false/d' /var/lib/kubelet/config.yaml", "Removes the setting."}, {"sudoedit /var/lib/kubelet/config.yaml", "Before 1.34: set DynamicResourceAllocation to true in its featureGates."}, {"sudo systemctl restart kubelet", "Puts that in force."}},
 	},
 	{
 		ID: "CH0110", Says: "the node is not Ready", Result: Failed, Symptoms: []Symptom{WrongEverybody, ClaimPending, LimitsPending},

@@ -25,8 +25,8 @@ var runtimeCodes = []Code{
 	{
 		ID: "CH0204", Says: "a CDI spec is left of a claim that has ended", Result: Warning, Symptoms: []Symptom{Terminating, DeviceMissing},
 		Looks: "The specs chandler.dev-claim_UID.json against the agent's records.",
-		Comes: "The records were removed while the agent was down, or an agent was killed and none has started since.",
-		Why:   "The devices that the spec names are kept from others until the kubelet has unprepared the claim.",
+		Comes: "The records were removed while the agent was down, a backup brought the spec back, or an agent was killed and none has started since.",
+		Why:   "An agent that starts and finds the spec keeps its devices from others until the kubelet has unprepared the claim. If nobody has the claim any more, by the API server and the kubelet, it lets go after about five minutes. An agent that has been running all the time removes the spec within 30 seconds.",
 		Fixes: []Fix{{"kubectl get resourceclaims -A -o yaml | grep UID", "Shows whether there is such a claim."}, {"sudo rm /var/run/cdi/chandler.dev-claim_UID.json", "Removes the spec, if there is none."}},
 	},
 	{
@@ -39,7 +39,7 @@ var runtimeCodes = []Code{
 	{
 		ID: "CH0206", Says: "the CDI spec of a claim is missing", Result: Failed, Symptoms: []Symptom{WithoutDevice, Creating, AfterARestart},
 		Looks: "Whether each claim that is prepared has its spec.",
-		Comes: "Somebody cleared /var/run/cdi, and no agent runs that would write the spec again.",
+		Comes: "Somebody cleared /var/run/cdi, and no agent runs that would write the spec again. Or the disk is full (CH0406).",
 		Why:   "A container that starts or restarts now fails: its CDI device is unresolvable.",
 		Fixes: []Fix{{"kubectl -n chandler rollout restart daemonset chandler", "Starts the agent, which writes what is missing."}},
 	},

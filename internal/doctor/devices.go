@@ -118,6 +118,7 @@ func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 	if len(reasons) == 1 {
 		cause = sentence(all[0].Health.Reason) + fmt.Sprintf(" They are %s.", namesOf(all))
 	}
+	cause += f.lacks(key, all[0])
 	if !usable {
 		cause += " No new pod gets them."
 	}
@@ -173,6 +174,7 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, 
 			fix = append(fix, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
 		}
 	}
+	cause += f.lacks(key, d)
 	if len(names) > 0 {
 		cause += fmt.Sprintf(" %s has it.", list(names))
 	}
@@ -182,6 +184,16 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, 
 		cause += " No new pod gets it."
 	}
 	say.found(CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
+}
+
+// lacks says which nodes are missing besides, where that of a device is: those that the devices
+// of its family share. The same command makes them.
+func (f *Facts) lacks(key discovery.Condition, d *discovery.Device) string {
+	others := slices.DeleteFunc(slices.Clone(f.Devices.Lacks[d.Family]), func(node string) bool { return strings.Contains(d.Health.Reason, node+" ") })
+	if key != discovery.ConditionNodeMissing || len(others) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" Of the nodes that such devices share, %s %s not there either.", list(others), isAre(len(others)))
 }
 
 // namesOf lists the names of devices.

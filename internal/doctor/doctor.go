@@ -77,6 +77,9 @@ type Finding struct {
 	Code   string
 	Cause  string
 	Fix    []string // commands, to be pasted as they are; a remark follows a #
+
+	// Follows is the code of the finding that this one comes of, "" if it stands for itself.
+	Follows string
 }
 
 // Section is what the checks of a category say.
@@ -101,6 +104,18 @@ func (r *Report) Count(result Result) (n int) {
 		}
 	}
 	return n
+}
+
+// first returns the first finding of a result, before those that come of another one.
+func (r *Report) first(result Result) (first Finding, found bool) {
+	for _, s := range r.Sections {
+		for _, f := range s.Findings {
+			if f.Result == result && (!found || first.Follows != "" && f.Follows == "") {
+				first, found = f, true
+			}
+		}
+	}
+	return first, found
 }
 
 // Healthy reports whether nothing is wrong; warnings count if they are to.
@@ -178,8 +193,11 @@ func (s *saying) found(code, text, cause string, fix ...string) {
 	if c, known := Lookup(code); known {
 		result = c.Result
 	}
-	s.findings = append(s.findings, Finding{result, text, code, cause, fix})
+	s.findings = append(s.findings, Finding{Result: result, Text: text, Code: code, Cause: cause, Fix: fix})
 }
+
+// follows says that the last finding comes of another one, by its code.
+func (s *saying) follows(code string) { s.findings[len(s.findings)-1].Follows = code }
 
 // none reports whether nothing was found since so many findings.
 func (s *saying) none(since int) bool {

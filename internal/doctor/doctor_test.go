@@ -281,6 +281,26 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
+// A node of Kubernetes 1.33 can use DRA where that was switched on, and is told of the kubelet's
+// gate where it was not.
+func TestOldDRA(t *testing.T) {
+	f := healthy()
+	f.Kubernetes, f.Cluster.Server, f.Cluster.DRA = "v1.33.9", Known("v1.33.9"), Known("v1beta2")
+	f.Cluster.Node.Value.Status.NodeInfo.KubeletVersion = "v1.33.9"
+	gates := map[string]bool{"DynamicResourceAllocation": true, "KubeletPodResourcesDynamicResources": true}
+	f.Kubelet.Config.Value.FeatureGates = gates
+	if found := Judge(f).Codes(); len(found) > 0 {
+		t.Errorf("found %v", found)
+	}
+	if got := printed(t, f, terminal.Plain, false); !strings.Contains(got, "resource.k8s.io/v1beta2 is served, and not v1") {
+		t.Errorf("it does not say which version:\n%s", got)
+	}
+	delete(gates, "DynamicResourceAllocation")
+	if found := Judge(f).Codes(); !slices.Equal(found, []string{"CH0109"}) {
+		t.Errorf("with the gate as it is by default: found %v", found)
+	}
+}
+
 // Parts of one piece of silicon that suffer alike are told of once, with all that have them.
 func TestParts(t *testing.T) {
 	f := healthy()
@@ -363,6 +383,33 @@ func TestQuietNamesWhatWasNotAsked(t *testing.T) {
 	}
 }
 
+// Where a disk is full, the specs that are missing for it name that, and it comes first to mend.
+func TestCauseBeforeConsequence(t *testing.T) {
+	for _, code := range []string{"CH0406", "CH0407"} {
+		f := healthy()
+		breaks["CH0206"](f)
+		breaks[code](f)
+		if found := Judge(f).Codes(); !slices.Equal(found, []string{"CH0206", code}) {
+			t.Errorf("found %v", found)
+		}
+		got := words(printed(t, f, terminal.Plain, true))
+		for _, want := range []string{"plugins/chandler.dev is full: make room first, as " + code + " says.", "chandler explain " + code} {
+			if !strings.Contains(got, want) {
+				t.Errorf("no %q in %s", want, got)
+			}
+		}
+		if !strings.HasSuffix(got, "chandler explain "+code) {
+			t.Errorf("the foot names another code: %s", got)
+		}
+		if line := Judge(f).Line(false); !strings.HasPrefix(line, code) {
+			t.Errorf("the line begins with another code: %s", line)
+		}
+		if line := Judge(f, Runtime).Line(false); !strings.HasPrefix(line, "CH0206") {
+			t.Errorf("of the runtime alone: %s", line)
+		}
+	}
+}
+
 // Where the version of containerd is not known, doctor says that CDI may be on all the same.
 func TestCDIOfAnUnknownVersion(t *testing.T) {
 	f := healthy()
@@ -387,6 +434,10 @@ func TestDevicesOfOneCause(t *testing.T) {
 	got := printed(t, f, terminal.Plain, true)
 	if strings.Count(got, "CH0305") != 2 || !strings.Contains(got, "2 devices of nvidia lack a device node") || strings.Count(got, "sudo make-nodes") != 1 {
 		t.Errorf("%v are not told of together:\n%s", ill, got)
+	}
+	f.Devices.Lacks = map[string][]string{"nvidia": {"/dev/nvidiactl", "/dev/nvidia-uvm"}}
+	if got := words(printed(t, f, terminal.Plain, true)); !strings.Contains(got, "Of the nodes that such devices share, /dev/nvidiactl and /dev/nvidia-uvm are not there either.") {
+		t.Errorf("what they share is not told of:\n%s", got)
 	}
 	for _, name := range ill {
 		if !strings.Contains(got, name) {
@@ -445,4 +496,24 @@ func TestExpressionThatFails(t *testing.T) {
 // words is a text without its line breaks and the marks at the beginning of remarks' lines.
 func words(text string) string {
 	return strings.Join(slices.DeleteFunc(strings.Fields(text), func(word string) bool { return word == "#" }), " ")
+}
+
+// On a node that is a container the agent can hand devices over, and cannot change them. More rights would not help.
+func TestSightOnANodeThatIsAContainer(t *testing.T) {
+	const changes = "onRequest.virtualFunctions and rebinding, and does not"
+	f := healthy()
+	f.Agent.Looking, f.Agent.Sight, f.Agent.SightAll = []string{"handover", "onRequest.virtualFunctions", "rebinding"}, Known(""), Known("the processes in /proc are those of a container")
+	got := words(printed(t, f, terminal.Plain, true))
+	if !strings.Contains(got, changes) || strings.Contains(got, "for handover") || strings.Contains(got, "enabled=true") || !strings.Contains(got, "on this node, which is a container") {
+		t.Errorf("got:\n%s", got)
+	}
+	f.Agent.Looking = []string{"handover"}
+	if got := printed(t, f, terminal.Plain, true); strings.Contains(got, "CH0709") {
+		t.Errorf("got:\n%s", got)
+	}
+	f.Agent.Looking, f.Agent.Sight = []string{"handover", "rebinding"}, Known("not all processes are visible")
+	f.Agent.SightAll = f.Agent.Sight
+	if got := words(printed(t, f, terminal.Plain, true)); strings.Count(got, "needs to see") != 1 || !strings.Contains(got, `--set handover.enabled=true \ --set rebinding.enabled=true`) {
+		t.Errorf("got:\n%s", got)
+	}
 }

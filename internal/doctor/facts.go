@@ -108,6 +108,9 @@ type DeviceFacts struct {
 	// others.
 	MakeNodes map[string]string
 
+	// Lacks are the device nodes that devices of such a family share, and that are not there.
+	Lacks map[string][]string
+
 	// Well are the devices that are well by what the host says now, though they may have to stay so before they are given out.
 	Well map[string]bool
 
@@ -224,7 +227,7 @@ type Spec struct {
 // ClusterFacts are what the API server says.
 type ClusterFacts struct {
 	Server   Answer[string] // its version
-	DRA      Answer[bool]   // it serves resource.k8s.io/v1
+	DRA      Answer[string] // the version of resource.k8s.io that it serves, "" if the driver speaks none of it
 	Node     Answer[*corev1.Node]
 	Slices   Answer[[]resourceapi.ResourceSlice] // of all drivers
 	OwnOnly  bool                                // the slices are of this node alone, since those of others may not be seen
@@ -240,23 +243,37 @@ const ServerName = "chandler/"
 
 // AgentFacts are what the agent says, and what it has written down.
 type AgentFacts struct {
-	Pod      Answer[*corev1.Pod] // nil if there is none
-	Beside   []AgentBeside       // agents that are to take over from that one
-	Running  Answer[bool]        // a process of it was found
-	Ready    Answer[string]      // "" if it is, else what it answers
-	Local    bool                // it was asked from where nothing is between
-	Live     Answer[string]      // likewise
-	Version  string              // of the process, "" if it is not known
-	Config   Answer[string]      // "" if the configuration is right, else why not
+	Pod     Answer[*corev1.Pod] // nil if there is none
+	Beside  []AgentBeside       // agents beside that one
+	Running Answer[bool]        // a process of it was found
+
+	// Installations are the DaemonSets that the node's processes of agents belong to, as
+	// namespace/name. Agents that do not tell are left out.
+	Installations []string
+
+	Removed  []string       // directories of the node that were removed, and that it still has mounted
+	Ready    Answer[string] // "" if it is, else what it answers
+	Local    bool           // it was asked from where nothing is between
+	Live     Answer[string] // likewise
+	Version  string         // of the process, "" if it is not known
+	Config   Answer[string] // "" if the configuration is right, else why not
+	Refused  bool           // the agent says that the configuration which it read last is wrong
+	Outdated bool           // the agent says that a change of the configuration waits for its next start
+	Unwanted bool           // the agent says that the API server refuses its ResourceSlices
 	Features Answer[map[string]bool]
 	Records  Answer[Records]
+	Looking  []string       // the parts of the configuration for which it must see that
+	Sight    Answer[string] // "" if it sees what processes of pods have open, else why not
+	SightAll Answer[string] // "" if it sees what all processes of the machine have open, likewise
 	Mode     discovery.Mode // that is in force for devices without one of their own
 }
 
-// AgentBeside is an agent beside the one that works, as an update has it.
+// AgentBeside is an agent beside the one that works. An update has one of the same
+// installation, which is to take over.
 type AgentBeside struct {
-	Pod *corev1.Pod
-	Why string // it answers that it is not ready, "" if that is not known
+	Pod     *corev1.Pod
+	Why     string // it answers that it is not ready, "" if that is not known
+	Foreign bool   // it is of another installation
 }
 
 // Records are the files of claims and grants.

@@ -91,7 +91,7 @@ func healthy() *Facts {
 			Specs:  Known([]Spec{{File: "/var/run/cdi/chandler.dev-claim_u1.json", UID: "u1"}}),
 		},
 		Cluster: ClusterFacts{
-			Server: Known("v1.37.0"), DRA: Known(true), Node: Known(node), Slices: Known([]resourceapi.ResourceSlice{slice}),
+			Server: Known("v1.37.0"), DRA: Known("v1"), Node: Known(node), Slices: Known([]resourceapi.ResourceSlice{slice}),
 			Classes: Known([]resourceapi.DeviceClass{class}), Claims: Known([]resourceapi.ResourceClaim{claim("ok", "nvidia.chandler.dev", "", 2)}),
 			Pods: Known([]corev1.Pod{*pod}), Policies: Known[[]string](nil), Rights: Known[[]string](nil),
 		},
@@ -173,7 +173,7 @@ var breaks = map[string]func(*Facts){
 		f.Kubelet.Config.Value.FeatureGates = map[string]bool{"KubeletPodResourcesDynamicResources": false}
 	},
 	"CH0106": func(f *Facts) {
-		f.Cluster.Node.Value.Status.NodeInfo.KubeletVersion, f.Cluster.Server = "v1.33.9", Known("v1.34.4")
+		f.Cluster.Node.Value.Status.NodeInfo.KubeletVersion, f.Cluster.Server = "v1.31.9", Known("v1.34.4")
 	},
 	"CH0107": nodeIs(func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.38.0" }),
 	"CH0108": func(f *Facts) { f.Kubelet.Flags = Known(map[string]string{"root-dir": "/var/lib/k0s/kubelet"}) },
@@ -250,7 +250,7 @@ var breaks = map[string]func(*Facts){
 	"CH0504": nodeIs(func(n *corev1.Node) { n.Labels["chandler.dev/mode"] = "dra" }),
 
 	"CH0601": func(f *Facts) {
-		f.Cluster.DRA = Known(false)
+		f.Cluster.DRA = Known("")
 		none := "the server could not find the requested resource"
 		f.Cluster.Slices, f.Cluster.Classes, f.Cluster.Claims = Unknown[[]resourceapi.ResourceSlice](none), Unknown[[]resourceapi.DeviceClass](none), Unknown[[]resourceapi.ResourceClaim](none)
 	},
@@ -268,6 +268,7 @@ var breaks = map[string]func(*Facts){
 		f.Cluster = ClusterFacts{Server: Unknown[string]("dial tcp 10.0.0.1:6443: connect: connection refused")}
 	},
 	"CH0607": func(f *Facts) { f.Cluster.Node = Known[*corev1.Node](nil) },
+	"CH0615": func(f *Facts) { f.Agent.Unwanted = true },
 	"CH0608": func(f *Facts) { f.Cluster.Slices.Value[0].Spec.Devices[2].Name = "another" },
 	"CH0609": func(f *Facts) {
 		f.Cluster.Classes.Value = append(f.Cluster.Classes.Value, deviceClass("npu.chandler.dev", "", `device.driver == "chandler.dev" && device.attributes["chandler.dev"].kind == "npu"`, ago(time.Hour)))
@@ -307,5 +308,13 @@ var breaks = map[string]func(*Facts){
 	},
 	"CH0707": func(f *Facts) {
 		f.Agent.Records.Value.Unread = []string{"read claim record u3.record: input/output error"}
+	},
+	"CH0709": func(f *Facts) {
+		f.Agent.Looking, f.Agent.Sight = []string{"handover", "onRequest.virtualFunctions"}, Known("the agent's process lacks the capability CAP_SYS_PTRACE")
+		f.Agent.SightAll = f.Agent.Sight
+	},
+	"CH0710": func(f *Facts) { f.Agent.Outdated = true },
+	"CH0708": func(f *Facts) {
+		f.Agent.Beside = []AgentBeside{{Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu", Name: "chandler-x8k2v", CreationTimestamp: ago(time.Hour)}}, Foreign: true}}
 	},
 }

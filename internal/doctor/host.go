@@ -232,6 +232,24 @@ const (
 	leastInodes = 1000
 )
 
+func (s Space) full() bool   { return s.Free < leastFree }
+func (s Space) filled() bool { return s.Inodes > 0 && s.INFree < leastInodes }
+
+// full returns the code of a disk of records or specs that has no room left, and a directory on it; "" if all
+// have room, or it is not known.
+func (f *Facts) full() (code, dir string) {
+	spaces, _ := f.Host.Space.get()
+	for _, s := range spaces {
+		switch {
+		case s.full():
+			return "CH0406", s.Path
+		case s.filled():
+			return "CH0407", s.Path
+		}
+	}
+	return "", ""
+}
+
 func checkSpace(f *Facts, say *saying) {
 	spaces, known := f.Host.Space.get()
 	if !known {
@@ -239,12 +257,12 @@ func checkSpace(f *Facts, say *saying) {
 	}
 	before := len(say.findings)
 	for _, s := range spaces {
-		if s.Free < leastFree {
+		if s.full() {
 			say.found("CH0406", fmt.Sprintf("%d MiB are left of the disk with %s", s.Free>>20, s.Path),
 				"The agent writes down who has what before it gives a device out. With a full disk no claim is prepared and nothing is allocated.",
 				"df -h "+s.Path, "sudo journalctl --vacuum-size=200M", "sudo crictl rmi --prune")
 		}
-		if s.Inodes > 0 && s.INFree < leastInodes {
+		if s.filled() {
 			say.found("CH0407", fmt.Sprintf("%d inodes are left of the disk with %s", s.INFree, s.Path),
 				"No more files can be made there, whatever room is left.",
 				"df -i "+s.Path, "sudo du --inodes -xd1 / | sort -n | tail", "sudo crictl rmi --prune")

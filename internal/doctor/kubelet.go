@@ -20,6 +20,7 @@ var kubeletChecks = []check{
 	{Kubelet, []string{"CH0105"}, checkPodResources},
 	{Kubelet, []string{"CH0106", "CH0107"}, checkVersions},
 	{Kubelet, []string{"CH0108"}, checkRoot},
+	{Kubelet, []string{"CH0108"}, checkRemoved},
 	{Kubelet, []string{"CH0109"}, checkKubeletGates},
 	{Kubelet, []string{"CH0110", "CH0111"}, checkNode},
 	{Kubelet, []string{"CH0112"}, checkTopology},
@@ -41,6 +42,9 @@ func checkKubeletAnswers(f *Facts, say *saying) {
 	_, listed := f.Kubelet.Pods.get()
 	if dir, _ := f.Kubelet.Dir.get(); dir != "" {
 		why = "" // its socket would be there, and that is said already
+	}
+	if slices.Contains(f.Agent.Removed, strings.TrimRight(f.Kubelet.PluginDir, "/")) {
+		why = "" // from the agent's pod it cannot be seen, and that is said already
 	}
 	switch {
 	case !known && !listed:
@@ -182,8 +186,10 @@ func (f *Facts) gateOff(gate string, since uint) bool {
 	return err == nil && v.LessThan(version.MajorMinor(1, since))
 }
 
-// oldestDRA is the first version with resource.k8s.io/v1, which the driver speaks.
-var oldestDRA = version.MajorMinor(1, 34)
+// oldestDRA is the first kubelet that calls drivers by v1beta1 of its API, which is the oldest that
+// the driver serves (NodeV1beta1 in kubeletplugin/draplugin.go of k8s.io/dynamic-resource-allocation
+// 0.37; pkg/kubelet/cm/dra/plugin/plugin.go of 1.32).
+var oldestDRA = version.MajorMinor(1, 32)
 
 // oldestPlugin is the oldest kubelet that Chandler supports.
 var oldestPlugin = version.MajorMinor(1, 25)
@@ -195,7 +201,7 @@ func checkVersions(f *Facts, say *saying) {
 	}
 	switch {
 	case f.Agent.Mode == discovery.ModeDRA && kubelet.LessThan(oldestDRA):
-		say.found("CH0106", fmt.Sprintf("kubelet %s is too old for DRA", f.kubeletVersion()), "The driver speaks DRA v1, which kubelets have from 1.34 on. The mode DRA leaves nothing else.",
+		say.found("CH0106", fmt.Sprintf("kubelet %s is too old for DRA", f.kubeletVersion()), "Kubelets call this driver from 1.32 on. The mode DRA leaves nothing else.",
 			"kubectl label node "+f.Node+" chandler.dev/mode=DevicePlugin --overwrite   # until the kubelet is upgraded")
 	case kubelet.LessThan(oldestPlugin):
 		say.found("CH0106", fmt.Sprintf("kubelet %s is older than any that Chandler supports", f.kubeletVersion()), "Chandler needs Kubernetes 1.25 or later.",
@@ -230,10 +236,32 @@ func checkRoot(f *Facts, say *saying) {
 	}
 }
 
+// checkRemoved says which directories the agent has mounted that are no longer there.
+func checkRemoved(f *Facts, say *saying) {
+	if len(f.Agent.Removed) == 0 {
+		return
+	}
+	fix := "kubectl -n chandler rollout restart daemonset chandler"
+	if pod := f.Agent.Pod.Value; pod != nil {
+		fix = fmt.Sprintf("kubectl -n %s delete pod %s   # the next one has what is there now", pod.Namespace, pod.Name)
+	}
+	say.found("CH0108", "the agent has "+list(f.Agent.Removed)+" as it was before it was removed", "Somebody removed it while the agent runs. The agent does not see what is there now or comes there, and nobody sees what the agent writes.",
+		"sudo systemctl restart kubelet   # it makes its directories and sockets again", fix)
+}
+
 func checkKubeletGates(f *Facts, say *saying) {
 	config, known := f.Kubelet.Config.get()
 	on, set := config.FeatureGates["DynamicResourceAllocation"]
-	if !known || !set || on || f.Agent.Mode == discovery.ModeDevicePlugin {
+	switch {
+	case !known || on || f.Agent.Mode == discovery.ModeDevicePlugin:
+		return
+	case !set:
+		// It is off by default before 1.34 (pkg/features/kube_features.go, read in 1.32 and 1.34).
+		// Without the mode DRA, that is how the administrator wants it.
+		if f.Agent.Mode == discovery.ModeDRA && f.gateOff("DynamicResourceAllocation", 34) {
+			say.found("CH0109", "the kubelet has DRA switched off", "Its feature gate DynamicResourceAllocation is off by default before Kubernetes 1.34, so it registers no DRA driver and prepares no claim.",
+				"sudoedit /var/lib/kubelet/config.yaml   # featureGates: {DynamicResourceAllocation: true}", "sudo systemctl restart kubelet")
+		}
 		return
 	}
 	say.found("CH0109", "the kubelet has DRA switched off", "Its feature gate DynamicResourceAllocation is false, so it registers no DRA driver and prepares no claim.",

@@ -19,24 +19,19 @@ func (r *Report) Line(strict bool) string {
 	if strict && r.Count(Failed) == 0 {
 		worst = Warning
 	}
-	more := r.Count(worst) - 1
-	for _, s := range r.Sections {
-		for _, f := range s.Findings {
-			if f.Result != worst {
-				continue
-			}
-			text := f.Text
-			if f.Code != "" {
-				text = f.Code + ": " + text
-			}
-			if more > 0 {
-				end := fmt.Sprintf(" (and %d more)", more)
-				return Cut(text, LineLimit-len(end)) + end
-			}
-			return Cut(text, LineLimit)
-		}
+	f, found := r.first(worst)
+	if !found {
+		return "nothing is wrong"
 	}
-	return "nothing is wrong"
+	text := f.Text
+	if f.Code != "" {
+		text = f.Code + ": " + text
+	}
+	if more := r.Count(worst) - 1; more > 0 {
+		end := fmt.Sprintf(" (and %d more)", more)
+		return Cut(text, LineLimit-len(end)) + end
+	}
+	return Cut(text, LineLimit)
 }
 
 // Cut returns a text as one line of at most so many bytes.

@@ -90,16 +90,16 @@ func Index() string {
 
 // likeliest are the codes that come first of a symptom, because they are seen most.
 var likeliest = map[Symptom][]string{
-	ClaimPending:   {"CH0610", "CH0609", "CH0608"},
-	LimitsPending:  {"CH0603", "CH0104", "CH0609"},
+	ClaimPending:   {"CH0610", "CH0609", "CH0613"},
+	LimitsPending:  {"CH0603", "CH0609", "CH0104"},
 	Creating:       {"CH0701", "CH0103", "CH0611"},
 	WithoutDevice:  {"CH0202", "CH0305", "CH0206"},
-	DeviceMissing:  {"CH0304", "CH0301", "CH0313"},
+	DeviceMissing:  {"CH0304", "CH0305", "CH0301"},
 	DeviceSlow:     {"CH0307", "CH0306"},
 	Terminating:    {"CH0701", "CH0102", "CH0502"},
 	AgentDown:      {"CH0703", "CH0605", "CH0103"},
 	NoEffect:       {"CH0703", "CH0502", "CH0313"},
-	AfterARestart:  {"CH0304", "CH0705", "CH0702"},
+	AfterARestart:  {"CH0304", "CH0403", "CH0605"},
 	WrongEverybody: {"CH0110", "CH0606"},
 }
 

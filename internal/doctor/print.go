@@ -132,15 +132,12 @@ func (r *Report) foot(style terminal.Style) string {
 
 // worst returns the code to read of first, "" if nothing is wrong.
 func (r *Report) worst() (code string) {
-	result := OK
-	for _, s := range r.Sections {
-		for _, f := range s.Findings {
-			if f.Code != "" && f.Result > result {
-				code, result = f.Code, f.Result
-			}
+	for _, result := range []Result{Failed, Warning} {
+		if f, found := r.first(result); found {
+			return f.Code
 		}
 	}
-	return code
+	return ""
 }
 
 // MarshalJSON writes the form of "linkerd check -o json", with codes, causes and fixes

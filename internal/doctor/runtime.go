@@ -108,15 +108,19 @@ func checkSpecs(f *Facts, say *saying) {
 	for _, r := range records.Claims {
 		claimed[r.UID] = true
 		if !there[r.UID] && !r.Past {
-			say.found("CH0206", fmt.Sprintf("the CDI spec of claim %s/%s is missing", r.Namespace, r.Name),
-				"The claim is prepared, and its spec is not in "+f.Runtime.Dir+". A container that starts now does not get its devices. An agent that runs writes it again within 30 s.",
-				"kubectl -n chandler rollout restart daemonset chandler")
+			text, cause := fmt.Sprintf("the CDI spec of claim %s/%s is missing", r.Namespace, r.Name), "The claim is prepared, and its spec is not in "+f.Runtime.Dir+". A container that starts now does not get its devices."
+			if code, dir := f.full(); code != "" {
+				say.found("CH0206", text, fmt.Sprintf("%s The disk with %s is full: make room first, as %s says. Once there is room, an agent that runs writes the spec again within 30 s.", cause, dir, code), "chandler explain "+code)
+				say.follows(code)
+				continue
+			}
+			say.found("CH0206", text, cause+" An agent that runs writes it again within 30 s.", "kubectl -n chandler rollout restart daemonset chandler")
 		}
 	}
 	sealed := strings.Join(records.Aside, " ")
 	for _, s := range specs {
 		if !claimed[s.UID] && !strings.Contains(sealed, s.UID) {
-			say.found("CH0204", "a CDI spec is left of a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, of which there is no record. What it names is kept from others until an agent has asked the kubelet.", s.File, s.UID),
+			say.found("CH0204", "a CDI spec is left of a claim that has ended", fmt.Sprintf("%s belongs to the claim with UID %s, of which there is no record. An agent that starts now keeps what it names from others, until it has asked the kubelet and the API server: about five minutes.", s.File, s.UID),
 				"kubectl get resourceclaims -A -o jsonpath='{range .items[*]}{.metadata.uid} {.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}' | grep "+s.UID+"   # if there is none:", "sudo rm "+s.File)
 		}
 	}

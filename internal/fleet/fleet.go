@@ -103,6 +103,9 @@ func (h *Holder) API() string {
 	return "DRA"
 }
 
+// By is by what somebody has it: the resource in limits, else the claim.
+func (h *Holder) By() string { return cmp.Or(h.Resource, h.Claim) }
+
 // Name is who that is: the pod, else the claim, with its namespace.
 func (h *Holder) Name() string {
 	if h.Pod == "" {

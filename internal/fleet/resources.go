@@ -28,6 +28,12 @@ func (r *Resource) Free() int64 { return max(0, r.Allocatable-r.Held) }
 // Out is how many nobody has and nobody gets.
 func (r *Resource) Out() int64 { return max(0, r.Capacity-r.Free()-r.Held) }
 
+// Is reports whether people may mean the resource by a word: its name, with the domain or without.
+func (r *Resource) Is(word string) bool {
+	_, short, _ := strings.Cut(r.Name, "/")
+	return strings.EqualFold(r.Name, word) || short != "" && strings.EqualFold(short, word)
+}
+
 // Open reports whether it is a device that any number of pods may have, and not as many devices
 // as the plugin lists IDs.
 func (r *Resource) Open() bool { return r.Capacity == discovery.AnyNumber }

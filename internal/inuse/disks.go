@@ -64,10 +64,16 @@ func cutLast(text, separator string) (before, after string, found bool) {
 // maxTable bounds what is read of a table in /proc, in bytes.
 const maxTable = 16 << 20
 
-func readDisks(host *discovery.Host) *disks {
+// listDisks returns which disks there are, and not what they are in use for.
+func listDisks(host *discovery.Host) *disks {
 	d := &disks{users: make(map[string]string), tags: make(map[string]string), lists: &reader{FS: host.FS}, reads: &reader{FS: host.FS}}
 	d.all, _ = sysfs.Class(d.lists, "block")
 	d.addControllers()
+	return d
+}
+
+func readDisks(host *discovery.Host) *disks {
+	d := listDisks(host)
 	d.addMounts(host.FS)
 	d.addSwaps()
 	d.addLoops()

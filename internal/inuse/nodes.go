@@ -23,6 +23,17 @@ func (v *View) open(function sysfs.Device) (uses Uses) {
 	if err != nil {
 		return Uses{{Object: "a node", Unseen: err}}
 	}
+	uses = v.openNodes(nodes)
+	for key, who := range v.opened.by {
+		if key == function.Name() || Within(key, function) {
+			uses = append(uses, Use{Object: "function " + function.Name(), How: who + " has it open as a whole"})
+		}
+	}
+	return append(uses, v.hiddenGroup(function)...)
+}
+
+// openNodes returns who has some nodes open.
+func (v *View) openNodes(nodes []node) (uses Uses) {
 	seen := make(map[string]bool) // a node may be found in several ways
 	for _, node := range nodes {
 		for _, key := range []string{node.numbers, node.path} {
@@ -36,15 +47,10 @@ func (v *View) open(function sysfs.Device) (uses Uses) {
 			uses = append(uses, Use{Object: node.path, How: user})
 		}
 	}
-	for key, who := range v.opened.by {
-		if key == function.Name() || Within(key, function) {
-			uses = append(uses, Use{Object: "function " + function.Name(), How: who + " has it open as a whole"})
-		}
-	}
 	if len(nodes) > 0 && v.opened.err != nil {
 		uses = append(uses, Use{Object: nodes[0].path, Unseen: v.opened.err})
 	}
-	return append(uses, v.hiddenGroup(function)...)
+	return uses
 }
 
 // hiddenGroup tells whether the function's IOMMU group is open, where a process has

@@ -25,7 +25,7 @@ func (r *reader) note(err error) {
 	}
 }
 
-// fail keeps the first error. One that privilege would have spared hides no other.
+// fail keeps the first error. An error for want of privilege gives way to any other.
 func (r *reader) fail(err error) {
 	if r.err == nil || errors.Is(r.err, fs.ErrPermission) && !errors.Is(err, fs.ErrPermission) {
 		r.err = err

@@ -4,6 +4,7 @@
 package inventory
 
 import (
+	"cmp"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -47,7 +48,7 @@ type Holder struct {
 	Container string         `json:"container,omitempty"` // likewise
 	Claim     string         `json:"claim,omitempty"`     // its name, or its UID where no more is known
 	Request   string         `json:"request,omitempty"`   // of the claim
-	Resource  string         `json:"resource,omitempty"`  // of the device-plugin API
+	Resource  string         `json:"resource,omitempty"`  // in the limits of the pod
 	Since     time.Time      `json:"since,omitzero"`
 }
 
@@ -64,13 +65,9 @@ func (h *Holder) Owner() string {
 	return "a starting container"
 }
 
-// By names the claim or the classic resource by which the device is had.
-func (h *Holder) By() string {
-	if h.Claim != "" {
-		return h.Claim
-	}
-	return h.Resource
-}
+// By names the resource in limits or the claim by which the device is had. For limits that DRA
+// serves the scheduler makes a claim, whose name nobody knows.
+func (h *Holder) By() string { return cmp.Or(h.Resource, h.Claim) }
 
 // Move is what silicon waits for.
 type Move struct {
@@ -175,6 +172,7 @@ type Device struct {
 	Health  Health         `json:"health"`
 	API     discovery.Mode `json:"api,omitempty"` // by which it is offered
 	Open    bool           `json:"open,omitempty"`
+	Unmade  bool           `json:"unmade,omitempty"` // it is not there yet: it is made when somebody gets it
 	Shares  Shares         `json:"shares,omitzero"`
 	Holders []Holder       `json:"holders,omitempty"`
 	Move    *Move          `json:"move,omitempty"`

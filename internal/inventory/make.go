@@ -83,7 +83,7 @@ func describe(o *rules.Offered) *Device {
 	d := &Device{
 		Name: o.Name, Kind: cmp.Or(o.Attributes.String("kind"), "other"), Family: o.Family,
 		Model: fullModel(&o.Device), Label: model(&o.Device), Profile: o.Attributes.String("profile"),
-		Silicon: o.Silicon(), Open: o.Open, Place: placeOf(&o.Device), Health: healthOf(o.Health), Offered: o,
+		Silicon: o.Silicon(), Open: o.Open, Unmade: o.Making != nil, Place: placeOf(&o.Device), Health: healthOf(o.Health), Offered: o,
 	}
 	if memory, known := o.Capacity["memory"]; known {
 		d.Memory = memory.Value.Value()
@@ -142,6 +142,11 @@ func (d *Device) state(asked bool) State {
 
 // Out reports whether what is free of the device is to be had by nobody.
 func (d *Device) Out() bool { return d.State == Unhealthy || d.State == Unread || d.State == Moving }
+
+// Awaits reports whether the device is not there yet, and is made for whoever gets it.
+func (d *Device) Awaits() bool {
+	return d.Unmade && (d.State == Free || d.State == Present || d.State == Degraded && d.Holding != Taken && len(d.Holders) == 0)
+}
 
 // Units are how many pods could have one each: its shares, or the device. Had are those
 // that somebody has, and Out those that nobody can get.

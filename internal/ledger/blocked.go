@@ -20,7 +20,15 @@ type Blocked struct {
 	Device string // that is wanted
 	By     Owner  // whose entry it is, none if that is not known
 	Has    string // the device that the owner has
-	why    string
+
+	// Forgotten says that the kubelet hands the device out again while the pod that has
+	// it is listed without it. Once that pod is known to have ended, the device is to be had.
+	Forgotten bool
+
+	Passing  bool // the owner has ended, or is ending, and the device is being handed over
+	Changing bool // the agent is changing the device
+
+	why string
 }
 
 // Error says who has the device.
@@ -28,34 +36,6 @@ func (b *Blocked) Error() string { return fmt.Sprintf("device %s is held by %s",
 
 // Why says who has the device, without its name.
 func (b *Blocked) Why() string { return b.why }
-
-// account is what the ledger knows of one entry. It is never modified.
-type account struct {
-	key   string // of the entry
-	entry Entry
-	state State
-	holds []Hold
-
-	// Of an Unsure claim: the state that it has if its file was written, and
-	// the account that it has if not.
-	to     State
-	before *account
-}
-
-func newAccount(e Entry, state State) *account {
-	return &account{key: e.Key(), entry: e, state: state, holds: e.Holds()}
-}
-
-// blocks reports whether the account keeps owners by an API out.
-func (a *account) blocks(by discovery.Mode) bool {
-	switch {
-	case a.state == Past || a.state == None:
-		return false
-	case a.state == Ending && a.entry.API() == discovery.ModeDevicePlugin:
-		return by != discovery.ModeDevicePlugin
-	}
-	return true
-}
 
 // index finds the accounts that may concern a device. Thousands of shares of one
 // device are found under the same terms, so the accounts of a term are a map.
@@ -239,7 +219,8 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 				}
 			}
 			if why != "" {
-				return &Blocked{Device: w.Device, By: a.entry.Owner(), Has: h.Device, why: why}
+				_, changing := a.entry.(*work)
+				return &Blocked{Device: w.Device, By: a.entry.Owner(), Has: h.Device, Passing: a.passes(), Changing: changing, why: why}
 			}
 		}
 		if sealed, ok := a.entry.(*Sealed); ok && sealed.all {

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -21,10 +22,11 @@ import (
 )
 
 // Version is that of the files which this code writes.
-const Version = 2
+const Version = 4
 
 // readableBy is the oldest version whose agents may act on files of this one. Version 2
-// added the number of shares.
+// added the number of shares, version 3 since when a claim has its devices, and version 4
+// for whose limits the scheduler made a claim.
 const readableBy = 1
 
 // Claim is the entry of a claim: who has what, and all that is needed to write
@@ -58,6 +60,13 @@ type Claim struct {
 	Boot      string    `json:"boot"` // the kernel's boot ID when it was prepared
 	Results   []Result  `json:"results"`
 
+	// Since is when the claim was given its allocation, in any boot. An agent of version 1
+	// or 2 writes none.
+	Since time.Time `json:"since,omitzero"`
+
+	// Pod is the pod for whose limits the scheduler made the claim, "" of other claims.
+	Pod string `json:"pod,omitempty"`
+
 	// Configuring says that the devices are being made what the claim wants of
 	// them: it has them, and no container may have them yet. It is set by
 	// [Ledger.Give].
@@ -75,6 +84,10 @@ type Result struct {
 	ShareID types.UID `json:"shareID,omitempty"`
 	Admin   bool      `json:"admin,omitempty"`  // keeps nobody out
 	Shared  bool      `json:"shared,omitempty"` // the device is open
+
+	// Resource is the name in the limits of the pod for which the scheduler made the claim,
+	// "" of other claims, and where it was not known.
+	Resource string `json:"resource,omitempty"`
 
 	// The claim has all of the silicon, or takes of its counters. Claims that have
 	// the device together consume its capacity.
@@ -204,13 +217,16 @@ func (r *Result) sameAllocation(other *Result) bool {
 		r.ShareID == other.ShareID && r.Admin == other.Admin
 }
 
-// KeepUnknown takes over what a newer agent wrote in an earlier entry of the
-// same claim.
-func (c *Claim) KeepUnknown(earlier *Claim) {
+// Keep takes over what a newer agent wrote in an earlier entry of the same claim, and since when
+// the claim has the allocation.
+func (c *Claim) Keep(earlier *Claim) {
 	if earlier == nil {
 		return
 	}
 	c.unknown = earlier.unknown
+	if c.SameAllocation(earlier) && !earlier.Since.IsZero() {
+		c.Since = earlier.Since
+	}
 	if earlier.Version > c.Version {
 		c.Version, c.ReadableBy = earlier.Version, earlier.ReadableBy
 	}

@@ -45,7 +45,7 @@ type Node struct {
 }
 
 // Entry is what one owner has: a [*Claim], a [*Grant] or a [*Sealed], which are
-// data as in their files, or what the agent changes. It is never modified.
+// data as in their files, what the agent changes, or what is [Kept]. It is never modified.
 type Entry interface {
 	Key() string
 	API() discovery.Mode
@@ -61,6 +61,8 @@ type Owner struct {
 	Namespace, Name string    // of the claim, or of the pod
 	UID             types.UID // of the claim
 	Container       string
+
+	left string // why what it had is kept, though it has ended; "" if it has not
 }
 
 // String names the owner for those who may not have what it has.
@@ -68,6 +70,10 @@ func (o Owner) String() string {
 	switch {
 	case o == Owner{}:
 		return "the agent, which is changing it"
+	case o.left != "":
+		had := o
+		had.left = ""
+		return fmt.Sprintf("%s, which has ended: %s", had, o.left)
 	case o.API == discovery.ModeDRA && o.Name == "":
 		return fmt.Sprintf("claim with UID %s", o.UID)
 	case o.API == discovery.ModeDRA:
@@ -81,7 +87,7 @@ func (o Owner) String() string {
 // before names the owner for another, which may be a claim that has the name
 // that this one had before it.
 func (o Owner) before(other Owner) string {
-	if o.API == discovery.ModeDRA && o.Name != "" && other.API == o.API && other.Namespace == o.Namespace && other.Name == o.Name {
+	if o.API == discovery.ModeDRA && o.Name != "" && o.left == "" && other.API == o.API && other.Namespace == o.Namespace && other.Name == o.Name {
 		return fmt.Sprintf("an earlier %s with UID %s", o, o.UID)
 	}
 	return o.String()

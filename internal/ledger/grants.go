@@ -34,6 +34,9 @@ func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 	if err := l.readGrants(); err != nil {
 		return err
 	}
+	if err := l.pass(grants); err != nil {
+		return err
+	}
 	before, err := l.reserveGrants(s, grants)
 	if err != nil {
 		return err
@@ -73,7 +76,10 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 	before = make([]*account, len(grants))
 	undo := func() {
 		for i, g := range slices.Backward(grants) {
-			l.restore(g.Key(), before[i])
+			l.takeOut(g.Key()) // nobody has seen it, so that nothing is freed: whoever waits for that would try again at once
+			if before[i] != nil {
+				l.put(before[i])
+			}
 		}
 	}
 	blocked := func(g *Grant) *Blocked {
@@ -88,7 +94,7 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 			b = blocked(g)
 		}
 		if a := before[i]; b == nil && a != nil && a.entry.(*Grant).lost {
-			b = &Blocked{Device: g.ID, By: a.entry.Owner(), why: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
+			b = &Blocked{Device: g.ID, By: a.entry.Owner(), Forgotten: true, why: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
 		}
 		if b != nil {
 			before = before[:i+1]

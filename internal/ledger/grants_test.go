@@ -142,7 +142,7 @@ func (k *kubelet) mustGive(id string) {
 // says has PodResources say which containers have what.
 func (k *kubelet) says(said *kubeletapi.Listing) {
 	k.t.Helper()
-	if err := k.Observe(time.Now(), said, k.stock); err != nil {
+	if err := k.Observe(time.Now(), said, always(k.stock)); err != nil {
 		k.t.Fatal(err)
 	}
 }
@@ -170,7 +170,7 @@ func TestLifeOfAGrant(t *testing.T) {
 		had, nothing := podsSay(true, map[string][]string{"train main": {"ours/gpu", "a"}}), podsSay(true, nil)
 		k.mustGive("a")
 		k.check("given", classic, "a", starting)
-		if err := k.Observe(before, had, k.stock); err != nil {
+		if err := k.Observe(before, had, always(k.stock)); err != nil {
 			t.Fatal(err)
 		}
 		k.check("an answer from before the grant", classic, "a", starting)
@@ -479,6 +479,46 @@ func TestGivenByAnotherPlugin(t *testing.T) {
 	})
 }
 
+// The kubelet may have said what containers have before the host was looked at. Nobody gets a
+// device that is found later and that a container has. If the resource is ours, that is
+// written down.
+func TestDeviceFoundAfterTheKubeletHasSaid(t *testing.T) {
+	for _, resource := range []string{"theirs/gpu", "ours/gpu"} {
+		t.Run(resource, func(t *testing.T) {
+			k := newKubelet(t, Config{}, "a")
+			if err := k.Observe(time.Now(), podsSay(true, map[string][]string{"train main": {resource, "a"}}), always(stock{})); err != nil {
+				t.Fatal(err)
+			}
+			k.check("not found yet", dra, "a", "")
+			k.Recognise(k.stock)
+			k.check("found", dra, "a", train)
+			if err := k.Reconcile(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			data, _ := os.ReadFile(k.file(grantsFile))
+			if ours := resource == "ours/gpu"; strings.Contains(string(data), `"silicon"`) != ours {
+				t.Errorf("the file of grants is %q", data)
+			}
+		})
+	}
+}
+
+// A device may be found while it is entered what the kubelet has said.
+func TestDeviceFoundMeanwhile(t *testing.T) {
+	k := newKubelet(t, Config{}, "a")
+	done := make(chan struct{})
+	meanwhile := func() Stock {
+		go func() { k.Recognise(k.stock); close(done) }()
+		time.Sleep(10 * time.Millisecond)
+		return stock{}
+	}
+	if err := k.Observe(time.Now(), podsSay(true, map[string][]string{"train main": {"theirs/gpu", "a"}}), meanwhile); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	k.check("found meanwhile", dra, "a", train)
+}
+
 // Until the kubelet has named all its pods, claims that have nothing yet get no
 // silicon: a container may have it. Containers get it all the same.
 func TestUnheard(t *testing.T) {
@@ -618,11 +658,14 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 			if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); !errors.As(err, &blocked) || !strings.Contains(err.Error(), k.file(grantsFile)) {
 				t.Errorf("a claim gets it: %v", err)
 			}
-			if who := k.View(k.stock).Holder(classic, "a"); !strings.Contains(who, k.file(grantsFile)) {
+			if who := k.View(k.stock).OwnerOf(classic, "a"); !strings.Contains(who, k.file(grantsFile)) {
 				t.Errorf("held by %q", who)
 			}
 			if _, b := k.Reserve("a", "a", k.stock); b == nil {
 				t.Error("the agent may change it")
+			}
+			if !k.Asked().IsZero() {
+				t.Error("IDs may leave that an init container has")
 			}
 			if err := k.give("c"); !errors.Is(err, syscall.EIO) {
 				t.Errorf("a container gets another: %v", err)
@@ -636,6 +679,9 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 				t.Fatal(err)
 			}
 			k.check("read again", dra, "a", starting)
+			if k.Asked().IsZero() {
+				t.Error("IDs never leave")
+			}
 			k.check("listed meanwhile", dra, "b", "default/infer main")
 			data, err := os.ReadFile(k.file(grantsFile))
 			for _, id := range []string{`"id": "a"`, `"id": "b"`} {
@@ -704,7 +750,7 @@ func TestReserve(t *testing.T) {
 		t.Errorf("a claim gets it: %v", err)
 	}
 	for _, api := range []discovery.Mode{dra, classic} {
-		if who := k.View(k.stock).Holder(api, "a"); (who != "") != (api == classic) {
+		if who := k.View(k.stock).OwnerOf(api, "a"); (who != "") != (api == classic) {
 			t.Errorf("by API %s it is held by %q", api, who)
 		}
 	}

@@ -48,6 +48,10 @@ type Config struct {
 	Boot string  // the kernel's boot ID: claims of another boot keep nobody out
 	Disk disk.FS // the operating system's if nil
 
+	// Beside are directories in Dir in which others write, whose temporary files are
+	// removed too. Nobody writes there before the ledger was opened.
+	Beside []string
+
 	// Listings says that PodResources is asked and [Ledger.Observe] called.
 	// Until the first whole answer no new claim is given anything that is not
 	// open: a container may have it.
@@ -91,9 +95,9 @@ type Ledger struct {
 	unsaved  bool                 // the file of grants is not what the accounts say
 	booted   bool                 // the file boot says the present boot
 	wiped    bool                 // claims' files were lost in this boot
-	unswept  bool                 // outputs of claims that are no more may be left
 	left     []Entry              // entries that are no more, whose outputs could not be removed
 	ended    map[string]time.Time // when claims have ended, by key
+	freed    chan struct{}        // closed when an entry is no more; nil if nobody waits for that
 }
 
 // New returns a ledger that is not open yet.
@@ -141,26 +145,9 @@ func (l *Ledger) Lock(ctx context.Context, key string) (unlock func(), err error
 	return l.locks.lock(ctx, key)
 }
 
-// put makes an account the one of its key.
-func (l *Ledger) put(a *account) {
-	l.drop(a.entry.Key())
-	l.accounts[a.entry.Key()] = a
-	l.index.add(a)
-	l.version++
-}
-
-// drop forgets the account of a key.
-func (l *Ledger) drop(key string) {
-	if a := l.accounts[key]; a != nil {
-		delete(l.accounts, key)
-		l.index.remove(a)
-		l.version++
-	}
-}
-
 // NewClaim returns a claim of this boot that has nothing yet.
 func (l *Ledger) NewClaim(uid types.UID, namespace, name string) *Claim {
-	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot}
+	return &Claim{Version: Version, ReadableBy: readableBy, UID: uid, Namespace: namespace, Name: name, Boot: l.config.Boot, Since: time.Now().UTC().Truncate(time.Second)}
 }
 
 // Give makes a claim Configuring or Given, or returns [*Blocked] or the error
@@ -236,8 +223,6 @@ func (l *Ledger) reserve(c *Claim, s Stock) (before *account, err error) {
 }
 
 // has reports whether a claim has its devices in this boot.
-func (a *account) has() bool { return a != nil && (a.state == Given || a.state == Configuring) }
-
 // enter makes a claim what its file says after it was written.
 func (l *Ledger) enter(there disk.InPlace, c *Claim, to State, before *account) {
 	switch there {
@@ -283,63 +268,6 @@ func (l *Ledger) Settle(key string) error {
 	return nil
 }
 
-func (l *Ledger) account(key string) *account {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.accounts[key]
-}
-
-// sayBoot has the file boot say the present boot. As long as it says another,
-// claims' files that cannot be read are of the past; there must be none then.
-func (l *Ledger) sayBoot() error {
-	defer l.saying.take()()
-	l.mu.Lock()
-	booted := l.booted
-	l.mu.Unlock()
-	if _, err := l.synced.Lstat(l.file(bootFile)); booted && !errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err := l.dropPast(true); err != nil {
-		return err
-	}
-	if err := l.keep(bootFile, l.bootText()); err != nil {
-		return fmt.Errorf("write down the boot: %w", err)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.booted = true
-	return nil
-}
-
-// dropPast removes the files of the past that are not understood: once the file
-// boot says the present boot, nobody can tell of which they are. Those that cannot
-// be read at present are kept until then, unless all are to go.
-func (l *Ledger) dropPast(all bool) error {
-	l.mu.Lock()
-	accounts := sorted(l.accounts)
-	l.mu.Unlock()
-	for _, a := range accounts {
-		s, sealed := a.entry.(*Sealed)
-		if !sealed || a.state != Past || s.unread && !all {
-			continue
-		}
-		files, err := l.asideOf(s.UID)
-		if now := l.account(string(s.UID)); now == nil || now.state == Reserved {
-			files = append(files, l.claimFile(s.UID))
-		}
-		for _, file := range files {
-			err = errors.Join(err, l.claims.Remove(file))
-		}
-		if err != nil {
-			return fmt.Errorf("remove what an earlier boot left of claim %s: %w", s.UID, err)
-		}
-		l.mu.Lock()
-		l.drop(s.Key())
-		l.mu.Unlock()
-	}
-	return nil
-}
-
 // Get returns the entry of a key, and its state; nil and None if there is none.
 func (l *Ledger) Get(key string) (Entry, State) {
 	a := l.account(key)
@@ -357,9 +285,12 @@ func (l *Ledger) Claim(uid types.UID) (*Claim, State) {
 	return c, state
 }
 
-// Since returns when the record of a claim was written, zero if it cannot be told. It asks
-// the disk.
+// Since returns since when a claim has its devices. If its record does not say, it asks the disk
+// when that was written; zero if it cannot be told.
 func (l *Ledger) Since(uid types.UID) time.Time {
+	if c, _ := l.Claim(uid); c != nil && !c.Since.IsZero() {
+		return c.Since
+	}
 	info, err := l.claims.Lstat(l.claimFile(uid))
 	if err != nil {
 		return time.Time{}
@@ -517,13 +448,4 @@ func (l *Ledger) asideOf(uid types.UID) ([]string, error) {
 		}
 	}
 	return files, nil
-}
-
-// sorted returns the accounts in the order of their keys.
-func sorted(accounts map[string]*account) []*account {
-	list := make([]*account, 0, len(accounts))
-	for _, key := range slices.Sorted(maps.Keys(accounts)) {
-		list = append(list, accounts[key])
-	}
-	return list
 }

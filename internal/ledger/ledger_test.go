@@ -56,6 +56,9 @@ func gpu(name string, minor int64) rules.Offered {
 	return d
 }
 
+// always returns the same stock whenever it is asked for.
+func always(s stock) func() Stock { return func() Stock { return s } }
+
 func host(devices ...rules.Offered) stock {
 	s := make(stock)
 	for _, d := range devices {

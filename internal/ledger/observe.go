@@ -50,9 +50,10 @@ func (l *Ledger) perhaps() string {
 
 // Observe enters what PodResources said when it was asked at a time, nil if it
 // did not answer. Grants that it names get their container, and end when whole
-// answers have left them out for long enough.
-func (l *Ledger) Observe(at time.Time, said *kubeletapi.Listing, s Stock) error {
-	ended, adopted, changed := l.observe(at, said, s)
+// answers have left them out for long enough. It asks for the stock when nobody else
+// can change the account: what [Ledger.Recognise] is told meanwhile comes after it.
+func (l *Ledger) Observe(at time.Time, said *kubeletapi.Listing, stock func() Stock) error {
+	ended, adopted, changed := l.observe(at, said, stock)
 	if !changed {
 		return nil
 	}
@@ -63,7 +64,7 @@ func (l *Ledger) Observe(at time.Time, said *kubeletapi.Listing, s Stock) error 
 	return errors.Join(append(errs, l.endReplaced(ended))...)
 }
 
-func (l *Ledger) observe(at time.Time, said *kubeletapi.Listing, s Stock) (ended []Entry, adopted []string, changed bool) {
+func (l *Ledger) observe(at time.Time, said *kubeletapi.Listing, stock func() Stock) (ended []Entry, adopted []string, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.said.asked = time.Time{}
@@ -84,7 +85,7 @@ func (l *Ledger) observe(at time.Time, said *kubeletapi.Listing, s Stock) (ended
 		ended, more = l.dismiss(at, ids, running)
 		changed = changed || more
 	}
-	adopted = l.adopt(at, s)
+	adopted = l.adopt(at, stock())
 	l.noteClaims(said)
 	return ended, adopted, changed || len(adopted) > 0 || l.unsaved
 }
@@ -340,6 +341,21 @@ func (l *Ledger) adopt(at time.Time, s Stock) (adopted []string) {
 	return adopted
 }
 
+// Recognise enters what PodResources last listed of the devices of a stock, before anybody
+// is offered these. It writes nothing, so that nobody waits for the disk; that is for
+// [Ledger.Run]. Before the ledger is open it does nothing.
+func (l *Ledger) Recognise(s Stock) {
+	if !l.isOpen() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.adopt(time.Now(), s)) > 0 {
+		l.unsaved = true
+		notify(l.changed)
+	}
+}
+
 // Adopt enters as grants what PodResources last listed of resources that are
 // ours now. It is for the moment before the kubelet is told of a resource: a list
 // without what pods have would fail them.
@@ -352,8 +368,9 @@ func (l *Ledger) Adopt(s Stock) error {
 		}
 	}
 	adopted := l.adopt(time.Now(), s)
+	unsaved := l.unsaved
 	l.mu.Unlock()
-	if len(adopted) == 0 {
+	if len(adopted) == 0 && !unsaved {
 		return nil
 	}
 	var errs []error
@@ -411,9 +428,13 @@ func (l *Ledger) Unconfirmed(before time.Time) map[string][]*Grant {
 }
 
 // Asked returns when PodResources was last asked, zero if it did not answer in
-// full.
+// full. It is zero too while the file of grants cannot be read: PodResources leaves
+// out init containers, so that the file alone tells of what these have.
 func (l *Ledger) Asked() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.unread {
+		return time.Time{}
+	}
 	return l.said.asked
 }

@@ -63,10 +63,16 @@ func ReadEntries(host fs.FS, dir, boot string) (entries []Entry, err error) {
 	return entries, errors.Join(err, grantsErr)
 }
 
-// ReadSince returns when the record of a claim was written, as the files of a ledger say, zero
-// if it cannot be told.
+// ReadSince returns since when a claim has its devices, as the files of a ledger say: when its
+// record was written if that does not say, zero if it cannot be told.
 func ReadSince(host fs.FS, dir string, uid types.UID) time.Time {
-	info, err := fs.Stat(host, path.Join(dir, claimsDir, string(uid)+claimExtension))
+	file := path.Join(dir, claimsDir, string(uid)+claimExtension)
+	if data, err := fs.ReadFile(host, file); err == nil {
+		if c, err := DecodeClaim(data); err == nil && !c.Since.IsZero() {
+			return c.Since
+		}
+	}
+	info, err := fs.Stat(host, file)
 	if err != nil {
 		return time.Time{}
 	}

@@ -48,14 +48,11 @@ func (l *Ledger) Run(ctx context.Context) {
 func (l *Ledger) Reconcile(ctx context.Context) error {
 	read := l.readGrants()
 	l.mu.Lock()
-	accounts, left, unswept := sorted(l.accounts), l.left, l.unswept
+	accounts, left := sorted(l.accounts), l.left
 	l.left = nil
 	l.mu.Unlock()
 	present, err := l.present()
-	errs := []error{read, err, l.tidy(disk.Abandoned)}
-	if unswept {
-		errs = append(errs, l.sweep())
-	}
+	errs := []error{read, err, l.tidy(disk.Abandoned), l.sweep()}
 	if len(left) > 0 {
 		errs = append(errs, l.endReplaced(left))
 	}
@@ -68,17 +65,20 @@ func (l *Ledger) Reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, l.restoreFiles())...)
 }
 
-// sweep removes the outputs of claims that are no more.
+// sweep removes the outputs of claims that are no more: those that could not be removed, and those that a backup
+// brought back. An agent that starts and finds them would have to take them for claims whose files were lost.
 func (l *Ledger) sweep() error {
 	var errs []error
 	for _, o := range l.outputs {
 		errs = append(errs, o.Sweep(l.look))
 	}
-	err := errors.Join(errs...)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.unswept = err != nil
-	return err
+	return errors.Join(errs...)
+}
+
+// Look hands what is there because of a claim to remove, if there is nothing else of the claim, and
+// reports whether there is. A claim that a call is about is left to the call.
+func (l *Ledger) Look(uid types.UID, remove func() error) (known bool, err error) {
+	return l.look(uid, remove)
 }
 
 // look removes the files of a claim of which there is nothing else, and reports
@@ -100,7 +100,7 @@ func (l *Ledger) look(uid types.UID, remove func() error) (known bool, err error
 // tidy removes temporary files of an age.
 func (l *Ledger) tidy(age time.Duration) error {
 	var errs []error
-	for _, dir := range []string{"", claimsDir, filepath.Dir(grantsFile)} {
+	for _, dir := range append([]string{"", claimsDir, filepath.Dir(grantsFile)}, l.config.Beside...) {
 		errs = append(errs, l.synced.Sweep(l.file(dir), age, ""))
 	}
 	for _, o := range l.outputs {

@@ -264,7 +264,7 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	s := host(gpu("a", 128), gpu("b", 129))
 	said := listing(false, "chandler.dev/claim="+uid+"-0-a", "other.example.com/gpu=b")
 	asked := time.Now()
-	if err := b.Observe(asked, said, s); err != nil {
+	if err := b.Observe(asked, said, always(s)); err != nil {
 		t.Fatal(err)
 	}
 	b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID "+uid)
@@ -280,7 +280,7 @@ func TestClaimThatOnlyTheKubeletKnows(t *testing.T) {
 	// An answer that was asked for before says nothing of what is since, and the kubelet
 	// names a claim for a moment after it was unprepared.
 	for _, asked := range []time.Time{asked, time.Now()} {
-		if err := b.Observe(asked, said, s); err != nil {
+		if err := b.Observe(asked, said, always(s)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -294,7 +294,7 @@ func TestSharesThatOnlyTheKubeletKnows(t *testing.T) {
 	b := newBench(t)
 	s := host(shared("big"))
 	said := listing(false, "chandler.dev/claim="+one+"-0-big-"+other, "chandler.dev/claim="+other+"-0-big-"+one)
-	if err := b.Observe(time.Now(), said, s); err != nil {
+	if err := b.Observe(time.Now(), said, always(s)); err != nil {
 		t.Fatal(err)
 	}
 	share := func(uid types.UID) *Claim {
@@ -430,7 +430,7 @@ func TestKubeletKnowsClaimsOfTheEarlierBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.reboot("boot-2")
-	if err := b.Observe(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), s); err != nil {
+	if err := b.Observe(time.Now(), listing(true, "chandler.dev/claim="+uid+"-0-a"), always(s)); err != nil {
 		t.Fatal(err)
 	}
 	other := claim("other", s["a"])
@@ -538,12 +538,12 @@ func TestClaimsAreNotedAfterALoss(t *testing.T) {
 			b.config.Listings = true
 			lose(b, s)
 			b.open()
-			if err := b.Observe(time.Now(), said(), s); err != nil {
+			if err := b.Observe(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
 			b.mustRefuse(claim("other", s["a"]), s, "held by claim with UID "+uid)
 			b.reboot("boot-2")
-			if err := b.Observe(time.Now(), said(), s); err != nil {
+			if err := b.Observe(time.Now(), said(), always(s)); err != nil {
 				t.Fatal(err)
 			}
 			other := claim("other", s["a"])
@@ -570,5 +570,27 @@ func TestPastThatCannotBeEnded(t *testing.T) {
 	b.mustGive(other, s)
 	if err := b.End(c.UID, s); err != nil {
 		t.Error(err)
+	}
+}
+
+// The spec of a claim that ended is removed when a backup brings it back while the agent runs, and keeps nothing. That
+// of a claim whose record somebody removed stays.
+func TestSpecThatComesBack(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	b.mustGive(claim("c", s["a"]), s)
+	b.mustGive(claim("d", s["b"]), s)
+	if err := b.End("uid-c", s); err != nil {
+		t.Fatal(err)
+	}
+	b.notes.of["uid-c"] = true
+	if err := os.RemoveAll(b.config.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if b.notes.of["uid-c"] || !b.notes.of["uid-d"] {
+		t.Errorf("outputs %v", b.notes.of)
 	}
 }

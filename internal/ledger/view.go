@@ -64,6 +64,9 @@ func (v *View) Blocked(by discovery.Mode, own string, want []Hold) *Blocked {
 	return v.index.blocked(question{by: by, own: own, want: want, stock: v.stock})
 }
 
+// Perhaps says why a container may have what nobody is known to have, "" if none may.
+func (v *View) Perhaps() string { return v.perhaps }
+
 // Claims returns the claims that are prepared, or whose devices are being
 // changed.
 func (v *View) Claims() []*Claim { return claimsOf(v.accounts) }
@@ -111,8 +114,9 @@ func (v *View) Ours() []*Grant {
 func (v *View) Owners() (owners, ending []Owner) {
 	for _, a := range v.accounts {
 		grant, isGrant := a.entry.(*Grant)
+		_, isKept := a.entry.(*Kept)
 		switch {
-		case a.state == Past, isGrant && (a.state == Ending || v.strangers[a.entry.Key()] != nil):
+		case a.state == Past, isKept, isGrant && (a.state == Ending || v.strangers[a.entry.Key()] != nil):
 		case isGrant && !grant.missing.IsZero():
 			ending = append(ending, a.entry.Owner())
 		default:
@@ -143,9 +147,9 @@ func (v *View) Renumbered(g *Grant) string {
 	return Renumbered(given, g.Devices, v.stock)
 }
 
-// Holder returns who keeps the other API from silicon, because an owner by this
+// OwnerOf returns who keeps the other API from silicon, because an owner by this
 // API has any of it; "" if nobody does. An open device is nobody's.
-func (v *View) Holder(api discovery.Mode, silicon string) (who string) {
+func (v *View) OwnerOf(api discovery.Mode, silicon string) (who string) {
 	q := question{by: discovery.ModeDRA, of: api, want: []Hold{{Device: silicon, Silicon: silicon, Whole: true}}, stock: v.stock}
 	if api == discovery.ModeDRA {
 		q.by = discovery.ModeDevicePlugin

@@ -54,7 +54,7 @@ func (v *view) pods() (pods []*pod) {
 			pods = append(pods, p)
 		}
 		row := podRow{Via: "limits", By: h.Resource, API: inventory.APIName(h.API), Since: stampOf(h.Since, v.inv.At)}
-		if h.Claim != "" {
+		if h.Resource == "" && h.Claim != "" {
 			row.Via, row.By, row.Small = "claim", h.Claim, h.Request
 		}
 		key := rowKey{h.Owner(), row.API, row.Via, row.By, row.Small}

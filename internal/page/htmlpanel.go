@@ -70,12 +70,16 @@ func (w *writer) owner(o *owner) {
 		w.f(`<dt>Pod</dt><dd><b>%s</b> <small>in %s</small></dd>`, o.Pod, o.Namespace)
 	}
 	w.maybe(`<dt>Container</dt><dd>%s</dd>`, o.Container)
-	if o.Claim != "" {
+	switch {
+	case o.Resource != "":
+		w.f(`<dt>Limits</dt><dd>%s`, o.Resource)
+		w.maybe(` <small>by claim %s</small>`, o.Claim)
+		w.f(`</dd>`)
+	case o.Claim != "":
 		w.f(`<dt>Claim</dt><dd>%s`, o.Claim)
 		w.maybe(` <small>request %s</small>`, o.Request)
 		w.f(`</dd>`)
 	}
-	w.maybe(`<dt>Limits</dt><dd>%s</dd>`, o.Resource)
 	w.f(`<dt>API</dt><dd>%s</dd>`, o.LongAPI())
 	if o.Since != nil {
 		w.f(`<dt>Since</dt><dd>%s, %s</dd>`, o.Since.Exact, o.Since.Long)
@@ -139,7 +143,7 @@ func (w *writer) parts(p *panel) {
 				w.f(` <small>and %d more</small>`, part.Others)
 			}
 		} else if part.Why() == "" {
-			w.f(`<span class="none">%s</span>`, part.device.Second())
+			w.f(`<span class="none">%s</span>`, part.Vacant())
 		}
 		w.f(`</td><td class="num">`)
 		if part.Owner != nil {

@@ -135,14 +135,14 @@ func takes(d *device) string {
 
 func detail(o *owner) string {
 	words := []string{o.API}
-	if o.Claim != "" {
-		words = append(words, "claim "+o.Claim)
-	}
-	if o.Request != "" {
-		words = append(words, "request "+o.Request)
-	}
-	if o.Resource != "" {
+	switch {
+	case o.Resource != "":
 		words = append(words, "limits "+o.Resource)
+	case o.Claim != "":
+		words = append(words, "claim "+o.Claim)
+		if o.Request != "" {
+			words = append(words, "request "+o.Request)
+		}
 	}
 	if o.Container != "" {
 		words = append(words, "container "+o.Container)

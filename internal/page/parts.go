@@ -231,6 +231,15 @@ func (d *device) Second() string {
 	return "free"
 }
 
+// Vacant says in a panel that nobody has a part.
+func (d *device) Vacant() string {
+	words := d.Second()
+	if d.Awaits() {
+		words = strings.TrimPrefix(words+", "+unmade, ", ")
+	}
+	return words
+}
+
 // Pods are the names of who has a part, without their namespaces.
 func (d *device) Pods() string {
 	var names []string

@@ -129,6 +129,9 @@ func (d *device) third() int {
 	return 2
 }
 
+// unmade is said of devices that are not there yet.
+const unmade = "made when somebody gets it"
+
 // Words say the state.
 func (d *device) Words() string {
 	if d.Open && d.Level == "ok" {
@@ -159,6 +162,9 @@ func (d *device) Words() string {
 		words = append(words, notKnown)
 	default:
 		words = append(words, "free")
+	}
+	if d.Awaits() {
+		words = append(words, unmade)
 	}
 	if d.Move != nil {
 		words = append(words, movingTo(d.Move))

@@ -8,7 +8,6 @@ import (
 	"path"
 	"slices"
 	"sync"
-	"syscall"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
@@ -136,25 +135,12 @@ func (p *Provisioner) write(part part) error {
 	return errors.Join(errs...)
 }
 
-// advice says what an error of the kernel means, as far as it is known, and what helps
-// (sriov_numvfs_store in drivers/pci/iov.c of Linux 6.1 to 6.18, and what it calls).
+// advice says what an error of the kernel means, as far as it is known, and what helps.
 func advice(w discovery.Write, err error) string {
 	if path.Base(w.Path) != "sriov_numvfs" {
 		return ""
 	}
-	switch {
-	case errors.Is(err, syscall.EBUSY) && w.Value != "0":
-		return " (the function has virtual functions already, which somebody made meanwhile, or its driver is busy; look at it again with --dry-run)"
-	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EPERM):
-		return " (a virtual machine or a container may still have one of them)"
-	case errors.Is(err, syscall.ERANGE):
-		return " (the driver lets the function have fewer; sriov_totalvfs says how many)"
-	case errors.Is(err, syscall.ENOENT):
-		return " (no driver is bound to the function, or it is one that makes no virtual functions, such as vfio-pci without enable_sriov)"
-	case errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ENOSPC):
-		return " (the firmware left no room for their memory or bus numbers; switch SR-IOV on in the firmware, or boot with pci=realloc,assign-busses)"
-	}
-	return ""
+	return discovery.ExplainVirtual(w.Value, err)
 }
 
 // value returns what is written.

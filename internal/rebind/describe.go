@@ -6,12 +6,13 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"chandler.dev/discovery"
 )
 
 // Configurer gives devices to vfio for those who want them so, and asks the next one what is
-// to be done of all else. What is being given back is nobody's meanwhile.
+// to be done of all else. A device that is being given back is nobody's meanwhile.
 func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 	return func(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
 		r := b.of(&d)
@@ -49,9 +50,10 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 // wantedAgain says that somebody wants a device as it is, so that it need not have been
 // given back.
 func (b *Binder) wantedAgain(d *discovery.Device) {
+	functions, _ := b.functionsOf(d) // which is taken
 	b.mu.Lock()
 	before := len(b.failed)
-	for _, source := range functionsOf(d) {
+	for _, source := range functions {
 		delete(b.failed, path.Base(source))
 	}
 	changed := len(b.failed) < before
@@ -68,13 +70,14 @@ func (b *Binder) notYet(d *discovery.Device, r *record) error {
 	if failed := b.failed[r.Function]; failed != nil {
 		return fmt.Errorf("device %s: %w", d.Name, failed)
 	}
-	return fmt.Errorf("device %s: it is under driver %s until it was given back to %s", d.Name, r.To, orNone(r.Driver))
+	return discovery.Passing(fmt.Errorf("device %s: it is under %s until it was given back to %s", d.Name, orNone(r.To), orNone(r.Driver)))
 }
 
 // Describe returns a snapshot in which devices that are rebound are what they were, so
 // that whoever chose them by that still does, with the nodes and the health that they have
 // under vfio. It replaces all that is described of their functions.
 func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
+	b.forgetReturned()
 	b.mu.Lock()
 	clear(b.seen)
 	for i := range s.Devices {
@@ -111,6 +114,37 @@ func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	}
 	slices.SortStableFunc(now.Devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
 	return &now
+}
+
+// lookLimit is how long a scan waits at most for a function's driver_override, for which the kernel takes the
+// function's lock (driver_override_show in drivers/pci/pci-sysfs.c, Linux 6.1 and 6.12).
+const lookLimit = time.Second
+
+// forgetReturned removes the records of functions that are what they were, though nobody has given them
+// back. Such a function was taken out and has come back, and the kernel has forgotten its binding. It may
+// be in another IOMMU group by now, so its record says nothing that is still so, such as what goes with it.
+func (b *Binder) forgetReturned() {
+	b.mu.Lock()
+	var records []*record
+	for address, r := range b.bound {
+		if !r.Choose && r.Driver != r.To && !b.working[address] && b.calls.Of(address) == nil {
+			records = append(records, r)
+		}
+	}
+	b.mu.Unlock()
+	for _, r := range records {
+		function := b.function(r.Source)
+		if function.Driver() != r.Driver || !function.Exists(".") {
+			continue
+		}
+		if override, err := b.override(function, lookLimit); err != nil || override != r.Override {
+			continue
+		}
+		if leave, err := b.enter([]string{r.Source}); err == nil {
+			_ = b.forget(r) // else the next look does
+			leave()
+		}
+	}
 }
 
 // describe returns a device that is rebound, as it is now. A family that describes it too

@@ -85,25 +85,19 @@ func (b *Binder) give(ctx context.Context, r *record) error {
 		return b.forget(r) // it was taken out, or is a virtual function that is no more
 	}
 	driver := function.Driver()
+	if r.Choose {
+		return b.choose(r, driver)
+	}
 	if driver != "" && driver != r.To && driver != r.Driver {
 		return b.forget(r)
 	}
-	if driver == r.To && driver != r.Driver && b.config.Busy != nil {
-		if err := b.config.Busy(function); err != nil && !errors.Is(err, fs.ErrPermission) {
-			return err // the kernel would wait for it, and keep the function locked meanwhile
-		}
-	}
-	override, err := overrideOf(function)
-	if err != nil {
-		return err
-	}
-	if override != r.Override {
-		if b.config.Write == nil {
-			return errNoPrivilege
-		}
-		if err := b.write(r.Function, "set its driver", path.Join(r.Source, "driver_override"), r.Override); err != nil {
+	if driver == r.To && driver != r.Driver {
+		if err := b.unused(r); err != nil {
 			return err
 		}
+	}
+	if err := b.resetOverride(r); err != nil {
+		return err
 	}
 	if driver != r.Driver {
 		if err := b.giveDriver(ctx, r, driver); err != nil {
@@ -113,20 +107,68 @@ func (b *Binder) give(ctx context.Context, r *record) error {
 	return b.forget(r)
 }
 
-// giveDriver binds a function to the driver that it had. If that is not known, or is not
-// loaded any more, the kernel chooses.
-func (b *Binder) giveDriver(ctx context.Context, r *record, driver string) error {
-	known := r.Device.Name != "" || r.Driver != ""
-	switch {
-	case known && r.Driver == "":
-		return b.write(r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function)
-	case !known || !b.loaded(r.Driver):
-		if driver != "" {
-			if err := b.write(r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function); err != nil {
-				return err
-			}
+// unused returns who has a function open, as far as that can be seen: the kernel would wait for it, and
+// keep the function locked meanwhile.
+func (b *Binder) unused(r *record) error {
+	if b.config.Busy == nil {
+		return nil
+	}
+	if err := b.config.Busy(b.function(r.Source)); err != nil && !errors.Is(err, fs.ErrPermission) {
+		return discovery.Passing(err)
+	}
+	return nil
+}
+
+// resetOverride has the function be for the driver that it was for whatever its identity.
+func (b *Binder) resetOverride(r *record) error {
+	override, err := b.override(b.function(r.Source), b.config.Limit)
+	if err != nil || override == r.Override {
+		return err
+	}
+	if b.config.Write == nil {
+		return errNoPrivilege
+	}
+	return b.write(r.Function, "set its driver", path.Join(r.Source, "driver_override"), r.Override)
+}
+
+// choose has the kernel choose the driver of a function of which it is not known which one it had. If
+// it has one of its own, that is the one.
+func (b *Binder) choose(r *record, driver string) error {
+	own := driver != "" && !discovery.IsVFIO(driver)
+	if !own {
+		if err := b.unused(r); err != nil {
+			return err
 		}
-		return b.write(r.Function, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Function)
+	}
+	if err := b.resetOverride(r); err != nil {
+		return err
+	}
+	if !own {
+		if err := b.probe(r, driver); err != nil {
+			return err
+		}
+	}
+	return b.forget(r)
+}
+
+// probe has the kernel choose a driver.
+func (b *Binder) probe(r *record, driver string) error {
+	if driver != "" {
+		if err := b.write(r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function); err != nil {
+			return err
+		}
+	}
+	return b.write(r.Function, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Function)
+}
+
+// giveDriver binds a function to the driver that it had. If that is not loaded any more, the
+// kernel chooses.
+func (b *Binder) giveDriver(ctx context.Context, r *record, driver string) error {
+	switch {
+	case r.Driver == "":
+		return b.write(r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function)
+	case !b.loaded(r.Driver):
+		return b.probe(r, driver)
 	}
 	return b.swap(ctx, r.Source, r.Driver, func() error {
 		return b.write(r.Function, "bind it to "+r.Driver, path.Join(driverDir(r.Driver), "bind"), r.Function)

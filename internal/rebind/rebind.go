@@ -9,7 +9,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +20,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/overdue"
 )
 
 // Config is what a Binder works with.
@@ -49,12 +53,13 @@ type Config struct {
 // Binder gives functions to vfio and back.
 type Binder struct {
 	config Config
+	calls  overdue.Calls // by the function's address
 
 	mu      sync.Mutex
 	bound   map[string]*record          // by the function's address
 	working map[string]bool             // likewise, while one call changes the function
 	failed  map[string]error            // likewise, why it could not be given back
-	hanging map[string]string           // likewise, a write that has not ended
+	unread  bool                        // what an earlier agent has left could not be listed yet
 	seen    map[string]discovery.Device // by directory, those that can be rebound, as they were scanned last
 }
 
@@ -67,6 +72,9 @@ type record struct {
 	Driver   string `json:"driver"`   // "" if it had none
 	Override string `json:"override"` // its driver_override, "" if it had none
 	To       string `json:"to"`       // the vfio driver
+
+	// Choose says that the driver which it had is not known. The kernel chooses.
+	Choose bool `json:"choose,omitempty"`
 
 	// Device is the device that is the function, as it was described. It is described so
 	// until it is that again.
@@ -87,38 +95,87 @@ func New(config Config) *Binder {
 		config.Changed = func() {}
 	}
 	return &Binder{
-		config: config, bound: make(map[string]*record), working: make(map[string]bool), failed: make(map[string]error),
-		hanging: make(map[string]string), seen: make(map[string]discovery.Device),
+		config: config, calls: overdue.Calls{Ended: config.Changed}, bound: make(map[string]*record), working: make(map[string]bool), failed: make(map[string]error),
+		seen: make(map[string]discovery.Device),
 	}
 }
 
 // Open reads what an earlier agent of this boot has left. A record of an earlier boot is
 // removed, since the kernel has forgotten the binding. If a record cannot be read, its name
-// says of which function it is, and the kernel is left to choose the driver.
+// says of which function it is, and the kernel is left to choose the driver; if there is no such
+// function, the record is removed, too. If the disk does not
+// list the records, [Binder.ReadAgain] does it later.
 func (b *Binder) Open() (problems []error) {
 	names, err := b.config.Files.List(b.config.Dir)
 	if err != nil {
+		b.setUnread(true)
 		return []error{fmt.Errorf("list what was rebound: %w", err)}
 	}
 	for _, entry := range names {
 		address, ok := strings.CutSuffix(entry.Name(), extension)
-		if !ok || !sysfs.IsPCIAddress(address) {
-			continue
+		if ok && sysfs.IsPCIAddress(address) {
+			problems = append(problems, b.open(address)...)
 		}
-		r, err := b.read(address)
-		switch {
-		case err != nil:
-			problems = append(problems, fmt.Errorf("what function %s was before it was rebound cannot be read; the kernel will choose its driver: %w", address, err))
-			r = b.unknown(address)
-		case r.Boot != b.config.Boot:
-			if err := b.config.Files.Remove(b.file(address)); err != nil {
-				problems = append(problems, err)
-			}
-			continue
-		}
-		b.keep(r)
 	}
 	return problems
+}
+
+// open takes over the record of a function, unless it was written anew meanwhile.
+func (b *Binder) open(address string) (problems []error) {
+	leave, err := b.enter([]string{address})
+	if err != nil {
+		b.setUnread(true)
+		return nil
+	}
+	defer leave()
+	b.mu.Lock()
+	anew := b.bound[address] != nil
+	b.mu.Unlock()
+	if anew {
+		return nil
+	}
+	r, err := b.read(address)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // removed meanwhile
+		return nil
+	case err != nil && b.isOut(address), err == nil && r.Boot != b.config.Boot:
+		if err := b.config.Files.Remove(b.file(address)); err != nil {
+			problems = append(problems, err)
+		}
+		return problems
+	case err != nil:
+		problems = append(problems, fmt.Errorf("what function %s was before it was rebound cannot be read; the kernel will choose its driver: %w", address, err))
+		r = b.unknown(address)
+	}
+	b.keep(r)
+	return problems
+}
+
+// ReadAgain reads what an earlier agent has left, if that could not be listed yet, and reports
+// whether there is still something to read.
+func (b *Binder) ReadAgain() (problems []error, unread bool) {
+	if !b.isUnread() {
+		return nil, false
+	}
+	b.setUnread(false)
+	problems = b.Open()
+	if unread = b.isUnread(); unread {
+		return nil, true
+	}
+	b.config.Changed()
+	return problems, false
+}
+
+func (b *Binder) isUnread() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.unread
+}
+
+func (b *Binder) setUnread(unread bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unread = unread
 }
 
 func (b *Binder) file(address string) string {
@@ -147,7 +204,14 @@ func (b *Binder) unknown(address string) *record {
 	if function, ok := sysfs.At(b.config.Host.FS, "sys/bus/pci/devices").LinkTo(address); ok {
 		source = function.Path
 	}
-	return &record{Boot: b.config.Boot, Function: address, Source: source, To: b.function(source).Driver()}
+	return &record{Choose: true, Boot: b.config.Boot, Function: address, Source: source, To: b.function(source).Driver()}
+}
+
+// isOut reports whether there is no such function: a virtual one after a reboot, or one that was taken out. The kernel
+// has forgotten its binding, whatever was written down.
+func (b *Binder) isOut(address string) bool {
+	_, err := fs.Lstat(b.config.Host.FS, "sys/bus/pci/devices/"+address)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // function returns a function as the host has it now.
@@ -178,32 +242,85 @@ func (b *Binder) of(d *discovery.Device) *record {
 }
 
 // note writes down what a function is before it is changed, unless that is written
-// down already.
+// down already. If the record could not be read and the function has its own driver by now, what
+// it is can be told again.
 func (b *Binder) note(function sysfs.Device, to string, d discovery.Device) (*record, error) {
 	address := function.Name()
 	b.mu.Lock()
 	r := b.bound[address]
 	b.mu.Unlock()
-	if r != nil {
+	if r != nil && !r.Choose {
 		return r, nil
 	}
-	override, err := overrideOf(function)
+	driver := function.Driver()
+	choose := r != nil && (driver == "" || discovery.IsVFIO(driver))
+	override, err := b.override(function, b.config.Limit)
 	if err != nil {
-		return nil, fmt.Errorf("function %s: %w", address, err)
+		return nil, err
 	}
-	r = &record{Boot: b.config.Boot, Function: address, Source: function.Path, Driver: function.Driver(), Override: override, To: to, Device: d}
-	data, err := json.Marshal(r)
-	if err != nil {
-		return nil, fmt.Errorf("function %s: write down what it is: %w", address, err)
+	if override == to && driver != to {
+		override = "" // left by an agent whose record could not be read; under it no other driver takes the function
 	}
-	there, err := b.config.Files.Write(b.file(address), data, 0o600)
+	if choose {
+		driver, override = "", ""
+	}
+	r = &record{Choose: choose, Boot: b.config.Boot, Function: address, Source: function.Path, Driver: driver, Override: override, To: to, Device: d}
+	there, err := b.save(r)
 	if there != disk.Old {
 		b.keep(r) // perhaps
 	}
 	if err != nil {
-		return nil, fmt.Errorf("function %s: write down what it is: %w", address, err)
+		return nil, err
 	}
 	return r, nil
+}
+
+// save writes a record, and says which one is on disk then.
+func (b *Binder) save(r *record) (disk.InPlace, error) {
+	address := r.Function
+	data, err := json.Marshal(r)
+	if err != nil {
+		return disk.Old, fmt.Errorf("function %s: write down what it is: %w", address, err)
+	}
+	there, err := b.config.Files.Write(b.file(address), data, 0o600)
+	if err != nil {
+		err = fmt.Errorf("function %s: write down what it is: %w", address, err)
+	}
+	return there, err
+}
+
+// Restore writes records again that somebody has removed: an agent that starts would not know that it is to
+// give those functions back.
+func (b *Binder) Restore() error {
+	b.mu.Lock()
+	addresses := slices.Sorted(maps.Keys(b.bound))
+	b.mu.Unlock()
+	var errs []error
+	for _, address := range addresses {
+		if b.config.Files.Lacks(b.file(address)) {
+			errs = append(errs, b.restore(address))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// restore writes the record of a function again, unless a call changes the function. It does not wait for a write
+// to the function that hangs: if the agent ends meanwhile, the next one has to know of it.
+func (b *Binder) restore(address string) error {
+	b.mu.Lock()
+	if b.working[address] {
+		b.mu.Unlock()
+		return nil // the next time
+	}
+	leave := b.begin([]string{address})
+	r := b.bound[address]
+	b.mu.Unlock()
+	defer leave()
+	if r == nil || !b.config.Files.Lacks(b.file(address)) {
+		return nil // it was given back meanwhile, or written anew
+	}
+	_, err := b.save(r)
+	return err
 }
 
 // overrideOf returns the driver that a function is for whatever its identity, "" if there is
@@ -223,13 +340,18 @@ func (b *Binder) enter(functions []string) (leave func(), err error) {
 	defer b.mu.Unlock()
 	for _, path := range functions {
 		address := filepath.Base(path)
-		if what := b.hanging[address]; what != "" {
-			return nil, fmt.Errorf("function %s: %s has not ended yet", address, what)
+		if late := b.calls.Of(address); late != nil {
+			return nil, fmt.Errorf("function %s: %w", address, late)
 		}
 		if b.working[address] {
 			return nil, fmt.Errorf("function %s is being changed", address)
 		}
 	}
+	return b.begin(functions), nil
+}
+
+// begin says that one call changes functions, until it leaves. The caller holds the lock.
+func (b *Binder) begin(functions []string) (leave func()) {
 	for _, path := range functions {
 		b.working[filepath.Base(path)] = true
 	}
@@ -239,52 +361,47 @@ func (b *Binder) enter(functions []string) (leave func(), err error) {
 		for _, path := range functions {
 			delete(b.working, filepath.Base(path))
 		}
-	}, nil
+	}
 }
 
-// write writes an attribute for a function. The kernel may not come back from it for as
-// long as a process has the function open, and cannot be told to give up; then the write
-// goes on alone, and nothing else is done to the function before it ends.
+// write writes an attribute for a function.
 func (b *Binder) write(address, what, name, value string) error {
 	if b.config.Write == nil {
 		return errNoPrivilege
 	}
-	var err error
-	ended := make(chan struct{}) // closed when err is set
-	go func() {
-		defer close(ended)
-		err = b.config.Write(name, value)
-	}()
-	timer := time.NewTimer(b.config.Limit)
-	defer timer.Stop()
-	select {
-	case <-ended:
-		if err != nil {
-			return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, err)
-		}
+	err := b.calls.Do(b.config.Limit, address, what, func() error { return b.config.Write(name, value) })
+	switch {
+	case err == nil:
 		return nil
-	case <-timer.C:
+	case errors.Is(err, overdue.Err):
+		return fmt.Errorf("function %s: %w", address, err)
+	case sysfs.IsReadOnly(err):
+		err = fmt.Errorf("%w: %w", err, errNoPrivilege)
 	}
-	b.mu.Lock()
-	b.hanging[address] = what
-	b.mu.Unlock()
-	go func() {
-		<-ended
-		b.mu.Lock()
-		delete(b.hanging, address)
-		b.mu.Unlock()
-		b.config.Changed()
-	}()
-	return fmt.Errorf("function %s: %s has not ended after %s", address, what, b.config.Limit)
+	return fmt.Errorf("function %s: %s: write %q to /%s: %w", address, what, value, name, err)
 }
 
-var errNoPrivilege = errors.New("the agent may not change the host: see docs/rebinding.md")
+// override returns the driver_override of a function. The kernel may keep it waiting for as long as a
+// process has the function open.
+func (b *Binder) override(function sysfs.Device, limit time.Duration) (string, error) {
+	var override string
+	err := b.calls.Do(limit, function.Name(), "a look at its driver_override", func() (err error) {
+		override, err = overrideOf(function)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("function %s: %w", function.Name(), err)
+	}
+	return override, nil
+}
+
+var errNoPrivilege = errors.New("the agent may not change the host: it takes rebinding.enabled, see docs/rebinding.md")
 
 // bind has a driver take a function that no driver has, and waits until it has.
 func (b *Binder) bind(ctx context.Context, source, driver string, write func() error) error {
 	address := filepath.Base(source)
 	wrote := write()
-	if b.hangs(address) {
+	if b.calls.Of(address) != nil {
 		return wrote
 	}
 	if wrote != nil && b.function(source).Driver() != driver {
@@ -300,12 +417,6 @@ func (b *Binder) bind(ctx context.Context, source, driver string, write func() e
 			return fmt.Errorf("function %s: driver %s has it now and not %s", address, now, driver)
 		}
 	})
-}
-
-func (b *Binder) hangs(address string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.hanging[address] != ""
 }
 
 // until returns when there is no error any more, or the last one after a while.

@@ -4,15 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/disk"
+	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/overdue"
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
@@ -180,6 +187,99 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// Somebody begins to use a function while another one of its group is being taken. It is left
+// alone until nobody uses it any more.
+func TestUsedMeanwhile(t *testing.T) {
+	k := newKernel(t)
+	users := make(map[string]string)
+	b := k.binder("1", users)
+	b.config.Write = func(name, value string) error {
+		if len(k.Writes) == 0 {
+			users[other] = "it is mounted on /data"
+		}
+		return k.Write(name, value)
+	}
+	if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), "it is mounted on /data") {
+		t.Errorf("error %v", err)
+	}
+	k.check("nvme", "(null)", other)
+	delete(users, other)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Error(err)
+	}
+	k.check("vfio-pci", "vfio-pci", first, other)
+}
+
+// Somebody begins to use a function while the disk takes its time to write down what it was. Nothing is changed.
+func TestUsedSinceTheLook(t *testing.T) {
+	k := newKernel(t)
+	users := make(map[string]string)
+	b := k.binder("1", users)
+	b.config.Files = disk.Files{FS: &disktest.Disk{Before: func(op disktest.Op, _ string) error {
+		if op == disktest.Write {
+			users[first] = "it is mounted on /data"
+		}
+		return nil
+	}}}
+	if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), "it is mounted on /data") {
+		t.Errorf("error %v", err)
+	}
+	if err := giveAll(t.Context(), b); err != nil || len(k.Writes) > 0 || len(k.records()) > 0 {
+		t.Errorf("%v, written: %q, written down: %q", err, k.Writes, k.records())
+	}
+	k.check("nvme", "(null)", first, other)
+}
+
+// An agent was killed after it had set the override, and the next one cannot read its record. The
+// function can be given back all the same.
+func TestOverrideIsLeft(t *testing.T) {
+	k := newKernel(t)
+	if err := k.Write(rebindtest.Source(first)+"/driver_override", "vfio-pci"); err != nil {
+		t.Fatal(err)
+	}
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Error(err)
+	}
+	k.check("nvme", "(null)", first, other)
+}
+
+// A function of the group had no driver when the device was described, since it was being given back. By now it has
+// one, and goes with the device, but not before it is known that it may.
+func TestGivenBackMeanwhile(t *testing.T) {
+	for name, half := range map[string]bool{"at first": false, "when the device was taken without it": true} {
+		t.Run(name, func(t *testing.T) {
+			k := newKernel(t)
+			b := k.binder("1", nil)
+			alone, beside := device(), device()
+			beside.Name, beside.Source = "pci-0000-03-00-1", rebindtest.Source(other)
+			if half {
+				k.SetDriver(other, "")
+				if _, err := take(t.Context(), b, alone); err != nil {
+					t.Fatal(err)
+				}
+				k.SetDriver(other, "nvme")
+			}
+			writes := len(k.Writes)
+			if _, err := take(t.Context(), b, alone); err == nil || !strings.Contains(err.Error(), "not known yet that it may") || len(k.Writes) > writes {
+				t.Errorf("error %v, writes %q", err, k.Writes[writes:])
+			}
+			b.Describe(&discovery.Snapshot{Devices: []discovery.Device{alone, beside}})
+			if _, err := take(t.Context(), b, alone); err != nil {
+				t.Fatal(err)
+			}
+			k.check("vfio-pci", "vfio-pci", first, other)
+			if err := giveAll(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+			k.check("nvme", "(null)", first, other)
+		})
+	}
+}
+
 // A function that was under vfio before anybody asked stays so.
 func TestBoundBefore(t *testing.T) {
 	k := newKernel(t)
@@ -300,7 +400,7 @@ func TestUnbindHangs(t *testing.T) {
 	}
 	close(hangs)
 	b.config.Limit = time.Minute
-	for limit := time.Now().Add(time.Minute); b.hangs(first); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); b.calls.Of(first) != nil; time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal("it hangs still")
 		}
@@ -311,7 +411,7 @@ func TestUnbindHangs(t *testing.T) {
 	k.check("vfio-pci", "vfio-pci", first)
 }
 
-// What a process has open is not taken from vfio: the kernel would wait for it.
+// A device that a process has open is not taken from vfio: the kernel would wait for it.
 func TestKeptOpen(t *testing.T) {
 	k := newKernel(t)
 	users := make(map[string]string)
@@ -334,7 +434,59 @@ func TestKeptOpen(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// What the administrator does meanwhile stands.
+// A look that the kernel does not answer holds up one scan for a moment, and nothing else is done to the function
+// before it ends.
+func TestLookHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		b := k.binder("1", nil)
+		if _, err := take(t.Context(), b, device(other)); err != nil {
+			t.Fatal(err)
+		}
+		k.Return(first, "nvme", "4")
+		stuck := &stuckFS{FS: k.FS(), until: make(chan struct{})}
+		b.config.Host = &discovery.Host{FS: stuck}
+		began := time.Now()
+		b.Describe(&discovery.Snapshot{})
+		b.Describe(&discovery.Snapshot{})
+		if waited := time.Since(began); waited != lookLimit || stuck.opened.Load() != 1 || len(k.records()) != 2 {
+			t.Errorf("two scans waited %s, looked %d times, and left %q", waited, stuck.opened.Load(), k.records())
+		}
+		if err := giveAll(t.Context(), b); err == nil || !strings.Contains(err.Error(), "a look at its driver_override has not ended yet") {
+			t.Error(err)
+		}
+		close(stuck.until)
+		synctest.Wait()
+		b.Describe(&discovery.Snapshot{})
+		if len(k.records()) != 1 {
+			t.Errorf("left %q", k.records())
+		}
+	})
+}
+
+// stuckFS is a kernel that holds the lock of its functions for a while.
+type stuckFS struct {
+	fs.FS
+
+	opened atomic.Int64
+	until  chan struct{}
+}
+
+func (s *stuckFS) Open(name string) (fs.File, error) {
+	if path.Base(name) == "driver_override" {
+		s.opened.Add(1)
+		<-s.until
+	}
+	return s.FS.Open(name)
+}
+
+// ReadLink implements [fs.ReadLinkFS].
+func (s *stuckFS) ReadLink(name string) (string, error) { return fs.ReadLink(s.FS, name) }
+
+// Lstat implements [fs.ReadLinkFS].
+func (s *stuckFS) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(s.FS, name) }
+
+// The administrator's own changes meanwhile stand.
 func TestAdministratorActs(t *testing.T) {
 	for name, test := range map[string]struct {
 		driver   string
@@ -387,6 +539,166 @@ func TestDamagedRecord(t *testing.T) {
 	}
 	if err := giveAll(t.Context(), b); err != nil {
 		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
+// Records that the disk does not list for a moment are listed later, and not while somebody changes their
+// functions.
+func TestUnlistedRecords(t *testing.T) {
+	k := newKernel(t)
+	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
+		t.Fatal(err)
+	}
+	failing := true
+	b := New(Config{Host: k.Host(), Write: k.Write, Boot: "1", Dir: filepath.Join(k.Dir, "state/rebound"), Files: disk.Files{FS: &disktest.Disk{
+		BeforeRead: func(name string) error {
+			if failing && strings.HasSuffix(name, "rebound") {
+				return syscall.EIO
+			}
+			return nil
+		},
+	}}})
+	if problems := b.Open(); len(problems) != 1 {
+		t.Errorf("problems %v", problems)
+	}
+	if _, unread := b.ReadAgain(); !unread || len(b.Left()) > 0 {
+		t.Errorf("unread %t, left %v", unread, b.Left())
+	}
+	failing = false
+	leave, err := b.enter([]string{other})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, unread := b.ReadAgain(); !unread || len(b.Left()) != 1 {
+		t.Errorf("while one function is changed: unread %t, left %v", unread, b.Left())
+	}
+	leave()
+	if problems, unread := b.ReadAgain(); unread || len(problems) > 0 || len(b.Left()) != 2 {
+		t.Errorf("unread %t, problems %v, left %v", unread, problems, b.Left())
+	}
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first, other)
+}
+
+// Records that somebody has removed are written again, though a write to a function hangs, and not while
+// a call changes it. The next agent gives the functions back by them.
+func TestRemovedRecords(t *testing.T) {
+	k := newKernel(t)
+	hangs := make(chan struct{})
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(b.config.Dir); err != nil {
+		t.Fatal(err)
+	}
+	leave, err := b.enter([]string{other})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.calls.Do(time.Millisecond, first, "a write", func() error { <-hangs; return nil }); !errors.Is(err, overdue.Err) {
+		t.Fatal(err)
+	}
+	if err := b.Restore(); err != nil || len(k.records()) != 1 {
+		t.Errorf("while one function is changed: %v, records %q", err, k.records())
+	}
+	leave()
+	if err := b.Restore(); err != nil || len(k.records()) != 2 {
+		t.Errorf("%v, records %q", err, k.records())
+	}
+	close(hangs)
+	b = k.binder("1", nil)
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first, other)
+	if err := b.Restore(); err != nil || len(k.records()) > 0 {
+		t.Errorf("after it: %v, records %q", err, k.records())
+	}
+}
+
+// A record that cannot be read, such as one that a loss of power has emptied, gives way to what the
+// function is once it has its own driver and is taken again.
+func TestDamagedRecordOfAnEarlierBoot(t *testing.T) {
+	k := newKernel(t)
+	k.File("state/rebound/"+first+".json", "")
+	b := New(Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	if problems := b.Open(); len(problems) != 1 || len(b.Left()) != 1 {
+		t.Fatalf("problems %v, left %v", problems, b.Left())
+	}
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	if s := b.Describe(&discovery.Snapshot{}); len(s.Devices) == 0 || s.Devices[0].Name != device().Name {
+		t.Errorf("described: %+v", s.Devices)
+	}
+	if err := giveAll(t.Context(), b); err != nil || len(b.Left()) > 0 {
+		t.Errorf("left %v: %v", b.Left(), err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
+// A record that cannot be read of a function that is not there, such as a virtual one after a reboot, says nothing of
+// the one that is made in its place.
+func TestDamagedRecordOfNothing(t *testing.T) {
+	k := newKernel(t)
+	const virtual = "0000:09:10.2"
+	k.File("state/rebound/"+virtual+".json", "")
+	b := New(Config{Host: k.Host(), Write: k.Write, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	if problems := b.Open(); len(problems) > 0 || len(b.Left()) > 0 || len(k.records()) > 0 {
+		t.Errorf("problems %v, left %v, records %q", problems, b.Left(), k.records())
+	}
+	k.Add(virtual, "igbvf", "9")
+	d := discovery.Device{Name: "pci-0000-09-10-2", Source: rebindtest.Source(virtual)}
+	if _, work, err := b.Configurer(nothing)(d, nil); work != nil || err != nil {
+		t.Errorf("work %t, error %v", work != nil, err)
+	}
+}
+
+// The same where its own driver refused it meanwhile: the kernel chooses when it is given back.
+func TestDamagedRecordWithoutDriver(t *testing.T) {
+	k := newKernel(t)
+	k.File("state/rebound/"+first+".json", "")
+	b := New(Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	if problems := b.Open(); len(problems) != 1 {
+		t.Fatalf("problems %v", problems)
+	}
+	k.SetDriver(first, "")
+	if _, err := take(t.Context(), b, device(other)); err != nil {
+		t.Fatal(err)
+	}
+	if s := b.Describe(&discovery.Snapshot{}); len(s.Devices) == 0 || s.Devices[0].Name != device().Name {
+		t.Errorf("described: %+v", s.Devices)
+	}
+	if err := giveAll(t.Context(), b); err != nil || len(b.Left()) > 0 {
+		t.Errorf("left %v: %v", b.Left(), err)
+	}
+	k.check("nvme", "(null)", first)
+}
+
+// A function that has its own driver stays with it if its record cannot be read: nothing is unbound. If the
+// kernel's driver refuses it, it is tried again.
+func TestDamagedRecordOfWhatIsWell(t *testing.T) {
+	k := newKernel(t)
+	k.File("state/rebound/"+first+".json", "")
+	b := New(Config{Host: k.Host(), Write: k.Write, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	b.Open()
+	if err := giveAll(t.Context(), b); err != nil || len(k.Written()) > 0 {
+		t.Errorf("%v, writes %q", err, k.Written())
+	}
+	k.File("state/rebound/"+first+".json", "")
+	k.SetDriver(first, "")
+	k.Refuse("nvme", syscall.EIO)
+	b.Open()
+	if err := giveAll(t.Context(), b); err == nil || len(b.Left()) != 1 {
+		t.Errorf("left %v: %v", b.Left(), err)
+	}
+	k.Refuse("nvme", nil)
+	if err := giveAll(t.Context(), b); err != nil || len(b.Left()) > 0 {
+		t.Errorf("left %v: %v", b.Left(), err)
 	}
 	k.check("nvme", "(null)", first)
 }

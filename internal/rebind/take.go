@@ -16,7 +16,11 @@ import (
 // (Documentation/ABI/testing/sysfs-bus-pci, driver_override): the override first, so that
 // no other driver takes the function meanwhile.
 func (b *Binder) take(ctx context.Context, d discovery.Device) error {
-	to, functions := d.Rebind.Driver, functionsOf(&d)
+	to := d.Rebind.Driver
+	functions, err := b.functionsOf(&d)
+	if err != nil {
+		return err
+	}
 	leave, err := b.enter(functions)
 	if err != nil {
 		return err
@@ -46,13 +50,28 @@ func (b *Binder) take(ctx context.Context, d discovery.Device) error {
 	return nil
 }
 
-// functionsOf returns the functions that a device takes with it, itself first.
-func functionsOf(d *discovery.Device) []string {
-	return append([]string{d.Source}, d.Rebind.Others...)
+// functionsOf returns the functions that a device takes with it, itself first. A function that had no driver when
+// its group was looked at, such as one that was just being given back, goes with the device if it has one by now.
+func (b *Binder) functionsOf(d *discovery.Device) ([]string, error) {
+	functions := append([]string{d.Source}, d.Rebind.Others...)
+	now, _ := discovery.GroupOthers(b.config.Host, b.function(d.Source)) // else as it was looked at
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, source := range now {
+		if slices.Contains(functions, source) || discovery.IsVFIO(b.function(source).Driver()) {
+			continue
+		}
+		if _, known := b.seen[source]; !known {
+			return nil, discovery.Passing(fmt.Errorf("its IOMMU group is also that of %s, of which it is not known yet that it may be rebound", path.Base(source)))
+		}
+		functions = append(functions, source)
+	}
+	return functions, nil
 }
 
 // mayTake returns why functions cannot be taken, nil if they can. All are asked about
-// before the first is changed.
+// before the first is changed, and each again once it is written down what it was: the disk, and the
+// writes to those before, may have taken long.
 func (b *Binder) mayTake(functions []string, to string) error {
 	if b.config.Write == nil {
 		return errNoPrivilege
@@ -90,11 +109,14 @@ func (b *Binder) takeFunction(ctx context.Context, source, to string, d discover
 	if _, err := b.note(function, to, d); err != nil {
 		return err
 	}
-	override, err := overrideOf(function)
+	override, err := b.override(function, b.config.Limit)
 	if err != nil {
-		return fmt.Errorf("function %s: %w", function.Name(), err)
+		return err
 	}
 	address := function.Name()
+	if err := b.mayTake([]string{source}, to); err != nil {
+		return err
+	}
 	if override != to {
 		if err := b.write(address, "set its driver", path.Join(source, "driver_override"), to); err != nil {
 			return err
@@ -134,5 +156,6 @@ func (b *Binder) await(ctx context.Context, d discovery.Device) error {
 
 // isTaken reports whether all functions that go with a device are under its vfio driver.
 func (b *Binder) isTaken(d *discovery.Device) bool {
-	return !slices.ContainsFunc(functionsOf(d), func(source string) bool { return b.function(source).Driver() != d.Rebind.Driver })
+	functions, err := b.functionsOf(d)
+	return err == nil && !slices.ContainsFunc(functions, func(source string) bool { return b.function(source).Driver() != d.Rebind.Driver })
 }

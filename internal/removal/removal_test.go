@@ -21,7 +21,7 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// What is given can be read by the one to whom it is said, and can be taken back.
+// An order can be read by the agent to whom it is given, and can be taken back.
 func TestGiveAndTell(t *testing.T) {
 	client := fake.NewClientset(
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: ConfigMap, Namespace: "ns", Annotations: map[string]string{"a": "b"}}},

@@ -83,7 +83,7 @@ func TestHandler(t *testing.T) {
 			}
 		}
 	}
-	// What is known of one path says nothing of another.
+	// An answer for one path says nothing of another.
 	if got := ask(handler, "Bearer prometheus", "/debug"); got != http.StatusForbidden {
 		t.Errorf("another path is answered with %d", got)
 	}

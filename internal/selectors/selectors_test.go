@@ -2,7 +2,7 @@ package selectors_test
 
 import (
 	"errors"
-	"slices"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -30,10 +30,50 @@ func TestMendExpression(t *testing.T) {
 }
 
 func TestMendMissingClass(t *testing.T) {
-	if got := selectors.MendMissingClass("gpu.nvidia.com"); len(got) != 1 {
-		t.Errorf("of another driver's class: %q", got)
+	if got := selectors.WhoseClass("gpu.nvidia.com"); !strings.Contains(got, "another driver") {
+		t.Errorf("another driver's class: %q", got)
 	}
-	if got := selectors.MendMissingClass("gpu.chandler.dev"); !slices.ContainsFunc(got, func(c string) bool { return c[:4] == "helm" }) {
-		t.Errorf("of a class of the chart: %q", got)
+	if got := selectors.WhoseClass("gpus.chandler.dev"); strings.Contains(got, "another driver") {
+		t.Errorf("a class of ours: %q", got)
+	}
+	there := []string{"gpu.chandler.dev", "npu.chandler.dev", "tun.chandler.dev"}
+	for class, want := range map[string]string{
+		"gpu.nvidia.com":    "kubectl",
+		"kvm.chandler.dev":  "kubectl helm",
+		"gpus.chandler.dev": "kubectl gpu.chandler.dev kubectl",
+		"pgu.chandler.dev":  "kubectl gpu.chandler.dev kubectl",
+	} {
+		var got []string
+		for _, command := range selectors.MendMissingClass(class, there) {
+			words := strings.Fields(command)
+			got = append(got, words[0])
+			if strings.HasSuffix(words[3], ".chandler.dev") {
+				got = append(got, words[3])
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %q, want %q", class, got, want)
+		}
+	}
+}
+
+func TestNear(t *testing.T) {
+	words := []string{"family", "model", "memory", "numaNode"}
+	for word, want := range map[string]string{
+		"familly": "family", "modell": "model", "numanode": "numaNode", "memory": "", "vendor": "", "m": "", "": "",
+	} {
+		if got := selectors.Near(word, words); got != want {
+			t.Errorf("%s: %q, want %q", word, got, want)
+		}
+	}
+}
+
+// An attribute that is misspelt is not to be read safely, but to be spelt rightly.
+func TestMisspeltAttribute(t *testing.T) {
+	devices := []resourceapi.Device{{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"chandler.dev/family": {}}}}
+	chosen := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["chandler.dev"].familly == "amdgpu"`}}}
+	want := `no device has familly: is family meant? If not, in place of .familly write .?familly.orValue("")`
+	if got := selectors.MendExpression(chosen, errors.New("no such key: familly"), devices); got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }

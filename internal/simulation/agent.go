@@ -18,7 +18,6 @@ import (
 
 	"chandler.dev/cdi"
 	"chandler.dev/cmd/chandler/agent"
-	"chandler.dev/discovery"
 	"chandler.dev/driver"
 	"chandler.dev/internal/simulation/apiserver"
 	"chandler.dev/internal/simulation/disk"
@@ -38,9 +37,11 @@ type incarnation struct {
 	done    chan struct{} // closed when the agent has returned
 	err     error         // with which it did
 
-	dead  atomic.Bool
-	limit atomic.Int64 // after how many more changes of the disk it is killed, plus one; 0: it is not
-	power bool         // it is killed then by a loss of power
+	dead      atomic.Bool
+	wrong     atomic.Bool  // its configuration is
+	limit     atomic.Int64 // after how many more changes of the disk it is killed, plus one; 0: it is not
+	hostLimit atomic.Int64 // likewise of the host's attributes
+	power     bool         // it is killed then by a loss of power
 }
 
 // errKilled is how a process that was killed meets the world.
@@ -158,7 +159,10 @@ const (
 )
 
 // startAgent starts another agent of the node.
-func (w *World) startAgent() *incarnation {
+func (w *World) startAgent() *incarnation { return w.startAgentWith(w.settings, nil) }
+
+// startAgentWith starts one with a configuration, or for want of a right one.
+func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnation {
 	w.agents++
 	w.keeps = w.server.Features()
 	if w.wiped {
@@ -169,6 +173,7 @@ func (w *World) startAgent() *incarnation {
 		w.heals()
 	}
 	i := &incarnation{world: w, name: fmt.Sprintf("agent-%d", w.agents), boot: w.boot, events: make(chan struct{}, 1), changes: make(chan agent.Change), done: make(chan struct{})}
+	i.wrong.Store(wrong != nil)
 	if w.surges {
 		i.uid = types.UID(fmt.Sprintf("00000000-0000-4000-9000-%012d", w.agents))
 	}
@@ -179,7 +184,7 @@ func (w *World) startAgent() *incarnation {
 	client := w.server.Client(i.apiGate)
 	config := agent.Config{
 		Version: "simulated", NodeName: nodeName, PodUID: i.uid, Pod: "kube-system/" + agentPod, BootID: w.boot,
-		FS: w.host, Families: w.machine.families, Settings: w.settings, Changes: i.changes, RescanInterval: w.rescan,
+		FS: w.host, Families: w.machine.families, Settings: settings, Wrong: wrong, Changes: i.changes, RescanInterval: w.rescan,
 		Uevents: i.hear, HearsAll: true, Client: client, StatusClient: client, Groups: groups{i},
 		Kubelet: agent.Kubelet{StartDRA: func(ctx context.Context, plugin kubeletplugin.DRAPlugin, options ...kubeletplugin.Option) (driver.Helper, error) {
 			helper, err := i.process.StartDRA(ctx, plugin, options...)
@@ -189,15 +194,16 @@ func (w *World) startAgent() *incarnation {
 			return helper, nil
 		}},
 		Lock: lockOf{&w.lock, i}, KubeletRoot: kubeletRoot, StateDir: stateDir,
-		CDI:        cdi.Dir{Path: cdiRoot},
-		NoMetadata: !w.metadata,
-		ReadParameters: func([]byte) (discovery.Parameters, error) {
-			return nil, errors.New("no parameters")
-		},
+		CDI:            cdi.Dir{Path: cdiRoot},
+		NoMetadata:     !w.metadata,
+		ReadParameters: readParameters,
+		Write:          i.write,
 	}
 	w.equip(&config, i)
 	w.living = append(w.living, i)
+	w.mu.Lock()
 	w.all = append(w.all, i)
+	w.mu.Unlock()
 	w.log("%s starts in boot %s", i.name, w.boot)
 	go func() {
 		defer close(i.done)
@@ -226,6 +232,18 @@ func (i *incarnation) hear(ctx context.Context, events chan<- struct{}) error {
 // uevent has the kernel tell all agents that something changed.
 func (w *World) uevent() {
 	for _, i := range w.living {
+		select {
+		case i.events <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// announce has the kernel tell all agents, from any goroutine.
+func (w *World) announce() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, i := range w.all {
 		select {
 		case i.events <- struct{}{}:
 		default:

@@ -1,10 +1,14 @@
 package simulation
 
-import "chandler.dev/cmd/chandler/agent"
+import (
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
+)
 
 // equip gives an agent its disk and its kubelet.
 func (w *World) equip(config *agent.Config, i *incarnation) {
 	config.Disk = w.disk.View(i.diskGate)
+	config.HostFiles.Dirs = discovery.FileDirs(w.machine.families)
 	i.process.Succeeded = config.Lock.Awaited
 	config.Kubelet.DevicePlugins = i.process
 	config.Kubelet.Pods = i.process.Pods

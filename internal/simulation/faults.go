@@ -31,6 +31,7 @@ func faultKinds() []fault {
 		{"agentKilledWriting", 10, func(w *World) bool { return w.killWriting(false) }},
 		{"agentRestarted", 4, (*World).restartAgent},
 		{"surge", 5, (*World).surge},
+		{"surgeWrong", 3, (*World).surgeWrong},
 		{"configChanged", 4, (*World).changeConfig},
 		{"configWrong", 1, (*World).wrongConfig},
 		{"configChangedAtStart", 3, (*World).restartChanged},
@@ -71,6 +72,11 @@ func faultKinds() []fault {
 		{"anotherPlugin", 0, nil}, // from the beginning
 		{"unreadable", 3, (*World).sicken},
 		{"readHangs", 2, (*World).hang},
+		{"processLingers", 0, nil}, // where containers end
+		{"agentKilledChanging", 6, (*World).killChanging},
+		{"hostUses", 4, (*World).hostUses},
+		{"driverRefuses", 3, (*World).driverRefuses},
+		{"writesHang", 2, (*World).writesHang},
 	}
 }
 
@@ -158,23 +164,6 @@ func (w *World) replaceAgent() {
 	w.startAgent()
 }
 
-// surge starts another agent, and ends the first a while later.
-func (w *World) surge() bool {
-	w.clean()
-	if !w.surges || len(w.living) != 1 || w.goesOn("surge") {
-		return false
-	}
-	old := w.living[0]
-	w.startAgent()
-	w.during("surge", 10*time.Second, func() {
-		w.log("%s is told to end", old.name)
-		old.cancel()
-		w.living = slices.DeleteFunc(w.living, func(i *incarnation) bool { return i == old })
-	})
-	w.saw("surge")
-	return true
-}
-
 // volatile are the directories that no reboot leaves anything of.
 var volatile = []string{"/var/run"}
 
@@ -195,7 +184,8 @@ func (w *World) reboot(powerLost bool) bool {
 		w.saw("reboot")
 	}
 	w.newBoot()
-	w.endOngoing("kubeletDown", "surge")
+	w.rebootHost()
+	w.endOngoing("kubeletDown", "surge", wrongSurge)
 	w.lost = false // all claims are prepared anew
 	w.kubelet.Up()
 	w.startAgent()
@@ -308,7 +298,7 @@ func (w *World) deletePrepared() bool {
 	one, other := w.newPod("pod"), w.newPod("pod")
 	for _, p := range []*pod{one, other} {
 		p.Claims = []string{p.Name + "-claim-0"}
-		w.server.Put(newClaim(p.Claims[0], 1))
+		w.makeClaim(p.Claims[0])
 	}
 	w.submit(one)
 	time.Sleep(w.upTo(200 * time.Millisecond))
@@ -446,103 +436,5 @@ func (w *World) deleteSlices() bool {
 	}
 	w.log("all slices of the node are deleted")
 	w.saw("slicesDeleted")
-	return true
-}
-
-// diskFault is any fault of the disk that goes on for a while.
-const diskFault = "fault of the disk"
-
-// diskFails makes some operations of the disk fail for a while, one in a few.
-func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op) bool) bool {
-	if w.goesOn(diskFault) {
-		return false
-	}
-	below := pick(w.random, "/", "/", kubeletRoot, cdiRoot)
-	w.disk.SetFault(func(op disk.Op, file string) error {
-		if !which(op) || !strings.HasPrefix(file, below) || !w.chance(oneIn) {
-			return nil
-		}
-		w.saw(name)
-		return with
-	})
-	w.during(diskFault, 40*time.Second, func() {
-		w.disk.SetFault(nil)
-		w.heals()
-	})
-	return true
-}
-
-// slowDisk makes operations of the disk take time, so that others come between.
-func (w *World) slowDisk() bool {
-	if w.goesOn(diskFault) {
-		return false
-	}
-	w.disk.SetFault(func(disk.Op, string) error {
-		if w.chance(4) {
-			w.saw("diskSlow")
-			time.Sleep(w.upTo(3 * time.Second))
-		}
-		return nil
-	})
-	w.during(diskFault, 40*time.Second, func() { w.disk.SetFault(nil) })
-	return true
-}
-
-// wipeState removes the agent's directory, as people do who think that it is of
-// no use any more, and the agent's process with it.
-func (w *World) wipeState() bool {
-	if len(w.disk.Files(stateDir)) == 0 || w.minor < 34 {
-		return false
-	}
-	w.log("the agent's directory is wiped")
-	w.forgetState()
-	w.disk.Wipe(stateDir)
-	if !w.lock.isHeld() {
-		w.forgetUses() // of the agent that is starting
-	}
-	w.saw("stateWiped")
-	return true
-}
-
-// forgetState notes that something of what agents wrote down is gone.
-func (w *World) forgetState() {
-	w.lost = w.lost || w.unhealed()
-	w.wiped = true
-}
-
-func (w *World) wipeSpecs() bool {
-	if len(w.disk.Files(cdiRoot)) == 0 {
-		return false
-	}
-	w.log("the directory of CDI specs is wiped")
-	w.lost = w.lost || w.wiped
-	w.heals()
-	w.disk.Wipe(cdiRoot)
-	w.saw("specsWiped")
-	return true
-}
-
-func (w *World) damageRecord() bool {
-	records := w.disk.Files(stateDir + "/claims")
-	if len(records) == 0 {
-		return false
-	}
-	name := pick(w.random, records...)
-	w.log("%s is damaged", name)
-	w.forgetState()
-	w.disk.Damage(name, func(data []byte) []byte {
-		if len(data) == 0 {
-			return data
-		}
-		switch w.random.IntN(3) {
-		case 0:
-			return nil
-		case 1:
-			return data[:w.random.IntN(len(data))]
-		}
-		data[w.random.IntN(len(data))] ^= 0x20
-		return data
-	})
-	w.saw("recordDamaged")
 	return true
 }

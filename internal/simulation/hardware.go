@@ -21,6 +21,7 @@ func (w *World) vanish() bool {
 	if !w.host.Vanish(c.address, c.nodes...) {
 		return false
 	}
+	w.disturb(c)
 	w.log("card %s vanishes", c.address)
 	w.parts(c)
 	w.uevent()
@@ -60,6 +61,7 @@ func (w *World) swap() bool {
 		return false
 	}
 	w.host.Vanish(c.address, c.nodes...)
+	w.disturb(c)
 	w.parts(c)
 	w.uevent()
 	time.Sleep(time.Duration(w.random.IntN(3000)) * time.Millisecond)

@@ -31,6 +31,11 @@ type machine struct {
 	devices  map[string]rules.Offered // of that, by name, where the administrator says nothing
 	cards    []card
 
+	functions []kernel.Function // those whose drivers change
+	allowed   allowed           // what agents may do to them
+	resets    bool              // devices' functions can be reset
+	named     []rules.Resource  // what the device-plugin API offers of them
+
 	renumbers bool             // cards may come back with each other's nodes
 	sharings  [][]rules.Share  // how its devices may be shared
 	exclude   []rules.Selector // for each card
@@ -44,7 +49,7 @@ type card struct {
 
 // gpus is a machine with cards that are given out whole.
 func gpus(n int) *machine {
-	m := &machine{name: fmt.Sprintf("%d GPUs", n), renumbers: true}
+	m := &machine{name: fmt.Sprintf("%d GPUs", n), renumbers: true, resets: true}
 	var b strings.Builder
 	b.WriteString("-- proc/devices --\nCharacter devices:\n195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n\nBlock devices:\n")
 	b.WriteString("-- sys/module/nvidia/version --\n535.104.05\n-- dev/nvidiactl c 195:255 --\n-- dev/nvidia-uvm c 511:0 --\n")
@@ -52,7 +57,7 @@ func gpus(n int) *machine {
 		address := fmt.Sprintf("0000:0%d:00.0", i+1)
 		dir := fmt.Sprintf("sys/devices/pci0000:00/0000:00:0%d.0/%s", i+1, address)
 		fmt.Fprintf(&b, "-- sys/bus/pci/devices/%s -> ../../../%s --\n", address, strings.TrimPrefix(dir, "sys/"))
-		for _, attribute := range []string{"vendor 0x10de", "device 0x20b0", "class 0x030200", "numa_node 0"} {
+		for _, attribute := range []string{"vendor 0x10de", "device 0x20b0", "class 0x030200", "numa_node 0", "reset ", "reset_method bus"} {
 			name, value, _ := strings.Cut(attribute, " ")
 			fmt.Fprintf(&b, "-- %s/%s --\n%s\n", dir, name, value)
 		}
@@ -110,6 +115,10 @@ var machines = sync.OnceValues(func() (all []*machine, err error) {
 	for range 4 {
 		all = append(all, gpus(3), cores(2, 2))
 	}
+	for range 3 {
+		all = append(all, functions(true, true))
+	}
+	all = append(all, functions(true, false), functions(false, true), functions(false, false))
 	for _, name := range recorded {
 		m, readErr := read(name)
 		all, err = append(all, m), errors.Join(err, readErr)
@@ -122,7 +131,9 @@ var machines = sync.OnceValues(func() (all []*machine, err error) {
 
 // describe finds out what there is in a machine.
 func (m *machine) describe() error {
-	host := &discovery.Host{FS: kernel.New(m.text)}
+	present := kernel.New(m.text)
+	present.Drive(m.functions...)
+	host := m.host(present)
 	for _, f := range families.All {
 		if f.Name != "generic" && len(discovery.Scan(host, []*discovery.Family{f}).Devices) > 0 {
 			m.families = append(m.families, f)
@@ -190,7 +201,15 @@ func (m *machine) makeRules() error {
 	if err != nil {
 		return err
 	}
-	m.sharings = [][]rules.Share{nil, nil, {{Selector: every, Replicas: 2}}, {{Selector: every, Replicas: 3}}}
+	m.named, err = m.resources()
+	if len(m.functions) > 0 {
+		m.sharings = [][]rules.Share{nil}
+	} else {
+		m.sharings = [][]rules.Share{nil, nil, {{Selector: every, Replicas: 2}}, {{Selector: every, Replicas: 3}}}
+	}
+	if err != nil {
+		return err
+	}
 	memory := make(map[int64]bool)
 	for _, d := range m.devices {
 		capacity := d.Capacity["memory"]

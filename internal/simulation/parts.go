@@ -104,16 +104,34 @@ func (w *World) shares(device string) int64 {
 
 // forgetNumbers notes which claims an agent cannot know the size of that starts now, or is
 // told of another number of shares: those that were allocated by number, and not prepared in
-// this boot.
+// this boot. Of those that are prepared it knows it as long as they have the same record.
 func (w *World) forgetNumbers() {
 	w.mu.Lock()
 	all := maps.Clone(w.portions)
 	w.mu.Unlock()
 	for p, has := range all {
+		if _, numbered := has[discovery.Shares]; !numbered || !p.claim {
+			continue
+		}
 		record, _ := w.disk.Content(w.recordOf(p.of))
-		if _, numbered := has[discovery.Shares]; numbered && p.claim && !bytes.Contains(record, []byte(w.boot)) {
+		if bytes.Contains(record, []byte(w.boot)) {
+			w.mu.Lock()
+			w.recorded[p] = record
+			w.mu.Unlock()
+		} else {
 			w.forgetSize(p)
 		}
+	}
+}
+
+// prepared notes that nobody knows how much a portion is if an agent that never knew has
+// prepared it anew.
+func (w *World) prepared(p portion) {
+	w.mu.Lock()
+	before, told := w.recorded[p]
+	w.mu.Unlock()
+	if record, _ := w.disk.Content(w.recordOf(p.of)); told && !bytes.Equal(before, record) {
+		w.forgetSize(p)
 	}
 }
 

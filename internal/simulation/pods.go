@@ -189,6 +189,7 @@ func (w *World) makeClaim(name string) {
 		amount.Mul(int64(1 + w.random.IntN(2)))
 		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: amount}}
 	}
+	w.specify(claim, nil)
 	w.server.Put(claim)
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/internal/rebind"
 )
 
 // step lets something happen, and some time go by.
@@ -93,10 +95,21 @@ func (w *World) limit() time.Duration {
 func (w *World) converge() {
 	w.log("all faults end")
 	w.finish(time.Now().Add(24 * time.Hour))
+	w.reap(time.Now().Add(24 * time.Hour))
 	for _, c := range w.cards {
 		if w.host.Gone(c.address) {
 			w.host.Return(c.address, nil)
 		}
+	}
+	virtual := w.host.Virtual(w.machine.allowed.make)
+	refused := slices.ContainsFunc(virtual, func(address string) bool {
+		driver, _ := w.host.Driver(address)
+		return driver == ""
+	})
+	if n := len(virtual); n > 0 && (n < count || refused) {
+		// A driver made fewer functions than were asked for, or took none of those. They stay so for as long
+		// as the device-plugin API lists them: the agent cannot know that the driver would do better now.
+		w.reboot(false)
 	}
 	w.uevent()
 	w.kubelet.Up()
@@ -106,7 +119,7 @@ func (w *World) converge() {
 }
 
 // lastPods has a pod for each piece of silicon, and demands that all start, and that
-// all start again after a loss of power.
+// all start again after a reboot, which may be a loss of power.
 func (w *World) lastPods() bool {
 	for _, p := range w.lastOf() {
 		w.submit(p)
@@ -114,7 +127,12 @@ func (w *World) lastPods() bool {
 	if !w.await(w.limit(), w.allRun) {
 		return false
 	}
-	w.reboot(true)
+	if w.wiped && len(w.machine.functions) > 0 {
+		// The agent may have forgotten that it gave a function to vfio, and a claim may have that as one
+		// which somebody else gave to vfio. After a boot it is not, and the claim is refused.
+		return true
+	}
+	w.reboot(w.random.IntN(2) == 0)
 	return w.await(w.limit(), w.allRun)
 }
 
@@ -133,22 +151,28 @@ func (w *World) lastOf() (pods []*pod) {
 	taken := make(map[string]bool)
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		d := wanted[name]
-		if d.Open || taken[d.Silicon()] || d.PartOf != nil && len(d.PartOf.Counters) == 0 {
+		silicon := d.Silicon()
+		if len(w.machine.functions) > 0 {
+			silicon = rebind.Unit(&d.Device)
+		}
+		if d.Open || taken[silicon] || silicon == d.Silicon() && d.PartOf != nil && len(d.PartOf.Counters) == 0 {
 			continue
 		}
 		p := w.newPod("last")
 		p.Grace, p.Stubborn = time.Second, false
 		if !w.classic() {
-			taken[d.Silicon()] = true
+			taken[silicon] = true
 			p.Claims = []string{p.Name + "-claim"}
-			w.server.Put(newClaim(p.Claims[0], 1))
+			claim := newClaim(p.Claims[0], 1)
+			w.specify(claim, &d)
+			w.server.Put(claim)
 			pods = append(pods, p)
 			continue
 		}
-		if d.PartOf != nil && d.Name != d.Silicon() || len(d.Offers) == 0 || taken[d.Offers[0].IDs[0]] {
+		if d.PartOf != nil && d.Name != silicon || len(d.Offers) == 0 || taken[d.Offers[0].IDs[0]] {
 			continue // of parts as many can be had as others leave; of a unit there is one ID
 		}
-		taken[d.Silicon()], taken[d.Offers[0].IDs[0]] = true, true
+		taken[silicon], taken[d.Offers[0].IDs[0]] = true, true
 		p.Requests = map[string]int{d.Offers[0].Resource: 1}
 		pods = append(pods, p)
 	}
@@ -211,8 +235,10 @@ func (w *World) empty() string {
 		why, _ := w.kubelet.Idle()
 		return fmt.Sprintf("%d pods have not ended: %s", n, why)
 	}
-	if left := w.grants(); left != "" {
-		return left
+	for _, left := range []string{w.grants(), w.asBefore()} {
+		if left != "" {
+			return left
+		}
 	}
 	var left []string
 	for _, dir := range []string{stateDir + "/claims", stateDir + "/metadata", cdiRoot} {

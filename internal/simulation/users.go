@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"path"
@@ -15,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
-	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/simulation/kubelet"
 )
 
@@ -38,6 +37,7 @@ type use struct {
 	share     types.UID                    // by DRA
 	stranger  bool                         // another plugin gave it
 	forgotten bool                         // by all who had written it down
+	vfio      bool                         // it is had as vfio
 	nodes     []string                     // numbers of its own device nodes, when the container was started
 }
 
@@ -82,6 +82,7 @@ func (w *World) runtimeSpecs() map[string]specs.ContainerEdits {
 func (w *World) startContainer(c *kubelet.Container) error {
 	found := w.runtimeSpecs()
 	var uses []*use
+	nodes := c.Nodes
 	for uid, ids := range c.Claims {
 		claim := w.server.Claim(c.Pod.Namespace, c.Names[uid])
 		if claim == nil || claim.UID != uid || claim.Status.Allocation == nil {
@@ -106,6 +107,11 @@ func (w *World) startContainer(c *kubelet.Container) error {
 			}
 			u := w.claimUse(c, uid, &r)
 			u.nodes = w.ownNodes(found[id])
+			u.vfio = len(claim.Status.Allocation.Devices.Config) > 0
+			nodes = append(slices.Clone(nodes), pathsOf(found[id])...)
+			if why := w.checkHandover(c, u); why != "" {
+				w.fail("%s, and %s", u, why)
+			}
 			uses = append(uses, u)
 		}
 	}
@@ -115,6 +121,7 @@ func (w *World) startContainer(c *kubelet.Container) error {
 		}
 	}
 	c.Note = uses
+	w.spawn(c, uses, nodes)
 	return nil
 }
 
@@ -212,6 +219,7 @@ func (w *World) claimUse(c *kubelet.Container, claim types.UID, r *resourceapi.D
 	if r.ShareID != nil {
 		p.share = *r.ShareID
 	}
+	w.prepared(p)
 	u := w.useOf(c, &d, w.portion(p, nil))
 	u.claim, u.share = claim, p.share
 	u.open = u.open || r.AdminAccess != nil && *r.AdminAccess
@@ -243,6 +251,7 @@ func (w *World) classicUses(c *kubelet.Container, resourceName, id string) (uses
 			continue // the ID stood for less than the whole card
 		}
 		u := w.useOf(c, d, has)
+		u.vfio = d.Want[discovery.Driver] == discovery.DriverVFIO
 		u.classic, u.id, u.nodes, u.stranger, u.portion = true, id, nodes, stranger, p
 		uses = append(uses, u)
 	}
@@ -391,112 +400,6 @@ func (w *World) excludes(u, other *use) string {
 		return "the same device"
 	case u.whole || other.whole:
 		return "a whole"
-	}
-	return ""
-}
-
-// check looks whether what must always hold holds.
-func (w *World) check() {
-	users := w.users()
-	counters := make(map[string]map[string]resource.Quantity)
-	parts := make(map[string]part)
-	for i, a := range users {
-		for _, b := range users[:i] {
-			if why := w.excludes(a, b); why != "" {
-				w.fail("%s has two users, %s: %s, and %s", a.silicon, why, b, a)
-				return
-			}
-		}
-		if why := w.unrecorded(a); why != "" {
-			w.fail("%s, and %s", a, why)
-			return
-		}
-		same := func(b *use) bool {
-			return a.claim != "" && a.claim == b.claim && a.device == b.device && a.share == b.share
-		}
-		if a.open || a.back || slices.ContainsFunc(users[:i], same) {
-			continue
-		}
-		if a.part != nil { // shares together take what the device takes
-			if parts[a.device] == nil {
-				parts[a.device] = make(part)
-			}
-			if capacity := parts[a.device].add(a.part); capacity != "" {
-				w.fail("more than all of the %s of %s is in use, last by %s", capacity, a.device, a)
-				return
-			}
-			continue
-		}
-		if why := a.count(counters); why != "" {
-			w.fail("%s, last by %s", why, a)
-			return
-		}
-	}
-}
-
-// unrecorded says how the record of a claim is not about what a container has by it, "" if it
-// is: an agent that started now would give that to others. A record that is missing is being
-// written, or was lost; see missing.
-func (w *World) unrecorded(u *use) string {
-	record, there := w.disk.Content(w.recordOf(u.claim))
-	switch {
-	case !there || u.claim == "" || u.device == "" || w.wiped:
-		return ""
-	case !bytes.Contains(record, []byte(strconv.Quote(w.boot))):
-		return "its record is of an earlier boot"
-	case !bytes.Contains(record, []byte(`"source": `+strconv.Quote(u.device))):
-		return "its record is of something else"
-	}
-	return ""
-}
-
-// twice demands that nobody else has what a claim has whose record is about to be removed:
-// as long as it is there, others are kept out.
-func (w *World) twice(name, boot string) {
-	mine := w.alone(name, boot)
-	for _, other := range w.disk.Files(stateDir + "/claims") {
-		for device := range w.alone(other, boot) {
-			if mine[device] && other != name {
-				w.fail("%s was given twice, by %s and by %s", device, name, other)
-			}
-		}
-	}
-}
-
-// alone returns the devices that a record of a boot gives to its claim alone.
-func (w *World) alone(name, boot string) map[string]bool {
-	var c ledger.Claim
-	data, _ := w.disk.Content(name)
-	_, body, _ := bytes.Cut(data, []byte("\n"))
-	devices := make(map[string]bool)
-	if json.Unmarshal(body, &c) != nil || c.Boot != boot || path.Ext(name) != ".record" {
-		return devices
-	}
-	for _, r := range c.Results {
-		if !r.Shared && r.Consumes == nil {
-			devices[r.Source] = true
-		}
-	}
-	return devices
-}
-
-func (w *World) recordOf(claim types.UID) string {
-	return stateDir + "/claims/" + string(claim) + ".record"
-}
-
-// count counts what a use takes of the counters of its silicon, and says of which
-// there is not enough.
-func (u *use) count(counters map[string]map[string]resource.Quantity) string {
-	if counters[u.silicon] == nil {
-		counters[u.silicon] = make(map[string]resource.Quantity)
-	}
-	for counter, q := range u.takes {
-		sum := counters[u.silicon][counter]
-		sum.Add(q)
-		counters[u.silicon][counter] = sum
-		if limit := u.has[counter]; sum.Cmp(limit) > 0 {
-			return fmt.Sprintf("%s has %s %s and %s are in use", u.silicon, limit.String(), counter, sum.String())
-		}
 	}
 	return ""
 }

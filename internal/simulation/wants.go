@@ -30,7 +30,12 @@ func (w *World) want() {
 	if len(w.machine.exclude) > 1 && w.random.IntN(6) == 0 {
 		r.Exclude = []rules.Selector{pick(w.random, w.machine.exclude...)}
 	}
-	w.settings = agent.Settings{Rules: r}
+	r.Resources = w.machine.named
+	host := w.machine.host(nil)
+	w.settings = agent.Settings{
+		Rules: r, Rebind: host.Rebind, VirtualFunctions: host.VirtualFunctions, Handover: w.handovers(),
+		KeepMade: time.Duration(5+w.random.IntN(60)) * time.Second,
+	}
 	wanted := make(form)
 	for _, d := range r.Apply(w.machine.snapshot).Devices {
 		wanted[d.Name] = d
@@ -84,12 +89,26 @@ func (w *World) wrongConfig() bool {
 // tell tells all agents of a change of the configuration.
 func (w *World) tell(c agent.Change) {
 	for _, i := range w.living {
-		select {
-		case i.changes <- c:
-		case <-i.done:
-		case <-time.After(time.Second): // it waits for something, and reads the newest when it starts
+		if wrong := i.wrong.Load(); wrong && c.Err == nil {
+			i.wrong.Store(false)
+			if !i.tell(c) {
+				i.wrong.Store(true)
+			}
+			continue
 		}
+		i.tell(c) // or it waits for something, and reads the newest when it starts
 	}
+}
+
+// tell tells an agent of a change of the configuration, and reports whether it has heard.
+func (i *incarnation) tell(c agent.Change) bool {
+	select {
+	case i.changes <- c:
+		return true
+	case <-i.done:
+	case <-time.After(time.Second):
+	}
+	return false
 }
 
 // restartChanged changes the configuration and restarts the agent.

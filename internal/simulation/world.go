@@ -62,19 +62,27 @@ type World struct {
 	living []*incarnation // those that were not killed or ended by us
 	all    []*incarnation
 
-	mu       sync.Mutex
-	history  []string
-	seen     map[string]int // faults that happened
-	faults   *rand.Rand     // of all goroutines
-	failures []string
-	wiped    bool            // somebody removed or damaged what the agent wrote down
-	forgot   bool            // the kubelet forgot claims
-	swapped  bool            // a card was replaced by another
-	parted   map[string]bool // silicon of several functions of which one was gone
-	lost     bool            // there may be specs missing that nobody knows of any more
-	hurt     bool            // an agent died before it could write what was missing
-	healed   time.Time
-	portions map[portion]part
+	handsOver  bool            // the administrator wants devices handed over
+	handsSince time.Time       // since when all agents know that
+	disturbed  map[string]bool // functions that vanished in this boot, so that the kernel has forgotten their drivers
+
+	mu        sync.Mutex
+	touched   map[string]time.Time // by function: when an agent last began to take it, or to give it back
+	resets    bool                 // the administrator ever wanted functions reset
+	processes []*running
+	history   []string
+	seen      map[string]int // faults that happened
+	faults    *rand.Rand     // of all goroutines
+	failures  []string
+	wiped     bool            // somebody removed or damaged what the agent wrote down
+	forgot    bool            // the kubelet forgot claims
+	swapped   bool            // a card was replaced by another
+	parted    map[string]bool // silicon of several functions of which one was gone
+	lost      bool            // there may be specs missing that nobody knows of any more
+	hurt      bool            // an agent died before it could write what was missing
+	healed    time.Time
+	portions  map[portion]part
+	recorded  map[portion][]byte // the records of portions when an agent last had to learn their size from these
 
 	pods    map[types.UID]*pod // all that were made and have not ended
 	made    int
@@ -104,16 +112,22 @@ type ongoing struct {
 func NewWorld(seed uint64) *World {
 	w := &World{
 		seed: seed, random: rand.New(rand.NewPCG(seed, 1)), faults: rand.New(rand.NewPCG(seed, 2)), start: time.Now(),
-		seen: make(map[string]int), portions: make(map[portion]part), pods: make(map[types.UID]*pod), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
+		seen: make(map[string]int), portions: make(map[portion]part), recorded: make(map[portion][]byte), pods: make(map[types.UID]*pod), parted: make(map[string]bool), ongoing: make(map[string]*ongoing),
+		touched: make(map[string]time.Time), disturbed: make(map[string]bool),
 		server: apiserver.New(), lock: lock{waiting: make(map[*incarnation]bool)},
 	}
 	w.configure()
 	w.host = kernel.New(w.machine.text)
+	w.host.Drive(w.machine.functions...)
+	w.host.Changed = w.announce
 	w.disk = disk.New(func(line string) { w.log("disk: %s", line) }, kubeletRoot+"/plugins", kubeletRoot+"/plugins_registry", "/var/run")
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
 		Pods: w.podsOfNode, Start: w.startContainer, Done: w.podDone, Log: w.log,
-		Ended: func(c *kubelet.Container) { w.log("runtime: container of pod %s has ended", c.Pod) },
+		Ended: func(c *kubelet.Container) {
+			w.log("runtime: container of pod %s has ended", c.Pod)
+			w.linger(c)
+		},
 		Lacks: func(p *kubelet.Pod, resource, id string) {
 			if w.seen["stateWiped"] == 0 {
 				w.fail("resource %s is listed without %s, which pod %s has", resource, id, p)
@@ -236,6 +250,7 @@ func (w *World) tend() {
 		}
 	}
 	w.finish(time.Now())
+	w.reap(time.Now())
 }
 
 // forgetEnded removes pods that have ended.
@@ -287,6 +302,8 @@ func (w *World) end() {
 		i.cancel()
 	}
 	w.host.Release()
+	w.host.Unstick()
+	w.host.Reboot()
 	w.disk.SetFault(nil)
 	w.server.SetFault(nil)
 	for _, i := range w.all {

@@ -85,7 +85,7 @@ func (a *asker) countDevices(i int, alt *alternative, nodes []candidate) {
 	class, err := a.library.Get(alt.exactly.DeviceClassName)
 	if err != nil {
 		r.Steps = []Step{{0, "devices of the class", err.Error()}}
-		a.mend(append(selectors.MendMissingClass(alt.exactly.DeviceClassName), "chandler explain "+missingClass)...)
+		a.mend(append(selectors.MendMissingClass(alt.exactly.DeviceClassName, slices.Collect(maps.Keys(a.library.classes))), "chandler explain "+missingClass)...)
 		return
 	}
 	devices, all, failed := a.judge(class, alt, nodes)

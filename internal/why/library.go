@@ -95,12 +95,13 @@ func each(claims []resourceapi.ResourceClaim) iter.Seq[*resourceapi.ResourceClai
 	}
 }
 
-// Get returns a class. With List it is the allocator's DeviceClassLister.
+// Get returns a class. With List it is the allocator's DeviceClassLister. The allocator's error names the
+// class, so this one does not.
 func (l *library) Get(name string) (*resourceapi.DeviceClass, error) {
 	if class := l.classes[name]; class != nil {
 		return class, nil
 	}
-	return nil, fmt.Errorf("DeviceClass %s is not there", name)
+	return nil, errors.New("it is not there")
 }
 
 // List returns all classes.

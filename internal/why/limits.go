@@ -56,6 +56,19 @@ func (a *asker) plugged(node string, name corev1.ResourceName) *fleet.Resource {
 	return nil
 }
 
+// resources returns the names that pods may have in their limits, of device plugins and of classes.
+func (a *asker) resources() (names []string) {
+	for i := range a.fleet.Resources {
+		names = append(names, a.fleet.Resources[i].Name)
+	}
+	for _, class := range a.library.classes {
+		if name := class.Spec.ExtendedResourceName; name != nil {
+			names = append(names, *name)
+		}
+	}
+	return names
+}
+
 // byDRA reports whether the scheduler takes a name in limits for devices of a class on a node:
 // if there is a class, and nothing of that name is to be had of a device plugin.
 func (a *asker) byDRA(node string, name corev1.ResourceName) bool {

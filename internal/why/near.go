@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/internal/fleet"
 	"chandler.dev/internal/selectors"
@@ -148,6 +149,11 @@ func (a *asker) fix(r *Request, best *group) {
 		if code := codes[d.gone.what]; code != "" {
 			a.mend("chandler explain " + code)
 		}
+		if d.gone.order == byTaint && strings.Contains(d.gone.what, "/") {
+			// Nobody gets it, even if whoever has it lets go.
+			a.mend("kubectl get devicetaintrules   # one may have set the taint " + d.gone.what)
+			continue
+		}
 		for _, h := range d.Keepers() {
 			if h.Pod != "" {
 				pods = append(pods, fmt.Sprintf("kubectl -n %s delete pod %s   # when that may end", h.Namespace, h.Pod))
@@ -164,6 +170,29 @@ func (a *asker) mend(commands ...string) {
 			a.answer.Fix = append(a.answer.Fix, command)
 		}
 	}
+}
+
+// mendName says what helps where an object of the pod's namespace is missing that the pod names. It can still be
+// made, but a pod cannot be changed to name another.
+func (a *asker) mendName(kind, name string, there []string) {
+	of := fmt.Sprintf("kubectl -n %s ", a.pod.Namespace)
+	if meant := selectors.Near(name, there); meant != "" {
+		a.mend(of + "get " + kind + " " + meant + "   # is this one meant? Then make the pod anew")
+	}
+	a.mend(of + "get " + kind + "s   # shows the names that there are")
+}
+
+// names are those of the objects in a namespace.
+func names[T any, P interface {
+	*T
+	metav1.Object
+}](objects []T, namespace string) (out []string) {
+	for i := range objects {
+		if o := P(&objects[i]); o.GetNamespace() == namespace {
+			out = append(out, o.GetName())
+		}
+	}
+	return out
 }
 
 // mendClaim says how to write a request whose selector fails. A claim cannot be changed.
@@ -192,7 +221,10 @@ func (a *asker) nearPlugged(r *Request, nodes []candidate) {
 	}
 	if best == nil {
 		if a.class(corev1.ResourceName(r.Resource)) == nil {
-			a.answer.Fix = append(a.answer.Fix, "chandler explain "+noClass)
+			if meant := selectors.Near(r.Resource, a.resources()); meant != "" {
+				a.mend(fmt.Sprintf("kubectl -n %s get pod %s -o yaml   # it asks for %s: is %s meant?", a.pod.Namespace, a.pod.Name, r.Resource, meant))
+			}
+			a.mend("chandler explain " + noClass)
 		}
 		return
 	}

@@ -37,6 +37,8 @@ type Answer struct {
 	Asked   []Request `json:"asked,omitempty"`   // one for each alternative of a request
 	Nearest *Nearest  `json:"nearest,omitempty"` // where least is missing
 	Fix     []string  `json:"fix,omitempty"`     // what to type
+
+	unmade string // a claim of the pod that is not made from its template yet, as the pod names it
 }
 
 // Refusal is why a pod may not run on nodes.
@@ -149,6 +151,7 @@ func (a *asker) findClaims() (missing string) {
 		case err == nil:
 			at := slices.IndexFunc(a.fleet.Claims, func(c resourceapi.ResourceClaim) bool { return c.Namespace == a.pod.Namespace && c.Name == *name })
 			if at < 0 {
+				a.mendName("resourceclaim", *name, names(a.fleet.Claims, a.pod.Namespace))
 				return fmt.Sprintf("claim %s is not there", *name)
 			}
 			a.claims = append(a.claims, &a.fleet.Claims[at])
@@ -157,10 +160,12 @@ func (a *asker) findClaims() (missing string) {
 				return t.Namespace == a.pod.Namespace && t.Name == *ref.ResourceClaimTemplateName
 			})
 			if at < 0 {
+				a.mendName("resourceclaimtemplate", *ref.ResourceClaimTemplateName, names(a.fleet.Templates, a.pod.Namespace))
 				return fmt.Sprintf("claim template %s is not there", *ref.ResourceClaimTemplateName)
 			}
 			claim := &resourceapi.ResourceClaim{Spec: a.fleet.Templates[at].Spec.Spec}
 			claim.Namespace, claim.Name = a.pod.Namespace, a.pod.Name+"-"+ref.Name
+			a.answer.unmade = ref.Name
 			a.claims = append(a.claims, claim)
 		default:
 			return err.Error()
@@ -303,6 +308,34 @@ func (a *Answer) Starting(events []corev1.Event) {
 	a.Fix = []string{
 		"kubectl -n chandler get pods -o wide --field-selector spec.nodeName=" + a.Node,
 		"kubectl -n chandler exec POD -- /chandler doctor   # with the agent's pod of that node",
+	}
+}
+
+// Unmade reports whether a claim of the pod is not made from its template yet.
+func (a *Answer) Unmade() bool { return a.Waits && a.unmade != "" }
+
+// claimNotMade is the reason of the Event about a claim that could not be made from its template
+// (pkg/controller/resourceclaim/controller.go, syncPod, in 1.31 to 1.37).
+const claimNotMade = "FailedResourceClaimCreation"
+
+// Making adds why a claim could not be made from its template, as a quota or a policy refuses it. Until
+// it is made, the scheduler does not look at devices.
+func (a *Answer) Making(events []corev1.Event) {
+	var last *corev1.Event
+	for i := range events {
+		if e := &events[i]; e.Reason == claimNotMade && (last == nil || eventTime(e).After(eventTime(last))) {
+			last = e
+		}
+	}
+	if last == nil || !a.Unmade() {
+		return
+	}
+	a.Warning = last.Reason + ": " + last.Message
+	a.Reason = fmt.Sprintf("its claim %s cannot be made", a.unmade)
+	a.Fix, a.Nearest = nil, nil
+	namespace, _, _ := strings.Cut(a.Pod, "/")
+	if strings.Contains(last.Message, "exceeded quota") {
+		a.Fix = []string{"kubectl -n " + namespace + " describe resourcequota"}
 	}
 }
 

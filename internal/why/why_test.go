@@ -320,7 +320,7 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// What pods ask for by limits is of a device plugin where one has it, else of a class.
+// Limits of pods are met by a device plugin where one has the name, else by a class.
 func TestLimits(t *testing.T) {
 	const name = "amd.com/gpu"
 	two := map[string]int64{name: 2}
@@ -344,6 +344,14 @@ func TestLimits(t *testing.T) {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 		if !slices.Contains(answer.Fix, "chandler explain CH0603") {
+			t.Errorf("fix: %q", answer.Fix)
+		}
+	})
+	t.Run("misspelt", func(t *testing.T) {
+		c := cluster(t)
+		c.Class("amdgpu", "amd.com/gpus", "true")
+		answer := explain(t, c, c.Pod("lab", "nb-7", "", 2, two))
+		if !slices.Contains(answer.Fix, "kubectl -n lab get pod nb-7 -o yaml   # it asks for "+name+": is amd.com/gpus meant?") {
 			t.Errorf("fix: %q", answer.Fix)
 		}
 	})
@@ -397,9 +405,24 @@ func TestTemplate(t *testing.T) {
 	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 20)}
 	pod := c.Pod("ml", "train", "", 6, nil)
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: new("gpus")}}
-	if answer := explain(t, c, pod); answer.Reason != "claim template gpus is not there" {
-		t.Errorf("without a template: %s", answer.Reason)
+	other, near := *template.DeepCopy(), *template.DeepCopy()
+	other.Namespace, near.Name = "other", "gpu"
+	list := "kubectl -n ml get resourceclaimtemplates   # shows the names that there are"
+	for want, templates := range map[string][]resourceapi.ResourceClaimTemplate{
+		list: {other},
+		"kubectl -n ml get resourceclaimtemplate gpu   # is this one meant? Then make the pod anew; " + list: {other, near},
+	} {
+		c.Templates = templates
+		if answer := explain(t, c, pod); answer.Reason != "claim template gpus is not there" || strings.Join(answer.Fix, "; ") != want {
+			t.Errorf("without the template: %s, fix %q, want %q", answer.Reason, answer.Fix, want)
+		}
 	}
+	c.Templates = nil
+	pod.Spec.ResourceClaims[0] = corev1.PodResourceClaim{Name: "gpus", ResourceClaimName: new("mine")}
+	if answer := explain(t, c, pod); answer.Reason != "claim mine is not there" || len(answer.Fix) != 1 || answer.Fix[0] != "kubectl -n ml get resourceclaims   # shows the names that there are" {
+		t.Errorf("without a claim: %s, fix %q", answer.Reason, answer.Fix)
+	}
+	pod.Spec.ResourceClaims[0] = corev1.PodResourceClaim{Name: "gpus", ResourceClaimTemplateName: new("gpus")}
 	c.Templates = append(c.Templates, template)
 	answer := explain(t, c, pod)
 	if len(answer.Asked) != 1 || answer.Asked[0].Count != 20 || answer.Reason != "claim train-gpus cannot be allocated" {
@@ -414,5 +437,28 @@ func TestRuns(t *testing.T) {
 	answer := explain(t, c, &c.Pods[0])
 	if answer.Waits || answer.Node != "a" || len(answer.Asked) != 1 || len(answer.Asked[0].Has) != 2 || fleettest.Now.Sub(answer.Since) != 3*time.Hour {
 		t.Errorf("answer: %+v", answer)
+	}
+}
+
+// A claim that a quota refuses is never made. The devices are not why the pod waits then.
+func TestClaimThatCannotBeMade(t *testing.T) {
+	c := cluster(t)
+	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}
+	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{fleettest.Request("gpus", "gpu", 1)}
+	c.Templates = []resourceapi.ResourceClaimTemplate{template}
+	pod := c.Pod("ml", "train", "", 6, nil)
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: new("gpus")}}
+	events := []corev1.Event{
+		{Type: corev1.EventTypeWarning, Reason: "FailedScheduling", Message: "waiting for resource claim"},
+		{Type: corev1.EventTypeWarning, Reason: "FailedResourceClaimCreation", Message: `PodResourceClaim gpus: failed to create ResourceClaim: resourceclaims.resource.k8s.io "train-gpus" is forbidden: exceeded quota: none`},
+	}
+	answer := explain(t, c, pod)
+	before := answer.Reason
+	if answer.Making(events[:1]); answer.Reason != before || !answer.Unmade() {
+		t.Errorf("while it is being made: %s", answer.Reason)
+	}
+	answer.Making(events)
+	if answer.Reason != "its claim gpus cannot be made" || !strings.Contains(answer.Warning, "exceeded quota") || strings.Join(answer.Fix, "; ") != "kubectl -n ml describe resourcequota" {
+		t.Errorf("%s; %s; fix %q", answer.Reason, answer.Warning, answer.Fix)
 	}
 }

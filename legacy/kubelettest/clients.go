@@ -1,6 +1,9 @@
 package kubelettest
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // name makes a plugin one whose end the kubelet notices. To 1.36 that is one for
 // each resource, the latest (pkg/kubelet/cm/devicemanager/plugin/v1beta1/
@@ -34,6 +37,7 @@ func (k *Kubelet) run(p *Plugin) {
 		defer k.mu.Unlock()
 		k.lists[resource] = list
 	})
+	time.Sleep(k.Slow)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.ByName && len(k.clients[resource]) > 0 {

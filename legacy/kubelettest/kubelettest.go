@@ -36,6 +36,9 @@ type Kubelet struct {
 	// to 1.36 do; see disconnect.
 	ByName bool
 
+	// Slow is how long it takes to notice that a stream has ended.
+	Slow time.Duration
+
 	// Deaf has it never ask plugins for their lists.
 	Deaf bool
 

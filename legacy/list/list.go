@@ -40,6 +40,10 @@ type Input struct {
 	// containers, while it does not say. The first list of a resource has them.
 	Written map[string][]string
 
+	// Perhaps is what containers may have by those IDs, as long as the ledger does not
+	// know what containers have. Nobody new gets it. Nil is nothing.
+	Perhaps *ledger.View
+
 	Now time.Time
 
 	// Grace is how long the kubelet may still hand out an ID after it was told
@@ -122,7 +126,7 @@ func (before Lists) Next(in Input) (Lists, []discovery.Problem) {
 // settled reports whether the lists that follow from the input are these.
 func (before Lists) settled(in Input) bool {
 	from := &before.from
-	if !before.ready || in.Snapshot != from.Snapshot || !in.View.Same(from.View) || !maps.Equal(in.Withheld, from.Withheld) {
+	if !before.ready || in.Snapshot != from.Snapshot || !in.View.Same(from.View) || in.Perhaps != from.Perhaps || !maps.Equal(in.Withheld, from.Withheld) {
 		return false
 	}
 	for resource, l := range before.lists {
@@ -205,9 +209,16 @@ func (l *List) next(resource string, offers *Offers, had map[string]*ledger.Gran
 		resource: resource, version: l.version + 1, marked: l.marked, rows: make(map[string]row, len(l.rows)),
 		allocation: in.Snapshot.Allocation[resource],
 	}
-	taken := sharesOf(offers.Units[resource], had)
+	either := had
+	if in.Perhaps != nil {
+		either = make(map[string]*ledger.Grant)
+		maps.Copy(either, had)
+		maps.Copy(either, grantsOf(in.Perhaps)[resource]) // which nobody is known to have
+	}
+	taken := sharesOf(offers.Units[resource], either)
 	for _, u := range offers.Units[resource] {
 		following.offer(u, l, had, taken, in)
+		following.doubt(u, either, in.Perhaps)
 	}
 	newly := false
 	keep := func(id string, before row) {
@@ -252,6 +263,25 @@ func (l *List) offer(u *Unit, before *List, had, taken map[string]*ledger.Grant,
 			r.blocked = fmt.Sprintf("%s has it as %q", g.Owner(), g.ID)
 		}
 		l.rows[id] = r
+	}
+}
+
+// doubt keeps IDs of a unit from everybody that a container may have by others. The kubelet
+// itself hands out no ID that a container has, and starts that container again only if
+// the ID is healthy.
+func (l *List) doubt(u *Unit, had map[string]*ledger.Grant, perhaps *ledger.View) {
+	if perhaps == nil {
+		return
+	}
+	b := u.blocked(l.resource, perhaps)
+	if b == nil {
+		return
+	}
+	for _, id := range u.IDs {
+		if r := l.rows[id]; r.blocked == "" && had[id] == nil {
+			r.blocked = fmt.Sprintf("device %s is held by a container perhaps, by what the kubelet has written down", b.Device)
+			l.rows[id] = r
+		}
 	}
 }
 

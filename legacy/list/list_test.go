@@ -94,6 +94,31 @@ func TestFirstListHasWhatTheKubeletHasWrittenDown(t *testing.T) {
 	}
 }
 
+// A share that a container has perhaps by an ID of another plugin is not given out again,
+// and a device that it has perhaps as a whole is nobody else's.
+func TestWhatContainersHavePerhaps(t *testing.T) {
+	d := listtest.InUnits("a", 3)
+	stock := StockOf(listtest.Found([]rules.Offered{d}), Lists{})
+	in := Input{Now: listtest.Time, Grace: grace, Snapshot: listtest.Snapshot(d), View: viewOf(stock, nil, nil)}
+	share := hadAs("before-1", Of(in.Snapshot).Units[listtest.MemoryResource][0], listtest.MemoryResource)
+	whole := had("before", listtest.GPU("a"))
+	for _, test := range []struct {
+		perhaps *ledger.Grant
+		want    string
+	}{{share, "a-_-0 a-_-1! a-_-2"}, {whole, "a-_-0! a-_-1! a-_-2!"}} {
+		in.Perhaps = viewOf(stock, []*ledger.Grant{test.perhaps}, nil)
+		lists, _ := Lists{}.Next(in)
+		if got := kubelettest.Text(lists.lists[listtest.MemoryResource].devices); got != test.want {
+			t.Errorf("listed are %s, want %s", got, test.want)
+		}
+		in.Perhaps = nil
+		lists, _ = lists.Next(in)
+		if got := kubelettest.Text(lists.lists[listtest.MemoryResource].devices); got != "a-_-0 a-_-1 a-_-2" {
+			t.Errorf("listed are %s once it is known that no container has it", got)
+		}
+	}
+}
+
 func TestList(t *testing.T) {
 	a, b := listtest.GPU("a"), listtest.GPU("b")
 	hot := listtest.Sick(a, discovery.Unhealthy, "hot")

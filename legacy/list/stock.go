@@ -33,6 +33,13 @@ func StockOf(devices []discovery.Device, lists Lists) *Stock {
 	return s
 }
 
+// Of returns the stock with other devices.
+func (s *Stock) Of(devices []discovery.Device) *Stock {
+	other := StockOf(devices, s.lists)
+	other.given = s.given
+	return other
+}
+
 // With returns the stock with other lists.
 func (s *Stock) With(lists Lists) *Stock {
 	other := *s

@@ -35,6 +35,7 @@ type endpoint struct {
 	asked   sync.Once                 // closes watched
 	lost    atomic.Pointer[time.Time] // when the other end has ended a stream
 	refuses bool                      // it fails the registration
+	calls   callers
 
 	mu       sync.Mutex
 	after    string        // a later socket of this instance, "" if there is none
@@ -56,10 +57,11 @@ func (dir directory) serve(ctx context.Context, p *plugin, e *endpoint, resource
 	}
 	e.DevicePluginServer, e.plugin, e.dir = p.server, p, dir
 	e.path = listener.Addr().String()
-	e.grpc = grpc.NewServer()
+	options := []grpc.ServerOption{grpc.StatsHandler(&e.calls)}
 	if !e.refuses {
-		e.grpc = grpc.NewServer(grpc.UnaryInterceptor(answer(klog.FromContext(ctx))))
+		options = append(options, grpc.UnaryInterceptor(answer(klog.FromContext(ctx))))
 	}
+	e.grpc = grpc.NewServer(options...)
 	e.served, e.watched = make(chan struct{}), make(chan struct{})
 	e.closing, e.end = context.WithCancel(context.WithoutCancel(ctx))
 	e.muted, e.mute = context.WithCancel(context.WithoutCancel(ctx))
@@ -86,8 +88,11 @@ func answer(logger klog.Logger) grpc.UnaryServerInterceptor {
 }
 
 // close waits for calls, ends the streams and removes the socket. The kubelet gives
-// a call up when a stream ends before it (pkg/kubelet/cm/devicemanager/plugin/
-// v1beta1/client.go, Disconnect, in 1.25 to 1.37). It does nothing on nil.
+// a call up when a stream ends before it. Until it has noticed the end, it may call
+// here, and a call that is not answered is a pod that is rejected. It hangs up when
+// it has (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go, Disconnect, in 1.25
+// to 1.37), but for an endpoint whose name another one has, to 1.36. It does nothing
+// on nil.
 func (e *endpoint) close() {
 	if e == nil {
 		return
@@ -100,6 +105,10 @@ func (e *endpoint) close() {
 		time.Sleep(sendTime)
 	}
 	e.end()
+	select {
+	case <-e.calls.gone():
+	case <-time.After(settled):
+	}
 	timer := time.AfterFunc(closeTimeout, e.grpc.Stop)
 	defer timer.Stop()
 	e.grpc.GracefulStop()

@@ -71,7 +71,7 @@ func (d *Directory) Linger(ctx context.Context) {
 }
 
 // successor waits for the next instance's socket, and returns "" if the context
-// or the endpoint ends before there is one.
+// or the streams end before there is one.
 func (e *endpoint) successor(ctx context.Context) string {
 	e.mu.Lock()
 	last := max(e.path, e.after)

@@ -58,6 +58,7 @@ func bothKubelets(t *testing.T, test func(t *testing.T, k *kubelettest.Kubelet))
 // An instance that follows another leaves the kubelet no moment without devices,
 // and the kubelet notices its end.
 func TestHandOver(t *testing.T) {
+	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		now := begin(t, k)
 		k.Plugin(gpuResource, 1).Says(t, "a")
@@ -94,6 +95,7 @@ func TestHandOver(t *testing.T) {
 // An endpoint that another of the same instance has followed answers calls that
 // come late.
 func TestLateCall(t *testing.T) {
+	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		first := begin(t, k)
 		k.Plugin(gpuResource, 1).Says(t, "a")
@@ -108,9 +110,33 @@ func TestLateCall(t *testing.T) {
 	})
 }
 
+// A kubelet that is slow to notice the end of an instance may call it until then, since
+// kubelets from 1.37 on call any endpoint that they have (pkg/kubelet/cm/devicemanager/
+// manager.go, PluginDisconnected). The next instance answers.
+func TestKubeletNoticesLate(t *testing.T) {
+	t.Parallel()
+	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
+		k.Slow = 100 * time.Millisecond
+		now := begin(t, k)
+		first := k.Plugin(gpuResource, 1)
+		first.Says(t, "a")
+		now.end()
+		begin(t, k)
+		kubelettest.Eventually(t, first.HasEnded, func() string { return "the stream has not ended" })
+		if _, err := first.Allocate("a"); err != nil {
+			t.Error(err)
+		}
+		<-now.lingered
+		if sockets := k.Sockets(); len(sockets) == 0 {
+			t.Error("no socket is left")
+		}
+	})
+}
+
 // A plugin whose socket vanishes is registered anew, and the kubelet has devices
 // throughout.
 func TestSocketVanishes(t *testing.T) {
+	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		i := begin(t, k)
 		for n := range 3 {
@@ -132,6 +158,7 @@ func TestSocketVanishes(t *testing.T) {
 
 // A list that changes is sent by the latest stream alone.
 func TestOneStreamSpeaks(t *testing.T) {
+	t.Parallel()
 	bothKubelets(t, func(t *testing.T, k *kubelettest.Kubelet) {
 		first := begin(t, k)
 		k.Plugin(gpuResource, 1).Says(t, "a")
@@ -208,6 +235,7 @@ func (c *changing) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServe
 // A kubelet that registers a plugin and does not ask for its list is told of the
 // plugin again.
 func TestListIsNotAskedFor(t *testing.T) {
+	t.Parallel()
 	k := kubelettest.New(t)
 	k.Deaf = true
 	k.Start()

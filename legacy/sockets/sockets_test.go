@@ -42,6 +42,10 @@ func (lister) ListAndWatch(_ *pluginapi.Empty, to grpc.ServerStreamingServer[plu
 	return nil
 }
 
+func (lister) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	return &pluginapi.AllocateResponse{ContainerResponses: make([]*pluginapi.ContainerAllocateResponse, len(r.ContainerRequests))}, nil
+}
+
 // serve serves a resource until the test ends.
 func serve(t *testing.T, d *Directory) {
 	t.Helper()
@@ -61,8 +65,10 @@ func watch(t *testing.T, d *Directory) {
 }
 
 func TestKubeletIsAbsentAtStart(t *testing.T) {
+	t.Parallel()
 	for name, dir := range map[string]bool{"directory is there": true, "directory is not": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			k := kubelettest.New(t)
 			if !dir {
 				os.Remove(k.Dir)
@@ -84,8 +90,10 @@ func TestKubeletIsAbsentAtStart(t *testing.T) {
 }
 
 func TestKubeletRestarts(t *testing.T) {
+	t.Parallel()
 	for name, inotify := range map[string]bool{"with inotify": true, "by looking": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			k := kubelettest.New(t)
 			k.Start()
 			p := New(k.Dir, nil)
@@ -113,6 +121,7 @@ func TestKubeletRestarts(t *testing.T) {
 }
 
 func TestRegisterAnew(t *testing.T) {
+	t.Parallel()
 	tests := map[string]func(t *testing.T, k *kubelettest.Kubelet, first *kubelettest.Plugin){
 		"stream ends": func(_ *testing.T, _ *kubelettest.Kubelet, first *kubelettest.Plugin) { first.Conn.Close() },
 		"socket vanishes": func(t *testing.T, k *kubelettest.Kubelet, first *kubelettest.Plugin) {
@@ -129,6 +138,7 @@ func TestRegisterAnew(t *testing.T) {
 	}
 	for name, disturb := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			k := kubelettest.New(t)
 			k.Start()
 			p := New(k.Dir, nil)
@@ -158,6 +168,7 @@ func TestRegisterAnew(t *testing.T) {
 }
 
 func TestRefusedRegistrationIsNotHurried(t *testing.T) {
+	t.Parallel()
 	k := kubelettest.New(t)
 	k.Refuse(status.Error(codes.Unknown, "no such resource here"))
 	k.Start()
@@ -176,6 +187,7 @@ func TestRefusedRegistrationIsNotHurried(t *testing.T) {
 }
 
 func TestNoSocketIsMadeForAKubeletThatIsAway(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -187,6 +199,7 @@ func TestNoSocketIsMadeForAKubeletThatIsAway(t *testing.T) {
 }
 
 func TestSocketsLeftBehind(t *testing.T) {
+	t.Parallel()
 	k := kubelettest.New(t)
 	leave := func(name string, dead bool) {
 		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(k.Dir, name), Net: "unix"})
@@ -219,6 +232,7 @@ func TestSocketsLeftBehind(t *testing.T) {
 }
 
 func TestSocketNameFits(t *testing.T) {
+	t.Parallel()
 	dir, err := os.MkdirTemp("", strings.Repeat("d", 40))
 	if err != nil {
 		t.Fatal(err)
@@ -241,6 +255,7 @@ func TestSocketNameFits(t *testing.T) {
 
 // An endpoint that leaves waits for calls in flight.
 func TestRetire(t *testing.T) {
+	t.Parallel()
 	e := &endpoint{}
 	if !e.begin() {
 		t.Fatal("a call is refused")
@@ -260,6 +275,7 @@ func TestRetire(t *testing.T) {
 
 // The newest socket is that of the resource itself.
 func TestNewestSocket(t *testing.T) {
+	t.Parallel()
 	k := kubelettest.New(t)
 	dir := directory(k.Dir)
 	var paths []string
@@ -282,6 +298,7 @@ func TestNewestSocket(t *testing.T) {
 // A plugin whose socket is silent is named; one whose socket the kubelet has
 // removed is not, since its server makes another.
 func TestProbe(t *testing.T) {
+	t.Parallel()
 	k := kubelettest.New(t)
 	k.Start()
 	p := New(k.Dir, nil)
@@ -321,6 +338,7 @@ func TestProbe(t *testing.T) {
 // A directory that cannot be written to for a while keeps plugins from the
 // kubelet no longer than that.
 func TestDirectoryIsNotWritableForAWhile(t *testing.T) {
+	t.Parallel()
 	k := kubelettest.New(t)
 	if err := errors.Join(os.Remove(k.Dir), os.WriteFile(k.Dir, nil, 0o600)); err != nil {
 		t.Fatal(err)
@@ -345,6 +363,7 @@ func TestDirectoryIsNotWritableForAWhile(t *testing.T) {
 // Earlier versions tried whether the directory can be written to, and left a
 // file there if they were killed at it.
 func TestTrialsLeftBehind(t *testing.T) {
+	t.Parallel()
 	k := kubelettest.New(t)
 	trial, other := filepath.Join(k.Dir, ".chandler-1234"), filepath.Join(k.Dir, ".other-1234")
 	if err := errors.Join(os.WriteFile(trial, nil, 0o600), os.WriteFile(other, nil, 0o600)); err != nil {
@@ -360,6 +379,7 @@ func TestTrialsLeftBehind(t *testing.T) {
 // An agent that ends while the kubelet answers its registration leaves the kubelet
 // what it has taken.
 func TestEndWhileRegistering(t *testing.T) {
+	t.Parallel()
 	k := kubelettest.New(t)
 	k.Start()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -379,6 +399,7 @@ func TestEndWhileRegistering(t *testing.T) {
 // resource, the step and the kubelet's socket. A kubelet that comes after it is
 // registered with.
 func TestWhatIsNoKubelet(t *testing.T) {
+	t.Parallel()
 	for does, want := range map[kubelettest.Odds]string{
 		kubelettest.Gone:    "connection refused",
 		kubelettest.Garbage: "Unavailable",

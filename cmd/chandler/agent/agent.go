@@ -8,199 +8,31 @@ package agent
 import (
 	"context"
 	"errors"
-	"io/fs"
-	"net/http"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
-	kubediscovery "k8s.io/client-go/discovery"
-	"k8s.io/client-go/kubernetes"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
-	"chandler.dev/cdi"
 	"chandler.dev/cmd/chandler/agent/cluster"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
-	"chandler.dev/internal/hostfile"
-	"chandler.dev/internal/inventory"
-	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/handover"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/making"
+	"chandler.dev/internal/overdue"
 	"chandler.dev/internal/rebind"
 	"chandler.dev/internal/removal"
+	"chandler.dev/internal/upkeep"
 	"chandler.dev/legacy"
 )
-
-// Config is everything that an agent works with.
-type Config struct {
-	Version  string
-	NodeName string
-
-	// PodUID is that of the agent's own pod. Without it no two agents can run
-	// while one takes over. Optional.
-	PodUID types.UID
-
-	// Pod is the agent's own pod as "namespace/name", "" if it is none. A kubelet
-	// that does not list it is not believed about other pods either.
-	Pod string
-
-	// BootID is the kernel's. Claims that were prepared in another boot hold
-	// nothing.
-	BootID string
-
-	FS       fs.FS               // the root of the host, with what informants say laid over it
-	Families []*discovery.Family // what to look for on it
-	Settings Settings            // what the administrator wants
-	Changes  <-chan Change       // of that, while the agent runs; optional
-
-	// Orders are those to remove Chandler, the first if there is one when the agent starts,
-	// and then each other. Optional.
-	Orders <-chan removal.Order
-
-	// Wrong is why the configuration is wrong, so that the Settings are those of an
-	// earlier one. Optional.
-	Wrong error
-
-	// RescanInterval is the time between scans while the kernel reports nothing.
-	RescanInterval time.Duration
-
-	// Uevents sends a value to events when it begins to hear the kernel, and whenever
-	// the kernel reports a change of the host's devices, until the context ends. Nil
-	// means that nothing does; see [discovery.Listen].
-	Uevents func(ctx context.Context, events chan<- struct{}) error
-
-	// HearsAll says that these are all events of the host, so that little of it need be
-	// looked at while there are none; see [discovery.Watch].
-	HearsAll bool
-
-	Informants []Informant
-
-	// Write writes an attribute of the host, as of fs.FS. It rebinds devices where the
-	// administrator allows it. Nil means that the agent may not change the host.
-	Write func(name, value string) error
-
-	Client kubernetes.Interface
-
-	// StatusClient writes Events and the status of claims. It should have a limit
-	// of its own, so that nothing else waits for it.
-	StatusClient kubernetes.Interface
-
-	// Groups is asked whether the API server serves resource.k8s.io.
-	Groups kubediscovery.ServerGroupsInterfaceWithContext
-
-	Kubelet Kubelet
-	Lock    Lock
-
-	Disk        disk.FS         // where files are written, that of the operating system if nil
-	KubeletRoot string          // the kubelet's data directory
-	StateDir    string          // where the agent keeps what must outlive it
-	CDI         cdi.Dir         // where the specs of claims go
-	HostFiles   hostfile.Writer // writes files of the host that go with devices
-
-	// FeatureDir is the directory in which Node Feature Discovery finds files with labels
-	// of the node, "" for no labels. None are written while it does not exist.
-	FeatureDir string
-
-	// NoMetadata leaves out the files in which containers read the attributes of
-	// their devices.
-	NoMetadata bool
-
-	// ReadParameters decodes what claims say to the driver.
-	ReadParameters func(raw []byte) (discovery.Parameters, error)
-
-	// Tracer makes traces of the kubelet's calls. Nil means none.
-	Tracer trace.Tracer
-
-	// HookProgram is as [discovery.Host.Hooks].
-	HookProgram string
-
-	// Serve answers HTTP requests for /healthz, /readyz and /metrics with the
-	// handler until the context ends. Optional.
-	Serve func(ctx context.Context, handler http.Handler) error
-
-	// ServePage shows the node's inventory, less what only others know of it, until the
-	// context ends. There is none before devices are placed. Optional.
-	ServePage func(ctx context.Context, facts func() (inventory.Facts, bool))
-}
-
-// Settings are what the administrator wants, compiled.
-type Settings struct {
-	Rules    *rules.Rules
-	Severity discovery.Severity       // of conditions of devices
-	Roots    map[string]string        // as in [discovery.Host]
-	Paths    []discovery.PathResource // likewise
-	Pools    bool                     // likewise
-	NoHooks  bool                     // container runtimes are to call none
-	Rebind   []discovery.Rebinding    // likewise
-
-	// Text is the configuration that they were compiled from. It is kept as
-	// [KeptConfig]. Optional.
-	Text []byte
-
-	// Labels are those of the node by which they were chosen, kept as [KeptLabels]. Nil
-	// if they are not known.
-	Labels map[string]string
-}
-
-// Change is a change of the configuration.
-type Change struct {
-	Settings Settings
-
-	// Err is why the new configuration is wrong. The old one stays in force then.
-	Err error
-}
-
-// Kubelet is how the agent and the kubelet reach each other.
-type Kubelet struct {
-	// StartDRA registers the DRA driver with the kubelet. The plugin is a
-	// [driver.Driver]; see [driver.StartHelper].
-	StartDRA driver.Starter
-
-	// DevicePlugins takes the servers of classic resources.
-	DevicePlugins legacy.Kubelet
-
-	// Pods asks the PodResources API which containers have what. Whether the answer
-	// is whole is for the agent to find out.
-	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
-
-	// Allocated returns the classic IDs that the kubelet has written down as those of
-	// containers, by resource; see [legacy.Allocated].
-	Allocated func() (map[string][]string, error)
-
-	// Written returns what containers have by the kubelet's checkpoint, for a kubelet
-	// without a PodResources API, and for IDs that the host does not tell of; see
-	// [legacy.Written]. Optional.
-	Written func() ([]kubeletapi.Holding, error)
-}
-
-// Lock is held by one agent of a node at a time. While an upgrade surges two run at
-// once, and only the holder may write records, specs and slices.
-type Lock interface {
-	// Acquire waits until this agent holds the lock or the context ends.
-	Acquire(ctx context.Context) (release func(), err error)
-
-	// Awaited reports whether another agent waits for the lock.
-	Awaited() bool
-}
-
-// Informant tells, by means of the file system of the host, something about
-// devices that no file of the kernel says.
-type Informant interface {
-	// Run keeps telling until the context ends. It calls changed whenever it has
-	// told something new.
-	Run(ctx context.Context, changed func())
-
-	// Ready is closed when it has told something, or has nothing to tell yet.
-	Ready() <-chan struct{}
-}
 
 // agent is a whole agent.
 type agent struct {
@@ -209,6 +41,9 @@ type agent struct {
 	metrics *agentMetrics
 	ledger  *ledger.Ledger
 	binder  *rebind.Binder
+	maker   *making.Maker
+	keeper  *handover.Custodian
+	upkeep  *upkeep.Overseer
 	cluster *cluster.Node
 	driver  *driver.Driver
 	classic *legacy.Plugin
@@ -231,9 +66,13 @@ type agent struct {
 	order   atomic.Pointer[removal.Order] // that was heard last, nil before the first
 	ordered chan struct{}                 // has one when it is another
 	rebound chan struct{}                 // has one when a device may be to be given back
+	idle    chan struct{}                 // has one when nobody may have what was made any more
+	asked   sync.Map                      // by device, when a claim last asked for it
+	looks   overdue.Calls                 // at who uses functions, by their directories
 
-	placed     atomic.Pointer[placed] // nil before devices are placed
-	withoutDRA atomic.Bool            // the API server said that it does not serve DRA
+	placed     atomic.Pointer[placed]            // nil before devices are placed
+	resources  atomic.Pointer[map[string]string] // names in limits by DeviceClass, nil before the classes were looked at
+	withoutDRA atomic.Bool                       // the API server said that it does not serve DRA
 }
 
 // lingerLimit is how long an agent that has ended waits at most for the next one
@@ -253,8 +92,8 @@ func newAgent(config Config) *agent {
 	}
 	a := &agent{
 		Config:    config,
-		host:      &discovery.Host{FS: config.FS, Roots: config.Settings.Roots, Paths: config.Settings.Paths, Pools: config.Settings.Pools, Hooks: config.HookProgram, Rebind: config.Settings.Rebind},
-		metrics:   newAgentMetrics(config.Version),
+		host:      config.Settings.Host(config.FS),
+		metrics:   newAgentMetrics(config.Version, config.Serve != nil),
 		rules:     make(chan *rules.Rules, 1),
 		accepted:  make(chan struct{}, 1),
 		righted:   make(chan struct{}),
@@ -265,15 +104,21 @@ func newAgent(config Config) *agent {
 		resaid:    make(chan struct{}, 1),
 		ordered:   make(chan struct{}, 1),
 		rebound:   make(chan struct{}, 1),
+		idle:      make(chan struct{}, 1),
 	}
 	a.settings.Store(&a.Settings)
-	a.binder = a.newBinder()
+	a.binder, a.maker = a.newBinder(), a.newMaker()
+	a.host.Hooks, a.host.Recoveries, a.host.Made = config.HookProgram, config.Recoveries, a.maker.Has
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
 	a.cluster.Written = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
-		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true,
+		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, Beside: []string{reboundDir, madeDir, handoverDir},
 		Termination: a.cluster.Termination, Asks: a.cluster.Asks,
 	})
+	a.keeper = a.newKeeper()
+	a.ledger.AddOutput(a.keeper)
+	a.upkeep = a.newOverseer()
+	a.ledger.AddOutput(a.upkeep)
 	a.ledger.AddOutput(ledger.HostFiles{Writer: config.HostFiles})
 	a.classic = legacy.New(legacy.Config{
 		Kubelet:   config.Kubelet.DevicePlugins,
@@ -308,9 +153,20 @@ func newAgent(config Config) *agent {
 		Accept:         discovery.Acceptors(config.Families),
 		Gone:           a.gone,
 		Abandoned:      a.cluster.Abandoned,
-		Configure:      a.binder.Configurer(discovery.Configurers(a.host, config.Families)),
+		Order:          discovery.Orderers(config.Families),
+		Upkeep:         a.upkeep.Begin,
+		UpkeepDir:      a.upkeepDir(),
+		Configure:      a.configurer(),
 		Rescan:         func() { notify(a.events) },
-		Ended:          func() { notify(a.rebound) },
+		Preparing: func(claim *resourceapi.ResourceClaim) {
+			a.keeper.Reserve(claim.UID, cluster.PodsOf(claim))
+			a.noteAsked(claim)
+		},
+		ResourceOf: a.resourceOf,
+		Ended: func() {
+			notify(a.rebound)
+			notify(a.idle)
+		},
 	})
 	return a
 }
@@ -335,9 +191,11 @@ func (a *agent) run(parent context.Context) error {
 		}
 		release <- unlock
 		close(a.locked)
+		a.openKeeper(ctx)
 		if a.open(ctx) {
 			a.openBinder(ctx)
-			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.keepConfig, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
+			a.openMaker(ctx)
+			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.keeper.Run, a.upkeep.Run, a.keepConfig, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}
@@ -345,6 +203,9 @@ func (a *agent) run(parent context.Context) error {
 	})
 	for _, informant := range a.Informants {
 		group.Go(func() error { informant.Run(ctx, func() { notify(a.events) }); return nil })
+	}
+	if a.KeepHooks != nil {
+		group.Go(func() error { a.KeepHooks(ctx); return nil })
 	}
 	if a.Uevents != nil {
 		group.Go(func() error { a.listen(ctx); return nil })
@@ -412,73 +273,6 @@ func (a *agent) open(ctx context.Context) bool {
 // openInterval is how long until the ledger is tried again.
 const openInterval = time.Second
 
-// listen hears the kernel's events.
-func (a *agent) listen(ctx context.Context) {
-	heard, ended := make(chan struct{}, 1), make(chan struct{})
-	relayed := make(chan struct{})
-	go func() {
-		defer close(relayed)
-		for {
-			select {
-			case <-heard:
-				a.hearing.Store(true)
-				notify(a.events)
-			case <-ended:
-				a.hearing.Store(false)
-				return
-			}
-		}
-	}()
-	err := a.Uevents(ctx, heard)
-	close(ended)
-	<-relayed
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", a.RescanInterval)
-	}
-}
-
-// firstWord is how long the first scan waits for informants, so that an agent that
-// starts does not take back what the last one published.
-const firstWord = 30 * time.Second
-
-// watch scans the host and hands the snapshots on, with the states that devices
-// have settled in.
-func (a *agent) watch(ctx context.Context) {
-	for _, informant := range a.Informants {
-		waitFor(ctx, informant.Ready(), firstWord)
-	}
-	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.observeScan}
-	if a.HearsAll {
-		watch.Hears = a.hearing.Load
-	}
-	var last *discovery.Snapshot
-	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, func() { notify(a.events) })
-	defer settling.stop()
-	settling.settler.Held = a.held
-	begun := time.Now()
-	a.watching.Store(&begun)
-	watch.Run(ctx, func(s *discovery.Snapshot) {
-		settling.settler.Severity = a.settings.Load().Severity
-		s = settling.settle(ctx, a.binder.Describe(s))
-		if discovery.Same(last, s) {
-			return
-		}
-		last = s
-		klog.FromContext(ctx).V(2).Info("The host's devices changed", "devices", len(s.Devices), "problems", len(s.Problems))
-		if len(s.Devices) == 0 {
-			klog.FromContext(ctx).Info("This host has no accelerators at present; one that appears is offered")
-		}
-		a.settled.Store(s)
-		notify(a.resaid)
-		replace(a.snapshots, s)
-	})
-}
-
-// held reports whether a claim or a pod has the device.
-func (a *agent) held(device string) bool {
-	return a.ledger.View(nil).Has(device)
-}
-
 // runDRA runs the driver as soon as the cluster may have DRA. If there are records
 // of claims, the cluster had DRA before, and the kubelet must be able to unprepare
 // those claims even while the API server does not answer.
@@ -519,8 +313,20 @@ func (a *agent) recordDir() string { return filepath.Join(a.StateDir, "claims") 
 
 // checkClasses warns of DeviceClasses.
 func (a *agent) checkClasses(ctx context.Context) {
-	check := classCheck{client: draclient.New(a.Client), offered: a.offered}
+	listed := func(classes []resourceapi.DeviceClass) {
+		of := resourcesOf(classes)
+		a.resources.Store(&of)
+	}
+	check := classCheck{client: draclient.New(a.Client), offered: a.offered, listed: listed}
 	check.run(ctx)
+}
+
+// resourceOf returns the name of a class in limits, as the classes were when they were last looked at.
+func (a *agent) resourceOf(class string) string {
+	if of := a.resources.Load(); of != nil {
+		return (*of)[class]
+	}
+	return ""
 }
 
 // learnTerms keeps what the ledger needs to know of pods.

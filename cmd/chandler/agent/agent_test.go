@@ -122,6 +122,13 @@ func (n *node) start(_ context.Context, plugin kubeletplugin.DRAPlugin, _ ...kub
 	return helper{n}, nil
 }
 
+// dra returns the driver that was registered last, nil if none was.
+func (n *node) dra() kubeletplugin.DRAPlugin {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.plugin
+}
+
 func (n *node) pods(context.Context) (*kubeletapi.Listing, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -129,10 +136,11 @@ func (n *node) pods(context.Context) (*kubeletapi.Listing, error) {
 	for resource, id := range n.allocated {
 		container.Devices = append(container.Devices, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}})
 	}
-	return &kubeletapi.Listing{Pods: []*podresourcesapi.PodResources{
-		{Namespace: "chandler", Name: "agent"},
-		{Namespace: "default", Name: "classic", Containers: []*podresourcesapi.ContainerResources{container}},
-	}}, nil
+	pods := []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}
+	if len(n.allocated) > 0 {
+		pods = append(pods, &podresourcesapi.PodResources{Namespace: "default", Name: "classic", Containers: []*podresourcesapi.ContainerResources{container}})
+	}
+	return &kubeletapi.Listing{Pods: pods}, nil
 }
 
 // helper is the library's.
@@ -240,14 +248,14 @@ func (n *node) prepare(device string) (*resourceapi.ResourceClaim, error) {
 }
 
 func (n *node) prepareAgain(claim *resourceapi.ResourceClaim) error {
-	prepared, err := n.plugin.PrepareResourceClaims(n.t.Context(), []*resourceapi.ResourceClaim{claim})
+	prepared, err := n.dra().PrepareResourceClaims(n.t.Context(), []*resourceapi.ResourceClaim{claim})
 	return errors.Join(err, prepared[claim.UID].Err)
 }
 
 // unprepare unprepares a claim, and checks that its spec is gone.
 func (n *node) unprepare(claim *resourceapi.ResourceClaim) {
 	n.t.Helper()
-	unprepared, err := n.plugin.UnprepareResourceClaims(n.t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, UID: claim.UID}})
+	unprepared, err := n.dra().UnprepareResourceClaims(n.t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, UID: claim.UID}})
 	if err != nil || unprepared[claim.UID] != nil {
 		n.t.Errorf("unprepare: %v, %v", unprepared, err)
 	}

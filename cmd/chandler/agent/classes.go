@@ -34,7 +34,24 @@ type classCheck struct {
 	// offered returns the devices that DRA offers, and whether that is known.
 	offered func() ([]rules.Offered, bool)
 
+	// listed is told all classes whenever they were looked at. Optional.
+	listed func([]resourceapi.DeviceClass)
+
 	said map[string]bool // the warnings that still hold
+}
+
+// resourcesOf returns the names by which pods ask in their limits for devices of classes, by class. A class without
+// one has that which Kubernetes gives it.
+func resourcesOf(classes []resourceapi.DeviceClass) map[string]string {
+	of := make(map[string]string, len(classes))
+	for i := range classes {
+		class := &classes[i]
+		of[class.Name] = resourceapi.ResourceDeviceClassPrefix + class.Name
+		if name := class.Spec.ExtendedResourceName; name != nil {
+			of[class.Name] = *name
+		}
+	}
+	return of
 }
 
 // run warns once it is known which devices DRA offers, and again when there is
@@ -65,6 +82,9 @@ func (c *classCheck) warn(ctx context.Context, offered []rules.Offered) {
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("DeviceClasses cannot be looked at", "reason", err)
 		return
+	}
+	if c.listed != nil {
+		c.listed(classes.Items)
 	}
 	said := make(map[string]bool)
 	warn := func(message string, keysAndValues ...any) {

@@ -57,11 +57,11 @@ func newConfiguring(configure discovery.Configurer, accept discovery.Acceptor, l
 func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock ledger.Stock, withheld map[string]string) (listed *rules.Snapshot, soon bool) {
 	listed = new(*s)
 	listed.Devices = slices.Clone(s.Devices)
-	wanted, reasons := make(map[string]bool), make(map[string]string)
+	wanted, reasons, crowded := make(map[string]bool), make(map[string]string), crowded(listed.Devices)
 	for i := range listed.Devices {
 		d := &listed.Devices[i]
-		if len(d.Want) == 0 && (d.Rebind == nil || len(d.Offers) == 0) {
-			continue // nothing is wanted of it, and nothing can have been made of it
+		if len(d.Want) == 0 && (d.Rebind == nil && d.Making == nil || len(d.Offers) == 0) {
+			continue // nothing is wanted of it, it is there, and nothing can have been made of it
 		}
 		if withheld[d.Silicon()] != "" {
 			wanted[d.Name] = f.wanted[d.Name]
@@ -70,7 +70,10 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 			}
 			continue
 		}
-		reason, again := f.look(ctx, d, stock)
+		reason, again := noRoom, false
+		if !crowded[d.Name] {
+			reason, again = f.look(ctx, d, stock)
+		}
 		wanted[d.Name] = reason == ""
 		if reason == "" {
 			continue
@@ -84,6 +87,9 @@ func (f *configuring) listable(ctx context.Context, s *rules.Snapshot, stock led
 	listed.Devices = withdraw(listed.Devices, reasons)
 	return listed, soon
 }
+
+// noRoom is why a device is not listed that could be made, and is not: see [crowded].
+const noRoom = "there is no room to make it beside others that the configuration wants too"
 
 // look returns why the device cannot be listed, or "" if it can, and whether that may
 // change by itself. It updates the description of the device, and begins work on the
@@ -120,9 +126,9 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 }
 
 // reserve keeps others from what is to be changed: the whole silicon, but a driver is that of one
-// function, or of one IOMMU group.
+// function, or of one IOMMU group, and a device that is made takes its part.
 func (f *configuring) reserve(d *rules.Offered, stock ledger.Stock) (release func(), blocked *ledger.Blocked) {
-	if d.Want[discovery.Driver] != "" {
+	if d.Want[discovery.Driver] != "" || d.Making != nil {
 		return f.ledger.ReserveDevice(discovery.ModeDevicePlugin, d.Name, d.Silicon(), stock)
 	}
 	return f.ledger.Reserve(d.Name, d.Silicon(), stock)

@@ -165,7 +165,7 @@ func TestFitFails(t *testing.T) {
 		if c.works != 1 || f.reasons["a"] != "CRC error" || f.reasons["d"] != "takes no such parameter" {
 			t.Errorf("%d works, reasons %q", c.works, f.reasons)
 		}
-		if who := l.View(&ledger.Present{Snapshot: snapshot}).Holder(classic, "a"); who != "" {
+		if who := l.View(&ledger.Present{Snapshot: snapshot}).OwnerOf(classic, "a"); who != "" {
 			t.Errorf("%s keeps it after the work has failed", who)
 		}
 		c.fails = nil

@@ -43,7 +43,7 @@ func Holders(view *ledger.View, said *kubeletapi.Listing, since func(types.UID) 
 			if r.Admin {
 				continue
 			}
-			h := inventory.Holder{Device: r.Source, API: discovery.ModeDRA, Namespace: c.Namespace, Claim: cmp.Or(c.Name, string(c.UID)), Request: r.Request, Since: at}
+			h := inventory.Holder{Device: r.Source, API: discovery.ModeDRA, Namespace: c.Namespace, Claim: cmp.Or(c.Name, string(c.UID)), Request: r.Request, Pod: c.Pod, Resource: r.Resource, Since: at}
 			containers := named[cdi.ID(r.CDI)]
 			for _, by := range containers {
 				h.Pod, h.Container = by.pod, by.name
@@ -87,7 +87,11 @@ func containersByCDI(said *kubeletapi.Listing) map[string][]container {
 			for _, claim := range c.DynamicResources {
 				for _, resource := range claim.ClaimResources {
 					for _, device := range resource.CdiDevices {
-						by[device.Name] = append(by[device.Name], container{pod.Name, c.Name})
+						// With each device of a claim the kubelet lists those before it again
+						// (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go, 1.37).
+						if has := (container{pod.Name, c.Name}); !slices.Contains(by[device.Name], has) {
+							by[device.Name] = append(by[device.Name], has)
+						}
 					}
 				}
 			}

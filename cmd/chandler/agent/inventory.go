@@ -22,7 +22,7 @@ func (a *agent) inventory() (inventory.Facts, bool) {
 		return inventory.Facts{}, false
 	}
 	facts := p.facts(a.ledger.View, a.cluster.Said(), a.ledger.Since)
-	facts.Notes = a.notes()
+	facts.Notes = a.notes(a.driver.Refusal())
 	facts.Name, facts.Version, facts.Families, facts.At = a.NodeName, a.Version, len(a.Families), time.Now()
 	return facts, true
 }
@@ -39,11 +39,17 @@ func (p *placed) facts(view func(ledger.Stock) *ledger.View, said *kubeletapi.Li
 	return facts
 }
 
-// notes returns what is wrong with the node as a whole: a configuration that is not in force, and scans that do not
-// end.
-func (a *agent) notes() (notes []inventory.Note) {
+// notes returns what is wrong with the node as a whole: a configuration that is not in force, scans that do not end,
+// and why the API server refuses the slices, "" if it does not.
+func (a *agent) notes(refusal string) (notes []inventory.Note) {
+	if refusal != "" {
+		notes = append(notes, inventory.Note{Name: "ResourceSlices", Reason: "the API server refuses them: " + refusal, Code: "CH0615"})
+	}
 	if wrong := a.unaccepted(); wrong != nil {
 		notes = append(notes, inventory.Note{Name: "configuration", Reason: wrong.Error(), Code: "CH0703"})
+	}
+	if fields := a.outdated(); len(fields) > 0 {
+		notes = append(notes, inventory.Note{Name: "configuration", Reason: "a change of " + strings.Join(fields, ", ") + " is in force once the agent is started again", Code: "CH0710"})
 	}
 	last := a.metrics.scanned.Load()
 	if last == nil {

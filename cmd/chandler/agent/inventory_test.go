@@ -31,6 +31,13 @@ func TestInventory(t *testing.T) {
 		}
 	}
 	s.claim("ml", "train", "train-0", []string{"main"}, names[0], names[1])
+	for _, pod := range s.said.Pods {
+		for _, c := range pod.Containers {
+			for _, claim := range c.DynamicResources {
+				claim.ClaimResources = append(claim.ClaimResources, claim.ClaimResources...) // listed twice
+			}
+		}
+	}
 	s.grant("lab/notebook main", "nvidia.com/gpu", names[2])
 	s.placed.placement.Moving[names[2]] = "moves to API DRA once it is free of lab/notebook main"
 	s.placed.placement.To[names[2]] = discovery.ModeDRA
@@ -81,10 +88,11 @@ func TestBeginnings(t *testing.T) {
 
 // The inventory says what is wrong with the node as a whole.
 func TestInventoryNotes(t *testing.T) {
-	a := &agent{metrics: newAgentMetrics("v1")}
+	a := &agent{metrics: newAgentMetrics("v1", true)}
 	a.settings.Store(&a.Settings)
+	refusal := ""
 	names := func() (names []string) {
-		for _, note := range a.notes() {
+		for _, note := range a.notes(refusal) {
 			names = append(names, note.Code+" "+note.Name+": "+note.Reason)
 		}
 		return names
@@ -96,6 +104,9 @@ func TestInventoryNotes(t *testing.T) {
 		}
 	}
 	expect()
+	refusal = "admission webhook denied the request"
+	expect("CH0615 ResourceSlices: the API server refuses them: " + refusal)
+	refusal = ""
 	a.Wrong = errors.New("no such field")
 	expect("CH0703 configuration: no such field")
 	worse := errors.New("no such family")

@@ -32,9 +32,12 @@ type agentMetrics struct {
 	reloads      *metrics.CounterVec
 	configured   *metrics.Gauge
 	configuredAt *metrics.Gauge
+	behind       *metrics.Gauge // whether a change waits for the next start
 }
 
-func newAgentMetrics(version string) *agentMetrics {
+// newAgentMetrics returns the metrics of an agent. If nobody is served with them, they take no values: the package of
+// the registries keeps each of these for as long as the process runs, and tests run thousands of agents in one.
+func newAgentMetrics(version string, served bool) *agentMetrics {
 	m := &agentMetrics{version: version}
 	m.calls = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "chandler_dra_duration_seconds",
@@ -78,11 +81,18 @@ func newAgentMetrics(version string) *agentMetrics {
 		Help:           "When the configuration that is in force was read.",
 		StabilityLevel: metrics.ALPHA,
 	})
-	// A metric takes values once it is registered, and registering it while another
-	// goroutine has a value for it is a race (component-base/metrics, lazyMetric).
-	m.registry = metrics.NewKubeRegistry()
-	m.registry.MustRegister(m.calls, m.classic, m.refused, m.scans, m.reloads, m.configured, m.configuredAt)
-	m.begin()
+	m.behind = metrics.NewGauge(&metrics.GaugeOpts{
+		Name:           "chandler_config_restart_needed",
+		Help:           "Whether the configuration has changed in what an agent reads only when it starts: 1 until it is started again, else 0.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	if served {
+		// A metric takes values once it is registered, and registering it while another
+		// goroutine has a value for it is a race (component-base/metrics, lazyMetric).
+		m.registry = metrics.NewKubeRegistry()
+		m.registry.MustRegister(m.calls, m.classic, m.refused, m.scans, m.reloads, m.configured, m.configuredAt, m.behind)
+		m.begin()
+	}
 	return m
 }
 
@@ -95,6 +105,11 @@ func (m *agentMetrics) reloaded(err error) {
 	}
 	m.configured.Set(1)
 	m.configuredAt.SetToCurrentTime()
+}
+
+// outdated notes whether changes wait for the agent's next start.
+func (m *agentMetrics) outdated(are bool) {
+	m.behind.Set(map[bool]float64{true: 1}[are])
 }
 
 func resultOf(err error) string {

@@ -25,6 +25,7 @@ type agentState struct {
 	view       func(ledger.Stock) *ledger.View
 	said       func() *kubeletapi.Listing // nil before the kubelet has answered
 	published  func() (slices, devices int, known bool)
+	refusal    func() string           // why the API server refuses the slices, "" if it does not
 	registered func() (is, known bool) // by the kubelet's word, as the DRA driver
 }
 
@@ -38,6 +39,7 @@ func (a *agent) state() agentState {
 		view:      a.ledger.View,
 		said:      a.cluster.Said,
 		published: a.driver.Published,
+		refusal:   a.driver.Refusal,
 		registered: func() (is, known bool) {
 			return a.driver.Registration() == driver.Accepted, !a.withoutDRA.Load()
 		},
@@ -69,6 +71,8 @@ var (
 		"ResourceSlices that are to be on the API server for this node.", nil, nil, metrics.ALPHA, "")
 	publishedMetric = metrics.NewDesc("chandler_dra_published_devices",
 		"Devices in these ResourceSlices. A device that is cut into numbered shares is there once for each.", nil, nil, metrics.ALPHA, "")
+	refusedMetric = metrics.NewDesc("chandler_dra_slices_refused",
+		"Whether the API server refuses this node's ResourceSlices, for an admission webhook, say: 1 or 0.", nil, nil, metrics.ALPHA, "")
 	asideMetric = metrics.NewDesc("chandler_dra_records_set_aside",
 		"Records of claims that were set aside, since they are damaged or a newer agent's. Their devices stay with the claims.", nil, nil, metrics.ALPHA, "")
 	devicesMetric = metrics.NewDesc("chandler_devices",
@@ -101,8 +105,9 @@ var (
 
 // stateMetrics are all that a [stateCollector] makes.
 var stateMetrics = []*metrics.Desc{
-	buildMetric, featureMetric, preparedMetric, registeredMetric, slicesMetric, publishedMetric, asideMetric,
+	buildMetric, featureMetric, preparedMetric, registeredMetric, slicesMetric, publishedMetric, refusedMetric, asideMetric,
 	devicesMetric, waitingMetric, infoMetric, conditionMetric, memoryMetric, sharesMetric, allocatedMetric,
+	sharedMetric, sharedFreeMetric, sharedAllocatedMetric,
 	problemsMetric, lateMetric, hangingMetric,
 }
 
@@ -130,6 +135,7 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 		gauge(slicesMetric, float64(slices))
 		gauge(publishedMetric, float64(devices))
 	}
+	gauge(refusedMetric, number(s.refusal() != ""))
 	if last := s.metrics.scanned.Load(); last != nil {
 		gauge(hangingMetric, float64(last.Hanging))
 		for _, family := range last.Late {
@@ -160,6 +166,15 @@ func (s *stateCollector) CollectWithStability(all chan<- metrics.Metric) {
 	}
 	for family, n := range waiting {
 		gauge(waitingMetric, float64(n), family)
+	}
+	for _, shared := range sharedUses(p.snapshot.Devices, view, s.said()) {
+		keys := []string{s.node, shared.device, string(shared.capacity), shared.unit()}
+		gauge(sharedMetric, shared.all, keys...)
+		gauge(sharedFreeMetric, shared.free, keys...)
+		for _, u := range shared.uses {
+			h := u.holder
+			gauge(sharedAllocatedMetric, u.amount, append(slices.Clone(keys), h.Namespace, h.Pod, h.Claim, h.Request, h.Resource, string(h.API))...)
+		}
 	}
 	gone := make(map[string]bool)
 	for _, h := range holdersOf(view, s.said()) {

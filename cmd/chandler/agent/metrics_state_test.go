@@ -64,7 +64,7 @@ func newScraped(t *testing.T, node, host string, wanted *rules.Rules) *scraped {
 		t.Fatal(err)
 	}
 	snapshot := wanted.Apply(discovery.Scan(&discovery.Host{FS: parsed.FS()}, []*discovery.Family{nvidia.Family, amdgpu.Family}))
-	s := &scraped{t: t, metrics: newAgentMetrics("v1.0.0"), state: emptyState()}
+	s := &scraped{t: t, metrics: newAgentMetrics("v1.0.0", true), state: emptyState()}
 	s.placed = &placed{snapshot: snapshot, placement: Place(nil, snapshot.Devices, ledger.ViewOf(&ledger.Present{Snapshot: snapshot}), Facts{Auto: discovery.ModeDRA, Published: &Published{}})}
 	s.state.node = node
 	s.state.placed = func() *placed { return s.placed }
@@ -170,7 +170,7 @@ func scrapedNodes(t *testing.T) map[string]*scraped {
 	mi210.metrics.observeClassic(legacy.OperationPrefer, time.Millisecond, nil)
 	mi210.metrics.observeClassic(legacy.OperationList, time.Millisecond, nil)
 	mi210.placed.placement.Moving = map[string]string{"pci-0000-23-00-0": "physics/lattice-0 has it"}
-	return map[string]*scraped{"h100": h100, "mig": mig, "mi210": mi210}
+	return map[string]*scraped{"h100": h100, "mig": mig, "mi210": mi210, "shared": sharedNode(t)}
 }
 
 // The metrics of nodes on which devices are had through both APIs, as Prometheus is told
@@ -252,7 +252,7 @@ func scrapeOf(nodes map[string]*scraped) string {
 
 // Refusals are counted by reasons that do not grow in number, whatever the error says.
 func TestMetricsOfRefusals(t *testing.T) {
-	m := newAgentMetrics("v1")
+	m := newAgentMetrics("v1", true)
 	scrape := serveMetrics(t, m, emptyState())
 	expectLines(t, scrape(), `chandler_refused_total{api="DRA",reason="held"} 0`)
 	for _, err := range []error{
@@ -292,18 +292,22 @@ func TestHolders(t *testing.T) {
 		{Request: "one", Device: "gpu-share-1", Source: "gpu", CDI: "u-1-gpu"},
 		{Request: "watch", Device: "other", Source: "other", CDI: "u-2-other", Admin: true},
 	}}
+	limits := &ledger.Claim{UID: "l", Namespace: "a", Name: "q-extended-resources-x7k2q", Pod: "q", Results: []ledger.Result{
+		{Request: "container-0-request-0", Device: "npu", Source: "npu", Resource: "example.com/npu", CDI: "l-0-npu"},
+	}}
 	grants := []ledger.Entry{
 		&ledger.Grant{Resource: "r", ID: "1", Devices: []string{"nic"}, Container: "b/p main"},
 		&ledger.Grant{Resource: "r", ID: "2", Devices: []string{"nic"}, Container: "b/p main"},
 		&ledger.Grant{Resource: "r", ID: "3", Devices: []string{"nic"}},
 	}
 	sealed := &ledger.Sealed{UID: "lost", Devices: []ledger.SealedDevice{{Name: "old"}}}
-	view := ledger.ViewOf(nil, slices.Concat([]ledger.Entry{claim, sealed}, grants)...)
+	view := ledger.ViewOf(nil, slices.Concat([]ledger.Entry{claim, limits, sealed}, grants)...)
 	dra, classic := discovery.ModeDRA, discovery.ModeDevicePlugin
 	want := []inventory.Holder{
 		{Device: "gpu", API: dra, Namespace: "a", Claim: "c", Request: "one"},
 		{Device: "nic", API: classic, Resource: "r"},
 		{Device: "nic", API: classic, Namespace: "b", Pod: "p", Container: "main", Resource: "r"},
+		{Device: "npu", API: dra, Namespace: "a", Pod: "q", Claim: "q-extended-resources-x7k2q", Request: "container-0-request-0", Resource: "example.com/npu"},
 		{Device: "old", API: dra, Claim: "lost"},
 	}
 	if diff := cmp.Diff(want, holdersOf(view, nil)); diff != "" {
@@ -347,7 +351,7 @@ func BenchmarkScrape(b *testing.B) {
 	view := ledger.ViewOf(nil, entries...)
 	state.placed = func() *placed { return now }
 	state.view = func(ledger.Stock) *ledger.View { return view }
-	handler := newAgentMetrics("v1").handler(state, nil)
+	handler := newAgentMetrics("v1", true).handler(state, nil)
 	b.ReportAllocs()
 	for b.Loop() {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/metrics", nil))

@@ -46,6 +46,7 @@ func emptyState() agentState {
 		view:       func(s ledger.Stock) *ledger.View { return ledger.ViewOf(s) },
 		said:       func() *kubeletapi.Listing { return nil },
 		published:  func() (int, int, bool) { return 0, 0, false },
+		refusal:    func() string { return "" },
 		registered: func() (bool, bool) { return false, true },
 	}
 }
@@ -62,7 +63,7 @@ func expectLines(t *testing.T, text string, lines ...string) {
 // The kubelet's calls are counted by how long they took, and devices and claims
 // are as they are when it is asked.
 func TestMetricsOfCallsAndDevices(t *testing.T) {
-	m := newAgentMetrics("v1")
+	m := newAgentMetrics("v1", true)
 	var now *placed
 	prepared := 0
 	state := emptyState()
@@ -103,7 +104,7 @@ func TestMetricsSayWhatTheServerKeeps(t *testing.T) {
 	var kept []features.Feature
 	state := emptyState()
 	state.features = func() []features.Feature { return kept }
-	scrape := serveMetrics(t, newAgentMetrics("v1"), state)
+	scrape := serveMetrics(t, newAgentMetrics("v1", true), state)
 	if text := scrape(); strings.Contains(text, "chandler_dra_server_feature_enabled{") {
 		t.Errorf("said before it is known:\n%s", text)
 	}

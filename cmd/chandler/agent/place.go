@@ -158,7 +158,7 @@ func (p *Placement) place(silicon string, s wish, view *ledger.View, facts Facts
 
 // obstacle returns who keeps silicon from moving to an API, "" if nobody does.
 func (p *Placement) obstacle(silicon string, to discovery.Mode, view *ledger.View, facts Facts) string {
-	if who := view.Holder(other(to), silicon); who != "" || to == discovery.ModeDRA {
+	if who := view.OwnerOf(other(to), silicon); who != "" || to == discovery.ModeDRA {
 		return who
 	}
 	switch said := facts.Published; {
@@ -175,8 +175,8 @@ func (p *Placement) obstacle(silicon string, to discovery.Mode, view *ledger.Vie
 // owner returns who has silicon, or could still get it from the API where it is, ""
 // if nobody has.
 func (p *Placement) owner(silicon string, api discovery.Mode, view *ledger.View, facts Facts) string {
-	if who := view.Holder(discovery.ModeDevicePlugin, silicon); who != "" || api == discovery.ModeDevicePlugin {
-		return cmp.Or(who, view.Holder(discovery.ModeDRA, silicon))
+	if who := view.OwnerOf(discovery.ModeDevicePlugin, silicon); who != "" || api == discovery.ModeDevicePlugin {
+		return cmp.Or(who, view.OwnerOf(discovery.ModeDRA, silicon))
 	}
 	return p.obstacle(silicon, discovery.ModeDevicePlugin, view, facts)
 }
@@ -191,7 +191,7 @@ func other(api discovery.Mode) discovery.Mode {
 // holding returns the API by which somebody has the silicon, "" if nobody has.
 func holding(silicon string, view *ledger.View) discovery.Mode {
 	for _, api := range []discovery.Mode{discovery.ModeDRA, discovery.ModeDevicePlugin} {
-		if view.Holder(api, silicon) != "" {
+		if view.OwnerOf(api, silicon) != "" {
 			return api
 		}
 	}

@@ -52,6 +52,7 @@ type placing struct {
 	dra         publisher
 	classic     classicPublisher
 	placed      *atomic.Pointer[placed] // what was placed last
+	told        func()                  // called when that is new
 	leaving     func() string           // why everything is withheld, "" if it is not
 
 	// ready reports whether both APIs know who has what.
@@ -74,9 +75,10 @@ func (a *agent) place(ctx context.Context) {
 		places:      loadPlacements(ctx, a.files(), a.StateDir),
 		ledger:      a.ledger,
 		cluster:     a.cluster,
-		configuring: newConfiguring(a.binder.Configurer(discovery.Configurers(a.host, a.Families)), discovery.Acceptors(a.Families), a.ledger),
+		configuring: newConfiguring(a.configurer(), discovery.Acceptors(a.Families), a.ledger),
 		dra:         a.driver,
 		placed:      &a.placed,
+		told:        func() { notify(a.rebound); notify(a.idle) },
 		classic:     a.classic,
 		ready:       a.ready,
 		snapshots:   a.snapshots,
@@ -134,6 +136,7 @@ func (p *placing) run(ctx context.Context) {
 		listed, soon := p.configuring.listable(ctx, listed, p.stock, placement.Moving)
 		p.classic.Publish(listed, placement.Moving)
 		p.placed.Store(&placed{snapshot, placement, leaving != "", p.since})
+		p.told()
 		if len(placement.Moving) > 0 || soon || mode == discovery.ModeAuto {
 			timer.Reset(wait)
 			wait = min(2*wait, longWaitInterval) // somebody may have the silicon for days

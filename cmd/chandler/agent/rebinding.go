@@ -3,6 +3,8 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"path/filepath"
 	"time"
 
@@ -13,15 +15,16 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/overdue"
 	"chandler.dev/internal/rebind"
 )
 
-// Intervals at which it is tried to give a device back: while somebody has it, and after
-// that failed.
-const (
-	heldInterval   = time.Second
-	refuseInterval = 10 * time.Second
-)
+// refuseInterval is how long until it is tried again to give a device back, or to undo what was made, after that
+// failed. It is also looked after that time whether somebody has it still, in case nobody was heard to let go.
+const refuseInterval = 10 * time.Second
+
+// reboundDir is where it is written down what functions were.
+const reboundDir = "rebound"
 
 // newBinder makes what gives devices to vfio and back.
 func (a *agent) newBinder() *rebind.Binder {
@@ -30,7 +33,7 @@ func (a *agent) newBinder() *rebind.Binder {
 		Write: a.Write,
 		Busy:  a.busy,
 		Files: a.files(),
-		Dir:   filepath.Join(a.StateDir, "rebound"),
+		Dir:   filepath.Join(a.StateDir, reboundDir),
 		Boot:  a.BootID,
 		Changed: func() {
 			notify(a.events)
@@ -47,11 +50,28 @@ func (a *agent) newBinder() *rebind.Binder {
 
 // busy returns who uses a function, nil if nobody does.
 func (a *agent) busy(function sysfs.Device) error {
-	var known []discovery.Device
+	return a.looked(function, func(options inuse.Options) error { return inuse.Of(a.host, function, options).Err() })
+}
+
+// lookLimit is how long it may take to find out who uses a function. A process that hangs in the
+// kernel can keep whoever looks at it for as long.
+const lookLimit = 10 * time.Second
+
+// looked returns what a look at who uses a function says, or an error if it takes too long. None begins
+// while another look at the function hangs.
+func (a *agent) looked(function sysfs.Device, look func(inuse.Options) error) error {
+	var options inuse.Options
 	if s := a.settled.Load(); s != nil {
-		known = s.Devices
+		options.Known = s.Devices
 	}
-	return inuse.Of(a.host, function, inuse.Options{Known: known}).Err()
+	err := a.looks.Of(function.Path)
+	if err == nil {
+		err = a.looks.Do(lookLimit, function.Path, "looking at what processes have open", func() error { return look(options) })
+	}
+	if errors.Is(err, overdue.Err) {
+		return fmt.Errorf("who uses it cannot be told: %w", err)
+	}
+	return err
 }
 
 // openBinder takes over what an earlier agent has rebound.
@@ -66,40 +86,54 @@ func (a *agent) openBinder(ctx context.Context) {
 // has them and no classic resource wants them so. Until then they are nobody's but those
 // who ask for them as they are.
 func (a *agent) giveBack(ctx context.Context) {
-	tried := make(map[string]time.Time) // by unit, when it could not be given back
-	said := make(map[string]string)     // likewise, why
+	attempts := newAttempts("A device is not given back to its driver")
+	unwritten := false
 	for {
-		var again <-chan time.Time
-		left := make(map[string][]rebind.Left) // by unit
+		freed := a.ledger.Freed()
+		problems, unread := a.binder.ReadAgain()
+		for _, problem := range problems {
+			klog.FromContext(ctx).Error(problem, "Recovering what is rebound")
+		}
+		unwritten = restored(ctx, a.binder.Restore, "what is rebound", unwritten)
+		left, waiting := make(map[string][]rebind.Left), make(map[string]bool) // by unit
 		for _, l := range a.binder.Left() {
 			left[l.Unit] = append(left[l.Unit], l)
-			again = time.After(heldInterval)
 		}
 		if p := a.placed.Load(); p != nil && len(left) > 0 {
 			wanted := p.rebound()
 			for unit, functions := range left {
-				if wanted[unit] || time.Since(tried[unit]) < refuseInterval {
+				if wanted[unit] {
 					continue
 				}
-				delete(tried, unit)
-				if err := a.giveUnit(ctx, p, functions); err != nil {
-					tried[unit] = time.Now()
-					if said[unit] != err.Error() {
-						klog.FromContext(ctx).Error(err, "A device is not given back to its driver; trying again", "device", unit, "interval", refuseInterval)
-					}
-					said[unit] = err.Error()
-				} else {
-					delete(said, unit)
+				if waiting[unit] = true; attempts.due(unit) {
+					attempts.ended(ctx, unit, a.giveUnit(ctx, p, functions))
 				}
 			}
+		}
+		var again <-chan time.Time
+		if len(left) > 0 || unread {
+			again = time.After(attempts.pause(waiting))
+		} else {
+			freed = nil
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.rebound:
+		case <-freed:
 		case <-again:
 		}
 	}
+}
+
+// restored has records written again that somebody has removed. It says once that they cannot be, whatever
+// temporary files the errors name.
+func restored(ctx context.Context, restore func() error, of string, failing bool) (fails bool) {
+	err := restore()
+	if err != nil && !failing {
+		klog.FromContext(ctx).Error(err, "It is not written down; trying again", "of", of, "interval", refuseInterval)
+	}
+	return err != nil
 }
 
 // giveUnit gives back all functions of one unit, unless somebody has any of it.

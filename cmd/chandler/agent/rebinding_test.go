@@ -128,7 +128,7 @@ func (r *rebinding) gives(claim *resourceapi.ResourceClaim, nodes ...string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	for _, node := range []string{"/dev/vfio/3", "/dev/vfio/vfio", diskNode} {
+	for _, node := range []string{"/dev/vfio/3", "/dev/vfio/vfio", diskNode, "/dev/infiniband/uverbs2"} {
 		if has := strings.Contains(string(text), `"`+node+`"`); has != slices.Contains(nodes, node) {
 			r.t.Errorf("the spec of claim %s has %s: %v\n%s", claim.Name, node, has, text)
 		}
@@ -213,7 +213,7 @@ func TestAgentRebinds(t *testing.T) {
 	})
 }
 
-// What somebody uses is not taken. The claim waits, and is told who it is.
+// The agent does not take a device that somebody uses. The claim waits, and is told who it is.
 func TestAgentTakesNothingInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRebinding(t)
@@ -253,6 +253,26 @@ func TestAgentRestartsWhileRebound(t *testing.T) {
 		r.Ends("47")
 		r.bound("nvme", refuseInterval+time.Second)
 		r.gives(pod, diskNode)
+		stop()
+	})
+}
+
+// Somebody removes the agent's directory while a claim has a device. The agent writes down again what it was, and the
+// next agent gives it back.
+func TestAgentWritesDownAgainWhatIsRebound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		stop := r.start()
+		vm := r.claim("vm", "vfio")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		if err := os.RemoveAll(filepath.Join(r.dir, "plugins/chandler.dev", reboundDir)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(refuseInterval + time.Second)
+		stop()
+		stop = r.start()
+		r.unprepare(vm)
+		r.bound("nvme", time.Second)
 		stop()
 	})
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +11,8 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/vfio"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
@@ -41,6 +44,31 @@ func TestAgentRebindsAGroup(t *testing.T) {
 			t.Error(err)
 		}
 		r.refuses(vm, "claim default/pod")
+		stop()
+	})
+}
+
+// A function of an IOMMU group is taken out and comes back alone, in a group of its own. A resource has it under
+// vfio again, and the other function, which nobody wants so any more, goes back to its driver.
+func TestAgentRebindsAFunctionThatReturnsAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const otherFunction = "0000:03:00.1"
+		r := newRebinding(t)
+		r.File("dev/nvme1", "c 240:1")
+		r.Add(otherFunction, "nvme", "3")
+		wanted := classicVFIO(t)
+		wanted.Mode = discovery.ModeDevicePlugin
+		wanted.Resources[0].Selector = selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+diskFunction+`"`)
+		stop := r.run(r.config(wanted))
+		r.bound("vfio-pci", 2*time.Minute)
+		if driver := r.Driver(otherFunction); driver != "vfio-pci" {
+			t.Errorf("the other function has driver %q", driver)
+		}
+		r.Return(diskFunction, "nvme", "5")
+		r.bound("vfio-pci", workInterval+2*time.Minute)
+		if driver := r.Driver(otherFunction); driver != "nvme" {
+			t.Errorf("the other function has driver %q\nwrites: %q", driver, r.Written())
+		}
 		stop()
 	})
 }
@@ -105,5 +133,30 @@ func TestAgentRebindsWhatNoFamilyOffers(t *testing.T) {
 			r.bound("nvme", 2*time.Second)
 		}
 		stop()
+	})
+}
+
+// A look at who uses a function that hangs costs ten seconds once, and nothing afterwards until it ends.
+func TestLookThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &agent{}
+		function, other := sysfs.At(nil, "sys/f"), sysfs.At(nil, "sys/other")
+		hangs := make(chan struct{})
+		used := errors.New("in use")
+		look := func(inuse.Options) error { <-hangs; return used }
+		for _, want := range []time.Duration{lookLimit, 0, 0} {
+			began := time.Now()
+			if err := a.looked(function, look); err == nil || errors.Is(err, used) || time.Since(began) != want {
+				t.Errorf("after %s: %v, want %s", time.Since(began), err, want)
+			}
+		}
+		if err := a.looked(other, func(inuse.Options) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		close(hangs)
+		synctest.Wait()
+		if err := a.looked(function, look); !errors.Is(err, used) {
+			t.Error(err)
+		}
 	})
 }

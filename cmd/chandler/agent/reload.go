@@ -74,17 +74,41 @@ func (a *agent) change(ctx context.Context, change Change) {
 		return // the node has other labels, and nothing goes by them
 	}
 	klog.FromContext(ctx).Info("The configuration changed")
-	if !reflect.DeepEqual(change.Settings.Roots, a.Settings.Roots) || !reflect.DeepEqual(change.Settings.Paths, a.Settings.Paths) || change.Settings.NoHooks != a.Settings.NoHooks {
-		klog.FromContext(ctx).Info("Warning: roots, paths or hooks of the configuration changed; they are in force once the agent is started again, and all else is now")
-	}
-	if !slices.EqualFunc(change.Settings.Rebind, a.Settings.Rebind, discovery.SameRebinding) {
-		klog.FromContext(ctx).Info("Warning: rebinding of the configuration changed; it is in force once the agent is started again")
-	}
-	if change.Settings.Pools && !a.Settings.Pools {
-		klog.FromContext(ctx).Info("Warning: the configuration has pools of the SR-IOV plugin now; physical functions that the kernel drives are offered in them once the agent is started again")
-	}
+	a.warnOutdated(ctx)
 	replace(a.rules, change.Settings.Rules)
 	notify(a.events) // to settle the states of devices by the new severity
+}
+
+// outdated returns the fields of the configuration that have changed since the agent started and are read only then.
+func (a *agent) outdated() (fields []string) {
+	started, now := &a.Settings, a.settings.Load()
+	for _, field := range []struct {
+		name string
+		same bool
+	}{
+		{"roots", reflect.DeepEqual(now.Roots, started.Roots)},
+		{"paths", reflect.DeepEqual(now.Paths, started.Paths)},
+		{"hooks", now.NoHooks == started.NoHooks},
+		{"rebinding", slices.EqualFunc(now.Rebind, started.Rebind, discovery.SameRebinding)},
+		{"onRequest.virtualFunctions", slices.EqualFunc(now.VirtualFunctions, started.VirtualFunctions, discovery.SameVirtualFunctions)},
+		{"onRequest.partitions", slices.EqualFunc(now.Partition, started.Partition, discovery.SamePartitioning)},
+		{"onRequest.mps or onRequest.timeSlices", slices.EqualFunc(now.Upkeep, started.Upkeep, discovery.SameUpkeep)},
+		{"pools", started.Pools || !now.Pools}, // the kernel's physical functions are offered in the first ones
+	} {
+		if !field.same {
+			fields = append(fields, field.name)
+		}
+	}
+	return fields
+}
+
+// warnOutdated says which changes wait for the agent's next start.
+func (a *agent) warnOutdated(ctx context.Context) {
+	fields := a.outdated()
+	a.metrics.outdated(len(fields) > 0)
+	if len(fields) > 0 {
+		klog.FromContext(ctx).Info("Warning: the configuration changed in what is in force only once the agent is started again; all else is in force now", "fields", fields)
+	}
 }
 
 // stillWrong returns why the configuration is wrong, nil if that with which the agent

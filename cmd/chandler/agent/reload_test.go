@@ -4,12 +4,14 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/handover"
 )
 
 // A configuration that is wrong is logged and told in a metric, and the one before
@@ -18,7 +20,7 @@ func TestChange(t *testing.T) {
 	var log []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}))
 	first := &rules.Rules{Mode: discovery.ModeDRA}
-	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics("v1"), rules: make(chan *rules.Rules, 1), events: make(chan struct{}, 1), wrong: make(chan error, 1), righted: make(chan struct{})}
+	a := &agent{Config: Config{Settings: Settings{Rules: first}}, metrics: newAgentMetrics("v1", true), rules: make(chan *rules.Rules, 1), events: make(chan struct{}, 1), wrong: make(chan error, 1), righted: make(chan struct{})}
 	a.settings.Store(&a.Settings)
 	scrape := serveMetrics(t, a.metrics, emptyState())
 	expectLines(t, scrape(), "chandler_config_last_reload_successful 1")
@@ -35,11 +37,14 @@ func TestChange(t *testing.T) {
 	log = nil
 	second := Settings{Rules: &rules.Rules{}, Severity: discovery.Severity{discovery.ConditionGone: "NoExecute"}, Roots: map[string]string{"nvidia": "/run/driver"}}
 	a.change(ctx, Change{Settings: second})
-	expectLines(t, scrape(), "chandler_config_last_reload_successful 1")
+	expectLines(t, scrape(), "chandler_config_last_reload_successful 1", "chandler_config_restart_needed 1")
+	if notes := a.notes(""); len(notes) != 1 || notes[0].Code != "CH0710" || !strings.Contains(notes[0].Reason, "a change of roots is in force once") {
+		t.Errorf("the page says %+v", notes)
+	}
 	if text := scrape(); !strings.Contains(text, "\nchandler_config_last_reload_success_timestamp_seconds 1.") {
 		t.Errorf("no time:\n%s", text)
 	}
-	if len(log) != 2 || !strings.Contains(log[1], "once the agent is started again") {
+	if len(log) != 2 || !strings.Contains(log[1], "once the agent is started again") || !strings.Contains(log[1], `"fields"=["roots"]`) {
 		t.Errorf("logged %q", log)
 	}
 	if rules := <-a.rules; rules != second.Rules || a.settings.Load().Severity.Effect(discovery.ConditionGone) != "NoExecute" || len(a.events) != 1 {
@@ -48,7 +53,19 @@ func TestChange(t *testing.T) {
 
 	log = nil
 	a.change(ctx, Change{Settings: Settings{Rules: first}})
-	if len(log) != 1 {
-		t.Errorf("logged %q", log)
+	if len(log) != 1 || len(a.notes("")) > 0 {
+		t.Errorf("logged %q, the page says %+v", log, a.notes(""))
+	}
+	expectLines(t, scrape(), "chandler_config_restart_needed 0")
+
+	log = nil
+	third := Settings{Rules: &rules.Rules{}, Rebind: everything, VirtualFunctions: []discovery.VirtualFunctions{{Expression: "true"}}, Partition: []discovery.Partitioning{{Expression: "true"}}}
+	a.change(ctx, Change{Settings: third})
+	if want := `"fields"=["rebinding" "onRequest.virtualFunctions" "onRequest.partitions"]`; len(log) != 2 || !strings.Contains(strings.ReplaceAll(log[1], ",", " "), want) {
+		t.Errorf("logged %q, want %s", log, want)
+	}
+	a.change(ctx, Change{Settings: Settings{Rules: &rules.Rules{}, Handover: []handover.Rule{{Expression: "true"}}, KeepMade: time.Minute}})
+	if fields := a.outdated(); len(fields) > 0 {
+		t.Errorf("a restart is needed for %q", fields)
 	}
 }

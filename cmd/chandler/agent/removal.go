@@ -88,7 +88,8 @@ func (a *agent) report(o removal.Order) removal.Report {
 		r.State, r.Detail = removal.Waiting, "not everything is withheld yet"
 		return r
 	}
-	owners, ending := a.ledger.View(nil).Owners()
+	view := a.ledger.View(nil)
+	owners, ending := view.Owners()
 	switch {
 	case len(owners) > 0:
 		r.State, r.Detail = removal.InUse, namesOf(owners)
@@ -96,14 +97,25 @@ func (a *agent) report(o removal.Order) removal.Report {
 		r.State, r.Detail = removal.Waiting, "the kubelet has just ended "+namesOf(ending)
 	case len(a.binder.Left()) > 0:
 		left := a.binder.Left()[0]
-		r.State, r.Detail = removal.Waiting, fmt.Sprintf("device %s is not given back to its driver yet", left.Device)
-		if left.Failed != nil {
-			r.Detail += ": " + left.Failed.Error()
-		}
+		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("device %s is not given back to its driver yet", left.Device), view.Kept(left.Device), left.Failed)
+	case len(a.maker.Made()) > 0:
+		made := a.maker.Made()[0]
+		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("%s was made on request and is not undone yet", made.Unit), view.Kept(made.Devices...), made.Failed)
 	default:
 		r.State = removal.Withheld
 	}
 	return r
+}
+
+// because adds to what is not done yet why a device is kept, or why it failed.
+func because(text, kept string, failed error) string {
+	switch {
+	case kept != "":
+		return text + ": it is held by " + kept
+	case failed != nil:
+		return text + ": " + failed.Error()
+	}
+	return text
 }
 
 // namesOf names owners.

@@ -15,8 +15,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"chandler.dev/cdi/hook"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/rebind/rebindtest"
 	"chandler.dev/internal/removal"
 )
 
@@ -74,6 +76,14 @@ func TestRemoval(t *testing.T) {
 		tun := rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?model.orValue("") == "tun"`), Name: "devices.kubevirt.io/tun", Mode: &classic}
 		config := n.config(&rules.Rules{Mode: discovery.ModeDRA, Resources: []rules.Resource{tun}})
 		config.FeatureDir = t.TempDir()
+		program := filepath.Join(t.TempDir(), "chandler")
+		if err := os.WriteFile(program, []byte("a program"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		config.HookProgram = filepath.Join(config.StateDir, "bin", "chandler")
+		config.KeepHooks = func(ctx context.Context) {
+			hook.Keep(ctx, program, config.HookProgram, 30*time.Second, func(err error) { t.Error(err) })
+		}
 		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, Spec: resourceapi.ResourceSliceSpec{Driver: discovery.Domain}}
 		if _, err := n.client.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -104,13 +114,13 @@ func TestRemoval(t *testing.T) {
 		if err != nil || len(left.Items) != 0 {
 			t.Errorf("slices that are left: %v, %v", left, err)
 		}
-		if _, err := os.Stat(config.StateDir); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the agent's directory is left: %v", err)
-		}
 		if files, _ := filepath.Glob(filepath.Join(config.FeatureDir, "*")); len(files) != 0 {
 			t.Errorf("labels of the node are left: %q", files)
 		}
 		time.Sleep(2 * removal.Patience) // an order to leave does not expire
+		if _, err := os.Stat(config.StateDir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the agent's directory is left, or there again: %v", err)
+		}
 		give(removal.Order{})
 		if err := <-ended; !errors.Is(err, errAnew) {
 			t.Errorf("the agent ends with %v", err)
@@ -143,6 +153,37 @@ func TestRemovalWaitsForContainers(t *testing.T) {
 	})
 }
 
+// It is told why a device cannot be given back: a process has it open still. A device that stays as it is
+// does not keep the agent.
+func TestRemovalWhileDevicesAreKept(t *testing.T) {
+	for _, want := range []string{"vfio", ""} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHanding(t, false)
+			config := h.rebinding.config(&rules.Rules{Mode: discovery.ModeDRA})
+			config.Settings.Handover = h.rules
+			give, _ := h.orders(config)
+			h.offers(diskName, "")
+			claim, node := h.claim("old", want), diskNode
+			claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "old", UID: "old"}}
+			if want == "vfio" {
+				node = "/dev/vfio/3"
+				h.gives(claim, node, "/dev/vfio/vfio")
+			} else {
+				h.gives(claim, node)
+			}
+			h.runs("47", "train", "old", node)
+			h.unprepare(claim)
+			give(removal.Order{Phase: removal.Remove, ID: "a"})
+			if want == "vfio" {
+				h.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is held by claim default/old, which has ended: " + node + ": process 47 (train) has it open"})
+				h.Ends("47")
+			}
+			time.Sleep(2 * refuseInterval)
+			h.answers(removal.Report{ID: "a", State: removal.Removed})
+		})
+	}
+}
+
 // An agent does not leave before it has given everything back.
 func TestRemovalWaitsForDrivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -167,6 +208,27 @@ func TestRemovalWaitsForDrivers(t *testing.T) {
 		if err := <-ended; !errors.Is(err, errAnew) && !errors.Is(err, context.Canceled) {
 			t.Errorf("the agent ends with %v", err)
 		}
+	})
+}
+
+// An agent whose rights were taken away while a device is rebound does not leave, and says which device it is, and what to do.
+func TestRemovalWithoutRights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		stop := r.start()
+		vm := r.claim("vm", "vfio")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		stop()
+		config := r.config(&rules.Rules{Mode: discovery.ModeDRA})
+		config.Write = func(string, string) error { return syscall.EROFS }
+		give, _ := r.orders(config)
+		r.offers(diskName, "")
+		r.unprepare(vm)
+		give(removal.Order{Phase: removal.Remove, ID: "a"})
+		time.Sleep(time.Minute)
+		r.answers(removal.Report{ID: "a", State: removal.Waiting, Detail: "device " + diskName + " is not given back to its driver yet: it is not given back to driver nvme: function " + diskFunction +
+			`: set its driver: write "" to /` + rebindtest.Source(diskFunction) + "/driver_override: read-only file system: the agent may not change the host: it takes rebinding.enabled, see docs/rebinding.md"})
+		r.bound("vfio-pci", 0)
 	})
 }
 

@@ -61,6 +61,11 @@ func (r *ruled) change(to *rules.Rules) {
 	if r.raw == nil {
 		return
 	}
+	if before.Unknown != "" { // nothing was offered in the form of those rules, so the agent begins as at a start
+		r.sought = false
+		r.apply()
+		return
+	}
 	next := bySilicon(to.Apply(r.raw))
 	for silicon, devices := range bySilicon(r.snapshot) {
 		switch {
@@ -87,7 +92,7 @@ func (r *ruled) keepExcluded(view *ledger.View) {
 	lenient.Exclude = nil
 	kept := bySilicon(r.snapshot)
 	for silicon, devices := range bySilicon(lenient.Apply(r.raw)) {
-		if !sameForm(devices, kept[silicon]) && view.Holder(discovery.ModeDRA, silicon) != "" {
+		if !sameForm(devices, kept[silicon]) && view.OwnerOf(discovery.ModeDRA, silicon) != "" {
 			r.earlier[silicon] = &lenient
 		}
 	}

@@ -101,6 +101,18 @@ func TestRuledOfAnotherNumber(t *testing.T) {
 	}
 }
 
+// Rules that come when nothing was known of what the administrator wants hold at once:
+// devices of another form were not offered, and a claim on a share would wait for itself.
+func TestRuledAfterNothingWasKnown(t *testing.T) {
+	r := newRuled(&rules.Rules{Unknown: "the configuration is wrong"})
+	r.see(&discovery.Snapshot{Devices: []discovery.Device{{Name: "gpu"}}})
+	r.keepExcluded(nil)
+	r.change(&rules.Rules{Sharing: []rules.Share{{Selector: selector(t, `true`), Replicas: 3}}})
+	if got := described(r.snapshot); got != "gpu by shares of 3" || len(r.changing()) > 0 || r.sought {
+		t.Errorf("%s, changing %v, claims sought %t; want gpu by shares of 3 at once, and claims on excluded devices sought again", got, r.changing(), r.sought)
+	}
+}
+
 // Before the first scan there is nothing that could change.
 func TestRuledBeforeTheFirstScan(t *testing.T) {
 	r := newRuled(&rules.Rules{})

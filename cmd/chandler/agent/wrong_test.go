@@ -166,10 +166,12 @@ func TestAgentWithAWrongConfigurationTakesOverFromTheDead(t *testing.T) {
 		config.Lock, config.Wrong = shared, errors.New("exclude[0].cel: no such field")
 		stopNext := n.run(config)
 		time.Sleep(time.Minute)
+		n.mu.Lock()
 		n.plugin = nil
+		n.mu.Unlock()
 		stop()
 		time.Sleep(time.Minute)
-		if n.plugin == nil {
+		if n.dra() == nil {
 			t.Fatal("the agent that is left has not registered")
 		}
 		n.unprepare(claim)

@@ -184,6 +184,14 @@ func (n *nvidia) entries() {
 	}
 	carried = append(carried, n.im.idStrategy(n.settings.get("device-id-strategy"), names)...)
 	carried = append(carried, n.im.runtimeVariables(n.settings, names)...)
+	if strategy := n.settings.get("mig-strategy"); strings.EqualFold(strategy.text(), "single") {
+		for _, name := range names {
+			if strings.HasPrefix(name, nvidiaOne) {
+				n.im.allocation(strategy, name, func(a *v1alpha1.Allocation) { a.Alike = []string{"function", "profile"} })
+			}
+		}
+		n.im.say(strategy, "a node with whole GPUs and instances, or with unlike instances, offers no %s; there the plugin does not start. GPUs in MIG mode without instances do not count", nvidiaOne)
+	}
 	if strategy := n.settings.get("mig-strategy"); strategy.text() == "mixed" && len(carried) > 0 {
 		n.im.lost(carried[0], "is carried over for %s; write it for the resources of MIG instances, nvidia.com/mig-…, that your nodes have", nvidiaOne)
 	}
@@ -343,7 +351,7 @@ func (n *nvidia) container(c container) {
 	case c.names("gpu-feature-discovery"):
 		n.labels(c.at("name"))
 	case c.names("mps-control-daemon"):
-		n.im.say(c.at("name"), "has to run as before: the agent starts no MPS daemon")
+		n.im.say(c.at("name"), "has to run as before: the agent starts MPS daemons for claims alone")
 	case c.names("config-manager"):
 	default:
 		n.settings.flags(c)

@@ -6,6 +6,7 @@ package informant
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,13 @@ type Informant struct {
 	silence  time.Duration // how long the program may be silent
 	retry    time.Duration // how long to wait after it ended; doubled up to maxRetry
 	keep     time.Duration // how long its last answer is believed after it ended
+
+	Family string // whose program it is
+
+	again chan struct{} // the running program is to look again; room for one
+
+	mu       sync.Mutex
+	changing map[string]chan struct{} // devices of which a change is made; closed after it
 
 	settled func() // closes ready
 	ready   chan struct{}
@@ -73,11 +81,16 @@ func Overlay(host *discovery.Host, all []*discovery.Family, hostRoot string) []*
 	var informants []*Informant
 	overlay := hostfs.NewOverlay(host.FS)
 	for _, f := range all {
-		if f.Program == nil || host.Exists(f.Program.File) {
-			continue
-		}
-		if found := findProgram(f.Program.Name); found != "" {
-			informants = append(informants, newInformant(*f.Program, found, overlay, f.Program.Args(hostRoot, host.Roots[f.Name])))
+		for _, p := range f.Programs {
+			root := host.Roots[f.Name]
+			if p.NeedsRoot && root == "" || host.Exists(p.File) {
+				continue
+			}
+			if found := findProgram(p.Name); found != "" {
+				n := newInformant(*p, found, overlay, p.Args(hostRoot, root))
+				n.Family = f.Name
+				informants = append(informants, n)
+			}
 		}
 	}
 	if len(informants) > 0 {
@@ -93,10 +106,12 @@ func newInformant(program discovery.Program, path string, host *hostfs.Overlay, 
 		args:     args,
 		host:     host,
 		changed:  func() {},
-		interval: interval,
+		interval: cmp.Or(program.Interval, interval),
 		silence:  silence,
 		retry:    retry,
 		keep:     keep,
+		again:    make(chan struct{}, 1),
+		changing: make(map[string]chan struct{}),
 		ready:    make(chan struct{}),
 	}
 	n.settled = sync.OnceFunc(func() { close(n.ready) })
@@ -257,6 +272,7 @@ func (n *Informant) session(ctx context.Context, hear func(text []byte) error) e
 		end = errors.Join(scanner.Err(), cmd.Wait())
 		close(ended)
 	}()
+	go n.urge(stdin, deaf)
 	reason := n.listen(ctx, lines, hear)
 	close(deaf)
 	if reason != nil {
@@ -320,10 +336,14 @@ func (h *head) Write(p []byte) (int, error) {
 // ending returns why a program ended: its exit status and its first line of standard
 // error.
 func (n *Informant) ending(err error, said []byte) error {
-	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
-	line = strings.TrimPrefix(line, n.Name+": ")
 	if err == nil {
-		return fmt.Errorf("it ended: %s", line)
+		return fmt.Errorf("it ended: %s", n.firstLine(said))
 	}
-	return fmt.Errorf("it ended: %w: %s", err, line)
+	return fmt.Errorf("it ended: %w: %s", err, n.firstLine(said))
+}
+
+// firstLine returns the first line of a program's standard error, without its name.
+func (n *Informant) firstLine(said []byte) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
+	return strings.TrimPrefix(line, n.Name+": ")
 }

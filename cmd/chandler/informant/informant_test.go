@@ -53,7 +53,7 @@ var buildNVML = sync.OnceValues(func() (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return string(out), err
 	}
-	return filepath.Join(dir, nvidia.Family.Program.Name), nil
+	return filepath.Join(dir, nvidia.Family.Programs[0].Name), nil
 })
 
 func TestMain(m *testing.M) {
@@ -94,7 +94,7 @@ func standIn(t *testing.T, defines ...string) (*Informant, *discovery.Host) {
 		t.Fatal(err)
 	}
 	overlay := hostfs.NewOverlay(hostFS)
-	n := newInformant(*nvidia.Family.Program, program, overlay, nvidia.Family.Program.Args(root, "/run/driver"))
+	n := newInformant(*nvidia.Family.Programs[0], program, overlay, nvidia.Family.Programs[0].Args(root, "/run/driver"))
 	n.interval, n.silence, n.retry, n.keep = 50*time.Millisecond, 10*time.Second, 50*time.Millisecond, 0
 	return n, &discovery.Host{FS: overlay}
 }
@@ -259,7 +259,7 @@ func TestNVMLThatTires(t *testing.T) {
 // Only this machine is asked about, and only if nobody has answered yet.
 func TestOverlayInformants(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, nvidia.Family.Program.Name), []byte("#!/bin/sh\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, nvidia.Family.Programs[0].Name), []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -271,7 +271,9 @@ func TestOverlayInformants(t *testing.T) {
 		t.Fatal(err)
 	}
 	answered := hostfs.NewOverlay(hostFS)
-	answered.Set(nvidia.Family.Program.File[1:], []byte("{}"))
+	for _, program := range nvidia.Family.Programs {
+		answered.Set(program.File[1:], []byte("{}"))
+	}
 	stranger := "-- proc/sys/kernel/random/boot_id --\n" + string(bootID) + "-- proc/driver/nvidia/ --\n-- end --\n"
 	copied, err := hostfs.Open(layOut(t, []byte(stranger)))
 	if err != nil {
@@ -292,12 +294,16 @@ func TestOverlayInformants(t *testing.T) {
 			t.Setenv("PATH", test.path)
 			host := &discovery.Host{FS: test.host, Roots: map[string]string{"nvidia": "/run/driver"}}
 			informants := Overlay(host, families.All, "/host")
-			if _, overlaid := host.FS.(*hostfs.Overlay); (len(informants) == 1) != test.want || test.want != overlaid && test.host != fs.FS(answered) {
+			if _, overlaid := host.FS.(*hostfs.Overlay); (len(informants) == 2) != test.want || test.want != overlaid && test.host != fs.FS(answered) {
 				t.Fatalf("got %+v, host %T", informants, host.FS)
 			}
-			want := []string{"--driver-root=/host/run/driver", "--gpus=/host/proc/driver/nvidia/gpus"}
+			want := []string{"--host-root=/host", "--driver-root=/run/driver", "--gpus=/host/proc/driver/nvidia/gpus"}
 			if test.want && !slices.Equal(informants[0].args, want) {
 				t.Errorf("arguments %q", informants[0].args)
+			}
+			host = &discovery.Host{FS: test.host}
+			if informants := Overlay(host, families.All, "/host"); (len(informants) == 1) != test.want {
+				t.Errorf("without a root: %+v", informants)
 			}
 		})
 	}

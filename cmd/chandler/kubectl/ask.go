@@ -37,43 +37,60 @@ type answers struct {
 	why     map[string]string          // an agent does not say it, by node
 }
 
-// ask asks the agents of nodes, by their metrics, through the API server. The user needs the right to get
-// pods/proxy for that, and agents whose metrics are protected do not answer.
+// ask asks the agents of nodes what pods have there by limits.
 func (v *view) ask(ctx context.Context, w *whoView) {
 	nodes := w.askable()
 	if len(nodes) == 0 {
 		return
 	}
-	w.answers = answers{devices: make(map[string]map[string]told), waiting: make(map[string]int), why: make(map[string]string)}
+	said, why := v.askAgents(ctx, nodes)
+	w.answers = answers{devices: make(map[string]map[string]told), waiting: make(map[string]int), why: why}
+	for _, node := range nodes {
+		if families, answered := said[node]; answered {
+			w.hear(node, families)
+		}
+	}
+}
+
+// askAgents asks the agents of nodes for their metrics, through the API server, and returns why others did not
+// answer. The user needs the right to get pods/proxy for that, and agents whose metrics are protected do not
+// answer. Nodes without an agent are other drivers'.
+func (v *view) askAgents(ctx context.Context, nodes []string) (said map[string]map[string]*dto.MetricFamily, why map[string]string) {
+	said, why = make(map[string]map[string]*dto.MetricFamily), make(map[string]string)
 	agents, err := v.agents(ctx)
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for i, node := range nodes {
+	asked := 0
+	for _, node := range nodes {
 		agent := agents[node]
 		switch {
 		case err != nil:
-			w.answers.why[node] = reason(err)
+			why[node] = reason(err)
 			continue
 		case agent == nil:
-			continue // another driver's node
-		case i >= mostAsked:
-			w.answers.why[node] = "there are too many nodes to ask"
+			continue
+		case asked == mostAsked:
+			mu.Lock()
+			why[node] = "there are too many nodes to ask"
+			mu.Unlock()
 			continue
 		}
+		asked++
 		all.Go(func() {
 			families, err := v.measured(ctx, agent)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				w.answers.why[node] = reason(err)
+				why[node] = reason(err)
 				return
 			}
-			w.hear(node, families)
+			said[node] = families
 		})
 	}
 	all.Wait()
+	return said, why
 }
 
 // reason says in short why an agent did not answer.
@@ -118,14 +135,7 @@ func (w *whoView) hear(node string, families map[string]*dto.MetricFamily) {
 	}
 	devices := make(map[string]told)
 	for labels := range samples(families["chandler_device_info"]) {
-		name := labels["device"]
-		where := cmp.Or(fleet.ShortAddress(labels["pci_address"]), name)
-		devices[name] = told{label: strings.TrimSpace(labels["kind"] + " " + where), model: labels["model"]}
-		if parent := labels["parent"]; parent != "" {
-			if part, is := strings.CutPrefix(name, parent+"-"); is {
-				devices[name] = told{label: devices[name].label + " " + strings.ReplaceAll(part, "-", " "), model: labels["model"]}
-			}
-		}
+		devices[labels["device"]] = toldOf(labels)
 	}
 	w.answers.devices[node] = devices
 	for labels := range samples(families["chandler_device_allocated"]) {
@@ -150,6 +160,18 @@ func (w *whoView) hear(node string, families map[string]*dto.MetricFamily) {
 			slices.Sort(w.Resources[i].Holders[j].Devices)
 		}
 	}
+}
+
+// toldOf returns what the labels of chandler_device_info say of a device.
+func toldOf(labels map[string]string) told {
+	name := labels["device"]
+	label := strings.TrimSpace(labels["kind"] + " " + cmp.Or(fleet.ShortAddress(labels["pci_address"]), name))
+	if parent := labels["parent"]; parent != "" {
+		if part, is := strings.CutPrefix(name, parent+"-"); is {
+			label += " " + strings.ReplaceAll(part, "-", " ")
+		}
+	}
+	return told{label: label, model: labels["model"]}
 }
 
 // samples returns the labels and values of a metric, in the agent's order.

@@ -35,6 +35,20 @@ type refused struct{ error }
 func (r refused) DoRaw(context.Context) ([]byte, error)         { return nil, r.error }
 func (r refused) Stream(context.Context) (io.ReadCloser, error) { return nil, r.error }
 
+// withAgent is the example with an agent on vm-1 that answers all the same.
+func withAgent(t *testing.T, answer rest.ResponseWrapper) *fake.Clientset {
+	t.Helper()
+	client := fake.NewClientset(append(example(t).Objects(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "chandler", Name: "chandler", Labels: map[string]string{"app.kubernetes.io/name": "chandler"},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: "chandler", Controller: new(true)}},
+		},
+		Spec: corev1.PodSpec{NodeName: "vm-1", Containers: []corev1.Container{{Name: "chandler", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}},
+	})...)
+	client.AddProxyReactor("pods", func(clienttesting.Action) (bool, rest.ResponseWrapper, error) { return true, answer, nil })
+	return client
+}
+
 // who asks the node's agent which devices a pod has by limits. If that does not answer, it says why.
 func TestWhoAsksAgents(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods/proxy"}
@@ -69,20 +83,30 @@ func TestWhoAsksAgents(t *testing.T) {
 			answer: response(""), args: []string{"who", "vm-1"},
 			has: []string{"×2", "only the node knows"},
 		},
+		"a resource without its domain": {
+			answer: response(measured), args: []string{"who", "npu"},
+			has: []string{"npu 05:00.0", "npu npu-7", "example.com/npu on vm-1: 1 free"},
+		},
+		"a device by limits": {
+			answer: response(measured), args: []string{"who", "pci-0000-05-00-0"},
+			has:    []string{"vm-1 lab/nb-7 npu 05:00.0", "Example NPU", "example.com/npu", "plugin 1h"},
+			hasNot: []string{"npu-7", "free"},
+		},
+		"a device by limits that is sick": {
+			answer: response(measured + `chandler_device_condition{node="vm-1",device="npu-7",condition="unhealthy",effect="NoSchedule"} 1` + "\n"), args: []string{"who", "device/npu-7", "-o", "json"},
+			has: []string{`"condition": "unhealthy"`, `"pod": "nb-7"`},
+		},
+		"a device by limits that nobody has": {
+			answer: response(`chandler_device_info{node="vm-1",device="tty",kind="serial"} 1` + "\n"), args: []string{"who", "tty"},
+			has: []string{"serial tty on vm-1: nobody has it, it is free."},
+		},
 		"no metrics": {
 			answer: response("<html>"), args: []string{"who", "vm-1"},
 			has: []string{"×2", "the agent of vm-1 does not say"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset(append(example(t).Objects(), &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{
-					Namespace: "chandler", Name: "chandler", Labels: map[string]string{"app.kubernetes.io/name": "chandler"},
-					OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: "chandler", Controller: new(true)}},
-				},
-				Spec: corev1.PodSpec{NodeName: "vm-1", Containers: []corev1.Container{{Name: "chandler", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}}}},
-			})...)
-			client.AddProxyReactor("pods", func(clienttesting.Action) (bool, rest.ResponseWrapper, error) { return true, test.answer, nil })
+			client := withAgent(t, test.answer)
 			out, errOut, err := run(t, client, 160, test.args...)
 			if err != nil {
 				t.Fatalf("%v\n%s", err, errOut)
@@ -99,5 +123,19 @@ func TestWhoAsksAgents(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Where a word is not found and agents do not answer, who says why.
+func TestWhoWithoutAnswers(t *testing.T) {
+	client := withAgent(t, refused{apierrors.NewForbidden(schema.GroupResource{Resource: "pods/proxy"}, "chandler", errors.New("no"))})
+	_, _, err := run(t, client, 160, "who", "serial-0")
+	if err == nil || !strings.HasSuffix(err.Error(), "the agent of vm-1 did not say, since you may not get pods/proxy") {
+		t.Errorf("error %v", err)
+	}
+	for _, word := range []string{"pod/serial-0", "node/serial-0"} {
+		if _, _, err := run(t, client, 160, "who", word); err == nil || strings.Contains(err.Error(), "agent") {
+			t.Errorf("%s: error %v", word, err)
+		}
 	}
 }

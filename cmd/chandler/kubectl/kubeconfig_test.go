@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A file that is no kubeconfig is named, without Go's types. One that cannot be read says why.
+// The error names a file that is no kubeconfig, without Go's types, and says why a file cannot be read.
 func TestNoKubeconfig(t *testing.T) {
 	for name, text := range map[string]string{
 		"passwd":    "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/:/bin/sh\n",

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -22,6 +23,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/discoverytest"
+	"chandler.dev/internal/apitest/older"
 	"chandler.dev/internal/fleet/fleettest"
 	"chandler.dev/internal/terminal"
 )
@@ -126,6 +128,25 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
+// An API server that serves only an older version of resource.k8s.io has the same to say.
+func TestOlderVersions(t *testing.T) {
+	objects := example(t).Objects()
+	newest := fake.NewClientset(objects...)
+	for _, version := range []string{"v1beta2", "v1beta1"} {
+		client, err := older.Client(t.Context(), version, objects...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range []string{"top", "who gpu-node-07", "who 23:00.0", "why ml/train-42", "why ml/wants-much", "why ml/llama-7b-worker-0"} {
+			want, _, _ := run(t, newest, 120, strings.Fields(args)...)
+			got, stderr, err := run(t, client, 120, strings.Fields(args)...)
+			if err != nil && err.Error() != "" || stderr != "" || got != want {
+				t.Errorf("%s, %s: %v, standard error %q: %s", version, args, err, stderr, cmp.Diff(want, got))
+			}
+		}
+	}
+}
+
 // Devices that any number of pods may have are not counted as a thousand, nor summed with others.
 func TestOpenDevicesAreNotSummed(t *testing.T) {
 	c := fleettest.New(t)
@@ -142,6 +163,8 @@ func TestOpenDevicesAreNotSummed(t *testing.T) {
 		{"who gpus", "8 gpu are free. Any number of pods may have devices.kubevirt.io/kvm."},
 		{"who vms", "Any number of pods may have kvm, tun and devices.kubevirt.io/vhost-net."},
 		{"who tun", "tun on vms: nobody has it, it is for any number of pods."},
+		{"who vhost-net", "devices.kubevirt.io/vhost-net on vms: for any number of pods."},
+		{"who kvm", "kvm on vms: nobody has it, it is for any number of pods. devices.kubevirt.io/kvm on gpus: for any number of pods."},
 		{"who devices.kubevirt.io/kvm", "devices.kubevirt.io/kvm on gpus: for any number of pods."},
 	} {
 		stdout, _, err := run(t, client, 120, strings.Fields(test.args)...)
@@ -337,6 +360,10 @@ func TestDeviceTaintRules(t *testing.T) {
 	stdout, _, _ := run(t, fake.NewClientset(objects...), 120, "why", "ml/train-42")
 	if !strings.Contains(stdout, "example.com/repair") {
 		t.Errorf("the rule's taint is not told:\n%s", stdout)
+	}
+	stdout, _, _ = run(t, fake.NewClientset(objects...), 120, "who", "gpu-node-07")
+	if !strings.Contains(stdout, "is example.com/repair") || strings.Contains(stdout, "gpu and") {
+		t.Errorf("the node has free devices:\n%s", stdout)
 	}
 }
 

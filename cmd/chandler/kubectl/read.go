@@ -60,12 +60,10 @@ func (v *view) read(ctx context.Context, what reading) error {
 		err := list(ctx, dra.DeviceClasses().List, metav1.ListOptions{}, func(l *resourceapi.DeviceClassList) { v.Classes = l.Items })
 		v.lacks(err, "DeviceClasses", "which devices a class has is not known")
 	}
-	if what.drivers {
-		var rules []resourceapi.DeviceTaintRule
-		err := list(ctx, dra.DeviceTaintRules().List, metav1.ListOptions{}, func(l *resourceapi.DeviceTaintRuleList) { rules = l.Items })
-		v.lacks(err, "DeviceTaintRules", "taints that administrators set are left out")
-		v.taint(rules)
-	}
+	var rules []resourceapi.DeviceTaintRule
+	err := list(ctx, dra.DeviceTaintRules().List, metav1.ListOptions{}, func(l *resourceapi.DeviceTaintRuleList) { rules = l.Items })
+	v.lacks(err, "DeviceTaintRules", "taints that administrators set are left out")
+	v.taint(rules)
 	if what.templates {
 		err := list(ctx, dra.ResourceClaimTemplates(v.namespace).List, metav1.ListOptions{}, func(l *resourceapi.ResourceClaimTemplateList) { v.Templates = l.Items })
 		v.lacks(err, "ResourceClaimTemplates", "claims that are not made yet are left out")
@@ -126,4 +124,17 @@ func list[L any](ctx context.Context, read func(context.Context, metav1.ListOpti
 		keep(all)
 	}
 	return err
+}
+
+// started returns when a pod started, zero if that is not known.
+func (v *view) started(namespace, name string) (since time.Time) {
+	for i := range v.Pods {
+		if p := &v.Pods[i]; p.Namespace == namespace && p.Name == name {
+			since = p.CreationTimestamp.Time
+			if p.Status.StartTime != nil {
+				since = p.Status.StartTime.Time
+			}
+		}
+	}
+	return since
 }

@@ -23,14 +23,15 @@ func newWho(o *options) *cobra.Command {
 		Use:   "who NODE | [NAMESPACE/]POD | DEVICE",
 		Short: "Print who has which accelerator",
 		Long: `Print who has the accelerators of a node, what a pod has, or who has a device. A
-device is named by its name, its PCI address, UUID, serial number or interface. If
-a word is the name of a node and of something else, the node is meant; "node/NAME",
-"pod/NAME" and "device/NAME" say which.
+device is named by its name, its PCI address, UUID, serial number or interface, or
+by the name of its resource in limits, such as nvidia.com/gpu, or gpu. If a word is
+the name of a node and of something else, the node is meant; "node/NAME", "pod/NAME"
+and "device/NAME" say which.
 
-Which device a pod has by limits of a device plugin, only the node's agent knows. The
-command asks it for its metrics, for which you need the right to get "pods/proxy".
-If it does not answer, the pod has a "?", and "chandler inventory" says more on the
-node.`,
+Which devices a device plugin offers, and which of them a pod has by its limits, only
+the node's agent knows. The command asks it for its metrics, for which you need the
+right to get "pods/proxy". If it does not answer, the pod has a "?", and "chandler
+inventory" says more on the node.`,
 		Example: `  kubectl chandler who gpu-node-07
   kubectl chandler who ml/llama-7b-worker-0
   kubectl chandler who GPU-5e4c9bd6-3f2a-8d1e-9c47-2b61d0f8a7e3
@@ -45,10 +46,19 @@ node.`,
 				return err
 			}
 			who, err := v.who(args[0])
-			if err != nil {
-				return err
+			if err == nil {
+				v.ask(cmd.Context(), who)
+			} else {
+				offered, unasked := v.offered(cmd.Context(), args[0])
+				switch {
+				case offered != nil:
+					who = offered
+				case unasked != "":
+					return fmt.Errorf("%w; %s", err, unasked)
+				default:
+					return err
+				}
 			}
-			v.ask(cmd.Context(), who)
 			if o.output == "json" {
 				return writeJSON(cmd.OutOrStdout(), who)
 			}
@@ -132,7 +142,7 @@ func (v *view) ofPod(f *fleet.Fleet, name string) *whoView {
 }
 
 func (v *view) ofDevice(f *fleet.Fleet, name string) *whoView {
-	found := filter(&whoView{}, f, func(d *fleet.Device) bool { return d.Is(name) }, func(r *fleet.Resource) bool { return r.Name == name })
+	found := filter(&whoView{}, f, func(d *fleet.Device) bool { return d.Is(name) }, func(r *fleet.Resource) bool { return r.Is(name) })
 	if len(found.Devices)+len(found.Resources) == 0 {
 		return nil
 	}
@@ -221,7 +231,7 @@ func (w *whoView) write(out io.Writer, style terminal.Style, now time.Time) {
 func (w *whoView) rows(style terminal.Style, now time.Time) (rows table, wide bool) {
 	rows.columns = []column{{title: "NODE", least: 10}, {title: "POD", least: 14}, {title: "DEVICE", least: 12}, {title: "MODEL", least: 12}, {title: "BY", least: 12}, {title: "REQUEST", least: 8}, {title: "API"}, {title: "AGE", right: true}}
 	for _, h := range w.holdings() {
-		by := cmp.Or(h.Resource, h.Claim)
+		by := h.By()
 		first := []cell{plain(h.node), plain(h.Name()), {}, {}, plain(by), {}, plain(h.API()), plain(since(h.Since, now))}
 		for i, d := range h.told {
 			line := slices.Clone(first)

@@ -110,12 +110,14 @@ func (o *options) why(ctx context.Context, cmd *cobra.Command, word string) (wai
 	if err != nil {
 		return false, err
 	}
-	if pod.Status.Phase == corev1.PodPending && !answer.Waits {
+	if pod.Status.Phase == corev1.PodPending && (!answer.Waits || answer.Unmade()) {
 		events, err := v.client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()})
 		if err != nil {
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s: the pod's Events could not be read: %v\n", pluginName, err)
 		} else {
-			answer.Starting(slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.InvolvedObject.UID != pod.UID }))
+			mine := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.InvolvedObject.UID != pod.UID })
+			answer.Starting(mine)
+			answer.Making(mine)
 		}
 	}
 	if o.output == "json" {

@@ -38,6 +38,8 @@ var Family = &discovery.Family{
 	CommonNodes: []string{"/dev/kfd"},
 	Variables:   variables,
 	Labels:      labels,
+	Make:        makePart,
+	Unmake:      unmakePart,
 }
 
 // variables tune the libraries of ROCm's runtimes, HIP and ROCR, and of RCCL.
@@ -105,6 +107,15 @@ type mode struct {
 // partition's Identity includes the mode.
 func (g *gpu) describe(xcps []sysfs.Device) []discovery.Device {
 	whole, mode, err := g.whole()
+	parts, partsErr := g.onRequest(whole, mode)
+	switch {
+	case partsErr != nil:
+		// Somebody may have a part by a name that is known once the mode is.
+		g.problems = append(g.problems, discovery.Problem{Device: whole.Name, Err: errors.Join(partsErr, err)})
+		return nil
+	case parts != nil:
+		return parts.describe(xcps, err)
+	}
 	if len(g.nodes) < 2 && (mode.compute == "" || mode.compute == "spx") {
 		whole.Attributes.SetString("profile", mode.profile)
 		whole.SetNames("linkedTo", g.kfd.linkedTo(first(g.nodes)))

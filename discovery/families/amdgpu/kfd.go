@@ -32,6 +32,7 @@ type kfdNode struct {
 	renderMinor uint64
 	cores       int64 // compute units
 	simds       uint64
+	dies        uint64 // compute dies, 0 if an older driver does not say
 	gfx         uint64
 	hive        uint64 // the GPUs that XGMI links join, 0 if none are
 	uniqueID    uint64
@@ -89,6 +90,7 @@ func newKFDNode(dir sysfs.Device, index int, properties map[string]uint64) kfdNo
 		hive:        properties["hive_id"],
 		uniqueID:    properties["unique_id"],
 		simds:       properties["simd_count"],
+		dies:        properties["num_xcc"],
 	}
 	if each := properties["simd_per_cu"]; each > 0 {
 		n.cores = int64(properties["simd_count"] / each)

@@ -28,8 +28,18 @@ var Family = &discovery.Family{
 		{Bus: "pci", Driver: "xocl"},
 		{Bus: "pci", Driver: "xclmgmt"},
 		{Class: "misc", Name: "ama_transcoder*"},
+		{Bus: "pci", Vendor: "10ee", PCIClass: "1200", Unbound: true},
 	},
 	Describe: describe,
+}
+
+// users are the PCI device IDs of user functions of Alveo cards, which xocl binds
+// (src/runtime_src/core/pcie/driver/linux/xocl/devices.h in XRT). Left out is 7021, which
+// any design of AMD's tools may have, and so are functions that manage a card: the card
+// can be used without.
+var users = []string{
+	"5001", "5005", "5009", "500d", "5011", "5015", "5019", "501d", "5021", "503d", "504f",
+	"5051", "5059", "505d", "5061", "506d", "5075", "513d",
 }
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
@@ -44,6 +54,12 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		switch {
 		case !sysfs.IsPCIAddress(kernel.Name()):
 			d, ok, err = describeTranscoder(host, kernel)
+		case kernel.Driver() == "":
+			d, err = discovery.Unbound(host, kernel, "fpga", "xilinx")
+			ok = slices.Contains(users, d.Attributes.String("pciDevice"))
+			if !ok && d.Attributes.String("pciDevice") != "" {
+				continue
+			}
 		case kernel.Driver() == "xocl":
 			d, err = describeFPGA(host, kernel, management[slot(kernel)])
 		default:

@@ -56,6 +56,12 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return devices, problems
 }
 
+// models are devices of virtual machines by their PCI IDs, as the PCI ID Repository names
+// them.
+var models = map[string]struct{ vendor, model string }{
+	"1af4:1050": {"redhat", "Virtio 1.0 GPU"},
+}
+
 // isSoftware reports whether a DRM device is software that renders nothing, for
 // tests of the kernel: vgem. It lies on the bus faux, and before Linux 6.15 on the
 // bus platform without a driver (drivers/gpu/drm/vgem/vgem_drv.c). Hardware has its
@@ -74,6 +80,10 @@ func describeOne(host *discovery.Host, kernel sysfs.Device) (discovery.Device, b
 	d, err := discovery.Hardware(host, kernel)
 	errs := []error{err}
 	d.Attributes.SetString("vendor", discovery.CompatibleVendor(kernel))
+	if known, ok := models[d.Attributes.String("pciVendor")+":"+d.Attributes.String("pciDevice")]; ok {
+		d.Attributes.SetString("vendor", known.vendor)
+		d.Attributes.SetString("model", known.model)
+	}
 	d.Attributes.SetString("kind", "other")
 	if rendering {
 		d.Attributes.SetString("kind", "gpu")

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -21,9 +20,8 @@ type driver struct {
 	host    *discovery.Host
 	version string // "535.104.05", "" if not known
 	majors  map[string]int64
-	mounts  []*specs.Mount // of its libraries and programs, where a root is named for them
-	folders []string       // of the container, with its libraries
-	rootErr error          // why there are none below the root that is named
+	files   specs.ContainerEdits // by which containers have its libraries and programs, where a root is named for them
+	rootErr error                // why there are none below the root that is named
 
 	mps    specs.ContainerEdits // by which a GPU that is shared is used
 	mpsErr error                // why it is not, though a root is named for it
@@ -60,7 +58,9 @@ func readDriver(host *discovery.Host) (*driver, []discovery.Problem) {
 	d.majors["nvidia"] = nvidiaMajor
 	if root := host.Roots["nvidia"]; root != "" {
 		d.installer = installerRoot(host, root)
-		d.mounts, d.rootErr = d.mountsBelow(root)
+		var odd error
+		d.files, odd, d.rootErr = d.filesBelow(path.Clean("/" + root))
+		fail(odd)
 	}
 	d.mps, d.mpsErr = readMPS(host)
 	d.machine, _ = host.ReadText("/sys/class/dmi/id/product_name") // of which only a label depends
@@ -115,7 +115,7 @@ func (d *driver) nodes(minor int64) []*specs.DeviceNode {
 		d.node("nvidia-uvm", "/dev/nvidia-uvm-tools", 1),
 		d.node("nvidia", "/dev/nvidia-modeset", 254),
 	} {
-		needed := shared.Path == "/dev/nvidia-uvm" && len(d.mounts) > 0
+		needed := shared.Path == "/dev/nvidia-uvm" && len(d.files.Mounts) > 0
 		if needed || d.host.Exists(shared.HostPath) {
 			nodes = append(nodes, shared)
 		}
@@ -134,107 +134,4 @@ func (d *driver) node(name, nodePath string, minor int64) *specs.DeviceNode {
 		node.Type, node.Major, node.Minor = "c", major, minor
 	}
 	return node
-}
-
-// libraryDirs are where distributions, and NVIDIA's and Google's installers,
-// put the driver's libraries below its root.
-var libraryDirs = []string{
-	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
-	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
-}
-
-// programs come with the driver and must be of its version.
-var programs = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-persistenced", "nvidia-smi"}
-
-// mountsBelow returns read-only mounts of the driver's libraries and programs
-// below root, each to the path that it has below root.
-func (d *driver) mountsBelow(root string) ([]*specs.Mount, error) {
-	if d.installer {
-		return installerMounts(root), nil
-	}
-	if d.version == "" {
-		return nil, errors.New("driver root: the driver's version is not known, and so not its libraries")
-	}
-	root = path.Clean("/" + root)
-	for _, dir := range libraryDirs {
-		if d.host.Exists(path.Join(root, dir, "libcuda.so."+d.version)) {
-			d.folders = []string{"/" + dir}
-			return append(d.libraries(root, dir), d.programs(root)...), nil
-		}
-	}
-	return nil, fmt.Errorf("driver root: no libcuda.so.%s in the library directories below %s", d.version, root)
-}
-
-// hooks returns what is to be done to a container that has the driver's libraries
-// mounted, as NVIDIA's own CDI specs say it (nvidia-container-toolkit v1.20, pkg/nvcdi).
-// Without hooks, images find the libraries only if they look in the directory in which
-// the host has them.
-func (d *driver) hooks() []*specs.Hook {
-	if d.host.Hooks == "" || len(d.folders) == 0 {
-		return nil
-	}
-	hook := func(name string, args ...string) *specs.Hook {
-		args = append([]string{path.Base(d.host.Hooks), "hook", name}, args...)
-		return &specs.Hook{HookName: "createContainer", Path: d.host.Hooks, Args: args}
-	}
-	folders := make([]string, len(d.folders))
-	for i, folder := range d.folders {
-		folders[i] = "--folder=" + folder
-	}
-	return []*specs.Hook{
-		hook("enable-cuda-compat", "--host-driver-version="+d.version), // the loader's cache is made after it
-		hook("update-ldcache", folders...),
-		hook("disable-device-node-modification"),
-		hook("update-application-profile"),
-	}
-}
-
-// libraries returns mounts of the libraries of the driver's version in a
-// directory, and of the links that lead to them, by which programs ask for
-// them: libcuda.so.1. CDI has no links; the mount of a link's target at the
-// link's path does the same.
-func (d *driver) libraries(root, dir string) []*specs.Mount {
-	below := strings.TrimPrefix(path.Join(root, dir), "/")
-	entries, err := fs.ReadDir(d.host.FS, below)
-	if err != nil {
-		return nil
-	}
-	var mounts []*specs.Mount
-	for _, entry := range entries {
-		name := entry.Name()
-		for range 4 { // libcuda.so -> libcuda.so.1 -> libcuda.so.535.104.05
-			target, err := fs.ReadLink(d.host.FS, path.Join(below, name))
-			if err != nil || strings.Contains(target, "/") {
-				break
-			}
-			name = target
-		}
-		if strings.HasPrefix(name, "lib") && strings.HasSuffix(name, ".so."+d.version) {
-			mounts = append(mounts, mount("/"+path.Join(below, name), "/"+path.Join(dir, entry.Name())))
-		}
-	}
-	slices.SortFunc(mounts, func(a, b *specs.Mount) int { return strings.Compare(a.ContainerPath, b.ContainerPath) })
-	return mounts
-}
-
-// programs returns mounts of the driver's programs.
-func (d *driver) programs(root string) []*specs.Mount {
-	var mounts []*specs.Mount
-	for _, program := range programs {
-		for _, dir := range []string{"usr/bin", "bin"} {
-			if file := path.Join(root, dir, program); d.host.Exists(file) {
-				mounts = append(mounts, mount(file, "/usr/bin/"+program))
-				break
-			}
-		}
-	}
-	return mounts
-}
-
-func mount(hostPath, containerPath string) *specs.Mount {
-	return &specs.Mount{
-		HostPath:      hostPath,
-		ContainerPath: containerPath,
-		Options:       []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
-	}
 }

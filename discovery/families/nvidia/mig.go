@@ -24,7 +24,7 @@ func (d *driver) divide(gpu discovery.Device, info information, told facts.GPU) 
 	if info.minor < 0 {
 		return nil, nil
 	}
-	mig := sysfs.At(d.host.FS, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", info.minor))
+	mig := d.capabilities(info)
 	if _, err := fs.ReadDir(d.host.FS, mig.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, discovery.Problems(gpu.Name, fmt.Errorf("list MIG instances: %w", err))
 	}
@@ -42,6 +42,11 @@ func (d *driver) divide(gpu discovery.Device, info information, told facts.GPU) 
 	return instances, problems
 }
 
+// capabilities returns the directory in which the kernel lists the MIG instances of a GPU.
+func (d *driver) capabilities(info information) sysfs.Device {
+	return sysfs.At(d.host.FS, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", info.minor))
+}
+
 // instance describes a compute instance in a GPU instance, without the facts that
 // NVML does not know. Where NVML is not asked at all, the instance's Identity is
 // its place, as with NVIDIA before release 470. Where NVML is asked, the instance
@@ -53,6 +58,12 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	}
 	instance := gpu
 	instance.Name = fmt.Sprintf("%s-gi-%d-ci-%d", gpu.Name, gi.number, ci.number)
+	p := &parts{d: d, gpu: gpu, told: told}
+	if name := p.nameOf(known); name != "" && (p.made(known) || p.unlisted()) {
+		// Who has it has it by this name, also if the administrator wants none cut any more, or NVML
+		// lists no places any more.
+		instance.Name = name
+	}
 	instance.Identity = known.UUID
 	if d.nvml == nil && info.uuid != "" {
 		instance.Identity = fmt.Sprintf("MIG-%s/%d/%d", info.uuid, gi.number, ci.number)
@@ -73,6 +84,9 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	instance.Edits.DeviceNodes = slices.Concat(gpu.Edits.DeviceNodes, caps)
 	instance.Health = worse(discovery.NodeHealth(d.host, instance.Edits.DeviceNodes), toldHealth(told, gi.number))
 	instance.Classic = d.instanceOffers(known, info, gi.number, ci.number)
+	if p.made(known) {
+		instance.Classic = d.requestedOffers(known.Profile, instance.Name)
+	}
 	return instance, err
 }
 
@@ -104,6 +118,21 @@ func (d *driver) instanceOffers(known facts.Instance, info information, gi, ci i
 		offers = slices.Insert(offers, 0, discovery.Offer{Resource: name, IDs: ids})
 	}
 	return offers
+}
+
+// requestedOffers returns the classic names of an instance that an agent makes, or has made. It has
+// one only where the administrator gives it: otherwise what was cut for a claim would be
+// offered here while it is kept. Its ID is its name, since a UUID is not known beforehand, and
+// another one after a reboot.
+func (d *driver) requestedOffers(profile, name string) []discovery.Offer {
+	if d.installer {
+		return nil
+	}
+	ids := []string{name}
+	return []discovery.Offer{
+		{Resource: "nvidia.com/mig-" + plainProfile(profile), IDs: ids, Named: true},
+		{Resource: "nvidia.com/gpu", IDs: ids, Named: true},
+	}
 }
 
 // capabilityNodes returns the nodes that open a GPU instance and a compute

@@ -138,10 +138,10 @@ func shareOf(d discovery.Device, consumed discovery.Consumed) share {
 // accept refuses a part of the computing of GPUs that nothing would keep a
 // container to.
 func accept(given []discovery.Device, parameters discovery.Parameters) error {
-	if parameters[ComputePercentage] == "" {
-		return nil
+	errs := acceptUpkeep(given, parameters)
+	if parameters[ComputePercentage] == "" || parameters[MPS] != "" {
+		return errors.Join(errs...)
 	}
-	var errs []error
 	for _, d := range given {
 		if !usesMPS(d) {
 			errs = append(errs, fmt.Errorf("%s: device %s: only MPS keeps to it, which is for GPUs that the administrator has shared, and found by roots[%s]",

@@ -16,17 +16,21 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/families/nvidia/userspace"
 	"chandler.dev/discovery/sysfs"
 )
 
+const name = "nvidia"
+
 // Family is NVIDIA's GPUs.
 var Family = &discovery.Family{
-	Name: "nvidia",
+	Name: name,
 	Doc:  "NVIDIA GPUs, their MIG instances and IMEX channels",
 	Match: []discovery.Match{
 		{Bus: "pci", Vendor: "10de", PCIClass: "03", Driver: "nvidia"},
@@ -35,24 +39,41 @@ var Family = &discovery.Family{
 	Describe:    describe,
 	CommonNodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"},
 	MakeNodes:   "sudo nvidia-modprobe -u -c=0   # and once with the number of each other GPU",
+	Make:        makePart,
+	Unmake:      unmakePart,
 	Grant:       grant,
 	Variables:   variables,
-	Parameters:  []discovery.Parameter{ComputePercentage},
+	Parameters:  []discovery.Parameter{ComputePercentage, MPS, MPSMemory, TimeSlice},
+	Order:       order,
 	Accept:      accept,
 	Roots:       []string{"nvidia", mpsRoot},
 	Labels:      labels,
-	Program: &discovery.Program{
+	Programs: []*discovery.Program{{
 		Name:    "chandler-nvml",
 		Library: "NVML",
 		File:    facts.Path,
 		Driver:  "/proc/driver/nvidia",
+		Changes: gpuOf,
 		Args: func(hostRoot, root string) []string {
-			return []string{"--driver-root=" + path.Join(hostRoot, root), "--gpus=" + path.Join(hostRoot, "proc/driver/nvidia/gpus")}
+			return []string{"--host-root=" + hostRoot, "--driver-root=" + root, "--gpus=" + path.Join(hostRoot, "proc/driver/nvidia/gpus")}
 		},
 		MaxSize: facts.MaxSize,
 		Check:   func(text string) error { _, err := facts.Parse(text); return err },
 		Lost:    facts.FormatError,
-	},
+	}, {
+		Name:      "chandler-nvml",
+		Library:   "NVIDIA's code for CDI specs",
+		File:      userspace.Path,
+		Driver:    "/proc/driver/nvidia",
+		NeedsRoot: true,
+		Args: func(hostRoot, root string) []string {
+			return []string{"--files", "--host-root=" + hostRoot, "--driver-root=" + root}
+		},
+		Interval: time.Minute,
+		MaxSize:  userspace.MaxSize,
+		Check:    func(text string) error { _, err := userspace.Parse(text); return err },
+		Lost:     func(error) []byte { return nil }, // the files are looked for here
+	}},
 }
 
 // variables tune the libraries of CUDA, MPS, NCCL and NVIDIA's container runtime.
@@ -90,7 +111,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 	gpu.Attributes.SetString("kind", "gpu")
 	gpu.Attributes.SetString("vendor", "nvidia")
 	gpu.Attributes.SetVersion("driverVersion", d.version)
-	gpu.Edits.Mounts, gpu.Edits.Hooks = d.mounts, d.hooks()
+	gpu.Edits = d.files
 	text, infoErr := d.host.ReadText("/proc/driver/nvidia/gpus/" + function.Name() + "/information")
 	info := information{minor: -1}
 	if infoErr == nil {
@@ -113,16 +134,42 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 	if info.minor >= 0 {
 		gpu.Edits.DeviceNodes = d.nodes(info.minor)
 	}
-	devices, problems := d.divide(gpu, info, told)
-	if len(devices) == 0 && len(problems) == 0 {
-		d.setWhole(&gpu, info, told, infoErr == nil)
-		d.setLinks(&gpu, told)
-		devices = []discovery.Device{gpu}
+	devices, problems := d.devices(gpu, info, told, toldErr, infoErr == nil)
+	for i := range devices {
+		if devices[i].Name == gpu.Name { // no part of one draws
+			d.setDRM(&devices[i], function)
+		}
 	}
 	if err := errors.Join(err, infoErr, toldErr, d.rootErr, d.mpsErr); err != nil {
 		for _, device := range devices {
 			problems = append(problems, discovery.Problem{Device: device.Name, Err: err})
 		}
+	}
+	return devices, problems
+}
+
+// devices returns what is had of a GPU: what could be cut of it, the instances that it has
+// been divided into, or all of it.
+func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU, toldErr error, known bool) ([]discovery.Device, []discovery.Problem) {
+	allowed, allowedErr := d.host.Partitions(gpu)
+	switch {
+	case allowed && told.MIG == "enabled" && len(told.Profiles) > 0 && !told.PlacesUnknown && known:
+		return d.cut(gpu, info, told)
+	case allowed && (told.MIG != "enabled" || told.PlacesUnknown) && len(numbered(d.capabilities(info), "gi")) > 0:
+		// Which instance is at which placement will be known, or known again. Somebody may have
+		// one by the name of its place, and nobody is to get it by another.
+		return nil, discovery.Problems(gpu.Name, cmp.Or(toldErr, errNotTold))
+	case allowed && told.MIG == "enabled":
+		allowedErr = errNotListed
+	}
+	devices, problems := d.divide(gpu, info, told)
+	if len(devices) == 0 && len(problems) == 0 {
+		d.setWhole(&gpu, info, told, known)
+		d.setLinks(&gpu, told)
+		devices = []discovery.Device{gpu}
+	}
+	if allowedErr != nil {
+		problems = append(problems, discovery.Problem{Device: "partitioning", Err: fmt.Errorf("device %s: %w", gpu.Name, allowedErr)})
 	}
 	return devices, problems
 }
@@ -139,6 +186,7 @@ func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GP
 		return
 	}
 	gpu.SharedEdits = d.mps
+	d.setAllowed(gpu)
 	if known {
 		gpu.Health = discovery.NodeHealth(d.host, gpu.Edits.DeviceNodes)
 		gpu.Health = worse(gpu.Health, toldHealth(told, wholeGPU))
@@ -206,9 +254,9 @@ func parseInformation(text string) (information, error) {
 
 // grant names the devices, and says how much of them there is to use.
 func grant(given []discovery.Device, to discovery.Grant) specs.ContainerEdits {
-	edits := visible(given, to.Naming)
+	edits := discovery.Join(visible(given, to.Naming), graphics(given, to))
 	edits.Env = append(edits.Env, limits(given, to)...)
-	return edits
+	return discovery.Join(edits, daemonEdits(to))
 }
 
 // visibleMounts is where NVIDIA's container runtime looks for mounts that name

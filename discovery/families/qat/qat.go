@@ -1,6 +1,7 @@
 // Package qat describes the virtual functions of Intel QuickAssist devices that
-// were bound to vfio or igb_uio for programs in user space. It covers neither
-// physical functions nor what the kernel keeps for itself, and binds nothing.
+// were bound to vfio or igb_uio for programs in user space, and physical functions
+// that have no driver. It covers no other physical functions, nor what the kernel
+// keeps for itself, and binds nothing.
 package qat
 
 import (
@@ -24,6 +25,7 @@ var Family = &discovery.Family{
 		{Bus: "pci", Vendor: "8086", Driver: "vfio-pci"},
 		{Bus: "pci", Vendor: "8086", Driver: "qat_vfio_pci"}, // vfio with live migration
 		{Bus: "pci", Vendor: "8086", Driver: igbUIO},
+		{Bus: "pci", Vendor: "8086", PCIClass: "0b40", Unbound: true},
 	},
 	Describe:    describe,
 	CommonNodes: discovery.VFIOControl(),
@@ -48,12 +50,33 @@ var architectures = map[string]string{
 	"4949": "6xxx",
 }
 
+// physicals are the same for physical functions. The kernel has no virtual ones of
+// those without a driver.
+var physicals = map[string]string{
+	"0435": "dh895xcc",
+	"18a0": "c4xxx",
+	"19e2": "c3xxx",
+	"37c8": "c6xx",
+	"6f54": "d15xx",
+	"4940": "4xxx", "4942": "4xxx", "4944": "4xxx",
+	"4946": "420xx",
+	"4948": "6xxx",
+}
+
 // configurable are the architectures whose services the administrator chooses.
 var configurable = []string{"4xxx", "420xx", "6xxx"}
 
 func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
-	physicals := make(map[string]physical)
+	parents := make(map[string]physical)
 	for _, function := range found {
+		if function.Driver() == "" {
+			d, ok, err := describeUnbound(host, function)
+			problems = append(problems, discovery.Problems(d.Name, err)...)
+			if ok {
+				devices = append(devices, d)
+			}
+			continue
+		}
 		d, err := discovery.PCI(host, function)
 		id := d.Attributes.String("pciDevice")
 		if id == "" && err != nil {
@@ -64,10 +87,10 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		}
 		var pf physical
 		if parent, ok := function.LinkTo("physfn"); ok {
-			if _, read := physicals[parent.Path]; !read {
-				physicals[parent.Path] = readPhysical(host, parent)
+			if _, read := parents[parent.Path]; !read {
+				parents[parent.Path] = readPhysical(host, parent)
 			}
-			pf = physicals[parent.Path]
+			pf = parents[parent.Path]
 		}
 		nodesErr := addNodes(&d, host, function)
 		finish(&d, host, function, architectures[id], pf)
@@ -79,6 +102,18 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		devices = append(devices, d)
 	}
 	return devices, problems
+}
+
+// describeUnbound describes a physical function without a driver, and reports whether
+// it is one: a virtual function may have to wait for its driver.
+func describeUnbound(host *discovery.Host, function sysfs.Device) (d discovery.Device, ok bool, err error) {
+	d, err = discovery.Unbound(host, function, "crypto", "intel")
+	id := d.Attributes.String("pciDevice")
+	d.Attributes.SetString("architecture", physicals[id])
+	if id == "" {
+		return d, false, err
+	}
+	return d, physicals[id] != "", err
 }
 
 // finish adds what depends on the physical function, which a virtual machine

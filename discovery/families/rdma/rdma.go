@@ -2,7 +2,8 @@
 // InfiniBand core shows them in /sys: InfiniBand, RoCE, iWARP and the like. It
 // covers adapters that are PCI functions and the sub-functions of one. It gives
 // a container the verbs devices, and the network interface where the claim asks
-// for it. The verbs devices work where RDMA devices are shared between network
+// for it. Where the administrator allows it, it describes virtual functions that are
+// made when somebody gets one. The verbs devices work where RDMA devices are shared between network
 // namespaces; elsewhere a network plugin must move them (rdma-cni).
 package rdma
 
@@ -23,12 +24,17 @@ import (
 
 // Family is RDMA adapters.
 var Family = &discovery.Family{
-	Name:        "rdma",
-	Doc:         "RDMA network adapters: InfiniBand, RoCE, iWARP, EFA",
-	Match:       []discovery.Match{{Class: "infiniband"}},
+	Name: "rdma",
+	Doc:  "RDMA network adapters: InfiniBand, RoCE, iWARP, EFA",
+	Match: []discovery.Match{
+		{Class: "infiniband"},
+		{Bus: "pci", Vendor: "15b3", PCIClass: "02", Unbound: true}, // all adapters of Mellanox can do RDMA
+	},
 	Describe:    describe,
 	CommonNodes: []string{"/dev/infiniband/rdma_cm"},
 	Grant:       network.Grant,
+	Make:        discovery.MakeVirtual,
+	Unmake:      discovery.UnmakeVirtual,
 	Parameters:  []discovery.Parameter{network.InterfaceName},
 	Accept:      network.Accept,
 	FileDirs:    []string{network.InfoDir},
@@ -57,6 +63,12 @@ var vendors = map[string]string{
 	"8086": "intel",
 }
 
+// virtualRDMA are the drivers of physical functions whose virtual ones can do RDMA, and
+// which make these by sriov_numvfs: those that mlx5_ib, bnxt_re and hns-roce-hw-v2 work on
+// (drivers/infiniband/hw in Linux 6.1 to 6.18). mlx4_core makes virtual functions only as
+// it is loaded.
+var virtualRDMA = []string{"bnxt_en", "hns3", "mlx5_core"}
+
 // classes begin the PCI classes of network and InfiniBand controllers. Others,
 // such as an accelerator with network ports, are of other families.
 var classes = []string{"02", "0c06"}
@@ -66,6 +78,12 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	core := core{cm: cm, ports: make(map[string]network.Port)}
 	core.namespaces, core.namespacesErr = namespaces(host)
 	core.routes, core.routesErr = network.ReadRoutes(host)
+	found, unbound := split(found)
+	for _, function := range unbound {
+		d, err := discovery.Unbound(host, function, "nic", vendors["15b3"])
+		problems = append(problems, discovery.Problems(d.Name, err)...)
+		devices = append(devices, d)
+	}
 	carved := carved(found)
 	var seen []string
 	for _, verbs := range found {
@@ -87,6 +105,11 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		// sub-functions is not given away under them. The shared RDMA plugin has it in
 		// pools, which take nothing from them.
 		divided, sriovErr := discovery.Divided(owner)
+		var virtual []discovery.Device
+		if err == nil && sriovErr == nil && !carved[owner.Path] {
+			virtual, err = core.unmade(host, owner, d)
+		}
+		devices = append(devices, virtual...)
 		if divided || sriovErr != nil || carved[owner.Path] {
 			d.Name, d.PoolOnly = d.Name+"-pool", discovery.SharedPools
 		}
@@ -96,6 +119,18 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 		devices = append(devices, d)
 	}
 	return devices, problems
+}
+
+// split returns the devices of class infiniband, and the PCI functions.
+func split(found []sysfs.Device) (verbs, functions []sysfs.Device) {
+	for _, d := range found {
+		if sysfs.IsPCIAddress(d.Name()) {
+			functions = append(functions, d)
+		} else {
+			verbs = append(verbs, d)
+		}
+	}
+	return verbs, functions
 }
 
 // ownerOf returns the device that has a device of class infiniband: a PCI
@@ -171,7 +206,7 @@ func (c *core) describe(host *discovery.Host, owner, function, verbs sysfs.Devic
 	}
 	d.Health = discovery.NodeHealth(host, d.Edits.DeviceNodes)
 	if len(owner.Children("infiniband_verbs")) == 0 {
-		d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "the kernel has no verbs device for it"}
+		d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionNodeMissing, Reason: "the kernel has no verbs device for it"}
 	}
 	c.describeNames(&d, owner, verbs)
 	errs = append(errs, c.describeFunction(&d, host, owner, function))
@@ -210,6 +245,19 @@ func (c *core) describeFunction(d *discovery.Device, host *discovery.Host, owner
 	err := f.Describe(d, host)
 	d.Health = f.Port.Health(d.Health)
 	return err
+}
+
+// unmade returns the virtual functions that a physical one could have. They will have an
+// RDMA device, which comes later than the interface.
+func (c *core) unmade(host *discovery.Host, owner sysfs.Device, physical discovery.Device) ([]discovery.Device, error) {
+	if len(host.VirtualFunctions) == 0 || physical.PartOf != nil || !slices.Contains(virtualRDMA, owner.Driver()) {
+		return nil, nil
+	}
+	devices, err := network.Unmade(host, physical, c.ports[owner.Path])
+	for i := range devices {
+		devices[i].Attributes.SetString("rdmaNamespaces", c.namespaces)
+	}
+	return devices, err
 }
 
 // namespaces returns how network namespaces have RDMA devices: "shared", all of

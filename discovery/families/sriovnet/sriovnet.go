@@ -1,8 +1,9 @@
 // Package sriovnet describes virtual functions and sub-functions of network
 // adapters that have no RDMA device: those that a container uses through its
 // network, and those that were bound to vfio, uio or vDPA for programs in user
-// space. It makes and binds none, moves no network interface, and leaves
-// physical functions to the host unless the administrator pools them.
+// space. It binds none, moves no network interface, and leaves physical functions to the
+// host unless the administrator pools them. Where the administrator allows it, it
+// describes virtual functions that are made when somebody gets one.
 package sriovnet
 
 import (
@@ -31,6 +32,8 @@ var Family = &discovery.Family{
 	Describe:    describe,
 	CommonNodes: discovery.VFIOControl(),
 	Grant:       network.Grant,
+	Make:        discovery.MakeVirtual,
+	Unmake:      discovery.UnmakeVirtual,
 	Parameters:  []discovery.Parameter{network.InterfaceName},
 	Accept:      network.Accept,
 	FileDirs:    []string{network.InfoDir},
@@ -61,6 +64,11 @@ var virtualIDs = map[string]string{
 	"8086": "10ca 10ed 1515 1520 154c 1565 15a8 15c5 1889 37cd 57ad",
 }
 
+// plainVirtual are the drivers of adapters that can do RDMA, and whose virtual functions
+// cannot: irdma takes what ice and i40e have, and nothing of iavf (irdma_auxiliary_id_table
+// in drivers/infiniband/hw/irdma/main.c of Linux 6.1 and 6.12).
+var plainVirtual = []string{"i40e", "ice"}
+
 func isVirtual(id sysfs.PCIID) bool {
 	return id.Device != "" && strings.Contains(virtualIDs[id.Vendor], id.Device)
 }
@@ -79,15 +87,23 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	routes, routesErr := network.ReadRoutes(host)
 	ports := make(map[string]network.Port)
 	for _, u := range units {
-		// With an RDMA device it is family rdma's.
-		if u.carved || discovery.Idle(u.Driver()) || u.Exists("infiniband") {
+		if u.carved || discovery.Idle(u.Driver()) {
+			continue
+		}
+		rdma := u.Exists("infiniband") // then it is family rdma's
+		if rdma && !slices.Contains(plainVirtual, u.Driver()) {
 			continue
 		}
 		physical, err := u.physical()
 		if err != nil {
 			problems = append(problems, discovery.Problem{Device: discovery.DeviceName(u.function), Err: err})
 		}
-		if physical && (!host.Pools || err != nil || !u.poolable()) {
+		if physical && err == nil && len(host.VirtualFunctions) > 0 {
+			virtual, err := u.unmade(host, routes, routesErr)
+			problems = append(problems, discovery.Problems(discovery.DeviceName(u.function), err)...)
+			devices = append(devices, virtual...)
+		}
+		if rdma || physical && (!host.Pools || err != nil || !u.poolable()) {
 			continue
 		}
 		d, err := u.identify(host)
@@ -196,6 +212,23 @@ func (u *unit) poolable() bool {
 	divided, err := discovery.Divided(u.function)
 	driver := u.Driver()
 	return !divided && err == nil && !slices.ContainsFunc([]string{"vfio", "uio"}, func(part string) bool { return strings.Contains(driver, part) })
+}
+
+// unmade returns the virtual functions that the physical function could have.
+func (u *unit) unmade(host *discovery.Host, routes network.Routes, routesErr error) ([]discovery.Device, error) {
+	if !u.poolable() {
+		return nil, nil
+	}
+	physical, err := u.identify(host)
+	if err != nil {
+		return nil, err
+	}
+	port := network.ReadPort(host, u.function, u.interfaces)
+	own := network.Function{Device: u.Device, PCI: u.function, Interfaces: u.interfaces, Port: port, Routes: routes, RoutesErr: routesErr}
+	if err := own.Describe(&physical, host); err != nil {
+		return nil, err
+	}
+	return network.Unmade(host, physical, port)
 }
 
 // identify describes what the unit is, and of what.

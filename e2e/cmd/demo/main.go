@@ -90,15 +90,16 @@ func keepCluster(ctx context.Context, project string, begin time.Time) error {
 	})
 }
 
-// toType says what the user of a cluster may type. The last of it is how to get a shell on the node.
+// toType says what the user of a cluster may type. The last of it is how to get a shell on the node, where the address
+// in the kubeconfig of outside is nobody's.
 func toType(kubeconfig string, shell []string) string {
 	return fmt.Sprintf(`export KUBECONFIG=%s
 
 Try:         kubectl get resourceslices
              kubectl apply -f deployments/examples/gpu-pair.yaml
              kubectl -n chandler exec daemonset/chandler -- /chandler doctor
-             kubectl -n chandler exec daemonset/chandler -- /chandler inventory --host-root=/host
-On the node: %s
+             kubectl -n chandler exec daemonset/chandler -- /chandler inventory
+On the node: env -u KUBECONFIG %s
 End it:      make cluster-stop
 `, kubeconfig, strings.Join(shell, " "))
 }

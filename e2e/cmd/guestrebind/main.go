@@ -8,15 +8,12 @@ import (
 	"flag"
 	"fmt"
 	"log"
-	"os"
-	"strings"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
-	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/inuse"
-	"chandler.dev/internal/provision"
 	"chandler.dev/internal/rebind"
 )
 
@@ -33,33 +30,18 @@ func main() {
 }
 
 func run(dies int, do, address string) error {
-	fsys, err := hostfs.Open("/")
-	if err != nil {
-		return err
-	}
-	write, err := provision.Writer("/")
-	if err != nil {
-		return err
-	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	guest, err := guesthost.Open(dies)
 	if err != nil {
 		return err
 	}
 	anything := func(d discovery.Device) (bool, error) {
-		return d.Name == discovery.DeviceName(sysfs.At(fsys, address)), nil
+		return d.Name == discovery.DeviceName(sysfs.At(guest.FS, address)), nil
 	}
-	host := &discovery.Host{FS: fsys, Rebind: []discovery.Rebinding{{Driver: "vfio-pci", Selects: anything}}}
+	host := &discovery.Host{FS: guest.FS, Rebind: []discovery.Rebinding{{Driver: "vfio-pci", Selects: anything}}}
 	binder := rebind.New(rebind.Config{
-		Host: host, Family: "vfio", Dir: "/run/rebound", Boot: strings.TrimSpace(string(boot)),
-		Write: func(name, value string) error {
-			if dies == 0 {
-				fmt.Println("dies")
-				os.Exit(9)
-			}
-			dies--
-			return write(name, value)
-		},
-		Busy: func(function sysfs.Device) error { return inuse.Of(host, function, inuse.Options{}).Err() },
+		Host: host, Family: "vfio", Dir: "/run/rebound", Boot: guest.Boot,
+		Write: guest.Write,
+		Busy:  func(function sysfs.Device) error { return inuse.Of(host, function, inuse.Options{}).Err() },
 	})
 	if err := errors.Join(binder.Open()...); err != nil {
 		return err
@@ -67,7 +49,7 @@ func run(dies int, do, address string) error {
 	if do == "give" {
 		return binder.Give(context.Background(), address)
 	}
-	d, found := binder.Describe(discovery.Scan(host, families.All)).Lookup(discovery.DeviceName(sysfs.At(fsys, address)))
+	d, found := binder.Describe(discovery.Scan(host, families.All)).Lookup(discovery.DeviceName(sysfs.At(guest.FS, address)))
 	if !found {
 		return errors.New("no such device")
 	}

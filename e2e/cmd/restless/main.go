@@ -6,7 +6,7 @@
 // were allocated before must be refused then, and all others must be had by new claims, since those of earlier boots are
 // void. After that the GPUs are offered by the device-plugin API. No pod that was given a GPU ends.
 //
-// The API server is one of its own that knows no more than the agent needs, and the kubelet is no real one.
+// API server and kubelet are stand-ins.
 package main
 
 import (
@@ -16,6 +16,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -28,9 +29,13 @@ import (
 	"syscall"
 	"time"
 
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"chandler.dev/e2e/standin"
 )
+
+// resource is that of the GPUs.
+const resource = "amd.com/gpu"
 
 // patience is how long the agent may take for any one thing; it is emulated.
 const patience = time.Minute
@@ -60,7 +65,8 @@ type node struct {
 	agent, disk, memory string
 
 	journal *journal
-	api     *api
+	api     standin.API
+	kubelet standin.Kubelet
 	log     logged // what the agent said
 	ended   chan error
 	calls   drapb.DRAPluginClient
@@ -74,31 +80,37 @@ func (n *node) live(ctx context.Context, hosts []string) error {
 	if err := n.checkGrants(); err != nil {
 		return err
 	}
-	k, err := newKubelet(n.disk, n.journal)
-	if err != nil {
+	if err := n.kubelet.Serve(n.disk); err != nil {
 		return err
+	}
+	// Nothing is said of devices that are allocated from now on, as by a kubelet that has not yet started their pod.
+	for i, id := range slices.Sorted(maps.Keys(n.journal.allocated)) {
+		n.kubelet.RunPod(fmt.Sprint("pod-", i), resource, id)
 	}
 	if err := n.startAgent(ctx); err != nil {
 		return err
 	}
 	fmt.Println("started")
-	if n.calls, err = n.register(ctx); err != nil {
+	err := n.until(ctx, "the driver is registered", func(ctx context.Context) (err error) {
+		n.calls, err = n.kubelet.Register(ctx)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if err := n.check(ctx); err != nil {
 		return err
 	}
-	n.api.mode <- "DevicePlugin"
-	var plugin pluginapi.DevicePluginClient
-	err = n.until(ctx, "the GPUs are in the device-plugin API", func(context.Context) (err error) {
-		plugin, err = k.plugin()
+	n.api.Modes <- "DevicePlugin"
+	err = n.until(ctx, "the GPUs are in the device-plugin API", func(context.Context) error {
+		_, err := n.kubelet.Plugin(resource)
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	fmt.Println("working")
-	return n.work(ctx, plugin)
+	return n.work(ctx)
 }
 
 // layOut makes the simulated host and the agent's configuration, both in memory.
@@ -112,13 +124,11 @@ func (n *node) layOut(ctx context.Context, hosts []string) error {
 	if out, err := exec.CommandContext(ctx, n.agent, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("lay out the host: %w: %s", err, out)
 	}
-	n.api = &api{mode: make(chan string, 1)}
-	url, err := n.api.serve()
+	n.api.Mode, n.api.Modes = "DRA", make(chan string, 1)
+	kubeconfig, err := n.api.Serve("127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	kubeconfig := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
-		clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: c, context: {cluster: c}}]}`, url)
 	return errors.Join(os.WriteFile(filepath.Join(n.memory, "kubeconfig"), []byte(kubeconfig), 0o600),
 		os.WriteFile(filepath.Join(n.memory, "config.yaml"), []byte(config), 0o600))
 }
@@ -134,7 +144,7 @@ resources:
 
 func (n *node) startAgent(ctx context.Context) error {
 	in := func(name string) string { return filepath.Join(n.memory, name) }
-	cmd := exec.CommandContext(ctx, n.agent, "run", "--kubeconfig", in("kubeconfig"), "--config", in("config.yaml"), "--node-name=node", "--pod-uid=uid", "--pod=default/agent",
+	cmd := exec.CommandContext(ctx, n.agent, "run", "--kubeconfig", in("kubeconfig"), "--config", in("config.yaml"), "--node-name=node", "--pod-uid="+standin.PodUID, "--pod=default/agent",
 		"--kubelet-root", n.disk, "--device-plugin-dir", filepath.Join(n.disk, "device-plugins"), "--host-root", in("host"),
 		"--cdi-root", in("cdi"), "--host-files-root", in("files"), "--feature-dir=", "--page-bind-address=", "--rescan-interval=1s", "-v=2")
 	cmd.Stdout, cmd.Stderr = &n.log, &n.log
@@ -212,7 +222,7 @@ func (n *node) check(ctx context.Context) error {
 	for _, id := range gpus {
 		asked := n.journal.claim(id, "checks")
 		err := n.until(ctx, "word of what containers have", func(ctx context.Context) error { return n.prepareUnless(ctx, asked, "has not said yet") })
-		refused := &refusal{}
+		refused := &standin.Refusal{}
 		switch {
 		case err != nil && !errors.As(err, &refused):
 			return err
@@ -246,7 +256,7 @@ func (n *node) check(ctx context.Context) error {
 }
 
 // work asks for claims at random, and once for a GPU.
-func (n *node) work(ctx context.Context, plugin pluginapi.DevicePluginClient) error {
+func (n *node) work(ctx context.Context) error {
 	random := rand.New(rand.NewPCG(uint64(n.journal.boot), uint64(time.Now().UnixNano()))) //nolint:gosec // nobody guesses it
 	has := make(map[string]string)                                                         // claims by device
 	allocation := random.IntN(12)
@@ -266,7 +276,7 @@ func (n *node) work(ctx context.Context, plugin pluginapi.DevicePluginClient) er
 			if err := n.journal.write("asked", gpus[free]); err != nil {
 				return err
 			}
-			if err := allocate(ctx, plugin, gpus[free]); err != nil {
+			if err := n.allocate(ctx, gpus[free]); err != nil {
 				return fmt.Errorf("allocate %s: %w", gpus[free], err)
 			}
 			if err := n.journal.write("allocated", gpus[free]); err != nil {
@@ -291,29 +301,18 @@ func (n *node) work(ctx context.Context, plugin pluginapi.DevicePluginClient) er
 	return ctx.Err()
 }
 
-// A refusal is the agent's answer to a claim that it does not prepare.
-type refusal struct{ text string }
-
-func (r *refusal) Error() string { return r.text }
-
 // prepareUnless prepares a claim. A refusal with that text is no last word.
 func (n *node) prepareUnless(ctx context.Context, uid, text string) error {
 	err := n.prepare(ctx, uid)
-	if refused := (&refusal{}); errors.As(err, &refused) && strings.Contains(refused.text, text) {
+	if refused := (&standin.Refusal{}); errors.As(err, &refused) && strings.Contains(refused.Error(), text) {
 		return err
 	}
 	return settled(err)
 }
 
 func (n *node) prepare(ctx context.Context, uid string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	answer, err := n.calls.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: uid, Uid: uid}}})
-	if err != nil {
-		return fmt.Errorf("prepare %s: %w", uid, err)
-	}
-	if text := answer.GetClaims()[uid].GetError(); text != "" {
-		return fmt.Errorf("prepare %s: %w", uid, &refusal{text})
+	if err := standin.Prepare(ctx, n.calls, uid); err != nil {
+		return err
 	}
 	file := filepath.Join(n.memory, "cdi", "chandler.dev-claim_"+uid+".json")
 	if _, err := os.Stat(file); err != nil {
@@ -323,16 +322,21 @@ func (n *node) prepare(ctx context.Context, uid string) error {
 }
 
 func (n *node) unprepare(ctx context.Context, uid string) error {
+	return standin.Unprepare(ctx, n.calls, uid)
+}
+
+// allocate asks for one GPU for a container, until it is given.
+func (n *node) allocate(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	answer, err := n.calls.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "n", Name: uid, Uid: uid}}})
-	if err != nil {
-		return fmt.Errorf("unprepare %s: %w", uid, err)
+	for {
+		err := n.kubelet.Allocate(ctx, resource, id)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		fmt.Println("not yet:", err)
+		time.Sleep(100 * time.Millisecond)
 	}
-	if text := answer.GetClaims()[uid].GetError(); text != "" {
-		return fmt.Errorf("unprepare %s: %s", uid, text)
-	}
-	return nil
 }
 
 // logged keeps what a process writes.

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"chandler.dev/e2e/build"
 )
 
 // depends returns the dependency of a package whose name begins with prefix.
@@ -113,7 +115,7 @@ func release(newer bool, args ...string) []string {
 
 // update has apt ask the archive, unless it did today.
 func (a Archive) update(ctx context.Context) error {
-	unlock, err := lock(ctx, filepath.Join(a.Dir, "lock-apt"))
+	unlock, err := build.Lock(ctx, filepath.Join(a.Dir, "lock-apt"))
 	if err != nil {
 		return err
 	}

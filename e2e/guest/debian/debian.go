@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"chandler.dev/e2e/build"
 )
 
 // Sources is where packages come from: Debian 12 and its backports.
@@ -177,7 +177,7 @@ func (a Archive) find(ctx context.Context, what string, ask func() (string, erro
 		return "", err
 	}
 	file := filepath.Join(a.Dir, strings.ReplaceAll(what, " ", "-")+".json")
-	unlock, err := lock(ctx, file+".lock")
+	unlock, err := build.Lock(ctx, file+".lock")
 	if err != nil {
 		return "", err
 	}
@@ -325,28 +325,6 @@ func (r Root) Command(ctx context.Context, program string, args ...string) (*exe
 	}
 	start := []string{"--library-path", strings.Join(dirs, ":"), path}
 	return exec.CommandContext(ctx, filepath.Join(string(r), loader), append(start, args...)...), nil
-}
-
-// lock takes a file's lock, waiting for others to let it go.
-func lock(ctx context.Context, path string) (unlock func(), err error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = file.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errors.Join(err, file.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(context.Cause(ctx), file.Close())
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
 }
 
 func (a Archive) say(format string, args ...any) {

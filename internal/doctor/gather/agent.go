@@ -12,11 +12,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 
@@ -29,16 +31,37 @@ func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1
 // agents returns the processes of agents. In the agent's pod this is the first process there,
 // and not one of the host's.
 func agents(o Options) (found []process) {
-	for _, proc := range []string{o.Self, o.Proc} {
-		for _, p := range processesOf(proc) {
-			if filepath.Base(p.args[0]) == "chandler" && len(p.args) > 1 && p.args[1] == "run" && p.isOf(o) {
-				found = append(found, p)
-			}
-		}
-		if len(found) > 0 || o.Proc == o.Self {
-			break
+	if found = agentsOf(o, o.Self); len(found) > 0 || o.Proc == o.Self {
+		return found
+	}
+	return agentsOf(o, o.Proc)
+}
+
+// agentsOf returns those below a proc directory.
+func agentsOf(o Options, proc string) (found []process) {
+	for _, p := range processesOf(proc) {
+		if filepath.Base(p.args[0]) == "chandler" && len(p.args) > 1 && p.args[1] == "run" && p.isOf(o) {
+			found = append(found, p)
 		}
 	}
+	return found
+}
+
+// installations returns the DaemonSets of the node's agents, as namespace/name. The manifests give each
+// agent the namespace and the name of its pod. Its DaemonSet has that name without the last word.
+func installations(o Options) (found []string) {
+	for _, p := range agentsOf(o, o.Proc) {
+		variables := p.environment()
+		namespace, pod := variables["POD_NAMESPACE"], variables["POD_NAME"]
+		end := strings.LastIndex(pod, "-")
+		if namespace == "" || end < 0 {
+			continue
+		}
+		if name := namespace + "/" + pod[:end]; !slices.Contains(found, name) {
+			found = append(found, name)
+		}
+	}
+	slices.Sort(found)
 	return found
 }
 
@@ -54,6 +77,20 @@ func (p process) isOf(o Options) bool {
 		root = "/var/lib/kubelet"
 	}
 	return sameFile(filepath.Join(p.dir, "root", root), o.KubeletRoot)
+}
+
+// removed returns the directories of the node that were removed while the agent has them mounted.
+// It goes on seeing what was removed, and nothing of directories that were made in their place.
+func removed(o Options, agents []process) (dirs []string) {
+	for _, dir := range []string{o.PluginDir, filepath.Join(o.KubeletRoot, "plugins"), filepath.Join(o.KubeletRoot, "plugins_registry"), filepath.Join(o.KubeletRoot, "pod-resources"), o.CDIDir} {
+		if slices.ContainsFunc(agents, func(p process) bool {
+			var s unix.Stat_t
+			return unix.Stat(filepath.Join(p.dir, "root", dir), &s) == nil && s.Nlink == 0
+		}) {
+			dirs = append(dirs, filepath.Clean(dir))
+		}
+	}
+	return dirs
 }
 
 // sameFile reports whether two paths are one directory, or it cannot be told.
@@ -87,6 +124,10 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 	default:
 		a.Running = doctor.Known(false)
 	}
+	a.Installations = installations(o)
+	a.Sight, a.SightAll = sight(o, found)
+	gone := within(ctx, "the agent's directories", func() ([]string, error) { return removed(o, found), nil })
+	a.Removed = gone.Value
 	a.Records = within(ctx, "the agent's records", func() (doctor.Records, error) { return records(o) })
 	askBeside(ctx, a)
 	address := o.Agent
@@ -106,7 +147,10 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 		said, version, err := probe(ctx, address, "/healthz")
 		a.Live, a.Version = doctor.Of(said, err), version
 	})
-	all.Go(func() { a.Features = doctor.Of(featuresOf(ctx, address)) })
+	all.Go(func() {
+		said, err := metricsOf(ctx, address)
+		a.Features, a.Refused, a.Outdated, a.Unwanted = doctor.Of(said.features, err), said.refused, said.outdated, said.unwanted
+	})
 	all.Wait()
 }
 
@@ -200,29 +244,39 @@ func get(ctx context.Context, address, path string) (status int, header http.Hea
 	return answer.StatusCode, answer.Header, body, err
 }
 
-// featuresOf returns which features the API server keeps, as the agent's metrics say.
-func featuresOf(ctx context.Context, address string) (map[string]bool, error) {
+// metered is what the agent's metrics say.
+type metered struct {
+	features map[string]bool // of the API server, and whether it keeps them
+	refused  bool            // the configuration that was read last is wrong, and an earlier one is in force
+	unwanted bool            // the API server refuses the ResourceSlices
+	outdated bool            // a change of the configuration waits for the agent's next start
+}
+
+func metricsOf(ctx context.Context, address string) (says metered, err error) {
 	status, _, body, err := get(ctx, address, "/metrics")
 	if err != nil {
-		return nil, err
+		return says, err
 	}
 	if status == http.StatusNotFound {
-		return nil, errors.New("the agent's metrics are protected")
+		return says, errors.New("the agent's metrics are protected")
 	}
 	if status != http.StatusOK {
-		return nil, fmt.Errorf("the agent's metrics: %s", http.StatusText(status))
+		return says, fmt.Errorf("the agent's metrics: %s", http.StatusText(status))
 	}
-	features := make(map[string]bool)
+	says.features = make(map[string]bool)
 	for line := range strings.Lines(string(body)) {
+		says.refused = says.refused || strings.TrimSpace(line) == "chandler_config_last_reload_successful 0"
+		says.unwanted = says.unwanted || strings.TrimSpace(line) == "chandler_dra_slices_refused 1"
+		says.outdated = says.outdated || strings.TrimSpace(line) == "chandler_config_restart_needed 1"
 		rest, found := strings.CutPrefix(line, `chandler_dra_server_feature_enabled{feature="`)
 		name, value, cut := strings.Cut(rest, `"} `)
 		if !found || !cut {
 			continue
 		}
 		kept, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-		features[name] = err == nil && kept == 1
+		says.features[name] = err == nil && kept == 1
 	}
-	return features, nil
+	return says, nil
 }
 
 // records reads the agent's files.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"chandler.dev/internal/doctor"
 )
@@ -50,15 +51,9 @@ func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.
 		return
 	}
 	c.Server = doctor.Known(info.GitVersion)
-	_, err = client.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
-	switch {
-	case err == nil:
-		c.DRA = doctor.Known(true)
+	c.DRA = doctor.Of(servedDRA(client))
+	if c.DRA.Value != "" {
 		listDRA(ctx, o, client, c)
-	case apierrors.IsNotFound(err):
-		c.DRA = doctor.Known(false)
-	default:
-		c.DRA = doctor.Unknown[bool](err.Error())
 	}
 	node, err := client.CoreV1().Nodes().Get(ctx, o.Node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -80,31 +75,47 @@ func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.
 		f.Agent.Pod, f.Agent.Beside = doctor.Known(found), beside(pods.Items, found)
 		f.Kubelet.PluginPods = pluginPods(pods.Items, o.PluginDir)
 	}
-	c.Policies = doctor.Of(missingPolicies(ctx, client, c.DRA.Value))
-	c.Rights = doctor.Of(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value))
+	c.Policies = doctor.Of(missingPolicies(ctx, client, c.DRA.Value != ""))
+	c.Rights = doctor.Of(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value != ""))
 }
 
-// listDRA lists the objects of resource.k8s.io. A kubelet's credentials are for the slices of its
-// own node alone.
-func listDRA(ctx context.Context, o Options, client kubernetes.Interface, c *doctor.ClusterFacts) {
-	slices, err := client.ResourceV1().ResourceSlices().List(ctx, fromCache)
+// servedDRA returns the newest version of resource.k8s.io that the API server serves and the
+// driver speaks, "" if there is none.
+func servedDRA(client kubernetes.Interface) (string, error) {
+	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
+		_, err := client.Discovery().ServerResourcesForGroupVersion(resourceapi.GroupName + "/" + version)
+		switch {
+		case err == nil:
+			return version, nil
+		case !apierrors.IsNotFound(err):
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// listDRA lists the objects of resource.k8s.io, in the version that the API server serves. A
+// kubelet's credentials are for the slices of its own node alone.
+func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.ClusterFacts) {
+	client := draclient.New(of)
+	slices, err := client.ResourceSlices().List(ctx, fromCache)
 	if apierrors.IsForbidden(err) {
 		c.OwnOnly = true
 		own := fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, o.Node).String()
-		slices, err = client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{ResourceVersion: "0", FieldSelector: own})
+		slices, err = client.ResourceSlices().List(ctx, metav1.ListOptions{ResourceVersion: "0", FieldSelector: own})
 	}
 	if err != nil {
 		c.Slices = doctor.Unknown[[]resourceapi.ResourceSlice](err.Error())
 	} else {
 		c.Slices = doctor.Known(slices.Items)
 	}
-	classes, err := client.ResourceV1().DeviceClasses().List(ctx, fromCache)
+	classes, err := client.DeviceClasses().List(ctx, fromCache)
 	if err != nil {
 		c.Classes = doctor.Unknown[[]resourceapi.DeviceClass](err.Error())
 	} else {
 		c.Classes = doctor.Known(classes.Items)
 	}
-	claims, err := client.ResourceV1().ResourceClaims("").List(ctx, fromCache)
+	claims, err := client.ResourceClaims("").List(ctx, fromCache)
 	if err != nil {
 		c.Claims = doctor.Unknown[[]resourceapi.ResourceClaim](err.Error())
 	} else {
@@ -161,10 +172,18 @@ func beside(pods []corev1.Pod, but *corev1.Pod) (others []doctor.AgentBeside) {
 	for i := range pods {
 		p := &pods[i]
 		if p.Labels["app.kubernetes.io/name"] == "chandler" && p.DeletionTimestamp == nil && p != but {
-			others = append(others, doctor.AgentBeside{Pod: p})
+			others = append(others, doctor.AgentBeside{Pod: p, Foreign: installation(p) != installation(but)})
 		}
 	}
 	return others
+}
+
+// installation tells pods of one DaemonSet from those of another.
+func installation(pod *corev1.Pod) string {
+	if of := metav1.GetControllerOf(pod); of != nil {
+		return pod.Namespace + "/" + string(of.UID)
+	}
+	return pod.Namespace
 }
 
 func ready(pod *corev1.Pod) bool {

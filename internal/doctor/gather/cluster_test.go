@@ -24,11 +24,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
+	"chandler.dev/internal/apitest"
+	"chandler.dev/internal/apitest/older"
 	"chandler.dev/internal/doctor"
 )
 
@@ -36,6 +39,7 @@ import (
 type server struct {
 	objects []runtime.Object
 	without bool              // resource.k8s.io
+	older   string            // the version of it that it serves, "" if that is v1
 	denied  map[string]string // verb and resource, and whom: "agent" or "self"
 	user    string            // who asks
 }
@@ -72,7 +76,13 @@ func (s *server) drop(name string) {
 // facts asks the server as the agent of node n.
 func (s *server) facts() *doctor.Facts {
 	client := fake.NewClientset(s.objects...)
-	if !s.without {
+	switch {
+	case s.older != "":
+		var err error
+		if client, err = older.Client(context.Background(), s.older, s.objects...); err != nil {
+			panic(err)
+		}
+	case !s.without:
 		client.Resources = []*metav1.APIResourceList{{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceslices"}}}}
 	}
 	client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -138,8 +148,30 @@ func TestClassicCluster(t *testing.T) {
 	s.without = true
 	s.drop("parameters.chandler.dev")
 	f := s.facts()
-	if found := doctor.Judge(f, doctor.Cluster).Codes(); f.Cluster.DRA.Value || len(found) > 0 {
+	if found := doctor.Judge(f, doctor.Cluster).Codes(); f.Cluster.DRA.Value != "" || len(found) > 0 {
 		t.Errorf("found %v", found)
+	}
+}
+
+// A server that has only an older version of resource.k8s.io is asked for that.
+func TestOlderVersions(t *testing.T) {
+	for _, version := range []string{"v1beta2", "v1beta1"} {
+		s := newServer()
+		s.older = version
+		s.objects = append(s.objects,
+			&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{Driver: "chandler.dev", NodeName: new("n"), Devices: []resourceapi.Device{{Name: "d"}}}},
+			apitest.Claim("c", "u", "d"))
+		f := s.facts()
+		if served := f.Cluster.DRA; served != doctor.Known(version) {
+			t.Errorf("%s: %+v is said to be served", version, served)
+		}
+		slices, classes, claims := f.Cluster.Slices.Value, f.Cluster.Classes.Value, f.Cluster.Claims.Value
+		if len(slices) != 1 || slices[0].Spec.Devices[0].Name != "d" || len(classes) != 1 || classes[0].Spec.ExtendedResourceName == nil || len(claims) != 1 || claims[0].Status.Allocation == nil {
+			t.Errorf("%s: slices %+v, classes %+v, claims %+v", version, slices, classes, claims)
+		}
+		if found := doctor.Judge(f, doctor.Cluster).Codes(); len(found) > 0 {
+			t.Errorf("%s: found %v", version, found)
+		}
 	}
 }
 
@@ -191,6 +223,32 @@ func TestAgentBeside(t *testing.T) {
 	askBeside(t.Context(), &f.Agent)
 	if b := f.Agent.Beside; len(b) != 1 || b[0].Pod.Name != "chandler-next" || b[0].Why != "/readyz: the configuration is wrong" {
 		t.Errorf("beside it: %+v", b)
+	}
+}
+
+// An agent of another DaemonSet is not one that is to take over, even if it is not ready.
+func TestAgentOfAnotherInstallation(t *testing.T) {
+	of := func(uid string) []metav1.OwnerReference {
+		return []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "chandler", UID: types.UID(uid), Controller: new(true)}}
+	}
+	for name, test := range map[string]struct {
+		namespace, owner string
+		want             []string
+	}{
+		"an update":         {"chandler", "a", nil},
+		"another DaemonSet": {"chandler", "b", []string{"CH0708"}},
+		"another namespace": {"gpu", "b", []string{"CH0708"}},
+	} {
+		s := newServer()
+		s.objects[1].(*corev1.Pod).OwnerReferences = of("a")
+		s.objects = append(s.objects, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: test.namespace, Name: "chandler-other", OwnerReferences: of(test.owner), Labels: map[string]string{"app.kubernetes.io/name": "chandler"}, CreationTimestamp: metav1.Now()},
+			Spec:       corev1.PodSpec{NodeName: "n"},
+		})
+		report := doctor.Judge(s.facts(), doctor.Agent)
+		if found := report.Codes(); !slices.Equal(found, test.want) {
+			t.Errorf("%s: found %v, want %v", name, found, test.want)
+		}
 	}
 }
 

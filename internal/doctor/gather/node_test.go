@@ -3,6 +3,7 @@ package gather
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -160,7 +161,7 @@ func (n *madeUp) facts() *doctor.Facts {
 // asked are the categories that a node without an API server can answer.
 var asked = []doctor.Category{doctor.Kubelet, doctor.Runtime, doctor.Host, doctor.Agent}
 
-// What is wrong with the files, processes and sockets of a node has its code, and a healthy node
+// Whatever is wrong with the files, processes and sockets of a node has its code, and a healthy node
 // has none.
 func TestBrokenNodes(t *testing.T) {
 	const state = "k/plugins/chandler.dev/"
@@ -214,6 +215,7 @@ func TestBrokenNodes(t *testing.T) {
 			n.write(state+"claims/u9.bad0", "sum\n"+`{"version":99,"readableBy":99,"uid":"","boot":"boot"}`)
 		},
 		"CH0707": func(n *madeUp) { n.write(state+"claims/u8.record", "") },
+		"CH0708": func(n *madeUp) { n.second("gpu", "chandler-x8k2v") },
 	} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
@@ -226,6 +228,64 @@ func TestBrokenNodes(t *testing.T) {
 			report := doctor.Judge(n.facts(), asked...)
 			if found := report.Codes(); !slices.Equal(found, want) {
 				t.Errorf("found %v, want %v: %+v", found, want, report.Sections)
+			}
+		})
+	}
+}
+
+// second makes another agent beside the first, which is chandler-7fz2k in namespace chandler.
+func (n *madeUp) second(namespace, pod string) {
+	n.t.Helper()
+	n.process("301", "/chandler", "run", "--kubelet-root="+n.options.KubeletRoot)
+	n.write("proc/"+agentPID+"/environ", "POD_NAMESPACE=chandler\x00POD_NAME=chandler-7fz2k\x00")
+	n.write("proc/301/environ", "PATH=/\x00POD_NAMESPACE="+namespace+"\x00POD_NAME="+pod+"\x00")
+}
+
+// Two agents of one DaemonSet are an update. Two DaemonSets of one namespace are not.
+func TestInstallationsOfProcesses(t *testing.T) {
+	for pod, want := range map[string][]string{
+		"chandler-x8k2v":     {"chandler/chandler"},
+		"chandler-gpu-x8k2v": {"chandler/chandler", "chandler/chandler-gpu"},
+		"":                   {"chandler/chandler"},
+	} {
+		n := newMadeUp(t)
+		n.second("chandler", pod)
+		f := n.facts()
+		if found := f.Agent.Installations; !slices.Equal(found, want) {
+			t.Errorf("with %q: %q, want %q", pod, found, want)
+		}
+		if said := slices.Contains(doctor.Judge(f, doctor.Agent).Codes(), "CH0708"); said != (len(want) > 1) {
+			t.Errorf("with %q: CH0708 is said: %v", pod, said)
+		}
+	}
+}
+
+// An agent that has a directory mounted which was removed and made again is not well, though
+// the kubelet answers in the new one; nor does the kubelet not answer if only the old one is seen.
+func TestDirectoryMadeAgain(t *testing.T) {
+	for name, socket := range map[string]bool{"on the node": true, "in the pod": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newMadeUp(t)
+			old := filepath.Join(n.root, "old")
+			if err := os.Mkdir(old, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			dir, err := os.Open(old)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dir.Close()
+			seen := filepath.Join(n.root, "proc", agentPID, "root", n.options.PluginDir)
+			if err := errors.Join(os.Remove(old), os.MkdirAll(filepath.Dir(seen), 0o755), os.Symlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), seen)); err != nil {
+				t.Fatal(err)
+			}
+			if !socket {
+				n.remove("k/device-plugins/kubelet.sock")
+			}
+			report := doctor.Judge(n.facts(), asked...)
+			if found := report.Codes(); !slices.Equal(found, []string{"CH0108"}) {
+				t.Errorf("found %v: %+v", found, report.Sections)
 			}
 		})
 	}
@@ -369,5 +429,32 @@ func TestKubeletOfOthers(t *testing.T) {
 	f := All(t.Context(), n.options)
 	if f.Kubernetes != doctor.UnknownVersion || !strings.Contains(f.NoKubelet, "run doctor as root") {
 		t.Errorf("Kubernetes %s; %s", f.Kubernetes, f.NoKubelet)
+	}
+}
+
+// A change of the configuration that the agent refused is told of where only the configuration
+// in force is seen, which is right.
+func TestConfigurationThatWasRefused(t *testing.T) {
+	for said, want := range map[string][]string{
+		"chandler_config_last_reload_successful 0": {"CH0703"}, "chandler_config_last_reload_successful 1": nil,
+		"chandler_config_restart_needed 1": {"CH0710"}, "chandler_config_restart_needed 0": nil,
+		"chandler_dra_slices_refused 1": nil, "chandler_dra_slices_refused 0": nil, // of the cluster, which is not there
+	} {
+		n := newMadeUp(t)
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/metrics" {
+				fmt.Fprintln(w, said)
+			}
+		}))
+		defer server.Close()
+		n.options.Agent = strings.TrimPrefix(server.URL, "http://")
+		f := n.facts()
+		if f.Agent.Unwanted != (said == "chandler_dra_slices_refused 1") {
+			t.Errorf("%s: unwanted %t", said, f.Agent.Unwanted)
+		}
+		f.Agent.Config = doctor.Known("")
+		if found := doctor.Judge(f, asked...).Codes(); !slices.Equal(found, want) {
+			t.Errorf("%s: found %v, want %v", said, found, want)
+		}
 	}
 }

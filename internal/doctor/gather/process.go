@@ -83,6 +83,18 @@ func (p process) flags() map[string]string {
 	return flags
 }
 
+// environment returns the variables that the process was started with, none if they may not be read.
+func (p process) environment() map[string]string {
+	data, _ := os.ReadFile(filepath.Join(p.dir, "environ"))
+	variables := make(map[string]string)
+	for variable := range strings.SplitSeq(string(data), "\x00") {
+		if name, value, found := strings.Cut(variable, "="); found {
+			variables[name] = value
+		}
+	}
+	return variables
+}
+
 // started returns when the process started: its stat has ticks since the machine started, of
 // which there are 100 a second to user space on all architectures (proc_pid_stat(5)).
 func (p process) started() (time.Time, error) {

@@ -12,7 +12,7 @@ const (
 	v3 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n"
 )
 
-// What containerd's configuration says of CDI is what containerd makes of it.
+// The configuration of containerd is understood as containerd understands it.
 func TestContainerdConfig(t *testing.T) {
 	usual := []string{"/etc/cdi", "/var/run/cdi"}
 	for name, test := range map[string]struct {

@@ -262,6 +262,9 @@ func (p *printer) troubles(under string, d *inventory.Device) {
 	if d.Move != nil {
 		p.below(under, moveText(d.Move), terminal.Moving)
 	}
+	if d.Awaits() {
+		p.below(under, "not there yet: made when somebody gets it", "")
+	}
 }
 
 func troubleColour(d *inventory.Device) terminal.Colour {

@@ -325,7 +325,28 @@ func (p *printer) partTroubles(under string, s *inventory.Silicon, parts []*inve
 		}
 		p.below(under, text, troubleColour(of[0]))
 	}
+	p.unmade(under, parts)
 	if move := parts[0].Move; move != nil && s.Whole == "" {
 		p.below(under, moveText(move), terminal.Moving)
 	}
+}
+
+// unmade says of how many parts there are only once somebody gets them.
+func (p *printer) unmade(under string, parts []*inventory.Device) {
+	n := 0
+	for _, d := range parts {
+		if d.Awaits() {
+			n++
+		}
+	}
+	text := "not there yet: made when somebody gets one"
+	switch {
+	case n == 0:
+		return
+	case n == 1 && len(parts) > 1:
+		text = fmt.Sprintf("1 of %d is %s", len(parts), text)
+	case n < len(parts):
+		text = fmt.Sprintf("%d of %d are %s", n, len(parts), text)
+	}
+	p.below(under, text, "")
 }

@@ -254,6 +254,29 @@ func small() inventory.Facts {
 	return factsOf("gw-octo-1", devices, dra("vpn/gateway-0", "crypto", "vf", hour, held...))
 }
 
+// requested is a machine with an adapter that has virtual functions on request, of which the first two are there,
+// and with another that none are made of yet, and with a GPU that can be cut into two.
+func requested() inventory.Facts {
+	var devices []rules.Offered
+	function := func(bus string, i int, made bool) {
+		d := pci("nic", "intel", "", 0, bus, bus+":00.0", fmt.Sprintf("%s:01.%d", bus, i))
+		delete(d.Attributes, "model")
+		d.Attributes["function"], d.Attributes["vfIndex"], d.Attributes["pfName"] = str("virtual"), number(int64(i)), str("ens"+bus)
+		d.PartOf = &discovery.Silicon{Name: named(bus + ":00.0")}
+		if !made {
+			d.Making = &discovery.Making{Unit: d.PartOf.Name, Of: "sys/devices/pci0000:" + bus}
+		}
+		devices = append(devices, d)
+	}
+	for i := range 4 {
+		function("16", i, i < 2)
+		function("3a", i, false)
+	}
+	gpu := pci("gpu", "intel", "Max 1100", 0, "5b", "5b:00.0")
+	gpu.Making = &discovery.Making{Unit: gpu.Name, Of: "sys/devices/pci0000:5b"}
+	return factsOf("edge-13", append(devices, gpu), dra("ran/upf-0", "upf", "vf", day, named("16:01.0")))
+}
+
 // laptop is a machine whose GPU four containers may share.
 func laptop() inventory.Facts {
 	gpu, npu := pci("gpu", "intel", "", -1, "00", "00:02.0"), pci("npu", "intel", "", -1, "00", "00:0b.0")
@@ -269,7 +292,7 @@ func laptop() inventory.Facts {
 
 func TestPrint(t *testing.T) {
 	for name, facts := range map[string]inventory.Facts{
-		"hgx": hgx(), "parts": partitioned(t), "virtual": virtual(), "small": small(), "laptop": laptop(),
+		"hgx": hgx(), "parts": partitioned(t), "virtual": virtual(), "small": small(), "laptop": laptop(), "requested": requested(),
 		"nothing":  {Name: "n", Families: 23, Functions: 3, Asked: true, At: now},
 		"problems": {Name: "n", Families: 23, Asked: true, At: now, Snapshot: &rules.Snapshot{Problems: discovery.Problems("05:00.0", os.ErrPermission)}},
 	} {

@@ -21,15 +21,18 @@ import (
 // Kernel is a host whose attributes do what those of a kernel do, at its worst where a
 // test says so. Fields are set before the host is used.
 type Kernel struct {
-	Dir     string                   // the root of the host
-	Budget  int                      // writes until the agent is killed, -1 for any number; see [Kernel.Kill]
-	Refuses map[string]error         // by driver, what a probe of it says
-	Hangs   map[string]chan struct{} // by driver, an unbind ends when it is closed
-	Writes  []string                 // that were made
+	Dir     string                     // the root of the host
+	Budget  int                        // writes until the agent is killed, -1 for any number; see [Kernel.Kill]
+	Refuses map[string]error           // by driver, what a probe of it says; of "reset_method" a write to it
+	Hangs   map[string]chan struct{}   // by driver, an unbind ends when it is closed; of "reset" a reset
+	Resets  func(address string) error // what the reset of a function says; it may change the host; optional
+	Writes  []string                   // that were made
 
 	t         testing.TB
+	nodes     bool // files below dev are device nodes, and no texts that say which
 	mu        sync.Mutex
-	functions map[string]function // by address
+	functions map[string]function  // by address
+	physical  map[string]*Physical // likewise
 }
 
 // function is what a function is however it is bound.
@@ -42,8 +45,11 @@ type function struct {
 var ErrKilled = errors.New("the agent was killed")
 
 // New returns a host without functions, with the drivers nvme, e1000e and vfio-pci.
-func New(t testing.TB) *Kernel {
-	k := &Kernel{t: t, Dir: t.TempDir(), Budget: -1, Refuses: make(map[string]error), Hangs: make(map[string]chan struct{}), functions: make(map[string]function)}
+func New(t testing.TB) *Kernel { return lay(t, t.TempDir(), false) }
+
+// lay lays a host out in a directory.
+func lay(t testing.TB, dir string, nodes bool) *Kernel {
+	k := &Kernel{t: t, Dir: dir, nodes: nodes, Budget: -1, Refuses: make(map[string]error), Hangs: make(map[string]chan struct{}), functions: make(map[string]function)}
 	k.File("sys/devices/virtual/misc/vfio/uevent", "MAJOR=10\nMINOR=196\nDEVNAME=vfio/vfio\n")
 	k.File("sys/devices/virtual/misc/vfio/dev", "10:196\n")
 	k.Link("sys/class/misc/vfio", "../../devices/virtual/misc/vfio")
@@ -57,7 +63,7 @@ func New(t testing.TB) *Kernel {
 	k.File("sys/class/block/x/dev", "8:200\n")
 	k.File("sys/class/net/x/flags", "0x1003\n")
 	k.File("proc/1/mountinfo", "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/root rw\n")
-	k.File("proc/1/net/route", "Iface\tDestination\n")
+	k.File("proc/1/net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n")
 	k.Link("proc/1/ns/pid", "pid:[4026531836]")
 	k.Opens("1", "init", "/dev/null")
 	return k
@@ -72,7 +78,7 @@ func Source(address string) string { return "sys/devices/pci0000:00/0000:00:03.0
 func (k *Kernel) Add(address, driver, group string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for name, text := range map[string]string{"driver_override": "(null)", "class": "0x010802", "vendor": "0x144d", "device": "0xa80a", "numa_node": "0"} {
+	for name, text := range map[string]string{"driver_override": "(null)", "class": "0x010802", "vendor": "0x144d", "device": "0xa80a", "numa_node": "0", "reset": "", "reset_method": "flr bus"} {
 		k.File(Source(address)+"/"+name, text+"\n")
 	}
 	k.Link("sys/bus/pci/devices/"+address, "../../../"+strings.TrimPrefix(Source(address), "sys/"))
@@ -82,6 +88,20 @@ func (k *Kernel) Add(address, driver, group string) {
 	k.setDriver(address, driver)
 }
 
+// Return has a function come back that was taken out: with its own driver, and in another group.
+func (k *Kernel) Return(address, driver, group string) {
+	k.mu.Lock()
+	before := k.functions[address].group
+	k.setDriver(address, "")
+	for _, gone := range []string{"sys/bus/pci/devices/" + address, Source(address), "sys/kernel/iommu_groups/" + before + "/devices/" + address} {
+		if err := os.RemoveAll(filepath.Join(k.Dir, gone)); err != nil {
+			k.t.Error(err)
+		}
+	}
+	k.mu.Unlock()
+	k.Add(address, driver, group)
+}
+
 // File writes a file of the host. One in dev is a device node, such as "c 10:196".
 func (k *Kernel) File(name, text string) {
 	k.t.Helper()
@@ -89,7 +109,11 @@ func (k *Kernel) File(name, text string) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		k.t.Fatal(err)
 	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+	write := func() error { return os.WriteFile(name, []byte(text), 0o644) }
+	if k.nodes && strings.HasPrefix(name, filepath.Join(k.Dir, "dev")+"/") {
+		write = func() error { return makeNode(name, text) }
+	}
+	if err := write(); err != nil {
 		k.t.Fatal(err)
 	}
 }
@@ -222,6 +246,8 @@ func (k *Kernel) Write(name, value string) error {
 	dir, attribute := path.Split(name)
 	driver := path.Base(dir)
 	switch attribute {
+	case "sriov_numvfs":
+		return k.setVirtual(k.physical[path.Base(dir)], value)
 	case "driver_override":
 		if value == "" {
 			value = "(null)"
@@ -242,6 +268,21 @@ func (k *Kernel) Write(name, value string) error {
 		k.setDriver(value, driver)
 	case "drivers_probe":
 		return k.probe(value)
+	case "reset_method":
+		if err := k.Refuses[attribute]; err != nil {
+			return err
+		}
+		k.File(name, value+"\n")
+	case "reset":
+		hangs := k.Hangs["reset"]
+		k.mu.Unlock()
+		if hangs != nil {
+			<-hangs
+		}
+		k.mu.Lock()
+		if k.Resets != nil {
+			return k.Resets(path.Base(dir))
+		}
 	default:
 		return syscall.EINVAL
 	}
@@ -252,6 +293,12 @@ func (k *Kernel) Write(name, value string) error {
 func (k *Kernel) Reboot() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for _, p := range k.physical {
+		for i := range k.Virtual(p.Address) {
+			k.removeVirtual(p, i)
+		}
+		k.File(Source(p.Address)+"/sriov_numvfs", "0\n")
+	}
 	for _, address := range slices.Sorted(maps.Keys(k.functions)) {
 		k.File(Source(address)+"/driver_override", "(null)\n")
 		k.setDriver(address, k.functions[address].driver)

@@ -1,8 +1,10 @@
 package rebindtest
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"syscall"
 
@@ -39,9 +41,8 @@ func (h host) node(name string, info fs.FileInfo, err error) (fs.FileInfo, error
 	if err != nil {
 		return nil, err
 	}
-	var kind rune
-	var major, minor uint32
-	if _, err := fmt.Sscanf(string(text), "%c %d:%d", &kind, &major, &minor); err != nil {
+	kind, major, minor, err := numbers(string(text))
+	if err != nil {
 		return nil, &fs.PathError{Op: "stat", Path: name, Err: err}
 	}
 	n := node{info, fs.ModeDevice | 0o600, &syscall.Stat_t{Rdev: unix.Mkdev(major, minor)}}
@@ -64,3 +65,25 @@ func (n node) Mode() fs.FileMode { return n.mode }
 
 // Sys implements [fs.FileInfo].
 func (n node) Sys() any { return n.stat }
+
+// numbers returns which device node a text is, such as "c 10:196".
+func numbers(text string) (kind rune, major, minor uint32, err error) {
+	_, err = fmt.Sscanf(text, "%c %d:%d", &kind, &major, &minor)
+	return kind, major, minor, err
+}
+
+// makeNode makes a device node, which takes root.
+func makeNode(name, text string) error {
+	kind, major, minor, err := numbers(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	mode := uint32(unix.S_IFCHR)
+	if kind == 'b' {
+		mode = unix.S_IFBLK
+	}
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return unix.Mknod(name, mode|0o600, int(unix.Mkdev(major, minor)))
+}

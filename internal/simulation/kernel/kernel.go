@@ -31,6 +31,17 @@ type Host struct {
 	hanged chan struct{}      // closed when reads that hang go on
 	hang   string             // files with this in their path hang
 	sick   string             // files with this in their path cannot be read
+
+	// Changed is called, under the lock, when a write has changed something. It must not block.
+	Changed func()
+
+	driven    []Function
+	functions map[string]*function // those that are there, by their addresses
+	processes map[int]*process
+	pids      int
+	boots     int
+	trouble   Trouble
+	stuck     chan struct{} // closed when writes that hang go on
 }
 
 // node is one thing in the file system.
@@ -40,6 +51,7 @@ type node struct {
 	target   string // of a link
 	rdev     uint64
 	unread   bool
+	opened   *node // what a link in /proc/PID/fd leads to, wherever that is by now
 	children map[string]*node
 }
 
@@ -154,6 +166,11 @@ func (h *Host) Vanish(address string, nodes ...string) bool {
 	if h.gone[address] != nil {
 		return false
 	}
+	if f := h.functions[address]; f != nil {
+		h.destroy(f)
+		h.bind(f, "")
+		delete(h.functions, address)
+	}
 	var gone []entry
 	h.each(func(e entry) {
 		if has(e.path, address) || has(e.node.target, address) || slices.Contains(nodes, e.path) {
@@ -184,6 +201,11 @@ func (h *Host) Return(address string, change func(name string, data []byte) []by
 			e.node.data = change(e.path, bytes.Clone(e.node.data))
 		}
 		h.put(e.path, e.node)
+	}
+	for _, f := range h.driven {
+		if f.Address == address && gone != nil {
+			h.probeAnew(f)
+		}
 	}
 	return gone != nil
 }
@@ -249,21 +271,25 @@ func (h *Host) walk(op, name string, last bool) (*node, error) {
 	if !fs.ValidPath(name) {
 		return nil, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
 	}
-	rest, at, dir := name, "", h.root
+	whole, rest, dir := name, name, h.root
 	for links := 0; rest != "" && rest != "."; {
 		part, after, _ := strings.Cut(rest, "/")
 		n := dir.children[part]
 		if n == nil {
 			return nil, &fs.PathError{Op: op, Path: name, Err: syscall.ENOENT}
 		}
+		if n.opened != nil && after == "" && last {
+			return n.opened, nil
+		}
 		if n.mode&fs.ModeSymlink != 0 && (after != "" || last) {
 			if links++; links > 20 {
 				return nil, &fs.PathError{Op: op, Path: name, Err: syscall.ELOOP}
 			}
-			rest, at, dir = path.Join(at, n.target, after), "", h.root
+			whole = path.Join(strings.TrimSuffix(whole, rest), n.target, after)
+			rest, dir = whole, h.root
 			continue
 		}
-		at, rest, dir = path.Join(at, part), after, n
+		rest, dir = after, n
 	}
 	return dir, nil
 }
@@ -301,6 +327,7 @@ func (h *Host) read(name string, n *node) ([]byte, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.awaitWriter(name)
 	switch {
 	case n.unread, h.sick != "" && strings.Contains(name, h.sick):
 		return nil, &fs.PathError{Op: "read", Path: name, Err: syscall.EIO}

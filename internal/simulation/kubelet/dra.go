@@ -165,6 +165,15 @@ func (k *Kubelet) plugin() (*plugin, error) {
 	return k.plugins[len(k.plugins)-1], nil
 }
 
+// Calls returns the name of the process that would be called, "" if none has registered.
+func (k *Kubelet) Calls() string {
+	p, err := k.plugin()
+	if err != nil {
+		return ""
+	}
+	return p.registrar.process.name
+}
+
 // prepare prepares the claims of a pod (pkg/kubelet/cm/dra/manager.go,
 // prepareResources). Claims are noted before the driver is called.
 func (k *Kubelet) prepare(ctx context.Context, pod *Pod) error {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
@@ -118,6 +119,45 @@ func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.Resourc
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool {
 		return pod.Namespace == claim.Namespace && slices.Contains(claimsOf(&pod), claim.Name) && !reservedFor(successor, pod.UID)
 	})
+}
+
+// Users returns how many pods have a claim, by what the kubelet last answered.
+func (n *Node) Users(claim ledger.Owner) (users int) {
+	said := n.Said()
+	if said == nil {
+		return 0
+	}
+	for _, pod := range said.Pods {
+		if pod.Namespace == claim.Namespace && slices.ContainsFunc(pod.Containers, func(c *podresourcesapi.ContainerResources) bool {
+			return slices.ContainsFunc(c.DynamicResources, func(r *podresourcesapi.DynamicResource) bool {
+				return r.ClaimName == claim.Name && r.ClaimNamespace == claim.Namespace
+			})
+		}) {
+			users++
+		}
+	}
+	return users
+}
+
+// Reserved asks the API server which pods a claim is for. There are none if that cannot be told.
+func (n *Node) Reserved(ctx context.Context, claim ledger.Owner) []types.UID {
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	now, err := n.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	if err != nil || now.UID != claim.UID {
+		return nil
+	}
+	return PodsOf(now)
+}
+
+// PodsOf returns the pods for which a claim is reserved.
+func PodsOf(claim *resourceapi.ResourceClaim) (pods []types.UID) {
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			pods = append(pods, consumer.UID)
+		}
+	}
+	return pods
 }
 
 func reservedFor(claim *resourceapi.ResourceClaim, pod types.UID) bool {

@@ -107,6 +107,21 @@ func (n *Node) Termination(namespace, pod string) (time.Duration, bool) {
 	return time.Duration(*p.Spec.TerminationGracePeriodSeconds) * time.Second, true
 }
 
+// UID returns the UID by which the kubelet knows a pod that has grants, "" if it is not known. For a
+// static pod that is not the UID of its mirror in the API, which has it as an annotation
+// (CreateMirrorPod in pkg/kubelet/pod/mirror_client.go and applyDefaults in
+// pkg/kubelet/config/common.go, in 1.31 to 1.37).
+func (n *Node) UID(namespace, pod string) types.UID {
+	p := n.termOf(namespace, pod)
+	if p == nil {
+		return ""
+	}
+	if of, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror && of != "" {
+		return types.UID(of)
+	}
+	return p.UID
+}
+
 // Asks reports whether a pod asks for a classic resource, and whether that is known.
 func (n *Node) Asks(namespace, pod, resource string) (asked, known bool) {
 	n.mu.Lock()

@@ -120,3 +120,26 @@ func TestEnded(t *testing.T) {
 		})
 	}
 }
+
+// The processes of a static pod are in a group that has the kubelet's name of it.
+func TestUID(t *testing.T) {
+	mirror := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "static", UID: "of-the-mirror",
+		Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "5f1c"}}}
+	plain := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plain", UID: "uid"}}
+	for _, pod := range []*corev1.Pod{mirror, plain} {
+		pod.Spec.NodeName = "node"
+	}
+	n := NewNode("node", fake.NewClientset(mirror, plain), "", nil)
+	var grants []*ledger.Grant
+	for _, pod := range []string{"static", "plain", "gone"} {
+		grants = append(grants, &ledger.Grant{Resource: "example.com/gpu", ID: pod, Container: "default/" + pod + " main", Since: time.Now()})
+	}
+	if err := n.learn(t.Context(), grants); err != nil {
+		t.Fatal(err)
+	}
+	for pod, want := range map[string]types.UID{"static": "5f1c", "plain": "uid", "gone": "", "other": ""} {
+		if got := n.UID("default", pod); got != want {
+			t.Errorf("pod %s: %q", pod, got)
+		}
+	}
+}

@@ -9,7 +9,7 @@ release, whatever its name.
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ .tag | default (ternary $nvml $.Chart.AppVersion $.Values.nvml.enabled) }}
+{{ .repository }}:{{ .tag | default (ternary $nvml $.Chart.AppVersion (or $.Values.nvml.enabled $.Values.upkeep.enabled (not (empty $.Values.nvidiaDriver.root)))) }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -36,6 +36,7 @@ release, whatever its name.
 {{- $config := deepCopy .Values.config -}}
 {{- $roots := dict -}}
 {{- if and .Values.nvml.enabled (ne .Values.nvml.root "/usr") }}{{ $_ := set $roots "nvidia" .Values.nvml.root }}{{ end -}}
+{{- with .Values.nvidiaDriver.root }}{{ $_ := set $roots "nvidia" . }}{{ end -}}
 {{- if .Values.mps.enabled }}{{ $_ := set $roots "nvidia-mps" .Values.mps.directory }}{{ end -}}
 {{- if .Values.fpgaProgramming.enabled }}{{ $_ := set $roots "fpga-intel" .Values.fpgaProgramming.bitstreams }}{{ end -}}
 {{- with merge (default dict $config.roots) $roots }}{{ $_ := set $config "roots" . }}{{ end -}}
@@ -46,9 +47,18 @@ kind: DriverConfig
 {{- end }}
 {{- end -}}
 
+{{/* The directories of the host with NVIDIA's driver and its library NVML, as JSON. */}}
+{{- define "chandler.driverDirectories" -}}
+{{- $root := .Values.nvidiaDriver.root -}}
+{{- if eq $root "/" -}}{{ concat (list "/usr" "/lib/firmware") (.Values.nvidiaDriver.directories | default list) | toJson }}
+{{- else if $root -}}{{ list $root | toJson }}
+{{- else if .Values.nvml.enabled -}}{{ list .Values.nvml.root | toJson }}
+{{- else -}}[]{{- end -}}
+{{- end -}}
+
 {{/* Whether the agent must be privileged: a container that was given no device can open none otherwise. */}}
 {{- define "chandler.privileged" -}}
-{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled .Values.rebinding.enabled -}}true{{- end -}}
+{{- if or .Values.nvml.enabled .Values.fpgaProgramming.enabled .Values.rebinding.enabled .Values.handover.enabled .Values.onRequest.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{/* The port of the page, if others than the agent's pod itself reach it. */}}

@@ -17,8 +17,21 @@ var (
 	capabilities = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
 	cudaVersions = regexp.MustCompile(`^[1-9][0-9]{0,2}\.[0-9]{1,2}$`)
 	words        = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
-	profiles     = regexp.MustCompile(`^(?:([1-8])c\.)?([1-8])g\.([1-9][0-9]{0,3})gb(?:\+[a-z]+(?:\.[a-z]+)*|-[a-z]+)?$`)
+	profiles     = regexp.MustCompile(`^(?:([1-8])c\.)?([1-8])g\.([1-9][0-9]{0,3})gb((?:\+[a-z]+(?:\.[a-z]+)*|-[a-z]+)?)$`)
 )
+
+// maxSuffix is how long the end of a profile's name may be, such as "+me.all": devices have it in
+// their names, which are DNS labels.
+const maxSuffix = 15
+
+// parseProfile returns the parts of a profile's name, nil if it is none.
+func parseProfile(name string) []string {
+	m := profiles.FindStringSubmatch(name)
+	if m == nil || len(m[4]) > maxSuffix {
+		return nil
+	}
+	return m
+}
 
 // maxMemory is more than any GPU has, in bytes: 64 TiB.
 const maxMemory = 64 << 40
@@ -62,7 +75,88 @@ func (g *GPU) check() error {
 			errs = append(errs, fmt.Errorf("MIG instance %d/%d: %w", instance.GI, instance.CI, err))
 		}
 	}
+	for _, empty := range g.Empty {
+		if empty.Profile != "" && parseProfile(empty.Profile) == nil {
+			wrong("profile of an empty GPU instance", empty.Profile)
+		}
+		errs = append(errs, empty.check())
+	}
+	return errors.Join(append(errs, checkProfiles(g.Profiles, g.MemoryBytes))...)
+}
+
+// Limits of what can be cut: as much as any GPU has, and no more than a pool has
+// room for.
+const (
+	maxSlices     = 16 // of memory, and of compute
+	maxProfiles   = 32
+	maxPlacements = 128 // of all profiles of a GPU
+	maxEngines    = 4096
+)
+
+// checkProfiles reports what of profiles makes no sense on a GPU of that much memory,
+// which is 0 if it is not known.
+func checkProfiles(profiles []Profile, gpuMemory int64) error {
+	if len(profiles) > maxProfiles {
+		return fmt.Errorf("%d profiles, at most %d", len(profiles), maxProfiles)
+	}
+	var errs []error
+	names, placements := make(map[string]bool), 0
+	for _, p := range profiles {
+		if names[p.Name] {
+			errs = append(errs, fmt.Errorf("profile %.40q: listed twice", p.Name))
+		}
+		names[p.Name] = true
+		if err := p.check(gpuMemory); err != nil {
+			errs = append(errs, fmt.Errorf("profile %.40q: %w", p.Name, err))
+		}
+		placements += len(p.Placements)
+	}
+	if placements > maxPlacements {
+		errs = append(errs, fmt.Errorf("%d placements, at most %d", placements, maxPlacements))
+	}
 	return errors.Join(errs...)
+}
+
+func (p *Profile) check(gpuMemory int64) error {
+	if m := parseProfile(p.Name); m == nil || m[1] != "" {
+		return errors.New("no name of a profile")
+	}
+	if p.Slices < 1 || p.Slices > maxSlices || p.Max < 1 || p.Max > maxSlices {
+		return fmt.Errorf("no numbers of slices and instances: %d, %d", p.Slices, p.Max)
+	}
+	if p.MemoryBytes < 0 || p.MemoryBytes > maxMemory || gpuMemory > 0 && p.MemoryBytes > gpuMemory {
+		return fmt.Errorf("no size of memory: %d", p.MemoryBytes)
+	}
+	for _, number := range p.Engines.numbers() {
+		if number > maxEngines {
+			return fmt.Errorf("no number of engines: %d", number)
+		}
+	}
+	if len(p.Placements) == 0 {
+		return errors.New("no placement")
+	}
+	starts := make(map[int]bool)
+	for _, placement := range p.Placements {
+		if err := placement.check(); err != nil {
+			return err
+		}
+		if starts[placement.Start] {
+			return fmt.Errorf("two placements at %d", placement.Start)
+		}
+		starts[placement.Start] = true
+	}
+	return nil
+}
+
+func (p *Placement) check() error {
+	if p.Start < 0 || p.Size < 1 || p.Size > maxSlices || p.Start > maxSlices-p.Size {
+		return fmt.Errorf("no placement: %d of %d", p.Start, p.Size)
+	}
+	return nil
+}
+
+func (e *Engines) numbers() []uint32 {
+	return []uint32{e.Multiprocessors, e.Copy, e.Decoder, e.Encoder, e.JPEG, e.OFA}
 }
 
 // check reports what of an instance makes no sense on a GPU of that much
@@ -80,6 +174,9 @@ func (i *Instance) check(gpuMemory int64) error {
 	if i.MemoryBytes < 0 || i.MemoryBytes > maxMemory || gpuMemory > 0 && i.MemoryBytes > gpuMemory {
 		return fmt.Errorf("no size of memory: %d", i.MemoryBytes)
 	}
+	if i.Placement != nil {
+		return i.Placement.check()
+	}
 	return nil
 }
 
@@ -87,7 +184,7 @@ func (i *Instance) check(gpuMemory int64) error {
 // GPU instance: 1 and 3 for "1c.3g.40gb", 3 and 3 for "3g.40gb". They are not
 // known without a profile.
 func (i *Instance) Slices() (compute, gpu int, ok bool) {
-	m := profiles.FindStringSubmatch(i.Profile)
+	m := parseProfile(i.Profile)
 	if m == nil {
 		return 0, 0, false
 	}

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"time"
 )
 
@@ -25,7 +27,18 @@ const version = 1
 type document struct {
 	Version int    `json:"version"`
 	Error   string `json:"error,omitempty"` // why nothing is known any more of what was
-	GPUs    []GPU  `json:"gpus,omitempty"`
+
+	// Layouts are the Profiles of GPUs, each list of them once: a host's GPUs are
+	// mostly of one model.
+	Layouts [][]Profile `json:"layouts,omitempty"`
+	GPUs    []entry     `json:"gpus,omitempty"`
+}
+
+// entry is a GPU as the text has it.
+type entry struct {
+	GPU
+
+	Layout *int `json:"layout,omitempty"` // the index in Layouts of its Profiles, nil if it has none
 }
 
 // GPU is what NVML says of one. A value that it does not say is zero.
@@ -41,10 +54,21 @@ type GPU struct {
 	Instances         []Instance `json:"instances,omitempty"`
 	Fabric            *Fabric    `json:"fabric,omitempty"`
 
+	// Profiles are the GPU instances that could be cut of a GPU in MIG mode, none if
+	// NVML does not say. GPUs may share one list, which nobody modifies.
+	Profiles []Profile `json:"-"`
+
 	// Peers are the PCI addresses of GPUs, and Switches those of NVSwitches, at
 	// the other ends of NVLinks that are up, each once, in order.
 	Peers    []string `json:"peers,omitempty"`
 	Switches []string `json:"switches,omitempty"`
+
+	// Empty are the GPU instances that nothing computes in, as far as they are known.
+	Empty []Empty `json:"empty,omitempty"`
+
+	// PlacesUnknown says that NVML did not answer where instances lie, or could, and may
+	// answer later.
+	PlacesUnknown bool `json:"placesUnknown,omitempty"`
 
 	// Lost says that the GPU is there and NVML cannot reach it any more.
 	Lost bool `json:"lost,omitempty"`
@@ -73,6 +97,50 @@ type Instance struct {
 	MemoryBytes int64  `json:"memoryBytes,omitempty"`
 
 	Engines *Engines `json:"engines,omitempty"` // nil if not known
+
+	// Placement is where its GPU instance lies, nil if not known.
+	Placement *Placement `json:"placement,omitempty"`
+}
+
+// Profile is a kind of GPU instance.
+type Profile struct {
+	Name        string  `json:"name"`   // "1g.10gb+me"
+	Slices      int     `json:"slices"` // of compute
+	Max         int     `json:"max"`    // how many there may be on a GPU
+	MemoryBytes int64   `json:"memoryBytes"`
+	Engines     Engines `json:"engines"`
+
+	// Placements are where on a GPU such an instance may lie.
+	Placements []Placement `json:"placements"`
+}
+
+// Placement is a run of a GPU's slices of memory.
+type Placement struct {
+	Start int `json:"start"`
+	Size  int `json:"size"`
+}
+
+// Empty is a GPU instance without a compute instance.
+type Empty struct {
+	Placement
+
+	Profile string `json:"profile"` // "1g.10gb+me"
+}
+
+// Cut is what chandler-nvml answers when it is asked to cut an instance.
+type Cut struct {
+	Instance
+
+	// Found says that the instance was there already, and somebody else has made it.
+	Found bool `json:"found,omitempty"`
+
+	// Refused is why the instance is not there. Nothing of it was left.
+	Refused string `json:"refused,omitempty"`
+}
+
+// Overlaps reports whether two placements have a slice in common.
+func (p Placement) Overlaps(other Placement) bool {
+	return p.Start < other.Start+other.Size && other.Start < p.Start+p.Size
 }
 
 // Engines are how many of a GPU's parts of each sort an instance has.
@@ -101,7 +169,11 @@ type XID struct {
 
 // Format returns the text that says this of GPUs. Too much of it is an error.
 func Format(gpus []GPU) ([]byte, error) {
-	text, err := json.Marshal(document{Version: version, GPUs: gpus})
+	doc := document{Version: version}
+	for _, gpu := range gpus {
+		doc.GPUs = append(doc.GPUs, entry{GPU: gpu, Layout: doc.layout(gpu.Profiles)})
+	}
+	text, err := json.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("format NVML facts: %w", err)
 	}
@@ -109,6 +181,19 @@ func Format(gpus []GPU) ([]byte, error) {
 		return nil, fmt.Errorf("format NVML facts: %d bytes for %d GPUs, at most %d", len(text), len(gpus), MaxSize)
 	}
 	return text, nil
+}
+
+// layout returns where a list of profiles is among the layouts, nil if it is empty.
+func (d *document) layout(profiles []Profile) *int {
+	if len(profiles) == 0 {
+		return nil
+	}
+	same := func(other []Profile) bool { return reflect.DeepEqual(profiles, other) }
+	i := slices.IndexFunc(d.Layouts, same)
+	if i < 0 {
+		i, d.Layouts = len(d.Layouts), append(d.Layouts, profiles)
+	}
+	return &i
 }
 
 // FormatError returns the text that says why nothing is known any more. It is
@@ -127,7 +212,8 @@ func Parse(text string) (map[string]GPU, error) {
 	var read struct {
 		document
 
-		GPUs []json.RawMessage `json:"gpus"`
+		Layouts []json.RawMessage `json:"layouts"`
+		GPUs    []json.RawMessage `json:"gpus"`
 	}
 	if err := json.Unmarshal([]byte(text), &read); err != nil {
 		return nil, fmt.Errorf("NVML facts: %w", err)
@@ -140,7 +226,7 @@ func Parse(text string) (map[string]GPU, error) {
 	}
 	gpus := make(map[string]GPU, len(read.GPUs))
 	for i, raw := range read.GPUs {
-		gpu, err := parseGPU(raw)
+		gpu, err := parseGPU(raw, read.Layouts)
 		if err != nil {
 			return nil, fmt.Errorf("NVML facts: GPU %d: %w", i, err)
 		}
@@ -160,7 +246,7 @@ func refused(address string, err error) GPU {
 
 // parseGPU reads what is said of one GPU. The error is that it cannot be told
 // of which.
-func parseGPU(raw json.RawMessage) (GPU, error) {
+func parseGPU(raw json.RawMessage, layouts []json.RawMessage) (GPU, error) {
 	var of struct {
 		Address string `json:"address"`
 	}
@@ -170,8 +256,12 @@ func parseGPU(raw json.RawMessage) (GPU, error) {
 	if !addresses.MatchString(of.Address) {
 		return GPU{}, fmt.Errorf("no PCI address: %.40q", of.Address)
 	}
-	var gpu GPU
-	err := json.Unmarshal(raw, &gpu)
+	var read entry
+	err := json.Unmarshal(raw, &read)
+	gpu := read.GPU
+	if err == nil && read.Layout != nil {
+		gpu.Profiles, err = parseLayout(layouts, *read.Layout)
+	}
 	if err == nil {
 		err = gpu.check()
 	}
@@ -179,6 +269,17 @@ func parseGPU(raw json.RawMessage) (GPU, error) {
 		return refused(of.Address, err), nil
 	}
 	return gpu, nil
+}
+
+// parseLayout reads one of the layouts.
+func parseLayout(layouts []json.RawMessage, i int) (profiles []Profile, err error) {
+	if i < 0 || i >= len(layouts) {
+		return nil, fmt.Errorf("layout %d: there is none", i)
+	}
+	if err := json.Unmarshal(layouts[i], &profiles); err != nil {
+		return nil, fmt.Errorf("layout %d: %w", i, err)
+	}
+	return profiles, nil
 }
 
 // refuseTwins refuses GPUs of one UUID, and those with MIG devices of one: it

@@ -23,13 +23,37 @@ func whole() []GPU {
 		ComputeCapability: "9.0", MIG: "enabled", Recovery: "gpu-reset",
 		Instances: []Instance{
 			{GI: 1, CI: 0, UUID: migA, Profile: "1g.10gb+me", MemoryBytes: 10334765056},
-			{GI: 2, CI: 0, UUID: "MIG-" + uuidA + "/2/0", Profile: "1c.3g.40gb"},
+			{GI: 2, CI: 0, Placement: &Placement{4, 4}, UUID: "MIG-" + uuidA + "/2/0", Profile: "1c.3g.40gb"},
 		},
 		Fabric:   &Fabric{"0c1d2e3f-4a5b-6c7d-8e9f-0a1b2c3d4e5f", 7},
 		Peers:    []string{"0000:43:00.0"},
 		Switches: []string{"0000:c4:00.0"},
 		XIDs:     []XID{{79, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), &gi}},
+		Profiles: layout(), Empty: []Empty{{Placement{2, 2}, "2g.20gb"}},
 	}, {Address: "0000:43:00.0", Lost: true}}
+}
+
+// layout is that of an H100 with the newest drivers, and more.
+func layout() (profiles []Profile) {
+	add := func(name string, slices, size int, starts ...int) {
+		p := Profile{Name: name, Slices: slices, Max: len(starts), MemoryBytes: int64(size) * 10 << 30, Engines: Engines{16 * uint32(slices), 1, 1, 0, 1, 0}}
+		for _, start := range starts {
+			p.Placements = append(p.Placements, Placement{start, size})
+		}
+		profiles = append(profiles, p)
+	}
+	for _, suffix := range []string{"", "+me", "+gfx", "-me", "+me.all"} {
+		add("1g.10gb"+suffix, 1, 1, 0, 1, 2, 3, 4, 5, 6)
+		add("2g.20gb"+suffix, 2, 2, 0, 2, 4)
+	}
+	add("1g.20gb", 1, 2, 0, 2, 4, 6)
+	add("3g.40gb", 3, 4, 0, 4)
+	add("4g.40gb", 4, 4, 0)
+	add("7g.80gb", 7, 8, 0)
+	for i := range profiles {
+		profiles[i].MemoryBytes = min(profiles[i].MemoryBytes, 79<<30)
+	}
+	return profiles
 }
 
 // Facts that are written are read again.
@@ -100,17 +124,38 @@ func TestParseRefusesOneGPU(t *testing.T) {
 		"clique":              {`"fabric":{"cluster":"0c1d2e3f-4a5b-6c7d-8e9f-0a1b2c3d4e5f","clique":-1}`, "clique"},
 		"peer":                {`"peers":["ffffffff"]`, "end of an NVLink"},
 		"recovery":            {`"recovery":"Reset it!"`, "no recovery"},
+		"profile too long":    {`"instances":[{"gi":1,"ci":0,"profile":"1g.10gb+me.and.more.of.it"}]`, "instance 1/0: no profile"},
+		"empty's too long":    {`"empty":[{"start":0,"size":1,"profile":"1g.10gb+me.and.more.of.it"}]`, "no profile of an empty GPU instance"},
 		"profile":             {`"instances":[{"gi":1,"ci":0,"profile":"1g"}]`, "instance 1/0: no profile"},
 		"more C than G":       {`"instances":[{"gi":1,"ci":0,"profile":"3c.1g.10gb"}]`, "no profile"},
 		"instance's memory":   {`"memoryBytes":100,"instances":[{"gi":1,"ci":0,"memoryBytes":101}]`, "no size of memory: 101"},
 		"instance's UUID":     {`"instances":[{"gi":1,"ci":0,"uuid":"` + uuidA + `"}]`, "no UUID"},
 		"instance's number":   {`"instances":[{"gi":4294967295,"ci":0}]`, "no such number"},
 		"instance twice":      {`"instances":[{"gi":1,"ci":0},{"gi":1,"ci":0}]`, "listed twice"},
+		"placement":           {`"instances":[{"gi":1,"ci":0,"placement":{"start":1}}]`, "no placement: 1 of 0"},
+		"an empty one":        {`"empty":[{"start":-1,"size":1}]`, "no placement: -1 of 1"},
+		"a layout of nobody":  {`"layout":9`, "layout 9: there is none"},
+		"a layout of none":    {`"layout":0`, "layout 0: json"},
+		"profile's name":      {`"layout":1`, `profile "1c.2g.10gb": no name`},
+		"profile twice":       {`"layout":2`, `profile "1g.10gb": listed twice`},
+		"too wide":            {`"layout":3`, `no placement: 15 of 2`},
+		"two at one place":    {`"layout":4`, `two placements at 0`},
+		"nowhere":             {`"layout":5`, `no placement`},
+		"profile's memory":    {`"memoryBytes":5,"layout":6`, `no size of memory: 6`},
+		"too many instances":  {`"layout":7`, `no numbers of slices and instances: 1, 17`},
+		"too many engines":    {`"layout":8`, `no number of engines: 4097`},
 		"another GPU's UUID":  {`"uuid":"` + uuidB + `"`, "more than one device is " + uuidB},
 		"another's MIG's one": {`"instances":[{"gi":1,"ci":0,"uuid":"` + migA + `"},{"gi":2,"ci":0,"uuid":"` + migA + `"}]`, "more than one device is " + migA},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := Parse(`{"version":1,"gpus":[
+			const p = `{"name":"1g.10gb","slices":1,"max":1,"placements":[{"start":0,"size":1}]}`
+			got, err := Parse(`{"version":1,"layouts":[1,[{"name":"1c.2g.10gb"}],[` + p + `,` + p + `],
+				[{"name":"1g.10gb","slices":1,"max":1,"placements":[{"start":15,"size":2}]}],
+				[{"name":"1g.10gb","slices":1,"max":1,"placements":[{"start":0,"size":1},{"start":0,"size":2}]}],
+				[{"name":"1g.10gb","slices":1,"max":1}],
+				[{"name":"1g.10gb","slices":1,"max":1,"memoryBytes":6,"placements":[{"start":0,"size":1}]}],
+				[{"name":"1g.10gb","slices":1,"max":17,"placements":[{"start":0,"size":1}]}],
+				[{"name":"1g.10gb","slices":1,"max":1,"engines":{"copy":4097},"placements":[{"start":0,"size":1}]}]],"gpus":[
 				{"address":"0000:1b:00.0",` + test.fields + `},
 				{"address":"0000:43:00.0","uuid":"` + uuidB + `"},
 				{"address":"0000:52:00.0","memoryBytes":5}]}`)
@@ -144,6 +189,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(string(good[:len(good)/2]))
 	f.Add(string(FormatError(errors.New("no"))))
 	f.Add(`{"version":1,"gpus":[{"address":"0000:1b:00.0","instances":[{"gi":-1,"ci":7e3}]},null]}`)
+	f.Add(`{"version":1,"layouts":[[{"name":"1g.10gb","slices":1,"max":1,"placements":[{"start":0,"size":1}]}]],"gpus":[{"address":"0000:1b:00.0","layout":0}]}`)
 	f.Add(`{"version":1,"gpus":[{"Address":"0000:1b:00.0","ADDRESS":"0000:1c:00.0"}]}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		gpus, err := Parse(text)

@@ -54,12 +54,7 @@ func coverParams(c *hook.Container, name string) error {
 	} else if kind != unix.PROC_SUPER_MAGIC {
 		return fmt.Errorf("%s in the container: not of the kernel, but of the image", name)
 	}
-	const cover = "/run/chandler-params"
-	if err := c.Write(cover, forbidding); err != nil {
-		return err
-	}
-	// The mount keeps the file, whatever becomes of its name.
-	return errors.Join(c.Mount(cover, name), c.Remove(cover))
+	return c.Cover(name, forbidding)
 }
 
 // forbid returns the driver's settings with one changed. It reports whether they differ.

@@ -94,8 +94,9 @@ func TestForbid(t *testing.T) {
 	}
 }
 
-// The kernel's file is covered by one that nobody in the container can change. It is a file of
-// procfs, as the driver's is, in a mount namespace of the test's own.
+// The kernel's file is covered by one that nobody in the container can change, though nothing of the
+// image can be written and it has no /run. It is a file of procfs, as the driver's is, in a mount namespace of the
+// test's own.
 func TestCoverParams(t *testing.T) {
 	needRoot(t)
 	c, root := newContainer(t)
@@ -125,6 +126,8 @@ func coverInNamespace(root string) error {
 		unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 		os.RemoveAll(root+"/proc"), os.Mkdir(root+"/proc", 0o755),
+		unix.Mount(root, root, "", unix.MS_BIND, ""),
+		unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""),
 		unix.Mount("proc", root+"/proc", "proc", 0, ""),
 	)
 	if err != nil {
@@ -140,10 +143,7 @@ func coverInNamespace(root string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Write("/run/cover", []byte("covered\n")); err != nil {
-		return err
-	}
-	if err := errors.Join(c.Mount("/run/cover", file), c.Remove("/run/cover")); err != nil {
+	if err := c.Cover(file, []byte("covered\n")); err != nil {
 		return err
 	}
 	after, err := os.ReadFile(root + file)
@@ -155,6 +155,9 @@ func coverInNamespace(root string) error {
 	}
 	if err := os.WriteFile(root+file, []byte("changed"), 0o600); !errors.Is(err, unix.EROFS) {
 		return errors.New("the cover can be written")
+	}
+	if _, err := os.Stat(root + "/proc/sys/kernel/ostype"); err != nil {
+		return errors.New("more is covered than the file: " + err.Error())
 	}
 	return nil
 }

@@ -3,10 +3,15 @@
  * A PCI driver that lets mediated devices be made of whatever function it is bound to. They have one region and do
  * nothing.
  */
+#include <linux/delay.h>
 #include <linux/mdev.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/vfio.h>
+
+static unsigned int slow;
+module_param(slow, uint, 0644);
+MODULE_PARM_DESC(slow, "for so many seconds the driver looks at a function, and then it does not want it; 0 for never");
 
 static struct mdev_parent parent;
 static struct mdev_type type = { .sysfs_name = "one", .pretty_name = "Made of nothing" };
@@ -78,6 +83,10 @@ static struct mdev_driver mdev_driver = {
 
 static int parent_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
+	if (slow) {
+		msleep(slow * 1000);
+		return -ENODEV;
+	}
 	return mdev_register_parent(&parent, &pdev->dev, &mdev_driver, types, 1);
 }
 

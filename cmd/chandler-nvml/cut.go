@@ -1,0 +1,344 @@
+//go:build cgo
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"chandler.dev/discovery/families/nvidia/facts"
+)
+
+// cutter makes MIG instances of one GPU, and removes them. An instance is a GPU instance
+// with one compute instance that is all of it.
+type cutter struct {
+	lib    nvml.Interface
+	device nvml.Device
+	kinds  []kind
+	begun  bool   // the caller has begun to make or remove what is at the place
+	proc   string // the host's /proc
+	dev    string // the host's /dev
+	errOut io.Writer
+}
+
+// place is a profile at a placement.
+type place struct {
+	kind
+
+	at nvml.GpuInstancePlacement
+}
+
+// String returns the place as it stands in flags: "1g.10gb@4".
+func (p *place) String() string { return fmt.Sprintf("%s@%d", p.profile.Name, p.at.Start) }
+
+// change does what the flags ask for, and writes what came of a cut. An error leaves open what was
+// done.
+func (o *options) change(lib nvml.Interface, out, errOut io.Writer) error {
+	if (o.cut == "") == (o.remove == "") {
+		return errors.New("either --cut or --remove")
+	}
+	c, err := newCutter(lib, o.gpu)
+	if err != nil {
+		return o.refuse(out, err)
+	}
+	c.begun = o.begun
+	c.proc, c.dev, c.errOut = filepath.Join(o.hostRoot, "proc"), filepath.Join(o.hostRoot, "dev"), errOut
+	if o.remove != "" {
+		p, err := c.place(o.remove)
+		if err == nil {
+			err = c.remove(p, o.uuid)
+		}
+		return err
+	}
+	p, err := c.place(o.cut)
+	if err != nil {
+		return o.refuse(out, err)
+	}
+	made, left, err := c.cut(p)
+	if left {
+		return err
+	}
+	if err != nil {
+		made = facts.Cut{Refused: err.Error()}
+	}
+	return json.NewEncoder(out).Encode(made)
+}
+
+// refuse says why nothing was cut. If the caller has begun something, that may be there still, and
+// then it returns the error, as where nothing was to be cut.
+func (o *options) refuse(out io.Writer, err error) error {
+	if o.cut == "" || o.begun {
+		return err
+	}
+	return json.NewEncoder(out).Encode(facts.Cut{Refused: err.Error()})
+}
+
+// newCutter opens a GPU that is in MIG mode.
+func newCutter(lib nvml.Interface, address string) (*cutter, error) {
+	device, ret := lib.DeviceGetHandleByPciBusId(address)
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("open GPU %s: %s", address, describe(ret))
+	}
+	mode, _, ret := device.GetMigMode()
+	if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
+		return nil, fmt.Errorf("GPU %s is not in MIG mode", address)
+	}
+	memory, ret := device.GetMemoryInfo()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("size of memory of GPU %s: %s", address, describe(ret))
+	}
+	all, told := kinds(lib, device, memory.Total)
+	if !told {
+		return nil, fmt.Errorf("GPU %s: NVML does not answer now what could be cut", address)
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("GPU %s: NVML does not tell what could be cut; it tells root, unless the driver is too old", address)
+	}
+	return &cutter{lib: lib, device: device, kinds: all}, nil
+}
+
+// place returns the place of that name. It is an error if NVML lists no such one.
+func (c *cutter) place(text string) (*place, error) {
+	name, at, _ := strings.Cut(text, "@")
+	start, err := strconv.ParseUint(at, 10, 8)
+	if err != nil {
+		return nil, fmt.Errorf("place %q: want PROFILE@START", text)
+	}
+	for _, k := range c.kinds {
+		for _, placement := range k.profile.Placements {
+			if k.profile.Name == name && placement.Start == int(start) {
+				return &place{k, nvml.GpuInstancePlacement{Start: uint32(placement.Start), Size: uint32(placement.Size)}}, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("the GPU has no place %s", text)
+}
+
+var errInTheWay = errors.New("something else is in the way")
+
+// at returns the GPU instance at a place, nil if there is none. It is an error if another
+// one is in the way.
+func (c *cutter) at(p *place) (at nvml.GpuInstance, number int, err error) {
+	for _, k := range c.kinds {
+		info := k.info
+		instances, ret := c.device.GetGpuInstances(&info)
+		if ret != nvml.SUCCESS {
+			return nil, 0, fmt.Errorf("list GPU instances of profile %s: %s", k.profile.Name, describe(ret))
+		}
+		for _, instance := range instances {
+			found, ret := instance.GetInfo()
+			if ret != nvml.SUCCESS {
+				return nil, 0, fmt.Errorf("look at a GPU instance of profile %s: %s", k.profile.Name, describe(ret))
+			}
+			switch {
+			case found.ProfileId == p.info.Id && found.Placement == p.at:
+				at, number = instance, int(found.Id)
+			case found.Placement.Start < p.at.Start+p.at.Size && p.at.Start < found.Placement.Start+found.Placement.Size:
+				return nil, 0, fmt.Errorf("%w: GPU instance %d, %s@%d", errInTheWay, found.Id, k.profile.Name, found.Placement.Start)
+			}
+		}
+	}
+	return at, number, nil
+}
+
+// errNotOurs says that nothing is to be done with a GPU instance.
+var errNotOurs = errors.New("somebody has made its GPU instance, and nothing computes in it")
+
+// cut makes an instance at a place, unless it is there already. A GPU instance without a
+// compute instance is used if the caller has begun it, such as if this program was killed. An
+// instance that was made for nothing is removed. With an error, it reports whether something may
+// be left of what the caller or this call has made.
+func (c *cutter) cut(p *place) (made facts.Cut, left bool, err error) {
+	instance, number, err := c.at(p)
+	if err != nil {
+		return made, c.begun && !errors.Is(err, errInTheWay), fmt.Errorf("cut %s: %w", p, err)
+	}
+	found := instance != nil
+	if !found {
+		info := p.info
+		var ret nvml.Return
+		if instance, ret = c.device.CreateGpuInstanceWithPlacement(&info, &p.at); ret != nvml.SUCCESS {
+			return made, false, fmt.Errorf("cut %s: create its GPU instance: %s", p, describe(ret))
+		}
+	}
+	made.Found = found && !c.begun
+	made.Instance, err = c.compute(p, instance, !made.Found)
+	if err != nil {
+		left = found && c.begun && !errors.Is(err, errDivided)
+		if !found {
+			if ret := instance.Destroy(); ret != nvml.SUCCESS {
+				err, left = errors.Join(err, fmt.Errorf("remove its GPU instance again: %s", describe(ret))), true
+			}
+		}
+		return facts.Cut{}, left, fmt.Errorf("cut %s: %w", p, err)
+	}
+	if found {
+		made.GI = number
+	}
+	if err := c.makeNodes(made.GI, made.CI); err != nil {
+		fmt.Fprintf(c.errOut, "chandler-nvml: device nodes of %s: %v\n", p, err) // whoever looks at the host says which is missing
+	}
+	return made, false, nil
+}
+
+var errDivided = errors.New("somebody has divided its GPU instance")
+
+// compute has a GPU instance computed in by one compute instance that is all of it. Only in a
+// GPU instance of ours one is made.
+func (c *cutter) compute(p *place, instance nvml.GpuInstance, ours bool) (facts.Instance, error) {
+	made := facts.Instance{Profile: p.profile.Name, Placement: &facts.Placement{Start: int(p.at.Start), Size: int(p.at.Size)}}
+	info, ret := instance.GetInfo()
+	if ret != nvml.SUCCESS {
+		return made, fmt.Errorf("look at its GPU instance: %s", describe(ret))
+	}
+	made.GI = int(info.Id)
+	existing, err := computeInstances(instance)
+	if err != nil {
+		return made, err
+	}
+	switch {
+	case len(existing) > 1 || len(existing) == 1 && existing[0].slices != p.profile.Slices:
+		return made, errDivided
+	case len(existing) == 1:
+		made.CI = existing[0].number
+	case !ours:
+		return made, errNotOurs
+	default:
+		if made.CI, err = createCompute(instance, p.profile.Slices); err != nil {
+			return made, err
+		}
+	}
+	made.UUID = c.uuid(made.GI, made.CI)
+	return made, nil
+}
+
+// part is a compute instance.
+type part struct {
+	handle nvml.ComputeInstance
+	number int
+	slices int
+}
+
+// computeProfiles returns the kinds of compute instances that a GPU instance may have.
+func computeProfiles(instance nvml.GpuInstance) (all []nvml.ComputeInstanceProfileInfo) {
+	for i := range nvml.COMPUTE_INSTANCE_PROFILE_COUNT {
+		if info, ret := instance.GetComputeInstanceProfileInfo(i, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED); ret == nvml.SUCCESS && info.InstanceCount > 0 {
+			all = append(all, info)
+		}
+	}
+	return all
+}
+
+// computeInstances returns the compute instances of a GPU instance.
+func computeInstances(instance nvml.GpuInstance) (all []part, err error) {
+	for _, profile := range computeProfiles(instance) {
+		handles, ret := instance.GetComputeInstances(&profile)
+		if ret != nvml.SUCCESS {
+			return nil, fmt.Errorf("list its compute instances: %s", describe(ret))
+		}
+		for _, handle := range handles {
+			info, ret := handle.GetInfo()
+			if ret != nvml.SUCCESS {
+				return nil, fmt.Errorf("look at a compute instance: %s", describe(ret))
+			}
+			all = append(all, part{handle, int(info.Id), int(profile.SliceCount)})
+		}
+	}
+	return all, nil
+}
+
+// createCompute makes a compute instance of so many slices. More than one profile may
+// have as many, of which the GPU instance takes but one.
+func createCompute(instance nvml.GpuInstance, slices int) (number int, err error) {
+	err = fmt.Errorf("create its compute instance: there is no profile of %d slices", slices)
+	for _, profile := range computeProfiles(instance) {
+		if int(profile.SliceCount) != slices {
+			continue
+		}
+		handle, ret := instance.CreateComputeInstance(&profile)
+		if ret != nvml.SUCCESS {
+			err = fmt.Errorf("create its compute instance: %s", describe(ret))
+			continue
+		}
+		info, ret := handle.GetInfo()
+		if ret == nvml.SUCCESS {
+			return int(info.Id), nil
+		}
+		err = fmt.Errorf("look at its compute instance: %s", describe(ret))
+		if ret := handle.Destroy(); ret != nvml.SUCCESS {
+			err = errors.Join(err, fmt.Errorf("remove it again: %s", describe(ret)))
+		}
+		break
+	}
+	return 0, err
+}
+
+// uuid returns the UUID of an instance, "" if it is not known.
+func (c *cutter) uuid(gi, ci int) string {
+	count, ret := c.device.GetMaxMigDeviceCount()
+	if ret != nvml.SUCCESS {
+		return ""
+	}
+	for i := range count {
+		mig, ret := c.device.GetMigDeviceHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		itsGI, giRet := mig.GetGpuInstanceId()
+		itsCI, ciRet := mig.GetComputeInstanceId()
+		if giRet != nvml.SUCCESS || ciRet != nvml.SUCCESS || itsGI != gi || itsCI != ci {
+			continue
+		}
+		if uuid, ret := mig.GetUUID(); ret == nvml.SUCCESS {
+			return uuid
+		}
+	}
+	return ""
+}
+
+// remove removes the instance at a place. It is no error if there is none. If a UUID is
+// given, an instance with another one is somebody else's, who made it after ours was gone.
+// One in which anything runs stays, and so does a divided one. A GPU instance without a compute
+// instance stays unless the caller has begun it.
+func (c *cutter) remove(p *place, uuid string) error {
+	instance, number, err := c.at(p)
+	if errors.Is(err, errInTheWay) {
+		return nil // somebody has removed ours, and made another one
+	}
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", p, err)
+	}
+	if instance == nil {
+		return nil
+	}
+	existing, err := computeInstances(instance)
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", p, err)
+	}
+	if len(existing) > 1 || len(existing) == 1 && existing[0].slices != p.profile.Slices {
+		return fmt.Errorf("remove %s: %w", p, errDivided)
+	}
+	if len(existing) == 0 && !c.begun {
+		fmt.Fprintf(c.errOut, "chandler-nvml: %s is gone; GPU instance %d there is left alone: %v\n", p, number, errNotOurs)
+		return nil
+	}
+	for _, part := range existing {
+		if now := c.uuid(number, part.number); uuid != "" && now != "" && now != uuid {
+			return fmt.Errorf("remove %s: it is %s now, which somebody else has made", p, now)
+		}
+		if ret := part.handle.Destroy(); ret != nvml.SUCCESS {
+			return fmt.Errorf("remove %s: its compute instance: %s", p, describe(ret))
+		}
+	}
+	if ret := instance.Destroy(); ret != nvml.SUCCESS {
+		return fmt.Errorf("remove %s: its GPU instance: %s", p, describe(ret))
+	}
+	return nil
+}

@@ -1,0 +1,14 @@
+//go:build cgo && !nvmlmock
+
+package main
+
+import (
+	"path/filepath"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// load returns the library, which is loaded by Init.
+func (o *options) load() nvml.Interface {
+	return nvml.New(nvml.WithLibraryPath(library(filepath.Join(o.hostRoot, o.driverRoot))))
+}

@@ -1,0 +1,26 @@
+//go:build cgo
+
+package main
+
+import (
+	"context"
+	"io"
+	"log"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"chandler.dev/cmd/chandler-nvml/upkeep"
+)
+
+// runUpkeep keeps up what claims want until it is told to end.
+func (o *options) runUpkeep(io.Writer) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return upkeep.Run(ctx, upkeep.Config{
+		Dir:     o.upkeep,
+		Root:    o.driverRoot,
+		Private: true,
+		Log:     log.New(os.Stderr, "chandler-nvml: ", 0),
+	})
+}

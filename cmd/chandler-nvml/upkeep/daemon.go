@@ -1,0 +1,299 @@
+package upkeep
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"chandler.dev/internal/upkeep/wire"
+)
+
+// The directories of a claim.
+const (
+	pipes        = "pipe" // where programs find the daemon
+	logs         = "log"
+	sharedMemory = "shm" // which programs and the daemon have together
+)
+
+// NVIDIA's programs.
+const (
+	control    = "nvidia-cuda-mps-control"
+	management = "nvidia-smi"
+)
+
+// begin does what a claim wants. Nothing is there of an earlier attempt.
+func (k *Keeper) begin(ctx context.Context, c *claim, wanted *wish, how map[string]string) error {
+	c.touched = true
+	for _, dir := range []string{pipes, logs, sharedMemory} {
+		if err := os.MkdirAll(filepath.Join(k.dir(c.UID), dir), 0o755); err != nil {
+			return fmt.Errorf("make directory: %w", err)
+		}
+	}
+	c.set(func() { c.How, c.Process, c.Begun, c.Broken = how, wire.Process{}, false, "" })
+	if err := k.save(c); err != nil {
+		return err
+	}
+	for _, gpu := range wanted.gpus {
+		if err := k.change(ctx, gpu, wanted, true); err != nil {
+			return err
+		}
+	}
+	if !wanted.mps {
+		return k.finish(c)
+	}
+	if err := k.start(ctx, c, wanted); err != nil {
+		return err
+	}
+	k.config.Log.Printf("claim %s: MPS daemon %d serves %s", c.UID, c.copy().Process.PID, how[gpus])
+	return k.finish(c)
+}
+
+// finish writes down that the order was followed to its end.
+func (k *Keeper) finish(c *claim) error {
+	c.set(func() { c.Begun = true })
+	return k.save(c)
+}
+
+// reset gives GPUs back as they are for all. It is no error that this cannot be if they never were otherwise, or if
+// the driver has lost the GPU and knows nothing of it any more.
+func (k *Keeper) reset(ctx context.Context, c *claim, w *wish) error {
+	begun := c.copy().Begun
+	var errs []error
+	for _, gpu := range w.gpus {
+		err := k.change(ctx, gpu, w, false)
+		status := (*exec.ExitError)(nil)
+		nothing := errors.As(err, &status) && slices.Contains(nothingThere, status.ExitCode())
+		if err != nil && (nothing || !begun && !errors.Is(err, context.DeadlineExceeded)) {
+			k.config.Log.Printf("claim %s: not set back: %v", c.UID, err)
+			err = nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// nothingThere are the statuses with which nvidia-smi ends, by its manual, if the GPU cannot be so (3), is
+// not found (6), has no driver (9), the driver does not know how (13), or the GPU has fallen off the bus (15).
+var nothingThere = []int{3, 6, 9, 13, 15}
+
+// change has a GPU be as a claim wants it, or as it is for all. With MPS, one process alone
+// computes on it, which is that of MPS. NVML has no call for time slices that is documented.
+func (k *Keeper) change(ctx context.Context, gpu string, w *wish, on bool) error {
+	what, args := "compute mode", []string{"-i", gpu, "-c", "DEFAULT"}
+	switch {
+	case w.timeSlice >= 0:
+		n := 0
+		if on {
+			n = w.timeSlice
+		}
+		what, args = "time slice", []string{"compute-policy", "-i", gpu, "--set-timeslice=" + strconv.Itoa(n)}
+	case on:
+		args[3] = "EXCLUSIVE_PROCESS"
+	}
+	// It may take seconds, if no process has the driver keep the GPU ready.
+	if _, err := k.ask(ctx, k.config.Begin, "", "", management, args...); err != nil {
+		return fmt.Errorf("%s of GPU %s: %w", what, gpu, err)
+	}
+	return nil
+}
+
+// start starts the daemon of a claim, and returns once it answers and keeps to the limits.
+func (k *Keeper) start(ctx context.Context, c *claim, wanted *wish) error {
+	ctx, cancel := context.WithTimeout(ctx, k.config.Begin)
+	defer cancel()
+	if err := k.shared(c.UID); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(filepath.Join(k.dir(c.UID), logs, "output.log"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o640)
+	if err != nil {
+		return fmt.Errorf("log of the daemon: %w", err)
+	}
+	defer out.Close()
+	// In the foreground, so that its number is known. Each is the leader of a session, which
+	// does not end with this process.
+	cmd := exec.Command(control, "-f") //nolint:noctx // it outlives all calls
+	cmd.Env = append(k.environment(c.UID), "CUDA_VISIBLE_DEVICES="+strings.Join(wanted.gpus, ","))
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := k.run(c.UID, cmd); err != nil {
+		return fmt.Errorf("start %s: %w", control, err)
+	}
+	p := wire.Process{PID: cmd.Process.Pid, Start: started(cmd.Process.Pid)}
+	c.set(func() { c.Process = p })
+	ended := make(chan struct{})
+	go k.attend(c, p, func() { _ = cmd.Wait(); close(ended) }) // how it ended is not told apart
+	if err := k.save(c); err != nil {
+		return err
+	}
+	if err := k.answers(ctx, c.UID, ended); err != nil {
+		return err
+	}
+	return k.limit(ctx, c.UID, wanted)
+}
+
+// answers returns once the daemon takes commands.
+func (k *Keeper) answers(ctx context.Context, uid string, ended <-chan struct{}) error {
+	for {
+		_, err := k.command(ctx, uid, "get_server_list")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ended:
+			return fmt.Errorf("%s ended at once%s", control, k.lastWords(uid))
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer within %s: %w%s", control, k.config.Begin, err, k.lastWords(uid))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// limit has the daemon keep each process to what the claim wants.
+func (k *Keeper) limit(ctx context.Context, uid string, wanted *wish) error {
+	if wanted.threads > 0 {
+		if _, err := k.command(ctx, uid, fmt.Sprintf("set_default_active_thread_percentage %d", wanted.threads)); err != nil {
+			return err
+		}
+		answer, err := k.command(ctx, uid, "get_default_active_thread_percentage")
+		if err != nil {
+			return err
+		}
+		if now, err := strconv.ParseFloat(strings.TrimSpace(answer), 64); err != nil || now > float64(wanted.threads)+0.5 {
+			return fmt.Errorf("%s does not keep to %d %% of computing: it says %.80q", control, wanted.threads, answer)
+		}
+	}
+	for _, gpu := range wanted.gpus {
+		if wanted.memory > 0 {
+			if _, err := k.command(ctx, uid, fmt.Sprintf("set_default_device_pinned_mem_limit %s %dM", gpu, wanted.memory)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// refusals are how the daemon says no without an exit status.
+var refusals = []string{"error", "fail", "invalid", "cannot", "unknown", "not supported"}
+
+// command gives the daemon of a claim a command, and returns its answer.
+func (k *Keeper) command(ctx context.Context, uid, line string) (string, error) {
+	answer, err := k.ask(ctx, k.config.Ask, uid, line+"\n", control)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", line, err)
+	}
+	for _, refusal := range refusals {
+		if strings.Contains(strings.ToLower(answer), refusal) {
+			return "", fmt.Errorf("%s: it says %.200q", line, strings.TrimSpace(answer))
+		}
+	}
+	return answer, nil
+}
+
+// ask runs a program of NVIDIA's for a claim to its end, and returns what it writes.
+func (k *Keeper) ask(ctx context.Context, limit time.Duration, uid, input, name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var out bytes.Buffer
+	cmd := exec.Command(name, args...) //nolint:noctx // it is killed below with all that it started
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = k.environment(uid), strings.NewReader(input), &out, &out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = time.Second
+	if err := k.run(uid, cmd); err != nil {
+		return "", err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			return "", fmt.Errorf("%w: %.200q", err, strings.TrimSpace(out.String()))
+		}
+		return out.String(), nil
+	case <-ctx.Done():
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may have ended meanwhile
+		<-ended                                             //nolint:errcheck // that it was killed
+		return "", fmt.Errorf("%s has not ended after %s: %w", name, limit, context.DeadlineExceeded)
+	}
+}
+
+// lastWords returns what the daemon wrote last, for messages.
+func (k *Keeper) lastWords(uid string) string {
+	data, err := os.ReadFile(filepath.Join(k.dir(uid), logs, "output.log"))
+	text := strings.TrimSpace(string(data))
+	if err != nil || text == "" {
+		return ""
+	}
+	return fmt.Sprintf("; its log ends with %q", text[max(0, len(text)-200):])
+}
+
+// attend waits for the end of a daemon, and says so unless it was meant to end.
+func (k *Keeper) attend(c *claim, p wire.Process, wait func()) {
+	if wait == nil { // not our child
+		wait = func() {
+			for alive(p) {
+				time.Sleep(200 * time.Millisecond)
+			}
+		}
+	}
+	wait()
+	c.set(func() {
+		if c.Process == p {
+			c.Process = wire.Process{}
+			c.Broken = fmt.Sprintf("MPS daemon %d has ended by itself", p.PID)
+			k.config.Log.Printf("claim %s: %s", c.UID, c.Broken)
+		}
+	})
+}
+
+// killed is how long a process may take to end that was killed: the driver has to give up its GPU.
+const killed = 10 * time.Second
+
+// quit ends the daemon of a claim and all that it started: by its own command, then by signals.
+func (k *Keeper) quit(ctx context.Context, c *claim) error {
+	before := c.copy().Process
+	c.set(func() { c.Process = wire.Process{} }) // its end is meant
+	if alive(before) {
+		ctx, cancel := context.WithTimeout(ctx, k.config.Quit)
+		// Nobody waits for clients: the claim has ended, or its daemon has.
+		_, err := k.command(ctx, c.UID, "quit -t 1")
+		for err == nil && alive(before) && ctx.Err() == nil {
+			time.Sleep(20 * time.Millisecond)
+		}
+		cancel()
+	}
+	for _, last := range []struct {
+		signal syscall.Signal
+		wait   time.Duration
+	}{{syscall.SIGTERM, k.config.Quit}, {syscall.SIGKILL, killed}} {
+		for limit := time.Now().Add(last.wait); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+			if !signal(k.dir(c.UID), last.signal) {
+				return k.tidy(c.UID)
+			}
+		}
+	}
+	c.set(func() { c.Process = before })
+	return fmt.Errorf("processes of the MPS daemon do not end: %v", ofClaim(k.dir(c.UID)))
+}
+
+// tidy removes pipes that a daemon left, which the next one could take for its own.
+func (k *Keeper) tidy(uid string) error {
+	entries, err := os.ReadDir(filepath.Join(k.dir(uid), pipes))
+	if err != nil {
+		return nil //nolint:nilerr // there are none
+	}
+	for _, entry := range entries {
+		if err := os.RemoveAll(filepath.Join(k.dir(uid), pipes, entry.Name())); err != nil {
+			return fmt.Errorf("remove pipes: %w", err)
+		}
+	}
+	return nil
+}

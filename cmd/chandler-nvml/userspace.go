@@ -1,0 +1,121 @@
+//go:build cgo
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	securejoin "github.com/cyphar/filepath-securejoin"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery/families/nvidia/userspace"
+)
+
+// runUserspace writes what NVIDIA's code for CDI specs says of the driver root, once or again
+// and again. It only reads that root: no library in it is loaded and no node opened.
+func (o *options) runUserspace(out io.Writer) error {
+	for {
+		text, err := o.userspace()
+		if err != nil {
+			return err
+		}
+		if _, err := out.Write(append(text, '\n')); err != nil || !o.watch {
+			return err
+		}
+		time.Sleep(o.interval)
+	}
+}
+
+func (o *options) userspace() ([]byte, error) {
+	host, err := filepath.EvalSymlinks(o.hostRoot)
+	if err != nil {
+		return nil, err
+	}
+	// NVIDIA's code follows links, and tells a file's place in the container by how its path
+	// begins. So it gets the root without links, none of which leads out of the host's files.
+	root, err := securejoin.SecureJoin(host, o.driverRoot)
+	if err != nil {
+		return nil, fmt.Errorf("driver root: %w", err)
+	}
+	edits, err := commonEdits(root)
+	if err != nil {
+		return nil, fmt.Errorf("driver root %s: %w", o.driverRoot, err)
+	}
+	answer := userspace.Answer{Edits: specs.ContainerEdits{Env: edits.Env, Hooks: edits.Hooks}}
+	answer.Driver = driverOf(edits)
+	for _, m := range edits.Mounts {
+		// An absolute link below the root leads where the root is "/".
+		if userspace.Below(m.HostPath, root) {
+			m.HostPath = filepath.Join("/", o.driverRoot, strings.TrimPrefix(m.HostPath, root)) // as the family knows it
+			answer.Edits.Mounts = append(answer.Edits.Mounts, m)
+		}
+	}
+	return userspace.Format(answer)
+}
+
+// commonEdits returns what NVIDIA's code says that all containers with a GPU need of a driver
+// root. That is without nodes: these are each GPU's.
+//
+// Left alone, that code would load two libraries below the root and initialise them
+// (nvidia-container-toolkit v1.20.1, pkg/nvcdi/lib.go): sandboxutils, which is switched off, and
+// NVML, in whose place it gets one that refuses. It then reads the version in the name of
+// libcuda.so.VERSION (internal/lookup/root/root.go). It would also look where variables of the
+// environment say, which are the agent's and say nothing of the root.
+func commonEdits(root string) (*specs.ContainerEdits, error) {
+	for _, name := range []string{"PATH", "XDG_DATA_DIRS"} {
+		if err := os.Unsetenv(name); err != nil {
+			return nil, err
+		}
+	}
+	lib, err := nvcdi.New(
+		nvcdi.WithMode(nvcdi.ModeNvml),
+		nvcdi.WithDriverRoot(root),
+		nvcdi.WithNvmlLib(refusing{}),
+		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
+		nvcdi.WithNVIDIACDIHookPath(userspace.HookProgram),
+		nvcdi.WithLogger(silent{}),
+	)
+	if err != nil {
+		return nil, err
+	}
+	edits, err := lib.GetCommonEdits()
+	if err != nil {
+		return nil, err
+	}
+	return edits.ContainerEdits, nil
+}
+
+// driverOf returns the version of the driver, of which the hook for CUDA's compat libraries is
+// told.
+func driverOf(edits *specs.ContainerEdits) string {
+	for _, h := range edits.Hooks {
+		for _, arg := range h.Args {
+			if version, ok := strings.CutPrefix(arg, "--host-driver-version="); ok {
+				return version
+			}
+		}
+	}
+	return ""
+}
+
+// refusing is an NVML that cannot be initialised. Nothing else of it is called.
+type refusing struct{ nvml.Interface }
+
+func (refusing) Init() nvml.Return { return nvml.ERROR_LIBRARY_NOT_FOUND }
+
+// silent drops what NVIDIA's code logs: a line for each file that it does not find, which is
+// most of them on any host.
+type silent struct{}
+
+func (silent) Debugf(string, ...any)   {}
+func (silent) Errorf(string, ...any)   {}
+func (silent) Infof(string, ...any)    {}
+func (silent) Warningf(string, ...any) {}
+func (silent) Tracef(string, ...any)   {}

@@ -1,0 +1,432 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/families/nvidia/cuttest"
+	"chandler.dev/discovery/families/nvidia/facts"
+	"chandler.dev/discovery/rules"
+)
+
+// cutting is a node with an H100 in MIG mode, of which the administrator lets instances be
+// cut. They stay for a minute.
+type cutting struct {
+	*node
+	*cuttest.GPU
+
+	boot string
+}
+
+func newCutting(t *testing.T) *cutting {
+	return &cutting{newNode(t), &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}, "first"}
+}
+
+func (c *cutting) config() Config {
+	config := c.node.config(&rules.Rules{Mode: discovery.ModeDRA})
+	config.FS, config.Families, config.BootID = c.GPU, []*discovery.Family{nvidia.Family}, c.boot
+	config.Programs = map[string]func(ctx context.Context, args ...string) ([]byte, error){"nvidia": c.GPU.Run}
+	config.Settings.KeepMade = time.Minute
+	config.Settings.Partition = []discovery.Partitioning{{Expression: "all", Selects: func(discovery.Device) (bool, error) { return true, nil }}}
+	return config
+}
+
+// start runs an agent until it offers what there is.
+func (c *cutting) start() (stop func()) {
+	c.t.Helper()
+	stop = c.run(c.config())
+	c.pause(time.Minute)
+	return stop
+}
+
+func (c *cutting) pause(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// gets prepares a claim for a device of the GPU, such as "mig-1g-10gb-at-0".
+func (c *cutting) gets(device, name string) (*resourceapi.ResourceClaim, error) {
+	c.t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: "node", Device: cuttest.Device + "-" + device}},
+	}}
+	if _, err := c.client.ResourceV1().ResourceClaims("default").Create(c.t.Context(), claim, metav1.CreateOptions{}); err != nil {
+		c.t.Fatal(err)
+	}
+	return claim, c.prepareAgain(claim)
+}
+
+// got prepares a claim, which must succeed.
+func (c *cutting) got(device, name string) (release func()) {
+	c.t.Helper()
+	claim, err := c.gets(device, name)
+	if err != nil {
+		c.t.Errorf("claim %s: %v", name, err)
+	}
+	return func() { c.unprepare(claim) }
+}
+
+// is checks which instances there are.
+func (c *cutting) is(places ...string) {
+	c.t.Helper()
+	synctest.Wait()
+	if got := c.Instances(); !slices.Equal(got, places) {
+		c.t.Errorf("instances %q, want %q", got, places)
+	}
+	records, _ := filepath.Glob(filepath.Join(c.dir, "plugins/chandler.dev/made/*"))
+	if len(records) != len(places) {
+		c.t.Errorf("written down %q, want as many as %q", records, places)
+	}
+}
+
+// offered reports whether a device is in slices.
+func (c *cutting) offered(device string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Contains(c.published, cuttest.Device+"-"+device)
+}
+
+// An instance is cut for a claim, which gets its nodes, and removed a while after. Whoever
+// wants it meanwhile gets it as it is.
+func TestAgentCuts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		stop := c.start()
+		c.is()
+		if len(c.published) != 25 {
+			t.Errorf("slices have %q", c.published)
+		}
+		release := c.got("mig-2g-20gb-at-2", "first")
+		c.is("2g.20gb@2")
+		specs, _ := filepath.Glob(filepath.Join(c.dir, "cdi/*first*"))
+		if len(specs) != 1 {
+			t.Fatalf("specs %q", specs)
+		}
+		spec, err := os.ReadFile(specs[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{`"/dev/nvidia0"`, `"/dev/nvidia-caps/nvidia-cap10"`, `"/dev/nvidia-caps/nvidia-cap11"`, "NVIDIA_VISIBLE_DEVICES=MIG-"} {
+			if !strings.Contains(string(spec), want) {
+				t.Errorf("the spec has no %s:\n%s", want, spec)
+			}
+		}
+		c.pause(time.Hour)
+		if !c.offered("mig-2g-20gb-at-2") || !c.offered("mig-7g-80gb-at-0") || len(c.published) != 25 {
+			t.Errorf("slices have %q", c.published)
+		}
+		release()
+		c.pause(30 * time.Second)
+		again := c.got("mig-2g-20gb-at-2", "again")
+		c.pause(time.Hour)
+		again()
+		c.pause(2 * time.Minute)
+		c.is()
+		if got, want := strings.Join(c.Calls(), " "), "cut=2g.20gb@2 remove=2g.20gb@2"; got != want {
+			t.Errorf("called with %q, want %q", got, want)
+		}
+		stop()
+	})
+}
+
+// Who gets what lies in the way of instances that nobody has any more need not wait until
+// these would have been removed. An instance that somebody has, or that an administrator has cut, is
+// in the way.
+func TestAgentCutsInPlaceOfWhatIsWarm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		stop := c.start()
+		one, two := c.got("mig-1g-10gb-at-0", "one"), c.got("mig-1g-10gb-at-1", "two")
+		one()
+		if _, err := c.gets("mig-2g-20gb-at-0", "early"); err == nil || !strings.Contains(err.Error(), "two") {
+			t.Errorf("given what another claim has a part of: %v", err)
+		}
+		two()
+		release := c.got("mig-2g-20gb-at-0", "both")
+		if got := c.Instances(); !slices.Equal(got, []string{"2g.20gb@0"}) {
+			t.Errorf("instances %q", got)
+		}
+		c.pause(2 * time.Minute)
+		if got := c.Instances(); !slices.Equal(got, []string{"2g.20gb@0"}) {
+			t.Errorf("instances %q, after it was time to remove the others", got)
+		}
+		release()
+		c.pause(2 * time.Minute)
+		c.is()
+		stop()
+	})
+}
+
+// An instance that an administrator has cut is offered, nothing else is where it lies, and it is never
+// removed.
+func TestAgentKeepsWhatIsCutByHand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		if err := c.Cut("3g.40gb@4"); err != nil {
+			t.Fatal(err)
+		}
+		stop := c.start()
+		if !c.offered("mig-3g-40gb-at-4") || c.offered("mig-1g-10gb-at-5") || !c.offered("mig-4g-40gb-at-0") {
+			t.Errorf("slices have %q", c.published)
+		}
+		release := c.got("mig-3g-40gb-at-4", "first")
+		release()
+		c.pause(time.Hour)
+		if got := c.Instances(); !slices.Equal(got, []string{"3g.40gb@4"}) || len(c.Calls()) > 0 {
+			t.Errorf("instances %q", got)
+		}
+		stop()
+	})
+}
+
+// An instance that an administrator cuts at the very moment is his, and stays. So does one that he cuts
+// where the agent's was, which he has removed.
+func TestAgentKeepsWhatIsCutByHandMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		c.Refuse = func(arg string) error {
+			if arg == "--cut=1g.10gb@0" {
+				return c.Cut("1g.10gb@0")
+			}
+			return nil
+		}
+		stop := c.start()
+		first, second := c.got("mig-1g-10gb-at-0", "first"), c.got("mig-2g-20gb-at-4", "second")
+		first()
+		second()
+		c.pause(time.Second)
+		c.Remove("2g.20gb@4")
+		if err := c.Cut("2g.20gb@4"); err != nil {
+			t.Fatal(err)
+		}
+		c.pause(time.Hour)
+		if got := c.Instances(); !slices.Equal(got, []string{"1g.10gb@0", "2g.20gb@4"}) {
+			t.Errorf("instances %q", got)
+		}
+		if records, _ := filepath.Glob(filepath.Join(c.dir, "plugins/chandler.dev/made/*")); len(records) > 0 {
+			t.Errorf("written down %q", records)
+		}
+		stop()
+	})
+}
+
+// Without NVML the agent cannot remove what it has cut. It sees when an administrator does.
+func TestAgentWithoutNVMLSinceItCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		stop := c.start()
+		c.got("mig-1g-10gb-at-0", "first")()
+		stop()
+		c.Silent = true
+		c.Remove("nothing") // the files are made anew
+		config := c.config()
+		config.Programs = nil
+		stop = c.run(config)
+		c.pause(time.Hour)
+		c.is("1g.10gb@0")
+		c.Remove("1g.10gb@0")
+		c.pause(time.Minute)
+		c.is()
+		stop()
+	})
+}
+
+// An agent takes over what the one before it has cut: what a claim has stays, and the rest
+// is removed. After a reboot there is nothing.
+func TestAgentAdoptsWhatWasCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		stop := c.start()
+		_, second := c.got("mig-1g-10gb-at-0", "first"), c.got("mig-1g-10gb-at-1", "second")
+		second()
+		stop()
+		stop = c.start()
+		c.pause(2 * time.Minute)
+		c.is("1g.10gb@0")
+		stop()
+		c.Remove("1g.10gb@0") // as a reboot does
+		c.boot = "second"
+		stop = c.start()
+		c.pause(2 * time.Minute)
+		c.is()
+		if !c.offered("mig-1g-10gb-at-0") {
+			t.Errorf("slices have %q", c.published)
+		}
+		stop()
+	})
+}
+
+// An instance that somebody has when the administrator wants none cut any more keeps its name, and
+// is not taken for gone. It is removed when nobody has it.
+func TestAgentCutsNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		stop := c.start()
+		release := c.got("mig-1g-10gb-at-0", "first")
+		stop()
+		config := c.config()
+		config.Settings.Partition = nil
+		stop = c.run(config)
+		c.pause(time.Hour)
+		c.is("1g.10gb@0")
+		if want := []string{cuttest.Device + "-mig-1g-10gb-at-0"}; !slices.Equal(c.published, want) {
+			t.Errorf("slices have %q, want %q", c.published, want)
+		}
+		if taint := (&rebinding{node: c.node}).taint(); taint != "" {
+			t.Errorf("taints %q", taint)
+		}
+		release()
+		c.pause(2 * time.Minute)
+		c.is()
+		stop()
+	})
+}
+
+// An instance that could not be cut is left alone for a while, and can be had again later.
+// An instance that cannot be removed, since something runs in it, is removed later.
+func TestAgentCannotCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		var refuse atomic.Value
+		refuse.Store("--cut")
+		c.Refuse = func(arg string) error {
+			if refuse := refuse.Load().(string); refuse != "" && strings.HasPrefix(arg, refuse) {
+				return errors.New("in use (19)")
+			}
+			return nil
+		}
+		stop := c.start()
+		claim, err := c.gets("mig-1g-10gb-at-0", "first")
+		if err == nil || !strings.Contains(err.Error(), "in use (19)") {
+			t.Errorf("error %v", err)
+		}
+		refuse.Store("--remove")
+		if err := c.prepareAgain(claim); err != nil {
+			t.Errorf("the next call: %v", err)
+		}
+		c.unprepare(claim)
+		c.pause(3 * time.Minute)
+		c.is("1g.10gb@0")
+		refuse.Store("")
+		c.pause(time.Minute)
+		c.is()
+		stop()
+	})
+}
+
+// Every instance that could be cut of a GPU that is sick is sick too.
+func TestAgentCutsNothingOfASickGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		stop := c.start()
+		c.Fail(facts.XID{Code: 79, Time: time.Now().UTC().Truncate(time.Second)})
+		c.pause(5 * time.Minute)
+		sick := 0
+		c.mu.Lock()
+		for _, slice := range c.pool.Slices {
+			for _, d := range slice.Devices {
+				if len(d.Taints) > 0 {
+					sick++
+				}
+			}
+		}
+		c.mu.Unlock()
+		if sick != 25 {
+			t.Errorf("%d devices are sick", sick)
+		}
+		stop()
+	})
+}
+
+// byProfile is an entry of resources that selects all places for instances of a profile.
+func byProfile(t *testing.T, profile, name string) rules.Resource {
+	t.Helper()
+	return rules.Resource{Selector: selector(t, `device.attributes["chandler.dev"].?profile.orValue("") == "`+profile+`"`), Name: name}
+}
+
+// classic returns the settings by which the device-plugin API offers what entries select.
+func (c *cutting) classic(entries ...rules.Resource) Settings {
+	settings := c.config().Settings
+	settings.Rules = &rules.Rules{Mode: discovery.ModeDevicePlugin, Resources: entries}
+	return settings
+}
+
+// healthyOf returns the healthy IDs of a resource, in order.
+func (c *cutting) healthyOf(resource string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(slices.Values(c.healthy[resource]))
+}
+
+// An entry of resources has the instances cut that it selects, as many as fit, and keeps them. Their IDs
+// are the same after a reboot. Once the entry is gone, so are they.
+func TestAgentCutsForAResource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		config := c.config()
+		// Four 1g.20gb take all slices of memory, and leave no room for the others.
+		config.Settings = c.classic(byProfile(t, "3g.40gb", "example.com/large"), byProfile(t, "1g.20gb", "nvidia.com/mig-1g.20gb"))
+		stop := c.run(config)
+		c.pause(5 * time.Minute)
+		places := []string{"1g.20gb@0", "1g.20gb@2", "1g.20gb@4", "1g.20gb@6"}
+		c.is(places...)
+		var ids []string
+		for _, at := range []string{"0", "2", "4", "6"} {
+			ids = append(ids, cuttest.Device+"-mig-1g-20gb-at-"+at)
+		}
+		if got := c.healthyOf("nvidia.com/mig-1g.20gb"); !slices.Equal(got, ids) {
+			t.Errorf("healthy: %q", got)
+		}
+		if got := c.healthyOf("example.com/large"); len(got) > 0 {
+			t.Errorf("healthy: %q", got)
+		}
+		c.allocate("nvidia.com/mig-1g.20gb", ids[1], "/dev/nvidia0")
+		c.Calls()
+		c.pause(time.Hour)
+		if calls := c.Calls(); len(calls) > 0 {
+			t.Errorf("nothing changes, and it is called with %q", calls)
+		}
+		c.is(places...)
+		c.changes <- Change{Settings: c.classic()}
+		c.pause(5 * time.Minute)
+		c.is("1g.20gb@2") // which a pod has
+		stop()
+	})
+}
+
+// Instances are cut again after a reboot, under the same IDs.
+func TestAgentCutsForAResourceAfterAReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutting(t)
+		for _, c.boot = range []string{"first", "second"} {
+			config := c.config()
+			config.Settings = c.classic(byProfile(t, "3g.40gb", "example.com/large"))
+			stop := c.run(config)
+			c.pause(5 * time.Minute)
+			c.is("3g.40gb@0", "3g.40gb@4")
+			want := []string{cuttest.Device + "-mig-3g-40gb-at-0", cuttest.Device + "-mig-3g-40gb-at-4"}
+			if got := c.healthyOf("example.com/large"); !slices.Equal(got, want) {
+				t.Errorf("%s boot: healthy: %q", c.boot, got)
+			}
+			stop()
+			for _, place := range c.Instances() {
+				c.Remove(place)
+			}
+		}
+	})
+}

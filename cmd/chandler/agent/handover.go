@@ -1,0 +1,44 @@
+package agent
+
+import (
+	"context"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/internal/handover"
+	"chandler.dev/internal/ledger"
+)
+
+// handoverDir is where it is written down who had what.
+const handoverDir = "handover"
+
+// newKeeper makes what keeps devices between two owners.
+func (a *agent) newKeeper() *handover.Custodian {
+	return handover.New(handover.Config{
+		Host:     a.host,
+		Write:    a.Write,
+		Files:    a.files(),
+		Dir:      filepath.Join(a.StateDir, handoverDir),
+		Boot:     a.BootID,
+		Ledger:   a.ledger,
+		Rules:    func() []handover.Rule { return a.settings.Load().Handover },
+		Snapshot: a.settled.Load,
+		PodOf:    func(o ledger.Owner) types.UID { return a.cluster.UID(o.Namespace, o.Name) },
+		Users:    a.cluster.Users,
+		Reserved: a.cluster.Reserved,
+		Changed: func() {
+			notify(a.events)
+			notify(a.rebound)
+			notify(a.idle)
+		},
+	})
+}
+
+// openKeeper takes over what an earlier agent has kept, before anybody can have it.
+func (a *agent) openKeeper(ctx context.Context) {
+	for _, problem := range a.keeper.Load() {
+		klog.FromContext(ctx).Error(problem, "Recovering what is to be handed over")
+	}
+}

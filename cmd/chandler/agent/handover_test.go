@@ -1,0 +1,370 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/handover"
+	"chandler.dev/internal/rebind/rebindtest"
+)
+
+// handing is a node whose disk is handed over.
+type handing struct {
+	*rebinding
+
+	rules []handover.Rule
+}
+
+func newHanding(t *testing.T, reset bool, methods ...string) *handing {
+	all := func(discovery.Device) (bool, error) { return true, nil }
+	return &handing{newRebinding(t), []handover.Rule{{Expression: "true", Selects: all, Reset: reset, Methods: methods}}}
+}
+
+func (h *handing) config(wanted *rules.Rules) Config {
+	config := h.rebinding.config(wanted)
+	config.Settings.Rebind, config.Settings.Handover = nil, h.rules
+	return config
+}
+
+func (h *handing) start() (stop func()) {
+	h.t.Helper()
+	stop = h.run(h.config(&rules.Rules{Mode: discovery.ModeDRA}))
+	h.offers(diskName, "")
+	return stop
+}
+
+// claimOf returns a claim for the disk that is reserved for a pod of its name.
+func (h *handing) claimOf(pod string) *resourceapi.ResourceClaim {
+	h.t.Helper()
+	claim := h.claim(pod, "")
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: types.UID(pod)}}
+	return claim
+}
+
+// runs has a process of a pod, which has the UID, open a node.
+func (h *handing) runs(process, comm, pod, node string) {
+	h.t.Helper()
+	h.File("proc/"+process+"/cgroup", "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+pod+".slice/cri-containerd-0.scope\n")
+	h.Opens(process, comm, node)
+}
+
+// pod has the API server know a pod.
+func (h *handing) pod(name string, uid types.UID) {
+	h.t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid}, Spec: corev1.PodSpec{NodeName: "node"}}
+	if _, err := h.client.CoreV1().Pods("default").Create(h.t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// records returns what is written down.
+func (h *handing) records() []string {
+	records, _ := filepath.Glob(filepath.Join(h.dir, "plugins/chandler.dev/handover/*"))
+	return records
+}
+
+// resets returns the attributes of the disk that were written.
+func (h *handing) resets() (written []string) {
+	for _, write := range h.Written() {
+		written = append(written, strings.TrimPrefix(write, rebindtest.Source(diskFunction)+"/"))
+	}
+	return written
+}
+
+// A pod's process lives on when its claim has ended. Nobody gets the disk before the process has
+// ended; a monitor's does not count.
+func TestAgentHandsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, false)
+		stop := h.start()
+		before, next := h.claimOf("old"), h.claimOf("next")
+		h.gives(before, diskNode)
+		h.runs("47", "train", "old", diskNode)
+		h.runs("48", "monitor", "monitor", diskNode)
+		h.unprepare(before)
+		h.refuses(next, "claim default/old, which has ended: "+diskNode+": process 47 (train) has it open")
+		time.Sleep(2 * time.Second)
+		if got := h.taint(); got != diskName+" chandler.dev/unhealthy: Unhealthy" && !strings.Contains(got, "unhealthy") {
+			t.Errorf("taint %q", got)
+		}
+		stop()
+		stop = h.start() // which keeps it too
+		h.refuses(next, "process 47 (train)")
+		h.Ends("47")
+		time.Sleep(2 * time.Second)
+		h.gives(next, diskNode)
+		time.Sleep(2 * time.Second)
+		if got := h.taint(); got != "" {
+			t.Errorf("taint %q", got)
+		}
+		if records := h.records(); len(records) != 1 {
+			t.Errorf("written down: %q", records)
+		}
+		h.unprepare(next) // whose processes have ended
+		if records := h.records(); len(records) != 0 || len(h.Written()) > 0 {
+			t.Errorf("written down: %q; writes %q", records, h.Written())
+		}
+		h.gives(h.claimOf("third"), diskNode) // at once
+		stop()
+	})
+}
+
+// Nothing is written, looked at or kept unless the administrator says so, and all ends when the
+// administrator does not say so any more.
+func TestAgentHandsNothingOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, true)
+		wanted := h.rules
+		h.rules = nil
+		stop := h.start()
+		before, next := h.claimOf("old"), h.claimOf("next")
+		h.gives(before, diskNode)
+		h.runs("47", "train", "old", diskNode)
+		h.unprepare(before)
+		h.gives(next, diskNode)
+		if len(h.records()) > 0 || len(h.Written()) > 0 {
+			t.Errorf("written down: %q; writes %q", h.records(), h.Written())
+		}
+		h.unprepare(next)
+
+		h.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}, Handover: wanted}}
+		synctest.Wait()
+		h.gives(before, diskNode)
+		h.unprepare(before)
+		h.refuses(next, "process 47 (train)")
+		h.changes <- Change{Settings: Settings{Rules: &rules.Rules{Mode: discovery.ModeDRA}}}
+		time.Sleep(5 * time.Second)
+		h.gives(next, diskNode)
+		if len(h.records()) > 0 || len(h.Written()) > 0 {
+			t.Errorf("written down: %q; writes %q", h.records(), h.Written())
+		}
+		stop()
+	})
+}
+
+// The disk is reset before the next one has it, by the ways that the administrator wants.
+func TestAgentResets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, true, "flr")
+		stop := h.start()
+		before, next := h.claimOf("old"), h.claimOf("next")
+		h.gives(before, diskNode)
+		h.unprepare(before)
+		h.gives(next, diskNode)
+		h.unprepare(next)
+		if got := h.resets(); !slices.Equal(got, []string{"reset_method flr", "reset 1", "reset 1"}) {
+			t.Errorf("writes %q", got)
+		}
+		stop()
+	})
+}
+
+// A reset that hangs costs that disk alone, until it ends. A reset that fails is tried again.
+func TestAgentResetsWhatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, true)
+		h.File("dev/nvme1", "c 240:1")
+		h.Add("0000:04:00.1", "nvme", "4")
+		hangs := make(chan struct{})
+		h.Hangs["reset"] = hangs
+		stop := h.run(h.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		h.offers(diskName+" pci-0000-04-00-1", "")
+		before, next := h.claimOf("old"), h.claimOf("next")
+		h.gives(before, diskNode)
+		h.unprepare(before)
+		h.refuses(next, "claim default/old, which has ended: its reset has not ended after 10s")
+		if got := h.taint(); !strings.Contains(got, diskName+" chandler.dev/unhealthy") || strings.Contains(got, "pci-0000-04-00-1") {
+			t.Errorf("taint %q", got)
+		}
+		if err := h.prepareAgain(h.claimFor("pci-0000-04-00-1", "pod", "")); err != nil {
+			t.Error(err)
+		}
+		if got := h.resets(); len(got) != 1 {
+			t.Errorf("writes %q while one hangs", got)
+		}
+		h.Resets = func(string) error { return syscall.ENOTTY }
+		close(hangs)
+		time.Sleep(time.Second)
+		h.refuses(next, "it cannot be reset: function 0000:03:00.0: write \"1\" to reset: inappropriate ioctl for device")
+		stop()
+		h.Resets = nil
+		stop = h.run(h.config(&rules.Rules{Mode: discovery.ModeDRA}))
+		h.offers(diskName+" pci-0000-04-00-1", "")
+		h.gives(next, diskNode)
+		if got := h.taint(); got != "" {
+			t.Errorf("taint %q", got)
+		}
+		stop()
+	})
+}
+
+// A reset that removes the disk has handed over what there is.
+func TestAgentResetsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, true)
+		h.Resets = func(address string) error {
+			for _, dir := range []string{rebindtest.Source(address), "sys/bus/pci/devices/" + address} {
+				if err := os.RemoveAll(filepath.Join(h.Dir, dir)); err != nil {
+					return err
+				}
+			}
+			return syscall.ENODEV
+		}
+		stop := h.start()
+		before := h.claimOf("old")
+		h.gives(before, diskNode)
+		h.unprepare(before)
+		h.offers("", "")
+		if records := h.records(); len(records) != 0 {
+			t.Errorf("written down: %q", records)
+		}
+		stop()
+	})
+}
+
+// An agent that is killed before it has reset a disk leaves that to the next one, and a reboot ends all.
+func TestAgentIsKilledWhileItHandsOver(t *testing.T) {
+	for _, reboots := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHanding(t, true)
+			stop := h.start()
+			before, next := h.claimOf("old"), h.claimOf("next")
+			h.gives(before, diskNode)
+			h.Kill(0)
+			h.unprepare(before)
+			stop()
+			h.Kill(-1)
+			if reboots {
+				h.Reboot()
+				h.boot = "second"
+			}
+			stop = h.start()
+			if got := h.resets(); (len(got) == 1) != !reboots || len(h.records()) != 0 {
+				t.Errorf("reboot %v: writes %q, written down %q", reboots, got, h.records())
+			}
+			h.gives(next, diskNode)
+			stop()
+		})
+	}
+}
+
+// asks asks for a device as the kubelet does, and returns why it was refused.
+func (h *handing) asks(resource, id string) error {
+	h.mu.Lock()
+	server := h.servers[resource]
+	h.mu.Unlock()
+	_, err := server.Allocate(h.t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}}})
+	return err
+}
+
+// The kubelet hands an ID out again whose pod was deleted by force, before the agent has seen that it
+// ended and after. Nobody gets the disk while a process of that pod has it open.
+func TestAgentHandsIDsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, true)
+		classic := discovery.ModeDevicePlugin
+		entry := rules.Resource{Selector: selector(t, "true"), Name: "example.com/disk", Mode: &classic}
+		h.pod("classic", "old")
+		stop := h.run(h.config(&rules.Rules{Resources: []rules.Resource{entry}}))
+		h.offers("", "example.com/disk")
+		h.allocate("example.com/disk", diskFunction, diskNode)
+		time.Sleep(time.Minute)
+		h.runs("47", "train", "old", diskNode)
+		again := func() error { return h.asks("example.com/disk", diskFunction) }
+		has := func(ids ...string) {
+			t.Helper()
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			if got := h.healthy["example.com/disk"]; !slices.Equal(got, ids) {
+				t.Errorf("healthy: %q, want %q", got, ids)
+			}
+		}
+		const why = "default/classic main, which has ended: /dev/nvme0: process 47 (train) has it open"
+		has(diskFunction)
+		if err := again(); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("error %v", err)
+		}
+		time.Sleep(time.Second)
+		has()
+		h.mu.Lock()
+		clear(h.allocated)
+		h.mu.Unlock()
+		time.Sleep(time.Minute)
+		if err := again(); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("error %v", err)
+		}
+		if len(h.resets()) > 0 {
+			t.Errorf("writes %q", h.resets())
+		}
+		h.Ends("47")
+		time.Sleep(3 * time.Second)
+		has(diskFunction)
+		if err := again(); err != nil || len(h.resets()) != 1 {
+			t.Errorf("error %v, writes %q", err, h.resets())
+		}
+		stop()
+	})
+}
+
+// Without privilege nothing can be reset, and what processes have open is unknown.
+func TestAgentThatCannotLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, false)
+		stop := h.start()
+		before, next := h.claimOf("old"), h.claimOf("next")
+		h.gives(before, diskNode)
+		h.runs("47", "train", "old", diskNode)
+		if err := os.RemoveAll(filepath.Join(h.Dir, "proc/1")); err != nil { // hidepid
+			t.Fatal(err)
+		}
+		h.unprepare(before)
+		h.gives(next, diskNode)
+		stop()
+
+		h.rules[0].Reset = true
+		config := h.config(&rules.Rules{Mode: discovery.ModeDRA})
+		config.Write = nil
+		stop = h.run(config)
+		h.offers(diskName, "")
+		h.unprepare(next)
+		h.refuses(before, "it cannot be reset: the agent may not change the host")
+		stop()
+	})
+}
+
+// Temporary files are removed that a killed agent has left beside what it wrote down.
+func TestAgentRemovesTemporaryFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, false)
+		var left []string
+		for _, dir := range []string{"handover", "made", "rebound"} {
+			name := filepath.Join(h.dir, "plugins/chandler.dev", dir, ".0000:03:00.0.json.47.tmp")
+			if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, nil, 0o600), os.Chtimes(name, time.Now(), time.Now())); err != nil { // by the bubble's clock
+				t.Fatal(err)
+			}
+			left = append(left, name)
+		}
+		stop := h.start()
+		for _, name := range left {
+			if _, err := os.Stat(name); !os.IsNotExist(err) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		stop()
+	})
+}

@@ -1,0 +1,210 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/making"
+)
+
+// madeDir is where it is written down what was made.
+const madeDir = "made"
+
+// newMaker makes what makes devices for those who get them.
+func (a *agent) newMaker() *making.Maker {
+	return making.New(making.Config{
+		Host:     a.host,
+		Families: a.Families,
+		Tools:    discovery.Tools{Write: a.Write, Busy: a.used},
+		Programs: a.Programs,
+		Files:    a.files(),
+		Dir:      filepath.Join(a.StateDir, madeDir),
+		Boot:     a.BootID,
+		Device:   a.describedAs,
+		Changed: func() {
+			notify(a.events)
+			notify(a.idle)
+		},
+	})
+}
+
+// configurer makes devices what those who get them want: first they are made, then given to
+// a driver, and then their family has its turn.
+func (a *agent) configurer() discovery.Configurer {
+	return a.maker.Configurer(a.binder.Configurer(discovery.Configurers(a.host, a.Families)))
+}
+
+// describedAs returns a device as both APIs know it.
+func (a *agent) describedAs(name string) (discovery.Device, bool) {
+	p := a.placed.Load()
+	if p == nil {
+		return discovery.Device{}, false
+	}
+	d, found := p.snapshot.Lookup(name)
+	return d.Device, found
+}
+
+// used returns who uses a function, nil if nobody does; see [discovery.Tools].
+func (a *agent) used(function sysfs.Device, keeps bool) error {
+	if !keeps {
+		return a.busy(function)
+	}
+	return a.looked(function, func(options inuse.Options) error { return inuse.Look(a.host, options).Bound(function).Err() })
+}
+
+// openMaker takes over what an earlier agent has made.
+func (a *agent) openMaker(ctx context.Context) {
+	for _, problem := range a.maker.Open() {
+		klog.FromContext(ctx).Error(problem, "Recovering what was made on request")
+	}
+	notify(a.idle)
+}
+
+// undoMade undoes what was made on request when nobody has had any of it for a while, and
+// no classic resource wants it.
+func (a *agent) undoMade(ctx context.Context) {
+	since := make(map[string]time.Time) // by unit, from when nobody has it
+	attempts := newAttempts("Devices that were made on request are not undone")
+	unwritten := false
+	for {
+		freed, unread := a.ledger.Freed(), a.maker.ReadAgain()
+		unwritten = restored(ctx, a.maker.Restore, "what was made on request", unwritten)
+		p, all := a.placed.Load(), a.maker.Made()
+		maps.DeleteFunc(since, func(unit string, _ time.Time) bool {
+			return !slices.ContainsFunc(all, func(made making.Made) bool { return made.Unit == unit })
+		})
+		wanted, waiting, pause := a.wanted(p, all), make(map[string]bool), refuseInterval
+		for _, made := range all {
+			if wanted[made.Unit] {
+				delete(since, made.Unit)
+				continue
+			}
+			if since[made.Unit].IsZero() {
+				since[made.Unit] = time.Now()
+			}
+			if last := a.lastAsked(p.devicesOf(&made)); last.After(since[made.Unit]) {
+				since[made.Unit] = last
+			}
+			if left := a.settings.Load().KeepMade - time.Since(since[made.Unit]); left > 0 && !p.leaving {
+				pause = min(pause, left)
+			} else if waiting[made.Unit] = true; attempts.due(made.Unit) {
+				attempts.ended(ctx, made.Unit, a.undoUnit(ctx, p, &made))
+			}
+		}
+		var again <-chan time.Time
+		if len(all) > 0 || unread {
+			again = time.After(min(pause, attempts.pause(waiting)))
+		} else {
+			freed = nil
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.idle:
+		case <-freed:
+		case <-again:
+		}
+	}
+}
+
+// noteAsked notes when a claim has asked for devices: it may have ended when somebody looks next who
+// has what.
+func (a *agent) noteAsked(claim *resourceapi.ResourceClaim) {
+	if claim.Status.Allocation == nil {
+		return
+	}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver == discovery.Domain {
+			a.asked.Store(r.Device, time.Now())
+		}
+	}
+}
+
+// lastAsked returns when a claim last asked for one of some devices.
+func (a *agent) lastAsked(devices []string) (last time.Time) {
+	for _, device := range devices {
+		if at, _ := a.asked.Load(device); at != nil && at.(time.Time).After(last) {
+			last = at.(time.Time)
+		}
+	}
+	return last
+}
+
+// wanted returns the units of which somebody has a device, or a classic resource lists one.
+func (a *agent) wanted(p *placed, all []making.Made) map[string]bool {
+	wanted := make(map[string]bool)
+	if len(all) == 0 {
+		return wanted
+	}
+	listed := make(map[string]bool) // devices
+	if p != nil && !p.leaving {
+		for _, d := range p.placement.Classic(p.snapshot.Devices) {
+			listed[d.Name] = len(d.Offers) > 0
+		}
+	}
+	view := a.ledger.View(nil)
+	for _, made := range all {
+		wanted[made.Unit] = p == nil || slices.ContainsFunc(p.devicesOf(&made), func(device string) bool { return listed[device] || view.Has(device) })
+	}
+	return wanted
+}
+
+// devicesOf returns the devices of a unit: those that were to be made, and those that have come. The
+// kernel may have put virtual functions elsewhere than it had said.
+func (p *placed) devicesOf(made *making.Made) []string {
+	devices := slices.Clone(made.Devices)
+	for i := range p.snapshot.Devices {
+		if d := &p.snapshot.Devices[i]; d.Making == nil && d.Attributes.String("parent") == made.Unit && !slices.Contains(devices, d.Name) {
+			devices = append(devices, d.Name)
+		}
+	}
+	return devices
+}
+
+// undoUnit undoes a unit, and keeps others from its devices until that is known, unless
+// somebody has one of them.
+func (a *agent) undoUnit(ctx context.Context, p *placed, made *making.Made) error {
+	api, stock := cmp.Or(p.placement.API[made.Silicon], discovery.ModeDRA), &ledger.Present{Snapshot: p.snapshot}
+	reserve := func(device string) (func(), *ledger.Blocked) {
+		return a.ledger.ReserveDevice(api, device, made.Silicon, stock)
+	}
+	devices := p.devicesOf(made)
+	if compete(p.snapshot, devices) {
+		devices, reserve = []string{made.Unit}, func(unit string) (func(), *ledger.Blocked) {
+			return a.ledger.Reserve(unit, made.Silicon, stock)
+		}
+	}
+	for _, device := range devices {
+		release, blocked := reserve(device)
+		if blocked != nil {
+			return nil
+		}
+		defer release()
+	}
+	if err := a.maker.Undo(ctx, made.Unit, p.devicesOf(made)...); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Undid what was made on request, since nobody has it", "unit", made.Unit)
+	return nil
+}
+
+// compete reports whether some devices of a unit exclude each other, so that nobody can have
+// each of them at once.
+func compete(s *rules.Snapshot, devices []string) bool {
+	return len(devices) > 1 && slices.ContainsFunc(devices, func(name string) bool {
+		d, found := s.Lookup(name)
+		return found && len(d.Takes) > 0
+	})
+}

@@ -1,0 +1,91 @@
+package agent
+
+import (
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"chandler.dev/cdi"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
+)
+
+// sharedNode is a node on which two GPUs are shared by number, and the other six by memory. A claim
+// has two of eight shares, a pod has two others by classic IDs, and a claim of two pods has 10 GiB.
+func sharedNode(t *testing.T) *scraped {
+	t.Helper()
+	s := newScraped(t, "mi-2", "amdgpu/testdata/mi210x8.host", &rules.Rules{Sharing: []rules.Share{
+		{Selector: selector(t, `device.attributes["resource.kubernetes.io"].pciBusID in ["0000:23:00.0", "0000:24:00.0"]`), Replicas: 8},
+		{Selector: selector(t, `true`), Capacity: "memory", Unit: resource.MustParse("2Gi"), Resource: "aliyun.com/gpu-mem"},
+	}})
+	s.share("serving", "small", "pci-0000-23-00-0", map[resourceapi.QualifiedName]string{discovery.Shares: "2"}, "small-0")
+	s.share("serving", "llm", "pci-0000-43-00-0", map[resourceapi.QualifiedName]string{"memory": "10Gi"}, "llm-0", "llm-1")
+	s.share("research", "all", "pci-0000-44-00-0", nil, "train-0")
+	for _, id := range []string{"0000:24:00.0::0", "0000:24:00.0::1"} {
+		s.entries = append(s.entries, &ledger.Grant{Resource: "amd.com/gpu", ID: id, Devices: []string{"pci-0000-24-00-0"}, Silicon: []string{"pci-0000-24-00-0"}, Container: "lab/notebook main"})
+	}
+	return s
+}
+
+// share gives a claim of pods an amount of a device, all of it if that is nil.
+func (s *scraped) share(namespace, name, device string, amounts map[resourceapi.QualifiedName]string, pods ...string) {
+	s.t.Helper()
+	c := &ledger.Claim{UID: types.UID("uid-" + name), Namespace: namespace, Name: name}
+	r := ledger.Result{Request: "gpu", Pool: s.state.node, Device: device, Source: device, Silicon: device, Whole: true, CDI: cdi.Name(c.UID, 0, device, "")}
+	for capacity, amount := range amounts {
+		r.Consumes = ledger.Amounts{capacity: resource.MustParse(amount)}
+	}
+	c.Results = []ledger.Result{r}
+	s.entries = append(s.entries, c)
+	used := &podresourcesapi.ClaimResource{CdiDevices: []*podresourcesapi.CDIDevice{{Name: cdi.ID(r.CDI)}}}
+	for _, pod := range pods {
+		s.said.Pods = append(s.said.Pods, &podresourcesapi.PodResources{Namespace: namespace, Name: pod, Containers: []*podresourcesapi.ContainerResources{
+			{Name: "main", DynamicResources: []*podresourcesapi.DynamicResource{{ClaimNamespace: namespace, ClaimName: name, ClaimResources: []*podresourcesapi.ClaimResource{used}}}},
+			{Name: "side", DynamicResources: []*podresourcesapi.DynamicResource{{ClaimNamespace: namespace, ClaimName: name, ClaimResources: []*podresourcesapi.ClaimResource{used}}}},
+		}})
+	}
+}
+
+// All shares of a device that somebody has, and those that nobody has, are as many as there are.
+// Containers that have a claim together have its share once.
+func TestMetricsOfSharedDevices(t *testing.T) {
+	text := sharedNode(t).scrape()
+	expectLines(t, text,
+		`chandler_shared_capacity{capacity="shares",device="pci-0000-23-00-0",node="mi-2",unit="integer"} 8`,
+		`chandler_shared_capacity_free{capacity="shares",device="pci-0000-23-00-0",node="mi-2",unit="integer"} 6`,
+		`chandler_shared_capacity_allocated{api="DRA",capacity="shares",claim="small",device="pci-0000-23-00-0",namespace="serving",node="mi-2",pod="small-0",request="gpu",resource="",unit="integer"} 2`,
+		`chandler_shared_capacity_allocated{api="DevicePlugin",capacity="shares",claim="",device="pci-0000-24-00-0",namespace="lab",node="mi-2",pod="notebook",request="",resource="amd.com/gpu",unit="integer"} 2`,
+		`chandler_shared_capacity_free{capacity="shares",device="pci-0000-24-00-0",node="mi-2",unit="integer"} 6`,
+		`chandler_shared_capacity_allocated{api="DRA",capacity="memory",claim="llm",device="pci-0000-43-00-0",namespace="serving",node="mi-2",pod="",request="gpu",resource="",unit="byte"} 1.073741824e+10`,
+		`chandler_shared_capacity_free{capacity="memory",device="pci-0000-44-00-0",node="mi-2",unit="byte"} 0`,
+	)
+}
+
+// A whole that is shared has nothing left while somebody has a part of it, or whatever a record says
+// that cannot be read.
+func TestSharedDevicesThatOthersExclude(t *testing.T) {
+	whole := rules.Offered{Device: discovery.Device{Name: "gpu"}, Sharing: &rules.Sharing{Capacity: "memory", Unit: resource.MustParse("1Gi"), Default: resource.MustParse("80Gi")}}
+	part := rules.Offered{Device: discovery.Device{Name: "gpu-0", PartOf: &discovery.Silicon{Name: "gpu"}}}
+	devices := []rules.Offered{whole, part}
+	for name, test := range map[string]struct {
+		entries []ledger.Entry
+		free    float64
+	}{
+		"nobody":         {nil, 80 << 30},
+		"a part":         {[]ledger.Entry{&ledger.Claim{UID: "u", Results: []ledger.Result{{Source: "gpu-0"}}}}, 0},
+		"sealed":         {[]ledger.Entry{&ledger.Sealed{UID: "u", Devices: []ledger.SealedDevice{{Name: "gpu"}}}}, 0},
+		"admin":          {[]ledger.Entry{&ledger.Claim{UID: "u", Results: []ledger.Result{{Source: "gpu", Admin: true}}}}, 80 << 30},
+		"half a unit":    {[]ledger.Entry{&ledger.Claim{UID: "u", Results: []ledger.Result{{Source: "gpu", Consumes: ledger.Amounts{"memory": resource.MustParse("512Mi")}}}}}, 79 << 30},
+		"more than all":  {[]ledger.Entry{&ledger.Claim{UID: "u", Results: []ledger.Result{{Source: "gpu", Consumes: ledger.Amounts{"memory": resource.MustParse("96Gi")}}}}}, 0},
+		"alone by an ID": {[]ledger.Entry{&ledger.Grant{Resource: "r", ID: "1", Devices: []string{"gpu"}, Exclusive: true}}, 0},
+	} {
+		uses := sharedUses(devices, ledger.ViewOf(nil, test.entries...), nil)
+		if len(uses) != 1 || uses[0].all != 80<<30 || uses[0].free != test.free {
+			t.Errorf("%s: %+v", name, uses)
+		}
+	}
+}

@@ -1,0 +1,409 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"chandler.dev/cmd/chandler-nvml/upkeep"
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/disk"
+	"chandler.dev/internal/upkeep/wire"
+)
+
+// keeping is a node with an A100 and an L40S, for whose claims MPS daemons run: real processes
+// of a program in place of NVIDIA's.
+type keeping struct {
+	*node
+
+	root string
+}
+
+const a100 = "pci-0000-01-00-0"
+
+func newKeeping(t *testing.T) *keeping {
+	t.Helper()
+	k := &keeping{node: newNode(t)}
+	var err error
+	if k.dir, err = os.MkdirTemp("", "k"); err != nil { // short, for the names of sockets
+		t.Fatal(err)
+	}
+	k.root = filepath.Join(k.dir, "driver")
+	program := filepath.Join(k.root, "usr/bin/nvidia-cuda-mps-control")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../chandler-nvml/upkeep/testdata/fake")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.Link(program, filepath.Join(k.root, "usr/bin/nvidia-smi")); err != nil {
+		t.Fatal(err)
+	}
+	k.behaves("")
+	t.Cleanup(func() { os.RemoveAll(k.dir) })
+	return k
+}
+
+// behaves says how daemons behave from now on.
+func (k *keeping) behaves(how string) {
+	k.t.Helper()
+	if err := os.WriteFile(filepath.Join(k.root, "behaviour"), []byte(how+"\n"), 0o600); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func (k *keeping) upkeep() string { return filepath.Join(k.dir, "plugins/chandler.dev/upkeep/nvidia") }
+
+// supervise runs what chandler-nvml does.
+func (k *keeping) supervise() (stop func()) {
+	k.t.Helper()
+	ctx, cancel := context.WithCancel(k.t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- upkeep.Serve(ctx, upkeep.Config{Dir: k.upkeep(), Root: k.root, Begin: 10 * time.Second, Quit: time.Second})
+	}()
+	k.comes(func() bool {
+		_, err := os.Stat(filepath.Join(k.upkeep(), wire.Socket))
+		return err == nil
+	})
+	return func() {
+		k.t.Helper()
+		cancel()
+		if err := <-ended; err != nil {
+			k.t.Error(err)
+		}
+	}
+}
+
+// agent runs an agent until it offers the GPU.
+func (k *keeping) agent() (stop func()) { return k.agentOn(nil) }
+
+// agentOn runs an agent that writes on a disk.
+func (k *keeping) agentOn(on disk.FS) (stop func()) {
+	k.t.Helper()
+	config := k.config(&rules.Rules{Mode: discovery.ModeDRA})
+	config.Disk = on
+	config.FS, config.Families = recordedHost(k.t, "nvidia/testdata/mps.host"), []*discovery.Family{nvidia.Family}
+	config.Settings.Upkeep = []discovery.Upkeep{{Kind: discovery.UpkeepMPS, Selects: func(d discovery.Device) (bool, error) { return d.Name == a100, nil }}}
+	config.ReadParameters = func(raw []byte) (p discovery.Parameters, err error) { return p, json.Unmarshal(raw, &p) }
+	k.mu.Lock()
+	k.published = nil
+	k.mu.Unlock()
+	stop = k.run(config)
+	k.comes(func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return strings.Contains(strings.Join(k.published, " "), a100)
+	})
+	return stop
+}
+
+func (k *keeping) comes(so func() bool) {
+	k.t.Helper()
+	for limit := time.Now().Add(30 * time.Second); !so(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(limit) {
+			k.t.Fatal("it did not come to be so")
+		}
+	}
+}
+
+// claim is one for a GPU, with parameters.
+func (k *keeping) claim(name, device string, parameters discovery.Parameters) *resourceapi.ResourceClaim {
+	k.t.Helper()
+	raw, err := json.Marshal(parameters)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: discovery.Domain, Pool: "node", Device: device}},
+		Config: []resourceapi.DeviceAllocationConfiguration{{
+			Source: resourceapi.AllocationConfigSourceClaim,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: discovery.Domain, Parameters: runtime.RawExtension{Raw: raw},
+			}},
+		}},
+	}}
+	if _, err := k.client.ResourceV1().ResourceClaims("default").Create(k.t.Context(), claim, metav1.CreateOptions{}); err != nil {
+		k.t.Fatal(err)
+	}
+	return claim
+}
+
+// daemon returns the process of a claim's daemon, 0 if there is none.
+func (k *keeping) daemon(claim string) int {
+	data, err := os.ReadFile(filepath.Join(k.upkeep(), claim, wire.Record))
+	var record wire.Claim
+	if err != nil || json.Unmarshal(data, &record) != nil || record.Process.PID == 0 || syscall.Kill(record.Process.PID, 0) != nil {
+		return 0
+	}
+	return record.Process.PID
+}
+
+// A claim has a daemon from before its containers start until it ends. The daemon outlives the agent,
+// and one that dies is begun again.
+func TestAgentKeepsUpMPS(t *testing.T) {
+	t.Parallel()
+	k := newKeeping(t)
+	stopSupervisor := k.supervise()
+	stopAgent := k.agent()
+	claim := k.claim("train", a100, discovery.Parameters{nvidia.MPS: "true", nvidia.ComputePercentage: "40", nvidia.MPSMemory: "4096"})
+	if err := k.prepareAgain(claim); err != nil {
+		t.Fatal(err)
+	}
+	pid := k.daemon("train")
+	spec, err := os.ReadFile(filepath.Join(k.dir, "cdi/chandler.dev-claim_train.json"))
+	if err != nil || pid == 0 {
+		t.Fatal(pid, err)
+	}
+	for _, want := range []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", k.upkeep() + "/train/pipe", k.upkeep() + "/train/shm", `"/dev/shm"`} {
+		if !strings.Contains(string(spec), want) {
+			t.Errorf("the spec has no %s:\n%s", want, spec)
+		}
+	}
+	stopAgent()
+	stopAgent = k.agent()
+	if err := k.prepareAgain(claim); err != nil || k.daemon("train") != pid { // for another pod
+		t.Errorf("%v; daemon %d, which was %d", err, k.daemon("train"), pid)
+	}
+
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	k.comes(func() bool { now := k.daemon("train"); return now != 0 && now != pid })
+	pid = k.daemon("train")
+	stopSupervisor() // as for an update
+	if syscall.Kill(pid, 0) == nil {
+		t.Errorf("daemon %d goes on", pid)
+	}
+	stopSupervisor = k.supervise()
+	k.comes(func() bool { return k.daemon("train") != 0 })
+
+	k.unprepare(claim)
+	k.gone("train")
+	stopAgent()
+	stopSupervisor()
+}
+
+// gone checks that nothing is left of a claim.
+func (k *keeping) gone(claim string) {
+	k.t.Helper()
+	if _, err := os.Stat(filepath.Join(k.upkeep(), claim)); !os.IsNotExist(err) {
+		k.t.Errorf("claim %s: something is left: %v", claim, err)
+	}
+}
+
+// A claim whose daemon cannot be had is not prepared, can be once it can, and can always be unprepared.
+func TestAgentCannotKeepUpMPS(t *testing.T) {
+	t.Parallel()
+	k := newKeeping(t)
+	stopAgent := k.agent()
+	mps := discovery.Parameters{nvidia.MPS: "true"}
+	claim := k.claim("infer", a100, mps)
+	refuses := func(claim *resourceapi.ResourceClaim, want string) {
+		t.Helper()
+		if err := k.prepareAgain(claim); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %q", err, want)
+		}
+	}
+	refuses(claim, "nobody answers at "+k.upkeep()+"/socket: the program that keeps up what claims want does not run on this node; with Helm, upkeep.enabled runs it")
+	k.unprepare(claim)
+	stopSupervisor := k.supervise()
+	k.behaves("dies")
+	refuses(claim, "ended at once; its log ends with \"cannot load libcuda.so.1\"")
+	k.unprepare(claim)
+	k.gone("infer")
+	refuses(claim, "ended at once")
+	k.behaves("")
+	if err := k.prepareAgain(claim); err != nil || k.daemon("infer") == 0 {
+		t.Error(err)
+	}
+	refuses(k.claim("other", "pci-0000-41-00-0", mps), "is no whole GPU for which the administrator allows it, by onRequest.mps")
+
+	// A supervisor that was ended with its daemons keeps nobody from the GPU.
+	stopSupervisor()
+	if err := os.Remove(filepath.Join(k.upkeep(), wire.Socket)); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	k.unprepare(claim)
+	stopSupervisor = k.supervise()
+	k.comes(func() bool { _, err := os.Stat(filepath.Join(k.upkeep(), "infer")); return os.IsNotExist(err) })
+	stopAgent()
+	stopSupervisor()
+}
+
+// mortal is a disk whose agent is killed before or after one of its writes: it writes nothing any more, and
+// orders nothing.
+type mortal struct {
+	disk.OS
+
+	socket string
+
+	mu      sync.Mutex
+	moments int // until then, of which each write has two; -1 for any number
+	dead    bool
+}
+
+var errKilled = errors.New("the agent was killed")
+
+// write makes a write, unless the agent is dead.
+func (m *mortal) write(write func() error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.passes(); m.dead {
+		return errKilled
+	}
+	err := write()
+	if m.passes(); m.dead {
+		return errKilled
+	}
+	return err
+}
+
+// passes has a moment pass, which may be that of the agent's death.
+func (m *mortal) passes() {
+	if m.moments == 0 && !m.dead {
+		m.dead = true
+		_ = os.Rename(m.socket, m.socket+".of-others") // bury says so
+	}
+	m.moments--
+}
+
+func (m *mortal) CreateTemp(dir, pattern string) (file disk.File, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		return nil, errKilled
+	}
+	return m.OS.CreateTemp(dir, pattern)
+}
+
+func (m *mortal) Rename(from, to string) error {
+	return m.write(func() error { return m.OS.Rename(from, to) })
+}
+
+func (m *mortal) Remove(name string) error {
+	return m.write(func() error { return m.OS.Remove(name) })
+}
+
+func (m *mortal) RemoveAll(dir string) error {
+	return m.write(func() error { return m.OS.RemoveAll(dir) })
+}
+
+func (m *mortal) dies(after int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.moments = after
+}
+
+// bury reports whether the agent was killed, and lets the next one live.
+func (m *mortal) bury(t *testing.T) bool {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		if err := os.Rename(m.socket+".of-others", m.socket); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m.dead
+}
+
+// An agent that is killed before or after any write, while a claim gets its daemon or while it ends, leaves what the next one goes on
+// from, whether the claim is still wanted or not. Each claim has one daemon, and nothing is left in the end.
+func TestAgentIsKilledWhileItKeepsUp(t *testing.T) {
+	t.Parallel()
+	k := newKeeping(t)
+	stopSupervisor := k.supervise()
+	for _, when := range []string{"begins", "begins-and-is-wanted", "ends"} {
+		ends := when == "ends"
+		killed := 0
+		for step := 0; step == killed; step++ {
+			name := fmt.Sprintf("%s-%d", when, step)
+			mortal := &mortal{socket: filepath.Join(k.upkeep(), wire.Socket), moments: -1}
+			stop := k.agentOn(mortal)
+			claim := k.claim(name, a100, discovery.Parameters{nvidia.MPS: "true", nvidia.ComputePercentage: "40"})
+			if ends {
+				if err := k.prepareAgain(claim); err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+			}
+			mortal.dies(step)
+			if ends {
+				_, _ = k.dra().UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, UID: claim.UID}})
+			} else {
+				_ = k.prepareAgain(claim)
+			}
+			stop()
+			if mortal.bury(t) {
+				killed++
+			}
+			stop = k.agent()
+			if when == "begins-and-is-wanted" {
+				if err := k.prepareAgain(claim); err != nil || k.daemon(name) == 0 {
+					t.Errorf("%s: %v, daemon %d", name, err, k.daemon(name))
+				}
+			}
+			k.unprepare(claim)
+			k.gone(name)
+			stop()
+			if t.Failed() {
+				t.FailNow()
+			}
+		}
+		if killed < 4 {
+			t.Errorf("%s: killed at %d moments", when, killed)
+		}
+		t.Logf("%s: killed at %d moments", when, killed)
+	}
+	stopSupervisor()
+}
+
+// A daemon of a claim that nobody knows any more is ended.
+func TestAgentEndsWhatIsKeptUpForNobody(t *testing.T) {
+	t.Parallel()
+	k := newKeeping(t)
+	stopSupervisor := k.supervise()
+	order, err := json.Marshal(wire.Order{How: map[string]string{"gpus": "GPU-00000000-0000-0000-0000-00000000000a", "mps": "true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.upkeep(), wire.Socket))
+	}}}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://x"+wire.Path+"/stranger", bytes.NewReader(order))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := client.Do(request)
+	if err != nil || response.StatusCode != http.StatusNoContent {
+		t.Fatal(response, err)
+	}
+	response.Body.Close()
+	if k.daemon("stranger") == 0 {
+		t.Fatal("there is no daemon")
+	}
+	stopAgent := k.agent()
+	k.comes(func() bool { _, err := os.Stat(filepath.Join(k.upkeep(), "stranger")); return os.IsNotExist(err) })
+	stopAgent()
+	stopSupervisor()
+}

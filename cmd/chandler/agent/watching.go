@@ -1,0 +1,77 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+)
+
+// listen hears the kernel's events.
+func (a *agent) listen(ctx context.Context) {
+	heard, ended := make(chan struct{}, 1), make(chan struct{})
+	relayed := make(chan struct{})
+	go func() {
+		defer close(relayed)
+		for {
+			select {
+			case <-heard:
+				a.hearing.Store(true)
+				notify(a.events)
+			case <-ended:
+				a.hearing.Store(false)
+				return
+			}
+		}
+	}()
+	err := a.Uevents(ctx, heard)
+	close(ended)
+	<-relayed
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The kernel's events cannot be heard; changes are seen at the next scan", "interval", a.RescanInterval)
+	}
+}
+
+// firstWord is how long the first scan waits for informants, so that an agent that
+// starts does not take back what the last one published.
+const firstWord = 30 * time.Second
+
+// watch scans the host and hands the snapshots on, with the states that devices
+// have settled in.
+func (a *agent) watch(ctx context.Context) {
+	for _, informant := range a.Informants {
+		waitFor(ctx, informant.Ready(), firstWord)
+	}
+	watch := discovery.Watch{Host: a.host, Families: a.Families, Interval: a.RescanInterval, Events: a.events, Observe: a.metrics.observeScan}
+	if a.HearsAll {
+		watch.Hears = a.hearing.Load
+	}
+	var last *discovery.Snapshot
+	settling := newSettling(ctx, a.Settings.Severity, a.files(), a.StateDir, func() { notify(a.events) })
+	defer settling.stop()
+	settling.settler.Held = a.held
+	begun := time.Now()
+	a.watching.Store(&begun)
+	watch.Run(ctx, func(s *discovery.Snapshot) {
+		settling.settler.Severity = a.settings.Load().Severity
+		s = a.keeper.Describe(settling.settle(ctx, a.upkeep.Describe(a.binder.Describe(a.maker.Describe(s)))), settling.settler.Severity)
+		if discovery.Same(last, s) {
+			return
+		}
+		last = s
+		klog.FromContext(ctx).V(2).Info("The host's devices changed", "devices", len(s.Devices), "problems", len(s.Problems))
+		if len(s.Devices) == 0 {
+			klog.FromContext(ctx).Info("This host has no accelerators at present; one that appears is offered")
+		}
+		a.settled.Store(s)
+		notify(a.resaid)
+		replace(a.snapshots, s)
+	})
+}
+
+// held reports whether a claim or a pod has the device.
+func (a *agent) held(device string) bool {
+	return a.ledger.View(nil).Has(device)
+}

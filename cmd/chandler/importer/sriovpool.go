@@ -1,0 +1,224 @@
+package importer
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A pool is a set of selectors of a pool while it is read.
+type pool struct {
+	im   *importer
+	kind string // netdevice, accelerator, auxnetdevice
+	cel  []string
+
+	chosen map[string][]string // the values of attributes that are asked for
+}
+
+// selects returns the expression of a set of selectors, and whether it says all
+// that they do.
+func (p *pool) selects(v value) (string, bool) {
+	p.functions(v)
+	complete := true
+	for name, field := range v.fields() {
+		if field.null() || field.isList() && len(field.node.Content) == 0 {
+			continue
+		}
+		switch name {
+		case "vendors":
+			p.one(text("pciVendor"), ids(field))
+		case "devices":
+			p.one(text("pciDevice"), ids(field))
+		case "drivers":
+			p.one(text("driver"), field.texts())
+		case "pciAddresses":
+			p.one(busID, lower(field.texts()))
+		case "acpiIndexes":
+			complete = p.numbers("acpiIndex", field) && complete
+		case "auxTypes":
+			complete = p.auxiliary(field) && complete
+		case "pfNames":
+			complete = p.parts(text("pfName"), field) && complete
+		case "rootDevices":
+			complete = p.parts(text("pfPCIBusID"), field) && complete
+		case "linkTypes":
+			p.one(text("linkLayer"), linkLayers(field))
+		case "pKeys":
+			p.one(text("pKey"), lower(field.texts()))
+		case "vdpaType":
+			p.one(text("vdpaType"), field.texts())
+		case "isRdma", "needVhostNet":
+			// The one is what the family says, the other is read with the pool.
+		case "ddpProfiles":
+			p.im.lost(field, "no file of the kernel tells which profile an adapter has loaded, so the pool is left out; of it all could be selected by: %s", all(p.cel))
+			complete = false
+		default:
+			p.im.unknown(field)
+		}
+	}
+	return all(p.cel), complete
+}
+
+// functions begins an expression with the families that describe what the plugin
+// would look at.
+func (p *pool) functions(v value) {
+	if p.kind == "accelerator" {
+		p.cel = append(p.cel, text("pciVendor")+` != ""`, "!("+oneOf(kindAttribute, []string{"nic"})+")", attributes+`?pciClass.orValue("12").startsWith("12")`)
+		p.accelerator(v)
+		return
+	}
+	// The plugin leaves alone what a default route of the host leads through.
+	const route = "!" + attributes + "?defaultRoute.orValue(false)"
+	if v.at("isRdma").is() {
+		p.cel = append(p.cel, oneOf(familyAttribute, []string{"rdma"}), route)
+		return
+	}
+	nic := oneOf(kindAttribute, []string{"nic"})
+	if slices.ContainsFunc(v.at("drivers").texts(), func(driver string) bool { return strings.Contains(driver, "vfio") }) {
+		nic = anyOf([]string{nic, text("pciClass") + `.startsWith("02")`}) // a physical function
+	}
+	p.cel = append(p.cel, nic, route)
+}
+
+// accelerator notes which accelerators are offered as the families have them that
+// describe them.
+func (p *pool) accelerator(v value) {
+	drivers := v.at("drivers").texts()
+	if len(drivers) == 0 || slices.ContainsFunc(drivers, func(driver string) bool { return !strings.Contains(driver, "vfio") }) {
+		p.im.lost(cmpValue(v.at("drivers"), v), "accelerators that are not under vfio have the IDs and variables of the family that describes them, in place of PCIDEVICE_…, and those under uio are not offered")
+	}
+}
+
+func (p *pool) one(attribute string, values []string) {
+	if len(values) == 0 {
+		return
+	}
+	p.cel = append(p.cel, oneOf(attribute, values))
+	if p.chosen == nil {
+		p.chosen = make(map[string][]string)
+	}
+	p.chosen[attribute] = values
+}
+
+// numbers selects by numbers, which are written as texts.
+func (p *pool) numbers(name string, v value) bool {
+	var numbers []string
+	for _, text := range v.texts() {
+		n, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			p.im.lost(v, "is no list of numbers, so the pool is left out")
+			return false
+		}
+		numbers = append(numbers, strconv.FormatUint(n, 10))
+	}
+	p.cel = append(p.cel, number(name)+" in ["+strings.Join(numbers, ", ")+"]")
+	return true
+}
+
+// auxiliary selects sub-functions, which are the only auxiliary devices that the
+// plugin takes.
+func (p *pool) auxiliary(v value) bool {
+	if slices.ContainsFunc(v.texts(), func(text string) bool { return text != "sf" }) {
+		p.im.lost(v, "of auxiliary devices only sub-functions (sf) are known, so the pool is left out")
+		return false
+	}
+	p.cel = append(p.cel, oneOf(text("function"), []string{"partition"}))
+	return true
+}
+
+// part matches a physical function and the virtual ones of it that are meant:
+// ens1f0#0,2-7.
+var part = regexp.MustCompile(`^([^#]+)(?:#([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*))?$`)
+
+// parts selects by physical functions and numbers of their virtual ones, or of
+// their sub-functions.
+func (p *pool) parts(attribute string, v value) bool {
+	index := "vfIndex"
+	if p.kind == "auxnetdevice" {
+		index = "sfNumber"
+	}
+	var whole, parts []string
+	for _, said := range v.texts() {
+		m := part.FindStringSubmatch(strings.ReplaceAll(said, " ", ""))
+		if m == nil {
+			p.im.lost(v, "%q is no name with numbers behind #, so the pool is left out", said)
+			return false
+		}
+		if m[2] == "" {
+			whole = append(whole, m[1])
+			continue
+		}
+		parts = append(parts, all([]string{oneOf(attribute, m[1:2]), indices(number(index), m[2])}))
+	}
+	if len(whole) > 0 {
+		parts = append([]string{oneOf(attribute, whole)}, parts...)
+	}
+	if len(parts) > 0 {
+		p.cel = append(p.cel, anyOf(parts))
+	}
+	return true
+}
+
+// indices returns an expression for numbers and ranges of them: 0,2-7.
+func indices(attribute, said string) string {
+	var single, any []string
+	for one := range strings.SplitSeq(said, ",") {
+		low, high, ranged := strings.Cut(one, "-")
+		if !ranged {
+			single = append(single, plainNumber(low))
+			continue
+		}
+		any = append(any, fmt.Sprintf("%s >= %s && %s <= %s", attribute, plainNumber(low), attribute, plainNumber(high)))
+	}
+	if len(single) > 0 {
+		any = append([]string{attribute + " in [" + strings.Join(single, ", ") + "]"}, any...)
+	}
+	return anyOf(any)
+}
+
+// plainNumber returns digits as CEL writes a number.
+func plainNumber(digits string) string {
+	if len(digits) > 18 {
+		digits = digits[:18]
+	}
+	n, _ := strconv.ParseUint(digits, 10, 64)
+	return strconv.FormatUint(n, 10)
+}
+
+// ids returns PCI IDs as attributes have them: four lower-case digits.
+func ids(v value) []string {
+	var out []string
+	for _, id := range lower(v.texts()) {
+		id = strings.TrimPrefix(id, "0x")
+		if len(id) < 4 && id != "" {
+			id = strings.Repeat("0", 4-len(id)) + id
+		}
+		out = append(out, id)
+	}
+	return out
+}
+
+func lower(texts []string) []string {
+	out := make([]string, len(texts))
+	for i, text := range texts {
+		out[i] = strings.ToLower(text)
+	}
+	return out
+}
+
+// linkLayers returns how attributes have what Linux calls the types of links.
+func linkLayers(v value) []string {
+	var out []string
+	for _, text := range lower(v.texts()) {
+		switch text {
+		case "ether", "ethernet", "eth":
+			text = "Ethernet"
+		case "infiniband", "ib":
+			text = "InfiniBand"
+		}
+		out = append(out, text)
+	}
+	return out
+}

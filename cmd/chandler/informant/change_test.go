@@ -1,0 +1,122 @@
+package informant
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
+)
+
+// changer returns what runs a program, a script of the shell.
+func changer(t *testing.T, script string) *Informant {
+	t.Helper()
+	dir := t.TempDir()
+	program := filepath.Join(dir, "program")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	fsys, err := hostfs.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes := func(args []string) string { return strings.Join(args, " ") }
+	return newInformant(discovery.Program{Name: "program", MaxSize: 100, Changes: changes}, program, hostfs.NewOverlay(fsys), []string{"--of-the-host"})
+}
+
+// A change is made by a run of its own, whose answer comes back. Afterwards the program
+// that keeps running is to look again.
+func TestChange(t *testing.T) {
+	n := changer(t, `echo "$@"`)
+	answer, err := n.Change(t.Context(), "--cut=x", "--gpu=y")
+	if err != nil || string(answer) != "--cut=x --gpu=y --of-the-host\n" {
+		t.Errorf("answer %q, error %v", answer, err)
+	}
+	if len(n.again) != 1 {
+		t.Error("the program that keeps running is not told")
+	}
+}
+
+// A program that did what it was to do may still say what is amiss, such as a node that it could
+// not make. Without that, nobody would know why the device is not seen.
+func TestChangeWithAComplaint(t *testing.T) {
+	var log strings.Builder
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	if answer, err := changer(t, "echo done; echo program: node: not permitted >&2").Change(ctx); err != nil || string(answer) != "done\n" {
+		t.Errorf("answer %q, error %v", answer, err)
+	}
+	if !strings.Contains(log.String(), `"node: not permitted"`) {
+		t.Errorf("the log says: %s", log.String())
+	}
+}
+
+func TestChangeFails(t *testing.T) {
+	for name, test := range map[string]struct{ script, want string }{
+		"refused":  {"echo program: in use >&2; exit 1", "in use"},
+		"too long": {"head -c 100000 /dev/zero", "too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if answer, err := changer(t, test.script).Change(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("answer of %d bytes, error %v, want %q in it", len(answer), err, test.want)
+			}
+		})
+	}
+}
+
+// A change that takes too long is ended, and no second one of that device is made beside it. Other
+// devices are changed meanwhile, and the device itself afterwards.
+func TestChangeHangs(t *testing.T) {
+	n := changer(t, `[ "$1" != slow ] || exec sleep 3600; echo "$1"`)
+	within := func(d time.Duration, device string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		defer cancel()
+		_, err := n.Change(ctx, device)
+		return err
+	}
+	if err := within(100*time.Millisecond, "slow"); err == nil {
+		t.Error("no error")
+	}
+	leave, err := n.enter(t.Context(), "hangs") // as if it could not be killed
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := within(100*time.Millisecond, "hangs"); err == nil || !strings.Contains(err.Error(), "still makes another change") {
+		t.Errorf("error %v", err)
+	}
+	if err := within(time.Minute, "other"); err != nil {
+		t.Errorf("another device: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- within(time.Minute, "hangs") }()
+	leave()
+	if err := <-ended; err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// The program that keeps running reads a line when it is to look again.
+func TestLookAgain(t *testing.T) {
+	n := changer(t, "echo first; read line; echo second; read line")
+	n.Check = func(string) error { return nil }
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var said []string
+	_ = n.session(ctx, func(text []byte) error {
+		said = append(said, string(text))
+		if len(said) == 2 {
+			cancel()
+		}
+		n.lookAgain()
+		return nil
+	})
+	if strings.Join(said, " ") != "first second" {
+		t.Errorf("said %q", said)
+	}
+}

@@ -1,0 +1,105 @@
+package informant
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/hostfs"
+)
+
+// mockedHost is a host with the GPU that the mock of NVML knows.
+var mockedHost = strings.NewReplacer(
+	"0000:01:00.0", "0000:00:00.0", "GPU-5d2c1f01-8a41-4e0b-9c37-0b6f3d9ae401", "GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9a0000",
+	"195 nvidia\n", "195 nvidia\n506 nvidia-caps\n",
+).Replace(nvmlHost)
+
+// mocked lays the host out, and returns what asks the real program about it, with NVIDIA's
+// mock in place of NVML.
+func mocked(t *testing.T) (*Informant, *discovery.Host) {
+	t.Helper()
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("there is no C compiler to build the program with")
+	}
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to make device nodes")
+	}
+	program := filepath.Join(t.TempDir(), "chandler-nvml")
+	cmd := exec.Command("go", "build", "-tags", "nvmlmock", "-o", program, "../../chandler-nvml")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_LDFLAGS=-Wl,-z,lazy")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	root := layOut(t, []byte(mockedHost))
+	hostFS, err := hostfs.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := hostfs.NewOverlay(hostFS)
+	p := *nvidia.Family.Programs[0]
+	return newInformant(p, program, overlay, p.Args(root, "")), &discovery.Host{
+		FS: overlay, Partition: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+	}
+}
+
+// The program, what runs it and the family together: what NVML lists is described, is cut
+// when it is wanted, is seen at once, and is gone when it was removed.
+func TestCut(t *testing.T) {
+	n, host := mocked(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	changed := make(chan struct{}, 1)
+	go func() {
+		defer close(ended)
+		n.Run(ctx, func() {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	defer func() { cancel(); <-ended }()
+	const name = "pci-0000-00-00-0-mig-2g-20gb-at-4"
+	until := func(what string, so func(d discovery.Device) bool) discovery.Device {
+		t.Helper()
+		limit := time.After(time.Minute)
+		for {
+			if d, found := discovery.Scan(host, []*discovery.Family{nvidia.Family}).Lookup(name); found && so(d) {
+				return d
+			}
+			select {
+			case <-changed:
+			case <-time.After(time.Second):
+			case <-limit:
+				t.Fatalf("%s: never", what)
+			}
+		}
+	}
+	free := until("it could be cut", func(d discovery.Device) bool { return d.Making != nil && d.Health.Status == discovery.Healthy })
+	change := func(work discovery.Work, err error) {
+		t.Helper()
+		if err == nil {
+			err = work(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	tools := discovery.Tools{
+		Run: n.Change, Note: func(string, map[string]string) error { return nil }, Forget: func(string) error { return nil },
+	}
+	began := time.Now()
+	change(nvidia.Family.Make(host, tools, *free.Making))
+	made := until("it is there", func(d discovery.Device) bool { return d.Making == nil && d.Health.Status == discovery.Healthy })
+	if !strings.HasPrefix(made.Identity, "MIG-") || made.Attributes.String("profile") != "2g.20gb" || time.Since(began) > n.interval/2 {
+		t.Errorf("after %s it is %+v", time.Since(began), made)
+	}
+	change(nvidia.Family.Unmake(host, tools, *free.Making))
+	until("it is gone", func(d discovery.Device) bool { return d.Making != nil })
+}

@@ -1,0 +1,90 @@
+package informant
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/families/nvidia/userspace/drivertest"
+	"chandler.dev/discovery/hostfs"
+)
+
+// made lays out a host with a GPU and a made-up driver, and returns what has the real program look
+// at the driver, with little patience.
+func made(t *testing.T) (n *Informant, host *discovery.Host, root string) {
+	t.Helper()
+	builtNVML = true
+	program, err := buildNVML()
+	if err != nil {
+		t.Skipf("the program cannot be built: %v\n%s", err, program)
+	}
+	root = layOut(t, []byte(strings.Replace(nvmlHost, "-- dev/nvidia0", "-- sys/module/nvidia/version --\n"+drivertest.Version+"\n-- dev/nvidia0", 1)))
+	drivertest.Lay(t, filepath.Join(root, "run/driver"), drivertest.RHEL)
+	files, err := hostfs.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := hostfs.NewOverlay(files)
+	which := nvidia.Family.Programs[1]
+	n = newInformant(*which, program, overlay, which.Args(root, "/run/driver"))
+	n.interval, n.silence, n.retry, n.keep = 50*time.Millisecond, 10*time.Second, 50*time.Millisecond, 0
+	return n, &discovery.Host{FS: overlay, Roots: map[string]string{"nvidia": "/run/driver"}}, root
+}
+
+// has reports whether a container that has the GPU has a file.
+func has(t *testing.T, host *discovery.Host, name string) bool {
+	t.Helper()
+	return slices.ContainsFunc(gpuOf(t, host).Edits.Mounts, func(m *specs.Mount) bool { return m.ContainerPath == name })
+}
+
+// The next scan has what NVIDIA's code says, and a change of the driver's files is noticed. Before,
+// after the driver was changed, and without the program, the family finds the libraries itself.
+func TestFiles(t *testing.T) {
+	const icd, library = "/etc/OpenCL/vendors/nvidia.icd", "/usr/lib64/libcuda.so.1"
+	n, host, root := made(t)
+	if has(t, host, icd) || !has(t, host, library) {
+		t.Error("before: it is not as the family finds it")
+	}
+	changed := start(t, n)
+	within(t, changed, "nothing was heard")
+	if !has(t, host, icd) || !has(t, host, library) {
+		t.Error("after: it is not as NVIDIA's code says")
+	}
+	if err := os.Remove(filepath.Join(root, "run/driver/usr/bin/nvidia-imex")); err != nil {
+		t.Fatal(err)
+	}
+	within(t, changed, "a change of the driver's files was not heard")
+	if err := os.WriteFile(filepath.Join(root, "sys/module/nvidia/version"), []byte("580.1.2\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	next := filepath.Join(root, "run/driver/usr/lib64/libcuda.so.580.1.2")
+	if err := os.WriteFile(next, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if has(t, host, icd) || !has(t, host, "/usr/lib64/libcuda.so.580.1.2") {
+		t.Error("another driver: it is not as the family finds it")
+	}
+}
+
+// Where there is no driver below the root the program says so, and no device suffers.
+func TestFilesThatAreNotThere(t *testing.T) {
+	n, host, _ := made(t)
+	n.args = n.Args(t.TempDir(), "/run/driver")
+	if err := n.once(t.Context()); err == nil || !strings.Contains(err.Error(), "libcuda.so") {
+		t.Errorf("error %v", err)
+	}
+	if !has(t, host, "/usr/lib64/libcuda.so.1") {
+		t.Error("it is not as the family finds it")
+	}
+	if snapshot := discovery.Scan(host, families.All); len(snapshot.Problems) > 0 {
+		t.Errorf("problems: %v", snapshot.Problems)
+	}
+}

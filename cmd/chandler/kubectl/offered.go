@@ -1,0 +1,85 @@
+package kubectl
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	dto "github.com/prometheus/client_model/go"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/fleet"
+)
+
+// offered looks for a device that is in no ResourceSlice, as those are that a device plugin offers: only the
+// agents know their names. It returns nil if none has it, and why agents did not answer, "" if all did.
+func (v *view) offered(ctx context.Context, word string) (found *whoView, unasked string) {
+	if strings.HasPrefix(word, "node/") || strings.HasPrefix(word, "pod/") {
+		return nil, ""
+	}
+	word = strings.TrimPrefix(word, "device/")
+	nodes := fleet.Of(v.Input, driverName).NodeNames()
+	for i := range v.Nodes {
+		nodes = append(nodes, v.Nodes[i].Name)
+	}
+	slices.Sort(nodes)
+	said, why := v.askAgents(ctx, slices.Compact(nodes))
+	found = &whoView{}
+	for _, node := range slices.Sorted(maps.Keys(said)) {
+		for labels := range samples(said[node]["chandler_device_info"]) {
+			if isDevice(labels, word) {
+				found.Devices = append(found.Devices, v.toldDevice(node, labels, said[node]))
+			}
+		}
+	}
+	if len(found.Devices) == 0 {
+		found = nil
+	}
+	if silent := slices.Sorted(maps.Keys(why)); len(silent) > 0 {
+		unasked = fmt.Sprintf("the agent of %s did not say, since %s", silent[0], why[silent[0]])
+	}
+	return found, unasked
+}
+
+// isDevice reports whether people may mean a device by a word, as [fleet.Device.Is].
+func isDevice(labels map[string]string, word string) bool {
+	address := labels["pci_address"]
+	is := func(text string) bool { return text != "" && strings.EqualFold(text, word) }
+	return slices.ContainsFunc([]string{labels["device"], toldOf(labels).label, labels["uuid"], labels["serial"], address, fleet.ShortAddress(address)}, is)
+}
+
+// toldDevice returns a device as its agent's metrics say it is.
+func (v *view) toldDevice(node string, info map[string]string, families map[string]*dto.MetricFamily) fleet.Device {
+	name, of := info["device"], toldOf(info)
+	d := fleet.Device{
+		ID:   fleet.ID{Driver: driverName, Pool: node, Device: name},
+		Node: node, Label: of.label, Model: of.model, Kind: cmp.Or(info["kind"], "other"), State: fleet.Free,
+	}
+	for labels := range samples(families["chandler_device_condition"]) {
+		if labels["device"] != name {
+			continue
+		}
+		taint := fleet.Taint{Condition: labels["condition"], Effect: resourceapi.DeviceTaintEffect(labels["effect"])}
+		if d.Taints = append(d.Taints, taint); fleet.Bars(taint.Effect) {
+			d.State = fleet.Out
+		}
+	}
+	for labels := range samples(families["chandler_device_allocated"]) {
+		if labels["device"] != name {
+			continue
+		}
+		h := fleet.Holder{Namespace: labels["namespace"], Pod: labels["pod"], Claim: labels["claim"], Request: labels["request"], Resource: labels["resource"]}
+		if h.Pod == "" && labels["api"] == string(discovery.ModeDevicePlugin) {
+			h.Namespace, h.Pod = "?", "?" // the kubelet has not named it yet
+		}
+		h.Since = v.started(h.Namespace, h.Pod)
+		if d.State = fleet.Held; !slices.ContainsFunc(d.Holders, func(other fleet.Holder) bool { return other.Name() == h.Name() && other.By() == h.By() }) {
+			d.Holders = append(d.Holders, h)
+		}
+	}
+	return d
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/cmd/chandler/agent"
+	"chandler.dev/discovery"
+	"chandler.dev/internal/inventory"
+	"chandler.dev/internal/ledger"
+)
+
+// migration is what becomes of the devices of a node.
+type migration struct {
+	Node      string            `json:"node"`
+	Devices   []migratingDevice `json:"devices"`
+	Resources []*migratingName  `json:"resources"`
+	Notes     []string          `json:"notes"`
+
+	plan bool
+}
+
+type migratingDevice struct {
+	agent.Step
+	WaitsFor []string `json:"waitsFor,omitempty"`
+}
+
+// migratingName is a classic name, and how many devices of it there are.
+type migratingName struct {
+	Name         string `json:"name"`
+	Moves        int    `json:"moves"`        // to another API at once
+	Waits        int    `json:"waits"`        // for pods
+	DRA          int    `json:"dra"`          // that DRA is to offer
+	DevicePlugin int    `json:"devicePlugin"` // that the device plugin is to offer, and that nobody has by DRA
+
+	// CountedTwice is how many of the name pods have through DRA that asked for it by
+	// limits, while the device plugin offers others. The scheduler counts these
+	// pods against what the device plugin has.
+	CountedTwice int `json:"countedTwice"`
+}
+
+// add adds the devices.
+func (m *migration) add(steps []agent.Step, entries []ledger.Entry, pods map[types.NamespacedName][]string) {
+	names := make(map[string]*migratingName)
+	m.Devices, m.Resources = make([]migratingDevice, 0, len(steps)), []*migratingName{}
+	for _, step := range steps {
+		d := migratingDevice{Step: step}
+		for _, owner := range step.Owners {
+			d.WaitsFor = append(d.WaitsFor, ownerText(owner, pods))
+		}
+		m.Devices = append(m.Devices, d)
+		for _, name := range step.Resources {
+			if names[name] == nil {
+				names[name] = &migratingName{Name: name}
+				m.Resources = append(m.Resources, names[name])
+			}
+			names[name].count(step, entries)
+		}
+	}
+	for _, n := range m.Resources {
+		if n.DevicePlugin == 0 {
+			n.CountedTwice = 0 // without any of the name on the node, DRA alone counts
+		}
+	}
+	m.note()
+}
+
+func ownerText(owner ledger.Owner, pods map[types.NamespacedName][]string) string {
+	if owner.API == discovery.ModeDevicePlugin {
+		return "pod " + owner.String()
+	}
+	if by := pods[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}]; len(by) > 0 {
+		return fmt.Sprintf("pod %s, %s", strings.Join(by, " and "), owner)
+	}
+	return owner.String()
+}
+
+// limitRequest is how the scheduler names the requests of the claim that it makes for a
+// pod that asks by limits (pkg/scheduler/framework/plugins/dynamicresources/
+// extendeddynamicresources.go, createRequestsAndMappings, in 1.35 to 1.37).
+var limitRequest = regexp.MustCompile(`^container-\d+-request-\d+$`)
+
+func (n *migratingName) count(step agent.Step, entries []ledger.Entry) {
+	switch step.Fate {
+	case agent.Moves:
+		n.Moves++
+	case agent.Waits:
+		n.Waits++
+	}
+	switch {
+	case step.Fate == agent.Excluded:
+	case step.To == discovery.ModeDRA:
+		n.DRA++
+	case step.Fate != agent.Waits:
+		n.DevicePlugin++
+	}
+	for _, e := range entries {
+		claim, ok := e.(*ledger.Claim)
+		if !ok {
+			continue
+		}
+		for _, r := range claim.Results {
+			if r.Source == step.Device && limitRequest.MatchString(r.Request) {
+				n.CountedTwice++
+			}
+		}
+	}
+}
+
+// note says what the move means for the scheduler and for pods. The scheduler's rules
+// are those of pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest and
+// shouldDelegateResourceToDRA, read in 1.35 to 1.37.
+func (m *migration) note() {
+	m.Notes = []string{}
+	say := func(format string, args ...any) { m.Notes = append(m.Notes, fmt.Sprintf(format, args...)) }
+	for _, n := range m.Resources {
+		switch {
+		case n.CountedTwice > 0:
+			say("%s: pods that asked for it by limits have %d through DRA. The scheduler counts them against the %d that the device plugin offers, too, so that %d more fit until these pods end.",
+				n.Name, n.CountedTwice, n.DevicePlugin, max(0, n.DevicePlugin-n.CountedTwice))
+		case n.DRA > 0 && n.DevicePlugin > 0:
+			say("%s: the device plugin keeps %d of them. While it has a healthy one, pods that ask for the name by limits get no device through DRA on this node, and the %d there are for claims only.", n.Name, n.DevicePlugin, n.DRA)
+		case n.DRA > 0 && n.Moves+n.Waits > 0:
+			say("%s: the node has none of the device plugin's from now on, so nothing is counted twice: pods that ask for the name by limits go to DRA, if a DeviceClass has it as extendedResourceName.", n.Name)
+		}
+	}
+	to := func(mode discovery.Mode) bool {
+		return slices.ContainsFunc(m.Devices, func(d migratingDevice) bool { return d.To == mode && (d.Fate == agent.Moves || d.Fate == agent.Waits) })
+	}
+	if to(discovery.ModeDRA) {
+		say("New pods lose: hints for the Topology Manager, which knows nothing of DRA; the choice of neighbours by GetPreferredAllocation (the scheduler takes the first free devices); their device IDs in PodResources, where the devices are under dynamicResources, by claim and CDI name.")
+		say("New pods gain: claims with selectors and constraints, the devices' health in the claim's status, eviction by taints, files with the devices' attributes.")
+	}
+	if to(discovery.ModeDevicePlugin) {
+		say("New pods lose: claims (a pod that names one waits for another node), constraints, the devices' health in the claim's status, eviction by taints, files with the devices' attributes.")
+		say("New pods gain: hints for the Topology Manager, the choice of neighbours by GetPreferredAllocation, their device IDs in PodResources.")
+	}
+}
+
+// print prints a table, how many devices move and wait, and the notes.
+func (m *migration) print(out io.Writer) error {
+	var b strings.Builder
+	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	what := "NOW"
+	if m.plan {
+		what = "WHAT"
+	}
+	fmt.Fprintf(table, "DEVICE\tRESOURCE\tFROM\tTO\t%s\tFOR\n", what)
+	count, words := make(map[agent.Fate]int), standing
+	if m.plan {
+		words = planned
+	}
+	for _, d := range m.Devices {
+		count[d.Fate]++
+		reason := strings.Join(d.WaitsFor, "; ")
+		if d.Fate == agent.Waits && reason == "" {
+			reason = d.Reason
+		}
+		row := []string{d.Device, strings.Join(d.Resources, ","), string(d.From), string(d.To), string(d.Fate), reason}
+		for i := range row {
+			row[i] = cmp.Or(row[i], "-")
+		}
+		fmt.Fprintln(table, strings.Join(row, "\t"))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(&b, "\n%s: ", inventory.Plural(len(m.Devices), "device"))
+	var counts []string
+	for _, fate := range []agent.Fate{agent.Stays, agent.Moves, agent.Changes, agent.Excluded, agent.Waits} {
+		if count[fate] > 0 {
+			one := min(count[fate], 2) - 1
+			counts = append(counts, fmt.Sprintf("%d %s", count[fate], words[fate][one]))
+		}
+	}
+	fmt.Fprintln(&b, cmp.Or(strings.Join(counts, ", "), "nothing to do"))
+	for _, note := range m.Notes {
+		fmt.Fprintf(&b, "\n- %s", note)
+	}
+	if len(m.Notes) > 0 {
+		fmt.Fprintln(&b)
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// Words for what becomes of a device, and of several, in a plan and in a status.
+var (
+	planned = map[agent.Fate][2]string{
+		agent.Stays:    {"stays", "stay"},
+		agent.Moves:    {"moves at once", "move at once"},
+		agent.Changes:  {"changes at once", "change at once"},
+		agent.Excluded: {"is excluded at once", "are excluded at once"},
+		agent.Waits:    {"waits", "wait"},
+	}
+	standing = map[agent.Fate][2]string{
+		agent.Stays:    {"is where it is to be", "are where they are to be"},
+		agent.Moves:    {"moves next", "move next"},
+		agent.Changes:  {"changes next", "change next"},
+		agent.Excluded: {"is excluded next", "are excluded next"},
+		agent.Waits:    {"waits", "wait"},
+	}
+)

@@ -1,0 +1,133 @@
+package amdgpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// currentMode is the attribute that says how a GPU is divided, and divides it.
+const currentMode = "current_compute_partition"
+
+// makePart returns the work that divides a GPU as a part of it needs, or makes it whole. The
+// parts of the mode that the GPU has now go with it. Nobody has any of them, since they take of the
+// same counters.
+//
+// The kernel refuses a mode while a process computes, and does not look at who else uses the
+// GPU, as for graphics or video. So nobody may have a node of it open.
+func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
+	function := sysfs.At(host.FS, m.Of)
+	want, from := m.How[newMode], m.How[oldMode]
+	if driver := function.Driver(); driver != "amdgpu" {
+		return nil, fmt.Errorf("GPU %s has no driver that divides it", function.Name())
+	}
+	now, err := modeOf(function)
+	switch {
+	case err != nil:
+		return nil, err
+	case now == want:
+		return nil, nil // its parts may come late
+	case now != from && now != wholeMode:
+		return nil, fmt.Errorf("GPU %s is in mode %s, which somebody has set meanwhile", function.Name(), strings.ToUpper(now))
+	}
+	return divide(host, tools, function, want)
+}
+
+// unmakePart returns the work that makes a GPU whole. A GPU in another mode than an agent
+// has set was changed by somebody else, and stays as it is.
+func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
+	function := sysfs.At(host.FS, m.Of)
+	if function.Driver() != "amdgpu" {
+		return nil, nil // it is gone, or was reset for the driver that it has now
+	}
+	now, err := modeOf(function)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case now == "unknown":
+		return nil, fmt.Errorf("GPU %s does not tell its mode", function.Name())
+	case now == wholeMode, !ours(m.How, now):
+		return nil, nil
+	}
+	return divide(host, tools, function, wholeMode)
+}
+
+// ours reports whether a mode is one that an agent has set, by what it has written down, or
+// one that it has begun from. Any other was set by somebody else since.
+func ours(how map[string]string, mode string) bool {
+	return mode == wholeMode || mode == how[newMode] || mode == how[oldMode]
+}
+
+// modeOf returns the mode that a GPU is in. It waits while the kernel changes the mode.
+func modeOf(function sysfs.Device) (string, error) {
+	text, err := function.Text(currentMode)
+	if err != nil {
+		return "", fmt.Errorf("GPU %s: %w", function.Name(), err)
+	}
+	return strings.ToLower(text), nil
+}
+
+// divide returns the work that sets a mode, if nobody uses the GPU or a part of it.
+func divide(host *discovery.Host, tools discovery.Tools, function sysfs.Device, mode string) (discovery.Work, error) {
+	parts, err := drmOf(host, function)
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range parts {
+		if err := tools.Busy(part, true); err != nil {
+			return nil, fmt.Errorf("%s: %w", part.Name(), err)
+		}
+	}
+	return func(context.Context) error {
+		if err := tools.Write(function.Child(currentMode).Path, strings.ToUpper(mode)); err != nil {
+			return fmt.Errorf("%w%s", err, explain(err))
+		}
+		return nil
+	}, nil
+}
+
+// drmOf returns the kernel devices that have the nodes of a GPU's parts, the GPU first.
+func drmOf(host *discovery.Host, function sysfs.Device) ([]sysfs.Device, error) {
+	kfd := readKFD(host, []sysfs.Device{function})
+	if kfd.partial {
+		return nil, errors.New("KFD does not let it be told whose the parts of the GPU are")
+	}
+	xcps, err := sysfs.Bus(host.FS, "platform")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list the parts of GPU %s: %w", function.Name(), err)
+	}
+	found := []sysfs.Device{function}
+	for _, node := range kfd.of[function.Name()] {
+		for _, xcp := range xcps {
+			if node.index > 0 && strings.HasPrefix(xcp.Name(), "amdgpu_xcp") && xcp.Exists(fmt.Sprintf("drm/renderD%d", node.renderMinor)) {
+				found = append(found, xcp)
+			}
+		}
+	}
+	return found, nil
+}
+
+// explain says what an error of the kernel means that a write of a mode ended with, as far
+// as it is known, and what helps (amdgpu_gfx_set_compute_partition in
+// drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c of Linux 6.8 to 6.16, and what it calls, down to
+// kgd2kfd_check_and_lock_kfd, which a patch of May 2025 has look at one GPU alone). It is a
+// remark in parentheses, or "".
+func explain(err error) string {
+	switch sysfs.ErrnoName(err) {
+	case "EBUSY":
+		return " (a process has /dev/kfd open: a container that computes, or a monitor; in kernels up to about 6.16 none on the node may have it open, in later ones none that may use this GPU)"
+	case "EINVAL":
+		return " (the GPU has no such mode as its memory is divided now; available_compute_partition says which it has)"
+	case "EPERM":
+		return " (the GPU is being reset)"
+	case "EIO":
+		return " (the GPU was divided, and KFD did not start on it; the kernel's log may say why)"
+	}
+	return ""
+}

@@ -1,0 +1,293 @@
+package amdgpu_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/amdgpu/parttest"
+)
+
+const (
+	couldBe = "cpx-0? cpx-1? cpx-2? cpx-3? cpx-4? cpx-5? cpx-6? cpx-7? dpx-0? dpx-1? qpx-0? qpx-1? qpx-2? qpx-3?"
+	asCPX   = "? cpx-0 cpx-1 cpx-2 cpx-3 cpx-4 cpx-5 cpx-6 cpx-7 dpx-0? dpx-1? qpx-0? qpx-1? qpx-2? qpx-3?"
+)
+
+// device returns a device of the first GPU, as it is now.
+func (h *dividing) device(t *testing.T, suffix string) discovery.Device {
+	t.Helper()
+	h.seen = nil
+	for _, d := range h.scan(t).Devices {
+		if d.Name == parttest.Device+suffix {
+			return d.Device
+		}
+	}
+	t.Fatalf("no device %q", suffix)
+	return discovery.Device{}
+}
+
+// divides makes a part.
+func (h *dividing) divides(t *testing.T, suffix string) error {
+	t.Helper()
+	d := h.device(t, suffix)
+	if d.Making == nil {
+		t.Fatalf("%s is there already", d.Name)
+	}
+	return h.makes(t, *d.Making)
+}
+
+// is checks which devices there are, and could be.
+func (h *dividing) is(t *testing.T, want string) {
+	t.Helper()
+	h.seen = nil
+	if got := sketch(h.scan(t)); got != want {
+		t.Errorf("there are %q, want %q", got, want)
+	}
+}
+
+// One write divides all of a GPU, and one goes from any mode to any other. Each part has the
+// nodes that KFD tells, in whatever order these are.
+func TestDivides(t *testing.T) {
+	for name, backwards := range map[string]bool{"in order": false, "backwards": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newDividing(1)
+			h.Backwards = backwards
+			h.is(t, " "+couldBe)
+			if err := h.divides(t, "-cpx-3"); err != nil {
+				t.Fatal(err)
+			}
+			h.is(t, asCPX)
+			for i, suffix := range []string{"-cpx-0", "-cpx-1", "-cpx-2"} {
+				d := h.device(t, suffix)
+				cores := d.Capacity["cores"].Value
+				if nodes := d.OwnNodes(); len(nodes) != 1 || nodes[0].Path != h.Node(i) || cores.Value() != 38 {
+					t.Errorf("%s: %+v", suffix, d)
+				}
+			}
+			if err := h.divides(t, "-dpx-1"); err != nil {
+				t.Fatal(err)
+			}
+			h.is(t, "? cpx-0? cpx-1? cpx-2? cpx-3? cpx-4? cpx-5? cpx-6? cpx-7? dpx-0 dpx-1 qpx-0? qpx-1? qpx-2? qpx-3?")
+			if err := h.divides(t, ""); err != nil {
+				t.Fatal(err)
+			}
+			h.is(t, " "+couldBe)
+			if err := h.divides(t, "-qpx-0"); err != nil {
+				t.Fatal(err)
+			}
+			if err := h.unmakes(t, parttest.Device); err != nil {
+				t.Fatal(err)
+			}
+			h.is(t, " "+couldBe)
+			if got, want := strings.Join(h.Writes(), ", "), "pci-0000-05-00-0 CPX, pci-0000-05-00-0 DPX, pci-0000-05-00-0 SPX, pci-0000-05-00-0 QPX, pci-0000-05-00-0 SPX"; got != want {
+				t.Errorf("written %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// A part has the same memory, identity and place whether it is there or not.
+func TestPartStaysItself(t *testing.T) {
+	h := newDividing(1)
+	before := h.device(t, "-cpx-3")
+	if err := h.divides(t, "-cpx-3"); err != nil {
+		t.Fatal(err)
+	}
+	after := h.device(t, "-cpx-3")
+	if before.Identity != after.Identity || before.Identity == "" || !maps.Equal(before.Takes, after.Takes) {
+		t.Errorf("%+v, and then %+v", before, after)
+	}
+	for name, value := range before.Attributes {
+		if after.Attributes.String(name) != before.Attributes.String(name) {
+			t.Errorf("%s: %+v, and then %+v", name, value, after.Attributes[name])
+		}
+	}
+}
+
+// Whoever has a node of the GPU or of one of its parts open keeps it as it is.
+func TestInUse(t *testing.T) {
+	h := newDividing(2)
+	h.Opens("47", h.Node(0))
+	if err := h.divides(t, "-cpx-0"); err == nil || !strings.Contains(err.Error(), "process 47 (someone) has it open") {
+		t.Errorf("divided: %v", err)
+	}
+	h.Opens("47", "")
+	if err := h.divides(t, "-cpx-0"); err != nil {
+		t.Fatal(err)
+	}
+	h.Opens("47", h.Node(5))
+	if err := h.unmakes(t, parttest.Device); err == nil || !strings.Contains(err.Error(), "process 47 (someone) has it open") {
+		t.Errorf("put together: %v", err)
+	}
+	if err := h.divides(t, "-dpx-0"); err == nil || !strings.Contains(err.Error(), "process 47") {
+		t.Errorf("divided otherwise: %v", err)
+	}
+	h.Opens("47", "/dev/dri/renderD137") // of the other GPU
+	if err := h.unmakes(t, parttest.Device); err != nil {
+		t.Error(err)
+	}
+	if h.Mode(0) != "SPX" || len(h.Writes()) != 2 {
+		t.Errorf("written %q", h.Writes())
+	}
+}
+
+// The error says what the kernel refuses, and what helps. A mode that is left behind is put
+// together again, whether the kernel divided the GPU or not.
+func TestRefused(t *testing.T) {
+	for err, want := range map[syscall.Errno]string{
+		syscall.EBUSY: "/dev/kfd", syscall.EINVAL: "no such mode", syscall.EPERM: "being reset", syscall.EIO: "KFD did not start", syscall.ENOMEM: "cannot allocate",
+	} {
+		h := newDividing(1)
+		h.Refuse = func(string, string) error { return err }
+		if got := h.divides(t, "-cpx-0"); !errors.Is(got, err) || !strings.Contains(got.Error(), want) {
+			t.Errorf("%v: %v, want %q", err, got, want)
+		}
+		h.Refuse = nil
+		if err := h.unmakes(t, parttest.Device); err != nil {
+			t.Error(err)
+		}
+		h.is(t, " "+couldBe)
+	}
+	h := newDividing(1)
+	h.Strict = true
+	h.Opens("47", "/dev/kfd")
+	if err := h.divides(t, "-cpx-0"); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("divided while somebody computes: %v", err)
+	}
+}
+
+// Going from one mode to another may be refused. The GPU is put together from the mode
+// that it stayed in.
+func TestRefusedOnTheWay(t *testing.T) {
+	h := newDividing(1)
+	if err := h.divides(t, "-cpx-0"); err != nil {
+		t.Fatal(err)
+	}
+	h.Refuse = func(string, string) error { return syscall.EBUSY }
+	if err := h.divides(t, ""); err == nil {
+		t.Error("put together")
+	}
+	h.Refuse = nil
+	h.is(t, asCPX)
+	if err := h.unmakes(t, parttest.Device); err != nil {
+		t.Error(err)
+	}
+	h.is(t, " "+couldBe)
+}
+
+// Parts that KFD lists late, or never, could be there and are not. Nobody is offered them as
+// well.
+func TestFewer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newDividing(1)
+		h.Late = time.Second
+		if err := h.divides(t, "-cpx-7"); err != nil {
+			t.Fatal(err)
+		}
+		h.is(t, "? cpx-0 cpx-1?! cpx-2?! cpx-3?! cpx-4?! cpx-5?! cpx-6?! cpx-7?! dpx-0? dpx-1? qpx-0? qpx-1? qpx-2? qpx-3?")
+		if err := h.divides(t, "-cpx-7"); err != nil || len(h.Writes()) != 1 {
+			t.Errorf("a second time: %v, written %q", err, h.Writes())
+		}
+		time.Sleep(2 * time.Second)
+		h.is(t, asCPX)
+		if err := h.unmakes(t, parttest.Device); err != nil {
+			t.Error(err)
+		}
+	})
+	h := newDividing(1)
+	h.Few = 6
+	if err := h.divides(t, "-cpx-7"); err != nil {
+		t.Fatal(err)
+	}
+	h.is(t, "? cpx-0 cpx-1 cpx-2 cpx-3 cpx-4 cpx-5 cpx-6?! cpx-7?! dpx-0? dpx-1? qpx-0? qpx-1? qpx-2? qpx-3?")
+}
+
+// An administrator who sets a mode keeps it: before the agent did, and after.
+func TestSetByHand(t *testing.T) {
+	h := newDividing(1)
+	if err := h.Set(0, "DPX"); err != nil {
+		t.Fatal(err)
+	}
+	h.is(t, "xcp-0 xcp-1")
+	if err := h.Set(0, "SPX"); err != nil {
+		t.Fatal(err)
+	}
+	stale := *h.device(t, "-qpx-0").Making
+	if err := h.divides(t, "-cpx-0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Set(0, "DPX"); err != nil {
+		t.Fatal(err)
+	}
+	h.is(t, "xcp-0 xcp-1")
+	if err := h.makes(t, stale); err == nil || !strings.Contains(err.Error(), "DPX, which somebody has set") {
+		t.Errorf("divided otherwise: %v", err)
+	}
+	if err := h.unmakes(t, parttest.Device); err != nil || h.Mode(0) != "DPX" {
+		t.Errorf("%s: %v", h.Mode(0), err)
+	}
+	h.is(t, "xcp-0 xcp-1")
+}
+
+// Once the administrator lets nothing be divided any more, what is there keeps its name, and nothing else is
+// offered.
+func TestNoMore(t *testing.T) {
+	h := newDividing(1)
+	if err := h.divides(t, "-dpx-0"); err != nil {
+		t.Fatal(err)
+	}
+	host := h.host()
+	host.Partition = nil
+	var names []string
+	for _, d := range discovery.Scan(host, []*discovery.Family{family}).Devices {
+		names = append(names, d.Name)
+	}
+	if want := []string{parttest.Device + "-dpx-0", parttest.Device + "-dpx-1"}; !slices.Equal(names, want) {
+		t.Errorf("there are %q, want %q", names, want)
+	}
+}
+
+// While its mode cannot be read, nothing is said of a GPU but that: somebody may have a part.
+func TestModeUnknown(t *testing.T) {
+	h := newDividing(1)
+	if err := h.divides(t, "-dpx-0"); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"UNKNOWN\n", "", "TPX\n"} {
+		host := h.host()
+		host.FS = h.With("current_compute_partition", text)
+		s := discovery.Scan(host, []*discovery.Family{family})
+		if len(s.Devices) != 0 || len(s.Problems) != 1 || s.Problems[0].Device != parttest.Device {
+			t.Errorf("%q: devices %v, problems %v", text, s.Devices, s.Problems)
+		}
+	}
+}
+
+// Where a GPU cannot be whole, or has no other mode, it is as it always was.
+func TestNothingToDivide(t *testing.T) {
+	for text, want := range map[string]string{
+		"SPX, DPX, QPX, CPX\n": " " + couldBe,
+		"SPX, TPX, CPX\n":      " cpx-0? cpx-1? cpx-2? cpx-3? cpx-4? cpx-5? tpx-0? tpx-1? tpx-2?",
+		"QPX, CPX\n":           "",
+		"SPX\n":                "",
+		"Not supported\n":      "",
+		"":                     "",
+	} {
+		h := newDividing(1)
+		host := h.host()
+		files := h.With("available_compute_partition", text)
+		if strings.Contains(text, "TPX") {
+			files = h.Dies(files, 6)
+		}
+		host.FS = files
+		if got := sketch(applied(host)); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}

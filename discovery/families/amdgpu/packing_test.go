@@ -1,0 +1,228 @@
+package amdgpu_test
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/amdgpu"
+	"chandler.dev/discovery/families/amdgpu/parttest"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
+	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/inuse"
+)
+
+var family = amdgpu.Family
+
+// applied returns the devices of a host.
+func applied(host *discovery.Host) *rules.Snapshot {
+	return (&rules.Rules{}).Apply(discovery.Scan(host, []*discovery.Family{family}))
+}
+
+// dividing is a host whose GPUs may be divided, and what an agent has made of them.
+type dividing struct {
+	*parttest.Host
+
+	ours map[string]discovery.Making // by unit
+
+	alone bool            // no process uses anything
+	seen  *rules.Snapshot // as it was when what is below was so
+	when  string
+}
+
+func newDividing(gpus int) *dividing {
+	return &dividing{Host: parttest.New(gpus), ours: make(map[string]discovery.Making)}
+}
+
+func (h *dividing) host() *discovery.Host {
+	return &discovery.Host{
+		FS:        h.Host,
+		Partition: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+		Made: func(unit string) (map[string]string, bool) {
+			m, made := h.ours[unit]
+			return m.How, made
+		},
+	}
+}
+
+func (h *dividing) tools() discovery.Tools {
+	return discovery.Tools{Write: h.Write, Busy: func(function sysfs.Device, _ bool) error {
+		if h.alone {
+			return nil
+		}
+		return inuse.Look(h.host(), inuse.Options{}).Bound(function).Err()
+	}}
+}
+
+// makes does what an agent does for who gets a device.
+func (h *dividing) makes(t *testing.T, m discovery.Making) error {
+	t.Helper()
+	work, err := family.Make(h.host(), h.tools(), m)
+	if work == nil || err != nil {
+		return err
+	}
+	h.ours[m.Unit] = m
+	return work(t.Context())
+}
+
+// unmakes does what an agent does when nobody has any device of a unit.
+func (h *dividing) unmakes(t *testing.T, unit string) error {
+	t.Helper()
+	work, err := family.Unmake(h.host(), h.tools(), h.ours[unit])
+	if work != nil && err == nil {
+		err = work(t.Context())
+	}
+	if err == nil {
+		delete(h.ours, unit)
+	}
+	return err
+}
+
+// scan returns the devices, none of which has a problem.
+func (h *dividing) scan(t *testing.T) *rules.Snapshot {
+	t.Helper()
+	if now := fmt.Sprint(h.Mode(0), h.Mode(h.Len()-1), slices.Sorted(maps.Keys(h.ours))); now != h.when || h.seen == nil {
+		h.seen, h.when = applied(h.host()), now
+	}
+	for _, problem := range h.seen.Problems {
+		t.Errorf("problem: %v", problem)
+	}
+	return h.seen
+}
+
+// sketch says which devices are there, with "?" behind those that could be.
+func sketch(s *rules.Snapshot) string {
+	var all []string
+	for _, d := range s.Devices {
+		name := strings.TrimPrefix(strings.TrimPrefix(d.Name, parttest.Device), "-")
+		if d.Making != nil {
+			name += "?"
+		}
+		if d.Health.Status != discovery.Healthy {
+			name += "!"
+		}
+		all = append(all, name)
+	}
+	return strings.Join(all, " ")
+}
+
+var sequences = flag.Int("sequences", 100, "how many random sequences of claims TestPacking makes; see make simulate")
+
+// Whatever claims come and go, whatever stays warm and whatever an administrator sets by
+// hand: Kubernetes' scheduler never gives a GPU and a part of it, nor parts of two modes. All that it
+// gives can be made, nothing is divided anew while somebody has a part of it, and all is whole in the end.
+func TestPacking(t *testing.T) {
+	allocated := 0
+	for seed := range *sequences {
+		allocated += pack(t, rand.New(rand.NewPCG(uint64(seed), 17)))
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+	t.Logf("%d claims", allocated)
+}
+
+// modeIn returns the mode in the name of a device, "spx" if it is a GPU as a whole.
+func modeIn(device string) string {
+	for mode := range parttest.Modes {
+		if strings.Contains(device, "-"+strings.ToLower(mode)+"-") {
+			return strings.ToLower(mode)
+		}
+	}
+	return "spx"
+}
+
+func pack(t *testing.T, random *rand.Rand) (allocated int) {
+	h := newDividing(1 + random.IntN(2))
+	h.alone, h.Backwards = true, random.IntN(2) == 0
+	empty := sketch(h.scan(t))
+	held := make(map[types.UID]*rules.Offered)
+	refused := false
+	h.Refuse = func(device, mode string) error {
+		for _, d := range held {
+			if d.PartOf.Name == device && modeIn(d.Name) != strings.ToLower(mode) {
+				t.Errorf("%s becomes %s, and somebody has %s", device, mode, d.Name)
+			}
+		}
+		if refused = random.IntN(6) == 0; refused {
+			return syscall.EBUSY
+		}
+		return nil
+	}
+	s := pooltest.NewScheduler(t, features.All())
+	for step := range 8 {
+		made, problems := pool.Of(pool.Input{Snapshot: h.scan(t), Features: features.All()})
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		s.Publish(made)
+		for i := range 1 + random.IntN(4) { // before the next look
+			wanted := []string{"spx", "dpx", "qpx", "cpx", "cpx"}[random.IntN(5)] + "_nps1"
+			uid := types.UID(fmt.Sprint(step, "-", i))
+			claim, ok := s.Allocate(uid, resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{
+				CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf(`device.attributes["chandler.dev"].profile == %q`, wanted)},
+			}}})
+			if !ok {
+				continue
+			}
+			allocated++
+			name := claim.Status.Allocation.Devices.Results[0].Device
+			now := h.scan(t)
+			at := slices.IndexFunc(now.Devices, func(d rules.Offered) bool { return d.Name == name })
+			for _, other := range held {
+				if at >= 0 && other.PartOf.Name == now.Devices[at].PartOf.Name && modeIn(other.Name) != modeIn(name) {
+					t.Errorf("%s is given, and %s is taken", name, other.Name)
+				}
+			}
+			if at < 0 {
+				t.Errorf("%s is allocated, and is not there", name)
+				continue
+			}
+			held[uid] = &now.Devices[at]
+			if making := now.Devices[at].Making; making != nil {
+				refused = false
+				if err := h.makes(t, *making); err != nil && !refused {
+					t.Errorf("%s is allocated, and cannot be made: %v", name, err)
+				}
+			}
+		}
+		for _, uid := range slices.Sorted(maps.Keys(s.Claims)) {
+			if random.IntN(3) == 0 {
+				delete(s.Claims, uid)
+				delete(held, uid)
+			}
+		}
+		for _, unit := range slices.Sorted(maps.Keys(h.ours)) {
+			taken := slices.ContainsFunc(slices.Collect(maps.Values(held)), func(d *rules.Offered) bool { return d.PartOf.Name == unit })
+			if !taken && random.IntN(4) == 0 {
+				refused = false
+				if err := h.unmakes(t, unit); err != nil && !refused {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	clear(held)
+	h.Refuse = nil
+	for unit := range h.ours {
+		if err := h.unmakes(t, unit); err != nil {
+			t.Error(err)
+		}
+	}
+	if left := sketch(h.scan(t)); left != empty {
+		t.Errorf("left are %s, want %s", left, empty)
+	}
+	return allocated
+}

@@ -1,0 +1,76 @@
+package nvidia
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+)
+
+// drm is the fact about a GPU that is used as a whole which names its nodes of the kernel's
+// graphics subsystem: "card1=226:1 renderD128=226:128".
+const drm = "drm"
+
+// setDRM notes a GPU's nodes of the graphics subsystem. They are for those who ask to draw.
+func (d *driver) setDRM(gpu *discovery.Device, function sysfs.Device) {
+	nodes, err := discovery.DRMNodes(function)
+	if err != nil {
+		return // nothing but drawing depends on it
+	}
+	var known []string
+	for _, node := range nodes {
+		if d.host.Exists(node.HostPath) {
+			known = append(known, fmt.Sprintf("%s=%d:%d", path.Base(node.HostPath), node.Major, node.Minor))
+		}
+	}
+	if len(known) > 0 {
+		gpu.Facts = maps.Clone(gpu.Facts) // which parts of the GPU may have too
+		gpu.Facts[drm] = strings.Join(known, " ")
+	}
+}
+
+// drawing are the capabilities for which a container needs the graphics subsystem, as NVIDIA's
+// container runtime has it (nvidia-container-toolkit v1.20.1, internal/modifier/graphics.go).
+var drawing = []string{"all", "graphics", "display"}
+
+// graphics returns the nodes of GPUs below /dev/dri, and the links by which programs find them by
+// the GPU's address, if a claim asks for it by the capabilities that it sets. Where NVIDIA's
+// runtime brings the driver, it brings these.
+func graphics(given []discovery.Device, to discovery.Grant) (edits specs.ContainerEdits) {
+	asked := strings.Split(to.Parameters[discovery.Environment("NVIDIA_DRIVER_CAPABILITIES")], ",")
+	if !slices.ContainsFunc(asked, func(capability string) bool { return slices.Contains(drawing, capability) }) {
+		return edits
+	}
+	var links []string
+	var hook *specs.Hook
+	for _, d := range given {
+		if d.Facts[drm] == "" || !slices.ContainsFunc(d.Edits.Mounts, ofDriver) {
+			continue
+		}
+		for fact := range strings.FieldsSeq(d.Facts[drm]) {
+			name, numbers, _ := strings.Cut(fact, "=")
+			major, minor, _ := strings.Cut(numbers, ":")
+			node := &specs.DeviceNode{Path: "/dev/dri/" + name, HostPath: "/dev/dri/" + name, Type: "c", Permissions: "rw"}
+			node.Major, _ = strconv.ParseInt(major, 10, 64) // we wrote it
+			node.Minor, _ = strconv.ParseInt(minor, 10, 64)
+			edits.DeviceNodes = append(edits.DeviceNodes, node)
+			kind := strings.TrimSuffix(strings.TrimRight(name, "0123456789"), "D") // card, render
+			links = append(links, fmt.Sprintf("--link=../%s::/dev/dri/by-path/pci-%s-%s", name, path.Base(d.Source), kind))
+		}
+		if len(d.Edits.Hooks) > 0 {
+			hook = d.Edits.Hooks[0]
+		}
+	}
+	if len(links) > 0 && hook != nil {
+		args := append([]string{hook.Args[0], "hook", "create-symlinks"}, links...)
+		edits.Hooks = []*specs.Hook{{HookName: hook.HookName, Path: hook.Path, Args: args}}
+	}
+	return edits
+}

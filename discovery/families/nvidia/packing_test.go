@@ -1,0 +1,190 @@
+package nvidia_test
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia"
+	"chandler.dev/discovery/families/nvidia/cuttest"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/driver/features"
+	"chandler.dev/driver/pool"
+	"chandler.dev/driver/pool/pooltest"
+)
+
+// cutHost is a host with a GPU that may be cut, and what an agent has made of it.
+type cutHost struct {
+	*cuttest.GPU
+
+	ours map[string]map[string]string // what is written down of units
+}
+
+func (h *cutHost) tools() discovery.Tools {
+	return discovery.Tools{
+		Run: h.Run,
+		Note: func(unit string, how map[string]string) error {
+			if now := h.ours[unit]; now != nil {
+				maps.Copy(now, how)
+			}
+			return nil
+		},
+		Forget: func(unit string) error { delete(h.ours, unit); return nil },
+	}
+}
+
+func (h *cutHost) host() *discovery.Host {
+	return &discovery.Host{
+		FS:        h.Files(),
+		Partition: []discovery.Partitioning{{Selects: func(discovery.Device) (bool, error) { return true, nil }}},
+		Made: func(unit string) (map[string]string, bool) {
+			how, made := h.ours[unit]
+			return how, made
+		},
+	}
+}
+
+// scan returns the devices, none of which has a problem.
+func (h *cutHost) scan(t *testing.T) *rules.Snapshot {
+	t.Helper()
+	snapshot := (&rules.Rules{}).Apply(discovery.Scan(h.host(), []*discovery.Family{nvidia.Family}))
+	for _, problem := range snapshot.Problems {
+		t.Errorf("problem: %v", problem)
+	}
+	for _, d := range snapshot.Devices {
+		if d.Health.Status != discovery.Healthy {
+			t.Errorf("%s: %+v", d.Name, d.Health)
+		}
+	}
+	return snapshot
+}
+
+var sequences = flag.Int("sequences", 100, "how many random sequences of claims TestPacking makes; see make simulate")
+
+// Whatever claims come and go, whatever stays warm and whatever an administrator cuts by
+// hand: all that Kubernetes' scheduler allocates can be cut, by NVIDIA's rules, and nothing is
+// left when all is given back.
+func TestPacking(t *testing.T) {
+	for model, profiles := range cuttest.Layouts {
+		t.Run(model, func(t *testing.T) {
+			t.Parallel()
+			allocated := 0
+			for seed := range *sequences/len(cuttest.Layouts) + 1 {
+				allocated += pack(t, rand.New(rand.NewPCG(uint64(seed), 13)), &cutHost{&cuttest.GPU{Profiles: profiles}, make(map[string]map[string]string)})
+				if t.Failed() {
+					t.Fatalf("seed %d", seed)
+				}
+			}
+			t.Logf("%d claims", allocated)
+		})
+	}
+}
+
+func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
+	empty := names(gpu.scan(t))
+	held := make(map[types.UID]string) // places that claims have
+	gpu.Refuse = func(arg string) error {
+		if place := strings.TrimPrefix(arg, "--remove="); slices.Contains(slices.Collect(maps.Values(held)), place) && place != arg {
+			t.Errorf("%s is removed, and somebody has it", place)
+		}
+		return nil
+	}
+	s := pooltest.NewScheduler(t, features.All())
+	warm := make(map[string]bool)                 // that nobody has
+	makings := make(map[string]*discovery.Making) // by device
+	byHand := make(map[string]bool)               // of an administrator
+	place := make(map[string]string)              // of devices
+	there := make(map[string]bool)                // devices that are there
+	publish := func() {
+		snapshot := gpu.scan(t)
+		clear(there)
+		for _, d := range snapshot.Devices {
+			if d.Making != nil {
+				place[d.Name], makings[d.Name] = d.Making.How["place"], d.Making
+			} else {
+				there[d.Name] = true
+			}
+		}
+		made, problems := pool.Of(pool.Input{Snapshot: snapshot, Features: features.All()})
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		s.Publish(made)
+	}
+	for step := range 8 {
+		publish()
+		for i := range 1 + random.IntN(3) { // before the next scan
+			uid := types.UID(fmt.Sprint(step, "-", i))
+			wanted := gpu.Profiles[random.IntN(len(gpu.Profiles))].Name
+			claim, ok := s.Allocate(uid, resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{
+				CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf(`device.attributes["chandler.dev"].profile == %q`, wanted)},
+			}}})
+			if !ok {
+				continue
+			}
+			allocated++
+			device := claim.Status.Allocation.Devices.Results[0].Device
+			if !there[device] {
+				work, err := nvidia.Family.Make(gpu.host(), gpu.tools(), *makings[device])
+				if err == nil {
+					gpu.ours[device] = make(map[string]string)
+					err = work(t.Context())
+				}
+				if err != nil {
+					t.Errorf("%s was allocated and cannot be cut: %v; there are %+v", device, err, gpu.Instances())
+				}
+			}
+			held[uid] = place[device]
+			delete(warm, place[device])
+		}
+		for _, uid := range slices.Sorted(maps.Keys(s.Claims)) {
+			if random.IntN(3) == 0 {
+				warm[held[uid]] = true
+				delete(s.Claims, uid)
+				delete(held, uid)
+			}
+		}
+		for _, place := range slices.Sorted(maps.Keys(warm)) {
+			if !byHand[place] && random.IntN(4) == 0 {
+				gpu.Remove(place)
+				delete(warm, place)
+				delete(gpu.ours, unitAt(place))
+			}
+		}
+		if p := gpu.Profiles[random.IntN(len(gpu.Profiles))]; random.IntN(8) == 0 {
+			by := fmt.Sprintf("%s@%d", p.Name, p.Placements[random.IntN(len(p.Placements))].Start)
+			if gpu.Cut(by) == nil {
+				byHand[by] = true
+				delete(gpu.ours, unitAt(by))
+			}
+		}
+	}
+	for _, place := range gpu.Instances() {
+		gpu.Remove(place)
+	}
+	if left := names(gpu.scan(t)); !slices.Equal(left, empty) {
+		t.Errorf("left are %v, want %v", left, empty)
+	}
+	return allocated
+}
+
+// unitAt returns the unit that is made at a place.
+func unitAt(place string) string {
+	profile, at, _ := strings.Cut(place, "@")
+	return "pci-0000-1b-00-0-mig-" + strings.NewReplacer(".", "-", "+", "-").Replace(profile) + "-at-" + at
+}
+
+func names(s *rules.Snapshot) (all []string) {
+	for _, d := range s.Devices {
+		all = append(all, d.Name)
+	}
+	return all
+}

@@ -1,0 +1,364 @@
+package nvidia
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/nvidia/facts"
+)
+
+// parts describes a GPU in MIG mode that the administrator lets be cut: the instances that
+// are there, and all that could be cut beside them. The slices of memory that an instance
+// lies in are counters, so that the scheduler packs them and gives none twice.
+//
+// An instance at one of the placements that NVML lists bears the name of that placement,
+// whether it is there or could be, and whoever cut it. An instance that is divided has
+// the name of its numbers, as on other GPUs, and nothing else is had where it lies.
+type parts struct {
+	d    *driver
+	gpu  discovery.Device
+	info information
+	told facts.GPU
+
+	counters map[string]resource.Quantity
+}
+
+var errNotListed = errors.New("the configuration lets it be cut into MIG instances, and NVML does not list where: chandler-nvml must be root, with a driver that tells")
+
+var errNotTold = errors.New("the configuration lets it be cut into MIG instances, and NVML has not told where those lie that are there: chandler-nvml must run")
+
+// cut returns the devices of a GPU that may be cut.
+func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]discovery.Device, []discovery.Problem) {
+	p := &parts{d: d, gpu: gpu, info: info, told: told}
+	existing, problems := p.existing()
+	free := p.free()
+	p.count()
+	silicon := &discovery.Silicon{Name: gpu.Name, Counters: p.counters}
+	var devices []discovery.Device
+	for i := range existing {
+		part := &existing[i]
+		part.device.PartOf = silicon
+		if part.profile != nil {
+			part.device.Takes = p.takes(part.profile, part.at)
+		}
+		devices = append(devices, part.device)
+	}
+	for _, part := range free {
+		part.device.PartOf, part.device.Takes = silicon, p.takes(part.profile, part.at)
+		if !exceeds(part.device.Takes, p.beside(existing, part.at)) {
+			devices = append(devices, part.device)
+		}
+	}
+	return devices, problems
+}
+
+// beside returns what is left of the counters, whoever has what is there, but for what
+// makes room for something at a placement.
+func (p *parts) beside(existing []part, at facts.Placement) map[string]resource.Quantity {
+	left := maps.Clone(p.counters)
+	for i := range existing {
+		if !existing[i].at.Overlaps(at) {
+			subtract(left, existing[i].device.Takes)
+		}
+	}
+	for _, empty := range p.told.Empty {
+		i := slices.IndexFunc(p.told.Profiles, func(of facts.Profile) bool { return of.Name == empty.Profile })
+		if i >= 0 && !empty.Overlaps(at) {
+			subtract(left, p.takes(&p.told.Profiles[i], empty.Placement))
+		}
+	}
+	return left
+}
+
+// part is a device with what it takes, which is nothing if it has no profile.
+type part struct {
+	device  discovery.Device
+	profile *facts.Profile
+	at      facts.Placement
+}
+
+// existing describes the instances that are there. Those that NVML has not spoken of yet
+// are left out until it has.
+func (p *parts) existing() (all []part, problems []discovery.Problem) {
+	mig := p.d.capabilities(p.info)
+	for _, gi := range numbered(mig, "gi") {
+		for _, ci := range numbered(gi.dir, "ci") {
+			i := slices.IndexFunc(p.told.Instances, func(i facts.Instance) bool { return i.GI == gi.number && i.CI == ci.number })
+			if i < 0 {
+				continue
+			}
+			known := p.told.Instances[i]
+			device, err := p.d.instance(p.gpu, p.info, p.told, gi, ci)
+			one := part{device: device}
+			if p.whole(known) {
+				one.profile, one.at = p.profile(known), *known.Placement
+				one.device.Name = p.name(one.profile.Name, one.at)
+				one.device.Capacity = discovery.Capacity{}
+				setPart(&one.device, one.profile)
+			}
+			problems = append(problems, discovery.Problems(one.device.Name, err)...)
+			all = append(all, one)
+		}
+	}
+	return all, problems
+}
+
+// profile returns the profile of which an instance is all, nil if it is of none that is
+// listed where it lies.
+func (p *parts) profile(instance facts.Instance) *facts.Profile {
+	if instance.Placement == nil {
+		return nil
+	}
+	for i := range p.told.Profiles {
+		if profile := &p.told.Profiles[i]; profile.Name == instance.Profile && slices.Contains(profile.Placements, *instance.Placement) {
+			return profile
+		}
+	}
+	return nil
+}
+
+// free describes what could be cut beside what is there. An instance that an agent has made
+// is in nobody's way: who gets something in its place has it removed first, and nobody else
+// has it then, since both take the same slices. A GPU instance in which nothing computes is in
+// everybody's way, unless an agent has left it half made: then who wants all of it may use it.
+func (p *parts) free() (all []part) {
+	for _, instance := range p.told.Instances {
+		if instance.Placement == nil {
+			return nil // it may lie anywhere
+		}
+	}
+	for i := range p.told.Profiles {
+		profile := &p.told.Profiles[i]
+		for _, at := range profile.Placements {
+			taken := slices.ContainsFunc(p.told.Instances, func(i facts.Instance) bool {
+				there := i.Profile == profile.Name && *i.Placement == at
+				return i.Placement.Overlaps(at) && (there || !p.made(i))
+			})
+			half := slices.ContainsFunc(p.told.Empty, func(e facts.Empty) bool {
+				return e.Overlaps(at) && (e.Profile != profile.Name || e.Placement != at || !p.half(e))
+			})
+			if !taken && !half {
+				all = append(all, part{p.make(profile, at), profile, at})
+			}
+		}
+	}
+	return all
+}
+
+// made reports whether an agent has made an instance.
+func (p *parts) made(instance facts.Instance) bool {
+	name := p.nameOf(instance)
+	if name == "" {
+		return false
+	}
+	how, made := madeBefore(p.d.host, name)
+	return made && same(how, instance)
+}
+
+// half reports whether a GPU instance without a compute instance is one that an agent has begun.
+func (p *parts) half(empty facts.Empty) bool {
+	how, made := madeBefore(p.d.host, p.name(empty.Profile, empty.Placement))
+	return made && begun(how)
+}
+
+// unlisted reports whether the administrator lets a GPU be cut of which NVML lists no places.
+func (p *parts) unlisted() bool {
+	allowed, _ := p.d.host.Partitions(p.gpu)
+	return allowed && len(p.told.Profiles) == 0
+}
+
+// nameOf returns the name that an instance has by its place, "" if it has none: it is divided, or
+// its place is not known or not listed. Where no places are listed at all, they may have been
+// before, and the instance may be somebody's by that name.
+func (p *parts) nameOf(instance facts.Instance) string {
+	compute, gpu, ok := instance.Slices()
+	switch {
+	case p.whole(instance):
+	case len(p.told.Profiles) > 0 || instance.Placement == nil || !ok || compute != gpu || p.shared(instance):
+		return ""
+	}
+	return p.name(instance.Profile, *instance.Placement)
+}
+
+// name returns the name of an instance at a placement.
+func (p *parts) name(profile string, at facts.Placement) string {
+	return fmt.Sprintf("%s%s%s-at-%d", p.gpu.Name, midName, labelOf(profile), at.Start)
+}
+
+// midName is between the GPU's name and that of the profile.
+const midName = "-mig-"
+
+// labelOf returns a profile as it stands in names: "1g-10gb-me" for "1g.10gb+me", and
+// "1g-10gb-no-me" for "1g.10gb-me".
+func labelOf(profile string) string {
+	return strings.NewReplacer(".", "-", "+", "-", "-", "-no-").Replace(profile)
+}
+
+// make describes an instance that is not there.
+func (p *parts) make(profile *facts.Profile, at facts.Placement) discovery.Device {
+	device := p.gpu
+	device.Name, device.Identity = p.name(profile.Name, at), ""
+	device.Attributes = maps.Clone(p.gpu.Attributes)
+	delete(device.Attributes, "uuid")
+	device.Attributes.SetString("profile", profile.Name)
+	device.Attributes.SetString("function", "partition")
+	device.Attributes.SetString("parent", p.gpu.Name)
+	device.Capacity, device.Classic = discovery.Capacity{}, p.d.requestedOffers(profile.Name, device.Name)
+	setPart(&device, profile)
+	device.Facts = maps.Clone(p.gpu.Facts)
+	device.Facts["migCapable"] = "true"
+	delete(device.Facts, index)
+	device.Health = worse(discovery.NodeHealth(p.d.host, p.gpu.Edits.DeviceNodes), toldHealth(p.told, noInstance))
+	device.Edits.DeviceNodes = nil
+	device.Making = &discovery.Making{
+		Unit: device.Name,
+		Of:   p.gpu.Source,
+		How:  map[string]string{"gpu": p.told.Address, "place": placeName(profile, at)},
+	}
+	return device
+}
+
+// noInstance stands for the number of a GPU instance that is not there yet.
+const noInstance = -2
+
+// setPart sets what is the same of an instance that is there and one that could be.
+func setPart(d *discovery.Device, profile *facts.Profile) {
+	if profile.MemoryBytes > 0 {
+		d.Capacity.Set("memory", profile.MemoryBytes)
+	}
+}
+
+// Names of counters.
+const (
+	memorySlice   = "memory-slice-%d"
+	computeSlices = "compute-slices"
+)
+
+// count sets how much of a GPU there is to be had: all that NVML lists, less what is
+// divided, of which nothing can be had otherwise.
+func (p *parts) count() {
+	total := make(map[string]int64)
+	for i := range p.told.Profiles {
+		profile := &p.told.Profiles[i]
+		for _, at := range profile.Placements {
+			for slice := at.Start; slice < at.Start+at.Size; slice++ {
+				total[fmt.Sprintf(memorySlice, slice)] = 1
+			}
+		}
+		for name, of := range quantities(profile) {
+			total[name] = max(total[name], of*int64(profile.Max))
+		}
+		if limited(profile) {
+			total[labelOf(profile.Name)] = int64(profile.Max)
+		}
+	}
+	seen := make(map[int]bool)
+	for _, instance := range p.told.Instances {
+		if instance.Placement == nil || seen[instance.GI] || p.whole(instance) {
+			continue
+		}
+		seen[instance.GI] = true
+		for slice := instance.Placement.Start; slice < instance.Placement.Start+instance.Placement.Size; slice++ {
+			delete(total, fmt.Sprintf(memorySlice, slice))
+		}
+		_, divided, _ := strings.Cut(instance.Profile, "c.")
+		i := slices.IndexFunc(p.told.Profiles, func(p facts.Profile) bool { return p.Name == cmp.Or(divided, instance.Profile) })
+		if i < 0 {
+			continue
+		}
+		for name, of := range quantities(&p.told.Profiles[i]) {
+			total[name] = max(0, total[name]-of)
+		}
+		if limited(&p.told.Profiles[i]) {
+			total[labelOf(p.told.Profiles[i].Name)]--
+		}
+	}
+	p.counters = make(map[string]resource.Quantity, len(total))
+	for name, value := range total {
+		if value > 0 {
+			p.counters[name] = *resource.NewQuantity(value, resource.DecimalSI)
+		}
+	}
+}
+
+// whole reports whether an instance is all of its GPU instance, and of a profile that is
+// listed where it lies.
+func (p *parts) whole(instance facts.Instance) bool {
+	return !p.shared(instance) && p.profile(instance) != nil
+}
+
+// shared reports whether another instance computes in the same GPU instance.
+func (p *parts) shared(instance facts.Instance) bool {
+	return slices.ContainsFunc(p.told.Instances, func(i facts.Instance) bool { return i.GI == instance.GI && i.CI != instance.CI })
+}
+
+// quantities returns what an instance of a profile takes besides memory, by counters.
+func quantities(p *facts.Profile) map[string]int64 {
+	return map[string]int64{
+		computeSlices:  int64(p.Slices),
+		"copy-engines": int64(p.Engines.Copy),
+		"decoders":     int64(p.Engines.Decoder),
+		"encoders":     int64(p.Engines.Encoder),
+		"jpeg-engines": int64(p.Engines.JPEG),
+		"ofa-engines":  int64(p.Engines.OFA),
+	}
+}
+
+// limited reports whether there may be fewer instances of a profile than there is room for
+// in memory, as of those with the media engines, of which a GPU may have one. They have a
+// counter of their own.
+func limited(p *facts.Profile) bool {
+	placements := slices.SortedFunc(slices.Values(p.Placements), func(a, b facts.Placement) int { return cmp.Compare(a.Start+a.Size, b.Start+b.Size) })
+	room, end := 0, 0
+	for _, at := range placements {
+		if at.Start >= end {
+			room, end = room+1, at.Start+at.Size
+		}
+	}
+	return p.Max < room
+}
+
+// takes returns what an instance takes of the counters.
+func (p *parts) takes(profile *facts.Profile, at facts.Placement) map[string]resource.Quantity {
+	takes := make(map[string]resource.Quantity)
+	set := func(name string, value int64) {
+		if value > 0 {
+			takes[name] = *resource.NewQuantity(value, resource.DecimalSI)
+		}
+	}
+	for slice := at.Start; slice < at.Start+at.Size; slice++ {
+		set(fmt.Sprintf(memorySlice, slice), 1)
+	}
+	for name, value := range quantities(profile) {
+		set(name, value)
+	}
+	if limited(profile) {
+		set(labelOf(profile.Name), 1)
+	}
+	return takes
+}
+
+// exceeds reports whether something takes more than there is.
+func exceeds(takes, all map[string]resource.Quantity) bool {
+	for name, value := range takes {
+		if there := all[name]; value.Cmp(there) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func subtract(left, takes map[string]resource.Quantity) {
+	for name, value := range takes {
+		now := left[name].DeepCopy()
+		now.Sub(value)
+		left[name] = now
+	}
+}

@@ -1,0 +1,258 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// VirtualFunctions lets physical functions have virtual ones when somebody gets one.
+type VirtualFunctions struct {
+	Expression string // as the administrator wrote it
+	Selects    func(physical Device) (bool, error)
+	Count      int // how many a physical function has then at most, 0 for all that it can have
+}
+
+// SameVirtualFunctions reports whether two entries say the same.
+func SameVirtualFunctions(a, b VirtualFunctions) bool {
+	return a.Expression == b.Expression && a.Count == b.Count
+}
+
+// Words of [Making.How]: how many virtual functions there are to be, and how many came. The latter is
+// missing until the kernel has said so, and again if the agent is killed meanwhile.
+const (
+	virtualCount = "virtualFunctions"
+	virtualCame  = "came"
+)
+
+// Unmade returns the virtual functions that a physical one could be given, as far as any
+// PCI function is described by [PCI], where the administrator allows it. The physical one
+// is as its family describes it. There are none while it has some already: the kernel goes
+// from no number but 0 to another. Their device ID is in the capability of the physical
+// one; where they will be follows from it too, though a device may choose other places for
+// other numbers of them, which then do not appear (SR-IOV 3.3.9, 3.3.10).
+//
+// The driver and what it makes, such as an interface, are not known beforehand, nor is the
+// IOMMU group.
+func (h *Host) Unmade(physical Device) (virtual []Device, err error) {
+	entry, err := h.virtualFunctionsOf(physical)
+	if entry == nil {
+		return nil, err
+	}
+	function := sysfs.At(h.FS, physical.Source)
+	if divided, err := Divided(function); divided || err != nil {
+		return nil, err
+	}
+	attrs := function.Attrs()
+	total, can := attrs.Uint("sriov_totalvfs")
+	offset, hasOffset := attrs.Uint("sriov_offset")
+	stride, hasStride := attrs.Uint("sriov_stride")
+	id, hasID := virtualID(attrs)
+	if err := attrs.Err(); err != nil {
+		return nil, fmt.Errorf("virtual functions of %s: %w", function.Name(), err)
+	}
+	if !can || total == 0 || !hasOffset || !hasStride || !hasID {
+		return nil, nil
+	}
+	count := min(int(min(total, 1<<16)), h.most(entry))
+	making := Making{Unit: DeviceName(function), Of: function.Path, How: map[string]string{virtualCount: strconv.Itoa(count)}}
+	for i := range count {
+		address, ok := virtualAddress(function.Name(), offset, stride, uint64(i))
+		if !ok {
+			return nil, fmt.Errorf("virtual functions of %s: there is no place for number %d at offset %d, stride %d", function.Name(), i, offset, stride)
+		}
+		virtual = append(virtual, unmade(h, physical, address, id, making))
+	}
+	return virtual, nil
+}
+
+func (h *Host) virtualFunctionsOf(physical Device) (entry *VirtualFunctions, err error) {
+	var errs []error
+	for i := range h.VirtualFunctions {
+		selected, err := h.VirtualFunctions[i].Selects(physical)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if selected {
+			return &h.VirtualFunctions[i], nil
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+func (h *Host) most(entry *VirtualFunctions) int {
+	if entry.Count == 0 {
+		return 1 << 16
+	}
+	return entry.Count
+}
+
+// virtualID returns the PCI device ID that virtual functions will have. The kernel writes it
+// without leading zeros (sriov_vf_device_show in drivers/pci/iov.c).
+func virtualID(attrs *sysfs.Attrs) (string, bool) {
+	text, ok := attrs.Written("sriov_vf_device")
+	number, err := strconv.ParseUint(text, 16, 16)
+	return fmt.Sprintf("%04x", number), ok && err == nil
+}
+
+// virtualAddress returns where a virtual function is, by where the first one and the next
+// one are (pci_iov_virtfn_bus and pci_iov_virtfn_devfn in drivers/pci/iov.c).
+func virtualAddress(physical string, offset, stride, i uint64) (string, bool) {
+	var domain, bus, slot, function uint64
+	if _, err := fmt.Sscanf(physical, "%x:%x:%x.%x", &domain, &bus, &slot, &function); err != nil {
+		return "", false
+	}
+	if offset == 0 || stride == 0 && i > 0 || offset > 1<<16 || stride > 1<<16 {
+		return "", false
+	}
+	at := bus<<8 + slot<<3 + function + offset + stride*i
+	address := fmt.Sprintf("%04x:%02x:%02x.%x", domain, at>>8, at>>3&0x1f, at&7)
+	return address, at < 1<<16 && sysfs.IsPCIAddress(address)
+}
+
+// unmade returns a virtual function that is not there. The kernel will have its directory
+// beside that of the physical one, on whichever bus it is (pci_iov_add_virtfn in
+// drivers/pci/iov.c).
+func unmade(h *Host, physical Device, address, id string, making Making) Device {
+	function := sysfs.At(h.FS, path.Join(path.Dir(physical.Source), address))
+	d := Device{
+		Name: DeviceName(function), Source: function.Path, Attributes: Attributes{}, Capacity: Capacity{},
+		PartOf: &Silicon{Name: making.Unit}, Making: &making,
+	}
+	d.Attributes.SetString("pciVendor", physical.Attributes.String("pciVendor"))
+	d.Attributes.SetString("pciDevice", id)
+	d.Attributes.SetString("function", "virtual")
+	d.Attributes.SetString("parent", making.Unit)
+	d.Attributes.SetString(deviceattribute.StandardDeviceAttributePCIBusID, address)
+	d.Attributes.SetString(deviceattribute.StandardDeviceAttributePCIeRoot, function.PCIRoot())
+	if node, known := physical.Attributes[deviceattribute.StandardDeviceAttributeNUMANode]; known {
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = node
+	}
+	return d
+}
+
+// virtualOf returns how many virtual functions a physical one has, by their links: the
+// attribute sriov_numvfs is not read, as in [Divided].
+func virtualOf(host *Host, physical sysfs.Device) (functions []sysfs.Device, err error) {
+	entries, err := fs.ReadDir(host.FS, physical.Path)
+	if err != nil {
+		return nil, fmt.Errorf("list the virtual functions of %s: %w", physical.Name(), err)
+	}
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), "virtfn") {
+			continue
+		}
+		function, ok := physical.LinkTo(entry.Name())
+		if !ok {
+			return nil, fmt.Errorf("%s of %s cannot be looked at", entry.Name(), physical.Name())
+		}
+		functions = append(functions, function)
+	}
+	return functions, nil
+}
+
+// MakeVirtual is the [Family.Make] of families that describe virtual functions which
+// [Host.Unmade] returns. All are made by one write.
+func MakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
+	physical, count := sysfs.At(host.FS, m.Of), m.How[virtualCount]
+	functions, err := virtualOf(host, physical)
+	if err != nil {
+		return nil, err
+	}
+	if has := len(functions); has > 0 {
+		if strconv.Itoa(has) != count {
+			return nil, fmt.Errorf("%s has %d virtual functions already, and not %s", physical.Name(), has, count)
+		}
+		return nil, nil
+	}
+	if Idle(physical.Driver()) {
+		return nil, fmt.Errorf("no driver of %s makes virtual functions", physical.Name())
+	}
+	if probe, err := physical.Text("sriov_drivers_autoprobe"); err == nil && probe == "0" {
+		return nil, fmt.Errorf("sriov_drivers_autoprobe of %s is 0, so that no driver would take its virtual functions", physical.Name())
+	}
+	if err := tools.Busy(physical, true); err != nil {
+		return nil, fmt.Errorf("physical function %s: %w", physical.Name(), err)
+	}
+	return func(context.Context) error {
+		if err := writeVirtual(tools, physical, count); err != nil {
+			return err
+		}
+		functions, err := virtualOf(host, physical)
+		if err != nil {
+			return err
+		}
+		has := strconv.Itoa(len(functions))
+		if has != count {
+			err = fmt.Errorf("%s was to have %s virtual functions and has %s; the kernel's log may say why", physical.Name(), count, has)
+		}
+		return errors.Join(err, tools.Note(m.Unit, map[string]string{virtualCame: has}))
+	}, nil
+}
+
+// ours reports whether the virtual functions that a physical one has are those that an agent has made.
+// If it was killed before it could say how many came, they may be fewer than it wanted.
+func ours(has int, m Making) bool {
+	if came := m.How[virtualCame]; came != "" {
+		return strconv.Itoa(has) == came
+	}
+	count, err := strconv.Atoi(m.How[virtualCount])
+	return err == nil && has > 0 && has <= count
+}
+
+// UnmakeVirtual is the [Family.Unmake] of the same families. A physical function that has
+// another number of virtual ones by now was changed by somebody else, and stays as it is.
+func UnmakeVirtual(host *Host, tools Tools, m Making) (Work, error) {
+	physical := sysfs.At(host.FS, m.Of)
+	functions, err := virtualOf(host, physical)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !ours(len(functions), m) {
+		return nil, nil
+	}
+	for _, function := range functions {
+		if err := tools.Busy(function, false); err != nil {
+			return nil, fmt.Errorf("virtual function %s: %w", function.Name(), err)
+		}
+	}
+	return func(context.Context) error { return writeVirtual(tools, physical, "0") }, nil
+}
+
+func writeVirtual(tools Tools, physical sysfs.Device, count string) error {
+	if err := tools.Write(physical.Child("sriov_numvfs").Path, count); err != nil {
+		return fmt.Errorf("%w%s", err, ExplainVirtual(count, err))
+	}
+	return nil
+}
+
+// ExplainVirtual says what an error of the kernel means that a write of sriov_numvfs ended
+// with, as far as it is known, and what helps (sriov_numvfs_store in drivers/pci/iov.c of
+// Linux 6.1 to 6.18, and what it calls). It is a remark in parentheses, or "".
+func ExplainVirtual(count string, err error) string {
+	switch {
+	case errors.Is(err, syscall.EBUSY) && count != "0":
+		return " (the function has virtual functions already, which somebody made meanwhile, or its driver is busy)"
+	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EPERM):
+		return " (a virtual machine or a container may still have one of them)"
+	case errors.Is(err, syscall.ERANGE):
+		return " (the driver lets the function have fewer; sriov_totalvfs says how many)"
+	case errors.Is(err, syscall.ENOENT):
+		return " (no driver is bound to the function, or it is one that makes no virtual functions, such as vfio-pci without enable_sriov)"
+	case errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ENOSPC):
+		return " (the firmware left no room for their memory or bus numbers; switch SR-IOV on in the firmware, or boot with pci=realloc,assign-busses)"
+	}
+	return ""
+}

@@ -1,0 +1,41 @@
+package discovery
+
+import (
+	"io/fs"
+	"testing"
+	"testing/fstest"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// An agent undoes what an agent has made, also if that one was killed before it could say how many
+// virtual functions came. Functions that somebody else has made stay.
+func TestUnmakeVirtual(t *testing.T) {
+	const physical = "sys/devices/pci0000:00/0000:03:00.0"
+	for name, test := range map[string]struct {
+		how    map[string]string
+		undone bool
+	}{
+		"as many as were wanted":   {map[string]string{virtualCount: "2", virtualCame: "2"}, true},
+		"fewer, and it is said":    {map[string]string{virtualCount: "4", virtualCame: "2"}, true},
+		"fewer, and killed":        {map[string]string{virtualCount: "4"}, true},
+		"killed":                   {map[string]string{virtualCount: "2"}, true},
+		"of an administrator":      {map[string]string{virtualCount: "4", virtualCame: "4"}, false},
+		"more than an agent wants": {map[string]string{virtualCount: "1"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			link := func(to string) *fstest.MapFile { return &fstest.MapFile{Mode: fs.ModeSymlink, Data: []byte(to)} }
+			host := &Host{FS: fstest.MapFS{
+				physical + "/virtfn0":                        link("../0000:03:10.0"),
+				physical + "/virtfn1":                        link("../0000:03:10.2"),
+				"sys/devices/pci0000:00/0000:03:10.0/vendor": {},
+				"sys/devices/pci0000:00/0000:03:10.2/vendor": {},
+			}}
+			tools := Tools{Busy: func(sysfs.Device, bool) error { return nil }}
+			work, err := UnmakeVirtual(host, tools, Making{Of: physical, How: test.how})
+			if err != nil || (work != nil) != test.undone {
+				t.Errorf("work %v, error %v", work != nil, err)
+			}
+		})
+	}
+}

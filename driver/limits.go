@@ -1,0 +1,29 @@
+package driver
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// limiting returns the pod for whose limits the scheduler made a claim, "" of other claims. It owns such a claim
+// (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, in 1.34 to 1.37).
+func limiting(claim *resourceapi.ResourceClaim) string {
+	if claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true" {
+		return ""
+	}
+	for _, owner := range claim.OwnerReferences {
+		if owner.Kind == "Pod" && owner.Controller != nil && *owner.Controller {
+			return owner.Name
+		}
+	}
+	return ""
+}
+
+// classOf returns the DeviceClass of a request. Those of claims for limits name one each.
+func classOf(claim *resourceapi.ResourceClaim, request string) string {
+	for i := range claim.Spec.Devices.Requests {
+		if r := &claim.Spec.Devices.Requests[i]; r.Name == request && r.Exactly != nil {
+			return r.Exactly.DeviceClassName
+		}
+	}
+	return ""
+}

@@ -1,0 +1,134 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/driver/pool"
+	"chandler.dev/driver/pool/pooltest"
+	"chandler.dev/internal/rebind/rebindtest"
+)
+
+// divisible offers physical functions, and the virtual ones that they have or could have.
+var divisible = &discovery.Family{
+	Name: "divisible", Doc: "functions that can be divided, for tests",
+	Match:  []discovery.Match{{Bus: "pci", PCIClass: "02"}},
+	Make:   discovery.MakeVirtual,
+	Unmake: discovery.UnmakeVirtual,
+	Describe: func(host *discovery.Host, found []sysfs.Device) (devices []discovery.Device, problems []discovery.Problem) {
+		for _, function := range found {
+			d, err := discovery.PCI(host, function)
+			virtual, unmadeErr := host.Unmade(d)
+			for _, err := range []error{err, unmadeErr} {
+				problems = append(problems, discovery.Problems(d.Name, err)...)
+			}
+			for i := range virtual {
+				virtual[i].Attributes.SetString("kind", "nic")
+			}
+			d.Attributes.SetString("kind", "nic")
+			if divided, _ := discovery.Divided(function); !divided {
+				devices = append(devices, d)
+			}
+			devices = append(devices, virtual...)
+		}
+		return devices, problems
+	},
+}
+
+// Nobody is ever given a function while somebody has a virtual function of it, whether that is
+// made already or not, nor the other way round.
+func TestSchedulerGivesOneForm(t *testing.T) {
+	const physical = "pci-0000-03-00-0"
+	k := rebindtest.New(t)
+	k.AddPhysical(&rebindtest.Physical{Address: "0000:03:00.0", Total: 3})
+	host := k.Host()
+	host.VirtualFunctions = []discovery.VirtualFunctions{{Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("function") == "physical", nil }}}
+	look := func() *rules.Snapshot {
+		return (&rules.Rules{Mode: discovery.ModeDRA}).Apply(discovery.Scan(host, []*discovery.Family{divisible}))
+	}
+	before := look()
+	if err := k.SetVirtual("0000:03:00.0", 3); err != nil {
+		t.Fatal(err)
+	}
+	after := look()
+	if len(before.Devices) != 4 || len(after.Devices) != 3 {
+		t.Fatalf("%d devices before and %d after", len(before.Devices), len(after.Devices))
+	}
+	function := func(kind string) resourceapi.ExactDeviceRequest {
+		return resourceapi.ExactDeviceRequest{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes[%q].function == %q", discovery.Domain, kind)}}}}
+	}
+	for _, kept := range pooltest.Sets() {
+		for _, first := range []string{"physical", "virtual"} {
+			published := func(s *rules.Snapshot) *pooltest.Scheduler {
+				p, problems := pool.Of(pool.Input{Snapshot: s, Features: kept})
+				if len(problems) > 0 {
+					t.Fatalf("problems: %v", problems)
+				}
+				return pooltest.NewScheduler(t, kept).Publish(p)
+			}
+			scheduler := published(before)
+			_, given := scheduler.Allocate("first", function(first))
+			if !given && kept.Counters {
+				t.Errorf("%+v: no %s function is given", kept, first)
+			}
+			for _, kind := range []string{"virtual", "physical", "virtual"} {
+				scheduler.Allocate(types.UID(fmt.Sprint(kind, len(scheduler.Claims))), function(kind))
+			}
+			if first == "virtual" && given { // it is made then
+				scheduler.Slices = published(after).Slices
+				for i := range 3 {
+					scheduler.Allocate(types.UID(fmt.Sprint("later", i)), function("virtual"))
+				}
+			}
+			has := make(map[bool][]string)
+			for _, claim := range scheduler.Claims {
+				device := claim.Status.Allocation.Devices.Results[0].Device
+				has[device == physical] = append(has[device == physical], device)
+			}
+			if len(has[true]) > 0 && len(has[false]) > 0 || len(has[true]) > 1 {
+				t.Errorf("%+v, first %s: given are %v", kept, first, has)
+			}
+			if first == "virtual" && kept.Counters && len(has[false]) != 3 {
+				t.Errorf("%+v: virtual functions given: %s", kept, strings.Join(has[false], " "))
+			}
+		}
+	}
+}
+
+// A reboot undoes what was made for a claim, and has it made again when the claim is prepared again.
+// It must come with the driver that it had.
+func TestMadeAgainAfterReboot(t *testing.T) {
+	for driver, want := range map[string]string{"amdgpu": "", "vfio-pci": `device a has changed drivers: "vfio-pci" is bound to it now and "amdgpu" was`} {
+		b := newBench(t)
+		unmade, made := gpu("a", 1), gpu("a", 1)
+		unmade.Attributes, unmade.Edits, unmade.Identity = discovery.Attributes{}, specs.ContainerEdits{}, ""
+		unmade.Making = &discovery.Making{Unit: "u"}
+		b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+			if d.Making == nil {
+				return d, nil, nil
+			}
+			return d, func(context.Context) error { b.offers(made); return nil }, nil
+		}
+		b.restart().offers(unmade)
+		c := claim("c", "a")
+		mustPrepare(t, b, c)
+		b.boot = "boot-2"
+		made.Attributes = discovery.Attributes{}
+		made.Attributes.SetString("driver", driver)
+		b.restart().offers(unmade)
+		if want == "" {
+			mustPrepare(t, b, c)
+		} else {
+			mustRefuse(t, b, c, want)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/traces"
+)
+
+// orders returns what programs are to keep up for a claim. They do so for devices that are the
+// claim's alone.
+func (d *Driver) orders(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]discovery.Order, error) {
+	if d.config.Order == nil {
+		return nil, nil
+	}
+	var all [][]discovery.Order
+	var seen []string
+	for _, result := range results {
+		request := result.Request
+		if slices.Contains(seen, request) || len(parameters[request]) == 0 {
+			continue
+		}
+		seen = append(seen, request)
+		var given []discovery.Device
+		alone := true
+		for i := range results {
+			if r := &results[i]; r.Request == request {
+				given = append(given, devices[i].Device)
+				alone = alone && !r.Admin && !r.Shared && r.Consumes == nil
+			}
+		}
+		orders := d.config.Order(given, parameters[request])
+		if len(orders) > 0 && !alone {
+			return nil, fmt.Errorf("request %s: parameters: it has devices that are not the claim's alone", request)
+		}
+		all = append(all, orders)
+	}
+	orders, err := discovery.JoinOrders(all...)
+	if err != nil {
+		return nil, fmt.Errorf("parameters: %w", err)
+	}
+	return orders, nil
+}
+
+// order has what a claim wants kept up, and returns once it is so. The claim has its devices by
+// then, and has them still if it cannot be so: whatever was begun ends with the claim.
+func (d *Driver) order(ctx context.Context, p *plan) error {
+	if len(p.orders) == 0 {
+		return nil
+	}
+	err := traces.Do(ctx, "keep up what the claim wants", func() error { return d.config.Upkeep(ctx, p.wanted.UID, p.orders) })
+	return because(RefusedConfiguring, err)
+}

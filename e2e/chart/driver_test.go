@@ -1,0 +1,147 @@
+package chart
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/discovery/families/nvidia/userspace/drivertest"
+	"chandler.dev/e2e/build"
+	"chandler.dev/e2e/chandler"
+	"chandler.dev/e2e/cluster"
+)
+
+// gpuDir is where a host with one GPU of NVIDIA lies on the node, and driverRoot where that has its driver.
+const (
+	gpuDir     = "/var/lib/chandler/gpu"
+	driverRoot = gpuDir + "/driver"
+)
+
+// gpuFiles are what a recorded host with one GPU has besides: the nodes, and the numbers of their drivers.
+const gpuFiles = `-- proc/devices --
+Character devices:
+  1 mem
+195 nvidia
+511 nvidia-uvm
+
+Block devices:
+-- dev/nvidiactl c 195:255 --
+-- dev/nvidia0 c 195:0 --
+-- dev/nvidia-uvm c 511:0 --
+-- dev/null c 1:3 --
+`
+
+// driverValues are all that a user writes for it, besides where the host lies.
+const driverValues = `
+nvidiaDriver: {root: ` + driverRoot + `}
+hostPaths:
+  sys: ` + gpuDir + `/sys
+  proc: ` + gpuDir + `/proc
+  dev: ` + gpuDir + `/dev
+  features: ` + gpuDir + `/features
+extraArgs: [--runtime-root=` + gpuDir + `, --rescan-interval=250ms]
+log: {verbosity: 4}
+`
+
+// loadsPod is a pod, and its claim, that has a GPU and loads NVIDIA's libraries in an image.
+func loadsPod(name, shape string) string {
+	return fmt.Sprintf(`
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: %[1]s}
+spec:
+  devices:
+    requests:
+    - name: gpu
+      exactly: {deviceClassName: nvidia.chandler.dev}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s}
+spec:
+  restartPolicy: Never
+  resourceClaims: [{name: gpu, resourceClaimName: %[1]s}]
+  containers:
+  - name: any
+    image: %[2]s
+    imagePullPolicy: Never
+    resources: {claims: [{name: gpu}]}
+`, name, chandler.CUDAImage(shape))
+}
+
+// testDriverRoot installs the chart with nvidiaDriver.root: an agent without privileges has chandler-nvml look at the driver's
+// files, installs the hooks, and images of any shape load and call the driver's libraries. Removal takes the hooks away.
+func testDriverRoot(t *testing.T, p *privileged) {
+	for _, compiler := range []string{"cc", "gcc"} {
+		if _, err := exec.LookPath(compiler); err != nil {
+			t.Skip("there is no C compiler: ", err)
+		}
+	}
+	nvml, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), p.project.Dir) // a first build takes its time
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := cluster.Image{
+		Name: "chandler.dev/chandler:nvml", Files: map[string]string{"/chandler": p.project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
+	}
+	if err := p.node.LoadImage(within(t), image); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.project.LoadCUDAImages(within(t), p.node.Node); err != nil {
+		t.Fatal(err)
+	}
+	undo, err := p.project.LayOutMachine(within(t), p.node.Node, gpuDir, drivertest.Host(gpuFiles))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := undo(); err != nil {
+			t.Error(err)
+		}
+	})
+	drivertest.Lay(t, p.node.NodePath(driverRoot), drivertest.RHEL)
+	// Below the directory in which the runtime finds the host, too.
+	below := p.node.NodePath(gpuDir) + path.Dir(gpuDir)
+	if err := os.MkdirAll(below, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(gpuDir, path.Join(below, path.Base(gpuDir))); err != nil {
+		t.Fatal(err)
+	}
+
+	p.run(driverValues, "install", "chandler", p.project.Chart(), "--create-namespace", "--values=-")
+	p.kubectl("label", "--overwrite", "namespace", chandler.Namespace, "pod-security.kubernetes.io/enforce=privileged")
+	if err := chandler.WaitForAgent(within(t), p.kube); err != nil {
+		t.Fatal(err)
+	}
+	p.healthy("pci-0000-01-00-0")
+	agent, err := chandler.AgentPod(within(t), p.kube)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := agent.Spec.Containers[0].SecurityContext; s.Privileged != nil || len(s.Capabilities.Add) > 0 {
+		t.Errorf("the agent has privileges: %+v", s)
+	}
+	for _, shape := range []string{"debian", "rhel"} {
+		name := "loads-" + shape
+		p.apply(loadsPod(name, shape))
+		if _, err := p.kube.WaitForPod(within(t), metav1.NamespaceDefault, name, corev1.PodSucceeded); err != nil {
+			t.Fatal(err)
+		}
+		said, err := p.kube.Logs(within(t), metav1.NamespaceDefault, name, "")
+		if got := strings.TrimSpace(said); err != nil || got != "all were called" {
+			t.Errorf("image of the shape %s: %q, %v", shape, got, err)
+		}
+		p.remove(loadsPod(name, shape))
+	}
+	p.run("", "uninstall", "chandler", "--wait")
+	if left := p.left(); len(left) > 0 {
+		t.Errorf("there is left %q", left)
+	}
+}

@@ -1,0 +1,323 @@
+package chart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/e2e/chandler"
+	"chandler.dev/e2e/cluster"
+	"chandler.dev/internal/rebind/rebindtest"
+)
+
+// kernelDir is where a host lies on the node that changes as a kernel's does.
+const kernelDir = "/var/lib/chandler/kernel"
+
+// privilegedValues are those of an agent that may do all that a privileged one can, on that host. Its /proc is laid out,
+// too: rebinding asks who of all processes has something open, and the node of the tests is a container itself.
+const privilegedValues = `
+rebinding: {enabled: true}
+onRequest: {enabled: true}
+handover: {enabled: true}
+hostPaths:
+  sys: ` + kernelDir + `/sys
+  proc: ` + kernelDir + `/proc
+  dev: ` + kernelDir + `/dev
+  features: ` + kernelDir + `/features
+extraArgs: [--runtime-root=` + kernelDir + `, --rescan-interval=250ms]
+log: {verbosity: 4}
+uninstall: {timeout: 8s}
+config:
+  rebinding:
+  - cel: device.attributes["chandler.dev"].?pciClass.orValue("").startsWith("0108")
+  - cel: device.attributes["chandler.dev"].kind == "nic" && device.attributes["chandler.dev"].function == "virtual"
+  onRequest:
+    keepSeconds: 600
+    virtualFunctions:
+    - cel: "true"
+      count: 2
+  handover:
+  - cel: device.attributes["chandler.dev"].family == "dlb"
+`
+
+// The devices of that host.
+const (
+	diskAddress, diskDevice     = "0000:04:00.0", "pci-0000-04-00-0"
+	adapterAddress              = "0000:03:00.0"
+	virtualDevice               = "pci-0000-03-10-0"
+	balancerDevice, balancerDev = "pci-0000-05-00-0", "dlb0"
+)
+
+// newKernel lays that host out: a disk, a network adapter that can have virtual functions, and a load balancer whose node
+// is that of /dev/full, which does no harm.
+func newKernel(t *testing.T, dir string) *rebindtest.Kernel {
+	k := rebindtest.At(t, dir)
+	k.Add(diskAddress, "nvme", "3")
+	k.AddPhysical(&rebindtest.Physical{Address: adapterAddress, Total: 4, Makes: 2})
+	source := rebindtest.Source("0000:05:00.0")
+	for name, text := range map[string]string{"class": "0x0b4000", "vendor": "0x8086", "device": "0x2710", "numa_node": "0", "dlb2/dlb0/dev": "1:7", "dlb2/dlb0/uevent": "MAJOR=1\nMINOR=7\nDEVNAME=" + balancerDev} {
+		k.File(source+"/"+name, text+"\n")
+	}
+	k.File("sys/bus/pci/drivers/dlb2/unbind", "")
+	k.Link(source+"/driver", "../../../../bus/pci/drivers/dlb2")
+	k.Link(source+"/dlb2/dlb0/device", "../../../0000:05:00.0")
+	k.Link("sys/bus/pci/devices/0000:05:00.0", "../../../"+strings.TrimPrefix(source, "sys/"))
+	k.Link("sys/class/dlb2/dlb0", "../../"+strings.TrimPrefix(source, "sys/")+"/dlb2/dlb0")
+	k.File("dev/"+balancerDev, "c 1:7")
+	return k
+}
+
+// pod is a pod, and its claim, that has a device until it is deleted, under vfio if it says so.
+func pod(name, device string, vfio bool) string {
+	config := ""
+	if vfio {
+		config = `
+    config:
+    - requests: [device]
+      opaque: {driver: chandler.dev, parameters: {apiVersion: chandler.dev/v1alpha1, kind: ClaimParameters, driver: vfio}}`
+	}
+	address := strings.Replace(strings.Replace(strings.Replace(strings.TrimPrefix(device, "pci-"), "-", ":", 1), "-", ":", 1), "-", ".", 1)
+	return fmt.Sprintf(`
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: %[1]s}
+spec:
+  devices:
+    requests:
+    - name: device
+      exactly:
+        deviceClassName: chandler-any
+        selectors:
+        - cel: {expression: 'device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "%[2]s"'}%[3]s
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s}
+spec:
+  terminationGracePeriodSeconds: 1
+  resourceClaims: [{name: device, resourceClaimName: %[1]s}]
+  containers:
+  - name: probe
+    image: chandler.dev/probe:latest
+    imagePullPolicy: Never
+    args: [devices, wait]
+    resources: {claims: [{name: device}]}
+`, name, address, config)
+}
+
+// anyClass is a class of all devices of the driver.
+const anyClass = `
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: chandler-any}
+spec:
+  selectors:
+  - cel: {expression: device.driver == "chandler.dev"}
+`
+
+// privileged is a cluster with privileged agents, and the host of its node.
+type privileged struct {
+	*installed
+
+	kernel *rebindtest.Kernel
+}
+
+// The chart with rebinding, devices on request and hand-over: the agents run under the rights that these values give them,
+// where pod security lets them, and devices are rebound, made, handed over and given back, on a real cluster.
+func TestPrivileged(t *testing.T) {
+	p := &privileged{installed: startOn(t, cluster.Config{PodSecurity: "baseline"})}
+	p.kernel = newKernel(t, p.node.NodePath(kernelDir))
+	if err := p.kube.Apply(within(t), anyClass); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("installed", p.with(testInstalled))
+	t.Run("rebound", p.with(testRebound))
+	t.Run("made", p.with(testMade))
+	t.Run("without rights", p.with(testWithoutRights))
+	t.Run("handed over", p.with(testHandedOver))
+	t.Run("removed", p.with(testRemoved))
+	t.Run("kept up", p.with(testKeptUp))
+	t.Run("a driver's root", p.with(testDriverRoot))
+}
+
+// with returns a test of the cluster, which the tests before have left as it is to be.
+func (p *privileged) with(test func(*testing.T, *privileged)) func(*testing.T) {
+	return func(t *testing.T) {
+		in := *p.installed
+		in.t = t
+		test(t, &privileged{&in, p.kernel})
+		if t.Failed() {
+			p.tell(t)
+		}
+	}
+}
+
+// tell logs what the agent has said of late.
+func (p *privileged) tell(t *testing.T) {
+	agent, err := chandler.AgentPod(within(t), p.kube)
+	if err != nil {
+		t.Log(err)
+		return
+	}
+	said, _ := p.kube.Logs(within(t), chandler.Namespace, agent.Name, "")
+	t.Logf("the kernel was written %q; the agent's log ends with\n%s", p.kernel.Written(), said[max(0, len(said)-6000):])
+}
+
+// testInstalled has the namespace refuse the agents until it is labelled as the notes say. They say why the agents are
+// privileged.
+func testInstalled(t *testing.T, p *privileged) {
+	notes := p.run(privilegedValues, "install", "chandler", p.project.Chart(), "--create-namespace", "--values=-")
+	if want := "privileged, for rebinding and handover and devices on request.\nWhat they can do then: docs/rebinding.md, docs/handover.md, docs/on-request.md."; !strings.Contains(notes, want) {
+		t.Errorf("the notes do not say %q:\n%s", want, notes)
+	}
+	label := regexp.MustCompile(`kubectl (label namespace .*)`).FindStringSubmatch(notes)
+	if label == nil {
+		t.Fatalf("the notes do not say how to label the namespace:\n%s", notes)
+	}
+	p.until("the agents to be refused", func(ctx context.Context) error {
+		set, err := p.kube.AppsV1().DaemonSets(chandler.Namespace).Get(ctx, chandler.DaemonSet, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		events, err := p.kube.CoreV1().Events(chandler.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
+		if err == nil && (len(events.Items) == 0 || set.Status.CurrentNumberScheduled > 0) {
+			err = fmt.Errorf("%d agents, %d events", set.Status.CurrentNumberScheduled, len(events.Items))
+		}
+		return err
+	})
+	p.kubectl(strings.Fields(label[1])...)
+	if err := chandler.WaitForAgent(within(t), p.kube); err != nil {
+		t.Fatal(err)
+	}
+	p.healthy(diskDevice, virtualDevice, balancerDevice)
+	if out := p.doctor(); strings.Contains(out, "CH0") {
+		t.Errorf("doctor finds\n%s", out)
+	}
+}
+
+// testRebound gives the disk to a pod under vfio, and back when the pod has ended. The agent is killed meanwhile.
+func testRebound(t *testing.T, p *privileged) {
+	manifest := pod("vm", diskDevice, true)
+	p.apply(manifest)
+	p.has("vm", "/dev/vfio/3", "/dev/vfio/vfio")
+	p.driver("vfio-pci")
+	p.killAgent()
+	p.driver("vfio-pci")
+	p.remove(manifest)
+	p.driver("nvme")
+	p.healthy(diskDevice)
+}
+
+// testMade has virtual functions made for a pod, which has one under vfio. They stay for a while after it has ended.
+func testMade(t *testing.T, p *privileged) {
+	manifest := pod("network", virtualDevice, true)
+	p.apply(manifest)
+	p.has("network", "/dev/vfio/20", "/dev/vfio/vfio")
+	if n := p.kernel.Virtual(adapterAddress); n != 2 {
+		t.Errorf("%d virtual functions", n)
+	}
+	p.killAgent()
+	p.remove(manifest)
+	p.until("the virtual function to be given back", func(context.Context) error {
+		if d := p.kernel.Driver(rebindtest.VirtualAddress(0)); d != "igbvf" {
+			return fmt.Errorf("its driver is %q", d)
+		}
+		return nil
+	})
+	if n := p.kernel.Virtual(adapterAddress); n != 2 {
+		t.Errorf("%d virtual functions, which were to be kept", n)
+	}
+}
+
+// testWithoutRights takes the rights away while the disk is rebound. It stays so, which blocks a removal, and the reason
+// names it. The rights bring it back.
+func testWithoutRights(t *testing.T, p *privileged) {
+	manifest := pod("vm", diskDevice, true)
+	p.apply(manifest)
+	p.has("vm", "/dev/vfio/3", "/dev/vfio/vfio")
+	unconfigured, _, _ := strings.Cut(privilegedValues, "config:")
+	p.upgrade(unconfigured, "--set=rebinding.enabled=false,onRequest.enabled=false,handover.enabled=false")
+	p.remove(manifest)
+	p.until("the removal to be refused", func(context.Context) error {
+		out, err := p.uninstall()
+		if err == nil {
+			return errors.New("Chandler was removed")
+		}
+		for _, want := range []string{"device " + diskDevice, "nvme", "rebinding.enabled"} {
+			if !strings.Contains(out, want) {
+				return fmt.Errorf("the removal does not say %q:\n%s", want, out)
+			}
+		}
+		t.Log(out)
+		return nil
+	})
+	p.driver("vfio-pci")
+	p.upgrade(privilegedValues)
+	p.driver("nvme")
+	p.healthy(diskDevice)
+}
+
+// testHandedOver ends a pod by force while a process of its control group hangs in the kernel with the device open. Another
+// pod waits for the device until the process has ended. A monitor, which is in no control group of a pod, has it open all
+// the while.
+func testHandedOver(t *testing.T, p *privileged) {
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skip("this machine has no /dev/fuse, by which a process hangs")
+	}
+	p.upgrade(privilegedValues, "--set=hostPaths.proc=/proc")
+	p.healthy(balancerDevice)
+	if out := p.doctor(); !strings.Contains(out, "the agent sees who has a device open") {
+		t.Errorf("doctor says\n%s", out)
+	}
+	node := kernelDir + "/dev/" + balancerDev
+	monitor := p.node.Command(t.Context(), "sh", "-c", "exec sleep 600 3<"+node)
+	if err := monitor.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = monitor.Process.Kill(), monitor.Wait() }()
+
+	first, second := pod("first", balancerDevice, false), pod("second", balancerDevice, false)
+	p.apply(first)
+	p.has("first", "/dev/"+balancerDev)
+	process, end := p.stuck(node)
+	p.join(process, "first")
+	p.kubectl("delete", "pod", "first", "--force", "--grace-period=0")
+	p.kubectl("delete", "resourceclaim", "first")
+	p.log("A device is kept from its next owner", balancerDevice, "process "+process+" (", "has it open")
+	p.apply(second)
+	time.Sleep(3 * time.Second)
+	if now, err := p.kube.CoreV1().Pods(metav1.NamespaceDefault).Get(within(t), "second", metav1.GetOptions{}); err != nil || now.Status.Phase != corev1.PodPending {
+		t.Errorf("while the process has the device open the next pod is %s, %v", now.Status.Phase, err)
+	}
+	began := time.Now()
+	end()
+	p.has("second", "/dev/"+balancerDev)
+	t.Logf("the next pod had the device %v after the process had ended", time.Since(began).Round(100*time.Millisecond))
+
+	// Nobody but the monitor has it open now.
+	p.remove(second)
+	third := pod("third", balancerDevice, false)
+	p.apply(third)
+	p.has("third", "/dev/"+balancerDev)
+	p.remove(third)
+}
+
+// testRemoved removes the chart, which leaves nothing.
+func testRemoved(t *testing.T, p *privileged) {
+	p.upgrade(privilegedValues, "--set=uninstall.timeout=1m")
+	p.run("", "uninstall", "chandler", "--wait")
+	if driver := p.kernel.Driver(diskAddress); driver != "nvme" {
+		t.Errorf("the disk has driver %q", driver)
+	}
+	if left := p.left(); len(left) > 0 {
+		t.Errorf("there is left %q", left)
+	}
+}

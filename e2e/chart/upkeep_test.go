@@ -1,0 +1,40 @@
+package chart
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// The program that keeps up MPS daemons is there only where it is asked for. It is in a DaemonSet of its
+// own, which an upgrade does not restart, and shows the host what it mounts, where agents look for it.
+func TestUpkeep(t *testing.T) {
+	if out, err := render(t, "", "--show-only=templates/upkeep.yaml"); err == nil {
+		t.Errorf("it is there by default:\n%s", out)
+	}
+	values := "upkeep: {enabled: true, driverRoot: /run/nvidia/driver}\nkubelet: {root: /data/kubelet}\nnodeSelector: {a: b}"
+	set := &appsv1.DaemonSet{}
+	decode(t, mustRender(t, values, "--show-only=templates/upkeep.yaml"), set)
+	pod := set.Spec.Template.Spec
+	program := pod.Containers[0]
+	const dir = "/data/kubelet/plugins/chandler.dev/upkeep/nvidia"
+	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType || !pod.HostPID || *pod.AutomountServiceAccountToken || pod.NodeSelector["a"] != "b" {
+		t.Errorf("%+v", set.Spec)
+	}
+	if !strings.HasSuffix(program.Image, "nvml") || !slices.Equal(program.Args, []string{"--upkeep=" + dir, "--driver-root=/driver-root"}) {
+		t.Errorf("image %s, args %q", program.Image, program.Args)
+	}
+	if mount := program.VolumeMounts[0]; mount.MountPath != dir || *mount.MountPropagation != corev1.MountPropagationBidirectional || pod.Volumes[0].HostPath.Path != dir {
+		t.Errorf("%+v, %+v", mount, pod.Volumes[0].HostPath)
+	}
+	if got := pod.Volumes[1].HostPath.Path; got != "/run/nvidia/driver" {
+		t.Errorf("driver root %s", got)
+	}
+	agent := daemonSet(t, values).Spec.Template.Spec
+	if agent.Containers[0].SecurityContext.Privileged != nil || agent.HostPID {
+		t.Error("the agent is privileged too")
+	}
+}

@@ -1,0 +1,85 @@
+// Command guesthandover runs in guests. It does what the agent does when the claim of a pod ends that had a PCI
+// function: it says why the function is kept, and when it is free.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/e2e/guesthost"
+	"chandler.dev/internal/handover"
+	"chandler.dev/internal/ledger"
+)
+
+func main() {
+	log.SetFlags(0)
+	flag.Parse()
+	if flag.NArg() != 3 {
+		log.Fatal("usage: guesthandover ADDRESS POD METHOD")
+	}
+	if err := run(flag.Arg(0), types.UID(flag.Arg(1)), flag.Arg(2)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(address string, pod types.UID, method string) error {
+	guest, err := guesthost.Open(-1)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("/run", "handover")
+	if err != nil {
+		return err
+	}
+	host := &discovery.Host{FS: guest.FS}
+	function, ok := sysfs.At(guest.FS, "sys/bus/pci/devices").LinkTo(address)
+	if !ok {
+		return errors.New("no such function")
+	}
+	d, err := discovery.PCI(host, function)
+	if err != nil {
+		return err
+	}
+	all := func(discovery.Device) (bool, error) { return true, nil }
+	l := ledger.New(ledger.Config{Dir: dir + "/state", Boot: "boot"})
+	keeper := handover.New(handover.Config{
+		Host: host, Write: guest.Write, Dir: dir + "/handover", Boot: "boot", Ledger: l,
+		Rules:    func() []handover.Rule { return []handover.Rule{{Selects: all, Reset: true, Methods: []string{method}}} },
+		Snapshot: func() *discovery.Snapshot { return &discovery.Snapshot{Devices: []discovery.Device{d}} },
+		PodOf:    func(ledger.Owner) types.UID { return "" }, Changed: func() {},
+	})
+	l.AddOutput(keeper)
+	if _, err := l.Open(context.Background()); err != nil {
+		return err
+	}
+	claim := l.NewClaim("claim", "default", "claim")
+	claim.Results = []ledger.Result{{Request: "r", Device: d.Name, Silicon: d.Name, Whole: true, Source: d.Name, CDI: d.Name}}
+	keeper.Reserve(claim.UID, []types.UID{pod})
+	if err := l.Give(claim, ledger.Given, &ledger.Present{}); err != nil {
+		return err
+	}
+	if err := errors.Join(l.Write(claim.Key()), l.End(claim.UID, nil)); err != nil {
+		return err
+	}
+	go keeper.Run(context.Background())
+	for last := ""; ; time.Sleep(10 * time.Millisecond) {
+		blocked := l.View(&ledger.Present{}).Blocked(discovery.ModeDRA, "", claim.Holds())
+		if blocked == nil {
+			fmt.Println("free")
+			return nil
+		}
+		if why := blocked.Why(); why != last {
+			fmt.Println(why)
+			last = why
+		}
+	}
+}

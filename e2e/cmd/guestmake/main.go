@@ -1,0 +1,97 @@
+// Command guestmake runs in guests. It does what the agent does to make virtual functions for those who get them, and to
+// undo that, and dies before one of its writes where it is told to.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/e2e/guesthost"
+	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/making"
+)
+
+func main() {
+	log.SetFlags(0)
+	dies := flag.Int("dies", -1, "before which write")
+	count := flag.Int("count", 3, "how many virtual functions there may be")
+	flag.Parse()
+	if flag.NArg() != 2 {
+		log.Fatal("usage: guestmake [-dies N] [-count N] could|make|undo ADDRESS")
+	}
+	if err := run(*dies, *count, flag.Arg(0), flag.Arg(1)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(dies, count int, do, physical string) error {
+	guest, err := guesthost.Open(dies)
+	if err != nil {
+		return err
+	}
+	unit := discovery.DeviceName(sysfs.At(guest.FS, physical))
+	selects := func(d discovery.Device) (bool, error) { return d.Name == unit, nil }
+	host := &discovery.Host{FS: guest.FS, VirtualFunctions: []discovery.VirtualFunctions{{Count: count, Selects: selects}}}
+	var maker *making.Maker
+	scan := func() *discovery.Snapshot { return maker.Describe(discovery.Scan(host, families.All)) }
+	maker = making.New(making.Config{
+		Host: host, Families: families.All, Dir: "/run/made", Boot: guest.Boot,
+		Tools: discovery.Tools{
+			Write: guest.Write,
+			Busy: func(function sysfs.Device, keeps bool) error {
+				view := inuse.Look(host, inuse.Options{})
+				if keeps {
+					return view.Bound(function).Err()
+				}
+				return view.Of(function).Err()
+			},
+		},
+		Device: func(name string) (discovery.Device, bool) { return scan().Lookup(name) },
+	})
+	if err := errors.Join(maker.Open()...); err != nil {
+		return err
+	}
+	if do == "undo" {
+		return maker.Undo(context.Background(), unit)
+	}
+	var virtual []discovery.Device
+	for _, d := range scan().Devices {
+		if d.Attributes.String("parent") == unit {
+			virtual = append(virtual, d)
+			fmt.Println(d.Name, d.Making == nil)
+		}
+	}
+	if do != "make" {
+		return nil
+	}
+	if len(virtual) == 0 {
+		return errors.New("there is none, and none could be made")
+	}
+	configure := maker.Configurer(discovery.Configurers(host, families.All))
+	_, work, err := configure(virtual[0], nil)
+	if work == nil || err != nil {
+		return err
+	}
+	if err := work(context.Background()); err != nil {
+		return err
+	}
+	for _, before := range virtual {
+		now, found := scan().Lookup(before.Name)
+		if !found || now.Making != nil || now.Health.Status != discovery.Healthy {
+			return fmt.Errorf("%s is not as it was said it would be: %+v", before.Name, now)
+		}
+		for name, value := range before.Attributes {
+			if is := discovery.Values(now.Attributes[name]); strings.Join(is, " ") != strings.Join(discovery.Values(value), " ") {
+				return fmt.Errorf("%s: %s is %v, and was to be %v", before.Name, name, is, discovery.Values(value))
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+package guest_test
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"chandler.dev/e2e/guest"
+)
+
+// A node is a guest with stand-ins for a kubelet and an API server (cmd/guestkubelet), which say what the agent offers.
+type node struct {
+	*guest.Guest
+
+	kubelet, events *guest.Process
+	began           int // of the output of events, with the step that is under way
+	since           int // likewise, of the kubelet's
+}
+
+// programs are those that a node needs.
+func programs(t testing.TB) map[string]string {
+	return map[string]string{
+		"guestkubelet": guest.Build(t, "chandler.dev/e2e/cmd/guestkubelet"),
+		"guestevents":  guest.Build(t, "chandler.dev/e2e/cmd/guestevents"),
+		"guestuse":     guest.Build(t, "chandler.dev/e2e/cmd/guestuse"),
+	}
+}
+
+// newNode starts the stand-ins, and lays out the configuration of an agent.
+func newNode(t testing.TB, g *guest.Guest, config string) *node {
+	t.Helper()
+	t.Logf("Linux %s in QEMU %s", g.Kernel, g.QEMU)
+	g.WriteFile(t, "/etc/chandler/config.yaml", config, 0o600)
+	n := &node{Guest: g, kubelet: g.Start(t, "guestkubelet", "serve", "/run/kubeconfig"), events: g.Start(t, "guestevents")}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the agent offered:\n%s", n.kubelet.Output())
+		}
+	})
+	n.kubelet.Until(t, "serving")
+	n.events.Until(t, "listening")
+	return n
+}
+
+// agent starts the agent.
+func (n *node) agent(t testing.TB) *guest.Process {
+	t.Helper()
+	agent := n.Start(t, "chandler", "run", "--kubeconfig=/run/kubeconfig", "--config=/etc/chandler/config.yaml", "--node-name=node",
+		"--pod-uid=uid", "--pod=default/agent", "--page-bind-address=", "-v=2")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the agent said:\n%s", agent.Output())
+		}
+	})
+	return agent
+}
+
+// step begins a step: what was said before is not looked at.
+func (n *node) step() { n.began, n.since = len(n.events.Output()), len(n.kubelet.Output()) }
+
+// returnTime is how long it may take until a device is offered again that was away several times while somebody had it:
+// the agent waits longer each time.
+const returnTime = 3 * time.Minute
+
+// Where devices are offered.
+const inSlices = "slices"
+
+func inList(resource string) string { return "list " + resource }
+
+// offers waits until the agent offers a device in a state, "" for not at all, and returns when it did so first after the
+// step began, and whether it has said so since then only.
+func (n *node) offers(t testing.TB, where, device, state string) (at time.Time) {
+	t.Helper()
+	for deadline := time.Now().Add(returnTime); ; time.Sleep(50 * time.Millisecond) {
+		said := n.said(where, device)
+		if len(said) > 0 && said[len(said)-1].state == state {
+			last := len(said) - 1
+			for last > 0 && said[last-1].state == state {
+				last--
+			}
+			return said[last].at
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %s is not %q, but was %v", where, device, state, said)
+		}
+	}
+}
+
+// never checks that no answer since the step began has offered a device as one to be had.
+func (n *node) never(t testing.TB, where, device string) {
+	t.Helper()
+	for _, s := range n.said(where, device) {
+		if s.state == "Healthy" {
+			t.Errorf("%s: %s is offered: %v", where, device, n.said(where, device))
+			return
+		}
+	}
+}
+
+// A said is what was said of a device, and when.
+type said struct {
+	at    time.Time
+	state string
+}
+
+// said returns what has been said of a device since the step began.
+func (n *node) said(where, device string) (all []said) {
+	line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(where) + ` (\d+) (.*)\n`)
+	for _, match := range line.FindAllStringSubmatch(n.kubelet.Output()[n.since:], -1) {
+		s := said{at: micros(match[1])}
+		for _, d := range strings.Fields(match[2]) {
+			if name, state, _ := strings.Cut(d, "="); name == device {
+				s.state = state
+			}
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+func micros(text string) time.Time {
+	n, _ := strconv.ParseInt(text, 10, 64)
+	return time.UnixMicro(n).UTC()
+}
+
+// refused has the agent refuse a claim or a device for a reason.
+func (n *node) refused(t testing.TB, why string, command ...string) {
+	t.Helper()
+	got := n.Run(t, append([]string{"guestkubelet"}, command...)...)
+	if got.Code == 0 || !strings.Contains(got.Stderr, why) {
+		t.Errorf("%s: code %d, %q; want %q", strings.Join(command, " "), got.Code, got.Stderr, why)
+	}
+}
+
+// granted has the agent grant something, which may take it a while.
+func (n *node) granted(t testing.TB, command ...string) {
+	t.Helper()
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
+		got := n.Run(t, append([]string{"guestkubelet"}, command...)...)
+		if got.Code == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %s", strings.Join(command, " "), got.Stderr)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package guest_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"chandler.dev/e2e/guest"
+)
+
+// keepMade is how long agents in guests keep what they made, and onRequest lets them make it of adapters under igb.
+const (
+	keepMade  = 3 * time.Second
+	onRequest = `
+onRequest:
+  keepSeconds: 3
+  virtualFunctions:
+  - cel: device.attributes["chandler.dev"].driver == "igb"
+    count: 3
+`
+)
+
+// TestOnRequest has virtual functions made on request on the kernel of Debian 12. [TestRebind] does so on the newer one.
+func TestOnRequest(t *testing.T) {
+	guest.Long(t)
+	programs := programs(t)
+	programs["guestmake"] = guest.Build(t, "chandler.dev/e2e/cmd/guestmake")
+	g := guest.Boot(t, guest.Config{
+		Kernel: guest.Debian12, IOMMU: "intel", Modules: []string{"igb", "igbvf"}, Tools: []string{"ip"}, Programs: programs,
+		Args: []string{"-device", "pcie-root-port,id=rp0,chassis=1", "-device", "igb,bus=rp0"},
+	})
+	m := madeOf(t, g)
+	m.makes(t)
+	m.killed(t)
+	m.refuses(t)
+	m.byTheAgent(t, newNode(t, g, rebindConfig+onRequest))
+}
+
+// madeOf returns the virtual functions of the adapter under igb.
+func madeOf(t *testing.T, g *guest.Guest) made {
+	t.Helper()
+	return made{g, strings.Fields(g.Sh(t, "cd /sys/bus/pci/drivers/igb; ls -d 0*"))[0], "/run/made"}
+}
+
+// byTheAgent has a whole agent make virtual functions when a claim gets one, and undo that, and kills the agent at random
+// moments.
+func (m made) byTheAgent(t *testing.T, n *node) {
+	var names []string
+	for line := range strings.Lines(m.Must(t, "guestmake", "could", m.physical)) {
+		names = append(names, strings.Fields(line)[0])
+	}
+	m.dir = "/var/lib/kubelet/plugins/chandler.dev/made"
+	agent := n.agent(t)
+	kill := func() {
+		agent.Signal(t, syscall.SIGKILL)
+		agent.Wait(t)
+		agent = n.agent(t)
+	}
+	offered := func() {
+		t.Helper()
+		for _, name := range names {
+			n.offers(t, inSlices, name, "Healthy")
+		}
+	}
+	offered()
+	m.has(t, 0)
+
+	first, second := names[0]+".first", names[2]+".second"
+	began := time.Now()
+	n.granted(t, "prepare", first)
+	t.Logf("made after %v", time.Since(began).Round(time.Millisecond))
+	m.has(t, 3)
+	n.granted(t, "prepare", second)
+	n.refused(t, "held by", "prepare", names[0]+".third")
+	offered()
+	kill()
+	n.granted(t, "prepare", first)
+	n.granted(t, "unprepare", first)
+	time.Sleep(2 * keepMade)
+	m.has(t, 3) // as long as anybody has one
+	n.granted(t, "unprepare", second)
+	m.undone(t)
+	offered()
+
+	turns := 10
+	if testing.Short() {
+		turns = 1
+	}
+	for turn := range turns {
+		claim := fmt.Sprintf("%s.turn%d", names[turn%3], turn)
+		prepared := n.Start(t, "guestkubelet", "prepare", claim)
+		time.Sleep(rand.N(1500 * time.Millisecond)) //nolint:gosec // nobody guesses it
+		kill()
+		prepared.Wait(t)
+		if turn%2 == 0 { // the pod is still wanted
+			n.granted(t, "prepare", claim)
+			m.has(t, 3)
+		}
+		n.granted(t, "unprepare", claim)
+		time.Sleep(keepMade - time.Second + rand.N(3*time.Second)) //nolint:gosec // likewise
+		kill()
+		m.undone(t)
+	}
+	offered()
+	agent.Stop(t)
+}
+
+// undone waits until no virtual function is left, and nothing written down of one.
+func (m made) undone(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	for deadline := began.Add(settleTime); m.now(t) != "0\n0" || m.left(t) != ""; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not undone: sriov_numvfs and links %q, written down %q", m.now(t), m.left(t))
+		}
+	}
+	t.Logf("undone after %v", time.Since(began).Round(time.Millisecond))
+}

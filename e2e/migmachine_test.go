@@ -1,0 +1,226 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"chandler.dev/discovery/families/nvidia/cuttest"
+	"chandler.dev/e2e/build"
+	"chandler.dev/e2e/chandler"
+	"chandler.dev/e2e/cluster"
+)
+
+// migDir is where the host with GPUs in MIG mode is laid out on the node. Its folder kernel is what the driver's mock
+// changes: its state, and what the kernel's driver shows.
+const (
+	migDir    = "/var/lib/chandler/mig"
+	kernelDir = migDir + "/kernel"
+)
+
+// migHost is a host with the GPUs that chandler-nvml knows with mocks: see its load_mock.go.
+const migHost = `An H100 and an A100, which chandler-nvml has in MIG mode.
+
+-- proc/devices --
+Character devices:
+  1 mem
+195 nvidia
+506 nvidia-caps
+
+Block devices:
+-- proc/driver/nvidia/gpus/0000:00:00.0/information --
+Model: 		 NVIDIA H100 80GB HBM3
+GPU UUID: 	 GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9a0000
+Device Minor: 	 0
+GPU Excluded:	 No
+-- proc/driver/nvidia/gpus/0000:01:00.0/information --
+Model: 		 NVIDIA A100-SXM4-40GB
+GPU UUID: 	 GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9a0001
+Device Minor: 	 1
+GPU Excluded:	 No
+-- sys/module/nvidia/version --
+570.86.15
+-- sys/bus/pci/devices/0000:00:00.0 -> ../../../devices/pci0000:00/0000:00:00.0 --
+-- sys/devices/pci0000:00/0000:00:00.0/vendor --
+0x10de
+-- sys/devices/pci0000:00/0000:00:00.0/device --
+0x2330
+-- sys/devices/pci0000:00/0000:00:00.0/class --
+0x030200
+-- sys/devices/pci0000:00/0000:00:00.0/driver -> ../../../bus/pci/drivers/nvidia --
+-- sys/bus/pci/devices/0000:01:00.0 -> ../../../devices/pci0000:01/0000:01:00.0 --
+-- sys/devices/pci0000:01/0000:01:00.0/vendor --
+0x10de
+-- sys/devices/pci0000:01/0000:01:00.0/device --
+0x20b0
+-- sys/devices/pci0000:01/0000:01:00.0/class --
+0x030200
+-- sys/devices/pci0000:01/0000:01:00.0/driver -> ../../../bus/pci/drivers/nvidia --
+-- sys/bus/pci/drivers/nvidia/bind --
+-- dev/nvidiactl c 195:255 --
+-- dev/nvidia0 c 195:0 --
+-- dev/nvidia1 c 195:1 --
+-- dev/null c 1:3 --
+-- end --
+`
+
+// models are the GPUs, by their number, as package cuttest calls them, and by the names of their devices.
+var (
+	models  = []string{"H100", "A100"}
+	silicon = []string{"pci-0000-00-00-0", "pci-0000-01-00-0"}
+)
+
+// profilesOfMock are the names of profiles by the numbers that NVML has for them (NVML_GPU_INSTANCE_PROFILE_* in nvml.h).
+var profilesOfMock = []map[int]string{
+	{0: "1g.10gb", 1: "2g.20gb", 2: "3g.40gb", 3: "4g.40gb", 4: "7g.80gb", 7: "1g.10gb+me", 9: "1g.20gb"},
+	{0: "1g.5gb", 1: "2g.10gb", 2: "3g.20gb", 3: "4g.20gb", 4: "7g.40gb", 7: "1g.5gb+me", 9: "1g.10gb"},
+}
+
+// migConfig lets both be cut.
+const migConfig = `
+onRequest:
+  keepSeconds: 2
+  partitions:
+  - cel: device.attributes["chandler.dev"].?model.orValue("").startsWith("NVIDIA ")
+`
+
+// mockedPatch gives the agent the mock's directory, besides what the project's own patch for NVML gives it.
+const mockedPatch = `
+spec:
+  template:
+    spec:
+      containers:
+      - name: chandler
+        env:
+        - {name: CHANDLER_NVML_MOCKED, value: /kernel}
+        volumeMounts:
+        - {name: kernel, mountPath: /kernel}
+      volumes:
+      - name: kernel
+        hostPath: {path: ` + kernelDir + `}
+`
+
+// standAmongMIG has the agent stand in the host with GPUs in MIG mode until the test ends, with chandler-nvml beside it. What
+// that host shows at /proc is the kernel's own, but for what a driver would have there. So the agent takes it for the
+// machine that it runs on, which is the only one whose programs it runs.
+func standAmongMIG(t *testing.T, config string) {
+	t.Helper()
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("there is no C compiler to build chandler-nvml with")
+	}
+	nvml, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), project.Dir) // a first build takes its time
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := cluster.Image{
+		Name: "chandler.dev/chandler:nvml", Files: map[string]string{"/chandler": project.Agent, "/chandler-nvml": nvml}, Entrypoint: []string{"/chandler"},
+	}
+	if err := node.LoadImage(within(t), image); err != nil {
+		t.Fatal(err)
+	}
+	undo, err := project.LayOutMachine(within(t), node.Node, migDir, migHost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := undo(); err != nil {
+			t.Error(err)
+		}
+	})
+	patch, err := os.ReadFile(project.Manifest("examples/nvml-patch.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(kube.Apply(within(t), usual(t)), project.Stand(within(t), kube, chandler.HostDir)); err != nil {
+			t.Error(err)
+		}
+		offers(t)
+	})
+	if err := errors.Join(kube.Apply(within(t), config), project.Stand(within(t), kube, migDir, string(patch), mockedPatch)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// gpuInstance is one as the mock's state has it: see package mocked.
+type gpuInstance struct {
+	GI, Start, Size, Profile int
+	Parts                    []struct {
+		CI   int
+		UUID string
+	}
+}
+
+// device returns the name of the device that has an instance.
+func (i *gpuInstance) device(gpu int) string {
+	profile := strings.NewReplacer(".", "-", "+", "-").Replace(profilesOfMock[gpu][i.Profile])
+	return fmt.Sprintf("%s-mig-%s-at-%d", silicon[gpu], profile, i.Start)
+}
+
+// nodes returns the nodes that open an instance, which the mock numbers so.
+func (i *gpuInstance) nodes(gpu int) []string {
+	minor := 100*gpu + 10*i.GI + 3
+	return []string{fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor+1+i.Parts[0].CI)}
+}
+
+// cutInstances returns the GPU instances of both GPUs.
+func cutInstances() (map[int][]gpuInstance, error) {
+	file, err := os.Open(node.NodePath(kernelDir + "/mig.json"))
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_SH); err != nil {
+		return nil, err
+	}
+	var state struct{ Instances map[int][]gpuInstance }
+	err = json.NewDecoder(file).Decode(&state)
+	return state.Instances, err
+}
+
+// legal returns why the GPU instances that are there cannot all be, by the placements and the rules of NVIDIA's MIG User
+// Guide.
+func legal(all map[int][]gpuInstance) error {
+	var errs []error
+	for gpu, instances := range all {
+		guide := &cuttest.GPU{Profiles: cuttest.Layouts[models[gpu]]}
+		seen := make(map[string]bool)
+		for i := range instances {
+			place := fmt.Sprintf("%s@%d", profilesOfMock[gpu][instances[i].Profile], instances[i].Start)
+			err := guide.Cut(place)
+			if err == nil && seen[place] {
+				err = errors.New("it is there twice")
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %s: %w", models[gpu], place, err))
+			}
+			seen[place] = true
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// devicesCut returns the names of the devices whose instances are there, in order. Those with nothing that computes have
+// a question mark.
+func devicesCut() ([]string, error) {
+	all, err := cutInstances()
+	var names []string
+	for _, gpu := range slices.Sorted(maps.Keys(all)) {
+		for i := range all[gpu] {
+			name := all[gpu][i].device(gpu)
+			if len(all[gpu][i].Parts) != 1 {
+				name += "?"
+			}
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, err
+}

@@ -1,0 +1,93 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"chandler.dev/e2e/build"
+)
+
+// servesOnly returns a kubeconfig of a server that is the cluster's own API server, but for the
+// versions of resource.k8s.io that it does not serve.
+func servesOnly(t *testing.T, version string) string {
+	t.Helper()
+	config := node.RESTConfig()
+	transport, err := rest.TransportFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := url.Parse(config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(at)
+	proxy.Transport = transport
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rest, found := strings.CutPrefix(r.URL.Path, "/apis/resource.k8s.io/"); found && rest != version && !strings.HasPrefix(rest, version+"/") {
+			http.NotFound(w, r)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	written := clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: server.URL}},
+		Contexts:       map[string]*clientcmdapi.Context{"c": {Cluster: "c"}},
+		CurrentContext: "c",
+	}
+	if err := clientcmd.WriteToFile(written, file); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// On a server without resource.k8s.io/v1, as those of 1.32 and 1.33 are, kubectl's plugin and doctor
+// read an older version, and have the same to say.
+func TestOlderVersionsOfDRA(t *testing.T) {
+	if *version == build.Classic {
+		t.Skip("no resource.k8s.io")
+	}
+	offers(t)
+	top := func(kubeconfig string) string {
+		cmd := exec.CommandContext(within(t), project.Agent, "top", "-o", "json", "--kubeconfig", kubeconfig)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("top: %v", err)
+		}
+		return string(out)
+	}
+	want := top(node.Kubeconfig())
+	if !strings.Contains(want, "gpu") {
+		t.Fatalf("top has no GPU: %s", want)
+	}
+	for _, version := range []string{"v1beta2", "v1beta1"} {
+		kubeconfig := servesOnly(t, version)
+		if got := top(kubeconfig); got != want {
+			t.Errorf("%s: top is\n%s\nwant\n%s", version, got, want)
+		}
+		out, err := exec.CommandContext(within(t), project.Agent, "doctor", "-o", "json", "--only", "cluster", "--host-root", node.NodePath("/"), "--node-name", node.NodeName(), "--kubeconfig", kubeconfig).Output()
+		var says doctored
+		if jsonErr := json.Unmarshal(out, &says); jsonErr != nil {
+			t.Fatalf("doctor: %v, %v\n%s", err, jsonErr, out)
+		}
+		codes, text := says.codes()
+		if slices.Contains(codes, "CH0601") || !strings.Contains(text, "resource.k8s.io/"+version+" is served, and not v1") {
+			t.Errorf("%s: doctor finds %v:\n%s", version, codes, text)
+		}
+	}
+}

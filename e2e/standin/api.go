@@ -1,0 +1,121 @@
+// Package standin stands in for a kubelet and an API server in guests, which have neither. It knows no more of them than
+// an agent needs, and nothing of what is tested.
+package standin
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/api/v1alpha1"
+	"chandler.dev/internal/apitest"
+)
+
+// API is an API server that keeps ResourceSlices. It has the node called node, and any claim in namespace n: the name of
+// a claim is its UID, and begins with the device that it has and a dot, so that claims outlive the machine without being
+// kept. A claim with the word vfio among those that dots part asks for its device under vfio.
+type API struct {
+	apitest.Server
+
+	// Mode is the node's label chandler.dev/mode, and Modes has new values of it.
+	Mode  string
+	Modes chan string
+	// Published is called when slices may have changed. Optional.
+	Published func()
+}
+
+// Serve serves at an address of this machine, and returns the content of a kubeconfig for it.
+func (a *API) Serve(address string) (kubeconfig string, err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", err
+	}
+	mux := a.Mux()
+	mux.HandleFunc("GET /api/v1/nodes", a.watchNodes)
+	mux.HandleFunc("GET /api/v1/nodes/node", func(w http.ResponseWriter, _ *http.Request) {
+		node := nodeIn(a.Mode, "1")
+		node.TypeMeta = metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}
+		apitest.Respond(w, http.StatusOK, &node)
+	})
+	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/n/resourceclaims/{name}", func(w http.ResponseWriter, r *http.Request) {
+		apitest.Respond(w, http.StatusOK, claim(r.PathValue("name")))
+	})
+	mux.HandleFunc("GET /apis/resource.k8s.io/v1/resourceclaims", func(w http.ResponseWriter, r *http.Request) { // none waits
+		apitest.ListOrWatch(w, r, &resourceapi.ResourceClaimList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+		})
+	})
+	mux.HandleFunc("/apis/resource.k8s.io/v1/namespaces/n/resourceclaims/{name}/status", func(w http.ResponseWriter, r *http.Request) {
+		apitest.Respond(w, http.StatusOK, claim(r.PathValue("name")))
+	})
+	mux.HandleFunc("GET /api/v1/pods", func(w http.ResponseWriter, r *http.Request) {
+		apitest.ListOrWatch(w, r, &corev1.PodList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+		})
+	})
+	serve := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux.ServeHTTP(w, r)
+		if r.Method != http.MethodGet && a.Published != nil {
+			a.Published()
+		}
+	})
+	go func() { _ = http.Serve(listener, serve) }() //nolint:gosec // until the machine ends; only the agent asks
+	return fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
+		clusters: [{name: c, cluster: {server: "http://%s"}}], contexts: [{name: c, context: {cluster: c}}]}`, listener.Addr()), nil
+}
+
+// watchNodes tells of the node, and of each new mode. The agent asks for no list.
+func (a *API) watchNodes(w http.ResponseWriter, r *http.Request) {
+	tell := func(kind, mode, version string) {
+		node := nodeIn(mode, version)
+		_ = json.NewEncoder(w).Encode(metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Object: &node}}) // the agent may have ended
+		w.(http.Flusher).Flush()
+	}
+	w.Header().Set("Content-Type", "application/json")
+	tell("ADDED", a.Mode, "1")
+	for version := 2; ; version++ {
+		select {
+		case mode := <-a.Modes:
+			tell("MODIFIED", mode, fmt.Sprint(version))
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func nodeIn(mode, version string) metav1.PartialObjectMetadata {
+	node := metav1.PartialObjectMetadata{
+		TypeMeta:   metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "node", UID: "node-uid", ResourceVersion: version},
+	}
+	if mode != "" {
+		node.Labels = map[string]string{"chandler.dev/mode": mode}
+	}
+	return node
+}
+
+func claim(name string) *resourceapi.ResourceClaim {
+	words := strings.Split(name, ".")
+	claim := apitest.Claim(name, types.UID(name), words[0])
+	for _, word := range words[1:] {
+		if word != "vfio" {
+			continue
+		}
+		parameters := []byte(fmt.Sprintf(`{"apiVersion": %q, "kind": "ClaimParameters", "driver": "vfio"}`, v1alpha1.APIVersion))
+		claim.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+			Source: resourceapi.AllocationConfigSourceClaim,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "chandler.dev", Parameters: runtime.RawExtension{Raw: parameters}},
+			},
+		}}
+	}
+	return claim
+}

@@ -1,0 +1,75 @@
+package gather
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"chandler.dev/internal/doctor"
+	"chandler.dev/internal/inuse"
+)
+
+// sight returns why an agent does not see what the processes of pods have open, and what all of the machine
+// have, "" if it does. In the agent's pod it is tried. On the node doctor may do more than the agent, so there it
+// counts what the agent may do.
+func sight(o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
+	both := func(answer doctor.Answer[string]) (ofPods, ofAll doctor.Answer[string]) { return answer, answer }
+	if len(agents) == 0 {
+		return both(doctor.Unknown[string]("no process of an agent is to be seen"))
+	}
+	if o.Simulated {
+		return both(doctor.Unknown[string]("the host is simulated"))
+	}
+	p := agents[0]
+	if o.Self != o.Proc && filepath.Dir(p.dir) == filepath.Clean(o.Self) {
+		return judged(o.HostFS, inuse.Sight(o.HostFS))
+	}
+	may, err := p.capable(unix.CAP_SYS_PTRACE)
+	switch {
+	case err != nil:
+		return both(doctor.Unknown[string](err.Error()))
+	case !may:
+		return both(doctor.Known("the agent's process lacks the capability CAP_SYS_PTRACE"))
+	}
+	host := os.DirFS(filepath.Join(p.dir, "root", p.flags()["host-root"]))
+	err = inuse.SightOf(host, filepath.Base(p.dir))
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		return both(doctor.Unknown[string](err.Error())) // it is doctor that may not look
+	}
+	return judged(host, err)
+}
+
+// judged returns both answers for a host on which there is a reason why an agent does not see processes of pods, or none.
+func judged(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
+	answer := func(err error) doctor.Answer[string] {
+		if err != nil {
+			return doctor.Known(err.Error())
+		}
+		return doctor.Known("")
+	}
+	if ofPods != nil {
+		return answer(ofPods), answer(ofPods)
+	}
+	return answer(nil), answer(inuse.SightOfAll(host))
+}
+
+// capable reports whether a process has a capability in its effective set (proc_pid_status(5)).
+func (p process) capable(capability int) (bool, error) {
+	status, err := os.ReadFile(filepath.Join(p.dir, "status"))
+	if err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if set, found := strings.CutPrefix(line, "CapEff:"); found {
+			bits, err := strconv.ParseUint(strings.TrimSpace(set), 16, 64)
+			return bits>>capability&1 == 1, err
+		}
+	}
+	return false, fmt.Errorf("%s/status: no CapEff", p.dir)
+}

@@ -1,0 +1,85 @@
+package gather
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/doctor"
+)
+
+// An agent sees what other processes have open if it has the capability for it and the host's own /proc.
+func TestSight(t *testing.T) {
+	const all, most = "CapEff:\t000001ffffffffff\n", "CapEff:\t000001fffff7ffff\n"
+	for name, test := range map[string]struct {
+		status, first string
+		want          string // "?" if it cannot be told
+	}{
+		"privileged":        {all, "proc/1/fd/3", ""},
+		"without privilege": {most, "proc/1/fd/3", "lacks the capability CAP_SYS_PTRACE"},
+		"another proc":      {all, "proc/47/fd/3", "not all processes are visible"},
+		"no status":         {"Name:\tchandler\n", "proc/1/fd/3", "?"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newMadeUp(t)
+			n.options.Simulated = false
+			n.process(agentPID, "/chandler", "run", "--kubelet-root="+n.options.KubeletRoot, "--host-root=/host")
+			n.write("proc/"+agentPID+"/status", test.status)
+			n.write("proc/"+agentPID+"/root/host/"+test.first, "")
+			agent := n.facts().Agent
+			compareSight(t, agent.Sight, test.want)
+			compareSight(t, agent.SightAll, test.want)
+		})
+	}
+	t.Run("a node that is a container", func(t *testing.T) {
+		n := newMadeUp(t)
+		n.options.Simulated = false
+		n.process(agentPID, "/chandler", "run", "--kubelet-root="+n.options.KubeletRoot, "--host-root=/host")
+		n.write("proc/"+agentPID+"/status", all)
+		proc := "proc/" + agentPID + "/root/host/proc/"
+		n.write(proc+"1/fd/3", "")
+		for process, namespace := range map[string]string{"1": "4026532000", agentPID: "4026532111", "self": "4026532000"} {
+			n.write(proc+process+"/ns/mnt", "")
+			if err := os.Symlink("pid:["+namespace+"]", filepath.Join(n.root, proc, process, "ns/pid")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		agent := n.facts().Agent
+		compareSight(t, agent.Sight, "")
+		compareSight(t, agent.SightAll, "the processes in /proc are those of a container")
+	})
+	t.Run("simulated", func(t *testing.T) {
+		n := newMadeUp(t)
+		n.write("proc/"+agentPID+"/status", most)
+		ofPods, ofAll := sight(n.options, agents(n.options))
+		compareSight(t, ofPods, "?")
+		compareSight(t, ofAll, "?")
+	})
+}
+
+// In the agent's pod doctor is as much as the agent, and tries.
+func TestSightInThePod(t *testing.T) {
+	for want, first := range map[string]string{"": "proc/1/fd/3", "not all processes are visible": "proc/47/fd/3"} {
+		n := newMadeUp(t)
+		n.options.Simulated = false
+		n.write("self/1/cmdline", strings.Join([]string{"/chandler", "run", "--kubelet-root=" + n.options.KubeletRoot}, "\x00")+"\x00")
+		n.write("h/"+first, "")
+		var err error
+		if n.options.HostFS, err = hostfs.Open(filepath.Join(n.root, "h")); err != nil {
+			t.Fatal(err)
+		}
+		ofPods, ofAll := sight(n.options, agents(n.options))
+		compareSight(t, ofPods, want)
+		compareSight(t, ofAll, want)
+	}
+}
+
+func compareSight(t *testing.T, got doctor.Answer[string], want string) {
+	t.Helper()
+	switch unknown := got.Not != ""; {
+	case unknown != (want == "?"), !unknown && want == "" && got.Value != "", !unknown && !strings.Contains(got.Value, want):
+		t.Errorf("%+v, want %q", got, want)
+	}
+}

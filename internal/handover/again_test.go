@@ -1,0 +1,100 @@
+package handover
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/internal/disk/disktest"
+)
+
+// An end that is repeated, since the claim's record could not be removed, does not reset the device again.
+// One of a claim that was given the device again does.
+func TestRepeatedEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		failing := true
+		b.ledgerDisk = &disktest.Disk{Before: func(op disktest.Op, name string) error {
+			if failing && op == disktest.Remove && strings.HasSuffix(name, ".record") {
+				return syscall.EIO
+			}
+			return nil
+		}}
+		b.open()
+		b.gives("pod")
+		stop := b.run()
+		for range 3 {
+			if err := b.ledger.End("old", nil); err == nil {
+				t.Error("ended")
+			}
+			time.Sleep(time.Minute)
+		}
+		if got := len(b.Written()); got != 1 {
+			t.Errorf("%d resets", got)
+		}
+		b.gives("pod")
+		failing = false
+		b.ends()
+		b.gives("pod")
+		b.ends()
+		if got := len(b.Written()); got != 3 || len(b.files()) != 0 {
+			t.Errorf("%d resets, files %q", got, b.files())
+		}
+		stop()
+	})
+}
+
+// A claim whose record is damaged hands its device over all the same: when it ends, and also if it was ending
+// before the record was.
+func TestSealedClaim(t *testing.T) {
+	for _, ending := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.ledgerDisk = &disktest.Disk{Before: func(op disktest.Op, name string) error {
+				if op == disktest.Remove && strings.HasSuffix(name, ".record") {
+					return syscall.EIO
+				}
+				return nil
+			}}
+			b.open()
+			b.trains()
+			b.gives("pod")
+			if ending {
+				if err := b.ledger.End("old", nil); err == nil {
+					t.Error("ended")
+				}
+			}
+			records, _ := filepath.Glob(filepath.Join(b.dir, "state/claims/*.record"))
+			if len(records) != 1 {
+				t.Fatalf("records %q", records)
+			}
+			text, err := os.ReadFile(records[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(records[0], append(text, '\n'), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			b.ledgerDisk = nil
+			b.open()
+			stop := b.run()
+			time.Sleep(time.Minute)
+			b.ends()
+			b.keeps("claim default/old, which has ended: /dev/d: process 47 (train) has it open")
+			if len(b.Written()) > 0 {
+				t.Errorf("writes %q", b.Written())
+			}
+			b.Ends("47")
+			time.Sleep(2 * time.Second)
+			b.keeps("")
+			stop()
+			if len(b.Written()) != 1 || len(b.files()) != 0 {
+				t.Errorf("writes %q, files %q", b.Written(), b.files())
+			}
+		})
+	}
+}

@@ -1,0 +1,46 @@
+package handover
+
+import (
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"chandler.dev/discovery"
+)
+
+// Describe returns a settled snapshot in which devices are unhealthy that were looked at and cannot be
+// handed over yet, so that they are not offered. A device that several have at once is well for the
+// others. Any other fault of a device comes first.
+func (c *Custodian) Describe(s *discovery.Snapshot, severity discovery.Severity) *discovery.Snapshot {
+	kept := c.kept()
+	if len(kept) == 0 {
+		return s
+	}
+	now := *s
+	now.Devices = slices.Clone(s.Devices)
+	for i := range now.Devices {
+		d := &now.Devices[i]
+		if h, is := kept[d.Name]; is && (d.Health.Status == discovery.Healthy || d.Health.Status == "") {
+			h.Effect = severity.Effect(h.Condition)
+			d.Health = h
+		}
+	}
+	return &now
+}
+
+// kept returns what that makes of devices, by name.
+func (c *Custodian) kept() map[string]discovery.Health {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kept := make(map[string]discovery.Health)
+	for _, r := range c.records {
+		if r.Ended && r.why != begun && r.Hold.Amount == nil {
+			kept[r.Hold.Device] = discovery.Health{
+				Status: discovery.Unhealthy, Condition: discovery.ConditionUnhealthy,
+				Reason: r.kept(r.why).Owner().String(), Since: metav1.NewTime(r.since.Truncate(time.Second)),
+			}
+		}
+	}
+	return kept
+}

@@ -1,0 +1,488 @@
+package handover
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
+	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/rebind/rebindtest"
+)
+
+const address = "0000:03:00.0"
+
+// bench is a host with one device, the claim that has it, and a Custodian.
+type bench struct {
+	*Custodian
+	*rebindtest.Kernel
+
+	t    *testing.T
+	dir  string
+	disk *disktest.Disk
+
+	ledgerDisk disk.FS                           // the operating system's if nil
+	users      int                               // pods that have the claim
+	reserved   func(context.Context) []types.UID // is asked which
+
+	fsys   fs.FS
+	rule   Rule
+	lifted atomic.Bool // there is no rule any more
+	device discovery.Device
+	others []discovery.Device
+	ledger *ledger.Ledger
+	claim  *ledger.Claim
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{t: t, Kernel: rebindtest.New(t), dir: t.TempDir(), disk: &disktest.Disk{}, rule: Rule{Selects: func(discovery.Device) (bool, error) { return true, nil }, Reset: true}}
+	b.Add(address, "nvme", "3")
+	b.fsys = b.FS()
+	b.device = discovery.Device{Name: "d", Source: rebindtest.Source(address), Edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/d", HostPath: "/dev/d", Type: "c", Major: 240}}}}
+	b.claim = &ledger.Claim{Version: 1, UID: "old", Namespace: "default", Name: "old", Boot: "boot", Results: []ledger.Result{{Request: "r", Device: "d", Silicon: "d", Whole: true, Source: "d", CDI: "d"}}}
+	return b
+}
+
+// open makes a Custodian and a ledger that know what is on disk.
+func (b *bench) open() (problems []error) {
+	b.t.Helper()
+	b.ledger = ledger.New(ledger.Config{Dir: filepath.Join(b.dir, "state"), Boot: "boot", Disk: b.ledgerDisk})
+	b.Custodian = New(Config{
+		Host: &discovery.Host{FS: b.fsys}, Write: b.Kernel.Write, Files: disk.Files{FS: b.disk}, Dir: filepath.Join(b.dir, "handover"), Boot: "boot",
+		Ledger: b.ledger, Rules: func() []Rule {
+			if b.lifted.Load() {
+				return nil
+			}
+			return []Rule{b.rule}
+		},
+		Snapshot: func() *discovery.Snapshot {
+			devices := append(slices.Clone(b.others), b.device)
+			slices.SortFunc(devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+			return &discovery.Snapshot{Devices: devices}
+		},
+		PodOf: func(ledger.Owner) types.UID { return "" }, Changed: func() {},
+		Users:    func(ledger.Owner) int { return b.users },
+		Reserved: func(ctx context.Context, _ ledger.Owner) []types.UID { return b.reserved(ctx) },
+	})
+	b.ledger.AddOutput(b.Custodian)
+	problems = b.Load()
+	if _, err := b.ledger.Open(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+	return problems
+}
+
+// gives gives the claim the device.
+func (b *bench) gives(pods ...types.UID) {
+	b.t.Helper()
+	b.Reserve("old", pods)
+	if err := b.ledger.Give(b.claim, ledger.Given, &ledger.Present{}); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.ledger.Write("old"); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) ends() {
+	b.t.Helper()
+	if err := b.ledger.End("old", nil); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// keeps checks why the device is kept, "" if it is not.
+func (b *bench) keeps(why string) {
+	b.t.Helper()
+	blocked := b.ledger.View(&ledger.Present{}).Blocked(discovery.ModeDRA, "", []ledger.Hold{{Device: "d", Silicon: "d", Whole: true}})
+	if (blocked != nil) != (why != "") || blocked != nil && !strings.Contains(blocked.Error(), why) {
+		b.t.Errorf("%v, want %q", blocked, why)
+	}
+}
+
+// run has the Custodian work until it is told to stop.
+func (b *bench) run() (stop func()) {
+	ctx, cancel := context.WithCancel(b.t.Context())
+	go b.Run(ctx)
+	return func() {
+		cancel()
+		synctest.Wait()
+	}
+}
+
+// trains has a process of the pod open the device.
+func (b *bench) trains() {
+	b.t.Helper()
+	b.File("proc/47/cgroup", "0::/kubepods/podpod/0\n")
+	b.Opens("47", "train", "/dev/d")
+}
+
+// Whatever is not the former owner's alone is not reset.
+func TestNotReset(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*bench)
+		writes int
+		why    string
+	}{
+		"it is": {func(*bench) {}, 1, ""},
+		"a share": {func(b *bench) {
+			b.claim.Results[0].Consumes = ledger.Amounts{"shares": resource.MustParse("1")}
+		}, 0, ""},
+		"a partition": {func(b *bench) {
+			b.device.PartOf = &discovery.Silicon{Name: "gpu", Counters: ledger.Counters{"slices": resource.MustParse("7")}}
+		}, 0, ""},
+		"a virtual function": {func(b *bench) { b.device.PartOf = &discovery.Silicon{Name: "adapter"} }, 1, ""},
+		"another on the function": {func(b *bench) {
+			b.others = []discovery.Device{{Name: "e", Source: b.device.Source + "/misc/e"}}
+		}, 0, "it cannot be reset: device e is on the same function"},
+		"an open one on the function": {func(b *bench) {
+			b.others = []discovery.Device{{Name: "e", Source: b.device.Source + "/misc/e", Open: true}}
+		}, 1, ""},
+		"no function": {func(b *bench) { b.device.Source = "sys/class/block/x" }, 0, "it is on no PCI function"},
+		"no way":      {func(b *bench) { _ = os.Remove(filepath.Join(b.Dir, b.device.Source, "reset")) }, 0, "the kernel has no way to reset function 0000:03:00.0"},
+		"an old kernel": {func(b *bench) {
+			b.rule.Methods = []string{"flr"}
+			_ = os.Remove(filepath.Join(b.Dir, b.device.Source, "reset_method"))
+		}, 0, "which ways the kernel has"},
+		"a way that it has not": {func(b *bench) {
+			b.rule.Methods = []string{"acpi"}
+			b.Refuses["reset_method"] = syscall.EINVAL
+		}, 1, `write "acpi" to reset_method: invalid argument`},
+		"nothing asked": {func(b *bench) { b.rule.Reset = false }, 0, ""},
+		"somebody else": {func(*bench) {}, 0, "somebody has it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				test.change(b)
+				b.open()
+				b.gives("pod")
+				if name == "somebody else" {
+					b.ledger.Keep(&ledger.Kept{Name: "as if", Had: ledger.Owner{API: discovery.ModeDRA, Name: "other"}, Hold: b.claim.Holds()[0], Why: "somebody has it"})
+				}
+				b.ends()
+				synctest.Wait()
+				if got := b.Written(); len(got) != test.writes {
+					t.Errorf("writes %q", got)
+				}
+				b.keeps(test.why)
+			})
+		})
+	}
+}
+
+// A look that hangs keeps the device until it ends, or until the administrator wants nothing done any more.
+func TestLookThatHangs(t *testing.T) {
+	for _, lifted := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			hangs := make(chan struct{})
+			b.fsys = hanging{b.FS(), hangs}
+			b.open()
+			b.trains()
+			b.gives("pod")
+			b.ends()
+			b.keeps(begun)
+			stop := b.run()
+			time.Sleep(9 * time.Second)
+			b.keeps(begun)
+			time.Sleep(time.Hour)
+			b.keeps("looking at what the processes of its pod have open has not ended after 10s")
+			if lifted {
+				b.lifted.Store(true)
+				time.Sleep(11 * time.Second)
+				b.keeps("")
+				close(hangs)
+				time.Sleep(time.Minute)
+			} else {
+				close(hangs)
+				time.Sleep(2 * time.Second)
+				b.keeps("process 47 (train) has it open")
+				b.Ends("47")
+				time.Sleep(2 * time.Second)
+				b.keeps("")
+			}
+			stop()
+			if resets := len(b.Written()); (resets > 0) == lifted {
+				t.Errorf("lifted %v: %d resets", lifted, resets)
+			}
+		})
+	}
+}
+
+// A pod that is not known keeps nothing; a disk that fails keeps the device, and what cannot be read later
+// does not.
+func TestWhatCannotBeTold(t *testing.T) {
+	t.Run("no pod", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.open()
+			b.trains()
+			b.gives()
+			b.ends()
+			b.keeps("")
+		})
+	})
+	t.Run("a disk fails", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.open()
+			b.trains()
+			b.gives("pod")
+			b.disk.Before = func(_ disktest.Op, name string) error {
+				if strings.Contains(name, "handover") {
+					return syscall.EIO
+				}
+				return nil
+			}
+			if err := b.ledger.End("old", nil); err == nil {
+				t.Error("a claim ended whose device may be lost track of")
+			}
+			b.disk.Before = nil
+			b.ends()
+			b.keeps("process 47 (train) has it open")
+		})
+	})
+	t.Run("damaged", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.open()
+			b.trains()
+			b.gives("pod")
+			b.ends()
+			b.keeps("process 47")
+			for _, file := range b.files() {
+				if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if problems := b.open(); len(problems) != 1 || len(b.files()) != 0 {
+				t.Errorf("%v, %q", problems, b.files())
+			}
+			b.keeps("")
+		})
+	})
+}
+
+func (b *bench) files() []string {
+	files, _ := filepath.Glob(filepath.Join(b.dir, "handover/*"))
+	return files
+}
+
+// A claim whose end nobody saw is handed over all the same, and its device goes to who has it by then.
+func TestLostOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.open()
+		b.trains()
+		b.gives("pod")
+		if err := os.RemoveAll(filepath.Join(b.dir, "state")); err != nil {
+			t.Fatal(err)
+		}
+		b.open()
+		b.keeps("")
+		stop := b.run()
+		time.Sleep(2 * time.Second)
+		b.keeps("claim default/old, which has ended: /dev/d: process 47 (train) has it open")
+		b.Ends("47")
+		time.Sleep(2 * time.Second)
+		b.keeps("")
+		stop()
+		if got := b.Written(); len(got) != 1 || len(b.files()) != 0 {
+			t.Errorf("writes %q, files %q", got, b.files())
+		}
+	})
+}
+
+// hanging is a host whose processes cannot be listed while a channel is open.
+type hanging struct {
+	fs.FS
+
+	until chan struct{}
+}
+
+func (h hanging) ReadDir(name string) ([]fs.DirEntry, error) {
+	if name == "proc" {
+		<-h.until
+	}
+	return fs.ReadDir(h.FS, name)
+}
+func (h hanging) ReadLink(name string) (string, error)   { return fs.ReadLink(h.FS, name) }
+func (h hanging) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(h.FS, name) }
+func (h hanging) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(h.FS, name) }
+
+// Devices that end together are handed over together: one that takes long holds up no other.
+func TestTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.Add("0000:04:00.0", "nvme", "4")
+		e := b.device
+		e.Name, e.Source = "e", rebindtest.Source("0000:04:00.0")
+		b.others = []discovery.Device{e}
+		b.claim.Results = append(b.claim.Results, ledger.Result{Request: "r", Device: "e", Silicon: "e", Whole: true, Source: "e", CDI: "e"})
+		b.open()
+		b.config.Write = func(name, value string) error {
+			time.Sleep(endWait * 2 / 3)
+			return b.Kernel.Write(name, value)
+		}
+		b.gives("pod")
+		b.ends()
+		if files := b.files(); len(files) > 0 {
+			t.Errorf("not handed over in time: %q", files)
+		}
+		synctest.Wait()
+	})
+}
+
+// A device that is something else by now is not kept for ever, but as long as a process has it open: a GPU that
+// was cut, or a function that has virtual ones, from which everybody would be kept too.
+func TestNoMore(t *testing.T) {
+	const virtual = "0000:03:10.0"
+	for name, change := range map[string]func(*bench){
+		"cut": func(b *bench) { b.device.Name = "d-mig-0" },
+		"divided": func(b *bench) {
+			b.Link(b.device.Source+"/virtfn0", "../"+virtual)
+			b.device.Name, b.device.Source, b.device.PartOf = "v", rebindtest.Source(virtual), &discovery.Silicon{Name: "d"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) { noMore(t, change) })
+	}
+}
+
+func noMore(t *testing.T, change func(*bench)) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.open()
+		b.trains()
+		b.gives("pod")
+		change(b)
+		stop := b.run()
+		b.ends()
+		time.Sleep(2 * time.Second)
+		b.keeps("process 47 (train) has it open")
+		b.Ends("47")
+		time.Sleep(2 * time.Second)
+		b.keeps("")
+		stop()
+		if got := b.Written(); len(got) > 0 {
+			t.Errorf("writes %q", got)
+		}
+	})
+}
+
+// A claim that could not end for the disk's sake, and whose device is handed over, is not written down again.
+func TestEnding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		full := &disktest.Disk{}
+		b.ledgerDisk = full
+		b.open()
+		b.gives("pod")
+		full.Before = func(op disktest.Op, name string) error {
+			if op == disktest.Remove && strings.Contains(name, "claims") {
+				return syscall.EROFS
+			}
+			return nil
+		}
+		if err := b.ledger.End("old", nil); err == nil {
+			t.Error("it ended")
+		}
+		stop := b.run()
+		time.Sleep(2 * refreshInterval)
+		if files := b.files(); len(files) > 0 {
+			t.Errorf("written down: %q", files)
+		}
+		stop()
+	})
+}
+
+// Which pods share a claim is asked seldom if the API server does not know, and nothing waits for it.
+func TestAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.users = 2
+		var asked atomic.Int32
+		answer := make(chan []types.UID)
+		b.reserved = func(ctx context.Context) []types.UID {
+			asked.Add(1)
+			select {
+			case <-ctx.Done():
+				return nil
+			case pods := <-answer:
+				return pods
+			}
+		}
+		b.open()
+		b.gives("other")
+		b.trains()
+		stop := b.run()
+		time.Sleep(time.Hour) // the API server does not answer
+		answer <- nil
+		synctest.Wait()
+		time.Sleep(askInterval / 2)
+		synctest.Wait()
+		if got := asked.Load(); got != 1 {
+			t.Errorf("asked %d times", got)
+		}
+		time.Sleep(askInterval)
+		answer <- []types.UID{"pod"}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if got := asked.Load(); got != 2 {
+			t.Errorf("asked %d times", got)
+		}
+		b.ends()
+		b.keeps("process 47 (train) has it open")
+		stop()
+	})
+}
+
+// A disk that is full for long is said once.
+func TestFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.open()
+		if err := b.ledger.Give(b.claim, ledger.Given, &ledger.Present{}); err != nil {
+			t.Fatal(err)
+		}
+		var mended atomic.Bool
+		b.disk.Before = func(op disktest.Op, name string) error {
+			if op == disktest.Write && strings.Contains(name, "handover") && !mended.Load() {
+				return syscall.ENOSPC
+			}
+			return nil
+		}
+		said := 0
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), funcr.New(func(_, args string) {
+			if strings.Contains(args, "no space left on device") {
+				said++
+			}
+		}, funcr.Options{})))
+		go b.Run(ctx)
+		time.Sleep(time.Minute)
+		mended.Store(true)
+		time.Sleep(2 * refreshInterval)
+		synctest.Wait()
+		if files := b.files(); said != 1 || len(files) != 1 {
+			t.Errorf("said %d times; files %q", said, files)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}

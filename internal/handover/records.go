@@ -1,0 +1,467 @@
+package handover
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
+)
+
+var _ interface {
+	ledger.Output
+	ledger.Passer
+} = &Custodian{}
+
+const extension = ".json"
+
+// Load reads what an earlier agent of this boot has left, and keeps what it kept. It is called before
+// the ledger is opened. A record that cannot be read keeps nothing.
+func (c *Custodian) Load() (problems []error) {
+	names, err := c.list()
+	if err != nil {
+		return []error{fmt.Errorf("list what is to be handed over: %w", err)}
+	}
+	for _, name := range names {
+		r, err := c.read(name)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("who had a device, %s, cannot be read; the device is not kept for that: %w", c.file(name), err))
+		}
+		if errors.Is(err, errDisk) {
+			c.unread = append(c.unread, name) // the disk may fail for a moment only
+			continue
+		}
+		if err != nil || r.Boot != c.config.Boot {
+			if err := c.config.Files.Remove(c.file(name)); err != nil {
+				problems, c.unread = append(problems, err), append(c.unread, name)
+			}
+			continue
+		}
+		c.load(r)
+	}
+	return problems
+}
+
+// list returns the names of the records.
+func (c *Custodian) list() (names []string, err error) {
+	entries, err := c.config.Files.List(c.config.Dir)
+	c.unlisted = err != nil
+	for _, entry := range entries {
+		if name, ok := strings.CutSuffix(entry.Name(), extension); ok && !strings.HasPrefix(name, ".") {
+			names = append(names, name)
+		}
+	}
+	return names, err
+}
+
+// errDisk is that a record could not be read, whatever it says.
+var errDisk = errors.New("the disk")
+
+// load takes a record over that an earlier agent of this boot has written.
+func (c *Custodian) load(r *record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.records[r.name] != nil {
+		return // somebody has written it anew
+	}
+	c.records[r.name] = r
+	if r.Ended {
+		r.why = begun
+		c.config.Ledger.Keep(r.kept(begun))
+	}
+}
+
+// readAgain reads the records that could not be listed, read, or removed, when the agent started.
+func (c *Custodian) readAgain() {
+	if !c.unlisted && len(c.unread) == 0 {
+		return
+	}
+	defer c.takeTurn()()
+	if c.unlisted {
+		c.unread, _ = c.list() // else the next time
+	}
+	c.unread = slices.DeleteFunc(c.unread, func(name string) bool {
+		r, err := c.read(name)
+		if err == nil && r.Boot == c.config.Boot {
+			c.load(r)
+			return true
+		}
+		return !errors.Is(err, errDisk) && c.config.Files.Remove(c.file(name)) == nil
+	})
+}
+
+func (c *Custodian) file(name string) string {
+	return filepath.Join(c.config.Dir, name+extension)
+}
+
+func (c *Custodian) read(name string) (*record, error) {
+	data, err := c.config.Files.Read(c.file(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errDisk, err)
+	}
+	r := &record{name: name}
+	if err := json.Unmarshal(data, r); err != nil {
+		return nil, err
+	}
+	if r.Hold.Device == "" || r.Key == "" || r.nameOf() != name {
+		return nil, errors.New("it is of no device")
+	}
+	return r, nil
+}
+
+// takeTurn returns once no other call writes or removes records.
+func (c *Custodian) takeTurn() (done func()) {
+	c.filing <- struct{}{}
+	return func() { <-c.filing }
+}
+
+// nameOf returns the name of a record: of its device, and of who has that.
+func (r *record) nameOf() string {
+	sum := sha256.Sum256([]byte(r.Key + " " + r.Owner.String() + " " + string(r.Owner.UID)))
+	return r.Hold.Device + "." + hex.EncodeToString(sum[:6])
+}
+
+// kept returns what the ledger keeps.
+func (r *record) kept(why string) *ledger.Kept {
+	return &ledger.Kept{Name: r.name, Had: r.Owner, Hold: r.Hold, Why: why}
+}
+
+// had returns a device with the nodes that its owner had.
+func (r *record) had(d discovery.Device) discovery.Device {
+	var nodes []*specs.DeviceNode
+	for _, n := range r.Nodes {
+		nodes = append(nodes, &specs.DeviceNode{Path: n.Path, HostPath: n.Path, Type: n.Type, Major: int64(n.Major), Minor: int64(n.Minor)})
+	}
+	d.Edits.DeviceNodes = append(nodes, d.Edits.DeviceNodes...)
+	return d
+}
+
+// Reserve says for which pods a claim is that is about to be prepared.
+func (c *Custodian) Reserve(claim types.UID, pods []types.UID) {
+	if len(c.config.Rules()) == 0 || len(pods) == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reserved[claim] = pods
+}
+
+// Write implements [ledger.Output]: it writes down who has which device. Of grants it is not known
+// yet.
+func (c *Custodian) Write(e ledger.Entry) error {
+	if _, ok := e.(*ledger.Claim); !ok {
+		return nil
+	}
+	c.mu.Lock()
+	maps.DeleteFunc(c.over, func(_ string, claim types.UID) bool { return claim == e.Owner().UID })
+	c.mu.Unlock()
+	_, err := c.note(e, nil, false)
+	return err
+}
+
+// Remove implements [ledger.Output]: it keeps the devices of an owner that ends, less those that the
+// owner has all the same.
+func (c *Custodian) Remove(e ledger.Entry, others []ledger.Entry) error {
+	has := func(device string) bool {
+		return slices.ContainsFunc(others, func(other ledger.Entry) bool {
+			return other.Key() == e.Key() && other.Owner() == e.Owner() && holds(other, device)
+		})
+	}
+	kept, err := c.note(e, has, true)
+	if sealed, ok := e.(*ledger.Sealed); ok {
+		kept, err = c.end(sealed.UID)
+	}
+	c.handOver(kept, endWait)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.reserved, e.Owner().UID)
+	delete(c.asked, e.Owner().UID)
+	return err
+}
+
+// end keeps the devices of a claim that ends and of which nothing else is understood, or known.
+func (c *Custodian) end(claim types.UID) (kept []*record, err error) {
+	c.mu.Lock()
+	for _, name := range slices.Sorted(maps.Keys(c.records)) {
+		if r := c.records[name]; claim != "" && r.Owner.UID == claim {
+			kept = append(kept, r)
+		}
+	}
+	c.mu.Unlock()
+	var errs []error
+	for _, r := range kept {
+		errs = append(errs, c.lose(r))
+	}
+	return kept, errors.Join(errs...)
+}
+
+// Pass implements [ledger.Passer].
+func (c *Custodian) Pass(earlier []*ledger.Grant) error {
+	var kept []*record
+	var errs []error
+	for _, g := range earlier {
+		more, err := c.note(g, nil, true)
+		kept, errs = append(kept, more...), append(errs, err)
+	}
+	c.handOver(kept, passWait)
+	return errors.Join(errs...)
+}
+
+// Sweep implements [ledger.Output]. Run looks at the records of owners that have ended.
+func (c *Custodian) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }
+
+// holds reports whether an entry has a device.
+func holds(e ledger.Entry, device string) bool {
+	return slices.ContainsFunc(e.Holds(), func(h ledger.Hold) bool { return h.Device == device })
+}
+
+// handOver begins to hand devices over, all at once, and waits a little for that.
+func (c *Custodian) handOver(kept []*record, wait time.Duration) {
+	if len(kept) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	var looks []<-chan struct{}
+	for _, r := range kept {
+		looks = append(looks, c.try(ctx, r))
+	}
+	for _, look := range looks {
+		select {
+		case <-look:
+		case <-ctx.Done():
+		}
+	}
+	notify(c.wake)
+}
+
+// counts reports whether an entry is of an owner whose devices are to be handed over.
+func (c *Custodian) counts(e ledger.Entry) bool {
+	switch e := e.(type) {
+	case *ledger.Claim:
+		return !e.Configuring && e.Boot == c.config.Boot
+	case *ledger.Grant:
+		return e.Container != ""
+	}
+	return false
+}
+
+// note writes down who has devices, or had them, and returns the records that are kept. Devices that
+// has names are left out.
+func (c *Custodian) note(e ledger.Entry, has func(device string) bool, ended bool) (kept []*record, err error) {
+	rules := c.config.Rules()
+	if !c.counts(e) || len(rules) == 0 && !c.any() {
+		return nil, nil
+	}
+	defer c.takeTurn()()
+	var errs []error
+	for _, h := range e.Holds() {
+		if h.Open || has != nil && has(h.Device) {
+			continue
+		}
+		r := c.recordOf(rules, e, h)
+		if r == nil {
+			continue
+		}
+		err := c.save(r, union(c.podsOf(r), c.pods(e.Owner())), ended)
+		errs = append(errs, err)
+		if ended {
+			kept = append(kept, r)
+		}
+	}
+	return kept, errors.Join(errs...)
+}
+
+// recordOf returns the record of an owner's device, a new one if there is none and the administrator
+// wants the device handed over, and else nil.
+func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *record {
+	r := &record{Boot: c.config.Boot, Key: e.Key(), Owner: e.Owner(), Grant: grantOf(e), Hold: h}
+	r.name = r.nameOf()
+	c.mu.Lock()
+	before, passed := c.records[r.name], c.over[r.name] != "" || r.Grant != "" && c.passed[r.Grant] != ""
+	c.mu.Unlock()
+	if before != nil || passed {
+		return before
+	}
+	d, rule, _ := c.chosen(rules, h.Device)
+	if rule == nil {
+		return nil
+	}
+	r.Source, r.Nodes = d.Source, ledger.NodesIn(d.OwnNodes())
+	return r
+}
+
+// podsOf returns the pods of a record.
+func (c *Custodian) podsOf(r *record) []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return r.Pods
+}
+
+// pods returns the pods of an owner that are known.
+func (c *Custodian) pods(o ledger.Owner) (pods []types.UID) {
+	if o.API == discovery.ModeDevicePlugin {
+		if pod := c.config.PodOf(o); pod != "" {
+			return []types.UID{pod}
+		}
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reserved[o.UID]
+}
+
+func union(a, b []types.UID) []types.UID {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// save writes a record with the pods, and that the owner has ended, unless it says so already. Where
+// the disk fails, the device is kept nevertheless, and the next agent may not know of it. The caller files.
+func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
+	c.mu.Lock()
+	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Nodes: r.Nodes, Pods: pods, Ended: r.Ended || ended}
+	same := c.records[r.name] == r && len(pods) == len(r.Pods) && now.Ended == r.Ended
+	c.mu.Unlock()
+	if same {
+		return nil
+	}
+	data, err := json.Marshal(&now)
+	if err == nil {
+		_, err = c.config.Files.Write(c.file(r.name), data, 0o600)
+	}
+	if err != nil {
+		err = fmt.Errorf("write down who had device %s: %w", r.Hold.Device, err)
+	}
+	if err != nil && !ended {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records[r.name] = r
+	r.Pods = pods
+	if now.Ended && !r.Ended {
+		r.Ended, r.why = true, begun
+		c.config.Ledger.Keep(r.kept(begun))
+	}
+	return err
+}
+
+// forget removes a record whose device is handed over.
+func (c *Custodian) forget(r *record) error {
+	defer c.takeTurn()()
+	if err := c.config.Files.Remove(c.file(r.name)); err != nil {
+		return fmt.Errorf("remove who had it: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.records, r.name)
+	delete(c.blind, r.name)
+	if r.Grant != "" {
+		c.passed[r.Grant] = r.Key
+	} else if r.Owner.UID != "" {
+		c.over[r.name] = r.Owner.UID
+	}
+	c.config.Ledger.Release(r.name)
+	return nil
+}
+
+// refresh writes down who has what by now, and whose end nobody saw.
+func (c *Custodian) refresh(ctx context.Context) {
+	c.readAgain()
+	view := c.config.Ledger.View(nil)
+	c.askAll(ctx, view.Claims())
+	var entries []ledger.Entry
+	for _, claim := range view.Claims() {
+		if _, state := c.config.Ledger.Get(claim.Key()); state != ledger.Ending { // else it may be handed over already
+			entries = append(entries, claim)
+		}
+	}
+	for _, grant := range view.Ours() {
+		entries = append(entries, grant)
+	}
+	var errs []error
+	for _, e := range entries {
+		_, err := c.note(e, nil, false)
+		errs = append(errs, err)
+	}
+	c.mu.Lock()
+	maps.DeleteFunc(c.passed, func(grant, key string) bool {
+		e, _ := c.config.Ledger.Get(key)
+		return grantOf(e) != grant
+	})
+	maps.DeleteFunc(c.over, func(_ string, claim types.UID) bool {
+		e, _ := c.config.Ledger.Get(string(claim))
+		return e == nil
+	})
+	var lost []*record
+	for _, r := range c.records {
+		if !r.Ended && !c.lives(r) {
+			lost = append(lost, r)
+		}
+	}
+	c.mu.Unlock()
+	for _, r := range lost {
+		errs = append(errs, c.lose(r))
+	}
+	c.complain(ctx, errors.Join(errs...))
+}
+
+// complain says once that it is not written down who has devices, until all is. The text of a reason names
+// another temporary file each time.
+func (c *Custodian) complain(ctx context.Context, err error) {
+	if err != nil && !c.unwritten {
+		klog.FromContext(ctx).Error(err, "Who has devices is not written down; trying again", "interval", refreshInterval)
+	}
+	c.unwritten = err != nil
+}
+
+// lose keeps a device whose owner has ended, as far as is known.
+func (c *Custodian) lose(r *record) error {
+	defer c.takeTurn()()
+	return c.save(r, c.podsOf(r), true)
+}
+
+// grantOf tells a grant from all others, and those of the same ID before; "" of another entry. A grant
+// is in the ledger for a while after its container has ended.
+func grantOf(e ledger.Entry) string {
+	g, ok := e.(*ledger.Grant)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("%s %s %d", g.Key(), g.Container, g.Since.UnixNano())
+}
+
+// lives reports whether a record's owner has the device still.
+func (c *Custodian) lives(r *record) bool {
+	e, state := c.config.Ledger.Get(r.Key)
+	if r.Grant != "" && state == ledger.Ending {
+		return false
+	}
+	return e != nil && e.Owner() == r.Owner && holds(e, r.Hold.Device) || r.Owner.UID != "" && c.config.Ledger.IsSealed(r.Owner.UID)
+}
+
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,82 @@
+package handover
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/inuse"
+)
+
+var errNoPrivilege = errors.New("the agent may not change the host: it takes handover.enabled, see docs/handover.md")
+
+// isPart reports whether a device is one of several on the same function, which nobody can reset
+// alone. A virtual function is not.
+func isPart(d discovery.Device) bool {
+	return d.PartOf != nil && len(d.PartOf.Counters) > 0 && d.Name != d.PartOf.Name
+}
+
+// reset resets the PCI function of a device, which nobody has. The kernel does not return before it is
+// done, tells the driver before and after, and resets a bus only if nothing else is on it
+// (pci_reset_function and pci_parent_bus_reset in drivers/pci/pci.c).
+func (c *Custodian) reset(d discovery.Device, rule *Rule) error {
+	function, ok := functionOf(c.config.Host.FS, d)
+	if !ok {
+		return errors.New("it is on no PCI function")
+	}
+	if s := c.config.Snapshot(); s != nil {
+		for _, other := range s.Devices {
+			if other.Silicon() != d.Silicon() && !other.Open && inuse.Within(other.Source, function) {
+				return fmt.Errorf("device %s is on the same function", other.Name)
+			}
+		}
+	}
+	switch {
+	case !function.Exists("."):
+		return nil // it was taken out
+	case !function.Exists("reset"):
+		return fmt.Errorf("the kernel has no way to reset function %s", function.Name())
+	case c.config.Write == nil:
+		return errNoPrivilege
+	}
+	if methods := strings.Join(rule.Methods, " "); methods != "" {
+		now, err := function.Text("reset_method")
+		if err != nil {
+			return fmt.Errorf("function %s: which ways the kernel has: %w", function.Name(), err)
+		}
+		if now != methods {
+			if err := c.write(function, "reset_method", methods); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.write(function, "reset", "1"); err != nil && function.Exists(".") {
+		return err // else it was taken out, or the reset has removed it
+	}
+	return nil
+}
+
+func (c *Custodian) write(function sysfs.Device, attribute, value string) error {
+	err := c.config.Write(path.Join(function.Path, attribute), value)
+	if sysfs.IsReadOnly(err) {
+		err = fmt.Errorf("%w: %w", err, errNoPrivilege)
+	}
+	if err != nil {
+		return fmt.Errorf("function %s: write %q to %s: %w", function.Name(), value, attribute, err)
+	}
+	return nil
+}
+
+// functionOf returns the PCI function that a device is, or is on.
+func functionOf(host fs.FS, d discovery.Device) (sysfs.Device, bool) {
+	for dir := d.Source; dir != "." && dir != "/" && dir != ""; dir = path.Dir(dir) {
+		if sysfs.IsPCIAddress(path.Base(dir)) {
+			return sysfs.At(host, dir), true
+		}
+	}
+	return sysfs.Device{}, false
+}

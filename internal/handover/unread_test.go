@@ -1,0 +1,52 @@
+package handover
+
+import (
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A record that the disk does not read, or list, for a moment is read later, and the device is kept by it.
+func TestUnreadRecord(t *testing.T) {
+	for _, unread := range []string{"d.", "handover"} {
+		t.Run(unread, func(t *testing.T) { readLater(t, unread) })
+	}
+}
+
+func readLater(t *testing.T, unread string) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.open()
+		b.trains()
+		b.gives("pod")
+		b.ends()
+		var failing atomic.Bool
+		failing.Store(true)
+		b.disk.BeforeRead = func(name string) error {
+			if failing.Load() && strings.HasPrefix(filepath.Base(name), unread) {
+				return syscall.EIO
+			}
+			return nil
+		}
+		if problems := b.open(); len(problems) != 1 || len(b.files()) != 1 {
+			t.Errorf("problems %v, files %q", problems, b.files())
+		}
+		stop := b.run()
+		time.Sleep(time.Minute)
+		b.keeps("")
+		failing.Store(false)
+		time.Sleep(10 * time.Second)
+		b.keeps("claim default/old, which has ended: /dev/d: process 47 (train) has it open")
+		b.Ends("47")
+		time.Sleep(2 * time.Second)
+		b.keeps("")
+		stop()
+		if len(b.files()) != 0 {
+			t.Errorf("files %q", b.files())
+		}
+	})
+}

@@ -1,0 +1,152 @@
+package ledger
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"chandler.dev/discovery"
+)
+
+// A device that is kept is nobody's, by either API, until it is released. It is no owner whose end
+// anybody waits for.
+func TestKept(t *testing.T) {
+	l := newBench(t).Ledger
+	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
+	had := Owner{API: dra, Namespace: "default", Name: "old", UID: "old"}
+	kept := &Kept{Name: "gpu-0.1", Had: had, Hold: wantAll("gpu-0")[0], Why: "process 47 (train) has /dev/gpu0 open"}
+	l.Keep(kept)
+	for _, by := range []discovery.Mode{dra, discovery.ModeDevicePlugin} {
+		b := l.View(s).Blocked(by, "old", wantAll("gpu-0"))
+		if b == nil || b.Error() != "device gpu-0 is held by claim default/old, which has ended: process 47 (train) has /dev/gpu0 open (device gpu-0)" {
+			t.Errorf("%s: %v", by, b)
+		}
+		if b := l.View(s).Blocked(by, "", wantAll("gpu-1")); b != nil {
+			t.Errorf("%s: %v", by, b)
+		}
+	}
+	if owners, ending := l.View(s).Owners(); len(owners)+len(ending) > 0 {
+		t.Errorf("owners %v, %v", owners, ending)
+	}
+	if e := kept.Owner(); e.UID != "" {
+		t.Errorf("its outputs would be kept for %v", e)
+	}
+	if _, blocked := l.Reserve("gpu-0", "gpu-0", s); blocked == nil {
+		t.Error("it can be changed")
+	}
+	again := *kept
+	again.Why = "it is reset"
+	l.Keep(&again)
+	if b := l.View(s).Blocked(dra, "", wantAll("gpu-0")); b == nil || !strings.Contains(b.Error(), "it is reset") {
+		t.Errorf("%v", b)
+	}
+	l.Release(kept.Name)
+	if b := l.View(s).Blocked(dra, "", wantAll("gpu-0")); b != nil {
+		t.Error(b)
+	}
+}
+
+// passer keeps what passes, or says that its disk fails.
+type passer struct {
+	HostFiles
+
+	ledger *Ledger
+	passed []string
+	err    error
+}
+
+func (p *passer) Pass(earlier []*Grant) error {
+	for _, g := range earlier {
+		p.passed = append(p.passed, g.Container)
+		if p.err == nil {
+			p.ledger.Keep(&Kept{Name: g.ID, Had: g.Owner(), Hold: g.Holds()[0], Why: "it is being handed over"})
+		}
+	}
+	return p.err
+}
+
+// An ID that passes to another container is told before, and can be kept from that. A
+// container that was never named has ended before it began.
+func TestPass(t *testing.T) {
+	l := newBench(t).Ledger
+	p := &passer{ledger: l}
+	l.AddOutput(p)
+	s := host(gpu("gpu-0", 1))
+	grant := func() *Grant {
+		return &Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
+	}
+	for range 2 {
+		if err := l.GiveGrants(s, []*Grant{grant()}); err != nil || len(p.passed) > 0 {
+			t.Fatal(err, p.passed)
+		}
+	}
+	named := grant()
+	named.Container = "default/old main"
+	l.mu.Lock()
+	l.replace(named, Given)
+	l.mu.Unlock()
+	p.err = errors.New("the disk is full")
+	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.Is(err, p.err) {
+		t.Error(err)
+	}
+	p.err = nil
+	var blocked *Blocked
+	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.As(err, &blocked) || !strings.Contains(err.Error(), "default/old main, which has ended: it is being handed over") {
+		t.Error(err)
+	}
+	l.Release("0")
+	p.ledger = New(Config{})
+	if err := l.GiveGrants(s, []*Grant{grant()}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A container that goes on while the kubelet hands its ID out again has not ended.
+func TestPassOfLost(t *testing.T) {
+	l := newBench(t).Ledger
+	p := &passer{ledger: l}
+	l.AddOutput(p)
+	s := host(gpu("gpu-0", 1))
+	grant := func() *Grant {
+		return &Grant{Resource: "a.b/c", ID: "0", Devices: []string{"gpu-0"}, Silicon: []string{"gpu-0"}, Exclusive: true}
+	}
+	if err := l.GiveGrants(s, []*Grant{grant()}); err != nil {
+		t.Fatal(err)
+	}
+	runs := grant()
+	runs.Container, runs.lost = "default/old main", true
+	l.mu.Lock()
+	l.replace(runs, Given)
+	l.mu.Unlock()
+	var blocked *Blocked
+	if err := l.GiveGrants(s, []*Grant{grant()}); !errors.As(err, &blocked) || !blocked.Forgotten || len(p.passed) > 0 {
+		t.Errorf("%v, passed %q", err, p.passed)
+	}
+}
+
+// Grants of which one is blocked free nothing: whoever waits until something is free, and tries again,
+// would do so at once, for ever.
+func TestBlockedGrantsFreeNothing(t *testing.T) {
+	l := newBench(t).Ledger
+	s := host(gpu("gpu-0", 1), gpu("gpu-1", 1))
+	var grants []*Grant
+	for _, device := range []string{"gpu-0", "gpu-1"} {
+		grants = append(grants, &Grant{Resource: "a.b/c", ID: device, Devices: []string{device}, Silicon: []string{device}, Exclusive: true})
+	}
+	l.Keep(&Kept{Name: "gpu-1.1", Had: Owner{API: dra, Namespace: "default", Name: "old"}, Hold: wantAll("gpu-1")[0], Why: "it is being handed over"})
+	freed := l.Freed()
+	var blocked *Blocked
+	if err := l.GiveGrants(s, grants); !errors.As(err, &blocked) || len(l.View(s).Ours()) > 0 {
+		t.Fatal(err)
+	}
+	select {
+	case <-freed:
+		t.Error("something is free")
+	default:
+	}
+	l.Release("gpu-1.1")
+	<-freed
+	if err := l.GiveGrants(s, grants); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,632 @@
+package making
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/hostfs"
+	"chandler.dev/discovery/sysfs"
+)
+
+const (
+	whole     = "sys/cells/0"
+	attribute = whole + "/divided"
+)
+
+// kernel divides a cell into a and b when "1" is written, and puts it together when "0" is.
+type kernel struct {
+	t   *testing.T
+	dir string
+
+	mu     sync.Mutex
+	budget int           // writes until the agent is killed, -1 for any number
+	refuse error         // what a write says
+	lazy   bool          // a write succeeds and does nothing
+	slow   chan struct{} // a look at who uses the cell ends when it is closed
+	hangs  chan struct{} // a write ends when it is closed
+	writes []string
+	busy   error
+}
+
+var errKilled = errors.New("the agent was killed")
+
+func newKernel(t *testing.T) *kernel {
+	k := &kernel{t: t, dir: t.TempDir(), budget: -1}
+	k.divide("0")
+	return k
+}
+
+func (k *kernel) divide(value string) {
+	for _, part := range []string{"a", "b"} {
+		if err := os.RemoveAll(filepath.Join(k.dir, whole, part)); err != nil {
+			k.t.Error(err)
+		}
+		if value == "1" {
+			if err := os.MkdirAll(filepath.Join(k.dir, whole, part), 0o755); err != nil {
+				k.t.Error(err)
+			}
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(k.dir, whole), 0o755); err != nil {
+		k.t.Error(err)
+	}
+	if err := os.WriteFile(filepath.Join(k.dir, attribute), []byte(value+"\n"), 0o644); err != nil {
+		k.t.Error(err)
+	}
+}
+
+func (k *kernel) write(name, value string) error {
+	k.mu.Lock()
+	hangs := k.hangs
+	k.mu.Unlock()
+	if hangs != nil {
+		<-hangs
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.budget == 0:
+		return errKilled
+	case k.refuse != nil:
+		return k.refuse
+	case name != attribute:
+		return syscall.EINVAL
+	}
+	k.budget--
+	k.writes = append(k.writes, value)
+	if !k.lazy {
+		k.divide(value)
+	}
+	return nil
+}
+
+func (k *kernel) looked(sysfs.Device, bool) error {
+	k.mu.Lock()
+	slow, busy := k.slow, k.busy
+	k.mu.Unlock()
+	if slow != nil {
+		<-slow
+	}
+	return busy
+}
+
+// cells divide cells.
+var cells = &discovery.Family{
+	Name: "cells",
+	Make: func(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
+		return set(host, tools, m, "1")
+	},
+	Unmake: func(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
+		return set(host, tools, m, "0")
+	},
+}
+
+func set(host *discovery.Host, tools discovery.Tools, m discovery.Making, value string) (discovery.Work, error) {
+	if now, err := host.ReadText("/" + m.How["attribute"]); err != nil || now == value {
+		return nil, err
+	}
+	if err := tools.Busy(sysfs.At(host.FS, m.Of), value == "1"); err != nil {
+		return nil, err
+	}
+	return func(context.Context) error { return tools.Write(m.How["attribute"], value) }, nil
+}
+
+// scan describes the parts, as they are or could be.
+func (k *kernel) scan() *discovery.Snapshot {
+	s := &discovery.Snapshot{}
+	for _, part := range []string{"a", "b"} {
+		d := discovery.Device{Name: "cell-0-" + part, Family: "cells", Source: whole + "/" + part, Health: discovery.Health{Status: discovery.Healthy}, PartOf: &discovery.Silicon{Name: "cell-0"}}
+		if _, err := os.Stat(filepath.Join(k.dir, d.Source)); err != nil {
+			d.Making = &discovery.Making{Unit: "cell-0", Of: whole, How: map[string]string{"attribute": attribute}}
+		}
+		s.Devices = append(s.Devices, d)
+	}
+	return s
+}
+
+// maker returns one whose devices are looked at anew whenever it asks.
+func (k *kernel) maker(boot string) *Maker {
+	k.t.Helper()
+	fsys, err := hostfs.Open(k.dir)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	var m *Maker
+	m = New(Config{
+		Host: &discovery.Host{FS: fsys}, Families: []*discovery.Family{cells}, Boot: boot, Dir: filepath.Join(k.dir, "state"),
+		Tools: discovery.Tools{Write: k.write, Busy: k.looked},
+		Device: func(name string) (discovery.Device, bool) {
+			for _, d := range m.Describe(k.scan()).Devices {
+				if d.Name == name {
+					return d, true
+				}
+			}
+			return discovery.Device{}, false
+		},
+	})
+	if problems := m.Open(); len(problems) > 0 {
+		k.t.Errorf("problems %v", problems)
+	}
+	m.Describe(k.scan())
+	return m
+}
+
+func (k *kernel) records() []string {
+	names, _ := filepath.Glob(filepath.Join(k.dir, "state/*"))
+	return names
+}
+
+func (k *kernel) check(divided bool) {
+	k.t.Helper()
+	_, err := os.Stat(filepath.Join(k.dir, whole, "a"))
+	if (err == nil) != divided || (len(k.records()) > 0) != divided {
+		k.t.Errorf("divided: %v, written down: %q; want %v", err == nil, k.records(), divided)
+	}
+}
+
+func nothing(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+	return d, nil, nil
+}
+
+// get does what is to be done for somebody who gets a part.
+func get(ctx context.Context, m *Maker, s *discovery.Snapshot, i int) error {
+	_, work, err := m.Configurer(nothing)(s.Devices[i], nil)
+	if work == nil || err != nil {
+		return err
+	}
+	return work(ctx)
+}
+
+// A unit is made once for all of its devices, and undone once.
+func TestMakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		m := k.maker("1")
+		before := m.Describe(k.scan())
+		var group sync.WaitGroup
+		for i := range before.Devices {
+			group.Go(func() {
+				if err := get(t.Context(), m, before, i); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		k.check(true)
+		if made := m.Made(); len(made) != 1 || strings.Join(made[0].Devices, " ") != "cell-0-a cell-0-b" || made[0].Silicon != "cell-0" {
+			t.Errorf("made: %+v", made)
+		}
+		if err := get(t.Context(), m, m.Describe(k.scan()), 0); err != nil {
+			t.Error(err)
+		}
+		for range 2 { // the second time there is nothing to do
+			if err := m.Undo(t.Context(), "cell-0"); err != nil {
+				t.Error(err)
+			}
+			k.check(false)
+		}
+		if got := strings.Join(k.writes, " "); got != "1 0" {
+			t.Errorf("written: %s", got)
+		}
+	})
+}
+
+// An agent that is killed at any step leaves what the next one goes on from, either way.
+func TestKilled(t *testing.T) {
+	for step := range 3 {
+		for _, wanted := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				k := newKernel(t)
+				k.budget = step
+				m := k.maker("1")
+				_ = get(t.Context(), m, k.scan(), 0)
+				if step > 0 {
+					_ = m.Undo(t.Context(), "cell-0")
+				}
+				k.budget = -1
+				m = k.maker("1")
+				if wanted {
+					if err := get(t.Context(), m, k.scan(), 1); err != nil {
+						t.Errorf("after %d writes: %v", step, err)
+					}
+					if s := k.scan(); s.Devices[0].Making != nil {
+						t.Errorf("after %d writes: it is not made", step)
+					}
+				}
+				for _, made := range m.Made() {
+					if err := m.Undo(t.Context(), made.Unit); err != nil {
+						t.Error(err)
+					}
+				}
+				k.check(false)
+			})
+		}
+	}
+}
+
+// A unit that could not be made, and is then made in another way, is undone as it was made.
+func TestMadeInAnotherWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		m := k.maker("1")
+		s := k.scan()
+		s.Devices[0].Making.How["count"] = "8"
+		k.refuse = syscall.ERANGE
+		if err := get(t.Context(), m, s, 0); err == nil {
+			t.Error("it was made")
+		}
+		k.refuse = nil
+		m = k.maker("1") // the administrator has another number now
+		s = k.scan()
+		s.Devices[1].Making.How["count"] = "4"
+		if err := get(t.Context(), m, s, 1); err != nil {
+			t.Error(err)
+		}
+		for _, m := range []*Maker{m, k.maker("1")} {
+			r := m.made["cell-0"]
+			if r.Making.How["count"] != "4" || strings.Join(r.Devices, " ") != "cell-0-a cell-0-b" {
+				t.Errorf("written down: %+v", r)
+			}
+		}
+	})
+}
+
+// A boot undoes everything. Nothing that somebody else has made is undone.
+func TestWhatIsNotOurs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		if err := get(t.Context(), k.maker("1"), k.scan(), 0); err != nil {
+			t.Fatal(err)
+		}
+		m := k.maker("2") // an administrator divided it after the boot
+		if made := m.Made(); len(made) > 0 || len(k.records()) > 0 {
+			t.Errorf("after a boot: %+v, %q", made, k.records())
+		}
+		if err := get(t.Context(), m, k.scan(), 0); err != nil || len(m.Made()) > 0 {
+			t.Errorf("made %+v: %v", m.Made(), err)
+		}
+		if err := m.Undo(t.Context(), "cell-0"); err != nil || len(k.writes) != 1 {
+			t.Errorf("written: %q, %v", k.writes, err)
+		}
+	})
+}
+
+// A record that cannot be read is said, and nothing is done by it.
+func TestDamagedRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		if err := get(t.Context(), k.maker("1"), k.scan(), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(k.records()[0], []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m := New(Config{Dir: filepath.Join(k.dir, "state"), Boot: "1"})
+		if problems := m.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), "cell-0 cannot be read") || len(m.Made()) > 0 {
+			t.Errorf("problems %v, made %+v", problems, m.Made())
+		}
+	})
+}
+
+// A device that is there under the name and is another one is nobody's who was promised the one that was to be
+// made.
+func TestAnotherDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		m, before := k.maker("1"), k.scan()
+		before.Devices[0].Attributes = discovery.Attributes{}
+		before.Devices[0].Attributes.SetString("parent", "cell-0")
+		device := m.config.Device
+		m.config.Device = func(name string) (discovery.Device, bool) {
+			d, there := device(name)
+			d.Attributes = discovery.Attributes{}
+			d.Attributes.SetString("parent", "cell-7")
+			return d, there
+		}
+		const want = `its parent is "cell-7" and not "cell-0"`
+		for range 2 { // the second time it is there already
+			if err := get(t.Context(), m, before, 0); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want %q", err, want)
+			}
+		}
+	})
+}
+
+// Devices that cannot be made are unhealthy for a while, and the reason is said to whoever
+// gets one.
+func TestCannotBeMade(t *testing.T) {
+	for name, test := range map[string]struct {
+		spoil func(*kernel, *Maker)
+		want  string
+	}{
+		"refused":          {func(k *kernel, _ *Maker) { k.refuse = syscall.EBUSY }, "device or resource busy"},
+		"in use":           {func(k *kernel, _ *Maker) { k.busy = errors.New("in use: swap is on it") }, "swap is on it"},
+		"not seen":         {func(k *kernel, _ *Maker) { k.lazy = true }, "it was not seen within 30s"},
+		"read-only":        {func(_ *kernel, m *Maker) { m.config.Tools.Write = func(string, string) error { return syscall.EROFS } }, "read-only file system: the agent may not change the host: it takes onRequest.enabled"},
+		"no privilege":     {func(_ *kernel, m *Maker) { m.config.Tools.Write = nil }, "may not change the host"},
+		"who uses it":      {func(_ *kernel, m *Maker) { m.config.Tools.Busy = nil }, "cannot be told"},
+		"family is absent": {func(_ *kernel, m *Maker) { m.config.Families = nil }, `family "cells" makes no devices`},
+		"disk is full":     {func(k *kernel, m *Maker) { m.config.Dir = filepath.Join(k.dir, attribute) }, "write down"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := newKernel(t)
+				m := k.maker("1")
+				test.spoil(k, m)
+				if err := get(t.Context(), m, k.scan(), 0); err == nil || !strings.Contains(err.Error(), test.want) {
+					t.Errorf("error %v, want %q", err, test.want)
+				}
+				d := m.Describe(k.scan()).Devices[1]
+				if name != "family is absent" && (d.Health.Status != discovery.Unhealthy || !strings.Contains(d.Health.Reason, test.want)) {
+					t.Errorf("health %+v", d.Health)
+				}
+				var again atomic.Bool
+				changed := m.config.Changed
+				m.config.Changed = func() { again.Store(true); changed() }
+				if err := get(t.Context(), m, k.scan(), 0); err == nil {
+					t.Error("made")
+				}
+				synctest.Wait()
+				again.Store(false)
+				time.Sleep(remember)
+				synctest.Wait()
+				if !again.Load() && name != "family is absent" {
+					t.Error("nobody is told that it is over")
+				}
+				if d := m.Describe(k.scan()).Devices[1]; d.Health.Status != discovery.Healthy {
+					t.Errorf("later: health %+v", d.Health)
+				}
+			})
+		})
+	}
+}
+
+// Devices that cannot be undone are there still, and well. It is said why.
+func TestCannotBeUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		m := k.maker("1")
+		if err := get(t.Context(), m, k.scan(), 0); err != nil {
+			t.Fatal(err)
+		}
+		k.busy = errors.New("in use: process 7 (qemu) has it open")
+		err := m.Undo(t.Context(), "cell-0")
+		if made := m.Made(); err == nil || len(made) != 1 || made[0].Failed == nil || !strings.Contains(made[0].Failed.Error(), "qemu") {
+			t.Errorf("error %v, made %+v", err, made)
+		}
+		if d := m.Describe(k.scan()).Devices[0]; d.Health.Status != discovery.Healthy {
+			t.Errorf("health %+v", d.Health)
+		}
+		k.check(true)
+	})
+}
+
+// A record that somebody removes is written again. That is no change of a device: who is told of one looks again, and
+// would do so for ever while the disk cannot be written.
+func TestRemovedRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		m := k.maker("1")
+		if err := get(t.Context(), m, k.scan(), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(m.config.Dir); err != nil {
+			t.Fatal(err)
+		}
+		m.config.Changed = func() { t.Error("it is told as a change") }
+		if err := m.Restore(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(m.file("cell-0")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A write that hangs is waited for once. Nothing else is done to the unit before it ends.
+func TestHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		hangs := make(chan struct{})
+		k.hangs = hangs
+		m := k.maker("1")
+		if err := get(t.Context(), m, k.scan(), 0); err == nil || !strings.Contains(err.Error(), "has not ended after 1m0s") {
+			t.Errorf("error %v", err)
+		}
+		if err := m.Undo(t.Context(), "cell-0"); err == nil || !strings.Contains(err.Error(), "has not ended yet") {
+			t.Errorf("undone beside it: %v", err)
+		}
+		k.mu.Lock()
+		k.hangs = nil
+		k.mu.Unlock()
+		close(hangs)
+		synctest.Wait()
+		if err := get(t.Context(), m, k.scan(), 0); err != nil {
+			t.Error(err)
+		}
+		k.check(true)
+	})
+}
+
+// A look that hangs is waited for once, too, and nothing is done after it. Other units are done
+// meanwhile.
+func TestLookHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		slow := make(chan struct{})
+		k.slow = slow
+		m := k.maker("1")
+		if err := get(t.Context(), m, k.scan(), 0); err == nil || !strings.Contains(err.Error(), "a look at /"+whole+" has not ended after 1m0s") {
+			t.Errorf("error %v", err)
+		}
+		begun := time.Now()
+		if err := get(t.Context(), m, k.scan(), 1); err == nil || !strings.Contains(err.Error(), "has not ended yet") || time.Since(begun) > time.Second {
+			t.Errorf("done beside it: %v, after %s", err, time.Since(begun))
+		}
+		k.mu.Lock()
+		k.slow = nil
+		k.mu.Unlock()
+		close(slow)
+		synctest.Wait()
+		k.check(false)
+		if err := get(t.Context(), m, k.scan(), 0); err != nil {
+			t.Error(err)
+		}
+		k.check(true)
+	})
+}
+
+// A device that is there once the unit is undone, such as the one that was divided, is not
+// waited for to go, though it was one of the unit while it was not there.
+func TestWholeComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		m := k.maker("1")
+		if err := get(t.Context(), m, k.scan(), 0); err != nil {
+			t.Fatal(err)
+		}
+		device := m.config.Device
+		m.config.Device = func(name string) (discovery.Device, bool) {
+			if name != "cell-0" {
+				return device(name)
+			}
+			d := discovery.Device{Name: name, Family: "cells", Source: whole}
+			if _, err := os.Stat(filepath.Join(k.dir, whole, "a")); err == nil {
+				d.Making = &discovery.Making{Unit: "cell-0", Of: whole}
+			}
+			return d, true
+		}
+		m.made["cell-0"].Devices = append(m.made["cell-0"].Devices, "cell-0")
+		begun := time.Now()
+		if err := m.Undo(t.Context(), "cell-0"); err != nil || time.Since(begun) > time.Second {
+			t.Errorf("undone after %s: %v", time.Since(begun), err)
+		}
+		k.check(false)
+	})
+}
+
+// A unit that somebody else has undone is forgotten at once.
+func TestUndoneAlready(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		m := k.maker("1")
+		if err := get(t.Context(), m, k.scan(), 0); err != nil {
+			t.Fatal(err)
+		}
+		device := m.config.Device
+		m.config.Device = func(name string) (discovery.Device, bool) {
+			d, _ := device(name)
+			d.Making, d.Source = nil, whole // as it is seen where nobody has looked since
+			return d, true
+		}
+		k.divide("0")
+		begun := time.Now()
+		if err := m.Undo(t.Context(), "cell-0"); err != nil || time.Since(begun) > time.Second {
+			t.Errorf("after %s: %v", time.Since(begun), err)
+		}
+		k.check(false)
+	})
+}
+
+// Only what was to be made in the way that failed is said to fail.
+func TestFailsInOneWay(t *testing.T) {
+	k := newKernel(t)
+	m := k.maker("1")
+	k.refuse = syscall.EINVAL
+	if err := get(t.Context(), m, k.scan(), 0); err == nil {
+		t.Fatal("made")
+	}
+	s := k.scan()
+	s.Devices[1].Making.How = map[string]string{"attribute": attribute, "otherwise": "yes"}
+	if now := m.Describe(s).Devices; now[0].Health.Status != discovery.Unhealthy || now[1].Health.Status == discovery.Unhealthy {
+		t.Errorf("%+v", now)
+	}
+}
+
+// Nothing is begun once it was called off.
+func TestCalledOff(t *testing.T) {
+	k := newKernel(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := get(ctx, k.maker("1"), k.scan(), 0); !errors.Is(err, context.Canceled) || len(k.writes) > 0 || len(k.records()) > 0 {
+		t.Errorf("%v, writes %q", err, k.writes)
+	}
+}
+
+// An agent that ends does not wait for a device that it will not see any more.
+func TestCalledOffBeforeItIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		k.lazy = true
+		m := k.maker("1")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		begun := time.Now()
+		err := get(ctx, m, k.scan(), 0)
+		if took := time.Since(begun); !errors.Is(err, context.DeadlineExceeded) || took > 2*time.Second || len(m.Made()) != 1 {
+			t.Errorf("%v after %s, made %+v", err, took, m.Made())
+		}
+		if d := m.Describe(k.scan()).Devices[0]; d.Health.Status != discovery.Healthy {
+			t.Errorf("health %+v", d.Health)
+		}
+	})
+}
+
+// While a unit is changed, its devices are there and well, or not made yet.
+func TestDescribeMeanwhile(t *testing.T) {
+	k := newKernel(t)
+	m := k.maker("1")
+	m.Describe(k.scan())
+	leave, err := m.enter(t.Context(), "cell-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.divide("1")
+	s := k.scan()
+	s.Devices[0].Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound}
+	s.Devices = s.Devices[:1] // the other one is not described at all
+	var said []string
+	for _, d := range m.Describe(s).Devices {
+		said = append(said, fmt.Sprint(d.Name, " ", d.Health.Status, " ", d.Making != nil))
+	}
+	if got, want := strings.Join(said, ", "), "cell-0-a Healthy true, cell-0-b Healthy true"; got != want {
+		t.Errorf("meanwhile: %s", got)
+	}
+	leave()
+	if now := m.Describe(s).Devices; len(now) != 1 || now[0].Making != nil || now[0].Health.Status != discovery.Unhealthy {
+		t.Errorf("afterwards: %+v", now)
+	}
+}
+
+// After it was made, a device is made what it is wanted as.
+func TestWantedOtherwise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		m := k.maker("1")
+		var got []string
+		next := func(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+			return d, func(context.Context) error {
+				got = append(got, fmt.Sprint(d.Name, " ", d.Making == nil, " ", want[discovery.Driver]))
+				return nil
+			}, nil
+		}
+		_, work, err := m.Configurer(next)(k.scan().Devices[0], discovery.Parameters{discovery.Driver: discovery.DriverVFIO})
+		if err == nil {
+			err = work(t.Context())
+		}
+		if err != nil || strings.Join(got, ", ") != "cell-0-a true vfio" {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
+}

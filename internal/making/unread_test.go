@@ -1,0 +1,58 @@
+package making
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
+	"chandler.dev/internal/disk/disktest"
+)
+
+// A record that the disk does not read, or list, for a moment is read later, and what was made is undone by it. One that
+// is made anew meanwhile is not what the old record says.
+func TestUnreadRecord(t *testing.T) {
+	for i := range 4 {
+		anew, unread := i%2 > 0, []string{".json", "state"}[i/2]
+		synctest.Test(t, func(t *testing.T) {
+			k := newKernel(t)
+			if err := get(t.Context(), k.maker("1"), k.scan(), 0); err != nil {
+				t.Fatal(err)
+			}
+			m, failing := k.maker("1"), true
+			m.made = make(map[string]*record)
+			m.config.Files = disk.Files{FS: &disktest.Disk{BeforeRead: func(name string) error {
+				if failing && strings.HasSuffix(name, unread) {
+					return syscall.EIO
+				}
+				return nil
+			}}}
+			if problems := m.Open(); len(problems) != 1 || !m.ReadAgain() || len(m.Made()) > 0 {
+				t.Errorf("problems %v, made %+v", problems, m.Made())
+			}
+			if anew {
+				now := discovery.Device{Name: "cell-0-a", Family: "cells", Making: &discovery.Making{Unit: "cell-0", Of: whole, How: map[string]string{"attribute": attribute, "anew": "yes"}}}
+				if err := m.note(&now); err != nil {
+					t.Fatal(err)
+				}
+			}
+			failing = false
+			if m.ReadAgain() {
+				t.Error("unread still")
+			}
+			if how, has := m.Has("cell-0"); !has || (how["anew"] != "") != anew {
+				t.Errorf("%v: %v", has, how)
+			}
+			if err := m.Undo(t.Context(), "cell-0"); err != nil {
+				t.Error(err)
+			}
+			k.check(false)
+			if left, _ := filepath.Glob(filepath.Join(k.dir, "state/*")); len(left) > 0 || m.ReadAgain() {
+				t.Errorf("left %q", left)
+			}
+		})
+	}
+}

@@ -1,0 +1,311 @@
+package making
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/overdue"
+)
+
+// Configurer makes devices that are not there, and asks the next one what else is to be
+// done of them, and of all others.
+func (m *Maker) Configurer(next discovery.Configurer) discovery.Configurer {
+	return func(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+		if d.Making == nil {
+			return next(d, want)
+		}
+		if _, err := m.family(d.Family); err != nil {
+			return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
+		}
+		return d, func(ctx context.Context) error {
+			now, err := m.make(ctx, &d)
+			if err != nil {
+				return fmt.Errorf("device %s: it is not made: %w", d.Name, err)
+			}
+			_, work, err := next(now, want)
+			if work == nil || err != nil {
+				return err
+			}
+			return work(ctx)
+		}, nil
+	}
+}
+
+// make makes a device with all of its unit, and returns it as it is then. It goes on from
+// wherever an earlier call, or an earlier agent, has stopped.
+func (m *Maker) make(ctx context.Context, d *discovery.Device) (discovery.Device, error) {
+	unit := d.Making.Unit
+	leave, err := m.enter(ctx, unit)
+	if err != nil {
+		return *d, err
+	}
+	defer leave()
+	if now, there := m.config.Device(d.Name); there && now.Making == nil && promised(d, &now) == nil {
+		return now, nil // with another one of its unit
+	}
+	now, err := m.makeUnit(ctx, d)
+	m.mu.Lock()
+	if err != nil && ctx.Err() == nil {
+		m.failed[unit] = failure{err: err, how: d.Making.How, at: time.Now()}
+		time.AfterFunc(remember, m.config.Changed) // no event of the kernel says that it is over
+	} else {
+		delete(m.failed, unit)
+	}
+	m.mu.Unlock()
+	return now, err
+}
+
+func (m *Maker) makeUnit(ctx context.Context, d *discovery.Device) (discovery.Device, error) {
+	f, err := m.family(d.Family)
+	if err != nil {
+		return *d, err
+	}
+	unit := d.Making.Unit
+	m.setAwaited(unit, true)
+	defer m.setAwaited(unit, false)
+	work, err := m.plan(f.Make, f.Name, *d.Making)
+	if err != nil {
+		return *d, err
+	}
+	if err := ctx.Err(); err != nil {
+		return *d, fmt.Errorf("called off: %w", err) // from here on the work is not stopped
+	}
+	if work != nil {
+		if err := m.note(d); err != nil {
+			return *d, err
+		}
+		if err := work(context.WithoutCancel(ctx)); err != nil {
+			return *d, err
+		}
+	}
+	m.config.Changed()
+	return m.see(ctx, d)
+}
+
+func (m *Maker) setAwaited(unit string, awaited bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if awaited {
+		m.awaited[unit] = true
+	} else {
+		delete(m.awaited, unit)
+	}
+}
+
+// settles is how long a device that was made may take to be well.
+const settles = 2 * time.Second
+
+// see returns once those who give the device out know that it is there.
+func (m *Maker) see(ctx context.Context, d *discovery.Device) (now discovery.Device, err error) {
+	var since time.Time
+	var other error
+	ok := m.until(ctx, func() bool {
+		device, there := m.config.Device(d.Name)
+		if !there || device.Making != nil {
+			return false
+		}
+		if other = promised(d, &device); other != nil {
+			return false
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		now = device
+		return now.Health.Status == discovery.Healthy || time.Since(since) > settles
+	})
+	switch {
+	case !ok && other != nil:
+		return *d, other
+	case !ok && ctx.Err() != nil:
+		return *d, fmt.Errorf("called off before it was seen: %w", ctx.Err())
+	case !ok:
+		return *d, fmt.Errorf("it was not seen within %s; the kernel's log may say why", m.config.Wait)
+	}
+	return now, nil
+}
+
+// identity is by what a PCI device that was made is known to be the one that was promised.
+var identity = []resourceapi.QualifiedName{"pciVendor", "pciDevice", "function", "parent", deviceattribute.StandardDeviceAttributePCIBusID}
+
+// promised reports how a device that is there differs from the one that was to be made under its name. The
+// kernel may have put that elsewhere.
+func promised(d, now *discovery.Device) error {
+	for _, name := range identity {
+		if want, got := d.Attributes.String(name), now.Attributes.String(name); want != "" && got != want {
+			return fmt.Errorf("another device is there in its place: its %s is %q and not %q", name, got, want)
+		}
+	}
+	return nil
+}
+
+// again is how long until the host is looked at once more while something is waited for: an agent may
+// hear nothing of what the kernel does.
+const again = time.Second
+
+// until reports whether something came to be so in time.
+func (m *Maker) until(ctx context.Context, so func() bool) bool {
+	limit, looked := time.Now().Add(m.config.Wait), time.Now()
+	for !so() {
+		if time.Since(looked) > again {
+			m.config.Changed()
+			looked = time.Now()
+		}
+		if time.Now().After(limit) {
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return true
+}
+
+// Undo undoes what was made. The caller keeps others from its devices, and from those that have come in
+// their place. It is no error if nothing is there any more.
+func (m *Maker) Undo(ctx context.Context, unit string, came ...string) error {
+	leave, err := m.enter(ctx, unit)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	m.mu.Lock()
+	r := m.made[unit]
+	m.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	err = m.undo(ctx, r, union(r.Devices, came))
+	if err == nil {
+		return m.forget(unit)
+	}
+	err = fmt.Errorf("it is not undone: %w", err)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.failed[unit] = failure{err: err, made: true, at: time.Now()}
+	return err
+}
+
+func (m *Maker) undo(ctx context.Context, r *record, devices []string) error {
+	f, err := m.family(r.Family)
+	if err != nil {
+		return err
+	}
+	work, err := m.plan(f.Unmake, f.Name, r.Making)
+	if err != nil {
+		return err
+	}
+	if work == nil { // nothing of it is there, or what is there is somebody else's
+		m.config.Changed()
+		return nil
+	}
+	offered := func(name string) bool {
+		d, known := m.config.Device(name)
+		return known && d.Making == nil
+	}
+	// Others may be there only afterwards, such as the device that was divided.
+	undone := slices.DeleteFunc(devices, func(name string) bool { return !offered(name) })
+	if err := work(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	m.config.Changed()
+	// Those who give them out are to know it, before somebody may have one.
+	if !m.until(ctx, func() bool { return !slices.ContainsFunc(undone, offered) }) {
+		return errors.New("its devices are there still")
+	}
+	return nil
+}
+
+// plan asks a family what is to be done. A driver may keep it waiting: it is left alone
+// then, and nothing is done.
+func (m *Maker) plan(ask func(*discovery.Host, discovery.Tools, discovery.Making) (discovery.Work, error), family string, of discovery.Making) (work discovery.Work, err error) {
+	var planned discovery.Work
+	err = m.calls.Do(m.config.Limit, of.Unit, "a look at /"+of.Of, func() (err error) {
+		planned, err = ask(m.config.Host, m.tools(of.Unit, family), of)
+		return err
+	})
+	if errors.Is(err, overdue.Err) {
+		return nil, err // planned is not ours yet
+	}
+	return planned, err
+}
+
+// enter has one call at a time change a unit, and none while a write of it hangs. The
+// others wait.
+func (m *Maker) enter(ctx context.Context, unit string) (leave func(), err error) {
+	for {
+		m.mu.Lock()
+		other := m.working[unit]
+		if late := m.calls.Of(unit); late != nil && other == nil {
+			m.mu.Unlock()
+			return nil, late
+		}
+		if other == nil {
+			break
+		}
+		m.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another call: %w", ctx.Err())
+		case <-other:
+		}
+	}
+	end := m.begin(unit)
+	m.mu.Unlock()
+	return func() { end(); m.config.Changed() }, nil
+}
+
+// begin keeps others from a unit until end is called. The mutex is held.
+func (m *Maker) begin(unit string) (end func()) {
+	mine := make(chan struct{})
+	m.working[unit] = mine
+	return func() {
+		m.mu.Lock()
+		delete(m.working, unit)
+		m.mu.Unlock()
+		close(mine)
+	}
+}
+
+var errNoPrivilege = errors.New("the agent may not change the host: it takes onRequest.enabled, see docs/on-request.md")
+
+// tools returns what a unit is changed with.
+func (m *Maker) tools(unit, family string) discovery.Tools {
+	return discovery.Tools{
+		Run:    m.config.Programs[family],
+		Write:  func(name, value string) error { return m.write(unit, name, value) },
+		Note:   m.amend,
+		Forget: m.forget,
+		Busy: func(function sysfs.Device, keeps bool) error {
+			if m.config.Tools.Busy == nil {
+				return errors.New("who uses the host's functions cannot be told")
+			}
+			return m.config.Tools.Busy(function, keeps)
+		},
+	}
+}
+
+// write writes an attribute for a unit.
+func (m *Maker) write(unit, name, value string) error {
+	if m.config.Tools.Write == nil {
+		return errNoPrivilege
+	}
+	what := fmt.Sprintf("write %q to /%s", value, name)
+	err := m.calls.Do(m.config.Limit, unit, what, func() error { return m.config.Tools.Write(name, value) })
+	switch {
+	case err == nil, errors.Is(err, overdue.Err):
+		return err
+	case sysfs.IsReadOnly(err):
+		return fmt.Errorf("%s: %w: %w", what, err, errNoPrivilege)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

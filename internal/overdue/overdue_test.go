@@ -1,0 +1,42 @@
+package overdue_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/internal/overdue"
+)
+
+// Of a call that hangs, it is known until it ends, of its object alone.
+func TestCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := 0
+		calls := overdue.Calls{Ended: func() { ended++ }}
+		failed := errors.New("failed")
+		if err := calls.Do(time.Second, "a", "a look", func() error { return failed }); !errors.Is(err, failed) || calls.Of("a") != nil {
+			t.Errorf("%v, %v", err, calls.Of("a"))
+		}
+		hangs := make(chan struct{})
+		began := time.Now()
+		err := calls.Do(time.Second, "a", "a look", func() error { <-hangs; return failed })
+		if !errors.Is(err, overdue.Err) || err.Error() != "a look has not ended after 1s" || time.Since(began) != time.Second {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		if err := calls.Of("a"); !errors.Is(err, overdue.Err) || err.Error() != "a look has not ended yet" {
+			t.Error(err)
+		}
+		if err := calls.Of("b"); err != nil {
+			t.Error(err)
+		}
+		if ended != 0 {
+			t.Error("it was said that it has ended")
+		}
+		close(hangs)
+		synctest.Wait()
+		if err := calls.Of("a"); err != nil || ended != 1 {
+			t.Errorf("%v; ended %d times", err, ended)
+		}
+	})
+}

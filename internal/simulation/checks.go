@@ -1,0 +1,135 @@
+package simulation
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"chandler.dev/internal/ledger"
+)
+
+// check looks whether what must always hold holds.
+func (w *World) check() {
+	w.checkCalls()
+	users := w.users()
+	counters := make(map[string]map[string]resource.Quantity)
+	parts := make(map[string]part)
+	for i, a := range users {
+		for _, b := range users[:i] {
+			if why := w.excludes(a, b); why != "" {
+				w.fail("%s has two users, %s: %s, and %s", a.silicon, why, b, a)
+				return
+			}
+		}
+		for _, why := range []string{w.unrecorded(a), w.checkForm(a)} {
+			if why != "" {
+				w.fail("%s, and %s", a, why)
+				return
+			}
+		}
+		same := func(b *use) bool {
+			unit := a.classic && a.container == b.container && strings.HasPrefix(a.silicon, "iommu-group-") // which one ID stands for
+			return a.claim != "" && a.claim == b.claim && a.device == b.device && a.share == b.share || unit && a.silicon == b.silicon
+		}
+		if a.open || a.back || slices.ContainsFunc(users[:i], same) {
+			continue
+		}
+		if a.part != nil { // shares together take what the device takes
+			if parts[a.device] == nil {
+				parts[a.device] = make(part)
+			}
+			if capacity := parts[a.device].add(a.part); capacity != "" {
+				w.fail("more than all of the %s of %s is in use, last by %s", capacity, a.device, a)
+				return
+			}
+			continue
+		}
+		if why := a.count(counters); why != "" {
+			w.fail("%s, last by %s", why, a)
+			return
+		}
+	}
+}
+
+// unrecorded says how the record of a claim is not about what a container has by it, "" if it
+// is: an agent that started now would give that to others. A record that is missing is being
+// written, or was lost; see missing.
+func (w *World) unrecorded(u *use) string {
+	record, there := w.disk.Content(w.recordOf(u.claim))
+	switch {
+	case !there || u.claim == "" || u.device == "" || w.wiped:
+		return ""
+	case !bytes.Contains(record, []byte(strconv.Quote(w.boot))):
+		return "its record is of an earlier boot"
+	case !bytes.Contains(record, []byte(`"source": `+strconv.Quote(u.device))):
+		return "its record is of something else"
+	}
+	return ""
+}
+
+// twice demands that nobody else has what a claim has whose record is about to be removed:
+// as long as it is there, others are kept out.
+func (w *World) twice(name, boot string) {
+	mine := w.alone(name, boot)
+	if len(mine) == 0 {
+		return
+	}
+	for _, other := range w.disk.Files(stateDir + "/claims") {
+		if other == name {
+			continue
+		}
+		for device := range w.alone(other, boot) {
+			if mine[device] {
+				w.fail("%s was given twice, by %s and by %s", device, name, other)
+			}
+		}
+	}
+}
+
+// alone returns the devices that a record of a boot gives to its claim alone.
+func (w *World) alone(name, boot string) map[string]bool {
+	if path.Ext(name) != ".record" {
+		return nil
+	}
+	var c ledger.Claim
+	data, _ := w.disk.Content(name)
+	_, body, _ := bytes.Cut(data, []byte("\n"))
+	if json.Unmarshal(body, &c) != nil || c.Boot != boot {
+		return nil
+	}
+	devices := make(map[string]bool)
+	for _, r := range c.Results {
+		if !r.Shared && r.Consumes == nil {
+			devices[r.Source] = true
+		}
+	}
+	return devices
+}
+
+func (w *World) recordOf(claim types.UID) string {
+	return stateDir + "/claims/" + string(claim) + ".record"
+}
+
+// count counts what a use takes of the counters of its silicon, and says of which
+// there is not enough.
+func (u *use) count(counters map[string]map[string]resource.Quantity) string {
+	if counters[u.silicon] == nil {
+		counters[u.silicon] = make(map[string]resource.Quantity)
+	}
+	for counter, q := range u.takes {
+		sum := counters[u.silicon][counter]
+		sum.Add(q)
+		counters[u.silicon][counter] = sum
+		if limit := u.has[counter]; sum.Cmp(limit) > 0 {
+			return fmt.Sprintf("%s has %s %s and %s are in use", u.silicon, limit.String(), counter, sum.String())
+		}
+	}
+	return ""
+}

@@ -1,0 +1,106 @@
+package simulation
+
+import (
+	"strings"
+	"time"
+
+	"chandler.dev/internal/simulation/disk"
+)
+
+// diskFault is any fault of the disk that goes on for a while.
+const diskFault = "fault of the disk"
+
+// diskFails makes some operations of the disk fail for a while, one in a few.
+func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op) bool) bool {
+	if w.goesOn(diskFault) {
+		return false
+	}
+	below := pick(w.random, "/", "/", kubeletRoot, cdiRoot)
+	w.disk.SetFault(func(op disk.Op, file string) error {
+		if !which(op) || !strings.HasPrefix(file, below) || !w.chance(oneIn) {
+			return nil
+		}
+		w.saw(name)
+		return with
+	})
+	w.during(diskFault, 40*time.Second, func() {
+		w.disk.SetFault(nil)
+		w.heals()
+	})
+	return true
+}
+
+// slowDisk makes operations of the disk take time, so that others come between.
+func (w *World) slowDisk() bool {
+	if w.goesOn(diskFault) {
+		return false
+	}
+	w.disk.SetFault(func(disk.Op, string) error {
+		if w.chance(4) {
+			w.saw("diskSlow")
+			time.Sleep(w.upTo(3 * time.Second))
+		}
+		return nil
+	})
+	w.during(diskFault, 40*time.Second, func() { w.disk.SetFault(nil) })
+	return true
+}
+
+// wipeState removes the agent's directory, as people do who think that it is of
+// no use any more, and the agent's process with it.
+func (w *World) wipeState() bool {
+	if len(w.disk.Files(stateDir)) == 0 || w.minor < 34 {
+		return false
+	}
+	w.log("the agent's directory is wiped")
+	w.forgetState()
+	w.disk.Wipe(stateDir)
+	if !w.lock.isHeld() {
+		w.forgetUses() // of the agent that is starting
+	}
+	w.saw("stateWiped")
+	return true
+}
+
+// forgetState notes that something of what agents wrote down is gone.
+func (w *World) forgetState() {
+	w.lost = w.lost || w.unhealed()
+	w.wiped = true
+}
+
+func (w *World) wipeSpecs() bool {
+	if len(w.disk.Files(cdiRoot)) == 0 {
+		return false
+	}
+	w.log("the directory of CDI specs is wiped")
+	w.lost = w.lost || w.wiped
+	w.heals()
+	w.disk.Wipe(cdiRoot)
+	w.saw("specsWiped")
+	return true
+}
+
+func (w *World) damageRecord() bool {
+	records := w.disk.Files(stateDir + "/claims")
+	if len(records) == 0 {
+		return false
+	}
+	name := pick(w.random, records...)
+	w.log("%s is damaged", name)
+	w.forgetState()
+	w.disk.Damage(name, func(data []byte) []byte {
+		if len(data) == 0 {
+			return data
+		}
+		switch w.random.IntN(3) {
+		case 0:
+			return nil
+		case 1:
+			return data[:w.random.IntN(len(data))]
+		}
+		data[w.random.IntN(len(data))] ^= 0x20
+		return data
+	})
+	w.saw("recordDamaged")
+	return true
+}

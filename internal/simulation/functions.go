@@ -1,0 +1,359 @@
+package simulation
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/simulation/kernel"
+)
+
+// allowed is what the administrator of a machine lets agents do to its functions.
+type allowed struct {
+	rebind []string // addresses of functions
+	make   string   // the physical function that may have virtual ones, "" for none
+}
+
+// count is how many virtual functions it may have.
+const count = 3
+
+// functions is a machine with disks and network adapters whose drivers change: one disk that
+// nobody may touch, one that is alone in its IOMMU group, two that are in one group, an adapter
+// without virtual functions, and one that has two from the boot on.
+func functions(rebinds, makes bool) *machine {
+	m := &machine{name: fmt.Sprintf("disks and adapters, rebinding %v, on request %v", rebinds, makes), resets: true}
+	disk := func(address string, group int) { m.add(address, kernel.Function{Driver: "nvme", Group: group}) }
+	disk("0000:01:00.0", 1)
+	disk("0000:02:00.0", 2)
+	disk("0000:04:00.0", 4)
+	disk("0000:04:00.1", 4)
+	m.add("0000:03:00.0", kernel.Function{Driver: "igb", Group: 10, Total: 7})
+	m.add("0000:05:00.0", kernel.Function{Driver: "igb", Group: 20, Total: 7, Boot: 2})
+	if rebinds {
+		m.allowed.rebind = []string{"0000:02:00.0", "0000:04:00.0", "0000:04:00.1", "0000:03:10.0", "0000:03:10.2", "0000:03:10.4"}
+		m.cards = append(m.cards, card{address: "0000:02:00.0"}) // one function of a card does not vanish alone
+	}
+	if makes {
+		m.allowed.make = "0000:03:00.0"
+	}
+	m.cards = append(m.cards, card{address: "0000:03:00.0"})
+	m.text = append(m.text, "-- end --\n"...)
+	return m
+}
+
+// add adds a function as it is recorded, without its driver.
+func (m *machine) add(address string, f kernel.Function) {
+	bus := strings.Split(address, ":")[1]
+	f.Address, f.Source = address, fmt.Sprintf("sys/devices/pci0000:00/0000:00:%s.0/%s", bus, address)
+	attributes := []string{"vendor 0x144d", "device 0xa80a", "class 0x010802", "numa_node 0", "reset ", "reset_method flr bus"}
+	if f.Driver != "nvme" {
+		attributes = []string{
+			"vendor 0x8086", "device 0x1521", "class 0x020000", "numa_node 0", "sriov_totalvfs 7", "sriov_numvfs 0", "sriov_offset 128",
+			"sriov_stride 2", "sriov_vf_device 1520", "sriov_drivers_autoprobe 1",
+		}
+	}
+	var b strings.Builder
+	for _, attribute := range attributes {
+		name, value, _ := strings.Cut(attribute, " ")
+		fmt.Fprintf(&b, "-- %s/%s --\n%s\n", f.Source, name, value)
+	}
+	fmt.Fprintf(&b, "-- sys/bus/pci/devices/%s -> ../../../%s --\n", address, strings.TrimPrefix(f.Source, "sys/"))
+	fmt.Fprintf(&b, "-- %s/iommu_group -> ../../../../kernel/iommu_groups/%d --\n", f.Source, f.Group)
+	fmt.Fprintf(&b, "-- sys/kernel/iommu_groups/%d/devices/%s -> ../../../../%s --\n", f.Group, address, strings.TrimPrefix(f.Source, "sys/"))
+	m.text = append(m.text, b.String()...)
+	m.functions = append(m.functions, f)
+}
+
+// host is a machine's host with what the administrator allows.
+func (m *machine) host(h *kernel.Host) *discovery.Host {
+	host := &discovery.Host{FS: h}
+	if len(m.allowed.rebind) > 0 {
+		host.Rebind = []discovery.Rebinding{{Expression: "some", Driver: kernel.VFIO, Selects: func(d discovery.Device) (bool, error) {
+			return slices.ContainsFunc(m.allowed.rebind, func(address string) bool { return d.Name == deviceName(address) }), nil
+		}}}
+	}
+	if m.allowed.make != "" {
+		host.VirtualFunctions = []discovery.VirtualFunctions{{Expression: "one", Count: count, Selects: func(d discovery.Device) (bool, error) {
+			return d.Name == deviceName(m.allowed.make), nil
+		}}}
+	}
+	return host
+}
+
+// resources names what the device-plugin API offers of the machine's functions: disks under
+// vfio, virtual functions with their own driver.
+func (m *machine) resources() ([]rules.Resource, error) {
+	if len(m.functions) == 0 {
+		return nil, nil
+	}
+	disks, err := rules.Compile(`device.attributes["chandler.dev"].?pciClass.orValue("") == "010802"`)
+	if err != nil {
+		return nil, err
+	}
+	adapters, err := rules.Compile(`device.attributes["chandler.dev"].kind == "nic"`)
+	return []rules.Resource{
+		{Selector: disks, Name: "example.com/disk", Want: discovery.Parameters{discovery.Driver: discovery.DriverVFIO}},
+		{Selector: adapters, Name: "example.com/adapter"},
+	}, err
+}
+
+func deviceName(address string) string { return discovery.DeviceName(sysfs.At(nil, address)) }
+
+// asVFIO is how a claim says that it wants functions under vfio.
+const asVFIO = `{"driver":"vfio"}`
+
+// readParameters decodes what claims say.
+func readParameters(raw []byte) (discovery.Parameters, error) {
+	if string(raw) != asVFIO {
+		return nil, fmt.Errorf("no parameters: %s", raw)
+	}
+	return discovery.Parameters{discovery.Driver: discovery.DriverVFIO}, nil
+}
+
+// specify has a claim of a machine whose drivers change say what it wants: some function under
+// vfio or with its own driver, or that of a device.
+func (w *World) specify(claim *resourceapi.ResourceClaim, device *rules.Offered) {
+	if len(w.machine.functions) == 0 {
+		return
+	}
+	vfio := w.random.IntN(2) == 0
+	expression := `device.attributes["chandler.dev"].kind == "nic"`
+	if len(w.machine.allowed.rebind) == 0 {
+		vfio = false
+	}
+	if vfio {
+		expression = `device.attributes["chandler.dev"].?vfioDriver.hasValue()`
+	}
+	if device != nil {
+		vfio = device.Rebind != nil && (device.Rebind.Only || vfio)
+		expression = fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, addressIn(device.Source))
+	}
+	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	if vfio {
+		claim.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: discovery.Domain, Parameters: runtime.RawExtension{Raw: []byte(asVFIO)}},
+		}}}
+	}
+}
+
+// addressIn returns the address of the PCI function that a path leads to, "" if it leads to none.
+func addressIn(source string) string {
+	found := address.FindAllString(source, -1)
+	if len(found) == 0 {
+		return ""
+	}
+	return found[len(found)-1]
+}
+
+// write changes the host for an agent, and demands that it may, and that nobody uses what it
+// takes away.
+func (i *incarnation) write(name, value string) error {
+	w := i.world
+	if i.dead.Load() {
+		return errKilled
+	}
+	if i.hostLimit.Load() > 0 && i.hostLimit.Add(-1) == 0 {
+		w.log("%s is killed before it can write %q to %s", i.name, value, name)
+		w.saw("agentKilledChanging")
+		i.die()
+		return errKilled
+	}
+	w.judge(name, value)
+	latency := w.upTo(200 * time.Millisecond)
+	if w.chance(20) {
+		latency = w.upTo(5 * time.Second)
+	}
+	err := w.host.Write(name, value, latency)
+	w.log("%s wrote %q to %s: %v", i.name, value, name, err)
+	return err
+}
+
+// judge demands of a write that the administrator allows it, and that nobody uses what it takes
+// away.
+func (w *World) judge(name, value string) {
+	a := kernel.ParseWrite(name, value)
+	may, taken := false, []string{a.Function}
+	switch a.Name {
+	case "sriov_numvfs":
+		may = a.Function == w.machine.allowed.make
+		taken = nil
+		if value == "0" {
+			taken = w.host.Virtual(a.Function)
+		}
+	case "reset", "reset_method":
+		may = w.isReset()
+	default:
+		may = slices.Contains(w.machine.allowed.rebind, a.Function)
+	}
+	if !may {
+		w.fail("%q is written to %s, which the administrator does not allow", value, name)
+	}
+	if a.Name == "driver_override" {
+		w.mu.Lock()
+		w.touched[a.Function] = time.Now()
+		w.mu.Unlock()
+	}
+	if a.Name != "unbind" && a.Name != "sriov_numvfs" && a.Name != "reset" {
+		return
+	}
+	for _, address := range taken {
+		if who := w.userOf(address, a.Driver); who != "" {
+			w.fail("%q is written to %s, and %s", value, name, who)
+		}
+		for _, since := range w.host.Openers(address) {
+			if a.Name != "reset" && w.longOpen(address, since) {
+				w.fail("%q is written to %s, and a process has had %s open since %s", value, name, address, since.Format(time.TimeOnly))
+			}
+		}
+	}
+}
+
+// userOf returns which container has a function that is taken from a driver, "" if none has. Who was given a function
+// under vfio, and has it no longer since it was taken out, does not have what came in its place under another driver;
+// driver is "" where it does not matter.
+func (w *World) userOf(address, driver string) string {
+	if w.wiped {
+		return ""
+	}
+	for _, u := range w.users() {
+		if u.device != deviceName(address) || u.back || u.forgotten {
+			continue
+		}
+		if driver != "" && w.disturbed[address] && u.vfio != (driver == kernel.VFIO) {
+			continue
+		}
+		return u.String()
+	}
+	return ""
+}
+
+// longOpen reports whether an agent that took a function must have seen that it is open: it
+// looks before its first write, and nobody can look again before the second one.
+func (w *World) longOpen(address string, since time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	begun, now := w.touched[address], time.Now()
+	return since.Before(begun) || now.Sub(begun) > 30*time.Second && since.Before(now)
+}
+
+// checkForm demands that the driver of what a container has is the one that it was given with.
+func (w *World) checkForm(u *use) string {
+	address := w.addressOf(u.device)
+	if address == "" || w.wiped || u.back || u.forgotten || w.disturbed[address] {
+		return ""
+	}
+	own := "nvme"
+	if strings.Contains(address, ":10.") {
+		own = "igbvf"
+	}
+	if u.vfio {
+		own = kernel.VFIO
+	}
+	if driver, found := w.host.Driver(address); driver != own {
+		return fmt.Sprintf("it is to be under %s, and is under %q, there %v", own, driver, found)
+	}
+	if u.vfio {
+		return w.keptFromVFIO(address)
+	}
+	return ""
+}
+
+// keptFromVFIO says which function of an IOMMU group the host uses, so that nobody can use the others under vfio. One
+// that was taken out meanwhile has come back so.
+func (w *World) keptFromVFIO(address string) string {
+	for _, f := range w.machine.functions {
+		if f.Address != address {
+			continue
+		}
+		for _, member := range w.group(f) {
+			if driver, _ := w.host.Driver(member); driver != "" && driver != kernel.VFIO && !w.disturbed[member] {
+				return fmt.Sprintf("of its IOMMU group %s is under %s", member, driver)
+			}
+		}
+	}
+	return ""
+}
+
+// addressOf returns the address of the function that a device of a machine with such is.
+func (w *World) addressOf(device string) string {
+	if len(w.machine.functions) == 0 {
+		return ""
+	}
+	d := w.machine.devices[device]
+	return addressIn(d.Source)
+}
+
+// asBefore says which function is not what it was before anybody had it, though nobody has one.
+func (w *World) asBefore() string {
+	if w.wiped {
+		return ""
+	}
+	offered := func(address string) bool {
+		d, wanted := w.wanted()[deviceName(address)]
+		return wanted && w.classic() && len(d.Offers) > 0
+	}
+	made := false
+	for _, f := range w.machine.functions {
+		virtual := w.host.Virtual(f.Address)
+		number := f.Boot
+		if f.Address == w.machine.allowed.make && slices.ContainsFunc(w.machine.allowed.rebindable(), offered) {
+			number, made = count, true
+		}
+		if len(virtual) != number {
+			return fmt.Sprintf("%s has %d virtual functions, and not %d", f.Address, len(virtual), number)
+		}
+		own := map[string]string{f.Address: f.Driver}
+		for _, address := range virtual {
+			own[address] = "igbvf"
+		}
+		if own[f.Address] == "nvme" && slices.ContainsFunc(w.group(f), offered) {
+			own[f.Address] = kernel.VFIO
+			made = true
+		}
+		for address, want := range own {
+			if driver, _ := w.host.Driver(address); driver != want || want != kernel.VFIO && w.host.Overridden(address) {
+				return fmt.Sprintf("%s is under %q, override %v, and is to be under %s", address, driver, w.host.Overridden(address), want)
+			}
+		}
+	}
+	dirs := []string{"handover", "rebound", "made"}
+	if made {
+		dirs = dirs[:1]
+	}
+	for _, dir := range dirs {
+		for _, file := range w.disk.Files(stateDir + "/" + dir) {
+			// The next agent removes those of an earlier boot, if this one could not.
+			if data, _ := w.disk.Content(file); bytes.Contains(data, []byte(strconv.Quote(w.boot))) || strings.HasSuffix(file, ".tmp") {
+				return fmt.Sprintf("file %s is left: %s", file, data)
+			}
+		}
+	}
+	return ""
+}
+
+// group returns the functions that go to vfio with a function.
+func (w *World) group(of kernel.Function) (addresses []string) {
+	for _, f := range w.machine.functions {
+		if f.Group == of.Group {
+			addresses = append(addresses, f.Address)
+		}
+	}
+	return addresses
+}
+
+// rebindable returns the virtual functions that can be made.
+func (a allowed) rebindable() (addresses []string) {
+	for i := range count {
+		addresses = append(addresses, fmt.Sprintf("%s10.%d", strings.TrimSuffix(a.make, "00.0"), 2*i))
+	}
+	return addresses
+}

@@ -1,0 +1,103 @@
+package simulation
+
+import (
+	"strings"
+	"time"
+
+	"chandler.dev/internal/simulation/kernel"
+)
+
+// killChanging has an agent killed before it changes the host, once it does.
+func (w *World) killChanging() bool {
+	w.clean()
+	if len(w.living) == 0 || len(w.machine.functions) == 0 {
+		return false
+	}
+	one := pick(w.random, w.living...)
+	after := int64(1 + w.random.IntN(6))
+	w.log("%s is to be killed at its change %d of the host", one.name, after)
+	one.hostLimit.Store(after)
+	return true
+}
+
+// hostUses has the host use a function: a process opens a disk, or an interface is set up.
+func (w *World) hostUses() bool {
+	const fault = "the host uses a function"
+	if len(w.machine.functions) == 0 || w.goesOn(fault) {
+		return false
+	}
+	f := pick(w.random, w.machine.functions...)
+	if f.Driver == "nvme" {
+		node := w.host.DiskNode(f.Address)
+		if node == "" {
+			return false
+		}
+		w.log("a process of the host has /%s open", node)
+		pid := w.host.Spawn("mkfs", "/system.slice/mkfs.service", node)
+		w.during(fault, 40*time.Second, func() { w.host.Exit(pid) })
+		w.saw("hostUses")
+		return true
+	}
+	virtual := w.host.Virtual(f.Address)
+	if len(virtual) == 0 {
+		return false
+	}
+	address := pick(w.random, virtual...)
+	if !w.host.SetUp(address, true) {
+		return false
+	}
+	w.log("the interface of %s is set up", address)
+	w.during(fault, 40*time.Second, func() { w.host.SetUp(address, false) })
+	w.saw("hostUses")
+	return true
+}
+
+// driverRefuses has drivers fail for a while.
+func (w *World) driverRefuses() bool {
+	const fault = "drivers fail"
+	if !w.machine.resets || w.goesOn(fault) {
+		return false
+	}
+	trouble := pick(w.random, kernel.Trouble{Refuses: kernel.VFIO}, kernel.Trouble{Refuses: "nvme"}, kernel.Trouble{Refuses: "igbvf"}, kernel.Trouble{Fewer: true}, kernel.Trouble{Full: true}, kernel.Trouble{Resets: true})
+	w.log("drivers fail: %+v", trouble)
+	w.host.SetTrouble(trouble)
+	w.during(fault, time.Minute, func() { w.host.SetTrouble(kernel.Trouble{}) })
+	w.saw("driverRefuses")
+	return true
+}
+
+// writesHang has writes of attributes hang for a while.
+func (w *World) writesHang() bool {
+	if !w.machine.resets || w.goesOn("writesHang") {
+		return false
+	}
+	w.host.Stick()
+	w.during("writesHang", 90*time.Second, w.host.Unstick)
+	w.saw("writesHang")
+	return true
+}
+
+// disturb notes that the kernel forgets the drivers of a card's functions.
+func (w *World) disturb(c card) {
+	w.disturbed[c.address] = true
+	if bus, zero := strings.CutSuffix(c.address, ":00.0"); zero {
+		for i := range count {
+			w.disturbed[bus+":10."+string(rune('0'+2*i))] = true
+		}
+	}
+}
+
+// rebootHost has the kernel start anew.
+func (w *World) rebootHost() {
+	w.host.Reboot()
+	clear(w.disturbed)
+	for _, c := range w.cards {
+		if w.host.Gone(c.address) {
+			w.disturb(c)
+		}
+	}
+	w.mu.Lock()
+	w.processes = nil
+	clear(w.touched)
+	w.mu.Unlock()
+}

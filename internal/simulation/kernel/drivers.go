@@ -1,0 +1,496 @@
+package kernel
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Function is a PCI function whose driver may change.
+type Function struct {
+	Address string
+	Source  string // its directory
+	Driver  string // that takes it by its identity: nvme, igb or igbvf
+	Group   int    // its IOMMU group
+
+	// Of a physical function: how many virtual ones it can have, and how many it has from the
+	// boot on.
+	Total, Boot int
+}
+
+// function is a Function as it is at present.
+type function struct {
+	Function
+
+	physical *function // of a virtual one
+	driver   string
+	override string
+	virtual  []*function
+	busy     bool // a write to it goes on
+}
+
+// The drivers that the kernel has.
+const (
+	VFIO     = "vfio-pci"
+	nvme     = "nvme"
+	physical = "igb"
+	virtual  = "igbvf"
+)
+
+// none is what driver_override says where it says nothing.
+const none = "(null)"
+
+// Drive has drivers take functions, as in a boot. The functions' other files are those of the
+// recorded host.
+func (h *Host) Drive(functions ...Function) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.driven = functions
+	h.boot()
+}
+
+// Reboot is what a boot makes of the host: it has forgotten who bound and made what, and
+// writes that go on have come to nothing.
+func (h *Host) Reboot() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.boot()
+}
+
+func (h *Host) boot() {
+	h.boots++
+	for _, pid := range slices.Sorted(maps.Keys(h.processes)) {
+		h.exit(pid)
+	}
+	h.processes = make(map[int]*process)
+	for _, f := range h.functions {
+		h.destroy(f)
+		if f.physical == nil {
+			h.bind(f, "")
+		}
+	}
+	h.functions = make(map[string]*function)
+	h.text("proc/1/comm", "systemd\n")
+	h.text("proc/1/cgroup", "0::/init.scope\n")
+	h.text("proc/1/mountinfo", "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/root rw\n")
+	if h.find("proc/1/net/route") == nil {
+		h.text("proc/1/net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n")
+	}
+	h.put("proc/1/ns/pid", &node{mode: fs.ModeSymlink, target: "pid:[4026531836]"})
+	h.put("proc/1/fd/0", &node{mode: fs.ModeSymlink, target: "socket:[1]"})
+	if len(h.driven) == 0 {
+		return
+	}
+	for _, name := range []string{VFIO, nvme, physical, virtual} {
+		for _, attribute := range []string{"bind", "unbind"} {
+			h.put("sys/bus/pci/drivers/"+name+"/"+attribute, &node{mode: 0o200})
+		}
+	}
+	h.device("sys/devices/virtual/misc/vfio", "vfio/vfio", 10, 196)
+	h.put("sys/class/misc/vfio", &node{mode: fs.ModeSymlink, target: "../../devices/virtual/misc/vfio"})
+	for _, f := range h.driven {
+		if h.gone[f.Address] == nil {
+			h.probeAnew(f)
+		}
+	}
+}
+
+// probeAnew has a function that has appeared be taken by its driver.
+func (h *Host) probeAnew(of Function) {
+	f := &function{Function: of}
+	h.functions[f.Address] = f
+	h.override(f, none)
+	h.bind(f, f.Driver)
+	for i := range f.Boot {
+		h.bind(h.addVirtual(f, i), virtual)
+	}
+}
+
+// text writes a file, which stays the same file for those who have it open.
+func (h *Host) text(name, text string) {
+	if n := h.find(name); n != nil && n.mode.IsRegular() {
+		n.data = []byte(text)
+		return
+	}
+	h.put(name, &node{mode: 0o644, data: []byte(text)})
+}
+
+// device makes what the kernel shows of a device that has a node.
+func (h *Host) device(dir, name string, major, minor uint32) {
+	h.text(dir+"/dev", fmt.Sprintf("%d:%d\n", major, minor))
+	h.text(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=%s\n", major, minor, name))
+	h.put("dev/"+name, &node{mode: fs.ModeDevice | fs.ModeCharDevice | 0o600, rdev: unix.Mkdev(major, minor)})
+}
+
+// drop removes a path with all below it.
+func (h *Host) drop(name string) {
+	if parent := h.find(path.Dir(name)); parent != nil {
+		delete(parent.children, path.Base(name))
+	}
+}
+
+func (h *Host) override(f *function, driver string) {
+	f.override = driver
+	h.text(f.Source+"/driver_override", driver+"\n")
+}
+
+// number tells the node or the interface of a function from others.
+func (f *function) number() int {
+	var bus, slot, number int
+	_, _ = fmt.Sscanf(f.Address, "0000:%x:%x.%x", &bus, &slot, &number)
+	return bus<<8 | slot<<3 | number
+}
+
+// NodeOf returns the path of the node that the function has under nvme.
+func (f *function) nodeOf() string { return fmt.Sprintf("dev/nvme%d", f.number()) }
+
+// bind has a driver have a function, or none, with what that makes of it.
+func (h *Host) bind(f *function, driver string) {
+	switch f.driver {
+	case nvme:
+		h.drop(f.Source + "/nvme")
+		h.drop(f.nodeOf())
+	case physical, virtual:
+		h.drop(f.Source + "/net")
+		h.drop(fmt.Sprintf("sys/class/net/eth%d", f.number()))
+	}
+	f.driver = driver
+	h.drop(f.Source + "/driver")
+	if driver != "" {
+		h.put(f.Source+"/driver", &node{mode: fs.ModeSymlink, target: strings.Repeat("../", strings.Count(f.Source, "/")) + "bus/pci/drivers/" + driver})
+	}
+	switch driver {
+	case nvme:
+		name := path.Base(f.nodeOf())
+		h.device(f.Source+"/nvme/"+name, name, 240, uint32(f.number()))
+	case physical, virtual:
+		net := fmt.Sprintf("/net/eth%d", f.number())
+		h.text(f.Source+net+"/type", "1\n")
+		h.text(f.Source+net+"/flags", map[string]string{physical: "0x1003\n", virtual: "0x1002\n"}[driver])
+		h.put("sys/class"+net, &node{mode: fs.ModeSymlink, target: "../../" + strings.TrimPrefix(f.Source, "sys/") + net})
+	}
+	h.group(f.Group)
+}
+
+// group has an IOMMU group have a node as long as vfio has a function of it.
+func (h *Host) group(number int) {
+	for _, f := range h.functions {
+		if f.Group == number && f.driver == VFIO {
+			dir := fmt.Sprintf("sys/devices/virtual/vfio/%d", number)
+			h.device(dir, fmt.Sprintf("vfio/%d", number), 511, uint32(number))
+			h.put(fmt.Sprintf("sys/class/vfio/%d", number), &node{mode: fs.ModeSymlink, target: fmt.Sprintf("../../devices/virtual/vfio/%d", number)})
+			return
+		}
+	}
+	for _, name := range []string{"sys/devices/virtual/vfio/%d", "sys/class/vfio/%d", "dev/vfio/%d"} {
+		h.drop(fmt.Sprintf(name, number))
+	}
+}
+
+// addVirtual makes a virtual function that no driver has yet.
+func (h *Host) addVirtual(of *function, i int) *function {
+	devfn := 128 + 2*i
+	bus, _, _ := strings.Cut(strings.TrimPrefix(of.Address, "0000:"), ":")
+	address := fmt.Sprintf("0000:%s:%02x.%d", bus, devfn/8, devfn%8)
+	f := &function{Function: Function{Address: address, Source: path.Join(path.Dir(of.Source), address), Driver: virtual, Group: of.Group + 1 + i}, physical: of}
+	for name, text := range map[string]string{"class": "0x020000", "vendor": "0x8086", "device": "0x1520", "numa_node": "0"} {
+		h.text(f.Source+"/"+name, text+"\n")
+	}
+	up := strings.Repeat("../", strings.Count(f.Source, "/"))
+	h.put("sys/bus/pci/devices/"+address, &node{mode: fs.ModeSymlink, target: "../../../" + strings.TrimPrefix(f.Source, "sys/")})
+	h.put(f.Source+"/iommu_group", &node{mode: fs.ModeSymlink, target: fmt.Sprintf("%skernel/iommu_groups/%d", up, f.Group)})
+	h.put(fmt.Sprintf("sys/kernel/iommu_groups/%d/devices/%s", f.Group, address), &node{mode: fs.ModeSymlink, target: "../../../../" + strings.TrimPrefix(f.Source, "sys/")})
+	h.put(f.Source+"/physfn", &node{mode: fs.ModeSymlink, target: "../" + of.Address})
+	h.put(fmt.Sprintf("%s/virtfn%d", of.Source, i), &node{mode: fs.ModeSymlink, target: "../" + address})
+	h.functions[address] = f
+	of.virtual = append(of.virtual, f)
+	h.override(f, none)
+	return f
+}
+
+// destroy removes the virtual functions of a function.
+func (h *Host) destroy(of *function) {
+	for len(of.virtual) > 0 {
+		h.removeVirtual(of)
+	}
+}
+
+// removeVirtual removes the last virtual function of a function.
+func (h *Host) removeVirtual(of *function) {
+	i := len(of.virtual) - 1
+	f := of.virtual[i]
+	of.virtual = of.virtual[:i]
+	h.bind(f, "")
+	delete(h.functions, f.Address)
+	for _, name := range []string{"sys/bus/pci/devices/" + f.Address, f.Source, fmt.Sprintf("%s/virtfn%d", of.Source, i), fmt.Sprintf("sys/kernel/iommu_groups/%d", f.Group)} {
+		h.drop(name)
+	}
+}
+
+// Driver returns the driver of a function, and whether the function is there.
+func (h *Host) Driver(address string) (driver string, found bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f := h.functions[address]
+	if f == nil {
+		return "", false
+	}
+	return f.driver, true
+}
+
+// Overridden reports whether a function is for a driver whatever its identity.
+func (h *Host) Overridden(address string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f := h.functions[address]
+	return f != nil && f.override != none
+}
+
+// Virtual returns the addresses of the virtual functions that a physical one has.
+func (h *Host) Virtual(address string) (virtual []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if f := h.functions[address]; f != nil {
+		for _, v := range f.virtual {
+			virtual = append(virtual, v.Address)
+		}
+	}
+	return virtual
+}
+
+// SetUp sets the interface of a function up or down, and reports whether it has one.
+func (h *Host) SetUp(address string, up bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f := h.functions[address]
+	if f == nil || f.driver != virtual {
+		return false
+	}
+	h.text(fmt.Sprintf("%s/net/eth%d/flags", f.Source, f.number()), map[bool]string{true: "0x1003\n", false: "0x1002\n"}[up])
+	return true
+}
+
+// Trouble is how drivers fail at present.
+type Trouble struct {
+	Refuses string // a driver that takes no function
+	Fewer   bool   // one virtual function less is made than is asked for
+	Full    bool   // none can be made
+	Resets  bool   // no function can be reset
+}
+
+// SetTrouble has drivers fail, or not.
+func (h *Host) SetTrouble(t Trouble) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.trouble = t
+}
+
+// Stick has writes of attributes hang until Unstick.
+func (h *Host) Stick() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stuck = make(chan struct{})
+}
+
+// Unstick has writes that hang go on.
+func (h *Host) Unstick() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stuck != nil {
+		close(h.stuck)
+		h.stuck = nil
+	}
+}
+
+// Attribute is what a write to a function does.
+type Attribute struct {
+	Function string // its address
+	Name     string // "unbind"
+	Driver   string // of bind and unbind
+	Value    string
+}
+
+// ParseWrite returns what a write does.
+func ParseWrite(name, value string) Attribute {
+	dir, attribute := path.Split(name)
+	of := path.Base(dir)
+	switch attribute {
+	case "bind", "unbind":
+		return Attribute{Function: value, Name: attribute, Driver: of, Value: value}
+	case "drivers_probe":
+		return Attribute{Function: value, Name: attribute, Value: value}
+	}
+	return Attribute{Function: of, Name: attribute, Value: value}
+}
+
+// Write writes an attribute as a process does that nobody can kill before the kernel has come
+// back: one write to a function at a time, each after the latency.
+func (h *Host) Write(name, value string, latency time.Duration) error {
+	a := ParseWrite(name, value)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, boots := h.functions[a.Function], h.boots
+	was := f
+	if n := h.find(name); f == nil && n != nil && strings.HasPrefix(a.Name, "reset") { // its driver does not change
+		f = &function{Function: Function{Address: a.Function, Source: path.Dir(name)}}
+	}
+	switch {
+	case f == nil && (a.Name == "bind" || a.Name == "unbind" || a.Name == "drivers_probe"):
+		return syscall.ENODEV
+	case f == nil:
+		return syscall.ENOENT
+	}
+	there := func() bool { return h.functions[a.Function] == was && h.find(f.Source) != nil && h.boots == boots }
+	for f.busy {
+		h.pause(20 * time.Millisecond)
+	}
+	f.busy = true
+	defer func() { f.busy = false }()
+	h.pause(latency)
+	if stuck := h.stuck; stuck != nil {
+		h.mu.Unlock()
+		<-stuck
+		h.mu.Lock()
+	}
+	if !there() {
+		return syscall.ENODEV
+	}
+	err := h.change(f, a, there)
+	if h.Changed != nil {
+		h.Changed()
+	}
+	return err
+}
+
+// awaitWriter returns when no write to the function goes on if the file is one that the kernel shows
+// under the device's lock (driver_override_show in drivers/pci/pci-sysfs.c, sriov_numvfs_show in
+// drivers/pci/iov.c, Linux 6.1 to 6.18). The caller holds the lock.
+func (h *Host) awaitWriter(name string) {
+	if base := path.Base(name); base != "driver_override" && base != "sriov_numvfs" {
+		return
+	}
+	address, boots := path.Base(path.Dir(name)), h.boots
+	for f := h.functions[address]; f != nil && f.busy && h.functions[address] == f && h.boots == boots; {
+		h.pause(20 * time.Millisecond)
+	}
+}
+
+// pause lets time go by. The caller holds the lock, which is free meanwhile.
+func (h *Host) pause(d time.Duration) {
+	h.mu.Unlock()
+	time.Sleep(d)
+	h.mu.Lock()
+}
+
+// change does what a write says. There tells whether the function is still what it was.
+func (h *Host) change(f *function, a Attribute, there func() bool) error {
+	switch a.Name {
+	case "driver_override":
+		if a.Value == "" {
+			a.Value = none
+		}
+		h.override(f, a.Value)
+	case "unbind":
+		if f.driver != a.Driver {
+			return syscall.ENODEV
+		}
+		if !h.awaitClosed(f, there) {
+			return syscall.ENODEV
+		}
+		h.bind(f, "")
+	case "bind":
+		if f.override != none && f.override != a.Driver || f.driver != "" {
+			return syscall.ENODEV
+		}
+		return h.probe(f, a.Driver)
+	case "drivers_probe":
+		driver := f.Driver
+		if f.override != none {
+			driver = f.override
+		}
+		if f.driver != "" {
+			return nil
+		}
+		return h.probe(f, driver)
+	case "sriov_numvfs":
+		return h.setVirtual(f, a.Value, there)
+	case "reset":
+		if h.trouble.Resets {
+			return syscall.ENOTTY
+		}
+	case "reset_method":
+		h.text(f.Source+"/reset_method", a.Value+"\n")
+	default:
+		return syscall.EINVAL
+	}
+	return nil
+}
+
+func (h *Host) probe(f *function, driver string) error {
+	if h.trouble.Refuses == driver {
+		return syscall.EIO
+	}
+	h.bind(f, driver)
+	return nil
+}
+
+// awaitClosed waits as vfio does, until nobody has a function open. It reports whether the
+// function is still there.
+func (h *Host) awaitClosed(f *function, there func() bool) bool {
+	for there() && f.driver == VFIO && len(h.openers(f)) > 0 {
+		h.pause(100 * time.Millisecond)
+	}
+	return there()
+}
+
+// setVirtual makes virtual functions, or removes them, one by one. Drivers take them a little
+// later.
+func (h *Host) setVirtual(f *function, value string, there func() bool) error {
+	const each = 30 * time.Millisecond
+	count, err := strconv.Atoi(value)
+	switch {
+	case err != nil:
+		return syscall.EINVAL
+	case f.driver != physical:
+		return syscall.ENOENT
+	case count > f.Total:
+		return syscall.ERANGE
+	case count > 0 && len(f.virtual) > 0:
+		return syscall.EBUSY
+	case count > 0 && h.trouble.Full:
+		return syscall.ENOMEM
+	}
+	if count > 1 && h.trouble.Fewer {
+		count--
+	}
+	for i := range count {
+		v := h.addVirtual(f, i)
+		h.pause(each)
+		if !there() {
+			return syscall.ENODEV
+		}
+		_ = h.probe(v, v.Driver) // the kernel only logs it
+		if h.Changed != nil {
+			h.Changed()
+		}
+	}
+	for count == 0 && len(f.virtual) > 0 {
+		if !h.awaitClosed(f.virtual[len(f.virtual)-1], there) {
+			return syscall.ENODEV
+		}
+		h.removeVirtual(f)
+		h.pause(each)
+		if !there() {
+			return syscall.ENODEV
+		}
+	}
+	return nil
+}

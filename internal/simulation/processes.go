@@ -1,0 +1,164 @@
+package simulation
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/handover"
+	"chandler.dev/internal/simulation/kubelet"
+)
+
+// running is the process of a container.
+type running struct {
+	pid   int
+	pod   types.UID
+	uses  []*use
+	known bool // everything is to be handed over that it has, and it is known whose it is
+	until time.Time
+	ended bool // its container has
+}
+
+// handovers draws how devices are handed over. No family's device but that of our own machines
+// can be reset.
+func (w *World) handovers() (all []handover.Rule) {
+	before := w.handsOver
+	w.handsOver = w.random.IntN(3) == 0
+	if !w.handsOver || !before {
+		w.unsure(learn)
+	}
+	if !w.handsOver {
+		return nil
+	}
+	if w.machine.resets && w.random.IntN(2) == 0 {
+		w.mu.Lock()
+		w.resets = true
+		w.mu.Unlock()
+		rule := handover.Rule{Expression: "functions", Reset: true, Selects: func(d discovery.Device) (bool, error) { return d.Attributes.String("kind") != "nic", nil }}
+		if w.random.IntN(2) == 0 {
+			rule.Methods = []string{"flr"}
+		}
+		all = append(all, rule)
+	}
+	return append(all, handover.Rule{Expression: "true", Selects: func(discovery.Device) (bool, error) { return true, nil }})
+}
+
+// learn is how long it may take until all agents know that devices are to be handed over.
+const learn = 2 * time.Minute
+
+// unsure says that for a while agents may not know that devices are to be handed over.
+func (w *World) unsure(d time.Duration) {
+	w.handsSince = time.Now().Add(d)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.processes {
+		p.known = false
+	}
+}
+
+// isReset reports whether the administrator ever wanted functions reset.
+func (w *World) isReset() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.resets
+}
+
+// spawn starts the process of a container, which opens all its nodes.
+func (w *World) spawn(c *kubelet.Container, uses []*use, nodes []string) {
+	pod := w.podOf(c.Pod.UID)
+	known := w.handsOver && time.Now().After(w.handsSince) && (pod == nil || pod.own) && !slices.ContainsFunc(uses, func(u *use) bool { return u.classic || u.part != nil || u.open })
+	pid := w.host.Spawn("train", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+strings.ReplaceAll(string(c.Pod.UID), "-", "_")+".slice/cri-containerd-0.scope", nodes...)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.processes = append(w.processes, &running{pid: pid, pod: c.Pod.UID, uses: uses, known: known})
+}
+
+func (w *World) podOf(uid types.UID) *pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pods[uid]
+}
+
+// linger has a container's process end, now or later: it may hang in its driver.
+func (w *World) linger(c *kubelet.Container) {
+	late := w.chance(6)
+	for _, p := range w.ofPod(c.Pod.UID) {
+		if p.ended {
+			continue
+		}
+		w.mu.Lock()
+		p.ended = true
+		w.mu.Unlock()
+		if !late {
+			w.exit(p)
+			continue
+		}
+		p.until = time.Now().Add(w.upTo(time.Minute))
+		w.saw("processLingers")
+		w.log("a process of pod %s lives on when its container has ended", c.Pod)
+	}
+}
+
+func (w *World) ofPod(uid types.UID) (found []*running) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.processes {
+		if p.pod == uid {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+func (w *World) exit(p *running) {
+	w.host.Exit(p.pid)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.processes = slices.DeleteFunc(w.processes, func(other *running) bool { return other == p })
+}
+
+// reap ends processes that have lived on for long enough.
+func (w *World) reap(now time.Time) {
+	w.mu.Lock()
+	all := slices.Clone(w.processes)
+	w.mu.Unlock()
+	for _, p := range all {
+		if p.ended && !now.Before(p.until) {
+			w.log("process %d ends", p.pid)
+			w.exit(p)
+		}
+	}
+}
+
+// checkHandover says which process of an earlier pod has open what a container is given, "" if
+// none is known to.
+func (w *World) checkHandover(c *kubelet.Container, u *use) string {
+	if !w.handsOver || w.wiped || w.failedOnce() || u.open || u.part != nil {
+		return ""
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.processes {
+		for _, had := range p.uses {
+			same := had.device == u.device && slices.ContainsFunc(had.nodes, func(n string) bool { return slices.Contains(u.nodes, n) })
+			if p.known && p.pod != c.Pod.UID && same && had.claim != u.claim {
+				return fmt.Sprintf("process %d of pod %s has it open since before", p.pid, p.pod)
+			}
+		}
+	}
+	return ""
+}
+
+// pathsOf returns the paths of nodes on the host.
+func pathsOf(edits specs.ContainerEdits) (paths []string) {
+	for _, n := range edits.DeviceNodes {
+		paths = append(paths, cmp.Or(n.HostPath, n.Path))
+	}
+	return paths
+}

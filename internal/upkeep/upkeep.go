@@ -1,0 +1,319 @@
+// Package upkeep has vendors' own programs keep up what claims want for as long as they have
+// devices, such as a daemon. The programs run beside the agent and go on while it is updated; each
+// listens on a socket below one directory. What is kept up for no claim is ended, and what has
+// ended by itself is begun again. It knows no vendor. Which claims there are is the ledger's to say.
+package upkeep
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/upkeep/wire"
+)
+
+// Config is what an Overseer works with.
+type Config struct {
+	Host     *discovery.Host
+	Files    disk.Files
+	Dir      string   // has a directory for each family's program
+	Families []string // those that have one
+	Ledger   *ledger.Ledger
+
+	// Changed is called when something is to be said of devices. It must not block.
+	Changed func()
+}
+
+// Overseer orders, and sees to what was ordered.
+type Overseer struct {
+	config Config
+
+	mu      sync.Mutex
+	ordered map[types.UID]bool    // of which a directory may not be there yet
+	broken  map[types.UID]trouble // what has ended by itself
+}
+
+// trouble is that something has ended by itself.
+type trouble struct {
+	why     string
+	at      time.Time
+	devices []string
+}
+
+const (
+	interval  = 5 * time.Second  // how often programs are asked
+	remember  = time.Minute      // how long it is said of devices that something of theirs ended
+	patience  = 5 * time.Second  // how long a program that crashed may take to be there again
+	askLimit  = 5 * time.Second  // how long an answer to a question may take
+	workLimit = 35 * time.Second // how long an order may take
+)
+
+// New returns an Overseer.
+func New(config Config) *Overseer {
+	return &Overseer{config: config, ordered: make(map[types.UID]bool), broken: make(map[types.UID]trouble)}
+}
+
+// Begin has the programs do what a claim wants, and returns once it is so. It is no error if it
+// is so already.
+func (o *Overseer) Begin(ctx context.Context, uid types.UID, orders []discovery.Order) error {
+	for _, order := range orders {
+		o.mu.Lock()
+		o.ordered[uid] = true
+		o.mu.Unlock()
+		if err := o.call(ctx, order.Family, http.MethodPut, wire.Path+"/"+string(uid), wire.Order{How: order.How}, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var _ ledger.Output = (*Overseer)(nil)
+
+// Write implements [ledger.Output]. The driver orders before it writes anything else.
+func (o *Overseer) Write(ledger.Entry) error { return nil }
+
+// Remove implements [ledger.Output]: it ends what is kept up for a claim.
+func (o *Overseer) Remove(e ledger.Entry, others []ledger.Entry) error {
+	uid := e.Owner().UID
+	if uid == "" || slices.ContainsFunc(others, func(other ledger.Entry) bool { return other.Owner().UID == uid }) {
+		return nil
+	}
+	return o.end(uid)
+}
+
+// Sweep implements [ledger.Output]. Run ends what is of no claim, since a program may not be
+// there yet.
+func (o *Overseer) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }
+
+func (o *Overseer) end(uid types.UID) error {
+	o.mu.Lock()
+	ordered := o.ordered[uid]
+	o.mu.Unlock()
+	for _, family := range o.config.Families {
+		dir := filepath.Join(o.config.Dir, family, string(uid))
+		if _, err := o.config.Files.Lstat(dir); err != nil && !ordered {
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			return fmt.Errorf("find what is kept up: %w", err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), workLimit)
+		err := o.call(ctx, family, http.MethodDelete, wire.Path+"/"+string(uid), nil, nil)
+		cancel()
+		if errors.Is(err, errNobody) && o.over(dir) {
+			err = nil // whatever is left there the program removes once it is back
+		}
+		if err != nil {
+			return err
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.ordered, uid)
+	delete(o.broken, uid)
+	return nil
+}
+
+// over reports whether no process can serve a claim any more, by what the program wrote down. A
+// program that was ended takes its daemons with it.
+func (o *Overseer) over(dir string) bool {
+	data, err := o.config.Files.Read(filepath.Join(dir, wire.Record))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	var claim wire.Claim
+	if err != nil || json.Unmarshal(data, &claim) != nil {
+		return false
+	}
+	if claim.Process.PID == 0 {
+		return true
+	}
+	stat, err := o.config.Host.ReadText("/proc/" + strconv.Itoa(claim.Process.PID) + "/stat")
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	return err == nil && len(fields) > 19 && (fields[19] != claim.Process.Start || fields[0] == "Z")
+}
+
+// Run sees to what was ordered until the context ends.
+func (o *Overseer) Run(ctx context.Context) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		for _, family := range o.config.Families {
+			o.see(ctx, family)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// see asks a program what it does. It ends what is of no claim, and begins again what has ended.
+func (o *Overseer) see(ctx context.Context, family string) {
+	if entries, err := o.config.Files.List(filepath.Join(o.config.Dir, family)); err != nil || len(entries) == 0 {
+		return // there was never such a program
+	}
+	var claims []wire.Claim
+	asking, cancel := context.WithTimeout(ctx, askLimit)
+	err := o.call(asking, family, http.MethodGet, wire.Path, nil, &claims)
+	cancel()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("It cannot be told what is kept up for claims", "family", family, "reason", err.Error())
+		return
+	}
+	for _, claim := range claims {
+		uid := types.UID(claim.UID)
+		known, err := o.config.Ledger.Look(uid, func() error { return o.end(uid) }) //nolint:contextcheck // as for [ledger.Output]
+		switch {
+		case err != nil:
+			klog.FromContext(ctx).Error(err, "What is kept up for a claim that is no more is not ended", "uid", uid)
+		case !known:
+			klog.FromContext(ctx).Info("Ended what was kept up for a claim that is no more", "uid", uid)
+		case claim.Broken != "":
+			o.again(ctx, family, &claim)
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for uid, t := range o.broken {
+		if time.Since(t.at) > remember {
+			delete(o.broken, uid)
+			o.config.Changed()
+		}
+	}
+}
+
+// again begins what has ended by itself.
+func (o *Overseer) again(ctx context.Context, family string, claim *wire.Claim) {
+	uid := types.UID(claim.UID)
+	entry, state := o.config.Ledger.Claim(uid)
+	if entry == nil || state != ledger.Given {
+		return // its call orders it
+	}
+	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(entry.Namespace, entry.Name), "uid", uid)
+	beginning, cancel := context.WithTimeout(ctx, workLimit)
+	defer cancel()
+	err := o.Begin(beginning, uid, []discovery.Order{{Family: family, How: claim.How}})
+	t := trouble{why: claim.Broken, at: time.Now()}
+	for i := range entry.Results {
+		t.devices = append(t.devices, entry.Results[i].Source)
+	}
+	if err != nil {
+		t.why = err.Error()
+	}
+	o.mu.Lock()
+	before, known := o.broken[uid]
+	o.broken[uid] = t
+	o.mu.Unlock()
+	if !known || before.why != t.why {
+		if err != nil {
+			logger.Error(err, "What is kept up for a claim ended, and cannot be begun again", "ended", claim.Broken)
+		} else {
+			logger.Info("Warning: what is kept up for a claim ended by itself, and was begun again; programs that used it have failed", "ended", claim.Broken)
+		}
+		o.config.Changed()
+	}
+}
+
+// Describe returns a snapshot in which devices are unhealthy of which something has ended by itself
+// that their claim needs.
+func (o *Overseer) Describe(s *discovery.Snapshot) *discovery.Snapshot {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.broken) == 0 {
+		return s
+	}
+	now := *s
+	now.Devices = slices.Clone(s.Devices)
+	for _, t := range o.broken {
+		for i := range now.Devices {
+			if d := &now.Devices[i]; slices.Contains(t.devices, d.Name) && d.Health.Status == discovery.Healthy {
+				d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: t.why}
+			}
+		}
+	}
+	return &now
+}
+
+// errNobody is that no program listens.
+var errNobody = errors.New("nobody answers")
+
+// call asks a family's program. A program that left its socket behind has crashed, and is often back within seconds, so the
+// call waits for it: the kubelet would call again only a minute later.
+func (o *Overseer) call(ctx context.Context, family, method, path string, body, into any) error {
+	for began := time.Now(); ; {
+		err := o.ask(ctx, family, method, path, body, into)
+		if !errors.Is(err, syscall.ECONNREFUSED) || time.Since(began) > patience {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (o *Overseer) ask(ctx context.Context, family, method, path string, body, into any) error {
+	socket := filepath.Join(o.config.Dir, family, wire.Socket)
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	data, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("order: %w", err)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, "http://upkeep"+path, bytes.NewReader(data))
+	if err != nil {
+		return fmt.Errorf("order: %w", err)
+	}
+	response, err := client.Do(request)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w at %s: %w: the program that keeps up what claims want has ended", errNobody, socket, syscall.ECONNREFUSED)
+	case errors.Is(err, syscall.ENOENT):
+		return fmt.Errorf("%w at %s: the program that keeps up what claims want does not run on this node; with Helm, upkeep.enabled runs it", errNobody, socket)
+	case err != nil:
+		return fmt.Errorf("ask at %s: %w", socket, err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, 4<<20))
+	switch {
+	case err != nil:
+		return fmt.Errorf("answer from %s: %w", socket, err)
+	case response.StatusCode >= http.StatusBadRequest:
+		return errors.New(strings.TrimSpace(string(text)))
+	case into == nil:
+		return nil
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("answer from %s: %w", socket, err)
+	}
+	return nil
+}

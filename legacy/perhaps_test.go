@@ -1,0 +1,114 @@
+package legacy
+
+import (
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/kubeletapi"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/legacy/kubelettest"
+	"chandler.dev/legacy/list/listtest"
+)
+
+// To the kubelet an ID that another plugin gave is no ID of ours. Until it says what
+// containers have, nobody gets what it has written down by such an ID. What has the very
+// ID is the kubelet's to know, and starts again only if that is healthy.
+func TestWrittenDownBeforeTheKubeletAnswers(t *testing.T) {
+	for name, holding := range map[string]kubeletapi.Holding{
+		"by another resource":      {Resource: "example.org/before", IDs: []string{"a"}},
+		"by the number of a share": {Resource: listtest.Resource, IDs: []string{"a" + discovery.Dialects()[0].Infix + "0"}},
+		"by its nodes":             {Resource: "example.org/before", IDs: []string{"SN17"}, Nodes: []string{"/dev/gpuctl", "/dev/a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := kubelettest.New(t)
+			k.Mute(true)
+			k.Start()
+			config := configFor(k)
+			config.Written = func() ([]kubeletapi.Holding, error) {
+				return []kubeletapi.Holding{holding, {Resource: listtest.Resource, IDs: []string{"b"}}}, nil
+			}
+			config.Allocated = func() (map[string][]string, error) {
+				ids := map[string][]string{listtest.Resource: {"b"}}
+				ids[holding.Resource] = append(ids[holding.Resource], holding.IDs...)
+				return ids, nil
+			}
+			p := New(config)
+			publish(p, gpus("a", "b", "c"))
+			run(t, p)
+			registered := k.Plugin(listtest.Resource, 1)
+			listed := "a! b c"
+			if holding.Resource == listtest.Resource {
+				listed = "a! " + holding.IDs[0] + "! b c"
+			}
+			registered.Says(t, listed)
+			if said := registered.Said(); len(said) != 1 {
+				t.Errorf("a list with what containers have was sent: %q", said)
+			}
+			if _, err := registered.Allocate("a"); err == nil || !strings.Contains(err.Error(), "a container perhaps, by what the kubelet has written down") {
+				t.Errorf("allocate: %v", err)
+			}
+			if _, err := registered.Allocate("c"); err != nil {
+				t.Errorf("allocate: %v", err)
+			}
+			k.Mute(false) // that container has ended
+			registered.Says(t, "a b c")
+		})
+	}
+}
+
+// The kubelet may have said what containers have before the host was looked at, as on a slow
+// disk. A claim may wait for a device then, and asks as soon as that is known.
+func TestKnownAfterTheKubeletHasSaid(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	k.Hold("train", "example.org/before", "a")
+	p := New(configFor(k))
+	run(t, p)
+	<-p.Ready()
+	if p.config.Ledger.Asked().IsZero() {
+		t.Fatal("the kubelet has not said what containers have")
+	}
+	p.Know(host(gpus("a", "b")))
+	for device, by := range map[string]string{"gpu-a": "default/train main", "gpu-b": ""} {
+		if who, _ := holder(p, device); who != by {
+			t.Errorf("%s is kept from claims by %q; want %q", device, who, by)
+		}
+	}
+}
+
+// PodResources names no init container. While the grants cannot be read, lists have what
+// the kubelet has written down all the same, for as long as that lasts.
+func TestInitContainerWhileGrantsCannotBeRead(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	var broken atomic.Bool
+	broken.Store(true)
+	d := &disktest.Disk{BeforeRead: func(name string) error {
+		if broken.Load() && filepath.Base(name) == "grants.json" {
+			return syscall.EIO
+		}
+		return nil
+	}}
+	config := configFor(k)
+	config.Ledger = ledger.New(ledger.Config{Dir: stateOf(k), Boot: "boot", Listings: true, Patience: grace, Disk: d})
+	config.Allocated = func() (map[string][]string, error) { return map[string][]string{listtest.Resource: {"gone"}}, nil }
+	p := New(config)
+	publish(p, gpus("a"))
+	if problems, err := p.config.Ledger.Open(t.Context()); err != nil || len(problems) != 1 {
+		t.Fatal(err, problems)
+	}
+	runOnly(t, p)
+	registered := k.Plugin(listtest.Resource, 1)
+	registered.Says(t, "a gone!")
+	kubelettest.Never(t, 3*grace, func() bool { return len(registered.Said()) > 1 }, func() string { return "it leaves the list" })
+	broken.Store(false)
+	if err := p.config.Ledger.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	registered.Says(t, "a") // since there is no such grant
+}
