@@ -86,10 +86,13 @@ func testVFIO(t *testing.T, kernel guest.Version) {
 			g.Load(t, adapter.module)
 			physical := functions(t, g, adapter.id)[0]
 			dir := "/sys/bus/pci/devices/" + physical
-			if adapter.module == "igb" { // or its virtual functions wait for it; its link takes a moment to come up
-				g.Sh(t, "ip link set $(ls "+dir+"/net) up; n=0; until grep -q 1 "+dir+"/net/*/carrier || [ $n = 300 ]; do sleep 0.1; n=$((n+1)); done")
+			if adapter.module == "igb" { // or its virtual functions wait for it
+				g.Sh(t, "ip link set $(ls "+dir+"/net) up")
 			}
 			g.Sh(t, "echo 0 > "+dir+"/sriov_drivers_autoprobe; echo 2 > "+dir+"/sriov_numvfs")
+			if adapter.module == "igb" { // igb takes its interface down and up again as it makes functions (igb_sriov_reinit, 6.1 to 6.12)
+				g.Sh(t, "n=0; until grep -q 1 "+dir+"/net/*/carrier || [ $n = 600 ]; do sleep 0.1; n=$((n+1)); done")
+			}
 			virtual := strings.Fields(g.Sh(t, "for vf in "+dir+"/virtfn*; do basename $(readlink $vf); done"))
 			bind(t, g, virtual[0], "vfio-pci")
 			usable(t, g, "", virtual[0])
