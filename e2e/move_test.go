@@ -133,6 +133,7 @@ func moveTo(t *testing.T, name, mode string) {
 	if _, err := kube.CoreV1().Nodes().Patch(within(t), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("%s %s: %s", time.Now().Format(time.TimeOnly), name, patch)
 }
 
 // cordon has a node take no new pods, or take them again.
@@ -142,6 +143,7 @@ func cordon(t *testing.T, name string, unschedulable bool) {
 	if _, err := kube.CoreV1().Nodes().Patch(within(t), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("%s %s: %s", time.Now().Format(time.TimeOnly), name, patch)
 }
 
 // classicAre waits until so many GPUs of a node are allocatable, and none is in a slice.
@@ -294,8 +296,9 @@ func (l *load) look(pods watch.Interface) {
 			continue
 		}
 		l.mu.Lock()
-		if pod.Status.Phase == corev1.PodFailed && pod.DeletionTimestamp == nil {
-			l.seen[pod.UID] = pod.Status.Reason + ": " + pod.Status.Message
+		if pod.Status.Phase == corev1.PodFailed && pod.DeletionTimestamp == nil && l.seen[pod.UID] == "" {
+			l.seen[pod.UID] = fmt.Sprintf("at %s on %s, of %s: %s: %s", time.Now().Format(time.TimeOnly), pod.Spec.NodeName,
+				pod.CreationTimestamp.Format(time.TimeOnly), pod.Status.Reason, pod.Status.Message)
 		} else if _, there := l.seen[pod.UID]; !there {
 			l.seen[pod.UID] = ""
 		}
