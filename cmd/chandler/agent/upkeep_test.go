@@ -81,8 +81,11 @@ func (k *keeping) supervise() (stop func()) {
 	go func() {
 		ended <- upkeep.Serve(ctx, upkeep.Config{Dir: k.upkeep(), Root: k.root, Begin: 10 * time.Second, Quit: time.Second})
 	}()
-	k.comes(func() bool {
-		_, err := os.Stat(filepath.Join(k.upkeep(), wire.Socket))
+	k.comes(func() bool { // its file is there before it is listened to
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(k.upkeep(), wire.Socket))
+		if err == nil {
+			_ = conn.Close()
+		}
 		return err == nil
 	})
 	return func() {
