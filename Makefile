@@ -39,10 +39,10 @@ test: unit simulate e2e ## every test: unit tests, the simulation, then a real K
 # instead, with more hosts. Linking is a third of the work: no debugger looks at these
 # programs, and without its tables they are linked in half the time. Packages wait more
 # than they compute, so four run at once, and garbage is collected seldom. go test begins
-# with the packages that are named first: those that wait for real time are, so that the
-# last one does not wait alone.
+# with the packages that are named first: the longest, and those that wait for real time,
+# so that the last one does not run alone.
 UNIT  := GOGC=400 $(GO) test -p 4 -parallel 8 -ldflags '-s -w'
-WAITS := ./legacy/sockets ./cmd/chandler/informant ./cmd/chandler/kubectl ./legacy ./internal/traces ./internal/doctor/gather
+WAITS := ./cmd/chandler/agent ./legacy/sockets ./cmd/chandler/informant ./cmd/chandler/kubectl ./legacy ./internal/traces ./internal/doctor/gather
 GOES  := '^\s*go (func|[a-z])|\.Go\b|"sync["/]'
 RACED  = $(WAITS) $(filter-out $(WAITS) ./internal/simulation%,$(shell grep -rlE --include='*.go' $(GOES) api cdi cmd deployments discovery driver internal legacy \
   | xargs -n 1 dirname | sort -u | sed 's,^,./,'))

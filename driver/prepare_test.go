@@ -591,26 +591,28 @@ func TestUnprepare(t *testing.T) {
 }
 
 func TestUnprepareThatFailsKeepsHolding(t *testing.T) {
-	b := newBench(t).restart().offers(gpu("a", 1))
-	c := claim("c", "a")
-	mustPrepare(t, b, c)
-	failing := true
-	b.disk.Before = func(op disktest.Op, name string) error {
-		if failing && op == disktest.Remove && name == b.recordFile(c) {
-			return errors.New("read-only file system")
+	synctest.Test(t, func(t *testing.T) { // a claim waits for a device that another gives back
+		b := newBench(t).restart().offers(gpu("a", 1))
+		c := claim("c", "a")
+		mustPrepare(t, b, c)
+		failing := true
+		b.disk.Before = func(op disktest.Op, name string) error {
+			if failing && op == disktest.Remove && name == b.recordFile(c) {
+				return errors.New("read-only file system")
+			}
+			return nil
 		}
-		return nil
-	}
-	b.restart().offers(gpu("a", 1))
-	if err := b.tryUnprepare(c); err == nil || !strings.Contains(err.Error(), "read-only file system") {
-		t.Errorf("error is %v", err)
-	}
-	mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
-	failing = false
-	if err := b.tryUnprepare(c); err != nil {
-		t.Fatal(err)
-	}
-	mustPrepare(t, b, claim("other", "a"))
+		b.restart().offers(gpu("a", 1))
+		if err := b.tryUnprepare(c); err == nil || !strings.Contains(err.Error(), "read-only file system") {
+			t.Errorf("error is %v", err)
+		}
+		mustRefuse(t, b, claim("other", "a"), "held by claim default/c")
+		failing = false
+		if err := b.tryUnprepare(c); err != nil {
+			t.Fatal(err)
+		}
+		mustPrepare(t, b, claim("other", "a"))
+	})
 }
 
 func TestSpecsThatCannotBeWritten(t *testing.T) {
