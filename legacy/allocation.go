@@ -7,15 +7,115 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/cdi"
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/traces"
 	"chandler.dev/legacy/list"
 )
+
+// allocate answers the requests of containers for IDs of a resource: look up,
+// edit, and have the ledger give them. All are given or none.
+func (p *Plugin) allocate(ctx context.Context, l *list.List, resource string, requests [][]string) ([]*pluginapi.ContainerAllocateResponse, error) {
+	var responses []*pluginapi.ContainerAllocateResponse
+	var grants []*ledger.Grant
+	now, stock := time.Now(), p.present()
+	all := len(slices.Concat(requests...))
+	if id, twice := repeated(slices.Concat(requests...)); twice {
+		return nil, fmt.Errorf("%s: device %q: asked for twice in one call", resource, id)
+	}
+	for _, ids := range requests {
+		units, err := l.LookUp(ids)
+		if err != nil {
+			return nil, unavailableError{err}
+		}
+		amount, err := l.Amount(ids, units)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", resource, err)
+		}
+		var variables []string
+		if amount != nil {
+			share := discovery.Share{Place: amount.Place, Container: amount.IDs, Call: all, Device: len(amount.Unit.IDs)}
+			variables = share.Variables(resource)
+		}
+		grant := discovery.Grant{Resource: resource, All: l.All(units), Consumed: l.Consumed(ids)}
+		r, err := p.respond(ctx, l.Allocation(), devicesOf(units), grant, variables)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", resource, err)
+		}
+		responses = append(responses, r)
+		for _, id := range ids {
+			g := l.Unit(id).Grant(resource, id, stock)
+			g.Since, g.CDI = now, len(r.CdiDevices)+len(r.Annotations) > 0
+			grants = append(grants, g)
+		}
+	}
+	if err := p.give(ctx, stock, grants); err != nil {
+		return nil, fmt.Errorf("%s: %w", resource, err)
+	}
+	signal(p.ask)
+	klog.FromContext(ctx).V(2).Info("Devices allocated", "resource", resource, "ids", requests)
+	return responses, nil
+}
+
+// passLimit is how long a call waits at most for devices that are handed over. The kubelet fails the pod
+// of a call that fails, and sets no limit (pkg/kubelet/cm/devicemanager/endpoint.go, allocate, in 1.25
+// to 1.37). But it calls from the loop in which it also sees other pods, and counts as unhealthy after
+// five minutes without a turn of that (SyncLoopHealthCheck in pkg/kubelet/kubelet.go, likewise).
+const passLimit = 10 * time.Second
+
+// passInterval is how long a call that waits for that takes at most until it tries again.
+const passInterval = time.Second
+
+// give enters grants, once the pods have ended of which the kubelet has forgotten that
+// they have the IDs, and once devices are handed over. It may be learnt only when they are
+// entered that the kubelet has forgotten one, as when a pod comes again under its name:
+// PodResources lists the new one before it has anything. The wait is then taken up again.
+func (p *Plugin) give(ctx context.Context, stock *list.Stock, grants []*ledger.Grant) error {
+	for began := time.Now(); ; {
+		_ = traces.Do(ctx, "wait for pods that have ended", func() error { p.awaitEnd(ctx, grants, began.Add(endTimeout)); return nil })
+		freed := p.config.Ledger.Freed()
+		err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.GiveGrants(stock, grants) })
+		var blocked *ledger.Blocked
+		again := errors.As(err, &blocked) && (blocked.Forgotten && time.Since(began) <= endTimeout || blocked.Passing && time.Since(began) < passLimit)
+		if !again || ctx.Err() != nil {
+			return err
+		}
+		if blocked.Passing {
+			_ = traces.Do(ctx, "wait until the device is free", func() error { waitFor(ctx, freed); return err })
+		}
+	}
+}
+
+// waitFor returns when something is closed, with the context, or after a while.
+func waitFor(ctx context.Context, freed <-chan struct{}) {
+	timer := time.NewTimer(passInterval)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-freed:
+	case <-timer.C:
+	}
+}
+
+// repeated returns an ID that is there twice.
+func repeated(ids []string) (id string, twice bool) {
+	seen := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		if seen[id] {
+			return id, true
+		}
+		seen[id] = true
+	}
+	return "", false
+}
 
 // devicesOf returns the devices that units are given as, each once, in the units'
 // order.
