@@ -3,6 +3,7 @@ package handover
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -97,4 +98,41 @@ func TestSealedClaim(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Records that somebody removes are written again while devices are had, and while they are handed over.
+func TestWipedRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.open()
+		b.trains()
+		b.gives("pod")
+		stop := b.run()
+		wiped := func() {
+			t.Helper()
+			before := b.files()
+			if err := os.RemoveAll(filepath.Join(b.dir, "handover")); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * refreshInterval)
+			if after := b.files(); len(before) != 1 || !slices.Equal(after, before) {
+				t.Errorf("files %q, and %q before they were wiped", after, before)
+			}
+		}
+		wiped()
+		b.ends()
+		time.Sleep(time.Second)
+		wiped()
+		stop()
+		b.open()
+		stop = b.run()
+		b.keeps("claim default/old, which has ended")
+		b.Ends("47")
+		time.Sleep(2 * time.Second)
+		b.keeps("")
+		stop()
+		if len(b.files()) != 0 {
+			t.Errorf("files %q", b.files())
+		}
+	})
 }

@@ -334,14 +334,14 @@ func union(a, b []types.UID) []types.UID {
 	return slices.Compact(all)
 }
 
-// save writes a record with the pods, and that the owner has ended, unless it says so already. Where
+// save writes a record with the pods, and that the owner has ended, unless it is there and says so already. Where
 // the disk fails, the device is kept nevertheless, and the next agent may not know of it. The caller files.
 func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
 	c.mu.Lock()
 	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Nodes: r.Nodes, Pods: pods, Ended: r.Ended || ended}
 	same := c.records[r.name] == r && len(pods) == len(r.Pods) && now.Ended == r.Ended
 	c.mu.Unlock()
-	if same {
+	if same && !c.config.Files.Lacks(c.file(r.name)) {
 		return nil
 	}
 	data, err := json.Marshal(&now)
@@ -422,6 +422,9 @@ func (c *Custodian) refresh(ctx context.Context) {
 	for _, r := range lost {
 		errs = append(errs, c.lose(r))
 	}
+	for _, r := range c.ended() {
+		errs = append(errs, c.restore(r))
+	}
 	c.complain(ctx, errors.Join(errs...))
 }
 
@@ -437,6 +440,19 @@ func (c *Custodian) complain(ctx context.Context, err error) {
 // lose keeps a device whose owner has ended, as far as is known.
 func (c *Custodian) lose(r *record) error {
 	defer c.takeTurn()()
+	return c.save(r, c.podsOf(r), true)
+}
+
+// restore writes the record of a device that is being handed over again if somebody has removed it: an agent
+// that starts would give the device to its next owner at once.
+func (c *Custodian) restore(r *record) error {
+	defer c.takeTurn()()
+	c.mu.Lock()
+	there := c.records[r.name] == r
+	c.mu.Unlock()
+	if !there {
+		return nil // it is handed over
+	}
 	return c.save(r, c.podsOf(r), true)
 }
 
