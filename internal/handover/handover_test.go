@@ -126,6 +126,19 @@ func (b *bench) run() (stop func()) {
 	}
 }
 
+// handsOver ends the process of [bench.trains], and the Custodian once it has handed the device over, of which
+// nothing is written down any more.
+func (b *bench) handsOver(stop func()) {
+	b.t.Helper()
+	b.Ends("47")
+	time.Sleep(2 * time.Second)
+	b.keeps("")
+	stop()
+	if len(b.files()) != 0 {
+		b.t.Errorf("files %q", b.files())
+	}
+}
+
 // trains has a process of the pod open the device.
 func (b *bench) trains() {
 	b.t.Helper()

@@ -41,12 +41,6 @@ func readLater(t *testing.T, unread string) {
 		failing.Store(false)
 		time.Sleep(10 * time.Second)
 		b.keeps("claim default/old, which has ended: /dev/d: process 47 (train) has it open")
-		b.Ends("47")
-		time.Sleep(2 * time.Second)
-		b.keeps("")
-		stop()
-		if len(b.files()) != 0 {
-			t.Errorf("files %q", b.files())
-		}
+		b.handsOver(stop)
 	})
 }
