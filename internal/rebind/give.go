@@ -19,6 +19,7 @@ type Left struct {
 	Silicon  string // of which the device is
 	Unit     string // of which the device is; see [Unit]
 	Failed   error  // why it could not be given back at the last attempt, nil if it was not tried
+	Unknown  bool   // what it was could not be read, so that nobody new can have it until it was given back
 }
 
 // Unit returns the name of what goes to vfio and back together: an IOMMU group, or a device
@@ -40,7 +41,7 @@ func (b *Binder) Left() (left []Left) {
 		l := Left{Function: address, Device: r.Device.Name, Silicon: r.Device.Silicon(), Unit: Unit(&r.Device), Failed: b.failed[address]}
 		if l.Device == "" {
 			l.Device = discovery.DeviceName(b.function("sys/bus/pci/devices/" + address))
-			l.Silicon, l.Unit = l.Device, l.Device
+			l.Silicon, l.Unit, l.Unknown = l.Device, l.Device, true
 		}
 		left = append(left, l)
 	}

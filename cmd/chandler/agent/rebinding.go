@@ -84,7 +84,8 @@ func (a *agent) openBinder(ctx context.Context) {
 
 // giveBack gives devices that were rebound back to the drivers that they had, once nobody
 // has them and no classic resource wants them so. Until then they are nobody's but those
-// who ask for them as they are.
+// who ask for them as they are. A device whose record could not be read is given back though
+// a resource wants it: under its own driver it can be described, and then it is rebound.
 func (a *agent) giveBack(ctx context.Context) {
 	attempts := newAttempts("A device is not given back to its driver")
 	unwritten := false
@@ -102,7 +103,7 @@ func (a *agent) giveBack(ctx context.Context) {
 		if p := a.placed.Load(); p != nil && len(left) > 0 {
 			wanted := p.rebound()
 			for unit, functions := range left {
-				if wanted[unit] {
+				if wanted[unit] && !functions[0].Unknown {
 					continue
 				}
 				if waiting[unit] = true; attempts.due(unit) {
@@ -138,8 +139,12 @@ func restored(ctx context.Context, restore func() error, of string, failing bool
 
 // giveUnit gives back all functions of one unit, unless somebody has any of it.
 func (a *agent) giveUnit(ctx context.Context, p *placed, functions []rebind.Left) error {
-	api := cmp.Or(p.placement.API[functions[0].Silicon], discovery.ModeDRA)
-	release, blocked := a.ledger.ReserveDevice(api, functions[0].Device, functions[0].Silicon, &ledger.Present{Snapshot: p.snapshot})
+	device, silicon := functions[0].Device, functions[0].Silicon
+	if d, there := p.snapshot.Lookup(device); there {
+		silicon = d.Silicon() // that of an unknown one is not written down
+	}
+	api := cmp.Or(p.placement.API[silicon], discovery.ModeDRA)
+	release, blocked := a.ledger.ReserveDevice(api, device, silicon, &ledger.Present{Snapshot: p.snapshot})
 	if blocked != nil {
 		return nil
 	}

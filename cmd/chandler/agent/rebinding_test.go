@@ -417,6 +417,43 @@ func TestAgentRebindsForAResource(t *testing.T) {
 	})
 }
 
+// A resource has its device again, though the record of what that was cannot be read, once no pod has it.
+func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		with := classicVFIO(t)
+		with.Resources[0].Selector = selector(t, `device.attributes["resource.kubernetes.io"].pciBusID == "`+diskFunction+`"`)
+		stop := r.run(r.config(with))
+		r.offers("", "example.com/disk")
+		r.bound("vfio-pci", time.Minute)
+		r.allocate("example.com/disk", diskFunction, "/dev/vfio/3")
+		time.Sleep(time.Minute)
+		stop()
+		writes := len(r.Written())
+		record := filepath.Join(r.dir, "plugins/chandler.dev", reboundDir, diskFunction+".json")
+		if err := os.WriteFile(record, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		stop = r.run(r.config(with))
+		time.Sleep(time.Minute)
+		if now := r.Written(); len(now) != writes {
+			t.Errorf("written while a pod has it: %q", now[writes:])
+		}
+		r.mu.Lock()
+		clear(r.healthy)   // by the agent before
+		clear(r.allocated) // the pod has ended
+		r.mu.Unlock()
+		time.Sleep(workInterval + time.Minute)
+		r.bound("vfio-pci", 0)
+		r.mu.Lock()
+		if got := r.healthy["example.com/disk"]; !slices.Equal(got, []string{diskFunction}) {
+			t.Errorf("healthy: %q", got)
+		}
+		r.mu.Unlock()
+		stop()
+	})
+}
+
 // A driver that does not let go holds up its own device and nothing else.
 func TestAgentRebindsWhileADriverHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
