@@ -24,8 +24,22 @@ type fault struct {
 	strike func(w *World) bool // false: it cannot be now
 }
 
+// often is the kind of fault that strikes ten times as often as else, "" for none. It is for what only
+// happens after a fault that is rare.
+var often string
+
 // faultKinds returns all kinds of faults, in an order that stays.
 func faultKinds() []fault {
+	kinds := allFaults()
+	for i := range kinds {
+		if kinds[i].name == often {
+			kinds[i].weight *= 10
+		}
+	}
+	return kinds
+}
+
+func allFaults() []fault {
 	return []fault{
 		{"agentKilled", 6, (*World).killAgent},
 		{"agentKilledWriting", 10, func(w *World) bool { return w.killWriting(false) }},

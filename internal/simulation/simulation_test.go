@@ -28,6 +28,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	flag.StringVar(&often, "often", "", "a kind of fault that strikes ten times as often; its seeds are others than those without")
 	flag.Parse()
 	debug.SetGCPercent(1600) // a world is small and gone soon
 	klog.LogToStderr(false)
