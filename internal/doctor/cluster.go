@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 )
 
 var clusterChecks = []check{
@@ -148,6 +149,9 @@ func checkPublished(f *Facts, say *saying) {
 		if s.Driver == discovery.Domain && s.NodeName != nil && *s.NodeName == f.Node {
 			for _, d := range s.Devices {
 				published[d.Name] = true
+				if device, share := rules.ShareOf(d.Name); share { // to a server that does not know of sharing
+					published[device] = true
+				}
 			}
 		}
 	}
@@ -160,7 +164,7 @@ func checkPublished(f *Facts, say *saying) {
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
 		if places[d.Silicon()] != discovery.ModeDRA || waiting[d.Name] || d.PartOf != nil || d.Sharing != nil || !d.Health.Usable() {
-			continue // parts and shares may be published by other names, or not at all
+			continue // parts and amounts may be published by other names, or not at all
 		}
 		wanted++
 		if !published[d.Name] {

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/terminal"
 )
 
@@ -318,6 +319,21 @@ func TestParts(t *testing.T) {
 	}
 	if len(found) != 1 || !strings.Contains(found[0].Cause, "pci-0000-9e-00-0") || !strings.Contains(found[0].Cause, "llama-7b-worker-1") {
 		t.Errorf("found %+v", found)
+	}
+}
+
+// A device that everybody may have is published as many devices to a server that does not know of sharing.
+func TestNumberedShares(t *testing.T) {
+	f := healthy()
+	d := &f.Devices.Snapshot.Value.Devices[2]
+	d.Open = true
+	published := &f.Cluster.Slices.Value[0].Spec.Devices[2]
+	if published.Name != d.Name {
+		t.Fatalf("%s is published as %s", d.Name, published.Name)
+	}
+	published.Name = rules.ShareName(d.Name, 0, 64)
+	if found := Judge(f).Codes(); len(found) > 0 {
+		t.Errorf("found %v", found)
 	}
 }
 
