@@ -187,7 +187,11 @@ func (w *World) missing() string {
 	}
 	prepared := w.kubelet.Prepared()
 	for _, c := range w.kubelet.Containers() {
-		for uid := range c.Claims {
+		for uid, ids := range c.Claims {
+			if len(ids) == 0 {
+				continue // the kubelet had forgotten the claim, and noted it again for another pod that waits for it: GetResources
+				// in pkg/kubelet/cm/dra/manager.go does not ask whether a claim is prepared (1.34 and 1.37)
+			}
 			for _, file := range []string{cdiRoot + "/chandler.dev-claim_" + string(uid) + ".json", w.recordOf(uid)} {
 				if _, there := w.disk.Content(file); !there && w.kubelet.HasClaim(c, uid) {
 					return fmt.Sprintf("pod %s runs, and %s is missing", c.Pod, file)

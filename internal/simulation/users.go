@@ -136,11 +136,11 @@ func isOf(ids []string, claim *resourceapi.ResourceClaim) bool {
 }
 
 // resultOf returns the result of a claim's allocation that a CDI device is for, nil
-// if there is none.
+// if there is none. The device as a whole, which the claim had before, is not a share of it.
 func resultOf(claim *resourceapi.ResourceClaim, device string) *resourceapi.DeviceRequestAllocationResult {
 	results := claim.Status.Allocation.Devices.Results
 	i := slices.IndexFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return device == r.Device || r.ShareID != nil && device == r.Device+"-"+string(*r.ShareID)
+		return r.ShareID == nil && device == r.Device || r.ShareID != nil && device == r.Device+"-"+string(*r.ShareID)
 	})
 	if i < 0 {
 		return nil
