@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -32,6 +35,7 @@ func TestEventsOfPods(t *testing.T) {
 	}
 	if has(t, "DRAExtendedResource") {
 		apply(t, probePod("told-by-limit", "[wait]", "limits: {amd.com/gpu: 1}"))
+		t.Cleanup(func() { deleteFirst(t, "told-by-limit") })
 		status := running(t, "told-by-limit").Status.ExtendedResourceClaimStatus
 		if status == nil {
 			t.Fatal("the pod did not get its GPU through DRA")
@@ -81,6 +85,25 @@ func TestEventsOfPods(t *testing.T) {
 	for pod := range devices {
 		running(t, pod)
 	}
+}
+
+// deleteFirst deletes a pod before the claim that the scheduler has made for it. [remove] deletes the claim first, and
+// the controller manager of 1.34 keeps that for as long as there is the pod: it looks at the end of no pod whose spec
+// names no claim (enqueuePod in pkg/controller/resourceclaim/controller.go).
+func deleteFirst(t *testing.T, pod string) {
+	t.Helper()
+	background := metav1.DeletePropagationBackground
+	err := kube.CoreV1().Pods(metav1.NamespaceDefault).Delete(within(t), pod, metav1.DeleteOptions{PropagationPolicy: &background})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+	until(t, "pod "+pod+" to be gone", func(ctx context.Context) error {
+		_, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, pod, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return cmp.Or(err, errors.New("it is still there"))
+	})
 }
 
 // allocated returns the one device that is allocated to a claim.

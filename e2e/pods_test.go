@@ -77,6 +77,7 @@ func running(t *testing.T, name string) *corev1.Pod {
 // A claim template for two GPUs under one PCIe root gives a pod the nodes of
 // two such GPUs, and their names.
 func TestPodWithTwoGPUs(t *testing.T) {
+	offers(t)
 	offered, err := chandler.Devices(t.Context(), kube)
 	if err != nil {
 		t.Fatal(err)
