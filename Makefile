@@ -83,14 +83,16 @@ e2e-machine: ## all tests on Debian's kernels, which QEMU runs without hardware 
 
 # Two tests that take minutes whatever the version. What Kubernetes 1.34 has and
 # leaves off, and the tests of that; its DRAConsumableCapacity is left off: see
-# docs/older-kubernetes.md.
+# docs/older-kubernetes.md. TestClassicLimit needs a node that has offered no GPU by the
+# device-plugin API: see there, too.
 SKEW_SKIP  := TestAgentCrashLoop|TestAgentStartsWithoutAPIServer
 SKEW_GATES := DRADeviceTaints,DRAExtendedResource,DRAPartitionableDevices
-SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestSickDevice|TestWholeOrParts|TestPodWithTwoGPUs|TestClassicLimit
+SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestSickDevice|TestWholeOrParts|TestPodWithTwoGPUs
 
 e2e-skew: ## the tests on the oldest Kubernetes with resource.k8s.io/v1, 1.34; needs root
 	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.34.4 -gates '' -skip '$(SKEW_SKIP)'
 	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run '$(SKEW_TESTS)'
+	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.34.4 -gates '$(SKEW_GATES)' -run TestClassicLimit
 
 e2e-classic: ## the tests of the device-plugin API on a Kubernetes without DRA, 1.31, and on 1.37; needs root
 	cd e2e && $(GO) test -timeout 45m . -kubernetes v1.31.0 -gates '' -run TestDevicePlugin
