@@ -23,7 +23,7 @@ func event(action, function string, more ...string) []byte {
 	return []byte(strings.Join(append([]string{action + "@" + path, "ACTION=" + action, "DEVPATH=" + path, "SUBSYSTEM=pci"}, more...), "\x00") + "\x00SEQNUM=7\x00")
 }
 
-// A function that the kernel could not recover is unwell until it is recovered, or a driver takes it anew. What is
+// A function that the kernel could not recover is unwell until it is recovered, or a driver takes it anew. The functions
 // below a port, and virtual functions, follow. Both kinds of event are as pci_uevent_ers sends them.
 func TestRecoveries(t *testing.T) {
 	const failed, recovered, begins = "ERROR_EVENT=FAILED_RECOVERY", "ERROR_EVENT=SUCCESSFUL_RECOVERY", "ERROR_EVENT=BEGIN_RECOVERY"

@@ -191,7 +191,7 @@ func testMIGPacked(t *testing.T) {
 	apply(t, migPod("small-0", pods["small-0"]))
 	waitsInVain(t, "small-0")
 	remove(t, migPod("big-1", pods["big-1"]))
-	// What is kept for the next one of its kind is in nobody's way.
+	// The instance that is kept for the next pod of its kind is in nobody's way.
 	if device := hasInstance(t, "small-0"); !strings.HasPrefix(device, silicon[0]+"-mig-1g-20gb-at-") {
 		t.Errorf("it has %s", device)
 	}

@@ -16,8 +16,8 @@ import (
 )
 
 // To the kubelet an ID that another plugin gave is no ID of ours. Until it says what
-// containers have, nobody gets what it has written down by such an ID. What has the very
-// ID is the kubelet's to know, and starts again only if that is healthy.
+// containers have, nobody gets what it has written down by such an ID. An ID of
+// ours stays healthy: the kubelet knows who has it, and starts that again only then.
 func TestWrittenDownBeforeTheKubeletAnswers(t *testing.T) {
 	for name, holding := range map[string]kubeletapi.Holding{
 		"by another resource":      {Resource: "example.org/before", IDs: []string{"a"}},

@@ -30,8 +30,8 @@ type Config struct {
 	// pods with running containers is not whole, and nothing ends by it.
 	Pods func(ctx context.Context) (*kubeletapi.Listing, error)
 
-	// Allocated is asked while Pods does not answer in full. What its IDs stand for is
-	// nobody else's until Pods has answered once. A first list without what
+	// Allocated is asked while Pods does not answer in full. Nobody else gets the devices
+	// of its IDs until Pods has answered once. A first list without what
 	// containers have would make a kubelet with a topology policy panic that is starting
 	// (pkg/kubelet/cm/devicemanager/topology_hints.go, generateDeviceTopologyHints, in
 	// 1.34 to 1.37). Optional.

@@ -89,8 +89,8 @@ type Passer interface {
 	Pass(earlier []*Grant) error
 }
 
-// pass says that the containers have ended which had the IDs of new grants before. One that the
-// kubelet lists, and has forgotten to have the ID, goes on.
+// pass says that the containers have ended which had the IDs of new grants before. A container
+// goes on if the kubelet lists it and has only forgotten that it has the ID.
 func (l *Ledger) pass(grants []*Grant) error {
 	var ended []*Grant
 	for _, g := range grants {

@@ -104,7 +104,7 @@ func (w *World) shares(device string) int64 {
 
 // forgetNumbers notes which claims an agent cannot know the size of that starts now, or is
 // told of another number of shares: those that were allocated by number, and not prepared in
-// this boot. Of those that are prepared it knows it as long as they have the same record.
+// this boot. A prepared claim has the number in its record, as long as that stays the same.
 func (w *World) forgetNumbers() {
 	w.mu.Lock()
 	all := maps.Clone(w.portions)

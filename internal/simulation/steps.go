@@ -188,9 +188,10 @@ func (w *World) missing() string {
 	prepared := w.kubelet.Prepared()
 	for _, c := range w.kubelet.Containers() {
 		for uid, ids := range c.Claims {
+			// The kubelet may have forgotten the claim, and noted it again for another pod that waits: GetResources in
+			// pkg/kubelet/cm/dra/manager.go does not ask whether a claim is prepared (1.34 and 1.37).
 			if len(ids) == 0 {
-				continue // the kubelet had forgotten the claim, and noted it again for another pod that waits for it: GetResources
-				// in pkg/kubelet/cm/dra/manager.go does not ask whether a claim is prepared (1.34 and 1.37)
+				continue
 			}
 			for _, file := range []string{cdiRoot + "/chandler.dev-claim_" + string(uid) + ".json", w.recordOf(uid)} {
 				if _, there := w.disk.Content(file); !there && w.kubelet.HasClaim(c, uid) {

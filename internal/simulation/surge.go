@@ -41,7 +41,7 @@ func (w *World) surgeWrong() bool {
 	settings := w.settings // as the first one has kept it in a file
 	if w.random.IntN(3) == 0 {
 		w.unsure(2 * learn) // that agent hands nothing over
-		// What agents take at their start only is as it was.
+		// Settings that agents take only at their start stay as they were.
 		settings = agent.Settings{Rebind: settings.Rebind, VirtualFunctions: settings.VirtualFunctions, Rules: &rules.Rules{Mode: discovery.ModeAuto, Unknown: "the configuration is wrong"}}
 	}
 	next := w.startAgentWith(settings, errors.New("exclude[0].cel: no such field"))

@@ -1,7 +1,7 @@
 // Package upkeep has vendors' own programs keep up what claims want for as long as they have
 // devices, such as a daemon. The programs run beside the agent and go on while it is updated; each
-// listens on a socket below one directory. What is kept up for no claim is ended, and what has
-// ended by itself is begun again. It knows no vendor. Which claims there are is the ledger's to say.
+// listens on a socket below one directory. It has them end what they keep up for no claim,
+// and begin again what has ended by itself. It knows no vendor. Which claims there are is the ledger's to say.
 package upkeep
 
 import (

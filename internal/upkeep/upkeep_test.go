@@ -73,7 +73,7 @@ func TestEndsWithoutTheProgram(t *testing.T) {
 	}
 }
 
-// What the program answers is passed on, and a program that does not answer keeps nobody for ever.
+// The program's answer is passed on. A program that does not answer keeps nobody for ever.
 func TestAnswers(t *testing.T) {
 	o := newOverseer(t, nil, "")
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(o.config.Dir, "maker", wire.Socket))

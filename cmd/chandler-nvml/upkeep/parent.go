@@ -42,7 +42,7 @@ func Run(ctx context.Context, config Config) error {
 }
 
 func stay(ctx context.Context, log *log.Logger) error {
-	// What a crashed child leaves are children of this process, whatever the container's first process is.
+	// The processes that a crashed child leaves become children of this one, whatever the container's first process is.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the parent of orphans: %w", err)
 	}

@@ -31,8 +31,8 @@ func (k *Keeper) environment(uid string) []string {
 	return append(env, mark+k.dir(uid), "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(k.dir(uid), pipes), "CUDA_MPS_LOG_DIRECTORY="+filepath.Join(k.dir(uid), logs))
 }
 
-// shared mounts the memory that programs and the daemon of a claim have together. What a container
-// writes there is bounded so, as in any container's /dev/shm.
+// shared mounts the memory that programs and the daemon of a claim have together. So containers
+// cannot write without bounds there, as in any container's /dev/shm.
 func (k *Keeper) shared(uid string) error {
 	dir := filepath.Join(k.dir(uid), sharedMemory)
 	var now unix.Statfs_t

@@ -41,6 +41,20 @@ func (h *handing) config(wanted *rules.Rules) Config {
 	return config
 }
 
+// startClassic runs an agent that offers the disk by the device-plugin API, and has process 47 of the pod "old" open it.
+func (h *handing) startClassic() (stop func()) {
+	h.t.Helper()
+	classic := discovery.ModeDevicePlugin
+	entry := rules.Resource{Selector: selector(h.t, "true"), Name: "example.com/disk", Mode: &classic}
+	h.pod("classic", "old")
+	stop = h.run(h.config(&rules.Rules{Resources: []rules.Resource{entry}}))
+	h.offers("", "example.com/disk")
+	h.allocate("example.com/disk", diskFunction, diskNode)
+	time.Sleep(time.Minute)
+	h.runs("47", "train", "old", diskNode)
+	return stop
+}
+
 func (h *handing) start() (stop func()) {
 	h.t.Helper()
 	stop = h.run(h.config(&rules.Rules{Mode: discovery.ModeDRA}))
@@ -277,14 +291,7 @@ func (h *handing) asks(resource, id string) error {
 func TestAgentHandsIDsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, true)
-		classic := discovery.ModeDevicePlugin
-		entry := rules.Resource{Selector: selector(t, "true"), Name: "example.com/disk", Mode: &classic}
-		h.pod("classic", "old")
-		stop := h.run(h.config(&rules.Rules{Resources: []rules.Resource{entry}}))
-		h.offers("", "example.com/disk")
-		h.allocate("example.com/disk", diskFunction, diskNode)
-		time.Sleep(time.Minute)
-		h.runs("47", "train", "old", diskNode)
+		stop := h.startClassic()
 		again := func() error { return h.asks("example.com/disk", diskFunction) }
 		has := func(ids ...string) {
 			t.Helper()

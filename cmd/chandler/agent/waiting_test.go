@@ -86,14 +86,7 @@ func TestAgentWaitsForAHandOver(t *testing.T) {
 func TestAgentWaitsToHandAnIDOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
-		classic := discovery.ModeDevicePlugin
-		entry := rules.Resource{Selector: selector(t, "true"), Name: "example.com/disk", Mode: &classic}
-		h.pod("classic", "old")
-		stop := h.run(h.config(&rules.Rules{Resources: []rules.Resource{entry}}))
-		h.offers("", "example.com/disk")
-		h.allocate("example.com/disk", diskFunction, diskNode)
-		time.Sleep(time.Minute)
-		h.runs("47", "train", "old", diskNode)
+		stop := h.startClassic()
 		began := time.Now()
 		time.AfterFunc(8*time.Second, func() { h.Ends("47") })
 		h.allocate("example.com/disk", diskFunction, diskNode)
