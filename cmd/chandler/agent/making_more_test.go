@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -87,9 +85,7 @@ func TestAgentWritesDownAgainWhatWasMade(t *testing.T) {
 		m := newMakes(t)
 		stop := m.start()
 		unprepare := m.gets(1, "first")
-		if err := os.RemoveAll(filepath.Join(m.dir, "plugins/chandler.dev", madeDir)); err != nil {
-			t.Fatal(err)
-		}
+		m.wipes(madeDir)
 		time.Sleep(refuseInterval + time.Second)
 		stop()
 		stop = m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))

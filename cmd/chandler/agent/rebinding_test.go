@@ -143,6 +143,16 @@ func (r *rebinding) refuses(claim *resourceapi.ResourceClaim, why string) {
 	}
 }
 
+// wipes removes a directory of the agent's records, once the agent has written what it had to: a file that comes
+// while the others go would keep the directory.
+func (r *rebinding) wipes(dir string) {
+	r.t.Helper()
+	synctest.Wait()
+	if err := os.RemoveAll(filepath.Join(r.dir, "plugins/chandler.dev", dir)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // bound waits, and checks which driver has the disk and whether anything is written down of it.
 func (r *rebinding) bound(driver string, after time.Duration) {
 	r.t.Helper()
@@ -265,9 +275,7 @@ func TestAgentWritesDownAgainWhatIsRebound(t *testing.T) {
 		stop := r.start()
 		vm := r.claim("vm", "vfio")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		if err := os.RemoveAll(filepath.Join(r.dir, "plugins/chandler.dev", reboundDir)); err != nil {
-			t.Fatal(err)
-		}
+		r.wipes(reboundDir)
 		time.Sleep(refuseInterval + time.Second)
 		stop()
 		stop = r.start()
