@@ -2,6 +2,8 @@ package legacy
 
 import (
 	"context"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,6 +50,46 @@ func TestLinger(t *testing.T) {
 	kubelettest.Eventually(t, before.HasEnded, func() string { return "the old stream has not ended" })
 	if sockets := k.Sockets(); len(sockets) != 1 || sockets[0] != socketsOf(next).Registered()[listtest.Resource] {
 		t.Errorf("sockets %q are left", sockets)
+	}
+}
+
+// A call waits until the next instance takes calls. Its socket is in the directory a moment before.
+func TestLingerUntilTheNextListens(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	config := configFor(k)
+	config.Kubelet = sockets.New(k.Dir, func() bool { return true })
+	old := New(config)
+	publish(old, gpus("a"))
+	stop := run(t, old)
+	before := k.Plugin(listtest.Resource, 1)
+	before.Says(t, "a")
+	stop()
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	bound := strings.TrimSuffix(k.Sockets()[0], ".sock") + "0.sock"
+	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: bound}); err != nil {
+		t.Fatal(err)
+	}
+	go socketsOf(old).Linger(t.Context())
+	answer := make(chan error, 1)
+	go func() {
+		_, err := before.Allocate("a")
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		t.Fatalf("nobody listens, and the call ended: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	next := New(configFor(k))
+	publish(next, gpus("a"))
+	run(t, next)
+	if err := <-answer; err != nil {
+		t.Error(err)
 	}
 }
 

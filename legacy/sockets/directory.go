@@ -76,10 +76,17 @@ func sameSocket(a, b os.FileInfo) bool {
 
 // probe reports why the kubelet cannot be spoken to, nil if it can.
 func (dir directory) probe(ctx context.Context) error {
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", dir.path(kubeletSocket))
+	err := listens(ctx, dir.path(kubeletSocket))
 	if errors.Is(err, syscall.ENOTDIR) {
 		return dir.explain(err)
 	}
+	return err
+}
+
+// listens reports why nobody takes calls at a socket, nil if somebody does. A socket is in its directory before
+// its owner listens, and after the owner was killed (bind(2) and listen(2) are two calls).
+func listens(ctx context.Context, socket string) error {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return err
 	}

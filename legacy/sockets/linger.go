@@ -70,14 +70,14 @@ func (d *Directory) Linger(ctx context.Context) {
 	all.Wait()
 }
 
-// successor waits for the next instance's socket, and returns "" if the context
-// or the streams end before there is one.
+// successor waits until the next instance listens at its socket, and returns "" if the
+// context or the streams end before one does.
 func (e *endpoint) successor(ctx context.Context) string {
 	e.mu.Lock()
 	last := max(e.path, e.after)
 	e.mu.Unlock()
 	for {
-		if socket := e.dir.newest(e.plugin.resource); socket > last {
+		if socket := e.dir.newest(e.plugin.resource); socket > last && listens(ctx, socket) == nil {
 			return socket
 		}
 		select {
