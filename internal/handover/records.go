@@ -4,14 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -19,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
 )
 
@@ -26,8 +23,6 @@ var _ interface {
 	ledger.Output
 	ledger.Passer
 } = &Custodian{}
-
-const extension = ".json"
 
 // Load reads what an earlier agent of this boot has left, and keeps what it kept. It is called before
 // the ledger is opened. A record that cannot be read keeps nothing.
@@ -39,14 +34,14 @@ func (c *Custodian) Load() (problems []error) {
 	for _, name := range names {
 		r, err := c.read(name)
 		if err != nil {
-			problems = append(problems, fmt.Errorf("who had a device, %s, cannot be read; the device is not kept for that: %w", c.file(name), err))
+			problems = append(problems, fmt.Errorf("who had a device, %s, cannot be read; the device is not kept for that: %w", c.files().File(name), err))
 		}
-		if errors.Is(err, errDisk) {
+		if errors.Is(err, disk.ErrUnread) {
 			c.unread = append(c.unread, name) // the disk may fail for a moment only
 			continue
 		}
 		if err != nil || r.Boot != c.config.Boot {
-			if err := c.config.Files.Remove(c.file(name)); err != nil {
+			if err := c.files().Remove(name); err != nil {
 				problems, c.unread = append(problems, err), append(c.unread, name)
 			}
 			continue
@@ -58,18 +53,10 @@ func (c *Custodian) Load() (problems []error) {
 
 // list returns the names of the records.
 func (c *Custodian) list() (names []string, err error) {
-	entries, err := c.config.Files.List(c.config.Dir)
+	names, err = c.files().Names()
 	c.unlisted = err != nil
-	for _, entry := range entries {
-		if name, ok := strings.CutSuffix(entry.Name(), extension); ok && !strings.HasPrefix(name, ".") {
-			names = append(names, name)
-		}
-	}
 	return names, err
 }
-
-// errDisk is that a record could not be read, whatever it says.
-var errDisk = errors.New("the disk")
 
 // load takes a record over that an earlier agent of this boot has written.
 func (c *Custodian) load(r *record) {
@@ -100,26 +87,20 @@ func (c *Custodian) readAgain() {
 			c.load(r)
 			return true
 		}
-		return !errors.Is(err, errDisk) && c.config.Files.Remove(c.file(name)) == nil
+		return !errors.Is(err, disk.ErrUnread) && c.files().Remove(name) == nil
 	})
 }
 
-func (c *Custodian) file(name string) string {
-	return filepath.Join(c.config.Dir, name+extension)
+func (c *Custodian) files() disk.Records[record] {
+	return disk.Records[record]{Files: c.config.Files, Dir: c.config.Dir}
 }
 
 func (c *Custodian) read(name string) (*record, error) {
-	data, err := c.config.Files.Read(c.file(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
+	r, err := c.files().Read(name)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errDisk, err)
-	}
-	r := &record{name: name}
-	if err := json.Unmarshal(data, r); err != nil {
 		return nil, err
 	}
+	r.name = name
 	if r.Hold.Device == "" || r.Key == "" || r.nameOf() != name {
 		return nil, errors.New("it is of no device")
 	}
@@ -341,13 +322,10 @@ func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
 	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Nodes: r.Nodes, Pods: pods, Ended: r.Ended || ended}
 	same := c.records[r.name] == r && len(pods) == len(r.Pods) && now.Ended == r.Ended
 	c.mu.Unlock()
-	if same && !c.config.Files.Lacks(c.file(r.name)) {
+	if same && !c.files().Lacks(r.name) {
 		return nil
 	}
-	data, err := json.Marshal(&now)
-	if err == nil {
-		_, err = c.config.Files.Write(c.file(r.name), data, 0o600)
-	}
+	_, err := c.files().Write(r.name, &now)
 	if err != nil {
 		err = fmt.Errorf("write down who had device %s: %w", r.Hold.Device, err)
 	}
@@ -368,7 +346,7 @@ func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
 // forget removes a record whose device is handed over.
 func (c *Custodian) forget(r *record) error {
 	defer c.takeTurn()()
-	if err := c.config.Files.Remove(c.file(r.name)); err != nil {
+	if err := c.files().Remove(r.name); err != nil {
 		return fmt.Errorf("remove who had it: %w", err)
 	}
 	c.mu.Lock()

@@ -8,14 +8,10 @@ package making
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -87,8 +83,6 @@ type failure struct {
 // remember is how long it is said of devices that they could not be made.
 const remember = 5 * time.Minute
 
-const extension = ".json"
-
 // New returns a Maker. It is ready once it was opened.
 func New(config Config) *Maker {
 	config.Limit, config.Wait = cmp.Or(config.Limit, time.Minute), cmp.Or(config.Wait, 30*time.Second)
@@ -115,9 +109,9 @@ func (m *Maker) Open() (problems []error) {
 		switch {
 		case err != nil:
 			problems = append(problems, fmt.Errorf("what was made as %s cannot be read, so that it stays: %w", unit, err))
-			m.setUnread(unit, errors.Is(err, errDisk))
+			m.setUnread(unit, errors.Is(err, disk.ErrUnread))
 		case r.Boot != m.config.Boot:
-			if err := m.config.Files.Remove(m.file(unit)); err != nil {
+			if err := m.records().Remove(unit); err != nil {
 				problems = append(problems, err)
 			}
 		default:
@@ -129,15 +123,10 @@ func (m *Maker) Open() (problems []error) {
 
 // list returns the units of which there are records.
 func (m *Maker) list() (units []string, err error) {
-	entries, err := m.config.Files.List(m.config.Dir)
+	units, err = m.records().Names()
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.unlisted = err != nil
-	m.mu.Unlock()
-	for _, entry := range entries {
-		if unit, ok := strings.CutSuffix(entry.Name(), extension); ok {
-			units = append(units, unit)
-		}
-	}
 	return units, err
 }
 
@@ -161,7 +150,7 @@ func (m *Maker) ReadAgain() (unread bool) {
 	m.mu.Unlock()
 	for _, unit := range units {
 		r, err := m.read(unit)
-		if errors.Is(err, errDisk) {
+		if errors.Is(err, disk.ErrUnread) {
 			unread = true
 			continue
 		}
@@ -184,21 +173,13 @@ func (m *Maker) setUnread(unit string, unread bool) {
 	}
 }
 
-// errDisk is that a record could not be read, whatever it says.
-var errDisk = errors.New("the disk does not read it")
-
-func (m *Maker) file(unit string) string { return filepath.Join(m.config.Dir, unit+extension) }
+func (m *Maker) records() disk.Records[record] {
+	return disk.Records[record]{Files: m.config.Files, Dir: m.config.Dir}
+}
 
 func (m *Maker) read(unit string) (*record, error) {
-	data, err := m.config.Files.Read(m.file(unit))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
+	r, err := m.records().Read(unit)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errDisk, err)
-	}
-	r := &record{}
-	if err := json.Unmarshal(data, r); err != nil {
 		return nil, err
 	}
 	if r.Making.Unit != unit || r.Family == "" {
@@ -256,11 +237,7 @@ func (m *Maker) amend(unit string, how map[string]string) error {
 }
 
 func (m *Maker) save(r *record) error {
-	data, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("write down that it is made: %w", err)
-	}
-	there, err := m.config.Files.Write(m.file(r.Making.Unit), data, 0o600)
+	there, err := m.records().Write(r.Making.Unit, r)
 	if there != disk.Old {
 		m.keep(r) // perhaps
 	}
@@ -278,7 +255,7 @@ func (m *Maker) Restore() error {
 	m.mu.Unlock()
 	var errs []error
 	for _, unit := range units {
-		if m.config.Files.Lacks(m.file(unit)) {
+		if m.records().Lacks(unit) {
 			errs = append(errs, m.restore(unit))
 		}
 	}
@@ -295,7 +272,7 @@ func (m *Maker) restore(unit string) error {
 	r := m.made[unit]
 	m.mu.Unlock()
 	defer end()
-	if r == nil || !m.config.Files.Lacks(m.file(unit)) {
+	if r == nil || !m.records().Lacks(unit) {
 		return nil // it was undone meanwhile, or written anew
 	}
 	return m.save(r)
@@ -309,7 +286,7 @@ func union(names, more []string) []string {
 
 // forget says that nothing is left to undo.
 func (m *Maker) forget(unit string) error {
-	if err := m.config.Files.Remove(m.file(unit)); err != nil {
+	if err := m.records().Remove(unit); err != nil {
 		return fmt.Errorf("remove what %s was made as: %w", unit, err)
 	}
 	m.mu.Lock()

@@ -428,7 +428,7 @@ func TestRemovedRecord(t *testing.T) {
 		if err := m.Restore(); err != nil {
 			t.Error(err)
 		}
-		if _, err := os.Stat(m.file("cell-0")); err != nil {
+		if _, err := os.Stat(m.records().File("cell-0")); err != nil {
 			t.Error(err)
 		}
 	})

@@ -6,14 +6,12 @@ package rebind
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -81,8 +79,6 @@ type record struct {
 	Device discovery.Device `json:"device"`
 }
 
-const extension = ".json"
-
 // New returns a Binder. It is ready once it was opened.
 func New(config Config) *Binder {
 	if config.Limit == 0 {
@@ -106,14 +102,13 @@ func New(config Config) *Binder {
 // function, the record is removed, too. If the disk does not
 // list the records, [Binder.ReadAgain] does it later.
 func (b *Binder) Open() (problems []error) {
-	names, err := b.config.Files.List(b.config.Dir)
+	addresses, err := b.records().Names()
 	if err != nil {
 		b.setUnread(true)
 		return []error{fmt.Errorf("list what was rebound: %w", err)}
 	}
-	for _, entry := range names {
-		address, ok := strings.CutSuffix(entry.Name(), extension)
-		if ok && sysfs.IsPCIAddress(address) {
+	for _, address := range addresses {
+		if sysfs.IsPCIAddress(address) {
 			problems = append(problems, b.open(address)...)
 		}
 	}
@@ -139,7 +134,7 @@ func (b *Binder) open(address string) (problems []error) {
 	case errors.Is(err, fs.ErrNotExist): // removed meanwhile
 		return nil
 	case err != nil && b.isOut(address), err == nil && r.Boot != b.config.Boot:
-		if err := b.config.Files.Remove(b.file(address)); err != nil {
+		if err := b.records().Remove(address); err != nil {
 			problems = append(problems, err)
 		}
 		return problems
@@ -178,17 +173,13 @@ func (b *Binder) setUnread(unread bool) {
 	b.unread = unread
 }
 
-func (b *Binder) file(address string) string {
-	return filepath.Join(b.config.Dir, address+extension)
+func (b *Binder) records() disk.Records[record] {
+	return disk.Records[record]{Files: b.config.Files, Dir: b.config.Dir}
 }
 
 func (b *Binder) read(address string) (*record, error) {
-	data, err := b.config.Files.Read(b.file(address))
+	r, err := b.records().Read(address)
 	if err != nil {
-		return nil, err
-	}
-	r := &record{}
-	if err := json.Unmarshal(data, r); err != nil {
 		return nil, err
 	}
 	if r.Function != address || r.Source == "" {
@@ -224,7 +215,7 @@ func (b *Binder) keep(r *record) {
 }
 
 func (b *Binder) forget(r *record) error {
-	if err := b.config.Files.Remove(b.file(r.Function)); err != nil {
+	if err := b.records().Remove(r.Function); err != nil {
 		return fmt.Errorf("remove what %s was before it was rebound: %w", r.Function, err)
 	}
 	b.mu.Lock()
@@ -277,14 +268,9 @@ func (b *Binder) note(function sysfs.Device, to string, d discovery.Device) (*re
 
 // save writes a record, and says which one is on disk then.
 func (b *Binder) save(r *record) (disk.InPlace, error) {
-	address := r.Function
-	data, err := json.Marshal(r)
+	there, err := b.records().Write(r.Function, r)
 	if err != nil {
-		return disk.Old, fmt.Errorf("function %s: write down what it is: %w", address, err)
-	}
-	there, err := b.config.Files.Write(b.file(address), data, 0o600)
-	if err != nil {
-		err = fmt.Errorf("function %s: write down what it is: %w", address, err)
+		err = fmt.Errorf("function %s: write down what it is: %w", r.Function, err)
 	}
 	return there, err
 }
@@ -297,7 +283,7 @@ func (b *Binder) Restore() error {
 	b.mu.Unlock()
 	var errs []error
 	for _, address := range addresses {
-		if b.config.Files.Lacks(b.file(address)) {
+		if b.records().Lacks(address) {
 			errs = append(errs, b.restore(address))
 		}
 	}
@@ -316,7 +302,7 @@ func (b *Binder) restore(address string) error {
 	r := b.bound[address]
 	b.mu.Unlock()
 	defer leave()
-	if r == nil || !b.config.Files.Lacks(b.file(address)) {
+	if r == nil || !b.records().Lacks(address) {
 		return nil // it was given back meanwhile, or written anew
 	}
 	_, err := b.save(r)

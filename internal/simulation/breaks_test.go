@@ -57,8 +57,8 @@ var deliberates = []deliberate{
 	{"what a file holds is not synchronised", "internal/disk/disk.go", "	return file.Sync()\n", "	return nil\n"},
 	{"names of directories are not synchronised", "internal/ledger/open.go", "		if err := l.synced.SyncDir(filepath.Dir(dir)); err != nil {", "		if err := l.claims.SyncDir(filepath.Dir(dir)); err != nil {"},
 	{"names of directories that somebody removed are not synchronised", "internal/ledger/open.go", "		if err := l.makeDirs(); err != nil { //", "		if err := error(nil); err != nil { //"},
-	{"it is not written down what a function was that goes to vfio", "internal/rebind/rebind.go", "	there, err := b.config.Files.Write(b.file(address), data, 0o600)\n", "	there, err := disk.New, error(nil)\n	_ = data\n"},
-	{"it is not written down what is made on request", "internal/making/making.go", "	there, err := m.config.Files.Write(m.file(r.Making.Unit), data, 0o600)\n", "	there, err := disk.New, error(nil)\n	_ = data\n"},
+	{"it is not written down what a function was that goes to vfio", "internal/rebind/rebind.go", "	there, err := b.records().Write(r.Function, r)\n", "	there, err := disk.New, error(nil)\n"},
+	{"it is not written down what is made on request", "internal/making/making.go", "	there, err := m.records().Write(r.Making.Unit, r)\n", "	there, err := disk.New, error(nil)\n"},
 	{"devices are handed over that processes have open", "internal/handover/handover.go", "	if why != \"\" {\n		return why, openInterval\n	}\n	c.sayBlind", "	c.sayBlind"},
 }
 
