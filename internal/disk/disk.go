@@ -1,6 +1,6 @@
 // Package disk writes, reads and removes files. A killed process leaves the old
 // file or the new one and never a part of either. A loss of power may leave
-// neither, unless files are synchronised. It knows nothing of what they hold.
+// neither, unless files are synchronised. It knows nothing of what they say.
 package disk
 
 import (
