@@ -164,6 +164,7 @@ type Driver struct {
 	registration atomic.Pointer[registered]
 	features     atomic.Pointer[features.Set]       // what the API server is known to keep, nil before it has said so
 	doubted      atomic.Bool                        // it may be another server by now
+	failed       atomic.Pointer[time.Time]          // when slices could not be written, nil if the publisher knows
 	refusal      atomic.Pointer[string]             // why it takes no slices, nil if it does
 	published    atomic.Pointer[resourceslice.Pool] // last, nil before the first time
 	wake         chan struct{}                      // has one when the publisher is to look again
@@ -337,6 +338,11 @@ func (d *Driver) HandleError(ctx context.Context, err error, message string) {
 		return
 	case dropped != nil || refused(err) && !overtaken(err):
 		d.doubted.Store(true)
+		notify(d.wake)
+	}
+	if dropped == nil && !overtaken(err) {
+		now := time.Now()
+		d.failed.Store(&now)
 		notify(d.wake)
 	}
 	runtime.HandleErrorWithContext(ctx, err, message)

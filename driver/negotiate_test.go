@@ -202,6 +202,39 @@ func TestCountersAreAskedForBeforeTheyAreNeeded(t *testing.T) {
 	})
 }
 
+// Slices that could not be written are said again before the library does so, whose pauses double up to 1,000 s.
+// Those that somebody else has written meanwhile, and fields that the server drops, are not.
+func TestFailedSlicesAreSaidAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, helper := newBench(t), &fakeHelper{}
+		b.config.KubeClient = pooltest.Dropping(t, func(*resourceapi.ResourceSlice) error { return nil })
+		stop := b.run(helper)
+		b.offers(gpu("a", 1))
+		time.Sleep(time.Second)
+		expectPublished(t, helper, "a")
+		resource := schema.GroupResource{Resource: "resourceslices"}
+		for _, err := range []error{apierrors.NewForbidden(resource, "", nil), syscall.ECONNREFUSED} {
+			b.HandleError(t.Context(), errors.Join(err, kubeletplugin.ErrRecoverable), "publish")
+			time.Sleep(retryAfter - time.Second)
+			expectPublished(t, helper)
+			time.Sleep(2 * time.Second)
+			expectPublished(t, helper, "a")
+			time.Sleep(2 * retryAfter)
+			expectPublished(t, helper)
+		}
+		for _, err := range []error{apierrors.NewConflict(resource, "slice", nil), &resourceslice.DroppedFieldsError{
+			DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{},
+		}} {
+			b.HandleError(t.Context(), errors.Join(err, kubeletplugin.ErrRecoverable), "publish")
+			time.Sleep(2 * retryAfter)
+			expectPublished(t, helper)
+		}
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
 // A slice that the server refuses may mean that it is another server by now: it
 // is asked again, and not only when it is time to.
 func TestRefusedSlicesAreAskedAbout(t *testing.T) {

@@ -26,6 +26,11 @@ const sayAfter = 30 * time.Second
 // nothing that is there.
 const repeatFor = 15 * time.Second
 
+// retryAfter is how long after a failed write the driver says again what is to be published. The library's own
+// pauses double with each failure in a row, up to 1,000 s (workqueue.DefaultTypedControllerRateLimiter in client-go
+// 0.37), and a kubelet that starts meanwhile leaves the node without slices for as long.
+const retryAfter = time.Minute
+
 // publisher is what decides when slices are published and when the API server is
 // asked what it keeps of them.
 type publisher struct {
@@ -35,6 +40,7 @@ type publisher struct {
 	said    time.Time           // when it was published, or said again
 
 	registered time.Time // when the kubelet last registered the driver, zero if it has not
+	failed     time.Time // when the library first failed to write what it was given, zero if it is not known to have
 
 	began     time.Time
 	due       time.Time // when the API server is to be asked again
@@ -81,15 +87,30 @@ func (p *publisher) waits() bool {
 
 // again returns when to say again what is published, zero if that is not needed.
 func (p *publisher) again() time.Time {
-	if p.last == nil || p.registered.IsZero() {
+	if p.last == nil {
 		return time.Time{}
+	}
+	var retry time.Time
+	if !p.failed.IsZero() {
+		retry = p.failed.Add(retryAfter)
+	}
+	if p.registered.IsZero() {
+		return retry
 	}
 	for after := time.Second; after <= repeatFor; after = 2*after + time.Second {
 		if at := p.registered.Add(after); at.After(p.said) {
-			return at
+			return earlier(retry, at)
 		}
 	}
-	return time.Time{}
+	return retry
+}
+
+// given returns what the library is to be given: the same as last, if anything else has to wait.
+func (p *publisher) given() *resourceslice.Pool {
+	if p.waits() {
+		return p.last
+	}
+	return p.wanted
 }
 
 // hear takes over whether the API server has said what it keeps. It is to be
@@ -121,15 +142,17 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 		case ask:
 			reason = d.ask(ctx, p, reason)
 		case publish:
-			if p.unsaid() {
+			given := p.given()
+			if given != p.last {
 				for _, problem := range problems {
 					klog.FromContext(ctx).Error(problem.Err, "A device is left out of the ResourceSlices", "device", problem.Device)
 				}
 			}
-			if err := d.publish(ctx, helper, *p.wanted); err != nil {
+			p.failed = time.Time{}
+			if err := d.publish(ctx, helper, *given); err != nil {
 				return err
 			}
-			p.last, p.said, p.confirmed = p.wanted, time.Now(), false
+			p.last, p.said, p.confirmed = given, time.Now(), false
 			d.published.Store(p.last)
 		case wait:
 			timer := time.NewTimer(time.Until(until))
@@ -148,6 +171,9 @@ func (d *Driver) publishLoop(ctx context.Context, helper Helper) error {
 func (d *Driver) look(p *publisher) []discovery.Problem {
 	if d.doubted.Swap(false) {
 		p.due = time.Time{}
+	}
+	if at := d.failed.Swap(nil); at != nil && p.failed.IsZero() {
+		p.failed = *at
 	}
 	if r := d.registration.Load(); r.answer == Accepted {
 		p.registered = r.at

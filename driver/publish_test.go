@@ -53,7 +53,17 @@ func TestPublisher(t *testing.T) {
 		"then two seconds later":         {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-time.Second), said: now}, want: wait, after: 2 * time.Second},
 		"then four":                      {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-3 * time.Second), said: now}, want: wait, after: 4 * time.Second},
 		"then eight":                     {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-7 * time.Second), said: now}, want: wait, after: 8 * time.Second},
-		"and no more":                    {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-15 * time.Second), said: now}, want: wait, after: time.Hour},
+		"a write that failed":            {publisher: publisher{wanted: one, last: one, due: later, heard: true, failed: now.Add(-time.Second)}, want: wait, after: retryAfter - time.Second},
+		"after a while":                  {publisher: publisher{wanted: one, last: one, due: later, heard: true, failed: now.Add(-retryAfter)}, want: publish},
+		"and a registration": {
+			publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-time.Second), said: now, failed: now.Add(time.Second - retryAfter)},
+			want:      wait, after: time.Second,
+		},
+		"and no more": {publisher: publisher{wanted: one, last: one, due: later, heard: true, registered: now.Add(-15 * time.Second), said: now}, want: wait, after: time.Hour},
+	}
+	waiting := publisher{wanted: parts, last: one, due: later, heard: true, silent: now.Add(-time.Second), failed: now.Add(-retryAfter)}
+	if do, _ := waiting.next(now); do != publish || waiting.given() != one {
+		t.Errorf("%s %v while the server is silent, want what it has once more", do, waiting.given())
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"slices"
 	"strings"
 	"time"
 )
@@ -42,6 +43,7 @@ func (w *World) comeBack() bool {
 	for _, c := range w.cards {
 		if w.host.Gone(c.address) {
 			w.log("card %s returns", c.address)
+			w.pullOut(c)
 			w.host.Return(c.address, nil)
 			w.uevent()
 			w.saw("deviceReturns")
@@ -72,11 +74,24 @@ func (w *World) swap() bool {
 		}
 		return data
 	})
+	w.pullOut(c)
 	w.log("card %s is another now", c.address)
 	w.uevent()
 	w.swapped = true
 	w.saw("deviceSwapped")
 	return true
+}
+
+// pullOut says that a card which was out has nothing to do with processes that had it open before: the kernel has
+// ended what they opened.
+func (w *World) pullOut(c card) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.processes {
+		p.uses = slices.DeleteFunc(slices.Clone(p.uses), func(u *use) bool {
+			return strings.Contains(w.machine.devices[u.device].Source, c.address)
+		})
+	}
 }
 
 // renumber has two cards come back with each other's nodes, as after a reset of the

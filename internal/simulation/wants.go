@@ -132,7 +132,7 @@ func (w *World) published() string {
 		return w.listed()
 	}
 	var newest, want, there int64
-	usable := make(map[string]bool)
+	usable, shared := make(map[string]bool), make(map[string]bool)
 	for _, s := range w.server.Slices() {
 		newest = max(newest, s.Spec.Pool.Generation)
 	}
@@ -144,8 +144,8 @@ func (w *World) published() string {
 		want = s.Spec.Pool.ResourceSliceCount
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
-			name, _ := stem(d.Name)
-			usable[name] = len(taintsOf(d)) == 0
+			name, share := stem(d.Name)
+			usable[name], shared[name] = len(taintsOf(d)) == 0, share
 		}
 	}
 	if there != want || want == 0 {
@@ -166,6 +166,8 @@ func (w *World) published() string {
 		case !wanted || d.PartOf != nil && !w.server.Features().Counters: // of those only some are
 		case !there:
 			return "device " + name + " is not published"
+		case shared[name] && (d.Shares() == 0 || w.server.Features().Sharing):
+			return "device " + name + " is published in shares, which nobody can have any more"
 		case !well:
 			return "device " + name + " is tainted"
 		}
