@@ -166,7 +166,7 @@ func (w *World) published() string {
 		case !wanted || d.PartOf != nil && !w.server.Features().Counters: // of those only some are
 		case !there:
 			return "device " + name + " is not published"
-		case shared[name] && (d.Shares() == 0 || w.server.Features().Sharing):
+		case shared[name] && !d.Open && (d.Shares() == 0 || w.server.Features().Sharing):
 			return "device " + name + " is published in shares, which nobody can have any more"
 		case !well:
 			return "device " + name + " is tainted"
