@@ -12,29 +12,42 @@ import (
 	"chandler.dev/legacy/sockets"
 )
 
-// An instance that is replaced keeps its sockets until the next one has its own,
-// and lets that one answer meanwhile. At no time is there none.
-func TestLinger(t *testing.T) {
+// retired returns an instance that offered devices and has ended, less its sockets, and what the kubelet has of it.
+func retired(t *testing.T, devices ...string) (*kubelettest.Kubelet, *Plugin, *kubelettest.Plugin) {
+	t.Helper()
 	k := kubelettest.New(t)
 	k.Start()
 	config := configFor(k)
 	config.Kubelet = sockets.New(k.Dir, func() bool { return true })
-	old := New(config)
-	publish(old, gpus("a", "b"))
-	stop := run(t, old)
-	before := k.Plugin(listtest.Resource, 1)
-	before.Says(t, "a b")
+	p := New(config)
+	publish(p, gpus(devices...))
+	stop := run(t, p)
+	plugin := k.Plugin(listtest.Resource, 1)
+	plugin.Says(t, strings.Join(devices, " "))
 	stop()
+	return k, p, plugin
+}
+
+// allocating has the kubelet call Allocate, and returns where the answer comes.
+func allocating(plugin *kubelettest.Plugin) <-chan error {
+	answer := make(chan error, 1)
+	go func() {
+		_, err := plugin.Allocate("a")
+		answer <- err
+	}()
+	return answer
+}
+
+// An instance that is replaced keeps its sockets until the next one has its own,
+// and lets that one answer meanwhile. At no time is there none.
+func TestLinger(t *testing.T) {
+	k, old, before := retired(t, "a", "b")
 	if before.HasEnded() || len(k.Sockets()) != 1 {
 		t.Fatalf("after Run the stream is ended: %v; sockets %q", before.HasEnded(), k.Sockets())
 	}
 	lingered := make(chan struct{})
 	go func() { socketsOf(old).Linger(t.Context()); close(lingered) }()
-	answer := make(chan error, 1)
-	go func() {
-		_, err := before.Allocate("a")
-		answer <- err
-	}()
+	answer := allocating(before)
 
 	next := New(configFor(k))
 	publish(next, gpus("a", "b"))
@@ -55,16 +68,7 @@ func TestLinger(t *testing.T) {
 
 // A call waits until the next instance takes calls. Its socket is in the directory a moment before.
 func TestLingerUntilTheNextListens(t *testing.T) {
-	k := kubelettest.New(t)
-	k.Start()
-	config := configFor(k)
-	config.Kubelet = sockets.New(k.Dir, func() bool { return true })
-	old := New(config)
-	publish(old, gpus("a"))
-	stop := run(t, old)
-	before := k.Plugin(listtest.Resource, 1)
-	before.Says(t, "a")
-	stop()
+	k, old, before := retired(t, "a")
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -75,11 +79,7 @@ func TestLingerUntilTheNextListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	go socketsOf(old).Linger(t.Context())
-	answer := make(chan error, 1)
-	go func() {
-		_, err := before.Allocate("a")
-		answer <- err
-	}()
+	answer := allocating(before)
 	select {
 	case err := <-answer:
 		t.Fatalf("nobody listens, and the call ended: %v", err)
@@ -96,21 +96,8 @@ func TestLingerUntilTheNextListens(t *testing.T) {
 // If no instance follows after all, nothing is waited for longer than the
 // context says, nor left.
 func TestLingerInVain(t *testing.T) {
-	k := kubelettest.New(t)
-	k.Start()
-	config := configFor(k)
-	config.Kubelet = sockets.New(k.Dir, func() bool { return true })
-	p := New(config)
-	publish(p, gpus("a"))
-	stop := run(t, p)
-	plugin := k.Plugin(listtest.Resource, 1)
-	plugin.Says(t, "a")
-	stop()
-	answer := make(chan error, 1)
-	go func() {
-		_, err := plugin.Allocate("a")
-		answer <- err
-	}()
+	k, p, plugin := retired(t, "a")
+	answer := allocating(plugin)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	socketsOf(p).Linger(ctx)

@@ -64,5 +64,5 @@ func (r Records[T]) Write(name string, record *T) (InPlace, error) {
 // Remove removes a record, if there is one.
 func (r Records[T]) Remove(name string) error { return r.Files.Remove(r.File(name)) }
 
-// Lacks reports whether there is no such record. One that cannot be looked at may be there.
+// Lacks reports whether there is no such record. A file that cannot be looked at may be there.
 func (r Records[T]) Lacks(name string) bool { return r.Files.Lacks(r.File(name)) }
