@@ -139,10 +139,10 @@ func (n Node) String() string {
 
 func (n *Node) numbers() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
 
-// concerned returns the accounts that may keep somebody from a hold, without
-// those of an owner, in a fixed order.
-func (x *index) concerned(w *Hold, nodes []Node, own string) []*account {
-	terms := []string{w.Device, w.Silicon}
+// concerned returns the accounts that may block a hold, in a fixed order, without those of one owner. Accounts
+// are found by the silicon that they recorded, and by the devices that are parts of the wanted silicon now.
+func (x *index) concerned(w *Hold, nodes []Node, own string, stock Stock) []*account {
+	terms := append([]string{w.Device, w.Silicon}, stock.Parts(w.Silicon)...)
 	for i := range nodes {
 		terms = append(terms, nodes[i].terms()...)
 	}
@@ -196,14 +196,13 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 			balance.add(&other) // what the owner gets besides; with what others have it is told
 		}
 	}
-	for _, a := range x.concerned(&w, nodes, q.own) {
+	for _, a := range x.concerned(&w, nodes, q.own, q.stock) {
 		counts := a.blocks(q.by) || q.ending && a.state == Ending
 		if !counts || q.of != "" && a.entry.API() != q.of {
 			continue
 		}
 		who := a.entry.Owner().before(q.owner)
-		for k := range a.holds {
-			h := complete(a.holds[k], q.stock)
+		for _, h := range judged(a.holds, q.stock) {
 			if h.Open {
 				continue
 			}
@@ -228,6 +227,22 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 		}
 	}
 	return nil
+}
+
+// judged returns what an account has, once as it was recorded and, where the device is part of other silicon
+// now, once more as it is at present: functions become one piece of silicon when passthrough is enabled for them, or
+// when a function is plugged into an IOMMU group.
+func judged(holds []Hold, stock Stock) []Hold {
+	all := make([]Hold, 0, len(holds))
+	for _, h := range holds {
+		h = complete(h, stock)
+		all = append(all, h)
+		if device, found := present(h.Device, stock); found && device.Silicon() != h.Silicon {
+			h.Silicon, h.Whole, h.Takes = device.Silicon(), device.PartOf == nil, device.Takes
+			all = append(all, h)
+		}
+	}
+	return all
 }
 
 // complete fills in what the present snapshot says of a hold whose entry does

@@ -121,6 +121,9 @@ type Stock interface {
 	// Names returns the names of all devices.
 	Names() []string
 
+	// Parts returns the names of the devices that are parts of a piece of silicon.
+	Parts(silicon string) []string
+
 	// WithID returns what would be granted by a classic ID, whatever plugin
 	// gave it, nil if nothing is known of it; and whether the resource is ours.
 	WithID(resource, id string) (g *Grant, ours bool)

@@ -36,6 +36,10 @@ func (s stock) Device(name string) (rules.Offered, bool) {
 
 func (s stock) Names() []string { return slices.Sorted(maps.Keys(s)) }
 
+func (s stock) Parts(silicon string) []string {
+	return slices.DeleteFunc(s.Names(), func(name string) bool { d := s[name]; return d.PartOf == nil || d.PartOf.Name != silicon })
+}
+
 func (s stock) WithID(resource, id string) (*Grant, bool) {
 	ours := strings.HasPrefix(resource, "ours/")
 	d, found := s[id]

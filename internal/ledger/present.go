@@ -1,10 +1,18 @@
 package ledger
 
-import "chandler.dev/discovery/rules"
+import (
+	"sync"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
 
 // Present is the [Stock] of a snapshot without classic IDs.
 type Present struct {
 	Snapshot *rules.Snapshot // may be nil
+
+	once  sync.Once
+	parts Parts // of the snapshot, once Parts was called
 }
 
 // Device implements [Stock].
@@ -24,6 +32,33 @@ func (p *Present) Names() (names []string) {
 		names = append(names, p.Snapshot.Devices[i].Name)
 	}
 	return names
+}
+
+// Parts implements [Stock].
+func (p *Present) Parts(silicon string) []string {
+	if p == nil || p.Snapshot == nil {
+		return nil
+	}
+	p.once.Do(func() {
+		for i := range p.Snapshot.Devices {
+			p.parts.Add(&p.Snapshot.Devices[i].Device)
+		}
+	})
+	return p.parts[silicon]
+}
+
+// Parts lists the names of devices by the silicon that they are parts of.
+type Parts map[string][]string
+
+// Add adds a device, unless the device is a piece of silicon of its own.
+func (p *Parts) Add(d *discovery.Device) {
+	if d.PartOf == nil {
+		return
+	}
+	if *p == nil {
+		*p = make(Parts)
+	}
+	(*p)[d.PartOf.Name] = append((*p)[d.PartOf.Name], d.Name)
 }
 
 // WithID implements [Stock].

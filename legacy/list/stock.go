@@ -10,6 +10,7 @@ import (
 type Stock struct {
 	devices   map[string]discovery.Device
 	names     []string
+	parts     ledger.Parts
 	catalogue Catalogue
 	lists     Lists
 	given     map[string][]string // by key of a grant, the nodes that a container was given by an ID
@@ -29,6 +30,7 @@ func StockOf(devices []discovery.Device, lists Lists) *Stock {
 	for _, d := range devices {
 		s.devices[d.Name] = d
 		s.names = append(s.names, d.Name)
+		s.parts.Add(&d)
 	}
 	return s
 }
@@ -73,6 +75,9 @@ func (s *Stock) Device(name string) (rules.Offered, bool) {
 
 // Names implements [ledger.Stock].
 func (s *Stock) Names() []string { return s.names }
+
+// Parts implements [ledger.Stock].
+func (s *Stock) Parts(silicon string) []string { return s.parts[silicon] }
 
 // WithID implements [ledger.Stock].
 func (s *Stock) WithID(resource, id string) (g *ledger.Grant, ours bool) {

@@ -1,0 +1,46 @@
+package ledger
+
+import (
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/rules"
+)
+
+// inGroup returns a PCI function of IOMMU group 3, as the functions of a group are described while one of them is
+// under vfio.
+func inGroup(name string) rules.Offered {
+	one := map[string]resource.Quantity{"group": resource.MustParse("1")}
+	return rules.Offered{Device: discovery.Device{Name: name, Takes: one, PartOf: &discovery.Silicon{Name: "iommu-group-3", Counters: one}}}
+}
+
+// alone returns a PCI function that is a piece of silicon of its own.
+func alone(name string) rules.Offered { return rules.Offered{Device: discovery.Device{Name: name}} }
+
+// A claim is judged by the silicon that it recorded and by the present one. Functions of one IOMMU group become one
+// piece of silicon, or separate ones, while claims have them.
+func TestSiliconChangesUnderClaim(t *testing.T) {
+	for name, test := range map[string]struct {
+		before, now stock
+		blocked     bool
+	}{
+		"functions become one silicon": {host(alone("f0")), host(inGroup("f0"), inGroup("f1")), true},
+		"functions become separate":    {host(inGroup("f0"), inGroup("f1")), host(alone("f0"), alone("f1")), false},
+		"the silicon stays":            {host(inGroup("f0"), inGroup("f1")), host(inGroup("f0"), inGroup("f1")), true},
+		"another group":                {host(alone("f0")), host(alone("f0"), inGroup("f1"), inGroup("f2")), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.mustGive(claim("pod", test.before["f0"]), test.before)
+			err := b.Give(claim("vm", test.now["f1"]), Given, test.now)
+			if (err != nil) != test.blocked {
+				t.Errorf("claim vm: %v, want blocked: %t", err, test.blocked)
+			}
+			if again := b.Give(claim("pod", test.now["f0"]), Given, test.now); err != nil && again != nil {
+				t.Errorf("claim pod once more: %v", again)
+			}
+		})
+	}
+}
