@@ -16,8 +16,9 @@ type Work func(ctx context.Context) error
 // the host before it is as the parameters want it: nil if it is so already. It
 // changes nothing itself. The error says why the device cannot be made so, or
 // that it cannot be seen whether it is; that of the work, also that the device
-// is not so after it.
-type Configurer func(d Device, want Parameters) (Device, Work, error)
+// is not so after it. The consumer is the key of the ledger's entry for which the device is
+// changed.
+type Configurer func(d Device, want Parameters, consumer string) (Device, Work, error)
 
 // ErrPassing is in the error of a [Configurer], or of whoever gives devices out, that refuses a device only for the
 // moment, as a rule for seconds.
@@ -33,7 +34,7 @@ func (e passingError) Unwrap() []error { return []error{e.error, ErrPassing} }
 // Configurers joins the Configures of families. A device whose family
 // has no Configure is as it should be.
 func Configurers(host *Host, families []*Family) Configurer {
-	return func(d Device, want Parameters) (Device, Work, error) {
+	return func(d Device, want Parameters, _ string) (Device, Work, error) {
 		for _, f := range families {
 			if f.Name == d.Family && f.Configure != nil && len(want) > 0 {
 				return f.configured(host, d, want)

@@ -21,7 +21,7 @@ func TestConfigurers(t *testing.T) {
 	want := Parameters{"acceleratorFunction": "1"}
 	before := Device{Name: "p", Family: "fpga", Health: Health{Status: Unknown, Stale: true}, PartOf: &Silicon{Name: "card"}, Source: "sys/old"}
 
-	now, got, err := configure(before, want)
+	now, got, err := configure(before, want, "claim")
 	if err != nil || got != nil {
 		t.Errorf("what is as wanted: work %t, %v", got != nil, err)
 	}
@@ -33,33 +33,33 @@ func TestConfigurers(t *testing.T) {
 	}
 
 	work = func(context.Context) error { return errWork }
-	if _, got, err = configure(before, want); err != nil || got == nil {
+	if _, got, err = configure(before, want, "claim"); err != nil || got == nil {
 		t.Fatalf("what is not as wanted: work %t, %v", got != nil, err)
 	}
 	if err := got(t.Context()); !errors.Is(err, errWork) || !strings.Contains(err.Error(), "device p") {
 		t.Errorf("error of the work: %v", err)
 	}
 	work = func(context.Context) error { return nil }
-	if _, got, err = configure(before, want); err != nil {
+	if _, got, err = configure(before, want, "claim"); err != nil {
 		t.Fatal(err)
 	}
 	if err := got(t.Context()); err == nil || !strings.Contains(err.Error(), "device p: it is not as it was wanted") {
 		t.Errorf("work that did not help: %v", err)
 	}
 	for name, d := range map[string]Device{"of no family with work": {Name: "g", Family: "gpu"}, "of no known family": {Name: "x"}} {
-		if _, got, err := configure(d, want); got != nil || err != nil {
+		if _, got, err := configure(d, want, "claim"); got != nil || err != nil {
 			t.Errorf("%s: work %t, %v", name, got != nil, err)
 		}
 	}
-	if now, got, err := configure(before, nil); got != nil || err != nil || now.Source != "sys/old" {
+	if now, got, err := configure(before, nil, "claim"); got != nil || err != nil || now.Source != "sys/old" {
 		t.Errorf("asked for nothing: %+v, work %t, %v", now, got != nil, err)
 	}
 	refusal = errors.New("no bitstream")
-	if _, _, err := configure(before, want); !errors.Is(err, refusal) || !strings.Contains(err.Error(), "device p") {
+	if _, _, err := configure(before, want, "claim"); !errors.Is(err, refusal) || !strings.Contains(err.Error(), "device p") {
 		t.Errorf("refused: %v", err)
 	}
 	refusal, described.Edits.Env = nil, []string{"no variable"}
-	if _, _, err := configure(before, want); err == nil || !strings.Contains(err.Error(), "described anew") {
+	if _, _, err := configure(before, want, "claim"); err == nil || !strings.Contains(err.Error(), "described anew") {
 		t.Errorf("what cannot be handed out passes: %v", err)
 	}
 }

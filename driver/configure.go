@@ -24,14 +24,14 @@ type work struct {
 	do     discovery.Work
 }
 
-// works returns what is to be done before the devices are as the claim wants
-// them. It takes over how they are described now, which may differ from the
+// works returns what is to be done before the devices are as the claim, whose key is the
+// consumer, wants them. It takes over how they are described now, which may differ from the
 // snapshot.
-func (d *Driver) works(results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
+func (d *Driver) works(consumer string, results []ledger.Result, devices []rules.Offered, parameters map[string]discovery.Parameters) ([]work, error) {
 	var works []work
 	for i := range results {
 		r := &results[i]
-		now, do, err := d.config.Configure(devices[i].Device, parameters[r.Request])
+		now, do, err := d.config.Configure(devices[i].Device, parameters[r.Request], consumer)
 		if err != nil {
 			return nil, fmt.Errorf("request %s: %w", r.Request, err)
 		}

@@ -52,7 +52,7 @@ func newFPGAs(t *testing.T) (*bench, *fpgas) {
 // acceleratorFunction is a parameter for which there is work to be done.
 const acceleratorFunction discovery.Parameter = "acceleratorFunction"
 
-func (f *fpgas) configure(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+func (f *fpgas) configure(d discovery.Device, want discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	function := want[acceleratorFunction]

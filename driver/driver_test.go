@@ -73,7 +73,7 @@ func newBench(t testing.TB) *bench {
 		ReadParameters: func([]byte) (discovery.Parameters, error) {
 			return nil, errors.New("this driver takes no parameters")
 		},
-		Configure: func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+		Configure: func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 			return d, nil, nil
 		},
 		KubeClient: pooltest.Keeping(t),
@@ -435,7 +435,7 @@ func TestRunFinishesCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, helper := newBench(t), &fakeHelper{}
 		entered, leave := make(chan struct{}), make(chan struct{})
-		b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+		b.config.Configure = func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 			close(entered)
 			<-leave
 			return d, nil, nil

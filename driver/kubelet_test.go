@@ -239,7 +239,7 @@ func TestHealthStreams(t *testing.T) {
 func TestCallsAtTheSameTime(t *testing.T) {
 	b := newBench(t)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+	b.config.Configure = func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 		if d.Name == "a" {
 			close(entered)
 			<-leave

@@ -112,7 +112,7 @@ func TestMadeAgainAfterReboot(t *testing.T) {
 		unmade, made := gpu("a", 1), gpu("a", 1)
 		unmade.Attributes, unmade.Edits, unmade.Identity = discovery.Attributes{}, specs.ContainerEdits{}, ""
 		unmade.Making = &discovery.Making{Unit: "u"}
-		b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+		b.config.Configure = func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 			if d.Making == nil {
 				return d, nil, nil
 			}

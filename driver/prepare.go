@@ -219,7 +219,7 @@ func (d *Driver) plan(ctx context.Context, claim *resourceapi.ResourceClaim) (*p
 	if p.orders, err = d.orders(wanted.Results, devices, parameters); err != nil {
 		return nil, because(RefusedParameters, err)
 	}
-	if p.works, err = d.works(wanted.Results, devices, parameters); err != nil {
+	if p.works, err = d.works(wanted.Key(), wanted.Results, devices, parameters); err != nil {
 		return nil, because(RefusedParameters, err)
 	}
 	d.setEdits(wanted.Results, devices, parameters, claim)

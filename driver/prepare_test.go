@@ -697,7 +697,7 @@ func TestBatchesInParallel(t *testing.T) {
 		b := newBench(t)
 		var entered atomic.Int32
 		all := make(chan struct{})
-		b.config.Configure = func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+		b.config.Configure = func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 			if entered.Add(1) == n {
 				close(all)
 			}

@@ -2,12 +2,14 @@
 package guesthost
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
 	"strings"
 
 	"chandler.dev/discovery/hostfs"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/provision"
 )
 
@@ -16,7 +18,13 @@ type Host struct {
 	FS    fs.FS
 	Write func(name, value string) error // writes an attribute, as of FS
 	Boot  string                         // the kernel's boot ID
+
+	// Ledger has no entry but the leases of the program.
+	Ledger *ledger.Ledger
 }
+
+// Stock returns what the ledger knows of the devices of the host: nothing.
+func Stock() ledger.Stock { return &ledger.Present{} }
 
 // Open opens the host. The program says "dies" and ends with status 9 in place of the write after so
 // many, and never if the number is negative.
@@ -41,5 +49,12 @@ func Open(writes int) (*Host, error) {
 		writes--
 		return write(name, value)
 	}
-	return &Host{FS: fsys, Write: dying, Boot: strings.TrimSpace(string(boot))}, nil
+	dir, err := os.MkdirTemp("/run", "ledger")
+	if err != nil {
+		return nil, err
+	}
+	h := &Host{FS: fsys, Write: dying, Boot: strings.TrimSpace(string(boot))}
+	h.Ledger = ledger.New(ledger.Config{Dir: dir, Boot: h.Boot})
+	_, err = h.Ledger.Open(context.Background())
+	return h, err
 }

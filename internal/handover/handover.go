@@ -46,7 +46,8 @@ type Config struct {
 	Boot  string // the kernel's boot ID: no process and no need of a reset outlives a boot
 
 	Ledger *ledger.Ledger
-	Rules  func() []Rule // in force at present; the first that selects a device counts
+	Stock  func() ledger.Stock // the devices of the host as both APIs offer them
+	Rules  func() []Rule       // in force at present; the first that selects a device counts
 
 	// Snapshot returns the devices of the host, nil before the first scan.
 	Snapshot func() *discovery.Snapshot
@@ -249,7 +250,7 @@ func (c *Custodian) settle(ctx context.Context, r *record, pods []types.UID) (wh
 	}
 	overdue := time.AfterFunc(c.config.Limit, func() { c.say(ctx, r, fmt.Sprintf("its reset has not ended after %s", c.config.Limit)) })
 	defer overdue.Stop()
-	if err := c.reset(d, rule); err != nil {
+	if err := c.reset(r, d, rule); err != nil {
 		return fmt.Sprintf("it cannot be reset: %v", err), resetInterval
 	}
 	klog.FromContext(ctx).V(2).Info("Reset a device before its next owner", "device", d.Name, "had", r.Owner.String())

@@ -64,7 +64,8 @@ func (b *bench) open() (problems []error) {
 	b.t.Helper()
 	b.ledger = ledger.New(ledger.Config{Dir: filepath.Join(b.dir, "state"), Boot: "boot", Disk: b.ledgerDisk})
 	b.Custodian = New(Config{
-		Host: &discovery.Host{FS: b.fsys}, Write: b.Kernel.Write, Files: disk.Files{FS: b.disk}, Dir: filepath.Join(b.dir, "handover"), Boot: "boot",
+		Stock: func() ledger.Stock { return &ledger.Present{} },
+		Host:  &discovery.Host{FS: b.fsys}, Write: b.Kernel.Write, Files: disk.Files{FS: b.disk}, Dir: filepath.Join(b.dir, "handover"), Boot: "boot",
 		Ledger: b.ledger, Rules: func() []Rule {
 			if b.lifted.Load() {
 				return nil

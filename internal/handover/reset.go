@@ -10,6 +10,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/ledger"
 )
 
 var errNoPrivilege = errors.New("the agent may not change the host: it takes handover.enabled, see docs/handover.md")
@@ -23,7 +24,7 @@ func isPart(d discovery.Device) bool {
 // reset resets the PCI function of a device, which nobody has. The kernel does not return before it is
 // done, tells the driver before and after, and resets a bus only if nothing else is on it
 // (pci_reset_function and pci_parent_bus_reset in drivers/pci/pci.c).
-func (c *Custodian) reset(d discovery.Device, rule *Rule) error {
+func (c *Custodian) reset(r *record, d discovery.Device, rule *Rule) error {
 	function, ok := functionOf(c.config.Host.FS, d)
 	if !ok {
 		return errors.New("it is on no PCI function")
@@ -43,6 +44,15 @@ func (c *Custodian) reset(d discovery.Device, rule *Rule) error {
 	case c.config.Write == nil:
 		return errNoPrivilege
 	}
+	stock := c.config.Stock()
+	lease, blocked := c.config.Ledger.Lease(ledger.Change{
+		Name: "reset of " + d.Name, Consumer: r.Key, Had: r.Owner, API: r.Owner.API,
+		Devices: ledger.On(stock, function.Path), Functions: []string{function.Path},
+	}, stock)
+	if blocked != nil {
+		return blocked
+	}
+	defer lease.Release()
 	if methods := strings.Join(rule.Methods, " "); methods != "" {
 		now, err := function.Text("reset_method")
 		if err != nil {

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
@@ -37,8 +38,36 @@ func (a *account) blocks(by discovery.Mode) bool {
 
 // passes reports whether the account is of an owner that has ended, or is ending.
 func (a *account) passes() bool {
-	_, kept := a.entry.(*Kept)
-	return kept || a.state == Ending
+	e, leased := a.entry.(*lease)
+	return leased && e.why != "" || a.state == Ending
+}
+
+// who names the account's owner for another, and the call that the agent waits for if it is the agent.
+func (a *account) who(other Owner) string {
+	who := a.entry.Owner().before(other)
+	if late := a.late(); late != nil {
+		who += fmt.Sprintf(": %v", late)
+	}
+	return who
+}
+
+// late returns an error that names an overdue call of the agent on the devices, nil if there is none.
+func (a *account) late() error {
+	if e, ok := a.entry.(*lease); ok {
+		return e.late()
+	}
+	return nil
+}
+
+// blocking returns that the account blocks a device, since its owner has another.
+func (a *account) blocking(device, has, why string) *Blocked {
+	return &Blocked{Device: device, By: a.entry.Owner(), Has: has, Passing: a.passes(), Changing: a.changes(), late: a.late() != nil, why: why}
+}
+
+// changes reports whether the account is of a lease on what the agent changes.
+func (a *account) changes() bool {
+	e, leased := a.entry.(*lease)
+	return leased && e.why == ""
 }
 
 func (a *account) has() bool { return a != nil && (a.state == Given || a.state == Configuring) }
@@ -70,11 +99,15 @@ func (l *Ledger) put(a *account) {
 
 // drop forgets the account of a key, and says that something is free.
 func (l *Ledger) drop(key string) {
-	changes := false // the agent's own
-	if a := l.accounts[key]; a != nil {
-		_, changes = a.entry.(*work)
+	a := l.accounts[key]
+	if !l.takeOut(key) {
+		return
 	}
-	if l.takeOut(key) && !changes && l.freed != nil {
+	if _, leased := a.entry.(*lease); leased {
+		close(l.leasesEnd)
+		l.leasesEnd = make(chan struct{})
+	}
+	if !a.changes() && l.freed != nil {
 		close(l.freed)
 		l.freed = nil
 	}

@@ -28,7 +28,8 @@ type Blocked struct {
 	Passing  bool // the owner has ended, or is ending, and the device is being handed over
 	Changing bool // the agent is changing the device
 
-	why string
+	late bool // a call of the agent on the device is overdue
+	why  string
 }
 
 // Error says who has the device.
@@ -106,6 +107,11 @@ func (a *account) loose() bool {
 // terms are what an account is found under.
 func (a *account) terms() []string {
 	terms := make(map[string]bool)
+	if e, ok := a.entry.(*lease); ok {
+		for _, term := range e.terms() {
+			terms[term] = true
+		}
+	}
 	for i := range a.holds {
 		h := &a.holds[i]
 		terms[h.Device], terms[h.Silicon] = true, true
@@ -139,10 +145,10 @@ func (n Node) String() string {
 
 func (n *Node) numbers() string { return fmt.Sprintf("%s %d:%d", n.Type, n.Major, n.Minor) }
 
-// concerned returns the accounts that may block a hold, in a fixed order, without those of one owner. Accounts
-// are found by the silicon that they recorded, and by the devices that are parts of the wanted silicon now.
-func (x *index) concerned(w *Hold, nodes []Node, own string, stock Stock) []*account {
-	terms := append([]string{w.Device, w.Silicon}, stock.Parts(w.Silicon)...)
+// concerned returns the accounts that may block a hold, in a fixed order. Accounts are found by the silicon that they
+// recorded, and by the devices that are parts of the wanted silicon now.
+func (x *index) concerned(w *Hold, nodes []Node, q *question) []*account {
+	terms := append([]string{w.Device, w.Silicon}, q.stock.Parts(w.Silicon)...)
 	for i := range nodes {
 		terms = append(terms, nodes[i].terms()...)
 	}
@@ -156,7 +162,7 @@ func (x *index) concerned(w *Hold, nodes []Node, own string, stock Stock) []*acc
 			}
 		}
 	}
-	found = slices.DeleteFunc(found, func(a *account) bool { return a.key == own || a.key == sealedKey(own) })
+	found = slices.DeleteFunc(found, q.exempts)
 	slices.SortFunc(found, func(a, b *account) int { return cmp.Compare(a.key, b.key) })
 	return found
 }
@@ -167,17 +173,53 @@ type question struct {
 	owner Owner
 	own   string         // the key of the owner's entry, which keeps it from nothing
 	of    discovery.Mode // whose entries count, those of both APIs if ""
+	had   Owner          // if set, the entry of the key own is exempt only if it is this owner's
+	lease *lease         // what is wanted is for this lease; nil for a claim or a grant
 	want  []Hold
 	stock Stock
 
 	ending bool // grants that are ending count, by either API
 }
 
+// exempts reports whether an account blocks nothing of what is asked: the owner's own entries, and leases on what
+// changes for the owner. What is withheld after its consumer has ended blocks that consumer too: the key may be that
+// of an ID which another container gets next.
+func (q *question) exempts(a *account) bool {
+	e, leased := a.entry.(*lease)
+	switch {
+	case leased && e == q.lease:
+		return true
+	case q.own == "":
+		return false
+	case a.key == q.own:
+		return q.had == Owner{} || a.entry.Owner() == q.had
+	}
+	return a.key == sealedKey(q.own) || leased && e.Consumer == q.own && (q.lease != nil || e.why == "")
+}
+
 // blocked is all that says who excludes whom.
 func (x *index) blocked(q question) *Blocked {
+	if b := x.blockedFunctions(&q); b != nil {
+		return b
+	}
 	for i := range q.want {
 		if b := x.blockedHold(q, i); b != nil {
 			return b
+		}
+	}
+	return nil
+}
+
+// blockedFunctions returns which lease has one of the functions that are wanted for another.
+func (x *index) blockedFunctions(q *question) *Blocked {
+	if q.lease == nil {
+		return nil
+	}
+	for _, term := range q.lease.terms() {
+		for _, a := range x.of[term] {
+			if !q.exempts(a) {
+				return a.blocking(q.lease.subject(), q.lease.subject(), a.who(Owner{}))
+			}
 		}
 	}
 	return nil
@@ -196,19 +238,19 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 			balance.add(&other) // what the owner gets besides; with what others have it is told
 		}
 	}
-	for _, a := range x.concerned(&w, nodes, q.own, q.stock) {
+	for _, a := range x.concerned(&w, nodes, &q) {
 		counts := a.blocks(q.by) || q.ending && a.state == Ending
 		if !counts || q.of != "" && a.entry.API() != q.of {
 			continue
 		}
-		who := a.entry.Owner().before(q.owner)
+		who := a.who(q.owner)
 		for _, h := range judged(a.holds, q.stock) {
 			if h.Open {
 				continue
 			}
 			why := ""
 			switch {
-			case a.entry.API() != q.by && h.touches(&w), h.excludes(&w):
+			case q.apart(a) && h.touches(&w), h.excludes(&w):
 				why = fmt.Sprintf("%s (device %s)", who, h.Device)
 			case !h.touches(&w) && h.bears(nodes) && !a.explains(&w, q.stock):
 				why = fmt.Sprintf("%s, which was given its nodes as those of device %s", who, h.Device)
@@ -218,8 +260,7 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 				}
 			}
 			if why != "" {
-				_, changing := a.entry.(*work)
-				return &Blocked{Device: w.Device, By: a.entry.Owner(), Has: h.Device, Passing: a.passes(), Changing: changing, why: why}
+				return a.blocking(w.Device, h.Device, why)
 			}
 		}
 		if sealed, ok := a.entry.(*Sealed); ok && sealed.all {
@@ -227,6 +268,12 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 		}
 	}
 	return nil
+}
+
+// apart reports whether an account is of the other API, which never has devices of the same silicon. What the agent
+// changes is a matter of devices, whatever API offers them.
+func (q *question) apart(a *account) bool {
+	return q.lease == nil && !a.changes() && a.entry.API() != q.by
 }
 
 // judged returns what an account has, once as it was recorded and, where the device is part of other silicon

@@ -45,7 +45,7 @@ type Node struct {
 }
 
 // Entry is what one owner has: a [*Claim], a [*Grant] or a [*Sealed], which are
-// data as in their files, what the agent changes, or what is [Kept]. It is never modified.
+// data as in their files, or a lease, which has no file. It is never modified.
 type Entry interface {
 	Key() string
 	API() discovery.Mode

@@ -661,7 +661,7 @@ func TestGrantsThatCannotBeReadForTheMoment(t *testing.T) {
 			if who := k.View(k.stock).OwnerOf(classic, "a"); !strings.Contains(who, k.file(grantsFile)) {
 				t.Errorf("held by %q", who)
 			}
-			if _, b := k.Reserve("a", "a", k.stock); b == nil {
+			if _, b := k.Lease(Change{Name: "a", Devices: []Hold{Silicon("a")}}, k.stock); b == nil {
 				t.Error("the agent may change it")
 			}
 			if !k.Asked().IsZero() {
@@ -721,86 +721,5 @@ func TestGrantsThatCannotBeSetAside(t *testing.T) {
 	k.mustGive("a")
 	if data, err := os.ReadFile(k.file(grantsFile) + ".unreadable"); err != nil || string(data) != "{}" {
 		t.Errorf("set aside: %q, %v", data, err)
-	}
-}
-
-// A device that the agent changes is nobody else's meanwhile. The agent waits for
-// owners by either API, and until it is known what containers have.
-func TestReserve(t *testing.T) {
-	k := newKubelet(t, Config{}, "a", "b")
-	if _, b := k.Reserve("a", "a", k.stock); b == nil {
-		t.Error("reserved before it is known what containers have")
-	}
-	k.says(podsSay(true, map[string][]string{"pod main": {"other/gpu", "none"}}))
-	k.mustGive("b")
-	if _, b := k.Reserve("b", "b", k.stock); b == nil {
-		t.Error("reserved while a container has it")
-	}
-	release, b := k.Reserve("a", "a", k.stock)
-	if b != nil {
-		t.Fatal(b)
-	}
-	if err := k.Reconcile(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if err := k.give("a"); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
-		t.Errorf("a container gets it: %v", err)
-	}
-	if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
-		t.Errorf("a claim gets it: %v", err)
-	}
-	for _, api := range []discovery.Mode{dra, classic} {
-		if who := k.View(k.stock).OwnerOf(api, "a"); (who != "") != (api == classic) {
-			t.Errorf("by API %s it is held by %q", api, who)
-		}
-	}
-	release()
-	k.mustGive("a")
-}
-
-// A device that is reserved by itself leaves others the parts of its silicon that do not compete
-// with it, such as other virtual functions, and not those that do, such as its IOMMU group.
-func TestReserveDevice(t *testing.T) {
-	for _, classicHas := range []bool{false, true} {
-		k := newKubelet(t, Config{}, "vf1", "vf2", "vf3")
-		for name, d := range k.stock {
-			d.PartOf = &discovery.Silicon{Name: "pf"}
-			k.stock[name] = d
-		}
-		k.stock["one"], k.stock["two"] = part("iommu-group-7", "one", 8), part("iommu-group-7", "two", 8)
-		k.says(podsSay(true, nil))
-		api := dra
-		if classicHas {
-			api = classic
-		}
-		has := func(device string) error {
-			if classicHas {
-				return k.give(device)
-			}
-			return k.Give(claim(device, k.stock[device]), Given, k.stock)
-		}
-		if err := has("vf2"); err != nil {
-			t.Fatal(err)
-		}
-		if _, blocked := k.ReserveDevice(api, "vf2", "pf", k.stock); blocked == nil {
-			t.Error("reserved while somebody has it")
-		}
-		release, blocked := k.ReserveDevice(api, "vf1", "pf", k.stock)
-		if blocked != nil {
-			t.Fatal(blocked)
-		}
-		if err := has("vf1"); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
-			t.Errorf("somebody gets it: %v", err)
-		}
-		if err := has("vf3"); err != nil {
-			t.Errorf("its sibling: %v", err)
-		}
-		release()
-		if _, blocked := k.ReserveDevice(api, "one", "iommu-group-7", k.stock); blocked != nil {
-			t.Fatal(blocked)
-		}
-		if err := has("two"); err == nil {
-			t.Error("somebody gets another function of its group")
-		}
 	}
 }

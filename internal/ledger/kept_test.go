@@ -31,7 +31,7 @@ func TestKept(t *testing.T) {
 	if e := kept.Owner(); e.UID != "" {
 		t.Errorf("its outputs would be kept for %v", e)
 	}
-	if _, blocked := l.Reserve("gpu-0", "gpu-0", s); blocked == nil {
+	if _, blocked := l.Lease(Change{Name: "gpu-0", Devices: []Hold{Silicon("gpu-0")}}, s); blocked == nil {
 		t.Error("it can be changed")
 	}
 	again := *kept

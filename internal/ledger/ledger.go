@@ -98,6 +98,8 @@ type Ledger struct {
 	left     []Entry              // entries that are no more, whose outputs could not be removed
 	ended    map[string]time.Time // when claims have ended, by key
 	freed    chan struct{}        // closed when an entry is no more; nil if nobody waits for that
+
+	leasesEnd chan struct{} // closed when the next lease ends
 }
 
 // New returns a ledger that is not open yet.
@@ -120,6 +122,8 @@ func New(config Config) *Ledger {
 		ended:    make(map[string]time.Time),
 		unread:   true,
 		version:  1,
+
+		leasesEnd: make(chan struct{}),
 	}
 }
 

@@ -114,9 +114,9 @@ func (v *View) Ours() []*Grant {
 func (v *View) Owners() (owners, ending []Owner) {
 	for _, a := range v.accounts {
 		grant, isGrant := a.entry.(*Grant)
-		_, isKept := a.entry.(*Kept)
+		_, isLease := a.entry.(*lease)
 		switch {
-		case a.state == Past, isKept, isGrant && (a.state == Ending || v.strangers[a.entry.Key()] != nil):
+		case a.state == Past, isLease, isGrant && (a.state == Ending || v.strangers[a.entry.Key()] != nil):
 		case isGrant && !grant.missing.IsZero():
 			ending = append(ending, a.entry.Owner())
 		default:

@@ -22,12 +22,12 @@ func (m *Maker) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 		}
 	}
 	for unit := range m.seen {
-		if m.working[unit] == nil && len(scanned[unit]) == 0 && m.made[unit] == nil {
+		if !m.working[unit] && len(scanned[unit]) == 0 && m.made[unit] == nil {
 			delete(m.seen, unit)
 		}
 	}
 	for unit, devices := range scanned {
-		if m.working[unit] == nil || len(devices) > len(m.seen[unit]) {
+		if !m.working[unit] || len(devices) > len(m.seen[unit]) {
 			m.seen[unit] = devices
 		}
 	}

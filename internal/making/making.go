@@ -17,7 +17,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
-	"chandler.dev/internal/overdue"
+	"chandler.dev/internal/ledger"
 )
 
 // Config is what a Maker works with.
@@ -43,6 +43,11 @@ type Config struct {
 	// block.
 	Changed func()
 
+	// Ledger is asked for a lease before the host changes, and Stock for the devices of the host as both APIs offer
+	// them.
+	Ledger *ledger.Ledger
+	Stock  func() ledger.Stock
+
 	Limit time.Duration // how long a write may take before nobody waits for it any more; 60 s if 0
 	Wait  time.Duration // how long until what was made must be seen; 30 s if 0
 }
@@ -50,11 +55,11 @@ type Config struct {
 // Maker makes devices and undoes that.
 type Maker struct {
 	config Config
-	calls  overdue.Calls // by unit
+	filing chan struct{} // has one while a call writes or removes records
 
 	mu       sync.Mutex
 	made     map[string]*record            // by unit
-	working  map[string]chan struct{}      // likewise, while one call changes it; closed after
+	working  map[string]bool               // likewise, while a call changes it
 	awaited  map[string]bool               // likewise, while the unit is being made
 	failed   map[string]failure            // likewise, why it could not be made or undone
 	unread   map[string]bool               // likewise, while the disk does not read its record
@@ -90,7 +95,7 @@ func New(config Config) *Maker {
 		config.Changed = func() {}
 	}
 	return &Maker{
-		config: config, calls: overdue.Calls{Ended: config.Changed}, made: make(map[string]*record), working: make(map[string]chan struct{}), awaited: make(map[string]bool),
+		config: config, filing: make(chan struct{}, 1), made: make(map[string]*record), working: make(map[string]bool), awaited: make(map[string]bool),
 		failed: make(map[string]failure), unread: make(map[string]bool), seen: make(map[string][]discovery.Device),
 	}
 }
@@ -237,6 +242,18 @@ func (m *Maker) amend(unit string, how map[string]string) error {
 }
 
 func (m *Maker) save(r *record) error {
+	defer m.takeTurn()()
+	return m.write(r)
+}
+
+// takeTurn returns once no other call writes or removes records.
+func (m *Maker) takeTurn() (done func()) {
+	m.filing <- struct{}{}
+	return func() { <-m.filing }
+}
+
+// write writes a record. The caller has the turn.
+func (m *Maker) write(r *record) error {
 	there, err := m.records().Write(r.Making.Unit, r)
 	if there != disk.Old {
 		m.keep(r) // perhaps
@@ -248,7 +265,7 @@ func (m *Maker) save(r *record) error {
 }
 
 // Restore writes records again that somebody has removed: an agent that starts would not know that it is to undo those
-// units. A unit that a call changes has its turn the next time.
+// units.
 func (m *Maker) Restore() error {
 	m.mu.Lock()
 	units := slices.Sorted(maps.Keys(m.made))
@@ -263,19 +280,14 @@ func (m *Maker) Restore() error {
 }
 
 func (m *Maker) restore(unit string) error {
+	defer m.takeTurn()()
 	m.mu.Lock()
-	if m.working[unit] != nil {
-		m.mu.Unlock()
-		return nil
-	}
-	end := m.begin(unit) // no device changes, and whoever is told of a change may call this again
 	r := m.made[unit]
 	m.mu.Unlock()
-	defer end()
 	if r == nil || !m.records().Lacks(unit) {
 		return nil // it was undone meanwhile, or written anew
 	}
-	return m.save(r)
+	return m.write(r)
 }
 
 func union(names, more []string) []string {
@@ -286,6 +298,7 @@ func union(names, more []string) []string {
 
 // forget says that nothing is left to undo.
 func (m *Maker) forget(unit string) error {
+	defer m.takeTurn()()
 	if err := m.records().Remove(unit); err != nil {
 		return fmt.Errorf("remove what %s was made as: %w", unit, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/ledger"
 )
 
 const (
@@ -143,7 +144,12 @@ func (k *kernel) maker(boot string) *Maker {
 		k.t.Fatal(err)
 	}
 	var m *Maker
+	l := ledger.New(ledger.Config{Dir: k.t.TempDir(), Boot: boot})
+	if _, err := l.Open(k.t.Context()); err != nil {
+		k.t.Fatal(err)
+	}
 	m = New(Config{
+		Ledger: l, Stock: func() ledger.Stock { return &ledger.Present{} },
 		Host: &discovery.Host{FS: fsys}, Families: []*discovery.Family{cells}, Boot: boot, Dir: filepath.Join(k.dir, "state"),
 		Tools: discovery.Tools{Write: k.write, Busy: k.looked},
 		Device: func(name string) (discovery.Device, bool) {
@@ -175,13 +181,13 @@ func (k *kernel) check(divided bool) {
 	}
 }
 
-func nothing(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+func nothing(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 	return d, nil, nil
 }
 
 // get does what is to be done for somebody who gets a part.
 func get(ctx context.Context, m *Maker, s *discovery.Snapshot, i int) error {
-	_, work, err := m.Configurer(nothing)(s.Devices[i], nil)
+	_, work, err := m.Configurer(nothing)(s.Devices[i], nil, "claim")
 	if work == nil || err != nil {
 		return err
 	}
@@ -588,10 +594,11 @@ func TestDescribeMeanwhile(t *testing.T) {
 	k := newKernel(t)
 	m := k.maker("1")
 	m.Describe(k.scan())
-	leave, err := m.enter(t.Context(), "cell-0")
-	if err != nil {
-		t.Fatal(err)
+	lease, blocked := m.config.Ledger.Lease(ledger.Change{Name: "unit cell-0"}, m.config.Stock())
+	if blocked != nil {
+		t.Fatal(blocked)
 	}
+	leave := m.begin("cell-0", lease)
 	k.divide("1")
 	s := k.scan()
 	s.Devices[0].Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionDriverUnbound}
@@ -615,13 +622,13 @@ func TestWantedOtherwise(t *testing.T) {
 		k := newKernel(t)
 		m := k.maker("1")
 		var got []string
-		next := func(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+		next := func(d discovery.Device, want discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 			return d, func(context.Context) error {
 				got = append(got, fmt.Sprint(d.Name, " ", d.Making == nil, " ", want[discovery.Driver]))
 				return nil
 			}, nil
 		}
-		_, work, err := m.Configurer(next)(k.scan().Devices[0], discovery.Parameters{discovery.Driver: discovery.DriverVFIO})
+		_, work, err := m.Configurer(next)(k.scan().Devices[0], discovery.Parameters{discovery.Driver: discovery.DriverVFIO}, "claim")
 		if err == nil {
 			err = work(t.Context())
 		}

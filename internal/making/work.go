@@ -12,25 +12,26 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/overdue"
 )
 
 // Configurer makes devices that are not there, and asks the next one what else is to be
 // done of them, and of all others.
 func (m *Maker) Configurer(next discovery.Configurer) discovery.Configurer {
-	return func(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
 		if d.Making == nil {
-			return next(d, want)
+			return next(d, want, consumer)
 		}
 		if _, err := m.family(d.Family); err != nil {
 			return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
 		}
 		return d, func(ctx context.Context) error {
-			now, err := m.make(ctx, &d)
+			now, err := m.make(ctx, &d, consumer)
 			if err != nil {
 				return fmt.Errorf("device %s: it is not made: %w", d.Name, err)
 			}
-			_, work, err := next(now, want)
+			_, work, err := next(now, want, consumer)
 			if work == nil || err != nil {
 				return err
 			}
@@ -41,17 +42,17 @@ func (m *Maker) Configurer(next discovery.Configurer) discovery.Configurer {
 
 // make makes a device with all of its unit, and returns it as it is then. It goes on from
 // wherever an earlier call, or an earlier agent, has stopped.
-func (m *Maker) make(ctx context.Context, d *discovery.Device) (discovery.Device, error) {
+func (m *Maker) make(ctx context.Context, d *discovery.Device, consumer string) (discovery.Device, error) {
 	unit := d.Making.Unit
-	leave, err := m.enter(ctx, unit)
+	lease, err := m.config.Ledger.AwaitLease(ctx, ledger.Change{Name: "unit " + unit, Consumer: consumer, API: discovery.ModeDRA, Functions: []string{d.Making.Of}, Ended: m.config.Changed}, m.config.Stock)
 	if err != nil {
 		return *d, err
 	}
-	defer leave()
+	defer m.begin(unit, lease)()
 	if now, there := m.config.Device(d.Name); there && now.Making == nil && promised(d, &now) == nil {
 		return now, nil // with another one of its unit
 	}
-	now, err := m.makeUnit(ctx, d)
+	now, err := m.makeUnit(ctx, lease, d)
 	m.mu.Lock()
 	if err != nil && ctx.Err() == nil {
 		m.failed[unit] = failure{err: err, how: d.Making.How, at: time.Now()}
@@ -63,7 +64,7 @@ func (m *Maker) make(ctx context.Context, d *discovery.Device) (discovery.Device
 	return now, err
 }
 
-func (m *Maker) makeUnit(ctx context.Context, d *discovery.Device) (discovery.Device, error) {
+func (m *Maker) makeUnit(ctx context.Context, lease *ledger.Lease, d *discovery.Device) (discovery.Device, error) {
 	f, err := m.family(d.Family)
 	if err != nil {
 		return *d, err
@@ -71,7 +72,7 @@ func (m *Maker) makeUnit(ctx context.Context, d *discovery.Device) (discovery.De
 	unit := d.Making.Unit
 	m.setAwaited(unit, true)
 	defer m.setAwaited(unit, false)
-	work, err := m.plan(f.Make, f.Name, *d.Making)
+	work, err := m.plan(lease, f.Make, f.Name, *d.Making)
 	if err != nil {
 		return *d, err
 	}
@@ -170,21 +171,31 @@ func (m *Maker) until(ctx context.Context, so func() bool) bool {
 	return true
 }
 
-// Undo undoes what was made. The caller keeps others from its devices, and from those that have come in
-// their place. It is no error if nothing is there any more.
+// Undo removes what was made, and returns [*ledger.Blocked] if a consumer, or another change, has any of its devices or
+// of those that came in their place. It is no error if nothing is there any more.
 func (m *Maker) Undo(ctx context.Context, unit string, came ...string) error {
-	leave, err := m.enter(ctx, unit)
-	if err != nil {
-		return err
-	}
-	defer leave()
 	m.mu.Lock()
 	r := m.made[unit]
 	m.mu.Unlock()
 	if r == nil {
 		return nil
 	}
-	err = m.undo(ctx, r, union(r.Devices, came))
+	c := ledger.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []string{r.Making.Of}, Ended: m.config.Changed}
+	for _, device := range union(r.Devices, came) {
+		c.Devices = append(c.Devices, ledger.Device(device, r.Silicon))
+	}
+	lease, blocked := m.config.Ledger.Lease(c, m.config.Stock())
+	if blocked != nil {
+		return blocked
+	}
+	defer m.begin(unit, lease)()
+	m.mu.Lock()
+	same := m.made[unit] == r
+	m.mu.Unlock()
+	if !same {
+		return nil // another call has changed it before the lease
+	}
+	err := m.undo(ctx, lease, r, union(r.Devices, came))
 	if err == nil {
 		return m.forget(unit)
 	}
@@ -195,12 +206,12 @@ func (m *Maker) Undo(ctx context.Context, unit string, came ...string) error {
 	return err
 }
 
-func (m *Maker) undo(ctx context.Context, r *record, devices []string) error {
+func (m *Maker) undo(ctx context.Context, lease *ledger.Lease, r *record, devices []string) error {
 	f, err := m.family(r.Family)
 	if err != nil {
 		return err
 	}
-	work, err := m.plan(f.Unmake, f.Name, r.Making)
+	work, err := m.plan(lease, f.Unmake, f.Name, r.Making)
 	if err != nil {
 		return err
 	}
@@ -227,10 +238,10 @@ func (m *Maker) undo(ctx context.Context, r *record, devices []string) error {
 
 // plan asks a family what is to be done. A driver may keep it waiting: it is left alone
 // then, and nothing is done.
-func (m *Maker) plan(ask func(*discovery.Host, discovery.Tools, discovery.Making) (discovery.Work, error), family string, of discovery.Making) (work discovery.Work, err error) {
+func (m *Maker) plan(lease *ledger.Lease, ask func(*discovery.Host, discovery.Tools, discovery.Making) (discovery.Work, error), family string, of discovery.Making) (work discovery.Work, err error) {
 	var planned discovery.Work
-	err = m.calls.Do(m.config.Limit, of.Unit, "a look at /"+of.Of, func() (err error) {
-		planned, err = ask(m.config.Host, m.tools(of.Unit, family), of)
+	err = lease.Do(m.config.Limit, "a look at /"+of.Of, func() (err error) {
+		planned, err = ask(m.config.Host, m.tools(lease, family), of)
 		return err
 	})
 	if errors.Is(err, overdue.Err) {
@@ -239,50 +250,27 @@ func (m *Maker) plan(ask func(*discovery.Host, discovery.Tools, discovery.Making
 	return planned, err
 }
 
-// enter has one call at a time change a unit, and none while a write of it hangs. The
-// others wait.
-func (m *Maker) enter(ctx context.Context, unit string) (leave func(), err error) {
-	for {
-		m.mu.Lock()
-		other := m.working[unit]
-		if late := m.calls.Of(unit); late != nil && other == nil {
-			m.mu.Unlock()
-			return nil, late
-		}
-		if other == nil {
-			break
-		}
-		m.mu.Unlock()
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for another call: %w", ctx.Err())
-		case <-other:
-		}
-	}
-	end := m.begin(unit)
-	m.mu.Unlock()
-	return func() { end(); m.config.Changed() }, nil
-}
-
-// begin keeps others from a unit until end is called. The mutex is held.
-func (m *Maker) begin(unit string) (end func()) {
-	mine := make(chan struct{})
-	m.working[unit] = mine
+// begin notes that a unit changes under a lease, until end is called.
+func (m *Maker) begin(unit string, lease *ledger.Lease) (end func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.working[unit] = true
 	return func() {
 		m.mu.Lock()
 		delete(m.working, unit)
 		m.mu.Unlock()
-		close(mine)
+		lease.Release()
+		m.config.Changed()
 	}
 }
 
 var errNoPrivilege = errors.New("the agent may not change the host: it takes onRequest.enabled, see docs/on-request.md")
 
 // tools returns what a unit is changed with.
-func (m *Maker) tools(unit, family string) discovery.Tools {
+func (m *Maker) tools(lease *ledger.Lease, family string) discovery.Tools {
 	return discovery.Tools{
 		Run:    m.config.Programs[family],
-		Write:  func(name, value string) error { return m.write(unit, name, value) },
+		Write:  func(name, value string) error { return m.set(lease, name, value) },
 		Note:   m.amend,
 		Forget: m.forget,
 		Busy: func(function sysfs.Device, keeps bool) error {
@@ -294,13 +282,13 @@ func (m *Maker) tools(unit, family string) discovery.Tools {
 	}
 }
 
-// write writes an attribute for a unit.
-func (m *Maker) write(unit, name, value string) error {
+// set writes an attribute for a unit.
+func (m *Maker) set(lease *ledger.Lease, name, value string) error {
 	if m.config.Tools.Write == nil {
 		return errNoPrivilege
 	}
 	what := fmt.Sprintf("write %q to /%s", value, name)
-	err := m.calls.Do(m.config.Limit, unit, what, func() error { return m.config.Tools.Write(name, value) })
+	err := lease.Do(m.config.Limit, what, func() error { return m.config.Tools.Write(name, value) })
 	switch {
 	case err == nil, errors.Is(err, overdue.Err):
 		return err

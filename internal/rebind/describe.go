@@ -14,13 +14,13 @@ import (
 // Configurer gives devices to vfio for those who want them so, and asks the next one what is
 // to be done of all else. A device that is being given back is nobody's meanwhile.
 func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
-	return func(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
 		r := b.of(&d)
 		switch {
 		case want[discovery.Driver] == "" && r != nil:
 			return d, nil, b.notYet(&d, r)
 		case want[discovery.Driver] == "":
-			return next(d, want)
+			return next(d, want, consumer)
 		case r == nil && discovery.IsVFIO(d.Attributes.String("driver")):
 			return d, nil, nil // it was so before, and stays so
 		case d.Rebind == nil || d.Rebind.Why != "":
@@ -39,7 +39,7 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 		now.Family = b.config.Family
 		now.Edits.DeviceNodes, now.Edits.NetDevices, now.Edits.Mounts, now.Edits.Env, now.Edits.Hooks = nil, nil, nil, nil, nil
 		return now, func(ctx context.Context) error {
-			if err := b.take(ctx, d); err != nil {
+			if err := b.take(ctx, d, consumer); err != nil {
 				return fmt.Errorf("device %s: %w", d.Name, err)
 			}
 			return nil
@@ -126,24 +126,41 @@ const lookLimit = time.Second
 func (b *Binder) forgetReturned() {
 	b.mu.Lock()
 	var records []*record
-	for address, r := range b.bound {
-		if !r.Choose && r.Driver != r.To && !b.working[address] && b.calls.Of(address) == nil {
+	for _, r := range b.bound {
+		if !r.Choose && r.Driver != r.To {
 			records = append(records, r)
 		}
 	}
 	b.mu.Unlock()
 	for _, r := range records {
-		function := b.function(r.Source)
-		if function.Driver() != r.Driver || !function.Exists(".") {
-			continue
+		if b.hasReturned(r) {
+			b.forgetIfReturned(r)
 		}
-		if override, err := b.override(function, lookLimit); err != nil || override != r.Override {
-			continue
-		}
-		if leave, err := b.enter([]string{r.Source}); err == nil {
-			_ = b.forget(r) // else the next look does
-			leave()
-		}
+	}
+}
+
+// hasReturned reports whether a function is under the driver that it had.
+func (b *Binder) hasReturned(r *record) bool {
+	function := b.function(r.Source)
+	return function.Driver() == r.Driver && function.Exists(".")
+}
+
+// forgetIfReturned removes the record of a function unless a call changes the function. What it cannot remove the
+// next scan does.
+func (b *Binder) forgetIfReturned(r *record) {
+	lease, err := b.leaseRecord(r.Source)
+	if err != nil {
+		return
+	}
+	defer lease.Release()
+	b.mu.Lock()
+	same := b.bound[r.Function] == r
+	b.mu.Unlock()
+	if !same || !b.hasReturned(r) {
+		return // it was changed before the lease
+	}
+	if override, err := b.override(lease, b.function(r.Source), lookLimit); err == nil && override == r.Override {
+		_ = b.forget(r)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // Left is a function that is not what it was, as it was left by those who had it as vfio.
@@ -48,29 +49,38 @@ func (b *Binder) Left() (left []Left) {
 	return left
 }
 
-// Give gives a function back to the driver that it had. The caller keeps others from it.
-// It is no error if there is nothing to give back. A function that somebody else has bound to
-// a driver since is theirs.
-func (b *Binder) Give(ctx context.Context, address string) error {
+// Give gives functions of one unit back to the drivers that they had, and returns [*ledger.Blocked] if a consumer, or
+// another change, has one of them. It is no error if there is nothing to give back. A function that was bound to
+// another driver since stays with that driver.
+func (b *Binder) Give(ctx context.Context, addresses ...string) error {
+	var records []*record
+	var functions []string
 	b.mu.Lock()
-	r := b.bound[address]
+	for _, address := range addresses {
+		if r := b.bound[address]; r != nil {
+			records, functions = append(records, r), append(functions, r.Source)
+		}
+	}
 	b.mu.Unlock()
-	if r == nil {
+	if len(records) == 0 {
 		return nil
 	}
-	leave, err := b.enter([]string{r.Source})
-	if err == nil {
-		defer leave()
-		err = b.give(ctx, r)
-	}
+	lease, err := b.lease(functions, "")
 	if err != nil {
-		err = fmt.Errorf("it is not given back to %s: %w", orNone(r.Driver), err)
-		b.mu.Lock()
-		b.failed[address] = err
-		b.mu.Unlock()
+		return err
 	}
-	b.config.Changed()
-	return err
+	defer b.config.Changed()
+	defer lease.Release()
+	for _, r := range records {
+		if err := b.give(ctx, lease, r); err != nil {
+			err = fmt.Errorf("it is not given back to %s: %w", orNone(r.Driver), err)
+			b.mu.Lock()
+			b.failed[r.Function] = err
+			b.mu.Unlock()
+			return err
+		}
+	}
+	return nil
 }
 
 func orNone(driver string) string {
@@ -80,14 +90,14 @@ func orNone(driver string) string {
 	return "driver " + driver
 }
 
-func (b *Binder) give(ctx context.Context, r *record) error {
+func (b *Binder) give(ctx context.Context, lease *ledger.Lease, r *record) error {
 	function := b.function(r.Source)
 	if !function.Exists(".") {
 		return b.forget(r) // it was taken out, or is a virtual function that is no more
 	}
 	driver := function.Driver()
 	if r.Choose {
-		return b.choose(r, driver)
+		return b.choose(lease, r, driver)
 	}
 	if driver != "" && driver != r.To && driver != r.Driver {
 		return b.forget(r)
@@ -97,11 +107,11 @@ func (b *Binder) give(ctx context.Context, r *record) error {
 			return err
 		}
 	}
-	if err := b.resetOverride(r); err != nil {
+	if err := b.resetOverride(lease, r); err != nil {
 		return err
 	}
 	if driver != r.Driver {
-		if err := b.giveDriver(ctx, r, driver); err != nil {
+		if err := b.giveDriver(ctx, lease, r, driver); err != nil {
 			return err
 		}
 	}
@@ -121,31 +131,31 @@ func (b *Binder) unused(r *record) error {
 }
 
 // resetOverride has the function be for the driver that it was for whatever its identity.
-func (b *Binder) resetOverride(r *record) error {
-	override, err := b.override(b.function(r.Source), b.config.Limit)
+func (b *Binder) resetOverride(lease *ledger.Lease, r *record) error {
+	override, err := b.override(lease, b.function(r.Source), b.config.Limit)
 	if err != nil || override == r.Override {
 		return err
 	}
 	if b.config.Write == nil {
 		return errNoPrivilege
 	}
-	return b.write(r.Function, "set its driver", path.Join(r.Source, "driver_override"), r.Override)
+	return b.write(lease, r.Function, "set its driver", path.Join(r.Source, "driver_override"), r.Override)
 }
 
 // choose has the kernel choose the driver of a function of which it is not known which one it had. If
 // it has one of its own, that is the one.
-func (b *Binder) choose(r *record, driver string) error {
+func (b *Binder) choose(lease *ledger.Lease, r *record, driver string) error {
 	own := driver != "" && !discovery.IsVFIO(driver)
 	if !own {
 		if err := b.unused(r); err != nil {
 			return err
 		}
 	}
-	if err := b.resetOverride(r); err != nil {
+	if err := b.resetOverride(lease, r); err != nil {
 		return err
 	}
 	if !own {
-		if err := b.probe(r, driver); err != nil {
+		if err := b.probe(lease, r, driver); err != nil {
 			return err
 		}
 	}
@@ -153,25 +163,25 @@ func (b *Binder) choose(r *record, driver string) error {
 }
 
 // probe has the kernel choose a driver.
-func (b *Binder) probe(r *record, driver string) error {
+func (b *Binder) probe(lease *ledger.Lease, r *record, driver string) error {
 	if driver != "" {
-		if err := b.write(r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function); err != nil {
+		if err := b.write(lease, r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function); err != nil {
 			return err
 		}
 	}
-	return b.write(r.Function, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Function)
+	return b.write(lease, r.Function, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Function)
 }
 
 // giveDriver binds a function to the driver that it had. If that is not loaded any more, the
 // kernel chooses.
-func (b *Binder) giveDriver(ctx context.Context, r *record, driver string) error {
+func (b *Binder) giveDriver(ctx context.Context, lease *ledger.Lease, r *record, driver string) error {
 	switch {
 	case r.Driver == "":
-		return b.write(r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function)
+		return b.write(lease, r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function)
 	case !b.loaded(r.Driver):
-		return b.probe(r, driver)
+		return b.probe(lease, r, driver)
 	}
-	return b.swap(ctx, r.Source, r.Driver, func() error {
-		return b.write(r.Function, "bind it to "+r.Driver, path.Join(driverDir(r.Driver), "bind"), r.Function)
+	return b.swap(ctx, lease, r.Source, r.Driver, func() error {
+		return b.write(lease, r.Function, "bind it to "+r.Driver, path.Join(driverDir(r.Driver), "bind"), r.Function)
 	})
 }

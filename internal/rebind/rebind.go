@@ -18,6 +18,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/overdue"
 )
 
@@ -44,6 +45,11 @@ type Config struct {
 	// block.
 	Changed func()
 
+	// Ledger is asked for a lease before a function changes, and Stock for the devices of the host as both APIs
+	// offer them.
+	Ledger *ledger.Ledger
+	Stock  func() ledger.Stock
+
 	Limit time.Duration // how long a write may take before nobody waits for it any more; 20 s if 0
 	Wait  time.Duration // how long until a driver must have taken a function; 10 s if 0
 }
@@ -51,14 +57,13 @@ type Config struct {
 // Binder gives functions to vfio and back.
 type Binder struct {
 	config Config
-	calls  overdue.Calls // by the function's address
+	filing chan struct{} // has one while a call writes, reads or removes records
 
-	mu      sync.Mutex
-	bound   map[string]*record          // by the function's address
-	working map[string]bool             // likewise, while one call changes the function
-	failed  map[string]error            // likewise, why it could not be given back
-	unread  bool                        // what an earlier agent has left could not be listed yet
-	seen    map[string]discovery.Device // by directory, those that can be rebound, as they were scanned last
+	mu     sync.Mutex
+	bound  map[string]*record          // by the function's address
+	failed map[string]error            // likewise, why it could not be given back
+	unread bool                        // what an earlier agent has left could not be listed yet
+	seen   map[string]discovery.Device // by directory, those that can be rebound, as they were scanned last
 }
 
 // record is what a function was before it was given to vfio. It is on disk before
@@ -91,7 +96,7 @@ func New(config Config) *Binder {
 		config.Changed = func() {}
 	}
 	return &Binder{
-		config: config, calls: overdue.Calls{Ended: config.Changed}, bound: make(map[string]*record), working: make(map[string]bool), failed: make(map[string]error),
+		config: config, filing: make(chan struct{}, 1), bound: make(map[string]*record), failed: make(map[string]error),
 		seen: make(map[string]discovery.Device),
 	}
 }
@@ -117,12 +122,7 @@ func (b *Binder) Open() (problems []error) {
 
 // open takes over the record of a function, unless it was written anew meanwhile.
 func (b *Binder) open(address string) (problems []error) {
-	leave, err := b.enter([]string{address})
-	if err != nil {
-		b.setUnread(true)
-		return nil
-	}
-	defer leave()
+	defer b.takeTurn()()
 	b.mu.Lock()
 	anew := b.bound[address] != nil
 	b.mu.Unlock()
@@ -215,6 +215,7 @@ func (b *Binder) keep(r *record) {
 }
 
 func (b *Binder) forget(r *record) error {
+	defer b.takeTurn()()
 	if err := b.records().Remove(r.Function); err != nil {
 		return fmt.Errorf("remove what %s was before it was rebound: %w", r.Function, err)
 	}
@@ -235,7 +236,7 @@ func (b *Binder) of(d *discovery.Device) *record {
 // note writes down what a function is before it is changed, unless that is written
 // down already. If the record could not be read and the function has its own driver by now, what
 // it is can be told again.
-func (b *Binder) note(function sysfs.Device, to string, d discovery.Device) (*record, error) {
+func (b *Binder) note(lease *ledger.Lease, function sysfs.Device, to string, d discovery.Device) (*record, error) {
 	address := function.Name()
 	b.mu.Lock()
 	r := b.bound[address]
@@ -245,7 +246,7 @@ func (b *Binder) note(function sysfs.Device, to string, d discovery.Device) (*re
 	}
 	driver := function.Driver()
 	choose := r != nil && (driver == "" || discovery.IsVFIO(driver))
-	override, err := b.override(function, b.config.Limit)
+	override, err := b.override(lease, function, b.config.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -256,6 +257,7 @@ func (b *Binder) note(function sysfs.Device, to string, d discovery.Device) (*re
 		driver, override = "", ""
 	}
 	r = &record{Choose: choose, Boot: b.config.Boot, Function: address, Source: function.Path, Driver: driver, Override: override, To: to, Device: d}
+	defer b.takeTurn()()
 	there, err := b.save(r)
 	if there != disk.Old {
 		b.keep(r) // perhaps
@@ -290,23 +292,24 @@ func (b *Binder) Restore() error {
 	return errors.Join(errs...)
 }
 
-// restore writes the record of a function again, unless a call changes the function. It does not wait for a write
-// to the function that hangs: if the agent ends meanwhile, the next one has to know of it.
+// restore writes the record of a function again. It needs no lease: while a write to the function hangs, the agent may
+// end, and the next one needs the record.
 func (b *Binder) restore(address string) error {
+	defer b.takeTurn()()
 	b.mu.Lock()
-	if b.working[address] {
-		b.mu.Unlock()
-		return nil // the next time
-	}
-	leave := b.begin([]string{address})
 	r := b.bound[address]
 	b.mu.Unlock()
-	defer leave()
 	if r == nil || !b.records().Lacks(address) {
 		return nil // it was given back meanwhile, or written anew
 	}
 	_, err := b.save(r)
 	return err
+}
+
+// takeTurn returns once no other call writes, reads or removes records.
+func (b *Binder) takeTurn() (done func()) {
+	b.filing <- struct{}{}
+	return func() { <-b.filing }
 }
 
 // overrideOf returns the driver that a function is for whatever its identity, "" if there is
@@ -319,43 +322,36 @@ func overrideOf(function sysfs.Device) (string, error) {
 	return text, err
 }
 
-// enter has one call at a time change functions, and none while a write to one of them
-// hangs.
-func (b *Binder) enter(functions []string) (leave func(), err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, path := range functions {
-		address := filepath.Base(path)
-		if late := b.calls.Of(address); late != nil {
-			return nil, fmt.Errorf("function %s: %w", address, late)
-		}
-		if b.working[address] {
-			return nil, fmt.Errorf("function %s is being changed", address)
-		}
-	}
-	return b.begin(functions), nil
+// lease reserves functions, with all devices that are on them, to change them for a consumer. The error wraps
+// [*ledger.Blocked].
+func (b *Binder) lease(functions []string, consumer string) (*ledger.Lease, error) {
+	stock := b.config.Stock()
+	return b.leased(ledger.Change{
+		Name: "driver of " + filepath.Base(functions[0]), Consumer: consumer, API: discovery.ModeDRA, Functions: functions,
+		Devices: ledger.On(stock, functions...),
+	}, stock)
 }
 
-// begin says that one call changes functions, until it leaves. The caller holds the lock.
-func (b *Binder) begin(functions []string) (leave func()) {
-	for _, path := range functions {
-		b.working[filepath.Base(path)] = true
+// leaseRecord keeps other calls from a function while its record changes, whichever consumer has the function.
+func (b *Binder) leaseRecord(source string) (*ledger.Lease, error) {
+	return b.leased(ledger.Change{Name: "record of " + filepath.Base(source), Functions: []string{source}}, b.config.Stock())
+}
+
+func (b *Binder) leased(c ledger.Change, stock ledger.Stock) (*ledger.Lease, error) {
+	c.Ended = b.config.Changed
+	lease, blocked := b.config.Ledger.Lease(c, stock)
+	if blocked != nil {
+		return nil, blocked
 	}
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		for _, path := range functions {
-			delete(b.working, filepath.Base(path))
-		}
-	}
+	return lease, nil
 }
 
 // write writes an attribute for a function.
-func (b *Binder) write(address, what, name, value string) error {
+func (b *Binder) write(lease *ledger.Lease, address, what, name, value string) error {
 	if b.config.Write == nil {
 		return errNoPrivilege
 	}
-	err := b.calls.Do(b.config.Limit, address, what, func() error { return b.config.Write(name, value) })
+	err := lease.Do(b.config.Limit, what, func() error { return b.config.Write(name, value) })
 	switch {
 	case err == nil:
 		return nil
@@ -369,9 +365,9 @@ func (b *Binder) write(address, what, name, value string) error {
 
 // override returns the driver_override of a function. The kernel may keep it waiting for as long as a
 // process has the function open.
-func (b *Binder) override(function sysfs.Device, limit time.Duration) (string, error) {
+func (b *Binder) override(lease *ledger.Lease, function sysfs.Device, limit time.Duration) (string, error) {
 	var override string
-	err := b.calls.Do(limit, function.Name(), "a look at its driver_override", func() (err error) {
+	err := lease.Do(limit, "a read of its driver_override", func() (err error) {
 		override, err = overrideOf(function)
 		return err
 	})
@@ -384,10 +380,10 @@ func (b *Binder) override(function sysfs.Device, limit time.Duration) (string, e
 var errNoPrivilege = errors.New("the agent may not change the host: it takes rebinding.enabled, see docs/rebinding.md")
 
 // bind has a driver take a function that no driver has, and waits until it has.
-func (b *Binder) bind(ctx context.Context, source, driver string, write func() error) error {
+func (b *Binder) bind(ctx context.Context, lease *ledger.Lease, source, driver string, write func() error) error {
 	address := filepath.Base(source)
 	wrote := write()
-	if b.calls.Of(address) != nil {
+	if lease.Late() != nil {
 		return wrote
 	}
 	if wrote != nil && b.function(source).Driver() != driver {

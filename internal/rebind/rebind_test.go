@@ -19,6 +19,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/overdue"
 	"chandler.dev/internal/rebind/rebindtest"
 )
@@ -45,7 +46,7 @@ func newKernel(t *testing.T) *kernel {
 // binder returns what an agent that starts has, where somebody may use functions.
 func (k *kernel) binder(boot string, users map[string]string) *Binder {
 	k.t.Helper()
-	b := New(Config{
+	b := newBinder(k.t, Config{
 		Host: k.Host(), Write: k.Write, Family: "vfio", Boot: boot, Dir: filepath.Join(k.Dir, "state/rebound"),
 		Limit: time.Minute, Wait: 100 * time.Millisecond,
 		Busy: func(function sysfs.Device) error {
@@ -75,7 +76,24 @@ func device(others ...string) discovery.Device {
 	return d
 }
 
-func nothing(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+// openLedger returns an empty ledger, and the devices of the host.
+func openLedger(t testing.TB) (*ledger.Ledger, func() ledger.Stock) {
+	t.Helper()
+	l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "1"})
+	if _, err := l.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return l, func() ledger.Stock { return &ledger.Present{} }
+}
+
+// newBinder returns a binder with a ledger of its own.
+func newBinder(t testing.TB, config Config) *Binder {
+	t.Helper()
+	config.Ledger, config.Stock = openLedger(t)
+	return New(config)
+}
+
+func nothing(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 	return d, nil, nil
 }
 
@@ -85,10 +103,10 @@ var vfio = discovery.Parameters{discovery.Driver: discovery.DriverVFIO}
 // again.
 func take(ctx context.Context, b *Binder, d discovery.Device) (discovery.Device, error) {
 	configure := b.Configurer(nothing)
-	now, work, err := configure(d, vfio)
+	now, work, err := configure(d, vfio, "claim")
 	if err == nil && work != nil {
 		if err = work(ctx); err == nil {
-			now, work, err = configure(d, vfio)
+			now, work, err = configure(d, vfio, "claim")
 			if err == nil && work != nil {
 				err = errors.New("there is work again")
 			}
@@ -134,7 +152,7 @@ func TestTakeAndGive(t *testing.T) {
 	if len(now.Edits.DeviceNodes) != 2 || now.Edits.DeviceNodes[0].HostPath != "/dev/vfio/3" || now.Family != "vfio" || now.Attributes.String("model") != "a disk" {
 		t.Errorf("described as %+v", now)
 	}
-	if _, _, err := b.Configurer(nothing)(device(other), nil); err == nil || !strings.Contains(err.Error(), "until it was given back to driver nvme") {
+	if _, _, err := b.Configurer(nothing)(device(other), nil, "claim"); err == nil || !strings.Contains(err.Error(), "until it was given back to driver nvme") {
 		t.Errorf("who wants it otherwise gets it: %v", err)
 	}
 	writes := len(k.Writes)
@@ -150,7 +168,7 @@ func TestTakeAndGive(t *testing.T) {
 	if left := k.records(); len(left) > 0 || len(b.Left()) > 0 {
 		t.Errorf("left: %q", left)
 	}
-	if d, work, err := b.Configurer(nothing)(device(other), nil); work != nil || err != nil || d.Family != "disks" {
+	if d, work, err := b.Configurer(nothing)(device(other), nil, "claim"); work != nil || err != nil || d.Family != "disks" {
 		t.Errorf("after it: %v, %v", d.Family, err)
 	}
 }
@@ -400,7 +418,7 @@ func TestUnbindHangs(t *testing.T) {
 	}
 	close(hangs)
 	b.config.Limit = time.Minute
-	for limit := time.Now().Add(time.Minute); b.calls.Of(first) != nil; time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); b.config.Ledger.Leased(first); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal("it hangs still")
 		}
@@ -452,7 +470,7 @@ func TestLookHangs(t *testing.T) {
 		if waited := time.Since(began); waited != lookLimit || stuck.opened.Load() != 1 || len(k.records()) != 2 {
 			t.Errorf("two scans waited %s, looked %d times, and left %q", waited, stuck.opened.Load(), k.records())
 		}
-		if err := giveAll(t.Context(), b); err == nil || !strings.Contains(err.Error(), "a look at its driver_override has not ended yet") {
+		if err := giveAll(t.Context(), b); err == nil || !strings.Contains(err.Error(), "a read of its driver_override has not ended yet") {
 			t.Error(err)
 		}
 		close(stuck.until)
@@ -533,7 +551,7 @@ func TestDamagedRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.File("state/rebound/"+first+".json", "{")
-	b := New(Config{Host: k.Host(), Write: k.Write, Boot: "1", Dir: filepath.Join(k.Dir, "state/rebound")})
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Boot: "1", Dir: filepath.Join(k.Dir, "state/rebound")})
 	if problems := b.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), first) {
 		t.Errorf("problems %v", problems)
 	}
@@ -543,15 +561,14 @@ func TestDamagedRecord(t *testing.T) {
 	k.check("nvme", "(null)", first)
 }
 
-// Records that the disk does not list for a moment are listed later, and not while somebody changes their
-// functions.
+// Records that the disk does not list for a moment are listed later.
 func TestUnlistedRecords(t *testing.T) {
 	k := newKernel(t)
 	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
 		t.Fatal(err)
 	}
 	failing := true
-	b := New(Config{Host: k.Host(), Write: k.Write, Boot: "1", Dir: filepath.Join(k.Dir, "state/rebound"), Files: disk.Files{FS: &disktest.Disk{
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Boot: "1", Dir: filepath.Join(k.Dir, "state/rebound"), Files: disk.Files{FS: &disktest.Disk{
 		BeforeRead: func(name string) error {
 			if failing && strings.HasSuffix(name, "rebound") {
 				return syscall.EIO
@@ -566,14 +583,6 @@ func TestUnlistedRecords(t *testing.T) {
 		t.Errorf("unread %t, left %v", unread, b.Left())
 	}
 	failing = false
-	leave, err := b.enter([]string{other})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, unread := b.ReadAgain(); !unread || len(b.Left()) != 1 {
-		t.Errorf("while one function is changed: unread %t, left %v", unread, b.Left())
-	}
-	leave()
 	if problems, unread := b.ReadAgain(); unread || len(problems) > 0 || len(b.Left()) != 2 {
 		t.Errorf("unread %t, problems %v, left %v", unread, problems, b.Left())
 	}
@@ -583,8 +592,7 @@ func TestUnlistedRecords(t *testing.T) {
 	k.check("nvme", "(null)", first, other)
 }
 
-// Records that somebody has removed are written again, though a write to a function hangs, and not while
-// a call changes it. The next agent gives the functions back by them.
+// Records that were removed are written again, also while a write to a function hangs. The next agent gives the functions back by them.
 func TestRemovedRecords(t *testing.T) {
 	k := newKernel(t)
 	hangs := make(chan struct{})
@@ -595,17 +603,13 @@ func TestRemovedRecords(t *testing.T) {
 	if err := os.RemoveAll(b.config.Dir); err != nil {
 		t.Fatal(err)
 	}
-	leave, err := b.enter([]string{other})
+	lease, err := b.lease([]string{first}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.calls.Do(time.Millisecond, first, "a write", func() error { <-hangs; return nil }); !errors.Is(err, overdue.Err) {
+	if err := lease.Do(time.Millisecond, "a write", func() error { <-hangs; return nil }); !errors.Is(err, overdue.Err) {
 		t.Fatal(err)
 	}
-	if err := b.Restore(); err != nil || len(k.records()) != 1 {
-		t.Errorf("while one function is changed: %v, records %q", err, k.records())
-	}
-	leave()
 	if err := b.Restore(); err != nil || len(k.records()) != 2 {
 		t.Errorf("%v, records %q", err, k.records())
 	}
@@ -625,7 +629,7 @@ func TestRemovedRecords(t *testing.T) {
 func TestDamagedRecordOfAnEarlierBoot(t *testing.T) {
 	k := newKernel(t)
 	k.File("state/rebound/"+first+".json", "")
-	b := New(Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
 	if problems := b.Open(); len(problems) != 1 || len(b.Left()) != 1 {
 		t.Fatalf("problems %v, left %v", problems, b.Left())
 	}
@@ -647,13 +651,13 @@ func TestDamagedRecordOfNothing(t *testing.T) {
 	k := newKernel(t)
 	const virtual = "0000:09:10.2"
 	k.File("state/rebound/"+virtual+".json", "")
-	b := New(Config{Host: k.Host(), Write: k.Write, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
 	if problems := b.Open(); len(problems) > 0 || len(b.Left()) > 0 || len(k.records()) > 0 {
 		t.Errorf("problems %v, left %v, records %q", problems, b.Left(), k.records())
 	}
 	k.Add(virtual, "igbvf", "9")
 	d := discovery.Device{Name: "pci-0000-09-10-2", Source: rebindtest.Source(virtual)}
-	if _, work, err := b.Configurer(nothing)(d, nil); work != nil || err != nil {
+	if _, work, err := b.Configurer(nothing)(d, nil, "claim"); work != nil || err != nil {
 		t.Errorf("work %t, error %v", work != nil, err)
 	}
 }
@@ -662,7 +666,7 @@ func TestDamagedRecordOfNothing(t *testing.T) {
 func TestDamagedRecordWithoutDriver(t *testing.T) {
 	k := newKernel(t)
 	k.File("state/rebound/"+first+".json", "")
-	b := New(Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
 	if problems := b.Open(); len(problems) != 1 {
 		t.Fatalf("problems %v", problems)
 	}
@@ -684,7 +688,7 @@ func TestDamagedRecordWithoutDriver(t *testing.T) {
 func TestDamagedRecordOfWhatIsWell(t *testing.T) {
 	k := newKernel(t)
 	k.File("state/rebound/"+first+".json", "")
-	b := New(Config{Host: k.Host(), Write: k.Write, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
 	b.Open()
 	if err := giveAll(t.Context(), b); err != nil || len(k.Written()) > 0 {
 		t.Errorf("%v, writes %q", err, k.Written())

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/ledger"
 )
 
 // take gives a device to vfio with all functions that go with it. It goes on from
@@ -15,17 +16,17 @@ import (
 // is on disk what the function was. The order is that of the kernel's documentation
 // (Documentation/ABI/testing/sysfs-bus-pci, driver_override): the override first, so that
 // no other driver takes the function meanwhile.
-func (b *Binder) take(ctx context.Context, d discovery.Device) error {
+func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) error {
 	to := d.Rebind.Driver
 	functions, err := b.functionsOf(&d)
 	if err != nil {
 		return err
 	}
-	leave, err := b.enter(functions)
+	lease, err := b.lease(functions, consumer)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer lease.Release()
 	if err := b.mayTake(functions, to); err != nil {
 		return err
 	}
@@ -35,7 +36,7 @@ func (b *Binder) take(ctx context.Context, d discovery.Device) error {
 	defer b.config.Changed()
 	ctx = context.WithoutCancel(ctx)
 	for _, source := range functions {
-		if err := b.takeFunction(ctx, source, to, d); err != nil {
+		if err := b.takeFunction(ctx, lease, source, to, d); err != nil {
 			return err
 		}
 	}
@@ -99,17 +100,17 @@ func (b *Binder) mayTake(functions []string, to string) error {
 
 // takeFunction gives one function to a driver. The device that is the function is written
 // down with it.
-func (b *Binder) takeFunction(ctx context.Context, source, to string, d discovery.Device) error {
+func (b *Binder) takeFunction(ctx context.Context, lease *ledger.Lease, source, to string, d discovery.Device) error {
 	function := b.function(source)
 	if source != d.Source {
 		b.mu.Lock()
 		d = b.seen[source] // none if no family describes it
 		b.mu.Unlock()
 	}
-	if _, err := b.note(function, to, d); err != nil {
+	if _, err := b.note(lease, function, to, d); err != nil {
 		return err
 	}
-	override, err := b.override(function, b.config.Limit)
+	override, err := b.override(lease, function, b.config.Limit)
 	if err != nil {
 		return err
 	}
@@ -118,29 +119,29 @@ func (b *Binder) takeFunction(ctx context.Context, source, to string, d discover
 		return err
 	}
 	if override != to {
-		if err := b.write(address, "set its driver", path.Join(source, "driver_override"), to); err != nil {
+		if err := b.write(lease, address, "set its driver", path.Join(source, "driver_override"), to); err != nil {
 			return err
 		}
 	}
-	return b.swap(ctx, source, to, func() error {
-		return b.write(address, "bind it to "+to, "sys/bus/pci/drivers_probe", address)
+	return b.swap(ctx, lease, source, to, func() error {
+		return b.write(lease, address, "bind it to "+to, "sys/bus/pci/drivers_probe", address)
 	})
 }
 
 // swap unbinds a function from the driver that it has, unless that is the right one, and
 // binds it.
-func (b *Binder) swap(ctx context.Context, source, to string, bind func() error) error {
+func (b *Binder) swap(ctx context.Context, lease *ledger.Lease, source, to string, bind func() error) error {
 	address := path.Base(source)
 	switch driver := b.function(source).Driver(); driver {
 	case to:
 		return nil
 	case "":
 	default:
-		if err := b.write(address, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), address); err != nil {
+		if err := b.write(lease, address, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), address); err != nil {
 			return err
 		}
 	}
-	return b.bind(ctx, source, to, bind)
+	return b.bind(ctx, lease, source, to, bind)
 }
 
 // await returns once the nodes of a device under vfio can be opened.

@@ -107,14 +107,15 @@ func newAgent(config Config) *agent {
 		idle:      make(chan struct{}, 1),
 	}
 	a.settings.Store(&a.Settings)
-	a.binder, a.maker = a.newBinder(), a.newMaker()
-	a.host.Hooks, a.host.Recoveries, a.host.Made = config.HookProgram, config.Recoveries, a.maker.Has
 	a.cluster = cluster.NewNode(config.NodeName, config.Client, config.Pod, config.Kubelet.Pods)
 	a.cluster.Written = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
 		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, Beside: []string{reboundDir, madeDir, handoverDir},
 		Termination: a.cluster.Termination, Asks: a.cluster.Asks,
 	})
+	a.Write = a.guarded(config.Write)
+	a.binder, a.maker = a.newBinder(), a.newMaker()
+	a.host.Hooks, a.host.Recoveries, a.host.Made = config.HookProgram, config.Recoveries, a.maker.Has
 	a.keeper = a.newKeeper()
 	a.ledger.AddOutput(a.keeper)
 	a.upkeep = a.newOverseer()

@@ -103,7 +103,8 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	if err := f.accept([]discovery.Device{d.Device}, d.Want); err != nil {
 		return err.Error(), false
 	}
-	now, work, err := f.configure(d.Device, d.Want)
+	change := changeOf(d)
+	now, work, err := f.configure(d.Device, d.Want, change.Key())
 	switch {
 	case err != nil && (d.Health.Stale || d.Health.Status == discovery.Unknown) && f.wanted[d.Name]:
 		return "", false // it was as wanted, and cannot be read for the moment
@@ -117,21 +118,22 @@ func (f *configuring) look(ctx context.Context, d *rules.Offered, stock ledger.S
 	case f.reasons[d.Name] == "":
 		return "it is to be made so", true // the kubelet is told before work begins
 	}
-	release, blocked := f.reserve(d, stock)
+	lease, blocked := f.ledger.Lease(change, stock)
 	if blocked != nil {
 		return fmt.Sprintf("it is to be made so once it is free of %s", blocked.Why()), true
 	}
-	f.start(ctx, d.Name, work, release)
+	f.start(ctx, d.Name, work, lease.Release)
 	return begun, false
 }
 
-// reserve keeps others from what is to be changed: the whole silicon, but a driver is that of one
-// function, or of one IOMMU group, and a device that is made takes its part.
-func (f *configuring) reserve(d *rules.Offered, stock ledger.Stock) (release func(), blocked *ledger.Blocked) {
+// changeOf returns what is reserved while a device changes: the whole silicon, but a driver is that of one function,
+// or of one IOMMU group, and a device that is created takes its part.
+func changeOf(d *rules.Offered) ledger.Change {
+	c := ledger.Change{Name: d.Name + " for its resource", API: discovery.ModeDevicePlugin, Devices: []ledger.Hold{ledger.Silicon(d.Silicon())}}
 	if d.Want[discovery.Driver] != "" || d.Making != nil {
-		return f.ledger.ReserveDevice(discovery.ModeDevicePlugin, d.Name, d.Silicon(), stock)
+		c.Devices = []ledger.Hold{ledger.Device(d.Name, d.Silicon())}
 	}
-	return f.ledger.Reserve(d.Name, d.Silicon(), stock)
+	return c
 }
 
 func (f *configuring) state(device string) (working bool, failed failure) {

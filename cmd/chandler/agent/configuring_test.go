@@ -27,7 +27,7 @@ func newCard() *card { return &card{has: map[string]string{}, readable: true} }
 // acceleratorFunction is a parameter for which there is work to be done.
 const acceleratorFunction discovery.Parameter = "acceleratorFunction"
 
-func (c *card) configure(d discovery.Device, want discovery.Parameters) (discovery.Device, discovery.Work, error) {
+func (c *card) configure(d discovery.Device, want discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 	function := want[acceleratorFunction]
 	if !c.readable {
 		return d, nil, errors.New("busy")
@@ -179,7 +179,7 @@ func TestFitFails(t *testing.T) {
 }
 
 func TestFitSurvivesPanic(t *testing.T) {
-	f := newConfiguring(func(d discovery.Device, _ discovery.Parameters) (discovery.Device, discovery.Work, error) {
+	f := newConfiguring(func(d discovery.Device, _ discovery.Parameters, _ string) (discovery.Device, discovery.Work, error) {
 		return d, func(context.Context) error { panic("a defect") }, nil
 	}, func([]discovery.Device, discovery.Parameters) error { return nil }, openLedger(t, t.TempDir()))
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{port("a", "new", "")}}

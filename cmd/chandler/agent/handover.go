@@ -23,6 +23,7 @@ func (a *agent) newKeeper() *handover.Custodian {
 		Dir:      filepath.Join(a.StateDir, handoverDir),
 		Boot:     a.BootID,
 		Ledger:   a.ledger,
+		Stock:    a.stock,
 		Rules:    func() []handover.Rule { return a.settings.Load().Handover },
 		Snapshot: a.settled.Load,
 		PodOf:    func(o ledger.Owner) types.UID { return a.cluster.UID(o.Namespace, o.Name) },

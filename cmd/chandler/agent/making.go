@@ -1,8 +1,8 @@
 package agent
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
-	"chandler.dev/discovery/rules"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/ledger"
@@ -33,6 +32,8 @@ func (a *agent) newMaker() *making.Maker {
 		Dir:      filepath.Join(a.StateDir, madeDir),
 		Boot:     a.BootID,
 		Device:   a.describedAs,
+		Ledger:   a.ledger,
+		Stock:    a.stock,
 		Changed: func() {
 			notify(a.events)
 			notify(a.idle)
@@ -43,7 +44,15 @@ func (a *agent) newMaker() *making.Maker {
 // configurer makes devices what those who get them want: first they are made, then given to
 // a driver, and then their family has its turn.
 func (a *agent) configurer() discovery.Configurer {
-	return a.maker.Configurer(a.binder.Configurer(discovery.Configurers(a.host, a.Families)))
+	return a.maker.Configurer(a.binder.Configurer(a.leased(discovery.Configurers(a.host, a.Families))))
+}
+
+// stock returns the devices of the host as both APIs offer them.
+func (a *agent) stock() ledger.Stock {
+	if p := a.placed.Load(); p != nil {
+		return &ledger.Present{Snapshot: p.snapshot}
+	}
+	return &ledger.Present{}
 }
 
 // describedAs returns a device as both APIs know it.
@@ -173,38 +182,15 @@ func (p *placed) devicesOf(made *making.Made) []string {
 	return devices
 }
 
-// undoUnit undoes a unit, and keeps others from its devices until that is known, unless
-// somebody has one of them.
+// undoUnit removes a unit, unless a consumer has one of its devices.
 func (a *agent) undoUnit(ctx context.Context, p *placed, made *making.Made) error {
-	api, stock := cmp.Or(p.placement.API[made.Silicon], discovery.ModeDRA), &ledger.Present{Snapshot: p.snapshot}
-	reserve := func(device string) (func(), *ledger.Blocked) {
-		return a.ledger.ReserveDevice(api, device, made.Silicon, stock)
-	}
-	devices := p.devicesOf(made)
-	if compete(p.snapshot, devices) {
-		devices, reserve = []string{made.Unit}, func(unit string) (func(), *ledger.Blocked) {
-			return a.ledger.Reserve(unit, made.Silicon, stock)
-		}
-	}
-	for _, device := range devices {
-		release, blocked := reserve(device)
-		if blocked != nil {
-			return nil
-		}
-		defer release()
-	}
-	if err := a.maker.Undo(ctx, made.Unit, p.devicesOf(made)...); err != nil {
+	var blocked *ledger.Blocked
+	switch err := a.maker.Undo(ctx, made.Unit, p.devicesOf(made)...); {
+	case errors.As(err, &blocked):
+		return nil
+	case err != nil:
 		return err
 	}
-	klog.FromContext(ctx).Info("Undid what was made on request, since nobody has it", "unit", made.Unit)
+	klog.FromContext(ctx).Info("Removed what was created on demand, since no consumer has it", "unit", made.Unit)
 	return nil
-}
-
-// compete reports whether some devices of a unit exclude each other, so that nobody can have
-// each of them at once.
-func compete(s *rules.Snapshot, devices []string) bool {
-	return len(devices) > 1 && slices.ContainsFunc(devices, func(name string) bool {
-		d, found := s.Lookup(name)
-		return found && len(d.Takes) > 0
-	})
 }

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +34,9 @@ func (a *agent) newBinder() *rebind.Binder {
 		Files: a.files(),
 		Dir:   filepath.Join(a.StateDir, reboundDir),
 		Boot:  a.BootID,
+
+		Ledger: a.ledger,
+		Stock:  a.stock,
 		Changed: func() {
 			notify(a.events)
 			notify(a.rebound)
@@ -107,7 +109,7 @@ func (a *agent) giveBack(ctx context.Context) {
 					continue
 				}
 				if waiting[unit] = true; attempts.due(unit) {
-					attempts.ended(ctx, unit, a.giveUnit(ctx, p, functions))
+					attempts.ended(ctx, unit, a.giveUnit(ctx, functions))
 				}
 			}
 		}
@@ -137,23 +139,21 @@ func restored(ctx context.Context, restore func() error, of string, failing bool
 	return err != nil
 }
 
-// giveUnit gives back all functions of one unit, unless somebody has any of it.
-func (a *agent) giveUnit(ctx context.Context, p *placed, functions []rebind.Left) error {
-	device, silicon := functions[0].Device, functions[0].Silicon
-	if d, there := p.snapshot.Lookup(device); there {
-		silicon = d.Silicon() // that of an unknown one is not written down
-	}
-	api := cmp.Or(p.placement.API[silicon], discovery.ModeDRA)
-	release, blocked := a.ledger.ReserveDevice(api, device, silicon, &ledger.Present{Snapshot: p.snapshot})
-	if blocked != nil {
-		return nil
-	}
-	defer release()
+// giveUnit gives back all functions of one unit, unless a consumer has any of it.
+func (a *agent) giveUnit(ctx context.Context, functions []rebind.Left) error {
+	var addresses []string
 	for _, f := range functions {
-		if err := a.binder.Give(ctx, f.Function); err != nil {
-			return err
-		}
-		klog.FromContext(ctx).Info("Gave a device back to the driver that it had", "device", f.Device)
+		addresses = append(addresses, f.Function)
+	}
+	var blocked *ledger.Blocked
+	switch err := a.binder.Give(ctx, addresses...); {
+	case errors.As(err, &blocked):
+		return nil
+	case err != nil:
+		return err
+	}
+	for _, f := range functions {
+		klog.FromContext(ctx).Info("Returned a device to its driver", "device", f.Device)
 	}
 	return nil
 }

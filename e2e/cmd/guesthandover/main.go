@@ -52,7 +52,7 @@ func run(address string, pod types.UID, method string) error {
 	all := func(discovery.Device) (bool, error) { return true, nil }
 	l := ledger.New(ledger.Config{Dir: dir + "/state", Boot: "boot"})
 	keeper := handover.New(handover.Config{
-		Host: host, Write: guest.Write, Dir: dir + "/handover", Boot: "boot", Ledger: l,
+		Host: host, Write: guest.Write, Dir: dir + "/handover", Boot: "boot", Ledger: l, Stock: guesthost.Stock,
 		Rules:    func() []handover.Rule { return []handover.Rule{{Selects: all, Reset: true, Methods: []string{method}}} },
 		Snapshot: func() *discovery.Snapshot { return &discovery.Snapshot{Devices: []discovery.Device{d}} },
 		PodOf:    func(ledger.Owner) types.UID { return "" }, Changed: func() {},

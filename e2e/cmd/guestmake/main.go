@@ -42,7 +42,7 @@ func run(dies, count int, do, physical string) error {
 	var maker *making.Maker
 	scan := func() *discovery.Snapshot { return maker.Describe(discovery.Scan(host, families.All)) }
 	maker = making.New(making.Config{
-		Host: host, Families: families.All, Dir: "/run/made", Boot: guest.Boot,
+		Host: host, Families: families.All, Dir: "/run/made", Boot: guest.Boot, Ledger: guest.Ledger, Stock: guesthost.Stock,
 		Tools: discovery.Tools{
 			Write: guest.Write,
 			Busy: func(function sysfs.Device, keeps bool) error {
@@ -75,7 +75,7 @@ func run(dies, count int, do, physical string) error {
 		return errors.New("there is none, and none could be made")
 	}
 	configure := maker.Configurer(discovery.Configurers(host, families.All))
-	_, work, err := configure(virtual[0], nil)
+	_, work, err := configure(virtual[0], nil, "claim")
 	if work == nil || err != nil {
 		return err
 	}

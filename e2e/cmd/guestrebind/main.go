@@ -40,8 +40,8 @@ func run(dies int, do, address string) error {
 	host := &discovery.Host{FS: guest.FS, Rebind: []discovery.Rebinding{{Driver: "vfio-pci", Selects: anything}}}
 	binder := rebind.New(rebind.Config{
 		Host: host, Family: "vfio", Dir: "/run/rebound", Boot: guest.Boot,
-		Write: guest.Write,
-		Busy:  func(function sysfs.Device) error { return inuse.Of(host, function, inuse.Options{}).Err() },
+		Write: guest.Write, Ledger: guest.Ledger, Stock: guesthost.Stock,
+		Busy: func(function sysfs.Device) error { return inuse.Of(host, function, inuse.Options{}).Err() },
 	})
 	if err := errors.Join(binder.Open()...); err != nil {
 		return err
@@ -58,10 +58,10 @@ func run(dies int, do, address string) error {
 		return err
 	}
 	configure := binder.Configurer(discovery.Configurers(host, families.All))
-	now, work, err := configure(d, want)
+	now, work, err := configure(d, want, "claim")
 	if err == nil && work != nil {
 		if err = work(context.Background()); err == nil {
-			now, work, err = configure(d, want)
+			now, work, err = configure(d, want, "claim")
 		}
 	}
 	if err == nil && work != nil {

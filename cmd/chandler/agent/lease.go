@@ -1,0 +1,74 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/ledger"
+)
+
+// leased returns a configurer whose work changes a device only under a lease.
+func (a *agent) leased(configure discovery.Configurer) discovery.Configurer {
+	return func(d discovery.Device, want discovery.Parameters, consumer string) (discovery.Device, discovery.Work, error) {
+		now, work, err := configure(d, want, consumer)
+		if err != nil || work == nil {
+			return now, work, err
+		}
+		change := ledger.Change{Name: d.Name + " configured", Consumer: consumer, API: discovery.ModeDRA, Devices: []ledger.Hold{ledger.Device(d.Name, d.Silicon())}}
+		if function, ok := functionOf(d.Source); ok {
+			change.Functions = []string{function}
+		}
+		return now, func(ctx context.Context) error {
+			lease, err := a.ledger.AwaitLease(ctx, change, a.stock)
+			if err != nil {
+				return fmt.Errorf("device %s: %w", d.Name, err)
+			}
+			defer lease.Release()
+			return work(ctx)
+		}, nil
+	}
+}
+
+// functionOf returns the directory of the PCI function that a kernel directory is, or is in.
+func functionOf(dir string) (string, bool) {
+	for ; dir != "." && dir != "/" && dir != ""; dir = path.Dir(dir) {
+		if sysfs.IsPCIAddress(path.Base(dir)) {
+			return dir, true
+		}
+	}
+	return "", false
+}
+
+// errNoLease is returned for a write to a PCI function that no part of the agent has reserved. It is a defect of the
+// agent, and the write would change a device that a consumer may have.
+var errNoLease = errors.New("no lease on the function")
+
+// guarded returns what writes attributes of the host, and refuses each write to a PCI function on which there is no
+// lease.
+func (a *agent) guarded(write func(name, value string) error) func(name, value string) error {
+	if write == nil {
+		return nil
+	}
+	return func(name, value string) error {
+		function := functionWritten(name, value)
+		if function != "" && !a.ledger.Leased(function) {
+			return fmt.Errorf("write %q to /%s: function %s: %w", value, name, path.Base(function), errNoLease)
+		}
+		return write(name, value)
+	}
+}
+
+// functionWritten returns the PCI function that a write changes, "" if there is none. A write to a driver's bind and
+// unbind, and to drivers_probe, names the function in its value (Documentation/ABI/testing/sysfs-bus-pci).
+func functionWritten(name, value string) string {
+	if strings.HasPrefix(name, "sys/bus/pci/") && !strings.HasPrefix(name, "sys/bus/pci/devices/") {
+		return strings.TrimSpace(value)
+	}
+	function, _ := functionOf(name)
+	return function
+}

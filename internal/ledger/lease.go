@@ -1,0 +1,302 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/overdue"
+)
+
+// Change describes a lease: what the agent is about to change, and for which consumer.
+type Change struct {
+	Name      string         // of the lease; unique among all leases, such as the name of a device or a unit
+	Consumer  string         // key of the claim or lease for which the change is made and which does not block it; optional
+	Had       Owner          // if set, the entry of that key blocks the change unless this owner has it
+	API       discovery.Mode // the API by which the devices are offered
+	Devices   []Hold         // what no consumer may have meanwhile; see [Device] and [Silicon]
+	Functions []string       // directories of the PCI functions that are written to, as of fs.FS; one lease at a time has each
+
+	// Ended is called when a call of [Lease.Do] ends after the lease was released. It must not block. Optional.
+	Ended func()
+}
+
+// Device returns the hold of a device, which leaves others the parts of its silicon that do not compete with it. The
+// silicon is what the device was part of when it was last described, the device itself if that is "".
+func Device(name, silicon string) Hold {
+	return Hold{Device: name, Silicon: cmp.Or(silicon, name), Present: true}
+}
+
+// Silicon returns the hold of a whole piece of silicon.
+func Silicon(name string) Hold { return Hold{Device: name, Silicon: name, Whole: true} }
+
+// subject names what changes, for people.
+func (c *Change) subject() string {
+	switch {
+	case len(c.Functions) > 0:
+		return path.Base(c.Functions[0])
+	case len(c.Devices) > 0:
+		return c.Devices[0].Device
+	}
+	return c.Name
+}
+
+// On returns the holds of all devices that are on PCI functions.
+func On(s Stock, functions ...string) (holds []Hold) {
+	for _, name := range s.Names() {
+		d, _ := s.Device(name)
+		if slices.ContainsFunc(functions, func(function string) bool { return d.Source == function || strings.HasPrefix(d.Source, function+"/") }) {
+			holds = append(holds, Device(d.Name, d.Silicon()))
+		}
+	}
+	return holds
+}
+
+// lease is the third kind of entry beside claims and grants: devices that no consumer may get, because the agent
+// changes them, or because their previous consumer has not let go of them ([Kept]). It has no file and ends with
+// the process; what must survive the process is in the journal of whoever holds the lease.
+type lease struct {
+	Change
+
+	why   string         // why the devices are withheld from the next consumer, "" if the agent changes them
+	calls *overdue.Calls // of [Lease.Do], nil if the agent does not change them
+}
+
+var _ Entry = (*lease)(nil)
+
+// Key returns the key of the lease, by which a nested change names it as its consumer.
+func (c *Change) Key() string { return c.Name + " leased" }
+
+// API implements [Entry].
+func (e *lease) API() discovery.Mode { return e.Change.API }
+
+// Owner implements [Entry]. A previous consumer has no UID here, since all else of its claim is gone.
+func (e *lease) Owner() Owner {
+	if e.why == "" {
+		return Owner{}
+	}
+	o := e.Had
+	o.UID, o.left = "", e.why
+	return o
+}
+
+// Holds implements [Entry].
+func (e *lease) Holds() []Hold { return e.Devices }
+
+// Files implements [Entry].
+func (e *lease) Files() []discovery.HostFile { return nil }
+
+// late returns an error that names a call which has not ended in time, nil if there is none.
+func (e *lease) late() error {
+	if e.calls == nil {
+		return nil
+	}
+	return e.calls.Of(e.Name)
+}
+
+// terms are what the functions of the lease are found under.
+func (e *lease) terms() (terms []string) {
+	for _, function := range e.Functions {
+		terms = append(terms, functionTerm(function))
+	}
+	return terms
+}
+
+func functionTerm(function string) string { return "function " + path.Base(function) }
+
+// Lease is the right to change devices, until it is released. There is no write to a PCI function without one.
+type Lease struct {
+	ledger *Ledger
+	entry  *lease
+
+	// Guarded by the ledger's mutex.
+	running  int  // calls of Do
+	released bool // by its holder; it lasts until these calls have ended
+}
+
+// Lease reserves what a change concerns, or returns which consumer, or which other lease, has any of it. Consumers
+// are judged by either API.
+func (l *Ledger) Lease(c Change, s Stock) (*Lease, *Blocked) {
+	e := &lease{Change: c, calls: &overdue.Calls{}}
+	q := question{by: discovery.ModeDRA, own: c.Consumer, had: c.Had, lease: e, want: e.Devices, stock: s, ending: true}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if other := l.accounts[e.Key()]; other != nil {
+		return nil, other.blocking(c.subject(), c.subject(), other.who(Owner{}))
+	}
+	if l.accounts[c.Consumer] == nil {
+		if b := l.mayHave(q); b != nil {
+			return nil, b
+		}
+	}
+	if b := l.index.blocked(q); b != nil {
+		return nil, b
+	}
+	l.put(newAccount(e, Reserved))
+	x := &Lease{ledger: l, entry: e}
+	e.calls.Ended = x.ended
+	return x, nil
+}
+
+// AwaitLease returns a lease as [Ledger.Lease] does, and waits for other leases to end, except for those that a call
+// keeps which is overdue. It takes the stock again each time.
+func (l *Ledger) AwaitLease(ctx context.Context, c Change, stock func() Stock) (*Lease, error) {
+	for {
+		l.mu.Lock()
+		ended := l.leasesEnd
+		l.mu.Unlock()
+		x, blocked := l.Lease(c, stock())
+		if blocked == nil {
+			return x, nil
+		}
+		if !blocked.Changing || blocked.late {
+			return nil, blocked
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", blocked, ctx.Err())
+		case <-ended:
+		}
+	}
+}
+
+// Leased reports whether somebody may write to a PCI function, by its address or directory.
+func (l *Ledger) Leased(function string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.index.of[functionTerm(function)]) > 0
+}
+
+// Do calls do, which the kernel may keep for as long as it likes, and gives up after a limit with an error that
+// wraps [overdue.Err]. The lease then lasts until the call has ended.
+func (x *Lease) Do(limit time.Duration, what string, do func() error) error {
+	x.ledger.mu.Lock()
+	x.running++
+	x.ledger.mu.Unlock()
+	err := x.entry.calls.Do(limit, x.entry.Name, what, do)
+	if !errors.Is(err, overdue.Err) {
+		x.ended()
+	}
+	return err
+}
+
+// Late returns an error that names a call which has not ended in time and goes on, nil if there is none.
+func (x *Lease) Late() error { return x.entry.late() }
+
+// Release ends the lease once all calls have ended.
+func (x *Lease) Release() {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	x.released = true
+	x.dropIfDone()
+}
+
+// ended notes the end of a call.
+func (x *Lease) ended() {
+	x.ledger.mu.Lock()
+	x.running--
+	after := x.released
+	x.dropIfDone()
+	x.ledger.mu.Unlock()
+	if after && x.entry.Ended != nil {
+		x.entry.Ended()
+	}
+}
+
+// dropIfDone ends the lease if it was released and no call goes on. The ledger's mutex is held.
+func (x *Lease) dropIfDone() {
+	if key := x.entry.Key(); x.released && x.running == 0 && x.ledger.accounts[key] != nil && x.ledger.accounts[key].entry == Entry(x.entry) {
+		x.ledger.drop(key)
+	}
+}
+
+// Kept withholds a device from the next consumer after its previous one has ended. Whoever keeps the device remembers
+// it, and keeps it again before the ledger is opened.
+type Kept struct {
+	Name     string // tells it from all others that are kept
+	Consumer string // key of the previous consumer's entry; a lease for that consumer is not blocked
+	Had      Owner  // the previous consumer
+	Hold     Hold   // what it had
+	Why      string // why the device is kept: "process 47 (train) has /dev/nvidia0 open"
+}
+
+func (k *Kept) lease() *lease {
+	return &lease{Change: Change{Name: k.Name, Consumer: k.Consumer, Had: k.Had, API: k.Had.API, Devices: []Hold{k.Hold}}, why: k.Why}
+}
+
+// Owner returns the previous consumer, with the reason why the device is kept.
+func (k *Kept) Owner() Owner { return k.lease().Owner() }
+
+// Keep withholds a device until [Ledger.Release]. A later call with the same name replaces the reason.
+func (l *Ledger) Keep(k *Kept) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.put(newAccount(k.lease(), Reserved))
+}
+
+// Release ends what [Ledger.Keep] began.
+func (l *Ledger) Release(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.drop((&Change{Name: name}).Key())
+}
+
+// Kept returns why devices are kept though no consumer has them, "" if none is.
+func (v *View) Kept(devices ...string) string {
+	for _, a := range v.accounts {
+		if e, ok := a.entry.(*lease); ok && e.why != "" && slices.Contains(devices, e.Devices[0].Device) {
+			return e.Owner().String()
+		}
+	}
+	return ""
+}
+
+// Taken reports whether another consumer has any of a device that is kept. The entry of a key does not count if it is
+// the previous consumer's, which is ending, also where its record is sealed.
+func (l *Ledger) Taken(name, key string, had Owner) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	kept := l.accounts[(&Change{Name: name}).Key()]
+	if kept == nil {
+		return false
+	}
+	q := question{by: had.API, own: key, had: had, lease: kept.entry.(*lease), want: kept.holds, stock: &Present{}}
+	return l.index.blocked(q) != nil
+}
+
+// Passer is an [Output] that acts when the kubelet allocates an ID to a container while the ledger still has the grant
+// of the previous one. It withholds what the next container may not have yet.
+type Passer interface {
+	// Pass is called with the earlier grants, which have ended.
+	Pass(earlier []*Grant) error
+}
+
+// pass calls each [Passer] with the grants that new ones replace. A container goes on if the kubelet lists it and
+// has only forgotten that it has the ID.
+func (l *Ledger) pass(grants []*Grant) error {
+	var ended []*Grant
+	for _, g := range grants {
+		if a := l.account(g.Key()); a != nil {
+			if earlier, ok := a.entry.(*Grant); ok && earlier.Container != "" && !earlier.lost {
+				ended = append(ended, earlier)
+			}
+		}
+	}
+	if len(ended) == 0 {
+		return nil
+	}
+	for _, o := range l.outputs {
+		if p, ok := o.(Passer); ok {
+			if err := p.Pass(ended); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

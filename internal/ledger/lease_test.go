@@ -1,0 +1,216 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/internal/overdue"
+)
+
+func all(silicon string) Change {
+	return Change{Name: silicon, API: classic, Devices: []Hold{Silicon(silicon)}}
+}
+
+// A lease waits until it is known what containers have, and for consumers by either API. No consumer gets the device
+// before the lease ends.
+func TestLease(t *testing.T) {
+	k := newKubelet(t, Config{}, "a", "b")
+	if _, b := k.Lease(all("a"), k.stock); b == nil {
+		t.Error("leased before it is known what containers have")
+	}
+	k.says(podsSay(true, map[string][]string{"pod main": {"other/gpu", "none"}}))
+	k.mustGive("b")
+	if _, b := k.Lease(all("b"), k.stock); b == nil {
+		t.Error("leased while a container has it")
+	}
+	lease, b := k.Lease(all("a"), k.stock)
+	if b != nil {
+		t.Fatal(b)
+	}
+	if err := k.Reconcile(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := k.give("a"); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+		t.Errorf("a container gets it: %v", err)
+	}
+	if err := k.Give(claim("c", gpu("a", 128)), Given, k.stock); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+		t.Errorf("a claim gets it: %v", err)
+	}
+	for _, api := range []discovery.Mode{dra, classic} {
+		if who := k.View(k.stock).OwnerOf(api, "a"); (who != "") != (api == classic) {
+			t.Errorf("by API %s it is held by %q", api, who)
+		}
+	}
+	lease.Release()
+	k.mustGive("a")
+}
+
+// A lease on a device leaves consumers the parts of its silicon that do not compete with it, such as other virtual
+// functions, and not those that do, such as the other functions of its IOMMU group.
+func TestLeaseOfDevice(t *testing.T) {
+	for _, classicHas := range []bool{false, true} {
+		k := newKubelet(t, Config{}, "vf1", "vf2", "vf3")
+		for name, d := range k.stock {
+			d.PartOf = &discovery.Silicon{Name: "pf"}
+			k.stock[name] = d
+		}
+		k.stock["one"], k.stock["two"] = part("iommu-group-7", "one", 8), part("iommu-group-7", "two", 8)
+		k.says(podsSay(true, nil))
+		has := func(device string) error {
+			if classicHas {
+				return k.give(device)
+			}
+			return k.Give(claim(device, k.stock[device]), Given, k.stock)
+		}
+		if err := has("vf2"); err != nil {
+			t.Fatal(err)
+		}
+		of := func(device string) Change {
+			return Change{Name: device, API: dra, Devices: []Hold{Device(device, k.stock[device].PartOf.Name)}}
+		}
+		if _, blocked := k.Lease(of("vf2"), k.stock); blocked == nil {
+			t.Error("leased while a consumer has it")
+		}
+		lease, blocked := k.Lease(of("vf1"), k.stock)
+		if blocked != nil {
+			t.Fatal(blocked)
+		}
+		if err := has("vf1"); err == nil || !strings.Contains(err.Error(), "the agent, which is changing it") {
+			t.Errorf("a consumer gets it: %v", err)
+		}
+		if err := has("vf3"); err != nil {
+			t.Errorf("its sibling: %v", err)
+		}
+		lease.Release()
+		if _, blocked := k.Lease(of("one"), k.stock); blocked != nil {
+			t.Fatal(blocked)
+		}
+		if err := has("two"); err == nil {
+			t.Error("a consumer gets another function of its group")
+		}
+	}
+}
+
+// A lease on all devices that a change touches is refused while a claim has one of them, whatever silicon the claim
+// recorded. So the virtual functions of an adapter are not removed while they are parts of an IOMMU group.
+func TestLeaseOfRecordedSilicon(t *testing.T) {
+	b := newBench(t)
+	s := host(inGroup("vf0"), inGroup("vf1"))
+	pod := claim("pod", s["vf0"])
+	b.mustGive(pod, s)
+	removal := Change{Name: "pf", Devices: []Hold{Silicon("pf"), Device("vf0", "pf"), Device("vf1", "pf")}}
+	if _, blocked := b.Lease(removal, s); blocked == nil {
+		t.Error("all virtual functions of pf can be removed, and claim pod has vf0")
+	}
+	if err := b.End(pod.UID, s); err != nil {
+		t.Fatal(err)
+	}
+	if _, blocked := b.Lease(removal, s); blocked != nil {
+		t.Error(blocked)
+	}
+}
+
+// The consumer for whom a device is changed does not block the change, and no other one may have it.
+func TestLeaseForConsumer(t *testing.T) {
+	b := newBench(t)
+	s := host(inGroup("f0"), inGroup("f1"))
+	vm := claim("vm", s["f0"])
+	b.mustGive(vm, s)
+	group := Change{Name: "f0", Devices: []Hold{Device("f0", ""), Device("f1", "")}}
+	if _, blocked := b.Lease(group, s); blocked == nil {
+		t.Error("leased for no consumer")
+	}
+	group.Consumer, group.Had = vm.Key(), Owner{API: dra, Namespace: "default", Name: "another", UID: vm.UID}
+	if _, blocked := b.Lease(group, s); blocked == nil {
+		t.Error("leased for another owner")
+	}
+	group.Had = Owner{}
+	outer, blocked := b.Lease(group, s)
+	if blocked != nil {
+		t.Fatal(blocked)
+	}
+	if err := b.Give(claim("other", s["f1"]), Given, s); err == nil {
+		t.Error("another claim gets a function that is being changed")
+	}
+	inner, blocked := b.Lease(Change{Name: "inner", Consumer: vm.Key(), Devices: group.Devices, Functions: []string{"sys/devices/0000:03:00.0"}}, s)
+	if blocked != nil {
+		t.Fatalf("leased by the same consumer once more: %v", blocked)
+	}
+	inner.Release()
+	outer.Release()
+}
+
+// One lease at a time has a function, and the next one is waited for.
+func TestLeaseOfFunction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		s := host(gpu("gpu-0", 128))
+		of := func(name string) Change {
+			return Change{Name: name, Functions: []string{"sys/devices/pci0000:00/0000:03:00.0"}}
+		}
+		first, blocked := b.Lease(of("first"), s)
+		if blocked != nil || !b.Leased("0000:03:00.0") || b.Leased("0000:04:00.0") {
+			t.Fatal(blocked)
+		}
+		if _, blocked := b.Lease(of("second"), s); blocked == nil || !blocked.Changing {
+			t.Errorf("leased twice: %v", blocked)
+		}
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := b.AwaitLease(short, of("second"), always(s)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("waited for: %v", err)
+		}
+		time.AfterFunc(time.Minute, first.Release)
+		began := time.Now()
+		second, err := b.AwaitLease(t.Context(), of("second"), always(s))
+		if err != nil || time.Since(began) != time.Minute {
+			t.Fatalf("after %s: %v", time.Since(began), err)
+		}
+		second.Release()
+		if b.Leased("0000:03:00.0") {
+			t.Error("leased after the end")
+		}
+	})
+}
+
+// A lease lasts until a call has ended that the kernel keeps, also one that was released since.
+func TestLeaseOutlastsCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		s := host(gpu("gpu-0", 128))
+		ended := 0
+		change := all("gpu-0")
+		change.Ended = func() { ended++ }
+		lease, blocked := b.Lease(change, s)
+		if blocked != nil {
+			t.Fatal(blocked)
+		}
+		hangs, failed := make(chan struct{}), errors.New("input/output error")
+		if err := lease.Do(time.Second, "a write", func() error { return failed }); !errors.Is(err, failed) {
+			t.Error(err)
+		}
+		if err := lease.Do(time.Second, "a write", func() error { <-hangs; return nil }); !errors.Is(err, overdue.Err) || lease.Late() == nil {
+			t.Error(err)
+		}
+		lease.Release()
+		if _, blocked := b.Lease(all("gpu-0"), s); blocked == nil {
+			t.Error("leased while the write goes on")
+		}
+		close(hangs)
+		synctest.Wait()
+		again, blocked := b.Lease(all("gpu-0"), s)
+		if blocked != nil || ended != 1 {
+			t.Fatal(blocked, ended)
+		}
+		lease.Release() // once more, which ends no other lease of the name
+		if _, blocked := b.Lease(all("gpu-0"), s); blocked == nil {
+			t.Error("leased twice")
+		}
+		again.Release()
+	})
+}
