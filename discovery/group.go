@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,18 +15,54 @@ import (
 // them out (Documentation/driver-api/vfio.rst). The unit is known by the IDs of its first
 // device. A device that is alone in its group stays as it is.
 func (s *Snapshot) joinGroups() {
+	joinMembers(s.Devices, func(string) bool { return true }, (*Device).vfioGroups)
+}
+
+// JoinGroups returns the devices, of which those of an IOMMU group are joined as one unit if one of them is wanted
+// under vfio. Without that, functions which can be given to vfio are devices of their own: each has a driver that uses
+// it alone.
+func JoinGroups(devices []Device, wanted func(*Device) bool) []Device {
+	groups := make(map[string]bool)
+	for i := range devices {
+		if d := &devices[i]; d.rebindGroup() != "" && wanted(d) {
+			groups[d.rebindGroup()] = true
+		}
+	}
+	if len(groups) == 0 {
+		return devices
+	}
+	devices = slices.Clone(devices)
+	joinMembers(devices, func(group string) bool { return groups[group] }, func(d *Device) []string {
+		if group := d.rebindGroup(); group != "" {
+			return []string{group}
+		}
+		return d.vfioGroups()
+	})
+	return devices
+}
+
+// joinMembers joins the devices of groups.
+func joinMembers(devices []Device, joined func(group string) bool, groupsOf func(*Device) []string) {
 	members := make(map[string][]*Device) // by the group's number
-	for i := range s.Devices {
-		d := &s.Devices[i]
-		for _, group := range d.vfioGroups() {
+	for i := range devices {
+		d := &devices[i]
+		for _, group := range groupsOf(d) {
 			members[group] = append(members[group], d)
 		}
 	}
 	for group, devices := range members {
-		if len(devices) > 1 {
+		if len(devices) > 1 && joined(group) {
 			join("iommu-group-"+group, devices)
 		}
 	}
+}
+
+// rebindGroup returns the number of the IOMMU group with which a device can be given to vfio, "" if it cannot be.
+func (d *Device) rebindGroup() string {
+	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Rebind != nil && d.Rebind.Why == "" {
+		return strconv.FormatInt(*group, 10)
+	}
+	return ""
 }
 
 // vfioGroups returns the IOMMU groups that a device is used through, by their
@@ -33,10 +70,10 @@ func (s *Snapshot) joinGroups() {
 // "/dev/vfio/noiommu-0" where there is no IOMMU; or the node of a function,
 // "/dev/vfio/devices/vfio0", since the kernel gives a group to one user at a time
 // by that too (iommu_device_claim_dma_owner in drivers/iommu/iommu.c). A device that can
-// be given to vfio is counted among those of its group before it is.
+// only be had under vfio is one of its group before it is given to vfio.
 func (d *Device) vfioGroups() (groups []string) {
-	if group := d.Attributes["iommuGroup"].IntValue; group != nil && d.Rebind != nil && d.Rebind.Why == "" {
-		return []string{strconv.FormatInt(*group, 10)} // it can become one of them
+	if group := d.rebindGroup(); group != "" && d.Rebind.Only {
+		return []string{group}
 	}
 	for _, node := range d.Edits.DeviceNodes {
 		name := path.Base(node.HostPath)

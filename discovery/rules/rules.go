@@ -97,8 +97,9 @@ func (s Selector) Selects(d discovery.Device) (bool, error) {
 func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
 	out := &Snapshot{Problems: slices.Clone(s.Problems), Gone: s.Gone, Allocation: r.Allocation}
 	own, lists := ownNames(s), make(map[string]*counted)
-	for i := range s.Devices {
-		d := offeredAs(&s.Devices[i])
+	devices := r.joinWanted(s.Devices, own)
+	for i := range devices {
+		d := offeredAs(&devices[i])
 		kept, errs := r.apply(&d, own[d.Family], lists)
 		for _, err := range errs {
 			out.Problems = append(out.Problems, discovery.Problem{Device: d.Name, Err: fmt.Errorf("config: %w", err)})
@@ -114,6 +115,22 @@ func (r *Rules) Apply(s *discovery.Snapshot) *Snapshot {
 	out.dropPartial()
 	out.dropUnlike()
 	return out
+}
+
+// joinWanted joins the functions of each IOMMU group of which a resource wants one under vfio.
+func (r *Rules) joinWanted(devices []discovery.Device, own map[string]map[string]bool) []discovery.Device {
+	if !slices.ContainsFunc(r.Resources, func(resource Resource) bool { return resource.Want[discovery.Driver] != "" }) {
+		return devices
+	}
+	return discovery.JoinGroups(devices, func(device *discovery.Device) bool {
+		d := offeredAs(device)
+		selects := func(s Selector) bool {
+			selected, err := s.Selects(*device)
+			return selected && err == nil // errors are reported when the device is named
+		}
+		_, _ = r.name(&d, selects, own[d.Family], nil)
+		return d.Want[discovery.Driver] != ""
+	})
 }
 
 // offeredAs returns a device as it is offered where no rule concerns it. If its

@@ -113,6 +113,7 @@ func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 		}
 	}
 	slices.SortStableFunc(now.Devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
+	now.Devices = discovery.JoinGroups(now.Devices, func(d *discovery.Device) bool { return records[d.Source] != nil })
 	return &now
 }
 

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
@@ -23,14 +24,13 @@ type Left struct {
 	Unknown  bool   // what it was could not be read, so that nobody new can have it until it was given back
 }
 
-// Unit returns the name of what goes to vfio and back together: an IOMMU group, or a device
-// alone. Parts of silicon that do not compete, such as virtual functions of one adapter,
-// go each by itself.
+// Unit returns the name of what goes to vfio and back together: an IOMMU group, or a device alone if its group is not
+// known.
 func Unit(d *discovery.Device) string {
-	if d.PartOf != nil && len(d.PartOf.Counters) == 0 {
-		return d.Name
+	if group := d.Attributes["iommuGroup"].IntValue; group != nil {
+		return "iommu-group-" + strconv.FormatInt(*group, 10)
 	}
-	return d.Silicon()
+	return d.Name
 }
 
 // Left returns all functions that are not what they were, in order.

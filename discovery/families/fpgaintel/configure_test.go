@@ -97,14 +97,14 @@ func (c *card) configure(ctx context.Context, name, want string) (d discovery.De
 	}
 	parameters := discovery.Parameters{AcceleratorFunction: want}
 	configure := discovery.Configurers(c.Host, []*discovery.Family{&family})
-	d, work, err := configure(d, parameters)
+	d, work, err := configure(d, parameters, "claim")
 	if err != nil || work == nil {
 		return d, false, err
 	}
 	if err := work(ctx); err != nil {
 		return d, true, err
 	}
-	d, _, err = configure(d, parameters)
+	d, _, err = configure(d, parameters, "claim")
 	return d, true, err
 }
 

@@ -22,6 +22,8 @@ type Physical struct {
 
 	Hangs chan struct{} // a write of sriov_numvfs ends when it is closed
 
+	OneGroup bool // all virtual functions are in one IOMMU group, as behind a bridge without ACS
+
 	// RDMA has it be an adapter that mlx5_core drives, with an RDMA device. Each virtual function
 	// gets its own that long after its interface, and the node of it one step later.
 	RDMA time.Duration
@@ -207,10 +209,14 @@ func (k *Kernel) wait() {
 func (k *Kernel) addVirtual(p *Physical, i int) {
 	address := VirtualAddress(i + p.Shift)
 	_, driver, vendor, _, device := p.driver()
-	k.network(address, vendor, device, "", strconv.Itoa(20+i))
+	group := strconv.Itoa(20 + i)
+	if p.OneGroup {
+		group = "20"
+	}
+	k.network(address, vendor, device, "", group)
 	k.Link(Source(address)+"/physfn", "../"+p.Address)
 	k.Link(Source(p.Address)+fmt.Sprintf("/virtfn%d", i), "../"+address)
-	k.functions[address] = function{driver, strconv.Itoa(20 + i)}
+	k.functions[address] = function{driver, group}
 	k.wait()
 	_ = k.probe(address) // the kernel only logs that a driver refuses
 	if k.Driver(address) != "" {
