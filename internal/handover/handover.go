@@ -132,6 +132,7 @@ type record struct {
 	why   string        // why the device is kept, since the last look
 	since time.Time     // when it was first seen that it cannot be handed over
 	after time.Time     // when to look again
+	idle  bool          // no process has it open any more
 	done  chan struct{} // closed when the look that goes on has ended, nil if none does
 }
 
@@ -248,6 +249,7 @@ func (c *Custodian) settle(ctx context.Context, r *record, pods []types.UID) (wh
 	if !rule.Reset || r.Hold.Amount != nil || isPart(d) {
 		return "", 0
 	}
+	c.setIdle(r)
 	overdue := time.AfterFunc(c.config.Limit, func() { c.say(ctx, r, fmt.Sprintf("its reset has not ended after %s", c.config.Limit)) })
 	defer overdue.Stop()
 	if err := c.reset(r, d, rule); err != nil {
@@ -255,6 +257,15 @@ func (c *Custodian) settle(ctx context.Context, r *record, pods []types.UID) (wh
 	}
 	klog.FromContext(ctx).V(2).Info("Reset a device before its next owner", "device", d.Name, "had", r.Owner.String())
 	return "", 0
+}
+
+// setIdle notes that no process has a device open any more.
+func (c *Custodian) setIdle(r *record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.idle = true; c.records[r.name] == r {
+		c.config.Ledger.Keep(r.kept(r.why))
+	}
 }
 
 // rule returns the device of a record and what the administrator wants, nil if nothing. It says why if

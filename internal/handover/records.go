@@ -121,7 +121,7 @@ func (r *record) nameOf() string {
 
 // kept returns what the ledger keeps.
 func (r *record) kept(why string) *ledger.Kept {
-	return &ledger.Kept{Name: r.name, Consumer: r.Key, Had: r.Owner, Hold: r.Hold, Why: why}
+	return &ledger.Kept{Name: r.name, Consumer: r.Key, Had: r.Owner, Hold: r.Hold, Why: why, Idle: r.idle}
 }
 
 // had returns a device with the nodes that its owner had.

@@ -182,12 +182,12 @@ type question struct {
 }
 
 // exempts reports whether an account blocks nothing of what is asked: the owner's own entries, and leases on what
-// changes for the owner. What is withheld after its consumer has ended blocks that consumer too: the key may be that
+// changes for the owner. Two devices that only wait for their resets do not wait for each other. What is withheld after its consumer has ended blocks that consumer too: the key may be that
 // of an ID which another container gets next.
 func (q *question) exempts(a *account) bool {
 	e, leased := a.entry.(*lease)
 	switch {
-	case leased && e == q.lease:
+	case leased && (e == q.lease || e.idle && q.had != Owner{}):
 		return true
 	case q.own == "":
 		return false

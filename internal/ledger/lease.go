@@ -65,6 +65,7 @@ type lease struct {
 	Change
 
 	why   string         // why the devices are withheld from the next consumer, "" if the agent changes them
+	idle  bool           // they are withheld, and no process has them open any more
 	calls *overdue.Calls // of [Lease.Do], nil if the agent does not change them
 }
 
@@ -224,10 +225,11 @@ type Kept struct {
 	Had      Owner  // the previous consumer
 	Hold     Hold   // what it had
 	Why      string // why the device is kept: "process 47 (train) has /dev/nvidia0 open"
+	Idle     bool   // no process has the device open any more, so it does not block the reset of another one
 }
 
 func (k *Kept) lease() *lease {
-	return &lease{Change: Change{Name: k.Name, Consumer: k.Consumer, Had: k.Had, API: k.Had.API, Devices: []Hold{k.Hold}}, why: k.Why}
+	return &lease{Change: Change{Name: k.Name, Consumer: k.Consumer, Had: k.Had, API: k.Had.API, Devices: []Hold{k.Hold}}, why: k.Why, idle: k.Idle}
 }
 
 // Owner returns the previous consumer, with the reason why the device is kept.

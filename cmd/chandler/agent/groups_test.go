@@ -17,6 +17,11 @@ const (
 	siblingName     = "pci-0000-03-00-1"
 )
 
+// onlyVirtual allows passthrough for virtual functions.
+var onlyVirtual = []discovery.Rebinding{{Expression: "virtual", Driver: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
+	return d.Attributes.String("function") == "virtual", nil
+}}}
+
 // addSibling adds a second disk to the IOMMU group of the first.
 func (r *rebinding) addSibling() {
 	r.File("dev/nvme1", "c 240:1")
@@ -100,9 +105,7 @@ func TestVirtualFunctionsOfOneGroupAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.Rebind = []discovery.Rebinding{{Expression: "vfs", Driver: "vfio-pci", Selects: func(d discovery.Device) (bool, error) {
-			return d.Attributes.String("function") == "virtual", nil
-		}}}
+		config.Settings.Rebind = onlyVirtual
 		stop := m.run(config)
 		m.offers(virtuals, "")
 		pod, vm := m.claimFor(virtual(0), "pod", ""), m.claimFor(virtual(1), "vm", "vfio")
@@ -136,7 +139,7 @@ func TestVirtualFunctionsOfOneGroupWithoutVFIO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := makesOf(t, &rebindtest.Physical{Address: physicalFunction, Total: 7, OneGroup: true})
 		config := m.config(&rules.Rules{Mode: discovery.ModeDRA})
-		config.Settings.Rebind = everything
+		config.Settings.Rebind = onlyVirtual
 		stop := m.run(config)
 		m.offers(virtuals, "")
 		for i, name := range []string{"first", "second"} {
