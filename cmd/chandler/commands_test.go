@@ -295,7 +295,7 @@ func TestRunRefuses(t *testing.T) {
 			if err := logsapi.ResetForTest(nil); err != nil {
 				t.Fatal(err)
 			}
-			_, _, err := chandler(append([]string{"run", "--cdi-root", dir}, test.args...)...)
+			_, _, err := chandler(append([]string{"run", "--cdi-root", dir, "--run-dir", dir}, test.args...)...)
 			if err == nil {
 				t.Fatal("no error")
 			}

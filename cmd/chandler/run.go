@@ -56,6 +56,7 @@ type runOptions struct {
 	hostRoot        string
 	runtimeRoot     string
 	cdiRoot         string
+	runDir          string
 	filesRoot       string
 	featureDir      string
 	metadata        bool
@@ -105,6 +106,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&o.hostRoot, "host-root", "/", "`directory` in which the agent sees the host's /sys, /proc and /dev")
 	flags.StringVar(&o.runtimeRoot, "runtime-root", "/", "`directory` in which the container runtime sees the host's /dev; another than / for a simulated host")
 	flags.StringVar(&o.cdiRoot, "cdi-root", "/var/run/cdi", "`directory` from which the container runtime reads CDI specs")
+	flags.StringVar(&o.runDir, "run-dir", "/run/chandler", "`directory` on tmpfs for state that lasts until the next reboot")
 	flags.StringVar(&o.filesRoot, "host-files-root", "/", "`directory` below which the agent sees the directories for host files, "+strings.Join(discovery.FileDirs(families.All), ", ")+"; one that is not there gets none")
 	flags.StringVar(&o.featureDir, "feature-dir", featureDir, "`directory` in which Node Feature Discovery finds labels of the node; none are written while it does not exist, or if this is empty")
 	flags.BoolVar(&o.metadata, "device-metadata", true, "give containers files with the attributes of the devices of their claims")
@@ -293,6 +295,7 @@ func (o *runOptions) agentConfig(ctx context.Context, file *configFile, clients 
 		Lock:           lock,
 		KubeletRoot:    o.kubeletRoot,
 		StateDir:       stateDir,
+		RunDir:         o.runDir,
 		CDI:            cdi.Dir{Path: o.cdiRoot, RuntimeRoot: o.runtimeRoot},
 		HostFiles:      hostfile.Writer{Root: o.filesRoot, Dirs: discovery.FileDirs(families.All)},
 		FeatureDir:     o.featureDir,

@@ -115,7 +115,7 @@ func (s *station) start(args ...string) *process {
 	}
 	p := &process{t: s.t, cmd: exec.Command(self, "run", "--kubeconfig", s.path("kubeconfig"), "--node-name=node", "--pod-uid=pod-uid",
 		"--kubelet-root", s.path("kubelet"), "--device-plugin-dir", s.path("device-plugins"), "--host-root", s.path("host"),
-		"--cdi-root", s.path("cdi"), "--rescan-interval=50ms", "--healthz-bind-address", s.health, "-v=2")}
+		"--cdi-root", s.path("cdi"), "--run-dir", s.path("run"), "--rescan-interval=50ms", "--healthz-bind-address", s.health, "-v=2")}
 	p.cmd.Args = append(p.cmd.Args, args...)
 	p.cmd.Env = append(os.Environ(), asProgram+"=1")
 	p.cmd.Stdout, p.cmd.Stderr = p, p

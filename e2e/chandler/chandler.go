@@ -50,6 +50,9 @@ const (
 	earlierMetadataDir = StateDir + "/dra-device-metadata"
 
 	CDIDir = "/var/run/cdi"
+
+	// RunDir is where the agent keeps state that lasts until the next reboot, see values.yaml.
+	RunDir = "/var/lib/chandler/run"
 )
 
 // A Project is a checkout of Chandler and what was built of it.

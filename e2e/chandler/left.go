@@ -12,7 +12,7 @@ import (
 
 // places are where an agent has something on a node.
 var places = []string{
-	StateDir, CDIDir + "/*", "/var/lib/kubelet/plugins_registry/*", "/var/lib/kubelet/device-plugins/chandler*",
+	StateDir, RunDir + "/*", CDIDir + "/*", "/var/lib/kubelet/plugins_registry/*", "/var/lib/kubelet/device-plugins/chandler*",
 	HostDir + "/features/*", "/var/run/k8s.cni.cncf.io/devinfo/dp/*", "/etc/kubernetes/node-feature-discovery/features.d/*",
 }
 

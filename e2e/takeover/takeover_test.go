@@ -167,7 +167,7 @@ func (s *station) startAgent() {
 	s.t.Helper()
 	cmd := exec.Command(s.agent, "run", "--kubeconfig", s.path("kubeconfig"), "--config", s.path("config.yaml"), "--node-name", node, "--pod-uid=uid-of-agent", "--pod=default/agent",
 		"--kubelet-root", s.path("kubelet"), "--device-plugin-dir", s.path("kubelet/device-plugins"), "--host-root", s.path("host"),
-		"--cdi-root", s.path("cdi"), "--host-files-root", s.path("files"), "--feature-dir=", "--rescan-interval=1s", "-v=2")
+		"--cdi-root", s.path("cdi"), "--run-dir", s.path("run"), "--host-files-root", s.path("files"), "--feature-dir=", "--rescan-interval=1s", "-v=2")
 	cmd.Stdout, cmd.Stderr = &s.log, &s.log
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)

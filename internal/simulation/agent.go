@@ -155,6 +155,7 @@ func (l lockOf) Awaited() bool {
 const (
 	kubeletRoot = "/var/lib/kubelet"
 	stateDir    = kubeletRoot + "/plugins/chandler.dev"
+	runDir      = "/run/chandler"
 	cdiRoot     = "/var/run/cdi"
 )
 
@@ -193,7 +194,7 @@ func (w *World) startAgentWith(settings agent.Settings, wrong error) *incarnatio
 			}
 			return helper, nil
 		}},
-		Lock: lockOf{&w.lock, i}, KubeletRoot: kubeletRoot, StateDir: stateDir,
+		Lock: lockOf{&w.lock, i}, KubeletRoot: kubeletRoot, StateDir: stateDir, RunDir: runDir,
 		CDI:            cdi.Dir{Path: cdiRoot},
 		NoMetadata:     !w.metadata,
 		ReadParameters: readParameters,

@@ -1,7 +1,9 @@
 package simulation
 
 import (
+	"errors"
 	"strings"
+	"syscall"
 	"time"
 
 	"chandler.dev/internal/simulation/disk"
@@ -17,6 +19,9 @@ func (w *World) diskFails(name string, with error, oneIn int, which func(disk.Op
 	}
 	below := pick(w.random, "/", "/", kubeletRoot, cdiRoot)
 	w.disk.SetFault(func(op disk.Op, file string) error {
+		if errors.Is(with, syscall.ENOSPC) && strings.HasPrefix(file, runDir) {
+			return nil // another file system, on tmpfs
+		}
 		if !which(op) || !strings.HasPrefix(file, below) || !w.chance(oneIn) {
 			return nil
 		}
@@ -55,6 +60,7 @@ func (w *World) wipeState() bool {
 	w.log("the agent's directory is wiped")
 	w.forgetState()
 	w.disk.Wipe(stateDir)
+	w.disk.Wipe(runDir)
 	if !w.lock.isHeld() {
 		w.forgetUses() // of the agent that is starting
 	}

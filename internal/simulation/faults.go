@@ -179,7 +179,7 @@ func (w *World) replaceAgent() {
 }
 
 // volatile are the directories that no reboot leaves anything of.
-var volatile = []string{"/var/run"}
+var volatile = []string{"/var/run", "/run"}
 
 func (w *World) reboot(powerLost bool) bool {
 	w.log("the machine reboots, power lost %v", powerLost)

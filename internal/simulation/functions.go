@@ -325,12 +325,12 @@ func (w *World) asBefore() string {
 			}
 		}
 	}
-	dirs := []string{"handover", "rebound", "made"}
+	dirs := []string{stateDir + "/handover", runDir + "/journal/reclaim", stateDir + "/rebound", stateDir + "/made", runDir + "/journal/passthrough", runDir + "/journal/create"}
 	if made {
-		dirs = dirs[:1]
+		dirs = dirs[:2]
 	}
 	for _, dir := range dirs {
-		for _, file := range w.disk.Files(stateDir + "/" + dir) {
+		for _, file := range w.disk.Files(dir) {
 			// The next agent removes those of an earlier boot, if this one could not.
 			if data, _ := w.disk.Content(file); bytes.Contains(data, []byte(strconv.Quote(w.boot))) || strings.HasSuffix(file, ".tmp") {
 				return fmt.Sprintf("file %s is left: %s", file, data)

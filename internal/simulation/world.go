@@ -120,7 +120,7 @@ func NewWorld(seed uint64) *World {
 	w.host = kernel.New(w.machine.text)
 	w.host.Drive(w.machine.functions...)
 	w.host.Changed = w.announce
-	w.disk = disk.New(func(line string) { w.log("disk: %s", line) }, kubeletRoot+"/plugins", kubeletRoot+"/plugins_registry", "/var/run")
+	w.disk = disk.New(func(line string) { w.log("disk: %s", line) }, kubeletRoot+"/plugins", kubeletRoot+"/plugins_registry", "/var/run", "/run")
 	w.kubelet = kubelet.New(kubelet.Config{
 		Minor: w.minor, Node: nodeName, Driver: discovery.Domain, Client: w.server.Client(nil),
 		Pods: w.podsOfNode, Start: w.startContainer, Done: w.podDone, Log: w.log,

@@ -25,6 +25,7 @@ import (
 	"chandler.dev/driver"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/handover"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/making"
 	"chandler.dev/internal/overdue"
@@ -309,6 +310,11 @@ func (a *agent) hasRecords() bool {
 }
 
 func (a *agent) files() disk.Files { return disk.Files{FS: a.Disk} }
+
+// journal returns the place of the records of changes that last until the next reboot.
+func (a *agent) journal() journal.Config {
+	return journal.Config{Files: a.files(), Dir: filepath.Join(a.RunDir, "journal"), Boot: a.BootID}
+}
 
 func (a *agent) recordDir() string { return filepath.Join(a.StateDir, "claims") }
 

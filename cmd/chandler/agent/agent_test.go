@@ -96,6 +96,7 @@ func (n *node) config(wanted *rules.Rules) Config {
 		Lock:           n,
 		KubeletRoot:    n.dir,
 		StateDir:       filepath.Join(n.dir, "plugins/chandler.dev"),
+		RunDir:         filepath.Join(n.dir, "run/chandler"),
 		CDI:            cdi.Dir{Path: filepath.Join(n.dir, "cdi")},
 		NoMetadata:     true,
 	}

@@ -94,6 +94,7 @@ type Config struct {
 	Disk        disk.FS         // where files are written, that of the operating system if nil
 	KubeletRoot string          // the kubelet's data directory
 	StateDir    string          // where the agent keeps what must outlive it
+	RunDir      string          // directory on tmpfs for state that lasts until the next reboot
 	CDI         cdi.Dir         // where the specs of claims go
 	HostFiles   hostfile.Writer // writes files of the host that go with devices
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
+	"chandler.dev/internal/disk"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/removal"
 )
@@ -225,7 +226,17 @@ func (a *agent) clean(ctx context.Context) error {
 	}
 	removeAll(a.CDI.Path, discovery.Domain+"-")
 	removeAll(filepath.Join(a.KubeletRoot, "plugins_registry"), discovery.Domain+"-")
-	errs = append(errs, files.RemoveAll(a.StateDir))
+	errs = append(errs, files.RemoveAll(a.StateDir), a.cleanRunDir(files))
+	return errors.Join(errs...)
+}
+
+// cleanRunDir removes all that is in the directory on tmpfs, which is the root of a mount.
+func (a *agent) cleanRunDir(files disk.Files) error {
+	entries, err := files.List(a.RunDir)
+	errs := []error{err}
+	for _, entry := range entries {
+		errs = append(errs, files.RemoveAll(filepath.Join(a.RunDir, entry.Name())))
+	}
 	return errors.Join(errs...)
 }
 
