@@ -166,7 +166,7 @@ func nothingCut(t *testing.T) {
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("still there: %q", left)
 		}
-		records, globErr := filepath.Glob(node.NodePath(chandler.StateDir+"/made") + "/*")
+		records, globErr := filepath.Glob(node.NodePath(chandler.RunDir+"/journal/create") + "/*")
 		if err = errors.Join(err, globErr); err == nil && len(records) > 0 {
 			err = fmt.Errorf("still written down: %q", records)
 		}

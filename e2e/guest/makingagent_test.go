@@ -42,7 +42,7 @@ func TestOnRequest(t *testing.T) {
 // madeOf returns the virtual functions of the adapter under igb.
 func madeOf(t *testing.T, g *guest.Guest) made {
 	t.Helper()
-	return made{g, strings.Fields(g.Sh(t, "cd /sys/bus/pci/drivers/igb; ls -d 0*"))[0], "/run/made"}
+	return made{g, strings.Fields(g.Sh(t, "cd /sys/bus/pci/drivers/igb; ls -d 0*"))[0], "/run/made/create"}
 }
 
 // byTheAgent has a whole agent make virtual functions when a claim gets one, and undo that, and kills the agent at random
@@ -52,7 +52,7 @@ func (m made) byTheAgent(t *testing.T, n *node) {
 	for line := range strings.Lines(m.Must(t, "guestmake", "could", m.physical)) {
 		names = append(names, strings.Fields(line)[0])
 	}
-	m.dir = "/var/lib/kubelet/plugins/chandler.dev/made"
+	m.dir = "/run/chandler/journal/create"
 	agent := n.agent(t)
 	kill := func() {
 		agent.Signal(t, syscall.SIGKILL)

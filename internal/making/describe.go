@@ -22,7 +22,7 @@ func (m *Maker) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 		}
 	}
 	for unit := range m.seen {
-		if !m.working[unit] && len(scanned[unit]) == 0 && m.made[unit] == nil {
+		if !m.working[unit] && len(scanned[unit]) == 0 && m.made.Get(unit) == nil {
 			delete(m.seen, unit)
 		}
 	}

@@ -8,7 +8,7 @@ package making
 import (
 	"cmp"
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/disk"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 )
 
@@ -32,9 +32,8 @@ type Config struct {
 	// Programs run the programs of families, by their names; see [discovery.Tools].
 	Programs map[string]func(ctx context.Context, args ...string) ([]byte, error)
 
-	Files disk.Files
-	Dir   string // where it is written down what was made
-	Boot  string // the kernel's boot ID: nothing that was made outlives a boot
+	Journal journal.Config // where it is written down what was made
+	Earlier string         // the directory in which earlier versions wrote that down
 
 	// Device returns a device as those who give it out know it.
 	Device func(name string) (discovery.Device, bool)
@@ -55,26 +54,22 @@ type Config struct {
 // Maker makes devices and undoes that.
 type Maker struct {
 	config Config
-	filing chan struct{} // has one while a call writes or removes records
+	made   *journal.Journal[creation] // by unit
 
-	mu       sync.Mutex
-	made     map[string]*record            // by unit
-	working  map[string]bool               // likewise, while a call changes it
-	awaited  map[string]bool               // likewise, while the unit is being made
-	failed   map[string]failure            // likewise, why it could not be made or undone
-	unread   map[string]bool               // likewise, while the disk does not read its record
-	unlisted bool                          // the disk does not list what an earlier agent has made
-	seen     map[string][]discovery.Device // likewise, the devices as they were scanned last before they were made
+	mu      sync.Mutex
+	working map[string]bool               // by unit, while a call changes it
+	awaited map[string]bool               // likewise, while the unit is being made
+	failed  map[string]failure            // likewise, why it could not be made or undone
+	seen    map[string][]discovery.Device // likewise, the devices as they were scanned last before they were made
 }
 
-// record says what is made. It is on disk before anything is made, and is removed when
-// that is undone.
-type record struct {
-	Boot    string           `json:"boot"`
-	Family  string           `json:"family"`
-	Making  discovery.Making `json:"making"`
-	Silicon string           `json:"silicon"`
-	Devices []string         `json:"devices"` // the names of those that are made in one step
+// record is on disk before anything is made, and is removed when that is undone.
+type record = journal.Record[creation]
+
+// creation is how the devices of a unit are made.
+type creation struct {
+	Family string           `json:"family"`
+	Making discovery.Making `json:"making"`
 }
 
 // failure is why a unit is not made, or not undone.
@@ -95,108 +90,41 @@ func New(config Config) *Maker {
 		config.Changed = func() {}
 	}
 	return &Maker{
-		config: config, filing: make(chan struct{}, 1), made: make(map[string]*record), working: make(map[string]bool), awaited: make(map[string]bool),
-		failed: make(map[string]failure), unread: make(map[string]bool), seen: make(map[string][]discovery.Device),
+		config: config, made: journal.New(config.Journal, "create", journal.Earlier[creation]{Dir: config.Earlier, Convert: convert}),
+		working: make(map[string]bool), awaited: make(map[string]bool), failed: make(map[string]failure), seen: make(map[string][]discovery.Device),
 	}
 }
 
-// Open reads what an earlier agent of this boot has made. A record of an earlier boot is
-// removed, since the kernel has forgotten the unit. A record that is not understood is kept
-// for people to look at, and its unit stays as it is. If the disk does not list or read a
-// record, [Maker.ReadAgain] reads it later.
-func (m *Maker) Open() (problems []error) {
-	units, err := m.list()
-	if err != nil {
-		return []error{fmt.Errorf("list what was made: %w", err)}
-	}
-	for _, unit := range units {
-		r, err := m.read(unit)
-		switch {
-		case err != nil:
-			problems = append(problems, fmt.Errorf("what was made as %s cannot be read, so that it stays: %w", unit, err))
-			m.setUnread(unit, errors.Is(err, disk.ErrUnread))
-		case r.Boot != m.config.Boot:
-			if err := m.records().Remove(unit); err != nil {
-				problems = append(problems, err)
-			}
-		default:
-			m.keep(r)
-		}
-	}
-	return problems
-}
-
-// list returns the units of which there are records.
-func (m *Maker) list() (units []string, err error) {
-	units, err = m.records().Names()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.unlisted = err != nil
-	return units, err
-}
+// Open reads what an earlier agent of this boot has made; see [journal.Journal.Open]. The unit of a record that is not
+// understood stays as it is.
+func (m *Maker) Open() (problems []error) { return m.made.Open() }
 
 // ReadAgain reads records that the disk did not list or read when they were opened, and reports whether
 // there are such still. It has one caller at a time.
-func (m *Maker) ReadAgain() (unread bool) {
-	m.mu.Lock()
-	unlisted := m.unlisted
-	m.mu.Unlock()
-	if unlisted {
-		units, err := m.list()
-		if err != nil {
-			return true
-		}
-		for _, unit := range units {
-			m.setUnread(unit, true)
-		}
+func (m *Maker) ReadAgain() (problems []error, unread bool) {
+	found, problems, unread := m.made.ReadAgain()
+	if len(found) > 0 {
+		m.config.Changed()
 	}
-	m.mu.Lock()
-	units := slices.Sorted(maps.Keys(m.unread))
-	m.mu.Unlock()
-	for _, unit := range units {
-		r, err := m.read(unit)
-		if errors.Is(err, disk.ErrUnread) {
-			unread = true
-			continue
-		}
-		m.setUnread(unit, false)
-		if _, anew := m.Has(unit); err == nil && r.Boot == m.config.Boot && !anew {
-			m.keep(r)
-			m.config.Changed()
-		}
-	}
-	return unread
+	return problems, unread
 }
 
-func (m *Maker) setUnread(unit string, unread bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if unread {
-		m.unread[unit] = true
-	} else {
-		delete(m.unread, unit)
+// convert returns the record that a file of an earlier version becomes.
+func convert(unit string, data []byte) (*journal.Record[creation], error) {
+	var r struct {
+		Boot    string           `json:"boot"`
+		Family  string           `json:"family"`
+		Making  discovery.Making `json:"making"`
+		Silicon string           `json:"silicon"`
+		Devices []string         `json:"devices"`
 	}
-}
-
-func (m *Maker) records() disk.Records[record] {
-	return disk.Records[record]{Files: m.config.Files, Dir: m.config.Dir}
-}
-
-func (m *Maker) read(unit string) (*record, error) {
-	r, err := m.records().Read(unit)
-	if err != nil {
-		return nil, err
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("unit %s stays as it is: %w", unit, err)
 	}
 	if r.Making.Unit != unit || r.Family == "" {
-		return nil, errors.New("it says nothing of that name")
+		return nil, fmt.Errorf("unit %s stays as it is: the record is for another unit", unit)
 	}
-	return r, nil
-}
-
-func (m *Maker) keep(r *record) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.made[r.Making.Unit] = r
+	return &journal.Record[creation]{Boot: r.Boot, Group: unit, Silicon: r.Silicon, Devices: r.Devices, Body: creation{Family: r.Family, Making: r.Making}}, nil
 }
 
 // note writes down what is to be made, unless that is written down already. Of an earlier attempt in
@@ -204,14 +132,13 @@ func (m *Maker) keep(r *record) {
 func (m *Maker) note(d *discovery.Device) error {
 	unit := d.Making.Unit
 	m.mu.Lock()
-	r := m.made[unit]
 	var names []string
 	for _, other := range m.seen[unit] {
 		names = append(names, other.Name)
 	}
 	m.mu.Unlock()
-	if r != nil {
-		if maps.Equal(r.Making.How, d.Making.How) {
+	if r := m.made.Get(unit); r != nil {
+		if maps.Equal(r.Body.Making.How, d.Making.How) {
 			return nil
 		}
 		names = union(names, r.Devices)
@@ -219,76 +146,25 @@ func (m *Maker) note(d *discovery.Device) error {
 	if !slices.Contains(names, d.Name) {
 		names = append(names, d.Name)
 	}
-	r = &record{Boot: m.config.Boot, Family: d.Family, Making: *d.Making, Silicon: d.Silicon(), Devices: names}
-	return m.save(r)
+	return m.made.Put(&record{Group: unit, Silicon: d.Silicon(), Devices: names, Body: creation{Family: d.Family, Making: *d.Making}})
 }
 
 // amend writes down what has come of a unit. Where that fails, it is known for as long as this
-// agent runs.
+// agent runs, and is written later.
 func (m *Maker) amend(unit string, how map[string]string) error {
-	m.mu.Lock()
-	r := m.made[unit]
-	m.mu.Unlock()
+	r := m.made.Get(unit)
 	if r == nil {
 		return nil
 	}
 	now := *r
-	now.Making.How = make(map[string]string)
-	maps.Copy(now.Making.How, r.Making.How)
-	maps.Copy(now.Making.How, how)
-	err := m.save(&now)
-	m.keep(&now)
-	return err
+	now.Body.Making.How = make(map[string]string)
+	maps.Copy(now.Body.Making.How, r.Body.Making.How)
+	maps.Copy(now.Body.Making.How, how)
+	return m.made.Amend(&now)
 }
 
-func (m *Maker) save(r *record) error {
-	defer m.takeTurn()()
-	return m.write(r)
-}
-
-// takeTurn returns once no other call writes or removes records.
-func (m *Maker) takeTurn() (done func()) {
-	m.filing <- struct{}{}
-	return func() { <-m.filing }
-}
-
-// write writes a record. The caller has the turn.
-func (m *Maker) write(r *record) error {
-	there, err := m.records().Write(r.Making.Unit, r)
-	if there != disk.Old {
-		m.keep(r) // perhaps
-	}
-	if err != nil {
-		return fmt.Errorf("write down that it is made: %w", err)
-	}
-	return nil
-}
-
-// Restore writes records again that somebody has removed: an agent that starts would not know that it is to undo those
-// units.
-func (m *Maker) Restore() error {
-	m.mu.Lock()
-	units := slices.Sorted(maps.Keys(m.made))
-	m.mu.Unlock()
-	var errs []error
-	for _, unit := range units {
-		if m.records().Lacks(unit) {
-			errs = append(errs, m.restore(unit))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (m *Maker) restore(unit string) error {
-	defer m.takeTurn()()
-	m.mu.Lock()
-	r := m.made[unit]
-	m.mu.Unlock()
-	if r == nil || !m.records().Lacks(unit) {
-		return nil // it was undone meanwhile, or written anew
-	}
-	return m.write(r)
-}
+// Restore writes records that were removed or could not be written; see [journal.Journal.Restore].
+func (m *Maker) Restore() error { return m.made.Restore() }
 
 func union(names, more []string) []string {
 	all := slices.Concat(names, more)
@@ -296,28 +172,24 @@ func union(names, more []string) []string {
 	return slices.Compact(all)
 }
 
-// forget says that nothing is left to undo.
+// forget removes the record of a unit of which nothing is left to undo.
 func (m *Maker) forget(unit string) error {
-	defer m.takeTurn()()
-	if err := m.records().Remove(unit); err != nil {
-		return fmt.Errorf("remove what %s was made as: %w", unit, err)
+	if err := m.made.Remove(unit); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.made, unit)
 	delete(m.failed, unit)
 	return nil
 }
 
 // Has reports whether a unit was made, or was about to be, with what was written down of it.
 func (m *Maker) Has(unit string) (how map[string]string, has bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	r := m.made[unit]
+	r := m.made.Get(unit)
 	if r == nil {
 		return nil, false
 	}
-	return maps.Clone(r.Making.How), true
+	return maps.Clone(r.Body.Making.How), true
 }
 
 // Made is a unit that was made, or that an agent was about to make.
@@ -331,12 +203,12 @@ type Made struct {
 
 // Made returns all units that are to be undone sometime, in order.
 func (m *Maker) Made() (made []Made) {
+	all := m.made.All()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, unit := range slices.Sorted(maps.Keys(m.made)) {
-		r := m.made[unit]
-		one := Made{Unit: unit, Family: r.Family, Silicon: r.Silicon, Devices: slices.Clone(r.Devices)}
-		if failed := m.failed[unit]; failed.made {
+	for _, r := range all {
+		one := Made{Unit: r.Group, Family: r.Body.Family, Silicon: r.Silicon, Devices: slices.Clone(r.Devices)}
+		if failed := m.failed[r.Group]; failed.made {
 			one.Failed = failed.err
 		}
 		made = append(made, one)

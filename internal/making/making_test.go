@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/hostfs"
 	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 )
 
@@ -150,7 +151,7 @@ func (k *kernel) maker(boot string) *Maker {
 	}
 	m = New(Config{
 		Ledger: l, Stock: func() ledger.Stock { return &ledger.Present{} },
-		Host: &discovery.Host{FS: fsys}, Families: []*discovery.Family{cells}, Boot: boot, Dir: filepath.Join(k.dir, "state"),
+		Host: &discovery.Host{FS: fsys}, Families: []*discovery.Family{cells}, Journal: journal.Config{Dir: filepath.Join(k.dir, "state"), Boot: boot}, Earlier: filepath.Join(k.dir, "made"),
 		Tools: discovery.Tools{Write: k.write, Busy: k.looked},
 		Device: func(name string) (discovery.Device, bool) {
 			for _, d := range m.Describe(k.scan()).Devices {
@@ -169,7 +170,7 @@ func (k *kernel) maker(boot string) *Maker {
 }
 
 func (k *kernel) records() []string {
-	names, _ := filepath.Glob(filepath.Join(k.dir, "state/*"))
+	names, _ := filepath.Glob(filepath.Join(k.dir, "state/create/*"))
 	return names
 }
 
@@ -280,8 +281,8 @@ func TestMadeInAnotherWay(t *testing.T) {
 			t.Error(err)
 		}
 		for _, m := range []*Maker{m, k.maker("1")} {
-			r := m.made["cell-0"]
-			if r.Making.How["count"] != "4" || strings.Join(r.Devices, " ") != "cell-0-a cell-0-b" {
+			r := m.made.Get("cell-0")
+			if r.Body.Making.How["count"] != "4" || strings.Join(r.Devices, " ") != "cell-0-a cell-0-b" {
 				t.Errorf("written down: %+v", r)
 			}
 		}
@@ -318,8 +319,8 @@ func TestDamagedRecord(t *testing.T) {
 		if err := os.WriteFile(k.records()[0], []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		m := New(Config{Dir: filepath.Join(k.dir, "state"), Boot: "1"})
-		if problems := m.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), "cell-0 cannot be read") || len(m.Made()) > 0 {
+		m := New(Config{Journal: journal.Config{Dir: filepath.Join(k.dir, "state"), Boot: "1"}})
+		if problems := m.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), "cell-0.json is not valid") || len(m.Made()) > 0 {
 			t.Errorf("problems %v, made %+v", problems, m.Made())
 		}
 	})
@@ -363,7 +364,9 @@ func TestCannotBeMade(t *testing.T) {
 		"no privilege":     {func(_ *kernel, m *Maker) { m.config.Tools.Write = nil }, "may not change the host"},
 		"who uses it":      {func(_ *kernel, m *Maker) { m.config.Tools.Busy = nil }, "cannot be told"},
 		"family is absent": {func(_ *kernel, m *Maker) { m.config.Families = nil }, `family "cells" makes no devices`},
-		"disk is full":     {func(k *kernel, m *Maker) { m.config.Dir = filepath.Join(k.dir, attribute) }, "write down"},
+		"disk is full": {func(k *kernel, m *Maker) {
+			m.made = journal.New(journal.Config{Dir: filepath.Join(k.dir, attribute)}, "create", journal.Earlier[creation]{})
+		}, "must be a writable directory on tmpfs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -427,14 +430,14 @@ func TestRemovedRecord(t *testing.T) {
 		if err := get(t.Context(), m, k.scan(), 0); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.RemoveAll(m.config.Dir); err != nil {
+		if err := os.RemoveAll(m.made.Dir()); err != nil {
 			t.Fatal(err)
 		}
 		m.config.Changed = func() { t.Error("it is told as a change") }
 		if err := m.Restore(); err != nil {
 			t.Error(err)
 		}
-		if _, err := os.Stat(m.records().File("cell-0")); err != nil {
+		if _, err := os.Stat(m.made.File("cell-0")); err != nil {
 			t.Error(err)
 		}
 	})
@@ -513,7 +516,8 @@ func TestWholeComesBack(t *testing.T) {
 			}
 			return d, true
 		}
-		m.made["cell-0"].Devices = append(m.made["cell-0"].Devices, "cell-0")
+		r := m.made.Get("cell-0")
+		r.Devices = append(r.Devices, "cell-0")
 		begun := time.Now()
 		if err := m.Undo(t.Context(), "cell-0"); err != nil || time.Since(begun) > time.Second {
 			t.Errorf("undone after %s: %v", time.Since(begun), err)
@@ -635,5 +639,32 @@ func TestWantedOtherwise(t *testing.T) {
 		if err != nil || strings.Join(got, ", ") != "cell-0-a true vfio" {
 			t.Errorf("%q, %v", got, err)
 		}
+	})
+}
+
+// A record that an earlier version wrote is converted, and the unit is undone by it.
+func TestRecordOfAnEarlierVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		k.divide("1")
+		data, err := os.ReadFile("testdata/made/cell-0.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(k.dir, "made")
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "cell-0.json"), data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		m := k.maker("1")
+		if left, _ := os.ReadDir(dir); len(left) > 0 || len(k.records()) != 1 {
+			t.Errorf("left %v, records %q", left, k.records())
+		}
+		if made := m.Made(); len(made) != 1 || made[0].Family != "cells" || made[0].Silicon != "cell-0" || strings.Join(made[0].Devices, " ") != "cell-0-a cell-0-b" {
+			t.Errorf("made: %+v", made)
+		}
+		if err := m.Undo(t.Context(), "cell-0"); err != nil {
+			t.Error(err)
+		}
+		k.check(false)
 	})
 }

@@ -16,21 +16,22 @@ import (
 // is made anew meanwhile is not what the old record says.
 func TestUnreadRecord(t *testing.T) {
 	for i := range 4 {
-		anew, unread := i%2 > 0, []string{".json", "state"}[i/2]
+		anew, unread := i%2 > 0, []string{".json", "create"}[i/2]
 		synctest.Test(t, func(t *testing.T) {
 			k := newKernel(t)
 			if err := get(t.Context(), k.maker("1"), k.scan(), 0); err != nil {
 				t.Fatal(err)
 			}
 			m, failing := k.maker("1"), true
-			m.made = make(map[string]*record)
-			m.config.Files = disk.Files{FS: &disktest.Disk{BeforeRead: func(name string) error {
+			config := m.config
+			config.Journal.Files = disk.Files{FS: &disktest.Disk{BeforeRead: func(name string) error {
 				if failing && strings.HasSuffix(name, unread) {
 					return syscall.EIO
 				}
 				return nil
 			}}}
-			if problems := m.Open(); len(problems) != 1 || !m.ReadAgain() || len(m.Made()) > 0 {
+			m = New(config)
+			if problems := m.Open(); len(problems) == 0 || !m.unread() || len(m.Made()) > 0 {
 				t.Errorf("problems %v, made %+v", problems, m.Made())
 			}
 			if anew {
@@ -40,7 +41,7 @@ func TestUnreadRecord(t *testing.T) {
 				}
 			}
 			failing = false
-			if m.ReadAgain() {
+			if m.unread() {
 				t.Error("unread still")
 			}
 			if how, has := m.Has("cell-0"); !has || (how["anew"] != "") != anew {
@@ -50,9 +51,14 @@ func TestUnreadRecord(t *testing.T) {
 				t.Error(err)
 			}
 			k.check(false)
-			if left, _ := filepath.Glob(filepath.Join(k.dir, "state/*")); len(left) > 0 || m.ReadAgain() {
+			if left, _ := filepath.Glob(filepath.Join(k.dir, "state/create/*")); len(left) > 0 || m.unread() {
 				t.Errorf("left %q", left)
 			}
 		})
 	}
+}
+
+func (m *Maker) unread() bool {
+	_, unread := m.ReadAgain()
+	return unread
 }

@@ -174,13 +174,11 @@ func (m *Maker) until(ctx context.Context, so func() bool) bool {
 // Undo removes what was made, and returns [*ledger.Blocked] if a consumer, or another change, has any of its devices or
 // of those that came in their place. It is no error if nothing is there any more.
 func (m *Maker) Undo(ctx context.Context, unit string, came ...string) error {
-	m.mu.Lock()
-	r := m.made[unit]
-	m.mu.Unlock()
+	r := m.made.Get(unit)
 	if r == nil {
 		return nil
 	}
-	c := ledger.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []string{r.Making.Of}, Ended: m.config.Changed}
+	c := ledger.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []string{r.Body.Making.Of}, Ended: m.config.Changed}
 	for _, device := range union(r.Devices, came) {
 		c.Devices = append(c.Devices, ledger.Device(device, r.Silicon))
 	}
@@ -189,10 +187,7 @@ func (m *Maker) Undo(ctx context.Context, unit string, came ...string) error {
 		return blocked
 	}
 	defer m.begin(unit, lease)()
-	m.mu.Lock()
-	same := m.made[unit] == r
-	m.mu.Unlock()
-	if !same {
+	if m.made.Get(unit) != r {
 		return nil // another call has changed it before the lease
 	}
 	err := m.undo(ctx, lease, r, union(r.Devices, came))
@@ -207,11 +202,11 @@ func (m *Maker) Undo(ctx context.Context, unit string, came ...string) error {
 }
 
 func (m *Maker) undo(ctx context.Context, lease *ledger.Lease, r *record, devices []string) error {
-	f, err := m.family(r.Family)
+	f, err := m.family(r.Body.Family)
 	if err != nil {
 		return err
 	}
-	work, err := m.plan(lease, f.Unmake, f.Name, r.Making)
+	work, err := m.plan(lease, f.Unmake, f.Name, r.Body.Making)
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (c *cutting) is(places ...string) {
 	if got := c.Instances(); !slices.Equal(got, places) {
 		c.t.Errorf("instances %q, want %q", got, places)
 	}
-	records, _ := filepath.Glob(filepath.Join(c.dir, "plugins/chandler.dev/made/*"))
+	records, _ := filepath.Glob(filepath.Join(c.dir, "run/chandler/journal/create/*"))
 	if len(records) != len(places) {
 		c.t.Errorf("written down %q, want as many as %q", records, places)
 	}
@@ -218,7 +218,7 @@ func TestAgentKeepsWhatIsCutByHandMeanwhile(t *testing.T) {
 		if got := c.Instances(); !slices.Equal(got, []string{"1g.10gb@0", "2g.20gb@4"}) {
 			t.Errorf("instances %q", got)
 		}
-		if records, _ := filepath.Glob(filepath.Join(c.dir, "plugins/chandler.dev/made/*")); len(records) > 0 {
+		if records, _ := filepath.Glob(filepath.Join(c.dir, "run/chandler/journal/create/*")); len(records) > 0 {
 			t.Errorf("written down %q", records)
 		}
 		stop()

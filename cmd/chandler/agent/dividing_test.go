@@ -91,7 +91,7 @@ func (d *dividing) is(modes string, records int) {
 	if got := d.host.Mode(0) + " " + d.host.Mode(1); got != modes {
 		d.t.Errorf("modes %s, want %s\nwritten: %q", got, modes, d.host.Writes())
 	}
-	written, _ := filepath.Glob(filepath.Join(d.dir, "plugins/chandler.dev/made/*"))
+	written, _ := filepath.Glob(filepath.Join(d.dir, "run/chandler/journal/create/*"))
 	if len(written) != records {
 		d.t.Errorf("written down %q, want %d", written, records)
 	}

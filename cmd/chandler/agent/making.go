@@ -18,7 +18,7 @@ import (
 	"chandler.dev/internal/making"
 )
 
-// madeDir is where it is written down what was made.
+// madeDir is where earlier versions wrote down what was made.
 const madeDir = "made"
 
 // newMaker makes what makes devices for those who get them.
@@ -28,9 +28,8 @@ func (a *agent) newMaker() *making.Maker {
 		Families: a.Families,
 		Tools:    discovery.Tools{Write: a.Write, Busy: a.used},
 		Programs: a.Programs,
-		Files:    a.files(),
-		Dir:      filepath.Join(a.StateDir, madeDir),
-		Boot:     a.BootID,
+		Journal:  a.journal(),
+		Earlier:  filepath.Join(a.StateDir, madeDir),
 		Device:   a.describedAs,
 		Ledger:   a.ledger,
 		Stock:    a.stock,
@@ -88,7 +87,11 @@ func (a *agent) undoMade(ctx context.Context) {
 	attempts := newAttempts("Devices that were made on request are not undone")
 	unwritten := false
 	for {
-		freed, unread := a.ledger.Freed(), a.maker.ReadAgain()
+		freed := a.ledger.Freed()
+		problems, unread := a.maker.ReadAgain()
+		for _, problem := range problems {
+			klog.FromContext(ctx).Error(problem, "Recovering what was made on request")
+		}
 		unwritten = restored(ctx, a.maker.Restore, "what was made on request", unwritten)
 		p, all := a.placed.Load(), a.maker.Made()
 		maps.DeleteFunc(since, func(unit string, _ time.Time) bool {

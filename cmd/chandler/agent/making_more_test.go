@@ -49,7 +49,7 @@ func TestAgentReadsLaterWhatWasMade(t *testing.T) {
 		var failing atomic.Bool
 		failing.Store(true)
 		config.Disk = &disktest.Disk{BeforeRead: func(name string) error {
-			if failing.Load() && strings.Contains(name, "/made/") {
+			if failing.Load() && strings.Contains(name, "/journal/create/") {
 				return syscall.EIO
 			}
 			return nil
@@ -85,7 +85,7 @@ func TestAgentWritesDownAgainWhatWasMade(t *testing.T) {
 		m := newMakes(t)
 		stop := m.start()
 		unprepare := m.gets(1, "first")
-		m.wipes(madeDir)
+		m.wipes("run/chandler/journal/create")
 		time.Sleep(refuseInterval + time.Second)
 		stop()
 		stop = m.run(m.config(&rules.Rules{Mode: discovery.ModeDRA}))

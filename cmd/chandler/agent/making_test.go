@@ -67,7 +67,7 @@ func (m *makes) has(count int, after time.Duration) {
 	m.t.Helper()
 	time.Sleep(after)
 	synctest.Wait()
-	records, _ := filepath.Glob(filepath.Join(m.dir, "plugins/chandler.dev/made/*"))
+	records, _ := filepath.Glob(filepath.Join(m.dir, "run/chandler/journal/create/*"))
 	if got := m.Virtual(physicalFunction); got != count || (len(records) > 0) != (count > 0) {
 		m.t.Errorf("%d virtual functions, written down %q; want %d\nwrites: %q", got, records, count, m.Written())
 	}

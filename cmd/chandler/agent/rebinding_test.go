@@ -148,7 +148,7 @@ func (r *rebinding) refuses(claim *resourceapi.ResourceClaim, why string) {
 func (r *rebinding) wipes(dir string) {
 	r.t.Helper()
 	synctest.Wait()
-	if err := os.RemoveAll(filepath.Join(r.dir, "plugins/chandler.dev", dir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(r.dir, dir)); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -275,7 +275,7 @@ func TestAgentWritesDownAgainWhatIsRebound(t *testing.T) {
 		stop := r.start()
 		vm := r.claim("vm", "vfio")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		r.wipes(reboundDir)
+		r.wipes("plugins/chandler.dev/" + reboundDir)
 		time.Sleep(refuseInterval + time.Second)
 		stop()
 		stop = r.start()

@@ -15,6 +15,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/making"
 )
 
@@ -42,7 +43,7 @@ func run(dies, count int, do, physical string) error {
 	var maker *making.Maker
 	scan := func() *discovery.Snapshot { return maker.Describe(discovery.Scan(host, families.All)) }
 	maker = making.New(making.Config{
-		Host: host, Families: families.All, Dir: "/run/made", Boot: guest.Boot, Ledger: guest.Ledger, Stock: guesthost.Stock,
+		Host: host, Families: families.All, Journal: journal.Config{Dir: "/run/made", Boot: guest.Boot}, Ledger: guest.Ledger, Stock: guesthost.Stock,
 		Tools: discovery.Tools{
 			Write: guest.Write,
 			Busy: func(function sysfs.Device, keeps bool) error {
