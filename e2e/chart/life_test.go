@@ -249,7 +249,7 @@ func TestLife(t *testing.T) {
 	// Removed without a word to the agents, it leaves what docs/install.md says.
 	in.run("", "uninstall", "chandler", "--no-hooks", "--wait")
 	for _, left := range in.left() {
-		if left != chandler.StateDir && left != chandler.HostDir+"/features/chandler" && !strings.HasPrefix(left, "ResourceSlice ") && !strings.HasPrefix(left, chandler.CDIDir+"/chandler.dev-") {
+		if left != chandler.StateDir && !strings.HasPrefix(left, chandler.RunDir+"/") && left != chandler.HostDir+"/features/chandler" && !strings.HasPrefix(left, "ResourceSlice ") && !strings.HasPrefix(left, chandler.CDIDir+"/chandler.dev-") {
 			t.Errorf("without hooks there is also left %q", left)
 		}
 	}
