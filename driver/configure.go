@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
@@ -32,10 +33,14 @@ func (d *Driver) works(consumer string, results []ledger.Result, devices []rules
 	for i := range results {
 		r := &results[i]
 		now, do, err := d.config.Configure(devices[i].Device, parameters[r.Request], consumer)
+		if r.Admin && (do != nil || err != nil) {
+			addNothing(r, &devices[i].Device)
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("request %s: %w", r.Request, err)
 		}
-		if do != nil && (r.Admin || r.Shared || r.Consumes != nil) {
+		if do != nil && (r.Shared || r.Consumes != nil) {
 			return nil, fmt.Errorf("request %s: device %s would have to be changed and is not the claim's alone", r.Request, r.Device)
 		}
 		if do != nil {
@@ -46,12 +51,21 @@ func (d *Driver) works(consumer string, results []ledger.Result, devices []rules
 	return works, nil
 }
 
+// addNothing removes from a result with admin access what a container would get of its device. A monitor is allocated
+// all devices, among them those that do not exist yet, and those that a virtual machine has under vfio: it has nothing
+// to observe there, and the devices stay as they are.
+func addNothing(r *ledger.Result, d *discovery.Device) {
+	d.Family, d.Edits, d.SharedEdits, d.CommonNodes, d.Files, r.Files = "", specs.ContainerEdits{}, specs.ContainerEdits{}, nil, nil, nil
+}
+
 // configure does the works of a plan, and returns the plan that is then to be
 // followed. It is on record before they begin: after a crash the claim holds
 // the devices still, and its next call goes on.
 func (d *Driver) configure(ctx context.Context, claim *resourceapi.ResourceClaim, first *plan) (*plan, error) {
-	if err := d.ledger.Give(first.wanted, ledger.Configuring, first.view); err != nil {
-		return nil, err
+	if !first.kept() { // else containers may have the devices, and the claim keeps its record
+		if err := d.ledger.Give(first.wanted, ledger.Configuring, first.view); err != nil {
+			return nil, err
+		}
 	}
 	d.jobs.start(ctx, first)
 	if err := d.join(ctx, claim.UID); err != nil {

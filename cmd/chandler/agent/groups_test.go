@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -146,6 +149,28 @@ func TestVirtualFunctionsOfOneGroupWithoutVFIO(t *testing.T) {
 			if err := m.prepareAgain(m.claimFor(virtual(i), name, "")); err != nil {
 				t.Error(err)
 			}
+		}
+		stop()
+	})
+}
+
+// A claim that a container may have stays given while its device is changed for it once more: when it ends, the
+// container before it is not forgotten.
+func TestGivenClaimStaysGivenWhileItsDeviceChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		stop := r.start()
+		vm := r.claim("vm", "vfio")
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		r.SetDriver(diskFunction, "nvme") // by an administrator
+		r.Opens("48", "dd", diskNode)
+		time.Sleep(time.Minute)
+		if err := r.prepareAgain(vm); err == nil {
+			t.Error("prepared while a process of the host uses the disk")
+		}
+		record, err := os.ReadFile(filepath.Join(r.dir, "plugins/chandler.dev/claims/vm.record"))
+		if err != nil || strings.Contains(string(record), `"configuring": true`) {
+			t.Errorf("record %s, %v", record, err)
 		}
 		stop()
 	})

@@ -1,0 +1,71 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/families/amdgpu/parttest"
+)
+
+// withAdminAccess makes a claim one of a monitor, and adds devices to it.
+func withAdminAccess(claim *resourceapi.ResourceClaim, more ...string) *resourceapi.ResourceClaim {
+	results := &claim.Status.Allocation.Devices.Results
+	for _, device := range more {
+		*results = append(*results, resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: discovery.Domain, Pool: "node", Device: device})
+	}
+	for i := range *results {
+		(*results)[i].AdminAccess = new(true)
+	}
+	return claim
+}
+
+// A monitor with admin access gets the devices that exist. Of a partition that could be created it gets nothing, and
+// nothing is created for it.
+func TestAdminAccessBesidePartitions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDividing(t)
+		stop := d.start()
+		var parts []string
+		for _, part := range []string{"-dpx-0", "-dpx-1", "-cpx-0"} {
+			parts = append(parts, parttest.Device+part)
+		}
+		if err := d.prepareAgain(withAdminAccess(d.claims("", "monitor"), parts...)); err != nil {
+			t.Errorf("monitor: %v", err)
+		}
+		stop()
+	})
+}
+
+// The same while a virtual machine has the device under vfio. The monitor gets no node of it.
+func TestAdminAccessBesideVirtualMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRebinding(t)
+		stop := r.start()
+		vm, monitor := r.claim("vm", "vfio"), withAdminAccess(r.claim("monitor", ""))
+		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
+		if err := r.prepareAgain(monitor); err != nil {
+			t.Errorf("monitor: %v", err)
+		}
+		for _, name := range r.specsOf("monitor") {
+			if data, err := os.ReadFile(name); err != nil || strings.Contains(string(data), "/dev/") {
+				t.Errorf("monitor: %s, %v", data, err)
+			}
+		}
+		if driver := r.Driver(diskFunction); driver != "vfio-pci" {
+			t.Errorf("driver %q", driver)
+		}
+		stop()
+	})
+}
+
+// specsOf returns the CDI specs of a claim.
+func (n *node) specsOf(claim string) []string {
+	names, _ := filepath.Glob(filepath.Join(n.dir, "cdi/*"+claim+"*"))
+	return names
+}
