@@ -152,7 +152,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	_, end := traces.Stage(ctx, "look up and verify devices")
 	plan, err := d.plan(ctx, claim)
 	end(err)
-	if err == nil && plan.earlier != nil && (plan.state == ledger.Ending || !plan.earlier.SameAllocation(plan.wanted)) {
+	if err == nil && plan.earlier != nil && !plan.earlier.SameAllocation(plan.wanted) {
 		if err = d.outlive(plan); err == nil {
 			plan.earlier, plan.state, err = nil, ledger.None, d.letGo(ctx, claim.UID)
 		}

@@ -111,7 +111,6 @@ type Custodian struct {
 	reserved map[types.UID][]types.UID // the pods of claims, as they were when these were prepared
 	asked    map[types.UID]time.Time   // when the API server did not name all pods of a claim
 	passed   map[string]string         // grants that are handed over and still in the ledger: their keys, by grantOf
-	over     map[string]types.UID      // claims whose devices are handed over and that have not ended yet, by the names of their records
 	blind    map[string]bool           // records of which it was said that nothing can be seen
 }
 
@@ -133,6 +132,7 @@ type record struct {
 	since time.Time     // when it was first seen that it cannot be handed over
 	after time.Time     // when to look again
 	idle  bool          // no process has it open any more
+	over  bool          // nothing of its claim is left, or is about to be
 	done  chan struct{} // closed when the look that goes on has ended, nil if none does
 }
 
@@ -144,7 +144,7 @@ func New(config Config) *Custodian {
 	return &Custodian{
 		config: config, wake: make(chan struct{}, 1), filing: make(chan struct{}, 1),
 		records: make(map[string]*record), reserved: make(map[types.UID][]types.UID), asked: make(map[types.UID]time.Time),
-		blind: make(map[string]bool), passed: make(map[string]string), over: make(map[string]types.UID),
+		blind: make(map[string]bool), passed: make(map[string]string),
 	}
 }
 
@@ -216,7 +216,7 @@ func (c *Custodian) try(ctx context.Context, r *record) <-chan struct{} {
 // work hands a device over, or says why that cannot be yet.
 func (c *Custodian) work(ctx context.Context, r *record, pods []types.UID, done chan struct{}) {
 	why, again := c.settle(ctx, r, pods)
-	if why == "" && !c.closed.Load() {
+	if why == "" && !c.closed.Load() && c.hasEnded(r) {
 		if err := c.forget(r); err != nil {
 			why, again = err.Error(), resetInterval
 		}
@@ -236,6 +236,8 @@ func (c *Custodian) settle(ctx context.Context, r *record, pods []types.UID) (wh
 		return why, openInterval
 	case rule == nil, c.config.Ledger.Taken(r.name, r.Key, r.Owner):
 		return "", 0 // the administrator wants nothing done, or somebody has it who may
+	case c.isGiven(r):
+		return begun, openInterval
 	}
 	uses, wanted := c.look(ctx, r, r.had(d), pods)
 	if !wanted {
@@ -257,6 +259,19 @@ func (c *Custodian) settle(ctx context.Context, r *record, pods []types.UID) (wh
 	}
 	klog.FromContext(ctx).V(2).Info("Reset a device before its next owner", "device", d.Name, "had", r.Owner.String())
 	return "", 0
+}
+
+// isGiven reports whether the claim of a record is in the ledger still. Its end may fail, and then the device is the
+// claim's once more.
+func (c *Custodian) isGiven(r *record) bool {
+	c.mu.Lock()
+	over := r.over
+	c.mu.Unlock()
+	if over || r.Owner.UID == "" {
+		return false
+	}
+	e, _ := c.config.Ledger.Get(r.Key)
+	return e != nil && e.Owner() == r.Owner
 }
 
 // setIdle notes that no process has a device open any more.
@@ -390,7 +405,7 @@ func open(uses inuse.Uses) (why string, unseen error) {
 func (c *Custodian) say(ctx context.Context, r *record, why string) {
 	c.mu.Lock()
 	before, kept := r.why, c.records[r.name] == r
-	if why == before || kept == (why == "") {
+	if why == before || kept == (why == "") || !r.Ended {
 		c.mu.Unlock()
 		return
 	}

@@ -400,8 +400,9 @@ func noMore(t *testing.T, change func(*bench)) {
 	})
 }
 
-// A claim that could not end for the disk's sake, and whose device is handed over, is not written down again.
-func TestEnding(t *testing.T) {
+// The device of a claim that could not end, since the disk is read-only, stays the claim's: it is not withheld from it, and
+// not reset.
+func TestFailedEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		full := &disktest.Disk{}
@@ -419,8 +420,11 @@ func TestEnding(t *testing.T) {
 		}
 		stop := b.run()
 		time.Sleep(2 * refreshInterval)
-		if files := b.files(); len(files) > 0 {
-			t.Errorf("written down: %q", files)
+		if files := b.files(); len(files) != 1 || len(b.Written()) > 0 {
+			t.Errorf("records %q, writes %q", files, b.Written())
+		}
+		if b.ledger.View(&ledger.Present{}).Kept("d") != "" {
+			t.Error("the device is withheld")
 		}
 		stop()
 	})

@@ -150,9 +150,6 @@ func (c *Custodian) Write(e ledger.Entry) error {
 	if _, ok := e.(*ledger.Claim); !ok {
 		return nil
 	}
-	c.mu.Lock()
-	maps.DeleteFunc(c.over, func(_ string, claim types.UID) bool { return claim == e.Owner().UID })
-	c.mu.Unlock()
 	_, err := c.note(e, nil, false)
 	return err
 }
@@ -167,9 +164,11 @@ func (c *Custodian) Remove(e ledger.Entry, others []ledger.Entry) error {
 	}
 	kept, err := c.note(e, has, true)
 	if sealed, ok := e.(*ledger.Sealed); ok {
-		kept, err = c.end(sealed.UID)
+		err = c.end(sealed.UID)
 	}
-	c.handOver(kept, endWait)
+	if _, ok := e.(*ledger.Grant); ok {
+		c.handOver(kept, endWait)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.reserved, e.Owner().UID)
@@ -177,20 +176,39 @@ func (c *Custodian) Remove(e ledger.Entry, others []ledger.Entry) error {
 	return err
 }
 
-// end keeps the devices of a claim that ends and of which nothing else is understood, or known.
-func (c *Custodian) end(claim types.UID) (kept []*record, err error) {
+// Forget implements [ledger.Keeper]: it hands over the devices of a claim that has ended, and of which nothing else is
+// left. Before that the end may fail, and nothing is reset.
+func (c *Custodian) Forget(claim types.UID) error {
+	kept := c.recordsOf(claim)
+	kept = slices.DeleteFunc(kept, func(r *record) bool { return !c.hasEnded(r) })
 	c.mu.Lock()
-	for _, name := range slices.Sorted(maps.Keys(c.records)) {
-		if r := c.records[name]; claim != "" && r.Owner.UID == claim {
-			kept = append(kept, r)
-		}
+	for _, r := range kept {
+		r.over, r.after = true, time.Time{}
 	}
 	c.mu.Unlock()
+	c.handOver(kept, endWait)
+	return nil
+}
+
+// recordsOf returns the records of a claim, in order.
+func (c *Custodian) recordsOf(claim types.UID) (records []*record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(c.records)) {
+		if r := c.records[name]; claim != "" && r.Owner.UID == claim {
+			records = append(records, r)
+		}
+	}
+	return records
+}
+
+// end keeps the devices of a claim that ends and of which nothing else is understood, or known.
+func (c *Custodian) end(claim types.UID) error {
 	var errs []error
-	for _, r := range kept {
+	for _, r := range c.recordsOf(claim) {
 		errs = append(errs, c.lose(r))
 	}
-	return kept, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // Pass implements [ledger.Passer].
@@ -261,7 +279,7 @@ func (c *Custodian) note(e ledger.Entry, has func(device string) bool, ended boo
 		if r == nil {
 			continue
 		}
-		err := c.save(r, union(c.podsOf(r), c.pods(e.Owner())), ended)
+		err := c.save(r, union(c.podsOf(r), c.pods(e.Owner())), ended || r.Grant != "" && c.hasEnded(r))
 		errs = append(errs, err)
 		if ended {
 			kept = append(kept, r)
@@ -276,7 +294,7 @@ func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *recor
 	r := &record{Boot: c.config.Boot, Key: e.Key(), Owner: e.Owner(), Grant: grantOf(e), Hold: h}
 	r.name = r.nameOf()
 	c.mu.Lock()
-	before, passed := c.records[r.name], c.over[r.name] != "" || r.Grant != "" && c.passed[r.Grant] != ""
+	before, passed := c.records[r.name], r.Grant != "" && c.passed[r.Grant] != ""
 	c.mu.Unlock()
 	if before != nil || passed {
 		return before
@@ -287,6 +305,13 @@ func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *recor
 	}
 	r.Source, r.Nodes = d.Source, ledger.NodesIn(d.OwnNodes())
 	return r
+}
+
+// hasEnded reports whether the owner of a record has ended.
+func (c *Custodian) hasEnded(r *record) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return r.Ended
 }
 
 // podsOf returns the pods of a record.
@@ -315,11 +340,12 @@ func union(a, b []types.UID) []types.UID {
 	return slices.Compact(all)
 }
 
-// save writes a record with the pods, and that the owner has ended, unless it is there and says so already. Where
-// the disk fails, the device is kept nevertheless, and the next agent may not know of it. The caller files.
+// save writes a record with the pods, and whether the owner has ended, unless the file is there and says so already.
+// Where the disk fails, a device of an owner that has ended is kept nevertheless, and the next agent may not know of
+// it. The caller files.
 func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
 	c.mu.Lock()
-	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Nodes: r.Nodes, Pods: pods, Ended: r.Ended || ended}
+	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Nodes: r.Nodes, Pods: pods, Ended: ended}
 	same := c.records[r.name] == r && len(pods) == len(r.Pods) && now.Ended == r.Ended
 	c.mu.Unlock()
 	if same && !c.files().Lacks(r.name) {
@@ -336,9 +362,13 @@ func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
 	defer c.mu.Unlock()
 	c.records[r.name] = r
 	r.Pods = pods
-	if now.Ended && !r.Ended {
+	switch {
+	case ended && !r.Ended:
 		r.Ended, r.why = true, begun
 		c.config.Ledger.Keep(r.kept(begun))
+	case !ended && r.Ended: // its claim could not be ended, and is given still
+		r.Ended, r.why, r.idle, r.over, r.after = false, "", false, false, time.Time{}
+		c.config.Ledger.Release(r.name)
 	}
 	return err
 }
@@ -355,8 +385,6 @@ func (c *Custodian) forget(r *record) error {
 	delete(c.blind, r.name)
 	if r.Grant != "" {
 		c.passed[r.Grant] = r.Key
-	} else if r.Owner.UID != "" {
-		c.over[r.name] = r.Owner.UID
 	}
 	c.config.Ledger.Release(r.name)
 	return nil
@@ -385,10 +413,6 @@ func (c *Custodian) refresh(ctx context.Context) {
 	maps.DeleteFunc(c.passed, func(grant, key string) bool {
 		e, _ := c.config.Ledger.Get(key)
 		return grantOf(e) != grant
-	})
-	maps.DeleteFunc(c.over, func(_ string, claim types.UID) bool {
-		e, _ := c.config.Ledger.Get(string(claim))
-		return e == nil
 	})
 	var lost []*record
 	for _, r := range c.records {

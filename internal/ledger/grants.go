@@ -161,7 +161,7 @@ func (l *Ledger) EndGrants(grants []*Grant) error {
 	l.mu.Lock()
 	for _, g := range grants {
 		if a := l.accounts[g.Key()]; a != nil && a.entry == Entry(g) {
-			l.drop(g.Key())
+			l.put(newAccount(g, Ending)) // until its outputs are removed
 			ended = append(ended, g)
 		}
 	}
@@ -173,21 +173,42 @@ func (l *Ledger) EndGrants(grants []*Grant) error {
 	return l.endReplaced(ended)
 }
 
-// endReplaced removes the outputs of entries that are no more, less those that
-// others have too, before they are off the disk, so that none is forgotten.
+// endReplaced removes the outputs of entries that have ended, or that others replace, less those that others have too.
+// A grant leaves the ledger after its outputs, so that a device which an output withholds is never free between the
+// two, and the file of grants after that.
 func (l *Ledger) endReplaced(entries []Entry) error {
 	defer l.alone(entries...)()
 	var errs []error
-	others := l.others(nil)
+	others := l.others(l.keysOf(entries))
 	for _, e := range entries {
 		if err := l.removeOutputs(e, others); err != nil {
 			errs = append(errs, err)
 			l.mu.Lock()
-			l.left = append(l.left, e) // tried again
+			if !slices.Contains(l.left, e) {
+				l.left = append(l.left, e) // tried again
+			}
 			l.mu.Unlock()
+			continue
 		}
+		l.mu.Lock()
+		if a := l.accounts[e.Key()]; a != nil && a.entry == e {
+			l.drop(e.Key())
+		}
+		l.mu.Unlock()
 	}
 	return errors.Join(append(errs, l.saveGrants())...)
+}
+
+// keysOf returns the keys of entries that are in the ledger still.
+func (l *Ledger) keysOf(entries []Entry) (keys []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range entries {
+		if a := l.accounts[e.Key()]; a != nil && a.entry == e {
+			keys = append(keys, e.Key())
+		}
+	}
+	return keys
 }
 
 // saveGrants writes the file of grants, once it has been read.

@@ -723,3 +723,38 @@ func TestGrantsThatCannotBeSetAside(t *testing.T) {
 		t.Errorf("set aside: %q, %v", data, err)
 	}
 }
+
+// whileRemoved is an output that looks at the ledger while the files of an entry are removed.
+type whileRemoved struct {
+	HostFiles
+
+	look func()
+}
+
+func (w whileRemoved) Remove(Entry, []Entry) error { w.look(); return nil }
+
+// The grant of a pod without a grace period is in the ledger until its outputs are removed: an output that withholds
+// the device does so before the device is free.
+func TestGrantOutlastsItsOutputs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKubelet(t, Config{Termination: func(string, string) (time.Duration, bool) { return 0, true }}, "a")
+		removed, free := 0, false
+		k.AddOutput(whileRemoved{look: func() {
+			removed++
+			free = free || k.View(k.stock).Blocked(dra, "", wantAll("a")) == nil
+		}})
+		k.says(podsSay(true, nil))
+		k.mustGive("a")
+		k.says(podsSay(true, map[string][]string{"pod main": {"ours/gpu", "a"}}))
+		for range 3 {
+			time.Sleep(20 * time.Second)
+			k.says(podsSay(true, nil))
+		}
+		if removed != 1 || free {
+			t.Errorf("outputs removed %d times; device free meanwhile: %t", removed, free)
+		}
+		if blocked := k.View(k.stock).Blocked(dra, "", wantAll("a")); blocked != nil {
+			t.Errorf("afterwards: %v", blocked)
+		}
+	})
+}

@@ -332,10 +332,30 @@ func (l *Ledger) Write(key string) error {
 }
 
 // End removes the outputs of a claim, and then its file. It is no error
-// if any is missing. A claim that could not be ended keeps what it has. The caller
-// has the claim's lock. The stock, which may be nil, tells the files of devices
-// of which a sealed entry says nothing.
+// if any is missing. The caller has the claim's lock. The stock, which may be nil, has the files
+// of devices for a sealed entry that does not name them.
+//
+// A claim that could not be ended is given still, and its outputs are written again: a kubelet to 1.36 whose call
+// to unprepare it failed starts the claim's next pod without another call, since it takes the claim for prepared
+// (pkg/kubelet/cm/dra/manager.go, PrepareResources, read in 1.36.0; since 1.37.0 it rejects the pod until the claim is
+// unprepared). The kubelet calls again when that pod has ended.
 func (l *Ledger) End(uid types.UID, s Stock) error {
+	err := l.end(uid, s)
+	if err == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a := l.accounts[string(uid)]; a != nil && a.state == Ending {
+		if c, ok := a.entry.(*Claim); ok {
+			l.put(newAccount(c, l.stateOf(c)))
+			notify(l.changed)
+		}
+	}
+	return err
+}
+
+func (l *Ledger) end(uid types.UID, s Stock) error {
 	key := string(uid)
 	entries, sealed := l.ending(key, s)
 	defer l.alone(entries...)()
@@ -357,7 +377,7 @@ func (l *Ledger) End(uid types.UID, s Stock) error {
 			return fmt.Errorf("remove record %s: %w", file, err)
 		}
 	}
-	for _, o := range l.outputs {
+	for _, o := range slices.Backward(l.outputs) {
 		if k, ok := o.(Keeper); ok {
 			if err := k.Forget(uid); err != nil {
 				return err

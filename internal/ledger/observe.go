@@ -253,12 +253,12 @@ func (l *Ledger) dismiss(at time.Time, ids map[string]sighting, running map[stri
 		case at.Sub(left) < l.config.Patience:
 		case at.Before(later(until, g.Until)) || len(g.Earlier) > 0:
 			l.put(newAccount(g, Ending))
-		default:
-			if l.said.strangers[key] == nil {
-				ended, changed = append(ended, g), true
-			}
+		case l.said.strangers[key] != nil:
 			delete(l.said.strangers, key)
 			l.drop(key)
+		default:
+			l.put(newAccount(g, Ending)) // until its outputs are removed
+			ended, changed = append(ended, g), true
 		}
 	}
 	return ended, changed

@@ -145,11 +145,7 @@ func (l *Ledger) reconcile(e Entry, present map[string]bool) error {
 	if now == nil {
 		return nil
 	}
-	c, isClaim := now.entry.(*Claim)
-	switch {
-	case isClaim && now.state == Ending:
-		return l.End(c.UID, nil)
-	case isClaim && now.has() && present != nil && !present[string(c.UID)+claimExtension]:
+	if c, isClaim := now.entry.(*Claim); isClaim && now.has() && present != nil && !present[string(c.UID)+claimExtension] {
 		if err := l.restoreClaim(c); err != nil {
 			return err
 		}
