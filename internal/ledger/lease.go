@@ -128,6 +128,9 @@ func (l *Ledger) Lease(c Change, s Stock) (*Lease, *Blocked) {
 	q := question{by: discovery.ModeDRA, own: c.Consumer, had: c.Had, lease: e, want: e.Devices, stock: s, ending: true}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.closed {
+		return nil, &Blocked{Device: c.subject(), Has: c.subject(), why: "the agent, which ends"}
+	}
 	if other := l.accounts[e.Key()]; other != nil {
 		return nil, other.blocking(c.subject(), c.subject(), other.who(Owner{}))
 	}
@@ -163,6 +166,28 @@ func (l *Ledger) AwaitLease(ctx context.Context, c Change, stock func() Stock) (
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w: %w", blocked, ctx.Err())
 		case <-ended:
+		}
+	}
+}
+
+// EndLeases refuses new leases and waits for those under which the agent changes devices, until the context ends. It
+// reports whether none is left. While one is left, a write to the host may still go on.
+func (l *Ledger) EndLeases(ctx context.Context) (ended bool) {
+	for {
+		l.mu.Lock()
+		l.closed = true
+		next, some := l.leasesEnd, false
+		for _, a := range l.accounts {
+			some = some || a.changes()
+		}
+		l.mu.Unlock()
+		if !some {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-next:
 		}
 	}
 }

@@ -214,3 +214,33 @@ func TestLeaseOutlastsCalls(t *testing.T) {
 		again.Release()
 	})
 }
+
+// A ledger that ends its leases refuses new ones, and reports whether a change goes on that cannot be called back.
+func TestEndLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		s := host(gpu("gpu-0", 128), gpu("gpu-1", 129))
+		b.Keep(&Kept{Name: "kept", Hold: Hold{Device: "gpu-1", Silicon: "gpu-1"}, Why: "process 47 has it open"})
+		lease, blocked := b.Lease(all("gpu-0"), s)
+		if blocked != nil {
+			t.Fatal(blocked)
+		}
+		hangs := make(chan struct{})
+		if err := lease.Do(time.Second, "a write", func() error { <-hangs; return nil }); err == nil {
+			t.Error("the write has ended")
+		}
+		lease.Release()
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if b.EndLeases(short) {
+			t.Error("ended while a write goes on")
+		}
+		if _, blocked := b.Lease(Change{Name: "other"}, s); blocked == nil {
+			t.Error("leased afterwards")
+		}
+		time.AfterFunc(time.Minute, func() { close(hangs) })
+		if !b.EndLeases(t.Context()) {
+			t.Error("not ended after the write")
+		}
+	})
+}

@@ -100,6 +100,7 @@ type Ledger struct {
 	freed    chan struct{}        // closed when an entry is no more; nil if nobody waits for that
 
 	leasesEnd chan struct{} // closed when the next lease ends
+	closed    bool          // no lease begins any more
 }
 
 // New returns a ledger that is not open yet.

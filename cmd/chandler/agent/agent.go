@@ -54,6 +54,7 @@ type agent struct {
 	accepted  chan struct{}            // has one when the settings changed
 	righted   chan struct{}            // closed when a right configuration came since the agent started
 	locked    chan struct{}            // closed when this agent holds the lock
+	lock      func()                   // releases the lock if that waits for the end of the process; referenced so that its files stay open
 	because   atomic.Pointer[error]    // why a configuration that came since is wrong
 	wrong     chan error               // has one that was not told yet: why the configuration is wrong, or nil
 	events    chan struct{}            // has one when something about the host's devices changed
@@ -229,11 +230,7 @@ func (a *agent) run(parent context.Context) error {
 		group.Go(func() error { a.ServePage(ctx, a.inventory); return nil })
 	}
 	err := group.Wait()
-	select {
-	case unlock := <-release: // the next instance may begin, now that nothing of this one writes
-		unlock()
-	default:
-	}
+	a.unlock(ctx, release)
 	if errors.Is(err, errLeave) && parent.Err() == nil {
 		a.Kubelet.DevicePlugins.Linger(ctx) // not at all, since no other agent follows
 		return a.leave(parent)
@@ -246,6 +243,23 @@ func (a *agent) run(parent context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// unlock lets the next instance begin once nothing of this one writes. A write that the kernel keeps cannot be called
+// back, so the lock then stays until the process has ended, which waits for the kernel too.
+func (a *agent) unlock(ctx context.Context, held <-chan func()) {
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), lingerLimit)
+	defer cancel()
+	select {
+	case unlock := <-held:
+		if a.ledger.EndLeases(limited) {
+			unlock()
+			return
+		}
+		a.lock = unlock
+		klog.FromContext(ctx).Info("The kernel has not answered a write to a device; the node's lock stays until this process has ended")
+	default:
+	}
 }
 
 // open opens the ledger, and tries again while its directory cannot be read or

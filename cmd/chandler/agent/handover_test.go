@@ -375,3 +375,36 @@ func TestAgentRemovesTemporaryFiles(t *testing.T) {
 		stop()
 	})
 }
+
+// An agent that ends while the kernel keeps a reset does not release the node's lock: the next agent would give the disk
+// to a pod, and the reset would hit that pod. After the lock was released nothing is written.
+func TestAgentKeepsItsLockWhileAResetHangs(t *testing.T) {
+	for _, hanging := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHanding(t, true)
+			hangs := make(chan struct{})
+			if hanging {
+				h.Hangs["reset"] = hangs
+			}
+			lock := make(turns, 1)
+			config := h.config(&rules.Rules{Mode: discovery.ModeDRA})
+			config.Lock = lock
+			stop := h.run(config)
+			h.offers(diskName, "")
+			before := h.claimOf("old")
+			h.gives(before, diskNode)
+			h.unprepare(before)
+			time.Sleep(time.Second)
+			stop()
+			if held := len(lock) == 1; held != hanging {
+				t.Errorf("reset hangs: %t; lock held: %t", hanging, held)
+			}
+			written := len(h.resets())
+			close(hangs)
+			time.Sleep(time.Minute)
+			if got := h.resets(); !hanging && len(got) != written {
+				t.Errorf("written after the lock was released: %q", got[written:])
+			}
+		})
+	}
+}

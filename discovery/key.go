@@ -1,0 +1,48 @@
+package discovery
+
+import (
+	"io/fs"
+	"syscall"
+
+	"chandler.dev/discovery/sysfs"
+)
+
+// DeviceKey identifies a physical device within one boot. The kernel may give its names and numbers to another device,
+// for example when a driver is loaded again or a card is replaced. Fields that are zero are not known.
+type DeviceKey struct {
+	Function string `json:"function,omitempty"` // address of the PCI function that the device is, or is on
+	ID       string `json:"id,omitempty"`       // vendor, device, subsystem vendor and subsystem device, in hexadecimal
+	Identity string `json:"identity,omitempty"` // UUID or serial number
+
+	// Inode is that of the function's directory in sysfs. The kernel makes a new directory when it registers the
+	// function again (pci_device_add in drivers/pci/probe.c and kernfs_create_dir_ns in fs/kernfs/dir.c, Linux 6.12).
+	Inode uint64 `json:"inode,omitempty"`
+}
+
+// KeyOf returns the key of a device, as far as the host has it at present.
+func KeyOf(host *Host, d *Device) DeviceKey {
+	key := DeviceKey{Identity: d.Identity}
+	function, ok := sysfs.At(host.FS, d.Source).PCIFunction()
+	if !ok {
+		return key
+	}
+	key.Function = function.Name()
+	for _, attribute := range []string{"vendor", "device", "subsystem_vendor", "subsystem_device"} {
+		if text, err := function.Text(attribute); err == nil {
+			key.ID += text + " "
+		}
+	}
+	if info, err := fs.Stat(host.FS, function.Path); err == nil {
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+			key.Inode = stat.Ino
+		}
+	}
+	return key
+}
+
+// Same reports whether two keys may be of one device: what both know of it agrees.
+func (k DeviceKey) Same(other DeviceKey) bool {
+	agree := func(a, b string) bool { return a == "" || b == "" || a == b }
+	return agree(k.Function, other.Function) && agree(k.ID, other.ID) && agree(k.Identity, other.Identity) &&
+		(k.Inode == 0 || other.Inode == 0 || k.Inode == other.Inode)
+}
