@@ -123,6 +123,9 @@ type record struct {
 	Grant  string        `json:"grant,omitempty"` // as of grantOf
 	Hold   ledger.Hold   `json:"hold"`
 	Source string        `json:"source"` // the device's directory, as of fs.FS
+
+	// Device is the physical device. If another one has its name by now, that one is never reset.
+	Device discovery.DeviceKey `json:"device,omitzero"`
 	Nodes  []ledger.Node `json:"nodes,omitempty"`
 	Pods   []types.UID   `json:"pods,omitempty"`
 	Ended  bool          `json:"ended,omitempty"`
@@ -294,8 +297,10 @@ func (c *Custodian) rule(r *record) (d discovery.Device, rule *Rule, why string)
 	switch {
 	case c.config.Snapshot() == nil:
 		return d, nil, begun
-	case known:
+	case known && r.Device.Same(discovery.KeyOf(c.config.Host, &d)):
 		return d, rule, ""
+	case known && rule != nil: // the device has another name by now; its nodes are looked for, and nothing is reset
+		return discovery.Device{Name: r.Hold.Device, Source: r.Source}, &Rule{}, ""
 	case r.Source != "" && !c.config.Host.Exists("/"+r.Source):
 		return d, nil, "" // it was taken out
 	case r.Source != "" && (c.isOther(r.Source) || c.isDivided(r.Source)):

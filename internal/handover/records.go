@@ -303,7 +303,7 @@ func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *recor
 	if rule == nil {
 		return nil
 	}
-	r.Source, r.Nodes = d.Source, ledger.NodesIn(d.OwnNodes())
+	r.Source, r.Device, r.Nodes = d.Source, discovery.KeyOf(c.config.Host, &d), ledger.NodesIn(d.OwnNodes())
 	return r
 }
 
@@ -345,7 +345,7 @@ func union(a, b []types.UID) []types.UID {
 // it. The caller files.
 func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
 	c.mu.Lock()
-	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Nodes: r.Nodes, Pods: pods, Ended: ended}
+	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Device: r.Device, Nodes: r.Nodes, Pods: pods, Ended: ended}
 	same := c.records[r.name] == r && len(pods) == len(r.Pods) && now.Ended == r.Ended
 	c.mu.Unlock()
 	if same && !c.files().Lacks(r.name) {
