@@ -36,7 +36,7 @@ var deliberates = []deliberate{
 	{"a failed write is taken for done", "internal/disk/disk.go", "		return Old, err\n	}\n	return Unknown", "		return New, err\n	}\n	return Unknown"},
 	{"claims are not ended", "driver/prepare.go", "	if err := traces.Do(ctx, \"remove CDI spec, files and record\", func() error { return d.ledger.End(uid, d.view.Load()) }); err != nil {\n		return err\n	}\n	if d.offeredFor", "	if d.offeredFor"},
 	{"a claim is answered before it is given", "driver/prepare.go", "	if err := d.take(ctx, plan); err != nil {\n		return nil, err\n	}\n	return answer(plan.wanted", "	return answer(plan.wanted"},
-	{"an earlier allocation stays", "driver/prepare.go", "!plan.earlier.SameAllocation(plan.wanted)) {", "!plan.earlier.SameAllocation(plan.wanted)) && false {"},
+	{"an earlier allocation stays", "driver/prepare.go", "!plan.earlier.SameAllocation(plan.wanted) {", "!plan.earlier.SameAllocation(plan.wanted) && false {"},
 	{"abandoned claims are not swept", "driver/sweep.go", "		suspects = d.sweep(ctx, suspects)\n", "		_ = d.sweep\n"},
 	{"two agents are active at once", "cmd/chandler/agent/agent.go", "		unlock, err := a.Lock.Acquire(ctx)\n", "		unlock, err := func() {}, error(nil)\n"},
 	{"an agent with a wrong configuration registers beside another", "cmd/chandler/agent/agent.go", "	a.awaitTurn(ctx)\n", "	_ = a.awaitTurn\n"},
