@@ -55,10 +55,10 @@ type Config struct {
 	// PodOf returns the pod of a classic owner, "" if it is not known. It does not block.
 	PodOf func(ledger.Owner) types.UID
 
-	// Users returns how many pods have a claim, by what the kubelet says, and Reserved asks the API
-	// server which. Optional.
-	Users    func(ledger.Owner) int
-	Reserved func(context.Context, ledger.Owner) []types.UID
+	// Users returns the names of the pods that have a claim, by what the kubelet lists, and PodsOf asks the API server
+	// for the pods of the node. Optional.
+	Users  func(ledger.Owner) []string
+	PodsOf func(context.Context) (map[types.NamespacedName]Pod, error)
 
 	// Changed is called when a device may be offered that was not, or is not to be offered any
 	// more. It must not block.
@@ -76,8 +76,8 @@ const (
 	idleInterval    = 30 * time.Second
 )
 
-// askInterval is how long until the API server is asked again for which pods a claim is, if more have
-// it by the kubelet's word than it named.
+// askInterval is how long until the API server is asked again for the pods of the node, if it did not have one that the
+// kubelet lists with a claim.
 const askInterval = time.Minute
 
 // How long the end of an owner waits for the hand-over, which takes no time if all processes
@@ -106,29 +106,28 @@ type Custodian struct {
 	choosing sync.Mutex
 	choices  choices
 
-	mu       sync.Mutex
-	records  map[string]*record        // by name
-	reserved map[types.UID][]types.UID // the pods of claims, as they were when these were prepared
-	asked    map[types.UID]time.Time   // when the API server did not name all pods of a claim
-	passed   map[string]string         // grants that are handed over and still in the ledger: their keys, by grantOf
-	blind    map[string]bool           // records of which it was said that nothing can be seen
+	mu      sync.Mutex
+	records map[string]*record        // by name
+	claims  map[types.UID]*claimUsers // the pods of claims that go on
+	passed  map[string]string         // grants that are handed over and still in the ledger: their keys, by grantOf
+	blind   map[string]bool           // records of which it was said that nothing can be seen
 }
 
 // record is who had, or has, a device. It is on disk before somebody has the device, as far as is
 // known, and until the next one may have it.
 type record struct {
-	Boot   string        `json:"boot"`
-	Key    string        `json:"key"` // of the owner's entry
-	Owner  ledger.Owner  `json:"owner"`
-	Grant  string        `json:"grant,omitempty"` // as of grantOf
-	Hold   ledger.Hold   `json:"hold"`
-	Source string        `json:"source"` // the device's directory, as of fs.FS
+	Boot   string       `json:"boot"`
+	Key    string       `json:"key"` // of the owner's entry
+	Owner  ledger.Owner `json:"owner"`
+	Grant  string       `json:"grant,omitempty"` // as of grantOf
+	Hold   ledger.Hold  `json:"hold"`
+	Source string       `json:"source"` // the device's directory, as of fs.FS
 
 	// Device is the physical device. If another one has its name by now, that one is never reset.
 	Device discovery.DeviceKey `json:"device,omitzero"`
-	Nodes  []ledger.Node `json:"nodes,omitempty"`
-	Pods   []types.UID   `json:"pods,omitempty"`
-	Ended  bool          `json:"ended,omitempty"`
+	Nodes  []ledger.Node       `json:"nodes,omitempty"`
+	users
+	Ended bool `json:"ended,omitempty"`
 
 	name  string
 	why   string        // why the device is kept, since the last look
@@ -136,6 +135,8 @@ type record struct {
 	after time.Time     // when to look again
 	idle  bool          // no process has it open any more
 	over  bool          // nothing of its claim is left, or is about to be
+	ended time.Time     // when its owner had ended, or when this agent found that
+	takes bool          // the kubelet has allocated its ID to another container, which waits
 	done  chan struct{} // closed when the look that goes on has ended, nil if none does
 }
 
@@ -146,7 +147,7 @@ func New(config Config) *Custodian {
 	}
 	return &Custodian{
 		config: config, wake: make(chan struct{}, 1), filing: make(chan struct{}, 1),
-		records: make(map[string]*record), reserved: make(map[types.UID][]types.UID), asked: make(map[types.UID]time.Time),
+		records: make(map[string]*record), claims: make(map[types.UID]*claimUsers),
 		blind: make(map[string]bool), passed: make(map[string]string),
 	}
 }
@@ -207,7 +208,7 @@ func (c *Custodian) try(ctx context.Context, r *record) <-chan struct{} {
 	case r.done != nil:
 	case c.records[r.name] == r && !time.Now().Before(r.after):
 		r.done = make(chan struct{})
-		go c.work(context.WithoutCancel(ctx), r, r.Pods, r.done)
+		go c.work(context.WithoutCancel(ctx), r, r.users, r.done)
 	default:
 		ended := make(chan struct{})
 		close(ended)
@@ -217,8 +218,8 @@ func (c *Custodian) try(ctx context.Context, r *record) <-chan struct{} {
 }
 
 // work hands a device over, or says why that cannot be yet.
-func (c *Custodian) work(ctx context.Context, r *record, pods []types.UID, done chan struct{}) {
-	why, again := c.settle(ctx, r, pods)
+func (c *Custodian) work(ctx context.Context, r *record, of users, done chan struct{}) {
+	why, again := c.settle(ctx, r, of)
 	if why == "" && !c.closed.Load() && c.hasEnded(r) {
 		if err := c.forget(r); err != nil {
 			why, again = err.Error(), resetInterval
@@ -232,7 +233,7 @@ func (c *Custodian) work(ctx context.Context, r *record, pods []types.UID, done 
 }
 
 // settle returns why a device cannot be handed over yet, "" if it can, and when to look again.
-func (c *Custodian) settle(ctx context.Context, r *record, pods []types.UID) (why string, again time.Duration) {
+func (c *Custodian) settle(ctx context.Context, r *record, of users) (why string, again time.Duration) {
 	d, rule, why := c.rule(r)
 	switch {
 	case why != "":
@@ -242,7 +243,7 @@ func (c *Custodian) settle(ctx context.Context, r *record, pods []types.UID) (wh
 	case c.isGiven(r):
 		return begun, openInterval
 	}
-	uses, wanted := c.look(ctx, r, r.had(d), pods)
+	uses, wanted := c.look(ctx, r, r.had(d), of)
 	if !wanted {
 		return "", 0
 	}
@@ -250,7 +251,18 @@ func (c *Custodian) settle(ctx context.Context, r *record, pods []types.UID) (wh
 	if why != "" {
 		return why, openInterval
 	}
-	c.sayBlind(ctx, r, unseen)
+	if of.unknown() && unseen == nil {
+		unseen = errUnknownPod
+	}
+	if unseen != nil {
+		c.sayBlind(ctx, r, unseen)
+		if left := c.terminates(r, of); left > 0 {
+			return fmt.Sprintf("whether a process has it open is not known (%v), and containers may go on for a while", unseen), min(left, openInterval)
+		}
+		if of.unknown() {
+			return "", 0 // without a reset, which would hit a process that goes on
+		}
+	}
 	if !rule.Reset || r.Hold.Amount != nil || isPart(d) {
 		return "", 0
 	}
@@ -369,16 +381,29 @@ func ruleOf(rules []Rule, d discovery.Device) *Rule {
 	return nil
 }
 
+var errUnknownPod = errors.New("which pods had it is not known")
+
+// terminates returns for how long containers of an owner that has ended may go on. A container whose ID the kubelet
+// has allocated once more has ended by the kubelet's own account, and the next one would be rejected for good.
+func (c *Custodian) terminates(r *record, of users) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.takes {
+		return 0
+	}
+	return of.terminates() - time.Since(r.ended)
+}
+
 // look returns which processes of some pods have a device open. It waits for as long as that takes: a look
 // hangs at a process of the pod that hangs in the kernel itself, and that is the one that may have the device.
 // So a look that has not ended is no look that could not see. It reports false if the administrator wants
 // nothing done any more.
-func (c *Custodian) look(ctx context.Context, r *record, d discovery.Device, pods []types.UID) (uses inuse.Uses, wanted bool) {
-	if len(pods) == 0 {
-		return inuse.Uses{{Object: "the device", Unseen: errors.New("which pod had it is not known")}}, true
+func (c *Custodian) look(ctx context.Context, r *record, d discovery.Device, of users) (uses inuse.Uses, wanted bool) {
+	if len(of.Pods) == 0 {
+		return inuse.Uses{{Object: "the device", Unseen: errUnknownPod}}, true
 	}
 	looked := make(chan inuse.Uses, 1)
-	go func() { looked <- inuse.ByPods(c.config.Host, d, pods) }()
+	go func() { looked <- inuse.ByPods(c.config.Host, d, of.Pods) }()
 	overdue := time.NewTicker(c.config.Limit)
 	defer overdue.Stop()
 	for {

@@ -37,9 +37,9 @@ type bench struct {
 	dir  string
 	disk *disktest.Disk
 
-	ledgerDisk disk.FS                           // the operating system's if nil
-	users      int                               // pods that have the claim
-	reserved   func(context.Context) []types.UID // is asked which
+	ledgerDisk disk.FS                                                     // the operating system's if nil
+	listed     []string                                                    // pods that the kubelet lists with the claim
+	podsOf     func(context.Context) (map[types.NamespacedName]Pod, error) // asks the API server
 
 	fsys   fs.FS
 	rule   Rule
@@ -78,8 +78,8 @@ func (b *bench) open() (problems []error) {
 			return &discovery.Snapshot{Devices: devices}
 		},
 		PodOf: func(ledger.Owner) types.UID { return "" }, Changed: func() {},
-		Users:    func(ledger.Owner) int { return b.users },
-		Reserved: func(ctx context.Context, _ ledger.Owner) []types.UID { return b.reserved(ctx) },
+		Users:  func(ledger.Owner) []string { return b.listed },
+		PodsOf: func(ctx context.Context) (map[types.NamespacedName]Pod, error) { return b.podsOf(ctx) },
 	})
 	b.ledger.AddOutput(b.Custodian)
 	problems = b.Load()
@@ -240,19 +240,8 @@ func TestLookThatHangs(t *testing.T) {
 	}
 }
 
-// A pod that is not known keeps nothing; a disk that fails keeps the device, and what cannot be read later
-// does not.
+// A disk that fails keeps the device, and a record that cannot be read later does not.
 func TestWhatCannotBeTold(t *testing.T) {
-	t.Run("no pod", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := newBench(t)
-			b.open()
-			b.trains()
-			b.gives()
-			b.ends()
-			b.keeps("")
-		})
-	})
 	t.Run("a disk fails", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)
@@ -430,20 +419,21 @@ func TestFailedEnd(t *testing.T) {
 	})
 }
 
-// Which pods share a claim is asked seldom if the API server does not know, and nothing waits for it.
-func TestAsks(t *testing.T) {
+// The API server is asked seldom for a pod that it does not have, and nothing waits for it. A pod that joins a claim, or takes
+// another's place, is asked for by its name.
+func TestPodsThatJoin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.users = 2
+		b.listed = []string{"second"}
 		var asked atomic.Int32
-		answer := make(chan []types.UID)
-		b.reserved = func(ctx context.Context) []types.UID {
+		answer := make(chan map[types.NamespacedName]Pod)
+		b.podsOf = func(ctx context.Context) (map[types.NamespacedName]Pod, error) {
 			asked.Add(1)
 			select {
 			case <-ctx.Done():
-				return nil
+				return nil, ctx.Err()
 			case pods := <-answer:
-				return pods
+				return pods, nil
 			}
 		}
 		b.open()
@@ -459,7 +449,7 @@ func TestAsks(t *testing.T) {
 			t.Errorf("asked %d times", got)
 		}
 		time.Sleep(askInterval)
-		answer <- []types.UID{"pod"}
+		answer <- map[types.NamespacedName]Pod{{Namespace: "default", Name: "second"}: {UID: "pod"}}
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if got := asked.Load(); got != 2 {
@@ -469,6 +459,46 @@ func TestAsks(t *testing.T) {
 		b.keeps("process 47 (train) has it open")
 		stop()
 	})
+}
+
+// The device of pods that are not known is withheld for as long as their containers may go on, and is not reset.
+func TestUnknownPods(t *testing.T) {
+	for name, test := range map[string]struct {
+		pods   []types.UID
+		listed []string
+		pod    Pod
+		wait   time.Duration
+		resets int
+	}{
+		"no pod":                       {nil, nil, Pod{}, 40 * time.Second, 0},
+		"one of two":                   {[]types.UID{"other"}, []string{"second"}, Pod{}, 40 * time.Second, 0},
+		"a pod of a PodGroup is found": {nil, []string{"second"}, Pod{UID: "second", Grace: time.Hour}, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.listed = test.listed
+				b.podsOf = func(context.Context) (map[types.NamespacedName]Pod, error) {
+					return map[types.NamespacedName]Pod{{Namespace: "default", Name: "second"}: test.pod}, nil
+				}
+				b.open()
+				b.gives(test.pods...)
+				stop := b.run()
+				time.Sleep(time.Minute)
+				b.ends()
+				if test.wait > 0 {
+					time.Sleep(test.wait - 2*time.Second)
+					b.keeps("whether a process has it open is not known (which pods had it is not known)")
+				}
+				time.Sleep(4 * time.Second)
+				b.keeps("")
+				stop()
+				if got := len(b.Written()); got != test.resets {
+					t.Errorf("writes %q", b.Written())
+				}
+			})
+		})
+	}
 }
 
 // A disk that is full for long is said once.

@@ -67,7 +67,7 @@ func (c *Custodian) load(r *record) {
 	}
 	c.records[r.name] = r
 	if r.Ended {
-		r.why = begun
+		r.why, r.ended = begun, time.Now()
 		c.config.Ledger.Keep(r.kept(begun))
 	}
 }
@@ -136,12 +136,13 @@ func (r *record) had(d discovery.Device) discovery.Device {
 
 // Reserve says for which pods a claim is that is about to be prepared.
 func (c *Custodian) Reserve(claim types.UID, pods []types.UID) {
-	if len(c.config.Rules()) == 0 || len(pods) == 0 {
+	if len(c.config.Rules()) == 0 {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reserved[claim] = pods
+	of := c.usersOf(claim)
+	of.reserved = union(of.reserved, pods)
 }
 
 // Write implements [ledger.Output]: it writes down who has which device. Of grants it is not known
@@ -171,8 +172,7 @@ func (c *Custodian) Remove(e ledger.Entry, others []ledger.Entry) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.reserved, e.Owner().UID)
-	delete(c.asked, e.Owner().UID)
+	delete(c.claims, e.Owner().UID)
 	return err
 }
 
@@ -217,6 +217,11 @@ func (c *Custodian) Pass(earlier []*ledger.Grant) error {
 	var errs []error
 	for _, g := range earlier {
 		more, err := c.note(g, nil, true)
+		c.mu.Lock()
+		for _, r := range more {
+			r.takes = true
+		}
+		c.mu.Unlock()
 		kept, errs = append(kept, more...), append(errs, err)
 	}
 	c.handOver(kept, passWait)
@@ -279,7 +284,7 @@ func (c *Custodian) note(e ledger.Entry, has func(device string) bool, ended boo
 		if r == nil {
 			continue
 		}
-		err := c.save(r, union(c.podsOf(r), c.pods(e.Owner())), ended || r.Grant != "" && c.hasEnded(r))
+		err := c.save(r, c.usersBy(r), ended || r.Grant != "" && c.hasEnded(r))
 		errs = append(errs, err)
 		if ended {
 			kept = append(kept, r)
@@ -314,24 +319,18 @@ func (c *Custodian) hasEnded(r *record) bool {
 	return r.Ended
 }
 
-// podsOf returns the pods of a record.
-func (c *Custodian) podsOf(r *record) []types.UID {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return r.Pods
-}
-
-// pods returns the pods of an owner that are known.
-func (c *Custodian) pods(o ledger.Owner) (pods []types.UID) {
-	if o.API == discovery.ModeDevicePlugin {
-		if pod := c.config.PodOf(o); pod != "" {
-			return []types.UID{pod}
-		}
-		return nil
+// usersBy returns the pods of a record, with those that are known by now.
+func (c *Custodian) usersBy(r *record) users {
+	pod := types.UID("")
+	if r.Owner.API == discovery.ModeDevicePlugin {
+		pod = c.config.PodOf(r.Owner)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.reserved[o.UID]
+	if pod != "" {
+		return r.with(&claimUsers{reserved: []types.UID{pod}})
+	}
+	return r.with(c.claims[r.Owner.UID])
 }
 
 func union(a, b []types.UID) []types.UID {
@@ -343,10 +342,10 @@ func union(a, b []types.UID) []types.UID {
 // save writes a record with the pods, and whether the owner has ended, unless the file is there and says so already.
 // Where the disk fails, a device of an owner that has ended is kept nevertheless, and the next agent may not know of
 // it. The caller files.
-func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
+func (c *Custodian) save(r *record, of users, ended bool) error {
 	c.mu.Lock()
-	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Device: r.Device, Nodes: r.Nodes, Pods: pods, Ended: ended}
-	same := c.records[r.name] == r && len(pods) == len(r.Pods) && now.Ended == r.Ended
+	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Device: r.Device, Nodes: r.Nodes, users: of, Ended: ended}
+	same := c.records[r.name] == r && of.same(r.users) && now.Ended == r.Ended
 	c.mu.Unlock()
 	if same && !c.files().Lacks(r.name) {
 		return nil
@@ -361,10 +360,10 @@ func (c *Custodian) save(r *record, pods []types.UID, ended bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.records[r.name] = r
-	r.Pods = pods
+	r.users = of
 	switch {
 	case ended && !r.Ended:
-		r.Ended, r.why = true, begun
+		r.Ended, r.why, r.ended = true, begun, time.Now()
 		c.config.Ledger.Keep(r.kept(begun))
 	case !ended && r.Ended: // its claim could not be ended, and is given still
 		r.Ended, r.why, r.idle, r.over, r.after = false, "", false, false, time.Time{}
@@ -442,7 +441,7 @@ func (c *Custodian) complain(ctx context.Context, err error) {
 // lose keeps a device whose owner has ended, as far as is known.
 func (c *Custodian) lose(r *record) error {
 	defer c.takeTurn()()
-	return c.save(r, c.podsOf(r), true)
+	return c.save(r, c.usersBy(r), true)
 }
 
 // restore writes the record of a device that is being handed over again if somebody has removed it: an agent
@@ -455,7 +454,7 @@ func (c *Custodian) restore(r *record) error {
 	if !there {
 		return nil // it is handed over
 	}
-	return c.save(r, c.podsOf(r), true)
+	return c.save(r, c.usersBy(r), true)
 }
 
 // grantOf tells a grant from all others, and those of the same ID before; "" of another entry. A grant

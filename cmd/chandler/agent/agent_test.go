@@ -53,6 +53,7 @@ type node struct {
 	servers   map[string]pluginapi.DevicePluginServer
 	healthy   map[string][]string // IDs by resource
 	allocated map[string]string   // likewise, one ID each
+	claimed   map[string]string   // claims of pods, by the names of the pods
 }
 
 func newNode(t *testing.T) *node {
@@ -140,6 +141,11 @@ func (n *node) pods(context.Context) (*kubeletapi.Listing, error) {
 	pods := []*podresourcesapi.PodResources{{Namespace: "chandler", Name: "agent"}}
 	if len(n.allocated) > 0 {
 		pods = append(pods, &podresourcesapi.PodResources{Namespace: "default", Name: "classic", Containers: []*podresourcesapi.ContainerResources{container}})
+	}
+	for pod, claim := range n.claimed {
+		pods = append(pods, &podresourcesapi.PodResources{Namespace: "default", Name: pod, Containers: []*podresourcesapi.ContainerResources{{
+			Name: "main", DynamicResources: []*podresourcesapi.DynamicResource{{ClaimNamespace: "default", ClaimName: claim}},
+		}}})
 	}
 	return &kubeletapi.Listing{Pods: pods}, nil
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"path/filepath"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -28,13 +29,26 @@ func (a *agent) newKeeper() *handover.Custodian {
 		Snapshot: a.settled.Load,
 		PodOf:    func(o ledger.Owner) types.UID { return a.cluster.UID(o.Namespace, o.Name) },
 		Users:    a.cluster.Users,
-		Reserved: a.cluster.Reserved,
+		PodsOf:   a.podsOfNode,
 		Changed: func() {
 			notify(a.events)
 			notify(a.rebound)
 			notify(a.idle)
 		},
 	})
+}
+
+// podsOfNode asks the API server for the pods of the node.
+func (a *agent) podsOfNode(ctx context.Context) (map[types.NamespacedName]handover.Pod, error) {
+	pods, err := a.cluster.ByName(ctx)
+	known := make(map[types.NamespacedName]handover.Pod, len(pods))
+	for name, pod := range pods {
+		known[name] = handover.Pod{UID: pod.UID, Grace: ledger.Termination}
+		if seconds := pod.Spec.TerminationGracePeriodSeconds; seconds != nil {
+			known[name] = handover.Pod{UID: pod.UID, Grace: time.Duration(*seconds) * time.Second}
+		}
+	}
+	return known, err
 }
 
 // openKeeper takes over what an earlier agent has kept, before anybody can have it.

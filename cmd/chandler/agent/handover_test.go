@@ -20,6 +20,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
 	"chandler.dev/internal/handover"
+	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
@@ -328,7 +329,34 @@ func TestAgentHandsIDsOver(t *testing.T) {
 	})
 }
 
-// Without privilege nothing can be reset, and what processes have open is unknown.
+// A claim that is reserved for a PodGroup does not name its pods. The kubelet does, and the disk is withheld until their
+// processes have closed it.
+func TestAgentFindsPodsOfPodGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHanding(t, true)
+		stop := h.start()
+		before, next := h.claim("old", ""), h.claimOf("next")
+		before.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: "group"}}
+		h.gives(before, diskNode)
+		h.pod("train", "trainuid")
+		h.runs("47", "train", "trainuid", diskNode)
+		h.mu.Lock()
+		h.claimed = map[string]string{"train": "old"}
+		h.mu.Unlock()
+		time.Sleep(time.Minute)
+		h.unprepare(before)
+		h.refuses(next, "process 47 (train) has it open")
+		h.Ends("47")
+		h.gives(next, diskNode)
+		if got := h.resets(); !slices.Equal(got, []string{"reset 1"}) {
+			t.Errorf("writes %q", got)
+		}
+		stop()
+	})
+}
+
+// Without privilege nothing can be reset, and what processes have open is unknown: the next claim waits for as long as
+// the containers of the pod before may go on.
 func TestAgentThatCannotLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanding(t, false)
@@ -340,6 +368,8 @@ func TestAgentThatCannotLook(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.unprepare(before)
+		h.refuses(next, "whether a process has it open is not known")
+		time.Sleep(ledger.Termination)
 		h.gives(next, diskNode)
 		stop()
 
@@ -349,6 +379,7 @@ func TestAgentThatCannotLook(t *testing.T) {
 		stop = h.run(config)
 		h.offers(diskName, "")
 		h.unprepare(next)
+		time.Sleep(ledger.Termination)
 		h.refuses(before, "it cannot be reset: the agent may not change the host")
 		stop()
 	})

@@ -121,11 +121,12 @@ func inPod(pods []corev1.Pod, claim ledger.Owner, successor *resourceapi.Resourc
 	})
 }
 
-// Users returns how many pods have a claim, by what the kubelet last answered.
-func (n *Node) Users(claim ledger.Owner) (users int) {
+// Users returns the names of the pods that have a claim, by what the kubelet last answered. It names the pods of a claim
+// that is reserved for a PodGroup too, which the claim's status does not.
+func (n *Node) Users(claim ledger.Owner) (pods []string) {
 	said := n.Said()
 	if said == nil {
-		return 0
+		return nil
 	}
 	for _, pod := range said.Pods {
 		if pod.Namespace == claim.Namespace && slices.ContainsFunc(pod.Containers, func(c *podresourcesapi.ContainerResources) bool {
@@ -133,21 +134,20 @@ func (n *Node) Users(claim ledger.Owner) (users int) {
 				return r.ClaimName == claim.Name && r.ClaimNamespace == claim.Namespace
 			})
 		}) {
-			users++
+			pods = append(pods, pod.Name)
 		}
 	}
-	return users
+	return pods
 }
 
-// Reserved asks the API server which pods a claim is for. There are none if that cannot be told.
-func (n *Node) Reserved(ctx context.Context, claim ledger.Owner) []types.UID {
-	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
-	defer cancel()
-	now, err := n.claims.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
-	if err != nil || now.UID != claim.UID {
-		return nil
+// ByName returns the pods of the node that the API server has, by name.
+func (n *Node) ByName(ctx context.Context) (map[types.NamespacedName]*corev1.Pod, error) {
+	pods, err := n.pods(ctx)
+	byName := make(map[types.NamespacedName]*corev1.Pod, len(pods))
+	for i := range pods {
+		byName[nameOf(&pods[i])] = &pods[i]
 	}
-	return PodsOf(now)
+	return byName, err
 }
 
 // PodsOf returns the pods for which a claim is reserved.
