@@ -44,10 +44,12 @@ type bench struct {
 	fsys   fs.FS
 	rule   Rule
 	lifted atomic.Bool // there is no rule any more
-	device discovery.Device
-	others []discovery.Device
-	ledger *ledger.Ledger
-	claim  *ledger.Claim
+
+	swapped atomic.Bool // the kernel has given the names of two devices to each other's functions
+	device  discovery.Device
+	others  []discovery.Device
+	ledger  *ledger.Ledger
+	claim   *ledger.Claim
 }
 
 func newBench(t *testing.T) *bench {
@@ -74,6 +76,9 @@ func (b *bench) open() (problems []error) {
 		},
 		Snapshot: func() *discovery.Snapshot {
 			devices := append(slices.Clone(b.others), b.device)
+			if b.swapped.Load() {
+				devices[0].Source, devices[1].Source = devices[1].Source, devices[0].Source
+			}
 			slices.SortFunc(devices, func(a, b discovery.Device) int { return strings.Compare(a.Name, b.Name) })
 			return &discovery.Snapshot{Devices: devices}
 		},

@@ -31,7 +31,7 @@ func TestRenumberedDeviceIsNotReset(t *testing.T) {
 		b.ends()
 		time.Sleep(2 * time.Second)
 		b.keeps("process 47 (train) has it open")
-		b.device.Source, b.others[0].Source = rebindtest.Source(second), rebindtest.Source(address)
+		b.swapped.Store(true)
 		time.Sleep(2 * time.Second)
 		b.Ends("47")
 		time.Sleep(2 * time.Second)

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,6 +26,8 @@ type opened struct {
 
 	vfio string // a process that has a function open by vfio, and nothing says which function
 	err  error  // why there may be more
+
+	sharesFiles func(thread, other string) bool // reports that two threads have one table of files; false where that is not known
 }
 
 // initialPIDs is the namespace of all processes (PROC_PID_INIT_INO in
@@ -33,7 +36,7 @@ const initialPIDs = "pid:[4026531836]"
 
 // openNodes returns what is open. Processes that except names do not count.
 func openNodes(host *discovery.Host, except func(process int) bool) *opened {
-	o := &opened{by: make(map[string]string)}
+	o := newOpened(host.FS)
 	entries, err := fs.ReadDir(host.FS, "proc")
 	if err != nil {
 		o.err = fmt.Errorf("list processes: %w", err)
@@ -67,47 +70,75 @@ func openNodes(host *discovery.Host, except func(process int) bool) *opened {
 	return o
 }
 
-// read adds what a process has open, unless it does not count, and reports whether
-// there is such a process.
+func newOpened(host fs.FS) *opened {
+	return &opened{by: make(map[string]string), sharesFiles: sharesFiles(host)}
+}
+
+// read adds what a process has open, unless it does not count, and reports whether there is such a process. Threads may
+// have a table of files of their own (CLONE_FILES in clone(2)); most have that of the process, which is read once.
 func (o *opened) read(host *discovery.Host, process string, except bool) (found bool, err error) {
 	who := "process " + process
 	if name, _ := host.ReadText("/proc/" + process + "/comm"); name != "" { // for people
 		who += " (" + name + ")"
 	}
-	for _, dir := range openDirs(host.FS, process) {
-		files, err := fs.ReadDir(host.FS, dir)
-		if err != nil && ended(host.FS, dir, err) {
+	var tables []string // threads whose files were read
+	for _, thread := range threadsOf(host.FS, process) {
+		if slices.ContainsFunc(tables, func(other string) bool { return o.sharesFiles(thread, other) }) {
 			continue
 		}
-		if except {
-			return true, nil
+		dir := path.Join("proc", process, "task", thread, "fd")
+		if thread == process {
+			dir = path.Join("proc", process, "fd")
 		}
-		if err != nil {
-			return true, fmt.Errorf("list open files of process %s: %w", process, err)
+		isThere, err := o.readDir(host.FS, dir, process, who, except)
+		if isThere {
+			tables = append(tables, thread)
 		}
-		found = true
-		for _, file := range files {
-			link := path.Join(dir, file.Name())
-			if err := o.add(host.FS, link, who); err != nil && !ended(host.FS, link, err) {
-				return true, fmt.Errorf("read an open file of process %s: %w", process, err)
-			}
+		if err != nil || isThere && except {
+			return true, err
 		}
 	}
-	return found, nil
+	// The memory of a process whose first thread has ended is seen through another one: /proc has a directory for
+	// each thread (proc_pid_lookup in fs/proc/base.c, Linux 6.12).
+	mapped := process
+	if len(tables) > 0 && tables[0] != process {
+		mapped = tables[0]
+	}
+	isThere, err := o.readDir(host.FS, path.Join("proc", mapped, "map_files"), process, who, except)
+	return len(tables) > 0 || isThere, err
 }
 
-// openDirs returns the directories of links to what a process has open: its files, what
-// it has mapped, and the files of threads, which may have a table of their own
-// (proc_pid_fd(5), proc_pid_map_files(5), CLONE_FILES in clone(2)).
-func openDirs(host fs.FS, process string) []string {
-	dirs := []string{path.Join("proc", process, "fd"), path.Join("proc", process, "map_files")}
-	threads, _ := fs.ReadDir(host, path.Join("proc", process, "task"))
-	for _, thread := range threads {
-		if thread.Name() != process {
-			dirs = append(dirs, path.Join("proc", process, "task", thread.Name(), "fd"))
+// threadsOf returns the threads of a process, of which the first one has the number of the process.
+func threadsOf(host fs.FS, process string) []string {
+	threads := []string{process}
+	entries, _ := fs.ReadDir(host, path.Join("proc", process, "task"))
+	for _, entry := range entries {
+		if entry.Name() != process {
+			threads = append(threads, entry.Name())
 		}
 	}
-	return dirs
+	return threads
+}
+
+// readDir adds what a directory of links to open files has, and reports whether there is such a directory, which the end
+// of its thread removes.
+func (o *opened) readDir(host fs.FS, dir, process, who string, except bool) (isThere bool, err error) {
+	files, err := fs.ReadDir(host, dir)
+	switch {
+	case err != nil && ended(host, dir, err):
+		return false, nil
+	case except:
+		return true, nil
+	case err != nil:
+		return true, fmt.Errorf("list open files of process %s: %w", process, err)
+	}
+	for _, file := range files {
+		link := path.Join(dir, file.Name())
+		if err := o.add(host, link, who); err != nil && !ended(host, link, err) {
+			return true, fmt.Errorf("read an open file of process %s: %w", process, err)
+		}
+	}
+	return true, nil
 }
 
 // add adds an open file.

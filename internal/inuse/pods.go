@@ -140,7 +140,7 @@ func inPod(groups string, pod types.UID) bool {
 
 // byProcesses returns which of the processes have a device open.
 func byProcesses(host *discovery.Host, d discovery.Device, processes []string) Uses {
-	v := &View{host: host, known: []discovery.Device{d}, opened: &opened{by: make(map[string]string)}, disks: listDisks(host)}
+	v := &View{host: host, known: []discovery.Device{d}, opened: newOpened(host.FS), disks: listDisks(host)}
 	for _, process := range processes {
 		if _, err := v.opened.read(host, process, false); err != nil && v.opened.err == nil {
 			v.opened.err = err
