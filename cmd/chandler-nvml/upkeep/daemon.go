@@ -38,12 +38,16 @@ func (k *Keeper) begin(ctx context.Context, c *claim, wanted *wish, how map[stri
 			return fmt.Errorf("make directory: %w", err)
 		}
 	}
-	c.set(func() { c.How, c.Process, c.Begun, c.Broken = how, wire.Process{}, false, "" })
+	c.set(func() { c.How, c.Process, c.Begun, c.Broken, c.Changed = how, wire.Process{}, false, "", true })
 	if err := k.save(c); err != nil {
 		return err
 	}
-	for _, gpu := range wanted.gpus {
+	for i, gpu := range wanted.gpus {
 		if err := k.change(ctx, gpu, wanted, true); err != nil {
+			if i == 0 && refused(err) {
+				c.set(func() { c.Changed = false })
+				err = errors.Join(err, k.save(c))
+			}
 			return err
 		}
 	}
@@ -57,28 +61,56 @@ func (k *Keeper) begin(ctx context.Context, c *claim, wanted *wish, how map[stri
 	return k.finish(c)
 }
 
+// refused reports whether nvidia-smi has ended by itself with an error, or is not there, and so has changed nothing.
+func refused(err error) bool {
+	status := (*exec.ExitError)(nil)
+	return errors.As(err, &status) && status.Exited() || errors.Is(err, exec.ErrNotFound)
+}
+
 // finish writes down that the order was followed to its end.
 func (k *Keeper) finish(c *claim) error {
 	c.set(func() { c.Begun = true })
 	return k.save(c)
 }
 
-// reset gives GPUs back as they are for all. It is no error that this cannot be if they never were otherwise, or if
-// the driver has lost the GPU and knows nothing of it any more.
+// reset gives GPUs back as they are for all, and returns an error until they are: the next claim would have a GPU that
+// one process alone can use. A GPU that the driver has lost is as no claim had it. No program reads a time slice back.
 func (k *Keeper) reset(ctx context.Context, c *claim, w *wish) error {
-	begun := c.copy().Begun
+	if now := c.copy(); !now.Changed && !now.Begun {
+		return nil
+	}
 	var errs []error
 	for _, gpu := range w.gpus {
 		err := k.change(ctx, gpu, w, false)
+		if w.timeSlice < 0 {
+			err = k.isDefault(ctx, gpu, err)
+		}
 		status := (*exec.ExitError)(nil)
-		nothing := errors.As(err, &status) && slices.Contains(nothingThere, status.ExitCode())
-		if err != nil && (nothing || !begun && !errors.Is(err, context.DeadlineExceeded)) {
+		if errors.As(err, &status) && slices.Contains(nothingThere, status.ExitCode()) {
 			k.config.Log.Printf("claim %s: not set back: %v", c.UID, err)
 			err = nil
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	c.set(func() { c.Changed = false })
+	return nil
+}
+
+// isDefault returns nil if all processes may compute on a GPU, and else why that could not be set, or be read back.
+func (k *Keeper) isDefault(ctx context.Context, gpu string, set error) error {
+	mode, err := k.ask(ctx, k.config.Begin, "", "", management, "-i", gpu, "--query-gpu=compute_mode", "--format=csv,noheader")
+	switch mode = strings.TrimSpace(mode); {
+	case set != nil && (err != nil || mode != "Default"):
+		return set
+	case err != nil:
+		return fmt.Errorf("read the compute mode of GPU %s: %w", gpu, err)
+	case mode != "Default":
+		return fmt.Errorf("the compute mode of GPU %s is %q after it was set to DEFAULT", gpu, mode)
+	}
+	return nil
 }
 
 // nothingThere are the statuses with which nvidia-smi ends, by its manual, if the GPU cannot be so (3), is

@@ -104,6 +104,8 @@ func answer(w http.ResponseWriter, err error) {
 		w.WriteHeader(http.StatusNoContent)
 	case errors.Is(err, errOrder):
 		http.Error(w, err.Error(), http.StatusBadRequest)
+	case errors.Is(err, errStopping):
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	default:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}

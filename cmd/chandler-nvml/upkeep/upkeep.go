@@ -62,8 +62,9 @@ func (c *Config) log() *log.Logger {
 type Keeper struct {
 	config Config
 
-	mu     sync.Mutex
-	claims map[string]*claim
+	mu       sync.Mutex
+	claims   map[string]*claim
+	stopping bool // no order is followed any more
 }
 
 // claim is what is done for a claim. While one call works on it, others wait.
@@ -161,7 +162,6 @@ func (k *Keeper) Begin(ctx context.Context, uid string, order wire.Order) error 
 	if err != nil {
 		return err
 	}
-	c.busy.Lock()
 	defer c.busy.Unlock()
 	now := c.copy()
 	if now.Begun && now.Broken == "" && maps.Equal(now.How, order.How) {
@@ -183,8 +183,31 @@ func (k *Keeper) Begin(ctx context.Context, uid string, order wire.Order) error 
 	return err
 }
 
-// enter returns the claim of that UID. It refuses GPUs that another one has.
+// errStopping is returned for an order that comes while this process ends. The agent orders again of the next one.
+var errStopping = errors.New("the supervisor of daemons is ending")
+
+// enter returns the claim of that UID, with its busy lock held. It refuses GPUs that another claim has: a claim has its
+// GPUs from here until [Keeper.End] has read back that they are as they were, so there is one daemon for a GPU.
 func (k *Keeper) enter(uid string, wanted *wish, how map[string]string) (*claim, error) {
+	for {
+		c, err := k.reserve(uid, wanted, how)
+		if err != nil {
+			return nil, err
+		}
+		c.busy.Lock()
+		if err := k.current(c); !errors.Is(err, errEnded) {
+			if err != nil {
+				c.busy.Unlock()
+				return nil, err
+			}
+			return c, nil
+		}
+		c.busy.Unlock() // it has ended while this call waited; the claim begins again
+	}
+}
+
+// reserve returns the claim of that UID, a new one if there is none.
+func (k *Keeper) reserve(uid string, wanted *wish, how map[string]string) (*claim, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, other := range k.claims {
@@ -210,6 +233,22 @@ func (k *Keeper) enter(uid string, wanted *wish, how map[string]string) (*claim,
 	return c, nil
 }
 
+// errEnded means that a claim has ended while a call waited for it.
+var errEnded = errors.New("the claim has ended")
+
+// current reports why nothing is to be done for a claim whose busy lock the caller has, nil if it may be.
+func (k *Keeper) current(c *claim) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.stopping:
+		return errStopping
+	case k.claims[c.UID] != c:
+		return errEnded
+	}
+	return nil
+}
+
 func (c *claim) set(change func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -226,6 +265,12 @@ func (k *Keeper) End(ctx context.Context, uid string) error {
 	}
 	c.busy.Lock()
 	defer c.busy.Unlock()
+	if err := k.current(c); err != nil {
+		if errors.Is(err, errEnded) {
+			return nil // by another call
+		}
+		return err
+	}
 	if err := k.undo(ctx, c, false); err != nil {
 		k.config.Log.Printf("claim %s: not ended: %v", uid, err)
 		return err
@@ -237,10 +282,11 @@ func (k *Keeper) End(ctx context.Context, uid string) error {
 	return nil
 }
 
-// Stop ends all daemons before this process ends. Their directories stay: containers have them
+// Stop ends all daemons before this process ends, and refuses all orders from then on. Their directories stay: containers have them
 // mounted, and find the daemon again that the agent orders of the next process.
 func (k *Keeper) Stop(ctx context.Context) {
 	k.mu.Lock()
+	k.stopping = true
 	all := slices.Collect(maps.Values(k.claims))
 	k.mu.Unlock()
 	var group sync.WaitGroup

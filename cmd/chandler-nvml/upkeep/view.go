@@ -64,7 +64,7 @@ func (k *Keeper) run(uid string, cmd *exec.Cmd) error {
 		}
 	}
 	if !found {
-		return fmt.Errorf("there is no %s in %s", filepath.Base(cmd.Args[0]), k.config.Root)
+		return fmt.Errorf("there is no %s in %s: %w", filepath.Base(cmd.Args[0]), k.config.Root, exec.ErrNotFound)
 	}
 	cmd.Err = nil
 	cmd.Dir = "/"

@@ -194,10 +194,8 @@ func TestAgentKeepsUpMPS(t *testing.T) {
 	}
 	k.comes(func() bool { now := k.daemon("train"); return now != 0 && now != pid })
 	pid = k.daemon("train")
-	stopSupervisor() // as for an update
-	if syscall.Kill(pid, 0) == nil {
-		t.Errorf("daemon %d goes on", pid)
-	}
+	stopSupervisor()                                            // as for an update
+	k.comes(func() bool { return syscall.Kill(pid, 0) != nil }) // a moment later, since its parent has to ask for its end
 	stopSupervisor = k.supervise()
 	k.comes(func() bool { return k.daemon("train") != 0 })
 

@@ -37,6 +37,13 @@ func main() {
 			fmt.Println("Insufficient Permissions")
 			os.Exit(4)
 		}
+		if strings.Contains(strings.Join(os.Args, " "), "--query-gpu=compute_mode") {
+			fmt.Println(computeMode(root, os.Args[2]))
+			return
+		}
+		if behaves("sets nothing") {
+			return
+		}
 		log, err := os.OpenFile(filepath.Join(root, "smi.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if errors.Is(err, syscall.EROFS) { // as in a container; the driver has it there too
 			log, err = os.OpenFile("/dev/smi.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -56,6 +63,24 @@ func main() {
 			client(socket)
 		}
 	}
+}
+
+// computeMode returns how a GPU was set last, in the words of the query.
+func computeMode(root, gpu string) string {
+	log, err := os.ReadFile(filepath.Join(root, "smi.log"))
+	if inside, insideErr := os.ReadFile("/dev/smi.log"); err != nil && insideErr == nil {
+		log = inside
+	}
+	mode := "Default"
+	for line := range strings.Lines(string(log)) {
+		switch strings.TrimSpace(line) {
+		case "-i " + gpu + " -c DEFAULT":
+			mode = "Default"
+		case "-i " + gpu + " -c EXCLUSIVE_PROCESS":
+			mode = "Exclusive_Process"
+		}
+	}
+	return mode
 }
 
 // daemon is the control daemon. Like the real one it has a server as its child, and does not
