@@ -2,7 +2,6 @@ package inuse
 
 import (
 	"io/fs"
-	"os"
 	"path"
 	"strconv"
 
@@ -37,7 +36,7 @@ func sharesFiles(host fs.FS) func(thread, other string) bool {
 // isOwnProc reports whether /proc of the host has processes by the numbers that this process knows them by: it shows this
 // process under its own number, and in the namespace of all processes or in that of its first process.
 func isOwnProc(host fs.FS) bool {
-	own := strconv.Itoa(os.Getpid())
+	own := strconv.Itoa(unix.Getpid())
 	if shown, err := fs.ReadLink(host, "proc/self"); err != nil || shown != own {
 		return false
 	}

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		child(wanted)
 		return
 	}
-	os.Exit(m.Run())
+	m.Run()
 }
 
 // child opens files, starts threads, says that it is ready, and waits for the end of its input.
@@ -67,13 +67,8 @@ func child(wanted string) {
 		select {}
 	}()
 	ready.Wait()
-	fmt.Println("ready")
+	fmt.Fprintln(os.Stdout, "ready")
 	if kind == "leaderless" && os.Getpid() == unix.Gettid() {
-		go func() {
-			_, _ = os.Stdin.Read(make([]byte, 1))
-			os.Exit(0)
-		}()
-		runtime.Gosched()
 		_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // the first thread alone
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1))

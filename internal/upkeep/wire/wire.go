@@ -32,7 +32,7 @@ type Claim struct {
 	// Changed says that a GPU may be other than it is for all. It is written before the first change, and removed once
 	// it was read back that the GPUs are as they were.
 	Changed bool `json:"changed,omitempty"`
-	Begun bool `json:"begun,omitempty"`
+	Begun   bool `json:"begun,omitempty"`
 
 	// Broken is why it is not so any more, "" if it is.
 	Broken string `json:"broken,omitempty"`
