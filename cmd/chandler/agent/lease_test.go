@@ -1,0 +1,56 @@
+package agent
+
+import (
+	"errors"
+	"testing"
+
+	"chandler.dev/internal/ledger"
+)
+
+// No part of the agent writes to a PCI function without a lease on it, whichever attribute names the function. Passthrough,
+// creation and resets write through this in all tests of a whole agent.
+func TestWritesNeedALease(t *testing.T) {
+	const function, other = "sys/devices/pci0000:00/0000:03:00.0", "0000:04:00.0"
+	l := ledger.New(ledger.Config{Dir: t.TempDir(), Boot: "boot"})
+	if _, err := l.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	written := 0
+	write := (&agent{ledger: l}).guarded(func(string, string) error { written++; return nil })
+	writes := map[string]string{ // values by attributes
+		function + "/sriov_numvfs":               "4",
+		function + "/driver_override":            "vfio-pci",
+		function + "/reset":                      "1",
+		function + "/drm/card0/gt/gt0/mode":      "1",
+		"sys/bus/pci/devices/0000:03:00.0/reset": "1",
+		"sys/bus/pci/drivers/nvme/unbind":        "0000:03:00.0",
+		"sys/bus/pci/drivers/vfio-pci/bind":      "0000:03:00.0\n",
+		"sys/bus/pci/drivers_probe":              "0000:03:00.0",
+	}
+	for name, value := range writes {
+		if err := write(name, value); !errors.Is(err, errNoLease) {
+			t.Errorf("%q to %s: %v", value, name, err)
+		}
+	}
+	lease, blocked := l.Lease(ledger.Change{Name: "test", Functions: []string{function}}, &ledger.Present{})
+	if blocked != nil || written > 0 {
+		t.Fatal(blocked, written)
+	}
+	for name, value := range writes {
+		if err := write(name, value); err != nil {
+			t.Errorf("under a lease: %q to %s: %v", value, name, err)
+		}
+	}
+	for _, name := range []string{"sys/bus/pci/drivers_probe", "sys/bus/pci/drivers/nvme/unbind"} {
+		if err := write(name, other); !errors.Is(err, errNoLease) {
+			t.Errorf("another function, by %s: %v", name, err)
+		}
+	}
+	lease.Release()
+	if err := write(function+"/reset", "1"); !errors.Is(err, errNoLease) {
+		t.Errorf("after the lease: %v", err)
+	}
+	if err := write("sys/kernel/mm/hugepages", "1"); err != nil {
+		t.Errorf("what is of no function: %v", err)
+	}
+}
