@@ -59,7 +59,7 @@ var deliberates = []deliberate{
 	{"names of directories that somebody removed are not synchronised", "internal/ledger/open.go", "		if err := l.makeDirs(); err != nil { //", "		if err := error(nil); err != nil { //"},
 	{"it is not written down what a function was that goes to vfio", "internal/rebind/rebind.go", "	there, err := b.records().Write(r.Function, r)\n", "	there, err := disk.New, error(nil)\n"},
 	{"the journal does not write a record before the change", "internal/journal/journal.go", "	there, err := j.write(r)\n", "	there, err := disk.New, error(nil)\n"},
-	{"devices are handed over that processes have open", "internal/handover/handover.go", "	if why != \"\" {\n		return why, openInterval\n	}\n	c.sayBlind", "	c.sayBlind"},
+	{"devices are handed over that processes have open", "internal/handover/handover.go", "	if why != \"\" {\n		return why, openInterval\n	}\n	if of.unknown()", "	if of.unknown()"},
 }
 
 // rare are faults without which a defect is not seen, and which strike ten times as often for it.
