@@ -14,6 +14,9 @@ type Health struct {
 	Condition Condition    `json:"condition,omitempty"` // what is wrong, by a name; see [Health.Key]
 	Reason    string       `json:"reason,omitempty"`    // in words, "" while healthy
 
+	// Setting says that the device is set up so that it cannot be used, and that nothing is broken: a reset does not help.
+	Setting bool `json:"-"`
+
 	// Since is when the state began, in whole seconds, and Effect what it means
 	// for those who would have the device. Stale says that the last scan could
 	// not read it, and that this is what was known before. They are set by

@@ -7,7 +7,7 @@ var deviceCodes = []Code{
 		Comes: "The hardware or its firmware has failed, or its driver asks for a reset. The cause that doctor prints is the driver's own word.",
 		Why:   "No new pod gets the device. A pod that has it was told so by an Event, and by a taint where DRA offers the device.",
 		Fixes: []Fix{
-			{"kubectl -n NAMESPACE delete pod POD", "Lets go of the device, which can only be reset while nobody uses it."},
+			{"kubectl -n NAMESPACE delete pod POD", "Ends the pod, which releases the device. A device can only be reset while no process uses it."},
 			{`sudo sh -c "echo 1 > /sys/bus/pci/devices/ADDRESS/reset"`, "Resets the PCI function, if it can do that. Vendors' tools do more: nvidia-smi --gpu-reset, amd-smi reset, hl-smi."},
 			{"sudo dmesg | grep ADDRESS", "Shows what the kernel says of the device."},
 		},

@@ -230,9 +230,18 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	case discovery.ConditionOverTemperature:
 		return []string{fmt.Sprintf("grep . /sys/bus/pci/devices/%s/hwmon/hwmon*/temp*_input   # then look at fans and air", at)}
 	case discovery.ConditionUnhealthy, discovery.ConditionUnknown:
+		if d.Health.Setting || isPart(d) {
+			return []string{kernel}
+		}
 		return []string{kernel, fmt.Sprintf(`sudo sh -c "echo 1 > /sys/bus/pci/devices/%s/reset"`, at)}
 	}
 	return []string{kernel}
+}
+
+// isPart reports whether a device is one of several on its PCI function, such as a MIG instance, so that a reset of the
+// function would hit the others.
+func isPart(d *discovery.Device) bool {
+	return d.PartOf != nil && d.Name != d.PartOf.Name && d.Attributes.String("function") != "virtual"
 }
 
 // sentence makes a sentence of a reason.

@@ -76,7 +76,7 @@ type Finding struct {
 	Text   string
 	Code   string
 	Cause  string
-	Fix    []string // commands, to be pasted as they are; a remark follows a #
+	Fix    []string // commands; a remark follows a #, and says what the command disturbs
 
 	// Follows is the code of the finding that this one comes of, "" if it stands for itself.
 	Follows string
@@ -192,6 +192,9 @@ func (s *saying) found(code, text, cause string, fix ...string) {
 	result := Failed
 	if c, known := Lookup(code); known {
 		result = c.Result
+	}
+	for i := range fix {
+		fix[i] = warned(fix[i])
 	}
 	s.findings = append(s.findings, Finding{Result: result, Text: text, Code: code, Cause: cause, Fix: fix})
 }

@@ -36,7 +36,7 @@ func (c Code) Explain(out io.Writer, style terminal.Style) error {
 		for _, line := range terminal.BreakCommand(fix.Command, style.Width-4) {
 			fmt.Fprintf(&b, "  $ %s\n", line)
 		}
-		for _, line := range terminal.Wrap(fix.Does, style.Width-6) {
+		for _, line := range terminal.Wrap(fix.explained(), style.Width-6) {
 			fmt.Fprintf(&b, "      %s\n", line)
 		}
 	}
@@ -62,6 +62,14 @@ func List(out io.Writer, style terminal.Style) error {
 	return err
 }
 
+// explained returns what a command does, and how it disturbs others.
+func (f Fix) explained() string {
+	if how := disturbs(f.Command); how != "" {
+		return fmt.Sprintf("%s It disturbs others: %s.", f.Does, how)
+	}
+	return f.Does
+}
+
 // Page returns the code's page of the documentation, in Markdown.
 func (c Code) Page() string {
 	var b strings.Builder
@@ -69,7 +77,7 @@ func (c Code) Page() string {
 	fmt.Fprintf(&b, "Category: %s. Result: %s.\n\n", c.Category(), c.severity())
 	fmt.Fprintf(&b, "**What is checked.** %s\n\n**Cause.** %s\n\n**Why it matters.** %s\n\n## Mend it\n\n", c.Looks, c.Comes, c.Why)
 	for _, fix := range c.Fixes {
-		fmt.Fprintf(&b, "```sh\n%s\n```\n\n%s\n\n", fix.Command, fix.Does)
+		fmt.Fprintf(&b, "```sh\n%s\n```\n\n%s\n\n", fix.Command, fix.explained())
 	}
 	b.WriteString("Words in capitals stand for names on your cluster. `chandler doctor` prints these commands with the names filled in.\n\n## You may have come here because\n\n")
 	for _, s := range c.Symptoms {

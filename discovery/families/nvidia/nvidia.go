@@ -182,7 +182,7 @@ var unwanted = map[string]bool{"DGX Display": true, "NVIDIA DGX Display": true}
 // is not at all.
 func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GPU, known bool) {
 	if told.MIG == "enabled" {
-		gpu.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "MIG mode is on and there is no instance to compute in"}
+		gpu.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "MIG mode is on and there is no instance to compute in", Setting: true}
 		return
 	}
 	gpu.SharedEdits = d.mps

@@ -1,0 +1,49 @@
+package doctor
+
+import (
+	"regexp"
+	"strings"
+)
+
+// disturbances are commands that may disturb others than the device or the component in question, and how. A command
+// that matches none changes nothing that a pod uses. The first match wins.
+var disturbances = []struct {
+	command *regexp.Regexp
+	how     string
+}{
+	{regexp.MustCompile(`/reset"?|--gpu-reset|smi reset`), "every process that uses the function, its partitions or its virtual functions loses the device"},
+	{regexp.MustCompile(`/remove"?|/unbind|sriov_numvfs`), "every process that uses the function, its partitions or its virtual functions loses the device"},
+	{regexp.MustCompile(`modprobe -r|rmmod`), "every process that uses a device of the driver loses the device"},
+	{regexp.MustCompile(`restart kubelet`), "no pod starts on the node until the kubelet is up; running pods go on"},
+	{regexp.MustCompile(`systemctl restart (containerd|crio|docker|k3s|rke2\S*|RUNTIME)`), "no container starts on the node meanwhile; running containers go on"},
+	{regexp.MustCompile(`rollout restart daemonset`), "new claims wait until the agent of their node is up; running pods keep their devices"},
+	{regexp.MustCompile(`kubectl drain|reboot`), "all pods of the node end"},
+	{regexp.MustCompile(`kubectl .*delete deviceclass`), "new pods whose claims name the class do not start"},
+	{regexp.MustCompile(`kubectl .*delete resourceslices`), "no pod gets the devices of these slices until their driver publishes them again"},
+}
+
+// remark separates a command from what it says to people; a shell takes it for a comment.
+const remark = "   # "
+
+// disturbs returns how a command disturbs others, "" if it does not.
+func disturbs(command string) string {
+	command, _, _ = strings.Cut(command, remark)
+	for _, d := range disturbances {
+		if d.command.MatchString(command) {
+			return d.how
+		}
+	}
+	return ""
+}
+
+// warned returns a command with a remark on how it disturbs others.
+func warned(command string) string {
+	how := disturbs(command)
+	switch {
+	case how == "" || strings.Contains(command, how):
+		return command
+	case strings.Contains(command, remark):
+		return command + "; " + how
+	}
+	return command + remark + how
+}
