@@ -91,9 +91,12 @@ func (d *Device) vfioGroups() (groups []string) {
 	return groups
 }
 
+// GroupCounter is the counter of an IOMMU group, of which each of its functions takes all.
+const GroupCounter = "group"
+
 // join makes devices, which are in name order, one unit of that name.
 func join(unit string, devices []*Device) {
-	all := map[string]resource.Quantity{"group": resource.MustParse("1")}
+	all := map[string]resource.Quantity{GroupCounter: resource.MustParse("1")}
 	type names struct { // that have IDs of their own
 		resource string
 		sriov    bool

@@ -84,6 +84,9 @@ func (p *Plugin) give(ctx context.Context, stock *list.Stock, grants []*ledger.G
 		freed := p.config.Ledger.Freed()
 		err := traces.Do(ctx, "write grants and files", func() error { return p.config.Ledger.GiveGrants(stock, grants) })
 		var blocked *ledger.Blocked
+		if errors.As(err, &blocked) && blocked.Starting != nil && p.joins(ctx, grants, blocked.Starting) {
+			continue
+		}
 		again := errors.As(err, &blocked) && (blocked.Forgotten && time.Since(began) <= endTimeout || blocked.Passing && time.Since(began) < passLimit)
 		if !again || ctx.Err() != nil {
 			return err
@@ -92,6 +95,26 @@ func (p *Plugin) give(ctx context.Context, stock *list.Stock, grants []*ledger.G
 			_ = traces.Do(ctx, "wait until the device is free", func() error { waitFor(ctx, freed); return err })
 		}
 	}
+}
+
+// joins reports whether grants are for the container that was given another function of the same IOMMU group a moment
+// before, and has the ledger know it. A virtual machine asks for a GPU and its audio function by two resources.
+func (p *Plugin) joins(ctx context.Context, grants []*ledger.Grant, first *ledger.Grant) bool {
+	resource := grants[0].Resource
+	if p.config.AsksForBoth == nil || resource == first.Resource || grants[0].With != nil {
+		return false
+	}
+	both, err := p.config.AsksForBoth(ctx, first.Resource, resource)
+	if err != nil {
+		klog.FromContext(ctx).Info("Whether a pod asks for two functions of one IOMMU group is not known; the second one is refused", "resource", resource, "other", first.Resource, "reason", err.Error())
+	}
+	if err != nil || !both {
+		return false
+	}
+	for _, g := range grants {
+		g.With = first
+	}
+	return true
 }
 
 // waitFor returns when something is closed, with the context, or after a while.

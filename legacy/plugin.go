@@ -65,6 +65,11 @@ type Config struct {
 	// handed out again.
 	Pending func(ctx context.Context, resource string) (bool, error)
 
+	// AsksForBoth reports whether exactly one pod of this node, which PodResources does not list yet, asks for two resources in
+	// one container. The kubelet allocates the resources of a container one after the other, and names no pod. Nil means
+	// that no pod does.
+	AsksForBoth func(ctx context.Context, resource, other string) (bool, error)
+
 	// Ended reports whether a pod of this node has ended. PodResources may list one
 	// that has, as it lists one whose devices the kubelet has forgotten. Nil means
 	// that none has.

@@ -1,9 +1,13 @@
 package legacy
 
 import (
+	"context"
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"chandler.dev/discovery"
 	"chandler.dev/legacy/kubelettest"
 	"chandler.dev/legacy/list/listtest"
 )
@@ -44,4 +48,40 @@ func TestTwoGranularities(t *testing.T) {
 	k.Hold("infer", listtest.OtherResource)
 	wholes.Says(t, "v w")
 	cores.Says(t, "xv0 xv1 xw0 xw1")
+}
+
+// A virtual machine asks for two functions of one IOMMU group by two resources. The kubelet allocates them one after the other and
+// names no pod, so the second one is allocated while exactly one pod that is starting asks for both, and else refused.
+func TestTwoResourcesOfOneGroup(t *testing.T) {
+	for _, both := range []bool{true, false} {
+		k := kubelettest.New(t)
+		k.Start()
+		config := configFor(k)
+		var asked []string
+		config.AsksForBoth = func(_ context.Context, resource, other string) (bool, error) {
+			asked = append(asked, resource+" and "+other)
+			return both, nil
+		}
+		p := New(config)
+		devices := listtest.Parts("iommu-group-3", 1, map[string]int64{"g": 1, "xaudio": 1})
+		for i := range devices {
+			one := map[string]resource.Quantity{discovery.GroupCounter: resource.MustParse("1")}
+			devices[i].PartOf, devices[i].Takes = &discovery.Silicon{Name: "iommu-group-3", Counters: one}, one
+		}
+		publish(p, listtest.Snapshot(devices...))
+		run(t, p)
+		gpu, audio := k.Plugin(listtest.Resource, 1), k.Plugin(listtest.OtherResource, 1)
+		gpu.Says(t, "g")
+		audio.Says(t, "xaudio")
+		if _, err := gpu.Allocate("g"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := audio.Allocate("xaudio")
+		if (err == nil) != both {
+			t.Errorf("both %t: the second function: %v", both, err)
+		}
+		if len(asked) != 1 || asked[0] != listtest.Resource+" and "+listtest.OtherResource {
+			t.Errorf("asked %q", asked)
+		}
+	}
 }

@@ -28,6 +28,10 @@ type Blocked struct {
 	Passing  bool // the owner has ended, or is ending, and the device is being handed over
 	Changing bool // the agent is changing the device
 
+	// Starting is the grant of another function of the same IOMMU group whose container is not known yet, nil if it is not
+	// that which blocks the device. The device may be for the same container.
+	Starting *Grant
+
 	late bool // a call of the agent on the device is overdue
 	why  string
 }
@@ -173,6 +177,7 @@ type question struct {
 	owner Owner
 	own   string         // the key of the owner's entry, which keeps it from nothing
 	of    discovery.Mode // whose entries count, those of both APIs if ""
+	with  *Grant         // of the same container; see [Grant.With]
 	had   Owner          // if set, the entry of the key own is exempt only if it is this owner's
 	lease *lease         // what is wanted is for this lease; nil for a claim or a grant
 	want  []Hold
@@ -191,6 +196,8 @@ func (q *question) exempts(a *account) bool {
 		return true
 	case q.own == "":
 		return false
+	case q.with != nil && a.entry == Entry(q.with):
+		return true
 	case a.key == q.own:
 		return q.had == Owner{} || a.entry.Owner() == q.had
 	}
@@ -260,7 +267,11 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 				}
 			}
 			if why != "" {
-				return a.blocking(w.Device, h.Device, why)
+				b := a.blocking(w.Device, h.Device, why)
+				if g, ok := a.entry.(*Grant); ok && g.Container == "" && h.Device != w.Device && sameGroup(&h, &w) {
+					b.Starting = g
+				}
+				return b
 			}
 		}
 		if sealed, ok := a.entry.(*Sealed); ok && sealed.all {
@@ -268,6 +279,13 @@ func (x *index) blockedHold(q question, i int) *Blocked {
 		}
 	}
 	return nil
+}
+
+// sameGroup reports whether two devices are functions of one IOMMU group, which go to one process together.
+func sameGroup(a, b *Hold) bool {
+	_, one := a.Takes[discovery.GroupCounter]
+	_, other := b.Takes[discovery.GroupCounter]
+	return one && other && a.Silicon == b.Silicon
 }
 
 // apart reports whether an account is of the other API, which never has devices of the same silicon. What the agent

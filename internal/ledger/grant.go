@@ -46,6 +46,10 @@ type Grant struct {
 	// whenever it starts again, after a reboot too.
 	CDI bool `json:"cdi,omitempty"`
 
+	// With is the grant of another function of the same IOMMU group that the container was given a moment before. It does not
+	// block this one. It is not written down: once both are given, neither is asked for.
+	With *Grant `json:"-"`
+
 	missing time.Time // when PodResources first left it out again
 	lost    bool      // the kubelet lists the container and does not know the ID
 	ended   bool      // and the pod has ended, by the API server's word

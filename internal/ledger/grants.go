@@ -83,7 +83,7 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 		}
 	}
 	blocked := func(g *Grant) *Blocked {
-		return l.index.blocked(question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: g.Key(), want: g.Holds(), stock: s})
+		return l.index.blocked(question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: g.Key(), with: g.With, want: g.Holds(), stock: s})
 	}
 	shares := make(map[string]*Grant) // the last one of each device
 	for i, g := range grants {

@@ -347,7 +347,11 @@ func (u *Unit) blocked(resource string, v *ledger.View) *ledger.Blocked {
 	if want.Exclusive {
 		own = want.Key()
 	}
-	return v.Blocked(discovery.ModeDevicePlugin, own, want.Holds())
+	b := v.Blocked(discovery.ModeDevicePlugin, own, want.Holds())
+	if b != nil && b.Starting != nil {
+		return nil // the container that is starting may ask for this one too, and Allocate refuses others
+	}
+	return b
 }
 
 // standsFor says who has an ID as other devices than those of a unit, "" if

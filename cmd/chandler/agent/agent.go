@@ -134,8 +134,10 @@ func newAgent(config Config) *agent {
 		Grant:     discovery.Granters(config.Families),
 		Pending:   a.cluster.Pending,
 		Ended:     a.cluster.Ended,
-		Observe:   a.metrics.observeClassic,
-		Tracer:    config.Tracer,
+
+		AsksForBoth: a.cluster.AskForBoth,
+		Observe:     a.metrics.observeClassic,
+		Tracer:      config.Tracer,
 	})
 	a.driver = driver.New(driver.Config{
 		NodeName:       config.NodeName,

@@ -95,6 +95,34 @@ func (n *Node) Pending(ctx context.Context, resource string) (bool, error) {
 	return slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return asks(pod.Spec.InitContainers, resource) }), err
 }
 
+// AskForBoth reports whether exactly one pod of the node that has not ended, and that PodResources did not list yet, asks for
+// two resources in one container.
+func (n *Node) AskForBoth(ctx context.Context, resource, other string) (bool, error) {
+	pods, err := n.unended(ctx)
+	if err != nil {
+		return false, err
+	}
+	listed := make(map[types.NamespacedName]bool)
+	if said := n.Said(); said != nil {
+		for _, pod := range said.Pods {
+			listed[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = true
+		}
+	}
+	count := 0
+	for i := range pods {
+		if listed[nameOf(&pods[i])] {
+			continue
+		}
+		for _, c := range slices.Concat(pods[i].Spec.InitContainers, pods[i].Spec.Containers) {
+			if one := []corev1.Container{c}; asks(one, resource) && asks(one, other) {
+				count++
+				break
+			}
+		}
+	}
+	return count == 1, nil
+}
+
 // asks reports whether a container asks for a classic resource.
 func asks(containers []corev1.Container, resource string) bool {
 	return slices.ContainsFunc(containers, func(c corev1.Container) bool {

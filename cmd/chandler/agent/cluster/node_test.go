@@ -5,9 +5,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"chandler.dev/internal/podevents"
 )
@@ -46,6 +49,50 @@ func TestPassesCDI(t *testing.T) {
 	for name, node := range map[string]*corev1.Node{"no such node": {ObjectMeta: metav1.ObjectMeta{Name: "other"}}, "no version": {ObjectMeta: metav1.ObjectMeta{Name: "node"}}} {
 		if _, err := NewNode("node", fake.NewClientset(node), "", nil).PassesCDI(t.Context()); err == nil {
 			t.Errorf("%s is no error", name)
+		}
+	}
+}
+
+// Two resources are for one container if exactly one pod that is starting asks for both in one container.
+func TestAskForBoth(t *testing.T) {
+	const gpu, audio = "nvidia.com/GP102", "nvidia.com/audio"
+	pod := func(name string, containers ...[]string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: "node"}}
+		for _, resources := range containers {
+			limits := make(corev1.ResourceList)
+			for _, name := range resources {
+				limits[corev1.ResourceName(name)] = resource.MustParse("1")
+			}
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Resources: corev1.ResourceRequirements{Limits: limits}})
+		}
+		return p
+	}
+	for name, test := range map[string]struct {
+		pods   []*corev1.Pod
+		listed []string
+		want   bool
+	}{
+		"one pod":             {[]*corev1.Pod{pod("vm", []string{gpu, audio}), pod("other", []string{gpu})}, nil, true},
+		"no pod":              {[]*corev1.Pod{pod("one", []string{gpu}), pod("other", []string{audio})}, nil, false},
+		"two containers":      {[]*corev1.Pod{pod("vm", []string{gpu}, []string{audio})}, nil, false},
+		"two pods":            {[]*corev1.Pod{pod("vm", []string{gpu, audio}), pod("other", []string{gpu, audio})}, nil, false},
+		"one of two is known": {[]*corev1.Pod{pod("vm", []string{gpu, audio}), pod("other", []string{gpu, audio})}, []string{"other"}, true},
+		"it is known":         {[]*corev1.Pod{pod("vm", []string{gpu, audio})}, []string{"vm"}, false},
+	} {
+		var objects []runtime.Object
+		for _, p := range test.pods {
+			objects = append(objects, p)
+		}
+		var listed []*podresourcesapi.PodResources
+		for _, name := range test.listed {
+			listed = append(listed, &podresourcesapi.PodResources{Namespace: "default", Name: name})
+		}
+		n := NewNode("node", fake.NewClientset(objects...), "", listing(listed))
+		if _, err := n.Listing(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := n.AskForBoth(t.Context(), gpu, audio); err != nil || got != test.want {
+			t.Errorf("%s: %t, %v", name, got, err)
 		}
 	}
 }
