@@ -25,7 +25,7 @@ import (
 // the place of the whole that they would otherwise be taken for. A PCI function
 // that is [Idle] also keeps its last description if nothing is described of it any
 // more, and is said to have no driver, or none by which anybody could use it. A
-// function that sleeps keeps what was known of its link.
+// function whose link cannot be read without waking it keeps what was known of the link.
 func Merge(host *Host, last, next *Snapshot) *Snapshot {
 	if last == nil {
 		return next
@@ -61,11 +61,12 @@ func Merge(host *Host, last, next *Snapshot) *Snapshot {
 	return merged.join()
 }
 
-// linkAttributes are not read of a function that sleeps; see [PCI].
+// linkAttributes are not read if reading would wake the function; see [PCI].
 var linkAttributes = [...]resourceapi.QualifiedName{"linkSpeed", "linkWidth"}
 
-// keepLink returns the device with what the last description says of its link, nil
-// unless the same function was awake then and now sleeps.
+// keepLink returns the device with the link attributes of its last description that are
+// missing now. It returns nil unless it is the same function and the function is suspended:
+// below a suspended port, the registers read as ones on kernels before Linux 6.18.
 func keepLink(host *Host, before, now *Device) *Device {
 	if before == nil || before.Source != now.Source || before.Identity != now.Identity {
 		return nil

@@ -28,8 +28,9 @@ func DeviceName(d sysfs.Device) string {
 // its name, the vocabulary's pciVendor, pciDevice, driver, function, parent,
 // iommuGroup, linkSpeed and linkWidth, and the standard attributes pciBusID,
 // pcieRoot and numaNode. A virtual function is part of its physical one. A value
-// that is not there is left out; one that cannot be read is the error. A function
-// that sleeps is not woken: what is known of its link is kept by [Merge].
+// that is not there is left out; one that cannot be read is the error. PCI does not
+// wake a suspended function. If reading the link would wake the function, PCI leaves
+// out the link, and [Merge] keeps the values of the last snapshot.
 func PCI(host *Host, function sysfs.Device) (Device, error) {
 	attrs := function.Attrs()
 	d := Device{
@@ -50,8 +51,8 @@ func PCI(host *Host, function sysfs.Device) (Device, error) {
 	}
 	groupErr := setGroup(d.Attributes, function)
 	var linkErr error
-	if !function.Asleep() {
-		linkErr = setLink(d.Attributes, attrs)
+	if d.PartOf == nil && !function.WakesOnRead() {
+		linkErr = setLink(d.Attributes, function)
 	}
 	locationErr := setLocation(d.Attributes, function)
 	if err := errors.Join(idErr, groupErr, attrs.Err(), linkErr, locationErr); err != nil {
@@ -105,43 +106,84 @@ func setGroup(a Attributes, function sysfs.Device) error {
 	return err
 }
 
-// setLink sets linkSpeed in MT/s and linkWidth in lanes
-// (Documentation/ABI/testing/sysfs-bus-pci).
-func setLink(a Attributes, attrs *sysfs.Attrs) error {
-	var errs []error
-	if speed, ok := attrs.Written("current_link_speed"); ok {
-		transfers, err := parseLinkSpeed(speed)
-		if transfers > 0 {
-			a.SetInt("linkSpeed", transfers)
-		}
-		errs = append(errs, err)
+// setLink sets linkSpeed, in MT/s, and linkWidth, in lanes, to the most that the link of
+// a physical function can reach: the smaller of the maxima of the function and of the
+// port above it (Documentation/ABI/testing/sysfs-bus-pci). If the maximum of the port is
+// not known, or the function is not below a port, the function's maximum is published.
+//
+// A link of unknown width has no speed either. The current speed and width are not attributes, because GPUs and accelerators lower
+// them while they are idle. A virtual function has no link: its registers for the link
+// may hold anything.
+func setLink(a Attributes, function sysfs.Device) error {
+	width, err := linkWidthOf(function, "max")
+	if width == 0 {
+		return err // all registers may read as ones, and the speed with them
 	}
-	if width, ok := attrs.Uint("current_link_width"); ok {
-		switch width {
-		case 1, 2, 4, 8, 12, 16, 32:
-			a.SetInt("linkWidth", int64(width))
-		case 0, 63, 255: // the link is down, nothing answers, not known
-		default:
-			errs = append(errs, fmt.Errorf("attribute current_link_width: no link has %d lanes", width))
-		}
+	speed, err := linkSpeedOf(function, "max")
+	if port := function.Parent(); sysfs.IsPCIAddress(port.Name()) {
+		portSpeed, _ := linkSpeedOf(port, "max")
+		portWidth, _ := linkWidthOf(port, "max")
+		speed, width = smallerKnown(speed, portSpeed), smallerKnown(width, portWidth)
 	}
-	return errors.Join(errs...)
+	a.SetInt("linkWidth", width)
+	if speed > 0 {
+		a.SetInt("linkSpeed", speed)
+	}
+	return err
 }
 
-// parseLinkSpeed returns a speed in MT/s, 0 where the link is down and the
-// kernel says "Unknown", or "Unknown speed" (pci_speed_string in
-// drivers/pci/probe.c).
-func parseLinkSpeed(text string) (int64, error) {
+// smallerKnown returns the smaller of the maxima of a function and of the port above it.
+// A maximum of 0 is not known. Without the function's maximum, the link's is not known.
+func smallerKnown(function, port int64) int64 {
+	if port == 0 {
+		return function
+	}
+	return min(function, port)
+}
+
+// linkWidthOf returns the "current" or "max" width of a link in lanes, and 0 if the width
+// is not known: the link is down (0), the function does not answer (63), or the kernel
+// does not know the width (255, PCIE_LNK_WIDTH_UNKNOWN in include/linux/pci.h).
+func linkWidthOf(d sysfs.Device, which string) (int64, error) {
+	attrs, name := d.Attrs(), which+"_link_width"
+	width, ok := attrs.Uint(name)
+	if !ok {
+		return 0, attrs.Err()
+	}
+	switch width {
+	case 1, 2, 4, 8, 12, 16, 32:
+		return int64(width), nil
+	case 0, noLink, 255:
+		return 0, nil
+	}
+	return 0, fmt.Errorf("attribute %s: no link has %d lanes", name, width)
+}
+
+// linkSpeedOf returns the "current" or "max" speed of a link in MT/s, and 0 if the speed
+// is not known.
+func linkSpeedOf(d sysfs.Device, which string) (int64, error) {
+	attrs, name := d.Attrs(), which+"_link_speed"
+	text, ok := attrs.Written(name)
+	if !ok {
+		return 0, attrs.Err()
+	}
+	speed, ok := parseLinkSpeed(text)
+	if !ok {
+		return 0, fmt.Errorf("attribute %s: no speed: %.32q", name, text)
+	}
+	return speed, nil
+}
+
+// parseLinkSpeed returns a speed in MT/s, and 0 for "Unknown" and "Unknown speed", which
+// the kernel writes if the link is down (pci_speed_string in drivers/pci/probe.c).
+func parseLinkSpeed(text string) (speed int64, ok bool) {
 	m := linkSpeed.FindStringSubmatch(text)
 	if m == nil {
-		if text == "Unknown" || text == "Unknown speed" {
-			return 0, nil
-		}
-		return 0, fmt.Errorf("attribute current_link_speed: no speed: %.32q", text)
+		return 0, text == "Unknown" || text == "Unknown speed"
 	}
 	whole, _ := strconv.ParseInt(m[1], 10, 64)
 	tenths, _ := strconv.ParseInt(m[2], 10, 64) // "" is 0
-	return 1000*whole + 100*tenths, nil
+	return 1000*whole + 100*tenths, true
 }
 
 // SetPlace sets where in the machine a kernel device is that is no PCI function

@@ -2,6 +2,7 @@ package discovery_test
 
 import (
 	"io/fs"
+	"maps"
 	"path"
 	"strings"
 	"syscall"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
@@ -35,24 +37,25 @@ func TestPCIValues(t *testing.T) {
 		{"numa_node", "0x1\n", node, -1, true},
 		{"numa_node", "01\n", node, -1, true},
 		{"numa_node", "7\n", node, -1, true}, // which the kernel does not have
-		{"current_link_speed", "16.0 GT/s PCIe\n", "linkSpeed", 16000, false},
-		{"current_link_speed", "2.5 GT/s\n", "linkSpeed", 2500, false},
-		{"current_link_speed", "Unknown\n", "linkSpeed", -1, false},
-		{"current_link_speed", "Unknown speed\n", "linkSpeed", -1, false},
-		{"current_link_speed", "16.0 GT/", "linkSpeed", -1, true},
-		{"current_link_speed", "16.0 GT/s P", "linkSpeed", -1, true},
-		{"current_link_speed", "", "linkSpeed", -1, true},
-		{"current_link_width", "16\n", "linkWidth", 16, false},
-		{"current_link_width", "0\n", "linkWidth", -1, false},
-		{"current_link_width", "63\n", "linkWidth", -1, false},
-		{"current_link_width", "255\n", "linkWidth", -1, false},
-		{"current_link_width", "17\n", "linkWidth", -1, true},
-		{"current_link_width", "many\n", "linkWidth", -1, true},
+		{"max_link_speed", "16.0 GT/s PCIe\n", "linkSpeed", 16000, false},
+		{"max_link_speed", "2.5 GT/s\n", "linkSpeed", 2500, false},
+		{"max_link_speed", "Unknown\n", "linkSpeed", -1, false},
+		{"max_link_speed", "Unknown speed\n", "linkSpeed", -1, false},
+		{"max_link_speed", "16.0 GT/", "linkSpeed", -1, true},
+		{"max_link_speed", "16.0 GT/s P", "linkSpeed", -1, true},
+		{"max_link_speed", "", "linkSpeed", -1, true},
+		{"max_link_width", "16\n", "linkWidth", 16, false},
+		{"max_link_width", "0\n", "linkWidth", -1, false},
+		{"max_link_width", "63\n", "linkWidth", -1, false},
+		{"max_link_width", "255\n", "linkWidth", -1, false},
+		{"max_link_width", "17\n", "linkWidth", -1, true},
+		{"max_link_width", "many\n", "linkWidth", -1, true},
 		{"iommu_group", "../../../kernel/iommu_groups/42", "iommuGroup", 42, false},
 		{"iommu_group", "../../../kernel/iommu_gr", "iommuGroup", -1, true},
 	} {
 		t.Run(test.file+" "+test.content, func(t *testing.T) {
-			host := fstest.MapFS{"sys/devices/system/node/node1": {Mode: fs.ModeDir}, dir + "/" + test.file: {Data: []byte(test.content)}}
+			host := fstest.MapFS{"sys/devices/system/node/node1": {Mode: fs.ModeDir}, dir + "/max_link_width": {Data: []byte("1\n")}}
+			host[dir+"/"+test.file] = &fstest.MapFile{Data: []byte(test.content)}
 			if test.file == "iommu_group" {
 				host[dir+"/"+test.file].Mode = fs.ModeSymlink
 			}
@@ -81,6 +84,58 @@ func TestPCIValues(t *testing.T) {
 	})
 }
 
+// TestLinkMaximum checks that a function's link is described by the most that both of its
+// ends can do, whatever the link does at the moment.
+func TestLinkMaximum(t *testing.T) {
+	const port = "sys/devices/pci0000:00/0000:00:01.0/"
+	const function = port + "0000:03:00.0/"
+	base := map[string]string{
+		function + "max_link_speed": "32.0 GT/s PCIe", function + "max_link_width": "16",
+		port + "max_link_speed": "32.0 GT/s PCIe", port + "max_link_width": "16",
+		function + "current_link_speed": "32.0 GT/s PCIe", function + "current_link_width": "16",
+	}
+	for name, test := range map[string]struct {
+		files        map[string]string
+		speed, width int64 // 0 if left out
+	}{
+		"both ends alike":          {nil, 32000, 16},
+		"idle":                     {map[string]string{function + "current_link_speed": "2.5 GT/s PCIe", function + "current_link_width": "8"}, 32000, 16},
+		"slow port":                {map[string]string{port + "max_link_speed": "16.0 GT/s PCIe"}, 16000, 16},
+		"narrow port":              {map[string]string{port + "max_link_width": "8"}, 32000, 8},
+		"slow and narrow card":     {map[string]string{function + "max_link_speed": "8.0 GT/s PCIe", function + "max_link_width": "4"}, 8000, 4},
+		"port not known":           {map[string]string{port + "max_link_speed": "Unknown", port + "max_link_width": "255"}, 32000, 16},
+		"port unreadable":          {map[string]string{port + "max_link_speed": "x", port + "max_link_width": "x"}, 32000, 16},
+		"card not known":           {map[string]string{function + "max_link_speed": "Unknown", function + "max_link_width": "255"}, 0, 0},
+		"registers read as ones":   {map[string]string{function + "max_link_speed": "64.0 GT/s PCIe", function + "max_link_width": "63"}, 0, 0},
+		"virtual function":         {map[string]string{function + "physfn": "../0000:03:01.0"}, 0, 0},
+		"suspended":                {map[string]string{function + "power/runtime_status": "suspended", function + "power_state": "D3hot"}, 32000, 16},
+		"suspended, without power": {map[string]string{function + "power/runtime_status": "suspended", function + "power_state": "D3cold"}, 0, 0},
+		"suspended, old kernel":    {map[string]string{function + "power/runtime_status": "suspended"}, 0, 0},
+		"being suspended":          {map[string]string{function + "power/runtime_status": "suspending", function + "power_state": "D0"}, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := maps.Clone(base)
+			maps.Copy(files, test.files)
+			host := fstest.MapFS{}
+			for name, text := range files {
+				host[name] = &fstest.MapFile{Data: []byte(text + "\n")}
+				if path.Base(name) == "physfn" {
+					host[name] = &fstest.MapFile{Data: []byte(text), Mode: fs.ModeSymlink}
+				}
+			}
+			d, err := discovery.PCI(&discovery.Host{FS: host}, sysfs.At(host, path.Clean(function)))
+			if err != nil {
+				t.Error(err)
+			}
+			for name, want := range map[resourceapi.QualifiedName]int64{"linkSpeed": test.speed, "linkWidth": test.width} {
+				if got := ptr.Deref(d.Attributes[name].IntValue, 0); got != want {
+					t.Errorf("%s is %d, want %d", name, got, want)
+				}
+			}
+		})
+	}
+}
+
 // FuzzPCI gives one content to every file of a PCI function, and as the text of
 // a link, and expects that what is said of it could be true.
 func FuzzPCI(f *testing.F) {
@@ -93,7 +148,7 @@ func FuzzPCI(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		const dir = "sys/devices/pci0000:00/0000:00:01.0"
 		host := fstest.MapFS{}
-		for _, name := range []string{"vendor", "device", "class", "modalias", "numa_node", "current_link_speed", "current_link_width", "uevent"} {
+		for _, name := range []string{"vendor", "device", "class", "modalias", "numa_node", "max_link_speed", "max_link_width", "uevent"} {
 			host[dir+"/"+name] = &fstest.MapFile{Data: content}
 		}
 		for _, name := range []string{"driver", "iommu_group", "physfn"} {

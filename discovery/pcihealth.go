@@ -170,36 +170,19 @@ func degraded(function sysfs.Device) string {
 	if !sysfs.IsPCIAddress(port.Name()) {
 		return ""
 	}
-	now, can, above := linkWidth(function, "current"), linkWidth(function, "max"), linkWidth(port, "max")
+	now, can, above := known(linkWidthOf(function, "current")), known(linkWidthOf(function, "max")), known(linkWidthOf(port, "max"))
 	if most := min(can, above); now > 0 && now < most {
 		return fmt.Sprintf("its link has %d lanes of %d", now, most)
 	}
 	if id, err := function.PCIID(); err != nil || !strings.HasPrefix(id.Class, networkClass) {
 		return ""
 	}
-	now, can, above = linkTransfers(function, "current"), linkTransfers(function, "max"), linkTransfers(port, "max")
+	now, can, above = known(linkSpeedOf(function, "current")), known(linkSpeedOf(function, "max")), known(linkSpeedOf(port, "max"))
 	if most := min(can, above); now > 0 && now < most {
 		return fmt.Sprintf("its link does %d MT/s of %d", now, most)
 	}
 	return ""
 }
 
-// linkWidth returns lanes, 0 if it is not known how many. The kernel writes 255
-// where it does not know.
-func linkWidth(d sysfs.Device, which string) int64 {
-	width, ok := d.Attrs().Uint(which + "_link_width")
-	if !ok || width > 32 {
-		return 0
-	}
-	return int64(width)
-}
-
-// linkTransfers returns MT/s, 0 if it is not known how many.
-func linkTransfers(d sysfs.Device, which string) int64 {
-	speed, _ := d.Attrs().Text(which + "_link_speed")
-	transfers, err := parseLinkSpeed(speed)
-	if err != nil {
-		return 0
-	}
-	return transfers
-}
+// known returns a width or speed of a link, and 0 also for one that cannot be read.
+func known(value int64, _ error) int64 { return value }

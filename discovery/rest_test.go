@@ -133,7 +133,7 @@ func layVirtualFunctions(tb testing.TB, dir string, count int) {
 		files := map[string]string{
 			"vendor": "0x8086", "device": "0x" + device, "class": "0x020000", "numa_node": "-1", "uevent": "PCI_SLOT_NAME=" + address,
 			"modalias":           "pci:v00008086d0000" + device + "sv00008086sd00000000bc02sc00i00",
-			"current_link_speed": "16.0 GT/s PCIe", "current_link_width": "16", "power/runtime_status": "active",
+			"current_link_speed": "16.0 GT/s PCIe", "current_link_width": "16", "max_link_speed": "16.0 GT/s PCIe", "max_link_width": "16", "power/runtime_status": "active",
 		}
 		maps.Copy(files, more)
 		layFiles(tb, path, files)

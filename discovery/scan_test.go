@@ -514,6 +514,8 @@ func layFunctions(tb testing.TB, dir string, count int) {
 			"numa_node":          "0",
 			"current_link_speed": "16.0 GT/s PCIe",
 			"current_link_width": "16",
+			"max_link_speed":     "16.0 GT/s PCIe",
+			"max_link_width":     "16",
 			"uevent":             "PCI_SLOT_NAME=" + address,
 		})
 		links := map[string]string{

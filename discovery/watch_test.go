@@ -201,28 +201,56 @@ func TestMergeKeepsWhatHasNoDriver(t *testing.T) {
 	}
 }
 
-// A function that sleeps is not woken by a scan, and keeps what was known of its link.
-func TestSleepingFunctionKeepsItsLink(t *testing.T) {
-	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
-	function := func(status, width string) *Host {
-		return &Host{FS: fstest.MapFS{
-			"sys/bus/pci/devices/0000:03:00.0": {Data: []byte("../../../devices/pci0000:00/0000:03:00.0"), Mode: fs.ModeSymlink},
-			dir + "modalias":                   {Data: []byte("pci:v00001E52d0000401Esv00000000sd00000000bc12sc00i00\n")},
-			dir + "power/runtime_status":       {Data: []byte(status + "\n")},
-			dir + "current_link_speed":         {Data: []byte("16.0 GT/s PCIe\n")},
-			dir + "current_link_width":         {Data: []byte(width + "\n")},
-		}}
+// wakingLinks is a host on which a read of a link's attributes is an error of the test,
+// because the read would resume the function.
+type wakingLinks struct {
+	fstest.MapFS
+
+	t *testing.T
+}
+
+func (f wakingLinks) Open(name string) (fs.File, error) {
+	if strings.Contains(name, "_link_") {
+		f.t.Errorf("reads %s, which resumes the function", name)
 	}
+	return f.MapFS.Open(name)
+}
+
+// A scan does not wake a function in D3cold, whose link keeps the values of the last
+// snapshot. In D3hot, the link is read, so that the attributes are the same whether or not
+// the agent has seen the function awake.
+func TestSuspendedFunctionKeepsItsLink(t *testing.T) {
+	const dir = "sys/devices/pci0000:00/0000:03:00.0/"
 	family := &Family{Name: "one", Match: []Match{{Bus: "pci", Vendor: "1e52"}}, Describe: func(host *Host, found []sysfs.Device) ([]Device, []Problem) {
 		d, err := PCI(host, found[0])
 		return []Device{d}, Problems(d.Name, err)
 	}}
 	var last *Snapshot
 	for i, step := range []struct {
-		status, width string
-		want          int64 // 0 if it is not known
-	}{{"suspended", "8", 0}, {"active", "8", 8}, {"suspended", "63", 8}, {"resuming", "63", 8}, {"suspended", "4", 8}, {"active", "4", 4}, {"active", "63", 0}, {"suspended", "4", 0}} {
-		host := function(step.status, step.width)
+		status, state, width string
+		want                 int64 // 0 if it is not known
+	}{
+		{"suspended", "D3cold", "8", 0},
+		{"suspended", "D3hot", "8", 8},
+		{"suspended", "D3hot", "63", 8}, // the port is suspended as well
+		{"suspended", "D3cold", "4", 8},
+		{"resuming", "D3cold", "4", 8},
+		{"active", "D0", "4", 4},
+		{"active", "D0", "63", 0},
+		{"suspended", "D3cold", "4", 0},
+	} {
+		files := fstest.MapFS{
+			"sys/bus/pci/devices/0000:03:00.0": {Data: []byte("../../../devices/pci0000:00/0000:03:00.0"), Mode: fs.ModeSymlink},
+			dir + "modalias":                   {Data: []byte("pci:v00001E52d0000401Esv00000000sd00000000bc12sc00i00\n")},
+			dir + "power/runtime_status":       {Data: []byte(step.status + "\n")},
+			dir + "power_state":                {Data: []byte(step.state + "\n")},
+			dir + "max_link_speed":             {Data: []byte("16.0 GT/s PCIe\n")},
+			dir + "max_link_width":             {Data: []byte(step.width + "\n")},
+		}
+		host := &Host{FS: files}
+		if step.state == "D3cold" {
+			host.FS = wakingLinks{files, t}
+		}
 		last = Merge(host, last, Scan(host, []*Family{family}))
 		width := ptr.Deref(last.Devices[0].Attributes["linkWidth"].IntValue, 0)
 		if width != step.want || len(last.Problems) > 0 {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -148,16 +149,34 @@ func parseModalias(text string) (PCIID, bool) {
 	return PCIID{strings.ToLower(vendor), strings.ToLower(device), strings.ToLower(class)}, ok && fits && rest == ""
 }
 
-// Asleep reports whether a PCI function is known to sleep, or is on its way to or
-// from sleep. Reading its configuration space would wake it: since Linux 6.18
-// current_link_speed and current_link_width do (pci_config_pm_runtime_get in
-// drivers/pci/pci-sysfs.c); before, these said of a function in D3cold that its
-// link is down. The kernel answers power/runtime_status from memory, without the
+// Asleep reports whether a PCI function is known to be suspended, or is on its way to or
+// from suspension. The kernel answers power/runtime_status from memory, without the
 // device's lock (rtpm_status_show in drivers/base/power/sysfs.c).
 func (d Device) Asleep() bool {
 	status, _ := d.Text("power/runtime_status")
 	switch status {
 	case "suspended", "suspending", "resuming":
+		return true
+	}
+	return false
+}
+
+// WakesOnRead reports whether reading the link of a PCI function may resume the function.
+// Since Linux 6.18, and in the stable kernels that have the change, max_link_width,
+// current_link_speed and current_link_width read the configuration space between
+// pci_config_pm_runtime_get and pci_config_pm_runtime_put (drivers/pci/pci-sysfs.c);
+// max_link_speed is read from memory since Linux 6.13, and does the same in stable kernels
+// before 6.12. These resume a function in D3cold, and no other: the registers can be read
+// in the other states (drivers/pci/pci.c). The kernel answers power_state from memory
+// (power_state_show in drivers/pci/pci-sysfs.c, since Linux 5.11). While a function is
+// being suspended, power_state may still become D3cold.
+func (d Device) WakesOnRead() bool {
+	status, _ := d.Text("power/runtime_status")
+	switch status {
+	case "suspended":
+		state, _ := d.Text("power_state")
+		return !slices.Contains([]string{"D0", "D1", "D2", "D3hot"}, state)
+	case "suspending", "resuming":
 		return true
 	}
 	return false

@@ -54,7 +54,8 @@ func placeOf(d *discovery.Device) Place {
 	return p
 }
 
-// Link says the PCIe link in words, such as "Gen 5 ×16", "" if it is not known.
+// Link describes the most that the PCIe link can do, such as "Gen 5 ×16". It is "" if the
+// link is not known.
 func (p *Place) Link() string {
 	// The rates of the generations (PCI Express Base Specification 6.0, 4.2).
 	generation := map[int64]int{2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}[p.Speed]
