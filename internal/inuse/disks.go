@@ -350,15 +350,18 @@ func (d *disks) on(function sysfs.Device) (found []sysfs.Device) {
 }
 
 // below returns the uses of the disks on the function.
-func (d *disks) below(function sysfs.Device) (uses Uses) {
+func (d *disks) below(function sysfs.Device) Uses { return d.usesBelow(function, d.user) }
+
+// usesBelow returns the uses of the disks on the function, where user returns what uses a disk.
+func (d *disks) usesBelow(function sysfs.Device, user func(sysfs.Device) (string, error)) (uses Uses) {
 	if d.lists.err != nil {
 		return Uses{{Object: "a disk", Unseen: d.lists.err}}
 	}
 	for _, disk := range d.on(function) {
-		user, err := d.user(disk)
+		how, err := user(disk)
 		switch {
-		case user != "":
-			uses = append(uses, Use{Object: "disk " + disk.Name(), How: user})
+		case how != "":
+			uses = append(uses, Use{Object: "disk " + disk.Name(), How: how})
 		case err != nil:
 			uses = append(uses, Use{Object: "disk " + disk.Name(), Unseen: err})
 		}
@@ -368,6 +371,15 @@ func (d *disks) below(function sysfs.Device) (uses Uses) {
 
 // user returns what uses a disk, "" if nothing does as far as could be read.
 func (d *disks) user(disk sysfs.Device) (string, error) {
+	if user, err := d.userInTables(disk); user != "" || err != nil {
+		return user, err
+	}
+	return d.claimed(disk)
+}
+
+// userInTables returns what uses a disk according to the kernel's tables. It does not open
+// the disk.
+func (d *disks) userInTables(disk sysfs.Device) (string, error) {
 	r := &reader{FS: d.reads.FS, err: d.reads.err}
 	for _, key := range []string{r.text(path.Join(disk.Path, "dev")), disk.Name()} {
 		if user, ok := d.users[key]; ok && key != "" {
@@ -380,10 +392,7 @@ func (d *disks) user(disk sysfs.Device) (string, error) {
 	if holders := r.list(path.Join(disk.Path, "holders")); len(holders) > 0 {
 		return "it is part of " + holders[0].Name(), nil
 	}
-	if r.err != nil {
-		return "", r.err
-	}
-	return d.claimed(disk)
+	return "", r.err
 }
 
 // claimed asks the kernel whether it uses a disk in a way that nothing above tells,

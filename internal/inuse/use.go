@@ -6,6 +6,7 @@ package inuse
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"chandler.dev/discovery"
@@ -94,6 +95,23 @@ func Look(host *discovery.Host, o Options) *View {
 // Of returns who uses a function now, for one function. It is [Look] and [View.Of].
 func Of(host *discovery.Host, function sysfs.Device, o Options) Uses {
 	return Look(host, o).Of(function)
+}
+
+// Disks returns what uses the disks on functions now, as errors by the directories of those
+// functions whose disks are in use: mounted file systems, swap, arrays and exports. It
+// leaves out what cannot be read. It neither opens a disk nor reads which files processes
+// have open, so it can be called often.
+func Disks(host *discovery.Host, functions []sysfs.Device) map[string]error {
+	used := make(map[string]error)
+	disks := readDisks(host)
+	for _, function := range functions {
+		uses := disks.usesBelow(function, disks.userInTables)
+		uses = slices.DeleteFunc(uses, func(use Use) bool { return use.Unseen != nil })
+		if err := uses.Err(); err != nil {
+			used[function.Path] = err
+		}
+	}
+	return used
 }
 
 // Of returns who uses a function that is to be unbound from its driver, or to be

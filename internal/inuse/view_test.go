@@ -185,3 +185,53 @@ func TestWithoutPrivilege(t *testing.T) {
 		t.Errorf("uses %v", found)
 	}
 }
+
+// Disks returns the uses of disks that the kernel's tables show. It opens no disk, and no
+// process's list of open files.
+func TestDisks(t *testing.T) {
+	disk := map[string]string{
+		function + "/ata1/host0/block/sda/dev":       "8:0",
+		function + "/ata1/host0/block/sda/subsystem": "->../../../../../../../../class/block",
+		"sys/class/block/sda":                        "->../../../" + function + "/ata1/host0/block/sda",
+	}
+	for name, test := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"unused":   {nil, ""},
+		"mounted":  {map[string]string{"proc/1/mountinfo": "36 35 8:0 / /data rw - ext4 /dev/sda rw"}, "in use: disk sda: it is mounted on /data"},
+		"an array": {map[string]string{function + "/ata1/host0/block/sda/holders/md0": ""}, "in use: disk sda: it is part of md0"},
+		"swap":     {map[string]string{"proc/swaps": "Filename Type Size Used Priority\n/dev/sda partition 1 0 -2", "dev/sda": ""}, "in use: disk sda: swap"},
+		"open":     {map[string]string{"proc/47/fd/3": "->/dev/sda", "dev/sda": ""}, ""},
+		"unseen":   {map[string]string{"proc/spl/kstat/zfs/x": ""}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := maps.Clone(disk)
+			maps.Copy(files, test.files)
+			fsys := neverOpens{host(files), t}
+			used := inuse.Disks(&discovery.Host{FS: fsys}, []sysfs.Device{sysfs.At(fsys, function)})
+			got := ""
+			if err := used[function]; err != nil {
+				got = err.Error()
+			}
+			if got != test.want || len(used) > 1 {
+				t.Errorf("%v, want %q", used, test.want)
+			}
+		})
+	}
+}
+
+// neverOpens is a host on which it is an error of the test to open a disk, or to list what
+// a process has open.
+type neverOpens struct {
+	fstest.MapFS
+
+	t *testing.T
+}
+
+func (f neverOpens) Open(name string) (fs.File, error) {
+	if name == "dev/sda" || strings.Contains(name, "/fd") {
+		f.t.Errorf("opens %s", name)
+	}
+	return f.MapFS.Open(name)
+}

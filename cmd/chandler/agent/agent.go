@@ -63,6 +63,7 @@ type agent struct {
 	hearing  atomic.Bool                        // the kernel's events come to events
 	watching atomic.Pointer[time.Time]          // when the first scan began
 	settled  atomic.Pointer[discovery.Snapshot] // its devices with their states, nil until they are known
+	diskUse  atomic.Pointer[map[string]string]  // why the host's use of disks keeps devices from vfio, by device; nil before the first scan
 	resaid   chan struct{}                      // has one when that says something else
 
 	order   atomic.Pointer[removal.Order] // that was heard last, nil before the first
@@ -200,7 +201,7 @@ func (a *agent) run(parent context.Context) error {
 		if a.open(ctx) {
 			a.openBinder(ctx)
 			a.openMaker(ctx)
-			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.keeper.Run, a.upkeep.Run, a.keepConfig, a.watch, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
+			for _, part := range []func(context.Context){a.ledger.Run, a.giveBack, a.undoMade, a.keeper.Run, a.upkeep.Run, a.keepConfig, a.watch, a.watchDiskUse, a.place, a.checkClasses, a.tellPods, a.learnTerms, a.labelNode} {
 				group.Go(func() error { part(ctx); return nil })
 			}
 		}

@@ -56,7 +56,7 @@ func (a *agent) watch(ctx context.Context) {
 	a.watching.Store(&begun)
 	watch.Run(ctx, func(s *discovery.Snapshot) {
 		settling.settler.Severity = a.settings.Load().Severity
-		s = a.keeper.Describe(settling.settle(ctx, a.upkeep.Describe(a.binder.Describe(a.maker.Describe(s)))), settling.settler.Severity)
+		s = a.keeper.Describe(settling.settle(ctx, a.upkeep.Describe(a.describeUsedDisks(a.binder.Describe(a.maker.Describe(s))))), settling.settler.Severity)
 		if discovery.Same(last, s) {
 			return
 		}

@@ -1,0 +1,84 @@
+package agent
+
+import (
+	"context"
+	"maps"
+	"path"
+	"slices"
+	"time"
+
+	"chandler.dev/discovery"
+	"chandler.dev/discovery/sysfs"
+	"chandler.dev/internal/inuse"
+)
+
+// usedDisks returns why passthrough would refuse devices because the host uses a disk on
+// them, by the devices' names. It looks only at devices that are available solely under
+// vfio: another device may be in use by the pod to which it is allocated.
+func (a *agent) usedDisks(s *discovery.Snapshot) map[string]string {
+	functions := make(map[string][]sysfs.Device) // by device
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if d.Rebind == nil || !d.Rebind.Only || d.Rebind.Why != "" {
+			continue
+		}
+		for _, source := range append([]string{d.Source}, d.Rebind.Others...) {
+			functions[d.Name] = append(functions[d.Name], sysfs.At(a.host.FS, source))
+		}
+	}
+	if len(functions) == 0 {
+		return nil
+	}
+	used := inuse.Disks(a.host, slices.Concat(slices.Collect(maps.Values(functions))...))
+	reasons := make(map[string]string)
+	for device, functions := range functions {
+		for _, function := range functions {
+			if err := used[function.Path]; err != nil {
+				reasons[device] = "it is available only under vfio, and function " + path.Base(function.Path) + " is " + err.Error()
+				break
+			}
+		}
+	}
+	return reasons
+}
+
+// describeUsedDisks returns a snapshot in which healthy devices that passthrough would
+// refuse, because the host uses a disk on them, are unhealthy.
+func (a *agent) describeUsedDisks(s *discovery.Snapshot) *discovery.Snapshot {
+	reasons := a.usedDisks(s)
+	a.diskUse.Store(&reasons)
+	if len(reasons) == 0 {
+		return s
+	}
+	described := *s
+	described.Devices = slices.Clone(s.Devices)
+	for i := range described.Devices {
+		if d := &described.Devices[i]; reasons[d.Name] != "" && d.Health.Status == discovery.Healthy {
+			d.Health = discovery.Health{Status: discovery.Unhealthy, Reason: reasons[d.Name]}
+		}
+	}
+	return &described
+}
+
+// watchDiskUse starts a scan when the disks of other devices are in use than at the last scan. The kernel sends no event
+// when a file system is mounted or unmounted.
+func (a *agent) watchDiskUse(ctx context.Context) {
+	interval := time.NewTicker(a.RescanInterval)
+	defer interval.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-interval.C:
+		}
+		s, last := a.settled.Load(), a.diskUse.Load()
+		if s == nil || last == nil {
+			continue // nothing was scanned yet
+		}
+		// A disk that is mounted more than once may have another reason each time.
+		same := func(string, string) bool { return true }
+		if !maps.EqualFunc(*last, a.usedDisks(s), same) {
+			notify(a.events)
+		}
+	}
+}
