@@ -244,6 +244,12 @@ func (d *disks) addExports() {
 			d.reads.fail(fmt.Errorf("module %s is loaded, and its exports cannot be read: %w", export.module, err))
 		}
 		for _, file := range d.reads.glob(export.pattern) {
+			// The NVMe target opens a disk when its namespace is enabled, and closes it when the namespace is
+			// disabled (nvmet_ns_enable and nvmet_ns_disable in drivers/nvme/target/core.c). A passthrough controller
+			// is referenced while it is enabled (nvmet_passthru_ctrl_enable in drivers/nvme/target/passthru.c).
+			if export.module == "nvmet" && d.reads.text(path.Join(path.Dir(file), "enable")) == "0" {
+				continue
+			}
 			if disk := d.reads.text(file); path.IsAbs(disk) { // else none is set
 				d.addFile(disk, export.user)
 			}
