@@ -217,9 +217,9 @@ func TestMakes(t *testing.T) {
 		if err := get(t.Context(), m, m.Describe(k.scan()), 0); err != nil {
 			t.Error(err)
 		}
-		for range 2 { // the second time there is nothing to do
-			if err := m.Undo(t.Context(), "cell-0"); err != nil {
-				t.Error(err)
+		for _, want := range []bool{true, false} { // the second time there is nothing to do
+			if removed, err := m.Undo(t.Context(), "cell-0"); err != nil || removed != want {
+				t.Errorf("removed: %t, %v; want %t", removed, err, want)
 			}
 			k.check(false)
 		}
@@ -239,7 +239,7 @@ func TestKilled(t *testing.T) {
 				m := k.maker("1")
 				_ = get(t.Context(), m, k.scan(), 0)
 				if step > 0 {
-					_ = m.Undo(t.Context(), "cell-0")
+					_, _ = m.Undo(t.Context(), "cell-0")
 				}
 				k.budget = -1
 				m = k.maker("1")
@@ -252,7 +252,7 @@ func TestKilled(t *testing.T) {
 					}
 				}
 				for _, made := range m.Made() {
-					if err := m.Undo(t.Context(), made.Unit); err != nil {
+					if _, err := m.Undo(t.Context(), made.Unit); err != nil {
 						t.Error(err)
 					}
 				}
@@ -303,7 +303,7 @@ func TestWhatIsNotOurs(t *testing.T) {
 		if err := get(t.Context(), m, k.scan(), 0); err != nil || len(m.Made()) > 0 {
 			t.Errorf("made %+v: %v", m.Made(), err)
 		}
-		if err := m.Undo(t.Context(), "cell-0"); err != nil || len(k.writes) != 1 {
+		if removed, err := m.Undo(t.Context(), "cell-0"); err != nil || removed || len(k.writes) != 1 {
 			t.Errorf("written: %q, %v", k.writes, err)
 		}
 	})
@@ -410,7 +410,7 @@ func TestCannotBeUndone(t *testing.T) {
 			t.Fatal(err)
 		}
 		k.busy = errors.New("in use: process 7 (qemu) has it open")
-		err := m.Undo(t.Context(), "cell-0")
+		_, err := m.Undo(t.Context(), "cell-0")
 		if made := m.Made(); err == nil || len(made) != 1 || made[0].Failed == nil || !strings.Contains(made[0].Failed.Error(), "qemu") {
 			t.Errorf("error %v, made %+v", err, made)
 		}
@@ -453,7 +453,7 @@ func TestHangs(t *testing.T) {
 		if err := get(t.Context(), m, k.scan(), 0); err == nil || !strings.Contains(err.Error(), "has not ended after 1m0s") {
 			t.Errorf("error %v", err)
 		}
-		if err := m.Undo(t.Context(), "cell-0"); err == nil || !strings.Contains(err.Error(), "has not ended yet") {
+		if _, err := m.Undo(t.Context(), "cell-0"); err == nil || !strings.Contains(err.Error(), "has not ended yet") {
 			t.Errorf("undone beside it: %v", err)
 		}
 		k.mu.Lock()
@@ -519,7 +519,7 @@ func TestWholeComesBack(t *testing.T) {
 		r := m.made.Get("cell-0")
 		r.Devices = append(r.Devices, "cell-0")
 		begun := time.Now()
-		if err := m.Undo(t.Context(), "cell-0"); err != nil || time.Since(begun) > time.Second {
+		if _, err := m.Undo(t.Context(), "cell-0"); err != nil || time.Since(begun) > time.Second {
 			t.Errorf("undone after %s: %v", time.Since(begun), err)
 		}
 		k.check(false)
@@ -542,7 +542,7 @@ func TestUndoneAlready(t *testing.T) {
 		}
 		k.divide("0")
 		begun := time.Now()
-		if err := m.Undo(t.Context(), "cell-0"); err != nil || time.Since(begun) > time.Second {
+		if _, err := m.Undo(t.Context(), "cell-0"); err != nil || time.Since(begun) > time.Second {
 			t.Errorf("after %s: %v", time.Since(begun), err)
 		}
 		k.check(false)
@@ -662,7 +662,7 @@ func TestRecordOfAnEarlierVersion(t *testing.T) {
 		if made := m.Made(); len(made) != 1 || made[0].Family != "cells" || made[0].Silicon != "cell-0" || strings.Join(made[0].Devices, " ") != "cell-0-a cell-0-b" {
 			t.Errorf("made: %+v", made)
 		}
-		if err := m.Undo(t.Context(), "cell-0"); err != nil {
+		if _, err := m.Undo(t.Context(), "cell-0"); err != nil {
 			t.Error(err)
 		}
 		k.check(false)

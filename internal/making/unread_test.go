@@ -47,7 +47,7 @@ func TestUnreadRecord(t *testing.T) {
 			if how, has := m.Has("cell-0"); !has || (how["anew"] != "") != anew {
 				t.Errorf("%v: %v", has, how)
 			}
-			if err := m.Undo(t.Context(), "cell-0"); err != nil {
+			if _, err := m.Undo(t.Context(), "cell-0"); err != nil {
 				t.Error(err)
 			}
 			k.check(false)

@@ -172,11 +172,12 @@ func (m *Maker) until(ctx context.Context, so func() bool) bool {
 }
 
 // Undo removes what was made, and returns [*ledger.Blocked] if a consumer, or another change, has any of its devices or
-// of those that came in their place. It is no error if nothing is there any more.
-func (m *Maker) Undo(ctx context.Context, unit string, came ...string) error {
+// of those that came in their place. It is no error if nothing is there any more, or if another program has changed
+// what was made: removed is false then, and only the record is removed.
+func (m *Maker) Undo(ctx context.Context, unit string, came ...string) (removed bool, err error) {
 	r := m.made.Get(unit)
 	if r == nil {
-		return nil
+		return false, nil
 	}
 	c := ledger.Change{Name: "unit " + unit, API: discovery.ModeDRA, Functions: []string{r.Body.Making.Of}, Ended: m.config.Changed}
 	for _, device := range union(r.Devices, came) {
@@ -184,35 +185,36 @@ func (m *Maker) Undo(ctx context.Context, unit string, came ...string) error {
 	}
 	lease, blocked := m.config.Ledger.Lease(c, m.config.Stock())
 	if blocked != nil {
-		return blocked
+		return false, blocked
 	}
 	defer m.begin(unit, lease)()
 	if m.made.Get(unit) != r {
-		return nil // another call has changed it before the lease
+		return false, nil // another call has changed it before the lease
 	}
-	err := m.undo(ctx, lease, r, union(r.Devices, came))
+	removed, err = m.undo(ctx, lease, r, union(r.Devices, came))
 	if err == nil {
-		return m.forget(unit)
+		return removed, m.forget(unit)
 	}
 	err = fmt.Errorf("it is not undone: %w", err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.failed[unit] = failure{err: err, made: true, at: time.Now()}
-	return err
+	return false, err
 }
 
-func (m *Maker) undo(ctx context.Context, lease *ledger.Lease, r *record, devices []string) error {
+// undo reports whether there was something to remove.
+func (m *Maker) undo(ctx context.Context, lease *ledger.Lease, r *record, devices []string) (removed bool, err error) {
 	f, err := m.family(r.Body.Family)
 	if err != nil {
-		return err
+		return false, err
 	}
 	work, err := m.plan(lease, f.Unmake, f.Name, r.Body.Making)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if work == nil { // nothing of it is there, or what is there is somebody else's
 		m.config.Changed()
-		return nil
+		return false, nil
 	}
 	offered := func(name string) bool {
 		d, known := m.config.Device(name)
@@ -221,14 +223,14 @@ func (m *Maker) undo(ctx context.Context, lease *ledger.Lease, r *record, device
 	// Others may be there only afterwards, such as the device that was divided.
 	undone := slices.DeleteFunc(devices, func(name string) bool { return !offered(name) })
 	if err := work(context.WithoutCancel(ctx)); err != nil {
-		return err
+		return false, err
 	}
 	m.config.Changed()
 	// Those who give them out are to know it, before somebody may have one.
 	if !m.until(ctx, func() bool { return !slices.ContainsFunc(undone, offered) }) {
-		return errors.New("its devices are there still")
+		return false, errors.New("its devices are there still")
 	}
-	return nil
+	return true, nil
 }
 
 // plan asks a family what is to be done. A driver may keep it waiting: it is left alone

@@ -188,11 +188,15 @@ func (p *placed) devicesOf(made *making.Made) []string {
 // undoUnit removes a unit, unless a consumer has one of its devices.
 func (a *agent) undoUnit(ctx context.Context, p *placed, made *making.Made) error {
 	var blocked *ledger.Blocked
-	switch err := a.maker.Undo(ctx, made.Unit, p.devicesOf(made)...); {
+	removed, err := a.maker.Undo(ctx, made.Unit, p.devicesOf(made)...)
+	switch {
 	case errors.As(err, &blocked):
 		return nil
 	case err != nil:
 		return err
+	case !removed:
+		klog.FromContext(ctx).Info("Removed nothing of a unit that was created on demand, because its devices are gone, or another program has changed them", "unit", made.Unit)
+		return nil
 	}
 	klog.FromContext(ctx).Info("Removed what was created on demand, since no consumer has it", "unit", made.Unit)
 	return nil

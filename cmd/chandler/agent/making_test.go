@@ -6,10 +6,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families/rdma"
@@ -220,6 +224,40 @@ func TestAgentLeavesOthersVirtualFunctions(t *testing.T) {
 			t.Errorf("writes %q", m.Written())
 		}
 		stop()
+	})
+}
+
+// If an administrator changes the number of virtual functions that the agent has created,
+// they stay, and the agent does not log that it has removed them.
+func TestAgentLogsThatVirtualFunctionsWereChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMakes(t)
+		var mu sync.Mutex
+		var log []string
+		logger := funcr.New(func(_, args string) {
+			mu.Lock()
+			defer mu.Unlock()
+			log = append(log, args)
+		}, funcr.Options{})
+		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
+		ended := make(chan error, 1)
+		go func() { ended <- Run(ctx, m.config(&rules.Rules{Mode: discovery.ModeDRA})) }()
+		time.Sleep(time.Minute)
+		m.gets(1, "first")()
+		for _, count := range []int{0, 2} {
+			if err := m.SetVirtual(physicalFunction, count); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Hour)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		all := strings.Join(log, "\n")
+		if m.Virtual(physicalFunction) != 2 || strings.Contains(all, "Removed what was created") || !strings.Contains(all, "another program has changed them") {
+			t.Errorf("%d virtual functions\n%s", m.Virtual(physicalFunction), all)
+		}
 	})
 }
 

@@ -60,7 +60,8 @@ func run(dies, count int, do, physical string) error {
 		return err
 	}
 	if do == "undo" {
-		return maker.Undo(context.Background(), unit)
+		_, err := maker.Undo(context.Background(), unit)
+		return err
 	}
 	var virtual []discovery.Device
 	for _, d := range scan().Devices {
