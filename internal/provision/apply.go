@@ -7,6 +7,7 @@ import (
 	"io"
 	"path"
 	"slices"
+	"strings"
 	"sync"
 
 	"chandler.dev/discovery"
@@ -32,6 +33,8 @@ type Provisioner struct {
 	Keep func(journal []byte) error
 
 	Out io.Writer // gets a line for each change, before it is made
+
+	owed []discovery.Write // what the journal had when Run began
 }
 
 // Run does all that can be done, one function after the other. The error says by
@@ -39,6 +42,9 @@ type Provisioner struct {
 // other from being done.
 func (p *Provisioner) Run(ctx context.Context) error {
 	changes, err := p.resume()
+	if errors.Is(err, errJournal) {
+		return err // a later write to the journal would replace what it has
+	}
 	errs := []error{err}
 	known := discovery.Scan(p.Host, p.Families).Devices
 	selected, notes, err := functions(p.Host, p.Rules, known)
@@ -168,7 +174,12 @@ func (p *Provisioner) check(f function, known []discovery.Device, failed map[str
 	left = slices.DeleteFunc(left, func(part part) bool { return failed[part.name] })
 	var errs []error
 	for _, part := range left {
-		errs = append(errs, fmt.Errorf("%s: was written, and is not done: %s; the kernel's log may say why", part.name, part.writes[0]))
+		first := part.writes[0]
+		if driver := first.To; strings.Contains(driver, "vfio") && sysfs.At(p.Host.FS, path.Dir(first.Shows)).Link("iommu_group") == "" {
+			errs = append(errs, fmt.Errorf("%s: driver %s did not take it: %w", part.name, driver, errUnserved))
+			continue
+		}
+		errs = append(errs, fmt.Errorf("%s: was written, and is not done: %s; the kernel's log may say why", part.name, first))
 	}
 	return errors.Join(errs...)
 }

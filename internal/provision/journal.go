@@ -74,9 +74,11 @@ func (j *Journal) Keep(data []byte) error {
 	return j.root.Rename(journalFile+".new", journalFile)
 }
 
-// keep has the writes outlive this process.
+// keep writes the journal, so that the writes outlive this process, with those of an
+// earlier command that are still not made.
 func (p *Provisioner) keep(writes []discovery.Write) (err error) {
 	var data []byte
+	writes = slices.Concat(p.left(p.owed), writes)
 	if len(writes) > 0 {
 		data, err = json.Marshal(journal{p.boot(), writes})
 	}
@@ -94,6 +96,9 @@ func (p *Provisioner) boot() string {
 	return boot
 }
 
+// errJournal is why nothing is done.
+var errJournal = errors.New("read what a command that was killed left to be done")
+
 // unfinished returns the writes that a command which was killed in this boot did not
 // come to make.
 func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
@@ -106,7 +111,7 @@ func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
 		err = json.Unmarshal(data, &j)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what a command that was killed left to be done; if it is damaged, remove it: /%s: %w", journalFile, err)
+		return nil, fmt.Errorf("%w; if it is damaged, remove it: /%s: %w", errJournal, journalFile, err)
 	}
 	if j.Boot != p.boot() {
 		return nil, nil
@@ -125,14 +130,18 @@ func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
 // maxJournal is more than any attribute has, in bytes.
 const maxJournal = 64 << 10
 
-// resume makes the writes that a command which was killed did not come to make. In a
-// dry run it lays what they would show over the host, for the plan to be what follows.
+// resume makes the writes that a command which was killed did not come to make. A write
+// that fails stays in the journal. In a dry run, resume lays what they would show over the
+// host, for the plan to be what follows.
 func (p *Provisioner) resume() (changes int, err error) {
 	writes, err := p.unfinished()
 	if err != nil {
 		return 0, err
 	}
-	err = p.apply(part{"left by a command that was killed", writes})
+	p.owed = writes
+	for _, w := range writes { // of different functions: one that fails keeps no other from being made
+		err = errors.Join(err, p.write(part{"left by a command that was killed", []discovery.Write{w}}))
+	}
 	if p.Write != nil {
 		if p.Keep != nil {
 			err = errors.Join(err, p.keep(nil))
@@ -161,5 +170,5 @@ func (p *Provisioner) ends(writes []discovery.Write) (ends []discovery.Write) {
 
 // left returns those of the writes that were not made.
 func (p *Provisioner) left(ends []discovery.Write) []discovery.Write {
-	return slices.DeleteFunc(ends, func(w discovery.Write) bool { return p.shown(w.Shows) == w.To })
+	return slices.DeleteFunc(slices.Clone(ends), func(w discovery.Write) bool { return p.shown(w.Shows) == w.To })
 }

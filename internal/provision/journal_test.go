@@ -2,10 +2,13 @@ package provision_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"chandler.dev/discovery"
@@ -66,6 +69,65 @@ func TestProvisionAfterAKill(t *testing.T) {
 	k.file("run/chandler/provision.json", "{")
 	if _, err := k.run(); err == nil || !strings.Contains(err.Error(), "run/chandler/provision.json") {
 		t.Errorf("a damaged journal: %v", err)
+	}
+}
+
+// A write that fails stays in the journal until it succeeds, also if the command makes
+// other changes meanwhile, which use the journal too.
+func TestProvisionKeepsTheJournalUntilItsWritesAreMade(t *testing.T) {
+	k, dir := qatHost()
+	k.file(dir+"/qat/cfg_services", "sym;dc")
+	other := k.function("0000:6c:00.0", qatID, "0b4000", "4xxx", map[string]string{
+		"qat/state": "up", "qat/cfg_services": "sym;dc", "sriov_numvfs": "0", "sriov_totalvfs": "16", "sriov_drivers_autoprobe": "1"})
+	k.runKilled(1, qatRule(1))
+	autoprobe := dir + "/sriov_drivers_autoprobe"
+	k.refuses[autoprobe] = syscall.EIO
+	for range 2 {
+		if _, err := k.run(qatRule(1)); !errors.Is(err, syscall.EIO) {
+			t.Errorf("error %v", err)
+		}
+		if vfs := k.text(other + "/sriov_numvfs"); vfs != "1" {
+			t.Errorf("the other function has %s virtual functions", vfs)
+		}
+		if !strings.Contains(k.text("run/chandler/provision.json"), autoprobe) {
+			t.Fatalf("the journal has %q", k.text("run/chandler/provision.json"))
+		}
+	}
+	delete(k.refuses, autoprobe)
+	if _, err := k.run(qatRule(1)); err != nil {
+		t.Error(err)
+	}
+	if k.text(autoprobe) != "1" || k.text("run/chandler/provision.json") != "" {
+		t.Errorf("sriov_drivers_autoprobe is %s, the journal has %q", k.text(autoprobe), k.text("run/chandler/provision.json"))
+	}
+}
+
+// Of two writes of a journal, each is made though the other fails.
+func TestProvisionMakesAllWritesOfTheJournalThatItCan(t *testing.T) {
+	k, first := qatHost()
+	second := k.function("0000:6c:00.0", qatID, "0b4000", "4xxx", sriov(16))
+	var left []string
+	for _, dir := range []string{first, second} {
+		k.file(dir+"/sriov_drivers_autoprobe", "0")
+		left = append(left, fmt.Sprintf(`{"Path":%[1]q,"Value":"1","Shows":%[1]q,"From":"0","To":"1","Always":true}`, dir+"/sriov_drivers_autoprobe"))
+	}
+	k.file("run/chandler/provision.json", `{"boot":"","writes":[`+strings.Join(left, ",")+`]}`)
+	k.refuses[first+"/sriov_drivers_autoprobe"] = syscall.EIO
+	if _, err := k.run(); !errors.Is(err, syscall.EIO) {
+		t.Errorf("error %v", err)
+	}
+	if k.text(second+"/sriov_drivers_autoprobe") != "1" {
+		t.Error("the second write was not made")
+	}
+}
+
+// While the journal cannot be read, nothing is changed that could replace it.
+func TestProvisionKeepsAJournalThatItCannotRead(t *testing.T) {
+	k, _ := qatHost()
+	const damaged = "{"
+	k.file("run/chandler/provision.json", damaged)
+	if _, err := k.run(qatRule(1)); err == nil || len(k.writes) > 0 || k.text("run/chandler/provision.json") != damaged {
+		t.Errorf("error %v, wrote %q, left %q", err, k.writes, k.text("run/chandler/provision.json"))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"chandler.dev/discovery"
@@ -239,21 +240,41 @@ func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]di
 	return bind(link, discovery.Write{Value: function.Name()}, now, override, driver), nil
 }
 
-// usable refuses to take a function from its driver for one of vfio's that
-// would not have it, since nothing protects the host from what it does. A function
-// without a driver may get its group only when one is bound, as it does under
-// virtio-iommu, whose own driver comes after the function was found.
+// usable refuses to bind a function without an IOMMU group to a driver of vfio, which would
+// not take the function: vfio_group_find_or_alloc in drivers/vfio/group.c returns EINVAL,
+// unless enable_unsafe_noiommu_mode is set.
+//
+// An unbound function may get its group when a driver is probed, because the kernel before
+// Linux 6.15 configures an IOMMU that firmware tables describe only then (pci_dma_configure
+// in drivers/pci/pci-driver.c), such as that of virtio-iommu or an SMMU. The Intel and AMD
+// drivers add all functions to groups when they start.
 func usable(host *discovery.Host, function sysfs.Device, driver string) error {
 	if !strings.Contains(driver, "vfio") || function.Link("iommu_group") != "" {
-		return nil
-	}
-	if iommus, _ := fs.ReadDir(host.FS, "sys/class/iommu"); len(iommus) > 0 && !function.Bound() {
 		return nil
 	}
 	if unsafe, _ := host.ReadText("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"); unsafe == "Y" {
 		return nil
 	}
-	return errors.New("is in no IOMMU group; switch the IOMMU on")
+	iommus, _ := fs.ReadDir(host.FS, "sys/class/iommu")
+	switch {
+	case len(iommus) == 0:
+		return errors.New("is in no IOMMU group, because the host's IOMMU is off; switch the IOMMU on in the firmware and the kernel, " + withoutIOMMU)
+	case function.Bound() || !slices.ContainsFunc(iommus, groupsLate):
+		return errUnserved
+	}
+	return nil
+}
+
+// withoutIOMMU is the remedy for functions that no IOMMU serves.
+const withoutIOMMU = "or set the parameter enable_unsafe_noiommu_mode of module vfio, which lets the function access all memory of the host"
+
+// errUnserved is why vfio does not take a function although the host has an IOMMU.
+var errUnserved = errors.New("is in no IOMMU group, because no IOMMU of the host serves it; use a function that an IOMMU serves, " + withoutIOMMU)
+
+// groupsLate reports whether an IOMMU may add a function to a group only when a driver is
+// probed, by the IOMMU's name: "dmar0" is an Intel one, and "ivhd0" an AMD one.
+func groupsLate(iommu fs.DirEntry) bool {
+	return !strings.HasPrefix(iommu.Name(), "dmar") && !strings.HasPrefix(iommu.Name(), "ivhd")
 }
 
 // bind returns what binds a function to a driver in place of the one that is

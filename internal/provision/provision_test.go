@@ -111,6 +111,17 @@ func TestProvision(t *testing.T) {
 /sys/devices/pci0000:00/0000:03:00.0/driver_override: none -> vfio-pci
 /sys/devices/pci0000:00/0000:03:00.0/driver: none -> vfio-pci
 `},
+		"a function without an IOMMU, in vfio's mode without one": {
+			func() *kernel {
+				k := newKernel("i40e", "vfio-pci")
+				delete(k.MapFS, k.function("0000:03:00.0", nicID, "020000", "", nil)+"/iommu_group")
+				k.file("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y")
+				return k
+			},
+			[]provision.Rule{bound}, `
+/sys/devices/pci0000:00/0000:03:00.0/driver_override: none -> vfio-pci
+/sys/devices/pci0000:00/0000:03:00.0/driver: none -> vfio-pci
+`},
 		"virtual functions that nobody uses, in another number": {
 			func() *kernel {
 				k, dir := qatHost()
@@ -475,7 +486,16 @@ func TestProvisionRefuses(t *testing.T) {
 		"no group of the IOMMU": {nvme, func(k *kernel, dir string) {
 			delete(k.MapFS, dir+"/iommu_group")
 			k.file("sys/class/iommu/dmar0/name", "")
-		}, bind, []string{"IOMMU"}},
+		}, bind, []string{"IOMMU", "enable_unsafe_noiommu_mode"}},
+		"no group of the IOMMU, no driver": {nvme, func(k *kernel, dir string) {
+			delete(k.MapFS, dir+"/iommu_group")
+			delete(k.MapFS, dir+"/driver")
+			k.file("sys/class/iommu/dmar0/name", "")
+		}, bind, []string{"0000:03:00.0", "no IOMMU of the host serves it", "enable_unsafe_noiommu_mode"}},
+		"no IOMMU, no driver": {nvme, func(k *kernel, dir string) {
+			delete(k.MapFS, dir+"/iommu_group")
+			delete(k.MapFS, dir+"/driver")
+		}, bind, []string{"0000:03:00.0", "IOMMU is off", "switch the IOMMU on", "enable_unsafe_noiommu_mode"}},
 		"physical function":      {nvme, func(k *kernel, dir string) { k.setVFs(dir, "1") }, bind, []string{"has virtual functions"}},
 		"bound virtual function": {nic, func(k *kernel, dir string) { k.setVFs(dir, "1") }, create, []string{"0000:03:01.0", "bound to vfdriver"}},
 		"too many":               {nic, func(k *kernel, dir string) { k.file(dir+"/sriov_totalvfs", "1") }, create, []string{"2 virtual functions are wanted", "it can have 1"}},
@@ -671,6 +691,17 @@ func TestProvisionFailures(t *testing.T) {
 		k.rejects["vfio-pci"] = true
 		_, err := k.run(qatRule(1))
 		if err == nil || !strings.Contains(err.Error(), "virtfn0: was written, and is not done: /sys/devices/pci0000:00/0000:6b:00.0/virtfn0/driver: none -> vfio-pci") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("a function that gets no group from an IOMMU that could add one", func(t *testing.T) {
+		k := newKernel("i40e", "vfio-pci")
+		dir := k.function("0000:03:00.0", nicID, "020000", "", nil)
+		delete(k.MapFS, dir+"/iommu_group")
+		k.file("sys/class/iommu/virtio0/name", "")
+		k.rejects["vfio-pci"] = true
+		_, err := k.run(provision.Rule{Selects: id(nicID), Driver: "vfio-pci"})
+		if err == nil || !strings.Contains(err.Error(), "0000:03:00.0: driver vfio-pci did not take it: is in no IOMMU group") || !strings.Contains(err.Error(), "enable_unsafe_noiommu_mode") {
 			t.Errorf("error %v", err)
 		}
 	})
