@@ -7,7 +7,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"chandler.dev/discovery"
 	"chandler.dev/discovery/rules"
+	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/ledger"
 )
 
@@ -35,6 +37,30 @@ func consumption(h ledger.Hold, set resourceapi.CounterSet) []resourceapi.Device
 		return nil
 	}
 	return []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: counters(taken)}}
+}
+
+// joinGone makes allocated devices that are not in the snapshot parts of the IOMMU groups
+// which they belong to now. A claim may have recorded a device as alone before the device
+// and others became one group. The configuration may leave such a device out, but a claim
+// that gets another device of the group under vfio takes all functions of the group.
+func (in *input) joinGone() {
+	groups := make(map[string]string) // the silicon, by the name of a function that goes with it
+	for i := range in.Snapshot.Devices {
+		d := &in.Snapshot.Devices[i]
+		if d.PartOf == nil || d.Rebind == nil {
+			continue
+		}
+		for _, source := range d.Rebind.Others {
+			groups[discovery.DeviceName(sysfs.Device{Path: source})] = d.Silicon()
+		}
+	}
+	for name, h := range in.alone {
+		silicon, joined := groups[in.held[name]]
+		if _, present := in.Snapshot.Lookup(in.held[name]); joined && !present && h.Silicon != silicon {
+			h.Silicon, h.Whole, h.Takes = silicon, true, nil
+			in.alone[name] = h
+		}
+	}
 }
 
 // takenByGone returns what claims have that is not in the snapshot, by silicon.

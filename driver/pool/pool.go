@@ -61,6 +61,7 @@ func Of(given Input) (resourceslice.Pool, []discovery.Problem) {
 			}
 		}
 	}
+	in.joinGone()
 	return in.pool()
 }
 
