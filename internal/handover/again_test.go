@@ -111,7 +111,7 @@ func TestWipedRecords(t *testing.T) {
 		wiped := func() {
 			t.Helper()
 			before := b.files()
-			if err := os.RemoveAll(filepath.Join(b.dir, "handover")); err != nil {
+			if err := os.RemoveAll(filepath.Join(b.dir, "reclaim")); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(2 * refreshInterval)

@@ -17,8 +17,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/disk"
 	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 )
 
@@ -41,9 +41,8 @@ type Config struct {
 	// change the host, and nothing can be reset.
 	Write func(name, value string) error
 
-	Files disk.Files
-	Dir   string // where it is written down who had what
-	Boot  string // the kernel's boot ID: no process and no need of a reset outlives a boot
+	Journal journal.Config // the place of the records; no process and no need of a reset outlives a boot
+	Earlier string         // the directory in which earlier versions kept the records
 
 	Ledger *ledger.Ledger
 	Stock  func() ledger.Stock // the devices of the host as both APIs offer them
@@ -92,14 +91,13 @@ const begun = "it is being handed over"
 
 // Custodian keeps devices between two owners. It is an [ledger.Output].
 type Custodian struct {
-	config Config
-	wake   chan struct{} // has one when Run is to look
-	closed atomic.Bool   // Run has ended
-	asking atomic.Bool   // the API server is being asked
+	config  Config
+	journal *journal.Journal[record]
+	wake    chan struct{} // has one when Run is to look
+	closing chan struct{} // closed when Run ends
+	asking  atomic.Bool   // the API server is being asked
 
-	unread    []string // names of records that could not be read or removed yet; of [Custodian.Load], then of Run
-	unlisted  bool     // they could not be listed yet; likewise
-	unwritten bool     // it was said that it could not be written down who has devices; of [Custodian.Run]
+	unwritten bool // a warning was logged that records cannot be written; used by [Custodian.Run] only
 
 	filing chan struct{} // has one while a call writes or removes records; a simulation's clock stands while a mutex is waited for
 
@@ -107,16 +105,17 @@ type Custodian struct {
 	choices  choices
 
 	mu      sync.Mutex
+	closed  bool                      // Run ends: no look, reset or removal of a record begins any more
+	works   sync.WaitGroup            // calls of work; none is added once closed is set
 	records map[string]*record        // by name
 	claims  map[types.UID]*claimUsers // the pods of claims that go on
 	passed  map[string]string         // grants that are handed over and still in the ledger: their keys, by grantOf
 	blind   map[string]bool           // records of which it was said that nothing can be seen
 }
 
-// record is who had, or has, a device. It is on disk before somebody has the device, as far as is
-// known, and until the next one may have it.
+// record names a device and its consumer. It is in the journal before the consumer has the device, as far as is known,
+// and until the next consumer may have it.
 type record struct {
-	Boot   string       `json:"boot"`
 	Key    string       `json:"key"` // of the owner's entry
 	Owner  ledger.Owner `json:"owner"`
 	Grant  string       `json:"grant,omitempty"` // as of grantOf
@@ -137,6 +136,7 @@ type record struct {
 	over  bool          // nothing of its claim is left, or is about to be
 	ended time.Time     // when its owner had ended, or when this agent found that
 	takes bool          // the kubelet has allocated its ID to another container, which waits
+	early bool          // withheld since the agent started, since Run has not checked yet whether its claim goes on
 	done  chan struct{} // closed when the look that goes on has ended, nil if none does
 }
 
@@ -146,19 +146,22 @@ func New(config Config) *Custodian {
 		config.Limit = 10 * time.Second
 	}
 	return &Custodian{
-		config: config, wake: make(chan struct{}, 1), filing: make(chan struct{}, 1),
+		config: config, journal: journal.New(config.Journal, "reclaim", journal.Earlier[record]{Dir: config.Earlier, Convert: convert}),
+		wake: make(chan struct{}, 1), closing: make(chan struct{}), filing: make(chan struct{}, 1),
 		records: make(map[string]*record), claims: make(map[types.UID]*claimUsers),
 		blind: make(map[string]bool), passed: make(map[string]string),
 	}
 }
 
-// Run hands devices over until the context ends.
+// Run hands devices over until the context ends. It is called once. When it returns, nothing writes to a device or to
+// the journal any more, except for a call that the kernel has not answered within Limit. The lease of such a call lasts
+// until the kernel answers; see [ledger.Ledger.EndLeases].
 func (c *Custodian) Run(ctx context.Context) {
-	defer c.closed.Store(true)
+	defer c.finish()
 	var refreshed time.Time
 	for {
 		wait := idleInterval
-		if len(c.config.Rules()) > 0 || c.any() || c.unlisted || len(c.unread) > 0 {
+		if len(c.config.Rules()) > 0 || c.any() || c.journal.Unread() {
 			wait = refreshInterval
 			if time.Since(refreshed) >= refreshInterval {
 				c.refresh(ctx)
@@ -179,6 +182,27 @@ func (c *Custodian) Run(ctx context.Context) {
 		}
 		timer.Stop()
 	}
+}
+
+// finish lets no work begin any more, and waits for the work that goes on.
+func (c *Custodian) finish() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	close(c.closing)
+	ended := make(chan struct{})
+	go func() { c.works.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(c.config.Limit):
+	}
+}
+
+// isClosed reports whether Run has ended, or is about to.
+func (c *Custodian) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
 }
 
 func (c *Custodian) any() bool {
@@ -206,9 +230,10 @@ func (c *Custodian) try(ctx context.Context, r *record) <-chan struct{} {
 	defer c.mu.Unlock()
 	switch {
 	case r.done != nil:
-	case c.records[r.name] == r && !time.Now().Before(r.after):
-		r.done = make(chan struct{})
-		go c.work(context.WithoutCancel(ctx), r, r.users, r.done)
+	case c.records[r.name] == r && !c.closed && !time.Now().Before(r.after):
+		of, done := r.users, make(chan struct{})
+		r.done = done
+		c.works.Go(func() { c.work(context.WithoutCancel(ctx), r, of, done) })
 	default:
 		ended := make(chan struct{})
 		close(ended)
@@ -220,12 +245,14 @@ func (c *Custodian) try(ctx context.Context, r *record) <-chan struct{} {
 // work hands a device over, or says why that cannot be yet.
 func (c *Custodian) work(ctx context.Context, r *record, of users, done chan struct{}) {
 	why, again := c.settle(ctx, r, of)
-	if why == "" && !c.closed.Load() && c.hasEnded(r) {
-		if err := c.forget(r); err != nil {
-			why, again = err.Error(), resetInterval
+	if !c.isClosed() { // else the next agent looks again
+		if why == "" && c.hasEnded(r) {
+			if err := c.forget(r); err != nil {
+				why, again = err.Error(), resetInterval
+			}
 		}
+		c.say(ctx, r, why)
 	}
-	c.say(ctx, r, why)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r.after, r.done = time.Now().Add(again), nil
@@ -265,6 +292,9 @@ func (c *Custodian) settle(ctx context.Context, r *record, of users) (why string
 	}
 	if !rule.Reset || r.Hold.Amount != nil || isPart(d) {
 		return "", 0
+	}
+	if c.isClosed() {
+		return begun, openInterval
 	}
 	c.setIdle(r)
 	overdue := time.AfterFunc(c.config.Limit, func() { c.say(ctx, r, fmt.Sprintf("its reset has not ended after %s", c.config.Limit)) })
@@ -410,6 +440,8 @@ func (c *Custodian) look(ctx context.Context, r *record, d discovery.Device, of 
 		select {
 		case uses := <-looked:
 			return uses, true
+		case <-c.closing:
+			return nil, false
 		case <-overdue.C:
 		}
 		if _, rule, why := c.rule(r); rule == nil && why == "" {

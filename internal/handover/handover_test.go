@@ -22,6 +22,7 @@ import (
 	"chandler.dev/discovery"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/rebind/rebindtest"
 )
@@ -67,7 +68,7 @@ func (b *bench) open() (problems []error) {
 	b.ledger = ledger.New(ledger.Config{Dir: filepath.Join(b.dir, "state"), Boot: "boot", Disk: b.ledgerDisk})
 	b.Custodian = New(Config{
 		Stock: func() ledger.Stock { return &ledger.Present{} },
-		Host:  &discovery.Host{FS: b.fsys}, Write: b.Kernel.Write, Files: disk.Files{FS: b.disk}, Dir: filepath.Join(b.dir, "handover"), Boot: "boot",
+		Host:  &discovery.Host{FS: b.fsys}, Write: b.Kernel.Write, Journal: journal.Config{Files: disk.Files{FS: b.disk}, Dir: b.dir, Boot: "boot"}, Earlier: filepath.Join(b.dir, "handover"),
 		Ledger: b.ledger, Rules: func() []Rule {
 			if b.lifted.Load() {
 				return nil
@@ -245,16 +246,20 @@ func TestLookThatHangs(t *testing.T) {
 	}
 }
 
-// A disk that fails keeps the device, and a record that cannot be read later does not.
+// A claim does not end while no record of it is on disk, since the next agent could not know that it had the device. A
+// record that is damaged keeps no device.
 func TestWhatCannotBeTold(t *testing.T) {
-	t.Run("a disk fails", func(t *testing.T) {
+	t.Run("no record on disk", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)
 			b.open()
 			b.trains()
 			b.gives("pod")
+			if err := os.RemoveAll(filepath.Join(b.dir, "reclaim")); err != nil {
+				t.Fatal(err)
+			}
 			b.disk.Before = func(_ disktest.Op, name string) error {
-				if strings.Contains(name, "handover") {
+				if strings.Contains(name, "reclaim") {
 					return syscall.EIO
 				}
 				return nil
@@ -280,7 +285,7 @@ func TestWhatCannotBeTold(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if problems := b.open(); len(problems) != 1 || len(b.files()) != 0 {
+			if problems := b.open(); len(problems) != 1 || len(b.files()) != 1 {
 				t.Errorf("%v, %q", problems, b.files())
 			}
 			b.keeps("")
@@ -289,7 +294,7 @@ func TestWhatCannotBeTold(t *testing.T) {
 }
 
 func (b *bench) files() []string {
-	files, _ := filepath.Glob(filepath.Join(b.dir, "handover/*"))
+	files, _ := filepath.Glob(filepath.Join(b.dir, "reclaim/*"))
 	return files
 }
 
@@ -304,7 +309,7 @@ func TestLostOwner(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.open()
-		b.keeps("")
+		b.keeps(begun)
 		stop := b.run()
 		time.Sleep(2 * time.Second)
 		b.keeps("claim default/old, which has ended: /dev/d: process 47 (train) has it open")
@@ -516,7 +521,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		var mended atomic.Bool
 		b.disk.Before = func(op disktest.Op, name string) error {
-			if op == disktest.Write && strings.Contains(name, "handover") && !mended.Load() {
+			if op == disktest.Write && strings.Contains(name, "reclaim") && !mended.Load() {
 				return syscall.ENOSPC
 			}
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,7 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"chandler.dev/discovery"
-	"chandler.dev/internal/disk"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 )
 
@@ -24,87 +25,76 @@ var _ interface {
 	ledger.Passer
 } = &Custodian{}
 
-// Load reads what an earlier agent of this boot has left, and keeps what it kept. It is called before
-// the ledger is opened. A record that cannot be read keeps nothing.
+// Load reads the records of earlier agents of this boot. It is called before the ledger is opened. Until Run has checked
+// which claims of the records go on, their devices are withheld from other consumers: an agent that was killed when a
+// claim had ended may not have written that down. A record that cannot be read withholds nothing.
 func (c *Custodian) Load() (problems []error) {
-	names, err := c.list()
-	if err != nil {
-		return []error{fmt.Errorf("list what is to be handed over: %w", err)}
+	problems = c.journal.Open()
+	for _, r := range c.journal.All() {
+		problems = append(problems, c.load(r))
 	}
-	for _, name := range names {
-		r, err := c.read(name)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("who had a device, %s, cannot be read; the device is not kept for that: %w", c.files().File(name), err))
-		}
-		if errors.Is(err, disk.ErrUnread) {
-			c.unread = append(c.unread, name) // the disk may fail for a moment only
-			continue
-		}
-		if err != nil || r.Boot != c.config.Boot {
-			if err := c.files().Remove(name); err != nil {
-				problems, c.unread = append(problems, err), append(c.unread, name)
-			}
-			continue
-		}
-		c.load(r)
-	}
-	return problems
-}
-
-// list returns the names of the records.
-func (c *Custodian) list() (names []string, err error) {
-	names, err = c.files().Names()
-	c.unlisted = err != nil
-	return names, err
+	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })
 }
 
 // load takes a record over that an earlier agent of this boot has written.
-func (c *Custodian) load(r *record) {
+func (c *Custodian) load(j *journal.Record[record]) error {
+	r := j.Body
+	r.name = j.Group
+	if !r.isValid() {
+		return fmt.Errorf("record %s withholds nothing: it is of no device", c.journal.File(j.Group))
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.records[r.name] != nil {
-		return // somebody has written it anew
+		return nil // a consumer got the device before the record could be read
 	}
-	c.records[r.name] = r
+	c.records[r.name] = &r
 	if r.Ended {
-		r.why, r.ended = begun, time.Now()
+		r.ended = time.Now()
+	} else {
+		r.early = r.Owner.UID != ""
+	}
+	if r.why = begun; r.Ended || r.early {
 		c.config.Ledger.Keep(r.kept(begun))
 	}
+	return nil
 }
 
-// readAgain reads the records that could not be listed, read, or removed, when the agent started.
-func (c *Custodian) readAgain() {
-	if !c.unlisted && len(c.unread) == 0 {
+// readAgain reads the records that the disk did not list or read when the agent started.
+func (c *Custodian) readAgain(ctx context.Context) {
+	if !c.journal.Unread() {
 		return
 	}
 	defer c.takeTurn()()
-	if c.unlisted {
-		c.unread, _ = c.list() // else the next time
+	found, problems, _ := c.journal.ReadAgain()
+	for _, r := range found {
+		problems = append(problems, c.load(r))
 	}
-	c.unread = slices.DeleteFunc(c.unread, func(name string) bool {
-		r, err := c.read(name)
-		if err == nil && r.Boot == c.config.Boot {
-			c.load(r)
-			return true
+	for _, problem := range problems {
+		if problem != nil {
+			klog.FromContext(ctx).Error(problem, "Recovering what is to be handed over")
 		}
-		return !errors.Is(err, disk.ErrUnread) && c.files().Remove(name) == nil
-	})
+	}
 }
 
-func (c *Custodian) files() disk.Records[record] {
-	return disk.Records[record]{Files: c.config.Files, Dir: c.config.Dir}
+// convert returns the record that a file of an earlier version becomes.
+func convert(name string, data []byte) (*journal.Record[record], error) {
+	var r struct {
+		Boot string `json:"boot"`
+		record
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("its device is not withheld: %w", err)
+	}
+	if r.name = name; !r.isValid() {
+		return nil, errors.New("its device is not withheld: it is of no device")
+	}
+	return &journal.Record[record]{Boot: r.Boot, Group: name, Silicon: r.Hold.Silicon, Devices: []string{r.Hold.Device}, Body: r.record}, nil
 }
 
-func (c *Custodian) read(name string) (*record, error) {
-	r, err := c.files().Read(name)
-	if err != nil {
-		return nil, err
-	}
-	r.name = name
-	if r.Hold.Device == "" || r.Key == "" || r.nameOf() != name {
-		return nil, errors.New("it is of no device")
-	}
-	return r, nil
+// isValid reports whether a record names a device, and has the name of its device and owner.
+func (r *record) isValid() bool {
+	return r.Hold.Device != "" && r.Key != "" && r.nameOf() == r.name
 }
 
 // takeTurn returns once no other call writes or removes records.
@@ -256,11 +246,12 @@ func (c *Custodian) handOver(kept []*record, wait time.Duration) {
 	notify(c.wake)
 }
 
-// counts reports whether an entry is of an owner whose devices are to be handed over.
+// counts reports whether an entry is of an owner whose devices are to be handed over. A claim that is Configuring counts
+// for its records only: it was given before, and its pods may run.
 func (c *Custodian) counts(e ledger.Entry) bool {
 	switch e := e.(type) {
 	case *ledger.Claim:
-		return !e.Configuring && e.Boot == c.config.Boot
+		return e.Boot == c.config.Journal.Boot
 	case *ledger.Grant:
 		return e.Container != ""
 	}
@@ -296,12 +287,13 @@ func (c *Custodian) note(e ledger.Entry, has func(device string) bool, ended boo
 // recordOf returns the record of an owner's device, a new one if there is none and the administrator
 // wants the device handed over, and else nil.
 func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *record {
-	r := &record{Boot: c.config.Boot, Key: e.Key(), Owner: e.Owner(), Grant: grantOf(e), Hold: h}
+	r := &record{Key: e.Key(), Owner: e.Owner(), Grant: grantOf(e), Hold: h}
 	r.name = r.nameOf()
 	c.mu.Lock()
 	before, passed := c.records[r.name], r.Grant != "" && c.passed[r.Grant] != ""
 	c.mu.Unlock()
-	if before != nil || passed {
+	claim, isClaim := e.(*ledger.Claim)
+	if before != nil || passed || isClaim && claim.Configuring {
 		return before
 	}
 	d, rule, _ := c.chosen(rules, h.Device)
@@ -339,18 +331,28 @@ func union(a, b []types.UID) []types.UID {
 	return slices.Compact(all)
 }
 
-// save writes a record with the pods, and whether the owner has ended, unless the file is there and says so already.
-// Where the disk fails, a device of an owner that has ended is kept nevertheless, and the next agent may not know of
-// it. The caller files.
+// save writes a record with the pods, and whether the owner has ended, unless that is on disk already. The device of an
+// owner that has ended is kept in any case. If its record cannot be written but an earlier one of the owner is on disk,
+// that is enough for the next agent, which finds that the owner has ended; the journal writes the record later. The
+// caller has the turn.
 func (c *Custodian) save(r *record, of users, ended bool) error {
 	c.mu.Lock()
-	now := record{Boot: r.Boot, Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Device: r.Device, Nodes: r.Nodes, users: of, Ended: ended}
+	now := record{Key: r.Key, Owner: r.Owner, Grant: r.Grant, Hold: r.Hold, Source: r.Source, Device: r.Device, Nodes: r.Nodes, users: of, Ended: ended}
 	same := c.records[r.name] == r && of.same(r.users) && now.Ended == r.Ended
 	c.mu.Unlock()
-	if same && !c.files().Lacks(r.name) {
+	lacks := c.config.Journal.Files.Lacks(c.journal.File(r.name))
+	if same && !lacks {
 		return nil
 	}
-	_, err := c.files().Write(r.name, &now)
+	written := &journal.Record[record]{Group: r.name, Silicon: r.Hold.Silicon, Devices: []string{r.Hold.Device}, Body: now}
+	var err error
+	if ended {
+		if err = c.journal.Amend(written); err != nil && !lacks {
+			err = nil
+		}
+	} else {
+		err = c.journal.Put(written)
+	}
 	if err != nil {
 		err = fmt.Errorf("write down who had device %s: %w", r.Hold.Device, err)
 	}
@@ -375,7 +377,7 @@ func (c *Custodian) save(r *record, of users, ended bool) error {
 // forget removes a record whose device is handed over.
 func (c *Custodian) forget(r *record) error {
 	defer c.takeTurn()()
-	if err := c.files().Remove(r.name); err != nil {
+	if err := c.journal.Remove(r.name); err != nil {
 		return fmt.Errorf("remove who had it: %w", err)
 	}
 	c.mu.Lock()
@@ -391,7 +393,7 @@ func (c *Custodian) forget(r *record) error {
 
 // refresh writes down who has what by now, and whose end nobody saw.
 func (c *Custodian) refresh(ctx context.Context) {
-	c.readAgain()
+	c.readAgain(ctx)
 	view := c.config.Ledger.View(nil)
 	c.askAll(ctx, view.Claims())
 	var entries []ledger.Entry
@@ -414,18 +416,27 @@ func (c *Custodian) refresh(ctx context.Context) {
 		return grantOf(e) != grant
 	})
 	var lost []*record
+	released := false
 	for _, r := range c.records {
 		if !r.Ended && !c.lives(r) {
 			lost = append(lost, r)
+		} else if r.early && !r.Ended {
+			c.config.Ledger.Release(r.name)
+			released = true
 		}
+		r.early = false
 	}
 	c.mu.Unlock()
+	if released {
+		c.config.Changed()
+	}
 	for _, r := range lost {
 		errs = append(errs, c.lose(r))
 	}
 	for _, r := range c.ended() {
 		errs = append(errs, c.restore(r))
 	}
+	errs = append(errs, c.journal.Restore())
 	c.complain(ctx, errors.Join(errs...))
 }
 

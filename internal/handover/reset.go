@@ -71,6 +71,9 @@ func (c *Custodian) reset(r *record, d discovery.Device, rule *Rule) error {
 }
 
 func (c *Custodian) write(function sysfs.Device, attribute, value string) error {
+	if c.isClosed() {
+		return errors.New("the agent ends")
+	}
 	err := c.config.Write(path.Join(function.Path, attribute), value)
 	if sysfs.IsReadOnly(err) {
 		err = fmt.Errorf("%w: %w", err, errNoPrivilege)

@@ -12,7 +12,7 @@ import (
 	"chandler.dev/internal/ledger"
 )
 
-// handoverDir is where it is written down who had what.
+// handoverDir is where earlier versions wrote down who had what.
 const handoverDir = "handover"
 
 // newKeeper makes what keeps devices between two owners.
@@ -20,9 +20,8 @@ func (a *agent) newKeeper() *handover.Custodian {
 	return handover.New(handover.Config{
 		Host:     a.host,
 		Write:    a.Write,
-		Files:    a.files(),
-		Dir:      filepath.Join(a.StateDir, handoverDir),
-		Boot:     a.BootID,
+		Journal:  a.journal(),
+		Earlier:  filepath.Join(a.StateDir, handoverDir),
 		Ledger:   a.ledger,
 		Stock:    a.stock,
 		Rules:    func() []handover.Rule { return a.settings.Load().Handover },

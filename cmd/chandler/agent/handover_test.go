@@ -89,7 +89,7 @@ func (h *handing) pod(name string, uid types.UID) {
 
 // records returns what is written down.
 func (h *handing) records() []string {
-	records, _ := filepath.Glob(filepath.Join(h.dir, "plugins/chandler.dev/handover/*"))
+	records, _ := filepath.Glob(filepath.Join(h.dir, "run/chandler/journal/reclaim/*"))
 	return records
 }
 

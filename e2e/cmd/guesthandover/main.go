@@ -17,6 +17,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/handover"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 )
 
@@ -52,7 +53,7 @@ func run(address string, pod types.UID, method string) error {
 	all := func(discovery.Device) (bool, error) { return true, nil }
 	l := ledger.New(ledger.Config{Dir: dir + "/state", Boot: "boot"})
 	keeper := handover.New(handover.Config{
-		Host: host, Write: guest.Write, Dir: dir + "/handover", Boot: "boot", Ledger: l, Stock: guesthost.Stock,
+		Host: host, Write: guest.Write, Journal: journal.Config{Dir: dir + "/journal", Boot: "boot"}, Ledger: l, Stock: guesthost.Stock,
 		Rules:    func() []handover.Rule { return []handover.Rule{{Selects: all, Reset: true, Methods: []string{method}}} },
 		Snapshot: func() *discovery.Snapshot { return &discovery.Snapshot{Devices: []discovery.Device{d}} },
 		PodOf:    func(ledger.Owner) types.UID { return "" }, Changed: func() {},
