@@ -20,6 +20,7 @@ import (
 	"chandler.dev/internal/inuse"
 	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
+	"chandler.dev/internal/overdue"
 )
 
 // Rule is how the administrator wants some devices handed over.
@@ -96,6 +97,7 @@ type Custodian struct {
 	wake    chan struct{} // has one when Run is to look
 	closing chan struct{} // closed when Run ends
 	asking  atomic.Bool   // the API server is being asked
+	reads   overdue.Calls // of the keys of devices, by their directories
 
 	unwritten bool // a warning was logged that records cannot be written; used by [Custodian.Run] only
 
@@ -336,10 +338,17 @@ func (c *Custodian) rule(r *record) (d discovery.Device, rule *Rule, why string)
 		return d, nil, ""
 	}
 	d, rule, known := c.chosen(rules, r.Hold.Device)
+	var key discovery.DeviceKey
+	var unread error
+	if known {
+		key, unread = c.keyOf(d)
+	}
 	switch {
 	case c.config.Snapshot() == nil:
 		return d, nil, begun
-	case known && r.Device.Same(discovery.KeyOf(c.config.Host, &d)):
+	case known && r.Device.Same(key) && unread != nil && rule != nil:
+		return d, nil, fmt.Sprintf("it cannot be described at present: %v", unread)
+	case known && r.Device.Same(key):
 		return d, rule, ""
 	case known && rule != nil: // the device has another name by now; its nodes are looked for, and nothing is reset
 		return discovery.Device{Name: r.Hold.Device, Source: r.Source}, &Rule{}, ""
@@ -352,6 +361,30 @@ func (c *Custodian) rule(r *record) (d discovery.Device, rule *Rule, why string)
 		return discovery.Device{Name: r.Hold.Device, Source: r.Source}, &Rule{}, ""
 	}
 	return d, nil, "it cannot be described at present"
+}
+
+// keyLimit is how long reading the key of a device may take.
+const keyLimit = time.Second
+
+// keyOf returns the key of a device. A driver may keep a read of its function from ending. After the limit the read goes
+// on alone, and the key has only what needs no read.
+func (c *Custodian) keyOf(d discovery.Device) (discovery.DeviceKey, error) {
+	read := make(chan discovery.DeviceKey, 1)
+	err := c.reads.Of(d.Source)
+	if err == nil {
+		err = c.reads.Do(keyLimit, d.Source, "reading the IDs of its function", func() error {
+			read <- discovery.KeyOf(c.config.Host, &d)
+			return nil
+		})
+	}
+	if err == nil {
+		return <-read, nil
+	}
+	key := discovery.DeviceKey{Identity: d.Identity}
+	if function, ok := functionOf(c.config.Host.FS, d); ok {
+		key.Function = function.Name()
+	}
+	return key, err
 }
 
 // chosen returns a device of the present snapshot, and the first rule that selects it, nil if none does. That is

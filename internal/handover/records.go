@@ -300,7 +300,8 @@ func (c *Custodian) recordOf(rules []Rule, e ledger.Entry, h ledger.Hold) *recor
 	if rule == nil {
 		return nil
 	}
-	r.Source, r.Device, r.Nodes = d.Source, discovery.KeyOf(c.config.Host, &d), ledger.NodesIn(d.OwnNodes())
+	r.Source, r.Nodes = d.Source, ledger.NodesIn(d.OwnNodes())
+	r.Device, _ = c.keyOf(d) // what is not known does not distinguish devices
 	return r
 }
 

@@ -1,6 +1,8 @@
 package handover
 
 import (
+	"io/fs"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,6 +40,55 @@ func TestRenumberedDeviceIsNotReset(t *testing.T) {
 		b.keeps("")
 		stop()
 		if got := b.Written(); len(got) > 0 {
+			t.Errorf("writes %q", got)
+		}
+	})
+}
+
+// hangingAttribute is a host on which a read of an attribute hangs while a channel is open.
+type hangingAttribute struct {
+	fs.FS
+
+	attribute string
+	until     chan struct{}
+}
+
+func (h hangingAttribute) Open(name string) (fs.File, error) {
+	if strings.HasSuffix(name, "/"+h.attribute) {
+		<-h.until
+	}
+	return h.FS.Open(name)
+}
+func (h hangingAttribute) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(h.FS, name) }
+func (h hangingAttribute) ReadLink(name string) (string, error)       { return fs.ReadLink(h.FS, name) }
+func (h hangingAttribute) Lstat(name string) (fs.FileInfo, error)     { return fs.Lstat(h.FS, name) }
+func (h hangingAttribute) Stat(name string) (fs.FileInfo, error)      { return fs.Stat(h.FS, name) }
+
+// A function whose attributes cannot be read does not keep claims from being prepared and from ending. Its device is
+// withheld until it is certain which device has the name.
+func TestReadOfAKeyHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		hangs := make(chan struct{})
+		b.fsys = hangingAttribute{b.FS(), "vendor", hangs}
+		b.open()
+		began := time.Now()
+		b.gives("pod")
+		stop := b.run()
+		b.ends()
+		if took := time.Since(began); took > 2*keyLimit {
+			t.Errorf("a claim took %s to begin and end", took)
+		}
+		time.Sleep(time.Hour)
+		b.keeps("it cannot be described at present: reading the IDs of its function has not ended yet")
+		if got := b.Written(); len(got) > 0 {
+			t.Errorf("writes %q", got)
+		}
+		close(hangs)
+		time.Sleep(2 * time.Second)
+		b.keeps("")
+		stop()
+		if got := b.Written(); len(got) != 1 {
 			t.Errorf("writes %q", got)
 		}
 	})
