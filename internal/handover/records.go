@@ -23,6 +23,7 @@ import (
 var _ interface {
 	ledger.Output
 	ledger.Passer
+	ledger.Tidier
 } = &Custodian{}
 
 // Load reads the records of earlier agents of this boot. It is called before the ledger is opened. Until Run has checked
@@ -220,6 +221,9 @@ func (c *Custodian) Pass(earlier []*ledger.Grant) error {
 
 // Sweep implements [ledger.Output]. Run looks at the records of owners that have ended.
 func (c *Custodian) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }
+
+// Tidy implements [ledger.Tidier].
+func (c *Custodian) Tidy(age time.Duration) error { return c.journal.Tidy(age) }
 
 // holds reports whether an entry has a device.
 func holds(e ledger.Entry, device string) bool {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"chandler.dev/internal/disk"
 )
@@ -351,6 +352,12 @@ func (j *Journal[T]) restore(group string) error {
 		return nil // removed before the turn
 	}
 	return j.save(r)
+}
+
+// Tidy removes temporary files of an age that could not be removed when the journal opened, or after a failed write.
+func (j *Journal[T]) Tidy(age time.Duration) error {
+	defer j.takeTurn()()
+	return j.config.Files.Sweep(j.Dir(), age, "")
 }
 
 // Remove removes the record of a group once nothing of the change is left.
