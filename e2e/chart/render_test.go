@@ -306,7 +306,7 @@ extraVolumeMounts: [{name: i, mountPath: /i}]
 		"/host/sys": "/sim/sys", "/host/proc": "/sim/proc", "/host/dev": "/sim/dev", "/var/run/cdi": "/sim/cdi",
 		"/var/run/k8s.cni.cncf.io/devinfo/dp": "/sim/net", "/etc/kubernetes/node-feature-discovery/features.d": "/sim/features",
 		"/data/kubelet/plugins": "/data/kubelet/plugins", "/data/kubelet/plugins_registry": "/data/kubelet/plugins_registry",
-		"/data/kubelet/pod-resources": "/data/kubelet/pod-resources", "/data/plugins": "/data/plugins",
+		"/data/kubelet/pod-resources": "/data/kubelet/pod-resources", "/data/plugins": "/data/plugins", "/run/chandler": "/run/chandler",
 	}
 	if diff := cmp.Diff(want, paths); diff != "" {
 		t.Errorf("paths of the host (-want +got):\n%s", diff)
