@@ -52,7 +52,8 @@ func byTheAgent(t *testing.T, n *node, r rebound) {
 	r.check(t, "vfio-pci vfio-pci")
 	n.granted(t, "unprepare", claim)
 	n.step()
-	kill() // while it waits for the process
+	n.refused(t, "guestuse", "prepare", device+".vfio.second") // VFIO would refuse it to the pod
+	kill()                                                     // while it waits for the process
 	n.offers(t, inSlices, device, "driver-unbound")
 	r.check(t, "vfio-pci vfio-pci")
 	user.Stop(t)

@@ -47,6 +47,11 @@ func (u Uses) Err() error {
 	return usesError(u)
 }
 
+// Seen returns the uses that are known, without those that cannot be told.
+func (u Uses) Seen() Uses {
+	return slices.DeleteFunc(slices.Clone(u), func(use Use) bool { return use.Unseen != nil })
+}
+
 // usesError are uses as an error.
 type usesError Uses
 
@@ -58,11 +63,13 @@ func (e usesError) Error() string {
 	return strings.Join(texts, "; ")
 }
 
+// Unwrap returns why some uses cannot be told, unless others are known: the function is in use then, whatever the rest is.
 func (e usesError) Unwrap() (errs []error) {
+	if len(Uses(e).Seen()) > 0 {
+		return nil
+	}
 	for _, use := range e {
-		if use.Unseen != nil {
-			errs = append(errs, use.Unseen)
-		}
+		errs = append(errs, use.Unseen)
 	}
 	return errs
 }
@@ -105,9 +112,7 @@ func Disks(host *discovery.Host, functions []sysfs.Device) map[string]error {
 	used := make(map[string]error)
 	disks := readDisks(host)
 	for _, function := range functions {
-		uses := disks.usesBelow(function, disks.userInTables)
-		uses = slices.DeleteFunc(uses, func(use Use) bool { return use.Unseen != nil })
-		if err := uses.Err(); err != nil {
+		if err := disks.usesBelow(function, disks.userInTables).Seen().Err(); err != nil {
 			used[function.Path] = err
 		}
 	}

@@ -125,6 +125,15 @@ func (l *Ledger) takeOut(key string) bool {
 	return true
 }
 
+// putBack makes the account of a key what it was before a reservation that nobody has seen. Nothing is freed: whoever
+// waits for that would try again at once.
+func (l *Ledger) putBack(key string, before *account) {
+	l.takeOut(key)
+	if before != nil {
+		l.put(before)
+	}
+}
+
 // Freed returns what is closed when somebody's entry is no more, so that somebody else may have what it had. The
 // agent's own changes do not count: whoever tries to begin one may wait for this.
 func (l *Ledger) Freed() <-chan struct{} {

@@ -42,6 +42,26 @@ func (b *Blocked) Error() string { return fmt.Sprintf("device %s is held by %s",
 // Why says who has the device, without its name.
 func (b *Blocked) Why() string { return b.why }
 
+// mayOpen returns [*Blocked] if a process has a device open that only one process can open. The caller has reserved the
+// devices.
+func (l *Ledger) mayOpen(holds []Hold, s Stock) error {
+	if l.config.Opened == nil {
+		return nil
+	}
+	asked := make(map[string]bool)
+	for _, h := range holds {
+		d, found := s.Device(h.Device)
+		if !found || asked[h.Device] || h.Open || h.Amount != nil {
+			continue // that of a shared device is open in the containers of its other consumers
+		}
+		asked[h.Device] = true
+		if who := l.config.Opened(&d.Device); who != "" {
+			return &Blocked{Device: h.Device, Has: h.Device, Passing: true, why: who}
+		}
+	}
+	return nil
+}
+
 // index finds the accounts that may concern a device. Thousands of shares of one
 // device are found under the same terms, so the accounts of a term are a map.
 type index struct {

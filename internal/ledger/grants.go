@@ -41,6 +41,16 @@ func (l *Ledger) GiveGrants(s Stock, grants []*Grant) error {
 	if err != nil {
 		return err
 	}
+	var holds []Hold
+	for _, g := range grants {
+		holds = append(holds, g.Holds()...)
+	}
+	if err := l.mayOpen(holds, s); err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.unreserve(grants, before)
+		return err
+	}
 	if err := l.saveGrants(); err != nil {
 		// Nobody comes back for them: they end, whichever file is in place.
 		l.restoreGrants(grants, before)
@@ -74,14 +84,6 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before = make([]*account, len(grants))
-	undo := func() {
-		for i, g := range slices.Backward(grants) {
-			l.takeOut(g.Key()) // nobody has seen it, so that nothing is freed: whoever waits for that would try again at once
-			if before[i] != nil {
-				l.put(before[i])
-			}
-		}
-	}
 	blocked := func(g *Grant) *Blocked {
 		return l.index.blocked(question{by: discovery.ModeDevicePlugin, owner: g.Owner(), own: g.Key(), with: g.With, want: g.Holds(), stock: s})
 	}
@@ -97,9 +99,7 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 			b = &Blocked{Device: g.ID, By: a.entry.Owner(), Forgotten: true, why: fmt.Sprintf("%s, which runs with it and which the kubelet has forgotten to have it", a.entry.Owner())}
 		}
 		if b != nil {
-			before = before[:i+1]
-			grants = grants[:i]
-			undo()
+			l.unreserve(grants[:i], before)
 			return nil, b
 		}
 		a := newAccount(g, Reserved)
@@ -116,11 +116,19 @@ func (l *Ledger) reserveGrants(s Stock, grants []*Grant) (before []*account, err
 	}
 	for _, g := range shares {
 		if b := blocked(g); b != nil {
-			undo()
+			l.unreserve(grants, before)
 			return nil, b
 		}
 	}
 	return before, nil
+}
+
+// unreserve takes back what [Ledger.reserveGrants] entered.
+func (l *Ledger) unreserve(grants []*Grant, before []*account) {
+	for i, g := range slices.Backward(grants) {
+		l.putBack(g.Key(), before[i])
+		delete(l.replaced, g.Key())
+	}
 }
 
 // share says what the grant is a share of, "" if it is none. Who may have one share of

@@ -68,6 +68,10 @@ type Config struct {
 	// Asks reports whether a pod that has not ended asks for a resource, and whether
 	// that is known. Optional.
 	Asks func(namespace, pod, resource string) (asks, known bool)
+
+	// Opened returns which process has a device open that only one process at a time can open, "" if none is seen. It is
+	// called before a consumer gets the device, and may read the host. Optional.
+	Opened func(d *discovery.Device) string
 }
 
 // Ledger is the ledger of a node. Only the one agent that may write has it open.
@@ -172,6 +176,14 @@ func (l *Ledger) Give(c *Claim, to State, s Stock) error {
 	before, err := l.reserve(c, s)
 	if err != nil {
 		return err
+	}
+	if to == Given && (before == nil || before.state != Given) {
+		if err := l.mayOpen(c.Holds(), s); err != nil {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.putBack(c.Key(), before)
+			return err
+		}
 	}
 	there := disk.Old
 	if err = l.sayBoot(); err == nil {

@@ -563,6 +563,65 @@ func TestGiveAtOnce(t *testing.T) {
 	}
 }
 
+// A consumer does not get a device that a process has open which only one process can open. A claim that has the device
+// is not asked again: its own pod has the device open.
+func TestOpenedDevice(t *testing.T) {
+	b := newBench(t)
+	s := host(gpu("a", 128), gpu("b", 129))
+	who := ""
+	b.config.Opened = func(d *discovery.Device) string {
+		if d.Name != "a" {
+			return ""
+		}
+		return who
+	}
+	b.open()
+	first, next := claim("first", s["a"], s["b"]), claim("next", s["b"])
+	grant := &Grant{Resource: "ours/gpu", ID: "a", Devices: []string{"a"}, Silicon: []string{"a"}, Exclusive: true}
+
+	who = "process 47"
+	if err := b.Give(first, Configuring, s); err != nil {
+		t.Fatal(err)
+	}
+	freed := b.Freed()
+	b.mustRefuse(first, s, "device a is held by process 47")
+	if got := b.state(first); got != Configuring {
+		t.Errorf("state %v after a refusal", got)
+	}
+	select {
+	case <-freed:
+		t.Error("a refusal frees something, and who waits for that tries again at once")
+	default:
+	}
+	b.mustRefuse(next, s, "claim default/first")
+	who = ""
+	b.mustGive(first, s)
+	who = "process 48"
+	b.mustGive(first, s)
+	if err := b.End(first.UID, s); err != nil {
+		t.Fatal(err)
+	}
+
+	blocked, ok := errors.AsType[*Blocked](b.GiveGrants(s, []*Grant{grant}))
+	if !ok || !blocked.Passing || blocked.Why() != who {
+		t.Errorf("a container is refused with %v", blocked)
+	}
+	if len(b.View(s).Grants()) > 0 {
+		t.Error("a grant that was refused is in the ledger")
+	}
+	shared := &Grant{Resource: "ours/shared", ID: "a-1", Devices: []string{"a"}, Silicon: []string{"a"}}
+	if err := b.GiveGrants(s, []*Grant{shared}); err != nil {
+		t.Errorf("a share is refused while the container of another share has the device open: %v", err)
+	}
+	if err := b.EndGrants([]*Grant{shared}); err != nil {
+		t.Error(err)
+	}
+	who = ""
+	if err := b.GiveGrants(s, []*Grant{grant}); err != nil {
+		t.Error(err)
+	}
+}
+
 // A wiped directory is written again from memory while the process lives.
 func TestWipedDirectoryIsWrittenAgain(t *testing.T) {
 	b := newBench(t)

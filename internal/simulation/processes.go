@@ -139,7 +139,8 @@ func (w *World) reap(now time.Time) {
 // checkHandover says which process of an earlier pod has open what a container is given, "" if
 // none is known to.
 func (w *World) checkHandover(c *kubelet.Container, u *use) string {
-	if !w.handsOver || w.wiped || w.failedOnce() || u.open || u.part != nil {
+	handsOver := w.handsOver && !w.failedOnce()
+	if w.wiped || u.open || u.part != nil || !u.vfio && !handsOver {
 		return ""
 	}
 	w.mu.Lock()
@@ -147,7 +148,8 @@ func (w *World) checkHandover(c *kubelet.Container, u *use) string {
 	for _, p := range w.processes {
 		for _, had := range p.uses {
 			same := had.device == u.device && slices.ContainsFunc(had.nodes, func(n string) bool { return slices.Contains(u.nodes, n) })
-			if p.known && p.pod != c.Pod.UID && same && had.claim != u.claim {
+			sees := p.known && handsOver || u.vfio && had.vfio // VFIO lets only one process open the device
+			if sees && p.pod != c.Pod.UID && same && had.claim != u.claim {
 				return fmt.Sprintf("process %d of pod %s has it open since before", p.pid, p.pod)
 			}
 		}

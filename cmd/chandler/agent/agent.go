@@ -114,7 +114,7 @@ func newAgent(config Config) *agent {
 	a.cluster.Written = config.Kubelet.Written
 	a.ledger = ledger.New(ledger.Config{
 		Dir: config.StateDir, Boot: config.BootID, Disk: config.Disk, Listings: true, Beside: []string{reboundDir, madeDir, handoverDir},
-		Termination: a.cluster.Termination, Asks: a.cluster.Asks,
+		Termination: a.cluster.Termination, Asks: a.cluster.Asks, Opened: a.opened,
 	})
 	a.Write = a.guarded(config.Write)
 	a.binder, a.maker = a.newBinder(), a.newMaker()

@@ -55,6 +55,20 @@ func (a *agent) busy(function sysfs.Device) error {
 	return a.looked(function, func(options inuse.Options) error { return inuse.Of(a.host, function, options).Err() })
 }
 
+// opened returns which process has a device under vfio open, "" if none is seen. VFIO lets one process at a time open a
+// group (vfio_group_fops_open in drivers/vfio, EBUSY, Linux 5.16 to 6.18) or have a device bound to its iommufd.
+func (a *agent) opened(d *discovery.Device) string {
+	function := sysfs.At(a.host.FS, d.Source)
+	if !sysfs.IsPCIAddress(function.Name()) || !discovery.IsVFIO(function.Driver()) {
+		return ""
+	}
+	err := a.looked(function, func(options inuse.Options) error { return inuse.Of(a.host, function, options).Seen().Err() })
+	if err == nil || errors.Is(err, overdue.Err) {
+		return ""
+	}
+	return "an earlier consumer or a program of the host: " + err.Error()
+}
+
 // lookLimit is how long it may take to find out who uses a function. A process that hangs in the
 // kernel can keep whoever looks at it for as long.
 const lookLimit = 10 * time.Second

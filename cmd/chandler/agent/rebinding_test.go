@@ -205,13 +205,17 @@ func TestAgentRebinds(t *testing.T) {
 			t.Errorf("taint %q while it is not given back", got)
 		}
 		again := r.claim("again", "vfio")
-		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio") // it need not go back for that
+		r.refuses(again, "held by an earlier consumer or a program of the host: in use: /dev/vfio/3: process 47 (qemu) has it open")
+		r.Ends("47")
+		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio")
 		time.Sleep(time.Minute)
 		if got := r.taint(); got != "" {
 			t.Errorf("taint %q while a claim has it", got)
 		}
+		r.Opens("48", "qemu", "/dev/vfio/3")
+		r.gives(again, "/dev/vfio/3", "/dev/vfio/vfio") // its own pod has it open
 		r.unprepare(again)
-		r.Ends("47")
+		r.Ends("48")
 		r.bound("nvme", refuseInterval+time.Second)
 		r.gives(pod, diskNode)
 		r.refuses(vm, "claim default/pod")
