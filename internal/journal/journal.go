@@ -52,6 +52,10 @@ type Earlier[T any] struct {
 
 // Journal has the records of one trade. It keeps them in memory, too: after Open and ReadAgain, the disk is only written.
 type Journal[T any] struct {
+	// Damaged returns what takes the place of the record of a group that is not valid. If it is nil, or returns nil, the
+	// group has no record, and the file stays for people to read. It is set before the journal is opened.
+	Damaged func(group string) *Record[T]
+
 	config  Config
 	trade   string
 	earlier Earlier[T]
@@ -198,11 +202,17 @@ func (j *Journal[T]) takeOver(file string, data []byte) (*Record[T], error) {
 	case err == nil && (r.Group != group || r.Trade != j.trade):
 		err = fmt.Errorf("the record is for group %q of trade %q", r.Group, r.Trade)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("record %s is not valid and stays for inspection: %w", file, err)
+	if err == nil {
+		j.keep(r)
+		return r, nil
 	}
-	j.keep(r)
-	return r, nil
+	if j.Damaged != nil {
+		if r = j.Damaged(group); r != nil {
+			r.Boot, r.Trade = j.config.Boot, j.trade
+			return r, errors.Join(fmt.Errorf("record %s is not valid: %w", file, err), j.save(r))
+		}
+	}
+	return nil, fmt.Errorf("record %s is not valid and stays for inspection: %w", file, err)
 }
 
 // convert takes over a record of an earlier version. The new file is written before the old one is removed; where the

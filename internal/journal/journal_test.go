@@ -133,6 +133,30 @@ func TestInvalidFile(t *testing.T) {
 	}
 }
 
+// Where the trade can replace a record that is not valid, the replacement is on disk.
+func TestDamaged(t *testing.T) {
+	b := newBench(t)
+	for _, group := range []string{"there", "gone"} {
+		b.file("journal/create/"+group+".json", "{")
+	}
+	open := func() (*Journal[body], []error) {
+		j := b.journal("1")
+		j.Damaged = func(group string) *Record[body] {
+			if group == "gone" {
+				return nil
+			}
+			return &Record[body]{Group: group, Body: body{"unknown"}}
+		}
+		return j, j.Open()
+	}
+	if j, problems := open(); len(problems) != 2 || j.Get("there").Body.Text != "unknown" || j.Get("gone") != nil {
+		t.Errorf("problems %v, records %v", problems, j.All())
+	}
+	if j, problems := open(); len(problems) != 1 || j.Get("there").Body.Text != "unknown" {
+		t.Errorf("opened again: problems %v, records %v", problems, j.All())
+	}
+}
+
 // If the disk does not write a record, the host must not change, and the record before stays. The error names the
 // directory and how it can be made available.
 func TestPutThatFails(t *testing.T) {

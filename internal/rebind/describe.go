@@ -32,7 +32,10 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 				return d, nil, fmt.Errorf("device %s: %w", d.Name, err)
 			}
 			now.Family, now.Health = b.config.Family, d.Health
-			b.wantedAgain(&d)
+			functions, _ := b.functionsOf(&d) // which is taken
+			if b.wanted(functions) {
+				b.config.Changed()
+			}
 			return now, nil, nil
 		}
 		now := d
@@ -47,27 +50,25 @@ func (b *Binder) Configurer(next discovery.Configurer) discovery.Configurer {
 	}
 }
 
-// wantedAgain says that somebody wants a device as it is, so that it need not have been
-// given back.
-func (b *Binder) wantedAgain(d *discovery.Device) {
-	functions, _ := b.functionsOf(d) // which is taken
+// wanted forgets why functions could not be given back, since a consumer wants them as they are. It reports whether
+// there was a reason.
+func (b *Binder) wanted(sources []string) (had bool) {
 	b.mu.Lock()
-	before := len(b.failed)
-	for _, source := range functions {
-		delete(b.failed, path.Base(source))
+	defer b.mu.Unlock()
+	for _, source := range sources {
+		if f := b.bound[path.Base(source)]; f != nil && b.failed[f.unit] != nil {
+			delete(b.failed, f.unit)
+			had = true
+		}
 	}
-	changed := len(b.failed) < before
-	b.mu.Unlock()
-	if changed {
-		b.config.Changed()
-	}
+	return had
 }
 
 // notYet says that a device is not what it was, and why it could not be given back.
-func (b *Binder) notYet(d *discovery.Device, r *record) error {
+func (b *Binder) notYet(d *discovery.Device, r *function) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if failed := b.failed[r.Function]; failed != nil {
+	if failed := b.failed[r.unit]; failed != nil {
 		return fmt.Errorf("device %s: %w", d.Name, failed)
 	}
 	return discovery.Passing(fmt.Errorf("device %s: it is under %s until it was given back to %s", d.Name, orNone(r.To), orNone(r.Driver)))
@@ -85,7 +86,7 @@ func (b *Binder) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 			b.seen[d.Source] = *d
 		}
 	}
-	records := make(map[string]*record, len(b.bound)) // by directory
+	records := make(map[string]*function, len(b.bound)) // by directory
 	for _, r := range b.bound {
 		if r.Device.Name != "" {
 			records[r.Source] = r
@@ -126,7 +127,7 @@ const lookLimit = time.Second
 // be in another IOMMU group by now, so its record says nothing that is still so, such as what goes with it.
 func (b *Binder) forgetReturned() {
 	b.mu.Lock()
-	var records []*record
+	var records []*function
 	for _, r := range b.bound {
 		if !r.Choose && r.Driver != r.To {
 			records = append(records, r)
@@ -141,40 +142,40 @@ func (b *Binder) forgetReturned() {
 }
 
 // hasReturned reports whether a function is under the driver that it had.
-func (b *Binder) hasReturned(r *record) bool {
+func (b *Binder) hasReturned(r *function) bool {
 	function := b.function(r.Source)
 	return function.Driver() == r.Driver && function.Exists(".")
 }
 
 // forgetIfReturned removes the record of a function unless a call changes the function. What it cannot remove the
 // next scan does.
-func (b *Binder) forgetIfReturned(r *record) {
+func (b *Binder) forgetIfReturned(r *function) {
 	lease, err := b.leaseRecord(r.Source)
 	if err != nil {
 		return
 	}
 	defer lease.Release()
 	b.mu.Lock()
-	same := b.bound[r.Function] == r
+	same := b.bound[r.Address] == r
 	b.mu.Unlock()
 	if !same || !b.hasReturned(r) {
 		return // it was changed before the lease
 	}
 	if override, err := b.override(lease, b.function(r.Source), lookLimit); err == nil && override == r.Override {
-		_ = b.forget(r)
+		_ = b.change(r.unit, []string{r.Address})
 	}
 }
 
 // describe returns a device that is rebound, as it is now. A family that describes it too
 // tells what else is wrong with it.
-func (b *Binder) describe(r *record, seen *discovery.Device) discovery.Device {
+func (b *Binder) describe(r *function, seen *discovery.Device) discovery.Device {
 	d := r.Device
 	d.Readings = nil
 	if seen != nil {
 		d.Readings = seen.Readings
 	}
 	b.mu.Lock()
-	failed := b.failed[r.Function]
+	failed := b.failed[r.unit]
 	b.mu.Unlock()
 	d.Health = discovery.Health{Status: discovery.Healthy}
 	switch {

@@ -5,23 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path"
-	"slices"
 	"strconv"
 
 	"chandler.dev/discovery"
 	"chandler.dev/internal/ledger"
 )
 
-// Left is a function that is not what it was, as it was left by those who had it as vfio.
+// Left is a unit that is not what it was, as it was left by those who had it as vfio.
 type Left struct {
-	Function string // its address
-	Device   string // the name of the device that is the function, or would be
-	Silicon  string // of which the device is
-	Unit     string // of which the device is; see [Unit]
-	Failed   error  // why it could not be given back at the last attempt, nil if it was not tried
-	Unknown  bool   // what it was could not be read, so that nobody new can have it until it was given back
+	Unit    string   // see [Unit]
+	Devices []string // the names of the devices that are its functions, or would be
+	Failed  error    // why it could not be given back at the last attempt, nil if that was not tried
+	Unknown bool     // what a function was could not be read, so that no new consumer can have it until it was given back
 }
 
 // Unit returns the name of what goes to vfio and back together: an IOMMU group, or a device alone if its group is not
@@ -33,54 +29,59 @@ func Unit(d *discovery.Device) string {
 	return d.Name
 }
 
-// Left returns all functions that are not what they were, in order.
+// Left returns all units that are not what they were, in order.
 func (b *Binder) Left() (left []Left) {
+	all := b.journal.All()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, address := range slices.Sorted(maps.Keys(b.bound)) {
-		r := b.bound[address]
-		l := Left{Function: address, Device: r.Device.Name, Silicon: r.Device.Silicon(), Unit: Unit(&r.Device), Failed: b.failed[address]}
-		if l.Device == "" {
-			l.Device = discovery.DeviceName(b.function("sys/bus/pci/devices/" + address))
-			l.Silicon, l.Unit, l.Unknown = l.Device, l.Device, true
+	for _, r := range all {
+		l := Left{Unit: r.Group, Failed: b.failed[r.Group]}
+		for _, f := range r.Body.Functions {
+			name := f.Device.Name
+			if name == "" {
+				name = discovery.DeviceName(b.function("sys/bus/pci/devices/" + f.Address))
+			}
+			l.Devices, l.Unknown = append(l.Devices, name), l.Unknown || f.Choose && f.Device.Name == ""
 		}
 		left = append(left, l)
 	}
 	return left
 }
 
-// Give gives functions of one unit back to the drivers that they had, and returns [*ledger.Blocked] if a consumer, or
+// Give gives the functions of a unit back to the drivers that they had, and returns [*ledger.Blocked] if a consumer, or
 // another change, has one of them. It is no error if there is nothing to give back. A function that was bound to
 // another driver since stays with that driver.
-func (b *Binder) Give(ctx context.Context, addresses ...string) error {
-	var records []*record
-	var functions []string
-	b.mu.Lock()
-	for _, address := range addresses {
-		if r := b.bound[address]; r != nil {
-			records, functions = append(records, r), append(functions, r.Source)
-		}
-	}
-	b.mu.Unlock()
-	if len(records) == 0 {
+func (b *Binder) Give(ctx context.Context, unit string) error {
+	r := b.journal.Get(unit)
+	if r == nil {
 		return nil
 	}
-	lease, err := b.lease(functions, "")
+	var sources []string
+	for _, f := range r.Body.Functions {
+		sources = append(sources, f.Source)
+	}
+	lease, err := b.lease(sources, "")
 	if err != nil {
 		return err
 	}
 	defer b.config.Changed()
 	defer lease.Release()
-	for _, r := range records {
-		if err := b.give(ctx, lease, r); err != nil {
-			err = fmt.Errorf("it is not given back to %s: %w", orNone(r.Driver), err)
-			b.mu.Lock()
-			b.failed[r.Function] = err
-			b.mu.Unlock()
-			return err
+	if b.journal.Get(unit) != r {
+		return nil // it was changed before the lease
+	}
+	var failed error
+	for _, f := range r.Body.Functions {
+		if err := b.give(ctx, lease, f); err != nil && failed == nil {
+			failed = fmt.Errorf("it is not given back to %s: %w", orNone(f.Driver), err)
 		}
 	}
-	return nil
+	if failed == nil {
+		return b.forget(r)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failed[unit] = failed
+	return failed
 }
 
 func orNone(driver string) string {
@@ -90,17 +91,17 @@ func orNone(driver string) string {
 	return "driver " + driver
 }
 
-func (b *Binder) give(ctx context.Context, lease *ledger.Lease, r *record) error {
+func (b *Binder) give(ctx context.Context, lease *ledger.Lease, r *function) error {
 	function := b.function(r.Source)
 	if !function.Exists(".") {
-		return b.forget(r) // it was taken out, or is a virtual function that is no more
+		return nil // it was taken out, or is a virtual function that is no more
 	}
 	driver := function.Driver()
 	if r.Choose {
 		return b.choose(lease, r, driver)
 	}
 	if driver != "" && driver != r.To && driver != r.Driver {
-		return b.forget(r)
+		return nil
 	}
 	if driver == r.To && driver != r.Driver {
 		if err := b.unused(r); err != nil {
@@ -110,17 +111,15 @@ func (b *Binder) give(ctx context.Context, lease *ledger.Lease, r *record) error
 	if err := b.resetOverride(lease, r); err != nil {
 		return err
 	}
-	if driver != r.Driver {
-		if err := b.giveDriver(ctx, lease, r, driver); err != nil {
-			return err
-		}
+	if driver == r.Driver {
+		return nil
 	}
-	return b.forget(r)
+	return b.giveDriver(ctx, lease, r, driver)
 }
 
 // unused returns who has a function open, as far as that can be seen: the kernel would wait for it, and
 // keep the function locked meanwhile.
-func (b *Binder) unused(r *record) error {
+func (b *Binder) unused(r *function) error {
 	if b.config.Busy == nil {
 		return nil
 	}
@@ -131,7 +130,7 @@ func (b *Binder) unused(r *record) error {
 }
 
 // resetOverride has the function be for the driver that it was for whatever its identity.
-func (b *Binder) resetOverride(lease *ledger.Lease, r *record) error {
+func (b *Binder) resetOverride(lease *ledger.Lease, r *function) error {
 	override, err := b.override(lease, b.function(r.Source), b.config.Limit)
 	if err != nil || override == r.Override {
 		return err
@@ -139,12 +138,12 @@ func (b *Binder) resetOverride(lease *ledger.Lease, r *record) error {
 	if b.config.Write == nil {
 		return errNoPrivilege
 	}
-	return b.write(lease, r.Function, "set its driver", path.Join(r.Source, "driver_override"), r.Override)
+	return b.write(lease, r.Address, "set its driver", path.Join(r.Source, "driver_override"), r.Override)
 }
 
 // choose has the kernel choose the driver of a function of which it is not known which one it had. If
 // it has one of its own, that is the one.
-func (b *Binder) choose(lease *ledger.Lease, r *record, driver string) error {
+func (b *Binder) choose(lease *ledger.Lease, r *function, driver string) error {
 	own := driver != "" && !discovery.IsVFIO(driver)
 	if !own {
 		if err := b.unused(r); err != nil {
@@ -154,34 +153,32 @@ func (b *Binder) choose(lease *ledger.Lease, r *record, driver string) error {
 	if err := b.resetOverride(lease, r); err != nil {
 		return err
 	}
-	if !own {
-		if err := b.probe(lease, r, driver); err != nil {
-			return err
-		}
+	if own {
+		return nil
 	}
-	return b.forget(r)
+	return b.probe(lease, r, driver)
 }
 
 // probe has the kernel choose a driver.
-func (b *Binder) probe(lease *ledger.Lease, r *record, driver string) error {
+func (b *Binder) probe(lease *ledger.Lease, r *function, driver string) error {
 	if driver != "" {
-		if err := b.write(lease, r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function); err != nil {
+		if err := b.write(lease, r.Address, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Address); err != nil {
 			return err
 		}
 	}
-	return b.write(lease, r.Function, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Function)
+	return b.write(lease, r.Address, "have the kernel choose its driver", "sys/bus/pci/drivers_probe", r.Address)
 }
 
 // giveDriver binds a function to the driver that it had. If that is not loaded any more, the
 // kernel chooses.
-func (b *Binder) giveDriver(ctx context.Context, lease *ledger.Lease, r *record, driver string) error {
+func (b *Binder) giveDriver(ctx context.Context, lease *ledger.Lease, r *function, driver string) error {
 	switch {
 	case r.Driver == "":
-		return b.write(lease, r.Function, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Function)
+		return b.write(lease, r.Address, "unbind it from "+driver, path.Join(driverDir(driver), "unbind"), r.Address)
 	case !b.loaded(r.Driver):
 		return b.probe(lease, r, driver)
 	}
 	return b.swap(ctx, lease, r.Source, r.Driver, func() error {
-		return b.write(lease, r.Function, "bind it to "+r.Driver, path.Join(driverDir(r.Driver), "bind"), r.Function)
+		return b.write(lease, r.Address, "bind it to "+r.Driver, path.Join(driverDir(r.Driver), "bind"), r.Address)
 	})
 }

@@ -6,10 +6,9 @@ package rebind
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -17,7 +16,7 @@ import (
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/sysfs"
-	"chandler.dev/internal/disk"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/overdue"
 )
@@ -34,9 +33,8 @@ type Config struct {
 	// taken from a driver. Nil means that nobody can tell, and nothing is taken.
 	Busy func(function sysfs.Device) error
 
-	Files disk.Files
-	Dir   string // where it is written down what functions had
-	Boot  string // the kernel's boot ID: no binding outlives a boot
+	Journal journal.Config // the place of the records of what functions were
+	Earlier string         // the directory in which earlier versions kept them, a file for each function
 
 	// Family is the name of the family whose Grant serves functions under vfio.
 	Family string
@@ -56,21 +54,27 @@ type Config struct {
 
 // Binder gives functions to vfio and back.
 type Binder struct {
-	config Config
-	filing chan struct{} // has one while a call writes, reads or removes records
+	config  Config
+	journal *journal.Journal[binding] // by unit
+	filing  chan struct{}             // has one while a call changes a record
 
 	mu     sync.Mutex
-	bound  map[string]*record          // by the function's address
-	failed map[string]error            // likewise, why it could not be given back
-	unread bool                        // what an earlier agent has left could not be listed yet
+	bound  map[string]*function        // of all records, by the function's address
+	failed map[string]error            // by unit, why it could not be given back
 	seen   map[string]discovery.Device // by directory, those that can be rebound, as they were scanned last
 }
 
-// record is what a function was before it was given to vfio. It is on disk before
-// anything is changed, and is removed when the function is as it was.
-type record struct {
-	Boot     string `json:"boot"`
-	Function string `json:"function"` // its address
+// record is on disk before any function of its unit is changed, and is removed when all are as they were.
+type record = journal.Record[binding]
+
+// binding is what the functions of a unit were before they were given to vfio.
+type binding struct {
+	Functions []*function `json:"functions"`
+}
+
+// function is what a function was before it was given to vfio. It is not modified once it is in Binder.bound.
+type function struct {
+	Address  string `json:"function"`
 	Source   string `json:"source"`   // its directory, as of fs.FS
 	Driver   string `json:"driver"`   // "" if it had none
 	Override string `json:"override"` // its driver_override, "" if it had none
@@ -82,6 +86,8 @@ type record struct {
 	// Device is the device that is the function, as it was described. It is described so
 	// until it is that again.
 	Device discovery.Device `json:"device"`
+
+	unit string // whose record has it
 }
 
 // New returns a Binder. It is ready once it was opened.
@@ -95,158 +101,187 @@ func New(config Config) *Binder {
 	if config.Changed == nil {
 		config.Changed = func() {}
 	}
-	return &Binder{
-		config: config, filing: make(chan struct{}, 1), bound: make(map[string]*record), failed: make(map[string]error),
+	b := &Binder{
+		config: config, filing: make(chan struct{}, 1), bound: make(map[string]*function), failed: make(map[string]error),
 		seen: make(map[string]discovery.Device),
 	}
+	b.journal = journal.New(config.Journal, "rebind", journal.Earlier[binding]{Dir: config.Earlier, Convert: b.convert, Merge: merge})
+	b.journal.Damaged = b.damaged
+	return b
 }
 
-// Open reads what an earlier agent of this boot has left. A record of an earlier boot is
-// removed, since the kernel has forgotten the binding. If a record cannot be read, its name
-// says of which function it is, and the kernel is left to choose the driver; if there is no such
-// function, the record is removed, too. If the disk does not
-// list the records, [Binder.ReadAgain] does it later.
+// Open reads the records of an earlier agent of this boot; see [journal.Journal.Open]. If a record is not valid, the
+// functions of its unit are known all the same, and the kernel chooses their drivers.
 func (b *Binder) Open() (problems []error) {
-	addresses, err := b.records().Names()
-	if err != nil {
-		b.setUnread(true)
-		return []error{fmt.Errorf("list what was rebound: %w", err)}
-	}
-	for _, address := range addresses {
-		if sysfs.IsPCIAddress(address) {
-			problems = append(problems, b.open(address)...)
-		}
-	}
+	problems = b.journal.Open()
+	b.index()
 	return problems
 }
 
-// open takes over the record of a function, unless it was written anew meanwhile.
-func (b *Binder) open(address string) (problems []error) {
-	defer b.takeTurn()()
-	b.mu.Lock()
-	anew := b.bound[address] != nil
-	b.mu.Unlock()
-	if anew {
-		return nil
-	}
-	r, err := b.read(address)
-	switch {
-	case errors.Is(err, fs.ErrNotExist): // removed meanwhile
-		return nil
-	case err != nil && b.isOut(address), err == nil && r.Boot != b.config.Boot:
-		if err := b.records().Remove(address); err != nil {
-			problems = append(problems, err)
-		}
-		return problems
-	case err != nil:
-		problems = append(problems, fmt.Errorf("what function %s was before it was rebound cannot be read; the kernel will choose its driver: %w", address, err))
-		r = b.unknown(address)
-	}
-	b.keep(r)
-	return problems
-}
-
-// ReadAgain reads what an earlier agent has left, if that could not be listed yet, and reports
-// whether there is still something to read.
+// ReadAgain reads records that the disk did not list or read when they were opened, and reports whether there are such
+// still.
 func (b *Binder) ReadAgain() (problems []error, unread bool) {
-	if !b.isUnread() {
+	if !b.journal.Unread() {
 		return nil, false
 	}
-	b.setUnread(false)
-	problems = b.Open()
-	if unread = b.isUnread(); unread {
-		return nil, true
+	found, problems, unread := b.journal.ReadAgain()
+	if len(found) > 0 {
+		b.index()
+		b.config.Changed()
 	}
-	b.config.Changed()
-	return problems, false
+	return problems, unread
 }
 
-func (b *Binder) isUnread() bool {
+// index takes over what the journal has.
+func (b *Binder) index() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.unread
-}
-
-func (b *Binder) setUnread(unread bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.unread = unread
-}
-
-func (b *Binder) records() disk.Records[record] {
-	return disk.Records[record]{Files: b.config.Files, Dir: b.config.Dir}
-}
-
-func (b *Binder) read(address string) (*record, error) {
-	r, err := b.records().Read(address)
-	if err != nil {
-		return nil, err
+	clear(b.bound)
+	for _, r := range b.journal.All() {
+		for _, f := range r.Body.Functions {
+			if f.unit == "" { // it was decoded
+				f.unit, f.Device.Source = r.Group, f.Source
+			}
+			b.bound[f.Address] = f
+		}
 	}
-	if r.Function != address || r.Source == "" {
-		return nil, errors.New("it is of no function")
+}
+
+// convert returns the record that the file of one function, of an earlier version, becomes. If it is not valid, the
+// kernel chooses the driver of the function, unless that is gone: the kernel has forgotten its binding then.
+func (b *Binder) convert(address string, data []byte) (*record, error) {
+	var r struct {
+		Boot string `json:"boot"`
+		function
 	}
-	r.Device.Source = r.Source
-	return r, nil
+	err := json.Unmarshal(data, &r)
+	if err == nil && (r.Address != address || r.Source == "") {
+		err = errors.New("it is for another function")
+	}
+	switch {
+	case !sysfs.IsPCIAddress(address):
+		return nil, errors.New("it is for no function")
+	case err == nil:
+		return recordOf(r.Boot, unitOf(b.function(r.Source)), &r.function), nil
+	}
+	source, there := b.sourceOf(address)
+	if !there {
+		return nil, nil
+	}
+	return recordOf(b.config.Journal.Boot, unitOf(b.function(source)), b.unknown(source)), fmt.Errorf("function %s: the kernel will choose its driver: %w", address, err)
+}
+
+func recordOf(boot, unit string, functions ...*function) *record {
+	r := &record{Boot: boot, Group: unit, Body: binding{Functions: functions}}
+	for _, f := range functions {
+		f.unit = unit
+		if f.Device.Name != "" {
+			r.Silicon, r.Devices = f.Device.Silicon(), append(r.Devices, f.Device.Name)
+		}
+	}
+	return r
+}
+
+// merge adds the functions of a converted record to those of its unit.
+func merge(there, converted *record) *record {
+	functions := slices.Clone(there.Body.Functions)
+	for _, f := range converted.Body.Functions {
+		if !slices.ContainsFunc(functions, func(has *function) bool { return has.Address == f.Address }) {
+			functions = append(functions, f)
+		}
+	}
+	return recordOf(there.Boot, there.Group, functions...)
+}
+
+// damaged returns the record of a unit of which nothing but the name is known, nil if the host has no such unit.
+func (b *Binder) damaged(unit string) *record {
+	all, _ := sysfs.Bus(b.config.Host.FS, "pci")
+	var functions []*function
+	for _, function := range all {
+		if unitOf(function) == unit {
+			functions = append(functions, b.unknown(function.Path))
+		}
+	}
+	if len(functions) == 0 {
+		return nil
+	}
+	return recordOf(b.config.Journal.Boot, unit, functions...)
+}
+
+// sourceOf returns the directory of a function, and whether there is such a function.
+func (b *Binder) sourceOf(address string) (source string, there bool) {
+	function, there := sysfs.At(b.config.Host.FS, "sys/bus/pci/devices").LinkTo(address)
+	return function.Path, there
+}
+
+// unitOf returns the unit of a function of which nothing is described; see [Unit].
+func unitOf(function sysfs.Device) string {
+	if group, ok := function.LinkTo("iommu_group"); ok {
+		return "iommu-group-" + group.Name()
+	}
+	return discovery.DeviceName(function)
 }
 
 // unknown returns the record of a function of which nothing else is known.
-func (b *Binder) unknown(address string) *record {
-	source := "sys/bus/pci/devices/" + address
-	if function, ok := sysfs.At(b.config.Host.FS, "sys/bus/pci/devices").LinkTo(address); ok {
-		source = function.Path
-	}
-	return &record{Choose: true, Boot: b.config.Boot, Function: address, Source: source, To: b.function(source).Driver()}
-}
-
-// isOut reports whether there is no such function: a virtual one after a reboot, or one that was taken out. The kernel
-// has forgotten its binding, whatever was written down.
-func (b *Binder) isOut(address string) bool {
-	_, err := fs.Lstat(b.config.Host.FS, "sys/bus/pci/devices/"+address)
-	return errors.Is(err, fs.ErrNotExist)
+func (b *Binder) unknown(source string) *function {
+	return &function{Choose: true, Address: filepath.Base(source), Source: source, To: b.function(source).Driver()}
 }
 
 // function returns a function as the host has it now.
 func (b *Binder) function(source string) sysfs.Device { return sysfs.At(b.config.Host.FS, source) }
 
-func (b *Binder) keep(r *record) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.bound[r.Function] = r
-}
-
-func (b *Binder) forget(r *record) error {
-	defer b.takeTurn()()
-	if err := b.records().Remove(r.Function); err != nil {
-		return fmt.Errorf("remove what %s was before it was rebound: %w", r.Function, err)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.bound, r.Function)
-	delete(b.failed, r.Function)
-	return nil
-}
-
-// of returns the record of a device, nil if it is not rebound.
-func (b *Binder) of(d *discovery.Device) *record {
+// of returns what the function of a device was, nil if it is not rebound.
+func (b *Binder) of(d *discovery.Device) *function {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.bound[filepath.Base(d.Source)]
 }
 
-// note writes down what a function is before it is changed, unless that is written
-// down already. If the record could not be read and the function has its own driver by now, what
-// it is can be told again.
-func (b *Binder) note(lease *ledger.Lease, function sysfs.Device, to string, d discovery.Device) (*record, error) {
-	address := function.Name()
-	b.mu.Lock()
-	r := b.bound[address]
-	b.mu.Unlock()
-	if r != nil && !r.Choose {
-		return r, nil
+// note writes down what the functions of a unit are, before any is changed, unless that is written down already. If a
+// record could not be read and its function has its own driver by now, what that is can be told again.
+func (b *Binder) note(lease *ledger.Lease, sources []string, to string, d discovery.Device) error {
+	if b.journal.Unread() {
+		return discovery.Passing(errors.New("the records of an earlier agent cannot be read yet, so it is not known which drivers functions had"))
 	}
-	driver := function.Driver()
-	choose := r != nil && (driver == "" || discovery.IsVFIO(driver))
-	override, err := b.override(lease, function, b.config.Limit)
+	unit := Unit(&d)
+	var now, moved []*function
+	for _, source := range sources {
+		b.mu.Lock()
+		before, device := b.bound[filepath.Base(source)], b.seen[source] // none if no family describes it
+		b.mu.Unlock()
+		if before != nil && !before.Choose {
+			continue
+		}
+		if source == d.Source {
+			device = d
+		}
+		f, err := b.describeNow(lease, source, to, before != nil)
+		if err != nil {
+			return err
+		}
+		f.Device = device
+		now = append(now, f)
+		if before != nil && before.unit != unit {
+			moved = append(moved, before)
+		}
+	}
+	if err := b.change(unit, nil, now...); err != nil {
+		return err
+	}
+	for _, f := range moved {
+		if err := b.change(f.unit, []string{f.Address}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describeNow returns what a function is. Unread is true if its record could not be read.
+func (b *Binder) describeNow(lease *ledger.Lease, source, to string, unread bool) (*function, error) {
+	of := b.function(source)
+	driver := of.Driver()
+	choose := unread && (driver == "" || discovery.IsVFIO(driver))
+	override, err := b.override(lease, of, b.config.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -256,61 +291,49 @@ func (b *Binder) note(lease *ledger.Lease, function sysfs.Device, to string, d d
 	if choose {
 		driver, override = "", ""
 	}
-	r = &record{Choose: choose, Boot: b.config.Boot, Function: address, Source: function.Path, Driver: driver, Override: override, To: to, Device: d}
-	defer b.takeTurn()()
-	there, err := b.save(r)
-	if there != disk.Old {
-		b.keep(r) // perhaps
-	}
-	if err != nil {
-		return nil, err
-	}
-	return r, nil
+	return &function{Choose: choose, Address: of.Name(), Source: source, Driver: driver, Override: override, To: to}, nil
 }
 
-// save writes a record, and says which one is on disk then.
-func (b *Binder) save(r *record) (disk.InPlace, error) {
-	there, err := b.records().Write(r.Function, r)
-	if err != nil {
-		err = fmt.Errorf("function %s: write down what it is: %w", r.Function, err)
+// change removes functions from the record of a unit, by their addresses, and adds others. A record without functions
+// is removed.
+func (b *Binder) change(unit string, without []string, with ...*function) error {
+	if len(without)+len(with) == 0 {
+		return nil
 	}
-	return there, err
-}
-
-// Restore writes records again that somebody has removed: an agent that starts would not know that it is to
-// give those functions back.
-func (b *Binder) Restore() error {
-	b.mu.Lock()
-	addresses := slices.Sorted(maps.Keys(b.bound))
-	b.mu.Unlock()
-	var errs []error
-	for _, address := range addresses {
-		if b.records().Lacks(address) {
-			errs = append(errs, b.restore(address))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// restore writes the record of a function again. It needs no lease: while a write to the function hangs, the agent may
-// end, and the next one needs the record.
-func (b *Binder) restore(address string) error {
-	defer b.takeTurn()()
-	b.mu.Lock()
-	r := b.bound[address]
-	b.mu.Unlock()
-	if r == nil || !b.records().Lacks(address) {
-		return nil // it was given back meanwhile, or written anew
-	}
-	_, err := b.save(r)
-	return err
-}
-
-// takeTurn returns once no other call writes, reads or removes records.
-func (b *Binder) takeTurn() (done func()) {
 	b.filing <- struct{}{}
-	return func() { <-b.filing }
+	defer func() { <-b.filing }()
+	var functions []*function
+	if r := b.journal.Get(unit); r != nil {
+		functions = slices.DeleteFunc(slices.Clone(r.Body.Functions), func(f *function) bool {
+			return slices.Contains(without, f.Address) || slices.ContainsFunc(with, func(other *function) bool { return other.Address == f.Address })
+		})
+	}
+	functions = append(functions, with...)
+	defer b.index()
+	if len(functions) == 0 {
+		return b.journal.Remove(unit)
+	}
+	return b.journal.Put(recordOf("", unit, functions...))
 }
+
+// forget removes the record of a unit whose functions are as they were.
+func (b *Binder) forget(r *record) error {
+	var addresses []string
+	for _, f := range r.Body.Functions {
+		addresses = append(addresses, f.Address)
+	}
+	if err := b.change(r.Group, addresses); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.failed, r.Group)
+	return nil
+}
+
+// Restore writes records that were removed or could not be written; see [journal.Journal.Restore]. It needs no lease:
+// while a write to a function hangs, the agent may end, and the next one needs the record.
+func (b *Binder) Restore() error { return b.journal.Restore() }
 
 // overrideOf returns the driver that a function is for whatever its identity, "" if there is
 // none (Documentation/ABI/testing/sysfs-bus-pci).
@@ -332,7 +355,7 @@ func (b *Binder) lease(functions []string, consumer string) (*ledger.Lease, erro
 	}, stock)
 }
 
-// leaseRecord keeps other calls from a function while its record changes, whichever consumer has the function.
+// leaseRecord keeps other calls from a function while it leaves its record, whichever consumer has the function.
 func (b *Binder) leaseRecord(source string) (*ledger.Lease, error) {
 	return b.leased(ledger.Change{Name: "record of " + filepath.Base(source), Functions: []string{source}}, b.config.Stock())
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -19,6 +21,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/internal/disk"
 	"chandler.dev/internal/disk/disktest"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/ledger"
 	"chandler.dev/internal/overdue"
 	"chandler.dev/internal/rebind/rebindtest"
@@ -47,7 +50,7 @@ func newKernel(t *testing.T) *kernel {
 func (k *kernel) binder(boot string, users map[string]string) *Binder {
 	k.t.Helper()
 	b := newBinder(k.t, Config{
-		Host: k.Host(), Write: k.Write, Family: "vfio", Boot: boot, Dir: filepath.Join(k.Dir, "state/rebound"),
+		Host: k.Host(), Write: k.Write, Family: "vfio", Journal: k.journal(boot), Earlier: filepath.Join(k.Dir, "state/rebound"),
 		Limit: time.Minute, Wait: 100 * time.Millisecond,
 		Busy: func(function sysfs.Device) error {
 			if user := users[function.Name()]; user != "" {
@@ -62,6 +65,11 @@ func (k *kernel) binder(boot string, users map[string]string) *Binder {
 	return b
 }
 
+// journal returns the place of the records in a boot.
+func (k *kernel) journal(boot string) journal.Config {
+	return journal.Config{Dir: filepath.Join(k.Dir, "run/journal"), Boot: boot}
+}
+
 // device returns the disk as a scan describes it, alone in its group or with the other.
 func device(others ...string) discovery.Device {
 	d := discovery.Device{
@@ -70,6 +78,7 @@ func device(others ...string) discovery.Device {
 	}
 	d.Attributes.SetString("driver", "nvme")
 	d.Attributes.SetString("model", "a disk")
+	d.Attributes.SetInt("iommuGroup", 3)
 	for _, address := range others {
 		d.Rebind.Others = append(d.Rebind.Others, rebindtest.Source(address))
 	}
@@ -117,7 +126,7 @@ func take(ctx context.Context, b *Binder, d discovery.Device) (discovery.Device,
 
 func giveAll(ctx context.Context, b *Binder) (errs error) {
 	for _, l := range b.Left() {
-		errs = errors.Join(errs, b.Give(ctx, l.Function))
+		errs = errors.Join(errs, b.Give(ctx, l.Unit))
 	}
 	return errs
 }
@@ -132,8 +141,11 @@ func (k *kernel) check(driver, override string, addresses ...string) {
 	}
 }
 
-func (k *kernel) records() (names []string) {
-	entries, _ := os.ReadDir(filepath.Join(k.Dir, "state/rebound"))
+// records returns the files of the journal.
+func (k *kernel) records() []string { return filesIn(filepath.Join(k.Dir, "run/journal/rebind")) }
+
+func filesIn(dir string) (names []string) {
+	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
@@ -186,7 +198,9 @@ func TestRefused(t *testing.T) {
 		"no privilege":             {spoil: func(_ *kernel, b *Binder) { b.config.Write = nil }, want: "may not change the host"},
 		"who uses it is not known": {spoil: func(_ *kernel, b *Binder) { b.config.Busy = nil }, want: "cannot be told"},
 		"virtual functions":        {spoil: func(k *kernel, _ *Binder) { k.Link(rebindtest.Source(first)+"/virtfn0", "../0000:03:10.0") }, want: "has virtual functions"},
-		"disk is full":             {spoil: func(k *kernel, b *Binder) { b.config.Dir = filepath.Join(k.Dir, "dev/vfio/vfio/none") }, want: "write down what it is"},
+		"disk is full": {spoil: func(k *kernel, b *Binder) {
+			b.journal = journal.New(journal.Config{Dir: filepath.Join(k.Dir, "dev/vfio/vfio/none"), Boot: "1"}, "rebind", journal.Earlier[binding]{})
+		}, want: "write the record of iommu-group-3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t)
@@ -233,12 +247,14 @@ func TestUsedSinceTheLook(t *testing.T) {
 	k := newKernel(t)
 	users := make(map[string]string)
 	b := k.binder("1", users)
-	b.config.Files = disk.Files{FS: &disktest.Disk{Before: func(op disktest.Op, _ string) error {
+	place := k.journal("1")
+	place.Files = disk.Files{FS: &disktest.Disk{Before: func(op disktest.Op, _ string) error {
 		if op == disktest.Write {
 			users[first] = "it is mounted on /data"
 		}
 		return nil
 	}}}
+	b.journal = journal.New(place, "rebind", journal.Earlier[binding]{})
 	if _, err := take(t.Context(), b, device(other)); err == nil || !strings.Contains(err.Error(), "it is mounted on /data") {
 		t.Errorf("error %v", err)
 	}
@@ -467,8 +483,8 @@ func TestLookHangs(t *testing.T) {
 		began := time.Now()
 		b.Describe(&discovery.Snapshot{})
 		b.Describe(&discovery.Snapshot{})
-		if waited := time.Since(began); waited != lookLimit || stuck.opened.Load() != 1 || len(k.records()) != 2 {
-			t.Errorf("two scans waited %s, looked %d times, and left %q", waited, stuck.opened.Load(), k.records())
+		if waited := time.Since(began); waited != lookLimit || stuck.opened.Load() != 1 || len(b.bound) != 2 {
+			t.Errorf("two scans waited %s, looked %d times, and left %v", waited, stuck.opened.Load(), b.Left())
 		}
 		if err := giveAll(t.Context(), b); err == nil || !strings.Contains(err.Error(), "a read of its driver_override has not ended yet") {
 			t.Error(err)
@@ -476,8 +492,8 @@ func TestLookHangs(t *testing.T) {
 		close(stuck.until)
 		synctest.Wait()
 		b.Describe(&discovery.Snapshot{})
-		if len(k.records()) != 1 {
-			t.Errorf("left %q", k.records())
+		if left := k.binder("1", nil).Left(); len(left) != 1 || !slices.Equal(left[0].Devices, []string{"pci-0000-03-00-1"}) {
+			t.Errorf("left %v", left)
 		}
 	})
 }
@@ -544,21 +560,88 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// damagedRecord is the file of the record of the group.
+const damagedRecord = "run/journal/rebind/iommu-group-3.json"
+
 // If what a function was cannot be read, the kernel chooses.
 func TestDamagedRecord(t *testing.T) {
 	k := newKernel(t)
 	if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
 		t.Fatal(err)
 	}
-	k.File("state/rebound/"+first+".json", "{")
-	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Boot: "1", Dir: filepath.Join(k.Dir, "state/rebound")})
-	if problems := b.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), first) {
+	k.File(damagedRecord, "{")
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: k.journal("1")})
+	if problems := b.Open(); len(problems) != 1 || !strings.Contains(problems[0].Error(), "iommu-group-3") {
 		t.Errorf("problems %v", problems)
 	}
 	if err := giveAll(t.Context(), b); err != nil {
 		t.Fatal(err)
 	}
 	k.check("nvme", "(null)", first)
+}
+
+// Records of earlier versions, a file for each function, become one record of the group.
+func TestEarlierRecords(t *testing.T) {
+	for name, damaged := range map[string]string{"valid": "", "one is damaged": other} {
+		t.Run(name, func(t *testing.T) {
+			k := newKernel(t)
+			if _, err := take(t.Context(), k.binder("1", nil), device(other)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.RemoveAll(filepath.Join(k.Dir, "run/journal")); err != nil {
+				t.Fatal(err)
+			}
+			earlier := filepath.Join(k.Dir, "state/rebound")
+			if err := os.CopyFS(earlier, os.DirFS("testdata/rebound")); err != nil {
+				t.Fatal(err)
+			}
+			problems := 0
+			if damaged != "" {
+				k.File("state/rebound/"+damaged+".json", "{")
+				problems = 1
+			}
+			b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: k.journal("1"), Earlier: earlier})
+			if got := b.Open(); len(got) != problems {
+				t.Errorf("problems %v", got)
+			}
+			want := []Left{{Unit: "iommu-group-3", Devices: []string{"pci-0000-03-00-0", "pci-0000-03-00-1"}, Unknown: damaged != ""}}
+			if left := b.Left(); !reflect.DeepEqual(left, want) {
+				t.Errorf("left %+v, want %+v", left, want)
+			}
+			if got := k.records(); !slices.Equal(got, []string{"iommu-group-3.json"}) || len(filesIn(earlier)) > 0 {
+				t.Errorf("records %q, earlier ones %q", got, filesIn(earlier))
+			}
+			if err := giveAll(t.Context(), b); err != nil || len(k.records()) > 0 {
+				t.Errorf("%v, records %q", err, k.records())
+			}
+			k.check("nvme", "(null)", first, other)
+		})
+	}
+}
+
+// A directory that is wiped while half of a group is under vfio leaves the next agent all of the record or none of it.
+func TestWipedHalfway(t *testing.T) {
+	k := newKernel(t)
+	k.Budget = 4 // the first function is under vfio, and the other one is not
+	b := k.binder("1", nil)
+	if _, err := take(t.Context(), b, device(other)); !errors.Is(err, rebindtest.ErrKilled) || k.Driver(first) != "vfio-pci" || k.Driver(other) == "vfio-pci" {
+		t.Fatalf("%v, drivers %s and %s", err, k.Driver(first), k.Driver(other))
+	}
+	k.Budget = -1
+	if err := os.RemoveAll(b.journal.Dir()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	b = k.binder("1", nil)
+	if left := b.Left(); len(left) != 1 || len(left[0].Devices) != 2 {
+		t.Errorf("left %+v", left)
+	}
+	if err := giveAll(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	k.check("nvme", "(null)", first, other)
 }
 
 // Records that the disk does not list for a moment are listed later.
@@ -568,22 +651,22 @@ func TestUnlistedRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	failing := true
-	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Boot: "1", Dir: filepath.Join(k.Dir, "state/rebound"), Files: disk.Files{FS: &disktest.Disk{
-		BeforeRead: func(name string) error {
-			if failing && strings.HasSuffix(name, "rebound") {
-				return syscall.EIO
-			}
-			return nil
-		},
-	}}})
-	if problems := b.Open(); len(problems) != 1 {
-		t.Errorf("problems %v", problems)
+	place := k.journal("1")
+	place.Files = disk.Files{FS: &disktest.Disk{BeforeRead: func(name string) error {
+		if failing && strings.HasSuffix(name, "rebind") {
+			return syscall.EIO
+		}
+		return nil
+	}}}
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: place})
+	if problems := b.Open(); len(problems) == 0 {
+		t.Error("no problem")
 	}
 	if _, unread := b.ReadAgain(); !unread || len(b.Left()) > 0 {
 		t.Errorf("unread %t, left %v", unread, b.Left())
 	}
 	failing = false
-	if problems, unread := b.ReadAgain(); unread || len(problems) > 0 || len(b.Left()) != 2 {
+	if problems, unread := b.ReadAgain(); unread || len(problems) > 0 || len(b.Left()) != 1 {
 		t.Errorf("unread %t, problems %v, left %v", unread, problems, b.Left())
 	}
 	if err := giveAll(t.Context(), b); err != nil {
@@ -600,7 +683,7 @@ func TestRemovedRecords(t *testing.T) {
 	if _, err := take(t.Context(), b, device(other)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(b.config.Dir); err != nil {
+	if err := os.RemoveAll(b.journal.Dir()); err != nil {
 		t.Fatal(err)
 	}
 	lease, err := b.lease([]string{first}, "")
@@ -610,7 +693,7 @@ func TestRemovedRecords(t *testing.T) {
 	if err := lease.Do(time.Millisecond, "a write", func() error { <-hangs; return nil }); !errors.Is(err, overdue.Err) {
 		t.Fatal(err)
 	}
-	if err := b.Restore(); err != nil || len(k.records()) != 2 {
+	if err := b.Restore(); err != nil || len(k.records()) != 1 {
 		t.Errorf("%v, records %q", err, k.records())
 	}
 	close(hangs)
@@ -628,8 +711,8 @@ func TestRemovedRecords(t *testing.T) {
 // function is once it has its own driver and is taken again.
 func TestDamagedRecordOfAnEarlierBoot(t *testing.T) {
 	k := newKernel(t)
-	k.File("state/rebound/"+first+".json", "")
-	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	k.File(damagedRecord, "")
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Journal: k.journal("2")})
 	if problems := b.Open(); len(problems) != 1 || len(b.Left()) != 1 {
 		t.Fatalf("problems %v, left %v", problems, b.Left())
 	}
@@ -651,8 +734,9 @@ func TestDamagedRecordOfNothing(t *testing.T) {
 	k := newKernel(t)
 	const virtual = "0000:09:10.2"
 	k.File("state/rebound/"+virtual+".json", "")
-	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
-	if problems := b.Open(); len(problems) > 0 || len(b.Left()) > 0 || len(k.records()) > 0 {
+	earlier := filepath.Join(k.Dir, "state/rebound")
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: k.journal("2"), Earlier: earlier})
+	if problems := b.Open(); len(problems) > 0 || len(b.Left()) > 0 || len(k.records()) > 0 || len(filesIn(earlier)) > 0 {
 		t.Errorf("problems %v, left %v, records %q", problems, b.Left(), k.records())
 	}
 	k.Add(virtual, "igbvf", "9")
@@ -665,8 +749,8 @@ func TestDamagedRecordOfNothing(t *testing.T) {
 // The same where its own driver refused it meanwhile: the kernel chooses when it is given back.
 func TestDamagedRecordWithoutDriver(t *testing.T) {
 	k := newKernel(t)
-	k.File("state/rebound/"+first+".json", "")
-	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	k.File(damagedRecord, "")
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Busy: func(sysfs.Device) error { return nil }, Journal: k.journal("2")})
 	if problems := b.Open(); len(problems) != 1 {
 		t.Fatalf("problems %v", problems)
 	}
@@ -687,13 +771,13 @@ func TestDamagedRecordWithoutDriver(t *testing.T) {
 // kernel's driver refuses it, it is tried again.
 func TestDamagedRecordOfWhatIsWell(t *testing.T) {
 	k := newKernel(t)
-	k.File("state/rebound/"+first+".json", "")
-	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Boot: "2", Dir: filepath.Join(k.Dir, "state/rebound")})
+	k.File(damagedRecord, "")
+	b := newBinder(t, Config{Host: k.Host(), Write: k.Write, Journal: k.journal("2")})
 	b.Open()
 	if err := giveAll(t.Context(), b); err != nil || len(k.Written()) > 0 {
 		t.Errorf("%v, writes %q", err, k.Written())
 	}
-	k.File("state/rebound/"+first+".json", "")
+	k.File(damagedRecord, "")
 	k.SetDriver(first, "")
 	k.Refuse("nvme", syscall.EIO)
 	b.Open()

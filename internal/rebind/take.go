@@ -35,19 +35,18 @@ func (b *Binder) take(ctx context.Context, d discovery.Device, consumer string) 
 	}
 	defer b.config.Changed()
 	ctx = context.WithoutCancel(ctx)
+	if err := b.note(lease, functions, to, d); err != nil {
+		return err
+	}
 	for _, source := range functions {
-		if err := b.takeFunction(ctx, lease, source, to, d); err != nil {
+		if err := b.takeFunction(ctx, lease, source, to); err != nil {
 			return err
 		}
 	}
 	if err := b.await(ctx, d); err != nil {
 		return err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, source := range functions {
-		delete(b.failed, path.Base(source))
-	}
+	b.wanted(functions)
 	return nil
 }
 
@@ -98,18 +97,9 @@ func (b *Binder) mayTake(functions []string, to string) error {
 	return nil
 }
 
-// takeFunction gives one function to a driver. The device that is the function is written
-// down with it.
-func (b *Binder) takeFunction(ctx context.Context, lease *ledger.Lease, source, to string, d discovery.Device) error {
+// takeFunction gives one function to a driver.
+func (b *Binder) takeFunction(ctx context.Context, lease *ledger.Lease, source, to string) error {
 	function := b.function(source)
-	if source != d.Source {
-		b.mu.Lock()
-		d = b.seen[source] // none if no family describes it
-		b.mu.Unlock()
-	}
-	if _, err := b.note(lease, function, to, d); err != nil {
-		return err
-	}
 	override, err := b.override(lease, function, b.config.Limit)
 	if err != nil {
 		return err

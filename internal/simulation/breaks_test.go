@@ -57,7 +57,7 @@ var deliberates = []deliberate{
 	{"what a file holds is not synchronised", "internal/disk/disk.go", "	return file.Sync()\n", "	return nil\n"},
 	{"names of directories are not synchronised", "internal/ledger/open.go", "		if err := l.synced.SyncDir(filepath.Dir(dir)); err != nil {", "		if err := l.claims.SyncDir(filepath.Dir(dir)); err != nil {"},
 	{"names of directories that somebody removed are not synchronised", "internal/ledger/open.go", "		if err := l.makeDirs(); err != nil { //", "		if err := error(nil); err != nil { //"},
-	{"it is not written down what a function was that goes to vfio", "internal/rebind/rebind.go", "	there, err := b.records().Write(r.Function, r)\n", "	there, err := disk.New, error(nil)\n"},
+	{"the driver of a function that goes to vfio is not recorded", "internal/rebind/rebind.go", "	if err := b.change(unit, nil, now...); err != nil {", "	if err := error(nil); err != nil {"},
 	{"the journal does not write a record before the change", "internal/journal/journal.go", "	there, err := j.write(r)\n", "	there, err := disk.New, error(nil)\n"},
 	{"devices are handed over that processes have open", "internal/handover/handover.go", "	if why != \"\" {\n		return why, openInterval\n	}\n	if of.unknown()", "	if of.unknown()"},
 }

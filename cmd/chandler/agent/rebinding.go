@@ -22,7 +22,7 @@ import (
 // failed. It is also looked after that time whether somebody has it still, in case nobody was heard to let go.
 const refuseInterval = 10 * time.Second
 
-// reboundDir is where it is written down what functions were.
+// reboundDir is where earlier versions wrote down what functions were.
 const reboundDir = "rebound"
 
 // newBinder makes what gives devices to vfio and back.
@@ -31,9 +31,9 @@ func (a *agent) newBinder() *rebind.Binder {
 		Host:  a.host,
 		Write: a.Write,
 		Busy:  a.busy,
-		Files: a.files(),
-		Dir:   filepath.Join(a.StateDir, reboundDir),
-		Boot:  a.BootID,
+
+		Journal: a.journal(),
+		Earlier: filepath.Join(a.StateDir, reboundDir),
 
 		Ledger: a.ledger,
 		Stock:  a.stock,
@@ -112,18 +112,15 @@ func (a *agent) giveBack(ctx context.Context) {
 			klog.FromContext(ctx).Error(problem, "Recovering what is rebound")
 		}
 		unwritten = restored(ctx, a.binder.Restore, "what is rebound", unwritten)
-		left, waiting := make(map[string][]rebind.Left), make(map[string]bool) // by unit
-		for _, l := range a.binder.Left() {
-			left[l.Unit] = append(left[l.Unit], l)
-		}
+		left, waiting := a.binder.Left(), make(map[string]bool) // by unit
 		if p := a.placed.Load(); p != nil && len(left) > 0 {
 			wanted := p.rebound()
-			for unit, functions := range left {
-				if wanted[unit] && !functions[0].Unknown {
+			for _, l := range left {
+				if wanted[l.Unit] && !l.Unknown {
 					continue
 				}
-				if waiting[unit] = true; attempts.due(unit) {
-					attempts.ended(ctx, unit, a.giveUnit(ctx, functions))
+				if waiting[l.Unit] = true; attempts.due(l.Unit) {
+					attempts.ended(ctx, l.Unit, a.giveUnit(ctx, l))
 				}
 			}
 		}
@@ -154,21 +151,15 @@ func restored(ctx context.Context, restore func() error, of string, failing bool
 }
 
 // giveUnit gives back all functions of one unit, unless a consumer has any of it.
-func (a *agent) giveUnit(ctx context.Context, functions []rebind.Left) error {
-	var addresses []string
-	for _, f := range functions {
-		addresses = append(addresses, f.Function)
-	}
+func (a *agent) giveUnit(ctx context.Context, left rebind.Left) error {
 	var blocked *ledger.Blocked
-	switch err := a.binder.Give(ctx, addresses...); {
+	switch err := a.binder.Give(ctx, left.Unit); {
 	case errors.As(err, &blocked):
 		return nil
 	case err != nil:
 		return err
 	}
-	for _, f := range functions {
-		klog.FromContext(ctx).Info("Returned a device to its driver", "device", f.Device)
-	}
+	klog.FromContext(ctx).Info("Returned devices to their drivers", "devices", left.Devices)
 	return nil
 }
 

@@ -158,7 +158,7 @@ func (r *rebinding) bound(driver string, after time.Duration) {
 	r.t.Helper()
 	time.Sleep(after)
 	synctest.Wait()
-	records, _ := filepath.Glob(filepath.Join(r.dir, "plugins/chandler.dev/rebound/*"))
+	records, _ := filepath.Glob(filepath.Join(r.dir, "run/chandler/journal/rebind/*"))
 	if got := r.Driver(diskFunction); got != driver || (len(records) > 0) != (driver != "nvme") || driver == "nvme" && r.Override(diskFunction) != "(null)" {
 		r.t.Errorf("driver %q, override %q, written down %q; want driver %q\nwrites: %q", got, r.Override(diskFunction), records, driver, r.Written())
 	}
@@ -279,7 +279,7 @@ func TestAgentWritesDownAgainWhatIsRebound(t *testing.T) {
 		stop := r.start()
 		vm := r.claim("vm", "vfio")
 		r.gives(vm, "/dev/vfio/3", "/dev/vfio/vfio")
-		r.wipes("plugins/chandler.dev/" + reboundDir)
+		r.wipes("run/chandler/journal/rebind")
 		time.Sleep(refuseInterval + time.Second)
 		stop()
 		stop = r.start()
@@ -442,7 +442,7 @@ func TestAgentRebindsForAResourceWithoutTheRecord(t *testing.T) {
 		time.Sleep(time.Minute)
 		stop()
 		writes := len(r.Written())
-		record := filepath.Join(r.dir, "plugins/chandler.dev", reboundDir, diskFunction+".json")
+		record := filepath.Join(r.dir, "run/chandler/journal/rebind/iommu-group-3.json")
 		if err := os.WriteFile(record, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

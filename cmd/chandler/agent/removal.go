@@ -98,7 +98,7 @@ func (a *agent) report(o removal.Order) removal.Report {
 		r.State, r.Detail = removal.Waiting, "the kubelet has just ended "+namesOf(ending)
 	case len(a.binder.Left()) > 0:
 		left := a.binder.Left()[0]
-		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("device %s is not given back to its driver yet", left.Device), view.Kept(left.Device), left.Failed)
+		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("device %s is not given back to its driver yet", left.Devices[0]), view.Kept(left.Devices...), left.Failed)
 	case len(a.maker.Made()) > 0:
 		made := a.maker.Made()[0]
 		r.State, r.Detail = removal.Waiting, because(fmt.Sprintf("%s was made on request and is not undone yet", made.Unit), view.Kept(made.Devices...), made.Failed)

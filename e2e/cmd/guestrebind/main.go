@@ -8,12 +8,14 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"slices"
 
 	"chandler.dev/discovery"
 	"chandler.dev/discovery/families"
 	"chandler.dev/discovery/sysfs"
 	"chandler.dev/e2e/guesthost"
 	"chandler.dev/internal/inuse"
+	"chandler.dev/internal/journal"
 	"chandler.dev/internal/rebind"
 )
 
@@ -39,7 +41,7 @@ func run(dies int, do, address string) error {
 	}
 	host := &discovery.Host{FS: guest.FS, Rebind: []discovery.Rebinding{{Driver: "vfio-pci", Selects: anything}}}
 	binder := rebind.New(rebind.Config{
-		Host: host, Family: "vfio", Dir: "/run/rebound", Boot: guest.Boot,
+		Host: host, Family: "vfio", Journal: journal.Config{Dir: "/run/rebound", Boot: guest.Boot},
 		Write: guest.Write, Ledger: guest.Ledger, Stock: guesthost.Stock,
 		Busy: func(function sysfs.Device) error { return inuse.Of(host, function, inuse.Options{}).Err() },
 	})
@@ -47,7 +49,13 @@ func run(dies int, do, address string) error {
 		return err
 	}
 	if do == "give" {
-		return binder.Give(context.Background(), address)
+		var errs []error
+		for _, left := range binder.Left() {
+			if slices.Contains(left.Devices, discovery.DeviceName(sysfs.At(guest.FS, address))) {
+				errs = append(errs, binder.Give(context.Background(), left.Unit))
+			}
+		}
+		return errors.Join(errs...)
 	}
 	d, found := binder.Describe(discovery.Scan(host, families.All)).Lookup(discovery.DeviceName(sysfs.At(guest.FS, address)))
 	if !found {
