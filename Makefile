@@ -99,8 +99,9 @@ e2e-classic: ## the tests of the device-plugin API on a Kubernetes without DRA, 
 	cd e2e && $(GO) test -timeout 45m . -run TestDevicePlugin
 	cd e2e && $(GO) test -timeout 45m ./takeover -kubernetes v1.31.0
 
-lint: ## golangci-lint, with the rules of .golangci.yml
+lint: ## golangci-lint with the rules of .golangci.yml, and the figures of internal/prose
 	$(GO) run $(GOLANGCI_LINT) run ./...
+	$(GO) run ./internal/prose
 	cd e2e && $(GO) vet ./...
 
 fmt: ## gofmt and goimports
