@@ -28,8 +28,8 @@ import (
 
 func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} }
 
-// agents returns the processes of agents. In the agent's pod this is the first process there,
-// and not one of the host's.
+// agents returns the agent processes. In the agent's own pod, these are the pod's processes
+// alone, not other agents of the host.
 func agents(o Options) (found []process) {
 	if found = agentsOf(o, o.Self); len(found) > 0 || o.Proc == o.Self {
 		return found
@@ -37,7 +37,7 @@ func agents(o Options) (found []process) {
 	return agentsOf(o, o.Proc)
 }
 
-// agentsOf returns those below a proc directory.
+// agentsOf returns the processes of this node's agents in a proc directory.
 func agentsOf(o Options, proc string) (found []process) {
 	for _, p := range processesOf(proc) {
 		if filepath.Base(p.args[0]) == "chandler" && len(p.args) > 1 && p.args[1] == "run" && p.isOf(o) {
@@ -47,8 +47,9 @@ func agentsOf(o Options, proc string) (found []process) {
 	return found
 }
 
-// installations returns the DaemonSets of the node's agents, as namespace/name. The manifests give each
-// agent the namespace and the name of its pod. Its DaemonSet has that name without the last word.
+// installations returns the DaemonSets of the node's agents, as namespace/name. The manifests
+// give each agent the namespace and name of its pod as environment variables. The DaemonSet's
+// name is the pod's name without the last word.
 func installations(o Options) (found []string) {
 	for _, p := range agentsOf(o, o.Proc) {
 		variables := p.environment()
@@ -65,8 +66,8 @@ func installations(o Options) (found []string) {
 	return found
 }
 
-// isOf reports whether an agent is that of the node: where several nodes are on one machine,
-// each agent has another directory or another root.
+// isOf reports whether an agent process belongs to the node. If several nodes run on one
+// machine, each agent has a different kubelet directory or a different root.
 func (p process) isOf(o Options) bool {
 	flags := p.flags()
 	if name := flags["node-name"]; name != "" && name != o.Node {
@@ -79,8 +80,9 @@ func (p process) isOf(o Options) bool {
 	return sameFile(filepath.Join(p.dir, "root", root), o.KubeletRoot)
 }
 
-// removed returns the directories of the node that were removed while the agent has them mounted.
-// It goes on seeing what was removed, and nothing of directories that were made in their place.
+// removed returns the directories of the node that were removed while the agent has them
+// mounted. Such an agent continues to see the removed directory, and does not see a directory
+// that was created at the same path later.
 func removed(o Options, agents []process) (dirs []string) {
 	for _, dir := range []string{o.PluginDir, filepath.Join(o.KubeletRoot, "plugins"), filepath.Join(o.KubeletRoot, "plugins_registry"), filepath.Join(o.KubeletRoot, "pod-resources"), o.CDIDir} {
 		if slices.ContainsFunc(agents, func(p process) bool {
@@ -93,7 +95,9 @@ func removed(o Options, agents []process) (dirs []string) {
 	return dirs
 }
 
-// sameFile reports whether two paths are one directory, or it cannot be told.
+// sameFile reports whether two kubelet roots are the same directory, by their plugins
+// subdirectories. It also reports true if a permission or a missing plugins directory of b
+// prevents the comparison. For other errors it compares the ends of the paths.
 func sameFile(a, b string) bool {
 	one, err := os.Stat(filepath.Join(a, "plugins"))
 	if err != nil {
@@ -103,7 +107,8 @@ func sameFile(a, b string) bool {
 	return err != nil || os.SameFile(one, other)
 }
 
-// OwnFlags returns the flags of the agent in whose pod this process is, nil if it is in none.
+// OwnFlags returns the flags of the agent in whose pod this process runs, or nil outside an
+// agent's pod.
 func OwnFlags() map[string]string {
 	for _, p := range processesOf("/proc") {
 		if p.pid == 1 && filepath.Base(p.args[0]) == "chandler" && len(p.args) > 1 && p.args[1] == "run" {
@@ -154,8 +159,8 @@ func agent(ctx context.Context, o Options, processes []process, f *doctor.Facts)
 	all.Wait()
 }
 
-// askBeside asks the agents that are to take over why they are not ready, where their probes
-// can be reached.
+// askBeside requests /readyz from the other agents on the node that are not ready, and records
+// their answers. It skips agents without a reachable probe port.
 func askBeside(ctx context.Context, a *doctor.AgentFacts) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -173,7 +178,7 @@ func askBeside(ctx context.Context, a *doctor.AgentFacts) {
 	}
 }
 
-// probePort returns the port of the agent's health checks, "" if it has none.
+// probePort returns the port of an agent's health checks, or "" if the pod declares none.
 func probePort(pod *corev1.Pod) string {
 	for _, c := range pod.Spec.Containers {
 		for _, p := range c.Ports {
@@ -185,8 +190,9 @@ func probePort(pod *corev1.Pod) string {
 	return ""
 }
 
-// addressOf returns the address of the agent's health checks, "" if it is not known: its flag
-// says the port. In the agent's pod it is this one's; else the pod's.
+// addressOf returns the address of the agent's health checks, or "" if the address cannot be
+// determined. The port is from the agent's flag. The host is localhost within the agent's pod
+// or network namespace, and the pod's IP otherwise.
 func addressOf(o Options, found []process, f *doctor.Facts) string {
 	if len(found) == 0 {
 		return ""
@@ -209,7 +215,8 @@ func addressOf(o Options, found []process, f *doctor.Facts) string {
 	return net.JoinHostPort(host, port)
 }
 
-// probe returns "" if the agent says that it is well, and else what it says; and its version.
+// probe requests a health check. It returns "" for a healthy agent and the response body
+// otherwise, and the agent's version.
 func probe(ctx context.Context, address, path string) (said, version string, err error) {
 	status, header, body, err := get(ctx, address, path)
 	if err != nil {
@@ -217,7 +224,7 @@ func probe(ctx context.Context, address, path string) (said, version string, err
 	}
 	version, named := strings.CutPrefix(header.Get("Server"), doctor.ServerName)
 	if !named {
-		version = "" // of an agent that does not say it yet
+		version = "" // older agents do not send a version
 	}
 	if status == http.StatusOK {
 		return "", version, nil
@@ -225,7 +232,8 @@ func probe(ctx context.Context, address, path string) (said, version string, err
 	return strings.TrimSpace(string(body)), version, nil
 }
 
-// probePatience is how long the agent may take to answer. It gives its own sockets three seconds.
+// probePatience is how long an agent may take to answer a probe. The agent's own check of its
+// sockets takes up to three seconds.
 const probePatience = 4 * time.Second
 
 func get(ctx context.Context, address, path string) (status int, header http.Header, body []byte, err error) {
@@ -244,12 +252,12 @@ func get(ctx context.Context, address, path string) (status int, header http.Hea
 	return answer.StatusCode, answer.Header, body, err
 }
 
-// metered is what the agent's metrics say.
+// metered holds the values read from the agent's metrics.
 type metered struct {
-	features map[string]bool // of the API server, and whether it keeps them
-	refused  bool            // the configuration that was read last is wrong, and an earlier one is in force
-	unwanted bool            // the API server refuses the ResourceSlices
-	outdated bool            // a change of the configuration waits for the agent's next start
+	features map[string]bool // features of the API server, and whether the server supports them
+	refused  bool            // the last configuration read was invalid, and an earlier one is in effect
+	unwanted bool            // the API server rejects the ResourceSlices
+	outdated bool            // a configuration change takes effect at the agent's next start
 }
 
 func metricsOf(ctx context.Context, address string) (says metered, err error) {
@@ -279,7 +287,7 @@ func metricsOf(ctx context.Context, address string) (says metered, err error) {
 	return says, nil
 }
 
-// records reads the agent's files.
+// records reads the agent's allocation records.
 func records(o Options) (r doctor.Records, err error) {
 	dir := os.DirFS(o.StateDir)
 	if _, err := fs.Stat(dir, "."); err != nil {
@@ -292,7 +300,7 @@ func records(o Options) (r doctor.Records, err error) {
 		switch e := e.(type) {
 		case *ledger.Claim:
 			if e.UID == "" {
-				continue // of a damaged file
+				continue // the file is damaged
 			}
 			r.Claims = append(r.Claims, doctor.Record{UID: string(e.UID), Namespace: e.Namespace, Name: e.Name, Past: now != "" && e.Boot != now})
 		case *ledger.Grant:
@@ -310,12 +318,12 @@ func records(o Options) (r doctor.Records, err error) {
 	return r, newer(o.StateDir, &r)
 }
 
-// split returns the errors that are joined in one.
+// split returns the errors joined in err.
 func split(err error) []error {
 	if err == nil {
 		return nil
 	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // this one, and not one that it wraps
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // only err itself, not an error that it wraps
 		var all []error
 		for _, err := range joined.Unwrap() {
 			all = append(all, split(err)...)
@@ -325,7 +333,7 @@ func split(err error) []error {
 	return []error{err}
 }
 
-// aside notes files of a directory that an agent has set aside.
+// aside adds to r the files in a directory that an agent has set aside.
 func aside(stateDir, dir string, r *doctor.Records) {
 	entries, _ := os.ReadDir(filepath.Join(stateDir, dir))
 	for _, entry := range entries {
@@ -338,8 +346,8 @@ func aside(stateDir, dir string, r *doctor.Records) {
 	}
 }
 
-// newer notes the records that only a newer agent may act on. Each is a line with a checksum,
-// then JSON, which says by which version it is readable.
+// newer adds to r the records that only a newer agent may act on. A record is a line with a
+// checksum, followed by JSON that contains the oldest version able to read the record.
 func newer(stateDir string, r *doctor.Records) error {
 	dir := filepath.Join(stateDir, "claims")
 	entries, err := os.ReadDir(dir)
@@ -350,7 +358,7 @@ func newer(stateDir string, r *doctor.Records) error {
 		name := filepath.Join(dir, entry.Name())
 		data, err := os.ReadFile(name)
 		if err != nil {
-			continue // it is said already
+			continue // records has already reported this error
 		}
 		_, body, _ := bytes.Cut(data, []byte("\n"))
 		var says struct{ Version, ReadableBy int }
@@ -367,7 +375,7 @@ func newer(stateDir string, r *doctor.Records) error {
 	return err
 }
 
-// Waited calls look until it reports true or the time is over.
+// Waited calls look every two seconds until look returns true or limit has passed.
 func Waited(ctx context.Context, limit time.Duration, look func() bool) {
 	end := time.Now().Add(limit)
 	for !look() && time.Now().Add(time.Second).Before(end) && ctx.Err() == nil {

@@ -21,10 +21,10 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// fromCache lets the API server answer from its cache, which is new enough and costs little.
+// fromCache allows the API server to answer from its cache, which is recent enough and cheap.
 var fromCache = metav1.ListOptions{ResourceVersion: "0"}
 
-// cluster asks the API server.
+// cluster gathers facts from the API server.
 func cluster(ctx context.Context, o Options, config *rest.Config, f *doctor.Facts) {
 	c := &f.Cluster
 	config = rest.CopyConfig(config)
@@ -42,7 +42,7 @@ func cluster(ctx context.Context, o Options, config *rest.Config, f *doctor.Fact
 	}
 }
 
-// ask asks the API server all but the time.
+// ask gathers all facts from the API server except the clock skew.
 func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.Facts) {
 	c := &f.Cluster
 	info, err := client.Discovery().ServerVersion()
@@ -79,8 +79,8 @@ func ask(ctx context.Context, o Options, client kubernetes.Interface, f *doctor.
 	c.Rights = doctor.Of(missingRights(ctx, client, f.Agent.Pod.Value, c.DRA.Value != ""))
 }
 
-// servedDRA returns the newest version of resource.k8s.io that the API server serves and the
-// driver speaks, "" if there is none.
+// servedDRA returns the newest version of resource.k8s.io supported by both the API server and
+// the driver, or "" if there is none.
 func servedDRA(client kubernetes.Interface) (string, error) {
 	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
 		_, err := client.Discovery().ServerResourcesForGroupVersion(resourceapi.GroupName + "/" + version)
@@ -94,8 +94,8 @@ func servedDRA(client kubernetes.Interface) (string, error) {
 	return "", nil
 }
 
-// listDRA lists the objects of resource.k8s.io, in the version that the API server serves. A
-// kubelet's credentials are for the slices of its own node alone.
+// listDRA lists the objects of resource.k8s.io in the version that the API server serves. A
+// kubelet's credentials permit only the slices of its own node.
 func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.ClusterFacts) {
 	client := draclient.New(of)
 	slices, err := client.ResourceSlices().List(ctx, fromCache)
@@ -123,8 +123,8 @@ func listDRA(ctx context.Context, o Options, of kubernetes.Interface, c *doctor.
 	}
 }
 
-// skew returns how far this clock is ahead of the API server's, which says its time in whole
-// seconds with each answer.
+// skew returns how far the local clock is ahead of the API server's clock. The server's Date
+// header has a resolution of one second.
 func skew(ctx context.Context, config *rest.Config) (time.Duration, error) {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -152,8 +152,8 @@ func skew(ctx context.Context, config *rest.Config) (time.Duration, error) {
 	return middle.Sub(server), nil
 }
 
-// agentPod returns the agent's pod on the node, the one that is ready if there are two, nil if
-// there is none.
+// agentPod returns the agent's pod on the node, or nil if there is none. If there are several
+// pods, a ready pod is preferred.
 func agentPod(pods []corev1.Pod) (found *corev1.Pod) {
 	for i := range pods {
 		p := &pods[i]
@@ -167,7 +167,7 @@ func agentPod(pods []corev1.Pod) (found *corev1.Pod) {
 	return found
 }
 
-// beside returns the agents on the node but one.
+// beside returns all agents on the node except the pod but.
 func beside(pods []corev1.Pod, but *corev1.Pod) (others []doctor.AgentBeside) {
 	for i := range pods {
 		p := &pods[i]
@@ -178,7 +178,7 @@ func beside(pods []corev1.Pod, but *corev1.Pod) (others []doctor.AgentBeside) {
 	return others
 }
 
-// installation tells pods of one DaemonSet from those of another.
+// installation returns an identifier shared by the pods of one DaemonSet.
 func installation(pod *corev1.Pod) string {
 	if of := metav1.GetControllerOf(pod); of != nil {
 		return pod.Namespace + "/" + string(of.UID)
@@ -192,7 +192,7 @@ func ready(pod *corev1.Pod) bool {
 	})
 }
 
-// pluginPods returns the pods of others that have the device-plugins directory mounted.
+// pluginPods returns the pods of other programs that mount the device-plugins directory.
 func pluginPods(pods []corev1.Pod, dir string) (found []string) {
 	for i := range pods {
 		p := &pods[i]
@@ -210,14 +210,14 @@ func pluginPods(pods []corev1.Pod, dir string) (found []string) {
 	return found
 }
 
-// Policies are the ValidatingAdmissionPolicies of deployments/ without which mistakes and
-// attacks are found late.
+// Policies are the names of the ValidatingAdmissionPolicies in deployments/. Without these
+// policies, mistakes and attacks are detected late.
 var Policies = []string{"claims.chandler.dev", "events.chandler.dev", "parameters.chandler.dev", "pods.chandler.dev", "slices.chandler.dev"}
 
 func missingPolicies(ctx context.Context, client kubernetes.Interface, dra bool) (missing []string, err error) {
 	for _, name := range Policies {
 		if !dra && name != "events.chandler.dev" && name != "pods.chandler.dev" {
-			continue // they are for objects that there are not
+			continue // the objects that the policy checks do not exist
 		}
 		_, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -230,10 +230,10 @@ func missingPolicies(ctx context.Context, client kubernetes.Interface, dra bool)
 	return missing, nil
 }
 
-// Right is something that the agent must be allowed.
+// Right is an API permission that the agent needs.
 type Right struct{ Verb, Group, Resource, Subresource string }
 
-// Rights are what the agent needs of the API server.
+// Rights returns the API permissions that the agent needs.
 func Rights(dra bool) []Right {
 	rights := []Right{
 		{"get", "", "nodes", ""}, {"watch", "", "nodes", ""}, {"list", "", "pods", ""}, {"create", "events.k8s.io", "events", ""},
@@ -249,8 +249,9 @@ func Rights(dra bool) []Right {
 		Right{"patch", resourceapi.GroupName, "resourceclaims", "status"}, Right{"list", resourceapi.GroupName, "deviceclasses", ""})
 }
 
-// missingRights asks the API server what the agent may do. It asks for the agent's service
-// account if it may, and else for itself. These reviews are answered and kept nowhere.
+// missingRights returns the permissions that the agent lacks, according to the API server's
+// access reviews. If the process runs under the agent's service account, missingRights reviews
+// the process itself, otherwise that account. The API server does not store these reviews.
 func missingRights(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, dra bool) (missing []string, err error) {
 	user := "system:serviceaccount:chandler:chandler"
 	if pod != nil {
@@ -282,7 +283,7 @@ func missingRights(ctx context.Context, client kubernetes.Interface, pod *corev1
 	return missing, nil
 }
 
-// String says the right in words.
+// String returns the permission as a verb and a resource.
 func (r Right) String() string {
 	what := r.Resource
 	if r.Subresource != "" {

@@ -35,13 +35,13 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// server is an API server, and what a test changes of it.
+// server is a fake API server that tests can configure.
 type server struct {
 	objects []runtime.Object
-	without bool              // resource.k8s.io
-	older   string            // the version of it that it serves, "" if that is v1
-	denied  map[string]string // verb and resource, and whom: "agent" or "self"
-	user    string            // who asks
+	without bool              // do not serve resource.k8s.io
+	older   string            // the only version of resource.k8s.io served; "" for v1
+	denied  map[string]string // denied requests, by verb and resource: "agent" or "self"
+	user    string            // the user of the requests
 }
 
 func newServer() *server {
@@ -68,12 +68,12 @@ func class(expression string) resourceapi.DeviceClassSpec {
 	return resourceapi.DeviceClassSpec{ExtendedResourceName: new("amd.com/gpu"), Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}
 }
 
-// drop takes objects away.
+// drop removes the objects with a name.
 func (s *server) drop(name string) {
 	s.objects = slices.DeleteFunc(s.objects, func(o runtime.Object) bool { return o.(metav1.Object).GetName() == name })
 }
 
-// facts asks the server as the agent of node n.
+// facts gathers the facts from the server as the agent of node n.
 func (s *server) facts() *doctor.Facts {
 	client := fake.NewClientset(s.objects...)
 	switch {
@@ -102,7 +102,7 @@ func (s *server) facts() *doctor.Facts {
 		}
 		if s.denied[action.GetVerb()+" "+action.GetResource().Resource] == "self" {
 			if list, ok := action.(clienttesting.ListAction); ok && !list.GetListRestrictions().Fields.Empty() {
-				return false, nil, nil // of its own node it may see
+				return false, nil, nil // slices of the kubelet's own node are permitted
 			}
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: action.GetResource().Resource}, "", nil)
 		}
@@ -142,7 +142,7 @@ func TestBrokenClusters(t *testing.T) {
 	}
 }
 
-// A server without resource.k8s.io is asked for nothing of it.
+// No request for resource.k8s.io is sent to a server without that API group.
 func TestClassicCluster(t *testing.T) {
 	s := newServer()
 	s.without = true
@@ -153,7 +153,7 @@ func TestClassicCluster(t *testing.T) {
 	}
 }
 
-// A server that has only an older version of resource.k8s.io is asked for that.
+// If a server has only an older version of resource.k8s.io, the requests use that version.
 func TestOlderVersions(t *testing.T) {
 	for _, version := range []string{"v1beta2", "v1beta1"} {
 		s := newServer()
@@ -175,7 +175,8 @@ func TestOlderVersions(t *testing.T) {
 	}
 }
 
-// The kubelet's credentials show the slices of its own node, and nothing is said of others.
+// A kubelet's credentials permit only the slices of its own node. Doctor reports nothing about
+// other slices.
 func TestKubeletCredentials(t *testing.T) {
 	s := newServer()
 	for _, what := range []string{"list resourceslices", "list deviceclasses", "get validatingadmissionpolicies"} {
@@ -191,7 +192,7 @@ func TestKubeletCredentials(t *testing.T) {
 	}
 }
 
-// The agent's pod, and pods of other plugins, are found among those of the node.
+// The agent's pod and the pods of other plugins are found among the pods of the node.
 func TestPods(t *testing.T) {
 	f := newServer().facts()
 	if pod := f.Agent.Pod.Value; pod == nil || pod.Name != "chandler-x" {
@@ -202,7 +203,8 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// An agent that is to take over is found beside the one that is ready, and asked why it is not.
+// A second agent that is not ready is found beside the ready agent, and its reason is
+// requested.
 func TestAgentBeside(t *testing.T) {
 	next := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, r.URL.Path+": the configuration is wrong", http.StatusServiceUnavailable)
@@ -226,7 +228,7 @@ func TestAgentBeside(t *testing.T) {
 	}
 }
 
-// An agent of another DaemonSet is not one that is to take over, even if it is not ready.
+// An agent of another DaemonSet is never the successor of the agent, even if it is not ready.
 func TestAgentOfAnotherInstallation(t *testing.T) {
 	of := func(uid string) []metav1.OwnerReference {
 		return []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "chandler", UID: types.UID(uid), Controller: new(true)}}
@@ -252,7 +254,7 @@ func TestAgentOfAnotherInstallation(t *testing.T) {
 	}
 }
 
-// The rights that are asked for are those that the manifests give.
+// Doctor checks exactly the permissions that the manifests grant.
 func TestRights(t *testing.T) {
 	data, err := os.ReadFile("../../../deployments/rbac.yaml")
 	if err != nil {
@@ -276,7 +278,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// The policies are those of the manifests.
+// Doctor checks exactly the policies in the manifests.
 func TestPolicies(t *testing.T) {
 	files, err := filepath.Glob("../../../deployments/admission*.yaml")
 	if err != nil {
@@ -301,7 +303,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// The clock is compared with the server's.
+// The local clock is compared with the server's clock.
 func TestSkew(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
@@ -313,7 +315,8 @@ func TestSkew(t *testing.T) {
 	}
 }
 
-// The agent's answers, and the features in its metrics, are read; one that hangs costs seconds.
+// The agent's probes and the features in its metrics are read. An agent that hangs delays
+// doctor by a few seconds only.
 func TestAgentAnswers(t *testing.T) {
 	wrong := "the configuration is wrong: exclude[0].cel"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,6 +1,6 @@
-// Package gather gathers the facts that package doctor judges: it reads the host's files,
-// connects to the kubelet's sockets, and asks the API server and the agent. It changes
-// nothing, and each step has a deadline, so that nothing that hangs keeps the rest.
+// Package gather gathers the facts that package doctor judges. It reads the host's files,
+// connects to the kubelet's sockets, and queries the API server and the agent. It changes
+// nothing. Each step has a deadline, so a step that hangs does not block the others.
 package gather
 
 import (
@@ -20,35 +20,36 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// Patience is how long each step may take.
+// Patience is the time limit of each step.
 const Patience = 10 * time.Second
 
-// Options say where to look.
+// Options determine which node to examine and where its files are.
 type Options struct {
 	Node, Version string
 	HostFS        fs.FS  // the host's /sys, /proc and /dev
-	Root          string // the root of the node's other files, such as /etc; "" if they are not to be had
-	Proc          string // where the processes of the host are: /proc, or /host/proc in a pod
-	Self          string // where this process finds itself and its siblings: /proc
+	Root          string // the root of the node's other files, such as /etc; "" if they are not accessible
+	Proc          string // the proc directory with the host's processes: /proc, or /host/proc in a pod
+	Self          string // the proc directory with this process and its siblings: /proc
 	Recorded      bool   // HostFS is a recorded host
 	Simulated     bool   // HostFS is a simulated host, which has no kernel
 
 	KubeletRoot, PluginDir, StateDir, CDIDir string
 
-	// Agent is the address of the agent's health checks, "" to find it out.
+	// Agent is the address of the agent's health checks; if empty, All determines the address.
 	Agent string
 
-	// Connect returns how to reach the API server. The error says why there is none.
+	// Connect returns the configuration for the API server, or an error with the reason why none
+	// is available.
 	Connect func() (*rest.Config, error)
 }
 
-// All gathers everything but what concerns devices, which the caller knows.
+// All gathers all facts except those about devices, which the caller adds.
 func All(ctx context.Context, o Options) *doctor.Facts {
 	f := &doctor.Facts{Head: doctor.Head{Node: o.Node, Version: o.Version, Time: time.Now(), Recorded: o.Recorded}}
 	f.Host = host(ctx, o)
 	f.Kubelet.Root, f.Kubelet.PluginDir, f.Runtime.Dir = o.KubeletRoot, o.PluginDir, o.CDIDir
 	if root := strings.TrimRight(o.Root, "/"); root != "" {
-		f.Runtime.Dir = strings.TrimPrefix(o.CDIDir, root) // as the runtime sees it
+		f.Runtime.Dir = strings.TrimPrefix(o.CDIDir, root) // the path as seen by the container runtime
 	}
 	if o.Recorded {
 		return f
@@ -82,7 +83,7 @@ func All(ctx context.Context, o Options) *doctor.Facts {
 	return f
 }
 
-// hasKubelet reports whether there is a kubelet on the node, or was.
+// hasKubelet reports whether the node has or had a kubelet.
 func hasKubelet(o Options, processes []process) bool {
 	for _, dir := range []string{o.PluginDir, filepath.Join(o.KubeletRoot, "pod-resources"), o.StateDir} {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -92,8 +93,8 @@ func hasKubelet(o Options, processes []process) bool {
 	return slices.ContainsFunc(named(processes, "kubelet"), func(p process) bool { return p.ours })
 }
 
-// within runs a step that may never return, such as a read of a device that hangs. A step that
-// does not return in time is left alone.
+// within runs a step that may never return, such as a read from a device that hangs. After
+// Patience, within returns without waiting for the step's goroutine.
 func within[T any](ctx context.Context, what string, step func() (T, error)) doctor.Answer[T] {
 	type outcome struct {
 		value T
@@ -116,5 +117,5 @@ func within[T any](ctx context.Context, what string, step func() (T, error)) doc
 	}
 }
 
-// hasProc reports whether the kernel's own proc is mounted on the host's /proc.
+// hasProc reports whether the host's /proc is a mount of the kernel's own proc.
 func hasProc(host fs.FS) bool { return hostfs.HasProc(host) }

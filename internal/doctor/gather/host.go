@@ -16,7 +16,7 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// host reads what the host's files say beside devices.
+// host reads the facts about the host from its files, except those about devices.
 func host(ctx context.Context, o Options) (h doctor.HostFacts) {
 	h.Functions = within(ctx, "the PCI bus", func() ([]doctor.Function, error) { return functions(o.HostFS) })
 	modules := within(ctx, "/sys/module", func() (map[string]bool, error) { return modules(o.HostFS) })
@@ -36,7 +36,7 @@ func host(ctx context.Context, o Options) (h doctor.HostFacts) {
 	return h
 }
 
-// functions returns the PCI functions of a host. A host without a PCI bus has none.
+// functions returns the PCI functions of a host, or none if the host has no PCI bus.
 func functions(host fs.FS) (found []doctor.Function, err error) {
 	const bus = "sys/bus/pci/devices"
 	entries, err := fs.ReadDir(host, bus)
@@ -72,7 +72,7 @@ func modules(host fs.FS) (map[string]bool, error) {
 	return loaded, nil
 }
 
-// virtual reports whether the processors can run virtual machines.
+// virtual reports whether the host's processors support virtual machines.
 func virtual(host fs.FS) bool {
 	data, _ := fs.ReadFile(host, "proc/cpuinfo")
 	for line := range strings.Lines(string(data)) {
@@ -83,7 +83,7 @@ func virtual(host fs.FS) bool {
 	return false
 }
 
-// selinux reads whether SELinux is enforcing, and the agent's context.
+// selinux returns whether SELinux is enforcing, and the agent's context.
 func selinux(o Options) (s doctor.SELinux) {
 	data, _ := fs.ReadFile(o.HostFS, "sys/fs/selinux/enforce")
 	s.Enforcing = strings.TrimSpace(string(data)) == "1"
@@ -95,22 +95,22 @@ func selinux(o Options) (s doctor.SELinux) {
 	return s
 }
 
-// spaces looks at the file systems of records and specs.
+// spaces returns the free space of the file systems with records and CDI specs.
 func spaces(o Options) (found []doctor.Space, err error) {
 	seen := make(map[unix.Fsid]bool)
 	for _, dir := range []string{o.StateDir, o.CDIDir} {
 		var stat unix.Statfs_t
 		if err := unix.Statfs(dir, &stat); err != nil || seen[stat.Fsid] {
-			continue // what is missing has codes of its own
+			continue // missing directories have error codes of their own
 		}
 		seen[stat.Fsid] = true
-		size := uint64(stat.Bsize) //nolint:gosec // a size of blocks is positive
+		size := uint64(stat.Bsize) //nolint:gosec // a block size is positive
 		found = append(found, doctor.Space{Path: dir, Size: stat.Blocks * size, Free: stat.Bavail * size, Inodes: stat.Files, INFree: stat.Ffree})
 	}
 	return found, nil
 }
 
-// writable returns why a directory cannot be written to, "" if it can. It writes nothing.
+// writable returns the reason why a directory is not writable, or "". It writes nothing.
 func writable(dir string) string {
 	info, err := os.Stat(dir)
 	switch {
@@ -121,7 +121,7 @@ func writable(dir string) string {
 	case !info.IsDir():
 		return dir + " is no directory"
 	}
-	// The effective user counts, and the kernel says EROFS of a file system that is read-only.
+	// AT_EACCESS checks the effective user. For a read-only file system, the kernel returns EROFS.
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK, unix.AT_EACCESS); err != nil {
 		return fmt.Sprintf("%s: %v", dir, err)
 	}

@@ -21,7 +21,7 @@ import (
 	"chandler.dev/internal/kubeletapi"
 )
 
-// maxAnswer is how long an answer of PodResources may be, as in package kubeletapi.
+// maxAnswer is the largest accepted PodResources response, as in package kubeletapi.
 const maxAnswer = 16 << 20
 
 func kubelet(ctx context.Context, o Options, processes []process, f *doctor.Facts) {
@@ -49,7 +49,7 @@ func kubelet(ctx context.Context, o Options, processes []process, f *doctor.Fact
 	k.Flags, k.Config = flags, config
 }
 
-// reachable returns why nobody listens at a socket, "" if somebody does.
+// reachable returns the error of connecting to a socket, or "" if a process listens there.
 func reachable(ctx context.Context, socket string) string {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -61,8 +61,9 @@ func reachable(ctx context.Context, socket string) string {
 	return ""
 }
 
-// allocatable asks the kubelet which devices device plugins have listed as healthy
-// (pkg/kubelet/cm/devicemanager/manager.go, GetAllocatableDevices, read in 1.28 to 1.37).
+// allocatable returns the devices that device plugins have listed as healthy, according to the
+// kubelet (pkg/kubelet/cm/devicemanager/manager.go, GetAllocatableDevices, read in 1.28 to
+// 1.37).
 func allocatable(ctx context.Context, socket string) ([]*podresourcesapi.ContainerDevices, error) {
 	conn, err := kubeletapi.Dial(socket)
 	if err != nil {
@@ -76,7 +77,7 @@ func allocatable(ctx context.Context, socket string) ([]*podresourcesapi.Contain
 	return answer.Devices, nil
 }
 
-// flagsOf returns the flags of the node's kubelet and what its configuration file says.
+// flagsOf returns the flags of the node's kubelet and the contents of its configuration file.
 func flagsOf(o Options, processes []process) (doctor.Answer[map[string]string], doctor.Answer[doctor.KubeletConfig]) {
 	flags, err := kubeletFlags(o, named(processes, "kubelet"))
 	if err != nil {
@@ -85,8 +86,8 @@ func flagsOf(o Options, processes []process) (doctor.Answer[map[string]string], 
 	return doctor.Known(flags), doctor.Of(kubeletConfig(o, flags))
 }
 
-// kubeletFlags returns the flags of the kubelet. Where several run, as with nodes that are
-// containers, it is the one with this node's directory.
+// kubeletFlags returns the flags of the kubelet. If several kubelets run on the machine, as
+// with nodes that are containers, the kubelet with this node's directory or name is used.
 func kubeletFlags(o Options, kubelets []process) (map[string]string, error) {
 	switch len(kubelets) {
 	case 0:
@@ -122,7 +123,7 @@ func kubeletConfig(o Options, flags map[string]string) (c doctor.KubeletConfig, 
 		maps.Copy(c.FeatureGates, file.FeatureGates)
 		c.TopologyPolicy = file.TopologyManagerPolicy
 	}
-	// The command line goes before the file (cmd/kubelet/app/server.go).
+	// The command line overrides the file (cmd/kubelet/app/server.go).
 	if policy := flags["topology-manager-policy"]; policy != "" {
 		c.TopologyPolicy = policy
 	}

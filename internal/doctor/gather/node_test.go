@@ -22,7 +22,7 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// madeUp is a node that consists of files, with a kubelet that answers.
+// madeUp is a node made of files, with a kubelet that answers.
 type madeUp struct {
 	t       *testing.T
 	root    string
@@ -31,7 +31,7 @@ type madeUp struct {
 	listed  []*podresourcesapi.ContainerDevices
 }
 
-// kubeletPID, and those that follow, are made-up processes.
+// The process IDs of the made-up node.
 const (
 	kubeletPID = "100"
 	runtimePID = "200"
@@ -40,11 +40,10 @@ const (
 
 const uid = "5d0cd0c4-1111-2222-3333-444455556666"
 
-// newMadeUp makes a node on which nothing is wrong: containerd 2 with CDI, a claim that is
-// prepared, and an agent.
+// newMadeUp creates a healthy node: containerd 2 with CDI, one prepared claim, and an agent.
 func newMadeUp(t *testing.T) *madeUp {
 	t.Helper()
-	root, err := os.MkdirTemp("", "n") // t.TempDir is too long for a socket
+	root, err := os.MkdirTemp("", "n") // the path of t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +78,7 @@ func newMadeUp(t *testing.T) *madeUp {
 	return n
 }
 
-// write writes a file of the node, some days ago.
+// write writes a file of the node with a modification time three days ago.
 func (n *madeUp) write(name, text string) {
 	n.t.Helper()
 	file := filepath.Join(n.root, name)
@@ -98,7 +97,7 @@ func (n *madeUp) remove(name string) {
 	}
 }
 
-// process makes a process that started a day ago.
+// process creates a process that started a day ago.
 func (n *madeUp) process(pid string, args ...string) {
 	n.t.Helper()
 	n.write("proc/"+pid+"/cmdline", strings.Join(args, "\x00")+"\x00")
@@ -115,7 +114,8 @@ func itoa(n int64) string {
 	return string(digits)
 }
 
-// listen serves at a socket of the node, or only takes connections.
+// listen serves a gRPC server at a socket of the node. Without a server, listen only accepts
+// connections.
 func (n *madeUp) listen(name string, server *grpc.Server) {
 	n.t.Helper()
 	listener, err := net.Listen("unix", filepath.Join(n.root, name))
@@ -129,18 +129,18 @@ func (n *madeUp) listen(name string, server *grpc.Server) {
 	}
 }
 
-// answers is the kubelet's PodResources API.
+// answers implements the kubelet's PodResources API.
 type answers struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 	*madeUp
 }
 
-// List implements the API.
+// List implements podresourcesapi.PodResourcesListerServer.
 func (answers) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
 	return &podresourcesapi.ListPodResourcesResponse{}, nil
 }
 
-// GetAllocatableResources implements the API.
+// GetAllocatableResources implements podresourcesapi.PodResourcesListerServer.
 func (a answers) GetAllocatableResources(context.Context, *podresourcesapi.AllocatableResourcesRequest) (*podresourcesapi.AllocatableResourcesResponse, error) {
 	return &podresourcesapi.AllocatableResourcesResponse{Devices: a.listed}, nil
 }
@@ -158,11 +158,11 @@ func (n *madeUp) facts() *doctor.Facts {
 	return f
 }
 
-// asked are the categories that a node without an API server can answer.
+// asked are the categories that need no API server.
 var asked = []doctor.Category{doctor.Kubelet, doctor.Runtime, doctor.Host, doctor.Agent}
 
-// Whatever is wrong with the files, processes and sockets of a node has its code, and a healthy node
-// has none.
+// Each fault in the files, processes or sockets of a node is reported with its code. A healthy
+// node has no findings.
 func TestBrokenNodes(t *testing.T) {
 	const state = "k/plugins/chandler.dev/"
 	for code, break_ := range map[string]func(n *madeUp){
@@ -233,7 +233,8 @@ func TestBrokenNodes(t *testing.T) {
 	}
 }
 
-// second makes another agent beside the first, which is chandler-7fz2k in namespace chandler.
+// second creates a second agent process beside the first, which is chandler-7fz2k in namespace
+// chandler.
 func (n *madeUp) second(namespace, pod string) {
 	n.t.Helper()
 	n.process("301", "/chandler", "run", "--kubelet-root="+n.options.KubeletRoot)
@@ -241,7 +242,7 @@ func (n *madeUp) second(namespace, pod string) {
 	n.write("proc/301/environ", "PATH=/\x00POD_NAMESPACE="+namespace+"\x00POD_NAME="+pod+"\x00")
 }
 
-// Two agents of one DaemonSet are an update. Two DaemonSets of one namespace are not.
+// Two agents of one DaemonSet are an update. Two DaemonSets in one namespace are a conflict.
 func TestInstallationsOfProcesses(t *testing.T) {
 	for pod, want := range map[string][]string{
 		"chandler-x8k2v":     {"chandler/chandler"},
@@ -260,8 +261,9 @@ func TestInstallationsOfProcesses(t *testing.T) {
 	}
 }
 
-// An agent that has a directory mounted which was removed and made again is not well, though
-// the kubelet answers in the new one; nor does the kubelet not answer if only the old one is seen.
+// If a directory that the agent has mounted was removed and created again, the agent is
+// unhealthy, although the kubelet listens in the new directory. If doctor itself sees only the
+// old directory, it does not report the kubelet as unreachable.
 func TestDirectoryMadeAgain(t *testing.T) {
 	for name, socket := range map[string]bool{"on the node": true, "in the pod": false} {
 		t.Run(name, func(t *testing.T) {
@@ -291,7 +293,7 @@ func TestDirectoryMadeAgain(t *testing.T) {
 	}
 }
 
-// function makes a PCI function.
+// function creates a PCI function.
 func (n *madeUp) function(at, class, driver, override string) {
 	dir := "sys/devices/pci0000:00/" + at
 	n.write(dir+"/class", class+"00"[:8-len(class)])
@@ -317,7 +319,7 @@ func cmpOr(a, b string) string {
 	return b
 }
 
-// A kubelet that never answers, and one that has gone, keep nothing else from being asked.
+// A kubelet that never answers or has stopped does not block the other checks.
 func TestSilentKubelet(t *testing.T) {
 	n := newMadeUp(t)
 	n.kubelet.Stop()
@@ -334,7 +336,7 @@ func TestSilentKubelet(t *testing.T) {
 	}
 }
 
-// A step that hangs is left alone.
+// within returns although its step hangs.
 func TestWithin(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
@@ -349,7 +351,7 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// Nothing of a node is changed.
+// Gathering facts changes nothing on the node.
 func TestNothingIsWritten(t *testing.T) {
 	n := newMadeUp(t)
 	before := listing(t, n.root)
@@ -378,8 +380,8 @@ func listing(t *testing.T, root string) string {
 	return all.String()
 }
 
-// An agent says its version with its health, whether or not its metrics are protected. One of another version than
-// this program may write what this program misreads.
+// An agent sends its version with each health check, even if its metrics are protected. An
+// agent of a different version may write records that this program misreads.
 func TestAgentSaysItsVersion(t *testing.T) {
 	for name, test := range map[string]struct {
 		server, protected string
@@ -418,7 +420,8 @@ func TestAgentSaysItsVersion(t *testing.T) {
 	}
 }
 
-// A kubelet that this user may not look at is no reason to say that there is none.
+// If permissions prevent a look at the kubelet, doctor does not report that there is no
+// kubelet.
 func TestKubeletOfOthers(t *testing.T) {
 	n := newMadeUp(t)
 	n.options.KubeletRoot, n.options.PluginDir, n.options.StateDir = n.root+"/none", n.root+"/none", n.root+"/none"
@@ -432,13 +435,13 @@ func TestKubeletOfOthers(t *testing.T) {
 	}
 }
 
-// A change of the configuration that the agent refused is told of where only the configuration
-// in force is seen, which is right.
+// A configuration change that the agent rejected is reported, although the configuration in
+// effect, which is all that the files show, is valid.
 func TestConfigurationThatWasRefused(t *testing.T) {
 	for said, want := range map[string][]string{
 		"chandler_config_last_reload_successful 0": {"CH0703"}, "chandler_config_last_reload_successful 1": nil,
 		"chandler_config_restart_needed 1": {"CH0710"}, "chandler_config_restart_needed 0": nil,
-		"chandler_dra_slices_refused 1": nil, "chandler_dra_slices_refused 0": nil, // of the cluster, which is not there
+		"chandler_dra_slices_refused 1": nil, "chandler_dra_slices_refused 0": nil, // a check of the cluster, which does not exist here
 	} {
 		n := newMadeUp(t)
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -16,14 +16,13 @@ type process struct {
 	dir  string // its directory in proc
 	args []string
 
-	// ours says that it is in the first process's namespace of process IDs, and foreign that
-	// it is in another: it is in a container, such as a node that is one. Neither is known of
-	// processes that this one may not look into.
+	// ours is set for a process in the PID namespace of the first process. foreign is set for a
+	// process in another PID namespace: in a container, or in a node that is a container. Neither
+	// is set if permission to inspect the process is missing.
 	ours, foreign bool
 }
 
-// processesOf returns the processes below a proc directory of which the command line can be
-// read.
+// processesOf returns the processes in a proc directory whose command lines are readable.
 func processesOf(proc string) (found []process) {
 	entries, _ := os.ReadDir(proc)
 	first, _ := os.Readlink(filepath.Join(proc, "1/ns/pid"))
@@ -46,8 +45,9 @@ func processesOf(proc string) (found []process) {
 	return found
 }
 
-// named returns the processes of a program that are in no container. Some distributions have all in one program, whose
-// first argument says which it is, such as "hyperkube kubelet".
+// named returns the processes of a program, without processes in containers. Some
+// distributions combine several programs in one binary, and the first argument selects the
+// program, as in "hyperkube kubelet".
 func named(processes []process, program string) (found []process) {
 	for _, p := range processes {
 		if p.foreign {
@@ -60,7 +60,7 @@ func named(processes []process, program string) (found []process) {
 	return found
 }
 
-// flags returns the process's flags by name, those without a value as "true".
+// flags returns the process's flags by name. A flag without a value has the value "true".
 func (p process) flags() map[string]string {
 	flags := make(map[string]string)
 	for i, arg := range p.args {
@@ -83,7 +83,8 @@ func (p process) flags() map[string]string {
 	return flags
 }
 
-// environment returns the variables that the process was started with, none if they may not be read.
+// environment returns the process's initial environment variables, or none if they are
+// unreadable.
 func (p process) environment() map[string]string {
 	data, _ := os.ReadFile(filepath.Join(p.dir, "environ"))
 	variables := make(map[string]string)
@@ -95,19 +96,19 @@ func (p process) environment() map[string]string {
 	return variables
 }
 
-// started returns when the process started: its stat has ticks since the machine started, of
-// which there are 100 a second to user space on all architectures (proc_pid_stat(5)).
+// started returns when the process started. The start time in its stat file is in clock ticks
+// since boot; user space sees 100 ticks per second on all architectures (proc_pid_stat(5)).
 func (p process) started() (time.Time, error) {
 	stat, err := os.ReadFile(filepath.Join(p.dir, "stat"))
 	if err != nil {
 		return time.Time{}, err
 	}
-	_, rest, found := strings.Cut(string(stat), ") ") // behind the name, which may have spaces
+	_, rest, found := strings.Cut(string(stat), ") ") // skip the name, which may contain spaces
 	fields := strings.Fields(rest)
 	if !found || len(fields) < 20 {
 		return time.Time{}, fmt.Errorf("%s/stat: not as proc_pid_stat(5) says", p.dir)
 	}
-	ticks, err := strconv.ParseInt(fields[19], 10, 64) // the 22nd of all
+	ticks, err := strconv.ParseInt(fields[19], 10, 64) // field 22 of the file
 	if err != nil {
 		return time.Time{}, err
 	}

@@ -34,8 +34,8 @@ func containerRuntime(ctx context.Context, o Options, processes []process, f *do
 	r.Errors = within(ctx, "CDI specs", func() (map[string][]string, error) { return specErrors(o, dirs) }).Value
 }
 
-// runtimeConfig reads the configuration of the runtime, and says which one it is if nobody else
-// does.
+// runtimeConfig reads the configuration of the container runtime. If the node object does not
+// name the runtime, runtimeConfig determines it from the running processes and sets r.Name.
 func runtimeConfig(o Options, processes []process, r *doctor.RuntimeFacts) (doctor.RuntimeConfig, error) {
 	if o.Root == "" {
 		return doctor.RuntimeConfig{}, errors.New("the runtime's configuration is not in the agent's pod; run doctor on the node")
@@ -54,20 +54,21 @@ func runtimeConfig(o Options, processes []process, r *doctor.RuntimeFacts) (doct
 	return doctor.RuntimeConfig{}, errors.New("no container runtime is to be seen")
 }
 
-// containerdFile is what matters of a configuration file of containerd.
+// containerdFile is the relevant part of a containerd configuration file.
 type containerdFile struct {
 	Version int                       `toml:"version"`
 	Imports []string                  `toml:"imports"`
 	Plugins map[string]map[string]any `toml:"plugins"`
 }
 
-// The section of the CRI plugin, to containerd 1.7 and from 2.0 on, which reads either.
+// The sections of the CRI plugin: the first up to containerd 1.7, the second from 2.0 on.
+// containerd 2.0 and later read both.
 var criSections = []string{"io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
 
 // containerdConfig reads a configuration as containerd does (cmd/containerd/server/config/
-// config.go, LoadConfig, in 1.7 and 2.4): the file, then what it imports, of which each goes
-// before those read earlier. To 1.7 a plugin's section takes the place of an earlier one; from
-// 2.0 on it is merged with it.
+// config.go, LoadConfig, in 1.7 and 2.4): first the file, then its imports. Files read later
+// take precedence. Up to 1.7, a plugin's section replaces an earlier section; from 2.0 on, the
+// sections are merged.
 func containerdConfig(o Options, daemons []process, said string) (c doctor.RuntimeConfig, err error) {
 	name := "/etc/containerd/config.toml"
 	if len(daemons) == 1 {
@@ -90,7 +91,7 @@ func containerdConfig(o Options, daemons []process, said string) (c doctor.Runti
 		loaded[name] = true
 		var file containerdFile
 		if err := read(&c, o, name, &file); errors.Is(err, fs.ErrNotExist) && len(loaded) == 1 {
-			break // containerd goes by its defaults then
+			break // containerd uses its defaults
 		} else if err != nil {
 			return c, err
 		}
@@ -116,13 +117,13 @@ func containerdConfig(o Options, daemons []process, said string) (c doctor.Runti
 	on, set := merged["enable_cdi"].(bool)
 	switch {
 	case unknown == nil && v.AtLeast(version.MajorMinor(2, 4)):
-		c.CDI = true // it cannot be switched off any more (RELEASES.md)
+		c.CDI = true // CDI cannot be disabled any more (RELEASES.md)
 	case set:
 		c.CDI = on
 	case unknown == nil:
 		c.CDI = v.AtLeast(version.MajorMinor(2, 0))
 	case explicit >= 3:
-		c.CDI = true // only 2.0 and later read that version
+		c.CDI = true // only containerd 2.0 and later support version 3
 	default:
 		return c, fmt.Errorf("%s does not say, and which version of containerd runs is not known", "/etc/containerd/config.toml")
 	}
@@ -133,7 +134,8 @@ func containerdConfig(o Options, daemons []process, said string) (c doctor.Runti
 	return c, nil
 }
 
-// merge writes settings over earlier ones. Lists get what they do not have.
+// merge copies settings into to, replacing earlier values. Lists are extended by the values
+// that they lack.
 func merge(to, from map[string]any) {
 	for key, value := range from {
 		added, isList := value.([]any)
@@ -161,7 +163,7 @@ func texts(value any) (found []string) {
 	return found
 }
 
-// read decodes a file of the configuration, and notes which it was.
+// read decodes a configuration file, and adds its name and modification time to c.
 func read(c *doctor.RuntimeConfig, o Options, name string, into any) error {
 	file := filepath.Join(o.Root, name)
 	data, err := os.ReadFile(file)
@@ -178,8 +180,8 @@ func read(c *doctor.RuntimeConfig, o Options, name string, into any) error {
 	return nil
 }
 
-// crioConfig reads the configuration of CRI-O: its file, then those in a directory beside it, in
-// the order of their names (crio.conf.d(5)). It reads CDI specs whatever it is told.
+// crioConfig reads the configuration of CRI-O: the main file, then the files of the directory
+// crio.conf.d in the order of their names (crio.conf.d(5)). In CRI-O, CDI is always enabled.
 func crioConfig(o Options, daemons []process) (c doctor.RuntimeConfig, err error) {
 	c.CDI, c.SpecDirs = true, []string{"/etc/cdi", "/var/run/cdi"}
 	if len(daemons) == 1 {
@@ -208,7 +210,7 @@ func crioConfig(o Options, daemons []process) (c doctor.RuntimeConfig, err error
 	return c, nil
 }
 
-// claimSpecs returns the specs of claims in a directory.
+// claimSpecs returns the CDI specs of claims in a directory.
 func claimSpecs(dir string) (specs []doctor.Spec, err error) {
 	uids, err := cdi.Dir{Path: dir}.Claims()
 	for _, uid := range uids {
@@ -217,7 +219,7 @@ func claimSpecs(dir string) (specs []doctor.Spec, err error) {
 	return specs, err
 }
 
-// specErrors reads all specs as runtimes do, and returns what is wrong with them.
+// specErrors reads all CDI specs as container runtimes do, and returns the errors by file.
 func specErrors(o Options, dirs []string) (map[string][]string, error) {
 	var rooted []string
 	for _, dir := range dirs {
@@ -234,7 +236,7 @@ func specErrors(o Options, dirs []string) (map[string][]string, error) {
 	all := cache.GetErrors()
 	for _, file := range slices.Sorted(maps.Keys(all)) {
 		if filepath.Ext(file) == "" {
-			continue // a directory that is not there
+			continue // a missing directory
 		}
 		for _, err := range all[file] {
 			found[file] = append(found[file], err.Error())

@@ -12,7 +12,7 @@ const (
 	v3 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n"
 )
 
-// The configuration of containerd is understood as containerd understands it.
+// The configuration of containerd is interpreted as containerd does.
 func TestContainerdConfig(t *testing.T) {
 	usual := []string{"/etc/cdi", "/var/run/cdi"}
 	for name, test := range map[string]struct {
@@ -57,7 +57,7 @@ func TestContainerdConfig(t *testing.T) {
 	}
 }
 
-// CRI-O reads its file and those beside it, and the last one counts.
+// CRI-O reads its main file and the files in crio.conf.d. The last value wins.
 func TestCRIOConfig(t *testing.T) {
 	n := newMadeUp(t)
 	n.remove("proc/" + runtimePID)
@@ -72,8 +72,8 @@ func TestCRIOConfig(t *testing.T) {
 	}
 }
 
-// In the agent's pod the runtime's configuration is not to be had, and nothing is said to be
-// well.
+// In the agent's pod, the runtime's configuration is not readable, so doctor does not report a
+// healthy runtime.
 func TestRuntimeFromAPod(t *testing.T) {
 	n := newMadeUp(t)
 	n.options.Root = ""

@@ -15,9 +15,11 @@ import (
 	"chandler.dev/internal/inuse"
 )
 
-// sight returns why an agent does not see what the processes of pods have open, and what all of the machine
-// have, "" if it does. In the agent's pod it is tried. On the node doctor may do more than the agent, so there it
-// counts what the agent may do.
+// sight returns two reasons why the agent cannot see open files: those of the pods' processes,
+// and those of all processes of the machine. A reason is "" if the agent sees these files. In
+// the agent's pod, sight tries to look at open files. On the node, doctor may have more
+// permissions than the agent, so sight checks the capabilities and mounts of the agent's
+// process.
 func sight(o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
 	both := func(answer doctor.Answer[string]) (ofPods, ofAll doctor.Answer[string]) { return answer, answer }
 	if len(agents) == 0 {
@@ -40,12 +42,12 @@ func sight(o Options, agents []process) (ofPods, ofAll doctor.Answer[string]) {
 	host := os.DirFS(filepath.Join(p.dir, "root", p.flags()["host-root"]))
 	err = inuse.SightOf(host, filepath.Base(p.dir))
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
-		return both(doctor.Unknown[string](err.Error())) // it is doctor that may not look
+		return both(doctor.Unknown[string](err.Error())) // permission is missing to doctor, not to the agent
 	}
 	return judged(host, err)
 }
 
-// judged returns both answers for a host on which there is a reason why an agent does not see processes of pods, or none.
+// judged returns both reasons of sight, given the result of the check for the pods' processes.
 func judged(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
 	answer := func(err error) doctor.Answer[string] {
 		if err != nil {
@@ -59,7 +61,8 @@ func judged(host fs.FS, ofPods error) (pods, all doctor.Answer[string]) {
 	return answer(nil), answer(inuse.SightOfAll(host))
 }
 
-// capable reports whether a process has a capability in its effective set (proc_pid_status(5)).
+// capable reports whether a process has a capability in its effective set
+// (proc_pid_status(5)).
 func (p process) capable(capability int) (bool, error) {
 	status, err := os.ReadFile(filepath.Join(p.dir, "status"))
 	if err != nil {

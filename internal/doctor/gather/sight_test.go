@@ -10,12 +10,13 @@ import (
 	"chandler.dev/internal/doctor"
 )
 
-// An agent sees what other processes have open if it has the capability for it and the host's own /proc.
+// An agent sees the open files of other processes if it has CAP_SYS_PTRACE and the host's own
+// /proc.
 func TestSight(t *testing.T) {
 	const all, most = "CapEff:\t000001ffffffffff\n", "CapEff:\t000001fffff7ffff\n"
 	for name, test := range map[string]struct {
 		status, first string
-		want          string // "?" if it cannot be told
+		want          string // "?" if unknown
 	}{
 		"privileged":        {all, "proc/1/fd/3", ""},
 		"without privilege": {most, "proc/1/fd/3", "lacks the capability CAP_SYS_PTRACE"},
@@ -59,7 +60,7 @@ func TestSight(t *testing.T) {
 	})
 }
 
-// In the agent's pod doctor is as much as the agent, and tries.
+// In the agent's pod, doctor has the same permissions as the agent and tries to look.
 func TestSightInThePod(t *testing.T) {
 	for want, first := range map[string]string{"": "proc/1/fd/3", "not all processes are visible": "proc/47/fd/3"} {
 		n := newMadeUp(t)
