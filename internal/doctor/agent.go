@@ -61,10 +61,11 @@ func checkAgentRuns(f *Facts, say *saying) {
 	}
 }
 
-// takeover is how long an agent may take to be ready beside another before that is worth a word.
+// takeover is how long an agent may be unready beside a ready agent before checkAgentRuns
+// reports the agent.
 const takeover = time.Minute
 
-// beside says which agents cannot take over from the one that works.
+// beside reports the agents that cannot take over from the ready agent.
 func (f *Facts) beside(say *saying) {
 	for _, other := range f.Agent.Beside {
 		pod := other.Pod
@@ -84,8 +85,8 @@ func (f *Facts) beside(say *saying) {
 	}
 }
 
-// checkInstallations says whether the node has agents of more than one installation. Agents of one are
-// on a node together only while an update is under way.
+// checkInstallations reports a node with agents of several installations. Two agents of the
+// same installation are on a node during an update only.
 func checkInstallations(f *Facts, say *saying) {
 	cause := "Only one of their agents works at a time, and the others wait. Whenever it is restarted, the next one may be another's, with another configuration."
 	var others []*corev1.Pod
@@ -111,8 +112,8 @@ func checkInstallations(f *Facts, say *saying) {
 	}
 }
 
-// notReadyForConfig reports whether an agent is not ready because of its configuration alone,
-// which has a code of its own.
+// notReadyForConfig reports whether the configuration alone makes an agent unready. An invalid
+// configuration has a code of its own.
 func notReadyForConfig(why string) bool { return strings.HasPrefix(why, "the configuration is wrong") }
 
 func podReady(pod *corev1.Pod) bool {
@@ -124,7 +125,7 @@ func podReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// podReason says why a pod is not ready.
+// podReason returns the reason why a pod is not ready.
 func podReason(pod *corev1.Pod) string {
 	for _, c := range pod.Status.ContainerStatuses {
 		switch {
@@ -142,7 +143,7 @@ func podReason(pod *corev1.Pod) string {
 	return "its pod is " + string(pod.Status.Phase)
 }
 
-// manyRestarts is how often an agent may have been restarted before that is worth a word.
+// manyRestarts is the lowest number of restarts of an agent that restarts reports.
 const manyRestarts = 5
 
 func (f *Facts) restarts(say *saying, pod *corev1.Pod) {
@@ -193,7 +194,7 @@ func checkRecords(f *Facts, say *saying) {
 	before := len(say.findings)
 	for _, file := range records.Aside {
 		if slices.Contains(records.Newer, file) {
-			continue // which says it better
+			continue // the finding for newer records is more specific
 		}
 		uid, _, _ := strings.Cut(path.Base(file), ".")
 		fix := []string{"sudo cat " + file}
@@ -232,24 +233,26 @@ func checkAgentVersion(f *Facts, say *saying) {
 	}
 }
 
-// blind is what happens for a part of the configuration while the agent does not see who has devices open.
+// blind is the effect on a part of the configuration if the agent cannot see open device
+// files.
 type blind struct {
 	then  string
-	value string // of the chart, which gives the agent the rights
-	patch string // that does the same with the plain manifests
+	value string // the chart value that grants the permissions
+	patch string // the patch that grants the permissions with the plain manifests
 }
 
-// blinds are by the part of the configuration. An agent that is to change a device does not, unless it sees that
-// nobody uses it. For the hand-over the unknown keeps nothing.
+// blinds maps parts of the configuration to the effects. The agent changes no device unless it
+// sees that the device is unused. In contrast, an unknown consumer does not delay reclaim.
 var blinds = map[string]blind{
 	"handover":                   {"A device goes to the next pod, though a process of the last one may still have it open.", "handover.enabled", "handover-patch.yaml"},
 	"rebinding":                  {"No function is given to vfio, and pods that ask for one so do not start.", "rebinding.enabled", "rebinding-patch.yaml"},
 	"onRequest.virtualFunctions": {"No virtual functions are made, and pods that are given one do not start.", "onRequest.enabled", "rebinding-patch.yaml"},
 }
 
-// checkSight says whether an agent that is to hand devices over, or to change them, can see who has them open.
-// For a hand-over the processes of pods are enough, and for a change those of the whole machine count. On a node
-// that is a container the agent sees only the former.
+// checkSight reports whether the agent can see open device files, if the configuration
+// requires that. Reclaim requires the open files of the pods' processes. A change of a device
+// requires those of all processes of the machine; on a node that is a container, the agent
+// does not see the latter.
 func checkSight(f *Facts, say *saying) {
 	handing, changing := split(f.Agent.Looking)
 	if f.Agent.Sight == f.Agent.SightAll {
@@ -257,14 +260,14 @@ func checkSight(f *Facts, say *saying) {
 	}
 	judgeSight(handing, f.Agent.Sight, "the agent sees who has a device open", sightFixes, say)
 	judgeSight(changing, f.Agent.SightAll, "the agent sees who has a device open that it is to change", func(looking []string) []string {
-		if why, known := f.Agent.Sight.get(); why == "" && known { // more rights would not help
+		if why, known := f.Agent.Sight.get(); why == "" && known { // more permissions would not help
 			return []string{"kubectl -n chandler edit configmap chandler   # leave " + list(looking) + " out on this node, which is a container"}
 		}
 		return sightFixes(looking)
 	}, say)
 }
 
-// split returns which parts of the configuration are about handing devices over, and which about changing them.
+// split separates the parts of the configuration for reclaim from those that change devices.
 func split(looking []string) (handing, changing []string) {
 	for _, part := range looking {
 		if part == "handover" {
@@ -276,7 +279,8 @@ func split(looking []string) (handing, changing []string) {
 	return handing, changing
 }
 
-// judgeSight says whether an agent sees who has devices open, for parts of the configuration.
+// judgeSight reports whether an agent can see the open files that parts of the configuration
+// require.
 func judgeSight(looking []string, sight Answer[string], well string, fixes func([]string) []string, say *saying) {
 	if len(looking) == 0 {
 		return
@@ -295,7 +299,7 @@ func judgeSight(looking []string, sight Answer[string], well string, fixes func(
 	}
 }
 
-// sightFixes returns what gives an agent the rights to see that.
+// sightFixes returns commands that grant an agent the permissions to see open files.
 func sightFixes(looking []string) []string {
 	var sets, patches []string
 	for _, part := range looking {
@@ -312,7 +316,8 @@ func sightFixes(looking []string) []string {
 	return fixes
 }
 
-// checkOutdated says whether a change of the configuration waits for the agent's next start.
+// checkOutdated reports a configuration change that takes effect at the agent's next start
+// only.
 func checkOutdated(f *Facts, say *saying) {
 	if f.Agent.Outdated {
 		say.found("CH0710", "a change of the configuration is not in force yet", "The agent reads some fields only when it starts, such as rebinding and onRequest. Its log and its page name those that changed.",

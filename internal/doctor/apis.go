@@ -18,9 +18,10 @@ var apiChecks = []check{
 	{APIs, []string{"CH0504"}, checkModeLabel},
 }
 
-// checkBoth says which names pods can get by both APIs. Where a node has any of a resource by
-// a device plugin, the scheduler never takes what DRA has of it there (pkg/scheduler/framework/
-// plugins/noderesources/fit.go, shouldDelegateResourceToDRA, read in 1.35 to 1.37).
+// checkBoth reports resources offered by both APIs. If a device plugin offers any device of a
+// resource on a node, the scheduler never uses DRA devices of that resource on the node
+// (pkg/scheduler/framework/plugins/noderesources/fit.go, shouldDelegateResourceToDRA, read in
+// 1.35 to 1.37).
 func checkBoth(f *Facts, say *saying) {
 	snapshot, known := f.Devices.Snapshot.get()
 	places, placed := f.Devices.API.get()
@@ -89,10 +90,10 @@ func checkWaits(f *Facts, say *saying) {
 	}
 }
 
-// busID is the standard attribute by which drivers name a PCI function.
+// busID is the standard attribute with the address of a PCI function.
 const busID resourceapi.QualifiedName = "resource.kubernetes.io/pciBusID"
 
-// checkOtherDrivers says which devices another DRA driver publishes for this node too.
+// checkOtherDrivers reports devices of this node that another DRA driver publishes as well.
 func checkOtherDrivers(f *Facts, say *saying) {
 	all, known := f.Cluster.Slices.get()
 	if !known {
@@ -100,7 +101,7 @@ func checkOtherDrivers(f *Facts, say *saying) {
 		return
 	}
 	ours := make(map[string]bool)
-	theirs := make(map[string]map[string]bool) // PCI addresses by driver
+	theirs := make(map[string]map[string]bool) // PCI addresses, by driver
 	for i := range all {
 		s := &all[i].Spec
 		if s.NodeName == nil || *s.NodeName != f.Node {

@@ -21,8 +21,9 @@ type published struct {
 	resourceapi.Device
 }
 
-// checkClaims says which classes that claims wait for are missing, fail or select nothing, and
-// which claims no device of any node satisfies, though they wait for one of this driver.
+// checkClaims reports DeviceClasses of pending claims that are missing, have a failing
+// expression or match no device. It also reports pending claims for devices of this driver
+// that no node can satisfy.
 func checkClaims(f *Facts, say *saying) {
 	claims, known := f.Cluster.Claims.get()
 	all, listed := f.Cluster.Slices.get()
@@ -39,8 +40,8 @@ func checkClaims(f *Facts, say *saying) {
 	}
 	m := newMatcher(all, classes)
 	before := len(say.findings)
-	empty := make(map[string][]string)   // claims by class
-	missing := make(map[string][]string) // likewise
+	empty := make(map[string][]string)   // claims, by class without devices
+	missing := make(map[string][]string) // claims, by missing class
 	waiting := 0
 	for i := range claims {
 		claim := &claims[i]
@@ -89,7 +90,7 @@ func firstNot(reasons ...string) string {
 	return ""
 }
 
-// request looks at one request of a claim.
+// request checks one request of a claim.
 func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClaim, name string, subs []subrequest, empty map[string][]string) {
 	most, wanted, why := 0, int64(0), ""
 	for _, s := range subs {
@@ -126,13 +127,13 @@ func (f *Facts) request(say *saying, m *matcher, claim *resourceapi.ResourceClai
 	}
 	_ = wanted
 	if why == "" {
-		return // its class selects nothing, which is said of the class
+		return // the class has no devices, which checkClaims reports
 	}
 	say.found("CH0610", fmt.Sprintf("claim %s/%s can never be satisfied", claim.Namespace, claim.Name), fmt.Sprintf("Request %s: %s.", name, why),
 		fmt.Sprintf("kubectl -n %s get resourceclaim %s -o yaml", claim.Namespace, claim.Name), "kubectl get resourceslices --field-selector spec.driver=chandler.dev -o yaml")
 }
 
-// perNode returns how many of the devices one node has at most.
+// perNode returns the highest number of the devices on one node.
 func perNode(devices []published) (most int) {
 	counts := make(map[string]int)
 	for _, d := range devices {
@@ -142,7 +143,7 @@ func perNode(devices []published) (most int) {
 	return most
 }
 
-// subrequest is one way to satisfy a request.
+// subrequest is one alternative of a request.
 type subrequest struct {
 	class     string
 	selectors []resourceapi.DeviceSelector
@@ -165,12 +166,12 @@ func subrequests(request resourceapi.DeviceRequest) (subs []subrequest) {
 	return subs
 }
 
-// matcher selects devices as the scheduler does, with its own package for CEL.
+// matcher selects devices as the scheduler does, using the scheduler's own CEL package.
 type matcher struct {
 	devices []published
 	classes map[string]resourceapi.DeviceClass
-	matched map[string][]published // by class
-	broken  map[string]error       // why an expression of a class fails
+	matched map[string][]published // devices, by class
+	broken  map[string]error       // errors of failing expressions, by class
 }
 
 func newMatcher(all []resourceapi.ResourceSlice, classes []resourceapi.DeviceClass) *matcher {
@@ -220,7 +221,7 @@ func (m *matcher) class(name string) []published {
 	return devices
 }
 
-// specs returns all devices as they are published.
+// specs returns all devices as published.
 func (m *matcher) specs() (all []resourceapi.Device) {
 	for _, d := range m.devices {
 		all = append(all, d.Device)
@@ -228,11 +229,12 @@ func (m *matcher) specs() (all []resourceapi.Device) {
 	return all
 }
 
-// oneLine is the text of an error, without line breaks.
+// oneLine returns the text of an error without line breaks.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", " ") }
 
-// match returns the devices that satisfy an expression. The error is that of the expression, or
-// the last one of a device; the scheduler gives up at such an error.
+// match returns the devices that satisfy an expression. The error is the compilation error, or
+// the last evaluation error for a device of this driver. The scheduler aborts on such an
+// error.
 func match(devices []published, expression string) (left []published, failed error) {
 	newExpressions := environment.NewExpressions
 	compiled := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true}).CompileCELExpression(expression, dracel.Options{EnvType: &newExpressions})

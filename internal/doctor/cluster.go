@@ -34,7 +34,7 @@ func checkServer(f *Facts, say *saying) {
 	}
 }
 
-// usesDRA reports whether DRA offers devices of this node, or is to.
+// usesDRA reports whether devices of this node are offered by DRA, or will be.
 func (f *Facts) usesDRA() bool {
 	places, _ := f.Devices.API.get()
 	for _, mode := range places {
@@ -67,8 +67,8 @@ func checkNodeThere(f *Facts, say *saying) {
 	}
 }
 
-// without says what is published instead where a feature is missing, and whether that concerns
-// the devices of this node.
+// without lists, by feature of the API server, the effect if the feature is missing, and
+// whether the effect concerns the devices of this node.
 var without = []struct {
 	feature, effect string
 	concerns        func(f *Facts) bool
@@ -78,7 +78,7 @@ var without = []struct {
 	{"DRAConsumableCapacity", "a device that is shared by amount is for one claim at a time", shared},
 }
 
-// competes reports whether a device of the node shares silicon with others.
+// competes reports whether a device of the node shares a physical device with others.
 func competes(f *Facts) bool {
 	snapshot, _ := f.Devices.Snapshot.get()
 	if snapshot == nil {
@@ -126,7 +126,7 @@ func checkFeatures(f *Facts, say *saying) {
 	}
 }
 
-// checkTaken says whether the API server takes the node's slices.
+// checkTaken reports a rejection of the node's ResourceSlices by the API server.
 func checkTaken(f *Facts, say *saying) {
 	if f.Agent.Unwanted {
 		say.found("CH0615", "the API server refuses the ResourceSlices of this node", "The scheduler goes by those of before, or knows of no device. The agent's page and its log have the API server's words.",
@@ -135,7 +135,7 @@ func checkTaken(f *Facts, say *saying) {
 	}
 }
 
-// checkPublished compares the slices of the node with what DRA is to offer.
+// checkPublished compares the ResourceSlices of the node with the devices offered by DRA.
 func checkPublished(f *Facts, say *saying) {
 	all, known := f.Cluster.Slices.get()
 	snapshot, found := f.Devices.Snapshot.get()
@@ -149,7 +149,7 @@ func checkPublished(f *Facts, say *saying) {
 		if s.Driver == discovery.Domain && s.NodeName != nil && *s.NodeName == f.Node {
 			for _, d := range s.Devices {
 				published[d.Name] = true
-				if device, share := rules.ShareOf(d.Name); share { // to a server that does not know of sharing
+				if device, share := rules.ShareOf(d.Name); share { // published as numbered shares, for API servers without sharing
 					published[device] = true
 				}
 			}
@@ -164,7 +164,7 @@ func checkPublished(f *Facts, say *saying) {
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
 		if places[d.Silicon()] != discovery.ModeDRA || waiting[d.Name] || d.PartOf != nil || d.Sharing != nil || !d.Health.Usable() {
-			continue // parts and amounts may be published by other names, or not at all
+			continue // partitions and shares may have other names, or may be unpublished
 		}
 		wanted++
 		if !published[d.Name] {
@@ -187,7 +187,7 @@ func isAre(n int) string {
 	return "are"
 }
 
-// checkClasses says which names that DRA offers have no class, or several.
+// checkClasses reports extended resources offered by DRA that have no DeviceClass, or several.
 func checkClasses(f *Facts, say *saying) {
 	classes, known := f.Cluster.Classes.get()
 	snapshot, found := f.Devices.Snapshot.get()
@@ -228,7 +228,7 @@ func checkClasses(f *Facts, say *saying) {
 		if len(same) < 2 || !slices.ContainsFunc(same, forThisDriver) {
 			continue
 		}
-		// The scheduler takes the newest, and among equally new ones the first by name
+		// The scheduler uses the newest class, and for equal ages the first by name
 		// (DeviceClassSpec.ExtendedResourceName).
 		slices.SortFunc(same, func(a, b resourceapi.DeviceClass) int {
 			return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
@@ -253,16 +253,16 @@ func checkClasses(f *Facts, say *saying) {
 	}
 }
 
-// forThisDriver reports whether an expression of the class names the driver, or an attribute
-// of its devices.
+// forThisDriver reports whether an expression of the class contains the driver's name or one
+// of its attributes.
 func forThisDriver(class resourceapi.DeviceClass) bool {
 	return slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
 		return s.CEL != nil && strings.Contains(s.CEL.Expression, discovery.Domain)
 	})
 }
 
-// checkPrepared says which claims of this node are not prepared, as the driver says in their
-// statuses.
+// checkPrepared reports claims of this node that are not prepared, according to the statuses
+// written by the driver.
 func checkPrepared(f *Facts, say *saying) {
 	claims, known := f.Cluster.Claims.get()
 	if !known {
@@ -288,7 +288,7 @@ func checkPrepared(f *Facts, say *saying) {
 	}
 }
 
-// podsOf names the pods that a claim is reserved for, as kubectl takes them.
+// podsOf returns the pods that a claim is reserved for, as kubectl arguments.
 func podsOf(claim *resourceapi.ResourceClaim) string {
 	var names []string
 	for _, r := range claim.Status.ReservedFor {
@@ -302,7 +302,7 @@ func podsOf(claim *resourceapi.ResourceClaim) string {
 	return strings.Join(names, " ")
 }
 
-// allocatedHere reports whether a claim has a device of this node.
+// allocatedHere reports whether a device of this node is allocated to a claim.
 func (f *Facts) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		return r.Driver == discovery.Domain && r.Pool == f.Node

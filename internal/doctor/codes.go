@@ -7,27 +7,27 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Code is a fault that doctor knows. A code keeps its meaning for ever, and one that is no
-// longer used is never used for something else.
+// Code is a fault that doctor can detect. The meaning of a code never changes, and a retired
+// code is never reused.
 type Code struct {
 	ID       string
-	Says     string // in a few words, of any host
+	Says     string // a short description that fits any host
 	Result   Result
-	Symptoms []Symptom // by which a user meets it
+	Symptoms []Symptom // the symptoms that users see
 
-	Looks string // what is looked at
-	Comes string // how it comes to be
-	Why   string // why it matters
+	Looks string // the check
+	Comes string // the causes
+	Why   string // the consequences
 	Fixes []Fix
 }
 
-// Fix is a command that mends a fault. Words in capitals stand for names.
+// Fix is a command that repairs a fault. Words in capitals are placeholders.
 type Fix struct {
 	Command string
 	Does    string
 }
 
-// Category returns what the code is about.
+// Category returns the category of the code.
 func (c Code) Category() Category {
 	for _, category := range categories {
 		if strings.HasPrefix(c.ID, "CH"+category.digits) {
@@ -42,7 +42,7 @@ func Codes() []Code {
 	return slices.Concat(kubeletCodes, runtimeCodes, deviceCodes, hostCodes, apiCodes, clusterCodes, agentCodes)
 }
 
-// Lookup returns a code by its ID, in whatever case.
+// Lookup returns the code with an ID, ignoring case.
 func Lookup(id string) (Code, bool) {
 	codes := Codes()
 	i := slices.IndexFunc(codes, func(c Code) bool { return strings.EqualFold(c.ID, id) })
@@ -52,7 +52,7 @@ func Lookup(id string) (Code, bool) {
 	return codes[i], true
 }
 
-// conditionCodes are the codes of what may be wrong with a device.
+// conditionCodes maps the conditions of unhealthy devices to codes.
 var conditionCodes = map[discovery.Condition]string{
 	discovery.ConditionUnhealthy:       "CH0301",
 	discovery.ConditionUnknown:         "CH0302",
@@ -65,10 +65,10 @@ var conditionCodes = map[discovery.Condition]string{
 	discovery.ConditionNotResponding:   "CH0314",
 }
 
-// CodeOf returns the code of a condition of a device, "" of a device that is well.
+// CodeOf returns the code of a device's condition, or "" for a healthy device.
 func CodeOf(condition discovery.Condition) string { return conditionCodes[condition] }
 
-// Symptom is how a user meets faults, before knowing which one it is.
+// Symptom is an effect of faults as seen by a user who has not found the cause yet.
 type Symptom string
 
 // The symptoms.
@@ -87,7 +87,7 @@ const (
 	WrongEverybody Symptom = "Nothing works on this node, with or without devices"
 )
 
-// Symptoms returns all of them.
+// Symptoms returns all symptoms.
 func Symptoms() []Symptom {
 	return []Symptom{
 		ClaimPending, LimitsPending, Creating, WithoutDevice, GivenTwice, DeviceMissing, DeviceSlow,

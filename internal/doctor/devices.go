@@ -19,7 +19,7 @@ var deviceChecks = []check{
 	{Devices, []string{"CH0313"}, checkOffered},
 }
 
-// checkHealth says of each device that is not well.
+// checkHealth reports each unhealthy device.
 func checkHealth(f *Facts, say *saying) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
@@ -47,7 +47,7 @@ func checkHealth(f *Facts, say *saying) {
 			parts[a] = append(parts[a], d)
 		}
 	}
-	alike := make(map[together][]*discovery.Device) // the first of each silicon
+	alike := make(map[together][]*discovery.Device) // the first device of each physical device
 	for _, a := range order {
 		if g := togetherOf(parts[a]); g.key != "" && !f.Devices.Well[parts[a][0].Name] {
 			alike[g] = append(alike[g], parts[a][0])
@@ -71,21 +71,23 @@ func checkHealth(f *Facts, say *saying) {
 	}
 }
 
-// ailing is what is wrong with silicon. Its parts suffer together, and are told of once.
+// ailing identifies a fault of a physical device. All its partitions have the fault, which is
+// reported once.
 type ailing struct {
 	silicon string
 	key     discovery.Condition
 	reason  string
 }
 
-// together is what several devices of a family have for one cause, as a rule: a module that is
-// not loaded, or nodes that nobody made.
+// together identifies a fault that several devices of a family usually have for one cause,
+// such as a missing module or missing device nodes.
 type together struct {
 	family string
 	key    discovery.Condition
 }
 
-// togetherOf returns under what silicon is told of, without a key if it is told of alone.
+// togetherOf returns the key under which physical devices are reported together. The key is
+// zero for a physical device with a report of its own.
 func togetherOf(parts []*discovery.Device) together {
 	key := parts[0].Health.Key()
 	if len(parts) > 1 || key != discovery.ConditionDriverUnbound && key != discovery.ConditionNodeMissing {
@@ -94,7 +96,7 @@ func togetherOf(parts []*discovery.Device) together {
 	return together{parts[0].Family, key}
 }
 
-// sickTogether says that several devices of a family are not well in the same way.
+// sickTogether reports several devices of a family with the same fault.
 func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 	key := all[0].Health.Key()
 	what := map[discovery.Condition]string{
@@ -131,14 +133,15 @@ func (f *Facts) sickTogether(say *saying, all []*discovery.Device) {
 	say.found(CodeOf(key), fmt.Sprintf("%s of %s %s%s", several(len(all), "device"), all[0].Family, what, lasting(all[0].Health.Since.Time, f.Time)), cause, fix...)
 }
 
-// settles says that a device is to be well for a while before it is given out again.
+// settles reports a device that has recovered but must stay healthy before it is allocated
+// again.
 func (f *Facts) settles(say *saying, d *discovery.Device) {
 	say.found(CodeOf(d.Health.Key()), title(d)+" is well again, and is given out when it has stayed so",
 		fmt.Sprintf("The fault is over: %s A device must be well for 10 seconds, and for up to 5 minutes if it fails again and again.", sentence(d.Health.Reason)),
 		"chandler doctor --only devices --wait 60s   # looks again until it is")
 }
 
-// conditionTexts say what is so, after the name of the device.
+// conditionTexts describe conditions. The name of a device precedes the text.
 var conditionTexts = map[discovery.Condition]string{
 	discovery.ConditionUnhealthy:       "is unhealthy",
 	discovery.ConditionUnknown:         "cannot be read",
@@ -151,7 +154,8 @@ var conditionTexts = map[discovery.Condition]string{
 	discovery.ConditionNotResponding:   "does not answer",
 }
 
-// sick says that a device is not well, and others of its silicon for the same reason.
+// sick reports an unhealthy device, and others of the same physical device with the same
+// fault.
 func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, others ...*discovery.Device) {
 	key := health.Key()
 	what, cause := conditionTexts[key], sentence(health.Reason)
@@ -186,8 +190,8 @@ func (f *Facts) sick(say *saying, d *discovery.Device, health discovery.Health, 
 	say.found(CodeOf(key), text, cause, append(fix, f.conditionFix(key, d)...)...)
 }
 
-// lacks says which nodes are missing besides, where that of a device is: those that the devices
-// of its family share. The same command makes them.
+// lacks returns a sentence about the missing nodes that all devices of the family share, if a
+// node of the device itself is missing. The same command creates both kinds of nodes.
 func (f *Facts) lacks(key discovery.Condition, d *discovery.Device) string {
 	others := slices.DeleteFunc(slices.Clone(f.Devices.Lacks[d.Family]), func(node string) bool { return strings.Contains(d.Health.Reason, node+" ") })
 	if key != discovery.ConditionNodeMissing || len(others) == 0 {
@@ -205,7 +209,7 @@ func namesOf(devices []*discovery.Device) string {
 	return list(names)
 }
 
-// conditionFix returns what mends a condition.
+// conditionFix returns the commands that repair a condition.
 func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []string {
 	at := address(d)
 	if key == discovery.ConditionNodeMissing {
@@ -238,13 +242,13 @@ func (f *Facts) conditionFix(key discovery.Condition, d *discovery.Device) []str
 	return []string{kernel}
 }
 
-// isPart reports whether a device is one of several on its PCI function, such as a MIG instance, so that a reset of the
-// function would hit the others.
+// isPart reports whether a device is one of several on its PCI function, such as a MIG
+// instance. A reset of the function would affect the others.
 func isPart(d *discovery.Device) bool {
 	return d.PartOf != nil && d.Name != d.PartOf.Name && d.Attributes.String("function") != "virtual"
 }
 
-// sentence makes a sentence of a reason.
+// sentence returns a reason as a sentence, with a full stop.
 func sentence(reason string) string {
 	reason = strings.TrimSpace(reason)
 	if reason == "" || strings.HasSuffix(reason, ".") {
@@ -253,7 +257,7 @@ func sentence(reason string) string {
 	return reason + "."
 }
 
-// checkProblems says what of the host could not be read or described.
+// checkProblems reports devices of the host that could not be read or described.
 func checkProblems(f *Facts, say *saying) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
@@ -264,7 +268,7 @@ func checkProblems(f *Facts, say *saying) {
 	for _, p := range snapshot.Problems {
 		d, offered := snapshot.Lookup(p.Device)
 		if offered && d.Health.Key() == discovery.ConditionUnknown || seen[p.Device] {
-			continue // it is said already
+			continue // checkHealth has already reported the device
 		}
 		seen[p.Device] = true
 		f.problem(say, p, &d, offered)
@@ -299,7 +303,7 @@ func (f *Facts) problem(say *saying, p discovery.Problem, d *rules.Offered, offe
 	}
 }
 
-// vfioProblem says why a function that is bound to vfio cannot be used.
+// vfioProblem reports a function that is bound to vfio and cannot be opened.
 func (f *Facts) vfioProblem(say *saying, name, reason, at string) {
 	fix := []string{"sudo modprobe vfio-pci", "ls -l /dev/vfio /dev/vfio/devices /dev/iommu"}
 	if strings.Contains(reason, "in no IOMMU group") {
@@ -310,8 +314,7 @@ func (f *Facts) vfioProblem(say *saying, name, reason, at string) {
 	say.found("CH0312", name+" is bound to vfio and cannot be opened", sentence(reason)+" It is not offered.", fix...)
 }
 
-// functionOf returns the PCI address that the name of a device begins with, "" if it has
-// none.
+// functionOf returns the PCI address at the beginning of a device's name, or "".
 func functionOf(name string) string {
 	parts := strings.SplitN(strings.TrimPrefix(name, "pci-"), "-", 5)
 	if !strings.HasPrefix(name, "pci-") || len(parts) < 4 {
@@ -320,7 +323,7 @@ func functionOf(name string) string {
 	return fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3])
 }
 
-// checkOffered says which devices that were found are not offered at all.
+// checkOffered reports discovered devices if the configuration excludes all of them.
 func checkOffered(f *Facts, say *saying) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known || f.Devices.Found == nil {
@@ -341,5 +344,5 @@ func checkOffered(f *Facts, say *saying) {
 	}
 }
 
-// named reports whether a device is there only where the administrator names it.
+// named reports whether a device exists only if the configuration names it.
 func named(d *discovery.Device) bool { return d.Named || d.FromConfig || d.PoolOnly != "" }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// disturbances are commands that may disturb others than the device or the component in question, and how. A command
-// that matches none changes nothing that a pod uses. The first match wins.
+// disturbances are patterns of commands that may affect more than the device or component in
+// question, with the effects. The first match wins. A command without a match affects no pod.
 var disturbances = []struct {
 	command *regexp.Regexp
 	how     string
@@ -22,10 +22,10 @@ var disturbances = []struct {
 	{regexp.MustCompile(`kubectl .*delete resourceslices`), "no pod gets the devices of these slices until their driver publishes them again"},
 }
 
-// remark separates a command from what it says to people; a shell takes it for a comment.
+// remark separates a command from a remark for people, which a shell ignores.
 const remark = "   # "
 
-// disturbs returns how a command disturbs others, "" if it does not.
+// disturbs returns the effect of a command on others, or "".
 func disturbs(command string) string {
 	command, _, _ = strings.Cut(command, remark)
 	for _, d := range disturbances {
@@ -36,7 +36,7 @@ func disturbs(command string) string {
 	return ""
 }
 
-// warned returns a command with a remark on how it disturbs others.
+// warned adds a remark with the effect on others to a command.
 func warned(command string) string {
 	how := disturbs(command)
 	switch {

@@ -7,7 +7,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// Each command of a code's page, and each that a finding has, says how it disturbs others, if it does.
+// Each command of a code's page and of a finding states its effect on others, if there is any.
 func TestCommandsThatDisturb(t *testing.T) {
 	disturbing := 0
 	for _, c := range Codes() {
@@ -37,7 +37,7 @@ func TestCommandsThatDisturb(t *testing.T) {
 	}
 }
 
-// A reset is advised for a device that has its function alone and is broken, and for no other.
+// A reset is advised only for a broken device that is alone on its PCI function.
 func TestResetIsAdvised(t *testing.T) {
 	const at = "0000:03:00.0"
 	device := func(change func(*discovery.Device)) *discovery.Device {

@@ -1,6 +1,6 @@
-// Package doctor judges how a node is: it looks for known faults among facts, and says
-// of each its code, its cause and the commands that mend it. It gathers no facts, asks
-// nobody and changes nothing; see package gather.
+// Package doctor judges the state of a node. It checks gathered facts for known faults, and
+// reports the code, the cause and the repair commands of each fault found. It gathers no
+// facts, calls no service and changes nothing; see package gather.
 package doctor
 
 import (
@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// Category is what a check is about.
+// Category is the subject of a check.
 type Category string
 
-// The categories, in the order in which they are printed.
+// The categories, in the order of the report.
 const (
 	Kubelet Category = "kubelet"
 	Runtime Category = "container runtime"
@@ -23,8 +23,8 @@ const (
 	Agent   Category = "agent"
 )
 
-// categories are all of them, with the first digits of their codes, and the names by which
-// they may be asked for besides.
+// categories lists all categories with the first digits of their codes, and with additional
+// names accepted by ParseCategories.
 var categories = []struct {
 	Category
 	digits  string
@@ -39,7 +39,8 @@ var categories = []struct {
 	{Agent, "07", nil},
 }
 
-// ParseCategories returns the categories of a list with commas between, all of "".
+// ParseCategories parses a comma-separated list of categories. It returns nil for an empty
+// list, which stands for all categories.
 func ParseCategories(list string) (chosen []Category, err error) {
 	for name := range strings.SplitSeq(list, ",") {
 		if name = strings.TrimSpace(name); name == "" {
@@ -58,43 +59,45 @@ func ParseCategories(list string) (chosen []Category, err error) {
 	return chosen, nil
 }
 
-// Result is how a check ended.
+// Result is the outcome of a check.
 type Result int
 
-// The results, the worse the higher.
+// The results, in increasing order of severity.
 const (
-	NotAsked Result = iota // it does not apply, or it could not be looked
+	NotAsked Result = iota // the check does not apply, or its facts are missing
 	OK
-	Warning // something is not as it should be, and what there is still works
+	Warning // a fault that does not stop existing devices from working
 	Failed
 )
 
-// Finding is what a check says: one line that states what is so. One that is not as it should
-// be has a code, the cause as the host or the cluster says it, and the commands that mend it.
+// Finding is one result of a check. Text states the result in one line. A fault also has a
+// code, the cause as reported by the host or the cluster, and the commands that repair it.
 type Finding struct {
 	Result Result
 	Text   string
 	Code   string
 	Cause  string
-	Fix    []string // commands; a remark follows a #, and says what the command disturbs
+	Fix    []string // commands; a remark after # may describe what the command disturbs
 
-	// Follows is the code of the finding that this one comes of, "" if it stands for itself.
+	// Follows is the code of the finding that caused this finding, or "" for an independent
+	// finding.
 	Follows string
 }
 
-// Section is what the checks of a category say.
+// Section holds the findings of a category.
 type Section struct {
 	Category Category
 	Findings []Finding
 }
 
-// Report is what all checks say of a node.
+// Report holds the findings of all checks on a node.
 type Report struct {
 	Head     Head
 	Sections []Section
 }
 
-// Count counts findings of a result. Sections of which nothing could be asked count once.
+// Count returns the number of findings with a result. A category that could not be checked at
+// all counts once.
 func (r *Report) Count(result Result) (n int) {
 	for _, s := range r.Sections {
 		for _, f := range s.Findings {
@@ -106,7 +109,7 @@ func (r *Report) Count(result Result) (n int) {
 	return n
 }
 
-// first returns the first finding of a result, before those that come of another one.
+// first returns the first finding with a result, preferring findings without a Follows code.
 func (r *Report) first(result Result) (first Finding, found bool) {
 	for _, s := range r.Sections {
 		for _, f := range s.Findings {
@@ -118,12 +121,12 @@ func (r *Report) first(result Result) (first Finding, found bool) {
 	return first, found
 }
 
-// Healthy reports whether nothing is wrong; warnings count if they are to.
+// Healthy reports whether no check failed. If strict is set, warnings count as failures.
 func (r *Report) Healthy(strict bool) bool {
 	return r.Count(Failed) == 0 && (!strict || r.Count(Warning) == 0)
 }
 
-// Codes returns the codes that were found, in order, each once.
+// Codes returns the sorted codes of all findings, without duplicates.
 func (r *Report) Codes() (found []string) {
 	for _, s := range r.Sections {
 		for _, f := range s.Findings {
@@ -136,20 +139,20 @@ func (r *Report) Codes() (found []string) {
 	return found
 }
 
-// check looks at facts. It says something of each thing that it looks at, if only that it
-// could not be looked at.
+// check is one check of the facts. look adds at least one finding for each thing checked, even
+// if only to report that the facts are missing.
 type check struct {
 	category Category
-	codes    []string // that it may find
+	codes    []string // the codes that the check may report
 	look     func(f *Facts, say *saying)
 }
 
-// checks returns all checks, in the order in which they are printed.
+// checks returns all checks, in the order of the report.
 func checks() []check {
 	return slices.Concat(kubeletChecks, runtimeChecks, deviceChecks, hostChecks, apiChecks, clusterChecks, agentChecks)
 }
 
-// Judge runs the checks of some categories, or of all if none is given.
+// Judge runs the checks of the given categories, or all checks by default.
 func Judge(f *Facts, only ...Category) *Report {
 	r := &Report{Head: f.Head}
 	for _, c := range categories {
@@ -175,19 +178,19 @@ func Judge(f *Facts, only ...Category) *Report {
 	return r
 }
 
-// saying collects what checks say.
+// saying collects the findings of the checks.
 type saying struct{ findings []Finding }
 
 func (s *saying) ok(format string, args ...any) {
 	s.findings = append(s.findings, Finding{Result: OK, Text: fmt.Sprintf(format, args...)})
 }
 
-// not says that something was not looked at, and why.
+// not adds a finding that something was not checked, with the reason.
 func (s *saying) not(format string, args ...any) {
 	s.findings = append(s.findings, Finding{Result: NotAsked, Text: fmt.Sprintf(format, args...)})
 }
 
-// found says that something is not as it should be.
+// found adds a fault.
 func (s *saying) found(code, text, cause string, fix ...string) {
 	result := Failed
 	if c, known := Lookup(code); known {
@@ -199,10 +202,10 @@ func (s *saying) found(code, text, cause string, fix ...string) {
 	s.findings = append(s.findings, Finding{Result: result, Text: text, Code: code, Cause: cause, Fix: fix})
 }
 
-// follows says that the last finding comes of another one, by its code.
+// follows sets the Follows code of the last finding.
 func (s *saying) follows(code string) { s.findings[len(s.findings)-1].Follows = code }
 
-// none reports whether nothing was found since so many findings.
+// none reports whether no fault was added after the first since findings.
 func (s *saying) none(since int) bool {
 	return !slices.ContainsFunc(s.findings[since:], func(f Finding) bool { return f.Code != "" })
 }

@@ -26,7 +26,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the pages and the golden files")
 
-// Every code is said of the fault that it is for, and of no healthy node.
+// Each code is reported for its fault, and no code is reported for a healthy node.
 func TestCodes(t *testing.T) {
 	if found := Judge(healthy()).Codes(); len(found) > 0 {
 		t.Fatalf("a healthy node has %v:\n%s", found, printed(t, healthy(), terminal.Plain, true))
@@ -57,7 +57,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// placeholder is a word in capitals that stands for a name in the documentation.
+// placeholder matches the words in capitals that stand for names in the documentation.
 var placeholder = regexp.MustCompile(`\b(NAMESPACE|POD|NODE|ADDRESS|MODULE|UID|FILE|DRIVER)\b`)
 
 func checkFinding(t *testing.T, c Code, category Category, f Finding) {
@@ -85,7 +85,7 @@ func checkFinding(t *testing.T, c Code, category Category, f Finding) {
 	}
 }
 
-// Each code has all that its page says, and its own number.
+// Each code has all parts of its page, and a unique number.
 func TestCodesAreComplete(t *testing.T) {
 	seen := make(map[string]bool)
 	last := ""
@@ -137,7 +137,7 @@ func TestCodeOf(t *testing.T) {
 // docs is the directory of the documentation.
 const docs = "../../docs"
 
-// The pages are those of the codes. -update writes them.
+// The pages match the codes. The flag -update writes the pages.
 func TestPages(t *testing.T) {
 	want := map[string]string{
 		"codes/README.md":    Index(),
@@ -188,7 +188,7 @@ func printed(t *testing.T, f *Facts, style terminal.Style, quiet bool) string {
 	return out.String()
 }
 
-// sick is a node with several faults.
+// sick returns the facts of a node with several faults.
 func sick() *Facts {
 	f := healthy()
 	for _, id := range []string{"CH0104", "CH0202", "CH0301", "CH0307", "CH0502", "CH0604"} {
@@ -233,7 +233,8 @@ func TestPrintIsHarmless(t *testing.T) {
 	}
 }
 
-// JSON has the form of "linkerd check -o json", and all of what is printed.
+// The JSON output has the format of "linkerd check -o json", and contains everything that
+// Print prints.
 func TestJSON(t *testing.T) {
 	data, err := json.MarshalIndent(Judge(sick()), "", "  ")
 	if err != nil {
@@ -282,8 +283,8 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// A node of Kubernetes 1.33 can use DRA where that was switched on, and is told of the kubelet's
-// gate where it was not.
+// A node of Kubernetes 1.33 can use DRA if DRA is enabled there. Otherwise doctor reports the
+// kubelet's feature gate.
 func TestOldDRA(t *testing.T) {
 	f := healthy()
 	f.Kubernetes, f.Cluster.Server, f.Cluster.DRA = "v1.33.9", Known("v1.33.9"), Known("v1beta2")
@@ -302,7 +303,7 @@ func TestOldDRA(t *testing.T) {
 	}
 }
 
-// Parts of one piece of silicon that suffer alike are told of once, with all that have them.
+// Partitions of one physical device with the same fault are reported once, with all consumers.
 func TestParts(t *testing.T) {
 	f := healthy()
 	s := f.Devices.Snapshot.Value
@@ -322,7 +323,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// A device that everybody may have is published as many devices to a server that does not know of sharing.
+// A device with unlimited sharing is published as numbered devices to an API server without
+// sharing.
 func TestNumberedShares(t *testing.T) {
 	f := healthy()
 	d := &f.Devices.Snapshot.Value.Devices[2]
@@ -337,7 +339,7 @@ func TestNumberedShares(t *testing.T) {
 	}
 }
 
-// Of what could not be looked at nothing is said to be well.
+// Doctor reports no success for anything that could not be checked.
 func TestNobodyAnswers(t *testing.T) {
 	f := &Facts{Head: Head{Node: "n", Version: "v", Time: time.Unix(0, 0)}}
 	for _, s := range Judge(f).Sections {
@@ -349,7 +351,7 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// An agent that cannot take over is told of, after a while, though another one is ready.
+// An agent that cannot take over is reported after a while, although another agent is ready.
 func TestAgentBeside(t *testing.T) {
 	f := healthy()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "chandler", Name: "chandler-new", CreationTimestamp: ago(30 * time.Second)}}
@@ -373,7 +375,7 @@ func TestAgentBeside(t *testing.T) {
 	}
 }
 
-// The likeliest causes of a symptom are codes that have it.
+// The likeliest causes of a symptom are codes with that symptom.
 func TestLikeliestHaveTheSymptom(t *testing.T) {
 	for symptom, ids := range likeliest {
 		for _, id := range ids {
@@ -387,7 +389,7 @@ func TestLikeliestHaveTheSymptom(t *testing.T) {
 	}
 }
 
-// Quiet names the checks that could not look.
+// Quiet output lists the skipped checks.
 func TestQuietNamesWhatWasNotAsked(t *testing.T) {
 	f := healthy()
 	f.Runtime.Config = Unknown[RuntimeConfig]("it is not in the agent's pod")
@@ -399,7 +401,8 @@ func TestQuietNamesWhatWasNotAsked(t *testing.T) {
 	}
 }
 
-// Where a disk is full, the specs that are missing for it name that, and it comes first to mend.
+// If a disk is full, the findings for the missing specs refer to the full disk, which is the
+// code to read first.
 func TestCauseBeforeConsequence(t *testing.T) {
 	for _, code := range []string{"CH0406", "CH0407"} {
 		f := healthy()
@@ -426,7 +429,7 @@ func TestCauseBeforeConsequence(t *testing.T) {
 	}
 }
 
-// Where the version of containerd is not known, doctor says that CDI may be on all the same.
+// If the version of containerd is unknown, doctor mentions that CDI may be on nevertheless.
 func TestCDIOfAnUnknownVersion(t *testing.T) {
 	f := healthy()
 	f.Runtime.Version, f.Runtime.Config.Value.CDI = "", false
@@ -435,7 +438,7 @@ func TestCDIOfAnUnknownVersion(t *testing.T) {
 	}
 }
 
-// Several devices with one cause are told of once, with the command of their family.
+// Several devices with the same cause are reported once, with the command of their family.
 func TestDevicesOfOneCause(t *testing.T) {
 	f := healthy()
 	f.Devices.MakeNodes = map[string]string{"nvidia": "sudo make-nodes"}
@@ -462,7 +465,7 @@ func TestDevicesOfOneCause(t *testing.T) {
 	}
 }
 
-// A device that is well again and only has to stay so is not said to be as it was.
+// A recovered device that only has to stay healthy is reported as recovered.
 func TestDeviceThatRecovers(t *testing.T) {
 	f := healthy()
 	d := &f.Devices.Snapshot.Value.Devices[0]
@@ -478,8 +481,8 @@ func TestDeviceThatRecovers(t *testing.T) {
 	}
 }
 
-// A class or a claim whose expression reads what a device lacks is told with the key and the
-// syntax that reads it safely, and that syntax works.
+// If an expression of a class or claim reads a missing attribute, doctor names the attribute
+// and a syntax that reads it safely, and that syntax works.
 func TestExpressionThatFails(t *testing.T) {
 	for name, test := range map[string]struct {
 		class, selector, want string
@@ -509,12 +512,13 @@ func TestExpressionThatFails(t *testing.T) {
 	}
 }
 
-// words is a text without its line breaks and the marks at the beginning of remarks' lines.
+// words returns a text without line breaks and without the marks at the beginning of remarks.
 func words(text string) string {
 	return strings.Join(slices.DeleteFunc(strings.Fields(text), func(word string) bool { return word == "#" }), " ")
 }
 
-// On a node that is a container the agent can hand devices over, and cannot change them. More rights would not help.
+// On a node that is a container, the agent supports reclaim, but cannot change devices. More
+// permissions would not help.
 func TestSightOnANodeThatIsAContainer(t *testing.T) {
 	const changes = "onRequest.virtualFunctions and rebinding, and does not"
 	f := healthy()

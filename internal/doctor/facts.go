@@ -11,20 +11,20 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// Answer is a fact, or why it is not known.
+// Answer is a fact, or the reason why the fact is unknown.
 type Answer[T any] struct {
 	Value T
-	Not   string // why it is not known, "" if it is
+	Not   string // the reason why the fact is unknown, "" for a known fact
 	asked bool
 }
 
-// Known is a fact.
+// Known returns a known fact.
 func Known[T any](value T) Answer[T] { return Answer[T]{Value: value, asked: true} }
 
-// Unknown is why a fact is not known.
+// Unknown returns an unknown fact with the reason.
 func Unknown[T any](why string) Answer[T] { return Answer[T]{Not: why, asked: true} }
 
-// Of is a fact unless there is an error.
+// Of returns a known fact if err is nil, and an unknown fact otherwise.
 func Of[T any](value T, err error) Answer[T] {
 	if err != nil {
 		return Unknown[T](err.Error())
@@ -35,7 +35,7 @@ func Of[T any](value T, err error) Answer[T] {
 // get returns the fact and whether it is known.
 func (a Answer[T]) get() (T, bool) { return a.Value, a.asked && a.Not == "" }
 
-// why says why the fact is not known.
+// why returns the reason why the fact is unknown.
 func (a Answer[T]) why() string {
 	if !a.asked {
 		return "nobody was asked"
@@ -43,24 +43,25 @@ func (a Answer[T]) why() string {
 	return a.Not
 }
 
-// UnknownVersion stands for the version of a Kubernetes of which nobody says it.
+// UnknownVersion stands for an unknown version of Kubernetes.
 const UnknownVersion = "of unknown version"
 
-// Head is what a report is about.
+// Head describes the subject of a report.
 type Head struct {
 	Node       string
-	Kubernetes string // the kubelet's version, or the server's, "" if there is no Kubernetes
-	Version    string // of this program
+	Kubernetes string // the version of the kubelet, or else of the API server; "" without Kubernetes
+	Version    string // the version of this program
 	Time       time.Time
-	Recorded   bool // it is a recorded host, of which nobody else can be asked
+	Recorded   bool // the node is a recorded host, so no services are available
 }
 
-// Facts are all that checks look at. The zero value of each is that nobody was asked.
+// Facts are the input of the checks. The zero value of each fact means that it was not
+// gathered.
 type Facts struct {
 	Head
 
-	// NoKubelet says why there is no kubelet here, and NoCluster why there is no API server
-	// to ask; "" if there is one.
+	// NoKubelet is the reason why the node has no kubelet, and NoCluster the reason why no API
+	// server is available; both are "" otherwise.
 	NoKubelet string
 	NoCluster string
 
@@ -72,8 +73,8 @@ type Facts struct {
 	Agent   AgentFacts
 }
 
-// unasked returns why nothing of a category is asked, "" if it is; and whether it need not even
-// be mentioned, since what is said of another category says it too.
+// unasked returns the reason why a category cannot be checked, or "". mention is false if the
+// finding of another category already states the same reason.
 func (f *Facts) unasked(c Category) (why string, mention bool) {
 	switch {
 	case c == Devices || c == Host:
@@ -93,42 +94,43 @@ func (f *Facts) unasked(c Category) (why string, mention bool) {
 	return f.NoKubelet, true
 }
 
-// DeviceFacts are what discovery says of the host.
+// DeviceFacts are the facts from device discovery.
 type DeviceFacts struct {
-	// Snapshot is what is offered, with the states that devices have settled in.
+	// Snapshot holds the offered devices with their settled health states.
 	Snapshot Answer[*rules.Snapshot]
 
-	// Found is what the host has, whatever the administrator makes of it.
+	// Found holds all devices of the host, without regard to the configuration.
 	Found *discovery.Snapshot
 
-	// Holders are the pods or owners that have each device.
+	// Holders are the consumers of each device, by device name.
 	Holders map[string][]Holder
 
-	// MakeNodes are the commands that make device nodes, by family; udev makes those of the
-	// others.
+	// MakeNodes maps families to the commands that create their device nodes. For other families,
+	// udev creates the nodes.
 	MakeNodes map[string]string
 
-	// Lacks are the device nodes that devices of such a family share, and that are not there.
+	// Lacks maps families to the missing device nodes that their devices share.
 	Lacks map[string][]string
 
-	// Well are the devices that are well by what the host says now, though they may have to stay so before they are given out.
+	// Well contains the devices that the last scan found healthy. Such a device may have to stay
+	// healthy for some time before it is allocated again.
 	Well map[string]bool
 
 	// Waits are the devices that wait to move to the other API.
 	Waits Answer[[]Wait]
 
-	// API is which API offers each piece of silicon, as the agent wrote it down.
+	// API maps each physical device to the API that offers it, as recorded by the agent.
 	API Answer[map[string]discovery.Mode]
 }
 
-// Holder is who has a device.
+// Holder is the consumer of a device.
 type Holder struct {
-	Namespace, Pod string // "" if it is not known which pod it is
-	Owner          string // in words
+	Namespace, Pod string // "" if the pod is unknown
+	Owner          string // a description of the consumer
 	API            discovery.Mode
 }
 
-// String names the holder.
+// String returns the name of the pod, or else the description of the consumer.
 func (h Holder) String() string {
 	if h.Pod != "" {
 		return h.Namespace + "/" + h.Pod
@@ -143,15 +145,15 @@ type Wait struct {
 	Reason   string
 }
 
-// HostFacts are what the host says beside its devices.
+// HostFacts are the facts from the host, except those about devices.
 type HostFacts struct {
 	Functions Answer[[]Function]
-	Modules   map[string]bool // in /sys/module; nil if it cannot be read
-	Virtual   bool            // the processors can run virtual machines
-	Proc      Answer[bool]    // the kernel's own proc is mounted where the host's is expected
+	Modules   map[string]bool // modules in /sys/module; nil if unreadable
+	Virtual   bool            // the processors support virtual machines
+	Proc      Answer[bool]    // whether the host's /proc is a mount of the kernel's own proc
 	SELinux   Answer[SELinux]
 	Space     Answer[[]Space]
-	State     Answer[string] // the agent's directory: "" if it can be written to, else why not
+	State     Answer[string] // "" if the agent's directory is writable, otherwise the reason
 	Skew      Answer[time.Duration]
 }
 
@@ -160,133 +162,134 @@ type Function struct {
 	Address        string
 	Class          string // six hexadecimal digits
 	Vendor, Device string
-	Driver         string // bound to it, "" for none
-	Override       string // the driver that it is to have, "" for any
+	Driver         string // the bound driver, "" for none
+	Override       string // driver_override, "" for none
 	Group          string // IOMMU group, "" for none
-	Virtual        bool   // it is a virtual function, which may have to wait for a driver
+	Virtual        bool   // an SR-IOV virtual function, which may have to wait for a driver
 }
 
-// SELinux is how SELinux is.
+// SELinux is the state of SELinux.
 type SELinux struct {
 	Enforcing bool
-	Agent     string // the context that the agent runs in, "" if it is not known
+	Agent     string // the agent's context, "" if unknown
 }
 
-// Space is what is left of a file system.
+// Space is the free space of a file system.
 type Space struct {
 	Path           string
 	Size, Free     uint64 // bytes
-	Inodes, INFree uint64 // 0 inodes where the file system has no fixed number
+	Inodes, INFree uint64 // Inodes is 0 on file systems without a fixed number of inodes
 }
 
-// KubeletFacts are what the kubelet says, and what is said of it.
+// KubeletFacts are facts from the kubelet and about it.
 type KubeletFacts struct {
 	Root, PluginDir string
-	Dir             Answer[string]                              // the device-plugins directory: "" if it can be written to, else why not
-	Answers         Answer[string]                              // at its registration socket: "" if it does, else why not
-	Pods            Answer[[]*podresourcesapi.PodResources]     // who has what
-	Allocatable     Answer[[]*podresourcesapi.ContainerDevices] // by the device-plugin API, healthy ones
-	Ours            map[string][]string                         // classic IDs that the agent may list, by resource
-	Flags           Answer[map[string]string]                   // of its process
+	Dir             Answer[string]                              // "" if the device-plugins directory is writable, otherwise the reason
+	Answers         Answer[string]                              // "" if the registration socket accepts connections, otherwise the error
+	Pods            Answer[[]*podresourcesapi.PodResources]     // the pods with their devices
+	Allocatable     Answer[[]*podresourcesapi.ContainerDevices] // healthy devices of the device plugin API
+	Ours            map[string][]string                         // device plugin IDs that the agent may list, by resource
+	Flags           Answer[map[string]string]                   // command-line flags of the kubelet's process
 	Config          Answer[KubeletConfig]
-	Registration    Answer[bool] // the agent's socket is in the directory in which the kubelet looks
-	PluginPods      []string     // pods that have the device-plugins directory mounted, as namespace/name
+	Registration    Answer[bool] // the agent's socket is in the kubelet's plugins_registry directory
+	PluginPods      []string     // pods that mount the device-plugins directory, as namespace/name
 }
 
-// KubeletConfig is what matters here of the kubelet's configuration.
+// KubeletConfig is the relevant part of the kubelet's configuration.
 type KubeletConfig struct {
 	FeatureGates   map[string]bool
 	TopologyPolicy string
 }
 
-// RuntimeFacts are what the container runtime and its files say.
+// RuntimeFacts are facts from the container runtime and its files.
 type RuntimeFacts struct {
-	Name, Version string // "containerd", "2.1.4"; "" if they are not known
+	Name, Version string // such as "containerd", "2.1.4"; "" if unknown
 	Config        Answer[RuntimeConfig]
-	Dir           string         // of the agent's CDI specs
-	Writable      Answer[string] // "" if it can be written to, else why not
+	Dir           string         // the directory of the agent's CDI specs
+	Writable      Answer[string] // "" if Dir is writable, otherwise the reason
 	Specs         Answer[[]Spec]
-	Errors        map[string][]string // what is wrong with specs of anybody, by file
+	Errors        map[string][]string // errors in CDI specs of any vendor, by file
 }
 
-// RuntimeConfig is what matters here of the runtime's configuration.
+// RuntimeConfig is the relevant part of the runtime's configuration.
 type RuntimeConfig struct {
-	Files    []string // that it was read of
+	Files    []string // the files read
 	CDI      bool
 	SpecDirs []string
-	Changed  time.Time // the newest of the files
-	Started  time.Time // the process; zero if it is not known
+	Changed  time.Time // the newest modification time of the files
+	Started  time.Time // start of the runtime's process; zero if unknown
 }
 
 // Spec is a CDI spec of a claim.
 type Spec struct {
 	File string
-	UID  string // of the claim
+	UID  string // the UID of the claim
 }
 
-// ClusterFacts are what the API server says.
+// ClusterFacts are facts from the API server.
 type ClusterFacts struct {
-	Server   Answer[string] // its version
-	DRA      Answer[string] // the version of resource.k8s.io that it serves, "" if the driver speaks none of it
+	Server   Answer[string] // the version of the API server
+	DRA      Answer[string] // the served version of resource.k8s.io, "" if the driver supports none of the served versions
 	Node     Answer[*corev1.Node]
-	Slices   Answer[[]resourceapi.ResourceSlice] // of all drivers
-	OwnOnly  bool                                // the slices are of this node alone, since those of others may not be seen
+	Slices   Answer[[]resourceapi.ResourceSlice] // ResourceSlices of all drivers
+	OwnOnly  bool                                // only the slices of this node are present, for lack of permission to list others
 	Classes  Answer[[]resourceapi.DeviceClass]
 	Claims   Answer[[]resourceapi.ResourceClaim]
-	Pods     Answer[[]corev1.Pod] // of the node
-	Policies Answer[[]string]     // the names of the ValidatingAdmissionPolicies that are missing
-	Rights   Answer[[]string]     // what the agent may not do and must
+	Pods     Answer[[]corev1.Pod] // the pods on the node
+	Policies Answer[[]string]     // the names of missing ValidatingAdmissionPolicies
+	Rights   Answer[[]string]     // permissions that the agent lacks
 }
 
-// ServerName is how an agent begins its name, before the version, when it says how it is.
+// ServerName is the prefix of the Server header in an agent's health checks. The agent's
+// version follows.
 const ServerName = "chandler/"
 
-// AgentFacts are what the agent says, and what it has written down.
+// AgentFacts are facts from the agent and its records.
 type AgentFacts struct {
-	Pod     Answer[*corev1.Pod] // nil if there is none
-	Beside  []AgentBeside       // agents beside that one
-	Running Answer[bool]        // a process of it was found
+	Pod     Answer[*corev1.Pod] // nil if the node has no agent pod
+	Beside  []AgentBeside       // other agents on the node
+	Running Answer[bool]        // whether a process of the agent exists
 
-	// Installations are the DaemonSets that the node's processes of agents belong to, as
-	// namespace/name. Agents that do not tell are left out.
+	// Installations are the DaemonSets of the agent processes on the node, as namespace/name.
+	// Agents without namespace and name in their environment are omitted.
 	Installations []string
 
-	Removed  []string       // directories of the node that were removed, and that it still has mounted
-	Ready    Answer[string] // "" if it is, else what it answers
-	Local    bool           // it was asked from where nothing is between
-	Live     Answer[string] // likewise
-	Version  string         // of the process, "" if it is not known
-	Config   Answer[string] // "" if the configuration is right, else why not
-	Refused  bool           // the agent says that the configuration which it read last is wrong
-	Outdated bool           // the agent says that a change of the configuration waits for its next start
-	Unwanted bool           // the agent says that the API server refuses its ResourceSlices
+	Removed  []string       // directories that were removed from the node while the agent has them mounted
+	Ready    Answer[string] // "" if the agent is ready, otherwise its response
+	Local    bool           // the agent was probed on the local host, without a network between
+	Live     Answer[string] // "" if the agent is live, otherwise its response
+	Version  string         // the version of the agent's process, "" if unknown
+	Config   Answer[string] // "" if the configuration is valid, otherwise the error
+	Refused  bool           // the configuration that the agent read last is invalid
+	Outdated bool           // a configuration change takes effect at the agent's next start
+	Unwanted bool           // the API server rejects the agent's ResourceSlices
 	Features Answer[map[string]bool]
 	Records  Answer[Records]
-	Looking  []string       // the parts of the configuration for which it must see that
-	Sight    Answer[string] // "" if it sees what processes of pods have open, else why not
-	SightAll Answer[string] // "" if it sees what all processes of the machine have open, likewise
-	Mode     discovery.Mode // that is in force for devices without one of their own
+	Looking  []string       // the parts of the configuration that require a view of open device files
+	Sight    Answer[string] // "" if the agent sees the open files of the pods' processes, otherwise the reason
+	SightAll Answer[string] // "" if the agent sees the open files of all processes, otherwise the reason
+	Mode     discovery.Mode // the mode of devices without a mode of their own
 }
 
-// AgentBeside is an agent beside the one that works. An update has one of the same
-// installation, which is to take over.
+// AgentBeside is an agent on the node in addition to AgentFacts.Pod. During an update, an
+// agent of the same installation waits to take over.
 type AgentBeside struct {
 	Pod     *corev1.Pod
-	Why     string // it answers that it is not ready, "" if that is not known
-	Foreign bool   // it is of another installation
+	Why     string // the agent's reason for not being ready, "" if unknown
+	Foreign bool   // the agent belongs to another installation
 }
 
-// Records are the files of claims and grants.
+// Records are the allocation records of the agent.
 type Records struct {
 	Claims []Record
 	Grants int
 	Aside  []string // files that were set aside
 	Newer  []string // files that only a newer agent may act on
-	Unread []string // what cannot be read, with why
+	Unread []string // read errors
 }
 
-// Record is that of a claim.
+// Record is the record of a claim.
 type Record struct {
 	UID, Namespace, Name string
-	Past                 bool // of an earlier boot
+	Past                 bool // from an earlier boot
 }

@@ -19,7 +19,7 @@ var now = time.Date(2026, 11, 20, 9, 50, 21, 0, time.UTC)
 
 func ago(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 
-// device is a GPU or a NIC at a PCI address.
+// device returns a GPU or a NIC at a PCI address.
 func device(kind, at, model string) rules.Offered {
 	d := rules.Offered{Device: discovery.Device{Name: "pci-" + at[:4] + "-" + at[5:7] + "-" + at[8:10] + "-" + at[11:], Family: "nvidia", Attributes: discovery.Attributes{}}}
 	d.Attributes.SetString("kind", kind)
@@ -35,7 +35,7 @@ func device(kind, at, model string) rules.Offered {
 	return d
 }
 
-// healthy is a node on which nothing is wrong: DRA offers its two GPUs and its NIC.
+// healthy returns the facts of a healthy node: DRA offers two GPUs and one NIC.
 func healthy() *Facts {
 	snapshot := &rules.Snapshot{Devices: []rules.Offered{
 		device("gpu", "0000:1a:00.0", "H100 80GB HBM3"), device("gpu", "0000:9e:00.0", "H100 80GB HBM3"), device("nic", "0000:ce:00.0", "MT4129"),
@@ -120,7 +120,7 @@ func deviceClass(name, resource, expression string, made metav1.Time) resourceap
 	return c
 }
 
-// claim waits for devices of a class.
+// claim returns a claim that waits for devices of a class.
 func claim(name, class, expression string, count int64) resourceapi.ResourceClaim {
 	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
 	if expression != "" {
@@ -131,7 +131,7 @@ func claim(name, class, expression string, count int64) resourceapi.ResourceClai
 	return c
 }
 
-// condition makes a device sick: the GPU at 9e, or the NIC.
+// condition makes a device of the snapshot unhealthy.
 func condition(i int, c discovery.Condition, effect resourceapi.DeviceTaintEffect, reason string, since time.Duration) func(*Facts) {
 	return func(f *Facts) {
 		status := discovery.Unhealthy
@@ -159,7 +159,7 @@ func nodeIs(change func(*corev1.Node)) func(*Facts) {
 
 const noSchedule = resourceapi.DeviceTaintEffectNoSchedule
 
-// breaks are faults, by the code that is to be said of them.
+// breaks maps each code to a function that adds the fault to a healthy node.
 var breaks = map[string]func(*Facts){
 	"CH0101": func(f *Facts) { f.Kubelet.Dir = Known("/var/lib/kubelet/device-plugins does not exist") },
 	"CH0102": func(f *Facts) { f.Kubelet.Answers = Known("connection refused") },

@@ -30,11 +30,11 @@ func checkProc(f *Facts, say *saying) {
 	}
 }
 
-// vfio reports whether a driver is one that gives functions to user space.
+// vfio reports whether a driver gives functions to user space.
 func vfio(driver string) bool { return strings.HasPrefix(driver, "vfio") }
 
-// bridge reports whether a function is a bridge, which belongs to no group's users: vfio takes
-// bridges of the kernel for harmless (vfio_dev_whitelisted in drivers/vfio/vfio_main.c, and
+// bridge reports whether a function is a bridge. A bridge with a kernel driver does not
+// prevent the use of its group by vfio (vfio_dev_whitelisted in drivers/vfio/vfio_main.c, and
 // pcieport's driver_managed_dma since Linux 6.0).
 func (f Function) bridge() bool { return strings.HasPrefix(f.Class, "06") }
 
@@ -98,12 +98,12 @@ func are(n int, noun string) string {
 	return fmt.Sprintf("%d %ss are", n, noun)
 }
 
-// accelerates are the beginnings of PCI classes of accelerators: 3D controllers, processing
-// accelerators and co-processors (PCI Code and ID Assignment Specification, 1.1). That of VGA
-// controllers is left out, since each server has one for its console.
+// accelerates are the prefixes of accelerators' PCI classes: 3D controllers, processing
+// accelerators and co-processors (PCI Code and ID Assignment Specification, 1.1). VGA
+// controllers are left out, since every server has one for its console.
 var accelerates = []string{"0302", "12", "0b40"}
 
-// checkDrivers says which accelerators no driver is bound to, and no family describes.
+// checkDrivers reports accelerators without a driver that no family describes.
 func checkDrivers(f *Facts, say *saying) {
 	functions, known := f.Host.Functions.get()
 	if !known {
@@ -128,13 +128,13 @@ func checkDrivers(f *Facts, say *saying) {
 	}
 }
 
-// describes reports whether a device was found at a PCI address.
+// describes reports whether discovery found a device at a PCI address.
 func (f *Facts) describes(at string) bool {
 	found := f.Devices.Found
 	return found != nil && slices.ContainsFunc(found.Devices, func(d discovery.Device) bool { return address(&d) == at })
 }
 
-// checkNodes says that all nodes are there. The ones that are not are among the devices.
+// checkNodes reports success if all device nodes exist. checkHealth reports missing nodes.
 func checkNodes(f *Facts, say *saying) {
 	snapshot, known := f.Devices.Snapshot.get()
 	if !known {
@@ -199,14 +199,14 @@ func checkSELinux(f *Facts, say *saying) {
 	}
 }
 
-// confined reports whether a context has the type of ordinary containers.
+// confined reports whether an SELinux context has the type of ordinary containers.
 func confined(context string) bool {
 	fields := strings.Split(context, ":")
 	return len(fields) > 2 && (fields[2] == "container_t" || fields[2] == "svirt_lxc_net_t")
 }
 
-// maxSkew is how far two clocks may differ. The kubelet renews its lease every ten seconds, and
-// certificates and tokens are valid from the moment at which they were made.
+// maxSkew is the largest accepted difference between two clocks. The kubelet renews its lease
+// every ten seconds, and certificates and tokens are valid from their time of creation.
 const maxSkew = 30 * time.Second
 
 func checkClock(f *Facts, say *saying) {
@@ -235,7 +235,8 @@ const (
 func (s Space) full() bool   { return s.Free < leastFree }
 func (s Space) filled() bool { return s.Inodes > 0 && s.INFree < leastInodes }
 
-// full returns the code of a disk of records or specs that has no room left, and a directory on it; "" if all
+// full returns the code for a full file system of records or specs, and a directory on it. It
+// returns "" if all file systems have free space, or if the free space is unknown.
 // have room, or it is not known.
 func (f *Facts) full() (code, dir string) {
 	spaces, _ := f.Host.Space.get()

@@ -41,10 +41,10 @@ func checkKubeletAnswers(f *Facts, say *saying) {
 	why, known := f.Kubelet.Answers.get()
 	_, listed := f.Kubelet.Pods.get()
 	if dir, _ := f.Kubelet.Dir.get(); dir != "" {
-		why = "" // its socket would be there, and that is said already
+		why = "" // checkPluginDir has reported the missing directory of the socket
 	}
 	if slices.Contains(f.Agent.Removed, strings.TrimRight(f.Kubelet.PluginDir, "/")) {
-		why = "" // from the agent's pod it cannot be seen, and that is said already
+		why = "" // checkRemoved has reported the directory, which hides the socket from the agent's pod
 	}
 	switch {
 	case !known && !listed:
@@ -90,8 +90,8 @@ func checkRegistered(f *Facts, say *saying) {
 	}
 }
 
-// checkOthers says which resources of ours somebody else serves: the kubelet lists IDs that the
-// agent does not, or any IDs of a resource that DRA alone offers.
+// checkOthers reports resources of the agent that another plugin serves: the kubelet lists IDs
+// that the agent does not offer, or any IDs of a resource offered by DRA alone.
 func checkOthers(f *Facts, say *saying) {
 	listed, known := f.Kubelet.Allocatable.get()
 	if !known {
@@ -138,8 +138,8 @@ func has(names []string) string {
 	return list(names) + " have"
 }
 
-// ownerOf names what is to be deleted, so that a pod does not come back: its DaemonSet, by the
-// way in which the pods of one are named, or else the pod.
+// ownerOf returns the object to delete so that a pod does not come back: its DaemonSet, if the
+// pod's name has the form of a DaemonSet's pods, or else the pod.
 func ownerOf(pod string) string {
 	if at := strings.LastIndex(pod, "-"); at > 0 && len(pod)-at == 6 {
 		return "daemonset " + pod[:at]
@@ -174,8 +174,8 @@ func checkPodResources(f *Facts, say *saying) {
 	}
 }
 
-// gateOff reports whether a feature gate of the kubelet is off: by its configuration, or because
-// it is on by default from a minor version of Kubernetes 1 on and the kubelet is older.
+// gateOff reports whether a feature gate of the kubelet is off, either by configuration or by
+// default. The gate is on by default since minor version since of Kubernetes 1.
 func (f *Facts) gateOff(gate string, since uint) bool {
 	if config, known := f.Kubelet.Config.get(); known {
 		if on, set := config.FeatureGates[gate]; set {
@@ -186,9 +186,9 @@ func (f *Facts) gateOff(gate string, since uint) bool {
 	return err == nil && v.LessThan(version.MajorMinor(1, since))
 }
 
-// oldestDRA is the first kubelet that calls drivers by v1beta1 of its API, which is the oldest that
-// the driver serves (NodeV1beta1 in kubeletplugin/draplugin.go of k8s.io/dynamic-resource-allocation
-// 0.37; pkg/kubelet/cm/dra/plugin/plugin.go of 1.32).
+// oldestDRA is the first kubelet to use v1beta1 of the DRA driver API, the oldest version that
+// the driver serves (NodeV1beta1 in kubeletplugin/draplugin.go of
+// k8s.io/dynamic-resource-allocation 0.37; pkg/kubelet/cm/dra/plugin/plugin.go of 1.32).
 var oldestDRA = version.MajorMinor(1, 32)
 
 // oldestPlugin is the oldest kubelet that Chandler supports.
@@ -220,7 +220,7 @@ func checkVersions(f *Facts, say *saying) {
 	}
 }
 
-// kubeletVersion returns the kubelet's version as its node says it.
+// kubeletVersion returns the kubelet's version according to its Node object, if available.
 func (f *Facts) kubeletVersion() string {
 	if node, known := f.Cluster.Node.get(); known && node != nil {
 		return node.Status.NodeInfo.KubeletVersion
@@ -236,7 +236,7 @@ func checkRoot(f *Facts, say *saying) {
 	}
 }
 
-// checkRemoved says which directories the agent has mounted that are no longer there.
+// checkRemoved reports directories that were removed while the agent has them mounted.
 func checkRemoved(f *Facts, say *saying) {
 	if len(f.Agent.Removed) == 0 {
 		return
@@ -256,8 +256,8 @@ func checkKubeletGates(f *Facts, say *saying) {
 	case !known || on || f.Agent.Mode == discovery.ModeDevicePlugin:
 		return
 	case !set:
-		// It is off by default before 1.34 (pkg/features/kube_features.go, read in 1.32 and 1.34).
-		// Without the mode DRA, that is how the administrator wants it.
+		// The gate is off by default before 1.34 (pkg/features/kube_features.go, read in 1.32 and
+		// 1.34). Outside DRA mode, doctor assumes that this is intended.
 		if f.Agent.Mode == discovery.ModeDRA && f.gateOff("DynamicResourceAllocation", 34) {
 			say.found("CH0109", "the kubelet has DRA switched off", "Its feature gate DynamicResourceAllocation is off by default before Kubernetes 1.34, so it registers no DRA driver and prepares no claim.",
 				"sudoedit /var/lib/kubelet/config.yaml   # featureGates: {DynamicResourceAllocation: true}", "sudo systemctl restart kubelet")
@@ -292,8 +292,9 @@ func checkNode(f *Facts, say *saying) {
 	}
 }
 
-// checkTopology: of the hint providers of the topology manager none is for DRA
-// (pkg/kubelet/cm/container_manager_linux.go, AddHintProvider, read in 1.34 to 1.37).
+// checkTopology reports a topology policy that ignores DRA devices. DRA is not among the hint
+// providers of the topology manager (pkg/kubelet/cm/container_manager_linux.go,
+// AddHintProvider, read in 1.34 to 1.37).
 func checkTopology(f *Facts, say *saying) {
 	config, known := f.Kubelet.Config.get()
 	if !known || config.TopologyPolicy != "single-numa-node" && config.TopologyPolicy != "restricted" {

@@ -8,12 +8,13 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// LineLimit is how many bytes of a line node-problem-detector takes by default
+// LineLimit is the default maximum length, in bytes, of a message in node-problem-detector
 // (max_output_length in pkg/custompluginmonitor/types/config.go, read in 1.34).
 const LineLimit = 80
 
-// Line says in one line of at most [LineLimit] bytes what is wrong: the first fault, or with
-// strict the first warning if there is no fault, and how many more there are.
+// Line summarizes the report in one line of at most [LineLimit] bytes: the first failure, and
+// the number of further failures. If strict is set and there is no failure, Line uses the
+// warnings.
 func (r *Report) Line(strict bool) string {
 	worst := Failed
 	if strict && r.Count(Failed) == 0 {
@@ -34,7 +35,7 @@ func (r *Report) Line(strict bool) string {
 	return Cut(text, LineLimit)
 }
 
-// Cut returns a text as one line of at most so many bytes.
+// Cut returns a text as one line of at most limit bytes.
 func Cut(text string, limit int) string {
 	text = terminal.Safe(strings.Join(strings.Fields(text), " "))
 	if len(text) <= limit {

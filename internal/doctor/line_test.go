@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// A line has the first fault and how many more there are, and never too many bytes.
+// A line contains the first fault and the number of further faults, within the length limit.
 func TestLine(t *testing.T) {
 	long := strings.Repeat("größer ", 30)
 	for name, test := range map[string]struct {

@@ -8,7 +8,7 @@ import (
 	"chandler.dev/discovery"
 )
 
-// title names a device for people: its kind, its place and its model.
+// title returns a name of a device for people: its kind, address and model.
 func title(d *discovery.Device) string {
 	words := []string{d.Attributes.String("kind")}
 	if words[0] == "" || words[0] == "other" {
@@ -30,7 +30,8 @@ func title(d *discovery.Device) string {
 	return strings.Join(words, " ")
 }
 
-// part is what tells a part from its siblings: the end of its name behind the silicon's.
+// part returns the end of a partition's name, which distinguishes the partition from others of
+// the same physical device.
 func part(d *discovery.Device) string {
 	if d.PartOf == nil {
 		return ""
@@ -39,7 +40,7 @@ func part(d *discovery.Device) string {
 	return strings.Trim(rest, "-")
 }
 
-// lasting says for how long something has been so, "" if that is not known.
+// lasting returns the duration of a state as text, or "" if the duration is unknown.
 func lasting(since, now time.Time) string {
 	if since.IsZero() || now.Sub(since) < 2*time.Second {
 		return ""
@@ -57,12 +58,12 @@ func lasting(since, now time.Time) string {
 	return fmt.Sprintf(", for %d d", d/day)
 }
 
-// address returns the PCI address of a device as the kernel has it, "" for none.
+// address returns the PCI address of a device in the kernel's form, or "".
 func address(d *discovery.Device) string {
 	return d.Attributes.String("resource.kubernetes.io/pciBusID")
 }
 
-// several writes a count and a noun: "1 device", "3 devices".
+// several returns a count and a noun: "1 device", "3 devices".
 func several(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -87,7 +88,7 @@ func list(names []string) string {
 	}
 }
 
-// apiName names an API for people.
+// apiName returns the name of an API for people.
 func apiName(mode discovery.Mode) string {
 	switch mode {
 	case discovery.ModeDRA:

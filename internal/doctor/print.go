@@ -10,8 +10,8 @@ import (
 	"chandler.dev/internal/terminal"
 )
 
-// Print writes the report for people. Quiet leaves out the checks that passed, and only names
-// those that were not asked.
+// Print writes the report for people. If quiet is set, Print omits passed checks and lists the
+// skipped checks without reasons.
 func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, strings.Join(r.Head.words(), "   "))
@@ -27,7 +27,7 @@ func (r *Report) Print(out io.Writer, style terminal.Style, quiet bool) error {
 	return err
 }
 
-// notAsked says in one paragraph which checks could not look.
+// notAsked lists the skipped checks in one paragraph.
 func (r *Report) notAsked(b *strings.Builder, style terminal.Style) {
 	var names []string
 	for _, s := range r.Sections {
@@ -76,8 +76,8 @@ func (s Section) print(b *strings.Builder, style terminal.Style, quiet bool) {
 var resultGlyphs = [...]terminal.Glyph{NotAsked: terminal.NotAsked, OK: terminal.OK, Warning: terminal.Warned, Failed: terminal.Failed}
 
 const (
-	textIndent  = 4  // of what a check says
-	underIndent = 13 // of a cause and of commands
+	textIndent  = 4  // indentation of a finding's text
+	underIndent = 13 // indentation of a cause and of commands
 )
 
 func (f Finding) print(b *strings.Builder, style terminal.Style) {
@@ -104,7 +104,7 @@ func (f Finding) print(b *strings.Builder, style terminal.Style) {
 	under(b, "fix", commands)
 }
 
-// under writes lines below a finding, with a word before the first.
+// under writes lines below a finding, with a word before the first line.
 func under(b *strings.Builder, word string, lines []string) {
 	for _, line := range lines {
 		fmt.Fprintf(b, "      %-7s%s\n", word, line)
@@ -112,7 +112,8 @@ func under(b *strings.Builder, word string, lines []string) {
 	}
 }
 
-// foot is the last line: how many of each result, and where to read on.
+// foot returns the last line: the number of findings by result, and a command for further
+// reading.
 func (r *Report) foot(style terminal.Style) string {
 	var parts []string
 	for _, result := range []Result{OK, Warning, Failed} {
@@ -130,7 +131,7 @@ func (r *Report) foot(style terminal.Style) string {
 	return foot + strings.Repeat(" ", max(3, style.Width-terminal.Columns(foot)-len(hint))) + hint
 }
 
-// worst returns the code to read of first, "" if nothing is wrong.
+// worst returns the code to read first, or "" without faults.
 func (r *Report) worst() (code string) {
 	for _, result := range []Result{Failed, Warning} {
 		if f, found := r.first(result); found {
@@ -140,8 +141,8 @@ func (r *Report) worst() (code string) {
 	return ""
 }
 
-// MarshalJSON writes the form of "linkerd check -o json", with codes, causes and fixes
-// beside it.
+// MarshalJSON returns the format of "linkerd check -o json", extended by codes, causes and
+// fixes.
 func (r *Report) MarshalJSON() ([]byte, error) {
 	type checkJSON struct {
 		Description string   `json:"description"`

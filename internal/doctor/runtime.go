@@ -18,17 +18,16 @@ var runtimeChecks = []check{
 	{Runtime, []string{"CH0207"}, checkSpecErrors},
 }
 
-// firstCDI are the first versions of runtimes that read CDI specs: containerd 1.7, where it is
-// off unless enable_cdi is set, and CRI-O 1.23. Of containerd it is on by default from 2.0 on
-// (docs/cri/config.md), and cannot be switched off from 2.4 on (RELEASES.md; plugins/cri/runtime/plugin.go, read in
-// 2.4.2).
+// firstCDI are the first versions of runtimes that support CDI specs. containerd 1.7 requires
+// enable_cdi; CDI is on by default since 2.0 (docs/cri/config.md), and always on since 2.4
+// (RELEASES.md; plugins/cri/runtime/plugin.go, read in 2.4.2).
 var firstCDI = map[string]*version.Version{
 	"containerd": version.MajorMinor(1, 7),
 	"cri-o":      version.MajorMinor(1, 23),
 }
 
-// startSlack is how much the time at which a process started may be off: it is known in whole
-// seconds, and so is that at which the machine started.
+// startSlack is the tolerance for a process's start time, which is computed from whole
+// seconds, as is the boot time.
 const startSlack = 5 * time.Second
 
 func checkRuntime(f *Facts, say *saying) {
@@ -75,7 +74,8 @@ func checkRuntime(f *Facts, say *saying) {
 	}
 }
 
-// sameDir reports whether two paths are one directory: /var/run is a link to /run.
+// sameDir reports whether two paths are the same directory, given that /var/run is a link to
+// /run.
 func sameDir(a, b string) bool {
 	clean := func(dir string) string { return strings.Replace(path.Clean(dir), "/var/run/", "/run/", 1) }
 	return clean(a) == clean(b)
@@ -88,7 +88,7 @@ func checkSpecDir(f *Facts, say *saying) {
 	}
 }
 
-// checkSpecs compares the specs of claims with their records.
+// checkSpecs compares the CDI specs of claims with the records.
 func checkSpecs(f *Facts, say *saying) {
 	specs, known := f.Runtime.Specs.get()
 	records, read := f.Agent.Records.get()
