@@ -7,22 +7,22 @@ import (
 	"strings"
 )
 
-// identifying are files of a host whose whole content identifies something.
+// identifying matches the names of host files that contain only an identity.
 var identifying = regexp.MustCompile(`(?i)serial|unique_id|uuid|guid|(^|_)sn$|^vpd$|wwid|wwn|asset_tag|^address$|^permaddr$|hwaddr|phys_switch_id|machine-id|boot_id|asic_id`)
 
-// versions are files of a host with numbers and dots that are no addresses.
+// versions matches the names of host files with dotted numbers that are not addresses.
 var versions = regexp.MustCompile(`(?i)ver(?:sion)?$|^fw|firmware`)
 
-// routes are files of a host that have network addresses as numbers without a form.
+// routes matches the host files that contain network addresses as bare numbers.
 var routes = regexp.MustCompile(`^proc/(?:\d+/|self/)?net/(?:route|ipv6_route|if_inet6|arp)$`)
 
-// said finds what is said to be a serial number in a text.
+// said finds labelled serial numbers in a text.
 var said = regexp.MustCompile(`(?im)(?:\b|_)(?:serial|sn|asset[ _-]?tag)(?:[ _-]?(?:number|num|no))?\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',;\\{}\[\]]+)|^unique_id[ \t]+(\d+)$`)
 
 // header begins an entry of a recorded host.
 var header = regexp.MustCompile(`(?m)^-- (.*) --\n`)
 
-// Learn tells of identities that a text names as such.
+// Learn registers the labelled serial numbers in a text as identities.
 func (r *Redactor) Learn(text []byte) {
 	for _, found := range said.FindAllSubmatch(text, -1) {
 		r.Identity(string(found[1]))
@@ -30,7 +30,8 @@ func (r *Redactor) Learn(text []byte) {
 	}
 }
 
-// LearnHost tells of identities in a recorded host: by the names of files that have them.
+// LearnHost registers the identities in a recorded host, by the names of the files that
+// contain them.
 func (r *Redactor) LearnHost(host []byte) {
 	r.Learn(host)
 	eachFile(host, same, func(name string, content []byte) []byte {
@@ -43,8 +44,8 @@ func (r *Redactor) LearnHost(host []byte) {
 	})
 }
 
-// Host returns a recorded host without secrets, and with pseudonyms for identities. It can be
-// discovered like the host itself.
+// Host returns a recorded host without secrets and with pseudonyms for identities. Discovery
+// works on the result as on the original.
 func (r *Redactor) Host(host []byte) []byte {
 	if r.keep {
 		return r.Text(host)
@@ -62,13 +63,13 @@ func (r *Redactor) Host(host []byte) []byte {
 	})
 }
 
-// number is an address as a number.
+// number matches an address written as a bare number.
 var number = regexp.MustCompile(`^(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})$`)
 
 var wordOf = regexp.MustCompile(`[^\s]+`)
 
-// words replaces those words of a content that some function picks. A word that already is a
-// pseudonym stays, and so does what [Redactor.Text] finds by its form.
+// words replaces the selected words of a content. Existing pseudonyms are kept, as are words that
+// [Redactor.Text] recognizes by their form.
 func (r *Redactor) words(content []byte, is func(string) bool) []byte {
 	return wordOf.ReplaceAllFunc(content, func(word []byte) []byte {
 		text := string(word)
@@ -79,7 +80,7 @@ func (r *Redactor) words(content []byte, is func(string) bool) []byte {
 	})
 }
 
-// formed reports whether the whole of a text has the form of an identity.
+// formed reports whether a whole text has the form of an identity.
 func (r *Redactor) formed(text string) bool {
 	at := r.expression().FindStringIndex(text)
 	return at != nil && (at[1]-at[0] == len(text) || uuid.MatchString(text))
@@ -87,8 +88,8 @@ func (r *Redactor) formed(text string) bool {
 
 func same(text []byte) []byte { return text }
 
-// eachFile returns a recorded host with its other lines as one function makes them, and the
-// contents of its files as another does.
+// eachFile returns a recorded host after applying change to the contents of its files, and
+// other to everything else.
 func eachFile(host []byte, other func([]byte) []byte, change func(name string, content []byte) []byte) []byte {
 	var out bytes.Buffer
 	at := header.FindAllSubmatchIndex(host, -1)

@@ -1,7 +1,8 @@
-// Package redact takes secrets and identities out of text, so that it can be shown to others.
-// A secret is gone. An identity, such as a serial number or a network address, becomes a
-// pseudonym of the same form, the same wherever it is said, so that the text can still be read
-// and a recorded host still be discovered. It knows no vendor and no Kubernetes.
+// Package redact removes secrets and identities from text that is shared with others. It
+// removes secrets completely. It replaces identities, such as serial numbers or network
+// addresses, with pseudonyms of the same form. Equal identities get equal pseudonyms, so the
+// text remains readable and a recorded host can still be scanned. The package is independent
+// of vendors and of Kubernetes.
 package redact
 
 import (
@@ -20,43 +21,43 @@ import (
 	"unicode"
 )
 
-// Gone is what is in the place of a secret.
+// Gone replaces a secret.
 const Gone = "[secret]"
 
-// shortest is how long an identity has to be to be looked for everywhere. Shorter ones would be
-// found in words that mean something else.
+// shortest is the minimum length of registered identities. Shorter identities also occur
+// inside unrelated words.
 const shortest = 6
 
-// Redactor redacts texts that belong together. What they identify is told to it first. It is
-// not for several goroutines.
+// Redactor redacts a set of related texts. Register their identities first. A Redactor must
+// not be used by several goroutines at once.
 type Redactor struct {
-	keep  bool              // identities stay
-	key   [32]byte          // of this redactor alone, so that pseudonyms lead nowhere
-	known map[string]bool   // identities that were told
-	names map[string]string // names that were told, with their pseudonyms
+	keep  bool              // do not replace identities
+	key   [32]byte          // unique to this redactor, so that pseudonyms cannot be reversed
+	known map[string]bool   // registered identities
+	names map[string]string // pseudonyms by registered name
 	made  map[string]string // pseudonyms by identity
-	used  map[string]bool   // pseudonyms and identities
-	kinds map[string]int    // how many pseudonyms by number there are of a kind
-	find  *regexp.Regexp    // all of them, nil if more was told since
-	told  *regexp.Regexp    // what was told, without the patterns
+	used  map[string]bool   // pseudonyms and identities in use
+	kinds map[string]int    // number of numbered pseudonyms, by kind
+	find  *regexp.Regexp    // matches all identities and names; nil after a registration
+	told  *regexp.Regexp    // matches registered identities and names only
 }
 
-// New returns a redactor. It takes secrets out and, unless identities are to be kept, gives
-// these pseudonyms.
+// New returns a Redactor that removes secrets. It also replaces identities with pseudonyms,
+// unless keepIdentities is set.
 func New(keepIdentities bool) *Redactor {
 	r := &Redactor{
 		keep: keepIdentities, known: make(map[string]bool), names: make(map[string]string),
 		made: make(map[string]string), used: make(map[string]bool), kinds: make(map[string]int),
 	}
-	_, _ = rand.Read(r.key[:]) // it never fails (crypto/rand of Go 1.24 and later)
+	_, _ = rand.Read(r.key[:]) // never fails (crypto/rand of Go 1.24 and later)
 	return r
 }
 
-// Identity tells of a text that identifies something, such as a serial number.
+// Identity registers a text that identifies something, such as a serial number.
 func (r *Redactor) Identity(text string) {
 	text = strings.TrimSpace(text)
 	if len(text) < shortest || !distinct(text) || strings.ContainsAny(text, "\n") || r.known[text] || uuid.MatchString(text) {
-		return // short, nobody's, or found by its form
+		return // too short, a placeholder, or recognized by form
 	}
 	r.known[text], r.used[text], r.find = true, true, nil
 	if number, err := strconv.ParseUint(text, 16, 64); err == nil && len(text) == 16 {
@@ -66,7 +67,7 @@ func (r *Redactor) Identity(text string) {
 	}
 }
 
-// Name tells of a name that is to be replaced as a whole word by one that is numbered, such as
+// Name registers a name. Occurrences as a whole word are replaced by a numbered name, such as
 // "pod-3".
 func (r *Redactor) Name(kind, name string) {
 	if name != "" && r.names[name] == "" {
@@ -75,8 +76,8 @@ func (r *Redactor) Name(kind, name string) {
 	}
 }
 
-// distinct reports whether a text can identify anything: zeros and Fs are in the place of
-// identities that nobody set.
+// distinct reports whether a text can identify anything. Unset identities often consist of
+// zeros or Fs.
 func distinct(text string) bool {
 	for _, r := range text {
 		if strings.ContainsRune("123456789abcdeABCDE", r) || r > 'F' && unicode.IsLetter(r) && !strings.ContainsRune("fFxX", r) {
@@ -86,7 +87,7 @@ func distinct(text string) bool {
 	return false
 }
 
-// secrets are texts that give somebody power. Where there is a group, it alone is taken out.
+// secrets match credentials. If an expression has a group, only the group is removed.
 var secrets = []*regexp.Regexp{
 	regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----[\s\S]*?(?:-----END [A-Z0-9 ]+-----|$)`),
 	regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`),
@@ -104,19 +105,19 @@ const (
 	hexWord = `[0-9A-Fa-f]{4}`
 )
 
-// patterns are the forms of identities that need not be told.
+// patterns are the forms of identities that are recognized without registration.
 var patterns = []string{
 	`[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}`, // UUIDs
-	hexByte + `(?::` + hexByte + `){5,}`,                                          // MAC addresses, WWNs, hardware addresses of InfiniBand
+	hexByte + `(?::` + hexByte + `){5,}`,                                          // MAC addresses, WWNs, InfiniBand hardware addresses
 	hexWord + `(?::` + hexWord + `){3,7}`,                                         // GUIDs, GIDs
 	`[0-9A-Fa-f:]*::[0-9A-Fa-f:]*(?:\.[0-9.]+)?`,                                  // IPv6
 	`(?:[0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}`,                                    // IPv6 in full
 	`[0-9]{1,3}(?:\.[0-9]{1,3}){3}`,                                               // IPv4
-	`(?:naa|eui|wwn|t10|nqn)\.[0-9A-Za-z][0-9A-Za-z._:-]{5,}`,                     // of storage
+	`(?:naa|eui|wwn|t10|nqn)\.[0-9A-Za-z][0-9A-Za-z._:-]{5,}`,                     // storage identifiers
 }
 
-// expression finds all identities and names. What was told comes first, the longest before its
-// beginnings.
+// expression returns an expression for all identities and names. Registered texts precede the
+// patterns, and longer texts precede their prefixes.
 func (r *Redactor) expression() *regexp.Regexp {
 	if r.find != nil {
 		return r.find
@@ -144,13 +145,13 @@ func (r *Redactor) expression() *regexp.Regexp {
 // nothing matches nothing.
 var nothing = regexp.MustCompile(`[^\s\S]`)
 
-// expressionOfTold finds what was told.
+// expressionOfTold returns an expression for the registered identities and names.
 func (r *Redactor) expressionOfTold() *regexp.Regexp {
 	r.expression()
 	return r.told
 }
 
-// Text returns a text without secrets, and with pseudonyms for identities.
+// Text returns a text without secrets and with pseudonyms for identities.
 func (r *Redactor) Text(text []byte) []byte {
 	for _, secret := range secrets {
 		text = replaceGroup(secret, text)
@@ -165,7 +166,7 @@ func (r *Redactor) Text(text []byte) []byte {
 		found := string(text[at[0]:at[1]])
 		replaced, is := r.replace(found, before(text, at[0], out.Bytes()), after(text, at[1]))
 		if !is {
-			// Something else may begin within.
+			// Another match may begin inside this match.
 			out.Write(text[:at[0]+1])
 			text = text[at[0]+1:]
 			continue
@@ -178,8 +179,8 @@ func (r *Redactor) Text(text []byte) []byte {
 	return out.Bytes()
 }
 
-// before returns the byte before a place, 0 if there is none. What came earlier is written
-// already.
+// before returns the byte before a position, or 0. Text in front of the slice is already in
+// written.
 func before(text []byte, at int, written []byte) byte {
 	if at > 0 {
 		return text[at-1]
@@ -197,7 +198,7 @@ func after(text []byte, at int) byte {
 	return 0
 }
 
-// replaceGroup takes out what an expression finds, or its group if it has one.
+// replaceGroup replaces each match of an expression, or its group if present, with Gone.
 func replaceGroup(secret *regexp.Regexp, text []byte) []byte {
 	var out bytes.Buffer
 	done := 0
@@ -214,8 +215,8 @@ func replaceGroup(secret *regexp.Regexp, text []byte) []byte {
 	return out.Bytes()
 }
 
-// replace returns what is to be in the place of something that was found between two bytes. It
-// reports false if that is no identity, so that another may begin within.
+// replace returns the replacement for a match between two bytes. It returns false if the match
+// is not an identity, because another match may begin inside.
 func (r *Redactor) replace(found string, before, after byte) (string, bool) {
 	alone := !alphanumeric(before) && !alphanumeric(after)
 	if name := r.names[found]; name != "" {
@@ -234,7 +235,7 @@ func (r *Redactor) replace(found string, before, after byte) (string, bool) {
 		return r.address(address, found), true
 	}
 	if strings.Contains(found, "::") || strings.Count(found, ".") == 3 && !strings.Contains(found, ":") && !strings.ContainsAny(found[:1], "newt") {
-		return "", false // no address after all
+		return "", false // not an address
 	}
 	if !distinct(found) {
 		return found, true
@@ -246,8 +247,8 @@ func alphanumeric(b byte) bool {
 	return b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z'
 }
 
-// address returns a pseudonym for an IP address, of the networks that are for documentation and
-// for tests (RFC 2544, RFC 3849). Addresses that mean the same everywhere stay.
+// address returns a pseudonym for an IP address, from the networks reserved for documentation
+// and benchmarks (RFC 2544, RFC 3849). Addresses with a universal meaning are kept.
 func (r *Redactor) address(address netip.Addr, found string) string {
 	if address.IsLoopback() || address.IsUnspecified() || address.IsMulticast() || strings.HasPrefix(found, "255.") {
 		return found
@@ -272,8 +273,8 @@ func (r *Redactor) address(address netip.Addr, found string) string {
 	return made
 }
 
-// pseudonym returns the pseudonym of an identity: each digit becomes a digit, and each letter a
-// letter.
+// pseudonym returns the pseudonym of an identity. Digits are replaced by digits and letters by
+// letters.
 func (r *Redactor) pseudonym(text string) string {
 	if made := r.made[text]; made != "" {
 		return made
@@ -287,7 +288,7 @@ func (r *Redactor) pseudonym(text string) string {
 	}
 	r.made[text], r.used[made] = made, true
 	if number, err := strconv.ParseUint(text, 16, 64); err == nil && len(text) == 16 {
-		// Some files say the same number in decimal.
+		// Some files contain the same number in decimal.
 		if other, err := strconv.ParseUint(made, 16, 64); err == nil {
 			r.made[strconv.FormatUint(number, 10)] = strconv.FormatUint(other, 10)
 		}
@@ -295,7 +296,7 @@ func (r *Redactor) pseudonym(text string) string {
 	return made
 }
 
-// shape returns a text of the same form that follows from the text and the key.
+// shape returns a text of the same form, derived from the text and the key.
 func (r *Redactor) shape(text string, attempt uint32) string {
 	hex := !strings.ContainsFunc(strings.TrimPrefix(text, "0x"), func(c rune) bool { return unicode.IsLetter(c) && !strings.ContainsRune("abcdefABCDEF", c) })
 	stream := r.stream(text, attempt)
@@ -306,7 +307,7 @@ func (r *Redactor) shape(text string, attempt uint32) string {
 		case i == 1 && c == 'x' && text[0] == '0':
 			out.WriteRune(c)
 		case c >= '0' && c <= '9' && i == 0 && c != '0' && len(text) > 1:
-			out.WriteRune('1' + n%9) // a number stays as long as it was
+			out.WriteRune('1' + n%9) // keep the length of a number
 		case c >= '0' && c <= '9':
 			out.WriteRune('0' + n%10)
 		case hex && c >= 'a' && c <= 'f':
@@ -326,7 +327,7 @@ func (r *Redactor) shape(text string, attempt uint32) string {
 	return out.String()
 }
 
-// stream returns a source of bytes that follow from a text and the key.
+// stream returns a source of bytes derived from the text and the key.
 func (r *Redactor) stream(text string, attempt uint32) func() byte {
 	var block []byte
 	count := uint32(0)

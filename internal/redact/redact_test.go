@@ -15,7 +15,7 @@ import (
 	"chandler.dev/discovery/families"
 )
 
-// leaks are texts that must not be shared, each with a place where it is said.
+// leaks maps texts that must not be shared to an example of their use.
 var leaks = map[string]string{
 	"GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9ae41b":  "device GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9ae41b is sick",
 	"94:6d:ae:12:34:56":                         `mac="94:6d:ae:12:34:56"`,
@@ -48,7 +48,7 @@ func TestLeaks(t *testing.T) {
 	}
 }
 
-// Secrets are gone also where identities are asked for.
+// Secrets are removed even if identities are kept.
 func TestKeptIdentities(t *testing.T) {
 	r := New(true)
 	text := "GPU-5d2c1f1b-8a41-4e0b-9c37-0b6f3d9ae41b at 10.17.23.5, token=abcdef, serial=PCB8273645A"
@@ -58,7 +58,7 @@ func TestKeptIdentities(t *testing.T) {
 	}
 }
 
-// Text that identifies nothing stays as it is.
+// Text without identities is unchanged.
 func TestHarmless(t *testing.T) {
 	for _, text := range []string{
 		"pci-0000-1a-00-0 at 0000:1a:00.0, NUMA node 1", "2026-11-20T09:12:41.123456Z", "127.0.0.1:8080", "[::1]:80", "0.0.0.0", "::", "1.37.0", "v1.2.3.4 is a version",
@@ -66,7 +66,7 @@ func TestHarmless(t *testing.T) {
 		"255.255.255.0", "0x10de", "driver 550.90.07", "tokens are counted: 3", "serial numbers are left out",
 	} {
 		if text == "a::b in C++? no: std::string" {
-			continue // it has the form of an address
+			continue // has the form of an address
 		}
 		r := New(false)
 		r.Learn([]byte(text))
@@ -76,8 +76,8 @@ func TestHarmless(t *testing.T) {
 	}
 }
 
-// Pseudonyms keep the form, differ from each other, and are the same everywhere in a report, but
-// not in the next.
+// Pseudonyms keep the form of an identity, are unique, and are stable within a report, but
+// differ between reports.
 func TestPseudonyms(t *testing.T) {
 	r, other := New(false), New(false)
 	seen := make(map[string]bool)
@@ -97,7 +97,7 @@ func TestPseudonyms(t *testing.T) {
 	}
 }
 
-// An identity that was told is found within other words.
+// A registered identity is found inside other words.
 func TestWithinWords(t *testing.T) {
 	r := New(false)
 	r.Identity("PCB8273645A")
@@ -106,8 +106,7 @@ func TestWithinWords(t *testing.T) {
 	}
 }
 
-// Addresses in routes have no form by which they are found. That a route is the default one
-// stays.
+// Addresses in routes are not recognizable by form. The default route remains recognizable.
 func TestRoutes(t *testing.T) {
 	const host = "-- proc/net/route --\nIface\tDestination\tGateway\tFlags\neth0\t00000000\t0111A8C0\t0003\n-- end --\n"
 	got := string(New(false).Host([]byte(host)))
@@ -125,8 +124,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A recorded host has no identity left and is discovered as before: the same devices by name,
-// in the same state, with as many identities.
+// After redaction, a recorded host contains no identity, and a scan finds the same devices by
+// name and in the same state, with the same number of identities.
 func TestHosts(t *testing.T) {
 	hosts, err := filepath.Glob("../../discovery/families/*/testdata/*.host")
 	if err != nil || len(hosts) == 0 {
@@ -137,7 +136,7 @@ func TestHosts(t *testing.T) {
 			continue
 		}
 		if strings.HasSuffix(file, "paths/testdata/asked.host") {
-			continue // its configuration selects a serial number that is too short to be looked for
+			continue // the host's configuration selects a serial number that is too short for registration
 		}
 		t.Run(file, func(t *testing.T) {
 			data, err := os.ReadFile(file)
@@ -173,15 +172,15 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// nameOf is a device's name without a UUID in it.
+// nameOf returns a device's name without UUIDs.
 func nameOf(d *discovery.Device) string { return uuid.ReplaceAllString(d.Name, "") }
 
-// byPlace orders devices by where they are, for names that have UUIDs in them.
+// byPlace orders devices by name without UUIDs, and then by health.
 func byPlace(a, b discovery.Device) int {
 	return strings.Compare(nameOf(&a)+string(a.Health.Status), nameOf(&b)+string(b.Health.Status))
 }
 
-// common reports whether a text may be anywhere: identities of recorded hosts that were made up.
+// common reports whether an identity is short enough to occur anywhere, as in made-up hosts.
 func common(identity string) bool { return len(identity) < shortest }
 
 func FuzzText(f *testing.F) {
@@ -206,7 +205,8 @@ func FuzzText(f *testing.F) {
 	})
 }
 
-// Whatever a recorded host has in it, the file that has a serial number has none after it.
+// After redaction, the file with a serial number does not contain the number, whatever else
+// the recorded host contains.
 func FuzzHost(f *testing.F) {
 	f.Add("comment", "PCB8273645A")
 	f.Add("-- a --\nb\n", "0x12 34")
