@@ -12,9 +12,10 @@ import (
 	"time"
 )
 
-// TLS returns the configuration of a server with the certificate in two files, or with one that it signs itself if
-// there are none. It keeps who listens from the tokens; who connects can check only a certificate from files, which is
-// read for each connection, so that it can be renewed.
+// TLS returns the configuration of a server with the certificate in two files, or with a
+// self-signed certificate if certificate is empty. Encryption protects the tokens from
+// eavesdroppers. Clients can verify only a certificate from files. Files are read for each
+// connection, so certificates can be renewed.
 func TLS(host, certificate, key string) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	if certificate != "" {
@@ -30,7 +31,7 @@ func TLS(host, certificate, key string) (*tls.Config, error) {
 	return config, err
 }
 
-// selfSigned makes a certificate that lasts longer than any agent runs.
+// selfSigned creates a certificate with a lifetime beyond that of any agent process.
 func selfSigned(host string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package reviewed serves HTTP to those that the API server lets through: it asks whose a request's token is
-// (TokenReview), and whether they may get the path (SubjectAccessReview), as kube-rbac-proxy does. It knows nothing of
-// what is served.
+// Package reviewed serves HTTP to clients authorized by the API server, as kube-rbac-proxy
+// does: a TokenReview identifies the client, and a SubjectAccessReview checks the access to
+// the path.
 package reviewed
 
 import (
@@ -21,28 +21,29 @@ import (
 )
 
 const (
-	// allowedFor and refusedFor are how long an answer counts. A right that was taken away works for so long still,
-	// and one that was given later does not yet. With 10 s, as components of Kubernetes have it (k8s.io/apiserver
-	// v0.37.2, pkg/server/options), each scrape of each node would be two requests to the API server.
+	// allowedFor and refusedFor are the lifetimes of cached results. A revoked permission remains
+	// effective for up to allowedFor, and a new permission takes effect after refusedFor at the
+	// latest. With the 10 s of Kubernetes components (k8s.io/apiserver v0.37.2,
+	// pkg/server/options), each scrape of each node would cause two requests to the API server.
 	allowedFor = 5 * time.Minute
 	refusedFor = 10 * time.Second
 
-	// reviewTimeout bounds what the API server takes for both answers.
+	// reviewTimeout limits the total time of both reviews.
 	reviewTimeout = 5 * time.Second
 
-	// maxAnswers are remembered. Whoever sends other tokens all the time makes the handler forget the good ones, and
-	// ask again.
+	// maxAnswers is the size of the cache, which is emptied when full. A client that sends many
+	// different tokens therefore causes more reviews for the other clients.
 	maxAnswers = 256
 )
 
-// Clients ask the API server. They should have a limit of their own, so that whoever sends wrong tokens slows
-// nothing else down.
+// Clients send reviews to the API server. Give them a separate rate limit, so that clients
+// with invalid tokens do not slow down other requests of the agent.
 type Clients struct {
 	Tokens authenticationclient.TokenReviewInterface
 	Access authorizationclient.SubjectAccessReviewInterface
 }
 
-// Handler serves requests whose token the API server knows, and whose user it lets get the path.
+// Handler passes authorized requests to the next handler.
 type Handler struct {
 	clients Clients
 	next    http.Handler
@@ -51,7 +52,7 @@ type Handler struct {
 	answers map[question]answer
 }
 
-// A question is whether somebody may get a path. Tokens themselves are not kept.
+// A question is a cache key. It contains a hash of the token, not the token.
 type question struct {
 	token [sha256.Size]byte
 	path  string
@@ -62,7 +63,7 @@ type answer struct {
 	until  time.Time
 }
 
-// New returns a handler in front of another.
+// New returns a Handler that passes authorized requests to next.
 func New(clients Clients, next http.Handler) *Handler {
 	return &Handler{clients: clients, next: next, answers: make(map[question]answer)}
 }
@@ -81,7 +82,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.next.ServeHTTP(w, r)
 }
 
-// bearer returns the request's token, "" if it has none.
+// bearer returns the request's bearer token, or "".
 func bearer(r *http.Request) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
@@ -97,8 +98,8 @@ func refuse(w http.ResponseWriter, status int) {
 	http.Error(w, http.StatusText(status), status)
 }
 
-// status is what a request is answered with: OK, Unauthorized, Forbidden, or Service Unavailable while the API server
-// does not answer.
+// status returns the HTTP status for a request: OK, Unauthorized or Forbidden, or Service
+// Unavailable if the API server does not respond.
 func (h *Handler) status(ctx context.Context, token, path string) int {
 	q := question{sha256.Sum256([]byte(token)), path}
 	h.mu.Lock()
@@ -131,7 +132,7 @@ func (h *Handler) remember(q question, status int) {
 	h.answers[q] = a
 }
 
-// review asks the API server.
+// review returns the HTTP status for a request according to the API server.
 func (h *Handler) review(ctx context.Context, token, path string) (status int, err error) {
 	who, err := h.clients.Tokens.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// apiServer knows two tokens, and lets one of their users get /metrics. It counts what it is asked.
+// apiServer accepts two tokens, and permits access to /metrics for one of the users. It counts
+// the reviews.
 type apiServer struct {
 	reviews, failing int
 }
@@ -52,7 +53,7 @@ func (s *apiServer) clients() Clients {
 	return Clients{client.AuthenticationV1().TokenReviews(), client.AuthorizationV1().SubjectAccessReviews()}
 }
 
-// ask returns the status of the answer to a request with an Authorization header.
+// ask returns the status of the response to a request with an Authorization header.
 func ask(handler http.Handler, header, path string) int {
 	request := httptest.NewRequestWithContext(context.Background(), http.MethodGet, path, nil)
 	if header != "" {
@@ -77,19 +78,19 @@ func TestHandler(t *testing.T) {
 		"Bearer prometheus": http.StatusOK,
 		"bearer prometheus": http.StatusOK,
 	} {
-		for range 2 { // asked for, and remembered
+		for range 2 { // once reviewed, once cached
 			if got := ask(handler, header, "/metrics"); got != want {
 				t.Errorf("%q is answered with %d, want %d", header, got, want)
 			}
 		}
 	}
-	// An answer for one path says nothing of another.
+	// A result for one path does not apply to another path.
 	if got := ask(handler, "Bearer prometheus", "/debug"); got != http.StatusForbidden {
 		t.Errorf("another path is answered with %d", got)
 	}
 }
 
-// An answer counts for a while: a right that was given for longer than one that was not.
+// Results are cached for a limited time, positive results longer than negative results.
 func TestAnswersAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &apiServer{}
@@ -121,7 +122,8 @@ func TestAnswersAreRemembered(t *testing.T) {
 	})
 }
 
-// While the API server does not answer, nobody is let through, and that is not remembered.
+// While the API server does not respond, requests are rejected, and the rejection is not
+// cached.
 func TestServerDown(t *testing.T) {
 	server := &apiServer{failing: 1}
 	handler := New(server.clients(), ok)
@@ -133,7 +135,7 @@ func TestServerDown(t *testing.T) {
 	}
 }
 
-// The server has a certificate of its own, or that of files, as they are now.
+// The server uses a self-signed certificate, or the current contents of the files.
 func TestTLS(t *testing.T) {
 	config, err := TLS("node", "", "")
 	if err != nil {
