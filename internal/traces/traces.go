@@ -1,6 +1,6 @@
-// Package traces makes OpenTelemetry traces of the kubelet's calls and sends them to a
-// collector, if one is configured by the standard environment variables. It never makes a
-// call wait: spans go to a bounded queue, and are dropped when it is full.
+// Package traces creates OpenTelemetry traces of the kubelet's calls and sends them to a
+// collector, if the standard environment variables configure a collector. Tracing never blocks
+// a call: spans enter a bounded queue, and are dropped when the queue is full.
 package traces
 
 import (
@@ -20,13 +20,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// scope names the code that makes the spans.
+// scope is the instrumentation scope of the spans.
 const scope = "chandler.dev"
 
-// stopTimeout is how long an agent that ends tries to send what it has left.
+// stopTimeout limits the time for sending the remaining spans when the agent ends.
 const stopTimeout = 2 * time.Second
 
-// Configured reports whether the environment names a collector.
+// Configured reports whether the environment configures a collector.
 func Configured() bool {
 	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return false
@@ -34,8 +34,9 @@ func Configured() bool {
 	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
 }
 
-// Start returns what makes traces of an agent, and what sends the last of them and stops.
-// The tracer is nil if no collector is configured. The collector need not be there.
+// Start returns the tracer of an agent, and a function that sends the remaining spans and
+// stops tracing. The tracer is nil if no collector is configured. The collector may be
+// unavailable.
 func Start(ctx context.Context, node, version string) (tracer trace.Tracer, stop func(), err error) {
 	if !Configured() {
 		return nil, func() {}, nil
@@ -52,7 +53,7 @@ func Start(ctx context.Context, node, version string) (tracer trace.Tracer, stop
 	}
 	report := &reporter{logger: klog.FromContext(ctx)}
 	otel.SetErrorHandler(report)
-	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(of), sdktrace.WithBatcher(exporter)) // 2,048 spans at most wait
+	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(of), sdktrace.WithBatcher(exporter)) // the queue holds 2,048 spans
 	klog.FromContext(ctx).Info("Traces of the kubelet's calls are sent to a collector")
 	return provider.Tracer(scope), func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
@@ -63,7 +64,7 @@ func Start(ctx context.Context, node, version string) (tracer trace.Tracer, stop
 	}, nil
 }
 
-// reporter logs why traces are not sent, each reason once in a row.
+// reporter logs errors of the exporter, but does not repeat the last error.
 type reporter struct {
 	logger klog.Logger
 	mu     sync.Mutex
@@ -80,13 +81,12 @@ func (r *reporter) Handle(err error) {
 	}
 }
 
-// End ends a span with what became of its stage.
+// End ends a span with the result of its stage.
 type End func(err error, more ...attribute.KeyValue)
 
 func ignore(error, ...attribute.KeyValue) {}
 
-// Call begins the trace of a call. If the tracer is nil, there is none, and its stages cost
-// no more than to find that out.
+// Call begins the trace of a call. With a nil tracer, Call and the stages do almost nothing.
 func Call(ctx context.Context, tracer trace.Tracer, name string, about ...attribute.KeyValue) (context.Context, End) {
 	if tracer == nil {
 		return ctx, ignore
@@ -95,12 +95,12 @@ func Call(ctx context.Context, tracer trace.Tracer, name string, about ...attrib
 	return ctx, endOf(span)
 }
 
-// Stage begins a part of what is traced.
+// Stage begins a stage of the traced call in ctx.
 func Stage(ctx context.Context, name string, about ...attribute.KeyValue) (context.Context, End) {
 	return StageSince(ctx, name, time.Time{}, about...)
 }
 
-// StageSince is [Stage] for a part that has begun before, now if that is zero.
+// StageSince is like [Stage] for a stage that began earlier. A zero time means now.
 func StageSince(ctx context.Context, name string, began time.Time, about ...attribute.KeyValue) (context.Context, End) {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
@@ -114,7 +114,7 @@ func StageSince(ctx context.Context, name string, began time.Time, about ...attr
 	return ctx, endOf(span)
 }
 
-// Do does a part of what is traced.
+// Do runs work as a stage of the traced call.
 func Do(ctx context.Context, name string, work func() error) error {
 	_, end := Stage(ctx, name)
 	err := work()

@@ -40,7 +40,7 @@ func (r *receiver) Export(_ context.Context, request *collector.ExportTraceServi
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// tree writes each span behind those that it is a part of.
+// tree returns each span's name, preceded by the names of its ancestors.
 func (r *receiver) tree() []string {
 	byID := make(map[string]*trace.Span)
 	for _, s := range r.spans {
@@ -71,7 +71,7 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// configure sets the environment as people do.
+// configure sets the environment variables as an administrator would.
 func configure(t *testing.T, l net.Listener) {
 	t.Helper()
 	t.Setenv("OTEL_SDK_DISABLED", "")
@@ -79,7 +79,7 @@ func configure(t *testing.T, l net.Listener) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+l.Addr().String())
 }
 
-// work does what a call does.
+// work has the stages of a call.
 func work(ctx context.Context, began func(context.Context) (context.Context, End)) {
 	ctx, end := began(ctx)
 	_, read := StageSince(ctx, "read", time.Now().Add(-time.Second))
@@ -106,7 +106,7 @@ func TestCollectorIsSentTraces(t *testing.T) {
 		t.Fatalf("%v, %v", tracer, err)
 	}
 	work(t.Context(), func(ctx context.Context) (context.Context, End) { return Call(ctx, tracer, "prepare") })
-	stop() // sends what is left
+	stop() // sends the remaining spans
 	want := []string{"prepare", "prepare / claim / look up", "prepare / claim / write: disk full", "prepare / claim: disk full", "prepare / read"}
 	if lines := got.tree(); !slices.Equal(lines, want) {
 		t.Errorf("got %q, want %q", lines, want)
@@ -118,8 +118,8 @@ func TestCollectorIsSentTraces(t *testing.T) {
 	}
 }
 
-// A collector that takes connections and never answers, and one that is not there, delay
-// neither calls nor, for long, the end of the agent.
+// A collector that never answers or is unreachable does not delay calls, and delays the end of
+// the agent for a limited time only.
 func TestCollectorIsDown(t *testing.T) {
 	silent, closed := listen(t), listen(t)
 	_ = closed.Close()
@@ -132,7 +132,7 @@ func TestCollectorIsDown(t *testing.T) {
 				t.Fatal(err)
 			}
 			var slowest time.Duration
-			for range 5000 { // more than the queue has room for
+			for range 5000 { // more than the queue can hold
 				before := time.Now()
 				work(t.Context(), func(ctx context.Context) (context.Context, End) { return Call(ctx, tracer, "prepare") })
 				slowest = max(slowest, time.Since(before))
@@ -150,7 +150,7 @@ func TestCollectorIsDown(t *testing.T) {
 	}
 }
 
-// Without a collector there are no traces, and stages allocate nothing.
+// Without a collector there are no traces, and stages allocate no memory.
 func TestNotConfigured(t *testing.T) {
 	for _, env := range []map[string]string{
 		{},
