@@ -1,6 +1,6 @@
-// Package removal is what the command that removes Chandler and the agents say to each
-// other. The command writes an order to the agents' ConfigMap, as an annotation. Each agent
-// answers with a condition of its own pod. Both go when Chandler does.
+// Package removal implements the protocol between the uninstall command and the agents. The
+// command writes an order to an annotation of the agents' ConfigMap. Each agent answers with a
+// condition of its own pod. ConfigMap and pods are deleted with Chandler.
 package removal
 
 import (
@@ -17,40 +17,41 @@ import (
 )
 
 const (
-	// ConfigMap is the agents' configuration, in their namespace, which bears orders.
+	// ConfigMap is the name of the agents' configuration in their namespace, which carries the
+	// orders.
 	ConfigMap = "chandler"
 
-	// Annotation of the ConfigMap is the order that is in force.
+	// Annotation is the annotation of the ConfigMap with the current order.
 	Annotation = "chandler.dev/removal"
 
-	// Condition is the type of the condition by which an agent answers.
+	// Condition is the type of the pod condition with an agent's answer.
 	Condition corev1.PodConditionType = "chandler.dev/Removal"
 
-	// Beat is how often an order to withhold is renewed.
+	// Beat is the renewal interval of an order to withhold.
 	Beat = 10 * time.Second
 
-	// Patience is how long it is in force without that: whoever gave it may have died.
+	// Patience is the lifetime of an order to withhold without renewal. The command may have died.
 	Patience = time.Minute
 )
 
-// Phase is how far the removal has come.
+// Phase is a phase of the removal.
 type Phase string
 
-// The phases. There is no order in the phase None.
+// The phases. None means that there is no order.
 const (
 	None     Phase = ""
-	Withhold Phase = "Withhold" // nobody new gets anything
-	Remove   Phase = "Remove"   // leave nothing on the node, if nobody has anything
+	Withhold Phase = "Withhold" // allocate no more devices
+	Remove   Phase = "Remove"   // remove everything from the node, if no device is allocated
 )
 
-// Order is what the agents are to do. Its text is "Withhold <ID> <beat>".
+// Order is an order to the agents. Its text is "Withhold <ID> <beat>".
 type Order struct {
 	Phase Phase
 	ID    string // of the removal
-	Beat  int    // counts up while the order is renewed
+	Beat  int    // incremented by each renewal
 }
 
-// String returns the text of an order, "" of none.
+// String returns the text of an order, or "" without an order.
 func (o Order) String() string {
 	if o.Phase == None {
 		return ""
@@ -58,7 +59,7 @@ func (o Order) String() string {
 	return fmt.Sprintf("%s %s %d", o.Phase, o.ID, o.Beat)
 }
 
-// Parse returns the order of a text. One that is not understood is none.
+// Parse returns the order in a text. Invalid texts are no order.
 func Parse(text string) Order {
 	var o Order
 	if n, err := fmt.Sscanf(text, "%s %s %d", &o.Phase, &o.ID, &o.Beat); n != 3 || err != nil || o.Phase != Withhold && o.Phase != Remove {
@@ -67,7 +68,8 @@ func Parse(text string) Order {
 	return o
 }
 
-// Give writes an order to the ConfigMap of a namespace, or takes back the one that is there.
+// Give writes an order to the ConfigMap of a namespace. The zero Order revokes the current
+// order.
 func Give(ctx context.Context, client kubernetes.Interface, namespace string, o Order) error {
 	var text any
 	if o.Phase != None {
@@ -81,16 +83,16 @@ func Give(ctx context.Context, client kubernetes.Interface, namespace string, o 
 	return err
 }
 
-// State is what has become of an order.
+// State is the state of an agent with respect to an order.
 type State string
 
-// The states. They are reasons of the condition.
+// The states, used as reasons of the condition.
 const (
 	Offering State = "Offering" // there is no order
-	Waiting  State = "Waiting"  // the agent has yet to withhold something
-	Withheld State = "Withheld" // nobody has anything, and nobody new gets anything
-	InUse    State = "InUse"    // somebody has something, and nobody new gets anything
-	Removed  State = "Removed"  // nothing is left on the node but the pod
+	Waiting  State = "Waiting"  // the agent has not withheld all devices yet
+	Withheld State = "Withheld" // no device is allocated, and none will be
+	InUse    State = "InUse"    // a device is still allocated, and no more will be
+	Removed  State = "Removed"  // nothing is left on the node except the pod
 	Failed   State = "Failed"   // something could not be removed
 )
 
@@ -98,7 +100,7 @@ const (
 type Report struct {
 	ID     string // of the removal
 	State  State
-	Detail string // who has what, or what failed
+	Detail string // the allocations, or the error
 }
 
 // Tell writes a report to the status of the agent's own pod.
@@ -107,8 +109,8 @@ func Tell(ctx context.Context, client kubernetes.Interface, namespace, pod strin
 	if r.State == Offering {
 		status = metav1.ConditionFalse
 	}
-	// The kubelet keeps conditions of pods that are not its own
-	// (pkg/util/pod/pod.go and pkg/kubelet/status, mergePodStatus, in 1.28 to 1.37).
+	// The kubelet preserves pod conditions that it does not own (pkg/util/pod/pod.go and
+	// pkg/kubelet/status, mergePodStatus, in 1.28 to 1.37).
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{map[string]any{
 		"type": Condition, "status": status, "reason": r.State, "message": strings.TrimSpace(r.ID + " " + r.Detail),
 		"lastTransitionTime": metav1.Now(),
@@ -120,7 +122,7 @@ func Tell(ctx context.Context, client kubernetes.Interface, namespace, pod strin
 	return err
 }
 
-// Of returns the last report of an agent's pod, and false if there is none.
+// Of returns the last report of an agent's pod, and whether there is one.
 func Of(pod *corev1.Pod) (Report, bool) {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == Condition {

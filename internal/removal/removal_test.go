@@ -21,7 +21,7 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// An order can be read by the agent to whom it is given, and can be taken back.
+// An agent can read its order, and the order can be revoked.
 func TestGiveAndTell(t *testing.T) {
 	client := fake.NewClientset(
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: ConfigMap, Namespace: "ns", Annotations: map[string]string{"a": "b"}}},
