@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TellOfConfig tells the pod of an agent why its configuration is wrong. The same
-// is told once.
+// TellOfConfig creates an Event for an agent's pod with the error of the configuration. The
+// same error creates one Event only.
 func TellOfConfig(ctx context.Context, client kubernetes.Interface, node string, pod *Pod, wrong error) error {
 	event := eventOf(pod, "configuration "+wrong.Error(), wrong.Error(), node, time.Now())
 	event.Action, event.Reason, event.Type = "ReadConfiguration", ReasonConfig, corev1.EventTypeWarning

@@ -21,53 +21,53 @@ import (
 // The reasons of Events.
 const (
 	ReasonUnhealthy = "DeviceUnhealthy"
-	ReasonUnknown   = "DeviceUnknown" // it cannot be read
-	ReasonGone      = "DeviceGone"    // it is not there any more, or another is in its place
+	ReasonUnknown   = "DeviceUnknown" // the device cannot be read
+	ReasonGone      = "DeviceGone"    // the device is missing, or was replaced by another device
 	ReasonRecovered = "DeviceRecovered"
 
-	ReasonConfig = "ConfigurationInvalid" // of the agent's pod
+	ReasonConfig = "ConfigurationInvalid" // for an agent's pod
 )
 
-// The limits that the API server sets (pkg/apis/core/validation/events.go), and
-// that of names.
+// The limits of the API server (pkg/apis/core/validation/events.go), and the limit for names.
 const (
 	maxNote     = 1024
 	maxInstance = 128
 	maxName     = 253
 )
 
-// Device is one that pods have, and how it is. There may be some of one name, one
-// after the other, if it is not the same for all: a pod that has it by more than
-// one of them is told of the first.
+// Device is a device with its health and its consumers. Consecutive Devices may have the same
+// name and different health, for different consumers. If several apply to a pod, the first is
+// used.
 type Device struct {
 	Name   string
-	Model  string // "" if it is not known
+	Model  string // "" if unknown
 	Health discovery.Health
 
-	// By what pods have it: claims, to which any number of them refer, and pods
-	// that the device-plugin API gave it to.
+	// Claims are the claims with the device, which any number of pods may reference. Pods are the
+	// pods with the device by the device plugin API.
 	Claims []types.NamespacedName
 	Pods   []types.NamespacedName
 }
 
-// Pod is one of the node that has not ended.
+// Pod is a pod of the node that has not terminated.
 type Pod struct {
 	types.NamespacedName
 	UID    types.UID
-	Claims []string // the names of the claims that it refers to
+	Claims []string // the names of the claims that the pod references
 }
 
-// has reports whether the pod has the device. A pod that refers to a claim which
-// is prepared on its node has what is allocated to the claim, whether the claim is
-// reserved for the pod or for the pod's group: the pod's status names both
-// (k8s.io/api/core/v1, PodResourceClaimStatus).
+// has reports whether the device is allocated to the pod. A claim that is prepared on the node
+// provides its devices to every pod that references the claim, whether the claim is reserved
+// for the pod or for the pod's group: the pod's status names both (k8s.io/api/core/v1,
+// PodResourceClaimStatus).
 func (p *Pod) has(d *Device) bool {
 	return slices.Contains(d.Pods, p.NamespacedName) || slices.ContainsFunc(d.Claims, func(claim types.NamespacedName) bool {
 		return claim.Namespace == p.Namespace && slices.Contains(p.Claims, claim.Name)
 	})
 }
 
-// hasAmong reports whether the pod has one of the name, of which are the last devices.
+// hasAmong reports whether a device with the name at the end of devices is allocated to the
+// pod.
 func (p *Pod) hasAmong(devices []Device, name string) bool {
 	for _, d := range slices.Backward(devices) {
 		if d.Name != name {
@@ -80,31 +80,29 @@ func (p *Pod) hasAmong(devices []Device, name string) bool {
 	return false
 }
 
-// key is a device that a pod has.
+// key identifies a device of a pod.
 type key struct {
 	pod    types.UID
 	device string
 }
 
-// state is what a pod was told of a device: what is wrong with it, and since
-// when that is so.
+// state is a reported state of a device: the condition and its start.
 type state struct {
 	condition discovery.Condition
-	since     int64 // in seconds, as time.Time.Unix has them
+	since     int64 // Unix time in seconds
 }
 
-// notice is what a pod is to be told of a device.
+// notice is a pending message to a pod about a device.
 type notice struct {
 	pod    *Pod
 	device *Device
-	state  state // of the device, or in which it was until it recovered
+	state  state // the state of the device, or its last state before recovery
 }
 
 func (n *notice) key() key { return key{n.pod.UID, n.device.Name} }
 
-// due returns what pods are to be told that they were not yet told: of each
-// state in which a device cannot be used once, and that it can be used again. It
-// is the same for the same arguments.
+// due returns the notices that pods have not received yet: one for each state of an unusable
+// device, and one for its recovery. The result depends on the arguments only.
 func due(told map[key]state, devices []Device, pods []Pod, now time.Time) (notices []notice) {
 	for i := range devices {
 		d := &devices[i]
@@ -127,8 +125,8 @@ func due(told map[key]state, devices []Device, pods []Pod, now time.Time) (notic
 	return notices
 }
 
-// stateOf returns the state that health is of. Where nobody knows since
-// when a device is gone, it is since that was told.
+// stateOf returns the state for a device's health. If the start is unknown, as for a missing
+// device, the state starts with the first notice.
 func stateOf(health discovery.Health, before state, now time.Time) state {
 	s := state{condition: health.Key(), since: health.Since.Unix()}
 	if health.Since.IsZero() {
@@ -140,8 +138,8 @@ func stateOf(health discovery.Health, before state, now time.Time) state {
 	return s
 }
 
-// event returns what the pod is told. Its name is the same whenever the same is
-// told, so that none is told twice whatever becomes of an answer.
+// event returns the Event for a notice. Equal notices have Events with equal names, so a
+// notice is never delivered twice, even if a response of the API server was lost.
 func (n *notice) event(node string, now time.Time) *eventsv1.Event {
 	reason, note := n.words()
 	kind := corev1.EventTypeWarning
@@ -154,7 +152,7 @@ func (n *notice) event(node string, now time.Time) *eventsv1.Event {
 	return event
 }
 
-// eventOf returns an Event of a pod, with a note and a name for what it tells.
+// eventOf returns an Event about a pod. told determines the Event's name.
 func eventOf(pod *Pod, told, note, node string, now time.Time) *eventsv1.Event {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s", pod.UID, told))
 	suffix := "." + hex.EncodeToString(sum[:8])
@@ -194,7 +192,7 @@ func (n *notice) words() (reason, note string) {
 	return ReasonUnhealthy, fmt.Sprintf("%s is unhealthy (%s): %s", name, h.Key(), why)
 }
 
-// cut returns as many of the first characters as are no more than most bytes.
+// cut returns the longest prefix of s with at most most bytes, in whole characters.
 func cut(s string, most int) string {
 	if len(s) <= most {
 		return s

@@ -1,9 +1,8 @@
-// Package podevents tells pods, by Events, when a device that they have becomes
-// one that cannot be used, and when it can be used again. Kubernetes itself says
-// so to some only: of pods that have a device by limits which DRA serves, the
-// kubelet says nothing in their status and no taint evicts them
-// (kubernetes/kubernetes#141290). It knows neither of the APIs by which pods have
-// devices, and has no rule of its own for when one is well.
+// Package podevents notifies pods by Events when one of their devices becomes unusable, and
+// when the device recovers. Kubernetes itself does so for some pods only: for a pod with an
+// extended resource served by DRA, the kubelet reports nothing in the pod's status, and no
+// taint evicts the pod (kubernetes/kubernetes#141290). The package is independent of the
+// allocation API, and has no health rules of its own.
 package podevents
 
 import (
@@ -31,58 +30,57 @@ import (
 )
 
 const (
-	// lookInterval is the time between looks at who has what, which asks nobody.
+	// lookInterval is the time between two checks of the allocations, which need no request.
 	lookInterval = 10 * time.Second
 
-	// changePause is between a change and the look at it. The kernel takes a driver
-	// away, and all that the driver made, step by step, and a scan may see a step: pods
-	// are told where that led.
+	// changePause is the delay between a change and the next check. The kernel removes a driver
+	// and its objects in several steps, and a scan may see an intermediate step. Pods are notified
+	// of the final state.
 	changePause = 2 * time.Second
 
-	// unknownInterval is that time while it is not known who has what.
+	// unknownInterval is the time between two checks while the allocations are unknown.
 	unknownInterval = time.Second
 
-	// listInterval is the time after which it is asked again which pods there
-	// are, while there is something that they may have to be told: claims are
-	// shared, and pods are replaced by others of their name.
+	// listInterval is the time after which the pods are listed again while any notice may be due:
+	// claims are shared, and new pods may replace pods of the same name.
 	listInterval = 5 * time.Minute
 
-	// createTimeout bounds what the API server takes for one Event.
+	// createTimeout limits the time for the creation of one Event.
 	createTimeout = 10 * time.Second
 )
 
-// Teller tells pods of their devices. All its fields must be set but Files.
+// Teller sends notices to pods about their devices. All fields except Files must be set.
 type Teller struct {
-	// Client writes the Events. It should have a limit of its own, so that
-	// nothing else waits for it.
+	// Client creates the Events. Give the client a rate limit of its own, so that Events do not
+	// delay other requests.
 	Client kubernetes.Interface
 
 	Node string // the name of the node
-	File string // where it writes down what it has told, so that a restart repeats nothing
+	File string // the record of sent notices, which prevents repetition after a restart
 
-	// Files writes the File. Its zero value is the one to use.
+	// Files writes File. The zero value is ready to use.
 	Files disk.Files
 
-	// InUse returns the devices that pods have, in the same order each time, and
-	// whether that is known yet.
+	// InUse returns the allocated devices in a stable order, and whether the allocations are known
+	// yet.
 	InUse func() (devices []Device, known bool)
 
-	// Pods asks the API server for the node's pods that have not ended.
+	// Pods returns the node's pods that have not terminated, from the API server.
 	Pods func(ctx context.Context) ([]Pod, error)
 
 	told   map[key]state
 	saved  []byte
-	looked []Device      // what could not be used at the last look
-	listed time.Time     // when pods were last asked for
-	again  time.Duration // how long after that they are asked for again
-	retry  time.Duration // what again is to be if the next look fails
+	looked []Device      // the unusable devices at the last check
+	listed time.Time     // the time of the last list of pods
+	again  time.Duration // the time from listed to the next list of pods
+	retry  time.Duration // the next value of again if the next check fails
 
-	failing map[string]bool // namespaces whose Events could not be written at the last look
+	failing map[string]bool // namespaces with a failed Event at the last check
 }
 
-// Run tells until the context ends. It looks when something is put into changed,
-// and now and then. An event that the API server refused is tried again, while it
-// is still true.
+// Run checks the devices until ctx is done: after each value from changed, and at intervals.
+// If the API server rejects an Event, Run tries again while the notice is still due. Run is
+// the only reader of changed.
 func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 	t.load(ctx)
 	for {
@@ -107,7 +105,7 @@ func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// look tells what is due. It asks the API server only if there may be something.
+// look sends the due notices. It requests the pods only if a notice may be due.
 func (t *Teller) look(ctx context.Context, devices []Device) error {
 	sick := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return d.Health.Usable() })
 	quiet := len(sick) == 0 && len(t.told) == 0
@@ -131,10 +129,10 @@ func (t *Teller) look(ctx context.Context, devices []Device) error {
 	return err
 }
 
-// tellAll tells what is due, namespace by namespace. If an Event cannot be written,
-// as where a webhook of the namespace fails, the others of that namespace are left
-// for the next time: each may take as long. Namespaces that failed the last time
-// come last, so that they keep no other waiting.
+// tellAll sends the due notices by namespace. If an Event fails, for example because of a
+// webhook of the namespace, the namespace's other notices are postponed to the next check,
+// since each failure may take as long. Namespaces that failed at the last check come last, so
+// they do not delay the others.
 func (t *Teller) tellAll(ctx context.Context, notices []notice) error {
 	slices.SortStableFunc(notices, func(a, b notice) int {
 		return cmp.Compare(order(t.failing[a.pod.Namespace]), order(t.failing[b.pod.Namespace]))
@@ -154,7 +152,7 @@ func (t *Teller) tellAll(ctx context.Context, notices []notice) error {
 	return errors.Join(errs...)
 }
 
-// order puts what failed last.
+// order returns the sort key of a namespace: failing namespaces come last.
 func order(failing bool) int {
 	if failing {
 		return 1
@@ -162,15 +160,15 @@ func order(failing bool) int {
 	return 0
 }
 
-// sameState reports whether the same is to be told of the device to the same. In
-// what words it is wrong is not told again.
+// sameState reports whether two devices lead to the same notices for the same pods. A
+// different reason alone does not lead to another notice.
 func sameState(a, b Device) bool {
 	return a.Name == b.Name && a.Health.Key() == b.Health.Key() && a.Health.Since.Equal(&b.Health.Since) &&
 		slices.Equal(a.Claims, b.Claims) && slices.Equal(a.Pods, b.Pods)
 }
 
-// forget forgets what pods that are no more were told. A device that a pod
-// seems to lack for the moment is not forgotten.
+// forget removes the sent notices of deleted pods. A device that temporarily seems to be
+// unallocated is not forgotten.
 func (t *Teller) forget(pods []Pod) {
 	present := make(map[types.UID]bool, len(pods))
 	for _, pod := range pods {
@@ -179,7 +177,7 @@ func (t *Teller) forget(pods []Pod) {
 	maps.DeleteFunc(t.told, func(k key, _ state) bool { return !present[k.pod] })
 }
 
-// tell tells a pod what is due.
+// tell sends a notice.
 func (t *Teller) tell(ctx context.Context, n *notice) error {
 	if err := create(ctx, t.Client, n.event(t.Node, time.Now())); err != nil {
 		return err
@@ -192,8 +190,8 @@ func (t *Teller) tell(ctx context.Context, n *notice) error {
 	return nil
 }
 
-// create writes an Event. One that is refused for good, as in a namespace that is
-// being deleted, counts as written.
+// create creates an Event. A permanent rejection, as in a namespace under deletion, is logged
+// and is not an error.
 func create(ctx context.Context, client kubernetes.Interface, event *eventsv1.Event) error {
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
@@ -208,7 +206,7 @@ func create(ctx context.Context, client kubernetes.Interface, event *eventsv1.Ev
 	return nil
 }
 
-// entry is a line of what was told, as it is written down.
+// entry is the record of a sent notice.
 type entry struct {
 	Pod       types.UID           `json:"pod"`
 	Device    string              `json:"device"`
@@ -216,7 +214,8 @@ type entry struct {
 	Since     metav1.Time         `json:"since"`
 }
 
-// load reads what was told before. Where it cannot, some of it is told again.
+// load reads the sent notices from File. If the file is unreadable, some notices may be
+// repeated.
 func (t *Teller) load(ctx context.Context) {
 	t.told, t.retry = make(map[key]state), lookInterval
 	data, err := t.Files.Read(t.File)
@@ -237,7 +236,7 @@ func (t *Teller) load(ctx context.Context) {
 	}
 }
 
-// save writes down what was told, if that is not written yet.
+// save writes the sent notices to File if they have changed.
 func (t *Teller) save(ctx context.Context) {
 	entries := make([]entry, 0, len(t.told))
 	for k, s := range t.told {

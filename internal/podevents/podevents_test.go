@@ -37,15 +37,15 @@ func pod(name string, claims ...string) Pod {
 	return Pod{NamespacedName: named("default", name), UID: types.UID("uid-" + name), Claims: claims}
 }
 
-// node is one with pods and devices that they have, and a Teller.
+// node is a node with pods, their devices, and a Teller.
 type node struct {
 	t       *testing.T
 	client  *fake.Clientset
 	dir     string
 	devices []Device
 	pods    []Pod
-	lists   int                   // how often pods were asked for
-	answer  atomic.Pointer[error] // of the API server, nil while it works
+	lists   int                   // number of requests for pods
+	answer  atomic.Pointer[error] // the error of the API server, or nil
 	teller  *Teller
 }
 
@@ -61,7 +61,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// restart replaces the Teller by another with the same file.
+// restart replaces the Teller by a new one with the same file.
 func (n *node) restart() {
 	n.teller = &Teller{
 		Client: n.client, Node: "worker-1", File: filepath.Join(n.dir, "events.json"),
@@ -78,7 +78,7 @@ func (n *node) restart() {
 
 var errDown = errors.New("connection refused")
 
-// fails has the API server answer with an error.
+// fails makes the API server respond with an error.
 func (n *node) fails(err error) { n.answer.Store(&err) }
 
 func (n *node) down() error {
@@ -88,7 +88,7 @@ func (n *node) down() error {
 	return nil
 }
 
-// wants looks, and expects these Events and no others, in the form "pod reason".
+// wants checks the devices, and expects exactly these Events in the form "pod reason".
 func (n *node) wants(want ...string) {
 	n.t.Helper()
 	err := n.teller.look(n.t.Context(), n.devices)
@@ -106,7 +106,7 @@ func (n *node) wants(want ...string) {
 	n.client.ClearActions()
 }
 
-// events returns what was told since the last time.
+// events returns the Events created since the last call of wants.
 func (n *node) events() (told []*eventsv1.Event) {
 	for _, action := range n.client.Actions() {
 		if create, ok := action.(clienttesting.CreateAction); ok && n.down() == nil {
@@ -131,7 +131,7 @@ var (
 	healthy = discovery.Health{Status: discovery.Healthy, Since: began}
 )
 
-// again is the same state, begun at another time.
+// again returns the same health with a later start.
 func again(h discovery.Health, after time.Duration) discovery.Health {
 	h.Since = metav1.NewTime(h.Since.Add(after))
 	return h
@@ -354,7 +354,8 @@ func TestEvent(t *testing.T) {
 	}
 }
 
-// Whatever a family, the kernel or a user calls things, the API server takes it.
+// The API server accepts the Event for any names and reasons from families, the kernel or
+// users.
 func FuzzEvent(f *testing.F) {
 	f.Add("pod", "worker", "reason", "device")
 	f.Add(strings.Repeat("a.", 126)+"a", strings.Repeat("n", 253), strings.Repeat("ü", 900), "\xff")
@@ -376,8 +377,7 @@ func FuzzEvent(f *testing.F) {
 	})
 }
 
-// Whatever is in the file, it is read or left, and what was read is written as it
-// was.
+// Any file is either read or ignored, and the records read are written back unchanged.
 func FuzzLoad(f *testing.F) {
 	f.Add([]byte(`[{"pod":"u","device":"d","condition":"gone","since":"2026-01-02T03:04:05Z"}]`))
 	f.Add([]byte(`[{"pod":"u","device":"d"},{"pod":"u","device":"d","since":null}]`))
@@ -397,8 +397,8 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// A namespace whose Events cannot be written, as where its webhook fails or hangs,
-// keeps no other namespace from its Events, and is tried again ever more rarely.
+// A namespace that rejects Events, for example because its webhook fails or hangs, does not
+// delay the Events of other namespaces. It is retried at increasing intervals.
 func TestOneNamespaceFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -436,7 +436,7 @@ func TestOneNamespaceFails(t *testing.T) {
 		if diff := cmp.Diff([]string{"works a", "works b"}, told()); diff != "" || tries != 1 {
 			t.Errorf("%d tries in the namespace that fails, want 1; in the other:\n%s", tries, diff)
 		}
-		// News in the other namespace does not wait for the one that fails.
+		// A new notice for the other namespace does not wait for the failing namespace.
 		n.is("shared", again(sick, time.Minute))
 		began := time.Now()
 		n.client.PrependReactor("create", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -467,7 +467,8 @@ func TestOneNamespaceFails(t *testing.T) {
 	})
 }
 
-// Run tells soon after a change, of the last state of several, and ends with its context.
+// Run sends one notice soon after several changes, for the last state, and ends with its
+// context.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
