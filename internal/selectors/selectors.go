@@ -1,5 +1,5 @@
-// Package selectors says how to mend DeviceClasses that are missing, and the expressions of
-// classes and claims that fail. It is pure, and evaluates no expression itself.
+// Package selectors suggests repairs for missing DeviceClasses and for failing CEL expressions
+// of classes and claims. Its functions are pure and evaluate no expressions.
 package selectors
 
 import (
@@ -15,18 +15,18 @@ import (
 	"chandler.dev/discovery"
 )
 
-// lackedKey is the error of an expression that reads a key which a map lacks
+// lackedKey matches the error of an expression that reads a missing key of a map
 // (interpreter/attributes.go of github.com/google/cel-go 0.29, resolutionError).
 var lackedKey = regexp.MustCompile(`no such key: (\w+)`)
 
-// MendClass returns the commands that mend a DeviceClass whose expression fails for some device.
-// If the expression reads something that the device lacks, they name it, and say how to read it
-// so that the expression does not fail.
+// MendClass returns the commands that repair a DeviceClass with an expression that fails for
+// some device. If a device lacks a key read by the expression, the commands name the key and
+// an expression that reads the key safely.
 func MendClass(class *resourceapi.DeviceClass, failed error, devices []resourceapi.Device) []string {
 	return []string{"kubectl edit deviceclass " + class.Name + "   # " + MendExpression(class.Spec.Selectors, failed, devices)}
 }
 
-// MendExpression says how to write the selectors so that they do not fail.
+// MendExpression suggests a change after which the selectors do not fail.
 func MendExpression(selectors []resourceapi.DeviceSelector, failed error, devices []resourceapi.Device) string {
 	found := lackedKey.FindStringSubmatch(failed.Error())
 	if found == nil {
@@ -54,7 +54,8 @@ func MendExpression(selectors []resourceapi.DeviceSelector, failed error, device
 	return mend
 }
 
-// zero is a value, in CEL, of the type that an attribute has of the devices that have it.
+// zero returns a CEL value of the attribute's type, according to the devices with that
+// attribute.
 func zero(key string, devices []resourceapi.Device) string {
 	for i := range devices {
 		for name, value := range devices[i].Attributes {
@@ -74,7 +75,7 @@ func zero(key string, devices []resourceapi.Device) string {
 	return `""`
 }
 
-// WhoseClass says whose a DeviceClass may be that is missing.
+// WhoseClass returns a sentence about the likely origin of a missing DeviceClass.
 func WhoseClass(class string) string {
 	if strings.HasSuffix(class, "."+discovery.Domain) {
 		return "It is Chandler's by its name."
@@ -82,7 +83,7 @@ func WhoseClass(class string) string {
 	return "By its name it is none of Chandler's, which end in ." + discovery.Domain + ": the chart of another driver may have to bring it, or you have to write it."
 }
 
-// keys returns the names, without their domains, of what devices say of themselves.
+// keys returns the names of the devices' attributes and capacities, without domains.
 func keys(devices []resourceapi.Device) []string {
 	found := make(map[string]bool)
 	for _, d := range devices {
@@ -96,8 +97,8 @@ func keys(devices []resourceapi.Device) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// MendMissingClass returns the commands that help where a DeviceClass is missing. One of almost
-// the same name is likely to be meant; without one, the classes may not be installed.
+// MendMissingClass returns the commands for a missing DeviceClass. A class with a similar name was
+// probably intended; otherwise the classes may not be installed.
 func MendMissingClass(class string, there []string) []string {
 	commands := []string{"kubectl get deviceclasses   # shows the names that there are"}
 	if meant := Near(class, there); meant != "" {
@@ -109,11 +110,11 @@ func MendMissingClass(class string, there []string) []string {
 	return commands
 }
 
-// mistakes is how many letters a word may differ by from the one that is meant.
+// mistakes is the maximum edit distance between a misspelled word and the intended word.
 const mistakes = 2
 
-// Near returns the word that another is likely to be a misspelling of: the nearest one, the first
-// in order if several are. It is "" if none is near, or if the word itself is there.
+// Near returns the correct spelling of a misspelled word: the nearest of words, or the first in
+// order among equally near ones. It returns "" if no word is near or if the word is correct.
 func Near(word string, words []string) (nearest string) {
 	best := min(mistakes, (len(word)+1)/3) + 1
 	for _, other := range slices.Sorted(slices.Values(words)) {
@@ -126,8 +127,8 @@ func Near(word string, words []string) (nearest string) {
 	return nearest
 }
 
-// distance returns how many letters must be added, left out or changed to make one word of
-// another (Levenshtein).
+// distance returns the number of letters to add, remove or change to turn one word into the
+// other (Levenshtein).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -10,8 +10,8 @@ import (
 	"chandler.dev/internal/selectors"
 )
 
-// A key is read as it is written in the expression, with a value of the type that other devices
-// have. internal/doctor tests that the new expressions work.
+// The suggestion has the syntax of the expression, and a value of the type in other devices.
+// internal/doctor tests that the suggested expressions work.
 func TestMendExpression(t *testing.T) {
 	devices := []resourceapi.Device{{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"cores": {IntValue: new(int64)}, "chandler.dev/driverVersion": {VersionValue: new(string)},
@@ -68,7 +68,7 @@ func TestNear(t *testing.T) {
 	}
 }
 
-// An attribute that is misspelt is not to be read safely, but to be spelt rightly.
+// For a misspelled attribute, the suggestion is the correct spelling.
 func TestMisspeltAttribute(t *testing.T) {
 	devices := []resourceapi.Device{{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"chandler.dev/family": {}}}}
 	chosen := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["chandler.dev"].familly == "amdgpu"`}}}
