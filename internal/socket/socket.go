@@ -1,5 +1,5 @@
-// Package socket removes Unix sockets that killed processes have left behind.
-// It makes none, and knows nothing of who speaks over them.
+// Package socket removes the Unix sockets left behind by killed processes. The package creates no
+// sockets.
 package socket
 
 import (
@@ -14,9 +14,8 @@ import (
 	"time"
 )
 
-// Sweep removes the sockets that match a pattern of [filepath.Glob] and that
-// nobody listens on. A socket that is still served, and a file that is no
-// socket, are left alone.
+// Sweep removes the sockets without a listener that match a pattern of [filepath.Glob]. Served
+// sockets and files of other types are kept.
 func Sweep(ctx context.Context, pattern string) error {
 	left, err := filepath.Glob(pattern)
 	errs := []error{err}
