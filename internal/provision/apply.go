@@ -14,36 +14,36 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Held returns who has which of the devices, by their names: containers, by
-// claims and by the device-plugin API.
+// Held returns the consumers of allocated devices by device name, for allocations to claims
+// and by the device plugin API.
 type Held func(known []discovery.Device) (map[string]string, error)
 
-// Provisioner makes the functions of a host as the rules say.
+// Provisioner configures the PCI functions of a host according to rules.
 type Provisioner struct {
 	Host     *discovery.Host
 	Families []*discovery.Family
 	Rules    []Rule
 	Held     Held
 
-	// Write writes an attribute of the host, as of fs.FS. Nil writes nothing,
-	// and the plan is printed only.
+	// Write writes an attribute of the host, named as in fs.FS. If nil, Run only prints the plan.
 	Write func(name, value string) error
 
-	// Keep writes the journal, and removes it if that is nil. Nil keeps none.
+	// Keep writes the journal, or removes the journal if its argument is nil. If Keep is nil,
+	// there is no journal.
 	Keep func(journal []byte) error
 
-	Out io.Writer // gets a line for each change, before it is made
+	Out io.Writer // receives a line before each change
 
-	owed []discovery.Write // what the journal had when Run began
+	owed []discovery.Write // contents of the journal at the start of Run
 }
 
-// Run does all that can be done, one function after the other. The error says by
-// function what could not or must not be done. A function that fails keeps no
-// other from being done.
+// Run carries out the rules, one function after the other. The error lists by function the
+// work that failed or was refused. A failure at one function does not prevent work on the
+// others.
 func (p *Provisioner) Run(ctx context.Context) error {
 	changes, err := p.resume()
 	if errors.Is(err, errJournal) {
-		return err // a later write to the journal would replace what it has
+		return err // the next write to the journal would destroy its contents
 	}
 	errs := []error{err}
 	known := discovery.Scan(p.Host, p.Families).Devices
@@ -55,7 +55,7 @@ func (p *Provisioner) Run(ctx context.Context) error {
 		fmt.Fprintln(p.Out, note)
 	}
 	for _, f := range selected {
-		if ctx.Err() != nil { // said so that nobody takes it for an end that was asked for
+		if ctx.Err() != nil { // the message shows that the interruption was not a regular end
 			return errors.Join(append(errs, fmt.Errorf("%s and those after it: interrupted, and not looked at", f.Name()))...)
 		}
 		n, err := p.provision(f, known)
@@ -69,8 +69,7 @@ func (p *Provisioner) Run(ctx context.Context) error {
 	return nil
 }
 
-// provision plans one function and writes what is planned. It returns how many
-// changes there are.
+// provision plans one function and executes the plan. It returns the number of changes.
 func (p *Provisioner) provision(f function, known []discovery.Device) (changes int, err error) {
 	parts, err := p.plan(f, known)
 	errs := []error{err}
@@ -82,7 +81,7 @@ func (p *Provisioner) provision(f function, known []discovery.Device) (changes i
 			failed[part.name] = true
 		}
 		if failed[f.Name()] {
-			break // its virtual functions are not as planned
+			break // the state of the virtual functions differs from the plan
 		}
 	}
 	if p.Write != nil && changes > 0 && !failed[f.Name()] {
@@ -91,7 +90,7 @@ func (p *Provisioner) provision(f function, known []discovery.Device) (changes i
 	return changes, errors.Join(errs...)
 }
 
-// plan looks at the host as it is now.
+// plan returns the plan for a function according to the current state of the host.
 func (p *Provisioner) plan(f function, known []discovery.Device) ([]part, error) {
 	planner := &planner{
 		host:     p.Host,
@@ -101,8 +100,8 @@ func (p *Provisioner) plan(f function, known []discovery.Device) ([]part, error)
 	return planner.plan(f)
 }
 
-// apply makes the writes of a part. The journal has those that end what others begin,
-// until they are made.
+// apply executes the writes of a part. The journal contains those writes that undo earlier
+// ones, until they are executed.
 func (p *Provisioner) apply(part part) error {
 	ends := p.ends(part.writes)
 	if p.Write == nil || p.Keep == nil || len(ends) == 0 {
@@ -115,8 +114,8 @@ func (p *Provisioner) apply(part part) error {
 	return errors.Join(err, p.keep(p.left(ends)))
 }
 
-// write makes the writes of a part. After a write that failed, it makes only the
-// writes that end what was begun.
+// write executes the writes of a part. After a failed write, it executes only the writes that
+// undo earlier ones.
 func (p *Provisioner) write(part part) error {
 	var errs []error
 	made := false
@@ -141,7 +140,7 @@ func (p *Provisioner) write(part part) error {
 	return errors.Join(errs...)
 }
 
-// advice says what an error of the kernel means, as far as it is known, and what helps.
+// advice explains an error of the kernel, if the cause is known, and suggests a remedy.
 func advice(w discovery.Write, err error) string {
 	if path.Base(w.Path) != "sriov_numvfs" {
 		return ""
@@ -149,7 +148,7 @@ func advice(w discovery.Write, err error) string {
 	return discovery.ExplainVirtual(w.Value, err)
 }
 
-// value returns what is written.
+// value returns the value to write.
 func (p *Provisioner) value(w discovery.Write) (string, error) {
 	if w.NameOf == "" {
 		return w.Value, nil
@@ -161,14 +160,14 @@ func (p *Provisioner) value(w discovery.Write) (string, error) {
 	return name, nil
 }
 
-// shown returns what an attribute shows now.
+// shown returns the current value of an attribute.
 func (p *Provisioner) shown(name string) string {
 	text, _ := sysfs.At(p.Host.FS, path.Dir(name)).Text(path.Base(name))
 	return text
 }
 
-// check plans again. If the plan is not empty after everything was written, the
-// kernel took a write and did not do it.
+// check plans again after all writes. A nonempty plan means that the kernel accepted a write
+// without effect.
 func (p *Provisioner) check(f function, known []discovery.Device, failed map[string]bool) error {
 	left, _ := p.plan(f, known)
 	left = slices.DeleteFunc(left, func(part part) bool { return failed[part.name] })

@@ -1,7 +1,7 @@
-// Package provision makes the PCI functions of a host as the administrator wants
-// them. It creates virtual functions, binds drivers, and sets what a family knows
-// how to set. It changes no function that is in use, and none that is already as it
-// should be. It knows no vendor, and nothing calls it but the command.
+// Package provision configures the PCI functions of a host according to the administrator's
+// rules. It creates virtual functions, binds drivers, and applies settings defined by
+// families. It changes no function in use, and none already in the desired state. It is
+// independent of vendors, and is used by the provision command only.
 package provision
 
 import (
@@ -14,33 +14,32 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Rule says how the PCI functions that it selects are to be: either Driver, or
-// the others, is set.
+// Rule describes the desired state of the PCI functions that it selects. Either Driver is set,
+// or Settings and VFs.
 type Rule struct {
 	Selects  func(discovery.Device) (bool, error)
 	Driver   string
-	Settings any  // of a type that a family has, nil if there are none
-	VFs      *VFs // nil if they are not to be touched
+	Settings any  // of a type defined by a family; nil for none
+	VFs      *VFs // nil leaves virtual functions unchanged
 }
 
-// VFs are the virtual functions that a physical one is to have.
+// VFs describes the desired virtual functions of a physical function.
 type VFs struct {
 	Count  int
-	Driver string // "" leaves it to the kernel
+	Driver string // "" leaves the choice to the kernel
 }
 
-// function is a PCI function that a rule selects.
+// function is a PCI function selected by a rule.
 type function struct {
 	sysfs.Device
 
 	rule Rule
-	err  error // what could not be read of it
+	err  error // error while reading the function's attributes
 }
 
-// functions returns the functions that rules select, in the order of their
-// addresses, and notes about the rules. The first rule that selects a function
-// has it. If the rule of a physical function says how its virtual functions are to
-// be, no other rule has these.
+// functions returns the functions selected by rules, in the order of their addresses, and
+// notes about the rules. The first rule that selects a function applies. If the rule of a
+// physical function defines virtual functions, no other rule applies to these.
 func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (selected []function, notes []string, err error) {
 	all, err := sysfs.Bus(host.FS, "pci")
 	if err != nil {
@@ -48,7 +47,7 @@ func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (se
 	}
 	used := make([]int, len(rules))
 	unsaid := make([]error, len(rules))
-	ruled := make(map[string]bool) // paths of physical functions
+	ruled := make(map[string]bool) // paths of physical functions whose rule defines virtual functions
 	for _, d := range all {
 		described, err := describe(host, d, known)
 		for i, rule := range rules {
@@ -82,8 +81,8 @@ func functions(host *discovery.Host, rules []Rule, known []discovery.Device) (se
 	return kept, notes, nil
 }
 
-// describe returns the device that rules are asked about. It has the attributes of
-// any PCI function, and those of a family's device that is the function.
+// describe returns the device that rules are evaluated on. It has the attributes of any PCI
+// function, and the attributes of the family's devices for the function.
 func describe(host *discovery.Host, d sysfs.Device, known []discovery.Device) (discovery.Device, error) {
 	described, err := discovery.PCI(host, d)
 	attrs := d.Attrs()
@@ -103,7 +102,7 @@ func describe(host *discovery.Host, d sysfs.Device, known []discovery.Device) (d
 	return described, errors.Join(err, attrs.Err())
 }
 
-// driverLoaded checks that the kernel has a driver for PCI functions.
+// driverLoaded returns an error if the kernel has no such driver for PCI functions.
 func driverLoaded(host *discovery.Host, name string) error {
 	_, err := fs.Stat(host.FS, "sys/bus/pci/drivers/"+name)
 	if errors.Is(err, fs.ErrNotExist) {

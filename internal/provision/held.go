@@ -9,26 +9,26 @@ import (
 	"chandler.dev/internal/inuse"
 )
 
-// uses tells whether a PCI function is in use: by a container that was given it, or
-// by anybody else. If the files of the host do not tell, it counts as in use.
+// uses determines whether a PCI function is in use by a container or by the host. If the
+// host's files are inconclusive, the function counts as in use.
 type uses struct {
 	view  *inuse.View
 	known []discovery.Device
 
-	held    map[string]string // who holds a device, by its name
-	heldErr error             // why that is not known
+	held    map[string]string // consumers by device name
+	heldErr error             // the reason why held is unknown
 }
 
-// readUses reads what is in use now.
+// readUses reads the current uses.
 func readUses(host *discovery.Host, known []discovery.Device, held Held) *uses {
 	u := &uses{view: inuse.Look(host, inuse.Options{Known: known}), known: known}
 	u.held, u.heldErr = held(known)
 	return u
 }
 
-// of returns who uses a function, or nil if nobody does. If the function is to be
-// unbound from its driver, an interface that is up counts as use too: it is
-// prepared for use, and would be gone.
+// of returns an error that describes the use of a function, or nil for an unused function. If
+// the function is to be unbound from its driver, an interface that is up counts as use too: it
+// was configured for use, and would disappear.
 func (u *uses) of(function sysfs.Device, unbind bool) error {
 	if err := u.holder(function); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (u *uses) of(function sysfs.Device, unbind bool) error {
 	return u.view.Bound(function).Err()
 }
 
-// holder tells whether a container has the function, or a part of it.
+// holder returns an error if the function, or a part of it, is allocated to a container.
 func (u *uses) holder(function sysfs.Device) error {
 	if u.heldErr != nil {
 		return fmt.Errorf("whether a container has it cannot be told: %w", u.heldErr)
@@ -53,8 +53,8 @@ func (u *uses) holder(function sysfs.Device) error {
 	return nil
 }
 
-// isOn reports whether a device lies on the function, by whatever name: a mediated
-// device is called by its UUID.
+// isOn reports whether a device belongs to the function regardless of the device's name. A
+// mediated device, for example, is named by its UUID.
 func (u *uses) isOn(device string, function sysfs.Device) bool {
 	for i := range u.known {
 		if d := &u.known[i]; d.Name == device && inuse.Within(d.Source, function) {

@@ -16,28 +16,28 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// The journal remembers what is to be written again if the command is killed between a
-// write and the one that ends it, such as sriov_drivers_autoprobe. It is a file below
-// /run, which like attributes does not outlive a boot.
+// The journal contains the writes to execute if the command is killed between a write and the
+// write that undoes it, such as a write to sriov_drivers_autoprobe. Like the attributes, the
+// file does not survive a reboot: it is below /run.
 const (
 	journalDir  = "run/chandler"
 	journalFile = journalDir + "/provision.json"
 )
 
-// journal is what the file says.
+// journal is the content of the file.
 type journal struct {
 	Boot   string            `json:"boot"`
 	Writes []discovery.Write `json:"writes"`
 }
 
-// Journal keeps that file. Only one command at a time has it.
+// Journal is the journal file of a host. It is locked, so only one command uses it at a time.
 type Journal struct {
 	root *os.Root
 	lock *os.File
 }
 
-// OpenJournal opens the journal of the host whose root is a directory. It fails if
-// another command has it.
+// OpenJournal opens and locks the journal of the host whose root is dir. It fails if another
+// command has the lock.
 func OpenJournal(dir string) (*Journal, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -56,11 +56,11 @@ func OpenJournal(dir string) (*Journal, error) {
 	return &Journal{root: root, lock: lock}, nil
 }
 
-// Close lets others have the journal.
+// Close closes the journal and releases the lock.
 func (j *Journal) Close() error { return errors.Join(j.lock.Close(), j.root.Close()) }
 
-// Keep writes the file, or removes it if there is nothing to keep. It is renamed into
-// place, so that a reader finds the old one or the new one.
+// Keep writes the file, or removes the file if data is nil. The file is renamed into place, so
+// that a reader finds either the old or the new contents.
 func (j *Journal) Keep(data []byte) error {
 	if data == nil {
 		if err := j.root.Remove(journalFile); !errors.Is(err, fs.ErrNotExist) {
@@ -74,8 +74,8 @@ func (j *Journal) Keep(data []byte) error {
 	return j.root.Rename(journalFile+".new", journalFile)
 }
 
-// keep writes the journal, so that the writes outlive this process, with those of an
-// earlier command that are still not made.
+// keep writes the journal with the given writes and with the outstanding writes of an earlier
+// command.
 func (p *Provisioner) keep(writes []discovery.Write) (err error) {
 	var data []byte
 	writes = slices.Concat(p.left(p.owed), writes)
@@ -92,15 +92,14 @@ func (p *Provisioner) keep(writes []discovery.Write) (err error) {
 }
 
 func (p *Provisioner) boot() string {
-	boot, _ := p.Host.ReadText("/proc/sys/kernel/random/boot_id") // without it, any boot is this one
+	boot, _ := p.Host.ReadText("/proc/sys/kernel/random/boot_id") // on error, boot is the same for all boots
 	return boot
 }
 
-// errJournal is why nothing is done.
+// errJournal is the error of an unreadable journal. Run then changes nothing.
 var errJournal = errors.New("read what a command that was killed left to be done")
 
-// unfinished returns the writes that a command which was killed in this boot did not
-// come to make.
+// unfinished returns the outstanding writes of a command that was killed in the current boot.
 func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
 	data, err := fs.ReadFile(p.Host.FS, journalFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,19 +126,19 @@ func (p *Provisioner) unfinished() (left []discovery.Write, err error) {
 	return left, nil
 }
 
-// maxJournal is more than any attribute has, in bytes.
+// maxJournal is the maximum size of an attribute in bytes, with a large margin.
 const maxJournal = 64 << 10
 
-// resume makes the writes that a command which was killed did not come to make. A write
-// that fails stays in the journal. In a dry run, resume lays what they would show over the
-// host, for the plan to be what follows.
+// resume executes the outstanding writes of a killed command. A failed write remains in the
+// journal. In a dry run, resume adds the results of the writes to the host's files in memory,
+// as the basis for the plan.
 func (p *Provisioner) resume() (changes int, err error) {
 	writes, err := p.unfinished()
 	if err != nil {
 		return 0, err
 	}
 	p.owed = writes
-	for _, w := range writes { // of different functions: one that fails keeps no other from being made
+	for _, w := range writes { // the writes belong to different functions, so a failure does not affect the others
 		err = errors.Join(err, p.write(part{"left by a command that was killed", []discovery.Write{w}}))
 	}
 	if p.Write != nil {
@@ -158,7 +157,7 @@ func (p *Provisioner) resume() (changes int, err error) {
 	return len(writes), err
 }
 
-// ends returns those of the writes that put back what an earlier one changes.
+// ends returns the writes that restore a value changed by an earlier write.
 func (p *Provisioner) ends(writes []discovery.Write) (ends []discovery.Write) {
 	for _, w := range writes {
 		if w.Always && p.shown(w.Shows) == w.To {
@@ -168,7 +167,7 @@ func (p *Provisioner) ends(writes []discovery.Write) (ends []discovery.Write) {
 	return ends
 }
 
-// left returns those of the writes that were not made.
+// left returns the writes whose effect is missing.
 func (p *Provisioner) left(ends []discovery.Write) []discovery.Write {
 	return slices.DeleteFunc(slices.Clone(ends), func(w discovery.Write) bool { return p.shown(w.Shows) == w.To })
 }

@@ -27,7 +27,7 @@ func (k *kernel) keep(journal []byte) error {
 	return nil
 }
 
-// runKilled provisions the host, and is killed after so many writes.
+// runKilled provisions the host, and is killed after a number of writes.
 func (k *kernel) runKilled(writes int, rules ...provision.Rule) {
 	p := &provision.Provisioner{
 		Host: &discovery.Host{FS: host{k.MapFS, k.broken}}, Families: families.All, Rules: rules, Out: io.Discard, Keep: k.keep,
@@ -43,8 +43,8 @@ func (k *kernel) runKilled(writes int, rules ...provision.Rule) {
 	_ = p.Run(context.Background())
 }
 
-// A command does what one that was killed left undone, also if there is nothing else to
-// do, but not after a reboot.
+// A command completes the work of a killed command, even without other work, but not after a
+// reboot.
 func TestProvisionAfterAKill(t *testing.T) {
 	for boot, want := range map[string]string{"1": "1", "2": "0"} {
 		k, dir := qatHost()
@@ -72,8 +72,8 @@ func TestProvisionAfterAKill(t *testing.T) {
 	}
 }
 
-// A write that fails stays in the journal until it succeeds, also if the command makes
-// other changes meanwhile, which use the journal too.
+// A failed write remains in the journal until it succeeds, even if the command makes other
+// changes in the meantime, which use the journal too.
 func TestProvisionKeepsTheJournalUntilItsWritesAreMade(t *testing.T) {
 	k, dir := qatHost()
 	k.file(dir+"/qat/cfg_services", "sym;dc")
@@ -102,7 +102,7 @@ func TestProvisionKeepsTheJournalUntilItsWritesAreMade(t *testing.T) {
 	}
 }
 
-// Of two writes of a journal, each is made though the other fails.
+// The writes of a journal are independent: a failure does not prevent the others.
 func TestProvisionMakesAllWritesOfTheJournalThatItCan(t *testing.T) {
 	k, first := qatHost()
 	second := k.function("0000:6c:00.0", qatID, "0b4000", "4xxx", sriov(16))
@@ -121,7 +121,7 @@ func TestProvisionMakesAllWritesOfTheJournalThatItCan(t *testing.T) {
 	}
 }
 
-// While the journal cannot be read, nothing is changed that could replace it.
+// While the journal is unreadable, no change is made that could overwrite the journal.
 func TestProvisionKeepsAJournalThatItCannotRead(t *testing.T) {
 	k, _ := qatHost()
 	const damaged = "{"
@@ -131,7 +131,7 @@ func TestProvisionKeepsAJournalThatItCannotRead(t *testing.T) {
 	}
 }
 
-// Only one command at a time has the journal.
+// Only one command at a time uses the journal.
 func TestJournal(t *testing.T) {
 	dir := t.TempDir()
 	journal, err := provision.OpenJournal(dir)

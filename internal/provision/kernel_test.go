@@ -12,19 +12,19 @@ import (
 	"testing/fstest"
 )
 
-// kernel is a host whose attributes do on writing what the kernel's do, as far
-// as provisioning needs it: PCI drivers and SR-IOV (drivers/pci), QAT's services
-// (drivers/crypto/intel/qat) and idxd's queues (drivers/dma/idxd).
+// kernel is a host whose attributes behave like the kernel's on writes, as far as the tests
+// need them: PCI drivers and SR-IOV (drivers/pci), QAT services (drivers/crypto/intel/qat) and
+// idxd queues (drivers/dma/idxd).
 type kernel struct {
 	fstest.MapFS
 
 	writes  []string
-	refuses map[string]error // writes to these paths
+	refuses map[string]error // errors of writes, by path
 	rejects map[string]bool  // drivers that bind to no function
-	broken  map[string]bool  // paths that cannot be read
+	broken  map[string]bool  // unreadable paths
 }
 
-// host is what of a kernel can be read, without MapFS's own Glob.
+// host is the readable part of a kernel, without the Glob method of MapFS.
 type host struct {
 	files
 
@@ -67,7 +67,7 @@ func (h host) ReadLink(name string) (string, error) {
 
 const pciRoot = "sys/devices/pci0000:00/"
 
-// newKernel returns a host with one process and these drivers loaded.
+// newKernel returns a host with one process and the given drivers loaded.
 func newKernel(drivers ...string) *kernel {
 	k := &kernel{MapFS: fstest.MapFS{}, refuses: make(map[string]error), rejects: make(map[string]bool), broken: make(map[string]bool)}
 	k.file("sys/bus/pci/drivers_probe", "")
@@ -87,10 +87,10 @@ func (k *kernel) link(name, target string) {
 	k.MapFS[name] = &fstest.MapFile{Data: []byte(target), Mode: fs.ModeSymlink | 0o777}
 }
 
-// links makes a directory one of so many directories, whether they are seen or not.
+// links sets the number of subdirectories in a directory's link count.
 func (k *kernel) links(name string, below int) {
 	stat := &syscall.Stat_t{}
-	for range 2 + below { // its type differs by architecture
+	for range 2 + below { // the type of Nlink differs by architecture
 		stat.Nlink++
 	}
 	k.MapFS[name] = &fstest.MapFile{Mode: fs.ModeDir | 0o755, Sys: stat}
@@ -104,8 +104,7 @@ func (k *kernel) text(name string) string {
 	return strings.TrimSpace(string(file.Data))
 }
 
-// function adds a PCI function, and returns its directory. Attributes are added
-// below it.
+// function adds a PCI function with attributes, and returns its directory.
 func (k *kernel) function(address, id, class, driver string, attributes map[string]string) string {
 	dir := pciRoot + address
 	vendor, device, _ := strings.Cut(id, ":")
@@ -124,7 +123,7 @@ func (k *kernel) function(address, id, class, driver string, attributes map[stri
 	return dir
 }
 
-// sriov are the attributes of a physical function without virtual ones.
+// sriov returns the attributes of a physical function without virtual functions.
 func sriov(total int) map[string]string {
 	return map[string]string{"sriov_numvfs": "0", "sriov_totalvfs": strconv.Itoa(total), "sriov_drivers_autoprobe": "1"}
 }
@@ -143,7 +142,7 @@ func (k *kernel) disk(dir, name, numbers string) {
 	k.link("sys/class/block/"+name+"1", "../../../"+dir+"/block/"+name+"/"+name+"1")
 }
 
-// loop adds a loop device that is made of a file.
+// loop adds a loop device backed by a file.
 func (k *kernel) loop(name, file string) {
 	k.file("sys/devices/virtual/block/"+name+"/loop/backing_file", file)
 	k.link("sys/class/block/"+name, "../../devices/virtual/block/"+name)
@@ -168,7 +167,7 @@ func (k *kernel) resolve(name string) string {
 	return resolved
 }
 
-// write does what writing to an attribute does.
+// write emulates a write to an attribute.
 func (k *kernel) write(name, value string) error {
 	file := k.resolve(name)
 	k.writes = append(k.writes, name+"="+value)
@@ -220,7 +219,8 @@ func (k *kernel) unbind(driver, address string) error {
 		return syscall.ENODEV
 	}
 	delete(k.MapFS, dir+"/driver")
-	maps.DeleteFunc(k.MapFS, func(name string, _ *fstest.MapFile) bool { return strings.HasPrefix(name, dir+"/net/") }) // the driver's
+	// The interfaces disappear with the driver.
+	maps.DeleteFunc(k.MapFS, func(name string, _ *fstest.MapFile) bool { return strings.HasPrefix(name, dir+"/net/") })
 	return nil
 }
 
@@ -252,7 +252,7 @@ func (k *kernel) setVFs(dir, value string) error {
 	return nil
 }
 
-// dsa adds a DSA with four queues and engines, as it is after a boot.
+// dsa adds a DSA with four queues and engines, in its state after boot.
 func (k *kernel) dsa(address string) string {
 	dir := k.function(address, "8086:0b25", "088000", "idxd", nil) + "/dsa0"
 	for name, value := range map[string]string{
@@ -332,11 +332,11 @@ func (k *kernel) writeQueue(dir, attribute, value string) error {
 	return nil
 }
 
-// state returns all that the host shows, to be compared.
+// state returns the visible state of the host as text.
 func (k *kernel) state() string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(k.MapFS)) {
-		if path.Base(name) == "iommu_group" { // whose number depends on when it was made
+		if path.Base(name) == "iommu_group" { // the number depends on the time of creation
 			continue
 		}
 		fmt.Fprintf(&b, "%s %q\n", name, k.MapFS[name].Data)

@@ -11,27 +11,26 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// part is what is to be written for one function.
+// part is a part of the plan: the writes for one function.
 type part struct {
 	name   string // "0000:6b:00.0", or "0000:6b:00.0 virtfn3"
 	writes []discovery.Write
 }
 
-// planner computes what is to be written. It reads the host and writes nothing.
+// planner computes the plan. It reads the host and writes nothing.
 type planner struct {
 	host     *discovery.Host
 	families []*discovery.Family
-	uses     func() *uses // read when it is first asked for
+	uses     func() *uses // reads the uses on the first call
 }
 
-// plan returns what is to be written for a function and for its virtual ones,
-// the function first. Work that cannot or must not be done is left out, and is
-// the error.
+// plan returns the writes for a function and its virtual functions, the function first.
+// Impossible or forbidden work is omitted, and described by the error.
 func (p *planner) plan(f function) (parts []part, err error) {
 	if f.err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Name(), f.err)
 	}
-	f.Device = sysfs.At(p.host.FS, f.Path) // as it is now: one that was listed remembers its driver
+	f.Device = sysfs.At(p.host.FS, f.Path) // read again, since a listed device caches its driver
 	if f.rule.Driver != "" {
 		writes, err := p.bindExisting(f.Device, f.Device, f.rule.Driver)
 		if err != nil {
@@ -59,8 +58,7 @@ func nonempty(p part) []part {
 	return []part{p}
 }
 
-// settings returns the writes by which its family makes the function as it is
-// wanted.
+// settings returns the writes of the function's family for the desired settings.
 func (p *planner) settings(f function) ([]discovery.Write, error) {
 	if f.rule.Settings == nil {
 		return nil, nil
@@ -84,8 +82,8 @@ func orNone(name string) string {
 	return name
 }
 
-// settable refuses settings of a function that is in use, and of one that would
-// lose virtual functions by them.
+// settable returns an error if the settings would change a function in use, or would destroy
+// virtual functions.
 func (p *planner) settable(f function, settings []discovery.Write) error {
 	if len(settings) == 0 {
 		return nil
@@ -100,7 +98,7 @@ func (p *planner) settable(f function, settings []discovery.Write) error {
 func (p *planner) virtual(f function, settings []discovery.Write) (parts []part, err error) {
 	want := f.rule.VFs
 	writes, fresh, err := p.create(f, settings)
-	if err == nil && fresh && want.Driver != "" { // rather than to create what cannot be bound
+	if err == nil && fresh && want.Driver != "" { // fail before creating functions that cannot be bound
 		err = errors.Join(driverLoaded(p.host, want.Driver), usable(p.host, f.Device, want.Driver))
 	}
 	if err != nil {
@@ -123,9 +121,8 @@ func (p *planner) virtual(f function, settings []discovery.Write) (parts []part,
 	return parts, errors.Join(errs...)
 }
 
-// create returns what is to be written to set the function up and to give it its
-// virtual functions, and whether they are new ones then. It refuses to destroy a
-// virtual function that a driver is bound to.
+// create returns the writes for the settings and the number of virtual functions, and whether
+// the virtual functions are new. It refuses to destroy a virtual function with a driver.
 func (p *planner) create(f function, settings []discovery.Write) (writes []discovery.Write, fresh bool, err error) {
 	attrs := f.Attrs()
 	now, ok := attrs.Uint("sriov_numvfs")
@@ -146,7 +143,7 @@ func (p *planner) create(f function, settings []discovery.Write) (writes []disco
 		return nil, false, err
 	}
 	file := f.Child("sriov_numvfs").Path
-	// The kernel goes from no number but 0 to another.
+	// The kernel accepts a new number only if the old or the new number is 0.
 	if now > 0 {
 		if err := p.destructible(f.Device); err != nil {
 			return nil, false, err
@@ -158,9 +155,9 @@ func (p *planner) create(f function, settings []discovery.Write) (writes []disco
 	return append(writes, p.withoutProbing(f, attrs, created)...), true, attrs.Err()
 }
 
-// withoutProbing returns the write that creates virtual functions, with writes
-// around it that keep the kernel from binding them to a driver of its choice
-// where another is wanted. The earlier setting is then restored.
+// withoutProbing returns the write that creates virtual functions. If the rule names a driver,
+// additional writes disable the kernel's driver probing during the creation, and then restore
+// the setting.
 func (p *planner) withoutProbing(f function, attrs *sysfs.Attrs, created discovery.Write) []discovery.Write {
 	autoprobe, _ := attrs.Text("sriov_drivers_autoprobe")
 	if f.rule.VFs.Driver == "" || autoprobe != "1" {
@@ -172,8 +169,7 @@ func (p *planner) withoutProbing(f function, attrs *sysfs.Attrs, created discove
 	return []discovery.Write{discovery.Set(file, "1", "0"), created, again}
 }
 
-// destructible refuses the virtual functions of a function that a driver is
-// bound to, or somebody was given.
+// destructible returns an error if a virtual function of f has a driver or is in use.
 func (p *planner) destructible(f sysfs.Device) error {
 	entries, err := fs.ReadDir(p.host.FS, f.Path)
 	if err != nil {
@@ -197,8 +193,8 @@ func (p *planner) destructible(f sysfs.Device) error {
 	return nil
 }
 
-// bindVirtual returns what binds a virtual function, by the link from the
-// physical one, to a driver. A fresh one does not exist yet.
+// bindVirtual returns the writes that bind a virtual function to a driver. link is the
+// physical function's link to the virtual function. A fresh function does not exist yet.
 func (p *planner) bindVirtual(physical, link sysfs.Device, driver string, fresh bool) ([]discovery.Write, error) {
 	if fresh {
 		return bind(link, discovery.Write{NameOf: link.Path}, "", "", driver), nil
@@ -210,9 +206,8 @@ func (p *planner) bindVirtual(physical, link sysfs.Device, driver string, fresh 
 	return p.bindExisting(vf, link, driver)
 }
 
-// bindExisting returns what binds a function to a driver. The link is where it
-// is seen: the function itself, or the entry of the physical one that leads to
-// it.
+// bindExisting returns the writes that bind a function to a driver. link is the path used for
+// the writes: the function itself, or the physical function's link to it.
 func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]discovery.Write, error) {
 	now := function.Driver()
 	if now == driver {
@@ -228,7 +223,7 @@ func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]di
 	if err != nil {
 		return nil, fmt.Errorf("attribute driver_override: %w", err)
 	}
-	if override == "(null)" { // as the kernel prints what was never set
+	if override == "(null)" { // how the kernel prints an unset override
 		override = ""
 	}
 	if function.Exists("virtfn0") {
@@ -240,14 +235,14 @@ func (p *planner) bindExisting(function, link sysfs.Device, driver string) ([]di
 	return bind(link, discovery.Write{Value: function.Name()}, now, override, driver), nil
 }
 
-// usable refuses to bind a function without an IOMMU group to a driver of vfio, which would
-// not take the function: vfio_group_find_or_alloc in drivers/vfio/group.c returns EINVAL,
-// unless enable_unsafe_noiommu_mode is set.
+// usable returns an error if a function without an IOMMU group is to be bound to a driver of
+// vfio, because the driver would reject the function: vfio_group_find_or_alloc in
+// drivers/vfio/group.c returns EINVAL, unless enable_unsafe_noiommu_mode is set.
 //
 // An unbound function may get its group when a driver is probed, because the kernel before
-// Linux 6.15 configures an IOMMU that firmware tables describe only then (pci_dma_configure
-// in drivers/pci/pci-driver.c), such as that of virtio-iommu or an SMMU. The Intel and AMD
-// drivers add all functions to groups when they start.
+// Linux 6.15 configures an IOMMU described by firmware tables only then (pci_dma_configure in
+// drivers/pci/pci-driver.c), such as virtio-iommu or an SMMU. The Intel and AMD drivers add
+// all functions to groups when they start.
 func usable(host *discovery.Host, function sysfs.Device, driver string) error {
 	if !strings.Contains(driver, "vfio") || function.Link("iommu_group") != "" {
 		return nil
@@ -265,20 +260,20 @@ func usable(host *discovery.Host, function sysfs.Device, driver string) error {
 	return nil
 }
 
-// withoutIOMMU is the remedy for functions that no IOMMU serves.
+// withoutIOMMU is the remedy for functions without an IOMMU.
 const withoutIOMMU = "or set the parameter enable_unsafe_noiommu_mode of module vfio, which lets the function access all memory of the host"
 
-// errUnserved is why vfio does not take a function although the host has an IOMMU.
+// errUnserved is the reason why vfio rejects a function although the host has an IOMMU.
 var errUnserved = errors.New("is in no IOMMU group, because no IOMMU of the host serves it; use a function that an IOMMU serves, " + withoutIOMMU)
 
-// groupsLate reports whether an IOMMU may add a function to a group only when a driver is
-// probed, by the IOMMU's name: "dmar0" is an Intel one, and "ivhd0" an AMD one.
+// groupsLate reports whether an IOMMU may add a function to a group as late as the probe of a
+// driver. Names like "dmar0" belong to Intel IOMMUs, and "ivhd0" to AMD IOMMUs.
 func groupsLate(iommu fs.DirEntry) bool {
 	return !strings.HasPrefix(iommu.Name(), "dmar") && !strings.HasPrefix(iommu.Name(), "ivhd")
 }
 
-// bind returns what binds a function to a driver in place of the one that is
-// bound to it, if any (Documentation/ABI/testing/sysfs-bus-pci).
+// bind returns the writes that bind a function to a driver, after unbinding any current driver
+// (Documentation/ABI/testing/sysfs-bus-pci).
 func bind(link sysfs.Device, address discovery.Write, now, override, driver string) (writes []discovery.Write) {
 	if override != driver {
 		writes = append(writes, discovery.Set(link.Child("driver_override").Path, override, driver))

@@ -21,14 +21,14 @@ import (
 	"chandler.dev/internal/provision"
 )
 
-// id is a rule for functions of one vendor and device ID.
+// id returns a selector for functions with a vendor and device ID.
 func id(id string) func(discovery.Device) (bool, error) {
 	return func(d discovery.Device) (bool, error) {
 		return d.Attributes.String("pciVendor")+":"+d.Attributes.String("pciDevice") == id, nil
 	}
 }
 
-// run provisions the host and returns what was printed.
+// run provisions the host and returns the output.
 func (k *kernel) run(rules ...provision.Rule) (string, error) { return k.runHeld(nil, nil, rules...) }
 
 func (k *kernel) runHeld(held map[string]string, heldErr error, rules ...provision.Rule) (string, error) {
@@ -41,7 +41,7 @@ func (k *kernel) runHeld(held map[string]string, heldErr error, rules ...provisi
 	return out.String(), err
 }
 
-// dryRun returns what would be done.
+// dryRun returns the output of a dry run.
 func (k *kernel) dryRun(rules ...provision.Rule) (string, error) {
 	var out bytes.Buffer
 	p := &provision.Provisioner{
@@ -62,7 +62,7 @@ func qatRule(count int) provision.Rule {
 	}
 }
 
-// qatHost is a host with a QAT device as it is after a boot.
+// qatHost returns a host with a QAT device in its state after boot.
 func qatHost() (*kernel, string) {
 	k := newKernel("4xxx", "vfdriver", "vfio-pci")
 	attributes := sriov(16)
@@ -75,8 +75,8 @@ var queues = provision.Rule{Selects: id(dsaID), Settings: idxd.Groups{
 	{Engines: 2, Queues: []idxd.Queue{{Name: "all", Shared: true, Size: 112, Priority: 5, Threshold: 100}}},
 }}
 
-// Each case is a host and rules, and all that is to happen to it. A dry run
-// prints the same and writes nothing; a second run finds nothing to do.
+// Each case is a host with rules, and the expected output. A dry run prints the same and
+// writes nothing, and a second run finds nothing to do.
 func TestProvision(t *testing.T) {
 	nic := provision.Rule{Selects: id(nicID), VFs: &provision.VFs{Count: 2}}
 	bound := provision.Rule{Selects: id(nicID), Driver: "vfio-pci"}
@@ -125,7 +125,7 @@ func TestProvision(t *testing.T) {
 		"virtual functions that nobody uses, in another number": {
 			func() *kernel {
 				k, dir := qatHost()
-				k.file(dir+"/qat/cfg_services", "dc;sym") // in another order
+				k.file(dir+"/qat/cfg_services", "dc;sym") // in a different order
 				k.file(dir+"/sriov_drivers_autoprobe", "0")
 				k.setVFs(dir, "3")
 				return k
@@ -291,7 +291,7 @@ func prefixed(prefix, lines string) string {
 	return "\n" + prefix + strings.ReplaceAll(strings.TrimSpace(lines), "\n", "\n"+prefix) + "\n"
 }
 
-// Each case is a host on which nothing is written, and what must be said.
+// Each case is a host that must remain unchanged, and the expected error.
 func TestProvisionRefuses(t *testing.T) {
 	nic := func() (*kernel, string) {
 		k := newKernel("i40e", "vfio-pci", "vfdriver")
@@ -305,10 +305,10 @@ func TestProvisionRefuses(t *testing.T) {
 		k.disk(dir+"/nvme/nvme0", "nvme0n1", "259:1")
 		return k, dir
 	}
-	// multipath gives the disk several paths, as the kernel does where an NVMe
-	// subsystem may have several controllers (nvme_mpath_alloc_disk and
-	// nvme_mpath_set_live in drivers/nvme/host/multipath.c): below the function is
-	// only a path to the namespace, which has no node.
+	// multipath gives the disk several paths, as the kernel does if an NVMe subsystem may have
+	// several controllers (nvme_mpath_alloc_disk and nvme_mpath_set_live in
+	// drivers/nvme/host/multipath.c): the function has only a path to the namespace, without a
+	// node.
 	multipath := func(k *kernel, dir string) {
 		subsystem := "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
 		delete(k.MapFS, "sys/class/block/nvme0n11")
@@ -524,7 +524,7 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 }
 
-// A function counts as in use if any of these files cannot be read.
+// A function counts as in use if any of these files is unreadable.
 func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
 	const (
 		dir       = pciRoot + "0000:03:00.0"
@@ -640,7 +640,7 @@ func TestProvisionRefusesWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A device that a container has, or may have, is not touched.
+// A device that is allocated, or may be, is not changed.
 func TestProvisionRefusesWhatContainersHave(t *testing.T) {
 	for name, test := range map[string]struct {
 		held map[string]string
@@ -670,8 +670,8 @@ func TestProvisionRefusesWhatContainersHave(t *testing.T) {
 	}
 }
 
-// One virtual function that cannot be bound keeps no other from being, and one
-// function none of the others.
+// A failure at one virtual function does not prevent work on other virtual functions, nor does
+// a failure at one function prevent work on others.
 func TestProvisionFailures(t *testing.T) {
 	t.Run("a virtual function in use", func(t *testing.T) {
 		k, dir := qatHost()
@@ -744,8 +744,7 @@ func TestProvisionFailures(t *testing.T) {
 	})
 }
 
-// Virtual functions belong to the rule of their physical one, before they are
-// there and after.
+// Virtual functions belong to the rule of their physical function, before and after creation.
 func TestVirtualFunctionsAreOneRules(t *testing.T) {
 	k, _ := qatHost()
 	rules := []provision.Rule{qatRule(1), {Selects: id("8086:4941"), Driver: "vfdriver"}}
@@ -756,7 +755,7 @@ func TestVirtualFunctionsAreOneRules(t *testing.T) {
 	}
 }
 
-// Work that was not done is named, and is a failure also if it was interrupted.
+// After an interruption, the error names the remaining work.
 func TestProvisionInterrupted(t *testing.T) {
 	k, _ := qatHost()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// Writer returns what writes attributes of the host whose root is a directory.
-// It writes below the directory's sys only, whatever links there are, makes no
-// file, and follows no link out of the directory.
+// Writer returns a function that writes attributes of the host whose root is dir. It writes
+// below the directory's sys only, follows no link out of the directory, and creates no file.
 func Writer(dir string) (func(name, value string) error, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -23,7 +22,7 @@ func write(root *os.Root, name, value string) error {
 	if !fs.ValidPath(name) || !strings.HasPrefix(name, "sys/") {
 		return errors.New("is no attribute")
 	}
-	// On a host that was laid out, a device node or a FIFO may lie there.
+	// In the copy of a host, the path may be a device node or a FIFO.
 	switch info, err := root.Stat(name); {
 	case err != nil:
 		return cause(err)
@@ -34,12 +33,12 @@ func write(root *os.Root, name, value string) error {
 	if err != nil {
 		return cause(err)
 	}
-	// In one piece, since the kernel takes each write for a value.
+	// Write in one piece, since the kernel treats each write as a value.
 	_, err = file.WriteString(value + "\n")
 	return cause(errors.Join(err, file.Close()))
 }
 
-// cause returns the error without the path, which is the caller's to say.
+// cause returns the error without the path, which the caller adds.
 func cause(err error) error {
 	if failed := (*fs.PathError)(nil); errors.As(err, &failed) {
 		return failed.Err
