@@ -1,7 +1,8 @@
-// Package upkeep has vendors' own programs keep up what claims want for as long as they have
-// devices, such as a daemon. The programs run beside the agent and go on while it is updated; each
-// listens on a socket below one directory. It has them end what they keep up for no claim,
-// and begin again what has ended by itself. It knows no vendor. Which claims there are is the ledger's to say.
+// Package upkeep controls the vendors' programs that keep daemons running for claims. The
+// programs run beside the agent and continue during an update of the agent. Each program
+// listens on a socket below a common directory. The package ends the work for claims that no
+// longer exist, and restarts work that has ended unexpectedly. It is independent of vendors.
+// The ledger determines which claims exist.
 package upkeep
 
 import (
@@ -31,28 +32,28 @@ import (
 	"chandler.dev/internal/upkeep/wire"
 )
 
-// Config is what an Overseer works with.
+// Config is the configuration of an Overseer.
 type Config struct {
 	Host     *discovery.Host
 	Files    disk.Files
-	Dir      string   // has a directory for each family's program
-	Families []string // those that have one
+	Dir      string   // parent of the directories of the families' programs
+	Families []string // families with a program
 	Ledger   *ledger.Ledger
 
-	// Changed is called when something is to be said of devices. It must not block.
+	// Changed is called after a change of Describe's result. It must not block.
 	Changed func()
 }
 
-// Overseer orders, and sees to what was ordered.
+// Overseer sends orders to the programs, and supervises the ordered work.
 type Overseer struct {
 	config Config
 
 	mu      sync.Mutex
-	ordered map[types.UID]bool    // of which a directory may not be there yet
-	broken  map[types.UID]trouble // what has ended by itself
+	ordered map[types.UID]bool    // claims with an order, which may not have a directory yet
+	broken  map[types.UID]trouble // claims whose work has ended unexpectedly
 }
 
-// trouble is that something has ended by itself.
+// trouble describes an unexpected end of the work for a claim.
 type trouble struct {
 	why     string
 	at      time.Time
@@ -60,20 +61,20 @@ type trouble struct {
 }
 
 const (
-	interval  = 5 * time.Second  // how often programs are asked
-	remember  = time.Minute      // how long it is said of devices that something of theirs ended
-	patience  = 5 * time.Second  // how long a program that crashed may take to be there again
-	askLimit  = 5 * time.Second  // how long an answer to a question may take
-	workLimit = 35 * time.Second // how long an order may take
+	interval  = 5 * time.Second  // between two checks of the programs
+	remember  = time.Minute      // how long devices remain unhealthy after an unexpected end
+	patience  = 5 * time.Second  // for the restart of a program that crashed
+	askLimit  = 5 * time.Second  // for the response to a query
+	workLimit = 35 * time.Second // for the execution of an order
 )
 
-// New returns an Overseer.
+// New returns an Overseer. The caller must also call Run.
 func New(config Config) *Overseer {
 	return &Overseer{config: config, ordered: make(map[types.UID]bool), broken: make(map[types.UID]trouble)}
 }
 
-// Begin has the programs do what a claim wants, and returns once it is so. It is no error if it
-// is so already.
+// Begin orders the work for a claim, and returns after the programs have completed the orders.
+// Orders for running work succeed without effect.
 func (o *Overseer) Begin(ctx context.Context, uid types.UID, orders []discovery.Order) error {
 	for _, order := range orders {
 		o.mu.Lock()
@@ -88,10 +89,11 @@ func (o *Overseer) Begin(ctx context.Context, uid types.UID, orders []discovery.
 
 var _ ledger.Output = (*Overseer)(nil)
 
-// Write implements [ledger.Output]. The driver orders before it writes anything else.
+// Write implements [ledger.Output]. It does nothing, since the driver calls Begin before other
+// outputs.
 func (o *Overseer) Write(ledger.Entry) error { return nil }
 
-// Remove implements [ledger.Output]: it ends what is kept up for a claim.
+// Remove implements [ledger.Output]: it ends the work for a claim without other allocations.
 func (o *Overseer) Remove(e ledger.Entry, others []ledger.Entry) error {
 	uid := e.Owner().UID
 	if uid == "" || slices.ContainsFunc(others, func(other ledger.Entry) bool { return other.Owner().UID == uid }) {
@@ -100,8 +102,8 @@ func (o *Overseer) Remove(e ledger.Entry, others []ledger.Entry) error {
 	return o.end(uid)
 }
 
-// Sweep implements [ledger.Output]. Run ends what is of no claim, since a program may not be
-// there yet.
+// Sweep implements [ledger.Output]. It does nothing: Run ends the work for claims that no
+// longer exist, because a program may start later than the agent.
 func (o *Overseer) Sweep(func(types.UID, func() error) (bool, error)) error { return nil }
 
 func (o *Overseer) end(uid types.UID) error {
@@ -120,7 +122,7 @@ func (o *Overseer) end(uid types.UID) error {
 		err := o.call(ctx, family, http.MethodDelete, wire.Path+"/"+string(uid), nil, nil)
 		cancel()
 		if errors.Is(err, errNobody) && o.over(dir) {
-			err = nil // whatever is left there the program removes once it is back
+			err = nil // the program removes its files after a restart
 		}
 		if err != nil {
 			return err
@@ -133,8 +135,8 @@ func (o *Overseer) end(uid types.UID) error {
 	return nil
 }
 
-// over reports whether no process can serve a claim any more, by what the program wrote down. A
-// program that was ended takes its daemons with it.
+// over reports whether no process can serve a claim any more, according to the program's
+// record. The daemons of a program end with the program.
 func (o *Overseer) over(dir string) bool {
 	data, err := o.config.Files.Read(filepath.Join(dir, wire.Record))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -155,7 +157,7 @@ func (o *Overseer) over(dir string) bool {
 	return err == nil && len(fields) > 19 && (fields[19] != claim.Process.Start || fields[0] == "Z")
 }
 
-// Run sees to what was ordered until the context ends.
+// Run supervises the ordered work until ctx is done.
 func (o *Overseer) Run(ctx context.Context) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -171,10 +173,11 @@ func (o *Overseer) Run(ctx context.Context) {
 	}
 }
 
-// see asks a program what it does. It ends what is of no claim, and begins again what has ended.
+// see queries a program. It ends the work for claims that no longer exist, and restarts work
+// that has ended unexpectedly.
 func (o *Overseer) see(ctx context.Context, family string) {
 	if entries, err := o.config.Files.List(filepath.Join(o.config.Dir, family)); err != nil || len(entries) == 0 {
-		return // there was never such a program
+		return // the node has never had the program
 	}
 	var claims []wire.Claim
 	asking, cancel := context.WithTimeout(ctx, askLimit)
@@ -206,12 +209,12 @@ func (o *Overseer) see(ctx context.Context, family string) {
 	}
 }
 
-// again begins what has ended by itself.
+// again restarts the work for a claim after an unexpected end.
 func (o *Overseer) again(ctx context.Context, family string, claim *wire.Claim) {
 	uid := types.UID(claim.UID)
 	entry, state := o.config.Ledger.Claim(uid)
 	if entry == nil || state != ledger.Given {
-		return // its call orders it
+		return // the driver's call for the claim orders the work
 	}
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KRef(entry.Namespace, entry.Name), "uid", uid)
 	beginning, cancel := context.WithTimeout(ctx, workLimit)
@@ -238,8 +241,8 @@ func (o *Overseer) again(ctx context.Context, family string, claim *wire.Claim) 
 	}
 }
 
-// Describe returns a snapshot in which devices are unhealthy of which something has ended by itself
-// that their claim needs.
+// Describe returns a copy of a snapshot. A healthy device becomes unhealthy if work for its claim has
+// ended unexpectedly. Without such a device, Describe returns the snapshot itself.
 func (o *Overseer) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -258,11 +261,12 @@ func (o *Overseer) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	return &now
 }
 
-// errNobody is that no program listens.
+// errNobody means that no program listens at the socket.
 var errNobody = errors.New("nobody answers")
 
-// call asks a family's program. A program that left its socket behind has crashed, and is often back within seconds, so the
-// call waits for it: the kubelet would call again only a minute later.
+// call sends a request to a family's program. A refused connection means that the program
+// crashed. The program often restarts within seconds, so call retries for that time: after an
+// error, the kubelet would repeat its call a minute later.
 func (o *Overseer) call(ctx context.Context, family, method, path string, body, into any) error {
 	for began := time.Now(); ; {
 		err := o.ask(ctx, family, method, path, body, into)

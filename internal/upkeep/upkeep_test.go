@@ -20,10 +20,11 @@ import (
 	"chandler.dev/internal/upkeep/wire"
 )
 
-// newOverseer returns one with a directory for a family's program, in which a claim has a record.
+// newOverseer returns an Overseer with a directory of a family's program that contains a
+// claim's record.
 func newOverseer(t *testing.T, host fstest.MapFS, record string) *Overseer {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "o") // short, for the name of the socket
+	dir, err := os.MkdirTemp("", "o") // socket names have a length limit
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,7 @@ func newOverseer(t *testing.T, host fstest.MapFS, record string) *Overseer {
 	return New(Config{Host: &discovery.Host{FS: host}, Dir: dir, Families: []string{"maker"}, Changed: func() {}})
 }
 
-// Without the program a claim ends once no process can serve it any more.
+// Without the program, a claim ends once no process can serve it.
 func TestEndsWithoutTheProgram(t *testing.T) {
 	stat := func(state, start string) fstest.MapFS {
 		return fstest.MapFS{"proc/7/stat": {Data: []byte("7 (a) b) " + state + strings.Repeat(" 0", 18) + " " + start + " 0 0\n")}}
@@ -73,7 +74,8 @@ func TestEndsWithoutTheProgram(t *testing.T) {
 	}
 }
 
-// The program's answer is passed on. A program that does not answer keeps nobody for ever.
+// The program's response is passed on. A program that does not respond delays the agent for a
+// limited time only.
 func TestAnswers(t *testing.T) {
 	o := newOverseer(t, nil, "")
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(o.config.Dir, "maker", wire.Socket))
@@ -106,10 +108,10 @@ func TestAnswers(t *testing.T) {
 	if err := o.call(t.Context(), "maker", http.MethodGet, wire.Path, nil, &[]wire.Claim{}); err == nil {
 		t.Error("nonsense is understood")
 	}
-	o.see(t.Context(), "maker") // which it survives
+	o.see(t.Context(), "maker") // ignores the response
 }
 
-// A program that crashed is waited for.
+// A request waits for the restart of a program that crashed.
 func TestCrashed(t *testing.T) {
 	o := newOverseer(t, nil, "")
 	listen := func() net.Listener {
@@ -144,7 +146,7 @@ func TestCrashed(t *testing.T) {
 	}
 }
 
-// A device of which something has ended by itself is unhealthy, unless it is worse.
+// An unexpected end makes a healthy device unhealthy, and keeps a worse state.
 func TestDescribe(t *testing.T) {
 	o := newOverseer(t, nil, "")
 	s := &discovery.Snapshot{Devices: []discovery.Device{

@@ -1,50 +1,50 @@
-// Package wire is how an agent and a vendor's own program talk about what that program does
-// for claims: HTTP on a unix socket of the node, with JSON.
+// Package wire is the protocol between the agent and a vendor's program that does work for
+// claims: HTTP on a Unix socket of the node, with JSON.
 //
-//	GET    /claims        all that is done, as a list of [Claim]
-//	PUT    /claims/UID    begin, with an [Order], and answer once it is so; no error if it is so already
-//	DELETE /claims/UID    end it, and answer once nothing is left; no error if there is nothing
+//	GET    /claims        returns the list of all [Claim] values
+//	PUT    /claims/UID    begins the work of an [Order]; returns when the work is complete or already was
+//	DELETE /claims/UID    ends the work for a claim; returns when everything is removed or already was
 //
-// An error is a status of 400 and above with a line that says why.
+// An error is a response with status 400 or higher and one line with the reason.
 package wire
 
 // Socket is the name of the socket in the program's directory.
 const Socket = "socket"
 
-// Path is that of the claims, below which each has its UID.
+// Path is the path of the claims. Each claim has the path of its UID below.
 const Path = "/claims"
 
-// Order is what is to be done for a claim, in the words of the devices' family.
+// Order is the work for a claim, in the terms of the devices' family.
 type Order struct {
 	How map[string]string `json:"how"`
 }
 
-// Claim is what is done for a claim.
+// Claim is the state of the work for a claim.
 type Claim struct {
 	UID string            `json:"uid"`
 	How map[string]string `json:"how"`
 
-	// Process is the one that serves the claim, if there is one.
+	// Process is the process that serves the claim, if any.
 	Process Process `json:"process,omitzero"`
 
-	// Begun is whether all of it was done.
+	// Begun is set when the order has been completed.
 
-	// Changed says that a GPU may be other than it is for all. It is written before the first change, and removed once
-	// it was read back that the GPUs are as they were.
+	// Changed means that a GPU may have unusual settings. The program writes Changed before the
+	// first change, and clears Changed after a read has verified that the GPUs are restored.
 	Changed bool `json:"changed,omitempty"`
 	Begun   bool `json:"begun,omitempty"`
 
-	// Broken is why it is not so any more, "" if it is.
+	// Broken is the reason why the work has ended unexpectedly, or "".
 	Broken string `json:"broken,omitempty"`
 }
 
-// Process is a process of the node. Its start, in the kernel's clock ticks since boot, tells it
-// from a later one of the same number.
+// Process is a process of the node. Start is the start time in the kernel's clock ticks since
+// boot, which distinguishes the process from a later process with the same PID.
 type Process struct {
 	PID   int    `json:"pid,omitempty"`
 	Start string `json:"start,omitempty"`
 }
 
-// Record is the name of the file, in the directory that a claim has in the program's, in
-// which the program writes down its [Claim] before it begins.
+// Record is the name of the file with the [Claim] in the claim's directory, which is below the
+// program's directory. The program writes the file before it begins the work.
 const Record = "record.json"
