@@ -1,5 +1,5 @@
-// Package kubeletapi calls at sockets as the kubelet has and makes them, and asks
-// it through its PodResources API (v1) which containers have what.
+// Package kubeletapi connects to sockets of the kubelet and of plugins, and queries the
+// kubelet's PodResources API (v1) for the resources of containers.
 package kubeletapi
 
 import (
@@ -17,35 +17,35 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// maxAnswer is how long an answer may be, as the kubelet's own client has it
+// maxAnswer is the maximum size of a response, as in the kubelet's own client
 // (pkg/kubelet/apis/podresources/constants.go).
 const maxAnswer = 16 << 20
 
-// Listing is an answer of the kubelet.
+// Listing is a response of the kubelet.
 type Listing struct {
 	Pods []*podresourcesapi.PodResources
 
-	// Whole says that the answer leaves out no pod with a container that runs.
-	// The kubelet lists the pods that it knows (pkg/kubelet/apis/podresources/
-	// server_v1.go, List): after its start none at first, then static ones, and
-	// all others once the API server has named them. ListPods does not set it.
+	// Whole means that the response omits no pod with a running container. The kubelet lists the
+	// pods in its memory (pkg/kubelet/apis/podresources/server_v1.go, List): none right after its
+	// start, then static pods, and all others once the API server has sent them. ListPods does not
+	// set Whole.
 	Whole bool
 }
 
-// ErrAbsent is in an error that says that the kubelet has no PodResources API. To
-// 1.27 it can be switched off (the feature gate KubeletPodResources).
+// ErrAbsent is wrapped by errors that mean that the kubelet has no PodResources API. Up to
+// 1.27, the feature gate KubeletPodResources can disable the API.
 var ErrAbsent = errors.New("the kubelet does not have it")
 
-// Holding is what a container has of a resource by the kubelet's checkpoint.
+// Holding is a container's share of a resource according to the kubelet's checkpoint.
 type Holding struct {
 	PodUID    string
 	Container string
 	Resource  string
 	IDs       []string
-	Nodes     []string // device nodes of the host that it was given with them
+	Nodes     []string // the host's device nodes passed to the container with the IDs
 }
 
-// ListPods asks the kubelet at a socket.
+// ListPods queries the kubelet at a socket.
 func ListPods(ctx context.Context, socket string) (*Listing, error) {
 	if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("ask PodResources: %w: %w", ErrAbsent, err)
@@ -66,8 +66,7 @@ func ListPods(ctx context.Context, socket string) (*Listing, error) {
 	return &Listing{Pods: listed.PodResources}, nil
 }
 
-// CDIDevices returns the names of the CDI devices that containers have by
-// claims, as "vendor/class=name".
+// CDIDevices returns the names of the CDI devices of all claims, as "vendor/class=name".
 func (l *Listing) CDIDevices() (names []string) {
 	for _, pod := range l.Pods {
 		for _, container := range pod.Containers {
@@ -91,8 +90,8 @@ func cdiDevices(claim *podresourcesapi.DynamicResource) (names []string) {
 // PodName returns a pod's "namespace/name".
 func PodName(pod *podresourcesapi.PodResources) string { return pod.Namespace + "/" + pod.Name }
 
-// Dial prepares a connection to a socket. Each is for one call: one that is kept
-// backs off for minutes while the other end is down.
+// Dial prepares a connection to a socket. Use a connection for one call only: a long-lived
+// connection backs off for minutes while the server is down.
 func Dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

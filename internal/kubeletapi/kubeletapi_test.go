@@ -17,8 +17,8 @@ import (
 	"chandler.dev/legacy/kubelettest"
 )
 
-// An answer that is none is an error that names the step and the socket, and says
-// whether the kubelet has no such API at all.
+// An invalid response leads to an error that names the step and the socket, and distinguishes
+// a kubelet without the API.
 func TestListPodsOfWhatIsNoKubelet(t *testing.T) {
 	for name, test := range map[string]struct {
 		make   func(t *testing.T, socket string)
@@ -58,7 +58,7 @@ func TestListPodsOfWhatIsNoKubelet(t *testing.T) {
 
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "k") // t.TempDir is too long for a socket
+	dir, err := os.MkdirTemp("", "k") // the path of t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func mustWrite(t *testing.T, file string) {
 	}
 }
 
-// failing answers with an error.
+// failing responds with an error.
 type failing struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 }
