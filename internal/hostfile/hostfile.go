@@ -1,6 +1,5 @@
-// Package hostfile writes and removes the files of the host that go with
-// devices while containers have them. It knows nothing of what they say, and
-// nothing of who has what.
+// Package hostfile writes and removes host files that belong to allocated devices. It is
+// independent of the contents of the files and of the allocations.
 package hostfile
 
 import (
@@ -13,24 +12,22 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// Writer writes files in some directories of the host. Its zero value writes
-// none. It may be used by several goroutines for different files.
+// Writer writes files in certain directories of the host. The zero Writer writes none. A
+// Writer may be used by several goroutines for different files.
 type Writer struct {
-	// Root is where the agent sees the root of the host in which files are
-	// written, "/" if empty.
+	// Root is the path of the host's root as seen by the agent, "/" if empty.
 	Root string
 
-	// Dirs are the directories of the host in which files may be, and no other.
+	// Dirs are the directories of the host that may contain the files.
 	Dirs []string
 
-	// Files writes them; its zero value is the one to use.
+	// Files writes the files. The zero value is ready to use.
 	Files disk.Files
 }
 
-// Write writes the files that are not there as they should be, in place of what
-// is there, for all to read and nobody to change. It makes no directory: where
-// one is missing nobody reads in it, and the paths of the files that would be
-// there are returned.
+// Write writes the files that are missing or different, readable by all and writable by none.
+// An existing file is replaced. Write creates no directories: no program reads from a missing
+// directory. It returns the paths of the files with a missing directory.
 func (w Writer) Write(files []discovery.HostFile) (unwritten []string, err error) {
 	var errs []error
 	for _, f := range files {
@@ -53,7 +50,7 @@ func (w Writer) Write(files []discovery.HostFile) (unwritten []string, err error
 	return unwritten, errors.Join(errs...)
 }
 
-// written reports whether the file is there as it should be.
+// written reports whether the file exists with the right contents and mode.
 func (w Writer) written(name, text string) bool {
 	info, err := w.Files.Lstat(name)
 	if err != nil || info.Mode() != 0o444 || info.Size() != int64(len(text)) {
@@ -63,9 +60,8 @@ func (w Writer) written(name, text string) bool {
 	return err == nil && string(data) == text
 }
 
-// Remove removes files, and what a writer of theirs that crashed has left. It is
-// no error if one is missing. A file in none of the directories is left alone: an
-// agent that had other directories wrote it.
+// Remove removes files and their leftover temporary files. Missing files are not an error. A
+// file outside of Dirs is kept, because an agent with different directories wrote it.
 func (w Writer) Remove(paths []string) error {
 	var errs []error
 	for _, path := range paths {

@@ -12,7 +12,7 @@ import (
 	"chandler.dev/internal/hostfile"
 )
 
-// newWriter returns a writer into a directory /run/x, and where that is.
+// newWriter returns a Writer for the directory /run/x, and the path of the directory.
 func newWriter(t *testing.T) (hostfile.Writer, string) {
 	t.Helper()
 	w := hostfile.Writer{Root: t.TempDir(), Dirs: []string{"/run/x", "/run/absent"}}
@@ -49,7 +49,7 @@ func TestWrite(t *testing.T) {
 	mustWrite(t, w, discovery.HostFile{Path: "/run/x/a.json", Text: "two"})
 	check(t, name, "two")
 
-	// A file that is as it should be is not written again.
+	// A correct file is not written again.
 	w.Files.FS = &disktest.Disk{Before: func(op disktest.Op, _ string) error { return errors.New(string(op)) }}
 	mustWrite(t, w, discovery.HostFile{Path: "/run/x/a.json", Text: "two"})
 	if _, err := w.Write([]discovery.HostFile{{Path: "/run/x/a.json", Text: "three"}}); err == nil {
@@ -58,8 +58,7 @@ func TestWrite(t *testing.T) {
 	check(t, name, "two")
 }
 
-// A link that somebody put in the file's place is replaced, and what it leads to
-// stays as it is.
+// A link in place of the file is replaced, and the link's target remains unchanged.
 func TestWriteFollowsNoLink(t *testing.T) {
 	w, dir := newWriter(t)
 	secret := filepath.Join(t.TempDir(), "secret")
