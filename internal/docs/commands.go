@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// Command is a command of a fenced block.
+// Command is a command in a fenced block.
 type Command struct {
-	Line  int      // in the page
-	Words []string // without quotes, as the shell passes them
-	Piped bool     // its standard input is the output of the command before
+	Line  int      // line number in the page
+	Words []string // the arguments without quotes, as passed by the shell
+	Piped bool     // standard input is the output of the previous command
 }
 
-// Commands returns the commands of a block. Of a block of sh they are all lines; of others,
-// where output stands too, the lines after "$ ".
+// Commands returns the commands of a block. In a block of sh, all lines are commands. In other
+// blocks, which also contain output, commands have the prompt "$ ".
 func (b Block) Commands() ([]Command, error) {
 	var all []Command
 	line, text := b.Line, ""
@@ -45,9 +45,9 @@ func (b Block) Commands() ([]Command, error) {
 	return all, nil
 }
 
-// split takes a line of sh apart into simple commands. It knows quotes, comments, pipes,
-// lists and redirections, which is all that pages need; an assignment before a command
-// is left out.
+// split parses a line of sh into simple commands. It supports quotes, comments, pipes, lists
+// and redirections, which is sufficient for the pages. Assignments before a command are
+// omitted.
 func split(line string) ([]Command, error) {
 	var all []Command
 	var now Command

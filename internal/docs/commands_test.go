@@ -31,7 +31,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// Beside output, a command has a prompt.
+// In a block with output, commands have a prompt.
 func TestCommandsWithOutput(t *testing.T) {
 	got, err := Block{Line: 1, Lang: "console", Text: "$ a b\nout put\n$ c\n"}.Commands()
 	want := []Command{{Line: 1, Words: []string{"a", "b"}}, {Line: 3, Words: []string{"c"}}}

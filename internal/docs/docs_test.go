@@ -43,8 +43,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// The index links to every page, but for those of one code, which have a list of their
-// own. The site has the same pages in its contents.
+// The index links to every page except those of single codes, which have an index of their
+// own. The site's navigation has the same pages.
 func TestIndexIsComplete(t *testing.T) {
 	index, err := Read(root, root+"/docs/index.md")
 	if err != nil {
@@ -76,8 +76,7 @@ func TestIndexIsComplete(t *testing.T) {
 	}
 }
 
-// The README is short enough to be read.
-// A page that a merge had emptied was linked to from four others, and no test saw it.
+// No page is empty, as after a faulty merge.
 func TestPagesHaveText(t *testing.T) {
 	pages, err := All(root)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// Keys returns a reference of every key of a kind in the Go package at dir, as Markdown:
-// a table for the kind and for each type of its fields, from the types' comments.
+// Keys returns a reference of all keys of a kind in the Go package at dir, as Markdown: a
+// table for the kind and for each type of its fields, generated from the types' comments.
 func Keys(dir, kind string) (string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
@@ -42,7 +42,7 @@ type reference struct {
 	out   strings.Builder
 }
 
-// declared is a type of the package, with the values that constants of it have.
+// declared is a type of the package, with the values of its constants.
 type declared struct {
 	doc    string
 	spec   ast.Expr
@@ -51,10 +51,10 @@ type declared struct {
 
 type value struct{ text, doc string }
 
-// key is a row of a table: fields that have one comment together have one row.
+// key is a row of a table. Fields with a common comment share a row.
 type key struct {
 	names []string
-	goes  map[string]string // names in Go, by which comments speak of fields, to keys
+	goes  map[string]string // keys by Go name, for references in comments
 	types []ast.Expr
 	doc   string
 }
@@ -89,7 +89,7 @@ func (r *reference) declared(name string) *declared {
 	return r.types[name]
 }
 
-// tell writes the table of a struct, and then those of the structs in its fields.
+// tell writes the table of a struct, followed by those of the structs in its fields.
 func (r *reference) tell(name string) error {
 	if r.told[name] {
 		return nil
@@ -122,8 +122,7 @@ func (r *reference) tell(name string) error {
 	return nil
 }
 
-// tellType writes the table of a type of the package: of its keys, or of its values if
-// there is something to say of them.
+// tellType writes the table of a type: its keys, or its values if any of them has a comment.
 func (r *reference) tellType(name string) error {
 	entry := r.types[name]
 	switch {
@@ -143,7 +142,7 @@ func (r *reference) tellType(name string) error {
 	return nil
 }
 
-// keys returns the keys of a struct, those of embedded ones among them.
+// keys returns the keys of a struct, including those of embedded structs.
 func (r *reference) keys(of *declared) ([]key, error) {
 	fields, ok := of.spec.(*ast.StructType)
 	if !ok {
@@ -196,7 +195,7 @@ func (r *reference) typeNames(types []ast.Expr) string {
 	return strings.Join(slices.Compact(names), "; ")
 }
 
-// typeName says what is written for a type in YAML.
+// typeName returns the form of a type in YAML.
 func (r *reference) typeName(t ast.Expr) string {
 	switch t := t.(type) {
 	case *ast.StarExpr:
@@ -227,7 +226,7 @@ func (r *reference) typeName(t ast.Expr) string {
 	return ""
 }
 
-// nameOf returns the name of the package's type that a type is made of.
+// nameOf returns the name of a type without pointers, lists and maps.
 func nameOf(t ast.Expr) string {
 	switch t := t.(type) {
 	case *ast.StarExpr:
@@ -247,8 +246,8 @@ var (
 	docRef = regexp.MustCompile(`\[([A-Z][A-Za-z]+)\]([^(]|$)`)
 )
 
-// oneLine returns a comment on one line of a table. Fields have the names that users
-// write, and indented lines, which are examples, are code.
+// oneLine returns a comment as one line of a table. Go names of fields are replaced by keys,
+// and indented lines, which are examples, become code.
 func oneLine(comment string, names ...map[string]string) string {
 	var parts []string
 	for line := range strings.Lines(comment) {
@@ -260,7 +259,7 @@ func oneLine(comment string, names ...map[string]string) string {
 		line = docRef.ReplaceAllString(line, "$1$2")
 		parts = append(parts, word.ReplaceAllStringFunc(line, func(w string) string {
 			for i, known := range names {
-				// Another field in capitals is more likely the word itself, as USB.
+				// An upper-case match of another field is more likely the word itself, such as USB.
 				if name, ok := known[w]; ok && (i < len(names)-1 || w != strings.ToUpper(w)) {
 					return "`" + name + "`"
 				}

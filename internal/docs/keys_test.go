@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write the sections of pages that come from the code")
 
-// The reference of configuration keys is what the comments of the types say.
+// The reference of configuration keys matches the comments of the types.
 func TestDocsOfKeys(t *testing.T) {
 	var tables strings.Builder
 	for _, kind := range []string{"DriverConfig", "ClaimParameters", "ProvisionConfig"} {
@@ -25,7 +25,7 @@ func TestDocsOfKeys(t *testing.T) {
 	CompareSection(t, filepath.Join(root, "docs/configuration.md"), "keys", tables.String()+"\n", *update)
 }
 
-// Every type and field that users write has a comment, and the reference a row.
+// Every type and field with a comment has a row in the reference.
 func TestKeys(t *testing.T) {
 	dir := t.TempDir()
 	source := `package p
