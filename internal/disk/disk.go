@@ -1,6 +1,6 @@
-// Package disk writes, reads and removes files. A killed process leaves the old
-// file or the new one and never a part of either. A loss of power may leave
-// neither, unless files are synchronised. It knows nothing of what they say.
+// Package disk writes, reads and removes files. If the process is killed, either the old or
+// the new file remains, never a partial file. After a loss of power, neither may remain unless
+// files are synced. The package is independent of the files' contents.
 package disk
 
 import (
@@ -15,38 +15,37 @@ import (
 	"time"
 )
 
-// suffix ends the names of temporary files. Container runtimes load only
-// .json and .yaml (scanSpecDirs in tags.cncf.io/container-device-interface).
+// suffix is the suffix of temporary files. Container runtimes load only .json and .yaml files
+// (scanSpecDirs in tags.cncf.io/container-device-interface).
 const suffix = ".tmp"
 
-// InPlace says which file is there after a write.
+// InPlace is the outcome of a write: the file that is in place afterwards.
 type InPlace int
 
-// After a write, the file is the one that was to be written, the one that was
-// there before, which may be none, or cannot be read.
+// Old is the previous file or its absence, and New the written file. Unknown means that the
+// file is unreadable.
 const (
 	Unknown InPlace = iota
 	Old
 	New
 )
 
-// String returns a word for a message.
+// String returns a word for messages.
 func (p InPlace) String() string { return [...]string{"unknown", "old", "new"}[p] }
 
 // Files writes files. The zero value is ready to use.
 type Files struct {
-	// FS is the disk that they are on; nil is [OS].
+	// FS is the disk; nil stands for [OS].
 	FS FS
 
-	// Synced files survive a loss of power once they were written, if the
-	// directories that they are in do; see SyncDir. Others may be lost with it, be
-	// empty, or be there again after they were removed.
+	// Synced files survive a loss of power after a write, provided that their directories do; see
+	// SyncDir. Other files may be lost or empty after a loss of power, or may reappear after a
+	// removal.
 	Synced bool
 }
 
-// Write makes data the content of the file, whose directory is made if it is
-// missing. If there is an error, the file is read back to say which one is in
-// place.
+// Write replaces the content of a file, and creates missing directories. After an error, Write
+// reads the file back to determine which file is in place.
 func (f Files) Write(name string, data []byte, mode fs.FileMode) (InPlace, error) {
 	err := f.replace(name, data, mode)
 	if err == nil {
@@ -62,8 +61,7 @@ func (f Files) Write(name string, data []byte, mode fs.FileMode) (InPlace, error
 	return Unknown, errors.Join(err, fmt.Errorf("read back: %w", readErr))
 }
 
-// Keep makes data the content of the file, and writes nothing if it is. There is no file
-// if the data is nil.
+// Keep writes the file unless its content equals data. If data is nil, Keep removes the file.
 func (f Files) Keep(name string, data []byte, mode fs.FileMode) error {
 	if data == nil {
 		return f.Remove(name)
@@ -90,8 +88,8 @@ func (f Files) replace(name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// writeTemporary writes data to a new file in dir, whose name no reader of
-// specs or records looks at, and returns its path.
+// writeTemporary writes data to a new file in dir and returns its path. Readers of specs and
+// records ignore the file's name.
 func (f Files) writeTemporary(dir, base string, data []byte, mode fs.FileMode) (string, error) {
 	file, err := f.fs().CreateTemp(dir, "."+base+".*"+suffix)
 	if err != nil {
@@ -117,7 +115,7 @@ func (f Files) fill(file File, data []byte, mode fs.FileMode) error {
 	return file.Sync()
 }
 
-// Rename moves a file within its directory, in place of what is there.
+// Rename moves a file within its directory, replacing any file at the destination.
 func (f Files) Rename(from, to string) error {
 	if err := f.fs().Rename(from, to); err != nil {
 		return err
@@ -125,8 +123,8 @@ func (f Files) Rename(from, to string) error {
 	return f.SyncDir(filepath.Dir(to))
 }
 
-// Remove removes a file. One that is missing is no error. It may be there again
-// after a loss of power.
+// Remove removes a file. A missing file is not an error. The file may reappear after a loss of
+// power.
 func (f Files) Remove(name string) error {
 	if _, err := f.fs().Lstat(name); isMissing(err) {
 		return nil
@@ -134,8 +132,7 @@ func (f Files) Remove(name string) error {
 	return f.remove(name)
 }
 
-// RemoveAll removes a directory and all that is in it. One that is missing is
-// no error.
+// RemoveAll removes a directory and its contents. A missing directory is not an error.
 func (f Files) RemoveAll(dir string) error {
 	if err := f.fs().RemoveAll(dir); !isMissing(err) {
 		return err
@@ -143,22 +140,22 @@ func (f Files) RemoveAll(dir string) error {
 	return nil
 }
 
-// Read returns what is in a file.
+// Read returns the contents of a file.
 func (f Files) Read(name string) ([]byte, error) { return f.fs().ReadFile(name) }
 
-// Stat describes a file, or what a link leads to.
+// Stat describes a file, following links.
 func (f Files) Stat(name string) (fs.FileInfo, error) { return f.fs().Stat(name) }
 
-// Lstat describes a file.
+// Lstat describes a file without following links.
 func (f Files) Lstat(name string) (fs.FileInfo, error) { return f.fs().Lstat(name) }
 
-// Lacks reports whether there is no such file. A file that cannot be looked at may be there.
+// Lacks reports whether a file does not exist. It returns false on other errors.
 func (f Files) Lacks(name string) bool {
 	_, err := f.Lstat(name)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// List returns what is in a directory, nothing if there is no such directory.
+// List returns the entries of a directory, or none if the directory does not exist.
 func (f Files) List(dir string) ([]fs.DirEntry, error) {
 	entries, err := f.fs().ReadDir(dir)
 	if isMissing(err) {
@@ -167,8 +164,8 @@ func (f Files) List(dir string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// MakeDir makes a directory, and those that it is in, if it is missing. It may be
-// lost with the power.
+// MakeDir creates a directory with its parents, if missing. It may disappear after a loss of
+// power.
 func (f Files) MakeDir(dir string, mode fs.FileMode) error {
 	if info, err := f.fs().Stat(dir); err == nil && info.IsDir() {
 		return nil
@@ -176,8 +173,8 @@ func (f Files) MakeDir(dir string, mode fs.FileMode) error {
 	return f.fs().MkdirAll(dir, mode)
 }
 
-// SyncDir has the names that are in a directory survive a loss of power, if files
-// are synchronised.
+// SyncDir ensures that changes of names in a directory survive a loss of power, if files are
+// synced.
 func (f Files) SyncDir(dir string) error {
 	if !f.Synced {
 		return nil
@@ -185,10 +182,10 @@ func (f Files) SyncDir(dir string) error {
 	return f.fs().SyncDir(dir)
 }
 
-// trial begins the names of files by which [Files.Writable] tries a directory.
+// trial begins the names of the files created by [Files.Writable].
 const trial = ".chandler."
 
-// Writable reports why no file can be made in a directory, nil if one can.
+// Writable returns the error of creating a file in a directory, or nil.
 func (f Files) Writable(dir string) error {
 	file, err := f.fs().CreateTemp(dir, trial+"*"+suffix)
 	if err != nil {
@@ -197,17 +194,16 @@ func (f Files) Writable(dir string) error {
 	return errors.Join(file.Close(), f.remove(file.Name()))
 }
 
-// earlier matches the files by which earlier agents tried a directory.
+// earlier matches the test files of earlier agents in writable directories.
 var earlier = regexp.MustCompile(`^\.(writable|chandler)-[0-9]+$`)
 
-// Abandoned is the age from which nobody writes a temporary file any more. A
-// writer that takes longer meets an error.
+// Abandoned is the age from which a temporary file is considered abandoned. A slower writer gets
+// an error.
 const Abandoned = time.Minute
 
-// Sweep removes temporary files of an age that writers left in a directory which
-// were killed or could not remove them: those of files whose names begin with one
-// of the prefixes, and those by which a directory was tried. With an age below
-// [Abandoned], nobody may be writing such files there.
+// Sweep removes the temporary files of a minimum age that writers left in a directory because
+// they were killed or failed: those of files with one of the prefixes, and those of Writable.
+// With an age below [Abandoned], no process may be writing such files in the directory.
 func (f Files) Sweep(dir string, age time.Duration, prefixes ...string) error {
 	entries, err := f.List(dir)
 	if err != nil {
@@ -258,9 +254,8 @@ func (f Files) fs() FS {
 	return f.FS
 }
 
-// isMissing reports whether an error says that there is no such file: none has
-// the name, a directory of the path is a file, or the name is longer than any
-// can be.
+// isMissing reports whether an error means that the file does not exist: the name does not
+// exist, a directory of the path is a file, or the name is too long.
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ENAMETOOLONG)
 }

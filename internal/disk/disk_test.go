@@ -14,8 +14,8 @@ import (
 	"chandler.dev/internal/disk/disktest"
 )
 
-// Files that are to survive a loss of power are waited for. Others are not, and are
-// replaced at once all the same.
+// Synced files are synced before the call returns. Other files are not, but are replaced
+// atomically as well.
 func TestSynced(t *testing.T) {
 	for synced, want := range map[bool][]disktest.Op{
 		true:  {disktest.Create, disktest.Write, disktest.Sync, disktest.Rename, disktest.SyncDir, disktest.Remove},
@@ -42,8 +42,8 @@ func TestSynced(t *testing.T) {
 	}
 }
 
-// A write that fails at any step says which file is in place: the caller knows
-// whether what it wanted to be kept is kept.
+// A write that fails at any step returns the file in place, so the caller can determine
+// whether the data was stored.
 func TestFailedWriteSaysWhichFileIsInPlace(t *testing.T) {
 	for step, want := range map[disktest.Op]disk.InPlace{
 		disktest.Create:  disk.Old,
@@ -81,7 +81,7 @@ func TestFailedWriteSaysWhichFileIsInPlace(t *testing.T) {
 	}
 }
 
-// Where not even the file can be read, nobody knows which one it is.
+// If reading back fails as well, the file in place is unknown.
 func TestFailedWriteOfAnUnreadableFile(t *testing.T) {
 	faulty := &disktest.Disk{
 		Before: func(op disktest.Op, _ string) error {
@@ -162,7 +162,7 @@ func TestWritable(t *testing.T) {
 	}
 }
 
-// A file that says what it should is left alone, and without data there is none.
+// An unchanged file is not written again, and nil data removes the file.
 func TestKeep(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	var before os.FileInfo

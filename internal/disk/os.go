@@ -6,18 +6,17 @@ import (
 	"os"
 )
 
-// FS is what an operating system does with files. Paths are absolute. Errors
-// are as those of package os: a missing file is [fs.ErrNotExist].
+// FS is the file interface of an operating system. Paths are absolute. Errors are as in
+// package os: a missing file is [fs.ErrNotExist].
 type FS interface {
 	MkdirAll(dir string, mode fs.FileMode) error
-	// CreateTemp makes a new file as [os.CreateTemp] does.
+	// CreateTemp creates a new file as [os.CreateTemp] does.
 	CreateTemp(dir, pattern string) (File, error)
-	// Rename moves a file within its directory, in place of what is there.
+	// Rename moves a file within its directory, replacing any file at the destination.
 	Rename(from, to string) error
 	Remove(name string) error
 	RemoveAll(dir string) error
-	// SyncDir makes names that were added to a directory or removed from it
-	// survive a loss of power.
+	// SyncDir ensures that names added to a directory or removed from it survive a loss of power.
 	SyncDir(dir string) error
 
 	ReadFile(name string) ([]byte, error)
@@ -35,7 +34,7 @@ type File interface {
 	Close() error
 }
 
-// OS is the disk that the operating system has.
+// OS is the disk of the operating system.
 type OS struct{}
 
 var _ FS = OS{}

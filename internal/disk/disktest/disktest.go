@@ -1,5 +1,4 @@
-// Package disktest has a disk for tests that fails when they want it to. It
-// is used by nothing else.
+// Package disktest provides a disk for tests with injected failures.
 package disktest
 
 import (
@@ -11,10 +10,10 @@ import (
 	"chandler.dev/internal/disk"
 )
 
-// Op is one thing that is done to a file.
+// Op is an operation on a file.
 type Op string
 
-// The things that change a disk, and reading.
+// The operations: all changes, and reading.
 const (
 	Create    Op = "create"
 	Write     Op = "write"
@@ -26,13 +25,12 @@ const (
 	Read      Op = "read"
 )
 
-// Disk is the operating system's disk, on which each step can fail.
+// Disk is the operating system's disk with injected failures.
 type Disk struct {
 	disk.OS
 
-	// Before is called before each step but those that read. If it returns an
-	// error, the step is not done and has that error. The name is the one that
-	// the file is to have in the end.
+	// Before is called before each operation except reads. If Before returns an error, the
+	// operation fails with the error and has no effect. name is the final name of the file.
 	Before func(op Op, name string) error
 
 	// BeforeRead is called before a file or a directory is read.
@@ -51,7 +49,7 @@ func (d *Disk) before(op Op, name string) error {
 	return nil
 }
 
-// final returns the name that a temporary file is to have.
+// final returns the final name of a temporary file.
 func final(name string) string {
 	dir, base := filepath.Split(name)
 	if hidden, ok := strings.CutPrefix(base, "."); ok && strings.HasSuffix(base, ".tmp") {
@@ -131,7 +129,7 @@ func (d *Disk) beforeRead(name string) error {
 	return nil
 }
 
-// file is a new file whose steps can fail.
+// file is a new file with injected failures.
 type file struct {
 	disk.File
 	disk *Disk
