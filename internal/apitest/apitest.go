@@ -1,4 +1,4 @@
-// Package apitest is for tests: an API server of DRA that answers HTTP, and little besides.
+// Package apitest provides a minimal API server for DRA over HTTP, for tests.
 package apitest
 
 import (
@@ -20,16 +20,17 @@ import (
 
 const version = "resource.k8s.io/v1"
 
-// Server says that it serves resource.k8s.io, and keeps ResourceSlices, of which it tells whoever
-// watches. Its zero value is ready to use.
+// Server serves resource.k8s.io. It stores ResourceSlices and notifies watchers of changes.
+// The zero value is ready to use.
 type Server struct {
 	mu     sync.Mutex
 	slices []resourceapi.ResourceSlice
-	told   []metav1.WatchEvent // all that has become of them; the resource version counts these
-	more   chan struct{}       // closed when there is more
+	told   []metav1.WatchEvent // all changes of slices; their number is the resource version
+	more   chan struct{}       // closed after the next change
 }
 
-// Mux returns what answers. Nothing else is found, unless the caller adds it.
+// Mux returns the handler of the server. Other paths are not found, unless the caller adds
+// them.
 func (s *Server) Mux() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
@@ -49,7 +50,7 @@ func (s *Server) Mux() *http.ServeMux {
 	return mux
 }
 
-// Slices returns what is kept.
+// Slices returns the stored slices.
 func (s *Server) Slices() []resourceapi.ResourceSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +72,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 	Respond(w, http.StatusCreated, slice)
 }
 
-// tell gives a slice its resource version and tells whoever watches. The caller has the lock.
+// tell sets the resource version of a slice and notifies watchers. The caller holds mu.
 func (s *Server) tell(what watch.EventType, slice *resourceapi.ResourceSlice) {
 	slice.ResourceVersion = fmt.Sprint(len(s.told) + 1)
 	s.told = append(s.told, metav1.WatchEvent{Type: string(what), Object: runtime.RawExtension{Object: slice.DeepCopy()}})
@@ -95,7 +96,7 @@ func (s *Server) listOrWatch(w http.ResponseWriter, r *http.Request) {
 	ListOrWatch(w, r, list)
 }
 
-// watch tells all that has become of slices since a resource version, until nobody listens.
+// watch streams all changes since a resource version, until the client disconnects.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
@@ -109,7 +110,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		more := s.more
 		s.mu.Unlock()
 		for _, event := range news {
-			_ = json.NewEncoder(w).Encode(event) // the client may not listen any more
+			_ = json.NewEncoder(w).Encode(event) // the client may have disconnected
 		}
 		w.(http.Flusher).Flush()
 		select {
@@ -150,7 +151,7 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request) {
 	Respond(w, http.StatusOK, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
 }
 
-// sliceOf returns the slice that a client sent, nil after an answer that says that it is none.
+// sliceOf returns the slice in a request, or nil after an error response.
 func sliceOf(w http.ResponseWriter, r *http.Request) *resourceapi.ResourceSlice {
 	data, err := io.ReadAll(r.Body)
 	if err == nil {
@@ -166,7 +167,7 @@ func sliceOf(w http.ResponseWriter, r *http.Request) *resourceapi.ResourceSlice 
 	return nil
 }
 
-// Claim returns a claim in namespace n that was allocated a device of the node called node.
+// Claim returns a claim in namespace n with an allocated device of the node called node.
 func Claim(name string, uid types.UID, device string) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{
 		TypeMeta:   metav1.TypeMeta{APIVersion: version, Kind: "ResourceClaim"},
@@ -177,11 +178,11 @@ func Claim(name string, uid types.UID, device string) *resourceapi.ResourceClaim
 	return claim
 }
 
-// ListOrWatch answers with a list of objects of which nothing is told later.
+// ListOrWatch serves a list of objects that never change.
 func ListOrWatch(w http.ResponseWriter, r *http.Request, list runtime.Object) {
 	switch {
 	case r.URL.Query().Has("sendInitialEvents"):
-		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid) // so that it is listed
+		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid) // the client then lists the objects
 	case r.URL.Query().Has("watch"):
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusOK)
@@ -192,11 +193,11 @@ func ListOrWatch(w http.ResponseWriter, r *http.Request, list runtime.Object) {
 	}
 }
 
-// Respond answers with an object.
+// Respond responds with an object.
 func Respond(w http.ResponseWriter, status int, object runtime.Object) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(object) // the client may not listen any more
+	_ = json.NewEncoder(w).Encode(object) // the client may have disconnected
 }
 
 func refuse(w http.ResponseWriter, status int, reason metav1.StatusReason) {

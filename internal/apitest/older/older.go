@@ -1,4 +1,5 @@
-// Package older is for tests: clients of API servers that serve only an older version of DRA.
+// Package older provides clients of API servers that serve only an older version of DRA, for
+// tests.
 package older
 
 import (
@@ -14,8 +15,9 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 )
 
-// Client returns a client of an API server that has objects, those of resource.k8s.io in one
-// version alone: v1beta1 or v1beta2. Every other version of that group is not found.
+// Client returns a client of an API server with the given objects. The server serves
+// resource.k8s.io in one version only, v1beta1 or v1beta2. Other versions of that group are
+// not found.
 func Client(ctx context.Context, version string, objects ...runtime.Object) (*fake.Clientset, error) {
 	var dra, rest []runtime.Object
 	for _, object := range objects {
