@@ -1,6 +1,6 @@
-// Package overdue calls what the kernel may not come back from for as long as a driver or a process
-// likes. Nobody can tell the kernel to give up, so the caller does: the call goes on alone, and it is
-// known of what it is until it ends.
+// Package overdue limits the wait for calls that may block in the kernel for an unlimited time, because
+// of a driver or a process. Blocked calls cannot be canceled, so the caller gives up: the call continues
+// in the background, and remains recorded until its end.
 package overdue
 
 import (
@@ -10,21 +10,23 @@ import (
 	"time"
 )
 
-// Calls are calls of objects, such as PCI functions by their addresses. The zero value is ready to use.
+// Calls records overdue calls by object, such as a PCI function by address. The zero value is
+// ready to use.
 type Calls struct {
-	// Ended is called when a call has ended that nobody waited for any more. It must not block. Optional.
+	// Ended is called when an overdue call has ended. It must not block. Optional.
 	Ended func()
 
 	mu      sync.Mutex
-	overdue map[string]string // what has not ended, by object
+	overdue map[string]string // descriptions of unfinished calls, by object
 }
 
-// Err is wrapped by the error of a call that has not ended in time.
+// Err is wrapped by the error of an overdue call.
 var Err = errors.New("has not ended")
 
-// Do calls do and returns what that returns. If it takes longer than the limit, Do returns an error that
-// wraps [Err], such as "a write to the attribute has not ended after 10s", and the object is [Calls.Of] it
-// until it ends. It is for the caller to begin nothing else of the object meanwhile.
+// Do calls do and returns the result. After the limit, Do returns an error that wraps [Err],
+// such as "a write to the attribute has not ended after 10s", and [Calls.Of] returns an error
+// for the object until the call ends. The caller must not start other calls for the object in
+// the meantime.
 func (c *Calls) Do(limit time.Duration, object, what string, do func() error) error {
 	result := make(chan error, 1)
 	go func() { result <- do() }()
@@ -42,7 +44,7 @@ func (c *Calls) Do(limit time.Duration, object, what string, do func() error) er
 	}
 	c.overdue[object] = what
 	go func() {
-		<-result //nolint:errcheck // nobody waits for it any more
+		<-result //nolint:errcheck // Do has already returned an error
 		c.mu.Lock()
 		delete(c.overdue, object)
 		c.mu.Unlock()
@@ -53,7 +55,7 @@ func (c *Calls) Do(limit time.Duration, object, what string, do func() error) er
 	return fmt.Errorf("%s %w after %s", what, Err, limit)
 }
 
-// Of returns an error that says what of an object has not ended yet, nil if nothing.
+// Of returns an error that describes the overdue call of an object, or nil.
 func (c *Calls) Of(object string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"chandler.dev/internal/overdue"
 )
 
-// Of a call that hangs, it is known until it ends, of its object alone.
+// A call that hangs is recorded for its object until it ends.
 func TestCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := 0
