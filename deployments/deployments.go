@@ -1,5 +1,4 @@
-// Package deployments holds the manifests that install Chandler, for the parts of
-// it that say how to use them.
+// Package deployments embeds installation manifests for use by the program.
 package deployments
 
 import (
@@ -14,10 +13,10 @@ import (
 //go:embed deviceclasses.yaml
 var deviceClasses []byte
 
-// DeviceClasses returns the classes that claims can ask for.
+// DeviceClasses returns the DeviceClasses for claims.
 func DeviceClasses() ([]resourceapi.DeviceClass, error) { return ParseDeviceClasses(deviceClasses) }
 
-// ParseDeviceClasses returns the classes of YAML documents that hold nothing else.
+// ParseDeviceClasses parses YAML documents with DeviceClasses and no other objects.
 func ParseDeviceClasses(manifest []byte) (classes []resourceapi.DeviceClass, err error) {
 	for document := range bytes.SplitSeq(manifest, []byte("\n---\n")) {
 		var class resourceapi.DeviceClass
