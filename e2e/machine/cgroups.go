@@ -16,27 +16,27 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// leaf is the cgroup of the machine's first process, and of those that enter, in a cgroup v2 hierarchy: a cgroup that
-// controls others may have no members.
+// leaf is the cgroup of the machine's first process and of entering processes in a cgroup v2
+// hierarchy. A v2 cgroup with controlled children may not contain processes.
 const leaf = "init"
 
-// A hierarchy is one tree of cgroups, mounted somewhere. Cgroup v1 has one for each controller or so, v2 has one;
-// both may be there at once.
+// A hierarchy is a mounted tree of cgroups. Cgroup v1 has about one hierarchy per controller,
+// v2 has one. Both versions may be mounted at once.
 type hierarchy struct {
-	mount       string // where it is mounted
-	root        string // the cgroup seen at the mount point
+	mount       string // the mount point
+	root        string // the cgroup visible at the mount point
 	member      string // the cgroup of this process
-	controllers string // of v1, as in /proc/self/cgroup; "" is v2
+	controllers string // of v1, as in /proc/self/cgroup; "" for v2
 }
 
 func (h hierarchy) v2() bool { return h.controllers == "" }
 
-// home is the directory of the cgroup of this process.
+// home returns the directory of this process's cgroup.
 func (h hierarchy) home() string {
 	return filepath.Join(h.mount, strings.TrimPrefix(h.member, strings.TrimSuffix(h.root, "/")))
 }
 
-// mountOptions are those that mount a v1 hierarchy again.
+// mountOptions returns the options for another mount of a v1 hierarchy.
 func (h hierarchy) mountOptions() string {
 	if strings.HasPrefix(h.controllers, "name=") {
 		return "none," + h.controllers
@@ -44,7 +44,7 @@ func (h hierarchy) mountOptions() string {
 	return h.controllers
 }
 
-// hierarchies returns those that are mounted, read from the proc file system of host.
+// hierarchies returns the mounted hierarchies according to the proc file system of host.
 func hierarchies(host fs.FS) ([]hierarchy, error) {
 	members, err := fs.ReadFile(host, "proc/self/cgroup")
 	if err != nil {
@@ -68,7 +68,7 @@ func hierarchies(host fs.FS) ([]hierarchy, error) {
 	return found, nil
 }
 
-// findMount fills in where the hierarchy is mounted, and tells whether it is.
+// findMount sets root and mount, and reports whether the hierarchy is mounted.
 func (h *hierarchy) findMount(mountinfo string) bool {
 	for line := range strings.Lines(mountinfo) {
 		// 36 35 98:0 /root /mount/point rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
@@ -90,13 +90,13 @@ func containsAll(all, wanted []string) bool {
 	return !slices.ContainsFunc(wanted, func(s string) bool { return !slices.Contains(all, s) })
 }
 
-// A subtree is the machine's part of each hierarchy: a cgroup directly below its root.
+// A subtree is the machine's part of each hierarchy: a cgroup directly below the root.
 type subtree struct {
 	name        string
 	hierarchies []hierarchy
 }
 
-// planSubtree makes nothing yet.
+// planSubtree returns a subtree without creating its cgroups.
 func planSubtree(host fs.FS, name string) (*subtree, error) {
 	found, err := hierarchies(host)
 	if err != nil {
@@ -118,8 +118,9 @@ func (s *subtree) dirs() []string {
 	return dirs
 }
 
-// create makes the cgroups so that processes can live in them. In a v2 hierarchy it switches on the controllers that
-// a node needs for the root's children; they stay on, since others may have come to count on them.
+// create creates the cgroups and prepares them for processes. In a v2 hierarchy, create
+// enables the controllers that a node needs for the root's children. The controllers remain
+// enabled, because other processes may depend on them.
 func (s *subtree) create() error {
 	for _, h := range s.hierarchies {
 		if err := os.Mkdir(s.dir(h), 0o755); err != nil {
@@ -138,7 +139,8 @@ func (s *subtree) create() error {
 	return nil
 }
 
-// enableControllers lets the children of a v2 cgroup have all controllers that containers use and the cgroup has.
+// enableControllers enables all available controllers used by containers for the children of a
+// v2 cgroup.
 func enableControllers(dir string) error {
 	available, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -155,7 +157,8 @@ func enableControllers(dir string) error {
 	return nil
 }
 
-// inheritCpuset fills in what is empty in a new v1 cgroup, which until then takes no process.
+// inheritCpuset fills the empty settings of a new v1 cgroup, which until then accepts no
+// processes.
 func inheritCpuset(dir string) error {
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 		value, err := os.ReadFile(filepath.Join(filepath.Dir(dir), file))
@@ -169,8 +172,8 @@ func inheritCpuset(dir string) error {
 	return nil
 }
 
-// enter makes this process a member. The function it returns makes it a member of its former cgroups again; it is to
-// be called after an error too.
+// enter moves this process into the subtree. leave moves the process back into its former
+// cgroups. Call leave after an error, too.
 func (s *subtree) enter() (leave func() error, err error) {
 	var entered []hierarchy
 	leave = func() error {
@@ -189,10 +192,10 @@ func (s *subtree) enter() (leave func() error, err error) {
 	return leave, nil
 }
 
-// join makes this process a member of the cgroup with directory dir.
+// join moves this process into the cgroup with directory dir.
 func join(dir string) error { return write(filepath.Join(dir, "cgroup.procs"), "0") }
 
-// joinCgroupsOf makes this process a member of the same cgroups as another one.
+// joinCgroupsOf moves this process into the cgroups of another process.
 func joinCgroupsOf(pid string) error {
 	own, err := hierarchies(os.DirFS("/"))
 	if err != nil {
@@ -217,8 +220,8 @@ func joinCgroupsOf(pid string) error {
 	return nil
 }
 
-// mountCgroups lays out /sys/fs/cgroup in a machine as it is on the host, whose hierarchies and links are given. The
-// machine's cgroups are then the roots.
+// mountCgroups mounts /sys/fs/cgroup in a machine with the hierarchies and links of the host.
+// The machine's cgroups become the roots.
 func mountCgroups(found []hierarchy, links map[string]string) error {
 	if !slices.ContainsFunc(found, func(h hierarchy) bool { return h.mount == cgroupRoot }) {
 		if err := mount("tmpfs", cgroupRoot, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=755"); err != nil {
@@ -240,7 +243,7 @@ func mountCgroups(found []hierarchy, links map[string]string) error {
 
 func mountHierarchy(h hierarchy) error {
 	if !strings.HasPrefix(h.mount, cgroupRoot) {
-		return nil // seen nowhere but in unusual places
+		return nil // mounted in an unusual place and not needed
 	}
 	if err := os.MkdirAll(h.mount, 0o755); err != nil {
 		return err
@@ -279,8 +282,8 @@ func cgroupLinks() (map[string]string, error) {
 	return links, nil
 }
 
-// removeCgroup removes a cgroup with those below it. The kernel lets go of the members of a dead machine a little
-// after they are waited for.
+// removeCgroup removes a cgroup and its descendants. The kernel releases the processes of a
+// dead machine shortly after the wait for them has returned.
 func removeCgroup(dir string) error {
 	const patience, step = 5 * time.Second, 20 * time.Millisecond
 	var err error
@@ -311,7 +314,7 @@ func removeCgroupTree(dir string) error {
 	return os.Remove(dir)
 }
 
-// write writes to a file of the kernel, which is there already.
+// write writes to an existing file of the kernel.
 func write(path, value string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

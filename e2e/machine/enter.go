@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Enter runs a program in the machine whose first process is pid, passes signals on to it, and returns its exit
-// status: 128 and the signal where a signal ended it, as shells do. For cmd/machine only.
+// Enter runs a program in the machine whose first process is pid, forwards signals to the
+// program, and returns its exit status: 128 plus the signal number after a fatal signal, as in
+// shells. For cmd/machine only.
 func Enter(pid string, command []string) (int, error) {
-	// Namespaces are a thread's, and so are the children it starts.
+	// Namespaces belong to a thread and to the children started by the thread.
 	runtime.LockOSThread()
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
@@ -27,7 +28,7 @@ func Enter(pid string, command []string) (int, error) {
 	if err := joinNamespacesOf(pid); err != nil {
 		return 0, fmt.Errorf("join namespaces: %w", err)
 	}
-	cmd := exec.Command("/proc/self/exe", append([]string{"exec"}, command...)...) // in the machine too, where it is a link to this program
+	cmd := exec.Command("/proc/self/exe", append([]string{"exec"}, command...)...) // this program is available inside the machine, too
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return 0, err
@@ -51,7 +52,7 @@ func Enter(pid string, command []string) (int, error) {
 	return status.ExitStatus(), nil
 }
 
-// joinNamespacesOf moves this thread, and the children it will start, into the namespaces of a process.
+// joinNamespacesOf moves this thread and its future children into the namespaces of a process.
 func joinNamespacesOf(pid string) error {
 	number, err := strconv.Atoi(pid)
 	if err != nil {
@@ -62,17 +63,18 @@ func joinNamespacesOf(pid string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Unshare(unix.CLONE_FS); err != nil { // else a mount namespace cannot be joined
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // required before joining a mount namespace
 		return err
 	}
 	return unix.Setns(fd, namespaces)
 }
 
-// Exec becomes the program that command names, which dies with its parent. It runs in the machine, as the child of a
-// process outside. For cmd/machine only.
+// Exec replaces this process with the program named by command. The program is killed when its
+// parent dies. Exec runs in the machine, as the child of a process outside. For cmd/machine
+// only.
 //
-// The parent cannot ask for that when it starts the child, as Go checks there that the parent's ID is still the one
-// it was, and that ID is not visible from here.
+// The parent cannot set the death signal when it starts the child: Go then verifies that the
+// child's parent ID is unchanged, and the parent's ID is not visible inside the machine.
 func Exec(command []string) error {
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {

@@ -15,11 +15,12 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Init is the life of a machine's first process: it reads an order from in, lays the machine out, reports, and then
-// reaps until it is killed. For cmd/machine only.
+// Init is the main function of a machine's first process. It reads an order from in, sets up
+// the machine, reports the result, and reaps processes until it is killed. For cmd/machine
+// only.
 func Init(in io.Reader) error {
 	reports := os.NewFile(reportFD, "report")
-	// Before anything is set up: those that end meanwhile are counted too.
+	// Register before the setup, so that no signal during the setup is lost.
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
 
@@ -37,8 +38,7 @@ func Init(in io.Reader) error {
 }
 
 func setUp(in io.Reader) error {
-	// Mounts and propagation are of this thread's namespace, which all threads share; only the lock on the host name
-	// and such is process-wide anyway.
+	// Mounts and the host name belong to namespaces, which all threads of this process share.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var o order
@@ -57,7 +57,7 @@ func setUp(in io.Reader) error {
 	return forwardAll(o.Config)
 }
 
-// reap waits for all children that have ended: they are orphans of others.
+// reap waits for all children that have ended. They are orphans of other processes.
 func reap() {
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
@@ -70,8 +70,8 @@ func reap() {
 	}
 }
 
-// layOutNetwork brings the loopback interface up, gives it the addresses, and lets the machine route between the
-// networks of its containers. No way leads out.
+// layOutNetwork enables the loopback interface, adds the addresses, and enables routing
+// between the networks of the machine's containers. There is no route out of the machine.
 func layOutNetwork(addresses []netip.Addr) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -93,7 +93,7 @@ func layOutNetwork(addresses []netip.Addr) error {
 	return write("/proc/sys/net/ipv4/ip_forward", "1")
 }
 
-// forwardAll starts to serve the forwarded addresses and the published one.
+// forwardAll starts forwarding for the configured addresses and for the published address.
 func forwardAll(cfg Config) error {
 	for from, to := range cfg.Forward {
 		listener, err := net.Listen("tcp", from)
@@ -106,7 +106,7 @@ func forwardAll(cfg Config) error {
 		return nil
 	}
 	file := os.NewFile(listenerFD, "listener")
-	listener, err := net.FileListener(file) // of the host's network, wherever this process is
+	listener, err := net.FileListener(file) // belongs to the host's network, regardless of this process's namespaces
 	if err != nil {
 		return fmt.Errorf("publish %s: %w", cfg.Publish, err)
 	}
@@ -115,7 +115,7 @@ func forwardAll(cfg Config) error {
 	return nil
 }
 
-// forward joins each connection with one to the address. It serves as long as the machine lives.
+// forward connects each incoming connection to an address, for the lifetime of the machine.
 func forward(listener net.Listener, to string) {
 	for {
 		from, err := listener.Accept()
@@ -127,11 +127,11 @@ func forward(listener net.Listener, to string) {
 	}
 }
 
-// splice copies both ways until both ends have closed.
+// splice copies data in both directions until both ends have closed.
 func splice(from *net.TCPConn, address string) {
 	defer from.Close()
 	conn, err := net.Dial("tcp", address)
-	if err != nil { // the caller sees its connection closed, as it would see a refusal
+	if err != nil { // the client's connection is closed, similar to a refusal
 		return
 	}
 	to := conn.(*net.TCPConn)

@@ -1,13 +1,15 @@
-// Package machine makes a machine inside this one: a tree of processes with mount, PID, network, UTS, IPC and cgroup
-// namespaces of its own, which sees this machine's devices and programs and changes nothing of it. It knows nothing
-// of what runs there, Kubernetes included.
+// Package machine runs a machine inside the host: a tree of processes in mount, PID, network,
+// UTS, IPC and cgroup namespaces of its own. The machine uses the host's devices and programs,
+// and does not change the host. The package is independent of the workload, including
+// Kubernetes.
 //
-// Three processes make one. The caller of Start holds a pipe. A supervisor, in a session of its own, makes the
-// cgroups, starts the machine's first process and waits for the pipe to close, be it by Stop or because the caller
-// died. The machine's first process, its PID 1, lays out mounts and network and then only reaps and forwards
-// connections; with it the kernel ends everything in the machine, and with the last process go mounts and
-// interfaces. The supervisor removes what the kernel does not: cgroups and directories. Should the supervisor be
-// killed too, the next Start does it.
+// Three processes form a machine. The caller of Start holds a pipe. A supervisor, in a session
+// of its own, creates the cgroups, starts the machine's first process and waits until the pipe
+// is closed, either by Stop or by the death of the caller. The machine's first process, its
+// PID 1, sets up mounts and network, and then only reaps processes and forwards connections.
+// When the first process ends, the kernel kills all processes in the machine, and removes
+// mounts and interfaces after the last process. The supervisor removes the rest: cgroups and
+// directories. If the supervisor is killed as well, the next Start removes them.
 package machine
 
 import (
@@ -30,56 +32,59 @@ import (
 	securejoin "github.com/cyphar/filepath-securejoin"
 )
 
-// Where a machine finds what is its own.
+// Paths of the machine's own directories.
 const (
 	ownDir = "/run/machine"
-	// StateDir is Config.Dir as the machine sees it.
+	// StateDir is the path of Config.Dir inside the machine.
 	StateDir = ownDir + "/state"
-	// ProgramDir is the directory of Config.Program as the machine sees it.
+	// ProgramDir is the path of Config.Program's directory inside the machine.
 	ProgramDir = ownDir + "/bin"
 )
 
 // Config describes a machine. Program and Dir must be set.
 //
-// The host's files are all there: read-only on the root file system, except for the directory of temporary files,
-// and as they are on others. The machine's own are /run, empty at first; /etc, the host's with changes of its own;
-// /proc, /sys, /dev/shm and /dev/pts; and the directories named in Own. /dev is the host's.
+// The machine sees all files of the host. The root file system is read-only, except for the
+// directory of temporary files; other file systems are unchanged. The following directories
+// belong to the machine: /run, initially empty; /etc, an overlay over the host's /etc; /proc,
+// /sys, /dev/shm and /dev/pts; and the directories in Own. /dev is the host's.
 type Config struct {
-	// Program is chandler.dev/e2e/cmd/machine, built.
+	// Program is the path of the built program chandler.dev/e2e/cmd/machine.
 	Program string `json:"program"`
 	// Dir holds the machine's own directories and its log.
 	Dir string `json:"dir"`
-	// RemoveDir says to remove Dir with the machine; else only the own directories are removed from it, with those
-	// above them up to Dir.
+	// If RemoveDir is set, Dir is removed with the machine. Otherwise only the top-level
+	// directories of Own below Dir are removed.
 	RemoveDir bool `json:"removeDir"`
-	// Hostname is "machine" unless given.
+	// Hostname is "machine" by default.
 	Hostname string `json:"hostname"`
-	// Own are directories that the machine has to itself: what it has at /var/lib lies in Dir/var/lib.
+	// Own lists directories private to the machine: its /var/lib, for example, is Dir/var/lib.
 	Own []string `json:"own"`
-	// Files are what the machine reads in place of existing files, by path: of /proc/sys, for example.
+	// Files maps paths of existing files, such as files in /proc/sys, to replacement contents.
 	Files map[string]string `json:"files"`
-	// Addresses of the machine's loopback interface, the only one it has at first, besides 127.0.0.1.
+	// Addresses are added to the loopback interface, which initially is the only interface.
 	Addresses []netip.Addr `json:"addresses"`
-	// Forward are addresses in the machine whose connections lead to other addresses in it.
+	// Forward maps addresses in the machine to other addresses in the machine. Connections are
+	// forwarded.
 	Forward map[string]string `json:"forward"`
-	// Publish is an address in the machine that can be reached from the host, at the address that Published returns.
+	// Publish is an address in the machine that is reachable from the host through Published.
 	Publish string `json:"publish"`
 }
 
-// A Machine runs until Stop is called or its caller's process ends.
+// A Machine runs until Stop is called or the process of Start's caller ends.
 type Machine struct {
 	id        string
 	cfg       Config
 	published string
 	initPID   int
 
-	lifeline   io.Closer // the supervisor reads its other end
+	lifeline   io.Closer // read by the supervisor
 	supervisor *exec.Cmd
 	done       chan struct{}
-	waitErr    error // of supervisor, once done is closed
+	waitErr    error // error of supervisor, valid after done is closed
 }
 
-// Start first removes what killed machines have left, then starts one. The context bounds the start, not the machine.
+// Start starts a machine, after removing the remains of killed machines. The context limits
+// the start, not the machine's lifetime.
 func Start(ctx context.Context, cfg Config) (*Machine, error) {
 	if err := sweep(registryDir); err != nil {
 		return nil, fmt.Errorf("sweep left machines: %w", err)
@@ -105,7 +110,7 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// start runs the supervisor and waits for its word that the machine is up.
+// start starts the supervisor and waits for its report.
 func (m *Machine) start(ctx context.Context) error {
 	log, err := os.Create(filepath.Join(m.cfg.Dir, "log", "machine.log"))
 	if err != nil {
@@ -118,10 +123,10 @@ func (m *Machine) start(ctx context.Context) error {
 	}
 	defer listener.Close()
 
-	cmd := exec.Command(m.cfg.Program, "supervise") // not bound to ctx: it ends when its pipe does
+	cmd := exec.Command(m.cfg.Program, "supervise") // not bound to ctx: the supervisor ends with its pipe
 	cmd.Stderr = log
 	cmd.ExtraFiles = []*os.File{listener}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C is not for it; it has the caller's end to wait for
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a new session, so a Ctrl-C in the terminal does not end the supervisor
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -151,8 +156,8 @@ func (m *Machine) start(ctx context.Context) error {
 	return nil
 }
 
-// publish opens the listener on the host. A listener is passed on even if nothing is published, to keep the
-// supervisor's descriptors the same; it is then the null device.
+// publish opens the listener on the host. Without Config.Publish, publish opens the null
+// device instead, so the supervisor's file descriptors keep their numbers.
 func (m *Machine) publish() (*os.File, error) {
 	if m.cfg.Publish == "" {
 		return os.Open(os.DevNull)
@@ -166,15 +171,15 @@ func (m *Machine) publish() (*os.File, error) {
 	return listener.(*net.TCPListener).File()
 }
 
-// An order is what the supervisor reads, and hands on to the machine's first process.
+// An order is sent to the supervisor, which forwards it to the machine's first process.
 type order struct {
 	ID     string `json:"id"`
 	Config Config `json:"config"`
 }
 
-// A report is what the supervisor answers, once.
+// A report is the supervisor's only response.
 type report struct {
-	PID   int    `json:"pid"` // of the machine's first process, on the host
+	PID   int    `json:"pid"` // of the machine's first process, as seen by the host
 	Error string `json:"error,omitempty"`
 }
 
@@ -193,39 +198,41 @@ func (m *Machine) converse(stdin io.Writer, stdout io.Reader) error {
 	return nil
 }
 
-// ID is the machine's name among those of this host; its cgroups are called chandler-e2e-ID.
+// ID returns the machine's unique name on the host. The machine's cgroups are named
+// chandler-e2e-ID.
 func (m *Machine) ID() string { return m.id }
 
-// PID is that of the machine's first process, as the host counts.
+// PID returns the process ID of the machine's first process, as seen by the host.
 func (m *Machine) PID() int { return m.initPID }
 
-// Published is the address on the host that leads to Config.Publish.
+// Published returns the address on the host that leads to Config.Publish.
 func (m *Machine) Published() string { return m.published }
 
-// Done is closed when the machine and everything it was made of is gone.
+// Done returns a channel that is closed after the machine and all its resources have been
+// removed.
 func (m *Machine) Done() <-chan struct{} { return m.done }
 
-// Command returns a command that runs in the machine. Name and arguments are as the machine sees its files; standard
-// input and output are the caller's to set, as ever. Signals sent to the command's process reach the program, and
-// when the command is killed so is the program.
+// Command returns a command that runs in the machine. Name and arguments refer to the
+// machine's files. The caller sets standard input and output. Signals to the command's process
+// reach the program, and the program is killed with the command.
 func (m *Machine) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	enter := []string{"enter", strconv.Itoa(m.initPID), name}
 	return exec.CommandContext(ctx, m.cfg.Program, append(enter, args...)...)
 }
 
-// Path returns a path of the host that leads to path in the machine, mounts and all, while the machine runs. Symbolic
-// links on the way are resolved as the machine would; the last element need not exist.
+// Path returns the path on the host that leads to a path in the running machine, including
+// mounts. Symbolic links are resolved within the machine. The last element need not exist.
 func (m *Machine) Path(path string) string {
 	root := filepath.Join("/proc", strconv.Itoa(m.initPID), "root")
 	inside, err := securejoin.SecureJoin(root, path)
-	if err != nil { // links that never end, or a path that cannot be read: opening it will tell
+	if err != nil { // a loop of links, or an unreadable path; opening the path returns the error
 		return filepath.Join(root, path)
 	}
 	return inside
 }
 
-// Stop ends all that runs in the machine and returns when nothing of it is left. A second call returns what the first
-// one did.
+// Stop ends all processes in the machine and returns after everything has been removed.
+// Further calls return the same result.
 func (m *Machine) Stop() error {
 	_ = m.lifeline.Close()
 	<-m.done
@@ -235,7 +242,7 @@ func (m *Machine) Stop() error {
 	return nil
 }
 
-// lastWords returns what the supervisor logged, if it is still to be read.
+// lastWords returns the supervisor's log, or "" if the log is empty or unreadable.
 func (m *Machine) lastWords() string {
 	log, err := os.ReadFile(filepath.Join(m.cfg.Dir, "log", "machine.log"))
 	if err != nil || len(log) == 0 {

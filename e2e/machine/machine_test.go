@@ -20,8 +20,8 @@ import (
 	"chandler.dev/e2e/machine"
 )
 
-// roles are what the test program is besides a test: a caller of Start that can be killed, and a server to run in a
-// machine.
+// roles are the roles of the test program besides a test: a caller of Start that can be
+// killed, and a server that runs in a machine.
 var roles = map[string]func() error{
 	"caller": beCaller,
 	"server": beServer,
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A trace is what there may be of a machine on the host.
+// A trace describes the possible remains of a machine on the host.
 type trace struct {
 	ID      string
 	Init    int
@@ -85,7 +85,7 @@ func program(t *testing.T) string {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	if path := os.Getenv("TEST_PROGRAM"); path != "" { // where there is no Go
+	if path := os.Getenv("TEST_PROGRAM"); path != "" { // built in advance, for hosts without Go
 		return path
 	}
 	path := filepath.Join(t.TempDir(), "machine")
@@ -279,7 +279,7 @@ func TestStartSweepsWhatKilledSupervisorLeft(t *testing.T) {
 func startCaller(t *testing.T) (*exec.Cmd, trace) {
 	t.Helper()
 	program := program(t)
-	dir, err := os.MkdirTemp("", "machine-test-") // not t.TempDir, which would remove it itself
+	dir, err := os.MkdirTemp("", "machine-test-") // t.TempDir would remove the directory itself
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -297,7 +297,7 @@ func startCaller(t *testing.T) (*exec.Cmd, trace) {
 	return caller, seen
 }
 
-// remains names the first thing that is left of a machine, "" for nothing.
+// remains returns the first remaining part of a machine, or "".
 func remains(seen trace) string {
 	if alive(seen.Init) {
 		return fmt.Sprintf("process %d", seen.Init)
@@ -321,7 +321,7 @@ func remains(seen trace) string {
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// parent reads the fourth field of /proc/PID/stat, after the name in parentheses.
+// parent returns the fourth field of /proc/PID/stat, counted after the name in parentheses.
 func parent(pid int) (int, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

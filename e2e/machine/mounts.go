@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// layOutFiles turns the mounts of this process, inherited from the host, into those of a machine. The order matters:
-// what is still needed of the host is taken before something is laid over it, and what is to be changed comes before
-// the root file system is made read-only.
+// layOutFiles changes the mounts inherited from the host into those of a machine. The order is
+// important: directories of the host are opened before other mounts hide them, and changes
+// precede the read-only remount of the root file system.
 func layOutFiles(cfg Config) error {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
@@ -37,7 +37,8 @@ func layOutFiles(cfg Config) error {
 		func() error { return mountKernel(found, links) },
 		func() error { return standIn(cfg.Files) },
 		readOnlyRoot,
-		// Mount propagation between the machine and its containers works as on any host, whose / is shared.
+		// Mount propagation between the machine and its containers works as on any host with a
+		// shared root.
 		func() error { return mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "") },
 	)
 	return err
@@ -52,18 +53,18 @@ func inOrder(steps ...func() error) error {
 	return nil
 }
 
-// A tree is a directory of the host, held while other mounts come to lie over it.
+// A tree is an open directory of the host, which other mounts may hide.
 type tree struct {
 	fd     int
 	target string
 }
 
-// takeTrees takes the directories that are to be seen in the machine, in the order in which they are to be placed.
+// takeTrees opens the directories to mount in the machine, in mounting order.
 func takeTrees(cfg Config) ([]tree, error) {
 	sources := [][2]string{ // source, target
 		{cfg.Dir, StateDir},
 		{filepath.Dir(cfg.Program), ProgramDir},
-		{os.TempDir(), os.TempDir()}, // on itself, so that it stays writable
+		{os.TempDir(), os.TempDir()}, // on itself, to remain writable
 	}
 	for _, own := range cfg.Own {
 		sources = append(sources, [2]string{filepath.Join(cfg.Dir, own), own})
@@ -79,8 +80,8 @@ func takeTrees(cfg Config) ([]tree, error) {
 	return trees, nil
 }
 
-// placeTrees mounts what was taken. Directories to mount on are made where that changes nothing of the host: below
-// /run and /etc.
+// placeTrees mounts the opened directories. Missing mount points are created below /run and
+// /etc, where the host remains unchanged.
 func placeTrees(trees []tree) error {
 	for _, t := range trees {
 		if err := os.MkdirAll(t.target, 0o755); err != nil {
@@ -96,7 +97,7 @@ func placeTrees(trees []tree) error {
 	return nil
 }
 
-// layOutRun makes /run, which on Linux is also /var/run, an empty one.
+// layOutRun mounts an empty /run. /var/run usually is a link to /run.
 func layOutRun() error {
 	if err := mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
 		return err
@@ -104,8 +105,8 @@ func layOutRun() error {
 	return os.Mkdir(ownDir, 0o755)
 }
 
-// layOutEtc lets the machine change /etc without changing the host's. There are no name servers, since no way leads
-// to them.
+// layOutEtc mounts an overlay on /etc, so the machine can change its files. There are no name
+// servers, because the machine has no route to them.
 func layOutEtc() error {
 	upper, work := ownDir+"/etc/upper", ownDir+"/etc/work"
 	for _, dir := range []string{upper, work} {
@@ -116,14 +117,14 @@ func layOutEtc() error {
 	if err := mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir="+upper+",workdir="+work); err != nil {
 		return err
 	}
-	const resolv = "/etc/resolv.conf" // on the host perhaps a link into /run
+	const resolv = "/etc/resolv.conf" // may be a link into /run on the host
 	if err := os.Remove(resolv); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return os.WriteFile(resolv, nil, 0o644)
 }
 
-// mountKernel mounts what the kernel shows each namespace differently.
+// mountKernel mounts the file systems that the kernel provides for each namespace.
 func mountKernel(found []hierarchy, links map[string]string) error {
 	const flags = unix.MS_NOSUID | unix.MS_NOEXEC
 	return inOrder(
@@ -137,7 +138,7 @@ func mountKernel(found []hierarchy, links map[string]string) error {
 	)
 }
 
-// standIn lays files over existing ones.
+// standIn mounts replacement files over existing files.
 func standIn(files map[string]string) error {
 	dir := ownDir + "/files"
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -161,7 +162,8 @@ func standIn(files map[string]string) error {
 	return nil
 }
 
-// readOnlyRoot guards the host's root file system. File systems mounted below keep their own flags.
+// readOnlyRoot makes the root file system read-only. File systems mounted below keep their
+// flags.
 func readOnlyRoot() error {
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, attr); err != nil {

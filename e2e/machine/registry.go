@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// registryDir holds a record for each machine of this host, locked by its supervisor. It is gone when the last
-// machine is.
+// registryDir contains a record for each machine of this host, locked by the machine's
+// supervisor. The last machine to end removes the directory.
 const registryDir = "/run/chandler-e2e"
 
-// leftovers are what a machine leaves on the host when all its processes are dead.
+// leftovers are the resources of a machine that remain after the death of all its processes.
 type leftovers struct {
 	Cgroups []string `json:"cgroups"`
 	Paths   []string `json:"paths"`
 }
 
-// remove removes it all. It is no error if something is missing.
+// remove removes all leftovers. Missing ones are not an error.
 func (l leftovers) remove() error {
 	var errs []error
 	for _, dir := range l.Cgroups {
@@ -34,16 +34,17 @@ func (l leftovers) remove() error {
 	return errors.Join(errs...)
 }
 
-// A record tells the leftovers of a machine to whoever comes after its supervisor. Its lock tells whether that lives:
-// the kernel drops it with the process, so neither a name nor a process ID that another took over can mislead.
+// A record lists the leftovers of a machine, for removal after the death of its supervisor.
+// The supervisor holds a lock on the record's file, which the kernel releases at the
+// supervisor's end. A reused name or process ID therefore cannot cause confusion.
 type record struct {
 	leftovers leftovers
 	file      *os.File
 	path      string
 }
 
-// register writes a record and locks it. It is given its name last, so a record that others see is complete and
-// locked.
+// register writes and locks a record, and only then gives the file its name. Other processes
+// therefore see complete, locked records only.
 func register(dir, id string, l leftovers) (*record, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -68,14 +69,14 @@ func register(dir, id string, l leftovers) (*record, error) {
 	return r, nil
 }
 
-// close removes the record, and the directory if it was the last one.
+// close removes the record, and the directory after the last record.
 func (r *record) close() {
 	_ = os.Remove(r.path)
-	_ = os.Remove(filepath.Dir(r.path)) // refused while there are others
+	_ = os.Remove(filepath.Dir(r.path)) // fails while other records exist
 	_ = r.file.Close()
 }
 
-// sweep removes what machines have left whose supervisor no longer lives.
+// sweep removes the leftovers of machines without a supervisor.
 func sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +87,7 @@ func sweep(dir string) error {
 	}
 	var errs []error
 	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), ".") { // being written
+		if strings.HasPrefix(entry.Name(), ".") { // still being written
 			continue
 		}
 		if err := sweepRecord(filepath.Join(dir, entry.Name())); err != nil {
@@ -98,13 +99,13 @@ func sweep(dir string) error {
 
 func sweepRecord(path string) error {
 	file, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) { // its machine has just ended
+	if errors.Is(err, fs.ErrNotExist) { // the machine has just ended
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil { // its supervisor lives
+	if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil { // the supervisor is alive
 		return file.Close()
 	}
 	if !stillThere(file, path) {
@@ -115,13 +116,14 @@ func sweepRecord(path string) error {
 		return errors.Join(fmt.Errorf("read: %w", err), file.Close())
 	}
 	if err := r.leftovers.remove(); err != nil {
-		return errors.Join(err, file.Close()) // kept, for another try
+		return errors.Join(err, file.Close()) // the record remains for the next attempt
 	}
 	r.close()
 	return nil
 }
 
-// stillThere tells whether path is still the file that was opened, and not removed by its supervisor meanwhile.
+// stillThere reports whether path still is the opened file, and was not removed by the
+// supervisor in the meantime.
 func stillThere(file *os.File, path string) bool {
 	opened, err := file.Stat()
 	if err != nil {

@@ -15,19 +15,20 @@ import (
 	"syscall"
 )
 
-// Descriptors that the supervisor and the machine's first process are given.
+// File descriptors passed to the supervisor and to the machine's first process.
 const (
-	listenerFD = 3 // what Config.Publish is reached by
-	reportFD   = 4 // where the first process reports
+	listenerFD = 3 // the listener for Config.Publish
+	reportFD   = 4 // for the report of the first process
 )
 
 const namespaces = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET |
 	syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWCGROUP
 
-// Supervise is the life of a supervisor: it reads an order from in, makes the machine, reports on out, waits for in
-// to end or the machine to die, and removes everything. For cmd/machine only; main must call it on its first thread.
+// Supervise is the main function of a supervisor. It reads an order from in, creates the
+// machine, reports on out, waits until in is closed or the machine ends, and removes
+// everything. For cmd/machine only; main must call Supervise on its first thread.
 func Supervise(in io.Reader, out io.Writer) error {
-	// The first process dies with the thread that started it.
+	// The first process is killed when the thread of its start ends.
 	runtime.LockOSThread()
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
@@ -66,7 +67,7 @@ type supervisor struct {
 	initGone chan struct{}
 }
 
-// begin returns when the machine is up. After an error, end removes what it has made.
+// begin returns when the machine is running. After an error, the caller must call end.
 func (s *supervisor) begin() error {
 	cgroups, err := planSubtree(os.DirFS("/"), "chandler-e2e-"+s.order.ID)
 	if err != nil {
@@ -86,7 +87,8 @@ func (s *supervisor) begin() error {
 	return nil
 }
 
-// paths are the directories to remove in the end. Of an own directory that is the first element below Dir.
+// paths returns the directories to remove at the end: Dir, or the top-level directories of Own
+// below Dir.
 func (s *supervisor) paths() []string {
 	dir := s.order.Config.Dir
 	if s.order.Config.RemoveDir {
@@ -102,8 +104,9 @@ func (s *supervisor) paths() []string {
 	return paths
 }
 
-// startInit starts the first process as a member of the new cgroups, whose namespace then begins there, steps out of
-// them itself, since in cgroup v2 only leaves may have members, and hands the order on.
+// startInit enters the new cgroups, starts the first process there, so that its cgroup
+// namespace has them as roots, and leaves the cgroups again, because only leaves may contain
+// processes in cgroup v2. Then it forwards the order.
 func (s *supervisor) startInit() error {
 	reports, reportTo, err := os.Pipe()
 	if err != nil {
@@ -149,12 +152,12 @@ func (s *supervisor) startInit() error {
 	return nil
 }
 
-// end kills the first process, with it everything in the machine, and removes what was made. Anything that could not
-// be removed stays on record.
+// end kills the first process, and thereby all processes in the machine, and removes the
+// machine's resources. The record remains if the removal fails.
 func (s *supervisor) end() error {
 	if s.initGone != nil {
 		_ = s.init.Process.Kill()
-		<-s.initGone // a PID namespace's first process is waited for after all others are gone
+		<-s.initGone // the kernel reports the end of a PID namespace's first process after that of all others
 	}
 	if s.record == nil {
 		return nil
