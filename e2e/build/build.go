@@ -1,5 +1,5 @@
-// Package build builds and finds the programs that a cluster on one machine is made of. Where it builds it leans on
-// Go's build cache, so that a second call takes seconds; it runs none of the programs.
+// Package build builds or finds the programs for a cluster on one machine. Builds use Go's
+// build cache, so repeated calls take seconds. The package runs none of the programs.
 package build
 
 import (
@@ -20,31 +20,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Versions of Kubernetes that can be built.
+// Supported versions of Kubernetes.
 const (
-	Version = "v1.37.0" // by go.mod
-	Oldest  = "v1.34.4" // by kube-1.34/go.mod: of the first minor version that has resource.k8s.io/v1
-	Classic = "v1.31.0" // by kube-1.31/go.mod: its API server serves no resource.k8s.io unless it is switched on
+	Version = "v1.37.0" // according to go.mod
+	Oldest  = "v1.34.4" // according to kube-1.34/go.mod: the first minor version with resource.k8s.io/v1
+	Classic = "v1.31.0" // according to kube-1.31/go.mod: the API server does not serve resource.k8s.io by default
 )
 
-// kubes are the folders of this module in which there is a program that is Kubernetes, by version.
+// kubes maps versions to the folders of the Kubernetes programs.
 var kubes = map[string]string{
 	Version: "cmd/kube",
-	Oldest:  "kube-1.34", // a module of its own
-	Classic: "kube-1.31", // likewise
+	Oldest:  "kube-1.34", // a separate module
+	Classic: "kube-1.31", // a separate module
 }
 
-// managers are the folders in which there is a program that is the device manager of a kubelet, by version.
+// managers maps versions to the folders of the programs with the kubelet's device manager.
 var managers = map[string]string{
 	Version: "cmd/devicemanager",
 	Classic: "kube-1.31/devicemanager-1.31",
 }
 
-// Versions returns the versions of Kubernetes that can be built, the oldest first.
+// Versions returns the supported versions of Kubernetes, the oldest first.
 func Versions() []string { return slices.Sorted(maps.Keys(kubes)) }
 
-// clusterPackages are those of every cluster, built into one directory, each a program with the last element of its
-// path as name.
+// clusterPackages are the packages of programs for every cluster. They are built into one
+// directory, and named by the last element of their paths.
 var clusterPackages = []string{
 	"chandler.dev/e2e/cmd/base",
 	"chandler.dev/e2e/cmd/machine",
@@ -53,36 +53,38 @@ var clusterPackages = []string{
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
 }
 
-// A Builder builds into a cache directory. Its zero value is ready to use.
+// A Builder builds into a cache directory. The zero value is ready to use.
 type Builder struct {
-	// Kubernetes is the version of Kubernetes that Cluster builds, one of Versions; Version unless given.
+	// Kubernetes is the version that Cluster builds, one of Versions. The default is Version.
 	Kubernetes string
-	// Cache is chandler-e2e in the user's cache directory unless given. The programs go to its folder bin.
+	// Cache is chandler-e2e in the user's cache directory by default. Programs are in its folder
+	// bin.
 	Cache string
-	// Module is the directory of this module; the current directory unless given, which may be any in the module.
+	// Module is any directory in this module, the current directory by default.
 	Module string
-	// Progress is told what takes time; nothing is written if it is nil.
+	// Progress receives messages about slow operations, unless nil.
 	Progress io.Writer
 
-	env []string // of go build, besides the builder's own
+	env []string // additional environment variables of go build
 }
 
-// Programs are all that a cluster needs of the host.
+// Programs locates all programs of the host that a cluster needs.
 type Programs struct {
-	// Dir holds what was built: base, machine, pause, probe, containerd-shim-runc-v2, and Kube.
+	// Dir contains the built programs: base, machine, pause, probe, containerd-shim-runc-v2, and
+	// Kube.
 	Dir string
-	// Kube is the name of the program that is Kubernetes.
+	// Kube is the name of the Kubernetes program.
 	Kube string
-	// Runc is the directory that runc lies in.
+	// Runc is the directory of runc.
 	Runc string
 	// CNI is the directory of the CNI plugins.
 	CNI string
 }
 
-// Program is the path of one of the programs in Dir.
+// Program returns the path of a program in Dir.
 func (p Programs) Program(name string) string { return filepath.Join(p.Dir, name) }
 
-// Cluster builds the programs of a cluster and finds, or installs, the others.
+// Cluster builds the programs of a cluster, and finds or installs the others.
 func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 	runtime, err := b.findRuntime(ctx)
 	if err != nil {
@@ -99,7 +101,7 @@ func (b Builder) Cluster(ctx context.Context) (Programs, error) {
 	return Programs{Dir: dir, Kube: kube, Runc: filepath.Dir(runtime.runc), CNI: runtime.cni}, nil
 }
 
-// kube builds the program that is a version of Kubernetes, and returns its name.
+// kube builds the program for a version of Kubernetes, and returns its name.
 func (b Builder) kube(ctx context.Context, version string) (string, error) {
 	folder, known := kubes[version]
 	if !known {
@@ -114,7 +116,7 @@ func (b Builder) kube(ctx context.Context, version string) (string, error) {
 	return filepath.Base(folder), err
 }
 
-// DeviceManager builds the program that is the device manager of Kubernetes' kubelet, and returns its path.
+// DeviceManager builds the program with the kubelet's device manager, and returns its path.
 func (b Builder) DeviceManager(ctx context.Context) (string, error) {
 	version := cmp.Or(b.Kubernetes, Version)
 	folder, known := managers[version]
@@ -129,7 +131,7 @@ func (b Builder) DeviceManager(ctx context.Context) (string, error) {
 	return filepath.Join(dir, filepath.Base(folder)), err
 }
 
-// Helm builds Helm, which is in a module of its own, and returns its path.
+// Helm builds Helm, which has a module of its own, and returns its path.
 func (b Builder) Helm(ctx context.Context) (string, error) {
 	root, err := b.root(ctx)
 	if err != nil {
@@ -139,7 +141,7 @@ func (b Builder) Helm(ctx context.Context) (string, error) {
 	return filepath.Join(dir, filepath.Base(helm)), err
 }
 
-// helm is the package that is Helm.
+// helm is the package of Helm's program.
 const helm = "helm.sh/helm/v4/cmd/helm"
 
 // root returns the directory of this module's go.mod.
@@ -153,14 +155,15 @@ func (b Builder) root(ctx context.Context) (string, error) {
 	return filepath.Dir(string(gomod)), nil
 }
 
-// Static builds a package of the module in directory module as a static program, and returns its path. It lies beside
-// the cluster's programs, named by the last element of the package's path. Further flags are those of go build.
+// Static builds a package of the module in directory module as a static program, and returns
+// its path. The program is in the directory of the cluster's programs, and is named by the
+// last element of the package's path. flags are additional flags of go build.
 func (b Builder) Static(ctx context.Context, module, pkg string, flags ...string) (string, error) {
 	return b.static(ctx, module, pkg, stripped, flags...)
 }
 
-// Agent builds the agent of the checkout of Chandler in directory project as its Makefile does, and returns its path. The
-// agent says the version that git does, if the checkout is git's.
+// Agent builds the agent of the Chandler checkout in directory project like its Makefile, and
+// returns the program's path. The agent's version is the output of git describe, if available.
 func (b Builder) Agent(ctx context.Context, project string) (string, error) {
 	linkerFlags := stripped
 	describe := exec.CommandContext(ctx, "git", "describe", "--tags", "--always", "--dirty")
@@ -171,9 +174,10 @@ func (b Builder) Agent(ctx context.Context, project string) (string, error) {
 	return b.static(ctx, project, "chandler.dev/cmd/chandler", linkerFlags, "-tags=grpcnotrace")
 }
 
-// MockedNVML builds chandler-nvml of the checkout of Chandler in directory project, with NVIDIA's mocks in place of NVML, as
-// a static program, and returns its path. It needs a C compiler. It lies apart, so that no agent on this machine finds it
-// beside itself.
+// MockedNVML builds chandler-nvml of the Chandler checkout in directory project as a static
+// program, with NVIDIA's mocks in place of NVML, and returns its path. It needs a C compiler.
+// The program has a directory of its own, so that no agent on this machine finds it by
+// accident.
 func (b Builder) MockedNVML(ctx context.Context, project string) (string, error) {
 	bin, err := b.bin()
 	if err != nil {
@@ -187,7 +191,7 @@ func (b Builder) MockedNVML(ctx context.Context, project string) (string, error)
 }
 
 func (b Builder) static(ctx context.Context, module, pkg, linkerFlags string, flags ...string) (string, error) {
-	// As the Makefile does, so that the one finds in Go's cache what the other built.
+	// Use the flags of the Makefile, so that both share Go's build cache.
 	dir, err := b.build(ctx, pkg, module, []string{pkg}, linkerFlags, append([]string{"-trimpath"}, flags...)...)
 	if err != nil {
 		return "", err
@@ -218,8 +222,8 @@ func (b Builder) bin() (string, error) {
 	return bin, os.MkdirAll(bin, 0o755)
 }
 
-// build runs go build, which writes only those programs that are not up to date. Builds into the same directory take
-// turns.
+// build runs go build, which writes only outdated programs. Builds into the same directory are
+// serialized.
 func (b Builder) build(ctx context.Context, what, module string, packages []string, linkerFlags string, flags ...string) (dir string, err error) {
 	dir, err = b.bin()
 	if err != nil {
@@ -231,7 +235,7 @@ func (b Builder) build(ctx context.Context, what, module string, packages []stri
 	}
 	defer unlock()
 
-	// Without version control's stamp, which would make every program new with every commit.
+	// Without the version control stamp, which would change every program with every commit.
 	args := []string{"build", "-buildvcs=false", "-ldflags", linkerFlags, "-o", dir + string(filepath.Separator)}
 	cmd := exec.CommandContext(ctx, "go", slices.Concat(args, flags, packages)...)
 	cmd.Dir = module
@@ -244,10 +248,10 @@ func (b Builder) build(ctx context.Context, what, module string, packages []stri
 	return dir, nil
 }
 
-// stripped are linker flags that leave debugging information out.
+// stripped are linker flags to omit debugging information.
 const stripped = "-s -w"
 
-// linkerFlags tell Kubernetes its version, without which clients refuse it.
+// linkerFlags returns linker flags with the version of Kubernetes, which clients require.
 func linkerFlags(version string) string {
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
@@ -255,7 +259,7 @@ func linkerFlags(version string) string {
 	return strings.Join([]string{stripped, pkg + "gitVersion=" + version, pkg + "gitMajor=" + major, pkg + "gitMinor=" + minor}, " ")
 }
 
-// run runs a command and tells every now and then that it still does.
+// run runs a command and reports progress every ten seconds.
 func (b Builder) run(cmd *exec.Cmd, doing string) error {
 	const interval = 10 * time.Second
 	begin := time.Now()
@@ -282,7 +286,7 @@ func (b Builder) say(format string, args ...any) {
 	}
 }
 
-// Lock takes a file's lock, waiting for others to let it go. The file is made if it is not there.
+// Lock creates a file if missing, and waits for an exclusive lock on the file.
 func Lock(ctx context.Context, path string) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

@@ -32,7 +32,7 @@ func TestStatic(t *testing.T) {
 	}
 }
 
-// The agent says the version of the checkout, as one that make build built does.
+// The agent's version is the version of the checkout, as with make build.
 func TestAgentSaysItsVersion(t *testing.T) {
 	want, err := exec.CommandContext(t.Context(), "git", "describe", "--tags", "--always", "--dirty").Output()
 	if err != nil {

@@ -10,25 +10,27 @@ import (
 	"strings"
 )
 
-// Where distributions put what containerd runs.
+// Usual directories of runc and of the CNI plugins.
 var (
 	runcDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	cniDirs  = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni", "/usr/local/lib/cni"}
 )
 
-// cniPlugins are those that a cluster's network is made of.
+// cniPlugins are the plugins of a cluster's network.
 var cniPlugins = []string{"loopback", "ptp", "host-local"}
 
-// debian names the packages that hold both.
+// debian lists the Debian packages with runc and the plugins.
 var debian = []string{"runc", "containernetworking-plugins"}
 
-// A containerRuntime is what lies below containerd and is not built here: runc needs cgo for libseccomp.
+// A containerRuntime locates the programs that containerd uses and that are not built here:
+// runc needs cgo for libseccomp.
 type containerRuntime struct {
 	runc string // path of the program
 	cni  string // directory of the plugins
 }
 
-// findRuntime installs Debian's packages where something is missing and it can.
+// findRuntime finds the programs. If any is missing, it installs the Debian packages if
+// possible.
 func (b Builder) findRuntime(ctx context.Context) (containerRuntime, error) {
 	found, missing := lookForRuntime()
 	if missing == nil {
@@ -59,7 +61,7 @@ func lookForRuntime() (containerRuntime, error) {
 	return found, nil
 }
 
-// findIn returns the path of the first of the files, in the first directory that has them all.
+// findIn returns the path of the first file in the first directory that contains all files.
 func findIn(dirs []string, files ...string) (string, error) {
 	for _, dir := range dirs {
 		if hasAll(dir, files) {
@@ -78,7 +80,8 @@ func hasAll(dir string, files []string) bool {
 	return true
 }
 
-// install installs the packages; if they are not to be had, perhaps the lists of packages are old or not there.
+// install installs the packages. After a failure, it updates the package lists and tries
+// again.
 func (b Builder) install(ctx context.Context, apt string) error {
 	if b.apt(ctx, apt, append([]string{"install", "--yes", "--no-install-recommends"}, debian...)...) == nil {
 		return nil

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The version that the programs call themselves is the one they are built from, in all of its modules.
+// The versions match the go.mod files of all modules.
 func TestVersions(t *testing.T) {
 	for version, folder := range kubes {
 		file := "../" + folder + "/go.mod"
