@@ -1,5 +1,5 @@
-// Package chandler installs Chandler on a cluster, from the project's own
-// manifests and its own binary, and lets it stand in a recorded host.
+// Package chandler installs Chandler on a cluster from the project's manifests and program,
+// and runs the agent on a simulated host.
 package chandler
 
 import (
@@ -27,7 +27,7 @@ import (
 	"chandler.dev/e2e/kubectl"
 )
 
-// Names that the manifests give.
+// Names used in the manifests.
 const (
 	Namespace  = "chandler"
 	DaemonSet  = "chandler"
@@ -36,33 +36,33 @@ const (
 	ProbeImage = "chandler.dev/probe:latest"
 )
 
-// HostDir is where a simulated host is laid out on the node.
+// HostDir is the directory of a simulated host on the node.
 const HostDir = "/var/lib/chandler/host"
 
-// StateDir is where the agent keeps its records, RecordDir the records of claims
-// in it, and MetadataDir what containers read of their devices.
+// StateDir is the directory of the agent's records, RecordDir its subdirectory for records of
+// claims, and MetadataDir its subdirectory for the metadata files of containers.
 const (
 	StateDir    = "/var/lib/kubelet/plugins/" + Driver
 	RecordDir   = StateDir + "/claims"
 	MetadataDir = StateDir + "/metadata"
 
-	// earlierMetadataDir is where [Earlier] has metadata.
+	// earlierMetadataDir is the directory of metadata files in [Earlier].
 	earlierMetadataDir = StateDir + "/dra-device-metadata"
 
 	CDIDir = "/var/run/cdi"
 
-	// RunDir is where the agent keeps state that lasts until the next reboot, see values.yaml.
+	// RunDir is the directory for state until the next reboot; see values.yaml.
 	RunDir = "/var/lib/chandler/run"
 )
 
-// A Project is a checkout of Chandler and what was built of it.
+// A Project is a checkout of Chandler with its built programs.
 type Project struct {
 	Dir   string // the checkout
-	Agent string // the agent's binary
-	Probe string // the program that the example pods run
+	Agent string // path of the agent's program
+	Probe string // path of the example pods' program
 }
 
-// Build builds the agent of the checkout in dir as a static binary, as its Makefile does.
+// Build builds the agent of the checkout in dir as a static program, like its Makefile.
 func Build(ctx context.Context, builder build.Builder, programs build.Programs, dir string) (Project, error) {
 	agent, err := builder.Agent(ctx, dir)
 	if err != nil {
@@ -74,8 +74,8 @@ func Build(ctx context.Context, builder build.Builder, programs build.Programs, 
 // Manifest returns the path of a manifest of the project.
 func (p Project) Manifest(name string) string { return filepath.Join(p.Dir, "deployments", name) }
 
-// LoadImages makes the images of the agent and of the example pods, as the
-// Dockerfile would, and gives them to the node.
+// LoadImages builds the images of the agent and of the example pods, like the Dockerfile, and
+// loads them into the node.
 func (p Project) LoadImages(ctx context.Context, n *cluster.Node) error {
 	return errors.Join(
 		p.LoadAgent(ctx, n, AgentImage),
@@ -85,13 +85,14 @@ func (p Project) LoadImages(ctx context.Context, n *cluster.Node) error {
 	)
 }
 
-// LoadAgent makes an image of the agent, of that name, and gives it to the node.
+// LoadAgent builds an image of the agent with the given name, and loads the image into the
+// node.
 func (p Project) LoadAgent(ctx context.Context, n *cluster.Node, name string) error {
 	return n.LoadImage(ctx, cluster.Image{Name: name, Files: map[string]string{"/chandler": p.Agent}, Entrypoint: []string{"/chandler"}})
 }
 
-// Simulate lays the recorded hosts out on the node, and over them this
-// machine's own devices, which are real.
+// Simulate creates a simulated host on the node from recorded hosts and from the real devices
+// of this machine, which take precedence.
 func (p Project) Simulate(ctx context.Context, n *cluster.Node, hosts ...string) error {
 	own := filepath.Join(n.NodePath("/var/lib"), "own.host")
 	if _, err := p.run(ctx, "record", "--comment", "This machine.", "-o", own); err != nil {
@@ -106,12 +107,13 @@ func (p Project) Simulate(ctx context.Context, n *cluster.Node, hosts ...string)
 	return err
 }
 
-// Discover returns what "chandler discover" prints of the simulated host.
+// Discover returns the output of "chandler discover" on the simulated host.
 func (p Project) Discover(ctx context.Context, n *cluster.Node, args ...string) ([]byte, error) {
 	return p.run(ctx, append([]string{"discover", "--host-root", n.NodePath(HostDir)}, args...)...)
 }
 
-// Validate returns what "chandler validate" says of a manifest, and an error if it refuses it.
+// Validate returns the output of "chandler validate" for a manifest, and an error for an
+// invalid manifest.
 func (p Project) Validate(ctx context.Context, manifest string) (string, error) {
 	cmd := exec.CommandContext(ctx, p.Agent, "validate", "-")
 	cmd.Stdin = strings.NewReader(manifest)
@@ -129,10 +131,9 @@ func (p Project) run(ctx context.Context, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// Install applies the manifests of the agent, with the configuration in the
-// manifest of that name, so that the agent stands in the simulated host, and
-// waits until the agent runs. Objects for resource.k8s.io are left out where
-// the API server does not serve it.
+// Install applies the agent's manifests with the configuration in the manifest named config,
+// on the simulated host, and waits until the agent runs. If the API server does not serve
+// resource.k8s.io, the objects of that group and the admission policies are omitted.
 func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) error {
 	manifests := []string{p.Manifest("namespace.yaml"), p.Manifest("rbac.yaml"), p.Manifest("network-policy.yaml"), p.Manifest(config)}
 	_, err := k.Discovery().ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
@@ -150,9 +151,8 @@ func (p Project) Install(ctx context.Context, k *kubectl.Client, config string) 
 	return p.Stand(ctx, k, HostDir)
 }
 
-// Stand applies the DaemonSet of the agent, changed by patches in YAML, so that the
-// agent stands in a host that was laid out in a directory of the node, and waits until
-// no other agent is left.
+// Stand applies the agent's DaemonSet with YAML patches, on the simulated host in a directory
+// of the node, and waits until the agent runs and no other agent remains.
 func (p Project) Stand(ctx context.Context, k *kubectl.Client, dir string, patches ...string) error {
 	manifest, err := p.simulated(dir, patches)
 	if err != nil {
@@ -170,9 +170,9 @@ func (p Project) Stand(ctx context.Context, k *kubectl.Client, dir string, patch
 	})
 }
 
-// simulated returns the DaemonSet's manifest with the host's directories those
-// of the simulated host, which has no kernel that reports what changes. Labels of
-// the node lie there too, so that none are left on this machine.
+// simulated returns the DaemonSet's manifest with the directories of a simulated host, and
+// with frequent scans, because no kernel reports changes. The node's feature file is written
+// there as well, so this machine remains unchanged.
 func (p Project) simulated(dir string, patches []string) (string, error) {
 	data, err := os.ReadFile(p.Manifest("daemonset.yaml"))
 	if err == nil {
@@ -205,9 +205,8 @@ func (p Project) simulated(dir string, patches []string) (string, error) {
 	return string(data), err
 }
 
-// WaitForAgent waits until the agent runs, in the version that was last
-// applied. The error of a wait in vain tells what the agent's pod waits for
-// and what it wrote.
+// WaitForAgent waits until the agent runs in the version applied last. After a timeout, the
+// error contains the state of the agent's pod and its log.
 func WaitForAgent(ctx context.Context, k *kubectl.Client) error {
 	err := k.Until(ctx, "the agent to run", func(ctx context.Context) error {
 		agent, err := k.AppsV1().DaemonSets(Namespace).Get(ctx, DaemonSet, metav1.GetOptions{})
@@ -234,7 +233,7 @@ func WaitForAgent(ctx context.Context, k *kubectl.Client) error {
 	return errors.Join(err, story, fmt.Errorf("its log:\n%s", log), logErr)
 }
 
-// AgentPod returns the agent's pod on a cluster of one node.
+// AgentPod returns the agent's pod on a cluster with one node.
 func AgentPod(ctx context.Context, k *kubectl.Client) (*corev1.Pod, error) {
 	pods, err := k.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=chandler"})
 	if err != nil {
@@ -246,7 +245,7 @@ func AgentPod(ctx context.Context, k *kubectl.Client) (*corev1.Pod, error) {
 	return &pods.Items[0], nil
 }
 
-// Devices returns the devices that the agent's ResourceSlices offer, by name.
+// Devices returns the devices in the agent's ResourceSlices, by name.
 func Devices(ctx context.Context, k *kubectl.Client) (map[string]resourceapi.Device, error) {
 	slices, err := k.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + Driver})
 	if err != nil {
@@ -261,8 +260,7 @@ func Devices(ctx context.Context, k *kubectl.Client) (map[string]resourceapi.Dev
 	return devices, nil
 }
 
-// Held returns the CDI specs, the records and the metadata files of claims that
-// are on the node.
+// Held returns the paths of all CDI specs, records and metadata files of claims on the node.
 func Held(n *cluster.Node) ([]string, error) {
 	var held []string
 	for _, dir := range []string{CDIDir, RecordDir, MetadataDir, earlierMetadataDir} {

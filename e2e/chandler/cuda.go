@@ -13,8 +13,8 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// loadsCUDA is a program that loads NVIDIA's libraries by the names by which others do, and calls
-// them. It says why it cannot, or that it could.
+// loadsCUDA is a C program that loads NVIDIA libraries by their usual names, and calls them.
+// It prints either an error or a success message.
 const loadsCUDA = `
 #include <dlfcn.h>
 #include <stdio.h>
@@ -29,11 +29,12 @@ int main(void) {
 	return 0;
 }`
 
-// CUDAImage returns the name of an image with a program that loads NVIDIA's libraries. Its shape is debian or rhel.
+// CUDAImage returns the name of the image with the program loadsCUDA. shape is debian or rhel.
 func CUDAImage(shape string) string { return "localhost/loads-cuda-" + shape + ":1" }
 
-// LoadCUDAImages gives the node both images: one has its C library where Debian has it, the other where Red Hat has it, and
-// a loader's cache that says so. It needs a C compiler.
+// LoadCUDAImages loads two images with loadsCUDA into the node: one with the C library in
+// Debian's directory, and one with the C library in Red Hat's directory and a loader cache. It
+// needs a C compiler.
 func (p Project) LoadCUDAImages(ctx context.Context, n *cluster.Node) error {
 	dir, err := os.MkdirTemp("", "loads-cuda-")
 	if err != nil {

@@ -12,17 +12,16 @@ import (
 	"chandler.dev/e2e/build"
 )
 
-// Earlier is a version of the agent before the ledger: the last one that kept
-// claims and grants each in a store of its own.
+// Earlier is the last revision of the agent before the ledger, with separate stores for claims
+// and grants.
 const Earlier = "639ba8ee5a63"
 
-// ErrNoHistory says that the checkout does not know an earlier version, as a
-// shallow clone does not.
+// ErrNoHistory means that the checkout lacks an earlier revision, for example in a shallow
+// clone.
 var ErrNoHistory = errors.New("the checkout has no such revision")
 
-// BuildEarlier builds the agent of an earlier revision of the checkout in dir,
-// and returns the path of its binary. It goes to a cache of its own, so that the
-// present agent's binary stays where it is.
+// BuildEarlier builds the agent of an earlier revision of the checkout in dir, and returns the
+// program's path. It uses a separate cache, so the program of the current revision is kept.
 func BuildEarlier(ctx context.Context, dir, revision string) (agent string, err error) {
 	show := exec.CommandContext(ctx, "git", "-C", dir, "cat-file", "-e", revision+"^{commit}")
 	if out, err := show.CombinedOutput(); err != nil {

@@ -2,7 +2,7 @@ package chandler
 
 import (
 	"context"
-	_ "embed" // the values
+	_ "embed" // for SimulatedValues
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,20 +12,20 @@ import (
 	"chandler.dev/e2e/kubectl"
 )
 
-// SimulatedValues are the chart's values with which an agent stands in a simulated host.
+// SimulatedValues are the chart's values for an agent on a simulated host.
 //
 //go:embed values.yaml
 var SimulatedValues string
 
-// Helm is the real Helm, on one cluster. It keeps no files but in Home.
+// Helm runs the real Helm on one cluster. Helm stores files in Home only.
 type Helm struct {
-	Program    string // its path
+	Program    string // path of the program
 	Kubeconfig string
-	Home       string // a directory of its own
+	Home       string // a private directory
 }
 
-// Run runs Helm in the namespace of Chandler, with values from standard input where an
-// argument is "--values=-", and returns what it writes.
+// Run runs Helm in Chandler's namespace and returns the output. With the argument
+// "--values=-", Helm reads values from standard input.
 func (h Helm) Run(ctx context.Context, values string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, h.Program, append([]string{"--kubeconfig=" + h.Kubeconfig, "--namespace=" + Namespace}, args...)...)
 	cmd.Stdin = strings.NewReader(values)
@@ -43,8 +43,8 @@ func (h Helm) Run(ctx context.Context, values string, args ...string) (string, e
 // Chart returns the directory of the chart.
 func (p Project) Chart() string { return p.Manifest("helm/chandler") }
 
-// InstallChart installs the chart so that the agent stands in the simulated host, waits
-// until the agent runs, and returns what Helm says.
+// InstallChart installs the chart with the agent on the simulated host, waits until the agent
+// runs, and returns Helm's output.
 func (p Project) InstallChart(ctx context.Context, h Helm, k *kubectl.Client) (string, error) {
 	out, err := h.Run(ctx, SimulatedValues, "install", "chandler", p.Chart(), "--create-namespace", "--values=-")
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// places are where an agent has something on a node.
+// places are patterns of the files that an agent writes on a node.
 var places = []string{
 	StateDir, RunDir + "/*", CDIDir + "/*", "/var/lib/kubelet/plugins_registry/*", "/var/lib/kubelet/device-plugins/chandler*",
 	HostDir + "/features/*", "/var/run/k8s.cni.cncf.io/devinfo/dp/*", "/etc/kubernetes/node-feature-discovery/features.d/*",
 }
 
-// Left returns the files on a node that are where an agent has its own.
+// Left returns the files on a node that match places.
 func Left(n *cluster.Node) (left []string, err error) {
 	root := n.NodePath("/")
 	for _, place := range places {

@@ -10,9 +10,10 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// LayOutMachine lays a recorded host out in a directory of the node, where an agent takes it for the machine that it runs
-// on: only of that one it runs vendors' programs. The host's /proc is the kernel's own; files that a driver
-// would have there are in the folder kernel/proc of the directory. It returns what takes the host away.
+// LayOutMachine creates the files of a recorded host in a directory of the node, so that an
+// agent accepts the directory as its own machine: the agent runs vendor programs for that
+// machine only. /proc is the real one; the proc files of drivers are in the subdirectory
+// kernel/proc. undo removes the host.
 func (p Project) LayOutMachine(ctx context.Context, n *cluster.Node, dir, host string) (undo func() error, err error) {
 	on := n.NodePath(dir)
 	var mounted []string
@@ -24,7 +25,7 @@ func (p Project) LayOutMachine(ctx context.Context, n *cluster.Node, dir, host s
 			}
 		}
 		if len(errs) > 0 {
-			return errors.Join(errs...) // what is mounted there is nothing to remove
+			return errors.Join(errs...) // a mounted directory must not be removed
 		}
 		return os.RemoveAll(on)
 	}
