@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// KillAPIServer ends the API server as a crash would, at once: one that is asked to end waits for a minute while it is
-// watched. The node goes on without it.
+// KillAPIServer kills the API server, as in a crash. A regular termination takes a minute
+// while there are watches. The node continues to run.
 func (c *Cluster) KillAPIServer() error {
 	c.mu.Lock()
 	p := c.components["kube-apiserver"]
@@ -20,7 +20,7 @@ func (c *Cluster) KillAPIServer() error {
 	return err
 }
 
-// StartAPIServer starts the API server and returns when it is ready.
+// StartAPIServer starts the API server and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	if err := c.launch("kube-apiserver", c.apiserverArgs()); err != nil {
 		return err

@@ -1,14 +1,16 @@
-// Package cluster runs a real Kubernetes with one node or more on this host, for tests and demonstrations: etcd, API server,
-// scheduler, controller manager, containerd and kubelet, in a machine of their own (see package machine) for each node, so
-// that any number of clusters run side by side and nothing is left of one that has ended, however it ended.
+// Package cluster runs a real Kubernetes with one or more nodes on this host, for tests and
+// demonstrations: etcd, API server, scheduler, controller manager, containerd and kubelet.
+// Each node is a separate machine (see package machine), so any number of clusters can run
+// side by side, and a cluster is removed completely after any kind of end.
 //
-// In the machine everything is where it is on any node: /var/lib/kubelet, /var/run/cdi, /etc/cni/net.d and so on, the
-// node's own; /dev is the host's. There is no way out of the machine: images come from LoadImage, never from a
-// registry, and no name servers are there. Unlike an ordinary cluster it has no kube-proxy; one Service works,
-// the API server's.
+// In the machine, all files have their usual places, such as /var/lib/kubelet, /var/run/cdi
+// and /etc/cni/net.d, and belong to the node; /dev is the host's. The machine has no route to
+// other hosts. Images come from LoadImage, never from a registry, and there are no name
+// servers. In contrast to an ordinary cluster, there is no kube-proxy, so the API server's
+// Service is the only working Service.
 //
-// The package builds nothing; package build does. Package kubectl does with a cluster's RESTConfig what you would do
-// with kubectl in a shell.
+// The package does not build programs; see package build. Package kubectl uses a cluster's
+// RESTConfig for operations that a user would perform with kubectl.
 package cluster
 
 import (
@@ -27,48 +29,51 @@ import (
 	"chandler.dev/e2e/build"
 )
 
-// Addresses in a cluster, the same in each.
+// Addresses in a cluster, equal in all clusters.
 const (
 	NodeIP         = "192.0.2.1" // of the first node
 	serviceIP      = "10.96.0.1"
 	serviceNetwork = "10.96.0.0/16"
-	// APIServer is where the node itself reaches the API server.
+	// APIServer is the API server's address on the node.
 	APIServer = "127.0.0.1:6443"
 )
 
-// Config describes a cluster. Only Programs must be set.
+// Config describes a cluster. Only Programs is required.
 type Config struct {
-	// Programs are what build.Builder's Cluster returns.
+	// Programs is the result of build.Builder's Cluster.
 	Programs build.Programs
-	// Dir holds the cluster's state; Stop leaves only logs in it. Unless given it is a temporary directory, of which
-	// nothing is left.
+	// Dir holds the cluster's state. Stop removes everything from Dir except logs. The default is
+	// a temporary directory, which Stop removes.
 	Dir string
-	// NodeName is "node" unless given.
+	// NodeName is "node" by default.
 	NodeName string
-	// FeatureGates are switched on or off in all components; others are as Kubernetes has them by default.
+	// FeatureGates are set in all components. Other feature gates have the defaults of Kubernetes.
 	FeatureGates map[string]bool
-	// RuntimeConfig switches API groups and versions on or off, such as "resource.k8s.io/v1alpha3".
+	// RuntimeConfig enables or disables API groups and versions, such as
+	// "resource.k8s.io/v1alpha3".
 	RuntimeConfig map[string]bool
-	// PodSecurity is the Pod Security Standard that namespaces without a label enforce, such as "baseline"; "privileged"
-	// unless given, which is none.
+	// PodSecurity is the Pod Security Standard for namespaces without a label, such as "baseline".
+	// The default is "privileged", which enforces nothing.
 	PodSecurity string
-	// Kubelet holds fields of the KubeletConfiguration that are to be other than they would be.
+	// Kubelet overrides fields of the KubeletConfiguration.
 	Kubelet map[string]any
-	// Progress is told each step of the start; nothing is written if it is nil.
+	// Progress receives a message for each step of the start, unless it is nil.
 	Progress io.Writer
 }
 
-// A Cluster runs until Stop is called or this process ends. Its methods may be called by several goroutines at once.
+// A Cluster runs until Stop is called or this process ends. Its methods are safe for
+// concurrent use.
 type Cluster struct {
-	*Node // the first one, which has the control plane
+	*Node // the first node, with the control plane
 	rest  *rest.Config
 	ca    *authority
 
 	nodesMu sync.Mutex
-	nodes   []*Node // the others
+	nodes   []*Node // the other nodes
 }
 
-// Start returns when the node is Ready and pods can be created. The context bounds the start, not the cluster.
+// Start starts a cluster, and returns when the node is Ready and pods can be created. The
+// context limits the start, not the cluster's lifetime.
 func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 	if os.Getuid() != 0 {
 		return nil, errors.New("start cluster: needs root, for namespaces, mounts and cgroups")
@@ -77,7 +82,7 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 		cfg.NodeName = "node"
 	}
 	c := &Cluster{Node: newNode(cfg, cfg.NodeName, 1)}
-	c.forward = map[string]string{serviceIP + ":443": APIServer} // in place of kube-proxy
+	c.forward = map[string]string{serviceIP + ":443": APIServer} // replaces kube-proxy
 	if err := c.startMachine(ctx, APIServer); err != nil {
 		return nil, fmt.Errorf("start cluster: %w", err)
 	}
@@ -87,7 +92,7 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 	return c, nil
 }
 
-// start brings the components up, each as soon as what it needs is there.
+// start starts the components, each as soon as its dependencies are ready.
 func (c *Cluster) start(ctx context.Context) error {
 	if err := c.configure(); err != nil {
 		return fmt.Errorf("configure: %w", err)
@@ -121,8 +126,8 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	return c.launch("kube-scheduler", c.schedulerArgs())
 }
 
-// Stop ends everything and returns when nothing is left but, in a Dir that was given, logs. A second call does
-// nothing.
+// Stop ends the cluster and removes everything except logs in a configured Dir. Further calls
+// do nothing.
 func (c *Cluster) Stop() error {
 	c.nodesMu.Lock()
 	nodes := c.nodes
@@ -135,16 +140,16 @@ func (c *Cluster) Stop() error {
 	return errors.Join(err, c.removeKubeconfig())
 }
 
-// Kubeconfig is the path of a kubeconfig of an administrator, for use on the host.
+// Kubeconfig returns the path of an administrator's kubeconfig for use on the host.
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
-// RESTConfig is what Kubeconfig says, for clients; they are not slowed down. The caller may change it.
+// RESTConfig returns a copy of the configuration in Kubeconfig, without rate limits.
 func (c *Cluster) RESTConfig() *rest.Config { return rest.CopyConfig(c.rest) }
 
-// Kubectl returns a command that runs kubectl on the host, as an administrator.
+// Kubectl returns a command that runs kubectl on the host as an administrator.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
 	args = append([]string{"kubectl", "--kubeconfig", c.Kubeconfig()}, args...)
 	cmd := exec.CommandContext(ctx, c.cfg.Programs.Program(c.cfg.Programs.Kube), args...)
-	cmd.Env = append(os.Environ(), "KUBECACHEDIR="+filepath.Join(c.dir, "var/lib/kubectl")) // goes with the node's
+	cmd.Env = append(os.Environ(), "KUBECACHEDIR="+filepath.Join(c.dir, "var/lib/kubectl")) // removed with the node
 	return cmd
 }

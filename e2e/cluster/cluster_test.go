@@ -23,12 +23,12 @@ import (
 	"chandler.dev/e2e/kubectl"
 )
 
-// programs are built once.
+// programs builds the programs once.
 var programs = sync.OnceValues(func() (build.Programs, error) {
 	return build.Builder{Progress: os.Stderr}.Cluster(context.Background())
 })
 
-// TestMain makes the test program also one that starts a cluster and waits to be killed.
+// With TEST_ROLE=caller, the test program starts a cluster and waits to be killed.
 func TestMain(m *testing.M) {
 	if os.Getenv("TEST_ROLE") != "caller" {
 		os.Exit(m.Run())
@@ -81,7 +81,7 @@ func start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	return c
 }
 
-// pod is a manifest of a pod whose container takes steps of probe.
+// pod returns the manifest of a pod that runs steps of the program probe.
 func pod(name, steps, more string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -97,7 +97,7 @@ spec:
 %s`, name, steps, more)
 }
 
-// loadProbe gives a node the image of the pods.
+// loadProbe loads the image of the pods into a node.
 func loadProbe(ctx context.Context, n *cluster.Node) error {
 	programs, err := programs()
 	if err != nil {
@@ -180,7 +180,7 @@ func TestPods(t *testing.T) {
 	})
 }
 
-// succeed runs a pod to its end and returns its log.
+// succeed runs a pod to completion and returns its log.
 func succeed(t *testing.T, client *kubectl.Client, manifest string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -200,7 +200,8 @@ func succeed(t *testing.T, client *kubectl.Client, manifest string) string {
 	return log
 }
 
-// secondNode adds a node, on which a pod reaches the API server and the API server its kubelet, and removes it.
+// secondNode adds a node, tests the connections between a pod, the API server and the kubelet,
+// and removes the node.
 func secondNode(t *testing.T, c *cluster.Cluster, client *kubectl.Client) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -255,7 +256,7 @@ func restartKubelet(t *testing.T, c *cluster.Cluster, client *kubectl.Client) {
 	}
 }
 
-// Two clusters share a host without knowing of each other.
+// Two clusters on one host are independent.
 func TestClustersSideBySide(t *testing.T) {
 	dir := t.TempDir()
 	first := start(t, cluster.Config{Dir: dir, NodeName: "first"})
@@ -361,10 +362,10 @@ func TestKilledCallerLeavesNothing(t *testing.T) {
 	}
 }
 
-// A trace tells a cluster of this host from others that may run at the same time.
+// A trace distinguishes a cluster from others that run on this host at the same time.
 type trace struct {
 	Dir       string
-	Namespace string // the PID namespace that all its processes are in
+	Namespace string // the PID namespace of all its processes
 	Address   string
 }
 
@@ -373,7 +374,7 @@ func traceOf(c *cluster.Cluster) trace {
 	return trace{Dir: filepath.Dir(c.LogDir()), Namespace: namespace, Address: strings.TrimPrefix(c.RESTConfig().Host, "https://")}
 }
 
-// remains names the first thing that is left, "" for nothing.
+// remains returns the first remaining part of the cluster, or "".
 func (s trace) remains() string {
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, process := range processes {
@@ -391,8 +392,8 @@ func (s trace) remains() string {
 	return ""
 }
 
-// host describes what a cluster could leave behind on this host: mounts, network interfaces, cgroups, and files where
-// a node has its own.
+// host describes everything on this host that a cluster could leave behind: mounts, network
+// interfaces, cgroups, and files in the directories of a node.
 func host(t *testing.T) string {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")

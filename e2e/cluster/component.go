@@ -23,11 +23,11 @@ type component struct {
 	name   string
 	log    string
 	cmd    *exec.Cmd
-	exited chan struct{} // closed when cmd has been waited for
+	exited chan struct{} // closed after the end of cmd
 }
 
-// fileOf returns the path on the node of the file that a program is in: Kubernetes' programs are in one, what they
-// stand on in another.
+// fileOf returns the path of a program's file on the node. One file contains all programs of
+// Kubernetes, and another one contains their dependencies.
 func (n *Node) fileOf(program string) string {
 	switch program {
 	case "containerd", "ctr", "etcd":
@@ -36,7 +36,7 @@ func (n *Node) fileOf(program string) string {
 	return machine.ProgramDir + "/" + n.cfg.Programs.Kube
 }
 
-// launch starts a program on the node, with its output in a log that outlives restarts.
+// launch starts a program on the node, and appends its output to a log.
 func (n *Node) launch(name string, args []string) error {
 	p := &component{name: name, log: filepath.Join(n.LogDir(), name+".log"), exited: make(chan struct{})}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -47,12 +47,12 @@ func (n *Node) launch(name string, args []string) error {
 	p.cmd = n.machine.Command(context.Background(), n.fileOf(name), append([]string{name}, args...)...)
 	p.cmd.Env = n.environment()
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the test, which then calls Stop
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C should reach the test only, which then calls Stop
 	if err := p.cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
 	go func() {
-		_ = p.cmd.Wait() // why it ended is in its log and its ProcessState
+		_ = p.cmd.Wait() // the log and ProcessState contain the reason
 		close(p.exited)
 	}()
 	n.mu.Lock()
@@ -62,7 +62,8 @@ func (n *Node) launch(name string, args []string) error {
 	return nil
 }
 
-// terminate asks a component to end and waits until it has; if ctx ends first it is killed.
+// terminate sends SIGTERM to a component and waits for its end. If ctx ends first, the
+// component is killed.
 func (n *Node) terminate(ctx context.Context, name string) error {
 	n.mu.Lock()
 	p := n.components[name]
@@ -71,7 +72,7 @@ func (n *Node) terminate(ctx context.Context, name string) error {
 	if p == nil {
 		return fmt.Errorf("%s does not run", name)
 	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // refused only if it has ended
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // fails only if the process has ended
 	select {
 	case <-p.exited:
 		return nil
@@ -82,7 +83,8 @@ func (n *Node) terminate(ctx context.Context, name string) error {
 	}
 }
 
-// dead returns an error that says which component has ended and what it said last, nil if all run.
+// dead returns an error with the name and the last output of a component that has ended, or
+// nil.
 func (n *Node) dead() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -96,7 +98,7 @@ func (n *Node) dead() error {
 	return nil
 }
 
-// lastWords are the last lines of the log.
+// lastWords returns the last lines of the log.
 func (p *component) lastWords() []byte {
 	const lines = 15
 	log, err := os.ReadFile(p.log)
@@ -113,8 +115,8 @@ func (p *component) lastWords() []byte {
 	return log[begin+1:]
 }
 
-// until asks again and again whether something is so, as long as all components run. The last answer is in the error
-// if it does not become so in time.
+// until calls is repeatedly until it returns nil, as long as all components run. After a
+// timeout, the error contains the last result.
 func (n *Node) until(ctx context.Context, what string, is func(context.Context) error) error {
 	const interval = 50 * time.Millisecond
 	for {
@@ -141,18 +143,20 @@ func (n *Node) containerdListens(context.Context) error {
 	return conn.Close()
 }
 
-// apiserverIsReady does not leave repetition to the client, which would take seconds from one try to the next.
+// apiserverIsReady disables the client's retries, which would take seconds each.
 func (c *Cluster) apiserverIsReady(ctx context.Context) error {
 	return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").MaxRetries(0).Do(ctx).Error()
 }
 
-// hasDefaultAccount tells whether the controller manager has made what every pod needs.
+// hasDefaultAccount returns nil once the controller manager has created the default service
+// account.
 func (c *Cluster) hasDefaultAccount(ctx context.Context) error {
 	_, err := c.client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
 	return err
 }
 
-// nodeIsReady tells whether pods can be scheduled to the node, whose kubelet has reported since a given moment.
+// nodeIsReady returns a function that returns nil once pods can be scheduled to the node and
+// the kubelet has reported after since.
 func (n *Node) nodeIsReady(since time.Time) func(context.Context) error {
 	return func(ctx context.Context) error {
 		node, err := n.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})

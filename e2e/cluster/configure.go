@@ -22,7 +22,7 @@ import (
 	"chandler.dev/e2e/machine"
 )
 
-// Where the node finds its configuration.
+// Paths of the node's configuration.
 const (
 	kubernetesDir    = "/etc/kubernetes"
 	pkiDir           = kubernetesDir + "/pki"
@@ -34,10 +34,10 @@ const (
 	containerdSocket = "/run/containerd/containerd.sock"
 )
 
-// PauseImage is the image of a program that does nothing, which each node has.
+// PauseImage is an image on each node with a program that does nothing.
 const PauseImage = "localhost/pause:1"
 
-// configure writes all files that the components read, and the administrator's kubeconfig.
+// configure writes the configuration of all components, and the administrator's kubeconfig.
 func (c *Cluster) configure() (err error) {
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("certificate authority: %w", err)
@@ -55,7 +55,7 @@ func (c *Cluster) configure() (err error) {
 	return c.configureAdmin(c.ca)
 }
 
-// configure writes the files that containerd and kubelet read.
+// configure writes the configuration of containerd and the kubelet.
 func (n *Node) configure(ca *authority) error {
 	files := map[string][]byte{
 		pkiDir + "/ca.crt": ca.pem,
@@ -86,7 +86,8 @@ func (n *Node) writeFiles(files map[string][]byte) error {
 	return nil
 }
 
-// addIdentities adds keys, certificates and kubeconfigs of the control plane: each component is who it is in any cluster.
+// addIdentities adds keys, certificates and kubeconfigs of the control plane, with the usual
+// users.
 func (c *Cluster) addIdentities(files map[string][]byte, ca *authority) error {
 	add := func(name string, id identity, err error) error {
 		files[pkiDir+"/"+name+".crt"], files[pkiDir+"/"+name+".key"] = id.cert, id.key
@@ -110,7 +111,7 @@ func (c *Cluster) addIdentities(files map[string][]byte, ca *authority) error {
 	)
 }
 
-// addKubeconfig adds the kubeconfig of a component, which is that user.
+// addKubeconfig adds the kubeconfig of a component, with a certificate for the given user.
 func addKubeconfig(files map[string][]byte, component string, ca *authority, user string, groups ...string) error {
 	id, err := ca.client(user, groups...)
 	if err != nil {
@@ -134,7 +135,7 @@ func kubeconfig(address string, ca *authority, id identity) api.Config {
 	}
 }
 
-// configureAdmin gives the outside its way in.
+// configureAdmin writes the administrator's kubeconfig and creates the client for the host.
 func (c *Cluster) configureAdmin(ca *authority) error {
 	id, err := ca.client("admin", "system:masters")
 	if err != nil {
@@ -147,7 +148,7 @@ func (c *Cluster) configureAdmin(ca *authority) error {
 	c.rest = &rest.Config{
 		Host:            "https://" + c.machine.Published(),
 		TLSClientConfig: rest.TLSClientConfig{CAData: ca.pem, CertData: id.cert, KeyData: id.key},
-		QPS:             -1, // no limit: nobody else is there
+		QPS:             -1, // no limit, since there are no other clients
 	}
 	c.client, err = kubernetes.NewForConfig(c.rest)
 	return err
@@ -186,7 +187,7 @@ func (c *Cluster) apiserverArgs() []string {
 	)
 }
 
-// admissionYAML sets the level of pod security that namespaces enforce unless their label says another.
+// admissionYAML sets the default Pod Security Standard of namespaces.
 func (c *Cluster) admissionYAML() string {
 	return fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
 kind: AdmissionConfiguration
@@ -212,8 +213,8 @@ func (c *Cluster) controllerManagerArgs() []string {
 
 func (c *Cluster) schedulerArgs() []string { return c.clientArgs("kube-scheduler") }
 
-// clientArgs are those that the API server's clients in the control plane have in common. There is one of each, so
-// there is nobody to elect.
+// clientArgs returns the common arguments of the API server's clients in the control plane.
+// Leader election is unnecessary, because each component has one instance.
 func (c *Cluster) clientArgs(component string) []string {
 	return append(c.gateArgs(),
 		"--authentication-kubeconfig="+kubeconfigOf(component),
@@ -231,7 +232,7 @@ func (c *Cluster) gateArgs() []string {
 	return []string{"--feature-gates=" + switches(c.cfg.FeatureGates)}
 }
 
-// switches writes a map as flags of Kubernetes have it, in order.
+// switches returns a map in the syntax of Kubernetes flags, sorted by name.
 func switches(on map[string]bool) string {
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(on)) {
@@ -259,12 +260,12 @@ func (n *Node) kubeletYAML() ([]byte, error) {
 			"x509":      map[string]any{"clientCAFile": pkiDir + "/ca.crt"},
 		},
 		"authorization":            map[string]any{"mode": "Webhook"},
-		"cgroupDriver":             "cgroupfs",             // there is no systemd in the machine
-		"clusterDNS":               []string{"10.96.0.10"}, // nobody; with none, each pod gets a warning
+		"cgroupDriver":             "cgroupfs",             // the machine has no systemd
+		"clusterDNS":               []string{"10.96.0.10"}, // no server; without an address, each pod gets a warning
 		"clusterDomain":            "cluster.local",
 		"containerRuntimeEndpoint": "unix://" + containerdSocket,
 		"enforceNodeAllocatable":   []string{},
-		// The disk is the host's, whose fullness is no reason to evict pods or images.
+		// The disk belongs to the host. A full disk must not evict pods or images.
 		"evictionHard":                map[string]string{"nodefs.available": "1%", "imagefs.available": "1%"},
 		"imageGCHighThresholdPercent": 100,
 		"imageGCLowThresholdPercent":  99,
@@ -278,8 +279,9 @@ func (n *Node) kubeletYAML() ([]byte, error) {
 	return yaml.Marshal(config)
 }
 
-// containerdTOML turns CDI on, where it looks by default on any node. The OOM score stays as it is where it may not be
-// lowered. The plugins that are switched off are not used, and would take time to probe or report elsewhere.
+// containerdTOML enables CDI with the default directories. restrict_oom_score_adj supports
+// hosts that do not permit a lower OOM score. The disabled plugins are not used, and would
+// take time for probes or send reports elsewhere.
 func (n *Node) containerdTOML() string {
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"
@@ -320,7 +322,8 @@ conf_dir = %q
 `, containerdSocket, n.snapshotter(), PauseImage, n.cfg.Programs.CNI, filepath.Dir(cniConfig))
 }
 
-// snapshotter is the usual one, unless the state lies on an overlay itself, as in a container.
+// snapshotter returns overlayfs, or native if the state itself is on an overlay, as in a
+// container.
 func (n *Node) snapshotter() string {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(n.dir, &fs); err == nil && fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
@@ -329,7 +332,7 @@ func (n *Node) snapshotter() string {
 	return "overlayfs"
 }
 
-// cniNetwork joins each pod to the node by a pair of interfaces.
+// cniNetwork connects each pod to the node by a pair of interfaces.
 const cniNetwork = `{
   "cniVersion": "1.0.0",
   "name": "pods",
@@ -348,7 +351,8 @@ const cniNetwork = `{
 }
 `
 
-// environment is that of each component. containerd finds its shim and runc by it.
+// environment returns the environment variables of each component. containerd uses PATH to
+// find its shim and runc.
 func (n *Node) environment() []string {
 	path := []string{machine.ProgramDir, n.cfg.Programs.Runc, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	return []string{"PATH=" + strings.Join(path, ":"), "HOME=/run"}

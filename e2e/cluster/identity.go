@@ -17,7 +17,7 @@ type identity struct {
 	cert, key []byte
 }
 
-// An authority issues the certificates by which the parts of one cluster know each other.
+// An authority issues the certificates of one cluster.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -43,7 +43,7 @@ func newAuthority() (*authority, error) {
 	return &authority{cert: cert, key: key, pem: encode("CERTIFICATE", der)}, nil
 }
 
-// certificate is valid for a while, from a little ago.
+// certificate returns a template of a certificate that is valid from an hour ago for 30 days.
 func certificate(name string, groups ...string) *x509.Certificate {
 	serial, _ := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)) // never fails
 	return &x509.Certificate{
@@ -62,7 +62,7 @@ func (a *authority) client(user string, groups ...string) (identity, error) {
 	return a.issue(template)
 }
 
-// server issues an identity for a server with these host names and addresses.
+// server issues an identity for a server with the given host names and addresses.
 func (a *authority) server(name string, hosts ...string) (identity, error) {
 	template := certificate(name)
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}

@@ -16,11 +16,12 @@ import (
 	"strings"
 )
 
-// An Image is a container image made of files of the host, with nothing below: static programs and what they read.
+// An Image is a container image with static programs and data files of the host, without a
+// base image.
 type Image struct {
-	// Name has a tag, such as localhost/probe:1. Containers that use it say imagePullPolicy: Never.
+	// Name includes a tag, as in localhost/probe:1. Containers must set imagePullPolicy: Never.
 	Name string
-	// Files are the image's, by path in it: the path of the file on the host. They keep their permissions.
+	// Files maps paths in the image to paths on the host. Permissions are kept.
 	Files map[string]string
 	// Entrypoint is the program with its first arguments.
 	Entrypoint []string
@@ -28,7 +29,8 @@ type Image struct {
 	Env []string
 }
 
-// LoadImage makes the image and gives it to the node's containerd. An image of the same name is replaced.
+// LoadImage builds the image and loads it into the node's containerd, replacing an image of
+// the same name.
 func (n *Node) LoadImage(ctx context.Context, image Image) error {
 	archive, err := image.archive()
 	if err != nil {
@@ -45,7 +47,7 @@ func (n *Node) LoadImage(ctx context.Context, image Image) error {
 	return nil
 }
 
-// archive is the image as docker save would write it. The same files make the same archive.
+// archive returns the image in the format of docker save. Equal files lead to equal archives.
 func (i Image) archive() (io.Reader, error) {
 	layer, err := i.layer()
 	if err != nil {
@@ -86,7 +88,7 @@ func (i Image) archive() (io.Reader, error) {
 
 func digest(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-// layer holds the files, and the directories that they and most programs need.
+// layer returns a layer with the files, their directories, and /tmp.
 func (i Image) layer() ([]byte, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
@@ -120,7 +122,7 @@ func addHostFile(w *tar.Writer, made map[string]bool, target, source string) err
 	return addFile(w, target, int64(info.Mode().Perm()), content)
 }
 
-// addDirs adds a directory after those above it, once.
+// addDirs adds a directory after its parents, unless already added.
 func addDirs(w *tar.Writer, made map[string]bool, dir string) error {
 	if made[dir] {
 		return nil

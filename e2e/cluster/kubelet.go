@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// StartKubelet starts the kubelet and returns when the node is Ready by its word.
+// StartKubelet starts the kubelet and waits until the kubelet reports the node as Ready.
 func (n *Node) StartKubelet(ctx context.Context) error {
 	n.mu.Lock()
 	running := n.components["kubelet"] != nil
@@ -24,10 +24,10 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 	return n.until(ctx, "node "+n.name, n.nodeIsReady(begin))
 }
 
-// StopKubelet ends the kubelet; pods go on without it.
+// StopKubelet ends the kubelet. Pods continue to run.
 func (n *Node) StopKubelet(ctx context.Context) error { return n.terminate(ctx, "kubelet") }
 
-// RestartKubelet is StopKubelet and StartKubelet.
+// RestartKubelet calls StopKubelet and StartKubelet.
 func (n *Node) RestartKubelet(ctx context.Context) error {
 	if err := n.StopKubelet(ctx); err != nil {
 		return err
@@ -35,7 +35,8 @@ func (n *Node) RestartKubelet(ctx context.Context) error {
 	return n.StartKubelet(ctx)
 }
 
-// readiness returns what keeps pods from a node, nil if nothing does. The API server keeps whole seconds.
+// readiness returns the reason why pods cannot run on a node, or nil. Timestamps from the API
+// server have a resolution of one second.
 func readiness(node *corev1.Node, since time.Time) error {
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeUnreachable {

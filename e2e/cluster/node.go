@@ -23,20 +23,21 @@ import (
 	"chandler.dev/e2e/machine"
 )
 
-// A Node is a machine with a containerd and a kubelet. The first one of a cluster has the control plane besides.
+// A Node is a machine with containerd and a kubelet. The first node of a cluster also has the
+// control plane.
 type Node struct {
 	cfg     Config // of the cluster
 	name    string
-	number  int // from 1
+	number  int // counted from 1
 	ip      string
-	dir     string            // holds its state
-	forward map[string]string // addresses that lead to others
+	dir     string            // holds the node's state
+	forward map[string]string // forwarded addresses
 	machine *machine.Machine
 	client  kubernetes.Interface
 	begin   time.Time
 
 	mu         sync.Mutex
-	components map[string]*component // that are to run
+	components map[string]*component // components that should run
 }
 
 func newNode(cfg Config, name string, number int) *Node {
@@ -46,13 +47,14 @@ func newNode(cfg Config, name string, number int) *Node {
 	}
 }
 
-// podNetwork is the network of the node's pods.
+// podNetwork returns the network of the node's pods.
 func (n *Node) podNetwork() string { return fmt.Sprintf("10.244.%d.0/24", n.number-1) }
 
-// own are the directories that the node has to itself, and that are gone with it.
+// own are the directories private to the node, which are removed with the node.
 var own = []string{"/var/lib", "/var/log", "/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/kubernetes"}
 
-// tunables are settings of the whole host that a kubelet insists on. It reads that they are as it wants them.
+// tunables are kernel settings of the host that a kubelet requires. The kubelet reads these
+// values instead of the real ones.
 var tunables = map[string]string{
 	"/proc/sys/kernel/keys/root_maxbytes": "25000000\n",
 	"/proc/sys/kernel/keys/root_maxkeys":  "1000000\n",
@@ -62,7 +64,8 @@ var tunables = map[string]string{
 	"/proc/sys/vm/panic_on_oom":           "0\n",
 }
 
-// startMachine starts the node's machine. If publish is given, it is an address in it that can be reached from the host.
+// startMachine starts the node's machine. publish is an address in the machine to publish on
+// the host, or "".
 func (n *Node) startMachine(ctx context.Context, publish string) error {
 	temporary := n.dir == ""
 	if temporary {
@@ -108,7 +111,7 @@ func (n *Node) startRuntime(ctx context.Context) error {
 	})
 }
 
-// stop ends everything on the node.
+// stop ends all processes on the node.
 func (n *Node) stop() error {
 	err := n.machine.Stop()
 	n.mu.Lock()
@@ -120,18 +123,18 @@ func (n *Node) stop() error {
 	return err
 }
 
-// NodeName is the name of the node.
+// NodeName returns the name of the node.
 func (n *Node) NodeName() string { return n.name }
 
-// NodePath returns the path on the host that leads to path on the node, such as /var/run/cdi, while the node runs.
+// NodePath returns the path on the host for a path on the running node, such as /var/run/cdi.
 func (n *Node) NodePath(path string) string { return n.machine.Path(path) }
 
-// LogDir is the directory, on the host, of the components' logs.
+// LogDir returns the directory of the components' logs on the host.
 func (n *Node) LogDir() string { return filepath.Join(n.dir, "log") }
 
-// Command returns a command that runs on the node, in its namespaces. Programs and files are as the node sees them:
-// the host's, but for what is the node's own. Signals sent to the command's process reach the program, and it is
-// killed with the command.
+// Command returns a command that runs on the node, in its namespaces. Programs and files are
+// the host's, except for the node's own directories. Signals to the command's process reach
+// the program, which is killed with the command.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return n.machine.Command(ctx, name, args...)
 }
@@ -142,7 +145,8 @@ func (n *Node) say(format string, args ...any) {
 	}
 }
 
-// AddNode adds a node to the cluster and returns when it is Ready. RemoveNode removes it, or Stop with all others.
+// AddNode adds a node to the cluster and waits until the node is Ready. RemoveNode or Stop
+// removes the node.
 func (c *Cluster) AddNode(ctx context.Context, name string) (*Node, error) {
 	n, err := c.addNode(ctx, name)
 	if err != nil {
@@ -164,7 +168,7 @@ func (c *Cluster) addNode(ctx context.Context, name string) (*Node, error) {
 	}
 	n := newNode(cfg, name, number)
 	n.client = c.client
-	// The API server is at the same addresses as on the first node.
+	// The API server has the same addresses as on the first node.
 	n.forward = map[string]string{serviceIP + ":443": NodeIP + ":6443", APIServer: NodeIP + ":6443"}
 	if err := n.startMachine(ctx, ""); err != nil {
 		return nil, err
@@ -176,7 +180,7 @@ func (c *Cluster) addNode(ctx context.Context, name string) (*Node, error) {
 	return n, nil
 }
 
-// join connects the node's machine with the others, and starts what makes it a node.
+// join connects the node's machine with the others, and starts containerd and the kubelet.
 func (n *Node) join(ctx context.Context, c *Cluster) error {
 	for _, other := range append([]*Node{c.Node}, c.nodes...) {
 		if err := connect(n, other); err != nil {
@@ -192,7 +196,8 @@ func (n *Node) join(ctx context.Context, c *Cluster) error {
 	return n.StartKubelet(ctx)
 }
 
-// RemoveNode ends a node that was added, and deletes it from the API server. Its pods go with it.
+// RemoveNode ends a node added by AddNode, and deletes the node and its pods from the API
+// server.
 func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
 	c.nodesMu.Lock()
 	c.nodes = slices.DeleteFunc(c.nodes, func(other *Node) bool { return other == n })
@@ -202,7 +207,7 @@ func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
 	if err = errors.Join(err, listErr); err != nil {
 		return fmt.Errorf("remove node %s: %w", n.name, err)
 	}
-	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64)} // nobody is left who would confirm their end
+	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64)} // no kubelet is left to confirm the end of the pods
 	for _, pod := range pods.Items {
 		if err := c.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, now); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("remove node %s: pod %s: %w", n.name, pod.Name, err)
@@ -211,7 +216,8 @@ func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// connect joins the networks of two nodes and of their pods by a pair of interfaces, which go with either machine.
+// connect connects the networks of two nodes and their pods by a pair of interfaces, which the
+// kernel removes with either machine.
 func connect(a, b *Node) error {
 	cable := &netlink.Veth{
 		LinkAttrs:     netlink.LinkAttrs{Name: "to-" + strconv.Itoa(b.number), Namespace: netlink.NsPid(a.machine.PID())},
@@ -224,7 +230,8 @@ func connect(a, b *Node) error {
 	return errors.Join(a.routeTo(b), b.routeTo(a))
 }
 
-// routeTo has the interface that leads to another node lead to its pods too.
+// routeTo enables the interface to another node, and adds the routes to that node and its
+// pods.
 func (n *Node) routeTo(other *Node) error {
 	ns, err := netns.GetFromPid(n.machine.PID())
 	if err != nil {
@@ -249,7 +256,7 @@ func (n *Node) routeTo(other *Node) error {
 			return err
 		}
 		route := netlink.Route{LinkIndex: link.Attrs().Index, Dst: to, Src: net.ParseIP(n.ip), Scope: netlink.SCOPE_LINK}
-		if network != other.ip+"/32" { // through the node, which answers for its own address only
+		if network != other.ip+"/32" { // through the node, which answers ARP requests for its own address only
 			route.Scope, route.Gw = netlink.SCOPE_UNIVERSE, net.ParseIP(other.ip)
 		}
 		if err := inside.RouteAdd(&route); err != nil {
