@@ -18,8 +18,9 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// billOfMaterials writes what the programs are made of, by what Go wrote into each: its modules and their sums. It has
-// no time and no serial number, so that the same programs have the same bill.
+// billOfMaterials writes a bill of materials of the programs, based on the build information
+// that Go embeds: modules and their checksums. The bill has no time and no serial number, so
+// equal programs have equal bills.
 func (r *release) billOfMaterials(context.Context) (err error) {
 	b := bill{components: map[string]cdx.Component{}}
 	product := cdx.Component{
@@ -52,13 +53,13 @@ func (r *release) billOfMaterials(context.Context) (err error) {
 	return cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
 }
 
-// A bill is one in the making.
+// A bill is an unfinished bill of materials.
 type bill struct {
 	components   map[string]cdx.Component // by reference
 	dependencies []cdx.Dependency
 }
 
-// add adds a program and all that it is made of, and returns the reference to it.
+// add adds a program and its components, and returns the program's reference.
 func (b *bill) add(p program) (ref string, err error) {
 	info, err := buildinfo.ReadFile(p.path)
 	if err != nil {
@@ -104,7 +105,8 @@ func (b *bill) depends(ref string, on []string) {
 	b.dependencies = append(b.dependencies, cdx.Dependency{Ref: ref, Dependencies: &on})
 }
 
-// module returns the component that a Go module is. Its sum, as in go.sum, is a SHA-256 in base64 after "h1:".
+// module returns the component for a Go module. A checksum as in go.sum is "h1:" and a SHA-256
+// in base64.
 func module(m *debug.Module) (cdx.Component, error) {
 	c := cdx.Component{Name: m.Path, Version: m.Version, PackageURL: "pkg:golang/" + m.Path + "@" + m.Version}
 	if sum, found := strings.CutPrefix(m.Sum, "h1:"); found {

@@ -14,14 +14,15 @@ import (
 	"strings"
 )
 
-// Where the chart is in the project, and the file in it that says so.
+// The chart's directory in the project, and its main file.
 const (
 	chartDir  = "deployments/helm/chandler"
 	chartFile = "Chart.yaml"
 )
 
-// chart packs the chart as "helm package" does, but with the same time in each header: Helm writes when each
-// file was changed (helm.sh/helm/v4@v4.3.1/pkg/chart/v2/util/save.go).
+// chart packages the chart like "helm package", but with the same time in each header: Helm
+// writes the modification time of each file
+// (helm.sh/helm/v4@v4.3.1/pkg/chart/v2/util/save.go).
 func (r *release) chart(context.Context) (err error) {
 	dir := os.DirFS(filepath.Join(r.source, chartDir))
 	var names []string
@@ -34,7 +35,7 @@ func (r *release) chart(context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("chart: %w", err)
 	}
-	// Helm reads the package's first file as what it is.
+	// Helm determines the type of a package by its first file.
 	slices.SortStableFunc(names, func(a, b string) int { return first(a) - first(b) })
 	target := filepath.Join(r.out, fmt.Sprintf("chandler-chart-%s.tgz", r.version))
 	r.say("writing %s", filepath.Base(target))
@@ -70,8 +71,8 @@ var (
 	released     = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 )
 
-// versioned returns Chart.yaml with the release's version, and the tag of its images. The chart's version must be a
-// semantic one; it stays as it is for anything else.
+// versioned returns Chart.yaml with the release's version and image tag. If the release's
+// version is not a semantic version, the chart's version is unchanged.
 func (r *release) versioned(content []byte) []byte {
 	content = appVersion.ReplaceAll(content, fmt.Appendf(nil, "appVersion: %q", r.tag))
 	if released.MatchString(r.version) {

@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 )
 
-// checksums writes SHA256SUMS, which "sha256sum --check" reads, of all files of the release.
+// checksums writes the file SHA256SUMS for "sha256sum --check", with all files of the release.
 func (r *release) checksums(context.Context) error {
-	entries, err := os.ReadDir(r.out) // in order
+	entries, err := os.ReadDir(r.out) // sorted by name
 	if err != nil {
 		return err
 	}

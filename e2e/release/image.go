@@ -23,20 +23,20 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Names of the images, in the chart too.
+// Names of the images, as in the chart.
 const (
 	repository = "chandler.dev/chandler"
-	latest     = "latest" // the tag of a checkout, whose image with NVML has the tag nvml
+	latest     = "latest" // the tag for a checkout; with NVML, the tag is nvml
 )
 
-// A file is one in an image.
+// A file is a file in an image.
 type file struct {
 	mode    int64
 	content []byte
-	link    string // where it leads; it has no content then
+	link    string // target of a symbolic link, which has no content
 }
 
-// image makes the agent's image: the agent, and nothing below it.
+// image builds the agent's image, which contains only the agent.
 func (r *release) image(ctx context.Context) error {
 	images := make(map[string]v1.Image)
 	for _, arch := range platforms {
@@ -55,8 +55,9 @@ func (r *release) image(ctx context.Context) error {
 	return r.writeImage("chandler", r.tag, images)
 }
 
-// imageNVML makes the image of an agent that asks NVML: the agent, the program that asks, and the C library that this
-// program and NVML itself are linked with. It is for those platforms that there is a C compiler for.
+// imageNVML builds the agent's image with NVML support: the agent, chandler-nvml, and the C
+// library for chandler-nvml and NVML. Platforms without a C compiler on this machine are
+// omitted.
 func (r *release) imageNVML(ctx context.Context) error {
 	images := make(map[string]v1.Image)
 	for _, arch := range platforms {
@@ -101,7 +102,7 @@ func addProgram(files map[string]file, p program) error {
 	return err
 }
 
-// imageOf returns the image of a platform, of one layer.
+// imageOf returns the image of a platform, with one layer.
 func (r *release) imageOf(arch string, files map[string]file) (v1.Image, error) {
 	content, err := r.layer(files)
 	if err != nil {
@@ -133,7 +134,7 @@ func (r *release) imageOf(arch string, files map[string]file) (v1.Image, error) 
 	return mutate.Append(image, mutate.Addendum{Layer: layer, History: v1.History{Created: v1.Time{Time: r.date}, CreatedBy: "release"}})
 }
 
-// layer returns the files as an archive, with the directories that they are in.
+// layer returns an archive of the files and their directories.
 func (r *release) layer(files map[string]file) ([]byte, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
@@ -157,7 +158,7 @@ func (r *release) layer(files map[string]file) ([]byte, error) {
 	return layer.Bytes(), w.Close()
 }
 
-// addDirectories adds a directory after those above it, once.
+// addDirectories adds a directory after its parents, unless already added.
 func (r *release) addDirectories(w *tar.Writer, made map[string]bool, dir string) error {
 	if made[dir] {
 		return nil
@@ -169,7 +170,7 @@ func (r *release) addDirectories(w *tar.Writer, made map[string]bool, dir string
 	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, ModTime: r.date})
 }
 
-// writeImage writes the images of all platforms as one OCI archive, whose index says which is for which.
+// writeImage writes the images of all platforms as one OCI archive with an index of platforms.
 func (r *release) writeImage(name, tag string, images map[string]v1.Image) (err error) {
 	index := v1.ImageIndex(mutate.IndexMediaType(empty.Index, types.OCIImageIndex))
 	for _, arch := range slices.Sorted(maps.Keys(images)) {
@@ -187,7 +188,8 @@ func (r *release) writeImage(name, tag string, images map[string]v1.Image) (err 
 	if err != nil {
 		return err
 	}
-	// The one is the specification's name for the tag, the other what containerd, and so Docker, calls the image.
+	// The first annotation is the specification's for the tag. containerd, and thereby Docker, use
+	// the second for the image's name.
 	err = written.AppendIndex(index, layout.WithAnnotations(map[string]string{
 		"org.opencontainers.image.ref.name": tag,
 		"io.containerd.image.name":          repository + ":" + tag,
@@ -200,7 +202,7 @@ func (r *release) writeImage(name, tag string, images map[string]v1.Image) (err 
 	return r.archive(target, os.DirFS(dir))
 }
 
-// archive writes the files of a directory into an archive, in their order.
+// archive writes the files of a directory into an archive, in directory order.
 func (r *release) archive(target string, dir fs.FS) (err error) {
 	out, err := os.Create(target)
 	if err != nil {

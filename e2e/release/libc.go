@@ -16,9 +16,10 @@ import (
 	"strings"
 )
 
-// The C library in the image with NVML is Debian's, of one version, whose packages are known by their digests: not the
-// library of the machine that makes the image, nor a base image with a shell and more. When Debian has replaced the
-// version by another, put that here, with the digests that "apt-cache show libc6" prints for each platform.
+// libcVersion is the version of Debian's C library in the image with NVML. The image does not
+// use the C library of the build machine, nor a base image with a shell and more. The packages
+// are verified by digest. When Debian has replaced the version, enter the new version here,
+// and the digests printed by "apt-cache show libc6" for each platform.
 const libcVersion = "2.36-9+deb12u14"
 
 var libcDigests = map[string]string{
@@ -26,8 +27,8 @@ var libcDigests = map[string]string{
 	"arm64": "01f4330719fd4f65580e16ea5a0527f372fca750e8f588d26deaf09f2d3b1cf4",
 }
 
-// libcFiles are the files of the package that the image has: what chandler-nvml and libnvidia-ml.so.1 are linked with
-// (readelf -d), and the licence.
+// libcFiles are the files of the package that the image contains: the libraries for
+// chandler-nvml and libnvidia-ml.so.1 (readelf -d), and the licence.
 var libcFiles = []string{
 	"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "copyright",
 }
@@ -67,7 +68,8 @@ func (r *release) libc(ctx context.Context, arch string) (map[string]file, error
 	return files, nil
 }
 
-// libcPackage returns the path of the package, which is fetched once and then in the user's cache.
+// libcPackage returns the path of the package in the user's cache, and downloads the package
+// if necessary.
 func (r *release) libcPackage(ctx context.Context, arch string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -102,8 +104,9 @@ func (r *release) libcPackage(ctx context.Context, arch string) (string, error) 
 	return pkg, os.WriteFile(pkg, content, 0o644)
 }
 
-// fetch has apt fetch the package, from where and with what keys this machine has its packages. The lists of packages
-// are apart from the machine's own, so that the platform may be another and nothing of the machine changes.
+// fetch downloads the package with apt, from this machine's package sources and with its keys.
+// The package lists are separate from the machine's, so the platform may differ and the
+// machine remains unchanged.
 func fetch(ctx context.Context, dir, arch string) error {
 	options := []string{
 		"-qq", "-o", "APT::Architecture=" + arch, "-o", "APT::Architectures=" + arch, "-o", "APT::Sandbox::User=root",

@@ -1,8 +1,9 @@
-// Command release makes what a release of Chandler consists of: programs, container images, the chart, a bill of
-// materials and checksums. It needs Go and no container runtime. The same source and the same Go make the same files,
-// wherever and whenever that is.
+// Command release builds the files of a Chandler release: programs, container images, the
+// chart, a bill of materials and checksums. It needs Go and no container runtime. The same
+// source and the same version of Go produce the same files, independent of place and time.
 //
-// It is a module of its own, so that what it is made of stays out of the product's.
+// The command has a module of its own, which keeps its dependencies out of the product's
+// module.
 package main
 
 import (
@@ -61,17 +62,18 @@ func run(ctx context.Context, args []string, progress io.Writer) error {
 	return fmt.Errorf("%q is nothing to make\n%s", flags.Arg(0), usage)
 }
 
-// A release is made from a directory into another.
+// A release is the state of a build from the directory source into the directory out.
 type release struct {
 	source, out string
 	version     string
 	tag         string    // of the agent's image
-	date        time.Time // of all files
+	date        time.Time // the modification time of all files
 	progress    io.Writer
 	built       []program
 }
 
-// prepare completes the release and makes its directory, in which files of an earlier one may be.
+// prepare sets the derived fields and creates the output directory, which may contain earlier
+// files.
 func (r *release) prepare() (err error) {
 	r.tag = cmp.Or(r.tag, r.version)
 	if r.source, err = filepath.Abs(r.source); err != nil {
@@ -86,8 +88,8 @@ func (r *release) prepare() (err error) {
 	return os.MkdirAll(r.out, 0o755)
 }
 
-// sourceDate is the time of all files, by the convention of reproducible builds: the beginning of 1970 unless
-// SOURCE_DATE_EPOCH says another.
+// sourceDate returns the time for all files, by the convention of reproducible builds:
+// SOURCE_DATE_EPOCH, or else the beginning of 1970.
 func sourceDate() (time.Time, error) {
 	value := os.Getenv("SOURCE_DATE_EPOCH")
 	if value == "" {
@@ -100,7 +102,7 @@ func sourceDate() (time.Time, error) {
 	return time.Unix(seconds, 0).UTC(), nil
 }
 
-// all makes everything. Checksums come last, since they are of all files.
+// all builds everything. The checksums come last, because they cover all files.
 func (r *release) all(ctx context.Context) error {
 	if err := r.clear(); err != nil {
 		return err
@@ -114,7 +116,7 @@ func (r *release) all(ctx context.Context) error {
 	return nil
 }
 
-// clear removes the files of an earlier release, of which checksums would be made too.
+// clear removes the files of an earlier release, which the checksums would include.
 func (r *release) clear() error {
 	entries, err := os.ReadDir(r.out)
 	if err != nil {

@@ -13,16 +13,16 @@ import (
 	"strings"
 )
 
-// A program is one that was built.
+// A program is a built program.
 type program struct {
 	name, arch string
 	path       string
 }
 
-// platforms are what releases are for, all of Linux.
+// platforms are the platforms of a release, all with Linux.
 var platforms = []string{"amd64", "arm64"}
 
-// compilers are the C compilers of platforms that are not this machine's, as Debian names them.
+// compilers are the cross compilers for C, by platform, with Debian's names.
 var compilers = map[string]string{"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
 
 // agent builds the agent for a platform, once.
@@ -31,14 +31,14 @@ func (r *release) agent(ctx context.Context, arch string) (program, error) {
 		"-tags=grpcnotrace", "-ldflags=-s -w -buildid= -X main.version="+r.version)
 }
 
-// informant builds the program that asks NVML, once. Functions of NVML are looked up when they are called, since older
-// libraries do not have them all.
+// informant builds chandler-nvml for a platform, once. NVML functions are bound lazily, since
+// older libraries lack some of them.
 func (r *release) informant(ctx context.Context, arch, compiler string) (program, error) {
 	return r.build(ctx, "chandler-nvml", arch, []string{"CGO_ENABLED=1", "CC=" + compiler, "CGO_LDFLAGS=-Wl,-z,lazy", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations"},
 		"-ldflags=-s -w -buildid=")
 }
 
-// build builds a program. Settings of builds in the user's environment must not change it.
+// build builds a program. Build settings in the user's environment must not change the result.
 func (r *release) build(ctx context.Context, name, arch string, env []string, flags ...string) (program, error) {
 	p := program{name: name, arch: arch, path: filepath.Join(r.out, fmt.Sprintf("%s-%s-linux-%s", name, r.version, arch))}
 	if slices.Contains(r.built, p) {
@@ -57,7 +57,7 @@ func (r *release) build(ctx context.Context, name, arch string, env []string, fl
 	return p, nil
 }
 
-// programs builds the programs that are released as they are.
+// programs builds the programs that are released as files.
 func (r *release) programs(ctx context.Context) error {
 	for _, arch := range platforms {
 		if _, err := r.agent(ctx, arch); err != nil {
@@ -67,7 +67,7 @@ func (r *release) programs(ctx context.Context) error {
 	return nil
 }
 
-// compilerFor returns the C compiler for a platform, "" if there is none on this machine.
+// compilerFor returns the C compiler for a platform, or "" if this machine has none.
 func compilerFor(arch string) string {
 	name := compilers[arch]
 	if arch == runtime.GOARCH {

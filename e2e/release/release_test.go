@@ -25,7 +25,7 @@ import (
 
 const version = "v0.0.0-test"
 
-// The same source makes the same files, in whichever directories.
+// The same source leads to the same files in any directory.
 func TestReleaseIsReproducible(t *testing.T) {
 	first, second := t.TempDir(), t.TempDir()
 	elsewhere := filepath.Join(t.TempDir(), "else", "where")
@@ -41,7 +41,8 @@ func TestReleaseIsReproducible(t *testing.T) {
 	}
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	sums := release("../..", first)
-	// The environment of the second says other things of builds, and is of another umask's files.
+	// The second run has different build settings in its environment, and its files have a
+	// different umask.
 	if again := release(elsewhere, second, "GOFLAGS", "-ldflags=-v -tags=other", "GOAMD64", "v3", "TZ", "Asia/Tokyo"); again != sums {
 		t.Errorf("first:\n%s\nsecond:\n%s", sums, again)
 	}
@@ -67,7 +68,7 @@ func TestReleaseIsReproducible(t *testing.T) {
 		if !slices.Contains(files, "chandler") || len(files) > 2+len(libcFiles)+1 {
 			t.Errorf("files %q", files)
 		}
-		// It comes as far as to look for NVML, so the C library is whole.
+		// The program gets as far as the search for NVML, so the C library is complete.
 		if out := within(t, root, "/chandler-nvml"); !strings.Contains(strings.ToLower(out), "nvml") || strings.Contains(out, "shared libraries") {
 			t.Errorf("chandler-nvml says %q", out)
 		}
@@ -76,7 +77,7 @@ func TestReleaseIsReproducible(t *testing.T) {
 	t.Run("bill of materials", func(t *testing.T) { bom(t, filepath.Join(first, "chandler-"+version+".cdx.json"), sums) })
 }
 
-// copySource copies what the project's programs and chart are made of.
+// copySource copies the source of the project's programs and chart.
 func copySource(t *testing.T, to string) {
 	t.Helper()
 	for _, dir := range []string{"api", "cdi", "cmd", "deployments", "discovery", "driver", "internal", "legacy"} {
@@ -100,7 +101,7 @@ func read(t *testing.T, path string) string {
 	return string(content)
 }
 
-// checksums expects that the sums are of all files, and right.
+// checksums verifies that the checksums are correct and cover all files.
 func checksums(t *testing.T, dir, sums string) {
 	check := exec.Command("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
 	check.Dir = dir
@@ -116,8 +117,8 @@ func checksums(t *testing.T, dir, sums string) {
 	}
 }
 
-// image expects that an archive is a valid image of the platforms, and returns a directory with the files of this
-// machine's.
+// image verifies that an archive is a valid image for the platforms, and returns a directory
+// with the files for this machine's platform.
 func image(t *testing.T, archive string, platforms []string) (root string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -222,7 +223,8 @@ func names(t *testing.T, root string) (names []string) {
 	return names
 }
 
-// within runs a program with nothing but the image's files, as a container would, and returns what it writes.
+// within runs a program with only the image's files, as a container would, and returns its
+// output.
 func within(t *testing.T, root string, command ...string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -232,7 +234,7 @@ func within(t *testing.T, root string, command ...string) string {
 	return fmt.Sprint(string(out), err)
 }
 
-// chart expects that a chart is whole, and is of the version of the release.
+// chart verifies that a chart is complete and has the release's version.
 func chart(t *testing.T, path string) {
 	unzipped, err := gzip.NewReader(strings.NewReader(read(t, path)))
 	if err != nil {
@@ -250,7 +252,8 @@ func chart(t *testing.T, path string) {
 	}
 }
 
-// bom expects that the bill names the programs with their sums, and their modules with the versions that go.mod says.
+// bom verifies that the bill contains the programs with their checksums, and modules with the
+// versions in go.mod.
 func bom(t *testing.T, path, sums string) {
 	var bill cdx.BOM
 	if err := cdx.NewBOMDecoder(strings.NewReader(read(t, path)), cdx.BOMFileFormatJSON).Decode(&bill); err != nil {
@@ -289,7 +292,7 @@ func bom(t *testing.T, path, sums string) {
 	}
 }
 
-// A file whose content is not what its digest says is not used.
+// A file with the wrong digest is rejected.
 func TestDigest(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libc6.deb")
 	if err := os.WriteFile(path, []byte("another"), 0o600); err != nil {
