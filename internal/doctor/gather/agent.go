@@ -191,8 +191,8 @@ func probePort(pod *corev1.Pod) string {
 }
 
 // addressOf returns the address of the agent's health checks, or "" if the address cannot be
-// determined. The port is from the agent's flag. The host is localhost within the agent's pod
-// or network namespace, and the pod's IP otherwise.
+// determined. The agent's flag contains the port, and possibly the host. Otherwise the host is
+// localhost within the agent's pod or network namespace, and the pod's IP elsewhere.
 func addressOf(o Options, found []process, f *doctor.Facts) string {
 	if len(found) == 0 {
 		return ""
