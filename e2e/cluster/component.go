@@ -115,8 +115,8 @@ func (p *component) lastWords() []byte {
 	return log[begin+1:]
 }
 
-// until calls is repeatedly until it returns nil, as long as all components run. After a
-// timeout, the error contains the last result.
+// until calls the function is repeatedly until the result is nil, as long as all components run.
+// After a timeout, the error contains the last result.
 func (n *Node) until(ctx context.Context, what string, is func(context.Context) error) error {
 	const interval = 50 * time.Millisecond
 	for {

@@ -150,8 +150,8 @@ func (p Page) Anchors() map[string]bool {
 	return anchors
 }
 
-// Replace returns a page's text with new content in a section, between the comments "<!--
-// begin NAME" and "<!-- end NAME". The rest of the first comment may name the generator.
+// Replace returns a page's text with new content in a section. The comments "<!-- begin NAME"
+// and "<!-- end NAME" delimit the section. The first comment may also name the generator.
 func Replace(text, name, content string) (string, error) {
 	begin := strings.Index(text, "<!-- begin "+name)
 	end := strings.Index(text, "<!-- end "+name)

@@ -143,7 +143,7 @@ func podReason(pod *corev1.Pod) string {
 	return "its pod is " + string(pod.Status.Phase)
 }
 
-// manyRestarts is the lowest number of restarts of an agent that restarts reports.
+// manyRestarts is the threshold for a report of an agent's restarts.
 const manyRestarts = 5
 
 func (f *Facts) restarts(say *saying, pod *corev1.Pod) {

@@ -192,7 +192,7 @@ func (n *notice) words() (reason, note string) {
 	return ReasonUnhealthy, fmt.Sprintf("%s is unhealthy (%s): %s", name, h.Key(), why)
 }
 
-// cut returns the longest prefix of s with at most most bytes, in whole characters.
+// cut returns the longest prefix of s with whole characters and no more than most bytes.
 func cut(s string, most int) string {
 	if len(s) <= most {
 		return s

@@ -78,9 +78,8 @@ type Teller struct {
 	failing map[string]bool // namespaces with a failed Event at the last check
 }
 
-// Run checks the devices until ctx is done: after each value from changed, and at intervals.
-// If the API server rejects an Event, Run tries again while the notice is still due. Run is
-// the only reader of changed.
+// Run checks the devices until ctx is done: after each value received from changed, and at
+// intervals. If the API server rejects an Event, Run tries again while the notice is still due.
 func (t *Teller) Run(ctx context.Context, changed <-chan struct{}) {
 	t.load(ctx)
 	for {

@@ -242,7 +242,8 @@ func (n *madeUp) second(namespace, pod string) {
 	n.write("proc/301/environ", "PATH=/\x00POD_NAMESPACE="+namespace+"\x00POD_NAME="+pod+"\x00")
 }
 
-// Two agents of one DaemonSet are an update. Two DaemonSets in one namespace are a conflict.
+// Two agents of one DaemonSet are part of an update. Agents of two DaemonSets are reported, even
+// in one namespace.
 func TestInstallationsOfProcesses(t *testing.T) {
 	for pod, want := range map[string][]string{
 		"chandler-x8k2v":     {"chandler/chandler"},
