@@ -63,7 +63,7 @@ type trouble struct {
 const (
 	interval  = 5 * time.Second  // between two checks of the programs
 	remember  = time.Minute      // how long devices remain unhealthy after an unexpected end
-	patience  = 5 * time.Second  // for the restart of a program that crashed
+	patience  = 5 * time.Second  // for the restart of a crashed program
 	askLimit  = 5 * time.Second  // for the response to a query
 	workLimit = 35 * time.Second // for the execution of an order
 )
@@ -261,7 +261,7 @@ func (o *Overseer) Describe(s *discovery.Snapshot) *discovery.Snapshot {
 	return &now
 }
 
-// errNobody means that no program listens at the socket.
+// errNobody means a socket without a listener.
 var errNobody = errors.New("nobody answers")
 
 // call sends a request to a family's program. A refused connection means that the program

@@ -111,7 +111,7 @@ func TestAnswers(t *testing.T) {
 	o.see(t.Context(), "maker") // ignores the response
 }
 
-// A request waits for the restart of a program that crashed.
+// A request waits for the restart of a crashed program.
 func TestCrashed(t *testing.T) {
 	o := newOverseer(t, nil, "")
 	listen := func() net.Listener {
