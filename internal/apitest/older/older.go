@@ -16,7 +16,7 @@ import (
 )
 
 // Client returns a client of an API server with the given objects. The server serves
-// resource.k8s.io in one version only, v1beta1 or v1beta2. Other versions of that group are
+// resource.k8s.io in one version only, v1beta1 or v1beta2. Other versions of the group are
 // not found.
 func Client(ctx context.Context, version string, objects ...runtime.Object) (*fake.Clientset, error) {
 	var dra, rest []runtime.Object
