@@ -1,4 +1,4 @@
-// Command screenshot writes the picture of the page that the README shows.
+// Command screenshot writes the picture of the web UI for the README.
 package main
 
 import (
