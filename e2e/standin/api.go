@@ -50,7 +50,8 @@ func (a *API) Serve(address string) (kubeconfig string, err error) {
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/n/resourceclaims/{name}", func(w http.ResponseWriter, r *http.Request) {
 		apitest.Respond(w, http.StatusOK, claim(r.PathValue("name")))
 	})
-	mux.HandleFunc("GET /apis/resource.k8s.io/v1/resourceclaims", func(w http.ResponseWriter, r *http.Request) { // No claim waits.
+	// No claim waits.
+	mux.HandleFunc("GET /apis/resource.k8s.io/v1/resourceclaims", func(w http.ResponseWriter, r *http.Request) {
 		apitest.ListOrWatch(w, r, &resourceapi.ResourceClaimList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"},
 		})
@@ -69,7 +70,7 @@ func (a *API) Serve(address string) (kubeconfig string, err error) {
 			a.Published()
 		}
 	})
-	go func() { _ = http.Serve(listener, serve) }() //nolint:gosec // until the machine ends; only the agent asks
+	go func() { _ = http.Serve(listener, serve) }() //nolint:gosec // runs until the machine ends, with the agent as only client
 	return fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
 		clusters: [{name: c, cluster: {server: "http://%s"}}], contexts: [{name: c, context: {cluster: c}}]}`, listener.Addr()), nil
 }

@@ -168,8 +168,9 @@ func publishInTurn(t *testing.T, random *rand.Rand, kept dra.Set) {
 	server, client := newServer()
 	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
 		DriverName: discovery.Domain, KubeClient: client,
-		Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
-		MutationCacheTTL: new(365 * 24 * time.Hour), // Otherwise the controller repeats its work endlessly while the fake time stands still.
+		Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
+		// Otherwise the controller repeats its work endlessly while the fake time stands still.
+		MutationCacheTTL: new(365 * 24 * time.Hour),
 		ErrorHandler:     func(_ context.Context, err error, msg string) { t.Errorf("%s: %v", msg, err) },
 	})
 	if err != nil {

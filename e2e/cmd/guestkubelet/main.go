@@ -121,7 +121,7 @@ func serve(kubeconfig string) error {
 		return nil
 	})
 	fmt.Println("serving")
-	return http.ListenAndServe(commands, mux) //nolint:gosec // until the guest ends
+	return http.ListenAndServe(commands, mux) //nolint:gosec // runs until the guest ends
 }
 
 // say prints the published devices, each as NAME=STATE.

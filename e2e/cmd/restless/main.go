@@ -183,7 +183,7 @@ func (n *node) until(ctx context.Context, what string, try func(context.Context)
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case time.Now().After(deadline):
-			return fmt.Errorf("%s: not after %s: %s", what, patience, err) //nolint:errorlint // it is no refusal
+			return fmt.Errorf("%s: not after %s: %s", what, patience, err) //nolint:errorlint // Callers must not find a refusal in this error.
 		}
 		select {
 		case err := <-n.ended:
@@ -260,7 +260,7 @@ func (n *node) check(ctx context.Context) error {
 
 // work prepares and unprepares claims at random, and once allocates a GPU.
 func (n *node) work(ctx context.Context) error {
-	random := rand.New(rand.NewPCG(uint64(n.journal.boot), uint64(time.Now().UnixNano()))) //nolint:gosec // nobody guesses it
+	random := rand.New(rand.NewPCG(uint64(n.journal.boot), uint64(time.Now().UnixNano()))) //nolint:gosec // A predictable sequence does no harm.
 	has := make(map[string]string)                                                         // claims by device
 	allocation := random.IntN(12)
 	for number := 0; ctx.Err() == nil; number++ {
