@@ -30,8 +30,8 @@ import (
 
 // TestHooks runs images with the file system layout of Debian and of Red Hat with drivers of either
 // layout. With the product's hooks, the images load and call the driver's libraries, also on a
-// read-only root file system. Without hooks, they cannot load them. Containers get the files that
-// the NVIDIA code for CDI specs lists.
+// read-only root file system. Without hooks, the images cannot load the libraries. Containers get
+// the files that the NVIDIA code for CDI specs lists.
 func TestHooks(t *testing.T) {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("there is no C compiler: ", err)

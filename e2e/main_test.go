@@ -139,7 +139,8 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// until calls is repeatedly until it returns no error, and fails the test after patience.
+// until calls the function is repeatedly until the function returns no error, and fails the test
+// after patience.
 func until(t *testing.T, what string, is func(context.Context) error) {
 	t.Helper()
 	if err := kube.Until(within(t), what, is); err != nil {

@@ -18,8 +18,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// until calls is repeatedly until it returns no error. After patience, it logs the agent's output
-// and fails the test.
+// until calls the function is repeatedly until the function returns no error. After patience, it
+// logs the agent's output and fails the test.
 func (p *privileged) until(what string, is func(context.Context) error) {
 	p.t.Helper()
 	if err := p.kube.Until(within(p.t), what, is); err != nil {

@@ -270,8 +270,8 @@ func (c *Client) Logs(ctx context.Context, namespace, pod, container string) (st
 	return string(log), nil
 }
 
-// Until calls is repeatedly until it returns nil, until it returns a Final error, or until ctx
-// ends. In the latter cases, the returned error wraps the last error of is.
+// Until calls the function is repeatedly until the function returns nil or a Final error, or until
+// ctx ends. In the latter two cases, the returned error wraps the function's last error.
 func (c *Client) Until(ctx context.Context, what string, is func(context.Context) error) error {
 	var last error // the last error that is not merely the end of ctx
 	for {

@@ -143,8 +143,8 @@ func (b *bench) published(ctx context.Context, driver string) (int, error) {
 	return n, nil
 }
 
-// until calls is every millisecond until it returns no error. It returns an error if the agent ends
-// first or patience elapses.
+// until calls the function is every millisecond until the function returns no error. It returns an
+// error if the agent ends first or patience elapses.
 func (r *running) until(ctx context.Context, what string, is func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -1,5 +1,5 @@
-// Command guesthandover runs in guests. It does the agent's work when a pod ends whose claim had a
-// PCI function. The command prints why the function cannot be allocated yet, and when it is free.
+// Command guesthandover runs in guests. It does the agent's work when a pod with a PCI function
+// ends. The command prints the reason why the function cannot be allocated yet, and then "free".
 package main
 
 import (
