@@ -1,7 +1,7 @@
-# The agent as a static binary and nothing else. With --target nvml it is the
-# agent, the program that asks NVML for it, and the C library that this program
-# and NVML are linked with. "make image" and "make image-nvml" make such
-# images without Docker, from the same source the same to the byte.
+# The image contains only the agent, as a static binary. With --target nvml, it also
+# contains chandler-nvml, which calls NVML for the agent, and the C library of
+# chandler-nvml and NVML. "make image" and "make image-nvml" build these images
+# without Docker, byte for byte the same from the same source.
 FROM --platform=$BUILDPLATFORM golang:1.26 AS build
 ARG TARGETOS=linux TARGETARCH VERSION
 WORKDIR /src
@@ -17,7 +17,7 @@ COPY legacy legacy
 RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
     go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.version=$VERSION" -o /chandler ./cmd/chandler
 
-# Not cross-compiled, since it needs the C compiler and library of its platform.
+# Not cross-compiled, because the build needs the C compiler and the C library of the target platform.
 FROM golang:1.26-bookworm AS build-nvml
 WORKDIR /src
 COPY go.mod go.sum ./
@@ -29,7 +29,7 @@ COPY internal/upkeep/wire internal/upkeep/wire
 RUN CGO_ENABLED=1 CGO_LDFLAGS=-Wl,-z,lazy \
     go build -trimpath -ldflags "-s -w" -o /chandler-nvml ./cmd/chandler-nvml
 
-# The files of the C library, where the distribution has them.
+# The files of the C library, at the paths of the distribution.
 FROM debian:12-slim AS libc
 RUN mkdir /out && dpkg -L libc6 | \
     grep -E '/(ld-linux-[^/]*|lib(c|dl|m|pthread|rt)\.so\.[0-9]+|copyright)$' | xargs cp --parents -P -t /out

@@ -1,4 +1,4 @@
-# Versions of the tools that are run from source; nothing is installed.
+# Versions of the tools. They run from source, without installation.
 GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK   := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
@@ -6,12 +6,12 @@ GO      ?= go
 CAPTURES ?= ../shared/captures
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION)
-# Without gRPC's pages for debugging, which are templates: where there is one, a
-# method may be called by any name, and the linker leaves none out. The agent is
-# a third smaller for it, on disk and in memory.
+# grpcnotrace leaves out the debug pages of gRPC, which are templates. A template can
+# call any method by name, so the linker would keep all methods. With the tag, the
+# agent is a third smaller, on disk and in memory.
 TAGS := grpcnotrace
 
-# The bindings of NVML call functions that newer headers call deprecated, a hundred warnings.
+# The NVML bindings call functions that newer headers mark as deprecated, which causes a hundred warnings.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
@@ -20,8 +20,8 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 build: bin/chandler-nvml ## the agent, as bin/chandler, and what asks NVML for it
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/chandler ./cmd/chandler
 
-# It needs a C compiler, and NVML only when it runs. Functions of NVML are looked
-# up when they are called, since older libraries do not have them all.
+# The build needs a C compiler, but not NVML. The functions of NVML are resolved
+# at their first call (-z lazy), since older libraries lack some of them.
 .PHONY: bin/chandler-nvml
 bin/chandler-nvml:
 	@if command -v $$($(GO) env CC) >/dev/null; then set -x; \
@@ -30,17 +30,19 @@ bin/chandler-nvml:
 
 test: unit simulate e2e ## every test: unit tests, the simulation, then a real Kubernetes
 
-# The race detector makes tests five to ten times as slow, and sees something only where
-# goroutines meet. So it watches the packages that start goroutines or lock something, by
-# their text, less the simulation, of which hardly anything is run here. A family is one
-# goroutine: cmd/chandler has all families look at once, at each recorded host. Of these
-# packages it leaves out the tests that one goroutine makes of each recorded host, or of a
-# thousand devices, or of an agent that is killed at each write. They run without it
-# instead, with more hosts. Linking is a third of the work: no debugger looks at these
-# programs, and without its tables they are linked in half the time. Packages wait more
-# than they compute, so four run at once, and garbage is collected seldom. go test begins
-# with the packages that are named first: the longest, and those that wait for real time,
-# so that the last one does not run alone.
+# The race detector makes tests five to ten times slower, and only finds faults between
+# goroutines. Therefore only packages whose source starts goroutines or uses locks run with
+# it (RACED), except the simulation, of which hardly anything runs here. A family is a single
+# goroutine; the tests of cmd/chandler scan each recorded host with all families at once.
+# ALONE lists tests of these packages in which a single goroutine goes through each recorded
+# host, a thousand devices, or the kills of an agent at each write. They run without the race
+# detector, with more hosts.
+#
+# Linking is a third of the work. Without debug tables (-s -w) it takes half the time, and the
+# test programs are never debugged. Packages wait more than they compute, so four run in parallel
+# with rare garbage collection. go test starts packages in the given order. WAITS lists the
+# longest packages and those that wait for real time first, so that none of them runs alone at
+# the end.
 UNIT  := GOGC=400 $(GO) test -p 4 -parallel 8 -ldflags '-s -w'
 WAITS := ./cmd/chandler/agent ./legacy/sockets ./cmd/chandler/informant ./cmd/chandler/kubectl ./legacy ./internal/traces ./internal/doctor/gather
 GOES  := '^\s*go (func|[a-z])|\.Go\b|"sync["/]'
@@ -55,8 +57,8 @@ unit: ## the tests that need no cluster
 	$(UNIT) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")
 	$(UNIT) -run '$(ALONE)' ./cmd/chandler ./cmd/chandler/agent ./driver
 
-# SEED=n RUNS=m repeats one seed: it fixes what happens and when, and not which
-# goroutine goes first.
+# SEED=n RUNS=m repeats one seed. A seed determines the events and their times, but not the
+# order in which goroutines run.
 SEEDS ?= 2500
 RUNS  ?= 100
 HISTORIES ?= $(or $(TMPDIR),/tmp)
@@ -69,7 +71,7 @@ simulate: ## whole agents against models, with faults: SEEDS=n seeds, or SEED=n 
 simulate-breaks: ## the product with one deliberate defect at a time, each of which the simulation must find
 	$(GO) test ./internal/simulation -run TestBreaks -v -timeout 0 -args -breaks
 
-# Of the tests in guests this runs the short selection, of a few minutes.
+# Of the tests in guests, this target runs a short selection that takes a few minutes.
 e2e: ## the tests on a real Kubernetes, on real kernels, with Prometheus, and of the page in a browser, and those of a release; needs root
 	cd e2e && $(GO) test -count=1 -p 1 -timeout 60m $$($(GO) list ./... | grep -v '/e2e/guest$$')
 	cd e2e && $(GO) test -count=1 -short -timeout 30m ./guest
@@ -81,10 +83,10 @@ e2e: ## the tests on a real Kubernetes, on real kernels, with Prometheus, and of
 e2e-machine: ## all tests on Debian's kernels, which QEMU runs without hardware virtualisation; needs Debian's apt-get, not root
 	cd e2e && $(GO) test -count=1 -v -timeout 120m ./guest
 
-# Two tests that take minutes whatever the version. What Kubernetes 1.34 has and
-# leaves off, and the tests of that; its DRAConsumableCapacity is left off: see
-# docs/older-kubernetes.md. TestClassicLimit needs a node that has offered no GPU by the
-# device-plugin API: see there, too.
+# SKEW_SKIP lists tests that take minutes and do not depend on the version. SKEW_GATES lists
+# gates that are off by default in Kubernetes 1.34, and SKEW_TESTS the tests of their features.
+# DRAConsumableCapacity stays off, see docs/older-kubernetes.md. TestClassicLimit needs a node
+# that has never offered a GPU by the device plugin API, for the reason given there.
 SKEW_SKIP  := TestAgentCrashLoop|TestAgentStartsWithoutAPIServer
 SKEW_GATES := DRADeviceTaints,DRAExtendedResource,DRAPartitionableDevices
 SKEW_TESTS := TestWhatTheAPIServerDrops|TestEventsOfPods|TestSickDevice|TestWholeOrParts|TestPodWithTwoGPUs
@@ -114,7 +116,7 @@ generate: ## rewrite the golden files of recorded hosts, and the pages of doctor
 docs: ## write the parts of the pages in docs that come from the code
 	$(GO) test ./internal/docs ./discovery/families ./cmd/chandler -run TestDocs -update
 
-# Debian's packages mkdocs and mkdocs-material make it. A link that leads nowhere ends it.
+# The target needs the Debian packages mkdocs and mkdocs-material. A broken link is an error.
 site: ## a site of the pages, in bin/site/html
 	rm -rf bin/site && mkdir -p bin/site/source
 	git ls-files -- '*.md' docs deployments 'discovery/families/*.host' | tar -c -T - | tar -x -C bin/site/source
@@ -142,7 +144,7 @@ bench: ## benchmarks of the product, then of it on a real Kubernetes beside anot
 screenshot: ## the picture of the page that the README shows; needs Debian's chromium
 	cd e2e/page && $(GO) run ./screenshot -out ../../docs/images/page.png
 
-# Files of images and releases have the time of the commit, so that two builds are the same.
+# Files in images and releases have the time of the commit, so that builds are reproducible.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE = cd e2e/release && $(GO) run . -version $(or $(VERSION),dev)
 
@@ -155,7 +157,7 @@ image-nvml: ## that of an agent that asks NVML; needs Debian's apt-get, a C comp
 release: vuln ## programs, images, the chart, a bill of materials and checksums, in bin/release
 	$(RELEASE) all
 
-# It ends with 3 where it finds something, and with another number where it could not look.
+# govulncheck exits with 3 if it finds a vulnerability, and with another nonzero status if it could not check.
 vuln: ## look for known vulnerabilities in what the product calls
 	@GOBIN=$(CURDIR)/bin GOFLAGS= $(GO) install $(GOVULNCHECK)
 	@bin/govulncheck $(GOVULNCHECK_FLAGS) -tags $(TAGS) ./cmd/...; status=$$?; \

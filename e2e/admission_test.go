@@ -14,12 +14,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// parametersPolicy is the policy of deployments/admission.yaml.
+// parametersPolicy is the name of the policy in deployments/admission.yaml.
 const parametersPolicy = "parameters.chandler.dev"
 
-// The API server refuses, by deployments/admission.yaml, the parameters that
-// Prepare and "chandler validate" refuse, in each object that can hold them, and
-// names what is wrong.
+// TestAdmissionOfParameters applies invalid parameters in every object that can hold them. By
+// deployments/admission.yaml, the API server must refuse the parameters that Prepare and "chandler
+// validate" refuse, and name the error.
 func TestAdmissionOfParameters(t *testing.T) {
 	policyWorks(t)
 	for _, test := range parametersTests(t) {
@@ -46,7 +46,7 @@ func TestAdmissionOfParameters(t *testing.T) {
 	}
 }
 
-// Parameters for other drivers are not looked at.
+// TestAdmissionOfOthersParameters expects the policy to ignore parameters of other drivers.
 func TestAdmissionOfOthersParameters(t *testing.T) {
 	policyWorks(t)
 	for kind, manifest := range withParameters("admission-test", `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}`) {
@@ -57,8 +57,8 @@ func TestAdmissionOfOthersParameters(t *testing.T) {
 	}
 }
 
-// A class from the time before the policy can be labelled and deleted, and
-// changed only for the better.
+// TestAdmissionOfAnOlderClass changes an invalid class that is older than the policy. Labels,
+// deletion and valid parameters are allowed; other invalid parameters are refused.
 func TestAdmissionOfAnOlderClass(t *testing.T) {
 	binding := policyWorks(t)
 	bad := withParameters("admission-older", `{"kind": "GpuConfig"}`)["v1 class"]
@@ -89,9 +89,8 @@ func TestAdmissionOfAnOlderClass(t *testing.T) {
 	}
 }
 
-// policyWorks waits until the policy is in force, as the API server takes a
-// moment to see it, and checks that the types of its expressions agree. It
-// returns the manifest of its binding.
+// policyWorks waits until the API server enforces the policy, and checks that the types in the
+// policy's expressions agree. It returns the manifest of the policy's binding.
 func policyWorks(t *testing.T) (binding string) {
 	t.Helper()
 	until(t, "the policy to be in force", func(ctx context.Context) error {
@@ -127,7 +126,7 @@ type parametersTest struct {
 	AtPrepare                 bool
 }
 
-// parametersTests is the table that Prepare is tested with.
+// parametersTests returns the table of test cases for Prepare.
 func parametersTests(t *testing.T) (tests []parametersTest) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(project.Dir, "api/v1alpha1/testdata/claimparameters.yaml"))
@@ -140,9 +139,9 @@ func parametersTests(t *testing.T) (tests []parametersTest) {
 	return tests
 }
 
-// withParameters returns the objects that can hold parameters, in every version.
+// withParameters returns the objects that can hold parameters, in every API version.
 func withParameters(name, parameters string) map[string]string {
-	parameters = strings.ReplaceAll(parameters, `\/`, "/") // which is JSON, and not YAML
+	parameters = strings.ReplaceAll(parameters, `\/`, "/") // valid in JSON, invalid in YAML
 	config := fmt.Sprintf("[{opaque: {driver: chandler.dev, parameters: %s}}]", parameters)
 	manifests := make(map[string]string)
 	for version, request := range map[string]string{

@@ -23,14 +23,14 @@ import (
 	"chandler.dev/e2e/kubectl"
 )
 
-// dryRun keeps an attack that succeeds from doing harm. Admission policies are asked all the same.
+// dryRun keeps a successful attack from doing harm. Admission policies apply to dry runs too.
 var dryRun = []string{metav1.DryRunAll}
 
 // otherDriver is another driver on the same node.
 const otherDriver = "gpu.example.com"
 
-// thief returns a client with a token of the agent, as whoever breaks into the agent's pod has one: it is bound to the
-// pod, and names the pod's node.
+// thief returns a client with a token of the agent, like an attacker who controls the agent's pod.
+// The token is bound to the pod and names the pod's node.
 func thief(t *testing.T) *kubectl.Client {
 	t.Helper()
 	pod, err := chandler.AgentPod(within(t), kube)
@@ -54,7 +54,9 @@ func thief(t *testing.T) *kubectl.Client {
 	return client
 }
 
-// Nobody but the ClusterRole in rbac.yaml, and the Role for the agents' own namespace, gives the agent any right that other service accounts do not have.
+// TestAgentHasNoOtherRights compares the agent's permissions with those of an unprivileged service
+// account. The only additional permissions come from the ClusterRole in rbac.yaml and the Role in
+// the agents' own namespace.
 func TestAgentHasNoOtherRights(t *testing.T) {
 	agent := thief(t)
 	everybody := rest.CopyConfig(node.RESTConfig())
@@ -88,7 +90,7 @@ func TestAgentHasNoOtherRights(t *testing.T) {
 	}
 }
 
-// rights are what the API server says that the client may do in a namespace.
+// rights returns the client's permissions in a namespace, as the API server lists them.
 func rights(t *testing.T, client kubernetes.Interface, namespace string) map[string]bool {
 	t.Helper()
 	review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(within(t), &authorizationv1.SelfSubjectRulesReview{
@@ -111,7 +113,7 @@ func right(verbs, groups, resources, names []string) string {
 	return fmt.Sprint(verbs, groups, resources, names)
 }
 
-// The agent's token is refused whatever the agent does not need. RBAC refuses all of these.
+// TestAttackByRights makes requests that the agent does not need. RBAC must refuse each request.
 func TestAttackByRights(t *testing.T) {
 	agent := thief(t)
 	own := node.NodeName()
@@ -260,7 +262,8 @@ func TestAttackByRights(t *testing.T) {
 	}
 }
 
-// The agent's token may create Events, but only as Chandler on its own node, about pods.
+// TestAttackByEvents creates Events with the agent's token. They are only allowed as Chandler on
+// the agent's own node, and about pods.
 func TestAttackByEvents(t *testing.T) {
 	agent := thief(t)
 	own := node.NodeName()
@@ -290,8 +293,9 @@ func TestAttackByEvents(t *testing.T) {
 	}
 }
 
-// The agent's token may write what its own devices are like into the status of claims, and nothing else of any status:
-// not where the API server asks for further rights, nor where it does not, as before Kubernetes 1.36.
+// TestAttackByClaims patches the status of claims with the agent's token. The agent may only write
+// entries of its own devices. This also holds for API servers before Kubernetes 1.36, which require
+// no further permissions.
 func TestAttackByClaims(t *testing.T) {
 	agent := thief(t)
 	own := node.NodeName()
@@ -332,7 +336,7 @@ func TestAttackByClaims(t *testing.T) {
 		}
 	}
 	t.Run("as installed", func(t *testing.T) { try(t, false) })
-	// Any server before 1.36 gives this to those that may patch a status.
+	// Every API server before 1.36 allows these requests to all clients that may patch a status.
 	apply(t, everyStatus)
 	until(t, "the rights to be in force", func(ctx context.Context) error {
 		allowed := rights(t, agent, metav1.NamespaceDefault)
@@ -344,7 +348,8 @@ func TestAttackByClaims(t *testing.T) {
 	t.Run("without granular authorization", func(t *testing.T) { try(t, true) })
 }
 
-// everyStatus gives the agent the rights of Kubernetes 1.36 that would let it write all of any claim's status.
+// everyStatus gives the agent the permissions by which it could write the whole status of any claim
+// in Kubernetes 1.36.
 const everyStatus = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -360,10 +365,11 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: attack}
 subjects: [{kind: ServiceAccount, name: chandler, namespace: chandler}]
 `
 
-// A result is a device that is allocated.
+// A result is an allocated device.
 type result struct{ driver, pool, device string }
 
-// claim creates a claim with devices allocated to it on a node, and none if there is no node.
+// claim creates a claim with devices that are allocated on a node. Without a node name, the claim
+// stays unallocated.
 func claim(t *testing.T, name, nodeName string, results ...result) {
 	t.Helper()
 	object := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -398,7 +404,7 @@ func claim(t *testing.T, name, nodeName string, results ...result) {
 	}
 }
 
-// entries is a status that says something of devices.
+// entries returns a status with an entry for each device.
 func entries(of ...result) string {
 	var said []string
 	for _, r := range of {
@@ -416,7 +422,7 @@ func patchStatus(t *testing.T, client kubernetes.Interface, name, status string)
 	}
 }
 
-// refusedWith expects that a policy refuses for a reason, or that nobody does if there is none.
+// refusedWith expects a refusal with the given reason, or success if want is "".
 func refusedWith(t *testing.T, err error, want string) {
 	t.Helper()
 	if want == "" && err != nil {
@@ -427,7 +433,8 @@ func refusedWith(t *testing.T, err error, want string) {
 	}
 }
 
-// The agent's token may say how its own pod is, and how no other pod is.
+// TestAttackByPods patches the status of pods with the agent's token. The agent may only patch its
+// own pod.
 func TestAttackByPods(t *testing.T) {
 	agent := thief(t)
 	own, err := chandler.AgentPod(within(t), kube)

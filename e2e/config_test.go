@@ -23,8 +23,8 @@ func usual(t *testing.T) string {
 	return example(t, "config-kvm-classic.yaml")
 }
 
-// besides returns the usual configuration with further fields, and further
-// entries of its resources.
+// besides returns the usual configuration with additional fields and additional entries of
+// resources.
 func besides(t *testing.T, fields, resources string) string {
 	t.Helper()
 	const list = "    resources:\n"
@@ -32,7 +32,7 @@ func besides(t *testing.T, fields, resources string) string {
 	return strings.TrimRight(config, "\n") + "\n" + indented(resources)
 }
 
-// indented returns lines of YAML as they are in a ConfigMap.
+// indented returns lines of YAML with the indentation of a ConfigMap.
 func indented(text string) string {
 	var out strings.Builder
 	for line := range strings.Lines(strings.TrimLeft(text, "\n")) {
@@ -41,12 +41,12 @@ func indented(text string) string {
 	return out.String()
 }
 
-// usualAgain has the usual configuration put back when the test ends.
+// usualAgain restores the usual configuration when the test ends.
 func usualAgain(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
 		reconfigure(t, usual(t))
-		if *version == build.Classic { // which has no slices
+		if *version == build.Classic { // Without DRA there are no slices.
 			gpusAre(t, allGPUs)
 			return
 		}
@@ -54,9 +54,10 @@ func usualAgain(t *testing.T) {
 	})
 }
 
-// An agent that starts while its configuration is wrong works as the last one that was
-// right says. Its pod is told what is wrong, and is not ready until that is mended. Beside
-// another agent, as an update has it, it leaves the work to that one.
+// TestAgentStartsWithAWrongConfiguration starts an agent whose configuration is invalid. The agent
+// must work with the last valid configuration. An Event of the agent's pod must name the error, and
+// the pod must not be ready until the error is fixed. Beside another agent, as during an update,
+// the new agent must leave the work to the other one.
 func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 	offers(t)
 	usualAgain(t)
@@ -104,8 +105,8 @@ func TestAgentStartsWithAWrongConfiguration(t *testing.T) {
 	}
 }
 
-// testWrongBeside begins an update while the configuration is wrong, and takes it back. Pods start
-// meanwhile, by both APIs, and the agent that works goes on.
+// testWrongBeside begins an update while the configuration is invalid, and takes the update back.
+// Meanwhile pods must start by both APIs, and the working agent must keep running.
 func testWrongBeside(t *testing.T, earlier *corev1.Pod) {
 	annotate := func(value string) {
 		patch := `{"spec": {"template": {"metadata": {"annotations": {"chandler.dev/e2e": ` + value + `}}}}}`
@@ -153,7 +154,7 @@ func testWrongBeside(t *testing.T, earlier *corev1.Pod) {
 	})
 }
 
-// reconfigure gives the agent another configuration, with which it starts anew.
+// reconfigure changes the agent's configuration and restarts the agent.
 func reconfigure(t *testing.T, config string) {
 	t.Helper()
 	ctx := within(t)

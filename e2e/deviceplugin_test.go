@@ -16,13 +16,13 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// These tests run on Kubernetes without resource.k8s.io too.
+// These tests also run on Kubernetes without resource.k8s.io.
 
-// allGPUs is how many GPUs the recorded server has.
+// allGPUs is the number of GPUs of the recorded server.
 const allGPUs = 8
 
-// classicOnly has the device-plugin API offer all GPUs: where there is no DRA the
-// usual configuration does, elsewhere another one.
+// classicOnly offers all GPUs by the device plugin API. On Kubernetes without DRA the usual
+// configuration does so; elsewhere classicOnly changes the configuration.
 func classicOnly(t *testing.T) {
 	t.Helper()
 	if *version != build.Classic {
@@ -32,7 +32,7 @@ func classicOnly(t *testing.T) {
 	gpusAre(t, allGPUs)
 }
 
-// gpusAre waits until so many GPUs are allocatable.
+// gpusAre waits until n GPUs are allocatable.
 func gpusAre(t *testing.T, n int64) {
 	t.Helper()
 	until(t, "the GPUs to be allocatable by their classic name", func(ctx context.Context) error {
@@ -40,15 +40,15 @@ func gpusAre(t *testing.T, n int64) {
 	})
 }
 
-// limitsPod is a pod that holds GPUs by their classic name until it is deleted.
+// limitsPod returns a pod with GPUs by limits, which runs until it is deleted.
 func limitsPod(name string, gpus int) string {
 	return probePod(name, "[env, devices, wait]", fmt.Sprintf("limits: {amd.com/gpu: %d}", gpus))
 }
 
-// oneGPU is a limitsPod with one.
+// oneGPU returns a limitsPod with one GPU.
 func oneGPU(name string) string { return limitsPod(name, 1) }
 
-// renderNodes returns the render nodes of a running pod's GPUs.
+// renderNodes waits until a pod runs, and returns the render nodes of its GPUs.
 func renderNodes(t *testing.T, pod string) []string {
 	t.Helper()
 	running(t, pod)
@@ -59,8 +59,8 @@ func renderNodes(t *testing.T, pod string) []string {
 	return factsOf(logs).nodes("/dev/dri/renderD")
 }
 
-// limitsHolder starts a pod that holds two GPUs, and returns a check that it
-// still runs with them, and that nobody else gets them.
+// limitsHolder starts a pod with two GPUs. It returns a check that the pod still runs with the same
+// GPUs, and that no other pod gets them.
 func limitsHolder(t *testing.T) (unharmed func(t *testing.T)) {
 	t.Helper()
 	apply(t, limitsPod("limits-holder", 2))
@@ -86,8 +86,8 @@ func limitsHolder(t *testing.T) (unharmed func(t *testing.T)) {
 	}
 }
 
-// TestDevicePlugin gives all GPUs to the device-plugin API, once for all that is
-// tested of it.
+// TestDevicePlugin offers all GPUs by the device plugin API, and runs the tests of that API. They
+// share one configuration because a change takes long.
 func TestDevicePlugin(t *testing.T) {
 	classicOnly(t)
 	t.Run("Pods", testDevicePluginPods)
@@ -96,7 +96,8 @@ func TestDevicePlugin(t *testing.T) {
 	t.Run("LostCheckpoint", testDevicePluginLostCheckpoint)
 }
 
-// Pods with classic limits get GPUs, each its own, as many as there are.
+// testDevicePluginPods creates pods with GPUs by limits. Each GPU must be in one pod only, and all
+// GPUs must be usable.
 func testDevicePluginPods(t *testing.T) {
 	limitsHolder(t)(t)
 	whoLimits(t, "limits-holder", 2)
@@ -106,14 +107,15 @@ func testDevicePluginPods(t *testing.T) {
 	}
 }
 
-// gpuLabel is how kubectl chandler names a GPU.
+// gpuLabel matches kubectl chandler's name for a GPU.
 var gpuLabel = regexp.MustCompile(`\bgpu [0-9a-f]{2}:00\.0`)
 
-// whoLimits has kubectl chandler say which GPUs a pod has by limits: the agent knows.
+// whoLimits checks the output of kubectl chandler who for the GPUs of a pod with limits, which only
+// the agent knows.
 func whoLimits(t *testing.T, pod string, gpus int) {
 	t.Helper()
 	if *version == build.Classic {
-		return // as other tests of the plugin
+		return // as in other tests of the kubectl plugin
 	}
 	until(t, "kubectl chandler who to name the GPUs of "+pod, func(context.Context) error {
 		stdout, stderr, code := plugin(t, "chandler", "who", pod)
@@ -124,8 +126,8 @@ func whoLimits(t *testing.T, pod string, gpus int) {
 	})
 }
 
-// When the agent is replaced, and replaced again, pods with classic limits go on
-// and others start throughout, and the kubelet rejects none.
+// testDevicePluginUpgrade replaces the agent twice. Throughout, pods with limits must keep running
+// and other pods must start, and the kubelet must not reject any pod.
 func testDevicePluginUpgrade(t *testing.T) {
 	other := "chandler.dev/chandler:other"
 	if err := project.LoadAgent(within(t), node.Node, other); err != nil {
@@ -144,8 +146,8 @@ func testDevicePluginUpgrade(t *testing.T) {
 	unharmed(t)
 }
 
-// When the agent is killed, or the kubelet restarts, pods with classic limits
-// keep their GPUs and new ones get others.
+// testDevicePluginRestarts kills the agent or restarts the kubelet. Pods with limits must keep
+// their GPUs, and new pods must get other GPUs.
 func testDevicePluginRestarts(t *testing.T) {
 	for name, restart := range map[string]func(*testing.T){
 		"agent": killAgent,
@@ -167,15 +169,15 @@ func testDevicePluginRestarts(t *testing.T) {
 	}
 }
 
-// Containers get devices by CDI names where the configuration says so, and have the
-// same ones when they start again.
+// TestDevicePluginByCDI configures CDI names as the strategy of the device plugin API. Containers
+// must get their devices, and get the same devices after the agent was killed.
 func TestDevicePluginByCDI(t *testing.T) {
 	for _, strategy := range []string{"CDIAnnotations", "CDIDevices"} {
 		t.Run(strategy, func(t *testing.T) {
 			usualAgain(t)
 			resources := classicGPUs
 			if *version == build.Classic {
-				resources = "" // it has no other API
+				resources = "" // no other API exists
 			}
 			reconfigure(t, besides(t, fmt.Sprintf("allocation: [{resource: amd.com/gpu, deviceListStrategy: [%s]}]\n", strategy), resources))
 			gpusAre(t, allGPUs)
@@ -190,8 +192,8 @@ func TestDevicePluginByCDI(t *testing.T) {
 	}
 }
 
-// A kubelet that has lost its checkpoint takes the GPUs of pods that run for free.
-// Nobody else gets them as long as those pods run.
+// testDevicePluginLostCheckpoint removes the kubelet's checkpoint, so that the kubelet considers
+// the GPUs of running pods free. No other pod may get the GPUs while these pods run.
 func testDevicePluginLostCheckpoint(t *testing.T) {
 	apply(t, limitsPod("limits-holder", allGPUs/2))
 	held := renderNodes(t, "limits-holder")

@@ -9,8 +9,8 @@ import (
 	"chandler.dev/internal/docs"
 )
 
-// The API server, with all of its admission, would create every object of Kubernetes
-// that the pages show. Of the pages, cmd/chandler checks what only Chandler reads.
+// TestObjectsOfDocs validates every Kubernetes object on the pages by a dry run, which includes the
+// API server's admission. A test of cmd/chandler checks the objects that only Chandler reads.
 func TestObjectsOfDocs(t *testing.T) {
 	pages, err := docs.All("..")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// doctored is what "chandler doctor -o json" says.
+// doctored is the output of "chandler doctor -o json".
 type doctored struct {
 	Success    bool
 	Categories []struct {
@@ -28,7 +28,7 @@ type doctored struct {
 	}
 }
 
-// codes returns the codes that were found, and text how each is said.
+// codes returns the codes of all findings, and all checks as text.
 func (d *doctored) codes() (codes []string, text string) {
 	if d == nil {
 		return nil, "doctor has not answered in time"
@@ -45,25 +45,26 @@ func (d *doctored) codes() (codes []string, text string) {
 	return codes, text
 }
 
-// onNode returns a command that runs doctor on the node, as root does, with the credentials of
-// the kubelet.
+// onNode returns a command that runs doctor on the node as root, with the credentials of the
+// kubelet.
 func onNode(ctx context.Context) *exec.Cmd {
 	return node.Command(ctx, project.Agent, "doctor", "-o", "json", "--host-root", chandler.HostDir, "--runtime-root", chandler.HostDir,
 		"--node-name", node.NodeName(), "--kubeconfig", "/etc/kubernetes/kubelet.kubeconfig")
 }
 
-// inPod returns a command that runs doctor in the agent's pod, with no options but its own.
+// inPod returns a command that runs doctor in the agent's pod, without options except the output
+// format.
 func inPod(ctx context.Context) *exec.Cmd {
 	return node.Kubectl(ctx, "exec", "-n", chandler.Namespace, "daemonset/"+chandler.DaemonSet, "--", "/chandler", "doctor", "-o", "json")
 }
 
-// examine runs doctor, which must be able to look. It returns nil if there was no time left.
+// examine runs doctor, which must return a report. The result is nil if the time is over.
 func examine(t *testing.T, cmd *exec.Cmd) *doctored {
 	t.Helper()
 	out, err := cmd.Output()
 	var failed *exec.ExitError
 	if errors.As(err, &failed) && failed.ExitCode() < 0 {
-		return nil // it was killed, since the time was over
+		return nil // killed because the time is over
 	}
 	if err != nil && (!errors.As(err, &failed) || failed.ExitCode() != 1) {
 		t.Fatalf("doctor: %v\n%s", err, out)
@@ -78,11 +79,10 @@ func examine(t *testing.T, cmd *exec.Cmd) *doctored {
 	return &says
 }
 
-// knownFaults are those of the recorded hosts that the node stands in for: one NPU is being
-// reset.
+// knownFaults are the faults of the recorded hosts on the node: one NPU is in reset.
 var knownFaults = []string{"CH0302"}
 
-// Doctor finds nothing wrong with a healthy node, and the right code of each of a few faults.
+// TestDoctor expects no findings on a healthy node, and the right code for each of several faults.
 func TestDoctor(t *testing.T) {
 	if *version == build.Classic {
 		t.Skip("the faults are of DRA")
@@ -136,9 +136,9 @@ func TestDoctor(t *testing.T) {
 		finds(t, onNode, "CH0104")
 		finds(t, inPod, "CH0104")
 	})
-	// When such a class is deleted, the scheduler forgets the name instead of going back to the
-	// other class (deviceclass/extendedresourcecache, OnDelete, in 1.37). No other test asks for
-	// this one.
+	// When a DeviceClass like this one is deleted, the scheduler forgets the extended resource
+	// instead of using the other class again (deviceclass/extendedresourcecache, OnDelete, in
+	// 1.37). No other test uses this resource.
 	t.Run("a class that shadows ours", func(t *testing.T) {
 		apply(t, `
 apiVersion: resource.k8s.io/v1
@@ -171,7 +171,7 @@ spec:
 		file := node.NodePath(chandler.CDIDir + "/chandler.dev-claim_5d0cd0c4-1111-2222-3333-444455556666.json")
 		t.Cleanup(func() { os.Remove(file) })
 		spec := `{"cdiVersion":"0.6.0","kind":"chandler.dev/claim","devices":[{"name":"5d0cd0c4-1111-2222-3333-444455556666-0-none","containerEdits":{"env":["A=B"]}}]}`
-		finds(t, func(ctx context.Context) *exec.Cmd { // the agent removes it in a while
+		finds(t, func(ctx context.Context) *exec.Cmd { // The agent removes the file after a while.
 			if err := os.WriteFile(file, []byte(spec), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -201,15 +201,15 @@ spec:
 	offers(t)
 }
 
-// other is another device plugin.
+// other is a device plugin of another vendor.
 type other struct {
 	pluginapi.UnimplementedDevicePluginServer
 
 	ends chan struct{}
 }
 
-// serveOther registers another device plugin for a resource. When it ends it takes its device
-// back first.
+// serveOther registers another device plugin for a resource. The function end withdraws the
+// plugin's device before the plugin stops.
 func serveOther(t *testing.T, resource string) (end func()) {
 	t.Helper()
 	dir := node.NodePath("/var/lib/kubelet/device-plugins")

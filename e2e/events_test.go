@@ -20,16 +20,16 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// Pods that have a GPU by a claim, by a limit that DRA serves and by the
-// device-plugin API are told when its driver is unbound, and when it is bound
-// again; each once, though the agent is replaced meanwhile.
+// TestEventsOfPods unbinds the drivers of GPUs in pods, and binds them again. The pods have their
+// GPUs by a claim, by a limit that DRA serves, and by the device plugin API. Each pod must get one
+// Event for each change, although the agent is replaced in between.
 func TestEventsOfPods(t *testing.T) {
 	offers(t)
 	usualAgain(t)
 	apply(t, gpuPod("told-by-claim", "0000:23:00.0"))
 	running(t, "told-by-claim")
-	claims := map[string]string{"told-by-claim": "pci-0000-23-00-0"} // and their devices
-	devices := map[string]string{                                    // and how the names of theirs begin
+	claims := map[string]string{"told-by-claim": "pci-0000-23-00-0"} // devices by claim
+	devices := map[string]string{                                    // prefixes of device names by pod
 		"told-by-claim":  claims["told-by-claim"],
 		"told-by-plugin": "pci-0000-a",
 	}
@@ -44,7 +44,7 @@ func TestEventsOfPods(t *testing.T) {
 		claims[status.ResourceClaimName], devices["told-by-limit"] = device, device
 	}
 
-	// The scheduler takes what that pod has for one of these.
+	// The scheduler counts the GPU of that pod as one of these.
 	config := besides(t, "", strings.ReplaceAll(oneClassicGPU, `== "0000:23:00.0"`, `in ["0000:a3:00.0", "0000:a4:00.0"]`))
 	reconfigure(t, config)
 	until(t, "two GPUs to be allocatable by their classic name", func(ctx context.Context) error {
@@ -66,7 +66,8 @@ func TestEventsOfPods(t *testing.T) {
 		}
 	}
 	if has(t, "ResourceHealthStatus") {
-		for _, pod := range []string{"told-by-claim", "told-by-plugin"} { // in whose status the kubelet says so
+		// The kubelet reports the health of devices in the status of these pods.
+		for _, pod := range []string{"told-by-claim", "told-by-plugin"} {
 			sick(t, pod)
 		}
 	}
@@ -87,9 +88,9 @@ func TestEventsOfPods(t *testing.T) {
 	}
 }
 
-// deleteFirst deletes a pod before the claim that the scheduler has made for it. [remove] deletes the claim first, and
-// the controller manager of 1.34 keeps that for as long as there is the pod: it looks at the end of no pod whose spec
-// names no claim (enqueuePod in pkg/controller/resourceclaim/controller.go).
+// deleteFirst deletes a pod before the scheduler's claim for it. [remove] deletes the claim first.
+// Then the controller manager of 1.34 keeps the claim while the pod exists, and ignores the end of
+// pods without claims in their spec (enqueuePod in pkg/controller/resourceclaim/controller.go).
 func deleteFirst(t *testing.T, pod string) {
 	t.Helper()
 	background := metav1.DeletePropagationBackground
@@ -119,9 +120,8 @@ func allocated(t *testing.T, claim string) string {
 	return got.Status.Allocation.Devices.Results[0].Device
 }
 
-// unbind takes the drivers from PCI functions of the simulated host, with what
-// they made of them, and returns what gives them back, as the end of the test
-// does.
+// unbind removes the drivers of PCI functions of the simulated host, together with the drivers'
+// directories. The function bind restores both. It also runs at the end of the test.
 func unbind(t *testing.T, devices ...string) (bind func()) {
 	t.Helper()
 	host := node.NodePath(chandler.HostDir)
@@ -138,7 +138,7 @@ func unbind(t *testing.T, devices ...string) (bind func()) {
 		number := strings.Split(strings.TrimPrefix(device, "pci-"), "-")
 		address := strings.Join(number[:len(number)-1], ":") + "." + number[len(number)-1]
 		function := functionOf(t, address)
-		// In this order no scan finds the driver without what it made.
+		// In this order, no scan finds the driver without its directories.
 		for _, made := range []string{"driver", "drm"} {
 			from, to := filepath.Join(function, made), filepath.Join(host, "aside-"+device+"-"+made)
 			rename(t, from, to)
@@ -148,7 +148,7 @@ func unbind(t *testing.T, devices ...string) (bind func()) {
 	return bind
 }
 
-// functionOf returns the directory of a PCI function of the simulated host.
+// functionOf returns the directory of a PCI function in the simulated host.
 func functionOf(t *testing.T, address string) string {
 	t.Helper()
 	link := filepath.Join(node.NodePath(chandler.HostDir), "sys/bus/pci/devices", address)
@@ -159,8 +159,8 @@ func functionOf(t *testing.T, address string) string {
 	return filepath.Join(filepath.Dir(link), target)
 }
 
-// told waits until a pod was told something so many times: an Event of the
-// agent, by type and reason, that contains all of the words.
+// told waits until the agent has created the given number of Events for a pod, of that type and
+// reason, whose notes contain all words.
 func told(t *testing.T, pod string, times int, what string, words ...string) {
 	t.Helper()
 	until(t, fmt.Sprintf("pod %s to be told %q of %q", pod, what, words), func(ctx context.Context) error {
@@ -189,7 +189,7 @@ func told(t *testing.T, pod string, times int, what string, words ...string) {
 	})
 }
 
-// ready waits until the status of a claim says whether a device of it is ready.
+// ready waits until the status of a claim has the wanted condition Ready for a device.
 func ready(t *testing.T, claim, device string, want metav1.ConditionStatus) {
 	t.Helper()
 	until(t, fmt.Sprintf("claim %s to say that Ready of %s is %s", claim, device, want), func(ctx context.Context) error {
@@ -206,7 +206,7 @@ func ready(t *testing.T, claim, device string, want metav1.ConditionStatus) {
 	})
 }
 
-// sick waits until the status of a pod says that a device of it is unhealthy.
+// sick waits until a device is unhealthy in the status of a pod.
 func sick(t *testing.T, pod string) {
 	t.Helper()
 	until(t, fmt.Sprintf("the status of pod %s to say that its device is unhealthy", pod), func(ctx context.Context) error {
@@ -227,7 +227,7 @@ func sick(t *testing.T, pod string) {
 	})
 }
 
-// tainted waits until a device in the slices has one taint, of that key.
+// tainted waits until a device in the slices has exactly one taint, with that key.
 func tainted(t *testing.T, device, key string) {
 	t.Helper()
 	until(t, fmt.Sprintf("%s to have the taint %s", device, key), func(ctx context.Context) error {

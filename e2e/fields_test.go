@@ -15,7 +15,7 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// needy says what users of GPUs need of the host.
+// needy declares the overhead of GPUs on the host.
 const needy = `
 overhead:
 - cel: device.attributes["chandler.dev"].kind == "gpu"
@@ -23,8 +23,8 @@ overhead:
   perContainer: {cpu: 10m}
 `
 
-// The agent finds the features that the API server says it has, and the slices
-// that it publishes are kept as they are.
+// TestFieldsThatTheServerKeeps compares the features that the agent finds at the API server with
+// the server's gates, and expects the published slices to be kept unchanged.
 func TestFieldsThatTheServerKeeps(t *testing.T) {
 	offers(t)
 	usualAgain(t)
@@ -32,7 +32,7 @@ func TestFieldsThatTheServerKeeps(t *testing.T) {
 	server := gatesOfServer(t)
 	found := gatesFound(t)
 	for gate, kept := range found {
-		enabled := server[gate] // not of a gate that an older server does not know
+		enabled := server[gate] // false for gates that are unknown to an older server
 		if strings.HasPrefix(gate, "DRA") && kept != enabled {
 			t.Errorf("%s: the agent finds %v, the server says %v", gate, kept, enabled)
 		}
@@ -61,20 +61,20 @@ func TestFieldsThatTheServerKeeps(t *testing.T) {
 	testCharged(t, found["DRANodeAllocatableResources"])
 }
 
-// checkFields checks that a GPU has the fields that are kept, and no others.
+// checkFields checks that a GPU has the fields that the API server keeps, and no others.
 func checkFields(device resourceapi.Device, found map[string]bool) error {
 	_, needs := device.NodeAllocatableResources["memory"]
 	if needs != found["DRANodeAllocatableResources"] {
 		return fmt.Errorf("its overhead is published: %v", needs)
 	}
-	links, linked := device.Attributes["linkedTo"] // each to three others, or none
+	links, linked := device.Attributes["linkedTo"] // Each GPU has links to three others, or none.
 	if list := links.StringValues != nil; linked && list != found["DRAListTypeAttributes"] {
 		return fmt.Errorf("its links are a list: %v", list)
 	}
 	return nil
 }
 
-// testCharged runs a pod with a GPU, and looks whether it is charged for it.
+// testCharged runs a pod with a GPU, and checks whether the overhead is charged to the pod.
 func testCharged(t *testing.T, kept bool) {
 	pod := gpuPod("needy", "0000:43:00.0")
 	apply(t, pod)
@@ -90,7 +90,7 @@ func testCharged(t *testing.T, kept bool) {
 	nothingHeld(t)
 }
 
-// gatesOfServer returns the feature gates of the API server by its metrics.
+// gatesOfServer returns the feature gates from the metrics of the API server.
 func gatesOfServer(t *testing.T) map[string]bool {
 	t.Helper()
 	text, err := kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(within(t))
@@ -100,7 +100,7 @@ func gatesOfServer(t *testing.T) map[string]bool {
 	return switches(text, regexp.MustCompile(`^kubernetes_feature_enabled\{name="([^"]*)".*\} ([01])$`))
 }
 
-// gatesFound returns what the agent tells of the API server, once it does.
+// gatesFound waits for the agent's metric of features of the API server, and returns the features.
 func gatesFound(t *testing.T) (found map[string]bool) {
 	t.Helper()
 	until(t, "the agent's metric of what the API server keeps", func(ctx context.Context) error {
@@ -121,7 +121,7 @@ func gatesFound(t *testing.T) (found map[string]bool) {
 	return found
 }
 
-// switches returns what the lines of metrics say that match, by the first group.
+// switches returns the values of the matching lines of metrics, by the first group of the pattern.
 func switches(metrics []byte, line *regexp.Regexp) map[string]bool {
 	out := make(map[string]bool)
 	scanner := bufio.NewScanner(bytes.NewReader(metrics))

@@ -9,8 +9,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// A GPU whose device node is missing gets a taint, or leaves the slices where
-// the API server does not know of taints, and no pod gets it until it is well.
+// TestSickDevice removes the device node of a GPU. The GPU must get a taint, or leave the slices
+// where the API server does not support taints. No pod may get the GPU until its node is back.
 func TestSickDevice(t *testing.T) {
 	offers(t)
 	const address, name = "0000:23:00.0", "pci-0000-23-00-0"

@@ -28,9 +28,10 @@ import (
 	"chandler.dev/discovery/recorded"
 )
 
-// Images of Debian's and of Red Hat's shape load and call the libraries of a driver of either, since
-// the runtime calls our hooks; without them they do not. Their root file system may be read-only.
-// Containers get the files that NVIDIA's code for CDI specs names.
+// TestHooks runs images with the file system layout of Debian and of Red Hat with drivers of either
+// layout. With the product's hooks, the images load and call the driver's libraries, also on a
+// read-only root file system. Without hooks, the images cannot load the libraries. Containers get
+// the files that the NVIDIA code for CDI specs lists.
 func TestHooks(t *testing.T) {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("there is no C compiler: ", err)
@@ -89,8 +90,9 @@ spec:
 	}
 }
 
-// driverFiles returns what a container gets of a driver whose libraries are in a directory of its
-// root, as the real program says. The GPU's nodes are left out: this machine has none.
+// driverFiles returns a container's edits for a driver with its libraries in libraryDir, as the
+// real program chandler-nvml finds them. The GPU's device nodes are left out, because this machine
+// has none.
 func driverFiles(t *testing.T, libraryDir string) specs.ContainerEdits {
 	t.Helper()
 	const driver = "/run/nvidia/driver"
@@ -124,7 +126,7 @@ func driverFiles(t *testing.T, libraryDir string) specs.ContainerEdits {
 	return edits
 }
 
-// libraryPlugin is a device plugin that gives a container a device of the test's own CDI spec.
+// libraryPlugin is a device plugin for one device of the test's own CDI spec.
 type libraryPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	device string
@@ -177,7 +179,7 @@ func serveLibrary(t *testing.T, device string) {
 	}
 }
 
-// writeCDI writes a CDI spec on the node, until the test ends.
+// writeCDI writes a CDI spec on the node and removes it when the test ends.
 func writeCDI(t *testing.T, spec *specs.Spec) {
 	t.Helper()
 	text, err := json.Marshal(spec)

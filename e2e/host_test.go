@@ -15,8 +15,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// The host under the running agent changes: a GPU disappears, comes back, and
-// cannot be read for a while.
+// TestHostChanges changes the host while the agent runs: a GPU disappears, returns, and is
+// unreadable for a while.
 func TestHostChanges(t *testing.T) {
 	offers(t)
 	const address, name = "0000:24:00.0", "pci-0000-24-00-0"
@@ -35,7 +35,7 @@ func TestHostChanges(t *testing.T) {
 		if err := os.Remove(link); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { // and comes back
+		t.Cleanup(func() { // The GPU returns.
 			rename(t, aside, function)
 			if err := os.Symlink(target, link); err != nil {
 				t.Error(err)
@@ -60,7 +60,7 @@ func TestHostChanges(t *testing.T) {
 		vendor := filepath.Join(function, "vendor")
 		aside := filepath.Join(function, "vendor.aside")
 		rename(t, vendor, aside)
-		if err := os.Mkdir(vendor, 0o755); err != nil { // reading a directory as a file fails
+		if err := os.Mkdir(vendor, 0o755); err != nil { // Reading a directory as a file fails.
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
@@ -109,7 +109,7 @@ func offersGPUs(ctx context.Context, want int) error {
 	return err
 }
 
-// noticed waits until the agent's log says something, and returns the line.
+// noticed waits until a line of the agent's log contains the words, and returns the line.
 func noticed(t *testing.T, words string) (said string) {
 	t.Helper()
 	until(t, fmt.Sprintf("the agent to log %q", words), func(ctx context.Context) error {
@@ -132,8 +132,8 @@ func noticed(t *testing.T, words string) (said string) {
 	return said
 }
 
-// Before it publishes its first slice, the agent finds out which fields the API
-// server drops because of its feature gates.
+// TestWhatTheAPIServerDrops reads in the log which fields the API server drops because of its
+// feature gates. The agent must find these out before it publishes its first slice.
 func TestWhatTheAPIServerDrops(t *testing.T) {
 	without := noticed(t, "publishing accordingly")
 	for _, gate := range []string{"DRAConsumableCapacity", "DRADeviceTaints", "DRAPartitionableDevices"} {

@@ -1,8 +1,7 @@
-// Package e2e tests Chandler on a real Kubernetes, which it starts once for
-// all tests: one node that stands in a recorded server with eight GPUs and four
-// NPUs that can be divided, beside the devices of the machine that the tests run
-// on. The flags say which Kubernetes; tests ask it for the feature gates that
-// what they expect depends on.
+// Package e2e tests Chandler on a real Kubernetes, which is started once for all tests. The cluster
+// has one node. The node simulates a recorded server with eight GPUs and four divisible NPUs, in
+// addition to the devices of the machine that runs the tests. Flags select the version of
+// Kubernetes. Tests whose expectations depend on a feature gate read the gate from the API server.
 package e2e
 
 import (
@@ -22,17 +21,17 @@ import (
 	"chandler.dev/e2e/kubectl"
 )
 
-// patience is how long any one thing may take.
+// patience is the time limit of each single step.
 const patience = 2 * time.Minute
 
-// The hosts that the node stands in for.
+// The recorded hosts that the node simulates.
 const (
 	eightGPUs = "discovery/families/amdgpu/testdata/mi210x8.host" // two under each PCIe root
-	fourNPUs  = "discovery/families/neuron/testdata/inf1.host"    // of four cores each; one is being reset
+	fourNPUs  = "discovery/families/neuron/testdata/inf1.host"    // four cores in each; one NPU is in reset
 )
 
-// moreVersions are off by default: those of resource.k8s.io that users may still
-// write, and those that Kubernetes has pod groups, and 1.34 device taints, in.
+// moreVersions are API versions that are off by default. Users may still write the beta versions of
+// resource.k8s.io. The other versions contain pod groups, and the device taints of 1.34.
 var moreVersions = map[string]bool{
 	"resource.k8s.io/v1beta1":   true,
 	"resource.k8s.io/v1beta2":   true,
@@ -40,7 +39,7 @@ var moreVersions = map[string]bool{
 	"scheduling.k8s.io/v1beta1": true,
 }
 
-// podGroups are the gates for claims of pod groups, beta and off by default.
+// podGroups are the gates for claims of pod groups, which are beta and off by default.
 const podGroups = "GenericWorkload,DRAWorkloadResourceClaims"
 
 var (
@@ -48,7 +47,7 @@ var (
 	gates   = flag.String("gates", podGroups, "feature gates to switch on, with commas between")
 )
 
-// All tests use these. They are set before the first test and only read later.
+// TestMain sets these variables before the first test. Tests only read them.
 var (
 	project chandler.Project
 	node    *cluster.Cluster
@@ -69,7 +68,7 @@ func run(m *testing.M) (code int, err error) {
 	if os.Getuid() != 0 {
 		return 0, errors.New("needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute) // a first build takes its time
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Minute) // A first build takes long.
 	defer cancel()
 	builder := build.Builder{Kubernetes: *version, Progress: os.Stderr}
 	programs, err := builder.Cluster(ctx)
@@ -84,7 +83,7 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	config := cluster.Config{Programs: programs, Progress: os.Stderr, FeatureGates: switchedOn(), PodSecurity: "baseline"}
-	if *version != build.Classic { // which does not know these
+	if *version != build.Classic { // no resource.k8s.io
 		config.RuntimeConfig = moreVersions
 	}
 	if node, err = cluster.Start(ctx, config); err != nil {
@@ -115,8 +114,8 @@ func switchedOn() map[string]bool {
 	return on
 }
 
-// has reports whether the cluster has a feature gate, and has it on, by the API
-// server's word.
+// has reports whether the API server has a feature gate and the gate is on. The source is the
+// server's metrics.
 func has(t *testing.T, gate string) bool {
 	t.Helper()
 	metrics, err := kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(within(t))
@@ -131,8 +130,8 @@ func has(t *testing.T, gate string) bool {
 	return false
 }
 
-// within returns a context that ends when patience does. Unlike the test's own
-// it serves the test's clean-up too.
+// within returns a context that ends after patience. Unlike the test's own context, it remains
+// valid in the test's clean-up.
 func within(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
@@ -140,7 +139,8 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// until waits until something is so.
+// until calls the function is repeatedly until the function returns no error, and fails the test
+// after patience.
 func until(t *testing.T, what string, is func(context.Context) error) {
 	t.Helper()
 	if err := kube.Until(within(t), what, is); err != nil {
@@ -157,7 +157,7 @@ func apply(t *testing.T, manifest string) {
 	}
 }
 
-// remove deletes a manifest's objects, if they are still there.
+// remove deletes those objects of a manifest that still exist.
 func remove(t *testing.T, manifest string) {
 	t.Helper()
 	if err := kube.Delete(within(t), manifest); err != nil {
@@ -165,7 +165,7 @@ func remove(t *testing.T, manifest string) {
 	}
 }
 
-// example returns a manifest of deployments/examples.
+// example returns a manifest from deployments/examples.
 func example(t *testing.T, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(project.Manifest(filepath.Join("examples", name)))
@@ -175,7 +175,7 @@ func example(t *testing.T, name string) string {
 	return string(data)
 }
 
-// nothingHeld waits until neither a CDI spec nor a record is left.
+// nothingHeld waits until all CDI specs and records are removed.
 func nothingHeld(t *testing.T) {
 	t.Helper()
 	until(t, "CDI specs and records to be gone", func(context.Context) error {

@@ -14,8 +14,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// A container reads from a file which GPU it was given, and all that the slices
-// say of it; the file goes with the claim.
+// TestMetadata reads the metadata file in a container. The file must contain the name of the GPU
+// and all its published attributes, and must be removed with the claim.
 func TestMetadata(t *testing.T) {
 	offers(t)
 	apply(t, example(t, "gpu-metadata.yaml"))
@@ -33,7 +33,7 @@ func TestMetadata(t *testing.T) {
 	nothingHeld(t)
 }
 
-// The status of a claim says that its device is prepared.
+// TestClaimStatus expects the status of a claim to report the prepared device as ready.
 func TestClaimStatus(t *testing.T) {
 	offers(t)
 	const address, name = "0000:24:00.0", "pci-0000-24-00-0"

@@ -20,8 +20,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// MIG instances are cut when pods get them: the scheduler packs those that could be, the agent has chandler-nvml cut
-// them, and removes them when nobody has them any more.
+// TestMIGOnRequest creates MIG instances on demand. The scheduler packs possible instances, and the
+// agent creates them by chandler-nvml and removes them when no pod has them any more.
 func TestMIGOnRequest(t *testing.T) {
 	if !has(t, "DRAPartitionableDevices") {
 		t.Skip("the API server drops the counters by which the scheduler packs instances")
@@ -47,7 +47,7 @@ func TestMIGOnRequest(t *testing.T) {
 	nothingHeld(t)
 }
 
-// offersPlaces checks how many instances are offered that could be cut or are there.
+// offersPlaces checks the number of published instances that exist or could be created.
 func offersPlaces(ctx context.Context, want int) error {
 	devices, err := chandler.Devices(ctx, kube)
 	if err != nil {
@@ -65,7 +65,8 @@ func offersPlaces(ctx context.Context, want int) error {
 	return nil
 }
 
-// migTemplates has a template of claims for each profile, by its name, on any GPU that has it.
+// migTemplates returns a ResourceClaimTemplate for each profile, which any GPU with the profile can
+// serve.
 func migTemplates() string {
 	var all strings.Builder
 	seen := make(map[string]bool)
@@ -99,14 +100,14 @@ func templateOf(profile string) string {
 	return "mig-" + strings.NewReplacer("+", ".").Replace(profile)
 }
 
-// migPod is a pod with an instance of a profile.
+// migPod returns a pod with an instance of a profile.
 func migPod(name, profile string) string {
 	return strings.TrimRight(probePod(name, "[env, devices, wait]", "claims: [{name: mig}]"), "\n") +
 		fmt.Sprintf("\n  resourceClaims: [{name: mig, resourceClaimTemplateName: %s}]\n", templateOf(profile))
 }
 
-// hasInstance waits until a pod runs, and checks that it has the nodes of one instance, and that this is as the pod's device
-// says. It returns the device.
+// hasInstance waits until a pod runs, and returns the pod's device. It checks that the pod has
+// exactly the device nodes of that instance.
 func hasInstance(t *testing.T, name string) string {
 	t.Helper()
 	f := printed(t, metav1.NamespaceDefault, name)
@@ -117,7 +118,7 @@ func hasInstance(t *testing.T, name string) string {
 	return device
 }
 
-// opens returns why nodes are not those that open the instance of a device.
+// opens returns an error unless the device nodes are those of the device's instance.
 func opens(device string, nodes []string) error {
 	all, err := cutInstances()
 	if err != nil {
@@ -141,7 +142,7 @@ func opens(device string, nodes []string) error {
 	return fmt.Errorf("there is no instance for %q: %+v", device, all)
 }
 
-// waitsInVain waits until the scheduler has said why a pod has no place: the claim cannot be allocated.
+// waitsInVain waits until the scheduler reports that a pod's claim cannot be allocated.
 func waitsInVain(t *testing.T, name string) {
 	t.Helper()
 	until(t, "the scheduler's reason why pod "+name+" waits", func(ctx context.Context) error {
@@ -158,7 +159,7 @@ func waitsInVain(t *testing.T, name string) {
 	})
 }
 
-// nothingCut waits until no instance is left, and nothing that says that one was made.
+// nothingCut waits until all instances and all records of created instances are removed.
 func nothingCut(t *testing.T) {
 	t.Helper()
 	until(t, "no instance to be left", func(context.Context) error {
@@ -174,7 +175,8 @@ func nothingCut(t *testing.T) {
 	})
 }
 
-// As many instances fit as NVIDIA's rules let lie on a GPU. Who does not fit waits, and runs once there is room.
+// testMIGPacked fills a GPU with as many instances as NVIDIA's rules allow. A pod without room must
+// wait, and run once there is room.
 func testMIGPacked(t *testing.T) {
 	pods := map[string]string{"big-0": "3g.40gb", "big-1": "3g.40gb", "small-0": "1g.20gb"} // of the H100's eight slices
 	order := []string{"big-0", "big-1"}
@@ -191,7 +193,7 @@ func testMIGPacked(t *testing.T) {
 	apply(t, migPod("small-0", pods["small-0"]))
 	waitsInVain(t, "small-0")
 	remove(t, migPod("big-1", pods["big-1"]))
-	// The instance that is kept for the next pod of its kind is in nobody's way.
+	// The instance that is kept for the next pod of its profile must not block another profile.
 	if device := hasInstance(t, "small-0"); !strings.HasPrefix(device, silicon[0]+"-mig-1g-20gb-at-") {
 		t.Errorf("it has %s", device)
 	}
@@ -200,7 +202,8 @@ func testMIGPacked(t *testing.T) {
 	nothingCut(t)
 }
 
-// Who has all of a GPU keeps everybody from its instances, and they keep others from all of it.
+// testMIGWhole expects that an instance of the whole GPU excludes all smaller instances, and the
+// reverse.
 func testMIGWhole(t *testing.T) {
 	apply(t, migPod("whole", "7g.40gb"))
 	hasInstance(t, "whole")
@@ -216,7 +219,8 @@ func testMIGWhole(t *testing.T) {
 	nothingCut(t)
 }
 
-// Pods written for NVIDIA's device plugin, which ask for a limit, have an instance cut too.
+// testMIGClassicName runs a pod with a limit, as written for the NVIDIA device plugin. The limit
+// must create an instance too.
 func testMIGClassicName(t *testing.T) {
 	if !has(t, "DRAExtendedResource") {
 		t.Skip("this Kubernetes has no extended resources by DRA")
@@ -228,8 +232,9 @@ func testMIGClassicName(t *testing.T) {
 	nothingCut(t)
 }
 
-// The instances that an entry of resources selects are cut beforehand, as many as fit, and are had by the device-plugin API. They
-// go when the entry does.
+// testMIGResource configures an entry of resources that selects instances. As many instances as fit
+// must be created in advance and offered by the device plugin API. They must be removed with the
+// entry.
 func testMIGResource(t *testing.T) {
 	const resource = "example.com/half-a100"
 	const others = `
@@ -266,8 +271,9 @@ exclude:
 	nothingCut(t)
 }
 
-// An agent that is killed half-way leaves an instance in which nothing computes. The next agent goes on with it: a pod that
-// wants it gets it, and it is removed in the end.
+// testMIGKilled kills an agent while it creates or removes an instance, when the GPU instance has
+// no compute instance. The next agent must complete the work: a pod can get the instance, and the
+// instance is removed in the end.
 func testMIGKilled(t *testing.T, step string) {
 	held := node.NodePath(kernelDir + "/" + step)
 	free := func() {
@@ -299,7 +305,7 @@ func testMIGKilled(t *testing.T, step string) {
 		t.Fatal(err)
 	}
 	if step == "create-ci" {
-		// The kubelet would ask for the first one again too, a minute and a half later.
+		// The kubelet would also retry the first pod, but only after a minute and a half.
 		remove(t, pod)
 		next := migPod("next", "4g.40gb")
 		apply(t, next)
@@ -311,18 +317,20 @@ func testMIGKilled(t *testing.T, step string) {
 	nothingCut(t)
 }
 
-// migStreams is how many pods there are at once, and migFor how long new ones are made.
+// migStreams is the number of concurrent pods. migFor is the time during which new pods are
+// created.
 const (
 	migStreams = 10
 	migFor     = 20 * time.Second
 )
 
-// Whatever pods come and go, all that is cut lies where NVIDIA's rules let it, everybody has their own, and nothing is left.
+// testMIGRandom creates and deletes pods at random. All instances must obey NVIDIA's placement
+// rules at all times, each pod must have its own instance, and no instance may remain.
 func testMIGRandom(t *testing.T) {
 	var profiles []string
 	for _, model := range models {
 		for _, profile := range cuttest.Layouts[model] {
-			for range profile.Placements { // small ones more often
+			for range profile.Placements { // Small profiles have more placements and are chosen more often.
 				profiles = append(profiles, profile.Name)
 			}
 		}
@@ -363,8 +371,8 @@ func testMIGRandom(t *testing.T) {
 	}
 }
 
-// runForAWhile makes a pod with an instance of a profile, and removes it after a while. It returns the device that the pod had,
-// "" if there was no room for it by then.
+// runForAWhile creates a pod with an instance of a profile and deletes the pod after a while. It
+// returns the pod's device, or "" if there was no room until then.
 func runForAWhile(t *testing.T, name, profile string, while time.Duration) (device string, err error) {
 	ctx := within(t)
 	pod := migPod(name, profile)
@@ -399,11 +407,12 @@ func runForAWhile(t *testing.T, name, profile string, while time.Duration) (devi
 		return device, err
 	}
 	time.Sleep(while)
-	return device, opens(device, f.nodes("/dev/nvidia")) // it is the same still
+	return device, opens(device, f.nodes("/dev/nvidia")) // still the same instance
 }
 
-// watchMIG checks all the time that what is cut is legal. The answer is how many states there were, and how many instances there
-// were at most.
+// watchMIG checks continuously that the existing instances are legal. The returned function stops
+// the checks. It returns the number of different states, and the highest number of instances at one
+// time.
 func watchMIG(t *testing.T) func() (states, most int) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	states, most := 0, 0

@@ -18,14 +18,14 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// migDir is where the host with GPUs in MIG mode is laid out on the node. Its folder kernel is what the driver's mock
-// changes: its state, and what the kernel's driver shows.
+// migDir is the node's directory of the host with GPUs in MIG mode. The mock of the driver writes
+// to kernelDir: its own state, and the files that the kernel driver would show.
 const (
 	migDir    = "/var/lib/chandler/mig"
 	kernelDir = migDir + "/kernel"
 )
 
-// migHost is a host with the GPUs that chandler-nvml knows with mocks: see its load_mock.go.
+// migHost is a host with the GPUs that chandler-nvml mocks. See load_mock.go there.
 const migHost = `An H100 and an A100, which chandler-nvml has in MIG mode.
 
 -- proc/devices --
@@ -71,19 +71,21 @@ GPU Excluded:	 No
 -- end --
 `
 
-// models are the GPUs, by their number, as package cuttest calls them, and by the names of their devices.
+// The GPUs in order of their number: models has their names in package cuttest, and silicon has
+// their device names.
 var (
 	models  = []string{"H100", "A100"}
 	silicon = []string{"pci-0000-00-00-0", "pci-0000-01-00-0"}
 )
 
-// profilesOfMock are the names of profiles by the numbers that NVML has for them (NVML_GPU_INSTANCE_PROFILE_* in nvml.h).
+// profilesOfMock maps NVML's numbers of profiles to names (NVML_GPU_INSTANCE_PROFILE_* in nvml.h),
+// for each GPU.
 var profilesOfMock = []map[int]string{
 	{0: "1g.10gb", 1: "2g.20gb", 2: "3g.40gb", 3: "4g.40gb", 4: "7g.80gb", 7: "1g.10gb+me", 9: "1g.20gb"},
 	{0: "1g.5gb", 1: "2g.10gb", 2: "3g.20gb", 3: "4g.20gb", 4: "7g.40gb", 7: "1g.5gb+me", 9: "1g.10gb"},
 }
 
-// migConfig lets both be cut.
+// migConfig allows partitions of both GPUs.
 const migConfig = `
 onRequest:
   keepSeconds: 2
@@ -91,7 +93,8 @@ onRequest:
   - cel: device.attributes["chandler.dev"].?model.orValue("").startsWith("NVIDIA ")
 `
 
-// mockedPatch gives the agent the mock's directory, besides what the project's own patch for NVML gives it.
+// mockedPatch mounts the mock's directory into the agent's container, in addition to the project's
+// own patch for NVML.
 const mockedPatch = `
 spec:
   template:
@@ -107,15 +110,16 @@ spec:
         hostPath: {path: ` + kernelDir + `}
 `
 
-// standAmongMIG has the agent stand in the host with GPUs in MIG mode until the test ends, with chandler-nvml beside it. What
-// that host shows at /proc is the kernel's own, but for what a driver would have there. So the agent takes it for the
-// machine that it runs on, which is the only one whose programs it runs.
+// standAmongMIG moves the agent to the host with GPUs in MIG mode until the test ends, with
+// chandler-nvml in the image of the agent. The /proc of the host is the kernel's own, except for
+// the files of the driver. Therefore, the agent considers the host its own machine. On any other
+// host, the agent would not run the program of the vendor.
 func standAmongMIG(t *testing.T, config string) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("there is no C compiler to build chandler-nvml with")
 	}
-	nvml, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), project.Dir) // a first build takes its time
+	nvml, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), project.Dir) // A first build takes long.
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +153,7 @@ func standAmongMIG(t *testing.T, config string) {
 	}
 }
 
-// gpuInstance is one as the mock's state has it: see package mocked.
+// A gpuInstance is a GPU instance in the mock's state. See package mocked.
 type gpuInstance struct {
 	GI, Start, Size, Profile int
 	Parts                    []struct {
@@ -158,13 +162,13 @@ type gpuInstance struct {
 	}
 }
 
-// device returns the name of the device that has an instance.
+// device returns the device name of an instance.
 func (i *gpuInstance) device(gpu int) string {
 	profile := strings.NewReplacer(".", "-", "+", "-").Replace(profilesOfMock[gpu][i.Profile])
 	return fmt.Sprintf("%s-mig-%s-at-%d", silicon[gpu], profile, i.Start)
 }
 
-// nodes returns the nodes that open an instance, which the mock numbers so.
+// nodes returns the device nodes of an instance, by the mock's numbering.
 func (i *gpuInstance) nodes(gpu int) []string {
 	minor := 100*gpu + 10*i.GI + 3
 	return []string{fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor+1+i.Parts[0].CI)}
@@ -185,8 +189,8 @@ func cutInstances() (map[int][]gpuInstance, error) {
 	return state.Instances, err
 }
 
-// legal returns why the GPU instances that are there cannot all be, by the placements and the rules of NVIDIA's MIG User
-// Guide.
+// legal returns an error if the existing GPU instances violate the placements and rules of NVIDIA's
+// MIG User Guide.
 func legal(all map[int][]gpuInstance) error {
 	var errs []error
 	for gpu, instances := range all {
@@ -207,8 +211,8 @@ func legal(all map[int][]gpuInstance) error {
 	return errors.Join(errs...)
 }
 
-// devicesCut returns the names of the devices whose instances are there, in order. Those with nothing that computes have
-// a question mark.
+// devicesCut returns the sorted device names of the existing instances. Instances without a compute
+// instance have a question mark.
 func devicesCut() ([]string, error) {
 	all, err := cutInstances()
 	var names []string

@@ -16,18 +16,18 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// oneClassicGPU gives one GPU to the device-plugin API, as an entry of resources.
+// oneClassicGPU is an entry of resources that offers one GPU by the device plugin API.
 const oneClassicGPU = `
 - name: amd.com/gpu
   mode: DevicePlugin
   cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == "0000:23:00.0"
 `
 
-// classicGPUs gives all GPUs to the device-plugin API.
+// classicGPUs offers all GPUs by the device plugin API.
 var classicGPUs = strings.Replace(oneClassicGPU, ` == "0000:23:00.0"`, ` != ""`, 1)
 
-// A GPU that the configuration moves from one API to the other moves when it
-// is free, and is offered by neither until then.
+// TestModeMovesFreeDevices changes the API of an allocated GPU in the configuration. The GPU must
+// move when it is released. Until then, neither API may offer it.
 func TestModeMovesFreeDevices(t *testing.T) {
 	const name = "pci-0000-23-00-0"
 	offers(t)
@@ -62,8 +62,9 @@ func TestModeMovesFreeDevices(t *testing.T) {
 	nothingHeld(t)
 }
 
-// A label moves a node from one API to the other: what is free at once, and what a pod
-// has once it ends. A label that says no mode changes nothing, and the agent's pod is told.
+// TestNodeLabelMovesDevices moves a node from one API to the other by a label. Free devices must
+// move at once, and allocated devices when their pod ends. An invalid label must change nothing,
+// and must cause an Event of the agent's pod.
 func TestNodeLabelMovesDevices(t *testing.T) {
 	offers(t)
 	t.Cleanup(func() {
@@ -116,13 +117,13 @@ func TestNodeLabelMovesDevices(t *testing.T) {
 	nothingHeld(t)
 }
 
-// migrating is what "chandler migrate" says of a device.
+// migrating is an entry of the output of "chandler migrate".
 type migrating struct {
 	Device, From, To, Fate string
 	WaitsFor               []string
 }
 
-// migration returns what "chandler migrate" says on the node, by device.
+// migration returns the output of "chandler migrate" on the node, by device.
 func migration(t *testing.T, args ...string) map[string]migrating {
 	t.Helper()
 	args = append([]string{"migrate", args[0], "-o", "json", "--host-root", chandler.HostDir, "--node-name", node.NodeName()}, args[1:]...)
@@ -141,8 +142,8 @@ func migration(t *testing.T, args ...string) map[string]migrating {
 	return devices
 }
 
-// offeredNowhere waits until a GPU is in no slice, and checks that it is not
-// allocatable by its classic name either.
+// offeredNowhere waits until a GPU is in no slice, and checks that it is not allocatable by the
+// device plugin API either.
 func offeredNowhere(t *testing.T, name string) {
 	t.Helper()
 	until(t, "the GPU to be offered by neither API", func(ctx context.Context) error {

@@ -21,18 +21,18 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// secondNode is a node that a test adds.
+// secondNode is the name of the node that a test adds.
 const secondNode = "second"
 
-// Two nodes are moved to DRA one after the other, by their label, and back, while a
-// Deployment whose pods ask for GPUs by limits is under load. Pods that nobody deletes
-// keep their GPUs and their containers; no GPU is given twice; and none of the
-// Deployment's pods is rejected.
+// TestMoveNodeByNode moves two nodes to DRA one after the other by their label, and back.
+// Meanwhile, a Deployment whose pods have GPUs by limits is under load. Pods that are not deleted
+// must keep their GPUs and their containers. No GPU may be in two pods, and no pod of the
+// Deployment may be rejected.
 //
-// The kubelet reports what is allocatable every ten seconds only (nodeStatusUpdateFrequency;
-// pkg/kubelet/kubelet.go, syncNodeStatus, in 1.31 to 1.37). Until then the scheduler sends
-// pods for GPUs that have moved to DRA, and the kubelet rejects them. So no new pods come
-// to a node while it is moved to DRA.
+// The kubelet reports allocatable resources only every ten seconds (nodeStatusUpdateFrequency;
+// pkg/kubelet/kubelet.go, syncNodeStatus, in 1.31 to 1.37). Until then, the scheduler sends pods
+// for GPUs that have moved to DRA, and the kubelet rejects these pods. Therefore a node is cordoned
+// while it is moved to DRA.
 func TestMoveNodeByNode(t *testing.T) {
 	if !has(t, "DRAExtendedResource") {
 		t.Skip("pods that ask by limits are not served through DRA")
@@ -61,7 +61,7 @@ func TestMoveNodeByNode(t *testing.T) {
 		cordon(t, name, false)
 	}
 	for _, name := range nodes {
-		publishedAre(t, name, allGPUs-1) // all but the one that is kept
+		publishedAre(t, name, allGPUs-1) // all except the one in the kept pod
 	}
 	t.Logf("%d GPUs of each node moved to DRA within %s", allGPUs-1, time.Since(began).Round(100*time.Millisecond))
 	load.settle(t)
@@ -90,8 +90,8 @@ func TestMoveNodeByNode(t *testing.T) {
 	testRemoval(t, second)
 }
 
-// twoNodes adds a node with the same devices to the cluster, with the agent on it, and
-// returns the names of both, and the one that it added. When the test ends, all is as before.
+// twoNodes adds a second node with the same devices and with the agent. It returns the names of
+// both nodes, and the added node. The end of the test restores the cluster.
 func twoNodes(t *testing.T) (names []string, second *cluster.Node) {
 	t.Helper()
 	ctx := within(t)
@@ -122,7 +122,7 @@ func twoNodes(t *testing.T) (names []string, second *cluster.Node) {
 	return []string{node.NodeName(), secondNode}, second
 }
 
-// moveTo labels a node with the API that is to offer its devices, "" for none.
+// moveTo labels a node with the API for its devices. An empty mode removes the label.
 func moveTo(t *testing.T, name, mode string) {
 	t.Helper()
 	value := "null"
@@ -136,7 +136,7 @@ func moveTo(t *testing.T, name, mode string) {
 	t.Logf("%s %s: %s", time.Now().Format(time.TimeOnly), name, patch)
 }
 
-// cordon has a node take no new pods, or take them again.
+// cordon excludes a node from scheduling, or includes it again.
 func cordon(t *testing.T, name string, unschedulable bool) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, unschedulable)
@@ -146,7 +146,8 @@ func cordon(t *testing.T, name string, unschedulable bool) {
 	t.Logf("%s %s: %s", time.Now().Format(time.TimeOnly), name, patch)
 }
 
-// classicAre waits until so many GPUs of a node are allocatable, and none is in a slice.
+// classicAre waits until the wanted number of a node's GPUs is allocatable and no GPU is in a
+// slice.
 func classicAre(t *testing.T, name string, want int) {
 	t.Helper()
 	until(t, fmt.Sprintf("%d GPUs of node %s to be allocatable", want, name), func(ctx context.Context) error {
@@ -158,7 +159,8 @@ func classicAre(t *testing.T, name string, want int) {
 	})
 }
 
-// publishedAre waits until so many GPUs of a node are in slices, and none is allocatable.
+// publishedAre waits until the wanted number of a node's GPUs is in slices and no GPU is
+// allocatable.
 func publishedAre(t *testing.T, name string, want int) {
 	t.Helper()
 	until(t, fmt.Sprintf("%d GPUs of node %s to be in slices", want, name), func(ctx context.Context) error {
@@ -170,8 +172,8 @@ func publishedAre(t *testing.T, name string, want int) {
 	})
 }
 
-// gpusOf returns how many GPUs of a node are allocatable by their classic name, and how
-// many are in slices.
+// gpusOf returns the numbers of a node's GPUs that are allocatable by the device plugin API and in
+// slices.
 func gpusOf(ctx context.Context, name string) (classic, published int, err error) {
 	n, err := kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -192,13 +194,13 @@ func gpusOf(ctx context.Context, name string) (classic, published int, err error
 	return int(quantity.Value()), published, nil
 }
 
-// kept are pods that nobody deletes while nodes are moved.
+// kept are pods that run while nodes are moved.
 type kept struct {
 	manifests string
 	before    map[string]*corev1.Pod // by name
 }
 
-// keep starts a pod on each of the nodes that has a GPU by limits.
+// keep starts a pod with a GPU by limits on each of the nodes.
 func keep(t *testing.T, prefix string, nodes []string) *kept {
 	t.Helper()
 	k := &kept{before: make(map[string]*corev1.Pod)}
@@ -216,7 +218,7 @@ func keep(t *testing.T, prefix string, nodes []string) *kept {
 	return k
 }
 
-// unharmed checks that the pods run in the containers that they began in.
+// unharmed checks that the pods still run in their first containers.
 func (k *kept) unharmed(t *testing.T) {
 	t.Helper()
 	for name, before := range k.before {
@@ -232,19 +234,19 @@ func (k *kept) end(t *testing.T) {
 	remove(t, k.manifests)
 }
 
-// load is a Deployment of pods with a GPU each, of which one after another is deleted.
+// load is a Deployment of pods with one GPU each. Its running pods are deleted one after another.
 type load struct {
 	manifest string
 	replicas int
 	stop     context.CancelFunc
 	group    sync.WaitGroup
 
-	turn     sync.Mutex // held while one pod is chosen and deleted
+	turn     sync.Mutex // held while a pod is chosen and deleted
 	deleting bool
 	deleted  int
 
 	mu   sync.Mutex
-	seen map[types.UID]string // pods by UID, and why one has failed, "" if it has not
+	seen map[types.UID]string // by UID: the reason for which a pod failed, or ""
 }
 
 const loadLabel = "app=moved"
@@ -288,7 +290,7 @@ spec:
 	return l
 }
 
-// look notes which pods there are and which fail, until the watch ends.
+// look records the pods and their failures until the watch ends.
 func (l *load) look(pods watch.Interface) {
 	for event := range pods.ResultChan() {
 		pod, ok := event.Object.(*corev1.Pod)
@@ -306,7 +308,7 @@ func (l *load) look(pods watch.Interface) {
 	}
 }
 
-// deleteOneByOne deletes the oldest running pod again and again.
+// deleteOneByOne repeatedly deletes the oldest running pod, until ctx ends.
 func (l *load) deleteOneByOne(ctx context.Context) {
 	for {
 		select {
@@ -348,8 +350,8 @@ func runningPods(ctx context.Context) (pods []*corev1.Pod, err error) {
 	return pods, nil
 }
 
-// settle deletes no more pods, waits until all run, and checks that no two on a node have
-// the same GPU.
+// settle stops the deletion of pods, waits until all pods run, and checks that no two pods on a
+// node have the same GPU.
 func (l *load) settle(t *testing.T) {
 	t.Helper()
 	l.turn.Lock()
@@ -362,7 +364,7 @@ func (l *load) settle(t *testing.T) {
 	}
 	has := make(map[string]string) // pod by node and device node
 	for _, pod := range all.Items {
-		if pod.DeletionTimestamp != nil { // it may end before it is asked
+		if pod.DeletionTimestamp != nil { // The pod may end before its log is read.
 			continue
 		}
 		for _, path := range renderNodes(t, pod.Name) {
@@ -390,7 +392,7 @@ func (l *load) allRun(t *testing.T) {
 	})
 }
 
-// goOn deletes pods again.
+// goOn resumes the deletion of pods.
 func (l *load) goOn() {
 	l.turn.Lock()
 	defer l.turn.Unlock()
@@ -402,7 +404,7 @@ func (l *load) halt() {
 	l.group.Wait()
 }
 
-// end says how many pods there were, and checks that the kubelets rejected none.
+// end stops the load, logs the number of pods, and checks that the kubelets rejected none.
 func (l *load) end(t *testing.T) {
 	t.Helper()
 	l.halt()

@@ -20,8 +20,8 @@ import (
 	"chandler.dev/e2e/build"
 )
 
-// servesOnly returns a kubeconfig of a server that is the cluster's own API server, but for the
-// versions of resource.k8s.io that it does not serve.
+// servesOnly returns a kubeconfig of a proxy to the cluster's API server. The proxy serves only the
+// given version of resource.k8s.io.
 func servesOnly(t *testing.T, version string) string {
 	t.Helper()
 	config := node.RESTConfig()
@@ -55,8 +55,8 @@ func servesOnly(t *testing.T, version string) string {
 	return file
 }
 
-// On a server without resource.k8s.io/v1, as those of 1.32 and 1.33 are, kubectl's plugin and doctor
-// read an older version, and have the same to say.
+// TestOlderVersionsOfDRA runs kubectl's plugin and doctor on a server without resource.k8s.io/v1,
+// like 1.32 and 1.33. Both must read an older version and print the same result.
 func TestOlderVersionsOfDRA(t *testing.T) {
 	if *version == build.Classic {
 		t.Skip("no resource.k8s.io")

@@ -9,8 +9,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A container gets the variables of its device's class and claim; the claim
-// overrides the class. The pod's events name a parameter that the device does not take.
+// TestPodWithTunedGPU sets environment variables in the class and the claim of a device. The
+// container must get both, and the claim's values must override the class's. An Event of the pod
+// must name a parameter that the device does not accept.
 func TestPodWithTunedGPU(t *testing.T) {
 	manifest := example(t, "gpu-tuned.yaml")
 	t.Run("taken", func(t *testing.T) {

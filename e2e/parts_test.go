@@ -9,14 +9,14 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// How many NPUs of the node are not being reset, and how many cores each has.
+// The number of the node's NPUs that are not in reset, and the number of cores of each.
 const (
 	npus       = 3
 	coresOfNPU = 4
 )
 
-// A device is given out whole or in parts, and never both. To an API server
-// that does not know of counters only whole ones are offered.
+// TestWholeOrParts allocates a device either as a whole or in partitions, never both. If the API
+// server does not support counters, only whole devices may be published.
 func TestWholeOrParts(t *testing.T) {
 	parts := 0
 	if has(t, "DRAPartitionableDevices") {
@@ -64,7 +64,7 @@ func TestWholeOrParts(t *testing.T) {
 	nothingHeld(t)
 }
 
-// offeredNPUs counts the devices without a taint.
+// offeredNPUs counts the published NPUs and cores without a taint.
 func offeredNPUs(ctx context.Context) (wholes, cores int, err error) {
 	devices, err := chandler.Devices(ctx, kube)
 	for name, device := range devices {
@@ -80,8 +80,7 @@ func offeredNPUs(ctx context.Context) (wholes, cores int, err error) {
 	return wholes, cores, err
 }
 
-// npuPod is a pod, and its claim, that holds NPUs or cores of them until it is
-// deleted.
+// npuPod returns a pod and its claim for NPUs or cores. The pod runs until it is deleted.
 func npuPod(name, class string, count int, cel string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1

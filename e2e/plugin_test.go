@@ -19,7 +19,7 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// plugin runs "kubectl chandler" as an administrator does: kubectl finds it in the PATH.
+// plugin runs "kubectl chandler" as an administrator does: kubectl finds the plugin in the PATH.
 func plugin(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,7 +44,7 @@ func plugin(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// why asks why a pod waits, and wants the answer to say some words.
+// why runs "kubectl chandler why" for a pod, and checks the exit code and the words in the output.
 func why(t *testing.T, pod string, code int, words ...string) {
 	t.Helper()
 	stdout, stderr, got := plugin(t, "chandler", "why", pod)
@@ -62,7 +62,7 @@ func why(t *testing.T, pod string, code int, words ...string) {
 	}
 }
 
-// gpusPod is a pod with a claim for GPUs under some conditions.
+// gpusPod returns a pod with a claim for GPUs under constraints.
 func gpusPod(name string, count int, constraints string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
@@ -80,8 +80,8 @@ spec:
 `, name, count, constraints, strings.TrimSpace(probePod(name, "[env, wait]", "claims: [{name: gpus}]")))
 }
 
-// Of each pod that the scheduler finds no node for, "kubectl chandler why" says the reason, and
-// once the scheduler finds one, it says so.
+// TestWhyPodsWait compares "kubectl chandler why" with the scheduler. The command must report the
+// reason for each unschedulable pod, and the node once the pod is scheduled.
 func TestWhyPodsWait(t *testing.T) {
 	if *version == build.Classic {
 		t.Skip("no resource.k8s.io")
@@ -127,7 +127,7 @@ func TestWhyPodsWait(t *testing.T) {
 	nothingHeld(t)
 }
 
-// testWhySick has the device node of a GPU hidden for a while.
+// testWhySick hides the device node of a GPU for a while.
 func testWhySick(t *testing.T) {
 	if !has(t, "DRADeviceTaints") {
 		t.Skip("without taints sick devices are not published")
@@ -155,7 +155,7 @@ func testWhySick(t *testing.T) {
 	remove(t, pod)
 }
 
-// testWho looks at who has what while a pod has a GPU.
+// testWho checks the commands who and top while a pod has a GPU.
 func testWho(t *testing.T) {
 	t.Helper()
 	for _, word := range []string{node.NodeName(), "why-held", "23:00.0"} {
@@ -188,8 +188,8 @@ func testWho(t *testing.T) {
 	}
 }
 
-// A report of the cluster has the recorded host of the node, the agent's log and its metrics,
-// and none of the identities of its devices, nor anything that gives power.
+// TestReport creates a report of the cluster. It must contain the node's recorded host, the agent's
+// log and the agent's metrics, and neither identities of devices nor credentials.
 func TestReport(t *testing.T) {
 	if *version == build.Classic {
 		t.Skip("no resource.k8s.io")

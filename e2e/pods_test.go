@@ -16,10 +16,10 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// facts are what the probe printed, by kind.
+// facts is the output of the probe, by kind of fact.
 type facts map[string][]string
 
-// succeed waits for a pod to end well and returns what it printed.
+// succeed waits for a pod to succeed and returns the probe's output.
 func succeed(t *testing.T, name string) facts {
 	t.Helper()
 	ctx := within(t)
@@ -33,7 +33,7 @@ func succeed(t *testing.T, name string) facts {
 	return factsOf(logs)
 }
 
-// factsOf returns what there is in a probe's output.
+// factsOf parses the probe's output.
 func factsOf(logs string) facts {
 	f := make(facts)
 	for line := range strings.Lines(logs) {
@@ -43,7 +43,7 @@ func factsOf(logs string) facts {
 	return f
 }
 
-// variable returns the value of an environment variable.
+// variable returns the value of an environment variable, or "".
 func (f facts) variable(name string) string {
 	for _, variable := range f["env"] {
 		if value, ok := strings.CutPrefix(variable, name+"="); ok {
@@ -53,7 +53,7 @@ func (f facts) variable(name string) string {
 	return ""
 }
 
-// nodes returns the paths of the device nodes that begin with a prefix.
+// nodes returns the paths of the device nodes that begin with prefix.
 func (f facts) nodes(prefix string) (paths []string) {
 	for _, fact := range f["device"] {
 		fields := strings.Fields(fact)
@@ -74,8 +74,8 @@ func running(t *testing.T, name string) *corev1.Pod {
 	return pod
 }
 
-// A claim template for two GPUs under one PCIe root gives a pod the nodes of
-// two such GPUs, and their names.
+// TestPodWithTwoGPUs uses a claim template for two GPUs under one PCIe root. The pod must get the
+// device nodes and the names of two such GPUs.
 func TestPodWithTwoGPUs(t *testing.T) {
 	offers(t)
 	offered, err := chandler.Devices(t.Context(), kube)
@@ -113,7 +113,7 @@ func TestPodWithTwoGPUs(t *testing.T) {
 	nothingHeld(t)
 }
 
-// A classic limit gives a pod a /dev/kvm that works.
+// TestPodWithKVM expects a limit to give a pod a working /dev/kvm.
 func TestPodWithKVM(t *testing.T) {
 	needKVM(t)
 	apply(t, example(t, "kvm-classic.yaml"))
@@ -130,8 +130,8 @@ func needKVM(t *testing.T) {
 	}
 }
 
-// A device that the configuration gives to the device-plugin API is in no slice,
-// and one that it leaves to DRA is not in the node's allocatable resources.
+// TestOneAPIForEachDevice checks that a device of the device plugin API is in no slice, and that a
+// device of DRA is not in the node's allocatable resources.
 func TestOneAPIForEachDevice(t *testing.T) {
 	needKVM(t)
 	until(t, "devices.kubevirt.io/kvm to be allocatable", func(ctx context.Context) error {
@@ -162,7 +162,7 @@ func allocatable(ctx context.Context, resource corev1.ResourceName) (int64, erro
 	return quantity.Value(), nil
 }
 
-// Of two pods that ask for the same GPU one waits until the other has ended.
+// TestTwoPodsTakeTurns creates two pods for the same GPU. One must wait until the other has ended.
 func TestTwoPodsTakeTurns(t *testing.T) {
 	manifest := example(t, "gpu-in-turns.yaml")
 	apply(t, manifest)
@@ -193,7 +193,7 @@ func TestTwoPodsTakeTurns(t *testing.T) {
 	nothingHeld(t)
 }
 
-// waits waits until the scheduler has found no place for a pod.
+// waits waits until the scheduler has marked a pod as unschedulable.
 func waits(t *testing.T, name string) {
 	t.Helper()
 	until(t, "pod "+name+" to be unschedulable", func(ctx context.Context) error {
@@ -214,9 +214,9 @@ func unschedulable(pod *corev1.Pod) bool {
 	return false
 }
 
-// A pod with classic limits gets its GPUs through DRA, unchanged, where the
-// cluster has that. Elsewhere it waits until the administrator has the
-// device-plugin API offer them.
+// TestClassicLimit creates a pod with a limit for GPUs. If the cluster serves extended resources by
+// DRA, the pod must get the GPUs without any change. Otherwise it must wait until the device plugin
+// API offers GPUs.
 func TestClassicLimit(t *testing.T) {
 	pod := probePod("classic-gpus", "[env, devices]", "limits: {amd.com/gpu: 2}")
 	apply(t, pod)
@@ -233,7 +233,7 @@ func TestClassicLimit(t *testing.T) {
 	nothingHeld(t)
 }
 
-// probePod is a pod that runs the probe with steps and resources.
+// probePod returns a pod that runs the probe with the given steps and resources.
 func probePod(name, steps, resources string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -251,8 +251,7 @@ spec:
 `, name, steps, resources)
 }
 
-// gpuPod is a pod, and its claim, that holds one particular GPU until it is
-// deleted.
+// gpuPod returns a pod and its claim for one particular GPU. The pod runs until it is deleted.
 func gpuPod(name, address string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
@@ -272,13 +271,12 @@ spec:
 `, name, address, strings.TrimSpace(probePod(name, "[env, devices, wait]", "claims: [{name: gpu}]")))
 }
 
-// kvmPod is a pod that holds /dev/kvm, by its classic name, until it is
-// deleted.
+// kvmPod returns a pod with /dev/kvm by a limit. The pod runs until it is deleted.
 func kvmPod(name string) string {
 	return probePod(name, "[kvm, wait]", "limits: {devices.kubevirt.io/kvm: 1}")
 }
 
-// warned waits for a warning about a pod that contains all of the words.
+// warned waits for a Warning event of a pod that contains all words.
 func warned(t *testing.T, pod string, words ...string) {
 	t.Helper()
 	until(t, fmt.Sprintf("an event of pod %s that says %q", pod, words), func(ctx context.Context) error {
@@ -308,9 +306,9 @@ func containsAll(text string, words []string) bool {
 	return true
 }
 
-// Parameters that the driver does not know are refused, by name, however they
-// came to be allocated: the admission policy looks at specs, and need not be
-// there.
+// TestClaimWithUnknownParameters allocates claims with invalid parameters, past the admission
+// policy, which only checks specs and may be absent. The driver must refuse the claims and name the
+// error.
 func TestClaimWithUnknownParameters(t *testing.T) {
 	for name, test := range map[string]struct{ parameters, names string }{
 		"unknown-field": {`{"apiVersion": "chandler.dev/v1alpha1", "kind": "ClaimParameters", "hostPath": "/etc"}`, "hostPath"},
@@ -329,9 +327,9 @@ func TestClaimWithUnknownParameters(t *testing.T) {
 	nothingHeld(t)
 }
 
-// A claim for a device that another claim holds, and one for a device that
-// does not exist, are refused with the reason, whoever allocated them. The
-// scheduler would not, so the test does in its place.
+// TestClaimThatCannotBeHonoured allocates a device that is in another claim, and a device that does
+// not exist. The driver must refuse both claims with the reason. The scheduler would not allocate
+// these devices, so the test does.
 func TestClaimThatCannotBeHonoured(t *testing.T) {
 	const address, device = "0000:23:00.0", "pci-0000-23-00-0"
 	apply(t, gpuPod("holder", address))
@@ -343,8 +341,8 @@ func TestClaimThatCannotBeHonoured(t *testing.T) {
 	warned(t, "ghost", "ghost", "pci-0000-ff-00-0", "gone")
 }
 
-// allocateByHand creates a claim with a device allocated to it, and a pod that
-// uses the claim on the node, as a scheduler gone wrong would.
+// allocateByHand creates a claim with an allocated device, and a pod on the node with this claim,
+// as a faulty scheduler would.
 func allocateByHand(t *testing.T, name, device string, config ...resourceapi.DeviceAllocationConfiguration) {
 	t.Helper()
 	ctx := within(t)

@@ -11,16 +11,17 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// The agent's pod needs the namespace's label: it is rejected where a namespace enforces another level of the Pod
-// Security Standards, and where it says nothing and the cluster does. The cluster of these tests enforces "baseline"
-// unless a namespace says otherwise, and the agent runs in it.
+// TestPodSecurity creates the agent's pod in namespaces with different labels. The pod must be
+// rejected unless the label of the namespace enforces the level "privileged" of the Pod Security
+// Standards. The cluster of these tests enforces "baseline" by default.
 func TestPodSecurity(t *testing.T) {
 	agent, err := kube.AppsV1().DaemonSets(chandler.Namespace).Get(within(t), chandler.DaemonSet, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "agent"}, Spec: agent.Spec.Template.Spec}
-	pod.Spec.ServiceAccountName, pod.Spec.DeprecatedServiceAccount = "", "" // which other namespaces do not have
+	// These service accounts only exist in the namespace of the agent.
+	pod.Spec.ServiceAccountName, pod.Spec.DeprecatedServiceAccount = "", ""
 	tests := map[string]struct {
 		labels map[string]string
 		want   string

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// claimed is a claim with the one request of the YAML, named "gpu".
+// claimed returns a claim with one request, named "gpu", whose further fields are given as YAML.
 func claimed(name, request string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
@@ -29,13 +29,13 @@ spec:
 `, name, strings.Trim(request, "\n"))
 }
 
-// claiming is a pod that waits, with a claim that is there.
+// claiming returns a pod that waits and uses an existing claim.
 func claiming(name, claim string) string {
 	return strings.TrimRight(probePod(name, "[env, devices, wait]", "claims: [{name: gpu}]"), "\n") +
 		fmt.Sprintf("\n  resourceClaims: [{name: gpu, resourceClaimName: %s}]\n", claim)
 }
 
-// printed waits until a pod runs and has printed what it has, and returns that.
+// printed waits until a pod runs and the probe has printed all facts, and returns the facts.
 func printed(t *testing.T, namespace, name string) facts {
 	t.Helper()
 	ctx := within(t)
@@ -53,7 +53,7 @@ func printed(t *testing.T, namespace, name string) facts {
 	return f
 }
 
-// devicesOf returns the names of the devices that a claim has.
+// devicesOf returns the names of a claim's devices.
 func devicesOf(t *testing.T, namespace, name string) (devices []string) {
 	t.Helper()
 	claim, err := kube.ResourceV1().ResourceClaims(namespace).Get(within(t), name, metav1.GetOptions{})
@@ -68,7 +68,7 @@ func devicesOf(t *testing.T, namespace, name string) (devices []string) {
 	return devices
 }
 
-// heldFor returns the files of a claim that are on the node.
+// heldFor returns the claim's files on the node.
 func heldFor(t *testing.T, name string) (files []string) {
 	t.Helper()
 	claim, err := kube.ResourceV1().ResourceClaims(metav1.NamespaceDefault).Get(within(t), name, metav1.GetOptions{})
@@ -87,8 +87,8 @@ func heldFor(t *testing.T, name string) (files []string) {
 	return files
 }
 
-// Of a prioritized list a pod gets what there is, and finds it under the name
-// that the list chose by.
+// TestPrioritizedList creates a claim with a prioritized list. The pod must get the first available
+// alternative, in an environment variable named after the chosen subrequest.
 func TestPrioritizedList(t *testing.T) {
 	offers(t)
 	apply(t, claimed("listed", `
@@ -110,8 +110,8 @@ func TestPrioritizedList(t *testing.T) {
 	}
 }
 
-// An administrator's claim gets all GPUs, those that pods have too, keeps nobody
-// from any of them, and takes nothing away when it ends.
+// TestAdminAccess creates a claim with admin access. It must get all GPUs, including allocated
+// ones, must not exclude other claims, and must not affect other claims when it ends.
 func TestAdminAccess(t *testing.T) {
 	offers(t)
 	apply(t, gpuPod("owner", "0000:23:00.0"))
@@ -149,8 +149,8 @@ metadata:
 	nothingHeld(t)
 }
 
-// A claim that several pods share is prepared while any of them is there: for
-// one that comes later, and after one that ends earlier.
+// TestClaimOfSeveralPods shares a claim between pods. The claim must stay prepared while any of
+// them exists, so that a pod can start later, and another pod can end earlier.
 func TestClaimOfSeveralPods(t *testing.T) {
 	offers(t)
 	apply(t, claimed("team", "      exactly: {deviceClassName: gpu.chandler.dev}"))
@@ -182,11 +182,10 @@ func TestClaimOfSeveralPods(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	nothingHeld(t) // though the claim is there
+	nothingHeld(t) // although the claim still exists
 }
 
-// A claim that is a PodGroup's is reserved for the group, and each of its pods
-// gets the device.
+// TestClaimOfAPodGroup reserves a claim for a PodGroup. Each pod of the group must get the device.
 func TestClaimOfAPodGroup(t *testing.T) {
 	if !has(t, "DRAWorkloadResourceClaims") {
 		t.Skip("this Kubernetes has no claims of pod groups")
@@ -223,21 +222,21 @@ spec:
 	nothingHeld(t)
 }
 
-// manyShares has each GPU shared by 16 claims.
+// manyShares lets 16 claims share each GPU.
 const manyShares = `
 sharing:
 - cel: device.attributes["chandler.dev"].kind == "gpu"
   replicas: 16
 `
 
-// The burst: so many pods with so many claims each, all at once.
+// The number of pods that are created at once, and the number of claims of each pod.
 const (
 	burstPods   = 5
 	burstClaims = 20
 )
 
-// A hundred claims at once are prepared, and the agent's client makes no call of
-// the kubelet's wait, though it writes the claims' status bit by bit.
+// TestBurstOfClaims prepares a hundred claims at once. The request limit of the agent's client must
+// not delay the kubelet's calls, although the agent writes the status of each claim.
 func TestBurstOfClaims(t *testing.T) {
 	offers(t)
 	usualAgain(t)
@@ -246,7 +245,8 @@ func TestBurstOfClaims(t *testing.T) {
 		devices, err := chandler.Devices(ctx, kube)
 		if err == nil {
 			for name, device := range devices {
-				// A server that does not know of sharing gets numbered devices.
+				// If the API server does not support shared devices, numbered devices are published
+				// instead.
 				if shared := device.AllowMultipleAllocations; shared != nil && *shared || strings.HasSuffix(name, "-share-15") {
 					return nil
 				}

@@ -14,8 +14,8 @@ import (
 	"chandler.dev/internal/reviewed"
 )
 
-// metricsRights are what the chart gives with metrics.protected: to the agent the right to ask, and to one of two
-// service accounts that of Prometheus.
+// metricsRights are the permissions of the chart's option metrics.protected. The agent may create
+// reviews, and one of two service accounts may read metrics, like Prometheus.
 const metricsRights = `
 apiVersion: v1
 kind: ServiceAccount
@@ -51,11 +51,12 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: metrics-
 subjects: [{kind: ServiceAccount, name: metrics-prometheus, namespace: default}]
 `
 
-// With the rights that the chart gives, the agent tells by the real API server who may read its metrics.
+// TestProtectedMetrics checks that the chart's permissions suffice for the agent to authorize
+// metrics requests at the real API server.
 func TestProtectedMetrics(t *testing.T) {
 	apply(t, metricsRights)
 	agent := agentOf(t, node.NodeName())
-	handler := func() http.Handler { // that remembers nothing
+	handler := func() http.Handler { // without cached reviews
 		return reviewed.New(reviewed.Clients{Tokens: agent.AuthenticationV1().TokenReviews(), Access: agent.AuthorizationV1().SubjectAccessReviews()},
 			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "metrics") }))
 	}
@@ -76,7 +77,7 @@ func TestProtectedMetrics(t *testing.T) {
 		{tokens["metrics-other"], http.StatusForbidden},
 		{tokens["metrics-prometheus"], http.StatusOK},
 	} {
-		// The API server takes a moment to see a new right.
+		// The API server enforces a new permission after a moment.
 		until(t, fmt.Sprintf("the answer %d", test.want), func(ctx context.Context) error {
 			request := httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", nil)
 			request.Header.Set("Authorization", test.header)

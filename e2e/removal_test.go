@@ -15,8 +15,9 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// testRemoval has the agents of two nodes leave: not while a pod of the second node has a device,
-// which is named, and then nothing of them stays on either. Afterwards they come back.
+// testRemoval removes the agents of two nodes. The removal must be refused, with the pod's name,
+// while a pod of the second node has a device. Afterwards it must succeed, and nothing of the
+// agents may remain on either node. At the end of the test the agents come back.
 func testRemoval(t *testing.T, second *cluster.Node) {
 	uninstall := func() (string, error) {
 		out, err := exec.CommandContext(within(t), project.Agent, "uninstall", "--timeout=1m", "--kubeconfig", node.Kubeconfig()).CombinedOutput()

@@ -17,8 +17,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// heldByOne returns the files of the only claim that is prepared, which has one
-// request. Agents differ in how many files of metadata they keep of it.
+// heldByOne returns the files of the only prepared claim, which has one request. The number of
+// metadata files differs between versions of the agent.
 func heldByOne() (held []string, err error) {
 	held, err = chandler.Held(node.Node)
 	if err != nil {
@@ -39,9 +39,8 @@ func heldByOne() (held []string, err error) {
 	return held, nil
 }
 
-// holders starts a pod that holds a GPU through DRA and one that holds KVM
-// through the device-plugin API, and returns a check that both still run with
-// what they hold, untouched.
+// holders starts a pod with a GPU by DRA and a pod with KVM by the device plugin API. It returns a
+// check that both pods and their files are unchanged.
 func holders(t *testing.T) (unharmed func(t *testing.T)) {
 	t.Helper()
 	pods := map[string]*corev1.Pod{"gpu-holder": nil}
@@ -69,14 +68,14 @@ func holders(t *testing.T) (unharmed func(t *testing.T)) {
 		if after := contents(t, held); after != before {
 			t.Errorf("a CDI spec, the record or the metadata changed:\n%s\nwas:\n%s", after, before)
 		}
-		// The GPU is not handed out twice.
+		// The GPU must not be allocated twice.
 		apply(t, gpuPod("latecomer", "0000:23:00.0"))
 		waits(t, "latecomer")
 		remove(t, gpuPod("latecomer", "0000:23:00.0"))
 	}
 }
 
-// contents returns the text of files of the node.
+// contents returns the text of files on the node.
 func contents(t *testing.T, files []string) string {
 	t.Helper()
 	var all strings.Builder
@@ -90,7 +89,7 @@ func contents(t *testing.T, files []string) string {
 	return all.String()
 }
 
-// works shows that new pods get devices through both APIs.
+// works checks that new pods get devices by both APIs.
 func works(t *testing.T) {
 	t.Helper()
 	t.Run("new pods", func(t *testing.T) {
@@ -134,8 +133,8 @@ func countGPUs(devices map[string]resourceapi.Device) (n int) {
 	return n
 }
 
-// When the kubelet restarts, what pods hold stays prepared, and both APIs are
-// registered anew.
+// TestKubeletRestart restarts the kubelet. Claims must stay prepared, and both APIs must be
+// registered again.
 func TestKubeletRestart(t *testing.T) {
 	unharmed := holders(t)
 	registered := sockets(t)
@@ -159,8 +158,7 @@ func TestKubeletRestart(t *testing.T) {
 	works(t)
 }
 
-// sockets returns the names of the sockets that the agent has in the kubelet's
-// device-plugins directory.
+// sockets returns the names of the agent's sockets in the kubelet's directory of device plugins.
 func sockets(t *testing.T) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(node.NodePath("/var/lib/kubelet/device-plugins"))
@@ -175,8 +173,8 @@ func sockets(t *testing.T) (names []string) {
 	return names
 }
 
-// When the agent is replaced, orderly, nothing is lost and nothing handed out
-// twice.
+// TestAgentRestart replaces the agent's pod. No allocation may be lost, and no device may be
+// allocated twice.
 func TestAgentRestart(t *testing.T) {
 	unharmed := holders(t)
 	agent, err := chandler.AgentPod(t.Context(), kube)
@@ -194,8 +192,8 @@ func TestAgentRestart(t *testing.T) {
 	works(t)
 }
 
-// When the agent is killed, nothing is lost and nothing handed out twice, and
-// what ends while it is away is let go of when it is back.
+// TestAgentKilled kills the agent. No allocation may be lost, and no device may be allocated twice.
+// If a pod ends while the agent is away, the new process must release the pod's claim.
 func TestAgentKilled(t *testing.T) {
 	unharmed := holders(t)
 	apply(t, gpuPod("short-lived", "0000:24:00.0"))
@@ -214,8 +212,8 @@ func TestAgentKilled(t *testing.T) {
 	works(t)
 }
 
-// killAgent kills the agent's process, as the kernel would that has no memory
-// left, and waits until the kubelet has noticed.
+// killAgent kills the agent's process, as the kernel's OOM killer would, and waits until the
+// kubelet has noticed.
 func killAgent(t *testing.T) {
 	t.Helper()
 	agent, err := chandler.AgentPod(t.Context(), kube)
@@ -236,7 +234,7 @@ func killAgent(t *testing.T) {
 	})
 }
 
-// agentPID returns the PID of the agent's one process.
+// agentPID returns the PID of the agent's only process.
 func agentPID(t *testing.T) string {
 	t.Helper()
 	pids := agentPIDs(t)
@@ -246,8 +244,7 @@ func agentPID(t *testing.T) string {
 	return pids[0]
 }
 
-// agentPIDs returns the PIDs, in the node, of the processes whose program is the
-// agent's image's.
+// agentPIDs returns the PIDs of the agent's processes in the node's PID namespace.
 func agentPIDs(t *testing.T) (pids []string) {
 	t.Helper()
 	proc := node.NodePath("/proc")
@@ -264,7 +261,7 @@ func agentPIDs(t *testing.T) (pids []string) {
 	return pids
 }
 
-// generations returns the agent's slices, by name, UID and generation.
+// generations returns names, UIDs and generations of all slices as text.
 func generations(t *testing.T) string {
 	t.Helper()
 	list, err := kube.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})

@@ -19,9 +19,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// When the agent is replaced by another of the same version, and that by the
-// first again, pods start throughout, no call of the kubelet fails, and no slice
-// changes.
+// TestAgentUpgradeAndDowngrade replaces the agent by another image of the same version, and back.
+// Throughout, pods must start, no call of the kubelet may fail, and no slice may change.
 func TestAgentUpgradeAndDowngrade(t *testing.T) {
 	other := "chandler.dev/chandler:other"
 	if err := project.LoadAgent(within(t), node.Node, other); err != nil {
@@ -30,10 +29,10 @@ func TestAgentUpgradeAndDowngrade(t *testing.T) {
 	upgradeAndDowngrade(t, other, slicesStay(t))
 }
 
-// When an earlier version of the agent takes the place of this one, and this one
-// that one's again, pods keep what they have, pods start throughout, and no call
-// of the kubelet fails: each understands what the other wrote of claims and of
-// classic devices. Slices may say more or less in another version.
+// TestAgentOfEarlierVersion replaces the agent by an earlier version, and back. Throughout, running
+// pods must keep their devices, pods must start, and no call of the kubelet may fail. Each version
+// must understand the other version's records of both APIs. The content of slices may differ
+// between versions.
 func TestAgentOfEarlierVersion(t *testing.T) {
 	agent, err := chandler.BuildEarlier(within(t), project.Dir, chandler.Earlier)
 	if errors.Is(err, chandler.ErrNoHistory) {
@@ -48,7 +47,7 @@ func TestAgentOfEarlierVersion(t *testing.T) {
 	if err := earlier.LoadAgent(within(t), node.Node, image); err != nil {
 		t.Fatal(err)
 	}
-	// The present agent must then keep what the earlier one gave out.
+	// The present agent must keep the allocations of the earlier agent.
 	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })
 	rollOut(t, image)
 	offers(t)
@@ -62,8 +61,8 @@ func TestAgentOfEarlierVersion(t *testing.T) {
 	upgradeAndDowngrade(t, image, func(*testing.T) {})
 }
 
-// upgradeAndDowngrade replaces the agent by another image and that by the first
-// again, while pods have devices and others start.
+// upgradeAndDowngrade replaces the agent's image, and back, while pods have devices and other pods
+// start.
 func upgradeAndDowngrade(t *testing.T, other string, unchanged func(*testing.T)) {
 	t.Helper()
 	t.Cleanup(func() { rollOut(t, chandler.AgentImage) })
@@ -85,17 +84,17 @@ func upgradeAndDowngrade(t *testing.T, other string, unchanged func(*testing.T))
 	works(t)
 }
 
-// When the agent is killed again and again, all pods start in the end, and no
-// slice changes. Pods that want devices by the device-plugin API are rejected by
-// the kubelet while there is no agent, and made anew by whoever made them.
+// TestAgentCrashLoop kills the agent repeatedly. All pods with claims must start in the end, and no
+// slice may change. Pods of the device plugin API are left out: the kubelet rejects them while no
+// agent runs, and their controller would create them again.
 func TestAgentCrashLoop(t *testing.T) {
 	renewAgent(t)
 	unharmed := holders(t)
 	unchanged := slicesStay(t)
 	pods := startTraffic(t, gpuOf("0000:43:00.0"), gpuOf("0000:44:00.0"))
 	pods.further(t, 1)
-	// The kubelet waits 10 and 20 seconds before it starts the agent again. With
-	// a fourth time it would be 40, and it deletes the slices after 30.
+	// The kubelet waits 10 and 20 seconds before it restarts the agent. A fourth kill would make it
+	// wait 40 seconds, but it deletes the slices after 30 seconds.
 	for range 3 {
 		killAgent(t)
 		until(t, "the kubelet to have the driver again", func(ctx context.Context) error {
@@ -106,15 +105,14 @@ func TestAgentCrashLoop(t *testing.T) {
 			return err
 		})
 	}
-	pods.further(t, 1) // which the kubelet may try again after a minute and a half only
+	pods.further(t, 1) // The kubelet may retry a pod only after a minute and a half.
 	pods.end(t)
 	unchanged(t)
 	unharmed(t)
 	works(t)
 }
 
-// rollOut gives the agent an image, and returns when no agent with another is
-// left.
+// rollOut changes the agent's image, and returns when only the agent of this image runs.
 func rollOut(t *testing.T, image string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"spec": {"template": {"spec": {"containers": [{"name": "chandler", "image": %q}]}}}}`, image)
@@ -135,8 +133,8 @@ func rollOut(t *testing.T, image string) {
 	}
 }
 
-// renewAgent replaces the agent's pod, which the kubelet then restarts without
-// delay the first time.
+// renewAgent replaces the agent's pod. The kubelet restarts the first crash of a new pod without
+// delay.
 func renewAgent(t *testing.T) *corev1.Pod {
 	t.Helper()
 	agent, err := chandler.AgentPod(t.Context(), kube)
@@ -157,8 +155,8 @@ func renewAgent(t *testing.T) *corev1.Pod {
 	return agent
 }
 
-// slicesStay returns a check that the agent's slices have not been touched
-// since: none was made, written or deleted.
+// slicesStay returns a check that none of the agent's slices has been created, changed or deleted
+// since.
 func slicesStay(t *testing.T) (unchanged func(t *testing.T)) {
 	t.Helper()
 	options := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + chandler.Driver}
@@ -193,8 +191,8 @@ func slicesStay(t *testing.T) (unchanged func(t *testing.T)) {
 	}
 }
 
-// pods start one after the other, of several kinds at once, and are deleted when
-// they run.
+// pods is a stream of pods for each of several kinds. A pod is deleted once it runs, and then the
+// next one is created.
 type pods struct {
 	prefix  string
 	stop    context.CancelFunc
@@ -207,7 +205,7 @@ type stream struct {
 	err     atomic.Pointer[error]
 }
 
-// gpuOf returns what makes pods that hold a GPU.
+// gpuOf returns a function that returns pods for one particular GPU.
 func gpuOf(address string) func(name string) string {
 	return func(name string) string { return gpuPod(name, address) }
 }
@@ -244,7 +242,7 @@ func startAndDelete(ctx context.Context, name, manifest string) error {
 	return errors.Join(err, kube.Delete(ctx, manifest))
 }
 
-// further waits until so many more pods of each kind have started.
+// further waits until n more pods of each kind have started.
 func (p *pods) further(t *testing.T, n int32) {
 	t.Helper()
 	for _, s := range p.streams {
@@ -261,7 +259,7 @@ func (p *pods) further(t *testing.T, n int32) {
 	}
 }
 
-// end starts no more, and returns when the last was deleted.
+// end stops the streams, and returns when the last pod is deleted.
 func (p *pods) end(t *testing.T) {
 	t.Helper()
 	p.stop()
@@ -274,8 +272,8 @@ func (p *pods) end(t *testing.T) {
 	}
 }
 
-// noCallFailed checks that no pod was warned of. That one waits for the devices
-// of the last is no fault.
+// noCallFailed checks that the pods have no Warning events, except that a pod had to wait for the
+// devices of its predecessor.
 func (p *pods) noCallFailed(t *testing.T) {
 	t.Helper()
 	events, err := kube.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "type=Warning"})

@@ -19,19 +19,18 @@ sharing:
   resource: aliyun.com/gpu-mem
 `
 
-// twoClassicGPUs gives two GPUs to the device-plugin API, as an entry of
-// resources.
+// twoClassicGPUs is an entry of resources that offers two GPUs by the device plugin API.
 const twoClassicGPUs = `
 - name: amd.com/gpu
   mode: DevicePlugin
   cel: device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") in ["0000:23:00.0", "0000:24:00.0"]
 `
 
-// unitsOfEach is how many GiB each of the recorded GPUs has, rounded down.
+// unitsOfEach is the memory of each recorded GPU in GiB, rounded down.
 const unitsOfEach = 63
 
-// GPUs whose memory is shared are given to several pods as long as there is
-// memory, by both APIs.
+// TestSharedMemory shares the memory of GPUs between pods by both APIs. A pod may only get memory
+// that is left.
 func TestSharedMemory(t *testing.T) {
 	offers(t)
 	usualAgain(t)
@@ -53,7 +52,7 @@ func testSharedByClaims(t *testing.T) {
 	apply(t, ask("share-40", "40Gi"))
 	running(t, "share-40")
 	apply(t, ask("share-20", "20Gi"))
-	if !has(t, "DRAConsumableCapacity") { // an amount of it cannot be asked for
+	if !has(t, "DRAConsumableCapacity") { // Without the gate, a claim cannot request an amount of memory.
 		waits(t, "share-20")
 		remove(t, ask("share-40", "40Gi"))
 		running(t, "share-20")
@@ -62,7 +61,7 @@ func testSharedByClaims(t *testing.T) {
 	running(t, "share-20")
 	third := ask("share-4", "4Gi")
 	apply(t, third)
-	waits(t, "share-4") // 3 GiB are left
+	waits(t, "share-4") // 3 GiB are left.
 	remove(t, ask("share-20", "20Gi"))
 	running(t, "share-4")
 
@@ -88,12 +87,12 @@ func testSharedByLimits(t *testing.T) {
 			t.Errorf("the container does not print %s: %v\n%s", want, err, logs)
 		}
 	}
-	// It fits beside the first, and the other GPU stays whole.
+	// units-20 fits beside the first pod, so the other GPU must stay free for units-60.
 	apply(t, ask("units-20", 20))
 	running(t, "units-20")
 	apply(t, ask("units-60", 60))
 	running(t, "units-60")
-	// 3 and 3 are left: the kubelet counts 6.
+	// Each GPU has 3 units left, but the kubelet counts 6.
 	apply(t, ask("units-5", 5))
 	until(t, "the pod that no one GPU can serve to be refused", func(ctx context.Context) error {
 		pod, err := kube.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, "units-5", metav1.GetOptions{})

@@ -24,8 +24,9 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// An agent may have ResourceSlices of its own node, pool and driver, and of no
-// other. It is put to the API server as whoever has the agent's token would.
+// TestAgentIsKeptToItsNode creates and deletes ResourceSlices with an agent's identity, as an
+// attacker with the agent's token could. Only slices of the agent's own node, pool and driver are
+// allowed.
 func TestAgentIsKeptToItsNode(t *testing.T) {
 	offers(t)
 	own := node.NodeName()
@@ -38,7 +39,7 @@ func TestAgentIsKeptToItsNode(t *testing.T) {
 		}
 	}
 	tests := map[string]struct {
-		token string // the node in it
+		token string // the node that the token names
 		slice *resourceapi.ResourceSlice
 		want  string
 	}{
@@ -70,7 +71,7 @@ func TestAgentIsKeptToItsNode(t *testing.T) {
 	}
 }
 
-// agentOf returns a client that the API server takes for the agent of a node.
+// agentOf returns a client that impersonates the agent of a node.
 func agentOf(t *testing.T, nodeName string) kubernetes.Interface {
 	t.Helper()
 	config := rest.CopyConfig(node.RESTConfig())
@@ -87,8 +88,8 @@ func agentOf(t *testing.T, nodeName string) kubernetes.Interface {
 
 var keptFeature = regexp.MustCompile(`chandler_dra_server_feature_enabled\{feature="([^"]+)"\} ([01])`)
 
-// "chandler slices" prints of the node's recorded host what the agent publishes, once it is told what the API server
-// keeps.
+// TestSlicesOfARecordedHost records the node's host. Given the features of the API server,
+// "chandler slices" must print the slices that the agent publishes.
 func TestSlicesOfARecordedHost(t *testing.T) {
 	if *version == build.Classic {
 		t.Skip("no resource.k8s.io")
@@ -154,8 +155,8 @@ func TestSlicesOfARecordedHost(t *testing.T) {
 	}
 }
 
-// specsOf returns what slices say, in the order of their devices, without the pool's generation and the
-// time of taints: the command looks later.
+// specsOf returns the specs of slices as text, with sorted devices. The pool's generation and the
+// time of taints are left out, because the agent and the command scan at different times.
 func specsOf(t *testing.T, list *resourceapi.ResourceSliceList) string {
 	t.Helper()
 	var specs []string

@@ -13,9 +13,9 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// An agent that starts while there is no API server says what it waits for, ends
-// at once when it is told to, and publishes what it published before when the
-// API server is back.
+// TestAgentStartsWithoutAPIServer starts an agent without an API server. The agent must log the
+// reason for which it waits, and end at once on SIGTERM. When the API server is back, the agent
+// must publish the same slices as before.
 func TestAgentStartsWithoutAPIServer(t *testing.T) {
 	agent := renewAgent(t)
 	unharmed := holders(t)
@@ -60,8 +60,8 @@ func TestAgentStartsWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// signalAgent sends a signal to the agent's process and waits until another one
-// has taken its place. It needs no API server.
+// signalAgent sends a signal to the agent's process and waits until another process has replaced
+// it. It works without an API server.
 func signalAgent(t *testing.T, signal string) {
 	t.Helper()
 	before := agentPIDs(t)
@@ -79,8 +79,8 @@ func signalAgent(t *testing.T, signal string) {
 	})
 }
 
-// logged waits until the agent has logged a text, since it was restarted for the
-// n-th time. It reads the file that the container runtime writes.
+// logged waits until the agent has logged a text after its n-th restart. It reads the container
+// runtime's log file.
 func logged(t *testing.T, agent *corev1.Pod, n int, text string) {
 	t.Helper()
 	file := fmt.Sprintf("/var/log/pods/%s_%s_%s/chandler/%d.log", agent.Namespace, agent.Name, agent.UID, n)
@@ -93,8 +93,8 @@ func logged(t *testing.T, agent *corev1.Pod, n int, text string) {
 	})
 }
 
-// An agent whose socket is gone is restarted by the kubelet, before the kubelet
-// deletes the slices.
+// TestAgentWithoutItsSocket removes a socket of the agent. The kubelet must restart the agent
+// before the kubelet deletes the slices.
 func TestAgentWithoutItsSocket(t *testing.T) {
 	for name, pattern := range map[string]string{
 		"registration": "/var/lib/kubelet/plugins_registry/" + chandler.Driver + "-%s-reg.sock",

@@ -9,7 +9,7 @@ import (
 	"chandler.dev/internal/docs"
 )
 
-// block returns the block of docs/install.md that begins with a line.
+// block returns the block of docs/install.md that begins with the given line.
 func block(t *testing.T, line string) string {
 	t.Helper()
 	page, err := docs.Read("../..", "../../docs/install.md")
@@ -25,14 +25,14 @@ func block(t *testing.T, line string) string {
 	return ""
 }
 
-// The chart takes the values that the page shows.
+// TestValuesOfDocs renders the chart with the values that docs/install.md shows.
 func TestValuesOfDocs(t *testing.T) {
 	if got := config(t, block(t, "# my-values.yaml")); len(got.Exclude) != 1 {
 		t.Errorf("got %+v", got)
 	}
 }
 
-// kustomized checks that kubectl makes objects of the kustomization that the page shows.
+// kustomized checks that kubectl kustomize accepts the kustomization of docs/install.md.
 func (in *installed) kustomized() {
 	in.t.Helper()
 	dir := in.t.TempDir()

@@ -17,13 +17,15 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// gpuDir is where a host with one GPU of NVIDIA lies on the node, and driverRoot where that has its driver.
+// gpuDir is the node's directory of a host with one NVIDIA GPU. driverRoot is that host's driver
+// root.
 const (
 	gpuDir     = "/var/lib/chandler/gpu"
 	driverRoot = gpuDir + "/driver"
 )
 
-// gpuFiles are what a recorded host with one GPU has besides: the nodes, and the numbers of their drivers.
+// gpuFiles are additional files of the recorded host with one GPU: device nodes, and the major
+// numbers of their drivers.
 const gpuFiles = `-- proc/devices --
 Character devices:
   1 mem
@@ -37,7 +39,8 @@ Block devices:
 -- dev/null c 1:3 --
 `
 
-// driverValues are all that a user writes for it, besides where the host lies.
+// driverValues are the values that a user needs for a driver root, and the paths of the simulated
+// host.
 const driverValues = `
 nvidiaDriver: {root: ` + driverRoot + `}
 hostPaths:
@@ -49,7 +52,8 @@ extraArgs: [--runtime-root=` + gpuDir + `, --rescan-interval=250ms]
 log: {verbosity: 4}
 `
 
-// loadsPod is a pod, and its claim, that has a GPU and loads NVIDIA's libraries in an image.
+// loadsPod returns a pod and its claim for a GPU. The pod loads NVIDIA's libraries in an image of
+// the given shape.
 func loadsPod(name, shape string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
@@ -75,15 +79,16 @@ spec:
 `, name, chandler.CUDAImage(shape))
 }
 
-// testDriverRoot installs the chart with nvidiaDriver.root: an agent without privileges has chandler-nvml look at the driver's
-// files, installs the hooks, and images of any shape load and call the driver's libraries. Removal takes the hooks away.
+// testDriverRoot installs the chart with nvidiaDriver.root. An unprivileged agent must run
+// chandler-nvml on the driver's files and install the hooks. Images of all shapes must load and
+// call the driver's libraries. A removal must also remove the hooks.
 func testDriverRoot(t *testing.T, p *privileged) {
 	for _, compiler := range []string{"cc", "gcc"} {
 		if _, err := exec.LookPath(compiler); err != nil {
 			t.Skip("there is no C compiler: ", err)
 		}
 	}
-	nvml, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), p.project.Dir) // a first build takes its time
+	nvml, err := (build.Builder{Progress: os.Stderr}).MockedNVML(t.Context(), p.project.Dir) // A first build takes long.
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +111,7 @@ func testDriverRoot(t *testing.T, p *privileged) {
 		}
 	})
 	drivertest.Lay(t, p.node.NodePath(driverRoot), drivertest.RHEL)
-	// Below the directory in which the runtime finds the host, too.
+	// The paths must also resolve below the runtime root.
 	below := p.node.NodePath(gpuDir) + path.Dir(gpuDir)
 	if err := os.MkdirAll(below, 0o755); err != nil {
 		t.Fatal(err)

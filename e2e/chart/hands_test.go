@@ -18,7 +18,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// until waits until something is so.
+// until calls the function is repeatedly until the function returns no error. After patience, it
+// logs the agent's output and fails the test.
 func (p *privileged) until(what string, is func(context.Context) error) {
 	p.t.Helper()
 	if err := p.kube.Until(within(p.t), what, is); err != nil {
@@ -34,7 +35,7 @@ func (p *privileged) apply(manifest string) {
 	}
 }
 
-// upgrade puts values in force, with others set, and waits for the new agent.
+// upgrade upgrades the chart with values and further settings, and waits for the new agent.
 func (p *privileged) upgrade(values string, set ...string) {
 	p.t.Helper()
 	p.run(values, append([]string{"upgrade", "chandler", p.project.Chart(), "--values=-"}, set...)...)
@@ -47,13 +48,13 @@ func (p *privileged) upgrade(values string, set ...string) {
 	})
 }
 
-// uninstall asks the agents to leave, as the chart's hook does.
+// uninstall runs the command of the chart's hook, which orders the agents to leave.
 func (p *privileged) uninstall() (string, error) {
 	out, err := exec.CommandContext(within(p.t), p.project.Agent, "uninstall", "--timeout=5s", "--kubeconfig", p.node.Kubeconfig()).CombinedOutput()
 	return string(out), err
 }
 
-// doctor returns what doctor says in the agent's pod.
+// doctor returns the output of doctor in the agent's pod.
 func (p *privileged) doctor() string {
 	p.t.Helper()
 	out, err := p.node.Kubectl(within(p.t), "exec", "-n", chandler.Namespace, "daemonset/"+chandler.DaemonSet, "--", "/chandler", "doctor").CombinedOutput()
@@ -63,7 +64,7 @@ func (p *privileged) doctor() string {
 	return string(out)
 }
 
-// healthy waits until slices have devices that nothing is said against.
+// healthy waits until the devices are in slices and have no taints.
 func (p *privileged) healthy(devices ...string) {
 	p.t.Helper()
 	p.until(fmt.Sprintf("%q to be healthy", devices), func(ctx context.Context) error {
@@ -80,7 +81,7 @@ func (p *privileged) healthy(devices ...string) {
 	})
 }
 
-// has waits until a pod runs, and checks which of the host's device nodes it has.
+// has waits until a pod runs, and checks that it has exactly the given device nodes.
 func (p *privileged) has(pod string, nodes ...string) {
 	p.t.Helper()
 	if _, err := p.kube.WaitForPod(within(p.t), metav1.NamespaceDefault, pod, corev1.PodRunning); err != nil {
@@ -105,7 +106,7 @@ func (p *privileged) has(pod string, nodes ...string) {
 	}
 }
 
-// driver waits until the disk has a driver.
+// driver waits until the given driver is bound to the disk.
 func (p *privileged) driver(want string) {
 	p.t.Helper()
 	p.until("the disk to have driver "+want, func(context.Context) error {
@@ -116,7 +117,7 @@ func (p *privileged) driver(want string) {
 	})
 }
 
-// log waits until the agent has logged a line with all of some words.
+// log waits until a line of the agent's log contains all words.
 func (p *privileged) log(words ...string) {
 	p.t.Helper()
 	p.until(fmt.Sprintf("the agent to log %q", words), func(ctx context.Context) error {
@@ -141,7 +142,8 @@ func (p *privileged) log(words ...string) {
 	})
 }
 
-// killAgent kills the agent's process, and waits until another runs. The kubelet waits longer each time.
+// killAgent kills the agent's process and waits until the kubelet has started another one. The
+// kubelet waits longer each time.
 func (p *privileged) killAgent() {
 	p.t.Helper()
 	agent, err := chandler.AgentPod(within(p.t), p.kube)
@@ -170,7 +172,7 @@ func (p *privileged) killAgent() {
 	})
 }
 
-// processes returns the command lines of the node's processes, by their numbers there.
+// processes returns the command lines of the node's processes, by their PIDs on the node.
 func (p *privileged) processes() map[string]string {
 	found := make(map[string]string)
 	lines, _ := filepath.Glob(p.node.NodePath("/proc") + "/[0-9]*/cmdline")
@@ -182,8 +184,8 @@ func (p *privileged) processes() map[string]string {
 	return found
 }
 
-// stuck starts a process that has a file open and hangs in the kernel, and returns its number on the node, and what ends
-// it.
+// stuck starts a process that has a file open and hangs in the kernel. It returns the process's PID
+// on the node, and a function that ends the process.
 func (p *privileged) stuck(file string) (process string, end func()) {
 	p.t.Helper()
 	builder := build.Builder{Progress: os.Stderr}
@@ -213,7 +215,7 @@ func (p *privileged) stuck(file string) (process string, end func()) {
 	return process, end
 }
 
-// join makes a process of the node a member of the control groups of a pod's container.
+// join moves a process of the node into the cgroups of a pod's container.
 func (p *privileged) join(process, pod string) {
 	p.t.Helper()
 	now, err := p.kube.CoreV1().Pods(metav1.NamespaceDefault).Get(within(p.t), pod, metav1.GetOptions{})

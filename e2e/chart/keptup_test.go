@@ -23,18 +23,18 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// twoGPUs is the host for which claims have MPS daemons, with an A100 and an L40S.
+// twoGPUs is the recorded host for MPS daemons, with an A100 and an L40S.
 const (
 	twoGPUs   = "discovery/families/nvidia/testdata/mps.host"
 	a100GPU   = "pci-0000-01-00-0"
 	l40sGPU   = "pci-0000-41-00-0"
 	a100UUID  = "GPU-7c1e0a01-2b41-4e0b-9c37-0b6f3d9ae401"
 	l40sUUID  = "GPU-7c1e0a41-2b41-4e0b-9c37-0b6f3d9ae441"
-	driverDir = "/var/lib/chandler/driver" // NVIDIA's driver is installed there
+	driverDir = "/var/lib/chandler/driver" // NVIDIA's driver is installed here.
 	upkeepDir = chandler.StateDir + "/upkeep/nvidia"
 )
 
-// keptValues let claims have MPS daemons, and set time slices, on that host.
+// keptValues allow MPS daemons and time slices on that host.
 const keptValues = `
 upkeep: {enabled: true, driverRoot: ` + driverDir + `}
 hostPaths:
@@ -60,14 +60,14 @@ metadata:
   labels: {pod-security.kubernetes.io/enforce: privileged}
 `
 
-// mpsImage has nvidia-cuda-mps-control beside the probe, as images of CUDA have it from the driver.
+// mpsImage contains the probe and nvidia-cuda-mps-control, which CUDA images get from the driver.
 const mpsImage = "chandler.dev/mps:latest"
 
-// kept is a cluster whose agents have chandler-nvml keep up what claims want.
+// kept is a cluster with the supervisor: chandler-nvml, which runs the daemons of claims.
 type kept struct{ *privileged }
 
-// testKeptUp installs the chart with the program that keeps up MPS daemons, and a program in place of NVIDIA's daemon. Agent
-// and supervisor are killed, alone and with their pods, while pods use the daemon.
+// testKeptUp installs the chart with the supervisor and a fake of NVIDIA's MPS daemon. While pods
+// use the daemon, the test kills the agent and the supervisor, alone and with their pods.
 func testKeptUp(t *testing.T, p *privileged) {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("there is no C compiler to build chandler-nvml with")
@@ -107,7 +107,7 @@ func testKeptUp(t *testing.T, p *privileged) {
 	}
 }
 
-// layOut lays the host out, and its driver with programs in place of NVIDIA's, and gives the node the images.
+// layOut creates the host and a driver root with fakes of NVIDIA's programs, and loads the images.
 func (k kept) layOut() {
 	k.t.Helper()
 	builder := build.Builder{Progress: os.Stderr}
@@ -132,7 +132,7 @@ func (k kept) layOut() {
 	for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-smi"} {
 		err = errors.Join(err, os.WriteFile(k.node.NodePath(driverDir+"/usr/bin/"+name), program, 0o755))
 	}
-	// The agent takes all paths of containers for ones below that host.
+	// By --runtime-root, the agent expects all paths of containers below the simulated host.
 	err = errors.Join(err, os.Symlink("/var/lib/kubelet", k.node.NodePath(chandler.HostDir+"/var/lib/kubelet")))
 	if out, nodeErr := k.node.Command(within(k.t), "sh", "-c", "test -e $1 || mknod $1 c 1 3", "sh", chandler.HostDir+"/dev/null").CombinedOutput(); nodeErr != nil {
 		err = errors.Join(err, fmt.Errorf("make /dev/null: %w: %s", nodeErr, out))
@@ -150,13 +150,13 @@ func (k kept) layOut() {
 	}
 }
 
-// claimOf is a claim for a GPU, with parameters.
+// claimOf returns a claim for a GPU with parameters.
 func claimOf(name, device, parameters string) string {
 	manifest, _, _ := strings.Cut(pod(name, device, true), "\n---\n")
 	return strings.Replace(manifest, "driver: vfio", parameters, 1)
 }
 
-// user is a pod whose containers have a claim.
+// user returns a pod whose containers use a claim.
 func user(name, claim string, containers ...string) string {
 	manifest := `
 ---
@@ -189,7 +189,8 @@ func (k kept) runs(pods ...string) {
 	}
 }
 
-// supervised waits until the supervisor runs, and returns its pod.
+// supervised waits until the supervisor runs in a pod other than the excluded ones, and returns the
+// pod.
 func (k kept) supervised(not ...types.UID) (pod corev1.Pod) {
 	k.t.Helper()
 	k.until("the supervisor to run", func(ctx context.Context) error {
@@ -208,7 +209,8 @@ func (k kept) supervised(not ...types.UID) (pod corev1.Pod) {
 	return pod
 }
 
-// processesOf returns the processes of the node that have a variable in their environment, whose command line begins so.
+// processesOf returns the node's processes that have a given environment variable and a command
+// line with a given prefix.
 func (k kept) processesOf(variable, begins string) (found []string) {
 	for process, line := range k.processes() {
 		environ, _ := os.ReadFile(k.node.NodePath("/proc") + "/" + process + "/environ")
@@ -219,12 +221,12 @@ func (k kept) processesOf(variable, begins string) (found []string) {
 	return found
 }
 
-// daemons returns the daemons of a claim.
+// daemons returns the processes of a claim's daemons.
 func (k kept) daemons(claim string) []string {
 	return k.processesOf("CHANDLER_UPKEEP_OF="+k.dirOf(claim)+"\x00", "nvidia-cuda-mps-control\x00-f\x00")
 }
 
-// dirOf returns the directory of a claim.
+// dirOf returns the supervisor's directory of a claim.
 func (k kept) dirOf(claim string) string {
 	k.t.Helper()
 	now, err := k.kube.ResourceV1().ResourceClaims(metav1.NamespaceDefault).Get(within(k.t), claim, metav1.GetOptions{})
@@ -234,7 +236,8 @@ func (k kept) dirOf(claim string) string {
 	return upkeepDir + "/" + string(now.UID)
 }
 
-// another waits until a claim has a daemon that is not the one before, and returns it.
+// another waits until a claim has exactly one daemon, which differs from before, and returns the
+// daemon's process.
 func (k kept) another(claim, before string) (now string) {
 	k.t.Helper()
 	k.until("a daemon of claim "+claim, func(context.Context) error {
@@ -248,7 +251,8 @@ func (k kept) another(claim, before string) (now string) {
 	return now
 }
 
-// child waits until there is a supervisor that is not the one before, and returns it.
+// child waits until exactly one supervisor process runs, which differs from before, and returns the
+// process.
 func (k kept) child(before string) (now string) {
 	k.t.Helper()
 	k.until("a supervisor", func(context.Context) error {
@@ -262,8 +266,8 @@ func (k kept) child(before string) (now string) {
 	return now
 }
 
-// parentOf returns the parent of a process. Another process with the parent's command line may be one that it has just
-// forked.
+// parentOf returns the parent of a process. The command line does not identify the parent, because
+// the parent may have just forked another process.
 func (k kept) parentOf(process string) string {
 	k.t.Helper()
 	status, err := os.ReadFile(k.node.NodePath("/proc") + "/" + process + "/status")
@@ -283,7 +287,7 @@ func (k kept) kill(process string) {
 	}
 }
 
-// says returns how the daemon answers in a container, through the pipe that this has.
+// says sends a command to the daemon through the pipe of a container, and returns the answer.
 func (k kept) says(container, command string) (string, error) {
 	all := k.processesOf("WHO="+container+"\x00", "/probe\x00")
 	if len(all) != 1 {
@@ -304,7 +308,7 @@ func (k kept) says(container, command string) (string, error) {
 // The containers that use the daemon of claim "train".
 var users = []string{"first-a", "first-b", "second-a"}
 
-// serves waits until all containers find a daemon with the limits of the claim, which is the same.
+// serves waits until all containers reach the same daemon, with the limits of the claim.
 func (k kept) serves() {
 	k.t.Helper()
 	k.until("the daemon to serve all containers", func(context.Context) error {
@@ -316,7 +320,7 @@ func (k kept) serves() {
 			for _, container := range users {
 				got, err := k.says(container, command)
 				if want == "" && err == nil && got != "" {
-					want = got // for the others
+					want = got // The other containers must get the same answer.
 				}
 				if err != nil || got != want {
 					return fmt.Errorf("container %s: %s: %q, %w; want %q", container, command, got, err, want)
@@ -327,7 +331,7 @@ func (k kept) serves() {
 	})
 }
 
-// managed checks how nvidia-smi was called since the last time.
+// managed compares the calls of nvidia-smi since the last check with want.
 func (k kept) managed(want ...string) {
 	k.t.Helper()
 	log := k.node.NodePath(chandler.HostDir + "/dev/smi.log")
@@ -335,10 +339,10 @@ func (k kept) managed(want ...string) {
 	if got := strings.Split(strings.TrimSpace(string(said)), "\n"); err != nil || !slices.Equal(got, want) {
 		k.t.Errorf("nvidia-smi: %q, %v\nwant %q", got, err, want)
 	}
-	_ = os.Remove(log) // it would be said next time
+	_ = os.Remove(log) // The next check must not see these calls.
 }
 
-// nothing waits until nothing is left for claims: no process, directory or mount.
+// nothing waits until no process, directory or mount of any claim remains.
 func (k kept) nothing() {
 	k.t.Helper()
 	k.until("nothing to be left for claims", func(context.Context) error {
@@ -362,7 +366,7 @@ func (k kept) nothing() {
 	})
 }
 
-// shared has three containers in two pods use one daemon.
+// shared runs three containers in two pods, which must use one daemon.
 func (k kept) shared() {
 	k.t.Helper()
 	k.apply(claimOf("train", a100GPU, "mps: {memoryMiB: 4096}, computePercentage: 40") + user("first", "train", "a", "b") + user("second", "train", "a"))
@@ -375,7 +379,7 @@ func (k kept) shared() {
 			k.t.Errorf("container %s: %v; it does not say %q:\n%s", container, err, want, said)
 		}
 	}
-	// As a user asks it, and in the memory that daemon and containers have together.
+	// Call the daemon as a user does, and check the shared memory of daemon and containers.
 	cmd := k.node.Kubectl(within(k.t), "exec", "-i", "second", "--", "/usr/bin/nvidia-cuda-mps-control")
 	cmd.Stdin = strings.NewReader("get_default_active_thread_percentage\n")
 	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "40.0\n" {
@@ -390,8 +394,9 @@ func (k kept) shared() {
 	}
 }
 
-// agentKilled kills the agent while one claim has a daemon, and another one's is begun. The first goes on, and nothing is
-// left of the second when it ends.
+// agentKilled kills the agent while one claim has a daemon and the daemon of another claim is
+// starting. The first daemon must keep running. The end of the second claim must leave nothing
+// behind.
 func (k kept) agentKilled() {
 	k.t.Helper()
 	before := k.another("train", "")
@@ -416,8 +421,10 @@ func (k kept) agentKilled() {
 	k.serves()
 }
 
-// supervisorKilled kills the supervisor, which its parent starts again under the daemon; the parent, with which its container
-// ends; and the pod. Daemons that end so are begun again, and containers find them where the others were.
+// supervisorKilled kills the supervisor, then its parent process, and deletes its pod. The parent
+// restarts the supervisor and the daemon keeps running. The end of the parent ends the container
+// and the daemons. A new supervisor must start ended daemons again, and containers must find the
+// new daemons at the same place.
 func (k kept) supervisorKilled() {
 	k.t.Helper()
 	before := k.another("train", "")
@@ -428,7 +435,7 @@ func (k kept) supervisorKilled() {
 	if now := k.another("train", ""); now != before {
 		k.t.Errorf("daemon %s serves, and before %s did", now, before)
 	}
-	k.kill(before) // whose end the new supervisor sees
+	k.kill(before) // The new supervisor must notice the end of this daemon.
 	before = k.another("train", before)
 	k.serves()
 
@@ -457,13 +464,13 @@ func (k kept) removed() {
 	if now := k.another("train", ""); now != before {
 		k.t.Errorf("daemon %s serves the second pod, and before %s did", now, before)
 	}
-	_ = os.Remove(k.node.NodePath(chandler.HostDir + "/dev/smi.log")) // each start of a daemon is in it
+	_ = os.Remove(k.node.NodePath(chandler.HostDir + "/dev/smi.log")) // The log contains each start of a daemon.
 	k.remove(claimOf("train", a100GPU, "") + user("second", "train", "a"))
 	k.nothing()
 	k.managed("-i " + a100UUID + " -c DEFAULT")
 }
 
-// timeSlice has a time slice set for a claim, and set back.
+// timeSlice sets a time slice for a claim, which must be reset at the end of the claim.
 func (k kept) timeSlice() {
 	k.t.Helper()
 	manifest := claimOf("turns", l40sGPU, "timeSlice: Medium") + user("turns", "turns", "a")
@@ -475,8 +482,8 @@ func (k kept) timeSlice() {
 	k.managed("compute-policy -i " + l40sUUID + " --set-timeslice=0")
 }
 
-// without has a claim want a daemon where nothing runs that could start one. The pod's Event names the chart's value, and
-// the pod can be deleted.
+// without creates a claim that needs a daemon while no supervisor runs. An Event of the pod must
+// name the chart's value, and the pod must be deletable.
 func (k kept) without() {
 	k.t.Helper()
 	k.kubectl("delete", "daemonset", "-n", chandler.Namespace, "chandler-upkeep", "--cascade=foreground")

@@ -22,13 +22,13 @@ import (
 	"chandler.dev/e2e/kubectl"
 )
 
-// patience is how long any one thing may take.
+// patience is the time limit of each single step.
 const patience = 2 * time.Minute
 
-// eightGPUs is the host that the node stands in for.
+// eightGPUs is the recorded host that the node simulates.
 const eightGPUs = "discovery/families/amdgpu/testdata/mi210x8.host"
 
-// classicGPU has the device-plugin API offer one of them.
+// classicGPU offers one of the GPUs by the device plugin API.
 const classicGPU = `
 config:
   resources:
@@ -88,7 +88,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// start starts a cluster that has the images, and stands in a recorded host.
+// start starts a cluster with the images and a simulated host.
 func start(t *testing.T) *installed {
 	t.Helper()
 	in := startOn(t, cluster.Config{})
@@ -98,7 +98,7 @@ func start(t *testing.T) *installed {
 	return in
 }
 
-// startOn starts a cluster that has the images.
+// startOn starts a cluster with the images.
 func startOn(t *testing.T, config cluster.Config) *installed {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -146,7 +146,7 @@ func startOn(t *testing.T, config cluster.Config) *installed {
 
 const otherImage = "chandler.dev/chandler:other"
 
-// run runs Helm and fails the test if Helm does.
+// run runs Helm and fails the test if Helm fails.
 func (in *installed) run(values string, args ...string) string {
 	in.t.Helper()
 	begin := time.Now()
@@ -168,7 +168,7 @@ func (in *installed) devices() []string {
 	return slices.Sorted(maps.Keys(devices))
 }
 
-// offers waits until slices have so many GPUs, and the node one by its classic name.
+// offers waits until slices have the given number of GPUs and the device plugin API offers one GPU.
 func (in *installed) offers(gpus int) {
 	in.t.Helper()
 	err := in.kube.Until(within(in.t), "the GPUs to be offered", func(ctx context.Context) error {
@@ -193,9 +193,9 @@ func (in *installed) offers(gpus int) {
 	}
 }
 
-// The chart is installed, upgraded and rolled back under pods that have devices. It is not
-// removed while they have them, and says which pods; nothing changes then. Afterwards it
-// is, and leaves nothing on the node.
+// TestLife installs, upgrades and rolls back the chart while pods have devices. A removal must be
+// refused as long as a pod has a device, must name the pods, and must change nothing. Afterwards
+// the removal must succeed and leave nothing on the node.
 func TestLife(t *testing.T) {
 	in := start(t)
 	before := in.left()
@@ -237,7 +237,8 @@ func TestLife(t *testing.T) {
 		t.Errorf("on the node and in the API server there is %q; before the installation there was %q", left, before)
 	}
 
-	// It can be installed again. Agents that have left their nodes come back when they are told to.
+	// The chart can be installed again. Agents that have left their nodes return when the order is
+	// withdrawn.
 	in.run(classicGPU, "install", "chandler", chart, "--values="+values, "--values=-", "--wait", "--timeout=1m")
 	in.offers(7)
 	in.kubectl("apply", "-f", in.project.Manifest("examples/uninstall.yaml"))
@@ -246,7 +247,7 @@ func TestLife(t *testing.T) {
 	in.kubectl("-n", chandler.Namespace, "annotate", "configmap", "chandler", "chandler.dev/removal-")
 	in.offers(7)
 
-	// Removed without a word to the agents, it leaves what docs/install.md says.
+	// Without hooks, only the remains that docs/install.md lists may be left.
 	in.run("", "uninstall", "chandler", "--no-hooks", "--wait")
 	for _, left := range in.left() {
 		if left != chandler.StateDir && !strings.HasPrefix(left, chandler.RunDir+"/") && left != chandler.HostDir+"/features/chandler" && !strings.HasPrefix(left, "ResourceSlice ") && !strings.HasPrefix(left, chandler.CDIDir+"/chandler.dev-") {
@@ -256,7 +257,7 @@ func TestLife(t *testing.T) {
 	in.kustomized()
 }
 
-// kubectl runs kubectl and fails the test if it does.
+// kubectl runs kubectl and fails the test if kubectl fails.
 func (in *installed) kubectl(args ...string) {
 	in.t.Helper()
 	if out, err := in.node.Kubectl(within(in.t), args...).CombinedOutput(); err != nil {
@@ -264,7 +265,7 @@ func (in *installed) kubectl(args ...string) {
 	}
 }
 
-// refused checks that Helm removes nothing, and says why.
+// refused runs helm uninstall, which must fail with the given reason and remove nothing.
 func (in *installed) refused(why string) {
 	in.t.Helper()
 	begin := time.Now()
@@ -285,7 +286,7 @@ func (in *installed) remove(manifest string) {
 	}
 }
 
-// hasImage checks the image of the agent.
+// hasImage waits until the only agent runs the image.
 func (in *installed) hasImage(image string) {
 	in.t.Helper()
 	if err := chandler.WaitForAgent(within(in.t), in.kube); err != nil {
@@ -303,8 +304,8 @@ func (in *installed) hasImage(image string) {
 	}
 }
 
-// left returns what of Chandler is on the node and in the API server, but for the
-// namespace, which Helm leaves.
+// left returns everything of Chandler on the node and in the API server, except the namespace,
+// which Helm keeps.
 func (in *installed) left() []string {
 	in.t.Helper()
 	left, err := chandler.Left(in.node.Node)
@@ -348,5 +349,5 @@ func (in *installed) left() []string {
 	return left
 }
 
-// get returns the error of a call that gets something.
+// get drops the result of a call and returns the error.
 func get(_ any, err error) error { return err }

@@ -18,11 +18,12 @@ import (
 	"chandler.dev/internal/rebind/rebindtest"
 )
 
-// kernelDir is where a host lies on the node that changes as a kernel's does.
+// kernelDir is the node's directory of a simulated host that reacts to writes like a kernel.
 const kernelDir = "/var/lib/chandler/kernel"
 
-// privilegedValues are those of an agent that may do all that a privileged one can, on that host. Its /proc is laid out,
-// too: rebinding asks who of all processes has something open, and the node of the tests is a container itself.
+// privilegedValues enable all privileged features of the agent on that host. The host's /proc is
+// simulated too, because VFIO passthrough checks the open files of all processes, and the node of
+// the tests is itself a container.
 const privilegedValues = `
 rebinding: {enabled: true}
 onRequest: {enabled: true}
@@ -56,8 +57,8 @@ const (
 	balancerDevice, balancerDev = "pci-0000-05-00-0", "dlb0"
 )
 
-// newKernel lays that host out: a disk, a network adapter that can have virtual functions, and a load balancer whose node
-// is that of /dev/full, which does no harm.
+// newKernel lays out that host: a disk, a network adapter with virtual functions, and a load
+// balancer whose device node is a harmless /dev/full.
 func newKernel(t *testing.T, dir string) *rebindtest.Kernel {
 	k := rebindtest.At(t, dir)
 	k.Add(diskAddress, "nvme", "3")
@@ -75,7 +76,8 @@ func newKernel(t *testing.T, dir string) *rebindtest.Kernel {
 	return k
 }
 
-// pod is a pod, and its claim, that has a device until it is deleted, under vfio if it says so.
+// pod returns a pod and its claim for a device, optionally under vfio. The pod runs until it is
+// deleted.
 func pod(name, device string, vfio bool) string {
 	config := ""
 	if vfio {
@@ -113,7 +115,7 @@ spec:
 `, name, address, config)
 }
 
-// anyClass is a class of all devices of the driver.
+// anyClass is a DeviceClass of all devices of the driver.
 const anyClass = `
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
@@ -123,15 +125,16 @@ spec:
   - cel: {expression: device.driver == "chandler.dev"}
 `
 
-// privileged is a cluster with privileged agents, and the host of its node.
+// privileged is a cluster with privileged agents, and the simulated host of its node.
 type privileged struct {
 	*installed
 
 	kernel *rebindtest.Kernel
 }
 
-// The chart with rebinding, devices on request and hand-over: the agents run under the rights that these values give them,
-// where pod security lets them, and devices are rebound, made, handed over and given back, on a real cluster.
+// TestPrivileged installs the chart with VFIO passthrough, on-demand devices and reclaim on a real
+// cluster. The agents run with the permissions of these values in a namespace whose Pod Security
+// level allows them.
 func TestPrivileged(t *testing.T) {
 	p := &privileged{installed: startOn(t, cluster.Config{PodSecurity: "baseline"})}
 	p.kernel = newKernel(t, p.node.NodePath(kernelDir))
@@ -148,7 +151,7 @@ func TestPrivileged(t *testing.T) {
 	t.Run("a driver's root", p.with(testDriverRoot))
 }
 
-// with returns a test of the cluster, which the tests before have left as it is to be.
+// with returns a test that continues on the cluster of the previous tests.
 func (p *privileged) with(test func(*testing.T, *privileged)) func(*testing.T) {
 	return func(t *testing.T) {
 		in := *p.installed
@@ -160,7 +163,7 @@ func (p *privileged) with(test func(*testing.T, *privileged)) func(*testing.T) {
 	}
 }
 
-// tell logs what the agent has said of late.
+// tell logs the writes to the simulated kernel and the end of the agent's log.
 func (p *privileged) tell(t *testing.T) {
 	agent, err := chandler.AgentPod(within(t), p.kube)
 	if err != nil {
@@ -171,8 +174,8 @@ func (p *privileged) tell(t *testing.T) {
 	t.Logf("the kernel was written %q; the agent's log ends with\n%s", p.kernel.Written(), said[max(0, len(said)-6000):])
 }
 
-// testInstalled has the namespace refuse the agents until it is labelled as the notes say. They say why the agents are
-// privileged.
+// testInstalled expects the namespace to reject the agents until it is labelled as Helm's notes
+// describe. The notes must also give the reasons for the privilege.
 func testInstalled(t *testing.T, p *privileged) {
 	notes := p.run(privilegedValues, "install", "chandler", p.project.Chart(), "--create-namespace", "--values=-")
 	if want := "privileged, for rebinding and handover and devices on request.\nWhat they can do then: docs/rebinding.md, docs/handover.md, docs/on-request.md."; !strings.Contains(notes, want) {
@@ -203,7 +206,8 @@ func testInstalled(t *testing.T, p *privileged) {
 	}
 }
 
-// testRebound gives the disk to a pod under vfio, and back when the pod has ended. The agent is killed meanwhile.
+// testRebound binds the disk to vfio for a pod, and back when the pod has ended. Meanwhile the
+// agent is killed.
 func testRebound(t *testing.T, p *privileged) {
 	manifest := pod("vm", diskDevice, true)
 	p.apply(manifest)
@@ -216,7 +220,8 @@ func testRebound(t *testing.T, p *privileged) {
 	p.healthy(diskDevice)
 }
 
-// testMade has virtual functions made for a pod, which has one under vfio. They stay for a while after it has ended.
+// testMade creates virtual functions for a pod with one of them under vfio. The functions must
+// remain for a while after the pod has ended.
 func testMade(t *testing.T, p *privileged) {
 	manifest := pod("network", virtualDevice, true)
 	p.apply(manifest)
@@ -237,8 +242,9 @@ func testMade(t *testing.T, p *privileged) {
 	}
 }
 
-// testWithoutRights takes the rights away while the disk is rebound. It stays so, which blocks a removal, and the reason
-// names it. The rights bring it back.
+// testWithoutRights removes the permissions while the disk is bound to vfio. The disk must keep its
+// driver and block a removal, whose message names the missing value. With the permissions, the disk
+// must get its driver back.
 func testWithoutRights(t *testing.T, p *privileged) {
 	manifest := pod("vm", diskDevice, true)
 	p.apply(manifest)
@@ -265,9 +271,9 @@ func testWithoutRights(t *testing.T, p *privileged) {
 	p.healthy(diskDevice)
 }
 
-// testHandedOver ends a pod by force while a process of its control group hangs in the kernel with the device open. Another
-// pod waits for the device until the process has ended. A monitor, which is in no control group of a pod, has it open all
-// the while.
+// testHandedOver forcibly deletes a pod while a process in its cgroup hangs in the kernel with the
+// device open. The next pod must wait until the process has ended. A monitor outside all pods'
+// cgroups has the device open all the time.
 func testHandedOver(t *testing.T, p *privileged) {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skip("this machine has no /dev/fuse, by which a process hangs")
@@ -302,7 +308,7 @@ func testHandedOver(t *testing.T, p *privileged) {
 	p.has("second", "/dev/"+balancerDev)
 	t.Logf("the next pod had the device %v after the process had ended", time.Since(began).Round(100*time.Millisecond))
 
-	// Nobody but the monitor has it open now.
+	// Now only the monitor has the device open.
 	p.remove(second)
 	third := pod("third", balancerDevice, false)
 	p.apply(third)
@@ -310,7 +316,7 @@ func testHandedOver(t *testing.T, p *privileged) {
 	p.remove(third)
 }
 
-// testRemoved removes the chart, which leaves nothing.
+// testRemoved removes the chart, which must leave nothing behind.
 func testRemoved(t *testing.T, p *privileged) {
 	p.upgrade(privilegedValues, "--set=uninstall.timeout=1m")
 	p.run("", "uninstall", "chandler", "--wait")

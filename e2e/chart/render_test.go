@@ -1,5 +1,5 @@
-// Package chart tests the Helm chart with the real Helm: that it renders the plain manifests, and that a cluster can
-// be given it, upgraded, rolled back and rid of it.
+// Package chart tests the Helm chart with the real Helm: the rendered manifests, and installation,
+// upgrade, rollback and removal on a cluster.
 package chart
 
 import (
@@ -35,22 +35,22 @@ const (
 	chartDir    = deployments + "/helm/chandler"
 )
 
-// manifests are the files of deployments/ that the chart renders, each from the template of its name.
+// manifests are the files of deployments/ that the chart renders from templates of the same name.
 var manifests = []string{
 	"namespace.yaml", "rbac.yaml", "config.yaml", "daemonset.yaml", "deviceclasses.yaml", "admission.yaml", "admission-slices.yaml",
 	"admission-claims.yaml", "admission-events.yaml", "admission-pods.yaml", "network-policy.yaml", "examples/uninstall.yaml",
 }
 
-// monitors are the files that the chart renders with other values than its own.
+// monitors are files that the chart renders with other than its default values.
 var monitors = map[string]string{
 	"prometheus/podmonitor.yaml":           "metrics: {podMonitor: {enabled: true}}",
 	"prometheus/podmonitor-protected.yaml": "metrics: {podMonitor: {enabled: true}, protected: {enabled: true}}",
 }
 
-// helm returns the path of Helm.
+// helm builds Helm once and returns the path of the program.
 var helm = sync.OnceValues(func() (string, error) { return build.Builder{Progress: os.Stderr}.Helm(context.Background()) })
 
-// render returns what the chart renders with values, in YAML.
+// render returns the chart's manifests for values.
 func render(t *testing.T, values string, args ...string) (string, error) {
 	t.Helper()
 	program, err := helm()
@@ -77,10 +77,10 @@ func mustRender(t *testing.T, values string, args ...string) string {
 	return out
 }
 
-// separator is what Helm writes before each document.
+// separator matches Helm's separator of documents.
 var separator = regexp.MustCompile(`\n*---\n# Source: .*\n`)
 
-// The plain manifests are what the chart renders, to the letter.
+// TestManifests compares the plain manifests byte by byte with the output of the chart.
 func TestManifests(t *testing.T) {
 	for _, name := range slices.Concat(manifests, slices.Sorted(maps.Keys(monitors))) {
 		t.Run(name, func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// daemonSet returns the DaemonSet that the chart renders.
+// daemonSet returns the chart's DaemonSet for values.
 func daemonSet(t *testing.T, values string) *appsv1.DaemonSet {
 	t.Helper()
 	set := &appsv1.DaemonSet{}
@@ -123,7 +123,8 @@ func decode(t *testing.T, text string, into any) {
 	}
 }
 
-// Each patch among the examples makes of the plain DaemonSet what a value makes of the chart's.
+// TestPatches applies each example patch to the plain DaemonSet. The result must equal the chart's
+// DaemonSet with the corresponding value.
 func TestPatches(t *testing.T) {
 	for patch, values := range map[string]string{
 		"nvml-patch.yaml":             "nvml: {enabled: true}",
@@ -150,7 +151,8 @@ func TestPatches(t *testing.T) {
 	}
 }
 
-// byName returns a DaemonSet, and its volumes and mounts apart from it, whose order means nothing.
+// byName returns a DaemonSet without volumes and mounts, and these as maps, because their order is
+// irrelevant.
 func byName(set *appsv1.DaemonSet) any {
 	set = set.DeepCopy()
 	pod := &set.Spec.Template.Spec
@@ -177,7 +179,7 @@ func readJSON(t *testing.T, file string) []byte {
 	return data
 }
 
-// config returns the configuration that the chart renders.
+// config returns the chart's configuration for values.
 func config(t *testing.T, values string) *v1alpha1.DriverConfig {
 	t.Helper()
 	var manifest corev1.ConfigMap
@@ -189,7 +191,8 @@ func config(t *testing.T, values string) *v1alpha1.DriverConfig {
 	return config
 }
 
-// A value that names a directory of the host sets its root in the configuration, unless that says another.
+// TestRoots expects values with host directories to set driver roots in the configuration, unless
+// the configuration sets them itself.
 func TestRoots(t *testing.T) {
 	got := config(t, `
 config:
@@ -209,8 +212,8 @@ fpgaProgramming: {enabled: true}
 	}
 }
 
-// Where NVIDIA's driver is named, the agent has the program that says what its files are, sees
-// these, and is not privileged. NVML looks there too.
+// TestDriverRoot sets the root of NVIDIA's driver. The agent must run unprivileged in the image
+// with chandler-nvml, with the driver's files mounted, and NVML must use the same root.
 func TestDriverRoot(t *testing.T) {
 	ofTheHost := []string{"/usr", "/lib/firmware", "/etc/alternatives", "/etc/OpenCL", "/etc/vulkan"}
 	for name, test := range map[string]struct {
@@ -235,7 +238,7 @@ func TestDriverRoot(t *testing.T) {
 					continue
 				}
 				directory[volume.Name] = volume.HostPath.Path
-				// Hosts without these have a driver all the same.
+				// Hosts without these directories can have a driver too.
 				if strings.HasPrefix(volume.Name, "nvml") && strings.HasPrefix(volume.HostPath.Path, "/etc/") && *volume.HostPath.Type != corev1.HostPathDirectoryOrCreate {
 					t.Errorf("%s must be there: %s", volume.HostPath.Path, *volume.HostPath.Type)
 				}
@@ -254,7 +257,7 @@ func TestDriverRoot(t *testing.T) {
 	}
 }
 
-// Values change what they are for.
+// TestValues changes many values and checks their effects.
 func TestValues(t *testing.T) {
 	set := daemonSet(t, `
 image: {digest: "sha256:00", repository: example.com/a}
@@ -294,7 +297,7 @@ extraVolumeMounts: [{name: i, mountPath: /i}]
 			t.Errorf("no %s among %q", arg, container.Args)
 		}
 	}
-	paths := make(map[string]string) // of the host, by where they are mounted
+	paths := make(map[string]string) // host paths by mount path
 	for _, mount := range container.VolumeMounts {
 		for _, volume := range pod.Volumes {
 			if volume.Name == mount.Name && volume.HostPath != nil {
@@ -313,7 +316,8 @@ extraVolumeMounts: [{name: i, mountPath: /i}]
 	}
 }
 
-// Objects that the administrator does not want, or the API server does not know, are left out.
+// TestLeftOut expects the chart to leave out disabled objects, and objects that the API server does
+// not support.
 func TestLeftOut(t *testing.T) {
 	kinds := func(out string) map[string]int {
 		kinds := make(map[string]int)
@@ -340,7 +344,7 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// The schema refuses what is misspelt, and says where.
+// TestSchemaRefuses expects the schema to refuse misspelt values and to name them.
 func TestSchemaRefuses(t *testing.T) {
 	for values, want := range map[string]string{
 		"image: {tagg: a}":                                  "tagg",

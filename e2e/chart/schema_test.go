@@ -15,7 +15,7 @@ import (
 	"chandler.dev/api/v1alpha1"
 )
 
-// The chart's schema for the value config is that of the type DriverConfig.
+// TestSchemaOfConfig compares the chart's schema of the value config with the type DriverConfig.
 func TestSchemaOfConfig(t *testing.T) {
 	file := filepath.Join(chartDir, "values.schema.json")
 	data, err := os.ReadFile(file)
@@ -47,7 +47,7 @@ func TestSchemaOfConfig(t *testing.T) {
 	}
 }
 
-// enums are the types that have few values.
+// enums lists the values of enumeration types.
 var enums = map[reflect.Type][]any{
 	reflect.TypeFor[v1alpha1.Mode](): {v1alpha1.ModeAuto, v1alpha1.ModeDRA, v1alpha1.ModeDevicePlugin},
 	reflect.TypeFor[v1alpha1.Effect](): {
@@ -55,7 +55,8 @@ var enums = map[reflect.Type][]any{
 	},
 }
 
-// schemaOf returns the JSON schema of a type of the configuration. It is as strict about fields as the agent.
+// schemaOf returns the JSON schema of a configuration type. Like the agent, the schema refuses
+// unknown fields.
 func schemaOf(t *testing.T, of reflect.Type) map[string]any {
 	if values := enums[of]; values != nil {
 		return map[string]any{"enum": values}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// networkPolicy returns the NetworkPolicy that the chart renders.
+// networkPolicy returns the chart's NetworkPolicy for values.
 func networkPolicy(t *testing.T, values string) networkingv1.NetworkPolicySpec {
 	t.Helper()
 	var policy networkingv1.NetworkPolicy
@@ -19,8 +19,8 @@ func networkPolicy(t *testing.T, values string) networkingv1.NetworkPolicySpec {
 	return policy.Spec
 }
 
-// Nobody connects to the agent's pods but to the ports of health and metrics. Values narrow that, and where the agent
-// connects to.
+// TestNetworkPolicy expects the policy to allow only connections to the ports of health and
+// metrics. Values can restrict the sources of these connections, and the agent's own connections.
 func TestNetworkPolicy(t *testing.T) {
 	plain := networkPolicy(t, "")
 	agent := daemonSet(t, "").Spec.Template
@@ -81,7 +81,8 @@ networkPolicy:
 	}
 }
 
-// An agent that may connect to the API server only may send traces all the same, if it has an endpoint for them.
+// TestNetworkPolicyOfTraces restricts the agent's connections to the API server. An agent with an
+// endpoint for traces must still be allowed to connect to the endpoint.
 func TestNetworkPolicyOfTraces(t *testing.T) {
 	const narrow = "\nnetworkPolicy: {apiServer: [{to: [{ipBlock: {cidr: 10.0.0.1/32}}]}], tracesTo: [{namespaceSelector: {}}]}"
 	for endpoint, port := range map[string]int32{"http://otel.monitoring:4318/v1": 4318, "https://otel": 4317, "": 0} {
@@ -101,8 +102,8 @@ func TestNetworkPolicyOfTraces(t *testing.T) {
 	}
 }
 
-// Protected metrics have a port of their own, and the agent the right to ask whose token it is given. Without them it
-// has no such right.
+// TestProtectedMetrics expects protected metrics to have a separate port, and the agent to have
+// permission to review tokens. Without protected metrics, the agent must not have this permission.
 func TestProtectedMetrics(t *testing.T) {
 	const values = "metrics: {protected: {enabled: true, port: 9443, secret: tls}}"
 	pod := daemonSet(t, values).Spec.Template.Spec
@@ -131,7 +132,8 @@ func TestProtectedMetrics(t *testing.T) {
 	}
 }
 
-// The agent has no more of the host and of the cluster than it needs.
+// TestPodIsConfined expects the agent's pod to have only the access to the host and the cluster
+// that it needs.
 func TestPodIsConfined(t *testing.T) {
 	if set := daemonSet(t, "seLinux: {type: \"\"}"); set.Spec.Template.Spec.Containers[0].SecurityContext.SELinuxOptions != nil {
 		t.Error("without a type there are SELinux options")

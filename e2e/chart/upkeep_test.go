@@ -9,8 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// The program that keeps up MPS daemons is there only where it is asked for. It is in a DaemonSet of its
-// own, which an upgrade does not restart, and shows the host what it mounts, where agents look for it.
+// TestUpkeep expects the supervisor of MPS daemons only where it is enabled. It runs in a separate
+// DaemonSet that an upgrade does not restart, and propagates its mounts to the host, to the
+// directory in which agents expect them.
 func TestUpkeep(t *testing.T) {
 	if out, err := render(t, "", "--show-only=templates/upkeep.yaml"); err == nil {
 		t.Errorf("it is there by default:\n%s", out)

@@ -15,13 +15,13 @@ import (
 	"chandler.dev/internal/docs"
 )
 
-// aValue is a value of the chart, as values.yaml explains it.
+// aValue is a value of the chart with its explanation in values.yaml.
 type aValue struct{ name, text string }
 
-// key is a line of values.yaml that begins a value.
+// key matches a line of values.yaml that begins a value.
 var key = regexp.MustCompile(`^( *)([A-Za-z]+):`)
 
-// explained returns the values that have an explanation, in order.
+// explained returns the explained values in order.
 func explained(text string) (values []aValue) {
 	var path, comment []string
 	for line := range strings.Lines(text) {
@@ -41,7 +41,8 @@ func explained(text string) (values []aValue) {
 	return values
 }
 
-// docs/install.md has every value of values.yaml, with its default and what it is for, and the schema knows it.
+// TestValuesAreExplained generates the table of values in docs/install.md from values.yaml, with
+// defaults and explanations. Every value must have an explanation.
 func TestValuesAreExplained(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
 	if err != nil {
@@ -86,7 +87,7 @@ func lookUp(t *testing.T, in map[string]any, name string) any {
 	return value
 }
 
-// leaves returns the names of all values that have none below.
+// leaves returns the names of all values without nested values.
 func leaves(in map[string]any, prefix string) map[string]bool {
 	all := make(map[string]bool)
 	for name, value := range in {
@@ -101,7 +102,7 @@ func leaves(in map[string]any, prefix string) map[string]bool {
 	return all
 }
 
-// groups returns the names of all values that have others below.
+// groups returns the names of all values with nested values.
 func groups(in map[string]any, prefix string) (names []string) {
 	for name, value := range in {
 		if below, is := value.(map[string]any); is && len(below) > 0 {
@@ -111,8 +112,9 @@ func groups(in map[string]any, prefix string) (names []string) {
 	return names
 }
 
-// With --reuse-values Helm gives a chart the values of the one before, without the defaults of
-// what is new. The chart says what to write instead, whichever values are new.
+// TestValuesOfAnOlderChart removes each group of values in turn. With --reuse-values, Helm uses the
+// values of the previous chart, without defaults for new values. The chart must then tell the user
+// to write --reset-then-reuse-values.
 func TestValuesOfAnOlderChart(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
 	if err != nil {
@@ -136,7 +138,7 @@ func TestValuesOfAnOlderChart(t *testing.T) {
 	}
 }
 
-// notes returns what Helm says after an installation with values.
+// notes returns Helm's notes for an installation with values.
 func notes(t *testing.T, values string) string {
 	t.Helper()
 	program, err := helm()
@@ -153,7 +155,8 @@ func notes(t *testing.T, values string) string {
 	return said
 }
 
-// Helm's notes say what the agents are privileged for, and where that is explained.
+// TestNotesOfPrivilege expects Helm's notes to name the reasons for which agents are privileged,
+// and the pages about them.
 func TestNotesOfPrivilege(t *testing.T) {
 	for values, want := range map[string]string{
 		"":                             "",
@@ -168,7 +171,8 @@ func TestNotesOfPrivilege(t *testing.T) {
 	}
 }
 
-// Values that only look right are refused in words that say what to write, and what merely looks odd works.
+// TestOddValues renders invalid and unusual values. An invalid value must be refused with a message
+// that names the fix. An unusual but valid value must work.
 func TestOddValues(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{

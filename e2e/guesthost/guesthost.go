@@ -1,4 +1,4 @@
-// Package guesthost is the host of a guest, as programs that do an agent's work there have it.
+// Package guesthost opens the host of a guest for test programs that do an agent's work there.
 package guesthost
 
 import (
@@ -13,21 +13,21 @@ import (
 	"chandler.dev/internal/provision"
 )
 
-// Host is what an agent has of its host.
+// A Host is an agent's view of its host.
 type Host struct {
 	FS    fs.FS
-	Write func(name, value string) error // writes an attribute, as of FS
+	Write func(name, value string) error // writes an attribute; names are as in FS
 	Boot  string                         // the kernel's boot ID
 
-	// Ledger has no entry but the leases of the program.
+	// Ledger contains no allocations. It only holds leases of the test program.
 	Ledger *ledger.Ledger
 }
 
-// Stock returns what the ledger knows of the devices of the host: nothing.
+// Stock returns the ledger's view of the devices of the host, which is empty.
 func Stock() ledger.Stock { return &ledger.Present{} }
 
-// Open opens the host. The program says "dies" and ends with status 9 in place of the write after so
-// many, and never if the number is negative.
+// Open opens the host. After the given number of writes, the next write prints "dies" instead and
+// ends the program with status 9. If the number is negative, all writes succeed.
 func Open(writes int) (*Host, error) {
 	fsys, err := hostfs.Open("/")
 	if err != nil {

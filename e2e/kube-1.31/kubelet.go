@@ -9,5 +9,5 @@ import (
 	"k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// kubelet returns the kubelet's command, which takes no context yet.
+// kubelet returns the kubelet's command. In this version, the constructor takes no context.
 func kubelet(context.Context) *cobra.Command { return app.NewKubeletCommand() }

@@ -1,5 +1,6 @@
-// Package kubectl does from Go what one does with kubectl: apply manifests, wait for pods, read logs, delete. It is
-// for tests and demonstrations against any cluster, and what it says when a wait fails is meant to be the whole story.
+// Package kubectl applies and deletes manifests, waits for pods and reads logs, for tests and
+// demonstrations on any cluster. The error of a failed wait contains the pod's conditions,
+// containers and events.
 package kubectl
 
 import (
@@ -28,10 +29,10 @@ import (
 // fieldManager owns the fields that Apply sets.
 const fieldManager = "chandler-e2e"
 
-// interval between two looks at what is waited for.
+// interval is the time between two checks of a wait.
 const interval = 50 * time.Millisecond
 
-// A Client speaks to one cluster. It is also the typed client, for all that has no method here.
+// A Client is a client of one cluster. It embeds the typed client for everything else.
 type Client struct {
 	kubernetes.Interface
 
@@ -39,7 +40,7 @@ type Client struct {
 	mapper  *restmapper.DeferredDiscoveryRESTMapper
 }
 
-// New returns a client; it does not connect yet.
+// New returns a client without connecting.
 func New(config *rest.Config) (*Client, error) {
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NewWarningWriter(os.Stderr, rest.WarningWriterOptions{Deduplicate: true})
@@ -55,9 +56,9 @@ func New(config *rest.Config) (*Client, error) {
 	return &Client{Interface: typed, dynamic: untyped, mapper: mapper}, nil
 }
 
-// Apply applies the objects of a manifest, one YAML document each, in order and on the server's side. An object
-// without a namespace goes to "default". Where a kind is not served yet, as just after its definition was applied,
-// Apply waits for it until ctx ends.
+// Apply applies the objects of a manifest by server-side apply, in order. Each YAML document is one
+// object. An object without a namespace goes to "default". If a kind is not served yet, for example
+// just after its definition was applied, Apply waits for it until ctx ends.
 func (c *Client) Apply(ctx context.Context, manifest string) error {
 	objects, err := parse(manifest)
 	if err != nil {
@@ -101,8 +102,8 @@ func (c *Client) apply(ctx context.Context, object *unstructured.Unstructured) e
 	return err
 }
 
-// DryRun asks the server whether it would create each object of a manifest, and returns the answer for the first that it
-// would not.
+// DryRun sends each object of a manifest to the server as a creation with dry run, and returns the
+// first error.
 func (c *Client) DryRun(ctx context.Context, manifest string) error {
 	objects, err := parse(manifest)
 	if err != nil {
@@ -120,8 +121,8 @@ func (c *Client) DryRun(ctx context.Context, manifest string) error {
 	return nil
 }
 
-// Delete deletes the objects of a manifest, the last one first, and waits until all are gone. It is no error if
-// one is missing. Pods are given one second.
+// Delete deletes the objects of a manifest in reverse order, and waits until all are gone. Missing
+// objects are no error. Pods get a grace period of one second.
 func (c *Client) Delete(ctx context.Context, manifest string) error {
 	objects, err := parse(manifest)
 	if err != nil {
@@ -137,7 +138,8 @@ func (c *Client) Delete(ctx context.Context, manifest string) error {
 
 func (c *Client) delete(ctx context.Context, object *unstructured.Unstructured) error {
 	resource, err := c.resource(object)
-	if meta.IsNoMatchError(err) { // its kind is gone, and it too
+	// Without the kind, the object is gone too.
+	if meta.IsNoMatchError(err) {
 		return nil
 	}
 	if err != nil {
@@ -146,7 +148,8 @@ func (c *Client) delete(ctx context.Context, object *unstructured.Unstructured) 
 	foreground := metav1.DeletePropagationForeground
 	options := metav1.DeleteOptions{PropagationPolicy: &foreground}
 	if object.GetKind() == "Pod" {
-		second := int64(1) // zero would take the pod from the API before it has ended
+		// A grace period of zero would remove the pod from the API before the pod has ended.
+		second := int64(1)
 		options.GracePeriodSeconds = &second
 	}
 	err = resource.Delete(ctx, object.GetName(), options)
@@ -161,7 +164,7 @@ func (c *Client) delete(ctx context.Context, object *unstructured.Unstructured) 
 	})
 }
 
-// DeletePod deletes a pod as its grace period says and waits until it is gone.
+// DeletePod deletes a pod with the pod's own grace period, and waits until the pod is gone.
 func (c *Client) DeletePod(ctx context.Context, namespace, name string) error {
 	pods := c.CoreV1().Pods(namespace)
 	if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -172,7 +175,7 @@ func (c *Client) DeletePod(ctx context.Context, namespace, name string) error {
 	})
 }
 
-// gone waits until get does not find what it gets.
+// gone calls get until it returns a not-found error.
 func (c *Client) gone(ctx context.Context, what string, get func() (metav1.Object, error)) error {
 	return c.Until(ctx, what+" to be gone", func(context.Context) error {
 		left, err := get()
@@ -186,8 +189,9 @@ func (c *Client) gone(ctx context.Context, what string, get func() (metav1.Objec
 	})
 }
 
-// WaitForPod waits until a pod is in a phase, and returns it so. Running includes that all its containers are ready.
-// It gives up when the pod can no longer come to it, or ctx ends, and then tells what the pod waits for.
+// WaitForPod waits until a pod is in a phase, and returns the pod. For Running, all containers must
+// also be ready. It returns an error when the pod can no longer reach the phase, or when ctx ends.
+// The error includes the pod's state.
 func (c *Client) WaitForPod(ctx context.Context, namespace, name string, phase corev1.PodPhase) (*corev1.Pod, error) {
 	var pod *corev1.Pod
 	err := c.Until(ctx, fmt.Sprintf("pod %s to be %s", name, phase), func(ctx context.Context) error {
@@ -204,7 +208,8 @@ func (c *Client) WaitForPod(ctx context.Context, namespace, name string, phase c
 	return pod, err
 }
 
-// podIs returns nil if the pod is in the phase, else what keeps it from it; that may be final.
+// podIs returns nil if the pod is in the phase, or else the reason. The error is final if the pod
+// cannot reach the phase.
 func podIs(pod *corev1.Pod, phase corev1.PodPhase) error {
 	switch current := pod.Status.Phase; {
 	case current != phase && (current == corev1.PodSucceeded || current == corev1.PodFailed):
@@ -226,9 +231,9 @@ func podReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// story is what is known of a pod: its conditions, containers and events.
+// story returns a pod's conditions, containers and events as text.
 func (c *Client) story(ctx context.Context, pod *corev1.Pod) string {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // the caller's context may have ended
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // The caller's context may have ended.
 	defer cancel()
 	var story strings.Builder
 	for _, condition := range pod.Status.Conditions {
@@ -254,7 +259,8 @@ func (c *Client) story(ctx context.Context, pod *corev1.Pod) string {
 	return story.String()
 }
 
-// Logs returns what a container has written so far; "" is a pod's only container.
+// Logs returns the output of a container so far. An empty container name selects a pod's only
+// container.
 func (c *Client) Logs(ctx context.Context, namespace, pod, container string) (string, error) {
 	options := &corev1.PodLogOptions{Container: container}
 	log, err := c.CoreV1().Pods(namespace).GetLogs(pod, options).DoRaw(ctx)
@@ -264,10 +270,10 @@ func (c *Client) Logs(ctx context.Context, namespace, pod, container string) (st
 	return string(log), nil
 }
 
-// Until asks again and again whether something is so, until it is, the answer is Final, or ctx ends; the last answer
-// is then in the error.
+// Until calls the function is repeatedly until the function returns nil or a Final error, or until
+// ctx ends. In the latter two cases, the returned error wraps the function's last error.
 func (c *Client) Until(ctx context.Context, what string, is func(context.Context) error) error {
-	var last error // that says more than that the time is over
+	var last error // the last error that is not merely the end of ctx
 	for {
 		err := is(ctx)
 		if err == nil {
@@ -287,7 +293,7 @@ func (c *Client) Until(ctx context.Context, what string, is func(context.Context
 	}
 }
 
-// Final marks an answer given to Until as one that will not change.
+// Final marks an error as permanent, so that Until returns it at once.
 func Final(err error) error { return finalError{err} }
 
 type finalError struct{ error }
@@ -299,7 +305,7 @@ func (c *Client) resource(object *unstructured.Unstructured) (dynamic.ResourceIn
 	kind := object.GroupVersionKind()
 	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if meta.IsNoMatchError(err) {
-		c.mapper.Reset() // so that the next call asks again what is served
+		c.mapper.Reset() // The next call discovers the served kinds again.
 	}
 	if err != nil {
 		return nil, err
@@ -315,7 +321,7 @@ func (c *Client) resource(object *unstructured.Unstructured) (dynamic.ResourceIn
 	return resource.Namespace(namespace), nil
 }
 
-// parse splits a manifest into objects; empty documents do not count, lists are their items.
+// parse splits a manifest into objects. It skips empty documents and replaces lists by their items.
 func parse(manifest string) ([]*unstructured.Unstructured, error) {
 	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewBufferString(manifest), 4096)
 	var objects []*unstructured.Unstructured

@@ -10,7 +10,7 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// Browser starts a headless Chromium, which Debian's package chromium has. end ends it.
+// Browser starts a headless Chromium from Debian's package chromium. The function end stops it.
 func Browser(ctx context.Context) (browser context.Context, end func(), err error) {
 	program, err := exec.LookPath("chromium")
 	if err != nil {
@@ -20,7 +20,7 @@ func Browser(ctx context.Context) (browser context.Context, end func(), err erro
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.Flag("hide-scrollbars", true))
 	if os.Geteuid() == 0 {
-		options = append(options, chromedp.NoSandbox) // it refuses to run as root otherwise
+		options = append(options, chromedp.NoSandbox) // Chromium refuses to run as root with a sandbox.
 	}
 	allocator, endAllocator := chromedp.NewExecAllocator(ctx, options...)
 	browser, endBrowser := chromedp.NewContext(allocator)

@@ -1,4 +1,4 @@
-// Package page is the test of the page in a real browser, and the picture of it.
+// Package page tests the web UI in a real browser, and makes the picture of it.
 package page
 
 import (
@@ -20,10 +20,10 @@ import (
 //go:embed testdata/hgx.host
 var hgx []byte
 
-// Now is when the example is looked at.
+// Now is the time of the example.
 var Now = time.Date(2026, 11, 20, 9, 50, 21, 0, time.UTC)
 
-// Recorded returns what an inventory of a recorded host is made of.
+// Recorded returns the facts of a recorded host for an inventory.
 func Recorded(name string, host []byte) (inventory.Facts, error) {
 	parsed, err := recorded.Parse(host)
 	if err != nil {
@@ -43,7 +43,7 @@ func Recorded(name string, host []byte) (inventory.Facts, error) {
 	}, nil
 }
 
-// Example is a server of eight GPUs, with pods that were made up.
+// Example returns the facts of a server with eight GPUs and made-up pods.
 func Example() (inventory.Facts, error) {
 	facts, err := Recorded("gpu-node-07", hgx)
 	if err != nil {
@@ -75,7 +75,8 @@ func Example() (inventory.Facts, error) {
 	since := map[string]time.Duration{"pci-0000-9e-00-0": 37 * time.Minute, "pci-0000-ce-00-0": 78 * time.Hour}
 	for i := range facts.Snapshot.Devices {
 		d := &facts.Snapshot.Devices[i]
-		if d.Name == "pci-0000-ce-00-0" { // an agent makes the reading a state once it holds
+		// In a real agent, a reading becomes a state after it has lasted for a while.
+		if d.Name == "pci-0000-ce-00-0" {
 			d.Health = discovery.Health{Status: discovery.Unhealthy, Condition: discovery.ConditionLinkDegraded, Reason: "its link has 8 lanes of 16"}
 		}
 		if ago, sick := since[d.Name]; sick {

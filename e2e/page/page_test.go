@@ -29,7 +29,7 @@ import (
 
 var all = flag.Bool("all", false, "open every recorded host, not two of each family")
 
-// browser is the one that all tests share.
+// browser is shared by all tests.
 var browser context.Context
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// tab is a tab of the browser that shows a page.
+// tab is a browser tab that shows the web UI.
 type tab struct {
 	t   *testing.T
 	ctx context.Context
@@ -55,7 +55,7 @@ type tab struct {
 	server *httptest.Server
 
 	mu       sync.Mutex
-	problems []string // that the browser reports: errors, and breaches of the policy
+	problems []string // reported by the browser: errors, and violations of the content security policy
 }
 
 // open shows an inventory in a new tab.
@@ -91,7 +91,7 @@ func (b *tab) window(width, height int64) chromedp.Action {
 	return chromedp.EmulateViewport(width, height)
 }
 
-// do runs actions, which take no time to speak of.
+// do runs actions, which take almost no time.
 func (b *tab) do(actions ...chromedp.Action) {
 	b.t.Helper()
 	if err := chromedp.Run(b.ctx, actions...); err != nil {
@@ -116,7 +116,7 @@ func (b *tab) wait(expression string) {
 	}
 }
 
-// clean fails if the browser had something to complain about.
+// clean fails the test if the browser has reported problems.
 func (b *tab) clean() {
 	b.t.Helper()
 	b.mu.Lock()
@@ -150,8 +150,8 @@ func recordedHost(t *testing.T, family, name string) inventory.Facts {
 	return facts
 }
 
-// many is a host of 512 virtual functions on 32 devices in eight NUMA nodes, of
-// which pods have some.
+// many returns a host with 512 virtual functions on 32 devices in eight NUMA nodes. Pods have a
+// third of the functions.
 func many(t *testing.T) inventory.Facts {
 	t.Helper()
 	facts := recordedHost(t, "qat", "4xxx")
@@ -193,8 +193,8 @@ func many(t *testing.T) inventory.Facts {
 	return facts
 }
 
-// TestRecordedHosts opens two hosts of each family, or all. Nothing sticks out, and the browser
-// has nothing to complain about.
+// TestRecordedHosts opens two hosts of each family, or all hosts. The content must not overflow the
+// window, and the browser must report no problems.
 func TestRecordedHosts(t *testing.T) {
 	files, err := filepath.Glob("../../discovery/families/*/testdata/*.host")
 	if err != nil {
@@ -235,8 +235,8 @@ func contains(all []string, one string) bool {
 	return false
 }
 
-// TestWidths looks at pages from a narrow phone to a wall. Nothing sticks out, also
-// with a panel open, and with a panel open at the left the machine stays where it is.
+// TestWidths opens the web UI in windows from a narrow phone to a wall display. The content must
+// not overflow, also with an open panel. A panel on the left must not move the machine.
 func TestWidths(t *testing.T) {
 	for name, facts := range map[string]inventory.Facts{
 		"example": example(t), "512": many(t), "cpx": recordedHost(t, "amdgpu", "mi300x-cpx"), "trn2": recordedHost(t, "neuron", "trn2"), "broken": recordedHost(t, "nvidia", "broken"),
@@ -270,8 +270,8 @@ const sticksOut = `(() => {
   return wide + ' pixels stick out, ' + worst.tagName + '.' + worst.className;
 })()`
 
-// TestRailsOfANode looks at two hives, each within one NUMA node. Where the nodes stand below each other, the links of
-// the second begin at its first device, as they do beside each other.
+// TestRailsOfANode opens a host with two hives, each within one NUMA node. In both layouts, side by
+// side and one below the other, the links of the second hive must begin at its first device.
 func TestRailsOfANode(t *testing.T) {
 	b := open(t, recordedHost(t, "amdgpu", "mi210x8"))
 	b.wait(`document.querySelectorAll('.numa .rail.loc').length >= 4`)
@@ -284,8 +284,8 @@ func TestRailsOfANode(t *testing.T) {
 	b.clean()
 }
 
-// TestContrast computes the contrast of all text to the ground that it stands on, and of
-// glyphs, in both themes (WCAG 2.2, 1.4.3 and 1.4.11).
+// TestContrast computes the contrast of all text and glyphs with their background, in both themes
+// (WCAG 2.2, 1.4.3 and 1.4.11).
 func TestContrast(t *testing.T) {
 	b := open(t, example(t))
 	for _, theme := range []string{"light", "dark"} {
@@ -316,12 +316,13 @@ const contrast = `(() => {
   return [...seen.values()];
 })()`
 
-// TestKeyboard uses the page without a mouse.
+// TestKeyboard uses the web UI without a mouse.
 func TestKeyboard(t *testing.T) {
 	b := open(t, example(t))
 	b.do(chromedp.KeyEvent("/"))
 	b.wait(`document.activeElement.id == 'q'`)
-	b.do(chromedp.Evaluate(`q.value = ''`, nil), chromedp.KeyEvent("llama gpu")) // the protocol types what the page prevents
+	// The protocol enters the key although the web UI prevents its default action.
+	b.do(chromedp.Evaluate(`q.value = ''`, nil), chromedp.KeyEvent("llama gpu"))
 	b.wait(`document.querySelector('.filter output').textContent == '3 of 19'`)
 	if dim := js[int](b, `document.querySelectorAll('.dev.dim').length`); dim != 16 {
 		t.Errorf("%d devices fade, want 16", dim)
@@ -357,7 +358,7 @@ func TestKeyboard(t *testing.T) {
 	b.clean()
 }
 
-// TestWithoutJavaScript shows a panel by its address alone.
+// TestWithoutJavaScript opens a panel by its address alone.
 func TestWithoutJavaScript(t *testing.T) {
 	facts := example(t)
 	b := open(t, facts)
@@ -375,8 +376,8 @@ func TestWithoutJavaScript(t *testing.T) {
 	}
 }
 
-// TestLive changes who has what. The page follows, and focus, filter, panel and scroll
-// stay. When the agent ends the page says so.
+// TestLive changes the consumer of a device. The web UI must follow, without changes to focus,
+// filter, panel and scroll position. When the agent ends, the web UI must report it.
 func TestLive(t *testing.T) {
 	facts := example(t)
 	facts.At = time.Now()
@@ -406,7 +407,7 @@ func TestLive(t *testing.T) {
 	b.wait(`document.querySelector('#live').textContent.startsWith('Not live since ')`)
 }
 
-// TestHostile has names from the host that would be HTML.
+// TestHostile shows names from the host that contain HTML.
 func TestHostile(t *testing.T) {
 	const evil = `<script>alert(1)</script>"'><img src=x onerror=alert(2)>${7*7}`
 	facts := example(t)
@@ -439,7 +440,7 @@ func TestHostile(t *testing.T) {
 	b.clean()
 }
 
-// TestMany is quick with 512 devices, and not large.
+// TestMany opens 512 devices. The web UI must be quick and small.
 func TestMany(t *testing.T) {
 	b := open(t, many(t))
 	b.wait(`document.querySelectorAll('.cells a').length == 512`)
@@ -455,7 +456,8 @@ func TestMany(t *testing.T) {
 	b.clean()
 }
 
-// TestStrangers are refused: a name that resolves to this machine and is none of its own.
+// TestStrangers requests the web UI by different host names. A name that resolves to this machine
+// but is not local must be refused.
 func TestStrangers(t *testing.T) {
 	inv := inventory.Make(example(t))
 	handler := (&page.Server{Read: func() *inventory.Inventory { return inv }}).Handler()

@@ -1,4 +1,4 @@
-// Package pages holds the commands of the pages to the programs that they are for.
+// Package pages checks the commands on the pages against the programs themselves.
 package pages
 
 import (
@@ -15,8 +15,8 @@ import (
 
 var errNoCommand = errors.New("there is no such command")
 
-// Every command of kubectl's on the pages is one that kubectl has, with flags that it
-// takes. Those of kubectl chandler are Chandler's, which cmd/chandler checks.
+// TestKubectl parses every kubectl command on the pages with kubectl's own code. The command and
+// its flags must exist. A test of cmd/chandler checks the commands of kubectl chandler.
 func TestKubectl(t *testing.T) {
 	pages, err := docs.All("../..")
 	if err != nil {
@@ -45,7 +45,7 @@ func TestKubectl(t *testing.T) {
 	}
 }
 
-// The test finds what kubectl does not have.
+// TestParse expects parse to refuse unknown commands and flags.
 func TestParse(t *testing.T) {
 	for _, words := range [][]string{{"get", "pods", "--no-such-flag"}, {"aply", "-f", "x"}, {"rollout", "states", "ds/x"}} {
 		if err := parse(words); err == nil {
@@ -54,7 +54,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// parse has kubectl's own code take a command apart, and does not run it.
+// parse parses a command with kubectl's own code without running it.
 func parse(words []string) error {
 	streams := genericiooptions.IOStreams{In: nil, Out: io.Discard, ErrOut: io.Discard}
 	root := cmd.NewKubectlCommand(cmd.KubectlOptions{IOStreams: streams, Arguments: append([]string{"kubectl"}, words...)})

@@ -1,5 +1,6 @@
-// Package prometheus has Prometheus' own engine and promtool ask the agent's metrics. The
-// metrics are the golden files of the agent's handler, and samples of other exporters.
+// Package prometheus evaluates queries and rules on the agent's metrics, with Prometheus' own
+// engine and promtool. The metrics are the golden files of the agent's handler and samples of other
+// exporters.
 package prometheus
 
 import (
@@ -43,7 +44,7 @@ func read(t *testing.T, file string) string {
 	return string(data)
 }
 
-// exposed are the files of metrics, by the instance that Prometheus would scrape them of.
+// exposed returns the contents of the metrics files, by the instance that Prometheus would scrape.
 func exposed(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(metrics + "/*.prom")
@@ -59,8 +60,8 @@ func exposed(t *testing.T) map[string]string {
 
 var sample = regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)$`)
 
-// scraped returns a storage that has scraped the instances once a minute for two hours, and
-// the names of the metrics. Counters of each instance stay as they are.
+// scraped returns a storage that has scraped all instances once a minute for two hours, and the
+// names of the metrics. All samples of an instance have the same values.
 func scraped(t *testing.T) (storage.Storage, map[string]bool) {
 	t.Helper()
 	names := make(map[string]bool)
@@ -107,10 +108,10 @@ func ask(t *testing.T, from storage.Storage, query string) promql.Vector {
 	return vector
 }
 
-// named are the labels that people want to see of an answer.
+// named are the labels that matter to users.
 var named = []string{"node", "device", "model", "namespace", "pod", "container", "claim", "resource", "api", "capacity"}
 
-// say writes an answer with what matters in it, in a fixed order.
+// say formats a query's result in a fixed order, with the labels of named.
 func say(vector promql.Vector) string {
 	lines := make([]string, 0, len(vector))
 	for _, s := range vector {
@@ -128,8 +129,8 @@ func say(vector promql.Vector) string {
 
 var inDocs = regexp.MustCompile("(?s)```promql\n(.*?)```")
 
-// Each query of the documentation gives the answer of the golden file, from metrics that
-// the agent and the other exporters have.
+// TestQueriesOfDocumentation evaluates each query of the documentation. All metrics must exist, and
+// the results must match the golden file.
 func TestQueriesOfDocumentation(t *testing.T) {
 	from, names := scraped(t)
 	queries := inDocs.FindAllStringSubmatch(read(t, page), -1)
@@ -156,7 +157,7 @@ func TestQueriesOfDocumentation(t *testing.T) {
 	}
 }
 
-// exist reports metrics of a query that nobody has.
+// exist reports metrics of a query that no exporter has.
 func exist(t *testing.T, query string, names map[string]bool) {
 	t.Helper()
 	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(query)
@@ -172,10 +173,11 @@ func exist(t *testing.T, query string, names map[string]bool) {
 	})
 }
 
-// mayBeEmpty are the panels that have nothing to show on nodes that are well.
+// mayBeEmpty are the panels that show nothing on healthy nodes.
 var mayBeEmpty = []string{"Features that the API server drops"}
 
-// Each query of the dashboard is of metrics that exist and gives an answer.
+// TestDashboard evaluates each query of the dashboard. All metrics must exist, and each query must
+// have a result.
 func TestDashboard(t *testing.T) {
 	var dashboard struct {
 		Panels []struct {
@@ -207,12 +209,11 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// Rules are right and alert when they should, each alert has a section in the
-// documentation, and no metric of theirs is missing. The agent's metrics follow
-// Prometheus' conventions.
+// TestPromtool checks the rules, runs the tests of the alerts, and checks that the agent's metrics
+// follow Prometheus' conventions.
 func TestPromtool(t *testing.T) {
 	tool := filepath.Join(t.TempDir(), "promtool")
-	// Without the tag it has the libraries of all clouds.
+	// Without the tag, promtool includes the libraries of all clouds.
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-tags", "remove_all_sd", "-o", tool, "github.com/prometheus/prometheus/cmd/promtool").CombinedOutput(); err != nil {
 		t.Fatalf("build promtool: %v: %s", err, out)
 	}
@@ -239,7 +240,8 @@ var (
 	recorded  = regexp.MustCompile(`(?m)^ *- record: (\S+)$`)
 )
 
-// Each alert is tested, and has what people need of it.
+// TestAlerts expects each alert to have labels, annotations, a section in the documentation and a
+// test. The metrics of all rules must exist.
 func TestAlerts(t *testing.T) {
 	text, docs, tests := read(t, rules), read(t, page), read(t, "testdata/alerts.yaml")
 	alerts := alertName.FindAllStringSubmatchIndex(text, -1)
@@ -264,7 +266,7 @@ func TestAlerts(t *testing.T) {
 		}
 	}
 	_, names := scraped(t)
-	names["chandler_scan_late"] = true // which nodes that are well do not have
+	names["chandler_scan_late"] = true // Healthy nodes do not have this metric.
 	for _, m := range recorded.FindAllStringSubmatch(text, -1) {
 		names[m[1]] = true
 	}
@@ -273,7 +275,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// A silent mistake in this package would be a file without samples.
+// TestSamplesAreThere guards the other tests against files without samples.
 func TestSamplesAreThere(t *testing.T) {
 	for instance, text := range exposed(t) {
 		if !bytes.Contains([]byte(text), []byte("# TYPE ")) {

@@ -1,5 +1,5 @@
-// Package standin stands in for a kubelet and an API server in guests, which have neither. It knows no more of them than
-// an agent needs, and nothing of what is tested.
+// Package standin provides a stand-in kubelet and API server for guests, which have neither. Both
+// implement only the parts that an agent needs.
 package standin
 
 import (
@@ -19,16 +19,18 @@ import (
 	"chandler.dev/internal/apitest"
 )
 
-// API is an API server that keeps ResourceSlices. It has the node called node, and any claim in namespace n: the name of
-// a claim is its UID, and begins with the device that it has and a dot, so that claims outlive the machine without being
-// kept. A claim with the word vfio among those that dots part asks for its device under vfio.
+// API is an API server that stores ResourceSlices. It has a node named node, and every claim in
+// namespace n. The name of a claim is also its UID. The name begins with the name of the claim's
+// device and a dot, so that claims survive the machine without being stored. If one of the other
+// dot-separated words is vfio, the claim requests the device under vfio.
 type API struct {
 	apitest.Server
 
-	// Mode is the node's label chandler.dev/mode, and Modes has new values of it.
+	// Mode is the node's label chandler.dev/mode. The caller sends new values of the label to
+	// Modes.
 	Mode  string
 	Modes chan string
-	// Published is called when slices may have changed. Optional.
+	// Published is called after each request that may have changed slices. Optional.
 	Published func()
 }
 
@@ -48,7 +50,8 @@ func (a *API) Serve(address string) (kubeconfig string, err error) {
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/n/resourceclaims/{name}", func(w http.ResponseWriter, r *http.Request) {
 		apitest.Respond(w, http.StatusOK, claim(r.PathValue("name")))
 	})
-	mux.HandleFunc("GET /apis/resource.k8s.io/v1/resourceclaims", func(w http.ResponseWriter, r *http.Request) { // none waits
+	// No claim waits.
+	mux.HandleFunc("GET /apis/resource.k8s.io/v1/resourceclaims", func(w http.ResponseWriter, r *http.Request) {
 		apitest.ListOrWatch(w, r, &resourceapi.ResourceClaimList{
 			TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaimList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"},
 		})
@@ -67,16 +70,18 @@ func (a *API) Serve(address string) (kubeconfig string, err error) {
 			a.Published()
 		}
 	})
-	go func() { _ = http.Serve(listener, serve) }() //nolint:gosec // until the machine ends; only the agent asks
+	go func() { _ = http.Serve(listener, serve) }() //nolint:gosec // runs until the machine ends, with the agent as only client
 	return fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
 		clusters: [{name: c, cluster: {server: "http://%s"}}], contexts: [{name: c, context: {cluster: c}}]}`, listener.Addr()), nil
 }
 
-// watchNodes tells of the node, and of each new mode. The agent asks for no list.
+// watchNodes sends the node and an event for each new mode. The agent only watches, without a list
+// request.
 func (a *API) watchNodes(w http.ResponseWriter, r *http.Request) {
 	tell := func(kind, mode, version string) {
 		node := nodeIn(mode, version)
-		_ = json.NewEncoder(w).Encode(metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Object: &node}}) // the agent may have ended
+		// The agent may have ended.
+		_ = json.NewEncoder(w).Encode(metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Object: &node}})
 		w.(http.Flusher).Flush()
 	}
 	w.Header().Set("Content-Type", "application/json")

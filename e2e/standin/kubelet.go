@@ -19,13 +19,14 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// PodUID is that of the agent's pod, default/agent.
+// PodUID is the UID of the agent's pod, default/agent.
 const PodUID = "uid"
 
-// patience is how long the agent may take for one call; it is emulated.
+// patience is the time limit of each call of the agent. It is long because the machine is emulated.
 const patience = time.Minute
 
-// A Kubelet takes the registrations of device plugins, calls what has registered, and says what pods have.
+// A Kubelet accepts the registrations of device plugins, calls the registered plugins and drivers,
+// and lists pods with their devices.
 type Kubelet struct {
 	// Listed is called with each list of devices. Optional.
 	Listed func(resource string, devices []*pluginapi.Device)
@@ -43,8 +44,9 @@ type plugin struct {
 	offered int
 }
 
-// Serve serves in the kubelet's directory. Sockets that are there are of an earlier boot; a kubelet that starts removes
-// them (Start in pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, in 1.31 to 1.37).
+// Serve serves in the kubelet's directory. It first removes the sockets of earlier boots, as a
+// starting kubelet does (Start in pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, in 1.31 to
+// 1.37).
 func (k *Kubelet) Serve(root string) error {
 	k.root, k.plugins = root, make(map[string]plugin)
 	k.pods = append(k.pods, &podresourcesapi.PodResources{Namespace: "default", Name: "agent"})
@@ -65,7 +67,7 @@ func (k *Kubelet) Serve(root string) error {
 	return nil
 }
 
-// RunPod has the kubelet list a pod with a container that has devices of a resource.
+// RunPod adds a pod with one container and devices of a resource to the list of pods.
 func (k *Kubelet) RunPod(name, resource string, ids ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -77,14 +79,14 @@ func (k *Kubelet) RunPod(name, resource string, ids ...string) {
 	})
 }
 
-// EndPod has the kubelet list a pod no more.
+// EndPod removes a pod from the list of pods.
 func (k *Kubelet) EndPod(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.pods = slices.DeleteFunc(k.pods, func(pod *podresourcesapi.PodResources) bool { return pod.GetName() == name })
 }
 
-// Plugin returns the plugin of a resource once it offers some devices.
+// Plugin returns the plugin of a resource, or an error while the plugin lists no devices.
 func (k *Kubelet) Plugin(resource string) (pluginapi.DevicePluginClient, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -94,7 +96,7 @@ func (k *Kubelet) Plugin(resource string) (pluginapi.DevicePluginClient, error) 
 	return k.plugins[resource], nil
 }
 
-// Allocate asks for devices of a resource for a container.
+// Allocate allocates devices of a resource to a container.
 func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) error {
 	plugin, err := k.Plugin(resource)
 	if err != nil {
@@ -106,7 +108,8 @@ func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) 
 	return err
 }
 
-// Register registers the agent's driver, as the kubelet does when it finds its socket, and returns how it is called.
+// Register registers the agent's driver by its registration socket, as the kubelet does, and
+// returns a client of the driver.
 func (k *Kubelet) Register(ctx context.Context) (drapb.DRAPluginClient, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -127,7 +130,7 @@ func (k *Kubelet) Register(ctx context.Context) (drapb.DRAPluginClient, error) {
 	return drapb.NewDRAPluginClient(endpoint), err
 }
 
-// A Refusal is the agent's answer to a claim that it does not prepare.
+// A Refusal is the agent's error for a claim that the agent does not prepare.
 type Refusal struct{ text string }
 
 // Error implements error.
@@ -165,7 +168,7 @@ func dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// registrar implements the kubelet's part of the device-plugin API.
+// registrar implements the kubelet's side of the device plugin API.
 type registrar struct {
 	pluginapi.UnimplementedRegistrationServer
 
@@ -178,7 +181,7 @@ func (r registrar) Register(_ context.Context, request *pluginapi.RegisterReques
 	return &pluginapi.Empty{}, nil
 }
 
-// follow follows the list of a plugin until the plugin ends.
+// follow receives the lists of a plugin until the plugin ends.
 func (k *Kubelet) follow(resource, endpoint string) {
 	conn, err := dial(endpoint)
 	if err != nil {
@@ -200,7 +203,7 @@ func (k *Kubelet) follow(resource, endpoint string) {
 	}
 }
 
-// lister implements the PodResources API: the agent's own pod, and those that run.
+// lister implements the PodResources API with the agent's own pod and the running pods.
 type lister struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 

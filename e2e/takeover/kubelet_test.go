@@ -20,12 +20,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// kubelet is the device manager of a kubelet and its PodResources API, as a process (cmd/devicemanager).
+// kubelet is a process with a kubelet's device manager and PodResources API (cmd/devicemanager).
 type kubelet struct {
 	t       *testing.T
 	program string
 	dir     string // the kubelet's directory
-	mute    bool   // it has no PodResources API, as kubelets to 1.27 may have none
+	mute    bool   // without a PodResources API, as is possible in kubelets up to 1.27
 	log     log
 
 	cmd *exec.Cmd
@@ -33,10 +33,10 @@ type kubelet struct {
 	out *json.Decoder
 
 	mu   sync.Mutex
-	pods []*corev1.Pod // that have not ended
+	pods []*corev1.Pod // the pods that have not ended
 }
 
-// container is what a container has, and what it is started with.
+// container holds a container's devices and start options.
 type container struct {
 	IDs     map[string][]string // by resource
 	Options options
@@ -50,7 +50,7 @@ type options struct {
 	CDIDevices  []struct{ Name string }
 }
 
-// nodes returns the device nodes that a container has, by their paths in it.
+// nodes returns the sorted paths of a container's device nodes, as seen in the container.
 func (o options) nodes() (paths []string) {
 	for _, d := range o.Devices {
 		paths = append(paths, d.PathInContainer)
@@ -67,7 +67,7 @@ func (o options) env() map[string]string {
 	return env
 }
 
-// start starts the kubelet. Pods that have not ended run by then.
+// start starts the kubelet. Pods that have not ended are then already running.
 func (k *kubelet) start() {
 	k.t.Helper()
 	k.cmd = exec.Command(k.program, k.dir)
@@ -96,10 +96,10 @@ func (k *kubelet) start() {
 	}
 }
 
-// kill ends the kubelet as a crash does.
+// kill ends the kubelet like a crash.
 func (k *kubelet) kill() {
 	_ = k.cmd.Process.Kill()
-	_ = k.cmd.Wait() // it was killed
+	_ = k.cmd.Wait() // The process was killed.
 }
 
 func (k *kubelet) running() []*corev1.Pod {
@@ -108,7 +108,7 @@ func (k *kubelet) running() []*corev1.Pod {
 	return slices.Clone(k.pods)
 }
 
-// ask asks something of the kubelet, and returns the error that it answers.
+// ask sends a request to the kubelet and returns the error in the kubelet's answer.
 func (k *kubelet) ask(request, result any) error {
 	k.t.Helper()
 	if err := json.NewEncoder(k.in).Encode(request); err != nil {
@@ -133,7 +133,7 @@ func (k *kubelet) ask(request, result any) error {
 	return nil
 }
 
-// admit has a pod start whose one container asks for something.
+// admit admits a pod, which has one container.
 func (k *kubelet) admit(pod *corev1.Pod) error {
 	k.t.Helper()
 	if err := k.ask(map[string]any{"admit": pod}, nil); err != nil {
@@ -156,7 +156,7 @@ func (k *kubelet) end(pod *corev1.Pod) {
 	}
 }
 
-// look returns what the container of a pod has, and what it would be started with.
+// look returns the devices of a pod's container, and the options with which it would start now.
 func (k *kubelet) look(pod *corev1.Pod) container {
 	k.t.Helper()
 	var a struct{ Containers map[string]container }
@@ -166,7 +166,7 @@ func (k *kubelet) look(pod *corev1.Pod) container {
 	return a.Containers[pod.Spec.Containers[0].Name]
 }
 
-// offers waits until so many of a resource can be given out.
+// offers waits until the wanted number of a resource is allocatable.
 func (k *kubelet) offers(resource string, want int64) {
 	k.t.Helper()
 	var a struct{ Allocatable map[string]int64 }
@@ -181,7 +181,8 @@ func (k *kubelet) offers(resource string, want int64) {
 	}
 }
 
-// newPod returns a pod whose one container asks for so many of a resource.
+// newPod returns a pod whose one container has a limit for n of a resource. If resource is "",
+// there is no limit.
 func newPod(name, resource string, n int64) *corev1.Pod {
 	pod := &corev1.Pod{}
 	pod.Name, pod.Namespace, pod.UID = name, "default", types.UID("uid-of-"+name)
@@ -193,20 +194,20 @@ func newPod(name, resource string, n int64) *corev1.Pod {
 	return pod
 }
 
-// log keeps what a process says.
+// log keeps the output of a process.
 type log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-// Write implements io.Writer.
+// Write implements [io.Writer].
 func (l *log) Write(text []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(text)
 }
 
-// String returns all that was said.
+// String returns all output so far.
 func (l *log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

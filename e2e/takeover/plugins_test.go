@@ -9,31 +9,33 @@ import (
 	"strings"
 )
 
-// row is a plugin, and a pod that has something of it. The facts are from the plugins' sources or documentation.
+// row is a device plugin, and a pod with devices of the plugin. The facts are from the plugins'
+// sources and documentation.
 type row struct {
-	plugin   string   // and what is peculiar to it
+	plugin   string   // the plugin's name and its particular mode
 	hosts    []string // recorded hosts of families, laid out over each other
-	config   string   // what the DriverConfig says, beside the mode
+	config   string   // the DriverConfig, except the mode
 	resource string
-	ids      []string // what the plugin lists
-	offered  int      // how many IDs the agent has that can be used, if others than that; -1 is none
-	most     int      // how many of a resource one pod can have at most, 0 if there is no limit
+	ids      []string // the IDs that the plugin lists
+	offered  int      // the number of usable IDs that the agent lists, if different; -1 for none
+	most     int      // the most of a resource that one pod can have, or 0 without a limit
 
-	// The plugin gives the pod these: IDs, nodes that are only the pod's, nodes that others have too, and the rest.
+	// The plugin allocates these IDs to the pod, with device nodes for this pod only, device nodes
+	// for several pods, and the further edits below.
 	held        []string
 	own, common []string
 	env         map[string]string
 	mounts      []string // "HOST at CONTAINER"
 	annotations map[string]string
 
-	mute bool // the kubelet has no PodResources API
+	mute bool // The kubelet has no PodResources API.
 
-	// The agent has its own names for what is held, if it cannot know the plugin's. It
-	// offers them once the pod has ended.
+	// If the agent cannot derive the plugin's IDs, these are the agent's own IDs for the held
+	// devices. The agent lists them once the pod has ended.
 	renamed []string
 }
 
-// The nodes of GPUs of NVIDIA's plugin with pass-device-specs, beside a GPU's own.
+// The device nodes of the NVIDIA plugin with pass-device-specs, in addition to the GPUs' own.
 var nvidiaControl = []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 
 var rows = []row{
@@ -283,7 +285,7 @@ var rows = []row{
 	},
 }
 
-// numbered returns so many IDs that begin alike.
+// numbered returns n IDs with a common prefix.
 func numbered(prefix string, n int) (ids []string) {
 	for i := range n {
 		ids = append(ids, fmt.Sprint(prefix, i))
@@ -299,7 +301,7 @@ func each(format string, words ...string) (ids []string) {
 	return ids
 }
 
-// replicas returns so many IDs for each word.
+// replicas returns n IDs for each word.
 func replicas(format string, n int, words ...string) (ids []string) {
 	for _, word := range words {
 		for i := range n {
@@ -309,7 +311,7 @@ func replicas(format string, n int, words ...string) (ids []string) {
 	return ids
 }
 
-// squat returns the ID of a path, the how manieth time it is given.
+// squat returns the ID of a path; count numbers the repetitions of the path.
 func squat(count int, path string) string {
 	sum := sha1.Sum([]byte(strconv.Itoa(count) + path))
 	return hex.EncodeToString(sum[:])

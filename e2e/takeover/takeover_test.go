@@ -1,6 +1,6 @@
-// Package takeover tests that the agent takes the place of other device plugins under pods that run: with the real
-// device manager of a kubelet, whose checkpoint has the IDs that the plugin gave out, and the real agent on a recorded
-// host. It needs no cluster, and root for mount namespaces.
+// Package takeover tests the replacement of other device plugins by the agent while pods run. It
+// uses the real device manager of a kubelet, whose checkpoint contains the plugin's IDs, and the
+// real agent on a recorded host. It needs no cluster, but root for mount namespaces.
 package takeover
 
 import (
@@ -27,17 +27,18 @@ import (
 	"chandler.dev/e2e/build"
 )
 
-// patience is how long any one thing may take.
+// patience is the time limit of each single step.
 const patience = 30 * time.Second
 
-// node is the node's name.
+// node is the name of the node.
 const node = "node"
 
 var version = flag.String("kubernetes", build.Version, "use the device manager of this version, "+build.Version+" or "+build.Classic)
 
 func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
-// TestMain runs more nodes at a time than there are processors: most of them wait.
+// TestMain runs more nodes in parallel than there are processors, because most of them wait most of
+// the time.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
@@ -47,7 +48,7 @@ func TestMain(m *testing.M) {
 
 func TestTakeover(t *testing.T) {
 	builder := build.Builder{Kubernetes: *version, Progress: os.Stderr}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // a first build takes its time
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // A first build takes long.
 	defer cancel()
 	manager, err := builder.DeviceManager(ctx)
 	if err != nil {
@@ -79,19 +80,19 @@ func TestTakeover(t *testing.T) {
 	})
 }
 
-// station is a node with a kubelet, a plugin, and then an agent.
+// station is a node with a kubelet, and first with a plugin, then with an agent.
 type station struct {
 	t       *testing.T
 	row     row
 	dir     string
 	kubelet *kubelet
 	agent   string // the program
-	log     log    // of the agent
+	log     log    // the agent's output
 }
 
 func newStation(t *testing.T, r row, manager, agent, families string) *station {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "takeover-") // t.TempDir may be too long for a socket
+	dir, err := os.MkdirTemp("", "takeover-") // A path below t.TempDir may be too long for a socket.
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +126,8 @@ func (s *station) write(name, text string) {
 	}
 }
 
-// apiServer starts an API server without DRA, which has the node and its pods, and returns its address.
+// apiServer starts an API server without DRA that serves the node and its pods, and returns the
+// server's address.
 func (s *station) apiServer() string {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
@@ -159,7 +161,7 @@ func (s *station) apiServer() string {
 func respond(w http.ResponseWriter, status int, object runtime.Object) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(object) // to one that may not listen any more
+	_ = json.NewEncoder(w).Encode(object) // The client may have disconnected.
 }
 
 // startAgent starts the agent.
@@ -183,7 +185,7 @@ func (s *station) startAgent() {
 	})
 }
 
-// takeOver has the agent take the plugin's place.
+// takeOver replaces the plugin by the agent.
 func (s *station) takeOver() {
 	t, k, r := s.t, s.kubelet, s.row
 	k.start()
@@ -201,7 +203,8 @@ func (s *station) takeOver() {
 	k.offers(r.resource, 0)
 	s.written()
 
-	// The kubelet keeps the pod and its devices, also when it starts again: what the container saw, it sees.
+	// The kubelet must keep the pod and its devices, also after a restart. The container must see
+	// the same devices.
 	s.startAgent()
 	total := max(int64(r.offered), 0)
 	if r.offered == 0 {
@@ -209,7 +212,7 @@ func (s *station) takeOver() {
 	}
 	left := total - int64(len(r.held))
 	if r.renamed != nil {
-		left = total // what the pod has is not among them
+		left = total // The agent does not list the pod's devices.
 	}
 	k.offers(r.resource, total)
 	s.keeps(before, had)
@@ -218,7 +221,8 @@ func (s *station) takeOver() {
 	k.offers(r.resource, total)
 	s.keeps(before, had)
 
-	// A new pod gets the next one, and others what is left. None gets what the pod has.
+	// A new pod gets one of the remaining devices, and further pods get all others. None may get a
+	// device of the first pod.
 	var others []*corev1.Pod
 	for i := 0; left > 0; i++ {
 		n := int64(1)
@@ -240,7 +244,7 @@ func (s *station) takeOver() {
 	}
 	s.keeps(before, had)
 
-	// Once the pod has ended the next one gets what it had, as it had it.
+	// Once the first pod has ended, the next pod must get its devices with the same edits.
 	k.end(before)
 	if r.renamed != nil {
 		k.offers(r.resource, total+int64(len(r.renamed)))
@@ -255,7 +259,7 @@ func (s *station) takeOver() {
 	}
 }
 
-// written checks that the kubelet's checkpoint has what the plugin gave the pod.
+// written checks that the kubelet's checkpoint contains the IDs of the pod.
 func (s *station) written() {
 	s.t.Helper()
 	data, err := os.ReadFile(s.path("kubelet/device-plugins/kubelet_internal_checkpoint"))
@@ -278,7 +282,8 @@ func mustMarshal(t *testing.T, v any) []byte {
 	return data
 }
 
-// keeps checks that a pod has what it had, and that its container starts again as it did.
+// keeps checks that a pod has the same devices as before, and that its container would start with
+// the same options.
 func (s *station) keeps(pod *corev1.Pod, had container) {
 	s.t.Helper()
 	if now := s.kubelet.look(pod); string(mustMarshal(s.t, now)) != string(mustMarshal(s.t, had)) {
@@ -286,7 +291,8 @@ func (s *station) keeps(pod *corev1.Pod, had container) {
 	}
 }
 
-// apart checks that a pod has neither an ID of a container nor a node that is only its own.
+// apart checks that a pod has no ID of another container, and no device node that belongs to the
+// first pod only.
 func (s *station) apart(pod *corev1.Pod, from container) {
 	s.t.Helper()
 	now := s.kubelet.look(pod)
@@ -305,7 +311,7 @@ func (s *station) apart(pod *corev1.Pod, from container) {
 	}
 }
 
-// same checks that a container has at least what the plugin gave another.
+// same checks that a container has at least the edits that the plugin gave to another container.
 func (s *station) same(now, had container) {
 	s.t.Helper()
 	ids := had.IDs[s.row.resource]

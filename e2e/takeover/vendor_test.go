@@ -13,15 +13,16 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// vendor stands for the plugin that is replaced: it lists its IDs, prefers those that are to be held, and gives a
-// container what that plugin does.
+// vendor is a fake of the replaced plugin. It lists the plugin's IDs, prefers the IDs of the row's
+// pod, and returns the same edits as the plugin.
 type vendor struct {
 	pluginapi.UnimplementedDevicePluginServer
 	row  row
 	ends chan struct{}
 }
 
-// startVendor starts the plugin and registers it with the kubelet. It returns what ends it.
+// startVendor starts the plugin and registers it with the kubelet. The function end stops the
+// plugin.
 func startVendor(t *testing.T, r row, dir string) (end func()) {
 	t.Helper()
 	v := &vendor{row: r, ends: make(chan struct{})}

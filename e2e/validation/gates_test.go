@@ -15,8 +15,8 @@ import (
 	dra "chandler.dev/driver/features"
 )
 
-// concerned are the feature gates by which a server keeps, drops or judges what
-// is in a slice, and that are not locked.
+// concerned are the unlocked feature gates that decide whether a server keeps, drops or rejects
+// content of a slice.
 var concerned = []featuregate.Feature{
 	features.DRAConsumableCapacity,
 	features.DRADeviceBindingConditions,
@@ -30,10 +30,10 @@ var concerned = []featuregate.Feature{
 	features.DRAPartitionableDevicesType,
 }
 
-// gates says which gates are on.
+// gates holds the state of feature gates.
 type gates map[featuregate.Feature]bool
 
-// combinations returns every combination that a server starts with.
+// combinations returns every combination of gates that a server can start with.
 func combinations() (all []gates) {
 	dependencies := utilfeature.DefaultFeatureGate.Dependencies()
 	for i := range 1 << len(concerned) {
@@ -41,7 +41,8 @@ func combinations() (all []gates) {
 		for j, gate := range concerned {
 			g[gate] = i&(1<<j) > 0
 		}
-		// Nothing of a slice goes by it, but the type of partitions needs it.
+		// No part of a slice depends on this gate, but the gate for the type of partitions requires
+		// it.
 		g[features.DRAResourcePoolStatus] = g[features.DRAPartitionableDevicesType]
 		if !slices.ContainsFunc(concerned, func(gate featuregate.Feature) bool {
 			return g[gate] && slices.ContainsFunc(dependencies[gate], func(needed featuregate.Feature) bool {
@@ -55,7 +56,7 @@ func combinations() (all []gates) {
 	return all
 }
 
-// String names the gates that are on.
+// String lists the enabled gates.
 func (g gates) String() string {
 	var on []string
 	for _, gate := range slices.Sorted(maps.Keys(g)) {
@@ -72,7 +73,8 @@ func (g gates) set(t *testing.T) {
 	featuregatetesting.SetFeatureGatesDuringTest(t, utilfeature.DefaultFeatureGate, featuregatetesting.FeatureOverrides(g))
 }
 
-// A server whose gates nobody changed keeps what is said of the newest version.
+// TestDefaultFeatures compares the features of a server with default gates with Default for the
+// newest version.
 func TestDefaultFeatures(t *testing.T) {
 	byDefault := make(gates)
 	for _, gate := range concerned {

@@ -21,13 +21,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The server takes every DeviceClass, ResourceClaim and template in deployments/
-// with the gates that are on by default: their expressions compile, and cost no
-// more than it allows.
+// TestServerTakesManifests creates every DeviceClass, ResourceClaim and template of deployments/
+// with the default gates. The expressions must compile and must not exceed the server's cost limit.
 func TestServerTakesManifests(t *testing.T) {
 	taken := make(map[string]int)
 	err := filepath.WalkDir("../../deployments", func(file string, entry fs.DirEntry, err error) error {
-		if err == nil && entry.Name() == "helm" { // the manifests are rendered from it
+		if err == nil && entry.Name() == "helm" { // The manifests are rendered from here.
 			return fs.SkipDir
 		}
 		if err != nil || filepath.Ext(file) != ".yaml" {
@@ -62,7 +61,7 @@ func TestServerTakesManifests(t *testing.T) {
 	}
 }
 
-// create does with an object what the server does when it is created.
+// create runs the server's code for the creation of an object.
 func create(document []byte) error {
 	object, err := runtime.Decode(legacyscheme.Codecs.UniversalDecoder(), document)
 	if err != nil {

@@ -1,7 +1,6 @@
-// Package validation puts the ResourceSlices that the driver publishes through
-// the API server's own code, in this process and without a cluster: of any host
-// and with any feature gates nothing is refused, and nothing dropped but what
-// the driver was told of.
+// Package validation passes published ResourceSlices through the API server's own code, in this
+// process and without a cluster. For any host and any feature gates, the server must refuse no
+// slice and drop no field, except fields that the driver knows to be unsupported.
 package validation
 
 import (
@@ -26,10 +25,10 @@ import (
 	"k8s.io/kubernetes/pkg/registry/resource/resourceslice"
 )
 
-// admit does with a slice what an API server does with the feature gates of
-// this process, and returns what it stores: defaults, conversion, the strategy's
-// dropping of fields and both kinds of validation. The slice updates old, unless
-// that is nil.
+// admit runs the API server's code for the creation or update of a slice, with the feature gates of
+// this process, and returns the stored slice. The code includes defaults, conversion, the
+// strategy's removal of fields and both kinds of validation. If old is nil, the slice is created;
+// otherwise it updates old.
 func admit(slice, old *resourceapi.ResourceSlice) (*resourceapi.ResourceSlice, error) {
 	ctx := genericapirequest.NewContext()
 	ctx = genericapirequest.WithNamespace(ctx, "")
@@ -60,8 +59,7 @@ func admit(slice, old *resourceapi.ResourceSlice) (*resourceapi.ResourceSlice, e
 	return kept, nil
 }
 
-// internal returns a slice in the server's own form, with defaults. It shares
-// nothing with the slice.
+// internal returns a copy of a slice in the server's internal form, with defaults.
 func internal(slice *resourceapi.ResourceSlice) (*resource.ResourceSlice, error) {
 	out := &resource.ResourceSlice{}
 	if err := legacyscheme.Scheme.Convert(defaulted(slice), out, nil); err != nil {
@@ -70,21 +68,21 @@ func internal(slice *resourceapi.ResourceSlice) (*resource.ResourceSlice, error)
 	return out, nil
 }
 
-// defaulted returns the slice with the defaults of the server: a taint without a
-// time gets the present one.
+// defaulted returns a copy of a slice with the server's defaults. A taint without a time gets the
+// present time.
 func defaulted(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	out := slice.DeepCopy()
 	legacyscheme.Scheme.Default(out)
 	return out
 }
 
-// server keeps ResourceSlices as an API server does.
+// server stores ResourceSlices like an API server.
 type server struct {
 	tracker clienttesting.ObjectTracker
 	version int // of the last change
 }
 
-// newServer returns a server without slices, and a client of it.
+// newServer returns a server without slices, and a client for it.
 func newServer() (*server, *fake.Clientset) {
 	s := &server{tracker: clienttesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder())}
 	client := &fake.Clientset{}
@@ -121,15 +119,14 @@ func (s *server) write(action clienttesting.Action) (bool, runtime.Object, error
 	return true, kept, s.tracker.Update(update.Resource, s.numbered(kept), "")
 }
 
-// numbered gives the slice its resource version, and returns it.
+// numbered sets the slice's resource version, and returns the slice.
 func (s *server) numbered(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	s.version++
 	slice.ResourceVersion = fmt.Sprint(s.version)
 	return slice
 }
 
-// compare expects that the server has the slices of a pool in their order, and
-// no others.
+// compare expects the server to have exactly the slices of a pool, in the same order.
 func (s *server) compare(t *testing.T, pool resourceslicelib.Pool) {
 	t.Helper()
 	list, err := s.tracker.List(resourceapi.SchemeGroupVersion.WithResource("resourceslices"), resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")

@@ -25,8 +25,7 @@ import (
 	"chandler.dev/driver/pool"
 )
 
-// recordedHosts returns what all families together find on the recorded hosts
-// of each, in the order of the files.
+// recordedHosts returns the snapshots of all recorded hosts by all families, in the order of files.
 func recordedHosts(t *testing.T) (files []string, snapshots []*discovery.Snapshot) {
 	t.Helper()
 	files, err := filepath.Glob("../../discovery/families/*/testdata/*.host")
@@ -39,8 +38,8 @@ func recordedHosts(t *testing.T) (files []string, snapshots []*discovery.Snapsho
 	return files, snapshots
 }
 
-// negotiate returns what the driver finds of a server with the gates of this
-// process, and checks that it finds no more to be missing than is.
+// negotiate returns the features that the driver finds at a server with the gates of this process.
+// It checks that they match the gates.
 func negotiate(t *testing.T, g gates) dra.Set {
 	t.Helper()
 	_, client := newServer()
@@ -90,11 +89,11 @@ func objects(t *testing.T, snapshot *rules.Snapshot, kept dra.Set) []*resourceap
 	return all
 }
 
-// stored is what a server has of a host.
+// stored holds a server's slices of one host.
 type stored []*resourceapi.ResourceSlice
 
-// publish updates what a server has, as far as there is something, and expects
-// that it keeps each slice as it is.
+// publish updates existing slices and creates new ones. It expects the server to keep each slice
+// unchanged.
 func (s *stored) publish(t *testing.T, host string, slices []*resourceapi.ResourceSlice) {
 	t.Helper()
 	var now stored
@@ -119,9 +118,9 @@ func (s *stored) publish(t *testing.T, host string, slices []*resourceapi.Resour
 	*s = now
 }
 
-// Whatever the host and whatever the gates: with what the driver finds of the
-// server, this refuses no slice and keeps all of each, whether it is new or an
-// update of another host's, published to a server with other gates.
+// TestServerKeepsWhatIsPublished publishes hosts under all combinations of gates. With the features
+// that the driver finds, the server must refuse no slice and keep each slice completely. Slices are
+// new, or they update slices of another host that were published under other gates.
 func TestServerKeepsWhatIsPublished(t *testing.T) {
 	files, recorded := recordedHosts(t)
 	before, random := make([]stored, len(files)), stored{}
@@ -142,7 +141,7 @@ func TestServerKeepsWhatIsPublished(t *testing.T) {
 				most := []int{10, 100, 1024}[numbers.IntN(3)]
 				host := discoverytest.RandomHost(numbers, 1+numbers.IntN(most), recorded...)
 				if i%2 > 0 {
-					random = nil // all slices are new
+					random = nil // All slices are new.
 				}
 				random.publish(t, "random", objects(t, host, kept))
 			})
@@ -150,9 +149,8 @@ func TestServerKeepsWhatIsPublished(t *testing.T) {
 	}
 }
 
-// The library's controller, which publishes for the driver, has nothing to say
-// while it takes a server from one host to the next, and leaves there what was
-// to be published.
+// TestControllerPublishesWithoutErrors lets the library's controller publish one host after
+// another. It must report no errors, and the server must have the published slices.
 func TestControllerPublishesWithoutErrors(t *testing.T) {
 	for i, g := range combinations() {
 		if i%20 > 0 {
@@ -170,8 +168,9 @@ func publishInTurn(t *testing.T, random *rand.Rand, kept dra.Set) {
 	server, client := newServer()
 	controller, err := resourceslice.StartController(t.Context(), resourceslice.Options{
 		DriverName: discovery.Domain, KubeClient: client,
-		Owner:            &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
-		MutationCacheTTL: new(365 * 24 * time.Hour), // what it does after that it does again and again while time stands still
+		Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node", UID: "uid"},
+		// Otherwise the controller repeats its work endlessly while the fake time stands still.
+		MutationCacheTTL: new(365 * 24 * time.Hour),
 		ErrorHandler:     func(_ context.Context, err error, msg string) { t.Errorf("%s: %v", msg, err) },
 	})
 	if err != nil {
@@ -182,7 +181,7 @@ func publishInTurn(t *testing.T, random *rand.Rand, kept dra.Set) {
 		host := discoverytest.RandomHost(random, 1+random.IntN(150))
 		published, _ := pool.Of(pool.Input{Snapshot: host, Features: kept})
 		controller.Update(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node": published}})
-		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // of the bubble
+		time.Sleep(2 * resourceslice.DefaultMutationCacheTTL) // in the bubble's fake time
 		server.compare(t, published)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// runEtcd serves one etcd member of a throw-away cluster: it does not wait for the disk, so what it holds does not
-// survive a crash of the machine.
+// runEtcd serves one etcd member of a throw-away cluster. The member does not wait for the disk, so
+// its data does not survive a crash of the machine.
 func runEtcd(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("etcd", flag.ExitOnError)
 	dir := flags.String("data-dir", "", "directory for the data")
@@ -28,7 +28,7 @@ func runEtcd(ctx context.Context, args []string) error {
 	return serveEtcd(ctx, *dir, *client, *peer)
 }
 
-// serveEtcd returns when ctx ends or the server does.
+// serveEtcd serves until ctx ends or the server fails.
 func serveEtcd(ctx context.Context, dir, client, peer string) error {
 	cfg := embed.NewConfig()
 	cfg.Dir = dir

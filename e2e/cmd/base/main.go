@@ -1,11 +1,14 @@
 //go:build !cgo
 
-// Command base is every program that Kubernetes stands on in one file: etcd and containerd, with ctr to look at the
-// latter. Which one it is, its first argument says. It adds nothing to them.
+// Command base combines the programs below Kubernetes in one file: etcd, containerd, and ctr to
+// inspect containerd. The first argument selects the program. Command base adds nothing to the
+// programs.
 //
-// The containerd shim is not here: linked into the same file it would start the daemon's plugins too.
+// The containerd shim is a separate program: if it were linked into this file, it would start the
+// plugins of the containerd daemon too.
 //
-// It is only built without cgo, as a static program: with it, commands on all packages would compile containerd anew.
+// The package is only built without cgo, as a static program. Otherwise commands on all packages,
+// such as go vet ./..., would compile containerd a second time.
 package main
 
 import (
@@ -14,14 +17,14 @@ import (
 	"fmt"
 	"os"
 
-	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins" // containerd's plugins
+	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins" // the plugins of containerd
 	containerd "github.com/containerd/containerd/v2/cmd/containerd/command"
 	ctr "github.com/containerd/containerd/v2/cmd/ctr/app"
 )
 
 func main() {
 	if len(os.Args) > 1 {
-		os.Args = os.Args[1:] // the programs read their own name and arguments from there
+		os.Args = os.Args[1:] // The programs read their name and arguments from os.Args.
 	}
 	if err := run(context.Background(), os.Args); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", os.Args[0], err)

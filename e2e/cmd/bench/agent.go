@@ -23,19 +23,20 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// An agent is a DRA driver as the benchmark runs it: a program on the node that is reached at its socket, as the
-// kubelet reaches it.
+// An agent is a DRA driver as the benchmark runs it: a program on the node that serves the same
+// socket as for the kubelet.
 type agent struct {
 	name    string // in tables
 	driver  string
 	program string
 	args    []string
-	device  func(number int) string // names its devices
-	devices int                     // that it is to publish
-	slow    bool                    // its claims wait for its own limit of requests
+	device  func(number int) string // returns the name of a device
+	devices int                     // the number of devices to publish
+	slow    bool                    // Its claims wait for the request limit of its own client.
 }
 
-// chandlerAgent is the agent of this project, as its DaemonSet runs it, on the simulated host with n devices.
+// chandlerAgent returns the agent of this project with the flags of its DaemonSet, on the simulated
+// host with n devices.
 func (b *bench) chandlerAgent(name string, n int, args ...string) *agent {
 	return &agent{
 		name: name, driver: chandler.Driver, program: b.project.Agent, devices: n,
@@ -47,7 +48,8 @@ func (b *bench) chandlerAgent(name string, n int, args ...string) *agent {
 	}
 }
 
-// exampleAgent is dra-example-driver, as its chart runs it, with n devices that it makes up.
+// exampleAgent returns dra-example-driver with the flags of its chart. The driver publishes n
+// made-up devices.
 func (b *bench) exampleAgent(name string, n int, args ...string) *agent {
 	return &agent{
 		name: name, driver: "gpu.example.com", program: b.example, devices: n,
@@ -59,7 +61,7 @@ func (b *bench) exampleAgent(name string, n int, args ...string) *agent {
 	}
 }
 
-// Flags of agents. Both drivers have the same for the limits of their clients of the API server.
+// Flags of agents. The flags for the request limit of the API client are the same in both drivers.
 var (
 	liftedLimit     = []string{"--kube-api-qps=10000", "--kube-api-burst=10000"}
 	withoutMetadata = "--device-metadata=false"
@@ -76,20 +78,20 @@ type running struct {
 	client drapb.DRAPluginClient
 }
 
-// soon is how a socket that does not listen yet is tried again: by default gRPC would wait for a second.
+// soon is the backoff while a socket does not listen yet. gRPC's default would wait for a second.
 var soon = backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}
 
-// launch starts the agent and returns before it can do anything.
+// launch starts the agent without waiting until the agent can serve calls.
 func (b *bench) launch(ctx context.Context, a *agent) (*running, error) {
 	r := &running{agent: a, bench: b, ended: make(chan struct{})}
 	r.cmd = b.cluster.Command(context.WithoutCancel(ctx), a.program, a.args...)
 	r.cmd.Stdout, r.cmd.Stderr = &r.log, &r.log
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the benchmark, which then stops it
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C reaches only the benchmark, which then stops the agent.
 	if err := r.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", a.name, err)
 	}
 	go func() {
-		_ = r.cmd.Wait() // how it ended is in its ProcessState
+		_ = r.cmd.Wait() // The result is in ProcessState.
 		close(r.ended)
 	}()
 	var err error
@@ -102,7 +104,8 @@ func (b *bench) launch(ctx context.Context, a *agent) (*running, error) {
 	return r, nil
 }
 
-// start starts the agent and returns when its devices are in the API server and it answers.
+// start starts the agent. It returns when the devices are in the API server and the agent answers
+// calls.
 func (b *bench) start(ctx context.Context, a *agent) (*running, error) {
 	r, err := b.launch(ctx, a)
 	if err != nil {
@@ -127,7 +130,7 @@ func (b *bench) start(ctx context.Context, a *agent) (*running, error) {
 	return r, nil
 }
 
-// published is how many devices of a driver the API server has.
+// published returns the number of a driver's devices in the API server.
 func (b *bench) published(ctx context.Context, driver string) (int, error) {
 	slices, err := b.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + driver})
 	if err != nil {
@@ -140,7 +143,8 @@ func (b *bench) published(ctx context.Context, driver string) (int, error) {
 	return n, nil
 }
 
-// until asks again and again whether something is so, as long as the agent runs.
+// until calls the function is every millisecond until the function returns no error. It returns an
+// error if the agent ends first or patience elapses.
 func (r *running) until(ctx context.Context, what string, is func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -164,13 +168,13 @@ func lastLines(log []byte) []byte {
 	return bytes.Join(lines[max(0, len(lines)-15):], []byte("\n"))
 }
 
-// stop ends the agent. The next one takes over its claims.
+// stop ends the agent. The claims stay prepared for the next agent.
 func (r *running) stop() error {
 	var err error
 	if r.conn != nil {
 		err = r.conn.Close()
 	}
-	_ = r.cmd.Process.Signal(syscall.SIGTERM) // refused only if it has ended
+	_ = r.cmd.Process.Signal(syscall.SIGTERM) // fails only if the process has ended
 	select {
 	case <-r.ended:
 	case <-time.After(patience):
@@ -181,22 +185,23 @@ func (r *running) stop() error {
 	return err
 }
 
-// forget removes what the agent has on the node and in the API server, so that the next one begins anew.
+// forget removes the agent's state on the node and in the API server, so that the next agent starts
+// from nothing.
 func (b *bench) forget(ctx context.Context, a *agent) error {
 	err := b.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + a.driver})
 	return errors.Join(err, os.RemoveAll(b.cluster.NodePath(a.stateDir())))
 }
 
-// stateDir is the agent's directory on the node.
+// stateDir returns the agent's directory on the node.
 func (a *agent) stateDir() string { return "/var/lib/kubelet/plugins/" + a.driver }
 
-// A residence is what a process has in memory, in bytes.
+// A residence is the resident memory of a process, in bytes.
 type residence struct {
 	all  int64
-	anon int64 // of it, what is its own and in no file
+	anon int64 // the part of all that no file backs
 }
 
-// memory returns what the agent's process has in memory.
+// memory returns the resident memory of the agent's process.
 func (r *running) memory() (residence, error) {
 	pid, err := childOf(r.cmd.Process.Pid)
 	if err != nil {
@@ -215,7 +220,7 @@ func (r *running) memory() (residence, error) {
 	return memory, nil
 }
 
-// kilobytes returns what the status of a process states in kB, in bytes.
+// kilobytes returns a field that the status of a process states in kB. The result is in bytes.
 func kilobytes(status, field string) (int64, error) {
 	_, rest, _ := strings.Cut(status, field+":")
 	value, _, found := strings.Cut(rest, " kB")
@@ -226,7 +231,8 @@ func kilobytes(status, field string) (int64, error) {
 	return n << 10, err
 }
 
-// childOf returns the only child of a process: a command on the node is the child of what entered the node for it.
+// childOf returns the PID of the only child of a process. A command on the node is the child of the
+// process that entered the node for the command.
 func childOf(pid int) (string, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {

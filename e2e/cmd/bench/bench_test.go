@@ -14,8 +14,9 @@ import (
 	"chandler.dev/discovery/families"
 )
 
-// TestRecordedHost has the made-up server described by the families: each GPU is there, whole and well, by the name
-// that claims are made with, and its node is the one whose loss makes it sick.
+// TestRecordedHost checks that the families describe each GPU of the made-up server as a whole and
+// healthy device. The device must have the name that the claims use, and the render node whose
+// removal makes the device unhealthy.
 func TestRecordedHost(t *testing.T) {
 	const n = gpusPerDomain + 2
 	host, err := recordedHost(n)

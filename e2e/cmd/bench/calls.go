@@ -11,21 +11,22 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// timings are how long the same took several times.
+// timings are the durations of repeated runs of one operation.
 type timings []time.Duration
 
-// percentile returns the time within which so many of a hundred were done.
+// percentile returns the duration within which the given percentage of runs ended.
 func (t timings) percentile(percent int) time.Duration {
 	if len(t) == 0 {
 		return 0
 	}
 	sorted := slices.Sorted(slices.Values(t))
-	return sorted[max(0, (len(sorted)*percent+99)/100-1)] // the nearest rank: of few, the longest is the 99th
+	// The nearest rank: with fewer than 100 timings, the 99th percentile is the longest one.
+	return sorted[max(0, (len(sorted)*percent+99)/100-1)]
 }
 
 func (t timings) p50() time.Duration { return t.percentile(50) }
 
-// milliseconds writes a duration as tables have it, to three digits.
+// milliseconds formats a duration for tables, with three digits.
 func milliseconds(d time.Duration) string {
 	ms := float64(d) / float64(time.Millisecond)
 	switch {
@@ -37,7 +38,7 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.0f", ms)
 }
 
-// String is the 50th and the 99th percentile, "" if nothing was timed.
+// String returns the 50th and the 99th percentile, or "" without timings.
 func (t timings) String() string {
 	if len(t) == 0 {
 		return ""
@@ -78,18 +79,19 @@ func (r *running) unprepare(ctx context.Context, claims []*drapb.Claim) error {
 	return nil
 }
 
-// A load is how claims come to an agent.
+// A load describes how claims arrive at an agent.
 type load struct {
 	name    string
-	claims  int // of each call
-	devices int // of each claim
-	calls   int // at once
-	times   int // how often it is repeated in a round
+	claims  int // per call
+	devices int // per claim
+	calls   int // concurrent calls
+	times   int // repetitions per round
 
-	kept bool // all claims are prepared one after another before the first is unprepared
+	kept bool // Prepare all claims one after another before unpreparing the first.
 }
 
-// timed does a load once, with claims enough for it, and returns how long it took until all calls were answered.
+// timed applies a load once and returns the time until all calls were answered. The claims must
+// suffice for one application of the load.
 func (l *load) timed(ctx context.Context, claims []*drapb.Claim, call func(context.Context, []*drapb.Claim) error) (time.Duration, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	began := time.Now()
@@ -100,12 +102,12 @@ func (l *load) timed(ctx context.Context, claims []*drapb.Claim, call func(conte
 	return time.Since(began), err
 }
 
-// A measurement is what was timed of one agent under one load.
+// A measurement holds the timings of one agent under one load.
 type measurement struct {
 	prepare, unprepare timings
 }
 
-// once prepares and unprepares claims of the load, and notes how long both took.
+// once prepares and unprepares claims of the load, and records both durations.
 func (m *measurement) once(ctx context.Context, l *load, r *running, claims []*drapb.Claim) error {
 	if l.kept {
 		return m.onceKept(ctx, l, r, claims)
@@ -122,7 +124,8 @@ func (m *measurement) once(ctx context.Context, l *load, r *running, claims []*d
 	return nil
 }
 
-// onceKept prepares all claims one after another, then unprepares them, and notes how long each took.
+// onceKept prepares all claims one after another, then unprepares them, and records the duration of
+// each call.
 func (m *measurement) onceKept(ctx context.Context, l *load, r *running, claims []*drapb.Claim) error {
 	for i := range claims {
 		took, err := l.timed(ctx, claims[i:], r.prepare)

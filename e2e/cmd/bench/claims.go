@@ -10,14 +10,16 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// namespace is where the benchmark's claims and pods are.
+// namespace is the namespace of the benchmark's claims and pods.
 const namespace = "default"
 
-// atOnce is how many requests the benchmark itself makes at a time to set something up.
+// atOnce is the number of requests that the benchmark makes concurrently while preparing a
+// measurement.
 const atOnce = 8
 
-// newClaims makes n claims of the agent's devices, so many devices each from the first on, allocated as the scheduler
-// would. Claims with more devices than there are begin with the first again.
+// newClaims creates n claims and allocates devices to them as the scheduler would. Each claim gets
+// the given number of devices, counted from device number first. After the agent's last device,
+// numbering starts again at 0.
 func (b *bench) newClaims(ctx context.Context, a *agent, set string, first, n, devices int) ([]*drapb.Claim, error) {
 	claims := make([]*drapb.Claim, n)
 	group, ctx := errgroup.WithContext(ctx)
@@ -57,7 +59,7 @@ func (b *bench) newClaim(ctx context.Context, name string, results []resourceapi
 	return api.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
 }
 
-// deleteClaims deletes claims that nobody holds any more.
+// deleteClaims deletes claims that no agent has prepared any more.
 func (b *bench) deleteClaims(ctx context.Context, claims []*drapb.Claim) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)

@@ -8,7 +8,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// comparedLoads are those that both drivers are put under with 64 devices.
+// comparedLoads are the loads under which both drivers are compared, with 64 devices.
 var comparedLoads = []*load{
 	{name: "1 claim", claims: 1, devices: 1, calls: 1, times: 60},
 	{name: "64 claims one after another, all kept", claims: 1, devices: 1, calls: 1, times: 1, kept: true},
@@ -17,10 +17,11 @@ var comparedLoads = []*load{
 	{name: "1 call with 16 claims", claims: 16, devices: 1, calls: 1, times: 6},
 }
 
-// A pair are two agents that are measured in turns, so that what else the machine does befalls both.
+// A pair is two agents that are measured in alternation, so that other work of the machine affects
+// both alike.
 type pair [2]*agent
 
-// measureCalls compares how long calls take, until the last of those made at once has its answer.
+// measureCalls compares the time from the first call of a load until all its calls are answered.
 func (b *bench) measureCalls(ctx context.Context) error {
 	if err := b.simulate(comparedDevices); err != nil {
 		return err
@@ -64,7 +65,7 @@ func (b *bench) measureCalls(ctx context.Context) error {
 	return nil
 }
 
-// measurePair starts both agents, puts them under the loads in turns, and stops them.
+// measurePair starts both agents, applies the loads to them in alternation, and stops them.
 func (b *bench) measurePair(ctx context.Context, p pair, loads []*load, sets map[*load]map[*agent][]*drapb.Claim, results results) (err error) {
 	var both [2]*running
 	for i, a := range p {
@@ -72,7 +73,7 @@ func (b *bench) measurePair(ctx context.Context, p pair, loads []*load, sets map
 			return err
 		}
 		defer func() { err = errors.Join(err, both[i].stop(), b.forget(ctx, a)) }()
-		var warm measurement // the first call connects
+		var warm measurement // The first call connects.
 		if err := warm.once(ctx, loads[0], both[i], sets[loads[0]][a]); err != nil {
 			return err
 		}
@@ -96,16 +97,17 @@ func (b *bench) measurePair(ctx context.Context, p pair, loads []*load, sets map
 	return nil
 }
 
-// slowClaims is how many claims of a load an agent is given in a round that waits 200 ms for each.
+// slowClaims is the number of claims of a load per round for an agent whose client waits 200 ms for
+// each claim.
 const slowClaims = 12
 
-// rotated begins with another claim each time.
+// rotated returns the claims in rotation, beginning with number i.
 func rotated(claims []*drapb.Claim, i int) []*drapb.Claim {
 	i %= len(claims)
 	return append(claims[i:len(claims):len(claims)], claims[:i]...)
 }
 
-// results are what was measured of each agent under each load.
+// results holds the measurement of each agent under each load.
 type results map[*load]map[*agent]*measurement
 
 func newResults() results { return make(results) }
@@ -120,7 +122,7 @@ func (r results) of(l *load, a *agent) *measurement {
 	return r[l][a]
 }
 
-// comparison writes a row for each load and a column for each agent.
+// comparison prints a row for each load and a column for each agent.
 func (b *bench) comparison(heading string, loads []*load, agents []*agent, results results, which func(*measurement) timings) {
 	columns := []string{""}
 	for _, a := range agents {
@@ -137,8 +139,9 @@ func (b *bench) comparison(heading string, loads []*load, agents []*agent, resul
 	b.table(heading, columns, rows)
 }
 
-// stages writes of what preparing one claim consists, by the medians: what the library does first, timed by itself;
-// what metadata files add; and the rest, which is the driver's own stages and the call itself.
+// stages prints the parts of the time to prepare one claim, by medians. The parts are the library's
+// first step, which is timed by itself; the metadata files; and the rest, which is the driver's own
+// stages and the call itself.
 func (b *bench) stages(bare, full, gets timings) {
 	b.table("Of one claim's prepare, p50 in ms:", []string{"", "ms"}, [][]string{
 		{"the library gets the claim from the API server (timed by itself)", milliseconds(gets.p50())},

@@ -11,8 +11,8 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// measureEarlier compares the agent with an earlier one, without metadata and with the limits of clients lifted. Only
-// one agent of a driver runs at a time, so the two take turns by rounds.
+// measureEarlier compares the agent with an earlier version, without metadata and without request
+// limits. Only one agent of a driver runs at a time, so the versions alternate within each round.
 func (b *bench) measureEarlier(ctx context.Context) error {
 	program, err := chandler.BuildEarlier(ctx, b.project.Dir, chandler.Earlier)
 	if errors.Is(err, chandler.ErrNoHistory) {
@@ -60,15 +60,15 @@ func (b *bench) measureEarlier(ctx context.Context) error {
 	return b.done(ctx, agents, sets)
 }
 
-// measureAlone starts an agent, puts it under a load, and stops it. It returns how long the agent says that its own
-// part of preparing took.
+// measureAlone starts an agent, applies a load, and stops the agent. It returns the time that the
+// agent itself reports for preparing claims.
 func (b *bench) measureAlone(ctx context.Context, a *agent, l *load, claims []*drapb.Claim, m *measurement) (own sum, err error) {
 	r, err := b.start(ctx, a)
 	if err != nil {
 		return sum{}, err
 	}
 	defer func() { err = errors.Join(err, r.stop(), b.forget(ctx, a)) }()
-	var warm measurement // the first call connects
+	var warm measurement // The first call connects.
 	if err := warm.once(ctx, l, r, claims); err != nil {
 		return sum{}, err
 	}

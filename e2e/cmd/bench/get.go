@@ -15,11 +15,11 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// getCommand is the argument with which this program runs on the node and times what the library does first in each
-// call: it gets the claim from the API server.
+// getCommand, as the first argument, makes this program run on the node and time the library's
+// first step of each call: getting the claim from the API server.
 const getCommand = "get-on-node"
 
-// get times getting a claim n times, one after another, on the node.
+// get runs on the node, gets a claim n times, one after another, and returns the timings.
 func (b *bench) get(ctx context.Context, claim *drapb.Claim, n int) (timings, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -36,7 +36,7 @@ func (b *bench) get(ctx context.Context, claim *drapb.Claim, n int) (timings, er
 	return took, json.Unmarshal(out, &took)
 }
 
-// getOnNode writes how long each of n gets took: args are n, and the claim's namespace and name.
+// getOnNode prints the timings of n gets. The arguments are n, and the claim's namespace and name.
 func getOnNode(ctx context.Context, args []string) error {
 	if len(args) != 3 {
 		return fmt.Errorf("%s: want 3 arguments", getCommand)
@@ -50,7 +50,7 @@ func getOnNode(ctx context.Context, args []string) error {
 		return err
 	}
 	config.QPS = -1
-	config.ContentType = "application/vnd.kubernetes.protobuf" // as Chandler asks
+	config.ContentType = "application/vnd.kubernetes.protobuf" // the same content type as Chandler's client
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func getOnNode(ctx context.Context, args []string) error {
 		if _, err := client.ResourceV1().ResourceClaims(args[1]).Get(ctx, args[2], metav1.GetOptions{}); err != nil {
 			return err
 		}
-		if i > 0 { // the first one connects
+		if i > 0 { // The first request connects.
 			took = append(took, time.Since(began))
 		}
 	}

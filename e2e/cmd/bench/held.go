@@ -11,13 +11,13 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// heldClaims is how many claims are held while others come.
+// heldClaims is the number of claims that stay prepared while other claims are measured.
 const heldClaims = 1000
 
-// atOnceClaims is how many claims come at once then.
+// atOnceClaims is the number of other claims that arrive at once.
 const atOnceClaims = 100
 
-// heldLoads are those that claims come in while others are held.
+// heldLoads are the loads that are measured while other claims stay prepared.
 var heldLoads = []*load{
 	{name: "1 claim", claims: 1, devices: 1, calls: 1, times: 40},
 	{name: "1 claim with 8 devices", claims: 1, devices: 8, calls: 1, times: 15},
@@ -25,8 +25,9 @@ var heldLoads = []*load{
 	{name: "1 call with 100 claims", claims: atOnceClaims, devices: 1, calls: 1, times: 3},
 }
 
-// measureHeld measures whether calls take longer while other claims are held, and how long it takes a new agent to
-// answer for those. An agent that gives a device to one claim only needs a device for each.
+// measureHeld measures whether calls take longer while other claims are prepared, and the time
+// until a new agent has prepared a claim with all these claims on record. Chandler allocates a
+// device to one claim only, so each claim needs a device of its own.
 func (b *bench) measureHeld(ctx context.Context) error {
 	devices := heldClaims + atOnceClaims
 	if err := b.simulate(devices); err != nil {
@@ -35,7 +36,9 @@ func (b *bench) measureHeld(ctx context.Context) error {
 	agents := []*agent{
 		b.chandlerAgent("Chandler, no metadata", devices, append(liftedLimit, withoutMetadata)...),
 		b.chandlerAgent("Chandler", devices, liftedLimit...),
-		b.exampleAgent("example driver", comparedDevices, liftedLimit...), // it publishes no more than 128, and checks nothing
+		// The example driver publishes at most 128 devices, and does not check for claims that
+		// share one.
+		b.exampleAgent("example driver", comparedDevices, liftedLimit...),
 	}
 	held, err := b.claimsOf(ctx, agents, "held", heldClaims, 1)
 	if err != nil {
@@ -88,7 +91,8 @@ func (b *bench) measureHeld(ctx context.Context) error {
 	return nil
 }
 
-// measureHolding measures one agent without and with claims held, each time after a restart.
+// measureHolding measures one agent without and with other claims prepared, each time after a
+// restart.
 func (b *bench) measureHolding(ctx context.Context, a *agent, held []*drapb.Claim, sets map[*load]map[*agent][]*drapb.Claim, without, with results, restarts *[2]timings) (err error) {
 	r, err := b.start(ctx, a)
 	if err != nil {
@@ -121,7 +125,8 @@ func (b *bench) measureHolding(ctx context.Context, a *agent, held []*drapb.Clai
 	return all(ctx, held, r.unprepare)
 }
 
-// restart ends an agent, starts it anew, and returns how long it then took until it had prepared a claim.
+// restart ends an agent and starts it again. It returns the time from the start until the new
+// process has prepared a claim.
 func (b *bench) restart(ctx context.Context, r *running, claim []*drapb.Claim) (*running, time.Duration, error) {
 	if err := r.stop(); err != nil {
 		return r, 0, err
@@ -135,7 +140,7 @@ func (b *bench) restart(ctx context.Context, r *running, claim []*drapb.Claim) (
 	return next, time.Since(began), err
 }
 
-// all calls with many claims, so many at once as the kubelet would have pods.
+// all calls the agent for many claims, 50 in each call and atOnce calls at a time.
 func all(ctx context.Context, claims []*drapb.Claim, call func(context.Context, []*drapb.Claim) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)

@@ -12,13 +12,13 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// gpuTemplate is what the kernel says of one GPU: an MI210 as in the recorded server with eight of them, alone behind
-// its PCIe root.
+// gpuTemplate is the kernel's description of one GPU: an MI210 as in the recorded server with eight
+// of them, but alone below its PCIe root.
 //
 //go:embed gpu.host.tmpl
 var gpuTemplate string
 
-// hostHead is what such a server has once.
+// hostHead is the part of a recorded server that is independent of the number of GPUs.
 const hostHead = `A server with as many GPUs as a benchmark wants.
 
 -- sys/class/kfd/kfd -> ../../devices/virtual/kfd/kfd --
@@ -33,35 +33,35 @@ DEVNAME=kfd
 6.8.5
 `
 
-// A gpu is what differs from one to the next.
+// A gpu holds the values that differ between GPUs.
 type gpu struct {
 	Number       int // from 0
 	Domain, Bus  int // of its PCI address
-	Node, Render int // of the compute topology; number of its render node
+	Node, Render int // number in the compute topology; number of its render node
 }
 
-// gpusPerDomain is how many fit into one PCI domain of the made-up servers.
+// gpusPerDomain is the number of GPUs in one PCI domain of the made-up server.
 const gpusPerDomain = 128
 
 func newGPU(number int) gpu {
 	return gpu{Number: number, Domain: number / gpusPerDomain, Bus: 1 + number%gpusPerDomain, Node: 1 + number, Render: 10000 + number}
 }
 
-// address is the GPU's PCI address.
+// Address returns the GPU's PCI address.
 func (g gpu) Address() string { return fmt.Sprintf("%04x:%02x:00.0", g.Domain, g.Bus) }
 
-// Location is the address as the compute topology states it, without the domain.
+// Location returns the PCI address as the compute topology states it, without the domain.
 func (g gpu) Location() int { return g.Bus << 8 }
 
-// device is the name that the agent gives the GPU.
+// device returns the agent's name for the GPU.
 func (g gpu) device() string {
 	return "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(g.Address())
 }
 
-// renderNode is the path of its device node, which it is sick without.
+// renderNode returns the path of the GPU's device node. Without the node, the GPU is unhealthy.
 func (g gpu) renderNode() string { return fmt.Sprintf("/dev/dri/renderD%d", g.Render) }
 
-// recordedHost is a recorded host with n GPUs.
+// recordedHost returns a recorded host with n GPUs.
 func recordedHost(n int) (string, error) {
 	tmpl, err := template.New("gpu").Parse(gpuTemplate)
 	if err != nil {
@@ -78,7 +78,7 @@ func recordedHost(n int) (string, error) {
 	return host.String(), nil
 }
 
-// simulate makes the simulated host on the node one with n GPUs, and nothing else.
+// simulate replaces the simulated host on the node by a host that has n GPUs and no other devices.
 func (b *bench) simulate(n int) error {
 	host, err := recordedHost(n)
 	if err != nil {

@@ -1,8 +1,9 @@
-// Command bench measures Chandler on a real Kubernetes that it starts on this machine, beside dra-example-driver on the
-// same node, and writes what it measured as tables. It cleans up after itself.
+// Command bench starts a real Kubernetes on this machine, measures Chandler and dra-example-driver
+// on the same node, and prints the results as tables. The command cleans up afterwards.
 //
-// Both drivers run as programs on the node and are called at their sockets as the kubelet calls them, with claims that
-// are in the API server. Compare figures only with others of the same machine and the same run.
+// Both drivers run as programs on the node. The benchmark calls their sockets as the kubelet does,
+// with claims that are in the API server. Compare figures only with figures of the same machine and
+// the same run.
 package main
 
 import (
@@ -29,23 +30,23 @@ import (
 	"chandler.dev/e2e/kubectl"
 )
 
-// patience is how long any one thing may take.
+// patience is the time limit of each single step.
 const patience = 3 * time.Minute
 
-// exampleProgram is the driver that Chandler is compared with, built in a module of its own: what it requires is not
-// what the rest of e2e does.
+// exampleProgram is the driver that Chandler is compared with. It is built in a module of its own,
+// because its dependencies differ from those of e2e.
 const (
 	exampleModule  = "exampledriver"
 	exampleProgram = "sigs.k8s.io/dra-example-driver/cmd/dra-example-kubeletplugin"
 )
 
-// nodeKubeconfig is where programs on the node find how to reach the API server.
+// nodeKubeconfig is the kubeconfig of programs on the node.
 const nodeKubeconfig = "/etc/kubernetes/bench.kubeconfig"
 
 // A bench is a cluster to measure on.
 type bench struct {
 	project chandler.Project
-	example string // the example driver's program
+	example string // the program of the example driver
 	cluster *cluster.Cluster
 	kube    *kubectl.Client
 	rounds  int
@@ -53,13 +54,13 @@ type bench struct {
 	begin   time.Time
 }
 
-// A section is something that is measured.
+// A section is one part of the benchmark.
 type section struct {
 	name string
 	run  func(*bench, context.Context) error
 }
 
-// sections are in the order in which they are measured.
+// sections lists the sections in the order of measurement.
 var sections = []section{
 	{"memory", (*bench).measureMemory},
 	{"calls", (*bench).measureCalls},
@@ -109,7 +110,7 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// run starts a cluster, measures and stops it.
+// run starts a cluster, measures the wanted sections, and stops the cluster.
 func run(ctx context.Context, dir string, wanted []string, rounds int) (err error) {
 	if os.Getuid() != 0 {
 		return errors.New("this needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")
@@ -166,7 +167,7 @@ func (b *bench) build(ctx context.Context, dir string) error {
 	return nil
 }
 
-// writeKubeconfig gives programs on the node the way to the API server that the cluster's own components go.
+// writeKubeconfig writes a kubeconfig with the endpoint that the cluster's own components use.
 func (b *bench) writeKubeconfig() error {
 	const name = "bench"
 	rest := b.cluster.RESTConfig()
@@ -178,12 +179,12 @@ func (b *bench) writeKubeconfig() error {
 	}, b.cluster.NodePath(nodeKubeconfig))
 }
 
-// say tells what is going on.
+// say prints progress.
 func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%6.1fs  "+format+"\n", append([]any{time.Since(b.begin).Seconds()}, args...)...)
 }
 
-// table writes a table under a heading.
+// table prints a table below a heading.
 func (b *bench) table(heading string, columns []string, rows [][]string) {
 	fmt.Fprintf(b.tables, "\n%s\n\n| %s |\n|%s\n", heading, strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
 	for _, row := range rows {
@@ -191,7 +192,8 @@ func (b *bench) table(heading string, columns []string, rows [][]string) {
 	}
 }
 
-// loadAverage is the machine's of the last minute: what else it does changes what is measured.
+// loadAverage returns the machine's load average over the last minute, since other work of the
+// machine affects the results.
 func loadAverage() string {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// comparedDevices is how many devices both drivers have where they are compared.
+// comparedDevices is the number of devices of both drivers in comparisons.
 const comparedDevices = 64
 
-// settled is how long an agent is left alone before its memory is read.
+// settled is the idle time before an agent's memory is read.
 const settled = 5 * time.Second
 
-// measureMemory measures what stays in memory once devices are published, and after 100 claims.
+// measureMemory measures the resident memory after devices are published, and after 100 claims.
 func (b *bench) measureMemory(ctx context.Context) error {
 	if err := b.simulate(comparedDevices); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (b *bench) measureMemory(ctx context.Context) error {
 	return b.done(ctx, agents, claims)
 }
 
-// memoryOf starts an agent, and returns what it has in memory then and after 100 claims.
+// memoryOf starts an agent and returns its resident memory after the start and after 100 claims.
 func (b *bench) memoryOf(ctx context.Context, a *agent, claims []*drapb.Claim) (before, after residence, err error) {
 	r, err := b.start(ctx, a)
 	if err != nil {
@@ -66,7 +66,8 @@ func (b *bench) memoryOf(ctx context.Context, a *agent, claims []*drapb.Claim) (
 	return before, after, err
 }
 
-// megabytes writes the lowest and the highest of samples, and of what is in no file.
+// megabytes formats the lowest and the highest sample of all memory, and of the memory that no file
+// backs.
 func megabytes(samples []residence) string {
 	var all, anon []float64
 	for _, sample := range samples {
@@ -75,7 +76,7 @@ func megabytes(samples []residence) string {
 	return fmt.Sprintf("%.1f to %.1f (%.1f to %.1f)", slices.Min(all), slices.Max(all), slices.Min(anon), slices.Max(anon))
 }
 
-// claimsOf makes a set of claims for each agent; agents of one driver have the same.
+// claimsOf creates a set of claims for each agent. Agents of the same driver share a set.
 func (b *bench) claimsOf(ctx context.Context, agents []*agent, set string, n, devices int) (map[*agent][]*drapb.Claim, error) {
 	claims := make(map[*agent][]*drapb.Claim)
 	of := make(map[string][]*drapb.Claim)
@@ -92,7 +93,7 @@ func (b *bench) claimsOf(ctx context.Context, agents []*agent, set string, n, de
 	return claims, nil
 }
 
-// done deletes the claims of agents.
+// done deletes the claims of the agents.
 func (b *bench) done(ctx context.Context, agents []*agent, claims map[*agent][]*drapb.Claim) error {
 	deleted := make(map[string]bool)
 	for _, a := range agents {

@@ -15,13 +15,14 @@ import (
 	"chandler.dev/e2e/cluster"
 )
 
-// somePods is how many pods are created at once.
+// somePods is the number of pods that are created at once.
 const somePods = 30
 
 // podsLabel marks the benchmark's pods.
 const podsLabel = "bench.chandler.dev/pod"
 
-// measurePods measures how long it takes until pods that are created at once all run, without claims and with one each.
+// measurePods measures the time until all pods that are created at once run, without claims and
+// with one claim each.
 func (b *bench) measurePods(ctx context.Context) error {
 	if err := b.simulate(comparedDevices); err != nil {
 		return err
@@ -36,7 +37,7 @@ func (b *bench) measurePods(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := b.timePods(ctx, ""); err != nil { // the first ones start slowly
+	if _, err := b.timePods(ctx, ""); err != nil { // The first pods start slowly.
 		return err
 	}
 	var none timings
@@ -67,7 +68,7 @@ func (b *bench) measurePods(ctx context.Context) error {
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f", d.Seconds()) }
 
-// makeTemplate makes a DeviceClass and a ResourceClaimTemplate for one device of a driver.
+// makeTemplate creates a DeviceClass and a ResourceClaimTemplate for one device of a driver.
 func (b *bench) makeTemplate(ctx context.Context, driver string) error {
 	return b.kube.Apply(ctx, fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
@@ -88,7 +89,7 @@ spec:
 `, driver, namespace))
 }
 
-// timePodsOf starts an agent, times pods with its claims, and stops it.
+// timePodsOf starts an agent, times pods with claims of its driver, and stops the agent.
 func (b *bench) timePodsOf(ctx context.Context, a *agent) (took time.Duration, err error) {
 	r, err := b.start(ctx, a)
 	if err != nil {
@@ -98,8 +99,8 @@ func (b *bench) timePodsOf(ctx context.Context, a *agent) (took time.Duration, e
 	return b.timePods(ctx, "bench."+a.driver)
 }
 
-// timePods creates pods at once and returns how long it took until all ran. When it returns they are gone, and their
-// claims too.
+// timePods creates pods at once and returns the time until all pods ran. Before it returns, the
+// pods and their claims are deleted.
 func (b *bench) timePods(ctx context.Context, template string) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -149,7 +150,8 @@ func untilAllRun(ctx context.Context, w watch.Interface) error {
 	return nil
 }
 
-// newPod is a pod that does nothing, with a claim by a template or without any.
+// newPod returns a pod that only pauses, with a claim from the template, or without a claim if the
+// template is "".
 func newPod(i int, template string) *corev1.Pod {
 	second := int64(1)
 	pod := &corev1.Pod{

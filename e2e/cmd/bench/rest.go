@@ -13,13 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// watched is how long an agent is watched that has nothing to do.
+// watched is the time over which an idle agent is measured.
 const watched = 2 * time.Minute
 
-// sharesOfEach is how many shares each GPU has in the device-plugin API.
+// sharesOfEach is the number of shares of each GPU in the device plugin API.
 const sharesOfEach = 48
 
-// sharedConfig offers each GPU in shares by the device-plugin API.
+// sharedConfig offers shares of each GPU by the device plugin API.
 var sharedConfig = fmt.Sprintf(`apiVersion: chandler.dev/v1alpha1
 kind: DriverConfig
 mode: DevicePlugin
@@ -28,7 +28,7 @@ sharing:
   replicas: %d
 `, sharesOfEach)
 
-// measureRest measures the processor time that an agent takes while nothing happens.
+// measureRest measures the processor time of an idle agent.
 func (b *bench) measureRest(ctx context.Context) error {
 	if err := b.simulate(comparedDevices); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (b *bench) measureRest(ctx context.Context) error {
 		return err
 	}
 	shared := b.chandlerAgent(fmt.Sprintf("%d GPUs, %d IDs by the device-plugin API", comparedDevices, comparedDevices*sharesOfEach), comparedDevices, "--config="+config)
-	shared.devices = 0 // in the API server
+	shared.devices = 0 // none in the API server
 	claimed := b.chandlerAgent(fmt.Sprintf("%d GPUs by DRA", comparedDevices), comparedDevices)
 	var rows [][]string
 	for _, a := range []*agent{claimed, shared} {
@@ -52,8 +52,9 @@ func (b *bench) measureRest(ctx context.Context) error {
 	return nil
 }
 
-// restOf starts an agent and returns how much processor time it takes while nothing happens. One that publishes
-// nothing in the API server has that many IDs.
+// restOf starts an agent and returns the processor time of the agent while idle. For an agent
+// without devices in the API server, restOf first waits until the kubelet has the given number of
+// IDs.
 func (b *bench) restOf(ctx context.Context, a *agent, ids int) (used time.Duration, err error) {
 	r, err := b.start(ctx, a)
 	if err != nil {
@@ -75,7 +76,7 @@ func (b *bench) restOf(ctx context.Context, a *agent, ids int) (used time.Durati
 	return after - before, err
 }
 
-// allocatable returns an error unless the node has so many GPUs by their classic name.
+// allocatable returns an error unless the node has the wanted number of allocatable amd.com/gpu.
 func (b *bench) allocatable(ctx context.Context, want int) error {
 	node, err := b.kube.CoreV1().Nodes().Get(ctx, b.cluster.NodeName(), metav1.GetOptions{})
 	if err != nil {
@@ -87,7 +88,7 @@ func (b *bench) allocatable(ctx context.Context, want int) error {
 	return nil
 }
 
-// processorTime is what the agent has used since it started, in steps of 10 ms.
+// processorTime returns the agent's processor time since its start, in steps of 10 ms.
 func (r *running) processorTime() (time.Duration, error) {
 	pid, err := childOf(r.cmd.Process.Pid)
 	if err != nil {
@@ -97,13 +98,13 @@ func (r *running) processorTime() (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	_, rest, _ := strings.Cut(string(stat), ") ") // behind the name; the third field is the first of the rest
+	_, rest, _ := strings.Cut(string(stat), ") ") // The text after the command name begins with the third field.
 	fields := strings.Fields(rest)
 	if len(fields) < 13 {
 		return 0, fmt.Errorf("process %s: stat has %d fields", pid, 2+len(fields))
 	}
 	var ticks int64
-	for _, field := range fields[11:13] { // utime and stime, proc_pid_stat(5); Linux has 100 ticks a second for programs
+	for _, field := range fields[11:13] { // utime and stime, proc_pid_stat(5); in user space, Linux has 100 ticks per second
 		n, err := strconv.ParseInt(field, 10, 64)
 		if err != nil {
 			return 0, fmt.Errorf("process %s: stat: %w", pid, err)

@@ -15,15 +15,16 @@ import (
 	"chandler.dev/e2e/chandler"
 )
 
-// manyDevices is how many are published at once.
+// manyDevices is the number of devices that are published at once.
 const manyDevices = 512
 
-// scanInterval is how often the agent looks at the simulated host where what changes is measured. No kernel speaks up
-// for that host; where one does, it is looked at when the kernel has been silent for 200 ms.
+// scanInterval is the agent's scan interval while changes of the host are measured. The kernel
+// sends no uevents for the simulated host. On a real host, a uevent starts a scan as soon as the
+// kernel has been silent for 200 ms.
 const scanInterval = 100 * time.Millisecond
 
-// measureSlices measures how long it takes from the start of the agent, and from a change of the host, until the API
-// server has it.
+// measureSlices measures the time until slices are in the API server, from the start of the agent
+// and from a change of the host.
 func (b *bench) measureSlices(ctx context.Context) error {
 	if err := b.simulate(manyDevices); err != nil {
 		return err
@@ -59,7 +60,7 @@ func (b *bench) measurePublishing(ctx context.Context, a *agent, round int, star
 		return err
 	}
 	*started = append(*started, time.Since(began))
-	// One in each slice of 64, and others in the next round.
+	// Change one device in each slice of 64, and other devices in the next round.
 	for number := round; number < a.devices; number += comparedDevices {
 		gpu := newGPU(number)
 		file := filepath.Join(b.cluster.NodePath(chandler.HostDir), gpu.renderNode())
@@ -78,7 +79,7 @@ func (b *bench) measurePublishing(ctx context.Context, a *agent, round int, star
 	return nil
 }
 
-// watchedSlices are the slices of a driver as the API server reports them.
+// watchedSlices are the slices of a driver, as the API server reports them.
 type watchedSlices struct {
 	watch watch.Interface
 	known map[string]*resourceapi.ResourceSlice
@@ -89,7 +90,7 @@ func (b *bench) watchSlices(ctx context.Context, driver string) (*watchedSlices,
 	return &watchedSlices{watch: w, known: make(map[string]*resourceapi.ResourceSlice)}, err
 }
 
-// until waits until what is reported is as it is to be.
+// until waits until is returns true for the reported slices.
 func (s *watchedSlices) until(ctx context.Context, is func() bool) error {
 	timeout := time.NewTimer(patience)
 	defer timeout.Stop()
@@ -114,7 +115,7 @@ func (s *watchedSlices) until(ctx context.Context, is func() bool) error {
 	return nil
 }
 
-// devices is how many there are in slices of the newest generation of their pool.
+// devices returns the number of devices in slices of the newest generation of their pool.
 func (s *watchedSlices) devices() int {
 	var newest int64
 	for _, slice := range s.known {

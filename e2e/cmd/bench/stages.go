@@ -14,13 +14,13 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// metricsCommand is the argument with which this program runs on the node and writes the metrics of an agent of this
-// project.
+// metricsCommand, as the first argument, makes this program run on the node and print the metrics
+// of Chandler's agent.
 const metricsCommand = "metrics-on-node"
 
 const metricsAddress = "127.0.0.1:8081"
 
-// A sum is how long something took altogether, and how often it happened.
+// A sum is the total duration and the number of events.
 type sum struct {
 	took  time.Duration
 	times uint64
@@ -28,7 +28,7 @@ type sum struct {
 
 func (s *sum) add(other sum) { s.took, s.times = s.took+other.took, s.times+other.times }
 
-// mean is 0 if it never happened.
+// mean returns the average duration, or 0 without events.
 func (s *sum) mean() time.Duration {
 	if s.times == 0 {
 		return 0
@@ -36,8 +36,8 @@ func (s *sum) mean() time.Duration {
 	return s.took / time.Duration(s.times)
 }
 
-// prepareStages asks an agent of this project how long its own part of preparing claims took: without the kubelet's
-// call, and without getting the claim from the API server.
+// prepareStages returns the time that Chandler's agent itself reports for preparing claims. The
+// time includes neither the kubelet's call nor getting the claim from the API server.
 func (b *bench) prepareStages(ctx context.Context) (sum, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -74,7 +74,7 @@ func labelled(m *dto.Metric, name, value string) bool {
 	return false
 }
 
-// writeMetrics writes the metrics of the agent.
+// writeMetrics prints the metrics of the agent.
 func writeMetrics(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+"/metrics", nil)
 	if err != nil {

@@ -16,14 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A keeper is the process in the background that a cluster which is left
-// running belongs to. It holds the lock of a file with its PID for as long as
-// it lives, so that nobody mistakes another process for it.
+// A keeper is the background process that owns a cluster left running. The keeper locks a file with
+// its PID for as long as the keeper runs, so another process with a reused PID is not mistaken for
+// a keeper.
 
-// readyFD is where a keeper writes a line once the cluster is ready.
+// readyFD is the keeper's file descriptor for one line that reports a ready cluster.
 const readyFD = 3
 
-// keeperFile is the file with the keeper's PID.
+// keeperFile returns the name of the file with the keeper's PID, and creates the directory of the
+// file.
 func keeperFile() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -33,8 +34,8 @@ func keeperFile() (string, error) {
 	return filepath.Join(dir, "cluster.pid"), os.MkdirAll(dir, 0o755)
 }
 
-// startKeeper starts this program as a keeper and returns when the cluster is
-// ready, or the keeper has ended.
+// startKeeper starts this program as a keeper. It returns when the cluster is ready or the keeper
+// has ended.
 func startKeeper(ctx context.Context, project string) error {
 	program, err := os.Executable()
 	if err != nil {
@@ -48,7 +49,7 @@ func startKeeper(ctx context.Context, project string) error {
 	keeper := exec.Command(program, "-project", project, "-keeper")
 	keeper.Stdout, keeper.Stderr = os.Stdout, os.Stderr
 	keeper.ExtraFiles = []*os.File{tell}
-	keeper.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // not ended with the terminal
+	keeper.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // The keeper survives the end of the terminal.
 	if err := keeper.Start(); err != nil {
 		return errors.Join(err, tell.Close())
 	}
@@ -63,9 +64,10 @@ func startKeeper(ctx context.Context, project string) error {
 	return ctx.Err()
 }
 
-// becomeKeeper takes the lock. It is an error if there is a keeper already.
+// becomeKeeper locks the keeper's file for this process and writes the PID to it. It returns an
+// error if a keeper already runs.
 func becomeKeeper() (release func(), err error) {
-	unix.CloseOnExec(readyFD) // or all that the keeper starts would hold it
+	unix.CloseOnExec(readyFD) // Child processes of the keeper must not inherit the pipe.
 	name, err := keeperFile()
 	if err != nil {
 		return nil, err
@@ -93,7 +95,8 @@ func write(file *os.File, text string) error {
 	return err
 }
 
-// tellReady lets go of the terminal and of who waits for the cluster.
+// tellReady detaches the keeper from the terminal and reports to startKeeper that the cluster is
+// ready.
 func tellReady() error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -108,8 +111,7 @@ func tellReady() error {
 	return errors.Join(write(tell, "ready\n"), tell.Close())
 }
 
-// stopKeeper ends the keeper and with it the cluster, and returns when both
-// are gone.
+// stopKeeper ends the keeper, which stops the cluster. It returns when both are gone.
 func stopKeeper(ctx context.Context) error {
 	name, err := keeperFile()
 	if err != nil {
@@ -129,7 +131,7 @@ func stopKeeper(ctx context.Context) error {
 	}
 	for first := true; ; first = false {
 		if unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
-			return nil // nobody holds it: the keeper is gone
+			return nil // No process holds the lock: the keeper is gone.
 		}
 		if first {
 			pid, err := strconv.Atoi(string(bytes.TrimSpace(text)))

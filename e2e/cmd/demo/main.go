@@ -1,5 +1,5 @@
-// Command demo shows Chandler at work on a real Kubernetes that it starts on
-// this machine, and cleans up after itself.
+// Command demo starts a real Kubernetes on this machine, shows Chandler on it, and cleans up
+// afterwards.
 package main
 
 import (
@@ -72,7 +72,7 @@ func show(ctx context.Context, project string, begin time.Time) error {
 	return err
 }
 
-// keepCluster leaves the cluster to its user until it is told to end.
+// keepCluster starts a cluster with Chandler and leaves it running until ctx ends.
 func keepCluster(ctx context.Context, project string, begin time.Time) error {
 	release, err := becomeKeeper()
 	if err != nil {
@@ -90,8 +90,9 @@ func keepCluster(ctx context.Context, project string, begin time.Time) error {
 	})
 }
 
-// toType says what the user of a cluster may type. The last of it is how to get a shell on the node, where the address
-// in the kubeconfig of outside is nobody's.
+// toType returns the commands that the user of a cluster may type. The last one opens a shell on
+// the node. There, the user's KUBECONFIG must not be set, because the address in it is only valid
+// outside the node.
 func toType(kubeconfig string, shell []string) string {
 	return fmt.Sprintf(`export KUBECONFIG=%s
 
@@ -104,7 +105,7 @@ End it:      make cluster-stop
 `, kubeconfig, strings.Join(shell, " "))
 }
 
-// run starts a cluster with Chandler on it, lets it be used, and stops it.
+// run starts a cluster, installs Chandler on it, calls use, and stops the cluster.
 func run(ctx context.Context, dir string, begin time.Time, use func(ctx context.Context, d *demo, built time.Duration) error) (err error) {
 	if os.Getuid() != 0 {
 		return errors.New("this needs root, for the namespaces, mounts and cgroups that Kubernetes runs in")

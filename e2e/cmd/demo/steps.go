@@ -23,11 +23,12 @@ import (
 // recordedHost is a server with eight GPUs, two under each PCIe root.
 const recordedHost = "discovery/families/amdgpu/testdata/mi210x8.host"
 
-// kvmResource is served by the device-plugin API, by the demo's configuration.
+// kvmResource is the extended resource that the demo's configuration offers by the device plugin
+// API.
 const kvmResource = "devices.kubevirt.io/kvm"
 
-// patience is how long any one thing may take before the demo says what it
-// waits for and ends.
+// patience is the time limit of each step of the demo. After the limit the demo reports the unmet
+// condition and ends.
 const patience = time.Minute
 
 type demo struct {
@@ -37,7 +38,7 @@ type demo struct {
 	helm    chandler.Helm
 }
 
-// prepare installs Chandler on a simulated host and shows what it offers.
+// prepare installs Chandler on a simulated host and prints the devices that Chandler offers.
 func (d *demo) prepare(ctx context.Context) error {
 	heading("Laying out a recorded server with eight GPUs, beside this machine's own devices")
 	if err := d.project.Simulate(ctx, d.cluster.Node, filepath.Join(d.project.Dir, recordedHost)); err != nil {
@@ -63,7 +64,7 @@ func (d *demo) prepare(ctx context.Context) error {
 	return d.showOffers(ctx)
 }
 
-// showOffers waits until both APIs offer something, and prints it.
+// showOffers waits until both APIs offer devices, and prints them.
 func (d *demo) showOffers(ctx context.Context) error {
 	var devices map[string]resourceapi.Device
 	err := d.kubectl.Until(ctx, "the ResourceSlices of eight GPUs", func(ctx context.Context) (err error) {
@@ -122,7 +123,7 @@ func (d *demo) printSlices(ctx context.Context) error {
 	return nil
 }
 
-// value prints an attribute, or a dash.
+// value returns an attribute of a device as text, or a dash if the device has no such attribute.
 func value(device resourceapi.Device, name resourceapi.QualifiedName) string {
 	switch attribute := device.Attributes[name]; {
 	case attribute.StringValue != nil:
@@ -141,7 +142,7 @@ func (d *demo) pair(ctx context.Context) error {
 	})
 }
 
-// kvm runs a pod with /dev/kvm by the device-plugin API.
+// kvm runs a pod that requests /dev/kvm by the device plugin API.
 func (d *demo) kvm(ctx context.Context) error {
 	heading("2. A pod with limits: %s: 1, served by the device-plugin API", kvmResource)
 	if !haveKVM() {
@@ -158,7 +159,7 @@ func haveKVM() bool {
 	return err == nil
 }
 
-// turns runs two pods that want the same GPU.
+// turns runs two pods that request the same GPU.
 func (d *demo) turns(ctx context.Context) error {
 	heading("3. Two pods that ask for the same GPU")
 	return d.example(ctx, "gpu-in-turns.yaml", func(ctx context.Context) error {
@@ -179,8 +180,7 @@ func (d *demo) turns(ctx context.Context) error {
 	})
 }
 
-// oneRuns waits until one of the two pods runs and the other is known to have
-// to wait.
+// oneRuns waits until one of the two pods runs and the scheduler has refused the other.
 func (d *demo) oneRuns(ctx context.Context) (running string, waiting *corev1.Pod, err error) {
 	err = d.kubectl.Until(ctx, "one of two pods to run", func(ctx context.Context) error {
 		running, waiting = "", nil
@@ -206,7 +206,7 @@ func (d *demo) oneRuns(ctx context.Context) (running string, waiting *corev1.Pod
 	return running, waiting, err
 }
 
-// reason is why a pod is not scheduled.
+// reason returns the scheduler's message for a pod that is not scheduled, and "" for any other pod.
 func reason(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
@@ -216,7 +216,7 @@ func reason(pod *corev1.Pod) string {
 	return ""
 }
 
-// nothingLeft shows that what was written for the pods is gone with them.
+// nothingLeft waits until the CDI specs and records of the pods are removed.
 func (d *demo) nothingLeft(ctx context.Context) error {
 	heading("4. The pods are gone, and with them their CDI specs and records")
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -234,7 +234,7 @@ func (d *demo) nothingLeft(ctx context.Context) error {
 	})
 }
 
-// example applies an example of the project, works with it, and deletes it.
+// example applies an example of the project, calls work, and deletes the example.
 func (d *demo) example(ctx context.Context, name string, work func(context.Context) error) error {
 	file := d.project.Manifest(filepath.Join("examples", name))
 	manifest, err := os.ReadFile(file)
@@ -253,7 +253,7 @@ func (d *demo) example(ctx context.Context, name string, work func(context.Conte
 	return d.kubectl.Delete(timed, string(manifest))
 }
 
-// show waits for a pod to end and prints what it wrote.
+// show waits for a pod to succeed and prints its log.
 func (d *demo) show(ctx context.Context, pod string) error {
 	if _, err := d.kubectl.WaitForPod(ctx, metav1.NamespaceDefault, pod, corev1.PodSucceeded); err != nil {
 		return err

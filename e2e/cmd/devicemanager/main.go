@@ -1,14 +1,16 @@
 //go:build !cgo
 
-// Command devicemanager is the part of a kubelet that device plugins meet: its own device manager, with its checkpoint,
-// and its own PodResources API. It runs no containers. Pods are admitted, looked at and ended by lines of JSON on
-// standard input, each of which is answered by one on standard output; the first one names pods that run already.
+// Command devicemanager runs the part of a kubelet that serves device plugins: the kubelet's own
+// device manager with its checkpoint, and the kubelet's own PodResources API. The command runs no
+// containers. It reads requests from standard input, one line of JSON each, and answers each
+// request with one line on standard output. Requests admit, inspect and end pods. The first request
+// lists the pods that already run.
 //
-// The kubelet's directory of device plugins is a constant, so this program must have a mount namespace of its own. It
-// has the directory that its first argument names as the kubelet's there.
+// The kubelet's directory of device plugins is a constant, so this program needs a mount namespace
+// of its own. There, it mounts the directory of its first argument as the kubelet's directory.
 //
-// This file is built of other versions of Kubernetes too, by the module kube-1.31, which has it as a link. So it imports
-// nothing of this module.
+// The module kube-1.31 has this file as a link and builds it with another version of Kubernetes.
+// The file must therefore import nothing of this module.
 package main
 
 import (
@@ -30,13 +32,13 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 )
 
-// A request has one of these.
+// A request has exactly one of these fields.
 type request struct {
-	Running []*corev1.Pod `json:"running,omitempty"` // which run already
-	Admit   *corev1.Pod   `json:"admit,omitempty"`   // which is to start
-	Look    types.UID     `json:"look,omitempty"`    // the pod whose containers are to be told of
+	Running []*corev1.Pod `json:"running,omitempty"` // pods that already run
+	Admit   *corev1.Pod   `json:"admit,omitempty"`   // the pod to start
+	Look    types.UID     `json:"look,omitempty"`    // the pod whose containers are returned
 	End     types.UID     `json:"end,omitempty"`     // the pod that ends
-	Ask     bool          `json:"ask,omitempty"`     // what can be given out
+	Ask     bool          `json:"ask,omitempty"`     // Return the allocatable amounts.
 }
 
 type answer struct {
@@ -45,7 +47,8 @@ type answer struct {
 	Containers  map[string]container `json:"containers,omitempty"`
 }
 
-// container is what a container has, and what the runtime is told whenever it starts it.
+// A container lists the devices of a container, and the options that the runtime gets for each
+// start of it.
 type container struct {
 	IDs     map[string][]string                      `json:"ids"` // by resource
 	Options *devicemanager.DeviceRunContainerOptions `json:"options"`
@@ -81,13 +84,13 @@ func run(ctx context.Context) error {
 	if err := k.serve(ctx); err != nil {
 		return fmt.Errorf("serve PodResources: %w", err)
 	}
-	if err := out.Encode(answer{}); err != nil { // to the first request
+	if err := out.Encode(answer{}); err != nil { // the answer to the first request
 		return err
 	}
 	for {
 		var r request
 		if err := in.Decode(&r); err != nil {
-			return nil // nobody asks any more
+			return nil // Standard input is closed.
 		}
 		if err := out.Encode(k.do(ctx, r)); err != nil {
 			return err
@@ -98,7 +101,8 @@ func run(ctx context.Context) error {
 // root is the kubelet's directory.
 const root = "/var/lib/kubelet"
 
-// mountRoot has this process see a directory as the kubelet's. It may be anywhere, in what is hidden by that too.
+// mountRoot mounts a directory as the kubelet's directory, for this process only. The directory may
+// lie below /var/lib, which the mounts hide.
 func mountRoot(dir string) error {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -117,7 +121,7 @@ func mountRoot(dir string) error {
 	return unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), root, "", unix.MS_BIND, "")
 }
 
-// kubelet has the pods of the node.
+// A kubelet holds the pods of the node.
 type kubelet struct {
 	devices *devicemanager.ManagerImpl
 
@@ -159,8 +163,8 @@ func (k *kubelet) do(ctx context.Context, r request) (a answer) {
 	return a
 }
 
-// admit does with a pod what the kubelet does: the pod counts among the active ones before it is given devices, and no
-// more if it cannot have them.
+// admit admits a pod as the kubelet does: the pod is active before devices are allocated to it, and
+// is removed again if an allocation fails.
 func (k *kubelet) admit(ctx context.Context, pod *corev1.Pod) error {
 	k.mu.Lock()
 	k.running = append(slices.Clone(k.running), pod)
@@ -174,7 +178,8 @@ func (k *kubelet) admit(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// look says what the containers of a pod have, and what they would be started with now.
+// look returns the devices of a pod's containers, and the options that the runtime would get for a
+// start now.
 func (k *kubelet) look(ctx context.Context, uid types.UID) (map[string]container, error) {
 	containers := make(map[string]container)
 	for _, pod := range k.active() {
@@ -206,7 +211,7 @@ func (k *kubelet) serve(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return err
 	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) { // of a kubelet before
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) { // left by an earlier kubelet
 		return err
 	}
 	listener, err := net.Listen("unix", socket)
@@ -235,8 +240,9 @@ func (k *kubelet) GetPodByName(namespace, name string) (*corev1.Pod, bool) {
 	return nil, false
 }
 
-// listed says devices as PodResources lists them (containerDevicesFromResourceDeviceInstances in
-// pkg/kubelet/cm/container_manager.go of Kubernetes 1.31 to 1.37, which other packages cannot call).
+// listed converts devices to the form of the PodResources API, like
+// containerDevicesFromResourceDeviceInstances in pkg/kubelet/cm/container_manager.go of Kubernetes
+// 1.31 to 1.37, which is not exported.
 func listed(all devicemanager.ResourceDeviceInstances) (devices []*podresourcesapi.ContainerDevices) {
 	for resource, instances := range all {
 		for id, device := range instances {

@@ -30,7 +30,7 @@ func start(ctx context.Context, m *devicemanager.ManagerImpl, active func() []*c
 	return m.Start(klog.FromContext(ctx), active, ready(), containermap.NewContainerMap(), sets.New[string]())
 }
 
-// ready says that the API server has named all pods.
+// ready reports that the kubelet has received all pods from the API server.
 func ready() config.SourcesReady {
 	return config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 }
@@ -54,7 +54,7 @@ func podResources(ctx context.Context, k *kubelet) podresourcesapi.PodResourcesL
 	})
 }
 
-// provider has the devices.
+// A provider provides the devices of pods to the PodResources API.
 type provider struct{ *kubelet }
 
 func (p provider) UpdateAllocatedDevices(logger klog.Logger) {
@@ -69,7 +69,7 @@ func (p provider) GetAllocatableDevices(logger klog.Logger) []*podresourcesapi.C
 	return listed(p.devices.GetAllocatableDevices(logger))
 }
 
-// others is all that pods have beside devices: nothing.
+// others provides the other resources of pods to the PodResources API: none.
 type others struct{}
 
 func (others) GetCPUs(*corev1.Pod, *corev1.Container) []int64 { return nil }

@@ -1,5 +1,5 @@
-// Command guestevents prints each event that the kernel of a guest reports of devices, with the time in microseconds.
-// It hears them as the agent does, in the network namespace that it is started in.
+// Command guestevents prints each kernel uevent of a guest with the time in microseconds. Like the
+// agent, the command receives the uevents of the network namespace in which it was started.
 package main
 
 import (

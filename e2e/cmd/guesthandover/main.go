@@ -1,5 +1,5 @@
-// Command guesthandover runs in guests. It does what the agent does when the claim of a pod ends that had a PCI
-// function: it says why the function is kept, and when it is free.
+// Command guesthandover runs in guests. It does the agent's work when a pod with a PCI function
+// ends. The command prints the reason why the function cannot be allocated yet, and then "free".
 package main
 
 import (

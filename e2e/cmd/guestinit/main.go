@@ -1,4 +1,4 @@
-// Command guestinit is the first process of a guest that tests boot: see package guest.
+// Command guestinit is the first process of a test guest. See package guest.
 package main
 
 import (

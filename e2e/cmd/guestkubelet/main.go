@@ -1,11 +1,12 @@
-// Command guestkubelet runs in guests. It stands in for a kubelet and an API server, prints what an agent offers them
-// with the time in microseconds, and asks the agent for claims and devices:
+// Command guestkubelet runs in guests. It stands in for a kubelet and an API server, and prints the
+// devices that an agent publishes, with the time in microseconds. It also makes claims and
+// allocations at the agent:
 //
 //	guestkubelet serve /run/kubeconfig
 //	guestkubelet prepare CLAIM | unprepare CLAIM | allocate RESOURCE ID | end ID
 //
-// A claim's name begins with the device that it has: see package standin. A pod with a device that was allocated has the
-// device's ID as its name, and runs until its end.
+// A claim's name begins with the name of the claim's device. See package standin. For each
+// allocated device, a pod runs that is named after the ID of the device. Command end ends the pod.
 package main
 
 import (
@@ -28,7 +29,7 @@ import (
 	"chandler.dev/e2e/standin"
 )
 
-// Where the kubelet and the API server are.
+// Paths and addresses of the stand-in kubelet and API server.
 const (
 	root     = "/var/lib/kubelet"
 	server   = "127.0.0.1:6443"
@@ -51,7 +52,7 @@ func main() {
 	}
 }
 
-// ask has the process that serves do something.
+// ask sends a command to the process that serves.
 func ask(command string, args []string) error {
 	response, err := http.PostForm("http://"+commands+"/"+command, url.Values{"arg": args})
 	if err != nil {
@@ -120,10 +121,10 @@ func serve(kubeconfig string) error {
 		return nil
 	})
 	fmt.Println("serving")
-	return http.ListenAndServe(commands, mux) //nolint:gosec // until the guest ends
+	return http.ListenAndServe(commands, mux) //nolint:gosec // runs until the guest ends
 }
 
-// say prints what is offered now, each device as NAME=STATE.
+// say prints the published devices, each as NAME=STATE.
 func say(what string, devices []string) {
 	slices.Sort(devices)
 	fmt.Printf("%s %d %s\n", what, time.Now().UnixMicro(), strings.Join(devices, " "))
@@ -136,7 +137,7 @@ func listed(devices []*pluginapi.Device) (all []string) {
 	return all
 }
 
-// offered says the devices of slices, each with the keys of its taints.
+// offered returns the devices of slices, each with the keys of its taints.
 func offered(published []resourceapi.ResourceSlice) (all []string) {
 	for _, slice := range published {
 		for _, d := range slice.Spec.Devices {

@@ -1,5 +1,5 @@
-// Command guestmake runs in guests. It does what the agent does to make virtual functions for those who get them, and to
-// undo that, and dies before one of its writes where it is told to.
+// Command guestmake runs in guests. It creates virtual functions on demand and removes them, as the
+// agent does. With -dies, the command ends in place of the given write.
 package main
 
 import (

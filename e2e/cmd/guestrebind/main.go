@@ -1,5 +1,5 @@
-// Command guestrebind runs in guests. It does what the agent does to give a PCI function to vfio and back, and dies
-// before one of its writes where it is told to.
+// Command guestrebind runs in guests. It binds a PCI function to vfio and back, as the agent does.
+// With -dies, the command ends in place of the given write.
 package main
 
 import (

@@ -1,5 +1,6 @@
-// Command guestuse runs in guests. It has a PCI function open by vfio as a virtual machine does, or stops a command
-// between two of the lines that it writes. It knows nothing of Chandler.
+// Command guestuse runs in guests. It opens a PCI function by vfio as a virtual machine does, or
+// stops another command between two of its output lines. Command guestuse is independent of
+// Chandler.
 package main
 
 import (
@@ -46,7 +47,8 @@ const (
 	type1        = 1
 )
 
-// vfio opens a function, closes all but the function itself, and keeps that until it is killed.
+// vfio opens a function, closes all descriptors except the function's own, and keeps the function
+// open until the process is killed.
 func vfio(address string) error {
 	link, err := os.Readlink(filepath.Join("/sys/bus/pci/devices", address, "iommu_group"))
 	if err != nil {
@@ -87,11 +89,13 @@ func ioctl(fd int, request, argument uintptr) (uintptr, error) {
 	return result, nil
 }
 
-// after lets a command write so many lines, and waits until it is about to write another, with all that it does
-// between the two done. Then it kills the command, or says "held" and lets it go on after SIGUSR1. The exit code is the
-// command's, 137 if it was killed.
+// after runs a command until the command is about to write the line after the given number of
+// lines. At that moment, all the command's work before that line is done. Then after kills the
+// command, or prints "held" and lets the command continue at SIGUSR1. The exit code is the
+// command's own, or 137 if the command was killed.
 //
-// The command's output is a pipe that holds one write at a time, and holds one from the beginning.
+// The command's output is a pipe that holds one write at a time. The pipe is full from the
+// beginning.
 func after(lines int, kill bool, args []string) error {
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_DIRECT|unix.O_CLOEXEC); err != nil {
@@ -127,7 +131,7 @@ func after(lines int, kill bool, args []string) error {
 			<-release
 		}
 	}
-	for n := lines; next(pipe[0], n > 0); n++ { // until the end
+	for n := lines; next(pipe[0], n > 0); n++ { // Print the remaining lines.
 	}
 	err := <-ended
 	var exit *exec.ExitError
@@ -140,7 +144,8 @@ func after(lines int, kill bool, args []string) error {
 	return err
 }
 
-// next reads what the pipe holds, prints it if it is the command's, and reports whether there was anything.
+// next reads one line from the pipe and reports whether there was any. If print is set, next prints
+// the line.
 func next(pipe int, print bool) bool {
 	line := make([]byte, os.Getpagesize())
 	n, err := unix.Read(pipe, line)
@@ -153,8 +158,8 @@ func next(pipe int, print bool) bool {
 	return true
 }
 
-// waitForWrite waits until a process waits in write(2) to its standard output, and reports whether that came before
-// its end.
+// waitForWrite waits until a process blocks in write(2) to its standard output. It returns false if
+// the process ends first.
 func waitForWrite(pid int, ended chan error) bool {
 	for {
 		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))

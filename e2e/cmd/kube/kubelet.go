@@ -9,5 +9,5 @@ import (
 	"k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// kubelet returns the kubelet's command.
+// kubelet returns the command of the kubelet.
 func kubelet(ctx context.Context) *cobra.Command { return app.NewKubeletCommand(ctx) }

@@ -1,13 +1,14 @@
 //go:build !cgo
 
-// Command kube is every program of Kubernetes for one node in one file: the API server, the scheduler, the controller
-// manager and the kubelet, with kubectl to look at them. Which one it is, its first argument says. It adds nothing to
-// them.
+// Command kube combines the programs of Kubernetes for one node in one file: the API server, the
+// scheduler, the controller manager and the kubelet, and kubectl to inspect the cluster. The first
+// argument selects the program. Command kube adds nothing to the programs.
 //
-// This file is built of other versions of Kubernetes too, by the modules kube-1.31 and kube-1.34, which have it as a
-// link. So it imports nothing of this module.
+// The modules kube-1.31 and kube-1.34 have this file as a link and build it with other versions of
+// Kubernetes. The file must therefore import nothing of this module.
 //
-// It is only built without cgo, as a static program: with it, commands on all packages would compile Kubernetes anew.
+// The package is only built without cgo, as a static program. Otherwise commands on all packages,
+// such as go vet ./..., would compile Kubernetes a second time.
 package main
 
 import (
@@ -18,15 +19,15 @@ import (
 	"github.com/spf13/cobra"
 	componentcli "k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
-	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of every client
-	_ "k8s.io/component-base/metrics/prometheus/version"  // metrics of the version
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of all clients
+	_ "k8s.io/component-base/metrics/prometheus/version"  // version metrics
 	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 )
 
-// command returns the program of that name, nil if there is none.
+// command returns the named program, or nil for an unknown name.
 func command(ctx context.Context, name string) *cobra.Command {
 	switch name {
 	case "kube-apiserver":
@@ -45,7 +46,7 @@ func command(ctx context.Context, name string) *cobra.Command {
 
 func main() {
 	if len(os.Args) > 1 {
-		os.Args = os.Args[1:] // the programs read their own name and arguments from there
+		os.Args = os.Args[1:] // The programs read their name and arguments from os.Args.
 	}
 	cmd := command(context.Background(), os.Args[0])
 	if cmd == nil {

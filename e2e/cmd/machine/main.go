@@ -1,4 +1,5 @@
-// Command machine is the processes that make up a machine of package machine. It is started by that package only.
+// Command machine runs the processes of a machine from package machine. Only that package starts
+// the command.
 package main
 
 import (

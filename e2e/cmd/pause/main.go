@@ -1,5 +1,5 @@
-// Command pause holds the namespaces of a pod: it waits to be told to end, and reaps what it inherits where the pod
-// shares its process namespace.
+// Command pause keeps the namespaces of a pod alive until SIGTERM or SIGINT. If the pod shares its
+// process namespace, the command also reaps the orphaned processes of its containers.
 package main
 
 import (

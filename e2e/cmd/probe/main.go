@@ -1,14 +1,16 @@
-// Command probe tells, from within a container, what the container was given. Its arguments are steps, taken in
-// order; the first that fails ends it with status 1. It prints one fact a line, its kind first:
+// Command probe prints, from within a container, the devices and settings that the container was
+// given. Its arguments are steps, which run in order. The first step that fails ends the command
+// with status 1. Each line of output is one fact and begins with the kind of fact. Variables,
+// device nodes and mounts that every container has are left out.
 //
-//	env ACCELERATOR=0000:03:00.0        environment variables, sorted; not those that every container has
-//	device c 10:232 0666 /dev/kvm       device nodes, sorted; not those that every container has
-//	mount /opt/vendor ext4 ro           mounts, sorted; not those that every container has
+//	env ACCELERATOR=0000:03:00.0        environment variables, sorted
+//	device c 10:232 0666 /dev/kvm       device nodes, sorted
+//	mount /opt/vendor ext4 ro           mounts, sorted
 //	metadata gpu pci-0000-03-00-0 family=amdgpu
-//	                                    what the metadata files say: request, device, attribute
-//	kvm 12                              the API version that /dev/kvm answers
-//	api v1.37.0                         the version of the cluster's API server, asked with the pod's service account
-//	wait                                it is waiting for SIGTERM, and ends with status 0 then
+//	                                    the metadata files: request, device, attribute
+//	kvm 12                              the API version of /dev/kvm
+//	api v1.37.0                         the version of the API server, read with the pod's service account
+//	wait                                the command waits for SIGTERM, and then ends with status 0
 package main
 
 import (
@@ -20,7 +22,7 @@ import (
 	"strings"
 )
 
-// steps by name.
+// steps maps names to steps.
 var steps = map[string]func(out io.Writer) error{
 	"api":      api,
 	"devices":  func(out io.Writer) error { return devices(out, "/dev") },

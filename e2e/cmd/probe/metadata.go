@@ -14,25 +14,25 @@ import (
 	"strings"
 )
 
-// metadataDir is where containers find what drivers say of their devices
+// metadataDir is the directory of device attributes in containers, as drivers publish them
 // (KEP-5304).
 const metadataDir = "/var/run/kubernetes.io/dra-device-attributes"
 
-// deviceMetadata is what is read of an object of metadata.resource.k8s.io.
-// v1alpha1 and v1beta1 are alike.
+// deviceMetadata holds the used fields of an object of metadata.resource.k8s.io. The fields are the
+// same in v1alpha1 and v1beta1.
 type deviceMetadata struct {
 	Requests []struct {
 		Name    string
 		Devices []struct {
 			Driver, Pool, Name string
-			Attributes         map[string]map[string]any // each with one entry: the type, and the value
+			Attributes         map[string]map[string]any // Each inner map has one entry: the type and the value.
 			NetworkData        struct{ InterfaceName string }
 		}
 	}
 }
 
-// metadata prints the files below dir. Of a file, a stream of objects of which
-// each says the same in another version, it reads the first that it understands.
+// metadata prints the files below dir. Each file is a stream of objects with the same content in
+// different versions. metadata reads the first object of a supported version.
 func metadata(out io.Writer, dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "-metadata.json") {
@@ -80,7 +80,7 @@ func readMetadata(data []byte) (deviceMetadata, error) {
 		if version.Kind == "DeviceMetadata" && slices.Contains([]string{"metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"}, version.APIVersion) {
 			var object deviceMetadata
 			decoder := json.NewDecoder(bytes.NewReader(raw))
-			decoder.UseNumber() // whole numbers as they are written
+			decoder.UseNumber() // Keep whole numbers as they are written.
 			err := decoder.Decode(&object)
 			return object, err
 		}

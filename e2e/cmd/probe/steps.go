@@ -21,7 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// env prints the variables that neither the runtime nor the kubelet gives to every container.
+// env prints the environment variables, except those that the runtime or the kubelet sets in every
+// container.
 func env(out io.Writer, environ []string) error {
 	for _, variable := range slices.Sorted(slices.Values(environ)) {
 		if name, _, _ := strings.Cut(variable, "="); !usualVariable(name) {
@@ -31,14 +32,15 @@ func env(out io.Writer, environ []string) error {
 	return nil
 }
 
-// usualVariable knows the runtime's and those of services, as the kubelet makes them.
+// usualVariable reports whether the runtime sets a variable in every container, or the kubelet sets
+// it for a service.
 func usualVariable(name string) bool {
 	return slices.Contains([]string{"PATH", "HOME", "HOSTNAME", "TERM"}, name) ||
 		strings.HasPrefix(name, "KUBERNETES_") ||
 		strings.HasSuffix(name, "_SERVICE_HOST") || strings.HasSuffix(name, "_SERVICE_PORT")
 }
 
-// usualDevices are those that a runtime gives to every container.
+// usualDevices are the device nodes that a runtime creates in every container.
 var usualDevices = []string{"console", "full", "null", "ptmx", "random", "tty", "urandom", "zero"}
 
 // devices prints the device nodes below dir.
@@ -70,7 +72,8 @@ func devices(out io.Writer, dir string) error {
 	})
 }
 
-// mounts prints those outside of what every container has: the kernel's, the runtime's and the kubelet's own.
+// mounts prints the mounts, except those of the kernel, the runtime and the kubelet that every
+// container has.
 func mounts(out io.Writer) error {
 	table, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -78,7 +81,7 @@ func mounts(out io.Writer) error {
 	}
 	var lines []string
 	for line := range strings.Lines(string(table)) {
-		fields := strings.Fields(line) // source, target, kind, options, ...
+		fields := strings.Fields(line) // source, target, type, options, ...
 		if len(fields) < 4 || usualMount(fields[1]) {
 			continue
 		}
@@ -104,7 +107,8 @@ func usualMount(target string) bool {
 	return false
 }
 
-// kvm asks /dev/kvm for its API version, which takes the right to open it for reading and writing.
+// kvm prints the API version of /dev/kvm. This requires permission to open the device for reading
+// and writing.
 func kvm(out io.Writer) error {
 	const getAPIVersion = 0xAE00 // _IO(KVMIO, 0)
 	file, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
@@ -120,7 +124,8 @@ func kvm(out io.Writer) error {
 	return nil
 }
 
-// api asks the API server its version, found and trusted as any client in a pod does.
+// api prints the version of the API server. It finds and authenticates the server as any client in
+// a pod does.
 func api(out io.Writer) error {
 	const account = "/var/run/secrets/kubernetes.io/serviceaccount"
 	token, err := os.ReadFile(account + "/token")

@@ -9,25 +9,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The devices of the recorded hosts.
+// The PCI addresses of the devices in the recorded hosts.
 var (
 	gpus = []string{"0000:23:00.0", "0000:24:00.0", "0000:43:00.0", "0000:44:00.0", "0000:a3:00.0", "0000:a4:00.0", "0000:c3:00.0", "0000:c4:00.0"}
 	npus = []string{"0000:1a:00.0", "0000:1b:00.0", "0000:34:00.0", "0000:35:00.0", "0000:9b:00.0", "0000:9c:00.0", "0000:b4:00.0", "0000:b5:00.0"}
 )
 
-// recordSize is that of a sector, of which a disk writes all or nothing.
+// recordSize is the size of a sector, which a disk writes as a whole or not at all.
 const recordSize = 512
 
-// A journal is what is known of the time before the loss of power. It is on a disk of its own, so that to synchronise it
-// synchronises nothing of the agent's.
+// A journal records calls and answers across losses of power. It is on a disk of its own, so that
+// synchronizing it does not synchronize the agent's files.
 type journal struct {
 	file    *os.File
 	records int64
 
 	boot      int             // number of this boot of the machine, from 1
-	asked     map[string]bool // IDs that Allocate was asked for
-	allocated map[string]bool // IDs for which it has answered
-	claims    map[string]bool // UIDs of claims that were to be prepared
+	asked     map[string]bool // IDs in calls of Allocate
+	allocated map[string]bool // IDs in successful calls of Allocate
+	claims    map[string]bool // UIDs of claims in calls of Prepare
 }
 
 func openJournal(device string) (*journal, error) {
@@ -63,7 +63,7 @@ func (j *journal) note(kind, name string) {
 	}
 }
 
-// write adds a record, and returns when it is on the disk.
+// write appends a record and returns when the record is on the disk.
 func (j *journal) write(kind, name string) error {
 	record := make([]byte, recordSize)
 	copy(record, kind+" "+name)
@@ -75,7 +75,8 @@ func (j *journal) write(kind, name string) error {
 	return nil
 }
 
-// claim is the name, and the UID, of a claim that has a device, as the API server knows.
+// claim returns the name, which is also the UID, of a claim for a device. The stand-in API server
+// derives the device from the name.
 func (j *journal) claim(address, more string) string {
 	device := "pci-" + strings.NewReplacer(":", "-", ".", "-").Replace(address)
 	return fmt.Sprintf("%s.%d-%s", device, j.boot, more)

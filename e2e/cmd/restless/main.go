@@ -1,12 +1,14 @@
-// Command restless is a node on which there is no rest: it starts an agent, and asks for claims and devices one after
-// the other, as a kubelet does, until the machine loses its power. It writes what it asks and what it was answered into
-// a journal on a disk of its own, past all caches, and compares the agent with it each time that it starts.
+// Command restless is a node under constant load. It starts an agent, and calls it for claims and
+// devices as a kubelet does, one call after another, until the machine loses power. The command
+// records its calls and their results in a journal on a separate disk, past all caches. After each
+// start, it compares the agent's behaviour with the journal.
 //
-// The machine has eight GPUs and eight NPUs, which are recorded. The agent offers both by DRA at first. Devices that
-// were allocated before must be refused then, and all others must be had by new claims, since those of earlier boots are
-// void. After that the GPUs are offered by the device-plugin API. No pod that was given a GPU ends.
+// The machine has eight GPUs and eight NPUs from recorded hosts. At first, the agent offers both by
+// DRA. The agent must then refuse devices that were allocated earlier by the device plugin API. It
+// must prepare new claims for all other devices, since the claims of earlier boots are void. After
+// that, the agent offers the GPUs by the device plugin API. No pod with a GPU ever ends.
 //
-// API server and kubelet are stand-ins.
+// The API server and the kubelet are stand-ins.
 package main
 
 import (
@@ -34,10 +36,10 @@ import (
 	"chandler.dev/e2e/standin"
 )
 
-// resource is that of the GPUs.
+// resource is the extended resource of the GPUs.
 const resource = "amd.com/gpu"
 
-// patience is how long the agent may take for any one thing; it is emulated.
+// patience is the time limit of each step. It is long because the machine is emulated.
 const patience = time.Minute
 
 func main() {
@@ -60,19 +62,19 @@ func main() {
 	}
 }
 
-// A node is the machine.
+// A node is the whole machine.
 type node struct {
 	agent, disk, memory string
 
 	journal *journal
 	api     standin.API
 	kubelet standin.Kubelet
-	log     logged // what the agent said
+	log     logged // the agent's log
 	ended   chan error
 	calls   drapb.DRAPluginClient
 }
 
-// live starts the agent on the recorded hosts and keeps it busy until the context ends.
+// live starts the agent on the recorded hosts and keeps the agent busy until ctx ends.
 func (n *node) live(ctx context.Context, hosts []string) error {
 	if err := n.layOut(ctx, hosts); err != nil {
 		return err
@@ -83,7 +85,8 @@ func (n *node) live(ctx context.Context, hosts []string) error {
 	if err := n.kubelet.Serve(n.disk); err != nil {
 		return err
 	}
-	// Nothing is said of devices that are allocated from now on, as by a kubelet that has not yet started their pod.
+	// Only pods of earlier boots are listed. Devices that are allocated from here on are in no pod
+	// list, as before a kubelet has started their pod.
 	for i, id := range slices.Sorted(maps.Keys(n.journal.allocated)) {
 		n.kubelet.RunPod(fmt.Sprint("pod-", i), resource, id)
 	}
@@ -113,7 +116,7 @@ func (n *node) live(ctx context.Context, hosts []string) error {
 	return n.work(ctx)
 }
 
-// layOut makes the simulated host and the agent's configuration, both in memory.
+// layOut creates the simulated host and the agent's configuration, both in memory.
 func (n *node) layOut(ctx context.Context, hosts []string) error {
 	for _, dir := range []string{n.disk, n.memory} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -133,7 +136,7 @@ func (n *node) layOut(ctx context.Context, hosts []string) error {
 		os.WriteFile(filepath.Join(n.memory, "config.yaml"), []byte(config), 0o600))
 }
 
-// config has the label of the node decide for the GPUs.
+// config offers the NPUs by DRA. The node's label decides which API offers the GPUs.
 const config = `apiVersion: chandler.dev/v1alpha1
 kind: DriverConfig
 resources:
@@ -157,12 +160,12 @@ func (n *node) startAgent(ctx context.Context) error {
 	return nil
 }
 
-// last is an error after which there is no use in trying on.
+// A last error is one after which a retry is useless.
 type last struct{ error }
 
 func (l last) Unwrap() error { return l.error }
 
-// settled marks an error as the last word.
+// settled wraps an error to stop retries.
 func settled(err error) error {
 	if err == nil {
 		return nil
@@ -170,7 +173,7 @@ func settled(err error) error {
 	return last{err}
 }
 
-// until tries something until it succeeds, or it is known that it will not.
+// until repeats try until it succeeds, until it returns a last error, or until patience elapses.
 func (n *node) until(ctx context.Context, what string, try func(context.Context) error) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		err := try(ctx)
@@ -180,7 +183,7 @@ func (n *node) until(ctx context.Context, what string, try func(context.Context)
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case time.Now().After(deadline):
-			return fmt.Errorf("%s: not after %s: %s", what, patience, err) //nolint:errorlint // it is no refusal
+			return fmt.Errorf("%s: not after %s: %s", what, patience, err) //nolint:errorlint // Callers must not find a refusal in this error.
 		}
 		select {
 		case err := <-n.ended:
@@ -190,7 +193,7 @@ func (n *node) until(ctx context.Context, what string, try func(context.Context)
 	}
 }
 
-// checkGrants compares the file of grants, as the loss of power left it, with what was answered.
+// checkGrants compares the file of grants, as the loss of power left it, with the journal.
 func (n *node) checkGrants() error {
 	data, err := os.ReadFile(filepath.Join(n.disk, "plugins/chandler.dev/grants/grants.json"))
 	if errors.Is(err, fs.ErrNotExist) && len(n.journal.allocated) == 0 {
@@ -217,7 +220,7 @@ func (n *node) checkGrants() error {
 	return nil
 }
 
-// check compares what the agent believes after a start with what it answered before.
+// check compares the agent's allocations after a start with the journal.
 func (n *node) check(ctx context.Context) error {
 	for _, id := range gpus {
 		asked := n.journal.claim(id, "checks")
@@ -242,7 +245,7 @@ func (n *node) check(ctx context.Context) error {
 			return fmt.Errorf("a new claim cannot have %s: %w", device, err)
 		}
 	}
-	for uid := range n.journal.claims { // their pods have ended, says the kubelet
+	for uid := range n.journal.claims { // The stand-in kubelet reports that the pods of these claims have ended.
 		if err := n.unprepare(ctx, uid); err != nil {
 			return fmt.Errorf("a claim of an earlier boot does not end: %w", err)
 		}
@@ -255,9 +258,9 @@ func (n *node) check(ctx context.Context) error {
 	return nil
 }
 
-// work asks for claims at random, and once for a GPU.
+// work prepares and unprepares claims at random, and once allocates a GPU.
 func (n *node) work(ctx context.Context) error {
-	random := rand.New(rand.NewPCG(uint64(n.journal.boot), uint64(time.Now().UnixNano()))) //nolint:gosec // nobody guesses it
+	random := rand.New(rand.NewPCG(uint64(n.journal.boot), uint64(time.Now().UnixNano()))) //nolint:gosec // A predictable sequence does no harm.
 	has := make(map[string]string)                                                         // claims by device
 	allocation := random.IntN(12)
 	for number := 0; ctx.Err() == nil; number++ {
@@ -301,7 +304,8 @@ func (n *node) work(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// prepareUnless prepares a claim. A refusal with that text is no last word.
+// prepareUnless prepares a claim. It returns a refusal that contains text unwrapped, so that the
+// caller can retry. All other errors are last errors.
 func (n *node) prepareUnless(ctx context.Context, uid, text string) error {
 	err := n.prepare(ctx, uid)
 	if refused := (&standin.Refusal{}); errors.As(err, &refused) && strings.Contains(refused.Error(), text) {
@@ -325,7 +329,7 @@ func (n *node) unprepare(ctx context.Context, uid string) error {
 	return standin.Unprepare(ctx, n.calls, uid)
 }
 
-// allocate asks for one GPU for a container, until it is given.
+// allocate requests one GPU for a container until the allocation succeeds.
 func (n *node) allocate(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -339,7 +343,7 @@ func (n *node) allocate(ctx context.Context, id string) error {
 	}
 }
 
-// logged keeps what a process writes.
+// logged keeps the output of a process.
 type logged struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -351,7 +355,7 @@ func (l *logged) Write(text []byte) (int, error) {
 	return l.text.Write(text)
 }
 
-// tail returns the last of it.
+// tail returns the last 8000 bytes of the output.
 func (l *logged) tail() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

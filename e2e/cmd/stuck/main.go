@@ -1,11 +1,12 @@
-// Command stuck has a process with a file open that hangs in the kernel, as one does whose driver does not answer: no
-// signal ends it, not even SIGKILL. It prints the number of that process, and has it end when it is told so by SIGTERM, or
-// when it ends itself.
+// Command stuck starts a process that has a file open and hangs in the kernel, like a process whose
+// device driver does not answer. No signal ends the process, not even SIGKILL. The command prints
+// the PID of the process. It releases the process on SIGTERM, or when the command itself ends.
 //
 //	stuck /dev/full
 //
-// The kernel waits for a file system in user space (FUSE) that does not answer. A request that was read cannot be called
-// off (request_wait_answer in fs/fuse/dev.c, in Linux 4.2 to 6.18), but for the end of the file system.
+// The kernel waits for a file system in user space (FUSE) that does not answer. A request that the
+// file system has read cannot be cancelled, except by the end of the file system
+// (request_wait_answer in fs/fuse/dev.c, Linux 4.2 to 6.18).
 package main
 
 import (
@@ -38,7 +39,7 @@ func main() {
 	}
 }
 
-// hang opens a file, and asks for a directory of a file system that does not answer.
+// hang opens a file, and reads the status of a directory in a file system that does not answer.
 func hang(file, dir string) error {
 	opened, err := os.Open(file)
 	if err != nil {
@@ -49,9 +50,9 @@ func hang(file, dir string) error {
 	return err
 }
 
-// serve mounts the file system where nobody else sees it, and starts the process.
+// serve mounts the file system in a mount namespace of its own, and starts the process.
 func serve(file string) error {
-	runtime.LockOSThread() // whose mounts are its own from here on, and its children's
+	runtime.LockOSThread() // The mount namespace belongs to this thread and its children.
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("own mounts: %w", err)
 	}
@@ -66,7 +67,7 @@ func serve(file string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(dir) // below the mount, which is seen by nobody else
+	defer os.Remove(dir) // The directory below the mount. The mount is invisible outside this namespace.
 	if err := unix.Mount("stuck", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse)); err != nil {
 		return fmt.Errorf("mount: %w", err)
 	}
@@ -83,10 +84,10 @@ func serve(file string) error {
 	case err = <-served:
 	case <-told:
 	}
-	if err := unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH); err != nil { // which ends all requests
+	if err := unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH); err != nil { // This ends all requests.
 		return fmt.Errorf("unmount: %w", err)
 	}
-	_ = child.Wait() // it may have been killed
+	_ = child.Wait() // The process may have been killed.
 	return err
 }
 
@@ -101,13 +102,13 @@ const (
 	smallestWrite = 4096
 )
 
-// answer begins the protocol, and answers nothing after that.
+// answer initializes the FUSE protocol and answers no other request.
 func answer(fuse, process int) error {
 	request := make([]byte, 1<<17)
 	for {
 		n, err := unix.Read(fuse, request)
 		switch {
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOENT): // the request was called off before it was read
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOENT): // The request was cancelled before it was read.
 			continue
 		case err != nil:
 			return fmt.Errorf("read a request: %w", err)
@@ -118,7 +119,7 @@ func answer(fuse, process int) error {
 		case opInit:
 			out := make([]byte, outHeader+initAnswer)
 			binary.NativeEndian.PutUint32(out, uint32(len(out)))
-			copy(out[8:16], request[8:16]) // which request it is
+			copy(out[8:16], request[8:16]) // the request's number
 			binary.NativeEndian.PutUint32(out[outHeader:], 7)
 			binary.NativeEndian.PutUint32(out[outHeader+4:], minor)
 			binary.NativeEndian.PutUint32(out[outHeader+20:], smallestWrite)

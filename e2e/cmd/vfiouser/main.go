@@ -1,6 +1,7 @@
-// Command vfiouser is what tests in guests start a container with, and what runs in it. "vfiouser bundle" gives an OCI
-// bundle the devices that chandler discover found, by a CDI spec as the product writes it. "vfiouser open" opens PCI
-// functions through their IOMMU group, as a virtual machine does, and says how far the kernel let it.
+// Command vfiouser runs in guests. "vfiouser bundle" adds devices to an OCI bundle: it reads the
+// output of chandler discover, writes a CDI spec with the product's code, and injects the devices.
+// "vfiouser open" runs in the container. Like a virtual machine, it opens PCI functions through
+// their IOMMU group, and prints the result of each step.
 package main
 
 import (
@@ -34,7 +35,7 @@ func run(args []string) error {
 	return fmt.Errorf("usage: %s bundle DIR DEVICE... | open GROUP ADDRESS...", os.Args[0])
 }
 
-// found is what is used of the output of chandler discover.
+// found holds the used fields of the output of chandler discover.
 type found struct {
 	Devices []struct {
 		Name  string
@@ -42,10 +43,11 @@ type found struct {
 	}
 }
 
-// claim is the UID of the claim that the CDI spec is of.
+// claim is the UID of the claim of the CDI spec.
 const claim = "0d0e0f10-0000-4000-8000-000000000001"
 
-// bundle gives the container of an OCI bundle, whose config.json is runc's example, the named devices.
+// bundle adds the named devices to the container of an OCI bundle. The bundle's config.json is
+// runc's example.
 func bundle(discovered io.Reader, dir string, names []string) error {
 	var found found
 	if err := json.NewDecoder(discovered).Decode(&found); err != nil {

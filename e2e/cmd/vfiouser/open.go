@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Answers says how far the kernel let a process use a group: an error's text for each step, "" of one that went well
-// or was not reached.
+// Answers holds the result of each step to use a group: an error's text, or "" for a step that
+// succeeded or was not reached.
 type Answers struct {
-	Group     string // opening its node
-	Viable    bool   // as the group's status says
-	Container string // adding the group to a container, which lets the process have it
-	IOMMU     string // choosing how memory is mapped
+	Group     string // opening the group's node
+	Viable    bool   // the flag in the group's status
+	Container string // adding the group to a container, which gives the process the group
+	IOMMU     string // choosing the IOMMU type
 
-	Functions map[string]string // by address: vendor and device as the function itself says, or the error
+	Functions map[string]string // by address: vendor and device from the function's configuration space, or the error
 }
 
 // The calls of include/uapi/linux/vfio.h.
@@ -32,7 +32,7 @@ const (
 	configSpaceIndex = 7
 )
 
-// openGroup does what a virtual machine does to have functions.
+// openGroup opens functions as a virtual machine does.
 func openGroup(group string, addresses []string) (answers Answers) {
 	say := func(err error) string {
 		if err == nil {
@@ -73,7 +73,7 @@ func openGroup(group string, addresses []string) (answers Answers) {
 	return answers
 }
 
-// readID returns vendor and device of a function, from its configuration space.
+// readID returns the vendor and the device of a function from its configuration space.
 func readID(group int, address string) (string, error) {
 	name, err := unix.BytePtrFromString(address)
 	if err != nil {

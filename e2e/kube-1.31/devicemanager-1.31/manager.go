@@ -27,7 +27,7 @@ func start(_ context.Context, m *devicemanager.ManagerImpl, active func() []*cor
 	return m.Start(active, ready(), containermap.NewContainerMap(), sets.New[string]())
 }
 
-// ready says that the API server has named all pods.
+// ready reports that the kubelet has received all pods from the API server.
 func ready() config.SourcesReady {
 	return config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 }
@@ -51,7 +51,7 @@ func podResources(_ context.Context, k *kubelet) podresourcesapi.PodResourcesLis
 	})
 }
 
-// provider has the devices.
+// A provider provides the devices of pods to the PodResources API.
 type provider struct{ *kubelet }
 
 func (p provider) UpdateAllocatedDevices() { p.devices.UpdateAllocatedDevices() }
@@ -64,7 +64,7 @@ func (p provider) GetAllocatableDevices() []*podresourcesapi.ContainerDevices {
 	return listed(p.devices.GetAllocatableDevices())
 }
 
-// others is all that pods have beside devices: nothing.
+// others provides the other resources of pods to the PodResources API: none.
 type others struct{}
 
 func (others) GetCPUs(string, string) []int64                              { return nil }

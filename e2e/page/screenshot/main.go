@@ -1,4 +1,4 @@
-// Command screenshot writes the picture of the page that the README shows.
+// Command screenshot writes the picture of the web UI for the README.
 package main
 
 import (
@@ -50,5 +50,5 @@ func run(out string, width, height int64, at string) error {
 	if err := chromedp.Run(ctx, chromedp.EmulateViewport(width, height, chromedp.EmulateScale(1.5)), chromedp.Navigate(url), chromedp.Sleep(500*time.Millisecond), chromedp.CaptureScreenshot(&picture)); err != nil {
 		return err
 	}
-	return os.WriteFile(out, picture, 0o644) //nolint:gosec // a picture for everybody
+	return os.WriteFile(out, picture, 0o644) //nolint:gosec // The picture is public.
 }

@@ -1,4 +1,4 @@
-// Package monitor has node-problem-detector's own code run chandler doctor.
+// Package monitor runs chandler doctor with node-problem-detector's own code.
 package monitor
 
 import (
@@ -16,8 +16,8 @@ import (
 
 const root = "../../.."
 
-// Of a host whose devices are well and of one that has faults, node-problem-detector hears
-// what doctor says, within its limits.
+// TestMonitor runs doctor on a host with healthy devices and on hosts with faults.
+// node-problem-detector must get the status and a message within its length limit.
 func TestMonitor(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "chandler")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/chandler")
@@ -39,7 +39,7 @@ func TestMonitor(t *testing.T) {
 	} {
 		t.Run(filepath.Base(host), func(t *testing.T) {
 			config := load(t, program)
-			config.Rules = config.Rules[:1] // devices, which a recorded host has
+			config.Rules = config.Rules[:1] // The first rule checks devices, which recorded hosts have.
 			config.Rules[0].Args = append(config.Rules[0].Args, host)
 			p := plugin.NewPlugin(config)
 			go p.Run()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A PCI driver that lets mediated devices be made of whatever function it is bound to. They have one region and do
- * nothing.
+ * A PCI driver that can create mediated devices on any function to which it is bound. The devices have one region and
+ * do nothing.
  */
 #include <linux/delay.h>
 #include <linux/mdev.h>

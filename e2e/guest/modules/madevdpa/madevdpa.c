@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A PCI driver that makes a vDPA device of whatever function it is bound to, without queues that work. The device is
- * where those of real drivers are, and so is what virtio_vdpa makes of it.
+ * A PCI driver that creates a vDPA device on any function to which it is bound. The device has no working queues. It
+ * appears in sysfs at the same place as the devices of real drivers, and so does the virtio device of virtio_vdpa.
  */
 #include <linux/module.h>
 #include <linux/pci.h>
@@ -20,7 +20,7 @@ static struct made *made_of(struct vdpa_device *vdpa)
 static u64 made_features(struct vdpa_device *vdpa) { return BIT_ULL(32); /* VIRTIO_F_VERSION_1 */ }
 static int made_set_features(struct vdpa_device *vdpa, u64 features) { return 0; }
 static u64 made_driver_features(struct vdpa_device *vdpa) { return made_features(vdpa); }
-static u32 made_device_id(struct vdpa_device *vdpa) { return 0x1f; /* of which there is no driver */ }
+static u32 made_device_id(struct vdpa_device *vdpa) { return 0x1f; /* a virtio device without a driver */ }
 static u32 made_vendor_id(struct vdpa_device *vdpa) { return 0x1af4; }
 static u16 made_queue_size(struct vdpa_device *vdpa) { return 16; }
 static u32 made_align(struct vdpa_device *vdpa) { return PAGE_SIZE; }

@@ -4,10 +4,10 @@
  *
  *	modprobe pcifake functions=NODE/VENDOR:DEVICE:CLASS[/VFS/VFDEVICE],... [domain=0x10]
  *
- * Numbers but NODE and VFS are hexadecimal. Each NUMA node that an entry names gets a root complex in a PCI domain of
- * its own: domain + NODE. Each function is behind a root port of its own, is an endpoint of PCI Express at 16 GT/s and
- * x16, and has SR-IOV if VFS is not 0. There is memory behind no BAR, no interrupt and no DMA, so drivers of real
- * hardware will not work on it. It cannot be unloaded: the machine is thrown away.
+ * All numbers except NODE and VFS are hexadecimal. Each NUMA node in an entry gets a root complex in a separate PCI
+ * domain, domain + NODE. Each function is a PCI Express endpoint at 16 GT/s and x16 behind a separate root port, and has
+ * SR-IOV unless VFS is 0. The BARs have no memory, and there are no interrupts and no DMA, so drivers of real hardware
+ * do not work. The module cannot be unloaded, because the machine is thrown away after the test.
  */
 #include <linux/module.h>
 #include <linux/pci.h>
@@ -24,7 +24,7 @@ MODULE_PARM_DESC(domain, "the PCI domain of the functions of NUMA node 0");
 #define MAX_FUNCTIONS	32
 #define MAX_NODES	4
 
-/* Where capabilities are in the configuration space of a function that has them. */
+/* Offsets of capabilities in the configuration space. */
 #define CAP_EXPRESS	0x40
 #define CAP_ARI		0x100	/* of an endpoint */
 #define CAP_SRIOV	0x140
@@ -36,7 +36,7 @@ MODULE_PARM_DESC(domain, "the PCI domain of the functions of NUMA node 0");
 
 enum kind { PORT, ENDPOINT, VIRTUAL };
 
-/* A line is a root port and what is behind it: the configuration spaces, of which all virtual functions share one. */
+/* A line holds the configuration spaces of a root port, an endpoint, and all its virtual functions, which share one. */
 struct line {
 	u8 space[3][PCI_CFG_SPACE_EXP_SIZE];
 	int node;
@@ -44,7 +44,7 @@ struct line {
 	u16 vfs;
 };
 
-/* A complex is the root complex of a node. */
+/* A complex is the root complex of a NUMA node. */
 struct complex {
 	struct pci_sysdata sysdata;
 	struct resource memory, buses;
@@ -109,7 +109,7 @@ static void make_endpoint(u8 *space, u16 vendor, u16 device, u32 class, u16 vfs,
 	put32(space, CAP_SERIAL + 8, vendor);
 }
 
-/* A virtual function has no identity of its own: the kernel takes it from the physical one. */
+/* A virtual function has no IDs of its own: the kernel uses the IDs of the physical function. */
 static void make_virtual(u8 *space, u16 vendor, u32 class)
 {
 	identify(space, 0xffff, 0xffff, class, PCI_EXP_TYPE_ENDPOINT);
@@ -118,7 +118,7 @@ static void make_virtual(u8 *space, u16 vendor, u32 class)
 	put32(space, CAP_ARI, PCI_EXT_CAP_ID_ARI | 1 << 16);
 }
 
-/* find returns the configuration space at an address, and whose it is, or NULL where there is no function. */
+/* find returns the configuration space at an address, with its line and kind, or NULL if there is no function. */
 static u8 *find(struct pci_bus *bus, unsigned int devfn, struct line **line, enum kind *kind)
 {
 	struct complex *complex = container_of((struct pci_sysdata *)bus->sysdata, struct complex, sysdata);
@@ -165,7 +165,7 @@ static int config_read(struct pci_bus *bus, unsigned int devfn, int at, int size
 	return PCIBIOS_SUCCESSFUL;
 }
 
-/* write_bar writes one half of a 64-bit BAR, of which the bits below its size cannot be set. */
+/* write_bar writes one half of a 64-bit BAR. The bits below the BAR's size cannot be set. */
 static bool write_bar(u8 *space, int bar, u64 size, int at, u32 value)
 {
 	if (at == bar)
@@ -185,14 +185,14 @@ static u8 writable(const struct line *line, enum kind kind, int at)
 	case CAP_EXPRESS + PCI_EXP_DEVCTL: case CAP_EXPRESS + PCI_EXP_LNKCTL: case CAP_EXPRESS + PCI_EXP_DEVCTL2:
 		return 0xff;
 	case CAP_EXPRESS + PCI_EXP_DEVCTL + 1:
-		return 0x7f; /* a reset of the function is over at once */
+		return 0x7f; /* A function reset ends at once. */
 	}
 	if (kind == PORT) {
 		switch (at) {
 		case PCI_MEMORY_BASE: case PCI_MEMORY_LIMIT: case PCI_PREF_MEMORY_BASE: case PCI_PREF_MEMORY_LIMIT:
 			return 0xf0;
 		case PCI_BRIDGE_CONTROL:
-			return 0xbf; /* likewise of the bus */
+			return 0xbf; /* A bus reset ends at once. */
 		case PCI_BRIDGE_CONTROL + 1: case CAP_ACS + PCI_ACS_CTRL: case CAP_ACS + PCI_ACS_CTRL + 1:
 			return 0xff;
 		}
