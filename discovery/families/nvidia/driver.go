@@ -15,32 +15,32 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// driver is what all GPUs of a host share.
+// driver holds the facts that all GPUs of a host share.
 type driver struct {
 	host    *discovery.Host
-	version string // "535.104.05", "" if not known
+	version string // "535.104.05"; empty if unknown
 	majors  map[string]int64
-	files   specs.ContainerEdits // by which containers have its libraries and programs, where a root is named for them
-	rootErr error                // why there are none below the root that is named
+	files   specs.ContainerEdits // the driver's libraries and programs for containers, if the administrator named a driver root
+	rootErr error                // why files is empty although a driver root is named
 
-	mps    specs.ContainerEdits // by which a GPU that is shared is used
-	mpsErr error                // why it is not, though a root is named for it
+	mps    specs.ContainerEdits // edits for containers that use a shared GPU through MPS
+	mpsErr error                // why mps is empty although an MPS root is named
 
-	machine string // the model of the host, "" if not known
+	machine string // the host's model; empty if unknown
 
-	installer bool // the root is as Google's installer leaves it
+	installer bool // the driver root has the layout of Google's installer
 
-	nvml    map[string]facts.GPU // by PCI address; nil if NVML was not asked
-	nvmlErr error                // why nothing of it is known
+	nvml    map[string]facts.GPU // by PCI address; nil if NVML was not queried
+	nvmlErr error                // why the NVML facts are unavailable
 	links   links
 }
 
-// nvidiaMajor is the major of /dev/nvidia*, the same on every host
-// (NV_MAJOR_DEVICE_NUMBER). The others are given out by the kernel.
+// nvidiaMajor is the major number of /dev/nvidia*, the same on every host (NV_MAJOR_DEVICE_NUMBER).
+// The kernel assigns the other majors dynamically.
 const nvidiaMajor = 195
 
-// readDriver reads what all GPUs share. Problems name no device: a GPU that
-// lacks no more than a version or a node's numbers can still be used.
+// readDriver reads the facts that all GPUs share. The problems name no device, because a GPU whose
+// driver version or node numbers are unknown remains usable.
 func readDriver(host *discovery.Host) (*driver, []discovery.Problem) {
 	d := &driver{host: host}
 	var problems []discovery.Problem
@@ -63,13 +63,13 @@ func readDriver(host *discovery.Host) (*driver, []discovery.Problem) {
 		fail(odd)
 	}
 	d.mps, d.mpsErr = readMPS(host)
-	d.machine, _ = host.ReadText("/sys/class/dmi/id/product_name") // of which only a label depends
+	d.machine, _ = host.ReadText("/sys/class/dmi/id/product_name") // only a label depends on the model
 	d.readNVML()
 	return d, problems
 }
 
-// versionText finds the version in /proc/driver/nvidia/version, of which a line
-// is "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …".
+// versionText finds the version in /proc/driver/nvidia/version, in a line such as
+// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …".
 var versionText = regexp.MustCompile(`NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)\s`)
 
 func readVersion(host *discovery.Host) (string, error) {
@@ -84,8 +84,8 @@ func readVersion(host *discovery.Host) (string, error) {
 	return "", errors.Join(err, procErr)
 }
 
-// parseMajors returns the majors of character devices by name, from lines of
-// /proc/devices such as "511 nvidia-uvm".
+// parseMajors returns the majors of character devices by driver name, from lines of /proc/devices
+// such as "511 nvidia-uvm".
 func parseMajors(text string) map[string]int64 {
 	majors := make(map[string]int64)
 	characters, _, _ := strings.Cut(text, "Block devices:")
@@ -101,10 +101,10 @@ func parseMajors(text string) map[string]int64 {
 	return majors
 }
 
-// nodes returns the node of a GPU and those that all GPUs share: always
-// nvidiactl, and of the others what is there. Where we bring the libraries,
-// nobody else loads the module for CUDA, and its node is missed if it is not
-// there.
+// nodes returns the node of a GPU and the nodes that all GPUs share. nvidiactl is always included;
+// each other shared node is included if the host has the node. If the agent mounts the libraries,
+// no other component loads the CUDA module. /dev/nvidia-uvm is then included even if the node is
+// missing, so that the missing node is reported.
 func (d *driver) nodes(minor int64) []*specs.DeviceNode {
 	nodes := []*specs.DeviceNode{
 		d.node("nvidia", fmt.Sprintf("/dev/nvidia%d", minor), minor),
@@ -123,12 +123,12 @@ func (d *driver) nodes(minor int64) []*specs.DeviceNode {
 	return nodes
 }
 
-// node returns a node of the driver of that name. Its numbers are left out
-// where the kernel does not list the driver.
+// node returns a node of the named driver. The node has no numbers if /proc/devices does not list
+// the driver.
 func (d *driver) node(name, nodePath string, minor int64) *specs.DeviceNode {
 	node := &specs.DeviceNode{Path: nodePath, HostPath: nodePath, Permissions: "rw"}
 	if d.installer {
-		node.Permissions = "mrw" // as Google's plugin has it
+		node.Permissions = "mrw" // Google's device plugin uses the same permissions
 	}
 	if major, ok := d.majors[name]; ok {
 		node.Type, node.Major, node.Minor = "c", major, minor

@@ -13,26 +13,27 @@ import (
 	"chandler.dev/discovery/families/nvidia/userspace"
 )
 
-// userFiles are what containers need of a driver's files, whoever said so.
+// userFiles is the set of driver files, hooks and variables for containers, from either source.
 type userFiles struct {
 	mounts []*specs.Mount
-	links  []link // of the container
+	links  []link // links to create in the container
 	hooks  []call
 	env    []string
 }
 
-// link is a symbolic link of a container. The target may be relative to it.
+// link is a symbolic link in a container. The target may be relative to the link's directory.
 type link struct{ target, path string }
 
-// call is a hook that is to be called, of those in package hook.
+// call is an invocation of one of the hooks in package hook.
 type call struct {
 	name  string
-	flags []string // "--folder=/usr/lib64"
+	flags []string // such as "--folder=/usr/lib64"
 }
 
-// filesBelow returns how containers have the files of the driver below its root: as NVIDIA's own
-// code says, where it was asked and speaks of the driver that is loaded, and else what is found
-// here. Odd is what of NVIDIA's answer is of no use, which does the GPUs no harm.
+// filesBelow returns the edits that give containers the files of the driver below its root. The
+// edits follow the answer of the NVIDIA CDI code if there is an answer for the loaded driver, and
+// otherwise the files that the agent finds itself. odd reports the unusable parts of the NVIDIA
+// answer, which do no harm to the GPUs.
 func (d *driver) filesBelow(root string) (edits specs.ContainerEdits, odd, err error) {
 	if d.installer {
 		return specs.ContainerEdits{Mounts: installerMounts(root)}, nil, nil
@@ -50,12 +51,12 @@ func (d *driver) filesBelow(root string) (edits specs.ContainerEdits, odd, err e
 	return d.edits(files), odd, nil
 }
 
-// edits says files in the words of CDI.
+// edits converts files to CDI edits.
 //
-// A link that leads to a file which is mounted becomes a mount of that file at the link's path.
-// Programs find it by its name all the same, and a loader takes both names for one library, since
-// they are one file. So libcuda.so.1 is there without hooks too: where the runtime forbids them,
-// and in the device-plugin API without CDI. Hooks make the other links.
+// A link that leads to a mounted file becomes a mount of that file at the link's path. Programs
+// find the file by the same name, and a loader treats both names as one library because both are
+// one file. So libcuda.so.1 also exists where hooks do not run: where the runtime forbids hooks,
+// and in the device plugin API without CDI. Hooks create the other links.
 func (d *driver) edits(files *userFiles) specs.ContainerEdits {
 	edits := specs.ContainerEdits{Env: files.env}
 	at := make(map[string]*specs.Mount)
@@ -83,7 +84,8 @@ func (d *driver) edits(files *userFiles) specs.ContainerEdits {
 	}
 	slices.SortStableFunc(edits.Mounts, func(a, b *specs.Mount) int { return strings.Compare(a.ContainerPath, b.ContainerPath) })
 	if len(rest) > 0 {
-		files.hooks = slices.Insert(files.hooks, 0, call{"create-symlinks", rest}) // before the loader's cache is made
+		// The links must exist before the hook that builds the loader's cache.
+		files.hooks = slices.Insert(files.hooks, 0, call{"create-symlinks", rest})
 	}
 	if d.host.Hooks != "" {
 		for _, h := range files.hooks {
@@ -94,7 +96,7 @@ func (d *driver) edits(files *userFiles) specs.ContainerEdits {
 	return edits
 }
 
-// follow returns where links lead from a path: libcuda.so -> libcuda.so.1 -> libcuda.so.535.104.05.
+// follow resolves links from a path: libcuda.so -> libcuda.so.1 -> libcuda.so.535.104.05.
 func follow(leads map[string]string, name string) string {
 	for range 4 {
 		target, ok := leads[name]
@@ -109,8 +111,8 @@ func follow(leads map[string]string, name string) string {
 	return name
 }
 
-// linksTo returns the links that lie beside mounted libraries on the host, as they are to be
-// beside them in the container. Programs ask for libraries by such links.
+// linksTo returns the links that lie beside mounted libraries on the host, converted to the
+// corresponding paths in the container. Programs open libraries by such links.
 func (d *driver) linksTo(mounts []*specs.Mount) (links []link) {
 	seen := make(map[string]bool)
 	for _, m := range mounts {
@@ -141,7 +143,7 @@ func isLibrary(name string) bool {
 	return strings.HasPrefix(name, "lib") && strings.Contains(name, ".so")
 }
 
-// hookFlags are the hooks that NVIDIA's code may ask for, with those of their flags that are
+// hookFlags lists the hooks that the NVIDIA CDI code may request, each with the flags that are
 // passed on.
 var hookFlags = map[string][]string{
 	"create-symlinks":                  {"link"},
@@ -151,8 +153,9 @@ var hookFlags = map[string][]string{
 	"update-application-profile":       nil,
 }
 
-// toldFiles returns what NVIDIA's own code says of the root, nil where nobody asked it, or it
-// speaks of another driver: one was loaded since, or the root has not the one that is loaded.
+// toldFiles returns the files that the NVIDIA CDI code lists for the root. The result is nil if
+// there is no answer, or if the answer is for another driver version: a new driver was loaded
+// since, or the root belongs to a version other than the loaded one.
 func (d *driver) toldFiles(root string) (*userFiles, error) {
 	text, err := d.host.ReadText(userspace.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -170,13 +173,14 @@ func (d *driver) toldFiles(root string) (*userFiles, error) {
 		if !userspace.Below(m.HostPath, root) {
 			return nil, fmt.Errorf("user space: %s is not below the driver root %s", m.HostPath, root)
 		}
-		// A socket goes with its daemon, and a container with a mount of nothing does not start.
+		// Skip missing files. A socket disappears with its daemon, and a container with a mount of
+		// a missing path does not start.
 		if d.host.Exists(m.HostPath) {
 			files.mounts = append(files.mounts, m)
 		}
 	}
-	// Its code follows links to programs as if the agent's root were the host's, and so misses those
-	// that lead to /etc/alternatives, as Debian has them.
+	// The NVIDIA code follows links to programs as if the agent's root were the host's root. So the
+	// answer lacks programs behind links to /etc/alternatives, as Debian installs them.
 	for _, m := range d.programs(root) {
 		there := slices.ContainsFunc(files.mounts, func(other *specs.Mount) bool { return other.ContainerPath == m.ContainerPath })
 		if !there {
@@ -184,7 +188,7 @@ func (d *driver) toldFiles(root string) (*userFiles, error) {
 		}
 	}
 	for _, variable := range answer.Edits.Env {
-		if !strings.HasPrefix(variable, "NVIDIA_VISIBLE_DEVICES=") { // [visible] says it
+		if !strings.HasPrefix(variable, "NVIDIA_VISIBLE_DEVICES=") { // visible sets this variable
 			files.env = append(files.env, variable)
 		}
 	}
@@ -195,8 +199,8 @@ func (d *driver) toldFiles(root string) (*userFiles, error) {
 	return files, errors.Join(odd...)
 }
 
-// addHook adds a hook as NVIDIA's code asks for it. A hook that is not known is left out: a container
-// without it has all files.
+// addHook adds a hook that the NVIDIA CDI code requests. An unknown hook is an error and is left
+// out. A container without the hook still has all files.
 func (f *userFiles) addHook(name string, args []string) error {
 	passed, ok := hookFlags[name]
 	if !ok {
@@ -228,20 +232,20 @@ func (f *userFiles) addHook(name string, args []string) error {
 	return nil
 }
 
-// libraryDirs are where distributions, and NVIDIA's and Google's installers,
-// put the driver's libraries below its root.
+// libraryDirs lists the directories below a driver root that distributions, and the installers of
+// NVIDIA and Google, use for the driver's libraries.
 var libraryDirs = []string{
 	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
 	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
 }
 
-// programs come with the driver and must be of its version.
+// programs are the driver's programs. Their version must match the driver's.
 var programs = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-persistenced", "nvidia-smi"}
 
-// foundFiles returns the driver's libraries and programs below its root, each for the path that it
-// has there, and what NVIDIA's code asks for where there are only these (nvidia-container-toolkit
-// v1.20, pkg/nvcdi). Without the hooks, images find the libraries only if they look in the
-// directory in which the host has them.
+// foundFiles returns the driver's libraries and programs below its root, each for its path in the
+// root, and the hooks that the NVIDIA CDI code requests if there is nothing else
+// (nvidia-container-toolkit v1.20, pkg/nvcdi). Without the hooks, images find the libraries only if
+// they search the directory that the host uses.
 func (d *driver) foundFiles(root string) (*userFiles, error) {
 	for _, dir := range libraryDirs {
 		if !d.host.Exists(path.Join(root, dir, "libcuda.so."+d.version)) {
@@ -250,7 +254,7 @@ func (d *driver) foundFiles(root string) (*userFiles, error) {
 		return &userFiles{
 			mounts: append(d.libraries(root, dir), d.programs(root)...),
 			hooks: []call{
-				{"enable-cuda-compat", []string{"--host-driver-version=" + d.version}}, // the loader's cache is made after it
+				{"enable-cuda-compat", []string{"--host-driver-version=" + d.version}}, // before the hook that builds the loader's cache
 				{"update-ldcache", []string{"--folder=/" + dir}},
 				{"disable-device-node-modification", nil},
 				{"update-application-profile", nil},
@@ -260,7 +264,7 @@ func (d *driver) foundFiles(root string) (*userFiles, error) {
 	return nil, fmt.Errorf("driver root: no libcuda.so.%s in the library directories below %s", d.version, root)
 }
 
-// libraries returns mounts of the libraries of the driver's version in a directory.
+// libraries returns mounts of the libraries in a directory that have the driver's version.
 func (d *driver) libraries(root, dir string) []*specs.Mount {
 	entries, err := fs.ReadDir(d.host.FS, strings.TrimPrefix(path.Join(root, dir), "/"))
 	if err != nil {

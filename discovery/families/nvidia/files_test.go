@@ -12,7 +12,7 @@ import (
 	"chandler.dev/discovery/families/nvidia/userspace"
 )
 
-// told is a host whose driver root NVIDIA's code was asked about.
+// told returns a host with an answer of the NVIDIA CDI code for its driver root.
 func told(t *testing.T, change func(a *userspace.Answer)) *discovery.Host {
 	t.Helper()
 	hook := func(args ...string) *specs.Hook {
@@ -49,7 +49,7 @@ func told(t *testing.T, change func(a *userspace.Answer)) *discovery.Host {
 	}
 }
 
-// summary is what containers get of a driver's files, in short.
+// summary returns the driver files of containers in a short form.
 func summary(e specs.ContainerEdits) string {
 	var all []string
 	for _, m := range e.Mounts {
@@ -74,8 +74,8 @@ const (
 	variable = "\nNVIDIA_CTK_LIBCUDA_DIR=/usr/lib64"
 )
 
-// NVIDIA's answer takes the place of what is found here, each thing once, as long as it makes
-// sense and speaks of the driver that is loaded. It is said if anything is odd about it, and no GPU suffers.
+// The NVIDIA answer replaces the agent's own search, without duplicates, if the answer is valid and
+// belongs to the loaded driver. Unusable parts are reported and do no harm to the GPUs.
 func TestFilesThatNVIDIANames(t *testing.T) {
 	const found = "/usr/bin/nvidia-smi</drv/usr/bin/nvidia-smi\n" + libcuda
 	for name, test := range map[string]struct {

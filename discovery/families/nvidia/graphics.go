@@ -14,15 +14,14 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// drm is the fact about a GPU that is used as a whole which names its nodes of the kernel's
-// graphics subsystem: "card1=226:1 renderD128=226:128".
+// drm is the fact that lists the DRM nodes of a whole GPU: "card1=226:1 renderD128=226:128".
 const drm = "drm"
 
-// setDRM notes a GPU's nodes of the graphics subsystem. They are for those who ask to draw.
+// setDRM records a GPU's DRM nodes in the drm fact, for claims that request graphics.
 func (d *driver) setDRM(gpu *discovery.Device, function sysfs.Device) {
 	nodes, err := discovery.DRMNodes(function)
 	if err != nil {
-		return // nothing but drawing depends on it
+		return // only graphics depends on the nodes
 	}
 	var known []string
 	for _, node := range nodes {
@@ -31,18 +30,18 @@ func (d *driver) setDRM(gpu *discovery.Device, function sysfs.Device) {
 		}
 	}
 	if len(known) > 0 {
-		gpu.Facts = maps.Clone(gpu.Facts) // which parts of the GPU may have too
+		gpu.Facts = maps.Clone(gpu.Facts) // partitions of the GPU may share the map
 		gpu.Facts[drm] = strings.Join(known, " ")
 	}
 }
 
-// drawing are the capabilities for which a container needs the graphics subsystem, as NVIDIA's
-// container runtime has it (nvidia-container-toolkit v1.20.1, internal/modifier/graphics.go).
+// drawing lists the capabilities that require DRM nodes in a container, the same as in the NVIDIA
+// container runtime (nvidia-container-toolkit v1.20.1, internal/modifier/graphics.go).
 var drawing = []string{"all", "graphics", "display"}
 
-// graphics returns the nodes of GPUs below /dev/dri, and the links by which programs find them by
-// the GPU's address, if a claim asks for it by the capabilities that it sets. Where NVIDIA's
-// runtime brings the driver, it brings these.
+// graphics returns the nodes of GPUs below /dev/dri, and the by-path links by the GPU's PCI
+// address, if the claim requests graphics in NVIDIA_DRIVER_CAPABILITIES. A GPU whose driver files
+// come from the NVIDIA runtime is skipped, because that runtime also adds these nodes.
 func graphics(given []discovery.Device, to discovery.Grant) (edits specs.ContainerEdits) {
 	asked := strings.Split(to.Parameters[discovery.Environment("NVIDIA_DRIVER_CAPABILITIES")], ",")
 	if !slices.ContainsFunc(asked, func(capability string) bool { return slices.Contains(drawing, capability) }) {
@@ -58,10 +57,10 @@ func graphics(given []discovery.Device, to discovery.Grant) (edits specs.Contain
 			name, numbers, _ := strings.Cut(fact, "=")
 			major, minor, _ := strings.Cut(numbers, ":")
 			node := &specs.DeviceNode{Path: "/dev/dri/" + name, HostPath: "/dev/dri/" + name, Type: "c", Permissions: "rw"}
-			node.Major, _ = strconv.ParseInt(major, 10, 64) // we wrote it
+			node.Major, _ = strconv.ParseInt(major, 10, 64) // cannot fail: setDRM wrote the number
 			node.Minor, _ = strconv.ParseInt(minor, 10, 64)
 			edits.DeviceNodes = append(edits.DeviceNodes, node)
-			kind := strings.TrimSuffix(strings.TrimRight(name, "0123456789"), "D") // card, render
+			kind := strings.TrimSuffix(strings.TrimRight(name, "0123456789"), "D") // "card" or "render"
 			links = append(links, fmt.Sprintf("--link=../%s::/dev/dri/by-path/pci-%s-%s", name, path.Base(d.Source), kind))
 		}
 		if len(d.Edits.Hooks) > 0 {

@@ -10,8 +10,9 @@ import (
 	"chandler.dev/discovery/families/nvidia"
 )
 
-// A claim that says that it draws gets the GPU's nodes below /dev/dri, with links by its address.
-// No other gets them, and none where NVIDIA's runtime brings the driver.
+// A claim with a graphics capability gets the GPU's nodes below /dev/dri, with links by PCI
+// address. Other claims get none, and neither do claims whose driver files come from the NVIDIA
+// runtime.
 func TestGraphics(t *testing.T) {
 	scan := func(change func(h *discovery.Host)) []discovery.Device {
 		host := discoverytest.Layout(t, "testdata/l40s-userspace.host")

@@ -14,18 +14,16 @@ import (
 	"chandler.dev/discovery"
 )
 
-// channelDir is where the nodes of IMEX channels are: what GPUs of several hosts
-// that NVLink joins share their memory through. The driver makes channel 0, and
-// who wants others makes their nodes.
+// channelDir contains the nodes of IMEX channels, through which GPUs of several NVLink-connected
+// hosts share memory. The driver creates channel 0. Users of other channels create their nodes.
 const channelDir = "/dev/nvidia-caps-imex-channels"
 
-// maxChannel is the highest number of a channel (NVreg_ImexChannelCount is at
-// most 2048).
+// maxChannel is the highest channel number (NVreg_ImexChannelCount is at most 2048).
 const maxChannel = 2047
 
-// channels returns the IMEX channels of the host. A channel is there when its
-// node is: the kernel has no other sign of it. The device plugin has no name for
-// them, so that the administrator may give one.
+// channels returns the IMEX channels of the host. A channel exists if its node exists: the kernel
+// has no other sign of a channel. The NVIDIA device plugin has no resource name for channels, so
+// the administrator may choose the name.
 func (d *driver) channels() ([]discovery.Device, error) {
 	entries, err := fs.ReadDir(d.host.FS, strings.TrimPrefix(channelDir, "/"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -11,13 +11,14 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// labels are those of NVIDIA's gpu-feature-discovery (internal/lm in its device plugin's
-// repository). The label gpu.present of its operator is not among them: NVIDIA's device plugin
-// comes to nodes that have it (affinity in the values of its chart).
+// labels are the labels of gpu-feature-discovery (internal/lm in the repository of the NVIDIA
+// device plugin). The label gpu.present of the GPU operator is left out: the NVIDIA device plugin
+// is scheduled to nodes with that label (affinity in the values of its chart).
 //
-// Of GPUs of several models it labels any one; here it is the one with most GPUs. The
-// labels of its strategy "single" for MIG are set where instances are offered as
-// nvidia.com/gpu, and those of "mixed" where they are offered otherwise.
+// On a host with several GPU models, gpu-feature-discovery labels an arbitrary model; Chandler
+// labels the model with the most GPUs. The labels of the MIG strategy "single" are set where
+// instances are offered as nvidia.com/gpu, and the labels of "mixed" where instances have other
+// names.
 var labels = []discovery.Labels{
 	{
 		Where: map[string]string{"kind": "gpu"},
@@ -55,7 +56,7 @@ var labels = []discovery.Labels{
 		If:  discovery.Agreed,
 		Set: map[string]string{"nvidia.com/gpu.clique": "{clique}"},
 	},
-	{ // whole or divided
+	{ // whole or partitioned
 		Where: map[string]string{"kind": "gpu"},
 		Main:  "model",
 		Set: map[string]string{
@@ -65,7 +66,7 @@ var labels = []discovery.Labels{
 			"nvidia.com/gpu.family":           "{architecture}",
 			"nvidia.com/gpu.compute.major":    "{cudaComputeCapability.major}",
 			"nvidia.com/gpu.compute.minor":    "{cudaComputeCapability.minor}",
-			"nvidia.com/gpu.replicas":         "0", // as of a GPU that nobody can have whole
+			"nvidia.com/gpu.replicas":         "0", // the value for a GPU that is not available as a whole
 			"nvidia.com/gpu.sharing-strategy": "none",
 		},
 	},
@@ -103,7 +104,7 @@ var labels = []discovery.Labels{
 	instances("nvidia.com/gpu", "nvidia.com/gpu", "true", "{model}-MIG-{profile}-SHARED", "time-slicing"),
 }
 
-// instances returns the labels of MIG instances, by what their names begin with.
+// instances returns the labels of MIG instances whose names begin with prefix.
 func instances(prefix, resource, shared, product, strategy string) discovery.Labels {
 	l := discovery.Labels{
 		Where: map[string]string{"function": "partition", "resource": resource, "shared": shared},
@@ -126,10 +127,10 @@ func instances(prefix, resource, shared, product, strategy string) discovery.Lab
 	return l
 }
 
-// facts returns what labels say of a GPU: the model of its host, what it is for, by its PCI
-// class, the versions of its driver and of CUDA, its memory in MiB, also where it is divided,
-// whether it can be divided, the clique of its NVLink domain, and whether it is to be used by
-// MPS where it is shared.
+// facts returns the facts of a GPU for labels: the host's model, the purpose of the GPU by its PCI
+// class, the versions of the driver and of CUDA, the memory in MiB (also of a partitioned GPU),
+// whether the GPU supports MIG, the clique of its NVLink domain, and whether MPS is used when the
+// GPU is shared.
 func (d *driver) facts(function sysfs.Device, told facts.GPU) map[string]string {
 	known := map[string]string{"mode": "unknown"}
 	if d.machine != "" {
@@ -151,7 +152,7 @@ func (d *driver) facts(function sysfs.Device, told facts.GPU) map[string]string 
 	if told.Index != nil {
 		known[index] = strconv.Itoa(*told.Index)
 	}
-	if told.UUID != "" { // NVML has spoken of it
+	if told.UUID != "" { // NVML described the GPU
 		known["migCapable"] = strconv.FormatBool(told.MIG != "")
 	}
 	if f := told.Fabric; f != nil {
@@ -163,11 +164,11 @@ func (d *driver) facts(function sysfs.Device, told facts.GPU) map[string]string 
 	return known
 }
 
-// index is the fact by which NVIDIA's tools name a device beside its UUID: "0", or
-// "0:1" of a MIG instance.
+// index is the fact with the number of a device in NVIDIA tools: "0" for a GPU, "0:1" for a MIG
+// instance.
 const index = "index"
 
-// setVersion sets the parts of a version as its maker writes them, "07" with its zero.
+// setVersion sets the components of a version as the vendor writes them: "07" keeps its zero.
 func setVersion(known map[string]string, name, version string) {
 	if version == "" {
 		return
@@ -178,8 +179,8 @@ func setVersion(known map[string]string, name, version string) {
 	}
 }
 
-// instanceFacts returns what labels say of a MIG instance: also its profile as it stands in
-// names, and how much of the GPU it has.
+// instanceFacts returns the facts of a MIG instance for labels. They add to the facts of the GPU
+// the profile, in the form of resource names, and the size of the instance.
 func instanceFacts(gpu map[string]string, instance facts.Instance) map[string]string {
 	known := maps.Clone(gpu)
 	known["migCapable"] = "true"
@@ -207,5 +208,5 @@ func instanceFacts(gpu map[string]string, instance facts.Instance) map[string]st
 	return known
 }
 
-// plainProfile returns a profile as it stands in the names of resources.
+// plainProfile returns a profile in the form of resource names.
 func plainProfile(profile string) string { return strings.ReplaceAll(profile, "+", ".") }

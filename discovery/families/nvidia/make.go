@@ -16,25 +16,27 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// Words of [discovery.Making.How] that are written down once an instance was cut. While it is being cut
-// or removed, a GPU instance without a compute instance may be left of it; at other times, it is
-// somebody else's.
+// These constants are keys and values of [discovery.Making.How], which is recorded once an instance
+// was created. While an agent creates or removes an instance, a GPU instance without a compute
+// instance may belong to the agent's own unfinished work. At other times, such a GPU instance
+// belongs to another user.
 const (
 	stateOf  = "state"
-	cut      = "cut"      // it is there
-	removing = "removing" // it may be there, or half of it
+	cut      = "cut"      // the instance exists
+	removing = "removing" // the instance may exist, possibly only in part
 
-	uuidOf     = "uuid"        // "" if not known
-	instanceOf = "gpuInstance" // the number
+	uuidOf     = "uuid"        // empty if unknown
+	instanceOf = "gpuInstance" // the number of the GPU instance
 )
 
-// begun reports whether an agent has begun to make or remove an instance, and not ended that.
+// begun reports whether an agent began to create or remove an instance and did not finish.
 func begun(how map[string]string) bool { return how[stateOf] != cut }
 
-// makePart returns the work that cuts a MIG instance: chandler-nvml asks NVML for it. It is
-// asked even if the instance seems to be there, and then makes what is missing. If somebody
-// else has made it meanwhile, it is his. Instances that an agent has made are removed first
-// where they are in the way. Nobody has them, since they take the same slices of memory.
+// makePart returns the work that creates a MIG instance: chandler-nvml calls NVML. The program runs
+// even if the instance seems to exist, and then creates the missing parts. If another user created
+// the same instance meanwhile, the instance remains that user's and the agent forgets the unit.
+// Instances of the agent that overlap are removed first. Such instances are not allocated, because
+// they take the same memory slices.
 func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
 	place, err := placeOf(host, m)
 	if err != nil {
@@ -74,7 +76,7 @@ func makePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (
 	}, nil
 }
 
-// madeBefore returns what is written down of a unit that an agent has made, or has begun to make.
+// madeBefore returns the record of a unit that an agent has created, or has begun to create.
 func madeBefore(host *discovery.Host, unit string) (how map[string]string, made bool) {
 	if host.Made == nil {
 		return nil, false
@@ -82,9 +84,9 @@ func madeBefore(host *discovery.Host, unit string) (how map[string]string, made 
 	return host.Made(unit)
 }
 
-// unmakePart returns the work that removes a MIG instance that was cut. NVML refuses it
-// while anything runs in the instance, whoever started that. It is asked even if the
-// instance is not seen, since what was left half made is not.
+// unmakePart returns the work that removes a MIG instance that the agent created. NVML refuses the
+// removal while any process runs in the instance. chandler-nvml runs even if the instance is not
+// visible, because a partly created instance is not visible either.
 func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making) (discovery.Work, error) {
 	place, err := placeOf(host, m)
 	switch {
@@ -98,7 +100,7 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making)
 	for _, instance := range place.gpu.Instances {
 		here := instance.Placement != nil && *instance.Placement == place.at && instance.Profile+"@" == strings.TrimRight(place.name, "0123456789")
 		if here && !same(m.How, instance) {
-			return nil, nil // ours has gone, and somebody has made another one in its place
+			return nil, nil // the agent's instance is gone; another user created a new one in its place
 		}
 	}
 	return func(ctx context.Context) error {
@@ -107,7 +109,7 @@ func unmakePart(host *discovery.Host, tools discovery.Tools, m discovery.Making)
 	}, nil
 }
 
-// gpuOf returns which GPU arguments of chandler-nvml change.
+// gpuOf returns the GPU that the arguments of chandler-nvml change.
 func gpuOf(args []string) string {
 	for _, arg := range args {
 		if gpu, ok := strings.CutPrefix(arg, "--gpu="); ok {
@@ -117,20 +119,21 @@ func gpuOf(args []string) string {
 	return ""
 }
 
-// same reports whether an instance is the one that was cut, as far as that can be told.
+// same reports whether an instance is the one that the agent created, as far as the UUIDs are
+// known.
 func same(how map[string]string, instance facts.Instance) bool {
 	return how[uuidOf] == "" || instance.UUID == "" || how[uuidOf] == instance.UUID
 }
 
-// made is an instance that an agent has made.
+// made is an instance that an agent created.
 type made struct {
 	unit  string
 	place string
-	uuid  string // "" if not known
-	begun bool   // there may be only half of it
+	uuid  string // empty if unknown
+	begun bool   // the instance may exist only in part
 }
 
-// remove removes the instance, unless it is another one by now.
+// remove removes the instance unless another instance has taken its place.
 func (i *made) remove(ctx context.Context, tools discovery.Tools, gpu string) error {
 	if err := tools.Note(i.unit, map[string]string{stateOf: removing}); err != nil {
 		return err
@@ -146,8 +149,8 @@ func (i *made) remove(ctx context.Context, tools discovery.Tools, gpu string) er
 	return err
 }
 
-// withoutNVML returns why an instance is not removed on a node on which NVML is not asked any more,
-// nil if it is not there. The kernel tells that.
+// withoutNVML returns why an instance cannot be removed on a node where NVML is switched off. It
+// returns nil if the kernel no longer lists the instance.
 func withoutNVML(host *discovery.Host, m discovery.Making) error {
 	address, gi := m.How["gpu"], m.How[instanceOf]
 	text, err := host.ReadText("/proc/driver/nvidia/gpus/" + address + "/information")
@@ -174,18 +177,18 @@ func run(ctx context.Context, tools discovery.Tools, args ...string) ([]byte, er
 	return tools.Run(ctx, args...)
 }
 
-// where is a place on a GPU.
+// where is a place on a GPU for a MIG instance.
 type where struct {
 	gpu  facts.GPU
-	name string // as chandler-nvml takes it
+	name string // in the form that chandler-nvml takes
 	at   facts.Placement
 }
 
-// errGone says that there is nothing at a place, and cannot be: instances go with the driver
-// and with MIG mode.
+// errGone means that no instance exists or can exist at a place: instances go with the driver and
+// with MIG mode.
 var errGone = errors.New("it cannot have MIG instances any more")
 
-// placeOf returns the place at which something is made. It goes by what NVML says now.
+// placeOf returns the place of a [discovery.Making], according to the current NVML facts.
 func placeOf(host *discovery.Host, m discovery.Making) (where, error) {
 	d := &driver{host: host}
 	d.readNVML()
@@ -212,12 +215,12 @@ func placeOf(host *discovery.Host, m discovery.Making) (where, error) {
 	}
 	err := fmt.Errorf("GPU %s has no place %q", address, name)
 	if len(gpu.Profiles) > 0 {
-		err = fmt.Errorf("%w: %w", err, errGone) // with this driver; the one that made it is gone
+		err = fmt.Errorf("%w: %w", err, errGone) // the present driver has no such place, so the driver that created the instance is gone
 	}
 	return where{}, err
 }
 
-// inTheWay returns the instances that an agent has made and that are in the way of a unit.
+// inTheWay returns the agent's instances that overlap with the place of a unit.
 func (w *where) inTheWay(host *discovery.Host, unit string) (others []made) {
 	silicon, _, _ := strings.Cut(unit, midName)
 	p := &parts{d: &driver{host: host}, gpu: discovery.Device{Name: silicon}, told: w.gpu}
@@ -232,7 +235,7 @@ func (w *where) inTheWay(host *discovery.Host, unit string) (others []made) {
 	return others
 }
 
-// placeName returns the name of a place as chandler-nvml takes it: "1g.10gb@4".
+// placeName returns the name of a place in the form that chandler-nvml takes: "1g.10gb@4".
 func placeName(profile *facts.Profile, at facts.Placement) string {
 	return fmt.Sprintf("%s@%d", profile.Name, at.Start)
 }

@@ -14,7 +14,7 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// Without NVML nothing is removed, and the error says what can be done, unless the instance is gone.
+// Without NVML no instance is removed, and the error names a remedy, unless the instance is gone.
 func TestUnmakeWithoutNVML(t *testing.T) {
 	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"], Silent: true}
 	for _, place := range []string{"1g.10gb@0", "1g.10gb@1"} {
@@ -38,8 +38,9 @@ func TestUnmakeWithoutNVML(t *testing.T) {
 	}
 }
 
-// An instance that was cut is undone where its GPU is gone, or has another driver since: nothing is left
-// to remove, and no agent has to wait for it for ever. Where NVML does not answer, it stays.
+// An instance counts as removed if its GPU is gone or has another driver: nothing is left to
+// remove, and no agent waits for the instance permanently. If NVML does not answer, the instance
+// stays.
 func TestUnmakeOfWhatIsGone(t *testing.T) {
 	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}
 	const source = "sys/devices/pci0000:00/0000:00:01.0/0000:1b:00.0"
@@ -60,7 +61,7 @@ func TestUnmakeOfWhatIsGone(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(files fstest.MapFS)
-		want   string // the error, "" if nothing is to be done
+		want   string // the error, "" if there is no work
 	}{
 		"it is there": {func(fstest.MapFS) {}, "asked"},
 		"the GPU was pulled out": {func(files fstest.MapFS) {

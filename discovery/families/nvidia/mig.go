@@ -17,9 +17,8 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// divide returns the MIG instances of a GPU. The kernel lists those that exist,
-// each compute instance below its GPU instance, with the minor of the node that
-// opens it.
+// divide returns the MIG instances of a GPU. The kernel lists existing instances: each compute
+// instance below its GPU instance, with the minor number of its access node.
 func (d *driver) divide(gpu discovery.Device, info information, told facts.GPU) (instances []discovery.Device, problems []discovery.Problem) {
 	if info.minor < 0 {
 		return nil, nil
@@ -42,15 +41,15 @@ func (d *driver) divide(gpu discovery.Device, info information, told facts.GPU) 
 	return instances, problems
 }
 
-// capabilities returns the directory in which the kernel lists the MIG instances of a GPU.
+// capabilities returns the directory where the kernel lists the MIG instances of a GPU.
 func (d *driver) capabilities(info information) sysfs.Device {
 	return sysfs.At(d.host.FS, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", info.minor))
 }
 
-// instance describes a compute instance in a GPU instance, without the facts that
-// NVML does not know. Where NVML is not asked at all, the instance's Identity is
-// its place, as with NVIDIA before release 470. Where NVML is asked, the instance
-// has no Identity until its UUID is known, so that it is not taken for swapped then.
+// instance describes a compute instance in a GPU instance. Facts that NVML does not report are left
+// out. If NVML is not queried at all, the instance's Identity is its place, as in NVIDIA drivers
+// before release 470. If NVML is queried, the Identity stays empty until the UUID is known, so that
+// the later UUID does not look like a swapped device.
 func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU, gi, ci entry) (discovery.Device, error) {
 	var known facts.Instance
 	if i := slices.IndexFunc(told.Instances, func(i facts.Instance) bool { return i.GI == gi.number && i.CI == ci.number }); i >= 0 {
@@ -60,8 +59,8 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	instance.Name = fmt.Sprintf("%s-gi-%d-ci-%d", gpu.Name, gi.number, ci.number)
 	p := &parts{d: d, gpu: gpu, told: told}
 	if name := p.nameOf(known); name != "" && (p.made(known) || p.unlisted()) {
-		// Who has it has it by this name, also if the administrator wants none cut any more, or NVML
-		// lists no places any more.
+		// A consumer of the instance has it under this name, even if the administrator no longer
+		// allows partitioning or NVML no longer lists placements.
 		instance.Name = name
 	}
 	instance.Identity = known.UUID
@@ -69,7 +68,7 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 		instance.Identity = fmt.Sprintf("MIG-%s/%d/%d", info.uuid, gi.number, ci.number)
 	}
 	instance.Attributes = maps.Clone(gpu.Attributes)
-	delete(instance.Attributes, "uuid") // it is the GPU's
+	delete(instance.Attributes, "uuid") // the UUID of the GPU
 	instance.Attributes.SetString("uuid", known.UUID)
 	instance.Attributes.SetString("profile", known.Profile)
 	instance.Attributes.SetString("function", "partition")
@@ -90,17 +89,16 @@ func (d *driver) instance(gpu discovery.Device, info information, told facts.GPU
 	return instance, err
 }
 
-// instanceOffers returns the classic names of an instance.
+// instanceOffers returns the extended resources of an instance.
 //
-// The name is that of the strategy "mixed" of NVIDIA's plugin, which has one for
-// each profile; "single", where an instance counts as a GPU, is for the
-// administrator to choose, and so is any name for an instance that computes in
-// only some slices of its GPU instance, for which the plugin has none. There is
-// nothing of the strategy "none", the plugin's default: a GPU with instances
-// that is handed out whole cannot compute. An instance whose UUID NVML does
-// not know is not offered, since its ID would change once NVML does.
+// The first name is that of the strategy "mixed" of the NVIDIA device plugin, which has one name
+// for each profile. The administrator may choose nvidia.com/gpu, the name of the strategy "single",
+// and any name for an instance that uses only some compute slices of its GPU instance, for which
+// the plugin has no name. The strategy "none", the plugin's default, has no offer here: a GPU with
+// instances cannot compute as a whole. An instance without a known UUID is not offered, because its
+// ID would change once NVML reports the UUID.
 //
-// Google's plugin offers GPU instances as GPUs, by their numbers.
+// Google's device plugin offers GPU instances as GPUs, by their numbers.
 func (d *driver) instanceOffers(known facts.Instance, info information, gi, ci int) []discovery.Offer {
 	if d.installer {
 		if ci != 0 {
@@ -120,10 +118,10 @@ func (d *driver) instanceOffers(known facts.Instance, info information, gi, ci i
 	return offers
 }
 
-// requestedOffers returns the classic names of an instance that an agent makes, or has made. It has
-// one only where the administrator gives it: otherwise what was cut for a claim would be
-// offered here while it is kept. Its ID is its name, since a UUID is not known beforehand, and
-// another one after a reboot.
+// requestedOffers returns the extended resources of an instance that an agent creates or has
+// created. The instance has such a resource only if the administrator configures the name.
+// Otherwise an instance that was created for a claim would be offered here while the agent keeps
+// it. The ID is the device name, because the UUID is unknown in advance and changes with a reboot.
 func (d *driver) requestedOffers(profile, name string) []discovery.Offer {
 	if d.installer {
 		return nil
@@ -135,8 +133,8 @@ func (d *driver) requestedOffers(profile, name string) []discovery.Offer {
 	}
 }
 
-// capabilityNodes returns the nodes that open a GPU instance and a compute
-// instance in it.
+// capabilityNodes returns the nodes that give access to a GPU instance and to a compute instance in
+// it.
 func (d *driver) capabilityNodes(dirs ...sysfs.Device) ([]*specs.DeviceNode, error) {
 	var nodes []*specs.DeviceNode
 	var errs []error
@@ -155,7 +153,7 @@ func (d *driver) capabilityNodes(dirs ...sysfs.Device) ([]*specs.DeviceNode, err
 	return nodes, errors.Join(errs...)
 }
 
-// parseAccess returns the minor of lines such as "DeviceFileMinor: 12".
+// parseAccess returns the minor number in a line such as "DeviceFileMinor: 12".
 func parseAccess(text string) (int64, error) {
 	for line := range strings.Lines(text) {
 		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "DeviceFileMinor" {
@@ -169,14 +167,13 @@ func parseAccess(text string) (int64, error) {
 	return 0, errors.New("access: no DeviceFileMinor")
 }
 
-// entry is a directory such as "gi7".
+// entry is a numbered directory such as "gi7".
 type entry struct {
 	dir    sysfs.Device
 	number int
 }
 
-// numbered returns the directories of dir that are called prefix and a number,
-// in the order of their numbers.
+// numbered returns the subdirectories of dir that are named prefix and a number, in numeric order.
 func numbered(dir sysfs.Device, prefix string) []entry {
 	var entries []entry
 	for _, child := range dir.Children("") {

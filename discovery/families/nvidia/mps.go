@@ -14,18 +14,17 @@ import (
 	"chandler.dev/discovery"
 )
 
-// ComputePercentage is how much of the computing of each device the containers
-// may use at most: a decimal number from 1 to 100.
+// ComputePercentage limits the share of each device's compute capacity that the containers may use:
+// a decimal number from 1 to 100.
 const ComputePercentage discovery.Parameter = "computePercentage"
 
-// With MPS, NVIDIA's Multi-Process Service, programs that have a GPU together
-// compute on it at the same time, and their CUDA keeps to limits. A daemon that
-// the administrator starts controls it. Programs find it by the directory of its
-// sockets and pipes, and share memory with it in /dev/shm; see
-// https://docs.nvidia.com/deploy/mps.
+// With MPS, the NVIDIA Multi-Process Service, programs that share a GPU compute on the GPU at the
+// same time, and their CUDA libraries enforce limits. A daemon that the administrator starts
+// controls MPS. Programs find the daemon by the directory of its sockets and pipes, and share
+// memory with the daemon in /dev/shm; see https://docs.nvidia.com/deploy/mps.
 const (
 	mpsRoot      = "nvidia-mps"
-	mpsDirectory = "/mps" // where the root is in containers, as with NVIDIA's device plugin
+	mpsDirectory = "/mps" // the path of the root in containers, as in the NVIDIA device plugin
 	mpsControl   = "control"
 	sharedMemory = "/dev/shm"
 
@@ -35,13 +34,13 @@ const (
 	deviceOrder   = "CUDA_DEVICE_ORDER"
 )
 
-// mpsPipes are where the daemon's pipes are below the root: as NVIDIA's
-// mps-control-daemon leaves them for the two names of the resource, or as who
-// starts a daemon by hand may have them, the default /tmp/nvidia-mps among it.
+// mpsPipes lists the possible locations of the daemon's pipes below the root: the NVIDIA
+// mps-control-daemon creates the first two, for both names of the resource. An administrator who
+// starts a daemon manually may use the others; "." covers the default, /tmp/nvidia-mps.
 var mpsPipes = []string{"nvidia.com/gpu/pipe", "nvidia.com/gpu.shared/pipe", "pipe", "."}
 
-// readMPS returns what a container needs to use a GPU by MPS, nothing where no
-// root is named for it.
+// readMPS returns the edits for containers that use a GPU through MPS. The edits are empty if no
+// MPS root is named.
 func readMPS(host *discovery.Host) (specs.ContainerEdits, error) {
 	root := host.Roots[mpsRoot]
 	if root == "" {
@@ -71,19 +70,19 @@ func writable(hostPath, containerPath string) *specs.Mount {
 	}
 }
 
-// ofDriver reports whether a mount is of the driver's libraries and programs, and
-// not of MPS.
+// ofDriver reports whether a mount contains the driver's libraries or programs, as opposed to the
+// files of MPS.
 func ofDriver(m *specs.Mount) bool {
 	return m.ContainerPath != sharedMemory && !strings.HasPrefix(m.ContainerPath, mpsDirectory)
 }
 
-// usesMPS reports whether whoever has the GPU uses it by MPS.
+// usesMPS reports whether the GPU's consumers use the GPU through MPS.
 func usesMPS(d discovery.Device) bool {
 	return slices.ContainsFunc(d.Edits.Env, func(variable string) bool { return strings.HasPrefix(variable, pipeDirectory+"=") })
 }
 
-// limits returns the variables by which CUDA keeps each process to what was
-// given of the GPUs, nothing where MPS does not have all of them.
+// limits returns the environment variables that make CUDA restrict each process to the allocated
+// amounts of the GPUs. The result is nil unless all GPUs use MPS.
 func limits(given []discovery.Device, grant discovery.Grant) []string {
 	var gpus []discovery.Device
 	for _, d := range given {
@@ -91,14 +90,14 @@ func limits(given []discovery.Device, grant discovery.Grant) []string {
 			gpus = append(gpus, d)
 		}
 	}
-	// In the order of their addresses, as CUDA numbers them when told to.
+	// Sort by PCI address, the order of CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 	slices.SortFunc(gpus, func(a, b discovery.Device) int { return cmp.Compare(a.Name, b.Name) })
 	gpus = slices.CompactFunc(gpus, func(a, b discovery.Device) bool { return a.Name == b.Name })
 	if len(gpus) == 0 || slices.ContainsFunc(gpus, func(d discovery.Device) bool { return !usesMPS(d) }) {
 		return nil
 	}
 	var env, memory []string
-	percentage, _ := strconv.ParseInt(grant.Parameters[ComputePercentage], 10, 64) // which is checked, or not there
+	percentage, _ := strconv.ParseInt(grant.Parameters[ComputePercentage], 10, 64) // validated earlier, or empty
 	for i, d := range gpus {
 		share := shareOf(d, grant.Consumed)
 		if share.memory > 0 {
@@ -120,12 +119,12 @@ func limits(given []discovery.Device, grant discovery.Grant) []string {
 	return env
 }
 
-// share is what is given of a GPU, 0 where that is not limited.
+// share is the allocated amount of a GPU; 0 means no limit.
 type share struct{ memory, percentage int64 }
 
-// shareOf returns what was given of a GPU. Of one that is shared by number, each
-// share is an equal part of its memory and of its computing, as with NVIDIA's
-// and Google's device plugins.
+// shareOf returns the allocated amount of a GPU. If a GPU is shared by number, each share is an
+// equal part of the memory and of the compute capacity, as in the device plugins of NVIDIA and
+// Google.
 func shareOf(d discovery.Device, consumed discovery.Consumed) share {
 	memory, shares := consumed[d.Name]["memory"], consumed[d.Name][discovery.Shares]
 	all, of := d.Capacity["memory"].Value, d.Capacity[discovery.Shares].Value
@@ -135,8 +134,8 @@ func shareOf(d discovery.Device, consumed discovery.Consumed) share {
 	return share{memory: memory.Value()}
 }
 
-// accept refuses a part of the computing of GPUs that nothing would keep a
-// container to.
+// accept returns an error if the devices of a request cannot be allocated with the parameters, for
+// example a compute percentage for a GPU without MPS, where nothing enforces the limit.
 func accept(given []discovery.Device, parameters discovery.Parameters) error {
 	errs := acceptUpkeep(given, parameters)
 	if parameters[ComputePercentage] == "" || parameters[MPS] != "" {

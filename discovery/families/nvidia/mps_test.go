@@ -16,8 +16,7 @@ import (
 	"chandler.dev/discovery/rules"
 )
 
-// sharedBy returns the GPUs of a host with MPS as the administrator has them
-// shared.
+// sharedBy returns the GPUs of a host with MPS, shared as the administrator configured.
 func sharedBy(t *testing.T, share rules.Share) (a100, l40s discovery.Device) {
 	t.Helper()
 	var err error
@@ -38,7 +37,7 @@ func sharedBy(t *testing.T, share rules.Share) (a100, l40s discovery.Device) {
 	return first.Device, second.Device
 }
 
-// consumed is how much was given of devices, as capacity and amount by turns.
+// consumed returns the consumed amounts of one capacity, by device.
 func consumed(capacity resourceapi.QualifiedName, amounts map[string]string) discovery.Consumed {
 	c := make(discovery.Consumed)
 	for device, amount := range amounts {
@@ -53,7 +52,7 @@ var (
 	half     = discovery.Parameters{ComputePercentage: "50"}
 )
 
-// Who has a GPU together with others finds MPS, and who has it alone does not.
+// Consumers of a shared GPU get MPS; a consumer of a whole GPU does not.
 func TestMPSMounts(t *testing.T) {
 	options := []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}
 	want := specs.ContainerEdits{
@@ -74,12 +73,12 @@ func TestMPSMounts(t *testing.T) {
 	}
 }
 
-// Where a daemon may have its pipes, and what of them a container gets.
+// TestMPSRoots covers the possible locations of the daemon's pipes and the resulting mounts.
 func TestMPSRoots(t *testing.T) {
 	for name, test := range map[string]struct {
 		root  string
 		files []string
-		want  string // mounts, or what is wrong
+		want  string // mounts, or the error
 	}{
 		"no root":         {"", []string{"pipe/control"}, ""},
 		"NVIDIA's":        {"/run/mps", []string{"run/mps/nvidia.com/gpu/pipe/control", "run/mps/shm/x"}, "/run/mps/nvidia.com/gpu/pipe:/mps/nvidia.com/gpu/pipe /run/mps/shm:/dev/shm"},
@@ -108,8 +107,7 @@ func TestMPSRoots(t *testing.T) {
 	}
 }
 
-// CUDA is told what was given of each GPU, by the place that it has among those
-// of the request.
+// CUDA gets the allocated amount of each GPU by the GPU's index in the request.
 func TestLimits(t *testing.T) {
 	a, l := sharedBy(t, byMemory)
 	na, nl := sharedBy(t, byFour)
@@ -150,7 +148,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A part of the computing is only given where something keeps to it.
+// A compute percentage is accepted only if MPS enforces it.
 func TestAccept(t *testing.T) {
 	shared, other := sharedBy(t, byMemory)
 	alone, _ := sharedBy(t, rules.Share{})

@@ -1,9 +1,8 @@
-// Package nvidia describes NVIDIA GPUs, their MIG instances and IMEX channels as
-// the kernel driver shows them in /sys, /proc and /dev. It takes from a
-// file, if the host has one, the facts that only NVML knows: memory, architecture,
-// MIG profiles, NVLink, errors (see package facts). It needs no NVIDIA library. GPUs bound to
-// another driver, such as one for a virtual machine, are not its own, nor are
-// the virtual functions of vGPU, Tegra's GPUs and those of WSL.
+// Package nvidia describes NVIDIA GPUs, their MIG instances and IMEX channels as the kernel driver
+// shows them in /sys, /proc and /dev. If the host has the file of package facts, the family also
+// reads the facts that only NVML reports: memory, architecture, MIG profiles, NVLink, errors. The
+// package needs no NVIDIA library. It does not describe GPUs bound to another driver, such as a
+// driver for virtual machines, virtual functions of vGPU, Tegra GPUs or GPUs in WSL.
 package nvidia
 
 import (
@@ -28,7 +27,7 @@ import (
 
 const name = "nvidia"
 
-// Family is NVIDIA's GPUs.
+// Family recognises NVIDIA GPUs.
 var Family = &discovery.Family{
 	Name: name,
 	Doc:  "NVIDIA GPUs, their MIG instances and IMEX channels",
@@ -72,11 +71,11 @@ var Family = &discovery.Family{
 		Interval: time.Minute,
 		MaxSize:  userspace.MaxSize,
 		Check:    func(text string) error { _, err := userspace.Parse(text); return err },
-		Lost:     func(error) []byte { return nil }, // the files are looked for here
+		Lost:     func(error) []byte { return nil }, // without an answer, the family searches for the files itself
 	}},
 }
 
-// variables tune the libraries of CUDA, MPS, NCCL and NVIDIA's container runtime.
+// variables tune the libraries of CUDA, MPS and NCCL, and the NVIDIA container runtime.
 var variables = []string{
 	"CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DISABLE_PTX_JIT",
 	"CUDA_FORCE_PTX_JIT", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_MPS_CLIENT_PRIORITY",
@@ -100,8 +99,8 @@ func describe(host *discovery.Host, found []sysfs.Device) (devices []discovery.D
 	return append(devices, channels...), problems
 }
 
-// describe returns the GPU as one device, its MIG instances instead if it has
-// any, or nothing if nobody is meant to compute with it.
+// describe returns the GPU as one device, or its MIG instances if there are any. It returns nothing
+// for a GPU that is not meant for computing.
 func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discovery.Problem) {
 	if !function.Bound() {
 		gpu, err := discovery.Unbound(d.host, function, "gpu", "nvidia")
@@ -118,7 +117,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 		info, infoErr = parseInformation(text)
 	}
 	if infoErr != nil && info.minor < 0 && !errors.Is(infoErr, fs.ErrNotExist) {
-		// The GPU may be divided into instances, and must not be taken for a whole.
+		// The GPU may be partitioned, so it must not be described as a whole GPU.
 		return nil, discovery.Problems(gpu.Name, infoErr)
 	}
 	told, toldErr := d.told(function.Name(), info)
@@ -136,7 +135,7 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 	}
 	devices, problems := d.devices(gpu, info, told, toldErr, infoErr == nil)
 	for i := range devices {
-		if devices[i].Name == gpu.Name { // no part of one draws
+		if devices[i].Name == gpu.Name { // partitions have no graphics
 			d.setDRM(&devices[i], function)
 		}
 	}
@@ -148,16 +147,17 @@ func (d *driver) describe(function sysfs.Device) ([]discovery.Device, []discover
 	return devices, problems
 }
 
-// devices returns what is had of a GPU: what could be cut of it, the instances that it has
-// been divided into, or all of it.
+// devices returns the devices of a GPU: all possible partitions, the existing instances, or the
+// whole GPU.
 func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU, toldErr error, known bool) ([]discovery.Device, []discovery.Problem) {
 	allowed, allowedErr := d.host.Partitions(gpu)
 	switch {
 	case allowed && told.MIG == "enabled" && len(told.Profiles) > 0 && !told.PlacesUnknown && known:
 		return d.cut(gpu, info, told)
 	case allowed && (told.MIG != "enabled" || told.PlacesUnknown) && len(numbered(d.capabilities(info), "gi")) > 0:
-		// Which instance is at which placement will be known, or known again. Somebody may have
-		// one by the name of its place, and nobody is to get it by another.
+		// The placements of the existing instances are not known now. A consumer may have an
+		// instance under the name of its placement, so the instances must not appear under other
+		// names.
 		return nil, discovery.Problems(gpu.Name, cmp.Or(toldErr, errNotTold))
 	case allowed && told.MIG == "enabled":
 		allowedErr = errNotListed
@@ -174,12 +174,11 @@ func (d *driver) devices(gpu discovery.Device, info information, told facts.GPU,
 	return devices, problems
 }
 
-// unwanted are the models of GPUs that drive a screen in a machine made for
-// computing with others. NVIDIA's device plugin skips them too.
+// unwanted lists the models of GPUs that drive a display in a machine whose other GPUs compute. The
+// NVIDIA device plugin skips the same models.
 var unwanted = map[string]bool{"DGX Display": true, "NVIDIA DGX Display": true}
 
-// setWhole says how a GPU is used that has no MIG instances. In MIG mode, that
-// is not at all.
+// setWhole describes the use of a GPU without MIG instances. In MIG mode such a GPU is unusable.
 func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GPU, known bool) {
 	if told.MIG == "enabled" {
 		gpu.Health = discovery.Health{Status: discovery.Unhealthy, Reason: "MIG mode is on and there is no instance to compute in", Setting: true}
@@ -199,20 +198,20 @@ func (d *driver) setWhole(gpu *discovery.Device, info information, told facts.GP
 	}
 }
 
-// information is what /proc/driver/nvidia/gpus/ADDRESS/information says.
+// information is the content of /proc/driver/nvidia/gpus/ADDRESS/information.
 type information struct {
 	model    string
-	uuid     string // "" until the GPU has been initialised for the first time
-	minor    int64  // -1 if it is not told
+	uuid     string // empty until the first initialisation of the GPU
+	minor    int64  // -1 if the file has none
 	excluded bool
 }
 
-// uuidText is how the driver writes a UUID, with "?" for each digit while it is
-// not known.
+// uuidText is the driver's form of a UUID. While the UUID is unknown, the driver writes "?" for
+// each digit.
 var uuidText = regexp.MustCompile(`^GPU-(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(\?{8}(?:-\?{4}){3}-\?{12}))$`)
 
-// parseInformation parses lines such as "Device Minor: 	 0". The error is what
-// all drivers write and the text lacks, and what none would write.
+// parseInformation parses lines such as "Device Minor:    0". The error lists required fields that
+// are missing, and invalid values.
 func parseInformation(text string) (information, error) {
 	info := information{minor: -1}
 	var errs []error
@@ -252,24 +251,24 @@ func parseInformation(text string) (information, error) {
 	return info, errors.Join(errs...)
 }
 
-// grant names the devices, and says how much of them there is to use.
+// grant returns the edits that name the devices and limit their use.
 func grant(given []discovery.Device, to discovery.Grant) specs.ContainerEdits {
 	edits := discovery.Join(visible(given, to.Naming), graphics(given, to))
 	edits.Env = append(edits.Env, limits(given, to)...)
 	return discovery.Join(edits, daemonEdits(to))
 }
 
-// visibleMounts is where NVIDIA's container runtime looks for mounts that name
-// devices, if the variable says so.
+// visibleMounts is the directory in which the NVIDIA container runtime looks for mounts that name
+// devices, if the environment variable has this value.
 const visibleMounts = "/var/run/nvidia-container-devices"
 
-// visible names the devices to NVIDIA's container runtime, where it is the one
-// that brings the driver's libraries. Where we mount them it is to do nothing,
-// and neither where a device has no name yet: images of NVIDIA's ask for all.
+// visible names the devices to the NVIDIA container runtime if that runtime adds the driver's
+// libraries. The value is "void", so that the runtime does nothing, if Chandler mounts the
+// libraries, or if no device has a name yet: images from NVIDIA request all GPUs by default.
 //
-// Nothing is said of channels, which the runtime knows by another variable and
-// we bring ourselves, nor where Google's installer put the libraries: no such
-// runtime is there.
+// Two kinds of devices need no variable. The runtime takes channels from another variable, and
+// Chandler adds their nodes itself. Hosts where Google's installer put the libraries have no such
+// runtime.
 func visible(given []discovery.Device, naming discovery.Naming) (edits specs.ContainerEdits) {
 	const variable = "NVIDIA_VISIBLE_DEVICES="
 	var names []string

@@ -15,8 +15,7 @@ import (
 
 func TestFamily(t *testing.T) { discoverytest.Run(t, nvidia.Family) }
 
-// offered returns the classic IDs of a recorded host's devices by resource, as
-// the administrator wants them.
+// offered returns the IDs of a recorded host's devices by extended resource, under the given rules.
 func offered(t *testing.T, host string, wanted rules.Rules) map[string][]string {
 	t.Helper()
 	snapshot := wanted.Apply(discovery.Scan(discoverytest.Layout(t, "testdata/"+host), []*discovery.Family{nvidia.Family}))
@@ -38,8 +37,8 @@ func selector(t *testing.T, expression string) rules.Selector {
 	return s
 }
 
-// Each profile has a name of its own, and an instance counts as a GPU only where
-// the administrator says so.
+// Each profile has a name of its own. An instance is offered as a GPU only if the administrator
+// configures it.
 func TestMIGStrategies(t *testing.T) {
 	mixed := offered(t, "a100-single.host", rules.Rules{})
 	if names := slices.Collect(maps.Keys(mixed)); !slices.Equal(names, []string{"nvidia.com/mig-2g.10gb"}) || len(mixed[names[0]]) != 5 {
@@ -53,7 +52,7 @@ func TestMIGStrategies(t *testing.T) {
 	}
 }
 
-// Shares have the IDs that the plugin replaced gives them.
+// Shares have the same IDs as in the replaced plugin.
 func TestShares(t *testing.T) {
 	shared := rules.Rules{Sharing: []rules.Share{{Selector: selector(t, "true"), Replicas: 2}}}
 	got := offered(t, "gke.host", shared)["nvidia.com/gpu"]

@@ -14,8 +14,7 @@ import (
 	"chandler.dev/discovery/sysfs"
 )
 
-// readNVML reads what NVML said of the host's GPUs. A host without the file is
-// one where nobody asked it.
+// readNVML reads the NVML facts of the host's GPUs. A host without the file has no NVML facts.
 func (d *driver) readNVML() {
 	text, err := d.host.ReadText(facts.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -28,8 +27,8 @@ func (d *driver) readNVML() {
 	d.links = linksOf(d.nvml)
 }
 
-// told returns what NVML said of a GPU. If it speaks of another GPU in the same
-// slot, it was asked before the one was swapped for the other.
+// told returns the NVML facts of a GPU. If the facts belong to another GPU in the same slot, they
+// predate a swap of the GPUs, and told returns an error.
 func (d *driver) told(address string, info information) (facts.GPU, error) {
 	told := d.nvml[address]
 	switch {
@@ -43,7 +42,7 @@ func (d *driver) told(address string, info information) (facts.GPU, error) {
 	return told, nil
 }
 
-// setTold sets what NVML alone knows of a whole GPU.
+// setTold sets the attributes and the capacity of a whole GPU that only NVML reports.
 func setTold(gpu *discovery.Device, told facts.GPU) {
 	if told.MemoryBytes > 0 {
 		gpu.Capacity.Set("memory", told.MemoryBytes)
@@ -52,8 +51,8 @@ func setTold(gpu *discovery.Device, told facts.GPU) {
 	gpu.Attributes.SetString("architecture", architecture(told.ComputeCapability))
 }
 
-// architectures are NVIDIA's names of the generations of GPUs, by the first
-// compute capability of each, as gpu-feature-discovery writes them.
+// architectures lists the NVIDIA names of GPU generations by the first compute capability of each,
+// as gpu-feature-discovery writes them.
 var architectures = []struct {
 	major, minor int
 	name         string
@@ -68,13 +67,13 @@ var architectures = []struct {
 	{8, 0, "ampere"},
 	{8, 9, "ada-lovelace"},
 	{9, 0, "hopper"},
-	{10, 0, "blackwell"}, // and 12
+	{10, 0, "blackwell"}, // also 12
 	{13, 0, "rubin"},
 	{14, 0, ""}, // not named yet
 }
 
-// architecture returns the name of the generation of a compute capability, ""
-// if it has none that is known.
+// architecture returns the generation name of a compute capability, "" if the generation is
+// unknown.
 func architecture(capability string) string {
 	var major, minor int
 	if _, err := fmt.Sscanf(capability, "%d.%d", &major, &minor); err != nil {
@@ -89,16 +88,15 @@ func architecture(capability string) string {
 	return name
 }
 
-// wholeGPU stands for the number of a GPU instance where there is none.
+// wholeGPU is used in place of the number of a GPU instance for a GPU without instances.
 const wholeGPU = -1
 
-// toldHealth returns what NVML says of the health of a GPU, or of one of its
-// GPU instances.
+// toldHealth returns the health that NVML reports for a GPU, or for one of its GPU instances.
 //
-// A newer driver says itself what is to be done before a GPU is used again, also
-// when nothing is, and takes it back when it was done. Of an older one there are only the errors that it reported, which hold until the GPU was
-// reset or the driver was loaded anew; chandler-nvml leaves out those that an
-// application brings upon itself, and those that its driver is done with.
+// A newer driver reports which action the GPU needs before further use, or that none is needed, and
+// clears the report after the action. An older driver only reports errors. They last until a reset
+// of the GPU or a reload of the driver. chandler-nvml leaves out errors that applications cause and
+// errors that the driver has handled.
 func toldHealth(told facts.GPU, gi int) discovery.Health {
 	var xids []string
 	for _, xid := range told.XIDs {
@@ -119,7 +117,7 @@ func toldHealth(told facts.GPU, gi int) discovery.Health {
 	return discovery.Health{Status: discovery.Unhealthy, Reason: strings.Join(reasons, "; ")}
 }
 
-// worse returns the first reading unless that is healthy.
+// worse returns the first reading, or the second if the first is healthy.
 func worse(a, b discovery.Health) discovery.Health {
 	if a.Status == discovery.Healthy {
 		return b
@@ -127,17 +125,17 @@ func worse(a, b discovery.Health) discovery.Health {
 	return a
 }
 
-// links are NVLinks between GPUs of a host, by their PCI addresses.
+// links are the NVLink connections between GPUs of a host, by PCI address.
 type links struct {
-	peers  map[string][]string // at the other ends of a GPU's links
-	clique map[string]string   // what all GPUs share that reach each other
+	peers  map[string][]string // the GPUs at the other ends of a GPU's links
+	clique map[string]string   // the same for all GPUs that reach each other
 }
 
-// linksOf returns the links that both ends know of, or that lead to one switch.
+// linksOf returns the links that both ends report, or that lead to a common switch.
 func linksOf(gpus map[string]facts.GPU) links {
 	l := links{make(map[string][]string), make(map[string]string)}
 	addresses := slices.Sorted(maps.Keys(gpus))
-	reached := make(map[string][]string) // and itself, in order
+	reached := make(map[string][]string) // in order, including the GPU itself
 	for _, a := range addresses {
 		for _, b := range addresses {
 			direct := slices.Contains(gpus[a].Peers, b) && slices.Contains(gpus[b].Peers, a)
@@ -162,10 +160,10 @@ func shareOne(a, b []string) bool {
 	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
 }
 
-// setLinks sets fabric and linkedTo. The fabric is the cluster and clique of
-// NVLink domains, as gpu-feature-discovery writes them, or else the GPUs of this
-// host that all reach each other by NVLink, by the first of them. GPUs of which
-// some reach only some have none.
+// setLinks sets fabric and linkedTo. The fabric is the cluster and clique of the NVLink domain, in
+// the form of gpu-feature-discovery. Without a domain, the fabric is the group of GPUs on this host
+// that all reach each other by NVLink, named after the first GPU. GPUs that are only partly
+// connected have no fabric.
 func (d *driver) setLinks(gpu *discovery.Device, told facts.GPU) {
 	fabric := d.links.clique[told.Address]
 	if f := told.Fabric; f != nil {

@@ -21,11 +21,11 @@ import (
 	"chandler.dev/driver/pool/pooltest"
 )
 
-// cutHost is a host with a GPU that may be cut, and what an agent has made of it.
+// cutHost is a host with a GPU that may be partitioned, and the instances that an agent created.
 type cutHost struct {
 	*cuttest.GPU
 
-	ours map[string]map[string]string // what is written down of units
+	ours map[string]map[string]string // the records of units
 }
 
 func (h *cutHost) tools() discovery.Tools {
@@ -52,7 +52,7 @@ func (h *cutHost) host() *discovery.Host {
 	}
 }
 
-// scan returns the devices, none of which has a problem.
+// scan returns the devices and reports every problem as a test error.
 func (h *cutHost) scan(t *testing.T) *rules.Snapshot {
 	t.Helper()
 	snapshot := (&rules.Rules{}).Apply(discovery.Scan(h.host(), []*discovery.Family{nvidia.Family}))
@@ -69,9 +69,9 @@ func (h *cutHost) scan(t *testing.T) *rules.Snapshot {
 
 var sequences = flag.Int("sequences", 100, "how many random sequences of claims TestPacking makes; see make simulate")
 
-// Whatever claims come and go, whatever stays warm and whatever an administrator cuts by
-// hand: all that Kubernetes' scheduler allocates can be cut, by NVIDIA's rules, and nothing is
-// left when all is given back.
+// For random claims, instances that stay after their claims, and instances that an administrator
+// creates manually: everything that the Kubernetes scheduler allocates can be created under the
+// NVIDIA rules, and no instance remains after all are released.
 func TestPacking(t *testing.T) {
 	for model, profiles := range cuttest.Layouts {
 		t.Run(model, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestPacking(t *testing.T) {
 
 func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 	empty := names(gpu.scan(t))
-	held := make(map[types.UID]string) // places that claims have
+	held := make(map[types.UID]string) // places of claims
 	gpu.Refuse = func(arg string) error {
 		if place := strings.TrimPrefix(arg, "--remove="); slices.Contains(slices.Collect(maps.Values(held)), place) && place != arg {
 			t.Errorf("%s is removed, and somebody has it", place)
@@ -98,11 +98,11 @@ func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 		return nil
 	}
 	s := pooltest.NewScheduler(t, features.All())
-	warm := make(map[string]bool)                 // that nobody has
+	warm := make(map[string]bool)                 // instances without a consumer
 	makings := make(map[string]*discovery.Making) // by device
-	byHand := make(map[string]bool)               // of an administrator
-	place := make(map[string]string)              // of devices
-	there := make(map[string]bool)                // devices that are there
+	byHand := make(map[string]bool)               // instances of an administrator
+	place := make(map[string]string)              // by device
+	there := make(map[string]bool)                // existing devices
 	publish := func() {
 		snapshot := gpu.scan(t)
 		clear(there)
@@ -176,7 +176,7 @@ func pack(t *testing.T, random *rand.Rand, gpu *cutHost) (allocated int) {
 	return allocated
 }
 
-// unitAt returns the unit that is made at a place.
+// unitAt returns the unit that is created at a place.
 func unitAt(place string) string {
 	profile, at, _ := strings.Cut(place, "@")
 	return "pci-0000-1b-00-0-mig-" + strings.NewReplacer(".", "-", "+", "-").Replace(profile) + "-at-" + at

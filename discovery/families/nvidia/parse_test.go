@@ -112,7 +112,7 @@ func FuzzInformation(f *testing.F) {
 	})
 }
 
-// A MIG instance is known by the numbers of its GPU and its own, if both are known.
+// The index of a MIG instance consists of the GPU's index and its own, if both are known.
 func TestIndexOfInstances(t *testing.T) {
 	number := 2
 	for _, test := range []struct {

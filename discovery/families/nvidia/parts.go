@@ -14,13 +14,13 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// parts describes a GPU in MIG mode that the administrator lets be cut: the instances that
-// are there, and all that could be cut beside them. The slices of memory that an instance
-// lies in are counters, so that the scheduler packs them and gives none twice.
+// parts describes a GPU in MIG mode that the administrator allows to be partitioned: the existing
+// instances and all instances that could be created beside them. The memory slices of an instance
+// are counters, so the scheduler packs instances and allocates no slice twice.
 //
-// An instance at one of the placements that NVML lists bears the name of that placement,
-// whether it is there or could be, and whoever cut it. An instance that is divided has
-// the name of its numbers, as on other GPUs, and nothing else is had where it lies.
+// An instance at a placement that NVML lists is named after the placement, whether the instance
+// exists or not, and regardless of its creator. An instance in a GPU instance with several compute
+// instances is named after its numbers, as on other GPUs, and blocks its placement for all others.
 type parts struct {
 	d    *driver
 	gpu  discovery.Device
@@ -34,7 +34,7 @@ var errNotListed = errors.New("the configuration lets it be cut into MIG instanc
 
 var errNotTold = errors.New("the configuration lets it be cut into MIG instances, and NVML has not told where those lie that are there: chandler-nvml must run")
 
-// cut returns the devices of a GPU that may be cut.
+// cut returns the devices of a GPU that may be partitioned.
 func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]discovery.Device, []discovery.Problem) {
 	p := &parts{d: d, gpu: gpu, info: info, told: told}
 	existing, problems := p.existing()
@@ -59,8 +59,8 @@ func (d *driver) cut(gpu discovery.Device, info information, told facts.GPU) ([]
 	return devices, problems
 }
 
-// beside returns what is left of the counters, whoever has what is there, but for what
-// makes room for something at a placement.
+// beside returns the remaining counters after all existing instances, except those that make room
+// for an instance at the placement.
 func (p *parts) beside(existing []part, at facts.Placement) map[string]resource.Quantity {
 	left := maps.Clone(p.counters)
 	for i := range existing {
@@ -77,15 +77,14 @@ func (p *parts) beside(existing []part, at facts.Placement) map[string]resource.
 	return left
 }
 
-// part is a device with what it takes, which is nothing if it has no profile.
+// part is a device with its profile and placement. A device without a profile takes no counters.
 type part struct {
 	device  discovery.Device
 	profile *facts.Profile
 	at      facts.Placement
 }
 
-// existing describes the instances that are there. Those that NVML has not spoken of yet
-// are left out until it has.
+// existing describes the existing instances. Instances that NVML has not reported yet are left out.
 func (p *parts) existing() (all []part, problems []discovery.Problem) {
 	mig := p.d.capabilities(p.info)
 	for _, gi := range numbered(mig, "gi") {
@@ -110,8 +109,8 @@ func (p *parts) existing() (all []part, problems []discovery.Problem) {
 	return all, problems
 }
 
-// profile returns the profile of which an instance is all, nil if it is of none that is
-// listed where it lies.
+// profile returns the profile of an instance, nil if NVML does not list the profile at the
+// instance's placement.
 func (p *parts) profile(instance facts.Instance) *facts.Profile {
 	if instance.Placement == nil {
 		return nil
@@ -124,14 +123,15 @@ func (p *parts) profile(instance facts.Instance) *facts.Profile {
 	return nil
 }
 
-// free describes what could be cut beside what is there. An instance that an agent has made
-// is in nobody's way: who gets something in its place has it removed first, and nobody else
-// has it then, since both take the same slices. A GPU instance in which nothing computes is in
-// everybody's way, unless an agent has left it half made: then who wants all of it may use it.
+// free describes the instances that could be created beside the existing ones. An instance of the
+// agent blocks nothing: the agent removes the instance first when it creates another one in its
+// place. No consumer has the removed instance then, because both take the same slices. A GPU
+// instance without compute instances blocks its placement, unless an agent left it unfinished; then
+// an instance of the same profile and placement may use it.
 func (p *parts) free() (all []part) {
 	for _, instance := range p.told.Instances {
 		if instance.Placement == nil {
-			return nil // it may lie anywhere
+			return nil // the instance may lie anywhere
 		}
 	}
 	for i := range p.told.Profiles {
@@ -152,7 +152,7 @@ func (p *parts) free() (all []part) {
 	return all
 }
 
-// made reports whether an agent has made an instance.
+// made reports whether an agent created an instance.
 func (p *parts) made(instance facts.Instance) bool {
 	name := p.nameOf(instance)
 	if name == "" {
@@ -162,21 +162,21 @@ func (p *parts) made(instance facts.Instance) bool {
 	return made && same(how, instance)
 }
 
-// half reports whether a GPU instance without a compute instance is one that an agent has begun.
+// half reports whether an agent began to create a GPU instance that has no compute instance.
 func (p *parts) half(empty facts.Empty) bool {
 	how, made := madeBefore(p.d.host, p.name(empty.Profile, empty.Placement))
 	return made && begun(how)
 }
 
-// unlisted reports whether the administrator lets a GPU be cut of which NVML lists no places.
+// unlisted reports whether the GPU may be partitioned although NVML lists no placements for it.
 func (p *parts) unlisted() bool {
 	allowed, _ := p.d.host.Partitions(p.gpu)
 	return allowed && len(p.told.Profiles) == 0
 }
 
-// nameOf returns the name that an instance has by its place, "" if it has none: it is divided, or
-// its place is not known or not listed. Where no places are listed at all, they may have been
-// before, and the instance may be somebody's by that name.
+// nameOf returns the name of an instance by its placement. The name is "" if the instance shares
+// its GPU instance, or if its placement is unknown or not listed. If NVML lists no placements at
+// all, NVML may have listed some earlier, and a consumer may have the instance under that name.
 func (p *parts) nameOf(instance facts.Instance) string {
 	compute, gpu, ok := instance.Slices()
 	switch {
@@ -192,16 +192,16 @@ func (p *parts) name(profile string, at facts.Placement) string {
 	return fmt.Sprintf("%s%s%s-at-%d", p.gpu.Name, midName, labelOf(profile), at.Start)
 }
 
-// midName is between the GPU's name and that of the profile.
+// midName separates the GPU's name from the profile's name.
 const midName = "-mig-"
 
-// labelOf returns a profile as it stands in names: "1g-10gb-me" for "1g.10gb+me", and
+// labelOf returns a profile in the form of device names: "1g-10gb-me" for "1g.10gb+me", and
 // "1g-10gb-no-me" for "1g.10gb-me".
 func labelOf(profile string) string {
 	return strings.NewReplacer(".", "-", "+", "-", "-", "-no-").Replace(profile)
 }
 
-// make describes an instance that is not there.
+// make describes an instance that does not exist yet.
 func (p *parts) make(profile *facts.Profile, at facts.Placement) discovery.Device {
 	device := p.gpu
 	device.Name, device.Identity = p.name(profile.Name, at), ""
@@ -225,24 +225,23 @@ func (p *parts) make(profile *facts.Profile, at facts.Placement) discovery.Devic
 	return device
 }
 
-// noInstance stands for the number of a GPU instance that is not there yet.
+// noInstance is used in place of the number of a GPU instance that does not exist yet.
 const noInstance = -2
 
-// setPart sets what is the same of an instance that is there and one that could be.
+// setPart sets the properties that existing and possible instances have in common.
 func setPart(d *discovery.Device, profile *facts.Profile) {
 	if profile.MemoryBytes > 0 {
 		d.Capacity.Set("memory", profile.MemoryBytes)
 	}
 }
 
-// Names of counters.
 const (
 	memorySlice   = "memory-slice-%d"
 	computeSlices = "compute-slices"
 )
 
-// count sets how much of a GPU there is to be had: all that NVML lists, less what is
-// divided, of which nothing can be had otherwise.
+// count sets the counters of a GPU: everything that NVML lists, without the GPU instances that hold
+// several compute instances or have no listed profile, which cannot be allocated in another form.
 func (p *parts) count() {
 	total := make(map[string]int64)
 	for i := range p.told.Profiles {
@@ -288,18 +287,18 @@ func (p *parts) count() {
 	}
 }
 
-// whole reports whether an instance is all of its GPU instance, and of a profile that is
-// listed where it lies.
+// whole reports whether an instance fills its GPU instance and has a profile that NVML lists at its
+// placement.
 func (p *parts) whole(instance facts.Instance) bool {
 	return !p.shared(instance) && p.profile(instance) != nil
 }
 
-// shared reports whether another instance computes in the same GPU instance.
+// shared reports whether the GPU instance has another compute instance.
 func (p *parts) shared(instance facts.Instance) bool {
 	return slices.ContainsFunc(p.told.Instances, func(i facts.Instance) bool { return i.GI == instance.GI && i.CI != instance.CI })
 }
 
-// quantities returns what an instance of a profile takes besides memory, by counters.
+// quantities returns the counters of a profile other than memory.
 func quantities(p *facts.Profile) map[string]int64 {
 	return map[string]int64{
 		computeSlices:  int64(p.Slices),
@@ -311,9 +310,9 @@ func quantities(p *facts.Profile) map[string]int64 {
 	}
 }
 
-// limited reports whether there may be fewer instances of a profile than there is room for
-// in memory, as of those with the media engines, of which a GPU may have one. They have a
-// counter of their own.
+// limited reports whether the GPU allows fewer instances of a profile than memory has room for. For
+// example, a GPU may have one instance of a profile with the media engines. Such a profile has a
+// counter of its own.
 func limited(p *facts.Profile) bool {
 	placements := slices.SortedFunc(slices.Values(p.Placements), func(a, b facts.Placement) int { return cmp.Compare(a.Start+a.Size, b.Start+b.Size) })
 	room, end := 0, 0
@@ -325,7 +324,7 @@ func limited(p *facts.Profile) bool {
 	return p.Max < room
 }
 
-// takes returns what an instance takes of the counters.
+// takes returns the counters that an instance takes.
 func (p *parts) takes(profile *facts.Profile, at facts.Placement) map[string]resource.Quantity {
 	takes := make(map[string]resource.Quantity)
 	set := func(name string, value int64) {
@@ -345,7 +344,7 @@ func (p *parts) takes(profile *facts.Profile, at facts.Placement) map[string]res
 	return takes
 }
 
-// exceeds reports whether something takes more than there is.
+// exceeds reports whether takes exceeds the available counters.
 func exceeds(takes, all map[string]resource.Quantity) bool {
 	for name, value := range takes {
 		if there := all[name]; value.Cmp(there) > 0 {

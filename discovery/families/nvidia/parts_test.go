@@ -14,9 +14,10 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// A GPU instance in which nothing computes, and which an agent has begun, is used by who wants all of
-// it, and takes what it takes: nothing else is offered in its place, nor beside it what the GPU has no
-// more of. An instance that somebody else has made is his.
+// A GPU instance without compute instances that an agent has begun is usable for an instance of the
+// same size and place. It takes its counters: no other profile is offered in its place, and beside
+// it nothing that exceeds the rest of the GPU. An instance that another user created remains that
+// user's.
 func TestEmptyGPUInstances(t *testing.T) {
 	for name, test := range map[string]struct {
 		empty         facts.Empty
@@ -54,8 +55,8 @@ func TestEmptyGPUInstances(t *testing.T) {
 	}
 }
 
-// Instances are not offered by other names while NVML has not told where they lie, as when an
-// agent has just started: a claim may have them by the names of their places.
+// While NVML has not reported placements, as when an agent has just started, instances are not
+// offered under other names: a claim may have them under the names of their placements.
 func TestInstancesThatNVMLHasNotToldOf(t *testing.T) {
 	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}
 	if err := gpu.Cut("2g.20gb@2"); err != nil {
@@ -110,8 +111,8 @@ func TestInstancesThatNVMLHasNotToldOf(t *testing.T) {
 	}
 }
 
-// With a driver that lists no places, an instance keeps the name of its place: a claim may have it
-// by that name since it was listed.
+// With a driver that lists no placements, an instance keeps the name of its placement: a claim may
+// have the instance under that name since the placement was listed.
 func TestInstancesWhereNoPlacesAreListed(t *testing.T) {
 	gpu := &cuttest.GPU{Profiles: cuttest.Layouts["H100"]}
 	if err := gpu.Cut("2g.20gb@2"); err != nil {

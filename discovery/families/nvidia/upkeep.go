@@ -11,20 +11,19 @@ import (
 	"chandler.dev/discovery"
 )
 
-// A claim may ask for a control daemon of MPS that is its own, with a limit of the memory of each
-// GPU that each process may use, in MiB, and for the time slice of its GPUs: Default, Short,
-// Medium or Long. chandler-nvml keeps both up, with --upkeep; its package upkeep reads the
-// orders.
+// These parameters request a control daemon of MPS for one claim, with a limit in MiB for the
+// memory of each GPU that each process may use, and the time slice of the claim's GPUs: Default,
+// Short, Medium or Long. chandler-nvml --upkeep provides both; its package upkeep reads the orders.
 const (
 	MPS       discovery.Parameter = "mps"
 	MPSMemory discovery.Parameter = "mps.memoryMiB"
 	TimeSlice discovery.Parameter = "timeSlice"
 )
 
-// timeSlices are the words for time slices, as nvidia-smi numbers them.
+// timeSlices are the names of time slices. The index of each is its number in nvidia-smi.
 var timeSlices = []string{"Default", "Short", "Medium", "Long"}
 
-// The words of orders.
+// These constants are the keys of orders.
 const (
 	orderGPUs      = "gpus"
 	orderMPS       = "mps"
@@ -33,7 +32,7 @@ const (
 	orderTimeSlice = "timeSlice"
 )
 
-// allowed is the fact by which a GPU says what the administrator lets be kept up for it.
+// allowed is the fact that lists the kinds of upkeep that the administrator allows for a GPU.
 const allowed = "upkeep"
 
 func (d *driver) setAllowed(gpu *discovery.Device) {
@@ -48,7 +47,7 @@ func (d *driver) setAllowed(gpu *discovery.Device) {
 	}
 }
 
-// acceptUpkeep returns why GPUs cannot be given with a daemon or a time slice.
+// acceptUpkeep returns the reasons why GPUs cannot be allocated with a daemon or a time slice.
 func acceptUpkeep(given []discovery.Device, parameters discovery.Parameters) (errs []error) {
 	mps, slice := parameters[MPS] != "", parameters[TimeSlice] != ""
 	if mps && slice {
@@ -76,7 +75,7 @@ func acceptUpkeep(given []discovery.Device, parameters discovery.Parameters) (er
 	return errs
 }
 
-// order returns what chandler-nvml is to keep up for the GPUs of a request.
+// order returns the order for chandler-nvml for the GPUs of a request.
 func order(given []discovery.Device, parameters discovery.Parameters) map[string]string {
 	var uuids []string
 	for _, d := range given {
@@ -101,11 +100,11 @@ func order(given []discovery.Device, parameters discovery.Parameters) map[string
 	return how
 }
 
-// daemonPipes is where a container has the pipes of the claim's daemon, as NVIDIA's DRA driver has
-// them.
+// daemonPipes is the container path of the pipes of the claim's daemon, as in the NVIDIA DRA
+// driver.
 const daemonPipes = "/tmp/nvidia-mps"
 
-// daemonEdits are what a container needs to use GPUs by the daemon of its claim.
+// daemonEdits returns the edits for containers that use GPUs through the claim's daemon.
 func daemonEdits(to discovery.Grant) (edits specs.ContainerEdits) {
 	if to.Parameters[MPS] == "" || to.Upkeep == "" {
 		return edits

@@ -10,7 +10,7 @@ import (
 	"chandler.dev/discovery/discoverytest"
 )
 
-// keptGPUs are the GPUs of a host for which the administrator allows kinds.
+// keptGPUs returns the GPUs of a host. The administrator allows the given kinds of upkeep.
 func keptGPUs(t *testing.T, kinds ...discovery.UpkeepKind) (a100, l40s discovery.Device) {
 	t.Helper()
 	host := discoverytest.Layout(t, "testdata/mps.host")
@@ -28,7 +28,7 @@ func keptGPUs(t *testing.T, kinds ...discovery.UpkeepKind) (a100, l40s discovery
 	return a100, l40s
 }
 
-// A daemon and time slices are for whole GPUs for which the administrator allows them.
+// Daemons and time slices require whole GPUs and the permission of the administrator.
 func TestAcceptUpkeep(t *testing.T) {
 	both, other := keptGPUs(t, discovery.UpkeepMPS, discovery.UpkeepTimeSlices)
 	slices, _ := keptGPUs(t, discovery.UpkeepTimeSlices)
@@ -58,7 +58,7 @@ func TestAcceptUpkeep(t *testing.T) {
 	}
 }
 
-// The order for chandler-nvml names the GPUs of a request, and containers get the edits for it.
+// The order for chandler-nvml names the GPUs of a request, and containers get the matching edits.
 func TestOrder(t *testing.T) {
 	a, l := keptGPUs(t, discovery.UpkeepMPS, discovery.UpkeepTimeSlices)
 	given := []discovery.Device{l, a}

@@ -1,5 +1,5 @@
-// Package cuttest is, for tests, a host with one GPU in MIG mode, whose instances come and
-// go as NVIDIA's MIG User Guide has it: where NVML lists a placement and nothing lies there.
+// Package cuttest simulates, for tests, a host with one GPU in MIG mode. Instances are created by
+// the rules of the NVIDIA MIG User Guide: only at placements that NVML lists and that are free.
 package cuttest
 
 import (
@@ -16,36 +16,36 @@ import (
 	"chandler.dev/discovery/families/nvidia/facts"
 )
 
-// GPU is the only one of a host.
+// GPU is the only GPU of a host. The methods are safe for concurrent use.
 type GPU struct {
 	Profiles []facts.Profile
-	Empty    []facts.Empty // GPU instances that nothing computes in; nobody cuts over them here
+	Empty    []facts.Empty // GPU instances without compute instances; [GPU.Cut] does not check them
 
-	Silent bool // nobody asks NVML
+	Silent bool // the host has no NVML facts
 
-	// Refuse returns why NVML does not do something, as "--cut=1g.10gb@0", nil if it does.
-	// Optional.
+	// Refuse returns the error of NVML for an argument such as "--cut=1g.10gb@0", or nil for
+	// success. It may be nil.
 	Refuse func(arg string) error
 
 	mu        sync.Mutex
 	instances []facts.Instance
 	xids      []facts.XID
-	made      int // how many there have ever been
+	made      int // the number of instances ever created
 	calls     []string
-	seen      fstest.MapFS // nil if it is to be made anew
+	seen      fstest.MapFS // the cached files, nil after a change
 }
 
-// The GPU's names.
+// Names of the GPU.
 const (
 	Address = "0000:1b:00.0"
 	Device  = "pci-0000-1b-00-0"
 	dir     = "sys/devices/pci0000:00/0000:00:01.0/0000:1b:00.0"
 )
 
-// Open opens a file of the host as the kernel and NVML show it now.
+// Open opens a file of the host in the present state of the kernel and NVML.
 func (g *GPU) Open(name string) (fs.File, error) { return g.Files().Open(name) }
 
-// ReadLink and Lstat make it a [fs.ReadLinkFS].
+// ReadLink returns the target of a link. ReadLink and Lstat implement [fs.ReadLinkFS].
 func (g *GPU) ReadLink(name string) (string, error) { return g.Files().ReadLink(name) }
 
 // Lstat describes a file or link.
@@ -110,7 +110,7 @@ func (g *GPU) Instances() (places []string) {
 
 func placeOf(i facts.Instance) string { return fmt.Sprintf("%s@%d", i.Profile, i.Placement.Start) }
 
-// Calls returns the calls of [GPU.Run] since the last time.
+// Calls returns the calls of [GPU.Run] since the previous call of Calls.
 func (g *GPU) Calls() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,7 +119,7 @@ func (g *GPU) Calls() []string {
 	return calls
 }
 
-// Fail has the driver report an error of the whole GPU, or none if it is zero.
+// Fail makes the driver report an error of the whole GPU, or no error if xid is zero.
 func (g *GPU) Fail(xid facts.XID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -129,7 +129,7 @@ func (g *GPU) Fail(xid facts.XID) {
 	}
 }
 
-// Run does what chandler-nvml does when it is called with these arguments.
+// Run simulates chandler-nvml with these arguments.
 func (g *GPU) Run(_ context.Context, args ...string) ([]byte, error) {
 	if len(args) < 2 || args[0] != "--gpu="+Address {
 		return nil, fmt.Errorf("called with %q", args)
@@ -183,8 +183,8 @@ func (g *GPU) At(place string) *facts.Instance {
 	return nil
 }
 
-// Cut makes an instance, unless it is there, and returns why the driver refuses it, by the
-// rules of NVIDIA's MIG User Guide.
+// Cut creates an instance unless it exists. The error is the driver's refusal by the rules of the
+// NVIDIA MIG User Guide.
 func (g *GPU) Cut(place string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

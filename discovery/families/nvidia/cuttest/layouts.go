@@ -2,8 +2,8 @@ package cuttest
 
 import "chandler.dev/discovery/families/nvidia/facts"
 
-// profile returns a profile of a GPU as NVIDIA's MIG User Guide has it. The engines are
-// copy engines, decoders, JPEG decoders and optical flow accelerators.
+// profile returns a GPU's profile from the NVIDIA MIG User Guide. The engines are copy engines,
+// decoders, JPEG decoders and optical flow accelerators.
 func profile(name string, compute, most, size int, starts []int, engines [4]uint32) facts.Profile {
 	p := facts.Profile{
 		Name: name, Slices: compute, Max: most, MemoryBytes: int64(size) * 4 << 30,
@@ -18,7 +18,7 @@ func profile(name string, compute, most, size int, starts []int, engines [4]uint
 var (
 	seven = []int{0, 1, 2, 3, 4, 5, 6}
 
-	// Layouts are what can be cut of GPUs.
+	// Layouts are the MIG profiles of GPU models.
 	Layouts = map[string][]facts.Profile{
 		"A100": {
 			profile("1g.5gb", 1, 7, 1, seven, [4]uint32{1, 0, 0, 0}), profile("1g.5gb+me", 1, 1, 1, seven, [4]uint32{1, 1, 1, 1}),

@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// The form of NVML's texts. UUIDs of MIG devices from before R470 are those
-// of their GPU with the numbers of their instances.
+// These patterns are the forms of NVML values. Before R470, the UUID of a MIG device consists of
+// the GPU's UUID and the numbers of the instances.
 var (
 	addresses    = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 	plainUUIDs   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
@@ -20,11 +20,11 @@ var (
 	profiles     = regexp.MustCompile(`^(?:([1-8])c\.)?([1-8])g\.([1-9][0-9]{0,3})gb((?:\+[a-z]+(?:\.[a-z]+)*|-[a-z]+)?)$`)
 )
 
-// maxSuffix is how long the end of a profile's name may be, such as "+me.all": devices have it in
-// their names, which are DNS labels.
+// maxSuffix limits the end of a profile's name, such as "+me.all". Device names, which are DNS
+// labels, include the suffix.
 const maxSuffix = 15
 
-// parseProfile returns the parts of a profile's name, nil if it is none.
+// parseProfile returns the parts of a profile's name, nil if the name is invalid.
 func parseProfile(name string) []string {
 	m := profiles.FindStringSubmatch(name)
 	if m == nil || len(m[4]) > maxSuffix {
@@ -33,10 +33,10 @@ func parseProfile(name string) []string {
 	return m
 }
 
-// maxMemory is more than any GPU has, in bytes: 64 TiB.
+// maxMemory exceeds the memory of any GPU, in bytes: 64 TiB.
 const maxMemory = 64 << 40
 
-// check reports what of the GPU makes no sense, nil if all does.
+// check returns an error for every invalid value of the GPU, nil if all are valid.
 func (g *GPU) check() error {
 	var errs []error
 	wrong := func(what string, value any) { errs = append(errs, fmt.Errorf("no %s: %.40q", what, fmt.Sprint(value))) }
@@ -84,17 +84,16 @@ func (g *GPU) check() error {
 	return errors.Join(append(errs, checkProfiles(g.Profiles, g.MemoryBytes))...)
 }
 
-// Limits of what can be cut: as much as any GPU has, and no more than a pool has
-// room for.
+// Limits of partitions: no GPU exceeds them, and a resource pool has room for as many devices.
 const (
-	maxSlices     = 16 // of memory, and of compute
+	maxSlices     = 16 // memory slices, and compute slices
 	maxProfiles   = 32
-	maxPlacements = 128 // of all profiles of a GPU
+	maxPlacements = 128 // total of all profiles of a GPU
 	maxEngines    = 4096
 )
 
-// checkProfiles reports what of profiles makes no sense on a GPU of that much memory,
-// which is 0 if it is not known.
+// checkProfiles returns an error for every invalid profile of a GPU with that much memory. The
+// memory is 0 if unknown.
 func checkProfiles(profiles []Profile, gpuMemory int64) error {
 	if len(profiles) > maxProfiles {
 		return fmt.Errorf("%d profiles, at most %d", len(profiles), maxProfiles)
@@ -159,8 +158,8 @@ func (e *Engines) numbers() []uint32 {
 	return []uint32{e.Multiprocessors, e.Copy, e.Decoder, e.Encoder, e.JPEG, e.OFA}
 }
 
-// check reports what of an instance makes no sense on a GPU of that much
-// memory, which is 0 if it is not known.
+// check returns an error if a value of the instance is invalid on a GPU with that much memory. The
+// memory is 0 if unknown.
 func (i *Instance) check(gpuMemory int64) error {
 	if i.GI < 0 || i.GI > 99 || i.CI < 0 || i.CI > 99 {
 		return errors.New("no such number")
@@ -180,9 +179,8 @@ func (i *Instance) check(gpuMemory int64) error {
 	return nil
 }
 
-// Slices returns how many slices of compute the instance has, and how many its
-// GPU instance: 1 and 3 for "1c.3g.40gb", 3 and 3 for "3g.40gb". They are not
-// known without a profile.
+// Slices returns the number of compute slices of the instance and of its GPU instance: 1 and 3 for
+// "1c.3g.40gb", 3 and 3 for "3g.40gb". ok is false without a valid profile.
 func (i *Instance) Slices() (compute, gpu int, ok bool) {
 	m := parseProfile(i.Profile)
 	if m == nil {

@@ -1,6 +1,6 @@
-// Package facts is what NVML, NVIDIA's management library, says of a host's
-// GPUs, as the text of a file of the host. Command chandler-nvml writes it, and
-// the nvidia family reads it. This package itself knows no NVML.
+// Package facts defines the text format for facts that NVML, the NVIDIA management library, reports
+// about a host's GPUs. The command chandler-nvml writes the text, and the nvidia family reads it.
+// The package itself does not use NVML.
 package facts
 
 import (
@@ -12,78 +12,77 @@ import (
 	"time"
 )
 
-// Path is where the family finds the file. No such file lies on a host's disk:
-// the agent lays what the program says over the host's file system.
+// Path is the path of the text in the host's file system. No such file exists on the host's disk:
+// the agent overlays the program's output on the host's file system.
 const Path = "/run/chandler/nvml.json"
 
-// MaxSize is how long the text may be, in bytes: as much as a family reads of
-// any file. Sixteen GPUs of seven instances each take half of it.
+// MaxSize limits the text, in bytes. A family reads no more of any file. Sixteen GPUs with seven
+// instances each take half of the limit.
 const MaxSize = 64 << 10
 
-// version is that of the format. A text of another one is not read.
+// version is the version of the format. Parse refuses other versions.
 const version = 1
 
-// document is the text.
+// document is the text as JSON.
 type document struct {
 	Version int    `json:"version"`
-	Error   string `json:"error,omitempty"` // why nothing is known any more of what was
+	Error   string `json:"error,omitempty"` // why earlier facts are no longer known
 
-	// Layouts are the Profiles of GPUs, each list of them once: a host's GPUs are
-	// mostly of one model.
+	// Layouts contains each distinct list of Profiles once, because most hosts have GPUs of a
+	// single model.
 	Layouts [][]Profile `json:"layouts,omitempty"`
 	GPUs    []entry     `json:"gpus,omitempty"`
 }
 
-// entry is a GPU as the text has it.
+// entry is a GPU in the text.
 type entry struct {
 	GPU
 
-	Layout *int `json:"layout,omitempty"` // the index in Layouts of its Profiles, nil if it has none
+	Layout *int `json:"layout,omitempty"` // the index of the Profiles in Layouts, nil if there are none
 }
 
-// GPU is what NVML says of one. A value that it does not say is zero.
+// GPU holds the NVML facts of one GPU. Unknown values are zero.
 type GPU struct {
-	Address           string     `json:"address"` // of the PCI function, as the kernel writes it
+	Address           string     `json:"address"` // PCI address in the kernel's form
 	UUID              string     `json:"uuid,omitempty"`
-	Index             *int       `json:"index,omitempty"`             // by which NVIDIA's tools name it too; nil if not known
+	Index             *int       `json:"index,omitempty"`             // the GPU's number in NVIDIA tools, nil if unknown
 	Name              string     `json:"name,omitempty"`              // "NVIDIA H100 80GB HBM3"
 	MemoryBytes       int64      `json:"memoryBytes,omitempty"`       // of the whole GPU
 	ComputeCapability string     `json:"computeCapability,omitempty"` // "9.0"
-	CUDA              string     `json:"cuda,omitempty"`              // the newest version that the driver serves, "12.4"
-	MIG               string     `json:"mig,omitempty"`               // "enabled" or "disabled", "" if it has no such mode
+	CUDA              string     `json:"cuda,omitempty"`              // the newest version that the driver supports, "12.4"
+	MIG               string     `json:"mig,omitempty"`               // "enabled" or "disabled", "" without MIG support
 	Instances         []Instance `json:"instances,omitempty"`
 	Fabric            *Fabric    `json:"fabric,omitempty"`
 
-	// Profiles are the GPU instances that could be cut of a GPU in MIG mode, none if
-	// NVML does not say. GPUs may share one list, which nobody modifies.
+	// Profiles are the profiles for new GPU instances of a GPU in MIG mode, empty if NVML lists
+	// none. GPUs may share one list, so the list is read-only.
 	Profiles []Profile `json:"-"`
 
-	// Peers are the PCI addresses of GPUs, and Switches those of NVSwitches, at
-	// the other ends of NVLinks that are up, each once, in order.
+	// Peers are the PCI addresses of GPUs, and Switches those of NVSwitches, at the other ends of
+	// active NVLinks. Each address occurs once, in order.
 	Peers    []string `json:"peers,omitempty"`
 	Switches []string `json:"switches,omitempty"`
 
-	// Empty are the GPU instances that nothing computes in, as far as they are known.
+	// Empty lists the known GPU instances without compute instances.
 	Empty []Empty `json:"empty,omitempty"`
 
-	// PlacesUnknown says that NVML did not answer where instances lie, or could, and may
-	// answer later.
+	// PlacesUnknown means that NVML did not return the placements of existing or possible
+	// instances, and may return them later.
 	PlacesUnknown bool `json:"placesUnknown,omitempty"`
 
-	// Lost says that the GPU is there and NVML cannot reach it any more.
+	// Lost means that the GPU is present but NVML can no longer reach it.
 	Lost bool `json:"lost,omitempty"`
 
-	// Recovery is what the driver wants done before the GPU is used again:
-	// "none", "gpu-reset", …; "" from drivers that do not say
-	// (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION).
+	// Recovery is the action that the driver requires before the GPU is used again: "none",
+	// "gpu-reset", …; "" from drivers without this report (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION).
 	Recovery string `json:"recovery,omitempty"`
 
-	// XIDs are the errors of the hardware or the driver since the program
-	// began, the last of each number.
+	// XIDs are the errors of the hardware or the driver since the program started, the last error
+	// of each number.
 	XIDs []XID `json:"xids,omitempty"`
 
-	// Err says why this GPU's part of the text was refused; the rest of it is
-	// zero then, but for Address.
+	// Err is the reason why Parse refused this GPU's part of the text. All other fields except
+	// Address are zero then.
 	Err error `json:"-"`
 }
 
@@ -91,30 +90,30 @@ type GPU struct {
 type Instance struct {
 	GI          int    `json:"gi"`
 	CI          int    `json:"ci"`
-	Index       *int   `json:"index,omitempty"` // among the MIG devices of its GPU, nil if not known
+	Index       *int   `json:"index,omitempty"` // among the MIG devices of the GPU, nil if unknown
 	UUID        string `json:"uuid,omitempty"`
 	Profile     string `json:"profile,omitempty"` // "1g.10gb+me", "1c.3g.40gb"
 	MemoryBytes int64  `json:"memoryBytes,omitempty"`
 
-	Engines *Engines `json:"engines,omitempty"` // nil if not known
+	Engines *Engines `json:"engines,omitempty"` // nil if unknown
 
-	// Placement is where its GPU instance lies, nil if not known.
+	// Placement is the placement of the GPU instance, nil if unknown.
 	Placement *Placement `json:"placement,omitempty"`
 }
 
 // Profile is a kind of GPU instance.
 type Profile struct {
 	Name        string  `json:"name"`   // "1g.10gb+me"
-	Slices      int     `json:"slices"` // of compute
-	Max         int     `json:"max"`    // how many there may be on a GPU
+	Slices      int     `json:"slices"` // compute slices
+	Max         int     `json:"max"`    // the maximum number of such instances on a GPU
 	MemoryBytes int64   `json:"memoryBytes"`
 	Engines     Engines `json:"engines"`
 
-	// Placements are where on a GPU such an instance may lie.
+	// Placements are the possible placements of such an instance on a GPU.
 	Placements []Placement `json:"placements"`
 }
 
-// Placement is a run of a GPU's slices of memory.
+// Placement is a range of a GPU's memory slices.
 type Placement struct {
 	Start int `json:"start"`
 	Size  int `json:"size"`
@@ -127,14 +126,14 @@ type Empty struct {
 	Profile string `json:"profile"` // "1g.10gb+me"
 }
 
-// Cut is what chandler-nvml answers when it is asked to cut an instance.
+// Cut is the answer of chandler-nvml to a request to create an instance.
 type Cut struct {
 	Instance
 
-	// Found says that the instance was there already, and somebody else has made it.
+	// Found means that the instance existed already and was created by another user.
 	Found bool `json:"found,omitempty"`
 
-	// Refused is why the instance is not there. Nothing of it was left.
+	// Refused is the reason why the instance does not exist. No part of the instance remains.
 	Refused string `json:"refused,omitempty"`
 }
 
@@ -143,7 +142,7 @@ func (p Placement) Overlaps(other Placement) bool {
 	return p.Start < other.Start+other.Size && other.Start < p.Start+p.Size
 }
 
-// Engines are how many of a GPU's parts of each sort an instance has.
+// Engines are the numbers of a GPU's units of each type in an instance.
 type Engines struct {
 	Multiprocessors uint32 `json:"multiprocessors"`
 	Copy            uint32 `json:"copy"`
@@ -153,21 +152,21 @@ type Engines struct {
 	OFA             uint32 `json:"ofa"`
 }
 
-// Fabric is the NVLink domain that a GPU is part of, which may be larger than
-// the host, and its clique in it, whose GPUs reach each other.
+// Fabric identifies the NVLink domain of a GPU, which may be larger than the host, and the GPU's
+// clique in the domain. GPUs of one clique reach each other.
 type Fabric struct {
 	Cluster string `json:"cluster"` // a UUID
 	Clique  uint32 `json:"clique"`
 }
 
-// XID is an error that the driver reported, by its number in NVIDIA's catalogue.
+// XID is an error that the driver reported, by its number in the NVIDIA catalogue.
 type XID struct {
 	Code uint64    `json:"code"`
 	Time time.Time `json:"time"`
-	GI   *int      `json:"gi,omitempty"` // the GPU instance concerned, nil for the whole GPU
+	GI   *int      `json:"gi,omitempty"` // the affected GPU instance, nil for the whole GPU
 }
 
-// Format returns the text that says this of GPUs. Too much of it is an error.
+// Format returns the text for the facts of GPUs. It returns an error if the text exceeds [MaxSize].
 func Format(gpus []GPU) ([]byte, error) {
 	doc := document{Version: version}
 	for _, gpu := range gpus {
@@ -183,7 +182,7 @@ func Format(gpus []GPU) ([]byte, error) {
 	return text, nil
 }
 
-// layout returns where a list of profiles is among the layouts, nil if it is empty.
+// layout returns the index of a list of profiles in the layouts, nil if the list is empty.
 func (d *document) layout(profiles []Profile) *int {
 	if len(profiles) == 0 {
 		return nil
@@ -196,18 +195,17 @@ func (d *document) layout(profiles []Profile) *int {
 	return &i
 }
 
-// FormatError returns the text that says why nothing is known any more. It is
-// not the same as that there is no text: what was known of the GPUs before may
-// still be true, and the reader should say that it does not know.
+// FormatError returns a text with the reason why the facts are no longer known. Such a text differs
+// from a missing text: earlier facts of the GPUs may still be true, and the reader should report
+// them as unknown.
 func FormatError(reason error) []byte {
-	text, _ := json.Marshal(document{Version: version, Error: reason.Error()}) // two plain fields
+	text, _ := json.Marshal(document{Version: version, Error: reason.Error()}) // cannot fail: two plain fields
 	return text
 }
 
-// Parse reads a text, and returns what it says of GPUs by PCI address. A part
-// of it that makes no sense is refused with all that is said of that GPU, which
-// then has an Err. The error is that of a text which is none, is of another
-// version, or says itself that nothing is known.
+// Parse returns the facts of GPUs by PCI address. If a part of the text is invalid, the whole GPU
+// is refused and has only an Err. Parse returns an error if the text is malformed or has another
+// version, or if it comes from [FormatError].
 func Parse(text string) (map[string]GPU, error) {
 	var read struct {
 		document
@@ -239,13 +237,12 @@ func Parse(text string) (map[string]GPU, error) {
 	return gpus, nil
 }
 
-// refused returns what is left of a GPU that makes no sense.
+// refused returns a GPU whose part of the text is invalid.
 func refused(address string, err error) GPU {
 	return GPU{Address: address, Err: fmt.Errorf("NVML facts: %w", err)}
 }
 
-// parseGPU reads what is said of one GPU. The error is that it cannot be told
-// of which.
+// parseGPU reads the facts of one GPU. It returns an error only if the GPU's address is invalid.
 func parseGPU(raw json.RawMessage, layouts []json.RawMessage) (GPU, error) {
 	var of struct {
 		Address string `json:"address"`
@@ -282,8 +279,8 @@ func parseLayout(layouts []json.RawMessage, i int) (profiles []Profile, err erro
 	return profiles, nil
 }
 
-// refuseTwins refuses GPUs of one UUID, and those with MIG devices of one: it
-// cannot be told whose it is.
+// refuseTwins refuses GPUs that share a UUID, or that have MIG devices with the same UUID, because
+// the UUID identifies none of them.
 func refuseTwins(gpus map[string]GPU) {
 	owners := make(map[string][]string)
 	for address, gpu := range gpus {

@@ -33,7 +33,7 @@ func whole() []GPU {
 	}, {Address: "0000:43:00.0", Lost: true}}
 }
 
-// layout is that of an H100 with the newest drivers, and more.
+// layout returns the profiles of an H100 with the newest drivers, and more.
 func layout() (profiles []Profile) {
 	add := func(name string, slices, size int, starts ...int) {
 		p := Profile{Name: name, Slices: slices, Max: len(starts), MemoryBytes: int64(size) * 10 << 30, Engines: Engines{16 * uint32(slices), 1, 1, 0, 1, 0}}
@@ -56,7 +56,7 @@ func layout() (profiles []Profile) {
 	return profiles
 }
 
-// Facts that are written are read again.
+// Parse reads the facts that Format writes.
 func TestFormatAndParse(t *testing.T) {
 	text, err := Format(whole())
 	if err != nil {
@@ -89,7 +89,7 @@ func TestFormatIsBounded(t *testing.T) {
 	}
 }
 
-// A text that is no facts, or facts of an unknown GPU, is refused as a whole.
+// An invalid text, or a text with a GPU whose address is invalid, is refused as a whole.
 func TestParseRefusesTheText(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"empty":            {"", "unexpected end"},
@@ -110,7 +110,7 @@ func TestParseRefusesTheText(t *testing.T) {
 	}
 }
 
-// Nonsense about one GPU is nonsense about no other.
+// Invalid facts of one GPU do not affect other GPUs.
 func TestParseRefusesOneGPU(t *testing.T) {
 	for name, test := range map[string]struct{ fields, want string }{
 		"UUID":                {`"uuid":"GPU-????????-????-????-????-????????????"`, "no UUID"},

@@ -18,9 +18,9 @@ import (
 	"chandler.dev/cdi/hook"
 )
 
-// enableCUDACompat has the loader prefer the CUDA libraries of the image where these are made to
-// run on the host's older driver (NVIDIA, "CUDA Compatibility", "Forward Compatibility").
-// It comes before update-ldcache, which puts them into the loader's cache.
+// enableCUDACompat makes the loader prefer the image's CUDA libraries if they are built to run on
+// the host's older driver (NVIDIA, "CUDA Compatibility", "Forward Compatibility"). The hook runs
+// before update-ldcache, which adds the libraries to the loader's cache.
 var enableCUDACompat = hook.Hook{
 	Name:  "enable-cuda-compat",
 	Short: "have the loader prefer the image's CUDA libraries where they are made for the host's older driver",
@@ -51,8 +51,8 @@ func last(values []string) string {
 	return values[len(values)-1]
 }
 
-// useCompat reports whether the image has CUDA libraries for newer programs, and they are made for
-// the host's driver. An image without them, or with several, uses the host's.
+// useCompat reports whether the image has CUDA compatibility libraries that support the host's
+// driver. An image without such libraries, or with several, uses the host's libraries.
 func useCompat(c *hook.Container, dir, hostDriver, hostCUDA string) (bool, error) {
 	entries, err := c.List(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,15 +79,15 @@ func useCompat(c *hook.Container, dir, hostDriver, hostCUDA string) (bool, error
 	return madeFor(noteOf(file), own, hostDriver, hostCUDA), nil
 }
 
-// compatNote is what such a library says of itself, in its ELF note .note.cuda.fwd_compatibility.
+// compatNote is the ELF note .note.cuda.fwd_compatibility of a compatibility library.
 type compatNote struct {
 	CUDA   string `json:"CUDA Version"`
-	Driver []uint // majors of the drivers that it runs on
+	Driver []uint // majors of the supported drivers
 }
 
-// madeFor reports whether a library is to be used on a host: if it is of a newer driver than the
-// host's, and its note names that one. Without a version of the host's driver the version of CUDA
-// decides, and without a note the driver's major.
+// madeFor reports whether a host should use a library: the library is newer than the host's driver
+// and its note lists the driver's major. If a driver version is unknown, the CUDA versions decide.
+// Without a note the driver majors decide.
 func madeFor(note *compatNote, own, hostDriver, hostCUDA string) bool {
 	ours, ownErr := version.ParseGeneric(own)
 	hosts, hostErr := version.ParseGeneric(hostDriver)
@@ -110,7 +110,7 @@ const (
 	maxNote     = 1 << 20 // bytes
 )
 
-// noteOf returns the note of a library, nil if it has none that can be read.
+// noteOf returns the note of a library, nil if there is no readable note.
 func noteOf(file io.ReaderAt) *compatNote {
 	library, err := elf.NewFile(file)
 	if err != nil {
@@ -141,7 +141,7 @@ func parseNote(data []byte, order binary.ByteOrder, align uint64) (*compatNote, 
 	if align = max(align, 4); align != 4 && align != 8 {
 		return nil, fmt.Errorf("aligned to %d bytes", align)
 	}
-	start := header + (nameSize+align-1)/align*align // as in NVIDIA's libraries
+	start := header + (nameSize+align-1)/align*align // the alignment of NVIDIA libraries
 	if nameSize > maxNote || size > maxNote || header+nameSize > uint64(len(data)) || start+size > uint64(len(data)) {
 		return nil, errors.New("cut off")
 	}

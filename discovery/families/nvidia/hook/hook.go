@@ -1,6 +1,5 @@
-// Package hook has what NVIDIA's user space needs done to a container that is being created, by
-// the names of the hooks in NVIDIA's own CDI specs (nvidia-container-toolkit v1.20,
-// cmd/nvidia-cdi-hook).
+// Package hook implements hooks that prepare a new container for the NVIDIA user space. The names
+// are those of the hooks in NVIDIA CDI specs (nvidia-container-toolkit v1.20, cmd/nvidia-cdi-hook).
 package hook
 
 import (
@@ -17,20 +16,20 @@ import (
 	"chandler.dev/cdi/hook"
 )
 
-// All are NVIDIA's hooks, besides the common ones.
+// All returns the NVIDIA hooks. The common hooks are not included.
 func All() []hook.Hook {
 	return []hook.Hook{enableCUDACompat, disableDeviceNodeModification, updateApplicationProfile}
 }
 
-// paramsFile is the driver's file of settings in the container's /proc. The user space makes
-// missing device nodes by itself where it says so.
+// paramsFile contains the driver's settings in the container's /proc. If a setting allows it, the
+// user space creates missing device nodes itself.
 const paramsFile = "/proc/driver/nvidia/params"
 
-// maxParams is more than the driver ever writes, in bytes.
+// maxParams exceeds the size of the driver's file, in bytes.
 const maxParams = 1 << 20
 
-// disableDeviceNodeModification lays a file over the driver's settings that forbids a
-// container's user space to make device nodes.
+// disableDeviceNodeModification covers the driver's settings with a file that forbids the
+// container's user space to create device nodes.
 var disableDeviceNodeModification = hook.Hook{
 	Name:  "disable-device-node-modification",
 	Short: "keep the driver's libraries from making device nodes",
@@ -57,7 +56,7 @@ func coverParams(c *hook.Container, name string) error {
 	return c.Cover(name, forbidding)
 }
 
-// forbid returns the driver's settings with one changed. It reports whether they differ.
+// forbid returns the settings with ModifyDeviceFiles set to 0, and whether they changed.
 func forbid(params []byte) ([]byte, bool) {
 	var changed bytes.Buffer
 	for line := range bytes.Lines(params) {
@@ -72,8 +71,8 @@ func forbid(params []byte) ([]byte, bool) {
 // gpuNode is the name of a GPU's device node.
 var gpuNode = regexp.MustCompile(`^nvidia[0-9]+$`)
 
-// updateApplicationProfile has EGL and Vulkan see the GPUs that the container has nodes of, and
-// no others, on which they would fail.
+// updateApplicationProfile restricts EGL and Vulkan to the GPUs whose nodes the container has.
+// Other GPUs would make them fail.
 var updateApplicationProfile = hook.Hook{
 	Name:  "update-application-profile",
 	Short: "have EGL and Vulkan look only for the GPUs that the container has",
@@ -100,7 +99,7 @@ var updateApplicationProfile = hook.Hook{
 		}
 		err = c.Write("/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf", profile(mask))
 		if errors.Is(err, unix.EROFS) {
-			return nil // some programs start more slowly without it
+			return nil // without the profile, some programs only start more slowly
 		}
 		return err
 	},

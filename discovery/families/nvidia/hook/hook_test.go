@@ -94,9 +94,9 @@ func TestForbid(t *testing.T) {
 	}
 }
 
-// The kernel's file is covered by one that nobody in the container can change, though nothing of the
-// image can be written and it has no /run. It is a file of procfs, as the driver's is, in a mount namespace of the
-// test's own.
+// The hook covers the kernel's file with a file that no process in the container can change, even
+// if the image is read-only and has no /run. The covered file belongs to procfs, like the driver's,
+// in a mount namespace of the test.
 func TestCoverParams(t *testing.T) {
 	needRoot(t)
 	c, root := newContainer(t)
@@ -112,7 +112,7 @@ func TestCoverParams(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and ends with the goroutine, since it is never unlocked
+		runtime.LockOSThread() // the thread ends with the goroutine because it is never unlocked
 		done <- coverInNamespace(root)
 	}()
 	if err := <-done; err != nil {
@@ -120,7 +120,7 @@ func TestCoverParams(t *testing.T) {
 	}
 }
 
-// coverInNamespace covers a file of procfs.
+// coverInNamespace covers a file of procfs in a new mount namespace.
 func coverInNamespace(root string) error {
 	err := errors.Join(
 		unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
@@ -133,7 +133,7 @@ func coverInNamespace(root string) error {
 	if err != nil {
 		return err
 	}
-	c, err := hook.In(root) // not before, since it is in one namespace
+	c, err := hook.In(root) // opened only now, because a container belongs to one namespace
 	if err != nil {
 		return err
 	}
@@ -171,15 +171,15 @@ func TestMadeFor(t *testing.T) {
 	}{
 		{note, "575.57.08", "570.124.06", "12.8", true},
 		{note, "575.57.08", "570.124.06", "", true},
-		{note, "575.57.08", "560.35", "12.6", false},    // that driver is not in the note
-		{note, "575.57.08", "575.57.08", "12.9", false}, // the host's is the same
+		{note, "575.57.08", "560.35", "12.6", false},    // the note does not list that driver
+		{note, "575.57.08", "575.57.08", "12.9", false}, // the host's driver has the same version
 		{note, "575.57.08", "580.1", "13.0", false},
 		{note, "575.57.08", "", "12.8", true},
 		{note, "575.57.08", "", "12.9", false},
 		{note, "575.57.08", "", "", false},
 		{nil, "575.57.08", "570.124.06", "", true},
 		{nil, "575.57.08", "575.1", "", false},
-		{nil, "575.57.08", "570.124.06", "12.8", false}, // a note is needed to compare CUDA
+		{nil, "575.57.08", "570.124.06", "12.8", false}, // comparing CUDA versions requires a note
 		{nil, "1.1", "nonsense", "", false},
 	} {
 		if got := madeFor(test.note, test.own, test.hostDriver, test.hostCUDA); got != test.want {
@@ -188,7 +188,7 @@ func TestMadeFor(t *testing.T) {
 	}
 }
 
-// note returns a note as it is in a library.
+// note returns a note in its binary form.
 func note(name, content string) []byte {
 	data := binary.LittleEndian.AppendUint32(nil, uint32(len(name)+1))
 	data = binary.LittleEndian.AppendUint32(data, uint32(len(content)+1))
@@ -228,7 +228,7 @@ func TestCUDACompat(t *testing.T) {
 	if got := run("570.124.06"); got != "" {
 		t.Fatalf("an image without such libraries prefers %q", got)
 	}
-	// As in NVIDIA's images, the directory is reached through links from the image's root.
+	// As in NVIDIA images, links from the image's root lead to the directory.
 	dir := root + "/usr/local/cuda-12.9/compat"
 	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Symlink("/usr/local/cuda-12.9", root+"/usr/local/cuda")); err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestCUDACompat(t *testing.T) {
 	}
 }
 
-// joined returns bytes as an assembler takes them.
+// joined returns bytes in assembler syntax.
 func joined(data []byte) string {
 	numbers := make([]string, len(data))
 	for i, b := range data {

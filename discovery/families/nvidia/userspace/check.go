@@ -17,14 +17,14 @@ var (
 	variables = regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`)
 )
 
-// options are those of mounts that a driver's files need. None of them gives a container more
-// than it has.
+// options lists the mount options that a driver's files need. No option extends a container's
+// permissions.
 var options = []string{"ro", "nosuid", "nodev", "noexec", "bind", "rbind", "private", "rprivate"}
 
-// kernelDirs are directories of a container that are not for a driver's files.
+// kernelDirs are container directories where a driver has no files.
 var kernelDirs = []string{"/proc", "/sys", "/dev"}
 
-// check reports what of an answer makes no sense, nil if all does.
+// check returns an error for every invalid part of an answer, nil if all are valid.
 func (a *Answer) check() error {
 	var errs []error
 	if !versions.MatchString(a.Driver) {
@@ -95,7 +95,7 @@ func checkHook(h *specs.Hook) error {
 	return nil
 }
 
-// CheckPath reports why a text is not the absolute path of a file, in its shortest form.
+// CheckPath returns an error unless name is a clean, absolute path of a file.
 func CheckPath(name string) error {
 	if !path.IsAbs(name) || path.Clean(name) != name || name == "/" || len(name) > 4096 || !printable(name) {
 		return fmt.Errorf("no path of a file: %.60q", name)
@@ -103,7 +103,7 @@ func CheckPath(name string) error {
 	return nil
 }
 
-// Below reports whether a path is that of a directory, or leads to something in it.
+// Below reports whether a path is dir or lies below it.
 func Below(name, dir string) bool {
 	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
 }

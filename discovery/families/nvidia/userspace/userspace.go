@@ -1,6 +1,6 @@
-// Package userspace is what NVIDIA's own code for CDI specs says that containers need of a
-// driver's files, as the text of a file of the host. Command chandler-nvml writes it, and the
-// nvidia family reads it. This package knows none of NVIDIA's code.
+// Package userspace defines the text format for the driver files that containers need, according to
+// NVIDIA's own code for CDI specs. The command chandler-nvml writes the text, and the nvidia family
+// reads it. The package does not use the NVIDIA code.
 package userspace
 
 import (
@@ -12,37 +12,37 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Path is where the family finds the file. No such file lies on a host's disk: the agent lays
-// what the program says over the host's file system.
+// Path is the path of the text in the host's file system. No such file exists on the host's disk:
+// the agent overlays the program's output on the host's file system.
 const Path = "/run/chandler/nvidia-userspace.json"
 
-// MaxSize is how long the text may be, in bytes: as much as a family reads of any file. That of
-// a driver with all its libraries takes half of it.
+// MaxSize limits the text, in bytes. A family reads no more of any file. The text of a driver with
+// all libraries takes half of the limit.
 const MaxSize = 64 << 10
 
-// version is that of the format. A text of another one is not read.
+// version is the version of the format. Parse refuses other versions.
 const version = 1
 
-// HookProgram stands in the text for the program that runs NVIDIA's hooks.
+// HookProgram represents the program that runs NVIDIA hooks.
 const HookProgram = "nvidia-cdi-hook"
 
-// Answer is what NVIDIA's code says of one driver root.
+// Answer is the answer of the NVIDIA code for one driver root.
 type Answer struct {
-	Driver string // the version of the driver, as its libraries have it in their names: "570.124.06"
+	Driver string // the driver version in the names of its libraries: "570.124.06"
 
-	// Edits are what every container needs that has a GPU: mounts, hooks and variables. Paths
-	// of files are those on the host. Hooks name NVIDIA's program, [HookProgram].
+	// Edits are the mounts, hooks and environment variables of every container with a GPU. Paths of
+	// files are host paths. The program of all hooks is [HookProgram].
 	Edits specs.ContainerEdits
 }
 
-// document is the text.
+// document is the text as JSON.
 type document struct {
 	Version int                  `json:"version"`
 	Driver  string               `json:"driver"`
 	Edits   specs.ContainerEdits `json:"edits"`
 }
 
-// Format returns the text of an answer. An answer that Parse would refuse is an error.
+// Format returns the text of an answer. It returns an error if Parse would refuse the text.
 func Format(answer Answer) ([]byte, error) {
 	text, err := json.Marshal(document{Version: version, Driver: answer.Driver, Edits: answer.Edits})
 	if err != nil {
@@ -54,8 +54,8 @@ func Format(answer Answer) ([]byte, error) {
 	return text, nil
 }
 
-// Parse reads a text. It is taken as a whole or not at all: a container with half of a driver's
-// libraries fails in ways that are hard to find.
+// Parse reads a text, completely or not at all: a container with half of a driver's libraries fails
+// in ways that are hard to diagnose.
 func Parse(text string) (Answer, error) {
 	var read document
 	if len(text) > MaxSize {

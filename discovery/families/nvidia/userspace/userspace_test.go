@@ -21,7 +21,7 @@ func whole() Answer {
 	}}
 }
 
-// An answer that is written is read again.
+// Parse reads the answer that Format writes.
 func TestFormatAndParse(t *testing.T) {
 	text, err := Format(whole())
 	if err != nil {
@@ -36,8 +36,8 @@ func TestFormatAndParse(t *testing.T) {
 	}
 }
 
-// A text with anything in it that a driver's files do not need is refused as a whole, and not
-// written either.
+// A text that contains anything besides driver files is refused as a whole, and Format does not
+// write it.
 func TestRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(a *Answer)

@@ -8,8 +8,8 @@ import (
 	"runtime"
 )
 
-// Library returns a shared library that loaders open: it has a name for itself and one function,
-// cuInit, which takes a number and returns 0, as CUDA's does. No compiler is needed.
+// Library returns a shared library that loaders can open, with the given soname and one function,
+// cuInit, which takes a number and returns 0 like the function of CUDA. It needs no compiler.
 func Library(soname string) ([]byte, error) {
 	code, ok := map[string]struct {
 		machine elf.Machine
@@ -22,7 +22,7 @@ func Library(soname string) ([]byte, error) {
 		return nil, fmt.Errorf("no library for %s", runtime.GOARCH)
 	}
 	names := "\x00cuInit\x00" + soname + "\x00"
-	const function, self = 1, len("\x00cuInit\x00") // where they begin in names
+	const function, self = 1, len("\x00cuInit\x00") // offsets in names
 	sections := []struct {
 		name string
 		kind elf.SectionType
@@ -33,7 +33,7 @@ func Library(soname string) ([]byte, error) {
 		{"", elf.SHT_NULL, 0, 0, []byte{}},
 		{".dynsym", elf.SHT_DYNSYM, 2, elf.Sym64Size, nil},
 		{".dynstr", elf.SHT_STRTAB, 0, 0, []byte(names)},
-		// One bucket, whose chain is symbol 1 and no further.
+		// One bucket; its chain contains only symbol 1.
 		{".hash", elf.SHT_HASH, 1, 4, []uint32{1, 2, 1, 0, 0}},
 		{".text", elf.SHT_PROGBITS, 0, 0, code.text},
 		{".dynamic", elf.SHT_DYNAMIC, 2, 16, make([]elf.Dyn64, 7)},
@@ -49,7 +49,7 @@ func Library(soname string) ([]byte, error) {
 	}
 	sections[titles].data = []byte(all)
 
-	// A byte of the file is at the same address in memory.
+	// The file is mapped at address 0, so file offsets equal addresses.
 	const headers = 64 + 3*56
 	at := make([]uint64, len(sections))
 	end := uint64(headers)
@@ -72,7 +72,7 @@ func Library(soname string) ([]byte, error) {
 		{Tag: int64(elf.DT_NULL)},
 	}
 	file := &bytes.Buffer{}
-	write := func(data any) { _ = binary.Write(file, binary.LittleEndian, data) } // a buffer takes all
+	write := func(data any) { _ = binary.Write(file, binary.LittleEndian, data) } // a buffer accepts every write
 	table := (end + 15) &^ 15
 	write(elf.Header64{
 		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Go reads the library's own name, and the real loader calls its function.
+// The library's soname is readable by debug/elf, and the real loader can call its function.
 func TestLibrary(t *testing.T) {
 	data, err := Library("libcuda.so.1")
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package drivertest makes up directories as NVIDIA's installers leave them, for tests: a driver
-// with libraries that do nothing, of every kind that containers need.
+// Package drivertest creates, for tests, directories in the layout of the NVIDIA installers. The
+// driver has libraries of every kind that containers need; the libraries do nothing.
 package drivertest
 
 import (
@@ -11,16 +11,17 @@ import (
 	"testing"
 )
 
-// Version is that of the driver.
+// Version is the version of the driver.
 const Version = "570.124.06"
 
-// The directories in which distributions have libraries.
+// These are the library directories of distributions.
 const (
 	Debian = "usr/lib/x86_64-linux-gnu"
 	RHEL   = "usr/lib64"
 )
 
-// Host returns a recorded host with one GPU under that driver, with more files in the form of package recorded.
+// Host returns a recorded host with one GPU under that driver, with more files in the form of
+// package recorded.
 func Host(more string) string {
 	return `One GPU.
 
@@ -43,7 +44,8 @@ GPU Excluded:	 No
 `
 }
 
-// libraries are some of the driver's, with the names that they give themselves. VERSION is the driver's.
+// libraries maps some of the driver's libraries to their sonames. VERSION stands for the driver
+// version.
 var libraries = map[string]string{
 	"libcuda.so.VERSION":                         "libcuda.so.1",
 	"libcudadebugger.so.VERSION":                 "libcudadebugger.so.1",
@@ -65,7 +67,7 @@ var libraries = map[string]string{
 	"libnvidia-old.so.470.57.02":                 "libnvidia-old.so.1", // of an earlier driver
 }
 
-// links beside them, besides those of the names that they give themselves.
+// links are further links beside the libraries. Lay also creates links for the sonames.
 var links = map[string]string{
 	"libcuda.so":                         "libcuda.so.1",
 	"libnvidia-ml.so":                    "libnvidia-ml.so.1",
@@ -76,7 +78,7 @@ var links = map[string]string{
 	"nvidia/xorg/libglxserver_nvidia.so": "libglxserver_nvidia.so.VERSION",
 }
 
-// others are files of any content. Programs end with an asterisk.
+// others are empty files. Programs end with an asterisk.
 var others = []string{
 	"usr/bin/nvidia-smi*", "usr/bin/nvidia-debugdump*", "usr/bin/nvidia-persistenced*", "usr/bin/nvidia-cuda-mps-control*",
 	"usr/bin/nvidia-cuda-mps-server*", "usr/bin/nvidia-imex*", "usr/bin/nvidia-imex-ctl*", "usr/bin/nvidia-xconfig*", "usr/bin/bash*",
@@ -88,7 +90,7 @@ var others = []string{
 	"run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket", "tmp/nvidia-mps/control",
 }
 
-// Lay makes such a driver below a directory, with its libraries where a distribution has them.
+// Lay creates the driver below root, with the libraries in libraryDir.
 func Lay(t testing.TB, root, libraryDir string) {
 	t.Helper()
 	named := func(name string) string { return strings.ReplaceAll(name, "VERSION", Version) }
